@@ -12,7 +12,8 @@ later claim was given (one script checks and writes), so a holder that paused ca
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping
+import time
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from typing import Any, NamedTuple
 
@@ -155,7 +156,9 @@ class BatchStore:
     Names with a colon are our own, so an id that has one is nobody's.
     """
 
-    def __init__(self, redis: Redis, namespace: str, kept_s: int = KEPT_S) -> None:
+    def __init__(
+        self, redis: Redis, namespace: str, kept_s: int = KEPT_S, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self._redis, self._kept_s = redis, kept_s
         self._files, self._jobs = f"{{{namespace}}}:file:", f"{{{namespace}}}:batch:"
         self._open = self._jobs + "list:open"
@@ -163,7 +166,7 @@ class BatchStore:
         self._release, self._answer = redis.register_script(_RELEASE), redis.register_script(_ANSWER)
         self._update, self._close = redis.register_script(_UPDATE), redis.register_script(_CLOSE)
         self._add, self._drop = redis.register_script(_ADD), redis.register_script(_DROP)
-        self._room = RedisMemory(redis)
+        self._room = RedisMemory(redis, clock)
 
     async def has_room(self, size: int, share: float = ANSWERS) -> bool:
         """Returns whether the store can take ``size`` bytes more and keep what is not for files free."""

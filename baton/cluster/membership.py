@@ -61,11 +61,14 @@ class WorkerEntry(NamedTuple):
     age_s: float
 
 
-def connect(url: str) -> Redis:
-    """Returns a client that gives up within seconds: Redis is a hint and nobody waits long for it."""
+def connect(url: str, kind: type[AbstractConnection] | None = None) -> Redis:
+    """Returns a client that gives up within seconds: Redis is a hint and nobody waits long for it.
+
+    ``kind`` is the class of its connections, by default the one that ``url`` asks for.
+    """
     client = Redis.from_url(url, socket_timeout=2.0, socket_connect_timeout=2.0, health_check_interval=0)
     pool = client.connection_pool
-    kind = _ReloadingConnection if url.startswith("rediss://") else pool.connection_class
+    kind = kind or (_ReloadingConnection if url.startswith("rediss://") else pool.connection_class)
     pool.connection_class = type(f"Heeding{kind.__name__}", (_CancellableConnection, kind), {})
     return client
 
@@ -121,14 +124,20 @@ class Membership:
     """
 
     def __init__(
-        self, redis: Redis, namespace: str, info: WorkerInfo, ttl_s: float = LEASE_S, beat_s: float = BEAT_S
+        self,
+        redis: Redis,
+        namespace: str,
+        info: WorkerInfo,
+        ttl_s: float = LEASE_S,
+        beat_s: float = BEAT_S,
+        wall_clock: Callable[[], float] = time.time,
     ) -> None:
         self.info = info
         self.load = WorkerLoad()
         self.index = PrefixPublisher(redis, namespace, info.worker_id, info.incarnation, ttl_s)
         self._redis, self._namespace = redis, namespace
         self._departures = Departures(redis, namespace)
-        self._ttl_ms, self._beat_s = int(ttl_s * 1000), beat_s
+        self._ttl_ms, self._beat_s, self._wall_clock = int(ttl_s * 1000), beat_s, wall_clock
         self._beat_script = redis.register_script(_BEAT)
         self._task: asyncio.Task[None] | None = None
         self._up = True
@@ -152,7 +161,7 @@ class Membership:
         """Notes why the worker leaves, for those who look later; it is a member until it has left."""
         info = self.info
         await self._departures.note(
-            Departure(info.worker_id, info.incarnation, info.role, cause, detail, time.time())
+            Departure(info.worker_id, info.incarnation, info.role, cause, detail, self._wall_clock())
         )
 
     async def leave(self) -> None:
@@ -209,8 +218,9 @@ class PolledRoster:
         poll_s: float = BEAT_S,
         forget_s: float = FORGET_S,
         clock: Callable[[], float] = time.monotonic,
+        wall_clock: Callable[[], float] = time.time,
     ) -> None:
-        self._redis, self._namespace = redis, namespace
+        self._redis, self._namespace, self._wall_clock = redis, namespace, wall_clock
         self._poll_s, self._forget_s, self._clock = poll_s, forget_s, clock
         self._script = redis.register_script(_ROSTER)
         self._seen: dict[str, tuple[WorkerInfo, WorkerLoad, float]] = {}
@@ -279,7 +289,7 @@ class PolledRoster:
             self._miss(before[0], "replaced", f"incarnation {info.incarnation} took its place")
 
     def _miss(self, info: WorkerInfo, cause: str, detail: str) -> None:
-        gone = Departure(info.worker_id, info.incarnation, info.role, cause, detail, time.time())
+        gone = Departure(info.worker_id, info.incarnation, info.role, cause, detail, self._wall_clock())
         self._missed = [*self._missed[1 - KEPT :], gone]
 
     def _note(self, up: bool, error: Exception | None = None) -> None:

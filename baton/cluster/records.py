@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import itertools
 import logging
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from redis.asyncio import Redis
@@ -52,10 +53,17 @@ log = logging.getLogger("baton.cluster")
 class RecordStore:
     """``put`` and ``get`` of bytes by id, under ``{namespace}:request:``, each with a TTL in seconds."""
 
-    def __init__(self, redis: Redis, namespace: str, kept_s: float = KEPT_S, most_bytes: int = MOST_BYTES) -> None:
+    def __init__(
+        self,
+        redis: Redis,
+        namespace: str,
+        kept_s: float = KEPT_S,
+        most_bytes: int = MOST_BYTES,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._redis, self._prefix, self._kept_ms = redis, f"{{{namespace}}}:request:", int(kept_s * 1000)
         self._keys = [f"{{{namespace}}}:requests:list", f"{{{namespace}}}:requests:bytes"]
-        self._script, self._room, self._most = redis.register_script(_PUT), RedisMemory(redis), most_bytes
+        self._script, self._room, self._most = redis.register_script(_PUT), RedisMemory(redis, clock), most_bytes
         self._up = True
 
     async def put(self, records: Mapping[str, bytes]) -> None:

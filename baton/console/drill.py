@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from pathlib import Path
 from typing import Annotated
 
 import msgspec
 import typer
 from rich.console import Console
+from rich.table import Table
 
 from baton.console.output import guarded
+from baton.drill.coverage import PHASES, await_points, reached
 from baton.drill.many import drill
 from baton.drill.run import Verdict, play, shrink
 from baton.drill.scenario import FAULTS, FaultKind, Scenario, Size, draw
@@ -65,6 +68,8 @@ class _Sum:
         self._as_json, self._console = as_json, Console(stderr=True, highlight=False)
         self._runs = self._answered = self._refused = self._cancelled = 0
         self._virtual_s = self._took_s = 0.0
+        self._met: Counter[str] = Counter()
+        self._cancelled_at: set[tuple[str, int]] = set()
 
     def add(self, verdict: Verdict) -> None:
         """Counts a run; a failed one is told at once."""
@@ -74,6 +79,8 @@ class _Sum:
         self._cancelled += verdict.cancelled
         self._virtual_s += verdict.virtual_s
         self._took_s += verdict.took_s
+        self._met.update(verdict.met)
+        self._cancelled_at.update(verdict.cancelled_at)
         if not verdict.held:
             self.failed.append(verdict)
             self._console.print(f"seed {verdict.seed}: {'; '.join(verdict.violations[:3])}", markup=False)
@@ -91,6 +98,9 @@ class _Sum:
             "cancelled": self._cancelled,
             "simulated_seconds": round(self._virtual_s, 1),
             "times_real_time": round(speed, 1),
+            "met": dict(self._met),
+            "awaits_cancelled": len(reached(self._cancelled_at)),
+            "awaits": len(await_points()),
         }
         if self._as_json:
             print(msgspec.json.encode(sums).decode())
@@ -101,6 +111,18 @@ class _Sum:
             f"{self._refused} typed errors, {self._cancelled} cancelled; "
             f"{self._virtual_s:.0f} simulated seconds, {speed:.0f} times real time"
         )
+        self._matrix()
+
+    def _matrix(self) -> None:
+        """Prints which faults met which work, and how many awaits a cancellation met."""
+        columns = [f"{role} {phase}" for role in ("prefill", "decode") for phase in PHASES]
+        columns = [*(c for c in columns if any(key.endswith(" " + c) for key in self._met)), "router any"]
+        table = Table("fault", *columns, box=None)
+        for kind in FAULTS:
+            counts = [self._met[f"{kind} {column}"] for column in columns]
+            table.add_row(kind, *(str(count or ".") for count in counts))
+        Console(highlight=False, width=200).print(table)
+        print(f"cancelled at {len(reached(self._cancelled_at))} of {len(await_points())} awaits")
 
 
 def _one(chosen: Scenario, trace: bool, as_json: bool) -> int:

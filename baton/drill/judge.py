@@ -9,13 +9,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from baton.drill.scenario import EOS, Request
-from baton.drill.worker import MODEL
-from baton.engine.backends.paced.runner import paced_answer
+import numpy as np
+
+from baton.drill import oracle
+from baton.drill.scenario import Request
 from baton.protos.errors import BatonError
 
 if TYPE_CHECKING:
     from baton.router.request.request import ChoiceStream
+
+CLOSE = 1e-5  # of numbers of a vector, by which sums in another order differ
 
 
 class Judge:
@@ -24,7 +27,7 @@ class Judge:
     def __init__(self, faulty: bool, requests: Sequence[Request] = ()) -> None:
         self.violations: list[str] = []
         self._requests = requests
-        self._expected: dict[tuple[int, int], list[int]] = {}
+        self._expected: dict[tuple[int, int], tuple[list[int], str]] = {}
         self.answered = self.failed = self.cancelled = 0
         self._faulty = faulty
 
@@ -33,16 +36,31 @@ class Judge:
         if text not in self.violations:
             self.violations.append(text)
 
-    def ended(self, request: Request, stream: ChoiceStream, tokens: list[int], error: BaseException | None) -> None:
+    def refused(self, request: Request, error: BaseException) -> None:
+        """Counts a request that was turned away as it came."""
+        self.failed += 1
+        if not self._faulty:
+            self.violated(f"request {request.number}: refused without a fault: {error}")
+
+    def lost(self) -> None:
+        """Counts a request whose router died under it."""
+        self.cancelled += 1
+
+    def ended(
+        self, request: Request, stream: ChoiceStream, tokens: list[int], logprobs: int, error: BaseException | None
+    ) -> None:
         """Holds one choice's answer against the oracle, and its end against what its client did."""
         name = f"request {request.number} choice {stream.choice}"
         want = self._answer(request, stream.choice)
         if tokens != want[: len(tokens)]:
-            wrong = next(i for i, (a, b) in enumerate(zip(tokens, want, strict=False)) if a != b)
-            self.violated(f"{name}: token {wrong} is {tokens[wrong]}, the oracle's is {want[wrong]}")
+            wrong = next((i for i, (a, b) in enumerate(zip(tokens, want, strict=False)) if a != b), len(want))
+            self.violated(f"{name}: token {wrong} of {len(tokens)} is not the oracle's, which has {len(want)}")
+        if request.sampling.logprobs is not None and logprobs != len(tokens):
+            self.violated(f"{name}: {logprobs} log-probabilities of {len(tokens)} tokens")
         if error is None:
             self._finished(name, stream, tokens, want, request)
-        elif request.cancel_after is not None and stream.cancel_reason:
+            self._scored(name, stream, request)
+        elif request.cancels and stream.cancel_reason:
             self.cancelled += 1
         elif not isinstance(error, BatonError):
             self.violated(f"{name}: ended with {type(error).__name__}: {error}, which is no typed error")
@@ -58,8 +76,7 @@ class Judge:
         summary = stream.summary
         if tokens != want:
             self.violated(f"{name}: ended after {len(tokens)} of {len(want)} tokens, as if complete")
-        stops = set(request.sampling.stop_token_ids) | (set() if request.sampling.ignore_eos else {EOS})
-        reason = "stop" if want and want[-1] in stops else "length"
+        reason = self._expected[request.number, stream.choice][1]
         if summary.finish_reason != reason and not (reason == "stop" and len(want) == request.sampling.max_tokens):
             self.violated(f"{name}: finish reason {summary.finish_reason!r}, the oracle's is {reason!r}")
         if summary.completion_tokens != len(tokens) or summary.prompt_tokens != len(request.prompt):
@@ -67,6 +84,18 @@ class Judge:
         alone = request.n == 1 and summary.attempts == 1  # else it may find what it left itself
         if alone and summary.cached_tokens > (most := self._shareable(request)):
             self.violated(f"{name}: {summary.cached_tokens} cached tokens, and its tenant can have left {most}")
+
+    def _scored(self, name: str, stream: ChoiceStream, request: Request) -> None:
+        sampling, summary = request.sampling, stream.summary
+        if stream.choice == 0 and sampling.prompt_logprobs is not None:
+            scored = [one.chosen.token_id for one in summary.prompt_logprobs]
+            if scored != list(request.prompt[1:]):
+                self.violated(f"{name}: {len(scored)} tokens of the prompt are scored, or others than it has")
+        if stream.choice == 0 and sampling.pooling:
+            found = np.frombuffer(summary.pooled, "<f4")
+            want = np.frombuffer(oracle.pooled(request.prompt, sampling.pooling), "<f4")
+            if found.shape != want.shape or not np.allclose(found, want, atol=CLOSE):
+                self.violated(f"{name}: the embedding is not the oracle's")
 
     def _shareable(self, request: Request) -> int:
         """Returns the longest prefix of the prompt that another request of the same tenant may have left cached."""
@@ -77,14 +106,9 @@ class Judge:
     def _answer(self, request: Request, choice: int) -> list[int]:
         key = request.number, choice
         if key not in self._expected:
-            self._expected[key] = expected(request, choice)
-        return self._expected[key]
+            self._expected[key] = oracle.answer(request.prompt, request.sampling, choice)
+        return self._expected[key][0]
 
 
 def _common(a: Sequence[int], b: Sequence[int]) -> int:
     return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
-
-
-def expected(request: Request, choice: int) -> list[int]:
-    """Returns the whole answer to a choice, computed without pages."""
-    return paced_answer(request.prompt, request.sampling, choice, eos_token_ids=(EOS,), **MODEL)

@@ -8,14 +8,38 @@ what runs.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import random
 from asyncio import base_events
 from collections import deque
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 RESOLUTION_S = 1e-9
 TASK_STEPS = {"TaskStepMethWrapper", "TaskWakeupMethWrapper"}  # callbacks by which C's tasks go on
+
+
+# Tasks that may be cancelled twice: choices, whose client leaves as a timer goes off, and handlers of calls,
+# which a server that stops ends after their client left.
+AGAIN = (" choice ", ": /baton.")
+
+
+class CancelWitness(Protocol):
+    """Hears which coroutines are cancelled; ``coverage.Coverage`` is the real one."""
+
+    def cancelled(self, work: Any) -> None:
+        """Notes where a coroutine waits as it is cancelled."""
+
+
+class _Future(asyncio.Future[Any]):
+    """A future that is hashed by its number."""
+
+    def __init__(self, serial: int, **options: Any) -> None:
+        self._serial = serial
+        super().__init__(**options)
+
+    def __hash__(self) -> int:
+        return self._serial
 
 
 class NothingLeft(RuntimeError):
@@ -28,12 +52,21 @@ class SeededLoop(base_events.BaseEventLoop):
     ``reorder`` is the probability with which the tasks that are ready in one turn are shuffled.
     """
 
+    thread_s = 0.002  # seconds that work in a thread takes at most
+    again_s = 0.0  # seconds within which whoever is cancelled is cancelled again; 0: nobody is
+
     def __init__(self, rng: random.Random, reorder: float = 0.5) -> None:
         super().__init__()
+        self.coverage: CancelWitness | None = None
+        self.serials = itertools.count()  # by which futures and tasks are hashed
         self._rng, self._reorder, self._now = rng, reorder, 0.0
         self._clock_resolution = RESOLUTION_S
         self._selector = self  # asked by the base class for what is ready outside
         self.turns = 0
+
+    def create_future(self) -> asyncio.Future[Any]:
+        """Returns a future whose place in a set is the same in every run."""
+        return _Future(next(self.serials), loop=self)
 
     def time(self) -> float:
         """Returns the virtual time, in seconds since the loop was made."""
@@ -69,8 +102,15 @@ class SeededLoop(base_events.BaseEventLoop):
             else:
                 done.set_result(result)
 
-        self.call_later(self._rng.uniform(0.0, 0.002), run)
+        self.call_later(self._rng.uniform(0.0, self.thread_s), run)
         return done
+
+    def cancelled(self, task: asyncio.Task[Any]) -> None:
+        """Hears that a task is cancelled; it may be cancelled again soon, in the middle of its clean-up."""
+        if self.coverage is not None:
+            self.coverage.cancelled(task.get_coro())
+        if self.again_s and any(part in task.get_name() for part in AGAIN):
+            self.call_later(self._rng.uniform(0.0, self.again_s), asyncio.Task.cancel, task)
 
     async def shutdown_default_executor(self, timeout: float | None = None) -> None:
         """Returns at once: there are no threads."""

@@ -19,11 +19,11 @@ STEP_S = 1e-7  # seconds between two deliveries of one direction at least, so th
 
 
 class Conditions(msgspec.Struct, frozen=True):
-    """How the network is: one-way delay in seconds, its spread, and bytes per second of each connection."""
+    """Says how the network is: one-way delay in seconds, its spread, and bytes per second of each connection."""
 
     delay_s: float = 0.0003
     jitter_s: float = 0.0005
-    bytes_per_s: float = 1e9
+    bytes_per_s: float = 5e6
 
 
 class Direction:
@@ -93,15 +93,21 @@ class Network:
         self._listeners: dict[str, tuple[str, object]] = {}
         self._connections: list[Connection] = []
         self._cuts: dict[tuple[str, str], int] = {}
+        self._dead: set[str] = set()
 
     def listen(self, address: str, process: str, listener: object) -> None:
         """Takes connections to ``address`` for ``process``."""
+        self._dead.discard(process)
         self._listeners[address] = (process, listener)
+
+    def unlisten(self, address: str) -> None:
+        """Takes no more connections to ``address``."""
+        self._listeners.pop(address, None)
 
     def connect(self, client: str, address: str) -> Connection | None:
         """Returns a new connection, or None where nobody listens or the way there is cut."""
         found = self._listeners.get(address)
-        if found is None or self.is_cut(client, found[0]) or self.is_cut(found[0], client):
+        if found is None or client in self._dead or self.is_cut(client, found[0]) or self.is_cut(found[0], client):
             return None
         process, listener = found
         connection = Connection(self, client, process, listener)
@@ -119,7 +125,7 @@ class Network:
         asyncio.get_running_loop().call_later(KEEPALIVE_S, self._expire, source, target, mark)
 
     def heal(self, source: str, target: str) -> None:
-        """Ends a cut."""
+        """Ends a cut, and sends what waited for that."""
         self._cuts.pop((source, target), None)
         for connection in self._connections:
             for way in (connection.up, connection.down):
@@ -134,7 +140,8 @@ class Network:
         return len(found)
 
     def process_died(self, process: str) -> None:
-        """Forgets what a process listened on and breaks its connections."""
+        """Forgets what a process listened on and breaks its connections. It reaches nobody any more."""
+        self._dead.add(process)
         self._listeners = {at: found for at, found in self._listeners.items() if found[0] != process}
         for connection in self._connections:
             if process in (connection.client, connection.server):

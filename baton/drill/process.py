@@ -7,6 +7,8 @@ import contextvars
 from collections.abc import Coroutine, Generator
 from typing import Any, TypeVar
 
+from baton.drill.loop import SeededLoop
+
 T = TypeVar("T")
 OWNER: contextvars.ContextVar[Process | None] = contextvars.ContextVar("owner", default=None)
 
@@ -34,7 +36,7 @@ class Process:
         task.add_done_callback(self._forget)
 
     def kill(self) -> None:
-        """Ends every task. What they do while they are cancelled reaches nobody: their connections are gone."""
+        """Ends every task here. What they still do reaches nobody: their connections are gone."""
         self.alive = False
         for task in list(self._tasks):
             task.cancel()
@@ -43,13 +45,32 @@ class Process:
         self._tasks.pop(task, None)
 
 
+class DrillTask(asyncio.Task[T]):
+    """A task that tells its loop when it is cancelled. A set of tasks has one order in every run."""
+
+    def __init__(self, work: Any, *, loop: asyncio.AbstractEventLoop, **options: Any) -> None:
+        assert isinstance(loop, SeededLoop)
+        self._serial = next(loop.serials)
+        super().__init__(work, loop=loop, **options)
+
+    def __hash__(self) -> int:
+        return self._serial
+
+    def cancel(self, msg: Any = None) -> bool:
+        """Cancels the task, as any task is."""
+        loop = self.get_loop()
+        if not self.done() and isinstance(loop, SeededLoop):
+            loop.cancelled(self)
+        return super().cancel(msg)
+
+
 def owning_factory(
     loop: asyncio.AbstractEventLoop,
     work: Coroutine[Any, Any, T] | Generator[Any, None, T],
     context: contextvars.Context | None = None,
 ) -> asyncio.Task[T]:
     """Makes tasks that belong to the process that begins them."""
-    task = asyncio.Task(work, loop=loop, context=context)  # type: ignore[arg-type]
+    task: asyncio.Task[T] = DrillTask(work, loop=loop, context=context)  # type: ignore[arg-type]
     owner = OWNER.get() if context is None else context.get(OWNER)
     if owner is not None:
         owner.own(task)

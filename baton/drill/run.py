@@ -18,7 +18,11 @@ from baton.drill.world import Complaints, World
 
 
 class Verdict(msgspec.Struct, frozen=True):
-    """What became of a run. Times in seconds; ``digest`` is the story's hash."""
+    """Tells what became of a run. Times in seconds; ``digest`` is the story's hash.
+
+    ``met`` counts faults by what their targets were at, ``cancelled_at`` are the places (file, line) of the package
+    at which tasks were cancelled.
+    """
 
     seed: int
     violations: tuple[str, ...]
@@ -30,6 +34,8 @@ class Verdict(msgspec.Struct, frozen=True):
     turns: int
     digest: str
     lines: tuple[str, ...] = ()
+    met: dict[str, int] = {}
+    cancelled_at: tuple[tuple[str, int], ...] = ()
 
     @property
     def held(self) -> bool:
@@ -42,7 +48,9 @@ def play(scenario: Scenario, keep_story: bool = False) -> Verdict:
     began, story = time.perf_counter(), Story(keep_story)
     loop = SeededLoop(random.Random(f"loop {scenario.seed}"))
     asyncio.set_event_loop(loop)
-    world = World(scenario, story)
+    before = random.getstate()
+    random.seed(f"library {scenario.seed}")  # redis-py draws its pauses between retries
+    world = World(scenario, story, loop)
     complaints, product = Complaints(world.judge), logging.getLogger("baton")
     product.addHandler(complaints)
     propagates, product.propagate = product.propagate, False
@@ -55,7 +63,9 @@ def play(scenario: Scenario, keep_story: bool = False) -> Verdict:
     finally:
         product.removeHandler(complaints)
         product.propagate = propagates
+        random.setstate(before)
         _close(loop)
+    loop.coverage = None
     judge = world.judge
     return Verdict(
         scenario.seed,
@@ -68,6 +78,8 @@ def play(scenario: Scenario, keep_story: bool = False) -> Verdict:
         loop.turns,
         story.digest,
         tuple(story.lines),
+        dict(world.coverage.met),
+        tuple(sorted(world.coverage.cancelled_at)),
     )
 
 

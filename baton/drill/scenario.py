@@ -6,19 +6,20 @@ A scenario is data. It can be printed, replayed, and made smaller by leaving par
 from __future__ import annotations
 
 import random
-from typing import Literal
+from typing import Literal, get_args
 
 import msgspec
 
-from baton.protos.nouns import Sampling
+from baton.drill.oracle import VOCABULARY
+from baton.protos.nouns import Grammar, Sampling
 
-FaultKind = Literal["kill", "stuck", "slow", "cut", "cut_one_way", "break", "index_lies", "roster_silent"]
-FAULTS: tuple[FaultKind, ...] = (
-    "kill", "stuck", "slow", "cut", "cut_one_way", "break", "index_lies", "roster_silent",
-)  # fmt: skip
+FaultKind = Literal[
+    "kill", "engine_dies", "stuck", "slow", "cut", "cut_one_way", "break", "index_lies", "roster_silent",
+    "router_dies", "redis_stalls", "redis_flushed", "redis_restarts", "redis_forgets", "clock_jumps",
+    "tier_slow", "tier_fails", "role", "ratio", "hold", "leave", "weights", "cancel_again",
+]  # fmt: skip
+FAULTS: tuple[FaultKind, ...] = get_args(FaultKind)
 POLICIES = ("cost", "round_robin", "least_loaded")
-VOCABULARY = 997
-EOS = 11
 
 
 class Request(msgspec.Struct, frozen=True):
@@ -31,7 +32,7 @@ class Request(msgspec.Struct, frozen=True):
     n: int = 1
     router: int = 0
     tenant: str = ""
-    cancel_after: float | None = None
+    cancels: tuple[float, ...] = ()
     read_pause: float = 0.0
     deadline_after: float | None = None
 
@@ -63,6 +64,8 @@ class Scenario(msgspec.Struct, frozen=True):
     token_s: float
     hedge: float
     swap: bool
+    lease_ttl_s: float
+    tier_pages: int
     requests: tuple[Request, ...]
     faults: tuple[Fault, ...]
 
@@ -74,7 +77,7 @@ class Scenario(msgspec.Struct, frozen=True):
 
 
 class Size(msgspec.Struct, frozen=True):
-    """How large a run is drawn: most workers per role, requests, faults, and seconds in which they come."""
+    """Bounds how large a run is drawn: most workers per role, requests, faults, and seconds in which they come."""
 
     workers: int = 4
     requests: int = 40
@@ -100,7 +103,7 @@ def draw(seed: int, size: Size = Size()) -> Scenario:
         prefill=prefill,
         decode=decode,
         routers=routers,
-        pages=rng.choice((40, 64, 120, 300)),
+        pages=rng.choice((40, 40, 64, 120, 300)),
         policy=rng.choice(POLICIES),
         local_max=rng.choice((0, 16, 64)),
         chunk_tokens=rng.choice((24, 64, 250)),
@@ -109,6 +112,8 @@ def draw(seed: int, size: Size = Size()) -> Scenario:
         token_s=rng.choice((0.00001, 0.0001)),
         hedge=rng.choice((0.0, 0.0, 3.0)),
         swap=rng.random() < 0.5,
+        lease_ttl_s=rng.choice((2.0, 8.0, 30.0)),
+        tier_pages=rng.choice((0, 0, 30, 200)),
         requests=tuple(sorted(requests, key=lambda r: r.at)),
         faults=tuple(sorted(faults, key=lambda f: f.at)),
     )
@@ -117,33 +122,48 @@ def draw(seed: int, size: Size = Size()) -> Scenario:
 def _request(rng: random.Random, number: int, span: float, heads: list[tuple[int, ...]], routers: int) -> Request:
     shared = rng.choice(heads)[: rng.choice((16, 64, 200))] if rng.random() < 0.6 else ()
     prompt = (*shared, *_tokens(rng, rng.randint(1, rng.choice((8, 60, 400)))))
-    sampled = rng.random() < 0.5
+    sampled, special = rng.random() < 0.5, rng.random()
+    pooling = rng.choice(("mean", "last")) if special < 0.08 else ""
     sampling = Sampling(
         temperature=rng.choice((0.5, 1.0)) if sampled else 0.0,
         seed=rng.getrandbits(63),
-        max_tokens=rng.randint(1, rng.choice((4, 30, 120))),
+        max_tokens=1 if pooling else rng.randint(1, rng.choice((4, 30, 120))),
         min_tokens=rng.choice((0, 0, 2)),
         ignore_eos=rng.random() < 0.5,
         stop_token_ids=tuple(rng.sample(range(VOCABULARY), rng.choice((0, 0, 20)))),
         logprobs=rng.choice((None, None, 2)),
+        prompt_logprobs=rng.choice((0, 2)) if 0.08 <= special < 0.18 else None,
+        grammar=Grammar("regex", f"{rng.random()}") if 0.18 <= special < 0.4 else None,
+        pooling=pooling,
     )
     return Request(
         number=number,
         at=rng.uniform(0.0, span),
         prompt=prompt,
         sampling=sampling,
-        n=rng.choice((1, 1, 1, 2, 4)),
+        n=1 if pooling else rng.choice((1, 1, 1, 2, 4)),
         router=rng.randrange(routers),
         tenant=rng.choice(("", "", "a", "b")),
-        cancel_after=rng.uniform(0.0, rng.choice((0.05, 1.0, 5.0))) if rng.random() < 0.25 else None,
+        cancels=_cancels(rng),
         read_pause=rng.choice((0.0, 0.0, 0.0, 0.2)),
         deadline_after=rng.uniform(0.05, 20.0) if rng.random() < 0.1 else None,
     )
 
 
+def _cancels(rng: random.Random) -> tuple[float, ...]:
+    """When a client leaves, which a quarter does; some say so twice."""
+    if rng.random() >= 0.25:
+        return ()
+    first = rng.uniform(0.0, rng.choice((0.05, 1.0, 5.0)))
+    return (first, first + rng.uniform(0.0, 0.01)) if rng.random() < 0.3 else (first,)
+
+
 def _fault(rng: random.Random, kinds: list[FaultKind], span: float, workers: list[str], names: list[str]) -> Fault:
     kind = rng.choice(kinds)
-    target, other = rng.choice(workers), rng.choice(names)
+    target, other = (
+        rng.choice(names[len(workers) :] if kind == "router_dies" else workers),
+        rng.choice([*names, "redis"]),
+    )
     seconds = rng.uniform(0.05, rng.choice((1.0, 4.0, 20.0)))
     return Fault(kind, rng.uniform(0.0, span), target, other, seconds, rng.choice((10.0, 100.0)))
 

@@ -13,7 +13,7 @@ class Story:
         self._keep, self._hash = keep, hashlib.blake2b(digest_size=16)
 
     def tell(self, at: float, who: str, what: str) -> None:
-        """Adds a line."""
+        """Adds a line to the story."""
         line = f"{at:10.6f} {who:<12} {what}"
         self._hash.update(line.encode() + b"\n")
         if self._keep:

@@ -1,7 +1,7 @@
-"""A simulated worker: the product's loops, pools, services and gRPC shells, over simulated time and network.
+"""A simulated worker: a slot, and its lives one after another, of the product's own parts.
 
-The engine process and the I/O process are two tasks here. The engine takes the messages that have come, runs one
-turn of its loop, and tells the I/O side what came of it when the step's time has passed.
+A life is what ``worker.host`` does in a process of its own: the engine, one role after another with its service,
+server and membership, and an orderly end. Whoever places workers starts the next life.
 """
 
 from __future__ import annotations
@@ -9,234 +9,294 @@ from __future__ import annotations
 import asyncio
 import itertools
 import random
+from collections.abc import Callable
+from contextlib import AsyncExitStack, suppress
 from typing import Any
 
 import msgspec
+from prometheus_client import CollectorRegistry
+from redis.exceptions import RedisError
 
-from baton.cluster.prefix_index import HASH_BYTES
-from baton.decode_worker.engine.loop import DecodeLimits, DecodeLoop
-from baton.decode_worker.io.intake import Intake
-from baton.decode_worker.io.service import DecodeService
-from baton.decode_worker.io.shell import DecodeShell
+from baton.cluster.membership import Membership, connect
+from baton.cluster.roles import RoleWishes
+from baton.cluster.telemetry import WorkerMetrics
+from baton.cost.fit import StepFit, TransferFit
+from baton.drill.engine import MODEL_ID, Pace, SimulatedEngine
 from baton.drill.network import Network
 from baton.drill.process import Process
-from baton.drill.rpc import Server, SimulatedDialer
-from baton.drill.scenario import EOS, VOCABULARY, Scenario
-from baton.engine.backends.paced.runner import PacedRunner
-from baton.engine.step_loop import EngineParts, StepLoop
-from baton.kv.exchange.fetch import BlockFetcher
-from baton.kv.exchange.filling import Filler
-from baton.kv.exchange.source import BlockSource
-from baton.kv.exchange.warming import Warmer
-from baton.kv.memory.host_pages import PageMemory
-from baton.kv.pages.pool import PagePool
-from baton.kv.transport.grpc import GrpcTransport, handoff_handler
-from baton.prefill_worker.engine.loop import PrefillLoop
-from baton.prefill_worker.io.handoff import Sender
-from baton.prefill_worker.io.service import PrefillService
-from baton.prefill_worker.io.shell import PrefillShell
-from baton.protos import channel as ch
-from baton.protos.nouns import PROTOCOL, WorkerInfo, WorkerLoad
-from baton.protos.v1 import worker_pb2_grpc as stubs
-from baton.worker.control import WorkerControl, WorkerShell
+from baton.drill.redis.server import URL, connections
+from baton.drill.rpc.client import SimulatedDialer
+from baton.drill.rpc.server import Server
+from baton.drill.scenario import Scenario
+from baton.drill.tier import FaultyStore, TierHealth
+from baton.drill.watch import Answers, EngineWitness
+from baton.kv.transport.grpc import GrpcTransport
+from baton.protos.channel import SetRole
+from baton.protos.errors import WorkerLost
+from baton.protos.nouns import WorkerInfo, of_this_build
+from baton.worker.block_exchange import WorkerBlocks
+from baton.worker.control import RoleSwitch
+from baton.worker.environment import WorkerEnvironment
+from baton.worker.membership import enter
+from baton.worker.report import Machine, WorkerReport
+from baton.worker.server import RoleRuntime
+from baton.worker.spec import WorkerSpec
 
-MODEL_ID = "m"
-MODEL: dict[str, Any] = {"kv_bytes_per_token": 16, "vocab_size": VOCABULARY, "max_model_len": 2048}
-LEASE_TTL_S = 30.0
-IDLE_LOOK_S = 0.5
-CHECK_EVERY = 8  # turns between two checks of the whole pool
+NAMESPACE = "drill"
+EPOCH_S = 1_700_000_000.0  # what wall clocks show as a run begins
+BEAT_S = 1.0  # seconds between two heartbeats, and between two looks of a router at them
+RESTART_S = 1.0  # seconds after which a worker that ended is started again
+STALL_S = 4.0  # seconds of an engine's silence after which its worker is not serving; it is ended after twice that
+HANG_UP_S = 1.0  # seconds for what is queued for routers as a role ends
+CHANGE_S = 5.0  # seconds after which a change of role failed
+Violated = Callable[[str], None]
+Tell = Callable[[str, str], None]  # who, and what happened
+
+
+class NoEnergy:
+    """A machine that doesn't tell its energy."""
+
+    def joules(self) -> dict[str, float]:
+        """Returns nothing."""
+        return {}
 
 
 class SimulatedWorker:
-    """A worker's slot: at most one incarnation lives in it at a time."""
+    """A worker's slot: at most one life is in it at a time."""
 
-    def __init__(self, slot: str, role: str, scenario: Scenario, network: Network) -> None:
-        self.slot, self.role = slot, role
-        self._scenario, self._network = scenario, network
-        self._rng = random.Random(f"{scenario.seed} {slot}")
+    def __init__(
+        self,
+        slot: str,
+        role: str,
+        scenario: Scenario,
+        network: Network,
+        violated: Violated,
+        tell: Tell,
+        answers: Answers,
+    ) -> None:
+        self.slot, self.role, self.weights, self.answers = slot, role, 0, answers
+        self.scenario, self.network, self.violated, self.tell = scenario, network, violated, tell
+        self.rng = random.Random(f"{scenario.seed} {slot}")
+        self.pace, self.tier_health = Pace(), TierHealth()
+        self.requests = {request.number: request for request in scenario.requests}
         self._lives = itertools.count(1)
         self.life: Life | None = None
-        self.slow, self.stuck_until = 1.0, 0.0
+        self.dead: list[Life] = []
+        self.held_back_until = 0.0
+        self._living: asyncio.Task[None] | None = None
 
-    def start(self) -> Life:
-        """Begins an incarnation."""
-        assert self.life is None
-        self.life = Life(self, next(self._lives), self._scenario, self._network, self._rng)
-        self.life.begin()
-        return self.life
+    def start(self) -> None:
+        """Has lives follow one another from now on."""
+        self._living = asyncio.ensure_future(self._live())
 
-    def kill(self) -> None:
-        """Ends the incarnation without a word."""
-        life, self.life = self.life, None
-        if life is not None:
-            self._network.process_died(life.process.name)
-            life.process.kill()
+    def stop(self) -> None:
+        """Ends the present life, which no other follows."""
+        if self._living is not None:
+            self._living.cancel()
+        self.kill()
+
+    def kill(self, held_back_s: float = 0.0) -> None:
+        """Ends the life without a word; the next begins ``held_back_s`` seconds later than it would."""
+        self.held_back_until = asyncio.get_running_loop().time() + held_back_s
+        if self.life is not None:
+            self.life.kill()
+
+    async def _live(self) -> None:
+        while True:
+            self.life = life = Life(self, next(self._lives))
+            self.tell(self.slot, f"starts as {life.incarnation}")
+            why = await life.begin()
+            self.tell(self.slot, f"ended: {why}")
+            self.life, self.role = None, life.role
+            self.dead.append(life)
+            await asyncio.sleep(RESTART_S + max(0.0, self.held_back_until - asyncio.get_running_loop().time()))
 
 
 class Life:
-    """One incarnation of a worker."""
+    """One life of a worker, from its start to its end."""
 
-    def __init__(
-        self, worker: SimulatedWorker, number: int, scenario: Scenario, network: Network, rng: random.Random
-    ) -> None:
-        self.worker, self._scenario, self._network = worker, scenario, network
+    def __init__(self, worker: SimulatedWorker, number: int) -> None:
+        self.worker, self.number, self.role = worker, number, worker.role
+        self.incarnation = f"{worker.slot}-{number}"
         self.process = Process(f"{worker.slot}#{number}")
-        self._now = asyncio.get_running_loop().time
-        runner = PacedRunner("drill", step_seconds=lambda s: 0.0, clock=self._now, eos_token_ids=(EOS,), **MODEL)
-        self.memory = PageMemory.create(scenario.pages, runner.spec.layout.page_bytes)
-        runner.bind(self.memory.view(), scenario.pages)
-        self.pool, self.spec = PagePool(scenario.pages), runner.spec
-        self.loop: StepLoop = self._loop(runner, rng)
-        self._inbox: list[Any] = []
-        self._outbox: list[Any] = []
-        self._news = asyncio.Event()
-        self.load = WorkerLoad()
-        self.held: dict[bytes, None] = {}  # blocks that are findable here, by the index's truncated hashes
-        self.turns = 0
-        self.info = self._info(number)
-
-    def _info(self, number: int) -> WorkerInfo:
-        return WorkerInfo(
-            worker_id=self.worker.slot,
-            incarnation=f"{self.worker.slot}-{number}",
-            role=self.worker.role,
-            address=f"{self.worker.slot}:8100",
-            model_id=MODEL_ID,
-            fingerprint=self.spec.fingerprint,
-            layout=self.spec.layout,
-            max_model_len=self.spec.max_model_len,
-            vocab_size=self.spec.vocab_size,
-            eos_token_ids=self.spec.eos_token_ids,
-            pages=self._scenario.pages,
-            max_batch=self._scenario.max_batch,
-            device="paced:drill",
-            protocol=PROTOCOL,
+        self.address = f"{worker.slot}:8100"
+        self.stop = asyncio.Event()
+        self.runtime: RoleRuntime | None = None
+        self._ids = itertools.count(1)
+        self._keys = itertools.count(1)
+        self._held: tuple[bytes, ...] = ()
+        self._change: RoleSwitch | None = None
+        self._ended: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        witness = EngineWitness(
+            self.process.name, worker.requests, worker.scenario.lease_ttl_s, worker.violated, worker.answers
+        )
+        self.engine = SimulatedEngine(
+            self.process.name, self.role, worker.scenario, worker.pace, worker.rng, witness, worker.weights
         )
 
-    def _loop(self, runner: PacedRunner, rng: random.Random) -> StepLoop:
-        chunk, batch = self._scenario.chunk_tokens, self._scenario.max_batch
-        swaps = self._scenario.swap and self.worker.role == "decode"
-        parts = EngineParts.around(runner, self.pool, self, self._now, memory=self.memory.view() if swaps else None)
-        if self.worker.role == "prefill":
-            return PrefillLoop(parts, chunk_tokens=chunk, max_batch=batch)
-        return DecodeLoop(parts, DecodeLimits(max_batch=batch, chunk_tokens=chunk), rng.randbytes)
+    async def begin(self) -> str:
+        """Lives until the end; returns why it ended."""
+        self.process.spawn(self._run(), "host").add_done_callback(self._over)
+        return await self._ended
 
-    # ---- both processes ----
-
-    def begin(self) -> None:
-        """Starts the engine, the I/O side and the server."""
-        self.process.spawn(self._engine(), "engine")
-        server = Server(self.process.spawn)
-        self._serve(server)
-        self._network.listen(self.info.address, self.process.name, server)
-
-    def _serve(self, server: Server) -> None:
-        tell, layout = self.tell, self.spec.layout
-        dialer = SimulatedDialer(self._network, self.process.name)
-        self.source = BlockSource(tell, self.memory, layout, MODEL_ID)
-        self.filler = Filler(tell, self.memory, self._now)
-        fetcher = BlockFetcher(MODEL_ID, layout, dialer)
-        warmer = Warmer(self.filler, fetcher, self.spec.fingerprint, layout.fidelity)
-        self.intake = Intake(self.memory, layout, self.spec.fingerprint, tell)
-        self.service: PrefillService | DecodeService
-        if self.worker.role == "prefill":
-            sender = Sender(self.worker.slot, MODEL_ID, self.spec.fingerprint, layout)
-            self.service = PrefillService(
-                tell, self.memory, sender, GrpcTransport(dialer), self._now, warmer=warmer
-            )
-            stubs.add_PrefillWorkerServicer_to_server(PrefillShell(self.service), server)
-        else:
-            self.service = DecodeService(tell, self.intake, MODEL_ID, LEASE_TTL_S, warmer)
-            stubs.add_DecodeWorkerServicer_to_server(DecodeShell(self.service, lambda: self.control.info), server)
-            server.add_generic_rpc_handlers((handoff_handler(self.intake.accept),))
-        self.control = WorkerControl(self.info, tell, self.service)
-        stubs.add_WorkerServicer_to_server(WorkerShell(self.control, self.source), server)
-
-    # ---- the engine's side ----
-
-    def send(self, message: Any) -> None:
-        """Takes a message of the loop; the I/O side gets it when the step is over."""
-        self._outbox.append(message)
-
-    def poll(self, timeout_s: float) -> list[Any]:
-        """Is never called: this class waits for messages itself."""
-        raise AssertionError("the simulated engine doesn't poll")
-
-    async def _engine(self) -> None:
-        while True:
-            await self._until_unstuck()
-            messages, self._inbox = self._inbox, []
-            before = self.loop.log.tokens_prefilled + self.loop.log.tokens_decoded
-            busy = self.loop.turn(messages)
-            computed = self.loop.log.tokens_prefilled + self.loop.log.tokens_decoded - before
-            self.turns += 1
-            if self.turns % CHECK_EVERY == 0:
-                self.pool.check()
-            if computed:
-                step = self._scenario.step_s + computed * self._scenario.token_s
-                await asyncio.sleep(step * self.worker.slow)
-            said, self._outbox = self._outbox, []
-            for message in said:
-                self._take(message)
-            if not busy and not self._inbox:
-                await self._wait()
-
-    async def _until_unstuck(self) -> None:
-        left = self.worker.stuck_until - self._now()
-        if left > 0:
-            await asyncio.sleep(left)
-            await self._until_unstuck()
-
-    async def _wait(self) -> None:
-        self._news.clear()
-        try:
-            async with asyncio.timeout(min(IDLE_LOOK_S, max(0.001, self.loop.patience()))):
-                await self._news.wait()
-        except TimeoutError:
-            return
-
-    # ---- the I/O side ----
-
-    def tell(self, message: Any) -> None:
-        """Sends the engine a message."""
-        if self.process.alive:
-            self._inbox.append(message)
-            self._news.set()
-
-    def _take(self, message: Any) -> None:
-        if isinstance(message, ch.Stats):
-            self.load = self._load(message)
-        elif isinstance(message, ch.SnapshotIs):
-            self.control.answered(message)
-        elif isinstance(message, ch.Pinned):
-            self.source.take(message)
-        elif isinstance(message, ch.Filling):
-            self.filler.take(message)
-        elif isinstance(message, ch.CacheChanged):
-            self._publish(message)
-        elif not isinstance(message, ch.CacheIdle):
-            self.service.take(message)
-
-    def _publish(self, message: ch.CacheChanged) -> None:
-        for block in message.removed:
-            self.held.pop(block[:HASH_BYTES], None)
-        self.held.update(dict.fromkeys(block[:HASH_BYTES] for block in message.added))
-
-    def _load(self, stats: ch.Stats) -> WorkerLoad:
-        return msgspec.structs.replace(
-            self.load,
-            running=stats.running,
-            waiting=stats.waiting,
-            waiting_tokens=stats.waiting_tokens,
-            free_pages=stats.free_pages,
-            cached_pages=stats.cached_pages,
-            leased_pages=stats.leased_pages,
-        )
+    def kill(self) -> None:
+        """Ends both processes without a word."""
+        self.worker.network.process_died(self.process.name)
+        self.engine.kill()
+        self.process.kill()
+        self._end("killed")
 
     def unrest(self) -> list[str]:
         """Names everything that is still held here; empty at rest."""
-        self.pool.check()
-        counts = self.pool.snapshot_counts()
+        self.engine.pool.check()
+        counts = self.engine.pool.snapshot_counts()
         held = {"leased pages": counts.leased, "quarantined pages": counts.quarantined, "leases": counts.leases}
-        held |= {"requests of the service": self.service.active, "open streams": self.intake.open_streams}
+        swap = getattr(self.engine.loop, "swap", None)
+        held["bytes set aside"] = 0 if swap is None else swap.used
+        held["pages shared with the I/O side"] = len(self.engine.loop.parts.sharing)
+        if self.runtime is not None:
+            held["requests of the service"] = self.runtime.service.active
+            held["open streams"] = self.runtime.intake.open_streams
         return [f"{self.process.name}: {count} {what}" for what, count in held.items() if count]
+
+    # ---- what worker.host does ----
+
+    async def _run(self) -> str:
+        own, network = self.worker, self.worker.network
+        redis = connect(URL, connections(network, self.process.name))
+        with suppress(RedisError, OSError):
+            self.role = await RoleWishes(redis, NAMESPACE).of(own.slot) or self.role
+        if self.role != self.engine.role:
+            self.engine = SimulatedEngine(
+                self.process.name, self.role, own.scenario, own.pace, own.rng, self.engine.witness, own.weights
+            )
+        self.engine.start()
+        blocks = WorkerBlocks(self._spec(), self.engine, self._info(), lambda report: None, self._environment())
+        for tier in blocks.tiers():
+            tier.slab.store = FaultyStore(tier.slab.store, own.tier_health)
+        why = ""
+        while not why:
+            why = await self._play(redis, blocks)
+        return why
+
+    async def _play(self, redis: Any, blocks: WorkerBlocks) -> str:
+        """One role, from ready to gone; returns why the life ends, or nothing where another role follows."""
+        network, spec, info = self.worker.network, self._spec(), self._info()
+        async with AsyncExitStack() as stack:
+            report = WorkerReport(info, _metrics(info), _machine(), asyncio.get_running_loop().time)
+            runtime = RoleRuntime(spec, self.engine, report, info, blocks, self._keys, self._environment())
+            server = Server(self.process.spawn)
+            runtime.add_to(server)  # type: ignore[arg-type]
+            runtime.control.info = msgspec.structs.replace(runtime.control.info, address=self.address)
+            network.listen(self.address, self.process.name, server)
+            stack.push_async_callback(runtime.transport.close)
+            self.runtime = runtime
+            member = await enter(redis, spec, runtime, report, stack, self._held)
+            listening = asyncio.create_task(runtime.listen(), name="engine")
+            why = await self._until_over(runtime, member, listening)
+            network.unlisten(self.address)
+            await server.stop(HANG_UP_S)
+            listening.cancel()
+            self._held = member.index.held
+        return why
+
+    async def _until_over(self, runtime: RoleRuntime, member: Membership, listening: asyncio.Task[None]) -> str:
+        changing = asyncio.create_task(self._changes(runtime), name="role")
+        stopped = asyncio.create_task(self.stop.wait())
+        watching = asyncio.create_task(self._watch(runtime), name="engine watch")
+        await asyncio.wait({listening, stopped}, return_when=asyncio.FIRST_COMPLETED)
+        for task in (changing, stopped, watching):
+            task.cancel()
+        if runtime.next_role:
+            assert self._change is not None
+            self.role, self.incarnation = runtime.next_role, self._change.incarnation
+            return ""
+        if not runtime.engine_lost:
+            await runtime.leave(self._spec().server.drain_grace_s, member)
+            await member.depart("drained", "told to stop; it drained")
+            return "drained"
+        runtime.lost(WorkerLost(f"the engine of {self.worker.slot} died ({self.engine.obituary()})"))
+        await member.depart("engine", "it died")
+        return "its engine died"
+
+    async def _changes(self, runtime: RoleRuntime) -> None:
+        self._change = await runtime.control.role_asked()
+        await runtime.control.leave_role(self._change)
+        self.engine.channel.send(SetRole(self._change.role))
+        await asyncio.sleep(CHANGE_S)
+        self.engine.kill()
+
+    async def _watch(self, runtime: RoleRuntime) -> None:
+        await runtime.stuck(STALL_S)
+        self.engine.kill()
+
+    # ---- what it consists of ----
+
+    def _spec(self) -> WorkerSpec:
+        own = self.worker.scenario
+        return WorkerSpec.of(
+            self.worker.slot,
+            self.role,
+            "/nowhere",
+            kv_transport="grpc",
+            namespace=NAMESPACE,
+            beat_s=BEAT_S,
+            lease_ttl_s=own.lease_ttl_s,
+            host_tier_bytes=own.tier_pages * (self.engine.ready.layout.page_bytes + 64),
+        )
+
+    def _info(self) -> WorkerInfo:
+        ready = self.engine.ready
+        info = WorkerInfo(
+            worker_id=self.worker.slot,
+            incarnation=self.incarnation,
+            role=self.role,
+            address="",
+            model_id=MODEL_ID,
+            fingerprint=ready.fingerprint,
+            layout=ready.layout,
+            max_model_len=ready.max_model_len,
+            vocab_size=ready.vocab_size,
+            eos_token_ids=ready.eos_token_ids,
+            pages=ready.pages,
+            max_batch=ready.max_batch,
+            device="paced:drill",
+        )
+        return of_this_build(info)
+
+    def _environment(self) -> WorkerEnvironment:
+        clock, dialer = asyncio.get_running_loop().time, SimulatedDialer(self.worker.network, self.process.name)
+        return WorkerEnvironment(
+            clock=clock,
+            wall_clock=lambda: EPOCH_S + clock(),
+            copy_clock=clock,
+            new_id=lambda: f"{self.worker.slot}-{self.number}.{next(self._ids)}",
+            dialer=dialer,
+            sender=lambda name, memory: GrpcTransport(dialer),
+        )
+
+    # ---- its end ----
+
+    def _over(self, task: asyncio.Task[str]) -> None:
+        if task.cancelled():
+            self._end("killed")
+        elif (error := task.exception()) is not None:
+            self.worker.violated(f"{self.process.name} failed: {error!r}")
+            self._end("failed")
+        else:
+            self._end(task.result())
+        self.worker.network.process_died(self.process.name)
+        self.engine.kill()
+        self.process.kill()
+
+    def _end(self, why: str) -> None:
+        if not self._ended.done():
+            self._ended.set_result(why)
+
+
+def _metrics(info: WorkerInfo) -> WorkerMetrics:
+    return WorkerMetrics(CollectorRegistry(), info.role, info.worker_id, info.model_id)
+
+
+def _machine() -> Machine:
+    return Machine(None, NoEnergy(), StepFit(), TransferFit(), TransferFit())  # type: ignore[arg-type]

@@ -5,7 +5,6 @@ Composed here for either role; knows nothing of prompts, answers or servers.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from typing import assert_never
 
@@ -14,12 +13,10 @@ from baton.kv.exchange.filling import Filler, FillReport
 from baton.kv.exchange.source import BlockSource
 from baton.kv.exchange.warming import Warmer
 from baton.kv.tiers.stack import Tier
-from baton.process.security import identity_of
 from baton.protos import channel as ch
 from baton.protos.errors import WorkerLost
 from baton.protos.nouns import WorkerInfo
-from baton.tls.rpc import Dialer
-from baton.worker.engine_process import EngineProcess
+from baton.worker.environment import Engine, WorkerEnvironment
 from baton.worker.lower_tiers import WorkerTiers
 from baton.worker.spec import WorkerSpec
 
@@ -30,13 +27,18 @@ class WorkerBlocks:
     """Exchanges cached blocks: ``source`` answers Fetch, ``warmer`` brings blocks here."""
 
     def __init__(
-        self, spec: WorkerSpec, engine: EngineProcess, info: WorkerInfo, observe: Callable[[FillReport], None]
+        self,
+        spec: WorkerSpec,
+        engine: Engine,
+        info: WorkerInfo,
+        observe: Callable[[FillReport], None],
+        environment: WorkerEnvironment,
     ) -> None:
         send, memory = engine.channel.send, engine.memory
-        self._tiers = WorkerTiers(spec, engine, info) if spec.cache.has_tiers else None
+        self._tiers = WorkerTiers(spec, engine, info, environment) if spec.cache.has_tiers else None
         self._publish: Publish = lambda added, removed: None
-        self._filler = Filler(send, memory, time.monotonic)
-        self._fetcher = BlockFetcher(info.model_id, info.layout, Dialer(identity_of(spec.server.tls)))
+        self._filler = Filler(send, memory, environment.clock)
+        self._fetcher = BlockFetcher(info.model_id, info.layout, environment.dialer)
         self.warmer = Warmer(
             self._filler,
             self._fetcher,

@@ -11,6 +11,7 @@ import math
 import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import aclosing
+from functools import partial
 from typing import Protocol
 
 import grpc.aio
@@ -78,8 +79,10 @@ class WorkerControl:
         send: ch.SendToEngine,
         service: RoleService,
         adapter_limits: AdapterLimits = NO_ADAPTERS,
+        new_id: Callable[[], str] = partial(secrets.token_hex, 8),
     ):
         self.info = info
+        self._new_id = new_id
         self.adapters = AdapterCalls(send, adapter_limits, self._adapters_are)
         self._send = send
         self._service = service
@@ -131,7 +134,7 @@ class WorkerControl:
             return self.info.incarnation
         if self.info.state != "ready":
             raise Draining(f"{self.info.worker_id} is {self.info.state}; ask when it is ready")
-        ask = RoleSwitch(role, grace_s, secrets.token_hex(8))
+        ask = RoleSwitch(role, grace_s, self._new_id())
         before, self.info = self.info, msgspec.structs.replace(self.info, state="draining")
         self._role_asked.set_result(ask)
         if self.announce is not None and not await self.announce(self.info, role):

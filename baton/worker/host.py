@@ -43,6 +43,7 @@ from baton.protos.nouns import WorkerInfo, of_this_build
 from baton.worker.block_exchange import WorkerBlocks
 from baton.worker.control import RoleSwitch
 from baton.worker.engine_process import EngineProcess
+from baton.worker.environment import WorkerEnvironment
 from baton.worker.membership import join, present_role
 from baton.worker.report import Machine, WorkerReport
 from baton.worker.server import CurrentRegistry, RoleRuntime, serve_grpc, serve_metrics
@@ -151,7 +152,7 @@ class WorkerHost:
         report = core.begin(info)
         end_within(OPEN_S)
         async with AsyncExitStack() as stack:
-            worker = RoleRuntime(self.spec, engine, report, info, core.blocks, core.keys)
+            worker = RoleRuntime(self.spec, engine, report, info, core.blocks, core.keys, core.environment)
             server = await serve_grpc(self.spec, worker, stack)
             member = await join(self.spec, worker, report, stack, core.held)
             info = worker.control.info
@@ -258,7 +259,8 @@ class WorkerCore:
 
     def __init__(self, spec: WorkerSpec, engine: EngineProcess, info: WorkerInfo) -> None:
         self.keys = itertools.count(1)
-        self.blocks = WorkerBlocks(spec, engine, info, self._fetched)
+        self.environment = WorkerEnvironment.real(identity_of(spec.server.tls))
+        self.blocks = WorkerBlocks(spec, engine, info, self._fetched, self.environment)
         self.held: tuple[bytes, ...] = ()
         self._spec, self._machine = spec, Machine.unknown(engine.ready.work)
         self._report = self._made(info)

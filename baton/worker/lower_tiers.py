@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from pathlib import Path
 from typing import assert_never
 
@@ -15,21 +14,23 @@ from baton.kv.tiers.writeback import WriteBack
 from baton.protos import channel as ch
 from baton.protos.errors import ConfigError
 from baton.protos.nouns import WorkerInfo
-from baton.worker.engine_process import EngineProcess
+from baton.worker.environment import Engine, WorkerEnvironment
 from baton.worker.spec import WorkerSpec
 
 
 class WorkerTiers:
     """Owns what is below the device: the tiers, the list of what is held in all, and the write-back."""
 
-    def __init__(self, spec: WorkerSpec, engine: EngineProcess, info: WorkerInfo) -> None:
+    def __init__(self, spec: WorkerSpec, engine: Engine, info: WorkerInfo, environment: WorkerEnvironment) -> None:
         self._disk: DiskTier | None = None
         self._shares_cores = spec.engine.device != "cuda"
         self._beside_decode = False
         self.plays(spec.role)
-        self.tiers = Tiers(self._open(spec, info))
+        self.tiers = Tiers(self._open(spec, info), environment.copy_clock)
         self.holdings = Holdings(self.tiers)
-        self._writeback = WriteBack(engine.channel.send, engine.memory, self.tiers, self.holdings, time.monotonic)
+        self._writeback = WriteBack(
+            engine.channel.send, engine.memory, self.tiers, self.holdings, environment.clock
+        )
         self._task = asyncio.create_task(self._writeback.run(), name="write-back")
 
     def plays(self, role: str) -> None:

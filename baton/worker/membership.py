@@ -6,10 +6,10 @@ Knows nothing of engines or servers.
 from __future__ import annotations
 
 import asyncio
-import time
 from contextlib import AsyncExitStack
 from functools import partial
 
+from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
 from baton.cluster.membership import Membership, PolledRoster, connect, end_task
@@ -45,14 +45,33 @@ async def join(
         return None
     redis = connect(own.redis_url)
     stack.push_async_callback(redis.aclose)
-    member = Membership(redis, own.namespace, worker.control.info, own.lease_s, own.beat_s)
+    return await enter(redis, spec, worker, report, stack, held)
+
+
+async def enter(
+    redis: Redis,
+    spec: WorkerSpec,
+    worker: RoleRuntime,
+    report: WorkerReport,
+    stack: AsyncExitStack,
+    held: tuple[bytes, ...] = (),
+) -> Membership:
+    """Makes the worker a member in ``redis`` until ``stack`` closes, with ``held`` blocks cached already."""
+    own = spec.member
+    clock, wall_clock = worker.environment.clock, worker.environment.wall_clock
+    member = Membership(redis, own.namespace, worker.control.info, own.lease_s, own.beat_s, wall_clock)
     member.publish(held, ())
     worker.blocks.announce_to(member.publish)
     worker.control.announce = partial(_announce, member, RoleWishes(redis, own.namespace))
     member.load = report.load()
     await stack.enter_async_context(member)
     if spec.role == "prefill":
-        peers = Peers(member.info, PolledRoster(redis, own.namespace).refresh, worker.transport, time.monotonic)
+        peers = Peers(
+            member.info,
+            PolledRoster(redis, own.namespace, clock=clock).refresh,
+            worker.transport,
+            clock,
+        )
         stack.push_async_callback(end_task, asyncio.create_task(peers.run(), name="peers"))
     feeding = asyncio.create_task(_feed(member, worker, report, own.beat_s / 2), name="load")
     stack.callback(feeding.cancel)

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import logging
 import threading
-import time
 from collections.abc import Iterable, Iterator
 from contextlib import AsyncExitStack, suppress
+from functools import partial
 from typing import assert_never
 from wsgiref.simple_server import WSGIServer
 
@@ -26,7 +26,7 @@ from baton.cluster.membership import Membership
 from baton.decode_worker.io.intake import Intake
 from baton.decode_worker.io.service import DecodeService
 from baton.decode_worker.io.shell import DecodeShell
-from baton.kv.transport.auto import AutoTransport, this_host
+from baton.kv.transport.auto import AutoTransport, ask_worker, this_host
 from baton.kv.transport.grpc import handoff_handler, server_options
 from baton.prefill_worker.io.handoff import HandoffReport
 from baton.prefill_worker.io.handoff_frames import Sender
@@ -42,8 +42,8 @@ from baton.tls.rpc import WORKER_CALLS, NameGuard, add_port, names_for
 from baton.worker.block_exchange import WorkerBlocks
 from baton.worker.control import RoleService, WorkerControl, WorkerShell
 from baton.worker.data_ports import open_data_ports
-from baton.worker.engine_process import EngineProcess
 from baton.worker.engine_watch import EngineWatch
+from baton.worker.environment import Engine, WorkerEnvironment
 from baton.worker.report import WorkerReport
 from baton.worker.spec import ServerSpec, WorkerSpec
 
@@ -59,28 +59,37 @@ class RoleRuntime:
     def __init__(
         self,
         spec: WorkerSpec,
-        engine: EngineProcess,
+        engine: Engine,
         report: WorkerReport,
         info: WorkerInfo,
         blocks: WorkerBlocks,
         keys: Iterator[int],
+        environment: WorkerEnvironment,
     ):
         self.engine_lost = False
         self.next_role = ""
         self._engine = engine
         self._report = report
+        self.environment = environment
         send = engine.channel.send
         self.identity = identity_of(spec.server.tls, f"the gRPC port of {spec.slot}")
         self.transport = AutoTransport(
-            engine.memory, time.monotonic, spec.server.kv_transport, report.transfers.link, identity=self.identity
+            engine.memory,
+            environment.clock,
+            spec.server.kv_transport,
+            report.transfers.link,
+            partial(ask_worker, dialer=environment.dialer),
+            sender=environment.sender,
         )
         self.health, self.names = health_aio.HealthServicer(), [""]
         self.blocks, self._keys = blocks, keys
         self.blocks.plays(spec.role)
         self.intake = Intake(engine.memory, info.layout, info.fingerprint, send)
-        self.service: RoleService = self._prefill(info) if spec.role == "prefill" else self._decode(spec, info)
+        self.service: RoleService = (
+            self._prefill(info, environment) if spec.role == "prefill" else self._decode(spec, info)
+        )
         info = msgspec.structs.replace(info, kv_backing=engine.memory.backing)
-        self.control = WorkerControl(info, send, self.service, spec.lora.limits)
+        self.control = WorkerControl(info, send, self.service, spec.lora.limits, environment.new_id)
 
     async def listen(self) -> None:
         """Handles every message of the engine, until it is gone or plays another role."""
@@ -157,7 +166,7 @@ class RoleRuntime:
             case _:
                 assert_never(message)
 
-    def _prefill(self, info: WorkerInfo) -> PrefillService:
+    def _prefill(self, info: WorkerInfo, environment: WorkerEnvironment) -> PrefillService:
         engine, sender = self._engine, Sender(info.worker_id, info.model_id, info.fingerprint, info.layout)
         peers = DecodePeers(self.transport.expect, self.transport.layout, self._shipped, self._not_shipped)
         return PrefillService(
@@ -165,7 +174,7 @@ class RoleRuntime:
             engine.memory,
             sender,
             self.transport,
-            time.monotonic,
+            environment.clock,
             peers,
             self.blocks.warmer,
             self._keys,

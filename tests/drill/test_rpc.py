@@ -14,7 +14,9 @@ import pytest
 from baton.drill.loop import NothingLeft, SeededLoop
 from baton.drill.network import KEEPALIVE_S, Network
 from baton.drill.process import Process, owning_factory
-from baton.drill.rpc import EOF, Channel, Server
+from baton.drill.rpc.client import Channel
+from baton.drill.rpc.server import Server
+from baton.drill.rpc.stream import EOF
 from baton.protos.errors import PoolExhausted
 from baton.protos.rpc import abort
 from baton.router.workers.call_errors import said

@@ -20,6 +20,7 @@ from baton.kv.exchange.warming import Warmer
 from baton.protos import channel as ch
 from baton.protos.errors import (
     BatonError,
+    Draining,
     ErrorInfo,
     InvalidRequest,
     LeaseUnknown,
@@ -52,6 +53,7 @@ class DecodeService:
         self._requests: dict[int, SessionRequest] = {}
         self._sessions: set[RouterSession] = set()
         self._spans: dict[int, Span] = {}
+        self._left: BatonError | None = None
         self.finished = 0
 
     @property
@@ -91,6 +93,9 @@ class DecodeService:
                 f"request {request.request_id!r} is already here; give it another id", "request_id"
             )
             session.refuse(request.request_id, to_info(error))
+            return
+        if self._left is not None:
+            session.refuse(request.request_id, to_info(self._left))
             return
         if model_id and model_id != self._model_id:
             session.refuse(request.request_id, to_info(ModelNotFound(self._other_model(model_id), "model_id")))
@@ -140,7 +145,8 @@ class DecodeService:
         return len(entries)
 
     def hang_up(self) -> None:
-        """End every session, after what is queued for its router."""
+        """Ends every session after what is queued for its router, and refuses every request from now on."""
+        self._left = Draining("the decode worker changes its role; ask another")
         for session in tuple(self._sessions):
             session.end()
 
@@ -213,9 +219,17 @@ class DecodeService:
         try:
             await warmer.warm(admit.request)
         finally:
-            self._send(admit)
-            if entry.cancelled:
-                self._send(ch.Cancel(entry.key, "cancelled while it waited"))
+            self._admit(entry, admit)
+
+    def _admit(self, entry: SessionRequest, admit: ch.Admit) -> None:
+        """Asks the engine, unless it plays another role by now."""
+        if self._left is not None:
+            entry.session.refuse(entry.request_id, to_info(self._left))
+            self._drop(entry)
+            return
+        self._send(admit)
+        if entry.cancelled:
+            self._send(ch.Cancel(entry.key, "cancelled while it waited"))
 
     # ---- ends ----
 

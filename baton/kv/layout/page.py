@@ -20,7 +20,7 @@ import msgspec
 from baton.protos.errors import ConfigError, LayoutMismatch
 from baton.protos.nouns import BLOCK_TOKENS, KvLayout, LayerGroup, StatePlane
 
-PLANES = ("k", "v", "latent")  # that a page may hold of a token
+PLANES = ("k", "v", "latent", "state")  # that a page may hold of a token; state: the paced engine's rows
 STATES = ("conv", "delta", "ssm")  # that a sequence may keep
 ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "int8": 1, "fp8_e4m3": 1, "uint8": 1, "bytes": 1}
 SCALE_BYTES = {"int8": 4, "fp8_e4m3": 4}  # bytes of the scale of a (token, kv_head) in each plane

@@ -89,7 +89,8 @@ class AutoTransport:
     """Implements ``Transport`` by whichever transport is best to each worker.
 
     ``wanted`` is "auto", or the one transport to use, without which a handoff fails instead of going another way.
-    ``report(link, reason)`` hears each verdict; ``reason`` is "", "not_offered", "failed" or "slower".
+    ``sender(name, memory)`` makes a transport. ``report(link, reason)`` hears each verdict; ``reason`` is "",
+    "not_offered", "failed" or "slower".
     """
 
     def __init__(
@@ -101,13 +102,14 @@ class AutoTransport:
         describe: Describe | None = None,
         host_id: str | None = None,
         identity: Identity | None = None,
+        sender: Callable[[str, PageMemory], Transport] | None = None,
     ) -> None:
         self._memory = memory
         self._clock = clock
         self._wanted = wanted
         self._report = report
         self._describe = describe or partial(ask_worker, dialer=Dialer(identity))
-        self._identity = identity
+        self._sender = sender or partial(transports.sender, identity=identity)
         self._host_id = this_host() if host_id is None else host_id
         self._transports: dict[str, Transport] = {}
         self._asked: dict[str, asyncio.Future[WorkerInfo]] = {}  # what each says of itself, before it is measured
@@ -281,7 +283,7 @@ class AutoTransport:
         return measured, failures
 
     async def _try(self, name: str, address: str, memory: PageMemory) -> LinkSpeed:
-        probe = transports.sender(name, memory, self._identity)
+        probe = self._sender(name, memory)
         try:
             patience_s = preflight.PATIENCE_S.get(name, preflight.TIMEOUT_S)
             return await preflight.measure(probe, address, memory, self._clock, patience_s)
@@ -290,7 +292,7 @@ class AutoTransport:
 
     def _transport(self, name: str) -> Transport:
         if name not in self._transports:
-            self._transports[name] = transports.sender(name, self._memory, self._identity)
+            self._transports[name] = self._sender(name, self._memory)
         return self._transports[name]
 
     def _no_way(

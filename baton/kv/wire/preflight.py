@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Callable
+from functools import cache
 
 import msgspec
 
@@ -43,8 +44,15 @@ class LinkSpeed(msgspec.Struct, frozen=True):
 def probe_memory() -> PageMemory:
     """Returns pages of random bytes to send: a preflight must not read pages that an engine may be writing."""
     memory = PageMemory.create(PAGES, PAGE_BYTES)
-    memory.view()[:] = os.urandom(PAGE_BYTES) * PAGES
+    for page in range(PAGES):
+        memory.page(page)[:] = _noise()
     return memory
+
+
+@cache
+def _noise() -> bytes:
+    """A page of bytes that no link compresses; drawing them takes longer than many a link needs to carry them."""
+    return os.urandom(PAGE_BYTES)
 
 
 async def measure(

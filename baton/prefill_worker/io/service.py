@@ -67,6 +67,7 @@ class _Job:
     def __init__(self, handoff: Handoff, call: PrefillCall):
         self.handoff = handoff
         self.done: ch.PrefillDone | None = None
+        self.sent = False  # whether the engine knows of it
         self._call = call
         self.span = self._open("prefill")
 
@@ -159,7 +160,10 @@ class PrefillService:
         job = self._jobs[key] = _Job(handoff, call)
         try:
             fetched = await self._warm(call)
-            self._send(ch.Prefill(key, call.request, *await self._not_wanted(call)))
+            held = await self._not_wanted(call)
+            self._require_engine()
+            job.sent = True
+            self._send(ch.Prefill(key, call.request, *held))
             report = await handoff.run()
             job.shipped(report)
         except BatonError as error:
@@ -192,7 +196,8 @@ class PrefillService:
         return 0
 
     def hang_up(self) -> None:
-        """Does nothing, because calls end by themselves."""
+        """Refuses every prompt from now on, because the engine is about to play another role."""
+        self._lost = Draining("the prefill worker changes its role; ask another")
 
     def lost(self, error: BatonError) -> None:
         """Ends every handoff with ``error``, because the engine is gone."""
@@ -239,6 +244,8 @@ class PrefillService:
         """However it ended: no page of it is read any more."""
         job.end_span()
         del self._jobs[key]
+        if not job.sent:
+            return
         if job.done is None:
             self._send(ch.Cancel(key, "handoff ended"))
         self._send(ch.SendClosed(key))
@@ -269,9 +276,13 @@ class PrefillService:
         root = prefix.root(self._sender.fingerprint, theirs.fidelity, request.adapter_id, request.tenant_salt)
         return WirePlan(theirs, made, tuple(prefix.chain(root, request.token_ids, theirs.block_tokens)), paging)
 
-    def _check(self, call: PrefillCall) -> None:
+    def _require_engine(self) -> None:
+        """Raises what the engine's prompts ended with, once it is gone or plays another role."""
         if self._lost is not None:
             raise self._lost
+
+    def _check(self, call: PrefillCall) -> None:
+        self._require_engine()
         if call.model_id and call.model_id != self._sender.model_id:
             text = f"this worker serves {self._sender.model_id!r}, not {call.model_id!r}"
             raise ModelNotFound(text, "model_id")

@@ -84,6 +84,11 @@ class Admission:
         """Returns the requests of every class that wait for a place."""
         return sum(self._counted.values())
 
+    @property
+    def held_bytes(self) -> int:
+        """Returns the bytes that requests in flight hold, by estimate."""
+        return self._bytes
+
     def close(self) -> None:
         """Refuses everybody who comes from now on."""
         self._closed = True

@@ -93,6 +93,11 @@ class Dispatcher:
         """Returns how many requests wait for a place."""
         return self._admission.queued
 
+    @property
+    def held_bytes(self) -> int:
+        """Returns the bytes that requests hold here, by estimate."""
+        return self._admission.held_bytes
+
     def waiting(self) -> dict[str, int]:
         """Returns how many requests wait for a place, by context class."""
         return {name: self._admission.waiting(name) for name in self._classes.names}

@@ -40,3 +40,13 @@ def test_a_lease_that_the_engine_ended_is_closed_without_a_cancel(
 def test_another_roles_message_is_refused_by_name(service: DecodeService) -> None:
     with pytest.raises(AssertionError, match="PrefillFailed"):
         service.take(ch.PrefillFailed(1, ch.ErrorInfo("BatonError", "")))
+
+
+def test_a_request_that_comes_as_the_role_ends_is_refused_without_a_word_to_the_engine(
+    service: DecodeService, sent: list[ch.ToEngine]
+) -> None:
+    service.hang_up()
+    session = service.open_session("router")
+    service.admit(session, EngineRequest("r", (1, 2), 2, Sampling()), "m", False, 0.0, "")
+    assert sent == []
+    assert service.active == 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
+from baton.engine.backends.paced.runner import paced_spec
 from baton.kv.layout.page import group_offsets, layout_for, require_same
 from baton.protos.errors import ConfigError, LayoutMismatch
 from baton.protos.nouns import LayerGroup
@@ -67,3 +68,8 @@ def test_an_unknown_dtype_lists_the_choices() -> None:
 def test_an_empty_page_is_refused() -> None:
     with pytest.raises(ConfigError, match="empty"):
         layout_for("float32", 0, 1, 1)
+
+
+def test_the_paced_engines_own_plane_is_known() -> None:
+    layout = paced_spec("test", 32, 997, 4096).layout
+    require_same(layout, layout)

@@ -1,75 +1,21 @@
-"""gRPC in memory: channels and servers that carry serialized messages over a simulated network.
-
-What the product calls on a ``grpc.aio`` channel, server, call and context is here, with the meaning that it has
-there: statuses, trailing metadata, deadlines, cancellation at both ends, flow control per call. Knows nothing of
-services.
-"""
+"""The client's end of simulated gRPC: channels, methods and calls, with the meaning that grpc.aio gives them."""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Generator, Sequence
+from collections.abc import AsyncIterator, Generator
 from typing import Any
 
 import grpc
 import grpc.aio
 
 from baton.drill.network import Connection, Network
+from baton.drill.rpc.server import ServerCall
+from baton.drill.rpc.stream import CANCELLED, EOF, UNAVAILABLE, Status, Stream, same
 from baton.tls.rpc import Dialer
 
-WINDOW_BYTES = 64 << 10  # bytes of one call and direction that may wait unread, as in HTTP/2
-EOF = grpc.aio.EOF
-Metadata = Sequence[tuple[str, str | bytes]]
-UNAVAILABLE, CANCELLED = grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED
 Ready = grpc.ChannelConnectivity
-
-
-class Stream:
-    """Messages of one direction of a call, as their reader sees them."""
-
-    def __init__(self) -> None:
-        self._waiting: deque[bytes] = deque()
-        self._unread = 0
-        self._ended = False
-        self._news = asyncio.Event()
-        self._room = asyncio.Event()
-        self._room.set()
-
-    def sending(self, size: int) -> None:
-        """Counts bytes as sent and not yet read."""
-        self._unread += size
-        if self._unread > WINDOW_BYTES:
-            self._room.clear()
-
-    def arrive(self, data: bytes) -> None:
-        """Takes a message from the network."""
-        self._waiting.append(data)
-        self._news.set()
-
-    def end(self) -> None:
-        """Nothing follows."""
-        self._ended = True
-        self._news.set()
-        self._room.set()
-
-    async def room(self) -> None:
-        """Returns when the window has room."""
-        await self._room.wait()
-
-    async def next(self) -> bytes | None:
-        """Returns the next message, or None after the last."""
-        while not self._waiting and not self._ended:
-            self._news.clear()
-            await self._news.wait()
-        if not self._waiting:
-            return None
-        data = self._waiting.popleft()
-        self._unread -= len(data)
-        if self._unread <= WINDOW_BYTES:
-            self._room.set()
-        return data
 
 
 class Call:
@@ -79,7 +25,7 @@ class Call:
         self._method, self._replies = method, Stream()
         self._connection: Connection | None = None
         self._server: ServerCall | None = None
-        self._status: tuple[grpc.StatusCode, str, Metadata] | None = None
+        self._status: Status | None = None
         self._over = asyncio.Event()
         self._cancelled = False
         self._timer = (
@@ -195,10 +141,10 @@ class Call:
 
     @property
     def replies(self) -> Stream:
-        """What the server sends."""
+        """Returns what the server sends."""
         return self._replies
 
-    def ended(self, status: tuple[grpc.StatusCode, str, Metadata]) -> None:
+    def ended(self, status: Status) -> None:
         """Takes the status from the network, after the last reply."""
         if self._status is None:
             self._settle(status)
@@ -210,13 +156,13 @@ class Call:
         server.requests.sending(len(data))
         self._connection.up.send(lambda: server.requests.arrive(data), len(data))
 
-    def _fail(self, status: tuple[grpc.StatusCode, str, Metadata]) -> None:
+    def _fail(self, status: Status) -> None:
         if self._status is None:
             self._settle(status)
             if self._connection is not None and self._server is not None:
                 self._connection.up.send(self._server.cancel, 10)
 
-    def _settle(self, status: tuple[grpc.StatusCode, str, Metadata]) -> None:
+    def _settle(self, status: Status) -> None:
         self._status = status
         if self._timer is not None:
             self._timer.cancel()
@@ -238,158 +184,12 @@ class Call:
             raise grpc.aio.AioRpcError(code, grpc.aio.Metadata(), metadata, details, details)
 
 
-class Aborted(Exception):
-    """Raised by ``Context.abort`` to leave a handler."""
-
-
-class Context:
-    """What a handler sees of its call."""
-
-    def __init__(self, call: ServerCall, deserialize: Callable[[bytes], Any], serialize: Callable[[Any], bytes]):
-        self._call, self._deserialize, self._serialize = call, deserialize, serialize
-
-    async def read(self) -> Any:
-        """Returns the next request, or EOF after the last."""
-        data = await self._call.requests.next()
-        return EOF if data is None else self._deserialize(data)
-
-    async def write(self, message: Any) -> None:
-        """Sends a reply once the window has room."""
-        await self._call.reply(self._serialize(message))
-
-    async def abort(self, code: grpc.StatusCode, details: str = "", trailing_metadata: Metadata = ()) -> None:
-        """Ends the call with a status."""
-        self._call.finish((code, details, tuple(trailing_metadata)))
-        raise Aborted(details)
-
-    def peer(self) -> str:
-        """Returns who calls."""
-        return f"sim:{self._call.connection.client}"
-
-    def invocation_metadata(self) -> Metadata:
-        """Returns what came with the call: nothing here."""
-        return ()
-
-    async def requests(self) -> AsyncIterator[Any]:
-        """Iterates over the requests."""
-        while (message := await self.read()) is not EOF:
-            yield message
-
-
-class ServerCall:
-    """The server's end of one RPC."""
-
-    def __init__(self, client: Call, connection: Connection, path: str) -> None:
-        self._client, self.connection, self._path = client, connection, path
-        self.requests = Stream()
-        self._task: asyncio.Task[None] | None = None
-        self._finished = False
-
-    def begin(self) -> None:
-        """Starts the handler, in the process that listens."""
-        server = self.connection.listener
-        assert isinstance(server, Server)
-        handler = server.handler(self._path)
-        if handler is None:
-            self.finish((grpc.StatusCode.UNIMPLEMENTED, f"{self._path} is not served here", ()))
-            return
-        self.connection.when_broken(self.cancel)
-        self._task = server.spawn(self._run(handler), f"{self._path} of {self.connection.client}")
-
-    def cancel(self) -> None:
-        """Ends the handler: the client left, or was lost."""
-        self._finished = True
-        self.requests.end()
-        if self._task is not None:
-            self._task.cancel()
-
-    async def reply(self, data: bytes) -> None:
-        """Sends a reply."""
-        if self._finished:
-            raise asyncio.CancelledError
-        client = self._client
-        client.replies.sending(len(data))
-        self.connection.down.send(lambda: client.replied(data), len(data))
-        await asyncio.sleep(0)
-        await client.replies.room()
-
-    def finish(self, status: tuple[grpc.StatusCode, str, Metadata]) -> None:
-        """Sends the status; nothing follows."""
-        if not self._finished:
-            self._finished = True
-            client = self._client
-            self.connection.down.send(lambda: client.ended(status), 50)
-
-    async def _run(self, handler: Any) -> None:
-        context = Context(self, handler.request_deserializer or _same, handler.response_serializer or _same)
-        try:
-            await _handle(handler, context)
-        except Aborted:
-            return
-        except asyncio.CancelledError:
-            self.finish((CANCELLED, "the handler was cancelled", ()))
-            raise
-        except Exception as error:
-            self.finish((grpc.StatusCode.UNKNOWN, f"Unexpected {type(error)}: {error}", ()))
-            raise
-        self.finish((grpc.StatusCode.OK, "", ()))
-
-
-async def _handle(handler: Any, context: Context) -> None:
-    if not handler.request_streaming and not handler.response_streaming:
-        request = await context.read()
-        await context.write(await handler.unary_unary(request, context))
-        return
-    request = context.requests() if handler.request_streaming else await context.read()
-    behavior = handler.stream_stream if handler.request_streaming else handler.unary_stream
-    replies = behavior(request, context)
-    if not hasattr(replies, "__aiter__"):
-        await replies
-        return
-    async with contextlib.aclosing(replies):
-        async for reply in replies:
-            await context.write(reply)
-
-
-class Server:
-    """A gRPC server of one process. ``spawn`` starts a task of that process."""
-
-    def __init__(self, spawn: Callable[[Any, str], asyncio.Task[None]]) -> None:
-        self.spawn = spawn
-        self._methods: dict[str, Any] = {}
-        self._generic: list[Any] = []
-
-    def add_generic_rpc_handlers(self, handlers: Sequence[Any]) -> None:
-        """Registers handlers that are looked up by path."""
-        self._generic += handlers
-
-    def add_registered_method_handlers(self, service: str, handlers: dict[str, Any]) -> None:
-        """Registers a service's methods."""
-        self._methods |= {f"/{service}/{name}": handler for name, handler in handlers.items()}
-
-    def handler(self, path: str) -> Any:
-        """Returns the handler of a method, or None."""
-        if path in self._methods:
-            return self._methods[path]
-        details = _Details(path)
-        return next((found for each in self._generic if (found := each.service(details)) is not None), None)
-
-
-class _Details:
-    """What a generic handler asks of a call."""
-
-    invocation_metadata: Metadata = ()
-
-    def __init__(self, method: str) -> None:
-        self.method = method
-
-
 class _Method:
     """A method of a channel: calling it begins an RPC."""
 
     def __init__(self, channel: Channel, path: str, unary: bool, serialize: Any, deserialize: Any) -> None:
         self.channel, self.path, self._unary = channel, path, unary
-        self.serialize, self.deserialize = serialize or _same, deserialize or _same
+        self.serialize, self.deserialize = serialize or same, deserialize or same
 
     def __call__(self, request: Any = None, *, timeout: float | None = None, **_: object) -> Call:
         call = Call(self, timeout)
@@ -449,6 +249,12 @@ class Channel:
             self._changes.append(changed)
             await changed.wait()
 
+    async def __aenter__(self) -> Channel:
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        await self.close()
+
     async def close(self, grace: float | None = None) -> None:
         """Ends every call on the channel."""
         self._closed = True
@@ -474,9 +280,5 @@ class SimulatedDialer(Dialer):
         return Channel(self._network, self._process, address)
 
 
-def _deadline(timeout: float | None) -> tuple[grpc.StatusCode, str, Metadata]:
+def _deadline(timeout: float | None) -> Status:
     return grpc.StatusCode.DEADLINE_EXCEEDED, f"Deadline Exceeded after {timeout} s", ()
-
-
-def _same(message: Any) -> Any:
-    return message

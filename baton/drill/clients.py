@@ -1,0 +1,107 @@
+"""The clients of a run: each asks once, reads at its own pace, and may leave, at any moment and more than once.
+
+Knows nothing of workers. What a client got is held against the oracle by the judge.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Callable, Sequence
+
+from baton.drill.engine import MODEL_ID
+from baton.drill.judge import Judge
+from baton.drill.router import RouterParts, SimulatedRouter
+from baton.drill.scenario import Request
+from baton.protos.errors import BatonError
+from baton.router.access.keys import ApiKey
+from baton.router.request.context import RequestContext
+from baton.router.request.request import ChoiceStream, RouterRequest
+
+LATE_S = 1.0  # seconds that a request may end after its deadline, beside its reader's own pause
+PATIENCE_S = 30.0  # seconds that a client waits for its router to be up
+
+
+class Clients:
+    """Every client of a run. ``tell`` adds a line to the story."""
+
+    def __init__(self, routers: Sequence[SimulatedRouter], judge: Judge, tell: Callable[[str, str], None]) -> None:
+        self._routers, self._judge, self._tell = routers, judge, tell
+
+    async def ask(self, request: Request, began: float) -> None:
+        """Plays one client from its coming to the end of its last choice."""
+        loop, router = asyncio.get_running_loop(), self._routers[request.router]
+        await asyncio.sleep(began + request.at - loop.time())
+        name = f"client {request.number}"
+        try:
+            parts = await self._up(router)
+            streams = parts.core.dispatcher.open(asked(request, loop.time()))
+        except (BatonError, TimeoutError) as error:
+            self._tell(name, f"is refused: {getattr(error, 'label', 'no router')}")
+            self._judge.refused(request, error)
+            return
+        self._tell(name, f"asks {len(request.prompt)} tokens, n {request.n}")
+        for after in request.cancels:
+            for stream in streams:
+                loop.call_later(after, stream.cancel, "client_gone")
+        reading = [asyncio.ensure_future(self._read(request, stream)) for stream in streams]
+        died = asyncio.ensure_future(router.died.wait())
+        whole = asyncio.gather(*reading)
+        try:
+            await asyncio.wait((whole, died), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            died.cancel()
+            if not whole.done():
+                whole.cancel()
+                await asyncio.gather(whole, return_exceptions=True)
+                self._tell(name, "lost its router")
+                self._judge.lost()
+
+    async def _up(self, router: SimulatedRouter) -> RouterParts:
+        async with asyncio.timeout(PATIENCE_S):
+            while router.parts is None:  # noqa: ASYNC110
+                await asyncio.sleep(0.1)
+        return router.parts
+
+    async def _read(self, request: Request, stream: ChoiceStream) -> None:
+        asked_at = asyncio.get_running_loop().time()
+        tokens: list[int] = []
+        logprobs = 0
+        error: BaseException | None = None
+        try:
+            async for run in stream:
+                if run.output_index != len(tokens):
+                    self._judge.violated(
+                        f"request {request.number}: output index {run.output_index} after {len(tokens)} tokens"
+                    )
+                tokens += run.token_ids
+                logprobs += len(run.logprobs)
+                if request.read_pause:
+                    await asyncio.sleep(request.read_pause)
+        except asyncio.CancelledError:
+            raise
+        except Exception as raised:
+            error = raised
+        self._judge.ended(request, stream, tokens, logprobs, error)
+        late = asyncio.get_running_loop().time() - asked_at - (request.deadline_after or math.inf)
+        if late > LATE_S + request.read_pause:
+            self._judge.violated(f"request {request.number} ends {late:.1f} s after its deadline")
+        label = "complete" if error is None else getattr(error, "label", type(error).__name__)
+        self._tell(f"client {request.number}", f"choice {stream.choice}: {len(tokens)} tokens, {label}")
+
+
+def asked(request: Request, now: float) -> RouterRequest:
+    """Returns a client's request as a surface hands it to dispatch."""
+    key = ApiKey("", "", request.tenant) if request.tenant else None
+    return RouterRequest(
+        request_id=f"r{request.number}",
+        model_id=MODEL_ID,
+        token_ids=request.prompt,
+        sampling=request.sampling,
+        n=request.n,
+        context=RequestContext(
+            tenant_salt=request.tenant.encode(),
+            deadline=None if request.deadline_after is None else now + request.deadline_after,
+            key=key,
+        ),
+    )

@@ -1,0 +1,121 @@
+"""What runs have reached: which faults met which work in which role, and at which awaits tasks were cancelled.
+
+Knows nothing of what is right. ``await_points`` reads the product's own source for what there is to reach.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from functools import cache
+from pathlib import Path
+from types import CodeType, CoroutineType
+from typing import TYPE_CHECKING, Any
+
+import baton
+from baton.prefill_worker.io.service import PrefillService
+
+if TYPE_CHECKING:
+    from baton.drill.scenario import Fault
+    from baton.drill.worker import Life, SimulatedWorker
+
+PACKAGE = Path(baton.__file__).parent
+ROOMS = (
+    "cluster", "decode_worker/io", "kv/exchange", "kv/tiers", "prefill_worker/io", "router/dispatch",
+    "router/workers", "worker/control.py", "worker/server.py", "worker/membership.py", "worker/peers.py",
+    "worker/engine_watch.py", "kv/transport/auto.py", "kv/transport/grpc.py", "kv/wire", "protos/rpc.py",
+)  # fmt: skip
+PHASES = ("idle", "waiting", "reading", "shipping", "receiving", "writing", "preempted", "away")
+Span = tuple[str, int, int]  # a file of the package, first line, last line
+
+
+class Coverage:
+    """Counts what one run reached."""
+
+    def __init__(self) -> None:
+        self.met: Counter[str] = Counter()
+        self.cancelled_at: set[tuple[str, int]] = set()
+
+    def fault(self, fault: Fault, workers: Mapping[str, SimulatedWorker]) -> None:
+        """Counts a fault, with what its target was at."""
+        if fault.target not in workers:
+            self.met[f"{fault.kind} router any"] += 1
+            return
+        worker = workers[fault.target]
+        for phase in phases(worker.life):
+            self.met[f"{fault.kind} {worker.life.role if worker.life else worker.role} {phase}"] += 1
+
+    def cancelled(self, work: Any) -> None:
+        """Counts the await at which a coroutine is cancelled."""
+        place = awaits_at(work)
+        if place is not None:
+            self.cancelled_at.add(place)
+
+
+def phases(life: Life | None) -> list[str]:
+    """Names everything that a worker is at."""
+    if life is None or life.runtime is None:
+        return ["away"]
+    running, waiting, _ = life.engine.loop.load()
+    reads = isinstance(life.runtime.service, PrefillService)
+    found = {
+        "waiting": waiting > 0 and reads,
+        "preempted": waiting > 0 and not reads,
+        "reading": running > 0 and reads,
+        "writing": running > 0 and not reads,
+        "shipping": reads and life.runtime.service.active > running + waiting,
+        "receiving": life.runtime.intake.open_streams > 0,
+    }
+    return [phase for phase, there in found.items() if there] or ["idle"]
+
+
+def awaits_at(work: Any) -> tuple[str, int] | None:
+    """Returns the innermost place of the package at which a coroutine waits; None where that isn't in it."""
+    found = None
+    while isinstance(work, CoroutineType):
+        frame = work.cr_frame
+        if frame is not None and (file := _of_package(work.cr_code)):
+            found = file, frame.f_lineno
+        work = work.cr_await
+    return found
+
+
+@cache
+def _of_package(code: CodeType) -> str:
+    """The code's file within the package; empty outside, and for the simulation itself."""
+    path = Path(code.co_filename)
+    if not path.is_relative_to(PACKAGE):
+        return ""
+    file = str(path.relative_to(PACKAGE))
+    return "" if file.startswith("drill") else file
+
+
+@cache
+def await_points() -> frozenset[Span]:
+    """Returns every await in the rooms that are simulated."""
+    files = (found for room in ROOMS for found in _files(PACKAGE / room))
+    return frozenset(span for file in files for span in _spans(file))
+
+
+def reached(places: Iterable[tuple[str, int]]) -> frozenset[Span]:
+    """Returns the await points that ``places`` lie in, the innermost of each."""
+    found = set()
+    for file, line in places:
+        around = [span for span in await_points() if span[0] == file and span[1] <= line <= span[2]]
+        if around:
+            found.add(min(around, key=lambda span: span[2] - span[1]))
+    return frozenset(found)
+
+
+def _files(path: Path) -> Iterable[Path]:
+    return [path] if path.is_file() else sorted(path.rglob("*.py"))
+
+
+def _spans(path: Path) -> Iterable[Span]:
+    file = str(path.relative_to(PACKAGE))
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Await):
+            yield file, node.lineno, node.end_lineno or node.lineno
+        elif isinstance(node, ast.AsyncFor | ast.AsyncWith):
+            yield file, node.lineno, node.body[0].lineno - 1

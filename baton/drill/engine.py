@@ -1,0 +1,217 @@
+"""A simulated engine process: the product's loops, schedulers, pool and leases around the paced runner.
+
+It takes the messages that have come, runs one turn of its loop, and tells the I/O side what came of it when the
+step's time has passed. What was said before the step was computed may be told at once, as a real engine does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import deque
+from collections.abc import AsyncIterator
+from typing import Any, cast
+
+from baton.decode_worker.engine.loop import DecodeLimits, DecodeLoop
+from baton.drill.grammar import SimulatedGrammars, Waits
+from baton.drill.oracle import EOS, MOST_TOKENS, ROW_BYTES, VOCABULARY
+from baton.drill.process import Process
+from baton.drill.scenario import Scenario
+from baton.drill.watch import EngineWitness
+from baton.engine.backends.paced.runner import PacedRunner
+from baton.engine.grammar.running import Grammars
+from baton.engine.step_loop import EngineParts, StepLoop
+from baton.kv.memory.host_pages import PageMemory
+from baton.kv.pages.pool import PagePool
+from baton.prefill_worker.engine.loop import PrefillLoop
+from baton.protos.channel import EngineReady, ToEngine, ToIo
+
+MODEL_ID = "m"
+IDLE_LOOK_S = 0.5  # seconds between two looks of an engine that hears nothing
+AT_ONCE = 0.5  # share of the turns whose first words are told before the step's end
+CHECK_EVERY = 8  # turns between two checks of the whole pool
+
+
+class ChannelEnd:
+    """The I/O side's end of an engine's channel."""
+
+    def __init__(self, engine: SimulatedEngine) -> None:
+        self._engine = engine
+        self._heard: deque[ToIo] = deque()
+        self._news = asyncio.Event()
+        self._ended = False
+
+    def send(self, message: ToEngine) -> None:
+        """Sends the engine a message."""
+        if not self._ended:
+            self._engine.take(message)
+
+    def told(self, message: ToIo) -> None:
+        """Takes a message of the engine."""
+        self._heard.append(message)
+        self._news.set()
+
+    def end(self) -> None:
+        """Ends what is heard: the engine is gone."""
+        self._ended = True
+        self._news.set()
+
+    async def __aiter__(self) -> AsyncIterator[ToIo]:
+        while True:
+            while self._heard:
+                yield self._heard.popleft()
+            if self._ended:
+                return
+            self._news.clear()
+            await self._news.wait()
+
+
+class Pace:
+    """Says how fast the engines of a slot are now, whichever life: ``slow`` times, and not at all while stuck."""
+
+    def __init__(self) -> None:
+        self.slow, self.stuck_until = 1.0, 0.0
+
+
+class SimulatedEngine:
+    """An engine from its start to its end. It plays one role after another with the same pages."""
+
+    def __init__(
+        self,
+        name: str,
+        role: str,
+        scenario: Scenario,
+        pace: Pace,
+        rng: random.Random,
+        witness: EngineWitness,
+        weights: int,
+    ) -> None:
+        self.process, self.channel = Process(f"{name} engine"), ChannelEnd(self)
+        self._scenario, self._pace, self._rng, self.witness = scenario, pace, rng, witness
+        self._now = asyncio.get_running_loop().time
+        runner = PacedRunner(
+            f"drill {weights}",
+            ROW_BYTES,
+            VOCABULARY,
+            MOST_TOKENS,
+            self._computing,
+            clock=self._now,
+            eos_token_ids=(EOS,),
+        )
+        layout, witness.fingerprint = runner.spec.layout, runner.spec.fingerprint
+        self.memory = PageMemory.create(scenario.pages, layout.page_bytes)
+        runner.bind(self.memory.view(), scenario.pages)
+        self.ready = EngineReady(
+            layout, runner.spec.fingerprint, MOST_TOKENS, VOCABULARY, (EOS,), scenario.pages, scenario.max_batch
+        )
+        self.pool = PagePool(scenario.pages)
+        if scenario.tier_pages:
+            self.pool.watch_idle()
+        grammars = cast(Grammars, SimulatedGrammars(Waits(self._now, rng)))
+        memory = self.memory.view() if scenario.swap else None
+        self._parts = EngineParts.around(runner, self.pool, self, self._now, grammars, memory)
+        self.loop = self._made(role)
+        self.role = role
+        self._inbox: list[Any] = []
+        self._outbox: list[Any] = []
+        self._before_step: int | None = None
+        self._news = asyncio.Event()
+        self.turns = 0
+
+    def start(self) -> None:
+        """Begins to take turns."""
+        self.process.spawn(self._run(), "loop")
+
+    def kill(self) -> None:
+        """Ends the engine; the I/O side hears that it is gone."""
+        self.process.kill()
+        self.channel.end()
+
+    def obituary(self) -> str:
+        """Returns how it ended, in words."""
+        return "killed"
+
+    def send(self, message: ToIo) -> None:
+        """Takes a message of the loop; the I/O side gets it when the step is over."""
+        self._outbox.append(message)
+
+    def poll(self, timeout_s: float) -> list[ToEngine]:
+        """Is never called: this class waits for messages itself."""
+        raise AssertionError("the simulated engine doesn't poll")
+
+    def take(self, message: ToEngine) -> None:
+        """Takes a message of the I/O side."""
+        if self.process.alive:
+            self.witness.told(message, self._now())
+            self._inbox.append(message)
+            self._news.set()
+
+    # ---- turns ----
+
+    async def _run(self) -> None:
+        while not self.loop.leaving:
+            await self._until_unstuck()
+            messages, self._inbox = self._inbox, []
+            busy, computed = self._turn(messages)
+            if computed:
+                if self._before_step is not None and self._rng.random() < AT_ONCE:
+                    self._tell(self._before_step)
+                step = self._scenario.step_s + computed * self._scenario.token_s
+                await asyncio.sleep(step * self._pace.slow)
+            self._tell(len(self._outbox))
+            if self.loop.next_role and self.loop.empty:
+                self._succeed()
+            elif not busy and not self._inbox:
+                await self._wait()
+        self.channel.end()
+
+    def _turn(self, messages: list[Any]) -> tuple[bool, int]:
+        """Runs a turn; whether there may be more to compute, and how many tokens were computed."""
+        log, self._before_step = self.loop.log, None
+        before = log.tokens_prefilled + log.tokens_decoded
+        swept = self.loop.extras().get("leases_swept", 0)
+        busy = self.loop.turn(messages)
+        self.turns += 1
+        if self.turns % CHECK_EVERY == 0:
+            self.pool.check()
+        self.witness.turned(self.loop.extras().get("leases_swept", 0) - swept, self._outbox, self._now())
+        return busy, log.tokens_prefilled + log.tokens_decoded - before
+
+    def _computing(self, sample: object) -> float:
+        """Notes what was said before the step; its time passes elsewhere."""
+        self._before_step = len(self._outbox)
+        return 0.0
+
+    def _tell(self, count: int) -> None:
+        said, self._outbox = self._outbox[:count], self._outbox[count:]
+        for message in said:
+            self.channel.told(message)
+
+    def _succeed(self) -> None:
+        """Goes on in the role that was asked for, as ``worker.engine_main`` does."""
+        self.role = self.loop.next_role
+        after = self._made(self.role)
+        after.succeed(self.loop)
+        self.loop = after
+
+    def _made(self, role: str) -> StepLoop:
+        own = self._scenario
+        if role == "prefill":
+            return PrefillLoop(self._parts, own.chunk_tokens, own.max_batch)
+        limits = DecodeLimits(own.max_batch, own.chunk_tokens, own.lease_ttl_s)
+        return DecodeLoop(self._parts, limits, self._rng.randbytes)
+
+    # ---- time ----
+
+    async def _until_unstuck(self) -> None:
+        while (left := self._pace.stuck_until - self._now()) > 0:  # noqa: ASYNC110
+            await asyncio.sleep(left)
+
+    async def _wait(self) -> None:
+        self._news.clear()
+        patience = 0.001 if self._parts.grammars.awaited else max(0.001, self.loop.patience())
+        try:
+            async with asyncio.timeout(min(IDLE_LOOK_S, patience)):
+                await self._news.wait()
+        except TimeoutError:
+            return

@@ -1,0 +1,238 @@
+"""What goes wrong in a run, one method per kind of fault: it begins, lasts, and is over.
+
+A fault is over when nothing of it is left that a cluster would have to bear; only then does the judge begin to
+count the time in which everything must end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable, Sequence
+
+from baton.cluster.holds import SlotHold
+from baton.drill.coverage import Coverage
+from baton.drill.loop import SeededLoop
+from baton.drill.network import Network
+from baton.drill.redis.server import RedisServer
+from baton.drill.router import SimulatedRouter
+from baton.drill.scenario import FAULTS, Fault, FaultKind
+from baton.drill.worker import SimulatedWorker
+from baton.protos.errors import BatonError
+
+Play = Callable[[Fault], Awaitable[None]]
+LIE_EVERY_S = 0.5  # seconds between two lies of the index
+REDIS = "redis"
+
+
+class Faults:
+    """Plays the faults of a run on its parts."""
+
+    def __init__(
+        self,
+        workers: dict[str, SimulatedWorker],
+        routers: Sequence[SimulatedRouter],
+        network: Network,
+        redis: RedisServer,
+        rng: random.Random,
+        tell: Callable[[str, str], None],
+        coverage: Coverage,
+    ) -> None:
+        self._workers, self._network, self._redis, self._rng = workers, network, redis, rng
+        self._routers = {router.name: router for router in routers}
+        self._tell, self._coverage = tell, coverage
+        self._held: set[str] = set()
+        self._plays: dict[FaultKind, Play] = {kind: getattr(self, f"_{kind}") for kind in FAULTS}
+
+    async def play(self, fault: Fault, began: float) -> None:
+        """Lets a fault happen when its time has come; returns when it is over."""
+        await asyncio.sleep(began + fault.at - asyncio.get_running_loop().time())
+        self._tell(fault.target, f"fault: {fault.kind} {fault.other} for {fault.seconds:.3f} s")
+        self._coverage.fault(fault, self._workers)
+        await self._plays[fault.kind](fault)
+
+    # ---- processes ----
+
+    async def _kill(self, fault: Fault) -> None:
+        self._workers[fault.target].kill(fault.seconds)
+        await asyncio.sleep(fault.seconds)
+
+    async def _engine_dies(self, fault: Fault) -> None:
+        if (life := self._workers[fault.target].life) is not None:
+            life.engine.kill()
+
+    async def _stuck(self, fault: Fault) -> None:
+        self._workers[fault.target].pace.stuck_until = asyncio.get_running_loop().time() + fault.seconds
+        await asyncio.sleep(fault.seconds)
+
+    async def _slow(self, fault: Fault) -> None:
+        pace = self._workers[fault.target].pace
+        pace.slow = fault.factor
+        await asyncio.sleep(fault.seconds)
+        pace.slow = 1.0
+
+    async def _router_dies(self, fault: Fault) -> None:
+        self._routers[fault.target].kill(fault.seconds)
+        await asyncio.sleep(fault.seconds)
+
+    # ---- network ----
+
+    async def _cut(self, fault: Fault) -> None:
+        await self._cut_ways(fault.target, fault.other, fault.seconds, both=True)
+
+    async def _cut_one_way(self, fault: Fault) -> None:
+        await self._cut_ways(fault.target, fault.other, fault.seconds, both=False)
+
+    async def _roster_silent(self, fault: Fault) -> None:
+        await self._cut_ways(fault.target, REDIS, fault.seconds, both=True)
+
+    async def _cut_ways(self, target: str, other: str, seconds: float, both: bool) -> None:
+        a, b = self._process(target), self._process(other)
+        ways = [(a, b), (b, a)] if both else [(a, b)]
+        for way in ways:
+            self._network.cut(*way)
+        await asyncio.sleep(seconds)
+        for way in ways:
+            self._network.heal(*way)
+
+    async def _break(self, fault: Fault) -> None:
+        self._network.break_between(self._process(fault.target), self._process(fault.other))
+
+    def _process(self, name: str) -> str:
+        if name in self._workers:
+            life = self._workers[name].life
+            return life.process.name if life is not None else name
+        return self._routers[name].process.name if name in self._routers else name
+
+    # ---- Redis and clocks ----
+
+    async def _redis_stalls(self, fault: Fault) -> None:
+        self._redis.stall(fault.seconds)
+        await asyncio.sleep(fault.seconds)
+
+    async def _redis_flushed(self, fault: Fault) -> None:
+        self._redis.store.flush()
+
+    async def _redis_restarts(self, fault: Fault) -> None:
+        self._redis.stop()
+        await asyncio.sleep(fault.seconds)
+        self._redis.start_empty()
+
+    async def _redis_forgets(self, fault: Fault) -> None:
+        """What was written lately is lost, as when a replica that lagged takes over."""
+        before = self._redis.store.snapshot()
+        await asyncio.sleep(fault.seconds)
+        self._redis.stop()
+        self._redis.store.restore(before)
+        self._redis.listen()
+
+    async def _clock_jumps(self, fault: Fault) -> None:
+        self._redis.epoch += self._rng.choice((-1.0, 1.0)) * fault.factor
+        await asyncio.sleep(0)
+
+    async def _index_lies(self, fault: Fault) -> None:
+        """The sets of the prefix index hold and lack what they shouldn't."""
+        until = asyncio.get_running_loop().time() + fault.seconds
+        while asyncio.get_running_loop().time() < until:
+            sets = [members for key, members in self._redis.store.values.items() if b":prefix:" in key]
+            blocks = sorted({block for members in sets for block in members if block[:11] != b"incarnation"})
+            for members in sets:
+                for block in self._rng.sample(blocks, min(len(blocks), 4)):
+                    if self._rng.random() < 0.5:
+                        members[block] = None
+                    else:
+                        members.pop(block, None)
+            await asyncio.sleep(LIE_EVERY_S)
+
+    # ---- tiers ----
+
+    async def _tier_slow(self, fault: Fault) -> None:
+        loop = asyncio.get_running_loop()
+        assert isinstance(loop, SeededLoop)
+        loop.thread_s = max(0.05, fault.factor / 20)
+        await asyncio.sleep(fault.seconds)
+        loop.thread_s = SeededLoop.thread_s
+
+    async def _tier_fails(self, fault: Fault) -> None:
+        health = self._workers[fault.target].tier_health
+        health.fails = True
+        await asyncio.sleep(fault.seconds)
+        health.fails = False
+
+    # ---- operators ----
+
+    async def _role(self, fault: Fault) -> None:
+        life, parts = self._workers[fault.target].life, next(iter(self._routers.values())).parts
+        if life is None or parts is None:
+            return
+        role = "decode" if life.role == "prefill" else "prefill"
+        try:
+            await parts.core.roles.move([fault.target], role, min(fault.seconds, 3.0))
+        except BatonError as error:
+            self._tell(fault.target, f"doesn't become {role}: {error.label}")
+        else:
+            self._tell(fault.target, f"is a {role} worker")
+
+    async def _ratio(self, fault: Fault) -> None:
+        parts = next(iter(self._routers.values())).parts
+        if parts is None:
+            return
+        count = len(self._workers)
+        prefill = self._rng.randint(0, count)
+        try:
+            await parts.core.roles.set_ratio(prefill, count - prefill, min(fault.seconds, 3.0))
+        except BatonError as error:
+            self._tell("operator", f"gets no ratio {prefill}:{count - prefill}: {error.label}")
+        else:
+            self._tell("operator", f"has the ratio {prefill}:{count - prefill}")
+
+    async def _hold(self, fault: Fault) -> None:
+        parts = next(iter(self._routers.values())).parts
+        if parts is None:
+            return
+        self._held.add(fault.target)
+        hold = SlotHold("drain" if self._rng.random() < 0.5 else "eject")
+        try:
+            await parts.holds.put(fault.target, hold)
+            self._tell(fault.target, f"is held: {hold.how}")
+        except BatonError as error:
+            self._tell(fault.target, f"isn't held: {error.label}")
+        await asyncio.sleep(fault.seconds)
+        await self._put_back(fault.target)
+
+    async def put_all_back(self) -> None:
+        """Puts every held worker back, also where a store that lost its last writes holds it again."""
+        for slot in sorted(self._held):
+            await self._put_back(slot)
+
+    async def _put_back(self, slot: str) -> None:
+        while True:
+            parts = next(iter(self._routers.values())).parts
+            try:
+                if parts is not None:
+                    await parts.holds.put(slot, None)
+                    return
+            except BatonError:
+                pass
+            await asyncio.sleep(0.5)
+
+    async def _leave(self, fault: Fault) -> None:
+        worker = self._workers[fault.target]
+        if worker.life is not None:
+            worker.life.stop.set()
+        await asyncio.sleep(0)
+
+    async def _weights(self, fault: Fault) -> None:
+        """A worker drains and comes back with other weights under the same name, as in a rolling upgrade."""
+        self._workers[fault.target].weights ^= 1
+        await self._leave(fault)
+
+    # ---- tasks ----
+
+    async def _cancel_again(self, fault: Fault) -> None:
+        """Whoever is cancelled meanwhile is cancelled again soon, in the middle of its clean-up."""
+        loop = asyncio.get_running_loop()
+        assert isinstance(loop, SeededLoop)
+        loop.again_s = 0.002 * fault.factor / 10
+        await asyncio.sleep(fault.seconds)
+        loop.again_s = 0.0

@@ -1,0 +1,165 @@
+"""One question to the server, asked whole or as a stream, and everything that is wrong with how it came."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import msgspec
+
+from baton.drill.live.http import Http, Unreachable
+
+DONE = "[DONE]"
+
+
+class Question(msgspec.Struct, frozen=True):
+    """A completion that is asked for. ``needle`` is a word that only this prompt has."""
+
+    prompt: str
+    max_tokens: int
+    needle: str = ""
+    n: int = 1
+    seed: int = 0
+
+
+class Answer(msgspec.Struct):
+    """What came: the texts by choice, or why there are none.
+
+    ``wrong`` says what no server may do; ``failed`` is a status other than 200, or a connection that broke.
+    """
+
+    texts: tuple[str, ...] = ()
+    wrong: tuple[str, ...] = ()
+    failed: str = ""
+    tokens: int | None = None
+
+    @property
+    def whole(self) -> bool:
+        """Returns whether an answer came, and came well."""
+        return not (self.wrong or self.failed)
+
+
+class Asker:
+    """Asks a server's /v1/completions for greedy answers, each within ``limit_s`` seconds."""
+
+    def __init__(self, http: Http, model: str, limit_s: float) -> None:
+        self._http, self._model, self._limit_s = http, model, limit_s
+
+    async def whole(self, question: Question) -> Answer:
+        """Asks without a stream."""
+        return await self._within(self._whole(question))
+
+    async def streamed(self, question: Question) -> Answer:
+        """Asks for a stream, and holds its events against one another."""
+        return await self._within(self._streamed(question))
+
+    async def leave(self, question: Question, events: int) -> Answer:
+        """Asks for a stream and hangs up after so many events."""
+        return await self._within(self._left(question, events))
+
+    async def _within(self, asking: Any) -> Answer:
+        try:
+            async with asyncio.timeout(self._limit_s):
+                answer: Answer = await asking
+        except TimeoutError:
+            return Answer(wrong=(f"no end within {self._limit_s:g} s",))
+        except Unreachable as error:
+            return Answer(failed=str(error))
+        return answer
+
+    def _body(self, question: Question, stream: bool) -> dict[str, Any]:
+        body = {
+            "model": self._model, "prompt": question.prompt, "max_tokens": question.max_tokens, "n": question.n,
+            "temperature": 0.0, "seed": question.seed, "stream": stream,
+        }  # fmt: skip
+        return body | ({"stream_options": {"include_usage": True}} if stream else {})
+
+    async def _whole(self, question: Question) -> Answer:
+        reply = await self._http.ask("/v1/completions", self._body(question, False))
+        if reply.status != 200:
+            return Answer(failed=f"status {reply.status}: {json.dumps(reply.body)[:200]}")
+        choices = sorted(reply.body.get("choices", []), key=lambda choice: choice.get("index", 0))
+        wrong = [f"{len(choices)} choices of {question.n}"] if len(choices) != question.n else []
+        wrong += [f"choice {at} has no finish reason" for at, c in enumerate(choices) if not c.get("finish_reason")]
+        tokens, more = _usage(reply.body.get("usage"), question)
+        return Answer(tuple(str(c.get("text", "")) for c in choices), (*wrong, *more), tokens=tokens)
+
+    async def _left(self, question: Question, events: int) -> Answer:
+        async with self._http.events("/v1/completions", self._body(question, True)) as (status, data):
+            if status != 200:
+                return Answer(failed=f"status {status}")
+            async for _ in data:
+                events -= 1
+                if events <= 0:
+                    break
+        return Answer()
+
+    async def _streamed(self, question: Question) -> Answer:
+        stream = _Stream(question)
+        async with self._http.events("/v1/completions", self._body(question, True)) as (status, data):
+            if status != 200:
+                return Answer(failed=f"status {status}")
+            async for event in data:
+                stream.take(event)
+        return stream.answer()
+
+
+class _Stream:
+    """Reads the events of one stream."""
+
+    def __init__(self, question: Question) -> None:
+        self._question = question
+        self._texts = [""] * question.n
+        self._reasons: list[list[str]] = [[] for _ in range(question.n)]
+        self._wrong: list[str] = []
+        self._usage: Any = None
+        self._done = False
+
+    def take(self, event: str) -> None:
+        if self._done:
+            self._wrong.append("an event follows the stream's end")
+        if event == DONE:
+            self._done = True
+            return
+        try:
+            chunk = json.loads(event)
+        except ValueError:
+            self._wrong.append(f"an event is no JSON: {event[:80]!r}")
+            return
+        if "error" in chunk:
+            self._wrong.append(f"the stream ends in an error: {json.dumps(chunk['error'])[:160]}")
+        self._usage = chunk.get("usage") or self._usage
+        for choice in chunk.get("choices", []):
+            self._choice(choice)
+
+    def _choice(self, choice: dict[str, Any]) -> None:
+        at, text = choice.get("index", 0), choice.get("text") or ""
+        if not 0 <= at < self._question.n:
+            self._wrong.append(f"a choice of index {at}")
+            return
+        if self._reasons[at] and text:
+            self._wrong.append(f"choice {at} goes on after its finish reason")
+        self._texts[at] += text
+        if choice.get("finish_reason"):
+            self._reasons[at].append(choice["finish_reason"])
+
+    def answer(self) -> Answer:
+        wrong = list(self._wrong)
+        if not self._done:
+            wrong.append("the stream ends without [DONE]")
+        wrong += [f"choice {at} has {len(r)} finish reasons" for at, r in enumerate(self._reasons) if len(r) != 1]
+        tokens, more = _usage(self._usage, self._question)
+        return Answer(tuple(self._texts), (*wrong, *more), tokens=tokens)
+
+
+def _usage(usage: Any, question: Question) -> tuple[int | None, list[str]]:
+    """The completion's tokens as the server counts them, and what can't be."""
+    if not isinstance(usage, dict) or "completion_tokens" not in usage:
+        return None, []
+    tokens, wrong = int(usage["completion_tokens"]), []
+    if not 0 <= tokens <= question.max_tokens * question.n:
+        wrong.append(f"usage says {tokens} tokens of {question.max_tokens * question.n} at most")
+    if "total_tokens" in usage and usage["total_tokens"] != usage.get("prompt_tokens", 0) + tokens:
+        wrong.append("usage's total is not the sum of its parts")
+    return tokens, wrong

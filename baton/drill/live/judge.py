@@ -1,0 +1,219 @@
+"""Judges a running server by its answers: foreign, changed, lost and repeated text, silence, false health.
+
+The order of the probes: alone (each question twice, whole and streamed), under load (all at once, clients that
+leave beside them), alone again. What differs alone is the server's own randomness, and is held against nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable, Sequence
+
+import msgspec
+
+from baton.drill.live.answers import Answer, Asker, Question
+from baton.drill.live.http import Http, Unreachable
+
+HEADS = 4  # prefixes that questions share
+LOOK_S = 0.2  # seconds between two looks at the server's health
+CALM_S = 20.0  # seconds that a server has to be calm after the last request
+HEALTH = ("/health", "/ready")
+RUNNING = (
+    "num_requests_running",
+    "baton_running",
+    "requests_processing",
+)  # gauges of requests in flight, by server
+WORDS = (
+    "river", "stone", "winter", "garden", "letter", "window", "mountain", "paper", "silver", "morning", "market",
+    "bridge", "station", "candle", "harbor", "copper", "forest", "engine", "island", "velvet", "thunder", "mirror",
+)  # fmt: skip
+
+
+class Scorecard(msgspec.Struct):
+    """What a server did. Each list names what was seen; ``differs`` may be arithmetic of another batch."""
+
+    requests: int = 0
+    answered: int = 0
+    refused: int = 0
+    foreign: list[str] = []
+    broken: list[str] = []
+    endless: list[str] = []
+    unlike: list[str] = []
+    differs: list[str] = []
+    health: list[str] = []
+    held: list[str] = []
+    random_alone: int = 0
+
+    @property
+    def passed(self) -> bool:
+        """Returns whether nothing was seen that no server may do."""
+        return not (self.foreign or self.broken or self.endless or self.unlike or self.health or self.held)
+
+
+class Plan(msgspec.Struct, frozen=True):
+    """How much is asked: questions, how often each is asked under load, and how many at once."""
+
+    questions: int = 24
+    rounds: int = 4
+    at_once: int = 16
+    max_tokens: int = 24
+    limit_s: float = 120.0
+    seed: int = 0
+
+
+class LiveJudge:
+    """Judges the server at ``url``. Raises Unreachable where nobody answers there at all."""
+
+    def __init__(self, url: str, key: str = "", model: str = "", plan: Plan = Plan()) -> None:
+        self._http, self._plan, self._model = Http(url, key), plan, model
+        self._rng = random.Random(plan.seed)
+        self.card = Scorecard()
+        self._questions = questions(plan, self._rng)
+        self._working = 0
+
+    async def run(self) -> Scorecard:
+        """Asks everything and returns what was seen."""
+        model = self._model or await self._first_model()
+        self._asker = Asker(self._http, model, self._plan.limit_s)
+        alone = [await self._alone(question) for question in self._questions]
+        watching = asyncio.create_task(self._watch_health())
+        await self._storm(alone)
+        watching.cancel()
+        for question, before in zip(self._questions[:4], alone, strict=False):
+            self._hold(question, before, await self._ask(self._asker.whole, question), "after the load")
+        await self._calm()
+        return self.card
+
+    async def _first_model(self) -> str:
+        reply = await self._http.ask("/v1/models")
+        models = reply.body.get("data") or []
+        if reply.status != 200 or not models:
+            raise Unreachable(f"/v1/models names no model (status {reply.status})")
+        return str(models[0]["id"])
+
+    # ---- probes ----
+
+    async def _alone(self, question: Question) -> str | None:
+        """The answer that the server gives alone, twice; None where it gives two."""
+        first, again = [await self._ask(self._asker.whole, question) for _ in range(2)]
+        streamed = await self._ask(self._asker.streamed, question)
+        if not (first.whole and again.whole and streamed.whole):
+            return None
+        if first.texts != again.texts:
+            self.card.random_alone += 1
+            return None
+        if streamed.texts != first.texts:
+            self.card.unlike.append(_unlike("streamed", question, first.texts[0], streamed.texts[0]))
+        if streamed.tokens is not None and first.tokens is not None and streamed.tokens != first.tokens:
+            self.card.unlike.append(f"usage counts {first.tokens} tokens whole and {streamed.tokens} streamed")
+        return first.texts[0]
+
+    async def _storm(self, alone: Sequence[str | None]) -> None:
+        places = asyncio.Semaphore(self._plan.at_once)
+        asked = [(q, a) for q, a in zip(self._questions, alone, strict=True) for _ in range(self._plan.rounds)]
+        self._rng.shuffle(asked)
+
+        async def one(question: Question, before: str | None, way: float, events: int) -> None:
+            async with places:
+                if way < 0.2:
+                    await self._ask(lambda q: self._asker.leave(q, events), question)
+                    return
+                ask = self._asker.streamed if way < 0.7 else self._asker.whole
+                self._hold(question, before, await self._ask(ask, question), "under load")
+
+        await asyncio.gather(*(one(q, a, self._rng.random(), self._rng.randint(1, 6)) for q, a in asked))
+
+    async def _ask(self, ask: Callable[[Question], Awaitable[Answer]], question: Question) -> Answer:
+        self.card.requests += 1
+        answer = await ask(question)
+        if answer.failed:
+            self.card.refused += 1
+            return answer
+        self._working += 1
+        self.card.answered += answer.whole
+        ends = [text for text in answer.wrong if text.startswith("no end")]
+        self.card.endless += ends
+        self.card.broken += [text for text in answer.wrong if text not in ends]
+        self._look_for_foreign(question, answer)
+        return answer
+
+    def _look_for_foreign(self, question: Question, answer: Answer) -> None:
+        for other in self._questions:
+            if other.needle != question.needle and any(other.needle in text for text in answer.texts):
+                self.card.foreign.append(
+                    f"{other.needle!r} of another prompt is in an answer: {answer.texts!r}"[:200]
+                )
+
+    def _hold(self, question: Question, before: str | None, answer: Answer, when: str) -> None:
+        if before is not None and answer.whole and answer.texts[0] != before:
+            self.card.differs.append(_unlike(when, question, before, answer.texts[0]))
+
+    # ---- health and rest ----
+
+    async def _watch_health(self) -> None:
+        path = await self._health_path()
+        while path:
+            before, status = self._working, await self._status(path)
+            await asyncio.sleep(LOOK_S)
+            if status != 200 and self._working > before and await self._status(path) != 200:
+                self.card.health.append(f"{path} says {status} while requests are answered")
+            await asyncio.sleep(LOOK_S)
+
+    async def _calm(self) -> None:
+        """A server that says that it is well answers; and it holds no request that nobody waits for."""
+        path = await self._health_path()
+        if path and await self._status(path) == 200:
+            last = await self._ask(self._asker.whole, self._questions[0])
+            if last.failed:
+                self.card.health.append(f"{path} says 200 and a request fails: {last.failed}")
+        deadline = asyncio.get_running_loop().time() + CALM_S
+        while (held := await self._running()) and asyncio.get_running_loop().time() < deadline:  # noqa: ASYNC110
+            await asyncio.sleep(LOOK_S)
+        if held:
+            self.card.held.append(f"{held:g} requests run {CALM_S:g} s after the last one was asked")
+
+    async def _health_path(self) -> str:
+        for path in HEALTH:
+            if await self._status(path) not in (404, 405, 0):
+                return path
+        return ""
+
+    async def _status(self, path: str) -> int:
+        try:
+            async with asyncio.timeout(self._plan.limit_s):
+                return (await self._http.text(path))[0]
+        except (Unreachable, TimeoutError):
+            return 0
+
+    async def _running(self) -> float:
+        """Requests in flight as the server's metrics count them; 0 where it doesn't say."""
+        try:
+            status, text = await self._http.text("/metrics")
+        except Unreachable:
+            return 0.0
+        lines = [
+            line for line in text.splitlines() if line and line[0] != "#" and any(name in line for name in RUNNING)
+        ]
+        return sum(float(line.rsplit(" ", 1)[1]) for line in lines) if status == 200 else 0.0
+
+
+def questions(plan: Plan, rng: random.Random) -> list[Question]:
+    """Draws questions with shared prefixes, each with a needle of its own in the middle."""
+    heads = [" ".join(rng.choices(WORDS, k=rng.randint(20, 120))) for _ in range(HEADS)]
+    found = []
+    for number in range(plan.questions):
+        needle = (
+            "".join(rng.choices("bcdfghklmnprstvz", k=4)) + f"{number:02d}" + "".join(rng.choices("aeiou", k=3))
+        )
+        tail = " ".join(rng.choices(WORDS, k=rng.randint(2, 40)))
+        prompt = f"{rng.choice(heads)}. The secret word is {needle}. {tail}. The secret word is"
+        found.append(Question(prompt, rng.randint(2, plan.max_tokens), needle))
+    return found
+
+
+def _unlike(when: str, question: Question, want: str, got: str) -> str:
+    at = next((i for i, (a, b) in enumerate(zip(want, got, strict=False)) if a != b), min(len(want), len(got)))
+    return (
+        f"{when}, {question.needle}: from character {at} on {got[at : at + 30]!r} instead of {want[at : at + 30]!r}"
+    )

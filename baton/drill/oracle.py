@@ -1,0 +1,62 @@
+"""What the paced engine must answer, computed from the request alone: no page, no batch, none of the engine's code.
+
+Row i of a sequence is XXH3-128(row i-1, token i, i), repeated to the row's size; the next token is XXH3-64 of all
+rows, keyed by seed and choice where it is sampled. A grammar of ``SimulatedGrammar`` says which ids may come.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import xxhash
+
+from baton.drill.grammar import follow
+from baton.protos.nouns import Sampling
+
+ROW_BYTES = 16  # bytes of KV per token, one digest
+VOCABULARY = 997
+EOS = 11
+MOST_TOKENS = 2048  # prompt and answer together
+
+
+def answer(prompt: Sequence[int], sampling: Sampling, choice: int) -> tuple[list[int], str]:
+    """Returns every token of a choice's answer, and why it ends there: "stop" or "length"."""
+    row, digest, at = b"", xxhash.xxh3_64(), 0
+    outputs: list[int] = []
+    grammar = follow(sampling.grammar)
+    stops = set(sampling.stop_token_ids) | (set() if sampling.ignore_eos else {EOS})
+    fresh = list(prompt)
+    while len(outputs) < sampling.max_tokens and len(prompt) + len(outputs) < MOST_TOKENS:
+        for token in fresh:
+            row = xxhash.xxh3_128_digest(row + token.to_bytes(8, "little") + at.to_bytes(8, "little"))
+            digest.update(row)
+            at += 1
+        keyed = digest.copy()
+        if sampling.temperature > 0:
+            keyed.update(sampling.seed.to_bytes(8, "little") + choice.to_bytes(8, "little"))
+        banned = stops if len(outputs) < sampling.min_tokens else set()
+        number = keyed.intdigest()
+        if grammar is None:
+            token = number % VOCABULARY
+            while token in banned:
+                token = (token + 1) % VOCABULARY
+        else:
+            allowed = [int(i) for i in np.flatnonzero(grammar.mask(VOCABULARY)) if int(i) not in banned]
+            token = allowed[number % len(allowed)]
+            grammar.take(token)
+        outputs.append(token)
+        fresh = [token]
+        if (grammar is not None and grammar.done) or (token in stops and len(outputs) > sampling.min_tokens):
+            return outputs, "stop"
+    return outputs, "length"
+
+
+def pooled(prompt: Sequence[int], how: str) -> bytes:
+    """Returns the vector that an embedding of ``prompt`` is: the mean or the last of its rows, as float32."""
+    row, rows = b"", []
+    for at, token in enumerate(prompt):
+        row = xxhash.xxh3_128_digest(row + token.to_bytes(8, "little") + at.to_bytes(8, "little"))
+        rows.append(np.frombuffer(row, np.uint8))
+    states = (np.stack(rows) / 255 - 0.5).astype(np.float32).astype(np.float64)
+    return (states.mean(axis=0) if how == "mean" else states[-1]).astype("<f4").tobytes()

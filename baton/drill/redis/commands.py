@@ -1,0 +1,259 @@
+"""Commands on strings, hashes, lists, sets and sorted sets, as far as we use them: importing registers them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from baton.drill.redis.store import OK, Answer, Refused, Store, as_text, bound, command, expire, integer
+
+# ---- strings ----
+
+
+@command("GET")
+def _get(store: Store, args: list[bytes]) -> Answer:
+    return store.find(args[0], "string")
+
+
+@command("MGET")
+def _mget(store: Store, args: list[bytes]) -> Answer:
+    return [store.find(key, "string") if store.kinds.get(key) in (None, "string") else None for key in args]
+
+
+@command("SET")
+def _set(store: Store, args: list[bytes]) -> Answer:
+    key, value, *options = args
+    store.set(key, value)
+    while options:
+        option = options.pop(0).upper()
+        if option not in (b"EX", b"PX"):
+            raise Refused("ERR syntax error")
+        expire(store, key, integer(options.pop(0)) / (1000 if option == b"PX" else 1))
+    return OK
+
+
+@command("STRLEN")
+def _strlen(store: Store, args: list[bytes]) -> Answer:
+    return len(store.find(args[0], "string") or b"")
+
+
+@command("INCR")
+def _incr(store: Store, args: list[bytes]) -> Answer:
+    return _add(store, args[0], 1)
+
+
+@command("INCRBY")
+def _incrby(store: Store, args: list[bytes]) -> Answer:
+    return _add(store, args[0], integer(args[1]))
+
+
+@command("DECRBY")
+def _decrby(store: Store, args: list[bytes]) -> Answer:
+    return _add(store, args[0], -integer(args[1]))
+
+
+def _add(store: Store, key: bytes, by: int) -> int:
+    now = integer(store.make(key, "string", lambda: b"0")) + by
+    store.values[key] = b"%d" % now
+    return now
+
+
+# ---- hashes ----
+
+
+def _hash(store: Store, key: bytes) -> dict[bytes, bytes]:
+    found: dict[bytes, bytes] = store.find(key, "hash") or {}
+    return found
+
+
+@command("HSET")
+def _hset(store: Store, args: list[bytes]) -> Answer:
+    fields = store.make(args[0], "hash", dict)
+    before = len(fields)
+    fields.update(zip(args[1::2], args[2::2], strict=True))
+    return len(fields) - before
+
+
+@command("HSETNX")
+def _hsetnx(store: Store, args: list[bytes]) -> Answer:
+    if args[1] in _hash(store, args[0]):
+        return 0
+    store.make(args[0], "hash", dict)[args[1]] = args[2]
+    return 1
+
+
+@command("HGET")
+def _hget(store: Store, args: list[bytes]) -> Answer:
+    return _hash(store, args[0]).get(args[1])
+
+
+@command("HMGET")
+def _hmget(store: Store, args: list[bytes]) -> Answer:
+    fields = _hash(store, args[0])
+    return [fields.get(name) for name in args[1:]]
+
+
+@command("HGETALL")
+def _hgetall(store: Store, args: list[bytes]) -> Answer:
+    return [part for pair in _hash(store, args[0]).items() for part in pair]
+
+
+@command("HVALS")
+def _hvals(store: Store, args: list[bytes]) -> Answer:
+    return list(_hash(store, args[0]).values())
+
+
+@command("HLEN")
+def _hlen(store: Store, args: list[bytes]) -> Answer:
+    return len(_hash(store, args[0]))
+
+
+@command("HEXISTS")
+def _hexists(store: Store, args: list[bytes]) -> Answer:
+    return int(args[1] in _hash(store, args[0]))
+
+
+@command("HDEL")
+def _hdel(store: Store, args: list[bytes]) -> Answer:
+    return _remove(store, args[0], "hash", args[1:])
+
+
+@command("HINCRBYFLOAT")
+def _hincrbyfloat(store: Store, args: list[bytes]) -> Answer:
+    fields = store.make(args[0], "hash", dict)
+    try:
+        now = float(fields.get(args[1], b"0")) + bound(args[2])
+    except ValueError:
+        raise Refused("ERR hash value is not a float") from None
+    fields[args[1]] = as_text(now)
+    return fields[args[1]]
+
+
+def _remove(store: Store, key: bytes, kind: str, members: list[bytes]) -> int:
+    found = store.find(key, kind)
+    if found is None:
+        return 0
+    gone = sum(found.pop(member, store) is not store for member in members)
+    if gone:
+        store.touched(key)
+    store.drop_if_empty(key)
+    return gone
+
+
+# ---- sets ----
+
+
+def _set_of(store: Store, key: bytes) -> dict[bytes, None]:
+    found: dict[bytes, None] = store.find(key, "set") or {}
+    return found
+
+
+@command("SADD")
+def _sadd(store: Store, args: list[bytes]) -> Answer:
+    members = store.make(args[0], "set", dict)
+    before = len(members)
+    members.update(dict.fromkeys(args[1:]))
+    return len(members) - before
+
+
+@command("SREM")
+def _srem(store: Store, args: list[bytes]) -> Answer:
+    return _remove(store, args[0], "set", args[1:])
+
+
+@command("SISMEMBER")
+def _sismember(store: Store, args: list[bytes]) -> Answer:
+    return int(args[1] in _set_of(store, args[0]))
+
+
+@command("SMEMBERS")
+def _smembers(store: Store, args: list[bytes]) -> Answer:
+    return list(_set_of(store, args[0]))
+
+
+# ---- lists ----
+
+
+def _list_of(store: Store, key: bytes) -> list[bytes]:
+    found: list[bytes] = store.find(key, "list") or []
+    return found
+
+
+@command("LPUSH")
+def _lpush(store: Store, args: list[bytes]) -> Answer:
+    items = store.make(args[0], "list", list)
+    items[:0] = args[:0:-1]
+    return len(items)
+
+
+@command("LRANGE")
+def _lrange(store: Store, args: list[bytes]) -> Answer:
+    return _slice(_list_of(store, args[0]), args[1], args[2])
+
+
+@command("LTRIM")
+def _ltrim(store: Store, args: list[bytes]) -> Answer:
+    items = _list_of(store, args[0])
+    if items:
+        items[:] = _slice(items, args[1], args[2])
+        store.touched(args[0])
+        store.drop_if_empty(args[0])
+    return OK
+
+
+def _slice(items: list[Any], first: bytes, last: bytes) -> list[Any]:
+    a, b = integer(first), integer(last)
+    start = max(0, a if a >= 0 else len(items) + a)
+    stop = (b if b >= 0 else len(items) + b) + 1
+    return items[start : max(start, stop)]
+
+
+# ---- sorted sets ----
+
+
+def _sorted(store: Store, key: bytes) -> list[tuple[float, bytes]]:
+    scores: dict[bytes, float] = store.find(key, "zset") or {}
+    return sorted((score, member) for member, score in scores.items())
+
+
+@command("ZADD")
+def _zadd(store: Store, args: list[bytes]) -> Answer:
+    new = [(bound(score), member) for score, member in zip(args[1::2], args[2::2], strict=True)]
+    scores = store.make(args[0], "zset", dict)
+    before = len(scores)
+    scores.update({member: score for score, member in new})
+    return len(scores) - before
+
+
+@command("ZREM")
+def _zrem(store: Store, args: list[bytes]) -> Answer:
+    return _remove(store, args[0], "zset", args[1:])
+
+
+@command("ZRANGE")
+def _zrange(store: Store, args: list[bytes]) -> Answer:
+    found = _slice(_sorted(store, args[0]), args[1], args[2])
+    if len(args) > 3 and args[3].upper() == b"WITHSCORES":
+        return [part for score, member in found for part in (member, as_text(score))]
+    return [member for _, member in found]
+
+
+@command("ZREVRANGE")
+def _zrevrange(store: Store, args: list[bytes]) -> Answer:
+    return [member for _, member in _slice(_sorted(store, args[0])[::-1], args[1], args[2])]
+
+
+@command("ZREVRANK")
+def _zrevrank(store: Store, args: list[bytes]) -> Answer:
+    members = [member for _, member in reversed(_sorted(store, args[0]))]
+    return members.index(args[1]) if args[1] in members else None
+
+
+@command("ZRANGEBYSCORE")
+def _zrangebyscore(store: Store, args: list[bytes]) -> Answer:
+    low, high = bound(args[1]), bound(args[2])
+    return [member for score, member in _sorted(store, args[0]) if low <= score <= high]
+
+
+@command("ZREMRANGEBYSCORE")
+def _zremrangebyscore(store: Store, args: list[bytes]) -> Answer:
+    return _remove(store, args[0], "zset", _zrangebyscore(store, args))

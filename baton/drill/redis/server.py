@@ -1,0 +1,237 @@
+"""The model of Redis as a server in the simulated network, and the connections by which redis-py reaches it.
+
+RESP 2 both ways, under redis-py's own client, pool and parser. The server answers each connection in order; it can
+be made to stall, to forget, to lose what was written lately, or to stop. Knows nothing of what is stored.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from redis.asyncio.connection import AbstractConnection
+
+import baton.drill.redis.commands  # noqa: F401  # registers the commands
+from baton.drill.network import Connection, Network
+from baton.drill.redis.store import OK, Answer, Refused, Status, Store
+
+ADDRESS = "redis:6379"
+PROCESS = "redis"
+URL = "redis://redis:6379/0?protocol=2"
+IN_MULTI = (b"EXEC", b"DISCARD", b"MULTI", b"WATCH")
+
+
+class RedisServer:
+    """A server in the network. ``epoch`` is added to the loop's time for the wall clock, in seconds."""
+
+    def __init__(self, network: Network, epoch: float) -> None:
+        self._network, self.epoch = network, epoch
+        self._loop = asyncio.get_running_loop()
+        self.store = Store(self.wall_clock)
+        self.stalled_until = 0.0
+        self._held: deque[Callable[[], None]] = deque()
+        self.listen()
+
+    def wall_clock(self) -> float:
+        """Returns the server's wall-clock seconds."""
+        return self._loop.time() + self.epoch
+
+    def listen(self) -> None:
+        """Takes connections from now on."""
+        self._network.listen(ADDRESS, PROCESS, self)
+
+    def stall(self, seconds: float) -> None:
+        """Answers nothing for so long; what is asked meanwhile is answered afterwards."""
+        self.stalled_until = max(self.stalled_until, self._loop.time() + seconds)
+        self._loop.call_later(seconds, self._go_on)
+
+    def stop(self) -> None:
+        """Ends the server: connections break, and nobody listens."""
+        self._network.process_died(PROCESS)
+        self._held.clear()
+
+    def start_empty(self) -> None:
+        """Begins anew, without data and without scripts."""
+        self.store = Store(self.wall_clock)
+        self.listen()
+
+    def execute(self, work: Callable[[], None]) -> None:
+        """Does ``work`` now, or once the server no longer stalls."""
+        if self._loop.time() < self.stalled_until or self._held:
+            self._held.append(work)
+        else:
+            work()
+
+    def _go_on(self) -> None:
+        while self._held and self._loop.time() >= self.stalled_until:
+            self._held.popleft()()
+
+
+class Session:
+    """The server's side of one connection: what it has queued since MULTI, and the keys that it watches."""
+
+    def __init__(self, server: RedisServer) -> None:
+        self._server = server
+        self._buffer = b""
+        self._queued: list[list[bytes]] | None = None
+        self._watched: dict[bytes, int] = {}
+
+    def feed(self, data: bytes) -> bytes:
+        """Takes bytes; returns the answers to the commands that they complete."""
+        self._buffer += data
+        answers = []
+        while (read := _command(self._buffer)) is not None:
+            words, self._buffer = read
+            answers.append(self._answer(words))
+        return b"".join(answers)
+
+    def _answer(self, words: list[bytes]) -> bytes:
+        try:
+            return encoded(self._run(words))
+        except Refused as error:
+            return f"-{error}\r\n".encode()
+
+    def _run(self, words: list[bytes]) -> Answer:
+        name, store = words[0].upper(), self._server.store
+        if self._queued is not None and name not in IN_MULTI:
+            self._queued.append(words)
+            return Status("QUEUED")
+        if name == b"MULTI":
+            self._queued = []
+            return OK
+        if name == b"WATCH":
+            for key in words[1:]:
+                store.expire_due(key)
+                self._watched[key] = store.versions.get(key, 0)
+            return OK
+        if name in (b"UNWATCH", b"DISCARD"):
+            self._queued, self._watched = None, {}
+            return OK
+        return self._exec(store) if name == b"EXEC" else store.run(words)
+
+    def _exec(self, store: Store) -> Answer:
+        queued, watched = self._queued or [], self._watched
+        self._queued, self._watched = None, {}
+        for key in watched:
+            store.expire_due(key)
+        if any(store.versions.get(key, 0) != version for key, version in watched.items()):
+            return None
+        return [_each(store, words) for words in queued]
+
+
+def _each(store: Store, words: list[bytes]) -> Answer:
+    try:
+        return store.run(words)
+    except Refused as error:  # one command's failure doesn't undo the others
+        return error
+
+
+def _command(data: bytes) -> tuple[list[bytes], bytes] | None:
+    """Returns the first command and what follows it; None while it isn't whole."""
+    if b"\r\n" not in data:
+        return None
+    count, rest = data[1:].split(b"\r\n", 1)
+    words = []
+    for _ in range(int(count)):
+        if b"\r\n" not in rest:
+            return None
+        size, rest = rest[1:].split(b"\r\n", 1)
+        if len(rest) < int(size) + 2:
+            return None
+        words.append(rest[: int(size)])
+        rest = rest[int(size) + 2 :]
+    return words, rest
+
+
+def encoded(answer: Answer) -> bytes:
+    """Returns an answer as RESP 2."""
+    if answer is None:
+        return b"$-1\r\n"
+    if isinstance(answer, int):
+        return b":%d\r\n" % answer
+    if isinstance(answer, bytes):
+        return b"$%d\r\n%b\r\n" % (len(answer), answer)
+    if isinstance(answer, Status):
+        return f"+{answer.text}\r\n".encode()
+    if isinstance(answer, Refused):
+        return f"-{answer}\r\n".encode()
+    return b"*%d\r\n" % len(answer) + b"".join(encoded(item) for item in answer)
+
+
+class _Writer:
+    """The client's end of a connection, as redis-py writes to it."""
+
+    def __init__(self, connection: Connection, reader: asyncio.StreamReader) -> None:
+        self._connection, self._reader = connection, reader
+        server = connection.listener
+        assert isinstance(server, RedisServer)
+        self._server, self._session = server, Session(server)
+        connection.when_broken(self._broke)
+
+    def writelines(self, parts: Iterable[bytes]) -> None:
+        """Sends bytes; they may never arrive."""
+        data = b"".join(parts)
+        if not self._connection.broken:
+            self._connection.up.send(lambda: self._server.execute(lambda: self._arrived(data)), len(data))
+
+    def write(self, data: bytes) -> None:
+        """Sends bytes; they may never arrive."""
+        self.writelines([data])
+
+    async def drain(self) -> None:
+        """Raises ConnectionResetError where the connection has broken."""
+        await asyncio.sleep(0)
+        if self._connection.broken:
+            raise ConnectionResetError("the connection broke")
+
+    def close(self) -> None:
+        """Ends the connection."""
+        self._connection.break_now()
+
+    async def wait_closed(self) -> None:
+        """Returns at once."""
+
+    def get_extra_info(self, name: str, default: Any = None) -> Any:
+        """Returns ``default``: there is no socket."""
+        return default
+
+    def _arrived(self, data: bytes) -> None:
+        if not self._connection.broken:
+            answer = self._session.feed(data)
+            self._connection.down.send(lambda: self._reader.feed_data(answer), len(answer))
+
+    def _broke(self) -> None:
+        self._reader.feed_eof()
+
+
+def connections(network: Network, process: str) -> type[AbstractConnection]:
+    """Returns the kind of connection by which ``process`` reaches Redis."""
+
+    class SimulatedConnection(AbstractConnection):
+        """A connection of redis-py over the simulated network."""
+
+        def __init__(self, *, host: str = "", port: int = 0, **options: Any) -> None:
+            self.host, self.port = host, port
+            super().__init__(**options)
+
+        def repr_pieces(self) -> list[tuple[str, Any]]:
+            """Names the connection in errors."""
+            return [("process", process)]
+
+        def _connection_arguments(self) -> dict[str, Any]:
+            return {}
+
+        def _host_error(self) -> str:
+            return ADDRESS
+
+        async def _connect(self) -> None:
+            await asyncio.sleep(2 * network.conditions.delay_s)
+            found = network.connect(process, ADDRESS)
+            if found is None:
+                raise ConnectionRefusedError(f"nobody answers at {ADDRESS}")
+            reader = asyncio.StreamReader()
+            self._reader, self._writer = reader, _Writer(found, reader)  # type: ignore[assignment]
+
+    return SimulatedConnection

@@ -1,0 +1,316 @@
+"""Redis's data and the commands that we use, as a model: bytes in, Python values out. Torch-free, without sockets.
+
+An answer is None, an int, bytes, ``Status``, or a list of answers; what Redis refuses is raised as ``Refused``.
+Keys expire by ``clock``, wall-clock seconds. Knows nothing of connections. ``tests/drill/redis`` holds it against a
+real server, command by command.
+"""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from baton.drill.redis.lua import Script
+from baton.drill.redis.lua_values import LuaError, Table
+
+Answer = Any  # None, int, bytes, Status, or a list of these
+Handler = Callable[["Store", list[bytes]], Answer]
+WRONG_TYPE = "WRONGTYPE Operation against a key holding the wrong kind of value"
+NO_INTEGER = "ERR value is not an integer or out of range"
+
+
+class Refused(Exception):
+    """An error that Redis answers with."""
+
+
+class Status(NamedTuple):
+    """A simple answer, such as OK."""
+
+    text: str
+
+
+OK = Status("OK")
+COMMANDS: dict[bytes, Handler] = {}
+
+
+def command(*names: str) -> Callable[[Handler], Handler]:
+    """Registers a handler under its commands' names."""
+
+    def register(handler: Handler) -> Handler:
+        COMMANDS.update({name.encode(): handler for name in names})
+        return handler
+
+    return register
+
+
+class Store:
+    """Every key with its value, and when it expires.
+
+    Values: bytes for strings, dicts for hashes, sets (dicts of None) and sorted sets (of floats), lists.
+    """
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self.clock = clock
+        self.values: dict[bytes, Any] = {}
+        self.kinds: dict[bytes, str] = {}
+        self.expires: dict[bytes, float] = {}
+        self.versions: dict[bytes, int] = {}  # of keys, for WATCH
+        self.scripts: dict[bytes, Script] = {}
+        self.max_bytes = 0
+
+    def run(self, words: list[bytes]) -> Answer:
+        """Runs one command and returns its answer. Raises Refused."""
+        handler = COMMANDS.get(words[0].upper())
+        if handler is None:
+            raise Refused(f"ERR unknown command '{words[0].decode()}'")
+        return handler(self, words[1:])
+
+    def snapshot(self) -> tuple[Any, ...]:
+        """Returns a copy of all data."""
+        return copy.deepcopy((self.values, self.kinds, self.expires))
+
+    def restore(self, snapshot: tuple[Any, ...]) -> None:
+        """Makes the data what a snapshot says."""
+        self.values, self.kinds, self.expires = copy.deepcopy(snapshot)
+        self._touch_all()
+
+    def flush(self) -> None:
+        """Forgets every key and its value."""
+        self.values.clear()
+        self.kinds.clear()
+        self.expires.clear()
+        self._touch_all()
+
+    # ---- keys ----
+
+    def find(self, key: bytes, kind: str) -> Any:
+        """Returns the value of a key, or None. Raises Refused for one of another kind."""
+        self.expire_due(key)
+        if key not in self.values:
+            return None
+        if self.kinds[key] != kind:
+            raise Refused(WRONG_TYPE)
+        return self.values[key]
+
+    def make(self, key: bytes, kind: str, empty: Callable[[], Any]) -> Any:
+        """Returns the value of a key, which exists from now on, and counts a change."""
+        found = self.find(key, kind)
+        if found is None:
+            found = self.values[key] = empty()
+            self.kinds[key] = kind
+        self.touched(key)
+        return found
+
+    def set(self, key: bytes, value: bytes) -> None:
+        """Makes a key a string that doesn't expire."""
+        self.values[key], self.kinds[key] = value, "string"
+        self.expires.pop(key, None)
+        self.touched(key)
+
+    def drop(self, key: bytes) -> bool:
+        """Forgets a key; returns whether there was one."""
+        self.expire_due(key)
+        self.expires.pop(key, None)
+        self.kinds.pop(key, None)
+        found = self.values.pop(key, None) is not None
+        if found:
+            self.touched(key)
+        return found
+
+    def drop_if_empty(self, key: bytes) -> None:
+        """Forgets a container without members, as Redis does."""
+        if not self.values.get(key, True):
+            self.drop(key)
+
+    def touched(self, key: bytes) -> None:
+        """Counts a change of a key."""
+        self.versions[key] = self.versions.get(key, 0) + 1
+
+    def expire_due(self, key: bytes) -> None:
+        """Forgets a key whose time is over."""
+        if self.expires.get(key, math.inf) <= self.clock():
+            del self.expires[key], self.values[key], self.kinds[key]
+            self.touched(key)
+
+    def _touch_all(self) -> None:
+        for key in {*self.versions, *self.values}:
+            self.touched(key)
+
+
+# ---- scripts ----
+
+
+@command("SCRIPT")
+def _script(store: Store, args: list[bytes]) -> Answer:
+    if args[0].upper() == b"EXISTS":
+        return [int(sha in store.scripts) for sha in args[1:]]
+    if args[0].upper() != b"LOAD":
+        raise Refused("ERR unknown subcommand")
+    sha = hashlib.sha1(args[1], usedforsecurity=False).hexdigest().encode()
+    store.scripts[sha] = _read(args[1])
+    return sha
+
+
+@command("EVALSHA")
+def _eval_sha(store: Store, args: list[bytes]) -> Answer:
+    if args[0] not in store.scripts:
+        raise Refused("NOSCRIPT No matching script. Please use EVAL.")
+    return _run(store, store.scripts[args[0]], args[1:])
+
+
+@command("EVAL")
+def _eval(store: Store, args: list[bytes]) -> Answer:
+    _script(store, [b"LOAD", args[0]])
+    return _run(store, _read(args[0]), args[1:])
+
+
+_KNOWN: dict[bytes, Script] = {}  # scripts by text: reading one takes longer than running it
+
+
+def _read(text: bytes) -> Script:
+    if text not in _KNOWN:
+        _KNOWN[text] = Script(text.decode())
+    return _KNOWN[text]
+
+
+def _run(store: Store, script: Script, args: list[bytes]) -> Answer:
+    count = int(args[0])
+
+    def call(words: list[bytes]) -> Any:
+        return _to_lua(store.run(words))
+
+    try:
+        return _from_lua(script.run(args[1 : 1 + count], args[1 + count :], call))
+    except LuaError as error:
+        raise Refused(f"ERR {error}") from None
+
+
+def _to_lua(answer: Answer) -> Any:
+    if answer is None:
+        return False
+    if isinstance(answer, Status):
+        return Table([answer.text.encode()])
+    if isinstance(answer, list):
+        return Table([_to_lua(item) for item in answer])
+    return answer
+
+
+def _from_lua(value: Any) -> Answer:
+    if value is None or value is False:
+        return None
+    if value is True:
+        return 1
+    if isinstance(value, Table):
+        return [_from_lua(item) for item in value.items()]
+    return int(value) if isinstance(value, int | float) else value
+
+
+# ---- the server ----
+
+
+@command("TIME")
+def _time(store: Store, args: list[bytes]) -> Answer:
+    micros = round(store.clock() * 1e6)
+    return [b"%d" % (micros // 1_000_000), b"%d" % (micros % 1_000_000)]
+
+
+@command("INFO")
+def _info(store: Store, args: list[bytes]) -> Answer:
+    used = sum(_size(key) + _size(value) for key, value in store.values.items())
+    return b"# Memory\r\nused_memory:%d\r\nmaxmemory:%d\r\n" % (used, store.max_bytes)
+
+
+def _size(value: Any) -> int:
+    if isinstance(value, bytes):
+        return len(value) + 50
+    if isinstance(value, dict):
+        return sum(_size(k) + _size(v) for k, v in value.items())
+    return sum(map(_size, value)) if isinstance(value, list) else 8
+
+
+@command("PING")
+def _ping(store: Store, args: list[bytes]) -> Answer:
+    return Status("PONG")
+
+
+@command("SELECT", "CLIENT")
+def _agree(store: Store, args: list[bytes]) -> Answer:
+    return OK
+
+
+@command("FLUSHALL", "FLUSHDB")
+def _flush(store: Store, args: list[bytes]) -> Answer:
+    store.flush()
+    return OK
+
+
+# ---- keys ----
+
+
+@command("DEL")
+def _del(store: Store, args: list[bytes]) -> Answer:
+    return sum(store.drop(key) for key in args)
+
+
+@command("EXISTS")
+def _exists(store: Store, args: list[bytes]) -> Answer:
+    for key in args:
+        store.expire_due(key)
+    return sum(key in store.values for key in args)
+
+
+@command("PEXPIRE")
+def _pexpire(store: Store, args: list[bytes]) -> Answer:
+    return expire(store, args[0], integer(args[1]) / 1000)
+
+
+@command("EXPIRE")
+def _expire(store: Store, args: list[bytes]) -> Answer:
+    return expire(store, args[0], float(integer(args[1])))
+
+
+def expire(store: Store, key: bytes, seconds: float) -> int:
+    """Has a key end in ``seconds``; 0 where there is none."""
+    store.expire_due(key)
+    if key not in store.values:
+        return 0
+    store.expires[key] = store.clock() + seconds
+    store.touched(key)
+    store.expire_due(key)
+    return 1
+
+
+@command("PTTL")
+def _pttl(store: Store, args: list[bytes]) -> Answer:
+    store.expire_due(args[0])
+    if args[0] not in store.values:
+        return -2
+    ends = store.expires.get(args[0])
+    return -1 if ends is None else max(0, round((ends - store.clock()) * 1000))
+
+
+# ---- arguments ----
+
+
+def integer(text: bytes) -> int:
+    """Returns a whole number. Raises Refused."""
+    try:
+        return int(text)
+    except ValueError:
+        raise Refused(NO_INTEGER) from None
+
+
+def bound(text: bytes) -> float:
+    """Returns a number, which may be infinite. Raises Refused."""
+    try:
+        return float(text)
+    except ValueError:
+        raise Refused("ERR value is not a valid float") from None
+
+
+def as_text(number: float) -> bytes:
+    """Returns a number as Redis writes it: shortest, and whole ones without a point."""
+    return b"%d" % number if number == int(number) and abs(number) < 1e17 else repr(number).encode()

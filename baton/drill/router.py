@@ -1,0 +1,133 @@
+"""A simulated router process: roster, holds, index, records and dispatch, as ``router_host.compose`` joins them.
+
+Knows nothing of clients. A router that dies is started again and knows nothing of the requests that it had.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import random
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+
+import msgspec
+from prometheus_client import CollectorRegistry
+
+from baton.cluster.buckets import RateBuckets
+from baton.cluster.departures import Departures
+from baton.cluster.holds import HoldStore, RosterWithHolds
+from baton.cluster.membership import PolledRoster, connect
+from baton.cluster.patience import CircuitBreaker
+from baton.cluster.prefix_index import PrefixIndex
+from baton.cluster.records import RecordStore
+from baton.cluster.sections.router import RouterConfig
+from baton.cluster.telemetry import RouterMetrics
+from baton.drill.network import Network
+from baton.drill.process import Process
+from baton.drill.redis.server import URL, connections
+from baton.drill.rpc.client import SimulatedDialer
+from baton.drill.scenario import Scenario
+from baton.drill.worker import BEAT_S, EPOCH_S, NAMESPACE, Tell, Violated
+from baton.router.access.gate import Gate
+from baton.router.compose.core import CoreDependencies, RouterCore, running_core
+from baton.router.dispatch.runner import DispatchSettings
+
+RESTART_S = 1.0  # seconds after which a router that died serves again
+
+
+class RouterParts(msgspec.Struct, frozen=True):
+    """Holds what runs in a router's process."""
+
+    core: RouterCore
+    holds: HoldStore
+    gate: Gate
+
+
+class SimulatedRouter:
+    """A router's place: at most one life is in it at a time. ``parts`` is None while nobody serves."""
+
+    def __init__(
+        self,
+        name: str,
+        scenario: Scenario,
+        network: Network,
+        violated: Violated,
+        tell: Tell,
+    ) -> None:
+        self.name = name
+        self.parts: RouterParts | None = None
+        self._scenario, self._network, self._violated, self._tell = scenario, network, violated, tell
+        self._rng = random.Random(f"{scenario.seed} {name}")
+        self._lives = itertools.count(1)
+        self._held_back_until = 0.0
+        self._living: asyncio.Task[None] | None = None
+        self.process = Process(f"{name}#0")
+        self.died = asyncio.Event()
+        self._closing = asyncio.Event()
+
+    def start(self) -> None:
+        """Has lives follow one another from now on."""
+        self._living = asyncio.ensure_future(self._live())
+
+    async def close(self) -> None:
+        """Ends the router in order, and starts no other."""
+        self._closing.set()
+        if self._living is not None:
+            await self._living
+
+    def kill(self, held_back_s: float) -> None:
+        """Ends the process without a word; the next begins ``held_back_s`` seconds later than it would."""
+        self._held_back_until = asyncio.get_running_loop().time() + held_back_s
+        self._network.process_died(self.process.name)
+        self.process.kill()
+
+    async def _live(self) -> None:
+        loop = asyncio.get_running_loop()
+        while not self._closing.is_set():
+            self.process, self.died = Process(f"{self.name}#{next(self._lives)}"), asyncio.Event()
+            task = self.process.spawn(self._run(), "parts")
+            await asyncio.wait({task})
+            self.parts = None
+            self.died.set()
+            if task.cancelled():
+                self._tell(self.name, "died")
+                await asyncio.sleep(RESTART_S + max(0.0, self._held_back_until - loop.time()))
+            elif task.exception() is not None:
+                self._violated(f"{self.process.name} failed: {task.exception()!r}")
+                return
+
+    async def _run(self) -> None:
+        async with self._composed() as self.parts:
+            self._tell(self.name, f"serves as {self.process.name}")
+            await self._closing.wait()
+
+    @asynccontextmanager
+    async def _composed(self) -> AsyncIterator[RouterParts]:
+        clock, own = asyncio.get_running_loop().time, self._scenario
+        config = RouterConfig(policy=own.policy, local_prefill_max_tokens=own.local_max, max_queue=10_000)
+        redis = connect(URL, connections(self._network, self.process.name))
+        async with AsyncExitStack() as stack:
+            stack.push_async_callback(redis.aclose)
+            joined = await stack.enter_async_context(
+                PolledRoster(redis, NAMESPACE, BEAT_S, clock=clock, wall_clock=lambda: EPOCH_S + clock())
+            )
+            holds = HoldStore(redis, NAMESPACE)
+            roster = await stack.enter_async_context(
+                RosterWithHolds(joined, holds, BEAT_S, departures=Departures(redis, NAMESPACE))
+            )
+            gate = Gate(None, clock, RateBuckets(redis, NAMESPACE, CircuitBreaker(clock=clock)))
+            given = CoreDependencies(
+                roster=roster,
+                metrics=RouterMetrics(CollectorRegistry()),
+                router_id=self.process.name,
+                index=PrefixIndex(redis, NAMESPACE),
+                store=RecordStore(redis, NAMESPACE, clock=clock),
+                clock=clock,
+                rng=self._rng,
+                dialer=SimulatedDialer(self._network, self.process.name),
+            )
+            settings = DispatchSettings(hedge_factor=own.hedge)
+            core = await stack.enter_async_context(running_core(config, given, settings))
+            await stack.enter_async_context(gate.settling())
+            yield RouterParts(core, holds, gate)

@@ -1,0 +1,193 @@
+"""The server's end of simulated gRPC: handlers, their contexts, and the calls that are under way."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable, Sequence
+from typing import Any, Protocol
+
+import grpc
+
+from baton.drill.network import Connection
+from baton.drill.rpc.stream import CANCELLED, EOF, Metadata, Status, Stream, same
+
+
+class ClientEnd(Protocol):
+    """Names what a call's server tells its client; ``rpc.client.Call`` has it."""
+
+    @property
+    def replies(self) -> Stream:
+        """Returns what the server sends."""
+
+    def replied(self, data: bytes) -> None:
+        """Takes a reply from the network."""
+
+    def ended(self, status: Status) -> None:
+        """Takes the status from the network, after the last reply."""
+
+
+class Aborted(Exception):
+    """Raised by ``Context.abort`` to leave a handler."""
+
+
+class Context:
+    """Shows a handler its call."""
+
+    def __init__(self, call: ServerCall, deserialize: Callable[[bytes], Any], serialize: Callable[[Any], bytes]):
+        self._call, self._deserialize, self._serialize = call, deserialize, serialize
+
+    async def read(self) -> Any:
+        """Returns the next request, or EOF after the last."""
+        data = await self._call.requests.next()
+        return EOF if data is None else self._deserialize(data)
+
+    async def write(self, message: Any) -> None:
+        """Sends a reply once the window has room."""
+        await self._call.reply(self._serialize(message))
+
+    async def abort(self, code: grpc.StatusCode, details: str = "", trailing_metadata: Metadata = ()) -> None:
+        """Ends the call with a status."""
+        self._call.finish((code, details, tuple(trailing_metadata)))
+        raise Aborted(details)
+
+    def peer(self) -> str:
+        """Returns the name of the process that calls."""
+        return f"sim:{self._call.connection.client}"
+
+    def invocation_metadata(self) -> Metadata:
+        """Returns what came with the call: nothing here."""
+        return ()
+
+    async def requests(self) -> AsyncIterator[Any]:
+        """Iterates over the requests."""
+        while (message := await self.read()) is not EOF:
+            yield message
+
+
+class ServerCall:
+    """The server's end of one RPC."""
+
+    def __init__(self, client: ClientEnd, connection: Connection, path: str) -> None:
+        self._client, self.connection, self._path = client, connection, path
+        self.requests = Stream()
+        self._task: asyncio.Task[None] | None = None
+        self._finished = False
+
+    def begin(self) -> None:
+        """Starts the handler, in the process that listens."""
+        server = self.connection.listener
+        assert isinstance(server, Server)
+        handler = server.handler(self._path)
+        if handler is None:
+            self.finish((grpc.StatusCode.UNIMPLEMENTED, f"{self._path} is not served here", ()))
+            return
+        self.connection.when_broken(self.cancel)
+        self._task = server.spawn(self._run(handler), f"{self._path} of {self.connection.client}")
+        server.began(self)
+        self._task.add_done_callback(lambda task: server.ended(self))
+
+    def cancel(self) -> None:
+        """Ends the handler: the client left, or was lost."""
+        self._finished = True
+        self.requests.end()
+        if self._task is not None:
+            self._task.cancel()
+
+    async def reply(self, data: bytes) -> None:
+        """Sends a reply and waits for room in the window."""
+        if self._finished:
+            raise asyncio.CancelledError
+        client = self._client
+        client.replies.sending(len(data))
+        self.connection.down.send(lambda: client.replied(data), len(data))
+        await asyncio.sleep(0)
+        await client.replies.room()
+
+    def finish(self, status: Status) -> None:
+        """Sends the status; nothing follows."""
+        if not self._finished:
+            self._finished = True
+            client = self._client
+            self.connection.down.send(lambda: client.ended(status), 50)
+
+    async def _run(self, handler: Any) -> None:
+        context = Context(self, handler.request_deserializer or same, handler.response_serializer or same)
+        try:
+            await _handle(handler, context)
+        except Aborted:
+            return
+        except asyncio.CancelledError:
+            self.finish((CANCELLED, "the handler was cancelled", ()))
+            raise
+        except Exception as error:
+            self.finish((grpc.StatusCode.UNKNOWN, f"Unexpected {type(error)}: {error}", ()))
+            raise
+        self.finish((grpc.StatusCode.OK, "", ()))
+
+
+async def _handle(handler: Any, context: Context) -> None:
+    if not handler.request_streaming and not handler.response_streaming:
+        request = await context.read()
+        await context.write(await handler.unary_unary(request, context))
+        return
+    request = context.requests() if handler.request_streaming else await context.read()
+    behavior = handler.stream_stream if handler.request_streaming else handler.unary_stream
+    replies = behavior(request, context)
+    if not hasattr(replies, "__aiter__"):
+        await replies
+        return
+    async with contextlib.aclosing(replies):
+        async for reply in replies:
+            await context.write(reply)
+
+
+class Server:
+    """A gRPC server of one process. ``spawn`` starts a task of that process."""
+
+    def __init__(self, spawn: Callable[[Any, str], asyncio.Task[None]]) -> None:
+        self.spawn = spawn
+        self._methods: dict[str, Any] = {}
+        self._calls: dict[ServerCall, None] = {}
+        self._generic: list[Any] = []
+
+    def add_generic_rpc_handlers(self, handlers: Sequence[Any]) -> None:
+        """Registers handlers that are looked up by path."""
+        self._generic += handlers
+
+    def add_registered_method_handlers(self, service: str, handlers: dict[str, Any]) -> None:
+        """Registers a service's methods."""
+        self._methods |= {f"/{service}/{name}": handler for name, handler in handlers.items()}
+
+    def began(self, call: ServerCall) -> None:
+        """Notes a call, until it is over."""
+        self._calls[call] = None
+
+    def ended(self, call: ServerCall) -> None:
+        """Forgets a call that is over."""
+        self._calls.pop(call, None)
+
+    async def stop(self, grace_s: float) -> None:
+        """Waits ``grace_s`` seconds for calls under way, then ends those that are left and their connections."""
+        deadline = asyncio.get_running_loop().time() + grace_s
+        while self._calls and asyncio.get_running_loop().time() < deadline:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+        for call in list(self._calls):
+            call.cancel()
+            call.connection.break_now()
+
+    def handler(self, path: str) -> Any:
+        """Returns the handler of a method, or None."""
+        if path in self._methods:
+            return self._methods[path]
+        details = _Details(path)
+        return next((found for each in self._generic if (found := each.service(details)) is not None), None)
+
+
+class _Details:
+    """What a generic handler asks of a call."""
+
+    invocation_metadata: Metadata = ()
+
+    def __init__(self, method: str) -> None:
+        self.method = method

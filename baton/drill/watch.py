@@ -1,0 +1,95 @@
+"""Watches what engines are told: each request as its client asked it, and each lease given its time.
+
+Knows nothing of pools or of how an engine works.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import msgspec
+
+from baton.drill.scenario import Request
+from baton.protos import channel as ch
+from baton.protos.nouns import EngineRequest
+
+Answers = dict[tuple[int, int], str]  # the weights that began an answer, by request and choice
+TELLS_PROGRESS = (ch.Admit, ch.ReceiveOpened, ch.ReceiveClosed)
+EARLY_S = 0.001  # seconds by which a sweep may come before the lease's time, by rounding
+
+
+class EngineWitness:
+    """Watches one engine. ``violated`` hears what must not be; ``requests`` are the clients' by number."""
+
+    def __init__(
+        self,
+        name: str,
+        requests: dict[int, Request],
+        lease_ttl_s: float,
+        violated: Callable[[str], None],
+        answers: Answers,
+    ) -> None:
+        self._name, self._requests, self._ttl_s, self._violated = name, requests, lease_ttl_s, violated
+        self._progress: dict[int, float] = {}
+        self._epochs: dict[int, int] = {}
+        self._cancelled: set[int] = set()
+        self._answers, self.fingerprint = answers, ""
+
+    def told(self, message: Any, now: float) -> None:
+        """Notes a message to the engine."""
+        if isinstance(message, ch.Admit | ch.Prefill):
+            self._hold(message.request)
+        if isinstance(message, ch.Admit):
+            self._began(message.request)
+        elif isinstance(message, ch.Cancel):
+            self._cancelled.add(message.key)
+        elif isinstance(message, ch.Rearm):
+            self._epochs[message.key] = message.epoch
+        elif isinstance(message, ch.BlocksReceived) and message.epoch < self._epochs.get(message.key, 0):
+            self._violated(f"{self._name}: blocks of epoch {message.epoch} count after a later one began")
+        if isinstance(message, TELLS_PROGRESS):
+            self._progress[message.key] = now
+
+    def turned(self, swept: int, said: Sequence[Any], now: float) -> None:
+        """Notes what a turn came to: ``swept`` leases ended by their time."""
+        for message in said:
+            if isinstance(message, ch.Tokens) and any(one.key in self._cancelled for one in message.outputs):
+                self._violated(f"{self._name}: a sequence writes on after its cancel")
+        for message in said if swept else ():
+            if not isinstance(message, ch.Ended) or message.error is None or message.error.type != "LeaseUnknown":
+                continue
+            if now - self._progress.get(message.key, 0.0) < self._ttl_s - EARLY_S:
+                self._violated(
+                    f"{self._name}: a lease was swept {now - self._progress[message.key]:.3f} s after its last "
+                    f"progress, and has {self._ttl_s:g} s"
+                )
+
+    def _began(self, asked: EngineRequest) -> None:
+        """An answer goes on where its beginning was written: on the same weights."""
+        key = number_of(asked.request_id), asked.choice
+        if asked.replayed and self._answers.get(key, self.fingerprint) != self.fingerprint:
+            self._violated(f"request {key[0]} choice {key[1]} goes on at {self._name}, which has other weights")
+        self._answers[key] = self.fingerprint
+
+    def _hold(self, asked: EngineRequest) -> None:
+        number = number_of(asked.request_id)
+        request = self._requests.get(number)
+        if request is None:
+            return
+        name = f"request {number} at {self._name}"
+        want = request.sampling
+        if asked.choice:  # the prompt is scored once
+            want = msgspec.structs.replace(want, prompt_logprobs=None)
+        if asked.sampling != want:
+            self._violated(f"{name}: the engine is asked with another sampling than the client asked with")
+        if asked.tenant_salt != request.tenant.encode() or asked.choice >= request.n:
+            self._violated(f"{name}: the engine is asked for another tenant or choice")
+        if tuple(asked.token_ids[: asked.prompt_tokens]) != request.prompt:
+            self._violated(f"{name}: the engine is asked with another prompt")
+
+
+def number_of(wire_id: str) -> int:
+    """Returns the number of the request that a wire id (rNUMBER:choice:attempt) stands for; -1 for none of ours."""
+    head = wire_id.partition(":")[0]
+    return int(head[1:]) if head[:1] == "r" and head[1:].isdigit() else -1

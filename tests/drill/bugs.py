@@ -1,0 +1,267 @@
+"""Bugs to plant in the product's own source: what `baton drill` has to find.
+
+Each is one replacement or a few, of a class that serving systems have had: a late frame accepted, a page reused
+early, an index emitted twice, a migration that forgets.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class Bug(NamedTuple):
+    """A replacement in a file of the package; ``also`` names others (file, old, new) that the bug takes."""
+
+    name: str
+    file: str
+    old: str
+    new: str
+    also: tuple[tuple[str, str, str], ...] = ()
+
+    @property
+    def edits(self) -> tuple[tuple[str, str, str], ...]:
+        """Returns every replacement: file, old text, new text."""
+        return ((self.file, self.old, self.new), *self.also)
+
+
+BUGS = (
+    Bug(
+        "a page is reused before its stream has closed",
+        "decode_worker/engine/leases.py",
+        "return not self._gate and not self._writers",
+        "return not self._gate",
+    ),
+    Bug(
+        "a page is reused although frames may still be accepted for it",
+        "decode_worker/engine/leases.py",
+        "return not self._gate and not self._writers",
+        "return not self._writers",
+    ),
+    Bug(
+        "a stream of an old epoch goes on, and its frames are taken",
+        "decode_worker/io/intake.py",
+        "        for stream in lease.open_streams:\n            stream.stop(StaleEpoch",
+        "        for stream in ():\n            stream.stop(StaleEpoch",
+        (("decode_worker/io/handoff_sink.py", "        if frame.epoch != lease.epoch:", "        if False:"),),
+    ),
+    Bug(
+        "an index is emitted twice at the seam of a migration",
+        "router/request/request.py",
+        "fresh = unseen(run, len(self.emitted))",
+        "fresh = run",
+    ),
+    Bug(
+        "a reservation is not given back when a worker refuses or is lost",
+        "router/dispatch/runner.py",
+        "                    if not run.progress.answered:\n                        placed.close()",
+        "                    if not run.progress.answered:\n                        placed.close = lambda: None",
+    ),
+    Bug(
+        "a retry starts before Rearm is answered",
+        "router/workers/decode_session.py",
+        "        rearmed = await self._answer\n        self.epoch = rearmed.epoch\n"
+        "        return tuple(rearmed.received_blocks)",
+        "        self.epoch += 1\n        return ()",
+    ),
+    Bug(
+        "a cancelled lease is never told to the worker",
+        "router/workers/decode_session.py",
+        "            self._session.send(w.SessionUp(cancel=cancel))",
+        "            pass",
+    ),
+    Bug(
+        "a lost session leaves its requests running",
+        "decode_worker/io/service.py",
+        "        for request in tuple(session.requests.values()):\n            self._cancel(request, reason)\n"
+        "            self._drop(request)",
+        "        pass",
+    ),
+    Bug(
+        "the hash root has no tenant in it",
+        "kv/layout/prefix.py",
+        "adapter.encode(), salt)",
+        "adapter.encode(), b'')",
+    ),
+    Bug(
+        "pages that were read for others stay pinned",
+        "engine/sharing.py",
+        "        lease = self._pins.pop(message.key, None)\n        if lease is not None:\n"
+        "            lease.close()",
+        "        self._pins.pop(message.key, None)",
+    ),
+    Bug(
+        "a removed sequence keeps its pages",
+        "decode_worker/engine/scheduler.py",
+        "                members.remove(job)\n        job.close()",
+        "                members.remove(job)",
+    ),
+    Bug(
+        "a prompt's pages are never given back after a failed handoff",
+        "prefill_worker/engine/loop.py",
+        "        if shipment is not None:\n            shipment.close()\n            shipment.release()",
+        "        if shipment is not None:\n            shipment.close()",
+    ),
+    Bug(
+        "a block is sealed under its neighbour's hash",
+        "prefill_worker/engine/scheduler.py",
+        "self.held_lease.seal(index, self.hashes[index])",
+        "self.held_lease.seal(index, self.hashes[max(0, index - 1)])",
+    ),
+    Bug(
+        "a block that is half computed is shipped",
+        "prefill_worker/engine/loop.py",
+        "blocks = computed // self.job.block_tokens if",
+        "blocks = -(-computed // self.job.block_tokens) if",
+    ),
+    Bug(
+        "a request that was cancelled while it queued keeps its place",
+        "router/dispatch/choice_run.py",
+        "        self.ticket.leave()",
+        "        pass",
+    ),
+    Bug(
+        "a lost link doesn't end its leases",
+        "router/workers/decode_session.py",
+        "        for lease in leases:\n            lease.over(error)",
+        "        for lease in ():\n            lease.over(error)",
+    ),
+    Bug(
+        "the second choice is drawn with the first one's key",
+        "engine/backends/paced/runner.py",
+        'spec.choice.to_bytes(8, "little"))\n    token',
+        '(0).to_bytes(8, "little"))\n    token',
+    ),
+    Bug(
+        "a lease's time is not extended by progress",
+        "decode_worker/engine/leases.py",
+        "    def _progress(self, now: float) -> None:\n        self._deadline = now + self._ttl_s",
+        "    def _progress(self, now: float) -> None:\n        pass",
+    ),
+    Bug(
+        "a preempted sequence goes on after blocks that it no longer has",
+        "decode_worker/engine/scheduler.py",
+        "        self.sequence.computed = pages.held * pages.block_tokens\n",
+        "        self.sequence.computed = max(self.sequence.computed, pages.held * pages.block_tokens)\n",
+        (("decode_worker/engine/scheduler.py", "        job.sequence.computed = 0\n", ""),),
+    ),
+    Bug(
+        "pages are given back while a tier's thread still writes them",
+        "kv/tiers/stack.py",
+        "            await loan.take_back()\n            raise",
+        "            raise",
+    ),
+    Bug(
+        "a preempted embedding goes on in the middle of its sum",
+        "decode_worker/engine/scheduler.py",
+        "limit, aside = holdable_of(job.sequence.request, tokens, size), job.swap_entry",
+        "limit, aside = (tokens - 1) // size, job.swap_entry",
+        (("engine/sequence.py", "            assert start == 0 or before,", "            assert True,"),),
+    ),
+    Bug(
+        "a half-written answer goes on on other weights",
+        "router/dispatch/placing.py",
+        "        if all(pin.allows(d.info) for d in snapshot.decode):\n            return snapshot",
+        "        if True:\n            return snapshot",
+        (
+            ("router/dispatch/runner.py", "        if not run.request.pin.allows(link.info):", "        if False:"),
+            ("router/request/weights.py", "        assert self.weights in (None, weights)\n", ""),
+        ),
+    ),
+    Bug(
+        "an admission that fails between its pages and its registration keeps them",
+        "decode_worker/engine/loop.py",
+        "            pages.close()\n            if states is not None:\n"
+        "                states.close()\n            raise",
+        "            raise",
+        (
+            (
+                "decode_worker/engine/loop.py",
+                "        self._ages += 1\n",
+                "        self._ages += 1\n"
+                "        if self._ages % 5 == 0:\n            raise Overloaded('planted')\n",
+            ),
+        ),
+    ),
+    Bug(
+        "an answer that its client left is written on",
+        "decode_worker/engine/loop.py",
+        "        if message.key in self.requests:\n"
+        "            self._end(message.key)\n            self.channel.send(ch.Ended",
+        "        if message.key in self.requests and self.requests[message.key].awaited:\n"
+        "            self._end(message.key)\n            self.channel.send(ch.Ended",
+    ),
+    Bug(
+        "a migration forgets the grammar",
+        "router/dispatch/messages.py",
+        "    if attempt.choice:\n        out.Clear",
+        "    if len(attempt.tokens) > len(attempt.request.token_ids):\n        out.ClearField('grammar')\n"
+        "    if attempt.choice:\n        out.Clear",
+    ),
+    Bug(
+        "a migration forgets the seed",
+        "router/dispatch/messages.py",
+        "    if attempt.choice:\n        out.Clear",
+        "    if len(attempt.tokens) > len(attempt.request.token_ids):\n        out.seed = 0\n"
+        "    if attempt.choice:\n        out.Clear",
+    ),
+    Bug(
+        "a role changes with requests and streams open",
+        "decode_worker/engine/loop.py",
+        "        return not self.requests and not self.receives",
+        "        return True",
+    ),
+    Bug(
+        "a fill counts a block that has not come",
+        "kv/exchange/filling.py",
+        "self._send(ch.Filled(key, done))",
+        "self._send(ch.Filled(key, min(done + 1, len(hashes)) if done else 0))",
+    ),
+    Bug(
+        "a sequence that was set aside comes back with its pages in another order",
+        "decode_worker/engine/swap.py",
+        "[*entry.pages[held:], *entry.state]",
+        "[*entry.pages[held:][::-1], *entry.state]",
+    ),
+    Bug(
+        "what was set aside of a sequence that ended is kept",
+        "decode_worker/engine/scheduler.py",
+        "            self.swap.drop(job.swap_entry)\n            job.swap_entry = None",
+        "            job.swap_entry = None",
+    ),
+    Bug(
+        "the engine never hears that an ended lease takes no more streams",
+        "decode_worker/io/service.py",
+        "                self._send(ch.IntakeClosed(message.key))",
+        "                pass",
+    ),
+    Bug(
+        "the engine never hears that a cancelled handoff reads no more",
+        "prefill_worker/io/service.py",
+        "        self._send(ch.SendClosed(key))",
+        "        if job.done is not None:\n            self._send(ch.SendClosed(key))",
+    ),
+    Bug(
+        "frames that share a write lose the first one's log-probabilities",
+        "decode_worker/io/router_session.py",
+        "logprobs=first.run.logprobs + then.run.logprobs",
+        "logprobs=then.run.logprobs",
+    ),
+    Bug(
+        "a prompt is scored twice after a preemption",
+        "engine/sequence.py",
+        "            self.scores += found[len(self.scores) - start :]",
+        "            self.scores += found",
+    ),
+    Bug(
+        "a deadline is not kept",
+        "router/dispatch/runner.py",
+        "async with asyncio.timeout(self._remaining(run)) as run.timer:",
+        "async with asyncio.timeout(None) as run.timer:",
+    ),
+    Bug(
+        "a prompt that waits as the role ends reaches the next role's engine",
+        "prefill_worker/io/service.py",
+        '        self._lost = Draining("the prefill worker changes its role; ask another")',
+        "        pass",
+    ),
+)
