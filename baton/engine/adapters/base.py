@@ -8,9 +8,11 @@ from baton.engine.program.sites import Site
 
 
 class AdapterBase(msgspec.Struct, frozen=True):
-    """Says what an adapter must fit: the model's sites, the largest rank and size; ``narrow``: packed as bf16."""
+    """Says what an adapter must fit: the model's sites, the largest rank and size; ``narrow``: packed as bf16.
+    ``model`` is the base's checkpoint, with whose tables copies of them are compared."""
 
     sites: dict[str, Site]
     max_rank: int
     max_bytes: int
     narrow: bool = False
+    model: str = ""

@@ -13,11 +13,12 @@ import msgspec
 
 from baton.engine.adapters.peft_config import LoraSettings
 from baton.engine.adapters.tensors import TensorEntry, TensorFile
-from baton.engine.program.sites import Site
+from baton.engine.program.sites import HEAD_MODULE, Site
 from baton.kernels.lora.structs import panelled
 from baton.protos.errors import AdapterRefused
 
 _NAME = re.compile(r"(?:base_model\.model\.)?(.+)\.(?:lora_([AB])\.weight|lora_embedding_([AB]))")
+_COPY = re.compile(r"(?:base_model\.model\.)?(.+?)(?:\.base_layer)?\.weight")
 _EXPERT = re.compile(r"\.experts(\.|$)")
 
 
@@ -52,12 +53,22 @@ def matched(
     Raises AdapterRefused naming the tensor: of a module that isn't here, of other sizes, without its partner.
     """
     halves: dict[str, dict[str, TensorEntry]] = {}
+    copies = copied(file, sites)
     for entry in file.entries.values():
+        if entry.name in copies:
+            continue
         module, half = _half(file, entry, sites)
         halves.setdefault(module, {})[half] = entry
     return tuple(
         _pair(file, settings, module, halves[module], sites[module], max_rank, narrow) for module in sorted(halves)
     )
+
+
+def copied(file: TensorFile, sites: Mapping[str, Site]) -> dict[str, str]:
+    """Returns the tensors that PEFT saves as copies of the base's embedding or head, each with its module."""
+    found = ((name, _COPY.fullmatch(name)) for name in file.entries if ".lora_" not in name)
+    modules = {name: match[1] for name, match in found if match is not None}
+    return {name: at for name, at in modules.items() if at == HEAD_MODULE or (at in sites and sites[at].looked_up)}
 
 
 def _half(file: TensorFile, entry: TensorEntry, sites: Mapping[str, Site]) -> tuple[str, str]:

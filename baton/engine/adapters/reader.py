@@ -13,8 +13,9 @@ import msgspec
 import numpy as np
 
 from baton.engine.adapters.base import AdapterBase
+from baton.engine.adapters.copies import require_same
 from baton.engine.adapters.directory import AdapterFiles, opened
-from baton.engine.adapters.matrices import MatrixPair, matched
+from baton.engine.adapters.matrices import MatrixPair, copied, matched
 from baton.engine.adapters.packed import Array, PackedAdapter, PackedPart, laid_out, pack
 from baton.engine.adapters.peft_config import LoraSettings, read_config
 from baton.engine.adapters.tensors import FILE, TensorEntry, TensorFile, read_header, values
@@ -43,6 +44,8 @@ def read_adapter(
         with files.open(FILE) as (descriptor, size):
             file = read_header(files, descriptor, size, 2 * len(base.sites) + SPARE_TENSORS)
             pairs = _fitting(file, settings, base)
+            for name, module in copied(file, base.sites).items():
+                require_same(file, descriptor, file.entries[name], module, base.model)
             room = memory(sum(pair.bytes for pair in pairs))
             parts = laid_out(pairs)
             digest = _Digest(pairs)

@@ -47,9 +47,14 @@ class TensorFile:
 
     def read(self, descriptor: int, entry: TensorEntry) -> bytes:
         """Returns one tensor's bytes. Raises AdapterRefused where the file has become shorter."""
-        parts, at = [], self._data + entry.begin
-        while at < self._data + entry.end:
-            part = os.pread(descriptor, min(1 << 24, self._data + entry.end - at), at)
+        return self.piece(descriptor, entry, 0, entry.end - entry.begin)
+
+    def piece(self, descriptor: int, entry: TensorEntry, first: int, size: int) -> bytes:
+        """Returns ``size`` of a tensor's bytes from byte ``first`` on. Raises as ``read`` does."""
+        parts, at = [], self._data + entry.begin + first
+        end = at + size
+        while at < end:
+            part = os.pread(descriptor, min(1 << 24, end - at), at)
             if not part:
                 raise self.error(entry.name, "ends beyond the file, which was cut meanwhile")
             parts.append(part)

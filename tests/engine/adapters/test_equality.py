@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from tests.kernels.thorough import first_now
 
 pytestmark = pytest.mark.skipif(native.library() is None, reason="no native kernels here")
 
+SAMPLES = Path(__file__).parents[2] / "data" / "adapters"
 LIMITS = AdapterLimits(16, 1 << 30, 256)
 SPOKEN = Sampling(temperature=0.0, max_tokens=8, logprobs=1)
 PROMPTS = [[5, 6, 7, 8, 9] * 7, [3, 4], [11, 12, 13] * 6]
@@ -162,6 +164,20 @@ def test_drafted_rows_are_on_their_sequences_adapter(two: tuple[Path, Path, Path
     runner.run(StepPlan((SequenceStep(1, prompt[:-1], 0, pages, adapter=name),)))
     step = SequenceStep(1, [prompt[-1], *tokens[1:4]], 35, pages, spec, verify=(spec,) * 3, adapter=name)
     assert [one.token_id for one in runner.run(StepPlan((step,))).sampled] == tokens[1:5]
+
+
+@pytest.mark.parametrize("sample", ["plain", "spread"])
+def test_what_peft_saved_answers_as_in_peft(sample: str) -> None:
+    """Its own files: rank-stabilised, patterns, embedding and head with copies of their tables."""
+    said = json.loads((SAMPLES / "answers.json").read_text())
+    runner = load(SAMPLES / "base")
+    name = hold(runner, "a", SAMPLES / sample)
+    driver = Driver(runner, pages=8)
+    asked = Sampling(max_tokens=1, prompt_logprobs=0)
+    driver.answer(said["tokens"], asked, adapters=[name] * 2)
+    for key, wanted in enumerate(said["logprobs"][sample]):
+        found = [one.chosen.logprob for one in driver.read[key][0]]
+        assert max(abs(a - b) for a, b in zip(found, wanted, strict=True)) <= 1e-4
 
 
 def test_an_adapter_that_is_not_held_fails_its_sequence_by_name(two: tuple[Path, Path, Path]) -> None:

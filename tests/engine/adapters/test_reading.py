@@ -166,7 +166,8 @@ REFUSED_TENSORS: list[tuple[Change, str]] = [
     (_set("base_model.model.model.layers.9.self_attn.q_proj.lora_A.weight", torch.zeros(8, 48)), "another base"),
     (_set(EXPERT, torch.zeros(8, 48)), "expert"),
     (_drop(FIRST), "without a lora_A"),
-    (_set("base_model.model.lm_head.weight", torch.zeros(100, 48)), "none of LoRA's"),
+    (_set("base_model.model.model.norm.weight", torch.zeros(100, 48)), "none of LoRA's"),
+    (_set("base_model.model.lm_head.base_layer.weight", torch.zeros(100, 48)), "can't be compared"),
     (_set(FIRST, torch.zeros(8, 48, dtype=torch.int8)), "is of I8"),
     (_set(f"base_model.model.{Q}.lora_magnitude_vector", torch.zeros(80)), "adapters are matrices"),
     (_set(f"base_model.model.{EMBED}.lora_embedding_A", torch.zeros(8, 101)), "without a lora_B"),
@@ -189,6 +190,20 @@ def test_another_vocabulary_is_refused(tmp_path: Path, model: Path) -> None:
 
     with pytest.raises(AdapterRefused, match="has 101 tokens; the model's vocabulary has 100"):
         read(write(tmp_path / "a", model, ("embed_tokens",), change=grow))
+
+
+def test_a_copy_of_the_bases_table_changes_nothing_and_another_table_is_refused(
+    tmp_path: Path, model: Path
+) -> None:
+    table = torch.randn(100, 48)
+    save_file({f"{EMBED}.weight": table.bfloat16()}, model / "model.safetensors")
+    base, name = AdapterBase(SITES, 16, 1 << 20, model=str(model)), f"base_model.model.{EMBED}.base_layer.weight"
+    same = _set(name, table.bfloat16().float())
+    bare, copied = (write(tmp_path / "a", model, ("embed_tokens",), change=change) for change in (None, same))
+    assert read(copied, base).info.id == read(bare, base).info.id
+    for other, text in ((table, "isn't the base's table"), (table[:99], "another base")):
+        with pytest.raises(AdapterRefused, match=text):
+            read(write(tmp_path / "b", model, ("embed_tokens",), change=_set(name, other.contiguous())), base)
 
 
 def _header(length: int, text: bytes) -> bytes:

@@ -80,7 +80,7 @@ def load(config: EngineConfig) -> Runner:
         return own
     program, weights, fingerprint = load_weights(config, directory, model, planned, DTYPES[dtype])
     spec = _spec(config, model, program, dtype, fingerprint)
-    program, base = _with_adapters(config, program, dtype)
+    program, base = _with_adapters(config, program, dtype, directory)
     work = work_of(program, weights, spec.layout, config.device)
     if config.device == "cpu" and native.library() is not None:
         return NativeRunner(spec, program, weights, check=check, by_ops=by_ops, work=work, adapters=base)
@@ -93,12 +93,15 @@ def load(config: EngineConfig) -> Runner:
     return TorchRunner(spec, program, weights, work, adapters=base)
 
 
-def _with_adapters(config: EngineConfig, program: Program, dtype: str) -> tuple[Program, AdapterBase | None]:
+def _with_adapters(
+    config: EngineConfig, program: Program, dtype: str, directory: Path
+) -> tuple[Program, AdapterBase | None]:
     """The program with places for adapters, and what these must fit, where any are wanted."""
     if config.adapters is None:
         return program, None
     program, limits = adaptable(program), config.adapters
-    return program, AdapterBase(sites_of(program), limits.max_rank, limits.max_bytes, dtype == "bfloat16")
+    narrow = dtype == "bfloat16"
+    return program, AdapterBase(sites_of(program), limits.max_rank, limits.max_bytes, narrow, str(directory))
 
 
 def _on_own_kernels(

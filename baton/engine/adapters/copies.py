@@ -1,0 +1,90 @@
+"""Compares copies of a base's tables, which PEFT saves beside adapters of embeddings and heads, with the base's.
+
+Knows nothing of adapters' matrices. Such a copy is served only where it changes nothing: where the table was
+resized or trained, the adapter belongs to another base.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from baton.engine.adapters.tensors import KINDS, SIZES, TensorEntry, TensorFile
+
+SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
+PIECE = 1 << 24  # bytes compared at a time, because a table may be larger than memory for it
+REMEDY = "save the adapter with save_embedding_layers=False"
+
+
+class BaseTable:
+    """Reads one tensor of a base's checkpoint, piece by piece. Close it by leaving its ``with``."""
+
+    def __init__(self, path: Path, entry: dict[str, Any], data: int) -> None:
+        self.dtype, self.shape = str(entry["dtype"]), tuple(entry["shape"])
+        self._begin = data + int(entry["data_offsets"][0])
+        self._file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+
+    def __enter__(self) -> BaseTable:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        os.close(self._file)
+
+    def read(self, at: int, count: int) -> NDArray[Any]:
+        """Returns ``count`` numbers from number ``at`` on as float32."""
+        size = SIZES[self.dtype]
+        return as_float(os.pread(self._file, count * size, self._begin + at * size), self.dtype)
+
+
+def require_same(file: TensorFile, descriptor: int, entry: TensorEntry, module: str, model: str) -> None:
+    """Raises AdapterRefused unless ``entry`` holds the numbers of ``module``'s table in checkpoint ``model``."""
+    table = _table(Path(model), module) if model else None
+    if table is None:
+        raise file.error(entry.name, f"is a copy of the base's table, which can't be compared here; {REMEDY}")
+    with table:
+        if table.dtype not in SIZES or table.shape != entry.shape:
+            text = f"has shape {entry.shape}, the base's table has {table.shape}: it was trained on another base"
+            raise file.error(entry.name, text)
+        size, count = SIZES[entry.dtype], entry.shape[0] * entry.shape[1]
+        for at in range(0, count, PIECE // 4):
+            some = min(PIECE // 4, count - at)
+            raw = file.piece(descriptor, entry, at * size, some * size)
+            if not np.array_equal(as_float(raw, entry.dtype), table.read(at, some)):
+                raise file.error(entry.name, "isn't the base's table: the adapter was trained with another one")
+
+
+def as_float(raw: bytes, dtype: str) -> NDArray[Any]:
+    """Returns numbers of a safetensors type as float32."""
+    found: NDArray[Any] = np.frombuffer(raw, KINDS[dtype])
+    return (found.astype(np.uint32) << 16).view(np.float32) if dtype == "BF16" else found.astype(np.float32)
+
+
+def _table(model: Path, module: str) -> BaseTable | None:
+    """The module's table, or the embedding's where the head has none of its own; None where there is neither."""
+    for name in (f"{module}.weight", "model.embed_tokens.weight"):
+        path = _file_of(model, name)
+        if path is not None and path.is_file():
+            header, data = _header(path)
+            if name in header:
+                return BaseTable(path, header[name], data)
+    return None
+
+
+def _file_of(model: Path, name: str) -> Path | None:
+    index = model / INDEX
+    if not index.is_file():
+        return model / SINGLE
+    file = msgspec.json.decode(index.read_bytes(), type=dict[str, Any]).get("weight_map", {}).get(name)
+    return None if file is None else model / str(file)
+
+
+def _header(path: Path) -> tuple[dict[str, Any], int]:
+    with path.open("rb") as file:
+        (length,) = struct.unpack("<Q", file.read(8))
+        return msgspec.json.decode(file.read(length), type=dict[str, Any]), 8 + length
