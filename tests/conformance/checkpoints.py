@@ -228,6 +228,20 @@ KINDS: dict[str, dict[str, Any]] = {
         "hidden_size": 144,
         "vocab_size": 1009,
     },
+    "olmo3": {
+        "model_type": "olmo3",
+        "num_hidden_layers": 3,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 1,
+        "hidden_size": 160,
+        "sliding_window": 31,
+        "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+        "rope_parameters": {
+            "full_attention": {**YARN_ROPE, "rope_theta": 500000.0},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 500000.0},
+        },
+        "vocab_size": 997,
+    },
     "gpt_oss": {
         "model_type": "gpt_oss",
         "num_hidden_layers": 3,

@@ -197,6 +197,24 @@ def test_damaged_mxfp4_is_refused_by_name(home: Path, tmp_path: Path, end: str, 
         load_runner(EngineConfig(str(directory), threads=1, cache_dir=str(tmp_path)))
 
 
+@pytest.mark.parametrize("prefix", ["model.language_model.", "language_model.model."])
+def test_the_text_model_inside_one_that_sees_images_answers_as_it_does_alone(
+    home: Path, tmp_path: Path, prefix: str
+) -> None:
+    alone = model(home, "gemma3")
+    tensors = load_file(alone / "model.safetensors")
+    inside = {f"{prefix}{name.removeprefix('model.')}": tensor for name, tensor in tensors.items()}
+    save_file(inside | {"model.vision_tower.x": torch.zeros(3)}, tmp_path / "model.safetensors")
+    config = {"model_type": "gemma3", "text_config": json.loads((alone / "config.json").read_text())}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    mine = asked(777)
+    answers = [
+        Driver(load_runner(EngineConfig(str(at), threads=1)), pages=30).answer(mine, GREEDY)
+        for at in (alone, tmp_path)
+    ]
+    assert answers[0] == answers[1]
+
+
 def test_a_gguf_file_of_a_family_whose_values_gguf_changes_is_refused(home: Path, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_bytes((model(home, "gemma2") / "config.json").read_bytes())
     (tmp_path / "model.gguf").touch()

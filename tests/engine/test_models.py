@@ -37,7 +37,7 @@ SIZES = {
 
 
 def program(model_type: str, **changes: Any) -> Program:
-    fields = SIZES | {"model_type": model_type} | changes
+    fields = SIZES | {"model_type": model_type, "text_config": SIZES} | changes
     return program_for(ModelConfig(Path("config.json"), fields, ()))
 
 

@@ -22,7 +22,9 @@ from baton.protos.errors import CheckpointError
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
-PREFIX, HEAD, BARE_TABLE = "model.", "lm_head.weight", "embed_tokens.weight"
+PREFIX, HEAD, TABLE = "model.", "lm_head.weight", "embed_tokens.weight"
+OTHER_PREFIXES = ("", "model.language_model.", "language_model.model.")  # that files have in place of PREFIX
+OTHER_HEADS = ("language_model.lm_head.weight",)
 FULL_HASH_BYTES = 256 << 20  # bytes of files up to which every byte is hashed
 SAMPLE_BYTES = 16 << 10  # bytes hashed at a tensor's beginning, middle and end in larger ones
 
@@ -34,23 +36,25 @@ class Checkpoint:
         self._files = _files(directory)
         self._handles = {path: _open(path) for path in sorted(set(self._files.values()))}
         self._index = directory / INDEX
-        self._bare: dict[str, str] = {}
+        self._own: dict[str, str] = {}  # the files' names of tensors by those that programs know
         for path, handle in self._handles.items():
             found = set(handle.keys())
             missing = next((name for name, at in self._files.items() if at == path and name not in found), None)
             if missing:
                 raise CheckpointError(f"{path}: tensor {missing} is missing, though {INDEX} names it", "model")
             self._files |= dict.fromkeys(found - set(self._files), path)
-        if BARE_TABLE in self._files:
-            self._name_bare_ones()
+        if any(f"{at}{TABLE}" in self._files for at in OTHER_PREFIXES):
+            self._name_as_causal_models_do()
 
-    def _name_bare_ones(self) -> None:
-        """Let a model without a head (Qwen3-Embedding) answer to the names that it has with one: its table stands
-        in for a head that only drops tokens.
+    def _name_as_causal_models_do(self) -> None:
+        """Let a model without a head (Qwen3-Embedding), or one inside a larger one (Gemma 3), answer to the names
+        that it has alone. Its table stands in for a head that isn't there, which then only drops tokens.
         """
-        bare = {f"{PREFIX}{name}": name for name in self._files}
-        self._bare = bare if HEAD in self._files else bare | {HEAD: BARE_TABLE}
-        self._files |= {name: self._files[own] for name, own in self._bare.items()}
+        at = next(at for at in OTHER_PREFIXES if f"{at}{TABLE}" in self._files)
+        self._own = {f"{PREFIX}{name.removeprefix(at)}": name for name in self._files if name.startswith(at)}
+        head = next((name for name in OTHER_HEADS if name in self._files), f"{at}{TABLE}")
+        self._own |= {} if HEAD in self._files else {HEAD: head}
+        self._files |= {name: self._files[own] for name, own in self._own.items()}
 
     def weights(self, wanted: Iterable[Weight], dtype: torch.dtype, device: str) -> dict[str, Tensor]:
         """Returns each weight in ``dtype``, its sources stacked. Raises CheckpointError for one missing or
@@ -85,7 +89,7 @@ class Checkpoint:
         """
         digest = hashlib.sha256(msgspec.json.encode(config, order="sorted"))
         full = sum(path.stat().st_size for path in self._handles) <= FULL_HASH_BYTES
-        for name in sorted(set(self._files) - set(self._bare)):
+        for name in sorted(set(self._files) - set(self._own)):
             tensor = self._read(name)
             digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
             for part in _parts(tensor.contiguous().flatten().view(torch.uint8), full):
@@ -108,7 +112,7 @@ class Checkpoint:
         if path is None:
             where = ", ".join(str(path) for path in self._handles)
             raise CheckpointError(f"tensor {name} is missing; looked in {where}", "model")
-        tensor = self._handles[path].get_tensor(self._bare.get(name, name))
+        tensor = self._handles[path].get_tensor(self._own.get(name, name))
         if part is not None:
             shape_of_all = tuple(tensor.shape)
             tensor = part.of(tensor, self.error(name, f"has shape {shape_of_all}, not one of all experts'"))

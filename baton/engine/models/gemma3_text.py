@@ -12,6 +12,7 @@ from msgspec.structs import replace
 
 from baton.engine.models.gemma2 import gemma
 from baton.engine.program.config import ModelConfig
+from baton.engine.program.decoder import Decoder
 from baton.engine.program.ops import Program, Rope
 
 MAX_POSITION = 131072
@@ -25,23 +26,26 @@ def program(config: ModelConfig) -> Program:
     config.must_be("attn_logit_softcapping")
     decoder = replace(gemma(config, qk_norm=True), final_softcap=config.cap("final_logit_softcapping", 0.0))
     windows = config.alternating_windows(config.window(WINDOW), config.size("sliding_window_pattern", FULL_EVERY))
-    everywhere, local = ropes(config)
-    local_layers = tuple(int(kind) for kind in _is_local(config, windows))
-    decoder = replace(decoder, windows=windows, ropes=local_layers, local_ropes=(local,))
-    return decoder.program(config, MAX_POSITION, everywhere)
+    return two_ropes(config, replace(decoder, windows=windows), (GLOBAL_THETA, LOCAL_THETA), MAX_POSITION)
 
 
-def ropes(config: ModelConfig) -> tuple[Rope, Rope]:
-    """Returns the rope of layers without a window and that of the others, in either spelling. Raises
-    CheckpointError.
+def two_ropes(config: ModelConfig, decoder: Decoder, thetas: tuple[float, float], max_position: int) -> Program:
+    """Returns ``decoder`` with one rope in layers that see everything and another where a window is, in either
+    spelling of config.json; ``thetas`` are their default bases. Raises CheckpointError.
     """
+    everywhere, local = _ropes(config, *thetas)
+    local_layers = tuple(int(kind) for kind in _is_local(config, decoder.windows))
+    return replace(decoder, ropes=local_layers, local_ropes=(local,)).program(config, max_position, everywhere)
+
+
+def _ropes(config: ModelConfig, global_theta: float, local_theta: float) -> tuple[Rope, Rope]:
     found = config.fields.get("rope_parameters")
     if isinstance(found, dict) and "rope_type" not in found:
         everywhere, local = (_object(config, found, kind) for kind in ("full_attention", "sliding_attention"))
-        return config.rope_of(everywhere, GLOBAL_THETA), config.rope_of(local, LOCAL_THETA)
+        return config.rope_of(everywhere, global_theta), config.rope_of(local, local_theta)
     everywhere = _object(config, config.fields, "rope_scaling")
-    theta = config.number("rope_local_base_freq", LOCAL_THETA)
-    return config.rope_of(everywhere, GLOBAL_THETA), Rope("default", theta, {})
+    theta = config.number("rope_local_base_freq", local_theta)
+    return config.rope_of(everywhere, global_theta), Rope("default", theta, {})
 
 
 def _object(config: ModelConfig, fields: dict[str, Any], name: str) -> dict[str, Any]:

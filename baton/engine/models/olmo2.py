@@ -17,7 +17,12 @@ EPS = 1e-5
 
 def program(config: ModelConfig) -> Program:
     """Returns the decoder; ``attention_bias`` adds biases to all four projections."""
+    return olmo(config).program(config, MAX_POSITION)
+
+
+def olmo(config: ModelConfig) -> Decoder:
+    """Returns what OLMo 2 and 3 share."""
     bias = config.flag("attention_bias", False)
     decoder = Decoder.read(config, qkv_bias=bias, o_bias=bias, wide_qk_norm=True)
     eps = config.number("rms_norm_eps", EPS)
-    return replace(decoder, norms=Norms.AFTER, eps=eps).program(config, MAX_POSITION)
+    return replace(decoder, norms=Norms.AFTER, eps=eps)

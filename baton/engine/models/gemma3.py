@@ -1,0 +1,26 @@
+"""Describes the text model inside a Gemma 3 that also sees images; images are refused where requests are read.
+
+Knows nothing of weights' values. Such a config.json leaves out what is the text model's default.
+"""
+
+from __future__ import annotations
+
+from baton.engine.models import gemma3_text
+from baton.engine.program.config import ModelConfig
+from baton.engine.program.ops import Program
+
+DEFAULTS = {
+    "vocab_size": 262208,
+    "hidden_size": 2304,
+    "intermediate_size": 9216,
+    "num_hidden_layers": 26,
+    "num_attention_heads": 8,
+}
+
+
+def program(config: ModelConfig) -> Program:
+    """Returns the program of ``text_config``. Raises CheckpointError."""
+    found = config.fields.get("text_config")
+    if not isinstance(found, dict):
+        raise config.error("text_config", f"is {found!r}; it must be an object")
+    return gemma3_text.program(ModelConfig(config.path, DEFAULTS | found, config.eos_token_ids))

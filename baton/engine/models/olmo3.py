@@ -1,0 +1,22 @@
+"""Describes OLMo 3 (https://allenai.org/olmo): OLMo 2 with a window in three of four layers, a rope each.
+
+Knows nothing of weights' values.
+"""
+
+from __future__ import annotations
+
+from msgspec.structs import replace
+
+from baton.engine.models.gemma3_text import two_ropes
+from baton.engine.models.olmo2 import MAX_POSITION, olmo
+from baton.engine.program.config import ModelConfig
+from baton.engine.program.ops import Program
+
+WINDOW, FULL_EVERY = 4096, 4
+THETA = 500000.0
+
+
+def program(config: ModelConfig) -> Program:
+    """Returns OLMo 2's decoder with alternating windows; scaled rope is for layers without one."""
+    windows = config.alternating_windows(config.window(WINDOW), FULL_EVERY)
+    return two_ropes(config, replace(olmo(config), windows=windows), (THETA, THETA), MAX_POSITION)
