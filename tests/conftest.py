@@ -10,6 +10,7 @@ import pytest
 from redis.asyncio import Redis
 
 from baton.cluster.membership import connect
+from baton.engine.load import QUIET_THREADS
 from baton.launch.redis_server import RedisServer
 from baton.process.processes import end_sessions
 from baton.worker.slots import close_slots, holders
@@ -37,6 +38,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     os.environ.setdefault("SSL_CERT_FILE", str(NO_AUTHORITY))
+    os.environ.setdefault(*QUIET_THREADS)  # before torch is imported: spinning threads take the others' cores
     if config.getoption(cpu_times.OPTION):
         config.pluginmanager.register(cpu_times.CpuTimes())
     seeds.choose_examples()

@@ -25,6 +25,7 @@ from collections.abc import Sequence
 from functools import cache
 from typing import BinaryIO, NamedTuple
 
+from baton.engine.load import QUIET_THREADS
 from baton.launch.supervise import host_environment
 from baton.process.processes import die_with_parent
 from baton.worker.engine_process import EngineProcess
@@ -36,7 +37,8 @@ HEAVY = (*SERVED, "torch", "baton.engine.backends.native.runner")
 HOSTS = ("baton.worker.host", "tests.e2e.watched_host")  # modules that start an engine
 MODULES = (*HOSTS, "baton.router_host.main")
 MOST_BYTES = 1 << 18  # of one request, most of it the environment
-ONE_THREAD = {"OPENBLAS_NUM_THREADS": "1"}  # numpy's starts others as it is imported, and a fork has none of them
+THREADS = dict([QUIET_THREADS, ("OPENBLAS_NUM_THREADS", "1")])
+"""What libraries read as they are imported, so that threads of engines don't spin and numpy starts none."""
 MOST_FDS = 1024  # that a child closes, beyond its standard ones
 
 
@@ -126,7 +128,7 @@ class Warm:
         fd = listener.fileno()
         self._process = subprocess.Popen(
             [sys.executable, "-m", "tests.warm", str(fd), *preload],
-            pass_fds=[fd], stdin=subprocess.PIPE, env=host_environment() | ONE_THREAD,
+            pass_fds=[fd], stdin=subprocess.PIPE, env=host_environment() | THREADS,
         )  # fmt: skip
         listener.close()
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
+from functools import cache
 
 import torch
 from torch import Tensor
@@ -23,6 +24,7 @@ SIDE = {"cpu": 384, "cuda": 4096}  # rows and columns of the matrices
 PIECES, ROUNDS = 16, 500  # of ceiling_dots: how the dot products are cut, and how often they run
 # Runs, of which the quickest counts. A product takes a millisecond, so that some are not interrupted.
 READS, PRODUCTS = 6, 40
+FEWEST, LONGEST_S = 3, 0.2  # runs and seconds of one measurement, where a run takes longer than was thought
 
 
 def work_of(
@@ -50,6 +52,27 @@ def work_of(
 
 def peak_bytes(device: str) -> float:
     """Returns the bytes per second that ``device`` reads."""
+    return _measured_bytes(device, torch.get_num_threads())
+
+
+def peak_flops(weight: Tensor | PackedWeight | None, device: str) -> float:
+    """Returns the operations per second of ``device``, in the kind of number that ``weight`` is multiplied
+    in.
+    """
+    threads = torch.get_num_threads()
+    if device == "cpu" and isinstance(weight, PackedWeight) and native.library() is not None:
+        of_dots = _measured_dots(weight.kind != BF16, threads)
+        if of_dots:
+            return of_dots
+    dtype = weight.dtype if isinstance(weight, Tensor) else torch.float32
+    return _measured_products(dtype, device, threads)
+
+
+# Each is measured once per process and number of threads: another model in the same process has the same machine.
+
+
+@cache
+def _measured_bytes(device: str, threads: int) -> float:
     buffer = torch.ones(READ_BYTES // 4, dtype=torch.float32, device=device)
     if device == "cpu" and native.library() is not None:
         read = native.function("ceiling_read", P, I64)
@@ -57,17 +80,17 @@ def peak_bytes(device: str) -> float:
     return READ_BYTES / _best(buffer.sum, device, READS)
 
 
-def peak_flops(weight: Tensor | PackedWeight | None, device: str) -> float:
-    """Returns the operations per second of ``device``, in the kind of number that ``weight`` is multiplied
-    in.
-    """
-    if device == "cpu" and isinstance(weight, PackedWeight) and native.library() is not None:
-        found: list[int] = []
-        dots = native.function("ceiling_dots", I32, I32, I64, result=I64)
-        seconds = _best(lambda: found.append(dots(weight.kind != BF16, PIECES, ROUNDS) or 0), device, PRODUCTS)
-        if found[0]:
-            return found[0] / seconds
-    dtype = weight.dtype if isinstance(weight, Tensor) else torch.float32
+@cache
+def _measured_dots(of_integers: bool, threads: int) -> float:
+    """Returns the operations per second of dot products, 0 where the native code has none."""
+    found: list[int] = []
+    dots = native.function("ceiling_dots", I32, I32, I64, result=I64)
+    seconds = _best(lambda: found.append(dots(of_integers, PIECES, ROUNDS) or 0), "cpu", PRODUCTS)
+    return found[0] / seconds
+
+
+@cache
+def _measured_products(dtype: torch.dtype, device: str, threads: int) -> float:
     side = SIDE[device]
     a = torch.ones((side, side), dtype=dtype, device=device)
     return 2.0 * side**3 / _best(lambda: a @ a, device, PRODUCTS)
@@ -75,9 +98,9 @@ def peak_flops(weight: Tensor | PackedWeight | None, device: str) -> float:
 
 def _best(run: Callable[[], object], device: str, repeats: int) -> float:
     """Seconds of the quickest of some runs; what else the machine does only makes one longer."""
-    taken = []
+    taken: list[float] = []
     with torch.inference_mode():
-        for _ in range(repeats + 1):  # the first one warms up
+        while len(taken) <= FEWEST or (len(taken) <= repeats and sum(taken) < LONGEST_S):  # the first one warms up
             began = time.perf_counter()
             run()
             if device == "cuda":
