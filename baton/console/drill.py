@@ -12,10 +12,11 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from baton.console.drill_live import LivePlan, judge_live
 from baton.console.output import guarded
 from baton.drill.coverage import PHASES, await_points, reached
 from baton.drill.many import drill
-from baton.drill.run import Verdict, play, shrink
+from baton.drill.run import Verdict, as_test, play, shrink
 from baton.drill.scenario import FAULTS, FaultKind, Scenario, Size, draw
 from baton.protos.errors import ConfigError
 
@@ -35,27 +36,35 @@ def drill_command(
     workers: Annotated[int, typer.Option(help="Workers per role at most", min=1)] = 4,
     cores: Annotated[int, typer.Option(help="Processes; 0: one per core", min=0)] = 0,
     scenario: Annotated[Path | None, typer.Option(help="Replay a scenario that was printed (JSON)")] = None,
+    make_small: Annotated[bool, typer.Option("--shrink/--no-shrink", help="Make what fails small")] = True,
+    live: Annotated[str, typer.Option(help="Judge the running server at this URL instead, by its answers")] = "",
+    key: Annotated[str, typer.Option(help="The key that --live sends", envvar="BATON_API_KEY")] = "",
+    model: Annotated[str, typer.Option(help="The model that --live asks; the first served by default")] = "",
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON")] = False,
 ) -> None:
     """Plays simulated clusters with faults and holds every answer and every resource against what must be."""
 
     def run() -> int:
+        if live:
+            return judge_live(live, key, model, LivePlan(questions=requests, seed=seed or first), as_json)
         size = Size(workers, requests, most_faults, kinds=_kinds(faults))
         if seed is not None or scenario is not None:
-            return _one(draw(seed or 0, size) if scenario is None else _read(scenario), trace, as_json)
+            return _one(draw(seed or 0, size) if scenario is None else _read(scenario), trace, as_json, make_small)
         count = None if minutes is not None and seeds is None else seeds or 1000
         limit = None if minutes is None else minutes * 60
-        return _many(first, count, limit, size, cores or os.cpu_count() or 1, as_json)
+        return _many(first, count, limit, size, cores or os.cpu_count() or 1, as_json, make_small)
 
     raise typer.Exit(guarded(run))
 
 
-def _many(first: int, count: int | None, limit_s: float | None, size: Size, cores: int, as_json: bool) -> int:
+def _many(
+    first: int, count: int | None, limit_s: float | None, size: Size, cores: int, as_json: bool, small: bool
+) -> int:
     found = _Sum(as_json)
     for verdict in drill(first, count, limit_s, size, cores):
         found.add(verdict)
     found.end()
-    for failed in found.failed[:MOST_STORIES]:
+    for failed in found.failed[: MOST_STORIES if small else 0]:
         _make_small(draw(failed.seed, size), as_json)
     return 1 if found.failed else 0
 
@@ -125,7 +134,7 @@ class _Sum:
         print(f"cancelled at {len(reached(self._cancelled_at))} of {len(await_points())} awaits")
 
 
-def _one(chosen: Scenario, trace: bool, as_json: bool) -> int:
+def _one(chosen: Scenario, trace: bool, as_json: bool, small: bool) -> int:
     verdict = play(chosen, keep_story=trace)
     if as_json:
         print(msgspec.json.encode(verdict).decode())
@@ -133,7 +142,7 @@ def _one(chosen: Scenario, trace: bool, as_json: bool) -> int:
         for line in verdict.lines:
             print(line)
         print(f"seed {verdict.seed}: {'; '.join(verdict.violations) or 'every invariant held'} ({verdict.digest})")
-    if not verdict.held and not as_json:
+    if small and not verdict.held and not as_json:
         _make_small(chosen, as_json)
     return 0 if verdict.held else 1
 
@@ -150,8 +159,11 @@ def _make_small(chosen: Scenario, as_json: bool) -> None:
     if not as_json:
         for line in verdict.lines:
             console.print(line, markup=False)
-    console.print("replay it with `baton drill --trace --scenario FILE`, FILE being:")
-    print(msgspec.json.encode(small).decode())
+    if as_json:
+        print(msgspec.json.encode(small).decode())
+        return
+    console.print("a test of it; `baton drill --trace --scenario FILE` plays what stands in FOUND:")
+    print(as_test(small))
 
 
 def _kinds(text: str) -> tuple[FaultKind, ...]:

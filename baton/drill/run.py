@@ -6,8 +6,9 @@ import asyncio
 import contextlib
 import logging
 import random
+import textwrap
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import msgspec
 
@@ -84,7 +85,7 @@ def play(scenario: Scenario, keep_story: bool = False) -> Verdict:
 
 
 def shrink(scenario: Scenario, fails: Callable[[Scenario], bool], most: int = 300) -> Scenario:
-    """Leaves out faults and requests as long as ``fails`` holds; at most ``most`` runs are tried."""
+    """Leaves out faults, requests and what is special while ``fails`` holds; at most ``most`` runs are tried."""
     tries = 0
     for field in ("faults", "requests"):
         size = max(1, len(getattr(scenario, field)) // 2)
@@ -98,7 +99,38 @@ def shrink(scenario: Scenario, fails: Callable[[Scenario], bool], most: int = 30
                 else:
                     at += size
             size = min(size // 2, max(0, len(parts) // 2)) if size > 1 else 0
+    for simpler in _simpler(scenario):
+        tried = msgspec.structs.replace(scenario, **simpler)
+        if tries < most and tried != scenario:
+            tries += 1
+            scenario = tried if fails(tried) else scenario
     return scenario
+
+
+def _simpler(scenario: Scenario) -> Iterator[dict[str, object]]:
+    """Yields fields that make a run easier to read, one after another."""
+    plain = {"n": 1, "cancels": (), "read_pause": 0.0, "deadline_after": None, "tenant": ""}
+    yield {"requests": tuple(msgspec.structs.replace(r, **plain) for r in scenario.requests)}
+    for field, value in plain.items():
+        yield {"requests": tuple(msgspec.structs.replace(r, **{field: value}) for r in scenario.requests)}
+    yield from ({"swap": False}, {"tier_pages": 0}, {"hedge": 0.0}, {"local_max": 0}, {"lease_ttl_s": 30.0})
+    targets = {fault.target for fault in scenario.faults} | {fault.other for fault in scenario.faults}
+    for role in ("prefill", "decode"):
+        least = max((int(t.rpartition("-")[2]) + 1 for t in targets if t.startswith(role)), default=1)
+        yield {role: least}
+
+
+def as_test(scenario: Scenario) -> str:
+    """Returns a regression test that plays the scenario, as text for a file of tests."""
+    lines = textwrap.wrap(msgspec.json.encode(scenario).decode(), 100, break_on_hyphens=False)
+    quoted = "\n".join(f"    {line!r}" for line in lines)
+    return (
+        "import msgspec\n\nfrom baton.drill.run import play\nfrom baton.drill.scenario import Scenario\n\n"
+        f"FOUND = (\n{quoted}\n)\n\n\n"
+        f"def test_what_seed_{scenario.seed}_found_holds() -> None:\n"
+        "    verdict = play(msgspec.json.decode(FOUND, type=Scenario))\n"
+        "    assert verdict.held, verdict.violations\n"
+    )
 
 
 def _close(loop: SeededLoop) -> None:

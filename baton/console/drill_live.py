@@ -1,0 +1,51 @@
+"""``baton drill --live URL``: a running server is judged by its answers, and its scorecard printed."""
+
+from __future__ import annotations
+
+import asyncio
+
+import msgspec
+
+from baton.drill.live.http import Unreachable
+from baton.drill.live.judge import LiveJudge, Plan, Scorecard
+from baton.protos.errors import Unavailable
+
+LivePlan = Plan
+SHOWN = 5  # findings of a kind that are printed
+KINDS = {
+    "foreign": "text of another prompt in an answer",
+    "broken": "streams and answers that are no whole ones",
+    "endless": "requests without an end",
+    "unlike": "streams unlike the whole answer to the same question",
+    "health": "health that isn't what requests see",
+    "held": "requests that nobody waits for any more",
+    "differs": "greedy answers that are others under load",
+}
+
+
+def judge_live(url: str, key: str, model: str, plan: Plan, as_json: bool) -> int:
+    """Judges the server at ``url``; returns 1 where it did what no server may. Raises Unavailable."""
+    try:
+        card = asyncio.run(LiveJudge(url, key, model, plan).run())
+    except Unreachable as error:
+        raise Unavailable(f"--live {url}: {error}", "live") from None
+    if as_json:
+        print(msgspec.json.encode(card).decode())
+    else:
+        _show(card)
+    return 0 if card.passed else 1
+
+
+def _show(card: Scorecard) -> None:
+    print(
+        f"{card.requests} requests: {card.answered} answered well, {card.refused} refused or failed; "
+        f"{card.random_alone} questions whose answers differ alone as well"
+    )
+    for kind, words in KINDS.items():
+        found: list[str] = getattr(card, kind)
+        print(f"{len(found):6}  {words}")
+        for text in found[:SHOWN]:
+            print(f"        {text}")
+    print("passed" if card.passed else "failed")
+    if card.passed and card.differs:
+        print("what differs may be arithmetic in batches of other sizes, where a server promises no more")

@@ -1,0 +1,92 @@
+"""A small server that speaks OpenAI's completions, and does one thing wrong if it is told to."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+from typing import Any
+
+WORDS = "ember quartz walnut plume cobalt fennel gravel tulip".split()  # noqa: SIM905
+
+
+class SmallServer:
+    """``async with`` it; ``url`` is its address then. ``fault`` names what it does wrong; empty: nothing."""
+
+    def __init__(self, fault: str = "") -> None:
+        self.fault, self.url = fault, ""
+        self._running = self._asked = 0
+        self._last = ""
+
+    async def __aenter__(self) -> SmallServer:
+        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
+        self.url = f"http://127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        self._server.close()
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            await self._answer(reader, writer)
+            await writer.drain()
+        except OSError:
+            pass
+        finally:
+            writer.close()
+
+    async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        head = (await reader.readuntil(b"\r\n\r\n")).decode()
+        path = head.split(" ")[1]
+        size = next((int(line.split(":")[1]) for line in head.splitlines() if line.startswith("Content-Length")), 0)
+        body = json.loads(await reader.readexactly(size)) if size else {}
+        if path == "/v1/models":
+            _send(writer, {"data": [{"id": "small"}]})
+        elif path == "/health":
+            _send(writer, {}, 503 if self.fault == "health" and self._asked > 2 else 200)
+        elif path == "/metrics":
+            held = 1 if self.fault == "held" else self._running
+            writer.write(b"HTTP/1.1 200 OK\r\n\r\n" + f"num_requests_running {held}\n".encode())
+        else:
+            await self._complete(writer, body)
+
+    async def _complete(self, writer: asyncio.StreamWriter, body: dict[str, Any]) -> None:
+        self._running, self._asked = self._running + 1, self._asked + 1
+        words = self._words(body["prompt"], body["max_tokens"])
+        try:
+            await asyncio.sleep(0.002)
+            if self.fault == "endless" and self._asked == 9:
+                await asyncio.sleep(60)
+            if body["stream"]:
+                await self._stream(writer, words)
+            else:
+                usage = {"prompt_tokens": 1, "completion_tokens": len(words), "total_tokens": 1 + len(words)}
+                choices = [{"index": 0, "text": "".join(words), "finish_reason": "length"}]
+                _send(writer, {"choices": choices, "usage": usage})
+        finally:
+            self._running -= 1
+
+    def _words(self, prompt: str, count: int) -> list[str]:
+        drawn = hashlib.sha256(prompt.encode()).digest()
+        words = [" " + WORDS[drawn[i % 32] % len(WORDS)] for i in range(count)]
+        last, self._last = self._last, prompt.partition("word is ")[2].partition(".")[0]
+        if self.fault == "foreign" and self._running > 3 and last:
+            words[0] = " " + last
+        if self.fault == "changes" and self._running > 3:
+            words[-1] = " other"
+        return words
+
+    async def _stream(self, writer: asyncio.StreamWriter, words: list[str]) -> None:
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n\r\n")
+        told = words[:1] + words if self.fault == "repeats" else words[1:] if self.fault == "loses" else words
+        for at, word in enumerate(told):
+            reason = "length" if at == len(told) - 1 else None
+            choice = {"index": 0, "text": word, "finish_reason": reason}
+            writer.write(b"data: " + json.dumps({"choices": [choice]}).encode() + b"\n\n")
+            await asyncio.sleep(0)
+        writer.write(b"" if self.fault == "stops" else b"data: [DONE]\n\n")
+
+
+def _send(writer: asyncio.StreamWriter, body: dict[str, Any], status: int = 200) -> None:
+    data = json.dumps(body).encode()
+    writer.write(f"HTTP/1.1 {status} X\r\nContent-Length: {len(data)}\r\n\r\n".encode() + data)
