@@ -113,7 +113,10 @@ def _simpler(scenario: Scenario) -> Iterator[dict[str, object]]:
     yield {"requests": tuple(msgspec.structs.replace(r, **plain) for r in scenario.requests)}
     for field, value in plain.items():
         yield {"requests": tuple(msgspec.structs.replace(r, **{field: value}) for r in scenario.requests)}
-    yield from ({"swap": False}, {"tier_pages": 0}, {"hedge": 0.0}, {"local_max": 0}, {"lease_ttl_s": 30.0})
+    yield {"swap": False}
+    yield {"tier_pages": 0}
+    yield {"hedge": 0.0}
+    yield {"local_max": 0}
     targets = {fault.target for fault in scenario.faults} | {fault.other for fault in scenario.faults}
     for role in ("prefill", "decode"):
         least = max((int(t.rpartition("-")[2]) + 1 for t in targets if t.startswith(role)), default=1)

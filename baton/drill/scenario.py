@@ -66,6 +66,7 @@ class Scenario(msgspec.Struct, frozen=True):
     swap: bool
     lease_ttl_s: float
     tier_pages: int
+    delay_s: float
     requests: tuple[Request, ...]
     faults: tuple[Fault, ...]
 
@@ -110,10 +111,11 @@ def draw(seed: int, size: Size = Size()) -> Scenario:
         max_batch=rng.choice((2, 4, 16)),
         step_s=rng.choice((0.001, 0.005, 0.02)),
         token_s=rng.choice((0.00001, 0.0001)),
-        hedge=rng.choice((0.0, 0.0, 3.0)),
+        hedge=rng.choice((0.0, 1.5, 3.0)),
         swap=rng.random() < 0.5,
         lease_ttl_s=rng.choice((2.0, 8.0, 30.0)),
         tier_pages=rng.choice((0, 0, 30, 200)),
+        delay_s=rng.choice((0.0003, 0.0003, 0.005, 0.03)),
         requests=tuple(sorted(requests, key=lambda r: r.at)),
         faults=tuple(sorted(faults, key=lambda f: f.at)),
     )

@@ -12,7 +12,7 @@ from baton.drill.coverage import Coverage
 from baton.drill.faults import Faults
 from baton.drill.judge import Judge
 from baton.drill.loop import SeededLoop
-from baton.drill.network import Network
+from baton.drill.network import Conditions, Network
 from baton.drill.process import owning_factory
 from baton.drill.redis.server import RedisServer
 from baton.drill.router import SimulatedRouter
@@ -40,7 +40,7 @@ class World:
     def __init__(self, scenario: Scenario, story: Story, loop: SeededLoop) -> None:
         self.scenario, self.story, self.loop = scenario, story, loop
         rng = random.Random(f"world {scenario.seed}")
-        self.network = Network(rng)
+        self.network = Network(rng, Conditions(scenario.delay_s, 2 * scenario.delay_s))
         self.coverage = Coverage()
         loop.coverage = self.coverage
         self.judge = Judge(bool(scenario.faults) or scenario.pages < 100, scenario.requests)
