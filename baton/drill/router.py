@@ -13,7 +13,9 @@ from contextlib import AsyncExitStack, asynccontextmanager
 
 import msgspec
 from prometheus_client import CollectorRegistry
+from redis.asyncio import Redis
 
+from baton.cluster.batch_store import BatchStore
 from baton.cluster.buckets import RateBuckets
 from baton.cluster.departures import Departures
 from baton.cluster.holds import HoldStore, RosterWithHolds
@@ -30,8 +32,15 @@ from baton.drill.rpc.client import SimulatedDialer
 from baton.drill.scenario import Scenario
 from baton.drill.worker import BEAT_S, EPOCH_S, NAMESPACE, Tell, Violated
 from baton.router.access.gate import Gate
+from baton.router.answer.metering import NoMetering
+from baton.router.answer.quotas import Quotas
+from baton.router.api.batch.lane import BatchLane
 from baton.router.compose.core import CoreDependencies, RouterCore, running_core
+from baton.router.compose.surfaces import make_generation
 from baton.router.dispatch.runner import DispatchSettings
+from baton.router.request.context_class import ContextClasses
+from baton.router.request.environment import Environment
+from baton.router.text.catalog import ModelCatalog
 
 RESTART_S = 1.0  # seconds after which a router that died serves again
 
@@ -130,4 +139,17 @@ class SimulatedRouter:
             settings = DispatchSettings(hedge_factor=own.hedge)
             core = await stack.enter_async_context(running_core(config, given, settings))
             await stack.enter_async_context(gate.settling())
+            if own.batches:
+                await stack.enter_async_context(self._lane(config, given, core, gate, redis).running())
             yield RouterParts(core, holds, gate)
+
+    def _lane(
+        self, config: RouterConfig, given: CoreDependencies, core: RouterCore, gate: Gate, redis: Redis
+    ) -> BatchLane:
+        """What answers batch jobs, with the surfaces' own service, whose tokens are bytes here."""
+        environment = Environment(given.clock, lambda: EPOCH_S + given.clock(), self._rng.randbytes)
+        quotas = Quotas(gate, given.metrics, core.decisions, ContextClasses(config.context_classes))
+        catalog = ModelCatalog(core.dispatcher.models, {}, environment.wall_clock)
+        service = make_generation(config, core.dispatcher, catalog, quotas, NoMetering(), environment)
+        store = BatchStore(redis, NAMESPACE, clock=given.clock)
+        return BatchLane(service, store, given.router_id, core.dispatcher.queued)

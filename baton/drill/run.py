@@ -87,7 +87,7 @@ def play(scenario: Scenario, keep_story: bool = False) -> Verdict:
 def shrink(scenario: Scenario, fails: Callable[[Scenario], bool], most: int = 300) -> Scenario:
     """Leaves out faults, requests and what is special while ``fails`` holds; at most ``most`` runs are tried."""
     tries = 0
-    for field in ("faults", "requests"):
+    for field in ("faults", "requests", "batches"):
         size = max(1, len(getattr(scenario, field)) // 2)
         while size and tries < most:
             at, parts = 0, list(getattr(scenario, field))

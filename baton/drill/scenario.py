@@ -48,6 +48,14 @@ class Fault(msgspec.Struct, frozen=True):
     factor: float = 1.0
 
 
+class Batch(msgspec.Struct, frozen=True):
+    """A batch job that comes at ``at``: a greedy completion of ``max_tokens`` for each prompt."""
+
+    at: float
+    prompts: tuple[tuple[int, ...], ...]
+    max_tokens: int
+
+
 class Scenario(msgspec.Struct, frozen=True):
     """A run: its seed decides what isn't written here, such as delays and the order of ready tasks."""
 
@@ -69,6 +77,7 @@ class Scenario(msgspec.Struct, frozen=True):
     delay_s: float
     requests: tuple[Request, ...]
     faults: tuple[Fault, ...]
+    batches: tuple[Batch, ...] = ()
 
     @property
     def ends_at(self) -> float:
@@ -118,6 +127,7 @@ def draw(seed: int, size: Size = Size()) -> Scenario:
         delay_s=rng.choice((0.0003, 0.0003, 0.005, 0.03)),
         requests=tuple(sorted(requests, key=lambda r: r.at)),
         faults=tuple(sorted(faults, key=lambda f: f.at)),
+        batches=tuple(_batch(rng, span) for _ in range(rng.choice((0, 0, 0, 1, 2)))),
     )
 
 
@@ -150,6 +160,11 @@ def _request(rng: random.Random, number: int, span: float, heads: list[tuple[int
         read_pause=rng.choice((0.0, 0.0, 0.0, 0.2)),
         deadline_after=rng.uniform(0.05, 20.0) if rng.random() < 0.1 else None,
     )
+
+
+def _batch(rng: random.Random, span: float) -> Batch:
+    prompts = tuple(_tokens(rng, rng.randint(1, 40)) for _ in range(rng.randint(1, 30)))
+    return Batch(rng.uniform(0.0, span), prompts, rng.randint(1, 60))
 
 
 def _cancels(rng: random.Random) -> tuple[float, ...]:

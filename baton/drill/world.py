@@ -7,6 +7,7 @@ import logging
 import random
 from typing import Any
 
+from baton.drill.batches import BatchClients
 from baton.drill.clients import Clients
 from baton.drill.coverage import Coverage
 from baton.drill.faults import Faults
@@ -21,6 +22,7 @@ from baton.drill.story import Story
 from baton.drill.watch import Answers
 from baton.drill.worker import EPOCH_S, SimulatedWorker
 
+BATCH_S = 240.0  # seconds after everything else within which a batch job is complete
 SETTLE_S = 60.0  # seconds after the last fault and request within which everything has ended
 REST_S = 12.0  # seconds after that, and after a lease's time, in which what was left by lost peers is given back
 SWEEPING = (
@@ -88,10 +90,15 @@ class World:
         clients = Clients(self.routers, self.judge, self.tell)
         asking = [asyncio.ensure_future(clients.ask(request, began)) for request in own.requests]
         faults = Faults(self.workers, self.routers, self.network, self.redis, self._rng, self.tell, self.coverage)
+        batches = BatchClients(self.network, own.faults, self.judge.violated, self.tell)
+        bringing = [asyncio.ensure_future(batches.bring(i, batch, began)) for i, batch in enumerate(own.batches)]
         playing = [asyncio.ensure_future(faults.play(fault, began)) for fault in own.faults]
         await asyncio.gather(*playing)
         await faults.put_all_back()
         await self._all_end(asking, began)
+        await asyncio.gather(*bringing)
+        await asyncio.gather(*(batches.judge(i, batch, BATCH_S) for i, batch in enumerate(own.batches)))
+        await batches.close()
 
     async def _all_end(self, asking: list[asyncio.Task[None]], began: float) -> None:
         left = max(began + self.scenario.ends_at, self.loop.time()) + SETTLE_S + self._longest() - self.loop.time()

@@ -253,6 +253,25 @@ BUGS = (
         "            self.scores += found",
     ),
     Bug(
+        "a router that lost its claim on a batch job writes on",
+        "cluster/batch_store.py",
+        "_FENCE = \"if redis.call('GET', KEYS[1]) ~= ARGV[1] then return 0 end\\n\"",
+        '_FENCE = ""',
+        (
+            (
+                "cluster/batch_store.py",
+                "if KEYS[6] and redis.call('GET', KEYS[6]) ~= ARGV[8] then return -2 end\n",
+                "",
+            ),
+        ),
+    ),
+    Bug(
+        "a batch job that another router began is not gone on with",
+        "router/api/batch/lane.py",
+        "            found |= answers.keys()",
+        "            found |= {number + 1 for number in answers}",
+    ),
+    Bug(
         "a deadline is not kept",
         "router/dispatch/runner.py",
         "async with asyncio.timeout(self._remaining(run)) as run.timer:",

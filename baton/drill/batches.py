@@ -1,0 +1,113 @@
+"""Clients with batch jobs: each brings a file, and wants every line answered once, whichever router does it.
+
+Knows nothing of lanes. A job that a store lost with its data is held against nobody.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+from baton.cluster.batch_store import BatchJob, BatchStore, StoredFile
+from baton.cluster.membership import connect
+from baton.drill import oracle
+from baton.drill.engine import MODEL_ID
+from baton.drill.network import Network
+from baton.drill.redis.server import URL, connections
+from baton.drill.scenario import Batch, Fault
+from baton.drill.worker import EPOCH_S, NAMESPACE
+from baton.protos.errors import BatonError
+from baton.protos.nouns import Sampling
+
+LOSING = ("redis_flushed", "redis_restarts", "redis_forgets")  # faults that lose what was written
+LOOK_S = 1.0  # seconds between two looks at a job
+COMPLETIONS = "/v1/completions"
+WHO = "batches"
+T = TypeVar("T")
+
+
+class BatchClients:
+    """Every batch job of a run."""
+
+    def __init__(
+        self,
+        network: Network,
+        faults: tuple[Fault, ...],
+        violated: Callable[[str], None],
+        tell: Callable[[str, str], None],
+    ) -> None:
+        self._violated, self._tell = violated, tell
+        self._clock = asyncio.get_running_loop().time
+        self._redis = connect(URL, connections(network, WHO))
+        self._store = BatchStore(self._redis, NAMESPACE, clock=self._clock)
+        self._may_vanish = any(fault.kind in LOSING for fault in faults)
+
+    async def bring(self, number: int, batch: Batch, began: float) -> None:
+        """Uploads the file and opens the job when its time has come."""
+        await asyncio.sleep(began + batch.at - self._clock())
+        content = b"\n".join(json.dumps(_line(i, p, batch)).encode() for i, p in enumerate(batch.prompts))
+        now = int(EPOCH_S + self._clock())
+        file = StoredFile(f"file-{number}", "", "in.jsonl", "batch", len(content), now)
+        job = BatchJob(_job_id(number), "", COMPLETIONS, file.id, "24h", len(batch.prompts), now)
+        await self._patiently(lambda: self._store.add_file(file, content))
+        await self._patiently(lambda: self._store.put(job, is_open=True))
+        self._tell(WHO, f"job {number} of {len(batch.prompts)} lines is open")
+
+    async def judge(self, number: int, batch: Batch, seconds: float) -> None:
+        """Waits ``seconds`` at most for the job's end, and holds its output against the oracle."""
+        until = self._clock() + seconds
+        while True:
+            job = await self._patiently(lambda: self._store.job(_job_id(number)))
+            if job is None or job.ended or self._clock() > until:
+                break
+            await asyncio.sleep(LOOK_S)
+        if job is None or not job.ended:
+            if not self._may_vanish:
+                self._violated(f"batch job {number} " + ("is gone" if job is None else "has not ended"))
+            return
+        content = await self._patiently(lambda: self._store.content(job.output_file)) if job.output_file else b""
+        self._hold(number, batch, job, content)
+
+    async def close(self) -> None:
+        """Closes the connections."""
+        await self._redis.aclose()
+
+    def _hold(self, number: int, batch: Batch, job: BatchJob, content: bytes) -> None:
+        answers = [json.loads(line) for line in content.splitlines()]
+        names = [answer["custom_id"] for answer in answers]
+        self._tell(WHO, f"job {number}: {job.status}, {len(names)} of {job.total} lines")
+        lost = self._may_vanish and not content
+        if (
+            job.status != "completed"
+            or (len(set(names)) != job.total and not lost)
+            or len(names) != len(set(names))
+        ):
+            self._violated(f"batch job {number} is {job.status} with {len(names)} answers to {job.total} lines")
+        if not lost and (job.completed, job.failed) != (job.total, 0):
+            self._violated(f"batch job {number} counts {job.completed} + {job.failed} of {job.total} lines")
+        for answer in answers:
+            prompt = batch.prompts[int(answer["custom_id"])]
+            want = oracle.answer(prompt, Sampling(temperature=0.0, max_tokens=batch.max_tokens, ignore_eos=True), 0)
+            if answer["response"]["body"]["choices"][0]["token_ids"] != want[0]:
+                self._violated(f"batch job {number}: line {answer['custom_id']} is not the oracle's")
+
+    async def _patiently(self, call: Callable[[], Awaitable[T]]) -> T:
+        while True:
+            try:
+                return await call()
+            except BatonError:
+                await asyncio.sleep(LOOK_S)
+
+
+def _line(number: int, prompt: tuple[int, ...], batch: Batch) -> dict[str, object]:
+    body = {
+        "model": MODEL_ID, "prompt": list(prompt), "max_tokens": batch.max_tokens, "temperature": 0,
+        "ignore_eos": True, "return_token_ids": True,
+    }  # fmt: skip
+    return {"custom_id": str(number), "method": "POST", "url": COMPLETIONS, "body": body}
+
+
+def _job_id(number: int) -> str:
+    return f"batch_{number}"
