@@ -69,6 +69,17 @@ BATON_INLINE vf widen(const char* p, int n) {
     if constexpr (T == KV_INT8) return (vf)_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(quarter));
     return from_e4m3((vi)_mm512_cvtepi8_epi32(quarter) << 24);
   }
+#elif BATON_AVX2
+  char part[2 * LANES] = {};
+  if (n < LANES) p = (const char*)std::memcpy(part, p, size_t(n) * kv_bytes<T>());
+  if constexpr (T == KV_BF16) {
+    const __m128i *half = (const __m128i*)p, low = _mm_loadu_si128(half), high = _mm_loadu_si128(half + 1);
+    return from_bits(vi{_mm256_cvtepu16_epi32(low), _mm256_cvtepu16_epi32(high)} << 16);
+  } else {
+    const __m128i quarter = _mm_loadu_si128((const __m128i*)p);
+    const vi words{_mm256_cvtepi8_epi32(quarter), _mm256_cvtepi8_epi32(_mm_srli_si128(quarter, 8))};
+    return T == KV_INT8 ? to_float(words) : from_e4m3(words << 24);
+  }
 #else
   vi words{};
   if constexpr (T == KV_BF16) {

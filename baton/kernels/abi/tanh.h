@@ -6,7 +6,7 @@ namespace baton {
 
 // tanh x, about two units in the last place: a polynomial near 0 (Cephes' tanhf), else by e^2|x|.
 BATON_INLINE vf hyperbolic_tangent(vf x) {
-  const vf plain = x < vf{} ? vf{} - x : x, size = select(plain > splat(10.0f), splat(10.0f), plain), z = x * x;
+  const vf plain = select(x < vf{}, vf{} - x, x), size = select(plain > splat(10.0f), splat(10.0f), plain), z = x * x;
   const vf far = splat(1.0f) - splat(2.0f) / (exponential(size + size) + splat(1.0f));
   vf p = splat(-5.70498872745e-3f);
   p = fma(p, z, splat(2.06390887954e-2f));

@@ -1,4 +1,4 @@
-// Sixteen float lanes on any x86 (or none): AVX-512 by intrinsics, AVX2 and plain by the compiler's own vectors.
+// Sixteen float lanes on any x86 (or none): AVX-512 and AVX2 by intrinsics, plain by the compiler's own vectors.
 // Knows nothing of ops. Every function gives the same bits for the same lanes, whatever calls it: multiply-adds are
 // explicit (the build turns contraction off), and sums have one order.
 #pragma once
@@ -12,10 +12,16 @@ namespace baton {
 
 constexpr int LANES = 16;
 
+#if BATON_AVX2 && !BATON_AVX512
+}  // namespace baton
+#include "two_halves.h"
+namespace baton {
+#else
 typedef float vf __attribute__((vector_size(64)));
 typedef int32_t vi __attribute__((vector_size(64)));
-typedef uint32_t vu __attribute__((vector_size(64)));
+#endif
 
+#if !BATON_AVX2 || BATON_AVX512
 BATON_INLINE vf load(const void* p) {
   vf v;
   std::memcpy(&v, p, 64);
@@ -30,20 +36,47 @@ BATON_INLINE vi load_words(const void* p) {
 
 BATON_INLINE void store(void* p, vf v) { std::memcpy(p, &v, 64); }
 
+BATON_INLINE vf from_bits(vi v) {
+  vf x;
+  std::memcpy(&x, &v, 64);
+  return x;
+}
+
+BATON_INLINE vi to_bits(vf v) {
+  vi x;
+  std::memcpy(&x, &v, 64);
+  return x;
+}
+#endif
+
 BATON_INLINE vf splat(float x) {
 #if BATON_AVX512
   return (vf)_mm512_set1_ps(x);
+#elif BATON_AVX2
+  return {_mm256_set1_ps(x), _mm256_set1_ps(x)};
 #else
   return vf{x, x, x, x, x, x, x, x, x, x, x, x, x, x, x, x};
 #endif
 }
 
-BATON_INLINE vi splat_word(int32_t x) { return vi{} + x; }
+BATON_INLINE vi splat_word(int32_t x) {
+#if BATON_AVX2 && !BATON_AVX512
+  return {_mm256_set1_epi32(x), _mm256_set1_epi32(x)};
+#else
+  return vi{} + x;
+#endif
+}
 
-// The first n lanes, the rest zero; nothing past them is touched.
-BATON_INLINE vf load_part(const float* p, int n) {
+// 0 … 15.
+BATON_INLINE vi lane_numbers() {
+  const int32_t each[LANES] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+  return load_words(each);
+}
+
+// The first n lanes, the rest `beside`; nothing past them is touched.
+BATON_INLINE vf load_part(const float* p, int n, float beside = 0) {
   if (n >= LANES) return load(p);
-  vf v{};
+  vf v = splat(beside);
   std::memcpy(&v, p, size_t(n) * 4);
   return v;
 }
@@ -71,13 +104,7 @@ BATON_INLINE vf fma(vf a, vf b, vf c) {
 #if BATON_AVX512
   return (vf)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
 #elif BATON_AVX2
-  __m256 out[2], in[3][2];
-  std::memcpy(in[0], &a, 64), std::memcpy(in[1], &b, 64), std::memcpy(in[2], &c, 64);
-  out[0] = _mm256_fmadd_ps(in[0][0], in[1][0], in[2][0]);
-  out[1] = _mm256_fmadd_ps(in[0][1], in[1][1], in[2][1]);
-  vf v;
-  std::memcpy(&v, out, 64);
-  return v;
+  return {_mm256_fmadd_ps(a.low, b.low, c.low), _mm256_fmadd_ps(a.high, b.high, c.high)};
 #else
   typedef double vd __attribute__((vector_size(128)));
   const vd x = __builtin_convertvector(a, vd), y = __builtin_convertvector(b, vd), z = __builtin_convertvector(c, vd);
@@ -88,17 +115,31 @@ BATON_INLINE vf fma(vf a, vf b, vf c) {
 BATON_INLINE vf maximum(vf a, vf b) {
 #if BATON_AVX512
   return (vf)_mm512_max_ps((__m512)a, (__m512)b);
+#elif BATON_AVX2
+  return {_mm256_max_ps(a.low, b.low), _mm256_max_ps(a.high, b.high)};
 #else
   return a > b ? a : b;
 #endif
 }
 
-BATON_INLINE vf select(vi mask, vf yes, vf no) { return mask ? yes : no; }
+// `mask`: all ones or zeros in every lane.
+BATON_INLINE vf select(vi mask, vf yes, vf no) {
+#if BATON_AVX2 && !BATON_AVX512
+  return {_mm256_blendv_ps(no.low, yes.low, _mm256_castsi256_ps(mask.low)),
+          _mm256_blendv_ps(no.high, yes.high, _mm256_castsi256_ps(mask.high))};
+#else
+  return mask ? yes : no;
+#endif
+}
 
 // Lanes summed pairwise: i with i + 8, then + 4, + 2, + 1.
 BATON_INLINE float sum(vf v) {
+#if BATON_AVX2
 #if BATON_AVX512
   const __m256 eight = _mm256_add_ps(_mm512_castps512_ps256((__m512)v), _mm512_extractf32x8_ps((__m512)v, 1));
+#else
+  const __m256 eight = _mm256_add_ps(v.low, v.high);
+#endif
   const __m128 four = _mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
   const __m128 two = _mm_add_ps(four, _mm_movehl_ps(four, four));
   return _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)));
@@ -115,6 +156,11 @@ BATON_INLINE float sum(vf v) {
 BATON_INLINE float largest(vf v) {
 #if BATON_AVX512
   return _mm512_reduce_max_ps((__m512)v);
+#elif BATON_AVX2
+  const __m256 eight = _mm256_max_ps(v.low, v.high);
+  const __m128 four = _mm_max_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
+  const __m128 two = _mm_max_ps(four, _mm_movehl_ps(four, four));
+  return _mm_cvtss_f32(_mm_max_ss(two, _mm_movehdup_ps(two)));
 #else
   float x[LANES], best;
   store(x, v);
@@ -124,18 +170,21 @@ BATON_INLINE float largest(vf v) {
 #endif
 }
 
-BATON_INLINE vf to_float(vi v) { return __builtin_convertvector(v, vf); }
-
-BATON_INLINE vf from_bits(vi v) {
-  vf x;
-  std::memcpy(&x, &v, 64);
-  return x;
+BATON_INLINE vf to_float(vi v) {
+#if BATON_AVX2 && !BATON_AVX512
+  return {_mm256_cvtepi32_ps(v.low), _mm256_cvtepi32_ps(v.high)};
+#else
+  return __builtin_convertvector(v, vf);
+#endif
 }
 
-BATON_INLINE vi to_bits(vf v) {
-  vi x;
-  std::memcpy(&x, &v, 64);
-  return x;
+// Towards zero.
+BATON_INLINE vi to_words(vf v) {
+#if BATON_AVX2 && !BATON_AVX512
+  return {_mm256_cvttps_epi32(v.low), _mm256_cvttps_epi32(v.high)};
+#else
+  return __builtin_convertvector(v, vi);
+#endif
 }
 
 // Nearest integers, ties to even, of |x| < 2^22.
@@ -169,7 +218,7 @@ BATON_INLINE vf exponential(vf x) {
 #if BATON_AVX512
   return select(small, vf{}, (vf)_mm512_scalef_ps((__m512)p, (__m512)n));
 #else
-  vi scale = (__builtin_convertvector(n, vi) + splat_word(127)) << 23;
+  vi scale = (to_words(n) + splat_word(127)) << 23;
   return select(small, vf{}, p * from_bits(scale));
 #endif
 }

@@ -37,7 +37,9 @@ SIMT_FLAGS = (
 # gcc's calls before each access of memory, answered by simt/race.cpp instead of its own runtime.
 RACE_FLAGS = ("-fsanitize=thread",)
 RUNTIME = KERNELS / "cuda" / "simt"
-_INCLUDE = re.compile(r'^\s*#\s*include "([^"]+)"', re.M)
+_INCLUDE = re.compile(r'^\s*#\s*include "([^"]+)"')
+_OPENED = re.compile(r"^\s*#\s*if(?:(ndef\s+BATON_DEVICE\b)|)")
+_CLOSED = re.compile(r"^\s*#\s*endif\b")
 
 
 @dataclass(frozen=True)
@@ -133,12 +135,30 @@ def _concerns(flag: str, path: Path) -> bool:
     return any(flag.removeprefix("-D") in each.read_text() for each in sources(path))
 
 
+def _device_includes(text: str) -> list[str]:
+    """Returns what a text includes of ours where BATON_DEVICE is defined, as in every ``cuda.cu``.
+
+    Headers keep what is a CPU's alone between ``#ifndef BATON_DEVICE`` and ``#endif``. Other conditions count as
+    met either way.
+    """
+    found: list[str] = []
+    conditions: list[str] = []  # that the line stands under, "cpu" for a CPU's alone
+    for line in text.splitlines():
+        if opened := _OPENED.match(line):
+            conditions.append("cpu" if opened.group(1) else "")
+        elif _CLOSED.match(line):
+            conditions.pop()
+        elif "cpu" not in conditions:
+            found += _INCLUDE.findall(line)
+    return found
+
+
 def sources(path: Path) -> list[Path]:
-    """Returns the file and every header of ours that it includes, whatever the condition; sorted behind it."""
+    """Returns the file and every header of ours that it includes for a device; sorted behind it."""
     found, ahead = {path.resolve()}, [path.resolve()]
     while ahead:
         here = ahead.pop()
-        for name in _INCLUDE.findall(here.read_text()):
+        for name in _device_includes(here.read_text()):
             header = (here.parent / name).resolve()
             if header.exists() and header not in found:
                 found.add(header)

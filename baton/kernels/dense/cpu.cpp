@@ -20,25 +20,35 @@ int64_t chain_of(int64_t) { return LONGEST; }
 int64_t chain_of(int64_t k) { return k <= LONGEST || k >= 2 * LONGEST ? LONGEST : k / 2; }
 #endif
 
+// Vectors of outputs whose sums are in registers together: of 32, or of AVX2's 16, two to a vector.
+constexpr int together(int rows) { return BATON_AVX512 || rows == 1 ? VECTORS : rows <= 3 ? 2 : 1; }
+
+// V vectors of outputs, over one chain of inputs.
+template <int R, int V>
+BATON_INLINE void chain_sums(const float* w, const float* x, int64_t x_stride, int64_t begin, int64_t end, float* out) {
+  vf sums[R][V];
+  unroll<R>([&](auto r) BATON_LAMBDA { unroll<V>([&](auto v) BATON_LAMBDA { sums[r][v] = vf{}; }); });
+  for (int64_t k = begin; k < end; k++)
+    unroll<R>([&](auto r) BATON_LAMBDA {
+      const vf a = splat(x[r * x_stride + k]);
+      unroll<V>([&](auto v) BATON_LAMBDA { sums[r][v] = fma(a, load(w + k * PANEL + v * LANES), sums[r][v]); });
+    });
+  unroll<R>([&](auto r) BATON_LAMBDA {
+    unroll<V>([&](auto v) BATON_LAMBDA {
+      float* to = out + r * PANEL + v * LANES;
+      store(to, load(to) + sums[r][v]);
+    });
+  });
+  asm volatile("" ::: "memory");  // else g++ keeps copies of `out` on the stack from chain to chain
+}
+
 // Up to DEPTH inputs are added to `out` chain by chain.
 template <int R>
 void block(const float* w, const float* x, int64_t x_stride, int64_t depth, int64_t chain, float* out) {
+  constexpr int V = together(R);
   for (int64_t begin = 0; begin < depth; begin += chain) {
     const int64_t end = depth - begin < chain ? depth : begin + chain;
-    vf sums[R][VECTORS];
-    unroll<R>([&](auto r) BATON_LAMBDA { unroll<VECTORS>([&](auto v) BATON_LAMBDA { sums[r][v] = vf{}; }); });
-    for (int64_t k = begin; k < end; k++)
-      unroll<R>([&](auto r) BATON_LAMBDA {
-        const vf a = splat(x[r * x_stride + k]);
-        unroll<VECTORS>([&](auto v) BATON_LAMBDA { sums[r][v] = fma(a, load(w + k * PANEL + v * LANES), sums[r][v]); });
-      });
-    unroll<R>([&](auto r) BATON_LAMBDA {
-      unroll<VECTORS>([&](auto v) BATON_LAMBDA {
-        float* to = out + r * PANEL + v * LANES;
-        store(to, load(to) + sums[r][v]);
-      });
-    });
-    asm volatile("" ::: "memory");  // else g++ keeps copies of `out` on the stack from chain to chain
+    for (int v = 0; v < VECTORS; v += V) chain_sums<R, V>(w + v * LANES, x, x_stride, begin, end, out + v * LANES);
   }
 }
 

@@ -88,12 +88,7 @@ float mass_of(const float* logits, int64_t n, float most, float warmth) {
   if (most == -INFINITY) return 0;
   vf mass{};
   for (int64_t i = 0; i < n; i += LANES) {
-    vf x = splat(-INFINITY);
-    const int64_t left = n - i;
-    if (left >= LANES)
-      x = load(logits + i);
-    else
-      for (int64_t k = 0; k < left; k++) x[k] = logits[i + k];
+    const vf x = load_part(logits + i, int(std::min<int64_t>(n - i, LANES)), -INFINITY);
     mass = mass + exponential((x - splat(most)) * splat(warmth));
   }
   return sum(mass);

@@ -9,7 +9,7 @@ namespace {
 
 // Hides what a row at `position` may not see among columns from … to of its scores; the largest of what is left.
 float hide(const Call& c, float* scores, int key, int from, int to, int position) {
-  const vi lanes = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+  const vi lanes = lane_numbers();
   const vf hidden = splat(-INFINITY);
 #if defined(BATON_MUTATION_CAUSAL)
   const int last = position + 1;

@@ -17,7 +17,8 @@ constexpr int TILE = 32;       // keys scored together
 constexpr int FEW_QUERIES = 4;   // up to this many, a sequence's splits are spread over threads
 constexpr int CHUNK_ROWS = 48;   // query rows (queries x group) of a KV head that a chunk's task takes
 constexpr int AHEAD = TILE / PAGE;  // pages whose bytes are fetched before they are needed
-constexpr int SCORE_ROWS = 8, VALUE_ROWS = 6, VALUE_VECTORS = 4;
+// Rows (of vectors, for values) whose sums are in registers together: of 32 registers, or of AVX2's 16, two to a vector.
+constexpr int SCORE_ROWS = BATON_AVX512 ? 8 : 3, VALUE_ROWS = BATON_AVX512 ? 6 : 3, VALUE_VECTORS = BATON_AVX512 ? 4 : 2;
 
 struct Call {
   const PagedKv& kv;

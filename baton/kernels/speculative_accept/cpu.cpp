@@ -20,11 +20,7 @@ struct Spread {
 };
 
 vf masses(const float* x, int64_t at, int64_t n, float most, float warmth) {
-  vf part = splat(-INFINITY);
-  if (n - at >= LANES)
-    part = load(x + at);
-  else
-    for (int64_t i = 0; i < n - at; i++) part[i] = x[at + i];
+  const vf part = load_part(x + at, int(std::min<int64_t>(n - at, LANES)), -INFINITY);
   return exponential((part - splat(most)) * splat(warmth));
 }
 

@@ -68,3 +68,9 @@ def test_a_key_is_of_every_header_that_is_included_and_of_no_other() -> None:
     names = {path.name for path in build.sources(build.source("linear"))}
     assert {"device.cuh", "linear.h", "simt.h"} <= names
     assert "narrow_tiles.h" not in names, "it is the CPU's own"
+
+
+def test_what_a_cpu_alone_includes_is_none_of_a_devices_sources() -> None:
+    names = {path.name for path in build.sources(build.source("paged_attention"))}
+    assert {"paged.h", "attention.h", "device.cuh"} <= names
+    assert not {"kv.h", "vector.h"} & names
