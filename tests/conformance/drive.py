@@ -15,6 +15,8 @@ from baton.engine.sequence import SequenceState
 from baton.kv.layout.state import state_pages
 from baton.protos.nouns import BLOCK_TOKENS, EngineRequest, Sampling, TokenLogprobs
 
+MOST = 20  # sequences at once that keep a recurrent state
+
 
 @dataclass
 class Driver:
@@ -29,6 +31,7 @@ class Driver:
     logprobs: dict[int, list[TokenLogprobs]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        self.pages += 2 * MOST * state_pages(self.runner.spec.layout)
         self.buffer = bytearray(self.pages * self.runner.spec.layout.page_bytes)
         self.runner.bind(memoryview(self.buffer), self.pages)
         self._free = list(range(self.pages))

@@ -24,6 +24,7 @@ from tests.conformance.checkpoints import KINDS, make, prompts, reference
 from tests.conformance.drive import Driver
 
 TOKENS = 64
+STATEFUL = ("qwen3_next", "qwen3_5", "bamba")  # whose steps take longest, so that fewer prompts are asked
 NEAR = 1e-4  # between two float32 log-probabilities of one token, in nats
 GREEDY = Sampling(temperature=0.0, max_tokens=TOKENS, logprobs=3)
 # Shapes on which transformers' own float32 is up to 1.5e-4 … 7e-4 from float64; found by random search.
@@ -112,7 +113,7 @@ def rounding(directory: Path, wanted: torch.Tensor, prompt: list[int], answer: l
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_answers_are_those_of_transformers(home: Path, kind: str) -> None:
-    require_the_same_answers(checkpoint(home, kind), count=12)
+    require_the_same_answers(checkpoint(home, kind), count=7 if kind in STATEFUL else 12)
 
 
 @pytest.mark.skipif(not torch_rounds_as_we_do(), reason="torch's matrix product rounds in other places on this CPU")

@@ -17,7 +17,7 @@ from tests.decode_worker.states import Pair, Worker, request
 
 TOKENS = 40
 GREEDY = Sampling(temperature=0.0, max_tokens=TOKENS, ignore_eos=True)
-KINDS = ["qwen3_next"]
+KINDS = ["qwen3_next", pytest.param("bamba", marks=pytest.mark.thorough)]
 
 
 @pytest.fixture(scope="module", params=KINDS)

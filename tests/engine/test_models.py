@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,15 @@ import torch
 from baton.engine.backends.torch.interpreter import _BINDERS
 from baton.engine.models import architectures, program_for
 from baton.engine.program.config import ModelConfig
-from baton.engine.program.ops import GatedDelta, LatentAttention, Op, PagedAttention, Program, RopeAppend
+from baton.engine.program.ops import (
+    GatedDelta,
+    LatentAttention,
+    Op,
+    PagedAttention,
+    Program,
+    RopeAppend,
+    StateSpace,
+)
 from baton.engine.program.rope import RopeTables, settled
 from baton.kv.layout.page import layout_for
 from baton.protos.errors import CheckpointError
@@ -33,6 +42,8 @@ SIZES = {
     "topk_group": 2,
     "first_k_dense_replace": 1,
     "full_attention_interval": 2,
+    "attn_layer_indices": [1],
+    "mamba_n_heads": 8,
 }
 
 
@@ -60,7 +71,7 @@ def test_every_op_has_a_binder_and_every_layer_a_place_of_its_own(model_type: st
     assert {type(op) for op in found.ops} <= set(_BINDERS)
     latent = [op.layer for op in found.ops if isinstance(op, LatentAttention)]
     places = [op.layer for op in found.ops if isinstance(op, RopeAppend)]
-    kept = [op.layer for op in found.ops if isinstance(op, GatedDelta)]
+    kept = [op.layer for op in found.ops if isinstance(op, GatedDelta | StateSpace)]
     assert sorted(places or latent) == list(range(found.layers))
     assert all(sorted(kept) == list(range(plane.layers)) for plane in found.states)
     assert [op.layer for op in found.ops if isinstance(op, PagedAttention)] == places
@@ -184,3 +195,25 @@ def test_longrope_has_its_short_factors_up_to_the_original_context_alone() -> No
 def test_what_a_hybrid_cannot_be_is_refused_by_field(changes: dict[str, Any], named: str) -> None:
     with pytest.raises(CheckpointError, match=named):
         program("qwen3_next", **changes)
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"attn_layer_indices": None}, "attn_layer_indices"),
+        ({"attn_layer_indices": [0, 1, 2]}, "attn_layer_indices"),
+        ({"mamba_n_heads": 7}, "mamba_n_heads"),
+        ({"mamba_n_groups": 3}, "mamba_n_groups"),
+        ({"mamba_d_conv": 1}, "mamba_d_conv"),
+        ({"time_step_limit": [0.0, 0.1]}, "time_step_limit"),
+    ],
+)
+def test_what_a_state_space_hybrid_cannot_be_is_refused_by_field(changes: dict[str, Any], named: str) -> None:
+    with pytest.raises(CheckpointError, match=named):
+        program("bamba", **changes)
+
+
+def test_a_config_with_pythons_infinity_is_read(tmp_path: Path) -> None:
+    fields = {"model_type": "bamba", **SIZES, "time_step_limit": [0.0, float("inf")]}
+    (tmp_path / "config.json").write_text(json.dumps(fields))
+    assert program_for(ModelConfig.read(tmp_path)).states

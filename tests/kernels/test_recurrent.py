@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from baton.kernels.gated_delta.reference import NORM_EPS, STRETCH, gated_delta
+from baton.kernels.state_space.reference import state_space
 
 KEY_HEADS, VALUE_HEADS, KEY_DIM, VALUE_DIM, KERNEL = 2, 4, 6, 10, 4
 CHANNELS = 2 * KEY_HEADS * KEY_DIM + VALUE_HEADS * VALUE_DIM
@@ -35,7 +36,10 @@ def token_by_token(mixed: Tensor, beta: Tensor, decay: Tensor, conv: Tensor) -> 
     return torch.stack(outs)
 
 
-@pytest.mark.parametrize("cuts", [(1,) * 9, (5, 1, 60), (STRETCH,), (STRETCH + 1, 3), (150, 1, 1, 40)])
+CUTS = [(1,) * 9, (5, 1, 60), (STRETCH,), (STRETCH + 1, 3), (150, 1, 1, 40)]
+
+
+@pytest.mark.parametrize("cuts", CUTS)
 def test_a_gated_delta_rule_is_its_recurrence_however_the_tokens_are_cut(cuts: tuple[int, ...]) -> None:
     mixed, beta, decay, conv = inputs(sum(cuts))
     past, state = torch.zeros(CHANNELS, KERNEL - 1), torch.zeros(VALUE_HEADS, KEY_DIM, VALUE_DIM)
@@ -47,3 +51,27 @@ def test_a_gated_delta_rule_is_its_recurrence_however_the_tokens_are_cut(cuts: t
     wanted = token_by_token(mixed, beta, decay, conv)
     assert float((torch.cat(outs) - wanted).norm() / wanted.norm()) < 1e-5
     assert torch.equal(past, mixed[-(KERNEL - 1) :].T) or sum(cuts) < KERNEL
+
+
+@pytest.mark.parametrize("cuts", CUTS)
+def test_a_state_space_layer_is_its_recurrence_however_the_tokens_are_cut(cuts: tuple[int, ...]) -> None:
+    heads, head_dim, groups, size, tokens = 4, 5, 2, 7, sum(cuts)
+    channels = heads * head_dim + 2 * groups * size
+    mixed, conv, bias = torch.randn(tokens, channels), torch.randn(channels, KERNEL), torch.randn(channels)
+    dt, fade, skip = torch.rand(tokens, heads), -3 * torch.rand(heads), torch.randn(heads)
+    past, state = torch.zeros(channels, KERNEL - 1), torch.zeros(heads, head_dim, size)
+    outs, at = [], 0
+    for count in cuts:
+        part = slice(at, at + count)
+        outs.append(state_space(mixed[part], dt[part], fade, skip, conv, bias, past, state, groups))
+        at += count
+    padded, known, wanted = F.pad(mixed.double(), (0, 0, KERNEL - 1, 0)), torch.zeros_like(state).double(), []
+    for t in range(tokens):
+        row = F.silu((padded[t : t + KERNEL].T * conv.double()).sum(1) + bias)
+        x, b, c = row.split((heads * head_dim, groups * size, groups * size))
+        b, c = (each.view(groups, size).repeat_interleave(heads // groups, 0) for each in (b, c))
+        fed = dt[t][:, None, None] * x.view(heads, head_dim)[..., None] * b[:, None]
+        known = (dt[t] * fade).double().exp()[:, None, None] * known + fed
+        wanted.append(torch.einsum("hds,hs->hd", known, c) + skip[:, None] * x.view(heads, head_dim))
+    exact = torch.stack(wanted)
+    assert float((torch.cat(outs) - exact).norm() / exact.norm()) < 1e-5

@@ -24,6 +24,7 @@ from baton.engine.program.ops import (
     Program,
     RmsNorm,
     Route,
+    StateSpace,
 )
 from baton.kernels.latent_attention.reference import latent_rows, turn
 from baton.kernels.registry import kernels
@@ -151,6 +152,30 @@ class SpanOps:
 
         return run
 
+    def _state_space(self, op: StateSpace) -> SpanOp:
+        found = [self._tensor(name) for name in (op.conv, op.a_log, op.skip, op.dt_bias, op.norm)]
+        conv, a_log, skip, dt_bias, norm = (tensor.float() for tensor in found if tensor is not None)
+        bias = self._tensor(op.conv_bias)
+        fixed = -a_log.exp(), skip, conv.flatten(1), None if bias is None else bias.float()
+        past, state = self._state("conv", op.layer), self._state("ssm", op.layer)
+        inner = op.heads * op.head_dim
+        sizes = inner, inner + 2 * op.groups * op.size, op.heads
+
+        def run(read: Read, spans: StepSpans) -> dict[str, Tensor]:
+            rows = read(op.mixed)
+            gate, mixed, dt = rows.float().split(sizes, -1)
+            steps = F.softplus(dt + dt_bias)
+            out = rows.new_zeros(len(rows), inner)
+            for span in spans.spans:
+                at = span.rows
+                kept = spans.state(span, *past), spans.state(span, *state)
+                found = self._kernels.state_space(mixed[at], steps[at], *fixed, *kept, op.groups)
+                gated = (found.flatten(1) * F.silu(gate[at])).unflatten(1, (op.groups, -1))
+                out[at] = normed(gated, norm.view(op.groups, -1), op.eps).flatten(1).to(rows.dtype)
+            return {op.out: out}
+
+        return run
+
     def _state(self, name: str, layer: int) -> tuple[int, tuple[int, ...]]:
         """Where the plane of ``layer`` begins in a sequence's state, in bytes, and its shape."""
         plane = next(plane for plane in self._layout.states if plane.name == name)
@@ -174,6 +199,7 @@ _BINDERS: dict[type, Callable[[SpanOps, Any], SpanOp]] = {
     GatedHeads: SpanOps._gated_heads,
     Gate: SpanOps._gate,
     GatedDelta: SpanOps._gated_delta,
+    StateSpace: SpanOps._state_space,
 }
 
 SPAN_OPS = tuple(kind for kind in _BINDERS if kind is not RmsNorm)  # which never have native code
@@ -216,4 +242,6 @@ def outputs(op: Op, width: Callable[[str], int], heads: int) -> dict[str, int]:
             return {op.out: width(op.x)}
         case GatedDelta():
             return {op.out: op.value_heads * op.value_dim}
+        case StateSpace():
+            return {op.out: op.heads * op.head_dim}
     raise AssertionError(f"{type(op).__name__} is no op of these")

@@ -22,16 +22,22 @@ KINDS = {"linear_attention": True, "full_attention": False}  # whether a layer k
 
 
 def program(config: ModelConfig) -> Program:
-    """Returns the hybrid; norms' weights start from 1, a quarter of each head is rotated."""
+    """Returns the hybrid with experts; q, k, v and z of a gated delta net lie head by head."""
+    return delta_hybrid(config, KV_HEADS, _experts(config, config.size("num_hidden_layers")), grouped=True)
+
+
+def delta_hybrid(config: ModelConfig, kv_heads: int, experts: ExpertLayers | None, grouped: bool) -> Program:
+    """Returns Qwen's hybrid of gated delta nets; norms' weights start from 1, a quarter of each head is rotated."""
     bias = config.flag("attention_bias", False)
-    plain = Decoder.read(config, HEAD_DIM, KV_HEADS, qkv_bias=bias, o_bias=bias, partial_rotary=True)
-    count, rope = len(plain.windows), config.rope()
+    plain = Decoder.read(config, HEAD_DIM, kv_heads, qkv_bias=bias, o_bias=bias, partial_rotary=True)
+    rope = config.rope()
     hybrid = HybridDecoder.of(
         plain,
         norm_plus=1.0,
-        experts=_experts(config, count),
-        recurrent=GatedDeltaLayers.read(config, plain.eps, grouped=True),
-        keeps=kept_layers(config, count),
+        gated=True,
+        experts=experts,
+        recurrent=GatedDeltaLayers.read(config, plain.eps, grouped),
+        keeps=kept_layers(config, len(plain.windows)),
     )
     rotary = replace(rope, parameters={ROTARY: 0.25} | rope.parameters)
     return hybrid.program(config, MAX_POSITION, rotary)

@@ -154,11 +154,21 @@ class ModelConfig:
 
 def _read_json(path: Path) -> dict[str, Any]:
     try:
-        return msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
+        return _decoded(path.read_bytes())
     except FileNotFoundError:
         raise CheckpointError(f"{path} is missing; a model's directory needs one", "model") from None
     except (OSError, msgspec.MsgspecError) as error:
         raise CheckpointError(f"{path} can't be read as a JSON object: {error}", "model") from error
+
+
+def _decoded(content: bytes) -> dict[str, Any]:
+    """A JSON object; infinities as Python writes them, which JSON has no word for, are read as well."""
+    try:
+        return msgspec.json.decode(content, type=dict[str, Any])
+    except msgspec.DecodeError:
+        if b"Infinity" not in content:
+            raise
+        return msgspec.json.decode(content.replace(b"-Infinity", b"null").replace(b"Infinity", b"null"))
 
 
 def _ids(path: Path, found: object) -> tuple[int, ...]:

@@ -6,6 +6,7 @@ place in the state; both count through their own kind alone.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import Protocol
 
@@ -23,6 +24,7 @@ from baton.engine.program.ops import (
     Program,
     Rope,
     RopeAppend,
+    StateSpace,
     Weight,
 )
 from baton.protos.nouns import LayerGroup, StatePlane
@@ -107,11 +109,90 @@ class GatedDeltaLayers(msgspec.Struct, frozen=True):
         )
 
 
-class HybridDecoder(Decoder, frozen=True):
-    """Holds a decoder whose layers are ``recurrent`` where ``keeps`` says so; q comes with a gate per head."""
+class StateSpaceLayers(msgspec.Struct, frozen=True):
+    """Describes Mamba-2's layers of ``heads`` heads, with B and C in ``groups`` groups of ``size`` numbers."""
 
-    recurrent: GatedDeltaLayers | None = None
+    heads: int
+    head_dim: int
+    groups: int
+    size: int
+    kernel: int
+    eps: float
+    conv_bias: bool
+    bias: bool
+    at: str = "mamba"
+
+    @classmethod
+    def read(cls, config: ModelConfig, hidden: int, eps: float) -> StateSpaceLayers:
+        """Reads the sizes of ``config``. Raises CheckpointError."""
+        heads, groups = config.size("mamba_n_heads", 128), config.size("mamba_n_groups", 1)
+        inner = config.size("mamba_expand", 2) * hidden
+        if inner % heads or config.fields.get("mamba_d_head", "auto") not in ("auto", inner // heads):
+            raise config.error("mamba_n_heads", f"is {heads}; heads of one size must make up {inner} numbers")
+        if heads % groups:
+            raise config.error("mamba_n_groups", f"is {groups}; it must divide {heads} heads")
+        _require_unlimited_steps(config)
+        kernel = config.size("mamba_d_conv", 4)
+        if kernel < 2:
+            raise config.error("mamba_d_conv", f"is {kernel}; it must be 2 or more")
+        biases = config.flag("mamba_conv_bias", True), config.flag("mamba_proj_bias", False)
+        return cls(heads, inner // heads, groups, config.size("mamba_d_state", 256), kernel, eps, *biases)
+
+    @property
+    def channels(self) -> int:
+        """Returns how many channels are convolved: those of x, B and C."""
+        return self.heads * self.head_dim + 2 * self.groups * self.size
+
+    def ops(self, layer: int, place: int) -> tuple[Op, ...]:
+        """Returns the ops of ``layer``, the ``place``-th of its kind."""
+        conv_bias = f"{layer}.conv_bias" if self.conv_bias else None
+        names = f"{layer}.a_log", f"{layer}.skip", f"{layer}.dt_bias", f"{layer}.ssm_norm"
+        sizes = self.heads, self.head_dim, self.groups, self.size
+        biases = (f"{layer}.{part}_bias" if self.bias else None for part in ("in", "out"))
+        return (
+            Linear("h", f"{layer}.in", next(biases), "mixed_in"),
+            StateSpace("mixed_in", place, f"{layer}.conv", conv_bias, *names, *sizes, self.eps, "read"),
+            Linear("read", f"{layer}.out", next(biases), "o"),
+        )
+
+    def weights(self, layer: int, hidden: int) -> Iterator[Weight]:
+        """Yields the weights of ``layer``."""
+        at, inner = f"model.layers.{layer}.{self.at}", self.heads * self.head_dim
+        rows = inner + self.channels + self.heads
+        yield from dense(layer, "in", at, ("in_proj",), (rows,), hidden, self.bias)
+        yield from dense(layer, "out", at, ("out_proj",), (hidden,), inner, self.bias)
+        yield Weight(f"{layer}.conv", (f"{at}.conv1d.weight",), ((self.channels, 1, self.kernel),))
+        if self.conv_bias:
+            yield Weight(f"{layer}.conv_bias", (f"{at}.conv1d.bias",), ((self.channels,),))
+        for name, source in (("a_log", "A_log"), ("skip", "D"), ("dt_bias", "dt_bias")):
+            yield Weight(f"{layer}.{name}", (f"{at}.{source}",), ((self.heads,),))
+        yield Weight(f"{layer}.ssm_norm", (f"{at}.norm.weight",), ((inner,),))
+
+    def planes(self, layers: int) -> tuple[StatePlane, ...]:
+        """Returns what a sequence keeps of ``layers`` such layers."""
+        return (
+            StatePlane("conv", layers, (self.channels, self.kernel - 1)),
+            StatePlane("ssm", layers, (self.heads, self.head_dim, self.size)),
+        )
+
+
+def _require_unlimited_steps(config: ModelConfig) -> None:
+    """Raises CheckpointError where steps are limited: transformers limits those of chunks alone."""
+    low, high = config.fields.get("time_step_limit") or (0.0, math.inf)
+    if low != 0 or high not in (math.inf, {"__float__": "Infinity"}, None):
+        raise config.error("time_step_limit", "must be 0 to infinity")
+
+
+class HybridDecoder(Decoder, frozen=True):
+    """Holds a decoder whose layers are ``recurrent`` where ``keeps`` says so.
+
+    ``gated``: q comes with a gate per head. ``renamed`` has parts of tensors' names, and what they are here.
+    """
+
+    recurrent: GatedDeltaLayers | StateSpaceLayers | None = None
     keeps: tuple[bool, ...] = ()
+    gated: bool = False
+    renamed: tuple[tuple[str, str], ...] = ()
 
     @classmethod
     def of(cls, plain: Decoder, **own: object) -> HybridDecoder:
@@ -125,7 +206,7 @@ class HybridDecoder(Decoder, frozen=True):
         return msgspec.structs.replace(super().program(config, max_position, rope), states=planes)
 
     @property
-    def _recurrent(self) -> GatedDeltaLayers:
+    def _recurrent(self) -> GatedDeltaLayers | StateSpaceLayers:
         assert self.recurrent is not None, "a hybrid is made with its recurrent layers"
         return self.recurrent
 
@@ -133,6 +214,8 @@ class HybridDecoder(Decoder, frozen=True):
         place = self.keeps[:layer].count(self.keeps[layer])  # among the layers of its kind
         if self.keeps[layer]:
             return self._recurrent.ops(layer, place)
+        if not self.gated:
+            return super()._attention(layer, place)
         bias, o_bias = f"{layer}.q_gate_kv_bias", f"{layer}.o_bias"
         return (
             Linear("h", f"{layer}.q_gate_kv", bias if self.qkv_bias else None, "q_gate_kv"),
@@ -143,9 +226,19 @@ class HybridDecoder(Decoder, frozen=True):
             Linear("gated", f"{layer}.o", o_bias if self.o_bias else None, "o"),
         )
 
+    def _weights(self) -> Iterator[Weight]:
+        for weight in super()._weights():
+            sources = weight.sources
+            for part, name in self.renamed:
+                sources = tuple(source.replace(part, name) for source in sources)
+            yield msgspec.structs.replace(weight, sources=sources)
+
     def _attention_weights(self, layer: int) -> Iterator[Weight]:
         if self.keeps[layer]:
             yield from self._recurrent.weights(layer, self.hidden)
+            return
+        if not self.gated:
+            yield from super()._attention_weights(layer)
             return
         at, q, kv = f"model.layers.{layer}.self_attn", self.heads * self.head_dim, self.kv_heads * self.head_dim
         parts, rows = ("q_proj", "k_proj", "v_proj"), (2 * q, kv, kv)

@@ -254,6 +254,29 @@ class GatedDelta(_Op, frozen=True, tag=True):
     out: str
 
 
+class StateSpace(_Op, frozen=True, tag=True):
+    """Advances each sequence's state of ``layer`` by Mamba-2's recurrence; out = what it reads.
+
+    ``mixed`` has a gate, x, B and C of ``groups`` groups and dt side by side. What is read, times silu(gate), is
+    normed group by group by ``norm``.
+    """
+
+    mixed: str
+    layer: int
+    conv: str
+    conv_bias: str | None
+    a_log: str
+    skip: str
+    dt_bias: str
+    norm: str
+    heads: int
+    head_dim: int
+    groups: int
+    size: int
+    eps: float
+    out: str
+
+
 class LmHead(_Op, frozen=True, tag=True):
     """Computes the logits of the step's sampled rows: norm(x + delta) · weightᵀ, a logit l then softcap x
     tanh(l / softcap) where there is one.
@@ -285,6 +308,7 @@ Op = (
     | GatedHeads
     | Gate
     | GatedDelta
+    | StateSpace
     | LmHead
 )
 
