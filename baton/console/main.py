@@ -40,6 +40,9 @@ def serve(
     prefill: Annotated[int | None, _flag("Prefill workers (1)")] = None,
     decode: Annotated[int | None, _flag("Decode workers (1)")] = None,
     colocated: Annotated[bool | None, _flag("Workers that do both, no handoff", "--colocated")] = None,
+    tp: Annotated[int | None, _flag("Ranks of each worker: processes that share its model (1)")] = None,
+    prefill_tp: Annotated[int | None, _flag("Ranks of each prefill worker (--tp)")] = None,
+    decode_tp: Annotated[int | None, _flag("Ranks of each decode worker (--tp)")] = None,
     host: Annotated[str | None, _flag("Address to listen on (127.0.0.1)")] = None,
     port: Annotated[int | None, _flag("REST port (8000); 0 takes a free one")] = None,
     grpc_port: Annotated[int | None, _flag("gRPC port (8001); 0 takes a free one")] = None,
@@ -76,12 +79,16 @@ def serve(
     worker = {
         "model": model, "model_name": model_name, "dtype": dtype, "kv_cache_dtype": kv_cache_dtype,
         "quantization": quantization, "speculation": speculation, "device": device, "seed": seed,
-        "max_model_len": max_model_len, "pages": pages,
+        "max_model_len": max_model_len, "pages": pages, "tp": tp,
+    }  # fmt: skip
+    cluster = {
+        "prefill": prefill, "decode": decode, "colocated": colocated, "run_dir": run_dir, "prefill_tp": prefill_tp,
+        "decode_tp": decode_tp,
     }  # fmt: skip
     flags: dict[str, dict[str, str | int | bool | None]] = {
         "router": router,
         "worker": worker,
-        "cluster": {"prefill": prefill, "decode": decode, "colocated": colocated, "run_dir": run_dir},
+        "cluster": cluster,
         "redis": {"url": redis},
         "ray": {"address": ray_address},
         "telemetry": {"otlp_endpoint": otlp},

@@ -9,6 +9,7 @@ from __future__ import annotations
 import msgspec
 
 from baton.engine.plan import PooledStates, Runner, SampledToken, SequenceStep, StepPlan
+from baton.protos.errors import RankLost
 from baton.protos.nouns import TokenLogprobs
 
 
@@ -31,9 +32,14 @@ class StepOutcome(msgspec.Struct):
 
 
 def run_isolated(runner: Runner, plan: StepPlan) -> StepOutcome:
-    """Runs ``plan``; where the runner raises, halves the plan until the culprits stand alone."""
+    """Runs ``plan``; where the runner raises, halves the plan until the culprits stand alone.
+
+    Raises RankLost, which no sequence can be blamed for.
+    """
     try:
         result = runner.run(plan)
+    except RankLost:
+        raise
     except Exception as error:
         if len(plan.items) == 1:
             return _alone(runner, plan.items[0], error)

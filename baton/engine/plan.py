@@ -7,7 +7,7 @@ each of its sequences.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import msgspec
@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from baton.engine.adapters.base import AdapterBase
 from baton.engine.adapters.packed import PackedAdapter
 from baton.engine.masks import Allowed
+from baton.protos.errors import RankLost
 from baton.protos.nouns import EngineWork, KvLayout, Sampling, SharedPages, StepSample, TokenLogprobs
 
 
@@ -187,6 +188,25 @@ class AdapterHost(Protocol):
 def adapters_of(runner: Runner) -> AdapterHost | None:
     """Returns what holds the runner's adapters; None where it applies none."""
     found: AdapterHost | None = getattr(runner, "adapters", None)
+    return found
+
+
+class Ranks(Protocol):
+    """The processes that share a runner's model, where it runs as several."""
+
+    def open_pages(self, fd: int, size: int) -> None:
+        """Gives every rank the KV pages, ``size`` bytes of memory at descriptor ``fd``."""
+
+    def watch(self, lost: Callable[[RankLost], None]) -> None:
+        """Has ``lost`` called, from a thread of its own, when a rank's process is gone."""
+
+    def leave(self) -> None:
+        """Ends all ranks but this one."""
+
+
+def ranks_of(runner: Runner) -> Ranks | None:
+    """Returns the ranks of a runner that runs as several; None for most runners."""
+    found: Ranks | None = getattr(runner, "ranks", None)
     return found
 
 

@@ -10,7 +10,17 @@ from collections.abc import Sequence
 
 import msgspec
 
-from baton.engine.plan import Mirror, Runner, SequenceStep, StepPlan, StepResult, adapters_of, mirror_of
+from baton.engine.plan import (
+    Mirror,
+    Ranks,
+    Runner,
+    SequenceStep,
+    StepPlan,
+    StepResult,
+    adapters_of,
+    mirror_of,
+    ranks_of,
+)
 from baton.kv.layout.page import in_pages_of
 from baton.protos.nouns import BLOCK_TOKENS
 
@@ -37,6 +47,11 @@ class WidePages:
         """Returns the mirror of the runner beneath, in pages of this size; None where it has none."""
         beneath = mirror_of(self._runner)
         return None if beneath is None else WideMirror(beneath, self._runs, self._landing)
+
+    @property
+    def ranks(self) -> Ranks | None:
+        """Returns the ranks of the runner beneath; None where it runs alone."""
+        return ranks_of(self._runner)
 
     def run(self, plan: StepPlan) -> StepResult:
         """Computes a step on the pages beneath."""

@@ -8,6 +8,7 @@ from pathlib import Path
 import msgspec
 
 from baton.cluster.config import BatonConfig, Pool, pool_worker
+from baton.cluster.sections.cluster import role_worker
 from baton.engine.speculate.names import placed
 from baton.kv.transport import check_name, check_secured
 from baton.launch.supervise import HostPlan
@@ -34,17 +35,19 @@ def worker_plans(config: BatonConfig, model: str, redis_url: str, slot_dir: Path
     threads, owner = config.worker.threads or _share_of_cores(config), 0 if config.ray.address else os.getpid()
     plans = []
     for slot, role in slots_of(config):
-        own = config_of(config, slot)
+        own = config_of(config, slot, role)
         spec = worker_spec(own, slot, role, model, redis_url, slot_dir, own.worker.threads or threads, owner)
         plan = HostPlan(slot, role, dump_spec(spec), str(slot_dir), str(log_dir / f"{slot}.log"))
         plans.append(in_pool(config, plan))
     return plans
 
 
-def config_of(config: BatonConfig, slot: str) -> BatonConfig:
-    """Returns the config with the worker settings of the slot's pool, where it is in one."""
+def config_of(config: BatonConfig, slot: str, role: str) -> BatonConfig:
+    """Returns the config with the worker settings of the slot's pool, or of its role where it is in none."""
     pool = _pool_of(config, slot)
-    return config if pool is None else config.model_copy(update={"worker": pool_worker(config.worker, pool)})
+    if pool is not None:
+        return config.model_copy(update={"worker": pool_worker(config.worker, pool)})
+    return config.model_copy(update={"worker": role_worker(config.worker, config.cluster, role)})
 
 
 def in_pool(config: BatonConfig, plan: HostPlan) -> HostPlan:

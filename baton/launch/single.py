@@ -49,7 +49,7 @@ def run_worker(config: BatonConfig, role: str, slot: str = "") -> NoReturn:
     name = slot or socket.gethostname()
     if not SLOT.fullmatch(name):
         raise ConfigError(f"slot {name!r}: use letters, digits, '.', '_' or '-' (--slot NAME)", "slot")
-    config = _complete(config_of(config, name))
+    config = _complete(config_of(config, name, role))
     files = RunFiles(choose_root(config))
     threads = config.worker.threads or usable_cores()
     spec = worker_spec(config, name, role, config.worker.model, config.redis.url, files.slots, threads)

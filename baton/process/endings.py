@@ -10,10 +10,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 EVENTS = Path("/sys/fs/cgroup/memory.events")
+RANK_LOST, MOST_RANKS = 128, 64  # exit status of an engine without its rank 0, and how many ranks have one
 
 
 class Ending(NamedTuple):
-    """``cause`` is "exit", "signal" or "oom"; ``detail`` says it to people."""
+    """``cause`` is "exit", "signal", "oom" or "rank"; ``detail`` says it to people."""
 
     cause: str
     detail: str
@@ -38,8 +39,15 @@ class OomKills:
         return sum(int(line.split()[1]) for line in lines if line.startswith("oom_kill "))
 
 
+def rank_status(rank: int) -> int:
+    """Returns the exit status by which an engine says that ``rank`` of it is gone or stuck."""
+    return RANK_LOST + rank
+
+
 def ending_of(code: int, memory: OomKills) -> Ending:
     """Returns what return code ``code`` of a child means (negative: a signal, as subprocess has it)."""
+    if RANK_LOST <= code < RANK_LOST + MOST_RANKS:
+        return Ending("rank", f"rank {code - RANK_LOST} of its engine is gone or stuck")
     if code >= 0:
         return Ending("exit", f"exit status {code}")
     name = signal.Signals(-code).name

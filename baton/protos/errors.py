@@ -23,7 +23,8 @@ Knows nothing of gRPC or HTTP libraries: a status is a name (gRPC) or a number (
     ├── Unavailable                 UNAVAILABLE          503  unavailable
     │   ├── NoWorker                UNAVAILABLE          503  no_worker
     │   ├── WorkerLost              UNAVAILABLE          503  worker_lost
-    │   │   └── WorkerStalled       UNAVAILABLE          503  worker_stalled
+    │   │   ├── WorkerStalled       UNAVAILABLE          503  worker_stalled
+    │   │   └── RankLost            UNAVAILABLE          503  rank_lost
     │   ├── WeightsGone             UNAVAILABLE          503  weights_gone
     │   ├── AdapterNotLoaded        UNAVAILABLE          503  adapter_not_loaded
     │   └── Draining                UNAVAILABLE          503  draining
@@ -206,6 +207,16 @@ class WorkerStalled(WorkerLost):
     """A worker has its connections still, and its engine gives no answer."""
 
     label = "worker_stalled"
+
+
+class RankLost(WorkerLost):
+    """One of the processes that share a worker's model is gone or stuck: the worker ends as a whole."""
+
+    label = "rank_lost"
+
+    def __init__(self, message: str, param: str = "", retry_after_s: float = 0.0, rank: int = 0) -> None:
+        super().__init__(message, param, retry_after_s)
+        self.rank = rank
 
 
 class RequestBlamed(BatonError):

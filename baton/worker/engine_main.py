@@ -19,6 +19,7 @@ import time
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
+from typing import NoReturn
 
 import msgspec
 
@@ -28,16 +29,17 @@ from baton.engine.adapters.table import AdapterTable
 from baton.engine.checkpoints.hub import locate
 from baton.engine.grammar.running import GRACE_S, Grammars
 from baton.engine.load import EngineConfig, load_runner
-from baton.engine.plan import Runner, adapters_of, mirror_of
+from baton.engine.plan import Runner, adapters_of, mirror_of, ranks_of
 from baton.engine.step_loop import EngineParts, StepLoop
 from baton.engine.wide_pages import widened
 from baton.kv.layout.bridge import with_codec
 from baton.kv.memory.host_pages import PageMemory
 from baton.kv.pages.pool import PagePool
 from baton.prefill_worker.engine.loop import PrefillLoop
+from baton.process.endings import rank_status
 from baton.process.heap import settle_heap
 from baton.protos.channel import AdapterPlace, EngineFailed, EngineReady
-from baton.protos.errors import BatonError, ConfigError, to_info
+from baton.protos.errors import BatonError, ConfigError, RankLost, to_info
 from baton.protos.nouns import BLOCK_TOKENS
 from baton.worker.channel import EngineChannel
 from baton.worker.drafts import make_drafter
@@ -67,11 +69,22 @@ def main() -> int:
         channel.send(EngineFailed(to_info(error)))
         return _leave(channel, 1)
     settle_heap()
-    loop.run()
-    while loop.next_role:
-        loop = successor(spec.steps, spec.engine, loop)
+    try:
         loop.run()
+        while loop.next_role:
+            loop = successor(spec.steps, spec.engine, loop)
+            loop.run()
+    except RankLost as error:
+        end_without(error)
+    if (ranks := ranks_of(loop.parts.runner)) is not None:
+        ranks.leave()
     return _leave(channel, 0)
+
+
+def end_without(error: RankLost) -> NoReturn:
+    """Ends this process and with it all ranks, at once; the I/O process reads which one is lost from the status."""
+    logging.getLogger("baton.engine").error("%s: the worker ends", error.message)
+    os._exit(rank_status(error.rank))
 
 
 def die_with_parent(parent: int) -> None:
@@ -85,7 +98,7 @@ def die_with_parent(parent: int) -> None:
 
 def build(spec: WorkerSpec, channel: EngineChannel) -> StepLoop:
     """Loads the model, makes the pages and announces both. Raises CheckpointError, ConfigError."""
-    runner, profile_pages = make_runner(spec.engine, spec.lora)
+    runner, profile_pages = make_runner(spec.engine, spec.lora, spec.steps.stall_s)
     runner = widened(runner, spec.cache.block_tokens)
     profile_pages = profile_pages * BLOCK_TOKENS // spec.cache.block_tokens  # a profile counts pages of 16
     layout = with_codec(runner.spec.layout, spec.cache.kv_codec)
@@ -99,6 +112,9 @@ def build(spec: WorkerSpec, channel: EngineChannel) -> StepLoop:
         raise ConfigError(text, "worker.kv_memory_bytes")
     memory = PageMemory.create(pages, page_bytes)
     runner.bind(memory.view(), pages)
+    if (ranks := ranks_of(runner)) is not None:
+        ranks.open_pages(memory.fd, memory.bytes)
+        ranks.watch(end_without)
     channel.send_fd(memory.fd)
     model, mirror = runner.spec, mirror_of(runner)
     adapters = make_adapters(spec.lora, runner)
@@ -148,8 +164,13 @@ def make_adapters(spec: AdapterSpec, runner: Runner) -> AdapterTable:
     return table
 
 
-def make_runner(spec: EngineSpec, lora: AdapterSpec = NO_ADAPTERS) -> tuple[Runner, int]:
-    """Returns the paced engine or a real one, and how many pages its profile asks for (0: none)."""
+def make_runner(
+    spec: EngineSpec, lora: AdapterSpec = NO_ADAPTERS, stall_s: float = 0.0
+) -> tuple[Runner, int]:
+    """Returns the paced engine or a real one, and how many pages its profile asks for (0: none).
+
+    A rank that others wait for longer than ``stall_s`` seconds is stuck; 0: they wait for ever.
+    """
     if spec.paced_profile:
         return make_paced(spec)
     config = EngineConfig(
@@ -163,6 +184,8 @@ def make_runner(spec: EngineSpec, lora: AdapterSpec = NO_ADAPTERS) -> tuple[Runn
         cache_dir=spec.cache_dir,
         cuda_step=spec.cuda_step,  # type: ignore[arg-type]
         adapters=lora.limits if lora.wanted else None,
+        tp=spec.tp,
+        rank_bound_s=stall_s,
     )
     return load_runner(config), 0
 

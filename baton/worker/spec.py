@@ -36,6 +36,7 @@ class EngineSpec(_Group, frozen=True):
     seed: int = 0  # of the run, for what may be seeded; lease ids never are
     threads: int = 0
     max_model_len: int = 0
+    tp: int = 1  # processes that share the model, each with its part of every matrix
 
     @property
     def paced_profile(self) -> str:

@@ -33,13 +33,20 @@ def random_runner(
 
     ``by_ops`` and ``native_step`` are those of ``NativeRunner``.
     """
-    fields = {"model_type": "llama", "max_position_embeddings": CONTEXT} | SIZES[size]
-    program = program_for(ModelConfig(Path("random"), fields, ()))
-    torch.manual_seed(0)
-    weights, read = _weights(program, scheme)
+    program, weights, read = random_weights(size, scheme)
     layout = layout_for(KV_DTYPES[kv], program.groups)
     spec = ModelSpec("random", layout, CONTEXT, program.vocab_size, ())
     return NativeRunner(spec, program, weights, by_ops=by_ops, native_step=native_step), read
+
+
+def random_weights(size: str, scheme: str) -> tuple[Program, dict[str, Any], int]:
+    """Returns the program of ``size``, weights of ``scheme`` for it, and the bytes of them that a decode step
+    reads.
+    """
+    fields = {"model_type": "llama", "max_position_embeddings": CONTEXT} | SIZES[size]
+    program = program_for(ModelConfig(Path("random"), fields, ()))
+    torch.manual_seed(0)
+    return program, *_weights(program, scheme)
 
 
 def _weights(program: Program, scheme: str) -> tuple[dict[str, Any], int]:

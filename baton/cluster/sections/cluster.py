@@ -38,6 +38,8 @@ class ClusterConfig(Section):
     prefill: int = Field(default=1, ge=0, le=1024, description="prefill workers")
     decode: int = Field(default=1, ge=1, le=1024, description="decode workers")
     pools: tuple[Pool, ...] = Field(default=(), description="further workers, on hardware of their own")
+    prefill_tp: int = Field(default=0, ge=0, le=64, description="ranks of each prefill worker; 0: worker.tp")
+    decode_tp: int = Field(default=0, ge=0, le=64, description="ranks of each decode worker; 0: worker.tp")
     colocated: bool = Field(
         default=False, description="decode workers read their prompts themselves; no prefill workers"
     )
@@ -51,6 +53,12 @@ class ClusterConfig(Section):
     def readers(self) -> int:
         """Returns the number of prefill workers apart from pools: none where every worker does both."""
         return 0 if self.colocated else self.prefill
+
+
+def role_worker(worker: WorkerConfig, cluster: ClusterConfig, role: str) -> WorkerConfig:
+    """Returns the worker settings with the number of ranks that workers of ``role`` outside pools have."""
+    ranks = cluster.prefill_tp if role == "prefill" else cluster.decode_tp
+    return worker.model_copy(update={"tp": ranks}) if ranks else worker
 
 
 def pool_worker(worker: WorkerConfig, pool: Pool) -> WorkerConfig:

@@ -7,7 +7,7 @@ the file. Pickled weights (``.bin``, ``.pt``) are never read.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from baton.engine.program.ops import Weight
+from baton.engine.program.ranks import Rows
 from baton.engine.program.stacked import part_of
 from baton.protos.errors import CheckpointError
 
@@ -27,6 +28,9 @@ OTHER_PREFIXES = ("", "model.language_model.", "language_model.model.")  # that 
 OTHER_HEADS = ("language_model.lm_head.weight",)
 FULL_HASH_BYTES = 256 << 20  # bytes of files up to which every byte is hashed
 SAMPLE_BYTES = 16 << 10  # bytes hashed at a tensor's beginning, middle and end in larger ones
+
+
+FLOATS = ("F64", "F32", "F16", "BF16", "F8_E4M3", "F8_E5M2")  # dtypes as a file's header names them
 
 
 class Checkpoint:
@@ -56,12 +60,19 @@ class Checkpoint:
         self._own |= {} if HEAD in self._files else {HEAD: head}
         self._files |= {name: self._files[own] for name, own in self._own.items()}
 
-    def weights(self, wanted: Iterable[Weight], dtype: torch.dtype, device: str) -> dict[str, Tensor]:
-        """Returns each weight in ``dtype``, its sources stacked. Raises CheckpointError for one missing or
-        misshapen.
+    def weights(
+        self, wanted: Iterable[Weight], dtype: torch.dtype, device: str, own: Mapping[str, Rows] | None = None
+    ) -> dict[str, Tensor]:
+        """Returns each weight in ``dtype``, its sources stacked; of those that ``own`` names only such rows are
+        read.
+
+        Raises CheckpointError for one missing or misshapen.
         """
+        rows = own or {}
         return {
-            weight.name: self._stack(weight, torch.float32 if weight.plus else dtype).to(device)
+            weight.name: self._stack_rows(weight, dtype, rows[weight.name])
+            if weight.name in rows
+            else self._stack(weight, torch.float32 if weight.plus else dtype).to(device)
             for weight in wanted
         }
 
@@ -105,6 +116,29 @@ class Checkpoint:
             stacked[at : at + shape[0]] = self._read(name, shape)
             at += shape[0]
         return stacked.add_(weight.plus) if weight.plus else stacked
+
+    def _stack_rows(self, weight: Weight, dtype: torch.dtype, own: Rows) -> Tensor:
+        """The ranges ``own`` of the stacked sources, each source's part read by itself."""
+        found, dtype = [], torch.float32 if weight.plus else dtype
+        for begin, end in own:
+            at = 0
+            for name, shape in zip(weight.sources, weight.shapes, strict=True):
+                first, last = max(begin, at) - at, min(end, at + shape[0]) - at
+                if first < last:
+                    found.append(self._slice(name, shape, first, last).to(dtype))
+                at += shape[0]
+        return torch.cat(found).add_(weight.plus) if weight.plus else torch.cat(found)
+
+    def _slice(self, name: str, shape: tuple[int, ...], first: int, last: int) -> Tensor:
+        if part_of(name)[1] is not None:
+            return self._read(name, shape)[first:last]
+        path = self._files.get(name)
+        stored = None if path is None else self._handles[path].get_slice(self._own.get(name, name))
+        if stored is None or tuple(stored.get_shape()) != shape or stored.get_dtype() not in FLOATS:
+            self._read(name, shape)  # says what is wrong
+        assert stored is not None
+        part: Tensor = stored[first:last]
+        return part
 
     def _read(self, name: str, shape: tuple[int, ...] | None = None) -> Tensor:
         name, part = part_of(name)

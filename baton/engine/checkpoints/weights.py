@@ -19,10 +19,11 @@ from baton.engine.checkpoints.safetensors import Checkpoint
 from baton.engine.load import EngineConfig
 from baton.engine.program.config import ModelConfig
 from baton.engine.program.ops import Linear, LmHead, Program, Weight
+from baton.engine.program.ranks import Rank, Rows, split
 from baton.engine.quant import NONE, Reader, on_load, reader_of
 from baton.engine.quant.gguf import GgufCheckpoint
 from baton.kernels.linear.integers import Part, packed_of, regrouped, values_of
-from baton.kernels.linear.packed import BF16, VERSION, PackedWeight, beside, pack_bf16
+from baton.kernels.linear.packed import BF16, VERSION, PackedWeight, beside, own_rows, pack_bf16
 from baton.protos.errors import CheckpointError, ConfigError
 
 HEAD = "head"
@@ -40,9 +41,15 @@ class LoadedWeights(NamedTuple):
 
 
 def load_weights(
-    config: EngineConfig, directory: Path, model: ModelConfig, program: Program, dtype: torch.dtype
+    config: EngineConfig,
+    directory: Path,
+    model: ModelConfig,
+    program: Program,
+    dtype: torch.dtype,
+    rank: Rank = Rank(),
 ) -> LoadedWeights:
-    """Reads weights, quantizes them where asked, or maps what an earlier start quantized.
+    """Reads weights, quantizes them where asked, or maps what an earlier start quantized; of several ranks, own
+    rows.
 
     Raises CheckpointError and ConfigError.
     """
@@ -51,7 +58,8 @@ def load_weights(
     _require_possible(config, reader)
     fingerprint = checkpoint.fingerprint(model.fields)
     if isinstance(checkpoint, Checkpoint) and reader is None and config.quantization == NONE:
-        return LoadedWeights(program, dict(checkpoint.weights(program.weights, dtype, config.device)), fingerprint)
+        plain_weights = checkpoint.weights(program.weights, dtype, config.device, _own(program, rank))
+        return LoadedWeights(program, dict(plain_weights), fingerprint)
     scheme = config.quantization if reader is None else "checkpoint"
     fingerprint = hashlib.sha256(f"{fingerprint} {scheme} {VERSION}".encode()).hexdigest()
     own = own_head(program)
@@ -61,7 +69,36 @@ def load_weights(
     experts = {name for op in own.experts for name in (op.gate_up, op.down)}
     kinds = dict.fromkeys(experts, torch.bfloat16)  # those that the checkpoint's maker left unquantized
     weights = {weight.name: make.plain(weight, kinds.get(weight.name, dtype)) for weight in plain}
-    return LoadedWeights(own, weights | packed, fingerprint)
+    return LoadedWeights(own, dealt(own, weights | packed, rank), fingerprint)
+
+
+def dealt(program: Program, weights: Weights, rank: Rank) -> Weights:
+    """Returns what ``rank`` has of the weights of ``program``: own rows of each that is split, in own memory."""
+    rows = _own(program, rank)
+    return {name: _dealt(program, name, weight, rows) for name, weight in weights.items()}
+
+
+def _own(program: Program, rank: Rank) -> dict[str, Rows]:
+    """The rows of each weight that is split; none for a rank alone."""
+    return split(program, rank).rows if rank.count > 1 else {}
+
+
+def _dealt(
+    program: Program, name: str, weight: Tensor | PackedWeight, rows: dict[str, Rows]
+) -> Tensor | PackedWeight:
+    """The own rows of a weight; an expert of a packed layer begins with a panel, so that it may have more of
+    them.
+    """
+    if name not in rows:
+        return weight
+    if isinstance(weight, Tensor):
+        return torch.cat([weight[begin:end] for begin, end in rows[name]])
+    stacked = next(sum(shape[0] for shape in of.shapes) for of in program.weights if of.name == name)
+    experts = {w: op.experts for op in program.experts for w in (op.gate_up, op.down)}.get(name, 1)
+    each, padded = stacked // experts, weight.n // experts
+    return own_rows(
+        weight, [(a // each * padded, b // each * padded) if experts > 1 else (a, b) for a, b in rows[name]]
+    )
 
 
 def own_head(program: Program) -> Program:

@@ -290,6 +290,51 @@ class LmHead(_Op, frozen=True, tag=True):
     softcap: float = 0.0
 
 
+class AllGather(_Op, frozen=True, tag=True):
+    """Puts the ranks' columns of ``x`` side by side: out = the columns of rank 0, then those of rank 1, …"""
+
+    x: str
+    out: str
+
+
+class AllReduce(_Op, frozen=True, tag=True):
+    """Adds the ranks' parts of ``x`` up, of which one at most is not zero: out = their sum, with its bits."""
+
+    x: str
+    out: str
+
+
+class OwnExperts(_Op, frozen=True, tag=True):
+    """Runs a rank's own experts, ``first`` … ``first + count - 1`` of all: out = their outputs, at the places of
+    the ``chosen`` experts of each row that they are; what other ranks' experts come to is left to them.
+    """
+
+    x: str
+    logits: str
+    gate_up: str
+    down: str
+    experts: int
+    first: int
+    count: int
+    chosen: int
+    renormalise: bool
+    out: str
+    gate: MoeGate | None = None
+
+
+class MixExperts(_Op, frozen=True, tag=True):
+    """Adds up what all ranks' ``OwnExperts`` of one layer wrote to ``y``: out = what ``Moe`` comes to, for each
+    row.
+
+    ``gate_up`` names the layer.
+    """
+
+    y: str
+    logits: str
+    gate_up: str
+    out: str
+
+
 Op = (
     Embedding
     | RmsNorm
@@ -310,6 +355,10 @@ Op = (
     | GatedDelta
     | StateSpace
     | LmHead
+    | AllGather
+    | AllReduce
+    | OwnExperts
+    | MixExperts
 )
 
 

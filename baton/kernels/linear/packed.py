@@ -248,6 +248,26 @@ def one_of(whole: PackedWeight, index: int, count: int, n: int) -> PackedWeight:
     return dataclasses.replace(whole, n=n, **own)
 
 
+def own_rows(whole: PackedWeight, ranges: Sequence[tuple[int, int]]) -> PackedWeight:
+    """Returns rows of ``whole`` by ranges [begin, end), one behind the other, in memory of their own."""
+    rows = torch.cat([torch.arange(begin, end) for begin, end in ranges])
+    n = len(rows)
+    # what lies in a last panel behind its rows is never read
+    at = F.pad(rows, (0, -n % PANEL), value=int(rows[-1]))
+    panel, lane, panels = at // PANEL, at % PANEL, -(-n // PANEL)
+
+    def scales(x: Tensor | None) -> Tensor | None:
+        """(panels, groups, 64)"""
+        return None if x is None else x[panel, :, lane].view(panels, PANEL, -1).transpose(1, 2).contiguous()
+
+    # every kind has 4 bytes of a row in a step
+    steps = whole.data.view(-(-whole.n // PANEL), -1, PANEL, 4)[panel, :, lane]
+    data = steps.view(panels, PANEL, -1, 4).transpose(1, 2).reshape(-1)
+    row_scale = None if whole.row_scale is None else whole.row_scale[at].contiguous()
+    kept = {"scales": scales(whole.scales), "mins": scales(whole.mins), "row_scale": row_scale}
+    return dataclasses.replace(whole, n=n, data=data.contiguous(), **kept)  # type: ignore[arg-type]
+
+
 def _form(w: PackedWeight) -> tuple[int, int, int, int, bool]:
     return w.kind, w.n, w.k, w.group, w.mins is None
 

@@ -2,6 +2,7 @@
 // each 64 tokens' largest logit and mass (the 64 that the number falls into are computed again). Only rows with
 // top_k, top_p or min_p, or whose logits are asked for, are written out.
 #include "adapted.h"
+#include "choose.h"
 
 #include <algorithm>
 #include <cmath>
@@ -102,6 +103,10 @@ class Head {
     if (adapters) shrink(adapters);
   }
 
+  // Of logits that are there already: (rows, w.n).
+  Head(const PackedLinear& w, const float* given, int32_t rows, Choice* choices)
+      : w_(w), x_(nullptr), stride_(0), softcap_(0), choices_(choices), rows_(rows), given_(given) {}
+
   void run() {
     prepare();
     const int64_t columns = (w_.n + PANEL - 1) / PANEL, stretches = (columns + STRETCH - 1) / STRETCH;
@@ -171,14 +176,19 @@ class Head {
   }
 
   void stretch(int32_t task) {
-    const PackedLinear part = panels(w_, task * STRETCH, STRETCH);
-    const int64_t first = task * STRETCH * PANEL;
-    float* logits = (float*)scratch(SCRATCH_SAMPLE, rows_.size() * part.n * 4);
-    dense(part, x_, stride_, int64_t(rows_.size()), nullptr, logits, part.n);
+    const int64_t first = task * STRETCH * PANEL, n = std::min(STRETCH * PANEL, w_.n - first);
+    float* logits = (float*)scratch(SCRATCH_SAMPLE, rows_.size() * n * 4);
+    multiply(0, int64_t(rows_.size()), first, n, logits);
     for (size_t i = 0; i < rows_.size(); i++)
-      if (rows_[i].adapter) lora_expand(*rows_[i].adapter, rows_[i].shrunk, first, part.n, logits + i * part.n);
-    cap(logits, int64_t(rows_.size()) * part.n);
-    for (size_t i = 0; i < rows_.size(); i++) take(i, task, first, part.n, logits + i * part.n);
+      if (rows_[i].adapter) lora_expand(*rows_[i].adapter, rows_[i].shrunk, first, n, logits + i * n);
+    cap(logits, int64_t(rows_.size()) * n);
+    for (size_t i = 0; i < rows_.size(); i++) take(i, task, first, n, logits + i * n);
+  }
+
+  // Rows from `row` on, `n` logits from `first` on, which begins a panel.
+  void multiply(int64_t row, int64_t rows, int64_t first, int64_t n, float* logits) const {
+    if (!given_) return dense(panels(w_, first / PANEL, (n + PANEL - 1) / PANEL), x_ + row * stride_, stride_, rows, nullptr, logits, n);
+    for (int64_t i = 0; i < rows; i++) std::memcpy(logits + i * n, given_ + (row + i) * w_.n + first, size_t(n) * 4);
   }
 
   void cap(float* logits, int64_t n) const {
@@ -252,16 +262,16 @@ class Head {
 
   int32_t within(int32_t i, const Row& row, int64_t panel, double target, float most) {
     float logits[PANEL];
-    const PackedLinear part = panels(w_, panel, 1);
-    dense(part, x_ + i * stride_, stride_, 1, nullptr, logits, PANEL);
-    if (row.adapter) lora_expand(*row.adapter, row.shrunk, panel * PANEL, part.n, logits);
+    const int64_t n = std::min(int64_t(PANEL), w_.n - panel * PANEL);
+    multiply(i, 1, panel * PANEL, n, logits);
+    if (row.adapter) lora_expand(*row.adapter, row.shrunk, panel * PANEL, n, logits);
 #if !defined(BATON_MUTATION_LM_HEAD_CAP)
-    cap(logits, part.n);
+    cap(logits, n);
 #endif
-    edit(row, panel * PANEL, part.n, logits);
+    edit(row, panel * PANEL, n, logits);
     double reached = 0;
     int64_t last = -1;
-    for (int64_t k = 0; k < part.n; k++) {
+    for (int64_t k = 0; k < n; k++) {
       const double p = std::exp(double(logits[k] - most) / row.choice->temperature);
       if (p > 0) last = k;
       reached += p;
@@ -335,9 +345,16 @@ class Head {
   std::vector<float> shrunk_;
   std::vector<Stat> stats_;
   std::unique_ptr<float[]> kept_;
+  const float* given_ = nullptr;
 };
 
 }  // namespace
+
+void choose_tokens(const float* logits, int64_t vocab, int32_t rows, Choice* choices) {
+  PackedLinear sizes{};
+  sizes.n = vocab;
+  if (rows) Head(sizes, logits, rows, choices).run();
+}
 
 void adapted_head(const PackedLinear& w, const float* x, int64_t x_stride, int32_t rows, float softcap, Choice* choices,
                   const LoraSite* const* adapters) {

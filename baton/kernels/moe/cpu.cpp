@@ -1,6 +1,6 @@
 // Rows are sorted by expert, so that an expert's weights pass once for all of its rows; a row's products are summed in one order,
 // whatever the rows beside it, and its experts' outputs in order of their rank.
-#include "moe.h"
+#include "own_experts.h"
 
 #include <vector>
 
@@ -19,6 +19,9 @@ constexpr int64_t OUTPUTS = 32, TOGETHER = 4;  // outputs of a task; rows that a
 struct Routed {
   std::vector<int32_t> experts, order, place, ends;  // by row and rank; by place; by row and rank; by expert
   std::vector<float> weights;
+  OwnExperts own;  // the experts whose weights are there
+
+  int32_t begin(int32_t expert) const { return expert ? ends[size_t(expert - 1)] : 0; }
 };
 
 // The best `chosen` experts of a row, best first.
@@ -48,8 +51,9 @@ void route(const Moe& m, const float* logits, int32_t* experts, float* weights) 
   for (int k = 0; k < m.chosen; k++) weights[k] /= total;
 }
 
-Routed sorted(const Moe& m, const float* logits, int64_t rows) {
+Routed sorted(const Moe& m, OwnExperts own, const float* logits, int64_t rows) {
   Routed r;
+  r.own = own;
   const size_t n = size_t(rows) * size_t(m.chosen);
   r.experts.resize(n), r.weights.resize(n), r.order.resize(n), r.place.resize(n), r.ends.assign(size_t(m.experts), 0);
   for (int64_t i = 0; i < rows; i++) route(m, logits + i * m.experts, r.experts.data() + i * m.chosen, r.weights.data() + i * m.chosen);
@@ -112,18 +116,18 @@ struct Form {
   }
 };
 
-// f(expert, first place, rows of it (at most TOGETHER), first output, outputs) for all, over threads.
+// f(own expert, first place, rows of it (at most TOGETHER), first output, outputs) for all, over threads.
 template <class F>
-void each_tile(const Moe& m, const Routed& r, int64_t outputs, F&& f) {
+void each_tile(const Routed& r, int64_t outputs, F&& f) {
   std::vector<int32_t> active;
-  for (int32_t e = 0; e < m.experts; e++)
-    if (r.ends[size_t(e)] > (e ? r.ends[size_t(e - 1)] : 0)) active.push_back(e);
+  for (int32_t e = r.own.first; e < r.own.first + r.own.count; e++)
+    if (r.ends[size_t(e)] > r.begin(e)) active.push_back(e);
   const int64_t blocks = (outputs + OUTPUTS - 1) / OUTPUTS;
   parallel_for(int32_t(int64_t(active.size()) * blocks), [&](int32_t task) {
     const int32_t e = active[size_t(task / blocks)], end = r.ends[size_t(e)];
     const int64_t first = task % blocks * OUTPUTS, count = outputs - first < OUTPUTS ? outputs - first : OUTPUTS;
-    for (int32_t at = e ? r.ends[size_t(e - 1)] : 0; at < end; at += TOGETHER)
-      f(e, at, end - at < TOGETHER ? end - at : TOGETHER, first, count);
+    for (int32_t at = r.begin(e); at < end; at += TOGETHER)
+      f(e - r.own.first, at, end - at < TOGETHER ? end - at : TOGETHER, first, count);
   });
 }
 
@@ -137,7 +141,7 @@ template <int T>
 void layers(const Moe& m, const Form& form, const Routed& r, const float* x, float* between, float* y) {
   const char *gate_up = (const char*)m.gate_up, *down = (const char*)m.down;
   const int64_t in = m.hidden * kv_bytes<T>(), out = m.inner * kv_bytes<T>();  // bytes of a row of inputs
-  each_tile(m, r, m.inner, [&](int32_t e, int32_t at, int64_t rows, int64_t first, int64_t count) {
+  each_tile(r, m.inner, [&](int32_t e, int32_t at, int64_t rows, int64_t first, int64_t count) {
     const float* from[TOGETHER];
     float gates[TOGETHER], ups[TOGETHER];
     for (int64_t i = 0; i < rows; i++) from[i] = x + r.order[size_t(at + i)] / m.chosen * m.hidden;
@@ -147,7 +151,7 @@ void layers(const Moe& m, const Form& form, const Routed& r, const float* x, flo
       for (int64_t i = 0; i < rows; i++) between[(at + i) * m.inner + j] = rounded<T>(form.between(m, e, j, gates[i], ups[i]));
     }
   });
-  each_tile(m, r, m.hidden, [&](int32_t e, int32_t at, int64_t rows, int64_t first, int64_t count) {
+  each_tile(r, m.hidden, [&](int32_t e, int32_t at, int64_t rows, int64_t first, int64_t count) {
     const float* from[TOGETHER];
     float sums[TOGETHER];
     for (int64_t i = 0; i < rows; i++) from[i] = between + (at + i) * m.inner;
@@ -164,8 +168,8 @@ void packed_layers(const Moe& m, const Form& form, const Routed& r, const float*
   std::vector<float> rows(most * size_t(m.hidden)), both(most * 2 * size_t(m.inner));
   for (size_t i = 0; i < most; i++)
     std::memcpy(rows.data() + i * m.hidden, x + r.order[i] / m.chosen * m.hidden, size_t(m.hidden) * 4);
-  for (int32_t e = 0, begin = 0; e < m.experts; begin = r.ends[size_t(e)], e++) {
-    const int64_t count = r.ends[size_t(e)] - begin;
+  for (int32_t e = 0; e < r.own.count; e++) {
+    const int64_t begin = r.begin(r.own.first + e), count = r.ends[size_t(r.own.first + e)] - begin;
     if (!count) continue;
     const PackedLinear gate_up = expert_of(m.gate_up, e, 2 * m.inner), down = expert_of(m.down, e, m.hidden);
     float* own = between + begin * m.inner;
@@ -181,9 +185,9 @@ void packed_layers(const Moe& m, const Form& form, const Routed& r, const float*
 
 constexpr int MOE_T_PACKED = -1;  // in place of a kind of number
 
+// The outputs of own experts by place, in scratch memory.
 template <int T>
-void some_rows(const Moe& m, const Form& form, const float* x, int64_t x_stride, const float* logits, int64_t rows, float* out, int64_t out_stride) {
-  const Routed r = sorted(m, logits, rows);
+const float* outputs(const Moe& m, const Form& form, const Routed& r, const float* x, int64_t x_stride, int64_t rows) {
   const int64_t n = rows * m.chosen;
   // A dense layer has the caller's scratch for its own.
   float* own = (float*)scratch(T == MOE_T_PACKED ? SCRATCH_STEP : SCRATCH_CALLER, size_t(rows * m.hidden + n * (m.inner + m.hidden)) * 4);
@@ -194,6 +198,16 @@ void some_rows(const Moe& m, const Form& form, const float* x, int64_t x_stride,
     packed_layers(m, form, r, own, between, y);
   else
     layers<T>(m, form, r, own, between, y);
+  return y;
+}
+
+const float* outputs_of(const Moe& m, const Form& form, const Routed& r, const float* x, int64_t x_stride, int64_t rows) {
+  if (m.dtype == MOE_PACKED) return outputs<MOE_T_PACKED>(m, form, r, x, x_stride, rows);
+  return m.dtype == F32 ? outputs<KV_F32>(m, form, r, x, x_stride, rows) : outputs<KV_BF16>(m, form, r, x, x_stride, rows);
+}
+
+// y by place -> the rows' sums by weight.
+void mix(const Moe& m, const Routed& r, int64_t rows, const float* y, float* out, int64_t out_stride) {
   for (int64_t i = 0; i < rows; i++)
     for (int64_t j = 0; j < m.hidden; j++) {
       float sum = 0;
@@ -208,17 +222,42 @@ void some_rows(const Moe& m, const Form& form, const float* x, int64_t x_stride,
     }
 }
 
+// f(first row, rows) for each part of the rows that is computed at a time.
+template <class F>
+void in_parts(int64_t rows, F&& f) {
+  for (int64_t at = 0; at < rows; at += MOST_ROWS) f(at, rows - at < MOST_ROWS ? rows - at : MOST_ROWS);
+}
+
 void all_rows(const Moe& m, const Form& form, const float* x, int64_t x_stride, const float* logits, int64_t rows, float* out,
               int64_t out_stride) {
-  const auto plain = m.dtype == F32 ? some_rows<KV_F32> : some_rows<KV_BF16>;
-  const auto run = m.dtype == MOE_PACKED ? some_rows<MOE_T_PACKED> : plain;
-  for (int64_t at = 0; at < rows; at += MOST_ROWS) {
-    const int64_t some = rows - at < MOST_ROWS ? rows - at : MOST_ROWS;
-    run(m, form, x + at * x_stride, x_stride, logits + at * m.experts, some, out + at * out_stride, out_stride);
-  }
+  in_parts(rows, [&](int64_t first, int64_t some) {
+    const Routed r = sorted(m, {0, m.experts}, logits + first * m.experts, some);
+    const float* y = outputs_of(m, form, r, x + first * x_stride, x_stride, some);
+    mix(m, r, some, y, out + first * out_stride, out_stride);
+  });
 }
 
 }  // namespace
+
+void run_own_experts(const Moe& m, const BiasedMoe* biased, OwnExperts own, const float* x, int64_t x_stride, const float* logits,
+                     int64_t rows, float* y) {
+  in_parts(rows, [&](int64_t first, int64_t some) {
+    const Routed r = sorted(m, own, logits + first * m.experts, some);
+    const float* found = outputs_of(m, {biased}, r, x + first * x_stride, x_stride, some);
+    float* to = y + first * m.chosen * m.hidden;
+    for (int32_t at = r.begin(own.first); at < r.begin(own.first + own.count); at++)
+      std::memcpy(to + r.order[size_t(at)] * m.hidden, found + at * m.hidden, size_t(m.hidden) * 4);
+  });
+}
+
+void mix_experts(const Moe& m, const float* logits, int64_t rows, const float* y, float* out, int64_t out_stride) {
+  in_parts(rows, [&](int64_t first, int64_t some) {
+    Routed r = sorted(m, {0, m.experts}, logits + first * m.experts, some);
+    for (size_t i = 0; i < r.place.size(); i++) r.place[i] = int32_t(i);  // y lies by row and rank
+    mix(m, r, some, y + first * m.chosen * m.hidden, out + first * out_stride, out_stride);
+  });
+}
+
 }  // namespace baton
 
 BATON_API void baton_moe(const baton::Moe* moe, const float* x, int64_t x_stride, const float* logits, int64_t rows, float* out,

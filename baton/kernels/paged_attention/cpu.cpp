@@ -5,7 +5,7 @@
 // spread over threads) and as part of a chunk (all splits by one thread), so its bits depend on its own keys alone:
 // what a neighbour needs masked adds exact zeros. (Split-KV: https://arxiv.org/abs/2311.01282; online softmax:
 // https://arxiv.org/abs/1805.02867)
-#include "attention.h"
+#include "own_heads.h"
 
 #include <algorithm>
 #include <atomic>
@@ -38,6 +38,7 @@ struct Chunk {
 template <int T>
 struct Attention {
   const Call& c;
+  const Heads own;
   std::vector<Spread> spreads;
   std::vector<Split> splits;
   std::vector<Chunk> chunks;
@@ -54,7 +55,7 @@ struct Attention {
       next = taken++;
       if (!r.item) fetch_keys(keys_of(splits[at]));
       if (r.item != s.item) {
-        r = Rows{s.item, 0, s.item->queries, 0, c.kv.kv_heads};
+        r = Rows{s.item, 0, s.item->queries, own.first, own.count};
         carve(r, c, (char*)scratch(SCRATCH_ATTENTION, carve(r, c, nullptr)));
         load_queries<T>(c, r);
       }
@@ -84,14 +85,14 @@ struct Attention {
 
   void gather(Spread& s) {
     const int rows = s.item->queries * c.group;
-    for (int i = 0; i < c.kv.kv_heads * rows; i++) {
+    for (int i = 0; i < own.count * rows; i++) {
       float* row = s.parts + size_t(i) * (c.padded + LANES);
       float most = row[c.padded], total = row[c.padded + 1];
       for (int which = 1; which < s.splits; which++) {
         const float* next = row + which * part_floats(s.item->queries);
         merge(most, total, row, next[c.padded], next[c.padded + 1], next, c.padded);
       }
-      finish<T>(c, *s.item, i % rows / c.group, i / rows * c.group + i % c.group, row, most, total);
+      finish<T>(c, *s.item, i % rows / c.group, (own.first + i / rows) * c.group + i % c.group, row, most, total);
     }
   }
 
@@ -128,7 +129,7 @@ struct Attention {
       }
       const int most = CHUNK_ROWS / c.group > 1 ? CHUNK_ROWS / c.group : 1;
       for (int query = 0; query < item->queries; query += most)
-        for (int head = 0; head < c.kv.kv_heads; head++)
+        for (int head = own.first; head < own.first + own.count; head++)
           chunks.push_back({item, query, item->queries - query < most ? item->queries - query : most, head});
     }
   }
@@ -151,20 +152,28 @@ struct Attention {
 };
 
 }  // namespace
+
+// Heads are counted from the page's first one, so q, out and sinks begin that much earlier.
+void attend(const PagedKv& kv, Heads own, const AttentionItem* items, int32_t count, int32_t heads, int32_t window, float scale,
+            const AttentionForm& form, const float* q, int64_t q_stride, float* out, int64_t out_stride) {
+  const int padded = (kv.head_dim + LANES - 1) / LANES * LANES, group = heads / own.count;
+  const int64_t before = int64_t(own.first) * group, floats = before * kv.head_dim;
+  const AttentionForm moved{form.softcap, form.sinks ? form.sinks - before : nullptr};
+  const Call call{kv, heads, group, window, padded, scale, q - floats, q_stride, out - floats, out_stride, moved};
+  switch (kv.type) {
+    case KV_F32: return Attention<KV_F32>{call, own}.run(items, count);
+    case KV_BF16: return Attention<KV_BF16>{call, own}.run(items, count);
+    case KV_INT8: return Attention<KV_INT8>{call, own}.run(items, count);
+    default: return Attention<KV_FP8>{call, own}.run(items, count);
+  }
+}
+
 }  // namespace baton
 
 BATON_API void baton_paged_attention_form(const baton::PagedKv* kv, const baton::AttentionItem* items, int32_t count,
                    int32_t heads, int32_t window, float scale, const baton::AttentionForm* form, const float* q,
                    int64_t q_stride, float* out, int64_t out_stride) {
-  using namespace baton;
-  const int padded = (kv->head_dim + LANES - 1) / LANES * LANES;
-  const Call call{*kv, heads, heads / kv->kv_heads, window, padded, scale, q, q_stride, out, out_stride, *form};
-  switch (kv->type) {
-    case KV_F32: return Attention<KV_F32>{call}.run(items, count);
-    case KV_BF16: return Attention<KV_BF16>{call}.run(items, count);
-    case KV_INT8: return Attention<KV_INT8>{call}.run(items, count);
-    default: return Attention<KV_FP8>{call}.run(items, count);
-  }
+  baton::attend(*kv, {0, kv->kv_heads}, items, count, heads, window, scale, *form, q, q_stride, out, out_stride);
 }
 
 BATON_API void baton_paged_attention(const baton::PagedKv* kv, const baton::AttentionItem* items, int32_t count,

@@ -1,5 +1,5 @@
 // A row at a time: q in place, k and v straight into the page, quantized there.
-#include "form.h"
+#include "own_heads.h"
 
 #include "../abi/threads.h"
 #include "../rms_norm/norm_row.h"
@@ -23,7 +23,7 @@ void turn(float* x, const float* cosines, const float* sines, int half) {
 }
 
 template <int T>
-void row(const PagedKv& kv, const AttentionItem& item, int at, int heads, const float* angles, int rotated,
+void row(const PagedKv& kv, Heads own, const AttentionItem& item, int at, int heads, const float* angles, int rotated,
          const float* q_norm, const float* k_norm, float eps, float* x) {
   const int d = kv.head_dim, position = item.start + at;
   const KvPlane shape{kv.kv_heads, d};
@@ -34,7 +34,7 @@ void row(const PagedKv& kv, const AttentionItem& item, int at, int heads, const 
 #endif
   char* keys = kv.pages + int64_t(item.pages[block]) * kv.page_bytes + kv.layer_offset;
   char* values = keys + shape.bytes<T>();
-  for (int h = 0; h < heads + kv.kv_heads; h++, x += d) {
+  for (int h = 0; h < heads + own.count; h++, x += d) {
     const float* weight = h < heads ? q_norm : k_norm;
     if (weight) norm_row(x, weight, eps, d, x);
 #if defined(BATON_MUTATION_ROTATED)
@@ -42,15 +42,15 @@ void row(const PagedKv& kv, const AttentionItem& item, int at, int heads, const 
 #else
     turn(x, angles, angles + rotated / 2, rotated / 2);
 #endif
-    if (h >= heads) put<T>(keys, shape, position % PAGE, h - heads, x);
+    if (h >= heads) put<T>(keys, shape, position % PAGE, own.first + h - heads, x);
   }
-  for (int h = 0; h < kv.kv_heads; h++, x += d) put<T>(values, shape, position % PAGE, h, x);
+  for (int h = 0; h < own.count; h++, x += d) put<T>(values, shape, position % PAGE, own.first + h, x);
 }
 
 template <int T>
-void append(const PagedKv& kv, const AttentionItem* items, int count, int heads, const float* turns, int64_t stride, int rotated,
-            const float* q_norm, const float* k_norm, float eps, float* qkv) {
-  const int64_t width = int64_t(heads + 2 * kv.kv_heads) * kv.head_dim;
+void append(const PagedKv& kv, Heads own, const AttentionItem* items, int count, int heads, const float* turns, int64_t stride,
+            int rotated, const float* q_norm, const float* k_norm, float eps, float* qkv) {
+  const int64_t width = int64_t(heads + 2 * own.count) * kv.head_dim;
   int64_t rows = 0;
   for (int i = 0; i < count; i++) rows += items[i].queries;
   const int32_t parts = rows * width < 16384 ? 1 : int32_t(rows < 4 * threads() ? rows : 4 * threads());
@@ -59,25 +59,32 @@ void append(const PagedKv& kv, const AttentionItem* items, int count, int heads,
     int64_t before = 0;
     for (const AttentionItem* item = items; item < items + count && before < range.end; before += item++->queries)
       for (int64_t at = range.begin > before ? range.begin - before : 0; at < item->queries && before + at < range.end; at++)
-        row<T>(kv, *item, int(at), heads, turns + (item->start + at) * stride, rotated, q_norm, k_norm, eps,
+        row<T>(kv, own, *item, int(at), heads, turns + (item->start + at) * stride, rotated, q_norm, k_norm, eps,
                qkv + (item->first + at) * width);
   });
 }
 
 }  // namespace
-}  // namespace baton
 
-BATON_API void baton_rope_append_part(const baton::PagedKv* kv, const baton::AttentionItem* items, int32_t count,
-                                      int32_t heads, const float* turns, int64_t turns_stride, int32_t rotated,
-                                      const float* q_norm, const float* k_norm, float eps, float* qkv) {
-  using namespace baton;
-  const auto run = [&](auto type) { append<type()>(*kv, items, count, heads, turns, turns_stride, rotated, q_norm, k_norm, eps, qkv); };
-  switch (kv->type) {
+void append_heads(const PagedKv& kv, Heads own, const AttentionItem* items, int32_t count, int32_t heads, const float* turns,
+                  int64_t turns_stride, int32_t rotated, const float* q_norm, const float* k_norm, float eps, float* qkv) {
+  const auto run = [&](auto type) {
+    append<type()>(kv, own, items, count, heads, turns, turns_stride, rotated, q_norm, k_norm, eps, qkv);
+  };
+  switch (kv.type) {
     case KV_F32: return run(std::integral_constant<int, KV_F32>());
     case KV_BF16: return run(std::integral_constant<int, KV_BF16>());
     case KV_INT8: return run(std::integral_constant<int, KV_INT8>());
     default: return run(std::integral_constant<int, KV_FP8>());
   }
+}
+
+}  // namespace baton
+
+BATON_API void baton_rope_append_part(const baton::PagedKv* kv, const baton::AttentionItem* items, int32_t count,
+                                      int32_t heads, const float* turns, int64_t turns_stride, int32_t rotated,
+                                      const float* q_norm, const float* k_norm, float eps, float* qkv) {
+  baton::append_heads(*kv, {0, kv->kv_heads}, items, count, heads, turns, turns_stride, rotated, q_norm, k_norm, eps, qkv);
 }
 
 BATON_API void baton_rope_append(const baton::PagedKv* kv, const baton::AttentionItem* items, int32_t count,

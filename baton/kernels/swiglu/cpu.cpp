@@ -1,5 +1,5 @@
 // Elementwise; a lane's value doesn't depend on its place.
-#include "swiglu.h"
+#include "strided.h"
 
 #include "../abi/threads.h"
 #include "../abi/vector.h"
@@ -27,13 +27,17 @@ void row(const float* gate, int64_t inner, float* out) {
 }
 
 }  // namespace
-}  // namespace baton
 
-BATON_API void baton_swiglu(const float* gate_up, int64_t rows, int64_t inner, float* out) {
-  using namespace baton;
+void swiglu_into(const float* gate_up, int64_t rows, int64_t inner, float* out, int64_t stride) {
   const int32_t parts = rows * inner < 8192 ? 1 : int32_t(rows < 4 * threads() ? rows : 4 * threads());
   parallel_for(parts, [&](int32_t task) {
     const Range range = part(rows, 1, parts, task);
-    for (int64_t i = range.begin; i < range.end; i++) row(gate_up + 2 * i * inner, inner, out + i * inner);
+    for (int64_t i = range.begin; i < range.end; i++) row(gate_up + 2 * i * inner, inner, out + i * stride);
   });
+}
+
+}  // namespace baton
+
+BATON_API void baton_swiglu(const float* gate_up, int64_t rows, int64_t inner, float* out) {
+  baton::swiglu_into(gate_up, rows, inner, out, inner);
 }

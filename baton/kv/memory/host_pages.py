@@ -84,6 +84,11 @@ class PageMemory:
             os.close(fd)
             return None
 
+    @property
+    def bytes(self) -> int:
+        """Returns the size of the memory, which on reserved huge pages is more than the pages take."""
+        return len(self._map)
+
     def page(self, index: int) -> memoryview:
         """Returns page ``index``, writable, without a copy. Raises IndexError."""
         if not 0 <= index < self.pages:

@@ -48,7 +48,8 @@ class NativeProgram:
         self._weights = weights
         self.lora = LoraStep(None, 0)  # of the step that is run next
         self._adapts = 0
-        found = [_COMPILERS[type(op)](self, op) for op in program.ops]
+        self._layers: dict[str, int] = {}  # addresses of layers of experts, by the first weight's name
+        found = [self._compiled(op) for op in program.ops]
         self.foreign = frozenset(at for at, op in enumerate(found) if op.kind == structs.FOREIGN)
         self._array = (structs.Op * len(found))(*found)
         self._weights = weights if keep else {}  # without a check, what was packed needs no second copy
@@ -88,6 +89,9 @@ class NativeProgram:
     def matrix(self, name: str) -> PackedWeight:
         """Returns a weight as the step multiplies by it."""
         return self._packed[name]
+
+    def _compiled(self, op: p.Op) -> structs.Op:
+        return _COMPILERS[type(op)](self, op)
 
     def _register(self, name: str, width: int) -> int:
         if name not in self.registers:

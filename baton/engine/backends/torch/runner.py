@@ -21,6 +21,9 @@ from baton.engine.adapters.base import AdapterBase
 from baton.engine.backends.cuda.gpu import require
 from baton.engine.backends.cuda.load import kernels_or_none, on_kernels
 from baton.engine.backends.native.runner import NativeRunner
+from baton.engine.backends.ranks.followers import Followers
+from baton.engine.backends.ranks.load import load_rank, rank_config, require_possible
+from baton.engine.backends.ranks.runner import RankRunner
 from baton.engine.backends.span_ops import SPAN_OPS
 from baton.engine.backends.torch.adapters import TorchAdapters
 from baton.engine.backends.torch.batch import BatchBuilder
@@ -33,6 +36,7 @@ from baton.engine.models import program_for
 from baton.engine.plan import ModelSpec, PooledStates, Runner, SequenceStep, StepPlan, StepResult
 from baton.engine.program.config import ModelConfig
 from baton.engine.program.ops import Program
+from baton.engine.program.ranks import Rank
 from baton.engine.program.rope import LONGROPE, settled
 from baton.engine.program.sites import adaptable, sites_of
 from baton.engine.sampling import choose, score
@@ -58,6 +62,8 @@ def load(config: EngineConfig) -> Runner:
     Raises CheckpointError and ConfigError.
     """
     check, by_ops = _is_on(CHECK_ENV, "1"), _is_on(STEP_ENV, OPS)
+    if config.tp > 1:
+        return _on_ranks(config)
     if config.threads is not None:
         torch.set_num_threads(config.threads)
         native.set_threads(config.threads)
@@ -102,6 +108,26 @@ def _with_adapters(
     program, limits = adaptable(program), config.adapters
     narrow = dtype == "bfloat16"
     return program, AdapterBase(sites_of(program), limits.max_rank, limits.max_bytes, narrow, str(directory))
+
+
+def _on_ranks(config: EngineConfig) -> Runner:
+    """The runner that leads ``config.tp`` ranks, which read their weights side by side."""
+    own = rank_config(config, len(os.sched_getaffinity(0)))
+    assert own.threads is not None
+    torch.set_num_threads(own.threads)
+    native.set_threads(own.threads)
+    model = ModelConfig.read(locate(config.model))
+    require_possible(own, program_for(model))  # before a process is started for it
+    followers = Followers(own)
+    try:
+        loaded = load_rank(own, Rank(0, own.tp))
+        followers.await_ready(loaded.fingerprint)
+        spec = _spec(own, model, loaded.program, _dtype_name(own), loaded.fingerprint)
+        work = work_of(loaded.native.program, loaded.weights, spec.layout, own.device)
+        return RankRunner(spec, loaded, followers, own.rank_bound_s, work=work)
+    except BaseException:
+        followers.kill()
+        raise
 
 
 def _on_own_kernels(

@@ -1,0 +1,57 @@
+"""Loads one rank's part of a model, for the lead and its followers alike.
+
+Knows nothing of processes or of the memory that they share.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import msgspec
+
+from baton.engine.backends.ranks.program import NativeRankProgram
+from baton.engine.checkpoints.hub import locate
+from baton.engine.checkpoints.weights import Weights, load_weights
+from baton.engine.load import EngineConfig
+from baton.engine.models import program_for
+from baton.engine.program.config import ModelConfig
+from baton.engine.program.ops import Program
+from baton.engine.program.ranks import Rank, require_splittable, split
+from baton.kernels.abi import native
+from baton.protos.errors import ConfigError
+
+
+class LoadedRank(NamedTuple):
+    """Holds the model's whole program and what one rank has of it."""
+
+    program: Program
+    native: NativeRankProgram
+    weights: Weights
+    fingerprint: str
+
+
+def require_possible(config: EngineConfig, program: Program) -> None:
+    """Checks that ranks can run the model so. Raises ConfigError, which names the field and what works."""
+    if config.device != "cpu":
+        raise ConfigError(f"tp is {config.tp}: several ranks run on the cpu only, device is {config.device}", "tp")
+    if native.library() is None:
+        raise ConfigError(f"tp is {config.tp}: ranks need the native CPU kernels: install a C++ compiler", "tp")
+    require_splittable(program, config.tp)
+
+
+def rank_config(config: EngineConfig, cores: int) -> EngineConfig:
+    """Returns ``config`` with the threads of one rank; where none are named, ranks share ``cores``."""
+    return msgspec.structs.replace(config, threads=max(1, (config.threads or cores) // config.tp))
+
+
+def load_rank(config: EngineConfig, rank: Rank) -> LoadedRank:
+    """Reads own rows of every weight. Raises CheckpointError and ConfigError."""
+    import torch  # by whoever computes alone
+
+    directory = locate(config.model)
+    model = ModelConfig.read(directory)
+    planned = program_for(model)
+    require_possible(config, planned)
+    dtype = {"auto": torch.float32, "float32": torch.float32, "bfloat16": torch.bfloat16}[config.dtype]
+    program, weights, fingerprint = load_weights(config, directory, model, planned, dtype, rank)
+    return LoadedRank(program, NativeRankProgram(split(program, rank), weights), weights, fingerprint)

@@ -1,0 +1,116 @@
+"""Lays out what the ranks of a worker share: where they meet, the plan, rotary angles, registers and logits.
+
+Knows nothing of processes or weights. It is one memfd whose memory the kernel gives as it is touched, so that its
+bounds are far above what steps use.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+
+import msgspec
+
+from baton.engine.backends.native.step_runner import FIRST_TURNS
+from baton.engine.backends.ranks.program import NativeRankProgram
+from baton.engine.program.ops import Program
+from baton.engine.program.ranks import RankProgram
+from baton.kernels.abi import native
+from baton.kernels.abi.native import I32, I64, NativeFunction, P
+from baton.kernels.collective.native import Group, group_at, group_bytes
+from baton.kernels.step.structs import Model
+
+MOST_ROWS = 1 << 15  # rows of a step, and rows of it that want logits
+PLAN_BYTES = 256 << 20  # of tokens and block tables
+SLOT_BYTES = 64 << 10  # of what ranks copy to one another; a step copies nothing
+PAGE = 4096
+
+
+class RanksStruct(ctypes.Structure):
+    """Mirrors Ranks of step/ranks.h."""
+
+    _fields_ = (
+        ("group", Group),
+        *((name, P) for name in ("plan", "turns", "pages", "registers", "logits")),
+        *((name, I64) for name in ("plan_bytes", "register_floats", "logit_floats")),
+        ("is_shared", P),
+        *((name, I64) for name in ("vocab", "first_token")),
+        *((name, I32) for name in ("first_head", "heads", "page_heads", "pad")),
+    )
+
+
+class SharedSizes(msgspec.Struct, frozen=True):
+    """Holds the bytes of each part of the memory, in order."""
+
+    group: int
+    plan: int
+    turns: int
+    registers: int
+    logits: int
+
+    @property
+    def total(self) -> int:
+        """Returns the bytes of all of it."""
+        return self.group + self.plan + self.turns + self.registers + self.logits
+
+
+def sizes_for(program: Program, own: NativeRankProgram) -> SharedSizes:
+    """Returns the sizes that every rank of ``program`` comes to by itself."""
+    parts = (
+        group_bytes(own.own.rank.count, SLOT_BYTES),
+        PLAN_BYTES,
+        4 * max(program.max_position, FIRST_TURNS) * own.rope.width,
+        4 * MOST_ROWS * own.shared_floats,
+        4 * MOST_ROWS * program.vocab_size,
+    )
+    return SharedSizes(*(-(-part // PAGE) * PAGE for part in parts))
+
+
+class SharedMemory:
+    """Maps the ranks' memory. It owns ``fd``."""
+
+    def __init__(self, fd: int, sizes: SharedSizes) -> None:
+        self.fd, self.sizes = fd, sizes
+        self._map = mmap.mmap(fd, sizes.total, mmap.MAP_SHARED)
+        self._byte = ctypes.c_char.from_buffer(self._map)
+        self.meeting = ctypes.addressof(self._byte)
+        self.plan = self.meeting + sizes.group
+        self.turns = self.plan + sizes.plan
+        self.registers = self.turns + sizes.turns
+        self.logits = self.registers + sizes.registers
+
+    @classmethod
+    def create(cls, sizes: SharedSizes) -> SharedMemory:
+        """Makes new zeroed memory."""
+        fd = os.memfd_create("baton-ranks", os.MFD_CLOEXEC)
+        os.ftruncate(fd, sizes.total)
+        return cls(fd, sizes)
+
+    def struct(self, own: RankProgram, is_shared: int, bound_s: float) -> RanksStruct:
+        """Returns ``own`` rank's view, but for its pages; ``is_shared``: where a flag per register lies."""
+        sizes, (first, end) = self.sizes, own.own_kv
+        return RanksStruct(
+            group_at(self.meeting, own.rank.index, own.rank.count, SLOT_BYTES, bound_s),
+            *(self.plan, self.turns, None, self.registers, self.logits),
+            *(sizes.plan, sizes.registers // 4, sizes.logits // 4),
+            is_shared,
+            *(own.program.vocab_size, own.vocab[0]),
+            *(first, end - first, own.program.kv_heads, 0),
+        )
+
+
+def lead_step() -> NativeFunction:
+    """Returns baton_rank_lead(model, step, table, table's entries, ranks)."""
+    return native.function("rank_lead", P, P, P, I64, P, result=I32)
+
+
+def follow(model: Model, ranks: RanksStruct) -> int:
+    """Runs a follower's part of all steps; returns 0 when told to leave, or a collective's code of who is lost."""
+    call = native.function("rank_follow", P, P, result=I32)
+    return call(ctypes.addressof(model), ctypes.addressof(ranks)) or 0
+
+
+def dismiss(ranks: RanksStruct) -> None:
+    """Tells the followers to leave."""
+    native.function("rank_dismiss", P)(ctypes.addressof(ranks))

@@ -1,0 +1,117 @@
+"""Compiles a rank's share of a program for the native step: own rows of weights, registers that all ranks fill.
+
+Knows nothing of processes or of where the shared registers lie.
+"""
+
+from __future__ import annotations
+
+import ctypes
+
+import numpy as np
+from torch import Tensor
+
+from baton.engine.backends.native.program import NativeProgram, Weights
+from baton.engine.program import ops as p
+from baton.engine.program.ranks import RankProgram
+from baton.kernels.moe.native import AnyExperts, BiasedMoeStruct, ExpertsStruct, experts_of
+from baton.kernels.step import structs
+
+GATHER, EXPERTS, BIASED_EXPERTS, MIX = range(128, 132)  # step/ranks.h: RankOpKind
+
+
+class NativeRankProgram(NativeProgram):
+    """Owns what the C structs of one rank point at. ``own`` is its share."""
+
+    def __init__(self, own: RankProgram, weights: Weights) -> None:
+        self.own = own
+        super().__init__(own.program, weights)
+        shared = {self.registers[name] for name in own.widths}
+        self._is_shared = np.array([number in shared for number in range(len(self.widths))], np.int32)
+
+    @property
+    def row_floats(self) -> int:
+        """Returns the floats per row of the registers that are the rank's alone."""
+        return self._floats_before(len(self.widths), shared=False)
+
+    @property
+    def shared_floats(self) -> int:
+        """Returns the floats per row of the registers that all ranks fill."""
+        return self._floats_before(len(self.widths), shared=True)
+
+    def register(self, arena: Tensor, rows: int, name: str) -> Tensor:
+        """Returns a register of the last step as (rows, width), a view of ``arena``: own registers or shared
+        ones.
+        """
+        number = self.registers[name]
+        at = rows * self._floats_before(number, bool(self._is_shared[number]))
+        return arena[at : at + rows * self.widths[number]].view(rows, self.widths[number])
+
+    def _floats_before(self, number: int, shared: bool) -> int:
+        return sum(self.widths[at] for at in range(number) if self._is_shared[at] == shared)
+
+    @property
+    def is_shared(self) -> int:
+        """Returns the address of a flag per register, int32."""
+        return self._is_shared.ctypes.data
+
+    def _register(self, name: str, width: int) -> int:
+        part = self.own.parts.get(name)
+        if part is None:
+            return super()._register(name, width)
+        self.registers[name] = super()._register(part.whole, self.own.widths[part.whole])
+        return self.registers[name]
+
+    def _compiled(self, op: p.Op) -> structs.Op:
+        match op:
+            case p.AllGather() | p.AllReduce():
+                return self._meeting(op)
+            case p.OwnExperts():
+                return self._own_experts(op)
+            case p.MixExperts():
+                return self._mix(op)
+        found = super()._compiled(op)
+        part = self.own.parts.get(getattr(op, "out", ""))
+        if isinstance(op, p.Embedding):
+            first, end = self.own.vocab
+            found.delta, found.layer = first, end - first
+        elif part is not None:
+            found.delta = part.first
+        return found
+
+    def _meeting(self, op: p.AllGather | p.AllReduce) -> structs.Op:
+        return structs.Op(kind=GATHER, input=self.registers[op.x], output=self._register(op.out, self._width(op.x)))
+
+    def _own_experts(self, op: p.OwnExperts) -> structs.Op:
+        weights = self._weights[op.gate_up], self._weights[op.down]
+        layer = experts_of(*weights, op.count, op.chosen, op.renormalise)
+        struct = self._own_layer(op, layer)
+        self.experts[op.gate_up] = layer
+        self._kept += (layer, struct)
+        self._layers[op.gate_up] = ctypes.addressof(struct)
+        return structs.Op(
+            kind=EXPERTS if op.gate is None else BIASED_EXPERTS,
+            input=self.registers[op.x],
+            delta=self.registers[op.logits],
+            output=self._register(op.out, 0),
+            layer=op.first,
+            window=op.count,
+            table=self._layers[op.gate_up],
+        )
+
+    def _own_layer(self, op: p.OwnExperts, layer: AnyExperts) -> ExpertsStruct | BiasedMoeStruct:
+        """The struct of own experts; it counts all that the router ranks, weights begin with the first own one."""
+        plain = layer.struct
+        plain.experts = op.experts
+        if op.gate is None:
+            return plain
+        biases = self._floats(op.gate.gate_up_bias), self._floats(op.gate.down_bias)
+        return BiasedMoeStruct(plain, *biases, op.gate.alpha, op.gate.limit)
+
+    def _mix(self, op: p.MixExperts) -> structs.Op:
+        return structs.Op(
+            kind=MIX,
+            input=self.registers[op.y],
+            delta=self.registers[op.logits],
+            output=self._register(op.out, self._width("x")),
+            table=self._layers[op.gate_up],
+        )

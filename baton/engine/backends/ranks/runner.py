@@ -1,0 +1,108 @@
+"""Runs steps as the lead of several ranks: one native call, in which the ranks meet.
+
+Knows nothing of schedulers. The lead computes its own part, gives every plan to the others by shared memory and
+chooses the tokens; a step's results have the bits that one rank's have.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import time
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from baton.engine.backends.native.batch import NativeBatch
+from baton.engine.backends.native.step_runner import StepRunner
+from baton.engine.backends.ranks.followers import Followers
+from baton.engine.backends.ranks.load import LoadedRank
+from baton.engine.backends.ranks.memory import MOST_ROWS, SharedMemory, dismiss, lead_step, sizes_for
+from baton.engine.plan import ModelSpec, StepPlan
+from baton.kernels.collective.native import RankIsLost
+from baton.protos.errors import BatonError, RankLost
+from baton.protos.nouns import EngineWork
+
+TOO_LARGE = -1  # ranks.h
+
+
+class RankRunner(StepRunner):
+    """Implements ``Runner`` on ``config.tp`` ranks of one host, and ``Ranks``."""
+
+    def __init__(
+        self,
+        spec: ModelSpec,
+        loaded: LoadedRank,
+        followers: Followers,
+        bound_s: float,
+        clock: Callable[[], float] = time.perf_counter,
+        work: EngineWork | None = None,
+    ) -> None:
+        super().__init__(spec, loaded.native, clock, work)
+        self._own, self._followers = loaded.native, followers
+        self._layers = loaded.program.layers
+        self._memory = SharedMemory.create(sizes_for(loaded.program, loaded.native))
+        followers.share(self._memory.fd, self._memory.sizes.total)
+        self._ranks = self._memory.struct(loaded.native.own, loaded.native.is_shared, bound_s)
+        self._run = lead_step()
+        self._arena = torch.empty(0)
+        self._shown = 0  # positions whose angles the others see
+        self._buffer: memoryview | None = None
+
+    @property
+    def ranks(self) -> RankRunner:
+        """Returns this runner: it has ranks."""
+        return self
+
+    def bind(self, buffer: memoryview, pages: int) -> None:
+        """Uses ``buffer`` as the KV pages; the other ranks get them by ``open_pages``."""
+        self._buffer, self._pages = buffer, pages
+        self._ranks.pages = ctypes.addressof(ctypes.c_char.from_buffer(buffer))
+
+    def open_pages(self, fd: int, size: int) -> None:
+        """Gives the other ranks the pages that ``bind`` was given."""
+        self._followers.share(fd, size)
+
+    def watch(self, lost: Callable[[RankLost], None]) -> None:
+        """Has ``lost`` called when another rank's process is gone; a step in flight ends with RankLost then."""
+        self._followers.watch(self._memory.meeting, lost)
+
+    def leave(self) -> None:
+        """Ends the other ranks."""
+        dismiss(self._ranks)
+        self._followers.leave()
+
+    def pids(self) -> list[int]:
+        """Returns the process ids of the other ranks."""
+        return self._followers.pids()
+
+    def _compute(self, plan: StepPlan, batch: NativeBatch) -> None:
+        self._show_turns(batch.reach)
+        floats = batch.rows * self._own.row_floats
+        if len(self._arena) < floats:
+            self._arena = torch.empty(floats)
+        step = self._step(batch)
+        step.turns, step.pages, step.arena = self._memory.turns, self._ranks.pages, self._arena.data_ptr()
+        table = batch.flat.ctypes.data, len(batch.flat)
+        code = self._run(self._own.address, ctypes.byref(step), *table, ctypes.addressof(self._ranks))
+        if code == TOO_LARGE:
+            text = f"a step of {batch.rows} tokens is more than {MOST_ROWS} that ranks share memory for"
+            raise BatonError(f"{text}; lower worker.prefill_chunk_tokens", "worker.prefill_chunk_tokens")
+        if code:
+            lost = RankIsLost(code)
+            raise RankLost(f"{lost}, of {self._own.own.rank.count} ranks", rank=lost.rank)
+
+    def _show_turns(self, positions: int) -> None:
+        """Puts the table of rotary angles where all ranks read it."""
+        self._reach(min(positions, self.spec.max_model_len))
+        if len(self._turns) > self._shown:
+            shown = self._turns[: self._memory.sizes.turns // (4 * self._turns.shape[1])]
+            ctypes.memmove(self._memory.turns, shown.data_ptr(), shown.numel() * 4)
+            self._shown = len(self._turns)
+
+    def _rows(self, batch: NativeBatch, name: str, rows: slice) -> Tensor:
+        if name not in self._own.own.shared:
+            return self._own.register(self._arena, batch.rows, name)[rows].clone()
+        count = batch.rows * self._own.shared_floats
+        held = (ctypes.c_float * count).from_address(self._memory.registers)
+        return self._own.register(torch.frombuffer(held, dtype=torch.float32), batch.rows, name)[rows].clone()

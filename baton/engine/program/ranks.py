@@ -1,0 +1,260 @@
+"""Splits a program among ranks: which rows of each weight a rank has, and where the ranks meet.
+
+Knows nothing of tensors, processes or memory. A rank has some rows of every matrix and multiplies them by the
+whole of its inputs, so that each result has the bits that it has on one rank, whatever kind of weight it is and
+however it was rounded; then the ranks' columns are put together. What is small is on every rank: norms, routers,
+the residual stream.
+
+    embedding    rows of the vocabulary          -> AllReduce (a row is on one rank)
+    q, k, v      own heads; KV heads that several ranks need are on each of them
+    attention    own heads                       -> AllGather
+    o, down      own outputs                     -> AllGather
+    gate, up     own inner columns, SwiGLU       -> AllGather
+    experts      own experts                     -> AllGather, MixExperts
+    head         rows of the vocabulary
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import msgspec
+
+from baton.engine.program import ops as p
+from baton.protos.errors import ConfigError
+
+PANEL = 64  # rows that a kernel multiplies by together: parts begin with one where that leaves none empty
+MOST = 64  # ranks, as many as collective.h takes
+Rows = tuple[tuple[int, int], ...]  # ranges [begin, end) of a stacked weight's rows
+
+
+class Rank(msgspec.Struct, frozen=True):
+    """Names one of ``count`` ranks."""
+
+    index: int = 0
+    count: int = 1
+
+    def part(self, total: int) -> tuple[int, int]:
+        """Returns the rank's range of ``total`` rows; ranges differ by a panel at most."""
+        grain = PANEL if total >= PANEL * self.count else 1
+        grains = -(-total // grain)
+        begin, end = (grains * at // self.count * grain for at in (self.index, self.index + 1))
+        return begin, min(end, total)
+
+    def heads(self, heads: int, kv_heads: int) -> tuple[tuple[int, int], tuple[int, int]]:
+        """Returns the rank's range of query heads, and of the KV heads that they read."""
+        each = heads // self.count
+        begin, end = each * self.index, each * (self.index + 1)
+        group = heads // kv_heads
+        return (begin, end), (begin // group, -(-end // group))
+
+
+class Part(msgspec.Struct, frozen=True):
+    """Says that a rank's register is ``width`` columns of ``whole``'s, from ``first`` on."""
+
+    whole: str
+    first: int
+    width: int
+
+
+class RankProgram(msgspec.Struct, frozen=True):
+    """Holds one rank's share of a program.
+
+    ``program`` counts own query heads and all KV heads; ``own_kv`` is the range of own ones. ``rows`` has the own
+    rows of each weight that is split, ``parts`` the registers that are columns of one that all ranks share,
+    ``widths`` the widths of these. ``vocab`` is the own range of tokens.
+    """
+
+    rank: Rank
+    program: p.Program
+    own_kv: tuple[int, int]
+    rows: dict[str, Rows]
+    parts: dict[str, Part]
+    widths: dict[str, int]
+    vocab: tuple[int, int]
+
+    @property
+    def shared(self) -> frozenset[str]:
+        """Returns the registers that the ranks fill together."""
+        return frozenset(self.widths)
+
+
+def possible_widths(program: p.Program, most: int = MOST) -> tuple[int, ...]:
+    """Returns the numbers of ranks that ``program`` can be split among, 1 first."""
+    return tuple(count for count in range(1, most + 1) if not any(_obstacles(program, count)))
+
+
+def require_splittable(program: p.Program, count: int) -> None:
+    """Checks that ``program`` runs on ``count`` ranks. Raises ConfigError, which names the numbers that work."""
+    problem = next(_obstacles(program, count), None)
+    if problem is not None:
+        widths = ", ".join(map(str, possible_widths(program, 16)))
+        raise ConfigError(f"tp is {count}, and {problem}; use one of {widths}", "tp")
+
+
+def split(program: p.Program, rank: Rank) -> RankProgram:
+    """Returns what ``rank`` runs. Raises ConfigError where the program can't be split so."""
+    require_splittable(program, rank.count)
+    return _Split(program, rank).done()
+
+
+def _obstacles(program: p.Program, count: int) -> Iterator[str]:
+    heads, kv_heads = program.heads, program.kv_heads
+    if not 1 <= count <= MOST:
+        yield f"1 to {MOST} ranks are known"
+        return
+    if count == 1:
+        return
+    if heads % count:
+        yield f"{heads} attention heads aren't a multiple of it"
+    if kv_heads % count and count % kv_heads:
+        yield f"{kv_heads} KV heads are neither a multiple nor a divisor of it"
+    unknown = next((type(op).__name__ for op in program.ops if type(op) not in _SPLITS), None)
+    if unknown is not None:
+        yield f"{unknown} runs on one rank only"
+    few = min((_rows_of(program, name) for name in _split_weights(program)), default=count)
+    if few < count:
+        yield f"a matrix has {few} rows only"
+    if any(op.experts < count for op in program.experts):
+        yield f"a layer has {program.experts[0].experts} experts only"
+
+
+def _split_weights(program: p.Program) -> Iterator[str]:
+    for op in program.ops:
+        if isinstance(op, p.Linear | p.Embedding | p.LmHead) and op.weight not in program.routers:
+            yield op.weight
+
+
+def _rows_of(program: p.Program, name: str) -> int:
+    weight = next(weight for weight in program.weights if weight.name == name)
+    return sum(shape[0] for shape in weight.shapes)
+
+
+class _Split:
+    """Walks a program's ops once; registers keep their names where a rank has all of them."""
+
+    def __init__(self, program: p.Program, rank: Rank) -> None:
+        self._program, self._rank = program, rank
+        self._rows: dict[str, Rows] = {}
+        self._parts: dict[str, Part] = {}
+        self._widths: dict[str, int] = {}
+        self._into_heads = {op.qkv for op in program.ops if isinstance(op, p.RopeAppend)}
+        self._into_pairs = {op.gate_up for op in program.ops if isinstance(op, p.SwiGlu | p.GeGlu)}
+        self._into_routes = {op.logits for op in program.ops if isinstance(op, p.Moe)}
+        self._inner: dict[str, int] = {}  # of a register of gates and ups: how many of each there are in all
+        self._queries, self._kv = rank.heads(program.heads, program.kv_heads)
+
+    def done(self) -> RankProgram:
+        ops = tuple(part for op in self._program.ops for part in _SPLITS[type(op)](self, op))
+        assert not any(self._overtakes(ops, register) for register in self._widths), "a register may be overwritten"
+        own = msgspec.structs.replace(self._program, ops=ops, heads=self._queries[1] - self._queries[0])
+        vocab = self._rank.part(self._program.vocab_size)
+        return RankProgram(self._rank, own, self._kv, self._rows, self._parts, self._widths, vocab)
+
+    def _overtakes(self, ops: tuple[p.Op, ...], register: str) -> bool:
+        """Whether a rank may write ``register`` while another one reads what was there: no meeting lies between."""
+        own = {name for name, part in self._parts.items() if part.whole == register}
+        read = False  # since the last meeting for another register; a step ends with one
+        for op in ops:
+            if isinstance(op, p.AllGather | p.AllReduce) and op.x not in own:
+                read = False
+            names = {getattr(op, field) for field in op.__struct_fields__ if field != "out"}
+            if read and getattr(op, "out", None) in own:
+                return True
+            read = read or register in names
+        return False
+
+    def _gather(self, register: str, width: int, part: tuple[int, int]) -> tuple[str, p.AllGather]:
+        """The register that the rank's columns go to, and the op that makes ``register`` whole."""
+        own = f"{register}@"
+        self._parts[own] = Part(register, part[0], part[1] - part[0])
+        self._widths[register] = width
+        return own, p.AllGather(own, register)
+
+    def embedding(self, op: p.Embedding) -> tuple[p.Op, ...]:
+        """Looks own tokens up; what the residual stream begins with is copied, because each rank adds to its
+        own.
+        """
+        weight = next(weight for weight in self._program.weights if weight.name == op.weight)
+        hidden, own = weight.shapes[0][1], f"{op.out}@"
+        self._rows[op.weight] = (self._rank.part(self._program.vocab_size),)
+        self._parts[own] = Part("embedded", 0, hidden)
+        self._widths["embedded"] = hidden
+        return msgspec.structs.replace(op, out=own), p.AllReduce(own, op.out)
+
+    def linear(self, op: p.Linear) -> tuple[p.Op, ...]:
+        """Gives the rank own outputs; those that only the rank itself reads stay with it."""
+        if op.out in self._into_routes:
+            return (op,)
+        if op.out in self._into_heads:
+            return (self._of_rows(op, self._head_rows()),)
+        if op.out in self._into_pairs:
+            inner = _rows_of(self._program, op.weight) // 2
+            self._inner[op.out], (begin, end) = inner, self._rank.part(inner)
+            return (self._of_rows(op, ((begin, end), (inner + begin, inner + end))),)
+        total = _rows_of(self._program, op.weight)
+        part = self._rank.part(total)
+        own, gather = self._gather(op.out, total, part)
+        return msgspec.structs.replace(self._of_rows(op, (part,)), out=own), gather
+
+    def _of_rows(self, op: p.Linear, rows: Rows) -> p.Linear:
+        self._rows[op.weight] = rows
+        if op.bias is not None:
+            self._rows[op.bias] = rows
+        return op
+
+    def _head_rows(self) -> Rows:
+        m, dim = self._program, self._program.head_dim
+        (q0, q1), (k0, k1) = self._queries, self._kv
+        keys, values = m.heads * dim, (m.heads + m.kv_heads) * dim
+        return (q0 * dim, q1 * dim), (keys + k0 * dim, keys + k1 * dim), (values + k0 * dim, values + k1 * dim)
+
+    def attention(self, op: p.PagedAttention) -> tuple[p.Op, ...]:
+        dim, (begin, end) = self._program.head_dim, self._queries
+        if op.sinks is not None:
+            self._rows[op.sinks] = ((begin, end),)
+        own, gather = self._gather(op.out, self._program.heads * dim, (begin * dim, end * dim))
+        return msgspec.structs.replace(op, out=own), gather
+
+    def gated(self, op: p.SwiGlu | p.GeGlu) -> tuple[p.Op, ...]:
+        inner = self._inner[op.gate_up]
+        own, gather = self._gather(op.out, inner, self._rank.part(inner))
+        return msgspec.structs.replace(op, out=own), gather
+
+    def moe(self, op: p.Moe) -> tuple[p.Op, ...]:
+        """Deals whole experts; each rank mixes all experts' outputs, so that nothing more is gathered."""
+        first, end = (op.experts * at // self._rank.count for at in (self._rank.index, self._rank.index + 1))
+        biases = () if op.gate is None else (op.gate.gate_up_bias, op.gate.down_bias)
+        for name in (op.gate_up, op.down, *biases):
+            each = _rows_of(self._program, name) // op.experts
+            self._rows[name] = ((first * each, end * each),)
+        hidden = _rows_of(self._program, op.down) // op.experts
+        own, gather = self._gather("experts", op.chosen * hidden, (0, op.chosen * hidden))
+        run = p.OwnExperts(
+            op.x, op.logits, op.gate_up, op.down, op.experts, first, end - first, op.chosen, op.renormalise, own,
+            op.gate,
+        )
+        return run, gather, p.MixExperts("experts", op.logits, op.gate_up, op.out)
+
+    def head(self, op: p.LmHead) -> tuple[p.Op, ...]:
+        self._rows[op.weight] = (self._rank.part(self._program.vocab_size),)
+        return (op,)
+
+    def as_it_is(self, op: p.Op) -> tuple[p.Op, ...]:
+        """On every rank the same: what is small, or what works on own columns anyway."""
+        return (op,)
+
+
+_SPLITS: dict[type, Callable[[_Split, Any], tuple[p.Op, ...]]] = {
+    p.Embedding: _Split.embedding,
+    p.RmsNorm: _Split.as_it_is,
+    p.Linear: _Split.linear,
+    p.RopeAppend: _Split.as_it_is,
+    p.PagedAttention: _Split.attention,
+    p.SwiGlu: _Split.gated,
+    p.GeGlu: _Split.gated,
+    p.Add: _Split.as_it_is,
+    p.Moe: _Split.moe,
+    p.LmHead: _Split.head,
+}

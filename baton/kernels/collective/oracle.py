@@ -1,0 +1,26 @@
+"""Computes what ranks get of one another, all ranks' data at hand. Knows nothing of processes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+
+def all_reduce(parts: Sequence[Tensor]) -> Tensor:
+    """Returns the sum of the ranks' parts, added in the order of the ranks in their own dtype."""
+    total = parts[0].clone()
+    for part in parts[1:]:
+        total += part
+    return total
+
+
+def all_gather(parts: Sequence[Tensor]) -> Tensor:
+    """Returns the ranks' parts (n,) one behind the other."""
+    return torch.cat(list(parts))
+
+
+def all_to_all(parts: Sequence[Tensor], rank: int) -> Tensor:
+    """Returns what ``rank`` gets where rank i has ``parts[i]`` (ranks, n) for the others: (ranks, n)."""
+    return torch.stack([part[rank] for part in parts])

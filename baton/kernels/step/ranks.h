@@ -1,0 +1,62 @@
+// A step by several processes that have each a part of the weights. Knows nothing of who starts them.
+//
+// The ranks share one memory: a page where they meet (../collective), the plan of the present step, the rotary angles,
+// those registers that ranks fill together, and the logits. A rank multiplies by its own rows of every matrix over the whole
+// of its inputs, so that a result has the bits that it has on one rank, whatever the kind of weights; it writes what it
+// computed where the others read it, and GATHER is a meeting. KV pages are the worker's, with all heads in them: a rank writes
+// and reads its own heads' rows. The lead (rank 0) gives out plans and chooses tokens.
+//
+// Between a read of a shared register and its next writing lies a meeting for another register: whoever splits a program
+// sees to that (engine/program/ranks.py).
+#pragma once
+#include "../abi/heads.h"
+#include "../collective/collective.h"
+#include "../moe/own_experts.h"
+#include "step.h"
+
+namespace baton {
+
+// Kinds of Op beside step.h's and forms.h's. In a program of ranks `delta` of LINEAR, SWIGLU, GEGLU and ATTENTION is the first column of the
+// rank's part of `out`; of EMBED it is the first token of its table, which has `layer` rows.
+enum RankOpKind : int32_t {
+  OP_GATHER = 128,    // meets the others: `in` is whole then; copied to `out` where that is another register
+  OP_EXPERTS,         // as MOE, own experts alone: out (chosen x hidden), `layer` the first one, `window` their number
+  OP_BIASED_EXPERTS,  // the same of BIASED_MOE
+  OP_MIX,             // `in` of every expert, by the router's logits in `delta`, to `out`
+};
+
+// What the lead asks for, at the begin of the plan's memory; its arrays lie behind it.
+struct PlanPage {
+  alignas(64) std::atomic<uint32_t> number;  // of plans so far; those who wait for the next sleep on it
+  std::atomic<uint32_t> sleepers;
+  alignas(64) int64_t rows;
+  int64_t page_bytes, layer_bytes, turns_stride, table_count;
+  int32_t item_count, sampled_count, kv_type, is_over;
+};
+
+// One rank's view.
+struct Ranks {
+  Group group;
+  PlanPage* plan;
+  const float* turns;       // shared
+  char* pages;
+  float *registers, *logits;  // shared
+  int64_t plan_bytes, register_floats, logit_floats;
+  const int32_t* is_shared;   // per register
+  int64_t vocab, first_token;  // of the logits, and of the rank's part
+  Heads own;
+  int32_t page_heads, pad;
+};
+
+constexpr int32_t TOO_LARGE = -1;  // the plan, its registers or its logits don't fit the shared memory
+
+}  // namespace baton
+
+// The lead's step: gives the plan out, runs its own part and chooses tokens. `table`: where the items' block tables lie, one
+// behind the other. Returns 0, TOO_LARGE (nothing was begun), or who is lost (collective.h).
+BATON_API int32_t baton_rank_lead(const baton::Model* model, const baton::Step* step, const int32_t* table, int64_t table_count,
+                                  baton::Ranks* ranks);
+// Another rank's life: runs its part of one plan after the other. Returns 0 when told to leave, or who is lost.
+BATON_API int32_t baton_rank_follow(const baton::Model* model, baton::Ranks* ranks);
+// Tells the others to leave.
+BATON_API void baton_rank_dismiss(baton::Ranks* ranks);

@@ -1,0 +1,156 @@
+// The interpreter of a step's ops, for one process or as one of several ranks. Knows nothing of where a plan comes from.
+#pragma once
+#include <vector>
+
+#include "../abi/threads.h"
+#include "../embedding/embedding.h"
+#include "../geglu/geglu.h"
+#include "../lm_head/choose.h"
+#include "../moe/own_experts.h"
+#include "../paged_attention/own_heads.h"
+#include "../rms_norm/part.h"
+#include "../rms_norm/rms_norm.h"
+#include "../rope_append/own_heads.h"
+#include "../swiglu/strided.h"
+#include "forms.h"
+#include "ranks.h"
+
+namespace baton {
+namespace {
+
+class Run {
+ public:
+  explicit Run(const Model& model, const Step& step, Ranks* ranks = nullptr) : m_(model), s_(step), r_(ranks) {
+    int64_t own = 0, shared = 0;
+    for (int32_t i = 0; i < m_.registers; i++) {
+      int64_t& at = is_shared(i) ? shared : own;
+      starts_.push_back(at), at += step.rows * m_.widths[i];
+    }
+  }
+
+  void op(const Op& o) {
+    switch (o.kind) {
+      case OP_EMBED: return embed(o, 1);
+      case OP_RMS_NORM:
+        return baton_rms_norm(at(o.in), o.delta < 0 ? nullptr : at(o.delta), o.norm, o.eps, s_.rows, m_.hidden, at(o.out));
+      case OP_LINEAR: return dense(*o.weight, at(o.in), width(o.in), s_.rows, o.bias, part(o), width(o.out));
+      case OP_ROPE_APPEND: return rope(o, 0, m_.head_dim);
+      case OP_ATTENTION: return attention(o, {});
+      case OP_MOE:
+        return baton_moe((const Moe*)o.table, at(o.in), width(o.in), at(o.delta), s_.rows, at(o.out), width(o.out));
+      case OP_SWIGLU: return swiglu_into(at(o.in), s_.rows, width(o.in) / 2, part(o), width(o.out));
+      case OP_LM_HEAD: return head(o, 0, s_.choices);
+      default: return form(o);
+    }
+  }
+
+  // Who is lost among the ranks; 0: nobody.
+  int32_t lost() const { return lost_; }
+
+  // The sampled rows' logits of the rank's own part of the vocabulary, to where all ranks' lie.
+  void own_logits(const Op& o) {
+    std::vector<Choice> choices(size_t(s_.sampled_count), Choice{});
+    for (int32_t i = 0; i < s_.sampled_count; i++) choices[size_t(i)].logits = r_->logits + i * r_->vocab + r_->first_token;
+    head(o, o.kind == OP_LM_HEAD_CAPPED ? *(const float*)o.table : 0, choices.data());
+  }
+
+ private:
+  void form(const Op& o) {
+    switch (o.kind) {
+      case OP_EMBED_SCALED: return embed(o, o.eps);
+      case OP_ADD: return baton_rms_norm(at(o.in), at(o.delta), nullptr, 0, s_.rows, m_.hidden, nullptr);
+      case OP_NORM_PART: return baton_norm_part(at(o.in) + o.layer, width(o.in), s_.rows, o.window, o.norm, o.eps);
+      case OP_ROPE_PART: return rope(o, o.delta, o.window);
+      case OP_ATTENTION_FORM: return attention(o, *(const AttentionForm*)o.table);
+      case OP_GEGLU: return geglu(o);
+      case OP_BIASED_MOE:
+        return baton_biased_moe((const BiasedMoe*)o.table, at(o.in), width(o.in), at(o.delta), s_.rows, at(o.out), width(o.out));
+      case OP_LM_HEAD_CAPPED: return head(o, *(const float*)o.table, s_.choices);
+      default: return of_ranks(o);
+    }
+  }
+
+  void of_ranks(const Op& o) {
+    const OwnExperts own{o.layer, o.window};
+    switch (o.kind) {
+      case OP_EXPERTS: return experts(o, own, (const Moe*)o.table, nullptr);
+      case OP_BIASED_EXPERTS: return experts(o, own, (const Moe*)o.table, (const BiasedMoe*)o.table);
+      case OP_MIX: return mix_experts(*(const Moe*)o.table, at(o.delta), s_.rows, at(o.in), at(o.out), width(o.out));
+      default: return gather(o);
+    }
+  }
+
+  bool is_shared(int32_t reg) const { return r_ && r_->is_shared[reg]; }
+  float* at(int32_t reg) const { return (is_shared(reg) ? r_->registers : s_.arena) + starts_[size_t(reg)]; }
+  int64_t width(int32_t reg) const { return m_.widths[reg]; }
+
+  // Where the rank's own columns of an op's result begin.
+  float* part(const Op& o) const { return at(o.out) + (r_ ? o.delta : 0); }
+
+  void embed(const Op& o, float scale) {
+    if (!r_) baton_embedding(s_.tokens, s_.rows, o.table, o.table_dtype, m_.hidden, at(o.out));
+    for (int64_t i = 0; i < s_.rows && (r_ || scale != 1); i++) {
+      float* out = at(o.out) + i * m_.hidden;
+      if (r_) {
+        const int32_t own = s_.tokens[i] - o.delta;
+        if (own < 0 || own >= o.layer) continue;
+        baton_embedding(&own, 1, o.table, o.table_dtype, m_.hidden, out);
+      }
+      for (int64_t k = 0; k < m_.hidden && scale != 1; k++) out[k] *= scale;
+    }
+  }
+
+  void gather(const Op& o) {
+    if (!lost_) lost_ = meet(r_->group);
+    if (o.in != o.out) std::memcpy(at(o.out), at(o.in), size_t(s_.rows * width(o.in)) * 4);
+  }
+
+  void experts(const Op& o, OwnExperts own, const Moe* moe, const BiasedMoe* biased) {
+    run_own_experts(*moe, biased, own, at(o.in), width(o.in), at(o.delta), s_.rows, at(o.out));
+  }
+
+  void geglu(const Op& o) {
+    const int64_t inner = width(o.in) / 2;
+    if (inner == width(o.out)) return baton_geglu(at(o.in), s_.rows, inner, at(o.out));
+    parallel_for(int32_t(s_.rows), [&](int32_t row) {
+      baton_geglu(at(o.in) + 2 * row * inner, 1, inner, part(o) + row * width(o.out));
+    });
+  }
+
+  PagedKv kv(const Op& o) const {
+    return {s_.pages, s_.page_bytes, o.layer * s_.layer_bytes, s_.kv_type, r_ ? r_->page_heads : m_.kv_heads, m_.head_dim};
+  }
+
+  Heads own() const { return r_ ? r_->own : Heads{0, m_.kv_heads}; }
+
+  void rope(const Op& o, int32_t first, int32_t rotated) {
+    append_heads(kv(o), own(), s_.items, s_.item_count, m_.heads, s_.turns + first, s_.turns_stride, rotated, o.q_norm, o.k_norm,
+                 o.eps, at(o.in));
+  }
+
+  void attention(const Op& o, const AttentionForm& form) {
+    attend(kv(o), own(), s_.items, s_.item_count, m_.heads, o.window, m_.scale, form, at(o.in), width(o.in), part(o), width(o.out));
+  }
+
+  // Only the sampled rows are normed and projected.
+  void head(const Op& o, float softcap, Choice* choices) {
+    const int64_t n = m_.hidden;
+    float* sum = (float*)scratch(SCRATCH_STEP, size_t(s_.sampled_count) * n * 8 + 64);
+    float* normed = sum + s_.sampled_count * n;
+    for (int32_t i = 0; i < s_.sampled_count; i++) {
+      const float *x = at(o.in) + s_.sampled[i] * n, *delta = at(o.delta) + s_.sampled[i] * n;
+      for (int64_t k = 0; k < n; k++) sum[i * n + k] = x[k] + delta[k];
+    }
+    baton_rms_norm(sum, nullptr, o.norm, o.eps, s_.sampled_count, n, normed);
+    baton_lm_head_capped(o.weight, normed, n, s_.sampled_count, softcap, choices);
+  }
+
+  const Model& m_;
+  const Step& s_;
+  Ranks* r_;
+  int32_t lost_ = 0;
+  std::vector<int64_t> starts_;
+};
+
+}  // namespace
+}  // namespace baton

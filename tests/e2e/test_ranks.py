@@ -1,0 +1,116 @@
+"""Clusters whose workers run as several ranks: widths mixed, what is cached, ranks that die or stand still."""
+
+import os
+import signal
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+
+import httpx
+import pytest
+
+from baton.engine.load import EngineConfig, load_runner
+from baton.protos.nouns import Sampling
+from tests.e2e.fleet import DRAFT, Fleet, wait_for
+from tests.engine.backends.ranks.threads import SharedDriver
+
+PREFILL_FIRST = {"local_prefill_max_tokens": 0, "policy": "round_robin"}
+
+
+def prompt(seed: int, length: int) -> list[int]:
+    return [(seed * 977 + 7 * i + i * i) % 4000 + 3 for i in range(length)]
+
+
+def ask(fleet: Fleet, tokens: list[int], count: int) -> tuple[list[int], int]:
+    """The answer's ids, and how many tokens of the prompt were cached."""
+    body = {"prompt": tokens, "temperature": 0, "ignore_eos": True, "return_token_ids": True, "max_tokens": count}
+    body["repetition_penalty"] = 1.0  # the model comes with one of its own
+    reply = httpx.post(fleet.url + "/v1/completions", json=body, timeout=120)
+    assert reply.status_code == 200, reply.text
+    answer = reply.json()
+    return answer["choices"][0]["token_ids"], answer["usage"]["prompt_tokens_details"]["cached_tokens"]
+
+
+def one_rank(tokens: list[int], count: int) -> list[int]:
+    """What one rank answers, without a cluster."""
+    driver = SharedDriver(load_runner(EngineConfig(DRAFT, threads=2)), -(-(len(tokens) + count) // 16))
+    return driver.answer([tokens], Sampling(temperature=0.0, max_tokens=count, ignore_eos=True))[0]
+
+
+def followers(fleet: Fleet, slot: str) -> list[int]:
+    """The processes of a worker's other ranks."""
+    engine = fleet.record(slot).engine_pid
+    tasks = Path("/proc", str(engine), "task").iterdir()
+    children = {int(pid) for task in tasks for pid in (task / "children").read_text().split()}
+    return sorted(pid for pid in children if b"backends.ranks" in Path("/proc", str(pid), "cmdline").read_bytes())
+
+
+def gone(pid: int) -> bool:
+    """Whether a process is none any more, or one that nobody waits for."""
+    try:
+        return Path("/proc", str(pid), "stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return True
+
+
+@pytest.mark.parametrize(
+    ("prefill_tp", "decode_tp"),
+    [(2, 1), pytest.param(1, 2, marks=pytest.mark.thorough), pytest.param(4, 2, marks=pytest.mark.thorough)],
+)
+def test_widths_may_differ_and_a_block_that_one_cached_serves_the_other(prefill_tp: int, decode_tp: int) -> None:
+    tokens = prompt(1, 200)
+    widths = {"prefill_tp": prefill_tp, "decode_tp": decode_tp}
+    with Fleet(1, 1, cluster=widths, worker={"model": DRAFT}, router=PREFILL_FIRST) as fleet:
+        assert [len(followers(fleet, f"{role}-0")) + 1 for role in ("prefill", "decode")] == [prefill_tp, decode_tp]
+        answer, _ = ask(fleet, tokens, 40)
+        assert answer == one_rank(tokens, 40)
+        more = [*tokens, *answer, *prompt(2, 30)]
+        again, cached = ask(fleet, more, 20)
+        assert again == one_rank(more, 20)
+        assert cached >= 192
+        fleet.wait_for_baseline()
+        left = followers(fleet, "prefill-0") + followers(fleet, "decode-0")
+    assert all(gone(pid) for pid in left), "a rank outlived its cluster"
+
+
+def until_it_runs(
+    threads: ThreadPoolExecutor, fleet: Fleet, slot: str, tokens: list[int], count: int
+) -> Future[tuple[list[int], int]]:
+    """Asks until it is the turn of the slot's worker, and returns that request as it runs there."""
+    for _ in range(20):
+        asked = threads.submit(ask, fleet, tokens, count)
+        wait_for(partial(busy_or_done, asked, fleet, slot), what="a request that runs")
+        if not asked.done():
+            return asked
+    raise AssertionError(f"{slot} had no turn")
+
+
+def busy_or_done(asked: Future[tuple[list[int], int]], fleet: Fleet, slot: str) -> bool:
+    return asked.done() or bool(fleet.snapshot(slot).running)
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+@pytest.mark.parametrize("role", ["prefill", "decode"])
+def test_a_rank_that_dies_or_stands_still_ends_its_worker_and_the_answer_comes_from_elsewhere(
+    role: str, number: signal.Signals
+) -> None:
+    tokens, count = prompt(3, 1500), 400
+    worker = {"model": DRAFT, "stall_s": 5.0, "prefill_chunk_tokens": 32}
+    pools = [{"name": "other", "role": role, "count": 1}]
+    with (
+        Fleet(1, 1, cluster={f"{role}_tp": 2, "pools": pools}, worker=worker, router=PREFILL_FIRST) as fleet,
+        ThreadPoolExecutor(1) as threads,
+    ):
+        expected = one_rank(tokens, count)
+        slot, before = f"{role}-0", fleet.record(f"{role}-0")
+        asked = until_it_runs(threads, fleet, slot, tokens, count)
+        pid = followers(fleet, slot)[0]
+        os.kill(pid, number)
+        assert asked.result()[0] == expected
+        fleet.wait_for_return(slot, before.incarnation)
+        assert gone(before.engine_pid)
+        wait_for(lambda: gone(pid), what="the rank's end")
+        assert "rank 1 " in fleet.log(slot)
+        assert ask(fleet, tokens, 20)[0] == expected[:20]
+        fleet.wait_for_baseline()

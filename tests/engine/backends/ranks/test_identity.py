@@ -1,0 +1,66 @@
+"""Several ranks' answers have the bits of one rank's, for every architecture, width and form of weight."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from baton.engine.load import EngineConfig, load_runner
+from baton.kernels.abi import native
+from baton.protos.nouns import Sampling
+from tests.conformance.checkpoints import KINDS, make, prompts
+from tests.engine.backends.ranks.threads import SharedDriver, on_ranks
+from tests.kernels.thorough import first_now
+
+pytestmark = pytest.mark.skipif(native.library() is None, reason="no native kernels here")
+
+SPOKEN = Sampling(temperature=0.0, max_tokens=5, logprobs=3)
+DRAWN = Sampling(temperature=0.8, top_p=0.95, seed=11, max_tokens=5, repetition_penalty=1.1)
+READ = Sampling(temperature=0.0, max_tokens=2, prompt_logprobs=2)
+WIDTHS = [
+    ("qwen3_moe", 2), ("mistral", 5), ("llama3", 2), ("qwen2_mixed", 4), ("llama2", 2), ("llama_yarn", 4),
+    ("qwen3", 3), ("mixtral", 4), ("qwen2", 2), ("llama_linear", 4), ("llama3", 6), ("qwen2_mixed", 2),
+    ("llama_dynamic", 2), ("mistral_full", 4), ("qwen3_moe_norm", 4), ("qwen3_bias", 2),
+]  # fmt: skip
+FORMS: list[dict[str, Any]] = [
+    {"quantization": "int8"},
+    {"quantization": "int4", "kv_cache_dtype": "int8"},
+    {"dtype": "bfloat16", "kv_cache_dtype": "fp8"},
+    {"dtype": "bfloat16"},
+]
+
+
+def same_bits(model: Path, count: int, **fields: Any) -> None:
+    """Holds tokens, logprobs, prompt scores and the pages' bytes of ``count`` ranks against one rank's."""
+    alone = load_runner(EngineConfig(str(model), threads=1, **fields))
+    runner = on_ranks(alone.spec, EngineConfig(str(model), threads=1, tp=count, rank_bound_s=60.0, **fields))
+    asked = [prompt[:70] for prompt in prompts(alone.spec.vocab_size, 6)]
+    one, many = SharedDriver(alone, 64, chunk=48), SharedDriver(runner, 64, chunk=48)
+    try:
+        for sampling in (SPOKEN, DRAWN, READ):
+            assert many.answer(asked, sampling) == one.answer(asked, sampling)
+        assert many.logprobs == one.logprobs
+        assert many.read == one.read
+        assert bytes(many.memory.view()) == bytes(one.memory.view())
+    finally:
+        runner.leave()
+
+
+@pytest.mark.parametrize(("kind", "count"), first_now(WIDTHS, 4), ids=lambda value: str(value))
+def test_answers_logprobs_and_pages_are_those_of_one_rank(tmp_path: Path, kind: str, count: int) -> None:
+    same_bits(make(tmp_path, kind), count)
+
+
+@pytest.mark.parametrize("fields", first_now(FORMS, 2), ids=lambda fields: "-".join(map(str, fields.values())))
+@pytest.mark.parametrize("kind", first_now(["qwen2_mixed", "qwen3_moe_norm"], 1))
+def test_rounded_weights_and_narrow_kv_keep_their_bits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, fields: dict[str, Any]
+) -> None:
+    monkeypatch.setenv("BATON_CACHE_DIR", str(Path(native.built(native.isa())).parents[1]))
+    same_bits(make(tmp_path / "model", kind), 2, cache_dir=str(tmp_path / "cache"), **fields)
+
+
+def test_every_architecture_is_split_by_some_width() -> None:
+    assert {kind for kind, _ in WIDTHS} == set(KINDS)

@@ -1,0 +1,89 @@
+"""Ranks as processes: answers, what one that can't start says, one that is killed, one that stands still."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from baton.engine.backends.ranks.followers import Followers
+from baton.engine.backends.ranks.runner import RankRunner
+from baton.engine.load import EngineConfig, load_runner
+from baton.kernels.abi import native
+from baton.protos.errors import CheckpointError, ConfigError, RankLost
+from baton.protos.nouns import Sampling
+from tests.conformance.checkpoints import make
+from tests.engine.backends.ranks.threads import SharedDriver
+
+pytestmark = pytest.mark.skipif(native.library() is None, reason="no native kernels here")
+
+GREEDY = Sampling(temperature=0.0, max_tokens=6)
+PROMPTS = [[1, 2, 3], [4] * 40]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make(tmp_path_factory.mktemp("model"), "qwen2")
+
+
+@contextmanager
+def ranks_of(model: Path, bound_s: float = 60.0) -> Iterator[RankRunner]:
+    runner = load_runner(EngineConfig(str(model), threads=2, tp=2, rank_bound_s=bound_s))
+    assert isinstance(runner, RankRunner)
+    pids = runner.pids()
+    try:
+        yield runner
+    finally:
+        runner.leave()
+    assert not any(Path("/proc", str(pid)).exists() for pid in pids), "a rank is left over"
+
+
+def test_processes_answer_as_one_does_and_leave_when_told(model: Path) -> None:
+    alone = SharedDriver(load_runner(EngineConfig(str(model), threads=1)), 16).answer(PROMPTS, GREEDY)
+    with ranks_of(model) as runner:
+        assert SharedDriver(runner, 16).answer(PROMPTS, GREEDY) == alone
+
+
+def test_a_rank_that_is_killed_is_told_of_at_once_and_ends_the_step(model: Path) -> None:
+    heard, told = threading.Event(), list[RankLost]()
+    with ranks_of(model) as runner:
+        driver = SharedDriver(runner, 16)
+        runner.watch(lambda error: (told.append(error), heard.set()))
+        os.kill(runner.pids()[0], signal.SIGKILL)
+        assert heard.wait(30)
+        with pytest.raises(RankLost, match="rank 1 is gone"):
+            driver.answer(PROMPTS, GREEDY)
+    assert (told[0].rank, told[0].message) == (1, "rank 1 of 2 ended by itself (signal 9)")
+
+
+def test_a_rank_that_stands_still_is_lost_after_the_bound(model: Path) -> None:
+    with ranks_of(model, bound_s=0.5) as runner:
+        driver = SharedDriver(runner, 16)
+        os.kill(runner.pids()[0], signal.SIGSTOP)
+        with pytest.raises(RankLost, match="rank 1 is stuck, of 2 ranks") as caught:
+            driver.answer(PROMPTS, GREEDY)
+        assert caught.value.rank == 1
+
+
+def test_what_a_rank_cannot_load_is_the_leads_error(model: Path, tmp_path: Path) -> None:
+    damaged = tmp_path / "damaged"
+    damaged.mkdir()
+    for path in model.iterdir():
+        (damaged / path.name).write_bytes(path.read_bytes())
+    followers = Followers(EngineConfig(str(damaged), threads=1, tp=2))
+    (damaged / "model.safetensors").write_bytes(b"nothing")
+    with pytest.raises(CheckpointError, match=r"model\.safetensors"):
+        followers.await_ready("")
+    followers.kill()
+
+
+def test_widths_that_cannot_be_are_refused_before_a_process_starts(model: Path) -> None:
+    with pytest.raises(ConfigError, match="tp is 3, and 4 attention heads.*; use one of 1, 2, 4"):
+        load_runner(EngineConfig(str(model), tp=3))
+    with pytest.raises(ConfigError, match="several ranks run on the cpu only"):
+        load_runner(EngineConfig(str(model), tp=2, device="cuda"))

@@ -1,0 +1,78 @@
+"""Ranks as threads of one process: the native step of each, without the seconds that a process takes to start."""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+import threading
+from collections.abc import Callable
+
+from baton.engine.backends.ranks.load import LoadedRank, load_rank
+from baton.engine.backends.ranks.memory import SharedMemory, follow, sizes_for
+from baton.engine.backends.ranks.runner import RankRunner
+from baton.engine.load import EngineConfig
+from baton.engine.plan import ModelSpec, Runner, ranks_of
+from baton.engine.program.ranks import Rank
+from baton.kv.memory.host_pages import PageMemory
+from baton.protos.errors import RankLost
+from tests.conformance.drive import Driver
+
+
+class ThreadFollowers:
+    """Stands in for ``Followers``: same memory, same native code, threads in place of processes."""
+
+    def __init__(self, ranks: list[LoadedRank], bound_s: float) -> None:
+        self._ranks, self._bound_s = ranks, bound_s
+        self._memories: list[SharedMemory] = []
+        self._threads: list[threading.Thread] = []
+        self.codes: list[int] = []
+
+    def share(self, fd: int, size: int) -> None:
+        if not self._memories:
+            of = [(rank, SharedMemory(os.dup(fd), sizes_for(rank.program, rank.native))) for rank in self._ranks]
+            self._memories = [memory for _, memory in of]
+            return
+        pages = mmap.mmap(fd, size, mmap.MAP_SHARED)
+        for rank, memory in zip(self._ranks, self._memories, strict=True):
+            thread = threading.Thread(target=self._run, args=(rank, memory, pages), daemon=True)
+            self._threads.append(thread)
+            thread.start()
+
+    def _run(self, rank: LoadedRank, memory: SharedMemory, pages: mmap.mmap) -> None:
+        struct = memory.struct(rank.native.own, rank.native.is_shared, self._bound_s)
+        struct.pages = ctypes.addressof(ctypes.c_char.from_buffer(pages))
+        self.codes.append(follow(rank.native.struct, struct))
+
+    def watch(self, meeting: int, lost: Callable[[RankLost], None]) -> None:
+        """Threads don't end by themselves."""
+
+    def pids(self) -> list[int]:
+        return []
+
+    def leave(self) -> None:
+        for thread in self._threads:
+            thread.join(30)
+            assert not thread.is_alive()
+
+
+def on_ranks(spec: ModelSpec, config: EngineConfig) -> RankRunner:
+    """Returns the lead of ``config.tp`` ranks, the others as threads; call ``leave`` at last."""
+    ranks = [load_rank(config, Rank(index, config.tp)) for index in range(config.tp)]
+    followers = ThreadFollowers(ranks[1:], config.rank_bound_s)
+    return RankRunner(spec, ranks[0], followers, config.rank_bound_s)  # type: ignore[arg-type]
+
+
+class SharedDriver(Driver):
+    """Drives a runner over pages that other ranks can map."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.memory = PageMemory.create(self.pages, self.runner.spec.layout.page_bytes)
+        bind(self.runner, self.memory)
+
+
+def bind(runner: Runner, memory: PageMemory) -> None:
+    runner.bind(memory.view(), memory.pages)
+    if (ranks := ranks_of(runner)) is not None:
+        ranks.open_pages(memory.fd, memory.bytes)
