@@ -83,7 +83,7 @@ def test_what_a_rank_cannot_load_is_the_leads_error(model: Path, tmp_path: Path)
 
 
 def test_widths_that_cannot_be_are_refused_before_a_process_starts(model: Path) -> None:
-    with pytest.raises(ConfigError, match="tp is 3, and 4 attention heads.*; use one of 1, 2, 4"):
+    with pytest.raises(ConfigError, match=r"tp is 3, and 4 attention heads.*; use one of 1, 2, 4"):
         load_runner(EngineConfig(str(model), tp=3))
     with pytest.raises(ConfigError, match="several ranks run on the cpu only"):
         load_runner(EngineConfig(str(model), tp=2, device="cuda"))
