@@ -51,11 +51,12 @@ def config_of(config: BatonConfig, slot: str, role: str) -> BatonConfig:
 
 
 def in_pool(config: BatonConfig, plan: HostPlan) -> HostPlan:
-    """Returns the plan with what its pool asks of a node, where it is in one."""
+    """Returns the plan with what its pool asks of a node, where it is in one: a bundle for each of its ranks."""
     pool = _pool_of(config, plan.slot)
     if pool is None:
         return plan
-    asked = {"resources": dict(pool.resources), "labels": dict(pool.labels), "gang": pool.gang}
+    ranks = pool_worker(config.worker, pool).tp if pool.resources else 1
+    asked = {"resources": dict(pool.resources), "labels": dict(pool.labels), "gang": max(pool.gang, ranks)}
     return msgspec.structs.replace(plan, **asked)
 
 

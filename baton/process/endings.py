@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 EVENTS = Path("/sys/fs/cgroup/memory.events")
-RANK_LOST, MOST_RANKS = 128, 64  # exit status of an engine without its rank 0, and how many ranks have one
+RANK_LOST, MOST_RANKS = 192, 64  # exit status of an engine without its rank 0, and how many ranks have one
 
 
 class Ending(NamedTuple):

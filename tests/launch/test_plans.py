@@ -140,3 +140,13 @@ def test_adapters_and_their_limits_reach_each_worker(tmp_path: Path) -> None:
     found = load_spec(plan.spec).lora
     assert found.adapters == {"sql": "/adapters/sql"}
     assert (found.limits.root, found.limits.max_rank, found.limits.max_loaded) == ("/adapters", 32, 16)
+
+
+def test_each_role_has_its_ranks_and_a_pool_its_own(tmp_path: Path) -> None:
+    """Of a pool that asks for resources each rank has a bundle, all on one node."""
+    pool = {"name": "wide", "role": "prefill", "resources": {"CPU": 4.0}, "worker": {"tp": 4}}
+    widths = {"prefill_tp": 2, "pools": [pool]}
+    settings = config(cluster=widths, worker={"device": "paced:zero", "tp": 3})
+    plans = worker_plans(settings, "", "unix:///x", tmp_path, tmp_path)
+    found = {plan.slot: (load_spec(plan.spec).engine.tp, plan.gang) for plan in plans}
+    assert found == {"prefill-0": (2, 1), "decode-0": (3, 1), "wide-0": (4, 4)}

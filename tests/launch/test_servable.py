@@ -7,7 +7,7 @@ import pytest
 from baton.cluster.config import load_config
 from baton.cluster.served_model import DEMO
 from baton.launch.servable import servable_model
-from baton.protos.errors import CheckpointError
+from baton.protos.errors import CheckpointError, ConfigError
 
 
 def asked(**worker: str) -> str:
@@ -23,7 +23,7 @@ def test_a_known_architecture_a_hub_id_and_a_paced_engine_pass() -> None:
 @pytest.mark.parametrize(
     ("config", "said"),
     [
-        ('{"model_type": "nosuch"}', "'nosuch', an unknown architecture; choose from llama"),
+        ('{"model_type": "nosuch"}', "'nosuch', an unknown architecture; choose from .*llama"),
         ("{}", "model_type is missing"),
         ("not json", r"config\.json"),
         ('{"model_type": "llama", "hidden_size": "wide"}', "hidden_size"),
@@ -35,3 +35,12 @@ def test_a_config_that_no_engine_reads_is_refused_by_its_field(tmp_path: Path, c
     with pytest.raises(CheckpointError, match=said):
         asked(model=str(tmp_path))
     assert asked(model=str(tmp_path), device="paced:zero") == str(tmp_path)
+
+
+def test_a_number_of_ranks_that_cannot_be_is_refused_with_those_that_can() -> None:
+    with pytest.raises(
+        ConfigError, match=r"tp is 5, and \d+ attention heads aren't a multiple of it; use one of 1, 2"
+    ):
+        servable_model(load_config(flags={"cluster": {"decode_tp": 5}}, search=Path("/nowhere")))
+    with pytest.raises(ConfigError, match="several ranks run on the cpu only, worker.device"):
+        asked(device="paced:zero", tp="2")

@@ -232,7 +232,16 @@ class _Split:
         hidden = _rows_of(self._program, op.down) // op.experts
         own, gather = self._gather("experts", op.chosen * hidden, (0, op.chosen * hidden))
         run = p.OwnExperts(
-            op.x, op.logits, op.gate_up, op.down, op.experts, first, end - first, op.chosen, op.renormalise, own,
+            op.x,
+            op.logits,
+            op.gate_up,
+            op.down,
+            op.experts,
+            first,
+            end - first,
+            op.chosen,
+            op.renormalise,
+            own,
             op.gate,
         )
         return run, gather, p.MixExperts("experts", op.logits, op.gate_up, op.out)
