@@ -15,6 +15,7 @@ from baton.process.endings import OomKills, ending_of
     [
         (0, 0, 0, ("exit", "exit status 0")),
         (3, 0, 1, ("exit", "exit status 3")),
+        (193, 0, 0, ("rank", "rank 1 of its engine is gone or stuck")),
         (-signal.SIGSEGV, 0, 1, ("signal", "SIGSEGV")),
         (-signal.SIGKILL, 2, 2, ("signal", "SIGKILL")),
         (-signal.SIGKILL, 2, 3, ("oom", "SIGKILL: the kernel was out of memory for its control group")),

@@ -56,7 +56,8 @@ def test_an_engine_settles_between_loading_and_its_first_step(monkeypatch: pytes
 
     def build(*_: Any) -> Any:
         done.append("built")
-        return SimpleNamespace(run=lambda: done.append("run"), next_role="")
+        parts = SimpleNamespace(runner=None)
+        return SimpleNamespace(run=lambda: done.append("run"), next_role="", parts=parts)
 
     ours, theirs = socket.socketpair()
     spec = dump_spec(WorkerSpec("decode-0", "decode", "/nowhere"))
