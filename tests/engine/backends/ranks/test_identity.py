@@ -8,10 +8,13 @@ from typing import Any
 import pytest
 
 from baton.engine.load import EngineConfig, load_runner
+from baton.engine.program.ranks import require_splittable
 from baton.kernels.abi import native
+from baton.protos.errors import ConfigError
 from baton.protos.nouns import Sampling
 from tests.conformance.checkpoints import KINDS, make, prompts
 from tests.engine.backends.ranks.threads import SharedDriver, on_ranks
+from tests.engine.test_models import program
 from tests.kernels.thorough import first_now
 
 pytestmark = pytest.mark.skipif(native.library() is None, reason="no native kernels here")
@@ -20,9 +23,10 @@ SPOKEN = Sampling(temperature=0.0, max_tokens=5, logprobs=3)
 DRAWN = Sampling(temperature=0.8, top_p=0.95, seed=11, max_tokens=5, repetition_penalty=1.1)
 READ = Sampling(temperature=0.0, max_tokens=2, prompt_logprobs=2)
 WIDTHS = [
-    ("qwen3_moe", 2), ("mistral", 5), ("llama3", 2), ("qwen2_mixed", 4), ("llama2", 2), ("llama_yarn", 4),
+    ("gpt_oss", 2), ("mistral", 5), ("gemma2", 6), ("qwen2_mixed", 4), ("llama2", 2), ("llama_yarn", 4),
     ("qwen3", 3), ("mixtral", 4), ("qwen2", 2), ("llama_linear", 4), ("llama3", 6), ("qwen2_mixed", 2),
-    ("llama_dynamic", 2), ("mistral_full", 4), ("qwen3_moe_norm", 4), ("qwen3_bias", 2),
+    ("llama_dynamic", 2), ("mistral_full", 4), ("qwen3_moe_norm", 4), ("qwen3_bias", 2), ("qwen3_moe", 2),
+    ("gemma3", 2), ("gemma3", 4), ("phi3", 2), ("phi3_long", 2), ("gpt_oss", 6), ("gemma2", 2), ("llama3", 2),
 ]  # fmt: skip
 FORMS: list[dict[str, Any]] = [
     {"quantization": "int8"},
@@ -62,5 +66,14 @@ def test_rounded_weights_and_narrow_kv_keep_their_bits(
     same_bits(make(tmp_path / "model", kind), 2, cache_dir=str(tmp_path / "cache"), **fields)
 
 
-def test_every_architecture_is_split_by_some_width() -> None:
-    assert {kind for kind, _ in WIDTHS} == set(KINDS)
+def test_every_architecture_is_split_by_some_width_but_those_that_run_on_one_rank() -> None:
+    alone = {"deepseek_v2", "deepseek_v2_lite", "deepseek_v3", "olmo2"}
+    assert {kind for kind, _ in WIDTHS} == set(KINDS) - alone
+
+
+@pytest.mark.parametrize(
+    ("model_type", "op"), [("olmo2", "NormPart"), ("deepseek_v2", "LatentAttention"), ("deepseek_v3", "Route")]
+)
+def test_an_architecture_with_an_op_of_one_rank_is_refused_by_name(model_type: str, op: str) -> None:
+    with pytest.raises(ConfigError, match=f"{op} runs on one rank only; use one of 1"):
+        require_splittable(program(model_type), 2)
