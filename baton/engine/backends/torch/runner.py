@@ -63,6 +63,8 @@ def load(config: EngineConfig) -> Runner:
     """
     check, by_ops = _is_on(CHECK_ENV, "1"), _is_on(STEP_ENV, OPS)
     if config.tp > 1:
+        if check or by_ops:
+            raise ConfigError(f"{CHECK_ENV} and {STEP_ENV} are of one rank, tp is {config.tp}; unset them", "tp")
         return _on_ranks(config)
     if config.threads is not None:
         torch.set_num_threads(config.threads)

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.skipif(native.library() is None, reason="no native kern
 
 SPOKEN = Sampling(temperature=0.0, max_tokens=5, logprobs=3)
 DRAWN = Sampling(temperature=0.8, top_p=0.95, seed=11, max_tokens=5, repetition_penalty=1.1)
-READ = Sampling(temperature=0.0, max_tokens=2, prompt_logprobs=2)
+READ = Sampling(temperature=0.0, max_tokens=2, prompt_logprobs=2, pooling="mean")
 WIDTHS = [
     ("gpt_oss", 2), ("mistral", 5), ("gemma2", 6), ("qwen2_mixed", 4), ("llama2", 2), ("llama_yarn", 4),
     ("qwen3", 3), ("mixtral", 4), ("qwen2", 2), ("llama_linear", 4), ("llama3", 6), ("qwen2_mixed", 2),
