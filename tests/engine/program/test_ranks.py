@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from baton.engine.program import ops as p
 from baton.engine.program.ranks import Rank, possible_widths, require_splittable, split
 from baton.protos.errors import ConfigError
-from tests.conformance.checkpoints import KINDS
 from tests.engine.test_models import program
 
 
@@ -38,7 +37,7 @@ def test_a_rank_has_the_kv_heads_of_its_queries_and_no_other(
         assert (q1 - q0) % (k1 - k0) == 0, "each KV head of a rank serves as many of its queries"
 
 
-@pytest.mark.parametrize("kind", sorted({str(kind["model_type"]) for kind in KINDS.values()}))
+@pytest.mark.parametrize("kind", ["gemma2", "gpt_oss", "llama", "mixtral", "phi3", "qwen2", "qwen3_moe"])
 def test_ranks_have_all_rows_of_every_matrix_between_them(kind: str) -> None:
     whole = program(kind, num_attention_heads=4, num_key_value_heads=4, num_hidden_layers=2)
     rows = {weight.name: sum(shape[0] for shape in weight.shapes) for weight in whole.weights}
