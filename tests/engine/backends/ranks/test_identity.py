@@ -72,7 +72,8 @@ def test_every_architecture_is_split_by_some_width_but_those_that_run_on_one_ran
 
 
 @pytest.mark.parametrize(
-    ("model_type", "op"), [("olmo2", "NormPart"), ("deepseek_v2", "LatentAttention"), ("deepseek_v3", "Route")]
+    ("model_type", "op"),
+    [("olmo2", "NormPart"), ("deepseek_v2", "LatentAttention"), ("deepseek_v3", "LatentAttention")],
 )
 def test_an_architecture_with_an_op_of_one_rank_is_refused_by_name(model_type: str, op: str) -> None:
     with pytest.raises(ConfigError, match=f"{op} runs on one rank only; use one of 1"):
