@@ -164,9 +164,7 @@ def make_adapters(spec: AdapterSpec, runner: Runner) -> AdapterTable:
     return table
 
 
-def make_runner(
-    spec: EngineSpec, lora: AdapterSpec = NO_ADAPTERS, stall_s: float = 0.0
-) -> tuple[Runner, int]:
+def make_runner(spec: EngineSpec, lora: AdapterSpec = NO_ADAPTERS, stall_s: float = 0.0) -> tuple[Runner, int]:
     """Returns the paced engine or a real one, and how many pages its profile asks for (0: none).
 
     A rank that others wait for longer than ``stall_s`` seconds is stuck; 0: they wait for ever.

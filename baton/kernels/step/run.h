@@ -5,6 +5,7 @@
 #include "../abi/threads.h"
 #include "../embedding/embedding.h"
 #include "../geglu/geglu.h"
+#include "../lm_head/adapted.h"
 #include "../lm_head/choose.h"
 #include "../moe/own_experts.h"
 #include "../paged_attention/own_heads.h"
@@ -65,6 +66,8 @@ class Run {
       case OP_GEGLU: return geglu(o);
       case OP_BIASED_MOE:
         return baton_biased_moe((const BiasedMoe*)o.table, at(o.in), width(o.in), at(o.delta), s_.rows, at(o.out), width(o.out));
+      case OP_LORA: return adapt(o);
+      case OP_LM_HEAD_ADAPTED: return adapted(o);
       case OP_LM_HEAD_CAPPED: return head(o, *(const float*)o.table, s_.choices);
       default: return of_ranks(o);
     }
@@ -132,8 +135,38 @@ class Run {
     attend(kv(o), own(), s_.items, s_.item_count, m_.heads, o.window, m_.scale, form, at(o.in), width(o.in), part(o), width(o.out));
   }
 
+  void adapt(const Op& o) {
+    const LoraStep& lora = *(const LoraStep*)o.table;
+    if (!lora.count) return;
+    const bool tokens = o.in < 0;
+    baton_lora(lora.groups, lora.count, o.layer, tokens ? nullptr : at(o.in), tokens ? 0 : width(o.in), s_.tokens, at(o.out),
+               width(o.out));
+  }
+
+  // What the sampled rows' adapters have beside the head, null where nothing; empty where no row has an adapter.
+  std::vector<const LoraSite*> beside_head(const AdaptedHead& h) const {
+    if (!h.lora->count) return {};
+    std::vector<const LoraSite*> by_row(s_.rows, nullptr), found;
+    for (int64_t g = 0; g < h.lora->count; g++)
+      for (int64_t i = 0; i < h.lora->groups[g].count; i++) by_row[h.lora->groups[g].rows[i]] = h.lora->groups[g].sites + h.site;
+    for (int32_t i = 0; i < s_.sampled_count; i++) found.push_back(by_row[s_.sampled[i]]);
+    return found;
+  }
+
   // Only the sampled rows are normed and projected.
   void head(const Op& o, float softcap, Choice* choices) {
+    const float* normed = last_norm(o);
+    baton_lm_head_capped(o.weight, normed, m_.hidden, s_.sampled_count, softcap, choices);
+  }
+
+  void adapted(const Op& o) {
+    const AdaptedHead& h = *(const AdaptedHead*)o.table;
+    const std::vector<const LoraSite*> beside = beside_head(h);
+    if (beside.empty()) return head(o, h.softcap, s_.choices);
+    adapted_head(*o.weight, last_norm(o), m_.hidden, s_.sampled_count, h.softcap, s_.choices, beside.data());
+  }
+
+  const float* last_norm(const Op& o) const {
     const int64_t n = m_.hidden;
     float* sum = (float*)scratch(SCRATCH_STEP, size_t(s_.sampled_count) * n * 8 + 64);
     float* normed = sum + s_.sampled_count * n;
@@ -142,7 +175,7 @@ class Run {
       for (int64_t k = 0; k < n; k++) sum[i * n + k] = x[k] + delta[k];
     }
     baton_rms_norm(sum, nullptr, o.norm, o.eps, s_.sampled_count, n, normed);
-    baton_lm_head_capped(o.weight, normed, n, s_.sampled_count, softcap, choices);
+    return normed;
   }
 
   const Model& m_;

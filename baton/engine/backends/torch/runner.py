@@ -65,6 +65,8 @@ def load(config: EngineConfig) -> Runner:
     if config.tp > 1:
         if check or by_ops:
             raise ConfigError(f"{CHECK_ENV} and {STEP_ENV} are of one rank, tp is {config.tp}; unset them", "tp")
+        if config.adapters is not None:
+            raise ConfigError(f"tp is {config.tp}: adapters are applied on one rank only; use tp 1", "tp")
         return _on_ranks(config)
     if config.threads is not None:
         torch.set_num_threads(config.threads)
