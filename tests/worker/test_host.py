@@ -33,6 +33,7 @@ from baton.protos.v1 import worker_pb2 as w
 from baton.protos.v1 import worker_pb2_grpc as stubs
 from baton.worker.slots import SlotRecord, WorkerSlot
 from baton.worker.spec import WorkerSpec, dump_spec
+from tests import warm
 
 KV, VOCAB, CONTEXT, PAGES = 32, 997, 8192, 1500
 MODEL: dict[str, Any] = {"kv_bytes_per_token": KV, "vocab_size": VOCAB, "max_model_len": CONTEXT}
@@ -72,7 +73,11 @@ class Host:
         }  # fmt: skip
         self.spec = WorkerSpec.of(role=role, **fields | spec)  # type: ignore[arg-type]
         self.slot = WorkerSlot(folder, self.spec.slot)
-        self.process = subprocess.Popen([sys.executable, *self.command, "--spec", dump_spec(self.spec)], stderr=log)
+        command = [sys.executable, *self.command, "--spec", dump_spec(self.spec)]
+        with (folder / f"{self.spec.slot}.log").open("ab") as own:
+            self.process = warm.of(self.spec.engine.device).start(command, own) or subprocess.Popen(
+                command, stderr=log
+            )
 
     def record(self, state: str = "ready") -> SlotRecord:
         """What it says of itself once it is in ``state``."""
