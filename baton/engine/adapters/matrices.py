@@ -17,8 +17,8 @@ from baton.engine.program.sites import HEAD_MODULE, Site
 from baton.kernels.lora.structs import panelled
 from baton.protos.errors import AdapterRefused
 
-_NAME = re.compile(r"(?:base_model\.model\.)?(.+)\.(?:lora_([AB])\.weight|lora_embedding_([AB]))")
-_COPY = re.compile(r"(?:base_model\.model\.)?(.+?)(?:\.base_layer)?\.weight")
+_NAME = re.compile(r"^(?:base_model\.model\.)?(.+)\.(?:lora_([AB])\.weight|lora_embedding_([AB]))")
+_COPY = re.compile(r"^(?:base_model\.model\.)?(.+?)(?:\.base_layer)?\.weight")
 _EXPERT = re.compile(r"\.experts(\.|$)")
 
 

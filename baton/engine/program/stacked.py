@@ -14,7 +14,7 @@ from torch import Tensor
 
 from baton.protos.errors import CheckpointError
 
-PART = re.compile(r"(?P<tensor>.+)\[(?P<expert>\d+)(?:,(?P<half>even|odd))?\]")
+PART = re.compile(r"^(?P<tensor>.+)\[(?P<expert>\d+)(?:,(?P<half>even|odd))?\]")
 HALVES = {None: slice(None), "even": slice(0, None, 2), "odd": slice(1, None, 2)}
 
 

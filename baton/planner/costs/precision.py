@@ -17,7 +17,8 @@ PLAIN = 16.0  # bits of bf16
 GROUP_BITS = 32.0  # a float16 scale and minimum per group of inputs
 SCALE_BITS = 16.0  # a float16 scale alone per group of inputs
 NF4_BLOCK = 64  # weights; bitsandbytes' config.json doesn't say
-METHODS = ("awq", "bitsandbytes", "compressed-tensors", "fp8", "gptq")  # of config.json; a GGUF file says it itself
+# The methods of config.json; a GGUF file says itself what it holds.
+METHODS = ("awq", "bitsandbytes", "compressed-tensors", "fp8", "gptq", "mxfp4")
 ON_LOAD = {"none": (PLAIN, PLAIN), "int8": (8.0, 8.0), "int4": (4.5, 8.0)}  # bits of linear layers, of the head
 KV_BITS = {"auto": PLAIN, "float32": 32.0, "bf16": PLAIN, "int8": 8.0, "fp8": 8.0}
 KV_SCALED, SCALE = ("int8", "fp8"), 32.0  # bits of a scale per token and head
@@ -106,10 +107,16 @@ def _fp8(settings: dict[str, Any]) -> float:
     return 8.0 + (SCALE_BITS / int(block[1]) if block else 0.0)
 
 
+def _mxfp4(settings: dict[str, Any]) -> float:
+    """Returns the bits of experts, which are nearly all of the weights: 32 values of 4 bits share a scale of 8."""
+    return 4.0 + 8.0 / 32.0
+
+
 _LINEAR_BITS: dict[str, Callable[[dict[str, Any]], float]] = {
     "bitsandbytes": _bitsandbytes,
     "compressed-tensors": _compressed,
     "fp8": _fp8,
+    "mxfp4": _mxfp4,
 }
 
 
