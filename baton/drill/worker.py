@@ -30,6 +30,7 @@ from baton.drill.rpc.server import Server
 from baton.drill.scenario import Scenario
 from baton.drill.tier import FaultyStore, TierHealth
 from baton.drill.watch import Answers, EngineWitness
+from baton.kv.tiers.slab import Slab
 from baton.kv.transport.grpc import GrpcTransport
 from baton.protos.channel import SetRole
 from baton.protos.errors import WorkerLost
@@ -172,8 +173,9 @@ class Life:
             )
         self.engine.start()
         blocks = WorkerBlocks(self._spec(), self.engine, self._info(), lambda report: None, self._environment())
-        for tier in blocks.tiers():
-            tier.slab.store = FaultyStore(tier.slab.store, own.tier_health)
+        for slab in blocks.tiers().values():
+            if isinstance(slab, Slab):
+                slab.store = FaultyStore(slab.store, own.tier_health)
         why = ""
         while not why:
             why = await self._play(redis, blocks)

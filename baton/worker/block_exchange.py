@@ -12,7 +12,8 @@ from baton.kv.exchange.fetch import BlockFetcher
 from baton.kv.exchange.filling import Filler, FillReport
 from baton.kv.exchange.source import BlockSource
 from baton.kv.exchange.warming import Warmer
-from baton.kv.tiers.stack import Tier
+from baton.kv.tiers.shared import SharedTier
+from baton.kv.tiers.slab import Slab
 from baton.protos import channel as ch
 from baton.protos.errors import WorkerLost
 from baton.protos.nouns import WorkerInfo
@@ -49,6 +50,7 @@ class WorkerBlocks:
             self._tiers.holdings if self._tiers else None,
             info.layout.block_tokens,
             stateful=bool(info.layout.states),
+            shared=self._tiers.shared if self._tiers else None,
         )
         self.source = BlockSource(send, memory, info.layout, info.model_id, self.warmer.lift)
 
@@ -63,9 +65,12 @@ class WorkerBlocks:
         if self._tiers is not None:
             self._tiers.holdings.announce_to(publish)
 
-    def tiers(self) -> tuple[Tier, ...]:
-        """Returns the lower tiers, whose figures are shown; none where there are none."""
-        return self._tiers.tiers.tiers if self._tiers else ()
+    def tiers(self) -> dict[str, Slab | SharedTier]:
+        """Returns what the lower tiers count, by their names; nothing where there are none."""
+        if self._tiers is None:
+            return {}
+        found: dict[str, Slab | SharedTier] = {tier.name: tier.slab for tier in self._tiers.tiers.tiers}
+        return found if self._tiers.shared is None else found | {"shared": self._tiers.shared}
 
     def take(self, message: ch.FromCache) -> None:
         """Acts on one message of the engine about cached blocks."""

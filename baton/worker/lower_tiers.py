@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from pathlib import Path
 from typing import assert_never
 
+from baton.kv.tiers.blobs import BlobStore, meaning_of
 from baton.kv.tiers.disk import DiskTier
+from baton.kv.tiers.folder import FolderStore
 from baton.kv.tiers.holdings import Holdings
 from baton.kv.tiers.memory import host_slab
+from baton.kv.tiers.s3 import BucketStore
+from baton.kv.tiers.shared import SharedTier
 from baton.kv.tiers.stack import BESIDE_DECODE, Tier, Tiers
 from baton.kv.tiers.writeback import WriteBack
 from baton.protos import channel as ch
 from baton.protos.errors import ConfigError
 from baton.protos.nouns import WorkerInfo
 from baton.worker.environment import Engine, WorkerEnvironment
-from baton.worker.spec import WorkerSpec
+from baton.worker.spec import CacheSpec, WorkerSpec
 
 
 class WorkerTiers:
@@ -28,9 +33,9 @@ class WorkerTiers:
         self.plays(spec.role)
         self.tiers = Tiers(self._open(spec, info), environment.copy_clock)
         self.holdings = Holdings(self.tiers)
-        self._writeback = WriteBack(
-            engine.channel.send, engine.memory, self.tiers, self.holdings, environment.clock
-        )
+        self.shared = _shared(spec.cache, info, environment.clock)
+        send, memory = engine.channel.send, engine.memory
+        self._writeback = WriteBack(send, memory, self.tiers, self.holdings, environment.clock, self.shared)
         self._task = asyncio.create_task(self._writeback.run(), name="write-back")
 
     def plays(self, role: str) -> None:
@@ -56,6 +61,8 @@ class WorkerTiers:
         self._task.cancel()
         try:
             await asyncio.wait({self._task})
+            if self.shared is not None:
+                await self.shared.close()
         finally:
             hung = any(tier.hung for tier in self.tiers.tiers)
             self.tiers.close()
@@ -75,3 +82,16 @@ class WorkerTiers:
             self._disk = DiskTier(folder, spec.cache.disk_tier_bytes, info.layout, info.fingerprint)
             made.append(Tier("disk", self._disk.slab))
         return made
+
+
+def _shared(cache: CacheSpec, info: WorkerInfo, clock: Callable[[], float]) -> SharedTier | None:
+    """The tier that workers share; None without one, and for models whose blocks are of no use without a state."""
+    if not cache.shared_tier or info.layout.states:
+        return None
+    store: BlobStore
+    if cache.shared_tier.startswith("s3://"):
+        store = BucketStore(cache.shared_tier, cache.shared_tier_endpoint)
+    else:
+        store = FolderStore(Path(cache.shared_tier).expanduser())
+    meaning = meaning_of(info.layout, info.fingerprint)
+    return SharedTier(store, meaning, info.layout.page_bytes, cache.shared_tier_bytes, clock)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from socket import gethostname
 from typing import NamedTuple
 
@@ -16,7 +16,8 @@ import msgspec
 from baton.cluster.telemetry import WorkerMetrics
 from baton.cost.fit import StepFit, TransferFit
 from baton.kv.exchange.filling import FillReport
-from baton.kv.tiers.stack import Tier
+from baton.kv.tiers.shared import SharedTier
+from baton.kv.tiers.slab import Slab
 from baton.protos.nouns import EngineWork, WorkerInfo, WorkerLoad
 from baton.worker.energy import Energy
 from baton.worker.engine_figures import EngineFigures
@@ -67,10 +68,10 @@ class WorkerReport:
         self.metrics.fetched_bytes.inc(report.bytes)
         self._machine.fetches.observe(report.bytes, report.seconds)
 
-    def tiers(self, tiers: Sequence[Tier]) -> None:
-        """Shows the lower tiers' totals."""
-        for tier in tiers:
-            self._tiers.show(tier)
+    def tiers(self, tiers: Mapping[str, Slab | SharedTier]) -> None:
+        """Shows the lower tiers' totals, by their names."""
+        for name, tier in tiers.items():
+            self._tiers.show(name, tier)
 
     def load(self) -> WorkerLoad:
         """Returns the changing half of the worker's membership entry."""
@@ -95,13 +96,13 @@ class _TierCounts:
         self._metrics = metrics
         self._before: dict[str, Counter[str]] = {}
 
-    def show(self, tier: Tier) -> None:
-        before = self._before.setdefault(tier.name, Counter())
-        now = Counter({event: getattr(tier.slab, event) for event in TIER_EVENTS})
+    def show(self, name: str, tier: Slab | SharedTier) -> None:
+        before = self._before.setdefault(name, Counter())
+        now = Counter({event: getattr(tier, event) for event in TIER_EVENTS})
         for event in now:
-            self._metrics.tier_events(tier.name, event).inc(now[event] - before[event])
-        self._metrics.tier_blocks(tier.name).set(len(tier.slab))
-        self._before[tier.name] = now
+            self._metrics.tier_events(name, event).inc(now[event] - before[event])
+        self._metrics.tier_blocks(name).set(len(tier))
+        self._before[name] = now
 
 
 class _Power:

@@ -80,11 +80,14 @@ class CacheSpec(_Group, frozen=True):
     host_tier_bytes: int = 0  # of host memory, for blocks that the device evicted
     disk_tier_bytes: int = 0
     disk_tier_dir: str = ""  # where each slot keeps its disk tier
+    shared_tier: str = ""  # a folder or s3://BUCKET/PREFIX that workers share
+    shared_tier_endpoint: str = ""  # of a bucket's store; empty: Amazon's
+    shared_tier_bytes: int = 0  # of the store at most; 0: no bound
 
     @property
     def has_tiers(self) -> bool:
         """Tells whether there is anything below the device's pages."""
-        return bool(self.host_tier_bytes or self.disk_tier_bytes)
+        return bool(self.host_tier_bytes or self.disk_tier_bytes or self.shared_tier)
 
 
 class StepSpec(_Group, frozen=True):

@@ -64,3 +64,17 @@ def test_a_disk_tier_without_a_place_is_a_clear_mistake(tmp_path):
 
     with pytest.raises(ConfigError, match=r"set worker\.disk_tier_dir"):
         load_config(flags={"worker": {"disk_tier_bytes": 1 << 20}}, search=tmp_path)
+
+
+@pytest.mark.thorough
+def test_a_later_cluster_finds_in_the_shared_tier_what_an_earlier_one_computed(tmp_path):
+    profile = slow_profile(tmp_path, fixed=0.001, prefill=0.0001, kv=1024)
+    worker = {"device": f"paced:{profile}", "pages": PAGES, "shared_tier": str(tmp_path / "shared")}
+    oracle = Oracle(profile)
+    prompt = oracle.prompt(1, PROMPT)
+    with Fleet(prefill=1, decode=1, worker=worker) as fleet:
+        assert ask(fleet, prompt) == (oracle.answer(prompt, 4), 0)
+        wait_for(lambda: tier_blocks(fleet, "prefill-0", "shared") >= PROMPT // 16, what="sharing")
+    with Fleet(prefill=1, decode=1, worker=worker) as fleet:
+        assert ask(fleet, prompt) == (oracle.answer(prompt, 4), PROMPT // 16 * 16)
+        fleet.wait_for_baseline()

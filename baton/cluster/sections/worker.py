@@ -76,6 +76,11 @@ class WorkerConfig(Section):
     host_tier_bytes: int = Field(default=0, ge=0, description="host memory below the device's pages; 0: off")
     disk_tier_bytes: int = Field(default=0, ge=0, description="each worker's files below that; 0: off")
     disk_tier_dir: str = Field(default="", description="where those files lie; they survive a restart")
+    shared_tier: str = Field(
+        default="", description="a mounted folder or s3://BUCKET/PREFIX where workers of a model share blocks"
+    )
+    shared_tier_endpoint: str = Field(default="", description="URL of the bucket's store; empty: Amazon's")
+    shared_tier_bytes: int = Field(default=0, ge=0, description="of the store, about, by all workers; 0: no bound")
     kv_transport: str = Field(
         default="auto", description="how KV gets to decode workers; auto tries and measures each pair"
     )

@@ -14,6 +14,7 @@ from baton.kv.exchange.fetch import BlockFetcher
 from baton.kv.exchange.filling import NOTHING, Filler, FillReport
 from baton.kv.layout import prefix
 from baton.kv.tiers.holdings import Holdings
+from baton.kv.tiers.shared import SharedTier
 from baton.kv.tiers.stack import Tiers
 from baton.protos.nouns import BLOCK_TOKENS, EngineRequest
 
@@ -38,7 +39,9 @@ class Warmer:
         holdings: Holdings | None = None,
         block_tokens: int = BLOCK_TOKENS,
         stateful: bool = False,
+        shared: SharedTier | None = None,
     ) -> None:
+        self._shared = shared
         self._stateful = stateful
         self._block_tokens = block_tokens
         self._filler, self._fetcher, self._observe = filler, fetcher, observe
@@ -63,7 +66,7 @@ class Warmer:
         most = (len(request.token_ids) - 1) // self._block_tokens
         wanted = min(blocks * BLOCK_TOKENS // self._block_tokens, most) if address else 0
         hashes = await self._hashes(request, most if self.has_tiers else wanted)
-        lifted = await self.lift(hashes)
+        lifted = await self._take_shared(hashes, await self.lift(hashes))
         if wanted <= lifted:
             return NOTHING
         report = await self._filler.fill(hashes[:wanted], partial(self._fetcher.blocks, address), limit_s)
@@ -82,6 +85,14 @@ class Warmer:
             return count
         report = await self._filler.load(hashes[:count], self._tiers.load)
         return report.held + report.blocks
+
+    async def _take_shared(self, hashes: Sequence[bytes], here: int) -> int:
+        """Brings the blocks after the first ``here`` from the store that workers share; how many are here then."""
+        more = await self._shared.leading(hashes[here:]) if self._shared is not None else 0
+        if self._shared is None or not more:
+            return here
+        report = await self._filler.load(hashes[: here + more], self._shared.load)
+        return max(here, report.held + report.blocks)
 
     async def _hashes(self, request: EngineRequest, blocks: int) -> list[bytes]:
         root = prefix.root(self._fingerprint, self._fidelity, request.adapter_id, request.tenant_salt)

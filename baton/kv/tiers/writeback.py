@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 
 from baton.kv.memory.host_pages import PageMemory
 from baton.kv.tiers.holdings import Holdings
+from baton.kv.tiers.shared import SharedTier
 from baton.kv.tiers.stack import BATCH, Tiers
 from baton.protos import channel as ch
 
@@ -33,7 +34,9 @@ class WriteBack:
         tiers: Tiers,
         holdings: Holdings,
         clock: Callable[[], float],
+        shared: SharedTier | None = None,
     ) -> None:
+        self._shared = shared
         self._send, self._memory, self._tiers, self._holdings = send, memory, tiers, holdings
         self._clock = clock
         self._keys = itertools.count(-2, -1)  # downwards: never a request's key
@@ -81,7 +84,7 @@ class WriteBack:
         blocks = list(itertools.islice(self._queue, BATCH))
         for block in blocks:
             del self._queue[block]
-        if all(map(self._tiers.everywhere, blocks)):
+        if all(map(self._tiers.everywhere, blocks)) and not self._shareable(blocks):
             await self._tiers.touch(blocks)
             return
         key = next(self._keys)
@@ -92,6 +95,11 @@ class WriteBack:
             async with asyncio.timeout(STALL_S):
                 gone = await self._tiers.store(kept.hashes, [self._memory.page(page) for page in kept.pages])
             self._holdings.stored(kept.hashes, gone)
+            if self._shared is not None:
+                await self._shared.offer(kept.hashes, [self._memory.page(page) for page in kept.pages])
         finally:
             del self._asked[key]
             self._send(ch.Unkeep(key))
+
+    def _shareable(self, blocks: Sequence[bytes]) -> bool:
+        return self._shared is not None and any(map(self._shared.wants, blocks))

@@ -1,0 +1,86 @@
+"""Keeps blobs in a bucket of any store that speaks S3's protocol. Knows nothing of what is in them.
+
+boto3 speaks the protocol and finds credentials where it always does (environment, files, roles). Its errors become
+OSError here. When a blob was last used is when it was written: the protocol has no other time.
+"""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar
+from urllib.parse import urlsplit
+
+from baton.kv.tiers.blobs import Entry
+from baton.protos.errors import ConfigError
+
+T = TypeVar("T")
+SETTING = "worker.shared_tier"
+CONNECT_S, READ_S = 2.0, 5.0  # seconds, because a store that takes longer costs more than computing the block
+ABSENT = ("404", "NoSuchKey", "NotFound")
+
+
+class BucketStore:
+    """Keeps blobs in the bucket of ``url``, s3://BUCKET/PREFIX, at ``endpoint`` (empty: Amazon's)."""
+
+    def __init__(self, url: str, endpoint: str = "") -> None:
+        parts = urlsplit(url)
+        self._bucket, prefix = parts.netloc, parts.path.strip("/")
+        self._prefix = f"{prefix}/" if prefix else ""
+        self._client, self._errors = _connected(endpoint)
+
+    def get(self, name: str) -> bytes | None:
+        """Returns a blob, None where there is none. Raises OSError."""
+        found = self._asked(lambda: self._client.get_object(**self._at(name))["Body"].read(), None)
+        return None if found is None else bytes(found)
+
+    def has(self, name: str) -> bool:
+        """Returns whether there is such a blob. Raises OSError."""
+        return self._asked(lambda: bool(self._client.head_object(**self._at(name))), False)
+
+    def put(self, name: str, blob: bytes) -> None:
+        """Stores a blob in the bucket, whole. Raises OSError."""
+        self._asked(lambda: self._client.put_object(**self._at(name), Body=blob), None)
+
+    def remove(self, name: str) -> None:
+        """Removes a blob; one that isn't there is no error. Raises OSError."""
+        self._asked(lambda: self._client.delete_object(**self._at(name)), None)
+
+    def entries(self) -> Iterator[Entry]:
+        """Yields all blobs under the prefix. Raises OSError."""
+        pages = self._client.get_paginator("list_objects_v2").paginate(Bucket=self._bucket, Prefix=self._prefix)
+        pages = iter(pages)
+        while (page := self._asked(lambda: next(pages, None), None)) is not None:
+            for found in page.get("Contents", ()):
+                name = found["Key"].removeprefix(self._prefix)
+                yield Entry(name, found["Size"], found["LastModified"].timestamp())
+
+    def _at(self, name: str) -> dict[str, str]:
+        return {"Bucket": self._bucket, "Key": self._prefix + name}
+
+    def _asked(self, ask: Callable[[], T], absent: T) -> T:
+        """The store's answer; ``absent`` where it has no such blob."""
+        try:
+            return ask()
+        except self._errors as error:
+            response = getattr(error, "response", {})
+            if response.get("Error", {}).get("Code") in ABSENT and "Bucket" not in str(error):
+                return absent
+            raise OSError(errno.EIO, f"the bucket can't be reached: {error}") from None
+
+
+def _connected(endpoint: str) -> tuple[Any, tuple[type[Exception], ...]]:
+    """A client, and what its calls raise."""
+    try:
+        import boto3
+        from botocore.config import Config
+        from botocore.exceptions import BotoCoreError, ClientError
+    except ImportError:
+        text = "worker.shared_tier is a bucket, which needs boto3: pip install 'baton-serve[s3]'"
+        raise ConfigError(text, SETTING) from None
+    limits = Config(connect_timeout=CONNECT_S, read_timeout=READ_S, retries={"max_attempts": 1})
+    try:
+        client = boto3.client("s3", endpoint_url=endpoint or None, config=limits)
+    except (BotoCoreError, ValueError) as error:
+        raise ConfigError(f"the bucket's client can't be made: {error}", SETTING) from None
+    return client, (BotoCoreError, ClientError)
