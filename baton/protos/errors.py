@@ -18,6 +18,7 @@ Knows nothing of gRPC or HTTP libraries: a status is a name (gRPC) or a number (
     ├── Overloaded                  RESOURCE_EXHAUSTED   429  overloaded
     │   ├── PoolExhausted           RESOURCE_EXHAUSTED   429  pool_exhausted
     │   ├── AdaptersFull            RESOURCE_EXHAUSTED   429  adapters_full
+    │   ├── PinsFull                RESOURCE_EXHAUSTED   429  pins_full
     │   └── QuotaExceeded           RESOURCE_EXHAUSTED   429  quota_exceeded
     ├── StorageFull                 RESOURCE_EXHAUSTED   507  storage_full
     ├── Unavailable                 UNAVAILABLE          503  unavailable
@@ -159,6 +160,12 @@ class QuotaExceeded(Overloaded):
     """A key's own rate is used up; others are served."""
 
     label, retryable = "quota_exceeded", False
+
+
+class PinsFull(Overloaded):
+    """Pinned prefixes take as much of a worker, or of a tenant's share, as they may; deleting some makes room."""
+
+    label, retryable = "pins_full", False
 
 
 class StorageFull(BatonError):

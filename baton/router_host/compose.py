@@ -30,6 +30,7 @@ from baton.cluster.departures import Departures
 from baton.cluster.holds import HoldStore, RosterWithHolds
 from baton.cluster.membership import PolledRoster
 from baton.cluster.prefix_index import PrefixIndex
+from baton.cluster.prefix_pins import PrefixPinStore
 from baton.cluster.records import RecordStore
 from baton.cluster.served_model import is_paced, model_name, text_directory
 from baton.cluster.telemetry import RouterMetrics
@@ -45,6 +46,7 @@ from baton.router.api.surfaces import (
     AdapterSurface,
     BatchSurface,
     ClusterSurface,
+    PrefixSurface,
     RoleSurface,
     Surfaces,
     registry_exposition,
@@ -53,6 +55,7 @@ from baton.router.compose.core import CoreDependencies, RouterCore, running_core
 from baton.router.compose.surfaces import make_generation, make_metering
 from baton.router.dispatch.adapter_control import AdapterBounds
 from baton.router.dispatch.dispatcher import DispatchObservers
+from baton.router.dispatch.prefix_control import PrefixControl
 from baton.router.dispatch.runner import DispatchSettings
 from baton.router.observe.decisions import DecisionLog
 from baton.router.observe.live import LiveStats
@@ -128,7 +131,9 @@ async def running_parts(
         await parts.enter_async_context(
             controlling(config, redis, identity.router_id, core.roles, roster, advice, metrics)
         )
-        most = config.router.max_body_bytes
+        most, wall_clock = config.router.max_body_bytes, environment.wall_clock
+        pins = PrefixPinStore(redis, namespace, wall_clock)
+        prefixes = PrefixControl(core.links, pins, config.router.max_pinned_tokens, wall_clock, environment.new_id)
         yield Surfaces(
             generation,
             shared.exposition if shared else registry_exposition(registry),
@@ -136,6 +141,7 @@ async def running_parts(
             ClusterSurface(overview, roster, environment.wall_clock, most),
             RoleSurface(core.roles, advice, environment.wall_clock, most),
             AdapterSurface(core.adapters, most, loading_off(config)),
+            PrefixSurface(prefixes),
         )
 
 

@@ -19,6 +19,7 @@ from baton.protos.errors import WorkerLost
 from baton.protos.nouns import WorkerInfo
 from baton.worker.environment import Engine, WorkerEnvironment
 from baton.worker.lower_tiers import WorkerTiers
+from baton.worker.pins import PrefixPins
 from baton.worker.spec import WorkerSpec
 
 Publish = Callable[[Sequence[bytes], Sequence[bytes]], None]
@@ -53,6 +54,8 @@ class WorkerBlocks:
             shared=self._tiers.shared if self._tiers else None,
         )
         self.source = BlockSource(send, memory, info.layout, info.model_id, self.warmer.lift)
+        most = int(spec.cache.pinned_share * info.pages)
+        self.pins = PrefixPins(self.source, self.warmer, most, info.layout.block_tokens)
 
     def plays(self, role: str) -> None:
         """Sets the role that the worker plays from now on."""

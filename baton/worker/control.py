@@ -22,11 +22,12 @@ from baton.kv.exchange.source import BlockSource
 from baton.protos import channel as ch
 from baton.protos import convert
 from baton.protos.errors import BatonError, Draining, InvalidRequest, Unavailable, WorkerLost
-from baton.protos.nouns import AdapterLimits, PoolSnapshot, WorkerInfo
+from baton.protos.nouns import AdapterLimits, EngineRequest, PoolSnapshot, Sampling, WorkerInfo
 from baton.protos.rpc import abort
 from baton.protos.v1 import worker_pb2 as w
 from baton.protos.v1 import worker_pb2_grpc as stubs
 from baton.worker.adapter_calls import NO_ADAPTERS, AdapterCalls
+from baton.worker.pins import PrefixPins
 
 LOOK_EVERY_S = 0.02  # seconds between two looks whether requests have ended: a drain is that much longer at most
 AWAY_S = 0.05  # seconds in which routers hear that their requests go elsewhere, before those are cancelled
@@ -185,9 +186,8 @@ class WorkerControl:
 class WorkerShell(stubs.WorkerServicer):
     """gRPC around WorkerControl and the blocks that others may fetch."""
 
-    def __init__(self, control: WorkerControl, source: BlockSource):
-        self._control = control
-        self._source = source
+    def __init__(self, control: WorkerControl, source: BlockSource, pins: PrefixPins | None = None):
+        self._control, self._source, self._pins = control, source, pins
 
     async def Describe(self, request: w.DescribeRequest, context: grpc.aio.ServicerContext) -> w.WorkerInfo:
         """Answers at once who this worker is, whatever the engine does."""
@@ -245,6 +245,26 @@ class WorkerShell(stubs.WorkerServicer):
             max_bytes=own.limits.max_bytes,
             max_rank=own.limits.max_rank,
         )
+
+    async def PinPrefix(
+        self, request: w.PinPrefixRequest, context: grpc.aio.ServicerContext
+    ) -> w.PinPrefixResponse:
+        """Pins a prefix's blocks; answers how much of it is pinned."""
+        ids = tuple(request.token_ids)
+        prefix = EngineRequest(request.pin, ids, len(ids), Sampling(), 0, request.adapter_id, request.tenant_salt)
+        try:
+            if self._pins is None:
+                raise Unavailable("this worker pins no prefixes")
+            tokens = await self._pins.pin(request.pin, prefix, request.ttl_seconds, request.source)
+        except BatonError as error:
+            await abort(context, error)
+        return w.PinPrefixResponse(tokens=tokens)
+
+    async def UnpinPrefix(
+        self, request: w.UnpinPrefixRequest, context: grpc.aio.ServicerContext
+    ) -> w.UnpinPrefixResponse:
+        """Lets a prefix's blocks be evicted again."""
+        return w.UnpinPrefixResponse(found=self._pins is not None and self._pins.unpin(request.pin))
 
     async def Fetch(
         self, request: w.FetchRequest, context: grpc.aio.ServicerContext

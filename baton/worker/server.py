@@ -136,7 +136,7 @@ class RoleRuntime:
 
     def add_to(self, server: grpc.aio.Server) -> list[str]:
         """Registers the role's services; returns their full names."""
-        stubs.add_WorkerServicer_to_server(WorkerShell(self.control, self.blocks.source), server)
+        stubs.add_WorkerServicer_to_server(WorkerShell(self.control, self.blocks.source, self.blocks.pins), server)
         if isinstance(self.service, PrefillService):
             stubs.add_PrefillWorkerServicer_to_server(PrefillShell(self.service), server)
             return ["baton.v1.Worker", "baton.v1.PrefillWorker"]

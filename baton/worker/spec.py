@@ -80,6 +80,7 @@ class CacheSpec(_Group, frozen=True):
     host_tier_bytes: int = 0  # of host memory, for blocks that the device evicted
     disk_tier_bytes: int = 0
     disk_tier_dir: str = ""  # where each slot keeps its disk tier
+    pinned_share: float = 0.25  # of the pages, that pinned prefixes may take
     shared_tier: str = ""  # a folder or s3://BUCKET/PREFIX that workers share
     shared_tier_endpoint: str = ""  # of a bucket's store; empty: Amazon's
     shared_tier_bytes: int = 0  # of the store at most; 0: no bound

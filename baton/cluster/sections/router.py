@@ -91,6 +91,9 @@ class RouterConfig(Section):
     max_stored_bytes: int = Field(
         default=256 << 20, ge=1024, description="of one tenant's files, with which no new one is taken; in Redis"
     )
+    max_pinned_tokens: int = Field(
+        default=262_144, ge=0, description="tokens that a tenant may have pinned, over prefixes and workers"
+    )
     max_n: int = Field(default=16, ge=1, description="choices in one request")
     max_stop: int = Field(default=16, ge=1, description="stop strings in one request")
     max_prompts: int = Field(

@@ -76,6 +76,12 @@ class WorkerConfig(Section):
     host_tier_bytes: int = Field(default=0, ge=0, description="host memory below the device's pages; 0: off")
     disk_tier_bytes: int = Field(default=0, ge=0, description="each worker's files below that; 0: off")
     disk_tier_dir: str = Field(default="", description="where those files lie; they survive a restart")
+    pinned_share: float = Field(
+        default=0.25,
+        ge=0,
+        le=1,
+        description="of a worker's pages, that pinned prefixes may take; 0: none is pinned",
+    )
     shared_tier: str = Field(
         default="", description="a mounted folder or s3://BUCKET/PREFIX where workers of a model share blocks"
     )

@@ -79,6 +79,26 @@ class BlockSource:
         finally:
             self._unpin(key)
 
+    async def hold(self, hashes: tuple[bytes, ...]) -> tuple[int, int]:
+        """Pins the leading blocks of ``hashes`` that are cached here until ``let_go`` of the key.
+
+        Returns the key and how many they are. Raises WorkerLost.
+        """
+        if self._lost is not None:
+            raise self._lost
+        key = next(self._keys)
+        self._pins[key] = pinned = asyncio.get_running_loop().create_future()
+        self._send(ch.Pin(key, hashes))
+        try:
+            return key, len((await pinned).pages)
+        except BaseException:
+            self._unpin(key)
+            raise
+
+    def let_go(self, key: int) -> None:
+        """Ends what ``hold`` began."""
+        self._unpin(key)
+
     def _unpin(self, key: int) -> None:
         """No page of it is read any more."""
         if self._pins.pop(key, None) is not None:

@@ -65,7 +65,7 @@ class Warmer:
             return NOTHING
         most = (len(request.token_ids) - 1) // self._block_tokens
         wanted = min(blocks * BLOCK_TOKENS // self._block_tokens, most) if address else 0
-        hashes = await self._hashes(request, most if self.has_tiers else wanted)
+        hashes = await self.hashes(request, most if self.has_tiers else wanted)
         lifted = await self._take_shared(hashes, await self.lift(hashes))
         if wanted <= lifted:
             return NOTHING
@@ -94,7 +94,8 @@ class Warmer:
         report = await self._filler.load(hashes[: here + more], self._shared.load)
         return max(here, report.held + report.blocks)
 
-    async def _hashes(self, request: EngineRequest, blocks: int) -> list[bytes]:
+    async def hashes(self, request: EngineRequest, blocks: int) -> list[bytes]:
+        """Returns the hashes of the first ``blocks`` full blocks of a request's tokens."""
         root = prefix.root(self._fingerprint, self._fidelity, request.adapter_id, request.tenant_salt)
         size = self._block_tokens
         tokens = request.token_ids[: blocks * size]

@@ -92,6 +92,40 @@ class SetRoleResponse(_message.Message):
     incarnation: str
     def __init__(self, incarnation: _Optional[str] = ...) -> None: ...
 
+class PinPrefixRequest(_message.Message):
+    __slots__ = ("pin", "token_ids", "adapter_id", "tenant_salt", "ttl_seconds", "source")
+    PIN_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    ADAPTER_ID_FIELD_NUMBER: _ClassVar[int]
+    TENANT_SALT_FIELD_NUMBER: _ClassVar[int]
+    TTL_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    SOURCE_FIELD_NUMBER: _ClassVar[int]
+    pin: str
+    token_ids: _containers.RepeatedScalarFieldContainer[int]
+    adapter_id: str
+    tenant_salt: bytes
+    ttl_seconds: float
+    source: str
+    def __init__(self, pin: _Optional[str] = ..., token_ids: _Optional[_Iterable[int]] = ..., adapter_id: _Optional[str] = ..., tenant_salt: _Optional[bytes] = ..., ttl_seconds: _Optional[float] = ..., source: _Optional[str] = ...) -> None: ...
+
+class PinPrefixResponse(_message.Message):
+    __slots__ = ("tokens",)
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    tokens: int
+    def __init__(self, tokens: _Optional[int] = ...) -> None: ...
+
+class UnpinPrefixRequest(_message.Message):
+    __slots__ = ("pin",)
+    PIN_FIELD_NUMBER: _ClassVar[int]
+    pin: str
+    def __init__(self, pin: _Optional[str] = ...) -> None: ...
+
+class UnpinPrefixResponse(_message.Message):
+    __slots__ = ("found",)
+    FOUND_FIELD_NUMBER: _ClassVar[int]
+    found: bool
+    def __init__(self, found: _Optional[bool] = ...) -> None: ...
+
 class LoadAdapterRequest(_message.Message):
     __slots__ = ("name", "path", "digest", "pinned")
     NAME_FIELD_NUMBER: _ClassVar[int]

@@ -75,6 +75,16 @@ class WorkerStub:
                 request_serializer=baton_dot_protos_dot_v1_dot_worker__pb2.ListAdaptersRequest.SerializeToString,
                 response_deserializer=baton_dot_protos_dot_v1_dot_worker__pb2.ListAdaptersResponse.FromString,
                 _registered_method=True)
+        self.PinPrefix = channel.unary_unary(
+                '/baton.v1.Worker/PinPrefix',
+                request_serializer=baton_dot_protos_dot_v1_dot_worker__pb2.PinPrefixRequest.SerializeToString,
+                response_deserializer=baton_dot_protos_dot_v1_dot_worker__pb2.PinPrefixResponse.FromString,
+                _registered_method=True)
+        self.UnpinPrefix = channel.unary_unary(
+                '/baton.v1.Worker/UnpinPrefix',
+                request_serializer=baton_dot_protos_dot_v1_dot_worker__pb2.UnpinPrefixRequest.SerializeToString,
+                response_deserializer=baton_dot_protos_dot_v1_dot_worker__pb2.UnpinPrefixResponse.FromString,
+                _registered_method=True)
 
 
 class WorkerServicer:
@@ -137,6 +147,20 @@ class WorkerServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def PinPrefix(self, request, context):
+        """evict none of a prefix's blocks until it is unpinned or its time is over
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def UnpinPrefix(self, request, context):
+        """an unknown pin is no error
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_WorkerServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -179,6 +203,16 @@ def add_WorkerServicer_to_server(servicer, server):
                     servicer.ListAdapters,
                     request_deserializer=baton_dot_protos_dot_v1_dot_worker__pb2.ListAdaptersRequest.FromString,
                     response_serializer=baton_dot_protos_dot_v1_dot_worker__pb2.ListAdaptersResponse.SerializeToString,
+            ),
+            'PinPrefix': grpc.unary_unary_rpc_method_handler(
+                    servicer.PinPrefix,
+                    request_deserializer=baton_dot_protos_dot_v1_dot_worker__pb2.PinPrefixRequest.FromString,
+                    response_serializer=baton_dot_protos_dot_v1_dot_worker__pb2.PinPrefixResponse.SerializeToString,
+            ),
+            'UnpinPrefix': grpc.unary_unary_rpc_method_handler(
+                    servicer.UnpinPrefix,
+                    request_deserializer=baton_dot_protos_dot_v1_dot_worker__pb2.UnpinPrefixRequest.FromString,
+                    response_serializer=baton_dot_protos_dot_v1_dot_worker__pb2.UnpinPrefixResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -398,6 +432,60 @@ class Worker:
             '/baton.v1.Worker/ListAdapters',
             baton_dot_protos_dot_v1_dot_worker__pb2.ListAdaptersRequest.SerializeToString,
             baton_dot_protos_dot_v1_dot_worker__pb2.ListAdaptersResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def PinPrefix(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/baton.v1.Worker/PinPrefix',
+            baton_dot_protos_dot_v1_dot_worker__pb2.PinPrefixRequest.SerializeToString,
+            baton_dot_protos_dot_v1_dot_worker__pb2.PinPrefixResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def UnpinPrefix(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/baton.v1.Worker/UnpinPrefix',
+            baton_dot_protos_dot_v1_dot_worker__pb2.UnpinPrefixRequest.SerializeToString,
+            baton_dot_protos_dot_v1_dot_worker__pb2.UnpinPrefixResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -22,6 +22,7 @@ from baton.router.api.openapi import describe
 from baton.router.api.operator.adapters import adapter_routes
 from baton.router.api.operator.cluster import cluster_routes, page_routes
 from baton.router.api.operator.explain import explain_routes
+from baton.router.api.operator.prefixes import prefix_routes
 from baton.router.api.operator.roles import roles_routes
 from baton.router.api.operator.service import model_routes, ops_routes
 from baton.router.api.rerank import rerank_routes
@@ -45,6 +46,7 @@ def make_app(surfaces: Surfaces) -> ASGIApp:
         explain_routes(generation.quotas.decisions),
         roles_routes(surfaces.roles),
         adapter_routes(surfaces.adapters, generation.catalog),
+        prefix_routes(surfaces.prefixes, generation),
         cluster_routes(surfaces.cluster),
         open_inference_routes(generation),
         ops_routes(generation.serving, generation.catalog, surfaces.exposition),

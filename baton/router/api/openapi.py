@@ -22,6 +22,7 @@ from baton.router.api.openai.schemas import ChatBody, CompletionBody, Detokenize
 from baton.router.api.openapi_answers import COMPONENTS, event_of, schema_of
 from baton.router.api.operator.adapters import LoadAdapterBody, UnloadAdapterBody
 from baton.router.api.operator.cluster import HoldBody
+from baton.router.api.operator.prefixes import PrefixBody
 from baton.router.api.operator.roles import RatioBody, RoleBody
 from baton.router.api.rerank import RerankBody, ScoreBody
 from baton.router.api.responses.schemas import ResponsesBody
@@ -42,6 +43,7 @@ BODIES: tuple[type[Body], ...] = (
     RatioBody,
     HoldBody,
     LoadAdapterBody,
+    PrefixBody,
     UnloadAdapterBody,
 )
 PROBLEMS = {
@@ -143,6 +145,8 @@ def _problems(path: str, operation: Json) -> list[int]:
         found |= {403, 404, 429, 503, 504}
     if path.startswith(("/v1/workers", "/v1/ratio", "/v1/cluster")):
         found |= {403, 404, 503, 504}
+    if path.startswith("/v1/cache"):
+        found |= {403, 404, 429, 503, 504}
     if path == "/v1/adapters" or path.endswith("load_lora_adapter"):
         found |= {403, 404, 409, 503, 504}
     if path.startswith(("/v1/files", "/v1/batches")) or path.endswith("/ready"):

@@ -150,6 +150,18 @@ COMPONENTS: dict[str, Json] = {
     "Adapter": thing("adapter", **_ADAPTER),
     "AdapterChanged": thing("adapter", message=TEXT, **_ADAPTER),
     "Adapters": listing(a("Adapter")),
+    "PinnedPrefix": thing(
+        "cache.prefix",
+        id=TEXT,
+        model=TEXT,
+        tokens=COUNT,
+        tenant=TEXT,
+        created=TIME,
+        expires_at=TIME,
+        workers=many(thing(None, worker=TEXT, tokens=COUNT)),
+    ),
+    "PinnedPrefixes": listing(a("PinnedPrefix")),
+    "DeletedPrefix": thing("cache.prefix", id=TEXT, deleted={"const": True}),
     "Models": listing(a("Model")),
     "Tokenized": thing(
         None, ("token_strs",), count=COUNT, max_model_len=COUNT, tokens=IDS, token_strs=many(TEXT)
@@ -203,6 +215,9 @@ ANSWERS: dict[tuple[str, str], str] = {
     ("post", "/v1/load_lora_adapter"): "AdapterChanged",
     ("post", "/v1/unload_lora_adapter"): "AdapterChanged",
     ("get", "/v1/adapters"): "Adapters",
+    ("post", "/v1/cache/prefixes"): "PinnedPrefix",
+    ("get", "/v1/cache/prefixes"): "PinnedPrefixes",
+    ("delete", "/v1/cache/prefixes/{pin}"): "DeletedPrefix",
     ("post", "/tokenize"): "Tokenized",
     ("post", "/detokenize"): "Detokenized",
     ("post", "/v1/files"): "File",

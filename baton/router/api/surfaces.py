@@ -15,6 +15,7 @@ from baton.cluster.telemetry import RouterMetrics
 from baton.router.access.gate import Gate
 from baton.router.answer.service import GenerationService
 from baton.router.dispatch.adapter_control import AdapterControl
+from baton.router.dispatch.prefix_control import PrefixControl
 from baton.router.dispatch.role_control import RoleControl
 from baton.router.observe.overview import Overview
 from baton.router.request.environment import Environment
@@ -61,6 +62,12 @@ class AdapterSurface(msgspec.Struct, frozen=True):
     off: str = ""
 
 
+class PrefixSurface(msgspec.Struct, frozen=True):
+    """Holds what pinning prefixes needs."""
+
+    control: PrefixControl
+
+
 class ClusterSurface(msgspec.Struct, frozen=True):
     """Holds what the operator's view needs. ``overview`` is None without telemetry.
 
@@ -82,6 +89,7 @@ class Surfaces(msgspec.Struct, frozen=True):
     cluster: ClusterSurface
     roles: RoleSurface | None = None
     adapters: AdapterSurface | None = None
+    prefixes: PrefixSurface | None = None
 
     @property
     def door(self) -> Door:

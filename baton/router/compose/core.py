@@ -103,7 +103,7 @@ class RouterCore(msgspec.Struct, frozen=True):
     """Holds the parts of a core that runs.
 
     ``dispatcher`` opens requests, ``view`` knows the cluster, ``decisions`` why requests went, ``roles`` and
-    ``adapters`` change what workers are and hold.
+    ``adapters`` change what workers are and hold; ``links`` has the connections to them.
     """
 
     dispatcher: Dispatcher
@@ -111,6 +111,7 @@ class RouterCore(msgspec.Struct, frozen=True):
     roles: RoleControl
     decisions: DecisionLog
     adapters: AdapterControl
+    links: LinkTable
 
 
 @asynccontextmanager
@@ -154,7 +155,7 @@ async def running_core(
         asyncio.create_task(keeper.run(), name="cluster adapters of workers"),
     ]
     try:
-        yield RouterCore(dispatcher, view, roles, decisions, adapters)
+        yield RouterCore(dispatcher, view, roles, decisions, adapters, links)
     finally:
         await dispatcher.close()
         for task in following:

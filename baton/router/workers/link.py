@@ -174,6 +174,16 @@ class WorkerLink(ABC):
             await self._asked(stubs.WorkerStub(self._channel).UnloadAdapter, request, timeout_s)
         self.lacks(adapter_id)
 
+    async def pin_prefix(self, request: w.PinPrefixRequest, timeout_s: float) -> int:
+        """Lets the worker keep a prefix's blocks; returns how many tokens those are. Raises what it raised."""
+        reply = await self._asked(stubs.WorkerStub(self._channel).PinPrefix, request, timeout_s)
+        return int(reply.tokens)
+
+    async def unpin_prefix(self, pin: str, timeout_s: float = HELLO_TIMEOUT_S) -> None:
+        """Lets the worker evict a prefix's blocks again; one that it doesn't keep is no error."""
+        request = w.UnpinPrefixRequest(pin=pin)
+        await self._asked(stubs.WorkerStub(self._channel).UnpinPrefix, request, timeout_s)
+
     async def _asked(self, method: Callable[..., Awaitable[R]], request: object, timeout_s: float) -> R:
         """Returns a worker's reply to one call. Raises what the worker raised."""
         try:

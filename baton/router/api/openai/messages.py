@@ -15,6 +15,7 @@ from baton.router.access.json import Json
 from baton.router.api.body import Body, FailFastModel
 from baton.router.api.large import require_light
 
+HINTS = frozenset({"cache_control"})  # keys of a message about caching, which no template may show the model
 PER_MESSAGE = 256  # characters whose encoding costs what rendering a message does
 
 
@@ -90,7 +91,7 @@ class Message(FailFastModel):
         trained with.
         """
         role = "system" if self.role == "developer" else self.role
-        rest = dict(self.model_extra or {})
+        rest = {name: value for name, value in (self.model_extra or {}).items() if name not in HINTS}
         if self.tool_calls:
             rest["tool_calls"] = [call.plain() for call in self.tool_calls]
         return {**rest, "role": role, "content": self.content or ""}

@@ -1,0 +1,74 @@
+"""Which prefixes a cluster keeps pinned, in Redis: routers write what clients ask for, and every router lists it.
+
+Knows nothing of workers' pages or of who may ask. An entry whose time is over counts for nothing, and is removed by
+whoever sees it.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable
+from typing import cast
+
+import msgspec
+from redis.asyncio import Redis
+from redis.exceptions import RedisError
+
+from baton.protos.errors import Unavailable
+
+log = logging.getLogger("baton.cluster")
+
+
+class PinnedPrefix(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Describes a prefix of ``tokens`` tokens; ``workers`` says by worker id how many of them each one keeps.
+
+    ``until`` and ``created`` are in seconds since 1970.
+    """
+
+    id: str
+    tenant: str
+    model: str
+    tokens: int
+    created: float
+    until: float
+    workers: dict[str, int] = {}
+
+
+class PrefixPinStore:
+    """Keeps the pinned prefixes of one cluster. ``wall_clock`` gives seconds since 1970."""
+
+    def __init__(self, redis: Redis, namespace: str, wall_clock: Callable[[], float]) -> None:
+        self._redis, self._key, self._wall_clock = redis, f"{{{namespace}}}:prefix-pins", wall_clock
+
+    async def put(self, pin: PinnedPrefix) -> None:
+        """Writes an entry, or writes it anew. Raises Unavailable."""
+        await self._asked(self._redis.hset(self._key, pin.id, msgspec.json.encode(pin).decode()))
+
+    async def remove(self, *ids: str) -> None:
+        """Removes entries; unknown ones are no error. Raises Unavailable."""
+        if ids:
+            await self._asked(self._redis.hdel(self._key, *ids))
+
+    async def all(self) -> list[PinnedPrefix]:
+        """Returns the entries that are in force, the oldest first. Raises Unavailable."""
+        rows = cast(dict[bytes, bytes], await self._asked(self._redis.hgetall(self._key)))
+        found = [pin for row in rows.values() if (pin := _decoded(row)) is not None]
+        now = self._wall_clock()
+        await self.remove(*(pin.id for pin in found if pin.until <= now))
+        return sorted((pin for pin in found if pin.until > now), key=lambda pin: (pin.created, pin.id))
+
+    async def _asked(self, answer: object) -> object:
+        try:
+            return await cast(Awaitable[object], answer)
+        except (RedisError, OSError) as error:
+            raise Unavailable(
+                "Redis is away: pinned prefixes are kept there; try again", retry_after_s=1.0
+            ) from error
+
+
+def _decoded(row: bytes) -> PinnedPrefix | None:
+    try:
+        return msgspec.json.decode(row, type=PinnedPrefix)
+    except msgspec.MsgspecError as error:
+        log.warning("a pinned prefix is not readable: %s", error)
+        return None

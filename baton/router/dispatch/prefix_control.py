@@ -1,0 +1,137 @@
+"""Keeps prefixes warm on workers: asks them to pin blocks, and remembers which of them do.
+
+Knows nothing of HTTP, text or how a prompt gets computed: when it is asked, some worker has just read the prefix.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+
+import msgspec
+
+from baton.cluster.prefix_pins import PinnedPrefix, PrefixPinStore
+from baton.protos.errors import BatonError, InvalidRequest, PinsFull, RequestUnknown, WorkerLost
+from baton.protos.v1 import worker_pb2 as w
+from baton.router.request.context import RequestContext
+from baton.router.request.request import ChoiceSummary
+from baton.router.workers.link import WorkerLink
+from baton.router.workers.link_table import LinkTable
+
+log = logging.getLogger("baton.router")
+
+PIN_S = 30.0  # seconds that a worker has to fetch a prefix and pin it
+
+
+class PrefixWish(msgspec.Struct, frozen=True):
+    """Describes what a client wants pinned: the prompt, on how many workers, for how long."""
+
+    model_id: str
+    token_ids: tuple[int, ...]
+    context: RequestContext
+    workers: int
+    ttl_s: float
+
+
+class PrefixControl:
+    """Pins, lists and unpins. ``most_tokens`` is what a tenant may have pinned, over prefixes and workers."""
+
+    def __init__(
+        self,
+        links: LinkTable,
+        store: PrefixPinStore,
+        most_tokens: int,
+        wall_clock: Callable[[], float],
+        new_id: Callable[[], str],
+    ) -> None:
+        self._links, self._store, self._most_tokens = links, store, most_tokens
+        self._wall_clock, self._new_id = wall_clock, new_id
+
+    async def check(self, tenant: str, admin: bool, tokens: int) -> None:
+        """Raises PinsFull where ``tokens`` more would be too many for the tenant; operators have no such bound."""
+        if admin:
+            return
+        taken = sum(sum(pin.workers.values()) for pin in await self._store.all() if pin.tenant == tenant)
+        if taken + tokens > self._most_tokens:
+            raise PinsFull(
+                f"{tokens} tokens are to be pinned; of {self._most_tokens} that a tenant may have "
+                f"(router.max_pinned_tokens) {taken} are. Delete pinned prefixes, or pin a shorter one.",
+                "router.max_pinned_tokens",
+            )
+
+    async def add(self, wish: PrefixWish, read_by: ChoiceSummary) -> PinnedPrefix:
+        """Pins a prefix on the worker that ``read_by`` says read it, and on others that fetch it from there.
+
+        Raises what the first worker raised; of the others those count that did it.
+        """
+        first, *others = self._targets(wish, read_by)
+        pin, now = self._new_id(), self._wall_clock()
+        held = {first.info.worker_id: await first.pin_prefix(_message(pin, wish, ""), PIN_S)}
+        asked = [other.pin_prefix(_message(pin, wish, first.info.address), PIN_S) for other in others]
+        for other, said in zip(others, await asyncio.gather(*asked, return_exceptions=True), strict=True):
+            if isinstance(said, int):
+                held[other.info.worker_id] = said
+            elif not isinstance(said, BatonError):
+                raise said
+            else:
+                log.warning("%s pins no prefix: %s", other.info.worker_id, said)
+        entry = PinnedPrefix(
+            pin, wish.context.tenant, wish.model_id, len(wish.token_ids), now, now + wish.ttl_s, held
+        )
+        try:
+            await self._store.put(entry)
+        except BatonError:
+            await self._unpin(entry)
+            raise
+        return entry
+
+    async def listed(self, tenant: str, admin: bool) -> list[PinnedPrefix]:
+        """Returns the pinned prefixes that the caller may see. Raises Unavailable."""
+        return [pin for pin in await self._store.all() if admin or pin.tenant == tenant]
+
+    async def remove(self, pin: str, tenant: str, admin: bool) -> PinnedPrefix:
+        """Unpins a prefix wherever it is kept. Raises RequestUnknown, Unavailable."""
+        found = next((one for one in await self.listed(tenant, admin) if one.id == pin), None)
+        if found is None:
+            raise RequestUnknown(f"no pinned prefix {pin!r}: it was deleted, or its time is over", "id")
+        await self._store.remove(pin)
+        await self._unpin(found)
+        return found
+
+    def _targets(self, wish: PrefixWish, read_by: ChoiceSummary) -> Sequence[WorkerLink]:
+        """The worker that read the prompt, then others of its role and weights."""
+        reader = read_by.prefill_worker or read_by.decode_worker
+        links = {link.info.worker_id: link for link in self._links if link.up}
+        if reader not in links:
+            raise WorkerLost(f"{reader or 'the worker'} that read the prefix can't be reached any more")
+        first = links.pop(reader)
+        kin = [
+            k
+            for k in links.values()
+            if (k.info.role, k.info.fingerprint) == (first.info.role, first.info.fingerprint)
+        ]
+        if wish.workers > 1 + len(kin):
+            there = f"{1 + len(kin)} {first.info.role} workers of the model are there"
+            raise InvalidRequest(f"workers is {wish.workers}: {there}", "workers")
+        return [first, *sorted(kin, key=lambda link: link.info.worker_id)[: wish.workers - 1]]
+
+    async def _unpin(self, pin: PinnedPrefix) -> None:
+        """Asks each worker that is there; on the others the pin ends by itself, at its time or with the worker."""
+        asked = [
+            link.unpin_prefix(pin.id) for link in self._links if link.up and link.info.worker_id in pin.workers
+        ]
+        for said in await asyncio.gather(*asked, return_exceptions=True):
+            if isinstance(said, BatonError):
+                log.warning("a worker keeps prefix %s until its time is over: %s", pin.id, said)
+
+
+def _message(pin: str, wish: PrefixWish, source: str) -> w.PinPrefixRequest:
+    return w.PinPrefixRequest(
+        pin=pin,
+        token_ids=wish.token_ids,
+        adapter_id=wish.context.adapter_id,
+        tenant_salt=wish.context.tenant_salt,
+        ttl_seconds=wish.ttl_s,
+        source=source,
+    )

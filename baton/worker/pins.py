@@ -1,0 +1,82 @@
+"""The prefixes that a worker was asked to keep: pinned blocks with a name and a time, within a bound.
+
+Knows nothing of who asks, nor of how a prompt is computed: what isn't cached here is fetched, or isn't pinned. A
+pin goes on through a change of role, and ends with the process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import NamedTuple
+
+from baton.kv.exchange.source import BlockSource
+from baton.kv.exchange.warming import Warmer
+from baton.protos.errors import InvalidRequest, PinsFull
+from baton.protos.nouns import BLOCK_TOKENS, EngineRequest, Sampling
+
+MOST_TTL_S = 7 * 86_400.0
+
+
+class PinnedPrefix(NamedTuple):
+    """Holds one pin: the engine's key of it, its blocks, and what ends it."""
+
+    key: int
+    blocks: int
+    timer: asyncio.TimerHandle
+
+
+class PrefixPins:
+    """Pins at most ``most_pages`` pages; blocks that two pins share count twice."""
+
+    def __init__(self, source: BlockSource, warmer: Warmer, most_pages: int, block_tokens: int) -> None:
+        self._source, self._warmer = source, warmer
+        self._most, self._size = most_pages, block_tokens
+        self._pins: dict[str, PinnedPrefix] = {}
+        self._coming: dict[str, int] = {}
+
+    async def pin(self, name: str, request: EngineRequest, ttl_s: float, address: str = "") -> int:
+        """Pins the prompt's leading full blocks that are cached here, or at ``address``, for ``ttl_s`` seconds.
+
+        Returns how many tokens that are. Raises PinsFull before anything is fetched, and InvalidRequest.
+        """
+        blocks = len(request.token_ids) // self._size
+        self._check(name, blocks, ttl_s)
+        self._coming[name] = blocks
+        try:
+            longer = EngineRequest("", (*request.token_ids, 0), len(request.token_ids) + 1, Sampling(), 0,
+                                   request.adapter_id, request.tenant_salt)  # fmt: skip
+            await self._warmer.warm(longer, address, blocks * self._size // BLOCK_TOKENS)
+            key, held = await self._source.hold(tuple(await self._warmer.hashes(longer, blocks)))
+        finally:
+            del self._coming[name]
+        self.unpin(name)
+        timer = asyncio.get_running_loop().call_later(ttl_s, self.unpin, name)
+        self._pins[name] = PinnedPrefix(key, held, timer)
+        return held * self._size
+
+    def unpin(self, name: str) -> bool:
+        """Ends a pin; returns whether there was one."""
+        found = self._pins.pop(name, None)
+        if found is None:
+            return False
+        found.timer.cancel()
+        self._source.let_go(found.key)
+        return True
+
+    def _check(self, name: str, blocks: int, ttl_s: float) -> None:
+        if not 0 < ttl_s <= MOST_TTL_S:
+            raise InvalidRequest(f"ttl_s is {ttl_s}: give seconds over 0, {MOST_TTL_S:.0f} at most", "ttl_s")
+        if not blocks:
+            raise InvalidRequest(
+                f"a prefix is pinned by blocks of {self._size} tokens: give a longer one", "prompt"
+            )
+        if name in self._coming:
+            raise InvalidRequest(f"prefix {name} is being pinned already: wait for the answer", "id")
+        others = [pin.blocks for other, pin in self._pins.items() if other != name]
+        taken = sum(others) + sum(self._coming.values())
+        if taken + blocks > self._most:
+            raise PinsFull(
+                f"{blocks} pages are to be pinned; of {self._most} that may be (worker.pinned_share) {taken} are. "
+                "Delete pinned prefixes, or pin a shorter one.",
+                "worker.pinned_share",
+            )

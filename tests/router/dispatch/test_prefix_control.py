@@ -1,0 +1,113 @@
+"""Who may pin how much, and which workers are asked; workers and Redis are lists here."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+
+from baton.cluster.prefix_pins import PinnedPrefix
+from baton.protos.errors import InvalidRequest, PinsFull, RequestUnknown, Unavailable, WorkerLost
+from baton.router.dispatch.prefix_control import PrefixControl, PrefixWish
+from baton.router.request.context import RequestContext
+from baton.router.request.request import ChoiceSummary
+
+
+class Store(dict[str, PinnedPrefix]):
+    """What Redis would hold; ``away`` makes it fail."""
+
+    away = False
+
+    async def put(self, pin):
+        if self.away:
+            raise Unavailable("away")
+        self[pin.id] = pin
+
+    async def remove(self, *ids):
+        for one in ids:
+            self.pop(one, None)
+
+    async def all(self):
+        return list(self.values())
+
+
+class Link:
+    """A worker that pins what it is told, or says why not."""
+
+    up = True
+
+    def __init__(self, name: str, role: str = "prefill", error: Exception | None = None):
+        self.info = SimpleNamespace(worker_id=name, role=role, fingerprint="f", model_id="m", address=f"at {name}")
+        self.error, self.pinned = error, {}
+
+    async def pin_prefix(self, request, timeout_s):
+        if self.error is not None:
+            raise self.error
+        self.pinned[request.pin] = request.source
+        return len(request.token_ids) // 16 * 16
+
+    async def unpin_prefix(self, pin):
+        del self.pinned[pin]
+
+
+def control(store, *links, most=1000):
+    ids = iter(f"p{i}" for i in range(99))
+    return PrefixControl(links, store, most, lambda: 50.0, lambda: next(ids))
+
+
+def wish(tokens=100, workers=1, tenant=""):
+    key = SimpleNamespace(tenant=tenant) if tenant else None
+    return PrefixWish("m", tuple(range(tokens)), RequestContext(key=key), workers, 60.0)
+
+
+READ = ChoiceSummary(100, prefill_worker="a", decode_worker="d")
+
+
+async def test_the_reader_pins_and_others_of_its_kind_fetch_from_it():
+    links = [Link("c"), Link("a"), Link("b"), Link("d", "decode")]
+    store = Store()
+    pin = await control(store, *links).add(wish(workers=3), READ)
+    assert pin.workers == {"a": 96, "b": 96, "c": 96}
+    assert [link.pinned for link in links] == [{"p0": "at a"}, {"p0": ""}, {"p0": "at a"}, {}]
+    assert (pin.until, store["p0"]) == (110.0, pin)
+
+
+async def test_a_worker_that_refuses_is_left_out_unless_it_is_the_reader():
+    full = PinsFull("full", "worker.pinned_share")
+    pin = await control(Store(), Link("a"), Link("b", error=full)).add(wish(workers=2), READ)
+    assert list(pin.workers) == ["a"]
+    with pytest.raises(PinsFull):
+        await control(Store(), Link("a", error=full), Link("b")).add(wish(workers=2), READ)
+
+
+async def test_more_workers_than_there_are_and_a_reader_that_left_are_refused():
+    with pytest.raises(InvalidRequest, match="workers is 3: 2 prefill workers"):
+        await control(Store(), Link("a"), Link("b")).add(wish(workers=3), READ)
+    with pytest.raises(WorkerLost):
+        await control(Store(), Link("b")).add(wish(), READ)
+
+
+async def test_without_redis_nothing_stays_pinned():
+    store, link = Store(), Link("a")
+    store.away = True
+    with pytest.raises(Unavailable):
+        await control(store, link).add(wish(), READ)
+    assert link.pinned == {}
+
+
+async def test_a_tenant_is_bounded_and_sees_its_own_and_operators_all():
+    store, link = Store(), Link("a")
+    one = control(store, link, most=200)
+    for tenant in ("x", "x", "y"):
+        await one.check(tenant, False, 100)
+        await one.add(wish(tenant=tenant), READ)
+    with pytest.raises(PinsFull, match="of 200 that a tenant may have") as refused:
+        await one.check("x", False, 100)
+    assert refused.value.param == "router.max_pinned_tokens"
+    await one.check("x", True, 10_000)
+    assert [pin.id for pin in await one.listed("x", False)] == ["p0", "p1"]
+    assert [pin.id for pin in await one.listed("", True)] == ["p0", "p1", "p2"]
+    with pytest.raises(RequestUnknown):
+        await one.remove("p2", "x", False)
+    await one.remove("p2", "y", False)
+    assert set(link.pinned) == {"p0", "p1"}
