@@ -25,8 +25,14 @@ PATIENCE_S = 30.0  # seconds that a client waits for its router to be up
 class Clients:
     """Every client of a run. ``tell`` adds a line to the story."""
 
-    def __init__(self, routers: Sequence[SimulatedRouter], judge: Judge, tell: Callable[[str, str], None]) -> None:
-        self._routers, self._judge, self._tell = routers, judge, tell
+    def __init__(
+        self,
+        routers: Sequence[SimulatedRouter],
+        judge: Judge,
+        tell: Callable[[str, str], None],
+        requests_per_min: int = 0,
+    ) -> None:
+        self._routers, self._judge, self._tell, self._per_min = routers, judge, tell, requests_per_min
 
     async def ask(self, request: Request, began: float) -> None:
         """Plays one client from its coming to the end of its last choice."""
@@ -35,6 +41,7 @@ class Clients:
         name = f"client {request.number}"
         try:
             parts = await self._up(router)
+            await self._charge(parts, request)
             streams = parts.core.dispatcher.open(asked(request, loop.time()))
         except (BatonError, TimeoutError) as error:
             self._tell(name, f"is refused: {getattr(error, 'label', 'no router')}")
@@ -56,6 +63,13 @@ class Clients:
                 await asyncio.gather(whole, return_exceptions=True)
                 self._tell(name, "lost its router")
                 self._judge.lost()
+
+    async def _charge(self, parts: RouterParts, request: Request) -> None:
+        """Counts a request against its tenant's rate, as a surface does. Raises QuotaExceeded."""
+        if request.tenant and self._per_min:
+            key = ApiKey(request.tenant, request.tenant, "", requests_per_min=self._per_min)
+            await parts.gate.charge(key, MODEL_ID, request.n, len(request.prompt))
+            self._judge.charged(request, asyncio.get_running_loop().time())
 
     async def _up(self, router: SimulatedRouter) -> RouterParts:
         async with asyncio.timeout(PATIENCE_S):
@@ -92,7 +106,7 @@ class Clients:
 
 def asked(request: Request, now: float) -> RouterRequest:
     """Returns a client's request as a surface hands it to dispatch."""
-    key = ApiKey("", "", request.tenant) if request.tenant else None
+    key = ApiKey(request.tenant, request.tenant, "") if request.tenant else None
     return RouterRequest(
         request_id=f"r{request.number}",
         model_id=MODEL_ID,

@@ -13,7 +13,7 @@ import numpy as np
 
 from baton.drill import oracle
 from baton.drill.scenario import Request
-from baton.protos.errors import BatonError
+from baton.protos.errors import BatonError, QuotaExceeded
 
 if TYPE_CHECKING:
     from baton.router.request.request import ChoiceStream
@@ -30,6 +30,7 @@ class Judge:
         self._expected: dict[tuple[int, int], tuple[list[int], str]] = {}
         self.answered = self.failed = self.cancelled = 0
         self._faulty = faulty
+        self._charged: dict[str, list[tuple[float, int]]] = {}
 
     def violated(self, text: str) -> None:
         """Notes a violation, once."""
@@ -39,8 +40,20 @@ class Judge:
     def refused(self, request: Request, error: BaseException) -> None:
         """Counts a request that was turned away as it came."""
         self.failed += 1
-        if not self._faulty:
+        if not self._faulty and not (request.tenant and isinstance(error, QuotaExceeded)):
             self.violated(f"request {request.number}: refused without a fault: {error}")
+
+    def charged(self, request: Request, now: float) -> None:
+        """Counts what a tenant's rate let through."""
+        self._charged.setdefault(request.tenant, []).append((now, request.n))
+
+    def rates_held(self, per_min: int) -> None:
+        """Holds what was let through against the rate: a minute's worth at once, and then as time passes."""
+        for tenant, charges in self._charged.items():
+            seconds, most = charges[-1][0] - charges[0][0], max(n for _, n in charges)
+            allowed = per_min + seconds * per_min / 60 + most
+            if (taken := sum(n for _, n in charges)) > allowed:
+                self.violated(f"tenant {tenant}: {taken} requests in {seconds:.1f} s at {per_min} per minute")
 
     def lost(self) -> None:
         """Counts a request whose router died under it."""

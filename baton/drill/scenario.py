@@ -75,6 +75,7 @@ class Scenario(msgspec.Struct, frozen=True):
     lease_ttl_s: float
     tier_pages: int
     delay_s: float
+    requests_per_min: int
     requests: tuple[Request, ...]
     faults: tuple[Fault, ...]
     batches: tuple[Batch, ...] = ()
@@ -125,9 +126,10 @@ def draw(seed: int, size: Size = Size()) -> Scenario:
         lease_ttl_s=rng.choice((2.0, 8.0, 30.0)),
         tier_pages=rng.choice((0, 0, 30, 200)),
         delay_s=rng.choice((0.0003, 0.0003, 0.005, 0.03)),
+        requests_per_min=rng.choice((0, 0, 6)),
         requests=tuple(sorted(requests, key=lambda r: r.at)),
         faults=tuple(sorted(faults, key=lambda f: f.at)),
-        batches=tuple(_batch(rng, span) for _ in range(rng.choice((0, 0, 0, 1, 2)))),
+        batches=tuple(_batch(rng, span) for _ in range(rng.choice((0, 0, 1, 2)))),
     )
 
 
@@ -158,7 +160,7 @@ def _request(rng: random.Random, number: int, span: float, heads: list[tuple[int
         tenant=rng.choice(("", "", "a", "b")),
         cancels=_cancels(rng),
         read_pause=rng.choice((0.0, 0.0, 0.0, 0.2)),
-        deadline_after=rng.uniform(0.05, 20.0) if rng.random() < 0.1 else None,
+        deadline_after=rng.uniform(0.02, rng.choice((0.5, 20.0))) if rng.random() < 0.1 else None,
     )
 
 

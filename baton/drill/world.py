@@ -10,14 +10,14 @@ from typing import Any
 from baton.drill.batches import BatchClients
 from baton.drill.clients import Clients
 from baton.drill.coverage import Coverage
-from baton.drill.faults import Faults
+from baton.drill.faults import REDIS, Faults
 from baton.drill.judge import Judge
 from baton.drill.loop import SeededLoop
 from baton.drill.network import Conditions, Network
 from baton.drill.process import owning_factory
 from baton.drill.redis.server import RedisServer
 from baton.drill.router import SimulatedRouter
-from baton.drill.scenario import Scenario
+from baton.drill.scenario import FAULTS, Scenario
 from baton.drill.story import Story
 from baton.drill.watch import Answers
 from baton.drill.worker import EPOCH_S, SimulatedWorker
@@ -25,6 +25,9 @@ from baton.drill.worker import EPOCH_S, SimulatedWorker
 BATCH_S = 240.0  # seconds after everything else within which a batch job is complete
 SETTLE_S = 60.0  # seconds after the last fault and request within which everything has ended
 REST_S = 12.0  # seconds after that, and after a lease's time, in which what was left by lost peers is given back
+# Faults after which rates are counted by each router alone, or anew.
+UNCOUNTED = {kind for kind in FAULTS if kind.startswith("redis_")} | {"clock_jumps"}
+# Faults that may end a lease by its time.
 SWEEPING = (
     "cut",
     "cut_one_way",
@@ -87,7 +90,7 @@ class World:
 
     async def _play(self, began: float) -> None:
         own = self.scenario
-        clients = Clients(self.routers, self.judge, self.tell)
+        clients = Clients(self.routers, self.judge, self.tell, own.requests_per_min)
         asking = [asyncio.ensure_future(clients.ask(request, began)) for request in own.requests]
         faults = Faults(self.workers, self.routers, self.network, self.redis, self._rng, self.tell, self.coverage)
         batches = BatchClients(self.network, own.faults, self.judge.violated, self.tell)
@@ -123,6 +126,8 @@ class World:
 
     def _at_rest(self) -> None:
         kinds = {fault.kind for fault in self.scenario.faults}
+        if not (kinds.intersection(UNCOUNTED) or any(f.other == REDIS for f in self.scenario.faults)):
+            self.judge.rates_held(self.scenario.requests_per_min)
         sweeping = self.scenario.lease_ttl_s < PATIENT_TTL_S or kinds.intersection(SWEEPING)
         for worker in self.workers.values():
             if worker.life is None:

@@ -272,6 +272,12 @@ BUGS = (
         "            found |= {number + 1 for number in answers}",
     ),
     Bug(
+        "a rate takes nothing from its bucket",
+        "cluster/buckets.py",
+        "levels[i] - tonumber(ARGV[i*3])",
+        "levels[i]",
+    ),
+    Bug(
         "a deadline is not kept",
         "router/dispatch/runner.py",
         "async with asyncio.timeout(self._remaining(run)) as run.timer:",

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import importlib.util
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import msgspec
 import pytest
 
-from baton.drill.run import play, shrink
+from baton.drill.run import as_test, play, shrink
 from baton.drill.scenario import FAULTS, Fault, Scenario, Size, draw
 
 SEEDS = (1, 2, 3, 12)
@@ -52,3 +58,28 @@ def test_what_fails_is_made_as_small_as_it_still_fails() -> None:
 def test_many_seeds_draw_every_kind_of_fault() -> None:
     drawn = {fault.kind for seed in range(60) for fault in draw(seed).faults}
     assert drawn == set(FAULTS)
+
+
+def test_what_a_seed_found_is_printed_as_a_test_that_plays_it(tmp_path: Path) -> None:
+    scenario = draw(21, Size(workers=1, requests=2, kinds=()))
+    file = tmp_path / "found.py"
+    file.write_text(as_test(scenario))
+    spec = importlib.util.spec_from_file_location("found", file)
+    assert spec is not None
+    assert spec.loader is not None
+    found = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(found)
+    assert msgspec.json.decode(found.FOUND, type=Scenario) == scenario
+    found.test_what_seed_21_found_holds()
+
+
+@pytest.mark.thorough
+def test_a_seed_gives_the_same_story_whatever_the_hashes_of_strings() -> None:
+    digests = {_digest_with(hash_seed) for hash_seed in "123"}
+    assert len(digests) == 1
+
+
+def _digest_with(hash_seed: str) -> str:
+    code = "from baton.drill.run import play; from baton.drill.scenario import draw; print(play(draw(3)).digest)"
+    env = {**os.environ, "PYTHONHASHSEED": hash_seed}
+    return subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True).stdout
