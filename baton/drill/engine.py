@@ -28,6 +28,7 @@ from baton.protos.channel import EngineReady, ToEngine, ToIo
 
 MODEL_ID = "m"
 IDLE_LOOK_S = 0.5  # seconds between two looks of an engine that hears nothing
+SPIN_S = 0.001  # seconds of a turn that computes nothing and says that there may be more to do
 AT_ONCE = 0.5  # share of the turns whose first words are told before the step's end
 CHECK_EVERY = 8  # turns between two checks of the whole pool
 
@@ -158,6 +159,8 @@ class SimulatedEngine:
                     self._tell(self._before_step)
                 step = self._scenario.step_s + computed * self._scenario.token_s
                 await asyncio.sleep(step * self._pace.slow)
+            elif busy:
+                await asyncio.sleep(SPIN_S)
             self._tell(len(self._outbox))
             if self.loop.next_role and self.loop.empty:
                 self._succeed()

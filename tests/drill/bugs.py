@@ -8,15 +8,21 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from baton.drill.scenario import FaultKind
+
 
 class Bug(NamedTuple):
-    """A replacement in a file of the package; ``also`` names others (file, old, new) that the bug takes."""
+    """A replacement in a file of the package; ``also`` names others (file, old, new) that the bug takes.
+
+    ``faults`` are the kinds that it is hunted with, because it shows under those alone; all kinds by default.
+    """
 
     name: str
     file: str
     old: str
     new: str
     also: tuple[tuple[str, str, str], ...] = ()
+    faults: tuple[FaultKind, ...] = ()
 
     @property
     def edits(self) -> tuple[tuple[str, str, str], ...]:
@@ -43,12 +49,14 @@ BUGS = (
         "        for stream in lease.open_streams:\n            stream.stop(StaleEpoch",
         "        for stream in ():\n            stream.stop(StaleEpoch",
         (("decode_worker/io/handoff_sink.py", "        if frame.epoch != lease.epoch:", "        if False:"),),
+        faults=("slow", "cut_one_way", "stuck"),
     ),
     Bug(
         "an index is emitted twice at the seam of a migration",
         "router/request/request.py",
         "fresh = unseen(run, len(self.emitted))",
         "fresh = run",
+        faults=("kill", "leave"),
     ),
     Bug(
         "a reservation is not given back when a worker refuses or is lost",
@@ -75,6 +83,7 @@ BUGS = (
         "        for request in tuple(session.requests.values()):\n            self._cancel(request, reason)\n"
         "            self._drop(request)",
         "        pass",
+        faults=("break", "cut", "router_dies"),
     ),
     Bug(
         "the hash root has no tenant in it",
@@ -124,6 +133,7 @@ BUGS = (
         "router/workers/decode_session.py",
         "        for lease in leases:\n            lease.over(error)",
         "        for lease in ():\n            lease.over(error)",
+        faults=("break", "cut", "kill"),
     ),
     Bug(
         "the second choice is drawn with the first one's key",
@@ -149,6 +159,7 @@ BUGS = (
         "kv/tiers/stack.py",
         "            await loan.take_back()\n            raise",
         "            raise",
+        faults=("tier_slow", "cancel_again"),
     ),
     Bug(
         "a preempted embedding goes on in the middle of its sum",
@@ -166,6 +177,7 @@ BUGS = (
             ("router/dispatch/runner.py", "        if not run.request.pin.allows(link.info):", "        if False:"),
             ("router/request/weights.py", "        assert self.weights in (None, weights)\n", ""),
         ),
+        faults=("weights",),
     ),
     Bug(
         "an admission that fails between its pages and its registration keeps them",
@@ -196,6 +208,7 @@ BUGS = (
         "    if attempt.choice:\n        out.Clear",
         "    if len(attempt.tokens) > len(attempt.request.token_ids):\n        out.ClearField('grammar')\n"
         "    if attempt.choice:\n        out.Clear",
+        faults=("kill", "leave"),
     ),
     Bug(
         "a migration forgets the seed",
@@ -203,12 +216,14 @@ BUGS = (
         "    if attempt.choice:\n        out.Clear",
         "    if len(attempt.tokens) > len(attempt.request.token_ids):\n        out.seed = 0\n"
         "    if attempt.choice:\n        out.Clear",
+        faults=("kill", "leave"),
     ),
     Bug(
         "a role changes with requests and streams open",
         "decode_worker/engine/loop.py",
         "        return not self.requests and not self.receives",
         "        return True",
+        faults=("role", "ratio"),
     ),
     Bug(
         "a fill counts a block that has not come",
@@ -264,12 +279,14 @@ BUGS = (
                 "",
             ),
         ),
+        faults=("redis_stalls", "cut"),
     ),
     Bug(
         "a batch job that another router began is not gone on with",
         "router/api/batch/lane.py",
         "            found |= answers.keys()",
         "            found |= {number + 1 for number in answers}",
+        faults=("router_dies",),
     ),
     Bug(
         "a rate takes nothing from its bucket",
@@ -288,5 +305,6 @@ BUGS = (
         "prefill_worker/io/service.py",
         '        self._lost = Draining("the prefill worker changes its role; ask another")',
         "        pass",
+        faults=("role", "ratio"),
     ),
 )

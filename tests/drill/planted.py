@@ -23,10 +23,11 @@ PACKAGE = Path(baton.__file__).parent
 RUN = """
 import sys, time
 from baton.drill.run import play
-from baton.drill.scenario import draw
+from baton.drill.scenario import FAULTS, Size, draw
+kinds = tuple(sys.argv[2].split(",")) if sys.argv[2] else FAULTS
 began = time.process_time()
 for seed in range(int(sys.argv[1])):
-    verdict = play(draw(seed))
+    verdict = play(draw(seed, Size(kinds=kinds)))
     if not verdict.held:
         print(seed, round(time.process_time() - began, 1), verdict.violations[0])
         sys.exit(1)
@@ -52,7 +53,7 @@ def find(bug: Bug, seeds: int, seconds: float = 600.0) -> Finding:
             (copy / file).write_text(source.replace(old, new))
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
         done = subprocess.run(
-            [sys.executable, "-c", RUN, str(seeds)],
+            [sys.executable, "-c", RUN, str(seeds), ",".join(bug.faults)],
             env={**os.environ, "PYTHONPATH": root}, cwd=root, capture_output=True, text=True, timeout=seconds,
         )  # fmt: skip
         after = resource.getrusage(resource.RUSAGE_CHILDREN)
