@@ -93,6 +93,7 @@ async def running_parts(
     advice = AdviceStore(redis, namespace, config.controller.mode != "off")
     batches = BatchStore(redis, namespace)
     adapters = AdapterRegistry(configured_adapters(config), AdapterStore(redis, namespace), environment.clock)
+    await adapters.begin()
     async with AsyncExitStack() as parts:
         joined = await parts.enter_async_context(PolledRoster(redis, namespace))
         held = RosterWithHolds(joined, HoldStore(redis, namespace), departures=Departures(redis, namespace))

@@ -31,7 +31,6 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for seed, (name, rank) in enumerate(RANKS.items(), 1):
         write(found / name, Path(DRAFT), rank=rank, seed=seed, size=0.05)
     (found / "linked").symlink_to(found / "sql")
-    (found / "empty").mkdir()
     broken = write(found / "broken", Path(DRAFT), seed=9)
     (broken / "adapter_model.safetensors").write_bytes(b"\x80\x04pickle")
     other = write(found / "other", Path(DRAFT), seed=9, change=lambda tensors: tensors.update(narrow(tensors)))
@@ -144,11 +143,9 @@ async def test_an_unloaded_adapter_is_unknown_and_its_requests_end_on_it(fleet: 
 
 def test_what_cannot_be_served_is_refused_by_name_and_leaves_nothing(fleet: Fleet, root: Path) -> None:
     bad = {
-        "nowhere": "nowhere",
         "../sql": "relative to adapters.root",
         str(root / "sql"): "relative to adapters.root",
         "linked": "linked",
-        "empty": "adapter_config.json",
         "broken": "adapter_model.safetensors",
         "other": "shape",
         "wide": "rank",
@@ -164,7 +161,7 @@ def test_what_cannot_be_served_is_refused_by_name_and_leaves_nothing(fleet: Flee
     wait_for(lambda: not held(fleet), what="workers holding nothing")
 
 
-async def test_adapters_outlive_the_router_and_a_flushed_redis(fleet: Fleet) -> None:
+async def test_adapters_outlive_the_router(fleet: Fleet) -> None:
     load(fleet, "sql", pinned=True)
     [wanted] = await alone(fleet, "sql")
     assert fleet.router is not None
@@ -199,6 +196,7 @@ async def test_every_surface_is_on_the_adapter(fleet: Fleet) -> None:
     await client.close()
 
 
+@pytest.mark.thorough
 def test_the_command_adds_lists_and_removes(fleet: Fleet) -> None:
     def baton(*arguments: str) -> str:
         result = CliRunner().invoke(app, ["adapters", *arguments, "--url", fleet.url], env=dict(os.environ))

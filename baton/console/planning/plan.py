@@ -40,6 +40,10 @@ TtftFlag = Annotated[float, typer.Option("--ttft", min=0.001, help="SLO: seconds
 TpotFlag = Annotated[float, typer.Option("--tpot", min=0.0001, help="SLO: seconds per token after it")]
 JsonFlag = Annotated[str | None, typer.Option("--json", help="Write the result there; - prints it")]
 PolicyFlag = Annotated[str, typer.Option(help="Routing policy")]
+AdapterCostFlag = Annotated[
+    float,
+    typer.Option(min=1.0, help="How many times as long a step takes whose tokens are all on LoRA adapters"),
+]
 SeedFlag = Annotated[int, typer.Option(help="Same seed, same answer")]
 
 
@@ -56,19 +60,22 @@ def load(trace: str, speed: float, start: float, seconds: float, skip_bad: bool)
 
 def simulate_command(
     trace: str, profile: str, decode_profile: str | None, json: str | None, slo: tuple[float, float],
-    part: tuple[float, float, float], pools: Sequence[str] = (), failures: Sequence[str] = (), **cluster: Any,
+    part: tuple[float, float, float], pools: Sequence[str] = (), failures: Sequence[str] = (),
+    adapter_cost: float = 1.0, **cluster: Any,
 ) -> int:  # fmt: skip
     """One ratio over a trace."""
-    from baton.planner.costs.worker import worker_costs
+    from baton.planner.costs.worker import with_adapters, worker_costs
     from baton.planner.score import Slo
     from baton.planner.simulator.cluster import Scenario, SimSettings
     from baton.planner.simulator.faults import parse_failure, parse_pool
     from baton.planner.sweep import simulate, why
 
     settings = SimSettings(**cluster)
-    costs = worker_costs(profile, settings.prefill_chunk)
-    decode = worker_costs(decode_profile, settings.prefill_chunk) if decode_profile else costs
     load_from = load(trace, *part, skip_bad=False)
+    share = load_from.adapted_share
+    costs = with_adapters(worker_costs(profile, settings.prefill_chunk), share, adapter_cost)
+    writes = worker_costs(decode_profile, settings.prefill_chunk) if decode_profile else None
+    decode = with_adapters(writes, share, adapter_cost) if writes else costs
     began = time.process_time()
     more = [parse_pool(text, settings.prefill_chunk) for text in pools]
     deaths = [parse_failure(text) for text in failures]
@@ -119,6 +126,7 @@ def plan_command(
     seconds: SecondsFlag = 0.0,
     window: Annotated[float, typer.Option(min=1.0, help="Seconds per window of the bootstrap")] = 60.0,
     policy: PolicyFlag = "cost",
+    adapter_cost: AdapterCostFlag = 1.0,
     seed: SeedFlag = 0,
     hypothetical: Annotated[
         bool,
@@ -130,7 +138,7 @@ def plan_command(
 ) -> None:
     """Sweep every prefill:decode ratio over your traffic; the best one, how sure that is, and what it costs."""
     from baton.planner.budget import Budget, of_widths, require_runnable, spend
-    from baton.planner.costs.worker import worker_costs
+    from baton.planner.costs.worker import with_adapters, worker_costs
     from baton.planner.plan import plan
     from baton.planner.score import Slo
     from baton.planner.simulator.cluster import Scenario, SimSettings
@@ -152,7 +160,8 @@ def plan_command(
 
         def planned(reads: WorkerCosts, count: int) -> Plan:
             settings = SimSettings(0, count, policy=policy, seed=seed)
-            scenario = Scenario(settings, reads, writes or reads, part)
+            costs = (with_adapters(one, part.adapted_share, adapter_cost) for one in (reads, writes or reads))
+            scenario = Scenario(settings, *costs, part)
             found, flights = sweep(
                 count, scenario, slo, window,
                 lambda r: told.print(f"{r.name}: {r.score.attainment:.1%} meet the SLOs", style="dim"),

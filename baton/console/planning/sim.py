@@ -45,6 +45,7 @@ def sim_command(
         list[str] | None,
         typer.Option(help="NAME:ROLE:COUNT=PROFILE: more workers, unlike the others; again for more"),
     ] = None,
+    adapter_cost: plan.AdapterCostFlag = 1.0,
     seed: plan.SeedFlag = 0,
     json: Json = None,
 ) -> None:
@@ -58,6 +59,7 @@ def sim_command(
             lambda: plan.simulate_command(
                 trace, profile, decode_profile, json, (ttft, tpot), (speed, start, seconds), pool or [], fail or [],
                 prefill=prefill, decode=decode, policy=policy, stepwise=stepwise, seed=seed,
+                adapter_cost=adapter_cost,
             )
         )
     )  # fmt: skip

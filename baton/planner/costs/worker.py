@@ -71,6 +71,24 @@ class WorkerCosts(msgspec.Struct, frozen=True):
         return StepCurve(self.fixed + self.weights, self.token, self.pair, self.sequence, self.context)
 
 
+def with_adapters(costs: WorkerCosts, share: float, factor: float) -> WorkerCosts:
+    """Returns the costs of a worker ``share`` of whose tokens are on adapters.
+
+    ``factor``: how many times as long a step takes whose tokens are all on adapters.
+    """
+    more = 1.0 + share * (factor - 1.0)
+    if more == 1.0:
+        return costs
+    return msgspec.structs.replace(
+        costs,
+        about=f"{costs.about}, {share:.0%} of tokens on adapters at {factor:g} times",
+        fixed=costs.fixed * more,
+        weights=costs.weights * more,
+        token=costs.token * more,
+        sequence=costs.sequence * more,
+    )
+
+
 def worker_costs(name: str, max_chunk: int = 2048) -> WorkerCosts:
     """Returns the costs of ``roofline:MODEL@GPUxN`` (a name or a config.json), a folder of operator timings, or a
     paced profile.

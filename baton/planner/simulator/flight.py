@@ -90,7 +90,7 @@ class BlockIds:
 
     def __init__(self, trace_tokens: int, block_tokens: int) -> None:
         self._block, self._each = block_tokens, trace_tokens // block_tokens
-        self._known: dict[int, Blocks] = {}
+        self._known: dict[tuple[int, int], Blocks] = {}
         self._next = 0
 
     def of(self, request: TraceRequest) -> Blocks:
@@ -100,14 +100,14 @@ class BlockIds:
             return self._new(full)
         found: Blocks = []
         for hash_id in request.hash_ids:
-            found += self._parts(hash_id)
+            found += self._parts((request.adapter, hash_id))
         return found[:full]
 
-    def _parts(self, hash_id: int) -> Blocks:
-        """The ids of one of the trace's blocks."""
-        parts = self._known.get(hash_id)
+    def _parts(self, block: tuple[int, int]) -> Blocks:
+        """The ids of one of the trace's blocks, by adapter and id: what one adapter has computed is no other's."""
+        parts = self._known.get(block)
         if parts is None:
-            parts = self._known[hash_id] = self._new(self._each)
+            parts = self._known[block] = self._new(self._each)
         return parts
 
     def _new(self, count: int) -> Blocks:

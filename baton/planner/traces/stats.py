@@ -85,16 +85,16 @@ def stats(trace: Trace, window_s: float = 60.0) -> TraceStats:
 
 def cached_tokens(trace: Trace) -> list[int]:
     """Returns, per request, the prompt tokens that an endless cache would hold when it arrives."""
-    seen: set[int] = set()
+    seen: set[tuple[int, int]] = set()
     found = []
     for request in trace.requests:
-        held = 0
-        for block in request.hash_ids:
+        held, blocks = 0, [(request.adapter, block) for block in request.hash_ids]
+        for block in blocks:
             if block not in seen:
                 break
             held += 1
         found.append(min(held * trace.block_tokens, request.input_length))
-        seen.update(request.hash_ids)
+        seen.update(blocks)
     return found
 
 
@@ -114,7 +114,7 @@ def _arrivals(trace: Trace) -> Arrivals:
 
 def _reuse(trace: Trace, found: list[int]) -> Reuse:
     inputs = sum(r.input_length for r in trace.requests)
-    blocks = {block for r in trace.requests for block in r.hash_ids}
+    blocks = {(r.adapter, block) for r in trace.requests for block in r.hash_ids}
     return Reuse(sum(found) / inputs, sum(f > 0 for f in found) / len(found), len(blocks))
 
 

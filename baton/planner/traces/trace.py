@@ -31,12 +31,16 @@ class TraceError(InvalidRequest):
 
 
 class TraceRequest(msgspec.Struct, frozen=True, array_like=True):
-    """One request: seconds since the trace began, tokens in and out, chained ids of the prompt's blocks."""
+    """One request: seconds since the trace began, tokens in and out, chained ids of the prompt's blocks.
+
+    ``adapter`` numbers the adapter that it is on; 0: none.
+    """
 
     arrival: float
     input_length: int
     output_length: int
     hash_ids: tuple[int, ...] = ()
+    adapter: int = 0
 
 
 class Trace(msgspec.Struct, frozen=True):
@@ -59,6 +63,12 @@ class Trace(msgspec.Struct, frozen=True):
     def has_hashes(self) -> bool:
         """Returns whether it says what prompts share."""
         return any(r.hash_ids for r in self.requests)
+
+    @property
+    def adapted_share(self) -> float:
+        """Returns the share of all tokens, in and out, that are of requests on an adapter."""
+        lengths = [(r.input_length + r.output_length, bool(r.adapter)) for r in self.requests]
+        return sum(n for n, adapted in lengths if adapted) / max(1, sum(n for n, _ in lengths))
 
     def between(self, start: float, end: float) -> Trace:
         """Returns the requests that arrive in [start, end), their clock beginning at ``start``."""
@@ -101,8 +111,14 @@ def read_trace(path: str, skip_bad: bool = False, from_zero: bool = True) -> Tra
 
 
 def joined(traces: Sequence[Trace]) -> Trace:
-    """Joins several files of one cluster to one trace, as ``baton trace export`` does: by arrival, ids from 0."""
-    requests = sorted((r for t in traces for r in t.requests), key=lambda r: r.arrival)
+    """Joins several files of one cluster to one trace, as ``baton trace export`` does: by arrival, ids from 0.
+
+    Files number adapters each by itself: so do the numbers of the whole.
+    """
+    adapters: dict[tuple[int, int], int] = {}
+    requests = sorted(
+        (_renumbered(r, at, adapters) for at, t in enumerate(traces) for r in t.requests), key=lambda r: r.arrival
+    )
     first = requests[0].arrival
     dense: dict[int, int] = {}
     renumbered = tuple(
@@ -116,6 +132,13 @@ def joined(traces: Sequence[Trace]) -> Trace:
     )
 
 
+def _renumbered(request: TraceRequest, file: int, adapters: dict[tuple[int, int], int]) -> TraceRequest:
+    if not request.adapter:
+        return request
+    number = adapters.setdefault((file, request.adapter), len(adapters) + 1)
+    return msgspec.structs.replace(request, adapter=number)
+
+
 def to_mooncake(trace: Trace) -> bytes:
     """Returns the trace as Mooncake JSONL, times in ms from 0."""
     lines = (
@@ -125,6 +148,7 @@ def to_mooncake(trace: Trace) -> bytes:
             "output_length": r.output_length,
             "hash_ids": list(r.hash_ids),
         }
+        | ({"adapter": r.adapter} if r.adapter else {})
         for r in trace.requests
     )
     return b"".join(msgspec.json.encode(line) + b"\n" for line in lines)
@@ -153,6 +177,8 @@ def _require_sound(request: TraceRequest) -> None:
         value = getattr(request, name)
         if not 1 <= value <= MAX_LENGTH:
             raise ValueError(f"{name} is {value}; it must be 1..{MAX_LENGTH}")
+    if request.adapter < 0:
+        raise ValueError(f"adapter is {request.adapter}; it must be a number from 1 on, or 0 for none")
     if not 0 <= request.arrival < float("inf"):
         raise ValueError(f"the time is {request.arrival}; it must be 0 or later")
     blocks = -(-request.input_length // MOONCAKE_BLOCK_TOKENS)
@@ -168,6 +194,7 @@ class _MooncakeLine(msgspec.Struct, frozen=True):
     input_length: int
     output_length: int
     hash_ids: tuple[int, ...] = ()
+    adapter: int = 0
 
 
 def _mooncake(stream: Iterable[str]) -> Iterator[Parsed]:
@@ -178,7 +205,8 @@ def _mooncake(stream: Iterable[str]) -> Iterator[Parsed]:
 
 
 def _from_mooncake(line: _MooncakeLine) -> TraceRequest:
-    return TraceRequest(line.timestamp / 1e3, line.input_length, line.output_length, line.hash_ids)
+    times = line.timestamp / 1e3, line.input_length, line.output_length
+    return TraceRequest(*times, line.hash_ids, line.adapter)
 
 
 # ---- Azure: TIMESTAMP,ContextTokens,GeneratedTokens -----------------------------------------------------------

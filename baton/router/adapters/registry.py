@@ -55,6 +55,7 @@ class AdapterRegistry:
         self._served = served_of(self._configured, self._digests, self._kept)
         self._retired: dict[str, RetiredAdapter] = {}
         self._looked, self._looking = float("-inf"), asyncio.Lock()
+        self.is_complete = store is None  # what other routers wrote has been read at least once
         self._patience = CircuitBreaker(clock=clock)
 
     # ---- reading -------------------------------------------------------------------------------------
@@ -110,6 +111,15 @@ class AdapterRegistry:
 
     # ---- following -----------------------------------------------------------------------------------
 
+    async def begin(self) -> None:
+        """Reads the shared registry before anybody is served, with the patience of a start."""
+        if self._store is None:
+            return
+        try:
+            await self._read(self._store)
+        except (RedisError, OSError) as error:
+            log.warning("the adapters that were added can't be read yet: %s", error)
+
     async def run(self) -> None:
         """Follows the shared registry until cancelled; returns at once where there is none."""
         while self._store is not None:
@@ -138,6 +148,7 @@ class AdapterRegistry:
             found = await store.all()
         await store.forget_notes(found.values())
         self._take(found)
+        self.is_complete = True
 
     def _take(self, kept: Mapping[str, AdapterEntry]) -> None:
         before, self._kept = self._served, dict(kept)

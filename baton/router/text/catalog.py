@@ -67,9 +67,15 @@ class AdapterSource(Protocol):
     def look(self) -> Awaitable[None]:
         """Reads now what other routers may have changed."""
 
+    @property
+    def is_complete(self) -> bool:
+        """Returns whether what other routers wrote was ever read; before, an unknown name may be an adapter's."""
+
 
 class NoAdapters:
     """Stands in where a router serves models alone."""
+
+    is_complete = True
 
     def served(self) -> Mapping[str, AdapterEntry]:
         """Returns no adapter at all."""
@@ -116,7 +122,13 @@ class ModelCatalog:
             return self._named(name, adapter)
         except ModelNotFound:
             await self._adapters.look()
-        return self._named(name, adapter)
+        try:
+            return self._named(name, adapter)
+        except ModelNotFound as error:
+            if self._adapters.is_complete:
+                raise
+            text = f"{error.message}, or is an adapter that can't be read yet because Redis is away"
+            raise NoWorker(text, retry_after_s=1.0) from None
 
     def find(self, name: str) -> ModelEntry:
         """Returns the entry of a model or an adapter as far as this router knows by now; "" takes the only model.

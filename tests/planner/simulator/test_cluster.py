@@ -128,6 +128,13 @@ def test_ids_of_blocks_are_shared_where_the_trace_says_so_and_follow_one_another
     assert max(own) < 0 <= min(first)
 
 
+def test_what_one_adapter_has_computed_is_found_by_no_other() -> None:
+    ids = BlockIds(512, 16)
+    base, one, two = (ids.of(TraceRequest(0.0, 1024, 1, (7, 8), adapter)) for adapter in (0, 1, 2))
+    assert ids.of(TraceRequest(0.0, 1024, 1, (7, 8), 1)) == one
+    assert len({*base, *one, *two}) == 3 * 64
+
+
 @pytest.mark.parametrize(
     ("prefill", "decode", "stepwise", "digest"),
     [(3, 2, True, "2bc54cde81deb3f7"), (0, 3, True, "ef62a2d21ed12958"), (3, 2, False, "8a41dbf2c42886ae")],

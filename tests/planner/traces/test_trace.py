@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from baton.planner.traces.stats import cached_tokens, stats
-from baton.planner.traces.trace import TraceError, read_trace
+from baton.planner.traces.trace import TraceError, joined, read_trace, to_mooncake
 from baton.protos.errors import InvalidRequest
 
 DATA = Path(__file__).parents[2] / "data"
@@ -93,3 +93,17 @@ def test_a_trace_can_be_cut_sped_up_and_sampled() -> None:
     assert all(0 <= r.arrival < 10 for r in part.requests)
     assert trace.faster(2.0).duration == pytest.approx(trace.duration / 2)
     assert trace.sample(50, random.Random(1)) == trace.sample(50, random.Random(1))
+
+
+def test_adapters_come_with_a_trace_are_kept_and_renumbered_when_files_are_joined(tmp_path: Path) -> None:
+    on = GOOD.replace("}", ', "adapter": 3}')
+    first, second = (read_trace(write(tmp_path, name, GOOD, on)) for name in ("a.jsonl", "b.jsonl"))
+    assert [r.adapter for r in first.requests] == [0, 3]
+    assert first.adapted_share == 0.5
+    whole = joined([first, second])
+    assert sorted(r.adapter for r in whole.requests) == [0, 0, 1, 2]
+    again = tmp_path / "again.jsonl"
+    again.write_bytes(to_mooncake(whole))
+    assert [r.adapter for r in read_trace(str(again)).requests] == [r.adapter for r in whole.requests]
+    with pytest.raises(TraceError, match="adapter is -1"):
+        read_trace(write(tmp_path, "c.jsonl", on.replace("3}", "-1}")))

@@ -51,7 +51,9 @@ async def test_of_two_routers_that_write_at_once_one_is_told_so(redis):
 async def test_a_restarted_router_finds_what_was_added(redis):
     await registry(redis).put(sql())
     again = registry(redis, OF_CONFIG)
-    await again.look()
+    assert not again.is_complete
+    await again.begin()
+    assert again.is_complete
     assert list(again.served()) == ["sql", "style"]
 
 
@@ -60,8 +62,10 @@ async def test_without_redis_the_configurations_adapters_are_served_and_nothing_
 
     client = connect("redis://127.0.0.1:1")
     away = AdapterRegistry([OF_CONFIG], AdapterStore(client, "ns"), Clock())
+    await away.begin()
     await away.look()
     assert list(away.served()) == ["style"]
+    assert not away.is_complete
     with pytest.raises(Unavailable, match="Redis is away"):
         await away.put(sql())
     assert list(away.served()) == ["style"]

@@ -128,6 +128,13 @@ async def test_unknown_names_are_unknown_and_unread_ones_are_not_there_yet(route
     assert "no worker has loaded adapter 'unread' yet" in late.value.message
 
 
+async def test_a_name_that_may_be_an_adapters_is_no_404_before_the_registry_was_read(router):
+    router.adapters.is_complete = False
+    with pytest.raises(openai.InternalServerError, match="Redis is away") as late:
+        await router.clients.openai.completions.create(model="nope", prompt="x")
+    assert late.value.status_code == 503
+
+
 async def test_tokenizers_are_the_base_models(router):
     for name in ("tiny", "sql"):
         found = await router.clients.http.post("/tokenize", json={"model": name, "prompt": "The fox"})
