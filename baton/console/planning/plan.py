@@ -160,8 +160,9 @@ def plan_command(
 
         def planned(reads: WorkerCosts, count: int) -> Plan:
             settings = SimSettings(0, count, policy=policy, seed=seed)
-            costs = (with_adapters(one, part.adapted_share, adapter_cost) for one in (reads, writes or reads))
-            scenario = Scenario(settings, *costs, part)
+            share, both = part.adapted_share, writes or reads
+            costs = with_adapters(reads, share, adapter_cost)
+            scenario = Scenario(settings, costs, with_adapters(both, share, adapter_cost), part)
             found, flights = sweep(
                 count, scenario, slo, window,
                 lambda r: told.print(f"{r.name}: {r.score.attainment:.1%} meet the SLOs", style="dim"),
