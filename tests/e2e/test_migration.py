@@ -19,6 +19,7 @@ from baton.cluster.departures import GUESSES
 from baton.console.cluster.workers import show_workers
 from baton.launch import supervise
 from baton.protos.v1 import worker_pb2, worker_pb2_grpc
+from tests.conformance.checkpoints import make
 from tests.e2e.fleet import DRAFT, Fleet, wait_for
 from tests.e2e.migration import KINDS, Damage, Heard, ask, damage, drawn, kill_under, report
 from tests.e2e.paced import slow_profile
@@ -54,6 +55,18 @@ async def test_a_kill_mid_stream_costs_a_pause_and_not_a_token(paced, seed):
     kill = await kill_under(paced, seed, 4096)
     assert kill.damage == Damage(), kill
     paced.wait_for_baseline()
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize(("family", "vocab"), [("gemma3", 777), ("gpt_oss", 1013)])
+async def test_answers_over_windows_sinks_and_several_ropes_move_to_the_token(tmp_path, family, vocab):
+    model = make(tmp_path / family, family, tokenizer=True)
+    settings = {"model": str(model), "threads": 1}
+    with Fleet(1, 2, worker=settings, router={"local_prefill_max_tokens": 16}) as fleet:
+        for seed in range(2):
+            kill = await kill_under(fleet, seed, vocab)
+            assert kill.damage == Damage(), kill
+        fleet.wait_for_baseline()
 
 
 async def test_draining_a_worker_moves_its_requests_and_none_fails(paced):

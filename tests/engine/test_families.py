@@ -19,6 +19,7 @@ from baton.engine.checkpoints.safetensors import Checkpoint
 from baton.engine.checkpoints.weights import load_weights
 from baton.engine.load import EngineConfig, load_runner
 from baton.engine.models import program_for
+from baton.engine.plan import SampleSpec, SequenceStep, StepPlan
 from baton.engine.program.config import ModelConfig
 from baton.kernels.abi import native
 from baton.kernels.linear.packed import CODES, PackedWeight, one_of
@@ -93,6 +94,21 @@ def test_the_reference_gives_the_same_tokens(home: Path, kind: str) -> None:
     weights = dict(Checkpoint(directory).weights(program.weights, torch.float32, "cpu"))
     reference, mine = TorchRunner(found.spec, program, weights), asked(program.vocab_size)
     assert Driver(reference, pages=30).answer(mine, GREEDY) == Driver(found, pages=30).answer(mine, GREEDY)
+
+
+@needs_native
+@pytest.mark.parametrize("kind", FAMILIES)
+def test_blocks_that_another_prompt_computed_answer_as_ones_own(home: Path, kind: str) -> None:
+    runner = load(model(home, kind), home)
+    prompt, spec = asked(runner.spec.vocab_size)[-1], runner.spec.layout
+    runner.bind(memoryview(buffer := bytearray(12 * spec.page_bytes)), 12)
+    sample = SampleSpec(GREEDY, 0, len(prompt), prompt, len(prompt))
+    [whole] = runner.run(StepPlan((SequenceStep(0, prompt, 0, [7, 2, 9, 4, 0], sample),))).sampled
+    runner.run(StepPlan((SequenceStep(1, prompt[:48] + [5] * 9, 0, [3, 8, 1, 6]),)))  # shares three blocks
+    hit = SequenceStep(2, prompt[48:], 48, [3, 8, 1, 10, 11], sample)
+    [found] = runner.run(StepPlan((hit,))).sampled
+    assert (found.token_id, found.logprobs) == (whole.token_id, whole.logprobs)
+    assert buffer.count(0) < len(buffer)
 
 
 def test_norms_that_start_from_one_are_float32_beside_bfloat16(home: Path) -> None:

@@ -17,6 +17,7 @@ from baton.planner.costs.precision import Precision, of_checkpoint, of_gguf
 from baton.protos.errors import ConfigError
 
 KNOWN = Path(__file__).parent / "models.toml"
+TIED = ("gemma2", "gemma3_text")  # architectures whose head is the table unless config.json says otherwise
 TUNED = re.compile(r"(-(instruct|chat|it|base|hf|sft|dpo|bf16))+$")  # sizes stay what they were
 
 
@@ -99,7 +100,7 @@ def _shape(config: dict[str, Any], file: Path) -> ModelShape:
             head_dim=int(config.get("head_dim") or config["hidden_size"] // int(heads or 1)),
             vocab_size=int(config["vocab_size"]),
             gated_mlp=config.get("hidden_act", "silu") in ("silu", "swiglu", "gelu_pytorch_tanh"),
-            tied=bool(config.get("tie_word_embeddings", False)),
+            tied=bool(config.get("tie_word_embeddings", config.get("model_type") in TIED)),
             precision=of_checkpoint(config),
         )
     except (KeyError, TypeError, ValueError) as error:

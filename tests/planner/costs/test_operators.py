@@ -37,6 +37,9 @@ def test_a_config_json_is_read_and_what_it_lacks_is_named(tmp_path: Path) -> Non
     fields = '"num_hidden_layers": 2, "hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 4'
     (tmp_path / "config.json").write_text("{" + fields + ', "vocab_size": 100}')
     assert from_config(str(tmp_path)).head_dim == 16
+    assert not from_config(str(tmp_path)).tied
+    (tmp_path / "config.json").write_text("{" + fields + ', "vocab_size": 100, "model_type": "gemma2"}')
+    assert from_config(str(tmp_path)).tied
     (tmp_path / "config.json").write_text("{" + fields + "}")
     with pytest.raises(ConfigError, match="vocab_size"):
         model_shape(str(tmp_path))
