@@ -6,10 +6,12 @@ import asyncio
 
 import pytest
 
+from baton.kv.pages.worth import REMEMBERED
 from tests.growth import grown
 from tests.worker.test_workers_in_process import Chaos, House, house
 
-BOUNDS: dict[str, int] = {}
+PAGES = 60  # so few that cached blocks fill them after the first round
+BOUNDS = {"supply.cached._remembered": REMEMBERED, "supply.cached._runs": PAGES}
 
 
 def parts(h: House) -> dict[str, object]:
@@ -29,7 +31,7 @@ def parts(h: House) -> dict[str, object]:
 
 
 async def soaked(requests: int, rounds: int) -> dict[str, list[int]]:
-    async with house(pages=60) as h:  # full of cached blocks after the first round
+    async with house(pages=PAGES) as h:
 
         async def serve(number: int) -> None:
             chaos = Chaos(h, seed=number)
