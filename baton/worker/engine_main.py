@@ -170,7 +170,7 @@ def make_runner(spec: EngineSpec, lora: AdapterSpec = NO_ADAPTERS, stall_s: floa
     A rank that others wait for longer than ``stall_s`` seconds is stuck; 0: they wait for ever.
     """
     if spec.paced_profile:
-        return make_paced(spec)
+        return make_paced(spec, lora)
     config = EngineConfig(
         model=spec.model,
         dtype=spec.dtype,  # type: ignore[arg-type]  # load_runner checks it
@@ -188,10 +188,11 @@ def make_runner(spec: EngineSpec, lora: AdapterSpec = NO_ADAPTERS, stall_s: floa
     return load_runner(config), 0
 
 
-def make_paced(spec: EngineSpec) -> tuple[Runner, int]:
+def make_paced(spec: EngineSpec, lora: AdapterSpec = NO_ADAPTERS) -> tuple[Runner, int]:
     """Returns a runner that takes its time from a profile, and how many pages the profile asks for."""
     from baton.cost.curves import step_seconds
     from baton.cost.profiles import load_profile
+    from baton.engine.backends.paced.adapters import PacedAdapters
     from baton.engine.backends.paced.runner import PacedRunner
 
     profile = load_profile(spec.paced_profile)
@@ -202,6 +203,7 @@ def make_paced(spec: EngineSpec) -> tuple[Runner, int]:
         max_model_len=spec.max_model_len or profile.max_model_len,
         step_seconds=lambda sample: step_seconds(profile.step, sample),
         work=profile.work,
+        adapters=PacedAdapters(lora.max_adapter_rank, lora.max_adapter_bytes) if lora.wanted else None,
     )
     return runner, profile.pages
 

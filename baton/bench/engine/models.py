@@ -7,12 +7,14 @@ from typing import Any
 
 import torch
 
+from baton.engine.adapters.base import AdapterBase
 from baton.engine.backends.native.runner import NativeRunner, NativeStep
 from baton.engine.backends.torch.runner import KV_DTYPES
 from baton.engine.models import program_for
 from baton.engine.plan import ModelSpec
 from baton.engine.program.config import ModelConfig
 from baton.engine.program.ops import Linear, LmHead, Program
+from baton.engine.program.sites import adaptable, sites_of
 from baton.engine.quant import on_load
 from baton.kernels.linear.packed import PackedWeight, pack_bf16
 from baton.kv.layout.page import layout_for
@@ -27,16 +29,25 @@ CONTEXT = 8192
 
 
 def random_runner(
-    size: str, scheme: str, kv: str, by_ops: bool = False, native_step: NativeStep | None = None
+    size: str,
+    scheme: str,
+    kv: str,
+    by_ops: bool = False,
+    native_step: NativeStep | None = None,
+    max_rank: int = 0,
 ) -> tuple[NativeRunner, int]:
     """Returns a runner of random weights with no pages bound, and the bytes of weights that a decode step reads.
 
-    ``by_ops`` and ``native_step`` are those of ``NativeRunner``.
+    ``by_ops`` and ``native_step`` are those of ``NativeRunner``. It takes adapters up to ``max_rank``, 0: none.
     """
     program, weights, read = random_weights(size, scheme)
+    base = None
+    if max_rank:
+        program = adaptable(program)
+        base = AdapterBase(sites_of(program), max_rank, 1 << 30)
     layout = layout_for(KV_DTYPES[kv], program.groups)
     spec = ModelSpec("random", layout, CONTEXT, program.vocab_size, ())
-    return NativeRunner(spec, program, weights, by_ops=by_ops, native_step=native_step), read
+    return NativeRunner(spec, program, weights, by_ops=by_ops, native_step=native_step, adapters=base), read
 
 
 def random_weights(size: str, scheme: str) -> tuple[Program, dict[str, Any], int]:

@@ -9,7 +9,10 @@ from baton.engine.program.sites import Site
 
 class AdapterBase(msgspec.Struct, frozen=True):
     """Says what an adapter must fit: the model's sites, the largest rank and size; ``narrow``: packed as bf16.
-    ``model`` is the base's checkpoint, with whose tables copies of them are compared."""
+
+    An engine without weights has no sites, and takes modules of any name and size. ``model`` is the base's
+    checkpoint, with whose tables copies of them are compared.
+    """
 
     sites: dict[str, Site]
     max_rank: int

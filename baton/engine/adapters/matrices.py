@@ -60,7 +60,8 @@ def matched(
         module, half = _half(file, entry, sites)
         halves.setdefault(module, {})[half] = entry
     return tuple(
-        _pair(file, settings, module, halves[module], sites[module], max_rank, narrow) for module in sorted(halves)
+        _pair(file, settings, module, halves[module], sites.get(module), max_rank, narrow)
+        for module in sorted(halves)
     )
 
 
@@ -68,7 +69,8 @@ def copied(file: TensorFile, sites: Mapping[str, Site]) -> dict[str, str]:
     """Returns the tensors that PEFT saves as copies of the base's embedding or head, each with its module."""
     found = ((name, _COPY.fullmatch(name)) for name in file.entries if ".lora_" not in name)
     modules = {name: match[1] for name, match in found if match is not None}
-    return {name: at for name, at in modules.items() if at == HEAD_MODULE or (at in sites and sites[at].looked_up)}
+    tables = {HEAD_MODULE, *(module for module, site in sites.items() if site.looked_up)}
+    return {name: module for name, module in modules.items() if not sites or module in tables}
 
 
 def _half(file: TensorFile, entry: TensorEntry, sites: Mapping[str, Site]) -> tuple[str, str]:
@@ -76,6 +78,8 @@ def _half(file: TensorFile, entry: TensorEntry, sites: Mapping[str, Site]) -> tu
     if found is None:
         raise file.error(entry.name, "is none of LoRA's; lora_A, lora_B and lora_embedding_A, _B are served")
     module, looked_up = found[1], found[3] is not None
+    if not sites:
+        return module, found[2] or found[3]
     if module not in sites:
         raise file.error(entry.name, _absent(module))
     if looked_up is not sites[module].looked_up:
@@ -94,7 +98,7 @@ def _pair(
     settings: LoraSettings,
     module: str,
     halves: dict[str, TensorEntry],
-    site: Site,
+    known: Site | None,
     max_rank: int,
     narrow: bool,
 ) -> MatrixPair:
@@ -102,6 +106,7 @@ def _pair(
         (half, entry), other = next(iter(halves.items())), "B" if "A" in halves else "A"
         raise file.error(entry.name, f"is lora_{half} without a lora_{other} beside it")
     a, b, rank = halves["A"], halves["B"], settings.rank_of(module)
+    site = known or Site(0, 0, b.shape[0], a.shape[1])
     if rank > max_rank:
         raise AdapterRefused(
             f"{settings.file}: {module} has rank {rank}; {max_rank} at most (adapters.max_rank)", "r"

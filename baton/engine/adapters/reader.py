@@ -25,6 +25,7 @@ from baton.protos.channel import AdapterPlace
 from baton.protos.errors import AdapterChanged, AdapterRefused
 from baton.protos.nouns import AdapterInfo
 
+ANY_SITES = 1 << 15  # modules of an adapter beside an engine without weights, which knows none
 SPARE_TENSORS = 8  # beyond two per place, so that a stranger among them is named and not only counted
 
 
@@ -42,9 +43,9 @@ def read_adapter(
     with opened(source.path, source.root) as files:
         settings = read_config(files)
         with files.open(FILE) as (descriptor, size):
-            file = read_header(files, descriptor, size, 2 * len(base.sites) + SPARE_TENSORS)
+            file = read_header(files, descriptor, size, 2 * (len(base.sites) or ANY_SITES) + SPARE_TENSORS)
             pairs = _fitting(file, settings, base)
-            for name, module in copied(file, base.sites).items():
+            for name, module in copied(file, base.sites).items() if base.sites else ():
                 require_same(file, descriptor, file.entries[name], module, base.model)
             room = memory(sum(pair.bytes for pair in pairs))
             parts = laid_out(pairs)

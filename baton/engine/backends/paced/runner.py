@@ -18,6 +18,7 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
+from baton.engine.backends.paced.adapters import PacedAdapters
 from baton.engine.masks import without
 from baton.engine.plan import ModelSpec, PooledStates, SampledToken, SampleSpec, SequenceStep, StepPlan, StepResult
 from baton.engine.sequence import Grammar
@@ -56,8 +57,9 @@ class PacedRunner:
         clock: Callable[[], float] = time.perf_counter,
         eos_token_ids: tuple[int, ...] = (),
         work: EngineWork | None = None,
+        adapters: PacedAdapters | None = None,
     ) -> None:
-        self.work = work
+        self.work, self.adapters = work, adapters
         if kv_bytes_per_token <= 0 or kv_bytes_per_token % DIGEST_BYTES:
             raise ConfigError(
                 f"kv_bytes_per_token is {kv_bytes_per_token}; make it a positive multiple of {DIGEST_BYTES}",
@@ -80,6 +82,8 @@ class PacedRunner:
         began = self._clock()
         for item in plan.items:
             require_computable(item, self.spec.vocab_size, len(self._rows))
+            if self.adapters is not None:
+                self.adapters.require(item.adapter)
         sampled = tuple(found for item in plan.items for found in self._advance(item))
         left = self._step_seconds(plan.shape()) - (self._clock() - began)
         if left > 0:
@@ -109,7 +113,9 @@ class PacedRunner:
 
     def _write(self, item: SequenceStep) -> None:
         last = item.start - 1
-        before = self._rows[item.pages[last // BLOCK_TOKENS], last % BLOCK_TOKENS].tobytes() if item.start else b""
+        before = item.adapter.encode()
+        if item.start:
+            before = self._rows[item.pages[last // BLOCK_TOKENS], last % BLOCK_TOKENS].tobytes()
         fresh = b"".join(rows_after(before, item.tokens, item.start, self._row_bytes))
         at = np.arange(item.start, item.start + len(item.tokens))
         first, end = item.start // BLOCK_TOKENS, -(-(item.start + len(item.tokens)) // BLOCK_TOKENS)
@@ -145,8 +151,8 @@ def paced_spec(
 
 
 def rows_after(before: bytes, tokens: Sequence[int], start: int, row_bytes: int) -> Iterable[bytes]:
-    """Yields the rows of ``tokens`` at positions ``start``…; ``before`` is row ``start - 1``, empty at the
-    beginning.
+    """Yields the rows of ``tokens`` at positions ``start``…; ``before`` is row ``start - 1``, at the beginning the
+    adapter's id.
     """
     row = before
     for position, token in enumerate(tokens, start):
@@ -183,10 +189,11 @@ def paced_answer(
     max_model_len: int,
     eos_token_ids: tuple[int, ...] = (),
     grammar: Grammar | None = None,
+    adapter: str = "",
 ) -> list[int]:
     """Returns every output token of a request, by the engine's rule but without pages, plans or batches."""
     tokens, outputs = list(prompt), list[int]()
-    rows = [b""]
+    rows = [adapter.encode()]
     digest = xxhash.xxh3_64()
     stops = frozenset(() if sampling.ignore_eos else eos_token_ids) | frozenset(sampling.stop_token_ids)
     fresh: Sequence[int] = tokens

@@ -5,12 +5,19 @@ from __future__ import annotations
 import random
 import subprocess
 import sys
+from pathlib import Path
 
+import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
+from baton.engine.adapters.reading import read_here
+from baton.engine.adapters.tensors import FILE
+from baton.engine.backends.paced.adapters import PacedAdapters
 from baton.engine.backends.paced.runner import PacedRunner, paced_answer
 from baton.engine.plan import SampleSpec, SequenceStep, StepPlan
-from baton.protos.errors import BatonError, ConfigError, InvalidRequest
+from baton.protos.channel import AdapterPlace
+from baton.protos.errors import AdapterNotLoaded, BatonError, ConfigError, InvalidRequest
 from baton.protos.nouns import Sampling, StepSample
 from tests.conformance.drive import Driver
 
@@ -46,6 +53,30 @@ def test_stops_and_min_tokens_are_the_oracles() -> None:
         found = Driver(paced(**vocab), pages=60).answer(asked, sampling)
         assert found == [paced_answer(prompt, sampling, **(SHAPE | vocab)) for prompt in asked]
         assert all(len(answer) > sampling.min_tokens for answer in found if len(answer) < sampling.max_tokens)
+
+
+def test_an_answer_is_its_adapters_and_one_that_is_not_held_is_named(tmp_path: Path) -> None:
+    runner = paced(adapters=PacedAdapters(64, 1 << 20))
+    names = [held(runner, tmp_path / name, name, seed) for name, seed in (("sql", 1), ("sql", 2), ("style", 1))]
+    asked, sampling = [list(range(40))] * 4, Sampling(temperature=0.0, max_tokens=9)
+    found = Driver(runner, pages=60).answer(asked, sampling, adapters=[*names, ""])
+    assert found == [paced_answer(asked[0], sampling, adapter=name, **SHAPE) for name in (*names, "")]
+    assert len({tuple(answer) for answer in found}) == 4
+    with pytest.raises(AdapterNotLoaded, match="gone@"):
+        runner.run(StepPlan((SequenceStep(1, [1], 0, [0], adapter="gone@0123456789abcdef"),)))
+
+
+def held(runner: PacedRunner, directory: Path, name: str, seed: int) -> str:
+    """The id of an adapter that the runner holds: two matrices of a module that no model here has."""
+    directory.mkdir(exist_ok=True)
+    random_matrix = np.random.default_rng(seed).random((4, 16), np.float32)
+    halves = {"lora_A": random_matrix, "lora_B": random_matrix.T.copy()}
+    save_file({f"base_model.model.any.{k}.weight": v for k, v in halves.items()}, directory / FILE)
+    (directory / "adapter_config.json").write_text('{"peft_type": "LORA", "r": 4, "lora_alpha": 4}')
+    assert runner.adapters is not None
+    found = read_here(AdapterPlace(name, str(directory)), runner.adapters.base)
+    runner.adapters.hold(found.info.id, found.packed)
+    return found.info.id
 
 
 def test_seed_and_choice_change_a_drawn_answer_but_not_a_greedy_one() -> None:

@@ -1,0 +1,192 @@
+"""What LoRA adapters cost a decode step beside the same steps of the base, and what loading one costs meanwhile.
+
+Knows nothing of clusters. Rounds of the base and of each number of adapters take turns, so that the machine's drift
+falls on all; a ratio is of one round. A step has as many sequences as the batch, each on the next adapter in turn.
+
+    python -m bench.adapters [--size 150M] [--scheme bf16] [--rank 16] [--targets qv|all] [--batch 16] [--rounds 9]
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+
+import msgspec
+import numpy as np
+from rich.console import Console
+
+from baton.bench.engine.models import SIZES, random_runner
+from baton.bench.engine.report import SCHEMES
+from baton.bench.rows import Row, spread, table
+from baton.engine.adapters.packed import PackedAdapter, PackedPart
+from baton.engine.adapters.reading import ChildReading, room
+from baton.engine.adapters.table import ReadAdapter
+from baton.engine.plan import StepPlan
+from baton.engine.program.sites import Site
+from baton.evaluate.workload import Workload
+from baton.kernels.lora.structs import MOST_RANK, panelled
+from baton.protos.channel import AdapterPlace
+
+COUNTS = {1: 0.9, 8: 0.8, 64: 0.7}  # adapters in use, and the share of the base's throughput that is wanted
+MOST_SLOWER = 1.05  # wanted of the p99 between tokens while adapters are loaded, as a multiple of that without
+TARGETS = {
+    "qv": ("q_proj", "v_proj"),
+    "all": ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"),
+}
+LOADED_BYTES = 16 << 20
+BUSY_S = 12.0  # seconds of steps with and without loads, because a p99 needs some hundreds of steps
+
+
+def random_adapter(sites: Sequence[Site], rank: int) -> PackedAdapter:
+    """Returns an adapter of bf16 matrices beside ``sites``, all of its numbers 2^-7."""
+    parts, at = [], 0
+    for site in sites:
+        a, b = at, at + -(-2 * rank * site.inputs // 64) * 64
+        parts.append(PackedPart(site, rank, 2.0, True, a, b))
+        at = b + 2 * rank * panelled(site.outputs)
+    memory = room(at)
+    np.frombuffer(memory, np.uint16)[:] = 0x3C00
+    return PackedAdapter(tuple(parts), memory)
+
+
+class Bench:
+    """A random Llama with adapters beside it, and steps of a batch on some of them."""
+
+    def __init__(self, size: str, scheme: str, rank: int, targets: tuple[str, ...], batch: int) -> None:
+        self.runner, _ = random_runner(size, scheme, "bf16", max_rank=MOST_RANK)
+        assert self.runner.adapters is not None
+        self.base = self.runner.adapters.base
+        self.sites = [site for name, site in self.base.sites.items() if name.rpartition(".")[2] in targets]
+        for number in range(max(COUNTS)):
+            self.runner.adapters.hold(f"a{number}", random_adapter(self.sites, rank))
+        self.work, self.batch, self._turn = Workload(self.runner, batch), batch, 0
+
+    def seconds(self, adapters: int) -> float:
+        """Returns a step's mean seconds with so many adapters in use, 0 for none."""
+        plans = [self.on(plan, adapters) for plan in self.work.plans(self.batch)]
+        self.runner.run(plans[0])
+        return self.work.run_seconds(plans) / len(plans)
+
+    def on(self, plan: StepPlan, adapters: int) -> StepPlan:
+        """Returns the step with its sequences on ``adapters`` adapters in turn."""
+        if not adapters:
+            return plan
+        items = [msgspec.structs.replace(item, adapter=self._next(adapters)) for item in plan.items]
+        return StepPlan(tuple(items))
+
+    def _next(self, adapters: int) -> str:
+        self._turn += 1
+        return f"a{self._turn % adapters}"
+
+
+def throughput(bench: Bench, rounds: int) -> list[Row]:
+    """Tokens per second of the base, and of each number of adapters beside it."""
+    found: dict[int, list[float]] = {count: [] for count in (0, *COUNTS)}
+    for _ in range(rounds):
+        for count, seconds in found.items():
+            seconds.append(bench.seconds(count))
+    speed = {count: bench.batch / statistics.median(seconds) for count, seconds in found.items()}
+    rows = [Row("base, no adapter", speed[0], "tok/s")]
+    for count, target in COUNTS.items():
+        ratios = [base / own for base, own in zip(found[0], found[count], strict=True)]
+        name, middle = f"{count} adapter{'s' * (count > 1)}", statistics.median(ratios)
+        rows.append(Row(name, speed[count], "tok/s", "base", middle, spread(ratios), target))
+    return rows
+
+
+def loads(bench: Bench, directory: Path) -> list[Row]:
+    """The 99th percentile of the time between tokens while adapters are loaded one after the other, beside none."""
+    write(directory, bench)
+    calm, busy, count = [], [], 0
+    for _ in range(3):  # turns, so that the machine's drift falls on both
+        calm += between_tokens(bench, BUSY_S / 3, lambda: None)
+        loading = Loading(bench, directory)
+        busy += between_tokens(bench, BUSY_S / 3, loading.turn)
+        count += loading.close()
+    p99 = [1e3 * float(np.percentile(found, 99)) for found in (calm, busy)]
+    size = (directory / "adapter_model.safetensors").stat().st_size / (1 << 20)
+    name = f"p99 between tokens while {count} loads of {size:.0f} MB went on"
+    slower = Row(name, p99[1], "ms", "without", p99[1] / p99[0], target=MOST_SLOWER, ceiling=True)
+    return [Row("p99 between tokens", p99[0], "ms"), slower]
+
+
+class Loading:
+    """Loads one adapter after the other as an engine's loop does: it looks between two steps."""
+
+    def __init__(self, bench: Bench, directory: Path) -> None:
+        self._bench, self._start = bench, partial(ChildReading, AdapterPlace("more", str(directory)), bench.base)
+        self._reading, self._count = self._start(), 0
+
+    def turn(self) -> None:
+        """Takes in what was read, and begins anew."""
+        if (found := self._reading.result()) is None:
+            return
+        if not isinstance(found, ReadAdapter):
+            raise found
+        assert self._bench.runner.adapters is not None
+        self._bench.runner.adapters.hold(found.info.id, found.packed)
+        self._count += 1
+        self._reading.close()
+        self._reading = self._start()
+
+    def close(self) -> int:
+        """Ends what goes on; returns how many were loaded."""
+        self._reading.close()
+        return self._count
+
+
+def between_tokens(bench: Bench, seconds: float, turn: Callable[[], None]) -> list[float]:
+    """Seconds of each step and what is done before it, for ``seconds`` seconds; sequences are on one adapter."""
+    found: list[float] = []
+    until = time.perf_counter() + seconds
+    while time.perf_counter() < until:
+        for plan in [bench.on(plan, 1) for plan in bench.work.plans(bench.batch)]:
+            began = time.perf_counter()
+            turn()
+            bench.runner.run(plan)
+            found.append(time.perf_counter() - began)
+    return found
+
+
+def write(directory: Path, bench: Bench) -> None:
+    """Writes a PEFT adapter of LOADED_BYTES beside every linear layer, in float32."""
+    import torch
+    from safetensors.torch import save_file
+
+    places = {name: site for name, site in bench.base.sites.items() if name.rpartition(".")[2] in TARGETS["all"]}
+    rank = max(1, LOADED_BYTES // (4 * sum(site.inputs + site.outputs for site in places.values())))
+    tensors = {}
+    for name, site in places.items():
+        tensors[f"base_model.model.{name}.lora_A.weight"] = torch.randn(rank, site.inputs)
+        tensors[f"base_model.model.{name}.lora_B.weight"] = torch.randn(site.outputs, rank)
+    save_file(tensors, directory / "adapter_model.safetensors")
+    config = {"peft_type": "LORA", "r": rank, "lora_alpha": rank}
+    (directory / "adapter_config.json").write_bytes(msgspec.json.encode(config))
+
+
+def main() -> None:
+    """Run the command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--size", choices=SIZES, default="150M")
+    parser.add_argument("--scheme", choices=SCHEMES, default="bf16")
+    parser.add_argument("--rank", type=int, default=16)
+    parser.add_argument("--targets", choices=TARGETS, default="all")
+    parser.add_argument("--batch", type=int, default=16)
+    parser.add_argument("--rounds", type=int, default=9)
+    args = parser.parse_args()
+    bench = Bench(args.size, args.scheme, args.rank, TARGETS[args.targets], args.batch)
+    title = f"{args.size} {args.scheme}, adapters of rank {args.rank} beside {args.targets}, batch {args.batch}"
+    rows = throughput(bench, args.rounds)
+    with tempfile.TemporaryDirectory() as directory:
+        rows += loads(bench, Path(directory))
+    Console().print(title)
+    Console().print(table(rows))
+
+
+if __name__ == "__main__":
+    main()
