@@ -4,6 +4,7 @@ Knows nothing of clusters. Rounds of the base and of each number of adapters tak
 falls on all; a ratio is of one round. A step has as many sequences as the batch, each on the next adapter in turn.
 
     python -m bench.adapters [--size 150M] [--scheme bf16] [--rank 16] [--targets qv|all] [--batch 16] [--rounds 9]
+                             [--threads 0]
 """
 
 from __future__ import annotations
@@ -24,11 +25,12 @@ from baton.bench.engine.models import SIZES, random_runner
 from baton.bench.engine.report import SCHEMES
 from baton.bench.rows import Row, spread, table
 from baton.engine.adapters.packed import PackedAdapter, PackedPart
-from baton.engine.adapters.reading import ChildReading, room
+from baton.engine.adapters.reading import ReadingChildren, room
 from baton.engine.adapters.table import ReadAdapter
 from baton.engine.plan import StepPlan
 from baton.engine.program.sites import Site
 from baton.evaluate.workload import Workload
+from baton.kernels.abi import native
 from baton.kernels.lora.structs import MOST_RANK, panelled
 from baton.protos.channel import AdapterPlace
 
@@ -66,11 +68,13 @@ class Bench:
             self.runner.adapters.hold(f"a{number}", random_adapter(self.sites, rank))
         self.work, self.batch, self._turn = Workload(self.runner, batch), batch, 0
 
-    def seconds(self, adapters: int) -> float:
-        """Returns a step's mean seconds with so many adapters in use, 0 for none."""
+    def seconds(self, adapters: int) -> tuple[float, float]:
+        """Returns a step's mean seconds with so many adapters in use, 0 for none, and its seconds of CPU."""
         plans = [self.on(plan, adapters) for plan in self.work.plans(self.batch)]
         self.runner.run(plans[0])
-        return self.work.run_seconds(plans) / len(plans)
+        began = time.process_time()
+        taken = self.work.run_seconds(plans)
+        return taken / len(plans), (time.process_time() - began) / len(plans)
 
     def on(self, plan: StepPlan, adapters: int) -> StepPlan:
         """Returns the step with its sequences on ``adapters`` adapters in turn."""
@@ -86,17 +90,26 @@ class Bench:
 
 def throughput(bench: Bench, rounds: int) -> list[Row]:
     """Tokens per second of the base, and of each number of adapters beside it."""
-    found: dict[int, list[float]] = {count: [] for count in (0, *COUNTS)}
+    wall: dict[int, list[float]] = {count: [] for count in (0, *COUNTS)}
+    cpu: dict[int, list[float]] = {count: [] for count in (0, *COUNTS)}
     for _ in range(rounds):
-        for count, seconds in found.items():
-            seconds.append(bench.seconds(count))
-    speed = {count: bench.batch / statistics.median(seconds) for count, seconds in found.items()}
-    rows = [Row("base, no adapter", speed[0], "tok/s")]
+        for count in wall:
+            seconds, own = bench.seconds(count)
+            wall[count].append(seconds)
+            cpu[count].append(own)
+    rows = [Row("base, no adapter", bench.batch / statistics.median(wall[0]), "tok/s")]
     for count, target in COUNTS.items():
-        ratios = [base / own for base, own in zip(found[0], found[count], strict=True)]
-        name, middle = f"{count} adapter{'s' * (count > 1)}", statistics.median(ratios)
-        rows.append(Row(name, speed[count], "tok/s", "base", middle, spread(ratios), target))
+        rows.append(_beside(wall, count, bench.batch, target))
+    for count in COUNTS:
+        row = _beside(cpu, count, bench.batch, 0)
+        rows.append(msgspec.structs.replace(row, name=f"{row.name}, by CPU time", unit="tok/CPU s"))
     return rows
+
+
+def _beside(found: dict[int, list[float]], count: int, batch: int, target: float) -> Row:
+    ratios = [base / own for base, own in zip(found[0], found[count], strict=True)]
+    name, speed = f"{count} adapter{'s' * (count > 1)}", batch / statistics.median(found[count])
+    return Row(name, speed, "tok/s", "base", statistics.median(ratios), spread(ratios), target)
 
 
 def loads(bench: Bench, directory: Path) -> list[Row]:
@@ -119,7 +132,8 @@ class Loading:
     """Loads one adapter after the other as an engine's loop does: it looks between two steps."""
 
     def __init__(self, bench: Bench, directory: Path) -> None:
-        self._bench, self._start = bench, partial(ChildReading, AdapterPlace("more", str(directory)), bench.base)
+        self._bench, self._children = bench, ReadingChildren(bench.base)
+        self._start = partial(self._children.start, AdapterPlace("more", str(directory)))
         self._reading, self._count = self._start(), 0
 
     def turn(self) -> None:
@@ -137,6 +151,7 @@ class Loading:
     def close(self) -> int:
         """Ends what goes on; returns how many were loaded."""
         self._reading.close()
+        self._children.close()
         return self._count
 
 
@@ -178,7 +193,10 @@ def main() -> None:
     parser.add_argument("--targets", choices=TARGETS, default="all")
     parser.add_argument("--batch", type=int, default=16)
     parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--threads", type=int, default=0, help="0: as many as there are cores")
     args = parser.parse_args()
+    if args.threads:
+        native.set_threads(args.threads)
     bench = Bench(args.size, args.scheme, args.rank, TARGETS[args.targets], args.batch)
     title = f"{args.size} {args.scheme}, adapters of rank {args.rank} beside {args.targets}, batch {args.batch}"
     rows = throughput(bench, args.rounds)

@@ -250,7 +250,8 @@ class StepLoop(ABC):
         """Goes on where a loop of another role ended: with its cache, and its shares, which may be open still."""
         assert earlier.parts is self.parts, "weights, pages and cached blocks stay where they are"
         self.channel.send(ch.RoleIs(earlier.next_role))
-        self.channel.send(self.parts.adapters.announced())
+        if self.parts.adapters.applies:
+            self.channel.send(self.parts.adapters.announced())
 
     def snapshot(self) -> PoolSnapshot:
         """Returns the pool and the queues, counted now."""

@@ -17,14 +17,13 @@ import socket
 import sys
 import time
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
 from typing import NoReturn
 
 import msgspec
 
 from baton.decode_worker.engine.loop import DecodeLimits, DecodeLoop
-from baton.engine.adapters.reading import ChildReading, read_here
+from baton.engine.adapters.reading import ReadingChildren, read_here
 from baton.engine.adapters.table import AdapterTable
 from baton.engine.checkpoints.hub import locate
 from baton.engine.grammar.running import GRACE_S, Grammars
@@ -78,6 +77,7 @@ def main() -> int:
         end_without(error)
     if (ranks := ranks_of(loop.parts.runner)) is not None:
         ranks.leave()
+    loop.parts.adapters.close()
     return _leave(channel, 0)
 
 
@@ -154,7 +154,7 @@ def make_adapters(spec: AdapterSpec, runner: Runner) -> AdapterTable:
     host = adapters_of(runner)
     if host is None:
         return AdapterTable()
-    table = AdapterTable(host, spec.limits, partial(ChildReading, base=host.base))
+    table = AdapterTable(host, spec.limits, ReadingChildren(host.base).start)
     for name, path in spec.adapters.items():
         try:
             table.hold(read_here(AdapterPlace(name, path), host.base), pinned=True)

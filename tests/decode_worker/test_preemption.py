@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import itertools
 import random
+import tempfile
 import time
 from collections.abc import Iterable
 from enum import Enum
@@ -21,22 +22,28 @@ import numpy as np
 import pytest
 
 from baton.decode_worker.engine.loop import DecodeLimits, DecodeLoop
+from baton.engine.adapters.reading import read_here
+from baton.engine.adapters.table import AdapterTable
+from baton.engine.backends.paced.adapters import PacedAdapters
 from baton.engine.backends.paced.runner import PacedRunner
 from baton.engine.grammar.running import Grammars
 from baton.engine.load import EngineConfig, load_runner
-from baton.engine.plan import Runner
+from baton.engine.plan import Runner, adapters_of
 from baton.engine.speculate.drafter import Drafter
 from baton.engine.step_loop import EngineParts
 from baton.kv.memory.host_pages import PageMemory
 from baton.kv.pages.pool import PagePool
 from baton.prefill_worker.engine.loop import PrefillLoop
 from baton.protos import channel as ch
-from baton.protos.nouns import EngineRequest, Grammar, Sampling, TokenLogprobs
+from baton.protos.channel import AdapterPlace
+from baton.protos.nouns import AdapterLimits, EngineRequest, Grammar, Sampling, TokenLogprobs
+from tests.engine.adapters.adapter_files import write
 
 DEMO = Path(__file__).parents[2] / "models" / "demo-draft"
 PAGES, CHUNK = 640, 80  # a quarter of the pages' memory is what may be set aside
 LONG = 200  # prompts that give something of their own are read in several steps
 KV, VOCAB = 32, 997
+ON_ADAPTER = "on an adapter"
 NEARLY = 1e-4  # of logprobs and vectors: a row read in a chunk is summed in another order than one decoded alone
 
 
@@ -85,6 +92,7 @@ def kinds() -> dict[str, tuple[Sampling, int]]:
         "echoed and scored": (with_(drawn, prompt_logprobs=0, logprobs=0), 0),
         "mean": (Sampling(temperature=0.0, max_tokens=1, pooling="mean"), 0),
         "last": (Sampling(temperature=0.0, max_tokens=1, pooling="last"), 0),
+        ON_ADAPTER: (with_(greedy, logprobs=1), 0),
     }
 
 
@@ -104,13 +112,27 @@ class Engine:
     def __init__(self, runner: Runner, grammars: Grammars):
         self.runner, self.grammars = runner, grammars
         self.page_bytes = runner.spec.layout.page_bytes
+        self.adapters = AdapterTable(adapters_of(runner), AdapterLimits(1, 1 << 30, 64))
+        self.adapter = self._hold()
         self.requests = {key: self._request(key, name) for key, name in enumerate(kinds(), 1)}
+
+    def _hold(self) -> str:
+        """The id of an adapter that the runner holds."""
+        host = adapters_of(self.runner)
+        assert host is not None
+        with tempfile.TemporaryDirectory() as directory:
+            found = read_here(
+                AdapterPlace("style", str(write(Path(directory), DEMO, ("q_proj", "v_proj")))), host.base
+            )
+        self.adapters.hold(found)
+        return found.info.id
 
     def _request(self, key: int, name: str) -> EngineRequest:
         sampling, choice = kinds()[name]
         own = sampling.pooling or sampling.prompt_logprobs is not None
         prompt = random.Random(key).choices(range(3, VOCAB), k=LONG + key if own else 20 + key)
-        return EngineRequest(name, tuple(prompt), len(prompt), sampling, choice)
+        adapter = self.adapter if name == ON_ADAPTER else ""
+        return EngineRequest(name, tuple(prompt), len(prompt), sampling, choice, adapter)
 
 
 class Run:
@@ -124,7 +146,13 @@ class Run:
         ids = itertools.count(1)
         self.loop = DecodeLoop(
             EngineParts.around(
-                engine.runner, self.pool, self.tape, time.monotonic, engine.grammars, self.memory.view()
+                engine.runner,
+                self.pool,
+                self.tape,
+                time.monotonic,
+                engine.grammars,
+                self.memory.view(),
+                adapters=engine.adapters,
             ),
             DecodeLimits(max_batch=64, chunk_tokens=CHUNK),
             entropy=lambda n: next(ids).to_bytes(n, "big"),
@@ -186,6 +214,7 @@ class Run:
         assert self.loop.snapshot().at_baseline
         assert self.loop.swap is not None
         assert self.loop.swap.used == 0
+        assert not self.engine.adapters.listed(ch.ListAdapters(0)).adapters[0].running
         return steps
 
     def _preempt(self) -> None:
@@ -206,7 +235,9 @@ def prefilled(engine: Engine) -> dict[int, Handed]:
     """Every request's prompt, read by a prefill worker's loop."""
     memory, tape = PageMemory.create(PAGES, engine.page_bytes), Tape()
     engine.runner.bind(memory.view(), PAGES)
-    parts = EngineParts.around(engine.runner, PagePool(PAGES), tape, time.monotonic, engine.grammars)
+    parts = EngineParts.around(
+        engine.runner, PagePool(PAGES), tape, time.monotonic, engine.grammars, adapters=engine.adapters
+    )
     loop = PrefillLoop(parts, chunk_tokens=CHUNK, max_batch=64)
     for key, request in engine.requests.items():
         loop.take(ch.Prefill(key, request, 0, ()))
@@ -262,13 +293,14 @@ def vector(told: Told) -> Any:
 @functools.cache
 def paced() -> Engine:
     spec: dict[str, Any] = {"kv_bytes_per_token": KV, "vocab_size": VOCAB, "max_model_len": 4096}
-    runner = PacedRunner("test", step_seconds=lambda s: 0.0, **spec)
+    adapters = PacedAdapters(max_rank=64, max_bytes=1 << 30)
+    runner = PacedRunner("test", step_seconds=lambda s: 0.0, adapters=adapters, **spec)
     return Engine(runner, Grammars(runner.spec))
 
 
 @functools.cache
 def real() -> Engine:
-    runner = load_runner(EngineConfig(str(DEMO), threads=1))
+    runner = load_runner(EngineConfig(str(DEMO), threads=1, adapters=AdapterLimits(1, 1 << 30, 64)))
     return Engine(runner, Grammars(runner.spec, DEMO / "tokenizer.json"))
 
 

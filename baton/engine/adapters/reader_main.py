@@ -26,12 +26,13 @@ SPARE_BYTES = 1 << 30  # of address space beside three times the largest adapter
 
 
 def main() -> int:
-    """Reads the adapter that ASK describes. Returns 0 when ANSWER holds what came of it."""
+    """Reads the adapter that ASK describes, once stdin is closed. Returns 0 when ANSWER holds what came of it."""
     asked, memory, answer, parent = map(int, sys.argv[1:])
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         return 1
-    os.nice(19)
+    os.nice(10)
+    sys.stdin.buffer.read()  # until it is closed: ASK is complete then
     ask = msgspec.json.decode(os.pread(asked, os.fstat(asked).st_size, 0), type=ReadingAsk)
     _bound(ask.base.max_bytes)
     os.write(answer, msgspec.json.encode(_answer(ask, memory)))

@@ -84,6 +84,11 @@ class AdapterTable:
     # ---- requests ----
 
     @property
+    def applies(self) -> bool:
+        """Tells whether there may ever be an adapter here."""
+        return self._host is not None
+
+    @property
     def ids(self) -> tuple[str, ...]:
         """Returns the adapters that take requests, sorted."""
         return tuple(sorted(name for name, held in self._held.items() if not held.leaving))
