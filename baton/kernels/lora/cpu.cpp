@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "../abi/threads.h"
-#include "lanes.h"
+#include "../abi/vector.h"
 
 namespace baton {
 namespace {
@@ -14,28 +14,50 @@ namespace {
 constexpr int ROWS = BATON_AVX512 ? 4 : 2, RANKS = BATON_AVX512 ? 4 : 2, ALONE = 4, VECTORS = LORA_PANEL / LANES;
 constexpr int64_t MOST_ROWS = 32;  // of a task, because its rows' A · x and its part of x stay in the L2
 
+BATON_INLINE vf load16(const float* p) { return load(p); }
+
+BATON_INLINE vf load16(const bf16* p) {
+#if BATON_AVX512
+  return (vf)load16_bf16(p);
+#elif BATON_AVX2
+  return {load8_bf16(p), load8_bf16(p + 8)};
+#else
+  vf v;
+  for (int i = 0; i < LANES; i++) v[i] = from_bf16(p[i]);
+  return v;
+#endif
+}
+
+// The first n < 16 lanes, the rest zero; nothing past them is read.
+template <class T>
+BATON_INLINE vf some16(const T* p, int64_t n) {
+  T some[LANES] = {};
+  std::memcpy(some, p, size_t(n) * sizeof(T));
+  return load16(some);
+}
+
 // R rows by J ranks of A · x.
 template <int R, int J, class T>
 void dots(const T* a, int64_t k, const float* const* x, float scale, float* const* t) {
-  Lanes sums[R][J];
-  unroll<R>([&](auto r) BATON_LAMBDA { unroll<J>([&](auto j) BATON_LAMBDA { sums[r][j] = no_lanes(); }); });
+  vf sums[R][J];
+  unroll<R>([&](auto r) BATON_LAMBDA { unroll<J>([&](auto j) BATON_LAMBDA { sums[r][j] = splat(0); }); });
   int64_t i = 0;
   for (; i + LANES <= k; i += LANES) {
-    Lanes in[R];
-    unroll<R>([&](auto r) BATON_LAMBDA { in[r] = lanes(x[r] + i); });
+    vf in[R];
+    unroll<R>([&](auto r) BATON_LAMBDA { in[r] = load16(x[r] + i); });
     unroll<J>([&](auto j) BATON_LAMBDA {
-      const Lanes w = lanes(a + j * k + i);
-      unroll<R>([&](auto r) BATON_LAMBDA { sums[r][j] = plus_product(in[r], w, sums[r][j]); });
+      const vf w = load16(a + j * k + i);
+      unroll<R>([&](auto r) BATON_LAMBDA { sums[r][j] = fma(in[r], w, sums[r][j]); });
     });
   }
 #if !defined(BATON_MUTATION_LORA_TAIL)
   if (const int64_t left = k - i)
     unroll<J>([&](auto j) BATON_LAMBDA {
-      const Lanes w = some_lanes(a + j * k + i, left);
-      unroll<R>([&](auto r) BATON_LAMBDA { sums[r][j] = plus_product(some_lanes(x[r] + i, left), w, sums[r][j]); });
+      const vf w = some16(a + j * k + i, left);
+      unroll<R>([&](auto r) BATON_LAMBDA { sums[r][j] = fma(some16(x[r] + i, left), w, sums[r][j]); });
     });
 #endif
-  unroll<R>([&](auto r) BATON_LAMBDA { unroll<J>([&](auto j) BATON_LAMBDA { t[r][j] = total(sums[r][j]) * scale; }); });
+  unroll<R>([&](auto r) BATON_LAMBDA { unroll<J>([&](auto j) BATON_LAMBDA { t[r][j] = sum(sums[r][j]) * scale; }); });
 }
 
 template <int R, int J, class T>
@@ -53,19 +75,20 @@ void ranks(const T* a, const LoraPart& p, int64_t from, const float* const* x, f
 // R rows by V vectors of a panel: out += B · t.
 template <int R, int V, class T>
 void panel(const T* b, int64_t rank, const float* const* t, int64_t width, float* const* out) {
-  Lanes sums[R][V];
-  unroll<R>([&](auto r) BATON_LAMBDA { unroll<V>([&](auto v) BATON_LAMBDA { sums[r][v] = no_lanes(); }); });
+  vf sums[R][V];
+  unroll<R>([&](auto r) BATON_LAMBDA { unroll<V>([&](auto v) BATON_LAMBDA { sums[r][v] = splat(0); }); });
   for (int64_t j = 0; j < rank; j++) {
-    Lanes by[R];
-    unroll<R>([&](auto r) BATON_LAMBDA { by[r] = all_lanes(t[r][j]); });
+    vf by[R];
+    unroll<R>([&](auto r) BATON_LAMBDA { by[r] = splat(t[r][j]); });
     unroll<V>([&](auto v) BATON_LAMBDA {
-      const Lanes w = lanes(b + j * LORA_PANEL + v * LANES);
-      unroll<R>([&](auto r) BATON_LAMBDA { sums[r][v] = plus_product(by[r], w, sums[r][v]); });
+      const vf w = load16(b + j * LORA_PANEL + v * LANES);
+      unroll<R>([&](auto r) BATON_LAMBDA { sums[r][v] = fma(by[r], w, sums[r][v]); });
     });
   }
   unroll<R>([&](auto r) BATON_LAMBDA {
     unroll<V>([&](auto v) BATON_LAMBDA {
-      if (width > v * LANES) add_lanes(out[r] + v * LANES, sums[r][v], width - v * LANES);
+      const int left = int(std::min<int64_t>(width - v * LANES, LANES));
+      if (left > 0) store_part(out[r] + v * LANES, load_part(out[r] + v * LANES, left) + sums[r][v], left);
     });
   });
 }
