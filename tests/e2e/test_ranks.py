@@ -74,14 +74,15 @@ def test_widths_may_differ_and_a_block_that_one_cached_serves_the_other(prefill_
 
 
 def until_it_runs(
-    threads: ThreadPoolExecutor, fleet: Fleet, slot: str, tokens: list[int], count: int
-) -> Future[tuple[list[int], int]]:
-    """Asks until it is the turn of the slot's worker, and returns that request as it runs there."""
-    for _ in range(20):
+    threads: ThreadPoolExecutor, fleet: Fleet, slot: str, count: int
+) -> tuple[list[int], Future[tuple[list[int], int]]]:
+    """Asks one prompt after the other until one runs on the slot's worker; returns that prompt and its request."""
+    for seed in range(20):
+        tokens = prompt(seed, 1500)  # that nobody has cached
         asked = threads.submit(ask, fleet, tokens, count)
         wait_for(partial(busy_or_done, asked, fleet, slot), what="a request that runs")
         if not asked.done():
-            return asked
+            return tokens, asked
     raise AssertionError(f"{slot} had no turn")
 
 
@@ -95,18 +96,17 @@ def busy_or_done(asked: Future[tuple[list[int], int]], fleet: Fleet, slot: str) 
 def test_a_rank_that_dies_or_stands_still_ends_its_worker_and_the_answer_comes_from_elsewhere(
     role: str, number: signal.Signals
 ) -> None:
-    tokens, count = prompt(3, 1500), 400
-    worker = {"model": DRAFT, "stall_s": 5.0, "prefill_chunk_tokens": 32}
+    count, worker = 400, {"model": DRAFT, "stall_s": 5.0, "prefill_chunk_tokens": 16}
     pools = [{"name": "other", "role": role, "count": 1}]
     with (
         Fleet(1, 1, cluster={f"{role}_tp": 2, "pools": pools}, worker=worker, router=PREFILL_FIRST) as fleet,
         ThreadPoolExecutor(1) as threads,
     ):
-        expected = one_rank(tokens, count)
         slot, before = f"{role}-0", fleet.record(f"{role}-0")
-        asked = until_it_runs(threads, fleet, slot, tokens, count)
+        tokens, asked = until_it_runs(threads, fleet, slot, count)
         pid = followers(fleet, slot)[0]
         os.kill(pid, number)
+        expected = one_rank(tokens, count)
         assert asked.result()[0] == expected
         fleet.wait_for_return(slot, before.incarnation)
         assert gone(before.engine_pid)
