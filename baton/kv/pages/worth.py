@@ -9,16 +9,18 @@ are computed again tells how much longer they should have stayed.
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Collection, Iterator, Sequence
 from itertools import groupby
 from operator import attrgetter
 
 import numpy as np
 
-from baton.kv.pages.reuse import HORIZON, Kind, ReuseTable, bins_of
+from baton.kv.pages.reuse import CLASSES, HORIZON, Kind, ReuseTable, bins_of
 
 REMEMBERED = 16_384  # evicted pages, at about 250 bytes each
 PLANS = 8  # in the time in which the pool's pages are handed out once
+LESSONS, LEAST_LESSON = 8, 512  # likewise, how often what was learned is worked out, and the pages in between
 LEAST_PLAN = 64  # evictions, because a plan takes about a millisecond
 
 
@@ -49,8 +51,12 @@ class WorthOrder:
         self._left = 0  # evictions until the next plan
         self._stretch = max(LEAST_PLAN, pages // PLANS)
         self._count = self._handed = 0
+        self._worth, self._learn_at = np.zeros((CLASSES, 0)), 0  # as learned last, and when to learn again
+        self._lesson = max(LEAST_LESSON, pages // LESSONS)
         self._weight = max(1, pages * HORIZON // REMEMBERED)
-        self._remembered: dict[bytes, tuple[Kind, int, int]] = {}
+        self._remembered: OrderedDict[bytes, tuple[Kind, int, int]] = (
+            OrderedDict()
+        )  # a dict's first is slow to find
         self._depth = [0] * pages
         self._pair_cost = 0.0
 
@@ -188,11 +194,11 @@ class WorthOrder:
                 runs.append(run)
             elif not kept or not self._holds_any(run, ()):
                 del self._runs[run]
-        classes = sorted({run.cls for run in runs})
-        row = {cls: at for at, cls in enumerate(classes)}
-        worth = self._table.worth(self._handed, classes)
+        if self._handed >= self._learn_at:
+            self._worth = self._table.worth(self._handed, range(CLASSES))
+            self._learn_at = self._handed + self._lesson
         ages = np.array([self._handed - run.at for run in runs])
-        found = worth[[row[run.cls] for run in runs], bins_of(ages)] * np.array([run.cost for run in runs])
+        found = self._worth[[run.cls for run in runs], bins_of(ages)] * np.array([run.cost for run in runs])
         place = {run: at for at, run in enumerate(runs)}
         for at, run in enumerate(runs):  # deeper ones come first
             if run.deeper in place:
