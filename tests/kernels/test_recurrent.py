@@ -42,7 +42,7 @@ CUTS = [(1,) * 9, (5, 1, 60), (STRETCH,), (STRETCH + 1, 3), (150, 1, 1, 40)]
 @pytest.mark.parametrize("cuts", CUTS)
 def test_a_gated_delta_rule_is_its_recurrence_however_the_tokens_are_cut(cuts: tuple[int, ...]) -> None:
     mixed, beta, decay, conv = inputs(sum(cuts))
-    past, state = torch.zeros(CHANNELS, KERNEL - 1), torch.zeros(VALUE_HEADS, KEY_DIM, VALUE_DIM)
+    past, state = torch.zeros(1, CHANNELS, KERNEL - 1), torch.zeros(1, VALUE_HEADS, KEY_DIM, VALUE_DIM)
     outs, at = [], 0
     for count in cuts:
         part = slice(at, at + count)
@@ -50,7 +50,7 @@ def test_a_gated_delta_rule_is_its_recurrence_however_the_tokens_are_cut(cuts: t
         at += count
     wanted = token_by_token(mixed, beta, decay, conv)
     assert float((torch.cat(outs) - wanted).norm() / wanted.norm()) < 1e-5
-    assert torch.equal(past, mixed[-(KERNEL - 1) :].T) or sum(cuts) < KERNEL
+    assert torch.equal(past[0], mixed[-(KERNEL - 1) :].T) or sum(cuts) < KERNEL
 
 
 @pytest.mark.parametrize("cuts", CUTS)
@@ -59,13 +59,13 @@ def test_a_state_space_layer_is_its_recurrence_however_the_tokens_are_cut(cuts: 
     channels = heads * head_dim + 2 * groups * size
     mixed, conv, bias = torch.randn(tokens, channels), torch.randn(channels, KERNEL), torch.randn(channels)
     dt, fade, skip = torch.rand(tokens, heads), -3 * torch.rand(heads), torch.randn(heads)
-    past, state = torch.zeros(channels, KERNEL - 1), torch.zeros(heads, head_dim, size)
+    past, state = torch.zeros(1, channels, KERNEL - 1), torch.zeros(1, heads, head_dim, size)
     outs, at = [], 0
     for count in cuts:
         part = slice(at, at + count)
         outs.append(state_space(mixed[part], dt[part], fade, skip, conv, bias, past, state, groups))
         at += count
-    padded, known, wanted = F.pad(mixed.double(), (0, 0, KERNEL - 1, 0)), torch.zeros_like(state).double(), []
+    padded, known, wanted = F.pad(mixed.double(), (0, 0, KERNEL - 1, 0)), torch.zeros_like(state[0]).double(), []
     for t in range(tokens):
         row = F.silu((padded[t : t + KERNEL].T * conv.double()).sum(1) + bias)
         x, b, c = row.split((heads * head_dim, groups * size, groups * size))
@@ -75,3 +75,17 @@ def test_a_state_space_layer_is_its_recurrence_however_the_tokens_are_cut(cuts: 
         wanted.append(torch.einsum("hds,hs->hd", known, c) + skip[:, None] * x.view(heads, head_dim))
     exact = torch.stack(wanted)
     assert float((torch.cat(outs) - exact).norm() / exact.norm()) < 1e-5
+
+
+@pytest.mark.parametrize("count", [1, 5])
+def test_sequences_that_advance_together_do_so_as_each_would_alone(count: int) -> None:
+    mixed, beta, decay, conv = inputs(3 * count)
+    past, state = torch.randn(3, CHANNELS, KERNEL - 1), torch.randn(3, VALUE_HEADS, KEY_DIM, VALUE_DIM)
+    kept, outs = (past.clone(), state.clone()), []
+    for at in range(3):
+        part, own = slice(at * count, (at + 1) * count), slice(at, at + 1)
+        outs.append(gated_delta(mixed[part], beta[part], decay[part], conv, past[own], state[own], KEY_HEADS))
+    together = gated_delta(mixed, beta, decay, conv, *kept, KEY_HEADS)
+    assert torch.allclose(together, torch.cat(outs), atol=1e-5)
+    assert torch.allclose(kept[1], state, atol=1e-5)
+    assert torch.equal(kept[0], past)

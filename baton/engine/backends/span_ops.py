@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from baton.engine.backends.spans import Span, StepSpans, Turns
+from baton.engine.backends.spans import Span, StepSpans, Turns, rows_of
 from baton.engine.program import rope
 from baton.engine.program.ops import (
     Combine,
@@ -143,9 +143,8 @@ class SpanOps:
             rows, (mixed, z, b, a) = read(op.mixed), delta_parts(read(op.mixed).float(), read(op.gates).float(), op)
             beta, decay = b.sigmoid(), -a_log.exp() * F.softplus(a + dt_bias)
             out = rows.new_zeros(len(rows), op.value_heads, op.value_dim)
-            for span in spans.spans:
-                at = span.rows
-                kept = spans.state(span, *past), spans.state(span, *state)
+            for batch in spans.batches:
+                at, kept = rows_of(batch), (spans.state(batch, *past), spans.state(batch, *state))
                 found = self._kernels.gated_delta(mixed[at], beta[at], decay[at], conv, *kept, op.key_heads)
                 out[at] = (normed(found, norm, op.eps) * F.silu(z[at])).to(rows.dtype)
             return {op.out: out.flatten(1)}
@@ -166,9 +165,8 @@ class SpanOps:
             gate, mixed, dt = rows.float().split(sizes, -1)
             steps = F.softplus(dt + dt_bias)
             out = rows.new_zeros(len(rows), inner)
-            for span in spans.spans:
-                at = span.rows
-                kept = spans.state(span, *past), spans.state(span, *state)
+            for batch in spans.batches:
+                at, kept = rows_of(batch), (spans.state(batch, *past), spans.state(batch, *state))
                 found = self._kernels.state_space(mixed[at], steps[at], *fixed, *kept, op.groups)
                 gated = (found.flatten(1) * F.silu(gate[at])).unflatten(1, (op.groups, -1))
                 out[at] = normed(gated, norm.view(op.groups, -1), op.eps).flatten(1).to(rows.dtype)

@@ -69,27 +69,34 @@ class Turns:
 class StepSpans:
     """Holds the spans of one step and the pages' bytes: ``memory`` (pages, bytes of 16 tokens) uint8.
 
+    ``batches`` has all spans of one row together, then each other span alone: what advances states takes them so.
     A sequence's state is read when its first op asks for it and written to its own pages by ``finish``, so that a
     step that failed half-way can be run again.
     """
 
     def __init__(self, spans: Sequence[Span], memory: Tensor) -> None:
         self.spans, self.memory = spans, memory
-        self._states: dict[int, Tensor] = {}  # by the span's first row, as bytes
+        ones = tuple(span for span in spans if span.queries == 1)
+        self.batches = ((ones,) if ones else ()) + tuple((span,) for span in spans if span.queries > 1)
+        self._states: dict[int, Tensor] = {}  # (sequences, bytes) by the first row of a batch
 
-    def state(self, span: Span, at: int, shape: Sequence[int]) -> Tensor:
-        """Returns the float32 numbers of ``shape`` at byte ``at`` of the span's state, to be changed in place."""
-        if span.first not in self._states:
-            self._states[span.first] = self._read(span)
-        flat = self._states[span.first]
-        return flat[at : at + math.prod(shape) * ITEM_BYTES].view(torch.float32).view(*shape)
+    def state(self, batch: Sequence[Span], at: int, shape: Sequence[int]) -> Tensor:
+        """Returns the numbers of ``shape`` at byte ``at`` of the states of one of ``batches``, to change in place.
+
+        They are float32, (sequences, …).
+        """
+        key = batch[0].first
+        if key not in self._states:
+            self._states[key] = torch.stack([self._read(span) for span in batch])
+        part = self._states[key][:, at : at + math.prod(shape) * ITEM_BYTES]
+        return part.view(torch.float32).view(len(batch), *shape)
 
     def finish(self) -> None:
         """Writes the states that the step has changed."""
-        for span in self.spans:
-            if (flat := self._states.get(span.first)) is not None:
-                pages = torch.tensor(span.state_to, dtype=torch.int64)
-                self.memory.index_copy_(0, pages, flat.view(len(pages), -1))
+        for batch in self.batches:
+            if (found := self._states.get(batch[0].first)) is not None:
+                pages = torch.tensor([page for span in batch for page in span.state_to], dtype=torch.int64)
+                self.memory.index_copy_(0, pages, found.view(len(pages), -1))
 
     def _read(self, span: Span) -> Tensor:
         if not span.state_to:
@@ -112,3 +119,8 @@ class StepSpans:
         table = torch.tensor(span.pages[first : -(-span.end // BLOCK_TOKENS)], dtype=torch.int64)
         plane = self.memory[:, at : at + size].view(rows.dtype).unflatten(1, (BLOCK_TOKENS, -1))
         plane[table[positions // BLOCK_TOKENS - first], positions % BLOCK_TOKENS] = rows
+
+
+def rows_of(batch: Sequence[Span]) -> slice | Tensor:
+    """Returns where the rows of spans with one row each, or of a single span, lie in a register."""
+    return batch[0].rows if len(batch) == 1 else torch.tensor([span.first for span in batch])

@@ -22,45 +22,48 @@ NORM_EPS = 1e-6  # added to the squared length of q and k
 def gated_delta(
     mixed: Tensor, beta: Tensor, decay: Tensor, conv: Tensor, past: Tensor, state: Tensor, key_heads: int
 ) -> Tensor:
-    """Advances one sequence by some tokens -> (tokens, value_heads, value_dim); changes ``past`` and ``state``.
+    """Advances sequences by as many tokens each -> (rows, value_heads, value_dim); changes ``past`` and ``state``.
 
-    mixed (tokens, channels): q, k and v side by side, heads of k and q ``key_heads`` each; beta and decay (the g
-    above) (tokens, value_heads); conv (channels, kernel), past (channels, kernel - 1), state (value_heads, key_dim,
-    value_dim).
+    Rows lie sequence by sequence. mixed (rows, channels): q, k and v side by side, q and k of ``key_heads`` heads;
+    beta and decay (the g above) (rows, value_heads); conv (channels, kernel), past (sequences, channels,
+    kernel - 1), state (sequences, value_heads, key_dim, value_dim).
     """
-    value_heads, key_dim, value_dim = state.shape
-    rows = F.silu(convolve(mixed, conv, past))
+    sequences, value_heads, key_dim, value_dim = state.shape
+    rows = F.silu(convolve(mixed, conv, past)).unflatten(0, (sequences, -1))
     q, k, v = rows.split((key_heads * key_dim, key_heads * key_dim, value_heads * value_dim), -1)
     q, k = (_unit(x.unflatten(-1, (key_heads, key_dim))) for x in (q, k))
     repeats = value_heads // key_heads
-    q, k = (x.repeat_interleave(repeats, 1).transpose(0, 1) for x in (q * key_dim**-0.5, k))
-    values = v.unflatten(-1, (value_heads, value_dim)).transpose(0, 1)
+    q, k = (x.repeat_interleave(repeats, 2).transpose(1, 2) for x in (q * key_dim**-0.5, k))
+    values = v.unflatten(-1, (value_heads, value_dim)).transpose(1, 2)
+    beta, decay = (x.unflatten(0, (sequences, -1)).transpose(1, 2) for x in (beta, decay))
     outs = []
-    for at in range(0, len(mixed), STRETCH):
+    for at in range(0, rows.shape[1], STRETCH):
         part = slice(at, at + STRETCH)
-        outs.append(_advance(q[:, part], k[:, part], values[:, part], beta.T[:, part], decay.T[:, part], state))
-    return torch.cat(outs, 1).transpose(0, 1)
+        gates = beta[:, :, part], decay[:, :, part]
+        outs.append(_advance(q[:, :, part], k[:, :, part], values[:, :, part], *gates, state))
+    return torch.cat(outs, 2).transpose(1, 2).flatten(0, 1)
 
 
 def convolve(rows: Tensor, weight: Tensor, past: Tensor) -> Tensor:
-    """Convolves each channel over time: rows (tokens, channels) after ``past``, which becomes the last ones."""
-    whole = torch.cat((past, rows.T), -1)
-    past.copy_(whole[:, whole.shape[1] - past.shape[1] :])
-    return F.conv1d(whole[None], weight[:, None], groups=len(weight))[0].T
+    """Convolves each channel over time: rows after each sequence's ``past``, which becomes its last ones."""
+    fresh = rows.unflatten(0, (len(past), -1)).transpose(1, 2)
+    whole = torch.cat((past, fresh), -1)
+    past.copy_(whole[..., whole.shape[-1] - past.shape[-1] :])
+    return F.conv1d(whole, weight[:, None], groups=len(weight)).transpose(1, 2).flatten(0, 1)
 
 
 def _advance(q: Tensor, k: Tensor, v: Tensor, beta: Tensor, decay: Tensor, state: Tensor) -> Tensor:
-    """One stretch: q, k (heads, tokens, key_dim), v (heads, tokens, value_dim), gates (heads, tokens)."""
+    """One stretch: q, k (…, heads, tokens, key_dim), v (…, tokens, value_dim), gates (…, heads, tokens)."""
     total = decay.cumsum(-1)
-    since = total[:, :, None] - total[:, None]
+    since = total[..., None] - total[..., None, :]
     faded = since.masked_fill(torch.ones_like(since, dtype=torch.bool).triu(1), -torch.inf).exp()
     alike = beta[..., None] * (k @ k.mT) * faded
     grown = total.exp()[..., None]
     wanted = beta[..., None] * (v - grown * (k @ state))
     update = torch.linalg.solve_triangular(alike, wanted, upper=False, unitriangular=True)
     out = grown * (q @ state) + ((q @ k.mT) * faded) @ update
-    left = (total[:, -1:] - total).exp()[..., None]
-    state.mul_(total[:, -1].exp()[:, None, None]).add_((k * left).mT @ update)
+    left = (total[..., -1:] - total).exp()[..., None]
+    state.mul_(total[..., -1].exp()[..., None, None]).add_((k * left).mT @ update)
     return out
 
 

@@ -29,34 +29,38 @@ def state_space(
     state: Tensor,
     groups: int,
 ) -> Tensor:
-    """Advances one sequence by some tokens -> (tokens, heads, head_dim); changes ``past`` and ``state``.
+    """Advances sequences by as many tokens each -> (rows, heads, head_dim); changes ``past`` and ``state``.
 
-    mixed (tokens, channels): x of all heads, then B and C of all ``groups``; dt (tokens, heads), its bias and
-    softplus applied; fade (heads,), the A above; skip (heads,), the D; conv (channels, kernel), past (channels,
-    kernel - 1), state (heads, head_dim, size).
+    Rows lie sequence by sequence. mixed (rows, channels): x of all heads, then B and C of all ``groups``; dt
+    (rows, heads), its bias and softplus applied; fade (heads,), the A above; skip (heads,), the D; conv (channels,
+    kernel), past (sequences, channels, kernel - 1), state (sequences, heads, head_dim, size).
     """
-    heads, head_dim, size = state.shape
+    sequences, heads, head_dim, size = state.shape
     rows = convolve(mixed, conv, past)
-    rows = F.silu(rows if conv_bias is None else rows + conv_bias)
+    rows = F.silu(rows if conv_bias is None else rows + conv_bias).unflatten(0, (sequences, -1))
     x, b, c = rows.split((heads * head_dim, groups * size, groups * size), -1)
-    values = x.unflatten(-1, (heads, head_dim)).transpose(0, 1)
-    b, c = (
-        each.unflatten(-1, (groups, size)).repeat_interleave(heads // groups, 1).transpose(0, 1) for each in (b, c)
-    )
-    steps, outs = dt.T, []
-    for at in range(0, len(mixed), STRETCH):
+    values = x.unflatten(-1, (heads, head_dim)).transpose(1, 2)
+    b, c = (_by_head(each.unflatten(-1, (groups, size)), heads) for each in (b, c))
+    steps, outs = dt.unflatten(0, (sequences, -1)).transpose(1, 2), []
+    for at in range(0, rows.shape[1], STRETCH):
         part = slice(at, at + STRETCH)
-        outs.append(_advance(values[:, part], b[:, part], c[:, part], steps[:, part], fade, state))
-    return (torch.cat(outs, 1) + skip[:, None, None] * values).transpose(0, 1)
+        fed = values[:, :, part], b[:, :, part], c[:, :, part]
+        outs.append(_advance(*fed, steps[:, :, part], fade, state))
+    return (torch.cat(outs, 2) + skip[:, None, None] * values).transpose(1, 2).flatten(0, 1)
+
+
+def _by_head(x: Tensor, heads: int) -> Tensor:
+    """(sequences, tokens, groups, size) -> (sequences, heads, tokens, size)"""
+    return x.repeat_interleave(heads // x.shape[2], 2).transpose(1, 2)
 
 
 def _advance(x: Tensor, b: Tensor, c: Tensor, dt: Tensor, fade: Tensor, state: Tensor) -> Tensor:
-    """One stretch: x (heads, tokens, head_dim), b and c (heads, tokens, size), dt (heads, tokens)."""
+    """One stretch: x (…, heads, tokens, head_dim), b and c (…, tokens, size), dt (…, heads, tokens)."""
     total = (dt * fade[:, None]).cumsum(-1)
-    since = total[:, :, None] - total[:, None]
+    since = total[..., None] - total[..., None, :]
     faded = since.masked_fill(torch.ones_like(since, dtype=torch.bool).triu(1), -torch.inf).exp()
     fed = dt[..., None] * x
     out = ((c @ b.mT) * faded) @ fed + total.exp()[..., None] * (c @ state.mT)
-    left = (total[:, -1:] - total).exp()[..., None]
-    state.mul_(total[:, -1].exp()[:, None, None]).add_((fed * left).mT @ b)
+    left = (total[..., -1:] - total).exp()[..., None]
+    state.mul_(total[..., -1].exp()[..., None, None]).add_((fed * left).mT @ b)
     return out
