@@ -59,6 +59,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=rank)
 
 
+def pytest_collection_finish() -> None:
+    """Leave what was imported out of garbage collections: a full one would walk millions of objects."""
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
     seeds.seed_all(seeds.test_seed(item.nodeid))
@@ -73,12 +79,10 @@ def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
 
 
 @pytest.fixture
-def settled_heap() -> Iterator[None]:
+def settled_heap() -> None:
     """For who looks at stalls: a full collection would walk all that other tests have left, and hold the lock."""
     gc.collect()
     gc.freeze()
-    yield
-    gc.unfreeze()
 
 
 @pytest.fixture(scope="module")
