@@ -56,7 +56,7 @@ def test_an_engine_settles_between_loading_and_its_first_step(monkeypatch: pytes
 
     def build(*_: Any) -> Any:
         done.append("built")
-        parts = SimpleNamespace(runner=None)
+        parts = SimpleNamespace(runner=None, adapters=SimpleNamespace(close=lambda: done.append("close")))
         return SimpleNamespace(run=lambda: done.append("run"), next_role="", parts=parts)
 
     ours, theirs = socket.socketpair()
@@ -69,7 +69,7 @@ def test_an_engine_settles_between_loading_and_its_first_step(monkeypatch: pytes
         monkeypatch.setattr(engine_main, "settle_heap", lambda: done.append("settled"))
         monkeypatch.setattr(engine_main, "_leave", lambda channel, status: status)
         assert engine_main.main() == 0
-    assert done == ["built", "settled", "run"]
+    assert done == ["built", "settled", "run", "close"]
 
 
 def test_a_worker_is_told_to_settle_once_it_is_prepared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
