@@ -25,8 +25,8 @@ from rich.console import Console
 from rich.table import Table
 
 from baton.cluster.config import RouterConfig
+from baton.cluster.metering.telemetry import RouterMetrics
 from baton.cluster.prefix_index import truncated
-from baton.cluster.telemetry import RouterMetrics
 from baton.kv.layout.prefix import block_hashes
 from baton.protos.nouns import Sampling
 from baton.router.answer.generation import Generation, GenerationOptions

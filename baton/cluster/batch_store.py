@@ -21,7 +21,7 @@ import msgspec
 from redis.asyncio import Redis
 from redis.exceptions import OutOfMemoryError, RedisError
 
-from baton.cluster.room import ANSWERS, COPIES, UPLOADS, RedisMemory
+from baton.cluster.store.room import ANSWERS, COPIES, UPLOADS, RedisMemory
 from baton.protos.errors import InvalidRequest, StorageFull, Unavailable
 
 KEPT_S = 7 * 86_400

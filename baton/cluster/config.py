@@ -15,7 +15,6 @@ from pydantic_settings import BaseSettings, SettingsConfigDict, TomlConfigSettin
 from pydantic_settings import PydanticBaseSettingsSource as Source
 
 from baton.cluster.hosts import LOOPBACK as LOOPBACK
-from baton.cluster.redis_url import with_credentials
 from baton.cluster.sections.adapters import AdaptersConfig
 from baton.cluster.sections.base import Section
 from baton.cluster.sections.cluster import ACCELERATORS_PER_ENGINE, ClusterConfig, Pool, pool_worker
@@ -24,6 +23,7 @@ from baton.cluster.sections.router import DEFAULT_CLASSES, ContextClass, RouterC
 from baton.cluster.sections.services import RayConfig, RedisConfig, TelemetryConfig
 from baton.cluster.sections.tls import TlsConfig
 from baton.cluster.sections.worker import WorkerConfig
+from baton.cluster.store.redis_url import with_credentials
 from baton.protos.adapter_id import require_name
 from baton.protos.errors import AdapterRefused, ConfigError
 

@@ -17,7 +17,7 @@ import redis as blocking
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
-from baton.cluster.redis_url import shown
+from baton.cluster.store.redis_url import shown
 
 KEPT, KEPT_S = 64, 3600
 WAIT_S = 1.0

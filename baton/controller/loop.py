@@ -24,9 +24,9 @@ from redis.exceptions import RedisError
 
 from baton.cluster.advice import Advice, AdviceStore, RatioPin, TimelineEntry, TwinError
 from baton.cluster.config import BatonConfig
-from baton.cluster.lease import NamedLease
 from baton.cluster.membership import WorkerEntry
-from baton.cluster.telemetry import RouterMetrics
+from baton.cluster.metering.telemetry import RouterMetrics
+from baton.cluster.store.lease import NamedLease
 from baton.cluster.traffic import TrafficSlice, TrafficStore
 from baton.controller import observation as observe
 from baton.controller.advice import advice_of, joined, kinds_of, slos

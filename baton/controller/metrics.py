@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from baton.cluster.advice import Advice
-from baton.cluster.telemetry import RouterMetrics
+from baton.cluster.metering.telemetry import RouterMetrics
 
 FIGURES = ("ttft", "tpot", "throughput")
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from baton.cluster.metrics import ROUTER as R
-from baton.cluster.metrics import WORKER as W
-from baton.cluster.metrics import Metric
+from baton.cluster.metering.metrics import ROUTER as R
+from baton.cluster.metering.metrics import WORKER as W
+from baton.cluster.metering.metrics import Metric
 from baton.dashboards import queries as q
 from baton.dashboards.machine_panels import MACHINES
 from baton.dashboards.panels import CLIENTS, Panel, PanelQuery

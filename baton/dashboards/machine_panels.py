@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from baton.cluster.metrics import ROUTER as R
-from baton.cluster.metrics import WORKER as W
+from baton.cluster.metering.metrics import ROUTER as R
+from baton.cluster.metering.metrics import WORKER as W
 from baton.dashboards import queries as q
 from baton.dashboards.panels import ALL_WORKERS, Panel, PanelQuery
 

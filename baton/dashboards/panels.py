@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from baton.cluster.metrics import ROUTER as R
-from baton.cluster.metrics import WORKER as W
+from baton.cluster.metering.metrics import ROUTER as R
+from baton.cluster.metering.metrics import WORKER as W
 from baton.dashboards import queries as q
 
 ALL_WORKERS = 'worker=~"$worker"'

@@ -5,7 +5,7 @@ Knows nothing of panels or alerts.
 
 from __future__ import annotations
 
-from baton.cluster.metrics import ROUTER, Metric
+from baton.cluster.metering.metrics import ROUTER, Metric
 
 WINDOW = "$__rate_interval"
 

@@ -5,8 +5,8 @@ An alert says what is wrong for whom, and what to look at first.
 
 from __future__ import annotations
 
-from baton.cluster.metrics import ROUTER as R
-from baton.cluster.metrics import WORKER as W
+from baton.cluster.metering.metrics import ROUTER as R
+from baton.cluster.metering.metrics import WORKER as W
 from baton.dashboards import queries as q
 
 WINDOW = "5m"

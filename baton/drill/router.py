@@ -16,15 +16,15 @@ from prometheus_client import CollectorRegistry
 from redis.asyncio import Redis
 
 from baton.cluster.batch_store import BatchStore
-from baton.cluster.buckets import RateBuckets
 from baton.cluster.departures import Departures
 from baton.cluster.holds import HoldStore, RosterWithHolds
 from baton.cluster.membership import PolledRoster, connect
-from baton.cluster.patience import CircuitBreaker
+from baton.cluster.metering.telemetry import RouterMetrics
 from baton.cluster.prefix_index import PrefixIndex
-from baton.cluster.records import RecordStore
 from baton.cluster.sections.router import RouterConfig
-from baton.cluster.telemetry import RouterMetrics
+from baton.cluster.store.buckets import RateBuckets
+from baton.cluster.store.patience import CircuitBreaker
+from baton.cluster.store.records import RecordStore
 from baton.drill.network import Network
 from baton.drill.process import Process
 from baton.drill.redis.server import URL, connections

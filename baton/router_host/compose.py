@@ -24,16 +24,16 @@ from redis.asyncio import Redis
 from baton.cluster.adapters import BY_CONFIG, AdapterEntry, AdapterStore
 from baton.cluster.advice import AdviceStore
 from baton.cluster.batch_store import BatchStore
-from baton.cluster.buckets import RateBuckets
 from baton.cluster.config import LOOPBACK, BatonConfig
 from baton.cluster.departures import Departures
 from baton.cluster.holds import HoldStore, RosterWithHolds
 from baton.cluster.membership import PolledRoster
+from baton.cluster.metering.telemetry import RouterMetrics
 from baton.cluster.prefix_index import PrefixIndex
 from baton.cluster.prefix_pins import PrefixPinStore
-from baton.cluster.records import RecordStore
 from baton.cluster.served_model import is_paced, model_name, text_directory
-from baton.cluster.telemetry import RouterMetrics
+from baton.cluster.store.buckets import RateBuckets
+from baton.cluster.store.records import RecordStore
 from baton.cluster.traffic import TrafficStore
 from baton.controller.loop import controlling
 from baton.process.security import router_dialer

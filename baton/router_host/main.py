@@ -21,7 +21,7 @@ from prometheus_client import CollectorRegistry
 
 from baton.cluster.config import BatonConfig
 from baton.cluster.membership import connect
-from baton.cluster.telemetry import RouterMetrics, setup_tracing
+from baton.cluster.metering.telemetry import RouterMetrics, setup_tracing
 from baton.process.file_limit import raise_file_limit
 from baton.process.heap import settle_heap
 from baton.process.loop_watch import watching

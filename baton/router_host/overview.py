@@ -11,8 +11,8 @@ from collections.abc import Callable
 from baton.cluster.advice import AdviceStore
 from baton.cluster.config import BatonConfig
 from baton.cluster.holds import RosterWithHolds
+from baton.cluster.metering.telemetry import RouterMetrics
 from baton.cluster.served_model import model_name
-from baton.cluster.telemetry import RouterMetrics
 from baton.controller.advice import slos
 from baton.controller.observation import ObservedWorker, fullness
 from baton.protos.nouns import WorkerInfo, WorkerLoad

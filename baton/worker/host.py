@@ -28,7 +28,7 @@ import uvloop
 from prometheus_client import CollectorRegistry
 
 from baton.cluster.membership import Membership
-from baton.cluster.telemetry import WorkerMetrics, setup_tracing
+from baton.cluster.metering.telemetry import WorkerMetrics, setup_tracing
 from baton.engine.backends.cuda.gpu import settled
 from baton.kv.exchange.filling import FillReport
 from baton.kv.memory import copying
@@ -44,8 +44,8 @@ from baton.worker.block_exchange import WorkerBlocks
 from baton.worker.control import RoleSwitch
 from baton.worker.engine_process import EngineProcess
 from baton.worker.environment import WorkerEnvironment
+from baton.worker.figures.report import Machine, WorkerReport
 from baton.worker.membership import join, present_role
-from baton.worker.report import Machine, WorkerReport
 from baton.worker.server import CurrentRegistry, RoleRuntime, serve_grpc, serve_metrics
 from baton.worker.slot_guard import SlotGuard
 from baton.worker.slots import SlotRecord, WorkerSlot

@@ -15,8 +15,8 @@ from redis.exceptions import RedisError
 from baton.cluster.membership import Membership, PolledRoster, connect, end_task
 from baton.cluster.roles import RoleWishes
 from baton.protos.nouns import WorkerInfo
+from baton.worker.figures.report import WorkerReport
 from baton.worker.peers import Peers
-from baton.worker.report import WorkerReport
 from baton.worker.server import RoleRuntime
 from baton.worker.slots import SlotRecord
 from baton.worker.spec import WorkerSpec

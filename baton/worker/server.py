@@ -44,7 +44,7 @@ from baton.worker.control import RoleService, WorkerControl, WorkerShell
 from baton.worker.data_ports import open_data_ports
 from baton.worker.engine_watch import EngineWatch
 from baton.worker.environment import Engine, WorkerEnvironment
-from baton.worker.report import WorkerReport
+from baton.worker.figures.report import WorkerReport
 from baton.worker.spec import ServerSpec, WorkerSpec
 
 log = logging.getLogger("baton.worker")

@@ -3,9 +3,9 @@
 import asyncio
 
 from baton.cluster.advice import TIMELINE, Advice, AdviceStore, RatioPin, RatioPoint, TimelineEntry, TwinError
-from baton.cluster.lease import NamedLease
 from baton.cluster.membership import connect
 from baton.cluster.roles import RoleWishes, forget_roles
+from baton.cluster.store.lease import NamedLease
 from baton.cluster.traffic import ClassTraffic, PredictedAnswer, ServedRequest, TrafficSlice, TrafficStore, by_class
 
 ADVICE = Advice(

@@ -9,12 +9,12 @@ from redis.asyncio import Redis
 from redis.exceptions import NoPermissionError
 
 from baton.cluster.batch_store import BatchJob, BatchStore, ListPage, StoredFile
-from baton.cluster.buckets import RateBuckets
-from baton.cluster.lease import NamedLease
 from baton.cluster.membership import Membership, PolledRoster
-from baton.cluster.records import RecordStore
-from baton.cluster.room import RedisMemory
-from baton.cluster.slot_lease import SlotLease
+from baton.cluster.store.buckets import RateBuckets
+from baton.cluster.store.lease import NamedLease
+from baton.cluster.store.records import RecordStore
+from baton.cluster.store.room import RedisMemory
+from baton.cluster.store.slot_lease import SlotLease
 from baton.protos.errors import StorageFull
 from tests.router.fake_workers import info
 

@@ -13,7 +13,7 @@ from redis.exceptions import RedisError
 
 from baton.cluster.config import load_config
 from baton.cluster.membership import Membership, PolledRoster, connect
-from baton.cluster.redis_url import shown
+from baton.cluster.store.redis_url import shown
 from baton.launch.redis_server import RedisServer, check_redis
 from baton.protos.errors import ConfigError
 from baton.tls.identity import TlsFiles

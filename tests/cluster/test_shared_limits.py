@@ -1,8 +1,8 @@
 """Buckets and records that every router shares, against a real server; and none when it is away."""
 
-from baton.cluster.buckets import RateBuckets
 from baton.cluster.membership import connect
-from baton.cluster.records import RecordStore
+from baton.cluster.store.buckets import RateBuckets
+from baton.cluster.store.records import RecordStore
 
 
 async def test_two_routers_draw_from_one_bucket(redis):

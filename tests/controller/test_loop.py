@@ -8,9 +8,9 @@ from redis.asyncio import Redis
 
 from baton.cluster.advice import AdviceStore, RatioPin
 from baton.cluster.config import load_config
-from baton.cluster.lease import NamedLease
 from baton.cluster.membership import WorkerEntry
-from baton.cluster.telemetry import RouterMetrics
+from baton.cluster.metering.telemetry import RouterMetrics
+from baton.cluster.store.lease import NamedLease
 from baton.cluster.traffic import TrafficStore
 from baton.controller.loop import CHANGE_S, Controller
 from baton.controller.metrics import ControlMetrics

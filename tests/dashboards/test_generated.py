@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from baton.cluster import metrics
+from baton.cluster.metering import metrics
 from baton.dashboards.__main__ import HOME, files
 from baton.dashboards.grafana import WIDTH, dashboard
 from baton.dashboards.rules import rules

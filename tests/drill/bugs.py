@@ -290,7 +290,7 @@ BUGS = (
     ),
     Bug(
         "a rate takes nothing from its bucket",
-        "cluster/buckets.py",
+        "cluster/store/buckets.py",
         "levels[i] - tonumber(ARGV[i*3])",
         "levels[i]",
     ),

@@ -7,7 +7,7 @@ import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
 from baton.cluster.config import load_config
-from baton.cluster.telemetry import RouterMetrics, WorkerMetrics
+from baton.cluster.metering.telemetry import RouterMetrics, WorkerMetrics
 from baton.process.security import files_of, public_identity, show_end, show_ends
 from baton.tls.authority import Authority
 

@@ -19,8 +19,8 @@ import grpc.aio
 import msgspec
 from prometheus_client import CollectorRegistry
 
+from baton.cluster.metering.telemetry import RouterMetrics
 from baton.cluster.prefix_index import HASH_BYTES
-from baton.cluster.telemetry import RouterMetrics
 from baton.protos.adapter_id import adapter_id
 from baton.protos.convert import error_to_pb, info_to_pb
 from baton.protos.errors import (

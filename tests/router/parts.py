@@ -9,7 +9,7 @@ from prometheus_client import CollectorRegistry
 
 from baton.cluster.batch_store import BatchStore
 from baton.cluster.config import RouterConfig
-from baton.cluster.telemetry import RouterMetrics
+from baton.cluster.metering.telemetry import RouterMetrics
 from baton.router.access.gate import Gate
 from baton.router.answer.quotas import Quotas
 from baton.router.answer.service import GenerationService

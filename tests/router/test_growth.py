@@ -12,7 +12,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from baton.cluster.config import RouterConfig
-from baton.cluster.telemetry import RouterMetrics
+from baton.cluster.metering.telemetry import RouterMetrics
 from baton.protos.errors import CorruptFrame, PoolExhausted
 from baton.router.dispatch.affinity import KEPT_SESSIONS
 from baton.router.dispatch.throttle import Throttle

@@ -7,7 +7,7 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
 from baton.cluster.config import BatonConfig, RouterConfig, load_config
-from baton.cluster.telemetry import RouterMetrics
+from baton.cluster.metering.telemetry import RouterMetrics
 from baton.protos.errors import ConfigError
 from baton.router.observe.live import LiveState
 from baton.router_host.metrics import SharedMetrics, merged

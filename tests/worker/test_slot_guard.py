@@ -13,7 +13,7 @@ import pytest
 import redis as sync_redis
 
 from baton.cluster.membership import connect
-from baton.cluster.slot_lease import SlotLease
+from baton.cluster.store.slot_lease import SlotLease
 from baton.launch.redis_server import RedisServer
 from baton.process.children import child_environment
 from baton.process.processes import kill_session

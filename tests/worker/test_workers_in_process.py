@@ -19,7 +19,7 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from baton.cluster import telemetry
+from baton.cluster.metering import telemetry
 from baton.decode_worker.engine.loop import DecodeLimits, DecodeLoop
 from baton.decode_worker.io import service as decode_service
 from baton.decode_worker.io.intake import Intake

@@ -13,7 +13,7 @@ from typing import assert_never
 
 from opentelemetry.trace import Span
 
-from baton.cluster.telemetry import Attributes, open_span
+from baton.cluster.metering.telemetry import Attributes, open_span
 from baton.decode_worker.io.intake import Intake
 from baton.decode_worker.io.router_session import RouterSession, SessionRequest
 from baton.kv.exchange.warming import Warmer

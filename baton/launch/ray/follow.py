@@ -17,8 +17,8 @@ from redis.exceptions import RedisError
 
 from baton.cluster.config import BatonConfig, ClusterConfig, load_config
 from baton.cluster.membership import connect
-from baton.cluster.redis_url import shown
 from baton.cluster.scale import ScaleRequest, begin, read
+from baton.cluster.store.redis_url import shown
 from baton.protos.errors import ConfigError
 
 LOOK_S = 0.5

@@ -13,7 +13,7 @@ from typing import NamedTuple, assert_never
 import msgspec
 from opentelemetry.trace import Span
 
-from baton.cluster.telemetry import Attributes, open_span
+from baton.cluster.metering.telemetry import Attributes, open_span
 from baton.engine.checks import blocks_for
 from baton.kv.exchange.filling import NOTHING, FillReport
 from baton.kv.exchange.warming import Warmer

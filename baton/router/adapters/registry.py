@@ -17,7 +17,7 @@ import msgspec
 from redis.exceptions import RedisError
 
 from baton.cluster.adapters import AdapterEntry, AdapterStore
-from baton.cluster.patience import CircuitBreaker
+from baton.cluster.store.patience import CircuitBreaker
 from baton.protos.adapter_id import name_of
 from baton.protos.rpc import heed_cancel
 

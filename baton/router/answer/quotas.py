@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from baton.cluster.telemetry import RouterMetrics
+from baton.cluster.metering.telemetry import RouterMetrics
 from baton.protos.errors import BatonError
 from baton.router.access.caller import CALLER
 from baton.router.access.gate import Gate

@@ -11,7 +11,7 @@ from prometheus_client.exposition import choose_encoder
 from baton.cluster.advice import AdviceStore
 from baton.cluster.batch_store import BatchStore
 from baton.cluster.holds import RosterWithHolds
-from baton.cluster.telemetry import RouterMetrics
+from baton.cluster.metering.telemetry import RouterMetrics
 from baton.router.access.gate import Gate
 from baton.router.answer.service import GenerationService
 from baton.router.dispatch.adapter_control import AdapterControl

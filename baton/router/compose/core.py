@@ -18,7 +18,7 @@ from typing import Protocol, runtime_checkable
 
 import msgspec
 
-from baton.cluster.telemetry import RouterMetrics
+from baton.cluster.metering.telemetry import RouterMetrics
 from baton.router.adapters.registry import AdapterRegistry
 from baton.router.dispatch.adapter_control import AdapterBounds, AdapterControl
 from baton.router.dispatch.adapter_keeper import AdapterKeeper

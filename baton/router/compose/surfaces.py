@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from baton.cluster.config import RouterConfig
-from baton.cluster.telemetry import RouterMetrics
+from baton.cluster.metering.telemetry import RouterMetrics
 from baton.router.answer.grammar_check import GrammarCheck
 from baton.router.answer.metering import Metering, NoMetering, TallyMetering
 from baton.router.answer.quotas import Quotas

@@ -11,7 +11,7 @@ import logging
 from collections.abc import Callable, Iterable
 
 from baton.cluster.adapters import AdapterEntry
-from baton.cluster.telemetry import RouterMetrics
+from baton.cluster.metering.telemetry import RouterMetrics
 from baton.protos.errors import AdapterChanged, AdaptersFull, AdapterUnknown, BatonError, Unavailable, WeightsGone
 from baton.protos.nouns import AdapterInfo
 from baton.router.adapters.registry import AdapterRegistry

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 
-from baton.cluster.telemetry import RouterMetrics
+from baton.cluster.metering.telemetry import RouterMetrics
 from baton.protos.errors import (
     AdapterNotLoaded,
     AdaptersFull,

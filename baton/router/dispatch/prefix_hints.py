@@ -9,8 +9,8 @@ import asyncio
 from collections.abc import Sequence
 from typing import Protocol
 
-from baton.cluster.patience import CircuitBreaker
 from baton.cluster.prefix_index import truncated
+from baton.cluster.store.patience import CircuitBreaker
 from baton.kv.layout import prefix
 from baton.protos.nouns import BLOCK_TOKENS, WorkerInfo
 from baton.router.policies import ClusterSnapshot

@@ -14,7 +14,7 @@ from functools import partial
 
 import msgspec
 
-from baton.cluster.telemetry import RouterMetrics, current_traceparent, span, trace_id_of
+from baton.cluster.metering.telemetry import RouterMetrics, current_traceparent, span, trace_id_of
 from baton.protos.errors import AdapterNotLoaded, AlreadyCommitted, BatonError, DeadlineExceeded, WorkerLost
 from baton.protos.nouns import Station, WorkerInfo
 from baton.protos.rpc import heed_cancel, settled

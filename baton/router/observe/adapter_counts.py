@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sized
 
-from baton.cluster.telemetry import RouterMetrics
+from baton.cluster.metering.telemetry import RouterMetrics
 from baton.protos.adapter_id import name_of
 from baton.router.request.request import ChoiceSummary, RouterRequest
 

@@ -13,7 +13,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from baton.cluster.metrics import SECONDS
+from baton.cluster.metering.metrics import SECONDS
 from baton.router.observe.live import Bins, bin_of, bin_start
 
 Cells = dict[int, int]

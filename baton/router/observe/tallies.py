@@ -17,9 +17,9 @@ from time import monotonic, time
 
 from prometheus_client import Counter as PrometheusCounter
 
-from baton.cluster.instruments import ManyHistogram
-from baton.cluster.metrics import SECONDS, TOKENS
-from baton.cluster.telemetry import RouterMetrics, exemplar
+from baton.cluster.metering.instruments import ManyHistogram
+from baton.cluster.metering.metrics import SECONDS, TOKENS
+from baton.cluster.metering.telemetry import RouterMetrics, exemplar
 from baton.router.observe.gaps import Gaps, cells_of, sort_into
 from baton.router.observe.live import (
     GOOD_ENDS,

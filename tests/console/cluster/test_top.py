@@ -10,7 +10,7 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from baton.cluster.config import ContextClass
-from baton.cluster.telemetry import RouterMetrics
+from baton.cluster.metering.telemetry import RouterMetrics
 from baton.console.cluster.top import page
 from baton.console.main import app
 from baton.protos.nouns import KvLayout, WorkerInfo, WorkerLoad

@@ -12,7 +12,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from baton.cluster import batch_store, buckets, departures, lease, membership, prefix_index, records, slot_lease
+from baton.cluster import batch_store, departures, membership, prefix_index
+from baton.cluster.store import buckets, lease, records, slot_lease
 from baton.drill.redis.lua import Script
 from baton.drill.redis.server import Session
 from baton.drill.redis.store import Store

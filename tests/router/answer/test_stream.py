@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
 
-from baton.cluster.telemetry import RouterMetrics
+from baton.cluster.metering.telemetry import RouterMetrics
 from baton.protos.errors import WorkerLost
 from baton.protos.nouns import Sampling, TokenRun
 from baton.router.answer.generation import Generation, GenerationOptions

@@ -6,8 +6,8 @@ import asyncio
 
 import msgspec
 
-from baton.cluster.patience import CircuitBreaker
 from baton.cluster.prefix_index import truncated
+from baton.cluster.store.patience import CircuitBreaker
 from baton.kv.layout import prefix
 from baton.protos.nouns import KvLayout, Sampling, WorkerInfo, WorkerLoad
 from baton.router.dispatch import prefix_hints as hints

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from prometheus_client import CollectorRegistry, generate_latest
 
-from baton.cluster.telemetry import RouterMetrics
+from baton.cluster.metering.telemetry import RouterMetrics
 from baton.protos.nouns import Sampling
 from baton.router.observe.adapter_counts import MOST_NAMES, AdapterCounts
 from baton.router.request.context import RequestContext

@@ -5,7 +5,7 @@ from bisect import bisect_left
 
 import pytest
 
-from baton.cluster.metrics import SECONDS
+from baton.cluster.metering.metrics import SECONDS
 from baton.router.observe.gaps import Gaps, cells_of, sort_into
 from baton.router.observe.live import Bins, bin_of
 

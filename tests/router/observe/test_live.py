@@ -6,8 +6,8 @@ import msgspec
 import pytest
 from prometheus_client import CollectorRegistry
 
+from baton.cluster.metering.telemetry import RouterMetrics
 from baton.cluster.prefix_index import HASH_BYTES, truncated
-from baton.cluster.telemetry import RouterMetrics
 from baton.kv.layout import prefix
 from baton.router.observe.live import (
     SLOT_S,

@@ -10,8 +10,8 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.openmetrics.exposition import generate_latest as openmetrics
 
 from baton.cluster.config import RouterConfig
+from baton.cluster.metering.telemetry import RouterMetrics
 from baton.cluster.prefix_index import HASH_BYTES
-from baton.cluster.telemetry import RouterMetrics
 from baton.protos.nouns import TokenLogprob, TokenLogprobs
 from baton.router.answer.metering import Meter, NoMeter, TallyMetering
 from baton.router.compose.surfaces import make_metering

@@ -17,9 +17,9 @@ from pathlib import Path
 import redis
 
 from baton.cluster.config import BatonConfig
-from baton.cluster.redis_url import shown
-from baton.cluster.room import ANSWERS
 from baton.cluster.served_model import resolve_model
+from baton.cluster.store.redis_url import shown
+from baton.cluster.store.room import ANSWERS
 from baton.console.setup.findings import Finding, State
 from baton.launch.redis_server import find_server
 from baton.process.security import files_of, identity_of, public_identity

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from baton.cluster.telemetry import WorkerMetrics
+from baton.cluster.metering.telemetry import WorkerMetrics
 from baton.cost.fit import StepFit
 from baton.protos.channel import Stats
 from baton.protos.nouns import EngineWork, WorkerInfo, WorkerLoad
-from baton.worker.rates import Rates, bytes_read, done, flops
+from baton.worker.figures.rates import Rates, bytes_read, done, flops
 
 TOTALS = {
     "step": "steps",

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
-from baton.cluster.patience import CircuitBreaker
+from baton.cluster.store.patience import CircuitBreaker
 
 # KEYS: buckets; ARGV: per bucket capacity, refill per second, cost. Taken from all of them, or from none.
 # -> {1} or {0, milliseconds until there would be enough}

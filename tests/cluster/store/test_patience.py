@@ -4,8 +4,8 @@ import asyncio
 
 import pytest
 
-from baton.cluster.buckets import RateBuckets
-from baton.cluster.patience import CircuitBreaker
+from baton.cluster.store.buckets import RateBuckets
+from baton.cluster.store.patience import CircuitBreaker
 
 WAIT_S, REST_S = 60.0, 1.0
 

@@ -16,7 +16,7 @@ from opentelemetry.context import Context
 from opentelemetry.trace import Span, SpanKind
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
-from baton.cluster import instruments, metrics
+from baton.cluster.metering import instruments, metrics
 
 OPTIONAL = frozenset({"certificate", "mfu", "mbu", "flops", "bytes_read", "peak_flops", "peak_bytes"})
 Attributes = Mapping[str, str | int | float | bool]

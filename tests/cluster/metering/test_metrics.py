@@ -5,9 +5,9 @@ from bisect import bisect_left
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.openmetrics.exposition import generate_latest as openmetrics
 
-from baton.cluster import metrics
-from baton.cluster.metrics import SECONDS
-from baton.cluster.telemetry import OPTIONAL, RouterMetrics, WorkerMetrics, exemplar
+from baton.cluster.metering import metrics
+from baton.cluster.metering.metrics import SECONDS
+from baton.cluster.metering.telemetry import OPTIONAL, RouterMetrics, WorkerMetrics, exemplar
 
 
 def test_names_are_unique_and_units_are_in_them():

@@ -15,7 +15,7 @@ from prometheus_client.core import Metric as Family
 from prometheus_client.registry import Collector
 from prometheus_client.samples import Exemplar, Sample
 
-from baton.cluster.metrics import VLLM_PREFIX, Metric
+from baton.cluster.metering.metrics import VLLM_PREFIX, Metric
 
 
 class ManyHistogram(Histogram):

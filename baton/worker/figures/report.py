@@ -13,16 +13,16 @@ from typing import NamedTuple
 
 import msgspec
 
-from baton.cluster.telemetry import WorkerMetrics
+from baton.cluster.metering.telemetry import WorkerMetrics
 from baton.cost.fit import StepFit, TransferFit
 from baton.kv.exchange.filling import FillReport
 from baton.kv.tiers.shared import SharedTier
 from baton.kv.tiers.slab import Slab
 from baton.protos.nouns import EngineWork, WorkerInfo, WorkerLoad
-from baton.worker.energy import Energy
-from baton.worker.engine_figures import EngineFigures
-from baton.worker.rates import Rates
-from baton.worker.transfer_figures import TransferFigures
+from baton.worker.figures.energy import Energy
+from baton.worker.figures.engine import EngineFigures
+from baton.worker.figures.rates import Rates
+from baton.worker.figures.transfer import TransferFigures
 
 TIER_EVENTS = ("stored", "loaded", "evicted", "damaged", "failed")
 

@@ -1,6 +1,6 @@
 """Joules where the platform tells, nothing where it doesn't."""
 
-from baton.worker.energy import Energy
+from baton.worker.figures.energy import Energy
 
 
 def package(folder, name, energy, wraps_at=None):

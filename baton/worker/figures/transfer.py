@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 
-from baton.cluster.telemetry import WorkerMetrics
+from baton.cluster.metering.telemetry import WorkerMetrics
 from baton.cost.fit import TransferFit
 from baton.prefill_worker.io.handoff import HandoffReport
 from baton.protos.nouns import KvLink, KvPair
-from baton.worker.rates import Rates
+from baton.worker.figures.rates import Rates
 
 UNKNOWN = "unknown"  # the peer of a handoff that reached nobody
 

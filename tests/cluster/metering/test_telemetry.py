@@ -3,7 +3,7 @@ import sys
 
 from prometheus_client import CollectorRegistry, generate_latest
 
-from baton.cluster.telemetry import RouterMetrics, WorkerMetrics, current_traceparent, setup_tracing, span
+from baton.cluster.metering.telemetry import RouterMetrics, WorkerMetrics, current_traceparent, setup_tracing, span
 
 PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 
@@ -46,7 +46,7 @@ def test_spans_of_two_processes_make_one_trace_at_the_collector() -> None:
     code = """
 import concurrent.futures, grpc
 from opentelemetry.proto.collector.trace.v1 import trace_service_pb2 as t, trace_service_pb2_grpc as g
-from baton.cluster.telemetry import current_traceparent, open_span, setup_tracing, span, traceparent_of
+from baton.cluster.metering.telemetry import current_traceparent, open_span, setup_tracing, span, traceparent_of
 seen = []
 class Sink(g.TraceServiceServicer):
     def Export(self, request, context):

@@ -2,7 +2,7 @@
 
 from baton.protos.channel import Stats
 from baton.protos.nouns import EngineWork
-from baton.worker.rates import Rates, bytes_read, done, flops
+from baton.worker.figures.rates import Rates, bytes_read, done, flops
 
 
 class Clock:

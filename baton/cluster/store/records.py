@@ -15,7 +15,7 @@ from typing import Any
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
-from baton.cluster.room import RedisMemory
+from baton.cluster.store.room import RedisMemory
 
 KEPT_S = 3600
 MAX_ID = 256
