@@ -11,7 +11,10 @@ from tests.growth import grown
 from tests.worker.test_workers_in_process import Chaos, House, house
 
 PAGES = 60  # so few that cached blocks fill them after the first round
-BOUNDS = {"supply.cached._remembered": REMEMBERED, "supply.cached._runs": PAGES}
+BOUNDS = {
+    "supply.cached._remembered": REMEMBERED,
+    **dict.fromkeys(("supply.free", "supply.cached._runs", "supply.cached._plan"), PAGES),
+}
 
 
 def parts(h: House) -> dict[str, object]:
