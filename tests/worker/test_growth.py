@@ -14,6 +14,7 @@ PAGES = 60  # so few that cached blocks fill them after the first round
 BOUNDS = {
     "supply.cached._remembered": REMEMBERED,
     **dict.fromkeys(("supply.free", "supply.cached._runs", "supply.cached._plan"), PAGES),
+    "supply.cached._runs[].pages": 2 * PAGES,
 }
 
 

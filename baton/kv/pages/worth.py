@@ -25,14 +25,17 @@ LEAST_PLAN = 64  # evictions, because a plan takes about a millisecond
 
 
 class Run:
-    """Holds pages that joined together, a chain's tail first; those before ``gone`` were evicted."""
+    """Holds pages that joined together, a chain's tail first; those before ``gone`` were evicted.
 
-    __slots__ = ("at", "cls", "cost", "deeper", "gone", "kind", "pages")
+    ``left`` counts the pages that are still the run's; others are listed until half of the list is theirs.
+    """
+
+    __slots__ = ("at", "cls", "cost", "deeper", "gone", "kind", "left", "pages")
 
     def __init__(self, kind: Kind, cls: int, at: int, cost: float, deeper: Run | None) -> None:
         self.kind, self.cls, self.at, self.cost, self.deeper = kind, cls, at, cost, deeper
         self.pages: list[int] = []
-        self.gone = 0
+        self.gone = self.left = 0
 
 
 class WorthOrder:
@@ -105,6 +108,7 @@ class WorthOrder:
             kind = Kind(run.kind.uses + 1, run.kind.uses + 1, self._handed - run.at)
             for page in used:
                 run_of[page], self._kind[page] = None, kind
+            self._shrink(run, len(used))
         self._count -= len(pages)
 
     def take(self, count: int, kept: Collection[int] = ()) -> list[int]:
@@ -120,12 +124,24 @@ class WorthOrder:
     def _begin(self, kind: Kind, pages: Sequence[int], deeper: Run | None) -> Run:
         cost = 1.0 + self._pair_cost * self._depth[pages[0]]
         run = Run(kind, self._table.class_of(kind), self._handed, cost, deeper)
-        run.pages = list(pages)
+        run.pages, run.left = list(pages), len(pages)
         for page in pages:
             self._run[page], self._kind[page] = run, kind
         self._runs[run] = None
         self._table.joined(run.cls, run.at, len(pages))
         return run
+
+    def _shrink(self, run: Run, pages: int) -> None:
+        """Counts pages that left ``run``. A run without pages goes at once: where nothing is evicted, nothing else
+        would end it.
+        """
+        run.left -= pages
+        if not run.left:
+            self._runs.pop(run, None)
+            run.pages, run.gone = [], 0
+        elif 2 * run.left < len(run.pages):
+            run.pages = [page for page in run.pages[run.gone :] if self._run[page] is run]
+            run.gone = 0
 
     def _recalled(self, page: int) -> Kind:
         """What is known of a page; of a new one, what is remembered of its block."""
@@ -140,7 +156,7 @@ class WorthOrder:
     def _evict(self, run: Run, most: int, kept: Collection[int], taken: list[int]) -> None:
         """Takes up to ``most`` pages of ``run``, and its place in the plan where none is left to take."""
         spared: list[int] = []
-        pages, most = run.pages, min(most, self._left)
+        evicted, pages, most = 0, run.pages, min(most, self._left)
         while run.gone < len(pages) and most:
             page = pages[run.gone]
             run.gone += 1
@@ -151,6 +167,7 @@ class WorthOrder:
                 continue
             self._forget(page, run)
             taken.append(page)
+            evicted += 1
             most -= 1
             self._left -= 1
         if run.gone == len(pages):
@@ -158,8 +175,7 @@ class WorthOrder:
         if spared:
             run.pages = spared + pages[run.gone :]
             run.gone = 0
-        elif run.gone == len(pages):
-            self._runs.pop(run, None)
+        self._shrink(run, evicted)
 
     def _forget(self, page: int, run: Run) -> None:
         """A sample of evicted pages goes on being watched, each for ``_weight`` of them."""
@@ -188,12 +204,7 @@ class WorthOrder:
 
     def _make_plan(self, kept: Collection[int]) -> None:
         """Orders all runs, the one that is worth least last."""
-        runs = []
-        for run in list(self._runs):
-            if self._holds_any(run, kept):
-                runs.append(run)
-            elif not kept or not self._holds_any(run, ()):
-                del self._runs[run]
+        runs = [run for run in self._runs if not kept or self._holds_any(run, kept)]
         if self._handed >= self._learn_at:
             self._worth = self._table.worth(self._handed, range(CLASSES))
             self._learn_at = self._handed + self._lesson

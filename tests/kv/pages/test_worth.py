@@ -99,3 +99,14 @@ def test_any_run_of_leases_leaves_every_page_in_one_place(seed):
             pool.check()
             pool.unkeep(page)
         pool.check()
+
+
+def test_what_is_used_again_and_again_while_nothing_is_evicted_leaves_nothing_behind():
+    pool, draw = PagePool(40), random.Random(3)
+    for _ in range(300):
+        run(pool, [name(i) for i in range(draw.randint(1, 30))])
+    order = pool.supply.cached
+    assert len(order) == 30
+    assert len(order._runs) <= 30
+    assert sum(len(each.pages) for each in order._runs) <= 60
+    pool.check()
