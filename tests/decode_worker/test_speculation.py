@@ -106,6 +106,4 @@ def test_a_draft_models_drafts_change_no_bit_and_its_own_twin_accepts_them() -> 
     drafter = Eager(DraftModel(load_runner(EngineConfig(str(DEMO), threads=1)), 256), most=3)
     (run := Run(engine, drafter=drafter)).local()
     exactly(run.told(), undisturbed(engine)[0])
-    assert (
-        drafter.tally.accepted > 0.5 * drafter.tally.verified > 0
-    )  # one answer is of an adapter that the twin lacks
+    assert drafter.tally.accepted > 0.5 * drafter.tally.verified > 0  # one has an adapter, the twin none

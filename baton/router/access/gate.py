@@ -20,7 +20,7 @@ SPEND_EVERY_S = 0.25  # seconds between two writes of what answers have used
 
 
 class SharedBuckets(Protocol):
-    """Counts rates in buckets that routers share; ``cluster.buckets.RateBuckets`` is the real one."""
+    """Counts rates in buckets that routers share; ``cluster.store.buckets.RateBuckets`` is the real one."""
 
     async def take(self, costs: Mapping[str, tuple[float, float]]) -> float | None:
         """Takes costs, name -> (per minute, cost): 0.0 when taken, else seconds to wait; None when nobody can
