@@ -32,7 +32,7 @@ FIRST_OF_SEVERAL = "-0"  # a call with several prompts is one request for each: 
 
 
 class DecisionStore(Protocol):
-    """Keeps records where every router of a cluster finds them; ``cluster.store.records.RecordStore`` is the real one."""
+    """Keeps records where every router of a cluster finds them: ``cluster.store.records.RecordStore`` does."""
 
     async def put(self, records: Mapping[str, bytes]) -> None:
         """Keeps records for the store's TTL; never raises, and never waits long."""
