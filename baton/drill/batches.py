@@ -71,7 +71,7 @@ class BatchClients:
         self._hold(number, batch, job, content)
 
     async def close(self) -> None:
-        """Closes the connections."""
+        """Closes the connection by which the store is read for judging."""
         await self._redis.aclose()
 
     def _hold(self, number: int, batch: Batch, job: BatchJob, content: bytes) -> None:

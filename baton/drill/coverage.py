@@ -1,4 +1,4 @@
-"""What runs have reached: which faults met which work in which role, and at which awaits tasks were cancelled.
+"""Counts what runs have reached: which faults met which work in which role, and at which awaits tasks were cancelled.
 
 Knows nothing of what is right. ``await_points`` reads the product's own source for what there is to reach.
 """

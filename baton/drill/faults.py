@@ -1,4 +1,4 @@
-"""What goes wrong in a run, one method per kind of fault: it begins, lasts, and is over.
+"""Makes things go wrong in a run, one method per kind of fault: it begins, lasts, and is over.
 
 A fault is over when nothing of it is left that a cluster would have to bear; only then does the judge begin to
 count the time in which everything must end.
@@ -119,7 +119,7 @@ class Faults:
         self._redis.start_empty()
 
     async def _redis_forgets(self, fault: Fault) -> None:
-        """What was written lately is lost, as when a replica that lagged takes over."""
+        """Loses what Redis was told lately, as when a replica that lagged takes over."""
         before = self._redis.store.snapshot()
         await asyncio.sleep(fault.seconds)
         self._redis.stop()

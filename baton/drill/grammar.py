@@ -24,7 +24,7 @@ LATE_ONE_IN = 8  # of so many tokens, one is late
 
 
 class GrammarCourse:
-    """Where an answer stands in its grammar, whoever follows it."""
+    """Follows one answer through its grammar, in the engine's place."""
 
     def __init__(self, grammar: Grammar) -> None:
         self._state = xxhash.xxh3_64_intdigest(grammar.spec.encode())

@@ -1,1 +1,1 @@
-"""What Redis is to every process: its URL, its patience and room, leases, rate buckets and records."""
+"""Talks to Redis for every process: its URL, patience and room, leases, rate buckets and records."""

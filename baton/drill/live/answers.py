@@ -24,7 +24,7 @@ class Question(msgspec.Struct, frozen=True):
 
 
 class Answer(msgspec.Struct):
-    """What came: the texts by choice, or why there are none.
+    """Holds what a server answered: the texts by choice, or why there are none.
 
     ``wrong`` says what no server may do; ``failed`` is a status other than 200, or a connection that broke.
     """

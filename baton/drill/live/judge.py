@@ -31,7 +31,10 @@ WORDS = (
 
 
 class Scorecard(msgspec.Struct):
-    """What a server did. Each list names what was seen; ``differs`` may be arithmetic of another batch."""
+    """Sums up what a server did wrong; each list names what was seen.
+
+    ``differs`` may be arithmetic of another batch.
+    """
 
     requests: int = 0
     answered: int = 0
