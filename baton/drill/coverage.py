@@ -1,4 +1,4 @@
-"""Counts what runs have reached: which faults met which work in which role, and at which awaits tasks were cancelled.
+"""Counts what runs have reached: which faults met which work in which role, and which awaits were cancelled at.
 
 Knows nothing of what is right. ``await_points`` reads the product's own source for what there is to reach.
 """
