@@ -12,15 +12,6 @@ namespace baton {
 //   3 to 6 rows    weights come from a near cache; bytes widen to 16 bits, as the rows did when they were dealt, by vpmaddwd
 constexpr int kRows = 6, kRowsW4 = 2, kFewRows = 2;
 
-enum Scales { NO_SCALES, SCALES, SCALES_AND_MINS, WHOLE_SCALES };
-
-// A planted bug, which the op's tests must catch: what is exact is rounded group by group.
-#ifdef BATON_MUTATION_LINEAR_EXACT
-constexpr bool kExact = false;
-#else
-constexpr bool kExact = true;
-#endif
-
 BATON_INLINE __m256i vector_at(const void* at) { return _mm256_loadu_si256((const __m256i*)at); }
 
 BATON_INLINE __m256i four_bytes(const void* at) {

@@ -62,6 +62,15 @@ struct TileWeights {
   int64_t exact;  // groups with whole scales whose sum is exact, or 0: two such are added at once
 };
 
+enum Scales { NO_SCALES, SCALES, SCALES_AND_MINS, WHOLE_SCALES };
+
+// A planted bug, which the op's tests must catch: what is exact is rounded group by group.
+#ifdef BATON_MUTATION_LINEAR_EXACT
+constexpr bool kExact = false;
+#else
+constexpr bool kExact = true;
+#endif
+
 #if BATON_AVX512
 
 constexpr int kRows = 6;    // 24 accumulators, 4 of weights, 1 broadcast: of 32 registers
@@ -84,15 +93,6 @@ BATON_INLINE void begin(__m512i (&acc)[R][4], const TileRows& rows, int64_t grou
     unroll<4>([&](auto j) BATON_LAMBDA { acc[r][j] = start; });
   });
 }
-
-enum Scales { NO_SCALES, SCALES, SCALES_AND_MINS, WHOLE_SCALES };
-
-// A planted bug, which the op's tests must catch: what is exact is rounded group by group.
-#ifdef BATON_MUTATION_LINEAR_EXACT
-constexpr bool kExact = false;
-#else
-constexpr bool kExact = true;
-#endif
 
 BATON_INLINE __m512 sixteen_fp16(const fp16* at) { return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)at)); }
 
