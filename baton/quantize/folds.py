@@ -12,7 +12,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from baton.engine.program.ops import Linear, Op, PagedAttention, Program, RmsNorm, SwiGlu
+from baton.engine.program.ops import Linear, Op, PagedAttention, RmsNorm, SwiGlu
+from baton.engine.program.program import Program
 from baton.quantize.layers import reads, writes
 
 

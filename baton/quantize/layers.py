@@ -18,17 +18,8 @@ from torch import Tensor
 from baton.engine.backends.torch.batch import BatchBuilder
 from baton.engine.backends.torch.interpreter import Interpreter, KvPages, Registers
 from baton.engine.plan import SequenceStep, StepPlan
-from baton.engine.program.ops import (
-    Embedding,
-    Linear,
-    Moe,
-    Op,
-    PagedAttention,
-    Program,
-    RmsNorm,
-    RopeAppend,
-    SwiGlu,
-)
+from baton.engine.program.ops import Embedding, Linear, Moe, Op, PagedAttention, RmsNorm, RopeAppend, SwiGlu
+from baton.engine.program.program import Program
 from baton.kernels.registry import kernels
 from baton.protos.errors import ConfigError
 from baton.protos.nouns import BLOCK_TOKENS

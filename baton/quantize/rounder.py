@@ -12,7 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from baton.engine.program.ops import Linear, Moe, Op, Program, Weight
+from baton.engine.program.ops import Linear, Moe, Op
+from baton.engine.program.program import Program, Weight
 from baton.quantize.folds import Fold, fold_of, stored
 from baton.quantize.layers import LayerRun, States, pieces_of
 from baton.quantize.rounded import Rounded

@@ -13,7 +13,8 @@ from pathlib import Path
 import msgspec
 from torch import Tensor
 
-from baton.engine.program.ops import Embedding, Op, Program
+from baton.engine.program.ops import Embedding, Op
+from baton.engine.program.program import Program
 from baton.protos.errors import ConfigError
 from baton.quantize.formats import format_of
 from baton.quantize.layers import States, embed, layers_of, live

@@ -17,6 +17,7 @@ from baton.engine.backends.cuda.runner import AT_ONCE, BY_GRAPH, PLAIN, CudaRunn
 from baton.engine.backends.native.batch import NativeBatch
 from baton.engine.plan import ModelSpec, SampleSpec, SequenceStep, StepPlan
 from baton.engine.program import ops as p
+from baton.engine.program.program import Program, Rope, Weight
 from baton.kernels.cuda.library import CudaLibrary
 from baton.kernels.linear.packed import PackedWeight
 from baton.kv.layout.page import layout_for
@@ -164,7 +165,7 @@ def random_matrix(kind: str, n: int, k: int) -> PackedWeight:
     return PackedWeight(number, n, k, 128 if bits == 4 else 0, data, scales, None, rows)
 
 
-def llama() -> p.Program:
+def llama() -> Program:
     """The 8B's program."""
     s, eps, layers = SHAPE, 1e-5, SHAPE["layers"]
     q, kv = s["heads"] * s["head_dim"], s["kv_heads"] * s["head_dim"]
@@ -190,10 +191,10 @@ def llama() -> p.Program:
             p.Linear("inner", f"{i}.down", None, "delta"),
         ]
     ops.append(p.LmHead("x", "delta", "norm", eps, "head"))
-    return p.Program(
+    return Program(
         tuple(ops),
-        tuple(p.Weight(name, (name,), (shape,)) for name, shape in weights.items()),
+        tuple(Weight(name, (name,), (shape,)) for name, shape in weights.items()),
         (LayerGroup("full", ("k", "v"), layers, s["kv_heads"], s["head_dim"]),),
-        p.Rope("default", 500_000.0, {}),
+        Rope("default", 500_000.0, {}),
         *(s["heads"], s["kv_heads"], s["head_dim"], s["vocab"], 8192),
     )

@@ -13,15 +13,8 @@ import torch
 from baton.engine.backends.torch.interpreter import _BINDERS
 from baton.engine.models import architectures, program_for
 from baton.engine.program.config import ModelConfig
-from baton.engine.program.ops import (
-    GatedDelta,
-    LatentAttention,
-    Op,
-    PagedAttention,
-    Program,
-    RopeAppend,
-    StateSpace,
-)
+from baton.engine.program.ops import GatedDelta, LatentAttention, Op, PagedAttention, RopeAppend, StateSpace
+from baton.engine.program.program import Program
 from baton.engine.program.rope import RopeTables, settled
 from baton.kv.layout.page import layout_for
 from baton.protos.errors import CheckpointError

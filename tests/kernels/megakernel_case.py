@@ -17,6 +17,7 @@ from baton.engine.backends.cuda import trial as trials
 from baton.engine.backends.native.program import NativeProgram
 from baton.engine.program import ops as p
 from baton.engine.program import rope
+from baton.engine.program.program import Program, Rope, Weight
 from baton.kernels.abi.native import I32, P
 from baton.kernels.step import structs
 from baton.kv.layout.page import layout_for
@@ -42,7 +43,7 @@ class Shape:
     biases: bool = False
 
 
-def llama(s: Shape) -> p.Program:
+def llama(s: Shape) -> Program:
     """What engine/program/decoder.py makes of such a model."""
     q, kv = s.heads * s.head_dim, s.kv_heads * s.head_dim
     shapes: dict[str, tuple[int, ...]] = {
@@ -70,11 +71,11 @@ def llama(s: Shape) -> p.Program:
             p.Linear("inner", f"{i}.down", bias["down"], "down"),
         ]
     ops.append(p.LmHead("x", "down", "norm", 1e-5, "head"))
-    return p.Program(
+    return Program(
         tuple(ops),
-        tuple(p.Weight(name, (name,), (shape,)) for name, shape in shapes.items()),
+        tuple(Weight(name, (name,), (shape,)) for name, shape in shapes.items()),
         (LayerGroup("full", ("k", "v"), s.layers, s.kv_heads, s.head_dim),),
-        p.Rope("default", 1e4, {}),
+        Rope("default", 1e4, {}),
         *(s.heads, s.kv_heads, s.head_dim, VOCAB, POSITIONS),
     )
 

@@ -13,7 +13,8 @@ from baton.engine.backends.torch.runner import KV_DTYPES
 from baton.engine.models import program_for
 from baton.engine.plan import ModelSpec
 from baton.engine.program.config import ModelConfig
-from baton.engine.program.ops import Linear, LmHead, Program
+from baton.engine.program.ops import Linear, LmHead
+from baton.engine.program.program import Program
 from baton.engine.program.sites import adaptable, sites_of
 from baton.engine.quant import on_load
 from baton.kernels.linear.packed import PackedWeight, pack_bf16

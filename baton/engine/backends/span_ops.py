@@ -21,11 +21,11 @@ from baton.engine.program.ops import (
     GatedHeads,
     LatentAttention,
     Op,
-    Program,
     RmsNorm,
     Route,
     StateSpace,
 )
+from baton.engine.program.program import Program
 from baton.kernels.latent_attention.reference import latent_rows, turn
 from baton.kernels.registry import kernels
 from baton.kernels.rms_norm.reference import normed

@@ -13,7 +13,8 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from baton.engine.program.ops import Linear, LmHead, Program
+from baton.engine.program.ops import Linear, LmHead
+from baton.engine.program.program import Program
 from baton.kernels.abi import native
 from baton.kernels.abi.native import I32, I64, P
 from baton.kernels.linear.packed import BF16, PackedWeight

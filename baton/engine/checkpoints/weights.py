@@ -18,7 +18,8 @@ from baton.engine.checkpoints.packed_cache import packed_weights
 from baton.engine.checkpoints.safetensors import Checkpoint
 from baton.engine.load import EngineConfig
 from baton.engine.program.config import ModelConfig
-from baton.engine.program.ops import Linear, LmHead, Program, Weight
+from baton.engine.program.ops import Linear, LmHead
+from baton.engine.program.program import Program, Weight
 from baton.engine.program.ranks import Rank, Rows, split
 from baton.engine.quant import NONE, Reader, on_load, reader_of
 from baton.engine.quant.gguf import GgufCheckpoint

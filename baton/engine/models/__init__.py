@@ -9,7 +9,7 @@ from importlib import import_module
 from pathlib import Path
 
 from baton.engine.program.config import ModelConfig
-from baton.engine.program.ops import Program
+from baton.engine.program.program import Program
 
 
 def architectures() -> tuple[str, ...]:

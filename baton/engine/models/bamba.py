@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from baton.engine.program.config import ModelConfig
 from baton.engine.program.decoder import Decoder
 from baton.engine.program.hybrid import HybridDecoder, StateSpaceLayers
-from baton.engine.program.ops import Program
+from baton.engine.program.program import Program
 
 MAX_POSITION = 262144
 KV_HEADS = 8

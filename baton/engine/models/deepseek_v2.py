@@ -8,7 +8,7 @@ from __future__ import annotations
 from baton.engine.program.config import ModelConfig
 from baton.engine.program.expert_layers import ExpertLayers, Routing
 from baton.engine.program.latent import Latent, LatentDecoder
-from baton.engine.program.ops import Program
+from baton.engine.program.program import Program
 
 MAX_POSITION = 2048
 PARTS = ("gate_proj", "up_proj", "down_proj")

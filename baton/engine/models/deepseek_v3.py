@@ -9,7 +9,7 @@ from baton.engine.models.deepseek_v2 import experts_of
 from baton.engine.program.config import ModelConfig
 from baton.engine.program.expert_layers import Routing
 from baton.engine.program.latent import Latent, LatentDecoder
-from baton.engine.program.ops import Program
+from baton.engine.program.program import Program
 
 MAX_POSITION = 4096
 

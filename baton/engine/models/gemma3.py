@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from baton.engine.models import gemma3_text
 from baton.engine.program.config import ModelConfig
-from baton.engine.program.ops import Program
+from baton.engine.program.program import Program
 
 DEFAULTS = {
     "vocab_size": 262208,

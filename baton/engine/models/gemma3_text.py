@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from baton.engine.models.gemma2 import gemma
 from baton.engine.program.config import ModelConfig
 from baton.engine.program.decoder import Decoder
-from baton.engine.program.ops import Program, Rope
+from baton.engine.program.program import Program, Rope
 
 MAX_POSITION = 131072
 WINDOW = 4096

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from baton.engine.program.config import ModelConfig
 from baton.engine.program.decoder import Decoder
 from baton.engine.program.expert_layers import ExpertLayers
-from baton.engine.program.ops import Program
+from baton.engine.program.program import Program
 
 MAX_POSITION = 131072
 HEAD_DIM, KV_HEADS = 64, 8

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from baton.engine.program.config import ModelConfig
 from baton.engine.program.decoder import Decoder
-from baton.engine.program.ops import Program
+from baton.engine.program.program import Program
 
 MAX_POSITION = 2048
 

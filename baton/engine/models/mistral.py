@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from baton.engine.program.config import ModelConfig
 from baton.engine.program.decoder import Decoder
-from baton.engine.program.ops import Program
+from baton.engine.program.program import Program
 
 MAX_POSITION = 4096 * 32
 WINDOW = 4096

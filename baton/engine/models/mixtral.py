@@ -11,7 +11,7 @@ from baton.engine.models.mistral import KV_HEADS, MAX_POSITION
 from baton.engine.program.config import ModelConfig
 from baton.engine.program.decoder import Decoder
 from baton.engine.program.expert_layers import ExpertLayers
-from baton.engine.program.ops import Program
+from baton.engine.program.program import Program
 
 PARTS = ("w1", "w3", "w2")
 

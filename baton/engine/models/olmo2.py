@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from baton.engine.program.config import ModelConfig
 from baton.engine.program.decoder import Decoder, Norms
-from baton.engine.program.ops import Program
+from baton.engine.program.program import Program
 
 MAX_POSITION = 2048
 EPS = 1e-5

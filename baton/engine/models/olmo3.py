@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from baton.engine.models.gemma3_text import two_ropes
 from baton.engine.models.olmo2 import MAX_POSITION, olmo
 from baton.engine.program.config import ModelConfig
-from baton.engine.program.ops import Program
+from baton.engine.program.program import Program
 
 WINDOW, FULL_EVERY = 4096, 4
 THETA = 500000.0

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from baton.engine.program.config import ModelConfig
 from baton.engine.program.decoder import Decoder
-from baton.engine.program.ops import Program
+from baton.engine.program.program import Program
 from baton.engine.program.rope import LONGROPE
 
 MAX_POSITION, ORIGINAL_CONTEXT = 4096, 4096

@@ -8,7 +8,7 @@ from __future__ import annotations
 from baton.engine.models.qwen2 import KV_HEADS, MAX_POSITION, windowed
 from baton.engine.program.config import ModelConfig
 from baton.engine.program.decoder import Decoder
-from baton.engine.program.ops import Program
+from baton.engine.program.program import Program
 
 HEAD_DIM = 128
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from baton.engine.models.qwen3_next import delta_hybrid
 from baton.engine.program.config import ModelConfig
-from baton.engine.program.ops import Program
+from baton.engine.program.program import Program
 
 KV_HEADS = 4
 

@@ -11,7 +11,7 @@ from baton.engine.models.qwen2 import MAX_POSITION, WINDOW
 from baton.engine.program.config import ModelConfig
 from baton.engine.program.decoder import Decoder
 from baton.engine.program.expert_layers import ExpertLayers
-from baton.engine.program.ops import Program
+from baton.engine.program.program import Program
 
 KV_HEADS = 4
 PARTS = ("gate_proj", "up_proj", "down_proj")

@@ -12,7 +12,7 @@ from baton.engine.program.config import ModelConfig
 from baton.engine.program.decoder import Decoder
 from baton.engine.program.expert_layers import ExpertLayers
 from baton.engine.program.hybrid import GatedDeltaLayers, HybridDecoder
-from baton.engine.program.ops import Program
+from baton.engine.program.program import Program
 
 MAX_POSITION = 32768
 HEAD_DIM, KV_HEADS = 256, 2

@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from baton.engine.program.ops import Rope
+from baton.engine.program.program import Rope
 from baton.protos.errors import CheckpointError
 
 DEFAULT_ROPE_THETA = 10000.0  # Hugging Face's default base of the rotary frequencies

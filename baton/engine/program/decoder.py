@@ -22,13 +22,11 @@ from baton.engine.program.ops import (
     NormPart,
     Op,
     PagedAttention,
-    Program,
     RmsNorm,
-    Rope,
     RopeAppend,
     SwiGlu,
-    Weight,
 )
+from baton.engine.program.program import Program, Rope, Weight
 from baton.protos.nouns import LayerGroup
 
 SILU, GELU_TANH = "silu", "gelu_pytorch_tanh"  # what gates an MLP, as config.json spells it

@@ -11,7 +11,8 @@ from collections.abc import Iterator
 import msgspec
 
 from baton.engine.program.config import ModelConfig
-from baton.engine.program.ops import Combine, Linear, Moe, MoeGate, Op, Route, SwiGlu, Weight
+from baton.engine.program.ops import Combine, Linear, Moe, MoeGate, Op, Route, SwiGlu
+from baton.engine.program.program import Weight
 
 MOST_CHOSEN, MOST_EXPERTS = 16, 512  # the most experts per token, and in all, that moe.h takes
 

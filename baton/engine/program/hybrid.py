@@ -21,12 +21,10 @@ from baton.engine.program.ops import (
     Linear,
     Op,
     PagedAttention,
-    Program,
-    Rope,
     RopeAppend,
     StateSpace,
-    Weight,
 )
+from baton.engine.program.program import Program, Rope, Weight
 from baton.protos.nouns import LayerGroup, StatePlane
 
 

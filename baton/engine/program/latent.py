@@ -14,7 +14,8 @@ from msgspec.structs import replace
 from baton.engine.program.config import ModelConfig
 from baton.engine.program.decoder import Decoder
 from baton.engine.program.expert_layers import ExpertLayers
-from baton.engine.program.ops import LatentAttention, Linear, Op, Program, RmsNorm, Rope, Weight
+from baton.engine.program.ops import LatentAttention, Linear, Op, RmsNorm
+from baton.engine.program.program import Program, Rope, Weight
 from baton.protos.nouns import LayerGroup
 
 NORM_EPS = 1e-6  # of the norms of compressed queries and latents, whatever the config's own is

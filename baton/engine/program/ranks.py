@@ -22,6 +22,7 @@ from typing import Any
 import msgspec
 
 from baton.engine.program import ops as p
+from baton.engine.program.program import Program
 from baton.protos.errors import ConfigError
 
 PANEL = 64  # rows that a kernel multiplies by together: parts begin with one where that leaves none empty
@@ -67,7 +68,7 @@ class RankProgram(msgspec.Struct, frozen=True):
     """
 
     rank: Rank
-    program: p.Program
+    program: Program
     own_kv: tuple[int, int]
     rows: dict[str, Rows]
     parts: dict[str, Part]
@@ -80,12 +81,12 @@ class RankProgram(msgspec.Struct, frozen=True):
         return frozenset(self.widths)
 
 
-def possible_widths(program: p.Program, most: int = MOST) -> tuple[int, ...]:
+def possible_widths(program: Program, most: int = MOST) -> tuple[int, ...]:
     """Returns the numbers of ranks that ``program`` can be split among, 1 first."""
     return tuple(count for count in range(1, most + 1) if not any(_obstacles(program, count)))
 
 
-def require_splittable(program: p.Program, count: int) -> None:
+def require_splittable(program: Program, count: int) -> None:
     """Checks that ``program`` runs on ``count`` ranks. Raises ConfigError, which names the numbers that work."""
     problem = next(_obstacles(program, count), None)
     if problem is not None:
@@ -93,13 +94,13 @@ def require_splittable(program: p.Program, count: int) -> None:
         raise ConfigError(f"tp is {count}, and {problem}; use one of {widths}", "tp")
 
 
-def split(program: p.Program, rank: Rank) -> RankProgram:
+def split(program: Program, rank: Rank) -> RankProgram:
     """Returns what ``rank`` runs. Raises ConfigError where the program can't be split so."""
     require_splittable(program, rank.count)
     return _Split(program, rank).done()
 
 
-def _obstacles(program: p.Program, count: int) -> Iterator[str]:
+def _obstacles(program: Program, count: int) -> Iterator[str]:
     heads, kv_heads = program.heads, program.kv_heads
     if not 1 <= count <= MOST:
         yield f"1 to {MOST} ranks are known"
@@ -120,13 +121,13 @@ def _obstacles(program: p.Program, count: int) -> Iterator[str]:
         yield f"a layer has {program.experts[0].experts} experts only"
 
 
-def _split_weights(program: p.Program) -> Iterator[str]:
+def _split_weights(program: Program) -> Iterator[str]:
     for op in program.ops:
         if isinstance(op, p.Linear | p.Embedding | p.LmHead) and op.weight not in program.routers:
             yield op.weight
 
 
-def _rows_of(program: p.Program, name: str) -> int:
+def _rows_of(program: Program, name: str) -> int:
     weight = next(weight for weight in program.weights if weight.name == name)
     return sum(shape[0] for shape in weight.shapes)
 
@@ -134,7 +135,7 @@ def _rows_of(program: p.Program, name: str) -> int:
 class _Split:
     """Walks a program's ops once; registers keep their names where a rank has all of them."""
 
-    def __init__(self, program: p.Program, rank: Rank) -> None:
+    def __init__(self, program: Program, rank: Rank) -> None:
         self._program, self._rank = program, rank
         self._rows: dict[str, Rows] = {}
         self._parts: dict[str, Part] = {}

@@ -16,7 +16,7 @@ import torch
 from msgspec.structs import replace
 from torch import Tensor
 
-from baton.engine.program.ops import Program, Rope
+from baton.engine.program.program import Program, Rope
 from baton.protos.errors import CheckpointError
 
 

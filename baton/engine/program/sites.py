@@ -10,7 +10,8 @@ from collections.abc import Iterator
 
 import msgspec
 
-from baton.engine.program.ops import Adapt, Embedding, Linear, LmHead, Op, Program, Weight
+from baton.engine.program.ops import Adapt, Embedding, Linear, LmHead, Op
+from baton.engine.program.program import Program, Weight
 
 HEAD_MODULE = "lm_head"  # also where the head's weight is the embedding's table
 

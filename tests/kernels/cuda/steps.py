@@ -13,6 +13,7 @@ from baton.engine.backends.cuda.runner import CudaRunner
 from baton.engine.backends.native.runner import NativeRunner
 from baton.engine.plan import SampleSpec, SequenceStep, StepPlan
 from baton.engine.program import ops as p
+from baton.engine.program.program import Program, Rope
 from baton.kernels.cuda import build
 from baton.kernels.cuda.library import CudaLibrary
 from baton.kernels.paged_attention.stored import read_layer
@@ -42,7 +43,7 @@ def simt(extra: tuple[str, ...] = ()) -> CudaLibrary:
     return CudaLibrary(build.simt(STEP_OPS, extra))
 
 
-def model(heads: int = 4, kv_heads: int = 2, head_dim: int = 32, **rest: Any) -> p.Program:
+def model(heads: int = 4, kv_heads: int = 2, head_dim: int = 32, **rest: Any) -> Program:
     """Its attention is all that counts: the trial makes its own layer of it."""
     group = LayerGroup("full", ("k", "v"), 1, kv_heads, head_dim)
     norms: tuple[str | None, str | None] = ("qn", "kn") if rest.pop("norms", False) else (None, None)
@@ -51,7 +52,7 @@ def model(heads: int = 4, kv_heads: int = 2, head_dim: int = 32, **rest: Any) ->
         p.PagedAttention("q", 0, rest.pop("window", 0), "out"),
         p.Linear("x", "w", None, "y"),
     )
-    return p.Program(ops, (), (group,), p.Rope("default", 1e4, {}), heads, kv_heads, head_dim, 64, 512)
+    return Program(ops, (), (group,), Rope("default", 1e4, {}), heads, kv_heads, head_dim, 64, 512)
 
 
 def steps(vocab: int, lengths: list[int], sampling: Sampling | None = None, first: int = 0) -> Iterator[StepPlan]:

@@ -16,6 +16,7 @@ from baton.engine.backends.cuda.runner import PLAIN, CudaRunner
 from baton.engine.backends.native.batch import NativeBatch
 from baton.engine.plan import StepPlan
 from baton.engine.program import ops as p
+from baton.engine.program.program import Program
 from baton.kernels.abi import native
 from baton.kernels.cuda import on_gpu
 from baton.kernels.cuda.library import CudaLibrary
@@ -33,7 +34,7 @@ def device() -> CudaLibrary:
     return steps.simt()
 
 
-def program_of(parallel: bool = False) -> p.Program:
+def program_of(parallel: bool = False) -> Program:
     """The trial's layer; ``parallel``: what the first norm wrote is read again, behind attention."""
     made = trials.one_layer(steps.model())
     if not parallel:
@@ -44,7 +45,7 @@ def program_of(parallel: bool = False) -> p.Program:
     return msgspec.structs.replace(made, ops=tuple(ops))
 
 
-def runner_of(program: p.Program, kind: Any, on: CudaLibrary) -> CudaRunner:
+def runner_of(program: Program, kind: Any, on: CudaLibrary) -> CudaRunner:
     runner = CudaRunner(trials.spec_of(program, "bfloat16"), program, trials.random_weights(program, kind, 3), on)
     runner.bind(memoryview(bytearray(trials.PAGES * runner.spec.layout.page_bytes)), trials.PAGES)
     return runner

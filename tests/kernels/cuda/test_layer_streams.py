@@ -14,6 +14,7 @@ from baton.engine.backends.cuda.runner import CudaRunner
 from baton.engine.backends.native.runner import NativeRunner
 from baton.engine.plan import SequenceStep, StepPlan
 from baton.engine.program import ops as p
+from baton.engine.program.program import Program
 from baton.kernels.abi import native
 from baton.kernels.cuda.library import CudaLibrary
 from baton.protos.errors import BatonError
@@ -30,7 +31,7 @@ def device() -> CudaLibrary:
     return steps.simt()
 
 
-def two_layers() -> p.Program:
+def two_layers() -> Program:
     """The trial's layer twice, by the same weights."""
     one = trials.one_layer(steps.model())
     embed, *layer, head = one.ops

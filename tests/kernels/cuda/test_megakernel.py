@@ -16,7 +16,7 @@ from baton.engine.backends.cuda.load import on_kernels
 from baton.engine.backends.cuda.runner import AT_ONCE, BY_GRAPH, CudaRunner
 from baton.engine.load import EngineConfig, load_runner
 from baton.engine.plan import StepPlan
-from baton.engine.program import ops as p
+from baton.engine.program.program import Program
 from baton.kernels.abi import native
 from baton.kernels.cuda import build, shim
 from baton.kernels.cuda.library import CudaLibrary
@@ -177,8 +177,8 @@ def test_a_batch_of_more_rows_takes_the_graph(device: CudaLibrary) -> None:
     gpu.close()
 
 
-def without(number: int, **changes: Any) -> Callable[[p.Program], p.Program]:
-    def changed(program: p.Program) -> p.Program:
+def without(number: int, **changes: Any) -> Callable[[Program], Program]:
+    def changed(program: Program) -> Program:
         ops = list(program.ops)
         ops[number] = msgspec.structs.replace(ops[number], **changes)
         return msgspec.structs.replace(program, ops=tuple(ops))
@@ -191,7 +191,7 @@ def test_a_program_that_is_no_llama_is_refused_by_the_op(
 ) -> None:
     monkeypatch.setenv("BATON_CUDA_SIMT", "1")
 
-    def load(shape: Shape, kind: Kind, kv: str, change: Callable[[p.Program], p.Program] = lambda x: x) -> str:
+    def load(shape: Shape, kind: Kind, kv: str, change: Callable[[Program], Program] = lambda x: x) -> str:
         program = change(llama(shape))
         weights = trials.random_weights(program, kind, 3)
         with pytest.raises(ConfigError) as found:

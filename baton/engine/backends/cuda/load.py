@@ -18,7 +18,7 @@ from baton.engine.backends.cuda.trial import trial
 from baton.engine.backends.native.program import Weights
 from baton.engine.backends.native.runner import NativeRunner
 from baton.engine.plan import ModelSpec
-from baton.engine.program.ops import Program
+from baton.engine.program.program import Program
 from baton.kernels.abi import native
 from baton.kernels.abi.build import BuildError
 from baton.kernels.cuda.library import CudaLibrary, device, on_shim

@@ -11,7 +11,7 @@ import ctypes
 from torch import Tensor
 
 from baton.engine.backends.native.program import NativeProgram, Weights
-from baton.engine.program import ops as p
+from baton.engine.program.program import Program
 from baton.kernels.cuda.library import CudaLibrary
 from baton.kernels.linear.packed import PackedMatrixStruct, PackedWeight
 from baton.kernels.moe.native import AnyExperts, Experts
@@ -20,7 +20,7 @@ from baton.kernels.moe.native import AnyExperts, Experts
 class CudaProgram(NativeProgram):
     """Owns the weights on ``device`` until ``close``."""
 
-    def __init__(self, program: p.Program, weights: Weights, device: CudaLibrary) -> None:
+    def __init__(self, program: Program, weights: Weights, device: CudaLibrary) -> None:
         self._device = device
         self._taken: list[int] = []
         self._structs: dict[str, PackedMatrixStruct] = {}

@@ -24,7 +24,7 @@ from baton.engine.backends.native.batch import NativeBatch
 from baton.engine.backends.native.program import Weights
 from baton.engine.backends.native.step_runner import StepRunner
 from baton.engine.plan import ModelSpec, StepPlan
-from baton.engine.program.ops import Program
+from baton.engine.program.program import Program
 from baton.kernels.cuda.library import CudaLibrary, DeviceError
 from baton.kernels.step import structs
 from baton.protos.errors import BatonError, ConfigError

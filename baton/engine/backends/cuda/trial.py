@@ -17,6 +17,7 @@ from torch import Tensor
 from baton.engine.backends.native.program import Weights
 from baton.engine.plan import ModelSpec, Runner, SequenceStep, StepPlan, StepResult
 from baton.engine.program import ops as p
+from baton.engine.program.program import Program, Weight
 from baton.kernels.linear.packed import BF16, W4, PackedWeight, quantize
 from baton.kv.layout.page import layout_for
 from baton.protos.errors import BatonError
@@ -28,10 +29,10 @@ PROMPTS, CHUNK, DECODES = (5, 37, 18), 16, 4
 # bf16, and activations in front of bf16 matrices, as the CPU does.
 STATES, LOGPROB = 0.03, 0.3
 
-Make = Callable[[ModelSpec, p.Program, Weights], Runner]
+Make = Callable[[ModelSpec, Program, Weights], Runner]
 
 
-def trial(model: p.Program, weights: Weights, kv_dtype: str, expected: Make, found: Make, seed: int = 1) -> str:
+def trial(model: Program, weights: Weights, kv_dtype: str, expected: Make, found: Make, seed: int = 1) -> str:
     """Returns in words where ``found`` is off ``expected``; empty where it isn't."""
     program = one_layer(model)
     spec = spec_of(program, kv_dtype)
@@ -46,7 +47,7 @@ def trial(model: p.Program, weights: Weights, kv_dtype: str, expected: Make, fou
     return ""
 
 
-def one_layer(model: p.Program) -> p.Program:
+def one_layer(model: Program) -> Program:
     """Returns a decoder of one layer with ``model``'s attention, and experts where it has any."""
     q, kv = model.heads * model.head_dim, model.kv_heads * model.head_dim
     eps, norms = 1e-5, any(isinstance(op, p.RopeAppend) and op.q_norm for op in model.ops)
@@ -74,20 +75,20 @@ def one_layer(model: p.Program) -> p.Program:
     return msgspec.structs.replace(
         model,
         ops=ops,
-        weights=tuple(p.Weight(name, (name,), (shape,)) for name, shape in shapes.items()),
+        weights=tuple(Weight(name, (name,), (shape,)) for name, shape in shapes.items()),
         groups=(LayerGroup("full", ("k", "v"), 1, model.kv_heads, model.head_dim),),
         vocab_size=VOCAB,
     )
 
 
-def _shapes(model: p.Program) -> dict[str, tuple[int, ...]]:
+def _shapes(model: Program) -> dict[str, tuple[int, ...]]:
     if not model.experts:
         return {"gate_up": (2 * INNER, HIDDEN), "down": (HIDDEN, INNER)}
     of = model.experts[0].experts
     return {"router": (of, HIDDEN), "gate_up": (of * 2 * INNER, HIDDEN), "down": (of * HIDDEN, INNER)}
 
 
-def _behind_attention(model: p.Program) -> tuple[p.Op, ...]:
+def _behind_attention(model: Program) -> tuple[p.Op, ...]:
     if not model.experts:
         return (
             p.Linear("normed", "gate_up", None, "gate_up"),
@@ -100,12 +101,12 @@ def _behind_attention(model: p.Program) -> tuple[p.Op, ...]:
     return p.Linear("normed", "router", None, "logits"), layer
 
 
-def spec_of(program: p.Program, kv_dtype: str) -> ModelSpec:
+def spec_of(program: Program, kv_dtype: str) -> ModelSpec:
     """Returns the spec of a model that nobody else will see."""
     return ModelSpec("", layout_for(kv_dtype, program.groups), program.max_position, program.vocab_size, ())
 
 
-def random_weights(program: p.Program, kind: tuple[int, int] | torch.dtype, seed: int) -> Weights:
+def random_weights(program: Program, kind: tuple[int, int] | torch.dtype, seed: int) -> Weights:
     """Returns random weights. ``kind`` is bits and group of the matrices, or one dtype of all."""
     draw = torch.Generator().manual_seed(seed)
     matrices = {op.weight for op in program.ops if isinstance(op, p.Linear | p.LmHead)}
@@ -127,7 +128,7 @@ def random_weights(program: p.Program, kind: tuple[int, int] | torch.dtype, seed
     return made
 
 
-def _kind(model: p.Program, weights: Weights) -> tuple[int, int] | torch.dtype:
+def _kind(model: Program, weights: Weights) -> tuple[int, int] | torch.dtype:
     first: Tensor | PackedWeight = next(weights[op.weight] for op in model.ops if isinstance(op, p.Linear))
     if isinstance(first, Tensor):
         return first.dtype

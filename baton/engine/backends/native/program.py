@@ -16,6 +16,7 @@ from torch import Tensor
 
 from baton.engine.backends.span_ops import SPAN_OPS, outputs
 from baton.engine.program import ops as p
+from baton.engine.program.program import Program
 from baton.engine.program.rope import RopeTables
 from baton.engine.program.sites import head_site
 from baton.kernels.dense.packed import pack_f32
@@ -34,7 +35,7 @@ class NativeProgram:
     ``foreign`` has the numbers of those that the native step doesn't know: torch computes them over the registers.
     """
 
-    def __init__(self, program: p.Program, weights: Weights, keep: bool = False) -> None:
+    def __init__(self, program: Program, weights: Weights, keep: bool = False) -> None:
         self.program = program
         self.ops = program.ops
         self.rope = RopeTables(program.ropes, program.rotated, program.max_position)

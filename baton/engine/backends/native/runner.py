@@ -24,7 +24,7 @@ from baton.engine.backends.native.step_runner import StepRunner
 from baton.engine.backends.span_ops import SpanOps
 from baton.engine.backends.spans import StepSpans, spans_of
 from baton.engine.plan import ModelSpec, StepPlan
-from baton.engine.program.ops import Program
+from baton.engine.program.program import Program
 from baton.engine.program.sites import head_site
 from baton.kernels.step import structs
 from baton.protos.nouns import EngineWork

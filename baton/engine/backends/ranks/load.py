@@ -15,7 +15,7 @@ from baton.engine.checkpoints.weights import Weights, load_weights
 from baton.engine.load import EngineConfig
 from baton.engine.models import program_for
 from baton.engine.program.config import ModelConfig
-from baton.engine.program.ops import Program
+from baton.engine.program.program import Program
 from baton.engine.program.ranks import Rank, require_splittable, split
 from baton.kernels.abi import native
 from baton.protos.errors import ConfigError

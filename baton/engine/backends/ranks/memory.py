@@ -14,7 +14,7 @@ import msgspec
 
 from baton.engine.backends.native.step_runner import FIRST_TURNS
 from baton.engine.backends.ranks.program import NativeRankProgram
-from baton.engine.program.ops import Program
+from baton.engine.program.program import Program
 from baton.engine.program.ranks import RankProgram
 from baton.kernels.abi import native
 from baton.kernels.abi.native import I32, I64, NativeFunction, P

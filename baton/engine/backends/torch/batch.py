@@ -19,7 +19,7 @@ from torch import Tensor
 from baton.engine.backends.spans import Span, span_of
 from baton.engine.backends.torch.adapters import grouped
 from baton.engine.plan import SampleSpec, SequenceStep, StepPlan
-from baton.engine.program.ops import Program
+from baton.engine.program.program import Program
 from baton.engine.program.rope import RopeTables
 from baton.kernels.paged_attention.job import AttentionJob
 from baton.protos.nouns import BLOCK_TOKENS

@@ -27,11 +27,11 @@ from baton.engine.program.ops import (
     NormPart,
     Op,
     PagedAttention,
-    Program,
     RmsNorm,
     RopeAppend,
     SwiGlu,
 )
+from baton.engine.program.program import Program
 from baton.engine.program.sites import head_site
 from baton.kernels.moe.native import experts_of
 from baton.kernels.moe.reference import ExpertGate

@@ -35,7 +35,7 @@ from baton.engine.load import EngineConfig
 from baton.engine.models import program_for
 from baton.engine.plan import ModelSpec, PooledStates, Runner, SequenceStep, StepPlan, StepResult
 from baton.engine.program.config import ModelConfig
-from baton.engine.program.ops import Program
+from baton.engine.program.program import Program
 from baton.engine.program.ranks import Rank
 from baton.engine.program.rope import LONGROPE, settled
 from baton.engine.program.sites import adaptable, sites_of

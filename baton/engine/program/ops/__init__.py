@@ -1,0 +1,68 @@
+"""Lists every op that a program is made of; a program's ops are in the order in which they run.
+
+Knows nothing of tensors, of files or of how an op is computed. A name that an op writes is a register; ``x`` is the
+residual stream. An op's weights are names in ``Program.weights``.
+"""
+
+from __future__ import annotations
+
+from baton.engine.program.ops.attention import Gate, GatedHeads, LatentAttention, PagedAttention, RopeAppend
+from baton.engine.program.ops.experts import Combine, Moe, MoeGate, Route
+from baton.engine.program.ops.ranks import AllGather, AllReduce, MixExperts, OwnExperts
+from baton.engine.program.ops.recurrent import GatedDelta, StateSpace
+from baton.engine.program.ops.rows import Adapt, Add, GeGlu, Linear, NormPart, RmsNorm, SwiGlu
+from baton.engine.program.ops.tokens import Embedding, LmHead
+
+__all__ = [
+    "Adapt",
+    "Add",
+    "AllGather",
+    "AllReduce",
+    "Combine",
+    "Embedding",
+    "Gate",
+    "GatedDelta",
+    "GatedHeads",
+    "GeGlu",
+    "LatentAttention",
+    "Linear",
+    "LmHead",
+    "MixExperts",
+    "Moe",
+    "MoeGate",
+    "NormPart",
+    "Op",
+    "OwnExperts",
+    "PagedAttention",
+    "RmsNorm",
+    "RopeAppend",
+    "Route",
+    "StateSpace",
+    "SwiGlu",
+]
+
+Op = (
+    Embedding
+    | RmsNorm
+    | Add
+    | NormPart
+    | Linear
+    | Adapt
+    | RopeAppend
+    | PagedAttention
+    | SwiGlu
+    | GeGlu
+    | Moe
+    | Route
+    | Combine
+    | LatentAttention
+    | GatedHeads
+    | Gate
+    | GatedDelta
+    | StateSpace
+    | LmHead
+    | AllGather
+    | AllReduce
+    | OwnExperts
+    | MixExperts
+)

@@ -1,0 +1,141 @@
+"""Represents a model as a program: a short list of fused ops over named weights, the KV planes it needs, its rope.
+
+Knows nothing of tensors, of files or of how an op is computed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import msgspec
+
+from baton.engine.program.ops import (
+    Add,
+    Combine,
+    Embedding,
+    GeGlu,
+    Linear,
+    LmHead,
+    Moe,
+    MoeGate,
+    NormPart,
+    Op,
+    PagedAttention,
+    Route,
+)
+from baton.protos.nouns import LayerGroup, StatePlane
+
+
+class Weight(msgspec.Struct, frozen=True):
+    """Names one weight: the checkpoint's tensors stacked along dimension 0, each with its expected shape.
+
+    A source may name a part of a tensor that holds all experts' (``program/stacked.py``). ``plus`` is added to
+    every element, as norms are stored that start from 1; such a weight is float32 whatever the others are.
+    """
+
+    name: str
+    sources: tuple[str, ...]
+    shapes: tuple[tuple[int, ...], ...]
+    plus: float = 0.0
+
+
+class Rope(msgspec.Struct, frozen=True):
+    """Holds a rotary position embedding: ``kind`` and its parameters as the checkpoint's config spells them.
+
+    ``factors`` are longrope's, one per frequency: those in use, and those of contexts beyond the original one.
+    """
+
+    kind: str
+    theta: float
+    parameters: dict[str, float]
+    factors: tuple[tuple[float, ...], tuple[float, ...]] = ((), ())
+
+
+def _forms_of(op: Op) -> Iterator[str]:
+    match op:
+        case Embedding(scale=scale) if scale != 1.0:
+            yield "scaled embeddings"
+        case Add():
+            yield "residuals without a norm"
+        case NormPart():
+            yield "norms over all heads of q or k"
+        case PagedAttention():
+            yield from ("capped attention scores",) * bool(op.softcap) + ("attention sinks",) * bool(op.sinks)
+        case GeGlu():
+            yield "GELU gates"
+        case Moe(gate=MoeGate()):
+            yield "experts with biases"
+        case LmHead() if op.softcap:
+            yield "capped logits"
+
+
+class Program(msgspec.Struct, frozen=True):
+    """Holds everything that makes an architecture, sizes filled in. ``layer`` in the ops counts through
+    ``groups``.
+
+    ``query_scalar``: see ``scale``. ``plain_context``: the tokens of context that rope needs no extension for,
+    where an extension changes what short contexts compute (longrope); 0: it has none.
+    """
+
+    ops: tuple[Op, ...]
+    weights: tuple[Weight, ...]
+    groups: tuple[LayerGroup, ...]
+    rope: Rope
+    heads: int
+    kv_heads: int
+    head_dim: int
+    vocab_size: int
+    max_position: int
+    states: tuple[StatePlane, ...] = ()
+    rope_dim: int = 0  # numbers of a head that are rotated, where the heads that a page keeps have another size
+
+    @property
+    def rotated(self) -> int:
+        """Returns the width of the rotary tables."""
+        return self.rope_dim or self.head_dim
+
+    local_ropes: tuple[Rope, ...] = ()
+    query_scalar: float = 0.0
+    plain_context: int = 0
+
+    @property
+    def ropes(self) -> tuple[Rope, ...]:
+        """Returns what ``RopeAppend.rope`` counts through: most models have one."""
+        return (self.rope, *self.local_ropes)
+
+    @property
+    def scale(self) -> float:
+        """Returns the factor on attention's scores: ``query_scalar``, or the head size, to the power of -1/2."""
+        return (self.query_scalar or self.head_dim) ** -0.5
+
+    @property
+    def windows(self) -> tuple[int, ...]:
+        """Returns the distinct attention windows of its layers, in tokens."""
+        return tuple(sorted({op.window for op in self.ops if isinstance(op, PagedAttention)}))
+
+    @property
+    def experts(self) -> tuple[Moe, ...]:
+        """Returns its layers of experts."""
+        return tuple(op for op in self.ops if isinstance(op, Moe))
+
+    @property
+    def forms(self) -> tuple[str, ...]:
+        """Returns in words, in order, what it has that only the CPU's step and torch's ops compute."""
+        found = {form for op in self.ops for form in _forms_of(op)}
+        if self.local_ropes or any(rope.parameters.get("partial_rotary_factor", 1.0) != 1.0 for rope in self.ropes):
+            found.add("several ropes or partly rotated heads")
+        return tuple(sorted(found))
+
+    @property
+    def routers(self) -> frozenset[str]:
+        """Returns the names of the weights that say which experts a row goes to; they are small, and never
+        rounded.
+        """
+        logits = {op.logits for op in self.ops if isinstance(op, Moe | Route)}
+        logits |= {op.gate for op in self.ops if isinstance(op, Combine) and op.gate}
+        return frozenset(op.weight for op in self.ops if isinstance(op, Linear) and op.out in logits)
+
+    @property
+    def layers(self) -> int:
+        """Returns the number of layers with KV."""
+        return sum(group.layers for group in self.groups)
