@@ -1,6 +1,6 @@
 """The local channel between a worker's two processes: length-prefixed msgpack over one unix socket, and one fd.
 
-Knows nothing of what the messages mean (``baton/protos/channel.py`` does) and never blocks a sender: what the
+Knows nothing of what the messages mean (``baton/protos/channel/`` does) and never blocks a sender: what the
 socket doesn't take at once waits in a buffer. A frame is a u32 little-endian length and that many bytes; a frame
 of length 0 carries no message, only a file descriptor beside it (SCM_RIGHTS).
 """

@@ -1,0 +1,63 @@
+"""A prefill worker's requests: the prompt to compute, and the blocks that are ready to be shipped."""
+
+from __future__ import annotations
+
+import msgspec
+
+from baton.protos.channel.message import Message
+from baton.protos.errors import ErrorInfo
+from baton.protos.nouns import EngineRequest, Station, TokenLogprobs, TokenRun
+
+
+class Prefill(Message):
+    """Asks to compute a prompt. Blocks below ``held_blocks`` and those in ``received_blocks`` need no shipping."""
+
+    key: int
+    request: EngineRequest
+    held_blocks: int
+    received_blocks: tuple[int, ...]
+
+
+class SendClosed(Message):
+    """Reports that the request's handoff is over, so that its pages need no pin any more."""
+
+    key: int
+
+
+class ShipBlock(msgspec.Struct, frozen=True, array_like=True):
+    """Names one finished block to push: its index in the prompt, its page here, its hash, the tokens it holds.
+
+    With ``resident`` its page on the device holds it as well, until SendClosed.
+    """
+
+    index: int
+    page: int
+    hash: bytes
+    tokens: int
+    resident: bool = False
+
+
+class BlocksReady(Message):
+    """Reports finished blocks, in order; their pages are pinned until SendClosed."""
+
+    key: int
+    blocks: tuple[ShipBlock, ...]
+
+
+class PrefillDone(Message):
+    """Reports the first token, after every block was announced. ``at``: monotonic seconds when it was known."""
+
+    key: int
+    first: TokenRun
+    cached_tokens: int
+    stations: tuple[Station, ...]
+    prompt_logprobs: tuple[TokenLogprobs, ...] = ()
+    pooled: bytes = b""
+    at: float | None = None
+
+
+class PrefillFailed(Message):
+    """Reports that the prompt was not computed, because of an error or a cancel."""
+
+    key: int
+    error: ErrorInfo
