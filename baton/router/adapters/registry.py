@@ -144,7 +144,7 @@ class AdapterRegistry:
         found = await store.all()
         if not found and self._kept:
             log.warning("Redis has lost the registry of adapters: it is written again")
-            await store.restore(entry for entry in self._kept.values() if not entry.removed)
+            await store.restore(self._kept.values())  # what was taken out as well: the configuration may name it
             found = await store.all()
         await store.forget_notes(found.values())
         self._take(found)

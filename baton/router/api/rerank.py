@@ -37,6 +37,8 @@ Scores = tuple[list[float], int]  # one per pair, and the tokens of all prompts
 class PairsBody(RequestBody):
     """Declares what both endpoints share. ``instruction`` says what makes a document a good one."""
 
+    query_field: ClassVar[str] = "query"
+
     model: str | None = None
     instruction: str = Field(default=INSTRUCTION, min_length=1, max_length=4096)
     priority: int | None = Field(default=None, ge=-(2**31), lt=2**31)
@@ -67,6 +69,7 @@ class ScoreBody(PairsBody):
     """Describes the body of POST /v1/score: one query for all documents, or one for each."""
 
     surface: ClassVar[str] = "score"
+    query_field: ClassVar[str] = "text_1"
 
     text_1: list[str]
     text_2: list[str]
@@ -153,7 +156,8 @@ class _Call:
             raise InvalidRequest(text, param)
         entry = await service.catalog.resolve(body.model or "")
         text_model = service.catalog.text(entry)
-        judge, room = judge_of(text_model, entry.name), Room(entry.max_model_len - 1, most)
+        judge = judge_of(text_model, entry.name)
+        room = Room(entry.max_model_len - 1, most, body.query_field)
 
         async def prompts() -> list[Sequence[int]]:
             return [await judge.prompt(text_model, (body.instruction, query), text, room) for query, text in pairs]

@@ -45,7 +45,7 @@ export const showAdapters = ({ adapters = [], workers }) => {
   keep($("adapter-rows"), adapters, (one) => one.name,
     () => h("tr", {}, ADAPTER_COLUMNS.map((name) => h("td", { "data-name": name }))),
     (row, one) => {
-      const on = one.workers.length === workers.length ? "every worker" : one.workers.join(", ") || "no worker";
+      const on = one.workers.length && one.workers.length === workers.length ? "every worker" : one.workers.join(", ") || "no worker";
       [one.name, one.adapter_id.split("@")[1] ?? "not read yet", one.tenant || "all", one.pinned ? "yes" : "", on]
         .forEach((text, at) => say(row.children[at], text));
     });

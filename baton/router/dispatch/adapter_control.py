@@ -7,7 +7,7 @@ is refused leaves nothing behind. Requests in flight keep the content that they 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import PurePosixPath
 
 import msgspec
@@ -67,7 +67,7 @@ class AdapterControl:
             self._require_free(asked, in_place)
             links = self._workers(asked.model_id)
             before = {link: set(link.info.adapters) for link in links}
-            found = await self._load_everywhere(links, asked)
+            found = await self._load_everywhere(before, asked)
             [digest] = {digest_of(info.id) for info in found.values()}
             entry = msgspec.structs.replace(asked, digest=digest, at=self._wall_clock())
             try:
@@ -128,14 +128,15 @@ class AdapterControl:
     # ---- do it ---------------------------------------------------------------------------------------
 
     async def _load_everywhere(
-        self, links: Sequence[WorkerLink], entry: AdapterEntry
+        self, before: Mapping[WorkerLink, Collection[str]], entry: AdapterEntry
     ) -> dict[WorkerLink, AdapterInfo]:
         """Loads it on every worker of the model; what a worker says against the files counts for all.
 
-        A worker that is away or full gets it with the first request there.
+        A worker that is away or full gets it with the first request there. ``before`` says what each had held:
+        those that loaded it may have announced it while others were still at it.
         """
-        answers = await asyncio.gather(*(self._loads.load(k, entry) for k in links), return_exceptions=True)
-        found = {k: a for k, a in zip(links, answers, strict=True) if isinstance(a, AdapterInfo)}
+        answers = await asyncio.gather(*(self._loads.load(k, entry) for k in before), return_exceptions=True)
+        found = {k: a for k, a in zip(before, answers, strict=True) if isinstance(a, AdapterInfo)}
         failed = [a for a in answers if isinstance(a, BaseException)]
         error = next((e for e in failed if not _may_pass(e)), None) or (failed[0] if not found else None)
         if error is None and len({info.id for info in found.values()}) > 1:
@@ -145,7 +146,7 @@ class AdapterControl:
             )
         if error is not None:
             for link, info in found.items():
-                if info.id not in link.info.adapters:
+                if info.id not in before[link]:
                     await self._undo([link], info.id)
             raise error
         return found

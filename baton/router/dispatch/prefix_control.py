@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from contextlib import asynccontextmanager
 
 import msgspec
 
@@ -47,12 +49,27 @@ class PrefixControl:
     ) -> None:
         self._links, self._store, self._most_tokens = links, store, most_tokens
         self._wall_clock, self._new_id = wall_clock, new_id
+        self._promised: Counter[str] = Counter()  # tokens that tenants are about to pin
+        self._unpinning: set[asyncio.Task[None]] = set()
 
-    async def check(self, tenant: str, admin: bool, tokens: int) -> None:
-        """Raises PinsFull where ``tokens`` more would be too many for the tenant; operators have no such bound."""
-        if admin:
-            return
+    @asynccontextmanager
+    async def room(self, tenant: str, admin: bool, tokens: int) -> AsyncIterator[None]:
+        """Keeps room for ``tokens`` more while they are read and pinned; operators have no such bound.
+
+        Raises PinsFull where they would be too many for the tenant, what it is about to pin included.
+        """
+        if not admin:
+            await self._require_room(tenant, tokens)
+        self._promised[tenant] += tokens
+        try:
+            yield
+        finally:
+            self._promised[tenant] -= tokens
+            self._promised += Counter()  # drops tenants that pin nothing now
+
+    async def _require_room(self, tenant: str, tokens: int) -> None:
         taken = sum(sum(pin.workers.values()) for pin in await self._store.all() if pin.tenant == tenant)
+        taken += self._promised[tenant]
         if taken + tokens > self._most_tokens:
             raise PinsFull(
                 f"{tokens} tokens are to be pinned; of {self._most_tokens} that a tenant may have "
@@ -63,10 +80,25 @@ class PrefixControl:
     async def add(self, wish: PrefixWish, read_by: ChoiceSummary) -> PinnedPrefix:
         """Pins a prefix on the worker that ``read_by`` says read it, and on others that fetch it from there.
 
-        Raises what the first worker raised; of the others those count that did it.
+        Raises what the first worker raised; of the others those count that did it. What ends before it is written
+        down, by an error or because the client left, is unpinned: nobody would find it to delete it.
         """
-        first, *others = self._targets(wish, read_by)
+        targets = self._targets(wish, read_by)
         pin, now = self._new_id(), self._wall_clock()
+        try:
+            held = await self._pinned(pin, wish, targets)
+            entry = PinnedPrefix(
+                pin, wish.context.tenant, wish.model_id, len(wish.token_ids), now, now + wish.ttl_s, held
+            )
+            await self._store.put(entry)
+        except BaseException:
+            await self._undo(pin, targets)
+            raise
+        return entry
+
+    async def _pinned(self, pin: str, wish: PrefixWish, targets: Sequence[WorkerLink]) -> dict[str, int]:
+        """How many tokens each worker keeps that does."""
+        first, *others = targets
         held = {first.info.worker_id: await first.pin_prefix(_message(pin, wish, ""), PIN_S)}
         asked = [other.pin_prefix(_message(pin, wish, first.info.address), PIN_S) for other in others]
         for other, said in zip(others, await asyncio.gather(*asked, return_exceptions=True), strict=True):
@@ -76,15 +108,7 @@ class PrefixControl:
                 raise said
             else:
                 log.warning("%s pins no prefix: %s", other.info.worker_id, said)
-        entry = PinnedPrefix(
-            pin, wish.context.tenant, wish.model_id, len(wish.token_ids), now, now + wish.ttl_s, held
-        )
-        try:
-            await self._store.put(entry)
-        except BatonError:
-            await self._unpin(entry)
-            raise
-        return entry
+        return held
 
     async def listed(self, tenant: str, admin: bool) -> list[PinnedPrefix]:
         """Returns the pinned prefixes that the caller may see. Raises Unavailable."""
@@ -96,7 +120,7 @@ class PrefixControl:
         if found is None:
             raise RequestUnknown(f"no pinned prefix {pin!r}: it was deleted, or its time is over", "id")
         await self._store.remove(pin)
-        await self._unpin(found)
+        await self._unpin(pin, (k for k in self._links if k.up and k.info.worker_id in found.workers))
         return found
 
     def _targets(self, wish: PrefixWish, read_by: ChoiceSummary) -> Sequence[WorkerLink]:
@@ -116,14 +140,19 @@ class PrefixControl:
             raise InvalidRequest(f"workers is {wish.workers}: {there}", "workers")
         return [first, *sorted(kin, key=lambda link: link.info.worker_id)[: wish.workers - 1]]
 
-    async def _unpin(self, pin: PinnedPrefix) -> None:
-        """Asks each worker that is there; on the others the pin ends by itself, at its time or with the worker."""
-        asked = [
-            link.unpin_prefix(pin.id) for link in self._links if link.up and link.info.worker_id in pin.workers
-        ]
+    async def _undo(self, pin: str, links: Iterable[WorkerLink]) -> None:
+        """Unpins in a task of its own, because whoever is cancelled may be cancelled again."""
+        task = asyncio.create_task(self._unpin(pin, links), name=f"unpin {pin}")
+        self._unpinning.add(task)
+        task.add_done_callback(self._unpinning.discard)
+        await asyncio.shield(task)
+
+    async def _unpin(self, pin: str, links: Iterable[WorkerLink]) -> None:
+        """Asks workers that are there; on others the pin ends by itself, at its time or with the worker."""
+        asked = [link.unpin_prefix(pin) for link in links]
         for said in await asyncio.gather(*asked, return_exceptions=True):
             if isinstance(said, BatonError):
-                log.warning("a worker keeps prefix %s until its time is over: %s", pin.id, said)
+                log.warning("a worker keeps prefix %s until its time is over: %s", pin, said)
 
 
 def _message(pin: str, wish: PrefixWish, source: str) -> w.PinPrefixRequest:

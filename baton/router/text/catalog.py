@@ -113,7 +113,7 @@ class ModelCatalog:
 
     async def resolve(self, name: str, adapter: str = "") -> ModelEntry:
         """Returns the entry of a model or an adapter by name; "" takes the only model, or what the caller's key is
-        bound to. ``adapter`` names one on the model ``name``.
+        bound to, which also answers for its own model. ``adapter`` names one on the model ``name``.
 
         A name that is new to this router is looked for where other routers write. Raises ModelNotFound,
         InvalidRequest, NoWorker.
@@ -169,13 +169,19 @@ class ModelCatalog:
         return found
 
     def _named(self, name: str, adapter: str) -> ModelEntry:
-        key, found = CALLER.get().key, self.find(name)
+        key = CALLER.get().key
+        bound = self.find(key.adapter) if key is not None and key.adapter and not adapter else None
+        if bound is not None and not name:
+            return bound
+        found = self.find(name)
         if adapter:
             on = self.find(adapter)
             if on.adapter is None or found.model_id != on.model_id:
                 raise ModelNotFound(f"adapter {adapter!r} is not served with {found.name!r}", "adapter")
             return on
-        return self.find(key.adapter) if key is not None and key.adapter and found.adapter is None else found
+        if bound is not None and found.adapter is None and found.model_id == bound.model_id:
+            return bound
+        return found
 
     def _model_entries(self) -> list[ModelEntry]:
         return [self._entry(model) for model in sorted(self._models(), key=lambda model: model.model_id)]

@@ -20,13 +20,15 @@ MODES = {"pooling_mode_mean_tokens": "mean", "pooling_mode_lasttoken": "last"}
 class EmbeddingStyle(msgspec.Struct, frozen=True):
     """Holds the pooling, empty where a model asks for ``unknown`` one, and the texts before a text, by name.
 
-    ``default_prompt`` is the name of what a text without one gets, empty for nothing.
+    ``default_prompt`` is the name of what a text without one gets, empty for nothing. ``skips_prompt``: the model
+    pools over the text alone.
     """
 
     pooling: str = "mean"
     unknown: str = ""
     prompts: dict[str, str] = {}
     default_prompt: str = ""
+    skips_prompt: bool = False
 
     def pools(self, asked: str | None) -> str:
         """Returns the pooling of a request. Raises InvalidRequest where the model's own isn't computed here."""
@@ -41,7 +43,11 @@ class EmbeddingStyle(msgspec.Struct, frozen=True):
         if name and name not in self.prompts:
             known = ", ".join(sorted(self.prompts)) or "none"
             raise InvalidRequest(f"prompt_name is {name!r}; this model's prompts: {known}", "prompt_name")
-        return self.prompts.get(name, "")
+        found = self.prompts.get(name, "")
+        if found and self.skips_prompt:
+            text = "this model pools without its prompts, which isn't computed here: name an empty prompt"
+            raise InvalidRequest(text, "prompt_name")
+        return found
 
 
 class _Prompts(msgspec.Struct):
@@ -59,7 +65,8 @@ def embedding_style(directory: Path | None) -> EmbeddingStyle:
     known = [MODES[name] for name in asked if name in MODES]
     unknown = ", ".join(asked) if asked and (len(asked) > 1 or not known) else ""
     pooling = "mean" if unknown or not known else known[0]
-    return EmbeddingStyle(pooling, unknown, said.prompts or {}, said.default_prompt_name or "")
+    skips = modes.get("include_prompt") is False and pooling == "mean"
+    return EmbeddingStyle(pooling, unknown, said.prompts or {}, said.default_prompt_name or "", skips)
 
 
 def _read(directory: Path | None, name: str, kind: type[T]) -> T | None:

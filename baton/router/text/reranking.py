@@ -11,7 +11,7 @@ import math
 
 import msgspec
 
-from baton.protos.errors import InvalidRequest
+from baton.protos.errors import ContextTooLong, InvalidRequest
 from baton.protos.nouns import TokenLogprobs
 from baton.router.text.model import TextModel
 
@@ -25,10 +25,14 @@ TURN = "<|im_start|>"
 
 
 class Room(msgspec.Struct, frozen=True):
-    """Holds the most tokens of a prompt, and of a document in it; None for as many as fit."""
+    """Holds the most tokens of a prompt, and of a document in it; None for as many as fit.
+
+    ``query`` names the field that a question comes from, for errors.
+    """
 
     prompt: int
     document: int | None = None
+    query: str = "query"
 
 
 class Judge(msgspec.Struct, frozen=True):
@@ -41,15 +45,19 @@ class Judge(msgspec.Struct, frozen=True):
 
     async def prompt(self, text: TextModel, asked: tuple[str, str], document: str, most: Room) -> list[int]:
         """Returns the ids of ``asked``, an instruction and a query, with a document, which loses its end where it
-        has more than there is room for.
+        has more than there is room for. Raises ContextTooLong where the question alone takes it all.
         """
         instruction, query = asked
         question = f"<Instruct>: {instruction}\n<Query>: {query}\n<Document>: "
         ids = await text.encode(question + document, add_special_tokens=False)
         room = most.prompt - len(self.before) - len(self.behind)
-        if most.document is not None:
-            room = min(room, len(await text.encode(question, add_special_tokens=False)) + most.document)
-        return [*self.before, *ids[: max(room, 0)], *self.behind]
+        if len(ids) > room or most.document is not None:
+            asks = len(await text.encode(question, add_special_tokens=False))
+            if asks >= room:
+                told = f"the query and its instruction take {asks} tokens, and {max(room, 0)} are there"
+                raise ContextTooLong(f"{told} for them and a document: shorten it", most.query)
+            room = min(room, asks + (room if most.document is None else most.document))
+        return [*self.before, *ids[:room], *self.behind]
 
     def score(self, found: TokenLogprobs) -> float:
         """Returns how likely yes is, of yes and no, by the likelihoods of ``(yes, no)``."""

@@ -84,6 +84,17 @@ async def test_a_flushed_redis_is_written_again_by_whoever_remembers(redis):
     assert list(fresh.served()) == ["sql", "style"]
 
 
+async def test_a_flushed_redis_does_not_bring_back_what_was_taken_out_of_the_configuration(redis):
+    known = registry(redis, OF_CONFIG)
+    await known.put(msgspec.structs.replace(OF_CONFIG, removed=True))
+    await redis.flushall()
+    await known.look()
+    assert known.served() == {}
+    fresh = registry(redis, OF_CONFIG)
+    await fresh.look()
+    assert fresh.served() == {}
+
+
 async def test_the_last_name_that_was_removed_stays_removed(redis):
     first, second = registry(redis), registry(redis)
     await first.put(sql())

@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 from types import SimpleNamespace
 
 import grpc
+import msgspec
 import openai
 import pytest
 
@@ -185,6 +186,22 @@ async def test_keys_see_and_use_their_tenants_adapters_alone(fake, model_dir, ke
         assert await ask("bound", "sql") == (200, "sql")
         ready = (await running.clients.http.get("/ready")).json()
         assert ready["models"] == ["tiny"]  # nobody is asked for a key there
+
+
+async def test_a_keys_adapter_answers_for_its_own_model_alone(fake, model_dir, keys):
+    made, gate = keys
+    fake.served = (*fake.served, msgspec.structs.replace(fake.served[0], model_id="other"))
+    async with router_with(fake, model_dir, gate) as running:
+
+        async def ask(model: str) -> tuple[int, str]:
+            headers = {"authorization": f"Bearer {made['bound']}"}
+            body = {"model": model, "prompt": [5, 6], "max_tokens": 2}
+            done = await running.clients.http.post("/v1/completions", json=body, headers=headers)
+            return done.status_code, done.json().get("model", "")
+
+        assert await ask("tiny") == (200, "style")
+        assert await ask("") == (200, "style")
+        assert await ask("other") == (200, "other")
 
 
 async def test_a_request_keeps_the_content_that_it_was_prepared_on(router, fake):

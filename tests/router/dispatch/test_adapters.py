@@ -215,6 +215,20 @@ async def test_what_is_refused_leaves_nothing_behind():
         await until(lambda: not c.d[0].adapters and not c.p[0].adapters)
 
 
+async def test_what_is_refused_is_taken_off_workers_that_announced_it_meanwhile():
+    async with served(prefill=1, decode=1) as c:
+        c.p[0].load_refusals = [AdapterRefused("rank 512 is over 64", "r")]
+        c.p[0].hold_loads.clear()
+        adding = asyncio.create_task(add(c))
+        await until(lambda: c.d[0].adapters)
+        c.d[0].announce(c.roster)
+        await until(lambda: any(link.info.adapters for link in c.core.view._links))
+        c.p[0].hold_loads.set()
+        with pytest.raises(AdapterRefused, match="rank 512"):
+            await adding
+        assert not c.d[0].adapters
+
+
 async def test_a_worker_that_is_away_does_not_hinder_an_addition():
     async with served(decode=2) as c:
         c.d[1].load_refusals = [Unavailable("later")]

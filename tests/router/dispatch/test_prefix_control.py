@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from types import SimpleNamespace
 
 import pytest
@@ -47,7 +48,7 @@ class Link:
         return len(request.token_ids) // 16 * 16
 
     async def unpin_prefix(self, pin):
-        del self.pinned[pin]
+        self.pinned.pop(pin, None)
 
 
 def control(store, *links, most=1000):
@@ -99,15 +100,59 @@ async def test_a_tenant_is_bounded_and_sees_its_own_and_operators_all():
     store, link = Store(), Link("a")
     one = control(store, link, most=200)
     for tenant in ("x", "x", "y"):
-        await one.check(tenant, False, 100)
-        await one.add(wish(tenant=tenant), READ)
+        async with one.room(tenant, False, 100):
+            await one.add(wish(tenant=tenant), READ)
     with pytest.raises(PinsFull, match="of 200 that a tenant may have") as refused:
-        await one.check("x", False, 100)
+        await one.room("x", False, 100).__aenter__()
     assert refused.value.param == "router.max_pinned_tokens"
-    await one.check("x", True, 10_000)
+    async with one.room("x", True, 10_000):
+        pass
     assert [pin.id for pin in await one.listed("x", False)] == ["p0", "p1"]
     assert [pin.id for pin in await one.listed("", True)] == ["p0", "p1", "p2"]
     with pytest.raises(RequestUnknown):
         await one.remove("p2", "x", False)
     await one.remove("p2", "y", False)
     assert set(link.pinned) == {"p0", "p1"}
+
+
+async def test_what_a_tenant_is_about_to_pin_counts_as_well():
+    one = control(Store(), Link("a"), most=200)
+    async with one.room("x", False, 150):
+        with pytest.raises(PinsFull, match="150 are"):
+            await one.room("x", False, 100).__aenter__()
+        async with one.room("y", False, 100):
+            pass
+    async with one.room("x", False, 200):
+        pass
+    assert not one._promised
+
+
+class SlowLink(Link):
+    """Pins, and never says so."""
+
+    async def pin_prefix(self, request, timeout_s):
+        await super().pin_prefix(request, timeout_s)
+        self.asked.set()
+        await asyncio.Event().wait()
+
+    async def unpin_prefix(self, pin):
+        await asyncio.sleep(0)
+        await super().unpin_prefix(pin)
+
+
+@pytest.mark.parametrize("cancels", [1, 2])
+async def test_a_client_that_leaves_before_the_pin_is_written_down_leaves_none_behind(cancels):
+    first, slow, store = Link("a"), SlowLink("b"), Store()
+    slow.asked = asyncio.Event()
+    one = control(store, first, slow)
+    adding = asyncio.create_task(one.add(wish(workers=2), READ))
+    await slow.asked.wait()
+    assert first.pinned
+    assert slow.pinned
+    for _ in range(cancels):
+        adding.cancel()
+        await asyncio.sleep(0)
+    with pytest.raises(asyncio.CancelledError):
+        await adding
+    await asyncio.gather(*one._unpinning)
+    assert (first.pinned, slow.pinned, store) == ({}, {}, {})

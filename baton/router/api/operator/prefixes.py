@@ -32,6 +32,7 @@ from baton.router.api.surfaces import PrefixSurface
 from baton.router.dispatch.prefix_control import PrefixWish
 from baton.router.request.context import RequestContext
 from baton.router.request.request import ChoiceSummary
+from baton.router.text.catalog import ModelEntry
 from baton.router.text.model import TextModel
 
 MOST_WORKERS = 256
@@ -103,7 +104,18 @@ async def _pin(surface: PrefixSurface, service: GenerationService, request: Requ
     text = service.catalog.text(entry)
     ids = tuple(await body.ids(text))
     tenant, admin = _who()
-    await surface.control.check(tenant, admin, len(ids) * body.workers)
+    async with surface.control.room(tenant, admin, len(ids) * body.workers):
+        return await _read_and_pin(surface, service, request, body, (entry, text, ids))
+
+
+async def _read_and_pin(
+    surface: PrefixSurface,
+    service: GenerationService,
+    request: Request,
+    body: PrefixBody,
+    prefix: tuple[ModelEntry, TextModel, tuple[int, ...]],
+) -> Response:
+    entry, text, ids = prefix
     options = GenerationOptions(
         sampling={"max_tokens": 1, "temperature": 0.0},
         prompt_only=True,

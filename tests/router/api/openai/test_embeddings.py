@@ -67,6 +67,24 @@ async def test_a_prompt_that_cannot_be_put_before_an_input_is_refused(styled, fi
     assert bad.value.param == param
 
 
+async def test_a_mean_that_leaves_the_prompt_out_is_refused_with_a_prompt_and_computed_without(
+    start_router, fake, model_dir, tmp_path
+) -> None:
+    shutil.copytree(model_dir, tmp_path / "m")
+    (tmp_path / "m" / "1_Pooling").mkdir()
+    (tmp_path / "m" / "1_Pooling" / "config.json").write_text(
+        '{"pooling_mode_mean_tokens": true, "include_prompt": false}'
+    )
+    (tmp_path / "m" / "config_sentence_transformers.json").write_text(
+        '{"prompts": {"query": "Find: ", "document": ""}, "default_prompt_name": "query"}'
+    )
+    async with start_router(fake, {"tiny": tmp_path / "m"}) as router:
+        with pytest.raises(openai.BadRequestError, match="pools without its prompts") as bad:
+            await router.openai.embeddings.create(model="tiny", input="x")
+        assert bad.value.param == "prompt_name"
+        await router.openai.embeddings.create(model="tiny", input="x", extra_body={"prompt_name": "document"})
+
+
 async def test_a_pooling_of_the_models_that_is_not_computed_is_refused_unless_another_is_asked(
     start_router, fake, model_dir, tmp_path
 ) -> None:
