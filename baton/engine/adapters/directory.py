@@ -77,4 +77,5 @@ def _open(name: str, within: int | None, path: str, more: int = 0) -> int:
         return os.open(name, _DIRECTORY | more, dir_fd=within)
     except (OSError, ValueError) as error:
         text = getattr(error, "strerror", None) or str(error)
-        raise AdapterRefused(f"adapter path {path!r}: {text}; links aren't followed there", PARAM) from None
+        links = "; links aren't followed there" if more & os.O_NOFOLLOW else ""
+        raise AdapterRefused(f"adapter path {path!r}: {text}{links}", PARAM) from None

@@ -58,7 +58,10 @@ def matched(
         if entry.name in copies:
             continue
         module, half = _half(file, entry, sites)
-        halves.setdefault(module, {})[half] = entry
+        if (other := halves.setdefault(module, {}).setdefault(half, entry)) is not entry:
+            raise file.error(entry.name, f"is {module}'s lora_{half}, as {other.name} is; one of them is meant")
+    if not halves:
+        raise AdapterRefused(f"{file.where}: holds copies of the base's tables alone, and no adapter", "lora_path")
     return tuple(
         _pair(file, settings, module, halves[module], sites.get(module), max_rank, narrow)
         for module in sorted(halves)

@@ -18,6 +18,7 @@ from baton.protos.errors import AdapterRefused
 
 FILE = "adapter_config.json"
 MOST_BYTES = 1 << 20  # of the file
+MOST_ALPHA = 1e30  # because scales are float32, and beyond it is no scale but a damaged file
 MOST_PATTERNS, MOST_PATTERN_CHARS = 4096, 512  # because patterns are regular expressions of whoever made the file
 # They say where the adapter came from, or how it was trained, and change nothing of how it is applied.
 SILENT = {
@@ -125,7 +126,7 @@ def _rank(where: str, name: str, value: object) -> int:
 
 
 def _alpha(where: str, name: str, value: object) -> float:
-    if not isinstance(value, int | float) or isinstance(value, bool) or not math.isfinite(value):
+    if not isinstance(value, int | float) or isinstance(value, bool) or not abs(value) <= MOST_ALPHA:
         raise AdapterRefused(f"{where}: {name} is {_short(value)}; it must be a number", name)
     return float(value)
 

@@ -20,9 +20,9 @@ import msgspec
 from baton.engine.adapters.base import AdapterBase
 from baton.engine.adapters.packed import PackedAdapter
 from baton.engine.adapters.reader import AdapterContent, read_adapter
-from baton.engine.adapters.table import ReadAdapter
+from baton.engine.adapters.table import ReadAdapter, Reading
 from baton.protos.channel import AdapterPlace
-from baton.protos.errors import AdapterRefused, BatonError, ErrorInfo, from_info
+from baton.protos.errors import AdapterRefused, BatonError, ErrorInfo, Unavailable, from_info
 
 LIMIT_S = 120.0  # seconds for one adapter, because a file system that hangs must not keep others from loading
 
@@ -48,11 +48,23 @@ class ReadingChildren:
         self._base = base
         self._ready: ChildReading | None = None
 
-    def start(self, source: AdapterPlace) -> ChildReading:
-        """Returns a child that has begun to read ``source``."""
-        found = self._ready or ChildReading()
+    def start(self, source: AdapterPlace) -> Reading:
+        """Returns a child that has begun to read ``source``, or what says that none could be started."""
+        try:
+            found = self._waiting() or ChildReading()
+        except OSError as error:
+            return NoReading(f"adapter {source.path!r}: no process to read it: {error.strerror}")
         found.begin(source, self._base)
-        self._ready = ChildReading()
+        with suppress(OSError):  # the next load starts its own, or says why it can't
+            self._ready = ChildReading()
+        return found
+
+    def _waiting(self) -> ChildReading | None:
+        """Takes the child that is ready; one that was killed meanwhile is only closed."""
+        found, self._ready = self._ready, None
+        if found is not None and not found.alive:
+            found.close()
+            return None
         return found
 
     def close(self) -> None:
@@ -62,15 +74,43 @@ class ReadingChildren:
             self._ready = None
 
 
+class NoReading:
+    """Stands for a reading that could not begin, because the machine has no process or descriptor to spare."""
+
+    def __init__(self, problem: str) -> None:
+        self._problem = problem
+
+    def result(self) -> BatonError:
+        """Returns why nothing was read; trying again may help."""
+        return Unavailable(self._problem, "lora_path")
+
+    def close(self) -> None:
+        """Closes nothing, because nothing is open."""
+
+
 class ChildReading:
     """Is a child that reads one adapter, once it is told which. Close it after its result, or to end it."""
 
     def __init__(self) -> None:
-        self._files = [os.memfd_create(f"adapter-{what}") for what in ("ask", "memory", "answer")]
+        self._files: list[int] = []
+        try:
+            for what in ("ask", "memory", "answer"):
+                self._files.append(os.memfd_create(f"adapter-{what}"))
+            self._process = self._started()
+        except OSError:
+            self._close_files()
+            raise
+        self._path, self._until = "", float("inf")
+
+    @property
+    def alive(self) -> bool:
+        """Tells whether the child still runs."""
+        return self._process.poll() is None
+
+    def _started(self) -> subprocess.Popen[bytes]:
         command = [sys.executable, "-m", "baton.engine.adapters.reader_main", *map(str, self._files)]
         command.append(str(os.getpid()))
-        self._process = subprocess.Popen(command, pass_fds=self._files, stdin=subprocess.PIPE)
-        self._path, self._until = "", float("inf")
+        return subprocess.Popen(command, pass_fds=self._files, stdin=subprocess.PIPE)
 
     def begin(self, source: AdapterPlace, base: AdapterBase) -> None:
         """Tells the child what to read."""
@@ -101,6 +141,9 @@ class ChildReading:
         if self._process.poll() is None:
             self._process.kill()
             self._process.wait()
+        self._close_files()
+
+    def _close_files(self) -> None:
         for file in self._files:
             os.close(file)
         self._files = []

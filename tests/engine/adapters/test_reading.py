@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import struct
+import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -18,11 +20,11 @@ from torch import Tensor
 
 from baton.engine.adapters.base import AdapterBase
 from baton.engine.adapters.reading import ChildReading, ReadingChildren, read_here
-from baton.engine.adapters.table import ReadAdapter
+from baton.engine.adapters.table import ReadAdapter, Reading
 from baton.engine.program.sites import Site
 from baton.protos.adapter_id import is_adapter_id
 from baton.protos.channel import AdapterPlace
-from baton.protos.errors import AdapterChanged, AdapterRefused, BatonError
+from baton.protos.errors import AdapterChanged, AdapterRefused, BatonError, Unavailable
 from tests.engine.adapters.adapter_files import write
 
 Q, V, EMBED = "model.layers.0.self_attn.q_proj", "model.layers.0.self_attn.v_proj", "model.embed_tokens"
@@ -133,6 +135,7 @@ REFUSED_SETTINGS = [
     ({"use_newest_idea": True}, "use_newest_idea", "nothing here knows"),
     ({"r": 0}, "r", "whole number"),
     ({"lora_alpha": None}, "lora_alpha", "number"),
+    ({"lora_alpha": 10**400}, "lora_alpha", "number"),
     ({"rank_pattern": {"(": 4}}, "rank_pattern", "no pattern"),
     ({"r": 64}, "r", "16 at most"),
 ]
@@ -172,6 +175,7 @@ REFUSED_TENSORS: list[tuple[Change, str]] = [
     (_set(f"base_model.model.{Q}.lora_magnitude_vector", torch.zeros(80)), "adapters are matrices"),
     (_set(f"base_model.model.{EMBED}.lora_embedding_A", torch.zeros(8, 101)), "without a lora_B"),
     (_nan, "NaN"),
+    (_set(f"{Q}.lora_A.weight", torch.zeros(8, 48)), "one of them is meant"),
 ]
 
 
@@ -204,6 +208,15 @@ def test_a_copy_of_the_bases_table_changes_nothing_and_another_table_is_refused(
     for other, text in ((table, "isn't the base's table"), (table[:99], "another base")):
         with pytest.raises(AdapterRefused, match=text):
             read(write(tmp_path / "b", model, ("embed_tokens",), change=_set(name, other.contiguous())), base)
+
+
+def test_copies_alone_are_no_adapter(tmp_path: Path, model: Path) -> None:
+    def only_a_copy(tensors: dict[str, Tensor]) -> None:
+        tensors.clear()
+        tensors[f"base_model.model.{EMBED}.base_layer.weight"] = torch.zeros(100, 48)
+
+    with pytest.raises(AdapterRefused, match="and no adapter"):
+        read(write(tmp_path / "a", model, ("embed_tokens",), change=only_a_copy))
 
 
 def _header(length: int, text: bytes) -> bytes:
@@ -273,7 +286,7 @@ def test_beneath_a_root_no_link_is_followed(tmp_path: Path, adapter: Path) -> No
     assert read(root / "team" / "linked").info.id  # an operator's own path may be a link
 
 
-def outcome(reading: ChildReading) -> ReadAdapter | BatonError:
+def outcome(reading: Reading) -> ReadAdapter | BatonError:
     until = time.monotonic() + 60
     while (found := reading.result()) is None:
         assert time.monotonic() < until
@@ -298,9 +311,35 @@ def test_what_it_refuses_is_told_and_a_reader_that_is_ended_is_named(adapter: Pa
     children = ReadingChildren(BASE)
     refused = outcome(children.start(AdapterPlace("sql", str(adapter), digest="0" * 16)))
     assert isinstance(refused, AdapterChanged)
-    assert children._ready is not None
-    children._ready._process.kill()
-    ended = outcome(children.start(AdapterPlace("sql", str(adapter))))
+    child = ChildReading()
+    child._process.kill()
+    child.begin(AdapterPlace("sql", str(adapter)), BASE)
+    ended = outcome(child)
     children.close()
     assert isinstance(ended, AdapterRefused)
     assert "ended its reader" in ended.message
+
+
+def test_a_child_that_was_killed_while_it_waited_costs_nobody_a_load(adapter: Path) -> None:
+    children = ReadingChildren(BASE)
+    outcome(children.start(AdapterPlace("sql", str(adapter))))
+    assert children._ready is not None
+    children._ready._process.kill()
+    children._ready._process.wait()
+    found = outcome(children.start(AdapterPlace("sql", str(adapter))))
+    children.close()
+    assert isinstance(found, ReadAdapter)
+
+
+def test_a_machine_without_a_process_to_spare_refuses_the_load_and_leaks_nothing(
+    adapter: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def none_left(*_: object, **__: object) -> None:
+        raise OSError(errno.EAGAIN, "Resource temporarily unavailable")
+
+    monkeypatch.setattr(subprocess, "Popen", none_left)
+    before, children = len(os.listdir("/proc/self/fd")), ReadingChildren(BASE)
+    found = children.start(AdapterPlace("sql", str(adapter))).result()
+    assert isinstance(found, Unavailable)
+    assert "no process to read it" in found.message
+    assert len(os.listdir("/proc/self/fd")) == before
