@@ -111,6 +111,24 @@ def test_another_list_of_adapters_is_another_job_and_restarts_no_pod() -> None:
     assert [m for m in one_more[0] if m["kind"] in kinds] == [m for m in one_more[1] if m["kind"] in kinds]
 
 
+def test_whatever_changes_a_jobs_pod_changes_its_name_because_jobs_cant_be_changed() -> None:
+    adapters = {"source": "pvc", "pvc": {"claimName": "a"}, "serve": {"sql": {"path": "sql"}}}
+    changes: tuple[dict, ...] = ({}, {"image": {"router": {"tag": "9.9.9"}}}, {"service": {"httpPort": 8999}})
+    names = {
+        m["metadata"]["name"] for c in changes for m in render({"adapters": adapters, **c}) if m["kind"] == "Job"
+    }
+    assert len(names) == len(changes)
+
+
+def test_an_emptied_list_of_adapters_is_pruned_too() -> None:
+    adapters = {"source": "pvc", "pvc": {"claimName": "a"}, "prune": True}
+    (job,) = [m for m in render({"adapters": adapters}) if m["kind"] == "Job"]
+    assert "--prune" in job["spec"]["template"]["spec"]["containers"][0]["args"]
+    manifests = render({"adapters": adapters})
+    assert one(manifests, "ConfigMap", "demo-baton-adapters")["data"]["adapters.json"] == "{}"
+    assert [m for m in render({"adapters": {**adapters, "prune": False}}) if m["kind"] == "Job"] == []
+
+
 def test_the_adapters_of_the_chart_are_what_the_command_takes(tmp_path) -> None:
     from baton.console.cluster.adapters import read_wanted
 

@@ -48,6 +48,8 @@ WRONG = {
     "adapters: {source: pvc}": "adapters.pvc.claimName is empty",
     "adapters: {source: hostPath}": "adapters.hostPath is empty",
     "adapters: {serve: {sql: {path: sql}}}": "adapters.source is none",
+    "adapters: {prune: true}": "adapters.source is none",
+    "adapters: {source: hostPath, hostPath: /a, fetch: {image: i}}": "adapters.fetch fills a claim",
     "adapters: {serve: {'a b': {path: sql}}}": "invalid propertyName 'a b'",
     "adapters: {serve: {sql: {path: /etc}}}": "/adapters/serve/sql/path",
     "{adapters: {source: hostPath, hostPath: /a, serve: {sql: {path: s, hub: a/b}}}}": "sql.hub is fetched into a",

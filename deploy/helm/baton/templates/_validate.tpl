@@ -22,11 +22,12 @@
 {{- $a := .Values.adapters -}}
 {{- if and (eq $a.source "pvc") (not $a.pvc.claimName) -}}{{ include "baton.refuse" "adapters.source is pvc but adapters.pvc.claimName is empty: name the claim that holds the adapters" }}{{- end -}}
 {{- if and (eq $a.source "hostPath") (not $a.hostPath) -}}{{ include "baton.refuse" "adapters.source is hostPath but adapters.hostPath is empty: give a directory that every node has" }}{{- end -}}
-{{- if $a.serve -}}
-{{- if eq $a.source "none" -}}{{ include "baton.refuse" "adapters.serve names adapters but adapters.source is none: say where their folders lie (pvc or hostPath)" }}{{- end -}}
-{{- if not .Values.auth.enabled -}}{{ include "baton.refuse" "adapters.serve needs auth.enabled: adapters are loaded over the API with an admin's key, and that is off where nobody is asked for one" }}{{- end -}}
-{{- if and .Values.auth.existingSecret (not $a.adminKeySecret.name) -}}{{ include "baton.refuse" "adapters.serve with auth.existingSecret needs adapters.adminKeySecret.name: a Secret with a key made by `baton keys add NAME --admin`" }}{{- end -}}
-{{- if eq (include "baton.tlsOn" .) "true" -}}{{ include "baton.refuse" "adapters.serve with tls.mode isn't done by a Job: run `baton adapters apply` in a router's pod (kubectl exec), or leave serve empty" }}{{- end -}}
+{{- if and $a.fetch.image (ne $a.source "pvc") -}}{{ include "baton.refuse" "adapters.fetch fills a claim: set adapters.source: pvc" }}{{- end -}}
+{{- if eq (include "baton.appliesAdapters" .) "true" -}}
+{{- if eq $a.source "none" -}}{{ include "baton.refuse" "adapters.serve or adapters.prune is set but adapters.source is none: say where their folders lie (pvc or hostPath)" }}{{- end -}}
+{{- if not .Values.auth.enabled -}}{{ include "baton.refuse" "adapters.serve (or prune) needs auth.enabled: adapters are loaded over the API with an admin's key, and that is off where nobody is asked for one" }}{{- end -}}
+{{- if and .Values.auth.existingSecret (not $a.adminKeySecret.name) -}}{{ include "baton.refuse" "adapters.serve (or prune) with auth.existingSecret needs adapters.adminKeySecret.name: a Secret with a key made by `baton keys add NAME --admin`" }}{{- end -}}
+{{- if eq (include "baton.tlsOn" .) "true" -}}{{ include "baton.refuse" "adapters.serve (or prune) with tls.mode isn't done by a Job: run `baton adapters apply` in a router's pod (kubectl exec), or leave both unset" }}{{- end -}}
 {{- range $name, $one := $a.serve -}}
 {{- if and $one.hub (ne $a.source "pvc") -}}{{ include "baton.refuse" (printf "adapters.serve.%s.hub is fetched into a claim: set adapters.source: pvc" $name) }}{{- end -}}
 {{- end -}}
