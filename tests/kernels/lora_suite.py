@@ -68,9 +68,7 @@ def matrices(rank: int, k: int, n: int, dtype: torch.dtype = torch.float32, firs
 
 def wanted(groups: Sequence[Group], out: Tensor, x: Tensor) -> Tensor:
     wide = [
-        AdaptedRows(
-            torch.tensor(rows), tuple(p._replace(a=p.a.double().float(), b=p.b.double().float()) for p in parts)
-        )
+        AdaptedRows(torch.tensor(rows), tuple(p._replace(a=p.a.double(), b=p.b.double()) for p in parts))
         for rows, parts in groups
     ]
     return lora(out.double(), x, wide)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import NamedTuple
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -41,6 +42,7 @@ def lora(out: Tensor, x: Tensor, groups: Iterable[AdaptedRows]) -> Tensor:
 
 
 def delta(x: Tensor, part: LoraMatrices) -> Tensor:
-    """Returns scale x B · (A · x) in float32, (rows, outputs of the part)."""
-    shrunk = part.a[x.long()].float() if part.looked_up else F.linear(x.float(), part.a.float())
-    return F.linear(shrunk * part.scale, part.b.float())
+    """Returns scale x B · (A · x), (rows, outputs of the part), in float32, or float64 where ``x`` or ``a`` is."""
+    wide = torch.promote_types(torch.promote_types(x.dtype, part.a.dtype), torch.float32)
+    shrunk = part.a[x.long()].to(wide) if part.looked_up else F.linear(x.to(wide), part.a.to(wide))
+    return F.linear(shrunk * part.scale, part.b.to(wide))
