@@ -46,7 +46,8 @@ def drill_command(
 
     def run() -> int:
         if live:
-            return judge_live(live, key, model, LivePlan(questions=requests, seed=seed or first), as_json)
+            asked = LivePlan(questions=requests, seed=first if seed is None else seed)
+            return judge_live(live, key, model, asked, as_json)
         size = Size(workers, requests, most_faults, kinds=_kinds(faults))
         if seed is not None or scenario is not None:
             return _one(draw(seed or 0, size) if scenario is None else _read(scenario), trace, as_json, make_small)

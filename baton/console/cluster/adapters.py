@@ -17,6 +17,7 @@ from typing import Annotated, Any
 import msgspec
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from baton.console.cluster.asking import router
@@ -120,7 +121,7 @@ def table(entries: list[dict[str, Any]]) -> Table:
         since = datetime.fromtimestamp(entry["created"]).strftime("%F %T") if entry["created"] else ""
         holders, pinned = ", ".join(entry["workers"]) or "none", "yes" if entry["pinned"] else ""
         row = (entry["id"], entry["parent"], entry["root"], content, entry["tenant"], pinned, holders, entry["by"])
-        shown.add_row(*row, since)
+        shown.add_row(*map(escape, row), since)
     return shown
 
 

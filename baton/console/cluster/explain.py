@@ -16,7 +16,7 @@ from baton.console.cluster.asking import router
 
 
 def show(request_id: str, url: str | None, key: str, as_json: bool) -> int:
-    """Asks the router, print. Raises RequestUnknown, ConfigError."""
+    """Asks the router and prints its answer. Raises RequestUnknown, ConfigError."""
     path = f"/v1/requests/{urllib.parse.quote(request_id, safe='')}/explain"
     record = router(url, key).call("GET", path)
     console = Console(highlight=False, width=140)

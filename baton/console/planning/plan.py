@@ -77,7 +77,10 @@ def simulate_command(
     writes = worker_costs(decode_profile, settings.prefill_chunk) if decode_profile else None
     decode = with_adapters(writes, share, adapter_cost) if writes else costs
     began = time.process_time()
-    more = [parse_pool(text, settings.prefill_chunk) for text in pools]
+    more = [
+        msgspec.structs.replace(pool, costs=with_adapters(pool.costs, share, adapter_cost))
+        for pool in (parse_pool(text, settings.prefill_chunk) for text in pools)
+    ]
     deaths = [parse_failure(text) for text in failures]
     found = simulate(Scenario(settings, costs, decode, load_from, more, deaths), Slo(*slo))
     took = time.process_time() - began

@@ -161,6 +161,12 @@ def test_an_adapter_that_no_worker_has_read_is_shown_as_such() -> None:
     assert "none" in text.getvalue()
 
 
+def test_a_folder_whose_name_looks_like_markup_is_shown_as_it_is() -> None:
+    text = StringIO()
+    Console(file=text, width=160).print(table([entry("sql", root="team[/x]/sql")]))
+    assert "team[/x]/sql" in text.getvalue()
+
+
 def fetched(parts: tuple[str, ...]):
     def snapshot(hub_id: str, allow_patterns: list[str], local_dir: str) -> str:
         for part in parts:

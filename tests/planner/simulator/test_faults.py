@@ -204,3 +204,16 @@ def test_the_command_takes_both_and_tells_what_was_moved() -> None:
     wrong = CliRunner().invoke(app, [*flags, "--fail", "decode-7@1:2"])
     assert wrong.exit_code == 1
     assert "there is no worker" in wrong.output
+
+
+def test_adapters_cost_every_pool_their_factor(tmp_path: Path) -> None:
+    lines = (DATA / "mooncake_conversation_400.jsonl").read_text().splitlines()[:20]
+    trace = tmp_path / "trace.jsonl"
+    trace.write_text("".join(json.dumps(json.loads(line) | {"adapter": 1}) + "\n" for line in lines))
+    flags = ["sim", "--trace", str(trace), "--profile", PROFILE, "--prefill", "1", "--decode", "1", "--json", "-"]
+    flags += ["--pool", f"only:prefill:1={PROFILE}", "--fail", "prefill-0@0:9999"]  # the pool reads all
+    dear, cheap = (
+        json.loads(CliRunner().invoke(app, [*flags, "--adapter-cost", cost]).stdout)["result"]["score"]["ttft"]
+        for cost in ("3", "1")
+    )
+    assert dear["median"] > 2 * cheap["median"]
