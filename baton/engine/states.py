@@ -114,9 +114,10 @@ class SequenceStates:
         ``hash_of(i)`` is the hash of the i-th block; ``rolling`` keeps the state of each full block until the next.
         """
         before, self.current = self.current, self._spares.pop()
+        kept = None if self._rolling is None else self._rolling[0]
         if tokens % size == 0:
             self._mark(tokens, prompt, size, hash_of(tokens // size - 1), rolling)
-        if before is not None and (self._rolling is None or before is not self._rolling[0]):
+        if before is not None and before is not kept:  # what was kept, marking has recycled or keeps on
             self._recycle(before)
         if not self._spares:
             self._spares.append(self._extra() or self._give_up_rolling())

@@ -10,12 +10,10 @@ import pytest
 import torch
 
 from baton.engine.backends.cuda.load import wide_experts
-from baton.engine.backends.native.runner import NativeRunner
-from baton.engine.backends.torch.runner import TorchRunner
 from baton.engine.backends.work import work_of
 from baton.engine.checkpoints.safetensors import Checkpoint
 from baton.engine.checkpoints.weights import load_weights
-from baton.engine.load import EngineConfig, load_runner
+from baton.engine.load import EngineConfig
 from baton.engine.models import program_for
 from baton.engine.program.config import ModelConfig
 from baton.engine.program.ops import Linear, SwiGlu
@@ -23,8 +21,8 @@ from baton.kernels.abi import native
 from baton.kernels.linear.packed import PackedWeight, one_of
 from baton.protos.errors import CheckpointError
 from baton.protos.nouns import Sampling
-from tests.conformance.checkpoints import make, prompts
-from tests.conformance.drive import Driver
+from tests.conformance.checkpoints import prompts
+from tests.engine.small_models import load, model, require_the_references_tokens, require_the_same_bits
 from tests.kernels.thorough import later
 
 GREEDY = Sampling(temperature=0.0, max_tokens=8, logprobs=1)
@@ -34,17 +32,6 @@ needs_native = pytest.mark.skipif(native.library() is None, reason="no native ke
 @pytest.fixture(scope="module")
 def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("experts")
-
-
-def model(home: Path, kind: str) -> Path:
-    directory = home / kind
-    return directory if directory.exists() else make(directory, kind)
-
-
-def load(directory: Path, cache: Path, **fields: Any) -> NativeRunner:
-    found = load_runner(EngineConfig(str(directory), threads=2, cache_dir=str(cache), **fields))
-    assert isinstance(found, NativeRunner)
-    return found
 
 
 def asked(count: int = 5) -> list[list[int]]:
@@ -57,24 +44,13 @@ def test_an_answer_has_the_same_bits_alone_batched_and_op_by_op(
     home: Path, fields: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     directory = model(home, "mixtral")
-    plain = Driver(load(directory, home, **fields), pages=100, chunk=64)
-    together = plain.answer(asked(), GREEDY)
-    assert [Driver(load(directory, home, **fields), pages=40).answer([p], GREEDY)[0] for p in asked()] == together
-    monkeypatch.setenv("BATON_STEP", "ops")
-    monkeypatch.setenv("BATON_CHECK_STEP", "1")
-    checked = Driver(load(directory, home, **fields), pages=100, chunk=64)
-    assert checked.answer(asked(), GREEDY) == together
-    assert checked.logprobs == plain.logprobs
+    require_the_same_bits(lambda: load(directory, home, 2, **fields), asked(), GREEDY, (64, 97), monkeypatch)
 
 
 @needs_native
 def test_the_reference_gives_the_same_tokens(home: Path) -> None:
     directory = model(home, "qwen3_moe")
-    found = load(directory, home)
-    program = program_for(ModelConfig.read(directory))
-    weights = dict(Checkpoint(directory).weights(program.weights, torch.float32, "cpu"))
-    reference = TorchRunner(found.spec, program, weights)
-    assert Driver(reference, pages=100).answer(asked(), GREEDY) == Driver(found, pages=100).answer(asked(), GREEDY)
+    require_the_references_tokens(directory, load(directory, home, 2), asked(), GREEDY)
 
 
 def test_experts_are_in_the_layers_that_the_config_says(home: Path) -> None:

@@ -13,9 +13,6 @@ from safetensors.torch import load_file, save_file
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
 from baton.engine.backends.cuda.load import lacking
-from baton.engine.backends.native.runner import NativeRunner
-from baton.engine.backends.torch.runner import TorchRunner
-from baton.engine.checkpoints.safetensors import Checkpoint
 from baton.engine.checkpoints.weights import load_weights
 from baton.engine.load import EngineConfig, load_runner
 from baton.engine.models import program_for
@@ -27,6 +24,7 @@ from baton.protos.errors import CheckpointError
 from baton.protos.nouns import Sampling
 from tests.conformance.checkpoints import KINDS, make, prompts
 from tests.conformance.drive import Driver
+from tests.engine.small_models import load, model, require_the_references_tokens, require_the_same_bits
 from tests.kernels.thorough import first_now
 
 GREEDY = Sampling(temperature=0.0, max_tokens=5, logprobs=1)
@@ -37,17 +35,6 @@ needs_native = pytest.mark.skipif(native.library() is None, reason="no native ke
 @pytest.fixture(scope="module")
 def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("families")
-
-
-def model(home: Path, kind: str) -> Path:
-    directory = home / kind
-    return directory if directory.exists() else make(directory, kind)
-
-
-def load(directory: Path, cache: Path, **fields: Any) -> NativeRunner:
-    found = load_runner(EngineConfig(str(directory), threads=1, cache_dir=str(cache), **fields))
-    assert isinstance(found, NativeRunner)
-    return found
 
 
 def asked(vocab: int) -> list[list[int]]:
@@ -73,16 +60,8 @@ def test_an_answer_has_the_same_bits_alone_batched_and_op_by_op(
     home: Path, kind: str, fields: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     directory = model(home, kind)
-    plain = Driver(load(directory, home, **fields), pages=30, chunk=32)
-    mine = asked(plain.runner.spec.vocab_size)
-    together = plain.answer(mine, GREEDY)
-    alone = Driver(load(directory, home, **fields), pages=30, chunk=23)
-    assert [alone.answer([prompt], GREEDY)[0] for prompt in mine] == together
-    monkeypatch.setenv("BATON_STEP", "ops")
-    monkeypatch.setenv("BATON_CHECK_STEP", "1")
-    checked = Driver(load(directory, home, **fields), pages=30, chunk=32)
-    assert checked.answer(mine, GREEDY) == together
-    assert checked.logprobs == plain.logprobs
+    mine = asked(program_for(ModelConfig.read(directory)).vocab_size)
+    require_the_same_bits(lambda: load(directory, home, **fields), mine, GREEDY, (32, 23), monkeypatch)
 
 
 @needs_native
@@ -90,10 +69,7 @@ def test_an_answer_has_the_same_bits_alone_batched_and_op_by_op(
 def test_the_reference_gives_the_same_tokens(home: Path, kind: str) -> None:
     directory = model(home, kind)
     found = load(directory, home)
-    program = program_for(ModelConfig.read(directory))
-    weights = dict(Checkpoint(directory).weights(program.weights, torch.float32, "cpu"))
-    reference, mine = TorchRunner(found.spec, program, weights), asked(program.vocab_size)
-    assert Driver(reference, pages=30).answer(mine, GREEDY) == Driver(found, pages=30).answer(mine, GREEDY)
+    require_the_references_tokens(directory, found, asked(found.spec.vocab_size), GREEDY)
 
 
 @needs_native

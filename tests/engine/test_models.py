@@ -199,6 +199,8 @@ def test_what_a_hybrid_cannot_be_is_refused_by_field(changes: dict[str, Any], na
         ({"mamba_n_groups": 3}, "mamba_n_groups"),
         ({"mamba_d_conv": 1}, "mamba_d_conv"),
         ({"time_step_limit": [0.0, 0.1]}, "time_step_limit"),
+        ({"time_step_limit": 3.0}, "time_step_limit is 3.0"),
+        ({"rope_theta": "big"}, "rope_theta is 'big'"),
     ],
 )
 def test_what_a_state_space_hybrid_cannot_be_is_refused_by_field(changes: dict[str, Any], named: str) -> None:

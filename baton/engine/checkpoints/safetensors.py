@@ -72,7 +72,7 @@ class Checkpoint:
         return {
             weight.name: self._stack_rows(weight, dtype, rows[weight.name])
             if weight.name in rows
-            else self._stack(weight, torch.float32 if weight.plus else dtype).to(device)
+            else self._stack(weight, dtype).to(device)
             for weight in wanted
         }
 

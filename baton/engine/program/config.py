@@ -129,7 +129,9 @@ class ModelConfig:
     def rope_of(self, raw: dict[str, Any], default_theta: float) -> Rope:
         """Returns the parameters that ``raw`` holds, one of the objects that config.json has for them."""
         kind = raw.get("rope_type", raw.get("type", "default"))
-        theta = raw.get("rope_theta") or self.fields.get("rope_theta") or default_theta
+        theta = raw.get("rope_theta") or self.number("rope_theta", default_theta) or default_theta
+        if not isinstance(theta, int | float):
+            raise self.error("rope_theta", f"is {theta!r}; it must be a number")
         skip = {"rope_type", "type", "rope_theta"}
         parameters = {k: float(v) for k, v in raw.items() if k not in skip and isinstance(v, int | float)}
         for name in ("partial_rotary_factor", "original_max_position_embeddings"):

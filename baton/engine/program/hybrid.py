@@ -60,10 +60,7 @@ class GatedDeltaLayers(msgspec.Struct, frozen=True):
         if value_heads % key_heads:
             raise config.error("linear_num_value_heads", f"is {value_heads}; {key_heads} key heads must divide it")
         dims = config.size("linear_key_head_dim", 128), config.size("linear_value_head_dim", 128)
-        kernel = config.size("linear_conv_kernel_dim", 4)
-        if kernel < 2:
-            raise config.error("linear_conv_kernel_dim", f"is {kernel}; it must be 2 or more")
-        return cls(key_heads, value_heads, *dims, kernel, eps, grouped)
+        return cls(key_heads, value_heads, *dims, _kernel(config, "linear_conv_kernel_dim"), eps, grouped)
 
     @property
     def channels(self) -> int:
@@ -130,9 +127,7 @@ class StateSpaceLayers(msgspec.Struct, frozen=True):
         if heads % groups:
             raise config.error("mamba_n_groups", f"is {groups}; it must divide {heads} heads")
         _require_unlimited_steps(config)
-        kernel = config.size("mamba_d_conv", 4)
-        if kernel < 2:
-            raise config.error("mamba_d_conv", f"is {kernel}; it must be 2 or more")
+        kernel = _kernel(config, "mamba_d_conv")
         biases = config.flag("mamba_conv_bias", True), config.flag("mamba_proj_bias", False)
         return cls(heads, inner // heads, groups, config.size("mamba_d_state", 256), kernel, eps, *biases)
 
@@ -174,11 +169,20 @@ class StateSpaceLayers(msgspec.Struct, frozen=True):
         )
 
 
+def _kernel(config: ModelConfig, field: str) -> int:
+    """How many tokens a convolution spans."""
+    found = config.size(field, 4)
+    if found < 2:
+        raise config.error(field, f"is {found}; it must be 2 or more")
+    return found
+
+
 def _require_unlimited_steps(config: ModelConfig) -> None:
     """Raises CheckpointError where steps are limited: transformers limits those of chunks alone."""
-    low, high = config.fields.get("time_step_limit") or (0.0, math.inf)
-    if low != 0 or high not in (math.inf, {"__float__": "Infinity"}, None):
-        raise config.error("time_step_limit", "must be 0 to infinity")
+    found = config.fields.get("time_step_limit") or [0.0, None]
+    unlimited = isinstance(found, list) and len(found) == 2 and found[0] == 0
+    if not unlimited or found[1] not in (math.inf, {"__float__": "Infinity"}, None):
+        raise config.error("time_step_limit", f"is {found!r}; it must be 0 to infinity")
 
 
 class HybridDecoder(Decoder, frozen=True):

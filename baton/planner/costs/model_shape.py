@@ -1,6 +1,6 @@
 """What a model's config.json says about its sizes: weights, KV per token, FLOPs. Torch-free.
 
-Knows nothing of hardware, traces or schedulers. Dense decoders only; a mixture of experts is refused by name.
+Knows nothing of hardware, traces or schedulers. Dense decoders with K and V only; others are refused by name.
 """
 
 from __future__ import annotations
@@ -18,6 +18,14 @@ from baton.protos.errors import ConfigError
 
 KNOWN = Path(__file__).parent / "models.toml"
 TIED = ("gemma2", "gemma3_text")  # architectures whose head is the table unless config.json says otherwise
+UNMODELLED = {  # fields of config.json whose weights or KV the formulas below don't count
+    "num_experts": "it is a mixture of experts",
+    "num_local_experts": "it is a mixture of experts",
+    "n_routed_experts": "it is a mixture of experts",
+    "kv_lora_rank": "it keeps latents in place of K and V",
+    "linear_num_value_heads": "some layers keep a recurrent state",
+    "attn_layer_indices": "some layers keep a recurrent state",
+}
 TUNED = re.compile(r"(-(instruct|chat|it|base|hf|sft|dpo|bf16))+$")  # sizes stay what they were
 
 
@@ -86,8 +94,11 @@ def from_config(path: str) -> ModelShape:
 
 
 def _shape(config: dict[str, Any], file: Path) -> ModelShape:
-    if config.get("num_experts") or config.get("num_local_experts"):
-        raise ConfigError(f"{file}: a mixture of experts is not modelled; give a dense model", "model")
+    for field, what in UNMODELLED.items():
+        if config.get(field):
+            raise ConfigError(
+                f"{file}: {field} says that {what}, which is not modelled; give a plain model", "model"
+            )
     heads = config.get("num_attention_heads")
     try:
         return ModelShape(

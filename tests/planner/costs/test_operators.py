@@ -40,6 +40,10 @@ def test_a_config_json_is_read_and_what_it_lacks_is_named(tmp_path: Path) -> Non
     assert not from_config(str(tmp_path)).tied
     (tmp_path / "config.json").write_text("{" + fields + ', "vocab_size": 100, "model_type": "gemma2"}')
     assert from_config(str(tmp_path)).tied
+    for what in ("n_routed_experts", "kv_lora_rank", "linear_num_value_heads"):
+        (tmp_path / "config.json").write_text("{" + fields + f', "vocab_size": 100, "{what}": 64' + "}")
+        with pytest.raises(ConfigError, match=f"{what} says that .* not modelled"):
+            model_shape(str(tmp_path))
     (tmp_path / "config.json").write_text("{" + fields + "}")
     with pytest.raises(ConfigError, match="vocab_size"):
         model_shape(str(tmp_path))
