@@ -150,7 +150,7 @@ def _one(chosen: Scenario, trace: bool, as_json: bool, small: bool) -> int:
 
 def _make_small(chosen: Scenario, as_json: bool) -> None:
     """Prints the least scenario that still fails, as a regression test takes it."""
-    small = shrink(chosen, lambda tried: not play(tried).held)
+    small = shrink(chosen, lambda tried: not play(tried, first_only=True).held)
     verdict, console = play(small, keep_story=True), Console(stderr=True, highlight=False)
     console.print(
         f"\nseed {chosen.seed}, made small: {len(small.requests)} of {len(chosen.requests)} requests, "

@@ -83,7 +83,7 @@ def awaits_at(work: Any) -> tuple[str, int] | None:
 
 @cache
 def _of_package(code: CodeType) -> str:
-    """The code's file within the package; empty outside, and for the simulation itself."""
+    """Returns the code's file within the package; empty outside, and for the simulation itself."""
     path = Path(code.co_filename)
     if not path.is_relative_to(PACKAGE):
         return ""

@@ -6,7 +6,7 @@ that it read was the right one, whole, and its own.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -22,10 +22,16 @@ CLOSE = 1e-5  # of numbers of a vector, by which sums in another order differ
 
 
 class Judge:
-    """Collects what was violated. ``faulty`` says whether the run has faults that may fail a request."""
+    """Collects what was violated. ``faulty`` says whether the run has faults that may fail a request.
 
-    def __init__(self, faulty: bool, requests: Sequence[Request] = ()) -> None:
+    ``halt`` is called at each violation.
+    """
+
+    def __init__(
+        self, faulty: bool, requests: Sequence[Request] = (), halt: Callable[[], None] = lambda: None
+    ) -> None:
         self.violations: list[str] = []
+        self._halt = halt
         self._requests = requests
         self._expected: dict[tuple[int, int], tuple[list[int], str]] = {}
         self.answered = self.failed = self.cancelled = 0
@@ -36,6 +42,7 @@ class Judge:
         """Notes a violation, once."""
         if text not in self.violations:
             self.violations.append(text)
+            self._halt()
 
     def refused(self, request: Request, error: BaseException) -> None:
         """Counts a request that was turned away as it came."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import math
 import random
 from asyncio import base_events
 from collections import deque
@@ -16,6 +17,7 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 RESOLUTION_S = 1e-9
+MOST_IDLE_TURNS = 20_000  # turns without time passing after which a run gets nowhere
 TASK_STEPS = {"TaskStepMethWrapper", "TaskWakeupMethWrapper"}  # callbacks by which C's tasks go on
 
 
@@ -42,8 +44,16 @@ class _Future(asyncio.Future[Any]):
         return self._serial
 
 
-class NothingLeft(RuntimeError):
+class RunEnds(RuntimeError):
+    """Raised out of the loop where a run doesn't go on: the message says why."""
+
+
+class NothingLeft(RunEnds):
     """Raised when no callback is ready and no timer is set: whatever is still awaited never comes."""
+
+
+class Halted(RunEnds):
+    """Raised in the turn after ``halt``."""
 
 
 class SeededLoop(base_events.BaseEventLoop):
@@ -54,6 +64,7 @@ class SeededLoop(base_events.BaseEventLoop):
 
     thread_s = 0.002  # seconds that work in a thread takes at most
     again_s = 0.0  # seconds within which whoever is cancelled is cancelled again; 0: nobody is
+    limit_s = math.inf  # seconds of virtual time after which a run is ended
 
     def __init__(self, rng: random.Random, reorder: float = 0.5) -> None:
         super().__init__()
@@ -62,7 +73,16 @@ class SeededLoop(base_events.BaseEventLoop):
         self._rng, self._reorder, self._now = rng, reorder, 0.0
         self._clock_resolution = RESOLUTION_S
         self._selector = self  # asked by the base class for what is ready outside
-        self.turns = 0
+        self.turns = self._idle_turns = 0
+        self._halted = False
+
+    def halt(self) -> None:
+        """Ends the run with the present turn."""
+        self._halted = True
+
+    def go_on(self) -> None:
+        """Lets the loop run again after its run was ended, for cleaning up."""
+        self._halted, self.limit_s, self._idle_turns = False, math.inf, 0
 
     def create_future(self) -> asyncio.Future[Any]:
         """Returns a future whose place in a set is the same in every run."""
@@ -73,10 +93,17 @@ class SeededLoop(base_events.BaseEventLoop):
         return self._now
 
     def select(self, timeout: float | None) -> list[Any]:
-        """Passes ``timeout`` seconds of virtual time. Raises NothingLeft where nothing would ever end the wait."""
+        """Passes ``timeout`` seconds of virtual time. Raises RunEnds where the run is over, or gets nowhere."""
+        if self._halted:
+            raise Halted("the run was ended")
         if timeout is None:
             raise NothingLeft("no callback is ready and no timer is set")
+        self._idle_turns = 0 if timeout > 0 else self._idle_turns + 1
+        if self._idle_turns > MOST_IDLE_TURNS:
+            raise RunEnds(f"tasks take {MOST_IDLE_TURNS} turns and no time passes")
         self._now += max(0.0, timeout)
+        if self._now > self.limit_s:
+            raise RunEnds(f"it has not ended after {self.limit_s:g} s")
         self.turns += 1
         return []
 

@@ -8,6 +8,7 @@ other. While a direction is cut its messages wait, as TCP would send them again;
 from __future__ import annotations
 
 import asyncio
+import itertools
 import random
 from collections import deque
 from collections.abc import Callable
@@ -69,18 +70,22 @@ class Connection:
         self.client, self.server, self.listener = client, server, listener
         self.up, self.down = Direction(network, client, server), Direction(network, server, client)
         self.broken = False
-        self._on_broken: list[Callable[[], None]] = []
+        self._on_broken: dict[Callable[[], None], None] = {}  # in order
 
     def when_broken(self, callback: Callable[[], None]) -> None:
         """Calls ``callback`` once when the connection breaks."""
-        self._on_broken.append(callback)
+        self._on_broken[callback] = None
+
+    def forget(self, callback: Callable[[], None]) -> None:
+        """Takes back what ``when_broken`` registered: whoever rode on the connection is done with it."""
+        self._on_broken.pop(callback, None)
 
     def break_now(self) -> None:
         """Breaks the connection: what is under way is lost, and both ends are told in their next turn."""
         if self.broken:
             return
         self.broken = self.up.broken = self.down.broken = True
-        told, self._on_broken = self._on_broken, []
+        told, self._on_broken = self._on_broken, {}
         for callback in told:
             asyncio.get_running_loop().call_soon(callback)
 
@@ -92,7 +97,8 @@ class Network:
         self.rng, self.conditions = rng, conditions
         self._listeners: dict[str, tuple[str, object]] = {}
         self._connections: list[Connection] = []
-        self._cuts: dict[tuple[str, str], int] = {}
+        self._cuts: dict[tuple[str, str], int] = {}  # directions that are cut, and which cut it was
+        self._marks = itertools.count(1)
         self._dead: set[str] = set()
 
     def listen(self, address: str, process: str, listener: object) -> None:
@@ -121,7 +127,7 @@ class Network:
 
     def cut(self, source: str, target: str) -> None:
         """Cuts one direction until ``heal``; connections that stay cut break after KEEPALIVE_S."""
-        self._cuts[source, target] = mark = self._cuts.get((source, target), 0) + 1
+        self._cuts[source, target] = mark = next(self._marks)
         asyncio.get_running_loop().call_later(KEEPALIVE_S, self._expire, source, target, mark)
 
     def heal(self, source: str, target: str) -> None:

@@ -1,4 +1,4 @@
-"""What the paced engine must answer, computed from the request alone: no page, no batch, none of the engine's code.
+"""Computes what the paced engine must answer from the request alone: no page, no batch, none of the engine's code.
 
 Row i of a sequence is XXH3-128(row i-1, token i, i), repeated to the row's size; the next token is XXH3-64 of all
 rows, keyed by seed and choice where it is sampled. A grammar of ``SimulatedGrammar`` says which ids may come.

@@ -146,7 +146,7 @@ class SimulatedRouter:
     def _lane(
         self, config: RouterConfig, given: CoreDependencies, core: RouterCore, gate: Gate, redis: Redis
     ) -> BatchLane:
-        """What answers batch jobs, with the surfaces' own service, whose tokens are bytes here."""
+        """Returns what answers batch jobs by the surfaces' own service, whose tokens are bytes here."""
         environment = Environment(given.clock, lambda: EPOCH_S + given.clock(), self._rng.randbytes)
         quotas = Quotas(gate, given.metrics, core.decisions, ContextClasses(config.context_classes))
         catalog = ModelCatalog(core.dispatcher.models, {}, environment.wall_clock)

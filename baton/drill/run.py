@@ -8,11 +8,12 @@ import logging
 import random
 import textwrap
 import time
-from collections.abc import Callable, Iterator
+import traceback
+from collections.abc import Callable
 
 import msgspec
 
-from baton.drill.loop import NothingLeft, SeededLoop
+from baton.drill.loop import Halted, RunEnds, SeededLoop
 from baton.drill.scenario import Scenario
 from baton.drill.story import Story
 from baton.drill.world import Complaints, World
@@ -44,28 +45,31 @@ class Verdict(msgspec.Struct, frozen=True):
         return not self.violations
 
 
-def play(scenario: Scenario, keep_story: bool = False) -> Verdict:
-    """Runs a scenario to its end, on a loop of its own."""
+def play(scenario: Scenario, keep_story: bool = False, first_only: bool = False) -> Verdict:
+    """Runs a scenario to its end, on a loop of its own. With ``first_only`` the first violation ends it."""
     began, story = time.perf_counter(), Story(keep_story)
     loop = SeededLoop(random.Random(f"loop {scenario.seed}"))
     asyncio.set_event_loop(loop)
     before = random.getstate()
     random.seed(f"library {scenario.seed}")  # redis-py draws its pauses between retries
-    world = World(scenario, story, loop)
+    world = World(scenario, story, loop, first_only)
     complaints, product = Complaints(world.judge), logging.getLogger("baton")
     product.addHandler(complaints)
     propagates, product.propagate = product.propagate, False
     try:
         loop.run_until_complete(world.run())
-    except NothingLeft as stuck:
+    except Halted:
+        assert world.judge.violations, "only a violation halts a run"
+    except RunEnds as stuck:
         world.judge.violated(f"the cluster stands still: {stuck}")
-    except AssertionError as wrong:
-        world.judge.violated(f"assertion: {wrong}")
+    except Exception as error:
+        world.judge.violated(f"the run fails: {error!r} at {_place(error)}")
     finally:
         product.removeHandler(complaints)
         product.propagate = propagates
         random.setstate(before)
         _close(loop)
+        world.close()
     loop.coverage = None
     judge = world.judge
     return Verdict(
@@ -99,28 +103,51 @@ def shrink(scenario: Scenario, fails: Callable[[Scenario], bool], most: int = 30
                 else:
                     at += size
             size = min(size // 2, max(0, len(parts) // 2)) if size > 1 else 0
-    for simpler in _simpler(scenario):
-        tried = msgspec.structs.replace(scenario, **simpler)
+    for simpler in SIMPLER:
+        tried = simpler(scenario)
         if tries < most and tried != scenario:
             tries += 1
             scenario = tried if fails(tried) else scenario
     return scenario
 
 
-def _simpler(scenario: Scenario) -> Iterator[dict[str, object]]:
-    """Yields fields that make a run easier to read, one after another."""
-    plain = {"n": 1, "cancels": (), "read_pause": 0.0, "deadline_after": None, "tenant": ""}
-    yield {"requests": tuple(msgspec.structs.replace(r, **plain) for r in scenario.requests)}
-    for field, value in plain.items():
-        yield {"requests": tuple(msgspec.structs.replace(r, **{field: value}) for r in scenario.requests)}
-    yield {"swap": False}
-    yield {"tier_pages": 0}
-    yield {"hedge": 0.0}
-    yield {"local_max": 0}
-    targets = {fault.target for fault in scenario.faults} | {fault.other for fault in scenario.faults}
-    for role in ("prefill", "decode"):
-        least = max((int(t.rpartition("-")[2]) + 1 for t in targets if t.startswith(role)), default=1)
-        yield {role: least}
+def _plain(**fields: object) -> Callable[[Scenario], Scenario]:
+    """Returns a step that gives ``fields`` of every request these values."""
+
+    def simpler(scenario: Scenario) -> Scenario:
+        requests = tuple(msgspec.structs.replace(request, **fields) for request in scenario.requests)
+        return msgspec.structs.replace(scenario, requests=requests)
+
+    return simpler
+
+
+def _with(**fields: object) -> Callable[[Scenario], Scenario]:
+    return lambda scenario: msgspec.structs.replace(scenario, **fields)
+
+
+def _fewer(role: str) -> Callable[[Scenario], Scenario]:
+    """Returns a step that keeps those workers of a role alone that faults name, and one at least."""
+
+    def simpler(scenario: Scenario) -> Scenario:
+        names = {fault.target for fault in scenario.faults} | {fault.other for fault in scenario.faults}
+        least = max((int(name.rpartition("-")[2]) + 1 for name in names if name.startswith(role)), default=1)
+        return msgspec.structs.replace(scenario, **{role: least})
+
+    return simpler
+
+
+PLAIN: dict[str, object] = {"n": 1, "cancels": (), "read_pause": 0.0, "deadline_after": None, "tenant": ""}
+# Steps by which a run gets easier to read; each is tried on what the steps before it have left.
+SIMPLER = (
+    _plain(**PLAIN),
+    *(_plain(**{field: value}) for field, value in PLAIN.items()),
+    *(
+        _with(**{field: value})
+        for field, value in (("swap", False), ("tier_pages", 0), ("hedge", 0.0), ("local_max", 0))
+    ),
+    _fewer("prefill"),
+    _fewer("decode"),
+)
 
 
 def as_test(scenario: Scenario) -> str:
@@ -136,13 +163,20 @@ def as_test(scenario: Scenario) -> str:
     )
 
 
+def _place(error: BaseException) -> str:
+    """Returns the innermost file and line at which an error was raised."""
+    frames = traceback.extract_tb(error.__traceback__)
+    return f"{frames[-1].filename}:{frames[-1].lineno}" if frames else "an unknown place"
+
+
 def _close(loop: SeededLoop) -> None:
     """Ends what is left without running it: a run's remains must not cost or disturb the next one."""
+    loop.set_exception_handler(lambda loop, context: None)
+    loop.go_on()
     tasks = asyncio.all_tasks(loop)
     for task in tasks:
         task.cancel()
-    loop.set_exception_handler(lambda loop, context: None)
-    with contextlib.suppress(NothingLeft, TimeoutError, asyncio.CancelledError):
+    with contextlib.suppress(RunEnds, TimeoutError, asyncio.CancelledError):
         loop.run_until_complete(asyncio.wait_for(asyncio.gather(*tasks, return_exceptions=True), 5.0))
     asyncio.set_event_loop(None)
     loop.close()

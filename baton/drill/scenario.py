@@ -82,7 +82,7 @@ class Scenario(msgspec.Struct, frozen=True):
 
     @property
     def ends_at(self) -> float:
-        """When the last request has come and the last fault is over, in seconds."""
+        """Returns the second at which the last request has come and the last fault is over."""
         times = [r.at for r in self.requests] + [f.at + f.seconds for f in self.faults]
         return max(times, default=0.0)
 
@@ -170,7 +170,7 @@ def _batch(rng: random.Random, span: float) -> Batch:
 
 
 def _cancels(rng: random.Random) -> tuple[float, ...]:
-    """When a client leaves, which a quarter does; some say so twice."""
+    """Draws the times at which a client leaves, which a quarter does; some say so twice."""
     if rng.random() >= 0.25:
         return ()
     first = rng.uniform(0.0, rng.choice((0.05, 1.0, 5.0)))

@@ -21,5 +21,5 @@ class Story:
 
     @property
     def digest(self) -> str:
-        """The hash of all lines so far, in hex."""
+        """Returns the hash of all lines so far, in hex."""
         return self._hash.hexdigest()

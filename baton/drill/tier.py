@@ -44,5 +44,5 @@ class FaultyStore:
         self._store.record(slot, data)
 
     def records(self) -> bytes:
-        """Returns all records."""
+        """Returns the records of all slots, in the order of the slots, as the store beneath keeps them."""
         return self._store.records()

@@ -20,7 +20,7 @@ EARLY_S = 0.001  # seconds by which a sweep may come before the lease's time, by
 
 
 class EngineWitness:
-    """Watches one engine. ``violated`` hears what must not be; ``requests`` are the clients' by number."""
+    """Watches what one engine is told. ``violated`` hears what must not be, ``requests`` are the clients'."""
 
     def __init__(
         self,

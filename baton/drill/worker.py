@@ -34,12 +34,12 @@ from baton.kv.tiers.slab import Slab
 from baton.kv.transport.grpc import GrpcTransport
 from baton.protos.channel import SetRole
 from baton.protos.errors import WorkerLost
-from baton.protos.nouns import WorkerInfo, of_this_build
+from baton.protos.nouns import WorkerInfo
 from baton.worker.block_exchange import WorkerBlocks
 from baton.worker.control import RoleSwitch
 from baton.worker.environment import WorkerEnvironment
 from baton.worker.figures.report import Machine, WorkerReport
-from baton.worker.membership import enter
+from baton.worker.membership import describe, enter
 from baton.worker.server import RoleRuntime
 from baton.worker.spec import WorkerSpec
 
@@ -58,7 +58,7 @@ class NoEnergy:
     """A machine that doesn't tell its energy."""
 
     def joules(self) -> dict[str, float]:
-        """Returns nothing."""
+        """Returns an empty reading, because a simulated machine has no meter."""
         return {}
 
 
@@ -172,7 +172,14 @@ class Life:
                 self.process.name, self.role, own.scenario, own.pace, own.rng, self.engine.witness, own.weights
             )
         self.engine.start()
-        blocks = WorkerBlocks(self._spec(), self.engine, self._info(), lambda report: None, self._environment())
+        spec = self._spec()
+        blocks = WorkerBlocks(
+            spec,
+            self.engine,
+            describe(spec, self.engine.ready, self.incarnation),
+            lambda report: None,
+            self._environment(),
+        )
         for slab in blocks.tiers().values():
             if isinstance(slab, Slab):
                 slab.store = FaultyStore(slab.store, own.tier_health)
@@ -183,7 +190,8 @@ class Life:
 
     async def _play(self, redis: Any, blocks: WorkerBlocks) -> str:
         """One role, from ready to gone; returns why the life ends, or nothing where another role follows."""
-        network, spec, info = self.worker.network, self._spec(), self._info()
+        network, spec = self.worker.network, self._spec()
+        info = describe(spec, self.engine.ready, self.incarnation)
         async with AsyncExitStack() as stack:
             report = WorkerReport(info, _metrics(info), _machine(), asyncio.get_running_loop().time)
             runtime = RoleRuntime(spec, self.engine, report, info, blocks, self._keys, self._environment())
@@ -240,31 +248,14 @@ class Life:
             self.worker.slot,
             self.role,
             "/nowhere",
+            model_name=MODEL_ID,
+            device="paced:drill",
             kv_transport="grpc",
             namespace=NAMESPACE,
             beat_s=BEAT_S,
             lease_ttl_s=own.lease_ttl_s,
             host_tier_bytes=own.tier_pages * (self.engine.ready.layout.page_bytes + 64),
         )
-
-    def _info(self) -> WorkerInfo:
-        ready = self.engine.ready
-        info = WorkerInfo(
-            worker_id=self.worker.slot,
-            incarnation=self.incarnation,
-            role=self.role,
-            address="",
-            model_id=MODEL_ID,
-            fingerprint=ready.fingerprint,
-            layout=ready.layout,
-            max_model_len=ready.max_model_len,
-            vocab_size=ready.vocab_size,
-            eos_token_ids=ready.eos_token_ids,
-            pages=ready.pages,
-            max_batch=ready.max_batch,
-            device="paced:drill",
-        )
-        return of_this_build(info)
 
     def _environment(self) -> WorkerEnvironment:
         clock, dialer = asyncio.get_running_loop().time, SimulatedDialer(self.worker.network, self.process.name)

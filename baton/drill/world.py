@@ -22,34 +22,32 @@ from baton.drill.story import Story
 from baton.drill.watch import Answers
 from baton.drill.worker import EPOCH_S, SimulatedWorker
 
+UP_S = 60.0  # seconds in which a cluster comes up
 BATCH_S = 240.0  # seconds after everything else within which a batch job is complete
 SETTLE_S = 60.0  # seconds after the last fault and request within which everything has ended
 REST_S = 12.0  # seconds after that, and after a lease's time, in which what was left by lost peers is given back
+PHASES_S = 2 * (UP_S + SETTLE_S + BATCH_S + REST_S)  # seconds after which no run lasts, beside its own load
 # Faults after which rates are counted by each router alone, or anew.
 UNCOUNTED = {kind for kind in FAULTS if kind.startswith("redis_")} | {"clock_jumps"}
 # Faults that may end a lease by its time.
-SWEEPING = (
-    "cut",
-    "cut_one_way",
-    "stuck",
-    "slow",
-    "tier_slow",
-    "cancel_again",
-)  # faults that may end a lease by its time
+SWEEPING = ("cut", "cut_one_way", "stuck", "slow", "tier_slow", "cancel_again")
 PATIENT_TTL_S = 30.0  # seconds of a lease below which a busy prefill worker may let one run out
 
 
 class World:
-    """A scenario as it runs."""
+    """A scenario as it runs. With ``first_only`` the first violation ends it."""
 
-    def __init__(self, scenario: Scenario, story: Story, loop: SeededLoop) -> None:
+    def __init__(self, scenario: Scenario, story: Story, loop: SeededLoop, first_only: bool = False) -> None:
         self.scenario, self.story, self.loop = scenario, story, loop
         rng = random.Random(f"world {scenario.seed}")
         self.network = Network(rng, Conditions(scenario.delay_s, 2 * scenario.delay_s))
         self.coverage = Coverage()
         loop.coverage = self.coverage
-        self.judge = Judge(bool(scenario.faults) or scenario.pages < 100, scenario.requests)
+        halt = loop.halt if first_only else lambda: None
+        self.judge = Judge(bool(scenario.faults) or scenario.pages < 100, scenario.requests, halt)
+        self.workers: dict[str, SimulatedWorker] = {}
         self._rng = rng
+        loop.limit_s = scenario.ends_at + 2 * self._longest() + scenario.lease_ttl_s + PHASES_S
 
     def tell(self, who: str, what: str) -> None:
         """Adds a line to the story."""
@@ -84,7 +82,7 @@ class World:
         await self._end()
 
     async def _until_up(self) -> None:
-        async with asyncio.timeout(60.0):
+        async with asyncio.timeout(UP_S):
             while not all(r.parts and r.parts.core.dispatcher.ready() for r in self.routers):  # noqa: ASYNC110
                 await asyncio.sleep(0.05)
 
@@ -116,7 +114,7 @@ class World:
                 task.cancel()
 
     def _longest(self) -> float:
-        """Seconds that the whole load takes on one worker, and what slow readers add."""
+        """Returns the seconds that the whole load takes on one worker, and what slow readers add."""
         tokens = sum(r.n * (len(r.prompt) + r.sampling.max_tokens) for r in self.scenario.requests)
         steps = sum(r.n * r.sampling.max_tokens for r in self.scenario.requests)
         pauses = max((r.read_pause * r.sampling.max_tokens for r in self.scenario.requests), default=0.0)
@@ -164,6 +162,9 @@ class World:
             worker.stop()
         for router in self.routers:
             await router.close()
+
+    def close(self) -> None:
+        """Gives back the memory of every engine that ever was."""
         for worker in self.workers.values():
             for life in (*worker.dead, *([worker.life] if worker.life else [])):
                 life.engine.memory.close()
@@ -181,6 +182,6 @@ class Complaints(logging.Handler):
         self._judge = judge
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Notes the record."""
+        """Notes a record of the product's log as a violation."""
         error = record.exc_info[1] if record.exc_info else None
         self._judge.violated(f"logged: {record.getMessage()} {error!r}")

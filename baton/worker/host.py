@@ -39,13 +39,13 @@ from baton.process.security import identity_of, show_end
 from baton.process.time_limit import end_unless_turning, end_with, end_within
 from baton.protos.channel import EngineReady, SetRole
 from baton.protos.errors import StartupError, Unavailable, WorkerLost, to_info
-from baton.protos.nouns import WorkerInfo, of_this_build
+from baton.protos.nouns import WorkerInfo
 from baton.worker.block_exchange import WorkerBlocks
 from baton.worker.control import RoleSwitch
 from baton.worker.engine_process import EngineProcess
 from baton.worker.environment import WorkerEnvironment
 from baton.worker.figures.report import Machine, WorkerReport
-from baton.worker.membership import join, present_role
+from baton.worker.membership import describe, join, present_role
 from baton.worker.server import CurrentRegistry, RoleRuntime, serve_grpc, serve_metrics
 from baton.worker.slot_guard import SlotGuard
 from baton.worker.slots import SlotRecord, WorkerSlot
@@ -283,27 +283,6 @@ class WorkerCore:
         if tls is not None:
             show_end(tls, metrics.optional("certificate"))
         return WorkerReport(info, metrics, self._machine)
-
-
-def describe(spec: WorkerSpec, ready: EngineReady, incarnation: str) -> WorkerInfo:
-    """Returns who this worker is, but for its addresses."""
-    info = WorkerInfo(
-        worker_id=spec.slot,
-        incarnation=incarnation,
-        role=spec.role,
-        address="",
-        model_id=spec.engine.model_id,
-        fingerprint=ready.fingerprint,
-        layout=ready.layout,
-        max_model_len=ready.max_model_len,
-        vocab_size=ready.vocab_size,
-        eos_token_ids=ready.eos_token_ids,
-        pages=ready.pages,
-        max_batch=ready.max_batch,
-        device=spec.engine.device,
-        adapters=ready.adapters,
-    )
-    return of_this_build(info)
 
 
 def watch_signals(stop: asyncio.Event) -> None:

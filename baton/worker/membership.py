@@ -14,7 +14,8 @@ from redis.exceptions import RedisError
 
 from baton.cluster.membership import Membership, PolledRoster, connect, end_task
 from baton.cluster.roles import RoleWishes
-from baton.protos.nouns import WorkerInfo
+from baton.protos.channel import EngineReady
+from baton.protos.nouns import WorkerInfo, of_this_build
 from baton.worker.figures.report import WorkerReport
 from baton.worker.peers import Peers
 from baton.worker.server import RoleRuntime
@@ -34,6 +35,27 @@ async def present_role(spec: WorkerSpec, record: SlotRecord | None) -> str:
         return recorded
     finally:
         await redis.aclose()
+
+
+def describe(spec: WorkerSpec, ready: EngineReady, incarnation: str) -> WorkerInfo:
+    """Returns who this worker is, but for its addresses."""
+    info = WorkerInfo(
+        worker_id=spec.slot,
+        incarnation=incarnation,
+        role=spec.role,
+        address="",
+        model_id=spec.engine.model_id,
+        fingerprint=ready.fingerprint,
+        layout=ready.layout,
+        max_model_len=ready.max_model_len,
+        vocab_size=ready.vocab_size,
+        eos_token_ids=ready.eos_token_ids,
+        pages=ready.pages,
+        max_batch=ready.max_batch,
+        device=spec.engine.device,
+        adapters=ready.adapters,
+    )
+    return of_this_build(info)
 
 
 async def join(

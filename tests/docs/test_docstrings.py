@@ -28,7 +28,6 @@ FEWEST_WORDS = 4  # of a first sentence, because fewer have no room for a verb a
 CEILINGS = {
     "cluster": 3,
     "console": 2,
-    "drill": 20,
     "engine": 46,
     "kernels": 5,
     "kv": 14,

@@ -66,7 +66,9 @@ def simulated(work: Callable[[Network, Echo, Channel], Awaitable[T]], seed: int 
         server = Server(Process("server").spawn)
         server.add_generic_rpc_handlers((echo,))
         network.listen("server:1", "server", server)
-        return await work(network, echo, Channel(network, "client", "server:1"))
+        done = await work(network, echo, Channel(network, "client", "server:1"))
+        await asyncio.sleep(1.0)  # until both ends have heard of what the client ended
+        return done
 
     try:
         return loop.run_until_complete(main())
@@ -143,7 +145,69 @@ def test_a_slow_reader_holds_its_writer_back() -> None:
         with pytest.raises(TimeoutError):
             await asyncio.wait_for(flood(), 5.0)
         assert len(echo.heard) < 30
-        assert call.cancel()
+        assert call.cancelled()  # by the writer that was cancelled, as in grpc.aio
+        with pytest.raises(asyncio.InvalidStateError):
+            await call.write(b"x")
+
+    simulated(work)
+
+
+def test_a_reader_that_is_cancelled_ends_its_call_and_what_was_unread_is_lost() -> None:
+    async def work(network: Network, echo: Echo, channel: Channel) -> None:
+        call = channel.stream_stream("/echo/Many")()
+        await call.write(b"a")
+        await call.write(b"b")
+        assert await call.read() == b"aa"
+        await asyncio.sleep(0.1)  # the second answer is here, unread
+        network.break_between("client", "server")
+        await asyncio.sleep(0.1)
+        with pytest.raises(grpc.aio.AioRpcError):
+            await call.read()
+        call = channel.stream_stream("/echo/Many")()
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(call.read(), 1.0)
+        assert call.cancelled()
+
+    simulated(work)
+
+
+def test_a_write_where_nobody_answers_fails_as_a_call_does() -> None:
+    async def work(network: Network, echo: Echo, channel: Channel) -> None:
+        network.process_died("server")
+        with pytest.raises(grpc.aio.AioRpcError) as lost:
+            await channel.stream_stream("/echo/Many")().write(b"a")
+        assert lost.value.code() is grpc.StatusCode.UNAVAILABLE
+
+    simulated(work)
+
+
+def test_a_cut_breaks_no_connection_early_because_of_one_that_was_healed_before() -> None:
+    async def work(network: Network, echo: Echo, channel: Channel) -> None:
+        loop, one = asyncio.get_running_loop(), channel.unary_unary("/echo/One")
+        assert await one(b"a") == b"A"
+        network.cut("client", "server")
+        await asyncio.sleep(0.1)
+        network.heal("client", "server")
+        await asyncio.sleep(KEEPALIVE_S - 1.0)
+        network.cut("client", "server")
+        asking = asyncio.ensure_future(one(b"b"))
+        await asyncio.sleep(2.0)
+        network.heal("client", "server")
+        assert await asking == b"B"
+        assert loop.time() < KEEPALIVE_S + 2.0
+
+    simulated(work)
+
+
+def test_a_call_that_is_over_leaves_nothing_at_its_connection() -> None:
+    async def work(network: Network, echo: Echo, channel: Channel) -> None:
+        one = channel.unary_unary("/echo/One")
+        for _ in range(5):
+            await one(b"a")
+        await asyncio.sleep(1.0)
+        connection = channel.connection()
+        assert connection is not None
+        assert len(connection._on_broken) == 1  # the channel's own
 
     simulated(work)
 

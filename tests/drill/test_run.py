@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import importlib.util
 import os
 import subprocess
@@ -11,8 +12,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from baton.drill import oracle, world
 from baton.drill.run import as_test, play, shrink
 from baton.drill.scenario import FAULTS, Fault, Scenario, Size, draw
+from baton.drill.world import World
 
 SEEDS = (1, 2, 3, 12)
 
@@ -40,6 +43,32 @@ def test_requests_go_on_elsewhere_when_every_worker_dies_in_turn() -> None:
     assert verdict.answered > 0
 
 
+def test_the_first_violation_ends_a_run_if_it_is_told_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    scenario = draw(21, Size(workers=1, requests=5, kinds=()))
+    monkeypatch.setattr(oracle, "answer", lambda prompt, sampling, choice: ([-1], "stop"))
+    whole, short = play(scenario), play(scenario, first_only=True)
+    assert len(whole.violations) > 1
+    assert short.violations[0] == whole.violations[0]
+    assert short.turns < whole.turns
+
+
+@pytest.mark.parametrize(
+    ("pause", "said"), [(0.0, "no time passes"), (1.0, "has not ended"), (None, "ValueError('odd') at ")]
+)
+def test_a_run_that_gets_nowhere_or_fails_is_a_violation(
+    pause: float | None, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def until_up(self: World) -> None:
+        while pause is not None:
+            await asyncio.sleep(pause)
+        raise ValueError("odd")
+
+    monkeypatch.setattr(World, "_until_up", until_up)
+    monkeypatch.setattr(world, "PHASES_S", 10.0)
+    verdict = play(draw(21, Size(workers=1, requests=1, kinds=())))
+    assert any(said in violation for violation in verdict.violations), verdict.violations
+
+
 def test_a_scenario_survives_being_written_down() -> None:
     scenario = draw(21, Size(workers=1, requests=5))
     again = msgspec.json.decode(msgspec.json.encode(scenario), type=Scenario)
@@ -53,6 +82,16 @@ def test_what_fails_is_made_as_small_as_it_still_fails() -> None:
     small = shrink(scenario, lambda tried: needed <= {r.number for r in tried.requests})
     assert {r.number for r in small.requests} == needed
     assert small.faults == ()
+
+
+def test_what_is_made_simpler_stays_simpler() -> None:
+    scenario = draw(4, Size(requests=30, kinds=()))
+    special = next(r for r in scenario.requests if r.n > 1)
+    small = shrink(scenario, lambda tried: any(r.number == special.number and r.n > 1 for r in tried.requests))
+    assert [(r.number, r.cancels, r.read_pause, r.tenant) for r in small.requests] == [
+        (special.number, (), 0.0, "")
+    ]
+    assert (small.swap, small.tier_pages, small.hedge, small.local_max) == (False, 0, 0.0, 0)
 
 
 def test_many_seeds_draw_every_kind_of_fault() -> None:

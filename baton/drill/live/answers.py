@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from baton.drill.live.http import Http, Unreachable
+from baton.drill.live.http import BROKEN, Http, Unreachable
 
 DONE = "[DONE]"
 
@@ -66,6 +66,8 @@ class Asker:
             return Answer(wrong=(f"no end within {self._limit_s:g} s",))
         except Unreachable as error:
             return Answer(failed=str(error))
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            return Answer(wrong=(f"what came is not of the API's shape: {error!r}",))
         return answer
 
     def _body(self, question: Question, stream: bool) -> dict[str, Any]:
@@ -79,7 +81,7 @@ class Asker:
         reply = await self._http.ask("/v1/completions", self._body(question, False))
         if reply.status != 200:
             return Answer(failed=f"status {reply.status}: {json.dumps(reply.body)[:200]}")
-        choices = sorted(reply.body.get("choices", []), key=lambda choice: choice.get("index", 0))
+        choices = sorted(reply.body.get("choices") or [], key=lambda choice: choice.get("index", 0))
         wrong = [f"{len(choices)} choices of {question.n}"] if len(choices) != question.n else []
         wrong += [f"choice {at} has no finish reason" for at, c in enumerate(choices) if not c.get("finish_reason")]
         tokens, more = _usage(reply.body.get("usage"), question)
@@ -100,8 +102,11 @@ class Asker:
         async with self._http.events("/v1/completions", self._body(question, True)) as (status, data):
             if status != 200:
                 return Answer(failed=f"status {status}")
-            async for event in data:
-                stream.take(event)
+            try:
+                async for event in data:
+                    stream.take(event)
+            except BROKEN as error:
+                stream.wrong(f"the connection breaks in the middle of a stream: {error!r}")
         return stream.answer()
 
 
@@ -116,7 +121,12 @@ class _Stream:
         self._usage: Any = None
         self._done = False
 
+    def wrong(self, text: str) -> None:
+        """Notes what must not be."""
+        self._wrong.append(text)
+
     def take(self, event: str) -> None:
+        """Takes the data of one event."""
         if self._done:
             self._wrong.append("an event follows the stream's end")
         if event == DONE:
@@ -127,10 +137,10 @@ class _Stream:
         except ValueError:
             self._wrong.append(f"an event is no JSON: {event[:80]!r}")
             return
-        if "error" in chunk:
+        if chunk.get("error"):
             self._wrong.append(f"the stream ends in an error: {json.dumps(chunk['error'])[:160]}")
         self._usage = chunk.get("usage") or self._usage
-        for choice in chunk.get("choices", []):
+        for choice in chunk.get("choices") or []:
             self._choice(choice)
 
     def _choice(self, choice: dict[str, Any]) -> None:
@@ -145,6 +155,7 @@ class _Stream:
             self._reasons[at].append(choice["finish_reason"])
 
     def answer(self) -> Answer:
+        """Returns what the stream came to, once it has ended."""
         wrong = list(self._wrong)
         if not self._done:
             wrong.append("the stream ends without [DONE]")
@@ -154,7 +165,7 @@ class _Stream:
 
 
 def _usage(usage: Any, question: Question) -> tuple[int | None, list[str]]:
-    """The completion's tokens as the server counts them, and what can't be."""
+    """Returns the completion's tokens as the server counts them, and what can't be."""
     if not isinstance(usage, dict) or "completion_tokens" not in usage:
         return None, []
     tokens, wrong = int(usage["completion_tokens"]), []

@@ -19,6 +19,10 @@ CONNECT_S = 10.0
 MOST_LINE = 1 << 20  # bytes of a line: a chunk of a stream, or a header
 
 
+# Errors by which a connection shows that it broke.
+BROKEN = (OSError, EOFError, asyncio.LimitOverrunError)
+
+
 class Unreachable(Exception):
     """Raised where the server takes no connection, breaks it, or speaks no HTTP."""
 
@@ -31,7 +35,7 @@ class Reply(msgspec.Struct):
 
 
 class Http:
-    """Asks one server. ``url`` is its root, ``key`` a bearer token or empty."""
+    """Asks one server over HTTP/1.1. ``url`` is its root, ``key`` a bearer token or empty."""
 
     def __init__(self, url: str, key: str = "") -> None:
         parts = urlsplit(url if "//" in url else f"http://{url}")
@@ -73,9 +77,12 @@ class Http:
         try:
             writer.write(self._request(path, body))
             await writer.drain()
-            status, headers = await _head(reader)
+            try:
+                status, headers = await _head(reader)
+            except (ValueError, IndexError) as error:
+                raise Unreachable(f"{path}: this is no HTTP: {error!r}") from None
             yield status, _body(reader, headers)
-        except (OSError, EOFError, ValueError, asyncio.LimitOverrunError) as error:
+        except BROKEN as error:
             raise Unreachable(f"{path}: the connection broke: {error!r}") from None
         finally:
             writer.close()

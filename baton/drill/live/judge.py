@@ -7,7 +7,9 @@ leave beside them), alone again. What differs alone is the server's own randomne
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
+import re
 from collections.abc import Awaitable, Callable, Sequence
 
 import msgspec
@@ -24,6 +26,7 @@ RUNNING = (
     "baton_running",
     "requests_processing",
 )  # gauges of requests in flight, by server
+GAUGE = re.compile(r"([^#\s{]+)(?:\{.*\})?\s+([-+.\dEe]+)(?:\s+-?\d+)?")  # a line of Prometheus
 WORDS = (
     "river", "stone", "winter", "garden", "letter", "window", "mountain", "paper", "silver", "morning", "market",
     "bridge", "station", "candle", "harbor", "copper", "forest", "engine", "island", "velvet", "thunder", "mirror",
@@ -55,7 +58,7 @@ class Scorecard(msgspec.Struct):
 
 
 class Plan(msgspec.Struct, frozen=True):
-    """How much is asked: questions, how often each is asked under load, and how many at once."""
+    """Says how much is asked: questions, how often each is asked under load, and how many at once."""
 
     questions: int = 24
     rounds: int = 4
@@ -83,13 +86,19 @@ class LiveJudge:
         watching = asyncio.create_task(self._watch_health())
         await self._storm(alone)
         watching.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await watching
         for question, before in zip(self._questions[:4], alone, strict=False):
             self._hold(question, before, await self._ask(self._asker.whole, question), "after the load")
         await self._calm()
         return self.card
 
     async def _first_model(self) -> str:
-        reply = await self._http.ask("/v1/models")
+        try:
+            async with asyncio.timeout(self._plan.limit_s):
+                reply = await self._http.ask("/v1/models")
+        except TimeoutError:
+            raise Unreachable(f"/v1/models has no answer within {self._plan.limit_s:g} s") from None
         models = reply.body.get("data") or []
         if reply.status != 200 or not models:
             raise Unreachable(f"/v1/models names no model (status {reply.status})")
@@ -98,7 +107,7 @@ class LiveJudge:
     # ---- probes ----
 
     async def _alone(self, question: Question) -> str | None:
-        """The answer that the server gives alone, twice; None where it gives two."""
+        """Returns the answer that the server gives alone, twice; None where it gives two."""
         first, again = [await self._ask(self._asker.whole, question) for _ in range(2)]
         streamed = await self._ask(self._asker.streamed, question)
         if not (first.whole and again.whole and streamed.whole):
@@ -190,15 +199,14 @@ class LiveJudge:
             return 0
 
     async def _running(self) -> float:
-        """Requests in flight as the server's metrics count them; 0 where it doesn't say."""
+        """Returns the requests in flight as the server's metrics count them; 0 where it doesn't say."""
         try:
-            status, text = await self._http.text("/metrics")
-        except Unreachable:
+            async with asyncio.timeout(self._plan.limit_s):
+                status, text = await self._http.text("/metrics")
+        except (Unreachable, TimeoutError):
             return 0.0
-        lines = [
-            line for line in text.splitlines() if line and line[0] != "#" and any(name in line for name in RUNNING)
-        ]
-        return sum(float(line.rsplit(" ", 1)[1]) for line in lines) if status == 200 else 0.0
+        found = (GAUGE.fullmatch(line) for line in text.splitlines()) if status == 200 else ()
+        return sum(float(line[2]) for line in found if line and any(name in line[1] for name in RUNNING))
 
 
 def questions(plan: Plan, rng: random.Random) -> list[Question]:

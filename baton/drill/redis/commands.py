@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
+from decimal import Context, Decimal
 from typing import Any
 
-from baton.drill.redis.store import OK, Answer, Refused, Store, as_text, bound, command, expire, integer
+from baton.drill.redis.store import OK, Answer, Refused, Store, as_text, bound, command, expire, integer, pairs
+
+LONG_DOUBLE = Context(prec=17)  # digits that HINCRBYFLOAT answers with
 
 # ---- strings ----
 
@@ -22,12 +27,15 @@ def _mget(store: Store, args: list[bytes]) -> Answer:
 @command("SET")
 def _set(store: Store, args: list[bytes]) -> Answer:
     key, value, *options = args
+    unit = {b"EX": 1, b"PX": 1000}.get(options[0].upper()) if len(options) == 2 else None
+    if options and unit is None:
+        raise Refused("ERR syntax error")
+    seconds = integer(options[1]) / unit if unit else None
+    if seconds is not None and seconds <= 0:
+        raise Refused("ERR invalid expire time in 'set' command")
     store.set(key, value)
-    while options:
-        option = options.pop(0).upper()
-        if option not in (b"EX", b"PX"):
-            raise Refused("ERR syntax error")
-        expire(store, key, integer(options.pop(0)) / (1000 if option == b"PX" else 1))
+    if seconds is not None:
+        expire(store, key, seconds)
     return OK
 
 
@@ -52,9 +60,36 @@ def _decrby(store: Store, args: list[bytes]) -> Answer:
 
 
 def _add(store: Store, key: bytes, by: int) -> int:
-    now = integer(store.make(key, "string", lambda: b"0")) + by
+    found = store.find(key, "string")
+    now = integer(b"0" if found is None else found) + by
+    if not -(1 << 63) <= now < 1 << 63:
+        raise Refused("ERR increment or decrement would overflow")
+    store.make(key, "string", bytes)
     store.values[key] = b"%d" % now
     return now
+
+
+# ---- containers of members ----
+
+
+def _grown(store: Store, key: bytes, kind: str, members: Mapping[bytes, Any]) -> int:
+    """Adds members to a hash, a set or a sorted set; returns how many are new."""
+    found = store.make(key, kind, dict)
+    before = len(found)
+    found.update(members)
+    return len(found) - before
+
+
+def _remove(store: Store, key: bytes, kind: str, members: list[bytes]) -> int:
+    """Takes members out of a hash, a set or a sorted set; returns how many there were."""
+    found = store.find(key, kind)
+    if found is None:
+        return 0
+    gone = sum(found.pop(member, store) is not store for member in members)
+    if gone:
+        store.touched(key)
+    store.drop_if_empty(key)
+    return gone
 
 
 # ---- hashes ----
@@ -67,10 +102,7 @@ def _hash(store: Store, key: bytes) -> dict[bytes, bytes]:
 
 @command("HSET")
 def _hset(store: Store, args: list[bytes]) -> Answer:
-    fields = store.make(args[0], "hash", dict)
-    before = len(fields)
-    fields.update(zip(args[1::2], args[2::2], strict=True))
-    return len(fields) - before
+    return _grown(store, args[0], "hash", dict(pairs(args[1:])))
 
 
 @command("HSETNX")
@@ -119,24 +151,16 @@ def _hdel(store: Store, args: list[bytes]) -> Answer:
 
 @command("HINCRBYFLOAT")
 def _hincrbyfloat(store: Store, args: list[bytes]) -> Answer:
-    fields = store.make(args[0], "hash", dict)
-    try:
-        now = float(fields.get(args[1], b"0")) + bound(args[2])
-    except ValueError:
-        raise Refused("ERR hash value is not a float") from None
-    fields[args[1]] = as_text(now)
-    return fields[args[1]]
+    now = LONG_DOUBLE.add(_decimal(_hash(store, args[0]).get(args[1], b"0")), _decimal(args[2]))
+    text = f"{LONG_DOUBLE.normalize(now):f}".encode()
+    store.make(args[0], "hash", dict)[args[1]] = text
+    return text
 
 
-def _remove(store: Store, key: bytes, kind: str, members: list[bytes]) -> int:
-    found = store.find(key, kind)
-    if found is None:
-        return 0
-    gone = sum(found.pop(member, store) is not store for member in members)
-    if gone:
-        store.touched(key)
-    store.drop_if_empty(key)
-    return gone
+def _decimal(text: bytes) -> Decimal:
+    if not math.isfinite(bound(text)):
+        raise Refused("ERR value is NaN or Infinity")
+    return Decimal(text.decode())
 
 
 # ---- sets ----
@@ -149,10 +173,7 @@ def _set_of(store: Store, key: bytes) -> dict[bytes, None]:
 
 @command("SADD")
 def _sadd(store: Store, args: list[bytes]) -> Answer:
-    members = store.make(args[0], "set", dict)
-    before = len(members)
-    members.update(dict.fromkeys(args[1:]))
-    return len(members) - before
+    return _grown(store, args[0], "set", dict.fromkeys(args[1:]))
 
 
 @command("SREM")
@@ -217,11 +238,8 @@ def _sorted(store: Store, key: bytes) -> list[tuple[float, bytes]]:
 
 @command("ZADD")
 def _zadd(store: Store, args: list[bytes]) -> Answer:
-    new = [(bound(score), member) for score, member in zip(args[1::2], args[2::2], strict=True)]
-    scores = store.make(args[0], "zset", dict)
-    before = len(scores)
-    scores.update({member: score for score, member in new})
-    return len(scores) - before
+    scores = {member: bound(score) for score, member in pairs(args[1:])}
+    return _grown(store, args[0], "zset", scores)
 
 
 @command("ZREM")

@@ -1,4 +1,4 @@
-"""What a script that was read consists of: closures over a frame, one slot per local. Knows nothing of text."""
+"""Makes a script's closures as it is read: over a frame, one slot per local. Knows nothing of text."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def called(function: Expression, args: list[Expression]) -> Expression:
 
 
 def _spread(values: list[Value]) -> list[Value]:
-    """A function's several values count where they come last."""
+    """Spreads a function's several values where they come last."""
     if values and isinstance(values[-1], list):
         values[-1:] = values[-1]
     return values

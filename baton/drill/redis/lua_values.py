@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 CLASSES = {"d": "[0-9]", "a": "[A-Za-z]", "w": "[0-9A-Za-z]", "s": r"\s"}
+NUMERAL = re.compile(rb"\s*[-+]?(\d+\.?\d*|\.\d+)(e[-+]?\d+)?\s*", re.IGNORECASE)
 Value = Any  # None, bool, int, float, bytes, Table, or a function of a list of values
 
 
@@ -45,17 +46,16 @@ def as_bytes(value: Value) -> bytes:
         return value
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise LuaError("arguments of redis.call are strings and numbers")
-    return b"%d" % value if value == int(value) else b"%.17g" % value
+    return b"%d" % value if math.isfinite(value) and value == int(value) else b"%.17g" % value
 
 
 def tonumber(given: list[Value]) -> Value:
     """Returns a string's number, or None."""
     value = given[0] if given else None
     if isinstance(value, bytes):
-        try:
-            number = float(value)
-        except ValueError:
+        if not NUMERAL.fullmatch(value):
             return None
+        number = float(value)
         return int(number) if math.isfinite(number) and number == int(number) else number
     return value if isinstance(value, int | float) and not isinstance(value, bool) else None
 
@@ -139,10 +139,11 @@ def _less(a: Value, b: Value) -> bool:
 
 
 def text(value: Value) -> bytes:
+    """Returns a string, or a number as Lua's ``..`` writes it. Raises LuaError for anything else."""
     if isinstance(value, bytes):
         return value
     found = number(value)
-    return b"%d" % found if found == int(found) and abs(found) < 1e14 else b"%.14g" % found
+    return b"%d" % found if abs(found) < 1e14 and found == int(found) else b"%.14g" % found
 
 
 OPERATIONS: dict[str, Callable[[Value, Value], Value]] = {

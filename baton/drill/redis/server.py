@@ -14,13 +14,15 @@ from typing import Any
 from redis.asyncio.connection import AbstractConnection
 
 import baton.drill.redis.commands  # noqa: F401  # registers the commands
+from baton.drill.loop import RESOLUTION_S
 from baton.drill.network import Connection, Network
-from baton.drill.redis.store import OK, Answer, Refused, Status, Store
+from baton.drill.redis.store import COMMANDS, OK, Answer, Refused, Status, Store
 
 ADDRESS = "redis:6379"
 PROCESS = "redis"
 URL = "redis://redis:6379/0?protocol=2"
-IN_MULTI = (b"EXEC", b"DISCARD", b"MULTI", b"WATCH")
+AT_ONCE = (b"MULTI", b"WATCH")  # commands that a transaction refuses
+ABORTED = "EXECABORT Transaction discarded because of previous errors."
 
 
 class RedisServer:
@@ -65,7 +67,7 @@ class RedisServer:
             work()
 
     def _go_on(self) -> None:
-        while self._held and self._loop.time() >= self.stalled_until:
+        while self._held and self._loop.time() >= self.stalled_until - RESOLUTION_S:
             self._held.popleft()()
 
 
@@ -77,6 +79,7 @@ class Session:
         self._buffer = b""
         self._queued: list[list[bytes]] | None = None
         self._watched: dict[bytes, int] = {}
+        self._spoilt = False  # whether a command that was to be queued was refused
 
     def feed(self, data: bytes) -> bytes:
         """Takes bytes; returns the answers to the commands that they complete."""
@@ -95,25 +98,47 @@ class Session:
 
     def _run(self, words: list[bytes]) -> Answer:
         name, store = words[0].upper(), self._server.store
-        if self._queued is not None and name not in IN_MULTI:
-            self._queued.append(words)
-            return Status("QUEUED")
+        if self._queued is None:
+            return self._alone(name, words, store)
+        if name == b"EXEC":
+            return self._exec(store)
+        if name == b"DISCARD":
+            self._forget()
+            return OK
+        return self._queue(name, words)
+
+    def _alone(self, name: bytes, words: list[bytes], store: Store) -> Answer:
+        """Runs a command outside a transaction."""
+        if name in (b"EXEC", b"DISCARD"):
+            raise Refused(f"ERR {name.decode()} without MULTI")
         if name == b"MULTI":
             self._queued = []
-            return OK
-        if name == b"WATCH":
+        elif name == b"UNWATCH":
+            self._watched = {}
+        elif name == b"WATCH":
             for key in words[1:]:
                 store.expire_due(key)
                 self._watched[key] = store.versions.get(key, 0)
-            return OK
-        if name in (b"UNWATCH", b"DISCARD"):
-            self._queued, self._watched = None, {}
-            return OK
-        return self._exec(store) if name == b"EXEC" else store.run(words)
+        else:
+            return store.run(words)
+        return OK
+
+    def _queue(self, name: bytes, words: list[bytes]) -> Answer:
+        """Takes a command for EXEC; one that is refused spoils the transaction."""
+        if name in AT_ONCE or name not in COMMANDS:
+            self._spoilt = True
+            raise Refused(f"ERR {name.decode(errors='replace')} is not allowed in a transaction")
+        self._queued = [*(self._queued or []), words]
+        return Status("QUEUED")
+
+    def _forget(self) -> None:
+        self._queued, self._watched, self._spoilt = None, {}, False
 
     def _exec(self, store: Store) -> Answer:
-        queued, watched = self._queued or [], self._watched
-        self._queued, self._watched = None, {}
+        queued, watched, spoilt = self._queued or [], self._watched, self._spoilt
+        self._forget()
+        if spoilt:
+            raise Refused(ABORTED)
         for key in watched:
             store.expire_due(key)
         if any(store.versions.get(key, 0) != version for key, version in watched.items()):
@@ -187,11 +212,11 @@ class _Writer:
             raise ConnectionResetError("the connection broke")
 
     def close(self) -> None:
-        """Ends the connection."""
+        """Breaks the simulated connection to Redis, at both ends."""
         self._connection.break_now()
 
     async def wait_closed(self) -> None:
-        """Returns at once."""
+        """Returns immediately, because a simulated connection closes within ``close``."""
 
     def get_extra_info(self, name: str, default: Any = None) -> Any:
         """Returns ``default``: there is no socket."""

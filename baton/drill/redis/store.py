@@ -10,7 +10,8 @@ from __future__ import annotations
 import copy
 import hashlib
 import math
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 from baton.drill.redis.lua import Script
@@ -19,6 +20,8 @@ from baton.drill.redis.lua_values import LuaError, Table
 Answer = Any  # None, int, bytes, Status, or a list of these
 Handler = Callable[["Store", list[bytes]], Answer]
 WRONG_TYPE = "WRONGTYPE Operation against a key holding the wrong kind of value"
+WHOLE = re.compile(rb"0|-?[1-9][0-9]*")
+NUMBER = re.compile(rb"[-+]?(\d+\.?\d*(e[-+]?\d+)?|\.\d+|inf|infinity)", re.IGNORECASE)
 NO_INTEGER = "ERR value is not an integer or out of range"
 
 
@@ -65,8 +68,11 @@ class Store:
         """Runs one command and returns its answer. Raises Refused."""
         handler = COMMANDS.get(words[0].upper())
         if handler is None:
-            raise Refused(f"ERR unknown command '{words[0].decode()}'")
-        return handler(self, words[1:])
+            raise Refused(f"ERR unknown command '{words[0].decode(errors='replace')}'")
+        try:
+            return handler(self, words[1:])
+        except IndexError:
+            raise Refused("ERR wrong number of arguments") from None
 
     def snapshot(self) -> tuple[Any, ...]:
         """Returns a copy of all data."""
@@ -236,7 +242,7 @@ def _ping(store: Store, args: list[bytes]) -> Answer:
     return Status("PONG")
 
 
-@command("SELECT", "CLIENT")
+@command("SELECT", "CLIENT", "UNWATCH")
 def _agree(store: Store, args: list[bytes]) -> Answer:
     return OK
 
@@ -296,19 +302,24 @@ def _pttl(store: Store, args: list[bytes]) -> Answer:
 
 
 def integer(text: bytes) -> int:
-    """Returns a whole number. Raises Refused."""
-    try:
-        return int(text)
-    except ValueError:
-        raise Refused(NO_INTEGER) from None
+    """Returns a whole number of 64 bits, written as Redis writes it. Raises Refused."""
+    if not WHOLE.fullmatch(text) or not -(1 << 63) <= int(text) < 1 << 63:
+        raise Refused(NO_INTEGER)
+    return int(text)
 
 
 def bound(text: bytes) -> float:
     """Returns a number, which may be infinite. Raises Refused."""
-    try:
-        return float(text)
-    except ValueError:
-        raise Refused("ERR value is not a valid float") from None
+    if not NUMBER.fullmatch(text):
+        raise Refused("ERR value is not a valid float")
+    return float(text)
+
+
+def pairs(args: list[bytes]) -> Iterator[tuple[bytes, bytes]]:
+    """Returns arguments two by two. Raises Refused where one is left over, or there are none."""
+    if not args or len(args) % 2:
+        raise Refused("ERR wrong number of arguments")
+    return zip(args[::2], args[1::2], strict=True)
 
 
 def as_text(number: float) -> bytes:

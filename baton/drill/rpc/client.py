@@ -42,26 +42,30 @@ class Call:
             refused = UNAVAILABLE, f"nobody answers at {channel.address}", ()
             loop.call_later(channel.network.conditions.delay_s, self._fail, refused)
             return
-        self._connection.when_broken(lambda: self._fail((UNAVAILABLE, "the connection broke", ())))
+        self._connection.when_broken(self._broke)
         self._server = ServerCall(self, self._connection, self._method.path)
         self._connection.up.send(self._server.begin, 100)
 
     # ---- what the product calls ----
 
     async def write(self, message: Any) -> None:
-        """Sends a message once the window has room. Raises AioRpcError after the call's end."""
-        self._require_open()
-        assert self._server is not None
-        self._send(self._method.serialize(message))
-        await asyncio.sleep(0)
-        room = asyncio.ensure_future(self._server.requests.room())
-        over = asyncio.ensure_future(self._over.wait())
+        """Sends a message and waits until the window has room.
+
+        Raises AioRpcError where the call fails meanwhile, InvalidStateError where it had ended before.
+        """
+        if self._status is not None:
+            raise asyncio.InvalidStateError("the call is over")
         try:
-            await asyncio.wait({room, over}, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            room.cancel()
-            over.cancel()
-        self._require_open()
+            if self._server is None:  # nobody answers, which the call hears in a moment
+                await self._over.wait()
+            else:
+                self._send(self._method.serialize(message))
+                await self._server.requests.room()
+        except asyncio.CancelledError:
+            self.cancel()
+            raise
+        if self._status is not None:
+            self._raise()
 
     async def done_writing(self) -> None:
         """Tells the server that no message follows."""
@@ -70,10 +74,9 @@ class Call:
 
     async def read(self) -> Any:
         """Returns the next message, or EOF after the last. Raises AioRpcError where the call failed."""
-        data = await self._replies.next()
+        data = await self._next()
         if data is not None:
             return self._method.deserialize(data)
-        await self._over.wait()
         self._raise()
         return EOF
 
@@ -115,13 +118,22 @@ class Call:
         while (message := await self.read()) is not EOF:
             yield message
 
-    async def _whole(self) -> Any:
+    async def _next(self, last: bool = False) -> bytes | None:
+        """Returns the next reply, or None after the last; with ``last``, once the status is known.
+
+        Whoever is cancelled here cancels the call, as in grpc.aio.
+        """
         try:
             data = await self._replies.next()
-            await self._over.wait()
+            if data is None or last:
+                await self._over.wait()
         except asyncio.CancelledError:
             self.cancel()
             raise
+        return data
+
+    async def _whole(self) -> Any:
+        data = await self._next(last=True)
         self._raise()
         assert data is not None, "a call that succeeded has a reply"
         return self._method.deserialize(data)
@@ -156,8 +168,13 @@ class Call:
         server.requests.sending(len(data))
         self._connection.up.send(lambda: server.requests.arrive(data), len(data))
 
+    def _broke(self) -> None:
+        self._fail((UNAVAILABLE, "the connection broke", ()))
+
     def _fail(self, status: Status) -> None:
+        """Ends the call with a status that didn't come from the server: what is unread is lost."""
         if self._status is None:
+            self._replies.drop()
             self._settle(status)
             if self._connection is not None and self._server is not None:
                 self._connection.up.send(self._server.cancel, 10)
@@ -166,13 +183,12 @@ class Call:
         self._status = status
         if self._timer is not None:
             self._timer.cancel()
+        if self._connection is not None:
+            self._connection.forget(self._broke)
         self._replies.end()
+        if self._server is not None:
+            self._server.requests.open_window()
         self._over.set()
-
-    def _require_open(self) -> None:
-        if self._status is not None:
-            self._raise()
-            raise asyncio.InvalidStateError("the call is over")
 
     def _raise(self) -> None:
         assert self._status is not None

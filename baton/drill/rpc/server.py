@@ -85,7 +85,11 @@ class ServerCall:
         self.connection.when_broken(self.cancel)
         self._task = server.spawn(self._run(handler), f"{self._path} of {self.connection.client}")
         server.began(self)
-        self._task.add_done_callback(lambda task: server.ended(self))
+        self._task.add_done_callback(lambda task: self._over(server))
+
+    def _over(self, server: Server) -> None:
+        self.connection.forget(self.cancel)
+        server.ended(self)
 
     def cancel(self) -> None:
         """Ends the handler: the client left, or was lost."""
@@ -101,7 +105,6 @@ class ServerCall:
         client = self._client
         client.replies.sending(len(data))
         self.connection.down.send(lambda: client.replied(data), len(data))
-        await asyncio.sleep(0)
         await client.replies.room()
 
     def finish(self, status: Status) -> None:
@@ -185,7 +188,7 @@ class Server:
 
 
 class _Details:
-    """What a generic handler asks of a call."""
+    """Carries the method's path and the metadata, which a generic handler of gRPC looks up a call by."""
 
     invocation_metadata: Metadata = ()
 

@@ -45,8 +45,17 @@ class Stream:
         self._news.set()
         self._room.set()
 
+    def drop(self) -> None:
+        """Forgets what waits unread, as where a call is reset."""
+        self._waiting.clear()
+
+    def open_window(self) -> None:
+        """Lets go of a writer that waits for room: its call is over."""
+        self._room.set()
+
     async def room(self) -> None:
-        """Returns when the window has room."""
+        """Returns when the window has room; other tasks take a turn before."""
+        await asyncio.sleep(0)
         await self._room.wait()
 
     async def next(self) -> bytes | None:

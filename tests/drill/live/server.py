@@ -46,7 +46,8 @@ class SmallServer:
             _send(writer, {}, 503 if self.fault == "health" and self._asked > 2 else 200)
         elif path == "/metrics":
             held = 1 if self.fault == "held" else self._running
-            writer.write(b"HTTP/1.1 200 OK\r\n\r\n" + f"num_requests_running {held}\n".encode())
+            lines = f'# HELP x\nnum_requests_running{{model="a b"}} {held} 1700000000\nother_running 5\n'
+            writer.write(b"HTTP/1.1 200 OK\r\n\r\n" + lines.encode())
         else:
             await self._complete(writer, body)
 
@@ -77,12 +78,15 @@ class SmallServer:
         return words
 
     async def _stream(self, writer: asyncio.StreamWriter, words: list[str]) -> None:
-        writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n\r\n")
+        length = b"Content-Length: 1000000\r\n" if self.fault == "breaks" else b""
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n" + length + b"\r\n")
         told = words[:1] + words if self.fault == "repeats" else words[1:] if self.fault == "loses" else words
         for at, word in enumerate(told):
             reason = "length" if at == len(told) - 1 else None
-            choice = {"index": 0, "text": word, "finish_reason": reason}
-            writer.write(b"data: " + json.dumps({"choices": [choice]}).encode() + b"\n\n")
+            choice: object = {"index": 0, "text": word, "finish_reason": reason}
+            if self.fault == "shapeless":
+                choice = [word]
+            writer.write(b"data: " + json.dumps({"choices": [choice], "error": None}).encode() + b"\n\n")
             await asyncio.sleep(0)
         writer.write(b"" if self.fault == "stops" else b"data: [DONE]\n\n")
 

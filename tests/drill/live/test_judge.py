@@ -30,6 +30,8 @@ async def test_a_server_that_does_nothing_wrong_passes() -> None:
         ("repeats", "unlike"),
         ("loses", "unlike"),
         ("stops", "broken"),
+        ("breaks", "broken"),
+        ("shapeless", "broken"),
         ("health", "health"),
         ("held", "held"),
         ("endless", "endless"),

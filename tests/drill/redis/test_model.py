@@ -163,10 +163,28 @@ def test_the_model_answers_as_a_real_server_does(real: Real, asked: list[tuple[s
             queued.append(words[0])
         elif words[0] in ("EXEC", "DISCARD"):
             queued = []
-        if words[0] == "NOSUCH" and queued is not None:
+        if words[0] == "NOSUCH":
             real.ask(("DISCARD",))
             of_model(session, ("DISCARD",))
             queued = []
+
+
+ODD = (
+    ("EXEC",), ("DISCARD",), ("MULTI", "MULTI", "EXEC"), ("MULTI", "WATCH a", "EXEC"), ("MULTI", "UNWATCH", "EXEC"),
+    ("MULTI", "NOSUCH", "SET a 1", "EXEC", "GET a"), ("SET a x EX y", "GET a"), ("SET a 1 ZZ 5", "GET a"),
+    ("SET a 1 EX 0", "GET a"), ("SET a 1_0", "INCR a"), ("SET a 05", "INCR a"), ("GET",), ("HSET a f",),
+    ("SET a 9223372036854775807", "INCR a", "GET a"), ("ZADD a 1_0 m",), ("ZADD a nan m",), ("ZADD a 1",),
+    ("HINCRBYFLOAT a f nan",), ("HINCRBYFLOAT h f 0.1", "HINCRBYFLOAT h f 0.2"), ("SADD a m", "INCR a"),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("lines", ODD)
+def test_what_is_odd_is_refused_as_a_real_server_refuses_it(real: Real, lines: tuple[str, ...]) -> None:
+    real.ask(("FLUSHALL",))
+    session = Session(Bare())  # type: ignore[arg-type]
+    for line in lines:
+        words = tuple(line.split())
+        assert of_model(session, words) == real.ask(words), line
 
 
 def alike(name: str, ours: Any, theirs: Any) -> bool:
