@@ -28,6 +28,13 @@ if (redis.call('HGET', KEYS[1], ARGV[1]) or '') ~= ARGV[2] then return 0 end
 redis.call('HSET', KEYS[1], ARGV[1], ARGV[3])
 return 1
 """
+# KEYS: hash; ARGV: name, the value that it is to have, …: names that have another one meanwhile stay
+_FORGET = """
+for at = 1, #ARGV, 2 do
+  if redis.call('HGET', KEYS[1], ARGV[at]) == ARGV[at + 1] then redis.call('HDEL', KEYS[1], ARGV[at]) end
+end
+return 1
+"""
 
 
 class AdapterEntry(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -95,11 +102,14 @@ class AdapterStore:
             await cast(Awaitable[int], self._redis.hsetnx(self._key, entry.name, _encoded(entry).decode()))
 
     async def forget_notes(self, entries: Iterable[AdapterEntry]) -> None:
-        """Forgets the oldest names that were taken out, beyond NOTES. Raises RedisError and OSError."""
-        notes = sorted((e.at, e.name) for e in entries if e.removed)
+        """Forgets the oldest of ``entries`` that were taken out, beyond NOTES, as far as they are still so.
+
+        Raises RedisError and OSError.
+        """
+        notes = sorted((e for e in entries if e.removed), key=lambda e: (e.at, e.name))
         if len(notes) > NOTES:
-            names = [name for _, name in notes[: len(notes) - NOTES]]
-            await cast(Awaitable[int], self._redis.hdel(self._key, *names))
+            asked = [part for e in notes[: len(notes) - NOTES] for part in (e.name, _encoded(e))]
+            await cast(Awaitable[int], self._redis.eval(_FORGET, 1, self._key, *asked))
 
 
 def _encoded(entry: AdapterEntry) -> bytes:

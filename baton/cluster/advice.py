@@ -152,7 +152,7 @@ class AdviceStore:
         return _decoded(advice, Advice), _changes(rows), _decoded(pin, RatioPin)
 
     async def pin(self, pin: RatioPin | None) -> bool:
-        """Pins a ratio, or take the pin back."""
+        """Pins a ratio; None takes the pin back."""
         try:
             if pin is None:
                 await self._redis.delete(self._pin)

@@ -15,139 +15,19 @@ from __future__ import annotations
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 from redis.asyncio import Redis
 from redis.exceptions import OutOfMemoryError, RedisError
 
+from baton.cluster.batch_nouns import BatchJob, JobClaim, JobClaimLost, ListPage, StoredFile
+from baton.cluster.batch_scripts import ADD, ANSWER, CLAIM, CLOSE, DROP, RELEASE, RENEW, UPDATE
 from baton.cluster.store.room import ANSWERS, COPIES, UPLOADS, RedisMemory
 from baton.protos.errors import InvalidRequest, StorageFull, Unavailable
 
 KEPT_S = 7 * 86_400
 JOB_BYTES = 4096  # of a job's state, about
-# KEYS: owner, fence, open jobs; ARGV: job, who, lease ms, seconds that the job is kept. The claim's number; 0 where
-# another has the job, or it is closed.
-_CLAIM = """
-if redis.call('SISMEMBER', KEYS[3], ARGV[1]) == 0 or redis.call('EXISTS', KEYS[1]) == 1 then return 0 end
-local number = redis.call('INCR', KEYS[2])
-redis.call('EXPIRE', KEYS[2], ARGV[4])
-redis.call('SET', KEYS[1], ARGV[2], 'PX', ARGV[3])
-return number
-"""
-# What the scripts below begin with. KEYS: fence, …; ARGV: the claim's number, …. 0: a later claim was given.
-_FENCE = "if redis.call('GET', KEYS[1]) ~= ARGV[1] then return 0 end\n"
-# KEYS: fence, owner, open jobs; ARGV: number, job, who, lease ms, seconds that the job is kept.
-_RENEW = f"""{_FENCE}
-if redis.call('SISMEMBER', KEYS[3], ARGV[2]) == 0 then return 0 end
-redis.call('EXPIRE', KEYS[1], ARGV[5])
-redis.call('SET', KEYS[2], ARGV[3], 'PX', ARGV[4])
-return 1
-"""
-# KEYS: fence, owner; ARGV: number.
-_RELEASE = f"{_FENCE} redis.call('DEL', KEYS[2]) return 1"
-# KEYS: fence, answers; ARGV: number, line, answer, seconds that it is kept.
-_ANSWER = f"""{_FENCE}
-redis.call('HSETNX', KEYS[2], ARGV[2], ARGV[3])
-redis.call('EXPIRE', KEYS[2], ARGV[4])
-return 1
-"""
-# KEYS: fence, job; ARGV: number, state, seconds that it is kept.
-_UPDATE = f"{_FENCE} redis.call('SET', KEYS[2], ARGV[2], 'EX', ARGV[3]) return 1"
-# KEYS: fence, job, open jobs, answers, bad answers; ARGV: number, state, seconds that it is kept, job's id. Done
-# again it changes nothing: nobody can claim a job that isn't open.
-_CLOSE = f"""{_FENCE}
-redis.call('SET', KEYS[2], ARGV[2], 'EX', ARGV[3])
-redis.call('SREM', KEYS[3], ARGV[4])
-redis.call('DEL', KEYS[4], KEYS[5])
-return 1
-"""
-# KEYS: file, list of all, of the tenant, its kept files (id:bytes by when they go), their bytes; fence, if any.
-# ARGV: id, bytes, created, seconds that it is kept, most bytes (-1: any), about, content, claim's number. The bytes
-# kept already where it would be too much, else -1; -2: a later claim was given.
-_ADD = """
-if KEYS[6] and redis.call('GET', KEYS[6]) ~= ARGV[8] then return -2 end
-for _, gone in ipairs(redis.call('ZRANGEBYSCORE', KEYS[4], '-inf', ARGV[3])) do
-  redis.call('ZREM', KEYS[4], gone)
-  redis.call('DECRBY', KEYS[5], string.match(gone, ':(%d+)$'))
-end
-local kept, most = tonumber(redis.call('GET', KEYS[5]) or 0), tonumber(ARGV[5])
-if most >= 0 and kept + ARGV[2] > most then return kept end
-redis.call('HSET', KEYS[1], 'about', ARGV[6], 'content', ARGV[7])
-for list = 2, 3 do
-  redis.call('ZREMRANGEBYSCORE', KEYS[list], '-inf', ARGV[3] - ARGV[4])
-  redis.call('ZADD', KEYS[list], ARGV[3], ARGV[1])
-end
-local new = redis.call('ZADD', KEYS[4], ARGV[3] + ARGV[4], ARGV[1] .. ':' .. ARGV[2])
-if new == 1 then redis.call('INCRBY', KEYS[5], ARGV[2]) end
-for key = 1, 5 do redis.call('EXPIRE', KEYS[key], ARGV[4]) end
-return -1
-"""
-# KEYS as above; ARGV: id, bytes.
-_DROP = """
-redis.call('DEL', KEYS[1])
-redis.call('ZREM', KEYS[2], ARGV[1])
-redis.call('ZREM', KEYS[3], ARGV[1])
-if redis.call('ZREM', KEYS[4], ARGV[1] .. ':' .. ARGV[2]) == 1 then redis.call('DECRBY', KEYS[5], ARGV[2]) end
-return 1
-"""
-
-
-class StoredFile(msgspec.Struct, frozen=True):
-    """Describes a stored file beside its bytes. ``created`` in seconds of the wall clock."""
-
-    id: str
-    tenant: str
-    filename: str
-    purpose: str
-    bytes: int
-    created: int
-
-
-class BatchJob(msgspec.Struct, frozen=True):
-    """Describes one batch job.
-
-    Times in seconds of the wall clock, 0: not yet. ``key`` is the caller's key as JSON, or empty.
-    """
-
-    id: str
-    tenant: str
-    endpoint: str
-    input_file: str
-    window: str
-    total: int
-    created: int
-    key: str = ""
-    metadata: dict[str, str] = {}
-    status: str = "validating"
-    completed: int = 0
-    failed: int = 0
-    started: int = 0
-    ended: int = 0
-    cancelled: int = 0
-    output_file: str = ""
-    error_file: str = ""
-    errors: tuple[dict[str, Any], ...] = ()
-
-
-class JobClaim(NamedTuple):
-    """One router's right to work on a job: ``number`` rises with every claim that is given."""
-
-    job_id: str
-    owner: str
-    number: int
-
-
-class JobClaimLost(Exception):
-    """Another router has the job, or it is closed: nothing was written."""
-
-
-class ListPage(msgspec.Struct, frozen=True):
-    """A page of a list: of one tenant's, or of all for None; ``limit`` that follow ``after``, an id."""
-
-    tenant: str | None = None
-    after: str = ""
-    limit: int = 20
 
 
 class BatchStore:
@@ -162,10 +42,10 @@ class BatchStore:
         self._redis, self._kept_s = redis, kept_s
         self._files, self._jobs = f"{{{namespace}}}:file:", f"{{{namespace}}}:batch:"
         self._open = self._jobs + "list:open"
-        self._claim, self._renew = redis.register_script(_CLAIM), redis.register_script(_RENEW)
-        self._release, self._answer = redis.register_script(_RELEASE), redis.register_script(_ANSWER)
-        self._update, self._close = redis.register_script(_UPDATE), redis.register_script(_CLOSE)
-        self._add, self._drop = redis.register_script(_ADD), redis.register_script(_DROP)
+        self._claim, self._renew = redis.register_script(CLAIM), redis.register_script(RENEW)
+        self._release, self._answer = redis.register_script(RELEASE), redis.register_script(ANSWER)
+        self._update, self._close = redis.register_script(UPDATE), redis.register_script(CLOSE)
+        self._add, self._drop = redis.register_script(ADD), redis.register_script(DROP)
         self._room = RedisMemory(redis, clock)
 
     async def has_room(self, size: int, share: float = ANSWERS) -> bool:
@@ -176,7 +56,7 @@ class BatchStore:
     # ---- files -------------------------------------------------------------------------------------
 
     async def add_file(self, file: StoredFile, content: bytes, most_bytes: int = -1) -> int | None:
-        """Keeps a file; or, where its tenant's would be over ``most_bytes`` then, say how many there are.
+        """Keeps a file; returns the bytes of its tenant's where they would be over ``most_bytes`` with it.
 
         Raises StorageFull where the store has no room for it.
         """
@@ -192,7 +72,7 @@ class BatchStore:
         return None if kept < 0 else kept
 
     async def add_output(self, claim: JobClaim, file: StoredFile, content: bytes) -> None:
-        """Keeps a file of a job's answers; the same file again changes nothing. Raises ClaimLost."""
+        """Keeps a file of a job's answers; the same file again changes nothing. Raises JobClaimLost."""
         async with _reached():
             if await self._write(file, content, -1, claim) == -2:
                 raise JobClaimLost(claim.job_id)
@@ -339,17 +219,17 @@ class BatchStore:
             await self._release(keys=keys, args=[claim.number])
 
     async def update(self, claim: JobClaim, job: BatchJob) -> None:
-        """Keeps an open job's state. Raises ClaimLost."""
+        """Keeps an open job's state. Raises JobClaimLost."""
         keys = [self._fence(job.id), self._jobs + job.id]
         await self._fenced(self._update, claim, keys, [msgspec.json.encode(job), self._kept_s])
 
     async def close(self, claim: JobClaim, job: BatchJob) -> None:
-        """Keeps an ended job's state and drops its answers, which are in files now. Raises ClaimLost."""
+        """Keeps an ended job's state and drops its answers, which are in files now. Raises JobClaimLost."""
         keys = [self._fence(job.id), self._jobs + job.id, self._open, *self._answers(job.id)]
         await self._fenced(self._close, claim, keys, [msgspec.json.encode(job), self._kept_s, job.id])
 
     async def answer(self, claim: JobClaim, line: int, answer: bytes, good: bool) -> None:
-        """Keeps a line's answer, once. Raises ClaimLost."""
+        """Keeps a line's answer, once. Raises JobClaimLost."""
         keys = [self._fence(claim.job_id), self._answers(claim.job_id)[not good]]
         await self._fenced(self._answer, claim, keys, [line, answer, self._kept_s])
         self._room.wrote(len(answer))

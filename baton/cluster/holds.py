@@ -41,7 +41,7 @@ class HoldStore:
         self._redis, self._key = redis, f"{{{namespace}}}:holds"
 
     async def put(self, slot: str, hold: SlotHold | None) -> None:
-        """Holds a slot, or put it back. Raises Unavailable."""
+        """Holds a slot; None puts it back. Raises Unavailable."""
         try:
             if hold is None:
                 await cast(Awaitable[int], self._redis.hdel(self._key, slot))
@@ -75,11 +75,11 @@ class RosterWithHolds:
         return self._roster.connected
 
     def snapshot(self) -> dict[str, WorkerEntry]:
-        """Returns the roster's, with held workers in the state that their hold means."""
+        """Returns the roster's view, with held workers in the state that their hold means."""
         return {name: self._seen(name, entry) for name, entry in self._roster.snapshot().items()}
 
     async def refresh(self) -> dict[str, WorkerEntry]:
-        """Reads the holds now."""
+        """Reads the roster and the holds now; returns what ``snapshot`` would."""
         await self._roster.refresh()
         await self._look()
         return self.snapshot()

@@ -88,7 +88,7 @@ class PrefixPublisher:
         return tuple(self._held)
 
     async def flush(self) -> None:
-        """Writes what changed and renew the lease; write everything where the set was lost. Raises RedisError."""
+        """Writes what changed and renews the lease; writes all of it where the set was lost. Raises RedisError."""
         added, removed = self._added, self._removed
         self._added, self._removed = set(), set()
         try:

@@ -10,7 +10,8 @@ import json
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
-from baton.cluster.batch_store import BatchJob, BatchStore, StoredFile
+from baton.cluster.batch_nouns import BatchJob, StoredFile
+from baton.cluster.batch_store import BatchStore
 from baton.cluster.membership import connect
 from baton.drill import oracle
 from baton.drill.engine import MODEL_ID

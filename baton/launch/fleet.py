@@ -80,7 +80,7 @@ class Fleet(ClusterRun, contextlib.AbstractContextManager["Fleet"]):
 
     @property
     def slots(self) -> list[str]:
-        """Returns names of all slots whose hosts have begun."""
+        """Returns the names of all slots whose hosts have begun."""
         return [p.stem for p in sorted(self.files.slots.glob("*.json"))]
 
     def record(self, slot: str) -> SlotRecord:

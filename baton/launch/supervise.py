@@ -109,7 +109,7 @@ class HostSupervisor:
         return self._status
 
     def stop(self, grace_s: float = GRACE_S) -> None:
-        """Ends the host and start it no more."""
+        """Ends the host and starts it no more."""
         self._stopping.set()
         pid = self._slot.holder() or self._status.pid
         end_sessions([pid] if pid else [], grace_s)

@@ -8,7 +8,8 @@ import pytest
 from redis.asyncio import Redis
 from redis.exceptions import NoPermissionError
 
-from baton.cluster.batch_store import BatchJob, BatchStore, ListPage, StoredFile
+from baton.cluster.batch_nouns import BatchJob, ListPage, StoredFile
+from baton.cluster.batch_store import BatchStore
 from baton.cluster.membership import Membership, PolledRoster
 from baton.cluster.store.buckets import RateBuckets
 from baton.cluster.store.lease import NamedLease

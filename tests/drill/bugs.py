@@ -182,8 +182,7 @@ BUGS = (
     Bug(
         "an admission that fails between its pages and its registration keeps them",
         "decode_worker/engine/loop.py",
-        "            pages.close()\n            if states is not None:\n"
-        "                states.close()\n            raise",
+        "            found.close()\n            raise",
         "            raise",
         (
             (
@@ -269,12 +268,12 @@ BUGS = (
     ),
     Bug(
         "a router that lost its claim on a batch job writes on",
-        "cluster/batch_store.py",
-        "_FENCE = \"if redis.call('GET', KEYS[1]) ~= ARGV[1] then return 0 end\\n\"",
-        '_FENCE = ""',
+        "cluster/batch_scripts.py",
+        "FENCE = \"if redis.call('GET', KEYS[1]) ~= ARGV[1] then return 0 end\\n\"",
+        'FENCE = ""',
         (
             (
-                "cluster/batch_store.py",
+                "cluster/batch_scripts.py",
                 "if KEYS[6] and redis.call('GET', KEYS[6]) ~= ARGV[8] then return -2 end\n",
                 "",
             ),

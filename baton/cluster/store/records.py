@@ -67,7 +67,7 @@ class RecordStore:
         self._up = True
 
     async def put(self, records: Mapping[str, bytes]) -> None:
-        """Keeps them, and forget the oldest beyond this store's share; dropped when Redis is away."""
+        """Keeps ``records`` by id and forgets the oldest beyond this store's share; drops all without Redis."""
         try:
             limit = await self._room.most()
             most = min(self._most, int(limit * MOST_SHARE)) if limit else self._most

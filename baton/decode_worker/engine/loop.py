@@ -13,45 +13,26 @@ from typing import NamedTuple
 
 import msgspec
 
+from baton.decode_worker.engine.admission import OpenedPages, open_pages
 from baton.decode_worker.engine.budget import StepBudget
-from baton.decode_worker.engine.leases import HandoffLease
+from baton.decode_worker.engine.handoffs import HandoffTable
+from baton.decode_worker.engine.requests import RequestState
 from baton.decode_worker.engine.scheduler import DecodeJob, DecodeScheduler
 from baton.decode_worker.engine.swap import SwapArea
-from baton.engine.checks import blocks_for, check_request, holdable, holdable_of
+from baton.engine.checks import check_request
 from baton.engine.handlers import Table
 from baton.engine.isolate import StepOutcome
-from baton.engine.plan import SampledToken, SequenceStep
+from baton.engine.plan import SampledToken, SequenceStep, mirror_of
 from baton.engine.speculate.draft import accepted
 from baton.engine.speculate.drafter import Drafter
-from baton.engine.states import SequenceStates, Sight, opened
 from baton.engine.step_loop import IDLE_WAIT_S, EngineParts, StepLoop, note
-from baton.kv.layout import prefix
 from baton.kv.layout.page import sliding_window
-from baton.kv.layout.state import state_hashes
-from baton.kv.pages.lease import first_seen
-from baton.kv.pages.pool import PageLease
 from baton.protos import channel as ch
 from baton.protos.errors import Draining, HandoffRefused, LeaseUnknown, Overloaded, PoolExhausted, to_info
-from baton.protos.nouns import Station, StepSample, TokenRun
+from baton.protos.nouns import StepSample
 
 LEASE_ID_BYTES = 16  # too many to guess
 SHARED_S = 10.0  # seconds that a sequence without a page waits for pages that others read or fill
-
-
-class RequestState:
-    """Holds what is known of one request: its job, its handoff's lease (None on the local way) and its times."""
-
-    def __init__(self, job: DecodeJob, receive: HandoffLease | None, now: float):
-        self.job = job
-        self.receive = receive
-        self.arrived = now
-        self.first_at: float | None = None
-        self.cached_tokens = 0
-
-    @property
-    def awaited(self) -> bool:
-        """Tells whether its prompt is still on the way here."""
-        return self.receive is not None and not self.receive.committed
 
 
 class DecodeLimits(NamedTuple):
@@ -77,12 +58,13 @@ class DecodeLoop(StepLoop):
         entropy: Callable[[int], bytes],
         drafter: Drafter | None = None,
     ):
+        self.requests: dict[int, RequestState] = {}
+        self.receives = HandoffTable(self.requests, parts.clock, mirror_of(parts.runner))
         super().__init__(parts)
         self.limits = limits
         self.budget = StepBudget(limits.itl_target_s)
         self.swap = SwapArea.beside(parts.memory, self.spec.layout, self.pool.pages) if parts.memory else None
         self.drafter = drafter
-        self.window = sliding_window(self.spec.layout)
         self.scheduler = DecodeScheduler(
             self.pool,
             limits.max_batch,
@@ -91,11 +73,9 @@ class DecodeLoop(StepLoop):
             self.swap,
             drafter,
             parts.rules,
-            self.window,
+            sliding_window(self.spec.layout),
         )
         self.entropy = entropy
-        self.requests: dict[int, RequestState] = {}
-        self.receives: dict[int, HandoffLease] = {}
         self.leases_swept = 0
         self._starving_since: float | None = None
         self._ages = 0
@@ -130,8 +110,7 @@ class DecodeLoop(StepLoop):
 
     def patience(self) -> float:
         """Returns the seconds until the next lease runs out."""
-        deadlines = [r.deadline for key, r in self.receives.items() if key in self.requests and r.deadline]
-        return min([IDLE_WAIT_S, *(d - self.clock() for d in deadlines)])
+        return self.receives.patience(IDLE_WAIT_S)
 
     # ---- messages ----
 
@@ -141,10 +120,10 @@ class DecodeLoop(StepLoop):
             self.shared_handlers()
             .on(ch.Admit, self._on_admit)
             .on(ch.Rearm, self._on_rearm)
-            .on(ch.ReceiveOpened, self._on_receive_opened)
-            .on(ch.ReceiveClosed, self._on_receive_closed)
+            .on(ch.ReceiveOpened, self.receives.opened)
+            .on(ch.ReceiveClosed, self.receives.closed)
             .on(ch.IntakeClosed, self._on_intake_closed)
-            .on(ch.BlocksReceived, self._on_blocks_received)
+            .on(ch.BlocksReceived, self.receives.arrived)
             .on(ch.Commit, self._on_commit)
             .on(ch.Cancel, self._on_cancel)
             .covering(ch.ToDecodeEngine)
@@ -162,34 +141,11 @@ class DecodeLoop(StepLoop):
 
     def _on_rearm(self, message: ch.Rearm) -> None:
         try:
-            receive = self.receives.get(message.key)
-            if receive is None or message.key not in self.requests:
-                raise LeaseUnknown("the lease has ended; admit the request again", "lease")
-            receive.rearm(message.lease, message.epoch, self.clock())
+            rearmed = self.receives.rearm(message)
         except Exception as error:
             self.channel.send(ch.Refused(message.key, to_info(error)))
         else:
-            self.channel.send(ch.Rearmed(message.key, receive.epoch, receive.received))
-
-    def _on_receive_opened(self, message: ch.ReceiveOpened) -> None:
-        receive = self.receives.get(message.key)
-        if receive is not None:
-            receive.opened(message.epoch, self.clock())
-            if self.mirror is not None:
-                self.mirror.opened([receive.table[block] for block in receive.outstanding])
-
-    def _on_receive_closed(self, message: ch.ReceiveClosed) -> None:
-        receive = self.receives.get(message.key)
-        if receive is not None:
-            receive.closed(message.epoch, self.clock())
-            self._forget_settled(message.key)
-
-    def _on_blocks_received(self, message: ch.BlocksReceived) -> None:
-        receive = self.receives.get(message.key)
-        if receive is not None:
-            receive.arrived(message.blocks, self.clock())
-            if message.resident and self.mirror is not None:
-                self.mirror.landed(message.key, receive.table, message.resident)
+            self.channel.send(rearmed)
 
     def _on_commit(self, message: ch.Commit) -> None:
         state = self.requests.get(message.key)
@@ -206,16 +162,10 @@ class DecodeLoop(StepLoop):
         if message.key in self.requests:
             self._end(message.key)
             self.channel.send(ch.Ended(message.key, None))
-        self._shut(message.key)  # the I/O process has closed its intake before it sends this
+        self.receives.shut(message.key)  # the I/O process has closed its intake before it sends this
 
     def _on_intake_closed(self, message: ch.IntakeClosed) -> None:
-        self._shut(message.key)
-
-    def _shut(self, key: int) -> None:
-        """Closes the gate of a request's lease: its pages come free once the streams in flight are closed."""
-        if key in self.receives:
-            self.receives[key].shut()
-            self._forget_settled(key)
+        self.receives.shut(message.key)
 
     def fail(self, key: int, error: Exception) -> None:
         """Ends one request with ``error``."""
@@ -238,37 +188,24 @@ class DecodeLoop(StepLoop):
         request = message.request
         self.parts.adapters.require(request.adapter_id)
         check_request(request, self.spec, self.pool.pages)
-        root = prefix.root(
-            self.spec.fingerprint, self.spec.layout.fidelity, request.adapter_id, request.tenant_salt
-        )
-        size, tokens = self.pool.block_tokens, len(request.token_ids)
-        hashes = prefix.chain(root, request.token_ids, size)
-        limit = holdable_of(request, tokens, size) if message.local else holdable(tokens, size)
-        asked = hashes[: tokens // size], blocks_for(tokens, size), limit, self.scheduler.growth_reserve
-        sight = Sight(self.window) if message.local else Sight(self.window, first_seen(tokens, self.window, size))
-        pages, states = opened(self.pool, self.parts.rules, *asked, brought=not message.local, sight=sight)
+        found = open_pages(message, self.spec, self.pool, self.parts.rules, self.scheduler.growth_reserve)
         try:
-            lease_id = self._register(message, root, pages, states)
+            lease_id = self._register(message, found)
         except BaseException:
-            pages.close()
-            if states is not None:
-                states.close()
+            found.close()
             raise
-        table = pages.pages
-        if states is not None and not message.local:
-            state = states.landing().pages
-            table, hashes = [*table, *state], [*hashes, *state_hashes(hashes[-1], len(state))]
-        return ch.Admitted(message.key, lease_id, 1, pages.held, tuple(table), tuple(hashes))
+        return found.admitted(message, lease_id)
 
-    def _register(self, message: ch.Admit, root: bytes, pages: PageLease, states: SequenceStates | None) -> bytes:
+    def _register(self, message: ch.Admit, found: OpenedPages) -> bytes:
         """The answer, and for a handoff its receive, under the request's key; the lease's id."""
         key, now, lease_id = message.key, self.clock(), self.entropy(LEASE_ID_BYTES)
         sequence = self.sequence(key, message.request)
         self._ages += 1
-        job = DecodeJob(sequence, root, pages, self._ages, states)
+        job = DecodeJob(sequence, found.root, found.pages, self._ages, found.states)
         if not message.local:
-            ttl_s, landing = message.ttl_s or self.limits.ttl_s, None if states is None else states.landing()
-            self.receives[key] = HandoffLease(lease_id, pages, ttl_s, now, landing)
+            ttl_s = message.ttl_s or self.limits.ttl_s
+            landing = None if found.states is None else found.states.landing()
+            self.receives.begin(key, lease_id, found.pages, ttl_s, landing)
         self.requests[key] = state = RequestState(job, self.receives.get(key), now)
         if message.local:
             self._join_local(state)
@@ -279,8 +216,7 @@ class DecodeLoop(StepLoop):
         self.parts.adapters.release(key)
         if key in self.requests:
             self._end(key)
-        if (receive := self.receives.pop(key, None)) is not None:
-            receive.shut()
+        self.receives.withdraw(key)
 
     def _join_local(self, state: RequestState) -> None:
         job = state.job
@@ -293,7 +229,7 @@ class DecodeLoop(StepLoop):
         job, receive = state.job, state.receive
         assert receive is not None
         receive.commit()
-        self._forget_settled(message.key)
+        self.receives.forget_settled(message.key)
         state.cached_tokens = message.cached_tokens
         job.advance(job.sequence.pending)
         if job.states is not None:
@@ -341,7 +277,7 @@ class DecodeLoop(StepLoop):
         run = job.take(chosen, drafts)
         if state.first_at is None:
             state.first_at = now
-        stations = (*_first_stations(state, first, now), *_last_stations(state, run, now))
+        stations = (*(state.first_stations(now) if first else ()), *state.last_stations(run, now))
         scores, pooled = (tuple(job.sequence.scores), job.sequence.pooled()) if first else ((), b"")
         self._outputs.append(ch.Output(key, run, state.cached_tokens if first else 0, stations, scores, pooled))
         if run.finish_reason:
@@ -357,7 +293,7 @@ class DecodeLoop(StepLoop):
                 continue
             self._late.remove(key)
             if state is not None and (run := state.job.sequence.late_end()) is not None:
-                self._outputs.append(ch.Output(key, run, 0, _last_stations(state, run, self.clock()), (), b""))
+                self._outputs.append(ch.Output(key, run, 0, state.last_stations(run, self.clock()), (), b""))
                 self._end(key)
 
     def _tell(self) -> None:
@@ -374,19 +310,12 @@ class DecodeLoop(StepLoop):
         self.parts.adapters.release(key)
         if self.drafter is not None:
             self.drafter.end(job.sequence)
-        self._forget_settled(key)
-
-    def _forget_settled(self, key: int) -> None:
-        receive = self.receives.get(key)
-        if receive is not None and receive.settled and key not in self.requests:
-            del self.receives[key]
+        self.receives.forget_settled(key)
 
     def _sweep(self) -> None:
-        now = self.clock()
-        for key, receive in tuple(self.receives.items()):
-            if key in self.requests and receive.deadline is not None and receive.deadline <= now:
-                self.leases_swept += 1
-                self.fail(key, LeaseUnknown("the lease ended: its handoff made no progress", "lease"))
+        for key in self.receives.overdue():
+            self.leases_swept += 1
+            self.fail(key, LeaseUnknown("the lease ended: its handoff made no progress", "lease"))
 
     def _fail_starved(self) -> bool:
         """With nothing to run: the oldest fails if no page can ever come free for it."""
@@ -449,14 +378,3 @@ class DecodeLoop(StepLoop):
             "prefix_hit_tokens": self._hit_tokens,
             "prefix_asked_tokens": self._asked_tokens,
         }
-
-
-def _first_stations(state: RequestState, first: bool, now: float) -> tuple[Station, ...]:
-    """On the local way this worker read the prompt; else the prefill worker tells."""
-    return (Station("prefill", now - state.arrived),) if first and state.receive is None else ()
-
-
-def _last_stations(state: RequestState, run: TokenRun, now: float) -> tuple[Station, ...]:
-    if not run.finish_reason or state.first_at is None:
-        return ()
-    return (Station("decode", now - state.first_at),)

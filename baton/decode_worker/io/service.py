@@ -224,7 +224,7 @@ class DecodeService:
     def _admit(self, entry: SessionRequest, admit: ch.Admit) -> None:
         """Asks the engine, unless it plays another role by now."""
         if self._left is not None:
-            entry.session.refuse(entry.request_id, to_info(self._left))
+            entry.session.reply(entry, ch.Refused(entry.key, to_info(self._left)))
             self._drop(entry)
             return
         self._send(admit)

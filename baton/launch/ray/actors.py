@@ -45,7 +45,7 @@ class WorkerActor:
         return msgspec.json.encode(self._supervisor.status()).decode()
 
     def stop(self, grace_s: float) -> None:
-        """Ends the host and start it no more."""
+        """Ends the host and starts it no more."""
         self._supervisor.stop(grace_s)
 
 

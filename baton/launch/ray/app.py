@@ -69,7 +69,7 @@ class RayPlacement:
         self._shown: dict[str, SlotStatus] = {}
 
     def connect(self) -> str:
-        """Starts a private Ray or join the one at ``address``; returns its address."""
+        """Starts a private Ray or joins the one at ``address``; returns its address."""
         try:
             context = self.ray.init(**self._join() if self._spec.address else self._private())
         except (ConnectionError, RuntimeError, ValueError) as error:
@@ -96,7 +96,7 @@ class RayPlacement:
         self._seats.want(plans)
 
     def tend(self) -> None:
-        """Heals what nodes took along, go on with what was asked. To be called again and again."""
+        """Heals what nodes took along and goes on with what was asked. Call it again and again."""
         self._seats.tend()
 
     def where(self) -> Mapping[str, str]:

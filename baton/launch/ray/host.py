@@ -34,7 +34,7 @@ class PlacementReport(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 def main() -> None:
-    """Places the workers and report on them until told to stop."""
+    """Places the workers and reports on them until told to stop."""
     parser = argparse.ArgumentParser(prog="baton.launch.ray.host")
     parser.add_argument("--spec", required=True, help="file with a PlacementSpec as JSON")
     spec = msgspec.json.decode(Path(parser.parse_args().spec).read_bytes(), type=PlacementSpec)

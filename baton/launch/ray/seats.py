@@ -74,7 +74,7 @@ class Seats:
         return [plan for slot, plan in self._wanted.items() if slot not in self._seats]
 
     def tend(self) -> None:
-        """Looks at the nodes, let go of what can't or shouldn't stay, place what is missing."""
+        """Looks at the nodes, lets go of what can't or shouldn't stay, and places what is missing."""
         if self._clock() - self._looked < LOOK_S:
             self._finish_leaving()
             return

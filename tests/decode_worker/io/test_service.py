@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 
 from baton.decode_worker.io.intake import Intake
+from baton.decode_worker.io.router_session import Reply, RouterSession
 from baton.decode_worker.io.service import DecodeService
 from baton.engine.backends.paced.runner import PacedRunner
 from baton.kv.memory.host_pages import PageMemory
 from baton.protos import channel as ch
+from baton.protos.errors import ErrorInfo
 from baton.protos.nouns import EngineRequest, Sampling
 
 
@@ -39,7 +43,7 @@ def test_a_lease_that_the_engine_ended_is_closed_without_a_cancel(
 
 def test_another_roles_message_is_refused_by_name(service: DecodeService) -> None:
     with pytest.raises(AssertionError, match="PrefillFailed"):
-        service.take(ch.PrefillFailed(1, ch.ErrorInfo("BatonError", "")))
+        service.take(ch.PrefillFailed(1, ErrorInfo("BatonError", "")))
 
 
 def test_a_request_that_comes_as_the_role_ends_is_refused_without_a_word_to_the_engine(
@@ -50,3 +54,29 @@ def test_a_request_that_comes_as_the_role_ends_is_refused_without_a_word_to_the_
     service.admit(session, EngineRequest("r", (1, 2), 2, Sampling()), "m", False, 0.0, "")
     assert sent == []
     assert service.active == 0
+    assert refusals(session) == ["r"]
+
+
+def test_a_cancelled_request_that_waited_as_the_role_ends_says_nothing_of_the_one_that_took_its_id(
+    service: DecodeService,
+) -> None:
+    session, request = service.open_session("router"), EngineRequest("r", (1, 2), 2, Sampling())
+    service.admit(session, request, "m", False, 0.0, "")
+    waited = session.requests["r"]
+    service.cancel(session, "r", "gone")
+    service.admit(session, request, "m", False, 0.0, "")
+    service.hang_up()
+    service._admit(waited, ch.Admit(waited.key, request, True, 30.0))
+    assert refusals(session) == []
+    assert session.requests["r"] is not waited
+
+
+def refusals(session: RouterSession) -> list[str]:
+    """The ids of the requests that the session's router hears a refusal of, once the session has ended."""
+
+    async def refused() -> list[str]:
+        session.end()
+        replies = [item async for item in session.outgoing() if isinstance(item, Reply)]
+        return [reply.request_id for reply in replies if isinstance(reply.message, ch.Refused)]
+
+    return asyncio.run(refused())

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from baton.cluster import batch_store, departures, membership, prefix_index
+from baton.cluster import batch_scripts, departures, membership, prefix_index
 from baton.cluster.store import buckets, lease, records, slot_lease
 from baton.drill.redis.lua import Script
 from baton.drill.redis.server import Session
@@ -75,16 +75,16 @@ SCRIPTS = st.one_of(
     script(slot_lease._TAKE, "slot", who, place, LEASE),
     script(slot_lease._KEEP, "slot", who, "p1", LEASE),
     script(slot_lease._DROP, "slot", who),
-    script(batch_store._CLAIM, "owner fence open", ids, who, LEASE, KEPT),
-    script(batch_store._RENEW, "fence owner open", fences, ids, who, LEASE, KEPT),
-    script(batch_store._RELEASE, "fence owner", fences),
-    script(batch_store._ANSWER, "fence out", fences, st.sampled_from("01"), values, KEPT),
-    script(batch_store._UPDATE, "fence job", fences, values, KEPT),
-    script(batch_store._CLOSE, "fence job open out errors", fences, values, KEPT, ids),
-    script(batch_store._ADD, FILE, ids, sizes, st.integers(1, 1000).map(str), "500", "100", values, values),
-    script(batch_store._ADD, FILE, ids, sizes, st.integers(1, 1000).map(str), "500", "-1", values, values),
-    script(batch_store._ADD, f"{FILE} fence", ids, "10", "5", "500", "-1", values, values, fences),
-    script(batch_store._DROP, FILE, ids, sizes),
+    script(batch_scripts.CLAIM, "owner fence open", ids, who, LEASE, KEPT),
+    script(batch_scripts.RENEW, "fence owner open", fences, ids, who, LEASE, KEPT),
+    script(batch_scripts.RELEASE, "fence owner", fences),
+    script(batch_scripts.ANSWER, "fence out", fences, st.sampled_from("01"), values, KEPT),
+    script(batch_scripts.UPDATE, "fence job", fences, values, KEPT),
+    script(batch_scripts.CLOSE, "fence job open out errors", fences, values, KEPT, ids),
+    script(batch_scripts.ADD, FILE, ids, sizes, st.integers(1, 1000).map(str), "500", "100", values, values),
+    script(batch_scripts.ADD, FILE, ids, sizes, st.integers(1, 1000).map(str), "500", "-1", values, values),
+    script(batch_scripts.ADD, f"{FILE} fence", ids, "10", "5", "500", "-1", values, values, fences),
+    script(batch_scripts.DROP, FILE, ids, sizes),
     script(buckets._SPEND, "bucket", st.sampled_from(["1", "2.5"])),
 )
 OPENING = st.sampled_from([("SADD", "open", "j1"), ("SADD", "p1", "sentinel"), ("SADD", "open", "j2")])

@@ -124,6 +124,16 @@ async def test_notes_of_removed_names_are_bounded(redis, monkeypatch):
     assert sorted(await AdapterStore(redis, "ns").all()) == ["a3", "a4"]
 
 
+async def test_a_name_that_is_served_again_is_not_forgotten_with_its_note(redis, monkeypatch):
+    monkeypatch.setattr(store_module, "NOTES", 0)
+    store, known = AdapterStore(redis, "ns"), registry(redis)
+    await known.put(sql(removed=True))
+    seen = (await store.all()).values()
+    await known.put(sql(TWO))
+    await store.forget_notes(seen)
+    assert (await store.all())["sql"].digest == TWO
+
+
 async def test_an_entry_of_a_later_version_is_skipped_and_not_lost(redis):
     await redis.hset("{ns}:adapters", "odd", b"\xff")
     await registry(redis).put(sql())

@@ -14,7 +14,8 @@ from typing import TypeVar
 import msgspec
 import orjson
 
-from baton.cluster.batch_store import BatchJob, BatchStore, JobClaim, JobClaimLost, StoredFile
+from baton.cluster.batch_nouns import BatchJob, JobClaim, JobClaimLost, StoredFile
+from baton.cluster.batch_store import BatchStore
 from baton.protos.errors import BatonError, QuotaExceeded, StorageFull, Unauthenticated, Unavailable
 from baton.protos.rpc import heed_cancel, settled
 from baton.router.access.caller import CALLER, Caller

@@ -15,7 +15,8 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 
-from baton.cluster.batch_store import BatchJob, BatchStore, ListPage, StoredFile
+from baton.cluster.batch_nouns import BatchJob, ListPage, StoredFile
+from baton.cluster.batch_store import BatchStore
 from baton.protos.errors import BodyTooLarge, Cancelled, InvalidRequest, QuotaExceeded, RequestUnknown, Unavailable
 from baton.router.access.caller import CALLER
 from baton.router.access.json import Json

@@ -12,7 +12,8 @@ import msgspec
 import openai
 import pytest
 
-from baton.cluster.batch_store import KEPT_S, BatchJob, BatchStore, ListPage, StoredFile
+from baton.cluster.batch_nouns import BatchJob, ListPage, StoredFile
+from baton.cluster.batch_store import KEPT_S, BatchStore
 from baton.cluster.config import RouterConfig
 from baton.cluster.membership import connect
 from baton.protos.errors import InvalidRequest, Overloaded, QuotaExceeded, Unavailable

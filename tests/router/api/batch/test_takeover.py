@@ -14,7 +14,8 @@ import msgspec
 import pytest
 from redis.exceptions import ConnectionError as Broken
 
-from baton.cluster.batch_store import BatchJob, BatchStore, JobClaimLost, ListPage, StoredFile
+from baton.cluster.batch_nouns import BatchJob, JobClaimLost, ListPage, StoredFile
+from baton.cluster.batch_store import BatchStore
 from baton.cluster.config import RouterConfig
 from baton.cluster.membership import connect
 from baton.router.api.batch import lane as batch_lane

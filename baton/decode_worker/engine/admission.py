@@ -1,0 +1,57 @@
+"""Opens the pages of a request that a decode engine admits, for a prompt read here or brought by a handoff.
+
+Knows nothing of leases' ids, of the batch or of the channel. Torch-free. Whatever fails, nothing stays leased.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from baton.engine.checks import blocks_for, holdable, holdable_of
+from baton.engine.plan import ModelSpec
+from baton.engine.states import SequenceStates, Sight, StateRules, opened
+from baton.kv.layout import prefix
+from baton.kv.layout.page import sliding_window
+from baton.kv.layout.state import state_hashes
+from baton.kv.pages.lease import first_seen
+from baton.kv.pages.pool import PageLease, PagePool
+from baton.protos import channel as ch
+
+
+class OpenedPages(NamedTuple):
+    """Holds the pages of an admitted request, of a model with state also those of its states, and its hashes.
+
+    ``root`` begins its chain; ``hashes`` covers the partial tail too.
+    """
+
+    root: bytes
+    hashes: list[bytes]
+    pages: PageLease
+    states: SequenceStates | None
+
+    def close(self) -> None:
+        """Gives every page back."""
+        self.pages.close()
+        if self.states is not None:
+            self.states.close()
+
+    def admitted(self, message: ch.Admit, lease_id: bytes) -> ch.Admitted:
+        """Returns what the I/O process is told: which page takes which block, those of a state behind."""
+        table, hashes = self.pages.pages, self.hashes
+        if self.states is not None and not message.local:
+            state = self.states.landing().pages
+            table, hashes = [*table, *state], [*hashes, *state_hashes(hashes[-1], len(state))]
+        return ch.Admitted(message.key, lease_id, 1, self.pages.held, tuple(table), tuple(hashes))
+
+
+def open_pages(
+    message: ch.Admit, spec: ModelSpec, pool: PagePool, rules: StateRules | None, reserve: int
+) -> OpenedPages:
+    """Leases what the request of ``message`` needs, leaving ``reserve`` pages. Raises PoolExhausted."""
+    request, size, window = message.request, pool.block_tokens, sliding_window(spec.layout)
+    root = prefix.root(spec.fingerprint, spec.layout.fidelity, request.adapter_id, request.tenant_salt)
+    tokens, hashes = len(request.token_ids), prefix.chain(root, request.token_ids, size)
+    limit = holdable_of(request, tokens, size) if message.local else holdable(tokens, size)
+    asked = hashes[: tokens // size], blocks_for(tokens, size), limit, reserve
+    sight = Sight(window) if message.local else Sight(window, first_seen(tokens, window, size))
+    return OpenedPages(root, hashes, *opened(pool, rules, *asked, brought=not message.local, sight=sight))
