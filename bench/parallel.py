@@ -40,6 +40,7 @@ from baton.kernels.abi import native
 from baton.kernels.collective.native import Collective, group_at, group_bytes
 from baton.kv.layout.page import layout_for
 from baton.kv.memory.host_pages import PageMemory
+from baton.process.processes import die_with_parent
 from baton.protos.nouns import BLOCK_TOKENS, Sampling
 
 BYTES = (4 << 10, 32 << 10, 256 << 10, 1 << 20, 4 << 20)
@@ -128,11 +129,13 @@ class ForkedFollower:
         struct.pages = ctypes.addressof(ctypes.c_char.from_buffer(pages))
         self._pid = os.fork()
         if self._pid == 0:
+            die_with_parent(signal.SIGKILL)
             follow(self._loaded.native.struct, struct)
             os._exit(0)
 
-    def leave(self) -> None:
-        """Waits for the fork, which was told to leave."""
+    def leave(self, tell: Callable[[], None]) -> None:
+        """Tells the fork to leave and waits for it."""
+        tell()
         os.waitpid(self._pid, 0)
 
 

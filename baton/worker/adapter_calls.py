@@ -6,8 +6,7 @@ Knows nothing of files: what may be named is checked here, what lies there by th
 from __future__ import annotations
 
 import asyncio
-import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from baton.protos import channel as ch
 from baton.protos.adapter_id import is_digest, require_name
@@ -19,15 +18,23 @@ Answer = tuple[AdapterInfo, ...]
 
 
 class AdapterCalls:
-    """Asks the engine and waits for its answers. ``changed`` hears which adapters take requests."""
+    """Asks the engine and waits for its answers. ``changed`` hears which adapters take requests.
+
+    ``tickets`` outlive a role: the engine may answer in the next one what was asked in this one.
+    """
 
     def __init__(
-        self, send: ch.SendToEngine, limits: AdapterLimits, changed: Callable[[tuple[str, ...]], None]
+        self,
+        send: ch.SendToEngine,
+        limits: AdapterLimits,
+        changed: Callable[[tuple[str, ...]], None],
+        tickets: Iterator[int],
     ) -> None:
         self.limits = limits
         self._send, self._changed = send, changed
-        self._tickets = itertools.count(1)
+        self._tickets = tickets
         self._asked: dict[int, asyncio.Future[Answer]] = {}
+        self._lost: BatonError | None = None
 
     async def load(self, name: str, path: str, digest: str, pinned: bool) -> AdapterInfo:
         """Returns the adapter once requests may use it.
@@ -64,11 +71,14 @@ class AdapterCalls:
                 self._settle(ticket, from_info(error))
 
     def lost(self, error: BatonError) -> None:
-        """Ends every wait with ``error``, because the engine is gone."""
+        """Ends every wait, now and later, with ``error``, because the engine is gone."""
+        self._lost = error
         for ticket in tuple(self._asked):
             self._settle(ticket, error)
 
     async def _answer(self, ask: Callable[[int], ch.LoadAdapter | ch.UnloadAdapter | ch.ListAdapters]) -> Answer:
+        if self._lost is not None:
+            raise self._lost
         ticket = next(self._tickets)
         self._asked[ticket] = answer = asyncio.get_running_loop().create_future()
         self._send(ask(ticket))

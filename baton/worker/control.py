@@ -9,7 +9,7 @@ import asyncio
 import itertools
 import math
 import secrets
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import aclosing
 from functools import partial
 from typing import Protocol
@@ -71,7 +71,7 @@ class WorkerControl:
     """Holds the worker's own state in its I/O process, and changes it as others ask.
 
     ``announce(info, role)`` makes it known that this worker drains, and remembers what it is to become; False
-    when nobody can be told.
+    when nobody can be told. ``tickets`` number what the engine is asked, and outlive a role.
     """
 
     def __init__(
@@ -81,20 +81,24 @@ class WorkerControl:
         service: RoleService,
         adapter_limits: AdapterLimits = NO_ADAPTERS,
         new_id: Callable[[], str] = partial(secrets.token_hex, 8),
+        tickets: Iterator[int] | None = None,
     ):
         self.info = info
         self._new_id = new_id
-        self.adapters = AdapterCalls(send, adapter_limits, self._adapters_are)
+        self._tickets = itertools.count(1) if tickets is None else tickets
+        self.adapters = AdapterCalls(send, adapter_limits, self._adapters_are, self._tickets)
         self._send = send
         self._service = service
-        self._tickets = itertools.count(1)
         self._asked: dict[int, asyncio.Future[PoolSnapshot]] = {}
+        self._lost: WorkerLost | None = None
         self._role_asked: asyncio.Future[RoleSwitch] = asyncio.get_running_loop().create_future()
         self._confirmed = asyncio.Event()
         self.announce: Callable[[WorkerInfo, str], Awaitable[bool]] | None = None
 
     async def snapshot(self) -> PoolSnapshot:
         """Returns the pool as the engine counts it between two steps. Raises WorkerLost when it dies meanwhile."""
+        if self._lost is not None:
+            raise self._lost
         ticket = next(self._tickets)
         self._asked[ticket] = answer = asyncio.get_running_loop().create_future()
         self._send(ch.AskSnapshot(ticket))
@@ -171,7 +175,8 @@ class WorkerControl:
         self.info = msgspec.structs.replace(self.info, adapters=adapters)
 
     def lost(self, error: WorkerLost) -> None:
-        """Ends every request with ``error``, because the engine is gone."""
+        """Ends what the engine was asked, now and later, with ``error``, because the engine is gone."""
+        self._lost = error
         self.adapters.lost(error)
         for answer in self._asked.values():
             if not answer.done():

@@ -8,11 +8,8 @@ ends with its parent (PR_SET_PDEATHSIG, and end of stream on the socket).
 
 from __future__ import annotations
 
-import argparse
-import ctypes
 import logging
 import os
-import signal
 import socket
 import sys
 import time
@@ -26,6 +23,7 @@ from baton.decode_worker.engine.loop import DecodeLimits, DecodeLoop
 from baton.engine.adapters.reading import ReadingChildren, read_here
 from baton.engine.adapters.table import AdapterTable
 from baton.engine.checkpoints.hub import locate
+from baton.engine.child import child_arguments
 from baton.engine.grammar.running import GRACE_S, Grammars
 from baton.engine.load import EngineConfig, load_runner
 from baton.engine.plan import Runner, adapters_of, mirror_of, ranks_of
@@ -45,18 +43,11 @@ from baton.worker.drafts import make_drafter
 from baton.worker.spec import AdapterSpec, EngineSpec, StepSpec, WorkerSpec, load_spec
 
 NO_ADAPTERS = AdapterSpec()
-PR_SET_PDEATHSIG = 1
 
 
 def main() -> int:
     """Runs the engine; returns exit status 0 when it was told to leave, 1 when it couldn't start."""
-    parser = argparse.ArgumentParser(prog="baton.worker.engine_main")
-    parser.add_argument("--spec", required=True, help="WorkerSpec as JSON")
-    parser.add_argument("--fd", type=int, required=True, help="the inherited end of the socket pair")
-    parser.add_argument("--parent", type=int, required=True, help="pid of the I/O process")
-    args = parser.parse_args()
-    die_with_parent(args.parent)
-    os.set_inheritable(args.fd, False)  # a compiler that outlives us must not keep the channel open
+    args = child_arguments("baton.worker.engine_main", "WorkerSpec")
     channel = EngineChannel(socket.socket(fileno=args.fd))
     try:
         spec = load_spec(args.spec)
@@ -85,15 +76,6 @@ def end_without(error: RankLost) -> NoReturn:
     """Ends this process and with it all ranks, at once; the I/O process reads which one is lost from the status."""
     logging.getLogger("baton.engine").error("%s: the worker ends", error.message)
     os._exit(rank_status(error.rank))
-
-
-def die_with_parent(parent: int) -> None:
-    """Has the kernel end this engine with its I/O process, and leaves signals such as Ctrl-C to that process."""
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:
-        sys.exit("the I/O process is gone already")
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
 
 
 def build(spec: WorkerSpec, channel: EngineChannel) -> StepLoop:

@@ -53,7 +53,7 @@ log = logging.getLogger("baton.worker")
 class RoleRuntime:
     """Runs a role's service with its engine, until the engine is gone or plays another role.
 
-    ``blocks`` and ``keys`` (of requests on the engine's channel) outlive a role.
+    ``blocks`` and ``keys`` (of requests and questions on the engine's channel) outlive a role.
     """
 
     def __init__(
@@ -89,7 +89,7 @@ class RoleRuntime:
             self._prefill(info, environment) if spec.role == "prefill" else self._decode(spec, info)
         )
         info = msgspec.structs.replace(info, kv_backing=engine.memory.backing)
-        self.control = WorkerControl(info, send, self.service, spec.lora.limits, environment.new_id)
+        self.control = WorkerControl(info, send, self.service, spec.lora.limits, environment.new_id, keys)
 
     async def listen(self) -> None:
         """Handles every message of the engine, until it is gone or plays another role."""

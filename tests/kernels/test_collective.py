@@ -19,8 +19,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from baton.kernels.collective import oracle
-from baton.kernels.collective.native import Collective, RankIsLost, group_at, group_bytes, lose
+from baton.kernels.collective.native import STUCK, Collective, RankIsLost, group_at, group_bytes, lose
 from tests.kernels.conftest import needs_native
+from tests.kernels.mutants import is_caught, mutant
 
 pytestmark = needs_native
 
@@ -109,6 +110,17 @@ def test_parts_are_gathered_and_exchanged_by_rank(count: int, n: int, seed: int)
         assert isinstance(found, tuple)
         assert torch.equal(found[0], oracle.all_gather(mine))
         assert torch.equal(found[1], oracle.all_to_all(others, index))
+
+
+def nobody_meets_alone(library: ctypes.CDLL) -> None:
+    region = Region(2, bound_s=0.01)
+    group = group_at(region.address, 0, 2, 4096, 0.01)
+    assert library.baton_collective_meet(ctypes.byref(group)) == 2 | STUCK
+
+
+def test_a_meeting_that_waits_for_nobody_is_caught(library: ctypes.CDLL) -> None:
+    nobody_meets_alone(library)
+    assert is_caught(mutant("COLLECTIVE_MEET", ("collective",)), [nobody_meets_alone])
 
 
 def test_nobody_passes_a_meeting_before_all_have_come() -> None:

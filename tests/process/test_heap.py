@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from baton.cluster.config import load_config
+from baton.engine import child
 from baton.process.heap import YOUNG, settle_heap
 from baton.router_host import main as router_host
 from baton.worker import engine_main
@@ -64,7 +65,8 @@ def test_an_engine_settles_between_loading_and_its_first_step(monkeypatch: pytes
     with ours:
         asked = ["engine_main", "--spec", spec, "--fd", str(theirs.detach()), "--parent", "1"]
         monkeypatch.setattr(sys, "argv", asked)
-        monkeypatch.setattr(engine_main, "die_with_parent", lambda _: None)
+        monkeypatch.setattr(child, "die_with", lambda _: None)
+        monkeypatch.setattr(child.signal, "signal", lambda *_: None)
         monkeypatch.setattr(engine_main, "build", build)
         monkeypatch.setattr(engine_main, "settle_heap", lambda: done.append("settled"))
         monkeypatch.setattr(engine_main, "_leave", lambda channel, status: status)

@@ -7,20 +7,18 @@ Knows nothing of the engine that started it, but that it ends with it.
 
 from __future__ import annotations
 
-import ctypes
 import mmap
 import os
 import resource
-import signal
 import sys
 
 import msgspec
 
 from baton.engine.adapters.reader import read_adapter
 from baton.engine.adapters.reading import ReadingAnswer, ReadingAsk
+from baton.engine.child import die_with
 from baton.protos.errors import BatonError, to_info
 
-PR_SET_PDEATHSIG = 1
 CPU_S = 60  # seconds, because patterns in a config are its maker's
 SPARE_BYTES = 1 << 30  # of address space beside three times the largest adapter
 
@@ -28,9 +26,7 @@ SPARE_BYTES = 1 << 30  # of address space beside three times the largest adapter
 def main() -> int:
     """Reads the adapter that ASK describes, once stdin is closed. Returns 0 when ANSWER holds what came of it."""
     asked, memory, answer, parent = map(int, sys.argv[1:])
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:
-        return 1
+    die_with(parent)
     os.nice(10)
     sys.stdin.buffer.read()  # until it is closed: ASK is complete then
     ask = msgspec.json.decode(os.pread(asked, os.fstat(asked).st_size, 0), type=ReadingAsk)

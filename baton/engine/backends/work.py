@@ -6,10 +6,12 @@ memory far larger than the caches, and products of square matrices in the weight
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Mapping
 from functools import cache
 
+import msgspec
 import torch
 from torch import Tensor
 
@@ -48,6 +50,30 @@ def work_of(
         context_bytes=layout.page_bytes / layout.block_tokens,
         peak_flops=peak_flops(weights[linears[0]] if linears else None, device),
         peak_bytes=peak_bytes(device),
+    )
+
+
+def work_of_ranks(
+    program: Program, own: Program, weights: Mapping[str, Tensor | PackedWeight], layout: KvLayout
+) -> EngineWork:
+    """Returns the cost of ``program``, of which this rank has ``own``; other ranks' weights are taken to be as
+    wide as own ones.
+    """
+    found, shapes = work_of(own, weights, layout, "cpu"), {weight.name: weight for weight in program.weights}
+    elements = {name: sum(math.prod(shape) for shape in shapes[name].shapes) for name in shapes}
+    linears = {op.weight for op in program.ops if isinstance(op, Linear)}
+    heads = {op.weight for op in program.ops if isinstance(op, LmHead)}
+    token = sum(elements[name] for name in linears) + sum(
+        (elements[op.gate_up] + elements[op.down]) * op.chosen / op.experts for op in program.experts
+    )
+    sample = sum(elements[name] for name in heads)
+    held = (found.token_flops + found.sample_flops) / 2.0
+    return msgspec.structs.replace(
+        found,
+        token_flops=2.0 * token,
+        sample_flops=2.0 * sample,
+        pair_flops=4.0 * program.heads * program.head_dim * program.layers,
+        step_bytes=found.step_bytes * (token + sample) / held,
     )
 
 

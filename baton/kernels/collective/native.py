@@ -35,7 +35,8 @@ class RankIsLost(Exception):
 
 
 def group_bytes(count: int, slot_bytes: int) -> int:
-    """Returns the bytes of a group's memory."""
+    """Returns the bytes of a group's memory. ``slot_bytes`` hold a part of 64 bytes for each rank."""
+    assert slot_bytes >= 64 * count, "a part of no bytes would never end"
     return _meeting_bytes() + 2 * count * slot_bytes
 
 

@@ -71,7 +71,7 @@ class Follower:
         socket.send_fds(self._socket, [size.to_bytes(8, "little")], [fd])
 
     def end(self, patience_s: float) -> None:
-        """Waits ``patience_s`` seconds for the process to be gone, then ends it."""
+        """Waits ``patience_s`` seconds for the process to be gone, then ends it, and closes what led to it."""
         self._socket.close()
         try:
             self.process.wait(patience_s)
@@ -103,7 +103,7 @@ class Followers:
     def share(self, fd: int, size: int) -> None:
         """Gives every follower a piece of shared memory."""
         for follower in self._all:
-            with suppress(BrokenPipeError):  # whoever died is heard of by the watch
+            with suppress(ConnectionError):  # whoever died is heard of by the watch
                 follower.give(fd, size)
 
     def watch(self, meeting: int, lost: Callable[[RankLost], None]) -> None:
@@ -126,9 +126,10 @@ class Followers:
         """Returns the followers' process ids, by rank from 1 on."""
         return [follower.process.pid for follower in self._all]
 
-    def leave(self) -> None:
-        """Waits for followers that were told to leave, and ends those that don't."""
+    def leave(self, tell: Callable[[], None]) -> None:
+        """Tells the followers to leave by ``tell`` and ends those that don't; none of them counts as lost."""
         self._leaving = True
+        tell()
         for follower in self._all:
             follower.end(LEAVE_S)
 

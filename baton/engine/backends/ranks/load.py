@@ -17,6 +17,7 @@ from baton.engine.models import program_for
 from baton.engine.program.config import ModelConfig
 from baton.engine.program.program import Program
 from baton.engine.program.ranks import Rank, require_splittable, split
+from baton.engine.program.rope import settled
 from baton.kernels.abi import native
 from baton.protos.errors import ConfigError
 
@@ -50,7 +51,7 @@ def load_rank(config: EngineConfig, rank: Rank) -> LoadedRank:
 
     directory = locate(config.model)
     model = ModelConfig.read(directory)
-    planned = program_for(model)
+    planned = settled(program_for(model), config.max_model_len)
     require_possible(config, planned)
     dtype = {"auto": torch.float32, "float32": torch.float32, "bfloat16": torch.bfloat16}[config.dtype]
     program, weights, fingerprint = load_weights(config, directory, model, planned, dtype, rank)

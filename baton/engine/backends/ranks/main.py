@@ -5,11 +5,9 @@ Knows nothing of schedulers or requests. Between two steps no Python runs: the n
 
 from __future__ import annotations
 
-import argparse
 import ctypes
 import mmap
 import os
-import signal
 import socket
 import sys
 
@@ -18,27 +16,21 @@ import msgspec
 from baton.engine.backends.ranks.followers import RankReady, RankSpec
 from baton.engine.backends.ranks.load import LoadedRank, load_rank
 from baton.engine.backends.ranks.memory import SharedMemory, follow, sizes_for
+from baton.engine.child import child_arguments
 from baton.engine.load import QUIET_THREADS
 from baton.engine.program.ranks import Rank
 from baton.kernels.abi import native
 from baton.protos.errors import to_info
 
-PR_SET_PDEATHSIG = 1
 LOST_STATUS = 75  # exit status where another rank is gone: the lead says which
 
 
 def main() -> int:
     """Runs one follower; returns exit status 0 when it was told to leave."""
-    parser = argparse.ArgumentParser(prog="baton.engine.backends.ranks.main")
-    parser.add_argument("--spec", required=True, help="RankSpec as JSON")
-    parser.add_argument("--fd", type=int, required=True, help="the inherited end of the socket pair")
-    parser.add_argument("--parent", type=int, required=True, help="pid of the lead")
-    args = parser.parse_args()
-    _die_with_parent(args.parent)
+    args = child_arguments("baton.engine.backends.ranks.main", "RankSpec")
     os.environ.setdefault(*QUIET_THREADS)
     spec = msgspec.json.decode(args.spec, type=RankSpec)
     with socket.socket(fileno=args.fd) as lead:
-        os.set_inheritable(args.fd, False)
         try:
             loaded = _load(spec)
         except Exception as error:
@@ -69,15 +61,6 @@ def _received(lead: socket.socket) -> tuple[int, int]:
     if not fds:
         sys.exit(0)
     return fds[0], int.from_bytes(said, "little")
-
-
-def _die_with_parent(parent: int) -> None:
-    """Has the kernel end this process with the lead, and leaves signals such as Ctrl-C to that one's parent."""
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:
-        sys.exit("the lead is gone already")
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
 
 
 if __name__ == "__main__":

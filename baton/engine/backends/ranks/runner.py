@@ -69,8 +69,7 @@ class RankRunner(StepRunner):
 
     def leave(self) -> None:
         """Ends the other ranks."""
-        dismiss(self._ranks)
-        self._followers.leave()
+        self._followers.leave(lambda: dismiss(self._ranks))
 
     def pids(self) -> list[int]:
         """Returns the process ids of the other ranks."""

@@ -1,4 +1,4 @@
-"""RopeTables a step plan into the tensors that kernels take: one flat list of rows, decodes first, then chunks.
+"""Turns a step plan into the tensors that kernels take: one flat list of rows, decodes first, then chunks.
 
 Knows nothing of weights or sampling. Two things keep a sequence's float32 bits free of who shares its step: rows
 are padded to a multiple of four (see ``kernels/linear``), and how far a decode's keys are padded depends on its own

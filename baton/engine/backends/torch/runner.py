@@ -28,7 +28,7 @@ from baton.engine.backends.span_ops import SPAN_OPS
 from baton.engine.backends.torch.adapters import TorchAdapters
 from baton.engine.backends.torch.batch import BatchBuilder
 from baton.engine.backends.torch.interpreter import Interpreter, KvPages
-from baton.engine.backends.work import work_of
+from baton.engine.backends.work import work_of, work_of_ranks
 from baton.engine.checkpoints.hub import locate
 from baton.engine.checkpoints.weights import Weights, load_weights
 from baton.engine.load import EngineConfig
@@ -69,8 +69,7 @@ def load(config: EngineConfig) -> Runner:
             raise ConfigError(f"tp is {config.tp}: adapters are applied on one rank only; use tp 1", "tp")
         return _on_ranks(config)
     if config.threads is not None:
-        torch.set_num_threads(config.threads)
-        native.set_threads(config.threads)
+        _use_threads(config.threads)
     ask_gpu = config.device == "cuda" and not on_shim()
     if ask_gpu:
         require()  # before a model is fetched for it
@@ -114,12 +113,16 @@ def _with_adapters(
     return program, AdapterBase(sites_of(program), limits.max_rank, limits.max_bytes, narrow, str(directory))
 
 
+def _use_threads(count: int) -> None:
+    torch.set_num_threads(count)
+    native.set_threads(count)
+
+
 def _on_ranks(config: EngineConfig) -> Runner:
     """The runner that leads ``config.tp`` ranks, which read their weights side by side."""
     own = rank_config(config, len(os.sched_getaffinity(0)))
     assert own.threads is not None
-    torch.set_num_threads(own.threads)
-    native.set_threads(own.threads)
+    _use_threads(own.threads)
     model = ModelConfig.read(locate(config.model))
     require_possible(own, program_for(model))  # before a process is started for it
     followers = Followers(own)
@@ -127,7 +130,9 @@ def _on_ranks(config: EngineConfig) -> Runner:
         loaded = load_rank(own, Rank(0, own.tp))
         followers.await_ready(loaded.fingerprint)
         spec = _spec(own, model, loaded.program, _dtype_name(own), loaded.fingerprint)
-        work = work_of(loaded.native.program, loaded.weights, spec.layout, own.device)
+        _use_threads(own.threads * own.tp)  # the others wait: what the machine can do is asked of all cores
+        work = work_of_ranks(loaded.program, loaded.native.program, loaded.weights, spec.layout)
+        _use_threads(own.threads)
         return RankRunner(spec, loaded, followers, own.rank_bound_s, work=work)
     except BaseException:
         followers.kill()

@@ -66,6 +66,10 @@ def test_rounded_weights_and_narrow_kv_keep_their_bits(
     same_bits(make(tmp_path / "model", kind), 2, cache_dir=str(tmp_path / "cache"), **fields)
 
 
+def test_a_context_that_rope_is_extended_for_has_the_same_factors_on_ranks(tmp_path: Path) -> None:
+    same_bits(make(tmp_path, "phi3_long"), 2, max_model_len=1800)  # the original context is 1,000
+
+
 def test_every_architecture_that_can_be_split_is_held_to_one_rank() -> None:
     others = {str(KINDS[kind]["model_type"]) for kind in set(KINDS) - {kind for kind, _ in WIDTHS}}
     assert {model_type for model_type in others if possible_widths(program(model_type), 8) != (1,)} == set()

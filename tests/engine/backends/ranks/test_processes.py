@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import select
 import signal
 import threading
 from collections.abc import Iterator
@@ -11,9 +12,13 @@ from pathlib import Path
 
 import pytest
 
+from baton.engine.backends.ranks import runner as runner_module
 from baton.engine.backends.ranks.followers import Followers
+from baton.engine.backends.ranks.load import load_rank
+from baton.engine.backends.ranks.memory import RanksStruct, dismiss
 from baton.engine.backends.ranks.runner import RankRunner
 from baton.engine.load import EngineConfig, load_runner
+from baton.engine.program.ranks import Rank
 from baton.kernels.abi import native
 from baton.protos.errors import CheckpointError, ConfigError, RankLost
 from baton.protos.nouns import Sampling
@@ -43,10 +48,16 @@ def ranks_of(model: Path, bound_s: float = 60.0) -> Iterator[RankRunner]:
     assert not any(Path("/proc", str(pid)).exists() for pid in pids), "a rank is left over"
 
 
-def test_processes_answer_as_one_does_and_leave_when_told(model: Path) -> None:
-    alone = SharedDriver(load_runner(EngineConfig(str(model), threads=1)), 16).answer(PROMPTS, GREEDY)
+def test_processes_answer_as_one_does_cost_as_much_and_leave_when_told(model: Path) -> None:
+    one = load_runner(EngineConfig(str(model), threads=1))
+    alone = SharedDriver(one, 16).answer(PROMPTS, GREEDY)
     with ranks_of(model) as runner:
         assert SharedDriver(runner, 16).answer(PROMPTS, GREEDY) == alone
+        assert one.work is not None
+        assert runner.work is not None
+        costs = "token_flops", "sample_flops", "pair_flops", "context_bytes", "step_bytes"
+        for cost in costs:
+            assert getattr(runner.work, cost) == pytest.approx(getattr(one.work, cost))
 
 
 def test_a_rank_that_is_killed_is_told_of_at_once_and_ends_the_step(model: Path) -> None:
@@ -59,6 +70,38 @@ def test_a_rank_that_is_killed_is_told_of_at_once_and_ends_the_step(model: Path)
         with pytest.raises(RankLost, match="rank 1 is gone"):
             driver.answer(PROMPTS, GREEDY)
     assert (told[0].rank, told[0].message) == (1, "rank 1 of 2 ended by itself (signal 9)")
+
+
+def test_ranks_that_were_told_to_leave_are_not_called_lost(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    told = list[RankLost]()
+    with ranks_of(model) as runner:
+        SharedDriver(runner, 16)
+        runner.watch(told.append)
+        watch = next(thread for thread in threading.enumerate() if thread.name == "ranks")
+
+        def dismissed_and_seen(ranks: RanksStruct) -> None:
+            dismiss(ranks)
+            watch.join(60)  # as where this thread loses its core here
+            assert not watch.is_alive()
+
+        monkeypatch.setattr(runner_module, "dismiss", dismissed_and_seen)
+    assert told == []
+
+
+def test_a_rank_that_ends_before_it_took_what_it_was_given_is_left_to_the_watch(model: Path) -> None:
+    followers = Followers(EngineConfig(str(model), threads=1, tp=2))
+    try:
+        followers.await_ready(fingerprint := load_rank(EngineConfig(str(model), threads=1, tp=2), Rank(0, 2))[3])
+        pid = followers.pids()[0]
+        os.kill(pid, signal.SIGSTOP)
+        memory = os.memfd_create("anything")
+        followers.share(memory, 1)
+        os.kill(pid, signal.SIGKILL)
+        assert select.select([os.pidfd_open(pid)], [], [], 30)[0]
+        followers.share(memory, 1)
+    finally:
+        followers.kill()
+    assert fingerprint
 
 
 def test_a_rank_that_stands_still_is_lost_after_the_bound(model: Path) -> None:

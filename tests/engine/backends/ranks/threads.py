@@ -50,7 +50,8 @@ class ThreadFollowers:
     def pids(self) -> list[int]:
         return []
 
-    def leave(self) -> None:
+    def leave(self, tell: Callable[[], None]) -> None:
+        tell()
         for thread in self._threads:
             thread.join(30)
             assert not thread.is_alive()
