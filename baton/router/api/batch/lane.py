@@ -17,7 +17,7 @@ import orjson
 from baton.cluster.batch_nouns import BatchJob, JobClaim, JobClaimLost, StoredFile
 from baton.cluster.batch_store import BatchStore
 from baton.protos.errors import BatonError, QuotaExceeded, StorageFull, Unauthenticated, Unavailable
-from baton.protos.rpc import heed_cancel, settled
+from baton.protos.rpc import heed_cancel, settled, uninterrupted
 from baton.router.access.caller import CALLER, Caller
 from baton.router.access.json import Json
 from baton.router.access.keys import ApiKey
@@ -53,9 +53,7 @@ class BatchLane:
         try:
             yield
         finally:
-            while not task.done():  # a cancellation that meets a failing line is lost in the line's failure
-                task.cancel()
-                await asyncio.wait([task], timeout=ROOM_EVERY_S)
+            await uninterrupted(_ended([task]))
 
     async def _run(self) -> None:
         while True:
@@ -79,17 +77,17 @@ class BatchLane:
 
     async def work(self, job_id: str) -> None:
         """Answers a job's lines, unless another router has it; stops where another one takes it over."""
-        asked_at = asyncio.get_running_loop().time()
-        claim = await self._store.claim(job_id, self._owner, LEASE_S)
-        if claim is None:
-            return
-        held = _ClaimState(claim, asked_at + LEASE_S)
-        tasks = [asyncio.create_task(self._work(held)), asyncio.create_task(self._keep(held))]
+        asked_at, tasks = asyncio.get_running_loop().time(), list[asyncio.Task[None]]()
+        claiming = asyncio.create_task(self._store.claim(job_id, self._owner, LEASE_S))
         try:
+            claim = await asyncio.shield(claiming)
+            if claim is None:
+                return
+            held = _ClaimState(claim, asked_at + LEASE_S)
+            tasks += [asyncio.create_task(self._work(held)), asyncio.create_task(self._keep(held))]
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            await _ended(tasks)
-            await self._let_go(claim)
+            await uninterrupted(self._stop(tasks, claiming))
         for task in tasks:
             if not task.cancelled():
                 task.result()
@@ -120,7 +118,12 @@ class BatchLane:
                 pause = RETRY_S
             heed_cancel()
 
-    async def _let_go(self, claim: JobClaim) -> None:
+    async def _stop(self, tasks: list[asyncio.Task[None]], claiming: asyncio.Task[JobClaim | None]) -> None:
+        """Ends what works on a job and gives its lease back, also one that was being asked for."""
+        await _ended(tasks)
+        await asyncio.wait([claiming])
+        if claiming.cancelled() or claiming.exception() or (claim := claiming.result()) is None:
+            return
         try:
             await self._store.release(claim)
         except BatonError as error:  # then it runs out by itself
