@@ -6,6 +6,7 @@ PROTOC = $(BIN)/python -m grpc_tools.protoc -I . --python_out=$(1) --pyi_out=$(1
 
 .PHONY: test-times drill conformance dashboards helm-check images reference setup serve test soak thorough soak-ray fuzz check kernels cuda-check proto proto-check bench bench-peers
 .DEFAULT_GOAL := serve
+unexport PYTHONDONTWRITEBYTECODE  # what runs here imports the same modules in hundreds of processes
 
 $(STAMP): pyproject.toml
 	@echo "installing into .venv: 2 GB, a minute or two; once" && $(PYTHON) -m venv .venv && $(PIP) torch==2.13.0

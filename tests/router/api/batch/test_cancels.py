@@ -25,7 +25,7 @@ NAMES = [f"r{n}" for n in range(LINES)]
 
 
 class Lanes:
-    """Two routers' lanes beside one Redis, and jobs of a few lines; a line's answer takes three turns of the loop."""
+    """Two routers' lanes beside one Redis, jobs of a few lines; a line's answer takes three turns of the loop."""
 
     def __init__(self, service, redis: Redis) -> None:
         self.service, self.store = service, BatchStore(redis, "t")
