@@ -54,7 +54,10 @@ def serve(
     quantization: Annotated[str | None, _flag("Round the weights on load: none, int8 or int4 (none)")] = None,
     speculation: Annotated[
         str | None,
-        _flag("Draft tokens: none, auto, prompt_lookup, suffix, draft:MODEL, or several joined by + (none)"),
+        _flag(
+            "Draft tokens: none, auto, prompt_lookup, suffix, lookahead, self, draft:MODEL, medusa:PATH, "
+            "eagle3:PATH, or several joined by + (none)"
+        ),
     ] = None,
     device: Annotated[str | None, _flag("cpu, cuda, auto or paced:PROFILE (cpu)")] = None,
     seed: Annotated[int | None, _flag("Seeds what is random; 0 takes the system's entropy")] = None,

@@ -7,6 +7,8 @@ same positions, and randomness is keyed by position.
 from __future__ import annotations
 
 import msgspec
+import numpy as np
+from numpy.typing import NDArray
 
 from baton.engine.plan import PooledStates, Runner, SampledToken, SequenceStep, StepPlan
 from baton.protos.errors import RankLost
@@ -21,6 +23,7 @@ class StepOutcome(msgspec.Struct):
     seconds: float
     scored: dict[int, tuple[TokenLogprobs, ...]] = {}
     pooled: dict[int, PooledStates] = {}
+    states: dict[int, NDArray[np.float32]] = {}
 
     def absorb(self, other: StepOutcome) -> None:
         """Adds the outcome of another part of the same plan."""
@@ -28,6 +31,7 @@ class StepOutcome(msgspec.Struct):
         self.failed |= other.failed
         self.scored |= other.scored
         self.pooled |= other.pooled
+        self.states |= other.states
         self.seconds += other.seconds
 
 
@@ -44,7 +48,8 @@ def run_isolated(runner: Runner, plan: StepPlan) -> StepOutcome:
         if len(plan.items) == 1:
             return _alone(runner, plan.items[0], error)
         return _halves(runner, plan.items)
-    return StepOutcome(_by_sequence(plan, result.sampled), {}, result.seconds, result.scored, result.pooled)
+    sampled = _by_sequence(plan, result.sampled)
+    return StepOutcome(sampled, {}, result.seconds, result.scored, result.pooled, result.states)
 
 
 def _by_sequence(plan: StepPlan, sampled: tuple[SampledToken, ...]) -> dict[int, tuple[SampledToken, ...]]:

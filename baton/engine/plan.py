@@ -136,13 +136,15 @@ class StepResult(msgspec.Struct, frozen=True):
     alone.
 
     ``scored[seq]`` has the likelihood of each of its item's ``targets``, where there are any; ``pooled[seq]`` what
-    its item's hidden states come to, where ``pool`` asks.
+    its item's hidden states come to, where ``pool`` asks; ``states[seq]`` those of its last rows, where they are
+    tapped.
     """
 
     sampled: tuple[SampledToken, ...]
     seconds: float
     scored: dict[int, tuple[TokenLogprobs, ...]] = {}
     pooled: dict[int, PooledStates] = {}
+    states: dict[int, NDArray[np.float32]] = {}
 
 
 class ModelSpec(msgspec.Struct, frozen=True):
@@ -207,6 +209,30 @@ class Ranks(Protocol):
 def ranks_of(runner: Runner) -> Ranks | None:
     """Returns the ranks of a runner that runs as several; None for most runners."""
     found: Ranks | None = getattr(runner, "ranks", None)
+    return found
+
+
+class Internals(Protocol):
+    """Lets speculators use the inside of a runner's model: ``layers`` layers of ``hidden`` numbers a row."""
+
+    layers: int
+    hidden: int
+
+    def tap(self, layers: Sequence[int], every_row: bool) -> None:
+        """Has each step give the states before ``layers`` from now on (``StepResult.states``), side by side; behind
+        the last layer they are those that the head reads. Of every row, or of those that choose a token.
+        """
+
+    def embeddings(self, tokens: Sequence[int]) -> NDArray[np.float32]:
+        """Returns (tokens, hidden) of the model's own table."""
+
+    def shallow(self, layers: int) -> Runner:
+        """Returns a runner of so many of the layers, on the same weights; 0: half of them. Raises ConfigError."""
+
+
+def internals_of(runner: Runner) -> Internals | None:
+    """Returns the inside of a runner's model; None for most runners."""
+    found: Internals | None = getattr(runner, "internals", None)
     return found
 
 

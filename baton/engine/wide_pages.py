@@ -18,6 +18,7 @@ from baton.engine.plan import (
     StepPlan,
     StepResult,
     adapters_of,
+    internals_of,
     mirror_of,
     ranks_of,
 )
@@ -34,6 +35,7 @@ class WidePages:
         layout = in_pages_of(runner.spec.layout, block_tokens)
         self.spec = msgspec.structs.replace(runner.spec, layout=layout)
         self.work, self.adapters = runner.work, adapters_of(runner)
+        self.internals = internals_of(runner)
         self._runner, self._runs = runner, layout.runs
         self._tables: dict[int, tuple[Sequence[int], list[int]]] = {}  # of the last step's sequences
         self._landing: dict[int, tuple[Sequence[int], list[int]]] = {}  # of those that have not run yet

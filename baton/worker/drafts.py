@@ -1,20 +1,22 @@
-"""What a decode worker drafts tokens with: speculators by name, a draft model loaded beside the target.
+"""What a decode worker drafts tokens with: speculators by name, those of a model loaded beside the target.
 
-Knows nothing of loops or channels. The draft model's KV takes an eighth of the target's at most.
+Knows nothing of loops or channels. The KV of a draft model, or of some of the target's own layers, takes an eighth
+of the target's at most.
 """
 
 from __future__ import annotations
 
 import json
+from importlib import import_module
 from pathlib import Path
 
 from baton.engine.checkpoints.hub import locate
 from baton.engine.load import EngineConfig, load_runner
-from baton.engine.plan import ModelSpec
-from baton.engine.speculate.draft import Speculator
+from baton.engine.plan import Internals, ModelSpec, Runner, internals_of
+from baton.engine.speculate.draft import Speculator, StateSpeculator
 from baton.engine.speculate.draft_model import DraftModel, require_same_tokens
 from baton.engine.speculate.drafter import Drafter
-from baton.engine.speculate.names import NONE, speculators
+from baton.engine.speculate.names import DRAFT, MEDUSA, NONE, SELF, self_layers, speculators
 from baton.protos.errors import ConfigError
 from baton.protos.nouns import BLOCK_TOKENS
 from baton.worker.spec import EngineSpec
@@ -23,22 +25,65 @@ KV_SHARE = 8
 LEAST_PAGES = 64
 
 
-def make_drafter(names: str, engine: EngineSpec, target: ModelSpec, pages: int) -> Drafter | None:
-    """Returns what drafts tokens by the speculators ``names`` for the model ``target``, which has ``pages`` pages.
+def make_drafter(names: str, engine: EngineSpec, runner: Runner, pages: int) -> Drafter | None:
+    """Returns what drafts tokens by the speculators ``names`` for the model of ``runner``, on ``pages`` pages.
 
-    None where ``names`` says none. Raises ConfigError, and CheckpointError for a draft model that can't be read.
+    None where ``names`` says none. Raises ConfigError, and CheckpointError for files that can't be read.
     """
-    if target.layout.states and names != NONE:
+    if runner.spec.layout.states and names != NONE:
         text = f"speculation {names}: this model keeps recurrent state, which can't be rolled back; use none"
         raise ConfigError(text, "speculation")
-    found = speculators(names, lambda model: _draft_model(model, engine, target, pages))
+    found = speculators(names, lambda name: _of_a_model(name, engine, runner, pages))
+    _tap(names, found, runner)
     return Drafter(found) if found else None
 
 
-def _draft_model(model: str, engine: EngineSpec, target: ModelSpec, pages: int) -> Speculator:
+def _of_a_model(name: str, engine: EngineSpec, runner: Runner, pages: int) -> Speculator:
     if engine.paced_profile:
-        text = f"speculation draft:{model}: a paced engine has no tokens that a model could draft"
+        text = f"speculation {name}: a paced engine has no tokens that a model could draft"
         raise ConfigError(f"{text}; use prompt_lookup or suffix", "speculation")
+    if name.startswith(DRAFT):
+        return _draft_model(name.removeprefix(DRAFT), engine, runner.spec, pages)
+    if (layers := self_layers(name)) is not None:
+        drafting = _internals(name, runner).shallow(layers)
+        return DraftModel(drafting, _pages(drafting.spec, runner.spec, pages), name=SELF)
+    return _heads(name, engine, runner)
+
+
+def _heads(name: str, engine: EngineSpec, runner: Runner) -> Speculator:
+    """Heads that were trained beside the model. What computes them is imported here, because it needs torch."""
+    inside = _internals(name, runner)
+    files, heads = (import_module(f"baton.engine.speculate.heads.{each}") for each in ("files", "medusa"))
+    target = files.Target(inside.hidden, runner.spec.vocab_size, inside.layers)
+    pack, path = files.packing(engine.dtype, engine.quantization), name.partition(":")[2]
+    if name.startswith(MEDUSA):
+        medusa: Speculator = heads.Medusa(heads.read_medusa(path, target, pack), inside.layers)
+        return medusa
+    layer = import_module("baton.engine.speculate.heads.eagle3_layer")
+    made = layer.Eagle3Layer(files.HeadFiles(path), target, inside.embeddings, pack)
+    eagle: Speculator = import_module("baton.engine.speculate.heads.eagle3").Eagle3(made, target.vocab)
+    return eagle
+
+
+def _tap(names: str, found: tuple[Speculator, ...], runner: Runner) -> None:
+    """Has the runner give the states that a speculator looks at."""
+    seeing = [speculator for speculator in found if isinstance(speculator, StateSpeculator)]
+    if len(seeing) > 1:
+        text = f"speculation {names}: one of {', '.join(one.name for one in seeing)} can look at the model's states"
+        raise ConfigError(f"{text}; name one of them", "speculation")
+    for one in seeing:
+        _internals(names, runner).tap(one.layers, one.every_row)
+
+
+def _internals(name: str, runner: Runner) -> Internals:
+    found = internals_of(runner)
+    if found is None:
+        text = f"speculation {name}: it needs the inside of the model, which the native step on one CPU rank gives"
+        raise ConfigError(f"{text}; use prompt_lookup, suffix, lookahead or draft:MODEL", "speculation")
+    return found
+
+
+def _draft_model(model: str, engine: EngineSpec, target: ModelSpec, pages: int) -> Speculator:
     _require_same_text(model, engine.model)
     runner = load_runner(
         EngineConfig(
@@ -53,9 +98,14 @@ def _draft_model(model: str, engine: EngineSpec, target: ModelSpec, pages: int) 
     if runner.spec.layout.states:
         raise ConfigError(f"speculation draft:{model}: a draft model can't keep recurrent state", "speculation")
     require_same_tokens(runner.spec, target, f"draft:{model}")
-    fits = pages * target.layout.page_bytes // KV_SHARE // runner.spec.layout.page_bytes
+    return DraftModel(runner, _pages(runner.spec, target, pages))
+
+
+def _pages(draft: ModelSpec, target: ModelSpec, pages: int) -> int:
+    """Pages of what drafts: as many tokens as the target has, or an eighth of its bytes."""
+    fits = pages * target.layout.page_bytes // KV_SHARE // draft.layout.page_bytes
     most = pages * target.layout.block_tokens // BLOCK_TOKENS
-    return DraftModel(runner, max(LEAST_PAGES, min(most, fits)))
+    return max(LEAST_PAGES, min(most, fits))
 
 
 def _require_same_text(draft: str, target: str) -> None:

@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 import random
+from pathlib import Path
 
 import pytest
 
 from baton.engine.load import EngineConfig, load_runner
+from baton.engine.plan import internals_of
+from baton.engine.speculate.draft import Speculator
 from baton.engine.speculate.draft_model import DraftModel
 from baton.engine.speculate.drafter import Drafter, Tally
+from baton.engine.speculate.heads.eagle3 import Eagle3
+from baton.engine.speculate.heads.eagle3_layer import Eagle3Layer
+from baton.engine.speculate.heads.files import HeadFiles, Target, packing
+from baton.engine.speculate.heads.medusa import Medusa, read_medusa
+from baton.engine.speculate.lookahead import Lookahead
 from baton.engine.speculate.names import speculators
+from baton.kernels.abi import native
 from tests.decode_worker.test_preemption import (
     DEMO,
     VOCAB,
@@ -24,6 +33,7 @@ from tests.decode_worker.test_preemption import (
     same,
     undisturbed,
 )
+from tests.engine.speculate.heads import published
 from tests.engine.speculate.oracle import Eager, Oracle
 
 
@@ -107,3 +117,44 @@ def test_a_draft_models_drafts_change_no_bit_and_its_own_twin_accepts_them() -> 
     (run := Run(engine, drafter=drafter)).local()
     exactly(run.told(), undisturbed(engine)[0])
     assert drafter.tally.accepted > 0.5 * drafter.tally.verified > 0  # one has an adapter, the twin none
+
+
+def of_the_model(name: str, engine: Engine, directory: Path) -> Speculator:
+    """A speculator that looks inside the model, or runs some of it."""
+    inside, spec = internals_of(engine.runner), engine.runner.spec
+    assert inside is not None
+    if name == "self":
+        return DraftModel(inside.shallow(3), 256)
+    target, pack = Target(inside.hidden, spec.vocab_size, inside.layers), packing("float32", "none")
+    if name == "medusa":
+        published.medusa(directory, inside.hidden, spec.vocab_size)
+        found: Medusa | Eagle3 = Medusa(read_medusa(str(directory), target, pack), inside.layers)
+    else:
+        published.eagle3(directory, inside.hidden, spec.vocab_size)
+        found = Eagle3(Eagle3Layer(HeadFiles(str(directory)), target, inside.embeddings, pack), spec.vocab_size)
+    inside.tap(found.layers, found.every_row)
+    return found
+
+
+@pytest.mark.skipif(native.library() is None, reason="no native kernels here")
+@pytest.mark.parametrize("name", ["self", "medusa", "eagle3"])
+def test_what_the_models_own_inside_drafts_changes_no_bit(name: str, tmp_path: Path) -> None:
+    engine = real()
+    whole, _ = undisturbed(engine)
+    drafter = Eager(of_the_model(name, engine, tmp_path), most=3)
+    (run := Run(engine, drafter=drafter)).local(9, 11)  # preempted on the way, so that states have gaps
+    same(run.told(), whole, name)
+    if (inside := internals_of(engine.runner)) is not None:
+        inside.tap((), False)
+    assert drafter.tally.verified > 50
+    assert name != "self" or drafter.tally.accepted > 0
+    for speculator in drafter._speculators:
+        assert not speculator._known if hasattr(speculator, "_known") else not speculator._seen
+
+
+def test_jacobi_iterations_change_no_bit() -> None:
+    engine = paced()
+    drafter = Eager(Lookahead(), most=5)
+    (run := Run(engine, drafter=drafter)).local(9)
+    same(run.told(), undisturbed(engine)[0], "lookahead")
+    assert drafter.tally.verified > 100

@@ -57,7 +57,8 @@ class WorkerConfig(Section):
     )
     speculation: str = Field(
         default="none",
-        description="drafts of tokens: none, auto, prompt_lookup, suffix, draft:MODEL, or several joined by +",
+        description="drafts of tokens: none, auto, prompt_lookup, suffix, lookahead, self, self:LAYERS, "
+        "draft:MODEL, medusa:PATH, eagle3:PATH, or several joined by +",
     )
     stall_s: float = Field(
         default=10.0,

@@ -23,7 +23,7 @@ from baton.engine.checks import check_request
 from baton.engine.handlers import Table
 from baton.engine.isolate import StepOutcome
 from baton.engine.plan import SampledToken, SequenceStep, mirror_of
-from baton.engine.speculate.draft import accepted
+from baton.engine.speculate.draft import States, accepted
 from baton.engine.speculate.drafter import Drafter
 from baton.engine.step_loop import IDLE_WAIT_S, EngineParts, StepLoop, note
 from baton.kv.layout.page import sliding_window
@@ -255,17 +255,29 @@ class DecodeLoop(StepLoop):
         job.sequence.pool(item.start, job.sequence.computed, outcome.pooled.get(item.seq))
         chosen = outcome.sampled.get(item.seq, ())
         if item.verify:
-            self._take_verified(item, job, chosen)
-        elif chosen:
+            self._take_verified(item, job, chosen, outcome.states.get(item.seq))
+            return
+        self._show(item, job, outcome.states.get(item.seq))
+        if chosen:
             self._take(item.seq, chosen)
 
-    def _take_verified(self, item: SequenceStep, job: DecodeJob, chosen: tuple[SampledToken, ...]) -> None:
+    def _show(self, item: SequenceStep, job: DecodeJob, states: States | None, rejected: int = 0) -> None:
+        """Lets drafts be made of the model's states, without those of ``rejected`` drafts."""
+        if self.drafter is not None and states is not None and len(states) > rejected:
+            first = item.start + len(item.tokens) - len(states)
+            self.drafter.saw(job.sequence, first, states[: len(states) - rejected])
+
+    def _take_verified(
+        self, item: SequenceStep, job: DecodeJob, chosen: tuple[SampledToken, ...], states: States | None
+    ) -> None:
         """Drafts stand while they are what the model chose; the choice behind them is the model's own."""
         draft, drafts = self.scheduler.drafts[item.seq], len(chosen) - 1
-        stood = accepted(draft.tokens, [one.token_id for one in chosen[:-1]])
+        ids = [one.token_id for one in chosen]
+        stood = accepted(draft.tokens, ids[:-1])
         if self.drafter is not None and drafts:
-            self.drafter.judge(item.seq, draft, stood)
+            self.drafter.judge(job.sequence, draft, stood, ids)
             self.log.note_accepted(stood)
+            self._show(item, job, states, drafts - stood)
         self._take(item.seq, chosen[: stood + 1], drafts)
         if item.seq in self.requests:
             job.give_back()

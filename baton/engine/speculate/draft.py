@@ -10,10 +10,14 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
+import numpy as np
+from numpy.typing import NDArray
+
 from baton.protos.nouns import EngineRequest
 
 GRADES = 8
 MOST_DRAFTS = 16  # of one sequence in one step, as kernels/speculative_accept looks at
+States = NDArray[np.float32]
 
 
 class Text(Protocol):
@@ -65,6 +69,14 @@ class Speculator(ABC):
         """Forgets a sequence that ended, or learns from it."""
 
 
+class LearningSpeculator(Speculator):
+    """Drafts from what the model chose in earlier steps, behind rejected drafts too."""
+
+    @abstractmethod
+    def verified(self, text: Text, draft: Sequence[int], chosen: Sequence[int]) -> None:
+        """Reports a step, before its tokens join ``text``: ``chosen[i]`` follows ``text`` and ``draft[:i]``."""
+
+
 class BatchSpeculator(Speculator):
     """Works on all sequences at once. ``round_s``: seconds that one more token of each takes, so far."""
 
@@ -73,6 +85,21 @@ class BatchSpeculator(Speculator):
     @abstractmethod
     def prepare(self, texts: Sequence[Text], budget: int) -> None:
         """Says whom ``propose`` will be asked for next, and for how many tokens."""
+
+
+class StateSpeculator(BatchSpeculator):
+    """Drafts from the target's hidden states: those before ``layers``, side by side in a row of each position.
+
+    A layer's number behind the last one means the states that the head reads. ``every_row``: it wants the rows of
+    prompts as well; else those that choose a token.
+    """
+
+    layers: tuple[int, ...] = ()
+    every_row = False
+
+    @abstractmethod
+    def saw(self, text: Text, first: int, states: States) -> None:
+        """Takes the states of positions ``first``, ``first`` + 1, … of ``text``, none of a rejected draft."""
 
 
 def graded(length: int) -> int:

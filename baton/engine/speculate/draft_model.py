@@ -27,12 +27,12 @@ log = logging.getLogger("baton.engine")
 
 
 class DraftModel(BatchSpeculator):
-    """``runner`` is the draft model's, on ``pages`` pages of its own."""
+    """``runner`` is the draft model's, on ``pages`` pages of its own; ``name`` is its drafts' source."""
 
-    name = NAME
-
-    def __init__(self, runner: Runner, pages: int, clock: Callable[[], float] = time.perf_counter) -> None:
-        self._runner, self._clock = runner, clock
+    def __init__(
+        self, runner: Runner, pages: int, clock: Callable[[], float] = time.perf_counter, name: str = NAME
+    ) -> None:
+        self._runner, self._clock, self.name = runner, clock, name
         self._memory = bytearray(pages * runner.spec.layout.page_bytes)
         runner.bind(memoryview(self._memory), pages)
         self._free = list(range(pages))
@@ -49,7 +49,7 @@ class DraftModel(BatchSpeculator):
     def propose(self, text: Text, budget: int) -> Draft | None:
         """What ``prepare`` drafted."""
         drafted = self._drafts.get(text.seq, [])[:budget]
-        return Draft(drafted, NAME, 0) if drafted else None
+        return Draft(drafted, self.name, 0) if drafted else None
 
     def end(self, text: Text) -> None:
         """Gives the text's pages back."""
@@ -106,7 +106,7 @@ class _Known:
         self.pages: list[int] = []
         self._kv: list[int] = []  # tokens whose KV is there, drafted ones included
         self._ahead: list[int] = []  # tokens of the present draft
-        self._sampling = _plain(text.request.sampling)
+        self._sampling = plain_sampling(text.request.sampling)
 
     def follow(self) -> None:
         """The text has grown: what was drafted otherwise is forgotten."""
@@ -136,8 +136,8 @@ class _Known:
             self._ahead.append(drafted)
 
 
-def _plain(sampling: Sampling) -> Sampling:
-    """How the draft model chooses: as the request asks, without what looks at other tokens."""
+def plain_sampling(sampling: Sampling) -> Sampling:
+    """Returns how drafts are chosen: as the request asks, without what looks at other tokens."""
     return msgspec.structs.replace(
         sampling,
         presence_penalty=0.0,

@@ -12,7 +12,16 @@ from typing import NamedTuple, Protocol
 from baton.engine.speculate.asking import Asking
 from baton.engine.speculate.chances import Chances, expected
 from baton.engine.speculate.depth import best_depths
-from baton.engine.speculate.draft import MOST_DRAFTS, BatchSpeculator, Draft, Speculator, Text
+from baton.engine.speculate.draft import (
+    MOST_DRAFTS,
+    BatchSpeculator,
+    Draft,
+    LearningSpeculator,
+    Speculator,
+    States,
+    StateSpeculator,
+    Text,
+)
 from baton.engine.speculate.probe import Probe
 from baton.engine.speculate.row_cost import RowCost, Vector
 
@@ -50,6 +59,8 @@ class Drafter:
     def __init__(self, speculators: Sequence[Speculator], clock: Callable[[], float] = time.perf_counter) -> None:
         self.tally = Tally()
         self._speculators, self._clock = speculators, clock
+        self._learning = [one for one in speculators if isinstance(one, LearningSpeculator)]
+        self._seeing = [one for one in speculators if isinstance(one, StateSpeculator)]
         self._chances, self._costs = Chances(), RowCost()
         self._asking, self._probe = Asking(), Probe()
         self._prompt_token_s = 0.0
@@ -87,8 +98,23 @@ class Drafter:
             each = max(0.0, seconds - alone) / prompt_tokens
             self._prompt_token_s += PROMPT_NEW * (each - self._prompt_token_s)
 
-    def judge(self, seq: int, draft: Draft, accepted: int) -> None:
-        """The target accepted the first ``accepted`` of the draft's tokens, all of which were verified."""
+    def saw(self, text: Text, first: int, states: States) -> None:
+        """Takes the target's states of positions ``first``, ``first`` + 1, …, none of a rejected draft."""
+        if text.request.sampling.max_drafts == 0:
+            return
+        began = self._clock()
+        for speculator in self._seeing:
+            speculator.saw(text, first, states)
+        self.tally = self.tally._replace(seconds=self.tally.seconds + self._clock() - began)
+
+    def judge(self, text: Text, draft: Draft, accepted: int, chosen: Sequence[int] = ()) -> None:
+        """The target accepted the first ``accepted`` of the draft's tokens, all of which were verified.
+
+        ``chosen[i]`` is its token behind ``text`` and the first i drafts.
+        """
+        seq = text.seq
+        for speculator in self._learning:
+            speculator.verified(text, draft.tokens, chosen)
         self._chances.judge(seq, draft, accepted)
         self._asking.brought(seq, accepted)
         if self._probed == seq:

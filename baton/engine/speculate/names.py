@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from baton.engine.speculate import draft_model, prompt_lookup, suffix
+from baton.engine.speculate import lookahead, prompt_lookup, suffix
 from baton.engine.speculate.draft import Speculator
 from baton.protos.errors import ConfigError
 
@@ -17,8 +17,12 @@ NONE, AUTO = "none", "auto"
 SPECULATORS: dict[str, Callable[[tuple[str, ...]], Speculator]] = {
     prompt_lookup.NAME: lambda beside: prompt_lookup.PromptLookup(),
     suffix.NAME: lambda beside: suffix.Suffix(own=prompt_lookup.NAME not in beside),
+    lookahead.NAME: lambda beside: lookahead.Lookahead(),
 }
-DRAFT = f"{draft_model.NAME}:"  # a model's directory or hub id follows
+# What is made of a model or of its weights. Behind a colon follows a directory or a hub id.
+DRAFT, MEDUSA, EAGLE3 = "draft:", "medusa:", "eagle3:"
+SELF = "self"  # how many layers may follow, "self:8"
+OF_FILES = (DRAFT, MEDUSA, EAGLE3)
 AUTO_NAMES = (prompt_lookup.NAME, suffix.NAME)  # what needs no second model
 
 
@@ -29,32 +33,45 @@ def speculator_names(asked: str) -> tuple[str, ...]:
     parts = asked.split("+")
     names = [name for part in parts for name in (AUTO_NAMES if part == AUTO else (part,))]
     for name in names:
-        if name not in SPECULATORS and (not name.startswith(DRAFT) or name == DRAFT):
-            choices = ", ".join((NONE, AUTO, *SPECULATORS, f"{DRAFT}MODEL"))
+        if name not in SPECULATORS and not _is_made_of_a_model(name):
+            choices = ", ".join((NONE, AUTO, *SPECULATORS, SELF, f"{DRAFT}MODEL", f"{MEDUSA}PATH", f"{EAGLE3}PATH"))
             text = f"speculation {name!r} isn't known; choose from {choices}, or join several by +"
             raise ConfigError(text, "speculation")
     return tuple(dict.fromkeys(names))
 
 
+def self_layers(name: str) -> int | None:
+    """Returns the layers that "self:N" names, 0 where it names none; None for another name."""
+    head, _, count = name.partition(":")
+    if head != SELF or (count and not count.isdigit()):
+        return None
+    return int(count or 0)
+
+
+def _is_made_of_a_model(name: str) -> bool:
+    return self_layers(name) is not None or any(name.startswith(of) and name != of for of in OF_FILES)
+
+
 def placed(asked: str) -> str:
-    """Returns ``asked`` with draft models' directories whole, as a process elsewhere needs them."""
+    """Returns ``asked`` with whole directories, as a process elsewhere needs them."""
     return "+".join(_placed(name) for name in speculator_names(asked)) or NONE
 
 
 def _placed(name: str) -> str:
-    path = Path(name.removeprefix(DRAFT)).expanduser()
-    return f"{DRAFT}{path.resolve()}" if name.startswith(DRAFT) and path.is_dir() else name
+    of = next((of for of in OF_FILES if name.startswith(of)), "")
+    path = Path(name.removeprefix(of)).expanduser()
+    return f"{of}{path.resolve()}" if of and path.is_dir() else name
 
 
 def speculators(asked: str, load: Callable[[str], Speculator] | None = None) -> tuple[Speculator, ...]:
-    """Makes the speculators that ``asked`` names; none for "none". ``load`` makes that of a draft model's name."""
+    """Makes the speculators that ``asked`` names; none for "none". ``load`` makes those that need a model."""
     names = speculator_names(asked)
     return tuple(_made(name, names, load) for name in names)
 
 
 def _made(name: str, names: tuple[str, ...], load: Callable[[str], Speculator] | None) -> Speculator:
-    if not name.startswith(DRAFT):
+    if name in SPECULATORS:
         return SPECULATORS[name](names)
     if load is None:
-        raise ConfigError(f"speculation {name}: no draft model can be loaded here", "speculation")
-    return load(name.removeprefix(DRAFT))
+        raise ConfigError(f"speculation {name}: no model can be loaded here", "speculation")
+    return load(name)

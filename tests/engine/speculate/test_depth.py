@@ -163,7 +163,7 @@ def driven(sequences: int, chance: float, steps: int, seed: int = 0) -> tuple[fl
         drafter.observe(rows, 0, took)
         for seq, draft in drafts.items():
             stood = next((at for at in range(len(draft.tokens)) if rng.random() >= chance), len(draft.tokens))
-            drafter.judge(seq, draft, stood)
+            drafter.judge(texts[seq], draft, stood)
             tokens += stood
         tokens += sequences
         if step >= steps // 2:

@@ -92,10 +92,10 @@ def test_a_draft_model_is_loaded_beside_its_target_or_refused_by_name(tmp_path: 
     target = PacedRunner("a", step_seconds=lambda shape: 0.0, **SHAPE)  # type: ignore[arg-type]
     paced = EngineSpec(device="paced:zero")
     with pytest.raises(ConfigError, match="paced engine"):
-        make_drafter(f"draft:{MODELS / 'demo-draft'}", paced, target.spec, 64)
+        make_drafter(f"draft:{MODELS / 'demo-draft'}", paced, target, 64)
     real = EngineSpec(model=str(MODELS / "demo"), threads=1)
     (tmp_path / "config.json").write_text("{}")
     with pytest.raises(ConfigError, match="isn't that of"):
-        make_drafter(f"draft:{tmp_path}", real, target.spec, 64)
-    assert make_drafter("none", real, target.spec, 64) is None
-    assert isinstance(make_drafter("suffix", paced, target.spec, 64), Drafter)
+        make_drafter(f"draft:{tmp_path}", real, target, 64)
+    assert make_drafter("none", real, target, 64) is None
+    assert isinstance(make_drafter("suffix", paced, target, 64), Drafter)

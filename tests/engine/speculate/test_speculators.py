@@ -8,14 +8,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from baton.engine.speculate import prompt_lookup, suffix
 from baton.engine.speculate.corpus import Corpus
 from baton.engine.speculate.draft import GRADES, Speculator, accepted, graded
-from baton.engine.speculate.names import AUTO, NONE, SPECULATORS, speculator_names, speculators
+from baton.engine.speculate.names import AUTO, NONE, speculator_names, speculators
 from baton.engine.speculate.pairs import PairIndex
 from baton.engine.speculate.prompt_lookup import PromptLookup
 from baton.engine.speculate.suffix import Suffix
 from baton.protos.errors import ConfigError
 from tests.engine.speculate.texts import Written
+
+LOOK_UPS = (prompt_lookup.NAME, suffix.NAME)
 
 
 def settled(speculator: Speculator, text: Written, budget: int = 4) -> list[int]:
@@ -25,32 +28,32 @@ def settled(speculator: Speculator, text: Written, budget: int = 4) -> list[int]
     return list(draft.tokens) if draft else []
 
 
-@pytest.mark.parametrize("name", SPECULATORS)
+@pytest.mark.parametrize("name", LOOK_UPS)
 def test_what_followed_the_last_tokens_is_proposed(name: str) -> None:
     (speculator,) = speculators(name)
     assert settled(speculator, Written(1, [5, 6, 7, 8, 9, 1, 2, 5, 6])) == [7, 8, 9, 1]
 
 
-@pytest.mark.parametrize("name", SPECULATORS)
+@pytest.mark.parametrize("name", LOOK_UPS)
 def test_the_longest_match_wins(name: str) -> None:
     (speculator,) = speculators(name)
     assert settled(speculator, Written(1, [1, 2, 3, 4, 9, 2, 3, 5, 1, 2, 3]), 1) == [4]
 
 
-@pytest.mark.parametrize("name", SPECULATORS)
+@pytest.mark.parametrize("name", LOOK_UPS)
 def test_a_text_that_repeats_itself_goes_on_repeating(name: str) -> None:
     (speculator,) = speculators(name)
     assert settled(speculator, Written(1, [9, 1, 2, 3, 1, 2, 3, 1, 2]), 7) == [3, 1, 2, 3, 1, 2, 3]
 
 
-@pytest.mark.parametrize("name", SPECULATORS)
+@pytest.mark.parametrize("name", LOOK_UPS)
 def test_nothing_is_proposed_for_what_is_new(name: str) -> None:
     (speculator,) = speculators(name)
     assert settled(speculator, Written(1, list(range(40)))) == []
     assert settled(speculator, Written(2, [3])) == []
 
 
-@pytest.mark.parametrize("name", SPECULATORS)
+@pytest.mark.parametrize("name", LOOK_UPS)
 def test_a_text_half_way_is_seen_as_one_known_from_its_start(name: str) -> None:
     rng = random.Random(4)
     tokens = rng.choices(range(6), k=700)

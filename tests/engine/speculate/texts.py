@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+import msgspec
+
 from baton.protos.nouns import EngineRequest, Sampling
 
 
@@ -27,3 +29,10 @@ class Written:
     @property
     def outputs(self) -> int:
         return len(self.tokens) - self.prompt
+
+
+def greedy(seq: int, tokens: list[int]) -> Written:
+    """A text whose likeliest tokens are wanted."""
+    text = Written(seq, tokens)
+    text.request = msgspec.structs.replace(text.request, sampling=Sampling(temperature=0.0))
+    return text

@@ -33,10 +33,13 @@ class NativeProgram:
     """Owns what the C structs point at. ``ops`` are the program's, in order.
 
     ``foreign`` has the numbers of those that the native step doesn't know: torch computes them over the registers.
+    Weights that ``like`` has are shared with it: it is another program over the same model.
     """
 
-    def __init__(self, program: Program, weights: Weights, keep: bool = False) -> None:
-        self.program = program
+    def __init__(
+        self, program: Program, weights: Weights, keep: bool = False, like: NativeProgram | None = None
+    ) -> None:
+        self.program, self._like = program, like
         self.ops = program.ops
         self.rope = RopeTables(program.ropes, program.rotated, program.max_position)
         self.registers: dict[str, int] = {}
@@ -108,6 +111,9 @@ class NativeProgram:
         """Address of a vector as float32."""
         if name is None:
             return None
+        if self._like is not None:
+            self.vectors[name] = self._like.vectors[name]
+            return self._place(self.vectors[name])
         weight = self._weights[name]
         assert isinstance(weight, Tensor)
         vector = weight.float().contiguous()
@@ -115,6 +121,8 @@ class NativeProgram:
         return self._place(vector)
 
     def _matrix(self, name: str) -> PackedWeight:
+        if self._like is not None:
+            self._packed[name] = self._like.matrix(name)
         if name not in self._packed:
             weight = self._weights[name]
             if isinstance(weight, Tensor):
@@ -144,7 +152,7 @@ class NativeProgram:
         return ctypes.addressof(struct)
 
     def _embed(self, op: p.Embedding) -> structs.Op:
-        table = self._weights[op.weight]
+        table = self._weights[op.weight] if self._like is None else self._like.tables[op.weight]
         if isinstance(table, PackedWeight):
             table = table.dequantized(torch.bfloat16)
         self.tables[op.weight] = table = table.contiguous()
@@ -249,8 +257,11 @@ class NativeProgram:
         )
 
     def _moe(self, op: p.Moe) -> structs.Op:
-        gate_up, down = self._weights[op.gate_up], self._weights[op.down]
-        layer = experts_of(gate_up, down, op.experts, op.chosen, op.renormalise)
+        if self._like is not None:
+            layer = self._like.experts[op.gate_up]
+        else:
+            gate_up, down = self._weights[op.gate_up], self._weights[op.down]
+            layer = experts_of(gate_up, down, op.experts, op.chosen, op.renormalise)
         plain = self._place_experts(op.gate_up, layer)
         return structs.Op(
             kind=structs.MOE if op.gate is None else structs.BIASED_MOE,

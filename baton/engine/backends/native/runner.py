@@ -17,13 +17,14 @@ from torch import Tensor
 from baton.engine.adapters.base import AdapterBase
 from baton.engine.backends.native.adapters import NativeAdapters
 from baton.engine.backends.native.batch import NativeBatch
+from baton.engine.backends.native.internals import NativeInternals
 from baton.engine.backends.native.program import NativeProgram, Weights
 from baton.engine.backends.native.step_check import StepCheck
 from baton.engine.backends.native.step_ops import StepOps
 from baton.engine.backends.native.step_runner import StepRunner
 from baton.engine.backends.span_ops import SpanOps
 from baton.engine.backends.spans import StepSpans, spans_of
-from baton.engine.plan import ModelSpec, StepPlan
+from baton.engine.plan import ModelSpec, StepPlan, StepResult
 from baton.engine.program.program import Program
 from baton.engine.program.sites import head_site
 from baton.kernels.step import structs
@@ -36,7 +37,8 @@ class NativeRunner(StepRunner):
     """Implements ``Runner`` on a CPU. Its ops share the process's pool of threads.
 
     ``native_step`` stands in for the library's own function of that name, for what measures it or tries another.
-    ``adapters`` says what adapters must fit, where the program is adaptable.
+    ``adapters`` says what adapters must fit, where the program is adaptable. ``like`` is a compiled program whose
+    weights this one shares.
     """
 
     def __init__(
@@ -50,8 +52,9 @@ class NativeRunner(StepRunner):
         work: EngineWork | None = None,
         native_step: NativeStep | None = None,
         adapters: AdapterBase | None = None,
+        like: NativeProgram | None = None,
     ) -> None:
-        super().__init__(spec, NativeProgram(program, weights, keep=check), clock, work)
+        super().__init__(spec, NativeProgram(program, weights, keep=check, like=like), clock, work)
         made = None if adapters is None else NativeAdapters(adapters, head_site(program) + 1, self._program.lora)
         self.adapters = made
         self._run = native_step or structs.run_step()
@@ -62,12 +65,20 @@ class NativeRunner(StepRunner):
         span_ops = SpanOps(program, weights, spec.layout) if self._program.foreign else None
         self._foreign = {at: span_ops.bind(program.ops[at]) for at in self._program.foreign} if span_ops else {}
         self._stretches = tuple(_stretches(len(program.ops), self._program.foreign))
+        self.internals = NativeInternals(spec, self._program, self._shallow)
 
     def bind(self, buffer: memoryview, pages: int) -> None:
         """Uses ``buffer`` as the KV pages, laid out as ``spec.layout`` says."""
         size = self.spec.layout.page_bytes
         self._memory = torch.frombuffer(buffer, dtype=torch.uint8, count=pages * size).view(pages, size)
         self._pages = pages
+
+    def run(self, plan: StepPlan) -> StepResult:
+        """Computes a step. Raises for the whole step and may be repeated: what it wrote, it writes again."""
+        return self.internals.with_states(super().run(plan), plan)
+
+    def _shallow(self, program: Program, spec: ModelSpec) -> NativeRunner:
+        return NativeRunner(spec, program, {}, self._clock, like=self._program)
 
     def _compute(self, plan: StepPlan, batch: NativeBatch) -> None:
         self._reach(batch.reach)
@@ -80,9 +91,10 @@ class NativeRunner(StepRunner):
         step.turns, step.pages, step.arena = (t.data_ptr() for t in (self._turns, self._memory, self._arena))
         spans = StepSpans(spans_of(plan), self._memory) if self._foreign else None
         if self._check is None and self._ops is None:
-            for begin, end in self._stretches:
+            for begin, end in self.internals.stretches(self._stretches):
                 if spans is None or not self._run_foreign(begin, batch, spans):
                     self._run(self._program.address, ctypes.byref(step), begin, end)
+                self.internals.passed(end, self._arena, batch.rows)
             if spans is not None:
                 spans.finish()
             return
@@ -93,6 +105,7 @@ class NativeRunner(StepRunner):
             with nullcontext() if self._check is None else self._check.op(at, *state):
                 if self._ops is None or not self._ops.run(at, *state):
                     self._run(self._program.address, ctypes.byref(step), at, at + 1)
+            self.internals.passed(at + 1, self._arena, batch.rows)
         if spans is not None:
             spans.finish()
 

@@ -1,0 +1,98 @@
+"""Reads the files of heads that were trained beside a model: config.json and safetensors, as they are published.
+
+Knows nothing of what the tensors mean. What only unpickling could read is refused by name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from baton.engine.checkpoints.hub import locate
+from baton.engine.program.config import ModelConfig
+from baton.kernels.linear.packed import PackedWeight, pack_bf16, quantize
+from baton.protos.errors import CheckpointError
+
+INT4_GROUP = 32  # inputs that share a scale, as the engine's own int4 has them
+Matrix = Tensor | PackedWeight
+Packing = Callable[[Tensor], Matrix]
+
+
+class Target(NamedTuple):
+    """Says what heads must fit: the model's hidden size, its vocabulary and its number of layers."""
+
+    hidden: int
+    vocab: int
+    layers: int
+
+
+class HeadFiles:
+    """Holds one directory's config and tensors. Raises CheckpointError for what can't be read."""
+
+    def __init__(self, model: str) -> None:
+        self.directory = locate(model)
+        self.config = ModelConfig.read(self.directory)
+        self._at = {name: file for path in _tensor_files(self.directory) for file, name in _names(path)}
+
+    @property
+    def names(self) -> Iterable[str]:
+        """Returns every tensor's name."""
+        return self._at.keys()
+
+    def first_of(self, *names: str) -> str:
+        """Returns the first name that is there. Raises CheckpointError naming the first where none is."""
+        found = next((name for name in names if name in self._at), None)
+        if found is None:
+            raise self.error(names[0], "is missing")
+        return found
+
+    def floats(self, name: str, *shape: int) -> Tensor:
+        """Returns a tensor as float32. Raises CheckpointError where it is missing or has another shape."""
+        found = self.tensor(name)
+        if tuple(found.shape) != shape or not found.dtype.is_floating_point:
+            raise self.error(name, f"is {found.dtype} {tuple(found.shape)}; floats of shape {shape} are needed")
+        return found.float()
+
+    def tensor(self, name: str) -> Tensor:
+        """Returns a tensor as it is stored. Raises CheckpointError where it is missing."""
+        if name not in self._at:
+            raise self.error(name, "is missing")
+        with safe_open(str(self._at[name]), framework="pt", device="cpu") as file:
+            return file.get_tensor(name)
+
+    def error(self, name: str, problem: str) -> CheckpointError:
+        """Returns an error about one tensor."""
+        return CheckpointError(f"{self.directory}: tensor {name} {problem}", "speculation")
+
+
+def packing(dtype: str, quantization: str) -> Packing:
+    """Returns how matrices are kept: as the target's own weights are."""
+    if quantization == "int8":
+        return lambda weight: quantize(weight, 8, 0)
+    if quantization == "int4":
+        return lambda weight: quantize(weight, 4, INT4_GROUP)
+    if dtype == "bfloat16":
+        return lambda weight: pack_bf16(weight.to(torch.bfloat16))
+    return lambda weight: weight
+
+
+def _tensor_files(directory: Path) -> list[Path]:
+    found = sorted(directory.glob("*.safetensors"))
+    if not found:
+        pickled = ", ".join(sorted(p.name for p in directory.iterdir() if p.suffix in (".pt", ".bin", ".pth")))
+        why = f"; {pickled} would have to be unpickled: convert it to safetensors" if pickled else ""
+        raise CheckpointError(f"{directory} holds no *.safetensors{why}", "speculation")
+    return found
+
+
+def _names(path: Path) -> list[tuple[Path, str]]:
+    try:
+        with safe_open(str(path), framework="pt", device="cpu") as file:
+            return [(path, name) for name in file.keys()]  # noqa: SIM118  # it is no mapping
+    except (SafetensorError, OSError) as error:
+        raise CheckpointError(f"{path} is damaged or truncated: {error}", "speculation") from error

@@ -1,0 +1,116 @@
+"""Drafts by Medusa heads: each guesses one place further ahead from the target's last hidden state.
+
+Knows nothing of runners or pages. Published checkpoints are read as they are: ``medusa_lm_head.safetensors`` with
+``{head}.{block}.linear`` and ``{head}.{blocks}`` (FasterDecoding's and TGI's names), or
+``blocks.{head}.layers.{block}`` and ``lm_heads.{head}`` (vLLM's).
+Source: "Medusa" (https://arxiv.org/abs/2401.10774), whose trees of guesses are
+not made here: the likeliest of each head is a chain.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from baton.engine.speculate.draft import MOST_DRAFTS, Draft, States, StateSpeculator, Text
+from baton.engine.speculate.heads.draws import drawn, grades
+from baton.engine.speculate.heads.files import HeadFiles, Matrix, Packing, Target
+from baton.kernels.linear.cpu import linear
+from baton.protos.errors import ConfigError
+
+NAME = "medusa"
+PREFIXES = ("", "medusa_head.", "medusa_heads.")  # that published files put before a tensor's name
+
+
+class MedusaHead(NamedTuple):
+    """Holds one head: residual blocks (matrix, bias), then the matrix to the vocabulary."""
+
+    blocks: tuple[tuple[Matrix, Tensor], ...]
+    out: Matrix
+
+    def logits(self, states: Tensor) -> Tensor:
+        """Returns (rows, vocab) float32 of the target's normed hidden states (rows, hidden)."""
+        x = states
+        for weight, bias in self.blocks:
+            x = x + F.silu(linear(x, weight, bias))
+        return linear(x, self.out)
+
+
+class Medusa(StateSpeculator):
+    """Implements ``StateSpeculator``: it looks at the rows that choose a token, behind all layers."""
+
+    name = NAME
+    every_row = False
+
+    def __init__(self, heads: Sequence[MedusaHead], layers: int) -> None:
+        self._heads, self.layers = tuple(heads[:MOST_DRAFTS]), (layers,)
+        self._seen: dict[int, tuple[int, Tensor]] = {}
+        self._drafts: dict[int, Draft] = {}
+
+    def saw(self, text: Text, first: int, states: States) -> None:
+        """Keeps the state of the last position."""
+        self._seen[text.seq] = first + len(states) - 1, torch.from_numpy(states[-1].copy())
+
+    def prepare(self, texts: Sequence[Text], budget: int) -> None:
+        """Drafts ``budget`` tokens of each text whose last state is known; a head for each token."""
+        ready = [text for text in texts if self._is_current(text)]
+        self._drafts = {}
+        if not ready:
+            return
+        with torch.inference_mode():
+            states = torch.stack([self._seen[text.seq][1] for text in ready])
+            logits = [head.logits(states) for head in self._heads[:budget]]
+            columns = [drawn(found, ready, ahead) for ahead, found in enumerate(logits)]
+            ranks = grades(logits[0])
+        for row, text in enumerate(ready):
+            self._drafts[text.seq] = Draft([column[row] for column in columns], NAME, ranks[row])
+
+    def propose(self, text: Text, budget: int) -> Draft | None:
+        """Returns what ``prepare`` drafted."""
+        found = self._drafts.get(text.seq)
+        return None if found is None else found._replace(tokens=found.tokens[:budget])
+
+    def end(self, text: Text) -> None:
+        """Forgets the text's state."""
+        self._seen.pop(text.seq, None)
+
+    def _is_current(self, text: Text) -> bool:
+        """Whether the state is that of the token before the last, which chose the last."""
+        seen = self._seen.get(text.seq)
+        return seen is not None and seen[0] == len(text.tokens) - 2
+
+
+def read_medusa(model: str, target: Target, pack: Packing) -> list[MedusaHead]:
+    """Returns the heads of a published checkpoint. Raises CheckpointError, and ConfigError where they are another
+    model's.
+    """
+    files = HeadFiles(model)
+    count, depth = files.config.size("medusa_num_heads", 5), files.config.count("medusa_num_layers", 1)
+    return [_head(files, head, depth, target, pack) for head in range(count)]
+
+
+def _head(files: HeadFiles, head: int, depth: int, target: Target, pack: Packing) -> MedusaHead:
+    out = files.tensor(files.first_of(*_named(f"{head}.{depth}.weight"), *_named(f"lm_heads.{head}.weight")))
+    if tuple(out.shape) != (target.vocab, target.hidden):
+        text = (
+            f"speculation medusa:{files.directory}: its heads are for {out.shape[-1]} numbers and {out.shape[0]} "
+            f"tokens, the model has {target.hidden} and {target.vocab}"
+        )
+        raise ConfigError(f"{text}; take heads that were trained beside this model", "speculation")
+    return MedusaHead(tuple(_block(files, head, at, target, pack) for at in range(depth)), pack(out.float()))
+
+
+def _block(files: HeadFiles, head: int, at: int, target: Target, pack: Packing) -> tuple[Matrix, Tensor]:
+    published = _named(f"{head}.{at}.linear.weight")
+    name = files.first_of(*published, *_named(f"blocks.{head}.layers.{at}.weight"))
+    weight = files.floats(name, target.hidden, target.hidden)
+    bias = name.removesuffix("weight") + "bias"
+    return pack(weight), files.floats(bias, target.hidden) if bias in files.names else torch.zeros(target.hidden)
+
+
+def _named(name: str) -> Iterable[str]:
+    return tuple(prefix + name for prefix in PREFIXES)
