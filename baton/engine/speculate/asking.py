@@ -60,5 +60,5 @@ class Asking:
         return found
 
     def end(self, seq: int) -> None:
-        """Forgets a sequence."""
+        """Forgets what calls for the sequence ``seq`` brought."""
         self._brings.pop(seq, None)

@@ -92,7 +92,7 @@ class Chances:
         self._own.setdefault(seq, {}).setdefault(kind, _Counts(OWN_KEEP)).judge(drafted, accepted)
 
     def end(self, seq: int) -> None:
-        """Forgets a sequence."""
+        """Forgets the judgements of the sequence ``seq``."""
         self._own.pop(seq, None)
 
 

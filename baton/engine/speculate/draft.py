@@ -25,19 +25,19 @@ class Text(Protocol):
 
     @property
     def seq(self) -> int:
-        """The sequence's number, unique among those that live."""
+        """Returns the sequence's number, unique among those that live."""
 
     @property
     def request(self) -> EngineRequest:
-        """What was asked for."""
+        """Returns what the client asked for."""
 
     @property
     def tokens(self) -> Sequence[int]:
-        """Every token so far."""
+        """Returns every token so far."""
 
     @property
     def outputs(self) -> int:
-        """Tokens of the answer so far."""
+        """Returns the number of tokens of the answer so far."""
 
 
 class Draft(NamedTuple):
@@ -53,7 +53,7 @@ class Draft(NamedTuple):
 
 
 class Speculator(ABC):
-    """Proposes drafts. Whatever it remembers of a sequence it can rebuild from the sequence's tokens.
+    """Proposes drafts of sequences; whatever it remembers of one it can rebuild from the sequence's tokens.
 
     ``name`` is its drafts' source.
     """

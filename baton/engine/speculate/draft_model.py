@@ -47,7 +47,7 @@ class DraftModel(BatchSpeculator):
             turns = self._step(turns)
 
     def propose(self, text: Text, budget: int) -> Draft | None:
-        """What ``prepare`` drafted."""
+        """Returns what ``prepare`` has drafted for the text."""
         drafted = self._drafts.get(text.seq, [])[:budget]
         return Draft(drafted, self.name, 0) if drafted else None
 

@@ -126,7 +126,7 @@ class Drafter:
         )
 
     def end(self, text: Text) -> None:
-        """A sequence ended."""
+        """Forgets a sequence that ended; speculators may learn from it."""
         self._chances.end(text.seq)
         self._asking.end(text.seq)
         for speculator in self._speculators:

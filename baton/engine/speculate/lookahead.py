@@ -19,7 +19,7 @@ Gram = tuple[int, ...]
 
 
 class Lookahead(LearningSpeculator):
-    """Implements ``LearningSpeculator``."""
+    """Drafts from n-grams of what the model chose behind earlier drafts; implements ``LearningSpeculator``."""
 
     name = NAME
 
@@ -37,7 +37,7 @@ class Lookahead(LearningSpeculator):
         self._known.setdefault(text.seq, _Known()).learn(text.tokens, draft, chosen)
 
     def end(self, text: Text) -> None:
-        """Forgets the text."""
+        """Forgets the text's n-grams and guesses."""
         self._known.pop(text.seq, None)
 
 

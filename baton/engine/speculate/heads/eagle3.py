@@ -64,7 +64,7 @@ class Eagle3(StateSpeculator):
         return None if found is None else found._replace(tokens=found.tokens[:budget])
 
     def end(self, text: Text) -> None:
-        """Forgets the text."""
+        """Forgets the text's states, keys and values."""
         self._known.pop(text.seq, None)
 
     def _read(self, knowns: Sequence[_Known]) -> None:
