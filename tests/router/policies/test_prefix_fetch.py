@@ -81,3 +81,11 @@ def test_cost_may_take_an_idle_worker_that_fetches_over_a_busy_one_that_holds():
     assert decision is not None
     assert decision.taken.prefill == "p0"
     assert decision.taken.terms["read"] < 0.05
+
+
+def test_a_reader_that_has_computed_nothing_yet_waits_for_a_fetch_until_it_stalls():
+    snap = snapshot([worker("p0", "prefill", load=WorkerLoad())], [D0], local_max_tokens=0)
+    ask = RoutingRequest(20_000, 8, {"d0": 1_249})
+    decision = load_policy("least_loaded")(snap, ask)
+    assert decision is not None
+    assert with_fetch(snap, ask, decision).taken.fetch_limit_s >= 2.0

@@ -16,6 +16,7 @@ from baton.protos.nouns import BLOCK_TOKENS
 from baton.router.policies import Candidate, ClusterSnapshot, Option, RoutingDecision, RoutingRequest
 
 LEAST_LIMIT_S = 0.1  # the first fetch from a worker connects first
+UNMEASURED_LIMIT_S = 2.0  # of a reader that has computed nothing: no figure says that computing is quicker
 
 
 class Fetch(NamedTuple):
@@ -52,7 +53,7 @@ def with_fetch(snapshot: ClusterSnapshot, request: RoutingRequest, decision: Rou
         fetch_from=fetch.source.id,
         fetch_address=fetch.source.info.address,
         fetch_blocks=fetch.blocks,
-        fetch_limit_s=max(LEAST_LIMIT_S, fetch.seconds + fetch.saved),
+        fetch_limit_s=max(_least_limit_s(reader), fetch.seconds + fetch.saved),
     )
     options = tuple(taken if o is decision.taken else o for o in decision.options)
     return msgspec.structs.replace(decision, taken=taken, options=options)
@@ -72,6 +73,10 @@ def _fullest(snapshot: ClusterSnapshot, request: RoutingRequest, reader: Candida
         if held > most and worker.id != reader.id and like:
             most, found = held, worker
     return found
+
+
+def _least_limit_s(reader: Candidate) -> float:
+    return LEAST_LIMIT_S if reader.load.step_curve else UNMEASURED_LIMIT_S
 
 
 def _fetch_seconds(reader: Candidate, size: int) -> float:
