@@ -7,8 +7,8 @@ other clients read status and details.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Coroutine
-from typing import Any, NoReturn
+from collections.abc import Collection
+from typing import NoReturn
 
 import grpc
 import grpc.aio
@@ -36,22 +36,6 @@ def heed_cancel() -> None:
     """
     task = asyncio.current_task()
     if task is not None and task.cancelling():
-        raise asyncio.CancelledError
-
-
-async def uninterrupted(cleanup: Coroutine[Any, Any, None]) -> None:
-    """Runs ``cleanup`` to its end even if the caller is cancelled meanwhile, and then raises that cancellation.
-
-    It is meant for what a ``finally`` has to give back, and must be bounded in time itself.
-    """
-    task, cancelled = asyncio.create_task(cleanup), False
-    while not task.done():
-        try:
-            await asyncio.wait([task])
-        except asyncio.CancelledError:
-            cancelled = True
-    task.result()
-    if cancelled:
         raise asyncio.CancelledError
 
 

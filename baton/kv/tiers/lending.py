@@ -11,7 +11,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from baton.kv.tiers.outlasting import outlasted
+from baton.protos.outlasting import outlasted
 
 
 class TakenBack(Exception):

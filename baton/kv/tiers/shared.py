@@ -17,7 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
 from baton.kv.tiers.blobs import BlobStore, name_of, packed, unpacked
-from baton.kv.tiers.outlasting import outlasted
+from baton.protos.outlasting import outlasted
 
 T = TypeVar("T")
 log = logging.getLogger("baton.kv")

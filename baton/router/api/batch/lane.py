@@ -17,7 +17,8 @@ import orjson
 from baton.cluster.batch_nouns import BatchJob, JobClaim, JobClaimLost, StoredFile
 from baton.cluster.batch_store import BatchStore
 from baton.protos.errors import BatonError, QuotaExceeded, StorageFull, Unauthenticated, Unavailable
-from baton.protos.rpc import heed_cancel, settled, uninterrupted
+from baton.protos.outlasting import outlasted
+from baton.protos.rpc import heed_cancel, settled
 from baton.router.access.caller import CALLER, Caller
 from baton.router.access.json import Json
 from baton.router.access.keys import ApiKey
@@ -53,7 +54,7 @@ class BatchLane:
         try:
             yield
         finally:
-            await uninterrupted(_ended([task]))
+            await outlasted(asyncio.create_task(_ended([task])))
 
     async def _run(self) -> None:
         while True:
@@ -87,7 +88,7 @@ class BatchLane:
             tasks += [asyncio.create_task(self._work(held)), asyncio.create_task(self._keep(held))]
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            await uninterrupted(self._stop(tasks, claiming))
+            await outlasted(asyncio.create_task(self._stop(tasks, claiming)))
         for task in tasks:
             if not task.cancelled():
                 task.result()
