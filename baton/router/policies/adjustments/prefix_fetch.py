@@ -45,8 +45,7 @@ def best_fetch(snapshot: ClusterSnapshot, request: RoutingRequest, reader: Candi
 def with_fetch(snapshot: ClusterSnapshot, request: RoutingRequest, decision: RoutingDecision) -> RoutingDecision:
     """Returns ``decision`` with the fetch that its reader should make first, if any."""
     reader = next((p for p in snapshot.prefill if p.id == decision.taken.prefill), None)
-    fetch = None if reader is None else best_fetch(snapshot, request, reader)
-    if fetch is None:
+    if reader is None or (fetch := best_fetch(snapshot, request, reader)) is None:
         return decision
     taken = msgspec.structs.replace(
         decision.taken,
