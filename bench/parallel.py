@@ -4,11 +4,11 @@ one.
 Knows nothing of clusters or checkpoints: weights are random, and the other rank is a fork of this process. Runs go
 turn about, and ratios are within a round.
 
-    python -m bench.parallel [--size 0.5B] [--schemes bf16,int8] [--rounds 7] [--json FILE]
+    python -m bench.parallel [--size 0.5B] [--schemes bf16,int8] [--shares tp,cp,pp] [--rounds 7] [--json FILE]
 
 ``collectives``: all-reduce of 4 KB to 4 MB by two ranks, beside the copies alone that it takes (into a slot, out of
 two): the share of the shared memory's speed that is left of it; and a meeting without data. ``step``: tokens per
-second on two ranks of one thread each, over one rank of two threads. The bits are the same.
+second on two ranks of one thread each, over one rank of two threads and over one of one. The bits are the same.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ import signal
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -35,7 +36,7 @@ from baton.engine.backends.ranks.program import NativeRankProgram
 from baton.engine.backends.ranks.runner import RankRunner
 from baton.engine.checkpoints.weights import dealt
 from baton.engine.plan import ModelSpec, Runner, SampleSpec, SequenceStep, StepPlan
-from baton.engine.program.ranks import Rank, split
+from baton.engine.program.shares import Widths
 from baton.kernels.abi import native
 from baton.kernels.collective.native import Collective, group_at, group_bytes
 from baton.kv.layout.page import layout_for
@@ -47,7 +48,14 @@ BYTES = (4 << 10, 32 << 10, 256 << 10, 1 << 20, 4 << 20)
 SLOT_BYTES = 256 << 10
 RANKS, TARGET = 2, 0.9
 MEETINGS = 2000  # in a measurement
-HELD = 256  # tokens before the step
+HELD = 256  # tokens before a decode
+CHUNK = 512  # tokens of a prompt's step
+BLOCKS = 2048 // BLOCK_TOKENS  # of each sequence
+WORK = {  # what is run, of how many sequences or tokens, and how often
+    "tp": (("decode", 1, 10), ("decode", 8, 5), ("prompt", 256, 1)),
+    "cp": (("decode", 8, 5), ("prompt", 2048, 1)),
+    "pp": (("decode", 8, 5), ("prompt", 2048, 1)),
+}
 GREEDY = Sampling(temperature=0.0)
 
 
@@ -125,7 +133,7 @@ class ForkedFollower:
             self._memory = SharedMemory(os.dup(fd), sizes_for(self._loaded.program, self._loaded.native))
             return
         pages = mmap.mmap(fd, size, mmap.MAP_SHARED)
-        struct = self._memory.struct(self._loaded.native.own, self._loaded.native.is_shared, 0.0)
+        struct = self._memory.struct(self._loaded.native, 0.0)
         struct.pages = ctypes.addressof(ctypes.c_char.from_buffer(pages))
         self._pid = os.fork()
         if self._pid == 0:
@@ -139,63 +147,62 @@ class ForkedFollower:
         os.waitpid(self._pid, 0)
 
 
-def runners(size: str, scheme: str) -> tuple[NativeRunner, RankRunner]:
+def runners(size: str, scheme: str, widths: Widths) -> tuple[NativeRunner, RankRunner]:
     """Returns the same random model on one rank and on two."""
     program, weights, _ = random_weights(size, scheme)
     spec = ModelSpec("random", layout_for("bfloat16", program.groups), CONTEXT, program.vocab_size, ())
     loaded = []
     for index in range(RANKS):
-        rank = Rank(index, RANKS)
-        own = dealt(program, weights, rank)
-        loaded.append(LoadedRank(program, NativeRankProgram(split(program, rank), own), own, "random"))
+        share = partial(widths.share, index=index)
+        own = dealt(program, weights, share)
+        loaded.append(LoadedRank(program, NativeRankProgram(share(program), own), own, "random"))
     native.set_threads(1)
     lead = RankRunner(spec, loaded[0], ForkedFollower(loaded[1]), 0.0)  # type: ignore[arg-type]
     return NativeRunner(spec, program, weights), lead
 
 
-def plan_of(kind: str, count: int) -> StepPlan:
-    """A decode of ``count`` sequences, or a chunk of ``count`` prompt tokens."""
-    blocks = -(-(HELD + 512) // BLOCK_TOKENS)
-    sequences, tokens = (count, 1) if kind == "decode" else (1, count)
-    return StepPlan(
-        tuple(
-            SequenceStep(
-                seq,
-                [7 + at % 1000 for at in range(tokens)],
-                HELD,
-                range(seq * blocks, (seq + 1) * blocks),
-                SampleSpec(GREEDY, 0, HELD + tokens, (), HELD),
-                tokens > 1,
-            )
-            for seq in range(sequences)
-        )
-    )
+def plans_of(kind: str, count: int) -> list[StepPlan]:
+    """Returns a decode of ``count`` sequences, or the chunks of a prompt of ``count`` tokens, in order."""
+    if kind == "decode":
+        return [StepPlan(tuple(_item(seq, HELD, 1) for seq in range(count)))]
+    chunks = (min(CHUNK, count - start) for start in range(0, count, CHUNK))
+    return [StepPlan((_item(0, at * CHUNK, tokens),)) for at, tokens in enumerate(chunks)]
 
 
-def step(size: str, scheme: str, rounds: int) -> list[Row]:
-    """Measures steps of one rank with two threads and of two ranks with one each, turn about."""
-    alone, ranks = runners(size, scheme)
-    memory = PageMemory.create(8 * -(-(HELD + 512) // BLOCK_TOKENS), alone.spec.layout.page_bytes)
+def _item(seq: int, start: int, tokens: int) -> SequenceStep:
+    pages = range(seq * BLOCKS, (seq + 1) * BLOCKS)
+    choice = SampleSpec(GREEDY, 0, start + tokens, (), start)
+    return SequenceStep(seq, [7 + at % 1000 for at in range(tokens)], start, pages, choice, tokens > 1)
+
+
+def step(size: str, scheme: str, kind: str, rounds: int) -> list[Row]:
+    """Measures one rank with two threads and with one, and two ranks with one each, turn about."""
+    alone, ranks = runners(size, scheme, Widths(**{kind: RANKS}))
+    memory = PageMemory.create(8 * BLOCKS, alone.spec.layout.page_bytes)
     for runner in (alone, ranks):
         runner.bind(memory.view(), memory.pages)
     ranks.open_pages(memory.fd, memory.bytes)
     rows = []
-    for kind, count, times in (("decode", 1, 10), ("decode", 8, 5), ("prefill", 256, 1)):
-        plan, took = plan_of(kind, count), ([], [])  # type: tuple[StepPlan, tuple[list[float], list[float]]]
+    for what, count, times in WORK[kind]:
+        plans, took = plans_of(what, count), ([], [], [])  # type: tuple[list[StepPlan], tuple[list[float], ...]]
         for _ in range(rounds + 1):
-            for runner, threads, seconds in ((alone, RANKS, took[0]), (ranks, 1, took[1])):
+            for runner, threads, seconds in ((alone, RANKS, took[0]), (alone, 1, took[1]), (ranks, 1, took[2])):
                 native.set_threads(threads)
-                seconds.append(_best(runner, plan, times))
-        one, two = (seconds[1:] for seconds in took)
-        name = f"{size} {scheme}: {kind} of {count} on {RANKS} ranks"
-        per_second = count / median(two)
-        rows.append(Row(name, per_second, "tok/s", "one rank, 2 threads", paired(one, two), spread(two), TARGET))
+                seconds.append(_best(runner, plans, times))
+        wide, one, two = (seconds[1:] for seconds in took)
+        name, rate = f"{size} {scheme}, {kind} {RANKS}: {what} of {count}", count / median(two)
+        rows.append(Row(name, rate, "tok/s", "one rank, 2 threads", paired(wide, two), spread(two), TARGET))
+        rows.append(Row(name, rate, "tok/s", "one rank, 1 thread", paired(one, two), spread(one)))
     ranks.leave()
     return rows
 
 
-def _best(runner: Runner, plan: StepPlan, times: int) -> float:
-    return min(_seconds(lambda: runner.run(plan), 1) for _ in range(times))
+def _best(runner: Runner, plans: list[StepPlan], times: int) -> float:
+    def run() -> None:
+        for plan in plans:
+            runner.run(plan)
+
+    return min(_seconds(run, 1) for _ in range(times))
 
 
 def main() -> None:
@@ -203,12 +210,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="bench.parallel")
     parser.add_argument("--size", default="0.5B", choices=sorted(SIZES))
     parser.add_argument("--schemes", default="bf16,int8")
+    parser.add_argument("--shares", default="tp,cp,pp", help="what the ranks share, by the settings' names")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--json", default="")
     args = parser.parse_args()
     rows = collectives(args.rounds)
     for scheme in args.schemes.split(","):
-        rows += step(args.size, scheme, args.rounds)
+        for kind in args.shares.split(","):
+            rows += step(args.size, scheme, kind, args.rounds)
     Console().print(table(rows))
     if args.json:
         Path(args.json).write_text(to_json(rows))

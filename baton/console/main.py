@@ -43,6 +43,10 @@ def serve(
     tp: Annotated[int | None, _flag("Ranks of each worker: processes that share its model (1)")] = None,
     prefill_tp: Annotated[int | None, _flag("Ranks of each prefill worker (--tp)")] = None,
     decode_tp: Annotated[int | None, _flag("Ranks of each decode worker (--tp)")] = None,
+    prefill_cp: Annotated[int | None, _flag("Ranks of each prefill worker that share a prompt's rows")] = None,
+    pp: Annotated[int | None, _flag("Ranks of each worker that share its layers (1)")] = None,
+    prefill_pp: Annotated[int | None, _flag("Ranks of each prefill worker that share its layers (--pp)")] = None,
+    decode_pp: Annotated[int | None, _flag("Ranks of each decode worker that share its layers (--pp)")] = None,
     host: Annotated[str | None, _flag("Address to listen on (127.0.0.1)")] = None,
     port: Annotated[int | None, _flag("REST port (8000); 0 takes a free one")] = None,
     grpc_port: Annotated[int | None, _flag("gRPC port (8001); 0 takes a free one")] = None,
@@ -82,11 +86,11 @@ def serve(
     worker = {
         "model": model, "model_name": model_name, "dtype": dtype, "kv_cache_dtype": kv_cache_dtype,
         "quantization": quantization, "speculation": speculation, "device": device, "seed": seed,
-        "max_model_len": max_model_len, "pages": pages, "tp": tp,
+        "max_model_len": max_model_len, "pages": pages, "tp": tp, "pp": pp,
     }  # fmt: skip
     cluster = {
         "prefill": prefill, "decode": decode, "colocated": colocated, "run_dir": run_dir, "prefill_tp": prefill_tp,
-        "decode_tp": decode_tp,
+        "decode_tp": decode_tp, "prefill_cp": prefill_cp, "prefill_pp": prefill_pp, "decode_pp": decode_pp,
     }  # fmt: skip
     flags: dict[str, dict[str, str | int | bool | None]] = {
         "router": router,

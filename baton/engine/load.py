@@ -13,6 +13,7 @@ from typing import Literal
 import msgspec
 
 from baton.engine.plan import Runner
+from baton.engine.program.shares import Widths
 from baton.protos.errors import ConfigError
 from baton.protos.nouns import AdapterLimits
 
@@ -37,9 +38,9 @@ class EngineConfig(msgspec.Struct, frozen=True):
     kept under ``cache_dir``, empty for $BATON_CACHE_DIR or the user's cache directory. ``cuda_step`` is how the
     GPU's own kernels run a step of up to 8 rows: "graph", one by one in a captured graph; "mega", a Llama's layers
     as one launch; "auto" is "graph" as long as neither was timed on a GPU. ``adapters`` are the bounds of those
-    that may be loaded, None where none ever are (a CPU only). ``tp`` ranks share the model, each a
-    process with ``threads / tp`` threads; one that the others wait for longer than ``rank_bound_s`` seconds is
-    stuck (0: they wait for ever).
+    that may be loaded, None where none ever are (a CPU only). ``tp`` ranks share the model's columns, ``cp`` the
+    rows of a step, or ``pp`` its layers; each is a process with its part of ``threads``. One that the others wait
+    for longer than ``rank_bound_s`` seconds is stuck (0: they wait for ever).
     """
 
     model: str
@@ -53,7 +54,14 @@ class EngineConfig(msgspec.Struct, frozen=True):
     cuda_step: CudaStep = "auto"
     adapters: AdapterLimits | None = None
     tp: int = 1
+    cp: int = 1
+    pp: int = 1
     rank_bound_s: float = 10.0
+
+    @property
+    def widths(self) -> Widths:
+        """Returns how many ranks share the model, and what of it."""
+        return Widths(self.tp, self.cp, self.pp)
 
 
 def load_runner(config: EngineConfig) -> Runner:
@@ -81,7 +89,6 @@ def _require_known(config: EngineConfig) -> None:
         raise ConfigError(text, "worker.adapters")
     if config.threads is not None and config.threads < 1:
         raise ConfigError(f"threads is {config.threads}; use 1 or more", "threads")
-    if config.tp < 1:
-        raise ConfigError(f"tp is {config.tp}; use 1 or more", "tp")
+    config.widths.require_one_kind()
     if config.max_model_len is not None and config.max_model_len < 1:
         raise ConfigError(f"max_model_len is {config.max_model_len}; use 1 or more", "max_model_len")

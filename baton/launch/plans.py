@@ -55,7 +55,8 @@ def in_pool(config: BatonConfig, plan: HostPlan) -> HostPlan:
     pool = _pool_of(config, plan.slot)
     if pool is None:
         return plan
-    ranks = pool_worker(config.worker, pool).tp if pool.resources else 1
+    own = pool_worker(config.worker, pool)
+    ranks = own.tp * own.cp * own.pp if pool.resources else 1
     asked = {"resources": dict(pool.resources), "labels": dict(pool.labels), "gang": max(pool.gang, ranks)}
     return msgspec.structs.replace(plan, **asked)
 

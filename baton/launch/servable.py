@@ -8,7 +8,7 @@ from baton.cluster.config import BatonConfig
 from baton.cluster.served_model import is_paced, resolve_model
 from baton.engine.models import program_for
 from baton.engine.program.config import ModelConfig
-from baton.engine.program.ranks import require_splittable
+from baton.engine.program.shares import Widths
 from baton.launch.plans import config_of, slots_of
 from baton.protos.errors import ConfigError
 
@@ -20,18 +20,22 @@ def servable_model(config: BatonConfig) -> str:
     and ConfigError for a number of ranks that the model can't be split among.
     """
     model = resolve_model(config)
-    widths = {count for count in widths_of(config) if count > 1}
-    if widths and config.worker.device != "cpu":
-        text = f"tp is {max(widths)}: several ranks run on the cpu only, worker.device is {config.worker.device}"
-        raise ConfigError(text, "tp")
+    several = [widths for widths in widths_of(config) if widths.count > 1]
+    for widths in several:
+        widths.require_one_kind()
+    if several and config.worker.device != "cpu":
+        first = several[0]
+        text = f"{first}: several ranks run on the cpu only, worker.device is {config.worker.device}"
+        raise ConfigError(text, first.field)
     if not is_paced(config) and Path(model).is_dir():
         program = program_for(ModelConfig.read(Path(model)))
-        for count in sorted(widths):
-            require_splittable(program, count)
+        for widths in several:
+            widths.require(program)
     return model
 
 
-def widths_of(config: BatonConfig) -> set[int]:
-    """Returns the numbers of ranks that the cluster's workers have."""
-    own = {config_of(config, slot, role).worker.tp for slot, role in slots_of(config)}
-    return own or {config.worker.tp}
+def widths_of(config: BatonConfig) -> list[Widths]:
+    """Returns the ranks that the cluster's workers have, each kind once, in order."""
+    workers = [config_of(config, slot, role).worker for slot, role in slots_of(config)] or [config.worker]
+    found = {Widths(worker.tp, worker.cp, worker.pp) for worker in workers}
+    return sorted(found, key=lambda widths: (widths.tp, widths.cp, widths.pp))

@@ -165,6 +165,8 @@ def make_runner(spec: EngineSpec, lora: AdapterSpec = NO_ADAPTERS, stall_s: floa
         cuda_step=spec.cuda_step,  # type: ignore[arg-type]
         adapters=lora.limits if lora.wanted else None,
         tp=spec.tp,
+        cp=spec.cp,
+        pp=spec.pp,
         rank_bound_s=stall_s,
     )
     return load_runner(config), 0

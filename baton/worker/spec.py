@@ -37,6 +37,8 @@ class EngineSpec(_Group, frozen=True):
     threads: int = 0
     max_model_len: int = 0
     tp: int = 1  # processes that share the model, each with its part of every matrix
+    cp: int = 1  # processes that share the rows of each step
+    pp: int = 1  # processes that share the model's layers
 
     @property
     def paced_profile(self) -> str:

@@ -13,6 +13,7 @@ from baton.engine.load import EngineConfig, load_runner
 from baton.protos.nouns import Sampling
 from tests.e2e.fleet import DRAFT, Fleet, wait_for
 from tests.engine.backends.ranks.threads import SharedDriver
+from tests.kernels.thorough import first_now
 
 PREFILL_FIRST = {"local_prefill_max_tokens": 0, "policy": "round_robin"}
 
@@ -53,15 +54,25 @@ def gone(pid: int) -> bool:
         return True
 
 
-@pytest.mark.parametrize(
-    ("prefill_tp", "decode_tp"),
-    [(2, 1), pytest.param(1, 2, marks=pytest.mark.thorough), pytest.param(4, 2, marks=pytest.mark.thorough)],
-)
-def test_widths_may_differ_and_a_block_that_one_cached_serves_the_other(prefill_tp: int, decode_tp: int) -> None:
+WIDTHS: list[tuple[dict[str, int], list[int]]] = [
+    ({"prefill_tp": 2}, [2, 1]),
+    ({"prefill_pp": 2, "decode_tp": 2}, [2, 2]),
+    ({"decode_tp": 2}, [1, 2]),
+    ({"prefill_tp": 4, "decode_tp": 2}, [4, 2]),
+    ({"prefill_cp": 3}, [3, 1]),
+    ({"prefill_cp": 2, "decode_tp": 4}, [2, 4]),
+    ({"prefill_pp": 2}, [2, 1]),
+    ({"prefill_tp": 2, "decode_pp": 2}, [2, 2]),
+]
+
+
+@pytest.mark.parametrize(("widths", "ranks"), first_now(WIDTHS, 1), ids=str)
+def test_widths_may_differ_and_a_block_that_one_cached_serves_the_other(
+    widths: dict[str, int], ranks: list[int]
+) -> None:
     tokens = prompt(1, 200)
-    widths = {"prefill_tp": prefill_tp, "decode_tp": decode_tp}
     with Fleet(1, 1, cluster=widths, worker={"model": DRAFT}, router=PREFILL_FIRST) as fleet:
-        assert [len(followers(fleet, f"{role}-0")) + 1 for role in ("prefill", "decode")] == [prefill_tp, decode_tp]
+        assert [len(followers(fleet, f"{role}-0")) + 1 for role in ("prefill", "decode")] == ranks
         answer, _ = ask(fleet, tokens, 40)
         assert answer == one_rank(tokens, 40)
         more = [*tokens, *answer, *prompt(2, 30)]

@@ -26,6 +26,7 @@ from tests.kernels.mutants import is_caught, mutant
 pytestmark = needs_native
 
 Work = Callable[[Collective, int], object]
+SEAT, AWAITS = 64, 8  # collective.h: bytes of a Seat, and where it says for whom its rank waits
 
 
 class Region:
@@ -164,3 +165,11 @@ def test_a_rank_that_stands_still_is_lost_after_the_bound_and_everybody_hears_it
     assert together(region, work) == ["rank 2 is stuck", "rank 2 is stuck", ""]
     with pytest.raises(RankIsLost, match="rank 2 is stuck"):  # also for whom the others called lost
         region.rank(2).meet()
+
+
+def test_a_rank_that_itself_waits_in_vain_is_not_the_one_that_is_lost() -> None:
+    region = Region(3, bound_s=0.01)
+    seat = region.address + SEAT * 2  # of rank 1, behind whoever is lost
+    ctypes.c_int32.from_address(seat + AWAITS).value = 3  # it waits for rank 2
+    with pytest.raises(RankIsLost, match="rank 2 is stuck"):
+        region.rank(0).meet()

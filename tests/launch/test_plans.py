@@ -150,3 +150,12 @@ def test_each_role_has_its_ranks_and_a_pool_its_own(tmp_path: Path) -> None:
     plans = worker_plans(settings, "", "unix:///x", tmp_path, tmp_path)
     found = {plan.slot: (load_spec(plan.spec).engine.tp, plan.gang) for plan in plans}
     assert found == {"prefill-0": (2, 1), "decode-0": (3, 1), "wide-0": (4, 4)}
+
+
+def test_a_roles_own_kind_of_ranks_takes_the_place_of_the_workers(tmp_path: Path) -> None:
+    settings = config(cluster={"prefill_cp": 2, "decode_pp": 3}, worker={"device": "paced:zero", "tp": 4})
+    plans = worker_plans(settings, "", "unix:///x", tmp_path, tmp_path)
+    found = {plan.slot: load_spec(plan.spec).engine for plan in plans}
+    assert {slot: (own.tp, own.cp, own.pp) for slot, own in found.items()} == {
+        "prefill-0": (1, 2, 1), "decode-0": (1, 1, 3),
+    }  # fmt: skip

@@ -32,6 +32,9 @@ class Pool(Section):
         return self.gang * self.resources.get("GPU", 1.0 if device == "cuda" else 0.0)
 
 
+RANK_KINDS = ("tp", "cp", "pp")  # settings of a worker: what its ranks share
+
+
 class ClusterConfig(Section):
     """How many workers of each role, and where a run keeps its sockets, locks and logs."""
 
@@ -40,6 +43,9 @@ class ClusterConfig(Section):
     pools: tuple[Pool, ...] = Field(default=(), description="further workers, on hardware of their own")
     prefill_tp: int = Field(default=0, ge=0, le=64, description="ranks of each prefill worker; 0: worker.tp")
     decode_tp: int = Field(default=0, ge=0, le=64, description="ranks of each decode worker; 0: worker.tp")
+    prefill_cp: int = Field(default=0, ge=0, le=64, description="ranks of each prefill worker that share rows")
+    prefill_pp: int = Field(default=0, ge=0, le=64, description="ranks of each prefill worker that share layers")
+    decode_pp: int = Field(default=0, ge=0, le=64, description="ranks of each decode worker that share layers")
     colocated: bool = Field(
         default=False, description="decode workers read their prompts themselves; no prefill workers"
     )
@@ -56,9 +62,15 @@ class ClusterConfig(Section):
 
 
 def role_worker(worker: WorkerConfig, cluster: ClusterConfig, role: str) -> WorkerConfig:
-    """Returns the worker settings with the number of ranks that workers of ``role`` outside pools have."""
-    ranks = cluster.prefill_tp if role == "prefill" else cluster.decode_tp
-    return worker.model_copy(update={"tp": ranks}) if ranks else worker
+    """Returns the worker settings with the ranks that workers of ``role`` outside pools have.
+
+    A role with ranks of its own has no others: ``prefill_cp`` takes the place of ``worker.tp``.
+    """
+    prefill = cluster.prefill_tp, cluster.prefill_cp, cluster.prefill_pp
+    own = prefill if role == "prefill" else (cluster.decode_tp, 0, cluster.decode_pp)
+    if not any(own):
+        return worker
+    return worker.model_copy(update={kind: ranks or 1 for kind, ranks in zip(RANK_KINDS, own, strict=True)})
 
 
 def pool_worker(worker: WorkerConfig, pool: Pool) -> WorkerConfig:

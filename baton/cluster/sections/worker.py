@@ -42,6 +42,8 @@ class WorkerConfig(Section):
     metrics_port: int = Field(default=0, ge=0, le=65535, description="of its /metrics; 0 takes a free one")
     threads: int = Field(default=0, ge=0, description="of one worker; 0 shares the machine's cores")
     tp: int = Field(default=1, ge=1, le=64, description="ranks: processes that share a worker's model and threads")
+    cp: int = Field(default=1, ge=1, le=64, description="ranks that share the rows of each step, in place of tp")
+    pp: int = Field(default=1, ge=1, le=64, description="ranks that share the model's layers, in place of tp")
     pages: int = Field(default=0, ge=0, description="KV pages; 0 takes kv_memory_bytes")
     kv_memory_bytes: int = Field(default=512 << 20, ge=1 << 20, description="of KV pages, per worker")
     max_model_len: int = Field(default=0, ge=0, description="0 takes the model's own")

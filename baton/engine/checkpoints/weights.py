@@ -6,7 +6,7 @@ Knows nothing of how a form looks inside (quant/) or of files' formats (safetens
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -20,7 +20,7 @@ from baton.engine.load import EngineConfig
 from baton.engine.program.config import ModelConfig
 from baton.engine.program.ops import Linear, LmHead
 from baton.engine.program.program import Program, Weight
-from baton.engine.program.ranks import Rank, Rows, split
+from baton.engine.program.ranks import RankProgram, Rows
 from baton.engine.quant import NONE, Reader, on_load, reader_of
 from baton.engine.quant.gguf import GgufCheckpoint
 from baton.kernels.linear.integers import Part, packed_of, regrouped, values_of
@@ -29,6 +29,7 @@ from baton.protos.errors import CheckpointError, ConfigError
 
 HEAD = "head"
 Weights = dict[str, Tensor | PackedWeight]
+Share = Callable[[Program], RankProgram]
 
 
 class LoadedWeights(NamedTuple):
@@ -47,41 +48,44 @@ def load_weights(
     model: ModelConfig,
     program: Program,
     dtype: torch.dtype,
-    rank: Rank = Rank(),
+    share: Share | None = None,
 ) -> LoadedWeights:
-    """Reads weights, quantizes them where asked, or maps what an earlier start quantized; of several ranks, own
-    rows.
+    """Reads weights, quantizes them where asked, or maps what an earlier start quantized.
 
-    Raises CheckpointError and ConfigError.
+    ``share`` says what one of several ranks has of them. Raises CheckpointError and ConfigError.
     """
     checkpoint = GgufCheckpoint.find(directory, model) or Checkpoint(directory)
     reader = checkpoint if isinstance(checkpoint, GgufCheckpoint) else reader_of(model, checkpoint)
     _require_possible(config, reader)
     fingerprint = checkpoint.fingerprint(model.fields)
     if isinstance(checkpoint, Checkpoint) and reader is None and config.quantization == NONE:
-        plain_weights = checkpoint.weights(program.weights, dtype, config.device, _own(program, rank))
+        wanted, rows = _own(program, share)
+        plain_weights = checkpoint.weights(wanted, dtype, config.device, rows)
         return LoadedWeights(program, dict(plain_weights), fingerprint)
     scheme = config.quantization if reader is None else "checkpoint"
     fingerprint = hashlib.sha256(f"{fingerprint} {scheme} {VERSION}".encode()).hexdigest()
     own = own_head(program)
     make = _Maker(own, checkpoint, reader, scheme)
     packed = packed_weights(fingerprint, scheme, make.packed, config.cache_dir)
-    plain = [weight for weight in own.weights if weight.name not in packed]
+    plain = [weight for weight in _own(own, share)[0] if weight.name not in packed]
     experts = {name for op in own.experts for name in (op.gate_up, op.down)}
     kinds = dict.fromkeys(experts, torch.bfloat16)  # those that the checkpoint's maker left unquantized
     weights = {weight.name: make.plain(weight, kinds.get(weight.name, dtype)) for weight in plain}
-    return LoadedWeights(own, dealt(own, weights | packed, rank), fingerprint)
+    return LoadedWeights(own, dealt(own, weights | packed, share), fingerprint)
 
 
-def dealt(program: Program, weights: Weights, rank: Rank) -> Weights:
-    """Returns what ``rank`` has of the weights of ``program``: own rows of each that is split, in own memory."""
-    rows = _own(program, rank)
-    return {name: _dealt(program, name, weight, rows) for name, weight in weights.items()}
+def dealt(program: Program, weights: Weights, share: Share | None) -> Weights:
+    """Returns what a rank has of the weights of ``program``: of each that is split own rows, in own memory."""
+    wanted, rows = _own(program, share)
+    return {weight.name: _dealt(program, weight.name, weights[weight.name], rows) for weight in wanted}
 
 
-def _own(program: Program, rank: Rank) -> dict[str, Rows]:
-    """The rows of each weight that is split; none for a rank alone."""
-    return split(program, rank).rows if rank.count > 1 else {}
+def _own(program: Program, share: Share | None) -> tuple[tuple[Weight, ...], dict[str, Rows]]:
+    """The weights that a rank has, and the rows of each that is split; all of them for a rank alone."""
+    if share is None:
+        return program.weights, {}
+    own = share(program)
+    return own.program.weights, own.rows
 
 
 def _dealt(

@@ -27,6 +27,7 @@ from baton.protos.errors import ConfigError
 
 PANEL = 64  # rows that a kernel multiplies by together: parts begin with one where that leaves none empty
 MOST = 64  # ranks, as many as collective.h takes
+BY_COLUMNS, BY_ROWS, BY_LAYERS = range(3)  # step/ranks.h: DealKind
 Rows = tuple[tuple[int, int], ...]  # ranges [begin, end) of a stacked weight's rows
 
 
@@ -59,12 +60,22 @@ class Part(msgspec.Struct, frozen=True):
     width: int
 
 
+class Residual(msgspec.Struct, frozen=True):
+    """Names registers of the residual stream that a rank hands on; ``first`` is their place among all such."""
+
+    registers: tuple[str, ...] = ()
+    first: int = 0
+
+
 class RankProgram(msgspec.Struct, frozen=True):
     """Holds one rank's share of a program.
 
     ``program`` counts own query heads and all KV heads; ``own_kv`` is the range of own ones. ``rows`` has the own
     rows of each weight that is split, ``parts`` the registers that are columns of one that all ranks share,
-    ``widths`` the widths of these. ``vocab`` is the own range of tokens.
+    ``widths`` the widths of these. ``vocab`` is the own range of tokens; ``head`` is the whole program's.
+
+    ``deal`` is what ranks share (``shares.py``). By layers a rank takes what it is ``given`` and leaves what it has
+    ``handed`` on; what the head reads is ``last`` of these, which come to ``carried`` registers.
     """
 
     rank: Rank
@@ -74,11 +85,24 @@ class RankProgram(msgspec.Struct, frozen=True):
     parts: dict[str, Part]
     widths: dict[str, int]
     vocab: tuple[int, int]
+    head: p.LmHead
+    deal: int = BY_COLUMNS
+    given: Residual = Residual()
+    handed: Residual = Residual()
+    last: Residual = Residual()
+    carried: int = 0
 
     @property
     def shared(self) -> frozenset[str]:
         """Returns the registers that the ranks fill together."""
         return frozenset(self.widths)
+
+
+def head_of(program: Program) -> p.LmHead:
+    """Returns the op that ends ``program``."""
+    last = program.ops[-1]
+    assert isinstance(last, p.LmHead)
+    return last
 
 
 def possible_widths(program: Program, most: int = MOST) -> tuple[int, ...]:
@@ -151,7 +175,8 @@ class _Split:
         assert not any(self._overtakes(ops, register) for register in self._widths), "a register may be overwritten"
         own = msgspec.structs.replace(self._program, ops=ops, heads=self._queries[1] - self._queries[0])
         vocab = self._rank.part(self._program.vocab_size)
-        return RankProgram(self._rank, own, self._kv, self._rows, self._parts, self._widths, vocab)
+        whole = self._rows, self._parts, self._widths
+        return RankProgram(self._rank, own, self._kv, *whole, vocab, head_of(self._program))
 
     def _overtakes(self, ops: tuple[p.Op, ...], register: str) -> bool:
         """Whether a rank may write ``register`` while another one reads what was there: no meeting lies between."""
@@ -268,3 +293,4 @@ _SPLITS: dict[type, Callable[[_Split, Any], tuple[p.Op, ...]]] = {
     p.Moe: _Split.moe,
     p.LmHead: _Split.head,
 }
+SPLIT_OPS = frozenset(_SPLITS)

@@ -19,6 +19,7 @@ constexpr int32_t RANK_STUCK = 1 << 16;  // added to a lost rank's number + 1 wh
 struct alignas(64) Seat {
   std::atomic<uint32_t> arrived{0};   // meetings so far
   std::atomic<uint32_t> sleepers{0};  // who waits for this seat on a futex
+  std::atomic<int32_t> awaits{0};     // of a rank's own seat: for whom it waits, its number + 1; 0: for nobody
 };
 
 // At the begin of the shared memory, zeros at first; the ranks' slots follow at `slots`.
@@ -44,6 +45,13 @@ void pause_a_little(int spin);
 
 // Returns when every rank has come as often as this one: 0, or who is lost (see Meeting).
 int32_t meet(Group& group);
+
+// Has `seat` come `turn` times, and wakes who waits for that.
+void arrive(Seat& seat, uint32_t turn);
+
+// Returns when rank `which` has had `seat`, its own or another one of it, come `turn` times: 0, or who is lost. Late is whoever
+// is at the end of the chain: a rank that is itself waited for in vain isn't called lost.
+int32_t await(Group& group, Seat& seat, uint32_t turn, int32_t which);
 
 }  // namespace baton
 

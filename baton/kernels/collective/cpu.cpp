@@ -34,27 +34,26 @@ int32_t declare(Meeting& meeting, uint32_t who) {
 
 bool is_here(const Seat& seat, uint32_t turn) { return int32_t(seat.arrived.load(std::memory_order_acquire) - turn) >= 0; }
 
-int32_t await(Group& g, int32_t which) {
-  Seat& seat = g.meeting->seats[which];
-  for (int spin = 0; spin < SPINS; spin++) {
-    if (is_here(seat, g.turn)) return 0;
-    pause_a_little(spin);
+// Whom `which` waits for in the end: itself, where it waits for nobody.
+int32_t last_awaited(const Meeting& meeting, int32_t which) {
+  for (int hops = 0; hops < MOST_RANKS; hops++) {
+    const int32_t next = meeting.seats[which].awaits.load() - 1;
+    if (next < 0) break;
+    which = next;
   }
-  const int64_t began = now_ns();
-  seat.sleepers.fetch_add(1, std::memory_order_seq_cst);
-  int32_t found = 0;
-  for (;;) {
+  return which;
+}
+
+// Sleeps until the seat has come, or somebody is lost.
+int32_t sleep_until(Group& g, Seat& seat, uint32_t turn, int32_t which) {
+  for (const int64_t began = now_ns();;) {
     const uint32_t seen = seat.arrived.load(std::memory_order_seq_cst);
-    if (int32_t(seen - g.turn) >= 0) break;
-    if ((found = lost(g))) break;
-    if (g.bound_ns && now_ns() - began > g.bound_ns) {
-      found = declare(*g.meeting, uint32_t(which + 1) | RANK_STUCK);
-      break;
-    }
+    if (int32_t(seen - turn) >= 0) return 0;
+    if (const int32_t found = lost(g)) return found;
+    if (g.bound_ns && now_ns() - began > g.bound_ns)
+      return declare(*g.meeting, uint32_t(last_awaited(*g.meeting, which) + 1) | RANK_STUCK);
     sleep_on(seat.arrived, seen);
   }
-  seat.sleepers.fetch_sub(1, std::memory_order_relaxed);
-  return found;
 }
 
 char* slot(const Group& g, int32_t rank, uint32_t turn) { return g.slots + (int64_t(turn & 1) * g.count + rank) * g.slot_bytes; }
@@ -101,16 +100,32 @@ void pause_a_little(int spin) {
 #endif
 }
 
+void arrive(Seat& seat, uint32_t turn) {
+  seat.arrived.store(turn, std::memory_order_seq_cst);
+  if (seat.sleepers.load(std::memory_order_seq_cst)) wake_all(seat.arrived);
+}
+
+int32_t await(Group& g, Seat& seat, uint32_t turn, int32_t which) {
+  for (int spin = 0; spin < SPINS; spin++) {
+    if (is_here(seat, turn)) return 0;
+    pause_a_little(spin);
+  }
+  std::atomic<int32_t>& awaits = g.meeting->seats[g.rank].awaits;
+  awaits.store(which + 1);
+  seat.sleepers.fetch_add(1, std::memory_order_seq_cst);
+  const int32_t found = sleep_until(g, seat, turn, which);
+  seat.sleepers.fetch_sub(1, std::memory_order_relaxed);
+  awaits.store(0);
+  return found;
+}
+
 int32_t meet(Group& g) {
   if (const int32_t found = lost(g)) return found;
-  Seat& own = g.meeting->seats[g.rank];
-  g.turn++;
-  own.arrived.store(g.turn, std::memory_order_seq_cst);
-  if (own.sleepers.load(std::memory_order_seq_cst)) wake_all(own.arrived);
+  arrive(g.meeting->seats[g.rank], ++g.turn);
 #if !defined(BATON_MUTATION_COLLECTIVE_MEET)
   for (int32_t rank = 0; rank < g.count; rank++)
     if (rank != g.rank)
-      if (const int32_t found = await(g, rank)) return found;
+      if (const int32_t found = await(g, g.meeting->seats[rank], g.turn, rank)) return found;
 #endif
   return 0;
 }

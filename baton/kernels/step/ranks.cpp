@@ -4,6 +4,7 @@
 #include <memory>
 #include <vector>
 
+#include "part.h"
 #include "run.h"
 
 namespace baton {
@@ -32,7 +33,7 @@ class Pieces {
 };
 
 struct Arrays {
-  int32_t *tokens, *sampled, *table;
+  int32_t *tokens, *sampled, *table, *owners;
   AttentionItem* items;
   bool fit;
 
@@ -40,6 +41,7 @@ struct Arrays {
     Pieces pieces(r);
     tokens = pieces.take<int32_t>(rows), sampled = pieces.take<int32_t>(sampled_count);
     items = pieces.take<AttentionItem>(item_count), table = pieces.take<int32_t>(table_count);
+    owners = pieces.take<int32_t>(item_count);
     fit = pieces.fit();
   }
 };
@@ -54,10 +56,10 @@ int64_t widths(const Model& m, const Ranks& r, bool shared) {
 
 // Whether there is room for the step.
 bool fits(const Model& m, const Step& s, const Ranks& r, const Arrays& arrays) {
-  return arrays.fit && s.rows * widths(m, r, true) <= r.register_floats && s.sampled_count * r.vocab <= r.logit_floats;
+  return arrays.fit && s.rows * (widths(m, r, true) + r.carried_floats) <= r.register_floats && s.sampled_count * r.vocab <= r.logit_floats;
 }
 
-void publish(const Step& s, const int32_t* table, int64_t table_count, const Arrays& to, Ranks& r) {
+void publish(const Step& s, const int32_t* table, int64_t table_count, const Deal* deal, const Arrays& to, Ranks& r) {
   PlanPage& plan = *r.plan;
   std::memcpy(to.tokens, s.tokens, size_t(s.rows) * 4);
   std::memcpy(to.sampled, s.sampled, size_t(s.sampled_count) * 4);
@@ -67,6 +69,7 @@ void publish(const Step& s, const int32_t* table, int64_t table_count, const Arr
     to.items[i].pages = (const int32_t*)((const char*)s.items[i].pages - (const char*)table);  // an offset, in bytes
   }
   plan.rows = s.rows, plan.page_bytes = s.page_bytes, plan.layer_bytes = s.layer_bytes, plan.turns_stride = s.turns_stride;
+  if (deal) std::memcpy(to.owners, deal->owners, size_t(s.item_count) * 4), plan.parts = deal->parts, plan.keeps = deal->keeps;
   plan.table_count = table_count, plan.item_count = s.item_count, plan.sampled_count = s.sampled_count, plan.kv_type = s.kv_type;
 }
 
@@ -94,7 +97,6 @@ struct Room {
   std::unique_ptr<float[]> arena;
   int64_t floats = 0;
   std::vector<AttentionItem> items;
-  std::vector<Choice> choices;
 
   float* reach(int64_t wanted) {
     if (wanted > floats) arena.reset(new float[size_t(wanted)]), floats = wanted;
@@ -102,9 +104,14 @@ struct Room {
   }
 };
 
+Arrays arrays_of(const Ranks& r) {
+  const PlanPage& plan = *r.plan;
+  return {r, plan.rows, plan.sampled_count, plan.item_count, plan.table_count};
+}
+
 Step step_of(const Model& m, const Ranks& r, Room& room) {
   const PlanPage& plan = *r.plan;
-  const Arrays from(r, plan.rows, plan.sampled_count, plan.item_count, plan.table_count);
+  const Arrays from = arrays_of(r);
   room.items.assign(from.items, from.items + plan.item_count);
   for (AttentionItem& item : room.items) item.pages = (const int32_t*)((const char*)from.table + intptr_t(item.pages));
   Step s{};
@@ -117,19 +124,44 @@ Step step_of(const Model& m, const Ranks& r, Room& room) {
 
 bool is_head(const Op& op) { return op.kind == OP_LM_HEAD || op.kind == OP_LM_HEAD_CAPPED; }
 
-int32_t run_all(const Model& model, const Step& step, Ranks& ranks) {
-  Run run(model, step, &ranks);
-  for (const Op* op = model.ops; !is_head(*op); op++) {
-    run.op(*op);
+// Runs the rank's ops over `step`, whose logits go to `wanted` places. Without rows it only meets the others.
+int32_t run_ops(const Model& model, const Step& step, Run& run, const Ranks& ranks, const int32_t* wanted) {
+  for (const Op* op = model.ops; op < model.ops + ranks.op_count; op++) {
+    if (is_head(*op)) run.own_logits(*op, wanted);
+    else if (step.rows || op->kind == OP_GATHER) run.op(*op);
     if (run.lost()) return run.lost();
   }
   return 0;
 }
 
-const Op& head_of(const Model& model) {
-  const Op* op = model.ops;
-  while (!is_head(*op)) op++;
-  return *op;
+// One part of a step, from the rank before this one to the one behind it.
+int32_t run_part(const Model& model, const Step& whole, const Part& part, Ranks& r) {
+  const bool staged = r.deal == BY_LAYERS, last = r.group.rank == r.group.count - 1;
+  Seat* handed = r.plan->handed;
+  const int32_t before = r.group.rank - 1;
+  if (staged && before >= 0)
+    if (const int32_t lost = await(r.group, handed[before], ++r.taken, before)) return lost;
+  const Step own = part.step(whole);
+  Run run(model, own, &r);
+  run.carry(r.in, part.rows.data(), whole.rows, true);
+  if (const int32_t lost = run_ops(model, own, run, r, part.wanted.data())) return lost;
+  const bool hands_on = staged && !last;
+  if (hands_on || r.plan->keeps) run.carry(r.out, part.rows.data(), whole.rows, false);
+  if (hands_on) arrive(handed[r.group.rank], ++r.given);
+  return 0;
+}
+
+// What the rank has of a step; returns when all have theirs.
+int32_t run_own(const Model& model, const Step& step, Ranks& r) {
+  if (r.deal == BY_COLUMNS) {
+    Run run(model, step, &r);
+    if (const int32_t lost = run_ops(model, step, run, r, nullptr)) return lost;
+    return meet(r.group);
+  }
+  const int32_t *owners = arrays_of(r).owners, rank = r.group.rank, staged = r.deal == BY_LAYERS;
+  for (int32_t at = staged ? 0 : rank; at < (staged ? r.plan->parts : rank + 1); at++)
+    if (const int32_t lost = run_part(model, step, Part(step, owners, at), r)) return lost;
+  return meet(r.group);
 }
 
 }  // namespace
@@ -137,15 +169,12 @@ const Op& head_of(const Model& model) {
 
 using namespace baton;
 
-BATON_API int32_t baton_rank_lead(const Model* model, const Step* step, const int32_t* table, int64_t table_count, Ranks* ranks) {
+BATON_API int32_t baton_rank_lead(const Model* model, const Step* step, const int32_t* table, int64_t table_count, const Deal* deal, Ranks* ranks) {
   const Arrays arrays(*ranks, step->rows, step->sampled_count, step->item_count, table_count);
   if (!fits(*model, *step, *ranks, arrays)) return TOO_LARGE;
-  publish(*step, table, table_count, arrays, *ranks);
+  publish(*step, table, table_count, deal, arrays, *ranks);
   announce(*ranks->plan);
-  if (const int32_t lost = run_all(*model, *step, *ranks)) return lost;
-  Run run(*model, *step, ranks);
-  run.own_logits(head_of(*model));
-  if (const int32_t lost = meet(ranks->group)) return lost;
+  if (const int32_t lost = run_own(*model, *step, *ranks)) return lost;
   choose_tokens(ranks->logits, ranks->vocab, step->sampled_count, step->choices);
   return 0;
 }
@@ -155,11 +184,7 @@ BATON_API int32_t baton_rank_follow(const Model* model, Ranks* ranks) {
   for (uint32_t seen = 0;; seen++) {
     if (const int32_t lost = await_plan(*ranks, seen)) return lost;
     if (ranks->plan->is_over) return 0;
-    const Step step = step_of(*model, *ranks, room);
-    if (const int32_t lost = run_all(*model, step, *ranks)) return lost;
-    Run run(*model, step, ranks);
-    run.own_logits(head_of(*model));
-    if (const int32_t lost = meet(ranks->group)) return lost;
+    if (const int32_t lost = run_own(*model, step_of(*model, *ranks, room), *ranks)) return lost;
   }
 }
 

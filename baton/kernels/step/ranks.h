@@ -6,6 +6,10 @@
 // computed where the others read it, and GATHER is a meeting. KV pages are the worker's, with all heads in them: a rank writes
 // and reads its own heads' rows. The lead (rank 0) gives out plans and chooses tokens.
 //
+// That is one way to deal a step (BY_COLUMNS). By rows, each rank has all weights and computes some items' rows; ranks meet where
+// the step's keys and values are written. By layers, each rank has some ops and runs them over one part of the rows after the other;
+// what the residual stream is between two ranks lies in shared memory, and a seat per rank tells how many parts it has handed on.
+//
 // Between a read of a shared register and its next writing lies a meeting for another register: whoever splits a program
 // sees to that (engine/program/ranks.py).
 #pragma once
@@ -25,13 +29,30 @@ enum RankOpKind : int32_t {
   OP_MIX,             // `in` of every expert, by the router's logits in `delta`, to `out`
 };
 
+enum DealKind : int32_t { BY_COLUMNS, BY_ROWS, BY_LAYERS };
+
+// How a step's items are dealt: by rows, `owners` are ranks; by layers, parts of the step, 0 … `parts` - 1. `keeps`: the last
+// registers of all rows stay where the lead reads them.
+struct Deal {
+  const int32_t* owners;  // per item
+  int32_t parts, keeps;
+};
+
 // What the lead asks for, at the begin of the plan's memory; its arrays lie behind it.
 struct PlanPage {
   alignas(64) std::atomic<uint32_t> number;  // of plans so far; those who wait for the next sleep on it
   std::atomic<uint32_t> sleepers;
   alignas(64) int64_t rows;
   int64_t page_bytes, layer_bytes, turns_stride, table_count;
-  int32_t item_count, sampled_count, kv_type, is_over;
+  int32_t item_count, sampled_count, kv_type, is_over, parts, keeps;
+  Seat handed[MOST_RANKS];  // parts that each rank has handed to the next, ever
+};
+
+// Registers that a rank hands to another: of all rows, one register behind the other, `first` floats per row into shared memory.
+struct Carried {
+  const int32_t* registers;
+  int64_t first;
+  int32_t count, pad;
 };
 
 // One rank's view.
@@ -45,7 +66,12 @@ struct Ranks {
   const int32_t* is_shared;   // per register
   int64_t vocab, first_token;  // of the logits, and of the rank's part
   Heads own;
-  int32_t page_heads, pad;
+  int32_t page_heads, deal;   // DealKind
+  int64_t carried_floats;     // per row, of all that ranks hand on
+  int32_t op_count;
+  uint32_t taken, given;      // parts so far; the rank's own
+  int32_t pad;
+  Carried in, out;
 };
 
 constexpr int32_t TOO_LARGE = -1;  // the plan, its registers or its logits don't fit the shared memory
@@ -53,9 +79,9 @@ constexpr int32_t TOO_LARGE = -1;  // the plan, its registers or its logits don'
 }  // namespace baton
 
 // The lead's step: gives the plan out, runs its own part and chooses tokens. `table`: where the items' block tables lie, one
-// behind the other. Returns 0, TOO_LARGE (nothing was begun), or who is lost (collective.h).
+// behind the other; `deal` is null for BY_COLUMNS. Returns 0, TOO_LARGE (nothing was begun), or who is lost (collective.h).
 BATON_API int32_t baton_rank_lead(const baton::Model* model, const baton::Step* step, const int32_t* table, int64_t table_count,
-                                  baton::Ranks* ranks);
+                                  const baton::Deal* deal, baton::Ranks* ranks);
 // Another rank's life: runs its part of one plan after the other. Returns 0 when told to leave, or who is lost.
 BATON_API int32_t baton_rank_follow(const baton::Model* model, baton::Ranks* ranks);
 // Tells the others to leave.

@@ -48,11 +48,28 @@ class Run {
   // Who is lost among the ranks; 0: nobody.
   int32_t lost() const { return lost_; }
 
-  // The sampled rows' logits of the rank's own part of the vocabulary, to where all ranks' lie.
-  void own_logits(const Op& o) {
+  // The sampled rows' logits of the rank's own part of the vocabulary, to where all ranks' lie; `wanted` are their places
+  // there, null: as they come.
+  void own_logits(const Op& o, const int32_t* wanted = nullptr) {
+    if (!s_.sampled_count) return;
     std::vector<Choice> choices(size_t(s_.sampled_count), Choice{});
-    for (int32_t i = 0; i < s_.sampled_count; i++) choices[size_t(i)].logits = r_->logits + i * r_->vocab + r_->first_token;
+    for (int32_t i = 0; i < s_.sampled_count; i++)
+      choices[size_t(i)].logits = r_->logits + (wanted ? wanted[i] : i) * r_->vocab + r_->first_token;
     head(o, o.kind == OP_LM_HEAD_CAPPED ? *(const float*)o.table : 0, choices.data());
+  }
+
+  // Copies registers of this step's rows to where those of all `total` rows lie, or from there; `rows` are their numbers there.
+  void carry(const Carried& c, const int32_t* rows, int64_t total, bool inwards) {
+    float* shared = r_->registers + c.first * total;
+    for (int32_t i = 0; i < c.count; i++) {
+      const int64_t n = width(c.registers[i]);
+      float* own = at(c.registers[i]);
+      for (int64_t row = 0; row < s_.rows; row++) {
+        float *here = own + row * n, *there = shared + rows[row] * n;
+        std::memcpy(inwards ? here : there, inwards ? there : here, size_t(n) * 4);
+      }
+      shared += total * n;
+    }
   }
 
  private:

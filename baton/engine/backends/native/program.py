@@ -53,6 +53,8 @@ class NativeProgram:
         self.lora = LoraStep(None, 0)  # of the step that is run next
         self._adapts = 0
         self._layers: dict[str, int] = {}  # addresses of layers of experts, by the first weight's name
+        for name, width in self._given().items():
+            self._register(name, width)
         found = [self._compiled(op) for op in program.ops]
         self.foreign = frozenset(at for at, op in enumerate(found) if op.kind == structs.FOREIGN)
         self._array = (structs.Op * len(found))(*found)
@@ -93,6 +95,10 @@ class NativeProgram:
     def matrix(self, name: str) -> PackedWeight:
         """Returns a weight as the step multiplies by it."""
         return self._packed[name]
+
+    def _given(self) -> dict[str, int]:
+        """The registers that hold something before the first op, and their widths."""
+        return {}
 
     def _compiled(self, op: p.Op) -> structs.Op:
         return _COMPILERS[type(op)](self, op)

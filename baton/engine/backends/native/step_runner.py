@@ -17,6 +17,7 @@ from baton.engine.backends.native.batch import NativeBatch
 from baton.engine.backends.native.program import NativeProgram
 from baton.engine.plan import ModelSpec, PooledStates, SampledToken, StepPlan, StepResult
 from baton.engine.program.ops import LmHead
+from baton.engine.program.ranks import head_of
 from baton.engine.sampling import choose, score
 from baton.kernels.registry import kernels
 from baton.kernels.rms_norm.reference import rms_norm
@@ -55,6 +56,10 @@ class StepRunner(ABC):
     @abstractmethod
     def _rows(self, batch: NativeBatch, name: str, rows: slice) -> Tensor:
         """Some rows of a register of the step just run; the caller's own."""
+
+    def _head(self) -> LmHead:
+        """The op that ends the model's program."""
+        return head_of(self._program.program)
 
     def run(self, plan: StepPlan) -> StepResult:
         """Computes a step. Raises for the whole step and may be repeated: what it wrote, it writes again."""
@@ -111,8 +116,7 @@ class StepRunner(ABC):
 
     def _pooled(self, plan: StepPlan, batch: NativeBatch) -> Iterator[tuple[int, PooledStates]]:
         """Of the items that ask; the head's norm is applied here, to their rows alone."""
-        head = self._program.ops[-1]
-        assert isinstance(head, LmHead)
+        head = self._head()
         for item, first in zip(plan.items, batch.items["first"].tolist(), strict=True):
             if item.pool:
                 rows = slice(first, first + len(item.tokens))

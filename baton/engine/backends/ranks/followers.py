@@ -33,7 +33,6 @@ class RankSpec(msgspec.Struct, frozen=True):
 
     config: EngineConfig
     index: int
-    count: int
 
 
 class RankReady(msgspec.Struct, frozen=True):
@@ -88,8 +87,8 @@ class Followers:
         self._lost: Callable[[RankLost], None] = lambda error: None
         self._all: list[Follower] = []
         try:
-            for index in range(1, config.tp):
-                self._all.append(Follower(RankSpec(config, index, config.tp)))
+            for index in range(1, config.widths.count):
+                self._all.append(Follower(RankSpec(config, index)))
         except BaseException:
             self.kill()
             raise

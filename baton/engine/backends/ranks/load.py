@@ -5,6 +5,7 @@ Knows nothing of processes or of the memory that they share.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import NamedTuple
 
 import msgspec
@@ -16,7 +17,6 @@ from baton.engine.load import EngineConfig
 from baton.engine.models import program_for
 from baton.engine.program.config import ModelConfig
 from baton.engine.program.program import Program
-from baton.engine.program.ranks import Rank, require_splittable, split
 from baton.engine.program.rope import settled
 from baton.kernels.abi import native
 from baton.protos.errors import ConfigError
@@ -33,20 +33,23 @@ class LoadedRank(NamedTuple):
 
 def require_possible(config: EngineConfig, program: Program) -> None:
     """Checks that ranks can run the model so. Raises ConfigError, which names the field and what works."""
+    widths = config.widths
     if config.device != "cpu":
-        raise ConfigError(f"tp is {config.tp}: several ranks run on the cpu only, device is {config.device}", "tp")
+        text = f"{widths}: several ranks run on the cpu only, device is {config.device}"
+        raise ConfigError(text, widths.field)
     if native.library() is None:
-        raise ConfigError(f"tp is {config.tp}: ranks need the native CPU kernels: install a C++ compiler", "tp")
-    require_splittable(program, config.tp)
+        text = f"{widths}: ranks need the native CPU kernels: install a C++ compiler"
+        raise ConfigError(text, widths.field)
+    widths.require(program)
 
 
 def rank_config(config: EngineConfig, cores: int) -> EngineConfig:
     """Returns ``config`` with the threads of one rank; where none are named, ranks share ``cores``."""
-    return msgspec.structs.replace(config, threads=max(1, (config.threads or cores) // config.tp))
+    return msgspec.structs.replace(config, threads=max(1, (config.threads or cores) // config.widths.count))
 
 
-def load_rank(config: EngineConfig, rank: Rank) -> LoadedRank:
-    """Reads own rows of every weight. Raises CheckpointError and ConfigError."""
+def load_rank(config: EngineConfig, index: int) -> LoadedRank:
+    """Reads what rank ``index`` has of the weights. Raises CheckpointError and ConfigError."""
     import torch  # by whoever computes alone
 
     directory = locate(config.model)
@@ -54,5 +57,6 @@ def load_rank(config: EngineConfig, rank: Rank) -> LoadedRank:
     planned = settled(program_for(model), config.max_model_len)
     require_possible(config, planned)
     dtype = {"auto": torch.float32, "float32": torch.float32, "bfloat16": torch.bfloat16}[config.dtype]
-    program, weights, fingerprint = load_weights(config, directory, model, planned, dtype, rank)
-    return LoadedRank(program, NativeRankProgram(split(program, rank), weights), weights, fingerprint)
+    share = partial(config.widths.share, index=index)
+    program, weights, fingerprint = load_weights(config, directory, model, planned, dtype, share)
+    return LoadedRank(program, NativeRankProgram(share(program), weights), weights, fingerprint)

@@ -18,7 +18,6 @@ from baton.engine.backends.ranks.load import LoadedRank, load_rank
 from baton.engine.backends.ranks.memory import SharedMemory, follow, sizes_for
 from baton.engine.child import child_arguments
 from baton.engine.load import QUIET_THREADS
-from baton.engine.program.ranks import Rank
 from baton.kernels.abi import native
 from baton.protos.errors import to_info
 
@@ -43,14 +42,14 @@ def main() -> int:
 def _load(spec: RankSpec) -> LoadedRank:
     assert spec.config.threads is not None, "the lead deals the threads"
     native.set_threads(spec.config.threads)
-    return load_rank(spec.config, Rank(spec.index, spec.count))
+    return load_rank(spec.config, spec.index)
 
 
 def _follow(spec: RankSpec, loaded: LoadedRank, lead: socket.socket) -> int:
     memory = SharedMemory(_received(lead)[0], sizes_for(loaded.program, loaded.native))
     fd, size = _received(lead)
     pages = mmap.mmap(fd, size, mmap.MAP_SHARED)
-    struct = memory.struct(loaded.native.own, loaded.native.is_shared, spec.config.rank_bound_s)
+    struct = memory.struct(loaded.native, spec.config.rank_bound_s)
     struct.pages = ctypes.addressof(ctypes.c_char.from_buffer(pages))
     return LOST_STATUS if follow(loaded.native.struct, struct) else 0
 

@@ -13,9 +13,8 @@ import os
 import msgspec
 
 from baton.engine.backends.native.step_runner import FIRST_TURNS
-from baton.engine.backends.ranks.program import NativeRankProgram
+from baton.engine.backends.ranks.program import Carried, NativeRankProgram
 from baton.engine.program.program import Program
-from baton.engine.program.ranks import RankProgram
 from baton.kernels.abi import native
 from baton.kernels.abi.native import I32, I64, NativeFunction, P
 from baton.kernels.collective.native import Group, group_at, group_bytes
@@ -36,8 +35,18 @@ class RanksStruct(ctypes.Structure):
         *((name, I64) for name in ("plan_bytes", "register_floats", "logit_floats")),
         ("is_shared", P),
         *((name, I64) for name in ("vocab", "first_token")),
-        *((name, I32) for name in ("first_head", "heads", "page_heads", "pad")),
+        *((name, I32) for name in ("first_head", "heads", "page_heads", "deal")),
+        ("carried_floats", I64),
+        *((name, I32) for name in ("op_count", "taken", "given", "pad")),
+        ("in", Carried),
+        ("out", Carried),
     )
+
+
+class DealStruct(ctypes.Structure):
+    """Mirrors Deal of step/ranks.h."""
+
+    _fields_ = (("owners", P), ("parts", I32), ("keeps", I32))
 
 
 class SharedSizes(msgspec.Struct, frozen=True):
@@ -61,7 +70,7 @@ def sizes_for(program: Program, own: NativeRankProgram) -> SharedSizes:
         group_bytes(own.own.rank.count, SLOT_BYTES),
         PLAN_BYTES,
         4 * max(program.max_position, FIRST_TURNS) * own.rope.width,
-        4 * MOST_ROWS * own.shared_floats,
+        4 * MOST_ROWS * (own.shared_floats + own.carried_floats),
         4 * MOST_ROWS * program.vocab_size,
     )
     return SharedSizes(*(-(-part // PAGE) * PAGE for part in parts))
@@ -87,22 +96,26 @@ class SharedMemory:
         os.ftruncate(fd, sizes.total)
         return cls(fd, sizes)
 
-    def struct(self, own: RankProgram, is_shared: int, bound_s: float) -> RanksStruct:
-        """Returns ``own`` rank's view, but for its pages; ``is_shared``: where a flag per register lies."""
-        sizes, (first, end) = self.sizes, own.own_kv
+    def struct(self, native: NativeRankProgram, bound_s: float) -> RanksStruct:
+        """Returns the view of the rank that ``native`` is of, but for its pages."""
+        sizes, own = self.sizes, native.own
+        first, end = own.own_kv
         return RanksStruct(
             group_at(self.meeting, own.rank.index, own.rank.count, SLOT_BYTES, bound_s),
             *(self.plan, self.turns, None, self.registers, self.logits),
             *(sizes.plan, sizes.registers // 4, sizes.logits // 4),
-            is_shared,
+            native.is_shared,
             *(own.program.vocab_size, own.vocab[0]),
-            *(first, end - first, own.program.kv_heads, 0),
+            *(first, end - first, own.program.kv_heads, own.deal),
+            native.carried_floats,
+            *(len(native.ops), 0, 0, 0),
+            *native.carried,
         )
 
 
 def lead_step() -> NativeFunction:
-    """Returns baton_rank_lead(model, step, table, table's entries, ranks)."""
-    return native.function("rank_lead", P, P, P, I64, P, result=I32)
+    """Returns baton_rank_lead(model, step, table, table's entries, deal, ranks)."""
+    return native.function("rank_lead", P, P, P, I64, P, P, result=I32)
 
 
 def follow(model: Model, ranks: RanksStruct) -> int:

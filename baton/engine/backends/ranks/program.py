@@ -12,11 +12,18 @@ from torch import Tensor
 
 from baton.engine.backends.native.program import NativeProgram, Weights
 from baton.engine.program import ops as p
-from baton.engine.program.ranks import RankProgram
+from baton.engine.program.ranks import RankProgram, Residual
+from baton.kernels.abi.native import I32, I64, P
 from baton.kernels.moe.native import AnyExperts, BiasedMoeStruct, ExpertsStruct, experts_of
 from baton.kernels.step import structs
 
 GATHER, EXPERTS, BIASED_EXPERTS, MIX = range(128, 132)  # step/ranks.h: RankOpKind
+
+
+class Carried(ctypes.Structure):
+    """Mirrors Carried of step/ranks.h."""
+
+    _fields_ = (("registers", P), ("first", I64), ("count", I32), ("pad", I32))
 
 
 class NativeRankProgram(NativeProgram):
@@ -27,6 +34,30 @@ class NativeRankProgram(NativeProgram):
         super().__init__(own.program, weights)
         shared = {self.registers[name] for name in own.widths}
         self._is_shared = np.array([number in shared for number in range(len(self.widths))], np.int32)
+        norm = weights[own.head.norm]  # of hidden states that are asked for
+        assert isinstance(norm, Tensor)
+        self.vectors[own.head.norm] = norm.float()
+        self.carried = tuple(self._carried(residual) for residual in (own.given, own.handed))
+
+    def _given(self) -> dict[str, int]:
+        return dict.fromkeys(self.own.given.registers, self._hidden)
+
+    @property
+    def _hidden(self) -> int:
+        """The width of the residual stream, which the head's norm has too."""
+        norm = self._weights[self.own.head.norm]
+        assert isinstance(norm, Tensor)
+        return norm.shape[0]
+
+    @property
+    def carried_floats(self) -> int:
+        """Returns the floats per row of the registers that ranks hand to one another."""
+        return self.own.carried * self.hidden
+
+    def _carried(self, residual: Residual) -> Carried:
+        registers = np.array([self.registers[name] for name in residual.registers], np.int32)
+        self._kept.append(registers)
+        return Carried(registers.ctypes.data, residual.first * self.hidden, len(registers), 0)
 
     @property
     def row_floats(self) -> int:

@@ -8,18 +8,30 @@ from __future__ import annotations
 
 import ctypes
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from baton.engine.backends.native.batch import NativeBatch
+from baton.engine.backends.native.batch import Array, NativeBatch
 from baton.engine.backends.native.step_runner import StepRunner
+from baton.engine.backends.ranks.dealing import Piece, among_ranks, in_parts
 from baton.engine.backends.ranks.followers import Followers
 from baton.engine.backends.ranks.load import LoadedRank
-from baton.engine.backends.ranks.memory import MOST_ROWS, SharedMemory, dismiss, lead_step, sizes_for
+from baton.engine.backends.ranks.memory import (
+    MOST_ROWS,
+    DealStruct,
+    SharedMemory,
+    dismiss,
+    lead_step,
+    sizes_for,
+)
 from baton.engine.plan import ModelSpec, StepPlan
+from baton.engine.program.ops import LmHead
+from baton.engine.program.ranks import BY_COLUMNS, BY_ROWS
 from baton.kernels.collective.native import RankIsLost
+from baton.kernels.step.structs import Step
 from baton.protos.errors import BatonError, RankLost
 from baton.protos.nouns import EngineWork
 
@@ -27,7 +39,7 @@ TOO_LARGE = -1  # ranks.h
 
 
 class RankRunner(StepRunner):
-    """Implements ``Runner`` on ``config.tp`` ranks of one host, and ``Ranks``."""
+    """Implements ``Runner`` on several ranks of one host, and ``Ranks``."""
 
     def __init__(
         self,
@@ -43,11 +55,12 @@ class RankRunner(StepRunner):
         self._layers = loaded.program.layers
         self._memory = SharedMemory.create(sizes_for(loaded.program, loaded.native))
         followers.share(self._memory.fd, self._memory.sizes.total)
-        self._ranks = self._memory.struct(loaded.native.own, loaded.native.is_shared, bound_s)
+        self._ranks = self._memory.struct(loaded.native, bound_s)
         self._run = lead_step()
         self._arena = torch.empty(0)
         self._shown = 0  # positions whose angles the others see
         self._buffer: memoryview | None = None
+        self._pieces: tuple[Array, ...] = ()  # of the step that runs
 
     @property
     def ranks(self) -> RankRunner:
@@ -82,14 +95,32 @@ class RankRunner(StepRunner):
             self._arena = torch.empty(floats)
         step = self._step(batch)
         step.turns, step.pages, step.arena = self._memory.turns, self._ranks.pages, self._arena.data_ptr()
-        table = batch.flat.ctypes.data, len(batch.flat)
-        code = self._run(self._own.address, ctypes.byref(step), *table, ctypes.addressof(self._ranks))
+        table, deal = (batch.flat.ctypes.data, len(batch.flat)), self._dealt(batch, step)
+        how = None if deal is None else ctypes.addressof(deal)
+        code = self._run(self._own.address, ctypes.byref(step), *table, how, ctypes.addressof(self._ranks))
         if code == TOO_LARGE:
             text = f"a step of {batch.rows} tokens is more than {MOST_ROWS} that ranks share memory for"
             raise BatonError(f"{text}; lower worker.prefill_chunk_tokens", "worker.prefill_chunk_tokens")
         if code:
             lost = RankIsLost(code)
             raise RankLost(f"{lost}, of {self._own.own.rank.count} ranks", rank=lost.rank)
+
+    def _dealt(self, batch: NativeBatch, step: Step) -> DealStruct | None:
+        """How the step's rows are dealt, in whose pieces ``step`` has its items from now on; None by columns."""
+        own = self._own.own
+        if own.deal == BY_COLUMNS:
+            return None
+        starts, counts = (batch.items[field].tolist() for field in ("start", "queries"))
+        ranks = own.rank.count
+        pieces = among_ranks(starts, counts, ranks) if own.deal == BY_ROWS else in_parts(counts, ranks)
+        items = cut(batch.items, pieces)
+        owners = np.array([piece.owner for piece in pieces], np.int32)
+        self._pieces = items, owners
+        step.items, step.item_count = items.ctypes.data, len(items)
+        return DealStruct(owners.ctypes.data, pieces[-1].owner + 1, batch.pools)
+
+    def _head(self) -> LmHead:
+        return self._own.own.head
 
     def _show_turns(self, positions: int) -> None:
         """Puts the table of rotary angles where all ranks read it."""
@@ -100,8 +131,29 @@ class RankRunner(StepRunner):
             self._shown = len(self._turns)
 
     def _rows(self, batch: NativeBatch, name: str, rows: slice) -> Tensor:
+        if name in self._own.own.last.registers:
+            return self._last(batch, name)[rows].clone()
         if name not in self._own.own.shared:
             return self._own.register(self._arena, batch.rows, name)[rows].clone()
-        count = batch.rows * self._own.shared_floats
+        held = self._shared(batch.rows * self._own.shared_floats)
+        return self._own.register(held, batch.rows, name)[rows].clone()
+
+    def _last(self, batch: NativeBatch, name: str) -> Tensor:
+        """What the last rank left of a register, of all rows."""
+        last, hidden = self._own.own.last, self._own.hidden
+        at = (last.first + last.registers.index(name)) * batch.rows * hidden
+        return self._shared(at + batch.rows * hidden)[at:].view(batch.rows, hidden)
+
+    def _shared(self, count: int) -> Tensor:
         held = (ctypes.c_float * count).from_address(self._memory.registers)
-        return self._own.register(torch.frombuffer(held, dtype=torch.float32), batch.rows, name)[rows].clone()
+        return torch.frombuffer(held, dtype=torch.float32)
+
+
+def cut(items: Array, pieces: Sequence[Piece]) -> Array:
+    """Returns the items' structs cut into ``pieces``; block tables stay where they are."""
+    of, first, count = (np.array([piece[at] for piece in pieces], np.int64) for at in range(3))
+    found = items[of]
+    found["first"] += first
+    found["start"] += first
+    found["queries"] = count
+    return found

@@ -36,7 +36,6 @@ from baton.engine.models import program_for
 from baton.engine.plan import ModelSpec, PooledStates, Runner, SequenceStep, StepPlan, StepResult
 from baton.engine.program.config import ModelConfig
 from baton.engine.program.program import Program
-from baton.engine.program.ranks import Rank
 from baton.engine.program.rope import LONGROPE, settled
 from baton.engine.program.sites import adaptable, sites_of
 from baton.engine.sampling import choose, score
@@ -62,11 +61,13 @@ def load(config: EngineConfig) -> Runner:
     Raises CheckpointError and ConfigError.
     """
     check, by_ops = _is_on(CHECK_ENV, "1"), _is_on(STEP_ENV, OPS)
-    if config.tp > 1:
+    widths = config.widths
+    if widths.count > 1:
         if check or by_ops:
-            raise ConfigError(f"{CHECK_ENV} and {STEP_ENV} are of one rank, tp is {config.tp}; unset them", "tp")
+            raise ConfigError(f"{CHECK_ENV} and {STEP_ENV} are of one rank, {widths}; unset them", widths.field)
         if config.adapters is not None:
-            raise ConfigError(f"tp is {config.tp}: adapters are applied on one rank only; use tp 1", "tp")
+            text = f"{widths}: adapters are applied on one rank only; use {widths.field} 1"
+            raise ConfigError(text, widths.field)
         return _on_ranks(config)
     if config.threads is not None:
         _use_threads(config.threads)
@@ -119,7 +120,7 @@ def _use_threads(count: int) -> None:
 
 
 def _on_ranks(config: EngineConfig) -> Runner:
-    """The runner that leads ``config.tp`` ranks, which read their weights side by side."""
+    """The runner that leads several ranks, which read their weights side by side."""
     own = rank_config(config, len(os.sched_getaffinity(0)))
     assert own.threads is not None
     _use_threads(own.threads)
@@ -127,10 +128,10 @@ def _on_ranks(config: EngineConfig) -> Runner:
     require_possible(own, program_for(model))  # before a process is started for it
     followers = Followers(own)
     try:
-        loaded = load_rank(own, Rank(0, own.tp))
+        loaded = load_rank(own, 0)
         followers.await_ready(loaded.fingerprint)
         spec = _spec(own, model, loaded.program, _dtype_name(own), loaded.fingerprint)
-        _use_threads(own.threads * own.tp)  # the others wait: what the machine can do is asked of all cores
+        _use_threads(own.threads * own.widths.count)  # for what all cores can do: the other ranks wait
         work = work_of_ranks(loaded.program, loaded.native.program, loaded.weights, spec.layout)
         _use_threads(own.threads)
         return RankRunner(spec, loaded, followers, own.rank_bound_s, work=work)

@@ -28,6 +28,14 @@ WIDTHS = [
     ("llama_dynamic", 2), ("mistral_full", 4), ("qwen3_moe_norm", 4), ("qwen3_bias", 2), ("qwen3_moe", 2),
     ("gemma3", 2), ("gemma3", 4), ("phi3", 2), ("phi3_long", 2), ("gpt_oss", 6), ("gemma2", 2), ("llama3", 2),
 ]  # fmt: skip
+ROWS = [
+    ("qwen3_moe", 3), ("gemma2", 2), ("olmo2", 2), ("llama3", 4), ("qwen2_mixed", 2), ("gpt_oss", 2),
+    ("mixtral", 2), ("gemma3", 2), ("mistral", 3), ("qwen3", 2), ("phi3_long", 3),
+]  # fmt: skip
+LAYERS = [
+    ("gemma2", 2), ("qwen3_moe", 2), ("olmo2", 3), ("llama3", 2), ("qwen2_mixed", 2), ("gpt_oss", 2),
+    ("mixtral", 2), ("gemma3", 2), ("mistral", 2), ("qwen3", 2), ("phi3_long", 2),
+]  # fmt: skip
 FORMS: list[dict[str, Any]] = [
     {"quantization": "int8"},
     {"quantization": "int4", "kv_cache_dtype": "int8"},
@@ -36,12 +44,13 @@ FORMS: list[dict[str, Any]] = [
 ]
 
 
-def same_bits(model: Path, count: int, **fields: Any) -> None:
+def same_bits(model: Path, count: int, share: str = "tp", chunk: int = 48, **fields: Any) -> None:
     """Holds tokens, logprobs, prompt scores and the pages' bytes of ``count`` ranks against one rank's."""
     alone = load_runner(EngineConfig(str(model), threads=1, **fields))
-    runner = on_ranks(alone.spec, EngineConfig(str(model), threads=1, tp=count, rank_bound_s=60.0, **fields))
-    asked = [prompt[:70] for prompt in prompts(alone.spec.vocab_size, 6)]
-    one, many = SharedDriver(alone, 64, chunk=48), SharedDriver(runner, 64, chunk=48)
+    config = EngineConfig(str(model), threads=1, rank_bound_s=60.0, **fields, **{share: count})
+    runner = on_ranks(alone.spec, config)
+    asked = [prompt[: 70 + chunk] for prompt in prompts(alone.spec.vocab_size, 6)]
+    one, many = SharedDriver(alone, 128, chunk=chunk), SharedDriver(runner, 128, chunk=chunk)
     try:
         for sampling in (SPOKEN, DRAWN, READ):
             assert many.answer(asked, sampling) == one.answer(asked, sampling)
@@ -57,13 +66,24 @@ def test_answers_logprobs_and_pages_are_those_of_one_rank(tmp_path: Path, kind: 
     same_bits(make(tmp_path, kind), count)
 
 
+@pytest.mark.parametrize(("kind", "count"), first_now(ROWS, 2), ids=lambda value: str(value))
+def test_rows_dealt_among_ranks_have_the_bits_of_one(tmp_path: Path, kind: str, count: int) -> None:
+    same_bits(make(tmp_path, kind), count, "cp", chunk=170)
+
+
+@pytest.mark.parametrize(("kind", "count"), first_now(LAYERS, 2), ids=lambda value: str(value))
+def test_layers_dealt_among_ranks_have_the_bits_of_one(tmp_path: Path, kind: str, count: int) -> None:
+    same_bits(make(tmp_path, kind), count, "pp", chunk=170)
+
+
 @pytest.mark.parametrize("fields", first_now(FORMS, 2), ids=lambda fields: "-".join(map(str, fields.values())))
 @pytest.mark.parametrize("kind", first_now(["qwen2_mixed", "qwen3_moe_norm"], 1))
 def test_rounded_weights_and_narrow_kv_keep_their_bits(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, fields: dict[str, Any]
 ) -> None:
     monkeypatch.setenv("BATON_CACHE_DIR", str(Path(native.built(native.isa())).parents[1]))
-    same_bits(make(tmp_path / "model", kind), 2, cache_dir=str(tmp_path / "cache"), **fields)
+    for share in ("tp", "cp", "pp"):
+        same_bits(make(tmp_path / "model", kind), 2, share, cache_dir=str(tmp_path / "cache"), **fields)
 
 
 def test_a_context_that_rope_is_extended_for_has_the_same_factors_on_ranks(tmp_path: Path) -> None:

@@ -18,7 +18,6 @@ from baton.engine.backends.ranks.load import load_rank
 from baton.engine.backends.ranks.memory import RanksStruct, dismiss
 from baton.engine.backends.ranks.runner import RankRunner
 from baton.engine.load import EngineConfig, load_runner
-from baton.engine.program.ranks import Rank
 from baton.kernels.abi import native
 from baton.protos.errors import CheckpointError, ConfigError, RankLost
 from baton.protos.nouns import Sampling
@@ -37,8 +36,8 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @contextmanager
-def ranks_of(model: Path, bound_s: float = 60.0) -> Iterator[RankRunner]:
-    runner = load_runner(EngineConfig(str(model), threads=2, tp=2, rank_bound_s=bound_s))
+def ranks_of(model: Path, bound_s: float = 60.0, share: str = "tp") -> Iterator[RankRunner]:
+    runner = load_runner(EngineConfig(str(model), threads=2, rank_bound_s=bound_s, **{share: 2}))
     assert isinstance(runner, RankRunner)
     pids = runner.pids()
     try:
@@ -48,10 +47,11 @@ def ranks_of(model: Path, bound_s: float = 60.0) -> Iterator[RankRunner]:
     assert not any(Path("/proc", str(pid)).exists() for pid in pids), "a rank is left over"
 
 
-def test_processes_answer_as_one_does_cost_as_much_and_leave_when_told(model: Path) -> None:
+@pytest.mark.parametrize("share", ["tp", "cp", "pp"])
+def test_processes_answer_as_one_does_cost_as_much_and_leave_when_told(model: Path, share: str) -> None:
     one = load_runner(EngineConfig(str(model), threads=1))
     alone = SharedDriver(one, 16).answer(PROMPTS, GREEDY)
-    with ranks_of(model) as runner:
+    with ranks_of(model, share=share) as runner:
         assert SharedDriver(runner, 16).answer(PROMPTS, GREEDY) == alone
         assert one.work is not None
         assert runner.work is not None
@@ -91,7 +91,7 @@ def test_ranks_that_were_told_to_leave_are_not_called_lost(model: Path, monkeypa
 def test_a_rank_that_ends_before_it_took_what_it_was_given_is_left_to_the_watch(model: Path) -> None:
     followers = Followers(EngineConfig(str(model), threads=1, tp=2))
     try:
-        followers.await_ready(fingerprint := load_rank(EngineConfig(str(model), threads=1, tp=2), Rank(0, 2))[3])
+        followers.await_ready(fingerprint := load_rank(EngineConfig(str(model), threads=1, tp=2), 0)[3])
         pid = followers.pids()[0]
         os.kill(pid, signal.SIGSTOP)
         memory = os.memfd_create("anything")
@@ -104,8 +104,9 @@ def test_a_rank_that_ends_before_it_took_what_it_was_given_is_left_to_the_watch(
     assert fingerprint
 
 
-def test_a_rank_that_stands_still_is_lost_after_the_bound(model: Path) -> None:
-    with ranks_of(model, bound_s=0.5) as runner:
+@pytest.mark.parametrize("share", ["tp", "pp"])
+def test_a_rank_that_stands_still_is_lost_after_the_bound(model: Path, share: str) -> None:
+    with ranks_of(model, 0.5, share) as runner:
         driver = SharedDriver(runner, 16)
         os.kill(runner.pids()[0], signal.SIGSTOP)
         with pytest.raises(RankLost, match="rank 1 is stuck, of 2 ranks") as caught:
@@ -130,3 +131,7 @@ def test_widths_that_cannot_be_are_refused_before_a_process_starts(model: Path) 
         load_runner(EngineConfig(str(model), tp=3))
     with pytest.raises(ConfigError, match="several ranks run on the cpu only"):
         load_runner(EngineConfig(str(model), tp=2, device="cuda"))
+    with pytest.raises(ConfigError, match="pp is 9, and the model has 2 layers; use 1 to 2"):
+        load_runner(EngineConfig(str(model), pp=9))
+    with pytest.raises(ConfigError, match="cp is 2 and pp is 2: ranks share a model in one way"):
+        load_runner(EngineConfig(str(model), cp=2, pp=2))

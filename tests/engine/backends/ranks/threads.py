@@ -13,7 +13,6 @@ from baton.engine.backends.ranks.memory import SharedMemory, follow, sizes_for
 from baton.engine.backends.ranks.runner import RankRunner
 from baton.engine.load import EngineConfig
 from baton.engine.plan import ModelSpec, Runner, ranks_of
-from baton.engine.program.ranks import Rank
 from baton.kv.memory.host_pages import PageMemory
 from baton.protos.errors import RankLost
 from tests.conformance.drive import Driver
@@ -40,7 +39,7 @@ class ThreadFollowers:
             thread.start()
 
     def _run(self, rank: LoadedRank, memory: SharedMemory, pages: mmap.mmap) -> None:
-        struct = memory.struct(rank.native.own, rank.native.is_shared, self._bound_s)
+        struct = memory.struct(rank.native, self._bound_s)
         struct.pages = ctypes.addressof(ctypes.c_char.from_buffer(pages))
         self.codes.append(follow(rank.native.struct, struct))
 
@@ -58,8 +57,8 @@ class ThreadFollowers:
 
 
 def on_ranks(spec: ModelSpec, config: EngineConfig) -> RankRunner:
-    """Returns the lead of ``config.tp`` ranks, the others as threads; call ``leave`` at last."""
-    ranks = [load_rank(config, Rank(index, config.tp)) for index in range(config.tp)]
+    """Returns the lead of ``config``'s ranks, the others as threads; call ``leave`` at last."""
+    ranks = [load_rank(config, index) for index in range(config.widths.count)]
     followers = ThreadFollowers(ranks[1:], config.rank_bound_s)
     return RankRunner(spec, ranks[0], followers, config.rank_bound_s)  # type: ignore[arg-type]
 

@@ -1,0 +1,78 @@
+"""Deals the rows of a step: among ranks so that each has as much to do, or into parts that follow one another.
+
+Knows nothing of ranks' processes. A prompt's later rows attend to more keys. Cut into twice as many pieces as there
+are ranks, with a rank's second piece as far from the end as its first is from the beginning, all have the same sum
+(https://arxiv.org/abs/2411.01783).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import pairwise
+from typing import NamedTuple
+
+GRAIN = (
+    16  # rows: pieces begin with one, so that kernels' blocks of rows are full, and no page is written by two ranks
+)
+LEAST_PART = 64  # rows of a part, because each part reads a rank's weights anew
+PARTS_PER_RANK = 4  # at most: a rank waits for a part of the time in (parts + ranks - 1)
+
+
+class Piece(NamedTuple):
+    """Holds rows ``first`` … ``first + rows - 1`` of item ``item``, counted in the item, and whose they are."""
+
+    item: int
+    first: int
+    rows: int
+    owner: int
+
+
+def among_ranks(starts: Sequence[int], counts: Sequence[int], ranks: int) -> tuple[Piece, ...]:
+    """Returns pieces by ranks. Item i has ``counts[i]`` rows, the first at position ``starts[i]``."""
+    load, found = [0] * ranks, list[Piece]()
+    for item, (start, count) in enumerate(zip(starts, counts, strict=True)):
+        if count >= 2 * ranks * GRAIN:
+            pieces = list(_folded(item, start, count, ranks))
+        else:
+            pieces = [Piece(item, 0, count, load.index(min(load)))]
+        for piece in pieces:
+            load[piece.owner] += piece.rows
+        found += pieces
+    return tuple(found)
+
+
+def _folded(item: int, start: int, count: int, ranks: int) -> Iterator[Piece]:
+    cuts = [_grained(start, count, at, 2 * ranks) for at in range(2 * ranks + 1)]
+    for at, (begin, end) in enumerate(pairwise(cuts)):
+        yield Piece(item, begin, end - begin, min(at, 2 * ranks - 1 - at))
+
+
+def _grained(start: int, count: int, at: int, pieces: int) -> int:
+    """Where piece ``at`` begins: at a position that is a multiple of the grain, but for the ends."""
+    if at in (0, pieces):
+        return count * at // pieces
+    return max(0, (start + count * at // pieces) // GRAIN * GRAIN - start)
+
+
+def in_parts(counts: Sequence[int], ranks: int) -> tuple[Piece, ...]:
+    """Returns pieces by parts of the step, 0 and up: each has about as many rows, and rows keep their order."""
+    total = sum(counts)
+    parts = max(1, min(total // LEAST_PART, PARTS_PER_RANK * ranks))
+    found, at = list[Piece](), 0
+    for item, count in enumerate(counts):
+        for begin, end in _cut(at, at + count, [total * part // parts for part in range(1, parts)]):
+            found.append(Piece(item, begin - at, end - begin, _part_of(begin, total, parts)))
+        at += count
+    return tuple(found)
+
+
+def _cut(begin: int, end: int, cuts: Iterable[int]) -> Iterator[tuple[int, int]]:
+    for cut in cuts:
+        if begin < cut < end:
+            yield begin, cut
+            begin = cut
+    yield begin, end
+
+
+def _part_of(row: int, total: int, parts: int) -> int:
+    return max(part for part in range(parts) if total * part // parts <= row)
