@@ -7,21 +7,16 @@ from typing import Any
 
 import pytest
 
-from baton.engine.load import EngineConfig, load_runner
 from baton.engine.program.ranks import possible_widths, require_splittable
 from baton.kernels.abi import native
 from baton.protos.errors import ConfigError
-from baton.protos.nouns import Sampling
-from tests.conformance.checkpoints import KINDS, make, prompts
-from tests.engine.backends.ranks.threads import SharedDriver, on_ranks
+from tests.conformance.checkpoints import KINDS, make
+from tests.engine.backends.ranks.same_bits import same_bits
 from tests.engine.test_models import program
 from tests.kernels.thorough import first_now
 
 pytestmark = pytest.mark.skipif(native.library() is None, reason="no native kernels here")
 
-SPOKEN = Sampling(temperature=0.0, max_tokens=5, logprobs=3)
-DRAWN = Sampling(temperature=0.8, top_p=0.95, seed=11, max_tokens=5, repetition_penalty=1.1)
-READ = Sampling(temperature=0.0, max_tokens=2, prompt_logprobs=2, pooling="mean")
 WIDTHS = [
     ("gpt_oss", 2), ("mistral", 5), ("gemma2", 6), ("qwen2_mixed", 4), ("llama2", 2), ("llama_yarn", 4),
     ("qwen3", 3), ("mixtral", 4), ("qwen2", 2), ("llama_linear", 4), ("llama3", 6), ("qwen2_mixed", 2),
@@ -42,23 +37,6 @@ FORMS: list[dict[str, Any]] = [
     {"dtype": "bfloat16", "kv_cache_dtype": "fp8"},
     {"dtype": "bfloat16"},
 ]
-
-
-def same_bits(model: Path, count: int, share: str = "tp", chunk: int = 48, **fields: Any) -> None:
-    """Holds tokens, logprobs, prompt scores and the pages' bytes of ``count`` ranks against one rank's."""
-    alone = load_runner(EngineConfig(str(model), threads=1, **fields))
-    config = EngineConfig(str(model), threads=1, rank_bound_s=60.0, **fields, **{share: count})
-    runner = on_ranks(alone.spec, config)
-    asked = [prompt[: 70 + chunk] for prompt in prompts(alone.spec.vocab_size, 6)]
-    one, many = SharedDriver(alone, 128, chunk=chunk), SharedDriver(runner, 128, chunk=chunk)
-    try:
-        for sampling in (SPOKEN, DRAWN, READ):
-            assert many.answer(asked, sampling) == one.answer(asked, sampling)
-        assert many.logprobs == one.logprobs
-        assert many.read == one.read
-        assert bytes(many.memory.view()) == bytes(one.memory.view())
-    finally:
-        runner.leave()
 
 
 @pytest.mark.parametrize(("kind", "count"), first_now(WIDTHS, 4), ids=lambda value: str(value))

@@ -1,0 +1,32 @@
+"""Holds a model on several ranks against the same model on one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from baton.engine.load import EngineConfig, load_runner
+from baton.protos.nouns import Sampling
+from tests.conformance.checkpoints import prompts
+from tests.engine.backends.ranks.threads import SharedDriver, on_ranks
+
+SPOKEN = Sampling(temperature=0.0, max_tokens=5, logprobs=3)
+DRAWN = Sampling(temperature=0.8, top_p=0.95, seed=11, max_tokens=5, repetition_penalty=1.1)
+READ = Sampling(temperature=0.0, max_tokens=2, prompt_logprobs=2, pooling="mean")
+
+
+def same_bits(model: Path, count: int, share: str = "tp", chunk: int = 48, **fields: Any) -> None:
+    """Holds tokens, logprobs, prompt scores and the pages' bytes of ``count`` ranks against one rank's."""
+    alone = load_runner(EngineConfig(str(model), threads=1, **fields))
+    config = EngineConfig(str(model), threads=1, rank_bound_s=60.0, **fields, **{share: count})
+    runner = on_ranks(alone.spec, config)
+    asked = [prompt[: 70 + chunk] for prompt in prompts(alone.spec.vocab_size, 6)]
+    one, many = SharedDriver(alone, 128, chunk=chunk), SharedDriver(runner, 128, chunk=chunk)
+    try:
+        for sampling in (SPOKEN, DRAWN, READ):
+            assert many.answer(asked, sampling) == one.answer(asked, sampling)
+        assert many.logprobs == one.logprobs
+        assert many.read == one.read
+        assert bytes(many.memory.view()) == bytes(one.memory.view())
+    finally:
+        runner.leave()
