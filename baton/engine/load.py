@@ -41,6 +41,8 @@ class EngineConfig(msgspec.Struct, frozen=True):
     that may be loaded, None where none ever are (a CPU only). ``tp`` ranks share the model's columns, ``cp`` the
     rows of a step, or ``pp`` its layers; each is a process with its part of ``threads``. One that the others wait
     for longer than ``rank_bound_s`` seconds is stuck (0: they wait for ever).
+    ``quantization_overrides`` give layers that a pattern names another scheme than ``quantization``
+    (``checkpoints/layer_schemes.py``), "none" to keep them as they are.
     """
 
     model: str
@@ -57,6 +59,7 @@ class EngineConfig(msgspec.Struct, frozen=True):
     cp: int = 1
     pp: int = 1
     rank_bound_s: float = 10.0
+    quantization_overrides: dict[str, str] = {}
 
     @property
     def widths(self) -> Widths:

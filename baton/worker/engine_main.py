@@ -161,6 +161,7 @@ def make_runner(spec: EngineSpec, lora: AdapterSpec = NO_ADAPTERS, stall_s: floa
         threads=spec.threads or None,
         kv_cache_dtype=spec.kv_cache_dtype,  # type: ignore[arg-type]
         quantization=spec.quantization,  # type: ignore[arg-type]
+        quantization_overrides=spec.quantization_overrides,
         cache_dir=spec.cache_dir,
         cuda_step=spec.cuda_step,  # type: ignore[arg-type]
         adapters=lora.limits if lora.wanted else None,

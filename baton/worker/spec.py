@@ -30,6 +30,7 @@ class EngineSpec(_Group, frozen=True):
     dtype: str = "auto"
     kv_cache_dtype: str = "auto"
     quantization: str = "none"  # of plain weights, on load
+    quantization_overrides: dict[str, str] = {}  # schemes of layers, by pattern
     cache_dir: str = ""  # of built kernels and packed weights
     device: str = "cpu"  # cpu, cuda, paced:PROFILE
     cuda_step: str = "auto"  # of the GPU's own kernels: auto, graph, mega

@@ -35,7 +35,7 @@ def loaded(directory: Path, **settings: object) -> loading.LoadedWeights:
 
 def likeliest(directory: Path, **settings: object) -> tuple[int, float]:
     runner = load_runner(EngineConfig(str(directory), threads=1, **settings))  # type: ignore[arg-type]
-    prompt = prompts(1117)[3][:60]
+    prompt = prompts(runner.spec.vocab_size)[3][:60]
     runner.bind(memoryview(bytearray(8 * runner.spec.layout.page_bytes)), 8)
     ask = SampleSpec(GREEDY, 0, len(prompt), prompt, len(prompt))
     found = runner.run(StepPlan((SequenceStep(0, prompt, 0, range(8), ask),))).sampled[0]
@@ -102,3 +102,63 @@ def test_a_checkpoint_of_an_unknown_form_is_refused_with_the_list(tmp_path: Path
         CheckpointError, match=r"'hqq'; known are awq, bitsandbytes, compressed-tensors, fp8, gguf, gptq, mxfp4"
     ):
         loaded(directory)
+
+
+MIXED = {"model.layers.0.self_attn.*": "int4", "*.down_proj": "none", "re:.*layers\\.1\\..*_proj": "int8"}
+
+
+def kind_of(found: loading.LoadedWeights, name: str) -> int | None:
+    weight = found.weights[name]
+    return weight.kind if isinstance(weight, PackedWeight) else None
+
+
+def test_layers_that_patterns_name_have_schemes_of_their_own(model: Path, tmp_path: Path) -> None:
+    settings = {"quantization": "int4", "quantization_overrides": MIXED | {"lm_head": "none"}}
+    found = loaded(model, cache_dir=str(tmp_path), **settings)
+    kinds = {name: kind_of(found, name) for name in ("0.qkv", "0.gate_up", "0.down", "1.qkv", "1.gate_up", "head")}
+    assert kinds == {"0.qkv": W4, "0.gate_up": W4, "0.down": None, "1.qkv": W8, "1.gate_up": W8, "head": None}
+    assert kind_of(found, "1.down") is None, "the first pattern that names a layer decides"
+    plain = loaded(model)
+    assert torch.equal(found.weights["0.down"], plain.weights["0.down"])  # type: ignore[arg-type]
+    assert torch.equal(found.weights[HEAD], plain.weights["embed"])  # type: ignore[arg-type]
+
+
+def test_overrides_decide_answers_and_are_part_of_the_fingerprint(model: Path, tmp_path: Path) -> None:
+    given = {"quantization": "none", "quantization_overrides": {"*_proj": "int8"}, "cache_dir": str(tmp_path)}
+    whole, exact = likeliest(model, quantization="int8", cache_dir=str(tmp_path)), likeliest(model)
+    mine = likeliest(model, **given)
+    assert 0 < abs(mine[1] - exact[1]) < 0.3
+    assert mine != whole, "the head is not rounded"
+    prints = {
+        loaded(model, **given).fingerprint,
+        loaded(model).fingerprint,
+        loaded(model, quantization="int8", cache_dir=str(tmp_path)).fingerprint,
+        loaded(model, **(given | {"quantization_overrides": {"*_proj": "int4"}})).fingerprint,
+    }
+    assert len(prints) == 4
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        ({"model.layers.9.*": "int8"}, r"'model.layers.9.\*' names no layer that is rounded; layers are named"),
+        ({"*.q_proj": "int8"}, r"q_proj is to be int8 and .*k_proj int4, .* multiplied as one weight; name them"),
+        ({"*": "int3"}, "quantization 'int3' is unknown; choose none, int8, int4"),
+        ({"re:(": "int8"}, r"'re:\(' is no regular expression"),
+    ],
+    ids=["none", "parts", "scheme", "regex"],
+)
+def test_an_override_that_cannot_be_is_refused_by_pattern(
+    model: Path, tmp_path: Path, overrides: dict[str, str], said: str
+) -> None:
+    with pytest.raises(ConfigError, match=said):
+        loaded(model, quantization="int4", quantization_overrides=overrides, cache_dir=str(tmp_path))
+
+
+def test_experts_take_an_override_as_other_layers_do(tmp_path: Path) -> None:
+    directory, cache = make(tmp_path / "moe", "mixtral"), str(tmp_path)
+    found = loaded(directory, quantization_overrides={"*.experts.*": "int4"}, cache_dir=cache)
+    assert (kind_of(found, "0.experts_gate_up"), kind_of(found, "0.qkv")) == (W4, None)
+    likeliest(directory, quantization_overrides={"*.experts.*": "int4"}, cache_dir=cache)
+    with pytest.raises(ConfigError, match=r"experts.0.w1 is to be int4 and .*experts.1.w1 int8"):
+        loaded(directory, quantization="int8", quantization_overrides={"*.experts.0.*": "int4"}, cache_dir=cache)

@@ -24,6 +24,9 @@ class WorkerConfig(Section):
         default="auto", description="of stored K and V; auto: as dtype"
     )
     quantization: Literal["none", "int8", "int4"] = Field(default="none", description="of plain weights, on load")
+    quantization_overrides: dict[str, str] = Field(
+        default={}, description='other schemes for layers, by pattern: {"*.down_proj" = "int8", lm_head = "none"}'
+    )
     cache_dir: str = Field(default="", description="of packed weights; empty: $BATON_CACHE_DIR or ~/.cache/baton")
     device: str = Field(
         default="cpu",

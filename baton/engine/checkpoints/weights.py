@@ -14,6 +14,8 @@ import msgspec
 import torch
 from torch import Tensor
 
+from baton.engine.checkpoints.kv_scheme import require_sound_scales
+from baton.engine.checkpoints.layer_schemes import LayerSchemes
 from baton.engine.checkpoints.packed_cache import packed_weights
 from baton.engine.checkpoints.safetensors import Checkpoint
 from baton.engine.load import EngineConfig
@@ -28,6 +30,7 @@ from baton.kernels.linear.packed import BF16, VERSION, PackedWeight, beside, own
 from baton.protos.errors import CheckpointError, ConfigError
 
 HEAD = "head"
+AS_STORED = "checkpoint"  # the scheme of weights that are quantized already
 Weights = dict[str, Tensor | PackedWeight]
 Share = Callable[[Program], RankProgram]
 
@@ -57,15 +60,21 @@ def load_weights(
     checkpoint = GgufCheckpoint.find(directory, model) or Checkpoint(directory)
     reader = checkpoint if isinstance(checkpoint, GgufCheckpoint) else reader_of(model, checkpoint)
     _require_possible(config, reader)
+    if isinstance(checkpoint, Checkpoint) and reader is not None:
+        require_sound_scales(checkpoint)
     fingerprint = checkpoint.fingerprint(model.fields)
-    if isinstance(checkpoint, Checkpoint) and reader is None and config.quantization == NONE:
+    overrides = dict(config.quantization_overrides)
+    is_plain = reader is None and config.quantization == NONE and not overrides
+    if isinstance(checkpoint, Checkpoint) and is_plain:
         wanted, rows = _own(program, share)
         plain_weights = checkpoint.weights(wanted, dtype, config.device, rows)
         return LoadedWeights(program, dict(plain_weights), fingerprint)
-    scheme = config.quantization if reader is None else "checkpoint"
-    fingerprint = hashlib.sha256(f"{fingerprint} {scheme} {VERSION}".encode()).hexdigest()
+    scheme = config.quantization if reader is None else AS_STORED
+    mixed = f" {list(overrides.items())}" if overrides else ""
+    fingerprint = hashlib.sha256(f"{fingerprint} {scheme} {VERSION}{mixed}".encode()).hexdigest()
     own = own_head(program)
-    make = _Maker(own, checkpoint, reader, scheme)
+    schemes = None if reader is not None else LayerSchemes(config.quantization, overrides, HEAD)
+    make = _Maker(own, checkpoint, reader, schemes)
     packed = packed_weights(fingerprint, scheme, make.packed, config.cache_dir)
     plain = [weight for weight in _own(own, share)[0] if weight.name not in packed]
     experts = {name for op in own.experts for name in (op.gate_up, op.down)}
@@ -126,7 +135,11 @@ def _require_possible(config: EngineConfig, reader: Reader | None) -> None:
         if reader is not None:
             text = f"quantization is {config.quantization}, but the checkpoint is quantized already; use none"
             raise ConfigError(text, "quantization")
-    if config.device != "cpu" and (reader is not None or config.quantization != NONE):
+    if config.quantization_overrides and reader is not None:
+        text = "quantization_overrides are for plain checkpoints, and this one is quantized already; leave them out"
+        raise ConfigError(text, "quantization_overrides")
+    rounds = config.quantization != NONE or bool(config.quantization_overrides)
+    if config.device != "cpu" and (reader is not None or rounds):
         raise ConfigError(f"quantized weights run on the cpu only, device is {config.device}", "device")
 
 
@@ -134,40 +147,54 @@ class _Maker:
     """Reads and packs one weight after the other, so that little more than the packed ones is ever in memory."""
 
     def __init__(
-        self, program: Program, checkpoint: Checkpoint | GgufCheckpoint, reader: Reader | None, scheme: str
+        self,
+        program: Program,
+        checkpoint: Checkpoint | GgufCheckpoint,
+        reader: Reader | None,
+        schemes: LayerSchemes | None,
     ) -> None:
-        self._program, self._checkpoint, self._reader, self._scheme = program, checkpoint, reader, scheme
+        self._program, self._checkpoint, self._reader, self._schemes = program, checkpoint, reader, schemes
 
     def packed(self) -> dict[str, PackedWeight]:
         """Every matrix that a Linear, the head or an expert multiplies with."""
         wanted = {op.weight for op in self._program.ops if isinstance(op, Linear | LmHead)} - self._program.routers
         experts = {name: op.experts for op in self._program.experts for name in (op.gate_up, op.down)}
         found: dict[str, PackedWeight | None] = {}
-        for weight in self._program.weights:
+        rounded = [weight for weight in self._program.weights if weight.name in wanted or weight.name in experts]
+        schemes = {weight.name: self._scheme_of(weight) for weight in rounded}  # of all, before any is read
+        if self._schemes is not None:
+            self._schemes.require_used(rounded)
+        for weight in rounded:
+            scheme = schemes[weight.name]
+            if scheme == NONE:
+                continue
             if weight.name in wanted:
-                found[weight.name] = self._pack(weight)
-            elif weight.name in experts:
-                found[weight.name] = self._pack_experts(weight, experts[weight.name])
+                found[weight.name] = self._pack(weight, scheme)
+            else:
+                found[weight.name] = self._pack_experts(weight, experts[weight.name], scheme)
         return {name: weight for name, weight in found.items() if weight is not None}
+
+    def _scheme_of(self, weight: Weight) -> str:
+        return AS_STORED if self._schemes is None else self._schemes.of(weight)
 
     def plain(self, weight: Weight, dtype: torch.dtype) -> Tensor:
         """A weight as a tensor: norms, biases, the embedding's table."""
         parts = [values_of(part).to(torch.float32 if weight.plus else dtype) for part in self._parts(weight)]
         return torch.cat(parts) + weight.plus if weight.plus else torch.cat(parts)
 
-    def _pack_experts(self, weight: Weight, experts: int) -> PackedWeight | None:
+    def _pack_experts(self, weight: Weight, experts: int, scheme: str) -> PackedWeight | None:
         """Experts one by one, then side by side; None where they are unquantized, or not all alike."""
         each, found = len(weight.sources) // experts, []
         for at in range(0, len(weight.sources), each):
             own = slice(at, at + each)
             one = msgspec.structs.replace(weight, sources=weight.sources[own], shapes=weight.shapes[own])
-            packed = self._pack(one, ordered=False)
+            packed = self._pack(one, scheme, ordered=False)
             if self._reader is not None and packed.kind == BF16:
                 return None
             found.append(packed)
         return beside(found)
 
-    def _pack(self, weight: Weight, ordered: bool = True) -> PackedWeight:
+    def _pack(self, weight: Weight, scheme: str, ordered: bool = True) -> PackedWeight:
         """``ordered``: rows of inputs may be put into another order first; never those of the head."""
         parts = self._parts(weight)
         if not ordered or weight.name == HEAD:
@@ -177,8 +204,8 @@ class _Maker:
         whole = torch.cat([values_of(part).float() for part in parts])
         if self._reader is not None:  # left unquantized by who made the checkpoint
             return pack_bf16(whole)
-        scheme = on_load(self._scheme)
-        return scheme.pack_head(whole) if weight.name == HEAD else scheme.pack(whole)
+        rounds = on_load(scheme)
+        return rounds.pack_head(whole) if weight.name == HEAD else rounds.pack(whole)
 
     def _parts(self, weight: Weight) -> Sequence[Tensor | Part]:
         return [self._read(name, shape) for name, shape in zip(weight.sources, weight.shapes, strict=True)]

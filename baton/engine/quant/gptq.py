@@ -49,7 +49,7 @@ class GptqReader:
         scales = self._tensors.tensor(f"{base}.scales").float()
         if scales.dim() != 2 or scales.shape[1] != n:
             raise self._tensors.error(f"{base}.scales", f"has shape {tuple(scales.shape)}; (groups, {n}) is known")
-        zeros = unpack(self._tensors.tensor(f"{base}.qzeros"), self._bits)[:, :n] + self._offset  # (groups, n)
+        zeros = self._zeros(self._tensors.tensor(f"{base}.qzeros"))[:, :n]  # (groups, n)
         if zeros.shape != scales.shape:
             problem = f"is packed for {tuple(zeros.shape)}, its scales are {tuple(scales.shape)}"
             raise self._tensors.error(f"{base}.qzeros", problem)
@@ -67,6 +67,15 @@ class GptqReader:
             problem = f"has groups of {size} inputs; multiples of {LEAST_GROUP} are known"
             raise self._tensors.error(f"{base}.scales", problem)
         return found if order is None else found._replace(order=order.int())
+
+    def _zeros(self, packed: Tensor) -> Tensor:
+        """(groups, n) from 0 up. Who stored zero - 1 took the ones from whole words, so that a zero of 0 borrowed
+        from its neighbour; of 3 bits from each number (GPTQModel's convert_gptq_v2_to_v1_format).
+        """
+        if 32 % self._bits:
+            return (unpack(packed, self._bits) + self._offset) & ((1 << self._bits) - 1)
+        ones = sum(self._offset << at for at in range(0, 32, self._bits))
+        return unpack(packed + ones, self._bits)
 
     def _groups(self, base: str, k: int, count: int) -> Tensor | None:
         """Each input's group, None where they are in order."""

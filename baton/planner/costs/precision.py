@@ -60,7 +60,9 @@ def of_checkpoint(config: dict[str, Any]) -> Precision:
         raise ConfigError(f"quantization_config of {method}: {error}", "model") from error
     head = linear if settings.get("lm_head") else PLAIN
     own = bool(settings.get("lm_head"))
-    return Precision(linear=linear, head=head, own_head=own, packed=True, name=f"{method} weights")
+    kv = 8.0 if settings.get("kv_cache_scheme") else PLAIN  # the engine takes int8 or fp8 where it says so
+    scale = SCALE if settings.get("kv_cache_scheme") else 0.0
+    return Precision(linear, head, kv, scale, own, packed=True, name=f"{method} weights")
 
 
 def of_gguf(file_bytes: int, weights: int) -> Precision:

@@ -1,7 +1,7 @@
 """GPTQ's form, as AutoGPTQ and GPTQModel write it. Knows nothing of models.
 
-qweight int32 (k / per, n) from the low bits up; qzeros int32 (groups, n / per) of zero - 1; scales float16
-(groups, n); g_idx int32 (k,). Source: https://github.com/AutoGPTQ/AutoGPTQ.
+qweight int32 (k / per, n) from the low bits up; qzeros int32 (groups, n / per): whole words of zeros, less a word
+of ones; scales float16 (groups, n); g_idx int32 (k,). Source: https://github.com/AutoGPTQ/AutoGPTQ.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ def settings(recipe: Recipe, ignored: list[str]) -> dict[str, Any]:
 def tensors(rounded: Rounded, dtype: torch.dtype) -> dict[str, Tensor]:
     """Returns a layer's tensors."""
     assert rounded.zeros is not None
-    k, mask = rounded.q.shape[1], (1 << rounded.bits) - 1
+    k, ones = rounded.q.shape[1], sum(1 << at for at in range(0, 32, rounded.bits))
     of = rounded.groups_of if rounded.groups_of is not None else group_numbers(k, rounded.group)
     return {
         "qweight": words(rounded.q, rounded.bits).T.contiguous(),
-        "qzeros": words((rounded.zeros.T.int() - 1) & mask, rounded.bits),
+        "qzeros": words(rounded.zeros.T.int(), rounded.bits) - ones,
         "scales": rounded.scales.T.half().contiguous(),
         "g_idx": of.int(),
     }

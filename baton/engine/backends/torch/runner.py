@@ -30,6 +30,7 @@ from baton.engine.backends.torch.batch import BatchBuilder
 from baton.engine.backends.torch.interpreter import Interpreter, KvPages
 from baton.engine.backends.work import work_of, work_of_ranks
 from baton.engine.checkpoints.hub import locate
+from baton.engine.checkpoints.kv_scheme import asked_kv_dtype
 from baton.engine.checkpoints.weights import Weights, load_weights
 from baton.engine.load import EngineConfig
 from baton.engine.models import program_for
@@ -77,6 +78,7 @@ def load(config: EngineConfig) -> Runner:
         _require_torch_cuda()
     directory = locate(config.model)
     model = ModelConfig.read(directory)
+    config = with_asked_kv(config, model)
     dtype, planned = _dtype_name(config), settled(program_for(model), config.max_model_len)
     if config.device == "cuda":
         _require_cuda_ops(model, planned)
@@ -103,6 +105,13 @@ def load(config: EngineConfig) -> Runner:
     return TorchRunner(spec, program, weights, work, adapters=base)
 
 
+def with_asked_kv(config: EngineConfig, model: ModelConfig) -> EngineConfig:
+    """Returns ``config`` with KV as the checkpoint wants it, unless another is asked for or kernels are missing."""
+    if config.kv_cache_dtype != "auto" or config.device != "cpu" or native.library() is None:
+        return config
+    return msgspec.structs.replace(config, kv_cache_dtype=asked_kv_dtype(model))
+
+
 def _with_adapters(
     config: EngineConfig, program: Program, dtype: str, directory: Path
 ) -> tuple[Program, AdapterBase | None]:
@@ -121,10 +130,10 @@ def _use_threads(count: int) -> None:
 
 def _on_ranks(config: EngineConfig) -> Runner:
     """The runner that leads several ranks, which read their weights side by side."""
-    own = rank_config(config, len(os.sched_getaffinity(0)))
+    model = ModelConfig.read(locate(config.model))
+    own = rank_config(with_asked_kv(config, model), len(os.sched_getaffinity(0)))
     assert own.threads is not None
     _use_threads(own.threads)
-    model = ModelConfig.read(locate(config.model))
     require_possible(own, program_for(model))  # before a process is started for it
     followers = Followers(own)
     try:
