@@ -1,4 +1,4 @@
-"""Which model a cluster serves: a directory, a Hugging Face id or a paced profile, and where its text files lie.
+"""Which model a cluster serves: a directory, a GGUF file, a hub id or a paced profile, and where its text lies.
 
 Knows nothing of processes, placement or checkpoints' insides.
 """
@@ -11,6 +11,8 @@ from pathlib import Path
 import baton
 from baton.cluster.config import BatonConfig
 from baton.cluster.model_id import model_id
+from baton.gguf_files.folder import folder_of, is_gguf
+from baton.gguf_files.hub import fetched, is_on_hub
 from baton.protos.errors import CheckpointError
 
 DEMO = Path(baton.__file__).resolve().parents[1] / "models" / "demo"
@@ -36,10 +38,15 @@ def resolve_model(config: BatonConfig) -> str:
     path = Path(model).expanduser() if model else DEMO
     if path.is_dir():
         return str((path if is_paced(config) else require_tokenizer(path)).resolve())
-    if not model or path.exists() or not HUB_ID.fullmatch(model):
+    if is_gguf(model) and path.is_file():
+        if not is_paced(config):
+            require_tokenizer(folder_of(path))
+        return str(path.resolve())
+    if not model or path.exists() or not (HUB_ID.fullmatch(model) or is_on_hub(model)):
         raise CheckpointError(
             f"there is no model directory at {path}: --model takes a directory with config.json, safetensors and "
-            "tokenizer.json, or a Hugging Face id such as Qwen/Qwen3-0.6B",
+            "tokenizer.json, a .gguf file, a Hugging Face id such as Qwen/Qwen3-0.6B, or ORG/REPO:Q4_K_M of a "
+            "repository with GGUF files",
             "worker.model",
         )
     return model
@@ -53,10 +60,18 @@ def text_directory(model: str, paced: bool = False) -> Path | None:
     """
     if not model:
         return None
-    found = Path(model) if Path(model).is_dir() else _text_from_hub(model)
+    found = _text_folder(model)
     if paced and not (found / TOKENIZER).is_file():
         return None
     return require_tokenizer(found)
+
+
+def _text_folder(model: str) -> Path:
+    if Path(model).is_dir():
+        return Path(model)
+    if is_gguf(model) or is_on_hub(model):
+        return folder_of(fetched(model) if is_on_hub(model) else model)
+    return _text_from_hub(model)
 
 
 def model_name(config: BatonConfig, model: str) -> str:

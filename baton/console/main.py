@@ -35,7 +35,7 @@ def _flag(help_text: str, *names: str) -> Any:
 
 @app.command()
 def serve(
-    model: Annotated[str | None, _flag("Directory or Hugging Face id; default: the demo model")] = None,
+    model: Annotated[str | None, _flag("Directory, .gguf file or Hugging Face id; default: the demo model")] = None,
     model_name: Annotated[str | None, _flag("The name clients use")] = None,
     prefill: Annotated[int | None, _flag("Prefill workers (1)")] = None,
     decode: Annotated[int | None, _flag("Decode workers (1)")] = None,

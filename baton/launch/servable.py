@@ -9,6 +9,7 @@ from baton.cluster.served_model import is_paced, resolve_model
 from baton.engine.models import program_for
 from baton.engine.program.config import ModelConfig
 from baton.engine.program.shares import Widths
+from baton.gguf_files.folder import folder_of, is_gguf
 from baton.launch.plans import config_of, slots_of
 from baton.protos.errors import ConfigError
 
@@ -27,8 +28,9 @@ def servable_model(config: BatonConfig) -> str:
         first = several[0]
         text = f"{first}: several ranks run on the cpu only, worker.device is {config.worker.device}"
         raise ConfigError(text, first.field)
-    if not is_paced(config) and Path(model).is_dir():
-        program = program_for(ModelConfig.read(Path(model)))
+    local = folder_of(model) if is_gguf(model) and Path(model).is_file() else Path(model)
+    if not is_paced(config) and local.is_dir():
+        program = program_for(ModelConfig.read(local))
         for widths in several:
             widths.require(program)
     return model

@@ -12,7 +12,10 @@ from baton.cluster.sections.base import Section
 class WorkerConfig(Section):
     """What each worker runs. ``threads`` 0 shares the machine's cores among its workers."""
 
-    model: str = Field(default="", description="directory or Hugging Face id; empty takes the demo model")
+    model: str = Field(
+        default="",
+        description="directory, .gguf file or Hugging Face id (ORG/REPO:Q4_K_M); empty takes the demo model",
+    )
     model_name: str = Field(default="", description="the name clients use; empty takes the model's last path part")
     adapters: dict[str, str] = Field(
         default={}, description="LoRA adapters by name, each a directory in PEFT's layout; loaded at start"

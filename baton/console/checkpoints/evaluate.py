@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.table import Table
 
 from baton.console.output import guarded, write_json
+from baton.gguf_files.folder import folder_of, is_gguf
 from baton.process.output_files import require_place
 from baton.protos.errors import ConfigError
 
@@ -122,7 +123,11 @@ def _texts(model: str, against: Name, text: Name, documents: int | None, needed:
 
 
 def _folder(model: Name) -> Name:
-    return model if model and not _is_url(model) and Path(model).is_dir() else None
+    if not model or _is_url(model):
+        return None
+    if is_gguf(model) and Path(model).is_file():
+        return str(folder_of(model))
+    return model if Path(model).is_dir() else None
 
 
 def _is_url(model: str) -> bool:

@@ -1,4 +1,4 @@
-"""Finds a model's files: a directory, or a Hugging Face hub id, downloaded or cached. Torch-free.
+"""Finds a model's files: a directory, a GGUF file, or either on the Hugging Face hub. Torch-free.
 
 Knows nothing of what the files hold.
 """
@@ -9,6 +9,8 @@ import os
 from functools import cache
 from pathlib import Path
 
+from baton.gguf_files.folder import folder_of, is_gguf
+from baton.gguf_files.hub import fetched, is_on_hub
 from baton.protos.errors import CheckpointError
 
 WANTED = ("*.json", "*.safetensors", "*.jinja", "tokenizer*")
@@ -22,8 +24,13 @@ def locate(model: str) -> Path:
     path = Path(model).expanduser()
     if path.is_dir():
         return path
+    if is_gguf(model) and path.exists():
+        return folder_of(path)
     if path.exists():
-        raise CheckpointError(f"{model} is a file; name the directory that holds config.json", "model")
+        text = f"{model} is a file; name the directory that holds config.json, or a .gguf file"
+        raise CheckpointError(text, "model")
+    if is_on_hub(model):
+        return folder_of(fetched(model))
     if _looks_like_path(model):
         raise CheckpointError(f"{model}: no such directory", "model")
     return _from_hub(model)

@@ -23,8 +23,8 @@ import torch
 import xxhash
 from torch import Tensor
 
-from baton.kernels.abi.build import cache_dir
 from baton.kernels.linear.packed import VERSION, PackedWeight
+from baton.places import cache_dir
 
 log = logging.getLogger("baton.engine")
 

@@ -23,6 +23,9 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
+from baton.places import CACHE_ENV as CACHE_ENV
+from baton.places import cache_dir as cache_dir
+
 KERNELS = Path(__file__).parents[1]
 AVX2 = ("-mavx2", "-mfma", "-mf16c")
 AVX512 = tuple(f"-mavx512{part}" for part in ("f", "bw", "vl", "dq", "vnni", "bf16", "vbmi"))
@@ -30,21 +33,11 @@ ISA_FLAGS: dict[str, tuple[str, ...]] = {"avx512": (*AVX2, *AVX512), "avx2": AVX
 # No contraction: a multiply and an add that one path fuses and another doesn't would give a row different bits
 # in different batches. The kernels fuse by hand.
 FLAGS = ("-std=c++17", "-O3", "-fPIC", "-pthread", "-fvisibility=hidden", "-fno-math-errno", "-ffp-contract=off")
-COMPILER_ENV, CACHE_ENV, PREBUILT_ENV = "BATON_CXX", "BATON_CACHE_DIR", "BATON_KERNELS_DIR"
+COMPILER_ENV, PREBUILT_ENV = "BATON_CXX", "BATON_KERNELS_DIR"
 
 
 class BuildError(Exception):
     """Says why there is no library: no compiler, or what the compiler said."""
-
-
-def cache_dir() -> Path:
-    """Returns where built and packed things are kept: $BATON_CACHE_DIR, else baton in the user's cache
-    directory.
-    """
-    named = os.environ.get(CACHE_ENV)
-    if named:
-        return Path(named)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "baton"
 
 
 def built(isa: str, extra: tuple[str, ...] = ()) -> Path:

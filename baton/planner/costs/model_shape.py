@@ -13,6 +13,7 @@ from typing import Any
 
 import msgspec
 
+from baton.gguf_files.folder import folder_of, is_gguf
 from baton.planner.costs.precision import Precision, of_checkpoint, of_gguf
 from baton.protos.errors import ConfigError
 
@@ -82,7 +83,8 @@ def from_config(path: str) -> ModelShape:
 
     Weights in a .gguf beside it, where there are no safetensors, take as many bits as that file has.
     """
-    file = Path(path) / "config.json" if Path(path).is_dir() else Path(path)
+    place = folder_of(path) if is_gguf(path) else Path(path)
+    file = place / "config.json" if place.is_dir() else place
     try:
         config = json.loads(file.read_text(encoding="utf-8"))
         size = sum(f.stat().st_size for f in file.parent.glob("*.gguf"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ GROUPS = {
     "config_groups": {"group_0": {"targets": ["Linear"], "weights": {**W4, "symmetric": False}}},
     "ignore": ["lm_head"],
 }
+KV = {"num_bits": 8, "type": "float", "strategy": "tensor", "dynamic": False, "symmetric": True}
 RECIPES: dict[str, Any] = {
     "ct_fp8_channel": QuantizationModifier(scheme="FP8_DYNAMIC", **LINEAR),
     "ct_fp8_static": QuantizationModifier(scheme="FP8", **LINEAR),
@@ -31,6 +33,7 @@ RECIPES: dict[str, Any] = {
     "ct_mxfp4": QuantizationModifier(scheme="MXFP4", **LINEAR),
     "ct_nvfp4": QuantizationModifier(scheme="NVFP4A16", **LINEAR),
     "ct_gptq_w4": GPTQModifier(**GROUPS),
+    "ct_fp8_kv": QuantizationModifier(scheme="FP8", kv_cache_scheme=KV, **LINEAR),
     "ct_smoothquant": [SmoothQuantModifier(smoothing_strength=0.8), GPTQModifier(scheme="W8A8", **LINEAR)],
 }
 
@@ -59,10 +62,10 @@ def made(plain: Path, name: str) -> None:
 
 
 def main() -> None:
-    """All of them."""
+    """Makes all of them, or those that arguments name."""
     with tempfile.TemporaryDirectory() as directory:
         plain = base(Path(directory))
-        for name in RECIPES:
+        for name in sys.argv[1:] or RECIPES:
             made(plain, name)
 
 

@@ -1,0 +1,72 @@
+"""Makes a directory in Hugging Face layout for a GGUF file: config.json, tokenizer.json, and a link to the file.
+
+Knows nothing of engines. Directories lie in the cache, under ``gguf``; a file that has changed gets another one.
+Where tokenizer.json lies beside the file it is taken, else it is made of the header.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import tempfile
+from pathlib import Path
+
+from baton.gguf_files.config import config_of
+from baton.gguf_files.header import GgufHeader
+from baton.gguf_files.tokenizer import GgufText
+from baton.places import cache_dir
+from baton.protos.errors import CheckpointError
+
+SUFFIX = ".gguf"
+MODEL, CONFIG, TOKENIZER = "model.gguf", "config.json", "tokenizer.json"
+FORM = 1  # of the files that are made, part of their directory's name
+
+
+def is_gguf(model: str) -> bool:
+    """Tells whether ``model`` is spelled as a GGUF file's path."""
+    return model.lower().endswith(SUFFIX)
+
+
+def folder_of(model: str | Path) -> Path:
+    """Returns the directory of a GGUF file, made where it isn't there. Raises CheckpointError naming the file."""
+    path = Path(model).expanduser().resolve()
+    if not path.is_file():
+        raise CheckpointError(f"{model}: there is no such file", "model")
+    state, beside = path.stat(), path.parent / TOKENIZER
+    changed = beside.stat().st_mtime_ns if beside.is_file() else 0
+    known = f"{FORM} {path} {state.st_size} {state.st_mtime_ns} {changed}"
+    folder = cache_dir() / "gguf" / f"{path.stem}-{hashlib.sha256(known.encode()).hexdigest()[:16]}"
+    if not folder.is_dir():
+        _make(path, folder)
+    return folder
+
+
+def _make(path: Path, folder: Path) -> None:
+    """Writes all files elsewhere first, so that a directory is whole or not there."""
+    header = GgufHeader(path)
+    files = {CONFIG: config_of(header)} | _text_files(header, path.parent / TOKENIZER)
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=folder.parent) as place:
+            own = Path(place) / "made"
+            own.mkdir()
+            for name, content in files.items():
+                (own / name).write_text(
+                    content if isinstance(content, str) else json.dumps(content), encoding="utf-8"
+                )
+            (own / MODEL).symlink_to(path)
+            own.rename(folder)
+    except OSError as error:
+        if not (folder / CONFIG).is_file():  # else another process was first
+            raise CheckpointError(f"{folder} can't be written: {error}; set BATON_CACHE_DIR", "model") from error
+
+
+def _text_files(header: GgufHeader, beside: Path) -> dict[str, object]:
+    """What the router needs; without tokens in the header nothing is made, and who needs text says so."""
+    text = GgufText(header)
+    ends = {"generation_config.json": {"eos_token_id": text.ends()}} if text.ends() else {}
+    if beside.is_file():
+        return {**ends, TOKENIZER: beside.read_text(encoding="utf-8"), "tokenizer_config.json": text.settings()}
+    if not text.tokens:
+        return dict(ends)
+    return {**ends, TOKENIZER: text.tokenizer(), "tokenizer_config.json": text.settings()}
