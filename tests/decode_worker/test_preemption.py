@@ -37,6 +37,7 @@ from baton.prefill_worker.engine.loop import PrefillLoop
 from baton.protos import channel as ch
 from baton.protos.channel import AdapterPlace
 from baton.protos.nouns import AdapterLimits, EngineRequest, Grammar, Sampling, TokenLogprobs
+from bench.windows import Tape
 from tests.engine.adapters.adapter_files import write
 
 DEMO = Path(__file__).parents[2] / "models" / "demo-draft"
@@ -94,16 +95,6 @@ def kinds() -> dict[str, tuple[Sampling, int]]:
         "last": (Sampling(temperature=0.0, max_tokens=1, pooling="last"), 0),
         ON_ADAPTER: (with_(greedy, logprobs=1), 0),
     }
-
-
-class Tape(list[Any]):
-    """The engine's end of a channel that only remembers."""
-
-    def send(self, message: Any) -> None:
-        self.append(message)
-
-    def poll(self, timeout_s: float) -> list[Any]:
-        return []
 
 
 class Engine:

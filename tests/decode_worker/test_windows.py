@@ -22,25 +22,13 @@ from baton.kv.pages.pool import PagePool
 from baton.prefill_worker.engine.loop import PrefillLoop
 from baton.protos import channel as ch
 from baton.protos.nouns import EngineRequest, Sampling
+from bench.windows import Tape
 from tests.conformance.checkpoints import make
 from tests.conformance.drive import Driver
 
 WINDOW, VOCAB = 37, 777
 SEEN = -(-WINDOW // 16) + 1  # blocks that a token can see
 ANSWER = Sampling(temperature=0.0, max_tokens=120, ignore_eos=True)
-
-
-class Tape(list[Any]):
-    """The engine's end of a channel that only remembers."""
-
-    def send(self, message: Any) -> None:
-        self.append(message)
-
-    def poll(self, timeout_s: float) -> list[Any]:
-        return []
-
-    def of(self, kind: type) -> list[Any]:
-        return [message for message in self if isinstance(message, kind)]
 
 
 class Side:

@@ -52,9 +52,7 @@ class BlockFetcher:
             await channel.close()
         self._channels.clear()
 
-    async def _read(
-        self, call: grpc.aio.UnaryStreamCall[w.FetchRequest, w.FetchedBlock], address: str
-    ) -> w.FetchedBlock | None:
+    async def _read(self, call: FetchCall, address: str) -> w.FetchedBlock | None:
         try:
             block = await call.read()
         except grpc.aio.AioRpcError as error:

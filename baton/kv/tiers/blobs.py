@@ -11,6 +11,7 @@ for, so that a store which lost, swapped, cut or damaged it costs a miss:
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Iterator
 from typing import NamedTuple, Protocol
 
@@ -21,6 +22,7 @@ from baton.protos.nouns import KvLayout
 MAGIC = b"baton.kv.share.1"
 DIGEST_BYTES = 32
 HEAD_BYTES = len(MAGIC) + 3 * DIGEST_BYTES
+_NAME = re.compile(r"[0-9a-f]{32}/([0-9a-f]{2})/\1[0-9a-f]{62}")
 
 
 class Entry(NamedTuple):
@@ -34,8 +36,8 @@ class Entry(NamedTuple):
 class BlobStore(Protocol):
     """Keeps blobs by name. Every method may raise OSError, and may take as long as a network does."""
 
-    def get(self, name: str) -> bytes | None:
-        """Returns a blob, None where there is none."""
+    def get(self, name: str, most: int) -> bytes | None:
+        """Returns a blob, the first ``most`` bytes of a longer one, None where there is none."""
 
     def has(self, name: str) -> bool:
         """Returns whether there is such a blob."""
@@ -47,7 +49,7 @@ class BlobStore(Protocol):
         """Removes a blob; one that isn't there is no error."""
 
     def entries(self) -> Iterator[Entry]:
-        """Yields all blobs of the store."""
+        """Yields all that the store holds, also what others put there."""
 
 
 def meaning_of(layout: KvLayout, fingerprint: str) -> bytes:
@@ -61,6 +63,16 @@ def name_of(meaning: bytes, block: bytes) -> str:
     return f"{meaning.hex()[:32]}/{text[:2]}/{text}"
 
 
+def is_name(name: str) -> bool:
+    """Returns whether ``name`` is one that ``name_of`` gives: a store may hold what isn't ours to remove."""
+    return _NAME.fullmatch(name) is not None
+
+
+def blob_bytes(page_bytes: int) -> int:
+    """Returns the size of a block's blob."""
+    return HEAD_BYTES + page_bytes
+
+
 def packed(meaning: bytes, block: bytes, page: bytes) -> bytes:
     """Returns the blob of a block."""
     signed = meaning + block + page
@@ -70,7 +82,7 @@ def packed(meaning: bytes, block: bytes, page: bytes) -> bytes:
 def unpacked(blob: bytes, meaning: bytes, block: bytes, page_bytes: int) -> memoryview | None:
     """Returns the page of ``block`` in a blob; None where the blob is not exactly that."""
     view, at = memoryview(blob), len(MAGIC)
-    if len(blob) != HEAD_BYTES + page_bytes or view[:at] != MAGIC:
+    if len(blob) != blob_bytes(page_bytes) or view[:at] != MAGIC:
         return None
     digest, signed = view[at : at + DIGEST_BYTES], view[at + DIGEST_BYTES :]
     if signed[:DIGEST_BYTES] != meaning or signed[DIGEST_BYTES : 2 * DIGEST_BYTES] != block:

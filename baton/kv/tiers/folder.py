@@ -35,11 +35,12 @@ class FolderStore:
             text = f"{root} can't be written ({error.strerror}); set another {SETTING}"
             raise ConfigError(text, SETTING) from None
 
-    def get(self, name: str) -> bytes | None:
-        """Returns a blob and notes its use, None where there is none. Raises OSError."""
+    def get(self, name: str, most: int) -> bytes | None:
+        """Returns a blob, up to ``most`` bytes, and notes its use; None where there is none. Raises OSError."""
         path = self._root / name
         try:
-            blob = path.read_bytes()
+            with path.open("rb") as file:
+                blob = file.read(most)
             if time.time() - path.stat().st_mtime > RENEW_S:
                 os.utime(path)
         except FileNotFoundError:
@@ -72,7 +73,7 @@ class FolderStore:
         (self._root / name).unlink(missing_ok=True)
 
     def entries(self) -> Iterator[Entry]:
-        """Yields all blobs; parts that nobody finished are removed on the way. Raises OSError."""
+        """Yields all files; parts that nobody finished are removed on the way. Raises OSError."""
         for folder, _, files in os.walk(self._root, onerror=_raise):
             for file in files:
                 path = Path(folder, file)

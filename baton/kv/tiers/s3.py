@@ -29,10 +29,9 @@ class BucketStore:
         self._prefix = f"{prefix}/" if prefix else ""
         self._client, self._errors = _connected(endpoint)
 
-    def get(self, name: str) -> bytes | None:
-        """Returns a blob, None where there is none. Raises OSError."""
-        found = self._asked(lambda: self._client.get_object(**self._at(name))["Body"].read(), None)
-        return None if found is None else bytes(found)
+    def get(self, name: str, most: int) -> bytes | None:
+        """Returns a blob, the first ``most`` bytes of a longer one, None where there is none. Raises OSError."""
+        return self._asked(lambda: self._body(name, most), None)
 
     def has(self, name: str) -> bool:
         """Returns whether there is such a blob. Raises OSError."""
@@ -47,13 +46,17 @@ class BucketStore:
         self._asked(lambda: self._client.delete_object(**self._at(name)), None)
 
     def entries(self) -> Iterator[Entry]:
-        """Yields all blobs under the prefix. Raises OSError."""
+        """Yields all objects under the prefix. Raises OSError."""
         pages = self._client.get_paginator("list_objects_v2").paginate(Bucket=self._bucket, Prefix=self._prefix)
         pages = iter(pages)
         while (page := self._asked(lambda: next(pages, None), None)) is not None:
             for found in page.get("Contents", ()):
                 name = found["Key"].removeprefix(self._prefix)
                 yield Entry(name, found["Size"], found["LastModified"].timestamp())
+
+    def _body(self, name: str, most: int) -> bytes:
+        with self._client.get_object(**self._at(name))["Body"] as body:
+            return bytes(body.read(most))
 
     def _at(self, name: str) -> dict[str, str]:
         return {"Bucket": self._bucket, "Key": self._prefix + name}

@@ -16,7 +16,7 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
-from baton.kv.tiers.blobs import BlobStore, name_of, packed, unpacked
+from baton.kv.tiers.blobs import BlobStore, blob_bytes, is_name, name_of, packed, unpacked
 from baton.protos.outlasting import outlasted
 
 T = TypeVar("T")
@@ -24,6 +24,7 @@ log = logging.getLogger("baton.kv")
 
 QUEUE_BYTES = 256 << 20  # of copies that wait for the store
 THREADS = 4  # calls of the store at once
+MOST_HUNG = 2 * THREADS  # calls that nobody waits for any more, beyond which the store isn't asked
 LOOK_S, FIRST_READ_S, WRITE_S = 0.25, 0.5, 10.0  # seconds of a search, a read, a write, after which it is too slow
 READ_S = 0.01  # seconds for each block of a chain, because computing one takes hardly longer
 FIRST_REST_S, MOST_REST_S = 1.0, 60.0  # seconds for which a store that failed is left alone, doubled each time
@@ -56,8 +57,8 @@ class Patience:
 class SharedTier:
     """Offers blocks to ``store`` and takes them from there, at most ``most_bytes`` of them (0: no bound).
 
-    ``failed`` counts calls of the store that failed, ``dropped`` blocks that found the queue full. Its length is
-    the number of blocks that this worker knows to be there.
+    ``failed`` counts calls of the store that failed, ``dropped`` blocks that found the queue full, or the store
+    failing. Its length is the number of blocks that this worker knows to be there.
     """
 
     def __init__(
@@ -68,7 +69,7 @@ class SharedTier:
         self._page_bytes, self._most_bytes = page_bytes, most_bytes
         self._patience = Patience(clock)
         self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="tier-shared")
-        self._calls = 0  # that haven't ended, whoever still waits for them
+        self._hung = 0  # calls that haven't ended, and that nobody waits for
         self._known: OrderedDict[bytes, None] = OrderedDict()
         self._queue: OrderedDict[bytes, bytes] = OrderedDict()
         self._news, self._calm = asyncio.Event(), asyncio.Event()
@@ -166,22 +167,24 @@ class SharedTier:
 
     async def _ask(self, work: Callable[..., T], limit_s: float, *args: object) -> T | None:
         """What the store says within ``limit_s`` seconds; None while it is left alone, and where it fails."""
-        if self._patience.resting or self._calls >= 2 * THREADS:
+        if self._patience.resting or self._hung >= MOST_HUNG:
             return None
         job = asyncio.get_running_loop().run_in_executor(self._threads, work, *args)
-        self._calls += 1
-        job.add_done_callback(self._ended)
         try:
             async with asyncio.timeout(limit_s):
                 found = await asyncio.shield(job)
         except (OSError, TimeoutError) as error:
             self._failed(error)
             return None
+        finally:
+            if not job.done():
+                self._hung += 1
+                job.add_done_callback(self._came_back)
         self._patience.answered()
         return found
 
-    def _ended(self, job: asyncio.Future[T]) -> None:
-        self._calls -= 1
+    def _came_back(self, job: asyncio.Future[T]) -> None:
+        self._hung -= 1
         if not job.cancelled():
             job.exception()  # whoever asked has gone, or was told
 
@@ -196,7 +199,7 @@ class SharedTier:
     def _read(self, block: bytes) -> bytes | None:
         """The page of a block; one that is not what it says is removed. On a thread."""
         name = name_of(self._meaning, block)
-        blob = self._store.get(name)
+        blob = self._store.get(name, blob_bytes(self._page_bytes) + 1)
         if blob is None:
             return None
         page = unpacked(blob, self._meaning, block, self._page_bytes)
@@ -216,6 +219,7 @@ class SharedTier:
             block, page = self._queue.popitem(last=False)
             done = await self._ask(self._put, WRITE_S, block, page)
             if done is None:
+                self.dropped += 1
                 continue
             self._note(block)
             self.stored += 1
@@ -230,7 +234,8 @@ class SharedTier:
 
     def _trim(self) -> int:
         """Removes the blobs that were unused longest, of whichever worker, until the bound holds. On a thread."""
-        found = sorted(self._store.entries(), key=lambda entry: entry.used_at)
+        blobs = (entry for entry in self._store.entries() if is_name(entry.name))
+        found = sorted(blobs, key=lambda entry: entry.used_at)
         size, gone = sum(entry.size for entry in found), 0
         if size <= self._most_bytes:
             return 0

@@ -77,12 +77,12 @@ class BadStore(FolderStore):
         super().__init__(root)
         self.what, self.go_on = what, threading.Event()
 
-    def get(self, name: str) -> bytes | None:
+    def get(self, name: str, most: int) -> bytes | None:
         if self.what == "slow":
             self.go_on.wait(20)
         if self.what == "gone":
             raise OSError(errno.EIO, "gone")
-        blob = super().get(name)
+        blob = super().get(name, most)
         if blob is None:
             return None
         lies = {
@@ -92,6 +92,7 @@ class BadStore(FolderStore):
             "another's": lambda: packed(MEANING, CHAIN[-1], content(CHAIN[-1])),
             "other weights'": lambda: packed(meaning_of(LAYOUT, "g"), bytes.fromhex(name[-64:]), content(CHAIN[0])),
             "nonsense": lambda: os.urandom(len(blob)),
+            "endless": lambda: (blob + bytes(1 << 20))[:most],
         }
         return lies.get(self.what, lambda: blob)()
 
@@ -124,7 +125,7 @@ async def test_a_block_is_written_once_however_often_it_becomes_idle(folder):
     await worker.close()
 
 
-@pytest.mark.parametrize("what", ["flipped", "cut", "empty", "another's", "other weights'", "nonsense"])
+@pytest.mark.parametrize("what", ["flipped", "cut", "empty", "another's", "other weights'", "nonsense", "endless"])
 async def test_a_store_that_lies_costs_a_miss_and_loses_the_blob(folder, what):
     writer, reader = Worker(FolderStore(folder)), Worker(BadStore(folder, what))
     await writer.share(CHAIN[:4])
@@ -196,6 +197,35 @@ async def test_the_store_stays_within_its_bound_and_loses_what_was_unused_longes
     assert name_of(MEANING, CHAIN[0]) not in names
     assert worker.shared.evicted > 0
     await worker.close()
+
+
+async def test_what_others_keep_in_the_folder_is_neither_removed_nor_counted(folder, monkeypatch):
+    monkeypatch.setattr(shared, "TRIM_EVERY", 2)
+    blob = len(packed(MEANING, CHAIN[0], content(CHAIN[0])))
+    worker = Worker(FolderStore(folder), most_bytes=4 * blob)
+    others = [folder / "thesis.tex", folder / MEANING.hex()[:32] / "ab" / "notes"]
+    for path in others:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(bytes(8 * blob))
+        os.utime(path, (0, 0))
+    await worker.share(CHAIN[:3])
+    assert all(path.exists() for path in others)
+    assert worker.shared.evicted == 0
+    await worker.close()
+
+
+async def test_prompts_that_come_at_once_all_find_their_blocks(folder):
+    writer, store = Worker(FolderStore(folder), pages=40), BadStore(folder, "slow")
+    reader, chains = Worker(store, pages=40), [chain(4, salt=n) for n in range(6)]
+    for hashes in chains:
+        await writer.share(hashes)
+    finds = [asyncio.create_task(reader.find(hashes)) for hashes in chains]
+    while len(reader.filler._asked) < 6:
+        await asyncio.sleep(0)
+    store.go_on.set()
+    assert await asyncio.gather(*finds) == [4] * 6
+    await writer.close()
+    await reader.close()
 
 
 async def test_a_caller_that_is_cancelled_while_pages_are_copied_waits_for_the_copy(folder, monkeypatch):
@@ -295,7 +325,8 @@ async def test_workers_share_blocks_through_a_bucket_until_it_is_gone(bucket):
     assert all(isinstance(entry, Entry) and entry.size > PAGE for entry in store.entries())
     store.remove(name_of(MEANING, CHAIN[0]))
     assert not store.has(name_of(MEANING, CHAIN[0]))
-    assert store.get(name_of(MEANING, CHAIN[0])) is None
+    assert store.get(name_of(MEANING, CHAIN[0]), PAGE) is None
+    assert len(store.get(name_of(MEANING, CHAIN[1]), 7) or b"") == 7
     third = Worker(BucketStore("s3://nowhere/cluster", bucket))
     await third.share(CHAIN[:2])
     assert (third.shared.stored, await third.find(CHAIN[:2])) == (0, 2)  # its own, on the device
