@@ -11,7 +11,6 @@ for, so that a store which lost, swapped, cut or damaged it costs a miss:
 from __future__ import annotations
 
 import hashlib
-import re
 from collections.abc import Iterator
 from typing import NamedTuple, Protocol
 
@@ -22,7 +21,8 @@ from baton.protos.nouns import KvLayout
 MAGIC = b"baton.kv.share.1"
 DIGEST_BYTES = 32
 HEAD_BYTES = len(MAGIC) + 3 * DIGEST_BYTES
-_NAME = re.compile(r"[0-9a-f]{32}/([0-9a-f]{2})/\1[0-9a-f]{62}")
+NAME_LENGTHS = [32, 2, 64]  # of the three parts of a name, in hex digits
+HEX = frozenset("0123456789abcdef")
 
 
 class Entry(NamedTuple):
@@ -65,7 +65,8 @@ def name_of(meaning: bytes, block: bytes) -> str:
 
 def is_name(name: str) -> bool:
     """Returns whether ``name`` is one that ``name_of`` gives: a store may hold what isn't ours to remove."""
-    return _NAME.fullmatch(name) is not None
+    parts = name.split("/")
+    return [len(part) for part in parts] == NAME_LENGTHS and HEX.issuperset("".join(parts))
 
 
 def blob_bytes(page_bytes: int) -> int:
