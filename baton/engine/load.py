@@ -34,7 +34,8 @@ class EngineConfig(msgspec.Struct, frozen=True):
     ``model`` is a directory in Hugging Face layout or a hub id. ``dtype`` "auto" is float32 on a CPU and bfloat16
     on a GPU. ``max_model_len`` caps the model's own context; ``threads`` is torch's, None for its default.
     ``kv_cache_dtype`` is what K and V are stored in, "auto" for ``dtype``; int8 and fp8 have a scale per (token,
-    head). ``quantization`` rounds the weights on load (a CPU only), "none" takes them as they are; packed ones are
+    head). ``kv_selection`` is what of a long context attention sees, "all" or "sinks:N,window:N" in tokens (a CPU
+    only). ``quantization`` rounds the weights on load (a CPU only), "none" takes them as they are; packed ones are
     kept under ``cache_dir``, empty for $BATON_CACHE_DIR or the user's cache directory. ``cuda_step`` is how the
     GPU's own kernels run a step of up to 8 rows: "graph", one by one in a captured graph; "mega", a Llama's layers
     as one launch; "auto" is "graph" as long as neither was timed on a GPU. ``adapters`` are the bounds of those
@@ -51,6 +52,7 @@ class EngineConfig(msgspec.Struct, frozen=True):
     max_model_len: int | None = None
     threads: int | None = None
     kv_cache_dtype: KvCacheDtype = "auto"
+    kv_selection: str = "all"
     quantization: Quantization = "none"
     cache_dir: str = ""
     cuda_step: CudaStep = "auto"

@@ -18,7 +18,9 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from baton.engine.checks import WORKING_STATES
+from baton.kv.layout.page import sliding_window, sunk_blocks
 from baton.kv.layout.state import state_hashes, state_pages
+from baton.kv.pages.lease import first_seen
 from baton.kv.pages.pool import MOST_BLOCKS, PageLease, PagePool
 from baton.protos.errors import PoolExhausted
 from baton.protos.nouns import KvLayout
@@ -187,21 +189,31 @@ class SequenceStates:
 
 
 class Sight(NamedTuple):
-    """Says which blocks the tokens to come see: ``window`` tokens back, 0 for all.
+    """Says which blocks the tokens to come see: ``window`` tokens back, 0 for all, and the first ``sunk`` blocks.
 
     ``first`` is the first block that they see where all before are computed elsewhere, None where they are not;
     from ``wanted_from`` on others want the blocks.
     """
 
     window: int = 0
+    sunk: int = 0
     first: int | None = None
     wanted_from: int = MOST_BLOCKS
+
+    @classmethod
+    def of(cls, layout: KvLayout) -> Sight:
+        """Returns the sight of a worker's layers."""
+        return cls(sliding_window(layout), sunk_blocks(layout))
+
+    def behind(self, tokens: int, block_tokens: int) -> Sight:
+        """Returns the sight from place ``tokens`` on, where all before is computed elsewhere."""
+        return self._replace(first=first_seen(tokens, self.window, block_tokens))
 
     def opened(self, pool: PagePool, hashes: Sequence[bytes], blocks: int, limit: int, reserve: int) -> PageLease:
         """Leases the pages of ``blocks`` blocks that are seen. Raises PoolExhausted."""
         if self.first is None:
-            return pool.open(hashes, blocks, reserve, limit, self.window, self.wanted_from)
-        return pool.open_behind(hashes, self.first, blocks, reserve, limit, self.window)
+            return pool.open(hashes, blocks, reserve, limit, self.window, self.wanted_from, self.sunk)
+        return pool.open_behind(hashes, self.first, blocks, reserve, limit, self.window, self.sunk)
 
 
 def opened(

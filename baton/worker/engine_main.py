@@ -160,6 +160,7 @@ def make_runner(spec: EngineSpec, lora: AdapterSpec = NO_ADAPTERS, stall_s: floa
         max_model_len=spec.max_model_len or None,
         threads=spec.threads or None,
         kv_cache_dtype=spec.kv_cache_dtype,  # type: ignore[arg-type]
+        kv_selection=spec.kv_selection,
         quantization=spec.quantization,  # type: ignore[arg-type]
         quantization_overrides=spec.quantization_overrides,
         cache_dir=spec.cache_dir,

@@ -34,8 +34,8 @@ ANSWER = Sampling(temperature=0.0, max_tokens=120, ignore_eos=True)
 class Side:
     """One worker's engine: model, pages, loop."""
 
-    def __init__(self, model: Path, loop: type[StepLoop], pages: int = 64) -> None:
-        runner = load_runner(EngineConfig(str(model), threads=1, dtype="float32"))
+    def __init__(self, model: Path, loop: type[StepLoop], pages: int = 64, kv_selection: str = "all") -> None:
+        runner = load_runner(EngineConfig(str(model), threads=1, dtype="float32", kv_selection=kv_selection))
         self.memory = PageMemory.create(pages, runner.spec.layout.page_bytes)
         runner.bind(self.memory.view(), pages)
         self.pool, self.tape, self.most = PagePool(pages), Tape(), 0
@@ -92,7 +92,8 @@ def hand_over(prefill: Side, decode: Side, prompt: tuple[int, ...]) -> list[int]
     """Admits, reads and commits ``prompt``; returns the blocks that were shipped."""
     decode.say(ch.Admit(1, request(prompt), False, 30.0))
     (admitted,) = decode.tape.of(ch.Admitted)
-    prefill.say(ch.Prefill(1, request(prompt), admitted.held_blocks, ()))
+    unseen = tuple(range(*admitted.unseen))
+    prefill.say(ch.Prefill(1, request(prompt), admitted.held_blocks, unseen))
     prefill.finish()
     shipped = [block for ready in prefill.tape.of(ch.BlocksReady) for block in ready.blocks]
     for block in shipped:

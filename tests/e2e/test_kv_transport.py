@@ -7,13 +7,17 @@ import httpx
 import pytest
 
 from baton.console.cluster.workers import links_table
+from baton.engine.load import EngineConfig, load_runner
+from baton.protos.nouns import Sampling
+from tests.conformance.drive import Driver
 from tests.e2e.fleet import DRAFT, Fleet, wait_for
 from tests.e2e.paced import Oracle, slow_profile
 
 
 def answer(fleet: Fleet, prompt: list[int], tokens: int = 8) -> list[int]:
     body = {"model": fleet.name, "prompt": prompt, "max_tokens": tokens, "temperature": 0, "ignore_eos": True}
-    reply = httpx.post(fleet.url + "/v1/completions", json=body | {"return_token_ids": True}, timeout=30)
+    body |= {"return_token_ids": True, "repetition_penalty": 1.0}  # the checkpoint's own default is another
+    reply = httpx.post(fleet.url + "/v1/completions", json=body, timeout=30)
     assert reply.status_code == 200, reply.text
     return reply.json()["choices"][0]["token_ids"]
 
@@ -44,6 +48,27 @@ async def test_kv_goes_by_the_best_way_or_the_one_that_is_set(tmp_path: Path, wa
         assert any(f'transport="{expected}"' in line and line.endswith(" 1.0") for line in info), info
         assert "baton_kv_transport_fallbacks_total{" not in metrics
         assert entries["decode-0"].info.data_addresses.keys() == ({"shm", "tcp"} if wanted == "auto" else {wanted})
+        fleet.wait_for_baseline()
+
+
+async def test_a_cluster_that_selects_ships_sinks_and_a_window_and_answers_as_one_worker() -> None:
+    router = {"local_prefill_max_tokens": 0, "policy": "round_robin"}
+    worker = {"model": DRAFT, "kv_selection": "sinks:16,window:32"}
+    with Fleet(prefill=1, decode=1, worker=worker, router=router) as fleet:
+        prompt = list(range(3, 200))
+        runner = load_runner(EngineConfig(str(DRAFT), kv_selection="sinks:16,window:32", threads=1))
+        greedy = Sampling(temperature=0.0, max_tokens=8, ignore_eos=True)
+        wanted = Driver(runner, pages=20).answer([prompt], greedy)[0]
+        assert answer(fleet, prompt, 8) == wanted
+        entries = await asyncio.to_thread(fleet.roster)
+        layout = entries["prefill-0"].info.layout
+        assert layout.fidelity == "float32@sinks:16,window:32"
+        address = entries["prefill-0"].info.metrics_address
+        metrics = httpx.get(f"http://{address}/metrics", timeout=30).text.splitlines()
+        (shipped,) = [
+            float(line.split()[-1]) for line in metrics if line.startswith("baton_kv_transfer_bytes_total{")
+        ]
+        assert shipped < 6 * layout.page_bytes, "of 13 blocks one with the sinks, four of the window"
         fleet.wait_for_baseline()
 
 

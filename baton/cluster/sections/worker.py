@@ -26,6 +26,11 @@ class WorkerConfig(Section):
     kv_cache_dtype: Literal["auto", "float32", "bf16", "int8", "fp8"] = Field(
         default="auto", description="of stored K and V; auto: as dtype"
     )
+    kv_selection: str = Field(
+        default="all",
+        pattern=r"^(all|sinks:\d{1,9},window:\d{1,9})$",
+        description="what of a long context attention sees: all, or sinks:64,window:4096 (tokens); lossy",
+    )
     quantization: Literal["none", "int8", "int4"] = Field(default="none", description="of plain weights, on load")
     quantization_overrides: dict[str, str] = Field(
         default={}, description='other schemes for layers, by pattern: {"*.down_proj" = "int8", lm_head = "none"}'

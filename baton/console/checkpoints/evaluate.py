@@ -53,6 +53,9 @@ def evaluate_command(
     needle: Annotated[list[int] | None, _option("Tokens around a needle; again for more (256 512 1024)")] = None,
     quantization: Annotated[str, typer.Option(help="MODEL's weights rounded on load: none, int8, int4")] = "none",
     kv_cache_dtype: Annotated[str, typer.Option(help="MODEL's KV: auto, float32, bf16, int8, fp8")] = "auto",
+    kv_selection: Annotated[
+        str, typer.Option(help="What MODEL sees of a long context: all, or sinks:64,window:4096")
+    ] = "all",
     dtype: Annotated[str, typer.Option(help="MODEL's floats: auto, float32, bfloat16")] = "auto",
     against_quantization: Annotated[str, typer.Option(help="The same of the reference")] = "none",
     against_kv_cache_dtype: Annotated[str, typer.Option(help="The same of the reference")] = "auto",
@@ -74,7 +77,10 @@ def evaluate_command(
     """Judge a checkpoint or a server: loss, agreement with a reference, retrieval, tasks; with a verdict."""
     from baton.evaluate.figures import tolerances
 
-    own = {"quantization": quantization, "kv_cache_dtype": kv_cache_dtype, "dtype": dtype, "threads": threads}
+    own = {
+        "quantization": quantization, "kv_cache_dtype": kv_cache_dtype, "dtype": dtype, "threads": threads,
+        "kv_selection": kv_selection,
+    }  # fmt: skip
     other = {
         "quantization": against_quantization, "kv_cache_dtype": against_kv_cache_dtype, "dtype": against_dtype,
         "threads": threads,
@@ -152,7 +158,7 @@ class _Opener:
         from baton.evaluate.served import Served
         from baton.evaluate.tokenizers import tokenizer_of
 
-        if set(settings.values()) - {"none", "auto", settings["threads"]}:
+        if set(settings.values()) - {"none", "auto", "all", settings["threads"]}:
             raise ConfigError(f"{url} is served as it is: leave out its quantization, KV and dtype", "quantization")
         found = tokenizer_of(Path(self._tokenizer)) if self._tokenizer else None
         return Served(url, self._model_name, self._key, found)

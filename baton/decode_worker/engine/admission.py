@@ -11,9 +11,7 @@ from baton.engine.checks import blocks_for, holdable, holdable_of
 from baton.engine.plan import ModelSpec
 from baton.engine.states import SequenceStates, Sight, StateRules, opened
 from baton.kv.layout import prefix
-from baton.kv.layout.page import sliding_window
 from baton.kv.layout.state import state_hashes
-from baton.kv.pages.lease import first_seen
 from baton.kv.pages.pool import PageLease, PagePool
 from baton.protos import channel as ch
 
@@ -41,17 +39,18 @@ class OpenedPages(NamedTuple):
         if self.states is not None and not message.local:
             state = self.states.landing().pages
             table, hashes = [*table, *state], [*hashes, *state_hashes(hashes[-1], len(state))]
-        return ch.Admitted(message.key, lease_id, 1, self.pages.held, tuple(table), tuple(hashes))
+        at = self.pages.held, tuple(table), tuple(hashes), self.pages.gap
+        return ch.Admitted(message.key, lease_id, 1, *at)
 
 
 def open_pages(
     message: ch.Admit, spec: ModelSpec, pool: PagePool, rules: StateRules | None, reserve: int
 ) -> OpenedPages:
     """Leases what the request of ``message`` needs, leaving ``reserve`` pages. Raises PoolExhausted."""
-    request, size, window = message.request, pool.block_tokens, sliding_window(spec.layout)
+    request, size, sight = message.request, pool.block_tokens, Sight.of(spec.layout)
     root = prefix.root(spec.fingerprint, spec.layout.fidelity, request.adapter_id, request.tenant_salt)
     tokens, hashes = len(request.token_ids), prefix.chain(root, request.token_ids, size)
     limit = holdable_of(request, tokens, size) if message.local else holdable(tokens, size)
     asked = hashes[: tokens // size], blocks_for(tokens, size), limit, reserve
-    sight = Sight(window) if message.local else Sight(window, first_seen(tokens, window, size))
+    sight = sight if message.local else sight.behind(tokens, size)
     return OpenedPages(root, hashes, *opened(pool, rules, *asked, brought=not message.local, sight=sight))

@@ -28,7 +28,7 @@ class HandoffLease:
         self._deadline = now + ttl_s
         self._ttl_s = ttl_s
         self._leases = [pages] if state is None else [pages, state]
-        self._missing = set(range(pages.held, len(self.table)))
+        self._missing = {*pages.lacking, *range(len(pages.pages), len(self.table))}
         self._arrived: set[int] = set()
         self._writers: set[int] = set()
         self._gate = True

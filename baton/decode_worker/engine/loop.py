@@ -25,8 +25,8 @@ from baton.engine.isolate import StepOutcome
 from baton.engine.plan import SampledToken, SequenceStep, mirror_of
 from baton.engine.speculate.draft import States, accepted
 from baton.engine.speculate.drafter import Drafter
+from baton.engine.states import Sight
 from baton.engine.step_loop import IDLE_WAIT_S, EngineParts, StepLoop, note
-from baton.kv.layout.page import sliding_window
 from baton.protos import channel as ch
 from baton.protos.errors import Draining, HandoffRefused, LeaseUnknown, Overloaded, PoolExhausted, to_info
 from baton.protos.nouns import StepSample
@@ -73,7 +73,7 @@ class DecodeLoop(StepLoop):
             self.swap,
             drafter,
             parts.rules,
-            sliding_window(self.spec.layout),
+            Sight.of(self.spec.layout),
         )
         self.entropy = entropy
         self.leases_swept = 0

@@ -136,9 +136,9 @@ class DecodeScheduler:
         swap: SwapArea | None = None,
         drafter: Drafter | None = None,
         rules: StateRules | None = None,
-        window: int = 0,
+        sight: Sight = Sight(),
     ):
-        self.pool, self.rules, self.window = pool, rules, window
+        self.pool, self.rules, self.sight = pool, rules, sight
         self.drafter = drafter
         self.drafts: dict[int, Draft] = {}  # that the last plan verifies, by sequence
         self.budget = budget or StepBudget()
@@ -253,8 +253,8 @@ class DecodeScheduler:
                 limit = min(limit, aside.tokens // size)
             asked = job.chain.hashes, blocks_for(tokens, size), limit, self.growth_reserve
             try:
-                sight = Sight(self.window)
-                pages, states = opened(self.pool, self.rules, *asked, brought=aside is not None, sight=sight)
+                brought = aside is not None
+                pages, states = opened(self.pool, self.rules, *asked, brought=brought, sight=self.sight)
             except PoolExhausted:
                 return
             job.restart(pages, states)

@@ -50,10 +50,17 @@ class Intake:
     # ---- what the engine and the session say -----------------------------------------------------------
 
     def register(
-        self, key: int, lease_id: bytes, epoch: int, pages: Sequence[int], hashes: Sequence[bytes], held: int
+        self,
+        key: int,
+        lease_id: bytes,
+        epoch: int,
+        pages: Sequence[int],
+        hashes: Sequence[bytes],
+        held: int,
+        unseen: tuple[int, int] = (0, 0),
     ) -> None:
-        """Opens a lease: blocks ``held``… of ``hashes`` may be written to their ``pages``."""
-        lease = IntakeLease(key, lease_id, epoch, pages, hashes, held)
+        """Opens a lease: blocks ``held``… of ``hashes``, but ``unseen`` ones, may be written to ``pages``."""
+        lease = IntakeLease(key, lease_id, epoch, pages, hashes, held, unseen)
         self._by_key[key] = self._by_id[lease_id] = lease
 
     def rearm(self, key: int, epoch: int) -> None:

@@ -18,10 +18,20 @@ if TYPE_CHECKING:
 
 
 class IntakeLease:
-    """Tracks what one lease lets be written: blocks from ``held`` on; ``received`` ones are whole and verified."""
+    """Tracks what one lease lets be written: blocks from ``held`` on; ``received`` ones are whole and verified.
+
+    ``unseen`` blocks, from the first number to the one before the second, are never read: they count as received.
+    """
 
     def __init__(
-        self, key: int, lease_id: bytes, epoch: int, pages: Sequence[int], hashes: Sequence[bytes], held: int
+        self,
+        key: int,
+        lease_id: bytes,
+        epoch: int,
+        pages: Sequence[int],
+        hashes: Sequence[bytes],
+        held: int,
+        unseen: tuple[int, int] = (0, 0),
     ) -> None:
         self.key = key
         self.lease_id = lease_id
@@ -29,7 +39,7 @@ class IntakeLease:
         self.pages = tuple(pages)
         self.hashes = tuple(hashes)
         self.held = held
-        self.received: set[int] = set()
+        self.received = set(range(*unseen))
         self.committing = False
         self._senders = 1
         self._streams: dict[int, HandoffSink] = {}  # by the sender's shard

@@ -195,9 +195,8 @@ class DecodeService:
         if entry.local:
             self._begin_decode(entry.key)
             return
-        self._intake.register(
-            entry.key, message.lease, message.epoch, message.pages, message.hashes, message.held_blocks
-        )
+        at = message.pages, message.hashes, message.held_blocks, message.unseen
+        self._intake.register(entry.key, message.lease, message.epoch, *at)
 
     def _tokens(self, message: ch.Tokens) -> None:
         for output in message.outputs:

@@ -17,6 +17,7 @@ from collections.abc import Iterator, Sequence
 
 import msgspec
 
+from baton.kv.layout.selection import selection_of
 from baton.protos.errors import ConfigError, LayoutMismatch
 from baton.protos.nouns import BLOCK_TOKENS, KvLayout, LayerGroup, StatePlane
 
@@ -69,9 +70,20 @@ def plane_bytes(dtype: str, group: LayerGroup) -> int:
 
 
 def sliding_window(layout: KvLayout) -> int:
-    """Returns how many tokens back any layer sees, the token itself included; 0 where a layer sees all."""
+    """Returns how many tokens back any layer sees, the token itself included; 0 where a layer sees all.
+
+    Sinks, which a selection keeps beside them, are not counted (``sunk_blocks``).
+    """
+    if (selection := selection_of(layout)) is not None:
+        return selection.reach
     windows = [group.window for group in layout.groups]
     return max(windows) if windows and all(windows) and not layout.states else 0
+
+
+def sunk_blocks(layout: KvLayout) -> int:
+    """Returns how many leading blocks every later token sees, whatever the window."""
+    selection = selection_of(layout)
+    return 0 if selection is None else selection.sunk(layout.block_tokens)
 
 
 def group_bytes(dtype: str, group: LayerGroup) -> int:

@@ -35,16 +35,18 @@ class BlockIndex:
         return next(compress(range(len(hashes)), map(not_, map(known.__contains__, hashes))), len(hashes))
 
     def match_window(
-        self, hashes: Sequence[bytes], window: int, block_tokens: int, wanted_from: int
+        self, hashes: Sequence[bytes], window: int, block_tokens: int, wanted_from: int, sunk: int = 0
     ) -> tuple[int, int]:
         """Returns (first, end): the longest prefix of ``end`` blocks whose blocks from ``first`` on are findable.
 
         Those are all that a token behind the prefix sees, ``window`` tokens back, and no less than ``wanted_from``.
+        The first ``sunk`` ones are seen as well, and findable.
         """
         found, run = (0, 0), 0
+        intact = self.match(hashes[:sunk]) == len(hashes[:sunk])
         for end, block in enumerate(hashes, 1):
             run = run + 1 if block in self.page_of else 0
-            first = min(first_seen(end * block_tokens, window, block_tokens), wanted_from)
+            first = min(first_seen(end * block_tokens, window, block_tokens), wanted_from) if intact else 0
             if run and end - run <= first:
                 found = first, end
         return found

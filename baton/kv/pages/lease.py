@@ -21,24 +21,29 @@ def first_seen(tokens: int, window: int, block_tokens: int) -> int:
     return max(0, tokens - window + 1) // block_tokens if window else 0
 
 
-def _stood_for(pages: list[int], hollow: int) -> list[int]:
-    return [pages[0]] * hollow + pages if hollow else pages
+def _stood_for(pages: list[int], gap: tuple[int, int]) -> list[int]:
+    """``pages`` in the order of their blocks, with stand-ins for the blocks of ``gap``."""
+    first, end = gap
+    return pages[:first] + [pages[first]] * (end - first) + pages[first:] if end > first else pages
 
 
 class PageLease:
     """Owns the pages of one request until ``close``. ``pages[i]`` is block i's; the first ``held`` were cached.
 
-    The first ``hollow`` blocks have no page, because no token to come sees them: with a ``window`` in tokens (0:
-    none) ``slide`` gives pages back that are wholly outside of it. In ``pages`` the first page that is there stands
-    for them, so that a table names no page of another's.
+    The blocks of ``gap`` (from the first one to the one before the second) have no page, because no token to come
+    sees them: with a ``window`` in tokens (0: none) ``slide`` gives pages back that are wholly outside of it. The
+    blocks before the gap are always seen. In ``pages`` the page behind the gap stands for its blocks, so that a
+    table names no page of another's.
 
     ``hold`` says that another process may read or write the pages; while holds are out, pages of a closed
     lease stay in quarantine instead of being reused.
     """
 
-    def __init__(self, pool: PagePool, pages: list[int], held: int, hollow: int = 0, window: int = 0) -> None:
-        self.pages = _stood_for(pages, hollow)
-        self.held, self.hollow, self.window = held, hollow, window
+    def __init__(
+        self, pool: PagePool, pages: list[int], held: int, gap: tuple[int, int] = (0, 0), window: int = 0
+    ) -> None:
+        self.pages = _stood_for(pages, gap)
+        self.held, self.gap, self.window = held, gap, window
         self.closed = False
         self._pool = pool
         self._holds = 0
@@ -56,7 +61,19 @@ class PageLease:
     @property
     def own(self) -> list[int]:
         """Returns the pages that are there, in order."""
-        return self.pages[self.hollow :]
+        first, end = self.gap
+        return self.pages[:first] + self.pages[end:]
+
+    @property
+    def hollow(self) -> int:
+        """Returns how many blocks have no page."""
+        return self.gap[1] - self.gap[0]
+
+    @property
+    def lacking(self) -> list[int]:
+        """Returns the blocks whose pages others are to fill: those that weren't cached, but for the gap."""
+        first, end = self.gap
+        return [block for block in range(self.held, len(self.pages)) if not first <= block < end]
 
     def slide(self, tokens: int, shipped_from: int | None = None) -> None:
         """Gives back the pages that no token from place ``tokens`` on sees. They must be finished.
@@ -68,9 +85,11 @@ class PageLease:
             return
         first = first_seen(tokens, self.window, self._pool.block_tokens)
         first = min(first, len(self.pages) - 1 if shipped_from is None else shipped_from)
-        if first - self.hollow >= LEAST_SLIDE:
-            unseen, kept = self.pages[self.hollow : first], self.pages[first:]
-            self.pages, self.hollow = _stood_for(kept, first), first
+        sunk, end = self.gap
+        if first - end >= LEAST_SLIDE:
+            unseen, kept = self.pages[end:first], self.pages[:sunk] + self.pages[first:]
+            self.gap = sunk, first
+            self.pages = _stood_for(kept, self.gap)
             self._pool.give_back(unseen)
 
     def extend(self, blocks: int, reserve: int = 0) -> None:
@@ -94,8 +113,17 @@ class PageLease:
         return self._pool.blocks.publish(self.pages[index], block)
 
     def seal_run(self, first: int, blocks: Sequence[bytes]) -> None:
-        """Seals the blocks that follow one another from ``first`` on."""
+        """Seals the blocks that follow one another from ``first`` on, but for those without a page."""
         assert not self.closed, "a closed lease can't seal"
+        begin, end = self.gap
+        if first < end and begin < first + len(blocks) and self.hollow:
+            before, behind = max(0, begin - first), end - first
+            self._seal_run(first, blocks[:before])
+            self._seal_run(end, blocks[behind:])
+        else:
+            self._seal_run(first, blocks)
+
+    def _seal_run(self, first: int, blocks: Sequence[bytes]) -> None:
         pages = self.pages[first : first + len(blocks)]
         self._pool.supply.cached.placed(pages, first)
         self._pool.blocks.publish_run(pages, blocks)

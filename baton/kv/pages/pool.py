@@ -95,21 +95,22 @@ class PagePool:
         limit_held: int | None = None,
         window: int = 0,
         wanted_from: int = MOST_BLOCKS,
+        sunk: int = 0,
     ) -> PageLease:
         """Leases pages for ``blocks`` blocks, the first ``held`` of them being cached blocks of ``hashes``.
 
-        With a ``window`` in tokens, blocks that nothing behind the ``held`` ones sees get no page (``hollow``), but
-        those from ``wanted_from`` on do, and a prefix is found by the blocks that are seen.
+        With a ``window`` in tokens, blocks that nothing behind the ``held`` ones sees get no page (``gap``), but
+        those from ``wanted_from`` on do, and the first ``sunk``, and a prefix is found by the blocks that are seen.
 
         At most ``limit_held`` are taken from the cache. ``reserve`` pages stay available to others. Raises
         PoolExhausted, with nothing changed, when that can't be.
         """
         limit, index = blocks if limit_held is None else min(blocks, limit_held), self.blocks
         if window:
-            first, held = index.match_window(hashes[:limit], window, self.block_tokens, wanted_from)
+            first, held = index.match_window(hashes[:limit], window, self.block_tokens, wanted_from, sunk)
         else:
             first, held = 0, index.match(hashes[:limit])
-        return self._lease(hashes, (first, held, blocks), reserve, window)
+        return self._lease(hashes, (sunk, max(first, sunk)), held, blocks, reserve, window)
 
     def open_behind(
         self,
@@ -119,25 +120,33 @@ class PagePool:
         reserve: int = 0,
         limit_held: int = 0,
         window: int = 0,
+        sunk: int = 0,
     ) -> PageLease:
-        """Leases pages for the blocks from ``first`` on, of ``blocks``, whose bytes others bring.
+        """Leases pages for the blocks from ``first`` on, of ``blocks``, and the first ``sunk``: others bring them.
 
-        Those before are never seen; ``held`` counts them and the cached ones that follow. Raises PoolExhausted.
+        Those between are never seen; ``held`` counts the leading blocks that are cached, or never seen. Raises
+        PoolExhausted.
         """
-        first = min(first, blocks - 1)
-        held = first + self.blocks.match(hashes[first:limit_held])
-        return self._lease(hashes, (first, held, blocks), reserve, window)
+        first = max(min(first, blocks - 1), sunk)
+        held = self.blocks.match(hashes[: min(sunk, limit_held)])
+        if held == sunk:
+            held = first + self.blocks.match(hashes[first:limit_held])
+        return self._lease(hashes, (sunk, first), held, blocks, reserve, window)
 
-    def _lease(self, hashes: Sequence[bytes], span: tuple[int, int, int], reserve: int, window: int) -> PageLease:
-        """Pages for the blocks of ``span``, (first, end of the cached ones, end)."""
-        first, held, blocks = span
-        found = list(map(self.blocks.page_of.__getitem__, hashes[first:held]))
-        available, needed = self.supply.available, blocks - held
-        if available - (blocks - first) < reserve and available - self.supply.evictable(found) - needed < reserve:
+    def _lease(
+        self, hashes: Sequence[bytes], gap: tuple[int, int], held: int, blocks: int, reserve: int, window: int
+    ) -> PageLease:
+        """Pages for ``blocks`` blocks but those of ``gap``; of the others the first are cached, up to ``held``."""
+        first, end = gap
+        cached = (*hashes[: min(first, held)], *hashes[end:held])
+        found = list(map(self.blocks.page_of.__getitem__, cached))
+        available, wanted = self.supply.available, max(0, blocks - end) + min(first, blocks)
+        needed = wanted - len(found)
+        if available - wanted < reserve and available - self.supply.evictable(found) - needed < reserve:
             raise self._exhausted(needed, reserve)
         if found:
             self._pin(found)
-        lease = PageLease(self, found + self._take(needed), held, first, window)
+        lease = PageLease(self, found + self._take(needed), held, gap, window)
         self.open_leases.add(lease)
         return lease
 

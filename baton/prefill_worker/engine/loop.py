@@ -12,9 +12,9 @@ from baton.engine.checks import check_request
 from baton.engine.handlers import Table
 from baton.engine.isolate import StepOutcome
 from baton.engine.plan import SequenceStep
+from baton.engine.states import Sight
 from baton.engine.step_loop import EngineParts, StepLoop
 from baton.kv.layout import prefix
-from baton.kv.layout.page import sliding_window
 from baton.kv.layout.state import state_hashes
 from baton.kv.pages.pool import PageLease
 from baton.prefill_worker.engine.scheduler import PrefillJob, PrefillScheduler
@@ -95,8 +95,8 @@ class PrefillLoop(StepLoop):
 
     def __init__(self, parts: EngineParts, chunk_tokens: int = 512, max_batch: int = 64):
         super().__init__(parts)
-        window = sliding_window(self.spec.layout)
-        self.scheduler = PrefillScheduler(self.pool, chunk_tokens, max_batch, rules=parts.rules, window=window)
+        self._sight = Sight.of(self.spec.layout)
+        self.scheduler = PrefillScheduler(self.pool, chunk_tokens, max_batch, rules=parts.rules, sight=self._sight)
         self.shipments: dict[int, Shipment] = {}
         self._hit_tokens = self._asked_tokens = 0
 
@@ -136,9 +136,16 @@ class PrefillLoop(StepLoop):
         sequence = self.sequence(message.key, request)
         size = self.pool.block_tokens
         hashes = prefix.chain(root, request.token_ids, size)
-        job = PrefillJob(sequence, hashes, self.clock(), size, message.held_blocks)
+        job = PrefillJob(sequence, hashes, self.clock(), size, self._shipped_from(message))
         self.shipments[message.key] = Shipment(job, message)
         self.scheduler.add(job)
+
+    def _shipped_from(self, message: ch.Prefill) -> int:
+        """The first block that the receiver may want, but for those that every token sees."""
+        first, received = max(message.held_blocks, self._sight.sunk), frozenset(message.received_blocks)
+        while first in received:
+            first += 1
+        return first
 
     def _on_cancel(self, message: ch.Cancel) -> None:
         if message.key in self.scheduler.jobs:

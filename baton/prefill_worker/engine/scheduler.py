@@ -91,9 +91,9 @@ class PrefillScheduler:
         max_batch: int,
         aging: float = AGING_TOKENS_PER_S,
         rules: StateRules | None = None,
-        window: int = 0,
+        sight: Sight = Sight(),
     ):
-        self.pool, self.rules, self.window = pool, rules, window
+        self.pool, self.rules, self.sight = pool, rules, sight
         self.chunk_tokens = chunk_tokens
         self.max_batch = max_batch
         self.aging = aging
@@ -148,7 +148,7 @@ class PrefillScheduler:
         try:
             limit = holdable_of(job.sequence.request, job.tokens, job.block_tokens)
             blocks = blocks_for(job.tokens, job.block_tokens)
-            sight = Sight(self.window, wanted_from=job.shipped_from)
+            sight = self.sight._replace(wanted_from=job.shipped_from)
             lease, job.states = opened(self.pool, self.rules, job.full_hashes(), blocks, limit, sight=sight)
         except PoolExhausted:
             return False

@@ -19,9 +19,12 @@ from baton.kv.exchange.filling import NOTHING, FillReport
 from baton.kv.exchange.warming import Warmer
 from baton.kv.layout import prefix
 from baton.kv.layout.bridge import bridge, wire_layout
+from baton.kv.layout.page import sliding_window, sunk_blocks
 from baton.kv.layout.repaging import Repaging
+from baton.kv.layout.selection import selection_of
 from baton.kv.layout.state import state_pages
 from baton.kv.memory.host_pages import PageMemory
+from baton.kv.pages.lease import first_seen
 from baton.kv.wire.base import Transport
 from baton.prefill_worker.io.handoff import Handoff, HandoffReport
 from baton.prefill_worker.io.handoff_frames import Destination, Sender
@@ -228,17 +231,19 @@ class PrefillService:
 
     async def _not_wanted(self, call: PrefillCall) -> tuple[int, tuple[int, ...]]:
         """What the decode worker has already, in our blocks; it counts in its own."""
-        if self._peers.layout_of is None or not (call.held_blocks or call.received_blocks):
+        selects = selection_of(self._sender.layout) is not None
+        if self._peers.layout_of is None or not (call.held_blocks or call.received_blocks or selects):
             return call.held_blocks, call.received_blocks  # nothing is nothing: no need to ask it before we begin
-        paging = self._paging(call, await self._peers.layout_of(call.decode_address))
-        return (call.held_blocks, call.received_blocks) if paging is None else paging.wanted()
+        theirs = await self._peers.layout_of(call.decode_address)
+        paging = self._paging(call, theirs)
+        return (call.held_blocks, _not_seen(call, theirs)) if paging is None else paging.wanted()
 
     def _paging(self, call: PrefillCall, theirs: KvLayout) -> Repaging | None:
         """What makes its blocks of ours; None where they are of one size."""
         ours, tokens = self._sender.layout, len(call.request.token_ids)
         if ours.block_tokens == theirs.block_tokens or not theirs.runs:
             return None  # pages of less than a run: the bridge refuses them by name
-        return Repaging(ours, theirs, tokens, call.held_blocks, call.received_blocks)
+        return Repaging(ours, theirs, tokens, call.held_blocks, _not_seen(call, theirs))
 
     def _release(self, key: int, job: _Job) -> None:
         """However it ended: no page of it is read any more."""
@@ -288,6 +293,15 @@ class PrefillService:
             raise ModelNotFound(text, "model_id")
         if not call.request.token_ids:
             raise InvalidRequest("a prompt needs at least one token", "token_ids")
+
+
+def _not_seen(call: PrefillCall, theirs: KvLayout) -> tuple[int, ...]:
+    """The blocks, as ``theirs`` counts them, that the receiver has, and those that no token to come sees."""
+    tokens, size = len(call.request.token_ids), theirs.block_tokens
+    unseen = range(sunk_blocks(theirs), first_seen(tokens, sliding_window(theirs), size))
+    if selection_of(theirs) is None:
+        return call.received_blocks
+    return tuple(sorted({*call.received_blocks, *unseen}))
 
 
 def _stations(done: ch.PrefillDone, report: HandoffReport, fetched: FillReport) -> tuple[Station, ...]:

@@ -66,7 +66,10 @@ class Commit(Message):
 
 
 class Admitted(Message):
-    """Answers Admit with a lease: ``pages[i]`` is block i's page, ``hashes[i]`` its chain hash, a tail's too."""
+    """Answers Admit with a lease: ``pages[i]`` is block i's page, ``hashes[i]`` its chain hash, a tail's too.
+
+    No token to come sees the blocks from ``unseen[0]`` to ``unseen[1] - 1``: nobody is to bring them.
+    """
 
     key: int
     lease: bytes
@@ -74,6 +77,7 @@ class Admitted(Message):
     held_blocks: int
     pages: tuple[int, ...]
     hashes: tuple[bytes, ...]
+    unseen: tuple[int, int] = (0, 0)
 
 
 class Refused(Message):

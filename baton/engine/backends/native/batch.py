@@ -15,10 +15,12 @@ from typing import Any, NoReturn
 import numpy as np
 from numpy.typing import NDArray
 
+from baton.engine.backends.seen import seen_parts
 from baton.engine.plan import SampleSpec, SequenceStep, StepPlan
 from baton.engine.sampling import COLDEST, uniform
 from baton.engine.validate import require_computable
 from baton.kernels.step.structs import CHOICE, ITEM
+from baton.kv.layout.selection import Selection
 from baton.protos.errors import BatonError
 from baton.protos.nouns import BLOCK_TOKENS
 
@@ -32,22 +34,29 @@ _PLAIN = _CHOICE.tobytes()
 
 
 class NativeBatch:
-    """Owns the arrays of one step; they live as long as this object does."""
+    """Owns the arrays of one step; they live as long as this object does.
 
-    def __init__(self, plan: StepPlan, vocab_size: int, pages: int) -> None:
+    ``items`` say where rows stand in the text and in their pages, ``seen`` what attention sees: the same, but where
+    blocks are left out by a ``selection``.
+    """
+
+    def __init__(self, plan: StepPlan, vocab_size: int, pages: int, selection: Selection | None = None) -> None:
         items = plan.items
         self._kept: list[Array] = []
         self.sampled = tuple([(item.seq, spec) for item in items if item.sample for spec in _asks(item)])
         self.scored = tuple([item for item in items if item.targets])
         tokens, table, wanted, scores, runs = self._runs(items)
+        seen = None if selection is None else _seen(items, runs, table, selection)
         self.rows = len(tokens)
         if (found := _within(tokens, vocab_size)) is None or (flat := _within(table, pages)) is None:
             _explain(items, vocab_size, pages)
         rows, structs = array("i", wanted + scores), bytearray(_items(runs, flat.buffer_info()[0]))
+        seen_structs = structs if seen is None else bytearray(_items(seen, flat.buffer_info()[0]))
         choices = bytearray(_PLAIN * len(rows))
         self.tokens, self.flat = np.frombuffer(found, np.int32), np.frombuffer(flat, np.int32)
         self.items, self.wanted = np.frombuffer(structs, ITEM), np.frombuffer(rows, np.int32)
-        self.choices = np.frombuffer(choices, CHOICE)
+        self.choices, self.seen = np.frombuffer(choices, CHOICE), np.frombuffer(seen_structs, ITEM)
+        self.seen_at = _address(seen_structs)
         self.addresses = found.buffer_info()[0], _address(structs), rows.buffer_info()[0], _address(choices)
         self.logits, self.loud = self._logits(vocab_size)
         for row, (_, spec) in enumerate(self.sampled):
@@ -93,6 +102,16 @@ class NativeBatch:
         for at, row in enumerate(asked):
             self.choices[row]["logits"] = logits.ctypes.data + at * logits.strides[0]
         return logits, {row: at for at, row in enumerate(asked)}
+
+
+def _seen(items: Sequence[SequenceStep], runs: list[Run], table: list[int], selection: Selection) -> list[Run]:
+    """What attention sees of each item, in parts; their tables join ``table``."""
+    found = list[Run]()
+    for item, (first, *_) in zip(items, runs, strict=True):
+        for part in seen_parts(item, selection):
+            found.append((first + part.first, len(table), part.queries, part.start))
+            table += part.pages
+    return found
 
 
 def _asks(item: SequenceStep) -> tuple[SampleSpec, ...]:

@@ -25,6 +25,7 @@ from baton.engine.backends.native.step_runner import StepRunner
 from baton.engine.backends.span_ops import SpanOps
 from baton.engine.backends.spans import StepSpans, spans_of
 from baton.engine.plan import ModelSpec, StepPlan, StepResult
+from baton.engine.program.ops import PagedAttention
 from baton.engine.program.program import Program
 from baton.engine.program.sites import head_site
 from baton.kernels.step import structs
@@ -64,7 +65,9 @@ class NativeRunner(StepRunner):
         self._memory = torch.empty((0, 0), dtype=torch.uint8)
         span_ops = SpanOps(program, weights, spec.layout) if self._program.foreign else None
         self._foreign = {at: span_ops.bind(program.ops[at]) for at in self._program.foreign} if span_ops else {}
-        self._stretches = tuple(_stretches(len(program.ops), self._program.foreign))
+        attends = {at for at, op in enumerate(program.ops) if isinstance(op, PagedAttention)}
+        self._attends = frozenset(attends if self._selection is not None else ())
+        self._stretches = tuple(_stretches(len(program.ops), self._program.foreign | self._attends))
         self.internals = NativeInternals(spec, self._program, self._shallow)
 
     def bind(self, buffer: memoryview, pages: int) -> None:
@@ -89,11 +92,13 @@ class NativeRunner(StepRunner):
             self._arena = torch.empty(floats)
         step, count = self._step(batch), len(self._program.ops)
         step.turns, step.pages, step.arena = (t.data_ptr() for t in (self._turns, self._memory, self._arena))
+        seeing = self._seeing(step, batch)
         spans = StepSpans(spans_of(plan), self._memory) if self._foreign else None
         if self._check is None and self._ops is None:
             for begin, end in self.internals.stretches(self._stretches):
                 if spans is None or not self._run_foreign(begin, batch, spans):
-                    self._run(self._program.address, ctypes.byref(step), begin, end)
+                    told = seeing if begin in self._attends else step
+                    self._run(self._program.address, ctypes.byref(told), begin, end)
                 self.internals.passed(end, self._arena, batch.rows)
             if spans is not None:
                 spans.finish()
@@ -103,11 +108,20 @@ class NativeRunner(StepRunner):
             if spans is not None and self._run_foreign(at, batch, spans):
                 continue
             with nullcontext() if self._check is None else self._check.op(at, *state):
-                if self._ops is None or not self._ops.run(at, *state):
-                    self._run(self._program.address, ctypes.byref(step), at, at + 1)
+                if self._ops is None or at in self._attends or not self._ops.run(at, *state):
+                    told = seeing if at in self._attends else step
+                    self._run(self._program.address, ctypes.byref(told), at, at + 1)
             self.internals.passed(at + 1, self._arena, batch.rows)
         if spans is not None:
             spans.finish()
+
+    def _seeing(self, step: structs.Step, batch: NativeBatch) -> structs.Step:
+        """The step as attention runs it, over the pages that are seen."""
+        if not self._attends:
+            return step
+        seeing = structs.Step.from_buffer_copy(step)
+        seeing.items, seeing.item_count = batch.seen_at, len(batch.seen)
+        return seeing
 
     def _run_foreign(self, at: int, batch: NativeBatch, spans: StepSpans) -> bool:
         """Runs op ``at`` by torch over the step's registers; False for one of the native step's own."""
@@ -125,10 +139,10 @@ class NativeRunner(StepRunner):
         return self._program.register(self._arena, batch.rows, name)[rows].clone()
 
 
-def _stretches(count: int, foreign: frozenset[int]) -> Iterator[tuple[int, int]]:
-    """The ops 0 … ``count`` - 1 as runs of native ones and single foreign ones."""
+def _stretches(count: int, apart: frozenset[int]) -> Iterator[tuple[int, int]]:
+    """The ops 0 … ``count`` - 1 as runs of them and single ones, those of ``apart``."""
     begin = 0
-    for at in sorted(foreign):
+    for at in sorted(apart):
         if begin < at:
             yield begin, at
         yield at, at + 1

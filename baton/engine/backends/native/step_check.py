@@ -161,7 +161,7 @@ class StepCheck:
     def _attention(self, op: p.PagedAttention, state: CheckContext) -> Callable[[], Named]:
         m = self._program
         q = self._get(state, op.q).view(state.batch.rows, -1, m.head_dim)[:, : m.heads]
-        outs = [self._attend(op, state, q, item) for item in state.batch.items]
+        outs = [self._attend(op, state, q, item) for item in state.batch.seen]
         most = ATTENTION[self._layout.dtype]
         return lambda: [("out", self._get(state, op.out), torch.cat(outs), most)]
 

@@ -22,6 +22,7 @@ from baton.engine.sampling import choose, score
 from baton.kernels.registry import kernels
 from baton.kernels.rms_norm.reference import rms_norm
 from baton.kernels.step import structs
+from baton.kv.layout.selection import selection_of
 from baton.protos.errors import BatonError
 from baton.protos.nouns import EngineWork, TokenLogprobs
 
@@ -44,6 +45,7 @@ class StepRunner(ABC):
         self._turns = torch.empty((0, self._rope.width))
         self._draw = kernels().sample
         self._pages, self._layers = 0, native.program.layers
+        self._selection = selection_of(spec.layout)
 
     @abstractmethod
     def bind(self, buffer: memoryview, pages: int) -> None:
@@ -67,7 +69,7 @@ class StepRunner(ABC):
         if not plan.items or not self._pages:
             return StepResult((), self._clock() - began)
         with torch.inference_mode():
-            batch = NativeBatch(plan, self.spec.vocab_size, self._pages)
+            batch = NativeBatch(plan, self.spec.vocab_size, self._pages, self._selection)
             self._compute(plan, batch)
             sampled = tuple(self._chosen(batch))
             scored = dict(self._scores(batch)) if batch.scored else {}

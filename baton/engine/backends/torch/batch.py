@@ -7,7 +7,7 @@ length alone.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
 from typing import NamedTuple
 
@@ -16,12 +16,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from baton.engine.backends.seen import SeenPart, seen_parts
 from baton.engine.backends.spans import Span, span_of
 from baton.engine.backends.torch.adapters import grouped
 from baton.engine.plan import SampleSpec, SequenceStep, StepPlan
 from baton.engine.program.program import Program
 from baton.engine.program.rope import RopeTables
 from baton.kernels.paged_attention.job import AttentionJob
+from baton.kv.layout.selection import Selection
 from baton.protos.nouns import BLOCK_TOKENS
 
 ROW_MULTIPLE = 4  # rows are padded to a multiple of it, because BLAS then computes each row alike
@@ -58,7 +60,10 @@ class StepBatch(NamedTuple):
 class BatchBuilder:
     """Builds batches for one program. Positions, rope and masks are computed once per step, for all layers."""
 
-    def __init__(self, program: Program, dtype: torch.dtype, device: str) -> None:
+    def __init__(
+        self, program: Program, dtype: torch.dtype, device: str, selection: Selection | None = None
+    ) -> None:
+        self._selection = selection
         self._layers = program.layers
         self._windows = program.windows
         self._rope = RopeTables(program.ropes, program.rotated, program.max_position)
@@ -70,7 +75,7 @@ class BatchBuilder:
     def build(self, plan: StepPlan) -> StepBatch:
         """Returns the plan's tensors; the plan's items must be valid."""
         items = sorted(
-            plan.items, key=lambda i: (len(i.tokens) > 1, _bucket(_blocks(i)) if len(i.tokens) == 1 else 0)
+            plan.items, key=lambda i: (len(i.tokens) > 1, _bucket(_length(i)) if len(i.tokens) == 1 else 0)
         )
         counts = [len(item.tokens) for item in items]
         ends = np.cumsum(counts)
@@ -109,21 +114,24 @@ class BatchBuilder:
         return self._per_layer(np.concatenate((keys, keys + BLOCK_TOKENS)), 2 * BLOCK_TOKENS)
 
     def _jobs(self, items: Sequence[SequenceStep], window: int) -> Iterator[AttentionJob]:
-        decodes = [item for item in items if len(item.tokens) == 1]
+        decodes = [part for item in items if len(item.tokens) == 1 for part in self._seen(item)]
         first = 0
-        for blocks, group in groupby(decodes, key=lambda item: _bucket(_visible(item, window))):
+        for blocks, group in groupby(decodes, key=lambda part: _bucket(_visible(part, window))):
             together = list(group)
             yield from self._decode_jobs(first, together, blocks, window)
             first += len(together)
-        for item in items[len(decodes) :]:
-            for begin in range(0, len(item.tokens), QUERY_BLOCK):
-                count = min(QUERY_BLOCK, len(item.tokens) - begin)
-                yield from self._chunk_jobs(first, item, item.start + begin, count, window)
+        for part in (part for item in items[len(decodes) :] for part in self._seen(item)):
+            for begin in range(0, part.queries, QUERY_BLOCK):
+                count = min(QUERY_BLOCK, part.queries - begin)
+                yield from self._chunk_jobs(first, part, part.start + begin, count, window)
                 first += count
 
-    def _decode_jobs(
-        self, first: int, items: list[SequenceStep], blocks: int, window: int
-    ) -> Iterator[AttentionJob]:
+    def _seen(self, item: SequenceStep) -> Iterable[SeenPart]:
+        if self._selection is None:
+            return (SeenPart(0, len(item.tokens), item.pages, item.start),)
+        return seen_parts(item, self._selection)
+
+    def _decode_jobs(self, first: int, items: list[SeenPart], blocks: int, window: int) -> Iterator[AttentionJob]:
         tables, starts = np.empty((len(items), blocks), np.int64), np.empty(len(items), np.int64)
         for row, item in enumerate(items):
             begin, end = _blocks(item) - _visible(item, window), _blocks(item)
@@ -134,7 +142,7 @@ class BatchBuilder:
         return self._split(first, tables, self._mask(tables, starts, queries, window))
 
     def _chunk_jobs(
-        self, first: int, item: SequenceStep, start: int, count: int, window: int
+        self, first: int, item: SeenPart, start: int, count: int, window: int
     ) -> Iterator[AttentionJob]:
         begin = max(0, start - window + 1) // BLOCK_TOKENS if window else 0
         end = -(-(start + count) // BLOCK_TOKENS)
@@ -168,12 +176,12 @@ class BatchBuilder:
         return torch.from_numpy(numbers).unbind(0)
 
 
-def _blocks(item: SequenceStep) -> int:
-    """Blocks that hold the sequence after the step."""
-    return -(-(item.start + len(item.tokens)) // BLOCK_TOKENS)
+def _blocks(item: SeenPart) -> int:
+    """Blocks up to the part's last row."""
+    return -(-(item.start + item.queries) // BLOCK_TOKENS)
 
 
-def _visible(item: SequenceStep, window: int) -> int:
+def _visible(item: SeenPart, window: int) -> int:
     """The last blocks a decode reads: as many as its window can touch, wherever it begins in a block."""
     most = -(-(window - 1) // BLOCK_TOKENS) + 1
     return min(_blocks(item), most) if window else _blocks(item)
@@ -183,6 +191,11 @@ def _bucket(blocks: int) -> int:
     """``blocks`` rounded up to 1, 2, 3, 4, 6, 8, 12, 16, …: two sizes per octave, so that few jobs hold a batch."""
     power = 1 << (blocks - 1).bit_length()
     return power * 3 // 4 if blocks <= power * 3 // 4 else power
+
+
+def _length(item: SequenceStep) -> int:
+    """Blocks that hold the sequence after the step."""
+    return -(-(item.start + len(item.tokens)) // BLOCK_TOKENS)
 
 
 def _token_pages(item: SequenceStep) -> Ints:

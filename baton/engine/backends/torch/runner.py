@@ -36,6 +36,7 @@ from baton.engine.load import EngineConfig
 from baton.engine.models import program_for
 from baton.engine.plan import ModelSpec, PooledStates, Runner, SequenceStep, StepPlan, StepResult
 from baton.engine.program.config import ModelConfig
+from baton.engine.program.ops import LatentAttention
 from baton.engine.program.program import Program
 from baton.engine.program.rope import LONGROPE, settled
 from baton.engine.program.sites import adaptable, sites_of
@@ -45,6 +46,7 @@ from baton.kernels.abi import native
 from baton.kernels.cuda.library import on_shim
 from baton.kernels.registry import kernels
 from baton.kv.layout.page import layout_for
+from baton.kv.layout.selection import SETTING, Selection, marked, parsed, selection_of
 from baton.protos.errors import CheckpointError, ConfigError
 from baton.protos.nouns import BLOCK_TOKENS, EngineWork, KvLayout, TokenLogprobs
 
@@ -208,7 +210,8 @@ class TorchRunner:
         self._dtype = DTYPES[spec.layout.dtype]
         self._kernels = kernels()
         self._interpreter = Interpreter(program, weights, self._kernels, spec.layout, self.adapters)
-        self._builder = BatchBuilder(program, self._dtype, _device(weights))
+        selection = selection_of(spec.layout)
+        self._builder = BatchBuilder(program, self._dtype, _device(weights), selection)
         self._kv: KvPages | None = None
         self._pages = 0
 
@@ -278,7 +281,24 @@ def _layout(config: EngineConfig, program: Program, dtype: str) -> KvLayout:
     stored = KV_DTYPES.get(config.kv_cache_dtype, dtype)
     extended = "+long" if program.rope.kind == LONGROPE and not program.plain_context else ""
     fidelity = stored if stored == dtype else f"{dtype}+{stored}"
-    return layout_for(stored, program.groups, fidelity=fidelity + extended, states=program.states)
+    fidelity = marked(fidelity + extended, _selection(config, program))
+    return layout_for(stored, program.groups, fidelity=fidelity, states=program.states)
+
+
+def _selection(config: EngineConfig, program: Program) -> Selection | None:
+    """What of a long context attention sees. Raises ConfigError where it can't be chosen."""
+    selection = parsed(config.kv_selection)
+    latent = any(isinstance(op, LatentAttention) for op in program.ops)
+    obstacles = [
+        *([f"device {config.device}"] if config.device != "cpu" else ()),
+        *([f"tp {config.tp}"] if config.tp > 1 else ()),
+        *(["latent attention"] if latent else ()),
+        *(["recurrent state"] if program.states else ()),
+    ]
+    if selection is not None and obstacles:
+        text = f"{SETTING} {config.kv_selection} isn't known with {', '.join(obstacles)}; use all"
+        raise ConfigError(text, SETTING)
+    return selection
 
 
 def _spec(config: EngineConfig, model: ModelConfig, program: Program, dtype: str, fingerprint: str) -> ModelSpec:
