@@ -1,49 +1,66 @@
-"""Everything that a GPU can show of the CUDA kernels, in one go: built, checked, measured, served.
+"""Everything that a GPU can show of the CUDA kernels, in one go: checked, measured, served.
 
-    .venv/bin/python bench/gpu.py [--only checks,attention,step] [--seconds 560] [--json bench/results/gpu.json]
-    .venv/bin/python bench/gpu.py --dry
+    python bench/gpu.py [--only checks,shapes,attention,step] [--seconds 560] [--out FOLDER]
+    python bench/gpu.py --dry            every measured call once at tiny sizes on the SIMT shim
+    python bench/gpu.py --rehearse       the same as on a GPU, process by process, on the SIMT shim
 
-Needs an H100 or H200, a driver for CUDA 13, torch's CUDA build, and nvcc or a library that was built ahead
-($BATON_KERNELS_DIR; python -m baton.kernels.cuda.build DIR); no network. In order: ceilings of this card, now; each
-op's suite, under compute-sanitizer too where it is found; each op's share of a ceiling, beside torch, cuBLAS and
-Triton; a whole step of an 8B Llama; the demo model 1P1D on one card. What the time doesn't allow is said, and
---only takes it up in another call: rows of one machine and commit are kept together in the file. --dry needs no
-GPU: it runs every measured call once at tiny sizes on the SIMT shim.
+Needs an H100 or H200, a driver for CUDA 13, any torch 2.11 or newer with CUDA, and nvcc or a library that was built
+ahead ($BATON_KERNELS_DIR; python -m baton.kernels.cuda.build DIR); no network. bench/on_card.py starts it on a
+machine that has nothing of ours. Every test and every part runs in a process of its own under a time limit: what
+hangs or crashes is a row, and the others go on. Rows are appended to FOLDER/rows.jsonl as they come;
+FOLDER/parts.json says how long each part took, FOLDER/failed.log what failed cases printed, FOLDER/gpu.json keeps
+the rows of one machine and commit ($BATON_COMMIT where there is no git) together.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from baton.engine.backends.cuda.gpu import require
 from baton.kernels.abi.build import BuildError
+from baton.kernels.cuda import build
 from baton.kernels.cuda.library import CudaLibrary, device
+from baton.kernels.cuda.on_gpu import ON_GPU_ENV
 from baton.protos.errors import ConfigError
 from bench.cuda import rows as shown
-from bench.cuda.rows import RESULTS, Row, absent
+from bench.cuda.isolated import Case, Outcome, run
+from bench.cuda.results import Results
+from bench.cuda.rows import RESULTS, Row
+
+if TYPE_CHECKING:
+    from bench.cuda.ops import Ops
 
 SECONDS = 560.0
-CHECKS, STEP, SERVED = "checks", "step", "served"
+CHECKS, SHAPES, TOOLS, STEP, SERVED = "checks", "shapes", "tools", "step", "served"
 OPS = ("rows", "attention", "cascade", "linear", "head", "kv", "small", "experts", "drafts", "prompts")
-PARTS = (CHECKS, *OPS, STEP, SERVED)
-CHECKS_SHARE = 0.45  # of the time, where other parts are asked for as well
+PARTS = (CHECKS, SHAPES, *OPS, STEP, SERVED, TOOLS)
+DEFAULT = PARTS[:-1]  # under compute-sanitizer suites take longer than everything else
+LIMITS = {STEP: 240.0, SERVED: 150.0, SHAPES: 120.0}  # seconds of a case; others 90
+CASE_S, START_S = 90.0, 60.0
+JOBS = 6  # tests at a time: each has a context on the card, and small work
 LEAST_S = 5.0
 
 
 def arguments(argv: Sequence[str]) -> argparse.Namespace:
     """Parsed; an unknown part is said with the choices."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--only", default=",".join(PARTS), help=f"of {', '.join(PARTS)}; default all")
+    parser.add_argument("--only", default=",".join(DEFAULT), help=f"of {', '.join(PARTS)}; default all but tools")
     parser.add_argument("--seconds", type=float, default=SECONDS, help=f"at most ({SECONDS:.0f})")
     parser.add_argument("--dry", action="store_true", help="no GPU: every call once, tiny, on the SIMT shim")
-    parser.add_argument("--json", type=Path, default=RESULTS / "gpu.json", help="where rows are kept")
+    parser.add_argument("--rehearse", action="store_true", help="no GPU: all cases and processes, on the SIMT shim")
+    parser.add_argument("--jobs", type=int, default=JOBS, help=f"tests at a time ({JOBS})")
+    parser.add_argument("--out", type=Path, default=RESULTS, help="the folder that rows are kept in")
     asked = parser.parse_args(argv)
     asked.only = [name for name in asked.only.split(",") if name]
     if unknown := [name for name in asked.only if name not in PARTS]:
@@ -54,7 +71,7 @@ def arguments(argv: Sequence[str]) -> argparse.Namespace:
 
 
 def needs() -> str:
-    """In one sentence, what is missing here; empty where nothing is."""
+    """In one sentence, what is missing here; empty where nothing is. Starts a context: call it in a child."""
     try:
         require()
     except ConfigError as error:
@@ -70,37 +87,107 @@ def needs() -> str:
     return ""
 
 
-def within(parts: Sequence[tuple[str, Callable[[float], Iterator[Row]]]], until: float) -> Iterator[Row]:
-    """Each part's rows, as long as there is time; a part that fails is a row and doesn't end the others."""
-    for name, make in parts:
-        if time.monotonic() > until - LEAST_S:
-            yield absent(name, "all", "not run: the time was up; take it up with --only " + name)
-            continue
-        share = CHECKS_SHARE if name == CHECKS and len(parts) > 1 else 1.0
-        mine = time.monotonic() + (until - time.monotonic()) * share
-        try:
-            for row in make(mine):
-                yield row
-                if time.monotonic() > mine - LEAST_S and name != CHECKS:
-                    yield absent(name, "the rest", "not run: the time was up; take it up with --only " + name)
-                    break
-        except Exception as error:  # one part's fault is not the others'
-            yield absent(name, "the rest", f"{type(error).__name__}: {error}")
+def machine() -> Iterator[Row]:
+    """A row that names the card, or says what is missing."""
+    if missing := needs():
+        yield Row(part="machine", name="", said=missing)
+        return
+    import torch
+
+    yield Row(part="machine", name=torch.cuda.get_device_name(), value=1.0)
 
 
-def plan(
-    only: Sequence[str], loaded: CudaLibrary, top: shown.Ceilings
-) -> list[tuple[str, Callable[[float], Iterator[Row]]]]:
-    """The parts asked for, in order."""
-    from bench.cuda import cases, checks, prompts, served, small, step
-    from bench.cuda.ops import Ops
+def ceilings() -> Iterator[Row]:
+    """What this card does at all, now."""
+    from bench.cuda.cases import ceilings as measured
 
-    ops = Ops(loaded)
-    made: dict[str, Callable[[float], Iterator[Row]]] = {CHECKS: checks.checks, SERVED: served.served}
-    for name, part in {**cases.PARTS, **small.PARTS, **prompts.PARTS}.items():
-        made[name] = lambda _, part=part: part(ops, top)  # type: ignore[misc]
-    made[STEP] = lambda _: step.steps(loaded, top)
-    return [(name, made[name]) for name in PARTS if name in only]
+    yield from measured()[1]
+
+
+def top_of(rows: Sequence[Row]) -> shown.Ceilings:
+    """The ceilings that those rows are of."""
+    read, copy, flops = (float(row.value or 0) for row in rows)
+    return shown.Ceilings(read * 1e9, copy * 1e9, flops * 1e12)
+
+
+Make = Callable[[], Iterable[Row]]
+
+
+class Session:
+    """Runs the parts that are asked for, one after the other, as long as there is time."""
+
+    def __init__(self, asked: argparse.Namespace, results: Results, until: float) -> None:
+        self._asked, self._results, self._until = asked, results, until
+        self._top = shown.Ceilings(1.0, 1.0, 1.0)
+
+    def run(self) -> None:
+        """Measures the ceilings, then each part."""
+        found = self._cases("ceilings", [Case("ceilings", "card", ceilings, CASE_S)])
+        if len(found) != 1 or len(found[0].rows) != 3:
+            return
+        if not self._asked.rehearse:  # there they are anything, also nothing
+            self._top = top_of(found[0].rows)
+        for name in (name for name in PARTS if name in self._asked.only):
+            self._checks() if name == CHECKS else self._part(name)
+
+    def _checks(self) -> None:
+        from bench.cuda import checks
+
+        thorough = not self._asked.rehearse
+        [listed] = self._cases("listing", [checks.listing(thorough)])
+        found = self._cases(CHECKS, checks.cases([row.name for row in listed.rows], thorough), self._asked.jobs)
+        for row in checks.by_op(found):
+            self._results.add(row)
+
+    def _part(self, name: str) -> None:
+        limit = LIMITS.get(name, CASE_S)
+        self._cases(name, [Case(name, of, make, limit) for of, make in self._made(name)])
+
+    def _made(self, name: str) -> Sequence[tuple[str, Make]]:
+        from bench.cuda import cases, checks, prompts, served, shapes, small, step
+        from bench.cuda.ops import Ops
+
+        def of(make: Callable[..., Iterable[Row]], *rest: object) -> Make:
+            return lambda: make(Ops(library()), *rest)  # loaded in the child
+
+        if name == TOOLS:
+            return [(case.name, case.make) for case in checks.under_tools()]
+        if name == SERVED:
+            how = ("cpu", "tcp") if self._asked.rehearse else ("cuda", "cuda_ipc")
+            return [("1P1D", partial(served.served, *how))]
+        if name == STEP:
+            return [(kind, partial(_step, self._top, kind)) for kind in step.KINDS]
+        if name == SHAPES:
+            return [(of_, of(partial(_shape, of_))) for of_ in shapes.names()]
+        part = {**cases.PARTS, **small.PARTS, **prompts.PARTS}[name]
+        return [(name, of(part, self._top))]
+
+    def _cases(self, part: str, cases: Sequence[Case], jobs: int = 1) -> list[Outcome]:
+        began, found = time.monotonic(), []
+        for outcome in run(cases, self._until, jobs, self._results.add):
+            found.append(outcome)
+            self._results.end(outcome)
+        self._results.part(part, found, time.monotonic() - began)
+        return found
+
+
+def _shape(name: str, ops: Ops) -> Iterator[Row]:
+    from bench.cuda import shapes
+
+    yield from dict(shapes.parts(ops))[name]()
+
+
+def _step(top: shown.Ceilings, kind: str) -> Iterator[Row]:
+    from bench.cuda import step
+
+    yield from step.steps(library(), top, kinds=(kind,))
+
+
+def library() -> CudaLibrary:
+    """The library of this process: for the card, or the shim in a rehearsal."""
+    from bench.cuda import clock
+
+    return device() if clock.DEVICE == "cuda" else CudaLibrary(build.simt())
 
 
 def dry() -> int:
@@ -126,23 +213,27 @@ def main(argv: Sequence[str]) -> int:
     until = time.monotonic() + asked.seconds
     if asked.dry:
         return dry()
-    if missing := needs():
-        print(missing, file=sys.stderr)
-        return 2
-    import torch
+    import torch  # noqa: F401  here, so that children needn't
 
-    from bench.cuda.cases import ceilings
+    with ExitStack() as stack:
+        name = "the SIMT shim"
+        if asked.rehearse:
+            from bench.cuda import dry as without
 
-    place = shown.where(torch.cuda.get_device_name())
-    print(f"{place.machine}, commit {place.commit}, {place.date}", flush=True)
-    top, rows = ceilings()
-    for row in within(plan(asked.only, device(), top), until):
-        rows.append(row)
-        print(shown.table([row]).splitlines()[-1], flush=True)
-        shown.write(asked.json, place, rows)  # what is there stays, whatever ends the run
-    shown.write(asked.json, place, rows)
-    print(f"\n{shown.table(rows)}\n\nkept in {asked.json}")
-    return int(any(row.value == 0 for row in rows if row.unit == "passed"))
+            stack.enter_context(without.tiny())
+        else:
+            os.environ[ON_GPU_ENV] = "1"
+            [found] = run([Case("machine", "card", machine, START_S)], until)
+            if found.said or not found.rows[0].value:
+                print(found.said or found.rows[0].said, file=sys.stderr)
+                return 2
+            name = found.rows[0].name
+        place = shown.where(name)
+        print(f"{place.machine}, commit {place.commit}, {place.date}", flush=True)
+        results = Results(asked.out, place)
+        Session(asked, results, until).run()
+    print(results.summary(), flush=True)
+    return int(results.failed)
 
 
 if __name__ == "__main__":

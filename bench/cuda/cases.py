@@ -10,16 +10,21 @@ from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from xxhash import xxh3_64_intdigest
 
-from baton.kernels.dense.packed import pack_f32
+from baton.kernels.dense.packed import pack_f32, unpack_f32
 from baton.kernels.linear.packed import PackedWeight, pack_bf16, quantize
+from baton.kernels.swiglu.reference import swiglu
 from bench.cuda import clock
 from bench.cuda.clock import Call, measure, variants
 from bench.cuda.ops import DeviceWeight, KvPool, Ops, greedy, item_table
+from bench.cuda.right import EXACT, FLOAT, NARROW, ROUNDED, error_of, judged
 from bench.cuda.rows import Ceilings, Row, Sample, absent, rated, versus
+from bench.cuda.wanted import attention_error, choice_error, exact, product_error
 
 HIDDEN, INNER, VOCAB, HEADS, KV_HEADS, HEAD_DIM, LAYERS = 4096, 14336, 128_256, 32, 8, 128, 32
 KV = ("bfloat16", "int8", "fp8_e4m3")
@@ -92,21 +97,24 @@ def rows_ops(ops: Ops, top: Ceilings) -> Iterator[Row]:
         ]
         out = torch.empty(count, HIDDEN, device=clock.DEVICE)
         name = f"residual + RMSNorm T={count}"
-        mine = measure([ops.rms_norm(x, delta, weight, out) for x, delta, weight in sets])
-        yield rated("rows", name, mine, nbytes, "copy", top)
 
         def torchs(x: Tensor, delta: Tensor, weight: Tensor) -> Tensor:
-            return F.rms_norm(x.add_(delta), (HIDDEN,), weight)
+            return F.rms_norm(x.add_(delta), (HIDDEN,), weight, 1e-5)
 
+        wanted, copied = torchs(sets[0][0].clone(), *sets[0][1:]), sets[0][0].clone()
+        call = ops.rms_norm(copied, sets[0][1], sets[0][2], out)
+        error = error_of(call, out, lambda wanted=wanted: wanted)  # type: ignore[misc]
+        mine = measure([ops.rms_norm(x, delta, weight, out) for x, delta, weight in sets])
+        yield judged(rated("rows", name, mine, nbytes, "copy", top), error, FLOAT)
         compiled = torch.compile(torchs)
         yield peer(name, mine, "torch", partial(each, torchs, sets), "rows")
         yield peer(name, mine, "Triton", partial(each, compiled, sets), "rows")
     count = SIZES["rows"][-1]
     gates = [torch.randn(count, 2 * INNER, device=clock.DEVICE) for _ in range(2)]
     inner = torch.empty(count, INNER, device=clock.DEVICE)
-    yield rated(
-        "rows", f"SwiGLU T={count}", measure([ops.swiglu(g, inner) for g in gates]), 12 * count * INNER, "copy", top
-    )
+    error = error_of(ops.swiglu(gates[0], inner), inner, lambda: swiglu(gates[0]))
+    mine = measure([ops.swiglu(g, inner) for g in gates])
+    yield judged(rated("rows", f"SwiGLU T={count}", mine, 12 * count * INNER, "copy", top), error, FLOAT)
 
 
 def attention(ops: Ops, top: Ceilings) -> Iterator[Row]:
@@ -125,10 +133,11 @@ def _decode(ops: Ops, top: Ceilings, dtype: str, batch: int, length: int) -> Ite
     q = torch.randn(batch, HEADS, HEAD_DIM, device=clock.DEVICE)
     out = torch.empty_like(q)
     calls = [ops.attention(pool, q, item_table(order[at], [length - 1] * batch), out) for at in range(sets)]
+    error = attention_error(calls[0], pool, order[0], [length - 1] * batch, q, out)
     name = f"decode attention {dtype} B={batch} L={length}"
     mine = measure(calls)
     target = 0.85 if one >= 100e6 else 0.65 if length == 512 and batch >= 64 else None
-    yield rated("attention", name, mine, one, "read", top, target)
+    yield judged(rated("attention", name, mine, one, "read", top, target), error, ROUNDED)
     if dtype != "bfloat16":
         return
 
@@ -166,11 +175,14 @@ def cascade(ops: Ops, top: Ceilings) -> Iterator[Row]:
     items = item_table(tables, [prefix + own - 1] * batch)
     groups = torch.tensor([0, batch, prefix], dtype=torch.int32, device=clock.DEVICE)
     flat = measure([ops.attention(pool, q, items, out)], samples=6)
-    mine = measure([ops.cascade(pool, q, items, groups, out)])
+    call = ops.cascade(pool, q, items, groups, out)
+    error = attention_error(call, pool, tables, [prefix + own - 1] * batch, q, out)
+    mine = measure([call])
     name = f"cascade attention P={prefix} B={batch}"
-    yield versus("cascade", name, mine, "flat paged attention", flat, 15.0)
+    yield judged(versus("cascade", name, mine, "flat paged attention", flat, 15.0), error, ROUNDED)
     pairs = batch * (prefix + own)
-    yield rated("cascade", f"{name}, its products", mine, 4.0 * HEADS * HEAD_DIM * pairs, "flops", top)
+    products = rated("cascade", f"{name}, its products", mine, 4.0 * HEADS * HEAD_DIM * pairs, "flops", top)
+    yield judged(products, error, ROUNDED)
 
 
 def matrices(ops: Ops, top: Ceilings) -> Iterator[Row]:
@@ -195,24 +207,21 @@ def matrices(ops: Ops, top: Ceilings) -> Iterator[Row]:
             ]
             for m in SIZES["m"]:
                 x, out = torch.randn(m, k, device=clock.DEVICE), torch.empty(m, n, device=clock.DEVICE)
+                error = product_error(ops.dense(weights[0], x, out), packed, x, out)
                 mine = measure([ops.dense(weight, x, out) for weight in weights])
-                large = kind != "bf16" and n * k > 50e6 and m <= 16
-                yield rated(
-                    "linear", f"{what} {kind} M={m}", mine, packed.nbytes, "read", top, 0.8 if large else None
-                )
+                goal = 0.8 if kind != "bf16" and n * k > 50e6 and m <= 16 else None
+                row = rated("linear", f"{what} {kind} M={m}", mine, packed.nbytes, "read", top, goal)
+                yield judged(row, error, NARROW)
                 goal = 3.3 if kind == "int4 g128" and m <= 32 and what == "gate-up" else None
-                yield versus("linear", f"{what} {kind} M={m} beside cuBLAS", mine, "cuBLAS bf16", blas[m], goal)
+                row = versus("linear", f"{what} {kind} M={m} beside cuBLAS", mine, "cuBLAS bf16", blas[m], goal)
+                yield judged(row, error, NARROW)
             del weights
     small = pack_f32(torch.randn(1024, 1024))
     x, out = torch.randn(32, 1024, device=clock.DEVICE), torch.empty(32, 1024, device=clock.DEVICE)
-    yield rated(
-        "linear",
-        "float32 1024 M=32",
-        measure([ops.dense(DeviceWeight(small), x, out)] * 2),
-        small.nbytes,
-        "read",
-        top,
-    )
+    call = ops.dense(DeviceWeight(small), x, out)
+    error = error_of(call, out, lambda: x.cpu() @ unpack_f32(small).T)
+    row = rated("linear", "float32 1024 M=32", measure([call] * 2), small.nbytes, "read", top)
+    yield judged(row, error, FLOAT)
 
 
 def head(ops: Ops, top: Ceilings) -> Iterator[Row]:
@@ -223,9 +232,11 @@ def head(ops: Ops, top: Ceilings) -> Iterator[Row]:
         weight = DeviceWeight(packed)
         for rows, temperature in ((1, 0.0), (32, 0.0), (32, 0.8)):
             x = torch.randn(rows, HIDDEN, device=clock.DEVICE)
-            mine = measure([ops.head(weight, x, greedy(rows, temperature))])
+            choices = greedy(rows, temperature)
+            error = choice_error(ops.head(weight, x, choices), packed, x, choices, temperature)
+            mine = measure([ops.head(weight, x, choices)])
             name = f"LM head + {'draw' if temperature else 'argmax'} {kind} B={rows}"
-            yield rated("head", name, mine, packed.nbytes, "read", top, 0.88)
+            yield judged(rated("head", name, mine, packed.nbytes, "read", top, 0.88), error, ROUNDED)
             if kind == "bf16":
                 other = _torch_draw if temperature else _torch_likeliest
                 yield peer(name, mine, "cuBLAS and torch", partial(each, other, [(x.bfloat16(), dense)]), "head")
@@ -250,12 +261,31 @@ def kv(ops: Ops, top: Ceilings) -> Iterator[Row]:
         return memory.data_ptr() + order.to(clock.DEVICE, torch.int64) * size
 
     scattered, straight = torch.randperm(2 * count)[:count], torch.arange(count)
-    for name, to, source in (
-        ("pack 2k tokens", addresses(wire, straight), addresses(pool, scattered)),
-        ("scatter 2k tokens", addresses(pool, scattered), addresses(wire, straight)),
+    for name, to, source, (into, filled), (read, taken) in (
+        (
+            "pack 2k tokens",
+            addresses(wire, straight),
+            addresses(pool, scattered),
+            (wire, straight),
+            (pool, scattered),
+        ),
+        (
+            "scatter 2k tokens",
+            addresses(pool, scattered),
+            addresses(wire, straight),
+            (pool, scattered),
+            (wire, straight),
+        ),
     ):
-        mine = measure([ops.kv_copy(to, source, size, sums)])
-        yield rated("kv", f"{name}, hashed", mine, 2.0 * size * count, "copy", top, 0.85)
+        into.fill_(0xEE)
+        call = ops.kv_copy(to, source, size, sums)
+        call()
+        clock.wait()
+        error = exact(lambda: into[filled], lambda: read[taken])  # noqa: B023
+        hashed = [xxh3_64_intdigest(read[int(at)].cpu().numpy().tobytes()) for at in taken[:2]]
+        error += sums[:2].cpu().numpy().view(np.uint64).tolist() != hashed
+        mine = measure([call])
+        yield judged(rated("kv", f"{name}, hashed", mine, 2.0 * size * count, "copy", top, 0.85), error, EXACT)
 
 
 PARTS: dict[str, Part] = {

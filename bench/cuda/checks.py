@@ -1,22 +1,23 @@
-"""Each op's suite on the GPU: the very tests that run on the SIMT shim, and again under compute-sanitizer.
+"""Each op's suite on the GPU: the tests that run on the SIMT shim, a process each; and under compute-sanitizer.
 
 Knows nothing of the ops. Planted bugs stay out: that the suites catch them is shown on the shim, and each would
-cost a build here. A row's value is 1 where everything passed, 0 where something failed, and none where it did not
-run to its end; ``against`` names the sources that did.
+cost a build here. An op's row has value 1 where all of its tests passed, 0 where one failed, and none where one did
+not run to its end; ``against`` names the sources that did.
 """
 
 from __future__ import annotations
 
-import os
+import contextlib
+import io
 import re
 import shutil
 import subprocess
 import sys
-import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
 
-from baton.kernels.cuda import build
-from baton.kernels.cuda.on_gpu import ON_GPU_ENV
+from baton.kernels.cuda import build, on_gpu
+from bench.cuda.isolated import Case, Outcome
 from bench.cuda.rows import ROOT, Row
 
 TESTS = "tests/kernels/cuda"
@@ -33,6 +34,7 @@ OF = {
 NOT_OPS = {"shim", "gates", "table", "meetings"}
 TOOLS = ("memcheck", "racecheck")
 SANITIZERS = ("compute-sanitizer", "/usr/local/cuda/bin/compute-sanitizer")
+COLLECT_S, TEST_S, TOOL_S = 60.0, 60.0, 240.0  # limits of a listing, a test, a file under a tool
 
 
 def files() -> dict[tuple[str, ...], tuple[str, ...]]:
@@ -51,41 +53,98 @@ def sanitizer() -> str | None:
     return next((path for path in map(shutil.which, SANITIZERS) if path), None)
 
 
-def checks(until: float) -> Iterator[Row]:
-    """Every op's suite, then each under each tool; ``until`` by time.monotonic."""
-    asked = files()
-    for ops, tests in asked.items():
-        said, passed = run([sys.executable], tests, until)
+def listing(thorough: bool = True) -> Case:
+    """A case whose rows are named as the tests; ``thorough``: those too that don't run in every suite."""
+    asked = [*(file for tests in files().values() for file in tests), HANDOFF]
+    return Case("listing", "tests", partial(_listed, asked, thorough), COLLECT_S)
+
+
+def _listed(asked: Sequence[str], thorough: bool) -> Iterator[Row]:
+    import pytest
+
+    marks = ["-m", ""] if thorough else []
+    with contextlib.redirect_stdout(io.StringIO()) as said:
+        status = pytest.main(["--collect-only", "-k", LEFT_OUT, *marks, "-p", "no:cacheprovider", *asked])
+    print(said.getvalue())
+    tests = [line for line in said.getvalue().splitlines() if "::" in line]
+    if status or not tests:  # with a -q more than its settings have, it would only count them
+        raise RuntimeError(f"pytest lists {len(tests)} tests (status {int(status)})")
+    for test in tests:
+        yield Row(part="listing", name=test, value=1.0)
+
+
+def cases(tests: Iterable[str], thorough: bool = True) -> list[Case]:
+    """A case for each test, by the names that ``listing`` gave."""
+    return [Case("checks", test, partial(_tested, test, thorough), TEST_S) for test in tests]
+
+
+def _tested(test: str, thorough: bool) -> Iterator[Row]:
+    import pytest
+
+    if on_gpu.asked():
+        on_gpu.heap_only()
+    marks = ["-m", ""] if thorough else []
+    with contextlib.redirect_stdout(io.StringIO()) as said:
+        pytest.main(["-q", "-p", "no:cacheprovider", *marks, test])
+    yield verdict(test, said.getvalue())
+    print(said.getvalue())
+
+
+def verdict(test: str, output: str) -> Row:
+    """What pytest's words say of one test: 1, 0, or none where it was skipped."""
+    passed = ran_something(output)
+    value = 1.0 if passed else None if re.search(r"^\d* ?skipped|^s+\s+\[", output, re.M) else 0.0
+    return Row(part="test", name=test, value=value, unit="passed", said=summary(output))
+
+
+def by_op(outcomes: Sequence[Outcome]) -> Iterator[Row]:
+    """A row for each op, from how its tests went; one for the handoff from card to card."""
+    for ops, tests in files().items():
+        mine = [each for each in outcomes if each.case.name.partition("::")[0] in tests]
+        value, said = _together(mine)
         for op in ops:
-            yield Row(part="checks", name=op, value=passed, unit="passed", against=build.source_key(op), said=said)
-    said, passed = run([sys.executable], [HANDOFF], until)
-    yield Row(part="handoff", name="from card to card, two processes", value=passed, unit="passed", said=said)
+            key = build.source_key(op)
+            yield Row(part="checks", name=op, value=value, unit="passed", against=key, said=said)
+    value, said = _together([each for each in outcomes if each.case.name.startswith(HANDOFF)])
+    yield Row(part="handoff", name="from card to card, two processes", value=value, unit="passed", said=said)
+
+
+def _together(outcomes: Sequence[Outcome]) -> tuple[float | None, str]:
+    found = [each.rows[0].value if each.rows and not each.said else 0.0 for each in outcomes if not _unrun(each)]
+    unrun = [each for each in outcomes if _unrun(each)]
+    counts = (
+        f"{found.count(1.0)} passed, {found.count(0.0)} failed, {found.count(None)} skipped, {len(unrun)} not run"
+    )
+    wrong = [each for each in outcomes if each.said or (each.rows and each.rows[0].value == 0.0)]
+    first = f"; {wrong[0].case.name.rpartition('/')[2]}: {wrong[0].said or wrong[0].rows[0].said}" if wrong else ""
+    if 0.0 in found:
+        return 0.0, (counts + first)[:300]
+    return (1.0 if 1.0 in found and not unrun else None), counts
+
+
+def _unrun(outcome: Outcome) -> bool:
+    return not outcome.rows and outcome.said.startswith("not run")
+
+
+def under_tools() -> list[Case]:
+    """Each op's files under each of compute-sanitizer's tools; none where it isn't here."""
     tool = sanitizer()
-    for name in TOOLS if tool else ():
-        for ops, tests in asked.items():
-            prefix = [str(tool), f"--tool={name}", "--error-exitcode=9", "--target-processes=all", sys.executable]
-            said, passed = run(prefix, tests, until)
-            yield Row(part=name, name=", ".join(ops), value=passed, unit="passed", said=said)
     if tool is None:
-        yield Row(
-            part="memcheck", name="all", said="compute-sanitizer is not on PATH: neither memcheck nor racecheck ran"
-        )
+        return []
+    prefix = [tool, "--error-exitcode=9", "--target-processes=all"]
+    return [
+        Case(name, ", ".join(ops), partial(_under, [*prefix, f"--tool={name}"], name, ops, tests), TOOL_S)
+        for name in TOOLS
+        for ops, tests in files().items()
+    ]
 
 
-def run(prefix: Sequence[str], tests: Sequence[str], until: float) -> tuple[str, float | None]:
-    """What pytest said last, and 1 where all passed, 0 where not, None where the time was up."""
-    left = until - time.monotonic()
-    if left < 5:
-        return "not run: the time was up; take it up with --only checks", None
-    command = [*prefix, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-k", LEFT_OUT, *tests]
-    environment = {**os.environ, ON_GPU_ENV: "1"}
-    try:
-        done = subprocess.run(
-            command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=left, check=False
-        )
-    except subprocess.TimeoutExpired:
-        return f"not finished in the {left:.0f} s that were left", None
-    return summary(done.stdout), float(done.returncode == 0 and ran_something(done.stdout))
+def _under(prefix: Sequence[str], tool: str, ops: Sequence[str], tests: Sequence[str]) -> Iterator[Row]:
+    command = [*prefix, sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", LEFT_OUT, *tests]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    passed = float(done.returncode == 0 and ran_something(done.stdout))
+    yield Row(part=tool, name=", ".join(ops), value=passed, unit="passed", said=summary(done.stdout))
+    print(done.stdout)
 
 
 def summary(output: str) -> str:
@@ -100,5 +159,5 @@ def summary(output: str) -> str:
 
 
 def ran_something(output: str) -> bool:
-    """A file whose tests were all skipped has shown nothing."""
+    """A file whose tests were all skipped has shown nothing, and one with a failure has passed nothing."""
     return re.search(r"^[.sx]*\.[.sx]*\s+\[", output, re.M) is not None

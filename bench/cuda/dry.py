@@ -14,7 +14,7 @@ import torch
 
 from baton.kernels.cuda import build
 from baton.kernels.cuda.library import CudaLibrary
-from bench.cuda import cases, clock, prompts, small, step
+from bench.cuda import cases, clock, prompts, shapes, small, step
 from bench.cuda.ops import Ops
 from bench.cuda.rows import Ceilings, Row
 
@@ -36,6 +36,13 @@ SMALL = {
     "drafts": (2, 2, 48),
 }
 PROMPTS = {"m": (70, 520), "lengths": (48,)}
+SHAPES = {
+    "m": (1, 9, 70),
+    "products": {"square": (80, 64), "N 520": (520, 64)},
+    "groups": (2,),
+    "decodes": ((1, 1), (3, 40)),
+    "chunks": ((17, 0), (9, 30)),
+}
 STEP = {"hidden": 128, "inner": 128, "heads": 4, "kv_heads": 2, "head_dim": 32, "vocab": 130, "layers": 1}
 
 
@@ -47,7 +54,8 @@ def tiny() -> Iterator[CudaLibrary]:
         (cases, {**MODEL, "SIZES": OPS}),
         (small, {"SIZES": SMALL}),
         (prompts, {"SIZES": PROMPTS}),
-        (step, {"SHAPE": STEP, "LENGTH": 20, "CHUNK": 16, "SAMPLES": 2}),
+        (shapes, {"SIZES": SHAPES}),
+        (step, {"SHAPE": STEP, "LENGTH": 20, "CHUNK": 16, "SAMPLES": 2, "BATCHES": (1, 2)}),
         (torch, {"compile": lambda function, **_: function}),
     ]
     with ExitStack() as stack:
@@ -62,4 +70,6 @@ def parts(device: CudaLibrary) -> Iterator[Row]:
     yield from cases.ceilings()[1]
     for part in (*cases.PARTS.values(), *small.PARTS.values(), *prompts.PARTS.values()):
         yield from part(ops, TOP)
-    yield from step.steps(device, TOP, batches=(1, 2))
+    for _, make in shapes.parts(ops):
+        yield from make()
+    yield from step.steps(device, TOP)

@@ -141,7 +141,7 @@ class KvPool:
         size = page_bytes(dtype, kv_heads, head_dim)
         # Bytes below 0x40 are small finite numbers in every format: bf16, int8, e4m3 and the float32 of scales.
         self.memory = torch.randint(0, 0x40, (pages, size), dtype=torch.uint8, device=clock.DEVICE)
-        self.kv_heads, self.head_dim, self.page_bytes = kv_heads, head_dim, size
+        self.dtype, self.kv_heads, self.head_dim, self.page_bytes = dtype, kv_heads, head_dim, size
         self._struct = PagedKv(self.memory.data_ptr(), size, 0, KV_TYPES[dtype], kv_heads, head_dim)
         self.address = ctypes.addressof(self._struct)
 

@@ -18,7 +18,9 @@ from bench.cuda import cases, clock
 from bench.cuda.cases import Part, peer
 from bench.cuda.clock import Call, measure, variants
 from bench.cuda.ops import DeviceWeight, KvPool, Ops, item_table
+from bench.cuda.right import NARROW, ROUNDED, judged
 from bench.cuda.rows import Ceilings, Row, rated
+from bench.cuda.wanted import attention_error, product_error
 
 SIZES: dict[str, Any] = {"m": (128, 512, 2048, 8192), "lengths": (2048, 8192)}
 MFU = 0.6  # of bf16, as the issue asks of a prompt
@@ -39,29 +41,33 @@ def matrices(ops: Ops, top: Ceilings) -> Iterator[Row]:
             "int4 g128": (partial(quantize, plain, 4, min(128, k)), partial(_blas_bf16, plain)),
         }
         for kind, (pack, blas) in kinds.items():
-            weight = DeviceWeight(pack())
+            packed = pack()
+            weight = DeviceWeight(packed)
             for m in SIZES["m"]:
                 xs = [torch.randn(m, k, device=clock.DEVICE) for _ in range(variants(4 * m * k))]
                 out = torch.empty(m, n, device=clock.DEVICE)
+                error = product_error(ops.linear(weight, xs[0], out), packed, xs[0], out)
                 mine = measure([ops.linear(weight, x, out) for x in xs])
                 goal = MFU if kind == "bf16" and m >= 2048 else None
                 name = f"{what} {kind} M={m}"
-                yield rated("prompts", name, mine, 2.0 * m * n * k, "flops", top, goal)
-                yield peer(name, mine, "cuBLAS", partial(_alone, blas, xs[0]), "prompts")
+                yield judged(rated("prompts", name, mine, 2.0 * m * n * k, "flops", top, goal), error, NARROW)
+                yield judged(peer(name, mine, "cuBLAS", partial(_alone, blas, xs[0]), "prompts"), error, NARROW)
                 if what == "gate-up" and kind == "bf16":
-                    yield from _gated(ops, weight, xs, plain, f"{what} with SwiGLU {kind} M={m}")
+                    yield from _gated(ops, packed, xs, plain, f"{what} with SwiGLU {kind} M={m}")
 
 
 def _alone(make: Callable[[Tensor], Call], x: Tensor) -> list[Call]:
     return [make(x)]
 
 
-def _gated(ops: Ops, weight: DeviceWeight, xs: list[Tensor], plain: Tensor, name: str) -> Iterator[Row]:
-    rows = [x.bfloat16() for x in xs]
+def _gated(ops: Ops, packed: PackedWeight, xs: list[Tensor], plain: Tensor, name: str) -> Iterator[Row]:
+    rows, weight = [x.bfloat16() for x in xs], DeviceWeight(packed)
     out = torch.empty(len(rows[0]), len(plain) // 2, dtype=torch.bfloat16, device=clock.DEVICE)
+    error = product_error(ops.linear(weight, rows[0], out, gated=True), packed, rows[0], out, gated=True)
     mine = measure([ops.linear(weight, x, out, gated=True) for x in rows])
     dense, compiled = plain.bfloat16().to(clock.DEVICE), torch.compile(_torch_gate)
-    yield peer(name, mine, "cuBLAS and Triton", lambda: [partial(compiled, x, dense) for x in rows], "prompts")
+    row = peer(name, mine, "cuBLAS and Triton", lambda: [partial(compiled, x, dense) for x in rows], "prompts")
+    yield judged(row, error, NARROW)
 
 
 def _torch_gate(x: Tensor, weight: Tensor) -> Tensor:
@@ -94,9 +100,13 @@ def attention(ops: Ops, top: Ceilings) -> Iterator[Row]:
             pool = KvPool(blocks, dtype, kv_heads, dim)
             tables = torch.randperm(blocks, device=clock.DEVICE).int().view(1, blocks)
             q = torch.randn(length, heads, dim, device=clock.DEVICE)
-            mine = measure([ops.attention(pool, q, item_table(tables, [0], length), torch.empty_like(q))])
+            out = torch.empty_like(q)
+            call = ops.attention(pool, q, item_table(tables, [0], length), out)
+            error = attention_error(call, pool, tables, [0], q, out)
+            mine = measure([call])
             name = f"prompt attention {dtype} L={length}"
-            yield rated("prompts", name, mine, 2.0 * heads * dim * length * (length + 1), "flops", top)
+            work = 2.0 * heads * dim * length * (length + 1)
+            yield judged(rated("prompts", name, mine, work, "flops", top), error, ROUNDED)
             if dtype == "bfloat16":
                 yield peer(name, mine, "torch SDPA, contiguous KV", partial(_sdpa, q, kv_heads), "prompts")
 

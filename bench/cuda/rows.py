@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import statistics
 import subprocess
 from collections.abc import Iterable, Sequence
@@ -13,6 +14,7 @@ import msgspec
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "bench" / "results"
+COMMIT_ENV = "BATON_COMMIT"
 
 
 class Where(msgspec.Struct, frozen=True):
@@ -26,8 +28,9 @@ class Where(msgspec.Struct, frozen=True):
 class Row(msgspec.Struct, frozen=True, kw_only=True):
     """``ratio`` is of ``ceiling``, a row's name of the same run, or of ``peer``, another way to the same result.
 
-    ``spread``: by how much the medians of the odd and of the even samples differ, as a share (A/A). ``said``: why
-    there is no value, or what else must be known.
+    ``spread``: by how much the medians of the odd and of the even samples differ, as a share (A/A). ``error``: how
+    far the result that was timed is off a plain one, ‖found - wanted‖ / ‖wanted‖. ``said``: why there is no value,
+    or what else must be known.
     """
 
     part: str
@@ -39,6 +42,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     spread: float | None = None
     target: float | None = None
     said: str = ""
+    error: float | None = None
 
 
 class Sample(msgspec.Struct, frozen=True):
@@ -112,7 +116,11 @@ def absent(part: str, name: str, why: str) -> Row:
 
 
 def commit(root: Path = ROOT) -> str:
-    """Of the checkout, "+" behind it where files differ; empty without git."""
+    """Returns $BATON_COMMIT, as a copy without git is told, else the checkout's, "+" behind it where files differ;
+    empty without either.
+    """
+    if told := os.environ.get(COMMIT_ENV):
+        return told
     try:
         found = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=root, capture_output=True, text=True)
         dirty = subprocess.run(["git", "status", "--porcelain", "-uno"], cwd=root, capture_output=True, text=True)
@@ -128,7 +136,7 @@ def where(machine: str) -> Where:
 
 def table(rows: Iterable[Row]) -> str:
     """Aligned columns, a part's rows together; a target that is missed is marked."""
-    head = ("part", "what", "value", "against", "ratio", "target", "A/A")
+    head = ("part", "what", "value", "against", "ratio", "target", "A/A", "off")
     lines: list[Sequence[str]] = [head]
     for row in rows:
         value = row.said if row.value is None else f"{row.value:g} {row.unit}"
@@ -139,6 +147,7 @@ def table(rows: Iterable[Row]) -> str:
                 "" if row.ratio is None else f"{row.ratio:.2f}",
                 "" if row.target is None else f"{row.target:g}{' missed' if missed else ''}",
                 "" if row.spread is None else f"{row.spread:.1%}",
+                "" if row.error is None else f"{row.error:.0e}",
             )
         )
     widths = [max(len(line[at]) for line in lines) for at in range(len(head))]

@@ -5,7 +5,7 @@ Knows nothing of budgets or of how rows are shown. A part yields its rows one by
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
@@ -14,11 +14,15 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from baton.kernels.moe.native import Experts
+from baton.kernels.paged_attention.stored import quantized, read_layer
+from baton.kernels.rms_norm.reference import rms_norm
 from bench.cuda import cases, clock
 from bench.cuda.cases import Part, each, peer
 from bench.cuda.clock import Call, measure, variants
 from bench.cuda.ops import KvPool, Ops, draft_table, item_table
+from bench.cuda.right import EXACT, NARROW, ROUNDED, error_of, judged, off
 from bench.cuda.rows import Ceilings, Row, rated, versus
+from bench.cuda.wanted import accept_error, attention_error
 
 # Rows of small ops; experts by name: how many, of them chosen, hidden, inner; rows of experts; sequences, drafts
 # and context.
@@ -38,9 +42,10 @@ def small(ops: Ops, top: Ceilings) -> Iterator[Row]:
     for count in SIZES["rows"]:
         drawn = [torch.randint(0, cases.VOCAB, (count,), device=clock.DEVICE) for _ in range(4)]
         out = torch.empty(count, hidden, device=clock.DEVICE)
+        error = error_of(ops.embedding(drawn[0].int(), table, out), out, lambda: _embedded(drawn[0], table))  # noqa: B023
         mine = measure([ops.embedding(tokens.int(), table, out) for tokens in drawn])
         name = f"embedding T={count}"
-        yield rated("small", name, mine, 6.0 * count * hidden, "copy", top)
+        yield judged(rated("small", name, mine, 6.0 * count * hidden, "copy", top), error, EXACT)
         yield peer(name, mine, "torch", partial(each, _embedded, [(tokens, table) for tokens in drawn]), "small")
         yield from _rope(ops, top, count)
         for rounding, (kind, size) in {1: (torch.int8, 1), 3: (torch.bfloat16, 2)}.items():
@@ -50,9 +55,13 @@ def small(ops: Ops, top: Ceilings) -> Iterator[Row]:
             ]
             weight, scales = torch.ones(hidden, device=clock.DEVICE), torch.empty(count, device=clock.DEVICE)
             rounded = torch.empty(count, hidden, dtype=kind, device=clock.DEVICE)
+            wanted, copied = rms_norm(sets[0][0], sets[0][1], weight, 1e-5)[1], sets[0][0].clone()
+            call = ops.rounded_norm(copied, sets[0][1], weight, rounding, rounded, scales)
+            by = (lambda: rounded.float() * scales[:, None]) if kind == torch.int8 else rounded.float  # noqa: B023
+            error = _after(call, by, wanted)
             took = measure([ops.rounded_norm(x, d, weight, rounding, rounded, scales) for x, d in sets])
             name = f"residual + RMSNorm to {str(kind).removeprefix('torch.')} T={count}"
-            yield rated("small", name, took, (12.0 + size) * count * hidden, "copy", top)
+            yield judged(rated("small", name, took, (12.0 + size) * count * hidden, "copy", top), error, ROUNDED)
 
 
 def _rope(ops: Ops, top: Ceilings, count: int) -> Iterator[Row]:
@@ -67,10 +76,11 @@ def _rope(ops: Ops, top: Ceilings, count: int) -> Iterator[Row]:
             for _ in range(variants(4 * count * heads * dim))
         ]
         items = item_table(tables, [0], count)
+        error = _append_error(ops, pool, qkv[0].clone(), items, turns, tables)
         mine = measure([ops.append(pool, each, items, turns) for each in qkv])
         read, written = 4.0 * (heads + 2 * kv_heads) * dim, 4.0 * heads * dim + pool.page_bytes / cases.PAGE
         name = f"rope + append {dtype} T={count}"
-        yield rated("small", name, mine, count * (read + written), "copy", top)
+        yield judged(rated("small", name, mine, count * (read + written), "copy", top), error, ROUNDED)
         if dtype != "bfloat16":
             continue
         store = torch.empty(2, blocks * cases.PAGE, kv_heads, dim, dtype=torch.bfloat16, device=clock.DEVICE)
@@ -78,6 +88,29 @@ def _rope(ops: Ops, top: Ceilings, count: int) -> Iterator[Row]:
         compiled = torch.compile(_torch_rope)
         call = partial(_calls, compiled, qkv, turns, store, slots, heads)
         yield peer(name, mine, "Triton", call, "small")
+
+
+def _after(call: Call, found: Callable[[], Tensor], wanted: Tensor) -> float:
+    """How far off what ``call`` leaves is."""
+    call()
+    clock.wait()
+    return off(found(), wanted)
+
+
+def _append_error(ops: Ops, pool: KvPool, qkv: Tensor, items: Tensor, turns: Tensor, tables: Tensor) -> float:
+    """The worst of the turned queries, the stored keys and the stored values."""
+    given, kv_heads = qkv.clone().cpu(), pool.kv_heads
+    heads = qkv.shape[1] - 2 * kv_heads
+    ops.append(pool, qkv, items, turns)()
+    clock.wait()
+    cos, sin = (half[:, None] for half in turns.cpu().chunk(2, -1))
+    low, high = given[:, : heads + kv_heads].chunk(2, -1)
+    turned = torch.cat((low * cos - high * sin, high * cos + low * sin), -1)
+    memory = pool.memory[tables[0].long()].cpu()
+    kv = read_layer(memory, torch.arange(len(memory)), 0, 1, kv_heads, pool.head_dim, pool.dtype)
+    keys, values = (quantized(rows, pool.dtype) for rows in (turned[:, heads:], given[:, heads + kv_heads :]))
+    pairs = (qkv[:, :heads].cpu(), turned[:, :heads]), (kv[0][: len(given)], keys), (kv[1][: len(given)], values)
+    return max(off(found, wanted) for found, wanted in pairs)
 
 
 def _calls(function: Any, qkv: list[Tensor], turns: Tensor, store: Tensor, slots: Tensor, heads: int) -> list[Call]:
@@ -105,13 +138,16 @@ def experts(ops: Ops, top: Ceilings) -> Iterator[Row]:
         for rows in SIZES["expert_rows"]:
             x, out = (torch.randn(rows, hidden, device=clock.DEVICE) for _ in range(2))
             logits = [torch.randn(rows, count, device=clock.DEVICE) for _ in range(8)]
+            mixed = _torch_experts(layer, x.bfloat16(), logits[0]).float()
+            error = error_of(ops.moe(layer, x, logits[0], out), out, lambda: mixed)  # noqa: B023
             mine = measure([ops.moe(layer, x, each, out) for each in logits])
             unique = sum(len(each.topk(chosen).indices.unique()) for each in logits) / len(logits)
             title = f"MoE {name} B={rows}"
             if rows < 512:
-                yield rated("experts", title, mine, unique * 6 * hidden * inner, "read", top)
+                row = rated("experts", title, mine, unique * 6 * hidden * inner, "read", top)
             else:
-                yield rated("experts", title, mine, 6.0 * rows * chosen * hidden * inner, "flops", top)
+                row = rated("experts", title, mine, 6.0 * rows * chosen * hidden * inner, "flops", top)
+            yield judged(row, error, NARROW)
             call = [partial(_torch_experts, layer, x.bfloat16(), each) for each in logits]
             yield peer(title, mine, "cuBLAS, expert by expert", partial(_not_captured, call), "experts")
 
@@ -143,9 +179,12 @@ def drafts(ops: Ops, top: Ceilings) -> Iterator[Row]:
     emitted = torch.zeros(batch, count + 1, dtype=torch.int32, device=clock.DEVICE)
     chosen = torch.randint(0, vocab, (batch, count + 1), dtype=torch.int32, device=clock.DEVICE)
     by_choice = {"tokens": tokens, "emitted": emitted, "chosen": chosen}
-    took = measure([ops.accept(draft_table(by_choice), vocab, by_choice)])
+    table = draft_table(by_choice)
+    error = accept_error(ops.accept(table, vocab, by_choice), table, by_choice)
+    took = measure([ops.accept(table, vocab, by_choice)])
     name = f"accept B={batch} K={count}"
-    yield rated("drafts", f"{name}, by the target's choices", took, 12.0 * batch * (count + 1), "copy", top)
+    row = rated("drafts", f"{name}, by the target's choices", took, 12.0 * batch * (count + 1), "copy", top)
+    yield judged(row, error, EXACT)
     uniform = torch.rand(2, batch, count + 1, dtype=torch.float64, device=clock.DEVICE)
     rejection = {
         "tokens": tokens,
@@ -155,9 +194,11 @@ def drafts(ops: Ops, top: Ceilings) -> Iterator[Row]:
         "target": torch.randn(batch, count + 1, vocab, device=clock.DEVICE),
         "proposed": torch.randn(batch, count, vocab, device=clock.DEVICE).softmax(-1),
     }
-    took = measure([ops.accept(draft_table(rejection), vocab, rejection)])
+    table = draft_table(rejection)
+    error = accept_error(ops.accept(table, vocab, rejection), table, rejection)
+    took = measure([ops.accept(table, vocab, rejection)])
     read = 4.0 * batch * vocab * (2 * count + 1)
-    yield rated("drafts", f"{name}, by rejection", took, read, "read", top)
+    yield judged(rated("drafts", f"{name}, by rejection", took, read, "read", top), error, EXACT)
     compiled = torch.compile(_torch_accept)
     call = partial(compiled, rejection["target"], rejection["proposed"], tokens.long(), uniform[0].float())
     yield peer(f"{name}, by rejection", took, "Triton", lambda: [call], "drafts")
@@ -167,10 +208,13 @@ def drafts(ops: Ops, top: Ceilings) -> Iterator[Row]:
     times = {}
     for queries in (1, count + 1):
         q = torch.randn(batch * queries, cases.HEADS, cases.HEAD_DIM, device=clock.DEVICE)
-        items = item_table(order, [length - queries] * batch, queries)
-        times[queries] = measure([ops.attention(pool, q, items, torch.empty_like(q))])
+        items, out = item_table(order, [length - queries] * batch, queries), torch.empty_like(q)
+        attend = ops.attention(pool, q, items, out)
+        error = attention_error(attend, pool, order, [length - queries] * batch, q, out)
+        times[queries] = measure([attend])
     title = f"verify attention B={batch} L={length} K={count}"
-    yield versus("drafts", title, times[count + 1], "decode attention", times[1], VERIFY_TARGET)
+    row = versus("drafts", title, times[count + 1], "decode attention", times[1], VERIFY_TARGET)
+    yield judged(row, error, ROUNDED)
 
 
 def _torch_accept(target: Tensor, proposed: Tensor, tokens: Tensor, accept: Tensor) -> Tensor:

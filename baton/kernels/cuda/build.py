@@ -102,11 +102,28 @@ def library(extra: tuple[str, ...] = ()) -> Path:
 def simt(names: Iterable[str] | None = None, extra: tuple[str, ...] = (), races: bool = False) -> Path:
     """Returns the ops (all, or those named) on the shim; ``races``: every access of shared memory is checked.
 
-    With $BATON_CUDA_ON_GPU=1 (on_gpu.py) it is the library for a GPU. Raises BuildError.
+    With $BATON_CUDA_ON_GPU=1 (on_gpu.py) it is the library for a GPU, built ahead where there is one. Raises
+    BuildError.
     """
     if os.environ.get("BATON_CUDA_ON_GPU") == "1":
-        return library(extra)
+        return (None if extra else prebuilt()) or library(extra)
     return on_shim([source(op) for op in (ops() if names is None else names)], extra, races)
+
+
+def prebuilt_name() -> str:
+    """Returns the file name of a library for a GPU that was built elsewhere: by every source and the flags,
+    whatever the compiler.
+    """
+    kinds = ("cu", "cuh", "h")
+    found = sorted(path for kind in kinds for path in KERNELS.glob(f"*/*.{kind}"))
+    return f"baton-cuda-{cpu._key(str(NVCC_FLAGS).encode(), *(path.read_bytes() for path in found))}.so"
+
+
+def prebuilt() -> Path | None:
+    """Returns the library in $BATON_KERNELS_DIR that is of these sources, or None where there is none."""
+    named = os.environ.get(cpu.PREBUILT_ENV)
+    path = Path(named, prebuilt_name()) if named else None
+    return path if path is not None and path.exists() else None
 
 
 def on_shim(kernels: Iterable[Path], extra: tuple[str, ...] = (), races: bool = False) -> Path:

@@ -93,29 +93,14 @@ def device() -> CudaLibrary:
 
     Raises BuildError where nothing is built and there is no nvcc, or where the library can't be loaded.
     """
-    path = build.simt() if on_shim() else _prebuilt() or build.library()
+    path = build.simt() if on_shim() else build.prebuilt() or build.library()
     try:
         return CudaLibrary(path)
     except (OSError, AttributeError) as error:
         raise cpu.BuildError(f"the CUDA kernels can't be loaded: {error}") from error
 
 
-def prebuilt_name() -> str:
-    """Returns the file name of a library built elsewhere: by every source and the flags, whatever the
-    compiler.
-    """
-    kinds = ("cu", "cuh", "h")
-    sources = sorted(path for kind in kinds for path in build.KERNELS.glob(f"*/*.{kind}"))
-    return f"baton-cuda-{cpu._key(str(build.NVCC_FLAGS).encode(), *(path.read_bytes() for path in sources))}.so"
-
-
 def keep_in(folder: Path) -> Path:
     """Builds the library and puts it where machines without nvcc look for it. Raises BuildError and OSError."""
     folder.mkdir(parents=True, exist_ok=True)
-    return Path(shutil.copy2(build.library(), folder / prebuilt_name()))
-
-
-def _prebuilt() -> Path | None:
-    named = os.environ.get(cpu.PREBUILT_ENV)
-    path = Path(named, prebuilt_name()) if named else None
-    return path if path is not None and path.exists() else None
+    return Path(shutil.copy2(build.library(), folder / build.prebuilt_name()))

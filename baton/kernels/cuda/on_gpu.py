@@ -1,8 +1,9 @@
 """Gives the suites the CUDA library on a machine with a GPU: the same checks that run on the SIMT shim. Torch-free.
 
 Knows nothing of the ops. Suites hand over addresses of host memory, also inside structs. Where the driver lets
-kernels read any of the host's memory (cudaDevAttrPageableMemoryAccess), they are passed on as they are; elsewhere
-the process's writable memory is registered with the driver around each call.
+kernels read any of the host's memory (cudaDevAttrPageableMemoryAccess), they are passed on as they are. Elsewhere
+all of the process's allocations are kept in its heap, which is registered with the driver once, and as it grows:
+that takes Python's own allocator out of the way ($PYTHONMALLOC=malloc), and ``heap_only`` before the allocations.
 
 $BATON_CUDA_ON_GPU=1 makes ``build.simt`` and ``shim.as_library`` mean this (bench/gpu.py sets it for its checks).
 """
@@ -12,16 +13,17 @@ from __future__ import annotations
 import ctypes
 import os
 import re
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 from baton.kernels.abi.native import CType
 from baton.kernels.cuda.library import CudaLibrary, DeviceError
 
 ON_GPU_ENV = "BATON_CUDA_ON_GPU"
-MOST_REGION = 4 << 30  # bytes of the largest region that is registered
-_REGION = re.compile(r"^([0-9a-f]+)-([0-9a-f]+) rw-p \S+ \S+ \S+\s*(\S*)$", re.M)
+MALLOC_ENV = "PYTHONMALLOC"
+GROWTH = 256 << 20  # bytes that the heap grows by at least, because each piece is registered by itself
+_HEAP = re.compile(r"^([0-9a-f]+)-([0-9a-f]+) rw-p \S+ \S+ \S+\s*\[heap\]$", re.M)
+_REGISTERED = [0]  # where the heap ended that the driver knows; of this process, whatever loads the library
+_TRIM, _TOP_PAD, _MMAP_MAX, _ARENA_MAX = -1, -2, -4, -8  # mallopt(3)
 
 
 class GpuError(AssertionError):
@@ -41,15 +43,15 @@ class GpuFunction:
     def __call__(self, *arguments: object) -> None:
         self._call.argtypes, self._call.restype = [*self.argtypes, ctypes.c_void_p], ctypes.c_int
         self._gpu.calls += 1
-        with self._gpu.memory_shared():
-            status = self._call(*arguments, None)
-            if status:
-                said = self._gpu.device.library.baton_device_error(status) or b"failed"
-                raise GpuError(f"status {status}: {said.decode(errors='replace')}")
-            try:
-                self._gpu.device.call("device_wait", None)
-            except DeviceError as error:
-                raise GpuError(str(error)) from error
+        self._gpu.memory_shared()
+        status = self._call(*arguments, None)
+        if status:
+            said = self._gpu.device.library.baton_device_error(status) or b"failed"
+            raise GpuError(f"status {status}: {said.decode(errors='replace')}")
+        try:
+            self._gpu.device.call("device_wait", None)
+        except DeviceError as error:
+            raise GpuError(str(error)) from error
 
 
 class OnGpu:
@@ -75,22 +77,19 @@ class OnGpu:
     def __getitem__(self, name: str) -> GpuFunction:
         return GpuFunction(self, name)
 
-    @contextmanager
-    def memory_shared(self) -> Iterator[None]:
-        """Lets kernels reach the host's memory while they run."""
-        held = [] if self._pageable else [at for at, size in writable(self._maps()) if self._held(at, size)]
-        try:
-            yield
-        finally:
-            for at in held:
-                self.device.call("device_unregister", at)
-
-    def _held(self, at: int, size: int) -> bool:
-        """What CUDA holds already, or can't hold, is left alone; a kernel that needs it says so."""
-        return self.device.library.baton_device_register(ctypes.c_void_p(at), ctypes.c_int64(size)) == 0
-
-    def _maps(self) -> str:
-        return Path("/proc/self/maps").read_text()
+    def memory_shared(self) -> None:
+        """Lets kernels reach the host's memory from now on. Raises GpuError where that can't be."""
+        if self._pageable:
+            return
+        if os.environ.get(MALLOC_ENV) != "malloc":
+            raise GpuError(
+                f"this driver reads registered memory only: set {MALLOC_ENV}=malloc, as bench/on_card.py does"
+            )
+        begin, end = heap(Path("/proc/self/maps").read_text())
+        begin = max(begin, _REGISTERED[-1])
+        if end > begin:
+            self.device.call("device_register", begin, end - begin)
+            _REGISTERED.append(end)
 
 
 def asked() -> bool:
@@ -98,13 +97,14 @@ def asked() -> bool:
     return os.environ.get(ON_GPU_ENV) == "1"
 
 
-def writable(maps: str) -> list[tuple[int, int]]:
-    """Returns address and size of the private memory that a program's own data can lie in, by
-    /proc/self/maps.
-    """
-    found = []
-    for begin, end, name in _REGION.findall(maps):
-        at, size = int(begin, 16), int(end, 16) - int(begin, 16)
-        if name in ("", "[heap]") and size <= MOST_REGION:
-            found.append((at, size))
-    return found
+def heap_only() -> None:
+    """Makes this process allocate from its heap alone, which grows in large pieces and never shrinks (glibc)."""
+    libc = ctypes.CDLL(None)
+    for option, value in ((_MMAP_MAX, 0), (_ARENA_MAX, 1), (_TRIM, 2**31 - 1), (_TOP_PAD, GROWTH)):
+        libc.mallopt(option, value)
+
+
+def heap(maps: str) -> tuple[int, int]:
+    """Returns begin and end of the heap, by the text of /proc/self/maps; 0, 0 where there is none."""
+    found = _HEAP.search(maps)
+    return (int(found[1], 16), int(found[2], 16)) if found else (0, 0)
