@@ -15,6 +15,7 @@ import subprocess
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
+from importlib import import_module
 
 from baton.kernels.cuda import build, on_gpu
 from bench.cuda.isolated import Case, Outcome
@@ -60,17 +61,20 @@ def listing(thorough: bool = True) -> Case:
 
 
 def _listed(asked: Sequence[str], thorough: bool) -> Iterator[Row]:
-    import pytest
-
     marks = ["-m", ""] if thorough else []
     with contextlib.redirect_stdout(io.StringIO()) as said:
-        status = pytest.main(["--collect-only", "-k", LEFT_OUT, *marks, "-p", "no:cacheprovider", *asked])
+        status = _pytest(["--collect-only", "-k", LEFT_OUT, *marks, "-p", "no:cacheprovider", *asked])
     print(said.getvalue())
     tests = [line for line in said.getvalue().splitlines() if "::" in line]
     if status or not tests:  # with a -q more than its settings have, it would only count them
-        raise RuntimeError(f"pytest lists {len(tests)} tests (status {int(status)})")
+        raise RuntimeError(f"pytest lists {len(tests)} tests (status {status})")
     for test in tests:
         yield Row(part="listing", name=test, value=1.0)
+
+
+def _pytest(arguments: list[str]) -> int:
+    """Runs the tests' own runner in this process; it is asked for by name, because benches stand without it."""
+    return int(import_module("pytest").main(arguments))
 
 
 def cases(tests: Iterable[str], thorough: bool = True) -> list[Case]:
@@ -79,13 +83,11 @@ def cases(tests: Iterable[str], thorough: bool = True) -> list[Case]:
 
 
 def _tested(test: str, thorough: bool) -> Iterator[Row]:
-    import pytest
-
     if on_gpu.asked():
         on_gpu.heap_only()
     marks = ["-m", ""] if thorough else []
     with contextlib.redirect_stdout(io.StringIO()) as said:
-        pytest.main(["-q", "-p", "no:cacheprovider", *marks, test])
+        _pytest(["-q", "-p", "no:cacheprovider", *marks, test])
     yield verdict(test, said.getvalue())
     print(said.getvalue())
 
