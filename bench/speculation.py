@@ -4,8 +4,10 @@ The model's steps are computed; what they "chose" is then replaced by a script, 
 Knows nothing of clusters. Runs with and without drafts go turn about, and ratios are within a round.
 
     python -m bench.speculation [--size 150M] [--scheme int8] [--batches 1,4,8,32] [--rounds 5] [--json FILE]
+    python -m bench.speculation --quick --json FILE
 
-``--cpu`` computes on one thread and counts its CPU time: for a machine with other work, where no core is ours.
+``--quick`` takes batches 1, 8 and 32, two rounds of fewer tokens, and less than eight minutes. ``--cpu`` computes
+on one thread and counts its CPU time: for a machine with other work, where no core is ours.
 
 Parts: ``oracle`` knows the script and is right by a set chance per token: tokens per second over none, and the
 share of what the best fixed depth would bring by this run's own step times. ``real``: the drafts of
@@ -42,11 +44,23 @@ from baton.protos import channel as ch
 from baton.protos.nouns import EngineRequest, Sampling
 
 VOCAB, PROMPT, TOKENS = 32000, 256, 96
-DEPTHS = (1, 2, 3, 4, 6, 8, 12, 16)
-CHANCES = (0.0, 0.3, 0.6, 0.9)
+FIXED_STEPS = 24  # of a fixed depth, whose steps' median is taken
 NEVER_WORSE, OF_PERFECT = 0.98, 0.85
 COPY_TARGETS = {1: 2.0, 8: 1.3}
 Scripts = dict[str, list[int]]
+
+
+class Extent(msgspec.Struct, frozen=True):
+    """Says how much is measured: rounds that count, tokens of an answer, fixed depths, chances of acceptance."""
+
+    rounds: int
+    tokens: int = TOKENS
+    depths: tuple[int, ...] = (1, 2, 3, 4, 6, 8, 12, 16)
+    chances: tuple[float, ...] = (0.0, 0.3, 0.6, 0.9)
+
+
+QUICK = Extent(2, 64, (1, 2, 4, 8), (0.0, 0.6, 0.9))
+QUICK_BATCHES = "1,8,32"
 
 
 class Scripted:
@@ -124,9 +138,13 @@ class Timed(msgspec.Struct):
 
 
 class Bench:
-    """One model; ``run`` decodes ``batch`` sequences until each got TOKENS on the average."""
+    """One model; ``run`` decodes sequences until each got ``extent.tokens`` on the average.
 
-    def __init__(self, runner: NativeRunner, most: int, cpu: bool = False) -> None:
+    Prompts that were read once stay in the cache: the runs of a round read them once.
+    """
+
+    def __init__(self, runner: NativeRunner, most: int, extent: Extent, cpu: bool = False) -> None:
+        self.extent = extent
         self.clock = time.thread_time if cpu else time.perf_counter
         if cpu:
             native.set_threads(1)
@@ -134,12 +152,13 @@ class Bench:
         self.runner, self.pages = Scripted(runner), most * (PROMPT + 3 * TOKENS) // 16 + 64
         self._buffer = bytearray(self.pages * runner.spec.layout.page_bytes)
         self.runner.bind(memoryview(self._buffer), self.pages)
+        self._pool = PagePool(self.pages)
         self._keys = 0
 
-    def run(self, prompts: Scripts, scripts: Scripts, drafter: Drafter | None) -> Timed:
-        """Reads the prompts, then times the answers."""
-        tape, pool = Tape(), PagePool(self.pages)
-        parts = EngineParts.around(self.runner, pool, tape, time.monotonic)
+    def run(self, prompts: Scripts, scripts: Scripts, drafter: Drafter | None, steps: int = 0) -> Timed:
+        """Reads the prompts, then times the answers, or ``steps`` of them."""
+        tape = Tape()
+        parts = EngineParts.around(self.runner, self._pool, tape, time.monotonic)
         limits = DecodeLimits(chunk_tokens=1 << 16)
         loop = DecodeLoop(parts, limits, random.Random(0).randbytes, drafter)
         sampling = Sampling(temperature=0.0, max_tokens=2 * TOKENS, ignore_eos=True)
@@ -150,12 +169,15 @@ class Bench:
             loop.take(ch.Admit(self._keys, request, True, 0.0))
         while len(tape.tokens) < len(prompts):
             loop.turn([])
-        return self._timed(loop, tape, len(prompts))
+        found = self._timed(loop, tape, len(prompts), steps)
+        for key in list(loop.requests):
+            loop.take(ch.Cancel(key, "measured"))
+        return found
 
-    def _timed(self, loop: DecodeLoop, tape: Tape, count: int) -> Timed:
+    def _timed(self, loop: DecodeLoop, tape: Tape, count: int, steps: int) -> Timed:
         before, at = sum(tape.tokens.values()), len(self.runner.took)
         ends, began = [self.clock()], self.clock()
-        while sum(tape.tokens.values()) - before < count * TOKENS:
+        while len(ends) <= steps if steps else sum(tape.tokens.values()) - before < count * self.extent.tokens:
             loop.turn([])
             ends.append(self.clock())
         rate = (sum(tape.tokens.values()) - before) / (self.clock() - began)
@@ -216,18 +238,19 @@ def perfect(none: float, batch: int, fixed: dict[int, float], chance: float) -> 
     return max(1.0, *(tokens(depth) * none / seconds for depth, seconds in fixed.items()))
 
 
-def oracle(bench: Bench, batch: int, rounds: int) -> Iterator[Row]:
+def oracle(bench: Bench, batch: int) -> Iterator[Row]:
     """Set chances of acceptance."""
-    drafters = {chance: Drafter([Oracle({}, chance)], bench.clock) for chance in CHANCES}
-    pairs: dict[float, list[tuple[float, float]]] = {chance: [] for chance in CHANCES}
-    shares: dict[float, list[float]] = {chance: [] for chance in CHANCES if chance}
+    chances = bench.extent.chances
+    drafters = {chance: Drafter([Oracle({}, chance)], bench.clock) for chance in chances}
+    pairs: dict[float, list[tuple[float, float]]] = {chance: [] for chance in chances}
+    shares: dict[float, list[float]] = {chance: [] for chance in chances if chance}
     late: tuple[list[float], list[float]] = [], []
-    for at in range(rounds + 1):
+    for at in range(bench.extent.rounds + 1):
         prompts, scripts = texts(batch, at, new)
         none = bench.run(prompts, scripts, None)
         fixed = {
-            depth: median(bench.run(prompts, scripts, Fixed(Oracle(scripts, 0.0, at), depth)).steps)
-            for depth in DEPTHS
+            depth: median(bench.run(prompts, scripts, Fixed(Oracle(scripts, 0.0, at), depth), FIXED_STEPS).steps)
+            for depth in bench.extent.depths
         }
         for chance, drafter in drafters.items():
             drafter._speculators = [Oracle(scripts, chance, at)]
@@ -253,12 +276,12 @@ def oracle(bench: Bench, batch: int, rounds: int) -> Iterator[Row]:
     yield steps_row(f"batch {batch}, acceptance 0.0: p99 between tokens", *late)
 
 
-def real(bench: Bench, batch: int, rounds: int) -> Iterator[Row]:
+def real(bench: Bench, batch: int) -> Iterator[Row]:
     """The drafts of ``--speculation auto`` over three kinds of text."""
     for kind, target in ((copied, COPY_TARGETS.get(batch, 0.0)), (new, NEVER_WORSE), (misleading, NEVER_WORSE)):
         drafter, found = Drafter(speculators(AUTO), bench.clock), list[tuple[float, float]]()
         late: tuple[list[float], list[float]] = [], []
-        for at in range(rounds + 1):
+        for at in range(bench.extent.rounds + 1):
             prompts, scripts = texts(batch, 1000 + at, kind)
             before = bench.run(prompts, scripts, None)
             drafted = bench.run(prompts, scripts, drafter)
@@ -272,7 +295,7 @@ def real(bench: Bench, batch: int, rounds: int) -> Iterator[Row]:
             yield steps_row(f"batch {batch}, {kind.__name__} text: p99 between tokens", *late)
 
 
-PARTS: dict[str, Callable[[Bench, int, int], Iterator[Row]]] = {"oracle": oracle, "real": real}
+PARTS: dict[str, Callable[[Bench, int], Iterator[Row]]] = {"oracle": oracle, "real": real}
 
 
 def main() -> None:
@@ -280,21 +303,21 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--size", choices=SIZES, default="150M")
     parser.add_argument("--scheme", choices=SCHEMES, default="int8")
-    parser.add_argument("--batches", default="1,4,8,32")
+    parser.add_argument("--batches", default="")
+    parser.add_argument("--quick", action="store_true")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--part", choices=PARTS, action="append")
     parser.add_argument("--cpu", action="store_true")
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
-    batches = [int(batch) for batch in args.batches.split(",")]
-    bench, console = (
-        Bench(random_runner(args.size, args.scheme, "bf16")[0], max(batches), args.cpu),
-        Console(width=150),
-    )
+    batches = [int(batch) for batch in (args.batches or (QUICK_BATCHES if args.quick else "1,4,8,32")).split(",")]
+    extent = QUICK if args.quick else Extent(args.rounds)
+    runner, console = random_runner(args.size, args.scheme, "bf16")[0], Console(width=150)
+    bench = Bench(runner, max(batches), extent, args.cpu)
     rows = list[Row]()
     for batch in batches:
         for part in args.part or PARTS:
-            found = list(PARTS[part](bench, batch, args.rounds))
+            found = list(PARTS[part](bench, batch))
             console.print(table(found))
             rows += found
     if args.json:

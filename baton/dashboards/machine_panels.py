@@ -73,6 +73,35 @@ MACHINES: tuple[tuple[str, tuple[Panel, ...]], ...] = (
                 "ops",
             ),
             Panel(
+                "Speed-up by drafts",
+                (PanelQuery(q.of_arms(W["speculation_tokens"], W["speculation_seconds"]), "{{worker}}"),),
+                "short",
+                about="Tokens per second over those of the steps that draft nothing (speculation_control_share).",
+            ),
+            Panel(
+                "Tokens a step",
+                (
+                    PanelQuery(
+                        f"1 + {q.rate(W['draft_tokens_accepted'], 'worker', ALL_WORKERS)} / "
+                        f"{q.rate(W['sequence_steps'], 'worker', ALL_WORKERS)}",
+                        "{{worker}}",
+                    ),
+                    PanelQuery(
+                        f"{q.rate(W['draft_tokens_accepted'], 'worker', ALL_WORKERS)} / "
+                        f"{q.rate(W['drafts'], 'worker', ALL_WORKERS)}",
+                        "{{worker}} accepted of a draft",
+                    ),
+                ),
+                "short",
+                about="Of each sequence, where worker.speculation is on.",
+            ),
+            Panel(
+                "Acceptance by position in the draft",
+                (PanelQuery(q.share(W["draft_stood"], W["draft_judged"], "position"), "{{position}}"),),
+                "percentunit",
+                most=1,
+            ),
+            Panel(
                 "Power of hosts",
                 (
                     PanelQuery(

@@ -12,6 +12,7 @@ from baton.cluster.metering.metrics import WORKER as W
 from baton.dashboards import queries as q
 
 ALL_WORKERS = 'worker=~"$worker"'
+ACCEPTED = 'outcome="accepted"'
 PERCENTILES = (0.5, 0.95, 0.99)
 
 
@@ -80,6 +81,19 @@ CLIENTS: tuple[tuple[str, tuple[Panel, ...]], ...] = (
                 "Tokens",
                 (PanelQuery(q.rate(R["prompt_tokens"]), "in"), PanelQuery(q.rate(R["output_tokens"]), "out")),
                 "short",
+            ),
+            Panel(
+                "Acceptance of drafts by class",
+                (
+                    PanelQuery(
+                        f"{q.rate(R['prediction_tokens'], 'context_class', ACCEPTED)} / "
+                        f"{q.rate(R['prediction_tokens'], 'context_class')}",
+                        "{{context_class}}",
+                    ),
+                ),
+                "percentunit",
+                about="Where worker.speculation is on.",
+                most=1,
             ),
         ),
     ),

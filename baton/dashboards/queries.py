@@ -66,6 +66,16 @@ def share(part: Metric, whole: Metric, by: str = "", window: str = WINDOW) -> st
     return f"{rate(part, by, window=window)} / {rate(whole, by, window=window)}"
 
 
+def of_arms(amount: Metric, seconds: Metric, window: str = WINDOW) -> str:
+    """Returns a query of an amount per second with drafts over that without, by worker."""
+
+    def pace(arm: str) -> str:
+        parts = (f'sum by (worker) (rate({m.series}{{arm="{arm}"}}[{window}]))' for m in (amount, seconds))
+        return "(" + " / ".join(parts) + ")"
+
+    return f"{pace('drafts')} / {pace('control')}"
+
+
 def of_ceiling(work: Metric, ceiling: Metric, window: str = WINDOW) -> str:
     """Returns a query of what workers do over what they could, by worker."""
     return f"{rate(work, 'worker', window=window)} / {level(ceiling, 'worker', how='max')}"

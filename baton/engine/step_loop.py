@@ -10,6 +10,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple, Protocol
 
+import msgspec
+
 from baton.cost.fit import StepFit
 from baton.engine.adapters.table import AdapterTable, Answer
 from baton.engine.grammar.running import COMPILE_WAIT_S, Grammars
@@ -291,7 +293,7 @@ class StepLoop(ABC):
     def _stats(self) -> ch.Stats:
         counts = self.pool.snapshot_counts()
         running, waiting, waiting_tokens = self.load()
-        return ch.Stats(
+        found = ch.Stats(
             step=self.log.steps,
             running=running,
             waiting=waiting,
@@ -306,9 +308,12 @@ class StepLoop(ABC):
             busy_seconds=self.log.busy_seconds,
             prefill_pairs=self.log.prefill_pairs,
             decode_context=self.log.decode_context,
-            **{"preemptions": 0, "leases_swept": 0, "prefix_hit_tokens": 0, "prefix_asked_tokens": 0}
-            | self.extras(),
+            preemptions=0,
+            leases_swept=0,
+            prefix_hit_tokens=0,
+            prefix_asked_tokens=0,
         )
+        return msgspec.structs.replace(found, **self.extras())
 
 
 def note(error: Exception, what: str) -> None:

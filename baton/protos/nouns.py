@@ -254,6 +254,28 @@ class EngineRequest(msgspec.Struct, frozen=True, omit_defaults=True):
         return len(self.token_ids) - self.prompt_tokens
 
 
+class SpeculationTotals(msgspec.Struct, frozen=True, array_like=True):
+    """Counts what speculation did since an engine's start.
+
+    ``sequence_steps`` are steps of sequences that wrote; ``judged[i]`` and ``accepted[i]`` are drafted tokens at
+    place i of their draft that were judged, and those that stood. ``tokens`` and ``seconds`` are of steps that
+    may draft, then of the share that may not (``speculation_control_share``).
+    """
+
+    sequence_steps: int = 0
+    judged: tuple[int, ...] = ()
+    accepted: tuple[int, ...] = ()
+    tokens: tuple[int, int] = (0, 0)
+    seconds: tuple[float, float] = (0.0, 0.0)
+
+    @property
+    def gain(self) -> float:
+        """Returns tokens per second where drafts are made over those where none are; 0 while one is unknown."""
+        if not all(self.tokens) or not all(self.seconds):
+            return 0.0
+        return self.tokens[0] / self.seconds[0] / (self.tokens[1] / self.seconds[1])
+
+
 class StepSample(msgspec.Struct, frozen=True, array_like=True):
     """Tells what one engine step held and how many seconds it took; cost curves are fitted on these.
 
@@ -360,3 +382,4 @@ class WorkerLoad(msgspec.Struct, frozen=True, omit_defaults=True):
     mfu: float | None = None
     mbu: float | None = None
     watts: float | None = None
+    speculation: SpeculationTotals | None = None

@@ -26,7 +26,7 @@ from baton.engine.checkpoints.hub import locate
 from baton.engine.child import child_arguments
 from baton.engine.grammar.running import GRACE_S, Grammars
 from baton.engine.load import EngineConfig, load_runner
-from baton.engine.plan import Runner, adapters_of, mirror_of, ranks_of
+from baton.engine.plan import Runner, adapters_of, internals_of, mirror_of, ranks_of
 from baton.engine.step_loop import EngineParts, StepLoop
 from baton.engine.wide_pages import widened
 from baton.kv.layout.bridge import with_codec
@@ -203,10 +203,13 @@ def tokenizer_of(spec: EngineSpec) -> Path | None:
 def make_loop(role: str, steps: StepSpec, engine: EngineSpec, parts: EngineParts) -> StepLoop:
     """Returns the loop of ``role``. Raises ConfigError and CheckpointError for what drafts tokens."""
     if role == "prefill":
+        if (inside := internals_of(parts.runner)) is not None:
+            inside.tap((), every_row=False)  # a decode worker's drafts looked at states; nobody does now
         return PrefillLoop(parts, steps.prefill_chunk_tokens, steps.max_batch)
     limits = DecodeLimits(steps.max_batch, steps.prefill_chunk_tokens, steps.lease_ttl_s, steps.itl_target_s)
     # entropy is never seeded: a lease of an earlier incarnation must not be valid again
-    drafter = make_drafter(steps.speculation, engine, parts.runner, parts.pool.pages)
+    share = steps.speculation_control_share
+    drafter = make_drafter(steps.speculation, engine, parts.runner, parts.pool.pages, share)
     return DecodeLoop(parts, limits, entropy=os.urandom, drafter=drafter)
 
 

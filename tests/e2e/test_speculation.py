@@ -11,7 +11,7 @@ import pytest
 
 from baton.kernels.abi import native
 from tests.decode_worker.test_preemption import DEMO
-from tests.e2e.fleet import Fleet
+from tests.e2e.fleet import Fleet, wait_for
 
 pytestmark = pytest.mark.skipif(native.library() is None, reason="no native kernels here")
 
@@ -69,3 +69,60 @@ async def test_answers_are_the_same_with_drafts_and_usage_tells_of_them() -> Non
     assert details["accepted_prediction_tokens"] < first[1]["completion_tokens"]
     assert [choices for choices, _ in drafted] == [choices for choices, _ in plain]
     assert not any("completion_tokens_details" in usage for _, usage in plain)
+
+
+def killed_one(fleet: Fleet) -> None:
+    """Kills the decode worker that writes most."""
+    slot = max(("decode-0", "decode-1"), key=lambda slot: fleet.snapshot(slot).running)
+    before = fleet.record(slot).incarnation
+    fleet.kill(slot, "engine")
+    fleet.wait_for_return(slot, before)
+
+
+def changed_role(fleet: Fleet) -> None:
+    """Lets a decode worker read prompts from now on, and then write again."""
+    for role in ("prefill", "decode"):
+        reply = httpx.post(f"{fleet.url}/v1/workers/decode-1/role", json={"role": role}, timeout=100)
+        assert reply.status_code == 200, reply.text
+
+
+async def test_answers_go_on_with_drafts_after_a_kill_and_changes_of_roles() -> None:
+    """On few pages, so that sequences are preempted as well; answers are what they are without drafts, in peace."""
+    worker = {
+        "model": str(DEMO),
+        "speculation": "auto+self+lookahead",
+        "speculation_control_share": 0.1,
+        "pages": 40,
+    }
+    kinds = [kind | {"max_tokens": 150, "stop": None} for kind in KINDS if "stream" not in kind]
+    with Fleet(1, 2, worker=worker, router={"local_prefill_max_tokens": 0}) as f:
+        limits = httpx.Limits(max_connections=None)
+        async with httpx.AsyncClient(timeout=200, limits=limits) as client:
+            off = {"speculative.n_max": 0}
+            plain = [(await asked(client, f.url, **kind, **off))[0] for kind in kinds]
+            over = asyncio.Event()
+
+            async def keep_asking(kind: dict[str, Any], wanted: list[Any]) -> int:
+                accepted = 0
+                while not over.is_set():
+                    choices, usage = await asked(client, f.url, **kind)
+                    assert choices == wanted, kind
+                    accepted += usage.get("completion_tokens_details", {}).get("accepted_prediction_tokens", 0)
+                return accepted
+
+            async with asyncio.TaskGroup() as scope:
+                asking = [scope.create_task(keep_asking(*pair)) for pair in zip(kinds, plain, strict=True)]
+                for act in (killed_one, changed_role):
+                    await asyncio.to_thread(wait_for, lambda: written(f) > 0, 60.0, "answers being written")
+                    await asyncio.to_thread(act, f)
+                over.set()
+            assert [await one for one in asking]
+        f.wait_for_baseline()
+        told = sum(f.metric(slot, "baton_sequence_steps_total") for slot in ("decode-0", "decode-1"))
+        arms = sum(f.metric(slot, "baton_speculation_tokens_total") for slot in ("decode-0", "decode-1"))
+    assert told > 0
+    assert arms >= told
+
+
+def written(fleet: Fleet) -> int:
+    return sum(fleet.snapshot(slot).running for slot in ("decode-0", "decode-1"))

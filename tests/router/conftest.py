@@ -89,6 +89,7 @@ class FakeDispatcher:
         self.fail_after: tuple[int, BatonError] | None = None
         self.is_ready = True
         self.scores: tuple[TokenLogprobs, ...] = ()
+        self.accepted_drafts = self.rejected_drafts = 0  # that the second token's step tells of
         self.running: set[asyncio.Task[None]] = set()
         self.opened = asyncio.Event()
         self.first_token = asyncio.Event()
@@ -148,7 +149,8 @@ class FakeDispatcher:
             if sampling.logprob_token_ids:  # the first named one is likelier, the longer the prompt
                 named = zip(sampling.logprob_token_ids, (-10.0, -1.0 - len(request.token_ids) / 10), strict=False)
                 logprobs = (TokenLogprobs(logprobs[0].chosen, tuple(TokenLogprob(i, p, 9) for i, p in named)),)
-            stream.push(TokenRun(index, (token,), logprobs, reason, token if ended else None))
+            drafts = (self.accepted_drafts, self.rejected_drafts) if index == 1 else (0, 0)
+            stream.push(TokenRun(index, (token,), logprobs, reason, token if ended else None, *drafts))
             if reason:
                 return None
         return None

@@ -86,6 +86,11 @@ ROUTER: dict[str, Metric] = {
     "queued": _gauge("requests_queued", "Requests in the router's queue", _CLASS, vllm="num_requests_waiting"),
     "prompt_tokens": _count("prompt_tokens", "Prompt tokens taken in", _CLASS, "tokens", "prompt_tokens"),
     "output_tokens": _count("output_tokens", "Tokens sent to clients", _CLASS, "tokens", "generation_tokens"),
+    "prediction_tokens": _count(
+        "prediction_tokens",
+        "Drafted tokens of answers that ended; outcome is accepted or rejected",
+        (*_CLASS, "outcome"),
+    ),
     "cached_tokens": _count("prompt_tokens_cached", "Prompt tokens found in a cache", _CLASS, "tokens"),
     "best_cached_tokens": _count(
         "prompt_tokens_cached_best",
@@ -248,6 +253,28 @@ WORKER: dict[str, Metric] = {
         "draft_tokens_accepted", "Drafted tokens accepted", _WORKER, "tokens", "spec_decode_num_accepted_tokens"
     ),
     "draft_seconds": _count("draft_seconds", "Seconds spent making drafts", _WORKER, "seconds"),
+    "draft_judged": _count(
+        "draft_judged_tokens",
+        "Drafted tokens that came to be judged, by position in the draft from 0",
+        (*_WORKER, "position"),
+    ),
+    "draft_stood": _count(
+        "draft_stood_tokens",
+        "Drafted tokens that stood, by position in the draft from 0",
+        (*_WORKER, "position"),
+        vllm="spec_decode_num_accepted_tokens_per_pos",
+    ),
+    "sequence_steps": _count(
+        "sequence_steps", "Steps of sequences that write, where worker.speculation is on", _WORKER
+    ),
+    "speculation_tokens": _count(
+        "speculation_tokens",
+        "Tokens written where worker.speculation is on; arm is drafts, or control: the share of steps without",
+        (*_WORKER, "arm"),
+    ),
+    "speculation_seconds": _count(
+        "speculation_seconds", "Seconds of those tokens' steps and of their drafts", (*_WORKER, "arm"), "seconds"
+    ),
     "transfer_bytes": _count("kv_transfer_bytes", "KV bytes shipped", _WORKER, "bytes"),
     "transfer_blocks": _count("kv_transfer_blocks", "KV blocks shipped", _WORKER),
     "transfers": _count(

@@ -18,7 +18,9 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from baton.cluster.metering import instruments, metrics
 
-OPTIONAL = frozenset({"certificate", "mfu", "mbu", "flops", "bytes_read", "peak_flops", "peak_bytes"})
+OPTIONAL = frozenset(
+    {"certificate", "mfu", "mbu", "flops", "bytes_read", "peak_flops", "peak_bytes", "sequence_steps"}
+)
 Attributes = Mapping[str, str | int | float | bool]
 
 
@@ -33,6 +35,7 @@ class RouterMetrics:
     queued: Gauge
     prompt_tokens: Counter
     output_tokens: Counter
+    prediction_tokens: Counter
     cached_tokens: Counter
     best_cached_tokens: Counter
     ttft: instruments.ManyHistogram
@@ -143,6 +146,17 @@ class WorkerMetrics:
     def pages(self, state: str) -> Gauge:
         """Pages in a state."""
         return self._with("pages", state=state)
+
+    def judged(self, position: int, judged: int, stood: int) -> None:
+        """Counts drafted tokens at ``position`` of their draft, from 0, that were judged, and those that stood."""
+        if judged:
+            self._with("draft_judged", position=str(position)).inc(judged)
+            self._with("draft_stood", position=str(position)).inc(stood)
+
+    def compared(self, arm: str, tokens: int, seconds: float) -> None:
+        """Counts tokens and seconds of steps that may draft, or of those that may not."""
+        self._with("speculation_tokens", arm=arm).inc(max(0, tokens))
+        self._with("speculation_seconds", arm=arm).inc(max(0.0, seconds))
 
     def tier_blocks(self, tier: str) -> Gauge:
         """Blocks in a lower tier."""

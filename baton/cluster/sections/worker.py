@@ -73,6 +73,9 @@ class WorkerConfig(Section):
         description="drafts of tokens: none, auto, prompt_lookup, suffix, lookahead, self, self:LAYERS, "
         "draft:MODEL, medusa:PATH, eagle3:PATH, or several joined by +",
     )
+    speculation_control_share: float = Field(
+        default=0.01, ge=0, le=0.5, description="of the steps that draft nothing, to see what drafts bring; 0: none"
+    )
     stall_s: float = Field(
         default=10.0,
         ge=0,

@@ -50,7 +50,11 @@ def page(record: dict[str, Any], console: Console) -> None:
 
 def _drafts(choice: dict[str, Any]) -> str:
     accepted, rejected = choice.get("accepted_drafts", 0), choice.get("rejected_drafts", 0)
-    return f"{accepted} of {accepted + rejected} drafts accepted, " if accepted or rejected else ""
+    if not accepted and not rejected:
+        return ""
+    steps = max(1, choice["completion_tokens"] - accepted)
+    pace = choice["completion_tokens"] / steps
+    return f"{accepted} of {accepted + rejected} drafts accepted ({pace:.2f} tokens a step), "
 
 
 def _candidates(placement: dict[str, Any]) -> Table:

@@ -380,6 +380,7 @@ class DecodeLoop(StepLoop):
             draft_tokens=tally.verified,
             draft_tokens_accepted=tally.accepted,
             draft_seconds=tally.seconds,
+            speculation=self.drafter.totals,
         )
 
     def extras(self) -> dict[str, int]:

@@ -11,6 +11,7 @@ from typing import NamedTuple, Protocol
 
 from baton.engine.speculate.asking import Asking
 from baton.engine.speculate.chances import Chances, expected
+from baton.engine.speculate.comparison import Comparison
 from baton.engine.speculate.depth import best_depths
 from baton.engine.speculate.draft import (
     MOST_DRAFTS,
@@ -24,6 +25,7 @@ from baton.engine.speculate.draft import (
 )
 from baton.engine.speculate.probe import Probe
 from baton.engine.speculate.row_cost import RowCost, Vector
+from baton.protos.nouns import SpeculationTotals
 
 MOST_ROWS = 256  # drafts of one step
 PROMPT_NEW = 0.1  # weight of a step's time per prompt token
@@ -38,13 +40,17 @@ class Writer(Text, Protocol):
 
 
 class Tally(NamedTuple):
-    """Counts since the start. ``verified`` and ``accepted`` are tokens; ``seconds`` went into making drafts."""
+    """Counts since the start. ``verified`` and ``accepted`` are tokens; ``seconds`` went into making drafts.
+
+    ``sequence_steps`` counts the steps of sequences that wrote.
+    """
 
     proposed: int = 0
     drafts: int = 0
     verified: int = 0
     accepted: int = 0
     seconds: float = 0.0
+    sequence_steps: int = 0
 
 
 class _Weighed(NamedTuple):
@@ -54,10 +60,20 @@ class _Weighed(NamedTuple):
 
 
 class Drafter:
-    """``plan`` before a step; after it ``observe`` its time and ``judge`` each draft that was verified."""
+    """``plan`` before a step; after it ``observe`` its time and ``judge`` each draft that was verified.
 
-    def __init__(self, speculators: Sequence[Speculator], clock: Callable[[], float] = time.perf_counter) -> None:
+    In a share of the steps, ``control_share``, nothing is drafted: beside them shows what drafts bring.
+    """
+
+    def __init__(
+        self,
+        speculators: Sequence[Speculator],
+        clock: Callable[[], float] = time.perf_counter,
+        control_share: float = 0.0,
+    ) -> None:
         self.tally = Tally()
+        self._judged, self._stood = [0] * MOST_DRAFTS, [0] * MOST_DRAFTS  # by place in the draft
+        self._comparison = Comparison(control_share)
         self._speculators, self._clock = speculators, clock
         self._learning = [one for one in speculators if isinstance(one, LearningSpeculator)]
         self._seeing = [one for one in speculators if isinstance(one, StateSpeculator)]
@@ -71,6 +87,14 @@ class Drafter:
 
         ``prompt_tokens`` are read in the same step, which shouldn't take above ``limit_s`` (0: no limit).
         """
+        began = self._clock()
+        is_control = self._comparison.begin()
+        found = {} if is_control else self._planned(writers, prompt_tokens, limit_s)
+        self.tally = self.tally._replace(sequence_steps=self.tally.sequence_steps + len(writers))
+        self._comparison.add(len(writers), self._clock() - began)
+        return found
+
+    def _planned(self, writers: Sequence[Writer], prompt_tokens: int, limit_s: float) -> dict[int, Draft]:
         able = [writer for writer in writers if writer.draft_room > 0]
         if not able or not self._costs.known:
             return {}
@@ -91,6 +115,8 @@ class Drafter:
 
     def observe(self, rows: int, prompt_tokens: int, seconds: float) -> None:
         """A step computed ``rows`` rows of writers, drafts included, and ``prompt_tokens``."""
+        if rows:
+            self._comparison.add(0, seconds)
         if not prompt_tokens:
             self._costs.observe(rows, seconds)
         elif self._costs.known:
@@ -105,7 +131,9 @@ class Drafter:
         began = self._clock()
         for speculator in self._seeing:
             speculator.saw(text, first, states)
-        self.tally = self.tally._replace(seconds=self.tally.seconds + self._clock() - began)
+        took = self._clock() - began
+        self._comparison.add(0, took)
+        self.tally = self.tally._replace(seconds=self.tally.seconds + took)
 
     def judge(self, text: Text, draft: Draft, accepted: int, chosen: Sequence[int] = ()) -> None:
         """The target accepted the first ``accepted`` of the draft's tokens, all of which were verified.
@@ -113,6 +141,10 @@ class Drafter:
         ``chosen[i]`` is its token behind ``text`` and the first i drafts.
         """
         seq = text.seq
+        self._comparison.add(accepted, 0.0)
+        for at in range(min(len(draft.tokens), accepted + 1)):
+            self._judged[at] += 1
+            self._stood[at] += at < accepted
         for speculator in self._learning:
             speculator.verified(text, draft.tokens, chosen)
         self._chances.judge(seq, draft, accepted)
@@ -123,6 +155,18 @@ class Drafter:
         t = self.tally
         self.tally = t._replace(
             verified=t.verified + len(draft.tokens), accepted=t.accepted + accepted, drafts=t.drafts + 1
+        )
+
+    @property
+    def totals(self) -> SpeculationTotals:
+        """Returns what operators see: acceptance by place, and tokens and seconds with drafts and without."""
+        arms = self._comparison.drafts, self._comparison.control
+        return SpeculationTotals(
+            self.tally.sequence_steps,
+            tuple(self._judged),
+            tuple(self._stood),
+            (arms[0].tokens, arms[1].tokens),
+            (arms[0].seconds, arms[1].seconds),
         )
 
     def end(self, text: Text) -> None:

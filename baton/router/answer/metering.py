@@ -114,6 +114,8 @@ class Meter:
             slo_tpot,
             verdict(ttft, tpot, slo_ttft, slo_tpot, outcome in GOOD_ENDS) if judged else "",
             name_of(self._adapter_id),
+            summary.accepted_drafts,
+            summary.rejected_drafts,
         )
 
 

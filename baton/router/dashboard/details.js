@@ -73,6 +73,12 @@ const buttons = (worker) => {
   return [row, outcome];
 };
 
+const drafts = (found) => found && [
+  `${found.tokens_per_step.toFixed(2)} tokens a step`,
+  found.gain === null ? null : `${found.gain.toFixed(2)} times as fast as without drafts`,
+  `accepted by position: ${found.acceptance.filter((share) => share !== null).map(percent).join(", ") || "none judged"}`,
+].filter(Boolean).join("; ");
+
 export const openWorker = (id) => {
   const worker = snapshot?.workers.find((one) => one.id === id);
   if (!worker) return;
@@ -91,6 +97,7 @@ export const openWorker = (id) => {
       ["time in steps", percent(worker.in_steps)],
       ["MFU, MBU", worker.mfu === null ? null : `${percent(worker.mfu)}, ${percent(worker.mbu)}`],
       ["preemptions", count(worker.preemptions)],
+      ["speculation", drafts(worker.speculation)],
       ["power of its host", worker.watts === null ? null : `${Math.round(worker.watts)} W`],
       ["last heard of", `${worker.age_s.toFixed(1)} s ago, ${worker.address}`],
     ]),

@@ -50,6 +50,8 @@ class ChoiceOutcome(msgspec.Struct, frozen=True, gc=False):
     slo_tpot_s: float
     verdict: SloVerdict
     adapter: str = ""
+    accepted_drafts: int = 0
+    rejected_drafts: int = 0
 
 
 Bins = dict[int, int]

@@ -17,7 +17,7 @@ from baton.cluster.advice import AdviceStore
 from baton.cluster.departures import Departure, Departures
 from baton.cluster.holds import SlotHold
 from baton.cost.money import per_million
-from baton.protos.nouns import WorkerInfo, WorkerLoad
+from baton.protos.nouns import SpeculationTotals, WorkerInfo, WorkerLoad
 from baton.router.access.json import Json
 from baton.router.observe.live import ClassWindow, LiveState, LiveStats, merged, percentiles
 from baton.router.request.context_class import ContextClassLike
@@ -266,6 +266,18 @@ def _worker(entry: RosterEntry, up: bool, hold: SlotHold | None) -> Json:
         "mbu": load.mbu,
         "preemptions": load.preemptions,
         "watts": load.watts,
+        "speculation": _speculation(load.speculation),
+    }
+
+
+def _speculation(totals: SpeculationTotals | None) -> Json | None:
+    """What drafts brought since the worker's start, None without any; ``gain`` is None until it is known."""
+    if totals is None or not totals.sequence_steps:
+        return None
+    return {
+        "tokens_per_step": 1.0 + sum(totals.accepted) / totals.sequence_steps,
+        "acceptance": [_share(stood, judged) for stood, judged in zip(totals.accepted, totals.judged, strict=True)],
+        "gain": totals.gain or None,
     }
 
 

@@ -159,6 +159,9 @@ class Tallies:
         for (slo, found), count in Counter(judged(over)).items():
             metrics.slo.labels(*labels, slo, found).inc(count)
         _count_lengths(metrics.output_tokens, metrics.output_length, labels, [e.output_tokens for e in over])
+        for outcome in ("accepted", "rejected"):
+            if tokens := sum(map(attrgetter(f"{outcome}_drafts"), over)):
+                metrics.prediction_tokens.labels(*labels, outcome).inc(tokens)
 
     def _count_prompts(self, tally: ClassTally, counts: dict[str, int]) -> None:
         """And what an endless cache would have held of them."""

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from baton.cluster.metering.telemetry import WorkerMetrics
 from baton.cost.fit import StepFit
 from baton.protos.channel import Stats
-from baton.protos.nouns import EngineWork, WorkerInfo, WorkerLoad
+from baton.protos.nouns import EngineWork, SpeculationTotals, WorkerInfo, WorkerLoad
 from baton.worker.figures.rates import Rates, bytes_read, done, flops
 
 TOTALS = {
@@ -28,6 +28,9 @@ TOTALS = {
     "draft_tokens_accepted": "draft_tokens_accepted",
     "draft_seconds": "draft_seconds",
 }
+
+
+ARMS = ("drafts", "control")  # steps that may draft, and the share that may not
 
 
 class EngineFigures:
@@ -59,6 +62,8 @@ class EngineFigures:
             before = 0 if self._last is None else getattr(self._last, field)
             getattr(self._metrics, name).inc(getattr(now, field) - before)
         self._count_work(now)
+        if now.speculation is not None:
+            self._count_speculation(now.speculation, self._last.speculation if self._last else None)
         self._rates.now(done(now, self._work))
         self._show_gauges(now)
         for sample in now.samples:
@@ -89,7 +94,17 @@ class EngineFigures:
             preemptions=last.preemptions,
             mfu=mfu,
             mbu=mbu,
+            speculation=last.speculation,
         )
+
+    def _count_speculation(self, now: SpeculationTotals, last: SpeculationTotals | None) -> None:
+        before = last or SpeculationTotals(judged=(0,) * len(now.judged), accepted=(0,) * len(now.accepted))
+        self._metrics.optional("sequence_steps").inc(now.sequence_steps - before.sequence_steps)
+        for at, counts in enumerate(zip(now.judged, before.judged, now.accepted, before.accepted, strict=True)):
+            self._metrics.judged(at, counts[0] - counts[1], counts[2] - counts[3])
+        for at, arm in enumerate(ARMS):
+            tokens, seconds = now.tokens[at] - before.tokens[at], now.seconds[at] - before.seconds[at]
+            self._metrics.compared(arm, tokens, seconds)
 
     def _utilisation(self, rates: Mapping[str, float]) -> tuple[float | None, float | None]:
         """MFU and MBU of the last seconds, shown too; None where no ceiling was measured."""

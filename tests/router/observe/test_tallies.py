@@ -84,6 +84,20 @@ def test_an_answer_is_seen_as_its_client_saw_it() -> None:
     assert router.sample("prompt_tokens_cached_total") == 2
 
 
+def test_what_became_of_drafts_is_counted_by_class() -> None:
+    router = Router()
+    for accepted, rejected in ((3, 1), (4, 0), (0, 0)):
+        summary = ChoiceSummary(
+            5, context_class="short", accepted_drafts=accepted, rejected_drafts=rejected, stations={}
+        )
+        meter = router.meter(summary)
+        slowly(meter, router.clock, (0.1, 1), (0.03, 8))
+        meter.ended("stop")
+    router.live.state({})
+    assert router.sample("prediction_tokens_total", outcome="accepted") == 7
+    assert router.sample("prediction_tokens_total", outcome="rejected") == 1
+
+
 def test_one_token_is_not_judged_by_its_tpot_and_a_failure_misses() -> None:
     router = Router()
     for outcome, found in (("stop", "unjudged"), ("worker_lost", "missed"), ("cancelled", "")):

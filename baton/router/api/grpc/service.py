@@ -106,6 +106,7 @@ class InferenceService(pb_grpc.InferenceServicer):
             sampling=sampling_fields(request.sampling),
             n=request.n or 1,
             stops=tuple(request.stop),
+            prediction=request.prediction,
             names={"prompt": prompt},
             continues=prompt != "chat" or request.chat.continue_final_message,
             context=RequestContext(
@@ -197,6 +198,8 @@ def _usage(answer: AnswerStream) -> pb.Usage:
         prompt_tokens=usage.prompt_tokens,
         completion_tokens=usage.completion_tokens,
         cached_tokens=usage.cached_tokens,
+        accepted_prediction_tokens=usage.accepted_drafts,
+        rejected_prediction_tokens=usage.rejected_drafts,
     )
 
 

@@ -88,6 +88,15 @@ async def test_logprobs_and_stop_strings_work(stub, fake) -> None:
     assert [len(entry.top) for entry in answer.choices[0].logprobs] == [2] * answer.usage.completion_tokens
 
 
+async def test_a_prediction_reaches_dispatch_as_tokens_and_usage_tells_of_drafts(stub, fake, tokenizer) -> None:
+    request = pb.GenerateRequest(model="tiny", text="Say it", prediction="The fox")
+    request.sampling.max_tokens = 4
+    fake.accepted_drafts, fake.rejected_drafts = 1, 2
+    answer = await stub.Generate(request)
+    assert tokenizer.decode(list(fake.requests[0].prediction)) == "The fox"
+    assert (answer.usage.accepted_prediction_tokens, answer.usage.rejected_prediction_tokens) == (1, 2)
+
+
 async def test_grammars_bad_words_and_prompt_logprobs_work(stub, fake) -> None:
     words = [common_pb2.TokenSequence(ids=[7, 8])]
     grammar = common_pb2.Grammar(kind="regex", spec="[a-z]+")
