@@ -21,21 +21,24 @@ from baton.protos.errors import ConfigError
 
 BATCHES = (1, 16)
 ROUNDS = 5  # of each timing; the median counts, because others use the machine's memory too
+CHECKPOINT = "checkpoint"  # the form of weights that come rounded
 EXACT = "bfloat16"  # the row that the others' loss is held against
 
 
 class Scheme(msgspec.Struct, frozen=True):
-    """A named way of serving a model."""
+    """A named way of serving a model; ``weights`` is how its weights come, ``quantization`` on load by default."""
 
     name: str
     config: EngineConfig
+    weights: str = ""
 
 
 class SweepRow(msgspec.Struct, frozen=True):
     """Holds what was measured of one scheme.
 
     ``gigabytes`` is what a decode step reads of the weights; rates are tokens per second.
-    ``added`` is the loss over the first row's as a share, within ``low`` to ``high``.
+    ``added`` is the loss over the first row's as a share, within ``low`` to ``high``. The last two fields are what
+    [worker] calls the form; "checkpoint" where the weights come rounded.
     """
 
     scheme: str
@@ -47,17 +50,27 @@ class SweepRow(msgspec.Struct, frozen=True):
     added: float
     low: float
     high: float
+    quantization: str = "none"
+    kv_cache_dtype: str = "auto"
 
 
-def schemes(model: str, also: Sequence[str], kv: str, cache_dir: str = "") -> list[Scheme]:
-    """Returns the model in bfloat16, rounded on load in every way, and other checkpoints of it as they come."""
+def schemes(model: str, also: Sequence[str], kvs: Sequence[str], cache_dir: str = "") -> list[Scheme]:
+    """Returns the model in bfloat16, rounded on load in every way, and other checkpoints of it as they come; each
+    with every KV dtype of ``kvs``. The first is bfloat16 with the first KV dtype.
+    """
+    return [each for kv in kvs for each in _with_kv(model, also, kv, cache_dir)]
+
+
+def _with_kv(model: str, also: Sequence[str], kv: str, cache_dir: str) -> list[Scheme]:
     base = EngineConfig(model, dtype=EXACT, kv_cache_dtype=kv, cache_dir=cache_dir)  # type: ignore[arg-type]
+    named = "" if kv == "auto" else f", {kv} KV"
     loaded = [
-        Scheme(f"{name}, on load", msgspec.structs.replace(base, dtype="auto", quantization=name))
+        Scheme(f"{name}, on load{named}", msgspec.structs.replace(base, dtype="auto", quantization=name))
         for name in ON_LOAD
     ]  # type: ignore[arg-type]
-    others = [Scheme(directory, msgspec.structs.replace(base, dtype="auto", model=directory)) for directory in also]
-    return [Scheme(EXACT, base), *loaded, *others]
+    plain = msgspec.structs.replace(base, dtype="auto")
+    others = [Scheme(f"{at}{named}", msgspec.structs.replace(plain, model=at), CHECKPOINT) for at in also]
+    return [Scheme(f"{EXACT}{named}", base), *loaded, *others]
 
 
 def sweep(asked: Sequence[Scheme], texts: Sequence[str], say: Callable[[str], None]) -> Iterator[SweepRow]:
@@ -88,6 +101,8 @@ def _row(scheme: Scheme, local: Local, found: list[float], known: list[float], s
         added=sum(found) / sum(known) - 1,
         low=low - 1,
         high=high - 1,
+        quantization=scheme.weights or scheme.config.quantization,
+        kv_cache_dtype=scheme.config.kv_cache_dtype,
     )
 
 

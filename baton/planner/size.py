@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 
 import msgspec
 
+from baton.planner.costs.measured_forms import MeasuredForms
 from baton.planner.costs.model_shape import ModelShape
 from baton.planner.costs.worker import (
     USABLE_MEMORY,
@@ -62,13 +63,18 @@ class AcceleratorSizing(msgspec.Struct, frozen=True):
 
 
 class SizingQuestion(msgspec.Struct, frozen=True):
-    """Says what is asked of every accelerator; ``exact``: nothing that comes plain is rounded."""
+    """Says what is asked of every accelerator; ``exact``: nothing that comes plain is rounded.
+
+    With ``measured`` only forms are taken that were, and whose loss is ``most_loss`` at most, as a share.
+    """
 
     trace: Trace
     slo: Slo
     want: float
     most: int
     exact: bool = False
+    measured: MeasuredForms | None = None
+    most_loss: float = 1.0
 
     @property
     def longest(self) -> int:
@@ -121,6 +127,11 @@ def _size(
     said: list[str] = []
     last: tuple[ModelShape, Scenario] | None = None
     for form in forms(shape, question.exact):
+        if question.measured and (
+            why := question.measured.refusal(dict(form.precision.settings), question.most_loss)
+        ):
+            said.append(why)
+            continue
         if why := lacks(form, name, sheet, 1) or _too_big(form, sheet, question.longest):
             said.append(why)
             continue

@@ -52,7 +52,9 @@ def evaluate_command(
     tokens: Annotated[int, typer.Option(min=1, help="Tokens of each of them")] = 64,
     needle: Annotated[list[int] | None, _option("Tokens around a needle; again for more (256 512 1024)")] = None,
     quantization: Annotated[str, typer.Option(help="MODEL's weights rounded on load: none, int8, int4")] = "none",
-    kv_cache_dtype: Annotated[str, typer.Option(help="MODEL's KV: auto, float32, bf16, int8, fp8")] = "auto",
+    kv_cache_dtype: Annotated[
+        str, typer.Option(help="MODEL's KV: auto, float32, bf16, int8, fp8; several for --sweep: auto,fp8")
+    ] = "auto",
     kv_selection: Annotated[
         str, typer.Option(help="What MODEL sees of a long context: all, or sinks:64,window:4096")
     ] = "all",
@@ -212,14 +214,19 @@ def _number(value: float, unit: str) -> str:
 
 
 def _sweep(model: str, also: Sequence[str], texts: Sequence[str], kv: str, json: Name) -> int:
+    from baton.evaluate.recommend import recommended
     from baton.evaluate.sweep import schemes, sweep
 
     if _is_url(model):
         raise ConfigError("--sweep measures checkpoints on this machine; give a model's folder", "sweep")
     with Console(stderr=True, highlight=False).status("loading") as status:
-        found = list(sweep(schemes(model, also, kv), texts, status.update))
-    if not write_json(json, {"model": model, "rows": msgspec.to_builtins(found)}):
-        Console(highlight=False).print(sweep_table(found))
+        found = list(sweep(schemes(model, also, kv.split(",")), texts, status.update))
+    advice = recommended(found)
+    if not write_json(json, {"model": model, **msgspec.to_builtins({"rows": found, "recommended": advice})}):
+        out = Console(highlight=False)
+        out.print(sweep_table(found))
+        for each in advice:
+            out.print(f"{each.need}: {each.scheme}: {each.why}")
     return 0
 
 

@@ -20,6 +20,7 @@ from baton.protos.errors import ConfigError
 
 if TYPE_CHECKING:  # loaded by the command that needs them
     from baton.planner.budget import WidthOutcome
+    from baton.planner.costs.measured_forms import MeasuredForm
     from baton.planner.costs.worker import WorkerCosts
     from baton.planner.figures import Figures
     from baton.planner.plan import Plan
@@ -39,12 +40,46 @@ SecondsFlag = Annotated[float, typer.Option(min=0.0, help="Seconds of the trace 
 TtftFlag = Annotated[float, typer.Option("--ttft", min=0.001, help="SLO: seconds to the first token")]
 TpotFlag = Annotated[float, typer.Option("--tpot", min=0.0001, help="SLO: seconds per token after it")]
 JsonFlag = Annotated[str | None, typer.Option("--json", help="Write the result there; - prints it")]
+MeasuredFlag = Annotated[
+    str | None,
+    typer.Option(help="JSON of baton evaluate --sweep: what forms of weights and KV lose and how fast they are"),
+]
+MostLossFlag = Annotated[float, typer.Option(min=0.0, help="With --measured: the most loss of a form, as a share")]
 PolicyFlag = Annotated[str, typer.Option(help="Routing policy")]
 AdapterCostFlag = Annotated[
     float,
     typer.Option(min=1.0, help="How many times as long a step takes whose tokens are all on LoRA adapters"),
 ]
 SeedFlag = Annotated[int, typer.Option(help="Same seed, same answer")]
+
+
+def measured_words(row: MeasuredForm, path: str | None) -> str:
+    """Returns what was measured of a form, for a terminal."""
+    speed = f"{row.decode_one:,.0f} tok/s alone, {row.decode_many:,.0f} of 16"
+    return (
+        f"{row.scheme} loses {row.added:.3%} ({row.low:.3%} to {row.high:.3%}); {speed} where {path} was measured"
+    )
+
+
+def require_allowed(profiles: Sequence[str], measured: str | None, most_loss: float) -> list[str]:
+    """Returns in words what was measured of the forms that roofline profiles name.
+
+    Raises ConfigError for a form that loses more than ``most_loss``, as a share, or was not measured.
+    """
+    from baton.planner.costs.measured_forms import MeasuredForms
+    from baton.planner.costs.roofline_name import OPTIONS, is_roofline, parse
+
+    if measured is None:
+        return []
+    sweep, found = MeasuredForms.read(measured), []
+    for name in (name for name in profiles if is_roofline(name)):
+        of = parse(name)
+        settings = {key: getattr(of, key) for key in OPTIONS}
+        if why := sweep.refusal(settings, most_loss):
+            raise ConfigError(f"{name}: {why}: sweep it as well, or raise --most-loss", "most_loss")
+        if (row := sweep.of(settings)) is not None:
+            found.append(measured_words(row, measured))
+    return list(dict.fromkeys(found))
 
 
 def load(trace: str, speed: float, start: float, seconds: float, skip_bad: bool) -> Trace:
@@ -137,6 +172,8 @@ def plan_command(
     ] = False,
     plot: Annotated[str | None, typer.Option(help="Draw the dial into this .png or .svg")] = None,
     helm: Annotated[str | None, typer.Option(help="Write the chart's values there")] = None,
+    measured: MeasuredFlag = None,
+    most_loss: MostLossFlag = 0.01,
     json: JsonFlag = None,
 ) -> None:
     """Sweep every prefill:decode ratio over your traffic; the best one, how sure that is, and what it costs."""
@@ -150,6 +187,7 @@ def plan_command(
     def run() -> int:
         slo, limits = Slo(ttft, tpot), _classes(classes)
         require_place(json, plot, helm)
+        facts = require_allowed([name for name in (profile, decode_profile) if name], measured, most_loss)
         budget, profiles = Budget(workers, accelerators, dollars, watts, price), of_widths(profile, _widths(widths))
         if decode_profile and not budget.workers:
             raise ConfigError("with a decode profile of its own the budget is --workers", "decode_profile")
@@ -181,6 +219,8 @@ def plan_command(
             write_file(helm, answer.helm.encode())
         if not write_json(json, msgspec.to_builtins(answer) | {"tried": msgspec.to_builtins(tried)}):
             _show(answer)
+            for fact in facts:
+                Console(highlight=False).print(fact)
             if len(tried) > 1:
                 _show_tried(tried)
         return 0

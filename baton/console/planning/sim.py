@@ -46,6 +46,8 @@ def sim_command(
         typer.Option(help="NAME:ROLE:COUNT=PROFILE: more workers, unlike the others; again for more"),
     ] = None,
     adapter_cost: plan.AdapterCostFlag = 1.0,
+    measured: plan.MeasuredFlag = None,
+    most_loss: plan.MostLossFlag = 0.01,
     seed: plan.SeedFlag = 0,
     json: Json = None,
 ) -> None:
@@ -56,7 +58,8 @@ def sim_command(
         raise typer.BadParameter("--trace and --profile are needed; or use `baton sim validate`")
     raise typer.Exit(
         guarded(
-            lambda: plan.simulate_command(
+            lambda: _allowed(profile, decode_profile, measured, most_loss, json)
+            or plan.simulate_command(
                 trace, profile, decode_profile, json, (ttft, tpot), (speed, start, seconds), pool or [], fail or [],
                 prefill=prefill, decode=decode, policy=policy, stepwise=stepwise, seed=seed,
                 adapter_cost=adapter_cost,
@@ -95,6 +98,16 @@ def _validate(run: str, profile: str, model: str | None, json: str | None) -> in
             seen, said = getattr(row.observed, figure), getattr(row.simulated, figure)
             table.add_row(row.metric, figure, _time(seen), _time(said), "-" if error is None else f"{error:+.1%}")
     Console().print(table)
+    return 0
+
+
+def _allowed(
+    profile: str, decode_profile: str | None, measured: str | None, most_loss: float, json: str | None
+) -> int:
+    """0, so that the simulation follows, with what was measured of its forms said first."""
+    facts = plan.require_allowed([name for name in (profile, decode_profile) if name], measured, most_loss)
+    for fact in () if json else facts:
+        Console(highlight=False).print(fact)
     return 0
 
 

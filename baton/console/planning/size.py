@@ -26,6 +26,8 @@ def size_command(
     ttft: plan.TtftFlag = 2.0,
     tpot: plan.TpotFlag = 0.1,
     want: Annotated[float, typer.Option(min=0.0, max=1.0, help="Share of requests that must meet the SLOs")] = 0.9,
+    measured: plan.MeasuredFlag = None,
+    most_loss: plan.MostLossFlag = 0.01,
     exact: Annotated[bool, typer.Option(help="Round nothing: neither weights nor KV that come plain")] = False,
     speed: plan.SpeedFlag = 1.0,
     start: plan.FromFlag = 0.0,
@@ -35,6 +37,7 @@ def size_command(
     """The fewest workers of each accelerator that meet the SLOs, and where their memory goes."""
 
     def run() -> int:
+        from baton.planner.costs.measured_forms import MeasuredForms
         from baton.planner.costs.model_shape import model_shape
         from baton.planner.score import Slo
         from baton.planner.size import SizingQuestion, size
@@ -42,7 +45,9 @@ def size_command(
         require_place(json)
         names, prices = _gpus(gpus)
         part = plan.load(trace, speed, start, seconds, skip_bad=False)
-        found = size(model_shape(model), SizingQuestion(part, Slo(ttft, tpot), want, most, exact), names, prices)
+        sweep = MeasuredForms.read(measured) if measured else None
+        question = SizingQuestion(part, Slo(ttft, tpot), want, most, exact, sweep, most_loss)
+        found = size(model_shape(model), question, names, prices)
         if write_json(json, msgspec.to_builtins(found)):
             return 0
         table = Table(
@@ -61,6 +66,8 @@ def size_command(
         for s in found:
             if s.settings and s.found:
                 out.print(f"{s.accelerator}: with {', '.join(f'worker.{k} = {v}' for k, v in s.settings.items())}")
+                if sweep and (row := sweep.of(s.settings)):
+                    out.print(f"{s.accelerator}: {plan.measured_words(row, measured)}")
             if s.why:
                 out.print(f"{s.accelerator}: {s.why}")
         return 0

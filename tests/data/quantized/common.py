@@ -67,7 +67,7 @@ def record(
     found = {name: version(name) for name in ("torch", "transformers", *libraries)}
     (directory / "versions.json").write_text(json.dumps(found, indent=1) + "\n")
     for path in directory.iterdir():
-        if path.name not in KEPT:
+        if path.name not in KEPT and not path.match("model*.safetensors*"):
             shutil.rmtree(path) if path.is_dir() else path.unlink()
 
 

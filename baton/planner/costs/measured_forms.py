@@ -1,0 +1,71 @@
+"""Reads what ``baton evaluate --sweep`` measured of each form of weights and KV on one machine. Torch-free.
+
+Knows nothing of models or accelerators. A form is the pair of [worker]'s ``quantization`` and ``kv_cache_dtype``; a
+checkpoint that comes rounded is the form ("checkpoint", KV).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+import msgspec
+
+from baton.protos.errors import ConfigError
+
+Form = tuple[str, str]
+
+
+class MeasuredForm(msgspec.Struct, frozen=True):
+    """Holds one row of a sweep: loss added to the reference's as a share, within ``low`` to ``high``; tokens/s."""
+
+    scheme: str
+    quantization: str
+    kv_cache_dtype: str
+    gigabytes: float
+    decode_one: float
+    decode_many: float
+    prompt: float
+    added: float
+    low: float
+    high: float
+
+    @property
+    def form(self) -> Form:
+        """Returns the settings that make it."""
+        return self.quantization, self.kv_cache_dtype
+
+
+class MeasuredForms:
+    """Holds a sweep's rows by form."""
+
+    def __init__(self, rows: Iterable[MeasuredForm]) -> None:
+        self._rows: Mapping[Form, MeasuredForm] = {row.form: row for row in rows}
+
+    @classmethod
+    def read(cls, path: str) -> MeasuredForms:
+        """Reads the JSON of a sweep. Raises ConfigError naming the file."""
+        try:
+            found = msgspec.json.decode(Path(path).read_bytes(), type=_Sweep)
+        except (OSError, msgspec.MsgspecError) as error:
+            text = f"{path} is no sweep ({error}); write one by baton evaluate MODEL --sweep --json {path}"
+            raise ConfigError(text, "measured") from error
+        return cls(found.rows)
+
+    def of(self, settings: Mapping[str, str]) -> MeasuredForm | None:
+        """Returns the row of some of [worker]'s settings; None where that form wasn't measured."""
+        return self._rows.get((settings.get("quantization", "none"), settings.get("kv_cache_dtype", "auto")))
+
+    def refusal(self, settings: Mapping[str, str], most_loss: float) -> str:
+        """Returns why a form isn't to be taken where ``most_loss`` is the most allowed; empty where it may be."""
+        if not settings:
+            return ""
+        row = self.of(settings)
+        said = ", ".join(f"{name}={value}" for name, value in settings.items())
+        if row is None:
+            return f"{said} was not measured"
+        return f"{said} loses {row.added:.2%}, allowed are {most_loss:.2%}" if row.added > most_loss else ""
+
+
+class _Sweep(msgspec.Struct, frozen=True):
+    rows: tuple[MeasuredForm, ...]
