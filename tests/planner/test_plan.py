@@ -135,7 +135,14 @@ def test_the_commands_write_json_a_plot_and_values(tmp_path: Path) -> None:
     assert "ratio:" in Path(out["v.yaml"]).read_text()
     done = CliRunner().invoke(app, ["sim", *flags, "--prefill", "2", "--decode", "1", "--json", "-"])
     assert done.exit_code == 0, done.output
-    assert json.loads(done.stdout)["result"]["score"]["requests"] > 0
+    plain = json.loads(done.stdout)
+    assert plain["result"]["score"]["requests"] > 0
+    done = CliRunner().invoke(
+        app, ["sim", *flags, "--prefill", "2", "--decode", "1", "--json", "-", "--acceptance", "0.8,0.6"]
+    )
+    drafted = json.loads(done.stdout)
+    assert drafted["acceptance"] == [0.8, 0.6]
+    assert drafted["result"]["score"]["tpot"]["mean"] < plain["result"]["score"]["tpot"]["mean"]
 
 
 @pytest.mark.parametrize(
@@ -145,6 +152,7 @@ def test_the_commands_write_json_a_plot_and_values(tmp_path: Path) -> None:
         ["sim", "--trace", str(MOONCAKE), "--profile", "none"],
         ["plan", "--trace", str(MOONCAKE), "--profile", "laptop", "--workers", "2", "--from", "9999"],
         ["plan", "--trace", str(MOONCAKE), "--profile", "laptop", "--workers", "2", "--classes", "short"],
+        ["plan", "--trace", str(MOONCAKE), "--profile", "laptop", "--workers", "2", "--acceptance", "2"],
         ["profile", "import", "roofline:llama-3-70b@h100"],
         ["trace", "stats", "none.csv"],
     ],

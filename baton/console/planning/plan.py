@@ -5,6 +5,7 @@ Knows nothing of how it is simulated.
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any
@@ -14,6 +15,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from baton.console.cluster.asking import router
 from baton.console.output import guarded, write_json
 from baton.process.output_files import require_place, write_file
 from baton.protos.errors import ConfigError
@@ -50,6 +52,13 @@ AdapterCostFlag = Annotated[
     float,
     typer.Option(min=1.0, help="How many times as long a step takes whose tokens are all on LoRA adapters"),
 ]
+AcceptanceFlag = Annotated[
+    str,
+    typer.Option(
+        help="Speculation: chances that drafted tokens stand, by position, as 0.8,0.6,0.5; or the URL of a router, "
+        "whose workers' own are taken (key: BATON_API_KEY)"
+    ),
+]
 SeedFlag = Annotated[int, typer.Option(help="Same seed, same answer")]
 
 
@@ -82,6 +91,15 @@ def require_allowed(profiles: Sequence[str], measured: str | None, most_loss: fl
     return list(dict.fromkeys(found))
 
 
+def acceptance_from(text: str) -> tuple[float, ...]:
+    """Returns the chances that --acceptance names, asking the router if it names one. Raises ConfigError."""
+    from baton.planner.costs.speculation import acceptance_of, parse_acceptance
+
+    if not text.startswith(("http://", "https://")):
+        return parse_acceptance(text)
+    return acceptance_of(router(text, os.environ.get("BATON_API_KEY", "")).call("GET", "/v1/cluster"))
+
+
 def load(trace: str, speed: float, start: float, seconds: float, skip_bad: bool) -> Trace:
     """Returns the part of the trace that was asked for."""
     from baton.planner.traces.trace import read_trace
@@ -96,9 +114,10 @@ def load(trace: str, speed: float, start: float, seconds: float, skip_bad: bool)
 def simulate_command(
     trace: str, profile: str, decode_profile: str | None, json: str | None, slo: tuple[float, float],
     part: tuple[float, float, float], pools: Sequence[str] = (), failures: Sequence[str] = (),
-    adapter_cost: float = 1.0, **cluster: Any,
+    adapter_cost: float = 1.0, acceptance: str = "", **cluster: Any,
 ) -> int:  # fmt: skip
     """One ratio over a trace."""
+    from baton.planner.costs.speculation import with_acceptance
     from baton.planner.costs.worker import with_adapters, worker_costs
     from baton.planner.score import Slo
     from baton.planner.simulator.cluster import Scenario, SimSettings
@@ -110,16 +129,19 @@ def simulate_command(
     share = load_from.adapted_share
     costs = with_adapters(worker_costs(profile, settings.prefill_chunk), share, adapter_cost)
     writes = worker_costs(decode_profile, settings.prefill_chunk) if decode_profile else None
-    decode = with_adapters(writes, share, adapter_cost) if writes else costs
+    chances = acceptance_from(acceptance)
+    decode = with_acceptance(with_adapters(writes, share, adapter_cost) if writes else costs, chances)
     began = time.process_time()
     more = [
-        msgspec.structs.replace(pool, costs=with_adapters(pool.costs, share, adapter_cost))
+        msgspec.structs.replace(
+            pool, costs=with_acceptance(with_adapters(pool.costs, share, adapter_cost), chances)
+        )
         for pool in (parse_pool(text, settings.prefill_chunk) for text in pools)
     ]
     deaths = [parse_failure(text) for text in failures]
     found = simulate(Scenario(settings, costs, decode, load_from, more, deaths), Slo(*slo))
     took = time.process_time() - began
-    result = {"trace": load_from.source, "profile": costs.about, "cpu_seconds": took}
+    result = {"trace": load_from.source, "profile": costs.about, "acceptance": chances, "cpu_seconds": took}
     if write_json(json, result | {"result": msgspec.to_builtins(found)}):
         return 0
     out, s = Console(highlight=False), found.score
@@ -165,6 +187,7 @@ def plan_command(
     window: Annotated[float, typer.Option(min=1.0, help="Seconds per window of the bootstrap")] = 60.0,
     policy: PolicyFlag = "cost",
     adapter_cost: AdapterCostFlag = 1.0,
+    acceptance: AcceptanceFlag = "",
     seed: SeedFlag = 0,
     hypothetical: Annotated[
         bool,
@@ -178,6 +201,7 @@ def plan_command(
 ) -> None:
     """Sweep every prefill:decode ratio over your traffic; the best one, how sure that is, and what it costs."""
     from baton.planner.budget import Budget, of_widths, require_runnable, spend
+    from baton.planner.costs.speculation import with_acceptance
     from baton.planner.costs.worker import with_adapters, worker_costs
     from baton.planner.plan import plan
     from baton.planner.score import Slo
@@ -196,14 +220,14 @@ def plan_command(
         writes = worker_costs(decode_profile) if decode_profile else None
         if writes and not hypothetical:
             require_runnable(writes)
-        part = load(trace, speed, start, seconds, skip_bad=False)
+        part, chances = load(trace, speed, start, seconds, skip_bad=False), acceptance_from(acceptance)
         told = Console(stderr=True, highlight=False)
 
         def planned(reads: WorkerCosts, count: int) -> Plan:
             settings = SimSettings(0, count, policy=policy, seed=seed)
             share, both = part.adapted_share, writes or reads
-            costs = with_adapters(reads, share, adapter_cost)
-            scenario = Scenario(settings, costs, with_adapters(both, share, adapter_cost), part)
+            costs, written = with_adapters(reads, share, adapter_cost), with_adapters(both, share, adapter_cost)
+            scenario = Scenario(settings, costs, with_acceptance(written, chances), part)
             found, flights = sweep(
                 count, scenario, slo, window,
                 lambda r: told.print(f"{r.name}: {r.score.attainment:.1%} meet the SLOs", style="dim"),

@@ -48,6 +48,7 @@ def sim_command(
     adapter_cost: plan.AdapterCostFlag = 1.0,
     measured: plan.MeasuredFlag = None,
     most_loss: plan.MostLossFlag = 0.01,
+    acceptance: plan.AcceptanceFlag = "",
     seed: plan.SeedFlag = 0,
     json: Json = None,
 ) -> None:
@@ -62,7 +63,7 @@ def sim_command(
             or plan.simulate_command(
                 trace, profile, decode_profile, json, (ttft, tpot), (speed, start, seconds), pool or [], fail or [],
                 prefill=prefill, decode=decode, policy=policy, stepwise=stepwise, seed=seed,
-                adapter_cost=adapter_cost,
+                adapter_cost=adapter_cost, acceptance=acceptance,
             )
         )
     )  # fmt: skip

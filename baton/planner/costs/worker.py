@@ -39,6 +39,7 @@ class WorkerCosts(msgspec.Struct, frozen=True):
     ``body`` is max(weights, token x tokens) + fixed, in seconds; a sequence that writes is ``written`` tokens there
     (1, or 0 where ``sequence`` was measured with all that it costs). ``kv_tokens`` is how many tokens of KV it
     holds; ``transfer`` is over the bytes of ``kv_bytes_per_token``; ``accelerators``, ``watts``: of all of it.
+    ``acceptance`` are chances that drafts stand, by position (costs/speculation.py); none without speculation.
     ``overhead`` of its processes is none where it wasn't measured. ``lacks`` says why Baton's engine can't be such
     a worker, empty where it can. ``settings`` are the keys of [worker] without which it would be another.
     """
@@ -59,11 +60,37 @@ class WorkerCosts(msgspec.Struct, frozen=True):
     overhead: Overhead = Overhead()
     lacks: str = ""
     settings: tuple[tuple[str, str | int], ...] = ()
+    acceptance: tuple[float, ...] = ()
 
     def step_seconds(self, prefill_tokens: int, pairs: float, sequences: int, context: float) -> float:
         """Returns the seconds of one step of that shape; ``pairs`` and ``context`` as in protos' StepSample."""
-        body = max(self.weights, self.token * (prefill_tokens + self.written * sequences)) + self.fixed
+        if self.acceptance and sequences and not prefill_tokens:
+            body, tokens = self._drafted(sequences)
+            return (body + self.sequence * sequences + self.context * context) / tokens
+        body = self._body(prefill_tokens + self.written * sequences)
         return body + self.pair * pairs + self.sequence * sequences + self.context * context
+
+    def context_seconds(self, sequences: int) -> float:
+        """Returns the seconds that a token of KV more adds to a step that only writes ``sequences``."""
+        return self.context / self._drafted(sequences)[1] if self.acceptance and sequences else self.context
+
+    def _body(self, rows: float) -> float:
+        return max(self.weights, self.token * rows) + self.fixed
+
+    def _drafted(self, sequences: int) -> tuple[float, float]:
+        """The body of the step of so many drafts as pay, and the tokens of a sequence that are expected of it.
+
+        The number of drafts is chosen without the context's cost, so that a run of steps has one number.
+        """
+        tokens, stands, best = 1.0, 1.0, (self._body(self.written * sequences), 1.0)
+        rows = self.sequence * sequences
+        for drafts, chance in enumerate(self.acceptance, 1):
+            stands *= chance
+            tokens += stands
+            body = self._body((self.written + drafts) * sequences)
+            if tokens / (body + rows) > best[1] / (best[0] + rows):
+                best = body, tokens
+        return best
 
     @property
     def curve(self) -> StepCurve:

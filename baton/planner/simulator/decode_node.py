@@ -129,7 +129,8 @@ class CompressedDecode:
         return self.costs.step_seconds(0, 0.0, self._writing, self._context)
 
     def _run_seconds(self, steps: int) -> float:
-        return steps * self._step_base() + self.costs.context * self._writing * steps * (steps + 1) / 2
+        context = self.costs.context_seconds(self._writing)
+        return steps * self._step_base() + context * self._writing * steps * (steps + 1) / 2
 
     def _run_length(self) -> int:
         """Steps until a member ends or needs a page."""
@@ -142,7 +143,8 @@ class CompressedDecode:
 
     def _steps_until(self, until: float) -> int:
         """The fewest steps that end at or after ``until``."""
-        a, b, c = self.costs.context * self._writing / 2, self._step_base(), self.now - until
+        context = self.costs.context_seconds(self._writing)
+        a, b, c = context * self._writing / 2, self._step_base(), self.now - until
         linear = b + a
         root = -c / linear if a <= 0 else (-linear + math.sqrt(linear * linear - 4 * a * c)) / (2 * a)
         return max(1, math.ceil(root - 1e-9))

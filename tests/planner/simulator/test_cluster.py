@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from baton.kv.pages.pool import PagePool
+from baton.planner.costs.speculation import with_acceptance
 from baton.planner.costs.worker import WorkerCosts, worker_costs
 from baton.planner.figures import figures
 from baton.planner.score import tpot, ttft
@@ -100,6 +101,15 @@ def test_compressed_time_is_held_against_the_real_schedulers_step_by_step() -> N
         a, b = figures([of(f) for f in quick.flights]), figures([of(f) for f in slow.flights])
         assert a.mean == pytest.approx(b.mean, rel=0.03)
         assert a.p90 == pytest.approx(b.p90, rel=0.05)
+
+
+def test_with_drafts_compressed_time_is_the_real_schedulers_and_answers_are_written_sooner() -> None:
+    trace, drafted = mooncake(20), with_acceptance(LARGE, (0.8, 0.6, 0.4))
+    plain, quick = run(trace, 3, 2), run(trace, 3, 2, drafted)
+    slow = run(trace, 3, 2, drafted, stepwise=True)
+    means = [figures([tpot(f) for f in sim.flights]).mean for sim in (plain, quick, slow)]
+    assert means[1] == pytest.approx(means[2], rel=0.03)
+    assert means[1] < 0.7 * means[0]
 
 
 def test_at_8p8d_blocks_of_a_trace_give_what_blocks_of_16_tokens_and_single_steps_give() -> None:
