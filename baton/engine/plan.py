@@ -21,6 +21,16 @@ from baton.protos.errors import RankLost
 from baton.protos.nouns import EngineWork, KvLayout, Sampling, SharedPages, StepSample, TokenLogprobs
 
 
+class DraftedToken(msgspec.Struct, frozen=True, gc=False):
+    """Holds a draft that is judged by rejection, and the probabilities (vocab,) float32 that it was drawn by.
+
+    ``spread`` None: as if it had been certain, which any draft may be taken for; fewer stand then.
+    """
+
+    token: int
+    spread: NDArray[np.float32] | None = None
+
+
 class SampleSpec(msgspec.Struct, frozen=True, gc=False):
     """Says how to choose the token that follows a step's last one.
 
@@ -28,7 +38,8 @@ class SampleSpec(msgspec.Struct, frozen=True, gc=False):
     is every token before it, prompt first (borrowed, not copied: don't keep it past the step); behind a draft it is
     given only where the sampling is penalised. ``banned`` ids can't be chosen now (stop ids before ``min_tokens``,
     the end of a bad word). ``allowed`` gives the only ids that can (see ``masks.py``; it may raise), what is banned
-    already left out.
+    already left out. With ``drafted`` the token is the draft where rejection lets it stand, else one from what it
+    leaves. ``spread``: the probabilities are wanted as well.
     """
 
     sampling: Sampling
@@ -38,13 +49,15 @@ class SampleSpec(msgspec.Struct, frozen=True, gc=False):
     prompt_tokens: int
     banned: tuple[int, ...] = ()
     allowed: Allowed | None = None
+    drafted: DraftedToken | None = None
+    spread: bool = False
 
     @property
     def plain(self) -> bool:
         """Tells whether the likeliest token is the one, and nothing edits the logits or asks for them."""
         s = self.sampling
         asks = s.temperature or s.logprobs is not None or s.logit_bias or s.penalised
-        return not (asks or self.banned or self.allowed is not None)
+        return not (asks or self.banned or self.allowed is not None or self.spread)
 
 
 class SequenceStep(msgspec.Struct, frozen=True, gc=False):
@@ -112,11 +125,14 @@ class StepPlan(msgspec.Struct, frozen=True, gc=False):
 
 
 class SampledToken(msgspec.Struct, frozen=True):
-    """Holds the token that follows, and its likelihood where logprobs were asked for."""
+    """Holds the token that follows, its likelihood where logprobs were asked for, and all probabilities (vocab,)
+    where the spec's ``spread`` asked for them.
+    """
 
     seq: int
     token_id: int
     logprobs: TokenLogprobs | None = None
+    spread: NDArray[np.float32] | None = None
 
 
 class PooledStates(msgspec.Struct, frozen=True):

@@ -11,16 +11,23 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
+import numpy as np
 import torch
 import xxhash
+from numpy.typing import NDArray
 from torch import Tensor
 
 from baton.engine.plan import SampledToken, SampleSpec
+from baton.kernels.sample.reference import kept
+from baton.kernels.speculative_accept.cpu import speculative_accept
+from baton.kernels.speculative_accept.reference import Rejection
 from baton.protos.errors import BatonError
 from baton.protos.nouns import TokenLogprob, TokenLogprobs
 
 # The temperature below which the likeliest token is taken, because dividing by less would overflow.
 COLDEST = 1e-5
+# Other seeds' bits, because the numbers that judge a draft mustn't be those that it was drawn by.
+ACCEPT, REDRAW = 0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F
 
 Draw = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
 
@@ -37,12 +44,49 @@ def choose(
     random = [row for row, spec in enumerate(specs) if spec.sampling.temperature >= COLDEST]
     if random:
         tokens[random] = _drawn(edited, random, specs, draw)
+    for row in (row for row in random if specs[row].drafted is not None):
+        tokens[row] = _judged(edited[row], specs[row])
     found = tokens.tolist()
     likelihoods = _likelihoods(logits, tokens, specs)
     return tuple(
-        SampledToken(seq, token, likelihoods.get(row))
+        SampledToken(seq, token, likelihoods.get(row), _spread(edited[row], specs[row]))
         for row, (seq, token) in enumerate(zip(seqs, found, strict=True))
     )
+
+
+def spread_of(row: Tensor, spec: SampleSpec) -> Tensor:
+    """Returns the probabilities (vocab,) float32 by which ``spec`` draws from one row of edited logits."""
+    sampling = spec.sampling
+    if sampling.temperature < COLDEST:
+        return torch.zeros_like(row).index_fill_(0, row.argmax(), 1.0)
+    asked = (sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p)
+    return kept(row[None], *(torch.tensor([value]) for value in asked))[0]
+
+
+def _spread(row: Tensor, spec: SampleSpec) -> NDArray[np.float32] | None:
+    if not spec.spread:
+        return None
+    found: NDArray[np.float32] = spread_of(row, spec).numpy()
+    return found
+
+
+def _judged(row: Tensor, spec: SampleSpec) -> int:
+    """The draft where it stands by rejection, else a draw from what the target has above the draft's probabilities.
+
+    Both numbers are others than the position's own, which the draft may have been drawn by.
+    """
+    drafted = spec.drafted
+    assert drafted is not None
+    accept, draw = (uniform(spec.sampling.seed ^ other, spec.choice, spec.position) for other in (ACCEPT, REDRAW))
+    by = Rejection(
+        spread_of(row, spec).log().expand(2, -1),
+        None if drafted.spread is None else torch.from_numpy(drafted.spread)[None],
+        torch.tensor([accept], dtype=torch.float64),
+        torch.tensor([draw, draw], dtype=torch.float64),
+        temperature=1.0,
+    )
+    stands, instead = speculative_accept(torch.tensor([drafted.token]), by)
+    return drafted.token if stands else instead
 
 
 def uniform(seed: int, choice: int, position: int) -> float:

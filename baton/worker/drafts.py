@@ -26,19 +26,24 @@ LEAST_PAGES = 64
 
 
 def make_drafter(
-    names: str, engine: EngineSpec, runner: Runner, pages: int, control_share: float = 0.0
+    names: str,
+    engine: EngineSpec,
+    runner: Runner,
+    pages: int,
+    control_share: float = 0.0,
+    by_rejection: bool = False,
 ) -> Drafter | None:
     """Returns what drafts tokens by the speculators ``names`` for the model of ``runner``, on ``pages`` pages.
 
-    None where ``names`` says none. ``control_share`` of the steps draft nothing. Raises ConfigError, and
-    CheckpointError for files that can't be read.
+    None where ``names`` says none. ``control_share`` of the steps draft nothing; ``by_rejection`` is ``Drafter``'s.
+    Raises ConfigError, and CheckpointError for files that can't be read.
     """
     if runner.spec.layout.states and names != NONE:
         text = f"speculation {names}: this model keeps recurrent state, which can't be rolled back; use none"
         raise ConfigError(text, "speculation")
     found = speculators(names, lambda name: _of_a_model(name, engine, runner, pages))
     _tap(names, found, runner)
-    return Drafter(found, control_share=control_share) if found else None
+    return Drafter(found, control_share=control_share, by_rejection=by_rejection) if found else None
 
 
 def _of_a_model(name: str, engine: EngineSpec, runner: Runner, pages: int) -> Speculator:

@@ -208,8 +208,8 @@ def make_loop(role: str, steps: StepSpec, engine: EngineSpec, parts: EngineParts
         return PrefillLoop(parts, steps.prefill_chunk_tokens, steps.max_batch)
     limits = DecodeLimits(steps.max_batch, steps.prefill_chunk_tokens, steps.lease_ttl_s, steps.itl_target_s)
     # entropy is never seeded: a lease of an earlier incarnation must not be valid again
-    share = steps.speculation_control_share
-    drafter = make_drafter(steps.speculation, engine, parts.runner, parts.pool.pages, share)
+    share, rejects = steps.speculation_control_share, steps.speculation_accept == "distribution"
+    drafter = make_drafter(steps.speculation, engine, parts.runner, parts.pool.pages, share, rejects)
     return DecodeLoop(parts, limits, entropy=os.urandom, drafter=drafter)
 
 

@@ -101,6 +101,7 @@ class StepSpec(_Group, frozen=True):
     max_batch: int = 64  # sequences in a step
     prefill_chunk_tokens: int = 512
     speculation: str = "none"  # names of engine/speculate joined by +, or auto
+    speculation_accept: Literal["exact", "distribution"] = "exact"  # which drafts of sampled answers stand
     speculation_control_share: float = 0.01  # of the steps that draft nothing
     itl_target_s: float = 0.0  # wanted time between two tokens of an answer; 0: steps are not kept short
     lease_ttl_s: float = 30.0  # how long a lease lasts whose handoff makes no progress

@@ -27,6 +27,7 @@ from tests.decode_worker.test_preemption import (
     Told,
     Way,
     every,
+    kinds,
     paced,
     prefilled,
     real,
@@ -158,3 +159,20 @@ def test_jacobi_iterations_change_no_bit() -> None:
     (run := Run(engine, drafter=drafter)).local(9)
     same(run.told(), undisturbed(engine)[0], "lookahead")
     assert drafter.tally.verified > 100
+
+
+@pytest.mark.skipif(native.library() is None, reason="no native kernels here")
+def test_by_rejection_greedy_answers_stay_the_same_and_sampled_drafts_stand_too() -> None:
+    engine = real()
+    whole, _ = undisturbed(engine)
+    inside = internals_of(engine.runner)
+    assert inside is not None
+    stood = dict[bool, int]()
+    for by_rejection in (False, True):
+        drafter = Eager(DraftModel(inside.shallow(3), 256), most=3, by_rejection=by_rejection)
+        (run := Run(engine, drafter=drafter)).local()
+        for name, told in run.told().items():
+            assert told == whole[name] or (by_rejection and kinds()[name][0].temperature), name
+            assert len(told.tokens) == len(whole[name].tokens) or told.finish[0] == "stop"
+        stood[by_rejection] = drafter.tally.accepted
+    assert stood[True] > 0

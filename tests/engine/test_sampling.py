@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 
-from baton.engine.plan import SampledToken, SampleSpec
-from baton.engine.sampling import choose, uniform
+from baton.engine.plan import DraftedToken, SampledToken, SampleSpec
+from baton.engine.sampling import choose, spread_of, uniform
 from baton.kernels.registry import kernels
 from baton.protos.errors import BatonError
 from baton.protos.nouns import Sampling
@@ -104,3 +105,53 @@ def test_randomness_is_keyed_by_seed_choice_and_position_and_never_changes() -> 
 def test_logits_without_a_finite_value_fail_and_name_the_sequence() -> None:
     with pytest.raises(BatonError, match=r"\[8\]"):
         choose(torch.tensor([[0.0, 1.0], [math.nan, 0.0]]), [7, 8], [spec(), spec()], DRAW)
+
+
+P = torch.tensor([0.3, 0.02, 0.25, 0.1, 0.05, 0.18, 0.04, 0.06])
+Q = torch.tensor([0.1, 0.3, 0.2, 0.05, 0.2, 0.05, 0.05, 0.05])
+
+
+def judged_by_rejection(count: int, spread: bool, **sampling) -> tuple[list[int], int]:
+    """Tokens by seed, of drafts drawn by Q; and how many drafts stood."""
+    drafts = torch.multinomial(Q, count, replacement=True, generator=torch.Generator().manual_seed(5)).tolist()
+    specs = [
+        msgspec.structs.replace(
+            spec(seed=seed, **sampling), drafted=DraftedToken(token, Q.numpy() if spread else None)
+        )
+        for seed, token in enumerate(drafts)
+    ]
+    found = choose(P.log().expand(count, -1), range(count), specs, kernels().sample)
+    tokens = [one.token_id for one in found]
+    return tokens, sum(token == draft for token, draft in zip(tokens, drafts, strict=True))
+
+
+@pytest.mark.parametrize("spread", [True, False])
+@pytest.mark.parametrize("sampling", [{"temperature": 1.0}, {"temperature": 0.7, "top_k": 5}], ids=str)
+def test_tokens_judged_by_rejection_have_the_targets_distribution(spread: bool, sampling: dict) -> None:
+    count = 4000
+    tokens, stood = judged_by_rejection(count, spread, **sampling)
+    wanted = spread_of(P.log(), spec(**sampling))
+    seen = torch.bincount(torch.tensor(tokens), minlength=len(P)).double()
+    assert not seen[wanted == 0].any()
+    kept = wanted > 0
+    chi_square = float((((seen - count * wanted) ** 2) / (count * wanted))[kept].sum())
+    assert chi_square < 24.3  # 7 degrees of freedom, one in a thousand
+    share = float(torch.minimum(wanted, Q).sum()) if spread else float((wanted * Q).sum())
+    assert stood / count == pytest.approx(share, abs=0.035)
+
+
+def test_a_greedy_draft_stands_by_being_the_likeliest_and_likelihoods_are_of_what_was_chosen() -> None:
+    asked = msgspec.structs.replace(spec(temperature=0.0, logprobs=0), drafted=DraftedToken(3))
+    (found,) = choose(P.log()[None], [1], [asked], kernels().sample)
+    assert found.token_id == 0
+    drawn = msgspec.structs.replace(spec(temperature=1.0, seed=9, logprobs=0), drafted=DraftedToken(2, Q.numpy()))
+    (one,) = choose(P.log()[None], [1], [drawn], kernels().sample)
+    assert one.logprobs.chosen.token_id == one.token_id
+    assert one.logprobs.chosen.logprob == pytest.approx(float(P[one.token_id].log()), abs=1e-5)
+
+
+def test_the_probabilities_of_a_draw_are_told_where_they_are_asked_for() -> None:
+    asked = msgspec.structs.replace(spec(temperature=0.5, top_p=0.8), spread=True)
+    (found,) = choose(P.log()[None], [1], [asked], kernels().sample)
+    assert found.spread.sum() == pytest.approx(1.0)
+    assert found.spread[1] == 0.0

@@ -73,6 +73,11 @@ class WorkerConfig(Section):
         description="drafts of tokens: none, auto, prompt_lookup, suffix, lookahead, self, self:LAYERS, "
         "draft:MODEL, medusa:PATH, eagle3:PATH, or several joined by +",
     )
+    speculation_accept: Literal["exact", "distribution"] = Field(
+        default="exact",
+        description="which drafts of sampled answers stand: exact, those that make the very tokens of no "
+        "speculation; distribution, by rejection sampling, which keeps the tokens' distribution alone",
+    )
     speculation_control_share: float = Field(
         default=0.01, ge=0, le=0.5, description="of the steps that draft nothing, to see what drafts bring; 0: none"
     )

@@ -176,7 +176,8 @@ class DecodeScheduler:
         if self.drafter is None:
             return StepPlan(tuple([_step(*share) for share in shares]))
         self.drafts = self._drafts(self.drafter, shares)
-        return StepPlan(tuple([_step(*share, self.drafts.get(share[0].sequence.seq)) for share in shares]))
+        rejects = self.drafter.by_rejection
+        return StepPlan(tuple([_step(*share, self.drafts.get(share[0].sequence.seq), rejects) for share in shares]))
 
     def _shares(self) -> list[Share]:
         """Who is in the step, in order; their pages are there."""
@@ -302,12 +303,24 @@ class DecodeScheduler:
         self.preemptions += 1
 
 
-def _step(job: DecodeJob, take: int, reading: bool, draft: Draft | None = None) -> SequenceStep:
+def _step(
+    job: DecodeJob, take: int, reading: bool, draft: Draft | None = None, rejects: bool = False
+) -> SequenceStep:
     if job.states is None:
-        return _plain_step(job, take, reading, draft)
+        step = _plain_step(job, take, reading, draft)
+        return _by_rejection(step, draft) if draft is not None and rejects else step
     assert draft is None, "a state isn't rolled back: nothing is drafted"
     states = job.states.source, job.states.target
     return msgspec.structs.replace(_plain_step(job, take, reading), state_from=states[0], state_to=states[1])
+
+
+def _by_rejection(step: SequenceStep, draft: Draft) -> SequenceStep:
+    """The step with each draft judged by rejection; greedy ones stand by being the likeliest either way."""
+    if step.sample is None or not step.sample.sampling.temperature:
+        return step
+    asks = enumerate(step.asks[: len(step.verify)])
+    judged = [msgspec.structs.replace(spec, drafted=draft.judged(at)) for at, spec in asks]
+    return msgspec.structs.replace(step, sample=judged[0], verify=(*judged[1:], step.verify[-1]))
 
 
 def _plain_step(job: DecodeJob, take: int, reading: bool, draft: Draft | None = None) -> SequenceStep:

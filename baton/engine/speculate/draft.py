@@ -13,6 +13,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from baton.engine.plan import DraftedToken
 from baton.protos.nouns import EngineRequest
 
 GRADES = 8
@@ -44,12 +45,17 @@ class Draft(NamedTuple):
     """Tokens that may come next. ``source`` names who proposes them.
 
     ``grade`` (0 … GRADES - 1) orders one source's drafts by confidence; what a grade is worth is learned from what
-    the target model accepts.
+    the target model accepts. ``spreads`` are the probabilities by which each token was drawn, none where unknown.
     """
 
     tokens: Sequence[int]
     source: str
     grade: int
+    spreads: Sequence[States] = ()
+
+    def judged(self, position: int) -> DraftedToken:
+        """Returns the token at ``position`` as it is judged by rejection."""
+        return DraftedToken(self.tokens[position], self.spreads[position] if self.spreads else None)
 
 
 class Speculator(ABC):

@@ -16,7 +16,7 @@ import msgspec
 
 from baton.engine.checks import blocks_for
 from baton.engine.plan import ModelSpec, Runner, SampleSpec, SequenceStep, StepPlan
-from baton.engine.speculate.draft import BatchSpeculator, Draft, Text
+from baton.engine.speculate.draft import BatchSpeculator, Draft, States, Text
 from baton.protos.errors import ConfigError
 from baton.protos.nouns import Sampling
 
@@ -33,6 +33,8 @@ class DraftModel(BatchSpeculator):
         self, runner: Runner, pages: int, clock: Callable[[], float] = time.perf_counter, name: str = NAME
     ) -> None:
         self._runner, self._clock, self.name = runner, clock, name
+        self.spreads = False  # whether drafts come with the probabilities that they were drawn by
+        self._spreads: dict[int, list[States]] = {}
         self._memory = bytearray(pages * runner.spec.layout.page_bytes)
         runner.bind(memoryview(self._memory), pages)
         self._free = list(range(pages))
@@ -41,7 +43,7 @@ class DraftModel(BatchSpeculator):
 
     def prepare(self, texts: Sequence[Text], budget: int) -> None:
         """Drafts ``budget`` tokens of each text that is read in; one step of the draft model for each token."""
-        self._drafts = {}
+        self._drafts, self._spreads = {}, {}
         turns = [turn for text in texts if (turn := self._turn(text, budget)) is not None]
         for _ in range(budget):
             turns = self._step(turns)
@@ -49,7 +51,7 @@ class DraftModel(BatchSpeculator):
     def propose(self, text: Text, budget: int) -> Draft | None:
         """Returns what ``prepare`` has drafted for the text."""
         drafted = self._drafts.get(text.seq, [])[:budget]
-        return Draft(drafted, self.name, 0) if drafted else None
+        return Draft(drafted, self.name, 0, self._spreads.get(text.seq, ())) if drafted else None
 
     def end(self, text: Text) -> None:
         """Gives the text's pages back."""
@@ -83,7 +85,7 @@ class DraftModel(BatchSpeculator):
             return []
         began = self._clock()
         try:
-            result = self._runner.run(StepPlan(tuple([known.item() for known in turns])))
+            result = self._runner.run(StepPlan(tuple([known.item(self.spreads) for known in turns])))
         except Exception:
             log.exception("the draft model failed; these sequences go on without it")
             self._drafts = {}
@@ -92,6 +94,8 @@ class DraftModel(BatchSpeculator):
         self.round_s += NEW * (took - self.round_s) if self.round_s else took
         for one in result.sampled:
             self._drafts.setdefault(one.seq, []).append(one.token_id)
+            if one.spread is not None:
+                self._spreads.setdefault(one.seq, []).append(one.spread)
         drafted = {one.seq: one.token_id for one in result.sampled}
         for known in turns:
             known.ran(drafted.get(known.seq))
@@ -116,14 +120,15 @@ class _Known:
             same -= 1
         del self._kv[same:]
 
-    def item(self) -> SequenceStep:
+    def item(self, spread: bool = False) -> SequenceStep:
         """The next tokens without KV, and the token that follows, if these are the last."""
         start, length = len(self._kv), len(self._text.tokens) + len(self._ahead)
         end = min(length, start + CATCH_UP)
         tokens = [*self._text.tokens[start:end], *self._ahead[max(0, start - len(self._text.tokens)) :]]
         tokens = tokens[: end - start]
         request = self._text.request
-        spec = SampleSpec(self._sampling, request.choice, length, (), request.prompt_tokens)
+        wanted = spread and self._sampling.temperature > 0.0
+        spec = SampleSpec(self._sampling, request.choice, length, (), request.prompt_tokens, spread=wanted)
         return SequenceStep(
             self.seq, tokens, start, self.pages, spec if end == length else None, is_prefill=len(tokens) > 1
         )

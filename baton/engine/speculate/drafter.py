@@ -23,6 +23,7 @@ from baton.engine.speculate.draft import (
     StateSpeculator,
     Text,
 )
+from baton.engine.speculate.draft_model import DraftModel
 from baton.engine.speculate.probe import Probe
 from baton.engine.speculate.row_cost import RowCost, Vector
 from baton.protos.nouns import SpeculationTotals
@@ -62,7 +63,9 @@ class _Weighed(NamedTuple):
 class Drafter:
     """``plan`` before a step; after it ``observe`` its time and ``judge`` each draft that was verified.
 
-    In a share of the steps, ``control_share``, nothing is drafted: beside them shows what drafts bring.
+    In a share of the steps, ``control_share``, nothing is drafted: beside them shows what drafts bring. With
+    ``by_rejection`` drafts of sampled answers stand by rejection: tokens have the target's distribution, and are
+    others than without drafts.
     """
 
     def __init__(
@@ -70,7 +73,12 @@ class Drafter:
         speculators: Sequence[Speculator],
         clock: Callable[[], float] = time.perf_counter,
         control_share: float = 0.0,
+        by_rejection: bool = False,
     ) -> None:
+        self.by_rejection = by_rejection
+        for speculator in speculators:
+            if isinstance(speculator, DraftModel):
+                speculator.spreads = by_rejection
         self.tally = Tally()
         self._judged, self._stood = [0] * MOST_DRAFTS, [0] * MOST_DRAFTS  # by place in the draft
         self._comparison = Comparison(control_share)

@@ -20,13 +20,23 @@ def sample(
 
     Order: temperature, top_k (0 keeps all), top_p (1 keeps all), min_p (0 keeps all); ties at a threshold stay.
     """
-    probs = torch.softmax(logits / temperature[:, None], -1)
-    probs = _keep_top_k(probs, top_k)
-    probs = _keep_top_p(probs, top_p)
-    probs = probs.masked_fill(probs < min_p[:, None] * probs.amax(-1, keepdim=True), 0.0)
+    probs = _kept(logits, temperature, top_k, top_p, min_p)
     reached = probs.double().cumsum(-1)
     target = uniform.double()[:, None] * reached[:, -1:]
     return torch.searchsorted(reached, target, right=True).squeeze(1).clamp_(max=logits.shape[1] - 1)
+
+
+def kept(logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor) -> Tensor:
+    """Returns the probabilities (rows, vocab) that ``sample`` draws by; each row's sum is 1."""
+    probs = _kept(logits, temperature, top_k, top_p, min_p)
+    return probs / probs.sum(-1, keepdim=True)
+
+
+def _kept(logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor) -> Tensor:
+    probs = torch.softmax(logits / temperature[:, None], -1)
+    probs = _keep_top_k(probs, top_k)
+    probs = _keep_top_p(probs, top_p)
+    return probs.masked_fill(probs < min_p[:, None] * probs.amax(-1, keepdim=True), 0.0)
 
 
 def _keep_top_k(probs: Tensor, top_k: Tensor) -> Tensor:

@@ -29,8 +29,8 @@ class Oracle(Speculator):
 class Eager(Drafter):
     """Verifies drafts of random length at each step, whatever that costs."""
 
-    def __init__(self, speculator: Speculator, most: int = 8, seed: int = 0) -> None:
-        super().__init__([speculator])
+    def __init__(self, speculator: Speculator, most: int = 8, seed: int = 0, by_rejection: bool = False) -> None:
+        super().__init__([speculator], by_rejection=by_rejection)
         self._speculator, self._most, self._lengths = speculator, most, random.Random(seed)
 
     def plan(self, writers: Sequence[Writer], prompt_tokens: int = 0, limit_s: float = 0.0) -> dict[int, Draft]:

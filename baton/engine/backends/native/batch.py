@@ -178,4 +178,4 @@ def _explain(items: Sequence[SequenceStep], vocab_size: int, pages: int) -> NoRe
 
 def loud(spec: SampleSpec) -> bool:
     """Returns whether the row's logits must leave the step."""
-    return spec.sampling.logprobs is not None
+    return spec.sampling.logprobs is not None or spec.drafted is not None or spec.spread
