@@ -68,7 +68,7 @@ def main() -> None:
     texts = prompts(given.prompts)
     exact = answers("none", texts, given.tokens)
     found: list[Row] = []
-    for codec in ("int8", "fp8"):
+    for codec in ("int8", "fp8", "int4"):
         coded = answers(codec, texts, given.tokens)
         found += rows(codec, list(zip(exact, coded, strict=True)), given.tokens)
     Console(highlight=False, width=150).print(table(found))

@@ -1,6 +1,6 @@
 """Pages leased and bytes shipped for one long prompt, with and without a window: the real loops and pools.
 
-    .venv/bin/python -m bench.windows [--window 4096] [--prompt 8192 32768] [--answer 256]
+    .venv/bin/python -m bench.windows [--window 4096 | --selection sinks:64,window:4096] [--prompt 8192 32768]
 
 Sizes are Mistral 7B's (32 layers, 8 KV heads of 128, bfloat16): 2 MiB per block of 16 tokens. Nothing is computed:
 the engines are stand-ins that choose token 0, because only pages and blocks are counted.
@@ -21,6 +21,7 @@ from baton.engine.backends.paced.runner import PacedRunner
 from baton.engine.plan import SampledToken, StepPlan, StepResult
 from baton.engine.step_loop import EngineParts
 from baton.kv.layout.page import layout_for
+from baton.kv.layout.selection import ALL, marked, parsed
 from baton.kv.pages.pool import PagePool
 from baton.prefill_worker.engine.loop import PrefillLoop
 from baton.protos import channel as ch
@@ -53,27 +54,29 @@ class Counting(PacedRunner):
         return StepResult(tuple(SampledToken(item.seq, 0) for item in plan.items if item.sample), 0.0)
 
 
-def parts(window: int, prompt: int, pages: int) -> EngineParts:
-    """Returns an engine of Mistral 7B's layout with ``window``."""
+def parts(window: int, prompt: int, pages: int, selection: str = ALL) -> EngineParts:
+    """Returns an engine of Mistral 7B's layout with ``window``, or with what is selected."""
     runner = Counting(
         "m", kv_bytes_per_token=16, vocab_size=8, max_model_len=2 * prompt, step_seconds=lambda s: 0.0
     )
     group = LayerGroup("window" if window else "full", ("k", "v"), 32, 8, 128, window)
-    runner.spec = msgspec.structs.replace(runner.spec, layout=layout_for("bfloat16", (group,)))
+    layout = layout_for("bfloat16", (group,), fidelity=marked("bfloat16", parsed(selection)))
+    runner.spec = msgspec.structs.replace(runner.spec, layout=layout)
     return EngineParts.around(runner, PagePool(pages), Tape(), lambda: 0.0)
 
 
-def measured(window: int, prompt: int, answer: int) -> tuple[int, int, int]:
+def measured(window: int, prompt: int, answer: int, selection: str = ALL) -> tuple[int, int, int]:
     """Returns (blocks shipped, decode pages leased as the answer begins, the most of them while it is written)."""
     pages = 2 * (prompt + answer) // 16
     ids = itertools.count(1)
-    reader = PrefillLoop(parts(window, prompt, pages), chunk_tokens=512)
-    writer = DecodeLoop(parts(window, prompt, pages), DecodeLimits(), lambda n: next(ids).to_bytes(n, "big"))
+    reader = PrefillLoop(parts(window, prompt, pages, selection), chunk_tokens=512)
+    at = parts(window, prompt, pages, selection)
+    writer = DecodeLoop(at, DecodeLimits(), lambda n: next(ids).to_bytes(n, "big"))
     sampling = Sampling(temperature=0.0, max_tokens=answer, ignore_eos=True)
     request = EngineRequest("r", (1,) * prompt, prompt, sampling, 0)
     writer.turn([ch.Admit(1, request, False, 30.0)])
     (admitted,) = writer.channel.of(ch.Admitted)  # type: ignore[attr-defined]
-    reader.turn([ch.Prefill(1, request, admitted.held_blocks, ())])
+    reader.turn([ch.Prefill(1, request, admitted.held_blocks, tuple(range(*admitted.unseen)))])
     while reader.turn([]):
         pass
     told: Tape = reader.channel  # type: ignore[assignment]
@@ -87,11 +90,12 @@ def measured(window: int, prompt: int, answer: int) -> tuple[int, int, int]:
     return len(shipped), first, most
 
 
-def rows(window: int, prompts: list[int], answer: int) -> list[Row]:
-    """Returns what is shipped and held for each prompt, before and with the window."""
+def rows(window: int, prompts: list[int], answer: int, selection: str = ALL) -> list[Row]:
+    """Returns what is shipped and held for each prompt, before and with the window, or what is selected."""
+    window = window if selection == ALL else 0
     made = list[Row]()
     for prompt in prompts:
-        before, after = measured(0, prompt, answer), measured(window, prompt, answer)
+        before, after = measured(0, prompt, answer), measured(window, prompt, answer, selection)
         names = ("shipped", "held by the decode worker as the answer begins", "held at most while it is written")
         for name, whole, windowed in zip(names, before, after, strict=True):
             block = layout_for("bfloat16", 32, 8, 128).page_bytes / MIB
@@ -106,7 +110,8 @@ def rows(window: int, prompts: list[int], answer: int) -> list[Row]:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--window", type=int, default=4096)
+    parser.add_argument("--selection", default=ALL)
     parser.add_argument("--prompt", type=int, nargs="+", default=[8192, 32_768])
     parser.add_argument("--answer", type=int, default=256)
     args = parser.parse_args()
-    Console(width=120).print(table(rows(args.window, args.prompt, args.answer)))
+    Console(width=120).print(table(rows(args.window, args.prompt, args.answer, args.selection)))

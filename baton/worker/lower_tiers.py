@@ -7,18 +7,19 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import assert_never
 
+from baton.kv.layout.bridge import Bridge, codec_of, land
 from baton.kv.tiers.blobs import BlobStore, meaning_of
 from baton.kv.tiers.disk import DiskTier
 from baton.kv.tiers.folder import FolderStore
 from baton.kv.tiers.holdings import Holdings
 from baton.kv.tiers.memory import host_slab
 from baton.kv.tiers.s3 import BucketStore
-from baton.kv.tiers.shared import SharedTier
+from baton.kv.tiers.shared import PageCoder, SharedTier
 from baton.kv.tiers.stack import BESIDE_DECODE, Tier, Tiers
 from baton.kv.tiers.writeback import WriteBack
 from baton.protos import channel as ch
 from baton.protos.errors import ConfigError
-from baton.protos.nouns import WorkerInfo
+from baton.protos.nouns import KvLayout, WorkerInfo
 from baton.worker.environment import Engine, WorkerEnvironment
 from baton.worker.spec import CacheSpec, WorkerSpec
 
@@ -94,4 +95,20 @@ def _shared(cache: CacheSpec, info: WorkerInfo, clock: Callable[[], float]) -> S
     else:
         store = FolderStore(Path(cache.shared_tier).expanduser())
     meaning = meaning_of(info.layout, info.fingerprint)
-    return SharedTier(store, meaning, info.layout.page_bytes, cache.shared_tier_bytes, clock)
+    return SharedTier(
+        store, meaning, info.layout.page_bytes, cache.shared_tier_bytes, clock, page_coder(info.layout)
+    )
+
+
+def page_coder(layout: KvLayout) -> PageCoder | None:
+    """Returns how pages lie in the shared tier: as their codec has them on the wire, None where without one."""
+    if not codec_of(layout):
+        return None
+    made = Bridge(layout, layout)
+
+    def restore(wire: memoryview) -> bytes:
+        page = bytearray(layout.page_bytes)
+        land(wire, memoryview(page), layout)
+        return bytes(page)
+
+    return PageCoder(made.unit, lambda page: bytes(made.convert(memoryview(page))), restore)

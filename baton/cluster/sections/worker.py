@@ -115,6 +115,6 @@ class WorkerConfig(Section):
     block_tokens: int = Field(
         default=16, ge=16, le=1024, multiple_of=16, description="tokens in a KV page; pools may differ in it"
     )
-    kv_codec: Literal["none", "int8", "fp8"] = Field(
+    kv_codec: Literal["none", "int8", "fp8", "int4"] = Field(
         default="none", description="code KV for slow networks; lossy, and kept apart from exact KV in every cache"
     )

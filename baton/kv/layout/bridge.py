@@ -1,4 +1,4 @@
-"""Converts a sender's page to a receiver's: another dtype, a slice of the heads, 8 bits on the wire; or refuses.
+"""Converts a sender's page to a receiver's: another dtype, a slice of the heads, few bits on the wire; or refuses.
 
 Knows nothing of frames, leases or tokens. All conversion but the codec's last step is the sender's: what arrives is
 a page as the receiver lays it out, or that page coded. ``fidelity`` keeps the kinds apart. It is in the root of
@@ -19,7 +19,8 @@ from collections.abc import Iterator, Sequence
 import msgspec
 import numpy as np
 
-from baton.kv.layout.codecs import CODECS, SCALE_BYTES, compress, expand, from_float32, to_float32
+from baton.kv.layout.codecs import from_float32, to_float32
+from baton.kv.layout.coding import NAMES, coded_bytes, decode, encode
 from baton.kv.layout.page import ITEM_BYTES, differences, group_bytes, in_pages_of, unknown_planes
 from baton.protos.errors import ConfigError, LayoutMismatch
 from baton.protos.nouns import BLOCK_TOKENS, KvLayout, LayerGroup
@@ -34,9 +35,9 @@ def with_codec(layout: KvLayout, codec: str) -> KvLayout:
     """
     if codec == "none":
         return layout
-    if codec not in CODECS:
+    if codec not in NAMES:
         raise ConfigError(
-            f"worker.kv_codec {codec!r} is unknown; choose one of none, {', '.join(CODECS)}", "worker.kv_codec"
+            f"worker.kv_codec {codec!r} is unknown; choose one of none, {', '.join(NAMES)}", "worker.kv_codec"
         )
     if layout.states:
         text = f"worker.kv_codec {codec} codes K and V, and this model keeps recurrent state too; set it to none"
@@ -58,7 +59,7 @@ def wire_bytes(layout: KvLayout) -> int:
     """Returns the bytes of one block on its way to a worker of ``layout``."""
     if not codec_of(layout):
         return layout.page_bytes
-    return layout.runs * sum(_rows(group) * (SCALE_BYTES + group.head_dim) for group in layout.groups)
+    return layout.runs * sum(coded_bytes(codec_of(layout), group) for group in layout.groups)
 
 
 class Bridge:
@@ -93,9 +94,8 @@ class Bridge:
         """A run of the receiver's."""
         parts: list[bytes] = []
         for values, group in self._groups(run):
-            if codec_of(self.receiver):
-                scales, coded = compress(values.reshape(-1, group.head_dim), CODECS[codec_of(self.receiver)])
-                parts += [scales.tobytes(), coded.tobytes()]
+            if codec := codec_of(self.receiver):
+                parts.append(encode(codec, values, group))
             else:
                 parts.append(from_float32(values, self.receiver.dtype).tobytes())
         return parts
@@ -118,14 +118,11 @@ def land(wire: memoryview, page: memoryview, layout: KvLayout) -> None:
 
 
 def _land_run(wire: memoryview, page: memoryview, layout: KvLayout) -> None:
-    codec, at, to = CODECS[codec_of(layout)], 0, 0
+    codec, at, to = codec_of(layout), 0, 0
     for group in layout.groups:
-        rows = _rows(group)
-        scales = np.frombuffer(wire[at : at + rows * SCALE_BYTES], np.float32)
-        at += rows * SCALE_BYTES
-        coded = np.frombuffer(wire[at : at + rows * group.head_dim], np.uint8).reshape(rows, group.head_dim)
-        at += rows * group.head_dim
-        values = from_float32(expand(scales, coded, codec), layout.dtype)
+        size = coded_bytes(codec, group)
+        values = from_float32(decode(codec, wire[at : at + size], group), layout.dtype)
+        at += size
         page[to : to + values.nbytes] = values.tobytes()
         to += values.nbytes
 
@@ -214,11 +211,6 @@ def runs_of(page: memoryview, layout: KvLayout) -> list[memoryview]:
 def _split(view: memoryview, parts: int) -> list[memoryview]:
     size = len(view) // parts
     return [view[at : at + size] for at in range(0, parts * size, size)]
-
-
-def _rows(group: LayerGroup) -> int:
-    """(token, head) pairs in one run, over layers and planes."""
-    return group.layers * len(group.planes) * BLOCK_TOKENS * group.kv_heads
 
 
 def _first_head(layout: KvLayout, group: LayerGroup) -> int:

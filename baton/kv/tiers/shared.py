@@ -14,7 +14,7 @@ import logging
 from collections import OrderedDict
 from collections.abc import AsyncGenerator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from baton.kv.tiers.blobs import BlobStore, blob_bytes, is_name, name_of, packed, unpacked
 from baton.protos.outlasting import outlasted
@@ -54,16 +54,38 @@ class Patience:
         self._until = self._clock() + self._rest_s
 
 
+class PageCoder(NamedTuple):
+    """Codes a page as ``unit`` bytes for the store (``code``), and back (``restore``). Both run on threads."""
+
+    unit: int
+    code: Callable[[bytes], bytes]
+    restore: Callable[[memoryview], bytes]
+
+    @classmethod
+    def plain(cls, page_bytes: int) -> PageCoder:
+        """Returns what stores pages as they are."""
+        return cls(page_bytes, bytes, bytes)
+
+
 class SharedTier:
     """Offers blocks to ``store`` and takes them from there, at most ``most_bytes`` of them (0: no bound).
+
+    A page of ``page_bytes`` lies there as ``coder`` makes it, by default as it is.
 
     ``failed`` counts calls of the store that failed, ``dropped`` blocks that found the queue full, or the store
     failing. Its length is the number of blocks that this worker knows to be there.
     """
 
     def __init__(
-        self, store: BlobStore, meaning: bytes, page_bytes: int, most_bytes: int, clock: Callable[[], float]
+        self,
+        store: BlobStore,
+        meaning: bytes,
+        page_bytes: int,
+        most_bytes: int,
+        clock: Callable[[], float],
+        coder: PageCoder | None = None,
     ) -> None:
+        self._coder = coder or PageCoder.plain(page_bytes)
         self.stored = self.loaded = self.evicted = self.damaged = self.failed = self.dropped = 0
         self._store, self._meaning = store, meaning
         self._page_bytes, self._most_bytes = page_bytes, most_bytes
@@ -199,15 +221,15 @@ class SharedTier:
     def _read(self, block: bytes) -> bytes | None:
         """The page of a block; one that is not what it says is removed. On a thread."""
         name = name_of(self._meaning, block)
-        blob = self._store.get(name, blob_bytes(self._page_bytes) + 1)
+        blob = self._store.get(name, blob_bytes(self._coder.unit) + 1)
         if blob is None:
             return None
-        page = unpacked(blob, self._meaning, block, self._page_bytes)
+        page = unpacked(blob, self._meaning, block, self._coder.unit)
         if page is None:
             self.damaged += 1
             self._store.remove(name)
             return None
-        return bytes(page)
+        return self._coder.restore(page)
 
     async def _write(self) -> None:
         """Writes what is queued, oldest first, and now and then removes what was unused longest."""
@@ -229,7 +251,7 @@ class SharedTier:
     def _put(self, block: bytes, page: bytes) -> bool:
         name = name_of(self._meaning, block)
         if not self._store.has(name):
-            self._store.put(name, packed(self._meaning, block, page))
+            self._store.put(name, packed(self._meaning, block, self._coder.code(page)))
         return True
 
     def _trim(self) -> int:

@@ -1,0 +1,96 @@
+"""Codes one run of 16 tokens as a worker's codec says: in 8 bits by row, or in 4 bits by channel. Torch-free.
+
+Knows nothing of pages' owners or of negotiation (bridge.py). ``int4`` follows KIVI (https://arxiv.org/abs/2402.02750):
+keys have outliers in few channels, the same for all tokens, so that a key's channel is rounded over the run's 16
+tokens, and a value's numbers over the channels of one token and head. Such a group's sixteen steps lie between its
+least and its largest number:
+
+    int8, fp8   [scales, float32, of each (layer, plane, token, head)][codes, a byte each]
+    int4        by layer, plane: [least, float16, of each group][step, likewise][codes, the first in the low nibble]
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from baton.kv.layout.codecs import CODECS, SCALE_BYTES, Bytes, Floats, compress, expand
+from baton.protos.nouns import BLOCK_TOKENS, LayerGroup
+
+INT4 = "int4"
+NAMES = (*CODECS, INT4)
+VALUES = "v"  # the plane that is rounded token by token
+STEPS = 15  # of 4 bits
+HALF_MAX = 65504.0  # float16's largest
+ITEM = np.dtype("<f2")
+
+
+def coded_bytes(codec: str, group: LayerGroup) -> int:
+    """Returns the bytes of a run of ``group`` on the wire."""
+    rows = group.layers * len(group.planes) * BLOCK_TOKENS * group.kv_heads
+    if codec != INT4:
+        return rows * (SCALE_BYTES + group.head_dim)
+    return group.layers * sum(_plane_bytes(plane, group) for plane in group.planes)
+
+
+def encode(codec: str, values: Floats, group: LayerGroup) -> bytes:
+    """Returns a run's ``values`` of ``group``, [layer][plane][token][head][head_dim], coded."""
+    if codec != INT4:
+        scales, coded = compress(values.reshape(-1, group.head_dim), CODECS[codec])
+        return scales.tobytes() + coded.tobytes()
+    shaped = values.reshape(group.layers, len(group.planes), BLOCK_TOKENS, group.kv_heads, group.head_dim)
+    return b"".join(
+        _encoded_plane(shaped[layer, at], _axis(plane))
+        for layer in range(group.layers)
+        for at, plane in enumerate(group.planes)
+    )
+
+
+def decode(codec: str, wire: memoryview, group: LayerGroup) -> Floats:
+    """Returns nearly what ``encode`` was given, as rows (layer x plane x token x head, head_dim)."""
+    if codec != INT4:
+        rows = len(wire) // (SCALE_BYTES + group.head_dim)
+        scales = np.frombuffer(wire[: rows * SCALE_BYTES], np.float32)
+        coded = np.frombuffer(wire[rows * SCALE_BYTES :], np.uint8).reshape(rows, group.head_dim)
+        return expand(scales, coded, CODECS[codec])
+    planes, at = list[Floats](), 0
+    for plane in group.planes * group.layers:
+        size = _plane_bytes(plane, group)
+        planes.append(_decoded_plane(wire[at : at + size], plane, group))
+        at += size
+    return np.concatenate(planes).reshape(-1, group.head_dim)
+
+
+def _axis(plane: str) -> int:
+    """The axis of (token, head, head_dim) that a group goes along."""
+    return 2 if plane == VALUES else 0
+
+
+def _groups(plane: str, group: LayerGroup) -> tuple[int, int, int]:
+    """The shape of a plane's steps."""
+    whole = [BLOCK_TOKENS, group.kv_heads, group.head_dim]
+    whole[_axis(plane)] = 1
+    return whole[0], whole[1], whole[2]
+
+
+def _plane_bytes(plane: str, group: LayerGroup) -> int:
+    count = BLOCK_TOKENS * group.kv_heads * group.head_dim
+    return 2 * ITEM.itemsize * int(np.prod(_groups(plane, group))) + count // 2
+
+
+def _encoded_plane(values: Floats, axis: int) -> bytes:
+    held = np.clip(values, -HALF_MAX, HALF_MAX)
+    least = held.min(axis, keepdims=True).astype(ITEM)
+    steps = ((held.max(axis, keepdims=True) - least) / STEPS).astype(ITEM)
+    width = steps.astype(np.float32)
+    codes = np.rint((held - least) / np.where(width > 0, width, np.inf))
+    packed = np.clip(np.nan_to_num(codes), 0, STEPS).astype(np.uint8).reshape(-1, 2)
+    return least.tobytes() + steps.tobytes() + (packed[:, 0] | packed[:, 1] << 4).tobytes()
+
+
+def _decoded_plane(wire: memoryview, plane: str, group: LayerGroup) -> Floats:
+    shape, size = _groups(plane, group), int(np.prod(_groups(plane, group))) * ITEM.itemsize
+    least, steps = (np.frombuffer(part, ITEM).reshape(shape) for part in (wire[:size], wire[size : 2 * size]))
+    codes: Bytes = np.frombuffer(wire[2 * size :], np.uint8)
+    whole = np.stack((codes & 15, codes >> 4), 1).reshape(BLOCK_TOKENS, group.kv_heads, group.head_dim)
+    found: Floats = least.astype(np.float32) + whole * steps.astype(np.float32)
+    return found
