@@ -102,6 +102,13 @@ class BadStore(FolderStore):
         super().put(name, blob)
 
 
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Gives the store as long as a busy machine takes; a test of slowness says how long itself."""
+    monkeypatch.setattr(shared, "LOOK_S", 20.0)
+    monkeypatch.setattr(shared, "FIRST_READ_S", 20.0)
+
+
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     return tmp_path / "shared"
