@@ -233,4 +233,5 @@ def engine_request(pb: w.Admit | w.PrefillRequest) -> nouns.EngineRequest:
         tenant_salt=pb.tenant_salt,
         priority=pb.priority,
         prediction=tuple(pb.prediction) if isinstance(pb, w.Admit) else (),
+        retained=pb.retained,
     )

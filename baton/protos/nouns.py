@@ -235,7 +235,8 @@ class PoolSnapshot(msgspec.Struct, frozen=True):
 class EngineRequest(msgspec.Struct, frozen=True, omit_defaults=True):
     """Holds what an engine needs of a request: ``token_ids`` is the prompt, then outputs emitted before.
 
-    ``prediction`` is what the client thinks that the answer will be, for speculation to look in.
+    ``prediction`` is what the client thinks that the answer will be, for speculation to look in. ``retained``: it
+    means to use the prefix again, which weighs when blocks are evicted and changes no token.
     """
 
     request_id: str
@@ -247,6 +248,7 @@ class EngineRequest(msgspec.Struct, frozen=True, omit_defaults=True):
     tenant_salt: bytes = b""
     priority: int = 0
     prediction: tuple[int, ...] = ()
+    retained: bool = False
 
     @property
     def replayed(self) -> int:

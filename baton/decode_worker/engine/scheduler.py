@@ -107,6 +107,7 @@ class DecodeJob:
     def restart(self, pages: PageLease, states: SequenceStates | None = None) -> None:
         """Begins again on new pages, after the blocks that were found."""
         self.pages, self.sealed, self.states = pages, pages.held, states
+        pages.hinted = self.sequence.request.retained
         self.sequence.computed = pages.held * pages.block_tokens
 
     @property

@@ -35,6 +35,8 @@ class PageLease:
     blocks before the gap are always seen. In ``pages`` the page behind the gap stands for its blocks, so that a
     table names no page of another's.
 
+    ``hinted`` is set where the client means to use the blocks again, which weighs when pages are evicted.
+
     ``hold`` says that another process may read or write the pages; while holds are out, pages of a closed
     lease stay in quarantine instead of being reused.
     """
@@ -44,7 +46,7 @@ class PageLease:
     ) -> None:
         self.pages = _stood_for(pages, gap)
         self.held, self.gap, self.window = held, gap, window
-        self.closed = False
+        self.closed = self.hinted = False
         self._pool = pool
         self._holds = 0
 
@@ -90,7 +92,7 @@ class PageLease:
             unseen, kept = self.pages[end:first], self.pages[:sunk] + self.pages[first:]
             self.gap = sunk, first
             self.pages = _stood_for(kept, self.gap)
-            self._pool.give_back(unseen)
+            self._pool.give_back(unseen, self.hinted)
 
     def extend(self, blocks: int, reserve: int = 0) -> None:
         """Adds ``blocks`` pages at the end, leaving ``reserve``. Raises PoolExhausted with nothing changed."""
@@ -138,7 +140,7 @@ class PageLease:
         assert self._holds > 0, "release without hold"
         self._holds -= 1
         if self.closed and self._holds == 0:
-            self._pool.release(self.own)
+            self._pool.release(self.own, self.hinted)
 
     def close(self) -> None:
         """Gives the pages back, the tail first. A second call does nothing."""

@@ -33,8 +33,8 @@ class PageOrder:
             yield page
             page = self._next[page]
 
-    def add(self, pages: Iterable[int]) -> None:
-        """Appends ``pages`` in this order; none of them may be there."""
+    def add(self, pages: Iterable[int], hinted: bool = False) -> None:
+        """Appends ``pages`` in this order; none of them may be there. A hint changes nothing."""
         after, before, end = self._next, self._before, self._end
         last, count = before[end], 0
         for page in pages:

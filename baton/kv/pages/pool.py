@@ -156,10 +156,13 @@ class PagePool:
             raise self._exhausted(count, reserve)
         return self._take(count)
 
-    def give_back(self, pages: Sequence[int]) -> None:
-        """Takes back pages of a lease that no other process touches, the last page first."""
+    def give_back(self, pages: Sequence[int], hinted: bool = False) -> None:
+        """Takes back pages of a lease that no other process touches, the last page first.
+
+        ``hinted`` says that its client means to use them again.
+        """
         unleased = self.leased.drop(pages)
-        self.supply.give_back(self.quarantine.enter(unleased) if self.quarantine.holds else unleased)
+        self.supply.give_back(self.quarantine.enter(unleased) if self.quarantine.holds else unleased, hinted)
 
     def close(self, lease: PageLease, held: bool) -> None:
         """Ends ``lease``. Where another process still holds its pages (``held``) they wait in quarantine."""
@@ -167,11 +170,11 @@ class PagePool:
         if held:
             self.quarantine.add(lease.own, len(self.leased.drop(lease.own)))
         else:
-            self.give_back(lease.own)
+            self.give_back(lease.own, lease.hinted)
 
-    def release(self, pages: Sequence[int]) -> None:
+    def release(self, pages: Sequence[int], hinted: bool = False) -> None:
         """Takes the pages of a closed lease out of quarantine, as the last process has let go of them."""
-        self.supply.give_back(self.quarantine.release(pages, self.leased))
+        self.supply.give_back(self.quarantine.release(pages, self.leased), hinted)
 
     def snapshot_counts(self) -> PoolCounts:
         """Returns the number of pages in each state, and of open leases, as of now."""

@@ -25,6 +25,7 @@ HORIZON = 8  # pools: a page that isn't used within so many pools' pages counts 
 TRUST = 64.0  # pages of evidence that weigh as much as the wider class does
 PRIOR = 0.1  # of the pages that reach a half-octave, the share used in it: as LRU assumes, the old are used least
 MOST_USES, MOST_TURNS, GAPS = 3, 4, 3
+HINT = 1.5  # times as often that hinted pages are thought to be used as long as nothing tells
 FORGET = 32  # pools' pages of evidence, after which its weight is halved
 
 Floats = NDArray[np.float64]
@@ -34,12 +35,13 @@ class Kind(NamedTuple):
     """Describes a page as it joins the cache.
 
     ``uses``: how often it was found there. ``turns``: how often its chain was, at the deepest block. ``gap``: pages
-    handed out between the chain's last two uses.
+    handed out between the chain's last two uses. ``hinted``: a client said that it will be used again.
     """
 
     uses: int = 0
     turns: int = 0
     gap: int = 0
+    hinted: bool = False
 
 
 class ReuseTable:
@@ -57,7 +59,8 @@ class ReuseTable:
     def class_of(self, kind: Kind) -> int:
         """Returns the class of pages of ``kind``."""
         gap = sum(kind.gap > edge for edge in self._near)
-        return (min(kind.uses, MOST_USES) * (MOST_TURNS + 1) + min(kind.turns, MOST_TURNS)) * GAPS + gap
+        history = (min(kind.uses, MOST_USES) * (MOST_TURNS + 1) + min(kind.turns, MOST_TURNS)) * GAPS + gap
+        return 2 * history + kind.hinted
 
     def joined(self, cls: int, at: int, pages: float) -> None:
         """Counts ``pages`` that begin to be watched at ``at``, pages handed out so far."""
@@ -105,7 +108,8 @@ class ReuseTable:
         overall = _drawn(used.sum((0, 1)), reached.sum((0, 1)), np.full(BINS, PRIOR))
         lifts = (1 + np.arange(MOST_USES + 1) / 2)[:, None]  # with nothing seen yet, what was used is used again
         of_uses = _drawn(used.sum(1), reached.sum(1), np.minimum(overall * lifts, 1.0))
-        return _drawn(used, reached, of_uses[:, None, :]).reshape(CLASSES, BINS)
+        hints = np.tile([1.0, HINT], used.shape[1] // 2)[:, None]  # what a hint is worth is learned as all else
+        return _drawn(used, reached, np.minimum(of_uses[:, None, :] * hints, 1.0)).reshape(CLASSES, BINS)
 
     def _advance(self, at: int) -> None:
         """Those that joined a horizon ago and weren't used count as unused."""
@@ -125,7 +129,7 @@ class ReuseTable:
             self._unused /= 2
 
 
-CLASSES = (MOST_USES + 1) * (MOST_TURNS + 1) * GAPS
+CLASSES = (MOST_USES + 1) * (MOST_TURNS + 1) * GAPS * 2
 _EDGES = 2.0 ** (np.arange(BINS + 1) / 2) - 1
 _WIDTHS = np.maximum(np.diff(_EDGES), 0.4)
 

@@ -23,8 +23,8 @@ class EvictionOrder(Protocol):
     def __iter__(self) -> Iterator[int]:
         """Yields the cached pages."""
 
-    def add(self, pages: Sequence[int]) -> None:
-        """Adds pages that no lease has any more, a chain's tail first."""
+    def add(self, pages: Sequence[int], hinted: bool = False) -> None:
+        """Adds pages that no lease has any more, a chain's tail first; ``hinted``: a client will use them again."""
 
     def remove(self, pages: Sequence[int]) -> None:
         """Removes pages because a lease has them again."""
@@ -79,7 +79,7 @@ class PageSupply:
             pages += self._evict(count - len(pages))
         return pages
 
-    def give_back(self, pages: Sequence[int]) -> None:
+    def give_back(self, pages: Sequence[int], hinted: bool = False) -> None:
         """Adds ``pages`` that no lease has any more, the most recently used last."""
         block_of, free, idle, cached = self._blocks.block_of, self.free, self.idle, []
         for page in pages:
@@ -92,7 +92,7 @@ class PageSupply:
                 idle.pop(block, None)
                 idle[block] = None
         if cached:
-            self.cached.add(cached)
+            self.cached.add(cached, hinted)
 
     def keep(self, page: int) -> None:
         """Forbids the eviction of ``page`` until a matching ``unkeep``; its place in the order of use stays."""

@@ -85,7 +85,7 @@ class WorthOrder:
         """Notes what each block before a block adds to the cost of computing it, as a share of a first block's."""
         self._pair_cost = pair_cost
 
-    def add(self, pages: Sequence[int]) -> None:
+    def add(self, pages: Sequence[int], hinted: bool = False) -> None:
         """Adds the cached pages of a lease, a chain's tail first; none of them may be there."""
         kinds = [self._recalled(page) for page in pages] if self._remembered else [self._kind[p] for p in pages]
         chain = next((kind for kind in kinds if kind.uses), NEW)
@@ -93,7 +93,7 @@ class WorthOrder:
         at = 0
         for uses, group in groupby(kinds, key=_uses):
             end = at + sum(1 for _ in group)
-            kind = Kind(uses, max(chain.turns, uses), chain.gap)
+            kind = Kind(uses, max(chain.turns, uses), chain.gap, hinted)
             run = self._begin(kind, pages[at:end], run)
             at = end
         self._count += len(pages)

@@ -153,6 +153,7 @@ class PrefillScheduler:
         except PoolExhausted:
             return False
         job.lease, job.started = lease, now
+        lease.hinted = job.sequence.request.retained
         job.sequence.computed = lease.held * job.block_tokens
         computes = set(job.full_hashes()[lease.held :])
         self._coming[job.sequence.seq] = computes.difference(*self._coming.values())

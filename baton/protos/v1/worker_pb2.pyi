@@ -213,7 +213,7 @@ class PoolSnapshot(_message.Message):
     def __init__(self, pages: _Optional[int] = ..., free: _Optional[int] = ..., cached: _Optional[int] = ..., leased: _Optional[int] = ..., quarantined: _Optional[int] = ..., leases: _Optional[int] = ..., leases_swept: _Optional[int] = ..., running: _Optional[int] = ..., waiting: _Optional[int] = ..., incarnation: _Optional[str] = ..., step_seconds_p50: _Optional[float] = ..., steps: _Optional[int] = ...) -> None: ...
 
 class PrefillRequest(_message.Message):
-    __slots__ = ("request_id", "model_id", "adapter_id", "lease", "epoch", "decode_address", "token_ids", "prompt_tokens", "held_blocks", "received_blocks", "sampling", "choice", "tenant_salt", "priority", "router_id", "traceparent", "fetch_address", "fetch_blocks", "fetch_limit_s", "decode_incarnation")
+    __slots__ = ("request_id", "model_id", "adapter_id", "lease", "epoch", "decode_address", "token_ids", "prompt_tokens", "held_blocks", "received_blocks", "sampling", "choice", "tenant_salt", "priority", "router_id", "traceparent", "fetch_address", "fetch_blocks", "fetch_limit_s", "decode_incarnation", "retained")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     MODEL_ID_FIELD_NUMBER: _ClassVar[int]
     ADAPTER_ID_FIELD_NUMBER: _ClassVar[int]
@@ -234,6 +234,7 @@ class PrefillRequest(_message.Message):
     FETCH_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     FETCH_LIMIT_S_FIELD_NUMBER: _ClassVar[int]
     DECODE_INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    RETAINED_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     model_id: str
     adapter_id: str
@@ -254,7 +255,8 @@ class PrefillRequest(_message.Message):
     fetch_blocks: int
     fetch_limit_s: float
     decode_incarnation: str
-    def __init__(self, request_id: _Optional[str] = ..., model_id: _Optional[str] = ..., adapter_id: _Optional[str] = ..., lease: _Optional[bytes] = ..., epoch: _Optional[int] = ..., decode_address: _Optional[str] = ..., token_ids: _Optional[_Iterable[int]] = ..., prompt_tokens: _Optional[int] = ..., held_blocks: _Optional[int] = ..., received_blocks: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[_common_pb2.Sampling, _Mapping]] = ..., choice: _Optional[int] = ..., tenant_salt: _Optional[bytes] = ..., priority: _Optional[int] = ..., router_id: _Optional[str] = ..., traceparent: _Optional[str] = ..., fetch_address: _Optional[str] = ..., fetch_blocks: _Optional[int] = ..., fetch_limit_s: _Optional[float] = ..., decode_incarnation: _Optional[str] = ...) -> None: ...
+    retained: bool
+    def __init__(self, request_id: _Optional[str] = ..., model_id: _Optional[str] = ..., adapter_id: _Optional[str] = ..., lease: _Optional[bytes] = ..., epoch: _Optional[int] = ..., decode_address: _Optional[str] = ..., token_ids: _Optional[_Iterable[int]] = ..., prompt_tokens: _Optional[int] = ..., held_blocks: _Optional[int] = ..., received_blocks: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[_common_pb2.Sampling, _Mapping]] = ..., choice: _Optional[int] = ..., tenant_salt: _Optional[bytes] = ..., priority: _Optional[int] = ..., router_id: _Optional[str] = ..., traceparent: _Optional[str] = ..., fetch_address: _Optional[str] = ..., fetch_blocks: _Optional[int] = ..., fetch_limit_s: _Optional[float] = ..., decode_incarnation: _Optional[str] = ..., retained: _Optional[bool] = ...) -> None: ...
 
 class PrefillResponse(_message.Message):
     __slots__ = ("first", "cached_tokens", "shipped_blocks", "shipped_bytes", "stations", "prompt_logprobs", "pooled", "fetched_blocks")
@@ -325,7 +327,7 @@ class Hello(_message.Message):
     def __init__(self, router_id: _Optional[str] = ..., protocol: _Optional[str] = ...) -> None: ...
 
 class Admit(_message.Message):
-    __slots__ = ("request_id", "model_id", "adapter_id", "token_ids", "prompt_tokens", "sampling", "choice", "tenant_salt", "local", "priority", "ttl_seconds", "traceparent", "prediction")
+    __slots__ = ("request_id", "model_id", "adapter_id", "token_ids", "prompt_tokens", "sampling", "choice", "tenant_salt", "local", "priority", "ttl_seconds", "traceparent", "prediction", "retained")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     MODEL_ID_FIELD_NUMBER: _ClassVar[int]
     ADAPTER_ID_FIELD_NUMBER: _ClassVar[int]
@@ -339,6 +341,7 @@ class Admit(_message.Message):
     TTL_SECONDS_FIELD_NUMBER: _ClassVar[int]
     TRACEPARENT_FIELD_NUMBER: _ClassVar[int]
     PREDICTION_FIELD_NUMBER: _ClassVar[int]
+    RETAINED_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     model_id: str
     adapter_id: str
@@ -352,7 +355,8 @@ class Admit(_message.Message):
     ttl_seconds: float
     traceparent: str
     prediction: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, request_id: _Optional[str] = ..., model_id: _Optional[str] = ..., adapter_id: _Optional[str] = ..., token_ids: _Optional[_Iterable[int]] = ..., prompt_tokens: _Optional[int] = ..., sampling: _Optional[_Union[_common_pb2.Sampling, _Mapping]] = ..., choice: _Optional[int] = ..., tenant_salt: _Optional[bytes] = ..., local: _Optional[bool] = ..., priority: _Optional[int] = ..., ttl_seconds: _Optional[float] = ..., traceparent: _Optional[str] = ..., prediction: _Optional[_Iterable[int]] = ...) -> None: ...
+    retained: bool
+    def __init__(self, request_id: _Optional[str] = ..., model_id: _Optional[str] = ..., adapter_id: _Optional[str] = ..., token_ids: _Optional[_Iterable[int]] = ..., prompt_tokens: _Optional[int] = ..., sampling: _Optional[_Union[_common_pb2.Sampling, _Mapping]] = ..., choice: _Optional[int] = ..., tenant_salt: _Optional[bytes] = ..., local: _Optional[bool] = ..., priority: _Optional[int] = ..., ttl_seconds: _Optional[float] = ..., traceparent: _Optional[str] = ..., prediction: _Optional[_Iterable[int]] = ..., retained: _Optional[bool] = ...) -> None: ...
 
 class Rearm(_message.Message):
     __slots__ = ("request_id", "lease", "epoch")

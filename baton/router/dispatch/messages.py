@@ -46,6 +46,7 @@ def admit_message(attempt: Attempt, local: bool) -> w.Admit:
         priority=context.priority,
         traceparent=attempt.traceparent,
         prediction=request.prediction,
+        retained=context.retained,
     )
 
 
@@ -78,6 +79,7 @@ def prefill_message(
         fetch_address=taken.fetch_address,
         fetch_blocks=taken.fetch_blocks,
         fetch_limit_s=taken.fetch_limit_s,
+        retained=context.retained,
     )
 
 

@@ -16,6 +16,7 @@ class RequestContext(msgspec.Struct, frozen=True):
 
     ``deadline`` is on the router's monotonic clock; SLOs are in seconds, 0 for none. ``asked_id`` is the caller's
     own name for the call and not unique. ``session`` names the conversation that this is a turn of, or is "".
+    ``retained``: the caller hints that it will use the prefix again.
     """
 
     adapter_id: str = ""
@@ -24,6 +25,7 @@ class RequestContext(msgspec.Struct, frozen=True):
     deadline: float | None = None
     traceparent: str = ""
     session: str = ""
+    retained: bool = False
     asked_id: str = ""
     key: ApiKey | None = None
     slo_ttft_s: float = 0.0

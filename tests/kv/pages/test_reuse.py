@@ -57,7 +57,7 @@ def test_pages_that_are_never_used_again_lower_the_worth_of_their_like():
 
 def test_classes_and_half_octaves_stay_in_their_tables():
     table = ReuseTable(1)
-    assert table.class_of(Kind(99, 99, 1 << 40)) == CLASSES - 1
+    assert table.class_of(Kind(99, 99, 1 << 40, True)) == CLASSES - 1
     assert bin_of(0) == 0
     assert bin_of(1 << 60) == BINS - 1
     ages = np.array([0, 1, 2, 3, 100, 12345, 1 << 40])

@@ -110,3 +110,35 @@ def test_what_is_used_again_and_again_while_nothing_is_evicted_leaves_nothing_be
     assert len(order._runs) <= 30
     assert sum(len(each.pages) for each in order._runs) <= 60
     pool.check()
+
+
+def hinting(pool: PagePool, right: bool) -> int:
+    """Prompts that come back once and as many that don't, in turn; a client hints at ``right`` ones or the others.
+
+    Returns how many blocks of those that come back were found.
+    """
+    found, fresh = 0, iter(range(100_000, 999_999))
+
+    def ask(blocks: list[bytes], hinted: bool) -> int:
+        with pool.open(blocks, len(blocks)) as lease:
+            lease.hinted = hinted
+            lease.seal_run(lease.held, blocks[lease.held :])
+            return lease.held
+
+    waiting = [[name(1000 * turn + i) for i in range(4)] for turn in range(12)]
+    for turn in range(300):
+        waiting.append([name(1000 * (turn + 12) + i) for i in range(4)])
+        ask(waiting[-1], right)
+        found += ask(waiting.pop(0), right)
+        for _ in range(2):
+            ask([name(next(fresh)) for _ in range(4)], not right)
+    return found
+
+
+def test_right_hints_help_and_wrong_ones_are_found_out():
+    hinted, misled, lru = (
+        hinting(PagePool(100, eviction=eviction), right)
+        for eviction, right in (("worth", True), ("worth", False), ("lru", True))
+    )
+    assert hinted > 1.5 * lru
+    assert misled > 1.5 * lru

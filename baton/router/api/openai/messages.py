@@ -9,7 +9,7 @@ import json
 from collections.abc import Sequence
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict
+from pydantic import BaseModel, BeforeValidator, ConfigDict, model_validator
 
 from baton.router.access.json import Json
 from baton.router.api.body import Body, FailFastModel
@@ -85,6 +85,19 @@ class Message(FailFastModel):
     role: Literal["system", "developer", "user", "assistant", "tool", "function"]
     content: Content = None
     tool_calls: list[PastCall] | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _with_hints_of_parts(cls, value: object) -> object:
+        """A hint on a part of the content is one on the message: parts are joined."""
+        parts = value.get("content") if isinstance(value, dict) else None
+        hinted = isinstance(parts, list) and any(isinstance(part, dict) and HINTS & part.keys() for part in parts)
+        return {**value, "cache_control": True} if isinstance(value, dict) and hinted else value
+
+    @property
+    def hinted(self) -> bool:
+        """Returns whether the client marked the message, or a part of it, as one to be cached."""
+        return bool(HINTS & (self.model_extra or {}).keys())
 
     def plain(self) -> Json:
         """Returns the message as templates want it: text content, "developer" as the "system" that models were

@@ -192,6 +192,7 @@ def _ask(
             deadline=service.deadline(timeout_s(headers)),
             traceparent=clean_traceparent(headers.get("traceparent")),
             session=body.session,
+            retained=body.retained,
         ),
         prediction="" if body.prediction is None else body.prediction.text,
     )

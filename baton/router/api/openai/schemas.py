@@ -33,6 +33,7 @@ __all__ = [
 ]
 
 Prompt = str | list[int]
+LONG_RETENTION = "24h"  # of prompt_cache_retention: the prefix should outlast what is kept anyway
 MAX_DRAFTS_NAME = "speculative.n_max"  # as llama.cpp's server has it
 
 
@@ -110,6 +111,7 @@ class SamplingBody(ConstrainedBody):
     priority: int | None = Field(default=None, ge=-(2**31), lt=2**31)
     cache_salt: str | None = Field(default=None, max_length=256)
     prompt_cache_key: str | None = Field(default=None, max_length=256)
+    prompt_cache_retention: object = None
     session_id: str | None = Field(default=None, max_length=256)
     allowed_token_ids: list[int] | None = None
     bad_words: list[str] | None = None
@@ -154,6 +156,11 @@ class GenerationBody(SamplingBody, StructuredBody, TruncatedBody):
     def session(self) -> str:
         """Returns the conversation that this is a turn of; empty for none."""
         return self.prompt_cache_key or self.session_id or ""
+
+    @property
+    def retained(self) -> bool:
+        """Returns whether the client hints that it will use the prompt's beginning again."""
+        return self.prompt_cache_retention == LONG_RETENTION
 
     @property
     def include_usage(self) -> bool:
@@ -257,6 +264,11 @@ class ChatBody(GenerationBody, ConversationBody):
         if asked is not None:
             raise InvalidRequest(f"{asked[1]} can't go with a tool_choice that demands a call", asked[1])
         return demanded, "tools"
+
+    @property
+    def retained(self) -> bool:
+        """Returns whether the client hints that it will use the prompt's beginning again."""
+        return super().retained or any(message.hinted for message in self.messages)
 
     @property
     def answer_tokens(self) -> int:
