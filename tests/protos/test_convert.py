@@ -119,4 +119,6 @@ def test_an_admit_becomes_an_engine_request_that_knows_what_was_replayed():
     assert request.replayed == 1
     assert request.sampling.seed == 7
     assert request.tenant_salt == b"s"
+    assert not request.retained
+    assert convert.engine_request(worker_pb2.PrefillRequest(retained=True)).retained
     assert math.isclose(request.sampling.temperature, 1.0)
