@@ -22,6 +22,7 @@ from baton.engine.sequence import SequenceState
 from baton.engine.sharing import PageSharing
 from baton.engine.states import StateRules
 from baton.engine.step_log import StepLog
+from baton.kernels.abi.cores import LentCores
 from baton.kv.pages.pool import PagePool
 from baton.protos import channel as ch
 from baton.protos.errors import BatonError
@@ -52,7 +53,8 @@ class EngineParts(NamedTuple):
     """What a loop works with, whatever its role; a change of role hands it on.
 
     ``clock`` gives monotonic seconds; ``memory`` is the pages' bytes, for a role that copies pages itself;
-    ``rules`` say how recurrent state is kept, None for models without.
+    ``rules`` say how recurrent state is kept, None for models without; ``cores`` hears when there is nothing to
+    run.
     """
 
     runner: Runner
@@ -64,6 +66,7 @@ class EngineParts(NamedTuple):
     memory: memoryview | None
     adapters: AdapterTable
     rules: StateRules | None = None
+    cores: LentCores = LentCores()
 
     @classmethod
     def around(
@@ -76,6 +79,7 @@ class EngineParts(NamedTuple):
         memory: memoryview | None = None,
         state_every: int = 0,
         adapters: AdapterTable | None = None,
+        cores: LentCores = LentCores(),
     ) -> EngineParts:
         """Returns the parts of an engine that begins: no share is open, grammars are the runner's by default.
 
@@ -83,7 +87,7 @@ class EngineParts(NamedTuple):
         """
         rules, followed = StateRules.of(runner.spec.layout, state_every), grammars or Grammars(runner.spec)
         held = adapters or AdapterTable()
-        return cls(runner, pool, channel, clock, followed, PageSharing(pool), memory, held, rules)
+        return cls(runner, pool, channel, clock, followed, PageSharing(pool), memory, held, rules, cores)
 
 
 class StepLoop(ABC):
@@ -145,6 +149,8 @@ class StepLoop(ABC):
             except EOFError:
                 return
             busy = self.turn(messages)
+            if not busy:
+                self.parts.cores.rest()
 
     def _wait_s(self) -> float:
         if self.parts.grammars.awaited:

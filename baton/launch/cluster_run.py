@@ -20,7 +20,8 @@ from baton.cluster.roles import forget_roles
 from baton.cluster.scale import forget_scale
 from baton.cluster.served_model import model_name
 from baton.cluster.store.redis_url import shown
-from baton.launch.plans import slots_of, worker_plans
+from baton.launch.cores_page import CoresPage
+from baton.launch.plans import lent_cores, slots_of, worker_plans
 from baton.launch.ports import dialled, with_ports
 from baton.launch.redis_server import RedisServer, check_redis
 from baton.launch.run_files import RunFiles, choose_root
@@ -51,6 +52,7 @@ class ClusterRun:
         self.url, self.grpc = f"{scheme}://{self.host}:{router.port}", f"{self.host}:{router.grpc_port}"
         self._tls = probing_context(config)
         self._redis = None if config.redis.url else RedisServer(self.files.redis)
+        self._cores = CoresPage()
 
     # ---- Redis ---------------------------------------------------------------------------------------------
 
@@ -58,6 +60,11 @@ class ClusterRun:
     def redis_pid(self) -> int | None:
         """Returns the pid of the private Redis, while it runs."""
         return self._redis.pid if self._redis else None
+
+    @property
+    def cores_page(self) -> str:
+        """Returns where the memory is opened by which workers lend one another cores."""
+        return self._cores.path
 
     def start_redis(self) -> str:
         """Starts the private Redis, or checks the one that others run; returns which, without its password.
@@ -106,7 +113,8 @@ class ClusterRun:
         return plans
 
     def _plans(self, config: BatonConfig) -> list[HostPlan]:
-        return worker_plans(config, self.model, config.redis.url, self.files.slots, self.files.logs)
+        page = self.cores_page if lent_cores(config) else ""
+        return worker_plans(config, self.model, config.redis.url, self.files.slots, self.files.logs, page)
 
     # ---- whether it is up ----------------------------------------------------------------------------------
 
@@ -143,6 +151,7 @@ class ClusterRun:
     def close_slots(self) -> None:
         """Lets no host start in any slot from now on."""
         close_slots(self.files.slots)
+        self._cores.close()
 
     def end_hosts(self, grace_s: float) -> None:
         """Ends every host that runs now; what is left of them after ``grace_s`` seconds is killed."""

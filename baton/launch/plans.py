@@ -29,14 +29,19 @@ def slots_of(config: BatonConfig) -> list[tuple[str, str]]:
     return [(f"{role}-{i}", role) for role, i in names] + pooled
 
 
-def worker_plans(config: BatonConfig, model: str, redis_url: str, slot_dir: Path, log_dir: Path) -> list[HostPlan]:
-    """Returns one plan per slot. Raises ConfigError."""
+def worker_plans(
+    config: BatonConfig, model: str, redis_url: str, slot_dir: Path, log_dir: Path, cores_page: str = ""
+) -> list[HostPlan]:
+    """Returns one plan per slot; ``cores_page`` is the memory by which workers lend cores. Raises ConfigError."""
     _require_own_ports(config)
     threads, owner = config.worker.threads or _share_of_cores(config), 0 if config.ray.address else os.getpid()
-    plans = []
+    plans, lent = [], lent_cores(config)
     for slot, role in slots_of(config):
         own = config_of(config, slot, role)
         spec = worker_spec(own, slot, role, model, redis_url, slot_dir, own.worker.threads or threads, owner)
+        if cores_page and lent and _lends(own):
+            engine = msgspec.structs.replace(spec.engine, cores_page=cores_page, all_cores=lent)
+            spec = msgspec.structs.replace(spec, engine=engine)
         plan = HostPlan(slot, role, dump_spec(spec), str(slot_dir), str(log_dir / f"{slot}.log"))
         plans.append(in_pool(config, plan))
     return plans
@@ -119,6 +124,25 @@ def _require_own_ports(config: BatonConfig) -> None:
                 "one machine: set it to 0, or start them one by one (`baton worker`)",
                 f"worker.{key}",
             )
+
+
+def lent_cores(config: BatonConfig) -> int:
+    """Returns how many of this machine's cores its workers lend one another; 0 where none are.
+
+    Workers that were given threads of their own, have several ranks or run elsewhere than on the cores keep theirs.
+    """
+    if not config.cluster.lend_cores or config.ray.address:
+        return 0
+    each, own = _share_of_cores(config), [config_of(config, slot, role) for slot, role in slots_of(config)]
+    kept = sum(one.worker.threads or each for one in own if not _lends(one))
+    lending = sum(map(_lends, own))
+    return max(len(os.sched_getaffinity(0)) - kept, each) if lending > 1 else 0
+
+
+def _lends(config: BatonConfig) -> bool:
+    worker = config.worker
+    ranks = worker.tp, worker.cp, worker.pp
+    return worker.device == "cpu" and ranks == (1, 1, 1) and not worker.threads
 
 
 def _share_of_cores(config: BatonConfig) -> int:

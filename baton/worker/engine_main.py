@@ -29,6 +29,7 @@ from baton.engine.load import EngineConfig, load_runner
 from baton.engine.plan import Runner, adapters_of, internals_of, mirror_of, ranks_of
 from baton.engine.step_loop import EngineParts, StepLoop
 from baton.engine.wide_pages import widened
+from baton.kernels.abi.cores import LentCores, lend
 from baton.kv.layout.bridge import with_codec
 from baton.kv.memory.host_pages import PageMemory
 from baton.kv.pages.pool import PagePool
@@ -120,7 +121,17 @@ def build(spec: WorkerSpec, channel: EngineChannel) -> StepLoop:
     grammars = Grammars(model, tokenizer_of(spec.engine), GRACE_S)
     grammars.warm()
     every = spec.steps.state_every_blocks
-    parts = EngineParts.around(runner, pool, channel, time.monotonic, grammars, memory.view(), every, adapters)
+    parts = EngineParts.around(
+        runner,
+        pool,
+        channel,
+        time.monotonic,
+        grammars,
+        memory.view(),
+        every,
+        adapters,
+        make_cores(spec.engine),
+    )
     return make_loop(spec.role, spec.steps, spec.engine, parts)
 
 
@@ -144,6 +155,11 @@ def make_adapters(spec: AdapterSpec, runner: Runner) -> AdapterTable:
             raise ConfigError(f"worker.adapters {name}: {error.message}", "worker.adapters") from error
     table.announced()
     return table
+
+
+def make_cores(spec: EngineSpec) -> LentCores:
+    """Returns what the machine's other engines are told by, which does nothing where no cores are lent."""
+    return lend(spec.cores_page, spec.threads, spec.all_cores) if spec.cores_page else LentCores()
 
 
 def make_runner(spec: EngineSpec, lora: AdapterSpec = NO_ADAPTERS, stall_s: float = 0.0) -> tuple[Runner, int]:
@@ -202,6 +218,7 @@ def tokenizer_of(spec: EngineSpec) -> Path | None:
 
 def make_loop(role: str, steps: StepSpec, engine: EngineSpec, parts: EngineParts) -> StepLoop:
     """Returns the loop of ``role``. Raises ConfigError and CheckpointError for what drafts tokens."""
+    parts.cores.begin_role(role)
     if role == "prefill":
         if (inside := internals_of(parts.runner)) is not None:
             inside.tap((), every_row=False)  # a decode worker's drafts looked at states; nobody does now

@@ -41,6 +41,8 @@ class EngineSpec(_Group, frozen=True):
     tp: int = 1  # processes that share the model, each with its part of every matrix
     cp: int = 1  # processes that share the rows of each step
     pp: int = 1  # processes that share the model's layers
+    cores_page: str = ""  # memory by which the machine's engines lend one another cores; empty: none are lent
+    all_cores: int = 0  # that are lent, of which ``threads`` are its own
 
     @property
     def paced_profile(self) -> str:

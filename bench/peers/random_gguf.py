@@ -32,7 +32,7 @@ def folder_of(home: Path, size: str, scheme: str) -> Path:
     folder = home / f"{size}-{scheme}"
     if not (folder / NAME).exists():
         folder.mkdir(parents=True, exist_ok=True)
-        _write_beside(folder, SIZES[size])
+        write_beside(folder, SIZES[size])
         _write(folder / NAME, SIZES[size], scheme)
     return folder
 
@@ -88,7 +88,8 @@ def _header(writer: gguf.GGUFWriter, fields: dict[str, Any]) -> None:
     writer.add_eos_token_id(len(tokens) - 1)
 
 
-def _write_beside(folder: Path, fields: dict[str, Any]) -> None:
+def write_beside(folder: Path, fields: dict[str, Any]) -> None:
+    """Writes config.json and tokenizer.json of a model of ``fields``."""
     tokens = vocabulary(fields["vocab_size"])
     config = {
         "model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_act": "silu", "rms_norm_eps": EPS,

@@ -1,12 +1,16 @@
+import os
 from pathlib import Path
 
 import pytest
 
 from baton.cluster.config import BatonConfig, load_config
 from baton.cluster.served_model import DEMO, model_name, resolve_model, text_directory
-from baton.launch.plans import slots_of, worker_plans
+from baton.launch.plans import lent_cores, slots_of, worker_plans
 from baton.protos.errors import CheckpointError, ConfigError
 from baton.worker.spec import load_spec
+
+ROLES = ("prefill", "decode")
+PACED = {"name": "paced", "role": "prefill", "worker": {"device": "paced:zero"}}
 
 
 def config(**sections: dict) -> BatonConfig:
@@ -159,3 +163,33 @@ def test_a_roles_own_kind_of_ranks_takes_the_place_of_the_workers(tmp_path: Path
     assert {slot: (own.tp, own.cp, own.pp) for slot, own in found.items()} == {
         "prefill-0": (1, 2, 1), "decode-0": (1, 1, 3),
     }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("sections", "lending", "lent"),
+    [
+        ({}, {"prefill-0": 2, "decode-0": 2}, 4),
+        ({"cluster": {"prefill": 2}}, {"prefill-0": 1, "prefill-1": 1, "decode-0": 1}, 4),
+        ({"cluster": {"prefill": 3, "decode": 3}}, {f"{role}-{i}": 1 for role in ROLES for i in range(3)}, 4),
+        ({"cluster": {"lend_cores": False}}, {}, 0),
+        ({"cluster": {"colocated": True}}, {}, 0),
+        ({"worker": {"threads": 2}}, {}, 0),
+        ({"worker": {"tp": 2}}, {}, 0),
+        ({"worker": {"cp": 2}}, {}, 0),
+        ({"worker": {"device": "paced:zero"}}, {}, 0),
+        ({"ray": {"address": "ray://there"}, "redis": {"url": "redis://there"}}, {}, 0),
+        ({"cluster": {"pools": [PACED]}}, {"prefill-0": 1, "decode-0": 1}, 3),
+        ({"cluster": {"decode_tp": 2, "prefill": 2}}, {"prefill-0": 1, "prefill-1": 1}, 3),
+    ],
+)
+def test_workers_of_one_machine_lend_the_cores_that_were_not_given_to_one_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sections: dict, lending: dict, lent: int
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1, 2, 3})
+    settings = config(**sections)
+    specs = [load_spec(plan.spec).engine for plan in worker_plans(settings, "m", "", tmp_path, tmp_path, "/page")]
+    slots = [slot for slot, _ in slots_of(settings)]
+    found = {slot: spec for slot, spec in zip(slots, specs, strict=True) if spec.cores_page}
+    assert {slot: spec.threads for slot, spec in found.items()} == lending
+    assert {(spec.cores_page, spec.all_cores) for spec in found.values()} == ({("/page", lent)} if lent else set())
+    assert lent_cores(settings) == lent

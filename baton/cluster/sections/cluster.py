@@ -52,6 +52,11 @@ class ClusterConfig(Section):
     namespace: str = Field(
         default="baton", pattern=r"^[A-Za-z0-9_.-]{1,64}$", description="keeps clusters apart that share a Redis"
     )
+    lend_cores: bool = Field(
+        default=True,
+        description="on one machine, workers that compute use the cores of those that don't; left out are workers "
+        "with worker.threads, several ranks or another device than cpu",
+    )
     run_dir: str = Field(default="", description="empty makes one for this run")
     start_timeout_s: float = Field(default=300.0, gt=0, description="a cluster that isn't up by then gives up")
 

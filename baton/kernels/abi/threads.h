@@ -15,7 +15,11 @@ namespace baton {
 
 using Task = void (*)(void* context, int32_t task);
 
-int32_t threads();  // including the caller
+int32_t threads();  // including the caller, and those on cores that other engines have lent
+
+// For a task that takes many pieces of work from a common stock: whether it is to leave the rest to the others, because
+// its core was lent and is wanted back. Never so for the caller's own thread.
+bool wanted_back();
 
 void run_tasks(int32_t tasks, Task task, void* context);  // tasks < 2^20
 

@@ -191,16 +191,20 @@ void few_rows(const Call& call, int64_t panels) {
 }
 
 // Many rows: panels singly, so that threads end together; a thread begins with a block of its own, then helps with others.
+// What threads on lent cores have left is the caller's.
 void many_rows(const Call& call, int64_t panels) {
   const int64_t split = blocks(call.rows, panels), tasks = threads();
   std::vector<std::atomic<int64_t>> taken(split);
-  parallel_for(int32_t(tasks), [&](int32_t task) {
+  const auto take = [&](int64_t first, bool leaves) {
     for (int64_t i = 0; i < split; ++i) {
-      const int64_t block = (task * split / tasks + i) % split;
+      const int64_t block = (first + i) % split;
       const Range tiles = part(call.rows.tiles, 1, int32_t(split), int32_t(block));
-      for (int64_t panel; (panel = taken[block]++) < panels;) one_panel(call, panel, tiles.begin, tiles.end);
+      for (int64_t panel; !(leaves && wanted_back()) && (panel = taken[block]++) < panels;)
+        one_panel(call, panel, tiles.begin, tiles.end);
     }
-  });
+  };
+  parallel_for(int32_t(tasks), [&](int32_t task) { take(task * split / tasks, true); });
+  take(0, false);
 }
 
 void linear(const PackedLinear& w, const void* x, int32_t x_dtype, int64_t x_stride, int64_t m, const Results& results) {
