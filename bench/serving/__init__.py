@@ -1,0 +1,1 @@
+"""Servers under load over HTTP, ours and others, by one client."""

@@ -1,0 +1,56 @@
+"""Servers turn about under the same loads, and the rows that say how they compare. Knows no engine."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+from baton.bench.rows import Row, median, paired, spread
+from bench.serving.client import Ask, Seen, ServingLoad, run
+
+REST_S = 1.0  # between two servers: what was hung up on ends, so that nobody works while another is measured
+WARM_S = 1.0
+Found = dict[str, list[Seen]]  # by server, per round
+
+
+class Figure(NamedTuple):
+    """What is told of a load: its name and unit, whether less is better, and how it is read from what was seen."""
+
+    name: str
+    unit: str
+    less_is_better: bool
+    value: Callable[[Seen], float]
+
+
+RATE = Figure("tokens of answers", "tok/s", False, lambda seen: seen.rate)
+GAP = Figure("p99 between tokens", "ms", True, lambda seen: 1e3 * seen.gap)
+FIRST = Figure("mean TTFT", "ms", True, lambda seen: 1e3 * seen.first)
+
+
+def turn_about(servers: Mapping[str, Ask], load: ServingLoad, seconds: float, rounds: int) -> Found:
+    """Returns what each server's clients saw per round; a short first round isn't counted."""
+    found: Found = {name: [] for name in servers}
+    for number in range(rounds + 1):
+        for name, ask in servers.items():
+            seen = asyncio.run(run(ask, load, seconds if number else WARM_S, f"{name} {load.name} {number}"))
+            time.sleep(REST_S)
+            if number:
+                found[name].append(seen)
+                print(f"{load.name}, {name}: {seen.rate:.1f} tok/s, TTFT {1e3 * seen.first:.0f} ms, "
+                      f"p99 {1e3 * seen.gap:.0f} ms", flush=True)  # fmt: skip
+    return found
+
+
+def rows(
+    load: ServingLoad, found: Found, own: str, peer: str, targets: Sequence[tuple[Figure, float]]
+) -> Iterator[Row]:
+    """Yields how ``own`` compares with ``peer``: a ratio says how many times better it is (0 as target: none)."""
+    for figure, target in targets:
+        mine, theirs = [figure.value(seen) for seen in found[own]], [figure.value(seen) for seen in found[peer]]
+        ratio = paired(theirs, mine) if figure.less_is_better else paired(mine, theirs)
+        shown = f"{peer}: {median(theirs):.4g} {figure.unit}"
+        yield Row(
+            f"{load.name}, {figure.name} ({own})", median(mine), figure.unit, shown, ratio, spread(mine), target
+        )

@@ -1,0 +1,27 @@
+"""Our clusters of one machine that are measured: who reads and writes by one worker, or by two."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+
+from baton.launch.fleet import Fleet
+from bench.serving.client import Ask, completions
+
+MODEL = "m"
+COLOCATED, SPLIT, LENT = "colocated", "1P1D, own cores", "1P1D, lent cores"
+KINDS: dict[str, dict[str, object]] = {
+    COLOCATED: {"prefill": 0, "decode": 1, "colocated": True},
+    SPLIT: {"prefill": 1, "decode": 1, "lend_cores": False},
+    LENT: {"prefill": 1, "decode": 1},
+}
+
+
+@contextlib.contextmanager
+def serving(kind: str, model: Path, dtype: str) -> Iterator[Ask]:
+    """Runs the cluster of ``kind`` while entered; yields what asks it. A split one hands every prompt over."""
+    worker = {"model": str(model.resolve()), "model_name": MODEL, "dtype": dtype, "kv_memory_bytes": 1 << 30}
+    router = {"local_prefill_max_tokens": 0} if kind != COLOCATED else {}
+    with Fleet(cluster=KINDS[kind], worker=worker, router=router) as fleet:
+        yield completions(fleet.port, MODEL)
