@@ -61,8 +61,9 @@ proto-check: $(STAMP)
 bench: $(STAMP)
 	@$(BIN)/python -m bench $(ARGS)
 
-bench-peers: $(STAMP)  ## llama.cpp, OpenVINO GenAI and transformers beside our engine; sets each up on first use
+bench-peers: $(STAMP)  ## llama.cpp, OpenVINO GenAI and transformers beside our engine, vLLM beside our API; sets each up
 	@$(BIN)/python -m bench.peers.environments && $(BIN)/python -m bench.peers --json bench/results/peers.json $(ARGS)
+	@$(BIN)/python -m bench.peers.serving --json bench/results/peers.json
 
 helm-check: $(STAMP)  ## the chart by the real Helm engine: every profile and Kubernetes version, its pods run here
 	@$(BIN)/pytest -m "" --timeout 600 tests/deploy/helm $(ARGS)

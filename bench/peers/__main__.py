@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator
 
 from rich.console import Console
 
+from baton.bench.engine.memory import MemoryRead
 from baton.bench.rows import Row, median, paired, spread, table
 from baton.evaluate.workload import PROMPT
 from bench.peers import results
@@ -40,7 +41,7 @@ def main() -> None:
                 continue
             rows += _compare(size, scheme, batches, asked.rounds, asked.peers.split(","))
             if asked.json:
-                results.merge(asked.json, rows)
+                results.merge(asked.json, rows, f"{MemoryRead().rate() / 1e9:.3g} GB/s")
     Console(width=150).print(table(rows))
 
 

@@ -1,19 +1,22 @@
 """What `make bench-peers` sets up: each peer in an environment of its own under ``build/peers``, from the registry.
 
-    python -m bench.peers.environments [llama_cpp] [openvino] [transformers] [llama_server]
+    python -m bench.peers.environments [llama_cpp] [openvino] [transformers] [llama_server] [vllm]
 
-llama-cpp-python is compiled here (5 minutes on two quiet cores). Its package serves one request at a time, so
-``llama_server`` is llama.cpp's own server, with slots and continuous batching, built from the sources inside that
-same package (10 to 15 minutes more; needs a C++ compiler, takes cmake and ninja as packages). Knows nothing of
-measuring.
+llama-cpp-python is compiled here (5 minutes on two quiet cores), once more without AMX where it crashes with it. Its
+package serves one request at a time, so ``llama_server`` is llama.cpp's own server, with slots and continuous
+batching, built from the sources inside that same package (10 to 15 minutes more; needs a C++ compiler, takes cmake
+and ninja as packages). Knows nothing of measuring.
 """
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import tarfile
 from pathlib import Path
+
+from bench.peers import vllm_environment
 
 HOME = Path("build/peers")
 LLAMA_CPP = "llama-cpp-python==0.3.36"
@@ -22,7 +25,10 @@ REQUIREMENTS = {
     "openvino": ("openvino-genai==2026.4.1.0", "numpy"),
     "transformers": ("torch==2.13.0", "transformers==5.23.0", "gguf==0.19.0", "accelerate"),
     "llama_server": ("cmake", "ninja"),
+    "llama_cpp_without_amx": (LLAMA_CPP,),
 }
+WITHOUT_AMX = "-mno-amx-tile -mno-amx-int8 -mno-amx-bf16"  # beats -march=native, wherever it stands
+ON_DEMAND = {"llama_cpp_without_amx"}  # set up where they are needed alone
 SERVER_OPTIONS = (
     "-DCMAKE_BUILD_TYPE=Release", "-DGGML_NATIVE=ON", "-DBUILD_SHARED_LIBS=OFF", "-DLLAMA_BUILD_TESTS=OFF",
     "-DLLAMA_BUILD_EXAMPLES=OFF", "-DLLAMA_BUILD_APP=OFF", "-DLLAMA_BUILD_UI=OFF", "-DLLAMA_USE_PREBUILT_UI=OFF",
@@ -32,14 +38,21 @@ SERVER_OPTIONS = (
 
 def main() -> int:
     """Set up the peers that are named, or all."""
-    wanted = sys.argv[1:] or list(REQUIREMENTS)
-    unknown = set(wanted) - set(REQUIREMENTS)
+    known = [*REQUIREMENTS, "vllm"]
+    wanted = sys.argv[1:] or [name for name in known if name not in ON_DEMAND]
+    unknown = set(wanted) - set(known)
     if unknown:
-        print(f"no peer {', '.join(sorted(unknown))}; there is {', '.join(REQUIREMENTS)}", file=sys.stderr)
+        print(f"no peer {', '.join(sorted(unknown))}; there is {', '.join(known)}", file=sys.stderr)
         return 2
     for name in wanted:
-        print(f"{name}: {server() if name == 'llama_server' else python_of(name)}", flush=True)
+        print(f"{name}: {_set_up(name)}", flush=True)
     return 0
+
+
+def _set_up(name: str) -> Path:
+    if name == "vllm":
+        return vllm_environment.set_up(HOME / name).python
+    return server() if name == "llama_server" else python_of(name)
 
 
 def python_of(name: str) -> Path:
@@ -49,9 +62,18 @@ def python_of(name: str) -> Path:
     if not stamp.exists() or stamp.read_text() != " ".join(requirements):
         print(f"setting up {home}: {' '.join(requirements)}", flush=True)
         _run(sys.executable, "-m", "venv", home)
-        _run(python, "-m", "pip", "install", "--quiet", *requirements)
+        _run(python, "-m", "pip", "install", "--quiet", *_options(name), *requirements, **_flags(name))
         stamp.write_text(" ".join(requirements))
     return python
+
+
+def _options(name: str) -> tuple[str, ...]:
+    """A build with other flags must not be found in pip's cache."""
+    return ("--no-cache-dir",) if name == "llama_cpp_without_amx" else ()
+
+
+def _flags(name: str) -> dict[str, str]:
+    return {"CFLAGS": WITHOUT_AMX, "CXXFLAGS": WITHOUT_AMX} if name == "llama_cpp_without_amx" else {}
 
 
 def server() -> Path:
@@ -78,8 +100,8 @@ def _sources(python: Path, folder: Path) -> Path:
     return next(folder.glob("*/vendor/llama.cpp"))
 
 
-def _run(*command: str | Path) -> None:
-    subprocess.run([str(part) for part in command], check=True)
+def _run(*command: str | Path, **environment: str) -> None:
+    subprocess.run([str(part) for part in command], check=True, env=os.environ | environment)
 
 
 if __name__ == "__main__":

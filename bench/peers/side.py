@@ -22,6 +22,7 @@ from bench.peers.environments import python_of
 from bench.peers.random_gguf import NAME
 
 PEERS = {"llama.cpp": "llama_cpp", "OpenVINO": "openvino", "transformers": "transformers"}
+WITHOUT = {"llama_cpp": "llama_cpp_without_amx"}  # the build that is taken where a signal ended the first one
 
 
 class Side(Protocol):
@@ -98,18 +99,31 @@ class Peer:
 
     def __init__(self, name: str, folder: Path, threads: int, most: int) -> None:
         script = Path(__file__).with_name(f"{PEERS[name]}_side.py")
-        command = [python_of(PEERS[name]), script, folder / NAME, threads, most, CONTEXT + 2 * STEPS]
+        arguments = [script, folder / NAME, threads, most, CONTEXT + 2 * STEPS]
         self._script, self._log = script.name, folder / f"{PEERS[name]}.log"
+        about, built = self._start(PEERS[name], arguments), ""
+        if about is None and (other := WITHOUT.get(PEERS[name])):
+            about, built = self._start(other, arguments), f" ({other.partition('_cpp_')[2].replace('_', ' ')})"
+        if about is None:
+            raise SystemExit(f"{self._script} was ended by signal {-self._process.wait()}; see {self._log}")
+        self.name = f"{name} {about['version']}{built}"
+
+    def _start(self, environment: str, arguments: list[Any]) -> dict[str, Any] | None:
+        """Starts the peer from an environment; returns how it greets, None where a signal ended it."""
         with self._log.open("w") as log:
             self._process = subprocess.Popen(
-                [str(part) for part in command],
+                [str(part) for part in (python_of(environment), *arguments)],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log,
                 text=True,
             )
-        self.about = self._read()
-        self.name = f"{name} {self.about['version']}"
+        try:
+            return self._read()
+        except SystemExit:
+            if self._process.wait() < 0:
+                return None
+            raise
 
     def decode_seconds(self, batch: int) -> float:
         """Of a step, on average."""

