@@ -2,7 +2,7 @@
 
     python -m bench.peers.environments [llama_cpp] [openvino] [transformers] [llama_server] [vllm]
 
-llama-cpp-python is compiled here (5 minutes on two quiet cores), once more without AMX where it crashes with it. Its
+llama-cpp-python is compiled here (5 minutes on two quiet cores), again without AMX where it crashes with it. Its
 package serves one request at a time, so ``llama_server`` is llama.cpp's own server, with slots and continuous
 batching, built from the sources inside that same package (10 to 15 minutes more; needs a C++ compiler, takes cmake
 and ninja as packages). Knows nothing of measuring.
