@@ -8,7 +8,7 @@
 // which share of the cores is its own, and while it computes, that it does; the shares of those that don't are divided
 // among those that do. Each op begins with as many threads as its engine may use then; a thread on a lent core goes
 // back to sleep before its next piece of work once the core is wanted. An engine that was killed, or stands still,
-// wants none: what it says counts for ALIVE_NS only.
+// wants none: what it says counts for kAliveNs only.
 #include "threads.h"
 
 #include <linux/futex.h>
@@ -35,7 +35,7 @@ constexpr int kSpins = 4000;  // about 40 to 100 microseconds of pauses
 constexpr uint64_t kField = (1u << 20) - 1;
 
 constexpr int kSeats = 64;
-constexpr int64_t kAliveNs = 200'000'000;  // longer than any task of an op takes, short beside a restart
+constexpr int64_t kAliveNs = 500'000'000;  // longer than any task of an op takes, short beside a restart
 
 struct alignas(64) Seat {
   std::atomic<int32_t> pid;     // whose it is; 0: nobody's, nor any after it
