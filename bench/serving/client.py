@@ -21,6 +21,8 @@ from baton.launch.ports import HOST
 VOCABULARY = 31000  # below the special tokens of the models that are asked
 SETTLE_S, LATE = 60.0, 4  # seconds for every client's first token; a window is at most so many times its seconds
 Event = tuple[float, int]  # when it came, by the monotonic clock, and how many tokens it brought
+Connection = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+BUSY, TRIES, AGAIN_S = (b" 429 ", b" 503 "), 30, 1.0
 Ask = Callable[[list[int], int], AsyncIterator[Event]]  # a prompt's tokens and how many are wanted
 
 
@@ -184,16 +186,26 @@ async def answered(port: int, body: dict[str, Any], headers: str = "") -> dict[s
         writer.close()
 
 
-async def _post(port: int, body: dict[str, Any], headers: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+async def _post(port: int, body: dict[str, Any], headers: str) -> Connection:
+    """Asks again where the server says that it can't answer yet, as clients do; the time counts."""
+    for _ in range(TRIES):
+        reader, writer, status = await _posted(port, body, headers)
+        if b" 200 " in status:
+            return reader, writer
+        told = await reader.read(2000)
+        writer.close()
+        if not any(code in status for code in BUSY):
+            break
+        await asyncio.sleep(AGAIN_S)
+    raise RuntimeError(f"{status!r} {told!r}")
+
+
+async def _posted(port: int, body: dict[str, Any], headers: str) -> tuple[*Connection, bytes]:
     raw = json.dumps(body).encode()
     head = f"POST /v1/completions HTTP/1.1\r\nhost: {HOST}\r\ncontent-type: application/json\r\n{headers}"
     reader, writer = await asyncio.open_connection(HOST, port)
     writer.write(f"{head}content-length: {len(raw)}\r\nconnection: close\r\n\r\n".encode() + raw)
-    if b" 200 " not in (status := await reader.readline()):
-        told = await reader.read(2000)
-        writer.close()
-        raise RuntimeError(f"{status!r} {told!r}")
-    return reader, writer
+    return reader, writer, await reader.readline()
 
 
 def _tokens(event: dict[str, Any]) -> int:

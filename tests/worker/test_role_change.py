@@ -11,12 +11,14 @@ import pytest
 
 from baton.decode_worker.engine.loop import DecodeLoop
 from baton.engine.step_loop import StepLoop
+from baton.kernels.abi.cores import LentCores
 from baton.prefill_worker.engine.loop import PrefillLoop
 from baton.protos import channel as ch
 from baton.protos.errors import BatonError, Draining, InvalidRequest, Unavailable
 from baton.protos.nouns import EngineRequest, KvLayout, Sampling, WorkerInfo
 from baton.protos.v1 import worker_pb2 as w
 from baton.protos.v1 import worker_pb2_grpc as stubs
+from baton.worker import engine_main
 from baton.worker.control import WorkerControl
 from baton.worker.engine_main import build, successor
 from baton.worker.membership import present_role
@@ -64,6 +66,27 @@ def turns(loop: StepLoop, *messages: Any) -> list[Any]:
 
 def kinds(said: list[Any]) -> list[str]:
     return [type(m).__name__ for m in said if not isinstance(m, (ch.Stats, ch.CacheChanged))]
+
+
+def test_those_who_share_cores_hear_of_each_role_and_of_every_rest(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[Any] = []
+
+    def lend(*joined: Any) -> LentCores:
+        told.append(joined)
+        return LentCores(told.append, lambda: told.append("rest"))
+
+    monkeypatch.setattr(engine_main, "lend", lend)
+    wire: Any = Wire()
+    reader = build(spec("prefill", cores_page="/page", threads=2, all_cores=4), wire)
+    turns(reader, ch.SetRole("decode"))
+    writer = successor(StepSpec(), EngineSpec(), reader)
+    assert told == [("/page", 2, 4), "prefill", "decode"]
+    heard: list[list[Any]] = [[ch.Admit(1, request("a"), True, 30.0)], *([[]] * 10), [ch.Shutdown()]]
+    wire.poll = lambda timeout_s: heard.pop(0)
+    writer.run()
+    steps = [m for m in wire.sent if isinstance(m, ch.Tokens)]
+    assert len(steps) == 4
+    assert told[3:] == ["rest"] * (12 - len(steps)), "it rests in each turn without a step"
 
 
 def test_a_loop_hands_over_when_nothing_is_left_and_its_cache_is_the_successors() -> None:
