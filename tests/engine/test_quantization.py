@@ -93,13 +93,15 @@ def test_quantized_weights_are_for_the_cpu(model: Path, tmp_path: Path) -> None:
 
 
 def test_the_forms_that_checkpoints_come_in_are_the_folders_files() -> None:
-    assert in_checkpoints() == ("awq", "bitsandbytes", "compressed-tensors", "fp8", "gguf", "gptq", "mxfp4")
+    known = "awq, bitsandbytes, compressed-tensors, fp8, gguf, gptq, mxfp4, torchao"
+    assert ", ".join(in_checkpoints()) == known
 
 
 def test_a_checkpoint_of_an_unknown_form_is_refused_with_the_list(tmp_path: Path) -> None:
     directory = make(tmp_path, "llama2", quantization_config={"quant_method": "hqq"})
     with pytest.raises(
-        CheckpointError, match=r"'hqq'; known are awq, bitsandbytes, compressed-tensors, fp8, gguf, gptq, mxfp4"
+        CheckpointError,
+        match="'hqq'; known are awq, bitsandbytes, compressed-tensors, fp8, gguf, gptq, mxfp4, torchao",
     ):
         loaded(directory)
 

@@ -18,7 +18,7 @@ GROUP_BITS = 32.0  # a float16 scale and minimum per group of inputs
 SCALE_BITS = 16.0  # a float16 scale alone per group of inputs
 NF4_BLOCK = 64  # weights; bitsandbytes' config.json doesn't say
 # The methods of config.json; a GGUF file says itself what it holds.
-METHODS = ("awq", "bitsandbytes", "compressed-tensors", "fp8", "gptq", "mxfp4")
+METHODS = ("awq", "bitsandbytes", "compressed-tensors", "fp8", "gptq", "mxfp4", "torchao")
 ON_LOAD = {"none": (PLAIN, PLAIN), "int8": (8.0, 8.0), "int4": (4.5, 8.0)}  # bits of linear layers, of the head
 KV_BITS = {"auto": PLAIN, "float32": 32.0, "bf16": PLAIN, "int8": 8.0, "fp8": 8.0}
 KV_SCALED, SCALE = ("int8", "fp8"), 32.0  # bits of a scale per token and head
@@ -119,6 +119,7 @@ _LINEAR_BITS: dict[str, Callable[[dict[str, Any]], float]] = {
     "compressed-tensors": _compressed,
     "fp8": _fp8,
     "mxfp4": _mxfp4,
+    "torchao": lambda settings: 8.0,  # int8 and float8 alike, with a scale per row
 }
 
 

@@ -17,7 +17,9 @@ from baton.engine.checkpoints.safetensors import INDEX, Checkpoint
 from baton.engine.load import EngineConfig, load_runner
 from baton.engine.program.program import Weight
 from baton.protos.errors import CheckpointError, ConfigError
-from tests.conformance.checkpoints import make
+from baton.protos.nouns import Sampling
+from tests.conformance.checkpoints import make, prompts
+from tests.conformance.drive import Driver
 
 
 @pytest.fixture(scope="module")
@@ -169,3 +171,16 @@ def test_generation_config_says_which_ids_end_a_text(single: Path, copy: Callabl
     assert load_runner(EngineConfig(str(directory), threads=1)).spec.eos_token_ids == (3,)
     (directory / "generation_config.json").write_text('{"eos_token_id": [1, 2]}')
     assert load_runner(EngineConfig(str(directory), threads=1)).spec.eos_token_ids == (1, 2)
+
+
+def test_a_float16_checkpoint_answers_as_its_values_in_float32_do(tmp_path: Path) -> None:
+    wide = make(tmp_path / "wide", "qwen2")
+    halves = {name: tensor.half() for name, tensor in load_file(wide / "model.safetensors").items()}
+    found = []
+    for name, tensors in (("half", halves), ("same", {name: t.float() for name, t in halves.items()})):
+        shutil.copytree(wide, tmp_path / name)
+        save_file(tensors, tmp_path / name / "model.safetensors")
+        runner = load_runner(EngineConfig(str(tmp_path / name), threads=1))
+        asked = [prompt[:40] for prompt in prompts(runner.spec.vocab_size, count=3)]
+        found.append(Driver(runner, pages=30).answer(asked, Sampling(temperature=0.0, max_tokens=5)))
+    assert found[0] == found[1]

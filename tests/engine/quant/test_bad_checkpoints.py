@@ -100,6 +100,15 @@ TENSORS: list[tuple[str, dict[str, Any], str]] = [
     ),
     ("ct_gptq_w4", {"weight_scale": lambda t: t[:7]}, "has a scale or a row of them for each output"),
     ("ct_gptq_w4", {"weight_zero_point": lambda t: t[:, :1]}, "not that of its scales"),
+    ("torchao_int8", {"qdata": lambda t: t.int()}, "is torch.int32; int8 and float8_e4m3fn are known: of 4 bits"),
+    ("torchao_int8", {"qdata": lambda t: t[:3]}, r"has shape \(3, 64\), config.json asks for \(64, 64\)"),
+    (
+        "torchao_int8",
+        {"scale": lambda t: t.repeat(1, 3)},
+        r"has shape \(64, 3\) for .* per group of a multiple of 16",
+    ),
+    ("torchao_int8", {"zero_point": lambda t: t[:3] + 1}, "not that of its scales"),
+    ("torchao_fp8", {"qdata": lambda t: torch.full_like(t, torch.nan)}, "holds NaN; it is damaged"),
 ]
 
 

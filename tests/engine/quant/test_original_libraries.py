@@ -34,6 +34,7 @@ class Case(NamedTuple):
 
 
 HALF = 6e-4  # of scales that become float16
+VALUES_IN_BF16 = 3e-3  # torchao rounds the products of its scales to the model's bfloat16
 TABLE = 6e-3  # of tables that become int8
 # compressed-tensors itself rounds NVFP4's products to bfloat16, hence 2e-3.
 CASES = {
@@ -48,6 +49,9 @@ CASES = {
     "ct_gptq_w4": Case(W4, HALF, 0.1),
     "ct_smoothquant": Case(W8, 1e-6, 0.1),
     "bnb_int8": Case(W8_OUTLIERS, 1e-6, 0.1),
+    "torchao_int8": Case(W8, VALUES_IN_BF16, 0.15),
+    "torchao_w8a8": Case(W8, VALUES_IN_BF16, 0.15),
+    "torchao_fp8": Case(E4M3_A16, VALUES_IN_BF16, 0.15),
     "gptqmodel_w4": Case(W4_ORDERED, HALF, 0.1),
     "gptqmodel_w3": Case(W4, HALF, 0.1),
     "gptqmodel_awq": Case(W4, HALF, 0.1),
