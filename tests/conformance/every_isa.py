@@ -1,8 +1,9 @@
 """Runs the conformance suite once for each way in which this CPU can compute.
 
-Knows nothing of what the suite holds. The native ops run in each ISA that the CPU has. The references run on
-torch's BLAS, whose dispatch is forced down step by step, because a BLAS rounds in other places on other CPUs.
-Prints a line for each way; exits with 1 if any failed. Run by ``make conformance``; arguments go on to pytest.
+Knows nothing of what the suite holds. The native ops run in each ISA that the CPU has, and in AMX's by emulated
+tiles where it has none. The references run on torch's BLAS, whose dispatch is forced down step by step, because a
+BLAS rounds in other places on other CPUs. Prints a line for each way; exits with 1 if any failed. Run by ``make
+conformance``; arguments go on to pytest.
 """
 
 from __future__ import annotations
@@ -28,8 +29,10 @@ FORCED_DOWN = (
 
 
 def ways() -> list[dict[str, str]]:
-    """Returns the environment of each run: the ISAs of this CPU, then the references over each BLAS dispatch."""
-    isas = [{native.ISA_ENV: isa} for isa in native.able()]
+    """Returns the environment of each run: the ISAs of this CPU and an emulated AMX, then the references over each
+    BLAS dispatch.
+    """
+    isas = [{native.ISA_ENV: isa} for isa in native.testable()]
     return [*isas, *({native.ISA_ENV: native.REFERENCE, **forced} for forced in FORCED_DOWN)]
 
 

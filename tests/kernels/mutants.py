@@ -15,7 +15,8 @@ from baton.kernels.abi import build, native
 def mutant(name: str, sources: Iterable[str], isa: str | None = None) -> ctypes.CDLL:
     """The sources (folders under kernels/) and the pool of threads, built with BATON_MUTATION_``name``."""
     flags = (*build.FLAGS, *build.ISA_FLAGS[isa or native.isa()], f"-DBATON_MUTATION_{name}")
-    paths = [build.KERNELS / source / "cpu.cpp" for source in sources] + [build.KERNELS / "abi" / "threads.cpp"]
+    paths = [build.KERNELS / source / "cpu.cpp" for source in sources]
+    paths += [build.KERNELS / "abi" / f"{name}.cpp" for name in ("threads", "amx")]
     headers = b"".join(path.read_bytes() for path in sorted(build.KERNELS.glob("*/*.h")))
     key = build._key(str(flags).encode(), headers, *(path.read_bytes() for path in paths))
     library = build.cache_dir() / "mutants" / f"{name}-{key}.so"

@@ -25,10 +25,8 @@ pytestmark = needs_native
 KNOWN = {256: 0x44F5D90DACDE463A, 1024: 0xE5D78BAFA45B2AA5, 4096: 0x7135FFA504F1BC71}  # of bytes i % 251
 
 
-@pytest.fixture(params=list(build.ISA_FLAGS))
+@pytest.fixture(params=native.able())
 def library(request: pytest.FixtureRequest) -> ctypes.CDLL:
-    if not native._NEEDS[request.param] <= native._cpu_flags():
-        pytest.skip(f"this CPU has no {request.param}")
     return native.load(build.built(request.param))
 
 

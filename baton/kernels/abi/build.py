@@ -4,7 +4,7 @@ Knows nothing of what the ops compute. The library's name in the cache is a hash
 and the compiler, so a stale one is never loaded; each source's object is cached the same way, so that an edit
 compiles one file. Builders take a lock; readers need none, as files appear by an atomic rename.
 
-    python -m baton.kernels.abi.build        builds for every ISA this compiler knows (make kernels)
+    python -m baton.kernels.abi.build        builds for every ISA, but for emulated ones (make kernels)
     python -m baton.kernels.abi.build DIR    and puts them there, for machines without a compiler: an image sets
                                              $BATON_KERNELS_DIR to it, and it is looked at first
 """
@@ -29,7 +29,15 @@ from baton.places import cache_dir as cache_dir
 KERNELS = Path(__file__).parents[1]
 AVX2 = ("-mavx2", "-mfma", "-mf16c")
 AVX512 = tuple(f"-mavx512{part}" for part in ("f", "bw", "vl", "dq", "vnni", "bf16", "vbmi"))
-ISA_FLAGS: dict[str, tuple[str, ...]] = {"avx512": (*AVX2, *AVX512), "avx2": AVX2, "plain": ()}
+AMX = tuple(f"-mamx-{part}" for part in ("tile", "int8", "bf16"))
+EMULATED = "amx-emulated"  # AVX2's forms beside emulated tiles (amx_emulator.h): for tests on machines without AMX
+ISA_FLAGS: dict[str, tuple[str, ...]] = {
+    "amx": (*AVX2, *AVX512, *AMX),
+    "avx512": (*AVX2, *AVX512),
+    "avx2": AVX2,
+    "plain": (),
+    EMULATED: (*AVX2, "-DBATON_EMULATED_TILES"),
+}
 # No contraction: a multiply and an add that one path fuses and another doesn't would give a row different bits
 # in different batches. The kernels fuse by hand.
 FLAGS = ("-std=c++17", "-O3", "-fPIC", "-pthread", "-fvisibility=hidden", "-fno-math-errno", "-ffp-contract=off")
@@ -146,6 +154,8 @@ def main() -> int:
     """Builds every library; returns exit status 1 where one fails."""
     folder = Path(sys.argv[1]) if len(sys.argv) > 1 else None
     for isa, flags in ISA_FLAGS.items():
+        if isa == EMULATED:
+            continue
         try:
             library = built(isa)
             if folder is not None:

@@ -13,7 +13,8 @@ from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 
-from baton.kernels.abi.build import BuildError, built
+from baton.kernels.abi import tiles
+from baton.kernels.abi.build import EMULATED, BuildError, built
 
 log = logging.getLogger("baton.kernels")
 
@@ -23,9 +24,12 @@ F32, BF16 = 0, 1  # common.h: Dtype
 P, I32, I64, F = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64, ctypes.c_float
 CType = type[ctypes.c_void_p] | type[ctypes.c_int32] | type[ctypes.c_int64] | type[ctypes.c_float]
 NativeFunction = Callable[..., int | None]  # an exported symbol; None where it has no result
+_AVX512 = {"avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512_vnni", "avx512_bf16", "avx512vbmi"}
+_AVX2 = {"avx2", "fma", "f16c"}
 _NEEDS = {
-    "avx512": {"avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512_vnni", "avx512_bf16", "avx512vbmi"},
-    "avx2": {"avx2", "fma", "f16c"},
+    "amx": {*_AVX512, "amx_tile", "amx_int8", "amx_bf16"},
+    "avx512": _AVX512,
+    "avx2": _AVX2,
     "plain": set[str](),
 }
 
@@ -35,17 +39,26 @@ def able() -> list[str]:
     return [name for name, needs in _NEEDS.items() if needs <= _cpu_flags()]
 
 
+def testable() -> list[str]:
+    """Returns what ``able`` does, and AMX by emulated tiles, which is for tests alone, where the CPU has none."""
+    have = able()
+    return [*have, EMULATED] if "avx2" in have and "amx" not in have else have
+
+
 @cache
 def isa() -> str:
-    """Returns the widest ISA of this CPU, or the one that $BATON_ISA names: avx512, avx2, plain or reference.
+    """Returns the widest ISA of this CPU, or the one that $BATON_ISA names: amx, avx512, avx2, plain, reference,
+    or amx-emulated, which is slow.
 
-    Raises ValueError for one that this CPU can't run.
+    Where the kernel refuses AMX's tiles, avx512 is in its place, and the log says so. Raises ValueError for one
+    that this CPU can't run.
     """
-    asked = os.environ.get(ISA_ENV)
-    if not asked:
-        return able()[0]
-    if asked not in (*able(), REFERENCE):
+    asked = os.environ.get(ISA_ENV) or able()[0]
+    if asked not in (*testable(), REFERENCE):
         raise ValueError(f"{ISA_ENV}={asked}: this CPU can run {', '.join(able())} (or {REFERENCE})")
+    if asked == "amx" and (refusal := tiles.refusal()):
+        log.warning("no AMX tiles, avx512 is used: %s", refusal)
+        return "avx512"
     return asked
 
 

@@ -268,6 +268,13 @@ BATON_INLINE void transpose(vi r[LANES]) {
     r[i] = (vi)_mm512_shuffle_i32x4(a[i], a[i + 8], 0x88);
     r[i + 8] = (vi)_mm512_shuffle_i32x4(a[i], a[i + 8], 0xdd);
   }
+#elif BATON_AVX2
+  __m256i blocks[4][8];  // upper left and right, lower left and right
+  unroll<8>([&](auto i) BATON_LAMBDA {
+    blocks[0][i] = r[i].low, blocks[1][i] = r[i].high, blocks[2][i] = r[i + 8].low, blocks[3][i] = r[i + 8].high;
+  });
+  for (auto& block : blocks) transpose_eight(block);
+  unroll<8>([&](auto i) BATON_LAMBDA { r[i] = {blocks[0][i], blocks[2][i]}, r[i + 8] = {blocks[1][i], blocks[3][i]}; });
 #else
   int32_t from[16][16], to[16][16];
   std::memcpy(from, r, sizeof from);

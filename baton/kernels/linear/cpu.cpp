@@ -9,6 +9,7 @@
 #include <atomic>
 #include <vector>
 
+#include "amx_panels.h"
 #include "half_panel.h"
 #include "narrow_forms.h"
 #include "order.h"
@@ -143,10 +144,6 @@ void chunk_integers(const Call& call, const Work& work) {
   each_tile(call, work, [&](auto size, const TileRows& tile) { tile_w8<size>(bytes, tile); });
 }
 
-int64_t weight_bytes(const PackedLinear& w, int64_t values) {
-  return w.kind == LINEAR_BF16 ? 2 * values : is_of_bytes(w.kind) ? values : values / 2;
-}
-
 // Of a chunk's weights as the tiles read them, where they aren't read as they lie.
 int64_t unpacked_bytes(const PackedLinear& w, const Rows& rows) {
   const int64_t width = rows.width(0);
@@ -208,6 +205,9 @@ void many_rows(const Call& call, int64_t panels) {
 }
 
 void linear(const PackedLinear& w, const void* x, int32_t x_dtype, int64_t x_stride, int64_t m, const Results& results) {
+#if BATON_AMX
+  if (by_amx(w, m)) return amx_linear(w, x, x_dtype, x_stride, m, results);
+#endif
   const Rows rows = prepare(w, x, x_dtype, x_stride, m);
   Call call{&w, rows, results};
   call.results.row_scales = rows.unit == 2 ? nullptr : rows.scales;

@@ -92,7 +92,9 @@ def stack(parts: Sequence[Integers]) -> PackedWeight:
 
 
 def regrouped(part: Tensor | Part) -> Tensor | Part:
-    """The part, rounded anew to 8 bits where its inputs are in another order, for who can't put rows into it."""
+    """Returns the part, rounded anew to 8 bits where its inputs are in another order, for callers that can't put
+    rows into that order.
+    """
     if not isinstance(part, Integers) or part.order is None:
         return part
     found = quantize(values_of(part).contiguous(), 8, REGROUPED)

@@ -20,6 +20,10 @@ inline bool is_of_bytes(int32_t kind) {
   return kind == LINEAR_W8 || kind == LINEAR_E4M3_A16 || kind == LINEAR_W8_OUTLIERS || kind == LINEAR_W8_ORDERED;
 }
 
+inline int64_t weight_bytes(const PackedLinear& w, int64_t values) {
+  return w.kind == LINEAR_BF16 ? 2 * values : is_of_bytes(w.kind) ? values : values / 2;
+}
+
 // Whether `mins` are mins: one per group and output.
 inline bool has_mins(const PackedLinear& w) {
   return w.mins && w.kind != LINEAR_CODES && w.kind != LINEAR_W8_OUTLIERS && !is_ordered(w.kind);

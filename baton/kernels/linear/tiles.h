@@ -75,7 +75,7 @@ constexpr bool kExact = true;
 
 constexpr int kRows = 6;    // 24 accumulators, 4 of weights, 1 broadcast: of 32 registers
 constexpr int kRowsW4 = 4;  // 16 accumulators, 8 of weights, 2 broadcasts, 1 mask
-constexpr int kFewRows = kRows;  // none is widened
+constexpr int kFewRows = kRows;  // none is made wider
 
 BATON_INLINE __m512i broadcast(const void* four_bytes) {
   int32_t bits;
@@ -263,6 +263,6 @@ namespace baton {
 
 // Bytes of a word of a row (4 int8 or 2 bf16) as a tile of so many rows reads them. With AVX2 more than a few rows are widened
 // when they are dealt: 4 int16 or 2 floats.
-constexpr int64_t word_bytes(int64_t rows) { return BATON_AVX2 && rows > kFewRows ? 8 : 4; }
+constexpr int64_t word_bytes(int64_t rows) { return BATON_AVX2 && !BATON_AVX512 && rows > kFewRows ? 8 : 4; }
 
 }  // namespace baton

@@ -2,11 +2,13 @@
 // whatever the rows beside it, and its experts' outputs in order of their rank.
 #include "own_experts.h"
 
+#include <algorithm>
 #include <vector>
 
 #include "../abi/kv.h"
 #include "../abi/threads.h"
 #include "../linear/linear.h"
+#include "amx_layers.h"
 #include "form.h"
 #include "packed.h"
 
@@ -162,10 +164,46 @@ void layers(const Moe& m, const Form& form, const Routed& r, const float* x, flo
   });
 }
 
+#if BATON_AMX
+// The same by tiles, beside bf16 weights.
+void tile_layers(const Moe& m, const Form& form, const Routed& r, const float* x, float* between, float* y) {
+  std::vector<ExpertRows> all;
+  for (int32_t e = r.own.first; e < r.own.first + r.own.count; e++)
+    if (const int64_t count = r.ends[size_t(e)] - r.begin(e))
+      all.push_back({e - r.own.first, r.begin(e), count, all.empty() ? 0 : all.back().tile + all.back().tiles()});
+  const auto rows_from = [](const uint16_t* matrix, int64_t row, int64_t k, int64_t left) {
+    return WeightRows{(const char*)(matrix + row * k), k * 2, std::max<int64_t>(0, std::min<int64_t>(TILE_ROWS, left))};
+  };
+  expert_layer(
+      all, m.hidden, (m.inner + 15) / 16, [&](int64_t place) { return x + r.order[size_t(place)] / m.chosen * m.hidden; },
+      [&](int32_t e, int64_t part) {
+        const int64_t gate = e * 2 * m.inner + 16 * part, left = m.inner - 16 * part;
+        return std::make_pair(rows_from(m.gate_up, gate, m.hidden, left), rows_from(m.gate_up, gate + m.inner, m.hidden, left));
+      },
+      [&](const ExpertRows& e, int64_t part, int64_t n, float gate, float up, int64_t place) {
+        const int64_t j = 16 * part + n;
+        if (j < m.inner) between[place * m.inner + j] = rounded<KV_BF16>(form.between(m, e.expert, j, gate, up));
+      });
+  expert_layer(
+      all, m.inner, (m.hidden + 31) / 32, [&](int64_t place) { return between + place * m.inner; },
+      [&](int32_t e, int64_t part) {
+        const int64_t first = e * m.hidden + 32 * part, left = m.hidden - 32 * part;
+        return std::make_pair(rows_from(m.down, first, m.inner, left), rows_from(m.down, first + 16, m.inner, left - 16));
+      },
+      [&](const ExpertRows& e, int64_t part, int64_t n, float one, float other, int64_t place) {
+        const int64_t j = 32 * part + n;
+        if (j < m.hidden) y[place * m.hidden + j] = form.after(m, e.expert, j, one);
+        if (j + 16 < m.hidden) y[place * m.hidden + j + 16] = form.after(m, e.expert, j + 16, other);
+      });
+}
+#endif
+
 // The same by packed matrices: an expert's rows side by side, through its two layers, which round them as a dense layer does.
 void packed_layers(const Moe& m, const Form& form, const Routed& r, const float* x, float* between, float* y) {
   const size_t most = r.order.size();
-  std::vector<float> rows(most * size_t(m.hidden)), both(most * 2 * size_t(m.inner));
+  size_t longest = 0;  // an expert's rows
+  for (int32_t e = r.own.first; e < r.own.first + r.own.count; e++) longest = std::max(longest, size_t(r.ends[size_t(e)] - r.begin(e)));
+  std::vector<float> rows(most * size_t(m.hidden)), both(longest * 2 * size_t(m.inner));
   for (size_t i = 0; i < most; i++)
     std::memcpy(rows.data() + i * m.hidden, x + r.order[i] / m.chosen * m.hidden, size_t(m.hidden) * 4);
   for (int32_t e = 0; e < r.own.count; e++) {
@@ -194,6 +232,9 @@ const float* outputs(const Moe& m, const Form& form, const Routed& r, const floa
   float *between = own + rows * m.hidden, *y = between + n * m.inner;
   for (int64_t i = 0; i < rows; i++)
     for (int64_t j = 0; j < m.hidden; j++) own[i * m.hidden + j] = rounded<T>(x[i * x_stride + j]);
+#if BATON_AMX
+  if constexpr (T == KV_BF16) return tile_layers(m, form, r, own, between, y), y;
+#endif
   if constexpr (T == MOE_T_PACKED)
     packed_layers(m, form, r, own, between, y);
   else
@@ -208,18 +249,19 @@ const float* outputs_of(const Moe& m, const Form& form, const Routed& r, const f
 
 // y by place -> the rows' sums by weight.
 void mix(const Moe& m, const Routed& r, int64_t rows, const float* y, float* out, int64_t out_stride) {
-  for (int64_t i = 0; i < rows; i++)
-    for (int64_t j = 0; j < m.hidden; j++) {
-      float sum = 0;
-      for (int64_t k = i * m.chosen; k < (i + 1) * m.chosen; k++) {
+  parallel_for(int32_t(rows), [&](int32_t i) {
+    float* to = out + i * out_stride;
+    std::memset(to, 0, size_t(m.hidden) * 4);
+    for (int64_t k = i * m.chosen; k < (i + 1) * m.chosen; k++) {
 #if defined(BATON_MUTATION_MOE_PLACE)
-        sum = std::fma(r.weights[size_t(k)], y[r.order[size_t(k)] * m.hidden + j], sum);
+      const float* from = y + r.order[size_t(k)] * m.hidden;
 #else
-        sum = std::fma(r.weights[size_t(k)], y[r.place[size_t(k)] * m.hidden + j], sum);
+      const float* from = y + r.place[size_t(k)] * m.hidden;
 #endif
-      }
-      out[i * out_stride + j] = sum;
+      const float weight = r.weights[size_t(k)];
+      for (int64_t j = 0; j < m.hidden; j++) to[j] = std::fma(weight, from[j], to[j]);
     }
+  });
 }
 
 // f(first row, rows) for each part of the rows that is computed at a time.

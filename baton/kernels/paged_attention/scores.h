@@ -1,6 +1,6 @@
 // The scores of a tile of keys: K turned so that keys lie in lanes, then q · k for every row. Included by splits.h alone.
 #pragma once
-#include "words.h"
+#include "amx_scores.h"
 
 namespace baton {
 namespace {
@@ -15,8 +15,8 @@ void load_queries(const Call& c, Rows& r) {
         const float* from = c.q + (r.item->first + r.query + i) * c.q_stride + (h * c.group + g) * d;
         for (int k = 0; k < d; k += LANES) store_part(to + k, load_part(from + k, d - k) * splat(kv_unit<T>()), d - k);
       }
-#if BATON_AVX512
-  if constexpr (in_words<T>()) split_queries<T>(c, r);
+#if BATON_AVX512 || BATON_AMX
+  if constexpr (in_parts<T>()) split_queries<T>(c, r);
 #endif
 }
 
@@ -36,6 +36,19 @@ void turn_page(const Call& c, const char* keys, int head, float* turned, const c
       for (int part = 0; part < per; part++) store(turned + (w * per + part) * TILE, unpack<T>(words[w], part));
     }
   }
+}
+
+// The tile's page `p`, as what multiplies it reads it.
+template <int T>
+void turn(const Call& c, Rows& r, const char* keys, int head, int p, const char* ahead) {
+#if BATON_AMX
+  if constexpr (in_parts<T>())
+    if (by_tiles<T>(c, r)) return turn_for_tiles<T>(c, keys, head, (int32_t*)r.turned + p * LANES, ahead);
+#endif
+#if BATON_AVX512
+  if constexpr (in_words<T>()) return turn_words<T>(c, keys, head, (int32_t*)r.turned + p * LANES, ahead);
+#endif
+  if constexpr (!in_words<T>()) turn_page<T>(c, keys, head, r.turned + p * LANES, ahead);
 }
 
 // scores[r][0..31] = q[r] · the tile's keys, summed over d in order, times the keys' scales.
@@ -85,19 +98,20 @@ void score_tile(const Call& c, Rows& r, int h, int first, int column, int begin,
     const char* keys = plane<T>(c, *r.item, block, false);
     const Ahead ahead = after_keys<T>(c, r, block, h, begin, end);
     lines[p] = lines[1] = ahead.lines;
-#if BATON_AVX512
-    if constexpr (in_words<T>()) turn_words<T>(c, keys, h, (int32_t*)r.turned + p * LANES, ahead.lines);
-#endif
-    if constexpr (!in_words<T>()) turn_page<T>(c, keys, h, r.turned + p * LANES, ahead.lines);
+    turn<T>(c, r, keys, h, p, ahead.lines);
     if constexpr (kv_scaled<T>()) {
       fetch(ahead.scales);
       if constexpr (in_words<T>()) fetch(share<T>(c, *r.item, block, h, true).scales);
       scales[p] = page_scales<T>(c, keys, h, 0, PAGE) * splat(c.scale * kv_unit<T>());
     }
   }
+#if BATON_AMX
+  if constexpr (in_parts<T>())
+    if (by_tiles<T>(c, r)) return score_in_tiles<T>(c, r, at * rows, scales, scores);
+#endif
 #if BATON_AVX512
   if constexpr (in_words<T>()) {
-    const Words q{r.high, r.low, r.offsets, r.steps, word_count<T>(c.kv.head_dim), {lines[0], lines[1]}};
+    const Words q{r.high, r.low, r.offsets, r.steps, part_words(c, kv_bytes<T>()), {lines[0], lines[1]}};
     return score_word_rows<T>(rows, (const int32_t*)r.turned, q.past(at * rows), scales, scores);
   }
 #endif

@@ -1,5 +1,7 @@
 // A split of keys for some rows, and how splits become one: what flat attention and cascades share. Included by cpu.cpp files.
 #pragma once
+#include <optional>
+
 #include "../abi/tanh.h"
 #include "scores.h"
 #include "weights.h"
@@ -130,9 +132,8 @@ inline Part part_of(int block, int begin, int stop) {
   return {begin > first ? begin - first : 0, stop - first < PAGE ? stop - first : PAGE};
 }
 
-#if BATON_AVX512
 // The values' scales of a split's columns for one KV head, zeros where no key of it lies.
-void value_scales(const Call& c, Rows& r, int h, int key, int begin, int stop, int from, int to) {
+[[maybe_unused]] void value_scales(const Call& c, Rows& r, int h, int key, int begin, int stop, int from, int to) {
   for (int at = from; at < to; at += PAGE) {
     const int block = (key + at) / PAGE;
     const Part part = part_of(block, begin, stop);
@@ -150,6 +151,13 @@ void value_scales(const Call& c, Rows& r, int h, int key, int begin, int stop, i
   }
 }
 
+}  // namespace
+}  // namespace baton
+#include "amx_values.h"
+namespace baton {
+namespace {
+
+#if BATON_AVX512
 // What is read after a split's first values, in order: its other values, then the first keys of what is next.
 Runs runs_ahead(const Call& c, const Rows& r, int begin, int stop) {
   const KvPlane shape{c.kv.kv_heads, c.kv.head_dim};
@@ -219,6 +227,10 @@ void attend_split(const Call& c, Rows& r, int key) {
   const int rows = r.rows(c), end = r.last() + 1 < key + SPLIT ? r.last() + 1 : key + SPLIT;
   const int first = r.last() - r.queries + 1, oldest = c.window ? first - c.window + 1 : 0;
   const int begin = oldest > key ? oldest : key, from = first_tile(c, first, key);
+#if BATON_AMX
+  std::optional<TileUse> tiles;
+  if (by_tiles<T>(c, r)) tiles.emplace(rows_of_tile(rows));
+#endif
   for (int at = from; key + at < end; at += TILE)
     for (int h = r.head; h < r.head + r.heads; h++)
       score_tile<T>(c, r, h, key + at, at, begin, end);
@@ -228,6 +240,10 @@ void attend_split(const Call& c, Rows& r, int key) {
   const int stop = end - PAGE < begin + 1 ? end : end / PAGE * PAGE;
 #else
   const int stop = end;
+#endif
+#if BATON_AMX
+  if constexpr (in_parts<T>())
+    if (tiles) return values_in_tiles<T>(c, r, key, begin, stop, from, to);
 #endif
 #if BATON_AVX512
   if constexpr (T == KV_INT8) return values_in_words(c, r, key, begin, stop, from, to);

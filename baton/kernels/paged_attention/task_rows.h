@@ -3,6 +3,7 @@
 #pragma once
 #include "form.h"
 
+#include "../abi/amx.h"
 #include "../abi/threads.h"
 
 namespace baton {
@@ -47,6 +48,7 @@ struct Rows {
   uint8_t *weight_high, *weight_low;  // a split's weights in 16 bits, see weights.h
   float* weight_steps;
   int32_t* sums;        // of values by those
+  char *values, *products;  // for AMX tiles: a split's values of one head, and what a block of products comes to
   Next next{};          // after this split
   bool shared = false;  // every row sees all keys up to `last`: they come before all of the rows
 
@@ -54,6 +56,14 @@ struct Rows {
   int last() const { return item->start + query + queries - 1; }
   int position(int row) const { return shared ? last() : item->start + query + row; }
 };
+
+// Words of 4 bytes that a row of q has in parts: for AMX tiles whole steps of them, behind the last one zeros.
+inline int part_words(const Call& c, int bytes) {
+  return BATON_AMX ? (c.kv.head_dim * bytes + 63) / 64 * 16 : (c.kv.head_dim * bytes + 3) / 4;
+}
+
+// What AMX tiles read and write beside a row's own: the last tile of rows may pass the last row.
+constexpr int PAST_ROWS = BATON_AMX ? 16 : 0;
 
 size_t carve(Rows& r, const Call& c, char* at) {
   const size_t rows = size_t(r.heads) * r.rows(c), d = c.kv.head_dim;
@@ -64,17 +74,23 @@ size_t carve(Rows& r, const Call& c, char* at) {
   };
   take(r.q, rows * d), take(r.scores, rows * SPLIT), take(r.acc, rows * c.padded);
   take(r.most, rows), take(r.total, rows), take(r.turned, (d + LANES) * TILE);
-  if (!BATON_AVX512 || (c.kv.type != KV_INT8 && c.kv.type != KV_BF16)) return used;
-  float *high, *low, *offsets, *weight_high, *weight_low, *sums;
-  const size_t words = rows * ((d + 1) / 2);
+  if ((!BATON_AVX512 && !BATON_AMX) || (c.kv.type != KV_INT8 && c.kv.type != KV_BF16)) return used;
+  float *high, *low, *offsets, *weight_high, *weight_low, *sums, *values, *products;
+  const size_t bytes = c.kv.type == KV_INT8 ? 1 : 2, past = rows + PAST_ROWS, words = past * size_t(part_words(c, int(bytes)));
   take(high, words), take(low, words);
   r.high = (int32_t*)high, r.low = (int32_t*)low;
+  if (BATON_AMX) {
+    take(values, (d + 31) / 32 * 32 * SPLIT * bytes / 4), take(products, 4 * 16 * 16);
+    r.values = (char*)values, r.products = (char*)products;
+  }
+  if (BATON_AMX || c.kv.type == KV_INT8) {
+    take(weight_high, past * SPLIT * bytes / 4), take(weight_low, past * SPLIT * bytes / 4);
+    r.weight_high = (uint8_t*)weight_high, r.weight_low = (uint8_t*)weight_low;
+  }
   if (c.kv.type != KV_INT8) return used;
-  take(r.steps, rows), take(offsets, 2 * rows), take(r.scales, SPLIT);
-  take(weight_high, rows * SPLIT / 4), take(weight_low, rows * SPLIT / 4), take(r.weight_steps, rows);
+  take(r.steps, rows), take(offsets, 2 * rows), take(r.scales, SPLIT), take(r.weight_steps, rows);
   take(sums, rows * ((d + 63) / 64) * 128);
   r.offsets = (int32_t*)offsets, r.sums = (int32_t*)sums;
-  r.weight_high = (uint8_t*)weight_high, r.weight_low = (uint8_t*)weight_low;
   return used;
 }
 

@@ -14,12 +14,13 @@ constexpr bool in_words() {
   return BATON_AVX512 && (T == KV_INT8 || T == KV_BF16);
 }
 
-#if BATON_AVX512
-
+// Whether q is taken apart.
 template <int T>
-constexpr int word_count(int head_dim) {
-  return (head_dim * kv_bytes<T>() + 3) / 4;
+constexpr bool in_parts() {
+  return (BATON_AVX512 || BATON_AMX) && (T == KV_INT8 || T == KV_BF16);
 }
+
+#if BATON_AVX512
 
 // The first n of sixteen bytes, or bf16.
 BATON_INLINE void store_bytes(void* to, __m128i bytes, int n) {
@@ -65,9 +66,30 @@ void split_into_pairs(const float* q, int d, bf16* high, bf16* low) {
   }
 }
 
+#elif BATON_AMX
+
+void split_into_bytes(const float* q, int d, int8_t* high, int8_t* low, float& step, int32_t*) {
+  float most = 0;
+  bool fine = true;
+  for (int k = 0; k < d; k++) fine &= std::fabs(q[k]) < INFINITY, most = std::fabs(q[k]) > most ? std::fabs(q[k]) : most;
+  step = fine ? most / 32512.0f : NAN;
+  const float inverse = fine && most > 0 ? 32512.0f / most : 0;
+  for (int k = 0; k < d; k++) {
+    const int x = fine ? int(std::nearbyint(q[k] * inverse)) : 0, up = (x + 128) >> 8;
+    high[k] = int8_t(up), low[k] = int8_t(x - 256 * up);
+  }
+}
+
+void split_into_pairs(const float* q, int d, bf16* high, bf16* low) {
+  for (int k = 0; k < d; k++) high[k] = to_bf16(q[k]), low[k] = to_bf16(q[k] - from_bf16(high[k]));
+}
+
+#endif
+#if BATON_AVX512 || BATON_AMX
+
 template <int T>
 void split_queries(const Call& c, Rows& r) {
-  const int d = c.kv.head_dim, words = word_count<T>(d);
+  const int d = c.kv.head_dim, words = part_words(c, kv_bytes<T>());
   const size_t rows = size_t(r.heads) * r.rows(c);
   std::memset(r.high, 0, rows * words * 4), std::memset(r.low, 0, rows * words * 4);
   for (size_t i = 0; i < rows; i++) {
@@ -78,6 +100,9 @@ void split_queries(const Call& c, Rows& r) {
       split_into_pairs(r.q + i * d, d, (bf16*)high, (bf16*)low);
   }
 }
+
+#endif
+#if BATON_AVX512
 
 // Of a page's words (its lines are as many) `w` is one: the lines to fetch while they are turned over, the first half, and
 // beside their products, the others.

@@ -47,11 +47,17 @@ def clock() -> Finding:
 def cores(config: BatonConfig) -> Finding:
     """Cores for the workers that the config starts on one machine."""
     have, workers = usable_cores(), config.cluster.decode + config.cluster.readers
-    said = f"{have} usable of {os.cpu_count()}, ISA {native.isa()}"
+    said = f"{have} usable of {os.cpu_count()}, {_isa()}"
     if config.worker.device == "cpu" and have < workers:
         remedy = "fewer workers (--prefill, --decode, --colocated), or more cores"
         return Finding("cpu", "warn", f"{said}, for {workers} workers on this machine", remedy)
     return Finding("cpu", "ok", said)
+
+
+def _isa() -> str:
+    """The ISA of native kernels, and the wider one that the kernel keeps from them."""
+    refused = "amx" in native.able() and native.isa() != "amx" and not os.environ.get(native.ISA_ENV)
+    return f"ISA {native.isa()}" + (" (the kernel refuses AMX tiles)" if refused else "")
 
 
 def memory(config: BatonConfig) -> Finding:
