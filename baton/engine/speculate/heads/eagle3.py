@@ -13,10 +13,11 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from baton.engine.speculate.draft import MOST_DRAFTS, Draft, States, StateSpeculator, Text
+from baton.engine.speculate.draft import Draft, States, StateSpeculator, Text
 from baton.engine.speculate.heads.draws import drawn, grades
 from baton.engine.speculate.heads.eagle3_layer import NAME, Eagle3Layer, Rows, Stretch
 
+MOST_WAITING = 64  # states of a text that wait unread, where nobody asks for drafts: three hidden sizes each
 KEEP = 1024  # positions of a text that drafts look back on at least; twice as many at most
 NEW = 0.1  # weight of the last round's time
 
@@ -39,8 +40,8 @@ class Eagle3(StateSpeculator):
             if known is None or known.end != first:
                 first, states = first + max(0, len(states) - KEEP), states[-KEEP:]
                 known = self._known[text.seq] = _Known(text, Rows(first, self._layer.sizes))
-            known.take(self._layer.joined(torch.from_numpy(states)))
-            if len(states) > MOST_DRAFTS + 1:  # a prompt's chunk
+            known.take(torch.from_numpy(states.copy()))  # else it would hold the whole step's
+            if known.waiting > MOST_WAITING:
                 self._read([known])
 
     def prepare(self, texts: Sequence[Text], budget: int) -> None:
@@ -72,7 +73,10 @@ class Eagle3(StateSpeculator):
         found = [(known, stretch) for known in knowns if (stretch := known.stretch()) is not None]
         if not found:
             return
-        out, at = self._layer.forward([stretch for _, stretch in found]), 0
+        counts = [len(stretch.tokens) for _, stretch in found]
+        joined = self._layer.joined(torch.cat([stretch.states for _, stretch in found])).split(counts)
+        read = [stretch._replace(states=states) for (_, stretch), states in zip(found, joined, strict=True)]
+        out, at = self._layer.forward(read), 0
         for known, stretch in found:
             at += len(stretch.tokens)
             known.read(len(stretch.tokens), out[at - 1])
@@ -110,6 +114,11 @@ class _Known:
         self._count = 0
 
     @property
+    def waiting(self) -> int:
+        """Returns the number of states that weren't read yet."""
+        return self._count
+
+    @property
     def end(self) -> int:
         """Returns the position whose state comes next."""
         return self.rows.end + self._count
@@ -119,10 +128,10 @@ class _Known:
         """Tells whether every state up to the one that chose the last token is here."""
         return self.end == len(self.text.tokens) - 1
 
-    def take(self, joined: Tensor) -> None:
+    def take(self, states: Tensor) -> None:
         """Adds states; they are read once the token behind each is known."""
-        self._waiting.append(joined)
-        self._count += len(joined)
+        self._waiting.append(states)
+        self._count += len(states)
 
     def stretch(self) -> Stretch | None:
         """What can be read now."""

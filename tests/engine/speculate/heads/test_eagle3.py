@@ -140,6 +140,21 @@ def test_a_long_text_keeps_bounded_keys_and_goes_on(tmp_path: Path, monkeypatch:
     assert rows.end == len(text.tokens) - 2
 
 
+def test_states_that_nobody_asks_about_do_not_pile_up(tmp_path: Path) -> None:
+    tensors = published.eagle3(tmp_path, HIDDEN, VOCAB)
+    one, text = eagle(tmp_path), greedy(1, [1, 2])
+    for at in range(200):
+        one.saw(text, at, states_of(text.tokens[at : at + 1]).numpy())
+        text.tokens.append((7 * at) % VOCAB)
+        assert one._known[1].waiting <= eagle3_module.MOST_WAITING + 1
+    states = torch.cat([states_of(text.tokens[at : at + 1]) for at in range(200)])
+    text.tokens = text.tokens[:201]
+    one.prepare([text], 2)
+    draft = one.propose(text, 2)
+    assert draft is not None
+    assert list(draft.tokens) == Reference(tensors, TABLE).drafts(text.tokens, states, 2)
+
+
 def test_a_sampled_text_is_drafted_by_its_positions_own_number(tmp_path: Path) -> None:
     published.eagle3(tmp_path, HIDDEN, VOCAB)
     found = []
