@@ -12,7 +12,7 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 
 from baton.decode_worker.io.intake import Intake
-from baton.kv.transport import cuda_ipc, nccl, shm, tcp
+from baton.kv.transport import cuda_ipc, nccl, nixl, shm, tcp
 from baton.kv.transport.auto import AUTO
 from baton.kv.wire.receiving import SocketServer
 from baton.process.security import identity_of
@@ -41,6 +41,8 @@ def open_data_ports(
     if server.kv_transport == "nccl" or (pages is not None and trusted):  # it can't be encrypted
         by_name = server.kv_transport == "nccl"
         ways["nccl"] = lambda: nccl.listen(server.host, accept, pages=pages, at_once=by_name)
+    if server.kv_transport == "nixl":  # by name alone, because nothing here says yet where it is quicker
+        ways["nixl"] = lambda: nixl.listen(server.host, accept)
     card = path.with_suffix(".gpu")
     if server.kv_transport == "cuda_ipc" or pages is not None:
         ways["cuda_ipc"] = lambda: cuda_ipc.listen(str(card), accept, pages)

@@ -45,8 +45,8 @@ class TcpTransport(SocketTransport):
         stream_id, count = os.urandom(16), self._lanes or (1 if is_loopback(address) else LANES)
         greetings = [hello(number, stream_id, frames.NEWEST) for number in range(count)]
         poller = self.poller
-        dialled = [_connect(address, greeting, self._identity, poller) for greeting in greetings]
-        lanes = [Lane(sock, address, poller) for sock in await asyncio.gather(*dialled)]
+        dialling = [dialled(address, greeting, self._identity, poller) for greeting in greetings]
+        lanes = [Lane(sock, address, poller) for sock in await asyncio.gather(*dialling)]
         return SocketStream(lanes, self._streams)
 
 
@@ -92,7 +92,10 @@ def split(address: str) -> tuple[str, int]:
     return host.strip("[]"), int(port)
 
 
-async def _connect(address: str, greeting: bytes, identity: Identity | None, poller: Poller) -> socket.socket:
+async def dialled(address: str, greeting: bytes, identity: Identity | None, poller: Poller) -> socket.socket:
+    """Returns a connection to ``address`` on which ``greeting`` was sent, which must fit a send buffer. Raises
+    WorkerLost.
+    """
     loop, (host, port) = asyncio.get_running_loop(), split(address)
     try:
         async with asyncio.timeout(CONNECT_S):

@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING
 from baton.kv.wire import frames
 from baton.kv.wire.frames import HEADER_BYTES, PIECE_BYTES, Frame
 from baton.kv.wire.secured import holds_bytes
-from baton.kv.wire.sending import HELLO
 from baton.protos.errors import BatonError, CorruptFrame
 
 if TYPE_CHECKING:
@@ -102,8 +101,8 @@ class Inlet:
         self.incoming: IncomingStream | None = None
         self.sock = sock
         self._server = server
-        self._buffer = bytearray(4096)
-        self._got, self._want = 0, HELLO.size
+        self._buffer = bytearray(max(4096, server.hello_bytes))
+        self._got, self._want = 0, server.hello_bytes
         self._landing: Landing | None = None
         self._held: Frame | None = None
         self._fds: list[int] = []
@@ -138,7 +137,7 @@ class Inlet:
         frame, incoming = self._held, self.incoming
         if frame is None or incoming is None or self._closed:
             return
-        if incoming.ended or not incoming.overtook(frame):
+        if incoming.ended or not (incoming.overtook(frame) or incoming.busy()):
             self._held = None
             self._server.poller.reads(self.sock.fileno(), self._readable)
             if not incoming.ended:
@@ -149,7 +148,7 @@ class Inlet:
         """Until those before it are in. Nothing is read on this lane meanwhile: one frame is all that is kept."""
         self._held = frame
         self._server.poller.reads(self.sock.fileno(), None)
-        if frame.kind in frames.WITH_BLOCKS:
+        if frame.kind in frames.WITH_BLOCKS and incoming.overtook(frame):
             asyncio.get_running_loop().call_later(OVERTAKEN_S, self._overdue, frame, incoming)
 
     def _overdue(self, frame: Frame, incoming: IncomingStream) -> None:
@@ -242,7 +241,7 @@ class Inlet:
         return 0
 
     def _frame(self, frame: Frame, incoming: IncomingStream) -> int:
-        if incoming.overtook(frame):
+        if incoming.overtook(frame) or incoming.busy():
             self._hold(frame, incoming)
             return 0
         if frame.kind not in frames.WITH_BLOCKS:

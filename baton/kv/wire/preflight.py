@@ -25,7 +25,8 @@ SMALL_BYTES = 4096  # bytes of the block whose round trip is taken as the fixed 
 ROUNDS = 3
 SLOW_S = 0.1  # seconds; a network on which one probe block takes longer carries no more of them
 TIMEOUT_S = 5.0
-PATIENCE_S = {"nccl": 60.0}  # seconds, where TIMEOUT_S isn't enough: nccl's movers load torch first
+# Seconds, where TIMEOUT_S isn't enough: nccl's movers load torch first, nixl's agents connect with the first read.
+PATIENCE_S = {"nccl": 60.0, "nixl": 30.0}
 
 
 class LinkSpeed(msgspec.Struct, frozen=True):

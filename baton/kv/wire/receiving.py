@@ -79,6 +79,10 @@ class IncomingStream:
         """Returns whether frames that were sent before ``frame`` are still to come on other lanes."""
         return self.taken < frame.subject if frame.kind in frames.WITH_BLOCKS else self.landed < frame.sequence
 
+    def busy(self) -> bool:
+        """Returns whether the next frames must wait until blocks before them were fetched."""
+        return False
+
     def take(self, frame: Frame) -> None:
         """Hands a frame without blocks to the sink; every frame sent before it must be in."""
         self.taken += 1
@@ -172,6 +176,7 @@ class SocketServer:
     """
 
     idle_s = IDLE_S
+    hello_bytes = HELLO.size  # that a connection begins with
 
     def __init__(
         self,

@@ -19,13 +19,17 @@ import pytest
 
 from baton.kv.memory import cuda_driver
 from baton.kv.memory.host_pages import PageMemory
-from baton.kv.transport import cuda_ipc, nccl, shm, tcp
+from baton.kv.transport import cuda_ipc, nccl, nixl, shm, tcp
 from baton.kv.transport.grpc import SERVER_OPTIONS, GrpcTransport, handoff_handler
 from baton.kv.transport.loopback import LoopbackTransport
+from baton.kv.wire import one_sided
 from baton.kv.wire.base import Accept, Transport
 from baton.kv.wire.moving import MoverClient
 from baton.tls.rpc import WORKER_CALLS, Dialer, NameGuard, add_port, names_for
 from tests.tls.papers import identity
+
+if not one_sided.installed():
+    one_sided.API = "tests.kv.transport.stand_in_nixl"
 
 
 class Rig(NamedTuple):
@@ -156,7 +160,18 @@ async def cuda_ipc_rig(accept: Accept, memory: PageMemory, folder: Path) -> Rig:
     return Rig(cuda_ipc.CudaIpcTransport(ring_bytes=64 << 20), address, stop)
 
 
+async def nixl_rig(accept: Accept, memory: PageMemory, folder: Path) -> Rig:
+    """Over UCX where NIXL is installed, else over a stand-in that copies within this process."""
+    server, address = nixl.listen("127.0.0.1", accept)
+
+    async def stop() -> None:
+        server.close()
+
+    return Rig(nixl.NixlTransport(memory), address, stop)
+
+
 RIGS = {
+    "nixl": nixl_rig,
     "nccl": nccl_rig,
     "grpc": grpc_rig,
     "loopback": loopback_rig,
