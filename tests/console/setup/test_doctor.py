@@ -112,7 +112,7 @@ def test_a_gpu_that_is_asked_for_and_not_here_or_too_old_fails_with_its_remedy()
 
     for ask in (
         none,
-        lambda: Gpu("L40S", (8, 9), (13, 0), 48 << 30),
+        lambda: Gpu("T4", (7, 5), (13, 0), 16 << 30),
         lambda: Gpu("H100", (9, 0), (12, 4), 80 << 30),
     ):
         found = machine.gpu(config(worker={"device": "cuda"}), ask)
@@ -121,6 +121,9 @@ def test_a_gpu_that_is_asked_for_and_not_here_or_too_old_fails_with_its_remedy()
     good = machine.gpu(config(worker={"device": "auto"}), lambda: Gpu("H100", (9, 0), (13, 0), 80 << 30))
     assert good.state == "ok"
     assert good.what.startswith("H100, 80 GiB, a driver for CUDA 13.0; ")
+    other = machine.gpu(config(worker={"device": "auto"}), lambda: Gpu("L40S", (8, 9), (13, 0), 48 << 30))
+    assert other.state == "ok"
+    assert "torch's ops serve there, not our own kernels" in other.what
 
 
 def test_which_way_kv_leaves_a_gpu_is_said_and_what_keeps_it_from_the_card() -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from baton.cluster.config import BatonConfig
 from baton.console.setup.findings import Finding
-from baton.engine.backends.cuda.gpu import Probe, probe, require
+from baton.engine.backends.cuda.gpu import Probe, probe, require, without_kernels
 from baton.kernels.abi import build, native
 from baton.launch.single import usable_cores
 from baton.protos.errors import ConfigError
@@ -145,6 +145,8 @@ def gpu(config: BatonConfig, ask: Probe = probe) -> Finding:
         return Finding("gpu", "skip", f"{what}; {'the CPU serves' if device == 'auto' else 'none is asked for'}")
     release = ".".join(map(str, found.driver))
     said = f"{found.name}, {found.memory_bytes / GIB:.0f} GiB, a driver for CUDA {release}"
+    if why := without_kernels(found):
+        said += f"; torch's ops serve there, not our own kernels: {why}"
     if device not in ("cuda", "auto"):
         return Finding("gpu", "ok", f"{said}; none is asked for")
     way = config.worker.kv_transport

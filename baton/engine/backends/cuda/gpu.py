@@ -21,7 +21,8 @@ log = logging.getLogger("baton.engine")
 
 LIBRARY = "libcuda.so.1"
 SETTING = "worker.device"
-CAPABILITY = (9, 0)  # sm_90a runs on this one alone: H100, H200, GH200
+CAPABILITY = (9, 0)  # of our kernels: sm_90a runs on this one alone (H100, H200, GH200)
+OLDEST, NEWEST = (8, 0), (12, 9)  # that torch's ops serve, because older cards lack bfloat16; newer are unknown
 RELEASE = 13  # CUDA's release that kernels and torch are built with; a driver runs its own and older ones
 DRIVER = "580"  # the first driver of that release
 ROOM_BYTES = 1 << 30  # bytes needed beyond the weights, for contexts, graphs and workspaces
@@ -80,11 +81,11 @@ def require(needed_bytes: int = 0, ask: Probe = probe) -> Gpu:
             f"the driver of {gpu.name} runs CUDA {gpu.driver[0]}.{gpu.driver[1]}, and the kernels are built with "
             f"CUDA {RELEASE}; update it to {DRIVER} or newer, {CPU_REMEDY}"
         )
-    if gpu.capability != CAPABILITY:
-        have, want = ("{}.{}".format(*pair) for pair in (gpu.capability, CAPABILITY))
+    if not OLDEST <= gpu.capability <= NEWEST:
+        have, first, last = ("{}.{}".format(*pair) for pair in (gpu.capability, OLDEST, NEWEST))
         raise _wrong(
-            f"{gpu.name} has compute capability {have}, and the kernels are built for {want} (sm_90a); "
-            f"take an H100 or H200, {CPU_REMEDY}"
+            f"{gpu.name} has compute capability {have}, and {first} to {last} are served; "
+            f"take another GPU, {CPU_REMEDY}"
         )
     if needed_bytes and gpu.memory_bytes < needed_bytes + ROOM_BYTES:
         raise _wrong(
@@ -92,6 +93,16 @@ def require(needed_bytes: int = 0, ask: Probe = probe) -> Gpu:
             f"{_gib(needed_bytes + ROOM_BYTES)}; take a smaller model or a larger GPU, {CPU_REMEDY}"
         )
     return gpu
+
+
+def without_kernels(gpu: Gpu) -> str:
+    """Returns in words why the engine's own kernels can't run on ``gpu``, so that torch's ops do; empty where they
+    can.
+    """
+    if gpu.capability == CAPABILITY:
+        return ""
+    have, want = ("{}.{}".format(*pair) for pair in (gpu.capability, CAPABILITY))
+    return f"they are built for compute capability {want} (H100, H200), and {gpu.name} has {have}"
 
 
 def settled(device: str, ask: Probe = probe) -> str:

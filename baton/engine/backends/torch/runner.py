@@ -7,6 +7,7 @@ mirror (backends/cuda/runner.py).
 
 from __future__ import annotations
 
+import logging
 import math
 import os
 import time
@@ -18,8 +19,8 @@ import torch
 from torch import Tensor
 
 from baton.engine.adapters.base import AdapterBase
-from baton.engine.backends.cuda.gpu import require
-from baton.engine.backends.cuda.load import kernels_or_none, on_kernels
+from baton.engine.backends.cuda.gpu import Gpu, require, without_kernels
+from baton.engine.backends.cuda.load import TORCH, kernels_or_none, on_kernels
 from baton.engine.backends.native.runner import NativeRunner
 from baton.engine.backends.ranks.followers import Followers
 from baton.engine.backends.ranks.load import load_rank, rank_config, require_possible
@@ -27,6 +28,7 @@ from baton.engine.backends.ranks.runner import RankRunner
 from baton.engine.backends.span_ops import SPAN_OPS
 from baton.engine.backends.torch.adapters import TorchAdapters
 from baton.engine.backends.torch.batch import BatchBuilder
+from baton.engine.backends.torch.dequantized import for_torch
 from baton.engine.backends.torch.interpreter import Interpreter, KvPages
 from baton.engine.backends.work import work_of, work_of_ranks
 from baton.engine.checkpoints.hub import locate
@@ -49,6 +51,8 @@ from baton.kv.layout.page import layout_for
 from baton.kv.layout.selection import SETTING, Selection, marked, parsed, selection_of
 from baton.protos.errors import CheckpointError, ConfigError
 from baton.protos.nouns import BLOCK_TOKENS, EngineWork, KvLayout, TokenLogprobs
+
+log = logging.getLogger("baton.engine")
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
@@ -74,9 +78,9 @@ def load(config: EngineConfig) -> Runner:
         return _on_ranks(config)
     if config.threads is not None:
         _use_threads(config.threads)
-    ask_gpu = config.device == "cuda" and not on_shim()
+    ask_gpu, own_kernels = config.device == "cuda" and not on_shim(), config.device == "cuda"
     if ask_gpu:
-        require()  # before a model is fetched for it
+        own_kernels = takes_kernels(require())  # before a model is fetched for it
         _require_torch_cuda()
     directory = locate(config.model)
     model = ModelConfig.read(directory)
@@ -87,12 +91,11 @@ def load(config: EngineConfig) -> Runner:
     if ask_gpu:
         elements = sum(math.prod(shape) for weight in planned.weights for shape in weight.shapes)
         require(elements * DTYPES[dtype].itemsize)
-    if (
-        config.device == "cuda"
-        and (own := _on_own_kernels(config, directory, model, planned, dtype, plain=check)) is not None
-    ):
+    if own_kernels and (own := _on_own_kernels(config, directory, model, planned, dtype, plain=check)) is not None:
         return own
     program, weights, fingerprint = load_weights(config, directory, model, planned, DTYPES[dtype])
+    if config.device == "cuda":
+        weights = for_torch(program, weights, DTYPES[dtype], config.device)
     spec = _spec(config, model, program, dtype, fingerprint)
     program, base = _with_adapters(config, program, dtype, directory)
     work = work_of(program, weights, spec.layout, config.device)
@@ -179,6 +182,13 @@ def _require_cuda_ops(model: ModelConfig, planned: Program) -> None:
             f"device cuda: {model.model_type} needs {', '.join(lacking)}, which no GPU kernel computes yet; use cpu"
         )
         raise ConfigError(text, "device")
+
+
+def takes_kernels(gpu: Gpu) -> bool:
+    """Returns whether the engine's own kernels may run on ``gpu``; why not is in the log."""
+    if said := without_kernels(gpu):
+        log.warning("%s: %s", TORCH, said)
+    return not said
 
 
 def _require_torch_cuda() -> None:

@@ -13,6 +13,7 @@ from baton.cluster.config import load_config
 from baton.console.run.serve import on_this_machine
 from baton.engine.backends.cuda import gpu
 from baton.engine.backends.cuda.gpu import Gpu, probe, require, settled
+from baton.engine.backends.torch.runner import takes_kernels
 from baton.engine.load import EngineConfig, load_runner
 from baton.protos.errors import ConfigError
 
@@ -75,8 +76,8 @@ def test_a_driver_that_fails_is_quoted(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("found", "says"),
     [
-        (Gpu("NVIDIA A100", (8, 0), (13, 0), 80 << 30), "A100 has compute capability 8.0, .* built for 9.0"),
-        (Gpu("NVIDIA B200", (10, 0), (13, 0), 180 << 30), "compute capability 10.0"),
+        (Gpu("NVIDIA T4", (7, 5), (13, 0), 16 << 30), "T4 has compute capability 7.5, and 8.0 to 12.9 are served"),
+        (Gpu("NVIDIA X", (13, 0), (13, 0), 180 << 30), "compute capability 13.0"),
         (Gpu("NVIDIA H100", (9, 0), (12, 4), 80 << 30), "runs CUDA 12.4, and the kernels are .* CUDA 13; update"),
         (Gpu("NVIDIA H100", (9, 0), (13, 0), 16 << 30), "has 16.0 GiB, and the model's weights .* need 21.0 GiB"),
     ],
@@ -87,6 +88,17 @@ def test_a_gpu_that_will_not_do_is_refused_with_the_remedy(found: Gpu, says: str
 
 def test_a_gpu_that_will_do_is_taken() -> None:
     assert require(20 << 30, lambda: H100) is H100
+
+
+@pytest.mark.parametrize("capability", [(8, 0), (8, 9), (10, 0), (12, 0)])
+def test_other_cards_are_served_by_torchs_ops_which_the_log_says(
+    capability: tuple[int, int], caplog: pytest.LogCaptureFixture
+) -> None:
+    card = Gpu("NVIDIA A100", capability, (13, 0), 80 << 30)
+    assert require(20 << 30, lambda: card) is card
+    assert takes_kernels(H100)
+    assert not takes_kernels(card)
+    assert "built for compute capability 9.0 (H100, H200), and NVIDIA A100 has" in caplog.text
 
 
 def test_auto_takes_the_gpu_where_it_will_do_and_says_why_it_does_not(caplog: pytest.LogCaptureFixture) -> None:
