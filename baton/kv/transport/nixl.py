@@ -22,6 +22,9 @@ from baton.kv.wire.receiving import SocketServer
 from baton.kv.wire.sending import Lane, SocketStream, SocketTransport, hello
 from baton.protos.errors import ConfigError
 
+# Bytes of a connection's buffers, because few frames that wait there stand for many blocks to be read.
+QUEUED_BYTES, RECEIVED_BYTES = 16 << 10, 32 << 10
+
 
 class NixlTransport(SocketTransport):
     """Opens streams to ``host:port``, out of the pages of ``memory``."""
@@ -36,7 +39,8 @@ class NixlTransport(SocketTransport):
 
     async def connect(self, address: str) -> HandoffStream:
         """Returns a new stream. Raises WorkerLost."""
-        sock = await tcp.dialled(address, hello(0, os.urandom(16)) + self._shown, None, self.poller)
+        greeting = hello(0, os.urandom(16)) + self._shown
+        sock = await tcp.dialled(address, greeting, None, self.poller, QUEUED_BYTES)
         return SocketStream([Lane(sock, address, self.poller)], self._streams, elsewhere=True)
 
     async def close(self) -> None:
@@ -57,6 +61,7 @@ def listen(host: str, accept: Accept) -> tuple[SocketServer, str]:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         sock = socket.create_server((host, 0), family=family, backlog=512)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, RECEIVED_BYTES)  # its connections have it, too
     except OSError as error:
         raise ConfigError(f"the KV data port can't be bound on {host}: {error.strerror}", "worker.host") from None
     try:

@@ -92,9 +92,12 @@ def split(address: str) -> tuple[str, int]:
     return host.strip("[]"), int(port)
 
 
-async def dialled(address: str, greeting: bytes, identity: Identity | None, poller: Poller) -> socket.socket:
-    """Returns a connection to ``address`` on which ``greeting`` was sent, which must fit a send buffer. Raises
-    WorkerLost.
+async def dialled(
+    address: str, greeting: bytes, identity: Identity | None, poller: Poller, queued_bytes: int = 0
+) -> socket.socket:
+    """Returns a connection to ``address`` on which ``greeting`` was sent, which must fit a send buffer.
+
+    ``queued_bytes`` is the send buffer's size; 0 leaves it to us and the kernel. Raises WorkerLost.
     """
     loop, (host, port) = asyncio.get_running_loop(), split(address)
     try:
@@ -103,8 +106,8 @@ async def dialled(address: str, greeting: bytes, identity: Identity | None, poll
             sock = socket.socket(family, kind | socket.SOCK_NONBLOCK, proto)
             try:
                 notice_dead_peers(sock)
-                if is_loopback(address):
-                    sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, LOOPBACK_BUFFER_BYTES)
+                if buffer := queued_bytes or (LOOPBACK_BUFFER_BYTES if is_loopback(address) else 0):
+                    sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, buffer)
                 await loop.sock_connect(sock, target)
                 if identity is not None:
                     sock = await dial_securely(sock, address, identity, poller)
