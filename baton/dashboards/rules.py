@@ -23,6 +23,7 @@ def rules() -> dict[str, object]:
             {"name": "baton-clients", "rules": _clients()},
             {"name": "baton-workers", "rules": _workers()},
             {"name": "baton-kv", "rules": _kv()},
+            {"name": "baton-adapters", "rules": _adapters()},
             {"name": "baton-certificates", "rules": _certificates()},
         ]
     }
@@ -234,6 +235,29 @@ def _kv() -> list[dict[str, object]]:
             WARNING,
             "{{ $labels.worker }} had to end leases by their time limit",
             "Outside of network partitions this stays 0.",
+        ),
+    ]
+
+
+def _adapters() -> list[dict[str, object]]:
+    asked = q.rate(R["adapter_requests"], window=WINDOW)
+    loaded = q.rate(R["adapter_loads"], where='outcome="ok"', window=WINDOW)
+    return [
+        _alert(
+            "BatonAdapterLoadsFail",
+            q.rate(R["adapter_loads"], "outcome", 'outcome!~"ok|adapter_refused"', WINDOW) + " > 0",
+            "10m",
+            WARNING,
+            "Workers can't load LoRA adapters: {{ $labels.outcome }}",
+            "adapter_changed: files were replaced in place. adapters_full: raise adapters.max_loaded, or unpin.",
+        ),
+        _alert(
+            "BatonAdaptersThrash",
+            f"{loaded} > 0.2 * {asked} and {asked} > 0.1",
+            "15m",
+            WARNING,
+            "More than one in five requests on LoRA adapters waits for a load",
+            "Workers hold too few: raise adapters.max_loaded and adapters.max_bytes, or serve fewer.",
         ),
     ]
 

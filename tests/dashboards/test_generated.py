@@ -135,6 +135,19 @@ WORKER = 'role="decode", worker="decode-0", model="m"'
             {"kind": "api", "severity": "critical"},
         ),
         (
+            {'baton_adapter_loads_total{outcome="adapter_changed"}': "0+1x40"},
+            "BatonAdapterLoadsFail",
+            {"outcome": "adapter_changed", "severity": "warning"},
+        ),
+        (
+            {
+                'baton_adapter_loads_total{outcome="ok"}': "0+20x40",
+                'baton_adapter_requests_total{model="m", adapter="a", outcome="stop"}': "0+60x40",
+            },
+            "BatonAdaptersThrash",
+            {"severity": "warning"},
+        ),
+        (
             {'baton_workers{role="decode"}': "0x40"},
             "BatonNoDecodeWorker",
             {"severity": "critical"},

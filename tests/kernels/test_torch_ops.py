@@ -33,7 +33,18 @@ KV_HEADS, HEADS, DIM, LAYERS, LAYER = 2, 4, 16, 2, 1
 TABLE = torch.tensor([3, 1, 4, 3, 1, 6], dtype=torch.int64)
 ITEMS = torch.tensor([[0, 40, 1], [3, 36, 3]])  # two sequences that share their first 32 keys
 # What torch checks in every suite: each op once; the other dtypes with ``make thorough``.
-CASES = ["embedding", "rms_norm", "swiglu", "moe", "kv_pack", "kv_unpack", "accept", "reject", "linear int4"]
+CASES = [
+    "embedding",
+    "rms_norm",
+    "swiglu",
+    "lora",
+    "moe",
+    "kv_pack",
+    "kv_unpack",
+    "accept",
+    "reject",
+    "linear int4",
+]
 CASES += ["lm_head int8", "append int8", "attention bfloat16", "cascade float32"]
 Arguments = tuple[Any, ...]
 
@@ -66,6 +77,8 @@ def cases() -> dict[str, tuple[str, Arguments]]:
         "rms_norm": ("rms_norm", (x.clone(), torch.randn(3, 40), torch.rand(40), 1e-5)),
         "rms_norm bare": ("rms_norm", (x.clone(), None, torch.rand(40), 1e-5)),
         "swiglu": ("swiglu", (torch.randn(3, 18),)),
+        "lora": ("lora", (torch.randn(3, 90), x, torch.tensor([2, 0]), torch.randn(5, 40), torch.randn(70, 5), 1.5,
+                          4)),
         "moe": ("moe", (x, torch.randn(3, 5), torch.randn(5, 48, 40).bfloat16(), torch.randn(5, 40, 24).bfloat16(),
                         2, True)),
         "kv_pack": ("kv_pack", (memory("int8"), torch.tensor([6, 1, 6]))),

@@ -15,6 +15,7 @@ from typing import Any
 from rich.columns import Columns
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
+from rich.markup import escape
 from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
@@ -25,6 +26,7 @@ from baton.protos.errors import BatonError
 BAR = 12
 WIDE = 120
 RECENT = 8
+ADAPTERS = 8  # rows of adapters
 CHANGES = 5
 STATIONS = (("queue", "bright_black"), ("prefill_queue", "white"), ("prefill", "blue"), ("transfer", "yellow"))
 NONE = "–"
@@ -50,6 +52,8 @@ def page(found: dict[str, Any], width: int) -> RenderableType:
     """Returns everything that matters, top to bottom, in ``width`` columns of text."""
     pools = [_pool(found, role) for role in ("prefill", "decode") if found["pools"][role]["workers"]]
     parts: list[RenderableType] = [_head(found), Columns(pools, expand=True), _classes(found, width >= WIDE)]
+    if found.get("adapters"):  # a router of an earlier build has none
+        parts.append(_adapters(found["adapters"]))
     if found["advice"] or found["pin"]:
         parts.append(_advice(found))
     if found["recent"]:
@@ -105,6 +109,21 @@ def _classes(found: dict[str, Any], wide: bool) -> Table:
         table.add_column(name, no_wrap=True, justify="right")
     for one in found["classes"]:
         table.add_row(one["name"], *(value(one) for _, value in columns))
+    return table
+
+
+def _adapters(adapters: list[dict[str, Any]]) -> Table:
+    """The adapters that most workers hold, with their content; of many how many more there are."""
+    table = Table(box=None, pad_edge=False)
+    for name in ("adapter", "content", "tenant", "workers", ""):
+        table.add_column(name, no_wrap=True, justify="right" if name == "workers" else "left")
+    ranked = sorted(adapters, key=lambda one: (-len(one["workers"]), one["name"]))
+    for one in ranked[:ADAPTERS]:
+        content = one["adapter_id"].partition("@")[2] or "not read yet"
+        row = (one["name"], content, one["tenant"], str(len(one["workers"])), "pinned" if one["pinned"] else "")
+        table.add_row(*map(escape, row))
+    if len(ranked) > ADAPTERS:
+        table.add_row(f"and {len(ranked) - ADAPTERS} more")
     return table
 
 

@@ -130,3 +130,24 @@ def test_a_missing_key_and_a_missing_router_are_one_line(router):
     nobody = run(app, ["top", "--once", "--url", "http://127.0.0.1:9"])
     assert nobody.exit_code == 1
     assert "pass --url" in nobody.output
+
+
+def test_adapters_are_shown_with_their_content_and_how_many_hold_them(snapshot):
+    many = [
+        {
+            "name": f"a{at}",
+            "adapter_id": f"a{at}@{at:016x}",
+            "tenant": "[x]",
+            "pinned": at == 3,
+            "workers": ["d"] * at,
+        }
+        for at in range(10)
+    ]
+    console = Console(width=140, record=True)
+    console.print(page(snapshot | {"adapters": [*many, {**many[0], "name": "new", "adapter_id": ""}]}, 140))
+    text = console.export_text()
+    assert "a9" in text.split("0000000000000009")[0].split("\n")[-1]
+    assert "and 3 more" in text
+    assert "[x]" in text
+    console.print(page(snapshot | {"adapters": []}, 140))
+    assert "content" not in console.export_text()
