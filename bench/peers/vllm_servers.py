@@ -56,10 +56,12 @@ def split(found: VllmEnvironment, model: Path, dtype: str, log: Path) -> Iterato
             logs.append((port, log.with_suffix(f".{role}.log")))
             up.enter_context(_server(found, model, dtype, port, own, logs[-1][1], _nixl(role), _side(channel)))
         _await_up(logs)
-        yield _through_both(reads, writes)
+        yield through_both(reads, writes)
 
 
-def _through_both(reads: int, writes: int) -> Ask:
+def through_both(reads: int, writes: int) -> Ask:
+    """Returns what asks a split pair: the server at port ``reads`` first, then the one at ``writes``."""
+
     async def ask(prompt: list[int], tokens: int) -> AsyncIterator[Event]:
         headers, body = f"x-request-id: {uuid.uuid4()}\r\n", body_of(MODEL, prompt, tokens)
         first = body | {"max_tokens": 1, "stream": False, "kv_transfer_params": FETCH}

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import time
 from collections.abc import AsyncIterator
 
 import pytest
 
+from bench.peers import vllm_servers
+from bench.serving import client
 from bench.serving.client import Event, Seen, ServingLoad, answered, body_of, completions, run
 from bench.serving.comparison import FIRST, GAP, RATE, rows
 
@@ -59,6 +62,44 @@ async def test_answers_are_read_over_http_and_a_refusal_says_why() -> None:
         assert await answered(port, body_of("m", [1], 1)) == {"a": 1}
         with pytest.raises(RuntimeError, match="no such model"):
             await answered(port, body_of("m", [1], 1))
+
+
+async def test_a_request_to_a_split_pair_takes_what_the_reader_kept_to_the_writer() -> None:
+    heard: list[dict[str, object]] = []
+    replies = [
+        json.dumps({"kv_transfer_params": {"block": 7}}).encode(),
+        b'data: {"choices":[{"token_ids":[5]}]}\n\n',
+    ]
+
+    async def reply(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        head = await reader.readuntil(b"\r\n\r\n")
+        size = int(head.lower().split(b"content-length: ")[1].split(b"\r\n")[0])
+        heard.append(json.loads(await reader.readexactly(size)))
+        body = replies.pop(0)
+        writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n" % len(body) + body)
+        writer.close()
+
+    async with await asyncio.start_server(reply, "127.0.0.1", 0) as server:
+        port = server.sockets[0].getsockname()[1]
+        assert [tokens async for _, tokens in vllm_servers.through_both(port, port)([1, 2], 9)] == [1]
+    first, then = heard
+    assert (first["max_tokens"], first["stream"], then["max_tokens"], then["stream"]) == (1, False, 9, True)
+    assert first["kv_transfer_params"] == vllm_servers.FETCH
+    assert then["kv_transfer_params"] == {"block": 7}
+
+
+async def test_a_server_that_is_busy_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client, "AGAIN_S", 0.0)
+    replies = [b"HTTP/1.1 503 Busy\r\n\r\n", b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n{}"]
+
+    async def reply(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(replies.pop(0))
+        writer.close()
+
+    async with await asyncio.start_server(reply, "127.0.0.1", 0) as server:
+        port = server.sockets[0].getsockname()[1]
+        assert await answered(port, body_of("m", [1], 1)) == {}
 
 
 def test_a_ratio_says_how_many_times_better_it_is() -> None:

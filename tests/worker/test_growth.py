@@ -15,6 +15,8 @@ BOUNDS = {
     "supply.cached._remembered": REMEMBERED,
     **dict.fromkeys(("supply.free", "supply.cached._runs", "supply.cached._plan"), PAGES),
     "supply.cached._runs[].pages": 2 * PAGES,
+    "supply.cached._run[].pages": 2 * PAGES,
+    **dict.fromkeys(("pool.blocks.page_of", "pool.blocks._added"), PAGES),  # on a busy machine they fill slowly
 }
 
 
