@@ -11,6 +11,7 @@ from bench.serving.client import Ask, completions
 
 MODEL = "m"
 COLOCATED, SPLIT, LENT = "colocated", "1P1D, own cores", "1P1D, lent cores"
+PATIENT: dict[str, object] = {"stall_s": 120.0}  # on a slow machine a step of a whole prompt takes seconds
 KINDS: dict[str, dict[str, object]] = {
     COLOCATED: {"prefill": 0, "decode": 1, "colocated": True},
     SPLIT: {"prefill": 1, "decode": 1, "lend_cores": False},
@@ -21,7 +22,7 @@ KINDS: dict[str, dict[str, object]] = {
 @contextlib.contextmanager
 def serving(kind: str, model: Path, dtype: str) -> Iterator[Ask]:
     """Runs the cluster of ``kind`` while entered; yields what asks it. A split one hands every prompt over."""
-    worker = {"model": str(model.resolve()), "model_name": MODEL, "dtype": dtype, "kv_memory_bytes": 1 << 30}
-    router = {"local_prefill_max_tokens": 0} if kind != COLOCATED else {}
+    model_of = {"model": str(model.resolve()), "model_name": MODEL, "dtype": dtype, "kv_memory_bytes": 1 << 30}
+    worker, router = model_of | PATIENT, PATIENT | ({"local_prefill_max_tokens": 0} if kind != COLOCATED else {})
     with Fleet(cluster=KINDS[kind], worker=worker, router=router) as fleet:
         yield completions(fleet.port, MODEL)
