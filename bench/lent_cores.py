@@ -1,10 +1,11 @@
 """One prefill and one decode worker on a machine, with and without lent cores, beside one worker that does both.
 
-    python -m bench.lent_cores [--size 150M] [--dtype bfloat16] [--rounds 2] [--seconds 7] [--loads 0,1,2,3]
+    python -m bench.lent_cores [--size 150M] [--dtype bfloat16] [--rounds 1] [--seconds 8] [--loads 0,1,2,3]
                                [--json FILE]
 
 Four loads over HTTP, turn about, all three clusters up in one run (who isn't asked is idle), random weights and
-prompts. About five minutes on two quiet cores; a machine that is not quiet gives figures that say little.
+prompts. Five minutes on two quiet cores with AVX2, less with AVX-512, where ``--rounds 3`` is worth its time. A
+machine that is not quiet gives figures that say little.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from baton.bench.rows import Row, table, to_json
 from bench.peers.environments import HOME
 from bench.peers.random_checkpoint import checkpoint_of
 from bench.serving.client import LOADS
-from bench.serving.comparison import FIRST, GAP, RATE, rows, turn_about
+from bench.serving.comparison import FIRST, GAP, RATE, rows, turn_about, warm_up
 from bench.serving.ours import COLOCATED, KINDS, LENT, SPLIT, serving
 
 KEPT, QUIETER = 0.9, 2.0  # of colocated throughput, and how much shorter the p99 between tokens is
@@ -31,6 +32,7 @@ def main() -> None:
     model, found = checkpoint_of(HOME, asked.size), list[Row]()
     with contextlib.ExitStack() as up:
         servers = {kind: up.enter_context(serving(kind, model, asked.dtype)) for kind in KINDS}
+        warm_up(servers)
         for load in [LOADS[int(at)] for at in asked.loads.split(",")]:
             seen = turn_about(servers, load, asked.seconds, asked.rounds)
             found += rows(load, seen, LENT, COLOCATED, ((RATE, KEPT), (GAP, QUIETER), (FIRST, 0.0)))
@@ -44,8 +46,8 @@ def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--size", default="150M")
     parser.add_argument("--dtype", default="bfloat16")
-    parser.add_argument("--rounds", type=int, default=2)
-    parser.add_argument("--seconds", type=float, default=7.0)
+    parser.add_argument("--rounds", type=int, default=1)
+    parser.add_argument("--seconds", type=float, default=8.0)
     parser.add_argument("--loads", default="0,1,2,3")
     parser.add_argument("--json", default="")
     return parser.parse_args()

@@ -26,7 +26,7 @@ from bench.peers.environments import HOME
 from bench.peers.random_checkpoint import checkpoint_of
 from bench.peers.vllm_environment import VllmEnvironment, set_up
 from bench.serving.client import LOADS, Ask
-from bench.serving.comparison import FIRST, GAP, RATE, rows, turn_about
+from bench.serving.comparison import FIRST, GAP, RATE, rows, turn_about, warm_up
 from bench.serving.ours import COLOCATED, LENT, serving
 
 Server = Callable[[VllmEnvironment, Path, str, Path], contextlib.AbstractContextManager[Ask]]
@@ -65,6 +65,7 @@ def _compare(
             yield Row(f"{asked.size} {asked.dtype} ({own})", 0.0, "tok/s", f"{peer}: not measured, {error}")
             return
         servers = {own: up.enter_context(serving(own, model, asked.dtype)), peer: theirs}
+        warm_up(servers)
         for load in loads:
             seen = turn_about(servers, load, asked.seconds, asked.rounds)
             judged = [(figure, targets.get(figure.name, 0.0)) for figure in (RATE, GAP, FIRST)]

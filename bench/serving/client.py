@@ -19,7 +19,7 @@ import msgspec
 from baton.launch.ports import HOST
 
 VOCABULARY = 31000  # below the special tokens of the models that are asked
-SETTLE_S, LATE = 60.0, 4  # seconds for every client's first token; a window is at most so many times its seconds
+SETTLE_S, LATE = 240.0, 4  # seconds for every client's first token; a window is at most so many times its seconds
 Event = tuple[float, int]  # when it came, by the monotonic clock, and how many tokens it brought
 Connection = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 BUSY, TRIES, AGAIN_S = (b" 429 ", b" 503 "), 30, 1.0

@@ -11,7 +11,7 @@ from baton.bench.rows import Row, median, paired, spread
 from bench.serving.client import Ask, Seen, ServingLoad, run
 
 REST_S = 1.0  # between two servers: what was hung up on ends, so that nobody works while another is measured
-WARM_S = 1.0
+WARM, WARM_S = ServingLoad(2, 64, 8), 1.0
 Found = dict[str, list[Seen]]  # by server, per round
 
 
@@ -29,17 +29,22 @@ GAP = Figure("p99 between tokens", "ms", True, lambda seen: 1e3 * seen.gap)
 FIRST = Figure("mean TTFT", "ms", True, lambda seen: 1e3 * seen.first)
 
 
+def warm_up(servers: Mapping[str, Ask]) -> None:
+    """Asks each server for a little, so that what is made at a first request is made."""
+    for name, ask in servers.items():
+        asyncio.run(run(ask, WARM, WARM_S, f"{name} warms up"))
+
+
 def turn_about(servers: Mapping[str, Ask], load: ServingLoad, seconds: float, rounds: int) -> Found:
-    """Returns what each server's clients saw per round; a short first round isn't counted."""
+    """Returns what each server's clients saw per round."""
     found: Found = {name: [] for name in servers}
-    for number in range(rounds + 1):
+    for number in range(rounds):
         for name, ask in servers.items():
-            seen = asyncio.run(run(ask, load, seconds if number else WARM_S, f"{name} {load.name} {number}"))
+            seen = asyncio.run(run(ask, load, seconds, f"{name} {load.name} {number}"))
             time.sleep(REST_S)
-            if number:
-                found[name].append(seen)
-                print(f"{load.name}, {name}: {seen.rate:.1f} tok/s, TTFT {1e3 * seen.first:.0f} ms, "
-                      f"p99 {1e3 * seen.gap:.0f} ms", flush=True)  # fmt: skip
+            found[name].append(seen)
+            print(f"{load.name}, {name}: {seen.rate:.1f} tok/s, TTFT {1e3 * seen.first:.0f} ms, "
+                  f"p99 {1e3 * seen.gap:.0f} ms", flush=True)  # fmt: skip
     return found
 
 
