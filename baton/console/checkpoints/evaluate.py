@@ -5,7 +5,7 @@ Knows nothing of how it is measured; it reads flags and prints. Exit code 3: som
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -35,7 +35,7 @@ def _option(text: str, *names: str) -> typer.models.OptionInfo:
 
 
 Many = list[str] | None
-Settings = dict[str, str | int | None]
+Settings = Mapping[str, object]
 Name = str | None
 
 
@@ -52,6 +52,9 @@ def evaluate_command(
     tokens: Annotated[int, typer.Option(min=1, help="Tokens of each of them")] = 64,
     needle: Annotated[list[int] | None, _option("Tokens around a needle; again for more (256 512 1024)")] = None,
     quantization: Annotated[str, typer.Option(help="MODEL's weights rounded on load: none, int8, int4")] = "none",
+    quantization_override: Annotated[
+        Many, _option("PATTERN=SCHEME: other layers' scheme, as worker.quantization_overrides; again for more")
+    ] = None,
     kv_cache_dtype: Annotated[
         str, typer.Option(help="MODEL's KV: auto, float32, bf16, int8, fp8; several for --sweep: auto,fp8")
     ] = "auto",
@@ -83,6 +86,7 @@ def evaluate_command(
         "quantization": quantization, "kv_cache_dtype": kv_cache_dtype, "dtype": dtype, "threads": threads,
         "kv_selection": kv_selection,
     }  # fmt: skip
+    overrides = quantization_override or []
     other = {
         "quantization": against_quantization, "kv_cache_dtype": against_kv_cache_dtype, "dtype": against_dtype,
         "threads": threads,
@@ -97,7 +101,7 @@ def evaluate_command(
         asked = _questions(texts, tasks, only, prompts, tokens, needle)
         opened = _Opener(tokenizer or _folder(model) or _folder(against), model_name, key)
         with Console(stderr=True, highlight=False).status("loading") as status:
-            subject = opened(model, own)
+            subject = opened(model, own | ({"quantization_overrides": _pairs(overrides)} if overrides else {}))
             reference = opened(against, other) if against else None
             found = _judge(asked, subject, reference, allowed, status.update)
         return _show(model, against, found, json)
@@ -138,6 +142,15 @@ def _folder(model: Name) -> Name:
     return model if Path(model).is_dir() else None
 
 
+def _pairs(overrides: Sequence[str]) -> dict[str, str]:
+    found = dict(each.rpartition("=")[::2] for each in overrides)
+    if not all(found):
+        wrong = next(each for each in overrides if "=" not in each or each.startswith("="))
+        text = f"--quantization-override {wrong!r}: write PATTERN=SCHEME, as *.down_proj=int8"
+        raise ConfigError(text, "quantization_override")
+    return found
+
+
 def _is_url(model: str) -> bool:
     return model.startswith(("http://", "https://"))
 
@@ -154,13 +167,18 @@ class _Opener:
         from baton.engine.load import EngineConfig
         from baton.evaluate.local import Local
 
-        return Local(msgspec.convert({"model": name} | settings, EngineConfig, strict=False))
+        return Local(msgspec.convert({"model": name, **settings}, EngineConfig, strict=False))
 
     def _served(self, url: str, settings: Settings) -> Subject:
         from baton.evaluate.served import Served
         from baton.evaluate.tokenizers import tokenizer_of
 
-        if set(settings.values()) - {"none", "auto", "all", settings["threads"]}:
+        if "quantization_overrides" in settings or set(settings.values()) - {
+            "none",
+            "auto",
+            "all",
+            settings["threads"],
+        }:
             raise ConfigError(f"{url} is served as it is: leave out its quantization, KV and dtype", "quantization")
         found = tokenizer_of(Path(self._tokenizer)) if self._tokenizer else None
         return Served(url, self._model_name, self._key, found)
