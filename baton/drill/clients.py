@@ -13,6 +13,7 @@ from baton.drill.engine import MODEL_ID
 from baton.drill.judge import Judge
 from baton.drill.router import RouterParts, SimulatedRouter
 from baton.drill.scenario import Request
+from baton.drill.watch import Departed
 from baton.protos.errors import BatonError
 from baton.router.access.keys import ApiKey
 from baton.router.request.context import RequestContext
@@ -31,8 +32,10 @@ class Clients:
         judge: Judge,
         tell: Callable[[str, str], None],
         requests_per_min: int = 0,
+        departed: Departed | None = None,
     ) -> None:
         self._routers, self._judge, self._tell, self._per_min = routers, judge, tell, requests_per_min
+        self._departed: Departed = {} if departed is None else departed
 
     async def ask(self, request: Request, began: float) -> None:
         """Plays one client from its coming to the end of its last choice."""
@@ -50,7 +53,7 @@ class Clients:
         self._tell(name, f"asks {len(request.prompt)} tokens, n {request.n}")
         for after in request.cancels:
             for stream in streams:
-                loop.call_later(after, stream.cancel, "client_gone")
+                loop.call_later(after, self._leave, request, stream)
         reading = [asyncio.ensure_future(self._read(request, stream)) for stream in streams]
         died = asyncio.ensure_future(router.died.wait())
         whole = asyncio.gather(*reading)
@@ -63,6 +66,16 @@ class Clients:
                 await asyncio.gather(whole, return_exceptions=True)
                 self._tell(name, "lost its router")
                 self._judge.lost()
+                for choice in range(request.n):
+                    self._departs(request, choice)
+
+    def _leave(self, request: Request, stream: ChoiceStream) -> None:
+        self._departs(request, stream.choice)
+        stream.cancel("client_gone")
+
+    def _departs(self, request: Request, choice: int) -> None:
+        """Notes that nobody waits any more for an answer."""
+        self._departed.setdefault((request.number, choice), asyncio.get_running_loop().time())
 
     async def _charge(self, parts: RouterParts, request: Request) -> None:
         """Counts a request against its tenant's rate, as a surface does. Raises QuotaExceeded."""
@@ -96,6 +109,7 @@ class Clients:
             raise
         except Exception as raised:
             error = raised
+        self._departs(request, stream.choice)
         self._judge.ended(request, stream, tokens, logprobs, error)
         late = asyncio.get_running_loop().time() - asked_at - (request.deadline_after or math.inf)
         if late > LATE_S + request.read_pause:

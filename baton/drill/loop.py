@@ -8,15 +8,20 @@ what runs.
 from __future__ import annotations
 
 import asyncio
+import heapq
 import itertools
 import math
 import random
 from asyncio import base_events
 from collections import deque
 from collections.abc import Callable
-from typing import Any, Protocol
+from contextvars import Context, copy_context
+from typing import Any, Protocol, TypeVarTuple
+
+Ts = TypeVarTuple("Ts")
 
 RESOLUTION_S = 1e-9
+MOST_CANCELLED = 100  # timers that were cancelled and still wait for their time, beside as many others
 MOST_IDLE_TURNS = 20_000  # turns without time passing after which a run gets nowhere
 TASK_STEPS = {"TaskStepMethWrapper", "TaskWakeupMethWrapper"}  # callbacks by which C's tasks go on
 
@@ -33,15 +38,50 @@ class CancelWitness(Protocol):
         """Notes where a coroutine waits as it is cancelled."""
 
 
-class _Future(asyncio.Future[Any]):
-    """A future that is hashed by its number."""
+class Numbered:
+    """Hashes futures and tasks by a number, drawn when first asked, so that sets have one order in every run."""
 
-    def __init__(self, serial: int, **options: Any) -> None:
-        self._serial = serial
-        super().__init__(**options)
+    _number = 0
 
     def __hash__(self) -> int:
-        return self._serial
+        if not self._number:
+            loop = self.get_loop()  # type: ignore[attr-defined]
+            self._number = next(loop.numbers)
+        return self._number
+
+
+class _Future(Numbered, asyncio.Future[Any]):
+    """A future of a simulated run."""
+
+
+def _nothing() -> None:
+    """Stands for a callback that was cancelled."""
+
+
+class _Handle(asyncio.TimerHandle):
+    """A callback that is ready or waits for its time; slimmer than asyncio's, because a run makes so many."""
+
+    __slots__ = ()
+
+    def __init__(
+        self,
+        when: float,
+        callback: Callable[..., object],
+        args: tuple[Any, ...],
+        loop: SeededLoop,
+        context: Context | None,
+    ) -> None:
+        self._when, self._callback, self._args, self._loop = when, callback, args, loop
+        self._context = copy_context() if context is None else context
+        self._cancelled, self._scheduled = False, False
+
+    def cancel(self) -> None:
+        """Forgets the callback; it is not run."""
+        if not self._cancelled:
+            self._cancelled = True
+            self._callback, self._args = _nothing, ()
+            if self._scheduled:
+                self._loop.timer_cancelled()
 
 
 class RunEnds(RuntimeError):
@@ -64,15 +104,18 @@ class SeededLoop(base_events.BaseEventLoop):
 
     thread_s = 0.002  # seconds that work in a thread takes at most
     again_s = 0.0  # seconds within which whoever is cancelled is cancelled again; 0: nobody is
+    _stopping: bool  # the base class's: whether this is the last turn
     limit_s = math.inf  # seconds of virtual time after which a run is ended
 
     def __init__(self, rng: random.Random, reorder: float = 0.5) -> None:
         super().__init__()
         self.coverage: CancelWitness | None = None
-        self.serials = itertools.count()  # by which futures and tasks are hashed
+        self.numbers = itertools.count(1)  # by which futures and tasks are hashed
         self._rng, self._reorder, self._now = rng, reorder, 0.0
-        self._clock_resolution = RESOLUTION_S
-        self._selector = self  # asked by the base class for what is ready outside
+        self._callbacks: deque[_Handle] = deque()
+        self._timers: list[tuple[float, int, _Handle]] = []
+        self._timer_numbers = itertools.count()
+        self._timers_cancelled = 0
         self.turns = self._idle_turns = 0
         self._halted = False
 
@@ -86,31 +129,103 @@ class SeededLoop(base_events.BaseEventLoop):
 
     def create_future(self) -> asyncio.Future[Any]:
         """Returns a future whose place in a set is the same in every run."""
-        return _Future(next(self.serials), loop=self)
+        return _Future(loop=self)
 
     def time(self) -> float:
         """Returns the virtual time, in seconds since the loop was made."""
         return self._now
 
-    def select(self, timeout: float | None) -> list[Any]:
-        """Passes ``timeout`` seconds of virtual time. Raises RunEnds where the run is over, or gets nowhere."""
-        if self._halted:
-            raise Halted("the run was ended")
-        if timeout is None:
-            raise NothingLeft("no callback is ready and no timer is set")
-        self._idle_turns = 0 if timeout > 0 else self._idle_turns + 1
-        if self._idle_turns > MOST_IDLE_TURNS:
-            raise RunEnds(f"tasks take {MOST_IDLE_TURNS} turns and no time passes")
-        self._now += max(0.0, timeout)
-        if self._now > self.limit_s:
-            raise RunEnds(f"it has not ended after {self.limit_s:g} s")
-        self.turns += 1
-        return []
+    # ---- callbacks, in place of the base class's ----
 
-    def _process_events(self, event_list: list[Any]) -> None:
-        ready: deque[asyncio.Handle] = self._ready  # type: ignore[attr-defined]
+    def call_soon(
+        self, callback: Callable[[*Ts], object], *args: *Ts, context: Context | None = None
+    ) -> asyncio.Handle:
+        """Runs ``callback`` in the next turn."""
+        handle = _Handle(self._now, callback, args, self, context)
+        self._callbacks.append(handle)
+        return handle
+
+    def call_soon_threadsafe(
+        self, callback: Callable[[*Ts], object], *args: *Ts, context: Context | None = None
+    ) -> asyncio.Handle:
+        """Runs ``callback`` in the next turn; the finalizers of generators ask so."""
+        return self.call_soon(callback, *args, context=context)
+
+    def call_later(
+        self, delay: float, callback: Callable[[*Ts], object], *args: *Ts, context: Context | None = None
+    ) -> asyncio.TimerHandle:
+        """Runs ``callback`` after ``delay`` seconds of virtual time."""
+        return self.call_at(self._now + delay, callback, *args, context=context)
+
+    def call_at(
+        self, when: float, callback: Callable[[*Ts], object], *args: *Ts, context: Context | None = None
+    ) -> asyncio.TimerHandle:
+        """Runs ``callback`` at the virtual time ``when``."""
+        handle = _Handle(when, callback, args, self, context)
+        handle._scheduled = True
+        heapq.heappush(self._timers, (when, next(self._timer_numbers), handle))
+        return handle
+
+    def timer_cancelled(self) -> None:
+        """Counts a timer that never comes; where most are such, they are thrown away."""
+        self._timers_cancelled += 1
+        if self._timers_cancelled > MOST_CANCELLED and 2 * self._timers_cancelled > len(self._timers):
+            self._timers = [entry for entry in self._timers if not entry[2]._cancelled]
+            heapq.heapify(self._timers)
+            self._timers_cancelled = 0
+
+    def _run_once(self) -> None:
+        """Takes one turn: passes time if nothing is ready, then runs what is ready, each once."""
+        ready, timers = self._callbacks, self._timers
+        while timers and timers[0][2]._cancelled:
+            heapq.heappop(timers)
+            self._timers_cancelled -= 1
+        if not ready and not self._stopping:
+            self._pass_time(timers[0][0] if timers else None)
+        self._count_turn()
+        until = self._now + RESOLUTION_S
+        while timers and timers[0][0] < until:
+            handle = heapq.heappop(timers)[2]
+            handle._scheduled = False
+            if handle._cancelled:
+                self._timers_cancelled -= 1
+            else:
+                ready.append(handle)
         if len(ready) > 1 and self._rng.random() < self._reorder:
             _shuffle_tasks(ready, self._rng)
+        for _ in range(len(ready)):
+            handle = ready.popleft()
+            if not handle._cancelled:
+                self._run(handle)
+
+    def _run(self, handle: _Handle) -> None:
+        try:
+            handle._context.run(handle._callback, *handle._args)
+        except (SystemExit, KeyboardInterrupt):
+            raise
+        except BaseException as error:
+            self.call_exception_handler({"message": f"{handle._callback!r} failed", "exception": error})
+
+    def _pass_time(self, until: float | None) -> None:
+        """Lets the virtual time be ``until``. Raises RunEnds where that is never, or too late."""
+        if until is None:
+            raise NothingLeft("no callback is ready and no timer is set")
+        if until > self._now:
+            self._now, self._idle_turns = until, 0
+        if self._now > self.limit_s:
+            raise RunEnds(f"it has not ended after {self.limit_s:g} s")
+
+    def _count_turn(self) -> None:
+        """Counts a turn. Raises RunEnds where a run was ended, or its tasks turn and turn."""
+        if self._halted:
+            raise Halted("the run was ended")
+        self.turns += 1
+        self._idle_turns += 1
+        if self._idle_turns > MOST_IDLE_TURNS:
+            raise RunEnds(f"tasks take {MOST_IDLE_TURNS} turns and no time passes")
+
+    def _process_events(self, event_list: list[Any]) -> None:
+        """Does nothing: nothing happens outside."""
 
     def _write_to_self(self) -> None:
         """Does nothing: no thread has to wake this loop."""
@@ -143,7 +258,7 @@ class SeededLoop(base_events.BaseEventLoop):
         """Returns at once: there are no threads."""
 
 
-def _shuffle_tasks(ready: deque[asyncio.Handle], rng: random.Random) -> None:
+def _shuffle_tasks(ready: deque[_Handle], rng: random.Random) -> None:
     places = [i for i, handle in enumerate(ready) if _is_task_step(handle)]
     if len(places) < 2:
         return
@@ -153,6 +268,6 @@ def _shuffle_tasks(ready: deque[asyncio.Handle], rng: random.Random) -> None:
         ready[place] = handle
 
 
-def _is_task_step(handle: asyncio.Handle) -> bool:
-    callback = handle._callback  # type: ignore[attr-defined]
+def _is_task_step(handle: _Handle) -> bool:
+    callback = handle._callback
     return type(callback).__name__ in TASK_STEPS or getattr(callback, "__qualname__", "") == "Task.task_wakeup"

@@ -7,7 +7,7 @@ import contextvars
 from collections.abc import Coroutine, Generator
 from typing import Any, TypeVar
 
-from baton.drill.loop import SeededLoop
+from baton.drill.loop import Numbered, SeededLoop
 
 T = TypeVar("T")
 OWNER: contextvars.ContextVar[Process | None] = contextvars.ContextVar("owner", default=None)
@@ -45,16 +45,8 @@ class Process:
         self._tasks.pop(task, None)
 
 
-class DrillTask(asyncio.Task[T]):
+class DrillTask(Numbered, asyncio.Task[T]):
     """A task that tells its loop when it is cancelled. A set of tasks has one order in every run."""
-
-    def __init__(self, work: Any, *, loop: asyncio.AbstractEventLoop, **options: Any) -> None:
-        assert isinstance(loop, SeededLoop)
-        self._serial = next(loop.serials)
-        super().__init__(work, loop=loop, **options)
-
-    def __hash__(self) -> int:
-        return self._serial
 
     def cancel(self, msg: Any = None) -> bool:
         """Cancels the task, as any task is."""

@@ -10,6 +10,7 @@ from typing import Literal, get_args
 
 import msgspec
 
+from baton.drill.network import KEEPALIVE_S
 from baton.drill.oracle import VOCABULARY
 from baton.protos.nouns import Grammar, Sampling
 
@@ -19,6 +20,8 @@ FaultKind = Literal[
     "tier_slow", "tier_fails", "role", "ratio", "hold", "leave", "weights", "cancel_again",
 ]  # fmt: skip
 FAULTS: tuple[FaultKind, ...] = get_args(FaultKind)
+HINDERING = ("cut", "cut_one_way", "stuck", "slow", "tier_slow")  # faults that delay the word that a client left
+GONE_S = 3.0  # seconds that the word that a client left takes at most, without such a fault
 POLICIES = ("cost", "round_robin", "least_loaded")
 
 
@@ -86,6 +89,12 @@ class Scenario(msgspec.Struct, frozen=True):
         times = [r.at for r in self.requests] + [f.at + f.seconds for f in self.faults]
         return max(times, default=0.0)
 
+    @property
+    def heard_s(self) -> float:
+        """Returns the seconds within which every engine has heard that a client left."""
+        hindering = [fault.seconds for fault in self.faults if fault.kind in HINDERING]
+        return GONE_S + 4 * self.delay_s + (KEEPALIVE_S + max(hindering) if hindering else 0.0)
+
 
 class Size(msgspec.Struct, frozen=True):
     """Bounds how large a run is drawn: most workers per role, requests, faults, and seconds in which they come."""
@@ -150,6 +159,10 @@ def _request(rng: random.Random, number: int, span: float, heads: list[tuple[int
         grammar=Grammar("regex", f"{rng.random()}") if 0.18 <= special < 0.4 else None,
         pooling=pooling,
     )
+    cancels, deadline = _cancels(rng), rng.uniform(0.02, rng.choice((0.5, 20.0))) if rng.random() < 0.1 else None
+    if (cancels or deadline) and not pooling and rng.random() < 0.4:
+        long = {"max_tokens": rng.randint(200, 1200), "ignore_eos": True, "stop_token_ids": ()}
+        sampling = msgspec.structs.replace(sampling, **long)  # so that there is something to go on with for nobody
     return Request(
         number=number,
         at=rng.uniform(0.0, span),
@@ -158,9 +171,9 @@ def _request(rng: random.Random, number: int, span: float, heads: list[tuple[int
         n=1 if pooling else rng.choice((1, 1, 1, 2, 4)),
         router=rng.randrange(routers),
         tenant=rng.choice(("", "", "a", "b")),
-        cancels=_cancels(rng),
+        cancels=cancels,
         read_pause=rng.choice((0.0, 0.0, 0.0, 0.2)),
-        deadline_after=rng.uniform(0.02, rng.choice((0.5, 20.0))) if rng.random() < 0.1 else None,
+        deadline_after=deadline,
     )
 
 

@@ -15,6 +15,7 @@ from baton.protos import channel as ch
 from baton.protos.nouns import EngineRequest
 
 Answers = dict[tuple[int, int], str]  # the weights that began an answer, by request and choice
+Departed = dict[tuple[int, int], float]  # when nobody waits any more for an answer, by request and choice
 TELLS_PROGRESS = (ch.Admit, ch.ReceiveOpened, ch.ReceiveClosed)
 EARLY_S = 0.001  # seconds by which a sweep may come before the lease's time, by rounding
 
@@ -29,12 +30,17 @@ class EngineWitness:
         lease_ttl_s: float,
         violated: Callable[[str], None],
         answers: Answers,
+        departed: Departed,
+        patience_s: float,
     ) -> None:
         self._name, self._requests, self._ttl_s, self._violated = name, requests, lease_ttl_s, violated
         self._progress: dict[int, float] = {}
         self._epochs: dict[int, int] = {}
-        self._cancelled: set[int] = set()
+        self._cancelled: set[int] = set()  # requests whose cancel an earlier turn has taken
+        self._leaving: set[int] = set()  # those whose cancel the next turn takes, with what came before it
         self._answers, self.fingerprint = answers, ""
+        self._departed, self._patience_s = departed, patience_s
+        self._asked: dict[int, tuple[int, int]] = {}  # request and choice by the engine's key
 
     def told(self, message: Any, now: float) -> None:
         """Notes a message to the engine."""
@@ -42,8 +48,9 @@ class EngineWitness:
             self._hold(message.request)
         if isinstance(message, ch.Admit):
             self._began(message.request)
+            self._asked[message.key] = number_of(message.request.request_id), message.request.choice
         elif isinstance(message, ch.Cancel):
-            self._cancelled.add(message.key)
+            self._leaving.add(message.key)
         elif isinstance(message, ch.Rearm):
             self._epochs[message.key] = message.epoch
         elif isinstance(message, ch.BlocksReceived) and message.epoch < self._epochs.get(message.key, 0):
@@ -56,6 +63,10 @@ class EngineWitness:
         for message in said:
             if isinstance(message, ch.Tokens) and any(one.key in self._cancelled for one in message.outputs):
                 self._violated(f"{self._name}: a sequence writes on after its cancel")
+            if isinstance(message, ch.Tokens):
+                self._wanted([self._asked[one.key] for one in message.outputs], now)
+        self._cancelled |= self._leaving
+        self._leaving.clear()
         for message in said if swept else ():
             if not isinstance(message, ch.Ended) or message.error is None or message.error.type != "LeaseUnknown":
                 continue
@@ -63,6 +74,14 @@ class EngineWitness:
                 self._violated(
                     f"{self._name}: a lease was swept {now - self._progress[message.key]:.3f} s after its last "
                     f"progress, and has {self._ttl_s:g} s"
+                )
+
+    def _wanted(self, written: Sequence[tuple[int, int]], now: float) -> None:
+        """Holds what is written against who still waits for it."""
+        for who in written:
+            if (late := now - self._departed.get(who, now)) > self._patience_s:
+                self._violated(
+                    f"request {who[0]} choice {who[1]} is written on at {self._name} {late:.1f} s after it was left"
                 )
 
     def _began(self, asked: EngineRequest) -> None:

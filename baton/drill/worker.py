@@ -29,7 +29,7 @@ from baton.drill.rpc.client import SimulatedDialer
 from baton.drill.rpc.server import Server
 from baton.drill.scenario import Scenario
 from baton.drill.tier import FaultyStore, TierHealth
-from baton.drill.watch import Answers, EngineWitness
+from baton.drill.watch import Answers, Departed, EngineWitness
 from baton.kv.tiers.slab import Slab
 from baton.kv.transport.grpc import GrpcTransport
 from baton.protos.channel import SetRole
@@ -74,7 +74,9 @@ class SimulatedWorker:
         violated: Violated,
         tell: Tell,
         answers: Answers,
+        departed: Departed,
     ) -> None:
+        self.departed = departed
         self.slot, self.role, self.weights, self.answers = slot, role, 0, answers
         self.scenario, self.network, self.violated, self.tell = scenario, network, violated, tell
         self.rng = random.Random(f"{scenario.seed} {slot}")
@@ -129,7 +131,13 @@ class Life:
         self._change: RoleSwitch | None = None
         self._ended: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         witness = EngineWitness(
-            self.process.name, worker.requests, worker.scenario.lease_ttl_s, worker.violated, worker.answers
+            self.process.name,
+            worker.requests,
+            worker.scenario.lease_ttl_s,
+            worker.violated,
+            worker.answers,
+            worker.departed,
+            worker.scenario.heard_s,
         )
         self.engine = SimulatedEngine(
             self.process.name, self.role, worker.scenario, worker.pace, worker.rng, witness, worker.weights

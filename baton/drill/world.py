@@ -7,6 +7,7 @@ import logging
 import random
 from typing import Any
 
+from baton.drill import oracle
 from baton.drill.batches import BatchClients
 from baton.drill.clients import Clients
 from baton.drill.coverage import Coverage
@@ -17,10 +18,11 @@ from baton.drill.network import Conditions, Network
 from baton.drill.process import owning_factory
 from baton.drill.redis.server import RedisServer
 from baton.drill.router import SimulatedRouter
-from baton.drill.scenario import FAULTS, Scenario
+from baton.drill.scenario import FAULTS, Request, Scenario
 from baton.drill.story import Story
-from baton.drill.watch import Answers
+from baton.drill.watch import Answers, Departed
 from baton.drill.worker import EPOCH_S, SimulatedWorker
+from baton.protos.nouns import Sampling
 
 UP_S = 60.0  # seconds in which a cluster comes up
 BATCH_S = 240.0  # seconds after everything else within which a batch job is complete
@@ -29,8 +31,12 @@ REST_S = 12.0  # seconds after that, and after a lease's time, in which what was
 PHASES_S = 2 * (UP_S + SETTLE_S + BATCH_S + REST_S)  # seconds after which no run lasts, beside its own load
 # Faults after which rates are counted by each router alone, or anew.
 UNCOUNTED = {kind for kind in FAULTS if kind.startswith("redis_")} | {"clock_jumps"}
+FAR_S = 0.03  # seconds to Redis from which on a router's first question is late, so that it counts alone
 # Faults that may end a lease by its time.
 SWEEPING = ("cut", "cut_one_way", "stuck", "slow", "tier_slow", "cancel_again")
+PROBES_FROM = 1_000_000  # numbers of the requests that are asked at rest
+PROBE_S = 30.0  # seconds within which one of them is answered
+PROBED_S = 2.0  # seconds after which nothing of them is left
 PATIENT_TTL_S = 30.0  # seconds of a lease below which a busy prefill worker may let one run out
 
 
@@ -61,9 +67,10 @@ class World:
         self.redis = RedisServer(self.network, EPOCH_S)
         roles = [("prefill", i) for i in range(own.prefill)] + [("decode", i) for i in range(own.decode)]
         answers: Answers = {}
+        departed: Departed = {}
         self.workers = {
             f"{role}-{i}": SimulatedWorker(
-                f"{role}-{i}", role, own, self.network, self.judge.violated, self.tell, answers
+                f"{role}-{i}", role, own, self.network, self.judge.violated, self.tell, answers, departed
             )
             for role, i in roles
         }
@@ -76,8 +83,10 @@ class World:
         for router in self.routers:
             router.start()
         await self._until_up()
-        await self._play(loop.time())
+        clients = Clients(self.routers, self.judge, self.tell, own.requests_per_min, departed)
+        await self._play(clients, loop.time())
         await asyncio.sleep(REST_S + own.lease_ttl_s)
+        await self._probe(clients)
         self._at_rest()
         await self._end()
 
@@ -86,9 +95,8 @@ class World:
             while not all(r.parts and r.parts.core.dispatcher.ready() for r in self.routers):  # noqa: ASYNC110
                 await asyncio.sleep(0.05)
 
-    async def _play(self, began: float) -> None:
+    async def _play(self, clients: Clients, began: float) -> None:
         own = self.scenario
-        clients = Clients(self.routers, self.judge, self.tell, own.requests_per_min)
         asking = [asyncio.ensure_future(clients.ask(request, began)) for request in own.requests]
         faults = Faults(self.workers, self.routers, self.network, self.redis, self._rng, self.tell, self.coverage)
         batches = BatchClients(self.network, own.faults, self.judge.violated, self.tell)
@@ -122,9 +130,32 @@ class World:
 
     # ---- at rest ----
 
+    async def _probe(self, clients: Clients) -> None:
+        """Asks each router once more: a cluster that faults have left answers as if there had been none."""
+        if {worker.life.role for worker in self.workers.values() if worker.life is not None} != {
+            "prefill",
+            "decode",
+        }:
+            return
+        for number, router in enumerate(self.routers, PROBES_FROM):
+            prompt = tuple(self._rng.randrange(oracle.VOCABULARY) for _ in range(100))
+            sampling = Sampling(temperature=0.0, max_tokens=8, ignore_eos=True)
+            before = self.judge.answered
+            probe = Request(number, 0.0, prompt, sampling, router=number - PROBES_FROM)
+            try:
+                async with asyncio.timeout(PROBE_S):
+                    await clients.ask(probe, self.loop.time())
+            except TimeoutError:
+                self.judge.violated(f"at rest: {router.name} doesn't answer within {PROBE_S:g} s")
+            if self.judge.answered != before + 1:
+                self.judge.violated(f"at rest: {router.name} doesn't answer a request as it should")
+            self.judge.answered = before
+        await asyncio.sleep(PROBED_S)
+
     def _at_rest(self) -> None:
         kinds = {fault.kind for fault in self.scenario.faults}
-        if not (kinds.intersection(UNCOUNTED) or any(f.other == REDIS for f in self.scenario.faults)):
+        away = kinds.intersection(UNCOUNTED) or any(f.other == REDIS for f in self.scenario.faults)
+        if not away and self.scenario.delay_s < FAR_S:
             self.judge.rates_held(self.scenario.requests_per_min)
         sweeping = self.scenario.lease_ttl_s < PATIENT_TTL_S or kinds.intersection(SWEEPING)
         for worker in self.workers.values():

@@ -1,6 +1,6 @@
 """Hunts the bugs of ``bugs`` with `baton drill`: each is planted in a copy of the package, until a seed finds it.
 
-``find`` runs seeds on a copy of the package with one bug in it, until an invariant breaks.
+A run ends at its first violation. A seed counts as a finding only if it holds without the bug.
 
     python -m tests.drill.planted [NAME]      every bug (or one): whether it was found, and the CPU seconds it took
 """
@@ -8,8 +8,8 @@
 from __future__ import annotations
 
 import os
-import resource
 import shutil
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -20,17 +20,29 @@ import baton
 from tests.drill.bugs import BUGS, Bug
 
 PACKAGE = Path(baton.__file__).parent
+MOST_SECONDS = 600.0  # CPU seconds that a hunt takes at most
 RUN = """
 import sys, time
 from baton.drill.run import play
 from baton.drill.scenario import FAULTS, Size, draw
+limit, kinds = float(sys.argv[1]), tuple(sys.argv[2].split(",")) if sys.argv[2] else FAULTS
+skipped = set(map(int, sys.argv[3].split(","))) if sys.argv[3] else ()
+seed = 0
+while time.process_time() < limit:
+    if seed not in skipped:
+        verdict = play(draw(seed, Size(kinds=kinds)), first_only=True)
+        if not verdict.held:
+            print(seed, round(time.process_time(), 1), verdict.violations[0])
+            sys.exit(1)
+    seed += 1
+print(seed, round(time.process_time(), 1), "every seed held")
+"""
+CHECK = """
+import sys
+from baton.drill.run import play
+from baton.drill.scenario import FAULTS, Size, draw
 kinds = tuple(sys.argv[2].split(",")) if sys.argv[2] else FAULTS
-began = time.process_time()
-for seed in range(int(sys.argv[1])):
-    verdict = play(draw(seed, Size(kinds=kinds)), first_only=True)
-    if not verdict.held:
-        print(seed, round(time.process_time() - began, 1), verdict.violations[0])
-        sys.exit(1)
+sys.exit(0 if play(draw(int(sys.argv[1]), Size(kinds=kinds)), first_only=True).held else 1)
 """
 
 
@@ -42,36 +54,50 @@ class Finding(NamedTuple):
     said: str
 
 
-def find(bug: Bug, seeds: int, seconds: float = 600.0) -> Finding:
-    """Hunts ``bug`` with up to ``seeds`` seeds. Raises AssertionError where the source no longer has its text."""
+def find(bug: Bug, seconds: float = MOST_SECONDS) -> Finding:
+    """Hunts ``bug`` for so many CPU seconds. Raises AssertionError where the source no longer has its text."""
     with tempfile.TemporaryDirectory(prefix="planted-") as root:
-        copy = Path(root, "baton")
-        shutil.copytree(PACKAGE, copy, ignore=shutil.ignore_patterns("__pycache__"))
-        for file, old, new in bug.edits:
-            source = (copy / file).read_text()
-            assert source.count(old) == 1, f"{bug.name}: {file} has its text {source.count(old)} times"
-            (copy / file).write_text(source.replace(old, new))
-        before = resource.getrusage(resource.RUSAGE_CHILDREN)
-        done = subprocess.run(
-            [sys.executable, "-c", RUN, str(seeds), ",".join(bug.faults)],
-            env={**os.environ, "PYTHONPATH": root}, cwd=root, capture_output=True, text=True, timeout=seconds,
-        )  # fmt: skip
-        after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    took = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-    if done.returncode == 1 and done.stdout:
-        seed, _, said = done.stdout.partition(" ")
-        return Finding(int(seed), took, said.strip())
-    return Finding(None, took, done.stderr[-500:])
+        plant(bug, Path(root))
+        skipped: list[str] = []  # seeds that fail without the bug as well, and so find nothing
+        while True:
+            done = _run(RUN, root, str(seconds), ",".join(bug.faults), ",".join(skipped))
+            seed, took, said = done.stdout.strip().split(" ", 2) if done.stdout else ("", "0", done.stderr[-500:])
+            if done.returncode != 1 or not seed:
+                return Finding(None, float(took), said)
+            if _run(CHECK, str(PACKAGE.parent), seed, ",".join(bug.faults)).returncode == 0:
+                return Finding(int(seed), float(took), said)
+            skipped.append(seed)
+
+
+def plant(bug: Bug, root: Path) -> None:
+    """Copies the package to ``root`` with the bug in it."""
+    copy = root / "baton"
+    shutil.copytree(PACKAGE, copy, ignore=shutil.ignore_patterns("__pycache__"))
+    for file, old, new in bug.edits:
+        source = (copy / file).read_text()
+        assert source.count(old) == 1, f"{bug.name}: {file} has its text {source.count(old)} times"
+        (copy / file).write_text(source.replace(old, new))
+
+
+def _run(code: str, root: str, *args: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", code, *args],
+        env={**os.environ, "PYTHONPATH": root}, cwd=root, capture_output=True, text=True, check=False,
+    )  # fmt: skip
 
 
 def main() -> None:
-    """Prints what became of each bug."""
+    """Prints what became of each bug, and the median of the CPU seconds."""
     wanted = sys.argv[1] if len(sys.argv) > 1 else ""
+    took = []
     for bug in BUGS:
         if wanted in bug.name:
-            finding = find(bug, 100)
+            finding = find(bug)
             where = f"seed {finding.seed}" if finding.seed is not None else "NOT FOUND"
+            took += [finding.seconds] if finding.seed is not None else []
             print(f"{where:>9} {finding.seconds:6.1f} s  {bug.name}: {finding.said[:150]}", flush=True)
+    if took:
+        print(f"{len(took)} found, median {statistics.median(took):.1f} CPU s, at most {max(took):.1f}")
 
 
 if __name__ == "__main__":
