@@ -268,16 +268,17 @@ async def controlling(
     members: Members,
     store: AdviceStore,
     metrics: RouterMetrics,
+    wall_clock: Callable[[], float] = time.time,
 ) -> AsyncIterator[None]:
-    """This router stands for leader while the block runs; nothing happens where the controller is off."""
+    """Lets this router stand for leader while the block runs; nothing happens where the controller is off."""
     if config.controller.mode == "off":
         yield
         return
     namespace = config.cluster.namespace
     traffic = TrafficStore(redis, namespace)
     lease = NamedLease(redis, namespace, "controller", router_id, LEASE_INTERVALS * config.controller.interval_s)
-    replicas, figures = ReplicaControl(redis, config), ControlMetrics(metrics, time.time)
-    controller = Controller(config, members, roles, traffic, store, lease, replicas, figures, time.time)
+    replicas, figures = ReplicaControl(redis, config), ControlMetrics(metrics, wall_clock)
+    controller = Controller(config, members, roles, traffic, store, lease, replicas, figures, wall_clock)
     task = asyncio.create_task(controller.run(), name="controller")
     try:
         yield

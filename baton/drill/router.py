@@ -10,12 +10,15 @@ import itertools
 import random
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
+from functools import cache
 
 import msgspec
 from prometheus_client import CollectorRegistry
 from redis.asyncio import Redis
 
+from baton.cluster.advice import AdviceStore
 from baton.cluster.batch_store import BatchStore
+from baton.cluster.config import BatonConfig
 from baton.cluster.departures import Departures
 from baton.cluster.holds import HoldStore, RosterWithHolds
 from baton.cluster.membership import PolledRoster, connect
@@ -25,6 +28,8 @@ from baton.cluster.sections.router import RouterConfig
 from baton.cluster.store.buckets import RateBuckets
 from baton.cluster.store.patience import CircuitBreaker
 from baton.cluster.store.records import RecordStore
+from baton.cluster.traffic import TrafficStore
+from baton.controller.loop import controlling
 from baton.drill.network import Network
 from baton.drill.process import Process
 from baton.drill.redis.server import URL, connections
@@ -38,11 +43,23 @@ from baton.router.api.batch.lane import BatchLane
 from baton.router.compose.core import CoreDependencies, RouterCore, running_core
 from baton.router.compose.surfaces import make_generation
 from baton.router.dispatch.runner import DispatchSettings
+from baton.router.observe.traffic import TrafficMeter
 from baton.router.request.context_class import ContextClasses
 from baton.router.request.environment import Environment
 from baton.router.text.catalog import ModelCatalog
+from baton.router_host.compose import pushing_traffic
 
 RESTART_S = 1.0  # seconds after which a router that died serves again
+
+
+@cache
+def controlled() -> BatonConfig:
+    """Returns the configuration of a cluster whose controller looks often and turns workers readily."""
+    eager = {
+        "mode": "auto", "interval_s": 1.0, "window_s": 5.0, "ttft_s": 0.2, "tpot_s": 0.02, "high": 0.2, "low": 0.1,
+        "least_gain": 0.0, "confirm": 1, "cooldown_s": 2.0, "horizon_s": 10.0, "error_bound": 100.0, "dial_s": 0.0,
+    }  # fmt: skip
+    return BatonConfig.model_validate({"controller": eager, "cluster": {"namespace": NAMESPACE}})
 
 
 class RouterParts(msgspec.Struct, frozen=True):
@@ -114,12 +131,17 @@ class SimulatedRouter:
     @asynccontextmanager
     async def _composed(self) -> AsyncIterator[RouterParts]:
         clock, own = asyncio.get_running_loop().time, self._scenario
+
+        def wall_clock() -> float:
+            return EPOCH_S + clock()
+
         config = RouterConfig(policy=own.policy, local_prefill_max_tokens=own.local_max, max_queue=10_000)
         redis = connect(URL, connections(self._network, self.process.name))
         async with AsyncExitStack() as stack:
             stack.push_async_callback(redis.aclose)
+            meter = TrafficMeter(self.process.name, wall_clock) if own.controller else None
             joined = await stack.enter_async_context(
-                PolledRoster(redis, NAMESPACE, BEAT_S, clock=clock, wall_clock=lambda: EPOCH_S + clock())
+                PolledRoster(redis, NAMESPACE, BEAT_S, clock=clock, wall_clock=wall_clock)
             )
             holds = HoldStore(redis, NAMESPACE)
             roster = await stack.enter_async_context(
@@ -132,6 +154,7 @@ class SimulatedRouter:
                 router_id=self.process.name,
                 index=PrefixIndex(redis, NAMESPACE),
                 store=RecordStore(redis, NAMESPACE, clock=clock),
+                record_observer=meter,
                 clock=clock,
                 rng=self._rng,
                 dialer=SimulatedDialer(self._network, self.process.name),
@@ -141,6 +164,16 @@ class SimulatedRouter:
             await stack.enter_async_context(gate.settling())
             if own.batches:
                 await stack.enter_async_context(self._lane(config, given, core, gate, redis).running())
+            if own.controller:
+                await stack.enter_async_context(
+                    pushing_traffic(meter, TrafficStore(redis, NAMESPACE), core.decisions)
+                )
+                advice, set_up = AdviceStore(redis, NAMESPACE), controlled()
+                await stack.enter_async_context(
+                    controlling(
+                        set_up, redis, given.router_id, core.roles, roster, advice, given.metrics, wall_clock
+                    )
+                )
             yield RouterParts(core, holds, gate)
 
     def _lane(

@@ -143,7 +143,13 @@ SIMPLER = (
     *(_plain(**{field: value}) for field, value in PLAIN.items()),
     *(
         _with(**{field: value})
-        for field, value in (("swap", False), ("tier_pages", 0), ("hedge", 0.0), ("local_max", 0))
+        for field, value in (
+            ("swap", False),
+            ("tier_pages", 0),
+            ("hedge", 0.0),
+            ("local_max", 0),
+            ("controller", False),
+        )
     ),
     _fewer("prefill"),
     _fewer("decode"),

@@ -82,6 +82,7 @@ class Scenario(msgspec.Struct, frozen=True):
     requests: tuple[Request, ...]
     faults: tuple[Fault, ...]
     batches: tuple[Batch, ...] = ()
+    controller: bool = False
 
     @property
     def ends_at(self) -> float:
@@ -139,6 +140,7 @@ def draw(seed: int, size: Size = Size()) -> Scenario:
         requests=tuple(sorted(requests, key=lambda r: r.at)),
         faults=tuple(sorted(faults, key=lambda f: f.at)),
         batches=tuple(_batch(rng, span) for _ in range(rng.choice((0, 0, 1, 2)))),
+        controller=rng.random() < 0.25,
     )
 
 

@@ -11,10 +11,10 @@ import itertools
 import random
 from collections.abc import Callable
 from contextlib import AsyncExitStack, suppress
-from typing import Any
 
 import msgspec
 from prometheus_client import CollectorRegistry
+from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
 from baton.cluster.membership import Membership, connect
@@ -41,6 +41,7 @@ from baton.worker.environment import WorkerEnvironment
 from baton.worker.figures.report import Machine, WorkerReport
 from baton.worker.membership import describe, enter
 from baton.worker.server import RoleRuntime
+from baton.worker.slot_guard import SlotGuard
 from baton.worker.spec import WorkerSpec
 
 NAMESPACE = "drill"
@@ -171,14 +172,25 @@ class Life:
     # ---- what worker.host does ----
 
     async def _run(self) -> str:
-        own, network = self.worker, self.worker.network
-        redis = connect(URL, connections(network, self.process.name))
+        own = self.worker
+        redis = connect(URL, connections(own.network, self.process.name))
         with suppress(RedisError, OSError):
             self.role = await RoleWishes(redis, NAMESPACE).of(own.slot) or self.role
         if self.role != self.engine.role:
             self.engine = SimulatedEngine(
                 self.process.name, self.role, own.scenario, own.pace, own.rng, self.engine.witness, own.weights
             )
+        place = f"node-{own.rng.randrange(2)}"  # a successor may come on another node, and waits for the slot then
+        guard = SlotGuard(self._spec(), self.stop, self._waits, redis, self.incarnation, place)
+        async with guard as mine:
+            why = await self._serve(redis) if mine else "told to stop before it served"
+        return "its slot is served elsewhere" if guard.lost else why
+
+    def _waits(self, place: str) -> None:
+        self.worker.tell(self.worker.slot, f"waits for {place}, which has the slot")
+
+    async def _serve(self, redis: Redis) -> str:
+        own = self.worker
         self.engine.start()
         spec = self._spec()
         blocks = WorkerBlocks(
@@ -196,7 +208,7 @@ class Life:
             why = await self._play(redis, blocks)
         return why
 
-    async def _play(self, redis: Any, blocks: WorkerBlocks) -> str:
+    async def _play(self, redis: Redis, blocks: WorkerBlocks) -> str:
         """One role, from ready to gone; returns why the life ends, or nothing where another role follows."""
         network, spec = self.worker.network, self._spec()
         info = describe(spec, self.engine.ready, self.incarnation)

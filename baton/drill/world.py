@@ -132,10 +132,9 @@ class World:
 
     async def _probe(self, clients: Clients) -> None:
         """Asks each router once more: a cluster that faults have left answers as if there had been none."""
-        if {worker.life.role for worker in self.workers.values() if worker.life is not None} != {
-            "prefill",
-            "decode",
-        }:
+        roles = {worker.life.role for worker in self.workers.values() if worker.life is not None}
+        if roles != {"prefill", "decode"}:
+            self.judge.violated(f"at rest: every worker is a {' and '.join(sorted(roles))} worker")
             return
         for number, router in enumerate(self.routers, PROBES_FROM):
             prompt = tuple(self._rng.randrange(oracle.VOCABULARY) for _ in range(100))

@@ -13,6 +13,7 @@ import secrets
 import socket
 from collections.abc import Callable
 
+from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
 from baton.cluster.membership import connect, end_task
@@ -29,22 +30,32 @@ class SlotGuard:
     """Waits for the slot at ``async with SlotGuard(…) as mine``; ``mine`` is False where ``stop`` came first.
 
     ``waits(place)`` is called once when another node has the slot. When it is lost later, ``stop`` is set.
+    The lease is held in ``redis``, by default the one that ``spec`` names, for ``owner`` at ``place``.
     """
 
-    def __init__(self, spec: WorkerSpec, stop: asyncio.Event, waits: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        spec: WorkerSpec,
+        stop: asyncio.Event,
+        waits: Callable[[str], None],
+        redis: Redis | None = None,
+        owner: str = "",
+        place: str = "",
+    ) -> None:
         self._spec, self._own, self._stop, self._waits = spec, spec.member, stop, waits
+        self._given, self._owner = redis, owner or secrets.token_hex(8)
+        self._place = place or f"{socket.gethostname()} {this_host()} {spec.slot_dir}"
         self._task: asyncio.Task[None] | None = None
         self.lost = False
 
     async def __aenter__(self) -> bool:
-        if not self._own.redis_url:
+        if self._given is None and not self._own.redis_url:
             return True
-        self._redis = connect(self._own.redis_url)
-        place = f"{socket.gethostname()} {this_host()} {self._spec.slot_dir}"
-        owner = secrets.token_hex(8)
-        self._lease = SlotLease(self._redis, self._own.namespace, self._spec.slot, owner, place, self._own.lease_s)
+        self._redis = self._given or connect(self._own.redis_url)
+        own = self._own
+        self._lease = SlotLease(self._redis, own.namespace, self._spec.slot, self._owner, self._place, own.lease_s)
         if not await self._taken():
-            await self._redis.aclose()
+            await self._close()
             return False
         self._task = asyncio.create_task(self._keep(), name="slot lease")
         return True
@@ -56,7 +67,11 @@ class SlotGuard:
         with contextlib.suppress(RedisError, OSError, TimeoutError):
             async with asyncio.timeout(LEAVE_S):
                 await self._lease.drop()
-        await self._redis.aclose()
+        await self._close()
+
+    async def _close(self) -> None:
+        if self._given is None:
+            await self._redis.aclose()
 
     async def _taken(self) -> bool:
         told = False
