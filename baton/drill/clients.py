@@ -10,12 +10,14 @@ import math
 from collections.abc import Callable, Sequence
 
 from baton.drill.engine import MODEL_ID
+from baton.drill.fairness import FairnessWitness, Wait
 from baton.drill.judge import Judge
 from baton.drill.router import RouterParts, SimulatedRouter
-from baton.drill.scenario import Request
+from baton.drill.scenario import FLOODING, Request
 from baton.drill.watch import Departed
 from baton.protos.errors import BatonError
 from baton.router.access.keys import ApiKey
+from baton.router.dispatch.fair_queue import work_of
 from baton.router.request.context import RequestContext
 from baton.router.request.request import ChoiceStream, RouterRequest
 
@@ -33,7 +35,9 @@ class Clients:
         tell: Callable[[str, str], None],
         requests_per_min: int = 0,
         departed: Departed | None = None,
+        fairness: FairnessWitness | None = None,
     ) -> None:
+        self._fairness = fairness or FairnessWitness()
         self._routers, self._judge, self._tell, self._per_min = routers, judge, tell, requests_per_min
         self._departed: Departed = {} if departed is None else departed
 
@@ -51,6 +55,7 @@ class Clients:
             self._judge.refused(request, error)
             return
         self._tell(name, f"asks {len(request.prompt)} tokens, n {request.n}")
+        self._waits(request, loop.time())
         for after in request.cancels:
             for stream in streams:
                 loop.call_later(after, self._leave, request, stream)
@@ -73,13 +78,21 @@ class Clients:
         self._departs(request, stream.choice)
         stream.cancel("client_gone")
 
+    def _waits(self, request: Request, now: float) -> None:
+        """Notes that a tenant who is held against fair shares waits for a place."""
+        if request.tenant in FLOODING:
+            work = work_of(len(request.prompt), request.sampling.max_tokens, request.n)
+            self._fairness.came(request.number, Wait(request.router, request.tenant, work, now))
+
     def _departs(self, request: Request, choice: int) -> None:
         """Notes that nobody waits any more for an answer."""
-        self._departed.setdefault((request.number, choice), asyncio.get_running_loop().time())
+        now = asyncio.get_running_loop().time()
+        self._departed.setdefault((request.number, choice), now)
+        self._fairness.ends(request.number, now, placed=False)
 
     async def _charge(self, parts: RouterParts, request: Request) -> None:
         """Counts a request against its tenant's rate, as a surface does. Raises QuotaExceeded."""
-        if request.tenant and self._per_min:
+        if request.tenant and self._per_min and request.tenant not in FLOODING:
             key = ApiKey(request.tenant, request.tenant, "", requests_per_min=self._per_min)
             await parts.gate.charge(key, MODEL_ID, request.n, len(request.prompt))
             self._judge.charged(request, asyncio.get_running_loop().time())

@@ -25,6 +25,7 @@ from baton.kv.memory.host_pages import PageMemory
 from baton.kv.pages.pool import PagePool
 from baton.prefill_worker.engine.loop import PrefillLoop
 from baton.protos.channel import EngineReady, ToEngine, ToIo
+from baton.protos.nouns import StepSample
 
 MODEL_ID = "m"
 IDLE_LOOK_S = 0.5  # seconds between two looks of an engine that hears nothing
@@ -90,13 +91,15 @@ class SimulatedEngine:
         self.process, self.channel = Process(f"{name} engine"), ChannelEnd(self)
         self._scenario, self._pace, self._rng, self.witness = scenario, pace, rng, witness
         self._now = asyncio.get_running_loop().time
+        self._ahead = 0.0  # seconds of the present step, which the loop's time has yet to pass
         runner = PacedRunner(
             f"drill {weights}",
             ROW_BYTES,
             VOCABULARY,
             MOST_TOKENS,
-            self._computing,
-            clock=self._now,
+            self._cost,
+            self._pass,
+            clock=lambda: self._now() + self._ahead,
             eos_token_ids=(EOS,),
         )
         layout, witness.fingerprint = runner.spec.layout, runner.spec.fingerprint
@@ -157,8 +160,8 @@ class SimulatedEngine:
             if computed:
                 if self._before_step is not None and self._rng.random() < AT_ONCE:
                     self._tell(self._before_step)
-                step = self._scenario.step_s + computed * self._scenario.token_s
-                await asyncio.sleep(step * self._pace.slow)
+                took, self._ahead = self._ahead, 0.0
+                await asyncio.sleep(took)
             elif busy:
                 await asyncio.sleep(SPIN_S)
             self._tell(len(self._outbox))
@@ -180,10 +183,15 @@ class SimulatedEngine:
         self.witness.turned(self.loop.extras().get("leases_swept", 0) - swept, self._outbox, self._now())
         return busy, log.tokens_prefilled + log.tokens_decoded - before
 
-    def _computing(self, sample: object) -> float:
-        """Notes what was said before the step; its time passes elsewhere."""
+    def _cost(self, sample: StepSample) -> float:
+        """Returns a step's seconds, and notes what was said before it."""
         self._before_step = len(self._outbox)
-        return 0.0
+        tokens = sample.prefill_tokens + sample.decode_sequences
+        return (self._scenario.step_s + tokens * self._scenario.token_s) * self._pace.slow
+
+    def _pass(self, seconds: float) -> None:
+        """Counts seconds that the loop's time will pass once the turn is over."""
+        self._ahead += seconds
 
     def _tell(self, count: int) -> None:
         said, self._outbox = self._outbox[:count], self._outbox[count:]

@@ -6,6 +6,7 @@ A scenario is data. It can be printed, replayed, and made smaller by leaving par
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator
 from typing import Literal, get_args
 
 import msgspec
@@ -22,6 +23,7 @@ FaultKind = Literal[
 FAULTS: tuple[FaultKind, ...] = get_args(FaultKind)
 HINDERING = ("cut", "cut_one_way", "stuck", "slow", "tier_slow")  # faults that delay the word that a client left
 GONE_S = 3.0  # seconds that the word that a client left takes at most, without such a fault
+FLOODING = ("flood", "drop")  # tenants that are held against fair shares
 POLICIES = ("cost", "round_robin", "least_loaded")
 
 
@@ -117,8 +119,11 @@ def draw(seed: int, size: Size = Size()) -> Scenario:
     names = workers + [f"router-{i}" for i in range(routers)]
     heads = [_tokens(rng, rng.randint(16, 200)) for _ in range(4)]
     requests = [_request(rng, i, span, heads, routers) for i in range(rng.randint(1, size.requests))]
+    flooded = rng.random() < 0.1
+    requests += _flood(rng, len(requests), span) if flooded else ()
     kinds = rng.sample(size.kinds, rng.randint(0, len(size.kinds))) if size.kinds else []
     faults = [_fault(rng, kinds, span, workers, names) for _ in range(rng.randint(0, size.faults) if kinds else 0)]
+    faults = [] if flooded else faults  # what is fair is told without them
     return Scenario(
         seed=seed,
         prefill=prefill,
@@ -177,6 +182,15 @@ def _request(rng: random.Random, number: int, span: float, heads: list[tuple[int
         read_pause=rng.choice((0.0, 0.0, 0.0, 0.2)),
         deadline_after=deadline,
     )
+
+
+def _flood(rng: random.Random, first: int, span: float) -> Iterator[Request]:
+    """Draws a tenant that asks for much at once, and one that asks for less a moment later."""
+    at, length, most = rng.uniform(0.0, span), rng.choice((40, 200)), rng.choice((10, 40))
+    sampling = Sampling(temperature=0.0, max_tokens=most, ignore_eos=True)
+    for number in range(60):
+        tenant = FLOODING[number % 3 == 2]
+        yield Request(first + number, at + 0.001 * number, _tokens(rng, length), sampling, tenant=tenant)
 
 
 def _batch(rng: random.Random, span: float) -> Batch:

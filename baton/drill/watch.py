@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 
+from baton.drill.fairness import FairnessWitness
 from baton.drill.scenario import Request
 from baton.protos import channel as ch
 from baton.protos.nouns import EngineRequest
@@ -32,7 +33,9 @@ class EngineWitness:
         answers: Answers,
         departed: Departed,
         patience_s: float,
+        fairness: FairnessWitness,
     ) -> None:
+        self._fairness = fairness
         self._name, self._requests, self._ttl_s, self._violated = name, requests, lease_ttl_s, violated
         self._progress: dict[int, float] = {}
         self._epochs: dict[int, int] = {}
@@ -45,6 +48,7 @@ class EngineWitness:
     def told(self, message: Any, now: float) -> None:
         """Notes a message to the engine."""
         if isinstance(message, ch.Admit | ch.Prefill):
+            self._fairness.ends(number_of(message.request.request_id), now, placed=True)
             self._hold(message.request)
         if isinstance(message, ch.Admit):
             self._began(message.request)

@@ -22,6 +22,7 @@ from baton.cluster.metering.telemetry import WorkerMetrics
 from baton.cluster.roles import RoleWishes
 from baton.cost.fit import StepFit, TransferFit
 from baton.drill.engine import MODEL_ID, Pace, SimulatedEngine
+from baton.drill.fairness import FairnessWitness
 from baton.drill.network import Network
 from baton.drill.process import Process
 from baton.drill.redis.server import URL, connections
@@ -76,8 +77,9 @@ class SimulatedWorker:
         tell: Tell,
         answers: Answers,
         departed: Departed,
+        fairness: FairnessWitness,
     ) -> None:
-        self.departed = departed
+        self.departed, self.fairness = departed, fairness
         self.slot, self.role, self.weights, self.answers = slot, role, 0, answers
         self.scenario, self.network, self.violated, self.tell = scenario, network, violated, tell
         self.rng = random.Random(f"{scenario.seed} {slot}")
@@ -139,6 +141,7 @@ class Life:
             worker.answers,
             worker.departed,
             worker.scenario.heard_s,
+            worker.fairness,
         )
         self.engine = SimulatedEngine(
             self.process.name, self.role, worker.scenario, worker.pace, worker.rng, witness, worker.weights

@@ -11,6 +11,7 @@ from baton.drill import oracle
 from baton.drill.batches import BatchClients
 from baton.drill.clients import Clients
 from baton.drill.coverage import Coverage
+from baton.drill.fairness import FairnessWitness
 from baton.drill.faults import REDIS, Faults
 from baton.drill.judge import Judge
 from baton.drill.loop import SeededLoop
@@ -68,9 +69,10 @@ class World:
         roles = [("prefill", i) for i in range(own.prefill)] + [("decode", i) for i in range(own.decode)]
         answers: Answers = {}
         departed: Departed = {}
+        fairness = FairnessWitness()
         self.workers = {
             f"{role}-{i}": SimulatedWorker(
-                f"{role}-{i}", role, own, self.network, self.judge.violated, self.tell, answers, departed
+                f"{role}-{i}", role, own, self.network, self.judge.violated, self.tell, answers, departed, fairness
             )
             for role, i in roles
         }
@@ -83,9 +85,11 @@ class World:
         for router in self.routers:
             router.start()
         await self._until_up()
-        clients = Clients(self.routers, self.judge, self.tell, own.requests_per_min, departed)
+        clients = Clients(self.routers, self.judge, self.tell, own.requests_per_min, departed, fairness)
         await self._play(clients, loop.time())
         await asyncio.sleep(REST_S + own.lease_ttl_s)
+        for unfair in fairness.unfair():
+            self.judge.violated(unfair)
         await self._probe(clients)
         self._at_rest()
         await self._end()

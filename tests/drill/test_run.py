@@ -14,10 +14,14 @@ import pytest
 
 from baton.drill import oracle, world
 from baton.drill.run import as_test, play, shrink
-from baton.drill.scenario import FAULTS, Fault, Scenario, Size, draw
+from baton.drill.scenario import FAULTS, Fault, Request, Scenario, Size, draw
 from baton.drill.world import World
+from baton.protos.nouns import Sampling
+from baton.router.dispatch.role_control import RoleChange, RoleControl
+from baton.router.workers.decode_session import DecodeLease
 
-SEEDS = (1, 2, 3, 12)
+SEEDS = (1, 2, 12)
+TURNED = 3  # a seed whose controller turns a worker
 
 
 @pytest.mark.parametrize("seed", SEEDS)
@@ -25,6 +29,32 @@ def test_every_invariant_holds_under_faults_of_every_kind(seed: int) -> None:
     verdict = play(draw(seed))
     assert verdict.held, verdict.violations
     assert verdict.answered + verdict.failed + verdict.cancelled > 0
+
+
+def test_a_controller_turns_workers_and_every_invariant_holds(monkeypatch: pytest.MonkeyPatch) -> None:
+    turned: list[str] = []
+    move = RoleControl.move
+
+    async def noted(self: RoleControl, slots: list[str], role: str, grace_s: float) -> list[RoleChange]:
+        turned.extend(slots)
+        return await move(self, slots, role, grace_s)
+
+    monkeypatch.setattr(RoleControl, "move", noted)
+    scenario = msgspec.structs.replace(draw(TURNED), faults=())
+    assert scenario.controller
+    verdict = play(scenario)
+    assert verdict.held, verdict.violations
+    assert turned
+
+
+def test_who_writes_on_for_a_client_that_left_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(DecodeLease, "_cancel", lambda self: self._session.remove(self))
+    quiet = draw(21, Size(workers=1, requests=1, kinds=()))
+    long = Sampling(temperature=0.0, max_tokens=1000, ignore_eos=True)
+    request = Request(0, 0.0, tuple(range(20)), long, cancels=(0.5,))
+    scenario = msgspec.structs.replace(quiet, requests=(request,), batches=(), pages=300, step_s=0.02, swap=False)
+    verdict = play(scenario, first_only=True)
+    assert "after it was left" in verdict.violations[0]
 
 
 def test_a_seed_gives_the_same_story_to_the_byte() -> None:
