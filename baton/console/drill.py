@@ -36,6 +36,9 @@ def drill_command(
     workers: Annotated[int, typer.Option(help="Workers per role at most", min=1)] = 4,
     cores: Annotated[int, typer.Option(help="Processes; 0: one per core", min=0)] = 0,
     scenario: Annotated[Path | None, typer.Option(help="Replay a scenario that was printed (JSON)")] = None,
+    twice: Annotated[
+        bool, typer.Option("--twice", help="Play each seed twice; the stories must not differ")
+    ] = False,
     make_small: Annotated[bool, typer.Option("--shrink/--no-shrink", help="Make what fails small")] = True,
     live: Annotated[str, typer.Option(help="Judge the running server at this URL instead, by its answers")] = "",
     key: Annotated[str, typer.Option(help="The key that --live sends", envvar="BATON_API_KEY")] = "",
@@ -53,19 +56,26 @@ def drill_command(
             return _one(draw(seed or 0, size) if scenario is None else _read(scenario), trace, as_json, make_small)
         count = None if minutes is not None and seeds is None else seeds or 1000
         limit = None if minutes is None else minutes * 60
-        return _many(first, count, limit, size, cores or os.cpu_count() or 1, as_json, make_small)
+        return _many(first, count, limit, size, cores or os.cpu_count() or 1, twice, as_json, make_small)
 
     raise typer.Exit(guarded(run))
 
 
 def _many(
-    first: int, count: int | None, limit_s: float | None, size: Size, cores: int, as_json: bool, small: bool
+    first: int,
+    count: int | None,
+    limit_s: float | None,
+    size: Size,
+    cores: int,
+    twice: bool,
+    as_json: bool,
+    small: bool,
 ) -> int:
     found = _Sum(as_json)
-    for verdict in drill(first, count, limit_s, size, cores):
+    for verdict in drill(first, count, limit_s, size, cores, twice):
         found.add(verdict)
     found.end()
-    for failed in found.failed[: MOST_STORIES if small else 0]:
+    for failed in found.failed[: MOST_STORIES if small and not twice else 0]:
         _make_small(draw(failed.seed, size), as_json)
     return 1 if found.failed else 0
 

@@ -8,28 +8,35 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 
+import msgspec
+
 from baton.drill.run import Verdict, play
 from baton.drill.scenario import Size, draw
 
 AHEAD = 4  # seeds per core that are handed out before the first of them is done
 
 
-def drill(first: int, count: int | None, seconds: float | None, size: Size, cores: int) -> Iterator[Verdict]:
-    """Yields verdicts as they come, of seeds from ``first`` on: ``count``, or as many as ``seconds`` allow."""
+def drill(
+    first: int, count: int | None, seconds: float | None, size: Size, cores: int, twice: bool = False
+) -> Iterator[Verdict]:
+    """Yields verdicts as they come, of seeds from ``first`` on: ``count``, or as many as ``seconds`` allow.
+
+    With ``twice`` each seed is played again, and fails where the two stories differ by a byte.
+    """
     until = None if seconds is None else time.monotonic() + seconds
     seeds = itertools.count(first) if count is None else iter(range(first, first + count))
     if cores == 1:
         for seed in seeds:
             if until is not None and time.monotonic() >= until:
                 return
-            yield play(draw(seed, size))
+            yield _one(seed, size, twice)
         return
     with ProcessPoolExecutor(cores, multiprocessing.get_context("spawn")) as pool:
         running: set[Future[Verdict]] = set()
         while True:
             open_now = until is None or time.monotonic() < until
             for seed in itertools.islice(seeds, AHEAD * cores - len(running) if open_now else 0):
-                running.add(pool.submit(_one, seed, size))
+                running.add(pool.submit(_one, seed, size, twice))
             if not running:
                 return
             done, running = wait(running, return_when=FIRST_COMPLETED)
@@ -37,5 +44,10 @@ def drill(first: int, count: int | None, seconds: float | None, size: Size, core
                 yield future.result()
 
 
-def _one(seed: int, size: Size) -> Verdict:
-    return play(draw(seed, size))
+def _one(seed: int, size: Size, twice: bool) -> Verdict:
+    verdict = play(draw(seed, size))
+    again = play(draw(seed, size)) if twice else verdict
+    if (again.digest, again.turns) == (verdict.digest, verdict.turns):
+        return verdict
+    differs = f"two runs differ: {verdict.digest} in {verdict.turns} turns, {again.digest} in {again.turns}"
+    return msgspec.structs.replace(verdict, violations=(*verdict.violations, differs))

@@ -68,7 +68,7 @@ def play(scenario: Scenario, keep_story: bool = False, first_only: bool = False)
         product.removeHandler(complaints)
         product.propagate = propagates
         random.setstate(before)
-        _close(loop)
+        end_loop(loop)
         world.close()
     loop.coverage = None
     judge = world.judge
@@ -175,14 +175,15 @@ def _place(error: BaseException) -> str:
     return f"{frames[-1].filename}:{frames[-1].lineno}" if frames else "an unknown place"
 
 
-def _close(loop: SeededLoop) -> None:
+def end_loop(loop: SeededLoop) -> None:
     """Ends what is left without running it: a run's remains must not cost or disturb the next one."""
     loop.set_exception_handler(lambda loop, context: None)
     loop.go_on()
     tasks = asyncio.all_tasks(loop)
     for task in tasks:
         task.cancel()
-    with contextlib.suppress(RunEnds, TimeoutError, asyncio.CancelledError):
-        loop.run_until_complete(asyncio.wait_for(asyncio.gather(*tasks, return_exceptions=True), 5.0))
+    if tasks:
+        with contextlib.suppress(RunEnds):
+            loop.run_until_complete(asyncio.wait(tasks, timeout=5.0))
     asyncio.set_event_loop(None)
     loop.close()

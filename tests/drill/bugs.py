@@ -294,6 +294,12 @@ BUGS = (
         "levels[i]",
     ),
     Bug(
+        "one tenant's requests count as everybody's, so that a flood goes first",
+        "router/dispatch/fair_queue.py",
+        "self._last.get((pool, load.tenant), 0.0)",
+        "max(self._last.values(), default=0.0)",
+    ),
+    Bug(
         "a deadline is not kept",
         "router/dispatch/runner.py",
         "async with asyncio.timeout(self._remaining(run)) as run.timer:",

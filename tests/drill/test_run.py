@@ -12,7 +12,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from baton.drill import oracle, world
+from baton.drill import many, oracle, world
 from baton.drill.run import as_test, play, shrink
 from baton.drill.scenario import FAULTS, Fault, Request, Scenario, Size, draw
 from baton.drill.world import World
@@ -62,6 +62,16 @@ def test_a_seed_gives_the_same_story_to_the_byte() -> None:
     assert first.lines == second.lines
     assert (first.digest, first.turns) == (second.digest, second.turns)
     assert play(draw(6, Size(1, 2))).digest != first.digest
+
+
+def test_a_story_that_differs_when_it_is_played_again_is_a_violation(monkeypatch: pytest.MonkeyPatch) -> None:
+    size = Size(workers=1, requests=1, kinds=())
+    same = next(many.drill(21, 1, None, size, cores=1, twice=True))
+    assert same.held
+    digests = iter("ab")
+    monkeypatch.setattr(many, "play", lambda scenario: msgspec.structs.replace(same, digest=next(digests)))
+    differs = next(many.drill(21, 1, None, size, cores=1, twice=True))
+    assert "two runs differ" in differs.violations[0]
 
 
 def test_requests_go_on_elsewhere_when_every_worker_dies_in_turn() -> None:
