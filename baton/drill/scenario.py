@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
-from typing import Literal, get_args
+from typing import Literal, NamedTuple, get_args
 
 import msgspec
 
@@ -24,6 +24,17 @@ FAULTS: tuple[FaultKind, ...] = get_args(FaultKind)
 HINDERING = ("cut", "cut_one_way", "stuck", "slow", "tier_slow")  # faults that delay the word that a client left
 GONE_S = 3.0  # seconds that the word that a client left takes at most, without such a fault
 FLOODING = ("flood", "drop")  # tenants that are held against fair shares
+
+
+class Shares(NamedTuple):
+    """Says up to which share of the requests each kind of special ones goes, one kind after another."""
+
+    pooled: float
+    scored: float
+    constrained: float
+
+
+USUAL, PRESSED = Shares(0.08, 0.18, 0.4), Shares(0.25, 0.5, 0.7)
 POLICIES = ("cost", "round_robin", "least_loaded")
 
 
@@ -100,13 +111,17 @@ class Scenario(msgspec.Struct, frozen=True):
 
 
 class Size(msgspec.Struct, frozen=True):
-    """Bounds how large a run is drawn: most workers per role, requests, faults, and seconds in which they come."""
+    """Bounds how large a run is drawn: most workers per role, requests, faults, and seconds in which they come.
+
+    ``pressed`` is the share of runs in which too many requests meet too few pages, so that sequences are preempted.
+    """
 
     workers: int = 4
     requests: int = 40
     faults: int = 6
     seconds: float = 20.0
     kinds: tuple[FaultKind, ...] = FAULTS
+    pressed: float = 0.15
 
 
 def draw(seed: int, size: Size = Size()) -> Scenario:
@@ -115,10 +130,16 @@ def draw(seed: int, size: Size = Size()) -> Scenario:
     prefill, decode = rng.randint(1, size.workers), rng.randint(1, size.workers)
     routers = rng.choice((1, 1, 1, 2))
     span = rng.uniform(0.2, 1.0) * size.seconds
+    pressed = rng.random() < size.pressed
+    if pressed:
+        decode, span = 1, min(span, 2.0)
     workers = [f"prefill-{i}" for i in range(prefill)] + [f"decode-{i}" for i in range(decode)]
     names = workers + [f"router-{i}" for i in range(routers)]
     heads = [_tokens(rng, rng.randint(16, 200)) for _ in range(4)]
-    requests = [_request(rng, i, span, heads, routers) for i in range(rng.randint(1, size.requests))]
+    requests = [
+        _request(rng, i, span, heads, routers, PRESSED if pressed else USUAL)
+        for i in range(rng.randint(size.requests // 2 if pressed else 1, size.requests))
+    ]
     flooded = rng.random() < 0.1
     requests += _flood(rng, len(requests), span) if flooded else ()
     kinds = rng.sample(size.kinds, rng.randint(0, len(size.kinds))) if size.kinds else []
@@ -129,11 +150,11 @@ def draw(seed: int, size: Size = Size()) -> Scenario:
         prefill=prefill,
         decode=decode,
         routers=routers,
-        pages=rng.choice((40, 40, 64, 120, 300)),
+        pages=40 if pressed else rng.choice((40, 40, 64, 120, 300)),
         policy=rng.choice(POLICIES),
         local_max=rng.choice((0, 16, 64)),
         chunk_tokens=rng.choice((24, 64, 250)),
-        max_batch=rng.choice((2, 4, 16)),
+        max_batch=16 if pressed else rng.choice((2, 4, 16)),
         step_s=rng.choice((0.001, 0.005, 0.02)),
         token_s=rng.choice((0.00001, 0.0001)),
         hedge=rng.choice((0.0, 1.5, 3.0)),
@@ -149,11 +170,13 @@ def draw(seed: int, size: Size = Size()) -> Scenario:
     )
 
 
-def _request(rng: random.Random, number: int, span: float, heads: list[tuple[int, ...]], routers: int) -> Request:
+def _request(
+    rng: random.Random, number: int, span: float, heads: list[tuple[int, ...]], routers: int, shares: Shares
+) -> Request:
     shared = rng.choice(heads)[: rng.choice((16, 64, 200))] if rng.random() < 0.6 else ()
     prompt = (*shared, *_tokens(rng, rng.randint(1, rng.choice((8, 60, 400)))))
     sampled, special = rng.random() < 0.5, rng.random()
-    pooling = rng.choice(("mean", "last")) if special < 0.08 else ""
+    pooling = rng.choice(("mean", "last")) if special < shares.pooled else ""
     sampling = Sampling(
         temperature=rng.choice((0.5, 1.0)) if sampled else 0.0,
         seed=rng.getrandbits(63),
@@ -162,8 +185,8 @@ def _request(rng: random.Random, number: int, span: float, heads: list[tuple[int
         ignore_eos=rng.random() < 0.5,
         stop_token_ids=tuple(rng.sample(range(VOCABULARY), rng.choice((0, 0, 20)))),
         logprobs=rng.choice((None, None, 2)),
-        prompt_logprobs=rng.choice((0, 2)) if 0.08 <= special < 0.18 else None,
-        grammar=Grammar("regex", f"{rng.random()}") if 0.18 <= special < 0.4 else None,
+        prompt_logprobs=rng.choice((0, 2)) if shares.pooled <= special < shares.scored else None,
+        grammar=Grammar("regex", f"{rng.random()}") if shares.scored <= special < shares.constrained else None,
         pooling=pooling,
     )
     cancels, deadline = _cancels(rng), rng.uniform(0.02, rng.choice((0.5, 20.0))) if rng.random() < 0.1 else None
@@ -190,7 +213,10 @@ def _flood(rng: random.Random, first: int, span: float) -> Iterator[Request]:
     sampling = Sampling(temperature=0.0, max_tokens=most, ignore_eos=True)
     for number in range(60):
         tenant = FLOODING[number % 3 == 2]
-        yield Request(first + number, at + 0.001 * number, _tokens(rng, length), sampling, tenant=tenant)
+        cancels = (rng.uniform(0.0, 1.0),) if rng.random() < 0.2 else ()
+        yield Request(
+            first + number, at + 0.001 * number, _tokens(rng, length), sampling, tenant=tenant, cancels=cancels
+        )
 
 
 def _batch(rng: random.Random, span: float) -> Batch:

@@ -15,6 +15,7 @@ class Bug(NamedTuple):
     """A replacement in a file of the package; ``also`` names others (file, old, new) that the bug takes.
 
     ``faults`` are the kinds that it is hunted with, because it shows under those alone; all kinds by default.
+    ``pressed`` hunts it where sequences are preempted. ``missed`` says why it can't be found yet.
     """
 
     name: str
@@ -23,6 +24,8 @@ class Bug(NamedTuple):
     new: str
     also: tuple[tuple[str, str, str], ...] = ()
     faults: tuple[FaultKind, ...] = ()
+    pressed: bool = False
+    missed: str = ""
 
     @property
     def edits(self) -> tuple[tuple[str, str, str], ...]:
@@ -153,6 +156,7 @@ BUGS = (
         "        self.sequence.computed = pages.held * pages.block_tokens\n",
         "        self.sequence.computed = max(self.sequence.computed, pages.held * pages.block_tokens)\n",
         (("decode_worker/engine/scheduler.py", "        job.sequence.computed = 0\n", ""),),
+        pressed=True,
     ),
     Bug(
         "pages are given back while a tier's thread still writes them",
@@ -167,6 +171,7 @@ BUGS = (
         "limit, aside = holdable_of(job.sequence.request, tokens, size), job.swap_entry",
         "limit, aside = (tokens - 1) // size, job.swap_entry",
         (("engine/sequence.py", "            assert start == 0 or before,", "            assert True,"),),
+        pressed=True,
     ),
     Bug(
         "a half-written answer goes on on other weights",
@@ -235,12 +240,14 @@ BUGS = (
         "decode_worker/engine/swap.py",
         "[*entry.pages[held:], *entry.state]",
         "[*entry.pages[held:][::-1], *entry.state]",
+        pressed=True,
     ),
     Bug(
         "what was set aside of a sequence that ended is kept",
         "decode_worker/engine/scheduler.py",
         "            self.swap.drop(job.swap_entry)\n            job.swap_entry = None",
         "            job.swap_entry = None",
+        pressed=True,
     ),
     Bug(
         "the engine never hears that an ended lease takes no more streams",
@@ -265,6 +272,7 @@ BUGS = (
         "engine/sequence.py",
         "            self.scores += found[len(self.scores) - start :]",
         "            self.scores += found",
+        pressed=True,
     ),
     Bug(
         "a router that lost its claim on a batch job writes on",

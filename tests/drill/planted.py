@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import baton
+from baton.drill.scenario import FAULTS, Size
 from tests.drill.bugs import BUGS, Bug
 
 PACKAGE = Path(baton.__file__).parent
@@ -24,13 +25,13 @@ MOST_SECONDS = 600.0  # CPU seconds that a hunt takes at most
 RUN = """
 import sys, time
 from baton.drill.run import play
-from baton.drill.scenario import FAULTS, Size, draw
-limit, kinds = float(sys.argv[1]), tuple(sys.argv[2].split(",")) if sys.argv[2] else FAULTS
-skipped = set(map(int, sys.argv[3].split(","))) if sys.argv[3] else ()
+from baton.drill.scenario import Size, draw
+limit, size = float(sys.argv[1]), Size(kinds=tuple(sys.argv[2].split(",")), pressed=float(sys.argv[3]))
+skipped = set(map(int, sys.argv[4].split(","))) if sys.argv[4] else ()
 seed = 0
 while time.process_time() < limit:
     if seed not in skipped:
-        verdict = play(draw(seed, Size(kinds=kinds)), first_only=True)
+        verdict = play(draw(seed, size), first_only=True)
         if not verdict.held:
             print(seed, round(time.process_time(), 1), verdict.violations[0])
             sys.exit(1)
@@ -40,9 +41,9 @@ print(seed, round(time.process_time(), 1), "every seed held")
 CHECK = """
 import sys
 from baton.drill.run import play
-from baton.drill.scenario import FAULTS, Size, draw
-kinds = tuple(sys.argv[2].split(",")) if sys.argv[2] else FAULTS
-sys.exit(0 if play(draw(int(sys.argv[1]), Size(kinds=kinds)), first_only=True).held else 1)
+from baton.drill.scenario import Size, draw
+size = Size(kinds=tuple(sys.argv[2].split(",")), pressed=float(sys.argv[3]))
+sys.exit(0 if play(draw(int(sys.argv[1]), size), first_only=True).held else 1)
 """
 
 
@@ -58,13 +59,14 @@ def find(bug: Bug, seconds: float = MOST_SECONDS) -> Finding:
     """Hunts ``bug`` for so many CPU seconds. Raises AssertionError where the source no longer has its text."""
     with tempfile.TemporaryDirectory(prefix="planted-") as root:
         plant(bug, Path(root))
+        drawn = ",".join(bug.faults or FAULTS), str(1.0 if bug.pressed else Size().pressed)
         skipped: list[str] = []  # seeds that fail without the bug as well, and so find nothing
         while True:
-            done = _run(RUN, root, str(seconds), ",".join(bug.faults), ",".join(skipped))
+            done = _run(RUN, root, str(seconds), *drawn, ",".join(skipped))
             seed, took, said = done.stdout.strip().split(" ", 2) if done.stdout else ("", "0", done.stderr[-500:])
             if done.returncode != 1 or not seed:
                 return Finding(None, float(took), said)
-            if _run(CHECK, str(PACKAGE.parent), seed, ",".join(bug.faults)).returncode == 0:
+            if _run(CHECK, str(PACKAGE.parent), seed, *drawn).returncode == 0:
                 return Finding(int(seed), float(took), said)
             skipped.append(seed)
 

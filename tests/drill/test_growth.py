@@ -29,7 +29,7 @@ BOUNDS = {
     "_homes": KEPT_SESSIONS,
     "supply.cached._remembered": REMEMBERED,
     **dict.fromkeys(("supply.free", "supply.cached._runs", "supply.cached._plan"), PAGES),
-    "supply.cached._runs[].pages": 2 * PAGES,
+    **dict.fromkeys(("supply.cached._runs[].pages", "supply.cached._run[].pages"), 2 * PAGES),
 }
 PACKAGES = ("cluster", "cost", "decode_worker", "engine", "kv", "prefill_worker", "protos", "router", "worker")
 WALKED = (*(f"baton.{package}." for package in PACKAGES), "prometheus_client.")
