@@ -85,7 +85,8 @@ SENT: dict[str, Any] = {
     "add_special_tokens": False, "response_format": {"type": "json_object"}, "structured_outputs": {"regex": "a"},
     "guided_json": {"type": "object"}, "guided_regex": "a", "guided_choice": ["a"], "guided_grammar": 'start: "a"',
     "json_schema": '{"type": "object"}', "regex": "a", "ebnf": 'root ::= "a"', "nvext": {"top_k": 3}, "priority": 5,
-    "cache_salt": "s", "session_id": "s", "prompt_cache_key": "s", "return_token_ids": True, "tools": [TOOL],
+    "cache_salt": "s", "session_id": "s", "prompt_cache_key": "s", "prompt_cache_retention": "24h",
+    "return_token_ids": True, "tools": [TOOL],
     "add_generation_prompt": False, "continue_final_message": True, "documents": [{"text": "d"}],
     "chat_template_kwargs": {"enable_thinking": False}, "reasoning_effort": "low", "include_reasoning": False,
     "instructions": "Be brief.", "metadata": {"a": "b"}, "include": ["message.output_text.logprobs"],
@@ -154,7 +155,7 @@ async def rich(start_router, fake, rich_dir, tokenizer):
 
 
 ASKED = ("sampling", "model_id", "token_ids", "n", "prediction")
-OF_CONTEXT = ("adapter_id", "tenant_salt", "priority", "session")
+OF_CONTEXT = ("adapter_id", "tenant_salt", "priority", "session", "retained")
 
 
 class Seeing:
