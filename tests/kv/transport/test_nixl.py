@@ -65,7 +65,8 @@ async def test_bytes_that_changed_on_the_way_do_not_count_and_are_told_apart(rig
 async def test_a_sender_whose_memory_is_gone_breaks_its_stream_alone(rigged: Rigged) -> None:
     reader, agent = NixlReader(), NixlAgent()
     view = memoryview(bytearray(4096))
-    here = Remote(agent.metadata(), agent.register(view), 4096)
+    at = agent.register(view)
+    here = Remote(agent.metadata(), at, 4096)
     staging = reader.staging(4096)
     await asyncio.wait_for(reader.read(here, (0,), 4096, staging), 20)
     agent.close()
