@@ -4,7 +4,7 @@
                                [--json FILE]
 
 Four loads over HTTP, turn about, all three clusters up in one run (who isn't asked is idle), random weights and
-prompts. Five minutes on two quiet cores with AVX2, less with AVX-512, where ``--rounds 3`` is worth its time. A
+prompts. Where one round is quick, as with AVX-512, ``--rounds 3`` gives medians and how far apart rounds are. A
 machine that is not quiet gives figures that say little.
 """
 
