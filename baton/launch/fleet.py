@@ -20,6 +20,7 @@ import msgspec
 
 from baton.cluster.config import load_config
 from baton.launch.cluster_run import ClusterRun, failure_of
+from baton.launch.kernels import compilation
 from baton.launch.ports import free_ports
 from baton.launch.supervise import HostPlan, HostProcess, HostSupervisor, SlotStatus, start_host
 from baton.process.children import child_environment
@@ -147,6 +148,8 @@ class Fleet(ClusterRun, contextlib.AbstractContextManager["Fleet"]):
                 supervisor.start()
 
     def _up(self) -> None:
+        if (command := compilation(self.config)) is not None:  # in nobody's time
+            subprocess.run(command, env=child_environment(), check=False)
         self.start_redis()
         self._supervise(self.plans())
         self.start_router()

@@ -15,6 +15,7 @@ import msgspec
 from baton.cluster.config import BatonConfig
 from baton.cluster.scale import ScaleRequest
 from baton.launch.cluster_run import ClusterRun, failure_of
+from baton.launch.kernels import compilation
 from baton.launch.ray.app import PlacementSpec
 from baton.launch.ray.host import PlacementReport
 from baton.launch.scaling import watch_scale
@@ -89,6 +90,7 @@ class LocalCluster(ClusterRun):
         self._failed = asyncio.get_running_loop().create_future()
         adopt_orphans()
         self._tasks.append(asyncio.create_task(self._keep_reaping()))
+        await self._compile()
         self._show("redis", self.start_redis())
         await self._start("router", python("baton.router_host.main", "--config", self.write_config()))
         placement = self._write_placement(self.plans())
@@ -100,6 +102,16 @@ class LocalCluster(ClusterRun):
         self._tasks.append(asyncio.create_task(watch_scale(redis, namespace, self._scale)))
         await self._or_failure(self._until_ready(), self.config.cluster.start_timeout_s)
         self._is_up = True
+
+    async def _compile(self) -> None:
+        """Has kernels built before the start's time counts, where there are none for this CPU yet."""
+        command = await asyncio.to_thread(compilation, self.config)
+        if command is None:
+            return
+        self._show("kernels", "compiled for this CPU, once: minutes on a small machine")
+        self._children["kernels"] = ChildProcess(command, self.files.logs / "kernels.log")
+        await (await self._children["kernels"].start()).wait()
+        del self._children["kernels"]
 
     async def _start(self, name: str, command: list[str], pipes: bool = False) -> None:
         self._children[name] = ChildProcess(command, self.files.logs / f"{name}.log", pipes)

@@ -23,6 +23,7 @@ import msgspec
 
 from baton.engine.program import ops as p
 from baton.engine.program.program import Program
+from baton.engine.program.sites import head_site
 from baton.protos.errors import ConfigError
 
 PANEL = 64  # rows that a kernel multiplies by together: parts begin with one where that leaves none empty
@@ -74,6 +75,9 @@ class RankProgram(msgspec.Struct, frozen=True):
     rows of each weight that is split, ``parts`` the registers that are columns of one that all ranks share,
     ``widths`` the widths of these. ``vocab`` is the own range of tokens; ``head`` is the whole program's.
 
+    ``sites`` names the weight at each place where an adapter may stand beside what the rank has, by the place's
+    number in the whole program, ``adapts_before`` of which are before its own; ``head_site`` is the head's.
+
     ``deal`` is what ranks share (``shares.py``). By layers a rank takes what it is ``given`` and leaves what it has
     ``handed`` on; what the head reads is ``last`` of these, which come to ``carried`` registers.
     """
@@ -86,11 +90,14 @@ class RankProgram(msgspec.Struct, frozen=True):
     widths: dict[str, int]
     vocab: tuple[int, int]
     head: p.LmHead
+    sites: dict[int, str]
+    head_site: int
     deal: int = BY_COLUMNS
     given: Residual = Residual()
     handed: Residual = Residual()
     last: Residual = Residual()
     carried: int = 0
+    adapts_before: int = 0
 
     @property
     def shared(self) -> frozenset[str]:
@@ -171,12 +178,13 @@ class _Split:
         self._queries, self._kv = rank.heads(program.heads, program.kv_heads)
 
     def done(self) -> RankProgram:
-        ops = tuple(part for op in self._program.ops for part in _SPLITS[type(op)](self, op))
+        ops = _adapted_first([part for op in self._program.ops for part in _SPLITS[type(op)](self, op)])
         assert not any(self._overtakes(ops, register) for register in self._widths), "a register may be overwritten"
         own = msgspec.structs.replace(self._program, ops=ops, heads=self._queries[1] - self._queries[0])
         vocab = self._rank.part(self._program.vocab_size)
-        whole = self._rows, self._parts, self._widths
-        return RankProgram(self._rank, own, self._kv, *whole, vocab, head_of(self._program))
+        whole, sites = (self._rows, self._parts, self._widths), weights_at(self._program)
+        head = head_of(self._program)
+        return RankProgram(self._rank, own, self._kv, *whole, vocab, head, sites, head_site(self._program))
 
     def _overtakes(self, ops: tuple[p.Op, ...], register: str) -> bool:
         """Whether a rank may write ``register`` while another one reads what was there: no meeting lies between."""
@@ -272,6 +280,13 @@ class _Split:
         )
         return run, gather, p.MixExperts("experts", op.logits, op.gate_up, op.out)
 
+    def adapt(self, op: p.Adapt) -> tuple[p.Op, ...]:
+        """Adds adapters to own outputs. Those of a look-up are added to whole rows, on every rank."""
+        own = f"{op.out}@"
+        if op.x is None or own not in self._parts:
+            return (op,)
+        return (msgspec.structs.replace(op, out=own),)
+
     def head(self, op: p.LmHead) -> tuple[p.Op, ...]:
         self._rows[op.weight] = (self._rank.part(self._program.vocab_size),)
         return (op,)
@@ -281,10 +296,26 @@ class _Split:
         return (op,)
 
 
+def _adapted_first(ops: list[p.Op]) -> tuple[p.Op, ...]:
+    """The ops with adapters added to own columns before these are put together with the others'."""
+    for at in range(1, len(ops)):
+        before, op = ops[at - 1 : at + 1]
+        if isinstance(op, p.Adapt) and isinstance(before, p.AllGather) and before.x == op.out:
+            ops[at - 1 : at + 1] = op, before
+    return tuple(ops)
+
+
+def weights_at(program: Program) -> dict[int, str]:
+    """Returns the weight at each site of a program, by number; the head's is the last."""
+    adapts = [op.weight for op in program.ops if isinstance(op, p.Adapt)]
+    return dict(enumerate([*adapts, head_of(program).weight]))
+
+
 _SPLITS: dict[type, Callable[[_Split, Any], tuple[p.Op, ...]]] = {
     p.Embedding: _Split.embedding,
     p.RmsNorm: _Split.as_it_is,
     p.Linear: _Split.linear,
+    p.Adapt: _Split.adapt,
     p.RopeAppend: _Split.as_it_is,
     p.PagedAttention: _Split.attention,
     p.SwiGlu: _Split.gated,

@@ -25,7 +25,9 @@ from baton.engine.program.ranks import (
     possible_widths,
     require_splittable,
     split,
+    weights_at,
 )
+from baton.engine.program.sites import head_site
 from baton.protos.errors import ConfigError
 
 ANYWHERE = {*SPLIT_OPS, p.NormPart}  # ops of one row by itself, which the native step knows
@@ -117,6 +119,8 @@ def _by_rows(program: Program, rank: Rank) -> RankProgram:
         {},
         (0, program.vocab_size),
         head,
+        weights_at(program),
+        head_site(program),
         BY_ROWS,
         handed=last,
         last=last,
@@ -151,11 +155,14 @@ def _by_layers(program: Program, rank: Rank) -> RankProgram:
         {},
         (0, program.vocab_size),
         head,
+        {number: name for number, name in weights_at(program).items() if name in used},
+        head_site(program),
         BY_LAYERS,
         given=between[rank.index],
         handed=between[rank.index + 1],
         last=between[-1],
         carried=sum(map(len, lives)),
+        adapts_before=sum(isinstance(op, p.Adapt) for op in program.ops[:begin]),
     )
 
 
@@ -176,7 +183,8 @@ def _alive(program: Program) -> list[frozenset[str]]:
     registers = {getattr(op, "out", "") for op in program.ops}
     found, alive = list[frozenset[str]](), frozenset[str]()
     for op in reversed(program.ops):
-        reads = (getattr(op, field) for field in op.__struct_fields__ if field != "out")
+        adds = isinstance(op, p.Adapt)  # to what is in ``out``
+        reads = (getattr(op, field) for field in op.__struct_fields__ if field != "out" or adds)
         alive = alive - {getattr(op, "out", "")} | {name for name in reads if isinstance(name, str)} & registers
         found.append(alive)
     return found[::-1]

@@ -56,10 +56,7 @@ def built(isa: str, extra: tuple[str, ...] = ()) -> Path:
     if (found := _prebuilt(isa, flags)) is not None:
         return found
     compiler = _compiler()
-    tag = f"{compiler} {_version(compiler)} {flags}".encode()
-    headers = b"".join(path.read_bytes() for path in _sources(".h"))
-    objects = {path: _key(tag, headers, path.read_bytes()) for path in _sources(".cpp")}
-    library = cache_dir() / "kernels" / f"baton-{isa}-{_key(tag, *map(str.encode, objects.values()))}.so"
+    library, objects = _wanted(isa, compiler, flags)
     if not library.exists():
         try:
             library.parent.mkdir(parents=True, exist_ok=True)
@@ -69,6 +66,21 @@ def built(isa: str, extra: tuple[str, ...] = ()) -> Path:
         except OSError as error:
             raise BuildError(f"{error}; set {CACHE_ENV} to a directory that can be written") from error
     return library
+
+
+def is_built(isa: str) -> bool:
+    """Returns whether the library for ``isa`` is there. Raises BuildError where none can be built."""
+    flags = (*FLAGS, *ISA_FLAGS[isa])
+    return _prebuilt(isa, flags) is not None or _wanted(isa, _compiler(), flags)[0].exists()
+
+
+def _wanted(isa: str, compiler: str, flags: tuple[str, ...]) -> tuple[Path, dict[Path, str]]:
+    """Where the library of these sources lies, and the key of each source's object."""
+    tag = f"{compiler} {_version(compiler)} {flags}".encode()
+    headers = b"".join(path.read_bytes() for path in _sources(".h"))
+    objects = {path: _key(tag, headers, path.read_bytes()) for path in _sources(".cpp")}
+    name = f"baton-{isa}-{_key(tag, *map(str.encode, objects.values()))}.so"
+    return cache_dir() / "kernels" / name, objects
 
 
 def prebuilt_name(isa: str, flags: tuple[str, ...]) -> str:

@@ -2,6 +2,8 @@
 
 Knows nothing of the ops: each declares its own functions with ``function``. Where the library can't be built,
 ``library()`` is None, the log says so once, and the ops fall back to their reference.
+
+    python -m baton.kernels.abi.native       builds it for this CPU, where nobody has yet
 """
 
 from __future__ import annotations
@@ -9,6 +11,7 @@ from __future__ import annotations
 import ctypes
 import logging
 import os
+import sys
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -116,3 +119,7 @@ def _cpu_flags() -> frozenset[str]:
     except OSError:
         return frozenset()
     return frozenset(next((line.partition(":")[2] for line in lines if line.startswith("flags")), "").split())
+
+
+if __name__ == "__main__":
+    sys.exit(0 if library() is not None else 1)

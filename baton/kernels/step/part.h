@@ -10,12 +10,16 @@ struct Part {
   std::vector<int32_t> tokens, rows;     // `rows` are their numbers in the whole step
   std::vector<int32_t> sampled, wanted;  // own row numbers, and their places among all sampled rows
   std::vector<AttentionItem> items;
+  std::vector<int32_t> adapters;         // of the items; empty where no item of the step has one
 
-  // The items whose owner is `which`.
-  Part(const Step& whole, const int32_t* owners, int32_t which) {
+  // The items whose owner is `which`; `of` are all items' adapters, or null.
+  Part(const Step& whole, const int32_t* owners, const int32_t* of, int32_t which) {
     std::vector<int32_t> own(size_t(whole.rows), -1);
-    for (int32_t i = 0; i < whole.item_count; i++)
-      if (owners[i] == which) add(whole, whole.items[i], own);
+    for (int32_t i = 0; i < whole.item_count; i++) {
+      if (owners[i] != which) continue;
+      add(whole, whole.items[i], own);
+      if (of) adapters.push_back(of[i]);
+    }
     for (int32_t i = 0; i < whole.sampled_count; i++)
       if (const int32_t row = own[size_t(whole.sampled[i])]; row >= 0) sampled.push_back(row), wanted.push_back(i);
   }

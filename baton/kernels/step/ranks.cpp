@@ -33,7 +33,7 @@ class Pieces {
 };
 
 struct Arrays {
-  int32_t *tokens, *sampled, *table, *owners;
+  int32_t *tokens, *sampled, *table, *owners, *adapters;
   AttentionItem* items;
   bool fit;
 
@@ -41,7 +41,7 @@ struct Arrays {
     Pieces pieces(r);
     tokens = pieces.take<int32_t>(rows), sampled = pieces.take<int32_t>(sampled_count);
     items = pieces.take<AttentionItem>(item_count), table = pieces.take<int32_t>(table_count);
-    owners = pieces.take<int32_t>(item_count);
+    owners = pieces.take<int32_t>(item_count), adapters = pieces.take<int32_t>(item_count);
     fit = pieces.fit();
   }
 };
@@ -59,7 +59,7 @@ bool fits(const Model& m, const Step& s, const Ranks& r, const Arrays& arrays) {
   return arrays.fit && s.rows * (widths(m, r, true) + r.carried_floats) <= r.register_floats && s.sampled_count * r.vocab <= r.logit_floats;
 }
 
-void publish(const Step& s, const int32_t* table, int64_t table_count, const Deal* deal, const Arrays& to, Ranks& r) {
+void publish(const Step& s, const int32_t* table, int64_t table_count, const Deal& deal, const Arrays& to, Ranks& r) {
   PlanPage& plan = *r.plan;
   std::memcpy(to.tokens, s.tokens, size_t(s.rows) * 4);
   std::memcpy(to.sampled, s.sampled, size_t(s.sampled_count) * 4);
@@ -69,7 +69,9 @@ void publish(const Step& s, const int32_t* table, int64_t table_count, const Dea
     to.items[i].pages = (const int32_t*)((const char*)s.items[i].pages - (const char*)table);  // an offset, in bytes
   }
   plan.rows = s.rows, plan.page_bytes = s.page_bytes, plan.layer_bytes = s.layer_bytes, plan.turns_stride = s.turns_stride;
-  if (deal) std::memcpy(to.owners, deal->owners, size_t(s.item_count) * 4), plan.parts = deal->parts, plan.keeps = deal->keeps;
+  if (deal.owners) std::memcpy(to.owners, deal.owners, size_t(s.item_count) * 4);
+  if (deal.adapters) std::memcpy(to.adapters, deal.adapters, size_t(s.item_count) * 4);
+  plan.order = ORDER_STEP, plan.parts = deal.parts, plan.keeps = deal.keeps, plan.adapted = deal.adapters != nullptr;
   plan.table_count = table_count, plan.item_count = s.item_count, plan.sampled_count = s.sampled_count, plan.kv_type = s.kv_type;
 }
 
@@ -122,7 +124,7 @@ Step step_of(const Model& m, const Ranks& r, Room& room) {
   return s;
 }
 
-bool is_head(const Op& op) { return op.kind == OP_LM_HEAD || op.kind == OP_LM_HEAD_CAPPED; }
+bool is_head(const Op& op) { return op.kind == OP_LM_HEAD || op.kind == OP_LM_HEAD_CAPPED || op.kind == OP_LM_HEAD_ADAPTED; }
 
 // Runs the rank's ops over `step`, whose logits go to `wanted` places. Without rows it only meets the others.
 int32_t run_ops(const Model& model, const Step& step, Run& run, const Ranks& ranks, const int32_t* wanted) {
@@ -134,6 +136,32 @@ int32_t run_ops(const Model& model, const Step& step, Run& run, const Ranks& ran
   return 0;
 }
 
+// The adapters of `count` items, as the ops read them while this lives.
+class Adapted {
+ public:
+  Adapted(const Ranks& r, const AttentionItem* items, const int32_t* adapters, int32_t count) : lora_(r.lora) {
+    for (int32_t i = 0; i < count; i++)
+      if (adapters[i] >= 0) add(r.adapters[adapters[i]], items[i]);
+    for (size_t g = 0; g < groups_.size(); g++) groups_[g].rows = rows_[g].data(), groups_[g].count = int64_t(rows_[g].size());
+    *lora_ = {groups_.data(), int64_t(groups_.size())};
+  }
+  explicit Adapted(const Ranks& r) : lora_(r.lora) {}
+  Adapted(const Adapted&) = delete;
+  ~Adapted() { *lora_ = {nullptr, 0}; }
+
+ private:
+  void add(const LoraSite* sites, const AttentionItem& item) {
+    size_t at = 0;
+    while (at < groups_.size() && groups_[at].sites != sites) at++;
+    if (at == groups_.size()) groups_.push_back({sites, nullptr, 0}), rows_.emplace_back();
+    for (int32_t i = 0; i < item.queries; i++) rows_[at].push_back(int32_t(item.first) + i);
+  }
+
+  LoraStep* lora_;
+  std::vector<LoraGroup> groups_;
+  std::vector<std::vector<int32_t>> rows_;
+};
+
 // One part of a step, from the rank before this one to the one behind it.
 int32_t run_part(const Model& model, const Step& whole, const Part& part, Ranks& r) {
   const bool staged = r.deal == BY_LAYERS, last = r.group.rank == r.group.count - 1;
@@ -144,6 +172,7 @@ int32_t run_part(const Model& model, const Step& whole, const Part& part, Ranks&
   const Step own = part.step(whole);
   Run run(model, own, &r);
   run.carry(r.in, part.rows.data(), whole.rows, true);
+  const Adapted adapted = part.adapters.empty() ? Adapted(r) : Adapted(r, own.items, part.adapters.data(), own.item_count);
   if (const int32_t lost = run_ops(model, own, run, r, part.wanted.data())) return lost;
   const bool hands_on = staged && !last;
   if (hands_on || r.plan->keeps) run.carry(r.out, part.rows.data(), whole.rows, false);
@@ -153,14 +182,17 @@ int32_t run_part(const Model& model, const Step& whole, const Part& part, Ranks&
 
 // What the rank has of a step; returns when all have theirs.
 int32_t run_own(const Model& model, const Step& step, Ranks& r) {
+  const Arrays plan = arrays_of(r);
+  const int32_t* adapters = r.plan->adapted ? plan.adapters : nullptr;
   if (r.deal == BY_COLUMNS) {
+    const Adapted adapted = adapters ? Adapted(r, step.items, adapters, step.item_count) : Adapted(r);
     Run run(model, step, &r);
     if (const int32_t lost = run_ops(model, step, run, r, nullptr)) return lost;
     return meet(r.group);
   }
-  const int32_t *owners = arrays_of(r).owners, rank = r.group.rank, staged = r.deal == BY_LAYERS;
+  const int32_t rank = r.group.rank, staged = r.deal == BY_LAYERS;
   for (int32_t at = staged ? 0 : rank; at < (staged ? r.plan->parts : rank + 1); at++)
-    if (const int32_t lost = run_part(model, step, Part(step, owners, at), r)) return lost;
+    if (const int32_t lost = run_part(model, step, Part(step, plan.owners, adapters, at), r)) return lost;
   return meet(r.group);
 }
 
@@ -172,7 +204,7 @@ using namespace baton;
 BATON_API int32_t baton_rank_lead(const Model* model, const Step* step, const int32_t* table, int64_t table_count, const Deal* deal, Ranks* ranks) {
   const Arrays arrays(*ranks, step->rows, step->sampled_count, step->item_count, table_count);
   if (!fits(*model, *step, *ranks, arrays)) return TOO_LARGE;
-  publish(*step, table, table_count, deal, arrays, *ranks);
+  publish(*step, table, table_count, *deal, arrays, *ranks);
   announce(*ranks->plan);
   if (const int32_t lost = run_own(*model, *step, *ranks)) return lost;
   choose_tokens(ranks->logits, ranks->vocab, step->sampled_count, step->choices);
@@ -181,14 +213,20 @@ BATON_API int32_t baton_rank_lead(const Model* model, const Step* step, const in
 
 BATON_API int32_t baton_rank_follow(const Model* model, Ranks* ranks) {
   Room room;
-  for (uint32_t seen = 0;; seen++) {
-    if (const int32_t lost = await_plan(*ranks, seen)) return lost;
-    if (ranks->plan->is_over) return 0;
+  for (;;) {
+    if (const int32_t lost = await_plan(*ranks, ranks->seen)) return lost;
+    ranks->seen++;
+    if (ranks->plan->order != ORDER_STEP) return ranks->plan->order == ORDER_HEAR ? HEAR : 0;
     if (const int32_t lost = run_own(*model, step_of(*model, *ranks, room), *ranks)) return lost;
   }
 }
 
 BATON_API void baton_rank_dismiss(Ranks* ranks) {
-  ranks->plan->is_over = 1;
+  ranks->plan->order = ORDER_LEAVE;
+  announce(*ranks->plan);
+}
+
+BATON_API void baton_rank_call(Ranks* ranks) {
+  ranks->plan->order = ORDER_HEAR;
   announce(*ranks->plan);
 }

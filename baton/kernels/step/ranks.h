@@ -15,6 +15,7 @@
 #pragma once
 #include "../abi/heads.h"
 #include "../collective/collective.h"
+#include "../lora/lora.h"
 #include "../moe/own_experts.h"
 #include "step.h"
 
@@ -34,9 +35,12 @@ enum DealKind : int32_t { BY_COLUMNS, BY_ROWS, BY_LAYERS };
 // How a step's items are dealt: by rows, `owners` are ranks; by layers, parts of the step, 0 … `parts` - 1. `keeps`: the last
 // registers of all rows stay where the lead reads them.
 struct Deal {
-  const int32_t* owners;  // per item
+  const int32_t* owners;    // per item; null by columns
+  const int32_t* adapters;  // per item the number of its adapter, -1 for none; null where no item has one
   int32_t parts, keeps;
 };
+
+enum RanksOrder : int32_t { ORDER_STEP, ORDER_LEAVE, ORDER_HEAR };
 
 // What the lead asks for, at the begin of the plan's memory; its arrays lie behind it.
 struct PlanPage {
@@ -44,7 +48,7 @@ struct PlanPage {
   std::atomic<uint32_t> sleepers;
   alignas(64) int64_t rows;
   int64_t page_bytes, layer_bytes, turns_stride, table_count;
-  int32_t item_count, sampled_count, kv_type, is_over, parts, keeps;
+  int32_t item_count, sampled_count, kv_type, order, parts, keeps, adapted, pad;
   Seat handed[MOST_RANKS];  // parts that each rank has handed to the next, ever
 };
 
@@ -69,20 +73,24 @@ struct Ranks {
   int32_t page_heads, deal;   // DealKind
   int64_t carried_floats;     // per row, of all that ranks hand on
   int32_t op_count;
-  uint32_t taken, given;      // parts so far; the rank's own
-  int32_t pad;
+  uint32_t taken, given, seen;  // parts and orders so far; the rank's own
   Carried in, out;
+  const LoraSite* const* adapters;  // by number: what this rank has of each
+  LoraStep* lora;                   // which the ops point at
 };
 
 constexpr int32_t TOO_LARGE = -1;  // the plan, its registers or its logits don't fit the shared memory
+constexpr int32_t HEAR = -2;       // the lead has something to say by another way
 
 }  // namespace baton
 
 // The lead's step: gives the plan out, runs its own part and chooses tokens. `table`: where the items' block tables lie, one
-// behind the other; `deal` is null for BY_COLUMNS. Returns 0, TOO_LARGE (nothing was begun), or who is lost (collective.h).
+// behind the other. Returns 0, TOO_LARGE (nothing was begun), or who is lost (collective.h).
 BATON_API int32_t baton_rank_lead(const baton::Model* model, const baton::Step* step, const int32_t* table, int64_t table_count,
                                   const baton::Deal* deal, baton::Ranks* ranks);
-// Another rank's life: runs its part of one plan after the other. Returns 0 when told to leave, or who is lost.
+// Another rank's life: runs its part of one plan after the other. Returns 0 when told to leave, HEAR when told to listen and come
+// again, or who is lost.
 BATON_API int32_t baton_rank_follow(const baton::Model* model, baton::Ranks* ranks);
-// Tells the others to leave.
+// Tells the others to leave, or to listen. The next order is given once they have answered.
 BATON_API void baton_rank_dismiss(baton::Ranks* ranks);
+BATON_API void baton_rank_call(baton::Ranks* ranks);

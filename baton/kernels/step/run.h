@@ -55,7 +55,8 @@ class Run {
     std::vector<Choice> choices(size_t(s_.sampled_count), Choice{});
     for (int32_t i = 0; i < s_.sampled_count; i++)
       choices[size_t(i)].logits = r_->logits + (wanted ? wanted[i] : i) * r_->vocab + r_->first_token;
-    head(o, o.kind == OP_LM_HEAD_CAPPED ? *(const float*)o.table : 0, choices.data());
+    if (o.kind == OP_LM_HEAD_ADAPTED) adapted(o, choices.data());
+    else head(o, o.kind == OP_LM_HEAD_CAPPED ? *(const float*)o.table : 0, choices.data());
   }
 
   // Copies registers of this step's rows to where those of all `total` rows lie, or from there; `rows` are their numbers there.
@@ -84,7 +85,7 @@ class Run {
       case OP_BIASED_MOE:
         return baton_biased_moe((const BiasedMoe*)o.table, at(o.in), width(o.in), at(o.delta), s_.rows, at(o.out), width(o.out));
       case OP_LORA: return adapt(o);
-      case OP_LM_HEAD_ADAPTED: return adapted(o);
+      case OP_LM_HEAD_ADAPTED: return adapted(o, s_.choices);
       case OP_LM_HEAD_CAPPED: return head(o, *(const float*)o.table, s_.choices);
       default: return of_ranks(o);
     }
@@ -156,7 +157,7 @@ class Run {
     const LoraStep& lora = *(const LoraStep*)o.table;
     if (!lora.count) return;
     const bool tokens = o.in < 0;
-    baton_lora(lora.groups, lora.count, o.layer, tokens ? nullptr : at(o.in), tokens ? 0 : width(o.in), s_.tokens, at(o.out),
+    baton_lora(lora.groups, lora.count, o.layer, tokens ? nullptr : at(o.in), tokens ? 0 : width(o.in), s_.tokens, part(o),
                width(o.out));
   }
 
@@ -176,11 +177,11 @@ class Run {
     baton_lm_head_capped(o.weight, normed, m_.hidden, s_.sampled_count, softcap, choices);
   }
 
-  void adapted(const Op& o) {
+  void adapted(const Op& o, Choice* choices) {
     const AdaptedHead& h = *(const AdaptedHead*)o.table;
     const std::vector<const LoraSite*> beside = beside_head(h);
-    if (beside.empty()) return head(o, h.softcap, s_.choices);
-    adapted_head(*o.weight, last_norm(o), m_.hidden, s_.sampled_count, h.softcap, s_.choices, beside.data());
+    if (beside.empty()) return head(o, h.softcap, choices);
+    adapted_head(*o.weight, last_norm(o), m_.hidden, s_.sampled_count, h.softcap, choices, beside.data());
   }
 
   const float* last_norm(const Op& o) const {

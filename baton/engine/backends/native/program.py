@@ -282,10 +282,13 @@ class NativeProgram:
         biases = self._floats(gate.gate_up_bias), self._floats(gate.down_bias)
         return self._keep(BiasedMoeStruct(layer.struct, *biases, gate.alpha, gate.limit))
 
+    def _head_site(self) -> int:
+        return head_site(self.program)
+
     def _lm_head(self, op: p.LmHead) -> structs.Op:
         plain = structs.LM_HEAD_CAPPED if op.softcap else structs.LM_HEAD
         cap = self._keep(ctypes.c_float(op.softcap)) if op.softcap else None
-        beside = AdaptedHead(ctypes.addressof(self.lora), head_site(self.program), op.softcap)
+        beside = AdaptedHead(ctypes.addressof(self.lora), self._head_site(), op.softcap)
         return structs.Op(
             kind=OP_LM_HEAD_ADAPTED if self._adapts else plain,
             table=self._keep(beside) if self._adapts else cap,

@@ -25,6 +25,7 @@ from baton.protos.errors import ErrorInfo, RankLost, StartupError, from_info
 log = logging.getLogger("baton.engine")
 
 MOST_WORDS = 1 << 16  # bytes of what a follower says at its start
+HEARD = b"1"  # what a follower answers
 LEAVE_S = 1.0  # seconds for a follower to leave when told to
 
 
@@ -69,6 +70,19 @@ class Follower:
         """Sends a descriptor of shared memory and its size."""
         socket.send_fds(self._socket, [size.to_bytes(8, "little")], [fd])
 
+    def tell(self, fd: int, size: int, patience_s: float) -> None:
+        """Sends a descriptor and returns when it was taken. Raises RankLost."""
+        self._socket.settimeout(patience_s or None)
+        try:
+            self.give(fd, size)
+            heard = self._socket.recv(len(HEARD))
+        except TimeoutError:
+            raise RankLost(f"rank {self.rank} is stuck: it doesn't take what it is told", rank=self.rank) from None
+        except ConnectionError:
+            heard = b""
+        if not heard:
+            raise RankLost(f"rank {self.rank} is gone", rank=self.rank)
+
     def end(self, patience_s: float) -> None:
         """Waits ``patience_s`` seconds for the process to be gone, then ends it, and closes what led to it."""
         self._socket.close()
@@ -104,6 +118,11 @@ class Followers:
         for follower in self._all:
             with suppress(ConnectionError):  # whoever died is heard of by the watch
                 follower.give(fd, size)
+
+    def tell(self, fd: int, size: int, patience_s: float) -> None:
+        """Gives all followers, which were called, what is at ``fd``; returns when they have it. Raises RankLost."""
+        for follower in self._all:
+            follower.tell(fd, size, patience_s)
 
     def watch(self, meeting: int, lost: Callable[[RankLost], None]) -> None:
         """Tells the meeting and ``lost`` of a rank whose process ends, unless it was told to."""

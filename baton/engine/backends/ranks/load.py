@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from baton.engine.backends.ranks.adapters import OwnAdapters
 from baton.engine.backends.ranks.program import NativeRankProgram
 from baton.engine.checkpoints.hub import locate
 from baton.engine.checkpoints.weights import Weights, load_weights
@@ -18,6 +19,7 @@ from baton.engine.models import program_for
 from baton.engine.program.config import ModelConfig
 from baton.engine.program.program import Program
 from baton.engine.program.rope import settled
+from baton.engine.program.sites import adaptable
 from baton.kernels.abi import native
 from baton.protos.errors import ConfigError
 
@@ -59,4 +61,15 @@ def load_rank(config: EngineConfig, index: int) -> LoadedRank:
     dtype = {"auto": torch.float32, "float32": torch.float32, "bfloat16": torch.bfloat16}[config.dtype]
     share = partial(config.widths.share, index=index)
     program, weights, fingerprint = load_weights(config, directory, model, planned, dtype, share)
-    return LoadedRank(program, NativeRankProgram(share(program), weights), weights, fingerprint)
+    own = share(program if config.adapters is None else adaptable(program))
+    return LoadedRank(program, NativeRankProgram(own, weights), weights, fingerprint)
+
+
+def own_adapters(loaded: LoadedRank, config: EngineConfig) -> OwnAdapters:
+    """Returns what holds a rank's share of adapters, as many as may be loaded at once."""
+    return OwnAdapters(loaded.native.own, numbers_of(config))
+
+
+def numbers_of(config: EngineConfig) -> int:
+    """Returns how many adapters may be held at once: one more than may be loaded, to take another's place."""
+    return 0 if config.adapters is None else config.adapters.max_loaded + 1

@@ -13,9 +13,9 @@ import sys
 
 import msgspec
 
-from baton.engine.backends.ranks.followers import RankReady, RankSpec
-from baton.engine.backends.ranks.load import LoadedRank, load_rank
-from baton.engine.backends.ranks.memory import SharedMemory, follow, sizes_for
+from baton.engine.backends.ranks.followers import HEARD, RankReady, RankSpec
+from baton.engine.backends.ranks.load import LoadedRank, load_rank, own_adapters
+from baton.engine.backends.ranks.memory import HEAR, SharedMemory, follow, sizes_for
 from baton.engine.child import child_arguments
 from baton.engine.load import QUIET_THREADS
 from baton.kernels.abi import native
@@ -51,7 +51,12 @@ def _follow(spec: RankSpec, loaded: LoadedRank, lead: socket.socket) -> int:
     pages = mmap.mmap(fd, size, mmap.MAP_SHARED)
     struct = memory.struct(loaded.native, spec.config.rank_bound_s)
     struct.pages = ctypes.addressof(ctypes.c_char.from_buffer(pages))
-    return LOST_STATUS if follow(loaded.native.struct, struct) else 0
+    adapters = own_adapters(loaded, spec.config)
+    struct.adapters = adapters.table
+    while (code := follow(loaded.native.struct, struct)) == HEAR:
+        adapters.take(*_received(lead))
+        lead.send(HEARD)
+    return LOST_STATUS if code else 0
 
 
 def _received(lead: socket.socket) -> tuple[int, int]:

@@ -24,6 +24,7 @@ MOST_ROWS = 1 << 15  # rows of a step, and rows of it that want logits
 PLAN_BYTES = 256 << 20  # of tokens and block tables
 SLOT_BYTES = 64 << 10  # of what ranks copy to one another; a step copies nothing
 PAGE = 4096
+HEAR = -2  # ranks.h
 
 
 class RanksStruct(ctypes.Structure):
@@ -37,16 +38,17 @@ class RanksStruct(ctypes.Structure):
         *((name, I64) for name in ("vocab", "first_token")),
         *((name, I32) for name in ("first_head", "heads", "page_heads", "deal")),
         ("carried_floats", I64),
-        *((name, I32) for name in ("op_count", "taken", "given", "pad")),
+        *((name, I32) for name in ("op_count", "taken", "given", "seen")),
         ("in", Carried),
         ("out", Carried),
+        *((name, P) for name in ("adapters", "lora")),
     )
 
 
 class DealStruct(ctypes.Structure):
     """Mirrors Deal of step/ranks.h."""
 
-    _fields_ = (("owners", P), ("parts", I32), ("keeps", I32))
+    _fields_ = (("owners", P), ("adapters", P), ("parts", I32), ("keeps", I32))
 
 
 class SharedSizes(msgspec.Struct, frozen=True):
@@ -110,6 +112,8 @@ class SharedMemory:
             native.carried_floats,
             *(len(native.ops), 0, 0, 0),
             *native.carried,
+            None,
+            ctypes.addressof(native.lora),
         )
 
 
@@ -119,9 +123,17 @@ def lead_step() -> NativeFunction:
 
 
 def follow(model: Model, ranks: RanksStruct) -> int:
-    """Runs a follower's part of all steps; returns 0 when told to leave, or a collective's code of who is lost."""
+    """Runs a follower's part of all steps; returns 0 when told to leave, HEAR when told to listen and come again.
+
+    Else it returns a collective's code of who is lost.
+    """
     call = native.function("rank_follow", P, P, result=I32)
     return call(ctypes.addressof(model), ctypes.addressof(ranks)) or 0
+
+
+def call(ranks: RanksStruct) -> None:
+    """Tells the followers to listen on their sockets; the next order is given once they have answered."""
+    native.function("rank_call", P)(ctypes.addressof(ranks))
 
 
 def dismiss(ranks: RanksStruct) -> None:

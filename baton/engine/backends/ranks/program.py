@@ -107,7 +107,12 @@ class NativeRankProgram(NativeProgram):
             found.delta, found.layer = first, end - first
         elif part is not None:
             found.delta = part.first
+        if isinstance(op, p.Adapt):
+            found.layer += self.own.adapts_before
         return found
+
+    def _head_site(self) -> int:
+        return self.own.head_site
 
     def _meeting(self, op: p.AllGather | p.AllReduce) -> structs.Op:
         return structs.Op(kind=GATHER, input=self.registers[op.x], output=self._register(op.out, self._width(op.x)))

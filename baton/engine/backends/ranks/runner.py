@@ -14,8 +14,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from baton.engine.adapters.base import AdapterBase
 from baton.engine.backends.native.batch import Array, NativeBatch
 from baton.engine.backends.native.step_runner import StepRunner
+from baton.engine.backends.ranks.adapters import OwnAdapters, RankAdapters
 from baton.engine.backends.ranks.dealing import Piece, among_ranks, in_parts
 from baton.engine.backends.ranks.followers import Followers
 from baton.engine.backends.ranks.load import LoadedRank
@@ -23,6 +25,7 @@ from baton.engine.backends.ranks.memory import (
     MOST_ROWS,
     DealStruct,
     SharedMemory,
+    call,
     dismiss,
     lead_step,
     sizes_for,
@@ -49,6 +52,8 @@ class RankRunner(StepRunner):
         bound_s: float,
         clock: Callable[[], float] = time.perf_counter,
         work: EngineWork | None = None,
+        adapters: AdapterBase | None = None,
+        most_adapters: int = 0,
     ) -> None:
         super().__init__(spec, loaded.native, clock, work)
         self._own, self._followers = loaded.native, followers
@@ -56,11 +61,15 @@ class RankRunner(StepRunner):
         self._memory = SharedMemory.create(sizes_for(loaded.program, loaded.native))
         followers.share(self._memory.fd, self._memory.sizes.total)
         self._ranks = self._memory.struct(loaded.native, bound_s)
+        self._bound_s = bound_s
+        own = OwnAdapters(loaded.native.own, most_adapters)
+        self._ranks.adapters = own.table
+        self.adapters = None if adapters is None else RankAdapters(adapters, own, most_adapters, self._tell)
         self._run = lead_step()
         self._arena = torch.empty(0)
         self._shown = 0  # positions whose angles the others see
         self._buffer: memoryview | None = None
-        self._pieces: tuple[Array, ...] = ()  # of the step that runs
+        self._kept: list[Array] = []  # of the step that runs
 
     @property
     def ranks(self) -> RankRunner:
@@ -80,6 +89,10 @@ class RankRunner(StepRunner):
         """Has ``lost`` called when another rank's process is gone; a step in flight ends with RankLost then."""
         self._followers.watch(self._memory.meeting, lost)
 
+    def _tell(self, fd: int, size: int) -> None:
+        call(self._ranks)
+        self._followers.tell(fd, size, self._bound_s)
+
     def leave(self) -> None:
         """Ends the other ranks."""
         self._followers.leave(lambda: dismiss(self._ranks))
@@ -89,15 +102,15 @@ class RankRunner(StepRunner):
         return self._followers.pids()
 
     def _compute(self, plan: StepPlan, batch: NativeBatch) -> None:
+        self._kept = []
         self._show_turns(batch.reach)
         floats = batch.rows * self._own.row_floats
         if len(self._arena) < floats:
             self._arena = torch.empty(floats)
         step = self._step(batch)
         step.turns, step.pages, step.arena = self._memory.turns, self._ranks.pages, self._arena.data_ptr()
-        table, deal = (batch.flat.ctypes.data, len(batch.flat)), self._dealt(batch, step)
-        how = None if deal is None else ctypes.addressof(deal)
-        code = self._run(self._own.address, ctypes.byref(step), *table, how, ctypes.addressof(self._ranks))
+        table, deal = (batch.flat.ctypes.data, len(batch.flat)), ctypes.byref(self._dealt(plan, batch, step))
+        code = self._run(self._own.address, ctypes.byref(step), *table, deal, ctypes.addressof(self._ranks))
         if code == TOO_LARGE:
             text = f"a step of {batch.rows} tokens is more than {MOST_ROWS} that ranks share memory for"
             raise BatonError(f"{text}; lower worker.prefill_chunk_tokens", "worker.prefill_chunk_tokens")
@@ -105,19 +118,29 @@ class RankRunner(StepRunner):
             lost = RankIsLost(code)
             raise RankLost(f"{lost}, of {self._own.own.rank.count} ranks", rank=lost.rank)
 
-    def _dealt(self, batch: NativeBatch, step: Step) -> DealStruct | None:
-        """How the step's rows are dealt, in whose pieces ``step`` has its items from now on; None by columns."""
-        own = self._own.own
-        if own.deal == BY_COLUMNS:
-            return None
-        starts, counts = (batch.items[field].tolist() for field in ("start", "queries"))
-        ranks = own.rank.count
-        pieces = among_ranks(starts, counts, ranks) if own.deal == BY_ROWS else in_parts(counts, ranks)
-        items = cut(batch.items, pieces)
-        owners = np.array([piece.owner for piece in pieces], np.int32)
-        self._pieces = items, owners
-        step.items, step.item_count = items.ctypes.data, len(items)
-        return DealStruct(owners.ctypes.data, pieces[-1].owner + 1, batch.pools)
+    def _dealt(self, plan: StepPlan, batch: NativeBatch, step: Step) -> DealStruct:
+        """How the step's rows are dealt, in whose pieces ``step`` has its items from now on, and their adapters."""
+        own, found = self._own.own, DealStruct(parts=1, keeps=batch.pools)
+        numbers = None if self.adapters is None else self.adapters.numbers(plan.items)
+        if own.deal != BY_COLUMNS:
+            starts, counts = (batch.items[field].tolist() for field in ("start", "queries"))
+            ranks = own.rank.count
+            pieces = among_ranks(starts, counts, ranks) if own.deal == BY_ROWS else in_parts(counts, ranks)
+            items = self._hold(cut(batch.items, pieces))
+            step.items, step.item_count = items.ctypes.data, len(items)
+            found.owners, found.parts = self._numbers([piece.owner for piece in pieces]), pieces[-1].owner + 1
+            numbers = None if numbers is None else [numbers[piece.item] for piece in pieces]
+        found.adapters = None if numbers is None else self._numbers(numbers)
+        return found
+
+    def _numbers(self, values: list[int]) -> int:
+        """Where ``values`` lie as int32 while the step runs."""
+        found: int = self._hold(np.array(values, np.int32)).ctypes.data
+        return found
+
+    def _hold(self, values: Array) -> Array:
+        self._kept.append(values)
+        return values
 
     def _head(self) -> LmHead:
         return self._own.own.head

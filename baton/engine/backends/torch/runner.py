@@ -23,7 +23,7 @@ from baton.engine.backends.cuda.gpu import Gpu, require, without_kernels
 from baton.engine.backends.cuda.load import TORCH, kernels_or_none, on_kernels
 from baton.engine.backends.native.runner import NativeRunner
 from baton.engine.backends.ranks.followers import Followers
-from baton.engine.backends.ranks.load import load_rank, rank_config, require_possible
+from baton.engine.backends.ranks.load import load_rank, numbers_of, rank_config, require_possible
 from baton.engine.backends.ranks.runner import RankRunner
 from baton.engine.backends.span_ops import SPAN_OPS
 from baton.engine.backends.torch.adapters import TorchAdapters
@@ -72,9 +72,6 @@ def load(config: EngineConfig) -> Runner:
     if widths.count > 1:
         if check or by_ops:
             raise ConfigError(f"{CHECK_ENV} and {STEP_ENV} are of one rank, {widths}; unset them", widths.field)
-        if config.adapters is not None:
-            text = f"{widths}: adapters are applied on one rank only; use {widths.field} 1"
-            raise ConfigError(text, widths.field)
         return _on_ranks(config)
     if config.threads is not None:
         _use_threads(config.threads)
@@ -135,7 +132,8 @@ def _use_threads(count: int) -> None:
 
 def _on_ranks(config: EngineConfig) -> Runner:
     """The runner that leads several ranks, which read their weights side by side."""
-    model = ModelConfig.read(locate(config.model))
+    directory = locate(config.model)
+    model = ModelConfig.read(directory)
     own = rank_config(with_asked_kv(config, model), len(os.sched_getaffinity(0)))
     assert own.threads is not None
     _use_threads(own.threads)
@@ -148,7 +146,11 @@ def _on_ranks(config: EngineConfig) -> Runner:
         _use_threads(own.threads * own.widths.count)  # for what all cores can do: the other ranks wait
         work = work_of_ranks(loaded.program, loaded.native.program, loaded.weights, spec.layout)
         _use_threads(own.threads)
-        return RankRunner(spec, loaded, followers, own.rank_bound_s, work=work)
+        base = _with_adapters(config, loaded.program, _dtype_name(own), directory)[1]
+        numbers = numbers_of(config)
+        return RankRunner(
+            spec, loaded, followers, own.rank_bound_s, work=work, adapters=base, most_adapters=numbers
+        )
     except BaseException:
         followers.kill()
         raise

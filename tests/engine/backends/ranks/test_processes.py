@@ -20,8 +20,10 @@ from baton.engine.backends.ranks.runner import RankRunner
 from baton.engine.load import EngineConfig, load_runner
 from baton.kernels.abi import native
 from baton.protos.errors import CheckpointError, ConfigError, RankLost
-from baton.protos.nouns import Sampling
+from baton.protos.nouns import AdapterLimits, Sampling
 from tests.conformance.checkpoints import make
+from tests.engine.adapters.adapter_files import EVERYWHERE, write
+from tests.engine.adapters.test_equality import hold
 from tests.engine.backends.ranks.threads import SharedDriver
 
 pytestmark = pytest.mark.skipif(native.library() is None, reason="no native kernels here")
@@ -135,3 +137,25 @@ def test_widths_that_cannot_be_are_refused_before_a_process_starts(model: Path) 
         load_runner(EngineConfig(str(model), pp=9))
     with pytest.raises(ConfigError, match="cp is 2 and pp is 2: ranks share a model in one way"):
         load_runner(EngineConfig(str(model), cp=2, pp=2))
+
+
+@pytest.mark.thorough
+def test_an_adapter_reaches_every_process_and_a_rank_that_does_not_take_it_is_lost(
+    model: Path, tmp_path: Path
+) -> None:
+    adapter = write(tmp_path / "adapter", model, EVERYWHERE)
+    limits = AdapterLimits(2, 1 << 30, 64)
+    alone = load_runner(EngineConfig(str(model), threads=1, adapters=limits))
+    runner = load_runner(EngineConfig(str(model), threads=2, tp=2, rank_bound_s=60.0, adapters=limits))
+    assert isinstance(runner, RankRunner)
+    try:
+        found = []
+        for each in (alone, runner):
+            driver = SharedDriver(each, 16)
+            found.append(driver.answer(PROMPTS, GREEDY, adapters=[hold(each, "a", adapter), ""]))
+        assert found[0] == found[1]
+        os.kill(runner.pids()[0], signal.SIGKILL)
+        with pytest.raises(RankLost, match="rank 1 is gone"):
+            hold(runner, "b", adapter)
+    finally:
+        runner.leave()

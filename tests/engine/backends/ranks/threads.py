@@ -7,9 +7,11 @@ import mmap
 import os
 import threading
 from collections.abc import Callable
+from queue import Queue
 
-from baton.engine.backends.ranks.load import LoadedRank, load_rank
-from baton.engine.backends.ranks.memory import SharedMemory, follow, sizes_for
+from baton.engine.adapters.base import AdapterBase
+from baton.engine.backends.ranks.load import LoadedRank, load_rank, numbers_of, own_adapters
+from baton.engine.backends.ranks.memory import HEAR, SharedMemory, follow, sizes_for
 from baton.engine.backends.ranks.runner import RankRunner
 from baton.engine.load import EngineConfig
 from baton.engine.plan import ModelSpec, Runner, ranks_of
@@ -21,8 +23,9 @@ from tests.conformance.drive import Driver
 class ThreadFollowers:
     """Stands in for ``Followers``: same memory, same native code, threads in place of processes."""
 
-    def __init__(self, ranks: list[LoadedRank], bound_s: float) -> None:
-        self._ranks, self._bound_s = ranks, bound_s
+    def __init__(self, ranks: list[LoadedRank], config: EngineConfig) -> None:
+        self._ranks, self._config = ranks, config
+        self._notes = [Queue[tuple[int, int]]() for _ in ranks]
         self._memories: list[SharedMemory] = []
         self._threads: list[threading.Thread] = []
         self.codes: list[int] = []
@@ -33,15 +36,25 @@ class ThreadFollowers:
             self._memories = [memory for _, memory in of]
             return
         pages = mmap.mmap(fd, size, mmap.MAP_SHARED)
-        for rank, memory in zip(self._ranks, self._memories, strict=True):
-            thread = threading.Thread(target=self._run, args=(rank, memory, pages), daemon=True)
+        for rank, memory, notes in zip(self._ranks, self._memories, self._notes, strict=True):
+            thread = threading.Thread(target=self._run, args=(rank, memory, pages, notes), daemon=True)
             self._threads.append(thread)
             thread.start()
 
-    def _run(self, rank: LoadedRank, memory: SharedMemory, pages: mmap.mmap) -> None:
-        struct = memory.struct(rank.native, self._bound_s)
+    def _run(self, rank: LoadedRank, memory: SharedMemory, pages: mmap.mmap, notes: Queue[tuple[int, int]]) -> None:
+        struct = memory.struct(rank.native, self._config.rank_bound_s)
         struct.pages = ctypes.addressof(ctypes.c_char.from_buffer(pages))
-        self.codes.append(follow(rank.native.struct, struct))
+        adapters = own_adapters(rank, self._config)
+        struct.adapters = adapters.table
+        while (code := follow(rank.native.struct, struct)) == HEAR:
+            adapters.take(*notes.get(timeout=30))
+            notes.task_done()
+        self.codes.append(code)
+
+    def tell(self, fd: int, size: int, patience_s: float) -> None:
+        for notes in self._notes:
+            notes.put((os.dup(fd), size))
+            notes.join()
 
     def watch(self, meeting: int, lost: Callable[[RankLost], None]) -> None:
         """Threads don't end by themselves."""
@@ -56,11 +69,12 @@ class ThreadFollowers:
             assert not thread.is_alive()
 
 
-def on_ranks(spec: ModelSpec, config: EngineConfig) -> RankRunner:
+def on_ranks(spec: ModelSpec, config: EngineConfig, base: AdapterBase | None = None) -> RankRunner:
     """Returns the lead of ``config``'s ranks, the others as threads; call ``leave`` at last."""
     ranks = [load_rank(config, index) for index in range(config.widths.count)]
-    followers = ThreadFollowers(ranks[1:], config.rank_bound_s)
-    return RankRunner(spec, ranks[0], followers, config.rank_bound_s)  # type: ignore[arg-type]
+    followers = ThreadFollowers(ranks[1:], config)
+    most = {"adapters": base, "most_adapters": numbers_of(config)} if base else {}
+    return RankRunner(spec, ranks[0], followers, config.rank_bound_s, **most)  # type: ignore[arg-type]
 
 
 class SharedDriver(Driver):

@@ -1,0 +1,20 @@
+"""Whether a cluster that starts here has to compile kernels first. Knows nothing of what waits for them."""
+
+from __future__ import annotations
+
+from baton.cluster.config import BatonConfig
+from baton.kernels.abi import build, native
+from baton.process.children import python
+
+
+def compilation(config: BatonConfig) -> list[str] | None:
+    """Returns the command that builds this CPU's kernels, which takes minutes on a small machine.
+
+    None where no worker here computes on the CPU, where the kernels are there, or can't be built: workers say that.
+    """
+    if config.worker.device not in ("cpu", "auto") or config.ray.address or native.isa() == native.REFERENCE:
+        return None
+    try:
+        return None if build.is_built(native.isa()) else python("baton.kernels.abi.native")
+    except build.BuildError:
+        return None

@@ -1,0 +1,81 @@
+"""Adapters on several ranks answer as on one rank to the bit, whatever ranks share; loaded, dropped, replaced."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from baton.engine.load import EngineConfig, load_runner
+from baton.engine.plan import Runner, SequenceStep, StepPlan, adapters_of
+from baton.kernels.abi import native
+from baton.protos.errors import AdapterNotLoaded
+from baton.protos.nouns import AdapterLimits, Sampling
+from tests.conformance.checkpoints import make
+from tests.engine.adapters.adapter_files import EVERYWHERE, write
+from tests.engine.adapters.test_equality import hold
+from tests.engine.backends.ranks.threads import SharedDriver, on_ranks
+from tests.kernels.thorough import first_now
+
+pytestmark = pytest.mark.skipif(native.library() is None, reason="no native kernels here")
+
+LIMITS = AdapterLimits(2, 1 << 30, 64)
+SPOKEN = Sampling(temperature=0.0, max_tokens=6, logprobs=1)
+READ = Sampling(temperature=0.0, max_tokens=1, prompt_logprobs=1, pooling="mean")
+PROMPTS = [[5, 6, 7, 8, 9] * 31, [3, 4], [11, 12, 13] * 6]
+CASES = [
+    ("qwen2_mixed", "tp"), ("mixtral", "pp"), ("llama3", "cp"), ("qwen2_mixed", "cp"), ("qwen2_mixed", "pp"),
+    ("mixtral", "tp"), ("phi3", "tp"), ("gemma2", "tp"), ("gemma2", "pp"), ("qwen3_moe", "cp"), ("gpt_oss", "tp"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("kind", "share"), first_now(CASES, 2))
+@pytest.mark.parametrize("fields", first_now([{}, {"quantization": "int8"}], 1), ids=str)
+def test_adapters_give_the_bits_of_one_rank(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, share: str, fields: dict[str, Any]
+) -> None:
+    monkeypatch.setenv("BATON_CACHE_DIR", str(Path(native.built(native.isa())).parents[1]))
+    model = make(tmp_path / "model", kind)
+    few = write(tmp_path / "few", model, ("q_proj", "v_proj", "qkv_proj"), rank=4, seed=2)
+    many = write(tmp_path / "many", model, EVERYWHERE, rank=16, seed=3)
+    again = write(tmp_path / "again", model, EVERYWHERE, rank=8, seed=4)
+    config = EngineConfig(str(model), threads=1, adapters=LIMITS, cache_dir=str(tmp_path / "cache"), **fields)
+    alone = load_runner(config)
+    ranks = on_ranks(alone.spec, EngineConfig(**{**config_fields(config), share: 2}), base_of(alone))
+    one, several = (SharedDriver(runner, 64, chunk=150) for runner in (alone, ranks))
+    try:
+        names = [(hold(runner, "few", few), "", hold(runner, "many", many)) for runner in (alone, ranks)]
+        assert names[0] == names[1]
+        same(one, several, [*names[0]])
+        for runner in (alone, ranks):
+            host = adapters_of(runner)
+            assert host is not None
+            host.drop(names[0][0])
+        other, _ = (hold(runner, "again", again) for runner in (alone, ranks))
+        same(one, several, [names[0][2], other, ""])
+        with pytest.raises(AdapterNotLoaded, match="few@"):
+            ranks.run(StepPlan((SequenceStep(1, [1], 0, [0], adapter=names[0][0]),)))
+    finally:
+        ranks.leave()
+
+
+def same(one: SharedDriver, several: SharedDriver, adapters: list[str]) -> None:
+    found = []
+    for sampling, names in ((SPOKEN, adapters), (READ, adapters), (SPOKEN, [])):
+        found.append(one.answer(PROMPTS, sampling, adapters=names))
+        assert several.answer(PROMPTS, sampling, adapters=names) == found[-1]
+    assert found[0] != found[2], "the adapters change something"
+    assert several.logprobs == one.logprobs
+    assert several.read == one.read
+    assert bytes(several.memory.view()) == bytes(one.memory.view())
+
+
+def config_fields(config: EngineConfig) -> dict[str, Any]:
+    return {field: getattr(config, field) for field in config.__struct_fields__} | {"rank_bound_s": 60.0}
+
+
+def base_of(runner: Runner) -> Any:
+    host = adapters_of(runner)
+    assert host is not None
+    return host.base

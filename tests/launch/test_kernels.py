@@ -1,0 +1,39 @@
+"""A start compiles kernels before its time counts, where workers here need some that aren't there."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from baton.cluster.config import BatonConfig, load_config
+from baton.kernels.abi import build, native
+from baton.launch.kernels import compilation
+from tests.kernels.conftest import needs_native
+
+pytestmark = needs_native
+
+
+def config(**sections: dict[str, str]) -> BatonConfig:
+    return load_config(flags=sections, search=Path("/nowhere"))
+
+
+def test_what_is_missing_is_compiled_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert compilation(config()) is None, "this process has them"
+    monkeypatch.setenv("BATON_CACHE_DIR", str(tmp_path))
+    command = compilation(config())
+    assert command is not None
+    assert command[1:] == ["-m", "baton.kernels.abi.native"]
+    monkeypatch.setattr(build, "_build", lambda compiler, flags, objects, library: library.touch())
+    build.built(native.isa())
+    assert compilation(config()) is None
+
+
+def test_nothing_is_compiled_for_other_devices_other_machines_or_without_a_compiler(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("BATON_CACHE_DIR", str(tmp_path))
+    assert compilation(config(worker={"device": "paced:zero"})) is None
+    assert compilation(config(ray={"address": "10.0.0.1:6379"}, redis={"url": "redis://10.0.0.1"})) is None
+    monkeypatch.setenv("BATON_CXX", "no-compiler-of-this-name")
+    assert compilation(config()) is None
