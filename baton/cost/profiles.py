@@ -5,9 +5,10 @@ Knows nothing of the engine. A profile is one file; ``--device paced:NAME`` name
 
 from __future__ import annotations
 
+import re
 import tomllib
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -16,6 +17,10 @@ from baton.protos.nouns import EngineWork, StepCurve, TransferCurve
 
 FOLDER = Path(__file__).parent / "profiles"
 ROW_BYTES_MULTIPLE = 16
+PROMPTS, ANSWERS = ("prefill_token", "prefill_pair"), ("decode_sequence", "decode_context_token")
+# Terms of a step that ranks divide. By rows each reads all weights; by layers the parts of a prompt alone overlap.
+SHARED = {"tp": ("fixed", *PROMPTS, *ANSWERS), "cp": (*PROMPTS, *ANSWERS), "pp": PROMPTS}
+RANKS = re.compile(r"(?P<name>.+)@(?P<shared>tp|cp|pp)(?P<count>[1-9]\d{0,2})")
 
 
 class Overhead(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -28,6 +33,24 @@ class Overhead(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     request: float = 0.0
     handoff: float = 0.0
     step: float = 0.0
+
+
+class RankCosts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Says on how many ranks a profile was measured, and what others cost.
+
+    ``shared`` is the setting of [worker] that makes ranks: tp, cp or pp. ``count`` ranks were measured; the model
+    runs on each of ``widths``. Ranks meet ``meetings`` times in a step; two of them take ``meeting_s`` seconds.
+    """
+
+    shared: Literal["tp", "cp", "pp"] = "tp"
+    count: int = 1
+    widths: tuple[int, ...] = (1,)
+    meetings: int = 0
+    meeting_s: float = 0.0
+
+    def waits(self, count: int) -> float:
+        """Returns the seconds of a step in which ``count`` ranks meet; each looks at every other one."""
+        return self.meetings * self.meeting_s * (count - 1)
 
 
 class PacedProfile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -49,6 +72,7 @@ class PacedProfile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     max_model_len: int
     prefill_chunk: int = 512
     overhead: Overhead = Overhead()
+    ranks: RankCosts | None = None
 
     @property
     def work(self) -> EngineWork:
@@ -67,10 +91,12 @@ def profile_names() -> list[str]:
 
 
 def load_profile(name_or_path: str) -> PacedProfile:
-    """Returns a built-in profile by name, or a file.
+    """Returns a built-in profile by name, or a file; ``NAME@tp4`` is that of a worker of four ranks.
 
     Raises ConfigError that lists the choices or names the field.
     """
+    if (asked := RANKS.fullmatch(name_or_path)) is not None:
+        return on_ranks(load_profile(asked["name"]), asked["shared"], int(asked["count"]))
     own = name_or_path.endswith(".toml") or "/" in name_or_path
     path = Path(name_or_path) if own else FOLDER / f"{name_or_path}.toml"
     try:
@@ -81,6 +107,31 @@ def load_profile(name_or_path: str) -> PacedProfile:
             f"paced profile {name_or_path!r} is unknown; choose one of {choices}, or give a .toml file",
             "device",
         ) from error
+
+
+def on_ranks(profile: PacedProfile, shared: str, count: int) -> PacedProfile:
+    """Returns what a worker of ``count`` ranks would take, each with cores and memory as those that were measured.
+
+    What ``SHARED`` names is divided among them, and they meet. Raises ConfigError naming the widths that work.
+    """
+    ranks = profile.ranks
+    if ranks is None:
+        text = f"{profile.about}: it says nothing of ranks; measure it again with `baton profile measure`"
+        raise ConfigError(text, "widths")
+    if shared != ranks.shared or count not in ranks.widths:
+        widths = ", ".join(map(str, ranks.widths))
+        raise ConfigError(f"{profile.about}: {shared} can't be {count}; use {ranks.shared} {widths}", "widths")
+    share = ranks.count / count
+    step = msgspec.structs.asdict(profile.step)
+    step["fixed"] = max(0.0, step["fixed"] - ranks.waits(ranks.count))
+    step = {name: seconds * (share if name in SHARED[shared] else 1.0) for name, seconds in step.items()}
+    step["fixed"] += ranks.waits(count)
+    return msgspec.structs.replace(
+        profile,
+        about=f"{profile.about}, {shared} {count}",
+        step=StepCurve(**step),
+        ranks=msgspec.structs.replace(ranks, count=count),
+    )
 
 
 def _parse(text: str, name: str) -> PacedProfile:
@@ -108,6 +159,8 @@ def _require_sound(profile: PacedProfile, name: str) -> None:
         for field in curve.__struct_fields__:
             if not 0.0 <= getattr(curve, field) < float("inf"):
                 raise ConfigError(f"paced profile {name!r}: {field} must be 0 or more seconds", "device")
+    if profile.ranks is not None and not 0.0 <= profile.ranks.meeting_s < float("inf"):
+        raise ConfigError(f"paced profile {name!r}: ranks.meeting_s must be 0 or more seconds", "device")
     for field in ("kv_bytes_per_token", "pages", "vocab_size", "max_model_len", "prefill_chunk"):
         if getattr(profile, field) < 1:
             raise ConfigError(f"paced profile {name!r}: {field} must be at least 1", "device")

@@ -6,9 +6,11 @@ Knows nothing of consoles or of how a plan is made.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import msgspec
 
+from baton.cost.profiles import load_profile
 from baton.planner.costs.roofline_name import is_roofline, parse
 from baton.planner.costs.worker import WorkerCosts, worker_costs
 from baton.planner.plan import Plan
@@ -59,11 +61,18 @@ class WidthOutcome(msgspec.Struct, frozen=True):
 
 
 def of_widths(profile: str, widths: Sequence[int]) -> list[str]:
-    """Returns the same roofline profile with so many accelerators per worker; as it is where none are given."""
+    """Returns the same profile with so many accelerators, or ranks, per worker; as it is where none are given.
+
+    Raises ConfigError for a profile that is neither a roofline nor says what ranks cost.
+    """
     if not widths:
         return [profile]
+    ranks = None if is_roofline(profile) or Path(profile).is_dir() else load_profile(profile).ranks
+    if min(widths) >= 1 and ranks is not None:
+        return [f"{profile}@{ranks.shared}{width}" for width in widths]
     if not is_roofline(profile) or min(widths) < 1:
-        raise ConfigError(f"{profile!r}: only a roofline profile can be tried with several widths", "widths")
+        text = f"{profile!r}: only a roofline profile, or one that was measured with ranks, has several widths"
+        raise ConfigError(text, "widths")
     return [str(msgspec.structs.replace(parse(profile), count=width)) for width in widths]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from baton.cost.curves import decode_seconds, prefill_seconds, transfer_seconds
@@ -67,3 +68,55 @@ def test_a_wrong_field_is_named(tmp_path: Path, old: str, new: str, words: str) 
     with pytest.raises(ConfigError) as caught:
         load_profile(str(own))
     assert words in caught.value.message
+
+
+RANKED = """
+about = "measured on two ranks"
+kv_bytes_per_token = 64
+model_kv_bytes_per_token = 64
+pages = 7
+vocab_size = 100
+max_model_len = 100
+[step]
+fixed = 0.012
+prefill_token = 0.002
+prefill_pair = 2e-8
+decode_sequence = 0.004
+decode_context_token = 1e-6
+[transfer]
+fixed = 0.0
+per_byte = 0.0
+[ranks]
+shared = "SHARED"
+count = 2
+widths = [1, 2, 4]
+meetings = 100
+meeting_s = 2e-5
+"""
+
+
+@pytest.mark.parametrize(
+    ("shared", "fixed", "token", "sequence"),
+    [("tp", 0.005 + 0.006, 0.001, 0.002), ("cp", 0.010 + 0.006, 0.001, 0.002), ("pp", 0.010 + 0.006, 0.001, 0.004)],
+)
+def test_other_ranks_divide_what_they_share_and_meet(
+    tmp_path: Path, shared: str, fixed: float, token: float, sequence: float
+) -> None:
+    file = tmp_path / "ranked.toml"
+    file.write_text(RANKED.replace("SHARED", shared))
+    found = load_profile(f"{file}@{shared}4")
+    step = found.step
+    assert (step.fixed, step.prefill_token, step.decode_sequence) == pytest.approx((fixed, token, sequence))
+    assert found.about == f"measured on two ranks, {shared} 4"
+    same = load_profile(f"{file}@{shared}2").step
+    assert msgspec.structs.astuple(same) == pytest.approx(msgspec.structs.astuple(load_profile(str(file)).step))
+
+
+def test_ranks_that_cannot_be_are_refused_with_those_that_can(tmp_path: Path) -> None:
+    file = tmp_path / "ranked.toml"
+    file.write_text(RANKED.replace("SHARED", "tp"))
+    for asked in ("tp3", "cp2"):
+        with pytest.raises(ConfigError, match=f"{asked[:2]} can't be {asked[2]}; use tp 1, 2, 4"):
+            load_profile(f"{file}@{asked}")
+    with pytest.raises(ConfigError, match="says nothing of ranks"):
+        load_profile("zero@tp2")

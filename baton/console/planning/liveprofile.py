@@ -21,6 +21,7 @@ import msgspec
 from baton.bench.live_handoffs import handoffs, overhead, transfer_curve, until_up
 from baton.cluster.config import BatonConfig
 from baton.cluster.membership import PolledRoster, connect
+from baton.console.planning.rank_costs import rank_costs_of
 from baton.planner.costs.measured import StepTiming, fit
 from baton.planner.costs.worker import WorkerCosts, from_curve
 from baton.process.security import router_dialer
@@ -62,7 +63,7 @@ async def measure(config: BatonConfig, slot: str, repeats: int, told: Told) -> L
         await asyncio.sleep(BEAT_S * BEATS)
         await roster.refresh()
         curve, transfer = fit(points), transfer_curve(roster)
-    info = link.info
+    info, ranks = link.info, await asyncio.to_thread(rank_costs_of, config)
     costs = from_curve(
         f"{info.model_id} on {info.device}, measured through worker {info.worker_id}",
         curve,
@@ -71,6 +72,7 @@ async def measure(config: BatonConfig, slot: str, repeats: int, told: Told) -> L
         transfer,
         overhead(handed, transfer, chunk),
     )
+    costs = msgspec.structs.replace(costs, ranks=ranks)
     return LiveMeasurement(tuple(points), costs, info, chunk, len(handed))
 
 

@@ -171,7 +171,7 @@ def plan_command(
     dollars: Annotated[float, typer.Option(min=0.0, help="Budget: $ per hour; needs --price")] = 0.0,
     watts: Annotated[float, typer.Option(min=0.0, help="Budget: watts of accelerators")] = 0.0,
     widths: Annotated[
-        str, typer.Option(help="Accelerators per worker to try, as 1,2,4; of a roofline profile")
+        str, typer.Option(help="Accelerators per worker to try, as 1,2,4, or ranks of a measured profile")
     ] = "",
     decode_profile: Annotated[str | None, typer.Option(help="Of decode workers, if another")] = None,
     ttft: TtftFlag = 10.0,

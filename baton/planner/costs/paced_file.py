@@ -34,4 +34,14 @@ def to_toml(costs: WorkerCosts, vocab_size: int, max_model_len: int, prefill_chu
         "[overhead]",
         *(f"{name} = {getattr(costs.overhead, name):.6g}" for name in costs.overhead.__struct_fields__),
     ]
+    if (ranks := costs.ranks) is not None:
+        lines += [
+            "",
+            "[ranks]",
+            f'shared = "{ranks.shared}"',
+            f"count = {ranks.count}",
+            f"widths = [{', '.join(map(str, ranks.widths))}]",
+            f"meetings = {ranks.meetings}",
+            f"meeting_s = {ranks.meeting_s:.6g}",
+        ]
     return "\n".join(lines) + "\n"

@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 
 from baton.cluster.config import ACCELERATORS_PER_ENGINE
-from baton.cost.profiles import Overhead, load_profile
+from baton.cost.profiles import Overhead, RankCosts, load_profile
 from baton.planner.costs.data_sheets import Accelerator, accelerators
 from baton.planner.costs.model_shape import ModelShape, model_shape
 from baton.planner.costs.operators import OperatorProfile, PrefillChunk, RankLink, load_operators
@@ -41,7 +41,8 @@ class WorkerCosts(msgspec.Struct, frozen=True):
     holds; ``transfer`` is over the bytes of ``kv_bytes_per_token``; ``accelerators``, ``watts``: of all of it.
     ``acceptance`` are chances that drafts stand, by position (costs/speculation.py); none without speculation.
     ``overhead`` of its processes is none where it wasn't measured. ``lacks`` says why Baton's engine can't be such
-    a worker, empty where it can. ``settings`` are the keys of [worker] without which it would be another.
+    a worker, empty where it can. ``settings`` are the keys of [worker] without which it would be another. ``ranks``
+    says what other numbers of ranks cost, where that was measured.
     """
 
     about: str
@@ -61,6 +62,7 @@ class WorkerCosts(msgspec.Struct, frozen=True):
     lacks: str = ""
     settings: tuple[tuple[str, str | int], ...] = ()
     acceptance: tuple[float, ...] = ()
+    ranks: RankCosts | None = None
 
     def step_seconds(self, prefill_tokens: int, pairs: float, sequences: int, context: float) -> float:
         """Returns the seconds of one step of that shape; ``pairs`` and ``context`` as in protos' StepSample."""
@@ -215,10 +217,15 @@ def from_paced(name: str) -> WorkerCosts:
     profile = load_profile(name)
     scale = profile.kv_bytes_per_token / profile.model_kv_bytes_per_token
     transfer = TransferCurve(profile.transfer.fixed, profile.transfer.per_byte * scale)
-    return from_curve(
+    costs = from_curve(
         profile.about, profile.step, profile.pages * BLOCK_TOKENS, profile.model_kv_bytes_per_token, transfer,
         profile.overhead,
     )  # fmt: skip
+    ranks = profile.ranks
+    if ranks is None:
+        return costs
+    set_by = ((ranks.shared, ranks.count),)
+    return msgspec.structs.replace(costs, accelerators=ranks.count, settings=set_by, ranks=ranks)
 
 
 def from_operators(profile: OperatorProfile, memory_tokens: int = 65536) -> WorkerCosts:

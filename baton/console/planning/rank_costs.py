@@ -1,0 +1,44 @@
+"""What ranks of a served model cost, for its profile: how many it runs on, and what their meetings take.
+
+Knows nothing of how a curve is measured.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from baton.bench.meetings import measured_meeting
+from baton.cluster.config import BatonConfig
+from baton.cluster.sections.cluster import role_worker
+from baton.cluster.served_model import is_paced, resolve_model
+from baton.cost.profiles import RankCosts
+from baton.engine.models import program_for
+from baton.engine.program.config import ModelConfig
+from baton.engine.program.ops import AllGather, AllReduce
+from baton.engine.program.program import Program
+from baton.engine.program.shares import Widths
+
+MOST = 16  # ranks that a profile speaks of
+
+
+def rank_costs_of(config: BatonConfig) -> RankCosts | None:
+    """Returns what ranks cost the cluster's decode workers on this machine; None where they can have none."""
+    worker, model = role_worker(config.worker, config.cluster, "decode"), Path(resolve_model(config))
+    if is_paced(config) or worker.device != "cpu" or not model.is_dir():
+        return None
+    found = costs_of(program_for(ModelConfig.read(model)), Widths(worker.tp, worker.cp, worker.pp), 0.0)
+    seconds = measured_meeting() if found is not None else None
+    if found is None or seconds is None:
+        return None
+    return RankCosts(found.shared, found.count, found.widths, found.meetings, seconds)
+
+
+def costs_of(program: Program, widths: Widths, meeting_s: float) -> RankCosts | None:
+    """Returns what ranks of ``program`` cost where a meeting takes so long; None where it runs on one alone."""
+    possible = widths.possible(program, MOST)
+    if len(possible) == 1:
+        return None
+    several = Widths(**{widths.field: possible[1]}).share(program, 0)
+    meetings = sum(isinstance(op, AllGather | AllReduce) for op in several.program.ops) + 1  # the last: for logits
+    field = widths.field
+    return RankCosts(field, widths.count, possible, meetings, meeting_s)  # type: ignore[arg-type]  # tp, cp or pp
