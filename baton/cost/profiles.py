@@ -5,7 +5,6 @@ Knows nothing of the engine. A profile is one file; ``--device paced:NAME`` name
 
 from __future__ import annotations
 
-import re
 import tomllib
 from pathlib import Path
 from typing import Any, Literal
@@ -20,7 +19,6 @@ ROW_BYTES_MULTIPLE = 16
 PROMPTS, ANSWERS = ("prefill_token", "prefill_pair"), ("decode_sequence", "decode_context_token")
 # Terms of a step that ranks divide. By rows each reads all weights; by layers the parts of a prompt alone overlap.
 SHARED = {"tp": ("fixed", *PROMPTS, *ANSWERS), "cp": (*PROMPTS, *ANSWERS), "pp": PROMPTS}
-RANKS = re.compile(r"(?P<name>.+)@(?P<shared>tp|cp|pp)(?P<count>[1-9]\d{0,2})")
 
 
 class Overhead(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -95,8 +93,9 @@ def load_profile(name_or_path: str) -> PacedProfile:
 
     Raises ConfigError that lists the choices or names the field.
     """
-    if (asked := RANKS.fullmatch(name_or_path)) is not None:
-        return on_ranks(load_profile(asked["name"]), asked["shared"], int(asked["count"]))
+    base, _, asked = name_or_path.rpartition("@")
+    if base and asked[:2] in SHARED and asked[2:].isdecimal():
+        return on_ranks(load_profile(base), asked[:2], int(asked[2:]))
     own = name_or_path.endswith(".toml") or "/" in name_or_path
     path = Path(name_or_path) if own else FOLDER / f"{name_or_path}.toml"
     try:
