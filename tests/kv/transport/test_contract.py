@@ -270,7 +270,9 @@ async def test_a_cancelled_sender_can_close_its_stream(rig: Rigged) -> None:
             await stream.close()
 
     pouring = asyncio.ensure_future(pour())
-    await asyncio.sleep(0.02)
+    async with asyncio.timeout(20):
+        while not rig.peer.got:  # a call that never reached the receiver has no end there
+            await asyncio.sleep(0.001)
     pouring.cancel()
     with pytest.raises(asyncio.CancelledError):
         await pouring
