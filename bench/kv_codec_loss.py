@@ -18,7 +18,7 @@ from rich.console import Console
 from baton.bench.rows import Row, table, to_json
 from baton.evaluate.paths import agreeing
 from baton.evaluate.served import Served
-from baton.evaluate.subject import Answer
+from baton.evaluate.subject import Continuation
 from baton.launch.fleet import Fleet
 
 TEXT = (
@@ -34,7 +34,7 @@ def prompts(count: int) -> list[str]:
     return [(TEXT * 4)[31 * i : 31 * i + 300 + 60 * i] for i in range(count)]
 
 
-def answers(codec: str, texts: list[str], tokens: int) -> list[Answer]:
+def answers(codec: str, texts: list[str], tokens: int) -> list[Continuation]:
     """Greedy completions with log probabilities, from a cluster of its own."""
     worker, router = {"kv_codec": codec}, {"local_prefill_max_tokens": 0, "policy": "round_robin"}
     with Fleet(cluster={"prefill": 1, "decode": 1}, worker=worker, router=router) as fleet:
@@ -42,13 +42,13 @@ def answers(codec: str, texts: list[str], tokens: int) -> list[Answer]:
         return served.answers([served.encode(text) for text in texts], tokens, to_the_end=True)
 
 
-def moves(exact: Answer, coded: Answer) -> Iterator[float]:
+def moves(exact: Continuation, coded: Continuation) -> Iterator[float]:
     """By how much log probabilities differ where the tokens agree."""
     for at in range(agreeing(exact.tokens, coded.tokens)):
         yield abs(exact.logprobs[at] - coded.logprobs[at])
 
 
-def rows(codec: str, pairs: list[tuple[Answer, Answer]], tokens: int) -> Iterator[Row]:
+def rows(codec: str, pairs: list[tuple[Continuation, Continuation]], tokens: int) -> Iterator[Row]:
     """What the codec did to the answers."""
     agree = [agreeing(a.tokens, b.tokens) for a, b in pairs]
     moved = [move for a, b in pairs for move in moves(a, b)]

@@ -19,7 +19,7 @@ import msgspec
 from baton.planner.costs.worker import worker_costs
 from baton.planner.plan import chosen_of
 from baton.planner.score import Slo
-from baton.planner.simulator.cluster import Scenario, SimSettings
+from baton.planner.simulator.cluster import ClusterScenario, SimSettings
 from baton.planner.sweep import at_ratio, ratio_name, simulate, sweep
 from baton.planner.traces.trace import Trace, read_trace
 
@@ -50,8 +50,8 @@ def held_out(trace: Trace, profile: str, workers: int, slo: Slo) -> HeldOut:
     """Choose on one half, judge on the other."""
     settings, costs = SimSettings(1, workers - 1), worker_costs(profile)
     first, second = halves(trace)
-    chosen = chosen_of(sweep(workers, Scenario(settings, costs, costs, first), slo)[0])
-    unseen = Scenario(settings, costs, costs, second)
+    chosen = chosen_of(sweep(workers, ClusterScenario(settings, costs, costs, first), slo)[0])
+    unseen = ClusterScenario(settings, costs, costs, second)
     judged = [simulate(at_ratio(unseen, p, workers - p), slo) for p in range(workers)]
     best = max(judged, key=lambda r: r.score.goodput)
     ours = next(r for r in judged if r.prefill == chosen.prefill)

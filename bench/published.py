@@ -38,7 +38,7 @@ import numpy as np
 
 from baton.planner.costs.worker import WorkerCosts
 from baton.planner.score import Slo, score, tpot, ttft
-from baton.planner.simulator.cluster import ClusterSim, Scenario, SimSettings
+from baton.planner.simulator.cluster import ClusterScenario, ClusterSim, SimSettings
 from baton.planner.simulator.flight import Flight
 from baton.planner.traces.trace import Trace, TraceRequest, read_trace
 from baton.protos.nouns import TransferCurve
@@ -135,7 +135,7 @@ def attainment(system: System, slo: Slo, runs: Sequence[Trace]) -> tuple[float, 
 
 def attained(settings: SimSettings, reads: WorkerCosts, writes: WorkerCosts, trace: Trace, slo: Slo) -> float:
     """Percent of the requests of ``trace``."""
-    sim = ClusterSim(Scenario(settings, reads, writes, trace))
+    sim = ClusterSim(ClusterScenario(settings, reads, writes, trace))
     sim.run()
     return 100 * score(sim.flights, slo, trace.duration).attainment
 
@@ -257,7 +257,7 @@ def highest_rate(
     for _ in range(STEPS + 3):
         rate = (low + high) / 2
         trace = poisson(lambda rng: rng.choice(lengths), rate, asked.seed, 512, seconds=asked.seconds)
-        sim = ClusterSim(Scenario(settings, reads, writes, trace))
+        sim = ClusterSim(ClusterScenario(settings, reads, writes, trace))
         sim.run()
         low, high = (rate, high) if keeps(data, sim.flights, alone) else (low, rate)
     return low

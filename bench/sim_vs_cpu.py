@@ -33,7 +33,7 @@ from baton.cost.profiles import Overhead
 from baton.launch.fleet import Fleet
 from baton.planner.costs.worker import WorkerCosts, from_curve
 from baton.planner.score import tpot, ttft
-from baton.planner.simulator.cluster import ClusterSim, Scenario, SimSettings
+from baton.planner.simulator.cluster import ClusterScenario, ClusterSim, SimSettings
 from baton.planner.simulator.flight import Flight
 from baton.planner.simulator.shared_cores import CoreSharing
 from baton.planner.traces.trace import Trace, TraceRequest
@@ -127,7 +127,7 @@ def simulated(machine: Machine, load: list[Arrival], sent: list[float]) -> list[
     )
     pairs = sorted(zip(sent, load, strict=True), key=lambda pair: pair[0])
     trace = Trace("load", tuple(TraceRequest(at, a.prompt, a.answer) for at, a in pairs))
-    sim = ClusterSim(Scenario(settings, machine.reads, machine.writes, trace, sharing=machine.sharing))
+    sim = ClusterSim(ClusterScenario(settings, machine.reads, machine.writes, trace, sharing=machine.sharing))
     sim.run()
     return sim.flights
 

@@ -37,7 +37,7 @@ from baton.launch.fleet import Fleet
 from baton.planner.costs.worker import WorkerCosts, from_paced
 from baton.planner.figures import percentile
 from baton.planner.score import tpot, ttft
-from baton.planner.simulator.cluster import ClusterSim, Scenario, SimSettings
+from baton.planner.simulator.cluster import ClusterScenario, ClusterSim, SimSettings
 from baton.planner.traces.trace import Trace, TraceRequest
 from baton.protos.nouns import BLOCK_TOKENS
 from bench.own_time import own_time
@@ -162,7 +162,7 @@ def simulated(
     )  # fmt: skip
     pairs = sorted(zip(sent, load, strict=True), key=lambda pair: pair[0])
     requests = tuple(TraceRequest(at, a.prompt, a.answer) for at, a in pairs)
-    sim = ClusterSim(Scenario(settings, costs, costs, Trace("load", requests)))
+    sim = ClusterSim(ClusterScenario(settings, costs, costs, Trace("load", requests)))
     sim.run()
     served = [f for f in sim.flights if not f.refused]
     return figures([ttft(f) for f in served], [tpot(f) for f in served if f.outputs > 1])

@@ -19,7 +19,7 @@ from baton.cluster.sections.adapters import AdaptersConfig
 from baton.cluster.sections.base import Section
 from baton.cluster.sections.cluster import ACCELERATORS_PER_ENGINE, ClusterConfig, Pool, pool_worker
 from baton.cluster.sections.controller import ControllerConfig
-from baton.cluster.sections.router import DEFAULT_CLASSES, ContextClass, RouterConfig
+from baton.cluster.sections.router import DEFAULT_CLASSES, ContextClassSection, RouterConfig
 from baton.cluster.sections.services import RayConfig, RedisConfig, TelemetryConfig
 from baton.cluster.sections.tls import TlsConfig
 from baton.cluster.sections.worker import WorkerConfig
@@ -34,7 +34,7 @@ __all__ = [
     "AdaptersConfig",
     "BatonConfig",
     "ClusterConfig",
-    "ContextClass",
+    "ContextClassSection",
     "ControllerConfig",
     "Pool",
     "RayConfig",

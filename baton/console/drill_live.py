@@ -7,10 +7,10 @@ import asyncio
 import msgspec
 
 from baton.drill.live.http import Unreachable
-from baton.drill.live.judge import LiveJudge, Plan, Scorecard
+from baton.drill.live.judge import LiveJudge, LiveLoad, Scorecard
 from baton.protos.errors import Unavailable
 
-LivePlan = Plan
+LivePlan = LiveLoad
 SHOWN = 5  # findings of a kind that are printed
 KINDS = {
     "foreign": "text of another prompt in an answer",
@@ -23,7 +23,7 @@ KINDS = {
 }
 
 
-def judge_live(url: str, key: str, model: str, plan: Plan, as_json: bool) -> int:
+def judge_live(url: str, key: str, model: str, plan: LiveLoad, as_json: bool) -> int:
     """Judges the server at ``url``; returns 1 where it did what no server may. Raises Unavailable."""
     try:
         card = asyncio.run(LiveJudge(url, key, model, plan).run())

@@ -18,7 +18,7 @@ from baton.cluster.traffic import ServedRequest
 from baton.controller.pressure import WorkerLimits
 from baton.planner.costs.worker import WorkerCosts, from_curve
 from baton.planner.score import Slo
-from baton.planner.simulator.cluster import Scenario, SimSettings
+from baton.planner.simulator.cluster import ClusterScenario, SimSettings
 from baton.planner.sweep import sweep
 from baton.planner.traces.trace import Trace, TraceRequest
 from baton.protos.nouns import BLOCK_TOKENS, StepCurve, TransferCurve
@@ -57,7 +57,7 @@ def answer(asked: DialQuestion) -> DialAnswer | None:
     settings = SimSettings(1, asked.workers - 1, max_batch=costs.max_batch, prefill_chunk=costs.chunk_tokens)
     slo = Slo(costs.ttft_s, costs.tpot_s)
     reader, writer = (_worker(asked, curve) for curve in (costs.prefill, costs.decode))
-    found, _ = sweep(asked.workers, Scenario(settings, reader, writer, trace), slo, WINDOW_S)
+    found, _ = sweep(asked.workers, ClusterScenario(settings, reader, writer, trace), slo, WINDOW_S)
     points = tuple(
         RatioPoint(r.prefill, r.decode, r.score.goodput, r.score.attainment, r.score.ttft.p99, r.score.tpot.p99)
         for r in found.ratios

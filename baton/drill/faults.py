@@ -14,7 +14,7 @@ from baton.cluster.holds import SlotHold
 from baton.drill.coverage import Coverage
 from baton.drill.loop import SeededLoop
 from baton.drill.network import Network
-from baton.drill.redis.server import RedisServer
+from baton.drill.redis.server import SimulatedRedis
 from baton.drill.router import SimulatedRouter
 from baton.drill.scenario import FAULTS, Fault, FaultKind
 from baton.drill.worker import SimulatedWorker
@@ -25,7 +25,7 @@ LIE_EVERY_S = 0.5  # seconds between two lies of the index
 REDIS = "redis"
 
 
-class Faults:
+class FaultInjector:
     """Plays the faults of a run on its parts."""
 
     def __init__(
@@ -33,7 +33,7 @@ class Faults:
         workers: dict[str, SimulatedWorker],
         routers: Sequence[SimulatedRouter],
         network: Network,
-        redis: RedisServer,
+        redis: SimulatedRedis,
         rng: random.Random,
         tell: Callable[[str, str], None],
         coverage: Coverage,

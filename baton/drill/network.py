@@ -63,7 +63,7 @@ class Direction:
             deliver()
 
 
-class Connection:
+class NetworkConnection:
     """A connection between process ``client`` and whoever listens at ``address``, in process ``server``."""
 
     def __init__(self, network: Network, client: str, server: str, listener: object) -> None:
@@ -96,7 +96,7 @@ class Network:
     def __init__(self, rng: random.Random, conditions: Conditions = Conditions()) -> None:
         self.rng, self.conditions = rng, conditions
         self._listeners: dict[str, tuple[str, object]] = {}
-        self._connections: list[Connection] = []
+        self._connections: list[NetworkConnection] = []
         self._cuts: dict[tuple[str, str], int] = {}  # directions that are cut, and which cut it was
         self._marks = itertools.count(1)
         self._dead: set[str] = set()
@@ -110,13 +110,13 @@ class Network:
         """Takes no more connections to ``address``."""
         self._listeners.pop(address, None)
 
-    def connect(self, client: str, address: str) -> Connection | None:
+    def connect(self, client: str, address: str) -> NetworkConnection | None:
         """Returns a new connection, or None where nobody listens or the way there is cut."""
         found = self._listeners.get(address)
         if found is None or client in self._dead or self.is_cut(client, found[0]) or self.is_cut(found[0], client):
             return None
         process, listener = found
-        connection = Connection(self, client, process, listener)
+        connection = NetworkConnection(self, client, process, listener)
         self._connections = [c for c in self._connections if not c.broken]
         self._connections.append(connection)
         return connection

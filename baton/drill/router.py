@@ -36,7 +36,7 @@ from baton.drill.redis.server import URL, connections
 from baton.drill.rpc.client import SimulatedDialer
 from baton.drill.scenario import Scenario
 from baton.drill.worker import BEAT_S, EPOCH_S, NAMESPACE, Tell, Violated
-from baton.router.access.gate import Gate
+from baton.router.access.gate import AccessGate
 from baton.router.answer.metering import NoMetering
 from baton.router.answer.quotas import Quotas
 from baton.router.api.batch.lane import BatchLane
@@ -67,7 +67,7 @@ class RouterParts(msgspec.Struct, frozen=True):
 
     core: RouterCore
     holds: HoldStore
-    gate: Gate
+    gate: AccessGate
 
 
 class SimulatedRouter:
@@ -147,7 +147,7 @@ class SimulatedRouter:
             roster = await stack.enter_async_context(
                 RosterWithHolds(joined, holds, BEAT_S, departures=Departures(redis, NAMESPACE))
             )
-            gate = Gate(None, clock, RateBuckets(redis, NAMESPACE, CircuitBreaker(clock=clock)))
+            gate = AccessGate(None, clock, RateBuckets(redis, NAMESPACE, CircuitBreaker(clock=clock)))
             given = CoreDependencies(
                 roster=roster,
                 metrics=RouterMetrics(CollectorRegistry()),
@@ -177,7 +177,7 @@ class SimulatedRouter:
             yield RouterParts(core, holds, gate)
 
     def _lane(
-        self, config: RouterConfig, given: CoreDependencies, core: RouterCore, gate: Gate, redis: Redis
+        self, config: RouterConfig, given: CoreDependencies, core: RouterCore, gate: AccessGate, redis: Redis
     ) -> BatchLane:
         """Returns what answers batch jobs by the surfaces' own service, whose tokens are bytes here."""
         environment = Environment(given.clock, lambda: EPOCH_S + given.clock(), self._rng.randbytes)

@@ -12,12 +12,12 @@ from baton.drill.batches import BatchClients
 from baton.drill.clients import Clients
 from baton.drill.coverage import Coverage
 from baton.drill.fairness import FairnessWitness
-from baton.drill.faults import REDIS, Faults
+from baton.drill.faults import REDIS, FaultInjector
 from baton.drill.judge import Judge
 from baton.drill.loop import SeededLoop
 from baton.drill.network import Conditions, Network
 from baton.drill.process import owning_factory
-from baton.drill.redis.server import RedisServer
+from baton.drill.redis.server import SimulatedRedis
 from baton.drill.router import SimulatedRouter
 from baton.drill.scenario import FAULTS, Request, Scenario
 from baton.drill.story import Story
@@ -65,7 +65,7 @@ class World:
         loop, own = self.loop, self.scenario
         loop.set_task_factory(owning_factory)
         loop.set_exception_handler(self._unhandled)
-        self.redis = RedisServer(self.network, EPOCH_S)
+        self.redis = SimulatedRedis(self.network, EPOCH_S)
         roles = [("prefill", i) for i in range(own.prefill)] + [("decode", i) for i in range(own.decode)]
         answers: Answers = {}
         departed: Departed = {}
@@ -102,7 +102,9 @@ class World:
     async def _play(self, clients: Clients, began: float) -> None:
         own = self.scenario
         asking = [asyncio.ensure_future(clients.ask(request, began)) for request in own.requests]
-        faults = Faults(self.workers, self.routers, self.network, self.redis, self._rng, self.tell, self.coverage)
+        faults = FaultInjector(
+            self.workers, self.routers, self.network, self.redis, self._rng, self.tell, self.coverage
+        )
         batches = BatchClients(self.network, own.faults, self.judge.violated, self.tell)
         bringing = [asyncio.ensure_future(batches.bring(i, batch, began)) for i, batch in enumerate(own.batches)]
         playing = [asyncio.ensure_future(faults.play(fault, began)) for fault in own.faults]

@@ -13,7 +13,7 @@ from baton.engine.plan import PooledStates, SampleSpec
 from baton.protos.nouns import EngineRequest, TokenLogprobs, TokenRun
 
 
-class Grammar(Protocol):
+class GrammarCursor(Protocol):
     """Where an answer stands in its grammar; ``engine.grammar.running.GrammarState`` is the real one."""
 
     @property
@@ -43,7 +43,7 @@ class SequenceState:
         request: EngineRequest,
         eos_token_ids: tuple[int, ...],
         max_model_len: int,
-        grammar: Grammar | None = None,
+        grammar: GrammarCursor | None = None,
     ):
         self.seq = seq
         self.request = request

@@ -13,7 +13,7 @@ import msgspec
 from baton.engine.checkpoints.hub import locate
 from baton.engine.load import EngineConfig, load_runner
 from baton.engine.plan import Runner, SampledToken, SampleSpec, SequenceStep, StepPlan
-from baton.evaluate.subject import TOP, Answer, Ids, Scored
+from baton.evaluate.subject import TOP, Continuation, Ids, Scored
 from baton.evaluate.tokenizers import tokenizer_of
 from baton.protos.errors import InvalidRequest
 from baton.protos.nouns import BLOCK_TOKENS, Sampling, TokenLogprobs
@@ -59,9 +59,9 @@ class Local:
 
     def answers(
         self, prompts: Sequence[Ids], tokens: int, stop: Sequence[str] = (), to_the_end: bool = False
-    ) -> list[Answer]:
+    ) -> list[Continuation]:
         """Returns a greedy continuation of each prompt, ``BATCH`` of them at a time."""
-        found: list[Answer] = []
+        found: list[Continuation] = []
         ends = frozenset() if to_the_end else frozenset(self._runner.spec.eos_token_ids)
         for at in range(0, len(prompts), BATCH):
             some = prompts[at : at + BATCH]
@@ -84,7 +84,7 @@ class Local:
         self._continue(goings)
         return [going.found for going in goings]
 
-    def _continue(self, goings: list[_Going]) -> list[Answer]:
+    def _continue(self, goings: list[_Going]) -> list[Continuation]:
         for going in goings:
             self._require_room(going.prompt, going.tokens)
             going.take(self._first(going))
@@ -160,9 +160,9 @@ class _Going:
             self._logprobs.append(sampled.logprobs.chosen.logprob)
         self.done = len(self.found) >= self.tokens or any(s in self._text() for s in self._stop)
 
-    def answer(self) -> Answer:
+    def answer(self) -> Continuation:
         """What was written, up to the first stop string."""
-        return Answer(before(self._text(), self._stop), tuple(self.found), tuple(self._logprobs))
+        return Continuation(before(self._text(), self._stop), tuple(self.found), tuple(self._logprobs))
 
     def _text(self) -> str:
         found: str = self._local._tokenizer.decode(self.found)

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from baton.evaluate.figures import Figure
 from baton.evaluate.intervals import mean_interval, ratio_interval, share_interval
-from baton.evaluate.subject import TOP, Answer, Ids, Key, Scored, Subject
+from baton.evaluate.subject import TOP, Continuation, Ids, Key, Scored, Subject
 
 FLOOR = 1e-12  # of a probability: what rounding leaves of nothing
 
@@ -21,7 +21,7 @@ class Path(NamedTuple):
     """A prompt and the reference's greedy answer to it."""
 
     prompt: tuple[int, ...]
-    answer: Answer
+    answer: Continuation
     ids: tuple[int, ...]
 
 
@@ -65,7 +65,7 @@ def _read(pairs: Sequence[Sequence[tuple[Scored, Scored]]]) -> Iterator[Figure]:
 
 
 def _spoken(
-    known: Sequence[Answer], own: Sequence[Answer], reference: Subject, subject: Subject
+    known: Sequence[Continuation], own: Sequence[Continuation], reference: Subject, subject: Subject
 ) -> Iterator[Figure]:
     texts = any(answer.ids is None for answer in (*known, *own))
     both = [(_keys(k, reference, texts), _keys(o, subject, texts)) for k, o in zip(known, own, strict=True)]
@@ -119,7 +119,7 @@ def _by_text(top: Mapping[Key, float], by: Subject) -> dict[Key, float]:
     return {_text(key, by): top[key] for key in sorted(top, key=lambda key: top[key])}
 
 
-def _keys(answer: Answer, by: Subject, texts: bool) -> tuple[Key, ...]:
+def _keys(answer: Continuation, by: Subject, texts: bool) -> tuple[Key, ...]:
     return tuple(_text(token, by) for token in answer.tokens) if texts else answer.tokens
 
 

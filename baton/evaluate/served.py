@@ -17,7 +17,7 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-from baton.evaluate.subject import TOP, Answer, Ids, Key, Scored
+from baton.evaluate.subject import TOP, Continuation, Ids, Key, Scored
 from baton.protos.errors import ConfigError, Forbidden, InvalidRequest, Unauthenticated, Unavailable
 
 Json = dict[str, Any]
@@ -68,7 +68,7 @@ class Served:
 
     def answers(
         self, prompts: Sequence[Ids], tokens: int, stop: Sequence[str] = (), to_the_end: bool = False
-    ) -> list[Answer]:
+    ) -> list[Continuation]:
         """Returns a greedy continuation of each prompt."""
         asked: Json = {"max_tokens": tokens, "temperature": 0, "logprobs": 1, "return_token_ids": True}
         asked |= {"stop": list(stop)[:4]} if stop else {}
@@ -135,10 +135,10 @@ class Served:
             raise Unavailable(f"nothing answers at {self._url}{path} ({error})") from None
 
 
-def _answer(choice: Json) -> Answer:
+def _answer(choice: Json) -> Continuation:
     logprobs = choice.get("logprobs") or {}
     tokens: Sequence[Key] = choice.get("token_ids") or logprobs.get("tokens") or []
-    return Answer(str(choice.get("text", "")), tuple(tokens), tuple(logprobs.get("token_logprobs") or []))
+    return Continuation(str(choice.get("text", "")), tuple(tokens), tuple(logprobs.get("token_logprobs") or []))
 
 
 def _of_ids(entry: dict[str, Json], token: int) -> Scored:

@@ -26,7 +26,7 @@ class Scored(NamedTuple):
         return max(self.top, key=lambda key: self.top[key])
 
 
-class Answer(NamedTuple):
+class Continuation(NamedTuple):
     """Holds one greedy continuation. ``tokens`` are ids where the server says them; ``logprobs`` are in nats."""
 
     text: str
@@ -57,7 +57,7 @@ class Subject(Protocol):
 
     def answers(
         self, prompts: Sequence[Ids], tokens: int, stop: Sequence[str] = (), to_the_end: bool = False
-    ) -> list[Answer]:
+    ) -> list[Continuation]:
         """Returns a greedy continuation of each prompt, of ``tokens`` at most.
 
         It ends before the first of the ``stop`` strings; with ``to_the_end`` no end token ends it.

@@ -25,7 +25,7 @@ CHECKPOINT = "checkpoint"  # the form of weights that come rounded
 EXACT = "bfloat16"  # the row that the others' loss is held against
 
 
-class Scheme(msgspec.Struct, frozen=True):
+class SweptScheme(msgspec.Struct, frozen=True):
     """A named way of serving a model; ``weights`` is how its weights come, ``quantization`` on load by default."""
 
     name: str
@@ -54,26 +54,26 @@ class SweepRow(msgspec.Struct, frozen=True):
     kv_cache_dtype: str = "auto"
 
 
-def schemes(model: str, also: Sequence[str], kvs: Sequence[str], cache_dir: str = "") -> list[Scheme]:
+def schemes(model: str, also: Sequence[str], kvs: Sequence[str], cache_dir: str = "") -> list[SweptScheme]:
     """Returns the model in bfloat16, rounded on load in every way, and other checkpoints of it as they come; each
     with every KV dtype of ``kvs``. The first is bfloat16 with the first KV dtype.
     """
     return [each for kv in kvs for each in _with_kv(model, also, kv, cache_dir)]
 
 
-def _with_kv(model: str, also: Sequence[str], kv: str, cache_dir: str) -> list[Scheme]:
+def _with_kv(model: str, also: Sequence[str], kv: str, cache_dir: str) -> list[SweptScheme]:
     base = EngineConfig(model, dtype=EXACT, kv_cache_dtype=kv, cache_dir=cache_dir)  # type: ignore[arg-type]
     named = "" if kv == "auto" else f", {kv} KV"
     loaded = [
-        Scheme(f"{name}, on load{named}", msgspec.structs.replace(base, dtype="auto", quantization=name))
+        SweptScheme(f"{name}, on load{named}", msgspec.structs.replace(base, dtype="auto", quantization=name))
         for name in ON_LOAD
     ]  # type: ignore[arg-type]
     plain = msgspec.structs.replace(base, dtype="auto")
-    others = [Scheme(f"{at}{named}", msgspec.structs.replace(plain, model=at), CHECKPOINT) for at in also]
-    return [Scheme(f"{EXACT}{named}", base), *loaded, *others]
+    others = [SweptScheme(f"{at}{named}", msgspec.structs.replace(plain, model=at), CHECKPOINT) for at in also]
+    return [SweptScheme(f"{EXACT}{named}", base), *loaded, *others]
 
 
-def sweep(asked: Sequence[Scheme], texts: Sequence[str], say: Callable[[str], None]) -> Iterator[SweepRow]:
+def sweep(asked: Sequence[SweptScheme], texts: Sequence[str], say: Callable[[str], None]) -> Iterator[SweepRow]:
     """Yields a row for each scheme; the first is what the others' loss is held against."""
     known: list[float] = []
     for scheme in asked:
@@ -85,7 +85,7 @@ def sweep(asked: Sequence[Scheme], texts: Sequence[str], say: Callable[[str], No
         yield _row(scheme, local, found, known, sum(document.bytes for document in documents))
 
 
-def _row(scheme: Scheme, local: Local, found: list[float], known: list[float], size: int) -> SweepRow:
+def _row(scheme: SweptScheme, local: Local, found: list[float], known: list[float], size: int) -> SweepRow:
     low, high = ratio_interval(found, known)
     one, many, prompt = _rates(scheme.config)
     work = local.runner.work

@@ -11,12 +11,12 @@ from typing import Any
 import yaml
 
 from baton.planner.costs.worker import WorkerCosts
-from baton.planner.simulator.cluster import Scenario
+from baton.planner.simulator.cluster import ClusterScenario
 
 Values = dict[str, Any]
 
 
-def chart_values(scenario: Scenario, met: bool) -> str:
+def chart_values(scenario: ClusterScenario, met: bool) -> str:
     """Returns the YAML text; empty where Baton's engine can't be such a worker. ``met``: SLOs are kept."""
     if scenario.prefill.lacks or scenario.decode.lacks:
         return ""

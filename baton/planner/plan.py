@@ -13,7 +13,7 @@ from baton.cost.money import per_million
 from baton.planner.chart_values import chart_values
 from baton.planner.reach import Headroom, headroom, least_that_works
 from baton.planner.score import Score, Slo, by_class, is_good, score
-from baton.planner.simulator.cluster import Scenario
+from baton.planner.simulator.cluster import ClusterScenario
 from baton.planner.simulator.flight import Flight
 from baton.planner.sweep import Flights, RatioOutcome, Sweep, at_ratio
 from baton.planner.traces.trace import Trace
@@ -70,7 +70,7 @@ class Plan(msgspec.Struct, frozen=True):
 def plan(
     found: Sweep,
     flights: Flights,
-    scenario: Scenario,
+    scenario: ClusterScenario,
     slo: Slo,
     want: float,
     classes: Mapping[str, int],
@@ -161,7 +161,7 @@ def _tokens(flights: Sequence[Flight]) -> tuple[int, int]:
     return sum(f.prompt for f in flights), sum(f.outputs for f in flights)
 
 
-def _missed(scenario: Scenario, chosen: RatioOutcome, slo: Slo, want: float) -> list[str]:
+def _missed(scenario: ClusterScenario, chosen: RatioOutcome, slo: Slo, want: float) -> list[str]:
     """What the least is that meets what was asked, where this doesn't."""
     if chosen.score.attainment >= want:
         return []

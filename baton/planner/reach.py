@@ -13,7 +13,7 @@ import msgspec
 
 from baton.planner.costs.worker import WorkerCosts
 from baton.planner.score import Slo, is_good, tpot, ttft
-from baton.planner.simulator.cluster import ClusterSim, Scenario
+from baton.planner.simulator.cluster import ClusterScenario, ClusterSim
 from baton.planner.simulator.flight import Flight
 from baton.planner.sweep import RatioOutcome, at_ratio, simulate, why
 from baton.planner.traces.stats import cached_tokens
@@ -48,7 +48,7 @@ class Headroom(msgspec.Struct, frozen=True):
     reason: str
 
 
-def alone(scenario: Scenario, slo: Slo, want: float) -> IdleWorkerTimes:
+def alone(scenario: ClusterScenario, slo: Slo, want: float) -> IdleWorkerTimes:
     """Simulates each request by itself, on one worker that does both and on one of each role; the better counts."""
     spaced = msgspec.structs.replace(scenario.trace, requests=tuple(_spaced(scenario)))
     idle = msgspec.structs.replace(scenario, trace=spaced, failures=(), pools=())
@@ -60,13 +60,13 @@ def alone(scenario: Scenario, slo: Slo, want: float) -> IdleWorkerTimes:
     return IdleWorkerTimes(good / count, 1 - len(served) / count, _tightest(served, count, slo, want))
 
 
-def _flights(scenario: Scenario) -> list[Flight]:
+def _flights(scenario: ClusterScenario) -> list[Flight]:
     sim = ClusterSim(scenario)
     sim.run()
     return sim.flights
 
 
-def _spaced(scenario: Scenario) -> Iterator:  # type: ignore[type-arg]
+def _spaced(scenario: ClusterScenario) -> Iterator:  # type: ignore[type-arg]
     at, costs = 0.0, scenario.decode
     for request in scenario.trace.requests:
         yield msgspec.structs.replace(request, arrival=at)
@@ -90,7 +90,7 @@ def _tightest(served: list[Flight], count: int, slo: Slo, want: float) -> Slo | 
     return None
 
 
-def least_that_works(scenario: Scenario, slo: Slo, want: float, workers: int) -> str:
+def least_that_works(scenario: ClusterScenario, slo: Slo, want: float, workers: int) -> str:
     """Says the fewest workers, ``workers`` or more, or where no number is enough the SLOs that one keeps."""
     idle = alone(scenario, slo, want)
     if idle.slo is None:
@@ -109,7 +109,7 @@ def least_that_works(scenario: Scenario, slo: Slo, want: float, workers: int) ->
 
 
 def least_workers(
-    scenario: Scenario, slo: Slo, want: float, low: int = 1, most: int = MOST_WORKERS
+    scenario: ClusterScenario, slo: Slo, want: float, low: int = 1, most: int = MOST_WORKERS
 ) -> RatioOutcome | None:
     """Returns the fewest workers, ``low`` or more, of which a ratio near the demand's, or colocated, is good
     enough.
@@ -132,13 +132,13 @@ def least_workers(
     return best
 
 
-def best_of_about(scenario: Scenario, slo: Slo, workers: int) -> RatioOutcome:
+def best_of_about(scenario: ClusterScenario, slo: Slo, workers: int) -> RatioOutcome:
     """Returns the best of colocated and three splits about the demand's own."""
     tried = [simulate(at_ratio(scenario, p, workers - p), slo) for p in _splits(scenario, workers)]
     return max(tried, key=lambda r: r.score.attainment)
 
 
-def _splits(scenario: Scenario, workers: int) -> Iterator[int]:
+def _splits(scenario: ClusterScenario, workers: int) -> Iterator[int]:
     yield 0
     if workers < 2:
         return
@@ -159,7 +159,7 @@ def prefill_share(reader: WorkerCosts, writer: WorkerCosts, trace: Trace) -> flo
     return reads / (reads + writes)
 
 
-def headroom(scenario: Scenario, slo: Slo, want: float) -> Headroom:
+def headroom(scenario: ClusterScenario, slo: Slo, want: float) -> Headroom:
     """Returns how many times this load the scenario's own cluster takes, if it takes it once."""
     sustained = max(1.0, scenario.trace.duration / (BACKLOG * slo.ttft_s))
     return highest_load(lambda load: simulate(_faster(scenario, load), slo), want, sustained)
@@ -199,5 +199,5 @@ def _judged(
     return ((load, found) if met[0] < load <= sustained else met), over
 
 
-def _faster(scenario: Scenario, load: float) -> Scenario:
+def _faster(scenario: ClusterScenario, load: float) -> ClusterScenario:
     return msgspec.structs.replace(scenario, trace=scenario.trace.faster(load))

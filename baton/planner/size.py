@@ -25,7 +25,7 @@ from baton.planner.costs.worker import (
 )
 from baton.planner.reach import best_of_about, least_that_works, least_workers
 from baton.planner.score import Slo
-from baton.planner.simulator.cluster import Scenario, SimSettings
+from baton.planner.simulator.cluster import ClusterScenario, SimSettings
 from baton.planner.sweep import RatioOutcome
 from baton.planner.traces.trace import Trace
 from baton.protos.errors import ConfigError
@@ -125,7 +125,7 @@ def _size(
     shape: ModelShape, name: str, sheet: Accelerator, question: SizingQuestion, price: float | None
 ) -> AcceleratorSizing:
     said: list[str] = []
-    last: tuple[ModelShape, Scenario] | None = None
+    last: tuple[ModelShape, ClusterScenario] | None = None
     for form in forms(shape, question.exact):
         if question.measured and (
             why := question.measured.refusal(dict(form.precision.settings), question.most_loss)
@@ -146,9 +146,9 @@ def _size(
     return _row(name, last[0] if last else shape, sheet, None, 0, None, "; ".join(dict.fromkeys(said)))
 
 
-def _scenario(shape: ModelShape, name: str, sheet: Accelerator, trace: Trace) -> Scenario:
+def _scenario(shape: ModelShape, name: str, sheet: Accelerator, trace: Trace) -> ClusterScenario:
     costs = roofline(shape, name, sheet, 1, CHUNK)
-    return Scenario(SimSettings(0, 1), costs, costs, trace)
+    return ClusterScenario(SimSettings(0, 1), costs, costs, trace)
 
 
 def _row(
@@ -174,7 +174,7 @@ def _too_big(form: ModelShape, sheet: Accelerator, longest: int) -> str:
     return f"{form.precision.name}: {weights} leave room for {held.kv_tokens:,} tokens of {longest:,}"
 
 
-def _missed(scenario: Scenario, question: SizingQuestion) -> str:
+def _missed(scenario: ClusterScenario, question: SizingQuestion) -> str:
     s = best_of_about(scenario, question.slo, question.most).score
     late = f"{s.late_first:.1%} late first tokens, {s.late_tokens:.1%} slow answers"
     return f"{question.most} workers reach {s.attainment:.1%} at best ({late})"

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 from baton.planner.score import Score, Slo, is_good, score
-from baton.planner.simulator.cluster import ClusterSim, Scenario
+from baton.planner.simulator.cluster import ClusterScenario, ClusterSim
 from baton.planner.simulator.flight import Flight
 from baton.planner.traces.trace import Trace
 from baton.protos.errors import ConfigError
@@ -81,12 +81,12 @@ class Sweep(msgspec.Struct, frozen=True):
 Flights = dict[tuple[int, int], list[Flight]]
 
 
-def simulate(scenario: Scenario, slo: Slo) -> RatioOutcome:
+def simulate(scenario: ClusterScenario, slo: Slo) -> RatioOutcome:
     """Simulates one ratio over the scenario's trace."""
     return _run(scenario, slo)[0]
 
 
-def _run(scenario: Scenario, slo: Slo) -> tuple[RatioOutcome, list[Flight]]:
+def _run(scenario: ClusterScenario, slo: Slo) -> tuple[RatioOutcome, list[Flight]]:
     sim = ClusterSim(scenario)
     sim.run()
     duration = max(scenario.trace.duration, 1e-9)
@@ -113,7 +113,7 @@ def _run(scenario: Scenario, slo: Slo) -> tuple[RatioOutcome, list[Flight]]:
 
 def sweep(
     workers: int,
-    scenario: Scenario,
+    scenario: ClusterScenario,
     slo: Slo,
     window_s: float = 60.0,
     told: Callable[[RatioOutcome], None] = lambda ratio: None,
@@ -136,7 +136,7 @@ def sweep(
     return Sweep(split, colocated, best, plateau, cliffs, interval, goodputs), flights
 
 
-def at_ratio(scenario: Scenario, prefill: int, decode: int) -> Scenario:
+def at_ratio(scenario: ClusterScenario, prefill: int, decode: int) -> ClusterScenario:
     """Returns the same scenario with so many workers."""
     settings = msgspec.structs.replace(scenario.settings, prefill=prefill, decode=decode)
     return msgspec.structs.replace(scenario, settings=settings)

@@ -21,7 +21,7 @@ SELF = "self"  # the model writes its own text
 FEW = 16  # samples below which a method is told to be poorly informed
 
 
-class Message(msgspec.Struct):
+class ChatTurn(msgspec.Struct):
     """One turn of a conversation."""
 
     content: str
@@ -31,7 +31,7 @@ class Line(msgspec.Struct):
     """A line of a ``.jsonl``."""
 
     text: str = ""
-    messages: tuple[Message, ...] = ()
+    messages: tuple[ChatTurn, ...] = ()
 
 
 def read_samples(directory: Path, source: str, samples: int, tokens: int) -> list[list[int]]:

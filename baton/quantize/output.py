@@ -25,7 +25,7 @@ COPIED = ("*.json", "*.jinja", "tokenizer*", "LICENSE*")
 SKIPPED = ("config.json", INDEX, "quantize_config.json")
 
 
-class Output:
+class OutputFolder:
     """``parts``: the files that the checkpoint will have; the first is the stem's and the head's."""
 
     def __init__(self, folder: Path, parts: int) -> None:

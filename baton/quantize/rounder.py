@@ -18,7 +18,7 @@ from baton.quantize.folds import Fold, fold_of, stored
 from baton.quantize.layers import LayerRun, States, pieces_of
 from baton.quantize.rounded import Rounded
 from baton.quantize.schemes import Scheme
-from baton.quantize.stats import Stats
+from baton.quantize.stats import ActivationStats
 
 HESSIAN_BYTES = 512 << 20  # of experts that are looked at together
 
@@ -72,7 +72,7 @@ class Rounder:
 
     def _linear(self, op: Linear, states: States) -> None:
         weight = self._weights[op.weight]
-        stats = Stats(weight.shape[1], states.samples * states.tokens)
+        stats = ActivationStats(weight.shape[1], states.samples * states.tokens)
         for sample in range(states.samples):
             stats.add(states.read(sample, {op.x})[op.x])
         scales = self._fold(op, weight, stats)
@@ -81,7 +81,7 @@ class Rounder:
         ends = torch.tensor([shape[0] for shape in self._shapes[op.weight].shapes]).cumsum(0).tolist()
         self._rounded[op.weight] = [found.rows(a, b) for a, b in zip([0, *ends], ends, strict=False)]
 
-    def _fold(self, op: Linear, weight: Tensor, stats: Stats) -> Tensor:
+    def _fold(self, op: Linear, weight: Tensor, stats: ActivationStats) -> Tensor:
         """Finds the product's factors and lets them into what makes its inputs; ones where none may."""
         fold = fold_of(self._program, self._ops, op, self._outs)
         scales = None if fold is None else self._scheme.scales(weight, stats, fold.tie)
@@ -131,7 +131,10 @@ class Rounder:
         self, op: Moe, some: range, weight: Tensor, states: States, inputs: Callable[[Tensor, int], Tensor]
     ) -> Iterator[Rounded]:
         """Rounds some experts' ``weight``; ``inputs`` makes of an expert's rows what its weight reads."""
-        stats = {e: Stats(weight.shape[2], states.samples * states.tokens * op.chosen // op.experts) for e in some}
+        stats = {
+            e: ActivationStats(weight.shape[2], states.samples * states.tokens * op.chosen // op.experts)
+            for e in some
+        }
         for sample in range(states.samples):
             registers = states.read(sample, {op.x, op.logits})
             chosen = registers[op.logits].topk(op.chosen, -1).indices

@@ -18,7 +18,7 @@ from baton.engine.program.program import Program
 from baton.protos.errors import ConfigError
 from baton.quantize.formats import format_of
 from baton.quantize.layers import States, embed, layers_of, live
-from baton.quantize.output import Output
+from baton.quantize.output import OutputFolder
 from baton.quantize.rounder import RoundedLayer, Rounder, rounded_names
 from baton.quantize.schemes import Recipe, scheme_of
 from baton.quantize.source import Source
@@ -36,7 +36,7 @@ def quantize(
     """
     require_divisible(source, recipe)
     layers = layers_of(source.program)
-    output = Output(folder, len(layers) + 1)
+    output = OutputFolder(folder, len(layers) + 1)
     output.begin(_asked(source, recipe, samples))
     work = _Work(source, recipe, samples, output, layers)
     work.stem()
@@ -87,7 +87,7 @@ class _Work:
         source: Source,
         recipe: Recipe,
         samples: Sequence[Sequence[int]],
-        output: Output,
+        output: OutputFolder,
         layers: list[tuple[Op, ...]],
     ) -> None:
         self._source, self._recipe, self._samples, self._output = source, recipe, samples, output

@@ -17,7 +17,7 @@ from baton.quantize.methods import awq, smoothquant
 from baton.quantize.methods.awq import Tie
 from baton.quantize.methods.gptq import gptq
 from baton.quantize.rounded import Rounded
-from baton.quantize.stats import Stats
+from baton.quantize.stats import ActivationStats
 
 NF4_BLOCK, MX_BLOCK = 64, 32
 FORMATS = {
@@ -78,10 +78,10 @@ class Scheme(Protocol):
     def group(self) -> int:
         """Returns how many inputs share a scale, 0 for a whole row."""
 
-    def rounded(self, weight: Tensor, stats: Stats | None) -> Rounded:
+    def rounded(self, weight: Tensor, stats: ActivationStats | None) -> Rounded:
         """Returns a weight (n, k) rounded."""
 
-    def scales(self, weight: Tensor, stats: Stats, tie: Tie) -> Tensor | None:
+    def scales(self, weight: Tensor, stats: ActivationStats, tie: Tie) -> Tensor | None:
         """Returns factors (k,) that inputs are divided by and the weight is multiplied with; None for none."""
 
 
@@ -108,11 +108,11 @@ class Nearest:
     def __init__(self, grid: Grid) -> None:
         self._grid, self.group = grid, grid.group
 
-    def rounded(self, weight: Tensor, stats: Stats | None) -> Rounded:
+    def rounded(self, weight: Tensor, stats: ActivationStats | None) -> Rounded:
         """Returns the nearest numbers."""
         return to_nearest(weight, self._grid)
 
-    def scales(self, weight: Tensor, stats: Stats, tie: Tie) -> Tensor | None:
+    def scales(self, weight: Tensor, stats: ActivationStats, tie: Tie) -> Tensor | None:
         """Returns None, because this method moves nothing."""
         return None
 
@@ -125,12 +125,12 @@ class Gptq:
     def __init__(self, grid: IntGrid, act_order: bool, regroup: bool) -> None:
         self._grid, self.group, self._act_order, self._regroup = grid, grid.group, act_order, regroup
 
-    def rounded(self, weight: Tensor, stats: Stats | None) -> Rounded:
+    def rounded(self, weight: Tensor, stats: ActivationStats | None) -> Rounded:
         """Returns numbers that make up for one another's errors."""
         assert stats is not None
         return gptq(weight, stats.hessian, self._grid, self._act_order, self._regroup)
 
-    def scales(self, weight: Tensor, stats: Stats, tie: Tie) -> Tensor | None:
+    def scales(self, weight: Tensor, stats: ActivationStats, tie: Tie) -> Tensor | None:
         """Returns None, because this method moves nothing."""
         return None
 
@@ -143,12 +143,12 @@ class Awq:
     def __init__(self, grid: IntGrid) -> None:
         self._grid, self.group = grid, grid.group
 
-    def rounded(self, weight: Tensor, stats: Stats | None) -> Rounded:
+    def rounded(self, weight: Tensor, stats: ActivationStats | None) -> Rounded:
         """Returns the nearest numbers within searched ranges."""
         assert stats is not None
         return awq.clipped(weight, stats.hessian, self._grid)
 
-    def scales(self, weight: Tensor, stats: Stats, tie: Tie) -> Tensor | None:
+    def scales(self, weight: Tensor, stats: ActivationStats, tie: Tie) -> Tensor | None:
         """Returns the factors of least error."""
         return awq.best_scales(weight, stats, self._grid, tie)
 
@@ -162,10 +162,10 @@ class SmoothQuant:
     def __init__(self) -> None:
         self._grid = IntGrid(8, 0, wide=True)
 
-    def rounded(self, weight: Tensor, stats: Stats | None) -> Rounded:
+    def rounded(self, weight: Tensor, stats: ActivationStats | None) -> Rounded:
         """Returns int8 by row."""
         return to_nearest(weight, self._grid)
 
-    def scales(self, weight: Tensor, stats: Stats, tie: Tie) -> Tensor | None:
+    def scales(self, weight: Tensor, stats: ActivationStats, tie: Tie) -> Tensor | None:
         """Returns the factors of least error."""
         return smoothquant.best_scales(weight, stats, self._grid, tie)

@@ -11,7 +11,7 @@ from torch import Tensor
 KEPT = 512  # rows that are kept as they are, evenly spread over the text
 
 
-class Stats:
+class ActivationStats:
     """Sums up rows (…, k). ``hessian`` (k, k), ``mean_abs`` and ``most`` (k,), ``rows`` (KEPT at most, k)."""
 
     def __init__(self, k: int, expected: int) -> None:
@@ -32,9 +32,9 @@ class Stats:
         self._kept.append(rows[first :: self._stride].clone())
         self.count += len(rows)
 
-    def divided(self, scales: Tensor) -> Stats:
+    def divided(self, scales: Tensor) -> ActivationStats:
         """Returns the same of rows that are divided by ``scales`` (k,)."""
-        found = Stats(len(scales), self.count)
+        found = ActivationStats(len(scales), self.count)
         found._total = self._total / scales / scales[:, None]
         found._abs, found.most, found.count = self._abs / scales, self.most / scales, self.count
         found._kept = [kept / scales for kept in self._kept]

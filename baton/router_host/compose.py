@@ -37,7 +37,7 @@ from baton.cluster.store.records import RecordStore
 from baton.cluster.traffic import TrafficStore
 from baton.controller.loop import controlling
 from baton.process.security import router_dialer
-from baton.router.access.gate import Gate
+from baton.router.access.gate import AccessGate
 from baton.router.access.keys import KeyRing
 from baton.router.adapters.registry import AdapterRegistry
 from baton.router.answer.quotas import Quotas
@@ -146,12 +146,12 @@ async def running_parts(
         )
 
 
-def make_gate(config: BatonConfig, redis: Redis, environment: Environment) -> Gate:
+def make_gate(config: BatonConfig, redis: Redis, environment: Environment) -> AccessGate:
     """Returns a gate that asks for keys when there is a file of them. Raises ConfigError."""
     if not config.router.keys_file:
-        return Gate()
+        return AccessGate()
     keys = KeyRing(Path(config.router.keys_file), environment.clock)
-    return Gate(keys, environment.clock, RateBuckets(redis, config.cluster.namespace))
+    return AccessGate(keys, environment.clock, RateBuckets(redis, config.cluster.namespace))
 
 
 def make_shared(
@@ -206,7 +206,7 @@ async def pushing_traffic(meter: TrafficMeter | None, store: TrafficStore, log: 
         await asyncio.gather(task, return_exceptions=True)
 
 
-def _spend(gate: Gate, request: RouterRequest, summary: ChoiceSummary) -> None:
+def _spend(gate: AccessGate, request: RouterRequest, summary: ChoiceSummary) -> None:
     gate.spent(request.context.key, summary.completion_tokens)
 
 

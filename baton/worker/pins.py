@@ -17,7 +17,7 @@ from baton.protos.nouns import BLOCK_TOKENS, EngineRequest, Sampling
 MOST_TTL_S = 7 * 86_400.0
 
 
-class PinnedPrefix(NamedTuple):
+class ActivePin(NamedTuple):
     """Holds one pin: the engine's key of it, its blocks, and what ends it."""
 
     key: int
@@ -31,7 +31,7 @@ class PrefixPins:
     def __init__(self, source: BlockSource, warmer: Warmer, most_pages: int, block_tokens: int) -> None:
         self._source, self._warmer = source, warmer
         self._most, self._size = most_pages, block_tokens
-        self._pins: dict[str, PinnedPrefix] = {}
+        self._pins: dict[str, ActivePin] = {}
         self._coming: dict[str, int] = {}
 
     async def pin(self, name: str, request: EngineRequest, ttl_s: float, address: str = "") -> int:
@@ -51,7 +51,7 @@ class PrefixPins:
             del self._coming[name]
         self.unpin(name)
         timer = asyncio.get_running_loop().call_later(ttl_s, self.unpin, name)
-        self._pins[name] = PinnedPrefix(key, held, timer)
+        self._pins[name] = ActivePin(key, held, timer)
         return held * self._size
 
     def unpin(self, name: str) -> bool:

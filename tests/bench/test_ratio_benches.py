@@ -9,7 +9,7 @@ from baton.cluster.config import WorkerConfig
 from baton.cost.profiles import Overhead
 from baton.planner.costs.worker import from_curve, from_paced
 from baton.planner.score import Slo, tpot, ttft
-from baton.planner.simulator.cluster import ClusterSim, Scenario, SimSettings
+from baton.planner.simulator.cluster import ClusterScenario, ClusterSim, SimSettings
 from baton.planner.sweep import ratio_name
 from baton.planner.traces.trace import Trace, TraceRequest, read_trace
 from baton.protos.nouns import StepCurve, TransferCurve
@@ -54,7 +54,7 @@ def test_what_is_left_of_a_lone_requests_time_is_its_own(tmp_path):
     costs = from_paced(str(profile))
     told = msgspec.structs.replace(costs, overhead=Overhead(0.005, 0.003, 0.001))
     settings = SimSettings(1, 1, max_batch=16, stepwise=True)
-    sim = ClusterSim(Scenario(settings, told, told, Trace("one", (TraceRequest(0.0, PROMPT, ANSWER),))))
+    sim = ClusterSim(ClusterScenario(settings, told, told, Trace("one", (TraceRequest(0.0, PROMPT, ANSWER),))))
     sim.run()
     lone = Answered(0, ttft(sim.flights[0]), tpot(sim.flights[0]))
     found = split(0.003, [lone] * 3, costs)

@@ -8,7 +8,7 @@ from baton.planner.budget import Budget, of_widths, spend
 from baton.planner.costs.worker import WorkerCosts, worker_costs
 from baton.planner.plan import Plan, plan
 from baton.planner.score import Slo
-from baton.planner.simulator.cluster import Scenario, SimSettings
+from baton.planner.simulator.cluster import ClusterScenario, SimSettings
 from baton.planner.sweep import sweep
 from baton.planner.traces.trace import read_trace
 from baton.protos.errors import ConfigError
@@ -21,7 +21,7 @@ FOUR = worker_costs(f"{PROFILE}x4")
 
 def planned(costs: WorkerCosts, workers: int) -> Plan:
     slo = Slo(10.0, 0.1)
-    scenario = Scenario(SimSettings(0, workers), costs, costs, TRACE)
+    scenario = ClusterScenario(SimSettings(0, workers), costs, costs, TRACE)
     found, flights = sweep(workers, scenario, slo, window_s=5.0)
     return plan(found, flights, scenario, slo, 0.5, {"all": 1 << 40})
 

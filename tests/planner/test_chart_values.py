@@ -12,7 +12,7 @@ from baton.console.main import app
 from baton.console.setup.check import CHART, overlaid
 from baton.planner.chart_values import chart_values
 from baton.planner.costs.worker import worker_costs
-from baton.planner.simulator.cluster import Scenario, SimSettings
+from baton.planner.simulator.cluster import ClusterScenario, SimSettings
 from baton.planner.traces.trace import Trace
 from tests.deploy.helm.charts import render_text
 
@@ -89,7 +89,7 @@ def test_split_and_colocated_plans_lie_over_an_operators_values(tmp_path: Path) 
     site = tmp_path / "site.yaml"
     site.write_text("model: {pvc: {claimName: models}}\ntls: {issuerRef: {name: ca}}\n")
     for prefill, decode in ((3, 2), (0, 4)):
-        text = chart_values(Scenario(SimSettings(prefill, decode), costs, costs, Trace("t", ())), met=True)
+        text = chart_values(ClusterScenario(SimSettings(prefill, decode), costs, costs, Trace("t", ())), met=True)
         (tmp_path / "plan.yaml").write_text(text)
         pools = rendered(own, site, tmp_path / "plan.yaml")
         assert {name: spec["replicas"] for name, spec in pools.items()} == {

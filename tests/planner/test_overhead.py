@@ -9,7 +9,7 @@ from baton.cost.profiles import Overhead, load_profile
 from baton.planner.costs.paced_file import to_toml
 from baton.planner.costs.worker import WorkerCosts, worker_costs
 from baton.planner.score import tpot, ttft
-from baton.planner.simulator.cluster import ClusterSim, Scenario, SimSettings
+from baton.planner.simulator.cluster import ClusterScenario, ClusterSim, SimSettings
 from baton.planner.traces.trace import Trace, TraceRequest
 from baton.protos.errors import ConfigError
 from bench.sim_vs_paced import profile_text
@@ -27,7 +27,7 @@ def costs(tmp_path: Path) -> WorkerCosts:
 
 def simulated(costs: WorkerCosts, trace: Trace, stepwise: bool = True) -> ClusterSim:
     settings = SimSettings(1, 1, max_batch=16, local_max_tokens=64, stepwise=stepwise)
-    sim = ClusterSim(Scenario(settings, costs, costs, trace))
+    sim = ClusterSim(ClusterScenario(settings, costs, costs, trace))
     sim.run()
     return sim
 

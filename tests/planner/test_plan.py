@@ -11,7 +11,7 @@ from baton.console.main import app
 from baton.planner.costs.worker import worker_costs
 from baton.planner.plan import Plan, plan
 from baton.planner.score import Slo, by_class, is_good
-from baton.planner.simulator.cluster import Scenario, SimSettings
+from baton.planner.simulator.cluster import ClusterScenario, SimSettings
 from baton.planner.sweep import Flights, Sweep, at_ratio, simulate, sweep, why
 from baton.planner.traces.trace import Trace, TraceRequest, read_trace
 from baton.protos.errors import ConfigError
@@ -26,8 +26,8 @@ def trace() -> Trace:
     return read_trace(str(MOONCAKE)).between(0, 90)
 
 
-def nine(trace: Trace) -> Scenario:
-    return Scenario(SimSettings(0, 9), COSTS, COSTS, trace)
+def nine(trace: Trace) -> ClusterScenario:
+    return ClusterScenario(SimSettings(0, 9), COSTS, COSTS, trace)
 
 
 @pytest.fixture(scope="module")
@@ -121,7 +121,7 @@ def test_classes_take_each_request_once(found: tuple[Sweep, Flights]) -> None:
 def test_one_worker_has_no_ratio() -> None:
     made = Trace("t", (TraceRequest(0, 10, 10), TraceRequest(1, 10, 10)))
     with pytest.raises(ConfigError, match="two workers"):
-        sweep(1, Scenario(SimSettings(0, 1), COSTS, COSTS, made), Slo(1, 1))
+        sweep(1, ClusterScenario(SimSettings(0, 1), COSTS, COSTS, made), Slo(1, 1))
 
 
 def test_the_commands_write_json_a_plot_and_values(tmp_path: Path) -> None:

@@ -7,17 +7,17 @@ import pytest
 from baton.planner.costs.worker import worker_costs
 from baton.planner.reach import Headroom, alone, headroom, highest_load, least_that_works, least_workers
 from baton.planner.score import Slo
-from baton.planner.simulator.cluster import Scenario, SimSettings
+from baton.planner.simulator.cluster import ClusterScenario, SimSettings
 from baton.planner.sweep import RatioOutcome, at_ratio, simulate
 from baton.planner.traces.trace import Trace, TraceRequest, read_trace
 
 AZURE = read_trace(str(Path(__file__).parents[1] / "data" / "azure_2023_conversation_300.csv"))
 COSTS = worker_costs("roofline:llama-3-8b@h100")
-ONE = simulate(Scenario(SimSettings(0, 1), COSTS, COSTS, AZURE.between(0, 20)), Slo(1, 1))
+ONE = simulate(ClusterScenario(SimSettings(0, 1), COSTS, COSTS, AZURE.between(0, 20)), Slo(1, 1))
 
 
-def scenario(trace: Trace, workers: int = 1) -> Scenario:
-    return Scenario(SimSettings(0, workers), COSTS, COSTS, trace)
+def scenario(trace: Trace, workers: int = 1) -> ClusterScenario:
+    return ClusterScenario(SimSettings(0, workers), COSTS, COSTS, trace)
 
 
 def met_up_to(limit: float, asked: list[float]):

@@ -9,7 +9,7 @@ from torch import Tensor
 from baton.quantize.grids import IntGrid, to_nearest
 from baton.quantize.methods import awq, smoothquant
 from baton.quantize.methods.gptq import gptq
-from baton.quantize.stats import KEPT, Stats, output_error
+from baton.quantize.stats import KEPT, ActivationStats, output_error
 
 GRID = IntGrid(4, 32)
 
@@ -22,14 +22,14 @@ def rows() -> Tensor:
 
 
 @pytest.fixture
-def stats(rows: Tensor) -> Stats:
-    found = Stats(128, len(rows))
+def stats(rows: Tensor) -> ActivationStats:
+    found = ActivationStats(128, len(rows))
     for part in rows.split(100):
         found.add(part)
     return found
 
 
-def test_stats_are_those_of_all_rows(rows: Tensor, stats: Stats) -> None:
+def test_stats_are_those_of_all_rows(rows: Tensor, stats: ActivationStats) -> None:
     assert torch.allclose(stats.hessian, rows.T @ rows / len(rows), rtol=1e-4, atol=1e-4)
     assert torch.allclose(stats.mean_abs, rows.abs().mean(0), rtol=1e-4)
     assert torch.equal(stats.most, rows.abs().amax(0))
@@ -40,7 +40,9 @@ def test_stats_are_those_of_all_rows(rows: Tensor, stats: Stats) -> None:
 
 @pytest.mark.parametrize("settings", [{}, {"act_order": False}, {"regroup": True}], ids=str)
 @pytest.mark.parametrize("symmetric", [True, False])
-def test_gptq_leaves_a_fraction_of_the_error(stats: Stats, settings: dict[str, bool], symmetric: bool) -> None:
+def test_gptq_leaves_a_fraction_of_the_error(
+    stats: ActivationStats, settings: dict[str, bool], symmetric: bool
+) -> None:
     weight, grid = torch.randn(48, 128), GRID._replace(symmetric=symmetric)
     found = gptq(weight, stats.hessian, grid, **settings).values()
     nearest = to_nearest(weight, grid).values()
@@ -54,12 +56,12 @@ def test_gptq_is_rounding_to_the_nearest_where_inputs_do_not_go_together() -> No
 
 def test_an_input_that_never_comes_costs_nothing_and_breaks_nothing(rows: Tensor) -> None:
     rows[:, 5] = 0
-    stats = Stats(128, len(rows))
+    stats = ActivationStats(128, len(rows))
     stats.add(rows)
     assert bool(torch.isfinite(gptq(torch.randn(8, 128), stats.hessian, GRID).values()).all())
 
 
-def test_groups_that_follow_the_order_say_whose_each_input_is(stats: Stats) -> None:
+def test_groups_that_follow_the_order_say_whose_each_input_is(stats: ActivationStats) -> None:
     found = gptq(torch.randn(8, 128), stats.hessian, GRID, regroup=True)
     assert found.groups_of is not None
     assert sorted(found.groups_of.tolist()) == sorted(i // 32 for i in range(128))
@@ -67,7 +69,7 @@ def test_groups_that_follow_the_order_say_whose_each_input_is(stats: Stats) -> N
     assert not found.groups_of[heaviest].any()
 
 
-def test_awqs_scales_and_ranges_each_leave_less(stats: Stats) -> None:
+def test_awqs_scales_and_ranges_each_leave_less(stats: ActivationStats) -> None:
     weight, grid = torch.randn(48, 128), GRID._replace(symmetric=False)
     nearest = output_error(to_nearest(weight, grid).values() - weight, stats.hessian)
     scales = awq.best_scales(weight, stats, grid, lambda s: s)
@@ -77,7 +79,7 @@ def test_awqs_scales_and_ranges_each_leave_less(stats: Stats) -> None:
     assert errors[1] <= errors[0] < nearest
 
 
-def test_smoothquant_moves_outliers_into_the_weight(rows: Tensor, stats: Stats) -> None:
+def test_smoothquant_moves_outliers_into_the_weight(rows: Tensor, stats: ActivationStats) -> None:
     weight, grid = torch.randn(48, 128), IntGrid(8, 0, wide=True)
     scales = smoothquant.best_scales(weight, stats, grid, lambda s: s)
     exact = rows @ weight.T

@@ -22,7 +22,7 @@ from baton.quantize.rounded import Rounded
 from baton.quantize.run import quantize
 from baton.quantize.schemes import Recipe
 from baton.quantize.source import Source
-from baton.quantize.stats import Stats
+from baton.quantize.stats import ActivationStats
 from tests.quantize.conftest import Made
 
 Samples = list[list[int]]
@@ -91,10 +91,10 @@ class Moved:
     def __init__(self, reach: float) -> None:
         self._reach = reach
 
-    def rounded(self, weight: Tensor, stats: Stats | None) -> Rounded:
+    def rounded(self, weight: Tensor, stats: ActivationStats | None) -> Rounded:
         return to_nearest(weight, IntGrid(8, 32, symmetric=False, wide=True))
 
-    def scales(self, weight: Tensor, stats: Stats, tie: Callable[[Tensor], Tensor]) -> Tensor:
+    def scales(self, weight: Tensor, stats: ActivationStats, tie: Callable[[Tensor], Tensor]) -> Tensor:
         drawn = torch.rand(weight.shape[1], generator=torch.Generator().manual_seed(3))
         return tie(torch.exp(self._reach * (2 * drawn - 1)))
 

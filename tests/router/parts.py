@@ -10,7 +10,7 @@ from prometheus_client import CollectorRegistry
 from baton.cluster.batch_store import BatchStore
 from baton.cluster.config import RouterConfig
 from baton.cluster.metering.telemetry import RouterMetrics
-from baton.router.access.gate import Gate
+from baton.router.access.gate import AccessGate
 from baton.router.answer.quotas import Quotas
 from baton.router.answer.service import GenerationService
 from baton.router.api.surfaces import BatchSurface, ClusterSurface, Surfaces, registry_exposition
@@ -27,7 +27,7 @@ def generation_of(
     config: RouterConfig,
     serving: ServingBackend,
     catalog: ModelCatalog,
-    gate: Gate | None = None,
+    gate: AccessGate | None = None,
     decisions: DecisionLog | None = None,
     metrics: RouterMetrics | None = None,
     live: LiveStats | None = None,
@@ -35,7 +35,7 @@ def generation_of(
     metrics = metrics or RouterMetrics(CollectorRegistry())
     environment = Environment(time.monotonic, time.time, os.urandom)
     decisions = DecisionLog("r", time.monotonic) if decisions is None else decisions
-    quotas = Quotas(gate or Gate(), metrics, decisions, ContextClasses(config.context_classes))
+    quotas = Quotas(gate or AccessGate(), metrics, decisions, ContextClasses(config.context_classes))
     metering = make_metering(config, metrics, live, environment)
     return make_generation(config, serving, catalog, quotas, metering, environment)
 

@@ -9,7 +9,7 @@ from pydantic import Field, field_validator, model_validator
 from baton.cluster.sections.base import Section
 
 
-class ContextClass(Section):
+class ContextClassSection(Section):
     """Requests of at most ``max_tokens`` tokens (prompt), first class that fits; 0 takes the rest.
 
     SLOs in seconds for requests that name none themselves; 0: none. One that would miss it is refused early.
@@ -25,9 +25,9 @@ class ContextClass(Section):
 
 
 DEFAULT_CLASSES = (
-    ContextClass(name="short", max_tokens=1024),
-    ContextClass(name="medium", max_tokens=8192),
-    ContextClass(name="long", max_tokens=0),
+    ContextClassSection(name="short", max_tokens=1024),
+    ContextClassSection(name="medium", max_tokens=8192),
+    ContextClassSection(name="long", max_tokens=0),
 )
 
 
@@ -56,7 +56,7 @@ class RouterConfig(Section):
         default=0.0, ge=0, description="a prefill this many times overdue goes to another worker; 0: never"
     )
     stall_s: float = Field(default=5.0, gt=0, description="a worker that makes no progress for so long is left")
-    context_classes: tuple[ContextClass, ...] = Field(
+    context_classes: tuple[ContextClassSection, ...] = Field(
         default=DEFAULT_CLASSES, description="requests by prompt length, each with a queue of its own"
     )
     max_queue: int = Field(default=1024, ge=1, description="requests that wait, per context class")

@@ -120,7 +120,7 @@ def simulate_command(
     from baton.planner.costs.speculation import with_acceptance
     from baton.planner.costs.worker import with_adapters, worker_costs
     from baton.planner.score import Slo
-    from baton.planner.simulator.cluster import Scenario, SimSettings
+    from baton.planner.simulator.cluster import ClusterScenario, SimSettings
     from baton.planner.simulator.faults import parse_failure, parse_pool
     from baton.planner.sweep import simulate, why
 
@@ -139,7 +139,7 @@ def simulate_command(
         for pool in (parse_pool(text, settings.prefill_chunk) for text in pools)
     ]
     deaths = [parse_failure(text) for text in failures]
-    found = simulate(Scenario(settings, costs, decode, load_from, more, deaths), Slo(*slo))
+    found = simulate(ClusterScenario(settings, costs, decode, load_from, more, deaths), Slo(*slo))
     took = time.process_time() - began
     result = {"trace": load_from.source, "profile": costs.about, "acceptance": chances, "cpu_seconds": took}
     if write_json(json, result | {"result": msgspec.to_builtins(found)}):
@@ -205,7 +205,7 @@ def plan_command(
     from baton.planner.costs.worker import with_adapters, worker_costs
     from baton.planner.plan import plan
     from baton.planner.score import Slo
-    from baton.planner.simulator.cluster import Scenario, SimSettings
+    from baton.planner.simulator.cluster import ClusterScenario, SimSettings
     from baton.planner.sweep import sweep
 
     def run() -> int:
@@ -227,7 +227,7 @@ def plan_command(
             settings = SimSettings(0, count, policy=policy, seed=seed)
             share, both = part.adapted_share, writes or reads
             costs, written = with_adapters(reads, share, adapter_cost), with_adapters(both, share, adapter_cost)
-            scenario = Scenario(settings, costs, with_acceptance(written, chances), part)
+            scenario = ClusterScenario(settings, costs, with_acceptance(written, chances), part)
             found, flights = sweep(
                 count, scenario, slo, window,
                 lambda r: told.print(f"{r.name}: {r.score.attainment:.1%} meet the SLOs", style="dim"),

@@ -27,7 +27,7 @@ class Unreachable(Exception):
     """Raised where the server takes no connection, breaks it, or speaks no HTTP."""
 
 
-class Reply(msgspec.Struct):
+class HttpReply(msgspec.Struct):
     """A whole answer: its status and its body, which is {} where it isn't JSON."""
 
     status: int
@@ -43,7 +43,7 @@ class Http:
         self._port = parts.port or (443 if self._tls else 80)
         self._root, self._key = parts.path.rstrip("/"), key
 
-    async def ask(self, path: str, body: dict[str, Any] | None = None) -> Reply:
+    async def ask(self, path: str, body: dict[str, Any] | None = None) -> HttpReply:
         """Returns the whole answer to a GET, or to a POST of ``body``. Raises Unreachable."""
         async with self._asked(path, body) as (status, parts):
             data = b"".join([part async for part in parts])
@@ -51,7 +51,7 @@ class Http:
             found = json.loads(data)
         except ValueError:
             found = {}
-        return Reply(status, found if isinstance(found, dict) else {"data": found})
+        return HttpReply(status, found if isinstance(found, dict) else {"data": found})
 
     async def text(self, path: str) -> tuple[int, str]:
         """Returns status and text of a GET. Raises Unreachable."""

@@ -57,7 +57,7 @@ class Scorecard(msgspec.Struct):
         return not (self.foreign or self.broken or self.endless or self.unlike or self.health or self.held)
 
 
-class Plan(msgspec.Struct, frozen=True):
+class LiveLoad(msgspec.Struct, frozen=True):
     """Says how much is asked: questions, how often each is asked under load, and how many at once."""
 
     questions: int = 24
@@ -71,7 +71,7 @@ class Plan(msgspec.Struct, frozen=True):
 class LiveJudge:
     """Judges the server at ``url``. Raises Unreachable where nobody answers there at all."""
 
-    def __init__(self, url: str, key: str = "", model: str = "", plan: Plan = Plan()) -> None:
+    def __init__(self, url: str, key: str = "", model: str = "", plan: LiveLoad = LiveLoad()) -> None:
         self._http, self._plan, self._model = Http(url, key), plan, model
         self._rng = random.Random(plan.seed)
         self.card = Scorecard()
@@ -209,7 +209,7 @@ class LiveJudge:
         return sum(float(line[2]) for line in found if line and any(name in line[1] for name in RUNNING))
 
 
-def questions(plan: Plan, rng: random.Random) -> list[Question]:
+def questions(plan: LiveLoad, rng: random.Random) -> list[Question]:
     """Draws questions with shared prefixes, each with a needle of its own in the middle."""
     heads = [" ".join(rng.choices(WORDS, k=rng.randint(20, 120))) for _ in range(HEADS)]
     found = []

@@ -7,7 +7,18 @@ from collections.abc import Mapping
 from decimal import Context, Decimal
 from typing import Any
 
-from baton.drill.redis.store import OK, Answer, Refused, Store, as_text, bound, command, expire, integer, pairs
+from baton.drill.redis.store import (
+    OK,
+    Answer,
+    CommandError,
+    KeySpace,
+    as_text,
+    bound,
+    command,
+    expire,
+    integer,
+    pairs,
+)
 
 LONG_DOUBLE = Context(prec=17)  # digits that HINCRBYFLOAT answers with
 
@@ -15,24 +26,24 @@ LONG_DOUBLE = Context(prec=17)  # digits that HINCRBYFLOAT answers with
 
 
 @command("GET")
-def _get(store: Store, args: list[bytes]) -> Answer:
+def _get(store: KeySpace, args: list[bytes]) -> Answer:
     return store.find(args[0], "string")
 
 
 @command("MGET")
-def _mget(store: Store, args: list[bytes]) -> Answer:
+def _mget(store: KeySpace, args: list[bytes]) -> Answer:
     return [store.find(key, "string") if store.kinds.get(key) in (None, "string") else None for key in args]
 
 
 @command("SET")
-def _set(store: Store, args: list[bytes]) -> Answer:
+def _set(store: KeySpace, args: list[bytes]) -> Answer:
     key, value, *options = args
     unit = {b"EX": 1, b"PX": 1000}.get(options[0].upper()) if len(options) == 2 else None
     if options and unit is None:
-        raise Refused("ERR syntax error")
+        raise CommandError("ERR syntax error")
     seconds = integer(options[1]) / unit if unit else None
     if seconds is not None and seconds <= 0:
-        raise Refused("ERR invalid expire time in 'set' command")
+        raise CommandError("ERR invalid expire time in 'set' command")
     store.set(key, value)
     if seconds is not None:
         expire(store, key, seconds)
@@ -40,30 +51,30 @@ def _set(store: Store, args: list[bytes]) -> Answer:
 
 
 @command("STRLEN")
-def _strlen(store: Store, args: list[bytes]) -> Answer:
+def _strlen(store: KeySpace, args: list[bytes]) -> Answer:
     return len(store.find(args[0], "string") or b"")
 
 
 @command("INCR")
-def _incr(store: Store, args: list[bytes]) -> Answer:
+def _incr(store: KeySpace, args: list[bytes]) -> Answer:
     return _add(store, args[0], 1)
 
 
 @command("INCRBY")
-def _incrby(store: Store, args: list[bytes]) -> Answer:
+def _incrby(store: KeySpace, args: list[bytes]) -> Answer:
     return _add(store, args[0], integer(args[1]))
 
 
 @command("DECRBY")
-def _decrby(store: Store, args: list[bytes]) -> Answer:
+def _decrby(store: KeySpace, args: list[bytes]) -> Answer:
     return _add(store, args[0], -integer(args[1]))
 
 
-def _add(store: Store, key: bytes, by: int) -> int:
+def _add(store: KeySpace, key: bytes, by: int) -> int:
     found = store.find(key, "string")
     now = integer(b"0" if found is None else found) + by
     if not -(1 << 63) <= now < 1 << 63:
-        raise Refused("ERR increment or decrement would overflow")
+        raise CommandError("ERR increment or decrement would overflow")
     store.make(key, "string", bytes)
     store.values[key] = b"%d" % now
     return now
@@ -72,7 +83,7 @@ def _add(store: Store, key: bytes, by: int) -> int:
 # ---- containers of members ----
 
 
-def _grown(store: Store, key: bytes, kind: str, members: Mapping[bytes, Any]) -> int:
+def _grown(store: KeySpace, key: bytes, kind: str, members: Mapping[bytes, Any]) -> int:
     """Adds members to a hash, a set or a sorted set; returns how many are new."""
     found = store.make(key, kind, dict)
     before = len(found)
@@ -80,7 +91,7 @@ def _grown(store: Store, key: bytes, kind: str, members: Mapping[bytes, Any]) ->
     return len(found) - before
 
 
-def _remove(store: Store, key: bytes, kind: str, members: list[bytes]) -> int:
+def _remove(store: KeySpace, key: bytes, kind: str, members: list[bytes]) -> int:
     """Takes members out of a hash, a set or a sorted set; returns how many there were."""
     found = store.find(key, kind)
     if found is None:
@@ -95,18 +106,18 @@ def _remove(store: Store, key: bytes, kind: str, members: list[bytes]) -> int:
 # ---- hashes ----
 
 
-def _hash(store: Store, key: bytes) -> dict[bytes, bytes]:
+def _hash(store: KeySpace, key: bytes) -> dict[bytes, bytes]:
     found: dict[bytes, bytes] = store.find(key, "hash") or {}
     return found
 
 
 @command("HSET")
-def _hset(store: Store, args: list[bytes]) -> Answer:
+def _hset(store: KeySpace, args: list[bytes]) -> Answer:
     return _grown(store, args[0], "hash", dict(pairs(args[1:])))
 
 
 @command("HSETNX")
-def _hsetnx(store: Store, args: list[bytes]) -> Answer:
+def _hsetnx(store: KeySpace, args: list[bytes]) -> Answer:
     if args[1] in _hash(store, args[0]):
         return 0
     store.make(args[0], "hash", dict)[args[1]] = args[2]
@@ -114,43 +125,43 @@ def _hsetnx(store: Store, args: list[bytes]) -> Answer:
 
 
 @command("HGET")
-def _hget(store: Store, args: list[bytes]) -> Answer:
+def _hget(store: KeySpace, args: list[bytes]) -> Answer:
     return _hash(store, args[0]).get(args[1])
 
 
 @command("HMGET")
-def _hmget(store: Store, args: list[bytes]) -> Answer:
+def _hmget(store: KeySpace, args: list[bytes]) -> Answer:
     fields = _hash(store, args[0])
     return [fields.get(name) for name in args[1:]]
 
 
 @command("HGETALL")
-def _hgetall(store: Store, args: list[bytes]) -> Answer:
+def _hgetall(store: KeySpace, args: list[bytes]) -> Answer:
     return [part for pair in _hash(store, args[0]).items() for part in pair]
 
 
 @command("HVALS")
-def _hvals(store: Store, args: list[bytes]) -> Answer:
+def _hvals(store: KeySpace, args: list[bytes]) -> Answer:
     return list(_hash(store, args[0]).values())
 
 
 @command("HLEN")
-def _hlen(store: Store, args: list[bytes]) -> Answer:
+def _hlen(store: KeySpace, args: list[bytes]) -> Answer:
     return len(_hash(store, args[0]))
 
 
 @command("HEXISTS")
-def _hexists(store: Store, args: list[bytes]) -> Answer:
+def _hexists(store: KeySpace, args: list[bytes]) -> Answer:
     return int(args[1] in _hash(store, args[0]))
 
 
 @command("HDEL")
-def _hdel(store: Store, args: list[bytes]) -> Answer:
+def _hdel(store: KeySpace, args: list[bytes]) -> Answer:
     return _remove(store, args[0], "hash", args[1:])
 
 
 @command("HINCRBYFLOAT")
-def _hincrbyfloat(store: Store, args: list[bytes]) -> Answer:
+def _hincrbyfloat(store: KeySpace, args: list[bytes]) -> Answer:
     now = LONG_DOUBLE.add(_decimal(_hash(store, args[0]).get(args[1], b"0")), _decimal(args[2]))
     text = f"{LONG_DOUBLE.normalize(now):f}".encode()
     store.make(args[0], "hash", dict)[args[1]] = text
@@ -159,60 +170,60 @@ def _hincrbyfloat(store: Store, args: list[bytes]) -> Answer:
 
 def _decimal(text: bytes) -> Decimal:
     if not math.isfinite(bound(text)):
-        raise Refused("ERR value is NaN or Infinity")
+        raise CommandError("ERR value is NaN or Infinity")
     return Decimal(text.decode())
 
 
 # ---- sets ----
 
 
-def _set_of(store: Store, key: bytes) -> dict[bytes, None]:
+def _set_of(store: KeySpace, key: bytes) -> dict[bytes, None]:
     found: dict[bytes, None] = store.find(key, "set") or {}
     return found
 
 
 @command("SADD")
-def _sadd(store: Store, args: list[bytes]) -> Answer:
+def _sadd(store: KeySpace, args: list[bytes]) -> Answer:
     return _grown(store, args[0], "set", dict.fromkeys(args[1:]))
 
 
 @command("SREM")
-def _srem(store: Store, args: list[bytes]) -> Answer:
+def _srem(store: KeySpace, args: list[bytes]) -> Answer:
     return _remove(store, args[0], "set", args[1:])
 
 
 @command("SISMEMBER")
-def _sismember(store: Store, args: list[bytes]) -> Answer:
+def _sismember(store: KeySpace, args: list[bytes]) -> Answer:
     return int(args[1] in _set_of(store, args[0]))
 
 
 @command("SMEMBERS")
-def _smembers(store: Store, args: list[bytes]) -> Answer:
+def _smembers(store: KeySpace, args: list[bytes]) -> Answer:
     return list(_set_of(store, args[0]))
 
 
 # ---- lists ----
 
 
-def _list_of(store: Store, key: bytes) -> list[bytes]:
+def _list_of(store: KeySpace, key: bytes) -> list[bytes]:
     found: list[bytes] = store.find(key, "list") or []
     return found
 
 
 @command("LPUSH")
-def _lpush(store: Store, args: list[bytes]) -> Answer:
+def _lpush(store: KeySpace, args: list[bytes]) -> Answer:
     items = store.make(args[0], "list", list)
     items[:0] = args[:0:-1]
     return len(items)
 
 
 @command("LRANGE")
-def _lrange(store: Store, args: list[bytes]) -> Answer:
+def _lrange(store: KeySpace, args: list[bytes]) -> Answer:
     return _slice(_list_of(store, args[0]), args[1], args[2])
 
 
 @command("LTRIM")
-def _ltrim(store: Store, args: list[bytes]) -> Answer:
+def _ltrim(store: KeySpace, args: list[bytes]) -> Answer:
     items = _list_of(store, args[0])
     if items:
         items[:] = _slice(items, args[1], args[2])
@@ -231,24 +242,24 @@ def _slice(items: list[Any], first: bytes, last: bytes) -> list[Any]:
 # ---- sorted sets ----
 
 
-def _sorted(store: Store, key: bytes) -> list[tuple[float, bytes]]:
+def _sorted(store: KeySpace, key: bytes) -> list[tuple[float, bytes]]:
     scores: dict[bytes, float] = store.find(key, "zset") or {}
     return sorted((score, member) for member, score in scores.items())
 
 
 @command("ZADD")
-def _zadd(store: Store, args: list[bytes]) -> Answer:
+def _zadd(store: KeySpace, args: list[bytes]) -> Answer:
     scores = {member: bound(score) for score, member in pairs(args[1:])}
     return _grown(store, args[0], "zset", scores)
 
 
 @command("ZREM")
-def _zrem(store: Store, args: list[bytes]) -> Answer:
+def _zrem(store: KeySpace, args: list[bytes]) -> Answer:
     return _remove(store, args[0], "zset", args[1:])
 
 
 @command("ZRANGE")
-def _zrange(store: Store, args: list[bytes]) -> Answer:
+def _zrange(store: KeySpace, args: list[bytes]) -> Answer:
     found = _slice(_sorted(store, args[0]), args[1], args[2])
     if len(args) > 3 and args[3].upper() == b"WITHSCORES":
         return [part for score, member in found for part in (member, as_text(score))]
@@ -256,22 +267,22 @@ def _zrange(store: Store, args: list[bytes]) -> Answer:
 
 
 @command("ZREVRANGE")
-def _zrevrange(store: Store, args: list[bytes]) -> Answer:
+def _zrevrange(store: KeySpace, args: list[bytes]) -> Answer:
     return [member for _, member in _slice(_sorted(store, args[0])[::-1], args[1], args[2])]
 
 
 @command("ZREVRANK")
-def _zrevrank(store: Store, args: list[bytes]) -> Answer:
+def _zrevrank(store: KeySpace, args: list[bytes]) -> Answer:
     members = [member for _, member in reversed(_sorted(store, args[0]))]
     return members.index(args[1]) if args[1] in members else None
 
 
 @command("ZRANGEBYSCORE")
-def _zrangebyscore(store: Store, args: list[bytes]) -> Answer:
+def _zrangebyscore(store: KeySpace, args: list[bytes]) -> Answer:
     low, high = bound(args[1]), bound(args[2])
     return [member for score, member in _sorted(store, args[0]) if low <= score <= high]
 
 
 @command("ZREMRANGEBYSCORE")
-def _zremrangebyscore(store: Store, args: list[bytes]) -> Answer:
+def _zremrangebyscore(store: KeySpace, args: list[bytes]) -> Answer:
     return _remove(store, args[0], "zset", _zrangebyscore(store, args))

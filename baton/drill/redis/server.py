@@ -15,8 +15,8 @@ from redis.asyncio.connection import AbstractConnection
 
 import baton.drill.redis.commands  # noqa: F401  # registers the commands
 from baton.drill.loop import RESOLUTION_S
-from baton.drill.network import Connection, Network
-from baton.drill.redis.store import COMMANDS, OK, Answer, Refused, Status, Store
+from baton.drill.network import Network, NetworkConnection
+from baton.drill.redis.store import COMMANDS, OK, Answer, CommandError, KeySpace, Status
 
 ADDRESS = "redis:6379"
 PROCESS = "redis"
@@ -25,13 +25,13 @@ AT_ONCE = (b"MULTI", b"WATCH")  # commands that a transaction refuses
 ABORTED = "EXECABORT Transaction discarded because of previous errors."
 
 
-class RedisServer:
+class SimulatedRedis:
     """A server in the network. ``epoch`` is added to the loop's time for the wall clock, in seconds."""
 
     def __init__(self, network: Network, epoch: float) -> None:
         self._network, self.epoch = network, epoch
         self._loop = asyncio.get_running_loop()
-        self.store = Store(self.wall_clock)
+        self.store = KeySpace(self.wall_clock)
         self.stalled_until = 0.0
         self._held: deque[Callable[[], None]] = deque()
         self.listen()
@@ -56,7 +56,7 @@ class RedisServer:
 
     def start_empty(self) -> None:
         """Begins anew, without data and without scripts."""
-        self.store = Store(self.wall_clock)
+        self.store = KeySpace(self.wall_clock)
         self.listen()
 
     def execute(self, work: Callable[[], None]) -> None:
@@ -74,7 +74,7 @@ class RedisServer:
 class Session:
     """The server's side of one connection: what it has queued since MULTI, and the keys that it watches."""
 
-    def __init__(self, server: RedisServer) -> None:
+    def __init__(self, server: SimulatedRedis) -> None:
         self._server = server
         self._buffer = b""
         self._queued: list[list[bytes]] | None = None
@@ -93,7 +93,7 @@ class Session:
     def _answer(self, words: list[bytes]) -> bytes:
         try:
             return encoded(self._run(words))
-        except Refused as error:
+        except CommandError as error:
             return f"-{error}\r\n".encode()
 
     def _run(self, words: list[bytes]) -> Answer:
@@ -107,10 +107,10 @@ class Session:
             return OK
         return self._queue(name, words)
 
-    def _alone(self, name: bytes, words: list[bytes], store: Store) -> Answer:
+    def _alone(self, name: bytes, words: list[bytes], store: KeySpace) -> Answer:
         """Runs a command outside a transaction."""
         if name in (b"EXEC", b"DISCARD"):
-            raise Refused(f"ERR {name.decode()} without MULTI")
+            raise CommandError(f"ERR {name.decode()} without MULTI")
         if name == b"MULTI":
             self._queued = []
         elif name == b"UNWATCH":
@@ -127,18 +127,18 @@ class Session:
         """Takes a command for EXEC; one that is refused spoils the transaction."""
         if name in AT_ONCE or name not in COMMANDS:
             self._spoilt = True
-            raise Refused(f"ERR {name.decode(errors='replace')} is not allowed in a transaction")
+            raise CommandError(f"ERR {name.decode(errors='replace')} is not allowed in a transaction")
         self._queued = [*(self._queued or []), words]
         return Status("QUEUED")
 
     def _forget(self) -> None:
         self._queued, self._watched, self._spoilt = None, {}, False
 
-    def _exec(self, store: Store) -> Answer:
+    def _exec(self, store: KeySpace) -> Answer:
         queued, watched, spoilt = self._queued or [], self._watched, self._spoilt
         self._forget()
         if spoilt:
-            raise Refused(ABORTED)
+            raise CommandError(ABORTED)
         for key in watched:
             store.expire_due(key)
         if any(store.versions.get(key, 0) != version for key, version in watched.items()):
@@ -146,10 +146,10 @@ class Session:
         return [_each(store, words) for words in queued]
 
 
-def _each(store: Store, words: list[bytes]) -> Answer:
+def _each(store: KeySpace, words: list[bytes]) -> Answer:
     try:
         return store.run(words)
-    except Refused as error:  # one command's failure doesn't undo the others
+    except CommandError as error:  # one command's failure doesn't undo the others
         return error
 
 
@@ -180,7 +180,7 @@ def encoded(answer: Answer) -> bytes:
         return b"$%d\r\n%b\r\n" % (len(answer), answer)
     if isinstance(answer, Status):
         return f"+{answer.text}\r\n".encode()
-    if isinstance(answer, Refused):
+    if isinstance(answer, CommandError):
         return f"-{answer}\r\n".encode()
     return b"*%d\r\n" % len(answer) + b"".join(encoded(item) for item in answer)
 
@@ -188,10 +188,10 @@ def encoded(answer: Answer) -> bytes:
 class _Writer:
     """The client's end of a connection, as redis-py writes to it."""
 
-    def __init__(self, connection: Connection, reader: asyncio.StreamReader) -> None:
+    def __init__(self, connection: NetworkConnection, reader: asyncio.StreamReader) -> None:
         self._connection, self._reader = connection, reader
         server = connection.listener
-        assert isinstance(server, RedisServer)
+        assert isinstance(server, SimulatedRedis)
         self._server, self._session = server, Session(server)
         connection.when_broken(self._broke)
 

@@ -1,8 +1,8 @@
 """Redis's data and the commands that we use, as a model: bytes in, Python values out. Torch-free, without sockets.
 
-An answer is None, an int, bytes, ``Status``, or a list of answers; what Redis refuses is raised as ``Refused``.
-Keys expire by ``clock``, wall-clock seconds. Knows nothing of connections. ``tests/drill/redis`` holds it against a
-real server, command by command.
+An answer is None, an int, bytes, ``Status``, or a list of answers. What Redis refuses is raised as
+``CommandError``. Keys expire by ``clock``, wall-clock seconds. Knows nothing of connections. ``tests/drill/redis``
+holds it against a real server, command by command.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from baton.drill.redis.lua import Script
 from baton.drill.redis.lua_values import LuaError, Table
 
 Answer = Any  # None, int, bytes, Status, or a list of these
-Handler = Callable[["Store", list[bytes]], Answer]
+Handler = Callable[["KeySpace", list[bytes]], Answer]
 WRONG_TYPE = "WRONGTYPE Operation against a key holding the wrong kind of value"
 WHOLE = re.compile(rb"0|-?[1-9][0-9]*")
 NUMBER = re.compile(rb"[-+]?(\d+\.?\d*(e[-+]?\d+)?|\.\d+|inf|infinity)", re.IGNORECASE)
 NO_INTEGER = "ERR value is not an integer or out of range"
 
 
-class Refused(Exception):
+class CommandError(Exception):
     """An error that Redis answers with."""
 
 
@@ -49,7 +49,7 @@ def command(*names: str) -> Callable[[Handler], Handler]:
     return register
 
 
-class Store:
+class KeySpace:
     """Every key with its value, and when it expires.
 
     Values: bytes for strings, dicts for hashes, sets (dicts of None) and sorted sets (of floats), lists.
@@ -68,11 +68,11 @@ class Store:
         """Runs one command and returns its answer. Raises Refused."""
         handler = COMMANDS.get(words[0].upper())
         if handler is None:
-            raise Refused(f"ERR unknown command '{words[0].decode(errors='replace')}'")
+            raise CommandError(f"ERR unknown command '{words[0].decode(errors='replace')}'")
         try:
             return handler(self, words[1:])
         except IndexError:
-            raise Refused("ERR wrong number of arguments") from None
+            raise CommandError("ERR wrong number of arguments") from None
 
     def snapshot(self) -> tuple[Any, ...]:
         """Returns a copy of all data."""
@@ -98,7 +98,7 @@ class Store:
         if key not in self.values:
             return None
         if self.kinds[key] != kind:
-            raise Refused(WRONG_TYPE)
+            raise CommandError(WRONG_TYPE)
         return self.values[key]
 
     def make(self, key: bytes, kind: str, empty: Callable[[], Any]) -> Any:
@@ -150,25 +150,25 @@ class Store:
 
 
 @command("SCRIPT")
-def _script(store: Store, args: list[bytes]) -> Answer:
+def _script(store: KeySpace, args: list[bytes]) -> Answer:
     if args[0].upper() == b"EXISTS":
         return [int(sha in store.scripts) for sha in args[1:]]
     if args[0].upper() != b"LOAD":
-        raise Refused("ERR unknown subcommand")
+        raise CommandError("ERR unknown subcommand")
     sha = hashlib.sha1(args[1], usedforsecurity=False).hexdigest().encode()
     store.scripts[sha] = _read(args[1])
     return sha
 
 
 @command("EVALSHA")
-def _eval_sha(store: Store, args: list[bytes]) -> Answer:
+def _eval_sha(store: KeySpace, args: list[bytes]) -> Answer:
     if args[0] not in store.scripts:
-        raise Refused("NOSCRIPT No matching script. Please use EVAL.")
+        raise CommandError("NOSCRIPT No matching script. Please use EVAL.")
     return _run(store, store.scripts[args[0]], args[1:])
 
 
 @command("EVAL")
-def _eval(store: Store, args: list[bytes]) -> Answer:
+def _eval(store: KeySpace, args: list[bytes]) -> Answer:
     _script(store, [b"LOAD", args[0]])
     return _run(store, _read(args[0]), args[1:])
 
@@ -182,7 +182,7 @@ def _read(text: bytes) -> Script:
     return _KNOWN[text]
 
 
-def _run(store: Store, script: Script, args: list[bytes]) -> Answer:
+def _run(store: KeySpace, script: Script, args: list[bytes]) -> Answer:
     count = int(args[0])
 
     def call(words: list[bytes]) -> Any:
@@ -191,7 +191,7 @@ def _run(store: Store, script: Script, args: list[bytes]) -> Answer:
     try:
         return _from_lua(script.run(args[1 : 1 + count], args[1 + count :], call))
     except LuaError as error:
-        raise Refused(f"ERR {error}") from None
+        raise CommandError(f"ERR {error}") from None
 
 
 def _to_lua(answer: Answer) -> Any:
@@ -218,13 +218,13 @@ def _from_lua(value: Any) -> Answer:
 
 
 @command("TIME")
-def _time(store: Store, args: list[bytes]) -> Answer:
+def _time(store: KeySpace, args: list[bytes]) -> Answer:
     micros = round(store.clock() * 1e6)
     return [b"%d" % (micros // 1_000_000), b"%d" % (micros % 1_000_000)]
 
 
 @command("INFO")
-def _info(store: Store, args: list[bytes]) -> Answer:
+def _info(store: KeySpace, args: list[bytes]) -> Answer:
     used = sum(_size(key) + _size(value) for key, value in store.values.items())
     return b"# Memory\r\nused_memory:%d\r\nmaxmemory:%d\r\n" % (used, store.max_bytes)
 
@@ -238,17 +238,17 @@ def _size(value: Any) -> int:
 
 
 @command("PING")
-def _ping(store: Store, args: list[bytes]) -> Answer:
+def _ping(store: KeySpace, args: list[bytes]) -> Answer:
     return Status("PONG")
 
 
 @command("SELECT", "CLIENT", "UNWATCH")
-def _agree(store: Store, args: list[bytes]) -> Answer:
+def _agree(store: KeySpace, args: list[bytes]) -> Answer:
     return OK
 
 
 @command("FLUSHALL", "FLUSHDB")
-def _flush(store: Store, args: list[bytes]) -> Answer:
+def _flush(store: KeySpace, args: list[bytes]) -> Answer:
     store.flush()
     return OK
 
@@ -257,28 +257,28 @@ def _flush(store: Store, args: list[bytes]) -> Answer:
 
 
 @command("DEL")
-def _del(store: Store, args: list[bytes]) -> Answer:
+def _del(store: KeySpace, args: list[bytes]) -> Answer:
     return sum(store.drop(key) for key in args)
 
 
 @command("EXISTS")
-def _exists(store: Store, args: list[bytes]) -> Answer:
+def _exists(store: KeySpace, args: list[bytes]) -> Answer:
     for key in args:
         store.expire_due(key)
     return sum(key in store.values for key in args)
 
 
 @command("PEXPIRE")
-def _pexpire(store: Store, args: list[bytes]) -> Answer:
+def _pexpire(store: KeySpace, args: list[bytes]) -> Answer:
     return expire(store, args[0], integer(args[1]) / 1000)
 
 
 @command("EXPIRE")
-def _expire(store: Store, args: list[bytes]) -> Answer:
+def _expire(store: KeySpace, args: list[bytes]) -> Answer:
     return expire(store, args[0], float(integer(args[1])))
 
 
-def expire(store: Store, key: bytes, seconds: float) -> int:
+def expire(store: KeySpace, key: bytes, seconds: float) -> int:
     """Has a key end in ``seconds``; 0 where there is none."""
     store.expire_due(key)
     if key not in store.values:
@@ -290,7 +290,7 @@ def expire(store: Store, key: bytes, seconds: float) -> int:
 
 
 @command("PTTL")
-def _pttl(store: Store, args: list[bytes]) -> Answer:
+def _pttl(store: KeySpace, args: list[bytes]) -> Answer:
     store.expire_due(args[0])
     if args[0] not in store.values:
         return -2
@@ -304,21 +304,21 @@ def _pttl(store: Store, args: list[bytes]) -> Answer:
 def integer(text: bytes) -> int:
     """Returns a whole number of 64 bits, written as Redis writes it. Raises Refused."""
     if not WHOLE.fullmatch(text) or not -(1 << 63) <= int(text) < 1 << 63:
-        raise Refused(NO_INTEGER)
+        raise CommandError(NO_INTEGER)
     return int(text)
 
 
 def bound(text: bytes) -> float:
     """Returns a number, which may be infinite. Raises Refused."""
     if not NUMBER.fullmatch(text):
-        raise Refused("ERR value is not a valid float")
+        raise CommandError("ERR value is not a valid float")
     return float(text)
 
 
 def pairs(args: list[bytes]) -> Iterator[tuple[bytes, bytes]]:
     """Returns arguments two by two. Raises Refused where one is left over, or there are none."""
     if not args or len(args) % 2:
-        raise Refused("ERR wrong number of arguments")
+        raise CommandError("ERR wrong number of arguments")
     return zip(args[::2], args[1::2], strict=True)
 
 

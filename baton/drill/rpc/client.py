@@ -10,7 +10,7 @@ from typing import Any
 import grpc
 import grpc.aio
 
-from baton.drill.network import Connection, Network
+from baton.drill.network import Network, NetworkConnection
 from baton.drill.rpc.server import ServerCall
 from baton.drill.rpc.stream import CANCELLED, EOF, UNAVAILABLE, Status, Stream, same
 from baton.tls.rpc import Dialer
@@ -23,7 +23,7 @@ class Call:
 
     def __init__(self, method: _Method, timeout: float | None) -> None:
         self._method, self._replies = method, Stream()
-        self._connection: Connection | None = None
+        self._connection: NetworkConnection | None = None
         self._server: ServerCall | None = None
         self._status: Status | None = None
         self._over = asyncio.Event()
@@ -220,7 +220,7 @@ class Channel:
     def __init__(self, network: Network, process: str, address: str) -> None:
         self.network, self.address = network, address
         self._process = process
-        self._connection: Connection | None = None
+        self._connection: NetworkConnection | None = None
         self._closed = False
         self._state = Ready.IDLE
         self._changes: deque[asyncio.Event] = deque()
@@ -243,7 +243,7 @@ class Channel:
         """Returns a method that sends many messages and gets many."""
         return _Method(self, path, False, request_serializer, response_deserializer)
 
-    def connection(self) -> Connection | None:
+    def connection(self) -> NetworkConnection | None:
         """Returns the connection that a new call rides on; None where there is no way."""
         if self._closed:
             return None

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 import grpc
 
-from baton.drill.network import Connection
+from baton.drill.network import NetworkConnection
 from baton.drill.rpc.stream import CANCELLED, EOF, Metadata, Status, Stream, same
 
 
@@ -68,7 +68,7 @@ class Context:
 class ServerCall:
     """The server's end of one RPC."""
 
-    def __init__(self, client: ClientEnd, connection: Connection, path: str) -> None:
+    def __init__(self, client: ClientEnd, connection: NetworkConnection, path: str) -> None:
         self._client, self.connection, self._path = client, connection, path
         self.requests = Stream()
         self._task: asyncio.Task[None] | None = None

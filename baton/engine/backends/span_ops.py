@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from baton.engine.backends.spans import Span, StepSpans, Turns, rows_of
+from baton.engine.backends.spans import RotaryTables, Span, StepSpans, rows_of
 from baton.engine.program import rope
 from baton.engine.program.ops import (
     Combine,
@@ -46,7 +46,7 @@ class SpanOps:
     def __init__(self, program: Program, weights: Mapping[str, Any], layout: KvLayout) -> None:
         self._program, self._weights, self._layout = program, weights, layout
         self._kernels = kernels()
-        self._turns = Turns(*rope.frequencies(program.rope, program.rotated, program.max_position))
+        self._turns = RotaryTables(*rope.frequencies(program.rope, program.rotated, program.max_position))
 
     def bind(self, op: Op) -> SpanOp:
         """Returns what computes ``op``: registers and spans in, its outputs by register's name out."""

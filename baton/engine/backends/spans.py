@@ -54,7 +54,7 @@ def spans_of(plan: StepPlan) -> tuple[Span, ...]:
     return tuple(spans)
 
 
-class Turns:
+class RotaryTables:
     """Makes rotary tables for the positions of spans."""
 
     def __init__(self, inverse: Tensor, factor: float) -> None:

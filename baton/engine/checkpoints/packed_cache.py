@@ -41,7 +41,7 @@ DTYPES = {
 }
 
 
-class Part(msgspec.Struct, frozen=True):
+class PackedTensor(msgspec.Struct, frozen=True):
     """Locates a tensor in the file."""
 
     offset: int
@@ -57,7 +57,7 @@ class WeightEntry(msgspec.Struct, frozen=True):
     n: int
     k: int
     group: int
-    parts: dict[str, Part]
+    parts: dict[str, PackedTensor]
 
 
 class CacheDamaged(Exception):
@@ -102,7 +102,7 @@ def _mapped(whole: mmap.mmap, entry: WeightEntry, what: str) -> PackedWeight:
     return PackedWeight(entry.kind, entry.n, entry.k, entry.group, **parts)
 
 
-def _tensor(whole: mmap.mmap, part: Part, what: str) -> Tensor:
+def _tensor(whole: mmap.mmap, part: PackedTensor, what: str) -> Tensor:
     dtype = DTYPES[part.dtype]
     count = torch.Size(part.shape).numel()
     if part.offset + count * dtype.itemsize > len(whole):
@@ -125,11 +125,11 @@ def _write(path: Path, weights: dict[str, PackedWeight]) -> None:
     """Atomically; the first pass lays out, the second writes."""
     entries, at = {}, 0
     for name, weight in weights.items():
-        parts: dict[str, Part] = {}
+        parts: dict[str, PackedTensor] = {}
         for part, tensor in _parts(weight):
             raw = tensor.contiguous().view(-1).view(torch.uint8).numpy().data
             dtype = str(tensor.dtype).removeprefix("torch.")
-            parts[part] = Part(at, tuple(tensor.shape), dtype, xxhash.xxh3_64_intdigest(raw))
+            parts[part] = PackedTensor(at, tuple(tensor.shape), dtype, xxhash.xxh3_64_intdigest(raw))
             at = _up(at + tensor.nbytes)
         entries[name] = WeightEntry(weight.kind, weight.n, weight.k, weight.group, parts)
     handle, temporary = tempfile.mkstemp(dir=path.parent, suffix=path.suffix)

@@ -31,7 +31,7 @@ FORGET = 32  # pools' pages of evidence, after which its weight is halved
 Floats = NDArray[np.float64]
 
 
-class Kind(NamedTuple):
+class PageHistory(NamedTuple):
     """Describes a page as it joins the cache.
 
     ``uses``: how often it was found there. ``turns``: how often its chain was, at the deepest block. ``gap``: pages
@@ -56,7 +56,7 @@ class ReuseTable:
         self._now, self._seen = 0, 0.0
         self.horizon = self._epoch * EPOCHS
 
-    def class_of(self, kind: Kind) -> int:
+    def class_of(self, kind: PageHistory) -> int:
         """Returns the class of pages of ``kind``."""
         gap = sum(kind.gap > edge for edge in self._near)
         history = (min(kind.uses, MOST_USES) * (MOST_TURNS + 1) + min(kind.turns, MOST_TURNS)) * GAPS + gap

@@ -16,7 +16,7 @@ from operator import attrgetter
 
 import numpy as np
 
-from baton.kv.pages.reuse import CLASSES, HORIZON, Kind, ReuseTable, bins_of
+from baton.kv.pages.reuse import CLASSES, HORIZON, PageHistory, ReuseTable, bins_of
 
 REMEMBERED = 16_384  # evicted pages, at about 250 bytes each
 PLANS = 8  # in the time in which the pool's pages are handed out once
@@ -32,7 +32,7 @@ class Run:
 
     __slots__ = ("at", "cls", "cost", "deeper", "gone", "kind", "left", "pages")
 
-    def __init__(self, kind: Kind, cls: int, at: int, cost: float, deeper: Run | None) -> None:
+    def __init__(self, kind: PageHistory, cls: int, at: int, cost: float, deeper: Run | None) -> None:
         self.kind, self.cls, self.at, self.cost, self.deeper = kind, cls, at, cost, deeper
         self.pages: list[int] = []
         self.gone = self.left = 0
@@ -47,7 +47,7 @@ class WorthOrder:
 
     def __init__(self, pages: int, block_of: Sequence[bytes | None]) -> None:
         self._run: list[Run | None] = [None] * pages
-        self._kind: list[Kind] = [NEW] * pages
+        self._kind: list[PageHistory] = [NEW] * pages
         self._block_of, self._table = block_of, ReuseTable(pages)
         self._runs: dict[Run, None] = {}
         self._plan: list[Run] = []
@@ -57,7 +57,7 @@ class WorthOrder:
         self._worth, self._learn_at = np.zeros((CLASSES, 0)), 0  # as learned last, and when to learn again
         self._lesson = max(LEAST_LESSON, pages // LESSONS)
         self._weight = max(1, pages * HORIZON // REMEMBERED)
-        self._remembered: OrderedDict[bytes, tuple[Kind, int, int]] = (
+        self._remembered: OrderedDict[bytes, tuple[PageHistory, int, int]] = (
             OrderedDict()
         )  # a dict's first is slow to find
         self._depth = [0] * pages
@@ -93,7 +93,7 @@ class WorthOrder:
         at = 0
         for uses, group in groupby(kinds, key=_uses):
             end = at + sum(1 for _ in group)
-            kind = Kind(uses, max(chain.turns, uses), chain.gap, hinted)
+            kind = PageHistory(uses, max(chain.turns, uses), chain.gap, hinted)
             run = self._begin(kind, pages[at:end], run)
             at = end
         self._count += len(pages)
@@ -105,7 +105,7 @@ class WorthOrder:
             assert run is not None, "a page isn't cached"
             used = list(group)
             self._table.used(run.cls, run.at, self._handed, len(used))
-            kind = Kind(run.kind.uses + 1, run.kind.uses + 1, self._handed - run.at)
+            kind = PageHistory(run.kind.uses + 1, run.kind.uses + 1, self._handed - run.at)
             for page in used:
                 run_of[page], self._kind[page] = None, kind
             self._shrink(run, len(used))
@@ -121,7 +121,7 @@ class WorthOrder:
         self._count -= count
         return taken
 
-    def _begin(self, kind: Kind, pages: Sequence[int], deeper: Run | None) -> Run:
+    def _begin(self, kind: PageHistory, pages: Sequence[int], deeper: Run | None) -> Run:
         cost = 1.0 + self._pair_cost * self._depth[pages[0]]
         run = Run(kind, self._table.class_of(kind), self._handed, cost, deeper)
         run.pages, run.left = list(pages), len(pages)
@@ -143,7 +143,7 @@ class WorthOrder:
             run.pages = [page for page in run.pages[run.gone :] if self._run[page] is run]
             run.gone = 0
 
-    def _recalled(self, page: int) -> Kind:
+    def _recalled(self, page: int) -> PageHistory:
         """What is known of a page; of a new one, what is remembered of its block."""
         block = self._block_of[page]
         found = self._remembered.pop(block, None) if block is not None else None
@@ -151,7 +151,7 @@ class WorthOrder:
             return self._kind[page]
         kind, at, cls = found
         self._table.used(cls, at, self._handed, self._weight)
-        return Kind(kind.uses + 1, kind.uses + 1, self._handed - at)
+        return PageHistory(kind.uses + 1, kind.uses + 1, self._handed - at)
 
     def _evict(self, run: Run, most: int, kept: Collection[int], taken: list[int]) -> None:
         """Takes up to ``most`` pages of ``run``, and its place in the plan where none is left to take."""
@@ -222,5 +222,5 @@ class WorthOrder:
         return any(of[page] is run and page not in kept for page in run.pages[run.gone :])
 
 
-NEW = Kind()
+NEW = PageHistory()
 _uses = attrgetter("uses")

@@ -47,7 +47,7 @@ Describe = Callable[[str], Awaitable[WorkerInfo]]
 Report = Callable[[KvLink, str], None]
 
 
-class Route(msgspec.Struct, frozen=True):
+class PairRoute(msgspec.Struct, frozen=True):
     """Names the transport and address by which one decode worker is reached.
 
     ``fell_back`` says that a preferred transport failed or was slower.
@@ -113,7 +113,7 @@ class AutoTransport:
         self._host_id = this_host() if host_id is None else host_id
         self._transports: dict[str, Transport] = {}
         self._asked: dict[str, asyncio.Future[WorkerInfo]] = {}  # what each says of itself, before it is measured
-        self._routes: dict[str, asyncio.Future[Route]] = {}
+        self._routes: dict[str, asyncio.Future[PairRoute]] = {}
         self._again: dict[str, _Again] = {}
 
     async def connect(self, address: str) -> HandoffStream:
@@ -161,7 +161,7 @@ class AutoTransport:
         again.at = now + again.pause
         return True
 
-    async def _look_again(self, address: str, choosing: asyncio.Future[Route], route: Route) -> None:
+    async def _look_again(self, address: str, choosing: asyncio.Future[PairRoute], route: PairRoute) -> None:
         """Change the way where measurements in a row say so. Streams that are open keep theirs."""
         found: _Verdict | None = None
         for _ in range(CONFIRM):
@@ -178,7 +178,7 @@ class AutoTransport:
         log.warning(
             "KV to %s goes by %s from now on, no longer by %s", route.info.worker_id, found.best, route.name
         )
-        changed: asyncio.Future[Route] = asyncio.get_running_loop().create_future()
+        changed: asyncio.Future[PairRoute] = asyncio.get_running_loop().create_future()
         changed.set_result(self._adopt(found, address))
         self._routes[address] = changed
 
@@ -221,7 +221,7 @@ class AutoTransport:
         for transport in self._transports.values():
             await transport.close()
 
-    def _choosing(self, address: str) -> asyncio.Future[Route]:
+    def _choosing(self, address: str) -> asyncio.Future[PairRoute]:
         if address not in self._routes:
             while len(self._routes) >= KEPT_ROUTES and (done := self._oldest_done()):
                 self._forget(done, self._routes[done])  # of a worker that has left, or else it is chosen again
@@ -233,13 +233,13 @@ class AutoTransport:
     def _oldest_done(self) -> str:
         return next((address for address, choosing in self._routes.items() if choosing.done()), "")
 
-    def _forget(self, address: str, choosing: asyncio.Future[Route]) -> None:
+    def _forget(self, address: str, choosing: asyncio.Future[PairRoute]) -> None:
         """Something broke: choose anew next time."""
         if self._routes.get(address) is choosing:
             del self._routes[address], self._asked[address]
             self._again.pop(address, None)
 
-    async def _choose(self, address: str, asked: Awaitable[WorkerInfo]) -> Route:
+    async def _choose(self, address: str, asked: Awaitable[WorkerInfo]) -> PairRoute:
         return self._adopt(await self._weigh(address, await asked), address)
 
     async def _weigh(self, address: str, info: WorkerInfo) -> _Verdict:
@@ -251,11 +251,11 @@ class AutoTransport:
             raise self._no_way(info, preferred, offered, failures)
         return _Verdict(info, pick(preferred, measured), preferred, measured, failures)
 
-    def _adopt(self, found: _Verdict, address: str) -> Route:
+    def _adopt(self, found: _Verdict, address: str) -> PairRoute:
         self._tell(found)
         offered = {"grpc": address, **found.info.data_addresses}
         fell_back = found.reason in ("failed", "slower")
-        return Route(self._transport(found.best), offered[found.best], found.info, found.best, fell_back)
+        return PairRoute(self._transport(found.best), offered[found.best], found.info, found.best, fell_back)
 
     def _preferred(self, info: WorkerInfo) -> Sequence[str]:
         if self._wanted != AUTO:
@@ -338,7 +338,7 @@ def pick(preferred: Sequence[str], measured: dict[str, LinkSpeed]) -> str:
     return best
 
 
-def _seen(choosing: asyncio.Future[Route]) -> None:
+def _seen(choosing: asyncio.Future[PairRoute]) -> None:
     """Whoever wanted a layout alone doesn't hear of a choice that failed, and asyncio need not complain of it."""
     if not choosing.cancelled():
         choosing.exception()

@@ -23,20 +23,20 @@ from baton.planner.simulator.faults import Faults
 from baton.planner.simulator.flight import BlockIds, Flight
 from baton.planner.simulator.machines import Machines
 from baton.planner.simulator.place import SimWorker
-from baton.planner.simulator.place_maker import Scenario, SimSettings
+from baton.planner.simulator.place_maker import ClusterScenario, SimSettings
 from baton.protos.errors import PoolExhausted
 from baton.protos.nouns import BLOCK_TOKENS
 from baton.router.dispatch.fair_queue import FairQueue, FairShares
 from baton.router.policies import Candidate, ClusterSnapshot, Option, RoutingDecision, RoutingRequest, load_policy
 from baton.router.policies.adjustments.prefix_fetch import uncached, with_fetch
 
-__all__ = ["ClusterSim", "Scenario", "SimSettings"]
+__all__ = ["ClusterScenario", "ClusterSim", "SimSettings"]
 
 
 class ClusterSim(Machines):
     """``run`` takes the whole trace through; the flights hold every time."""
 
-    def __init__(self, scenario: Scenario) -> None:
+    def __init__(self, scenario: ClusterScenario) -> None:
         super().__init__(scenario)
         settings, trace = scenario.settings, scenario.trace
         self.trace = trace

@@ -17,7 +17,7 @@ from baton.kv.pages.pool import PageLease
 from baton.planner.simulator.faults import check_pools
 from baton.planner.simulator.flight import Flight
 from baton.planner.simulator.place import SimWorker
-from baton.planner.simulator.place_maker import Scenario, SimWorkerMaker
+from baton.planner.simulator.place_maker import ClusterScenario, SimWorkerMaker
 from baton.planner.simulator.shared_cores import SharedCores
 from baton.prefill_worker.engine.scheduler import PrefillJob
 from baton.protos.errors import ConfigError
@@ -28,7 +28,7 @@ from baton.router.policies import Option
 class Machines(ABC):
     """``pump`` is called when there may be room; ``active`` flights are placed and have not ended."""
 
-    def __init__(self, scenario: Scenario) -> None:
+    def __init__(self, scenario: ClusterScenario) -> None:
         settings, pools = scenario.settings, scenario.pools
         if settings.decode < 1 or settings.prefill < 0:
             raise ConfigError("a cluster needs at least one decode worker, and no negative number of any", "decode")

@@ -45,7 +45,7 @@ class SimSettings(msgspec.Struct, frozen=True):
     seed: int = 0
 
 
-class Scenario(msgspec.Struct, frozen=True):
+class ClusterScenario(msgspec.Struct, frozen=True):
     """Says what is simulated: a cluster, what its workers cost, what arrives there, and what goes wrong.
 
     ``pools`` are workers unlike the others; ``failures`` are deaths; ``sharing``: all workers have the same cores.

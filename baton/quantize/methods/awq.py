@@ -13,7 +13,7 @@ from torch import Tensor
 
 from baton.quantize.grids import Fit, Grid, IntGrid, taken, to_nearest
 from baton.quantize.rounded import Rounded
-from baton.quantize.stats import Stats, output_error
+from baton.quantize.stats import ActivationStats, output_error
 
 Tie = Callable[[Tensor], Tensor]
 POWERS = 20
@@ -27,7 +27,7 @@ def normalised(scales: Tensor) -> Tensor:
     return scales / (scales.max() * scales.min()).sqrt()
 
 
-def best_scales(weight: Tensor, stats: Stats, grid: Grid, tie: Tie) -> Tensor:
+def best_scales(weight: Tensor, stats: ActivationStats, grid: Grid, tie: Tie) -> Tensor:
     """Returns the factors (k,) of a weight's inputs, evened out by ``tie`` where inputs must share theirs."""
     hessian, best, least = stats.hessian, torch.ones(weight.shape[1]), float("inf")
     for step in range(POWERS):

@@ -11,12 +11,12 @@ from torch import Tensor
 
 from baton.quantize.grids import Grid, to_nearest
 from baton.quantize.methods.awq import Tie, normalised
-from baton.quantize.stats import Stats
+from baton.quantize.stats import ActivationStats
 
 STRENGTHS = tuple(step / 20 for step in range(20))
 
 
-def best_scales(weight: Tensor, stats: Stats, grid: Grid, tie: Tie) -> Tensor:
+def best_scales(weight: Tensor, stats: ActivationStats, grid: Grid, tie: Tie) -> Tensor:
     """Returns the factors (k,) of a weight's inputs, evened out by ``tie`` where inputs must share theirs."""
     rows = stats.rows
     exact, best, least = rows @ weight.T, torch.ones(weight.shape[1]), float("inf")

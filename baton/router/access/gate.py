@@ -59,7 +59,7 @@ class LocalBuckets:
                 self._levels[name] = (level - cost, at)
 
 
-class Gate:
+class AccessGate:
     """Lets callers in and counts what they use: ``identify`` at the border, ``charge`` once the prompt's length is
     known.
     """

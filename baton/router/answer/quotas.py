@@ -7,7 +7,7 @@ import msgspec
 from baton.cluster.metering.telemetry import RouterMetrics
 from baton.protos.errors import BatonError
 from baton.router.access.caller import CALLER
-from baton.router.access.gate import Gate
+from baton.router.access.gate import AccessGate
 from baton.router.access.keys import ApiKey
 from baton.router.answer.generation import Generation
 from baton.router.observe.decisions import DecisionLog
@@ -21,7 +21,7 @@ TOKENIZER_SHARE = 16
 class Quotas(msgspec.Struct, frozen=True):
     """Charges calls to their callers' keys; the metrics and the decision records keep what was refused, and why."""
 
-    gate: Gate
+    gate: AccessGate
     metrics: RouterMetrics
     decisions: DecisionLog
     classes: ContextClasses

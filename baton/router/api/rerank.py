@@ -28,7 +28,7 @@ from baton.router.api.openai.prepared_call import TIMEOUT_HEADER, timeout_s
 from baton.router.api.request_body import RequestBody, ignored_header
 from baton.router.request.context import RequestContext
 from baton.router.text.model import TextModel
-from baton.router.text.reranking import INSTRUCTION, Judge, Room, judge_of
+from baton.router.text.reranking import INSTRUCTION, JudgePrompt, Room, judge_of
 
 Pairs = Sequence[tuple[str, str]]
 Scores = tuple[list[float], int]  # one per pair, and the tokens of all prompts
@@ -166,7 +166,7 @@ class _Call:
         self.model, self._id = entry.name, generation.request_id
         return await _scores(service, generation, text_model, judge), generation.prompt_tokens
 
-    def _ask(self, judge: Judge, param: str) -> GenerationOptions:
+    def _ask(self, judge: JudgePrompt, param: str) -> GenerationOptions:
         timeout = timeout_s({TIMEOUT_HEADER: self._request.headers.get(TIMEOUT_HEADER, "")})
         verdicts = {"logprobs": 0, "logprob_token_ids": (judge.yes, judge.no)}
         return GenerationOptions(
@@ -181,7 +181,9 @@ class _Call:
         )
 
 
-async def _scores(service: GenerationService, generation: Generation, text: TextModel, judge: Judge) -> list[float]:
+async def _scores(
+    service: GenerationService, generation: Generation, text: TextModel, judge: JudgePrompt
+) -> list[float]:
     """One per prompt, in their order."""
     found: dict[int, float] = {}
     with open_answer(service, generation, text) as answer:

@@ -12,7 +12,7 @@ from baton.cluster.advice import AdviceStore
 from baton.cluster.batch_store import BatchStore
 from baton.cluster.holds import RosterWithHolds
 from baton.cluster.metering.telemetry import RouterMetrics
-from baton.router.access.gate import Gate
+from baton.router.access.gate import AccessGate
 from baton.router.answer.service import GenerationService
 from baton.router.dispatch.adapter_control import AdapterControl
 from baton.router.dispatch.prefix_control import PrefixControl
@@ -28,7 +28,7 @@ class Door(msgspec.Struct, frozen=True):
     counted.
     """
 
-    gate: Gate
+    gate: AccessGate
     metrics: RouterMetrics
     environment: Environment
 

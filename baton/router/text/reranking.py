@@ -35,7 +35,7 @@ class Room(msgspec.Struct, frozen=True):
     query: str = "query"
 
 
-class Judge(msgspec.Struct, frozen=True):
+class JudgePrompt(msgspec.Struct, frozen=True):
     """Holds the ids before and behind a pair, and those of the two verdicts."""
 
     before: tuple[int, ...]
@@ -65,7 +65,7 @@ class Judge(msgspec.Struct, frozen=True):
         return 1.0 / (1.0 + math.exp(min(by_id[self.no] - by_id[self.yes], 700.0)))
 
 
-def judge_of(text: TextModel, model: str) -> Judge:
+def judge_of(text: TextModel, model: str) -> JudgePrompt:
     """Returns how ``model`` is asked for verdicts. Raises InvalidRequest where its tokenizer can't say them."""
 
     def ids(of: str) -> list[int]:
@@ -76,4 +76,4 @@ def judge_of(text: TextModel, model: str) -> Judge:
         why = f"{', '.join(missing)} should be one token of its tokenizer: serve a Qwen3-Reranker"
         raise InvalidRequest(f"model {model!r} is no reranker: {why}", "model")
     [yes], [no] = ids("yes"), ids("no")
-    return Judge(tuple(ids(BEFORE)), tuple(ids(BEHIND)), yes, no)
+    return JudgePrompt(tuple(ids(BEFORE)), tuple(ids(BEHIND)), yes, no)

@@ -6,11 +6,11 @@ import pytest
 
 from baton.drill.live import judge
 from baton.drill.live.http import Unreachable
-from baton.drill.live.judge import LiveJudge, Plan
+from baton.drill.live.judge import LiveJudge, LiveLoad
 from tests.drill.live.server import SmallServer
 from tests.e2e.fleet import Fleet
 
-PLAN = Plan(questions=10, rounds=3, at_once=8, max_tokens=8, limit_s=30.0)
+PLAN = LiveLoad(questions=10, rounds=3, at_once=8, max_tokens=8, limit_s=30.0)
 
 
 async def test_a_server_that_does_nothing_wrong_passes() -> None:
@@ -40,7 +40,7 @@ async def test_a_server_that_does_nothing_wrong_passes() -> None:
 async def test_what_a_server_does_wrong_is_seen(fault: str, seen: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(judge, "CALM_S", 0.05)
     monkeypatch.setattr(judge, "LOOK_S", 0.005)
-    plan = Plan(10, 3, 8, 8, limit_s=1.0 if fault == "endless" else 30.0)
+    plan = LiveLoad(10, 3, 8, 8, limit_s=1.0 if fault == "endless" else 30.0)
     async with SmallServer(fault) as server:
         card = await LiveJudge(server.url, plan=plan).run()
     assert getattr(card, seen), card

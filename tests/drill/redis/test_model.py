@@ -16,7 +16,7 @@ from baton.cluster import batch_scripts, departures, membership, prefix_index
 from baton.cluster.store import buckets, lease, records, slot_lease
 from baton.drill.redis.lua import Script
 from baton.drill.redis.server import Session
-from baton.drill.redis.store import Store
+from baton.drill.redis.store import KeySpace
 from baton.launch.redis_server import RedisServer as RealServer
 
 UNORDERED = {"SMEMBERS", "HGETALL", "HVALS"}
@@ -140,7 +140,7 @@ class Bare:
     """What a session needs of a server."""
 
     def __init__(self) -> None:
-        self.store = Store(time.time)
+        self.store = KeySpace(time.time)
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from baton.kv.pages.reuse import BINS, CLASSES, Kind, ReuseTable, bin_of, bins_of, gittins
+from baton.kv.pages.reuse import BINS, CLASSES, PageHistory, ReuseTable, bin_of, bins_of, gittins
 
 
 def obvious(hazard, start):
@@ -29,7 +29,7 @@ def test_worth_is_the_best_ratio_over_every_age_until_which_a_page_could_be_kept
 
 def test_with_nothing_learned_the_older_page_is_worth_less_and_the_used_one_more():
     table = ReuseTable(64)
-    unused, used = table.worth(0, [table.class_of(Kind()), table.class_of(Kind(1, 1))])
+    unused, used = table.worth(0, [table.class_of(PageHistory()), table.class_of(PageHistory(1, 1))])
     watched = bin_of(table.horizon)
     assert (np.diff(unused[:watched]) < 0).all()
     assert (used[:watched] > unused[:watched]).all()
@@ -46,7 +46,7 @@ def test_pages_that_come_back_at_a_distance_are_worth_more_before_it_than_behind
 
 def test_pages_that_are_never_used_again_lower_the_worth_of_their_like():
     table = ReuseTable(1000)
-    dead, alive = table.class_of(Kind()), table.class_of(Kind(2, 2))
+    dead, alive = table.class_of(PageHistory()), table.class_of(PageHistory(2, 2))
     for at in range(0, 40_000, 100):
         table.joined(dead, at, 10)
         table.joined(alive, at, 10)
@@ -57,7 +57,7 @@ def test_pages_that_are_never_used_again_lower_the_worth_of_their_like():
 
 def test_classes_and_half_octaves_stay_in_their_tables():
     table = ReuseTable(1)
-    assert table.class_of(Kind(99, 99, 1 << 40, True)) == CLASSES - 1
+    assert table.class_of(PageHistory(99, 99, 1 << 40, True)) == CLASSES - 1
     assert bin_of(0) == 0
     assert bin_of(1 << 60) == BINS - 1
     ages = np.array([0, 1, 2, 3, 100, 12345, 1 << 40])

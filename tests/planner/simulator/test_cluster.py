@@ -14,7 +14,7 @@ from baton.planner.costs.speculation import with_acceptance
 from baton.planner.costs.worker import WorkerCosts, worker_costs
 from baton.planner.figures import figures
 from baton.planner.score import tpot, ttft
-from baton.planner.simulator.cluster import ClusterSim, Scenario, SimSettings
+from baton.planner.simulator.cluster import ClusterScenario, ClusterSim, SimSettings
 from baton.planner.simulator.flight import BlockIds, Flight, own_block
 from baton.planner.traces.trace import Trace, TraceRequest, read_trace
 from baton.protos.errors import ConfigError
@@ -28,7 +28,7 @@ def mooncake(seconds: float) -> Trace:
 
 
 def run(trace: Trace, prefill: int, decode: int, costs: WorkerCosts = LARGE, **more: object) -> ClusterSim:
-    sim = ClusterSim(Scenario(SimSettings(prefill, decode, **more), costs, costs, trace))  # type: ignore[arg-type]
+    sim = ClusterSim(ClusterScenario(SimSettings(prefill, decode, **more), costs, costs, trace))  # type: ignore[arg-type]
     sim.run()
     return sim
 

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from baton.console.main import app
 from baton.planner.costs.worker import WorkerCosts, worker_costs
 from baton.planner.score import tpot, ttft
-from baton.planner.simulator.cluster import ClusterSim, Scenario, SimSettings
+from baton.planner.simulator.cluster import ClusterScenario, ClusterSim, SimSettings
 from baton.planner.simulator.faults import Failure, SimPool, parse_failure, parse_pool
 from baton.planner.traces.trace import Trace, TraceRequest, read_trace
 from baton.protos.errors import ConfigError
@@ -32,7 +32,7 @@ def run(
     trace: Trace, prefill: int, decode: int, *failures: Failure, costs: WorkerCosts = LARGE, **more
 ) -> ClusterSim:
     pools = more.pop("pools", ())
-    sim = ClusterSim(Scenario(SimSettings(prefill, decode, **more), costs, costs, trace, pools, failures))
+    sim = ClusterSim(ClusterScenario(SimSettings(prefill, decode, **more), costs, costs, trace, pools, failures))
     sim.run()
     return sim
 

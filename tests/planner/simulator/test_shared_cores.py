@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from baton.planner.costs.worker import WorkerCosts, from_curve
 from baton.planner.score import tpot, ttft
-from baton.planner.simulator.cluster import ClusterSim, Scenario, SimSettings
+from baton.planner.simulator.cluster import ClusterScenario, ClusterSim, SimSettings
 from baton.planner.simulator.shared_cores import CoreSharing, SharedCores
 from baton.planner.traces.trace import Trace, TraceRequest
 from baton.protos.errors import ConfigError
@@ -120,10 +120,14 @@ def test_all_requests_end_where_workers_share_cores_and_sharing_nothing_changes_
 
 def test_shared_cores_without_stepwise_are_refused_by_name() -> None:
     with pytest.raises(ConfigError, match="stepwise"):
-        ClusterSim(Scenario(SimSettings(1, 1), COSTS, COSTS, Trace("one", (ONE,)), sharing=CoreSharing(2.0, 2.0)))
+        ClusterSim(
+            ClusterScenario(SimSettings(1, 1), COSTS, COSTS, Trace("one", (ONE,)), sharing=CoreSharing(2.0, 2.0))
+        )
 
 
 def simulated(trace: Trace, sharing: CoreSharing | None, prefill: int = 1, decode: int = 1) -> ClusterSim:
-    sim = ClusterSim(Scenario(SimSettings(prefill, decode, stepwise=True), COSTS, COSTS, trace, sharing=sharing))
+    sim = ClusterSim(
+        ClusterScenario(SimSettings(prefill, decode, stepwise=True), COSTS, COSTS, trace, sharing=sharing)
+    )
     sim.run()
     return sim

@@ -13,7 +13,7 @@ from baton.protos.v1 import inference_pb2 as pb
 from baton.protos.v1 import inference_pb2_grpc as pb_grpc
 from baton.protos.v1 import worker_pb2 as w
 from baton.router.access.caller import Caller
-from baton.router.access.gate import Gate
+from baton.router.access.gate import AccessGate
 from baton.router.access.keys import ApiKey, KeyRing, add_key
 from baton.router.api.border import is_open
 from baton.router.observe.decisions import DecisionLog
@@ -48,7 +48,7 @@ def caller(**fields) -> Caller:
 
 async def test_a_rate_refills_and_an_overdrawn_bucket_waits():
     clock = Clock()
-    gate = Gate(None, clock)
+    gate = AccessGate(None, clock)
     who = caller(requests_per_min=2, tokens_per_min=600)
     await gate.charge(who.key, "m", 1, 100)
     gate.spent(who.key, 550)
@@ -64,7 +64,7 @@ async def test_a_rate_refills_and_an_overdrawn_bucket_waits():
 
 async def test_a_prompt_over_the_whole_rate_waits_for_a_full_bucket_and_then_goes():
     clock = Clock()
-    gate, who = Gate(None, clock), caller(tokens_per_min=60)
+    gate, who = AccessGate(None, clock), caller(tokens_per_min=60)
     await gate.charge(who.key, "m", 1, 1000)
     with pytest.raises(QuotaExceeded):
         await gate.charge(who.key, "m", 1, 1)
@@ -74,19 +74,19 @@ async def test_a_prompt_over_the_whole_rate_waits_for_a_full_bucket_and_then_goe
 
 async def test_the_shared_store_counts_and_this_process_does_when_it_is_away():
     who = caller(requests_per_min=1)
-    busy = Gate(None, Clock(), Shared(2.5))
+    busy = AccessGate(None, Clock(), Shared(2.5))
     with pytest.raises(QuotaExceeded, match=r"2\.5 s"):
         await busy.charge(who.key, "m", 1, 1)
-    away = Gate(None, Clock(), Shared(None))
+    away = AccessGate(None, Clock(), Shared(None))
     await away.charge(who.key, "m", 1, 1)
     with pytest.raises(QuotaExceeded):
         await away.charge(who.key, "m", 1, 1)
 
 
 async def test_a_key_for_one_model_opens_no_other():
-    await Gate().charge(caller(models=("m",)).key, "m", 1, 1)
+    await AccessGate().charge(caller(models=("m",)).key, "m", 1, 1)
     with pytest.raises(Forbidden):
-        await Gate().charge(caller(models=("m",)).key, "other", 1, 1)
+        await AccessGate().charge(caller(models=("m",)).key, "other", 1, 1)
 
 
 @pytest.fixture
@@ -96,7 +96,7 @@ def keys(tmp_path):
         "acme": add_key(path, "acme", 0.0, requests_per_min=2, priority=3),
         "other": add_key(path, "other", 0.0, models=("elsewhere",)),
     }
-    return made, Gate(KeyRing(path, Clock()), Clock())
+    return made, AccessGate(KeyRing(path, Clock()), Clock())
 
 
 def test_nobody_is_asked_for_a_key_at_the_open_paths_alone():
@@ -191,7 +191,7 @@ async def test_every_way_to_ask_is_charged_and_a_refusal_is_kept(
     fake, model_dir, start_router, tmp_path, path, body, rate
 ):
     made = add_key(tmp_path / "keys.json", "acme", 0.0, **rate)
-    gate, log = Gate(KeyRing(tmp_path / "keys.json", Clock()), Clock()), DecisionLog("r", lambda: 0.0)
+    gate, log = AccessGate(KeyRing(tmp_path / "keys.json", Clock()), Clock()), DecisionLog("r", lambda: 0.0)
     headers = {"authorization": f"Bearer {made}"}
     async with start_router(fake, {"tiny": model_dir}, gate=gate, decisions=log) as c:
         assert (await c.http.post(path, json=body, headers=headers)).status_code == 200
@@ -223,7 +223,7 @@ def test_a_priority_beyond_32_bits_is_the_last_or_the_first_there_is(key, asked,
 async def test_the_tokenizer_is_charged_to_the_keys_rates(start_router, fake, model_dir, tmp_path) -> None:
     path = tmp_path / "keys.json"
     text = add_key(path, "acme", 1.0, requests_per_min=3)
-    gate = Gate(KeyRing(path, time.monotonic), time.monotonic)
+    gate = AccessGate(KeyRing(path, time.monotonic), time.monotonic)
     async with start_router(fake, {"tiny": model_dir}, gate=gate) as clients:
         clients.http.headers["authorization"] = f"Bearer {text}"
         for path_, body in (("/tokenize", {"prompt": "x"}), ("/detokenize", {"tokens": [5]})):

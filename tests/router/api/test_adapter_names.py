@@ -16,7 +16,7 @@ from baton.cluster.adapters import AdapterEntry
 from baton.cluster.config import RouterConfig
 from baton.protos.v1 import inference_pb2 as pb
 from baton.protos.v1 import inference_pb2_grpc as pb_grpc
-from baton.router.access.gate import Gate
+from baton.router.access.gate import AccessGate
 from baton.router.access.keys import KeyRing, add_key
 from baton.router.adapters.registry import AdapterRegistry
 from baton.router.api.batch.lines import BatchLine, answer_line
@@ -33,7 +33,7 @@ UNREAD = AdapterEntry("unread", "tiny", "unread")
 
 
 @asynccontextmanager
-async def router_with(fake, model_dir, gate: Gate | None = None, *entries: AdapterEntry) -> AsyncIterator:
+async def router_with(fake, model_dir, gate: AccessGate | None = None, *entries: AdapterEntry) -> AsyncIterator:
     config = RouterConfig(port=0, grpc_port=0, shutdown_grace_s=0.0)
     adapters = AdapterRegistry(entries or (SQL, STYLE, MINE, UNREAD))
     catalog = ModelCatalog(fake.models, {"tiny": model_dir}, time.time, adapters)
@@ -153,7 +153,7 @@ def keys(tmp_path):
         "bound": add_key(path, "bound", 0.0, adapter="style"),
         "ops": add_key(path, "ops", 0.0, admin=True),
     }
-    return made, Gate(KeyRing(path, lambda: 0.0), lambda: 0.0)
+    return made, AccessGate(KeyRing(path, lambda: 0.0), lambda: 0.0)
 
 
 async def test_keys_see_and_use_their_tenants_adapters_alone(fake, model_dir, keys):

@@ -11,7 +11,7 @@ import openai
 import pytest
 
 from baton.cluster.config import RouterConfig, load_config
-from baton.router.access.gate import Gate
+from baton.router.access.gate import AccessGate
 from baton.router.access.keys import KeyRing, add_key
 from baton.router.adapters.registry import AdapterRegistry
 from baton.router.api.surfaces import AdapterSurface
@@ -28,7 +28,7 @@ BODY = {"lora_name": "sql", "lora_path": "team/sql"}
 
 
 @asynccontextmanager
-async def router(gate: Gate | None = None, off: str = "", decode: int = 2):
+async def router(gate: AccessGate | None = None, off: str = "", decode: int = 2):
     config, adapters = RouterConfig(port=0, grpc_port=0, shutdown_grace_s=0.0), AdapterRegistry()
 
     def files(c) -> None:
@@ -109,7 +109,7 @@ async def test_a_name_is_replaced_where_the_operator_says_so():
 async def test_only_admins_load_where_keys_are_asked_for(tmp_path):
     path = tmp_path / "keys.json"
     made = {who: add_key(path, who, 0.0, admin=who == "ops") for who in ("acme", "ops")}
-    async with router(Gate(KeyRing(path, time.monotonic), time.monotonic), decode=1) as r:
+    async with router(AccessGate(KeyRing(path, time.monotonic), time.monotonic), decode=1) as r:
         statuses = []
         for key in ("", made["acme"], made["ops"]):
             headers = {"authorization": f"Bearer {key}"} if key else {}

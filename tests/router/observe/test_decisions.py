@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 from baton.protos.nouns import Sampling
-from baton.router.access.gate import Gate
+from baton.router.access.gate import AccessGate
 from baton.router.access.keys import KeyRing, add_key
 from baton.router.observe.decisions import DecisionLog, bare_id
 from baton.router.policies import Option, RoutingDecision
@@ -156,7 +156,7 @@ async def test_the_endpoint_shows_a_record_to_its_tenant_alone(fake, model_dir, 
     keys = {t: {"authorization": f"Bearer {add_key(path, t, 0.0, admin=t == 'boss')}"} for t in ("a", "b", "boss")}
     log = DecisionLog("r1", lambda: 0.0)
     ring = KeyRing(path, lambda: 0.0)
-    async with start_router(fake, {"tiny": model_dir}, gate=Gate(ring), decisions=log) as c:
+    async with start_router(fake, {"tiny": model_dir}, gate=AccessGate(ring), decisions=log) as c:
         key = ring.find(keys["a"]["authorization"].split()[1])
         log.opened(RouterRequest("q", "m", (1,), Sampling(), context=RequestContext(key=key)), "short")
         assert (await c.http.get("/v1/requests/q/explain")).status_code == 401

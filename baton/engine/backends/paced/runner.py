@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from baton.engine.backends.paced.adapters import PacedAdapters
 from baton.engine.masks import without
 from baton.engine.plan import ModelSpec, PooledStates, SampledToken, SampleSpec, SequenceStep, StepPlan, StepResult
-from baton.engine.sequence import Grammar
+from baton.engine.sequence import GrammarCursor
 from baton.engine.validate import require_computable
 from baton.protos.errors import ConfigError
 from baton.protos.nouns import (
@@ -188,7 +188,7 @@ def paced_answer(
     vocab_size: int,
     max_model_len: int,
     eos_token_ids: tuple[int, ...] = (),
-    grammar: Grammar | None = None,
+    grammar: GrammarCursor | None = None,
     adapter: str = "",
 ) -> list[int]:
     """Returns every output token of a request, by the engine's rule but without pages, plans or batches."""

@@ -23,7 +23,7 @@ from baton.router.answer.validate import check_count, check_ids
 from baton.router.api.body import read_body_of
 from baton.router.api.grpc.errors import grpc_errors
 from baton.router.api.openai.shapes import collected
-from baton.router.api.openai.truncation import Cut, TruncatedBody, prompt_ids
+from baton.router.api.openai.truncation import PromptCut, TruncatedBody, prompt_ids
 from baton.router.request.context import RequestContext
 from baton.router.text.catalog import ModelEntry
 from baton.router.text.model import TextModel
@@ -128,13 +128,15 @@ def require_short(message: Message) -> None:
             check_count(field.name, len(value), MAX_LISTED)
 
 
-def _cut(request: pb.GenerateRequest, entry: ModelEntry) -> Cut | None:
+def _cut(request: pb.GenerateRequest, entry: ModelEntry) -> PromptCut | None:
     said = {"truncate_prompt_tokens": request.truncate_prompt_tokens, "truncation_side": request.truncation_side}
     body = read_body_of(TruncatedBody, {name: value for name, value in said.items() if value})
     return body.cut(entry.max_model_len, max(1, request.sampling.max_tokens))
 
 
-async def _prompt_ids(request: pb.GenerateRequest, prompt: str, text: TextModel, cut: Cut | None) -> Sequence[int]:
+async def _prompt_ids(
+    request: pb.GenerateRequest, prompt: str, text: TextModel, cut: PromptCut | None
+) -> Sequence[int]:
     if prompt == "text":
         return await prompt_ids(text, request.text, True, cut, "text")
     if prompt == "tokens":

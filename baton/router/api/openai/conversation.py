@@ -12,7 +12,7 @@ from pydantic import model_validator
 
 from baton.protos.errors import InvalidRequest
 from baton.router.access.json import Json
-from baton.router.api.openai.messages import Message
+from baton.router.api.openai.messages import ConversationMessage
 from baton.router.api.openai.tools import ToolsBody
 from baton.router.text.model import TextModel
 
@@ -49,7 +49,9 @@ class ConversationBody(ToolsBody):
             raise InvalidRequest(f"{param} is not a switch of the template: give {name} beside it", param)
         return self
 
-    def render(self, text: TextModel, messages: Sequence[Message], effort_param: str = "reasoning_effort") -> str:
+    def render(
+        self, text: TextModel, messages: Sequence[ConversationMessage], effort_param: str = "reasoning_effort"
+    ) -> str:
         """Returns the prompt's text. Raises InvalidRequest for what the model's template can't say."""
         continues = bool(self.continue_final_message)
         if continues and messages[-1].content is None:

@@ -31,7 +31,7 @@ def _content(value: object) -> str | None:
     return "".join(part["text"] for part in value)
 
 
-def size_of(messages: Sequence[Message]) -> int:
+def size_of(messages: Sequence[ConversationMessage]) -> int:
     """Returns what rendering messages costs, in characters: their content, and some for each message."""
     return sum(len(message.content or "") + PER_MESSAGE for message in messages)
 
@@ -74,7 +74,7 @@ class PastCall(Body):
         }
 
 
-class Message(FailFastModel):
+class ConversationMessage(FailFastModel):
     """Describes one turn of a conversation.
 
     Further keys (name, tool_call_id, …) go to the chat template as they are.

@@ -16,7 +16,7 @@ from baton.router.access.json import Json
 from baton.router.answer.validate import COMPLETION_TOKENS
 from baton.router.api.body import SCHEMA_REF, Body, body_docs, parse_body
 from baton.router.api.openai.conversation import ConversationBody
-from baton.router.api.openai.messages import Message, TextPart
+from baton.router.api.openai.messages import ConversationMessage, TextPart
 from baton.router.api.openai.structured import ConstrainedBody, StructuredBody
 from baton.router.api.openai.truncation import TruncatedBody
 from baton.router.api.request_body import RequestBody
@@ -237,7 +237,7 @@ class ChatBody(GenerationBody, ConversationBody):
 
     surface: ClassVar[str] = "chat"
 
-    messages: list[Message] = Field(min_length=1)
+    messages: list[ConversationMessage] = Field(min_length=1)
     max_completion_tokens: int | None = None
     logprobs: bool | int | None = None
     top_logprobs: int | None = None
@@ -292,7 +292,7 @@ class TokenizeBody(ConversationBody):
 
     model: str | None = None
     prompt: str | None = None
-    messages: list[Message] | None = None
+    messages: list[ConversationMessage] | None = None
     return_token_strs: bool | None = None
 
     @model_validator(mode="after")

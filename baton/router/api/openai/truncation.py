@@ -18,7 +18,7 @@ from baton.router.text.model import TextModel
 ALL_THAT_FITS = -1
 
 
-class Cut(msgspec.Struct, frozen=True):
+class PromptCut(msgspec.Struct, frozen=True):
     """Keeps at most ``tokens`` of a prompt: its last ones, or its first where ``keeps_first``."""
 
     tokens: int
@@ -37,7 +37,7 @@ class TruncatedBody(RequestBody):
     truncate_prompt_tokens: int | None = None
     truncation_side: Literal["left", "right"] | None = None
 
-    def cut(self, max_model_len: int, answer_tokens: int = 1) -> Cut | None:
+    def cut(self, max_model_len: int, answer_tokens: int = 1) -> PromptCut | None:
         """Returns the truncation that was asked for, of a context that also has to hold the answer.
 
         Raises InvalidRequest.
@@ -49,7 +49,7 @@ class TruncatedBody(RequestBody):
             text = f"truncate_prompt_tokens is {asked}: give 1 to {max_model_len}, or -1 for as many as fit"
             raise InvalidRequest(text, "truncate_prompt_tokens")
         tokens = max(1, max_model_len - answer_tokens) if asked == ALL_THAT_FITS else asked
-        return Cut(tokens, self.truncation_side == "right")
+        return PromptCut(tokens, self.truncation_side == "right")
 
 
 TURN = 8  # short prompts tokenized in a row, some 0.5 ms each
@@ -59,7 +59,7 @@ async def all_ids(
     text: TextModel,
     prompts: Sequence[str | Sequence[int]],
     add_special_tokens: bool,
-    cut: Cut | None,
+    cut: PromptCut | None,
     param: str = "prompt",
 ) -> AsyncIterator[Sequence[int]]:
     """Yields each prompt's ids. Others get a turn in between: short texts are tokenized on the loop."""
@@ -73,7 +73,7 @@ async def prompt_ids(
     text: TextModel,
     prompt: str | Sequence[int],
     add_special_tokens: bool,
-    cut: Cut | None,
+    cut: PromptCut | None,
     param: str = "prompt",
 ) -> Sequence[int]:
     """Returns a prompt's ids: ids as they are, text tokenized; both cut.
@@ -89,7 +89,7 @@ async def prompt_ids(
     return _cut_inside(ids, bare, cut)
 
 
-def _cut_inside(ids: list[int], bare: list[int], cut: Cut) -> Sequence[int]:
+def _cut_inside(ids: list[int], bare: list[int], cut: PromptCut) -> Sequence[int]:
     """``bare`` cut so far that with what ``ids`` has around it, it fits."""
     added = len(ids) - len(bare)
     heads = (head for head in range(added + 1) if ids[head : head + len(bare)] == bare)

@@ -27,7 +27,7 @@ from baton.router.api.errors import json_response
 from baton.router.api.large import INLINE_BYTES, aside, parsed
 from baton.router.api.limits import read_body
 from baton.router.api.openai.conversation import ConversationBody
-from baton.router.api.openai.messages import Message, size_of
+from baton.router.api.openai.messages import ConversationMessage, size_of
 from baton.router.api.surfaces import PrefixSurface
 from baton.router.dispatch.prefix_control import PrefixWish
 from baton.router.request.context import RequestContext
@@ -50,7 +50,7 @@ class PrefixBody(ConversationBody):
 
     model: str | None = None
     prompt: str | list[int] | None = None
-    messages: list[Message] | None = None
+    messages: list[ConversationMessage] | None = None
     workers: int = Field(default=1, ge=1, le=MOST_WORKERS)
     ttl_s: float = Field(default=3600.0, gt=0, le=7 * 86_400)
     cache_salt: str | None = Field(default=None, max_length=256)

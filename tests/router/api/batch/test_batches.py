@@ -17,7 +17,7 @@ from baton.cluster.batch_store import KEPT_S, BatchStore
 from baton.cluster.config import RouterConfig
 from baton.cluster.membership import connect
 from baton.protos.errors import InvalidRequest, Overloaded, QuotaExceeded, Unavailable
-from baton.router.access.gate import Gate
+from baton.router.access.gate import AccessGate
 from baton.router.access.keys import KeyRing, add_key, revoke_key
 from baton.router.api.batch.lane import BatchLane
 from baton.router.api.batch.lines import answer_line
@@ -61,7 +61,7 @@ class Bench:
         return [json.loads(line) for line in content.text.splitlines()]
 
 
-class Full(Gate):
+class Full(AccessGate):
     """Says that the rate is used up, some times over."""
 
     times = 8
@@ -256,7 +256,7 @@ async def test_a_rate_that_is_used_up_is_waited_for(bench) -> None:
 async def test_a_batch_whose_key_is_revoked_goes_no_further(fake, model_dir, redis, tmp_path) -> None:
     path = tmp_path / "keys.json"
     text = add_key(path, "acme", 0.0)
-    gate = Gate(KeyRing(path, itertools.count(0, 10).__next__))
+    gate = AccessGate(KeyRing(path, itertools.count(0, 10).__next__))
     key, line = gate.identify(f"Bearer {text}").key, {"method": "POST", "url": "/v1/chat/completions", "body": CHAT}
     lines = [line | {"custom_id": f"r{n}"} for n in range(20)]
     content = b"\n".join(msgspec.json.encode(line) for line in lines)
