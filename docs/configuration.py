@@ -18,7 +18,7 @@ from annotated_types import Ge, Gt, Le, Lt
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from baton.cluster.config import BatonConfig, ContextClass, Pool
+from baton.cluster.config import BatonConfig, ContextClassSection, Pool
 
 FILE = Path(__file__).with_name("configuration.md")
 HEAD = """# Configuration
@@ -43,7 +43,9 @@ def page() -> str:
     for name, field in BatonConfig.model_fields.items():
         section = type(field.default)
         parts.append(f"## [{name}]\n\n{_text(section)}\n\n{_table(section)}\n")
-    parts.append(f"## [[router.context_classes]]\n\n{_text(ContextClass)}\n\n{_table(ContextClass)}\n")
+    parts.append(
+        f"## [[router.context_classes]]\n\n{_text(ContextClassSection)}\n\n{_table(ContextClassSection)}\n"
+    )
     parts.append(f"## [[cluster.pools]]\n\n{_text(Pool)}\n\n{_table(Pool)}\n")
     return "\n".join(parts)
 

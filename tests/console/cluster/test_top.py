@@ -9,7 +9,7 @@ from prometheus_client import CollectorRegistry
 from rich.console import Console
 from typer.testing import CliRunner
 
-from baton.cluster.config import ContextClass
+from baton.cluster.config import ContextClassSection
 from baton.cluster.metering.telemetry import RouterMetrics
 from baton.console.cluster.top import page
 from baton.console.main import app
@@ -58,7 +58,7 @@ async def snapshot():
         fullness=lambda info, load: 0.09 if info.role == "decode" else None,
     )
     router = {"model": "demo", "policy": "cost", "processes": 1}
-    facts = RouterFacts(router, [ContextClass(name="short", slo_ttft_s=0.2)], Prices(2.0, 1.0))
+    facts = RouterFacts(router, [ContextClassSection(name="short", slo_ttft_s=0.2)], Prices(2.0, 1.0))
     environment = Environment(lambda: 200.0, lambda: 60.0)
     return await Overview(workers, TrafficSources(live, lambda: {"short": 3}), facts, environment).snapshot()
 
