@@ -53,6 +53,4 @@ def open_pages(
     limit = holdable_of(request, tokens, size) if message.local else holdable(tokens, size)
     asked = hashes[: tokens // size], blocks_for(tokens, size), limit, reserve
     sight = sight if message.local else sight.behind(tokens, size)
-    pages, states = opened(pool, rules, *asked, brought=not message.local, sight=sight)
-    pages.hinted = request.retained
-    return OpenedPages(root, hashes, pages, states)
+    return OpenedPages(root, hashes, *opened(pool, rules, *asked, brought=not message.local, sight=sight))

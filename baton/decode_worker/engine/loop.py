@@ -199,6 +199,7 @@ class DecodeLoop(StepLoop):
     def _register(self, message: ch.Admit, found: OpenedPages) -> bytes:
         """The answer, and for a handoff its receive, under the request's key; the lease's id."""
         key, now, lease_id = message.key, self.clock(), self.entropy(LEASE_ID_BYTES)
+        found.pages.hinted = message.request.retained
         sequence = self.sequence(key, message.request)
         self._ages += 1
         job = DecodeJob(sequence, found.root, found.pages, self._ages, found.states)

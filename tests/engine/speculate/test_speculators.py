@@ -141,7 +141,9 @@ def test_names_are_joined_and_unknown_ones_list_the_choices() -> None:
     assert len(speculators(AUTO)) == 2
     assert len(speculators("suffix+prompt_lookup+suffix")) == len(speculators("auto+suffix")) == 2
     assert speculator_names("auto+draft:some/model") == (*speculator_names(AUTO), "draft:some/model")
-    with pytest.raises(ConfigError, match="none, auto, prompt_lookup, suffix, draft:MODEL") as found:
+    with pytest.raises(
+        ConfigError, match="none, auto, prompt_lookup, suffix, lookahead, self, draft:MODEL"
+    ) as found:
         speculators("suffix+magic")
     assert found.value.param == "speculation"
     for wrong in ("draft:", "none+suffix", ""):

@@ -10,6 +10,7 @@ import msgspec
 import pytest
 import torch
 
+from baton.engine.backends.cuda.gpu import CAPABILITY, Gpu
 from baton.engine.backends.native.runner import NativeRunner
 from baton.engine.backends.torch import runner as runner_module
 from baton.engine.backends.torch.runner import TorchRunner
@@ -211,7 +212,7 @@ def test_quantized_weights_and_bf16_latents_run_as_well(latent: Path) -> None:
 def test_what_latent_attention_lacks_is_refused_by_name(
     latent: Path, fields: dict[str, Any], named: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(runner_module, "require", lambda *_: None)
+    monkeypatch.setattr(runner_module, "require", lambda *_: Gpu("a card", CAPABILITY, (13, 0), 80 << 30))
     monkeypatch.setattr(runner_module, "_require_torch_cuda", lambda: None)
     with pytest.raises(ConfigError, match=named):
         load_runner(EngineConfig(str(latent), **fields))
@@ -219,7 +220,7 @@ def test_what_latent_attention_lacks_is_refused_by_name(
 
 def test_drafts_for_a_model_with_state_are_refused_by_name(hybrid: Path) -> None:
     engine = EngineSpec(model=str(hybrid))
-    target = load(hybrid).spec
+    target = load(hybrid)
     assert make_drafter("none", engine, target, 64) is None
     for names in ("prompt_lookup", "auto"):
         with pytest.raises(ConfigError, match="recurrent state"):
