@@ -38,7 +38,8 @@ def test_a_callback_that_holds_the_loop_is_seen_with_its_stack(run, caplog) -> N
         spin(0.25)
 
     watch = run(watched(work))
-    assert any(0.1 < stall.seconds < 1 and "spin" in stall.stack for stall in watch.stalls)
+    # a watch that waits for a core itself tells of one hold in parts, or misses its end
+    assert any(0.05 <= stall.seconds < 1 and "spin" in stall.stack for stall in watch.stalls)
     assert "stood still" in caplog.text
 
 
