@@ -190,6 +190,6 @@ async def test_a_storm_of_handoffs_leaves_no_wrong_page_and_no_page_behind(storm
     assert (counts.leased, counts.quarantined, counts.leases) == (0, 0, 0)
     assert storm.decode.commits >= storm.ends["ok"] > 100
     assert storm.ends["cancelled"] > 0, "a fast transport leaves a cancel little time to meet a handoff, but some"
-    assert storm.ends["corrupt_frame"] > 10
+    assert storm.ends["corrupt_frame"] > 0, "a client that leaves first hides one"
     assert storm.ends["shared"] > 50
     assert storm.decode.intake.open_streams == 0
