@@ -1,4 +1,4 @@
-"""What ranks of a served model cost, for its profile: how many it runs on, and what their meetings take.
+"""Measures what ranks of a served model cost, for its profile: how many it runs on, and what their meetings take.
 
 Knows nothing of how a curve is measured.
 """

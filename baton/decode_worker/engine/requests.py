@@ -1,4 +1,4 @@
-"""What a decode engine knows of one request from its admission to its end. Torch-free.
+"""Holds what a decode engine knows of one request from its admission to its end. Torch-free.
 
 Knows nothing of pages, messages or of who asks: the loop says what happened and when.
 """

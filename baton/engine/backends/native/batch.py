@@ -105,7 +105,7 @@ class NativeBatch:
 
 
 def _seen(items: Sequence[SequenceStep], runs: list[Run], table: list[int], selection: Selection) -> list[Run]:
-    """What attention sees of each item, in parts; their tables join ``table``."""
+    """Returns what attention sees of each item, in parts; their tables join ``table``."""
     found = list[Run]()
     for item, (first, *_) in zip(items, runs, strict=True):
         for part in seen_parts(item, selection):

@@ -49,7 +49,7 @@ class OwnAdapters:
         self._held[number], self._table[number] = found, found.address
 
     def drop(self, number: int) -> None:
-        """Forgets an adapter."""
+        """Forgets the share of adapter ``number`` that this rank holds."""
         self._table[number] = None
         self._held.pop(number, None)
 
@@ -136,7 +136,7 @@ class _Room:
         self._end = 0
 
     def put(self, values: Array) -> int:
-        """Where a copy of ``values`` will lie."""
+        """Adds a copy of ``values`` and returns the offset in bytes at which it will lie."""
         at, size = self._end, -(-values.nbytes // ALIGN) * ALIGN
         self._pieces.append(np.zeros(size, np.uint8))
         self._pieces[-1][: values.nbytes] = np.ascontiguousarray(values).view(np.uint8).ravel()

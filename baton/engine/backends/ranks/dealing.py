@@ -48,7 +48,7 @@ def _folded(item: int, start: int, count: int, ranks: int) -> Iterator[Piece]:
 
 
 def _grained(start: int, count: int, at: int, pieces: int) -> int:
-    """Where piece ``at`` begins: at a position that is a multiple of the grain, but for the ends."""
+    """Returns where piece ``at`` begins: at a position that is a multiple of the grain, but for the ends."""
     if at in (0, pieces):
         return count * at // pieces
     return max(0, (start + count * at // pieces) // GRAIN * GRAIN - start)

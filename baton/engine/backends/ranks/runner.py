@@ -134,7 +134,7 @@ class RankRunner(StepRunner):
         return found
 
     def _numbers(self, values: list[int]) -> int:
-        """Where ``values`` lie as int32 while the step runs."""
+        """Returns the address at which ``values`` lie as int32 while the step runs."""
         found: int = self._hold(np.array(values, np.int32)).ctypes.data
         return found
 
@@ -162,7 +162,7 @@ class RankRunner(StepRunner):
         return self._own.register(held, batch.rows, name)[rows].clone()
 
     def _last(self, batch: NativeBatch, name: str) -> Tensor:
-        """What the last rank left of a register, of all rows."""
+        """Returns a register of all rows as the last rank left it."""
         last, hidden = self._own.own.last, self._own.hidden
         at = (last.first + last.registers.index(name)) * batch.rows * hidden
         return self._shared(at + batch.rows * hidden)[at:].view(batch.rows, hidden)
