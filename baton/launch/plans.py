@@ -88,6 +88,7 @@ def worker_spec(
     check_secured(check_name(config.worker.kv_transport), tls)
     settings = config.worker.model_dump(exclude={"model", "threads"})
     settings["speculation"] = placed(config.worker.speculation)
+    settings["pace_beside_prompts_s"] = pace_of(config)
     return WorkerSpec.of(
         slot,
         "prefill" if role == "prefill" else "decode",
@@ -111,6 +112,14 @@ def worker_spec(
         max_adapter_rank=config.adapters.max_rank,
         **settings,
     )
+
+
+def pace_of(config: BatonConfig) -> float:
+    """Returns the seconds between two decode steps beside prompts: at most half of what any context class wants
+    between tokens.
+    """
+    wanted = [c.slo_tpot_s for c in config.router.context_classes if c.slo_tpot_s]
+    return min([config.worker.pace_beside_prompts_s, *(tpot_s / 2 for tpot_s in wanted)])
 
 
 def _require_own_ports(config: BatonConfig) -> None:

@@ -223,7 +223,13 @@ def make_loop(role: str, steps: StepSpec, engine: EngineSpec, parts: EngineParts
         if (inside := internals_of(parts.runner)) is not None:
             inside.tap((), every_row=False)  # a decode worker's drafts looked at states; nobody does now
         return PrefillLoop(parts, steps.prefill_chunk_tokens, steps.max_batch)
-    limits = DecodeLimits(steps.max_batch, steps.prefill_chunk_tokens, steps.lease_ttl_s, steps.itl_target_s)
+    limits = DecodeLimits(
+        steps.max_batch,
+        steps.prefill_chunk_tokens,
+        steps.lease_ttl_s,
+        steps.itl_target_s,
+        steps.pace_beside_prompts_s,
+    )
     # entropy is never seeded: a lease of an earlier incarnation must not be valid again
     share, rejects = steps.speculation_control_share, steps.speculation_accept == "distribution"
     drafter = make_drafter(steps.speculation, engine, parts.runner, parts.pool.pages, share, rejects)

@@ -106,6 +106,7 @@ class StepSpec(_Group, frozen=True):
     speculation_accept: Literal["exact", "distribution"] = "exact"  # which drafts of sampled answers stand
     speculation_control_share: float = 0.01  # of the steps that draft nothing
     itl_target_s: float = 0.0  # wanted time between two tokens of an answer; 0: steps are not kept short
+    pace_beside_prompts_s: float = 0.0  # between two decode steps while prompts are read on the same cores; 0: none
     lease_ttl_s: float = 30.0  # how long a lease lasts whose handoff makes no progress
     state_every_blocks: int = 0  # between two checkpoints of recurrent state; 0: as many as a state takes pages
     stall_s: float = 10.0  # silence of the engine after which it is not serving; 0: it is not watched

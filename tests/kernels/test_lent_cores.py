@@ -59,6 +59,7 @@ def _serve(pipe: Connection, page: str, share: int, every: int, role: str) -> No
         "cores": cores.usable,
         "rest": lent.rest,
         "role": lent.begin_role,
+        "prompts_beside": lent.prompts_beside,
         "agrees": _agrees,
         "work": lambda: [_linear(*_sample()) for _ in itertools.count()],
     }
@@ -141,6 +142,16 @@ def test_a_role_that_changes_changes_who_gets_the_odd_core(engine: Callable[...,
     first.ask("role", "decode")
     second.ask("role", "prefill")
     settles([first, second], [2, 1])
+
+
+def test_a_decode_engine_sees_whether_prompts_are_read_beside_it(engine: Callable[..., Engine]) -> None:
+    writes, other, reads = engine(1, 3, "decode"), engine(1, 3, "decode"), engine(1, 3)
+    assert other.cores
+    assert not writes.ask("prompts_beside"), "who computes writes answers as well"
+    until(lambda: bool(reads.cores and writes.ask("prompts_beside")), "a prompt is read")
+    assert not reads.ask("prompts_beside"), "it is itself the one that reads"
+    reads.ask("rest")
+    assert not writes.ask("prompts_beside")
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])

@@ -193,3 +193,20 @@ def test_workers_of_one_machine_lend_the_cores_that_were_not_given_to_one_alone(
     assert {slot: spec.threads for slot, spec in found.items()} == lending
     assert {(spec.cores_page, spec.all_cores) for spec in found.values()} == ({("/page", lent)} if lent else set())
     assert lent_cores(settings) == lent
+
+
+@pytest.mark.parametrize(
+    ("pace_s", "wanted", "found"),
+    [(0.05, (), 0.05), (0.05, (0.06, 0.2), 0.03), (0.0, (0.2,), 0.0), (0.05, (0.2,), 0.05)],
+)
+def test_a_decode_worker_keeps_a_pace_that_every_class_may_have(
+    tmp_path: Path, pace_s: float, wanted: tuple[float, ...], found: float
+) -> None:
+    classes = [
+        {"name": f"c{at}", "max_tokens": 100 * (at + 1), "slo_tpot_s": tpot} for at, tpot in enumerate(wanted)
+    ]
+    settings = config(
+        worker={"pace_beside_prompts_s": pace_s}, router={"context_classes": classes} if classes else {}
+    )
+    specs = [load_spec(plan.spec) for plan in worker_plans(settings, "m", "", tmp_path, tmp_path)]
+    assert {spec.steps.pace_beside_prompts_s for spec in specs} == {found}

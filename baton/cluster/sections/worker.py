@@ -68,6 +68,13 @@ class WorkerConfig(Section):
     itl_target_s: float = Field(
         default=0.0, ge=0, description="seconds wanted between an answer's tokens; decode steps keep to it; 0: off"
     )
+    pace_beside_prompts_s: float = Field(
+        default=0.05,
+        ge=0,
+        le=1,
+        description="seconds between two decode steps while a prefill worker of the same machine, with which cores "
+        "are lent, reads prompts: answers advance together, which costs the prompts less; 0: as fast as it goes",
+    )
     speculation: str = Field(
         default="none",
         description="drafts of tokens: none, auto, prompt_lookup, suffix, lookahead, self, self:LAYERS, "

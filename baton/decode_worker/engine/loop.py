@@ -16,6 +16,7 @@ import msgspec
 from baton.decode_worker.engine.admission import OpenedPages, open_pages
 from baton.decode_worker.engine.budget import StepBudget
 from baton.decode_worker.engine.handoffs import HandoffTable
+from baton.decode_worker.engine.pace import StepPace
 from baton.decode_worker.engine.requests import RequestState
 from baton.decode_worker.engine.scheduler import DecodeJob, DecodeScheduler
 from baton.decode_worker.engine.swap import SwapArea
@@ -39,13 +40,15 @@ class DecodeLimits(NamedTuple):
     """Says how much a decode engine does at once, and for how long a lease without progress lasts.
 
     ``max_batch`` sequences advance in a step and ``chunk_tokens`` prompt tokens are read in it, fewer where a step
-    would take longer than ``itl_target_s`` seconds (0: no target). ``ttl_s`` is in seconds.
+    would take longer than ``itl_target_s`` seconds (0: no target). ``ttl_s`` is in seconds. ``pace_s`` seconds lie
+    between two steps' beginnings while a prefill engine uses the same cores (0: none).
     """
 
     max_batch: int = 64
     chunk_tokens: int = 512
     ttl_s: float = 30.0
     itl_target_s: float = 0.0
+    pace_s: float = 0.0
 
 
 class DecodeLoop(StepLoop):
@@ -63,6 +66,7 @@ class DecodeLoop(StepLoop):
         super().__init__(parts)
         self.limits = limits
         self.budget = StepBudget(limits.itl_target_s)
+        self.pace = StepPace(limits.pace_s, parts.cores.prompts_beside, parts.clock)
         self.swap = SwapArea.beside(parts.memory, self.spec.layout, self.pool.pages) if parts.memory else None
         self.drafter = drafter
         self.scheduler = DecodeScheduler(
@@ -87,8 +91,12 @@ class DecodeLoop(StepLoop):
         """Ends leases that ran out, plans a step, runs it and tells what it gave."""
         self._sweep()
         self._end_late()
+        if self.scheduler.only_writes and self.pace.holds():
+            self._tell()
+            return False
         plan = self.scheduler.plan()
         if plan.items:
+            self.pace.begin()
             self._starving_since = None
             outcome = self.compute(plan)
             self._observe(plan.shape(outcome.seconds))
@@ -109,8 +117,8 @@ class DecodeLoop(StepLoop):
             self.drafter.observe(rows, sample.prefill_tokens, sample.seconds)
 
     def patience(self) -> float:
-        """Returns the seconds until the next lease runs out."""
-        return self.receives.patience(IDLE_WAIT_S)
+        """Returns the seconds until the next lease runs out, or a step that was held back may be due."""
+        return self.receives.patience(min(IDLE_WAIT_S, self.pace.patience))
 
     # ---- messages ----
 

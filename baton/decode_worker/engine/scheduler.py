@@ -151,6 +151,11 @@ class DecodeScheduler:
         self.preemptions = 0
 
     @property
+    def only_writes(self) -> bool:
+        """Tells whether there are answers to write, and no prompt to read."""
+        return bool(self.running) and not any(job.reading for job in self.running)
+
+    @property
     def growth_reserve(self) -> int:
         """Returns the pages that a newcomer must leave, because each running sequence will soon ask for one."""
         return min(len(self.running), self.pool.pages // 8)

@@ -34,10 +34,12 @@ class LentCores(NamedTuple):
 
     ``begin_role(role)`` says which role it plays: of spare cores, what can't be divided goes to one that decodes.
     ``rest()`` says that it has nothing to compute, so that others may use its cores until its next op.
+    ``prompts_beside()`` tells whether a prefill engine that shares the cores computes now.
     """
 
     begin_role: Callable[[str], object] = lambda role: None
     rest: Callable[[], object] = lambda: None
+    prompts_beside: Callable[[], bool] = lambda: False
 
 
 def lend(page: str, share: int, all_cores: int) -> LentCores:
@@ -51,7 +53,8 @@ def lend(page: str, share: int, all_cores: int) -> LentCores:
         log.warning("cores are neither lent nor borrowed: %s: %s", page, failed)
         return LentCores()
     writes, rest = native.function("write_answers", native.I32), native.function("rest")
-    return LentCores(lambda role: writes(int(role == "decode")), rest)
+    beside = native.function("prompts_beside", result=native.I32)
+    return LentCores(lambda role: writes(int(role == "decode")), rest, lambda: bool(beside()))
 
 
 def usable() -> int:

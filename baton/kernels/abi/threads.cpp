@@ -290,6 +290,18 @@ BATON_API void baton_rest() {
   if (baton::pool->own) baton::pool->own->at = 0;
 }
 
+// Whether an engine that doesn't write answers computes now beside this one.
+BATON_API int32_t baton_prompts_beside() {
+  using namespace baton;
+  const Seat* seats = pool->seats.load(std::memory_order_acquire);
+  const int64_t now = coarse_now();
+  for (const Seat* seat = seats; seat && seat < seats + kSeats && seat->pid.load(std::memory_order_relaxed); ++seat) {
+    const int64_t at = seat->at.load(std::memory_order_relaxed);
+    if (seat != pool->own && at && now - at <= kAliveNs && !seat->writes.load(std::memory_order_relaxed)) return 1;
+  }
+  return 0;
+}
+
 // Threads that an op which begins now may use. Asking counts as computing.
 BATON_API int32_t baton_cores() {
   using namespace baton;

@@ -11,6 +11,7 @@ from baton.decode_worker.engine.loop import SHARED_S, DecodeLimits, DecodeLoop
 from baton.engine.backends.paced.runner import PacedRunner, paced_answer, rows_after
 from baton.engine.plan import StepPlan, StepResult
 from baton.engine.step_loop import EngineParts
+from baton.kernels.abi.cores import LentCores
 from baton.kv.layout import prefix
 from baton.kv.memory.host_pages import PageMemory
 from baton.kv.pages.pool import PagePool
@@ -38,7 +39,9 @@ class Tape:
 class Bench:
     """A decode loop and what its I/O process would do, by hand."""
 
-    def __init__(self, pages: int = 64, runner: Any = None, grammars: Any = None, **limits: Any):
+    def __init__(
+        self, pages: int = 64, runner: Any = None, grammars: Any = None, cores: Any = LentCores(), **limits: Any
+    ):
         self.now = 0.0
         self.memory = PageMemory.create(pages, 16 * KV)
         self.runner = runner or PacedRunner("test", step_seconds=lambda s: 0.0, **MODEL)
@@ -47,7 +50,13 @@ class Bench:
         ids = itertools.count(1)
         self.loop = DecodeLoop(
             EngineParts.around(
-                self.runner, self.pool, self.tape, lambda: self.now, grammars, memory=self.memory.view()
+                self.runner,
+                self.pool,
+                self.tape,
+                lambda: self.now,
+                grammars,
+                memory=self.memory.view(),
+                cores=cores,
             ),
             DecodeLimits(**{"max_batch": 8, "chunk_tokens": 64, "ttl_s": 30.0} | limits),
             entropy=lambda n: next(ids).to_bytes(n, "big"),
