@@ -25,7 +25,7 @@ from baton.engine.step_log import StepLog
 from baton.kernels.abi.cores import LentCores
 from baton.kv.pages.pool import PagePool
 from baton.protos import channel as ch
-from baton.protos.errors import BatonError
+from baton.protos.errors import BatonError, RankLost
 from baton.protos.nouns import EngineRequest, PoolSnapshot, StepSample
 
 log = logging.getLogger("baton.engine")
@@ -183,9 +183,14 @@ class StepLoop(ABC):
         return busy
 
     def take(self, message: ch.ToEngine) -> None:
-        """Handles one message. A handler that raises fails its own request, never the loop."""
+        """Handles one message. A handler that raises fails its own request, never the loop.
+
+        Raises RankLost: an engine whose ranks don't agree on what they hold can't go on.
+        """
         try:
             self._handlers[type(message)](message)
+        except RankLost:
+            raise
         except Exception as error:
             note(error, f"a {type(message).__name__} could not be handled")
             self.fail(getattr(message, "key", NO_REQUEST), error)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import msgspec
+
 from baton.cluster.config import BatonConfig
 from baton.cluster.served_model import is_paced, resolve_model
 from baton.engine.models import program_for
@@ -21,23 +23,22 @@ def servable_model(config: BatonConfig) -> str:
     and ConfigError for a number of ranks that the model can't be split among.
     """
     model = resolve_model(config)
-    several = [widths for widths in widths_of(config) if widths.count > 1]
-    for widths in several:
+    several = [(widths, device) for widths, device in widths_of(config) if widths.count > 1]
+    for widths, device in several:
         widths.require_one_kind()
-    if several and config.worker.device != "cpu":
-        first = several[0]
-        text = f"{first}: several ranks run on the cpu only, worker.device is {config.worker.device}"
-        raise ConfigError(text, first.field)
+        if device != "cpu":
+            text = f"{widths}: several ranks run on the cpu only, worker.device is {device}"
+            raise ConfigError(text, widths.field)
     local = folder_of(model) if is_gguf(model) and Path(model).is_file() else Path(model)
     if not is_paced(config) and local.is_dir():
         program = program_for(ModelConfig.read(local))
-        for widths in several:
+        for widths, _ in several:
             widths.require(program)
     return model
 
 
-def widths_of(config: BatonConfig) -> list[Widths]:
-    """Returns the ranks that the cluster's workers have, each kind once, in order."""
+def widths_of(config: BatonConfig) -> list[tuple[Widths, str]]:
+    """Returns the ranks that the cluster's workers have and their device, each pair once, in order."""
     workers = [config_of(config, slot, role).worker for slot, role in slots_of(config)] or [config.worker]
-    found = {Widths(worker.tp, worker.cp, worker.pp) for worker in workers}
-    return sorted(found, key=lambda widths: (widths.tp, widths.cp, widths.pp))
+    found = {(Widths(worker.tp, worker.cp, worker.pp), worker.device) for worker in workers}
+    return sorted(found, key=lambda pair: (msgspec.structs.astuple(pair[0]), pair[1]))

@@ -160,3 +160,9 @@ def test_what_can_not_be_selected_with_is_refused_by_name(tmp_path):
     path = make(tmp_path / "deepseek", "deepseek_v2")
     with pytest.raises(ConfigError, match=r"worker\.kv_selection .* isn't known with latent attention"):
         loaded(path)
+
+
+@pytest.mark.parametrize("share", ["tp", "cp", "pp"])
+def test_ranks_that_would_attend_to_everything_are_refused(model, share):
+    with pytest.raises(ConfigError, match=rf"worker\.kv_selection .* isn't known with {share} 2"):
+        loaded(model, **{share: 2})

@@ -50,3 +50,15 @@ def test_a_number_of_ranks_that_cannot_be_is_refused_with_those_that_can() -> No
         ConfigError, match="tp is 2 and cp is 2: ranks share a model in one way; set the others to 1"
     ):
         asked(tp="2", cp="2")
+
+
+def test_the_ranks_of_a_pool_are_judged_by_its_own_device() -> None:
+    def pooled(base: str, own: str) -> str:
+        pools = [{"name": "wide", "role": "decode", "worker": {"device": own, "tp": 2}}]
+        flags = {"worker": {"device": base, "model": str(DEMO)}, "cluster": {"pools": pools}}
+        return servable_model(load_config(flags=flags, search=Path("/nowhere")))
+
+    assert pooled("cuda", "cpu") == str(DEMO)
+    for device in ("cuda", "paced:zero"):
+        with pytest.raises(ConfigError, match=f"tp is 2: several ranks run on the cpu only, .* is {device}"):
+            pooled("cpu", device)

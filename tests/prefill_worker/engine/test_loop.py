@@ -15,6 +15,7 @@ from baton.kv.memory.host_pages import PageMemory
 from baton.kv.pages.pool import PagePool
 from baton.prefill_worker.engine.loop import PrefillLoop
 from baton.protos import channel as ch
+from baton.protos.errors import RankLost
 from baton.protos.nouns import EngineRequest, Sampling
 
 KV, VOCAB, CONTEXT = 32, 997, 4096
@@ -285,3 +286,14 @@ def test_random_cancels_leave_the_pool_at_baseline(bench: Bench) -> None:
     bench.finish()
     bench.say(*(ch.SendClosed(k) for k in range(60)))
     assert bench.at_baseline()
+
+
+def test_an_engine_that_lost_a_rank_while_it_took_a_message_ends():
+    bench = Bench()
+
+    def unload(message: ch.UnloadAdapter) -> Any:
+        raise RankLost("rank 1 is stuck: it doesn't take what it is told", rank=1)
+
+    bench.loop.parts.adapters.unload = unload  # type: ignore[method-assign]
+    with pytest.raises(RankLost, match="rank 1 is stuck"):
+        bench.say(ch.UnloadAdapter(1, "sql@0"))

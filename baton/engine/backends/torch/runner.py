@@ -137,7 +137,9 @@ def _on_ranks(config: EngineConfig) -> Runner:
     own = rank_config(with_asked_kv(config, model), len(os.sched_getaffinity(0)))
     assert own.threads is not None
     _use_threads(own.threads)
-    require_possible(own, program_for(model))  # before a process is started for it
+    planned = program_for(model)
+    require_possible(own, planned)  # before a process is started for it
+    _selection(own, planned)
     followers = Followers(own)
     try:
         loaded = load_rank(own, 0)
@@ -303,7 +305,7 @@ def _selection(config: EngineConfig, program: Program) -> Selection | None:
     latent = any(isinstance(op, LatentAttention) for op in program.ops)
     obstacles = [
         *([f"device {config.device}"] if config.device != "cpu" else ()),
-        *([f"tp {config.tp}"] if config.tp > 1 else ()),
+        *([f"{config.widths.field} {config.widths.count}"] if config.widths.count > 1 else ()),
         *(["latent attention"] if latent else ()),
         *(["recurrent state"] if program.states else ()),
     ]
