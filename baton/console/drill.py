@@ -15,7 +15,7 @@ from rich.table import Table
 from baton.console.drill_live import LivePlan, judge_live
 from baton.console.output import guarded
 from baton.drill.coverage import PHASES, await_points, reached
-from baton.drill.many import drill
+from baton.drill.many import drill, judged
 from baton.drill.run import Verdict, as_test, play, shrink
 from baton.drill.scenario import FAULTS, FaultKind, Scenario, Size, draw
 from baton.protos.errors import ConfigError
@@ -53,7 +53,8 @@ def drill_command(
             return judge_live(live, key, model, asked, as_json)
         size = Size(workers, requests, most_faults, kinds=_kinds(faults))
         if seed is not None or scenario is not None:
-            return _one(draw(seed or 0, size) if scenario is None else _read(scenario), trace, as_json, make_small)
+            chosen = draw(seed or 0, size) if scenario is None else _read(scenario)
+            return _one(chosen, trace, twice, as_json, make_small)
         count = None if minutes is not None and seeds is None else seeds or 1000
         limit = None if minutes is None else minutes * 60
         return _many(first, count, limit, size, cores or os.cpu_count() or 1, twice, as_json, make_small)
@@ -145,15 +146,15 @@ class _Sum:
         print(f"cancelled at {len(reached(self._cancelled_at))} of {len(await_points())} awaits")
 
 
-def _one(chosen: Scenario, trace: bool, as_json: bool, small: bool) -> int:
-    verdict = play(chosen, keep_story=trace)
+def _one(chosen: Scenario, trace: bool, twice: bool, as_json: bool, small: bool) -> int:
+    verdict = judged(chosen, twice, keep_story=trace)
     if as_json:
         print(msgspec.json.encode(verdict).decode())
     else:
         for line in verdict.lines:
             print(line)
         print(f"seed {verdict.seed}: {'; '.join(verdict.violations) or 'every invariant held'} ({verdict.digest})")
-    if small and not verdict.held and not as_json:
+    if small and not twice and not verdict.held and not as_json:
         _make_small(chosen, as_json)
     return 0 if verdict.held else 1
 

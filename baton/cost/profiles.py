@@ -158,10 +158,18 @@ def _require_sound(profile: PacedProfile, name: str) -> None:
         for field in curve.__struct_fields__:
             if not 0.0 <= getattr(curve, field) < float("inf"):
                 raise ConfigError(f"paced profile {name!r}: {field} must be 0 or more seconds", "device")
-    if profile.ranks is not None and not 0.0 <= profile.ranks.meeting_s < float("inf"):
-        raise ConfigError(f"paced profile {name!r}: ranks.meeting_s must be 0 or more seconds", "device")
+    if profile.ranks is not None:
+        _require_sound_ranks(profile.ranks, name)
     for field in ("kv_bytes_per_token", "pages", "vocab_size", "max_model_len", "prefill_chunk"):
         if getattr(profile, field) < 1:
             raise ConfigError(f"paced profile {name!r}: {field} must be at least 1", "device")
     if profile.kv_bytes_per_token % ROW_BYTES_MULTIPLE:
         raise ConfigError(f"paced profile {name!r}: kv_bytes_per_token must be a multiple of 16", "device")
+
+
+def _require_sound_ranks(ranks: RankCosts, name: str) -> None:
+    if not 0.0 <= ranks.meeting_s < float("inf"):
+        raise ConfigError(f"paced profile {name!r}: ranks.meeting_s must be 0 or more seconds", "device")
+    if min(ranks.count, *ranks.widths, 1) < 1 or ranks.meetings < 0:
+        text = "ranks.count and ranks.widths must be at least 1, ranks.meetings 0 or more"
+        raise ConfigError(f"paced profile {name!r}: {text}", "device")

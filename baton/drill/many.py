@@ -11,7 +11,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wai
 import msgspec
 
 from baton.drill.run import Verdict, play
-from baton.drill.scenario import Size, draw
+from baton.drill.scenario import Scenario, Size, draw
 
 AHEAD = 4  # seeds per core that are handed out before the first of them is done
 
@@ -45,8 +45,13 @@ def drill(
 
 
 def _one(seed: int, size: Size, twice: bool) -> Verdict:
-    verdict = play(draw(seed, size))
-    again = play(draw(seed, size)) if twice else verdict
+    return judged(draw(seed, size), twice)
+
+
+def judged(scenario: Scenario, twice: bool, keep_story: bool = False) -> Verdict:
+    """Plays a scenario, with ``twice`` again, and returns its verdict; two stories that differ by a byte fail."""
+    verdict = play(scenario, keep_story)
+    again = play(scenario) if twice else verdict
     if (again.digest, again.turns) == (verdict.digest, verdict.turns):
         return verdict
     differs = f"two runs differ: {verdict.digest} in {verdict.turns} turns, {again.digest} in {again.turns}"

@@ -35,8 +35,8 @@ class EngineConfig(msgspec.Struct, frozen=True):
     on a GPU. ``max_model_len`` caps the model's own context; ``threads`` is torch's, None for its default.
     ``kv_cache_dtype`` is what K and V are stored in, "auto" for ``dtype``; int8 and fp8 have a scale per (token,
     head). ``kv_selection`` is what of a long context attention sees, "all" or "sinks:N,window:N" in tokens (a CPU
-    only). ``quantization`` rounds the weights on load (a CPU only), "none" takes them as they are; packed ones are
-    kept under ``cache_dir``, empty for $BATON_CACHE_DIR or the user's cache directory. ``cuda_step`` is how the
+    only). ``quantization`` rounds the weights on load, "none" takes them as they are; packed ones are kept under
+    ``cache_dir``, empty for $BATON_CACHE_DIR or the user's cache directory. ``cuda_step`` is how the
     GPU's own kernels run a step of up to 8 rows: "graph", one by one in a captured graph; "mega", a Llama's layers
     as one launch; "auto" is "graph" as long as neither was timed on a GPU. ``adapters`` are the bounds of those
     that may be loaded, None where none ever are (a CPU only). ``tp`` ranks share the model's columns, ``cp`` the

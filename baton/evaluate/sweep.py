@@ -54,15 +54,18 @@ class SweepRow(msgspec.Struct, frozen=True):
     kv_cache_dtype: str = "auto"
 
 
-def schemes(model: str, also: Sequence[str], kvs: Sequence[str], cache_dir: str = "") -> list[SweptScheme]:
+def schemes(
+    model: str, also: Sequence[str], kvs: Sequence[str], cache_dir: str = "", threads: int | None = None
+) -> list[SweptScheme]:
     """Returns the model in bfloat16, rounded on load in every way, and other checkpoints of it as they come; each
     with every KV dtype of ``kvs``. The first is bfloat16 with the first KV dtype.
     """
-    return [each for kv in kvs for each in _with_kv(model, also, kv, cache_dir)]
+    base = EngineConfig(model, dtype=EXACT, cache_dir=cache_dir, threads=threads)  # type: ignore[arg-type]
+    return [each for kv in kvs for each in _with_kv(base, also, kv)]
 
 
-def _with_kv(model: str, also: Sequence[str], kv: str, cache_dir: str) -> list[SweptScheme]:
-    base = EngineConfig(model, dtype=EXACT, kv_cache_dtype=kv, cache_dir=cache_dir)  # type: ignore[arg-type]
+def _with_kv(plainest: EngineConfig, also: Sequence[str], kv: str) -> list[SweptScheme]:
+    base = msgspec.structs.replace(plainest, kv_cache_dtype=kv)
     named = "" if kv == "auto" else f", {kv} KV"
     loaded = [
         SweptScheme(f"{name}, on load{named}", msgspec.structs.replace(base, dtype="auto", quantization=name))

@@ -120,3 +120,12 @@ def test_ranks_that_cannot_be_are_refused_with_those_that_can(tmp_path: Path) ->
             load_profile(f"{file}@{asked}")
     with pytest.raises(ConfigError, match="says nothing of ranks"):
         load_profile("zero@tp2")
+
+
+@pytest.mark.parametrize("wrong", ["count = 0", "widths = [0, 2]", "meetings = -1", "meeting_s = -1.0"])
+def test_counts_of_ranks_that_no_worker_has_are_refused(tmp_path: Path, wrong: str) -> None:
+    file, name = tmp_path / "ranked.toml", wrong.partition(" ")[0]
+    lines = [wrong if line.startswith(f"{name} =") else line for line in RANKED.replace("SHARED", "tp").split("\n")]
+    file.write_text("\n".join(lines))
+    with pytest.raises(ConfigError, match=f"ranks.{name}|ranks.count"):
+        load_profile(f"{file}@tp2")

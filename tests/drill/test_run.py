@@ -11,7 +11,9 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from typer.testing import CliRunner
 
+from baton.console.main import app
 from baton.drill import many, oracle, world
 from baton.drill.run import as_test, play, shrink
 from baton.drill.scenario import FAULTS, Fault, Request, Scenario, Size, draw
@@ -68,9 +70,17 @@ def test_a_story_that_differs_when_it_is_played_again_is_a_violation(monkeypatch
     same = next(many.drill(21, 1, None, size, cores=1, twice=True))
     assert same.held
     digests = iter("ab")
-    monkeypatch.setattr(many, "play", lambda scenario: msgspec.structs.replace(same, digest=next(digests)))
+    monkeypatch.setattr(many, "play", lambda *_: msgspec.structs.replace(same, digest=next(digests)))
     differs = next(many.drill(21, 1, None, size, cores=1, twice=True))
     assert "two runs differ" in differs.violations[0]
+
+
+def test_one_seed_is_played_twice_where_that_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    same, digests = play(draw(21, Size(workers=1, requests=1, kinds=()))), iter("ab")
+    monkeypatch.setattr(many, "play", lambda *_: msgspec.structs.replace(same, digest=next(digests)))
+    done = CliRunner().invoke(app, ["drill", "--seed", "21", "--twice"])
+    assert done.exit_code == 1
+    assert "two runs differ" in done.stdout
 
 
 def test_requests_go_on_elsewhere_when_every_worker_dies_in_turn() -> None:

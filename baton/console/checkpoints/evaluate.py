@@ -97,7 +97,8 @@ def evaluate_command(
         allowed = tolerances(fail_above or ())
         texts = _texts(model, against, text, documents, set(only or ["loss"]) != {"tasks"})
         if sweep:
-            return _sweep(model, also or (), texts, kv_cache_dtype, json)
+            _require_swept(quantization, overrides, kv_selection, dtype, against)
+            return _sweep(model, also or (), texts, kv_cache_dtype, threads, json)
         asked = _questions(texts, tasks, only, prompts, tokens, needle)
         opened = _Opener(tokenizer or _folder(model) or _folder(against), model_name, key)
         with Console(stderr=True, highlight=False).status("loading") as status:
@@ -231,14 +232,24 @@ def _number(value: float, unit: str) -> str:
     return f"{100 * value:.3g}%" if unit == "share" else f"{value:.4g}"
 
 
-def _sweep(model: str, also: Sequence[str], texts: Sequence[str], kv: str, json: Name) -> int:
+def _require_swept(quantization: str, overrides: Sequence[str], selection: str, dtype: str, against: Name) -> None:
+    """Raises ConfigError naming the flags that a sweep would pass over: its rows have every scheme, with all KV."""
+    flags = {
+        "quantization": quantization != "none", "quantization-override": bool(overrides),
+        "kv-selection": selection != "all", "dtype": dtype != "auto", "against": against is not None,
+    }  # fmt: skip
+    if given := [f"--{flag}" for flag, is_given in flags.items() if is_given]:
+        raise ConfigError(f"--sweep measures every scheme beside bfloat16; leave out {', '.join(given)}", "sweep")
+
+
+def _sweep(model: str, also: Sequence[str], texts: Sequence[str], kv: str, threads: int | None, json: Name) -> int:
     from baton.evaluate.recommend import recommended
     from baton.evaluate.sweep import schemes, sweep
 
     if _is_url(model):
         raise ConfigError("--sweep measures checkpoints on this machine; give a model's folder", "sweep")
     with Console(stderr=True, highlight=False).status("loading") as status:
-        found = list(sweep(schemes(model, also, kv.split(",")), texts, status.update))
+        found = list(sweep(schemes(model, also, kv.split(","), threads=threads), texts, status.update))
     advice = recommended(found)
     if not write_json(json, {"model": model, **msgspec.to_builtins({"rows": found, "recommended": advice})}):
         out = Console(highlight=False)

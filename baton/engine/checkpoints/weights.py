@@ -55,6 +55,7 @@ def load_weights(
 ) -> LoadedWeights:
     """Reads weights, quantizes them where asked, or maps what an earlier start quantized.
 
+    Plain weights come on ``config.device``. Where any is packed, all come in host memory.
     ``share`` says what one of several ranks has of them. Raises CheckpointError and ConfigError.
     """
     checkpoint = GgufCheckpoint.find(directory, model) or Checkpoint(directory)
@@ -138,9 +139,6 @@ def _require_possible(config: EngineConfig, reader: Reader | None) -> None:
     if config.quantization_overrides and reader is not None:
         text = "quantization_overrides are for plain checkpoints, and this one is quantized already; leave them out"
         raise ConfigError(text, "quantization_overrides")
-    rounds = config.quantization != NONE or bool(config.quantization_overrides)
-    if config.device != "cpu" and (reader is not None or rounds):
-        raise ConfigError(f"quantized weights run on the cpu only, device is {config.device}", "device")
 
 
 class _Maker:

@@ -55,6 +55,8 @@ def test_a_change_above_its_tolerance_ends_with_an_exit_code_of_its_own(ask, mod
         (("--text", "/nowhere/text.txt"), "can't be read"),
         (("--tasks", "/nowhere/tasks.jsonl", "--only", "tasks"), "No such file"),
         (("--sweep", "--json", "/nowhere/x.json"), "can't write"),
+        (("--sweep", "--kv-selection", "sinks:16,window:32"), "leave out --kv-selection"),
+        (("--sweep", "--quantization", "int4", "--against", "x"), "leave out --quantization, --against"),
         (("--quantization-override", "int8"), "'int8': write PATTERN=SCHEME"),
         (("--quantization-override", "*.nothing=int8"), "'*.nothing' names no layer that is rounded"),
     ],
