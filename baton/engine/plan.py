@@ -171,6 +171,7 @@ class ModelSpec(msgspec.Struct, frozen=True):
     max_model_len: int
     vocab_size: int
     eos_token_ids: tuple[int, ...]
+    weight_bytes: int = 0  # of all weights, as they lie in memory; 0: unknown
 
 
 class Mirror(Protocol):

@@ -35,13 +35,15 @@ def worker_plans(
     """Returns one plan per slot; ``cores_page`` is the memory by which workers lend cores. Raises ConfigError."""
     _require_own_ports(config)
     threads, owner = config.worker.threads or _share_of_cores(config), 0 if config.ray.address else os.getpid()
-    plans, lent = [], lent_cores(config)
+    plans, lent, sharers = [], lent_cores(config), _on_gpu(config)
     for slot, role in slots_of(config):
         own = config_of(config, slot, role)
         spec = worker_spec(own, slot, role, model, redis_url, slot_dir, own.worker.threads or threads, owner)
         if cores_page and lent and _lends(own):
             engine = msgspec.structs.replace(spec.engine, cores_page=cores_page, all_cores=lent)
             spec = msgspec.structs.replace(spec, engine=engine)
+        if sharers > 1:
+            spec = msgspec.structs.replace(spec, cache=msgspec.structs.replace(spec.cache, kv_sharers=sharers))
         plan = HostPlan(slot, role, dump_spec(spec), str(slot_dir), str(log_dir / f"{slot}.log"))
         plans.append(in_pool(config, plan))
     return plans
@@ -112,6 +114,12 @@ def worker_spec(
         max_adapter_rank=config.adapters.max_rank,
         **settings,
     )
+
+
+def _on_gpu(config: BatonConfig) -> int:
+    """How many workers divide this machine's GPU; one where Ray gives each its own."""
+    devices = [config_of(config, slot, role).worker.device for slot, role in slots_of(config)]
+    return 1 if config.ray.address else max(1, devices.count("cuda"))
 
 
 def pace_of(config: BatonConfig) -> float:

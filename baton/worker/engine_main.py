@@ -41,6 +41,7 @@ from baton.protos.errors import BatonError, ConfigError, RankLost, to_info
 from baton.protos.nouns import BLOCK_TOKENS
 from baton.worker.channel import EngineChannel
 from baton.worker.drafts import make_drafter
+from baton.worker.kv_memory import kv_bytes
 from baton.worker.spec import AdapterSpec, EngineSpec, StepSpec, WorkerSpec, load_spec
 
 NO_ADAPTERS = AdapterSpec()
@@ -87,12 +88,7 @@ def build(spec: WorkerSpec, channel: EngineChannel) -> StepLoop:
     layout = with_codec(runner.spec.layout, spec.cache.kv_codec)
     runner.spec = msgspec.structs.replace(runner.spec, layout=layout)  # its fidelity is in every block's hash
     page_bytes = runner.spec.layout.page_bytes
-    pages = spec.cache.pages or profile_pages or spec.cache.kv_memory_bytes // page_bytes
-    if pages < 1:
-        text = (
-            f"{spec.cache.kv_memory_bytes} bytes don't hold one page of {page_bytes}; raise worker.kv_memory_bytes"
-        )
-        raise ConfigError(text, "worker.kv_memory_bytes")
+    pages = spec.cache.pages or profile_pages or pages_in(spec, page_bytes, runner.spec.weight_bytes)
     memory = PageMemory.create(pages, page_bytes)
     runner.bind(memory.view(), pages)
     if (ranks := ranks_of(runner)) is not None:
@@ -133,6 +129,15 @@ def build(spec: WorkerSpec, channel: EngineChannel) -> StepLoop:
         make_cores(spec.engine),
     )
     return make_loop(spec.role, spec.steps, spec.engine, parts)
+
+
+def pages_in(spec: WorkerSpec, page_bytes: int, weight_bytes: int) -> int:
+    """Returns how many pages there is room for beside ``weight_bytes``. Raises ConfigError where none is."""
+    room = kv_bytes(spec.cache, spec.engine.device, weight_bytes)
+    if room < page_bytes:
+        text = f"{room} bytes don't hold one page of {page_bytes}; raise worker.kv_memory_bytes"
+        raise ConfigError(text, "worker.kv_memory_bytes")
+    return room // page_bytes
 
 
 def successor(steps: StepSpec, engine: EngineSpec, loop: StepLoop) -> StepLoop:

@@ -210,3 +210,18 @@ def test_a_decode_worker_keeps_a_pace_that_every_class_may_have(
     )
     specs = [load_spec(plan.spec) for plan in worker_plans(settings, "m", "", tmp_path, tmp_path)]
     assert {spec.steps.pace_beside_prompts_s for spec in specs} == {found}
+
+
+@pytest.mark.parametrize(
+    ("sections", "sharers"),
+    [
+        ({"worker": {"device": "cuda"}}, {2}),
+        ({"worker": {"device": "cuda"}, "cluster": {"colocated": True}}, {1}),
+        ({"worker": {"device": "cuda"}, "cluster": {"pools": [PACED]}}, {2}),
+        ({"worker": {"device": "cuda"}, "ray": {"address": "ray://a"}, "redis": {"url": "redis://a"}}, {1}),
+        ({}, {1}),
+    ],
+)
+def test_workers_on_one_card_know_how_many_divide_it(tmp_path: Path, sections: dict, sharers: set[int]) -> None:
+    specs = [load_spec(plan.spec) for plan in worker_plans(config(**sections), "m", "", tmp_path, tmp_path)]
+    assert {spec.cache.kv_sharers for spec in specs} == sharers

@@ -56,7 +56,14 @@ class WorkerConfig(Section):
     cp: int = Field(default=1, ge=1, le=64, description="ranks that share the rows of each step, in place of tp")
     pp: int = Field(default=1, ge=1, le=64, description="ranks that share the model's layers, in place of tp")
     pages: int = Field(default=0, ge=0, description="KV pages; 0 takes kv_memory_bytes")
-    kv_memory_bytes: int = Field(default=512 << 20, ge=1 << 20, description="of KV pages, per worker")
+    kv_memory_bytes: int = Field(
+        default=0,
+        ge=0,
+        description="of KV pages, per worker; 0: 512 MiB, on a GPU what kv_memory_share leaves beside the weights",
+    )
+    kv_memory_share: float = Field(
+        default=0.85, gt=0, le=1, description="of a GPU's memory, that the workers on it take together"
+    )
     max_model_len: int = Field(default=0, ge=0, description="0 takes the model's own")
     max_batch: int = Field(default=64, ge=1, description="sequences in one step")
     prefill_chunk_tokens: int = Field(default=512, ge=16, description="prompt tokens of one step")

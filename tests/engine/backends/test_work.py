@@ -16,6 +16,7 @@ def test_the_costs_are_the_models_and_the_ceilings_the_machines(directory, quant
     runner = load_runner(EngineConfig(str(directory), quantization=quantization, cache_dir=str(tmp_path)))
     work = runner.work
     assert work is not None
+    assert work.step_bytes < runner.spec.weight_bytes < 2 * work.step_bytes + 4 * 192 * runner.spec.vocab_size
     assert work.token_flops > 0
     assert work.sample_flops > 0
     assert work.pair_flops > 0

@@ -15,7 +15,9 @@ from baton.console.setup.findings import Finding
 from baton.engine.backends.cuda.gpu import Probe, probe, require, without_kernels
 from baton.kernels.abi import build, native
 from baton.launch.single import usable_cores
+from baton.process.memory import available_bytes
 from baton.protos.errors import ConfigError
+from baton.worker.kv_memory import ON_A_CPU
 
 TIME_ERROR, STA_UNSYNC = 5, 0x0040
 MIB, GIB = 1 << 20, 1 << 30
@@ -62,9 +64,9 @@ def _isa() -> str:
 
 def memory(config: BatonConfig) -> Finding:
     """Checks that there is room for the pages of every worker on one machine, and something for weights."""
-    available = _meminfo()["MemAvailable"]
+    available = available_bytes()
     workers = config.cluster.decode + config.cluster.readers
-    wanted = workers * (config.worker.kv_memory_bytes + config.worker.host_tier_bytes)
+    wanted = workers * ((config.worker.kv_memory_bytes or ON_A_CPU) + config.worker.host_tier_bytes)
     said = f"{available / GIB:.1f} GiB available, KV of {workers} workers takes {wanted / GIB:.1f}"
     if config.worker.device != "cuda" and wanted > 0.8 * available:
         return Finding("memory", "fail", said, "lower worker.kv_memory_bytes or worker.host_tier_bytes")
@@ -97,7 +99,7 @@ def limits(config: BatonConfig) -> list[Finding]:
     if (
         config.worker.device == "cuda"
         and locked != resource.RLIM_INFINITY
-        and locked < config.worker.kv_memory_bytes
+        and locked < (config.worker.kv_memory_bytes or GIB)
     ):
         remedy = "ulimit -l unlimited, LimitMEMLOCK=infinity: pages that a GPU copies from are pinned"
         return [*found, Finding("memlock", "warn", said, remedy)]
@@ -156,11 +158,6 @@ def gpu(config: BatonConfig, ask: Probe = probe) -> Finding:
         what = f"{said}, and one process at a time may use it: no handoff goes from card to card"
         return Finding("gpu", "warn", what, "nvidia-smi -c DEFAULT, or kv_transport = shm")
     return Finding("gpu", "ok", f"{said}; KV goes from card to card: cuda_ipc on one, nccl between two")
-
-
-def _meminfo() -> dict[str, int]:
-    pairs = (line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
-    return {name: int(value.split()[0]) << 10 for name, value in pairs}
 
 
 def _chosen(path: Path) -> str:

@@ -93,7 +93,7 @@ def load(config: EngineConfig) -> Runner:
     program, weights, fingerprint = load_weights(config, directory, model, planned, DTYPES[dtype])
     if config.device == "cuda":
         weights = for_torch(program, weights, DTYPES[dtype], config.device)
-    spec = _spec(config, model, program, dtype, fingerprint)
+    spec = _spec(config, model, program, dtype, fingerprint, weights)
     program, base = _with_adapters(config, program, dtype, directory)
     work = work_of(program, weights, spec.layout, config.device)
     if config.device == "cpu" and native.library() is not None:
@@ -144,7 +144,7 @@ def _on_ranks(config: EngineConfig) -> Runner:
     try:
         loaded = load_rank(own, 0)
         followers.await_ready(loaded.fingerprint)
-        spec = _spec(own, model, loaded.program, _dtype_name(own), loaded.fingerprint)
+        spec = _spec(own, model, loaded.program, _dtype_name(own), loaded.fingerprint, loaded.weights)
         _use_threads(own.threads * own.widths.count)  # for what all cores can do: the other ranks wait
         work = work_of_ranks(loaded.program, loaded.native.program, loaded.weights, spec.layout)
         _use_threads(own.threads)
@@ -166,7 +166,7 @@ def _on_own_kernels(
         return None
     where = msgspec.structs.replace(config, device="cpu")  # weights are packed there, then copied
     program, weights, fingerprint = load_weights(where, directory, model, planned, DTYPES[dtype])
-    spec = _spec(config, model, program, dtype, fingerprint)
+    spec = _spec(config, model, program, dtype, fingerprint, weights)
     work = work_of(program, weights, spec.layout, "cpu" if on_shim() else "cuda")
     return on_kernels(spec, program, weights, found, work, plain, mega=config.cuda_step == "mega")
 
@@ -315,7 +315,9 @@ def _selection(config: EngineConfig, program: Program) -> Selection | None:
     return selection
 
 
-def _spec(config: EngineConfig, model: ModelConfig, program: Program, dtype: str, fingerprint: str) -> ModelSpec:
+def _spec(
+    config: EngineConfig, model: ModelConfig, program: Program, dtype: str, fingerprint: str, weights: Weights
+) -> ModelSpec:
     most = program.plain_context or program.max_position
     longest = min(config.max_model_len or most, program.max_position)
     if any(not 0 <= token < program.vocab_size for token in model.eos_token_ids):
@@ -326,4 +328,5 @@ def _spec(config: EngineConfig, model: ModelConfig, program: Program, dtype: str
         max_model_len=longest,
         vocab_size=program.vocab_size,
         eos_token_ids=model.eos_token_ids,
+        weight_bytes=sum(weight.nbytes for weight in weights.values()),
     )

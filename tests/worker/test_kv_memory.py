@@ -1,0 +1,48 @@
+"""KV takes what a card and its host have room for, where the config doesn't say how much."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+
+from baton.engine.backends.cuda.gpu import ROOM_BYTES, Gpu
+from baton.protos.errors import ConfigError
+from baton.worker.kv_memory import HOST_SHARE, ON_A_CPU, kv_bytes
+from baton.worker.spec import CacheSpec
+
+GIB = 1 << 30
+H100 = Gpu("NVIDIA H100", (9, 0), (13, 0), 80 * GIB)
+
+
+def on_card(cache: CacheSpec, weights: int = 16 * GIB, host: int = 1000 * GIB) -> int:
+    return kv_bytes(cache, "cuda", weights, lambda: H100, lambda: host)
+
+
+def test_what_the_config_names_is_taken_anywhere() -> None:
+    assert on_card(CacheSpec(kv_memory_bytes=5)) == kv_bytes(CacheSpec(kv_memory_bytes=5), "cpu", 0) == 5
+
+
+def test_a_cpu_takes_little() -> None:
+    assert kv_bytes(CacheSpec(), "cpu", 16 * GIB) == kv_bytes(CacheSpec(), "paced:zero", 0) == ON_A_CPU
+
+
+@pytest.mark.parametrize(("share", "sharers"), [(0.85, 1), (0.85, 2), (1.0, 1), (0.5, 1)])
+def test_a_card_s_workers_take_its_share_together_weights_and_room_included(share: float, sharers: int) -> None:
+    cache = CacheSpec(kv_memory_share=share, kv_sharers=sharers)
+    each = on_card(cache) + 16 * GIB + ROOM_BYTES
+    assert each * sharers == pytest.approx(share * H100.memory_bytes, abs=sharers)
+
+
+def test_a_small_host_bounds_its_mirror_and_the_log_says_so(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.WARNING)
+    assert on_card(CacheSpec(kv_sharers=2), host=10 * GIB) == int(10 * GIB * HOST_SHARE) // 2
+    assert "KV takes 4.0 GiB: the card has room for 17.0 GiB" in caplog.text
+
+
+def test_a_card_without_room_beside_the_weights_is_refused_with_the_remedy() -> None:
+    with pytest.raises(
+        ConfigError, match=r"may take 34\.0 GiB, .* need 41\.0 GiB; raise worker\.kv_memory_share"
+    ) as told:
+        on_card(CacheSpec(kv_sharers=2), weights=40 * GIB)
+    assert told.value.param == "worker.kv_memory_share"
