@@ -43,7 +43,8 @@ class EngineConfig(msgspec.Struct, frozen=True):
     rows of a step, or ``pp`` its layers; each is a process with its part of ``threads``. One that the others wait
     for longer than ``rank_bound_s`` seconds is stuck (0: they wait for ever).
     ``quantization_overrides`` give layers that a pattern names another scheme than ``quantization``
-    (``checkpoints/layer_schemes.py``), "none" to keep them as they are.
+    (``checkpoints/layer_schemes.py``), "none" to keep them as they are. ``is_draft``: both are its target's, and
+    are followed as far as they fit: patterns may name no layer, and what is quantized already stays as it is.
     """
 
     model: str
@@ -62,6 +63,7 @@ class EngineConfig(msgspec.Struct, frozen=True):
     pp: int = 1
     rank_bound_s: float = 10.0
     quantization_overrides: dict[str, str] = {}
+    is_draft: bool = False
 
     @property
     def widths(self) -> Widths:

@@ -100,7 +100,10 @@ def _draft_model(model: str, engine: EngineSpec, target: ModelSpec, pages: int) 
             device=engine.device,  # type: ignore[arg-type]
             threads=engine.threads or None,
             quantization=engine.quantization,  # type: ignore[arg-type]
+            quantization_overrides=engine.quantization_overrides,
+            max_model_len=engine.max_model_len or None,
             cache_dir=engine.cache_dir,
+            is_draft=True,
         )
     )
     if runner.spec.layout.states:

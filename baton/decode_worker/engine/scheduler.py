@@ -182,6 +182,8 @@ class DecodeScheduler:
         if self.drafter is None:
             return StepPlan(tuple([_step(*share) for share in shares]))
         self.drafts = self._drafts(self.drafter, shares)
+        if not self.drafts:
+            return StepPlan(tuple([_step(*share) for share in shares]))
         rejects = self.drafter.by_rejection
         return StepPlan(tuple([_step(*share, self.drafts.get(share[0].sequence.seq), rejects) for share in shares]))
 
@@ -213,12 +215,14 @@ class DecodeScheduler:
         return self.rules.cut(start, start + take, prompt, self.pool.block_tokens) - start
 
     def _drafts(self, drafter: Drafter, shares: list[Share]) -> dict[int, Draft]:
-        writers = {job.sequence.seq: job for job, _, reading in shares if not reading}
-        if not writers:
+        sequences = [job.sequence for job, _, reading in shares if not reading]
+        if not sequences:
             return {}
-        prompt_tokens = sum(take for _, take, reading in shares if reading)
-        sequences = [job.sequence for job in writers.values()]
+        prompt_tokens = 0 if len(sequences) == len(shares) else sum(take for _, take, reading in shares if reading)
         found = drafter.plan(sequences, prompt_tokens, self.budget.limit_s)
+        if not found:
+            return {}
+        writers = {job.sequence.seq: job for job, _, reading in shares if not reading}
         fitting = {seq: self._fitting(writers[seq], draft) for seq, draft in found.items()}
         return {seq: draft for seq, draft in fitting.items() if draft.tokens}
 

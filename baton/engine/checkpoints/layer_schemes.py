@@ -21,10 +21,13 @@ HEAD_MODULE = "lm_head"
 
 
 class LayerSchemes:
-    """Holds the scheme of all layers and of those that patterns name. Raises ConfigError for an unknown scheme."""
+    """Holds the scheme of all layers and of those that patterns name. Raises ConfigError for an unknown scheme.
 
-    def __init__(self, scheme: str, overrides: Mapping[str, str], head: str) -> None:
-        self._scheme, self._head = scheme, head
+    ``may_miss``: patterns are another model's, and may name no layer of this one.
+    """
+
+    def __init__(self, scheme: str, overrides: Mapping[str, str], head: str, may_miss: bool = False) -> None:
+        self._scheme, self._head, self._may_miss = scheme, head, may_miss
         self._rules = [(pattern, _compiled(pattern), name) for pattern, name in overrides.items()]
         self._matched: set[str] = set()
         for name in {scheme, *overrides.values()} - {NONE}:
@@ -45,6 +48,8 @@ class LayerSchemes:
     def require_used(self, weights: Iterable[Weight]) -> None:
         """Raises ConfigError for a pattern that names none of ``weights``."""
         names = [module for weight in weights for module in map(_module, weight.sources)]
+        if self._may_miss:
+            return
         unused = next((pattern for pattern, _, _ in self._rules if pattern not in self._matched), None)
         if unused is not None:
             text = f"{unused!r} names no layer that is rounded; layers are named as {names[0] if names else 'none'}"

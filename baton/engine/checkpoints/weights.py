@@ -60,6 +60,7 @@ def load_weights(
     """
     checkpoint = GgufCheckpoint.find(directory, model) or Checkpoint(directory)
     reader = checkpoint if isinstance(checkpoint, GgufCheckpoint) else reader_of(model, checkpoint)
+    config = _fitting(config, reader)
     _require_possible(config, reader)
     if isinstance(checkpoint, Checkpoint) and reader is not None:
         require_sound_scales(checkpoint)
@@ -74,7 +75,7 @@ def load_weights(
     mixed = f" {list(overrides.items())}" if overrides else ""
     fingerprint = hashlib.sha256(f"{fingerprint} {scheme} {VERSION}{mixed}".encode()).hexdigest()
     own = own_head(program)
-    schemes = None if reader is not None else LayerSchemes(config.quantization, overrides, HEAD)
+    schemes = None if reader is not None else LayerSchemes(config.quantization, overrides, HEAD, config.is_draft)
     make = _Maker(own, checkpoint, reader, schemes)
     packed = packed_weights(fingerprint, scheme, make.packed, config.cache_dir)
     plain = [weight for weight in _own(own, share)[0] if weight.name not in packed]
@@ -128,6 +129,13 @@ def own_head(program: Program) -> Program:
     head = msgspec.structs.replace(table, name=HEAD)
     ops = (*program.ops[:-1], msgspec.structs.replace(last, weight=HEAD))
     return msgspec.structs.replace(program, ops=ops, weights=(*program.weights, head))
+
+
+def _fitting(config: EngineConfig, reader: Reader | None) -> EngineConfig:
+    """The config, of a draft model without another model's quantization where it comes quantized already."""
+    if not config.is_draft or reader is None:
+        return config
+    return msgspec.structs.replace(config, quantization=NONE, quantization_overrides={})
 
 
 def _require_possible(config: EngineConfig, reader: Reader | None) -> None:

@@ -5,6 +5,7 @@ Knows nothing of batches, pages or models: times are told.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import TypeVar
 
@@ -15,6 +16,7 @@ T = TypeVar("T", bound=Text)
 SHARE = 0.004  # of the steps' time that may go into drafts which bring nothing
 MOST_SAVED = 4.0  # calls that the time saved up may pay at once
 NEW = 0.1  # weight of the last measurement
+MOST_REST = 64  # steps in a row that nobody is thought about, because no call could be paid
 HOPE = 1.0  # tokens that a call is thought to bring before any was made, and where a client predicts the answer
 
 
@@ -27,13 +29,18 @@ class Asking:
         self._brings: dict[int, float] = {}  # accepted tokens per call, faded
         self._usual = HOPE  # of all sequences: where a new one begins
         self._turn = 0
+        self._rest_s = 0.0  # a step's share of time, where nobody's drafts pay
 
-    def chosen(self, texts: Sequence[T], step_s: float) -> list[T]:
-        """Returns who is asked. A step of these ``texts`` takes ``step_s`` and brings a token each."""
+    def chosen(self, texts: Sequence[T], step_s: float, steps: int = 1) -> list[T]:
+        """Returns who is asked. A step of these ``texts`` takes ``step_s`` and brings a token each.
+
+        ``steps`` were run since the last choice.
+        """
         token_s = step_s / max(1, len(texts))
         asked = [text for text in texts if self._expected(text) * token_s > self.call_s]
-        self._saved_s = min(self._saved_s + SHARE * step_s, max(MOST_SAVED * self.call_s, SHARE * step_s))
+        self._saved_s = min(self._saved_s + steps * SHARE * step_s, max(MOST_SAVED * self.call_s, SHARE * step_s))
         count = min(int(self._saved_s / self.call_s), len(texts) - len(asked))
+        self._rest_s = 0.0 if asked else SHARE * step_s
         if count <= 0:
             return asked
         paying = {text.seq for text in asked}
@@ -42,6 +49,12 @@ class Asking:
         self._turn += count
         begin = (self._turn - count) % len(others)
         return asked + (others[begin:] + others[:begin])[:count]
+
+    def rest(self) -> int:
+        """Returns how many steps of the same texts may pass before anybody can be chosen: nobody's drafts pay."""
+        if not self._rest_s:
+            return 0
+        return min(MOST_REST, max(0, math.ceil((self.call_s - self._saved_s) / self._rest_s) - 1))
 
     def took(self, calls: int, seconds: float) -> None:
         """``calls`` calls took ``seconds``."""

@@ -23,34 +23,33 @@ class Comparison:
     """Counts steps of both kinds since the start; ``share`` of them draft nothing, 0: none."""
 
     def __init__(self, share: float) -> None:
-        self.drafts, self.control = Arm(), Arm()
         self._every = round(STRETCH / share) if share else 0
         self._step = 0
         self._is_control = False
-        self._pending = Arm()
+        self._tokens, self._seconds = [0, 0], [0.0, 0.0]  # of steps with drafts, and of those without
 
     @property
     def is_control(self) -> bool:
         """Tells whether the present step drafts nothing."""
         return self._is_control
 
+    @property
+    def drafts(self) -> Arm:
+        """Returns what the steps brought that may draft."""
+        return Arm(self._tokens[False], self._seconds[False])
+
+    @property
+    def control(self) -> Arm:
+        """Returns what the steps brought that draft nothing."""
+        return Arm(self._tokens[True], self._seconds[True])
+
     def begin(self) -> bool:
-        """Begins a step, and so ends the last one; returns whether it is to draft nothing."""
-        self.end()
+        """Begins a step; returns whether it is to draft nothing."""
         self._step += 1
         self._is_control = bool(self._every) and self._step % self._every >= self._every - STRETCH
         return self._is_control
 
     def add(self, tokens: int, seconds: float) -> None:
         """Counts what the present step wrote or took."""
-        self._pending = Arm(self._pending.tokens + tokens, self._pending.seconds + seconds)
-
-    def end(self) -> None:
-        """Counts the present step to its kind."""
-        arm = self.control if self._is_control else self.drafts
-        total = Arm(arm.tokens + self._pending.tokens, arm.seconds + self._pending.seconds)
-        if self._is_control:
-            self.control = total
-        else:
-            self.drafts = total
-        self._pending = Arm()
+        self._tokens[self._is_control] += tokens
+        self._seconds[self._is_control] += seconds

@@ -10,6 +10,9 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+# What drafts must bring to be verified at all. Costs are known to some percent, and longer steps are felt.
+MARGIN = 0.02
+
 
 def best_depths(
     chances: Sequence[Sequence[float]], sequences: int, seconds: NDArray[np.float64], limit_s: float = 0.0
@@ -18,7 +21,8 @@ def best_depths(
 
     ``chances[i]`` (never rising) are those of sequence i's drafts, all before each included. ``sequences`` get a
     token each anyway. ``seconds[k]`` is the step's time with k drafts in all, and its length says how many there
-    may be; those that take it above ``limit_s``, where that isn't 0, are left out.
+    may be; those that take it above ``limit_s``, where that isn't 0, are left out. Where the best choice brings
+    less than ``MARGIN`` more than none, none are verified.
 
     As chances never rise, the best k drafts are the k largest chances, and they are a beginning of each draft.
     """
@@ -29,6 +33,7 @@ def best_depths(
     rates = tokens / seconds[: most + 1]
     if limit_s:
         rates[1:][seconds[1 : most + 1] > limit_s] = 0.0
-    taken = order[: int(np.argmax(rates))]
+    best = int(np.argmax(rates))
+    taken = order[: best if rates[best] >= (1.0 + MARGIN) * rates[0] else 0]
     ends = np.cumsum([len(one) for one in chances])
     return np.bincount(np.searchsorted(ends, taken, side="right"), minlength=len(chances)).tolist()

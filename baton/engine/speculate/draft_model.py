@@ -109,16 +109,18 @@ class _Known:
         self.seq, self._text = text.seq, text
         self.pages: list[int] = []
         self._kv: list[int] = []  # tokens whose KV is there, drafted ones included
+        self._certain = 0  # of those, how many are known to be the text's
         self._ahead: list[int] = []  # tokens of the present draft
         self._sampling = plain_sampling(text.request.sampling)
 
     def follow(self) -> None:
         """The text has grown: what was drafted otherwise is forgotten."""
         tokens, self._ahead = self._text.tokens, []
-        same = min(len(self._kv), len(tokens) - 1)
-        while same and self._kv[same - 1] != tokens[same - 1]:
-            same -= 1
+        same, most = self._certain, min(len(self._kv), len(tokens) - 1)
+        while same < most and self._kv[same] == tokens[same]:
+            same += 1
         del self._kv[same:]
+        self._certain = same
 
     def item(self, spread: bool = False) -> SequenceStep:
         """The next tokens without KV, and the token that follows, if these are the last."""

@@ -29,6 +29,7 @@ from baton.engine.speculate.row_cost import RowCost, Vector
 from baton.protos.nouns import SpeculationTotals
 
 MOST_ROWS = 256  # drafts of one step
+WATCHED = 8  # steps of a rest of which one is timed: the machine's drift is slow
 PROMPT_NEW = 0.1  # weight of a step's time per prompt token
 
 
@@ -41,17 +42,13 @@ class Writer(Text, Protocol):
 
 
 class Tally(NamedTuple):
-    """Counts since the start. ``verified`` and ``accepted`` are tokens; ``seconds`` went into making drafts.
-
-    ``sequence_steps`` counts the steps of sequences that wrote.
-    """
+    """Counts since the start. ``verified`` and ``accepted`` are tokens; ``seconds`` went into making drafts."""
 
     proposed: int = 0
     drafts: int = 0
     verified: int = 0
     accepted: int = 0
     seconds: float = 0.0
-    sequence_steps: int = 0
 
 
 class _Weighed(NamedTuple):
@@ -89,28 +86,53 @@ class Drafter:
         self._asking, self._probe = Asking(), Probe()
         self._prompt_token_s = 0.0
         self._probed: int | None = None
+        self._sequence_steps = 0  # steps of sequences that wrote
+        self._rest, self._rested = 0, 0  # steps that nobody need be thought about, and those since somebody was
+        self._resting: tuple[int, int, int] | None = None  # whose rest it is
 
     def plan(self, writers: Sequence[Writer], prompt_tokens: int = 0, limit_s: float = 0.0) -> dict[int, Draft]:
         """Returns the drafts to verify beside ``writers``' own tokens, by sequence; often none.
 
         ``prompt_tokens`` are read in the same step, which shouldn't take above ``limit_s`` (0: no limit).
         """
+        is_control, count = self._comparison.begin(), len(writers)
+        self._sequence_steps += count
+        if is_control or not writers or self._rests(writers):
+            self._comparison.add(count, 0.0)
+            return {}
         began = self._clock()
-        is_control = self._comparison.begin()
-        found = {} if is_control else self._planned(writers, prompt_tokens, limit_s)
-        self.tally = self.tally._replace(sequence_steps=self.tally.sequence_steps + len(writers))
-        self._comparison.add(len(writers), self._clock() - began)
+        asked, found = self._planned(writers, prompt_tokens, limit_s)
+        self._rest, self._rested, took = self._asking.rest(), 0, self._clock() - began
+        self._comparison.add(count, took)
+        self.tally = self.tally._replace(seconds=self.tally.seconds + took)
+        if asked:
+            self._asking.took(asked, took)  # thinking about whom to ask is part of its price
         return found
 
-    def _planned(self, writers: Sequence[Writer], prompt_tokens: int, limit_s: float) -> dict[int, Draft]:
+    def _rests(self, writers: Sequence[Writer]) -> bool:
+        """Whether it is known beforehand that nobody can be asked: what such a step costs must not be felt."""
+        who = len(writers), writers[0].seq, writers[-1].seq
+        if self._rest > 0 and who == self._resting:
+            self._rest, self._rested = self._rest - 1, self._rested + 1
+            return True
+        self._resting = who
+        return False
+
+    def _planned(
+        self, writers: Sequence[Writer], prompt_tokens: int, limit_s: float
+    ) -> tuple[int, dict[int, Draft]]:
+        """How many were asked, and the drafts that are worth being verified."""
+        steps = self._rested + 1
         able = [writer for writer in writers if writer.draft_room > 0]
         if not able or not self._costs.known:
-            return {}
-        seconds = self._costs.seconds(len(writers), MOST_ROWS) + prompt_tokens * self._prompt_token_s
-        asked = self._asking.chosen(able, float(seconds[0]))
+            return 0, {}
+        seconds = self._costs.seconds(len(writers), MOST_ROWS)
+        if prompt_tokens:
+            seconds = seconds + prompt_tokens * self._prompt_token_s
+        asked = self._asking.chosen(able, float(seconds[0]), steps)
         weighed = self._weighed(asked, seconds, len(writers))
         depths = best_depths([one.chances for one in weighed], len(writers), seconds, limit_s) if weighed else []
-        self._add_probe(weighed, depths)
+        self._add_probe(weighed, depths, steps)
         chosen = {
             one.text.seq: one.draft._replace(tokens=one.draft.tokens[:depth])
             for one, depth in zip(weighed, depths, strict=True)
@@ -119,12 +141,15 @@ class Drafter:
         for text in asked:
             if text.seq not in chosen:
                 self._asking.brought(text.seq, 0)
-        return chosen
+        self.tally = self.tally._replace(proposed=self.tally.proposed + len(weighed))
+        return len(asked), chosen
 
     def observe(self, rows: int, prompt_tokens: int, seconds: float) -> None:
         """A step computed ``rows`` rows of writers, drafts included, and ``prompt_tokens``."""
         if rows:
             self._comparison.add(0, seconds)
+        if self._rest % WATCHED and not prompt_tokens:
+            return
         if not prompt_tokens:
             self._costs.observe(rows, seconds)
         elif self._costs.known:
@@ -170,7 +195,7 @@ class Drafter:
         """Returns what operators see: acceptance by place, and tokens and seconds with drafts and without."""
         arms = self._comparison.drafts, self._comparison.control
         return SpeculationTotals(
-            self.tally.sequence_steps,
+            self._sequence_steps,
             tuple(self._judged),
             tuple(self._stood),
             (arms[0].tokens, arms[1].tokens),
@@ -188,16 +213,10 @@ class Drafter:
         """Each sequence's most promising draft."""
         if not asked:
             return []
-        began = self._clock()
         for speculator in self._speculators:
             if isinstance(speculator, BatchSpeculator):
                 speculator.prepare(asked, self._rounds(speculator, asked, seconds, sequences))
-        found = [best for text in asked if (best := self._best(text)) is not None]
-        took = self._clock() - began
-        self._asking.took(len(asked), took)
-        t = self.tally
-        self.tally = t._replace(proposed=t.proposed + len(found), seconds=t.seconds + took)
-        return found
+        return [best for text in asked if (best := self._best(text)) is not None]
 
     def _rounds(self, speculator: BatchSpeculator, asked: Sequence[Writer], seconds: Vector, sequences: int) -> int:
         """Tokens that are worth what making and verifying them costs: one at least, else nothing is learned."""
@@ -218,9 +237,9 @@ class Drafter:
         weighed = [_Weighed(text, draft, self._chances.cumulative(text.seq, draft)) for draft in proposals if draft]
         return max(weighed, key=lambda one: expected(one.chances), default=None)
 
-    def _add_probe(self, weighed: Sequence[_Weighed], depths: list[int]) -> None:
+    def _add_probe(self, weighed: Sequence[_Weighed], depths: list[int], steps: int) -> None:
         """Lengthens the most promising draft by one, where one is due."""
-        if not self._probe.due():
+        if not self._probe.due(steps):
             return
         left = [
             (one.chances[depth] if depth < len(one.chances) else 0.0, at)

@@ -43,7 +43,7 @@ def speculator_names(asked: str) -> tuple[str, ...]:
 def self_layers(name: str) -> int | None:
     """Returns the layers that "self:N" names, 0 where it names none; None for another name."""
     head, _, count = name.partition(":")
-    if head != SELF or (count and not count.isdigit()):
+    if head != SELF or (count and not (count.isascii() and count.isdigit())):
         return None
     return int(count or 0)
 

@@ -8,10 +8,8 @@ run of luck makes more of them than ``MOST_SAVED`` beside one in ``SHARE`` steps
 from __future__ import annotations
 
 FIRST, LAST = 4, 512  # steps between two probes
-FASTER, SLOWER = (
-    4,
-    2,
-)  # what the distance is divided by after a probe that stood, and multiplied by after one that fell
+FASTER = 4  # what the distance is divided by after a probe that stood
+SLOWER = 2  # and multiplied by after one that fell
 SHARE = 200  # steps that pay for a probe: half a percent, below what a 99th percentile sees
 MOST_SAVED = 12  # probes that may come sooner: what a start or a change of traffic takes
 
@@ -24,10 +22,10 @@ class Probe:
         self._wait = FIRST
         self._saved = float(MOST_SAVED)
 
-    def due(self) -> bool:
-        """One more step was planned: whether it may hold a probe."""
-        self._wait -= 1
-        self._saved = min(self._saved + 1 / SHARE, MOST_SAVED)
+    def due(self, steps: int = 1) -> bool:
+        """``steps`` more were planned: whether the last may hold a probe."""
+        self._wait -= steps
+        self._saved = min(self._saved + steps / SHARE, MOST_SAVED)
         return self._wait <= 0 and self._saved >= 1.0
 
     def begun(self) -> None:

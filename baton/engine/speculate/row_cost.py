@@ -20,13 +20,15 @@ RENEW = 8  # steps between two renewals of what is interpolated
 MOST_ROWS = 1024
 
 Vector = NDArray[np.float64]
+LOG_ROWS: Vector = np.log(np.maximum(np.arange(MOST_ROWS + 1), 1))
 
 
 class RowCost:
     """Seconds of steps without prompt tokens, by rows."""
 
     def __init__(self) -> None:
-        self._log: dict[int, float] = {}
+        self._log: dict[int, float] = {}  # less ``_drift``, which all have in common
+        self._drift = 0.0
         self._seen: dict[int, int] = {}
         self._curve: Vector = np.empty(0)
         self._stale = 0
@@ -40,16 +42,15 @@ class RowCost:
         """A step of ``rows`` rows took ``seconds``."""
         if seconds <= 0.0 or rows > MOST_ROWS:
             return
-        now, seen = math.log(seconds), self._seen.get(rows, 0)
+        now, seen = math.log(seconds) - self._drift, self._seen.get(rows, 0)
         if not self._log:
             self._log[rows] = now
         before = self._log.get(rows)
         if before is None:
-            before = math.log(self.seconds(rows, 0)[0])
+            before = math.log(self.seconds(rows, 0)[0]) - self._drift
         off = max(-MOST_OFF, min(MOST_OFF, now - before))
         if seen >= KNOWN:
-            self._drift(DRIFT * off)
-            before += DRIFT * off
+            self._drift += DRIFT * off
         self._log[rows] = before + max(NEW, 1 / (seen + 1)) * off
         self._seen[rows] = seen + 1
         self._stale += 1
@@ -60,20 +61,17 @@ class RowCost:
         """Returns the seconds of ``rows``, ``rows + 1``, … ``rows + more`` rows; never falling."""
         if not len(self._curve):
             self._curve = self._interpolated()
+        if rows + more <= MOST_ROWS:
+            return self._curve[rows : rows + more + 1]
         return self._curve[np.minimum(np.arange(rows, rows + more + 1), MOST_ROWS)]
-
-    def _drift(self, off: float) -> None:
-        for rows in self._log:
-            self._log[rows] += off
 
     def _interpolated(self) -> Vector:
         """By rows, 0 … MOST_ROWS. Where a mean of more rows is less, fewer rows cost no more than that."""
         known = sorted(self._log)
-        x, y = np.log(known), np.array([self._log[rows] for rows in known])
+        x, y = np.log(known), np.array([self._log[rows] + self._drift for rows in known])
         y = np.minimum.accumulate(y[::-1])[::-1]
-        at = np.log(np.maximum(np.arange(MOST_ROWS + 1), 1))
         slope = FIRST_SLOPE
         if len(known) > 1:
             slope = min(1.0, max(0.0, float((y[-1] - y[0]) / (x[-1] - x[0]))))
-        beyond = np.maximum(at - x[-1], 0.0) * slope
-        return np.exp(np.interp(at, x, y) + beyond)
+        beyond = np.maximum(LOG_ROWS - x[-1], 0.0) * slope
+        return np.exp(np.interp(LOG_ROWS, x, y) + beyond)

@@ -28,7 +28,6 @@ def test_tokens_and_seconds_go_to_the_step_that_they_are_of() -> None:
         control = one.begin()
         one.add(2, 0.0)
         one.add(0 if control else 2, 1.0 if control else 1.25)
-    one.end()
     totals = SpeculationTotals(
         tokens=(one.drafts.tokens, one.control.tokens), seconds=(one.drafts.seconds, one.control.seconds)
     )

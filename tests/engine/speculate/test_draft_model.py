@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import msgspec
 import pytest
 
+from baton.engine.backends.native.runner import NativeRunner
 from baton.engine.backends.paced.runner import PacedRunner, paced_answer
+from baton.engine.load import EngineConfig, load_runner
 from baton.engine.speculate.draft_model import DraftModel, require_same_tokens
 from baton.engine.speculate.drafter import Drafter
+from baton.kernels.abi import native
 from baton.protos.errors import ConfigError
 from baton.protos.nouns import Sampling
 from baton.worker.drafts import make_drafter
 from baton.worker.spec import EngineSpec
+from tests.conformance.checkpoints import make
 from tests.engine.speculate.texts import Written
 
 MODELS = Path(__file__).parents[3] / "models"
@@ -48,6 +53,13 @@ def test_it_drafts_what_it_would_write_after_any_text_accepted_or_not() -> None:
         draft = drafted(model, text)
         assert draft == own(text.tokens, 4)
         text.tokens += [*draft[:taken], 900]
+
+
+def test_a_draft_that_went_wrong_and_came_right_again_leaves_no_kv_behind() -> None:
+    model, text = drafting(), written(1, [5, 6, 7])
+    draft = drafted(model, text)
+    text.tokens += [draft[0], 900, draft[2], 901]  # the third is what was drafted, but behind another second
+    assert drafted(model, text) == own(text.tokens, 4)
 
 
 def test_a_draw_is_the_one_of_its_position_and_seed() -> None:
@@ -97,5 +109,34 @@ def test_a_draft_model_is_loaded_beside_its_target_or_refused_by_name(tmp_path: 
     (tmp_path / "config.json").write_text("{}")
     with pytest.raises(ConfigError, match="isn't that of"):
         make_drafter(f"draft:{tmp_path}", real, target, 64)
+    for asked in ("self:\u00b2", "self:x"):
+        with pytest.raises(ConfigError, match="isn't known; choose from none, auto"):
+            make_drafter(asked, real, target, 64)
     assert make_drafter("none", real, target, 64) is None
     assert isinstance(make_drafter("suffix", paced, target, 64), Drafter)
+
+
+@pytest.mark.skipif(native.library() is None, reason="no native kernels here")
+def test_a_draft_model_is_cut_and_rounded_as_its_target_as_far_as_that_fits(tmp_path: Path) -> None:
+    made = make(tmp_path / "model", "llama3")
+    shutil.copy(MODELS / "demo" / "tokenizer.json", made / "tokenizer.json")
+    target = load_runner(EngineConfig(str(made), threads=1))
+    overrides = {"*.down_proj": "int4", "model.layers.77.*": "int8"}
+    engine = EngineSpec(
+        model=str(made),
+        threads=1,
+        max_model_len=40,
+        quantization="int8",
+        quantization_overrides=overrides,
+        cache_dir=str(tmp_path),
+    )
+    drafter = make_drafter(f"draft:{made}", engine, target, 64)
+    assert drafter is not None
+    [model] = drafter._speculators
+    assert isinstance(model, DraftModel)
+    runner = model._runner
+    assert isinstance(runner, NativeRunner)
+    assert runner.spec.max_model_len == 40
+    kinds = {name: packed.kind for name, packed in runner._program._packed.items()}
+    [most] = {kind for name, kind in kinds.items() if "down" not in name}
+    assert {name for name, kind in kinds.items() if kind != most} == {"0.down", "1.down"}
