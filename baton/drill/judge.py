@@ -13,7 +13,7 @@ import numpy as np
 
 from baton.drill import oracle
 from baton.drill.scenario import Request
-from baton.protos.errors import BatonError, QuotaExceeded
+from baton.protos.errors import BatonError, QuotaExceeded, WorkerLost
 
 if TYPE_CHECKING:
     from baton.router.request.request import ChoiceStream
@@ -24,12 +24,18 @@ CLOSE = 1e-5  # of numbers of a vector, by which sums in another order differ
 class Judge:
     """Collects what was violated. ``faulty`` says whether the run has faults that may fail a request.
 
-    ``halt`` is called at each violation.
+    ``spared`` says that fewer workers end than a request is tried, so that none is lost with them. ``halt`` is
+    called at each violation.
     """
 
     def __init__(
-        self, faulty: bool, requests: Sequence[Request] = (), halt: Callable[[], None] = lambda: None
+        self,
+        faulty: bool,
+        requests: Sequence[Request] = (),
+        halt: Callable[[], None] = lambda: None,
+        spared: bool = False,
     ) -> None:
+        self._spared = spared
         self.violations: list[str] = []
         self._halt = halt
         self._requests = requests
@@ -86,6 +92,9 @@ class Judge:
             self.violated(f"{name}: ended with {type(error).__name__}: {error}, which is no typed error")
         else:
             self.failed += 1
+            scored = request.sampling.pooling or request.sampling.prompt_logprobs is not None
+            if self._spared and isinstance(error, WorkerLost) and not scored:
+                self.violated(f"{name}: lost though fewer workers ended than it had tries: {error.message}")
             if not self._faulty and request.deadline_after is None:
                 self.violated(f"{name}: failed without a fault: {error.label}: {error.message}")
 

@@ -14,6 +14,7 @@ import msgspec
 from baton.drill.network import KEEPALIVE_S
 from baton.drill.oracle import VOCABULARY
 from baton.protos.nouns import Grammar, Sampling
+from baton.router.dispatch.runner import DispatchSettings
 
 FaultKind = Literal[
     "kill", "engine_dies", "stuck", "slow", "cut", "cut_one_way", "break", "index_lies", "roster_silent",
@@ -22,6 +23,7 @@ FaultKind = Literal[
 ]  # fmt: skip
 FAULTS: tuple[FaultKind, ...] = get_args(FaultKind)
 HINDERING = ("cut", "cut_one_way", "stuck", "slow", "tier_slow")  # faults that delay the word that a client left
+ENDING = ("kill", "engine_dies", "leave")  # faults that end a worker, and hinder nobody else
 GONE_S = 3.0  # seconds that the word that a client left takes at most, without such a fault
 FLOODING = ("flood", "drop")  # tenants that are held against fair shares
 
@@ -102,6 +104,12 @@ class Scenario(msgspec.Struct, frozen=True):
         """Returns the second at which the last request has come and the last fault is over."""
         times = [r.at for r in self.requests] + [f.at + f.seconds for f in self.faults]
         return max(times, default=0.0)
+
+    @property
+    def spares_requests(self) -> bool:
+        """Returns whether fewer workers end than a request is tried, and nothing else goes wrong."""
+        ending = [fault.kind in ENDING for fault in self.faults]
+        return all(ending) and len(ending) < DispatchSettings().max_attempts
 
     @property
     def heard_s(self) -> float:

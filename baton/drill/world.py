@@ -51,7 +51,9 @@ class World:
         self.coverage = Coverage()
         loop.coverage = self.coverage
         halt = loop.halt if first_only else lambda: None
-        self.judge = Judge(bool(scenario.faults) or scenario.pages < 100, scenario.requests, halt)
+        self.judge = Judge(
+            bool(scenario.faults) or scenario.pages < 100, scenario.requests, halt, scenario.spares_requests
+        )
         self.workers: dict[str, SimulatedWorker] = {}
         self._rng = rng
         loop.limit_s = scenario.ends_at + 2 * self._longest() + scenario.lease_ttl_s + PHASES_S

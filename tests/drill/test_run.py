@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 from baton.console.main import app
 from baton.drill import many, oracle, world
 from baton.drill.run import as_test, play, shrink
-from baton.drill.scenario import FAULTS, Fault, Request, Scenario, Size, draw
+from baton.drill.scenario import FAULTS, Fault, FaultKind, Request, Scenario, Size, draw
 from baton.drill.world import World
 from baton.protos.nouns import Sampling
 from baton.router.dispatch.role_control import RoleChange, RoleControl
@@ -90,6 +90,38 @@ def test_requests_go_on_elsewhere_when_every_worker_dies_in_turn() -> None:
     verdict = play(msgspec.structs.replace(quiet, faults=kills))
     assert verdict.held, verdict.violations
     assert verdict.answered > 0
+
+
+def one_of_each(seed: int, *faults: Fault) -> Scenario:
+    """One worker per role, a long prompt every 50 ms, and nothing else that goes wrong."""
+    quiet = draw(seed, Size(workers=1, requests=1, kinds=(), pressed=0.0))
+    asks = Sampling(temperature=0.0, max_tokens=20, ignore_eos=True)
+    requests = tuple(Request(i, 0.05 * i, tuple((7 * i + j) % 97 for j in range(60)), asks) for i in range(12))
+    plain = {"batches": (), "pages": 300, "step_s": 0.02, "local_max": 0, "controller": False}
+    return msgspec.structs.replace(quiet, requests=requests, faults=faults, **plain)
+
+
+@pytest.mark.parametrize("seed", [0, 8])
+def test_no_request_is_lost_with_the_only_prefill_workers_engine(seed: int) -> None:
+    verdict = play(one_of_each(seed, Fault("engine_dies", 0.3, "prefill-0")))
+    assert verdict.held, verdict.violations
+    assert verdict.answered == 12
+
+
+@pytest.mark.parametrize("kind", ["engine_dies", "leave"])
+def test_prompts_are_read_elsewhere_while_the_only_prefill_worker_goes_twice(kind: FaultKind) -> None:
+    verdict = play(one_of_each(3, Fault(kind, 0.3, "prefill-0"), Fault(kind, 1.6, "prefill-0")))
+    assert verdict.held, verdict.violations
+    assert verdict.answered == 12
+
+
+@pytest.mark.parametrize("kind", ["engine_dies", "leave"])
+def test_what_the_only_decode_worker_had_waits_for_its_successor_or_is_told_that_there_is_none(
+    kind: FaultKind,
+) -> None:
+    verdict = play(one_of_each(3, Fault(kind, 0.3, "decode-0")))
+    assert verdict.held, verdict.violations
+    assert verdict.answered + verdict.failed == 12
 
 
 def test_the_first_violation_ends_a_run_if_it_is_told_to(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -30,6 +30,7 @@ from baton.protos.errors import (
     AdapterUnknown,
     AlreadyCommitted,
     BatonError,
+    Cancelled,
     LeaseUnknown,
     PoolExhausted,
     StaleEpoch,
@@ -99,6 +100,7 @@ class FakeWorker(stubs.WorkerServicer):
         self.server: grpc.aio.Server | None = None
         self.hold_engine = asyncio.Event()
         self.hold_engine.set()
+        self.engine_died: BatonError | None = None  # what a worker whose engine is gone says until its server ends
         self.files: dict[str, str] = {}
         self.loads: list[w.LoadAdapterRequest] = []
         self.unloads: list[str] = []
@@ -165,6 +167,8 @@ class FakeWorker(stubs.WorkerServicer):
 
     async def Snapshot(self, request, context):
         await self.hold_engine.wait()
+        if self.engine_died is not None:
+            await abort(context, self.engine_died)
         return w.PoolSnapshot(pages=self.info.pages, incarnation=self.says_incarnation)
 
 
@@ -180,6 +184,7 @@ class FakeDecode(FakeWorker, stubs.DecodeWorkerServicer):
         self.cancels: list[tuple[str, str]] = []
         self.refusals: list[BatonError] = []
         self.rearm_refusals: list[BatonError] = []
+        self.dies_at_rearm = False
         self.end_with: list[BatonError] = []
         self.hold_admits = asyncio.Event()
         self.hold_tokens = asyncio.Event()
@@ -226,6 +231,8 @@ class FakeDecode(FakeWorker, stubs.DecodeWorkerServicer):
 
     async def _admit(self, admit: w.Admit, out, mine) -> None:
         self.admits.append(admit)
+        if self.engine_died is not None:
+            return  # nobody is there to answer
         if len(self.leases) >= self.pages_free and not self.refusals:
             self.refusals.append(PoolExhausted("no page"))
         try:
@@ -256,6 +263,9 @@ class FakeDecode(FakeWorker, stubs.DecodeWorkerServicer):
 
     def _rearm(self, rearm: w.Rearm, out) -> None:
         self.rearms.append(rearm)
+        if self.dies_at_rearm:
+            self._dying = asyncio.create_task(self.die())
+            return
         lease = self.leases.get(rearm.request_id)
         error = self.rearm_refusals.pop(0) if self.rearm_refusals else None
         if lease is None or lease.id != rearm.lease:
@@ -353,6 +363,8 @@ class FakePrefill(FakeWorker, stubs.PrefillWorkerServicer):
             self.cancelled += 1
             raise
         except BatonError as error:
+            if error is self.engine_died and isinstance(error, Cancelled):  # as gRPC ends the calls of a server
+                await context.abort(grpc.StatusCode.CANCELLED, error.message)
             await abort(context, error)
         finally:
             self.running -= 1
@@ -363,6 +375,8 @@ class FakePrefill(FakeWorker, stubs.PrefillWorkerServicer):
         await self.hold.wait()
         if self.failures:
             raise self.failures.pop(0)
+        if self.engine_died is not None:
+            raise self.engine_died
         self.require_adapter(request.adapter_id)
         self.decodes[request.decode_address].commit(request)
         if self.lose_reply:

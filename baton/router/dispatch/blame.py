@@ -68,7 +68,7 @@ class Blame:
             if not error.retryable or run.retries.failures >= self._max_attempts:
                 raise error
             log.info("%s goes elsewhere than %s: %s", run.request.request_id, worker_id, error)
-        run.retries.avoid.add(worker_id)
+        run.retries.leave(worker_id)
         self._metrics.retries.labels(error.label).inc()
 
 

@@ -65,6 +65,7 @@ class ChoiceRun:
     def place(self, reservation: Reservation, waited_s: float) -> None:
         """Notes in summary and record which workers it has, after ``waited_s`` seconds in the queue."""
         taken, summary = reservation.taken, self.summary
+        self.retries.placed(reservation.incarnations)
         summary.way, summary.prefill_worker, summary.decode_worker = taken.way, taken.prefill, taken.decode
         summary.attempts = self.retries.attempts
         summary.took(Station("queue", waited_s))

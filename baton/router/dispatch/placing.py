@@ -68,7 +68,7 @@ class Placer:
         """Returns whether another prefill worker than ``taken``'s could read it for the same decode worker."""
         snapshot = self._kin(run)
         idle = [
-            p for p in snapshot.prefill if p.id != taken.prefill and p.id not in run.retries.avoid and not p.full
+            p for p in snapshot.prefill if p.id != taken.prefill and not run.retries.avoids(p.info) and not p.full
         ]
         return any(fits(p, d) for d in snapshot.decode if d.id == taken.decode for p in idle)
 
@@ -79,6 +79,8 @@ class Placer:
             return None
         run.retries.absent_since = None
         _require_pages(snapshot, routing)
+        failed = frozenset(k.id for k in (*snapshot.prefill, *snapshot.decode) if run.retries.avoids(k.info))
+        routing = msgspec.structs.replace(routing, avoid=failed)
         policy = with_adapter_loads(self._policy)
         decision = choose_with_session(policy, snapshot, self._with_session(run, snapshot, routing))
         if decision is None:
@@ -111,7 +113,7 @@ class Placer:
                 raise NoWorker("no prefill worker is left for the request's second try")
             return replace(snapshot, decode=held, local_max_tokens=-1)
         if run.choice > 0:
-            home = tuple(d for d in snapshot.decode if d.id == run.home.result() and d.id not in run.retries.avoid)
+            home = tuple(d for d in snapshot.decode if d.id == run.home.result() and not run.retries.avoids(d.info))
             return replace(snapshot, decode=home, prefill=()) if home else snapshot
         return snapshot
 
@@ -147,9 +149,8 @@ def _routing_request(run: ChoiceRun, hits: Mapping[str, int]) -> RoutingRequest:
         len(request.token_ids) + emitted,
         max(1, request.sampling.max_tokens - emitted),
         hits,
-        frozenset(run.retries.avoid),
-        run.progress.ttft_left(),
-        request.context.slo_tpot_s,
+        slo_ttft_s=run.progress.ttft_left(),
+        slo_tpot_s=request.context.slo_tpot_s,
     )
 
 

@@ -157,9 +157,14 @@ class ChoiceRunner:
     async def _read(
         self, run: ChoiceRun, attempt: Attempt, lease: DecodeLease, placed: Reservation, to: WorkerInfo
     ) -> None:
-        """Prefill; on a failure Rearm (received blocks are kept) and elsewhere. Local way: nothing to do."""
+        """Prefill; on a failure Rearm (received blocks are kept) and elsewhere. Local way: nothing to do.
+
+        A handoff that broke is held against the prefill worker once its decode worker has answered the Rearm: that
+        one may be gone, and is one failure then, not two.
+        """
         received: tuple[int, ...] = ()
         while placed.taken.way == "prefill":
+            broken: BatonError | None = None
             try:
                 message = prefill_message(attempt, lease, to, received, placed.taken, self._links.router_id)
                 run.progress.take_prefill(await self._prefill(run, placed, message))
@@ -168,13 +173,17 @@ class ChoiceRunner:
                 if run.progress.answered:
                     break
                 placed.has_read()
-                self._blame(run, placed.taken.prefill, error, refused=True)
+                broken = error if error.param == "decode_address" else None
+                if broken is None:
+                    self._blame(run, placed.taken.prefill, error, refused=True)
             finally:
                 placed.has_read()
             try:
                 received = await lease.rearm()
             except AlreadyCommitted:
                 break  # every block was in: only the answer to us was lost
+            if broken is not None:
+                self._blame(run, placed.taken.prefill, broken, refused=True)
             placed = await self._place(run, lease_on=placed.taken.decode)
         if run.progress.answered:
             run.progress.complete()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import msgspec
 
@@ -67,12 +67,20 @@ class _WorkerCounts:
 class Reservation:
     """Holds a request's place on its workers, counted here until ``close``; ``has_read`` when its prompt is
     computed.
+
+    ``incarnations`` are those of its workers as it was placed, by worker id.
     """
 
     def __init__(
-        self, view: ClusterView, decision: RoutingDecision, uncached: int, seated: bool, share: PinShare | None
+        self,
+        view: ClusterView,
+        decision: RoutingDecision,
+        uncached: int,
+        seated: bool,
+        share: PinShare | None,
+        incarnations: Mapping[str, str],
     ) -> None:
-        self.decision = decision
+        self.decision, self.incarnations = decision, incarnations
         self.taken: Option = decision.taken
         self._share = share
         self._view, self._uncached = view, uncached
@@ -229,7 +237,9 @@ class ClusterView:
         """
         self._turn += 1
         self._snapshots.clear()
-        return Reservation(self, decision, uncached, seated, share)
+        taken = decision.taken
+        incarnations = self._links.incarnations({taken.prefill, taken.decode} - {""})
+        return Reservation(self, decision, uncached, seated, share, incarnations)
 
     def full(self, worker_id: str, seconds: float) -> None:
         """Offers a worker nothing for ``seconds``, because it refused somebody for want of room."""

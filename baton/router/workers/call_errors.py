@@ -32,6 +32,14 @@ def from_rpc(error: grpc.aio.AioRpcError, worker_id: str) -> BatonError:
     return Overloaded(text) if error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED else BatonError(text)
 
 
+def is_of_worker(error: BatonError) -> bool:
+    """Returns whether ``error`` says that the worker asked is gone, rather than a connection of its own.
+
+    A worker that lost its way to another one names a field, ``decode_address`` or ``kv_transport``.
+    """
+    return isinstance(error, WorkerLost) and not error.param
+
+
 def first_of(group: BaseExceptionGroup) -> BaseException:
     """Returns the first error in a group that may hold groups."""
     error: BaseException = group

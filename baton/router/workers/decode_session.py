@@ -13,6 +13,7 @@ from collections.abc import Callable
 from baton.protos.convert import error_from_pb
 from baton.protos.errors import BatonError, Cancelled, WorkerLost, from_info
 from baton.protos.v1 import worker_pb2 as w
+from baton.router.workers.call_errors import is_of_worker
 
 TokenSink = Callable[[w.RequestTokens], None]
 log = logging.getLogger("baton.router")
@@ -21,11 +22,13 @@ log = logging.getLogger("baton.router")
 class DecodeSession:
     """Keeps what is in flight on one connection to a decode worker.
 
-    ``outbox`` is sent in order; ``receive`` takes what comes.
+    ``outbox`` is sent in order; ``receive`` takes what comes. ``doubt`` is called, before any lease hears of it,
+    when the worker says that its engine is gone.
     """
 
-    def __init__(self, worker_id: str) -> None:
+    def __init__(self, worker_id: str, doubt: Callable[[], None] = lambda: None) -> None:
         self.worker_id = worker_id
+        self._doubt = doubt
         self.outbox: asyncio.Queue[w.SessionUp] = asyncio.Queue()
         self._leases: dict[str, DecodeLease] = {}
         self._lost: BatonError | None = None
@@ -99,13 +102,17 @@ class DecodeSession:
         lease = self._leases.get(message.request_id)
         if lease is None:
             return
-        if isinstance(message, w.Ended):
-            del self._leases[lease.request_id]
-            lease.over(_error_of(message.error, self.worker_id))
-        elif isinstance(message, w.Refused):
-            lease.refused(_error_of(message.error, self.worker_id))
-        else:
+        if isinstance(message, w.Admitted | w.Rearmed):
             lease.answered(message)
+            return
+        error = _error_of(message.error, self.worker_id)
+        if is_of_worker(error):
+            self._doubt()
+        if isinstance(message, w.Refused):
+            lease.refused(error)
+        else:
+            del self._leases[lease.request_id]
+            lease.over(error)
 
 
 class DecodeLease:

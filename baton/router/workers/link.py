@@ -25,7 +25,7 @@ from baton.protos.nouns import PROTOCOL, AdapterInfo, WorkerInfo
 from baton.protos.rpc import heed_cancel
 from baton.protos.v1 import worker_pb2 as w
 from baton.protos.v1 import worker_pb2_grpc as stubs
-from baton.router.workers.call_errors import from_rpc, said
+from baton.router.workers.call_errors import from_rpc, is_of_worker, said
 from baton.router.workers.decode_session import DecodeLease, DecodeSession, TokenSink
 from baton.tls.rpc import handshake_failure
 
@@ -58,7 +58,7 @@ class WorkerLink(ABC):
         self.info = info
         self.up = self._was_up = False
         self._channel, self._settings = channel, settings
-        self._doubts = asyncio.Event()
+        self._doubts = asyncio.Event()  # it is down until it has answered a probe
         self._complaint = ""
         self._loaded: set[str] = set()  # adapters that it was given, and has yet to announce
         self._missed: set[str] = set()  # adapters that it announced, and lacked when it was asked for them
@@ -200,6 +200,14 @@ class WorkerLink(ABC):
             await asyncio.sleep(PROBE_EVERY_S)
             await self._probe()
 
+    def _doubt(self) -> None:
+        """Takes the worker for down until it answers a probe, because a call broke or it said that its engine died.
+
+        That is sooner than the connection tells, so that whoever lost it there doesn't ask it again meanwhile.
+        """
+        self._set(False)
+        self._doubts.set()
+
     def _set(self, up: bool) -> None:
         if up != self.up:
             log.info("%s %s is %s", self.info.role, self.info.worker_id, "up" if up else "down")
@@ -233,10 +241,8 @@ class DecodeLink(WorkerLink):
         return 0 if self._session is None else self._session.move_away(error)
 
     async def _hold(self) -> None:
-        session, lost = (
-            DecodeSession(self.info.worker_id),
-            WorkerLost(f"lost the connection to {self.info.worker_id}"),
-        )
+        session = DecodeSession(self.info.worker_id, self._doubt)
+        lost: BatonError = WorkerLost(f"lost the connection to {self.info.worker_id}")
         call = stubs.DecodeWorkerStub(self._channel).Session()
         tasks = [asyncio.create_task(_write(call, session), name=f"session to {self.info.worker_id}")]
         try:
@@ -244,6 +250,7 @@ class DecodeLink(WorkerLink):
             async with asyncio.timeout(HELLO_TIMEOUT_S):
                 self._check((await _read(call)).welcome.worker)
             await self._probe()
+            self._doubts.clear()
             self._session = session
             self._set(True)
             tasks += [
@@ -264,6 +271,17 @@ class DecodeLink(WorkerLink):
                 task.cancel()
             call.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _watch(self) -> None:
+        """Probes again and again, at once where the worker is in doubt; ends when one isn't answered."""
+        while True:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(PROBE_EVERY_S):
+                    await self._doubts.wait()
+            self._doubts.clear()
+            await self._probe()
+            if not self._doubts.is_set():
+                self._set(True)
 
 
 async def _read_all(call: grpc.aio.StreamStreamCall, session: DecodeSession) -> None:
@@ -311,19 +329,14 @@ class PrefillLink(WorkerLink):
             raise kind(f"{self.info.worker_id} makes no progress") from None  # _give_up cancelled the call
         except grpc.aio.AioRpcError as error:
             heed_cancel()
-            reason = said(error)
-            if reason is None and error.code() is grpc.StatusCode.UNAVAILABLE:
-                self._doubt()
+            reason = said(error) or from_rpc(error, self.info.worker_id)
             if isinstance(reason, Cancelled):
                 reason = WorkerLost(f"{self.info.worker_id} cancelled the prefill by itself: {reason}")
-            raise reason or from_rpc(error, self.info.worker_id) from None
+            if is_of_worker(reason):
+                self._doubt()
+            raise reason from None
         finally:
             self._calls.discard(call)
-
-    def _doubt(self) -> None:
-        """A call broke: the worker is down until it describes itself again; sooner than the channel tells."""
-        self._set(False)
-        self._doubts.set()
 
     async def _hold(self) -> None:
         described = stubs.WorkerStub(self._channel).Describe(

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from baton.protos.errors import WorkerLost
 from baton.protos.nouns import WorkerInfo
@@ -60,6 +60,10 @@ class LinkTable:
         if not isinstance(link, PrefillLink):
             raise WorkerLost(f"no prefill worker {worker_id}")
         return link
+
+    def incarnations(self, worker_ids: Iterable[str]) -> dict[str, str]:
+        """Returns the incarnations that are linked to, by worker id."""
+        return {k: self._links[k].info.incarnation for k in worker_ids if k in self._links}
 
     def sync(self, infos: Mapping[str, WorkerInfo]) -> None:
         """Links to who is new and drops who was replaced, once its link is down: one that is up is the truth.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 
+import msgspec
 import pytest
 
 from baton.cluster.prefix_index import HASH_BYTES
@@ -185,6 +186,59 @@ async def test_the_only_prefill_workers_death_sends_the_request_the_local_way():
         assert [reason for _, reason in c.d[0].cancels] == ["retry"]
 
 
+async def test_a_decode_worker_that_breaks_a_handoff_by_dying_is_one_failure_and_not_the_prefill_workers():
+    async with cluster(1, 2) as c:
+        c.d[0].dies_at_rearm = True
+        c.p[0].failures = [WorkerLost("the decode worker ended the handoff early", "decode_address")]
+        [stream] = c.open(PROMPT)
+        assert await asyncio.wait_for(collect(stream), 20) == answer_of(PROMPT, 8)
+        assert (stream.summary.decode_worker, stream.summary.attempts) == ("d1", 2)
+        c.d[0].leases.clear()
+        await c.idle()
+
+
+async def test_a_handoff_that_breaks_between_two_live_workers_goes_to_another_prefill_worker():
+    async with cluster(2, 1) as c:
+        c.p[0].failures = [WorkerLost("the decode worker ended the handoff early", "decode_address")]
+        [stream] = c.open(PROMPT)
+        assert await asyncio.wait_for(collect(stream), 20) == answer_of(PROMPT, 8)
+        assert (stream.summary.prefill_worker, stream.summary.attempts) == ("p1", 2)
+        assert c.view.reachable("prefill") == 2
+        await c.idle()
+
+
+@pytest.mark.parametrize("said", [WorkerLost("the engine of p0 died"), Cancelled("the server stops")], ids=repr)
+async def test_a_prefill_worker_that_says_its_engine_died_is_asked_once_while_it_ends(said):
+    async with cluster() as c:
+        c.p[0].hold.clear()
+        [stream] = c.open(PROMPT)
+        await until(lambda: c.p[0].requests)
+        c.p[0].engine_died = said
+        c.p[0].hold.set()
+        assert await asyncio.wait_for(collect(stream), 20) == answer_of(PROMPT, 8)
+        assert len(c.p[0].requests) == 1
+        assert (stream.summary.way, stream.summary.attempts) == ("local", 2)
+        await c.idle()
+
+
+async def test_the_successor_of_a_worker_that_failed_a_request_may_take_it():
+    async with cluster(2, 1) as c:
+        c.p[1].failures = [PoolExhausted("full")] * 10_000
+        c.p[0].die_at_call = True
+        c.p[0].hold.clear()
+        [stream] = c.open(PROMPT)
+        await until(lambda: c.p[1].requests)
+        await until(lambda: c.view.reachable("prefill") == 1)
+        c.p[0].die_at_call = False
+        c.p[0].hold.set()
+        await c.p[0].start()
+        c.p[0].info = msgspec.structs.replace(c.p[0].info, incarnation="p0-2")
+        c.roster.join(c.p[0])
+        assert await asyncio.wait_for(collect(stream), 20) == answer_of(PROMPT, 8)
+        assert (stream.summary.prefill_worker, stream.summary.attempts) == ("p0", 2)
+        await c.idle()
+
+
 async def test_a_lost_reply_of_a_committed_prefill_changes_nothing():
     async with cluster() as c:
         c.p[0].lose_reply = True
@@ -274,6 +328,30 @@ async def test_an_answer_that_ends_with_a_lasting_error_raises_it():
         [stream] = c.open(SHORT)
         with pytest.raises(BatonError, match="a bad sequence"):
             await collect(stream)
+        await c.idle()
+
+
+async def test_the_only_decode_worker_whose_engine_died_is_asked_again_once_it_answers_a_probe():
+    async with cluster() as c:
+        c.d[0].hold_tokens.clear()
+        [stream] = c.open(SHORT)
+        await until(lambda: c.d[0].leases)
+        c.d[0].engine_died = WorkerLost("the engine of d0 died")
+        c.d[0].end_with = [c.d[0].engine_died]
+        c.d[0].hold_tokens.set()
+        await until(lambda: c.view.reachable("decode") == 0)
+        c.d[0].engine_died = None
+        assert await asyncio.wait_for(collect(stream), 20) == answer_of(SHORT, 8)
+        assert (len(c.d[0].admits), stream.summary.attempts) == (2, 2)
+        await c.idle()
+
+
+async def test_a_decode_worker_that_answers_a_probe_keeps_its_session_whatever_it_said_of_itself():
+    async with cluster() as c:
+        c.d[0].end_with = [WorkerLost("the engine of d0 died")]
+        [stream] = c.open(SHORT)
+        assert await asyncio.wait_for(collect(stream), 20) == answer_of(SHORT, 8)
+        assert (c.d[0].sessions, stream.summary.attempts) == (1, 2)
         await c.idle()
 
 
