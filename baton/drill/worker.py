@@ -180,6 +180,7 @@ class Life:
         with suppress(RedisError, OSError):
             self.role = await RoleWishes(redis, NAMESPACE).of(own.slot) or self.role
         if self.role != self.engine.role:
+            self.engine.memory.close()
             self.engine = SimulatedEngine(
                 self.process.name, self.role, own.scenario, own.pace, own.rng, self.engine.witness, own.weights
             )

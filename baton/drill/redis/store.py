@@ -65,7 +65,7 @@ class KeySpace:
         self.max_bytes = 0
 
     def run(self, words: list[bytes]) -> Answer:
-        """Runs one command and returns its answer. Raises Refused."""
+        """Runs one command and returns its answer. Raises CommandError."""
         handler = COMMANDS.get(words[0].upper())
         if handler is None:
             raise CommandError(f"ERR unknown command '{words[0].decode(errors='replace')}'")
@@ -93,7 +93,7 @@ class KeySpace:
     # ---- keys ----
 
     def find(self, key: bytes, kind: str) -> Any:
-        """Returns the value of a key, or None. Raises Refused for one of another kind."""
+        """Returns the value of a key, or None. Raises CommandError for one of another kind."""
         self.expire_due(key)
         if key not in self.values:
             return None
@@ -302,21 +302,21 @@ def _pttl(store: KeySpace, args: list[bytes]) -> Answer:
 
 
 def integer(text: bytes) -> int:
-    """Returns a whole number of 64 bits, written as Redis writes it. Raises Refused."""
+    """Returns a whole number of 64 bits, written as Redis writes it. Raises CommandError."""
     if not WHOLE.fullmatch(text) or not -(1 << 63) <= int(text) < 1 << 63:
         raise CommandError(NO_INTEGER)
     return int(text)
 
 
 def bound(text: bytes) -> float:
-    """Returns a number, which may be infinite. Raises Refused."""
+    """Returns a number, which may be infinite. Raises CommandError."""
     if not NUMBER.fullmatch(text):
         raise CommandError("ERR value is not a valid float")
     return float(text)
 
 
 def pairs(args: list[bytes]) -> Iterator[tuple[bytes, bytes]]:
-    """Returns arguments two by two. Raises Refused where one is left over, or there are none."""
+    """Returns arguments two by two. Raises CommandError where one is left over, or there are none."""
     if not args or len(args) % 2:
         raise CommandError("ERR wrong number of arguments")
     return zip(args[::2], args[1::2], strict=True)

@@ -115,12 +115,15 @@ class PrefixControl:
         return [pin for pin in await self._store.all() if admin or pin.tenant == tenant]
 
     async def remove(self, pin: str, tenant: str, admin: bool) -> PinnedPrefix:
-        """Unpins a prefix wherever it is kept. Raises RequestUnknown, Unavailable."""
+        """Unpins a prefix wherever it is kept, then forgets it. Raises RequestUnknown, Unavailable.
+
+        What ends in between leaves an entry that can be deleted again, rather than blocks that nobody finds.
+        """
         found = next((one for one in await self.listed(tenant, admin) if one.id == pin), None)
         if found is None:
             raise RequestUnknown(f"no pinned prefix {pin!r}: it was deleted, or its time is over", "id")
-        await self._store.remove(pin)
         await self._unpin(pin, (k for k in self._links if k.up and k.info.worker_id in found.workers))
+        await self._store.remove(pin)
         return found
 
     def _targets(self, wish: PrefixWish, read_by: ChoiceSummary) -> Sequence[WorkerLink]:

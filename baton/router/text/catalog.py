@@ -170,17 +170,17 @@ class ModelCatalog:
 
     def _named(self, name: str, adapter: str) -> ModelEntry:
         key = CALLER.get().key
-        bound = self.find(key.adapter) if key is not None and key.adapter and not adapter else None
-        if bound is not None and not name:
-            return bound
+        bound = key.adapter if key is not None and not adapter else ""
+        if bound and not name:
+            return self.find(bound)
         found = self.find(name)
         if adapter:
             on = self.find(adapter)
             if on.adapter is None or found.model_id != on.model_id:
                 raise ModelNotFound(f"adapter {adapter!r} is not served with {found.name!r}", "adapter")
             return on
-        if bound is not None and found.adapter is None and found.model_id == bound.model_id:
-            return bound
+        if bound and found.adapter is None and (own := self.find(bound)).model_id == found.model_id:
+            return own
         return found
 
     def _model_entries(self) -> list[ModelEntry]:

@@ -202,6 +202,9 @@ async def test_a_keys_adapter_answers_for_its_own_model_alone(fake, model_dir, k
         assert await ask("tiny") == (200, "style")
         assert await ask("") == (200, "style")
         assert await ask("other") == (200, "other")
+        await running.adapters.put(msgspec.structs.replace(running.adapters.served()["style"], removed=True))
+        assert await ask("sql") == (200, "sql")
+        assert (await ask("tiny"))[0] == (await ask(""))[0] == 404
 
 
 async def test_a_request_keeps_the_content_that_it_was_prepared_on(router, fake):

@@ -25,6 +25,8 @@ class Store(dict[str, PinnedPrefix]):
         self[pin.id] = pin
 
     async def remove(self, *ids):
+        if self.away:
+            raise Unavailable("away")
         for one in ids:
             self.pop(one, None)
 
@@ -156,3 +158,16 @@ async def test_a_client_that_leaves_before_the_pin_is_written_down_leaves_none_b
         await adding
     await asyncio.gather(*one._unpinning)
     assert (first.pinned, slow.pinned, store) == ({}, {}, {})
+
+
+async def test_a_prefix_that_cannot_be_forgotten_is_unpinned_and_can_be_deleted_again():
+    store, link = Store(), Link("a")
+    one = control(store, link)
+    pin = await one.add(wish(), READ)
+    store.away = True
+    with pytest.raises(Unavailable):
+        await one.remove(pin.id, "", True)
+    assert link.pinned == {}
+    store.away = False
+    assert await one.remove(pin.id, "", True) == pin
+    assert not store
