@@ -6,11 +6,10 @@ Knows nothing of load: a request that passes may still have to wait. Sampling ra
 from __future__ import annotations
 
 from baton.engine.plan import ModelSpec
+from baton.kv.layout.room import WORKING_STATES
 from baton.kv.layout.state import state_pages
 from baton.protos.errors import ContextTooLong, InvalidRequest
 from baton.protos.nouns import BLOCK_TOKENS, EngineRequest
-
-WORKING_STATES = 2  # recurrent states that a sequence must have pages for: what a step reads, what it writes
 
 
 def blocks_for(tokens: int, block_tokens: int = BLOCK_TOKENS) -> int:

@@ -17,8 +17,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from baton.engine.checks import WORKING_STATES
 from baton.kv.layout.page import sliding_window, sunk_blocks
+from baton.kv.layout.room import WORKING_STATES
 from baton.kv.layout.state import state_hashes, state_pages
 from baton.kv.pages.lease import first_seen
 from baton.kv.pages.pool import MOST_BLOCKS, PageLease, PagePool

@@ -2,6 +2,7 @@
 
 import math
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -12,53 +13,64 @@ from baton.protos.v1 import common_pb2, worker_pb2
 ids = st.integers(0, 2**31 - 1)
 texts = st.text(max_size=12)
 f32 = st.floats(width=32, allow_nan=False, allow_infinity=False)
-samplings = st.builds(
-    nouns.Sampling,
-    temperature=f32,
-    top_k=ids,
-    top_p=f32,
-    min_p=f32,
-    presence_penalty=f32,
-    frequency_penalty=f32,
-    repetition_penalty=f32,
-    logit_bias=st.dictionaries(ids, f32, max_size=3),
-    seed=st.integers(0, 2**64 - 1),
-    logprobs=st.none() | st.integers(0, 20),
-    max_tokens=ids,
-    min_tokens=ids,
-    stop_token_ids=st.lists(ids, max_size=3).map(tuple),
-    ignore_eos=st.booleans(),
-    grammar=st.none() | st.builds(nouns.Grammar, texts, texts),
-    allowed_token_ids=st.lists(ids, max_size=3).map(tuple),
-    bad_words=st.lists(st.lists(ids, max_size=3).map(tuple), max_size=2).map(tuple),
-    prompt_logprobs=st.none() | st.integers(0, 20),
-    pooling=st.sampled_from(["", "mean", "last"]),
-)
 logprob = st.builds(nouns.TokenLogprob, ids, f32, ids)
-runs = st.builds(
-    nouns.TokenRun,
-    output_index=ids,
-    token_ids=st.lists(ids, max_size=4).map(tuple),
-    logprobs=st.lists(
-        st.builds(nouns.TokenLogprobs, logprob, st.lists(logprob, max_size=2).map(tuple)), max_size=3
-    ).map(tuple),
-    finish_reason=texts,
-    stop_token_id=st.none() | ids,
-)
-layouts = st.builds(
-    nouns.KvLayout,
-    dtype=texts,
-    groups=st.lists(
-        st.builds(nouns.LayerGroup, texts, st.lists(texts, max_size=2).map(tuple), ids, ids, ids, ids), max_size=2
-    ).map(tuple),
-    page_bytes=ids,
-    fidelity=texts,
-    shard_rank=ids,
-    shard_count=ids,
-    states=st.lists(st.builds(nouns.StatePlane, texts, ids, st.lists(ids, max_size=3).map(tuple)), max_size=2).map(
-        tuple
-    ),
-)
+groups = st.builds(nouns.LayerGroup, texts, st.lists(texts, max_size=2).map(tuple), ids, ids, ids, ids)
+# Every field of each noun, so that a new one that is not carried is noticed.
+FIELDS: dict[type, dict[str, st.SearchStrategy]] = {
+    nouns.Sampling: {
+        "temperature": f32,
+        "top_k": ids,
+        "top_p": f32,
+        "min_p": f32,
+        "presence_penalty": f32,
+        "frequency_penalty": f32,
+        "repetition_penalty": f32,
+        "logit_bias": st.dictionaries(ids, f32, max_size=3),
+        "seed": st.integers(0, 2**64 - 1),
+        "logprobs": st.none() | st.integers(0, 20),
+        "max_tokens": ids,
+        "min_tokens": ids,
+        "stop_token_ids": st.lists(ids, max_size=3).map(tuple),
+        "ignore_eos": st.booleans(),
+        "grammar": st.none() | st.builds(nouns.Grammar, texts, texts),
+        "allowed_token_ids": st.lists(ids, max_size=3).map(tuple),
+        "bad_words": st.lists(st.lists(ids, max_size=3).map(tuple), max_size=2).map(tuple),
+        "prompt_logprobs": st.none() | st.integers(0, 20),
+        "pooling": st.sampled_from(["", "mean", "last"]),
+        "logprob_token_ids": st.lists(ids, max_size=3).map(tuple),
+        "max_drafts": st.none() | ids,
+    },
+    nouns.TokenRun: {
+        "output_index": ids,
+        "token_ids": st.lists(ids, max_size=4).map(tuple),
+        "logprobs": st.lists(
+            st.builds(nouns.TokenLogprobs, logprob, st.lists(logprob, max_size=2).map(tuple)), max_size=3
+        ).map(tuple),
+        "finish_reason": texts,
+        "stop_token_id": st.none() | ids,
+        "accepted_drafts": ids,
+        "rejected_drafts": ids,
+    },
+    nouns.KvLayout: {
+        "dtype": texts,
+        "groups": st.lists(groups, max_size=2).map(tuple),
+        "page_bytes": ids,
+        "fidelity": texts,
+        "block_tokens": st.integers(1, 8).map(lambda runs: 16 * runs),
+        "shard_rank": ids,
+        "shard_count": ids,
+        "version": st.integers(1, 9),
+        "states": st.lists(
+            st.builds(nouns.StatePlane, texts, ids, st.lists(ids, max_size=3).map(tuple)), max_size=2
+        ).map(tuple),
+    },
+}
+samplings, runs, layouts = (st.builds(noun, **fields) for noun, fields in FIELDS.items())
+
+
+@pytest.mark.parametrize("noun", FIELDS)
+def test_every_field_of_a_noun_is_tried_on_the_wire(noun):
+    assert set(FIELDS[noun]) == set(noun.__struct_fields__)
 
 
 @given(samplings)

@@ -10,6 +10,7 @@ from typing import Protocol
 
 import msgspec
 
+from baton.kv.layout.room import prompt_room
 from baton.protos.errors import ContextTooLong, NoWorker, Unavailable, WeightsGone
 from baton.router.dispatch.affinity import SessionHomes
 from baton.router.dispatch.choice_run import ChoiceRun
@@ -78,7 +79,7 @@ class Placer:
             self._bear_absence(run)
             return None
         run.retries.absent_since = None
-        _require_pages(snapshot, routing)
+        _require_pages(snapshot, routing, len(run.stream.emitted))
         failed = frozenset(k.id for k in (*snapshot.prefill, *snapshot.decode) if run.retries.avoids(k.info))
         routing = msgspec.structs.replace(routing, avoid=failed)
         policy = with_adapter_loads(self._policy)
@@ -154,11 +155,14 @@ def _routing_request(run: ChoiceRun, hits: Mapping[str, int]) -> RoutingRequest:
     )
 
 
-def _require_pages(snapshot: ClusterSnapshot, routing: RoutingRequest) -> None:
-    most = max(d.info.pages for d in snapshot.decode)
-    if routing.blocks > most:
-        raise ContextTooLong(
-            f"{routing.tokens} tokens need {routing.blocks} KV pages; the largest pool has {most}: "
-            "shorten the prompt",
-            "prompt",
-        )
+def _require_pages(snapshot: ClusterSnapshot, routing: RoutingRequest, emitted: int) -> None:
+    most = max(prompt_room(d.info.layout, d.info.pages) for d in snapshot.decode)
+    if routing.tokens <= most:
+        return
+    prompt = routing.tokens - emitted
+    said, remedy, field = f"the prompt has {prompt} tokens", f"shorten it by at least {prompt - most}", "prompt"
+    if emitted:
+        said = f"the prompt's {prompt} tokens and the answer's first {emitted} are too many"
+        remedy, field = "lower max_tokens", "max_tokens"
+    text = f"{said}: the largest pool of KV pages holds {most} tokens; {remedy}, or raise worker.pages"
+    raise ContextTooLong(text, field)

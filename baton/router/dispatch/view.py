@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 
 import msgspec
 
+from baton.kv.layout.room import context_room
 from baton.protos.errors import Draining
 from baton.protos.nouns import WorkerInfo, WorkerLoad
 from baton.router.dispatch.revision import ClusterRevision
@@ -280,12 +281,16 @@ class ClusterView:
         return {k: c for k, c in counts.items() if any(c)}
 
     def _served(self, model_id: str) -> ServedModel:
-        """What every worker of the name can keep, because a request may be placed on any of them."""
+        """What every worker of the name can keep, because a request may be placed on any of them; of pools the
+        largest counts, as placing keeps what doesn't fit from the others.
+        """
         infos = [link.info for link in self._links if link.info.model_id == model_id]
+        most = min(info.max_model_len for info in infos)
+        pools = [context_room(info.layout, info.pages, most) for info in infos if info.role == "decode"]
         self._warn_of_tokenizers(model_id, {(info.vocab_size, info.eos_token_ids) for info in infos})
         return ServedModel(
             model_id,
-            min(info.max_model_len for info in infos),
+            max(pools, default=most),
             min(info.vocab_size for info in infos),
             tuple(sorted({i for info in infos for i in info.eos_token_ids})),
             has_text=any(not info.device.startswith("paced:") for info in infos),

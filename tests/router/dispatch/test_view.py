@@ -149,6 +149,17 @@ async def test_a_model_is_known_for_some_minutes_after_its_last_worker_went(view
     assert view.models() == ()
 
 
+async def test_a_context_is_no_longer_than_the_largest_decode_pool_holds(view, roster):
+    assert [m.max_model_len for m in view.models()] == [info("d0", "decode").max_model_len]
+    for worker_id, role, pages in (("p0", "prefill", 4), ("d0", "decode", 20), ("d1", "decode", 30)):
+        roster.join(info(worker_id, role, pages=pages, incarnation="new"))
+    view.refresh()
+    for link in view._links:
+        link._set(True)
+    view.refresh()
+    assert [m.max_model_len for m in view.models()] == [30 * 16]
+
+
 async def test_it_goes_on_looking_when_one_look_fails(view, roster, monkeypatch):
     look, failed = roster.snapshot, []
 
