@@ -153,9 +153,8 @@ async def test_a_context_is_no_longer_than_the_largest_decode_pool_holds(view, r
     assert [m.max_model_len for m in view.models()] == [info("d0", "decode").max_model_len]
     for worker_id, role, pages in (("p0", "prefill", 4), ("d0", "decode", 20), ("d1", "decode", 30)):
         roster.join(info(worker_id, role, pages=pages, incarnation="new"))
-    view.refresh()
     for link in view._links:
-        link._set(True)
+        link._set(False)
     view.refresh()
     assert [m.max_model_len for m in view.models()] == [30 * 16]
 
