@@ -18,6 +18,10 @@ QUOTED = (
     "serving goes on",
     "join Ray at",
     "baton_kv_transport_fallbacks",
+    "the largest pool of KV pages holds",
+    "the queue of context class",
+    "no worker was free within the",
+    "the answer was not complete within",
     "KV leaves by the host's pages, not from the card",
 )
 

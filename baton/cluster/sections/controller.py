@@ -28,7 +28,11 @@ class ControllerConfig(Section):
     cooldown_s: float = Field(default=10.0, ge=0, description="after a change")
     horizon_s: float = Field(default=30.0, gt=0, description="in which a change must pay, and queues be done")
     most_moves: int = Field(default=2, ge=1, le=64, description="workers that change at once")
-    error_bound: float = Field(default=0.5, gt=0, description="error of the twin above which it gives no advice")
+    error_bound: float = Field(
+        default=0.5,
+        gt=0,
+        description="error of its simulation against what was measured, above which it gives no advice",
+    )
     grace_s: float = Field(default=1.0, ge=0, le=600, description="for prompts being read when a worker changes")
     dial_s: float = Field(default=60.0, ge=0, description="between simulations of every ratio; 0: none")
     most_workers: int = Field(

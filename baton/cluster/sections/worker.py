@@ -124,7 +124,9 @@ class WorkerConfig(Section):
     shared_tier_endpoint: str = Field(default="", description="URL of the bucket's store; empty: Amazon's")
     shared_tier_bytes: int = Field(default=0, ge=0, description="of the store, about, by all workers; 0: no bound")
     kv_transport: str = Field(
-        default="auto", description="how KV gets to decode workers; auto tries and measures each pair"
+        default="auto",
+        description="how KV gets to decode workers: shm, cuda_ipc, nccl, nixl, tcp or grpc; auto measures "
+        "each pair and takes the best",
     )
     block_tokens: int = Field(
         default=16, ge=16, le=1024, multiple_of=16, description="tokens in a KV page; pools may differ in it"

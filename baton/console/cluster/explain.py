@@ -28,24 +28,48 @@ def show(request_id: str, url: str | None, key: str, as_json: bool) -> int:
 
 
 def page(record: dict[str, Any], console: Console) -> None:
-    """Lists who placed it, then for each choice every placement with its candidates, then predicted against
-    observed.
+    """Lists what was asked for, then for each choice its placements with their candidates, what each station took,
+    and predicted against observed seconds.
     """
-    adapter = f" with adapter {record['adapter']}" if record.get("adapter") else ""
-    who = f"{record['request_id']}: {record['model']}{adapter}, {record['prompt_tokens']} prompt tokens"
-    tenant = f", tenant {record['tenant']}" if record["tenant"] else ""
-    session = f", session {record['session']}" if record.get("session") else ""
-    console.print(f"[bold]{who}[/], class {record['context_class']}{tenant}{session}, {record['state']}")
+    console.print(f"[bold]{record['request_id']}[/]: {_asked(record)}")
     for choice in record["choices"]:
         end = choice["error"] or choice["finish_reason"] or "running"
         console.print(
             f"\nchoice {choice['choice']}: {choice['completion_tokens']} tokens, {choice['cached_tokens']} cached, "
-            f"{_drafts(choice)}attempt {choice['attempts']}, {end}"
+            f"{_drafts(choice)}{_attempts(choice['attempts'])}, {end}"
         )
         for placement in choice["placements"]:
+            console.print(_placed(placement))
             console.print(_candidates(placement))
+        if seen := choice.get("observed_s"):
+            stations = ", ".join(f"{name} {seconds:.4f}" for name, seconds in seen.items())
+            console.print(f"observed seconds: {stations}")
         if choice["predicted_against_observed"]:
             console.print(_compared(choice["predicted_against_observed"]))
+    if any(choice["placements"] for choice in record["choices"]):
+        console.print("\n[dim]Columns after `cached` are the policy's terms: baton/router/policies/POLICY.md.[/]")
+
+
+def _asked(record: dict[str, Any]) -> str:
+    """What was asked for, and by whom, as far as it was said."""
+    slo = record.get("slo", {})
+    parts = [
+        record["model"] + (f" with adapter {record['adapter']}" if record.get("adapter") else ""),
+        f"{record['prompt_tokens']} prompt tokens",
+        f"at most {record['max_tokens']} to write" if record.get("max_tokens") else "",
+        f"class {record['context_class']}",
+        f"tenant {record['tenant']}" if record["tenant"] else "",
+        f"session {record['session']}" if record.get("session") else "",
+        f"x-request-id {record['asked_id']}" if record.get("asked_id") else "",
+        f"first token wanted within {slo['ttft_s']:g} s" if slo.get("ttft_s") else "",
+        f"{slo['tpot_s']:g} s wanted between tokens" if slo.get("tpot_s") else "",
+        record["state"],
+    ]
+    return ", ".join(part for part in parts if part)
+
+
+def _attempts(count: int) -> str:
+    return "never placed" if not count else f"{count} attempt{'s' if count > 1 else ''}"
 
 
 def _drafts(choice: dict[str, Any]) -> str:
@@ -57,14 +81,19 @@ def _drafts(choice: dict[str, Any]) -> str:
     return f"{accepted} of {accepted + rejected} drafts accepted ({pace:.2f} tokens a step), "
 
 
+def _placed(placement: dict[str, Any]) -> str:
+    """When and by which policy it was placed, on whose weights, and why it didn't stay there."""
+    text = f"after {placement['at_s']:.4f} s ({placement['waited_s']:.4f} s queued), by {placement['policy']}"
+    if placement.get("weights"):
+        text += f", weights {placement['weights']}"
+    if placement["left_for"]:
+        text += f"; given up because of {placement['left_for']}"
+    return text
+
+
 def _candidates(placement: dict[str, Any]) -> Table:
     """The option taken first, then the roads not taken."""
-    title = f"after {placement['at_s']:.4f} s ({placement['waited_s']:.4f} s queued), by {placement['policy']}"
-    if placement.get("weights"):
-        title += f", on {placement['weights']}"
-    if placement["left_for"]:
-        title += f"; left for {placement['left_for']}"
-    table = Table(box=None, title=title, title_justify="left")
+    table = Table(box=None)
     options = [placement["taken"], *placement["not_taken"]]
     terms = list(dict.fromkeys(term for option in options for term in option["terms"]))
     for column in ("", "way", "prefill", "decode", "cached", *terms, "cost"):

@@ -34,7 +34,7 @@ from baton.tls.rpc import PLAIN, Dialer
 log = logging.getLogger("baton.kv")
 
 AUTO = "auto"
-SAME_HOST = ("shm", "tcp", "grpc")
+PREFERRED_ON_ONE_HOST = ("shm", "tcp", "grpc")
 OTHER_HOST = ("tcp", "grpc")
 MUCH_FASTER = 1.5  # times; below it the order of preference decides, because a preflight is noisy
 TYPICAL_BYTES = 16 << 20  # bytes of a handoff by which transports are compared
@@ -260,7 +260,7 @@ class AutoTransport:
     def _preferred(self, info: WorkerInfo) -> Sequence[str]:
         if self._wanted != AUTO:
             return (self._wanted,)
-        by_host = SAME_HOST if self._host_id and info.host_id == self._host_id else OTHER_HOST
+        by_host = PREFERRED_ON_ONE_HOST if self._host_id and info.host_id == self._host_id else OTHER_HOST
         on_card = by_card.by_card(self._memory.device, info, self._host_id, self._memory.page_bytes)
         return (*on_card, *by_host)
 

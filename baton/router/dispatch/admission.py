@@ -123,14 +123,16 @@ class Admission:
         wait, budget = self._wait_s(pool), self._throttle.queue_budget(context_class, load.slo_ttft_s)
         if wait > budget:
             raise Overloaded(
-                f"it would wait {wait:.2f} s, and {budget:.2f} s keep the {load.slo_ttft_s:g} s to the first token",
+                f"it would wait {wait:.2f} s in the queue; more than {budget:.2f} s would miss the "
+                f"{load.slo_ttft_s:g} s that its first token may take (its own SLO or its class's)",
                 retry_after_s=max(0.1, wait - budget),
             )
 
     def _make_room(self, newcomer: Ticket) -> None:
         """The least valuable of a full class gives way: the last in order, of whatever pool."""
         error = Overloaded(
-            f"{self._max_queue} {newcomer.queue} requests wait already; try again later",
+            f"the queue of context class {newcomer.queue!r} is full ({self._max_queue} requests, "
+            "router.max_queue); try again later",
             retry_after_s=self._retry_after(newcomer.queue),
         )
         last = self._joined[newcomer.queue][-1]
@@ -197,7 +199,8 @@ class Admission:
         waited = self._clock() - ticket.since
         if waited <= self._throttle.queue_budget(ticket.queue, slo):
             return False
-        ticket.shed(Overloaded(f"it waited {waited:.2f} s of its {slo:g} s", retry_after_s=max(0.1, waited)))
+        text = f"no worker was free within the {slo:g} s that its first token may take (its own SLO or its class's)"
+        ticket.shed(Overloaded(text, retry_after_s=max(0.1, waited)))
         return True
 
     def _placed(self, ticket: Ticket) -> None:

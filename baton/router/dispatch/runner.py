@@ -73,14 +73,16 @@ class ChoiceRunner:
         attributes = {"baton.context_class": run.summary.context_class, "baton.request_id": run.request.request_id}
         if run.request.context.adapter_id:
             attributes["baton.adapter"] = run.request.context.adapter_id
+        limit = self._remaining(run)
         try:
             with span("route", run.request.context.traceparent, attributes) as route:
                 run.summary.trace_id = trace_id_of(route)
-                async with asyncio.timeout(self._remaining(run)) as run.timer:
+                async with asyncio.timeout(limit) as run.timer:
                     await self._serve(run)
             run.progress.complete()
         except TimeoutError:
-            run.stream.fail(DeadlineExceeded("the request's deadline passed before its answer was complete"))
+            text = f"the answer was not complete within {limit:.3g} s"
+            run.stream.fail(DeadlineExceeded(f"{text}: the request's own timeout, or router.request_timeout_s"))
         except BatonError as error:
             run.stream.fail(error)
         except Exception as error:

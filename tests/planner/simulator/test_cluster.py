@@ -18,6 +18,7 @@ from baton.planner.simulator.cluster import ClusterScenario, ClusterSim, SimSett
 from baton.planner.simulator.flight import BlockIds, Flight, own_block
 from baton.planner.traces.trace import Trace, TraceRequest, read_trace
 from baton.protos.errors import ConfigError
+from baton.router.policies import names
 
 DATA = Path(__file__).parents[2] / "data"
 LARGE, SMALL = worker_costs("roofline:llama-3-70b@a800x8"), worker_costs("roofline:llama-3-8b@h100")
@@ -45,7 +46,7 @@ def check(sim: ClusterSim) -> None:
         assert (place.sequences, place.unread_requests, place.unread_tokens) == (0, 0, 0)
 
 
-@pytest.mark.parametrize("policy", ["round_robin", "least_loaded", "cost"])
+@pytest.mark.parametrize("policy", names())
 def test_every_request_ends_and_every_page_comes_back(policy: str) -> None:
     sim = run(mooncake(60), 3, 2, policy=policy)
     check(sim)

@@ -268,7 +268,7 @@ async def test_one_that_can_no_longer_come_in_time_gives_way(admission, clock):
     clock.now = 1.5
     room.free = 1
     admission.wake()
-    with pytest.raises(Overloaded, match=r"waited 1\.50 s"):
+    with pytest.raises(Overloaded, match="no worker was free within the 1 s"):
         await tasks[0]
     await tasks[1]
 

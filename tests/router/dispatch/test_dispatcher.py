@@ -452,7 +452,7 @@ async def drain(stream) -> None:
 async def test_a_prompt_that_no_pool_could_hold_is_refused_by_name():
     async with cluster(pages=2) as c:
         [stream] = c.open(PROMPT)
-        with pytest.raises(ContextTooLong, match=r"40 tokens: .* holds 32 tokens; shorten it by at least 8") as told:
+        with pytest.raises(ContextTooLong, match=r"40 tokens: .* holds 32 tokens; shorten it by .* 8") as told:
             await collect(stream)
         assert told.value.param == "prompt"
         await c.idle()

@@ -30,8 +30,8 @@ def explain_routes(decisions: DecisionLog) -> APIRouter:
         record = await _record(decisions, request_id)
         if record is None or not CALLER.get().may_see(msgspec.json.decode(record, type=_Owner).tenant):
             raise RequestUnknown(
-                f"no record of request {request_id[:MAX_ID]!r}: it is kept for a while, under the answer's id "
-                "or its x-request-id",
+                f"no record of request {request_id[:MAX_ID]!r}: records are kept for an hour, under the answer's "
+                "id or its x-request-id",
                 "request_id",
             )
         return Response(record, media_type="application/json")

@@ -1,0 +1,62 @@
+"""``baton explain`` shows what was asked, where it was placed and why, and what each station took."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+from rich.console import Console
+
+from baton.console.cluster.explain import page
+from baton.protos.errors import Overloaded, PoolExhausted
+from baton.protos.nouns import Sampling
+from baton.router.observe.decisions import DecisionRecord
+from baton.router.observe.trail import Trail
+from baton.router.policies import Option, RoutingDecision
+from baton.router.request.context import RequestContext
+from baton.router.request.request import ChoiceSummary, RouterRequest
+
+
+@pytest.fixture
+def record() -> DecisionRecord:
+    context = RequestContext(asked_id="mine", slo_ttft_s=0.5)
+    request = RouterRequest("r", "m", (1, 2), Sampling(max_tokens=30), context=context)
+    return DecisionRecord(request, "short", "router", 0.0)
+
+
+def shown(record: DecisionRecord) -> str:
+    out = io.StringIO()
+    page(record.plain(), Console(file=out, width=140, highlight=False))
+    return out.getvalue()
+
+
+def trail(record: DecisionRecord, attempts: int) -> Trail:
+    made = Trail(0, ChoiceSummary(prompt_tokens=2, attempts=attempts))
+    record.trails.append(made)
+    return made
+
+
+def test_what_was_asked_is_said(record: DecisionRecord) -> None:
+    assert "r: m, 2 prompt tokens, at most 30 to write, class short, x-request-id mine" in shown(record)
+    assert "first token wanted within 0.5 s" in shown(record)
+
+
+def test_each_station_is_shown_whatever_the_policy_predicts(record: DecisionRecord) -> None:
+    made = trail(record, 2)
+    ways = tuple(Option("prefill", f"d{at}", "p0", {"load": float(at)}) for at in range(2))
+    made.placed(RoutingDecision("least_loaded", ways[0], ways), 0.1, 0.0, "float32 1234")
+    made.left(f"d0: {PoolExhausted.label}: no page is left")
+    made.summary.stations |= {"queue": 0.25, "decode": 7.5}
+    made.over = True
+    text = shown(record)
+    assert "2 attempts" in text
+    assert "weights float32 1234; given up because of d0: pool_exhausted: no page is left" in text
+    assert "observed seconds: queue 0.2500, decode 7.5000" in text
+    assert "policies/POLICY.md" in text
+
+
+def test_a_choice_that_was_never_placed_says_so_and_why(record: DecisionRecord) -> None:
+    trail(record, 0).failed(Overloaded("the queue is full"))
+    text = shown(record)
+    assert "never placed, overloaded: the queue is full" in text
+    assert "policies/POLICY.md" not in text
