@@ -1,6 +1,6 @@
 """The router's two listeners in one process: REST (uvicorn) and gRPC, started together and stopped together.
 
-Knows nothing of what dispatch does, nor who decides when to stop: the composition root has the signals.
+Knows nothing of what dispatch does, nor who decides when to stop: the program's main handles signals.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ SPARE_FILES = 256  # descriptors for all but REST's connections: links to worker
 
 
 class RouterAddress(msgspec.Struct, frozen=True):
-    """Says where the router listens; ports are real ones where the config said 0."""
+    """Says where the router listens; ports are the actual ones where the config said 0."""
 
     host: str
     port: int
@@ -61,7 +61,7 @@ class RouterAddress(msgspec.Struct, frozen=True):
 
     @property
     def url(self) -> str:
-        """Returns the base URL of the REST surface."""
+        """Returns the base URL of the REST API, without a slash at the end."""
         return f"{self.scheme}://{_bracketed(self.host)}:{self.port}"
 
 
@@ -71,9 +71,10 @@ async def running_router(
     surfaces: Surfaces,
     identity: Identity | None = None,
 ) -> AsyncIterator[RouterAddress]:
-    """Runs both listeners while the block runs, in TLS with an ``identity``. Raises ConfigError for a port in use.
+    """Runs both listeners while the block runs, with TLS if there is an ``identity``. Raises ConfigError for a port
+    in use.
 
-    On leaving, requests that still run get ``shutdown_grace_s``; then they are cancelled.
+    At the block's end, running requests get ``shutdown_grace_s`` seconds; then they are cancelled.
     """
     surfaces.generation.catalog.preload()
     grpc_port, stop_grpc = await _start_grpc(config, surfaces, identity)
@@ -99,7 +100,10 @@ async def serve_router(
     started: Callable[[RouterAddress], None] = lambda address: None,
     identity: Identity | None = None,
 ) -> None:
-    """Serves until ``stop`` is set."""
+    """Runs both listeners until ``stop`` is set; calls ``started`` with the address once they accept.
+
+    Raises as ``running_router``.
+    """
     async with running_router(config, surfaces, identity) as address:
         started(address)
         await stop.wait()
@@ -133,7 +137,7 @@ async def _start_rest(config: RouterConfig, app: ASGIApp, identity: Identity | N
 
 
 def edge_limits(config: RouterConfig) -> EdgeLimits:
-    """Returns REST's limits of a connection; never more connections than the process may have open files."""
+    """Returns the limits of REST connections; their number is also limited by the process's open files."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     most = config.max_connections
     if soft != resource.RLIM_INFINITY:
@@ -151,7 +155,7 @@ def edge_limits(config: RouterConfig) -> EdgeLimits:
 
 
 def for_pages(config: RouterConfig, app: ASGIApp, open_to_all: bool) -> ASGIApp:
-    """Returns ``app`` as web pages may use it."""
+    """Returns ``app`` with CORS, and with checks of Host and Origin if it is ``open_to_all`` on a loopback host."""
     if open_to_all and config.host in LOOPBACK:
         app = LoopbackOnly(app, config.allowed_hosts, config.cors_origins)
     return with_cors(app, config.cors_origins)

@@ -1,7 +1,7 @@
-"""Who may come in, and how much of it: keys at the door, rates per key.
+"""Access control of the API: which callers may come in (API keys), and how much each may use (rates per key).
 
-Knows nothing of REST or gRPC: it is handed an Authorization value. Without keys the gate stands open, and every
-caller is nobody's. Rates are counted in a shared store; without it each router counts for itself.
+Knows nothing of REST or gRPC: it is handed an Authorization value. Without keys every call is let in, without a
+key. Rates are counted in a shared store; without one each router counts for itself.
 """
 
 from __future__ import annotations
@@ -20,26 +20,30 @@ SPEND_EVERY_S = 0.25  # seconds between two writes of what answers have used
 
 
 class SharedBuckets(Protocol):
-    """Counts rates in buckets that routers share; ``cluster.store.buckets.RateBuckets`` is the real one."""
+    """Counts rates in token buckets that routers share; ``cluster.store.buckets.RateBuckets`` implements it."""
 
     async def take(self, costs: Mapping[str, tuple[float, float]]) -> float | None:
-        """Takes costs, name -> (per minute, cost): 0.0 when taken, else seconds to wait; None when nobody can
-        say.
+        """Takes ``costs``, bucket name -> (refill per minute, cost), from all buckets or from none.
+
+        Returns 0.0 if they were taken, else the seconds to wait; None if the shared store can't answer.
         """
 
     async def spend(self, costs: Mapping[str, float]) -> None:
-        """Takes what was already used."""
+        """Takes costs, bucket name -> amount, of what was already used; a bucket may be overdrawn."""
 
 
 class LocalBuckets:
-    """Counts rates in this process: the fall-back, and all there is without Redis."""
+    """Counts rates in token buckets of this process: for routers without Redis, and while Redis is away."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._levels: dict[str, tuple[float, float]] = {}
 
     async def take(self, costs: Mapping[str, tuple[float, float]]) -> float | None:
-        """Takes the costs from the buckets: 0.0 when they were taken, else the seconds to wait."""
+        """Takes ``costs``, bucket name -> (refill per minute, cost), from all buckets or from none.
+
+        Returns 0.0 if they were taken, else the seconds to wait until they can be.
+        """
         now, levels, wait = self._clock(), {}, 0.0
         for name, (per_min, cost) in costs.items():
             level, at = self._levels.get(name, (per_min, now))
@@ -52,7 +56,7 @@ class LocalBuckets:
         return wait
 
     async def spend(self, costs: Mapping[str, float]) -> None:
-        """Takes what was already used, which may overdraw a bucket."""
+        """Takes costs, bucket name -> amount, of what was already used; a bucket may be overdrawn."""
         for name, cost in costs.items():
             if name in self._levels:
                 level, at = self._levels[name]
@@ -60,8 +64,8 @@ class LocalBuckets:
 
 
 class AccessGate:
-    """Lets callers in and counts what they use: ``identify`` at the border, ``charge`` once the prompt's length is
-    known.
+    """Lets callers in and counts what they use: ``identify`` when a call arrives, ``charge`` once the prompt's
+    length is known.
     """
 
     def __init__(
@@ -75,11 +79,15 @@ class AccessGate:
 
     @property
     def closed(self) -> bool:
-        """Returns whether a caller needs a key."""
+        """Returns whether callers need an API key."""
         return self._keys is not None
 
     def identify(self, authorization: str | None) -> Caller:
-        """Returns who sends ``Authorization: Bearer KEY``. Raises Unauthenticated."""
+        """Returns the caller whose key ``authorization`` ("Bearer KEY") holds; a caller without key if none is
+        needed.
+
+        Raises Unauthenticated for a missing or invalid key.
+        """
         if self._keys is None:
             return Caller()
         scheme, _, text = (authorization or "").partition(" ")
@@ -88,16 +96,19 @@ class AccessGate:
         return Caller(key=self._keys.find(text.strip()))
 
     def renewed(self, key: ApiKey | None) -> ApiKey | None:
-        """Returns a key that was found earlier with the rates and rights that it has now.
+        """Returns the current entry (rates, rights) of a key that was found earlier; None for None.
 
-        Raises Unauthenticated where they have none left.
+        Raises Unauthenticated if the key was removed or revoked meanwhile.
         """
         return self._keys.renewed(key) if self._keys is not None and key is not None else key
 
     async def charge(
         self, key: ApiKey | None, model_id: str, requests: int, tokens: int, adapter: str = ""
     ) -> None:
-        """Counts a call against the key's rates. Raises Forbidden for what it may not use, QuotaExceeded."""
+        """Counts ``requests`` and prompt ``tokens`` against the key's rates per minute; without a key does nothing.
+
+        Raises Forbidden for a model or adapter that the key may not use, QuotaExceeded with the seconds to wait.
+        """
         if key is None:
             return
         if not key.allows(model_id, adapter):
@@ -117,14 +128,16 @@ class AccessGate:
             )
 
     def spent(self, key: ApiKey | None, tokens: int) -> None:
-        """Notes the tokens that an answer took; they are taken from the bucket soon."""
+        """Notes ``tokens`` that an answer generated; ``settle`` takes them from the key's token rate soon after."""
         if key is not None and key.tokens_per_min and tokens:
             name = _tokens_name(key)
             self._unspent[name] = self._unspent.get(name, 0.0) + tokens
 
     @asynccontextmanager
     async def settling(self) -> AsyncIterator[None]:
-        """Brings what was spent to the buckets while the block runs."""
+        """Takes what answers have used from the buckets every SPEND_EVERY_S while the block runs, and once at its
+        end.
+        """
         task = asyncio.create_task(self._run(), name="gate")
         try:
             yield
@@ -140,7 +153,7 @@ class AccessGate:
             heed_cancel()
 
     async def settle(self) -> None:
-        """Takes what answers have spent from the buckets now."""
+        """Takes from the buckets, local and shared, the tokens that ``spent`` has noted since the last call."""
         unspent, self._unspent = self._unspent, {}
         if unspent:
             await self._local.spend(unspent)

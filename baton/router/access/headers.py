@@ -9,10 +9,10 @@ _REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
 
 
 def clean_traceparent(text: str | None) -> str:
-    """Returns a W3C traceparent that can be passed on; empty for none or a malformed one."""
+    """Returns ``text`` if it is a well-formed W3C traceparent, else ""."""
     return text if text and _TRACEPARENT.fullmatch(text) else ""
 
 
 def clean_request_id(text: str | None) -> str:
-    """Returns a caller's id that can be logged and echoed; empty for none, or one with odd characters."""
+    """Returns ``text`` if it is a request id safe to log and echo (1 to 128 visible ASCII characters), else ""."""
     return text if text and _REQUEST_ID.fullmatch(text) else ""

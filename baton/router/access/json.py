@@ -1,4 +1,4 @@
-"""The type of JSON that clients send and receive. Knows nothing of what any of it means."""
+"""The type of JSON objects that clients send and receive."""
 
 from __future__ import annotations
 

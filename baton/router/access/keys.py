@@ -27,13 +27,12 @@ LOOK_EVERY_S = 1.0  # seconds between two looks whether the file of keys changed
 
 
 class ApiKey(msgspec.Struct, frozen=True):
-    """Describes one API key as its file keeps it.
+    """Describes one API key as its file keeps it; the file holds a hash, never the key's text.
 
-    Rates per minute, 0: no limit. ``weight``: the tenant's share when the queue is full.
-
-    ``priority`` is the least that its requests have (lower is sooner). ``models`` (or adapters on them) and, of
-    adapters, ``adapters`` are what it may use; empty allows all. ``adapter`` answers its requests that name a model
-    or nothing. ``admin`` may look at everybody's requests.
+    ``hash`` is hex SHA-256, ``created`` Unix seconds. Rates are per minute, 0: no limit. ``weight`` is the tenant's
+    share when the queue is full. ``priority`` is the most urgent that its requests can have (lower is sooner).
+    ``models`` (ids of models, or adapters on them) and ``adapters`` are what it may use; empty allows all.
+    ``adapter`` is used for requests that name a base model or nothing. ``admin`` may see everybody's requests.
     """
 
     id: str
@@ -52,15 +51,15 @@ class ApiKey(msgspec.Struct, frozen=True):
     adapter: str = ""
 
     def allows(self, model_id: str, adapter: str = "") -> bool:
-        """Returns whether the key may use a model, or ``adapter`` on it."""
+        """Returns whether the key may use model ``model_id``, or ``adapter`` on it if one is given."""
         if self.models and model_id not in self.models and adapter not in self.models:
             return False
         return not (adapter and self.adapters) or adapter in self.adapters or adapter == self.adapter
 
     @property
     def salt(self) -> bytes:
-        """Returns the salt that keeps the tenant's cached blocks apart from other tenants'; the same on every
-        router.
+        """Returns the TENANT_SALT_BYTES bytes that keep the tenant's cached blocks apart from other tenants'; every
+        router derives the same ones.
         """
         return hashlib.sha256(b"baton tenant salt\0" + self.tenant.encode()).digest()[:TENANT_SALT_BYTES]
 
@@ -70,7 +69,10 @@ class _File(msgspec.Struct):
 
 
 def read_keys(path: Path) -> list[ApiKey]:
-    """Reads every key of the file, revoked ones too. Raises ConfigError."""
+    """Reads every key of the file at ``path``, revoked ones too.
+
+    Raises ConfigError if it is missing or malformed.
+    """
     try:
         return msgspec.json.decode(path.read_bytes(), type=_File).keys
     except FileNotFoundError:
@@ -82,7 +84,7 @@ def read_keys(path: Path) -> list[ApiKey]:
 
 
 def write_keys(path: Path, keys: list[ApiKey]) -> None:
-    """Replaces the file whole; readable by its owner alone."""
+    """Atomically replaces the file of keys at ``path``, readable by its owner alone; makes missing directories."""
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=path.name)
     with os.fdopen(handle, "wb") as file:
@@ -91,7 +93,10 @@ def write_keys(path: Path, keys: list[ApiKey]) -> None:
 
 
 def add_key(path: Path, tenant: str, now: float, **fields: object) -> str:
-    """Adds a key of ``tenant`` and returns its text, which can't be had again. Raises ConfigError."""
+    """Adds a key of ``tenant`` to the file at ``path`` and returns its text, of which the file keeps only a hash.
+
+    ``now`` is Unix seconds; ``fields`` are further fields of ApiKey. Raises ConfigError for a value out of range.
+    """
     if not _TENANT.fullmatch(tenant):
         raise ConfigError(f"tenant {tenant!r}: use 1 to 64 letters, digits, '.', '_' or '-'", "tenant")
     keys = read_keys(path) if path.exists() else []
@@ -109,7 +114,10 @@ def add_key(path: Path, tenant: str, now: float, **fields: object) -> str:
 
 
 def revoke_key(path: Path, key_id: str) -> ApiKey:
-    """Revokes a key, so that it opens nothing any more, within a second on every router. Raises ConfigError."""
+    """Marks the key with id ``key_id`` revoked and returns its entry; routers follow within a second.
+
+    Raises ConfigError for an unknown id.
+    """
     keys = read_keys(path)
     found = next((k for k in keys if k.id == key_id), None)
     if found is None:
@@ -124,8 +132,9 @@ def hash_of(text: str) -> str:
 
 
 class KeyRing:
-    """Looks keys of a file up, reading it again when it changes; an unreadable change keeps the keys as they
-    were.
+    """Looks up API keys of a file, and reads the file again when it changes.
+
+    If the changed file can't be read, the keys stay as they were.
     """
 
     def __init__(self, path: Path, clock: Callable[[], float]) -> None:
@@ -138,7 +147,7 @@ class KeyRing:
         return len(self._keys)
 
     def find(self, text: str) -> ApiKey:
-        """Returns the entry of the key that ``text`` is.
+        """Returns the entry of the API key whose full text is ``text``, compared in constant time.
 
         Raises Unauthenticated for one that is malformed, unknown, wrong or revoked.
         """
@@ -151,7 +160,10 @@ class KeyRing:
         return entry
 
     def renewed(self, key: ApiKey) -> ApiKey:
-        """Returns the entry as it is now, of one found before. Raises Unauthenticated where it is valid no more."""
+        """Returns the current entry of ``key``, an entry found earlier.
+
+        Raises Unauthenticated if it was removed or revoked.
+        """
         self._look()
         entry = self._keys.get(key.id)
         if entry is None or entry.revoked or entry.hash != key.hash:

@@ -1,8 +1,8 @@
-"""The adapters that this router serves by name: the configuration's and what operators added or took out since.
+"""The LoRA adapters that this router serves by name: the configuration's, and those added or removed while it runs.
 
-Knows nothing of workers, links or files. Redis is a hint here too: while it is away the last word counts, and what
-the configuration names is served without it. A content that a name no longer stands for is kept as *retired*:
-requests that began on it end on it.
+Knows nothing of workers, links or files. The registry shared by routers lies in Redis; while that is away, what was
+last read counts, and the configuration's adapters are served without it. A content that its name no longer stands
+for is kept as *retired*: requests that began on it end on it.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ RETIRED_S = 2.0  # seconds at least that a retired content stays, for calls that
 
 
 class RetiredAdapter(msgspec.Struct, frozen=True):
-    """Describes a content whose name is gone or stands for another one, and since when by the router's clock.
+    """Describes an adapter's content whose name is gone or stands for another content.
 
-    ``readable``: the files at its path are still those.
+    ``since`` is on the router's clock, in seconds. ``readable``: the files at its path are still that content.
     """
 
     entry: AdapterEntry
@@ -40,7 +40,7 @@ class RetiredAdapter(msgspec.Struct, frozen=True):
 
 
 class AdapterRegistry:
-    """Knows adapters by name and by id. ``store`` None: there are the configuration's alone."""
+    """Knows adapters by name and by content id. With ``store`` None there are only the configured ones."""
 
     def __init__(
         self,
@@ -61,11 +61,11 @@ class AdapterRegistry:
     # ---- reading -------------------------------------------------------------------------------------
 
     def served(self) -> Mapping[str, AdapterEntry]:
-        """Returns what clients may name now, by name."""
+        """Returns the adapters that clients may name now, by name."""
         return self._served
 
     def of_id(self, adapter_id: str) -> AdapterEntry | None:
-        """Returns the entry of one content, also of a retired one; None for an unknown id."""
+        """Returns the entry of the adapter content ``adapter_id``, also if retired; None for an unknown id."""
         retired = self._retired.get(adapter_id)
         if retired is not None:
             return retired.entry
@@ -73,20 +73,21 @@ class AdapterRegistry:
         return found if found is not None and found.adapter_id == adapter_id else None
 
     def is_readable(self, adapter_id: str) -> bool:
-        """Returns whether a worker that lacks this content could still read it."""
+        """Returns whether a worker that lacks the content ``adapter_id`` could still read it from its path."""
         retired = self._retired.get(adapter_id)
         return retired.readable if retired is not None else self.of_id(adapter_id) is not None
 
     def retired(self) -> Mapping[str, RetiredAdapter]:
-        """Returns the contents that no name stands for any more, by id."""
+        """Returns the contents that no name stands for any more, by adapter id."""
         return self._retired
 
     # ---- changing ------------------------------------------------------------------------------------
 
     async def put(self, entry: AdapterEntry) -> bool:
-        """Writes ``entry`` to the shared registry and serves it; False where another router was first.
+        """Writes ``entry`` to the shared registry and serves it; returns False if another router changed its name
+        first.
 
-        Raises Unavailable.
+        Raises Unavailable if the shared registry can't be reached.
         """
         if self._store is not None and not await self._store.swap(entry, self._kept.get(entry.name)):
             await self.look()
@@ -95,24 +96,24 @@ class AdapterRegistry:
         return True
 
     def learn(self, name: str, digest: str) -> None:
-        """Takes the content of a configured adapter that a worker has read."""
+        """Takes the content ``digest`` that a worker computed for the configured adapter ``name``."""
         if name in self._configured and self._digests.get(name) != digest:
             self._digests[name] = digest
             self._take(self._kept)
 
     def forget(self, adapter_id: str) -> None:
-        """Drops a retired content: workers hold it no more."""
+        """Drops a retired content, which no worker holds any more."""
         self._retired.pop(adapter_id, None)
 
     def overdue(self, in_use: Collection[str]) -> list[str]:
-        """Returns the ids of retired contents that no request needs any more."""
+        """Returns the ids of contents retired at least RETIRED_S ago that are not ``in_use`` by any request."""
         now = self._clock()
         return [k for k, r in self._retired.items() if k not in in_use and now - r.since >= RETIRED_S]
 
     # ---- following -----------------------------------------------------------------------------------
 
     async def begin(self) -> None:
-        """Reads the shared registry before anybody is served, with the patience of a start."""
+        """Reads the shared registry before the first request; if it can't be read, only logs a warning."""
         if self._store is None:
             return
         try:
@@ -121,14 +122,16 @@ class AdapterRegistry:
             log.warning("the adapters that were added can't be read yet: %s", error)
 
     async def run(self) -> None:
-        """Follows the shared registry until cancelled; returns at once where there is none."""
+        """Reads the shared registry every POLL_S until cancelled; returns at once where there is none."""
         while self._store is not None:
             await self.look()
             heed_cancel()
             await asyncio.sleep(POLL_S)
 
     async def look(self) -> None:
-        """Reads the shared registry now, unless somebody did a moment ago; a Redis that is away changes nothing."""
+        """Reads the shared registry now, unless it was read under LOOK_AGAIN_S ago; if Redis is away, changes
+        nothing.
+        """
         if self._store is None:
             return  # the configuration's are all there is
         async with self._looking:
@@ -166,9 +169,9 @@ class AdapterRegistry:
 def served_of(
     configured: Mapping[str, AdapterEntry], digests: Mapping[str, str], kept: Mapping[str, AdapterEntry]
 ) -> dict[str, AdapterEntry]:
-    """Returns what is served, by name in order: the shared registry's word comes before the configuration's.
+    """Returns the served adapters, sorted by name; ``kept`` (the shared registry) overrides ``configured``.
 
-    ``digests`` are the contents of configured adapters, as far as a worker has read them.
+    ``digests`` are the contents of configured adapters that workers have read, by name. Removed ones are left out.
     """
     found = {
         name: msgspec.structs.replace(entry, digest=digests.get(name, entry.digest))

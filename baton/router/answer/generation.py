@@ -1,4 +1,5 @@
-"""One client call, before and after validation: what a surface hands to the service, and what ``stream`` opens.
+"""One client call, before and after validation: what an API surface hands to the service, and what ``stream``
+opens.
 
 Knows nothing of REST, gRPC or how either is checked.
 """
@@ -16,12 +17,13 @@ from baton.router.text.catalog import ModelEntry
 
 
 class GenerationOptions(msgspec.Struct, frozen=True):
-    """Holds what a client wants generated, its ranges not yet checked.
+    """Holds what a client wants generated; values are not yet checked.
 
-    ``sampling`` holds the fields that were given; ``default_max_tokens`` None fills the context; ``names`` renames
-    fields in errors. ``continues``: the answer's text continues the prompt's (no chat turn between them).
-    ``prompt_only``: the one token that is written is not wanted. ``context`` is the body's, without its caller.
-    ``prediction`` is the answer that the client expects.
+    ``sampling`` holds the sampling fields that were given; ``n`` answers per prompt; ``default_max_tokens`` applies
+    without a max_tokens, None: fill the context; ``names`` maps our field names to the client's, for errors.
+    ``continues``: the answer's text continues the prompt's, with no chat turn between them. ``prompt_only``: the
+    one generated token is not wanted. ``context`` lacks what the caller's headers say. ``prediction`` is the text
+    that the client expects as answer.
     """
 
     sampling: Json
@@ -41,8 +43,9 @@ class GenerationOptions(msgspec.Struct, frozen=True):
 class Generation(msgspec.Struct, frozen=True):
     """Describes a validated call, every default filled in.
 
-    ``samplings[i]`` is for ``prompts[i]``; each gets ``options.n`` answers. ``context`` is the caller's, and
-    ``arrived`` is on the router's monotonic clock.
+    ``samplings[i]`` is for ``prompts[i]`` (token ids); each gets ``options.n`` answers. ``context`` includes the
+    caller's headers, ``arrived`` is on the router's monotonic clock, ``prediction`` are token ids of the expected
+    answer.
     """
 
     request_id: str
@@ -56,11 +59,13 @@ class Generation(msgspec.Struct, frozen=True):
 
     @property
     def prompt_tokens(self) -> int:
-        """Returns the tokens of all prompts, each prompt counted once."""
+        """Returns the number of tokens of all prompts, each prompt counted once whatever ``n`` is."""
         return sum(map(len, self.prompts))
 
     def requests(self) -> list[RouterRequest]:
-        """Returns one request per prompt; all are answered on the same weights."""
+        """Returns one RouterRequest per prompt, sharing a pin: all are answered on the same version of the
+        weights.
+        """
         pin, n = WeightsPin(), self.options.n
         return [
             RouterRequest(
@@ -77,5 +82,7 @@ class Generation(msgspec.Struct, frozen=True):
         ]
 
     def request_of(self, prompt: int) -> str:
-        """Returns the request id of one prompt: the call's own, numbered where it has several prompts."""
+        """Returns the request id of prompt number ``prompt``: the call's own, suffixed with the number if there are
+        several.
+        """
         return self.request_id if len(self.prompts) == 1 else f"{self.request_id}-{prompt}"

@@ -1,7 +1,7 @@
-"""Says early what an engine would say late: a grammar is tried once, in a process of its own, against bytes.
+"""Checks grammars before dispatch: each is compiled once, in a child process, against a byte vocabulary.
 
-Knows nothing of requests or of how clients ask for a form. Verdicts are a tenant's own, so that nobody learns from
-the time of an answer which grammars others use; tenants take turns, so that nobody waits for another's.
+Knows nothing of requests or of how clients ask for a form. Verdicts are cached per tenant, so that nobody learns
+from the time of an answer which grammars others use; tenants take turns, so that nobody waits for another's.
 """
 
 from __future__ import annotations
@@ -27,7 +27,9 @@ GrammarKey = tuple[bytes, bytes]
 
 
 class GrammarCheck:
-    """Tries grammars once; ``warm`` it before the first request, so that nobody waits for a process to start."""
+    """Compiles grammars in a child process and caches the verdicts; ``warm`` it before the first request, so that
+    none waits for a process to start.
+    """
 
     def __init__(self, bounds: ProcessBounds = ProcessBounds()) -> None:
         self._server = server_for(TokenizerSpec("", BYTES, (), bounds))
@@ -35,14 +37,14 @@ class GrammarCheck:
         self._turns: Turns[asyncio.Future[None]] = Turns(COMPILING)
 
     def warm(self) -> None:
-        """Has a process ready for the first grammar."""
+        """Starts a process for the first grammar."""
         self._server.warm()
 
     async def check(self, grammar: Grammar, param: str, tenant: str = "", salt: bytes = b"") -> None:
-        """Returns where the grammar can be followed.
+        """Returns if ``grammar`` compiles; raises InvalidRequest, naming ``param`` and the reason, if it doesn't.
 
-        ``tenant`` is whose turn it takes, ``salt`` whom its verdict is kept for. Raises InvalidRequest naming
-        ``param`` and why; Overloaded when too many of the tenant's wait; Unavailable. A cancel ends its process.
+        ``tenant`` is queued fairly beside others; the verdict is cached for ``tenant`` and ``salt``. Raises
+        Overloaded if MOST_WAITING of the tenant wait, Unavailable if no process starts. A cancel ends its process.
         """
         try:
             error = await self._verdict(compile_of(grammar), tenant, salt)

@@ -21,9 +21,9 @@ from baton.router.request.request import ChoiceStream, ChoiceSummary
 class Meter:
     """Measures one choice as its client sees it.
 
-    ``took`` for each piece, ``ended`` once at its end; later calls do nothing.
-
-    ``prompt``: the token ids that it answers; ``counts_prompt``: whether they are its to count.
+    Call ``took`` for each piece and ``ended`` once; later calls of ``ended`` do nothing. ``arrived`` is on the
+    tallies' clock. ``prompt``: the prompt's token ids; ``counts_prompt``: whether this choice counts them (one
+    choice per prompt does).
     """
 
     __slots__ = (
@@ -61,7 +61,7 @@ class Meter:
         self._first_at = self._last_at = self._longest_gap = 0.0
 
     def took(self, tokens: int) -> None:
-        """Counts ``tokens`` that arrived together."""
+        """Counts ``tokens`` that reached the client together, now."""
         now = self._tallies.now()
         if self._tokens == 0:
             self._first_at = now
@@ -75,7 +75,7 @@ class Meter:
         self._last_at = now
 
     def ended(self, outcome: str) -> None:
-        """Counts the end; ``outcome`` is a finish_reason, an error label or "cancelled"."""
+        """Counts the end of the choice; ``outcome`` is a finish_reason, an error label or "cancelled"."""
         if self._over:
             return
         self._over = True
@@ -120,7 +120,7 @@ class Meter:
 
 
 class NoMeter:
-    """Stands in a Meter's place where a router has no telemetry; it keeps nothing."""
+    """Implements Meter's methods without keeping anything, for a router without telemetry."""
 
     __slots__ = ()
 
@@ -138,10 +138,10 @@ class Metering(Protocol):
         """Returns a meter for one choice of ``generation.prompts[prompt]``."""
 
     def refused(self, generation: Generation, prompt: int, error: BatonError) -> None:
-        """Counts ``generation.prompts[prompt]``, which dispatch would not open."""
+        """Counts ``generation.prompts[prompt]``, which dispatch refused with ``error``."""
 
     def flush(self) -> None:
-        """Writes out what waits to be written."""
+        """Writes the lines that are buffered for the trace file."""
 
 
 class NoMetering:
@@ -155,11 +155,13 @@ class NoMetering:
         """Ignores a refused prompt."""
 
     def flush(self) -> None:
-        """Does nothing, because nothing waits."""
+        """Does nothing, because nothing is buffered."""
 
 
 class TallyMetering:
-    """Meters that add to ``tallies``; ``classes`` name the context class of prompts that dispatch did not class."""
+    """Makes meters that add to ``tallies``; ``classes`` gives the context class of prompts that dispatch
+    refused.
+    """
 
     def __init__(self, tallies: Tallies, classes: ContextClasses) -> None:
         self.tallies, self._classes = tallies, classes
@@ -184,6 +186,6 @@ class TallyMetering:
         self.tallies.metrics.requests.labels(generation.entry.model_id, context_class, error.label).inc()
 
     def flush(self) -> None:
-        """Writes the trace lines that wait."""
+        """Writes the buffered lines of the trace file, if a trace is recorded."""
         if self.tallies.recorder is not None:
             self.tallies.recorder.write()

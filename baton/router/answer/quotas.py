@@ -1,4 +1,7 @@
-"""What a call costs its caller's key. Knows nothing of how keys are kept or how a call is answered."""
+"""Charges calls to the rates of their callers' keys.
+
+Knows nothing of how keys are kept or how a call is answered.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,7 @@ TOKENIZER_SHARE = 16
 
 
 class Quotas(msgspec.Struct, frozen=True):
-    """Charges calls to their callers' keys; the metrics and the decision records keep what was refused, and why."""
+    """Charges calls to their callers' keys, and records refused calls in the metrics and the decision log."""
 
     gate: AccessGate
     metrics: RouterMetrics
@@ -27,7 +30,10 @@ class Quotas(msgspec.Struct, frozen=True):
     classes: ContextClasses
 
     async def charge(self, generation: Generation) -> None:
-        """Counts a call's requests and prompt tokens. Raises Forbidden, QuotaExceeded."""
+        """Counts a call's choices (as requests) and prompt tokens against its key's rates.
+
+        Raises Forbidden, QuotaExceeded, and records the refusal.
+        """
         context, requests = generation.context, len(generation.prompts) * generation.options.n
         try:
             await self._charge(context.key, generation.entry, requests, generation.prompt_tokens)
@@ -38,7 +44,10 @@ class Quotas(msgspec.Struct, frozen=True):
             raise
 
     async def charge_tokenizer(self, entry: ModelEntry, tokens: int) -> None:
-        """Counts a call of the tokenizer against the caller's rates. Raises Forbidden, QuotaExceeded."""
+        """Counts a tokenizer call against the caller's rates: one request, and 1/TOKENIZER_SHARE of its ``tokens``.
+
+        Raises Forbidden, QuotaExceeded.
+        """
         await self._charge(CALLER.get().key, entry, 1, tokens // TOKENIZER_SHARE)
 
     async def _charge(self, key: ApiKey | None, entry: ModelEntry, requests: int, tokens: int) -> None:

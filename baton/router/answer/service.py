@@ -1,6 +1,6 @@
-"""What every surface that generates text is built on: a call is checked, tokenized, charged and made a Generation.
+"""Common preparation of every generating API surface: a call is checked, tokenized, charged and made a Generation.
 
-Knows nothing of REST or gRPC; the answer itself is ``stream``'s.
+Knows nothing of REST or gRPC; ``stream`` makes the answer.
 """
 
 from __future__ import annotations
@@ -34,15 +34,17 @@ CHARS_PER_TOKEN = 4  # of text, to estimate a tokenizer call's cost before it is
 
 
 class ParserNames(msgspec.Struct, frozen=True):
-    """Names the parsers that read chat answers, by file name in ``tool_parsers`` and ``reasoning_parsers``."""
+    """Names the parsers of chat answers, as file names in ``tool_parsers`` and ``reasoning_parsers``; "auto" picks
+    by model.
+    """
 
     tools: str = "auto"
     reasoning: str = "auto"
 
 
 class GenerationService(msgspec.Struct, frozen=True):
-    """Serves all generating surfaces: holds dispatch, models and limits, and what checks, charges and meters a
-    call.
+    """Prepares the calls of all generating surfaces: holds dispatch, models and limits, and what checks, charges
+    and meters a call.
     """
 
     serving: ServingBackend
@@ -55,7 +57,9 @@ class GenerationService(msgspec.Struct, frozen=True):
     parsers: ParserNames = ParserNames()
 
     def deadline(self, timeout_s: float | None = None) -> float:
-        """Returns a deadline on the monotonic clock: after the caller's timeout, the configured one at most."""
+        """Returns a deadline in seconds of the monotonic clock: after ``timeout_s``, at most after
+        ``request_timeout_s``.
+        """
         most = self.limits.request_timeout_s
         return self.environment.clock() + (most if timeout_s is None else max(0.0, min(timeout_s, most)))
 
@@ -65,9 +69,11 @@ class GenerationService(msgspec.Struct, frozen=True):
         options: GenerationOptions,
         read_prompts: Callable[[], Awaitable[Sequence[Sequence[int]]]],
     ) -> Generation:
-        """Checks the cheap things, then tokenizes and checks the prompts, then charges the caller's key.
+        """Checks the options, then tokenizes and checks the prompts, then charges the caller's key; returns the
+        Generation.
 
-        Raises InvalidRequest, ModelNotFound, ContextTooLong, Forbidden, QuotaExceeded.
+        ``read_prompts`` tokenizes: it returns token ids per prompt. Raises InvalidRequest, ContextTooLong,
+        Forbidden, QuotaExceeded, and Overloaded or Unavailable if a grammar can't be checked now.
         """
         arrived = self.environment.clock()
         check_n(options.n, self.limits)

@@ -1,7 +1,7 @@
-"""An answer under way: runs of ids from dispatch -> pieces of text per choice, stop strings obeyed.
+"""Streams of answers: runs of token ids from dispatch become pieces of text per choice, cut at stop strings.
 
-Knows nothing of REST or gRPC. Opening it opens every choice's stream; leaving its ``with`` block gives all of
-them back, so a caller that is cancelled anywhere inside leaks nothing.
+Knows nothing of REST or gRPC. Opening an answer opens every choice's stream; leaving its ``with`` block cancels all
+of them, so a caller that is cancelled anywhere inside leaks nothing.
 """
 
 from __future__ import annotations
@@ -27,9 +27,11 @@ WINDOW = 64  # choices of one call that are with dispatch at once
 
 
 class TextDelta(msgspec.Struct, frozen=True):
-    """Holds what one choice gained. ``text`` may lag behind ``token_ids``; ``logprobs`` is empty or one per id.
+    """Holds one piece of one choice.
 
-    ``prompt_logprobs``, of the prompt's tokens from the second on, is on a choice's first piece where asked for.
+    ``text`` may lag behind ``token_ids``; ``logprobs`` is empty or has one entry per id. ``finish_reason`` is ""
+    before the last piece. ``prompt_logprobs``, of the prompt's tokens from the second on, is on a choice's first
+    piece where asked for.
     """
 
     index: int
@@ -41,7 +43,9 @@ class TextDelta(msgspec.Struct, frozen=True):
 
 
 class Usage(msgspec.Struct, frozen=True):
-    """Counts tokens; ``cached_tokens`` are among the prompt's, ``accepted_drafts`` among the answers'."""
+    """Counts tokens of a call; ``cached_tokens`` are part of ``prompt_tokens``, ``accepted_drafts`` of
+    ``completion_tokens``.
+    """
 
     prompt_tokens: int
     completion_tokens: int
@@ -51,7 +55,10 @@ class Usage(msgspec.Struct, frozen=True):
 
 
 class ChoiceText:
-    """Makes one choice's text from its stream of ids."""
+    """Turns one choice's stream of token ids into pieces of text.
+
+    ``index`` is unique within the call; ``prompt`` is the prompt's place.
+    """
 
     def __init__(
         self,
@@ -77,11 +84,14 @@ class ChoiceText:
         self._scores: Callable[[], tuple[TokenLogprobs, ...]] | None = None
 
     def score_prompt(self, scores: Callable[[], tuple[TokenLogprobs, ...]]) -> None:
-        """Makes the first piece carry the prompt's logprobs, which ``scores`` gives by then."""
+        """Makes the first piece carry the prompt's logprobs; ``scores`` is called for them when it is made."""
         self._scores = scores
 
     async def pieces(self) -> AsyncIterator[TextDelta]:
-        """Yields pieces until the choice ends; a stop string cancels what its stream would still bring."""
+        """Yields pieces until the choice ends; after a stop string, cancels the rest of the token stream.
+
+        Raises the BatonError that ended the stream.
+        """
         try:
             async for run in self.stream:
                 piece = self._scored(self.take(run))
@@ -96,9 +106,7 @@ class ChoiceText:
             raise
 
     def take(self, run: TokenRun) -> TextDelta:
-        """Returns the piece that ``run`` makes; tokens after a stop string are dropped, as if they had never
-        come.
-        """
+        """Returns the piece that ``run`` makes; tokens after a stop string are dropped and not counted."""
         if self._prompt_only:
             return TextDelta(self.index, "", finish_reason=run.finish_reason)
         if not self._stoppable:
@@ -153,10 +161,10 @@ class ChoiceText:
 
 
 class AnswerStream:
-    """Streams all choices of all prompts of one call as one stream of pieces. Index = prompt x n + choice.
+    """Iterates over the pieces of all choices of all prompts of one call; a choice's index is prompt x n + choice.
 
-    ``choices`` are those opened so far: of many prompts, the next is handed in as one before it ends, so that a
-    call of a thousand prompts is no more in others' way than one of WINDOW.
+    ``choices`` are those opened so far. At most WINDOW choices are with dispatch at once: the next prompt is handed
+    in as earlier choices end.
     """
 
     def __init__(self, generation: Generation, opening: PromptSubmitter) -> None:
@@ -178,11 +186,14 @@ class AnswerStream:
 
     @property
     def count(self) -> int:
-        """Returns the number of choices in all."""
+        """Returns the number of choices of the call: prompts x n."""
         return len(self.generation.prompts) * self.generation.options.n
 
     def close(self, reason: str) -> None:
-        """Gives back every choice that goes on. Idempotent, at once."""
+        """Cancels every choice that goes on, with ``reason`` ("client_gone", "failed").
+
+        Idempotent, doesn't wait.
+        """
         for feeder in self._feeders:
             feeder.cancel()
         for choice in self.choices:
@@ -190,7 +201,7 @@ class AnswerStream:
             choice.meter.ended("cancelled")
 
     async def begun(self) -> None:
-        """Returns when the first piece is there, so that an error before it is still an error of the whole call."""
+        """Waits for the first piece; raises an error that comes before it, while the whole call can still fail."""
         self._first = await anext(self._pieces)
 
     async def __aiter__(self) -> AsyncIterator[TextDelta]:
@@ -203,13 +214,14 @@ class AnswerStream:
 
     @property
     def summaries(self) -> list[ChoiceSummary]:
-        """Returns one summary per choice; complete when the answer is."""
+        """Returns one summary per choice opened so far; each is complete once its choice has ended."""
         return [choice.stream.summary for choice in self.choices]
 
     def usage(self) -> Usage:
         """Returns the tokens counted so far.
 
-        A prompt's cached tokens are its first choice's: the others find what that one left.
+        Of a prompt's choices only the first counts its cached tokens, because the others find what the first
+        computed.
         """
         firsts = [choice for choice in self.choices if choice.index % self.generation.options.n == 0]
         completion_tokens = sum(choice.tokens for choice in self.choices)
@@ -262,7 +274,7 @@ def _scores_of(stream: ChoiceStream) -> tuple[TokenLogprobs, ...]:
 
 
 class PromptSubmitter:
-    """Hands a call's prompts to dispatch, one after the other. ``choices`` are those of the prompts handed in."""
+    """Hands a call's prompts to dispatch, one after the other; ``choices`` are those of the prompts handed in."""
 
     def __init__(self, service: GenerationService, generation: Generation, text: TextModel) -> None:
         self._service, self._generation, self._text = service, generation, text
@@ -272,11 +284,14 @@ class PromptSubmitter:
 
     @property
     def left(self) -> int:
-        """Returns the prompts that are yet to be handed in."""
+        """Returns the number of prompts that are not handed in yet."""
         return len(self._generation.prompts) - self._prompt
 
     def open_next(self) -> None:
-        """Raises what dispatch raises (Overloaded, …), with nothing of this prompt left open."""
+        """Hands the next prompt to dispatch and adds its choices.
+
+        Raises what dispatch raises (Overloaded, …), with nothing of this prompt left open.
+        """
         generation, prompt = self._generation, self._prompt
         streams = self._service.serving.open(self._requests[prompt])
         try:
@@ -296,12 +311,15 @@ class PromptSubmitter:
         return ChoiceText(index, stream, self._generation, prompt, self._text, meter)
 
     def refused(self, error: BatonError) -> None:
-        """Counts a prompt that could not be handed in."""
+        """Counts in the metrics that the next prompt was refused with ``error``."""
         self._service.metering.refused(self._generation, self._prompt, error)
 
 
 def open_answer(service: GenerationService, generation: Generation, text: TextModel) -> AnswerStream:
-    """Hands the prompts that fit the window to dispatch. Raises what it raises, with nothing left open."""
+    """Hands the prompts that fit WINDOW to dispatch and returns the stream of all pieces.
+
+    Raises what dispatch raises (Overloaded, …), with nothing left open.
+    """
     opening = PromptSubmitter(service, generation, text)
     try:
         while opening.left and (not opening.choices or len(opening.choices) + generation.options.n <= WINDOW):

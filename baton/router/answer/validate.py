@@ -1,6 +1,8 @@
-"""What a client asks for -> the ``Sampling`` that engines obey, or an error that names the field and the remedy.
+"""Validation of sampling fields: what a client asks for becomes the ``Sampling`` that engines obey, or an
+InvalidRequest.
 
-Knows nothing of REST or gRPC: both hand in the fields they were given, by name. Pure.
+Knows nothing of REST or gRPC: both hand in the fields they were given, by name. Errors name the field and the
+remedy. Pure.
 """
 
 from __future__ import annotations
@@ -42,14 +44,14 @@ ABOVE_ZERO = frozenset({"top_p", "repetition_penalty"})
 
 
 class Limits(msgspec.Struct, frozen=True):
-    """Limits what one request may ask for. Bytes, counts, seconds."""
+    """Limits what one request may ask for, and what the router holds: bytes, counts, seconds."""
 
     max_body_bytes: int = 8 << 20
-    max_stored_bytes: int = 256 << 20
-    max_n: int = 16
-    max_stop: int = 16
-    max_prompts: int = 2048
-    max_inflight_bytes: int = 1 << 30
+    max_stored_bytes: int = 256 << 20  # of a tenant's files for batches
+    max_n: int = 16  # choices per prompt
+    max_stop: int = 16  # stop strings
+    max_prompts: int = 2048  # choices of one call: prompts x n
+    max_inflight_bytes: int = 1 << 30  # bodies of all calls being read or answered
     request_timeout_s: float = 600.0
 
 
@@ -61,11 +63,11 @@ def resolve_sampling(
     seed: int,
     names: Mapping[str, str] | None = None,
 ) -> Sampling:
-    """Lays ``sampling`` over the model's defaults, and these over OpenAI's.
+    """Returns the Sampling of one prompt: the client's ``sampling`` over the model's defaults over OpenAI's.
 
-    ``seed`` is taken where the client gave none.
-
-    ``default_max_tokens`` None: as many as the context holds. Call ``check_sampling`` and ``check_prompt`` first.
+    ``seed`` is taken if the client gave none. ``default_max_tokens`` None: as many as the context holds. Call
+    ``check_sampling`` and ``check_prompt`` first. Raises ContextTooLong if prompt and max_tokens exceed the
+    context.
     """
     fields = dict(entry.defaults) | dict(sampling)
     param = (names or {}).get("max_tokens", "max_tokens")
@@ -81,7 +83,7 @@ def resolve_sampling(
 
 
 def check_sampling(sampling: Mapping[str, Any], entry: ModelEntry, names: Mapping[str, str] | None = None) -> None:
-    """Checks the range of every sampling field; ``names`` renames fields in errors. Raises InvalidRequest."""
+    """Checks every sampling field; ``names`` maps field names to those shown in errors. Raises InvalidRequest."""
     shown = dict(names or {})
     for field, (low, high) in RANGES.items():
         if field in sampling:
@@ -109,9 +111,9 @@ def check_sampling(sampling: Mapping[str, Any], entry: ModelEntry, names: Mappin
 
 
 def check_prompt(ids: Sequence[int], entry: ModelEntry, param: str = "prompt") -> None:
-    """Checks a prompt: not empty, every id known, room for one more token.
+    """Checks that a prompt is not empty, that every id is in the vocabulary and that one more token fits.
 
-    Raises InvalidRequest, ContextTooLong.
+    Raises InvalidRequest or ContextTooLong, naming ``param``.
     """
     if not ids:
         raise InvalidRequest(f"{param} is empty: give at least one token", param)
@@ -125,7 +127,10 @@ def check_prompt(ids: Sequence[int], entry: ModelEntry, param: str = "prompt") -
 
 
 def check_ids(ids: Iterable[int], vocab_size: int, param: str) -> None:
-    """Checks that every id is in the vocabulary. Raises InvalidRequest naming the first that isn't."""
+    """Checks that every token id is from 0 to ``vocab_size`` - 1.
+
+    Raises InvalidRequest naming the first that isn't.
+    """
     ids = tuple(ids)
     if ids and not (min(ids) >= 0 and max(ids) < vocab_size):
         bad = next(i for i in ids if not 0 <= i < vocab_size)
@@ -133,20 +138,26 @@ def check_ids(ids: Iterable[int], vocab_size: int, param: str) -> None:
 
 
 def check_n(n: int, limits: Limits) -> None:
-    """Checks the number of choices asked for. Raises InvalidRequest."""
+    """Checks the number of choices per prompt. Raises InvalidRequest."""
     if not 1 <= n <= limits.max_n:
         raise InvalidRequest(f"n is {n}: it must be from 1 to {limits.max_n}", "n")
 
 
 def check_stops(stops: Sequence[str], limits: Limits) -> None:
-    """Checks stop strings: few, none empty, none endless. Raises InvalidRequest."""
+    """Checks stop strings: at most ``limits.max_stop``, of 1 to MAX_STOP_CHARS characters.
+
+    Raises InvalidRequest.
+    """
     check_count("stop", len(stops), limits.max_stop)
     if not all(0 < len(stop) <= MAX_STOP_CHARS for stop in stops):
         raise InvalidRequest(f"stop: each string must have 1 to {MAX_STOP_CHARS} characters", "stop")
 
 
 def check_words(words: Sequence[str]) -> None:
-    """Checks bad words: few, none empty, none endless. Raises InvalidRequest."""
+    """Checks bad words: at most MAX_BAD_WORDS, not blank, of MAX_BAD_WORD_CHARS characters at most.
+
+    Raises InvalidRequest.
+    """
     check_count("bad_words", len(words), MAX_BAD_WORDS)
     if not all(len(word.strip()) > 0 and len(word) <= MAX_BAD_WORD_CHARS for word in words):
         text = f"bad_words: each must have 1 to {MAX_BAD_WORD_CHARS} characters that aren't all spaces"
@@ -193,6 +204,6 @@ def _check_biases(biases: Mapping[int, float], vocab_size: int) -> None:
 
 
 def check_count(name: str, count: int, most: int) -> None:
-    """Raises InvalidRequest where a list has over ``most`` entries."""
+    """Raises InvalidRequest if ``count``, the length of list ``name``, is over ``most``."""
     if count > most:
         raise InvalidRequest(f"{name} has {count} entries: at most {most} are allowed", name)

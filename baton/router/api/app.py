@@ -33,7 +33,7 @@ _CODES = {404: "not_found", 405: "method_not_allowed"}
 
 
 def make_app(surfaces: Surfaces) -> ASGIApp:
-    """Returns the application, with every route and the border before them."""
+    """Returns the ASGI application: every REST route, wrapped in the border that admits and identifies calls."""
     generation = surfaces.generation
     app = FastAPI(title="Baton", version=product_version(), redirect_slashes=False)
     for routes in (

@@ -1,4 +1,4 @@
-"""JSON bodies: strict types, and the first field at fault named as OpenAI names it.
+"""Request bodies as JSON with strict types; errors name the first field at fault as OpenAI does.
 
 Knows nothing of what any body means.
 """
@@ -30,7 +30,9 @@ def _fail_fast(schema: Any) -> None:
 
 
 class FailFastModel(BaseModel):
-    """Ends lists at their first wrong item: 10^5 errors take half a second to word, of which one is told."""
+    """Stops validating a list at its first wrong item, because an error is reported for that item only (10^5 errors
+    take half a second to format).
+    """
 
     @classmethod
     def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> Any:
@@ -41,9 +43,10 @@ class FailFastModel(BaseModel):
 
 
 class Body(FailFastModel):
-    """Reads strict types: "16" is no number, 1 is no boolean; NaN and infinities are refused.
+    """Base of request bodies, with strict types: "16" is no number, 1 is no boolean; NaN and infinities are
+    refused; unknown fields are ignored.
 
-    ``id_lists``: fields that hold token ids, of which there may be very many.
+    ``id_lists``: names of fields that hold token ids, possibly very many.
     """
 
     id_lists: ClassVar[tuple[str, ...]] = ()
@@ -52,7 +55,9 @@ class Body(FailFastModel):
 
 
 def body_docs(kind: type[Body]) -> Json:
-    """Returns an endpoint's part of the OpenAPI document; ``app.py`` adds the schema it points to."""
+    """Returns the part of an OpenAPI operation that says its body is a ``kind``; ``app.py`` adds the schema
+    referred to.
+    """
     schema = {"$ref": SCHEMA_REF.format(model=kind.__name__)}
     return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
 
@@ -66,7 +71,10 @@ def parse_body(kind: type[B], raw: bytes) -> B:
 
 
 def read_body_of(kind: type[B], fields: Json) -> B:
-    """Reads ``fields``, which are no JSON text any more, as ``parse_body`` reads a text."""
+    """Validates the decoded JSON object ``fields`` as a ``kind``.
+
+    Raises InvalidRequest naming the first field at fault.
+    """
     try:
         return kind.model_validate(fields)
     except ValidationError as error:

@@ -1,6 +1,7 @@
-"""The outermost layer of both surfaces: who calls, under which id; the rest of the house reads it from CALLER.
+"""The outermost layer of the REST and gRPC surfaces: identifies the caller and gives each call an id, kept in
+CALLER.
 
-Knows nothing of endpoints or keys: the gate says who somebody is, or why they may not come in.
+Knows nothing of endpoints or keys: the gate identifies callers and refuses them.
 """
 
 from __future__ import annotations
@@ -28,8 +29,9 @@ REQUEST_ID = "x-request-id"
 
 
 class Border:
-    """Lets callers in over HTTP; every response carries ``x-request-id``: the caller's, or ours, and ``explain``
-    takes either.
+    """ASGI middleware: identifies callers, limits bodies in flight, and sets ``x-request-id`` on every response.
+
+    That id is the caller's own if well formed, else this router's; ``explain`` finds a request by either.
     """
 
     def __init__(self, app: ASGIApp, door: Door, max_inflight_bytes: int) -> None:
@@ -37,7 +39,7 @@ class Border:
         self._bodies = BodiesInFlight(max_inflight_bytes)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Lets a known caller in; answers anybody else with the reason."""
+        """Calls the application for an identified caller; answers others with the error."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -62,14 +64,14 @@ class Border:
 
 
 def is_open(path: str) -> bool:
-    """Returns whether nobody is asked for a key at ``path``."""
+    """Returns whether ``path`` needs no API key (health, metrics, version, the dashboard's files)."""
     return path in OPEN_PATHS or path == OPEN_FILES or path.startswith(f"{OPEN_FILES}/")
 
 
 class GrpcBorder(grpc.aio.ServerInterceptor):
-    """Lets callers in over gRPC by metadata: ``authorization``, ``x-request-id``, ``x-slo-…``.
+    """gRPC interceptor that identifies callers by metadata: ``authorization``, ``x-request-id``, ``x-slo-…``.
 
-    Health stays open.
+    Health and reflection need no key.
     """
 
     def __init__(self, door: Door) -> None:
@@ -78,7 +80,7 @@ class GrpcBorder(grpc.aio.ServerInterceptor):
     async def intercept_service(
         self, continuation: Callable[[object], Awaitable[object]], details: grpc.HandlerCallDetails
     ) -> object:
-        """Sets CALLER for the handler, or puts one in its place that ends the call with the reason."""
+        """Sets CALLER and returns the handler, or returns a handler that ends the call with the error."""
         if details.method.startswith(OPEN_SERVICES):
             return tolerant(await continuation(details))
         metadata = {key: value for key, value in details.invocation_metadata or () if isinstance(value, str)}

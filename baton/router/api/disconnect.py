@@ -1,7 +1,7 @@
-"""Work for a client that may go away, over ASGI.
+"""Runs work for an ASGI client that may disconnect.
 
-Knows nothing of what the work is. The request's body must have been read: after it, ``receive`` brings only
-the news that the client is gone.
+Knows nothing of what the work is. The request's body must have been read: after it, ``receive`` brings only the
+news that the client is gone.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ T = TypeVar("T")
 async def until_disconnect(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
     """Runs ``work`` and returns its result.
 
-    When the client goes first, ``work`` is cancelled at once and Cancelled is raised.
+    If the client disconnects first, ``work`` is cancelled at once and Cancelled is raised.
     """
     working = asyncio.create_task(work)
     leaving = asyncio.create_task(_gone(receive))

@@ -1,6 +1,6 @@
-"""Errors of the tree -> OpenAI's error object, status and headers. The one place where REST words an error.
+"""Converts errors to OpenAI's error object, HTTP status and headers; every REST error is worded here.
 
-Knows nothing of endpoints. What isn't of the tree is a 500 whose details stay in the log.
+Knows nothing of endpoints. An exception that is no BatonError becomes a 500 whose details stay in the log.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _RETRY_LATER = (429, 503)
 
 
 def error_json(error: BaseException) -> Json:
-    """Returns an error as OpenAI words it: ``{"error": {"message", "type", "param", "code"}}``."""
+    """Returns an error as OpenAI's object ``{"error": {"message", "type", "param", "code"}}``."""
     if isinstance(error, BatonError):
         code = _CODES.get(error.label, error.label)
         return _object(error.message, error.http_status, error.param or None, code)
@@ -33,14 +33,14 @@ def error_json(error: BaseException) -> Json:
 
 
 def error_response(error: BaseException) -> Response:
-    """Returns the whole response of an error; a Retry-After where trying again may help."""
+    """Returns the HTTP response for an error, with Retry-After headers on status 429 and 503."""
     status = error.http_status if isinstance(error, BatonError) else 500
     return json_response(error_json(error), status, retry_headers(error))
 
 
 def retry_headers(error: BaseException) -> dict[str, str]:
-    """Returns when to come back, where that may help: whole seconds (RFC 9110), and milliseconds for OpenAI's
-    clients.
+    """Returns ``retry-after`` (whole seconds, RFC 9110) and ``retry-after-ms`` for an error of status 429 or 503,
+    else {}.
     """
     if not isinstance(error, BatonError) or error.http_status not in _RETRY_LATER:
         return {}
@@ -52,12 +52,12 @@ def retry_headers(error: BaseException) -> dict[str, str]:
 
 
 def plain_error(status: int, message: str, code: str, headers: dict[str, str] | None = None) -> Response:
-    """Returns the response of an error of HTTP itself: an unknown path, a wrong method."""
+    """Returns the response of an HTTP error that is no BatonError: an unknown path, a wrong method."""
     return json_response(_object(message, status, None, code), status, headers)
 
 
 def json_response(content: object, status: int = 200, headers: dict[str, str] | None = None) -> Response:
-    """Returns a response of ``content``, encoded by orjson."""
+    """Returns a response with ``content`` as JSON, encoded by orjson."""
     return Response(orjson.dumps(content), status, headers, media_type="application/json")
 
 

@@ -15,15 +15,18 @@ NOTHING: tuple[object, ...] = (False, "", [], {})
 
 
 class Refusal(msgspec.Struct, frozen=True):
-    """Says why a field is refused, as what to do instead. ``neutral``: values that ask for nothing, beside null."""
+    """Describes a refused field: ``remedy`` says what to do instead.
+
+    ``neutral``: values that ask for nothing and are let pass, beside null.
+    """
 
     remedy: str
     neutral: tuple[object, ...] = NOTHING
 
     def refuses(self, value: object) -> bool:
-        """Returns whether ``value`` asks for something, and so is refused.
+        """Returns whether ``value`` asks for something, so that the request is refused.
 
-        0 and 1 are numbers here, not false and true.
+        Types count: 0 and 1 don't equal False and True.
         """
         return value is not None and not any(value == n and type(value) is type(n) for n in self.neutral)
 
@@ -214,7 +217,9 @@ HARMLESS_AT: dict[str, dict[str, str]] = {
 
 
 def refusal(surface: str, name: str) -> Refusal | None:
-    """Returns why ``name`` is refused at ``surface`` (a body's name); None where it isn't."""
+    """Returns why field ``name`` is refused at ``surface`` (the name of a kind of body); None if it isn't
+    refused.
+    """
     if reason(surface, name):
         return None
     return REFUSED_AT.get(surface, {}).get(name) or REFUSED.get(name)
@@ -222,13 +227,13 @@ def refusal(surface: str, name: str) -> Refusal | None:
 
 @functools.cache
 def refusable(surface: str) -> tuple[str, ...]:
-    """Names that are refused at ``surface``, in the order in which they are told."""
+    """Returns the names of fields refused at ``surface``, in the order in which they are reported."""
     names = (*REFUSED_AT.get(surface, {}), *REFUSED)
     return tuple(name for name in dict.fromkeys(names) if refusal(surface, name) is not None)
 
 
 def reason(surface: str, name: str) -> str:
-    """Returns why ``name`` may be ignored at ``surface``; empty where nothing is known of it, or it is refused."""
+    """Returns why field ``name`` may be ignored at ``surface``; "" if it is refused or unknown."""
     found: Mapping[str, str] = HARMLESS_AT.get(surface, {})
     if name in found:
         return found[name]

@@ -1,9 +1,8 @@
-"""What is large, kept off the event loop: bodies are weighed before they are parsed, answers are written in slices.
+"""Keeps large JSON off the event loop: bodies are weighed before they are parsed, answers are written in slices.
 
-Knows nothing of what a body means. A parser holds the interpreter's lock from beginning to end, so a thread alone
-doesn't help: other threads, the loop's among them, stand still for as long. Here nobody does: weighing
-is numpy's, which drops the lock; what is too intricate is refused before it is parsed; long lists of token ids are
-cut out and read slice by slice; and a long answer's parts are written one after the other.
+Knows nothing of what a body means. A parser holds the GIL throughout, so a thread alone would still block the loop.
+Weighing uses numpy, which releases the GIL; bodies with too many values are refused before they are parsed; long
+lists of token ids are cut out and read slice by slice; a long answer's parts are written one after the other.
 """
 
 from __future__ import annotations
@@ -41,7 +40,8 @@ _threads = ThreadPoolExecutor(max_workers=2, thread_name_prefix="large")
 class JsonWeight(msgspec.Struct, frozen=True):
     """Counts what a JSON text is made of.
 
-    ``lists``: where the insides of its long lists of numbers begin and end.
+    ``values``: strings, objects and arrays; ``numbers``: commas outside of strings. ``lists``: (begin, end) byte
+    offsets of the insides of long flat lists.
     """
 
     values: int
@@ -50,9 +50,9 @@ class JsonWeight(msgspec.Struct, frozen=True):
 
 
 async def aside(is_large: bool, work: Callable[..., _T], *args: object) -> _T:
-    """Returns ``work(*args)``, done in a thread where it is large.
+    """Returns ``work(*args)``, run in a thread if ``is_large``.
 
-    It should drop the interpreter's lock now and then.
+    ``work`` should release the GIL now and then.
     """
     if not is_large:
         return work(*args)
@@ -60,21 +60,26 @@ async def aside(is_large: bool, work: Callable[..., _T], *args: object) -> _T:
 
 
 async def parsed(kind: type[B], raw: bytes) -> B:
-    """Parses a body of any size as ``parse_body`` does, aside of the event loop where it is large.
+    """Parses a body as ``parse_body`` does, in a thread if it is over INLINE_BYTES.
 
-    Raises InvalidRequest, for one that is too intricate too.
+    Raises InvalidRequest, also for a large body of too many values.
     """
     return await aside(len(raw) > INLINE_BYTES, _parsed if len(raw) > INLINE_BYTES else parse_body, kind, raw)
 
 
 def require_light(text: str | bytes, param: str) -> None:
-    """Raises InvalidRequest for JSON within a body or a file that is too intricate to be parsed."""
+    """Raises InvalidRequest, naming ``param``, if JSON text nested in a body or file has too many values to parse.
+
+    Texts up to INLINE_BYTES always pass.
+    """
     if len(text) > INLINE_BYTES:
         _require(weigh(text.encode(errors="replace") if isinstance(text, str) else text), 0, param)
 
 
 def weigh(raw: bytes) -> JsonWeight:
-    """Counts what ``raw`` is made of, without parsing it; of what is no JSON, something."""
+    """Returns the counts of values in JSON ``raw`` without parsing it; for invalid JSON the counts are
+    arbitrary.
+    """
     plain = raw.replace(b"\\\\", b"__").replace(b'\\"', b"__") if b"\\" in raw else raw
     text = np.frombuffer(plain, np.uint8)
     quotes = text == QUOTE
@@ -141,7 +146,7 @@ def _ids_of(item: object, lists: dict[int, bytes], param: str) -> object:
 
 
 def read_ids(text: bytes, param: str) -> list[int]:
-    """Reads a list's inside as integers. Raises InvalidRequest."""
+    """Parses the inside of a JSON list of integers, slice by slice. Raises InvalidRequest naming ``param``."""
     ids: list[int] = []
     for part in _parts(text):
         try:
@@ -164,9 +169,7 @@ def _parts(text: bytes) -> Iterator[bytes]:
 
 
 def sliced_json(content: object) -> Iterator[bytes]:
-    """Yields ``content`` as JSON, in parts; long lists by SLICE_ITEMS, at any depth of objects and lists of
-    objects.
-    """
+    """Yields the parts of ``content`` as JSON; lists of over SLICE_ITEMS items are split, at any depth."""
     if isinstance(content, Mapping):
         for i, (key, value) in enumerate(content.items()):
             yield (b"," if i else b"{") + orjson.dumps(key) + b":"
@@ -186,7 +189,7 @@ def sliced_json(content: object) -> Iterator[bytes]:
 
 
 async def large_response(content: object, headers: dict[str, str] | None = None, is_large: bool = True) -> Response:
-    """Returns a response of ``content``, written beside the loop where it is large."""
+    """Returns a response with ``content`` as JSON, encoded in a thread if ``is_large``."""
     body = await aside(is_large, _written if is_large else orjson.dumps, content)
     return Response(body, headers=headers, media_type="application/json")
 

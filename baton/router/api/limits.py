@@ -1,4 +1,5 @@
-"""The body of a request, read under two limits, its own and that of all bodies: refused as soon as it is over.
+"""Reads request bodies under two limits: a body's own, and that of all bodies in flight; refuses as soon as one is
+exceeded.
 
 Knows nothing of what a body means.
 """
@@ -17,7 +18,9 @@ RETRY_AFTER_S = 1.0  # seconds after which a client may try again
 
 
 class BodiesInFlight:
-    """Counts the bytes of all bodies whose requests aren't answered yet, ``most`` at once."""
+    """Counts the bytes of the bodies of all requests that aren't answered yet, ``most`` at once; ``held`` is the
+    count.
+    """
 
     def __init__(self, most: int) -> None:
         self._most = most
@@ -25,9 +28,9 @@ class BodiesInFlight:
 
     @contextmanager
     def counting(self, receive: Receive) -> Iterator[Receive]:
-        """Counts the bytes that ``receive`` of one request brings, until the block ends.
+        """Wraps one request's ASGI ``receive`` to count its body's bytes until the block ends.
 
-        Raises Overloaded over the limit.
+        The wrapped ``receive`` raises Overloaded over the limit.
         """
         taken = 0
 
@@ -53,7 +56,7 @@ class BodiesInFlight:
 async def read_body(request: Request, limit: int) -> bytes:
     """Returns all bytes of a request's body.
 
-    Raises BodyTooLarge at a declared length or at the first byte over ``limit``.
+    Raises BodyTooLarge for a declared or actual length over ``limit`` bytes, Cancelled if the client disconnects.
     """
     declared = request.headers.get("content-length", "")
     if declared.isdecimal() and int(declared) > limit:

@@ -1,6 +1,6 @@
-"""The OpenAPI document: bodies that are read by hand, errors as they are, streams and plain text where they come.
+"""Completes FastAPI's OpenAPI document with what it can't know: bodies, errors, streams and plain-text answers.
 
-Knows nothing of what endpoints do. FastAPI knows the paths; the rest is told here, once.
+Knows nothing of what endpoints do.
 """
 
 from __future__ import annotations
@@ -71,7 +71,10 @@ CALL_HEADERS = {
 
 
 def describe(app: FastAPI) -> None:
-    """Makes ``app``'s document complete."""
+    """Makes ``app``'s OpenAPI document complete: bodies, errors, headers, event streams.
+
+    It is built once, in a thread, when first asked for.
+    """
     generated = app.openapi
 
     def openapi() -> Json:

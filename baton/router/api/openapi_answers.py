@@ -19,23 +19,23 @@ ERROR_TYPES = ["invalid_request_error", "rate_limit_error", "server_error"]
 
 
 def a(name: str) -> Json:
-    """Returns a reference to a component."""
+    """Returns the JSON Schema reference to component ``name`` of the OpenAPI document."""
     return {"$ref": f"#/components/schemas/{name}"}
 
 
 def many(schema: Json) -> Json:
-    """Returns the schema of an array."""
+    """Returns the JSON Schema of an array of ``schema``."""
     return {"type": "array", "items": schema}
 
 
 def maybe(schema: Json) -> Json:
-    """Returns the schema of a value that may be null."""
+    """Returns the JSON Schema of a value that is ``schema`` or null."""
     return {"anyOf": [schema, {"type": "null"}]}
 
 
 def thing(kind: str | None = None, optional: tuple[str, ...] = (), /, **fields: Json) -> Json:
-    """Returns the schema of an object of OpenAI's: ``object`` names its kind; what isn't ``optional`` is always
-    there.
+    """Returns the JSON Schema of an object with ``fields``, all required except ``optional``; ``kind`` is its
+    constant ``object``.
     """
     named = {} if kind is None else {"object": {"const": kind}}
     required = [*named, *(name for name in fields if name not in optional)]
@@ -43,7 +43,9 @@ def thing(kind: str | None = None, optional: tuple[str, ...] = (), /, **fields: 
 
 
 def listing(of: Json, *more: str) -> Json:
-    """Returns the schema of OpenAI's list object."""
+    """Returns the JSON Schema of OpenAI's list object whose entries are ``of``; ``more`` names further keys of any
+    type.
+    """
     return thing("list", data=many(of), **{name: {} for name in more})
 
 
@@ -249,8 +251,8 @@ EVENTS = {
 
 
 def event_of(path: str) -> Json | None:
-    """Returns the schema of one server-sent event of a stream, as OpenAPI 3.2 sees it; None where nothing is
-    streamed.
+    """Returns the JSON Schema of one server-sent event of the stream at ``path``, in OpenAPI 3.2's form; None if
+    ``path`` doesn't stream.
     """
     found = EVENTS.get("/generate_stream" if path.endswith("/generate_stream") else path)
     if found is None:
@@ -265,7 +267,7 @@ def event_of(path: str) -> Json | None:
 
 
 def schema_of(method: str, path: str) -> Json:
-    """Returns the schema of what a 200 holds; anything where nothing is told."""
+    """Returns the JSON Schema of a 200 response; {} (anything) if none is declared."""
     name = ANSWERS.get((method, path))
     if name is None and path.startswith("/v2/models/"):
         name = next((of for end, of in MODEL_ANSWERS.items() if path.endswith(end)), "ProtocolModel")

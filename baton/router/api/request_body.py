@@ -1,4 +1,4 @@
-"""A client's request whose every field is accounted for: obeyed, refused by name, harmless, or named as ignored.
+"""Request bodies whose every field is accounted for: obeyed, refused by name, harmless, or reported as ignored.
 
 Knows nothing of what any field means (``foreign_fields`` does).
 """
@@ -24,7 +24,12 @@ _NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 
 
 class RequestBody(Body):
-    """Declares a body whose every field is accounted for."""
+    """Base of bodies that account for every field: undeclared ones are refused, known to be harmless, or reported
+    as ignored.
+
+    ``surface`` is the body's name in ``foreign_fields``; ``inside`` prefixes field names of a nested body in
+    errors.
+    """
 
     model_config = ConfigDict(extra="allow")
     surface: ClassVar[str] = ""
@@ -40,11 +45,13 @@ class RequestBody(Body):
 
     @property
     def extra(self) -> Json:
-        """Returns the fields that the body doesn't declare."""
+        """Returns the fields that were given but that the body doesn't declare."""
         return self.__pydantic_extra__ or {}
 
     def ignored(self) -> Iterator[str]:
-        """Yields the fields that nobody knows, here and in the bodies inside."""
+        """Yields the names of unknown fields, in this body and in nested ones; at most MOST_LOOKED_AT fields of
+        each are examined.
+        """
         for name in islice(self.extra, MOST_LOOKED_AT):
             if not reason(self.surface, name) and refusal(self.surface, name) is None:
                 yield self.inside + name
@@ -55,7 +62,10 @@ class RequestBody(Body):
 
 
 def refuse(surface: str, name: str, value: Any, inside: str = "") -> None:
-    """Raises InvalidRequest where ``name`` is refused at ``surface`` and ``value`` asks for something."""
+    """Raises InvalidRequest if field ``name`` is refused at ``surface`` and ``value`` asks for something.
+
+    ``inside`` is prefixed to the name in the error.
+    """
     found = refusal(surface, name)
     if found is not None and found.refuses(value):
         shown = inside + name
@@ -63,7 +73,7 @@ def refuse(surface: str, name: str, value: Any, inside: str = "") -> None:
 
 
 def ignored_header(body: RequestBody) -> dict[str, str]:
-    """Returns the answer's header that names the fields which changed nothing because nobody knows them; {} for
+    """Returns the response header, as a dict, that names unknown fields which had no effect; {} if there are
     none.
     """
     names = list(islice(filter(_NAME.fullmatch, body.ignored()), MOST_NAMED))

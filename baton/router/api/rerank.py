@@ -1,7 +1,7 @@
-"""``/v1/rerank`` in Cohere's and Jina's words, ``/v1/score`` in vLLM's: how well documents answer a query.
+"""``/v1/rerank`` in Cohere's and Jina's form, ``/v1/score`` in vLLM's: how well documents answer a query.
 
-Knows nothing of models. A pair takes the way of any request that writes one token: the likelihoods of yes and no
-come back beside it, and the token is dropped.
+Knows nothing of models. A pair is a request that generates one token: the log-probabilities of "yes" and "no" come
+back beside it, and the token is dropped.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ Scores = tuple[list[float], int]  # one per pair, and the tokens of all prompts
 
 
 class PairsBody(RequestBody):
-    """Declares what both endpoints share. ``instruction`` says what makes a document a good one."""
+    """Declares the fields of both endpoints; ``instruction`` tells the model what makes a document relevant."""
 
     query_field: ClassVar[str] = "query"
 
@@ -46,7 +46,7 @@ class PairsBody(RequestBody):
 
 
 class RerankBody(PairsBody):
-    """Describes the body of POST /v1/rerank; documents lose their end beyond ``max_tokens_per_doc``."""
+    """Describes the body of POST /v1/rerank; documents are cut after ``max_tokens_per_doc`` tokens."""
 
     surface: ClassVar[str] = "rerank"
 
@@ -66,7 +66,9 @@ class RerankBody(PairsBody):
 
 
 class ScoreBody(PairsBody):
-    """Describes the body of POST /v1/score: one query for all documents, or one for each."""
+    """Describes the body of POST /v1/score: ``text_1`` is one query for all documents of ``text_2``, or one for
+    each.
+    """
 
     surface: ClassVar[str] = "score"
     query_field: ClassVar[str] = "text_1"
@@ -87,13 +89,13 @@ class ScoreBody(PairsBody):
         return self
 
     def pairs(self) -> Pairs:
-        """Returns each query with its document."""
+        """Returns (query, document) for each document."""
         queries = self.text_1 * len(self.text_2) if len(self.text_1) == 1 else self.text_1
         return list(zip(queries, self.text_2, strict=True))
 
 
 def rerank_routes(service: GenerationService) -> APIRouter:
-    """Returns the routes of ``/v1/rerank`` and ``/v1/score``, and the other paths that clients know them by."""
+    """Returns the routes of ``/v1/rerank`` and ``/v1/score``, and their aliases."""
     routes = APIRouter()
 
     async def rerank(request: Request) -> Response:

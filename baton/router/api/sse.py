@@ -23,7 +23,9 @@ log = logging.getLogger(__name__)
 
 
 class EventStyle(msgspec.Struct, frozen=True):
-    """Writes events as one API does: each as bytes, an error as an event, and what follows the last."""
+    """Says how one API writes events: an event as bytes, an error as an event, and the bytes after the last
+    event.
+    """
 
     encode: Callable[[Json], bytes]
     error: Callable[[BaseException], Json]
@@ -31,9 +33,9 @@ class EventStyle(msgspec.Struct, frozen=True):
 
 
 class EventStream(Response):
-    """Sends ``events`` until they end or the client goes; then calls ``close`` once, whatever happened.
+    """Sends ``events`` until they end or the client disconnects; then calls ``close`` once, also after an error.
 
-    An error after the first byte can't change the status: it goes out as a last event, and no [DONE] follows.
+    An error after the first byte can't change the HTTP status: it is sent as the last event, and no [DONE] follows.
     """
 
     media_type = "text/event-stream"
@@ -52,7 +54,7 @@ class EventStream(Response):
         self._style = style or OPENAI_EVENTS
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """The ASGI application of one response."""
+        """Sends the response as an ASGI application."""
         try:
             await until_disconnect(receive, self._send_all(send))
         except Cancelled:
@@ -74,12 +76,12 @@ class EventStream(Response):
 
 
 def event_bytes(event: Json) -> bytes:
-    """Returns one event as bytes. JSON has no raw line breaks, so one ``data:`` line does."""
+    """Returns one server-sent event of a ``data:`` line with ``event`` as JSON."""
     return b"data: " + orjson.dumps(event) + b"\n\n"
 
 
 def named_event_bytes(event: Json) -> bytes:
-    """Returns one event under its own ``type``, as the Responses API writes them."""
+    """Returns one server-sent event named by ``event["type"]``, as the Responses API writes them."""
     return b"event: " + event["type"].encode() + b"\n" + event_bytes(event)
 
 

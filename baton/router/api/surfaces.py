@@ -1,4 +1,7 @@
-"""What the router's surfaces are given, each its own part. Knows nothing of sockets or how the parts are made."""
+"""Parameter objects of the router's API surfaces: what each needs from the rest of the router.
+
+Knows nothing of sockets or how the parts are made.
+"""
 
 from __future__ import annotations
 
@@ -24,8 +27,8 @@ Exposition = Callable[[str], Awaitable[tuple[bytes, str]]]  # of an Accept heade
 
 
 class Door(msgspec.Struct, frozen=True):
-    """Holds what a border needs to let callers in: the gate that knows their keys, and where refusals are
-    counted.
+    """Holds what a border needs to let callers in: the gate that checks keys, the metrics of refusals, and the
+    environment.
     """
 
     gate: AccessGate
@@ -46,7 +49,9 @@ class BatchSurface(msgspec.Struct, frozen=True):
 
 
 class RoleSurface(msgspec.Struct, frozen=True):
-    """Holds what roles and the ratio need: who changes workers, and where an operator's pin is kept."""
+    """Holds what the endpoints of roles and the ratio need: what changes workers' roles, and the store of pins and
+    advice.
+    """
 
     control: RoleControl
     store: AdviceStore
@@ -55,7 +60,10 @@ class RoleSurface(msgspec.Struct, frozen=True):
 
 
 class AdapterSurface(msgspec.Struct, frozen=True):
-    """Holds what loading and unloading adapters needs. ``off`` says why nobody may; "" lets operators."""
+    """Holds what the endpoints that load and unload adapters need.
+
+    ``off`` says why nobody may change adapters; "" if operators may.
+    """
 
     control: AdapterControl
     max_body_bytes: int
@@ -63,13 +71,13 @@ class AdapterSurface(msgspec.Struct, frozen=True):
 
 
 class PrefixSurface(msgspec.Struct, frozen=True):
-    """Holds what pinning prefixes needs."""
+    """Holds what the endpoints of pinned prefixes need."""
 
     control: PrefixControl
 
 
 class ClusterSurface(msgspec.Struct, frozen=True):
-    """Holds what the operator's view needs. ``overview`` is None without telemetry.
+    """Holds what the endpoints of ``/v1/cluster`` need. ``overview`` is None without telemetry.
 
     ``roster`` is None for a router that is not part of a cluster whose workers can be held.
     """
@@ -81,7 +89,9 @@ class ClusterSurface(msgspec.Struct, frozen=True):
 
 
 class Surfaces(msgspec.Struct, frozen=True):
-    """Holds every surface of a router. ``roles`` and ``adapters`` are None for one that belongs to no cluster."""
+    """Holds the parts of every API surface of a router; ``roles``, ``adapters`` and ``prefixes`` are None if it
+    belongs to no cluster.
+    """
 
     generation: GenerationService
     exposition: Exposition
@@ -93,13 +103,15 @@ class Surfaces(msgspec.Struct, frozen=True):
 
     @property
     def door(self) -> Door:
-        """Returns what both borders need."""
+        """Returns what the REST and gRPC borders need."""
         quotas = self.generation.quotas
         return Door(quotas.gate, quotas.metrics, self.generation.environment)
 
 
 def registry_exposition(registry: CollectorRegistry) -> Exposition:
-    """Returns what shows ``registry`` alone: Prometheus' text, or OpenMetrics for those who accept it."""
+    """Returns a function of an Accept header that gives ``registry``'s metrics and their media type: Prometheus'
+    text, or OpenMetrics if accepted.
+    """
 
     async def exposition(accept: str) -> tuple[bytes, str]:
         encode, media_type = choose_encoder(accept)

@@ -45,11 +45,11 @@ from baton.tls.rpc import PLAIN, Dialer
 
 
 class CoreConfig(Protocol):
-    """Names what the core reads of the router's config; ``cluster.config.RouterConfig`` has it."""
+    """Declares what the core reads of the router's config; ``cluster.config.RouterConfig`` has it."""
 
     @property
     def policy(self) -> str:
-        """Returns the routing policy: a file's name in router/policies."""
+        """Returns the name of the routing policy, a module of router/policies."""
 
     @property
     def context_classes(self) -> Iterable[ContextClassLike]:
@@ -57,31 +57,31 @@ class CoreConfig(Protocol):
 
     @property
     def max_queue(self) -> int:
-        """Returns how many requests may wait, per class."""
+        """Returns how many requests may wait, per context class."""
 
     @property
     def max_inflight_bytes(self) -> int:
-        """Returns how many bytes of prompts and answers may be held at once."""
+        """Returns the limit of estimated bytes that requests in flight may hold, prompts and answers together."""
 
     @property
     def local_prefill_max_tokens(self) -> int:
-        """Returns the uncached tokens up to which a decode worker reads a prompt itself."""
+        """Returns the number of uncached tokens up to which a decode worker prefills a prompt itself."""
 
 
 @runtime_checkable
 class Refreshable(Protocol):
-    """Describes a roster that can be asked to look now; ``cluster.membership.PolledRoster`` can."""
+    """Declares a roster that can be read at once; ``cluster.membership.PolledRoster`` can."""
 
     async def refresh(self) -> object:
         """Reads the membership now, instead of at the next poll."""
 
 
 class CoreDependencies(msgspec.Struct, frozen=True):
-    """Holds what the core is given by its process.
+    """Holds what the core gets from its process.
 
-    ``index`` None: prefix hints are not asked for. ``store`` None: decision records stay in this process.
-    ``record_observer`` is told of decision records as requests come and end. ``adapters`` are those that clients
-    may name; ``wall_clock`` in seconds since 1970.
+    ``index`` None: no prefix hints are looked up. ``store`` None: decision records stay in this process.
+    ``record_observer`` gets decision records as requests begin and end. ``adapters`` are those that clients may
+    name. ``clock`` is monotonic seconds, ``wall_clock`` Unix seconds.
     """
 
     roster: RosterReader
@@ -100,10 +100,11 @@ class CoreDependencies(msgspec.Struct, frozen=True):
 
 
 class RouterCore(msgspec.Struct, frozen=True):
-    """Holds the parts of a core that runs.
+    """Holds the parts of a running core.
 
-    ``dispatcher`` opens requests, ``view`` knows the cluster, ``decisions`` why requests went, ``roles`` and
-    ``adapters`` change what workers are and hold; ``links`` has the connections to them.
+    ``dispatcher`` opens requests, ``view`` knows the cluster, ``decisions`` records why requests were routed as
+    they were, ``roles`` and ``adapters`` change workers' roles and adapters; ``links`` has the connections to
+    workers.
     """
 
     dispatcher: Dispatcher
@@ -118,9 +119,9 @@ class RouterCore(msgspec.Struct, frozen=True):
 async def running_core(
     config: CoreConfig, given: CoreDependencies, settings: DispatchSettings = DispatchSettings()
 ) -> AsyncIterator[RouterCore]:
-    """Runs a core while the block runs; then what runs is cancelled and every link is closed.
+    """Runs a core while the block runs; at its end cancels the requests in flight and closes every link.
 
-    Raises ConfigError.
+    Raises ConfigError for an unknown policy or bad classes.
     """
     clock, metrics = given.clock, given.metrics
     policy, classes = load_policy(config.policy), ContextClasses(config.context_classes)

@@ -1,4 +1,7 @@
-"""Makes the parts that the surfaces share, from the config. Knows nothing of sockets, or of how dispatch works."""
+"""Builds from the config the parts that API surfaces share.
+
+Knows nothing of sockets, or of how dispatch works.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +34,10 @@ def make_generation(
     metering: Metering,
     environment: Environment,
 ) -> GenerationService:
-    """Returns what the generating surfaces share, with the config's limits. Raises ConfigError."""
+    """Returns the service shared by the generating surfaces, with the config's limits.
+
+    Raises ConfigError for an unknown parser.
+    """
     tool_parsers.load(config.tool_parser)
     reasoning_parsers.load(config.reasoning_parser)
     limits = Limits(
@@ -50,7 +56,7 @@ def make_generation(
 def make_metering(
     config: RouterConfig, metrics: RouterMetrics, live: LiveStats | None, environment: Environment
 ) -> Metering:
-    """Returns what meters answers: nothing where neither telemetry nor a trace file is wanted."""
+    """Returns the meters of answers; NoMetering if neither telemetry nor a trace file is configured."""
     recorder = _recorder(config, environment.wall_clock, environment.entropy)
     if not metrics.enabled and recorder is None:
         return NoMetering()

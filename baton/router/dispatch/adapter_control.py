@@ -1,7 +1,7 @@
-"""What an operator asks of a cluster's adapters while it runs: load, replace, unload.
+"""Loading, replacing and unloading a cluster's LoRA adapters on an operator's request.
 
-Knows nothing of REST or of who may ask. A name is served only after a worker has read and checked the files; what
-is refused leaves nothing behind. Requests in flight keep the content that they began on.
+Knows nothing of REST or of who may ask. A name is served only after a worker has read and checked the files; a
+refused adapter leaves nothing behind. Requests in flight keep the content that they began on.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ MAX_PATH = 512  # characters
 
 
 class AdapterBounds(msgspec.Struct, frozen=True):
-    """Says how many adapters a cluster serves by name at most, and how many of them may be one tenant's; 0: any."""
+    """Limits the adapters that a cluster serves by name, in all and per tenant (0: no limit per tenant)."""
 
     served: int = 1024
     per_tenant: int = 0
 
 
 class AdapterControl:
-    """Changes what is served. ``wall_clock`` in seconds since 1970."""
+    """Changes which adapters the cluster serves, one change at a time. ``wall_clock`` gives Unix seconds."""
 
     def __init__(
         self,
@@ -55,10 +55,10 @@ class AdapterControl:
         self._turn = asyncio.Lock()
 
     async def add(self, asked: AdapterEntry, in_place: bool) -> AdapterEntry:
-        """Serves ``asked`` (its digest is found out here), in place of another of the name where ``in_place``.
+        """Loads ``asked`` on the workers of its model, serves it, and returns its entry with digest and time.
 
-        Raises AdapterRefused, AdapterTaken, AdaptersFull, QuotaExceeded, NoWorker, Unavailable, and what workers
-        say of the files.
+        ``in_place`` lets it replace another content of the name. Raises AdapterRefused, AdapterTaken, AdaptersFull,
+        QuotaExceeded, NoWorker, Unavailable, and errors of workers about the files.
         """
         require_name(asked.name)
         require_path(asked.path)
@@ -78,7 +78,10 @@ class AdapterControl:
         return entry
 
     async def remove(self, name: str, by: str = "") -> AdapterEntry:
-        """Serves ``name`` no more; requests in flight end on it. Raises AdapterUnknown, Unavailable."""
+        """Stops serving adapter ``name`` and returns its entry; requests in flight end on it.
+
+        Raises AdapterUnknown, Unavailable.
+        """
         async with self._turn:
             await self.registry.look()
             found = self.registry.served().get(name)
@@ -162,7 +165,9 @@ class AdapterControl:
 
 
 def require_path(path: str) -> None:
-    """Raises AdapterRefused for what is no plain path beneath a folder: absolute, climbing, empty or endless."""
+    """Raises AdapterRefused unless ``path`` is a plain relative path of at most MAX_PATH characters, without "."
+    and "..".
+    """
     parts = path.split("/")
     plain = all(part not in ("", ".", "..") for part in parts) and not PurePosixPath(path).is_absolute()
     if not plain or len(path) > MAX_PATH or "\\" in path or not path.isprintable():

@@ -1,6 +1,6 @@
-"""Keeps workers at what the registry of adapters says: pinned ones loaded everywhere, retired ones unloaded.
+"""Keeps workers' adapters as the registry says: loads pinned ones everywhere, unloads retired ones.
 
-Knows nothing of clients or operators. Adapters that are not pinned come to a worker with the first request on them.
+Knows nothing of clients or operators. Adapters that are not pinned are loaded by the first request on them.
 """
 
 from __future__ import annotations
@@ -25,7 +25,9 @@ LOOK_S = 0.2  # seconds between two looks at workers and registry
 
 
 class AdapterKeeper:
-    """Follows registry and workers. ``in_use`` gives the ids of adapters that requests in flight are on."""
+    """Applies the adapter registry to workers; ``in_use`` returns the ids of adapters that requests in flight
+    use.
+    """
 
     def __init__(
         self,
@@ -37,7 +39,7 @@ class AdapterKeeper:
         self._registry, self._loads, self._links, self._in_use = registry, loads, links, in_use
 
     async def run(self) -> None:
-        """Looks again and again until cancelled."""
+        """Calls ``look`` every LOOK_S until cancelled."""
         while True:
             try:
                 await self.look()
@@ -47,7 +49,9 @@ class AdapterKeeper:
             await asyncio.sleep(LOOK_S)
 
     async def look(self) -> None:
-        """Learns what workers hold, loads what is pinned and missing, unloads what no request needs any more."""
+        """Records the digests that workers report, loads pinned adapters where they are missing, unloads retired
+        ones that are unused.
+        """
         up = [link for link in self._links if link.up]
         for name, digest in contents_of(link.info for link in up).items():
             self._registry.learn(name, digest)
@@ -73,7 +77,7 @@ class AdapterKeeper:
 
 
 def contents_of(infos: Iterable[WorkerInfo]) -> dict[str, str]:
-    """Returns the digest of each named adapter that workers hold: the one that most of them have, by name."""
+    """Returns, by adapter name, the content digest that most of the workers hold."""
     held: defaultdict[str, Counter[str]] = defaultdict(Counter)
     for info in infos:
         for adapter in info.adapters:

@@ -1,7 +1,7 @@
-"""Brings adapters to workers: for a request that was placed there, for an operator, and those that are pinned.
+"""Loading of adapters on workers: for a request that was placed there, for an operator, and for pinned adapters.
 
 Knows nothing of names, queues or policies. However many requests wait for an adapter on a worker, it is loaded
-once, and a request that is cancelled doesn't take the load from the others.
+once, and a cancelled request leaves the load to the others.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ ROOM_S, ROOM_AGAIN_S = 0.5, 0.05  # seconds to wait for room among a worker's ad
 
 
 class AdapterLoads:
-    """Loads adapters on workers, each once at a time. ``changed`` is called when a worker has one more.
+    """Loads adapters on workers, each once at a time; ``changed`` is called when a load ends.
 
-    ``clock`` in seconds.
+    ``clock`` is in seconds; ``predicted_s`` is the predicted duration of the next load.
     """
 
     def __init__(
@@ -45,7 +45,9 @@ class AdapterLoads:
         self.predicted_s = FIRST_GUESS_S
 
     def wait_s(self, link: WorkerLink, adapter_id: str) -> float | None:
-        """Returns the seconds until the worker could have the adapter: 0.0 where it holds it, None: never."""
+        """Returns the predicted seconds until the worker has the adapter: 0.0 if it holds it, None if it can't load
+        it now.
+        """
         if not adapter_id or link.holds(adapter_id):
             return 0.0
         if self._unable.get((link, adapter_id), float("-inf")) > self._clock():
@@ -53,16 +55,16 @@ class AdapterLoads:
         return self.predicted_s if self._registry.is_readable(adapter_id) else None
 
     def begin(self, link: WorkerLink, adapter_id: str) -> None:
-        """Starts to load an adapter that the worker lacks, for somebody who will ask for it soon."""
+        """Starts to load an adapter that the worker lacks, without waiting for it."""
         entry = self._registry.of_id(adapter_id)
         if adapter_id and entry is not None and self.wait_s(link, adapter_id):
             self._task(link, entry)
 
     async def bring(self, link: WorkerLink, adapter_id: str) -> None:
-        """Returns once the worker holds the adapter; at once where there is none.
+        """Returns once the worker holds the adapter; at once if ``adapter_id`` is "".
 
-        Raises WeightsGone for a content that nobody can read any more, AdaptersFull, and Unavailable where this
-        worker can't load it.
+        Raises WeightsGone if the content can't be read any more, AdaptersFull, and Unavailable if this worker can't
+        load it.
         """
         if not adapter_id or link.holds(adapter_id):
             return
@@ -81,14 +83,15 @@ class AdapterLoads:
             raise Unavailable(text, retry_after_s=1.0) from error
 
     async def load(self, link: WorkerLink, entry: AdapterEntry) -> AdapterInfo:
-        """Returns what the worker holds once it has loaded ``entry``; a cancelled caller leaves the load to others.
+        """Returns what the worker holds once it has loaded ``entry``; if the caller is cancelled, the load goes on
+        for others.
 
         Raises what the worker raised.
         """
         return await asyncio.shield(self._task(link, entry))
 
     async def unload(self, links: Iterable[WorkerLink], adapter_id: str) -> None:
-        """Lets every worker that holds the adapter take no new request on it; one that is away has lost it."""
+        """Tells each worker of ``links`` to unload the adapter; errors are only logged."""
         for link in links:
             try:
                 await link.unload_adapter(adapter_id)
@@ -96,7 +99,7 @@ class AdapterLoads:
                 log.info("%s did not unload %s: %s", link.info.worker_id, adapter_id, error)
 
     async def close(self) -> None:
-        """Ends the loads that run."""
+        """Cancels the loads that are under way."""
         for task in self._running.values():
             task.cancel()
         await asyncio.gather(*self._running.values(), return_exceptions=True)
@@ -153,6 +156,6 @@ def _gone(link: WorkerLink, adapter_id: str, why: str) -> WeightsGone:
 
 
 def unknown(name: str, served: Iterable[str]) -> AdapterUnknown:
-    """Returns the error of a name that no adapter has."""
+    """Returns an AdapterUnknown error for ``name`` that lists the names ``served``."""
     names = ", ".join(repr(one) for one in served) or "none"
     return AdapterUnknown(f"there is no adapter {name!r}; served: {names}", "lora_name")

@@ -27,9 +27,10 @@ PACED = 64
 
 
 class Admission:
-    """Keeps bounded queues, one per pool (model) and context class.
+    """Keeps the bounded queues of requests that wait for a worker, one per pool (model) and context class.
 
-    ``wake`` it when something may have made room.
+    Call ``wake`` when something may have made room. ``max_queue`` limits each context class, ``max_inflight_bytes``
+    the estimated bytes of all requests in flight.
     """
 
     def __init__(
@@ -52,10 +53,11 @@ class Admission:
         self._closed = False
 
     def join(self, pool: str, context_class: str, load: RequestLoad = RequestLoad()) -> Ticket:
-        """Gives a request a place in its class, by fair share. Raises Overloaded, and Draining after ``close``.
+        """Returns a request's ticket, its place in the class's queue by fair share.
 
-        A full class gives up its least valuable ticket, which may be the newcomer. One that would wait longer than
-        its SLO allows is refused at once, with the time after which it would not.
+        Raises Draining after ``close``, and Overloaded if too many bytes are in flight, if the request would wait
+        longer than its TTFT SLO allows, or if the class is full and the newcomer ranks last; otherwise a full class
+        sheds its last ticket.
         """
         if self._closed:
             raise Draining("the router is shutting down; send the request to another one")
@@ -72,46 +74,48 @@ class Admission:
         return ticket
 
     def beside(self, ticket: Ticket) -> Ticket:
-        """Returns a second place next to ``ticket`` (another choice of its request); it doesn't fill the queue."""
+        """Returns a ticket with the same place as ``ticket``, for another choice of its request; it isn't counted
+        in the queue.
+        """
         return Ticket(self, ticket.pool, ticket.queue, ticket.order, self._clock(), ticket.load)
 
     def waiting(self, context_class: str) -> int:
-        """Returns the requests of the class that were not placed yet."""
+        """Returns the number of requests of the class that are not placed on workers yet."""
         return self._counted[context_class]
 
     @property
     def queued(self) -> int:
-        """Returns the requests of every class that wait for a place."""
+        """Returns the number of requests of all classes that are not placed on workers yet."""
         return sum(self._counted.values())
 
     @property
     def held_bytes(self) -> int:
-        """Returns the bytes that requests in flight hold, by estimate."""
+        """Returns the estimated bytes that requests in flight hold."""
         return self._bytes
 
     def close(self) -> None:
-        """Refuses everybody who comes from now on."""
+        """Makes ``join`` raise Draining from now on."""
         self._closed = True
 
     def wake(self) -> None:
-        """Tries those who wait, once, soon, because something may have made room."""
+        """Schedules one attempt to place waiting requests, because something may have made room."""
         if self._waking is None and self._queue:
             self._waking = asyncio.get_running_loop().call_soon(self._pump)
 
     # ---- for tickets ---------------------------------------------------------------------------------
 
     def enqueue(self, ticket: Ticket) -> None:
-        """Puts a ticket at its place."""
+        """Puts a ticket into the queue at its place, and schedules an attempt to place it."""
         self._queue.add(ticket)
         self.wake()
 
     def dequeue(self, ticket: Ticket) -> None:
-        """Takes a ticket out, placed or not. Idempotent."""
+        """Takes a ticket out of the queue and of the counts, placed or not. Idempotent."""
         self._uncount(ticket)
         self._queue.remove(ticket)
 
     def let_go(self, ticket: Ticket) -> None:
-        """Gives back the bytes that a ticket's request held. Idempotent."""
+        """Subtracts the bytes of a ticket's request from those in flight. Idempotent."""
         self._bytes -= ticket.held_bytes
         ticket.held_bytes = 0
 

@@ -1,8 +1,8 @@
-"""Which decode worker served a session's last turn: a bounded memory of this process.
+"""Session affinity: a bounded memory of the decode worker that served each session's last turn.
 
 Knows nothing of policies, nor of what a turn said. A session that this process hasn't seen (its turns went to
-another router, or it is new) gets a home by rendezvous hashing (Thaler and Ravishankar 1998): every router names
-the same one, with no store between them. Both are wishes; ``policies._session`` says what one may cost.
+another router, or it is new) gets a worker by rendezvous hashing (Thaler and Ravishankar 1998), so every router
+picks the same one without a shared store. Both are preferences; ``policies._session`` limits what one may cost.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ KEY_BYTES = 16  # bytes of a session's hash
 
 
 class SessionHomes:
-    """Remembers where the last ``kept`` sessions were decoded, by what was heard of them last."""
+    """Remembers the decode worker of the ``kept`` most recently served sessions."""
 
     def __init__(self, kept: int = KEPT_SESSIONS) -> None:
         self._kept = kept
@@ -28,7 +28,9 @@ class SessionHomes:
         return len(self._homes)
 
     def home(self, request: RouterRequest, workers: Sequence[str]) -> str:
-        """Returns the one of ``workers`` that ``request`` should go to; "" without a session or workers."""
+        """Returns the worker among ``workers`` that the request's session prefers; "" without a session or
+        workers.
+        """
         if not request.context.session or not workers:
             return ""
         key = _key(request)
@@ -36,7 +38,7 @@ class SessionHomes:
         return last if last in workers else rendezvous(key, workers)
 
     def served(self, request: RouterRequest, summary: ChoiceSummary) -> None:
-        """Notes that a session's decode worker wrote something, so the turn's blocks are there."""
+        """Notes the decode worker of a session's turn that produced tokens: it holds the turn's KV blocks."""
         if not request.context.session or not summary.decode_worker or not summary.completion_tokens:
             return
         key = _key(request)
@@ -47,7 +49,7 @@ class SessionHomes:
 
 
 def rendezvous(key: bytes, workers: Sequence[str]) -> str:
-    """Returns the worker whose hash with ``key`` is the highest: others coming and going move only their own
+    """Returns the worker whose hash with ``key`` is highest; a worker that comes or goes moves only its own
     sessions.
     """
     return max(workers, key=lambda w: hashlib.blake2b(w.encode(), key=key, digest_size=8).digest())

@@ -1,8 +1,7 @@
-"""The door of dispatch: opens requests, one task per choice, and closes what still runs.
+"""The entry of dispatch: opens requests, one task per choice, and closes what still runs.
 
-Knows nothing of text, HTTP, or how a choice finds its way: the runner does. A task is the scope of all that its
-choice holds: whatever ends the task (the answer, a cancel, a deadline, an error) gives back its place in the queue,
-its lease and its call.
+Knows nothing of text, HTTP, or how a choice is placed and run: the runner does that. Whatever ends a choice's task
+(the answer, a cancel, a deadline, an error) gives back its place in the queue, its lease and its call.
 """
 
 from __future__ import annotations
@@ -29,9 +28,9 @@ RefusalObserver = Callable[[RouterRequest, str], object]
 
 
 class DispatchObservers(msgspec.Struct, frozen=True):
-    """Holds who is told of requests. ``ended`` are called for each choice as it ends, however it ended.
+    """Holds callbacks about requests: ``ended`` are called for each choice as it ends, however it ended.
 
-    ``refused`` are called with the context class of a request that was turned away at the door.
+    ``refused`` are called with the request and its context class when it is refused on opening.
     """
 
     ended: tuple[EndObserver, ...] = ()
@@ -57,9 +56,10 @@ class Dispatcher:
     # ---- what the surfaces call ----------------------------------------------------------------------
 
     def open(self, request: RouterRequest) -> list[ChoiceStream]:
-        """Opens one stream per choice; the first reads the prompt, the others follow it to the same decode worker.
+        """Opens a request and returns one stream per choice; choice 0 prefills the prompt, the others follow it to
+        its decode worker.
 
-        Raises Overloaded, Draining and ModelNotFound at once; everything later is raised by the iteration.
+        Raises Overloaded, Draining and ModelNotFound; later errors are raised by iterating the streams.
         """
         request, context_class = self._classed(request)
         try:
@@ -86,36 +86,36 @@ class Dispatcher:
         return streams
 
     def models(self) -> tuple[ServedModel, ...]:
-        """Returns what the workers serve, by model id."""
+        """Returns the models that reachable workers serve."""
         return self._view.models()
 
     def queued(self) -> int:
-        """Returns how many requests wait for a place."""
+        """Returns the number of requests that wait for a worker."""
         return self._admission.queued
 
     @property
     def held_bytes(self) -> int:
-        """Returns the bytes that requests hold here, by estimate."""
+        """Returns the estimated bytes that requests in flight hold in this process."""
         return self._admission.held_bytes
 
     def waiting(self) -> dict[str, int]:
-        """Returns how many requests wait for a place, by context class."""
+        """Returns the number of requests that wait for a worker, by context class."""
         return {name: self._admission.waiting(name) for name in self._classes.names}
 
     def adapters_in_use(self) -> set[str]:
-        """Returns the ids of the adapters that requests in flight are on."""
+        """Returns the ids of the adapters that requests in flight use."""
         return {run.request.context.adapter_id for run in self._open.values()} - {""}
 
     def ready(self) -> bool:
-        """Returns whether some worker could write an answer now."""
+        """Returns whether some worker could answer a request now."""
         return self._view.ready()
 
     def __len__(self) -> int:
-        """Returns how many choices' tasks still run."""
+        """Returns the number of choices in flight."""
         return len(self._open)
 
     async def close(self) -> None:
-        """Takes nothing new, cancels what runs ("shutdown"), and returns when it is gone."""
+        """Refuses new requests, cancels the running ones with Draining, and returns when they have ended."""
         self._admission.close()
         for run in list(self._open.values()):
             run.stream.cancel_reason = "shutdown"

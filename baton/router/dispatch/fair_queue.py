@@ -28,8 +28,10 @@ Order = tuple[float, int]  # where a request's share begins in virtual time, the
 
 
 class RequestLoad(msgspec.Struct, frozen=True):
-    """Holds what a request brings: ``work`` in tokens, ``size`` in bytes while it is here, its SLO in seconds
-    or 0.
+    """Holds what a request brings to the queue.
+
+    ``work`` is in tokens, ``size`` the bytes that it holds while in flight, ``slo_ttft_s`` seconds or 0 for no SLO;
+    a lower ``priority`` is sooner, ``weight`` is the tenant's share.
     """
 
     priority: int = 0
@@ -41,8 +43,8 @@ class RequestLoad(msgspec.Struct, frozen=True):
 
 
 class Waiting(Protocol):
-    """Describes a request that waits: its model's pool, the name of its queue in it, its place, and since when
-    (seconds).
+    """Declares a waiting request: the pool (model), the name of its queue in the pool, its place in order, and
+    since when it waits (seconds).
     """
 
     @property
@@ -56,7 +58,9 @@ class Waiting(Protocol):
 
 
 def work_of(prompt_tokens: int, max_tokens: int, choices: int = 1) -> int:
-    """Returns the tokens that a request is expected to read and write; see MOST_OUTPUT."""
+    """Returns the tokens that a request is expected to prefill and generate, counting at most MOST_OUTPUT of
+    max_tokens.
+    """
     return prompt_tokens + choices * min(max_tokens, MOST_OUTPUT)
 
 
@@ -64,7 +68,7 @@ W = TypeVar("W", bound=Waiting)
 
 
 class FairShares:
-    """Keeps the virtual time of each pool, and where each tenant's next request begins in it."""
+    """Keeps the virtual time of each pool, and the virtual time at which each tenant's next request begins."""
 
     def __init__(self) -> None:
         self._virtual: Counter[str] = Counter()
@@ -72,7 +76,9 @@ class FairShares:
         self._arrivals = itertools.count()
 
     def order(self, pool: str, load: RequestLoad) -> Order:
-        """Returns where the newcomer's share of the pool's work begins, moved by its priority; then its arrival."""
+        """Returns the order key of a new request: the virtual time at which its share begins, shifted by its
+        priority; then its arrival number.
+        """
         begin = max(self._virtual[pool], self._last.get((pool, load.tenant), 0.0))
         self._last[pool, load.tenant] = begin + load.work / load.weight
         return begin + load.priority * LEVEL_WORK, next(self._arrivals)
@@ -83,7 +89,7 @@ class FairShares:
         self._virtual[pool] = max(self._virtual[pool], begin)  # type: ignore[assignment]
 
     def idle(self) -> None:
-        """Begins all shares anew, because nobody waits.
+        """Resets all tenants' shares, because nobody waits.
 
         Virtual time only moves on: a request that will wait again keeps its place before all that come later.
         """
@@ -93,9 +99,7 @@ class FairShares:
 
 
 class FairQueue(Generic[W]):
-    """Keeps who waits, in order, in one list per pool and queue name: as many as there are models and context
-    classes.
-    """
+    """Keeps waiting requests in order, in one list per pool (model) and queue name (context class)."""
 
     def __init__(self) -> None:
         self._queues: defaultdict[tuple[str, str], list[W]] = defaultdict(list)
@@ -107,18 +111,20 @@ class FairQueue(Generic[W]):
         return itertools.chain.from_iterable(self._queues.values())
 
     def add(self, waiting: W) -> None:
-        """Puts the request at its place."""
+        """Inserts the request at its place in order."""
         insert(self._queues[waiting.pool, waiting.queue], waiting)
 
     def remove(self, waiting: W) -> None:
-        """Takes the request out if it is there."""
+        """Takes the request out of its queue if it is there."""
         remove(self._queues[waiting.pool, waiting.queue], waiting)
 
     def pump(self, now: float, attempt: Callable[[W], bool]) -> None:
-        """Gives each queue one turn, the one whose head comes first, first.
+        """Offers queued requests to ``attempt``, queue by queue, starting with the queue whose head is first in
+        order.
 
-        ``attempt`` says whether a request's wait is over, because it was placed or refused; else the request keeps
-        its place. It isn't in the queue while it is attempted, so that an attempt may pump for the others.
+        ``attempt`` returns True if the request's wait is over (placed or refused), else the request keeps its
+        place. In a queue at most LOOK_AHEAD requests may be passed over, and none that has waited over PATIENCE_S.
+        A request isn't in the queue while it is attempted, so an attempt may pump.
         """
         stopped: set[str] = set()
         waiting = [(queue[0].order, pool, queue) for (pool, _), queue in self._queues.items() if queue]
@@ -128,12 +134,12 @@ class FairQueue(Generic[W]):
 
 
 def insert(queue: list[W], waiting: W) -> None:
-    """Puts a request into a list that is in order."""
+    """Inserts a request into a list sorted by ``order``."""
     bisect.insort(queue, waiting, key=_order)
 
 
 def remove(queue: list[W], waiting: W) -> bool:
-    """Takes a request out of a list that is in order; False when it isn't there."""
+    """Removes a request from a list sorted by ``order``; returns False if it isn't there."""
     at = bisect.bisect_left(queue, waiting.order, key=_order)
     while at < len(queue) and queue[at].order == waiting.order:
         if queue[at] is waiting:

@@ -1,4 +1,4 @@
-"""The protobuf messages by which dispatch asks workers for an attempt.
+"""The protobuf messages by which dispatch asks workers to run an attempt.
 
 Pure; knows nothing of connections or retries.
 """
@@ -19,8 +19,8 @@ from baton.router.workers.decode_session import DecodeLease
 class Attempt(msgspec.Struct, frozen=True):
     """Describes one try to serve a choice on one decode worker.
 
-    ``wire_id`` names it in messages and is unique in this router. ``tokens`` are the prompt and the replayed
-    outputs. ``traceparent`` is the W3C header of the span that it runs in.
+    ``wire_id`` names it in messages and is unique in this router. ``tokens`` are the prompt's ids followed by the
+    outputs already emitted. ``traceparent`` is the W3C header of the span that it runs in.
     """
 
     request: RouterRequest
@@ -31,7 +31,9 @@ class Attempt(msgspec.Struct, frozen=True):
 
 
 def admit_message(attempt: Attempt, local: bool) -> w.Admit:
-    """Returns the message that asks a decode worker for a lease; ``local``: it is to read the prompt itself."""
+    """Returns the message that asks a decode worker for a lease; ``local``: that worker also prefills the
+    prompt.
+    """
     request, context = attempt.request, attempt.request.context
     return w.Admit(
         request_id=attempt.wire_id,
@@ -53,7 +55,7 @@ def admit_message(attempt: Attempt, local: bool) -> w.Admit:
 def prefill_message(
     attempt: Attempt, lease: DecodeLease, to: WorkerInfo, received: tuple[int, ...], taken: Option, router_id: str
 ) -> w.PrefillRequest:
-    """Returns the message that asks a prefill worker to read the prompt and ship its blocks to ``to``.
+    """Returns the message that asks a prefill worker to prefill the prompt and send its KV blocks to ``to``.
 
     ``received`` are the indices of blocks that arrived by an earlier prefill of the same lease.
     """

@@ -1,6 +1,6 @@
-"""Keeps prefixes warm on workers: asks them to pin blocks, and remembers which of them do.
+"""Pinned prefixes: asks workers to pin a prompt's KV blocks, and keeps track of which workers do.
 
-Knows nothing of HTTP, text or how a prompt gets computed: when it is asked, some worker has just read the prefix.
+Knows nothing of HTTP or text. A prefix is pinned after some worker has just computed it.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ PIN_S = 30.0  # seconds that a worker has to fetch a prefix and pin it
 
 
 class PrefixWish(msgspec.Struct, frozen=True):
-    """Describes what a client wants pinned: the prompt, on how many workers, for how long."""
+    """Describes a prefix to pin: the prompt's token ids, on how many workers, and for how many seconds."""
 
     model_id: str
     token_ids: tuple[int, ...]
@@ -37,7 +37,11 @@ class PrefixWish(msgspec.Struct, frozen=True):
 
 
 class PrefixControl:
-    """Pins, lists and unpins. ``most_tokens`` is what a tenant may have pinned, over prefixes and workers."""
+    """Pins, lists and unpins prefixes.
+
+    ``most_tokens`` limits a tenant's pinned tokens, summed over prefixes and workers. ``wall_clock`` gives Unix
+    seconds.
+    """
 
     def __init__(
         self,
@@ -54,9 +58,10 @@ class PrefixControl:
 
     @asynccontextmanager
     async def room(self, tenant: str, admin: bool, tokens: int) -> AsyncIterator[None]:
-        """Keeps room for ``tokens`` more while they are read and pinned; operators have no such bound.
+        """Counts ``tokens`` as promised to the tenant while the block computes and pins them; an admin has no
+        limit.
 
-        Raises PinsFull where they would be too many for the tenant, what it is about to pin included.
+        Raises PinsFull if they exceed the tenant's limit together with what it has pinned and is promised.
         """
         if not admin:
             await self._require_room(tenant, tokens)
@@ -78,10 +83,11 @@ class PrefixControl:
             )
 
     async def add(self, wish: PrefixWish, read_by: ChoiceSummary) -> PinnedPrefix:
-        """Pins a prefix on the worker that ``read_by`` says read it, and on others that fetch it from there.
+        """Pins a prefix on the worker that computed it (per ``read_by``) and on others, which fetch its blocks from
+        there.
 
-        Raises what the first worker raised; of the others those count that did it. What ends before it is written
-        down, by an error or because the client left, is unpinned: nobody would find it to delete it.
+        Raises what the first worker raised; other workers that fail are left out. On an error or a cancel the pins
+        are undone.
         """
         targets = self._targets(wish, read_by)
         pin, now = self._new_id(), self._wall_clock()
@@ -111,13 +117,19 @@ class PrefixControl:
         return held
 
     async def listed(self, tenant: str, admin: bool) -> list[PinnedPrefix]:
-        """Returns the pinned prefixes that the caller may see. Raises Unavailable."""
+        """Returns the tenant's pinned prefixes, everybody's for an admin. Raises Unavailable."""
         return [pin for pin in await self._store.all() if admin or pin.tenant == tenant]
 
     async def remove(self, pin: str, tenant: str, admin: bool) -> PinnedPrefix:
+<<<<<<< HEAD
         """Unpins a prefix wherever it is kept, then forgets it. Raises RequestUnknown, Unavailable.
 
         What ends in between leaves an entry that can be deleted again, rather than blocks that nobody finds.
+=======
+        """Unpins prefix ``pin`` on every reachable worker and returns it.
+
+        Raises RequestUnknown if the caller has none of that id, Unavailable.
+>>>>>>> 499931e (docstrings of the router say what comes back, in which units, and which errors)
         """
         found = next((one for one in await self.listed(tenant, admin) if one.id == pin), None)
         if found is None:

@@ -1,6 +1,6 @@
-"""Who seems to hold how much of a prompt: asked of the prefix index, in bounded time. A hint, never the truth.
+"""Prefix hints: which workers hold how many blocks of a prompt, asked of the prefix index in bounded time.
 
-Knows nothing of Redis or of policies.
+The answers may be out of date. Knows nothing of Redis or of policies.
 """
 
 from __future__ import annotations
@@ -20,17 +20,19 @@ HASH_OFF_LOOP_TOKENS = 4096  # tokens from which a chain is hashed in a thread
 
 
 class PrefixLookup(Protocol):
-    """Knows who holds how much of a chain; ``cluster.prefix_index.PrefixIndex`` is the real one."""
+    """Knows how much of a block-hash chain each worker holds; ``cluster.prefix_index.PrefixIndex`` implements
+    it.
+    """
 
     async def longest(self, workers: Sequence[str], hashes: bytes) -> dict[str, int]:
-        """Returns leading blocks by worker id, of hashes that ``truncated`` put together."""
+        """Returns the number of leading blocks held, by worker id, of ``hashes`` (as made by ``truncated``)."""
 
 
 class PrefixHints:
-    """Asks the prefix index for hits by worker; {} without an index, or when it is late by the measure of
-    ``patience``.
+    """Asks the prefix index for the blocks of a prompt that workers hold; finds none without an index, or if
+    ``patience`` gives up on it.
 
-    ``keeps``: prompts' chains are wanted, by those who count and record what was asked for.
+    ``keeps``: the prompt's hash chain is kept in the summary, for metrics and traces.
     """
 
     def __init__(
@@ -41,10 +43,10 @@ class PrefixHints:
     async def hits(
         self, snapshot: ClusterSnapshot, request: RouterRequest, tokens: tuple[int, ...], summary: ChoiceSummary
     ) -> dict[str, int]:
-        """Returns by worker id how many leading blocks of 16 of ``tokens`` it says it holds; of those with the same
-        weights.
+        """Returns, by worker id, how many leading blocks (of BLOCK_TOKENS tokens) of ``tokens`` the worker seems to
+        hold.
 
-        The chain that is made for it is left in ``summary``, where it is wanted and not there yet.
+        Only workers of the same weights count. The hash chain is stored in ``summary`` if it is wanted and missing.
         """
         workers = [c.info for c in (*snapshot.prefill, *snapshot.decode)]
         if self._index is None or not workers or len(tokens) < BLOCK_TOKENS:

@@ -1,6 +1,6 @@
-"""What one choice has got so far: the stream of its tokens, and the times and counts of its summary.
+"""Progress of one choice: the stream of its tokens, and the times and counts of its summary.
 
-Fed with workers' messages; it outlives attempts, so that every token is given out once however often it is written.
+Fed with workers' messages; it outlives attempts, so that every token is emitted once however often it is generated.
 Knows nothing of connections, queues or retries.
 """
 
@@ -20,9 +20,9 @@ OF_DECODE, OF_PREFILL = ("prefill",), ("fetch", "prefill", "transfer")
 
 
 class ChoiceProgress:
-    """Feeds one choice's stream and keeps its summary true.
+    """Feeds one choice's stream and keeps its summary.
 
-    Times are seconds of ``clock``, from construction on.
+    Times are seconds of ``clock``, since construction.
     """
 
     def __init__(self, request: RouterRequest, choice: int, context_class: str, clock: Callable[[], float]) -> None:
@@ -44,18 +44,18 @@ class ChoiceProgress:
 
     @property
     def summary(self) -> ChoiceSummary:
-        """Returns the stream's summary."""
+        """Returns the summary of the choice's stream."""
         return self.stream.summary
 
     @property
     def tokens(self) -> tuple[int, ...]:
-        """Returns the prompt and what was given out after it: what a new attempt has to read."""
+        """Returns the token ids that a new attempt has to prefill: the prompt, then the outputs already emitted."""
         emitted, prompt = self.stream.emitted, self._request.token_ids
         return (*prompt, *emitted) if emitted else prompt
 
     @property
     def answered(self) -> bool:
-        """Returns whether the last token came."""
+        """Returns whether the last token has arrived from a worker."""
         return self._last is not None
 
     @property
@@ -68,16 +68,21 @@ class ChoiceProgress:
         return self._clock() - self._opened
 
     def ttft_left(self) -> float:
-        """Returns what is left of the TTFT SLO in seconds; 0 when there is none, or the first token is out."""
+        """Returns the seconds left for the first token, a tiny positive number once overdue; 0 means no SLO, or the
+        token is out.
+        """
         slo = self._request.context.slo_ttft_s
         return max(MOMENT_S, slo - self.elapsed()) if slo and self._first_at is None else 0.0
 
     def restart(self) -> None:
-        """Forgets tokens that were held back: a new attempt writes them again, and may write others."""
+        """Drops outputs that were held back, because a new attempt generates them again and may differ."""
         self._early.clear()
 
     def take_decode(self, output: w.RequestTokens) -> None:
-        """Takes what a decode worker's frame holds for this choice. Raises BatonError for a hole in the answer."""
+        """Takes the choice's outputs and times from a decode worker's frame.
+
+        Raises BatonError if tokens are missing in between.
+        """
         self._score(output)
         self._emit(output.run)
         if output.stations:
@@ -85,14 +90,14 @@ class ChoiceProgress:
         self._count_cached(output.cached_tokens)
 
     def take_prefill(self, response: w.PrefillResponse) -> None:
-        """Takes the first token straight from the prefill worker that made it, with that worker's times."""
+        """Takes the first token and the times from the prefill worker's own reply."""
         self._score(response)
         self._emit(response.first)
         self._time(response.stations, OF_PREFILL)
         self._count_cached(response.cached_tokens)
 
     def complete(self) -> None:
-        """Gives out the last run, which ends the stream, because nothing more will be known. Idempotent."""
+        """Emits the last run, which ends the stream, because no more times or counts will come. Idempotent."""
         if self._last is None:
             return
         if self._unscored:

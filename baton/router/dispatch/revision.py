@@ -1,4 +1,4 @@
-"""The count of changes to the cluster as a router sees it. Knows nothing of what changed or who asks."""
+"""A counter of changes to the cluster as a router sees it, by which cached snapshots are invalidated."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ from collections.abc import Callable
 
 
 class ClusterRevision:
-    """Rises with every change; ``on_change`` is called each time, because room for a request may have appeared."""
+    """Counts changes to the cluster in ``number``; ``on_change`` is called at each, because room for a request may
+    have appeared.
+    """
 
     __slots__ = ("_on_change", "number")
 
@@ -15,6 +17,6 @@ class ClusterRevision:
         self.number = 0
 
     def advance(self) -> None:
-        """Counts a change and tells of it."""
+        """Counts one change and calls ``on_change``."""
         self.number += 1
         self._on_change()

@@ -1,7 +1,7 @@
-"""Workers that change their role while they run, one by one or to a ratio, as an operator or the controller wants.
+"""Role changes of running workers, one by one or to a ratio, as an operator or the controller wants.
 
-Knows nothing of why, of REST or of Redis; a worker does the change (worker/host.py), and here it is asked
-for and waited for: a change is over when this router has a link to the worker in its new role.
+Knows nothing of why, of REST or of Redis. A worker changes itself (worker/host.py); this module asks it to and
+waits: a change is over when this router has a link to the worker in its new role.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ ONE_BY_ONE = re.compile(r"(\d{1,4}):(\d{1,4})")
 
 
 class RoleChange(msgspec.Struct, frozen=True):
-    """Describes one worker's change, from the decision to the first moment at which it can be given work in its new
-    role.
+    """Describes one worker's change of role; ``seconds`` is the time from the decision until it could be given work
+    in the new role.
     """
 
     worker: str
@@ -39,7 +39,7 @@ class RoleChange(msgspec.Struct, frozen=True):
 
 
 class RoleControl:
-    """Changes workers' roles while they run. ``look`` asks the membership now instead of at its next poll."""
+    """Changes workers' roles while they run; ``look`` reads the cluster's membership at once."""
 
     def __init__(
         self, links: LinkTable, view: ClusterView, clock: Callable[[], float], look: Callable[[], Awaitable[object]]
@@ -48,31 +48,34 @@ class RoleControl:
         self._turn = asyncio.Lock()
 
     def workers(self) -> tuple[WorkerInfo, ...]:
-        """Returns the workers that can be reached, by name."""
+        """Returns the workers that can be reached, sorted by id."""
         return tuple(sorted((k.info for k in self._links if k.up), key=lambda info: info.worker_id))
 
     def ratio(self) -> tuple[int, int]:
-        """Returns how many prefill and decode workers can be reached."""
+        """Returns the numbers of (prefill, decode) workers that can be reached."""
         return self._view.reachable("prefill"), self._view.reachable("decode")
 
     def usable(self) -> tuple[int, int]:
-        """Returns how many prefill and decode workers can be given work: reachable, and held by nobody."""
+        """Returns the numbers of (prefill, decode) workers that can be given work: reachable and in state
+        "ready".
+        """
         roles = [info.role for info in self.workers() if info.state == "ready"]
         return roles.count("prefill"), roles.count("decode")
 
     async def set_role(
         self, worker_id: str, role: str, grace_s: float = GRACE_S, force: bool = False
     ) -> RoleChange:
-        """Changes one worker's role and waits until it serves. Raises as ``move``."""
+        """Changes one worker's role and waits until it serves in it. Raises as ``move``."""
         return (await self.move([worker_id], role, grace_s, force))[0]
 
     async def move(
         self, worker_ids: Sequence[str], role: str, grace_s: float = GRACE_S, force: bool = False
     ) -> list[RoleChange]:
-        """Changes several workers' roles at once and waits until they serve.
+        """Changes several workers' roles at once and waits until all serve in it; running prefills get ``grace_s``
+        seconds.
 
-        Raises WorkerUnknown, NoWorker, DeadlineExceeded, and InvalidRequest: unless ``force``, each role that is
-        left must keep a ready worker of the same model.
+        Raises WorkerUnknown, NoWorker, DeadlineExceeded, and InvalidRequest: unless ``force``, each role that
+        workers leave must keep a ready worker of the same model.
         """
         if role not in ROLES:
             raise InvalidRequest(f"role {role!r}: a worker is one of {', '.join(ROLES)}", "role")
@@ -90,9 +93,9 @@ class RoleControl:
     async def set_ratio(
         self, prefill: int, decode: int, grace_s: float = GRACE_S, force: bool = False
     ) -> list[RoleChange]:
-        """Forms a ratio from the workers here.
+        """Changes roles until there are ``prefill`` and ``decode`` workers, and returns the changes.
 
-        Raises InvalidRequest that names what could be formed, and as ``move``.
+        Raises InvalidRequest naming the ratios that could be formed, and as ``move``.
         """
         now = self.ratio()
         if prefill + decode != sum(now) or decode < 1 or prefill < 0:
@@ -104,8 +107,8 @@ class RoleControl:
         return await self.move(leaving, role, grace_s, force) if count else []
 
     def least_busy(self, become: str, count: int) -> list[str]:
-        """Returns ``count`` workers of the other role, those with the least to lose first and one of each model
-        last.
+        """Returns the ids of up to ``count`` ready workers to change to role ``become``, the least loaded first and
+        one of each model last.
         """
         leaving = "prefill" if become == "decode" else "decode"
         able = [info for info in self.workers() if info.role == leaving and info.state == "ready"]
@@ -169,9 +172,9 @@ def _would_leave_none(one: WorkerInfo, workers: int) -> InvalidRequest:
 
 
 def parse_ratio(text: str, workers: int) -> tuple[int, int]:
-    """Parses ``3:1`` for a cluster of ``workers``: that many of each, or parts of the whole.
+    """Parses a ratio such as "3:1" for a cluster of ``workers``; returns the numbers of (prefill, decode) workers.
 
-    Raises InvalidRequest.
+    The two numbers add up to ``workers`` or to a divisor of it. Raises InvalidRequest.
     """
     match = ONE_BY_ONE.fullmatch(text.strip())
     if match is None:
@@ -184,7 +187,7 @@ def parse_ratio(text: str, workers: int) -> tuple[int, int]:
 
 
 def cannot_form(text: str, workers: int) -> InvalidRequest:
-    """Returns the error of a ratio that can't be formed, with what could be."""
+    """Returns the InvalidRequest for a ratio that ``workers`` workers can't form; it lists those that they can."""
     formable = ", ".join(_reduced(p, workers - p) for p in range(1, workers))
     return InvalidRequest(
         f"{workers} workers can't form {text}; they can form {formable or 'nothing'} (prefill:decode)", "ratio"

@@ -1,7 +1,7 @@
-"""What the cluster manages just now, measured: seconds from placement to first token, seconds per output token.
+"""Measured pace of the cluster: seconds from placement to first token, and seconds per output token.
 
 Knows nothing of queues or workers. Admission asks how much of an SLO may be spent waiting; the view asks how many
-sequences a decode worker may have so that p95 of the time per token stays within what was promised.
+sequences a decode worker may have so that p95 of the time per token stays within the SLO.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ SHRINK, LEAST_CAP = 0.9, 2
 
 
 class Quantile:
-    """Keeps p95 of the last SAMPLES values that are not older than FRESH_S; None until there are ENOUGH."""
+    """Keeps the 95th percentile of the last SAMPLES values that are at most FRESH_S old."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
@@ -26,11 +26,13 @@ class Quantile:
         self._looked = float("-inf")
 
     def add(self, value: float) -> None:
-        """Adds one value to the sample."""
+        """Adds one value, timed now."""
         self._values.append((self._clock(), value))
 
     def p95(self) -> float | None:
-        """Returns the 95th percentile, at most LOOK_EVERY_S old."""
+        """Returns the 95th percentile, computed at most LOOK_EVERY_S ago; None while there are fewer than ENOUGH
+        values.
+        """
         now = self._clock()
         if now - self._looked >= LOOK_EVERY_S:
             self._looked = now
@@ -42,7 +44,7 @@ class Quantile:
 
 
 class Throttle:
-    """Limits waits and batches by what answers' figures say that the cluster manages."""
+    """Limits waiting times and batch sizes by the measured pace of recent answers."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
@@ -52,8 +54,10 @@ class Throttle:
         self._adjusted = float("-inf")
 
     def answered(self, context_class: str, service_s: float, tpot_s: float, slo_tpot_s: float, most: int) -> None:
-        """Takes an answer's figures: ``service_s`` from placement to first token; ``most`` sequences were on its
-        decode worker at once.
+        """Takes an answer's figures, in seconds: ``service_s`` from placement to first token, ``tpot_s`` per output
+        token.
+
+        ``most`` is the number of sequences on its decode worker.
         """
         if context_class not in self._service:
             self._service[context_class] = Quantile(self._clock)
@@ -63,13 +67,15 @@ class Throttle:
             self._adjust(most)
 
     def queue_budget(self, context_class: str, slo_ttft_s: float) -> float:
-        """Returns the seconds of ``slo_ttft_s`` that may pass in the queue: what p95 of the way after it leaves."""
+        """Returns the seconds of ``slo_ttft_s`` that may pass in the queue: what the p95 from placement to first
+        token leaves of it.
+        """
         service = self._service.get(context_class)
         p95 = service.p95() if service else None
         return slo_ttft_s if p95 is None else max(0.0, slo_ttft_s - p95)
 
     def cap(self, max_batch: int) -> int:
-        """Returns the sequences that a decode worker may have."""
+        """Returns the number of sequences that a decode worker may have, ``max_batch`` at most."""
         return max_batch if self._cap is None else max(LEAST_CAP, min(max_batch, int(self._cap)))
 
     def _adjust(self, most: int) -> None:

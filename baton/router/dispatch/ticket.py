@@ -1,4 +1,7 @@
-"""A place in the router's queue, and what its request brings. Knows nothing of order or room: admission does."""
+"""A ticket is a request's place in the router's queue.
+
+Knows nothing of order or room: admission does.
+"""
 
 from __future__ import annotations
 
@@ -14,20 +17,20 @@ BYTES_PER_TOKEN = 64  # an id as a Python int, its place in the request, and in 
 
 
 class TicketQueue(Protocol):
-    """Holds the tickets that wait; Admission is the real one."""
+    """Declares what a ticket asks of its queue; Admission implements it."""
 
     def enqueue(self, ticket: Ticket) -> None:
-        """Puts a ticket at its place."""
+        """Puts a ticket into the queue, at its place in order."""
 
     def dequeue(self, ticket: Ticket) -> None:
-        """Takes a ticket out."""
+        """Takes a ticket out of the queue."""
 
     def let_go(self, ticket: Ticket) -> None:
-        """Gives back what a ticket's request held, because it is over."""
+        """Gives back the bytes that a ticket's request was counted to hold, because the request is over."""
 
 
 class SupportsClose(Protocol):
-    """Stands for what an attempt reserves."""
+    """Declares what an attempt returns: a reservation that can be closed."""
 
     def close(self) -> None:
         """Gives back what was reserved."""
@@ -37,7 +40,7 @@ T = TypeVar("T", bound=SupportsClose)
 
 
 def load_of(request: RouterRequest) -> RequestLoad:
-    """Returns what a request brings to the queue."""
+    """Returns the RequestLoad of a request: its expected work, estimated bytes, priority, tenant and SLO."""
     work = work_of(len(request.token_ids), request.sampling.max_tokens, request.n)
     return RequestLoad(
         priority=request.context.priority,
@@ -50,7 +53,7 @@ def load_of(request: RouterRequest) -> RequestLoad:
 
 
 class Ticket(Generic[T]):
-    """Holds a request's place in the queue. It stays the request's own until ``leave``, however often it waits."""
+    """Holds a request's place in the queue, which stays its own until ``leave``, however often it waits."""
 
     def __init__(
         self, admission: TicketQueue, pool: str, queue: str, order: Order, since: float, load: RequestLoad
@@ -64,9 +67,9 @@ class Ticket(Generic[T]):
         self._refusal: BatonError | None = None
 
     async def wait(self, attempt: Callable[[], T | None]) -> T:
-        """Waits for a turn in which ``attempt`` finds room, and returns its placement.
+        """Waits for a turn in which ``attempt`` returns a reservation instead of None, and returns it.
 
-        What it raises is raised here.
+        Raises what ``attempt`` raises, and the error with which the ticket is shed.
         """
         if self._refusal is not None:
             raise self._refusal
@@ -85,7 +88,7 @@ class Ticket(Generic[T]):
             self._admission.dequeue(self)
 
     def take_turn(self) -> bool:
-        """Tries to place now; returns False when there is no room. For Admission alone."""
+        """Calls the waiting attempt once; returns False if it found no room. Called by Admission only."""
         assert self._attempt is not None
         assert self._placed is not None
         if self._placed.done():
@@ -101,12 +104,12 @@ class Ticket(Generic[T]):
         return True
 
     def shed(self, error: BatonError) -> None:
-        """Makes the request give way with ``error``, now or as soon as it waits. For Admission alone."""
+        """Ends the request's wait with ``error``, now or as soon as it waits. Called by Admission only."""
         self._refusal = error
         if self._placed is not None and not self._placed.done():
             self._placed.set_exception(error)
 
     def leave(self) -> None:
-        """Gives up the place, and what its request holds here. Idempotent."""
+        """Gives up the place in the queue and the bytes counted for the request. Idempotent."""
         self._admission.dequeue(self)
         self._admission.let_go(self)

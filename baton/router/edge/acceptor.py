@@ -1,7 +1,8 @@
-"""Accepts REST's connections: each is entered in the connection table first; without descriptors it rests.
+"""Accepts REST's connections: each is entered in the connection table first; while file descriptors lack, it
+pauses.
 
 Knows nothing of HTTP. An accept that fails for want of descriptors leaves the connection in the kernel's queue and
-the listener readable: without a pause the loop would spin. Who is connected is served meanwhile.
+the listener readable: without a pause the loop would spin. Open connections are served meanwhile.
 """
 
 from __future__ import annotations
@@ -24,7 +25,9 @@ log = logging.getLogger("baton.router.edge")
 
 
 class Acceptor:
-    """Accepts on ``listener`` from now on, until ``close``; has what uvicorn asks of an asyncio server."""
+    """Accepts connections on ``listener`` until ``close``; has the methods that uvicorn expects of an asyncio
+    server.
+    """
 
     def __init__(
         self,
@@ -43,13 +46,15 @@ class Acceptor:
         self._look()
 
     def close(self) -> None:
-        """Accepts nobody any more; who is connected stays."""
+        """Stops accepting; open connections stay."""
         if not self._closed:
             self._closed = True
             self._loop.remove_reader(self._listener.fileno())
 
     async def wait_closed(self) -> None:
-        """Waits until the timers are gone; uvicorn waits for the connections itself."""
+        """Cancels the timers and the connections that are in their handshake; uvicorn waits for open connections
+        itself.
+        """
         for timer in self._timers.values():
             timer.cancel()
         for task in list(self._beginning):

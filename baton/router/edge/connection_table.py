@@ -1,4 +1,5 @@
-"""Who is connected to REST: how many in all and from each address, whom to close to make room, who is too slow.
+"""The table of REST connections: limits in all and per address, which to close to make room, and which are too
+slow.
 
 Knows nothing of sockets or HTTP. A newcomer beyond the limits gets one of a few spare places, in which only health
 and metrics are answered; there the oldest makes room, so a probe gets through however many connections hang.
@@ -20,11 +21,9 @@ SIX = 8  # bytes of an IPv6 address that name a client's network: whoever has on
 
 
 class EdgeLimits(msgspec.Struct, frozen=True):
-    """Limits what one connection may do before it is known who asks, and how many there may be.
+    """Limits connections, and what each may send before its caller is known: bytes, counts, seconds.
 
-    Bytes, counts, seconds.
-
-    ``max_per_address`` 0: any number.
+    ``min_body_rate`` is in bytes/s; ``max_per_address`` 0: any number.
     """
 
     max_header_bytes: int = 32 << 10
@@ -38,9 +37,8 @@ class EdgeLimits(msgspec.Struct, frozen=True):
 
 
 class Phase(enum.Enum):
-    """Names what a connection does.
-
-    FRESH: nothing was asked yet. ENDING: it was answered before it had sent all.
+    """Names what a connection is doing, from FRESH (no byte of a request yet) to ENDING (answered before its
+    request was complete).
     """
 
     FRESH = enum.auto()
@@ -52,7 +50,7 @@ class Phase(enum.Enum):
 
 
 class Connection(Protocol):
-    """Says what the table asks of a connection; ``since`` is when its phase began, on the table's clock."""
+    """Declares what the table asks of a connection; ``since`` is when its phase began, on the table's clock."""
 
     phase: Phase
     since: float
@@ -61,11 +59,13 @@ class Connection(Protocol):
         """Closes the connection now."""
 
     def look(self, now: float) -> None:
-        """Closes the connection if it is too slow."""
+        """Closes the connection if it is too slow at time ``now`` of the table's clock."""
 
 
 class ConnectionEntry(msgspec.Struct, eq=False):
-    """Keeps one connection's place, from its accept to its end. ``spare``: only health and metrics are answered."""
+    """Keeps one connection's place from accept to end; in a ``spare`` place only health and metrics are
+    answered.
+    """
 
     address: bytes
     spare: bool = False
@@ -73,7 +73,7 @@ class ConnectionEntry(msgspec.Struct, eq=False):
 
 
 class ConnectionTable:
-    """Keeps the places of one listener."""
+    """Keeps the places of one listener's connections; ``refused`` counts newcomers beyond the limits."""
 
     def __init__(self, limits: EdgeLimits, clock: Callable[[], float]) -> None:
         self.limits, self.clock = limits, clock
@@ -86,7 +86,9 @@ class ConnectionTable:
         return len(self._entries) + len(self._spares)
 
     def enter(self, host: str) -> ConnectionEntry | None:
-        """Returns a place for a newcomer from ``host``; None where even the spare ones are held by handshakes."""
+        """Returns a place for a connection from ``host``, perhaps closing an idle one; None if all spare places are
+        in a handshake.
+        """
         address, most = network_of(host), self.limits.max_per_address
         crowded = bool(most) and self._of[address] >= most
         if not crowded and (len(self._entries) < self.limits.max_connections or self._evict()):
@@ -102,7 +104,7 @@ class ConnectionTable:
         return entry
 
     def leave(self, entry: ConnectionEntry) -> None:
-        """Frees the place of a connection that is over. Idempotent."""
+        """Frees the place of a connection that has ended. Idempotent."""
         if entry in self._entries:
             del self._entries[entry]
             self._of[entry.address] -= 1
@@ -111,14 +113,14 @@ class ConnectionTable:
         self._spares.pop(entry, None)
 
     def look(self) -> None:
-        """Lets every connection see whether its time is up."""
+        """Has every connection check its timeouts."""
         now = self.clock()
         for entry in [*self._entries, *self._spares]:
             if entry.connection is not None:
                 entry.connection.look(now)
 
     def make_room(self, count: int) -> None:
-        """Closes up to ``count`` connections that nobody waits for and nobody has just used."""
+        """Closes up to ``count`` connections that are idle, or slow to send a request, for over YOUNG_S."""
         for _ in range(count):
             if not self._evict(self.clock() - YOUNG_S):
                 break
@@ -152,8 +154,8 @@ class ConnectionTable:
 
 
 def network_of(host: str) -> bytes:
-    """Returns what connections are counted by: an IPv4 address, or the network (/64) of an IPv6 one; b"" for
-    none.
+    """Returns the key by which connections are counted: an IPv4 address as text, or an IPv6 address's /64 network
+    (8 bytes).
     """
     if ":" not in host:
         return host.encode()

@@ -1,8 +1,9 @@
-"""Which web pages may talk to the router: Host and Origin where nobody needs a key, CORS where it is configured.
+"""Protection against hostile web pages: checks of Host and Origin where no API key is needed, CORS where it is
+configured.
 
 Knows nothing of endpoints. Without keys, whoever reaches the port may ask. A web page in a browser on this machine
 reaches a loopback port too: by a name of its own that it lets point to 127.0.0.1 (DNS rebinding), which shows in
-Host, or by a POST that needs no leave to be sent, which shows in Origin. CORS is the Fetch standard's protocol.
+Host, or by a POST that needs no preflight, which shows in Origin. CORS is the Fetch standard's protocol.
 """
 
 from __future__ import annotations
@@ -25,14 +26,16 @@ MAX_AGE_S = 600  # seconds that a browser may keep a preflight's answer
 
 
 class LoopbackOnly:
-    """Serves requests that name this machine, or one of ``hosts``; others hear which setting lets them in."""
+    """ASGI middleware that serves only requests whose Host is this machine or one of ``hosts``, from pages of
+    ``origins``; others get 421 or 403.
+    """
 
     def __init__(self, app: ASGIApp, hosts: Sequence[str], origins: Sequence[str]) -> None:
         self._app, self._hosts = app, frozenset(name.lower() for name in hosts)
         self._origins = frozenset(origins)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Lets a request through, or answers it with the reason why not."""
+        """Passes a request on, or answers it with an error that names the setting to change."""
         if scope["type"] == "http" and scope["path"] not in PROBES:
             headers = Headers(scope=scope)
             host, origin = headers.get("host"), headers.get("origin")
@@ -60,7 +63,7 @@ class LoopbackOnly:
 
 
 def host_of(authority: str) -> str:
-    """Returns the host of ``host[:port]``, in lower case, without brackets; "" for what is none."""
+    """Returns the host of ``host[:port]`` in lower case, without brackets; "" for a malformed one."""
     try:
         return urlsplit(f"//{authority}").hostname or ""
     except ValueError:
@@ -68,7 +71,7 @@ def host_of(authority: str) -> str:
 
 
 def is_loopback(host: str) -> bool:
-    """Returns whether ``host`` can only mean this machine."""
+    """Returns whether ``host``, a name or an address, always means this machine."""
     if host == "localhost" or host.endswith(".localhost"):  # RFC 6761: never anything else
         return True
     try:
@@ -78,8 +81,9 @@ def is_loopback(host: str) -> bool:
 
 
 def with_cors(app: ASGIApp, origins: Sequence[str]) -> ASGIApp:
-    """Returns ``app`` for pages of ``origins``, preflights answered; "*" is anybody, who then may send no
-    credentials.
+    """Returns ``app`` with CORS for pages of ``origins``; unchanged if there are none.
+
+    "*" allows any page, but without credentials.
     """
     if not origins:
         return app

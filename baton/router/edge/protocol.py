@@ -1,8 +1,8 @@
-"""uvicorn's HTTP/1.1 protocol with bounds: bytes are counted before the parser sees them, and time runs.
+"""uvicorn's HTTP/1.1 protocol with limits on sizes and times; bytes are counted before the parser sees them.
 
-Knows nothing of endpoints, but for the few that stay open to a connection beyond the limits. A head over its limits
-is 431 (414 for its URL), one that doesn't come, or a body that trickles, 408; RFC 9110 and RFC 6585. What is in the
-middle of an answer is never cut: no more is read of it.
+Knows nothing of endpoints, except the few that a connection beyond the limits may use. A head over its limits is
+answered 431 (414 for its URL); one that doesn't arrive in time, or a body that is too slow, 408 (RFC 9110, RFC
+6585). A running answer is never cut off: the connection is only not read any more.
 """
 
 from __future__ import annotations
@@ -27,10 +27,9 @@ log = logging.getLogger("baton.router.edge")
 
 
 class BoundedHttp(HttpToolsProtocol):
-    """Serves one connection to REST, which ends when a limit is passed or ``ConnectionTable.look`` finds it too
-    slow.
+    """Serves one REST connection, and ends it when a limit is exceeded or ``look`` finds it too slow.
 
-    ``phase`` says what it does now, ``since`` when that began, on the table's clock.
+    ``phase`` says what the connection is doing, ``since`` when that began, on the table's clock.
     """
 
     def __init__(
@@ -52,7 +51,7 @@ class BoundedHttp(HttpToolsProtocol):
     # ---- what comes in -------------------------------------------------------------------------------
 
     def data_received(self, data: bytes) -> None:
-        """Feeds the parser slice by slice, as long as nothing is over a limit."""
+        """Feeds received bytes to the parser, in slices, until a limit is exceeded."""
         if self._refusal is not None:
             self._linger(len(data))
             return
@@ -80,13 +79,13 @@ class BoundedHttp(HttpToolsProtocol):
             self.transport.abort()
 
     def on_message_begin(self) -> None:
-        """Notes the first byte of a request."""
+        """Resets the counts when a request's first byte arrives."""
         super().on_message_begin()
         self._head = self._count = self._quiet = self._body = 0
         self._whole = False
 
     def on_url(self, url: bytes) -> None:
-        """Counts part of a URL, or all of it."""
+        """Counts a part of the URL's bytes, and refuses one that is too long with 414."""
         super().on_url(url)
         self._add(len(url))
         if len(self.url) > self._limits.max_url_bytes and self._refusal is None:
@@ -94,7 +93,7 @@ class BoundedHttp(HttpToolsProtocol):
             self._refusal = (414, "url_too_long", text)
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """Counts a header, or a trailer after the body."""
+        """Counts a header, or a trailer after the body, and refuses too many or too large ones with 431."""
         super().on_header(name, value)
         self._add(len(name) + len(value) + 4)
         self._count += 1
@@ -102,7 +101,7 @@ class BoundedHttp(HttpToolsProtocol):
             self._too_large()
 
     def on_headers_complete(self) -> None:
-        """Begins the request, unless it is refused."""
+        """Starts handling the request, unless it is refused."""
         self._quiet = 0
         if self._refusal is not None:
             return
@@ -112,14 +111,14 @@ class BoundedHttp(HttpToolsProtocol):
             self.cycle.keep_alive = False
 
     def on_body(self, body: bytes) -> None:
-        """Counts part of a body."""
+        """Counts a part of the body, and passes it on unless the request is refused."""
         self._quiet = 0
         self._body += len(body)
         if self._refusal is None:
             super().on_body(body)
 
     def on_message_complete(self) -> None:
-        """Notes that a whole request is here."""
+        """Notes that the whole request has arrived."""
         self._quiet, self._whole = 0, True
         if self._refusal is not None:
             return
@@ -127,7 +126,7 @@ class BoundedHttp(HttpToolsProtocol):
         self._turn(Phase.IDLE if self.cycle.response_complete else Phase.ANSWER)
 
     def send_400_response(self, msg: str) -> None:
-        """Refuses what the parser can't read."""
+        """Refuses, with 400, bytes that the parser can't read."""
         self._refusal = self._refusal or (400, "bad_http", msg)
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
@@ -135,7 +134,7 @@ class BoundedHttp(HttpToolsProtocol):
         super()._start_asgi_task(cycle, _crowded if crowded else app)  # type: ignore[arg-type]
 
     def on_response_complete(self) -> None:
-        """Notes that a request is answered: what follows may be the next, the rest of this one, or nothing."""
+        """Notes that the response is sent, and closes a connection whose later bytes were refused."""
         super().on_response_complete()
         if self._refusal is not None:
             self.transport.close()
@@ -145,7 +144,7 @@ class BoundedHttp(HttpToolsProtocol):
             self._turn(Phase.IDLE)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Takes the closed connection out of the table."""
+        """Removes the closed connection from the table."""
         self._connections.leave(self._entry)
         super().connection_lost(exc)
         self._unset_keepalive_if_required()
@@ -153,7 +152,7 @@ class BoundedHttp(HttpToolsProtocol):
     # ---- who is closed -------------------------------------------------------------------------------
 
     def look(self, now: float) -> None:
-        """Closes the connection if it is too slow."""
+        """Closes the connection, with 408 where a request has begun, if at time ``now`` it is too slow."""
         lasted, patience = now - self.since, self._limits.header_timeout_s
         if self._refusal is not None:
             if lasted > LINGER_S and not self._waiting_for_earlier():
@@ -168,7 +167,7 @@ class BoundedHttp(HttpToolsProtocol):
             self._look_at_body(lasted, patience)
 
     def drop(self) -> None:
-        """Closes the connection now, without a word."""
+        """Closes the connection now, without a response."""
         self.transport.abort()
 
     def _look_at_body(self, lasted: float, patience: float) -> None:

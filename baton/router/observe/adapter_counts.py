@@ -1,6 +1,7 @@
-"""What requests on adapters count in the metrics. Knows nothing of how adapters are loaded.
+"""Metrics of requests on LoRA adapters.
 
-A label's values stay with the process for good, and adapters come and go: names beyond the first are told as one.
+Knows nothing of how adapters are loaded. A label's values stay for the process's life, and adapters come and go:
+after the first MOST_NAMES names all others are counted as "other".
 """
 
 from __future__ import annotations
@@ -16,7 +17,9 @@ OTHER, UNFINISHED = "other", "unfinished"
 
 
 class AdapterCounts:
-    """Counts choices as they end; ``served`` gives what clients may name."""
+    """Counts requests and tokens per adapter as choices end; ``served`` returns the adapters that clients may
+    name.
+    """
 
     def __init__(self, metrics: RouterMetrics, served: Callable[[], Sized]) -> None:
         self._metrics = metrics
@@ -24,7 +27,7 @@ class AdapterCounts:
         metrics.adapters_served.set_function(lambda: len(served()))
 
     def ended(self, request: RouterRequest, summary: ChoiceSummary) -> None:
-        """Counts one choice, if it was on an adapter."""
+        """Counts one choice that has ended, if it was on an adapter."""
         if not request.context.adapter_id:
             return
         name = self._label(name_of(request.context.adapter_id))

@@ -1,10 +1,11 @@
-"""Why each request went where it went, kept for a while: every candidate, every term, and what was then observed.
+"""Decision records: why each request was routed as it was, with every candidate, every cost term, and what was then
+observed.
 
 Knows nothing of how a policy chooses, nor of HTTP. This process's own requests are in a ring that is bounded in
-entries and bytes; a shared store (Redis, with a TTL) lets any router answer for any other. The store is a hint:
-when it is slow or away, records are dropped from the way to it, and nothing else changes.
+entries and bytes; a shared store (Redis, with a TTL) lets any router answer for any other. When the store is slow
+or away, records for it are dropped, and nothing else changes.
 
-    opened ──> Trail (live, written to by its choices) ──flush──> JSON in the ring and, batched, in the store
+opened ──> Trail (live, written to by its choices) ──flush──> JSON in the ring and, batched, in the store
 """
 
 from __future__ import annotations
@@ -32,17 +33,21 @@ FIRST_OF_SEVERAL = "-0"  # a call with several prompts is one request for each: 
 
 
 class DecisionStore(Protocol):
-    """Keeps records where every router of a cluster finds them: ``cluster.store.records.RecordStore`` does."""
+    """Keeps records that every router of a cluster can read; ``cluster.store.records.RecordStore`` implements
+    it.
+    """
 
     async def put(self, records: Mapping[str, bytes]) -> None:
-        """Keeps records for the store's TTL; never raises, and never waits long."""
+        """Stores records, key -> bytes, for the store's TTL; never raises, and never waits long."""
 
     async def get(self, key: str) -> bytes | None:
-        """Returns one of them; None when it is gone or the store is away."""
+        """Returns a record; None if it has expired or the store is away."""
 
 
 class DecisionRecord:
-    """Collects what a request's JSON is made of, while it runs or just after it ended."""
+    """Collects what is recorded of one request while it runs; ``opened`` is on the router's clock, ``trails`` has
+    one entry per choice.
+    """
 
     def __init__(self, request: RouterRequest, context_class: str, router_id: str, opened: float) -> None:
         self.request, self.context_class, self.router_id, self.opened = request, context_class, router_id, opened
@@ -54,7 +59,7 @@ class DecisionRecord:
         return all(t.over for t in self.trails)
 
     def plain(self) -> Json:
-        """Returns the record as JSON shows it."""
+        """Returns the record as a JSON object."""
         request = self.request
         return {
             "request_id": request.request_id,
@@ -75,17 +80,20 @@ class DecisionRecord:
 
 
 class RecordObserver(Protocol):
-    """Hears of requests as they come and go; ``router.observe.traffic.TrafficMeter`` is one."""
+    """Is told of requests as they begin and end; ``router.observe.traffic.TrafficMeter`` implements it."""
 
     def opened(self, record: DecisionRecord) -> None:
-        """Takes note of a request that came in."""
+        """Takes note of the record of a request that was opened."""
 
     def over(self, record: DecisionRecord) -> None:
         """Takes note of a request all of whose choices have ended."""
 
 
 class DecisionLog:
-    """Keeps the decision records. ``run`` writes them out; without it they stay live until the ring is full."""
+    """Keeps the decision records of this process, ``kept`` requests and ``kept_bytes`` at most.
+
+    ``run`` writes them out; without it they stay live until the ring is full.
+    """
 
     def __init__(
         self,
@@ -111,7 +119,7 @@ class DecisionLog:
     # ---- dispatch's side -----------------------------------------------------------------------------
 
     def opened(self, request: RouterRequest, context_class: str) -> DecisionRecord:
-        """Begins the record of a request that came in; its trails are added by ``trail``."""
+        """Begins and returns the record of a request; ``writer`` or ``trail`` adds its choices."""
         record = DecisionRecord(request, context_class, self._router_id, self._clock())
         self._live[request.request_id] = record
         if self._observer is not None:
@@ -125,17 +133,17 @@ class DecisionLog:
         return record
 
     def writer(self, record: DecisionRecord, choice: int, summary: ChoiceSummary) -> TrailWriter:
-        """Adds one more choice to a record and returns what writes its way down."""
+        """Adds a choice to a record and returns the writer of its trail."""
         return TrailWriter(self.trail(record, choice, summary), partial(self.changed, record))
 
     def trail(self, record: DecisionRecord, choice: int, summary: ChoiceSummary) -> Trail:
-        """Adds one more choice to a record and returns its trail."""
+        """Adds a choice to a record and returns its empty trail."""
         trail = Trail(choice, summary, [])
         record.trails.append(trail)
         return trail
 
     def refused(self, request: RouterRequest, context_class: str, error: BatonError) -> None:
-        """Records a request that was turned away at the door: nobody was weighed for it, and why."""
+        """Records a request that dispatch refused with ``error``, without any placement."""
         record = self.opened(request, context_class)
         trail = self.trail(
             record, 0, ChoiceSummary(prompt_tokens=len(request.token_ids), context_class=context_class)
@@ -144,19 +152,20 @@ class DecisionLog:
         self.changed(record)
 
     def changed(self, record: DecisionRecord) -> None:
-        """Marks a record to be written out again, soon."""
+        """Marks a record to be written out by the next ``flush``."""
         self._dirty[record.request.request_id] = None
 
     def unplaced(self) -> list[DecisionRecord]:
-        """Returns the requests that wait for their first place."""
+        """Returns the records of requests that wait for their first placement."""
         return [r for r in self._live.values() if not r.over and not any(t.placements for t in r.trails)]
 
     # ---- reading -------------------------------------------------------------------------------------
 
     async def find(self, request_id: str, tenant: str = "") -> bytes | None:
-        """Returns the record as JSON: a live one, one of the ring, or another router's. None when nobody knows it.
+        """Returns a request's record as JSON, from this process or the store; None if it is unknown.
 
-        By its own id; or by the one that ``tenant`` gave it, which is no other tenant's business.
+        ``request_id`` is the router's id, an answer's id, or the id that the caller gave (found only for the same
+        ``tenant``).
         """
         alias = _alias(tenant, request_id)
         bare = bare_id(request_id)
@@ -180,14 +189,16 @@ class DecisionLog:
     # ---- writing -------------------------------------------------------------------------------------
 
     async def run(self) -> None:
-        """Writes out what changed, again and again, until cancelled."""
+        """Calls ``flush`` every FLUSH_S until cancelled."""
         while True:
             await asyncio.sleep(FLUSH_S)
             await self.flush()
             heed_cancel()
 
     async def flush(self) -> None:
-        """Encodes what changed; what is over moves to the ring; the store gets all of it in one batch."""
+        """Encodes the changed records, moves those of ended requests to the ring, and sends all of them to the
+        store in one batch.
+        """
         dirty, self._dirty = self._dirty, {}
         unsent: dict[str, bytes] = {}
         for request_id in dirty:
@@ -218,9 +229,7 @@ class DecisionLog:
 
 
 def bare_id(text: str) -> str:
-    """Returns the request id in an answer's id: ``cmpl-abc``, ``chatcmpl-abc`` and ``resp_abc`` name the request
-    ``abc``.
-    """
+    """Returns the request id within an answer's id: ``abc`` for ``cmpl-abc``, ``chatcmpl-abc`` and ``resp_abc``."""
     for prefix in ("chatcmpl-", "cmpl-", "resp_"):
         if text.startswith(prefix):
             return text.removeprefix(prefix)

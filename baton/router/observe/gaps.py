@@ -1,7 +1,7 @@
-"""Seconds counted once, for the histograms of /metrics and for the live figures.
+"""Bucketing of seconds, once for both the histograms of /metrics and the live figures.
 
-Knows nothing of requests. A cell is what no edge of either divides, so that one look-up says where some seconds
-belong in both.
+Knows nothing of requests. A cell is an interval that no edge of either divides, so that one look-up gives the
+bucket in both.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ MOST = 2048  # gaps that wait to be looked up, together
 
 
 class Gaps:
-    """Counts the gaps between tokens; ``drain`` hands over what was counted since the last time."""
+    """Counts the gaps between tokens; ``drain`` returns what was counted since the last call."""
 
     __slots__ = ("_cells", "_each", "_seconds", "_tokens")
 
@@ -38,7 +38,9 @@ class Gaps:
         self._seconds = 0.0
 
     def count(self, seconds: float, tokens: int) -> None:
-        """Counts ``tokens`` that came together, ``seconds`` after those before them."""
+        """Counts ``tokens`` that came together, ``seconds`` after the ones before: that many gaps of ``seconds`` /
+        ``tokens``.
+        """
         self._each.append(seconds / tokens)
         self._tokens.append(tokens)
         self._seconds += seconds
@@ -46,8 +48,8 @@ class Gaps:
             self._look_up()
 
     def drain(self, bins: Bins) -> tuple[dict[int, int], float]:
-        """Returns the gaps by the histogram's bucket, and their seconds together; they are added to ``bins``,
-        too.
+        """Returns the number of gaps by histogram bucket, and the sum of their seconds; adds the gaps to the live
+        figures' ``bins``, too.
         """
         self._look_up()
         cells, seconds = self._cells, self._seconds
@@ -61,16 +63,14 @@ class Gaps:
 
 
 def cells_of(values: Sequence[float], counts: Sequence[int] | None = None) -> Cells:
-    """Counts how many of ``values``, in seconds, are in each cell; each counts as one, or as often as ``counts``
-    says.
-    """
+    """Returns the number of ``values``, in seconds, by cell; ``values[i]`` counts ``counts[i]`` times if given."""
     found = np.bincount(_EDGES.searchsorted(values), counts)
     (cells,) = found.nonzero()
     return dict(zip(cells.tolist(), map(int, found[cells].tolist()), strict=True))
 
 
 def sort_into(cells: Cells, bins: Bins) -> dict[int, int]:
-    """Counts how many are in each of the histogram's buckets; they are added to ``bins``, too."""
+    """Returns the numbers of ``cells`` by histogram bucket; adds them to the live figures' ``bins``, too."""
     buckets: dict[int, int] = {}
     for cell, count in cells.items():
         bucket, at = _BUCKETS[cell], _BINS[cell]

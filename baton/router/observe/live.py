@@ -1,9 +1,10 @@
-"""What the last minute was like, and the last requests: what a snapshot of the cluster shows of this router.
+"""Live figures of this router: the last minute by context class, and the last requests, for snapshots of the
+cluster.
 
 Knows nothing of HTTP or workers. Everything is bounded: seconds are counted in bins of 5% width, in slots of a few
 seconds that are dropped when they are old; several router processes' states add up (``merged``).
 
-    Tallies.fold ──ClassWindow──> slot of its class ──state()──> merged([…]) ──> percentiles, goodput, attainment
+Tallies.fold ──ClassWindow──> slot of its class ──state()──> merged([…]) ──> percentiles, goodput, attainment
 """
 
 from __future__ import annotations
@@ -25,29 +26,29 @@ SloVerdict = str  # "met", "missed", "unjudged", or "" where no SLO was asked fo
 
 
 class ChoiceOutcome(msgspec.Struct, frozen=True, gc=False):
-    """Describes one choice that is over, as its client saw it.
+    """Describes one choice that has ended, as its client saw it.
 
-    Seconds from arrival; ``at`` since 1970, when it ended.
+    ``at`` is when it ended, Unix seconds; durations are seconds from the request's arrival.
     """
 
     at: float
     request_id: str
     model: str
     context_class: str
-    outcome: str
-    way: str
-    prefill: str
-    decode: str
+    outcome: str  # finish_reason, an error label, or "cancelled"
+    way: str  # "local" (the decode worker prefilled) or "prefill"
+    prefill: str  # worker id, "" for none
+    decode: str  # worker id, "" for none
     prompt_tokens: int
     cached_tokens: int
     output_tokens: int
     duration_s: float
     ttft_s: float | None
-    tpot_s: float | None
+    tpot_s: float | None  # mean seconds per output token after the first
     longest_gap_s: float
-    stations: dict[str, float]
-    slo_ttft_s: float
-    slo_tpot_s: float
+    stations: dict[str, float]  # seconds by station: queue, prefill, transfer, …
+    slo_ttft_s: float  # 0: none
+    slo_tpot_s: float  # 0: none
     verdict: SloVerdict
     adapter: str = ""
     accepted_drafts: int = 0
@@ -58,7 +59,7 @@ Bins = dict[int, int]
 
 
 class ClassWindow(msgspec.Struct):
-    """Counts one context class over some seconds. ``counts`` by name, ``bins`` by what was timed."""
+    """Counts one context class over some seconds: ``counts`` by name, ``bins`` by name of what was timed."""
 
     counts: dict[str, int] = msgspec.field(default_factory=dict)
     bins: dict[str, Bins] = msgspec.field(default_factory=dict)
@@ -77,7 +78,9 @@ class ClassWindow(msgspec.Struct):
 
 
 class LiveState(msgspec.Struct):
-    """Holds what one process knows; ``seconds`` is how long its windows cover."""
+    """Holds one process's live figures; ``seconds`` is the time that they cover, ``waiting`` the queued requests by
+    context class.
+    """
 
     seconds: float
     classes: dict[str, ClassWindow]
@@ -86,9 +89,9 @@ class LiveState(msgspec.Struct):
 
 
 class LiveStats:
-    """Keeps the last minute by context class.
+    """Keeps the last minute's figures by context class.
 
-    ``clock`` gives monotonic seconds. ``before_a_look`` is called before a state is read, to add what waits
+    ``clock`` gives monotonic seconds. ``before_a_look`` is called before a state is read, to add what is buffered
     elsewhere.
     """
 
@@ -100,22 +103,22 @@ class LiveStats:
         self.recent: deque[ChoiceOutcome] = deque(maxlen=KEPT_REQUESTS)
 
     def slot(self) -> int:
-        """Returns the number of the present slot."""
+        """Returns the number of the current slot, SLOT_S long."""
         return int(self._clock() / SLOT_S)
 
     def add(self, slot: int, context_class: str, window: ClassWindow) -> None:
-        """Adds what a class did in a slot, which is the present one or was a moment ago."""
+        """Adds a window of a class to a slot, the current one or one just past."""
         if slot < self._summed[0]:
             self._summed = (-1, {})
         self._window(slot, context_class).add(window)
 
     def refused(self, context_class: str, had_slo: bool) -> None:
-        """Counts a request that was turned away before it began."""
+        """Counts a request that was refused on opening; with an SLO it counts as missed, too."""
         counts = {"refused": 1, "missed": 1} if had_slo else {"refused": 1}
         self.add(self.slot(), context_class, ClassWindow(counts))
 
     def state(self, waiting: dict[str, int]) -> LiveState:
-        """Returns the sum of the slots that are not too old."""
+        """Returns the sum of the slots of the last minute; ``waiting`` is passed through."""
         self._before_a_look()
         newest = self.slot()
         if self._summed[0] != newest:  # once per slot: a look is taken each second
@@ -146,19 +149,23 @@ def _sum(slots: Iterable[dict[str, ClassWindow]]) -> dict[str, ClassWindow]:
 
 
 def bin_of(seconds: float) -> int:
-    """Returns the bin of some seconds; each bin is 5% wide."""
+    """Returns the number of the bin that ``seconds`` belongs to; each bin is 5% wide."""
     return int(math.log(max(seconds, LEAST_S) / LEAST_S) / _PER_BIN)
 
 
 def bin_start(at: int) -> float:
-    """Returns the least seconds that belong to a bin."""
+    """Returns the least seconds that belong to bin ``at``."""
     return LEAST_S * math.exp(at * _PER_BIN)
 
 
 def verdict(
     ttft_s: float | None, tpot_s: float | None, slo_ttft_s: float, slo_tpot_s: float, ok: bool
 ) -> SloVerdict:
-    """Judges whether every SLO was met. One token has no TPOT: it is not judged; what failed missed."""
+    """Judges one answer by its SLOs (0: none): "met", "missed", "unjudged" for one token under a TPOT SLO, ""
+    without SLOs.
+
+    An answer that failed (``ok`` False) missed.
+    """
     if not slo_ttft_s and not slo_tpot_s:
         return ""
     late = slo_ttft_s and (ttft_s is None or ttft_s > slo_ttft_s)
@@ -169,7 +176,7 @@ def verdict(
 
 
 def merged(states: Iterable[LiveState]) -> LiveState:
-    """Returns the states of several processes as one."""
+    """Returns the sum of several processes' states."""
     total, waiting = LiveState(1.0, {}, [], {}), Counter[str]()
     for state in states:
         total.seconds = max(total.seconds, state.seconds)
@@ -183,7 +190,7 @@ def merged(states: Iterable[LiveState]) -> LiveState:
 
 
 def percentiles(bins: Bins) -> dict[str, float] | None:
-    """Returns p50, p95 and p99 in seconds, right to 2.5%; None when nothing was timed."""
+    """Returns {"p50", "p95", "p99"} in seconds, accurate to 2.5%; None if ``bins`` is empty."""
     total = sum(bins.values())
     if not total:
         return None

@@ -1,7 +1,7 @@
-"""One look at the whole cluster, as JSON: workers, pools, flows, queues, classes, requests, advice, decisions.
+"""Snapshots of the whole cluster as JSON: workers, pools, flows, queues, classes, requests, advice, decisions.
 
-Knows nothing of HTTP or of pages. Workers and their loads come from the roster, minutes and requests from the
-routers' own ``live`` states, advice and timeline from the controller's store. A look takes some milliseconds at
+Knows nothing of HTTP or of pages. Workers and their loads come from the roster, the last minute's figures from the
+routers' own ``live`` states, advice and timeline from the controller's store. A snapshot takes some milliseconds at
 most and is shared by all who ask within ``FRESH_S``.
 """
 
@@ -43,21 +43,21 @@ ROLES = ("prefill", "decode")
 
 
 class Prices(msgspec.Struct, frozen=True):
-    """Holds the dollars per worker and hour; 0: not said."""
+    """Holds the dollars per worker and hour; 0: unknown."""
 
     prefill: float = 0.0
     decode: float = 0.0
 
     def of(self, role: str) -> float:
-        """Returns the price of one role's worker."""
+        """Returns the dollars per hour of one worker of ``role``."""
         return self.prefill if role == "prefill" else self.decode
 
 
 class WorkerSources(msgspec.Struct, frozen=True):
-    """Says where a look finds the workers. ``reachable`` gives the ids of those whose link is up.
+    """Holds the sources of a snapshot's figures of workers.
 
-    ``fullness`` is a worker's, by the controller's definition; None while its costs aren't known. ``adapters`` are
-    those that are served, by name.
+    ``reachable`` gives the ids of those whose link is up. ``fullness`` is a worker's load by the controller's
+    definition, None while its costs aren't known. ``adapters`` gives those that are served, by name.
     """
 
     roster: RosterReader
@@ -69,9 +69,10 @@ class WorkerSources(msgspec.Struct, frozen=True):
 
 
 class TrafficSources(msgspec.Struct, frozen=True):
-    """Says where a look finds what was asked for. ``waiting`` gives the requests in the queue by context class.
+    """Holds the sources of a snapshot's figures of requests.
 
-    ``others`` asks the router's other processes for their states; None: there is only this one.
+    ``waiting`` gives the queued requests by context class. ``others`` asks the router's other processes for their
+    states; None: there is only this one.
     """
 
     live: LiveStats
@@ -80,9 +81,9 @@ class TrafficSources(msgspec.Struct, frozen=True):
 
 
 class RouterFacts(msgspec.Struct, frozen=True):
-    """Holds what of a router doesn't change while it runs.
+    """Holds what doesn't change while a router runs.
 
-    ``router`` is shown as it is; ``actions`` may be asked of it.
+    ``router`` is shown as it is; ``actions`` names the operator actions that it accepts.
     """
 
     router: Json
@@ -92,7 +93,7 @@ class RouterFacts(msgspec.Struct, frozen=True):
 
 
 class Overview:
-    """Takes snapshots of one cluster, as JSON. ``advice`` None: there is no controller."""
+    """Takes snapshots of one cluster as JSON; ``advice`` is None without a controller."""
 
     def __init__(
         self,
@@ -110,15 +111,15 @@ class Overview:
         self._looking = asyncio.Lock()
 
     def state(self) -> LiveState:
-        """Returns this process's share of the live figures."""
+        """Returns this process's live figures."""
         return self._traffic.live.state(self._traffic.waiting())
 
     def outdated(self) -> None:
-        """Makes whoever looks next see what was just changed."""
+        """Makes the next ``snapshot`` read everything anew, because something was just changed."""
         self._at = float("-inf")
 
     async def snapshot(self) -> Json:
-        """Returns the cluster as JSON shows it, at most ``FRESH_S`` old."""
+        """Returns the cluster as a JSON object, at most FRESH_S old."""
         async with self._looking:
             if self._environment.clock() - self._at > FRESH_S:
                 self._at = self._environment.clock()  # before the look: what is changed meanwhile needs another

@@ -32,7 +32,10 @@ ENCODER = msgspec.json.Encoder()
 
 
 class TraceLine(msgspec.Struct, gc=False, omit_defaults=True):
-    """Describes one answer in the trace; ``adapter`` 0: it was on none, and the field is left out."""
+    """Describes one answer in the trace: ``timestamp`` is arrival in Unix milliseconds, lengths are in tokens.
+
+    ``hash_ids`` has one id per 512-token block of the prompt. ``adapter`` 0: none, and the field is left out.
+    """
 
     timestamp: int
     input_length: int
@@ -47,10 +50,11 @@ AnswerRecord = tuple[int, int, int, bytes, Sequence[int], str]
 
 
 class TraceRecorder:
-    """Appends to ``path``; at ``max_bytes`` t.jsonl becomes t.1.jsonl, that t.2.jsonl, … of which some are kept.
+    """Appends answers to the trace file ``path``; at ``max_bytes`` t.jsonl becomes t.1.jsonl, that t.2.jsonl, …,
+    KEPT_FILES at most.
 
-    Under an event loop lines are written together, within ``WRITE_S``. ``wall_clock`` in seconds since 1970. A disk
-    that is full loses lines (``lost``), never an answer.
+    Under an event loop lines are written together, within ``WRITE_S``. ``wall_clock`` gives Unix seconds. If the
+    disk is full, lines are dropped and counted in ``lost``. Raises ConfigError if the file can't be opened.
     """
 
     def __init__(
@@ -68,9 +72,10 @@ class TraceRecorder:
     def record(
         self, ago_s: float, token_ids: Sequence[int], output_tokens: int, chain: bytes = b"", adapter_id: str = ""
     ) -> None:
-        """Records an answer to a prompt that arrived ``ago_s`` seconds ago; one without a token leaves no line.
+        """Records an answer to a prompt that arrived ``ago_s`` seconds ago; one without output tokens leaves no
+        line.
 
-        ``chain``: the hashes of its blocks of 16 (cluster.prefix_index.truncated), where they were made.
+        ``chain``: the prompt's block hashes (``cluster.prefix_index.truncated``), b"" if they were not computed.
         """
         if not output_tokens or not token_ids:
             return
@@ -83,7 +88,7 @@ class TraceRecorder:
             self._write_soon()
 
     def write(self) -> None:
-        """Writes the answers that wait."""
+        """Writes the buffered lines to the file."""
         waiting, self._waiting = self._waiting, []
         if not waiting:
             return
@@ -105,7 +110,7 @@ class TraceRecorder:
             self.lost += len(waiting)
 
     def close(self) -> None:
-        """Writes the lines that wait, and nothing more."""
+        """Writes the buffered lines and closes the file."""
         self.write()
         self._file.close()
 

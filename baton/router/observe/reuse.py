@@ -1,7 +1,8 @@
-"""What a perfect prefix cache would have held: one that never forgets and that all workers share.
+"""The hit rate of a perfect prefix cache, one that never forgets and that all workers share, to compare the real
+one with.
 
-Knows nothing of workers. The hit rate of the real caches is read beside it. Blocks are remembered in two
-generations of ``kept`` each, so that memory is bounded: 16 tokens cost some 18 bytes.
+Knows nothing of workers. Blocks are remembered in two generations of ``kept`` each, so that memory is bounded: 16
+tokens cost some 18 bytes.
 """
 
 from __future__ import annotations
@@ -13,9 +14,9 @@ KEPT_BLOCKS = 400_000  # blocks of a generation, of which there are two
 
 
 class EndlessCache:
-    """Remembers the blocks of every prompt so far.
+    """Remembers the block hashes of every prompt so far, in two generations of ``kept`` blocks.
 
-    Another router process's prompts are not seen: with several of them it is a lower bound.
+    Prompts of other router processes are not seen: with several of them the hit rate is a lower bound.
     """
 
     def __init__(self, kept: int = KEPT_BLOCKS) -> None:
@@ -23,8 +24,8 @@ class EndlessCache:
         self._young, self._old = _Chains(), _Chains()
 
     def seen(self, chain: bytes) -> int:
-        """Returns how many leading blocks of a chain (their hashes in a row) came before; from now on all of them
-        did.
+        """Returns how many leading blocks of ``chain`` (block hashes, concatenated) were seen before, and remembers
+        all of them.
         """
         found = max(self._old.known(chain), self._young.add(chain))
         if self._young.blocks >= self._kept:
@@ -32,7 +33,9 @@ class EndlessCache:
         return found // HASH_BYTES
 
     def could_reuse(self, chain: bytes, prompt_tokens: int) -> int:
-        """Returns the tokens of a prompt that came before it; at least one is always computed."""
+        """Returns how many of ``prompt_tokens`` an endless cache would have had, all but one at most; remembers
+        ``chain``, the prompt's block hashes.
+        """
         return max(0, min(self.seen(chain) * BLOCK_TOKENS, prompt_tokens - 1))
 
     def __len__(self) -> int:

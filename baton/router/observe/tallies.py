@@ -1,9 +1,10 @@
-"""What choices count, by model and context class: taken down as it comes, and folded into the metrics and the live
-figures when somebody looks at them, with every new slot of the live figures, and after ``MOST`` choices.
+"""Buffers of what ended choices count, by model and context class, added in batches to the metrics and the live
+figures.
 
-Knows nothing of how a choice is measured. To fold many costs a tenth of telling each to a dozen instruments.
+Knows nothing of how a choice is measured. They are folded when somebody reads the figures, with every new slot of
+the live figures, and after ``MOST`` choices; that costs a tenth of telling each choice to a dozen instruments.
 
-    Meter ──append──> Tally ──fold──> RouterMetrics (before a scrape), LiveStats (before a look)
+Meter ──append──> Tally ──fold──> RouterMetrics (before a scrape), LiveStats (before a look)
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ _bucket, _length_bucket = partial(bisect_left, SECONDS), partial(bisect_left, TO
 
 
 class ClassTally:
-    """Collects the choices of one model and class since the last fold."""
+    """Buffers the choices of one model and context class since the last fold."""
 
     __slots__ = ("chains", "firsts", "gaps", "labels", "model", "over", "prompts", "traced")
 
@@ -54,9 +55,10 @@ class ClassTally:
 
 
 class Tallies:
-    """Keeps the tallies of all models and classes, by one ``clock``.
+    """Keeps the tallies of all models and context classes.
 
-    ``recorder`` is whose lines meters write, on the ``wall_clock``'s time.
+    ``clock`` is monotonic, ``wall_clock`` Unix time, both in seconds. ``recorder``: meters record a trace of
+    answers there.
     """
 
     def __init__(
@@ -79,17 +81,14 @@ class Tallies:
         metrics.asked.before(self.fold)
 
     def now(self) -> float:
-        """Returns the time by the clock.
-
-        What came before belongs to one slot of ``live``: with a new one it is folded.
-        """
+        """Returns the time of ``clock``, after folding if a new slot of the live figures has begun."""
         now = self._clock()
         if now >= self._due:
             self.fold()
         return now
 
     def of(self, model: str, context_class: str) -> ClassTally:
-        """Returns the tally of a model and class."""
+        """Returns the tally of a model and context class."""
         found = self._tallies.get((model, context_class))
         if found is None:
             found = self._tallies[model, context_class] = ClassTally(model, context_class)
@@ -103,9 +102,9 @@ class Tallies:
             tally.firsts.append(seconds)
 
     def ended(self, tally: ClassTally, over: ChoiceOutcome, chain: bytes | None, trace_id: str = "") -> None:
-        """Counts a choice that is over.
+        """Counts a choice that has ended.
 
-        ``chain``: of the prompt's blocks, as far as they are known; None: not its to count.
+        ``chain``: the prompt's block hashes as far as they are known; None if another choice counts the prompt.
         """
         tally.over.append(over)
         if chain is not None:
@@ -118,7 +117,7 @@ class Tallies:
             self.fold()
 
     def fold(self) -> None:
-        """Hands what was taken down over to the metrics and the live figures."""
+        """Adds everything buffered to the metrics and the live figures."""
         latest = [one for tally in self._tallies.values() for one in self._fold(tally)[-KEPT_REQUESTS:]]
         if self.live is not None:
             self.live.recent.extend(sorted(latest, key=attrgetter("at")))
@@ -199,7 +198,9 @@ class Tallies:
 
 
 def counts_of(over: Sequence[ChoiceOutcome], outcomes: Mapping[str, int]) -> dict[str, int]:
-    """Returns what the live figures count of choices that ended."""
+    """Returns the live figures' counts of ended choices, by name; ``outcomes`` are the choices' numbers by
+    outcome.
+    """
     found = {
         "ended": len(over),
         "in": sum(e.prompt_tokens for e in over),
@@ -215,7 +216,9 @@ def counts_of(over: Sequence[ChoiceOutcome], outcomes: Mapping[str, int]) -> dic
 
 
 def times_of(over: Sequence[ChoiceOutcome]) -> dict[str, list[float]]:
-    """Returns the choices' seconds by name: stations, and what a client saw. One token has no TPOT and no gap."""
+    """Returns the choices' seconds by name: stations, ttft, tpot, e2e and longest_gap; names without any value are
+    left out.
+    """
     found: dict[str, list[float]] = defaultdict(list)
     for one in over:
         for name, seconds in one.stations.items():
@@ -228,7 +231,7 @@ def times_of(over: Sequence[ChoiceOutcome]) -> dict[str, list[float]]:
 
 
 def judged(over: Sequence[ChoiceOutcome]) -> Iterator[tuple[str, str]]:
-    """Yields each SLO that was asked for, with its verdict."""
+    """Yields (SLO, verdict) for each choice and each SLO ("ttft", "tpot", "all") that was asked for."""
     for one in over:
         if one.verdict:
             judge = partial(verdict, one.ttft_s, one.tpot_s, ok=one.outcome in GOOD_ENDS)

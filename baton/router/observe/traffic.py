@@ -1,7 +1,7 @@
-"""This router's traffic, summed each second from the decision records, for the controller and the twin-error meter.
+"""This router's traffic, summed each second from the decision records, for the controller and the measure of
+prediction errors.
 
-Knows nothing of ratios or of Redis: ``push`` takes the slices. It is told of a request when it is opened and when
-all of its choices have ended; what waits without a place is counted when a slice is cut.
+Knows nothing of ratios or of Redis: ``push`` takes the slices.
 """
 
 from __future__ import annotations
@@ -23,14 +23,16 @@ WRITE_TOKENS = 64  # of an answer, in the cost policy's term "write"
 
 
 class UnplacedSource(Protocol):
-    """Says what is asked of a DecisionLog."""
+    """Declares what is asked of a DecisionLog."""
 
     def unplaced(self) -> Iterable[DecisionRecord]:
-        """Returns the requests that wait for their first place."""
+        """Returns the records of requests that wait for their first placement."""
 
 
 class TrafficMeter:
-    """Sums the traffic of one router as its decision log tells of it; ``run`` pushes a slice each second."""
+    """Sums the traffic of one router into slices, from the decision log's news; ``run`` pushes a slice each
+    second.
+    """
 
     def __init__(self, router_id: str, wall_clock: Callable[[], float]) -> None:
         self._router_id, self._wall_clock = router_id, wall_clock
@@ -38,13 +40,13 @@ class TrafficMeter:
         self._slice = TrafficSlice(router_id, self._since, 0.0, {}, 0, 0, [], [])
 
     def opened(self, record: DecisionRecord) -> None:
-        """Counts a request that came in."""
+        """Counts a request that was opened."""
         traffic = self._of(record)
         traffic.arrived += 1
         traffic.arrived_tokens += len(record.request.token_ids)
 
     def over(self, record: DecisionRecord) -> None:
-        """Counts a request all of whose choices have ended; the first read the prompt."""
+        """Counts a request all of whose choices have ended; its prompt is counted with the first choice."""
         traffic, prompt = self._of(record), len(record.request.token_ids)
         for trail in record.trails:
             self._answered(traffic, record, trail, prompt)
@@ -57,7 +59,9 @@ class TrafficMeter:
             self._slice.served.append(ServedRequest(came, prompt, outputs, first.cached_tokens))
 
     def cut(self, unplaced: Iterable[DecisionRecord]) -> TrafficSlice:
-        """Returns the slice since the last one, in which ``unplaced`` requests wait for their first place."""
+        """Returns the slice since the last call, and begins the next; ``unplaced`` are the requests without a
+        placement yet.
+        """
         now = self._wall_clock()
         done, done.at, done.seconds = self._slice, now, now - self._since
         waiting = list(unplaced)

@@ -1,4 +1,4 @@
-"""One choice's way through the cluster: where it was placed, why it left, and what was then observed; also as JSON.
+"""The trail of one choice: where it was placed, why it left, and what was then observed; also as JSON.
 
 Knows nothing of how a policy chooses, nor of where records are kept.
 """
@@ -20,9 +20,9 @@ NAMES = {"queue": "queue", "read": "prefill", "ship": "transfer"}
 
 
 class PlacementRecord(msgspec.Struct):
-    """Records one answer of the policy. Times in seconds after the request was opened, by the router's clock.
+    """Records one placement: ``at_s`` is seconds after the request was opened, ``waited_s`` seconds in the queue.
 
-    ``weights`` are the decode worker's, which the whole answer has to be written on.
+    ``left_for`` says why the choice left, "" if it didn't; ``weights`` name the decode worker's weights.
     """
 
     at_s: float
@@ -33,7 +33,7 @@ class PlacementRecord(msgspec.Struct):
 
 
 class Trail(msgspec.Struct):
-    """Records one choice's way so far."""
+    """Records the placements, the error and the summary of one choice."""
 
     choice: int
     summary: ChoiceSummary
@@ -42,21 +42,21 @@ class Trail(msgspec.Struct):
     over: bool = False
 
     def placed(self, decision: RoutingDecision, at_s: float, waited_s: float, weights: str = "") -> None:
-        """Notes that the policy took a way."""
+        """Adds a placement, ``at_s`` seconds after the request was opened and ``waited_s`` seconds in the queue."""
         self.placements.append(PlacementRecord(at_s, waited_s, decision, weights=weights))
 
     def left(self, reason: str) -> None:
-        """Notes why the choice goes elsewhere."""
+        """Notes why the choice left its last placement."""
         if self.placements:
             self.placements[-1].left_for = reason
 
     def failed(self, error: BatonError) -> None:
-        """Notes that the choice ended without an answer, or without all of it."""
+        """Notes that the choice ended with ``error``, without a complete answer."""
         self.error, self.over = f"{error.label}: {error.message}", True
 
 
 class TrailWriter:
-    """Writes one choice's way into its trail; ``changed`` is called when there is more of it to be stored."""
+    """Writes one choice's trail; ``changed`` is called when the record should be stored again."""
 
     __slots__ = ("_changed", "_trail")
 
@@ -64,16 +64,16 @@ class TrailWriter:
         self._trail, self._changed = trail, changed
 
     def placed(self, decision: RoutingDecision, at_s: float, waited_s: float, weights: str) -> None:
-        """Notes that the policy took a way, ``at_s`` seconds after the request was opened."""
+        """Adds a placement, ``at_s`` seconds after the request was opened and ``waited_s`` seconds in the queue."""
         self._trail.placed(decision, at_s, waited_s, weights)
         self._changed()
 
     def left(self, reason: str) -> None:
-        """Notes why the choice goes elsewhere."""
+        """Notes why the choice left its last placement."""
         self._trail.left(reason)
 
     def end(self, error: BatonError | None) -> None:
-        """Notes that the choice has ended, by ``error`` or with its answer."""
+        """Notes that the choice has ended, with its answer or with ``error``."""
         self._trail.over = True
         if error is not None:
             self._trail.failed(error)
@@ -81,7 +81,7 @@ class TrailWriter:
 
 
 def choice_json(trail: Trail) -> Json:
-    """Returns a choice's trail as JSON shows it."""
+    """Returns a choice's trail as a JSON object."""
     summary = trail.summary
     return {
         "choice": trail.choice,
@@ -130,8 +130,8 @@ def _option(option: Option) -> Json:
 
 
 def predicted_against_observed(trail: Trail) -> dict[str, dict[str, float | None]]:
-    """Compares the first placement's predicted seconds with the observed ones: queue, prefill, transfer and
-    TTFT.
+    """Returns the first placement's predicted and observed seconds for queue, prefill, transfer and ttft; {} if the
+    policy predicts no seconds.
     """
     if not trail.placements or not trail.placements[0].decision.in_seconds:
         return {}

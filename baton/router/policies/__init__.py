@@ -1,8 +1,9 @@
-"""What a routing policy sees and answers, and how one is found by its file's name.
+"""Routing policies: the snapshot and request that they see, the decision that they return, and how one is loaded by
+name.
 
-A policy is one file here with one pure function, ``choose(snapshot, request) -> RoutingDecision | None``: None when
-nobody has room now. It knows nothing of connections, clocks, Redis or queues: the planner's simulator runs
-the same file.
+A policy is one module here with one pure function, ``choose(snapshot, request) -> RoutingDecision | None``: None if
+no worker has room now. It knows nothing of connections, clocks, Redis or queues: the planner's simulator runs the
+same file.
 """
 
 from __future__ import annotations
@@ -24,12 +25,12 @@ Way = Literal["local", "prefill"]
 
 
 class Candidate(msgspec.Struct, frozen=True):
-    """Describes a worker that can be reached, and what this router itself has on it.
+    """Describes a reachable worker, and what this router itself has placed on it.
 
-    ``sequences`` are this router's requests there; ``unread_tokens`` their uncached prompt tokens it still has to
-    compute, in ``unread_requests`` prompts. These are exact; ``load`` is everybody's, and up to a beat old.
-    ``full``: it refused somebody a moment ago. ``adapter_s``: seconds until it could have the request's adapter, 0
-    where it holds it or none is asked for.
+    ``sequences``: this router's requests there; ``unread_tokens``: their uncached prompt tokens that are still to
+    be computed, in ``unread_requests`` prompts. These are exact; ``load`` counts all routers' requests and may be a
+    heartbeat old. ``full``: it refused a request a moment ago. ``adapter_s``: seconds until it could have the
+    request's adapter, 0 if it has it or none is needed.
     """
 
     info: WorkerInfo
@@ -47,21 +48,23 @@ class Candidate(msgspec.Struct, frozen=True):
 
     @property
     def waiting_tokens(self) -> int:
-        """Returns the prompt tokens ahead of a newcomer, by whichever of the two sources knows of more."""
+        """Returns the prompt tokens to be computed there before a new request's: the larger of this router's count
+        and the worker's.
+        """
         return max(self.unread_tokens, self.load.waiting_tokens)
 
     @property
     def running(self) -> int:
-        """Returns the sequences that it works on, by whichever of the two sources knows of more."""
+        """Returns the sequences on the worker: the larger of this router's count and the worker's."""
         return max(self.sequences, self.load.running + self.load.waiting)
 
 
 class ClusterSnapshot(msgspec.Struct, frozen=True):
-    """Describes the cluster at one moment, sorted by worker id.
+    """Describes the cluster at one moment, workers sorted by id.
 
-    ``turn`` counts placements: what breaks ties and goes round.
-
-    ``window_tokens`` is how many uncached tokens a worker may be handed before it has read the ones it has.
+    ``turn`` counts placements, to break ties by turns. ``window_tokens``: uncached tokens that a worker may be
+    given beyond those it is computing. ``local_max_tokens``: uncached tokens up to which a decode worker prefills
+    itself.
     """
 
     prefill: tuple[Candidate, ...]
@@ -72,11 +75,11 @@ class ClusterSnapshot(msgspec.Struct, frozen=True):
 
 
 class RoutingRequest(msgspec.Struct, frozen=True):
-    """Describes a request as policies see it: ``tokens`` to be read (prompt and replay), ``hits`` cached blocks by
-    worker.
+    """Describes a request as policies see it: ``tokens`` to prefill (prompt and replayed outputs), ``hits`` cached
+    blocks by worker id.
 
-    Workers in ``avoid`` failed this request before: they are taken only if there is nobody else. SLOs are what is
-    left of them, in seconds; 0: none. ``session_worker`` decoded the session's last turn; "": no session.
+    Workers in ``avoid`` failed this request before and are taken only if there is no other. SLOs are the seconds
+    left of them, 0 for none. ``session_worker`` decoded the session's last turn; "": no session.
     """
 
     tokens: int
@@ -89,25 +92,24 @@ class RoutingRequest(msgspec.Struct, frozen=True):
 
     @property
     def blocks(self) -> int:
-        """Returns the blocks that the prompt takes, the partial tail included."""
+        """Returns the KV blocks that the prompt takes, a partial last one included."""
         return -(-self.tokens // BLOCK_TOKENS)
 
     def cached(self, worker_id: str) -> int:
-        """Returns the tokens that the worker is said to hold already."""
+        """Returns the tokens that the worker is said to have cached."""
         return self.tokens - self.uncached(worker_id)
 
     def uncached(self, worker_id: str) -> int:
-        """Returns the tokens that the worker would have to compute; one at least."""
+        """Returns the tokens that the worker would have to compute, at least 1."""
         return max(1, self.tokens - self.hits.get(worker_id, 0) * BLOCK_TOKENS)
 
 
 class Option(msgspec.Struct, frozen=True):
-    """Describes a way that could be taken, with what it would cost: ``terms`` in seconds (or in the policy's own
-    unit).
+    """Describes one way to serve a request, with its cost: ``terms`` in seconds (or in the policy's own unit).
 
-    ``cached_tokens``: of the prompt, what its reader is said to hold. ``fetch_from`` (a worker, at
-    ``fetch_address``) holds ``fetch_blocks`` leading blocks that are cheaper for it to fetch than to compute;
-    fetching is given up after ``fetch_limit_s``.
+    ``cached_tokens``: tokens of the prompt that its reader is said to have cached. ``fetch_from`` (a worker, at
+    ``fetch_address``) has ``fetch_blocks`` leading blocks that are cheaper to fetch than to compute; the fetch is
+    abandoned after ``fetch_limit_s``.
     """
 
     way: Way
@@ -122,20 +124,20 @@ class Option(msgspec.Struct, frozen=True):
 
     @property
     def reader(self) -> str:
-        """Returns the worker that computes the prompt."""
+        """Returns the id of the worker that prefills the prompt."""
         return self.prefill or self.decode
 
     @property
     def cost(self) -> float:
-        """Returns the sum of the terms."""
+        """Returns the sum of the cost terms."""
         return sum(self.terms.values())
 
 
 class RoutingDecision(msgspec.Struct, frozen=True):
-    """Holds the option taken and those that were weighed against it, the taken one among them.
+    """Holds the option taken and the options considered, the taken one among them.
 
-    ``in_seconds``: terms predict seconds, so that they can be held against what is observed. ``more`` options were
-    weighed and not listed.
+    ``in_seconds``: terms predict seconds, so that they can be compared with what is observed. ``more`` options were
+    considered but are not listed.
     """
 
     policy: str
@@ -149,7 +151,7 @@ Policy = Callable[[ClusterSnapshot, RoutingRequest], RoutingDecision | None]
 
 
 def names() -> list[str]:
-    """Returns the names of the policies: the files of this folder."""
+    """Returns the names of the routing policies: the modules of this package."""
     return sorted(m.name for m in pkgutil.iter_modules(__path__) if not m.ispkg)
 
 
@@ -165,8 +167,8 @@ def load_policy(name: str) -> Policy:
 
 
 def has_room(worker: Candidate, uncached: int, window: int) -> bool:
-    """Returns whether a prompt handed over now would be read soon: no worker gets a second one that fills the
-    window.
+    """Returns whether a prompt of ``uncached`` tokens could be given to the worker now: beyond one running prompt,
+    at most ``window`` tokens may wait there.
     """
     if worker.full or worker.unread_requests == 0:
         return not worker.full
@@ -175,14 +177,14 @@ def has_room(worker: Candidate, uncached: int, window: int) -> bool:
 
 
 def fits(first: Candidate, second: Candidate) -> bool:
-    """Returns whether KV made by the first can be shipped to the second."""
+    """Returns whether KV computed by ``first`` can be sent to ``second``: equal weights and compatible layouts."""
     a, b = first.info, second.info
     return a.fingerprint == b.fingerprint and can_ship(a.layout, b.layout)
 
 
 def local_ways(snapshot: ClusterSnapshot, request: RoutingRequest) -> list[Candidate]:
-    """Returns the decode workers that may run the prompt themselves: short uncached rest, or nobody else who
-    could.
+    """Returns the decode workers that may prefill the prompt themselves: few tokens are uncached, or no prefill
+    worker fits.
     """
     return [d for d in _decodes(snapshot, request) if _may_read(snapshot, request, d)]
 
@@ -194,7 +196,7 @@ def _may_read(snapshot: ClusterSnapshot, request: RoutingRequest, worker: Candid
 
 
 def pairs(snapshot: ClusterSnapshot, request: RoutingRequest) -> Iterator[tuple[Candidate, Candidate]]:
-    """Yields every (prefill, decode) that fits and has room."""
+    """Yields every (prefill worker, decode worker) that fit each other and have room for the request."""
     writers = _decodes(snapshot, request)
     for p in preferred(snapshot.prefill, request.avoid):
         if has_room(p, request.uncached(p.id), snapshot.window_tokens):
@@ -207,17 +209,19 @@ def _decodes(snapshot: ClusterSnapshot, request: RoutingRequest) -> list[Candida
 
 
 def preferred(workers: tuple[Candidate, ...] | list[Candidate], avoid: frozenset[str]) -> list[Candidate]:
-    """Returns the workers that are not in ``avoid``, or all if that leaves nobody."""
+    """Returns the workers whose ids are not in ``avoid``, or all if none would be left."""
     return [w for w in workers if w.id not in avoid] or list(workers)
 
 
 def cheapest_first(options: list[Option]) -> list[Option]:
-    """Returns the options in order of their costs; equals as they were."""
+    """Returns the options sorted by cost; the sort is stable."""
     return sorted(options, key=attrgetter("cost"))
 
 
 def least(ranked: list[Option], turn: int) -> Option:
-    """Returns the first of those ranked by cost; equals take turns."""
+    """Returns the cheapest of ``ranked``, options sorted by cost; among equally cheap ones, number ``turn`` modulo
+    their count.
+    """
     best = ranked[0].cost
     equals = list(takewhile(lambda option: option.cost <= best, ranked))
     return equals[turn % len(equals)]

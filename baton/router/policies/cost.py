@@ -1,4 +1,5 @@
-"""cost: the way that is predicted to cost the fewest seconds, to this request and to those it would slow down.
+"""Routing policy "cost": the way predicted to cost the fewest seconds, to this request and to those that it slows
+down.
 
 Inputs, formula, intent and an example are in cost.md. Everything that depends on one worker alone is computed once
 per worker, so that a decision over P x D pairs costs P + D predictions.
@@ -47,7 +48,7 @@ class _Writer(NamedTuple):
 
 
 def choose(snapshot: ClusterSnapshot, request: RoutingRequest) -> RoutingDecision | None:
-    """Chooses the cheapest way; equals take turns."""
+    """Returns the decision with the cheapest way, equally cheap ones in turn; None if no worker has room."""
     readers: dict[str, _Reader] = {}
     writers: dict[str, _Writer] = {}
     options = []

@@ -1,8 +1,10 @@
-"""least_loaded: the prefill worker with the fewest tokens to read, the decode worker with the emptiest batch.
+"""Routing policy "least_loaded": the prefill worker with the fewest tokens to read, the decode worker with the
+emptiest batch.
 
-Inputs: tokens that wait at each worker, sequences in each batch. Formula, both terms without unit:
-waiting_tokens / window + running / max_batch. Intent: even load without a model of cost. The cache counts only
-where it makes the uncached rest short enough for the local way.
+Inputs: tokens that wait at each worker, sequences in each batch. Formula, both terms without unit: waiting_tokens /
+window + running / max_batch. Intent: even load without a model of cost. The cache counts only where it makes the
+uncached rest short enough for the local way.
+
 Example: p0 has 4,000 tokens to read and p1 none -> p1.
 """
 
@@ -22,7 +24,7 @@ from baton.router.policies import (
 
 
 def choose(snapshot: ClusterSnapshot, request: RoutingRequest) -> RoutingDecision | None:
-    """Chooses the least loaded workers among those with room."""
+    """Returns the decision for the least loaded workers among those with room; None if there are none."""
     options = [Option("local", d.id, terms=_terms(snapshot, d, d)) for d in local_ways(snapshot, request)]
     if not options:
         options = [Option("prefill", d.id, p.id, _terms(snapshot, p, d)) for p, d in pairs(snapshot, request)]

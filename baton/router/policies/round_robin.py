@@ -1,7 +1,8 @@
-"""round_robin: each worker of a role in turn, whatever it has to do.
+"""Routing policy "round_robin": each worker of a role in turn, whatever its load.
 
-Inputs: the turn. Intent: the plain baseline that the others are measured against; fair when requests are alike.
-A prompt whose uncached rest is short still goes straight to a decode worker.
+Inputs: the turn. Intent: the plain baseline that the others are measured against; fair when requests are alike. A
+prompt whose uncached rest is short still goes straight to a decode worker.
+
 Example: 2P1D, turns 0, 1, 2 -> p0, p1, p0.
 """
 
@@ -11,7 +12,7 @@ from baton.router.policies import ClusterSnapshot, Option, RoutingDecision, Rout
 
 
 def choose(snapshot: ClusterSnapshot, request: RoutingRequest) -> RoutingDecision | None:
-    """Chooses the next workers in turn among those with room."""
+    """Returns the decision for the workers whose turn it is among those with room; None if there are none."""
     turn = snapshot.turn
     options = [Option("local", d.id) for d in local_ways(snapshot, request)]
     if options:

@@ -1,4 +1,4 @@
-"""What a request carries beside its tokens and sampling: whose it is, how urgent, until when, on which adapter.
+"""The context of a request beside its tokens and sampling: its caller's key, priority, deadline, SLOs and adapter.
 
 Knows nothing of prompts, workers or HTTP. It is made once, of a call's body and its caller, and handed on whole.
 """
@@ -14,9 +14,9 @@ from baton.router.access.keys import ApiKey
 class RequestContext(msgspec.Struct, frozen=True):
     """Holds the context of one call, shared by all of its prompts and choices.
 
-    ``deadline`` is on the router's monotonic clock; SLOs are in seconds, 0 for none. ``asked_id`` is the caller's
-    own name for the call and not unique. ``session`` names the conversation that this is a turn of, or is "".
-    ``retained``: the caller hints that it will use the prefix again.
+    ``deadline`` is on the router's monotonic clock; SLOs are in seconds, 0 for none. A lower ``priority`` is
+    sooner. ``asked_id`` is the caller's own id of the call and not unique. ``session`` names the conversation that
+    the call belongs to, or is "". ``retained``: the caller hints that it will use the prefix again.
     """
 
     adapter_id: str = ""
@@ -33,16 +33,16 @@ class RequestContext(msgspec.Struct, frozen=True):
 
     @property
     def tenant(self) -> str:
-        """Returns the tenant whose key was used; empty where keys are not asked for."""
+        """Returns the tenant of the caller's key; "" where keys are not required."""
         return self.key.tenant if self.key else ""
 
     @property
     def has_slo(self) -> bool:
-        """Returns whether the request or its class asks for a time to first token or a time per token."""
+        """Returns whether there is a TTFT or TPOT SLO, the request's own or its class's."""
         return bool(self.slo_ttft_s or self.slo_tpot_s)
 
     def of_caller(self, caller: Caller) -> RequestContext:
-        """Returns this context with the caller's identity, rights and headers laid over the body's wishes."""
+        """Returns this context, made of a call's body, with the caller's key, headers and rights applied."""
         return msgspec.structs.replace(
             self,
             tenant_salt=caller.salted(self.tenant_salt),
@@ -55,7 +55,7 @@ class RequestContext(msgspec.Struct, frozen=True):
         )
 
     def with_slos(self, ttft_s: float, tpot_s: float) -> RequestContext:
-        """Returns this context with these SLOs in seconds where it names none of its own."""
+        """Returns this context with the given SLOs, in seconds, in place of missing ones."""
         ttft, tpot = self.slo_ttft_s or ttft_s, self.slo_tpot_s or tpot_s
         if (ttft, tpot) == (self.slo_ttft_s, self.slo_tpot_s):
             return self

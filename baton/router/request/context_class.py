@@ -1,6 +1,6 @@
-"""Which context class a request is of, by the length of its prompt.
+"""Context classes: requests classed by the length of their prompt, or by adapter.
 
-Knows nothing of queues or workers: a class is a name for metrics and for the queue it waits in.
+Knows nothing of queues or workers: a class is a label for metrics and a queue.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from baton.router.request.request import RouterRequest
 
 
 class ContextClassLike(Protocol):
-    """Describes a class as the config names it; ``max_tokens`` 0 takes the rest."""
+    """Declares a context class as the config has it."""
 
     @property
     def name(self) -> str:
@@ -24,25 +24,27 @@ class ContextClassLike(Protocol):
 
     @property
     def max_tokens(self) -> int:
-        """Returns the most prompt tokens of the class, inclusive."""
+        """Returns the most prompt tokens of the class, inclusive; 0: no limit."""
 
     @property
     def slo_ttft_s(self) -> float:
-        """Returns the TTFT SLO in seconds of requests that name none; 0: none."""
+        """Returns the default TTFT SLO in seconds, for requests that give none; 0: none."""
 
     @property
     def slo_tpot_s(self) -> float:
-        """Returns the SLO per output token in seconds of requests that name none; 0: none."""
+        """Returns the default SLO in seconds per output token, for requests that give none; 0: none."""
 
     @property
     def adapters(self) -> Sequence[str]:
-        """Returns the names of the adapters that the class is bound to; none: it takes requests on any."""
+        """Returns the names of the adapters whose requests the class takes; empty: requests on any adapter or
+        none.
+        """
 
 
 class ContextClass(msgspec.Struct, frozen=True):
-    """Describes prompts of at most ``max_tokens`` tokens; 0 takes the rest. SLOs in seconds, 0: none.
+    """Describes the class of prompts of at most ``max_tokens`` tokens (0: no limit). SLOs are in seconds, 0: none.
 
-    A class with ``adapters`` takes requests on these alone, and takes them before classes without.
+    A class with ``adapters`` takes only requests on these, and takes precedence over classes without.
     """
 
     name: str
@@ -53,7 +55,10 @@ class ContextClass(msgspec.Struct, frozen=True):
 
 
 class ContextClasses:
-    """Tags prompts by classes in rising order; the last one takes whatever is longer."""
+    """Classes prompts by their length and adapter; ``classes`` come in rising order of ``max_tokens``.
+
+    Raises ConfigError for another order, or if every class is bound to adapters.
+    """
 
     def __init__(self, classes: Iterable[ContextClassLike]) -> None:
         every = [ContextClass(c.name, c.max_tokens, c.slo_ttft_s, c.slo_tpot_s, tuple(c.adapters)) for c in classes]
@@ -68,11 +73,11 @@ class ContextClasses:
 
     @property
     def names(self) -> list[str]:
-        """Returns every class's name, shortest prompts first."""
+        """Returns every class's name: those bound to adapters, then the others, shortest prompts first."""
         return [c.name for c in (*self._bound, *self._classes)]
 
     def tag(self, prompt_tokens: int, adapter: str = "") -> str:
-        """Returns the name of the class of a prompt of ``prompt_tokens``; see ``of``."""
+        """Returns the name of the class that ``of`` returns for a prompt's length and adapter name."""
         return self.of(prompt_tokens, adapter).name
 
     def tag_of(self, request: RouterRequest) -> str:
@@ -80,9 +85,9 @@ class ContextClasses:
         return self.tag(len(request.token_ids), name_of(request.context.adapter_id))
 
     def of(self, prompt_tokens: int, adapter: str = "") -> ContextClass:
-        """Returns the first class that ``prompt_tokens`` fits in, or the last, with its SLOs.
+        """Returns the first class whose ``max_tokens`` the prompt fits, else the last.
 
-        Classes bound to ``adapter`` (a name) come first; a prompt that fits none of them is any other's.
+        Classes bound to ``adapter`` (a name) are tried first.
         """
         for bound in self._bound:
             if adapter in bound.adapters and (not bound.max_tokens or prompt_tokens <= bound.max_tokens):

@@ -1,4 +1,4 @@
-"""Where a router takes time and randomness from. Knows nothing of requests; tests give it clocks of their own."""
+"""The router's sources of time and randomness, which tests replace."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import msgspec
 
 
 class Environment(msgspec.Struct, frozen=True):
-    """Gives time and randomness: ``clock`` in monotonic seconds, ``wall_clock`` in seconds since 1970,
-    ``entropy(n)`` n bytes.
+    """Gives time and randomness: ``clock`` monotonic seconds, ``wall_clock`` Unix seconds, ``entropy(n)`` n random
+    bytes.
     """
 
     clock: Callable[[], float] = time.monotonic
@@ -19,7 +19,7 @@ class Environment(msgspec.Struct, frozen=True):
     entropy: Callable[[int], bytes] = os.urandom
 
     def new_id(self) -> str:
-        """Returns a unique id of 24 hex digits; a caller's own id is only echoed, since two calls may carry it."""
+        """Returns a new unique request id of 24 hex digits."""
         return self.entropy(12).hex()
 
     def new_seed(self) -> int:

@@ -1,10 +1,9 @@
-"""What the surfaces (REST, gRPC) hand to dispatch, and the stream they get back for each choice.
+"""The request that API surfaces hand to dispatch, and the stream that they get back for each choice.
 
 Knows nothing of workers, policies, text or HTTP: ids in, runs of ids out.
 
-    open ──push──> [waiting runs] ──async for──> surface
-              │                         │
-              └─ emitted: every id once └─ cancel(reason): the surface's only way back
+open ──push──> [waiting runs] ──async for──> surface; ``emitted`` has every id once; cancel(reason) is the surface's
+only way back.
 """
 
 from __future__ import annotations
@@ -27,10 +26,10 @@ HOLD_TIMES, HOLD_MOST_S = 4, 0.025  # behind, a run is held that often the delay
 
 
 class RouterRequest(msgspec.Struct, frozen=True):
-    """Describes one validated prompt of a call, to be answered ``n`` times. ``sampling.seed`` is filled in.
+    """Describes one validated prompt of a call, to be answered ``n`` times; ``sampling.seed`` is filled in.
 
-    ``context``, ``pin`` (the weights that answer) and ``prediction`` (the answer that the caller expects) are
-    shared by all prompts of the caller's call.
+    ``context``, ``pin`` (the version of the weights that answers) and ``prediction`` (token ids of the answer that
+    the caller expects) are shared by all prompts of the call.
     """
 
     request_id: str
@@ -44,9 +43,9 @@ class RouterRequest(msgspec.Struct, frozen=True):
 
 
 class ServedModel(msgspec.Struct, frozen=True):
-    """Describes a model that some worker serves now, as the surfaces must know it.
+    """Describes a model that workers serve; lengths are in tokens.
 
-    ``has_text``: it is a checkpoint with a tokenizer of its own, and not a paced engine, whose tokens are bytes.
+    ``has_text``: it has a tokenizer of its own, unlike a paced engine, whose tokens are bytes.
     """
 
     model_id: str
@@ -57,11 +56,12 @@ class ServedModel(msgspec.Struct, frozen=True):
 
 
 class ChoiceSummary(msgspec.Struct):
-    """Tells what became of a choice. True at any time, complete once its stream ended.
+    """Summarizes a choice; correct at any time, complete once its stream has ended.
 
-    ``stations``: "queue", "prefill", "transfer", "decode", "ttft", … in seconds, each by one process's clock. SLOs
-    are the request's own or its class's; ``trace_id`` is set where its trace is kept. ``chain``: the hashes of the
-    prompt's full blocks in a row (cluster.prefix_index.truncated), where telemetry wants them.
+    ``stations``: seconds by name ("queue", "prefill", "transfer", "decode", "ttft", …), each by one process's
+    clock. ``way`` is "local" or "prefill". SLOs are in seconds, the request's own or its class's. ``pooled`` is
+    float32 little-endian. ``trace_id`` is set if the trace is kept. ``chain``: the concatenated hashes of the
+    prompt's full blocks (cluster.prefix_index.truncated), if telemetry wants them.
     """
 
     prompt_tokens: int
@@ -85,15 +85,15 @@ class ChoiceSummary(msgspec.Struct):
     chain: bytes = b""
 
     def took(self, station: Station) -> None:
-        """Adds a station's seconds; a second visit (a retry) adds up."""
+        """Adds a station's seconds to those of earlier visits (a retry adds up)."""
         self.stations[station.name] = self.stations.get(station.name, 0.0) + station.seconds
 
 
 class ChoiceStream:
     """Streams runs of one choice's tokens, each output index exactly once and in order.
 
-    Iterate it to its end, or ``cancel`` it: one of the two must happen, else its pages stay leased. Errors of the
-    tree (protos/errors.py) are raised by the iteration; runs that came before them are given out first.
+    Iterate it to its end, or ``cancel`` it: otherwise its KV pages stay leased. Iterating raises the BatonError
+    that ended the choice, after the runs that came before it.
     """
 
     def __init__(self, choice: int, summary: ChoiceSummary, clock: Callable[[], float] = time.monotonic) -> None:
@@ -157,11 +157,9 @@ class ChoiceStream:
             self._wake.set_result(None)
 
     def cancel(self, reason: str) -> None:
-        """Stops the choice now ("client_gone", "stop_string", "deadline", "shutdown").
+        """Stops the choice now ("client_gone", "stop_string", "deadline", "shutdown"); idempotent, doesn't wait.
 
-        Idempotent; nothing to await.
-
-        A reader that goes on iterating gets ``Cancelled``. After the end it does nothing.
+        A reader that goes on iterating gets ``Cancelled``. After the stream's end it does nothing.
         """
         if not self._ended:
             self.cancel_reason = reason
@@ -172,22 +170,23 @@ class ChoiceStream:
 
     @property
     def ended(self) -> bool:
-        """Returns whether nothing more will be pushed."""
+        """Returns whether no more runs will be pushed."""
         return self._ended
 
     @property
     def error(self) -> BatonError | None:
-        """Returns the error that ended the choice early."""
+        """Returns the error that ended the choice early; None if there is none."""
         return self._error
 
     def on_cancel(self, callback: Callable[[], object]) -> None:
-        """Sets what ``cancel`` calls, once at most."""
+        """Sets the function that ``cancel`` calls, once at most."""
         self._on_cancel = callback
 
     def push(self, run: TokenRun) -> int:
-        """Takes ``run``, less the indices that were emitted before; returns how many tokens were new.
+        """Appends ``run`` without the tokens that were emitted before; returns the number of new tokens.
 
-        One with a finish_reason ends the stream: the summary must be complete by then.
+        A run with a finish_reason ends the stream: the summary must be complete by then. Raises BatonError if
+        tokens are missing before it.
         """
         if self._ended:
             return 0
@@ -209,14 +208,14 @@ class ChoiceStream:
         return len(fresh.token_ids)
 
     def fail(self, error: BatonError) -> None:
-        """Ends the stream with ``error``, unless it ended already."""
+        """Ends the stream with ``error``, unless it has ended already."""
         if not self._ended:
             self._ended, self._error = True, error
             self._tell()
 
 
 class ServingBackend(Protocol):
-    """Says what the surfaces need of dispatch. ``router.dispatch.dispatcher.Dispatcher`` is the real one."""
+    """Declares what API surfaces need of dispatch; ``router.dispatch.dispatcher.Dispatcher`` implements it."""
 
     def open(self, request: RouterRequest) -> list[ChoiceStream]:
         """Opens one stream per choice.
@@ -225,14 +224,20 @@ class ServingBackend(Protocol):
         """
 
     def models(self) -> tuple[ServedModel, ...]:
-        """Returns what the workers serve, by id; a model stays for some minutes after its last worker went."""
+        """Returns the models that workers serve, by id; a model stays for some minutes after its last worker
+        left.
+        """
 
     def ready(self) -> bool:
-        """Returns whether some worker could write an answer now."""
+        """Returns whether some worker could answer a request now."""
 
 
 def unseen(run: TokenRun, emitted: int) -> TokenRun | None:
-    """Returns ``run`` without its first ``emitted - run.output_index`` tokens; None when that leaves no news."""
+    """Returns ``run`` without the tokens before output index ``emitted``; None if no token or finish_reason is
+    left.
+
+    Raises BatonError if ``run`` begins after ``emitted``, because outputs between are missing.
+    """
     seen = emitted - run.output_index
     if seen == 0:
         return run
@@ -250,7 +255,7 @@ def unseen(run: TokenRun, emitted: int) -> TokenRun | None:
 
 
 def joined(runs: list[TokenRun]) -> TokenRun:
-    """Joins consecutive runs to one."""
+    """Returns consecutive runs as one."""
     ids = tuple(i for run in runs for i in run.token_ids)
     logprobs = tuple(p for run in runs for p in run.logprobs)
     last = runs[-1]

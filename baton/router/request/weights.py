@@ -1,11 +1,11 @@
-"""The weights that a call is answered on: one set for all of its choices, from the first token to the last.
+"""The version of the weights that a call is answered on: one for all of its choices, from the first token to the
+last.
 
-Knows nothing of workers' links, queues or policies. Under one model name two sets can be served at once, while a
-checkpoint or a quantization is rolled out: an answer that began on one set is never continued on another.
+Knows nothing of workers' links, queues or policies. Under one model name two versions can be served at once, while
+a checkpoint or a quantization is rolled out: an answer that began on one is never continued on the other.
 
-    free ──hold──> held by the placed choices ──fix (something was written)──> fixed for the rest of the call
-      ^                     │
-      └── the last hold ends┘   nothing was written yet: the call may begin anew on any weights
+free ──hold──> held by the placed choices ──fix (a token was emitted)──> fixed for the rest of the call; when the
+last hold ends before any token, the pin is free again.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from baton.protos.nouns import WorkerInfo
 
 
 class WeightsId(NamedTuple):
-    """Identifies what decides an answer besides the request: the weights, quantization included, and KV's
-    fidelity.
+    """Identifies a version of the weights that decide an answer: their fingerprint, quantization included, and the
+    fidelity of the KV cache.
     """
 
     fingerprint: str
@@ -28,25 +28,25 @@ class WeightsId(NamedTuple):
 
 
 def weights_of(info: WorkerInfo) -> WeightsId:
-    """Returns what decides the tokens that decode worker ``info`` writes."""
+    """Returns the version of weights, and KV fidelity, that decode worker ``info`` answers with."""
     return WeightsId(info.fingerprint, info.layout.fidelity)
 
 
 class PinShare:
-    """Holds a placed choice's part in a pin. ``close`` ends it; calling it again does nothing."""
+    """Holds one placed choice's share of a pin until ``close``."""
 
     def __init__(self, pin: WeightsPin) -> None:
         self._pin: WeightsPin | None = pin
 
     def close(self) -> None:
-        """Ends the choice's part in the pin."""
+        """Ends the choice's share of the pin. Idempotent."""
         pin, self._pin = self._pin, None
         if pin is not None:
             pin.let_go()
 
 
 class WeightsPin:
-    """Pins one call to one set of weights: None while any will do."""
+    """Pins one call to one version of the weights; ``weights`` is None while any may answer."""
 
     def __init__(self) -> None:
         self.weights: WeightsId | None = None
@@ -54,22 +54,22 @@ class WeightsPin:
         self._holders = 0
 
     def allows(self, info: WorkerInfo) -> bool:
-        """Returns whether the call may be answered by ``info``."""
+        """Returns whether the call may be answered by decode worker ``info``."""
         return self.weights is None or self.weights == weights_of(info)
 
     def hold(self, weights: WeightsId) -> PinShare:
-        """Pins the call to ``weights`` while the returned hold lasts."""
+        """Pins the call to ``weights`` until the returned share is closed, or for good once fixed."""
         assert self.weights in (None, weights)
         self.weights = weights
         self._holders += 1
         return PinShare(self)
 
     def fix(self) -> None:
-        """Pins the call for good, because a part of its answer is known. Idempotent."""
+        """Pins the call for good to the weights held now, because a part of its answer is emitted. Idempotent."""
         self.fixed = self.weights is not None
 
     def let_go(self) -> None:
-        """Ends one hold (called by Hold alone)."""
+        """Ends one share; the last one unpins the call unless it is fixed. Called by PinShare only."""
         self._holders -= 1
         if not self._holders and not self.fixed:
             self.weights = None

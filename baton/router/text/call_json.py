@@ -1,7 +1,8 @@
-"""One JSON value that holds calls, read as it comes: ``{"name": …, "arguments": {…}}`` or an array of them.
+"""Incremental parser of one JSON value that holds tool calls: ``{"name": …, "arguments": {…}}`` or an array of
+them.
 
-Knows nothing of what stands around the value. Arguments go out as they are written; a call's name always comes
-before its arguments, which wait for it where the model writes them first.
+Knows nothing of what stands around the value. Arguments are emitted as they arrive; a call's name is always emitted
+before its arguments, which are held back if the model writes them first.
 """
 
 from __future__ import annotations
@@ -16,9 +17,9 @@ _CLOSES = {"}": "{", "]": "["}
 
 
 class CallParser:
-    """Reads one JSON value that names a call.
+    """Parses one JSON value of tool calls incrementally; ``first_index`` is the first call's index.
 
-    ``done`` after its last character, ``broken`` where it can't be a call's JSON.
+    ``done`` is set after its last character, ``broken`` where it can't be the JSON of a call.
     """
 
     def __init__(self, first_index: int = 0) -> None:
@@ -30,7 +31,7 @@ class CallParser:
         self._begin_call()
 
     def push(self, text: str) -> tuple[list[Event], str]:
-        """Returns events, and what of ``text`` lies behind the value (or where it broke)."""
+        """Returns the events of ``text``, and the part of ``text`` after the value (or from where it broke on)."""
         events: list[Event] = []
         for at, char in enumerate(text):
             if self.done or self.broken:
@@ -51,7 +52,7 @@ class CallParser:
 
     @property
     def passed(self) -> bool:
-        """Returns whether the value that was just read, of a call's own key, is a whole object or array."""
+        """Returns whether the last character completed an object or array that is the value of a call's own key."""
         return self._value_end is not None
 
     @property

@@ -1,6 +1,7 @@
-"""Which models are served and what the surfaces must know of each: limits, text side, default sampling.
+"""The catalog of served models and what API surfaces need of each: limits, tokenizer and template, default
+sampling.
 
-Knows nothing of workers: what is served comes from ``models``, where a model's files lie from ``sources``.
+Knows nothing of workers: ``models`` says what is served, ``sources`` where a model's files are.
 """
 
 from __future__ import annotations
@@ -25,11 +26,11 @@ _DEFAULTED = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
 
 
 class ModelEntry(msgspec.Struct, frozen=True):
-    """Describes one served model, or an ``adapter`` on it. ``defaults`` are the sampling fields of the model's
-    generation_config.json.
+    """Describes one served model, or an ``adapter`` on it.
 
-    ``model_id`` is the model's own, also of an adapter. ``has_text``: its tokens stand for text, so that it can't
-    be served without its tokenizer.
+    ``model_id`` is the base model's, also for an adapter. ``created`` is Unix seconds. ``source`` is the directory
+    of the model's files, ``defaults`` the sampling fields of its generation_config.json. ``has_text``: its tokens
+    stand for text, so it can't be served without its tokenizer.
     """
 
     model_id: str
@@ -50,7 +51,10 @@ class ModelEntry(msgspec.Struct, frozen=True):
 
     @property
     def adapter_id(self) -> str:
-        """Returns the content that answers; "" for the model itself. Raises NoWorker before any worker read it."""
+        """Returns the id of the adapter's content; "" for a base model.
+
+        Raises NoWorker while no worker has read the content.
+        """
         if self.adapter is None:
             return ""
         if not self.adapter.digest:
@@ -59,38 +63,40 @@ class ModelEntry(msgspec.Struct, frozen=True):
 
 
 class AdapterSource(Protocol):
-    """Knows which adapters clients may name; ``router.adapters.registry.AdapterRegistry`` is the real one."""
+    """Knows which adapters clients may name; ``router.adapters.registry.AdapterRegistry`` implements it."""
 
     def served(self) -> Mapping[str, AdapterEntry]:
         """Returns the adapters by name."""
 
     def look(self) -> Awaitable[None]:
-        """Reads now what other routers may have changed."""
+        """Reads the changes of other routers now."""
 
     @property
     def is_complete(self) -> bool:
-        """Returns whether what other routers wrote was ever read; before, an unknown name may be an adapter's."""
+        """Returns whether other routers' changes were read at least once; before that, an unknown name may be an
+        adapter's.
+        """
 
 
 class NoAdapters:
-    """Stands in where a router serves models alone."""
+    """Implements AdapterSource for a router that serves base models only."""
 
     is_complete = True
 
     def served(self) -> Mapping[str, AdapterEntry]:
-        """Returns no adapter at all."""
+        """Returns no adapters."""
         return {}
 
     async def look(self) -> None:
-        """Does nothing, because nobody can have changed anything."""
+        """Does nothing, because there is nothing to read."""
 
 
 class ModelCatalog:
-    """Knows the models of ``models()`` by id, each with its files under ``sources[model_id]`` (None or absent: no
-    files).
+    """Knows the models of ``models()`` by id, and the adapters on them; ``sources`` gives the directory of a
+    model's files (None or absent: no files).
 
-    A model that was seen stays known, so that a request for one whose workers restart meets 503, not 404. Of
-    ``adapters`` a caller sees those that its tenant may use.
+    A model that was seen stays known, so that a request while its workers restart gets 503, not 404. A caller sees
+    only adapters that its tenant may use.
     """
 
     def __init__(
@@ -107,16 +113,16 @@ class ModelCatalog:
         self._texts: dict[str, TextModel] = {}
 
     def entries(self) -> list[ModelEntry]:
-        """Returns what is served now: models by id, then the adapters that the caller may use, by name."""
+        """Returns what is served now: models by id, then the adapters that the caller may use."""
         models = self._model_entries()
         return models + [found for entry in self._adapters.served().values() if (found := self._on(entry))]
 
     async def resolve(self, name: str, adapter: str = "") -> ModelEntry:
-        """Returns the entry of a model or an adapter by name; "" takes the only model, or what the caller's key is
-        bound to, which also answers for its own model. ``adapter`` names one on the model ``name``.
+        """Returns the entry of a model or adapter ``name``; "" means the only model, or the adapter that the
+        caller's key is bound to.
 
-        A name that is new to this router is looked for where other routers write. Raises ModelNotFound,
-        InvalidRequest, NoWorker.
+        ``adapter`` names one on model ``name``. An unknown name is looked up in the registry that routers share.
+        Raises ModelNotFound, InvalidRequest, NoWorker.
         """
         try:
             return self._named(name, adapter)
@@ -131,9 +137,9 @@ class ModelCatalog:
             raise NoWorker(text, retry_after_s=1.0) from None
 
     def find(self, name: str) -> ModelEntry:
-        """Returns the entry of a model or an adapter as far as this router knows by now; "" takes the only model.
+        """Returns the entry of a model or adapter that this router knows already; "" means the only model.
 
-        Raises ModelNotFound, InvalidRequest, NoWorker.
+        Raises ModelNotFound, InvalidRequest if a name is needed, NoWorker if no model is known yet.
         """
         models = self._model_entries()
         if not name:
@@ -149,13 +155,16 @@ class ModelCatalog:
         raise ModelNotFound(f"the model {name!r} is not served here; served: {names}", "model")
 
     def preload(self) -> None:
-        """Reads every tokenizer now (0.02–0.5 s each), so that no request waits for one. Raises CheckpointError."""
+        """Reads the tokenizers of all ``sources`` now (0.02–0.5 s each), so that no request waits for one.
+
+        Raises CheckpointError.
+        """
         for model_id, source in self._sources.items():
             if source is not None:
                 self._texts[model_id] = load_text(source, vocab_size=0)
 
     def text(self, entry: ModelEntry) -> TextModel:
-        """Returns the model's text side, loaded at the first call unless preloaded. Raises CheckpointError."""
+        """Returns the model's tokenizer and chat template, loaded on first use. Raises CheckpointError."""
         found = self._texts.get(entry.model_id)
         if found is None:
             if entry.source is None and entry.has_text:
@@ -228,7 +237,10 @@ class ModelCatalog:
 
 
 def generation_defaults(directory: Path | None) -> Json:
-    """Returns the sampling fields that generation_config.json sets. Raises CheckpointError naming the file."""
+    """Returns the sampling fields that ``directory``'s generation_config.json sets; {} without one.
+
+    Raises CheckpointError naming the file.
+    """
     path = directory / "generation_config.json" if directory else None
     if path is None or not path.is_file():
         return {}

@@ -1,4 +1,4 @@
-"""One chat answer's text -> what of it is thought, content and tool calls, as OpenAI's deltas.
+"""Parsing of a chat answer's text into reasoning, content and tool calls, as OpenAI's deltas.
 
 Knows nothing of ids, streams or which model wrote it.
 """
@@ -17,9 +17,10 @@ MessageDelta = Json
 
 
 class AnswerFormat(msgspec.Struct, frozen=True):
-    """Says how a call's answers are to be read; each of its choices gets parsers of its own.
+    """Says how a call's answers are parsed; each choice gets parsers of its own.
 
-    ``marks``: what stands in a text between thought, content and calls, and belongs to none of them.
+    ``marks``: markup between reasoning, content and calls that belongs to none of them. ``parallel`` False keeps
+    only the first call.
     """
 
     tools: Callable[[], ToolParser] | None = None
@@ -30,12 +31,12 @@ class AnswerFormat(msgspec.Struct, frozen=True):
     marks: tuple[str, ...] = ()
 
     def reader(self) -> ChatReader:
-        """Returns a reader for one choice."""
+        """Returns a new reader, for one choice."""
         return ChatReader(self)
 
 
 class ChatReader:
-    """Reads the text of one choice. ``calls`` counts the tool calls that have begun."""
+    """Parses the text of one choice; ``calls`` counts the tool calls that have begun."""
 
     def __init__(self, reading: AnswerFormat) -> None:
         self._reading = reading
@@ -44,14 +45,14 @@ class ChatReader:
         self.calls = 0
 
     def push(self, text: str) -> list[MessageDelta]:
-        """Returns the deltas that became certain with ``text``."""
+        """Returns the deltas that ``text``, the next part of the answer, makes certain."""
         if self._reasoning is None:
             return self._answer(text)
         thought, answer = self._reasoning.push(text)
         return self._thought(thought) + self._answer(answer)
 
     def flush(self) -> list[MessageDelta]:
-        """Returns the deltas that were held back, at the answer's end."""
+        """Returns the deltas that were held back; call it at the answer's end."""
         deltas: list[MessageDelta] = []
         if self._reasoning is not None:
             thought, answer = self._reasoning.flush()
@@ -59,11 +60,11 @@ class ChatReader:
         return deltas + self._deltas(self._tools.flush()) if self._tools else deltas
 
     def finish_reason(self, reason: str) -> str:
-        """Returns the finish reason: an answer that stopped after calls stopped for them."""
+        """Returns "tool_calls" for a choice that stopped after calls, else ``reason``."""
         return "tool_calls" if reason == "stop" and self.calls else reason
 
     def message(self, text: str) -> MessageDelta:
-        """Returns the whole ``text`` as a message."""
+        """Returns the whole answer ``text`` as OpenAI's message object."""
         message: MessageDelta = {"role": "assistant", "content": None, "refusal": None}
         for delta in self.push(text) + self.flush():
             for key in ("content", "reasoning_content"):

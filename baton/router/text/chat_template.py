@@ -1,4 +1,4 @@
-"""A conversation -> the text a model was trained to continue, by the model's own Jinja template.
+"""Rendering of conversations as prompts, by the model's own Jinja chat template.
 
 Knows nothing of tokens or requests. Semantics are Hugging Face's (transformers, ``apply_chat_template``):
 sandboxed, blocks trimmed, ``raise_exception``, ``strftime_now``, ``tojson`` without HTML escapes, loop controls.
@@ -41,7 +41,10 @@ class _Generation(Extension):
 
 
 class ChatTemplate:
-    """Renders one compiled template with the model's special tokens, which templates name."""
+    """Renders one compiled chat template; ``names`` are the variables that it reads.
+
+    ``special_tokens`` maps names such as "bos_token" to their text. Raises CheckpointError if it doesn't compile.
+    """
 
     def __init__(self, source: str, special_tokens: Mapping[str, str] | None = None) -> None:
         self.source = source
@@ -61,9 +64,9 @@ class ChatTemplate:
         tools: Sequence[Mapping[str, Any]] | None = None,
         documents: Sequence[Mapping[str, Any]] | None = None,
     ) -> str:
-        """Returns the prompt's text; ``switches`` are the template's own (enable_thinking, …).
+        """Returns the prompt's text; ``switches`` are variables of the template's own (enable_thinking, …).
 
-        Raises InvalidRequest where the template refuses the conversation.
+        Raises InvalidRequest if the template refuses the conversation.
         """
         ours = {"messages": messages, "tools": tools, "documents": documents, **self._special}
         try:
@@ -74,9 +77,10 @@ class ChatTemplate:
             raise InvalidRequest(f"the model's chat template can't render this: {error}", "messages") from None
 
     def render_open(self, messages: Sequence[ChatMessage], *rest: Any) -> str:
-        """Renders without a generation prompt, up to the end of the last message's content.
+        """Returns the prompt's text up to the end of the last message's content, for an answer that continues it.
 
-        The way is transformers' (``continue_final_message``). Raises InvalidRequest where content is dropped.
+        ``rest`` are ``render``'s switches, tools and documents. Follows transformers' ``continue_final_message``.
+        Raises InvalidRequest if the template drops part of the content.
         """
         content: str = messages[-1]["content"]
         opened = [*messages[:-1], {**messages[-1], "content": content + OPEN_END}]
@@ -89,8 +93,10 @@ class ChatTemplate:
 
 
 def load_chat_template(directory: Path) -> ChatTemplate | None:
-    """Returns the template of a model directory (chat_template.jinja, or in tokenizer_config.json); None without
-    one.
+    """Returns the chat template of a model directory (chat_template.jinja, tokenizer_config.json or
+    chat_template.json); None without one.
+
+    Raises CheckpointError.
     """
     config = _read_json(directory / "tokenizer_config.json")
     source = _source(directory, config)

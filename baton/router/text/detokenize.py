@@ -1,4 +1,4 @@
-"""Token ids -> text as they come: no half characters, and stop strings seen across the borders of pieces.
+"""Incremental detokenization: no partial characters, and stop strings found across the borders of pieces.
 
 Knows nothing of models, requests or streams.
 """
@@ -16,16 +16,16 @@ MAX_HELD_TOKENS = 16  # tokens held for an unfinished character, because none is
 
 
 class Detokenizer(Protocol):
-    """Writes the text of one choice, piece by piece; the pieces joined are the whole text."""
+    """Declares the detokenizer of one choice; the pieces that it returns join to the whole text."""
 
     def push(self, token_id: int) -> str:
-        """Returns the text that became certain with ``token_id``; may be empty."""
+        """Returns the text that ``token_id`` makes certain; may be ""."""
 
     def push_all(self, token_ids: Sequence[int]) -> str:
-        """Returns the text that became certain with several tokens."""
+        """Returns the text that several tokens make certain."""
 
     def flush(self) -> str:
-        """Returns what was still held back; incomplete characters become U+FFFD."""
+        """Returns the text that was held back; incomplete characters become U+FFFD."""
 
 
 class ByteDetokenizer:
@@ -38,23 +38,23 @@ class ByteDetokenizer:
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
 
     def push(self, token_id: int) -> str:
-        """Returns whole characters only; bytes of an unfinished one wait."""
+        """Returns the characters that ``token_id`` completes; bytes of an incomplete one are held back."""
         return self._utf8.decode(self._token_bytes(token_id))
 
     def push_all(self, token_ids: Sequence[int]) -> str:
-        """Decodes several tokens in one call."""
+        """Returns the characters that several tokens complete."""
         return self._utf8.decode(b"".join(map(self._token_bytes, token_ids)))
 
     def flush(self) -> str:
-        """Returns the unfinished character, replaced."""
+        """Returns U+FFFD for a character that stayed incomplete, else ""."""
         return self._utf8.decode(b"", final=True)
 
 
 class WindowDetokenizer:
-    """Detokenizes any other vocabulary: decodes a short window twice, with and without the new tokens.
+    """Detokenizes any vocabulary: decodes a short window of tokens twice, with and without the new ones.
 
-    ``context`` holds ids before the first one, where the text continues them: a leading space that a decoder strips
-    at the start of a text is kept then. The way of Text Generation Inference and vLLM.
+    ``context`` holds the ids before the first one if the text continues them: then a leading space, which a decoder
+    strips at the start of a text, is kept. Follows Text Generation Inference and vLLM.
     """
 
     def __init__(self, decode: Callable[[Sequence[int]], str], context: Sequence[int] = ()) -> None:
@@ -63,7 +63,7 @@ class WindowDetokenizer:
         self._held: list[int] = []
 
     def push(self, token_id: int) -> str:
-        """Returns text once it doesn't end in the middle of a character."""
+        """Returns the text since the last push that returned any; "" while it ends within a character."""
         self._held.append(token_id)
         text = self._fresh()
         if text.endswith(REPLACEMENT) and len(self._held) < MAX_HELD_TOKENS:
@@ -71,11 +71,11 @@ class WindowDetokenizer:
         return self._settle(text)
 
     def push_all(self, token_ids: Sequence[int]) -> str:
-        """Pushes tokens one by one: what is certain depends on where each ends."""
+        """Returns the text of several tokens, pushed one by one."""
         return "".join(map(self.push, token_ids))
 
     def flush(self) -> str:
-        """Returns what is held, as the decoder gives it."""
+        """Returns the text of the tokens held back, incomplete characters as the decoder gives them."""
         return self._settle(self._fresh()) if self._held else ""
 
     def _fresh(self) -> str:
@@ -88,7 +88,10 @@ class WindowDetokenizer:
 
 
 class StopStrings:
-    """Lets text through up to the first stop string; holds back a tail that may be the start of one."""
+    """Passes text on up to the first stop string; holds back a tail that may be the beginning of one.
+
+    ``include``: the stop string itself is passed on, too.
+    """
 
     def __init__(self, stops: Sequence[str], include: bool = False) -> None:
         self._matchers = tuple(map(_Matcher, stops))
@@ -96,7 +99,7 @@ class StopStrings:
         self._tail = ""
 
     def push(self, text: str) -> tuple[str, bool]:
-        """Returns the text that may go out, and whether a stop string ended it."""
+        """Returns the text to pass on, and whether a stop string ended it."""
         held = len(self._tail)
         found = [(held + at, len(m.stop)) for m in self._matchers if (at := m.push(text)) is not None]
         text = self._tail + text
@@ -110,11 +113,11 @@ class StopStrings:
 
     @property
     def held(self) -> str:
-        """Returns the tail that waits."""
+        """Returns the tail that is held back."""
         return self._tail
 
     def flush(self) -> str:
-        """Returns the held tail, of which no stop string came."""
+        """Returns the tail that was held back and forgets it, because it begins no stop string."""
         tail, self._tail = self._tail, ""
         for matcher in self._matchers:
             matcher.matched = 0

@@ -1,4 +1,4 @@
-"""How a model makes one vector of a text, as its sentence-transformers files say: pooling, and prompts by name.
+"""How a model makes one vector of a text, by its sentence-transformers files: pooling, and named prompts.
 
 Knows nothing of requests or workers.
 """
@@ -18,10 +18,11 @@ MODES = {"pooling_mode_mean_tokens": "mean", "pooling_mode_lasttoken": "last"}
 
 
 class EmbeddingStyle(msgspec.Struct, frozen=True):
-    """Holds the pooling, empty where a model asks for ``unknown`` one, and the texts before a text, by name.
+    """Holds a model's pooling and its named prompts, texts that are put before an input.
 
-    ``default_prompt`` is the name of what a text without one gets, empty for nothing. ``skips_prompt``: the model
-    pools over the text alone.
+    ``unknown`` names a pooling that isn't supported, else "". ``default_prompt`` is the name of the prompt for
+    inputs that name none, "" for no prompt. ``skips_prompt``: the model pools over the input without the prompt,
+    which isn't supported.
     """
 
     pooling: str = "mean"
@@ -31,14 +32,20 @@ class EmbeddingStyle(msgspec.Struct, frozen=True):
     skips_prompt: bool = False
 
     def pools(self, asked: str | None) -> str:
-        """Returns the pooling of a request. Raises InvalidRequest where the model's own isn't computed here."""
+        """Returns the pooling of a request that asks for ``asked``, None for the model's own.
+
+        Raises InvalidRequest if the model's own isn't supported.
+        """
         if asked is None and self.unknown:
             text = f"this model pools by {self.unknown}, which isn't computed here: give pooling mean or last"
             raise InvalidRequest(text, "pooling")
         return asked or self.pooling
 
     def prompt(self, name: str | None) -> str:
-        """Returns what stands before a text. Raises InvalidRequest naming the choices for an unknown name."""
+        """Returns the text of prompt ``name``, None for the default prompt; "" for none.
+
+        Raises InvalidRequest for an unknown name, or if the model pools without its prompts.
+        """
         name = self.default_prompt if name is None else name
         if name and name not in self.prompts:
             known = ", ".join(sorted(self.prompts)) or "none"
@@ -56,8 +63,10 @@ class _Prompts(msgspec.Struct):
 
 
 def embedding_style(directory: Path | None) -> EmbeddingStyle:
-    """Returns what ``directory``'s files say, the mean without prompts where there are none. Raises
-    CheckpointError.
+    """Returns the style that ``directory``'s sentence-transformers files describe; mean pooling without prompts if
+    there are none.
+
+    Raises CheckpointError for a malformed file.
     """
     modes = _read(directory, POOLING, dict[str, object]) or {}
     asked = [name for name, value in modes.items() if name.startswith("pooling_mode_") and value is True]

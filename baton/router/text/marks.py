@@ -1,4 +1,4 @@
-"""A mark in text that comes in pieces: what is before it goes on, a tail that may be its beginning waits.
+"""Splitting of text that arrives in pieces at a mark; a tail that may be the mark's beginning is held back.
 
 Knows nothing of what a mark means.
 """
@@ -9,7 +9,7 @@ from baton.router.text.detokenize import StopStrings
 
 
 class MarkSplitter:
-    """Splits text at the first of ``marks``."""
+    """Splits text that arrives in pieces at the first of ``marks``."""
 
     def __init__(self, *marks: str) -> None:
         self._marks = marks
@@ -17,7 +17,7 @@ class MarkSplitter:
         self._behind = ""
 
     def push(self, text: str) -> tuple[str, str | None]:
-        """Returns the text before a mark, and what follows the mark: None while none came."""
+        """Returns the text before a mark, and the text after it, None while no mark has come."""
         tail = self._stops.held
         released, found = self._stops.push(text)
         if not found:
@@ -26,5 +26,5 @@ class MarkSplitter:
         return released[: -len(mark)], (tail + text)[len(released) :]
 
     def flush(self) -> str:
-        """Returns the text that waited for the rest of a mark."""
+        """Returns the text that was held back as a mark's possible beginning."""
         return self._stops.flush()

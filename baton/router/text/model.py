@@ -1,4 +1,4 @@
-"""One model's text side: prompt -> ids, ids -> text. Long texts are tokenized off the event loop.
+"""One model's tokenizer and chat template; long texts are tokenized off the event loop.
 
 Knows nothing of REST, gRPC, sampling or workers.
 """
@@ -31,13 +31,13 @@ class TextModel:
         self._threads = ThreadPoolExecutor(max_workers=2, thread_name_prefix="tokenize")
 
     async def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        """Returns the ids of any text."""
+        """Returns the token ids of a text, computed in a thread if it is over INLINE_CHARS."""
         return await self._run(len(text) <= INLINE_CHARS, self.tokenizer.encode, text, add_special_tokens)
 
     async def encode_prompt(self, text: str, add_special_tokens: bool = True, param: str = "prompt") -> list[int]:
-        """Returns the ids of a prompt to continue.
+        """Returns the token ids of a prompt to continue.
 
-        Raises InvalidRequest for an empty one, though a model may add a token.
+        Raises InvalidRequest, naming ``param``, for an empty text, even if the model would add a special token.
         """
         if not text:
             raise InvalidRequest(f"{param} is empty: give at least one token", param)
@@ -50,9 +50,9 @@ class TextModel:
         switches: Mapping[str, object] | None = None,
         continues: bool = False,
     ) -> list[int]:
-        """Returns the ids of a conversation; the template writes the special tokens itself.
+        """Returns the token ids of a conversation; special tokens come from the template only.
 
-        Raises as ``render_chat``.
+        Parameters and errors are ``render_chat``'s.
         """
         text = self.render_chat(messages, add_generation_prompt, switches, continues=continues)
         return await self.encode(text, add_special_tokens=False)
@@ -66,10 +66,10 @@ class TextModel:
         documents: Sequence[Mapping[str, object]] | None = None,
         continues: bool = False,
     ) -> str:
-        """Returns a conversation's text, see ``ChatTemplate``; ``continues`` leaves its last message open at the
-        end.
+        """Returns a conversation as prompt text, see ``ChatTemplate.render``; ``continues`` leaves the last message
+        open at its end.
 
-        Raises InvalidRequest without a template.
+        Raises InvalidRequest without a template, or if the template refuses the conversation.
         """
         if self._template is None:
             raise InvalidRequest("this model has no chat template: use /v1/completions", "messages")
@@ -78,31 +78,31 @@ class TextModel:
         return self._template.render(messages, add_generation_prompt, switches, tools, documents)
 
     def hides(self, mark: str) -> bool:
-        """Returns whether a text that leaves special tokens out leaves out (part of) ``mark``."""
+        """Returns whether skipping special tokens would remove ``mark``, or a part of it, from a text."""
         ids = self.tokenizer.encode(mark, add_special_tokens=False)
         return any(not self.tokenizer.token_bytes(i, skip_special_tokens=True) for i in ids)
 
     @property
     def template_names(self) -> frozenset[str]:
-        """Names that the chat template reads."""
+        """Returns the names of the variables that the chat template reads."""
         return self._template.names if self._template else frozenset()
 
     @property
     def template_source(self) -> str:
-        """Returns the chat template as it was written; empty for none."""
+        """Returns the chat template's source; "" without a template."""
         return self._template.source if self._template else ""
 
     async def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
-        """Returns the text of ``ids``, whole."""
+        """Returns the text of ``ids``, decoded in a thread if they are over INLINE_IDS."""
         return await self._run(len(ids) <= INLINE_IDS, self.tokenizer.decode, ids, skip_special_tokens)
 
     def token_names(self, ids: Sequence[int]) -> list[str]:
-        """Returns each token as logprobs name it; a token that comes again is not worded again."""
+        """Returns the text of each token as logprobs show it."""
         names = {token_id: token_name(self.tokenizer.token_bytes(token_id)) for token_id in set(ids)}
         return [names[token_id] for token_id in ids]
 
     def detokenizer(self, context: Sequence[int] = (), skip_special_tokens: bool = True) -> Detokenizer:
-        """Returns a detokenizer for one choice, see ``Tokenizer.detokenizer``."""
+        """Returns a detokenizer for one choice whose text continues the token ids ``context``."""
         return self.tokenizer.detokenizer(context, skip_special_tokens)
 
     async def _run(self, inline: bool, work: Callable[..., _T], *args: object) -> _T:
@@ -112,7 +112,11 @@ class TextModel:
 
 
 def load_text(directory: Path | None, vocab_size: int, special: Sequence[int] = ()) -> TextModel:
-    """Returns the text side of a model directory; bytes without one (the paced engine). Raises CheckpointError."""
+    """Returns the tokenizer and chat template of a model directory. Raises CheckpointError.
+
+    None: one token per byte, for the paced engine, with ids below ``vocab_size`` and ``special`` ids that end a
+    text.
+    """
     if directory is None:
         return TextModel(ByteTokenizer(vocab_size, special), ChatTemplate(PLAIN))
     return TextModel(HfTokenizer(directory / "tokenizer.json"), load_chat_template(directory))

@@ -1,8 +1,8 @@
-"""Words a query and a document as Qwen3-Reranker was trained to read them (https://arxiv.org/abs/2506.05176).
+"""Prompts and scores of Qwen3-Reranker for a query and a document (https://arxiv.org/abs/2506.05176).
 
-Knows nothing of workers. The model answers "yes" or "no", and how likely it is to say yes is the document's score.
-A prompt is what is before the pair, the pair and what is behind it, each tokenized by itself, so that equal queries
-share cached blocks.
+Knows nothing of workers. The model answers "yes" or "no", and the probability of "yes" is the document's score. A
+prompt's beginning, the pair and the prompt's end are tokenized separately, so that equal queries share cached
+blocks.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ TURN = "<|im_start|>"
 
 
 class Room(msgspec.Struct, frozen=True):
-    """Holds the most tokens of a prompt, and of a document in it; None for as many as fit.
+    """Limits the tokens of a prompt, and of the document in it (None: as many as fit).
 
-    ``query`` names the field that a question comes from, for errors.
+    ``query`` names the request's field of the query, for errors.
     """
 
     prompt: int
@@ -36,7 +36,7 @@ class Room(msgspec.Struct, frozen=True):
 
 
 class JudgePrompt(msgspec.Struct, frozen=True):
-    """Holds the ids before and behind a pair, and those of the two verdicts."""
+    """Holds the token ids before and after a pair, and those of the answers "yes" and "no"."""
 
     before: tuple[int, ...]
     behind: tuple[int, ...]
@@ -44,8 +44,10 @@ class JudgePrompt(msgspec.Struct, frozen=True):
     no: int
 
     async def prompt(self, text: TextModel, asked: tuple[str, str], document: str, most: Room) -> list[int]:
-        """Returns the ids of ``asked``, an instruction and a query, with a document, which loses its end where it
-        has more than there is room for. Raises ContextTooLong where the question alone takes it all.
+        """Returns the prompt's token ids for ``asked``, (instruction, query), and a document, whose end is cut to
+        fit ``most``.
+
+        Raises ContextTooLong if instruction and query leave no room for the document.
         """
         instruction, query = asked
         question = f"<Instruct>: {instruction}\n<Query>: {query}\n<Document>: "
@@ -60,13 +62,16 @@ class JudgePrompt(msgspec.Struct, frozen=True):
         return [*self.before, *ids[:room], *self.behind]
 
     def score(self, found: TokenLogprobs) -> float:
-        """Returns how likely yes is, of yes and no, by the likelihoods of ``(yes, no)``."""
+        """Returns the probability of "yes" among "yes" and "no", from the logprobs in ``found.top``."""
         by_id = {each.token_id: each.logprob for each in found.top}
         return 1.0 / (1.0 + math.exp(min(by_id[self.no] - by_id[self.yes], 700.0)))
 
 
 def judge_of(text: TextModel, model: str) -> JudgePrompt:
-    """Returns how ``model`` is asked for verdicts. Raises InvalidRequest where its tokenizer can't say them."""
+    """Returns the prompt frame for ``model``.
+
+    Raises InvalidRequest if its tokenizer lacks single tokens for "yes" and "no".
+    """
 
     def ids(of: str) -> list[int]:
         return text.tokenizer.encode(of, add_special_tokens=False)

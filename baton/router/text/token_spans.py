@@ -1,6 +1,6 @@
-"""Which tokens wrote which part of an answer, where readers have taken its text apart.
+"""Assignment of tokens to the parts of an answer into which its text was parsed.
 
-Knows nothing of thoughts, calls or JSON: parts come in the text's order, and marks stand between them.
+Knows nothing of reasoning, calls or JSON: parts come in the text's order, and marks stand between them.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ class _Span(msgspec.Struct, frozen=True):
 
 
 class TokenSpans:
-    """Knows tokens by their place in the text; ``shown`` gives what a token adds to it. Without logprobs: nothing.
+    """Knows which bytes of the text each token wrote; ``shown`` returns the bytes that a token id adds to it.
 
-    ``undivided``: the text is one part, so that all tokens are its own, wherever a tokenizer puts them.
+    Without logprobs every part has no tokens. ``undivided``: the text is one part, which gets all tokens.
     """
 
     def __init__(self, shown: Callable[[int], bytes], marks: Sequence[str] = (), undivided: bool = False) -> None:
@@ -37,7 +37,7 @@ class TokenSpans:
         self._waiting: deque[_Span] = deque()
 
     def add(self, text: str, tokens: Iterable[TokenLogprobs]) -> None:
-        """Adds text and tokens; the text may lag behind."""
+        """Adds the next text and tokens; the text may lag behind the tokens."""
         for entry in tokens:
             begin, self._written = self._written, self._written + len(self._shown(entry.chosen.token_id))
             self._waiting.append(_Span(begin, self._written, entry))
@@ -46,8 +46,9 @@ class TokenSpans:
             self._align()
 
     def take(self, part: str) -> list[TokenLogprobs]:
-        """Returns the tokens that wrote ``part``, which stands after all that was taken; a token belongs to one
-        part.
+        """Returns the tokens that wrote ``part``, the next part of the text; [] if it isn't found in the text.
+
+        A token belongs to one part only.
         """
         if not self._waiting:
             return []

@@ -1,4 +1,4 @@
-"""Text <-> token ids of one model: its tokenizer.json, or bytes where it has none.
+"""Conversion of text to token ids and back, by a model's tokenizer.json, or by bytes where it has none.
 
 Knows nothing of chat, requests or event loops. ``encode`` may run in any thread (the Rust side drops the GIL).
 """
@@ -22,23 +22,25 @@ _BYTE_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")
 
 
 class Tokenizer(Protocol):
-    """Turns text into ids and back."""
+    """Converts text to token ids and back."""
 
     def encode(self, text: str, add_special_tokens: bool) -> list[int]:
-        """Returns the ids of ``text``; special tokens that occur in it are taken as such."""
+        """Returns the token ids of ``text``; special tokens written in it are recognized."""
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
-        """Returns the text of ``ids``, whole."""
+        """Returns the text of the token ids."""
 
     def token_bytes(self, token_id: int, skip_special_tokens: bool = False) -> bytes:
-        """Returns what one token adds to the text, which may be part of a character; empty for an unknown id."""
+        """Returns the bytes that one token adds to the text, perhaps a part of a character; b"" for an unknown
+        id.
+        """
 
     def detokenizer(self, context: Sequence[int] = (), skip_special_tokens: bool = True) -> Detokenizer:
-        """Returns a detokenizer for one choice whose text continues ``context``."""
+        """Returns a detokenizer for one choice whose text continues the token ids ``context``."""
 
 
 class HfTokenizer:
-    """Reads a tokenizer.json, through the ``tokenizers`` library. Raises CheckpointError when it can't be read."""
+    """Converts by a tokenizer.json, with the ``tokenizers`` library. Raises CheckpointError if it can't be read."""
 
     def __init__(self, path: Path) -> None:
         try:
@@ -52,12 +54,12 @@ class HfTokenizer:
         self._byte_level = _decoder_type(self._tokenizer) == "ByteLevel"
 
     def encode(self, text: str, add_special_tokens: bool) -> list[int]:
-        """Encodes a text as a batch of one: unlike the library's ``encode``, that drops the GIL."""
+        """Returns the token ids of ``text``, computed without holding the GIL."""
         [encoding] = self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)
         return encoding.ids
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
-        """Decodes ids as the library does."""
+        """Returns the text of the token ids, decoded by the library."""
         return self._tokenizer.decode(ids, skip_special_tokens=skip_special_tokens)
 
     def token_bytes(self, token_id: int, skip_special_tokens: bool = False) -> bytes:
@@ -70,23 +72,25 @@ class HfTokenizer:
         return _byte_level_bytes(token) if self._byte_level else _spelled_bytes(token)
 
     def detokenizer(self, context: Sequence[int] = (), skip_special_tokens: bool = True) -> Detokenizer:
-        """Returns a detokenizer: by bytes where the vocabulary allows, else by a window."""
+        """Returns a detokenizer: by bytes for a byte-level vocabulary, else by a window of tokens."""
         if self._byte_level:
             return ByteDetokenizer(lambda i: self.token_bytes(i, skip_special_tokens))
         return WindowDetokenizer(lambda ids: self.decode(ids, skip_special_tokens), context)
 
 
 class ByteTokenizer:
-    """Serves a model without a tokenizer (the paced engine): an id below 256 is that byte, others read ``<id>``."""
+    """Converts for a model without a tokenizer (the paced engine): an id below 256 is that byte, others read
+    ``<id>``.
+    """
 
     def __init__(self, vocab_size: int, special: Sequence[int] = ()) -> None:
         self._vocab_size = vocab_size
         self._special = frozenset(special)
 
     def encode(self, text: str, add_special_tokens: bool) -> list[int]:
-        """Encodes a text as its UTF-8 bytes.
+        """Returns the UTF-8 bytes of ``text`` as ids.
 
-        Raises InvalidRequest where the vocabulary has fewer ids than bytes.
+        Raises InvalidRequest if a byte is not in the vocabulary.
         """
         ids = list(text.encode())
         if ids and max(ids) >= self._vocab_size:
@@ -97,11 +101,11 @@ class ByteTokenizer:
         return ids
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
-        """Joins the bytes; what isn't UTF-8 is replaced."""
+        """Returns the text of the ids' bytes; invalid UTF-8 is replaced by U+FFFD."""
         return b"".join(self.token_bytes(i, skip_special_tokens) for i in ids).decode(errors="replace")
 
     def token_bytes(self, token_id: int, skip_special_tokens: bool = False) -> bytes:
-        """Returns one byte, or a readable stand-in."""
+        """Returns the id's byte, ``<id>`` for an id from 256 on, b"" for a special one that is skipped."""
         if skip_special_tokens and token_id in self._special:
             return b""
         return bytes([token_id]) if token_id < BYTES else f"<{token_id}>".encode()
@@ -112,7 +116,7 @@ class ByteTokenizer:
 
 
 def token_name(token: bytes) -> str:
-    """A token as text in logprobs; one that isn't UTF-8 by itself as OpenAI writes it: ``bytes:\\xe4\\xbd``."""
+    """Returns a token as text for logprobs; one that isn't UTF-8 by itself as OpenAI writes it: ``bytes:\\xe4\\xbd``."""
     try:
         return token.decode()
     except UnicodeDecodeError:

@@ -1,4 +1,6 @@
-"""What the router reads of the roster; ``cluster.membership.PolledRoster`` is one. Knows nothing of Redis."""
+"""The interface by which the router reads the roster of workers; ``cluster.membership.PolledRoster`` implements
+it.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
-"""The cost-first lane: answers batch jobs' requests when nobody waits, and goes on where another router stopped.
+"""Background answering of batch jobs: their requests run while no interactive request waits in the queue.
 
-Knows nothing of HTTP. One task finds jobs and claims them by a lease; each line is one low-priority request.
+Knows nothing of HTTP. One task finds jobs and claims each by a lease in the store; another router continues a job
+whose router stopped. Each line is one low-priority request.
 """
 
 from __future__ import annotations
@@ -40,7 +41,10 @@ T = TypeVar("T")
 
 
 class BatchLane:
-    """Answers batches when nobody else waits: ``queued`` gives the requests that wait for a place."""
+    """Answers batch jobs while nobody else waits: ``queued`` returns how many requests wait for a worker.
+
+    ``owner`` is this router's id in the leases.
+    """
 
     def __init__(
         self, service: GenerationService, store: BatchStore, owner: str, queued: Callable[[], int]
@@ -49,7 +53,9 @@ class BatchLane:
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        """Works while the block runs; what is unfinished then is another router's at once."""
+        """Answers jobs while the block runs; at its end gives back the leases, so that another router may
+        continue.
+        """
         task = asyncio.create_task(self._run(), name="batch lane")
         try:
             yield
@@ -77,7 +83,9 @@ class BatchLane:
         heed_cancel()
 
     async def work(self, job_id: str) -> None:
-        """Answers a job's lines, unless another router has it; stops where another one takes it over."""
+        """Answers a job's lines and closes it, unless another router holds its lease; stops if the lease is
+        lost.
+        """
         asked_at, tasks = asyncio.get_running_loop().time(), list[asyncio.Task[None]]()
         claiming = asyncio.create_task(self._store.claim(job_id, self._owner, LEASE_S))
         try:

@@ -1,4 +1,4 @@
-"""A batch's input: one request per line of JSON, checked before any is run; and one line's answer.
+"""Lines of a batch's input file, one JSON request each: parsing them, and answering one.
 
 Knows nothing of stores or lanes. https://platform.openai.com/docs/api-reference/batch/request-input
 """
@@ -31,7 +31,7 @@ CALLS: dict[str, tuple[type, Callable[..., Awaitable[PreparedCall]]]] = {
 
 
 class BatchLine(msgspec.Struct, frozen=True):
-    """Describes one request of a batch."""
+    """Describes one request of a batch, as OpenAI's input file has it."""
 
     custom_id: str
     method: str
@@ -40,7 +40,10 @@ class BatchLine(msgspec.Struct, frozen=True):
 
 
 def read_lines(content: bytes, endpoint: str) -> tuple[list[BatchLine], list[Json]]:
-    """Returns every request, and what is wrong with the file: nothing runs when anything is."""
+    """Parses a batch's input file; returns its requests and its errors (MAX_TOLD at most, as JSON objects).
+
+    Run none of the requests if there are errors.
+    """
     lines: list[BatchLine] = []
     errors: list[Json] = []
     seen: set[str] = set()
@@ -57,9 +60,9 @@ def read_lines(content: bytes, endpoint: str) -> tuple[list[BatchLine], list[Jso
 
 
 async def answer_line(service: GenerationService, line: BatchLine, request_id: str) -> tuple[Json, bool]:
-    """Returns the response of one request as a batch's output has it, and whether it is a good one.
+    """Answers one line; returns its entry in the batch's output file, and whether the status is 200.
 
-    Raises what trying again later may mend (Overloaded, Unavailable, QuotaExceeded).
+    Raises errors that may pass if tried again later (Overloaded, Unavailable, QuotaExceeded).
     """
     kind, prepare = CALLS[line.url]
     try:

@@ -1,6 +1,6 @@
-"""OpenAI's Files and Batch endpoints over REST: a file of requests in, a file of answers out, when there is room.
+"""OpenAI's Files and Batch endpoints over REST: upload a file of requests, get a file of answers.
 
-Knows nothing of how a request is answered (``batch_lane``). A tenant sees its own files and jobs only.
+Knows nothing of how a request is answered (``batch.lane``). A tenant sees its own files and jobs only.
 """
 
 from __future__ import annotations

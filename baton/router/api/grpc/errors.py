@@ -1,6 +1,7 @@
-"""Errors of the tree -> gRPC's rich error model (google.rpc.Status in the trailers, AIP-193).
+"""Converts errors to gRPC's rich error model (google.rpc.Status in the trailers, AIP-193).
 
-Knows nothing of the services that raise them. What isn't of the tree is INTERNAL; its details stay in the log.
+Knows nothing of the services that raise them. An exception that is no BatonError becomes the status of a plain
+BatonError; its details stay in the log.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ log = logging.getLogger(__name__)
 
 @asynccontextmanager
 async def grpc_errors(context: grpc.aio.ServicerContext) -> AsyncIterator[None]:
-    """Ends the call with the right status when the block raises."""
+    """Ends the call of ``context`` with the right gRPC status if the block raises."""
     try:
         yield
     except BatonError as error:
@@ -38,8 +39,8 @@ async def grpc_errors(context: grpc.aio.ServicerContext) -> AsyncIterator[None]:
 
 
 def rich_status(error: BatonError) -> status_pb2.Status:
-    """Returns ``error`` as google.rpc.Status: ErrorInfo, BadRequest where a field is named, RetryInfo, and our
-    WireError.
+    """Returns ``error`` as google.rpc.Status with details: ErrorInfo, BadRequest if a field is named, RetryInfo if
+    a retry time is known, and Baton's WireError.
     """
     details: list[Message] = [error_details_pb2.ErrorInfo(reason=error.label.upper(), domain=DOMAIN)]
     if error.param:

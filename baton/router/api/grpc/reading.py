@@ -1,4 +1,4 @@
-"""gRPC requests whose bytes are no message: INVALID_ARGUMENT, where grpc.aio itself would say UNKNOWN.
+"""gRPC requests whose bytes can't be decoded get INVALID_ARGUMENT, where grpc.aio itself would say UNKNOWN.
 
 Knows nothing of which messages there are.
 """
@@ -27,7 +27,7 @@ class _UnreadableMessage:
 
 
 def tolerant(handler: Any) -> Any:
-    """Returns ``handler`` so that it reads what it can, and ends the call with the reason otherwise; None stays
+    """Returns the gRPC method handler wrapped so that undecodable requests end with InvalidRequest; None for
     None.
     """
     if handler is None or handler.request_deserializer is None:

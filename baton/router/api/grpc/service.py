@@ -1,4 +1,4 @@
-"""The gRPC twin of the REST surface: ``baton.v1.Inference``, with deadlines and rich errors.
+"""The gRPC service ``baton.v1.Inference``: what the REST surface offers, with deadlines and rich errors.
 
 Knows nothing of workers or policies. A cancelled or expired call cancels its coroutine, which closes the answer.
 """
@@ -34,13 +34,13 @@ ROLES = ("system", "user", "assistant", "tool")
 
 
 class InferenceService(pb_grpc.InferenceServicer):
-    """Serves ``baton.v1.Inference``: one method per rpc; each is validate, do, answer."""
+    """Serves ``baton.v1.Inference``, one method per rpc; a BatonError becomes the call's rich status."""
 
     def __init__(self, service: GenerationService) -> None:
         self._service = service
 
     async def Generate(self, request: pb.GenerateRequest, context: Context) -> pb.GenerateResponse:
-        """Answers with the whole generation."""
+        """Generates, and returns all choices with the usage once they have ended."""
         async with grpc_errors(context):
             generation, text = await self._prepared(request, context)
             with open_answer(self._service, generation, text) as answer:
@@ -49,7 +49,7 @@ class InferenceService(pb_grpc.InferenceServicer):
     async def GenerateStream(
         self, request: pb.GenerateRequest, context: Context
     ) -> AsyncIterator[pb.GenerateChunk]:
-        """Pieces as they come; the last chunk has the usage."""
+        """Generates, yielding pieces as they come; the last chunk has the usage."""
         async with grpc_errors(context):
             generation, text = await self._prepared(request, context)
             with open_answer(self._service, generation, text) as answer:
@@ -57,7 +57,7 @@ class InferenceService(pb_grpc.InferenceServicer):
                     yield chunk
 
     async def Tokenize(self, request: pb.TokenizeRequest, context: Context) -> pb.TokenizeResponse:
-        """Turns text into ids."""
+        """Returns the token ids of a text, and the model's context length in tokens."""
         async with grpc_errors(context):
             entry = await self._service.catalog.resolve(request.model)
             await self._service.quotas.charge_tokenizer(entry, len(request.text) // CHARS_PER_TOKEN)
@@ -65,7 +65,7 @@ class InferenceService(pb_grpc.InferenceServicer):
             return pb.TokenizeResponse(ids=ids, max_model_len=entry.max_model_len)
 
     async def Detokenize(self, request: pb.DetokenizeRequest, context: Context) -> pb.DetokenizeResponse:
-        """Turns ids into text, special tokens included."""
+        """Returns the text of token ids, special tokens included."""
         async with grpc_errors(context):
             entry = await self._service.catalog.resolve(request.model)
             await self._service.quotas.charge_tokenizer(entry, len(request.ids))
@@ -75,7 +75,7 @@ class InferenceService(pb_grpc.InferenceServicer):
             return pb.DetokenizeResponse(text=text)
 
     async def ListModels(self, request: pb.ListModelsRequest, context: Context) -> pb.ListModelsResponse:
-        """Lists the models that are served now."""
+        """Lists the models and adapters that are served now."""
         async with grpc_errors(context):
             entries = self._service.catalog.entries()
             cards = [pb.ModelCard(id=e.name, max_model_len=e.max_model_len, parent=parent_of(e)) for e in entries]
@@ -117,12 +117,12 @@ class InferenceService(pb_grpc.InferenceServicer):
 
 
 def parent_of(entry: ModelEntry) -> str:
-    """Returns the model that an adapter is on; "" for a model."""
+    """Returns the id of the base model of an adapter's entry; "" for a base model."""
     return entry.model_id if entry.adapter is not None else ""
 
 
 def require_short(message: Message) -> None:
-    """Raises InvalidRequest where a list or a map of ``message`` is longer than any may be."""
+    """Raises InvalidRequest if a list or map directly in ``message`` has over MAX_LISTED entries."""
     for field, value in message.ListFields():
         if field.is_repeated:
             check_count(field.name, len(value), MAX_LISTED)

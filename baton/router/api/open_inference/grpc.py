@@ -1,6 +1,6 @@
 """The Open Inference Protocol over gRPC: ``inference.GRPCInferenceService``, Triton's streaming included.
 
-Knows nothing of what tensors mean (``open_inference``).
+Knows nothing of what tensors mean (``open_inference.tensors``).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _CONTENTS = {
 
 
 class OpenInferenceService(pb_grpc.GRPCInferenceServiceServicer):
-    """Serves ``inference.GRPCInferenceService``: one method per rpc; each is read, do, answer."""
+    """Serves ``inference.GRPCInferenceService``, one method per rpc."""
 
     def __init__(self, service: GenerationService) -> None:
         self._service = service
@@ -42,11 +42,11 @@ class OpenInferenceService(pb_grpc.GRPCInferenceServiceServicer):
         return pb.ServerLiveResponse(live=True)
 
     async def ServerReady(self, request: pb.ServerReadyRequest, context: Context) -> pb.ServerReadyResponse:
-        """Answers whether a request could be placed now."""
+        """Answers whether a request could be given to a worker now."""
         return pb.ServerReadyResponse(ready=self._service.serving.ready())
 
     async def ModelReady(self, request: pb.ModelReadyRequest, context: Context) -> pb.ModelReadyResponse:
-        """Answers whether the model is served now; an unknown one is not."""
+        """Answers whether the model is served now; false for an unknown model or version."""
         is_known = request.version in ("", oip.VERSION)
         return pb.ModelReadyResponse(ready=is_known and oip.served(self._service, request.name))
 
@@ -57,7 +57,7 @@ class OpenInferenceService(pb_grpc.GRPCInferenceServiceServicer):
         return pb.ServerMetadataResponse(**oip.server_metadata())
 
     async def ModelMetadata(self, request: pb.ModelMetadataRequest, context: Context) -> pb.ModelMetadataResponse:
-        """Answers with a model's tensors."""
+        """Answers with the names, datatypes and shapes of a model's input and output tensors."""
         async with grpc_errors(context):
             oip.require_version(request.version)
             return pb.ModelMetadataResponse(**oip.model_metadata(await self._service.catalog.resolve(request.name)))
@@ -72,7 +72,7 @@ class OpenInferenceService(pb_grpc.GRPCInferenceServiceServicer):
     async def ModelStreamInfer(
         self, requests: AsyncIterator[pb.ModelInferRequest], context: Context
     ) -> AsyncIterator[pb.ModelStreamInferResponse]:
-        """Answers each request in turn, in pieces; an error ends its request, not the stream."""
+        """Answers each request in turn, in pieces; an error ends that request, and the stream goes on."""
         async for request in requests:
             try:
                 async for response in self._pieces(request, context):

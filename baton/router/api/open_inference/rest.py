@@ -1,6 +1,7 @@
 """The Open Inference Protocol over REST, binary tensors and Triton's ``generate`` included.
 
-Knows nothing of what tensors mean (``open_inference``). Errors are ``{"error": "…"}``, as the protocol has them.
+Knows nothing of what tensors mean (``open_inference.tensors``). Errors are ``{"error": "…"}``, as the protocol has
+them.
 """
 
 from __future__ import annotations
@@ -34,7 +35,9 @@ Handler = Callable[[Request], Awaitable[Response]]
 
 
 class InferInput(Body):
-    """Describes one input tensor. ``data`` as JSON, or ``parameters.binary_data_size`` bytes behind the JSON."""
+    """Describes one input tensor: its values are in ``data``, or in ``parameters.binary_data_size`` bytes after the
+    JSON.
+    """
 
     name: str
     datatype: str
@@ -44,7 +47,7 @@ class InferInput(Body):
 
 
 class InferOutput(Body):
-    """Names one output that is wanted."""
+    """Names one output tensor that the client wants; ``parameters.binary_data`` asks for it in binary."""
 
     name: str
     parameters: Json = {}
@@ -69,7 +72,7 @@ class GenerateBody(Body):
 
 
 def open_inference_routes(service: GenerationService) -> APIRouter:
-    """Returns the routes below ``/v2``."""
+    """Returns the routes below ``/v2`` of the Open Inference Protocol."""
     routes = APIRouter()
 
     @routes.get("/v2")

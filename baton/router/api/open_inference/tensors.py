@@ -1,4 +1,4 @@
-"""The Open Inference Protocol's tensors <-> a completion: what REST and gRPC of the protocol share.
+"""Conversion between the Open Inference Protocol's tensors and a completion, shared by REST and gRPC.
 
 Knows nothing of either. Tensors follow Triton's backends for language models: ``text_input`` in, ``text_output``
 out, ``sampling_parameters`` as JSON. Specification: https://github.com/kserve/open-inference-protocol
@@ -39,7 +39,10 @@ NOT_OURS = frozenset({"prompt", "stream", "stream_options", "model", "priority"}
 
 
 class Tensor(msgspec.Struct, frozen=True):
-    """Describes a tensor whose ``values`` are flattened; BYTES are ``bytes``."""
+    """Describes a tensor; ``values`` are flattened in row-major order, those of datatype BYTES are ``bytes``.
+
+    Raises InvalidRequest if the values don't fill ``shape``, or are too many.
+    """
 
     name: str
     datatype: str
@@ -59,7 +62,7 @@ MAX_DIMENSIONS = 8  # dimensions of an input's shape
 
 
 def unpacked(name: str, datatype: str, raw: bytes) -> list[Any]:
-    """Returns the values of a raw tensor: little-endian numbers, BYTES each after its length.
+    """Returns the values of a tensor in binary form: little-endian numbers, or BYTES each after its uint32 length.
 
     Raises InvalidRequest.
     """
@@ -76,14 +79,14 @@ def unpacked(name: str, datatype: str, raw: bytes) -> list[Any]:
 
 
 def packed(tensor: Tensor) -> bytes:
-    """Returns the raw form of ``tensor``."""
+    """Returns a tensor's values in binary form: little-endian numbers, or BYTES each after its uint32 length."""
     if tensor.datatype == "BYTES":
         return b"".join(struct.pack("<I", len(value)) + value for value in tensor.values)
     return np.array(tensor.values, DTYPES[tensor.datatype]).tobytes()
 
 
 def body_of(model: str, inputs: Sequence[Tensor], parameters: Mapping[str, object], stream: bool) -> CompletionBody:
-    """Returns the completion's body that a request asks for.
+    """Returns the completion body that input tensors and parameters ask for.
 
     Raises InvalidRequest naming the tensor or parameter.
     """
@@ -98,18 +101,26 @@ def body_of(model: str, inputs: Sequence[Tensor], parameters: Mapping[str, objec
 
 
 def completion_fields(parameters: Mapping[str, object]) -> Json:
-    """Returns those of ``parameters`` that the completion's body is to judge: to obey, to refuse or to ignore."""
+    """Returns the ``parameters`` that are validated as fields of a completion body: all but those that the protocol
+    itself sets.
+    """
     return {name: value for name, value in parameters.items() if name not in NOT_OURS}
 
 
 async def call_of(service: GenerationService, headers: Headers, body: CompletionBody, version: str) -> PreparedCall:
-    """Returns the validated call of a completion's body. Raises InvalidRequest, ModelNotFound."""
+    """Returns the validated call of a completion body.
+
+    Raises InvalidRequest, and ModelNotFound for a model or version.
+    """
     require_version(version)
     return await completion_call(service, headers, body)
 
 
 def outputs_of(completion: Json, wanted: Sequence[str]) -> list[Tensor]:
-    """Returns an answer (or a chunk of one) as tensors; ``wanted`` names some, empty all. Raises InvalidRequest."""
+    """Returns a completion (or a chunk of one) as tensors; ``wanted`` names the outputs, empty means all.
+
+    Raises InvalidRequest for an unknown name.
+    """
     choices, usage = completion["choices"], completion.get("usage") or {}
     texts = [choice["text"].encode() for choice in choices]
     reasons = [(choice["finish_reason"] or "").encode() for choice in choices]
@@ -128,13 +139,13 @@ def outputs_of(completion: Json, wanted: Sequence[str]) -> list[Tensor]:
 
 
 def require_version(version: str) -> None:
-    """Raises ModelNotFound for any but the only one."""
+    """Raises ModelNotFound unless ``version`` is "" or VERSION, the only one served."""
     if version not in ("", VERSION):
         raise ModelNotFound(f"version {version!r} is not served: there is {VERSION}", "version")
 
 
 def model_metadata(entry: ModelEntry) -> Json:
-    """Returns a model's tensors, as the protocol describes them."""
+    """Returns a model's metadata in the protocol's form: names, datatypes and shapes of inputs and outputs."""
 
     def tensors(known: Sequence[tuple[str, str, list[int]]]) -> list[Json]:
         return [{"name": name, "datatype": datatype, "shape": shape} for name, datatype, shape in known]
@@ -149,12 +160,12 @@ def model_metadata(entry: ModelEntry) -> Json:
 
 
 def server_metadata() -> Json:
-    """Returns the server's name, version and extensions."""
+    """Returns the server's name, version and extensions in the protocol's form."""
     return {"name": "baton", "version": product_version(), "extensions": list(EXTENSIONS)}
 
 
 def served(service: GenerationService, model: str) -> bool:
-    """Returns whether some worker serves ``model`` now."""
+    """Returns whether ``model`` is in the catalog and a request could be given to a worker now."""
     return service.serving.ready() and any(entry.name == model for entry in service.catalog.entries())
 
 

@@ -1,6 +1,7 @@
-"""OpenAI's ``best_of``: more answers are written than are given out, the likeliest per token are kept.
+"""OpenAI's ``best_of``: more answers are generated than are returned; those with the highest mean logprob are kept.
 
-Knows nothing of how an answer is worded: it wraps what words it. Nothing of it is streamed; usage counts all of it.
+Knows nothing of how an answer is worded: it wraps another shape. Nothing of it is streamed; usage counts all
+answers.
 """
 
 from __future__ import annotations
@@ -13,7 +14,9 @@ from baton.router.api.openai.shapes import Shape
 
 
 class BestOf:
-    """Words ``keep`` of each prompt's ``of`` choices, by rising index the likeliest first."""
+    """Wraps a response shape to return ``keep`` of each prompt's ``of`` choices, renumbered, the likeliest
+    first.
+    """
 
     always_closes = False
 
@@ -33,7 +36,7 @@ class BestOf:
         return self._shape.closing(usage)
 
     def whole(self, pieces: list[TextDelta], usage: Usage) -> Json:
-        """Returns the response with the best choices only."""
+        """Returns the wrapped shape's response with the best choices only."""
         answer = self._shape.whole(pieces, usage)
         kept = [answer["choices"][at] | {"index": index} for index, at in enumerate(self._best(pieces))]
         if not self._shows_logprobs:  # asked of the engine for our own sake
@@ -48,6 +51,6 @@ class BestOf:
 
 
 def mean_logprob(piece: TextDelta) -> float:
-    """Returns the mean log-probability per token; nothing written is as good as certain."""
+    """Returns the mean log-probability of the generated tokens; 0.0 (certain) for no tokens."""
     logprobs = [entry.chosen.logprob for entry in piece.logprobs]
     return sum(logprobs) / len(logprobs) if logprobs else 0.0

@@ -1,4 +1,4 @@
-"""The fields by which a client shapes how its conversation becomes a prompt, and the prompt's text.
+"""Fields by which a client shapes how its conversation becomes a prompt, and the rendering of that prompt.
 
 Knows nothing of sampling or answers: ``/v1/chat/completions`` and ``/tokenize`` share it.
 """
@@ -27,9 +27,9 @@ USUAL = "medium"
 
 
 class ConversationBody(ToolsBody):
-    """Declares how a conversation becomes a prompt.
+    """Declares the fields that decide how a conversation becomes a prompt.
 
-    ``continue_final_message``: the last message is left open, and the answer goes on with it.
+    ``continue_final_message``: the last message is left open, and the answer continues it.
     """
 
     add_generation_prompt: bool | None = None
@@ -52,7 +52,11 @@ class ConversationBody(ToolsBody):
     def render(
         self, text: TextModel, messages: Sequence[ConversationMessage], effort_param: str = "reasoning_effort"
     ) -> str:
-        """Returns the prompt's text. Raises InvalidRequest for what the model's template can't say."""
+        """Returns the conversation as prompt text, by the model's chat template.
+
+        Raises InvalidRequest for what the template doesn't support; ``effort_param`` names the effort field in
+        errors.
+        """
         continues = bool(self.continue_final_message)
         if continues and messages[-1].content is None:
             why = "the final message has no content: there is nothing to continue"

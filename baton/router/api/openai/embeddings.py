@@ -1,7 +1,7 @@
-"""OpenAI's ``/v1/embeddings``: a text's hidden state as one vector of length 1.
+"""OpenAI's ``/v1/embeddings``: a text's pooled hidden state as one vector of length 1.
 
-Knows nothing of models. An embedding takes the way of any request that writes one token: the prompt's pooled state
-comes back beside it, and the token is dropped.
+Knows nothing of models. An embedding is a request that generates one token: the prompt's pooled state comes back
+beside it, and the token is dropped.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ INLINE_FLOATS = 16_384  # written on the loop
 class EmbeddingsBody(TruncatedBody):
     """Describes the body of POST /v1/embeddings.
 
-    ``pooling``: the mean of all tokens' states or the last token's; without it as the model's own files say, the
-    mean where they don't. ``prompt_name``: which of the model's prompts stands before each text.
+    ``pooling``: the mean of all tokens' hidden states or the last token's; by default what the model's files say,
+    else the mean. ``prompt_name``: which of the model's named prompts is put before each text.
     """
 
     surface: ClassVar[str] = "embeddings"

@@ -1,4 +1,4 @@
-"""The turns of a conversation as clients send them, and as chat templates want them.
+"""Messages of a conversation as clients send them, converted to what chat templates take.
 
 Knows nothing of models or templates.
 """
@@ -32,12 +32,14 @@ def _content(value: object) -> str | None:
 
 
 def size_of(messages: Sequence[ConversationMessage]) -> int:
-    """Returns what rendering messages costs, in characters: their content, and some for each message."""
+    """Returns an estimate of the cost of rendering messages, in characters: their content, plus PER_MESSAGE
+    each.
+    """
     return sum(len(message.content or "") + PER_MESSAGE for message in messages)
 
 
 class TextPart(BaseModel):
-    """Describes a part of a message's content, as the OpenAPI document has it."""
+    """Describes a text part of a message's content, for the OpenAPI document."""
 
     type: Literal["text"]
     text: str
@@ -47,21 +49,21 @@ Content = Annotated[str | None, BeforeValidator(_content, json_schema_input_type
 
 
 class PastFunction(Body):
-    """Names a function that was called, with its arguments."""
+    """Names a function that an earlier answer called; ``arguments`` is JSON text."""
 
     name: str
     arguments: str = ""
 
 
 class PastCall(Body):
-    """Describes a call that an earlier answer made."""
+    """Describes a tool call that an earlier answer made."""
 
     id: str | None = None
     type: Literal["function"] = "function"
     function: PastFunction
 
     def plain(self) -> Json:
-        """Returns the call as templates want it: arguments as an object where they are one."""
+        """Returns the call as chat templates take it; arguments that are valid JSON are decoded."""
         require_light(self.function.arguments, "messages")
         try:
             arguments = json.loads(self.function.arguments or "{}")
@@ -75,9 +77,9 @@ class PastCall(Body):
 
 
 class ConversationMessage(FailFastModel):
-    """Describes one turn of a conversation.
+    """Describes one message of a conversation.
 
-    Further keys (name, tool_call_id, …) go to the chat template as they are.
+    Further keys (name, tool_call_id, …) are passed to the chat template unchanged.
     """
 
     model_config = ConfigDict(strict=True, extra="allow", allow_inf_nan=False)
@@ -96,13 +98,11 @@ class ConversationMessage(FailFastModel):
 
     @property
     def hinted(self) -> bool:
-        """Returns whether the client marked the message, or a part of it, as one to be cached."""
+        """Returns whether the client marked the message, or a part of it, with ``cache_control``."""
         return bool(HINTS & (self.model_extra or {}).keys())
 
     def plain(self) -> Json:
-        """Returns the message as templates want it: text content, "developer" as the "system" that models were
-        trained with.
-        """
+        """Returns the message as chat templates take it: text content, and role "developer" changed to "system"."""
         role = "system" if self.role == "developer" else self.role
         rest = {name: value for name, value in (self.model_extra or {}).items() if name not in HINTS}
         if self.tool_calls:

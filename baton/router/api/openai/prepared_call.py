@@ -1,6 +1,7 @@
-"""One call of OpenAI's generation endpoints: a body -> what to generate and how to word the answer -> the response.
+"""One call of OpenAI's generation endpoints, from its body to the response: what to generate and how to word the
+answer.
 
-Knows nothing of routes or workers. ``headers`` are the request's; a batch has none.
+Knows nothing of routes or workers. ``headers`` are the HTTP request's; a batch line has none.
 """
 
 from __future__ import annotations
@@ -44,7 +45,9 @@ CHAT_NAMES = {"prompt": "messages", "logprobs": "top_logprobs"}
 
 
 class PreparedCall(msgspec.Struct, frozen=True):
-    """Holds a validated call that is ready to be opened. ``told``: headers of its answer."""
+    """Holds a validated call that is ready to be opened; ``shape`` words the answer, ``told`` are extra response
+    headers.
+    """
 
     generation: Generation
     text: TextModel
@@ -55,7 +58,10 @@ class PreparedCall(msgspec.Struct, frozen=True):
 
 
 async def completion_call(service: GenerationService, headers: Headers, body: CompletionBody) -> PreparedCall:
-    """Validates a call of ``/v1/completions``. Raises InvalidRequest, ModelNotFound."""
+    """Validates a call of ``/v1/completions`` and tokenizes its prompts.
+
+    Raises InvalidRequest, ModelNotFound, and what ``GenerationService.prepare`` raises.
+    """
     if not 1 <= len(body.prompt) <= service.limits.max_prompts:
         raise InvalidRequest(
             f"prompt has {len(body.prompt)} entries: give 1 to {service.limits.max_prompts}", "prompt"
@@ -90,7 +96,10 @@ async def completion_call(service: GenerationService, headers: Headers, body: Co
 
 
 async def chat_call(service: GenerationService, headers: Headers, body: ChatBody) -> PreparedCall:
-    """Validates a call of ``/v1/chat/completions``. Raises InvalidRequest, ModelNotFound."""
+    """Validates a call of ``/v1/chat/completions`` and tokenizes its prompt.
+
+    Raises InvalidRequest, ModelNotFound, and what ``GenerationService.prepare`` raises.
+    """
     names = dict(CHAT_NAMES)
     if body.max_completion_tokens is not None:
         names["max_tokens"] = "max_completion_tokens"
@@ -103,7 +112,10 @@ async def chat_call(service: GenerationService, headers: Headers, body: ChatBody
 async def chat_generation(
     service: GenerationService, headers: Headers, body: ChatBody, names: dict[str, str]
 ) -> tuple[Generation, TextModel, AnswerFormat]:
-    """Returns a conversation to answer, and how its answers are read; ``names`` renames fields in errors."""
+    """Validates a chat body; returns the Generation, the model's text functions, and how answers are parsed.
+
+    ``names`` maps our field names to the client's, for errors. Raises as ``chat_call`` does.
+    """
     entry = await service.catalog.resolve(body.model or "")
     text = service.catalog.text(entry)
     effort = names.get("reasoning_effort", "reasoning_effort")
@@ -199,7 +211,10 @@ def _ask(
 
 
 def timeout_s(headers: Headers) -> float | None:
-    """Returns the seconds that the client gives us, if it says so."""
+    """Returns the timeout in seconds that header TIMEOUT_HEADER gives, or None.
+
+    Raises InvalidRequest unless it is over 0.
+    """
     said = headers.get(TIMEOUT_HEADER)
     try:
         seconds = float(said) if said else None
@@ -211,8 +226,9 @@ def timeout_s(headers: Headers) -> float | None:
 
 
 async def respond(service: GenerationService, call: PreparedCall) -> Response:
-    """Returns the answer whole, or a stream whose first piece is already there: an error before it keeps its
-    status.
+    """Returns the HTTP response of a call: the whole answer as JSON, or an event stream.
+
+    A stream is returned once its first piece is there, so that an earlier error keeps its HTTP status.
     """
     if not call.body.stream:
         content, summary = await whole(service, call)
@@ -227,7 +243,7 @@ async def respond(service: GenerationService, call: PreparedCall) -> Response:
 
 
 async def whole(service: GenerationService, call: PreparedCall) -> tuple[Json, ChoiceSummary]:
-    """Returns the answer as one object, and how its first choice went."""
+    """Returns the unstreamed answer as a JSON object, and the summary of its first choice."""
     with open_answer(service, call.generation, call.text) as answer:
         parts: list[list[TextDelta]] = [[] for _ in range(answer.count)]
         async for piece in answer:
@@ -237,9 +253,7 @@ async def whole(service: GenerationService, call: PreparedCall) -> tuple[Json, C
 
 
 def is_scored(call: PreparedCall) -> bool:
-    """Returns whether tokens come back one by one: such an answer is as long as its prompt, times the
-    alternatives.
-    """
+    """Returns whether the answer lists single tokens (logprobs or token ids), which makes it large to encode."""
     sampling = call.generation.samplings[0]
     asked = sampling.logprobs is not None or sampling.prompt_logprobs is not None
     return asked or bool(call.body.return_token_ids)
@@ -263,7 +277,9 @@ async def _events(answer: AnswerStream, shape: Shape, body: GenerationBody) -> A
 
 
 def route_header(summary: ChoiceSummary) -> str:
-    """Words the way that a request took and its seconds at each station so far, for a person to read."""
+    """Returns the value of header ``x-baton-route``: a request's way, workers, attempts, cached tokens and its
+    seconds at each station so far.
+    """
     ways = {
         "way": summary.way,
         "class": summary.context_class,

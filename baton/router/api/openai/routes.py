@@ -1,6 +1,6 @@
 """OpenAI's generation endpoints over REST.
 
-Knows nothing of what a body means (``openai_calls``).
+Knows nothing of what a body means (``prepared_call``).
 """
 
 from __future__ import annotations

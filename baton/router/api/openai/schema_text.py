@@ -1,4 +1,4 @@
-"""A client's JSON schema as text, where it is short enough to be followed; what isn't is never written out.
+"""Writes a client's JSON schema as text, unless it is too long or too deep for a grammar.
 
 Knows nothing of grammars. A body may hold megabytes of schema: writing them takes the event loop a second, only for
 the text to be refused by its length.
@@ -17,12 +17,14 @@ TOO_DEEP = '{"not":' * MOST_DEEP + "{}" + "}" * MOST_DEEP
 
 
 def schema_text(schema: object) -> str:
-    """Returns ``schema`` as JSON, or ``TOO_LONG`` or ``TOO_DEEP`` in its place."""
+    """Returns ``schema`` as JSON text; for one too long or too deep, TOO_LONG or TOO_DEEP, which the grammar check
+    refuses.
+    """
     return refusal_of(schema) or json.dumps(schema, ensure_ascii=False)
 
 
 def refusal_of(schema: object) -> str:
-    """Returns ``TOO_LONG`` or ``TOO_DEEP`` where ``schema`` is, else an empty string; stops looking there."""
+    """Returns TOO_LONG or TOO_DEEP if ``schema`` is over MAX_GRAMMAR_BYTES or MOST_DEEP levels, else ""."""
     left, level = MAX_GRAMMAR_BYTES, [schema]
     for _ in range(MOST_DEEP):
         below: list[object] = []

@@ -1,7 +1,7 @@
-"""The bodies clients send, as types: OpenAI's fields and the extensions that vLLM's users know.
+"""Types of the bodies that clients send: OpenAI's fields and vLLM's extensions.
 
 Knows nothing of models, limits or ranges (``validate.py``). A wrong type is an error that names the field; a field
-whose effect we can't give is refused (``foreign_fields``), one that nobody knows is named in the answer's header.
+whose effect can't be given is refused (``foreign_fields``), an unknown one is named in a header of the response.
 """
 
 from __future__ import annotations
@@ -62,8 +62,8 @@ Stops = Annotated[list[str], BeforeValidator(_stops, json_schema_input_type=str 
 
 
 class StreamOptions(RequestBody):
-    """Says what a stream tells of its usage: one more chunk at the end, or each chunk's usage so far
-    (continuous).
+    """Describes ``stream_options``: whether a last chunk gives the usage, and whether each chunk gives the usage so
+    far.
     """
 
     inside: ClassVar[str] = "stream_options."
@@ -87,9 +87,7 @@ class Prediction(RequestBody):
 
 
 class SamplingBody(ConstrainedBody):
-    """Declares the fields that all bodies share: how tokens are chosen, where answers end, how they are queued and
-    cached.
-    """
+    """Declares fields that all generating bodies share: sampling, where answers end, priority and caching."""
 
     model: str | None = None
     temperature: float | None = None
@@ -143,7 +141,7 @@ class GenerationBody(SamplingBody, StructuredBody, TruncatedBody):
         return fields if grammar is None else fields | {"grammar": grammar[0]}
 
     def names(self) -> dict[str, str]:
-        """Returns the client's names of sampling fields, where they differ from ours."""
+        """Returns the client's names of sampling fields that differ from ours, by our names."""
         grammar = self.grammar()
         return {"max_drafts": MAX_DRAFTS_NAME} | ({} if grammar is None else {"grammar": grammar[1]})
 
@@ -154,17 +152,19 @@ class GenerationBody(SamplingBody, StructuredBody, TruncatedBody):
 
     @property
     def session(self) -> str:
-        """Returns the conversation that this is a turn of; empty for none."""
+        """Returns the client's id of the conversation that the request belongs to; "" for none."""
         return self.prompt_cache_key or self.session_id or ""
 
     @property
     def retained(self) -> bool:
-        """Returns whether the client hints that it will use the prompt's beginning again."""
+        """Returns whether the client hints, by prompt_cache_retention "24h", that it will reuse the prompt's
+        beginning.
+        """
         return self.prompt_cache_retention == LONG_RETENTION
 
     @property
     def include_usage(self) -> bool:
-        """Returns whether a stream ends with its usage."""
+        """Returns whether a stream's last chunk gives the usage."""
         return bool(self.stream_options and self.stream_options.include_usage)
 
     @property
@@ -203,27 +203,29 @@ class CompletionBody(GenerationBody):
 
     @property
     def keeps(self) -> int:
-        """Returns the choices of each prompt that are given out."""
+        """Returns the number of choices of each prompt that are returned to the client."""
         return 1 if self.n is None else self.n
 
     @property
     def picks(self) -> bool:
-        """Returns whether more answers are written than are given out."""
+        """Returns whether more answers are generated than are returned (``best_of`` over ``n``)."""
         return self.best_of is not None and self.best_of > self.keeps
 
     @property
     def prompt_only(self) -> bool:
-        """Returns whether nothing is to be written: the prompt comes back, with its logprobs where asked for."""
+        """Returns whether only the prompt is to be returned (``echo`` with max_tokens 0), with logprobs if asked
+        for.
+        """
         return bool(self.echo) and self.max_tokens == 0
 
     @property
     def answer_tokens(self) -> int:
-        """Returns the room that the answer takes in the context."""
+        """Returns the tokens of context to keep free for the answer: max_tokens or its default, at least 1."""
         return COMPLETION_TOKENS if self.max_tokens is None else max(1, self.max_tokens)
 
     def sampling(self) -> Json:
-        """Returns the sampling fields; ``logprobs`` is the number of alternatives, with ``echo`` the prompt's
-        too.
+        """Returns the sampling fields; ``logprobs`` is the number of alternatives per token, with ``echo`` also the
+        prompt's.
         """
         asked = 0 if self.picks and self.logprobs is None else self.logprobs
         fields = super().sampling() | ({} if asked is None else {"logprobs": asked})
@@ -257,7 +259,10 @@ class ChatBody(GenerationBody, ConversationBody):
         return self
 
     def grammar(self) -> tuple[Grammar, str] | None:
-        """Returns what the answer must match; a demanded tool call is a form of answer too."""
+        """Returns the grammar that the answer must match and the name of the field that asks for it, or None.
+
+        A demanded tool call is a grammar too. Raises InvalidRequest for more than one.
+        """
         asked, demanded = super().grammar(), self.demanded()
         if demanded is None:
             return asked
@@ -267,12 +272,14 @@ class ChatBody(GenerationBody, ConversationBody):
 
     @property
     def retained(self) -> bool:
-        """Returns whether the client hints that it will use the prompt's beginning again."""
+        """Returns whether the client hints, by prompt_cache_retention or a message's ``cache_control``, that it
+        will reuse the prompt's beginning.
+        """
         return super().retained or any(message.hinted for message in self.messages)
 
     @property
     def answer_tokens(self) -> int:
-        """Returns the room that the answer takes in the context, at least."""
+        """Returns the tokens of context to keep free for the answer: its max_tokens if given, at least 1."""
         return max(1, self.max_completion_tokens or self.max_tokens or 1)
 
     def sampling(self) -> Json:
@@ -284,8 +291,8 @@ class ChatBody(GenerationBody, ConversationBody):
 
 
 class TokenizeBody(ConversationBody):
-    """Describes the body of POST /tokenize: a prompt (with special tokens unless told) or a conversation (without
-    them).
+    """Describes the body of POST /tokenize: a prompt (special tokens are added by default) or a conversation (they
+    are not).
     """
 
     surface: ClassVar[str] = "tokenize"

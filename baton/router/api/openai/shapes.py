@@ -1,4 +1,5 @@
-"""Pieces of an answer -> the JSON objects of OpenAI's two generation endpoints, streamed and whole.
+"""Conversion of an answer's pieces to the JSON objects of OpenAI's completions and chat endpoints, streamed and
+whole.
 
 Knows nothing of HTTP or of where the pieces come from. https://platform.openai.com/docs/api-reference
 """
@@ -22,7 +23,7 @@ LOWEST_LOGPROB = -9999.0  # OpenAI's stand-in for what JSON can't say: -inf
 class Shape(Protocol):
     """Words an answer as one endpoint does.
 
-    ``always_closes``: its streams end with ``closing``, asked for or not.
+    ``always_closes``: its streams end with ``closing`` even if the client didn't ask for usage.
     """
 
     always_closes: bool
@@ -31,13 +32,13 @@ class Shape(Protocol):
         """Yields the chunks that come before any text."""
 
     def chunks(self, piece: TextDelta) -> Iterator[Json]:
-        """Yields the chunks for ``piece``; none where it brings nothing that the client sees."""
+        """Yields the chunks for ``piece``; none if it has nothing that the client sees."""
 
     def whole(self, pieces: list[TextDelta], usage: Usage) -> Json:
-        """Returns the response that isn't streamed; ``pieces[i]`` is all of choice i."""
+        """Returns the unstreamed response; ``pieces[i]`` is all of choice i."""
 
     def closing(self, usage: Usage) -> Json:
-        """Returns the chunk with the usage and no choices."""
+        """Returns the last chunk, with the usage and without choices."""
 
 
 class _Frame:
@@ -63,7 +64,10 @@ class _Frame:
 
 
 class CompletionShape:
-    """Words an answer as ``/v1/completions`` does. ``echoes[i]`` is what goes before the answers to prompt i."""
+    """Words an answer as ``/v1/completions`` does.
+
+    ``created`` is Unix seconds. ``echoes[i]`` is put before the answers to prompt i.
+    """
 
     always_closes = False
 
@@ -89,17 +93,17 @@ class CompletionShape:
         self._wants_prompt = wants_prompt
 
     def opening(self) -> Iterator[Json]:
-        """Yields no chunk, because a completion has no roles."""
+        """Yields no chunk, because a completion's stream has nothing before its text."""
         return iter(())
 
     def chunks(self, piece: TextDelta) -> Iterator[Json]:
-        """Yields one chunk, with the finish_reason where it is the last."""
+        """Yields at most one chunk; the last one has the finish_reason."""
         choice = self._choice(piece)
         if choice["text"] or choice["logprobs"] or piece.finish_reason or self._return_ids:
             yield self._frame.chunk(choice)
 
     def whole(self, pieces: list[TextDelta], usage: Usage) -> Json:
-        """Returns all choices, by index."""
+        """Returns the unstreamed response, with all choices by index."""
         return self._frame.whole("text_completion", [self._choice(piece) for piece in pieces], usage)
 
     def closing(self, usage: Usage) -> Json:
@@ -171,8 +175,10 @@ class CompletionShape:
 
 
 class ChatShape:
-    """Words an answer as ``/v1/chat/completions`` does: a role chunk first, and a chunk of its own for each
-    finish_reason.
+    """Words an answer as ``/v1/chat/completions`` does: streams have a role chunk first, and a separate chunk for
+    each finish_reason.
+
+    ``created`` is Unix seconds; ``form`` says how tool calls and reasoning are parsed.
     """
 
     always_closes = False
@@ -194,14 +200,14 @@ class ChatShape:
         self._return_ids = return_ids
 
     def opening(self) -> Iterator[Json]:
-        """Yields the role, for each index."""
+        """Yields one chunk per choice that gives its role."""
         for index in range(self._generation.options.n):
             delta = {"role": "assistant", "content": ""}
             chunk = self._frame.chunk({"index": index, "delta": delta, "logprobs": None, "finish_reason": None})
             yield self._with_prompt_ids(chunk) if index == 0 else chunk
 
     def chunks(self, piece: TextDelta) -> Iterator[Json]:
-        """Yields content, thought and calls, then the end."""
+        """Yields the chunks of content, reasoning and tool calls in ``piece``, then that of its finish_reason."""
         reader = self._readers.setdefault(piece.index, self._form.reader())
         deltas = reader.push(piece.text) + (reader.flush() if piece.finish_reason else [])
         rest = self._rest(piece, None)
@@ -215,7 +221,7 @@ class ChatShape:
             yield self._frame.chunk({"index": piece.index, "delta": {}, "logprobs": None, "finish_reason": reason})
 
     def whole(self, pieces: list[TextDelta], usage: Usage) -> Json:
-        """Returns all choices, by index."""
+        """Returns the unstreamed response, with all choices by index."""
         scores = pieces[0].prompt_logprobs
         scored = {} if scores is None else {"prompt_logprobs": prompt_json(scores, self._tokenizer)}
         choices = [self._choice(piece) for piece in pieces]
@@ -246,9 +252,9 @@ class ChatShape:
 
 
 def logprob_json(entry: TokenLogprobs, tokenizer: Tokenizer, skip_special: bool) -> Json:
-    """Returns a token of a chat or a response, with its alternatives, as OpenAI writes it.
+    """Returns a token's logprob and its alternatives as OpenAI's chat and responses endpoints write them.
 
-    ``bytes`` of all tokens join to the text, so a special token that the text leaves out has none.
+    With ``skip_special``, special tokens have empty ``bytes``, so that all tokens' bytes join to the text.
     """
 
     def one(token: TokenLogprob) -> Json:
@@ -260,8 +266,8 @@ def logprob_json(entry: TokenLogprobs, tokenizer: Tokenizer, skip_special: bool)
 
 
 def prompt_json(scores: tuple[TokenLogprobs, ...], tokenizer: Tokenizer) -> list[Json | None]:
-    """Returns vLLM's ``prompt_logprobs``: by position, each likely token and the prompt's own; nothing for the
-    first.
+    """Returns vLLM's ``prompt_logprobs``: per position a map of token id to logprob, rank and text; None for the
+    first token.
     """
 
     def entry(one: TokenLogprob) -> Json:
@@ -276,7 +282,7 @@ def _first(entry: TokenLogprobs, top: int) -> TokenLogprobs:
 
 
 def usage_json(usage: Usage) -> Json:
-    """Returns OpenAI's usage object; what became of drafts is told where any were verified."""
+    """Returns OpenAI's usage object; counts of accepted and rejected drafts are included if there were any."""
     told: Json = {
         "prompt_tokens": usage.prompt_tokens,
         "completion_tokens": usage.completion_tokens,
@@ -292,7 +298,7 @@ def usage_json(usage: Usage) -> Json:
 
 
 def collected(pieces: list[list[TextDelta]]) -> list[TextDelta]:
-    """Joins each choice's pieces to one."""
+    """Joins each choice's pieces; ``pieces[i]`` are those of choice i, of which one or more are required."""
     return [
         TextDelta(
             index=index,
@@ -307,5 +313,5 @@ def collected(pieces: list[list[TextDelta]]) -> list[TextDelta]:
 
 
 def finite(logprob: float) -> float:
-    """Returns a logprob that JSON can say."""
+    """Returns ``logprob``, at least LOWEST_LOGPROB, because JSON can't hold -inf."""
     return max(logprob, LOWEST_LOGPROB)

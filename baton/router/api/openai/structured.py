@@ -1,4 +1,4 @@
-"""Structured output: the ways in which clients ask for it -> one ``Grammar``.
+"""Structured output: the fields with which clients ask for it, converted to one ``Grammar``.
 
 Knows nothing of models or sampling. OpenAI's ``response_format``, vLLM's ``structured_outputs`` and the older
 ``guided_*`` fields, SGLang's ``regex``, ``ebnf`` and ``json_schema``, Dynamo's ``nvext``; one of them at most.
@@ -24,8 +24,8 @@ Choices = Annotated[list[str], Field(min_length=1, max_length=1024)]
 
 
 class JsonSchemaFormat(Body):
-    """Describes a JSON schema; ``name``, ``description`` and ``strict`` change nothing: every answer follows the
-    schema.
+    """Describes OpenAI's ``json_schema`` format; ``name``, ``description`` and ``strict`` have no effect: every
+    answer follows the schema.
     """
 
     name: str | None = None
@@ -37,7 +37,7 @@ class JsonSchemaFormat(Body):
 class ResponseFormat(RequestBody):
     """Describes the ``response_format`` of OpenAI's API.
 
-    "text" is no constraint. ``schema`` beside the type: as SGLang and llama.cpp take it.
+    "text" is no constraint. ``schema`` beside the type is the form of SGLang and llama.cpp.
     """
 
     inside: ClassVar[str] = "response_format."
@@ -62,7 +62,7 @@ class ResponseFormat(RequestBody):
 class StructuredOutputs(RequestBody):
     """Describes vLLM's ``structured_outputs``: one of these fields.
 
-    ``grammar`` is EBNF in llama.cpp's GBNF or in Lark. No other key is let pass.
+    ``grammar`` is llama.cpp's GBNF or Lark. Raises InvalidRequest for any other key.
     """
 
     surface: ClassVar[str] = "structured_outputs"
@@ -83,7 +83,7 @@ class StructuredOutputs(RequestBody):
 
 
 class NvExt(RequestBody):
-    """Describes Dynamo's extensions of OpenAI's requests, where they are ours under another name."""
+    """Describes those of NVIDIA Dynamo's request extensions that equal a field of ours."""
 
     surface: ClassVar[str] = "nvext"
     inside: ClassVar[str] = "nvext."
@@ -99,9 +99,9 @@ class NvExt(RequestBody):
 
 
 class ConstrainedBody(RequestBody):
-    """Declares the fields that constrain an answer, but for OpenAI's own.
+    """Declares the fields that constrain an answer's form, except OpenAI's ``response_format``.
 
-    ``ebnf`` is what ``guided_grammar`` is.
+    ``ebnf`` is SGLang's name of ``guided_grammar``.
     """
 
     structured_outputs: StructuredOutputs | None = None
@@ -115,7 +115,10 @@ class ConstrainedBody(RequestBody):
     nvext: NvExt | None = None
 
     def grammar(self) -> tuple[Grammar, str] | None:
-        """Returns what the answer must match, and the field that says so. Raises InvalidRequest for two of them."""
+        """Returns the grammar that the answer must match and the name of the field that asks for it, or None.
+
+        Raises InvalidRequest for more than one.
+        """
         found = {param: grammar for param, grammar in self._said() if grammar is not None}
         if len(found) > 1:
             raise InvalidRequest(f"give one of {' and '.join(found)}, not both", list(found)[1])
@@ -139,7 +142,7 @@ class ConstrainedBody(RequestBody):
 
 
 class StructuredBody(ConstrainedBody):
-    """Declares all fields that constrain an answer."""
+    """Declares all fields that constrain an answer's form, ``response_format`` included."""
 
     response_format: ResponseFormat | None = None
 

@@ -1,7 +1,7 @@
 """Tools as clients declare them, and the grammar that makes a model call one where it must.
 
-Knows nothing of any model's own format (``tool_parsers``): a call that is demanded is plain JSON by grammar, so
-it is valid whatever the model was trained on.
+Knows nothing of any model's own call format (``tool_parsers``): a demanded call is plain JSON by grammar, so it is
+valid whatever the model was trained on.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ NO_ARGUMENTS: Json = {"type": "object", "properties": {}, "additionalProperties"
 
 
 class Function(Body):
-    """Describes a function that the model may call. ``parameters`` is a JSON schema; without it there are none."""
+    """Describes a function that the model may call; ``parameters`` is a JSON schema, None for no parameters."""
 
     name: Name
     description: str | None = None
@@ -34,27 +34,27 @@ class Function(Body):
 
 
 class Tool(Body):
-    """Describes a tool as OpenAI wraps a function."""
+    """Describes a tool: a function, wrapped as in OpenAI's API."""
 
     type: Literal["function"]
     function: Function
 
 
 class NamedFunction(Body):
-    """Names the one function to call."""
+    """Names the function that ``tool_choice`` demands."""
 
     name: Name
 
 
 class NamedChoice(Body):
-    """Describes ``tool_choice`` as an object."""
+    """Describes ``tool_choice`` as an object, which demands a call of one function."""
 
     type: Literal["function"]
     function: NamedFunction
 
 
 class ToolsBody(RequestBody):
-    """Declares the fields of tool calling."""
+    """Declares the fields of tool calling; raises InvalidRequest where they contradict each other."""
 
     tools: list[Tool] | None = Field(default=None, max_length=MAX_TOOLS)
     tool_choice: Literal["none", "auto", "required"] | NamedChoice | None = None
@@ -75,13 +75,15 @@ class ToolsBody(RequestBody):
 
     @property
     def offered(self) -> list[Json] | None:
-        """Returns what the chat template shows the model; nothing for "none"."""
+        """Returns the tools that the chat template shows to the model; None without tools or for tool_choice
+        "none".
+        """
         if not self.tools or self.tool_choice == "none":
             return None
         return [tool.model_dump(exclude_none=True) for tool in self.tools]
 
     def demanded(self) -> Grammar | None:
-        """Returns what the answer must match where a call is demanded."""
+        """Returns the grammar of the call that ``tool_choice`` demands; None if it demands none."""
         if isinstance(self.tool_choice, NamedChoice):
             return _schema(self._named(self.tool_choice.function.name))
         if self.tool_choice != "required":
@@ -90,7 +92,7 @@ class ToolsBody(RequestBody):
         return Grammar("json_schema", refusal) if refusal else _schema(self._any_call())
 
     def demanded_parser(self) -> ToolParser:
-        """Reads an answer that ``demanded`` shaped."""
+        """Returns the parser of answers that follow ``demanded``'s grammar."""
         if isinstance(self.tool_choice, NamedChoice):
             return OneCall(self.tool_choice.function.name)
         return JsonCalls()
@@ -106,35 +108,35 @@ class ToolsBody(RequestBody):
 
 
 class OneCall:
-    """Reads an answer that is one function's arguments as a whole."""
+    """Parses an answer that is, as a whole, the arguments of a call of function ``name``."""
 
     def __init__(self, name: str) -> None:
         self._begin: list[Event] = [CallEvent(0, name)]
 
     def push(self, text: str) -> list[Event]:
-        """Returns the events of ``text``; the call begins with its first character."""
+        """Returns the events of ``text``, the next part of the answer; the first non-empty one begins the call."""
         if not text:
             return []
         events, self._begin = [*self._begin, ArgumentsEvent(0, text)], []
         return events
 
     def flush(self) -> list[Event]:
-        """Returns no event, because nothing waits."""
+        """Returns no event, because no text is held back."""
         return []
 
 
 class JsonCalls:
-    """Reads an answer that is an array of calls as a whole."""
+    """Parses an answer that is, as a whole, a JSON array of calls."""
 
     def __init__(self) -> None:
         self._calls = CallParser()
 
     def push(self, text: str) -> list[Event]:
-        """Returns the events of ``text`` as it comes."""
+        """Returns the events that ``text``, the next part of the answer, completes."""
         return self._calls.push(text)[0]
 
     def flush(self) -> list[Event]:
-        """Returns no event, because nothing waits."""
+        """Returns no event, because no text is held back."""
         return []
 
 

@@ -1,6 +1,7 @@
-"""A prompt that is too long for what the client allows: cut to so many tokens, from either side.
+"""Truncation of prompts that are longer than the client allows, from either side.
 
-Knows nothing of models. As vLLM's ``truncate_prompt_tokens``: tokens that the tokenizer adds by itself stay.
+Knows nothing of models. As vLLM's ``truncate_prompt_tokens``, except that tokens that the tokenizer adds by itself
+stay.
 """
 
 from __future__ import annotations
@@ -25,20 +26,20 @@ class PromptCut(msgspec.Struct, frozen=True):
     keeps_first: bool = False
 
     def of(self, ids: Sequence[int]) -> Sequence[int]:
-        """Returns what is used of ``ids``."""
+        """Returns the kept part of the token ids."""
         if len(ids) <= self.tokens:
             return ids
         return ids[: self.tokens] if self.keeps_first else ids[len(ids) - self.tokens :]
 
 
 class TruncatedBody(RequestBody):
-    """Declares how a prompt is cut; ``truncate_prompt_tokens`` -1 is as many as the model takes."""
+    """Declares how a prompt is truncated; ``truncate_prompt_tokens`` -1 means as many as the context holds."""
 
     truncate_prompt_tokens: int | None = None
     truncation_side: Literal["left", "right"] | None = None
 
     def cut(self, max_model_len: int, answer_tokens: int = 1) -> PromptCut | None:
-        """Returns the truncation that was asked for, of a context that also has to hold the answer.
+        """Returns the truncation that was asked for, or None; -1 leaves room for ``answer_tokens`` in the context.
 
         Raises InvalidRequest.
         """
@@ -62,7 +63,7 @@ async def all_ids(
     cut: PromptCut | None,
     param: str = "prompt",
 ) -> AsyncIterator[Sequence[int]]:
-    """Yields each prompt's ids. Others get a turn in between: short texts are tokenized on the loop."""
+    """Yields each prompt's token ids as ``prompt_ids`` does, and yields to the event loop every TURN prompts."""
     for at, prompt in enumerate(prompts):
         if at % TURN == TURN - 1:
             await asyncio.sleep(0)
@@ -76,7 +77,7 @@ async def prompt_ids(
     cut: PromptCut | None,
     param: str = "prompt",
 ) -> Sequence[int]:
-    """Returns a prompt's ids: ids as they are, text tokenized; both cut.
+    """Returns a prompt's token ids: given ids as they are, text tokenized; both truncated by ``cut``.
 
     Raises InvalidRequest for an empty text, naming ``param``.
     """

@@ -1,7 +1,8 @@
-"""Adapters over REST, for operators: ``/v1/load_lora_adapter`` and ``/v1/unload_lora_adapter`` with vLLM's bodies.
+"""Operators' REST endpoints for LoRA adapters: ``/v1/load_lora_adapter`` and ``/v1/unload_lora_adapter`` with
+vLLM's bodies.
 
-Knows nothing of how an adapter is loaded. Where keys are asked for, these are for keys made with --admin; where the
-router can be reached from outside and asks nobody for a key, they are off.
+Knows nothing of how an adapter is loaded. With API keys, an admin key is needed; on a router that can be reached
+from outside and requires no keys, they are off.
 """
 
 from __future__ import annotations
@@ -30,8 +31,8 @@ _Name = Annotated[str, Field(max_length=256, description="the name that clients 
 class LoadAdapterBody(Body):
     """Describes an adapter to serve: PEFT's two files in the folder ``lora_path`` beneath adapters.root.
 
-    ``load_inplace`` replaces another content of the name. ``base_model_name`` may be left out where one model is
-    served. Ours: ``pinned`` (workers never evict it) and ``tenant`` (whose keys alone may use it).
+    ``load_inplace`` replaces another content of the name. ``base_model_name`` may be left out if one model is
+    served. Not vLLM's: ``pinned`` (workers never evict it) and ``tenant`` (only its keys may use it).
     """
 
     lora_name: _Name
@@ -44,7 +45,10 @@ class LoadAdapterBody(Body):
 
 
 class UnloadAdapterBody(Body):
-    """Names an adapter to serve no more; requests in flight end on it. ``lora_int_id`` is vLLM's and not used."""
+    """Names an adapter to stop serving; requests in flight end on it.
+
+    ``lora_int_id`` is accepted as in vLLM and ignored.
+    """
 
     lora_name: _Name
     lora_int_id: int | None = None

@@ -1,8 +1,9 @@
-"""The operator's surface: ``/v1/cluster`` (once, or as a live stream), drain and eject, and the page for all that.
+"""Operators' REST endpoints for the cluster: ``/v1/cluster`` (once, or as a stream), drain and eject, and the
+dashboard.
 
-Knows nothing of how the figures come about. Figures and actions are for keys made with --admin, where keys are
-asked for; the page's own files hold no data and are open. Browsers of other sites can't act here: an action needs a
-JSON body, which they may not send, and whoever's browser says that it comes from another site is refused.
+Knows nothing of how the figures are computed. With API keys, figures and actions need an admin key; the dashboard's
+own files hold no data and are open. Against cross-site requests, an action needs a JSON body, and requests that a
+browser marks as cross-site are refused.
 """
 
 from __future__ import annotations
@@ -44,16 +45,16 @@ HEADERS = {
 
 
 class HoldBody(Body):
-    """Takes a worker out of the rotation: ``drain`` gives it nothing new, and what runs ends there.
+    """Takes a worker out of rotation: with ``drain`` it gets no new requests and finishes its own.
 
-    ``eject``: what runs goes elsewhere. ``none``: put it back.
+    ``eject``: its requests move to other workers. ``none``: puts it back.
     """
 
     hold: Annotated[Literal["drain", "eject", "none"], Field(description="drain, eject or none")]
 
 
 def cluster_routes(surface: ClusterSurface) -> APIRouter:
-    """Returns the routes of the cluster's figures and of drain and eject."""
+    """Returns the routes of the cluster's figures and of holding workers (drain, eject)."""
     routes = APIRouter()
 
     @routes.get("/v1/cluster")
@@ -79,7 +80,7 @@ def cluster_routes(surface: ClusterSurface) -> APIRouter:
 
 
 def page_routes() -> APIRouter:
-    """Returns the routes of the page's files, which come from the package."""
+    """Returns the routes of the dashboard's files, which are read from the package once."""
     routes, folder = APIRouter(include_in_schema=False), files("baton.router") / "dashboard"
     found = {
         entry.name: (entry.read_bytes(), MEDIA["." + entry.name.rpartition(".")[2]])
@@ -147,14 +148,16 @@ def _overview(surface: ClusterSurface) -> Overview:
 
 
 def require_admin() -> None:
-    """Raises Forbidden for a tenant's key."""
+    """Raises Forbidden if the caller has an API key that is no admin's."""
     key = CALLER.get().key
     if key is not None and not key.admin:
         raise Forbidden("the cluster is for keys made with --admin", "authorization")
 
 
 def require_same_site(request: Request) -> None:
-    """Raises Forbidden for a browser that another site sends, and for a body that it could send unasked."""
+    """Raises Forbidden for a request that a browser marks as cross-site, InvalidRequest for a body that is not
+    declared as JSON.
+    """
     site = request.headers.get("sec-fetch-site", "none")
     if site not in ("same-origin", "none"):
         raise Forbidden("this comes from another site's page", "sec-fetch-site")

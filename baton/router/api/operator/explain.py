@@ -1,4 +1,4 @@
-"""``GET /v1/requests/{id}/explain``: why a request went where it went, and what came of it.
+"""``GET /v1/requests/{id}/explain``: why a request was routed as it was, and how it ended.
 
 Knows nothing of policies; a record is JSON that ``decisions`` wrote.
 """

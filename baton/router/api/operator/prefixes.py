@@ -1,7 +1,8 @@
-"""Prefixes that stay in the cache: ``/v1/cache/prefixes`` warms, pins, lists and deletes them.
+"""Pinned prefixes: ``/v1/cache/prefixes`` computes, pins, lists and deletes prompts' beginnings in workers' KV
+caches.
 
-Knows nothing of pages or workers. A tenant sees and deletes its own; keys made with --admin all of them. A pin
-changes no answer: it is a word about which blocks are evicted.
+Knows nothing of pages or workers. A tenant sees and deletes its own; admin keys all of them. A pin changes no
+answer, only which blocks are evicted.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ MOST_WORKERS = 256
 class PrefixBody(ConversationBody):
     """Describes a prefix to pin: ``prompt`` as text or token ids, or ``messages`` with their tools.
 
-    It is kept on ``workers`` workers for ``ttl_s`` seconds. Messages are rendered without the opening of an answer
+    It is kept on ``workers`` workers for ``ttl_s`` seconds. Messages are rendered without the generation prompt
     unless ``add_generation_prompt`` is true, because more turns may follow.
     """
 
@@ -74,7 +75,7 @@ class PrefixBody(ConversationBody):
 
 
 def prefix_routes(surface: PrefixSurface | None, service: GenerationService) -> APIRouter:
-    """Returns the routes of pinned prefixes."""
+    """Returns the routes that pin, list and delete prefixes."""
     routes = APIRouter()
 
     @routes.post("/v1/cache/prefixes", openapi_extra=body_docs(PrefixBody))

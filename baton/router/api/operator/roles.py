@@ -1,7 +1,8 @@
-"""Roles and the ratio over REST: ``/v1/workers/{slot}/role`` and ``/v1/ratio``, for admins.
+"""Operators' REST endpoints for workers' roles and the prefill:decode ratio: ``/v1/workers/{slot}/role`` and
+``/v1/ratio``.
 
 Knows nothing of how a worker changes or how a ratio is chosen. What an operator sets is pinned: the controller
-leaves a pinned cluster alone until ``{"ratio": "auto"}`` takes the pin back.
+leaves a pinned cluster alone until ``{"ratio": "auto"}`` removes the pin.
 """
 
 from __future__ import annotations
@@ -30,9 +31,10 @@ TIMELINE_SHOWN = 50  # last changes that ``GET /v1/ratio`` shows
 
 
 class RoleBody(Body):
-    """Describes what a worker is to become; ``grace_s``: how long prompts it reads may still take.
+    """Describes the role that a worker is to take; ``grace_s``: seconds that prompts it is prefilling may still
+    take.
 
-    ``force``: also where it leaves a model without a worker of a role.
+    ``force``: change it even if that leaves a model without a worker of a role.
     """
 
     role: str
@@ -41,9 +43,11 @@ class RoleBody(Body):
 
 
 class RatioBody(Body):
-    """Describes a ratio to form: ``PREFILL:DECODE``, or ``auto``.
+    """Describes the ratio of workers to form: ``PREFILL:DECODE``, or ``auto`` to give control back to the
+    controller.
 
-    ``force``: also where a model is left without a worker of a role.
+    ``grace_s``: seconds that running prefills may still take. ``force``: form it even if that leaves a model
+    without a worker of a role.
     """
 
     ratio: str
@@ -52,7 +56,7 @@ class RatioBody(Body):
 
 
 def roles_routes(surface: RoleSurface | None) -> APIRouter:
-    """Returns the routes of roles and the ratio."""
+    """Returns the routes that change a worker's role, and show and set the prefill:decode ratio."""
     routes = APIRouter()
 
     @routes.post("/v1/workers/{slot}/role", openapi_extra=body_docs(RoleBody))
@@ -106,7 +110,9 @@ async def _set_ratio(given: RoleSurface, body: RatioBody) -> Json:
 
 
 async def shown(control: RoleControl, store: AdviceStore) -> Json:
-    """Returns the ratio, the pin, the controller's advice and the timeline as JSON shows them."""
+    """Returns the current ratio, workers' roles, the operator's pin, the controller's advice and the last
+    TIMELINE_SHOWN changes, as JSON.
+    """
     prefill, decode = control.ratio()
     pin = await _pinned(store)
     advice, timeline = await store.get(), await store.timeline(TIMELINE_SHOWN)

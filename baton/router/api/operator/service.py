@@ -1,4 +1,4 @@
-"""Everything of the REST surface that doesn't generate: models, tokenizer, health, metrics, version.
+"""REST endpoints that don't generate: models, tokenizer, health, metrics, version.
 
 Knows nothing of sampling or streams.
 """
@@ -29,7 +29,7 @@ CHARS_OF_CONTEXT = 8  # times as many as the model's context holds tokens
 
 
 def ops_routes(serving: ServingBackend, catalog: ModelCatalog, exposition: Exposition) -> APIRouter:
-    """Returns the routes of health, metrics and version."""
+    """Returns the routes of ``/health``, ``/ready``, ``/metrics`` and ``/version``."""
     routes = APIRouter()
 
     @routes.get("/health")
@@ -58,7 +58,7 @@ def ops_routes(serving: ServingBackend, catalog: ModelCatalog, exposition: Expos
 
 
 def model_routes(service: GenerationService) -> APIRouter:
-    """Returns the routes of models and their tokenizers."""
+    """Returns the routes of ``/v1/models``, ``/tokenize`` and ``/detokenize``."""
     routes = APIRouter()
 
     @routes.get("/v1/models")

@@ -1,6 +1,6 @@
 """OpenAI's Responses API over REST, stateless.
 
-Knows nothing of how a response is worded (``responses_shape``) or generated (``openai_calls``).
+Knows nothing of how a response is worded (``responses.shape``) or generated (``openai.prepared_call``).
 """
 
 from __future__ import annotations
@@ -46,7 +46,10 @@ async def _respond(service: GenerationService, request: Request, body: Responses
 
 
 async def responses_call(service: GenerationService, headers: Headers, body: ResponsesBody) -> PreparedCall:
-    """Validates a call of ``/v1/responses``. Raises InvalidRequest, ModelNotFound."""
+    """Validates a call of ``/v1/responses`` and tokenizes its prompt.
+
+    Raises InvalidRequest, ModelNotFound, and what ``GenerationService.prepare`` raises.
+    """
     chat = body.chat()
     generation, text, form = await chat_generation(service, headers, chat, NAMES)
     shape = ResponsesShape(generation, text.tokenizer, int(service.environment.wall_clock()), body, form)

@@ -1,4 +1,4 @@
-"""The body of ``/v1/responses``, and the same request as a chat: Responses is chat with other names here.
+"""The body of ``/v1/responses``, and its conversion to a chat body.
 
 Knows nothing of models or streams. Stateless: nothing is stored, so nothing earlier can be referred to.
 """
@@ -31,7 +31,9 @@ TEXT_PARTS = frozenset({"input_text", "output_text", "text"})
 
 
 class TextFormat(Body):
-    """Describes ``text.format``, which is flat, unlike chat's ``response_format``."""
+    """Describes ``text.format``, the form that the answer must have; it is flat, unlike chat's
+    ``response_format``.
+    """
 
     type: Literal["text", "json_object", "json_schema"]
     name: str | None = None
@@ -41,7 +43,7 @@ class TextFormat(Body):
 
 
 class TextOptions(RequestBody):
-    """Describes how the text is to look."""
+    """Describes ``text``, the options of the answer's text."""
 
     inside: ClassVar[str] = "text."
 
@@ -49,7 +51,7 @@ class TextOptions(RequestBody):
 
 
 class Reasoning(RequestBody):
-    """Says how much the model is to think. Its thought comes whole; those of earlier turns aren't read again."""
+    """Describes ``reasoning``, the options of the model's thinking; reasoning is returned whole."""
 
     surface: ClassVar[str] = "reasoning"
     inside: ClassVar[str] = "reasoning."
@@ -58,7 +60,7 @@ class Reasoning(RequestBody):
 
 
 class FlatTool(Body):
-    """Describes a function tool; other kinds of tool are run by OpenAI's servers, not by a model server."""
+    """Describes a function tool, the only kind of tool that is accepted."""
 
     type: Literal["function"]
     name: Name
@@ -68,7 +70,7 @@ class FlatTool(Body):
 
 
 class FlatChoice(Body):
-    """Describes ``tool_choice`` as an object."""
+    """Describes ``tool_choice`` as an object, which demands a call of function ``name``."""
 
     type: Literal["function"]
     name: Name
@@ -77,7 +79,7 @@ class FlatChoice(Body):
 class ResponsesBody(SamplingBody):
     """Describes the body of POST /v1/responses.
 
-    ``include``: logprobs; what else it can name goes with tools that aren't here.
+    Of what ``include`` may name, only logprobs has an effect; the rest belongs to tools that aren't supported.
     """
 
     surface: ClassVar[str] = "responses"
@@ -108,11 +110,11 @@ class ResponsesBody(SamplingBody):
 
     @property
     def wants_logprobs(self) -> bool:
-        """Returns whether the message is to have the logprobs of its tokens."""
+        """Returns whether the client asked, by ``include``, for the logprobs of the answer's tokens."""
         return LOGPROBS in (self.include or ())
 
     def chat(self) -> ChatBody:
-        """Returns the same request as a chat. Raises InvalidRequest naming the input item at fault."""
+        """Returns the equivalent chat body. Raises InvalidRequest naming the input item at fault."""
         said: Json = {"messages": self._messages()}
         for name, field in SamplingBody.model_fields.items():
             said[field.alias or name] = getattr(self, name)

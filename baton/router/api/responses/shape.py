@@ -1,4 +1,4 @@
-"""Pieces of an answer -> the objects and events of OpenAI's Responses API.
+"""Conversion of an answer's pieces to the objects and events of OpenAI's Responses API.
 
 Knows nothing of HTTP or of where the pieces come from.
 https://platform.openai.com/docs/api-reference/responses-streaming
@@ -21,7 +21,9 @@ DONE = {"message": "response.output_text", "reasoning": "response.reasoning_text
 
 
 class ResponsesShape:
-    """Words one answer as output items, in the order in which the model begins them: thought, message, calls."""
+    """Words one answer as output items, in the order in which the model begins them: reasoning, message, function
+    calls.
+    """
 
     always_closes = True
 
@@ -40,12 +42,12 @@ class ResponsesShape:
         self._reason = ""
 
     def opening(self) -> Iterator[Json]:
-        """Yields the response as it begins."""
+        """Yields the events response.created and response.in_progress."""
         yield self._event("response.created", response=self._response("in_progress", None))
         yield self._event("response.in_progress", response=self._response("in_progress", None))
 
     def chunks(self, piece: TextDelta) -> Iterator[Json]:
-        """Yields what the piece adds to the items; the last one closes them."""
+        """Yields the events for what ``piece`` adds to output items; the last piece also ends the open item."""
         self._spans.add(piece.text, piece.logprobs)
         for delta in self._reader.push(piece.text):
             yield from self._take(delta)
@@ -56,12 +58,12 @@ class ResponsesShape:
             yield from self._close()
 
     def closing(self, usage: Usage) -> Json:
-        """Returns the whole response."""
+        """Returns the last event, response.completed or response.incomplete, with the whole response."""
         status = self._status
         return self._event(f"response.{status}", response=self._response(status, usage))
 
     def whole(self, pieces: list[TextDelta], usage: Usage) -> Json:
-        """Returns the response that isn't streamed."""
+        """Returns the unstreamed response object."""
         for _ in self.chunks(pieces[0]):
             pass
         return self._response(self._status, usage)

@@ -1,8 +1,9 @@
-"""Affinity of adapters: a way whose workers have to load the request's adapter first costs what that takes.
+"""Adapter affinity for routing: a way whose workers must load the request's adapter first costs the time of the
+load.
 
 Knows nothing of who loads adapters or how long one took. Like a policy, a pure function over any policy. A policy
-in seconds has the wait added as the term ``adapter``: of the two workers' loads, which run beside each other, the
-longer one. A policy in another unit is asked about the workers that hold the adapter, unless they find no way.
+in seconds has the wait added as the term ``adapter``: of the two workers' loads, which run in parallel, the longer
+one. A policy in another unit is asked about the workers that hold the adapter, unless they find no way.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from baton.router.policies import (
 
 
 def with_adapter_loads(policy: Policy) -> Policy:
-    """Returns ``policy`` with the loads of adapters in its choice; the same where no worker has to load any."""
+    """Returns a policy that chooses as ``policy`` does but accounts for the time to load the request's adapter."""
 
     def choose(snapshot: ClusterSnapshot, request: RoutingRequest) -> RoutingDecision | None:
         waits = {c.id: c.adapter_s for c in (*snapshot.prefill, *snapshot.decode)}

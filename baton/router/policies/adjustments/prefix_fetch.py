@@ -1,4 +1,5 @@
-"""Whether a prefill worker should fetch leading blocks from another worker's cache instead of computing them.
+"""The decision whether a prefill worker should fetch leading KV blocks from another worker's cache instead of
+computing them.
 
 Knows nothing of connections: like a policy, a pure function of the snapshot. Both sides of the comparison are
 measured: the reader's own step curve against its own fetches (its handoffs, until it has fetched something).
@@ -20,8 +21,8 @@ UNMEASURED_LIMIT_S = 2.0  # of a reader that has computed nothing: no figure say
 
 
 class Fetch(NamedTuple):
-    """Describes leading blocks that ``source`` is said to hold, and what taking them saves, in seconds (above
-    0).
+    """Describes leading blocks that ``source`` is said to have cached; ``seconds`` to fetch them, ``saved`` seconds
+    over computing them (above 0).
     """
 
     source: Candidate
@@ -31,7 +32,9 @@ class Fetch(NamedTuple):
 
 
 def best_fetch(snapshot: ClusterSnapshot, request: RoutingRequest, reader: Candidate) -> Fetch | None:
-    """Returns the fetch from the fullest worker; None when computing is as quick, or nobody holds more."""
+    """Returns the fetch for ``reader`` from the worker with the most of the prompt's blocks; None if computing is
+    as fast, or no worker has more than ``reader``.
+    """
     own = request.hits.get(reader.id, 0)
     source = _fullest(snapshot, request, reader, own)
     if source is None:
@@ -43,7 +46,7 @@ def best_fetch(snapshot: ClusterSnapshot, request: RoutingRequest, reader: Candi
 
 
 def with_fetch(snapshot: ClusterSnapshot, request: RoutingRequest, decision: RoutingDecision) -> RoutingDecision:
-    """Returns ``decision`` with the fetch that its reader should make first, if any."""
+    """Returns ``decision`` with the fetch that its prefill worker should make first, if any is worth it."""
     reader = next((p for p in snapshot.prefill if p.id == decision.taken.prefill), None)
     if reader is None or (fetch := best_fetch(snapshot, request, reader)) is None:
         return decision
@@ -59,7 +62,9 @@ def with_fetch(snapshot: ClusterSnapshot, request: RoutingRequest, decision: Rou
 
 
 def uncached(request: RoutingRequest, option: Option) -> int:
-    """Returns the tokens that the option's reader will compute."""
+    """Returns the prompt tokens that the option's reader will compute, after its cache and its fetch; at least
+    1.
+    """
     return min(request.uncached(option.reader), max(1, request.tokens - option.fetch_blocks * BLOCK_TOKENS))
 
 

@@ -19,7 +19,11 @@ LEAST = 0.05  # in the policy's own unit: seconds, or parts of a batch
 def choose_with_session(
     policy: Policy, snapshot: ClusterSnapshot, request: RoutingRequest
 ) -> RoutingDecision | None:
-    """Chooses what ``policy`` takes, or the session's way where that is dearer by the credit at most."""
+    """Returns the decision of ``policy``, or the way via the session's decode worker if it costs at most SHARE (or
+    LEAST) more.
+
+    None if ``policy`` finds no worker with room.
+    """
     best = policy(snapshot, request)
     at_home = tuple(d for d in snapshot.decode if d.id == request.session_worker)
     if best is None or not at_home or request.session_worker in request.avoid:

@@ -1,7 +1,7 @@
-"""A model's thinking, kept apart from its answer: one file per format, its name is the format's.
+"""Parsers that split a model's reasoning from its answer: one module per format, named as the format.
 
-Knows nothing of requests. A file has ``make(thinking) -> ReasoningParser`` (``thinking``: the prompt itself ended
-inside the thought) and ``MARKS`` (what of it a chat template mentions).
+Knows nothing of requests. A module has ``make(thinking) -> ReasoningParser`` (``thinking``: the prompt itself ends
+inside the reasoning) and ``MARKS`` (markup by which a chat template is recognized).
 """
 
 from __future__ import annotations
@@ -17,22 +17,26 @@ AUTO, NONE = "auto", "none"
 
 
 class ReasoningParser(Protocol):
-    """Splits one answer's text into (thought, answer)."""
+    """Splits one answer's text into (reasoning, answer)."""
 
     def push(self, text: str) -> tuple[str, str]:
-        """Returns what became certain with ``text``, of either."""
+        """Returns the (reasoning, answer) text that ``text``, the next part, makes certain."""
 
     def flush(self) -> tuple[str, str]:
-        """Returns what was held back, at the answer's end."""
+        """Returns the (reasoning, answer) text that was held back; call it at the answer's end."""
 
 
 def names() -> list[str]:
-    """Returns the names of the formats there are."""
+    """Returns the names of the reasoning formats."""
     return sorted(m.name for m in pkgutil.iter_modules(__path__))
 
 
 def load(name: str, template: str = "") -> ModuleType | None:
-    """Returns the format's module; "auto" the one that ``template`` mentions; None for none. Raises ConfigError."""
+    """Returns the module of format ``name``; for "auto" the one whose marks ``template`` contains; None for "none"
+    or no match.
+
+    Raises ConfigError for an unknown name.
+    """
     if name == NONE:
         return None
     if name == AUTO:

@@ -10,7 +10,7 @@ MARKS = (BEGIN, END)
 
 
 class Think:
-    """Reads a thought until its end mark, then the answer to the last character."""
+    """Parses reasoning up to its end mark, then the answer; ``thinking``: the text begins inside the reasoning."""
 
     def __init__(self, thinking: bool) -> None:
         self._start: list[str] | None = None if thinking else []
@@ -19,7 +19,9 @@ class Think:
         self._trims = thinking
 
     def push(self, text: str) -> tuple[str, str]:
-        """Returns thought and answer of ``text``; only the very beginning of an answer can open a thought."""
+        """Returns the (reasoning, answer) text that ``text`` makes certain; reasoning can open only at the text's
+        very beginning.
+        """
         if self._start is not None:
             text = self._begin(text)
         if self._thought is None:
@@ -32,7 +34,7 @@ class Think:
         return thought, self._trimmed(behind)
 
     def flush(self) -> tuple[str, str]:
-        """Returns what waited to see which it is."""
+        """Returns the (reasoning, answer) text that was held back."""
         if self._start:
             return "", "".join(self._start)
         return (self._thought.flush(), "") if self._thought else ("", "")
@@ -62,5 +64,5 @@ class Think:
 
 
 def make(thinking: bool = False) -> ReasoningParser:
-    """Returns a parser for one answer."""
+    """Returns a parser for one answer; ``thinking``: the prompt ended inside the reasoning."""
     return Think(thinking)

@@ -1,7 +1,7 @@
-"""Tool calls in a model's text, found as the text comes: one file per format, its name is the format's.
+"""Parsers of tool calls in a model's text, as the text arrives: one module per format, named as the format.
 
-Knows nothing of requests or JSON shapes. A parser turns text into events; what isn't a call is a ``TextEvent``.
-A file has ``make() -> ToolParser`` and ``MARKS`` (what of it a chat template mentions).
+Knows nothing of requests or JSON shapes. A parser turns text into events; what isn't a call is a ``TextEvent``. A
+module has ``make() -> ToolParser`` and ``MARKS`` (markup by which a chat template is recognized).
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ USUAL = "hermes"  # for a template that names none of the marks
 
 
 class TextEvent(msgspec.Struct, frozen=True):
-    """Carries text for the reader."""
+    """Carries text of the answer that is no part of a call."""
 
     text: str
 
 
 class CallEvent(msgspec.Struct, frozen=True):
-    """Says that the call number ``index`` begins."""
+    """Says that call number ``index`` (from 0) of function ``name`` begins."""
 
     index: int
     name: str
 
 
 class ArgumentsEvent(msgspec.Struct, frozen=True):
-    """Carries more of the JSON text that the call number ``index`` passes."""
+    """Carries the next part of the JSON text of call ``index``'s arguments."""
 
     index: int
     text: str
@@ -43,22 +43,25 @@ Event = TextEvent | CallEvent | ArgumentsEvent
 
 
 class ToolParser(Protocol):
-    """Turns one answer's text into events."""
+    """Turns one answer's text into events, as it arrives."""
 
     def push(self, text: str) -> list[Event]:
-        """Returns the events that became certain with ``text``."""
+        """Returns the events that ``text``, the next part of the answer, makes certain."""
 
     def flush(self) -> list[Event]:
-        """Returns the events that were held back, at the answer's end."""
+        """Returns the events that were held back; call it at the answer's end."""
 
 
 def names() -> list[str]:
-    """Returns the names of the formats there are."""
+    """Returns the names of the tool-call formats."""
     return sorted(m.name for m in pkgutil.iter_modules(__path__))
 
 
 def load(name: str, template: str = "") -> ModuleType:
-    """Returns the format's module; "auto" takes the first whose marks ``template`` mentions. Raises ConfigError."""
+    """Returns the module of format ``name``; "auto" takes the first whose marks ``template`` contains, else USUAL.
+
+    Raises ConfigError for an unknown name.
+    """
     if name == AUTO:
         modules = [load(format_name) for format_name in names()]
         return next((m for m in modules if any(mark in template for mark in m.MARKS)), load(USUAL))

@@ -14,7 +14,7 @@ MARKS = (BEGIN,)
 
 
 class Hermes:
-    """Reads Hermes calls: text outside of the marks is said; a call that is no JSON is said as it came."""
+    """Parses Hermes calls; text outside of the marks is the answer's text, and so is a call that is no JSON."""
 
     def __init__(self) -> None:
         self._outside = MarkSplitter(BEGIN)
@@ -24,7 +24,7 @@ class Hermes:
         self._before = -1
 
     def push(self, text: str) -> list[Event]:
-        """Returns the events of ``text``, which may go in and out of calls several times."""
+        """Returns the events of ``text``, which may enter and leave calls several times."""
         events: list[Event] = []
         rest: str | None = text
         while rest is not None:
@@ -32,7 +32,7 @@ class Hermes:
         return events
 
     def flush(self) -> list[Event]:
-        """Returns the last events; a call that was never closed counts if it has begun."""
+        """Returns the last events; a call whose end mark is missing counts if its name was read."""
         events: list[Event] = []
         if self._inside is None:
             self._say(self._outside.flush(), events)

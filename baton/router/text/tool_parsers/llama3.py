@@ -15,7 +15,7 @@ _BETWEEN = " \t\r\n;,"
 
 
 class Llama3:
-    """Waits for the first characters, then reads calls or says everything."""
+    """Parses Llama 3 calls: an answer that begins with "{" or TAG is calls, any other one is text."""
 
     def __init__(self) -> None:
         self._start: list[str] = []
@@ -26,7 +26,7 @@ class Llama3:
         self._raw: list[str] = []
 
     def push(self, text: str) -> list[Event]:
-        """Returns events, once it is clear what the answer is."""
+        """Returns the events of ``text``; none until the answer's beginning shows whether it is calls or text."""
         if self._says is None:
             text = self._judge(text)
         if self._says is None or not text:
@@ -34,7 +34,7 @@ class Llama3:
         return [TextEvent(text)] if self._says else self._read(text)
 
     def flush(self) -> list[Event]:
-        """Returns what was held, and a value that named no call."""
+        """Returns the text that was held back, or a JSON value that named no function."""
         held = "".join(self._start) if self._says is None else self._unread()
         return [TextEvent(held)] if held else []
 

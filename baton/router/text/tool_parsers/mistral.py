@@ -16,7 +16,7 @@ MARKS = (MARK,)
 
 
 class Mistral:
-    """Reads Mistral's calls: text before the first mark is said; after it there are only calls."""
+    """Parses Mistral's calls: text before the first mark is the answer's text; after it there are only calls."""
 
     def __init__(self) -> None:
         self._outside: MarkSplitter | None = MarkSplitter(MARK)
@@ -27,7 +27,7 @@ class Mistral:
         self._raw: list[str] = []
 
     def push(self, text: str) -> list[Event]:
-        """Returns the events of ``text``."""
+        """Returns the events that ``text``, the next part of the answer, makes certain."""
         events: list[Event] = []
         rest = text
         while rest:
@@ -35,7 +35,7 @@ class Mistral:
         return events
 
     def flush(self) -> list[Event]:
-        """Returns what was held; a call without a name as it came."""
+        """Returns the text that was held back; a call without a name is returned as text."""
         if self._outside:
             held = self._outside.flush()
         else:
