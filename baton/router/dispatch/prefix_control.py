@@ -121,15 +121,9 @@ class PrefixControl:
         return [pin for pin in await self._store.all() if admin or pin.tenant == tenant]
 
     async def remove(self, pin: str, tenant: str, admin: bool) -> PinnedPrefix:
-<<<<<<< HEAD
         """Unpins a prefix wherever it is kept, then forgets it. Raises RequestUnknown, Unavailable.
 
         What ends in between leaves an entry that can be deleted again, rather than blocks that nobody finds.
-=======
-        """Unpins prefix ``pin`` on every reachable worker and returns it.
-
-        Raises RequestUnknown if the caller has none of that id, Unavailable.
->>>>>>> 499931e (docstrings of the router say what comes back, in which units, and which errors)
         """
         found = next((one for one in await self.listed(tenant, admin) if one.id == pin), None)
         if found is None:

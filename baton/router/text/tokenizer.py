@@ -116,7 +116,7 @@ class ByteTokenizer:
 
 
 def token_name(token: bytes) -> str:
-    """Returns a token as text for logprobs; one that isn't UTF-8 by itself as OpenAI writes it: ``bytes:\\xe4\\xbd``."""
+    """Returns a token as text for logprobs; one that isn't UTF-8 as OpenAI writes it: ``bytes:\\xe4\\xbd``."""
     try:
         return token.decode()
     except UnicodeDecodeError:
