@@ -1,4 +1,4 @@
-"""What a worker's failure means for a request: ask it again later, go elsewhere, or give up.
+"""Consequences of a worker's failure for a request: ask the worker again later, try another one, or give up.
 
 Knows nothing of connections or queues; dispatch carries the verdict out.
 """
@@ -26,7 +26,7 @@ log = logging.getLogger("baton.router")
 
 
 class Overdue(WorkerLost):
-    """Says that a prefill took much longer than predicted, so another worker gets it."""
+    """Says that a prefill took much longer than predicted, so that another worker is tried."""
 
     label = "overdue"
 
@@ -36,9 +36,10 @@ MOST_SUSPECTED = 2  # stalled workers: one may be the worker's own fault, or a n
 
 
 class Blame:
-    """Judges what workers' failures mean for a request.
+    """Judges what workers' failures mean for a choice.
 
-    ``max_attempts`` per choice; a worker without room is offered nothing for ``full_wait_s``.
+    ``max_attempts`` limits failures per choice; a worker without room is offered no request for ``full_wait_s``
+    seconds.
     """
 
     def __init__(self, view: ClusterView, metrics: RouterMetrics, max_attempts: int, full_wait_s: float) -> None:
@@ -46,10 +47,11 @@ class Blame:
         self._max_attempts, self._full_wait_s = max_attempts, full_wait_s
 
     def __call__(self, run: ChoiceRun, worker_id: str, error: BatonError, refused: bool) -> None:
-        """Judges one failure: a worker that had no room (``refused``) is asked again later, a lost one is replaced.
+        """Judges the failure ``error`` of worker ``worker_id``; returns if the choice is to be placed again.
 
-        Raises ``error`` when trying again can't help, or was tried often enough; RequestBlamed for a request that
-        stalls engines.
+        ``refused``: the worker didn't take the request; without room it may be asked again later, otherwise another
+        worker is tried. Raises ``error`` if trying again can't help or was tried often enough, RequestBlamed for a
+        request that stalls engines.
         """
         if refused and isinstance(error, Overloaded | Draining) and not isinstance(error, AdaptersFull):
             self._view.full(worker_id, self._full_wait_s)

@@ -1,4 +1,5 @@
-"""One choice of a request on its way, as the sum of the parts that outlive an attempt.
+"""One choice of a request in flight: its place in the queue, progress, retries and decision record, across
+attempts.
 
 Knows nothing of connections or policies; the runner moves it from station to station.
 """
@@ -20,11 +21,11 @@ from baton.router.request.request import ChoiceStream, ChoiceSummary, RouterRequ
 
 
 class ChoiceRun:
-    """Holds a choice between its opening and its end: its ``ticket`` in the queue, its progress, retries and
-    record.
+    """Holds a choice between its opening and its end: its ``ticket`` in the queue, progress, retries and record.
 
-    ``home`` is shared by a request's choices and resolves to the decode worker that has the prompt's blocks.
-    ``stream`` is what the surface reads, ``summary`` its summary; ``timer`` is the deadline that it runs under.
+    ``home`` is shared by a request's choices and resolves to the id of the decode worker that has the prompt's
+    blocks, "" if there will be none. ``stream`` is read by the API surface; ``timer`` enforces the request's
+    deadline.
     """
 
     __slots__ = (
@@ -57,13 +58,17 @@ class ChoiceRun:
         self.timer: asyncio.Timeout | None = None
 
     def cancel_reason(self) -> str:
-        """Returns the reason that a Cancel to a worker gives: the reader's own, "deadline" or "retry"."""
+        """Returns the reason to give a worker when cancelling: the stream reader's own, else "deadline" or
+        "retry".
+        """
         if self.stream.cancel_reason:
             return self.stream.cancel_reason
         return "deadline" if self.timer is not None and self.timer.expired() else "retry"
 
     def place(self, reservation: Reservation, waited_s: float) -> None:
-        """Notes in summary and record which workers it has, after ``waited_s`` seconds in the queue."""
+        """Notes in summary and record the workers of ``reservation``, taken after ``waited_s`` seconds in the
+        queue.
+        """
         taken, summary = reservation.taken, self.summary
         self.retries.placed(reservation.incarnations)
         summary.way, summary.prefill_worker, summary.decode_worker = taken.way, taken.prefill, taken.decode
@@ -73,13 +78,15 @@ class ChoiceRun:
         self.trail.placed(reservation.decision, self.progress.elapsed(), waited_s, weights)
 
     def begin(self, wire_id: str, traceparent: str) -> Attempt:
-        """Starts an attempt, which forgets what an earlier one wrote and didn't give out."""
+        """Starts and returns an attempt, dropping tokens that an earlier one produced but that were held back."""
         self.retries.begin()
         self.progress.restart()
         return Attempt(self.request, self.choice, wire_id, self.progress.tokens, traceparent)
 
     def take_decode(self, placed: Reservation, output: w.RequestTokens) -> None:
-        """Takes a frame's part from the decode worker. The first one says that the prompt's blocks are there."""
+        """Takes the choice's part of a decode worker's frame; the first one resolves ``home``, because the prompt's
+        blocks are there.
+        """
         self.progress.take_decode(output)
         self.retries.fed = True
         placed.has_read()
@@ -87,11 +94,11 @@ class ChoiceRun:
             self.home.set_result(placed.taken.decode)
 
     def leave(self, worker_id: str, error: BatonError) -> None:
-        """Notes in the record that it goes elsewhere than ``worker_id``, and why."""
+        """Notes in the record that the choice leaves worker ``worker_id`` because of ``error``."""
         self.trail.left(f"{worker_id}: {error.label}: {error.message}")
 
     def close(self) -> None:
-        """Gives up its place and ends its record, however its task ended."""
+        """Gives up the choice's place in the queue and ends its record, however its task ended."""
         self.ticket.leave()
         self.trail.end(self.stream.error)
         if not self.home.done() and self.choice == 0:

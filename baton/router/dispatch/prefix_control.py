@@ -121,9 +121,10 @@ class PrefixControl:
         return [pin for pin in await self._store.all() if admin or pin.tenant == tenant]
 
     async def remove(self, pin: str, tenant: str, admin: bool) -> PinnedPrefix:
-        """Unpins a prefix wherever it is kept, then forgets it. Raises RequestUnknown, Unavailable.
+        """Unpins prefix ``pin`` on every reachable worker, then deletes its entry, and returns it.
 
-        What ends in between leaves an entry that can be deleted again, rather than blocks that nobody finds.
+        Raises RequestUnknown if the caller has none of that id, Unavailable. If interrupted in between, the entry
+        remains and can be removed again.
         """
         found = next((one for one in await self.listed(tenant, admin) if one.id == pin), None)
         if found is None:

@@ -1,4 +1,7 @@
-"""How often a choice was tried and where not to try it again. Knows nothing of connections, streams or messages."""
+"""A choice's count of attempts, and the workers to avoid.
+
+Knows nothing of connections, streams or messages.
+"""
 
 from __future__ import annotations
 
@@ -8,12 +11,12 @@ from baton.protos.nouns import WorkerInfo
 
 
 class RetryState:
-    """Remembers a choice's attempts for dispatch; ``begin`` starts the next one.
+    """Remembers a choice's attempts; ``begin`` starts the next one.
 
-    ``failures`` are workers that failed it, ``moves`` workers that it left without their fault, ``suspected``
-    workers that fell silent over it, ``misses`` those that had lost its adapter.
-    ``hedged``: one slow prefill was given up already.
-    ``absent_since``: since when no decode worker could be reached, in seconds of the router's clock.
+    ``failures`` counts workers that failed it, ``moves`` those that it left without their fault, ``suspected``
+    those whose engine stalled on it, ``misses`` those that had evicted its adapter. ``admitted``, ``fed``: the
+    attempt's decode worker granted a lease, gave a token. ``hedged``: one slow prefill was abandoned already.
+    ``absent_since``: the router's clock when no decode worker was left, else None.
     """
 
     __slots__ = (
@@ -38,21 +41,23 @@ class RetryState:
 
     @property
     def attempts(self) -> int:
-        """Returns how many attempts there were, the present one included."""
+        """Returns the number of attempts, the present one included."""
         return self.failures + self.moves + 1
 
     def placed(self, incarnations: Mapping[str, str]) -> None:
-        """Notes which incarnation of each worker it is placed on, by worker id."""
+        """Notes the incarnation of each worker that the choice is placed on, by worker id."""
         self._asked.update(incarnations)
 
     def leave(self, worker_id: str) -> None:
-        """Notes that the incarnation it was placed on last is to be avoided; a successor isn't."""
+        """Notes that the incarnation of the worker that the choice was placed on last is to be avoided; a later
+        incarnation isn't.
+        """
         self._left.add((worker_id, self._asked.get(worker_id, "")))
 
     def avoids(self, info: WorkerInfo) -> bool:
-        """Returns whether this incarnation of the worker failed it."""
+        """Returns whether the choice is to avoid this incarnation of the worker."""
         return (info.worker_id, info.incarnation) in self._left
 
     def begin(self) -> None:
-        """Starts an attempt: its decode worker has neither admitted it nor given it a token."""
+        """Resets ``admitted`` and ``fed`` for a new attempt."""
         self.admitted = self.fed = False

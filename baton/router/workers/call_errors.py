@@ -1,4 +1,4 @@
-"""What the end of a gRPC call means: an error of the tree.
+"""Converts failed gRPC calls to the errors of protos/errors.py.
 
 Knows nothing of which call it was.
 """
@@ -15,7 +15,9 @@ from baton.protos.v1 import worker_pb2 as w
 
 
 def said(error: grpc.aio.AioRpcError) -> BatonError | None:
-    """Returns what the worker itself gave as the reason of a failed call; None when it is the transport's."""
+    """Returns the error that the worker itself attached to a failed call; None if the failure is the
+    transport's.
+    """
     for key, value in error.trailing_metadata() or ():
         if key == ERROR_METADATA:
             return from_info(error_from_pb(w.WireError.FromString(value)))
@@ -23,7 +25,9 @@ def said(error: grpc.aio.AioRpcError) -> BatonError | None:
 
 
 def from_rpc(error: grpc.aio.AioRpcError, worker_id: str) -> BatonError:
-    """Returns the error of the tree that a broken call stands for."""
+    """Returns the BatonError for a call that failed in transport: WorkerLost, DeadlineExceeded, Overloaded, or a
+    plain one.
+    """
     text = f"{worker_id}: {error.code().name}: {error.details()}"
     if error.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED):
         return WorkerLost(text)
@@ -33,15 +37,16 @@ def from_rpc(error: grpc.aio.AioRpcError, worker_id: str) -> BatonError:
 
 
 def is_of_worker(error: BatonError) -> bool:
-    """Returns whether ``error`` says that the worker asked is gone, rather than a connection of its own.
+    """Returns whether ``error`` says that the worker that was called is gone.
 
-    A worker that lost its way to another one names a field, ``decode_address`` or ``kv_transport``.
+    It doesn't where the worker lost a connection of its own to another worker: then ``error.param`` is
+    ``decode_address`` or ``kv_transport``.
     """
     return isinstance(error, WorkerLost) and not error.param
 
 
 def first_of(group: BaseExceptionGroup) -> BaseException:
-    """Returns the first error in a group that may hold groups."""
+    """Returns the first exception in a group, which may hold nested groups."""
     error: BaseException = group
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]

@@ -1,7 +1,8 @@
-"""One session with a decode worker, and the requests it carries. Knows nothing of policies, queues or reconnecting.
+"""One session with a decode worker, and the requests that it carries.
 
-A ``DecodeLease`` is a request there, from Admit until the worker ended it or we cancel it. Whoever leaves a lease
-that the worker hasn't ended sends exactly one Cancel; a lease of a lost session sends none: its loss cancels there.
+Knows nothing of policies, queues or reconnecting. A ``DecodeLease`` is one request on the worker, from Admit until
+the worker ends it or the router cancels it. Whoever leaves a lease that the worker hasn't ended sends exactly one
+Cancel; a lease of a lost session sends none, because the loss cancels it on the worker.
 """
 
 from __future__ import annotations
@@ -20,10 +21,10 @@ log = logging.getLogger("baton.router")
 
 
 class DecodeSession:
-    """Keeps what is in flight on one connection to a decode worker.
+    """Keeps the leases in flight on one connection to a decode worker.
 
-    ``outbox`` is sent in order; ``receive`` takes what comes. ``doubt`` is called, before any lease hears of it,
-    when the worker says that its engine is gone.
+    Messages in ``outbox`` are sent in order; ``receive`` takes the worker's. ``doubt`` is called, before any lease
+    hears of it, when the worker says that its engine is gone.
     """
 
     def __init__(self, worker_id: str, doubt: Callable[[], None] = lambda: None) -> None:
@@ -37,21 +38,24 @@ class DecodeSession:
         return len(self._leases)
 
     def send(self, message: w.SessionUp) -> None:
-        """Queues a message; never waits."""
+        """Queues a message for the worker; never waits."""
         self.outbox.put_nowait(message)
 
     def add(self, lease: DecodeLease) -> None:
-        """Delivers what comes for a lease from now on. Raises WorkerLost when the session is over."""
+        """Registers a lease, so that the worker's messages for it are delivered.
+
+        Raises WorkerLost if the session is over.
+        """
         if self._lost is not None:
             raise self._lost
         self._leases[lease.request_id] = lease
 
     def remove(self, lease: DecodeLease) -> bool:
-        """Delivers nothing more to a lease; returns False when the worker had ended it already."""
+        """Stops delivery to a lease; returns False if the worker had ended it already."""
         return self._leases.pop(lease.request_id, None) is not None
 
     def receive(self, down: w.SessionDown) -> None:
-        """Delivers one message; what is for a request that left is dropped."""
+        """Delivers one message of the worker to its lease; drops messages for leases that are gone."""
         match down.WhichOneof("message"):
             case "tokens":
                 for output in down.tokens.outputs:
@@ -68,14 +72,14 @@ class DecodeSession:
                 pass  # of a newer build of the worker
 
     def lose(self, error: BatonError) -> None:
-        """Ends every lease with ``error``, because the connection is gone."""
+        """Ends every lease with ``error``, because the connection is lost."""
         self._lost = error
         leases, self._leases = list(self._leases.values()), {}
         for lease in leases:
             lease.over(error)
 
     def move_away(self, error: BatonError) -> int:
-        """Ends every lease here with ``error``, telling the worker; returns how many they were."""
+        """Ends every lease with ``error``, sending Cancels to the worker; returns their number."""
         leases = list(self._leases.values())
         for lease in leases:
             lease.leave(error)
@@ -116,9 +120,10 @@ class DecodeSession:
 
 
 class DecodeLease:
-    """Holds a request on a decode worker: ``async with`` it. Entering awaits the Admitted, or raises the refusal.
+    """Holds a request on a decode worker, as an async context manager.
 
-    ``ended`` resolves when the worker finished it, or raises why it ended early. ``why`` gives Cancel's reason.
+    Entering waits for Admitted, or raises the refusal. ``ended`` resolves when the worker finished the request, or
+    raises why it ended early. ``why`` gives the reason of a Cancel.
     """
 
     def __init__(self, session: DecodeSession, admit: w.Admit, sink: TokenSink, why: Callable[[], str]) -> None:
@@ -147,9 +152,10 @@ class DecodeLease:
         self.close()
 
     async def rearm(self) -> tuple[int, ...]:
-        """Starts a new epoch, so that no frame of the old one is taken any more. Returns the kept blocks' indices.
+        """Starts a new epoch, in which late KV frames of the old one are refused; returns the indices of blocks
+        already received.
 
-        Raises AlreadyCommitted when it is decoding, LeaseUnknown, WorkerLost.
+        Raises AlreadyCommitted if the worker is decoding already, LeaseUnknown, WorkerLost.
         """
         self._answer = asyncio.get_running_loop().create_future()
         rearm = w.Rearm(request_id=self.request_id, lease=self.lease, epoch=self.epoch + 1)
@@ -159,12 +165,12 @@ class DecodeLease:
         return tuple(rearmed.received_blocks)
 
     def close(self) -> None:
-        """Sends Cancel, unless the worker ended the lease. Idempotent."""
+        """Sends Cancel unless the worker ended the lease, and ends the lease. Idempotent."""
         self._cancel()
         self.over(None)
 
     def leave(self, error: BatonError) -> None:
-        """Sends Cancel likewise, but whoever waits for the lease's end gets ``error``."""
+        """Sends Cancel unless the worker ended the lease, and ends the lease with ``error``."""
         self._cancel()
         self.over(error)
 
@@ -176,7 +182,7 @@ class DecodeLease:
     # ---- for Session ---------------------------------------------------------------------------------
 
     def answered(self, message: w.Admitted | w.Rearmed) -> None:
-        """Takes the worker's consent."""
+        """Takes the worker's consent to Admit or Rearm."""
         if not self._answer.done():
             self._answer.set_result(message)
 
@@ -188,7 +194,7 @@ class DecodeLease:
             self._answer.set_exception(error)
 
     def over(self, error: BatonError | None) -> None:
-        """Ends the lease: nothing more will come."""
+        """Ends the lease, normally or with ``error``; no more messages will come."""
         if error is None and not self.ended.done():
             self.ended.set_result(None)
         reason = error or Cancelled("the request ended before it was answered")

@@ -1,7 +1,8 @@
-"""A connection to one worker: a Session with a decode worker, a channel to a prefill worker, kept up by itself.
+"""The connection to one worker: a session with a decode worker, or a channel to a prefill worker; it reconnects by
+itself.
 
-Knows nothing of policies, queues or Redis. A link that is ``up`` is the truth about a worker being alive and making
-progress; it tells the incarnation it expects from another one on the same port.
+Knows nothing of policies, queues or Redis. A link that is ``up`` proves that the worker is alive and makes
+progress; a link tells the expected incarnation of a worker from another one on the same port.
 """
 
 from __future__ import annotations
@@ -40,9 +41,9 @@ BROKEN = (grpc.StatusCode.UNKNOWN, grpc.StatusCode.INTERNAL)  # it is there, and
 
 
 class LinkSettings(msgspec.Struct, frozen=True):
-    """Holds what all links of a router have in common. ``changed`` is called when one goes up or down.
+    """Holds the settings that a router's links share; ``changed`` is called when a link goes up or down.
 
-    ``stall_s``: a worker whose engine makes no progress for so many seconds is lost.
+    ``stall_s``: a worker whose engine makes no progress for that many seconds is lost.
     """
 
     router_id: str
@@ -52,7 +53,7 @@ class LinkSettings(msgspec.Struct, frozen=True):
 
 
 class WorkerLink(ABC):
-    """Keeps a connection to one incarnation of a worker. ``run`` keeps it until it is cancelled."""
+    """Keeps a connection to one incarnation of a worker while ``run`` runs; ``up`` says whether it stands."""
 
     def __init__(self, info: WorkerInfo, channel: grpc.aio.Channel, settings: LinkSettings) -> None:
         self.info = info
@@ -64,7 +65,7 @@ class WorkerLink(ABC):
         self._missed: set[str] = set()  # adapters that it announced, and lacked when it was asked for them
 
     async def run(self) -> None:
-        """Connects, holds, reconnects with growing pauses: nothing but its own cancellation ends it."""
+        """Connects, and reconnects with growing pauses, until cancelled."""
         pause, longest = BACKOFF_S
         try:
             while True:
@@ -131,7 +132,8 @@ class WorkerLink(ABC):
             raise WorkerLost(f"{self.info.address} is now another incarnation of {self.info.worker_id}")
 
     async def set_role(self, role: str, grace_s: float) -> str:
-        """Asks the worker to play another role; returns the incarnation that it will have then.
+        """Asks the worker to change its role, finishing running prefills in ``grace_s`` seconds; returns its next
+        incarnation.
 
         Raises what the worker raised.
         """
@@ -140,7 +142,7 @@ class WorkerLink(ABC):
         return str(reply.incarnation)
 
     def renew(self, info: WorkerInfo) -> None:
-        """Takes what the same incarnation says of itself now."""
+        """Replaces the worker's description by a newer one of the same incarnation."""
         if info.adapters != self.info.adapters:
             self._loaded.difference_update(info.adapters)
             self._missed.intersection_update(info.adapters)
@@ -156,10 +158,10 @@ class WorkerLink(ABC):
         self._missed.add(adapter_id)
 
     async def load_adapter(self, name: str, path: str, digest: str, pinned: bool, timeout_s: float) -> AdapterInfo:
-        """Lets the worker load an adapter; returns what it holds then.
+        """Asks the worker to load an adapter; returns what it holds then.
 
-        ``path`` is beneath the worker's adapters.root; ``digest`` "" takes whatever lies there. Raises what the
-        worker raised.
+        ``path`` is beneath the worker's adapters.root; ``digest`` "" accepts any content. Raises what the worker
+        raised.
         """
         request = w.LoadAdapterRequest(name=name, path=path, digest=digest, pinned=pinned)
         found = adapter_from_pb(await self._asked(stubs.WorkerStub(self._channel).LoadAdapter, request, timeout_s))
@@ -168,19 +170,25 @@ class WorkerLink(ABC):
         return found
 
     async def unload_adapter(self, adapter_id: str, timeout_s: float = HELLO_TIMEOUT_S) -> None:
-        """Lets the worker take no new request on an adapter; one that it doesn't hold is no error."""
+        """Asks the worker to unload an adapter: it takes no new request on it.
+
+        An adapter that it doesn't hold is no error.
+        """
         request = w.UnloadAdapterRequest(id=adapter_id)
         with contextlib.suppress(AdapterUnknown):
             await self._asked(stubs.WorkerStub(self._channel).UnloadAdapter, request, timeout_s)
         self.lacks(adapter_id)
 
     async def pin_prefix(self, request: w.PinPrefixRequest, timeout_s: float) -> int:
-        """Lets the worker keep a prefix's blocks; returns how many tokens those are. Raises what it raised."""
+        """Asks the worker to pin a prefix's KV blocks; returns the number of pinned tokens.
+
+        Raises what the worker raised.
+        """
         reply = await self._asked(stubs.WorkerStub(self._channel).PinPrefix, request, timeout_s)
         return int(reply.tokens)
 
     async def unpin_prefix(self, pin: str, timeout_s: float = HELLO_TIMEOUT_S) -> None:
-        """Lets the worker evict a prefix's blocks again; one that it doesn't keep is no error."""
+        """Asks the worker to unpin a prefix; one that it doesn't have is no error."""
         request = w.UnpinPrefixRequest(pin=pin)
         await self._asked(stubs.WorkerStub(self._channel).UnpinPrefix, request, timeout_s)
 
@@ -223,20 +231,22 @@ class WorkerLink(ABC):
 
 
 class DecodeLink(WorkerLink):
-    """Holds the one session with a decode worker."""
+    """Keeps the one session with a decode worker."""
 
     _session: DecodeSession | None = None
 
     def admit(self, admit: w.Admit, sink: TokenSink, why: Callable[[], str]) -> DecodeLease:
-        """Returns a lease to enter, which places the request. Raises WorkerLost when the link is down."""
+        """Returns a lease that, when entered, admits the request on the worker.
+
+        Raises WorkerLost if the link is down.
+        """
         if self._session is None or not self.up:
             raise WorkerLost(f"no connection to {self.info.worker_id}")
         return DecodeLease(self._session, admit, sink, why)
 
     def move_away(self, error: BatonError) -> int:
-        """Gives up what this router has there, with ``error``: it goes elsewhere.
-
-        Returns how much that was.
+        """Ends all this router's leases on the worker with ``error``, so that they go elsewhere; returns their
+        number.
         """
         return 0 if self._session is None else self._session.move_away(error)
 
@@ -313,9 +323,10 @@ class PrefillLink(WorkerLink):
         self._stalled = False  # why its calls were cancelled
 
     async def prefill(self, request: w.PrefillRequest, timeout_s: float | None) -> w.PrefillResponse:
-        """Calls Prefill and returns when every block was acknowledged. Cancelling the caller cancels the call.
+        """Calls Prefill; returns once the decode worker acknowledged every KV block. Cancelling the caller cancels
+        the call.
 
-        Raises what the worker raised, WorkerLost, or DeadlineExceeded.
+        Raises what the worker raised, WorkerLost, or DeadlineExceeded after ``timeout_s``.
         """
         call = stubs.PrefillWorkerStub(self._channel).Prefill(request, timeout=timeout_s)
         self._calls.add(call)

@@ -1,4 +1,4 @@
-"""Every connection to workers, by worker id: one link per worker, opened and dropped as workers come and go.
+"""The links to all workers, by worker id: opened and dropped as workers come and go.
 
 Knows nothing of policies, queues or Redis: ``sync`` is told who should be there.
 """
@@ -28,7 +28,7 @@ CHANNEL_OPTIONS = [
 
 
 class LinkTable:
-    """Keeps one link per worker, by worker id. ``changed`` is called when one goes up or down."""
+    """Keeps one link per worker, by worker id; ``changed`` is called when one goes up or down."""
 
     def __init__(
         self,
@@ -48,27 +48,29 @@ class LinkTable:
         return iter(self._links.values())
 
     def decode(self, worker_id: str) -> DecodeLink:
-        """Returns the link to a decode worker."""
+        """Returns the link to a decode worker. Raises WorkerLost if there is none."""
         link = self._links.get(worker_id)
         if not isinstance(link, DecodeLink):
             raise WorkerLost(f"no decode worker {worker_id}")
         return link
 
     def prefill(self, worker_id: str) -> PrefillLink:
-        """Returns the link to a prefill worker."""
+        """Returns the link to a prefill worker. Raises WorkerLost if there is none."""
         link = self._links.get(worker_id)
         if not isinstance(link, PrefillLink):
             raise WorkerLost(f"no prefill worker {worker_id}")
         return link
 
     def incarnations(self, worker_ids: Iterable[str]) -> dict[str, str]:
-        """Returns the incarnations that are linked to, by worker id."""
+        """Returns the incarnation of each of ``worker_ids`` that there is a link to, by worker id."""
         return {k: self._links[k].info.incarnation for k in worker_ids if k in self._links}
 
     def sync(self, infos: Mapping[str, WorkerInfo]) -> None:
-        """Links to who is new and drops who was replaced, once its link is down: one that is up is the truth.
+        """Opens links to new workers of ``infos``, and drops those of replaced or missing workers once they are
+        down.
 
-        One that ``infos`` lacks stays likewise. One that is down is linked anew when we have a new certificate.
+        A link that is up stays, whatever ``infos`` says. A link that is down is reopened when there is a new
+        certificate.
         """
         for worker_id, info in infos.items():
             link = self._links.get(worker_id)
