@@ -1,7 +1,8 @@
-"""Which adapters a cluster serves beside its models, kept in Redis: routers write what operators ask, and read it.
+"""The registry of LoRA adapters that a cluster serves, kept in Redis: routers write what operators ask for, and
+read it.
 
-Knows nothing of workers, files or who may ask. A name that was taken out stays as a note, so that a Redis that was
-flushed can be told from one that is empty.
+Knows nothing of workers, files or who may ask. A removed name stays as a note, so that a Redis that was flushed can
+be told from one that is empty.
 """
 
 from __future__ import annotations
@@ -38,11 +39,11 @@ return 1
 
 
 class AdapterEntry(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Describes one adapter of ``model_id``; its files lie at ``path``.
+    """Describes one adapter of model ``model_id``; its files lie at ``path``.
 
-    ``digest`` is of its content, "" as long as no worker has read the files. ``tenant`` alone may use it; "" lets
-    everybody. ``pinned``: workers don't evict it. ``by`` asked for it, ``at`` seconds since 1970. ``removed``: it
-    was taken out, also where the configuration names it.
+    ``digest`` is of its content, "" until a worker has read the files. Only ``tenant`` may use it; "": everybody.
+    ``pinned``: workers don't evict it. ``by`` asked for it ``at`` Unix seconds. ``removed``: an operator removed
+    it, even if the configuration names it.
     """
 
     name: str
@@ -57,27 +58,28 @@ class AdapterEntry(msgspec.Struct, frozen=True, omit_defaults=True):
 
     @property
     def adapter_id(self) -> str:
-        """Returns the id by which the cluster knows this content; "" while the content is not known."""
+        """Returns the id of the adapter's content, made of name and digest; "" while the digest is unknown."""
         return adapter_id(self.name, self.digest) if self.digest else ""
 
     def is_like(self, other: AdapterEntry | None) -> bool:
-        """Returns whether ``other`` is the same content in the same state."""
+        """Returns whether ``other`` has the same content and is removed or not likewise."""
         return other is not None and (self.digest, self.removed) == (other.digest, other.removed)
 
 
 class AdapterStore:
-    """Keeps the adapters of one cluster."""
+    """Keeps the adapter registry of one cluster in Redis."""
 
     def __init__(self, redis: Redis, namespace: str) -> None:
         self._redis, self._key = redis, f"{{{namespace}}}:adapters"
 
     async def all(self) -> dict[str, AdapterEntry]:
-        """Returns every entry by name, with the notes of what was taken out. Raises RedisError and OSError."""
+        """Returns every entry by name, removed ones included. Raises RedisError and OSError."""
         rows = await cast(Awaitable[dict[bytes, bytes]], self._redis.hgetall(self._key))
         return {name.decode(): found for name, row in rows.items() if (found := _decoded(row)) is not None}
 
     async def swap(self, entry: AdapterEntry, before: AdapterEntry | None) -> bool:
-        """Writes ``entry`` where the store still has what ``before`` says; returns whether it did.
+        """Writes ``entry`` if the store still has ``before`` (None: no entry) under its name; returns whether it
+        did.
 
         Raises Unavailable.
         """
@@ -94,7 +96,7 @@ class AdapterStore:
             ) from error
 
     async def restore(self, entries: Iterable[AdapterEntry]) -> None:
-        """Writes back what a flushed Redis has lost; a name that is there again stays as it is.
+        """Writes ``entries`` to a Redis that lost them; names that have an entry are left as they are.
 
         Raises RedisError and OSError.
         """
@@ -102,7 +104,7 @@ class AdapterStore:
             await cast(Awaitable[int], self._redis.hsetnx(self._key, entry.name, _encoded(entry).decode()))
 
     async def forget_notes(self, entries: Iterable[AdapterEntry]) -> None:
-        """Forgets the oldest of ``entries`` that were taken out, beyond NOTES, as far as they are still so.
+        """Deletes the oldest removed ones of ``entries`` beyond NOTES, unless they were changed meanwhile.
 
         Raises RedisError and OSError.
         """

@@ -1,7 +1,8 @@
-"""What the controller thinks and did, kept in Redis for every router, dashboard and console to read.
+"""The controller's advice and actions, kept in Redis for every router, dashboard and console to read.
 
-Knows nothing of how a ratio is chosen. Two things are here: the latest ``Advice`` (it expires, so that a dead
-controller's word isn't taken for news) and a bounded timeline of ``TimelineEntry``s, newest first.
+Knows nothing of how a ratio is chosen. It holds the latest ``Advice`` (which expires, so that a dead controller's
+advice isn't taken for current), a bounded timeline of ``TimelineEntry``s, newest first, and an operator's pin and
+mode.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ log = logging.getLogger("baton.cluster")
 
 
 class RatioPoint(msgspec.Struct, frozen=True):
-    """One point of the dial: what the twin says of the recent traffic on that ratio. Times in seconds."""
+    """Predicts the recent traffic on one ratio of prefill to decode workers. Times in seconds."""
 
     prefill: int
     decode: int
@@ -32,7 +33,8 @@ class RatioPoint(msgspec.Struct, frozen=True):
 
 
 class TwinError(msgspec.Struct, frozen=True):
-    """Predicted against observed, as relative errors of the medians (0.1: 10% off); None where nothing was seen.
+    """Compares the simulator's predictions with observations, as relative errors of the medians (0.1: 10% off);
+    None where nothing was observed.
 
     ``bound`` is the error above which no advice is given; ``samples`` requests were compared.
     """
@@ -45,17 +47,17 @@ class TwinError(msgspec.Struct, frozen=True):
 
     @property
     def worst(self) -> float | None:
-        """Returns the largest error of the figures that are known."""
+        """Returns the largest absolute error that is known; None if none is."""
         seen = [abs(e) for e in (self.ttft, self.tpot, self.throughput) if e is not None]
         return max(seen, default=None)
 
 
 class Advice(msgspec.Struct, frozen=True):
-    """The controller's latest look. ``at`` in seconds since 1970.
+    """Describes the controller's latest evaluation; ``at`` is Unix seconds.
 
-    ``recommended`` None: none is given, and ``withheld`` says why. ``interval`` and ``plateau`` are in prefill
-    workers: where the best lies with 90% confidence, and which ratios are as good within 2%. ``pressure`` is the
-    load on each role over what it can carry (1.0: full), on the ratio as it is.
+    ``recommended`` None: no recommendation, and ``withheld`` says why. ``interval`` and ``plateau`` are ranges of
+    prefill workers: where the best ratio lies with 90% confidence, and which are as good within 2%. ``pressure`` is
+    the load on (prefill, decode) over their capacity (1.0: full) at the current ratio.
     """
 
     at: float
@@ -73,11 +75,11 @@ class Advice(msgspec.Struct, frozen=True):
 
 
 class TimelineEntry(msgspec.Struct, frozen=True):
-    """One entry of the timeline: what was decided, why, and how it went. ``at`` in seconds since 1970.
+    """Describes one entry of the timeline: what was decided, why, and how it went. ``at`` is Unix seconds.
 
-    ``kind``: "hold" (a reason changed), "advise" (dry run), "rerole" (workers change role), "add" and "remove"
-    (replicas come and go), "pin", "unpin", "failed". ``workers`` are the slots that change; ``seconds`` is how long
-    it took, 0 while it runs.
+    ``kind``: "hold" (a reason changed), "advise" (dry run), "rerole" (workers change role), "add" and "remove" (of
+    workers), "pin", "unpin", "failed". ``before`` and ``after`` are (prefill, decode) workers. ``workers`` are the
+    slots that change; ``seconds`` is how long it took, 0 while it runs.
     """
 
     at: float
@@ -91,7 +93,7 @@ class TimelineEntry(msgspec.Struct, frozen=True):
 
 
 class RatioPin(msgspec.Struct, frozen=True):
-    """An operator's word: this ratio, until it is taken back. The controller doesn't touch a pinned cluster."""
+    """Describes the ratio that an operator pinned; the controller leaves a pinned cluster alone."""
 
     prefill: int
     decode: int
@@ -100,7 +102,11 @@ class RatioPin(msgspec.Struct, frozen=True):
 
 
 class AdviceStore:
-    """Reads give None or nothing, and writes False, while Redis is away. ``controlled``: there is a controller."""
+    """Keeps advice, timeline, pin and mode in Redis; while Redis is away, reads return None or nothing, and writes
+    False.
+
+    ``controlled``: the cluster has a controller.
+    """
 
     def __init__(self, redis: Redis, namespace: str, controlled: bool = True) -> None:
         self._redis, self.controlled = redis, controlled
@@ -109,7 +115,7 @@ class AdviceStore:
         )
 
     async def put(self, advice: Advice, ttl_s: float = ADVICE_TTL_S) -> bool:
-        """Replaces the advice that is stored."""
+        """Replaces the stored advice, which expires after ``ttl_s`` seconds; returns False if Redis is away."""
         try:
             await self._redis.set(self._advice, msgspec.msgpack.encode(advice), px=int(ttl_s * 1000))
         except (RedisError, OSError):
@@ -117,11 +123,11 @@ class AdviceStore:
         return True
 
     async def get(self) -> Advice | None:
-        """Returns the latest advice; None when it is too old, or Redis is away."""
+        """Returns the latest advice; None if it has expired, or Redis is away."""
         return _decoded(await self._read(self._advice), Advice)
 
     async def note(self, change: TimelineEntry) -> bool:
-        """Adds to the timeline; the oldest entry leaves a full one."""
+        """Adds an entry to the timeline, of which the last TIMELINE are kept; returns False if Redis is away."""
         try:
             async with self._redis.pipeline(transaction=True) as pipe:
                 pipe.lpush(self._timeline, msgspec.msgpack.encode(change))
@@ -132,7 +138,7 @@ class AdviceStore:
         return True
 
     async def timeline(self, most: int = TIMELINE) -> tuple[TimelineEntry, ...]:
-        """Returns the timeline, newest first."""
+        """Returns the last ``most`` entries of the timeline, newest first."""
         try:
             rows = cast(list[bytes], await cast(Awaitable[Any], self._redis.lrange(self._timeline, 0, most - 1)))
         except (RedisError, OSError):
@@ -140,7 +146,7 @@ class AdviceStore:
         return _changes(rows)
 
     async def look(self, most: int = TIMELINE) -> tuple[Advice | None, tuple[TimelineEntry, ...], RatioPin | None]:
-        """Reads advice, timeline and pin in one round trip, for those who only show them."""
+        """Returns advice, the last ``most`` timeline entries and pin, read in one round trip, for display."""
         try:
             async with self._redis.pipeline(transaction=False) as pipe:
                 pipe.get(self._advice)
@@ -152,7 +158,7 @@ class AdviceStore:
         return _decoded(advice, Advice), _changes(rows), _decoded(pin, RatioPin)
 
     async def pin(self, pin: RatioPin | None) -> bool:
-        """Pins a ratio; None takes the pin back."""
+        """Pins a ratio, or with None removes the pin; returns False if Redis is away."""
         try:
             if pin is None:
                 await self._redis.delete(self._pin)
@@ -163,14 +169,16 @@ class AdviceStore:
         return True
 
     async def pinned(self) -> RatioPin | None:
-        """Returns what an operator pinned.
+        """Returns the operator's pin; None if there is none.
 
-        Raises RedisError and OSError: not knowing isn't the same as not pinned.
+        Raises RedisError and OSError, because not knowing isn't the same as not pinned.
         """
         return _decoded(cast("bytes | None", await self._redis.get(self._pin)), RatioPin)
 
     async def set_mode(self, mode: str) -> bool:
-        """Stores an operator's mode for the controller, which counts before that of the configuration."""
+        """Stores an operator's mode, which overrides the configuration's ``controller.mode``; returns False if
+        Redis is away.
+        """
         try:
             await self._redis.set(self._mode, mode)
         except (RedisError, OSError):
@@ -178,7 +186,7 @@ class AdviceStore:
         return True
 
     async def mode(self) -> str:
-        """Returns the mode that an operator set; empty where nobody set one."""
+        """Returns the mode that an operator set; "" if none is set, or Redis is away."""
         return (await self._read(self._mode) or b"").decode()
 
     async def _read(self, key: str) -> bytes | None:

@@ -1,4 +1,7 @@
-"""Files, batch jobs and the right to work on one. Knows nothing of where they are kept or who may see them."""
+"""Types of the batch API: stored files, batch jobs, and the claim on a job.
+
+Knows nothing of where they are kept or who may see them.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ import msgspec
 
 
 class StoredFile(msgspec.Struct, frozen=True):
-    """Describes a stored file beside its bytes. ``created`` in seconds of the wall clock."""
+    """Describes a stored file, without its content; ``bytes`` is its size, ``created`` Unix seconds."""
 
     id: str
     tenant: str
@@ -21,7 +24,8 @@ class StoredFile(msgspec.Struct, frozen=True):
 class BatchJob(msgspec.Struct, frozen=True):
     """Describes one batch job.
 
-    Times in seconds of the wall clock, 0: not yet. ``key`` is the caller's key as JSON, or empty.
+    Times are Unix seconds, 0: not yet. ``total``, ``completed`` and ``failed`` count lines. ``key`` is the caller's
+    API key entry as JSON, or "". ``status`` is OpenAI's.
     """
 
     id: str
@@ -45,7 +49,7 @@ class BatchJob(msgspec.Struct, frozen=True):
 
 
 class JobClaim(NamedTuple):
-    """One router's right to work on a job: ``number`` rises with every claim that is given."""
+    """Holds one router's exclusive right to work on a job; ``number`` rises with every claim on the job."""
 
     job_id: str
     owner: str
@@ -53,11 +57,11 @@ class JobClaim(NamedTuple):
 
 
 class JobClaimLost(Exception):
-    """Another router has the job, or it is closed: nothing was written."""
+    """Says that another router has claimed the job, or that it is closed: nothing was written."""
 
 
 class ListPage(msgspec.Struct, frozen=True):
-    """A page of a list: of one tenant's, or of all for None; ``limit`` that follow ``after``, an id."""
+    """Selects a page of a list: ``limit`` entries after the id ``after``, of one tenant, or of all for None."""
 
     tenant: str | None = None
     after: str = ""

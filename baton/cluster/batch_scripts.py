@@ -1,4 +1,4 @@
-"""Redis scripts of the store of batch jobs: each checks and writes in one go. Knows nothing of Python's side."""
+"""Redis (Lua) scripts of the store of batch jobs; each checks and writes atomically."""
 
 from __future__ import annotations
 

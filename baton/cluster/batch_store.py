@@ -31,9 +31,10 @@ JOB_BYTES = 4096  # of a job's state, about
 
 
 class BatchStore:
-    """Under ``{namespace}:file:`` and ``{namespace}:batch:``. Every method raises Unavailable without Redis.
+    """Keeps batch files and jobs in Redis. Every method raises Unavailable if Redis can't be reached.
 
-    Names with a colon are our own, so an id that has one is nobody's.
+    Keys are under ``{namespace}:file:`` and ``{namespace}:batch:``; ids have no colon. Entries are kept for
+    ``kept_s`` seconds.
     """
 
     def __init__(
@@ -49,16 +50,17 @@ class BatchStore:
         self._room = RedisMemory(redis, clock)
 
     async def has_room(self, size: int, share: float = ANSWERS) -> bool:
-        """Returns whether the store can take ``size`` bytes more and keep what is not for files free."""
+        """Returns whether ``size`` more bytes fit into the store's ``share`` of Redis's memory."""
         async with _reached():
             return await self._room.has(size, share)
 
     # ---- files -------------------------------------------------------------------------------------
 
     async def add_file(self, file: StoredFile, content: bytes, most_bytes: int = -1) -> int | None:
-        """Keeps a file; returns the bytes of its tenant's where they would be over ``most_bytes`` with it.
+        """Stores a file and returns None; if the tenant's files would exceed ``most_bytes`` (-1: no limit), returns
+        the bytes that they have.
 
-        Raises StorageFull where the store has no room for it.
+        Raises StorageFull if the store has no room.
         """
         async with _reached():
             if not await self._room.has(len(content), UPLOADS):
@@ -72,7 +74,7 @@ class BatchStore:
         return None if kept < 0 else kept
 
     async def add_output(self, claim: JobClaim, file: StoredFile, content: bytes) -> None:
-        """Keeps a file of a job's answers; the same file again changes nothing. Raises JobClaimLost."""
+        """Stores a file of a job's answers; storing it again changes nothing. Raises JobClaimLost."""
         async with _reached():
             if await self._write(file, content, -1, claim) == -2:
                 raise JobClaimLost(claim.job_id)
@@ -93,7 +95,7 @@ class BatchStore:
         return kept
 
     async def file(self, file_id: str) -> StoredFile | None:
-        """Returns what is known of a file; None when there is no such file."""
+        """Returns the description of a file; None if there is none."""
         if ":" in file_id:
             return None
         async with _reached():
@@ -101,13 +103,16 @@ class BatchStore:
         return msgspec.json.decode(found, type=StoredFile) if found else None
 
     async def content(self, file_id: str) -> bytes:
-        """Returns a file's bytes; none for no such file."""
+        """Returns a file's bytes; b"" if there is no such file."""
         async with _reached():
             found: Any = await self._redis.hget(self._files + file_id, "content")  # type: ignore[misc]
         return found or b""
 
     async def files(self, asked: ListPage) -> tuple[list[StoredFile], bool]:
-        """Returns one page, the youngest first, and whether there are more."""
+        """Returns one page of files, the newest first, and whether there are more.
+
+        Raises InvalidRequest if ``asked.after`` is unknown.
+        """
         ids, more = await self._page(self._files, asked)
         async with _reached():
             pipe = self._redis.pipeline(transaction=False)
@@ -117,7 +122,7 @@ class BatchStore:
         return [msgspec.json.decode(about, type=StoredFile) for about in found if about], more
 
     async def drop_file(self, file: StoredFile) -> None:
-        """Forgets a file and its bytes."""
+        """Deletes a file and its content."""
         async with _reached():
             await self._drop(keys=self._keys(file), args=[file.id, file.bytes])
 
@@ -128,7 +133,7 @@ class BatchStore:
     # ---- jobs --------------------------------------------------------------------------------------
 
     async def put(self, job: BatchJob, is_open: bool) -> None:
-        """Keeps a new job; an open one is found by ``open_jobs``. Raises StorageFull."""
+        """Stores a new job; with ``is_open`` routers find it by ``open_jobs``. Raises StorageFull."""
         async with _reached():
             if not await self._room.has(len(job.key) + JOB_BYTES, UPLOADS):
                 raise StorageFull("the store has no room for another job: delete files, or raise maxmemory")
@@ -143,7 +148,7 @@ class BatchStore:
             await pipe.execute()
 
     async def job(self, job_id: str) -> BatchJob | None:
-        """Returns a job; None for no such job."""
+        """Returns a job with its current counts of answered lines; None if there is none."""
         if ":" in job_id:
             return None
         async with _reached():
@@ -151,7 +156,10 @@ class BatchStore:
         return (await self._counted([msgspec.json.decode(found, type=BatchJob)]))[0] if found else None
 
     async def jobs(self, asked: ListPage) -> tuple[list[BatchJob], bool]:
-        """Returns one page, the youngest first, and whether there are more."""
+        """Returns one page of jobs, the newest first, and whether there are more.
+
+        Raises InvalidRequest if ``asked.after`` is unknown.
+        """
         ids, more = await self._page(self._jobs, asked)
         async with _reached():
             found: list[Any] = await self._redis.mget([self._jobs + job_id for job_id in ids]) if ids else []
@@ -170,37 +178,39 @@ class BatchStore:
         return [msgspec.structs.replace(job, **now.get(job.id, {})) for job in jobs]
 
     async def forget_job(self, job_id: str) -> None:
-        """Forgets a job whose time is over, so that nobody looks for it any more."""
+        """Removes a job that has expired from the open jobs."""
         async with _reached():
             await self._redis.srem(self._open, job_id)  # type: ignore[misc]
 
     async def open_jobs(self) -> list[str]:
-        """Ids of jobs that still have lines to answer, or to be ended."""
+        """Returns the ids of jobs that aren't ended yet, sorted."""
         async with _reached():
             found: Any = await self._redis.smembers(self._open)  # type: ignore[misc]
         return sorted(member.decode() for member in found)
 
     async def ask_cancel(self, job_id: str) -> None:
-        """Says to whoever has the job that it is to end."""
+        """Asks whichever router works on the job to end it."""
         async with _reached():
             await self._redis.set(f"{self._jobs}{job_id}:cancel", b"1", ex=self._kept_s)
 
     async def cancel_asked(self, job_id: str) -> bool:
-        """Returns whether somebody asked for the job to end."""
+        """Returns whether ``ask_cancel`` was called for the job."""
         async with _reached():
             return bool(await self._redis.exists(f"{self._jobs}{job_id}:cancel"))
 
     # ---- answers -----------------------------------------------------------------------------------
 
     async def claim(self, job_id: str, owner: str, lease_s: float) -> JobClaim | None:
-        """Returns the right to an open job for ``lease_s`` seconds; None while another router has it."""
+        """Claims an open job for ``lease_s`` seconds; returns None while another router holds it."""
         args: list[str | bytes | float] = [job_id, owner, int(lease_s * 1000), self._kept_s]
         async with _reached():
             number: int = await self._claim(keys=[self._owner(job_id), self._fence(job_id), self._open], args=args)
         return JobClaim(job_id, owner, number) if number else None
 
     async def renew(self, claim: JobClaim, lease_s: float) -> bool:
-        """Keeps the claim for ``lease_s`` more seconds; False when a later one was given or the job is closed."""
+        """Extends the claim to ``lease_s`` seconds from now; returns False if a later claim was given or the job is
+        closed.
+        """
         keys = [self._fence(claim.job_id), self._owner(claim.job_id), self._open]
         args: list[str | bytes | float] = [
             claim.number,
@@ -213,23 +223,29 @@ class BatchStore:
             return bool(await self._renew(keys=keys, args=args))
 
     async def release(self, claim: JobClaim) -> None:
-        """Lets another router claim the job at once, unless one already did."""
+        """Ends the claim, so that another router can claim the job at once."""
         keys = [self._fence(claim.job_id), self._owner(claim.job_id)]
         async with _reached():
             await self._release(keys=keys, args=[claim.number])
 
     async def update(self, claim: JobClaim, job: BatchJob) -> None:
-        """Keeps an open job's state. Raises JobClaimLost."""
+        """Stores an open job's state. Raises JobClaimLost."""
         keys = [self._fence(job.id), self._jobs + job.id]
         await self._fenced(self._update, claim, keys, [msgspec.json.encode(job), self._kept_s])
 
     async def close(self, claim: JobClaim, job: BatchJob) -> None:
-        """Keeps an ended job's state and drops its answers, which are in files now. Raises JobClaimLost."""
+        """Stores an ended job's state and deletes its single answers, which are in files by then.
+
+        Raises JobClaimLost.
+        """
         keys = [self._fence(job.id), self._jobs + job.id, self._open, *self._answers(job.id)]
         await self._fenced(self._close, claim, keys, [msgspec.json.encode(job), self._kept_s, job.id])
 
     async def answer(self, claim: JobClaim, line: int, answer: bytes, good: bool) -> None:
-        """Keeps a line's answer, once. Raises JobClaimLost."""
+        """Stores the answer of a line, unless the line has one; ``good`` tells output from errors.
+
+        Raises JobClaimLost.
+        """
         keys = [self._fence(claim.job_id), self._answers(claim.job_id)[not good]]
         await self._fenced(self._answer, claim, keys, [line, answer, self._kept_s])
         self._room.wrote(len(answer))
@@ -250,7 +266,7 @@ class BatchStore:
         return f"{self._jobs}{job_id}:output", f"{self._jobs}{job_id}:errors"
 
     async def answers(self, job_id: str, good: bool) -> Mapping[int, bytes]:
-        """Returns the answers so far, by line."""
+        """Returns the answers so far, by line number; ``good`` tells output from errors."""
         async with _reached():
             found: Any = await self._redis.hgetall(self._answers(job_id)[not good])  # type: ignore[misc]
         return {int(line): answer for line, answer in sorted(found.items(), key=lambda pair: int(pair[0]))}

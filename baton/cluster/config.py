@@ -1,4 +1,5 @@
-"""Every setting of a cluster: ``baton.toml``, then ``BATON_SECTION__KEY`` in the environment, then flags.
+"""The configuration of a cluster: ``baton.toml``, overridden by ``BATON_SECTION__KEY`` in the environment,
+overridden by flags.
 
 Knows nothing of what reads a setting, nor whether a port is free or a model exists.
 """
@@ -81,10 +82,11 @@ class _Sources(BatonConfig, BaseSettings):  # type: ignore[misc]
 def load_config(
     path: str | None = None, flags: Mapping[str, Mapping[str, object]] | None = None, search: Path | None = None
 ) -> BatonConfig:
-    """Returns the config of this run. ``path`` must exist when given; else ``baton.toml`` in ``search`` if there is
-    one.
+    """Returns the configuration of this run, validated.
 
-    ``flags`` maps section -> key -> value; None values are absent. Raises ConfigError naming the key.
+    ``path`` must exist if given; without it, ``baton.toml`` in ``search`` (default: the working directory) is read
+    if there is one. ``flags`` maps section -> key -> value; None values count as absent. Raises ConfigError naming
+    the key.
     """
     given = {s: {k: v for k, v in keys.items() if v is not None} for s, keys in (flags or {}).items()}
     file = _config_file(path, search or Path.cwd())

@@ -1,7 +1,8 @@
-"""Workers that left, and what of: the last few, for an hour, so that who looks later can say what happened.
+"""Records of workers that left the cluster, and why: the last few, for an hour.
 
-Knows nothing of processes or supervisors. Several may speak of one death (the worker itself, who supervised it, a
-router that heard nothing more): the first that knows the cause counts, before those that only missed a heartbeat.
+Knows nothing of processes or supervisors. Several may report one death (the worker itself, its supervisor, a router
+that missed its heartbeats): the first report that knows the cause counts; one that only missed a heartbeat counts
+while there is no other.
 """
 
 from __future__ import annotations
@@ -45,10 +46,10 @@ return 1
 
 
 class Departure(msgspec.Struct, frozen=True):
-    """Describes the end of one incarnation of a worker. ``at`` in seconds since 1970.
+    """Describes the end of one incarnation of a worker. ``at`` is Unix seconds.
 
     ``cause``: "drained", "engine" (its engine process died), "signal", "oom", "exit", "slot_lost" (another node
-    serves its slot), "lease_lost" (no heartbeat came any more) or "replaced" (by another incarnation).
+    serves its slot), "lease_lost" (heartbeats ceased) or "replaced" (by another incarnation).
     """
 
     worker_id: str
@@ -60,14 +61,14 @@ class Departure(msgspec.Struct, frozen=True):
 
 
 class Departures:
-    """The departures of one cluster. Redis is a hint: what can't be written is lost, and reads give nothing."""
+    """Keeps one cluster's departures in Redis; while Redis is away, writes are dropped and reads return nothing."""
 
     def __init__(self, redis: Redis, namespace: str) -> None:
         self._redis, self._keys = redis, _keys(namespace)
         self._note = redis.register_script(_NOTE)
 
     async def note(self, departure: Departure) -> None:
-        """Keeps a departure, unless its cause is known already. Never raises, and never waits long."""
+        """Stores a departure, unless its cause is known already. Never raises; waits at most WAIT_S."""
         try:
             async with asyncio.timeout(WAIT_S):
                 await self._note(keys=self._keys, args=_args(departure))
@@ -86,7 +87,7 @@ class Departures:
 
 
 def note_blocking(url: str, namespace: str, departure: Departure) -> None:
-    """Does what ``Departures.note`` does, for threads that have no event loop."""
+    """Stores a departure as ``Departures.note`` does, by blocking calls, for threads without an event loop."""
     try:
         with blocking.Redis.from_url(url, socket_timeout=WAIT_S, socket_connect_timeout=WAIT_S) as client:
             client.eval(_NOTE, 3, *_keys(namespace), *_args(departure))

@@ -1,8 +1,8 @@
-"""Workers that an operator took out of the rotation, for every router to heed, until they are put back.
+"""Holds: workers that an operator took out of rotation, for every router to obey, until they are put back.
 
-Knows nothing of requests. A hold is a word about a slot, so it outlives the worker's restart. Routers see a held
-worker in another state than it reports: "standby" (drained: nothing new, what runs there ends there) or "draining"
-(ejected: what runs there goes on elsewhere at once). Redis is a hint too: while it is away the last ones count.
+Knows nothing of requests. A hold belongs to a slot, so it outlives the worker's restart. Routers see a held worker
+in another state than it reports: "standby" (drained: it gets no new requests and finishes its own) or "draining"
+(ejected: its requests move elsewhere at once). While Redis is away the last known holds count.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ STATES: dict[str, str] = {"drain": "standby", "eject": "draining"}
 
 
 class SlotHold(msgspec.Struct, frozen=True):
-    """Why a slot gets nothing. ``at`` in seconds since 1970."""
+    """Describes why a slot gets no requests: held by whom, and ``at`` Unix seconds."""
 
     how: How
     by: str = ""
@@ -35,13 +35,13 @@ class SlotHold(msgspec.Struct, frozen=True):
 
 
 class HoldStore:
-    """The holds of one cluster."""
+    """Keeps the holds of one cluster in Redis."""
 
     def __init__(self, redis: Redis, namespace: str) -> None:
         self._redis, self._key = redis, f"{{{namespace}}}:holds"
 
     async def put(self, slot: str, hold: SlotHold | None) -> None:
-        """Holds a slot; None puts it back. Raises Unavailable."""
+        """Stores the hold of a slot; None removes it. Raises Unavailable."""
         try:
             if hold is None:
                 await cast(Awaitable[int], self._redis.hdel(self._key, slot))
@@ -59,7 +59,11 @@ class HoldStore:
 
 
 class RosterWithHolds:
-    """A roster as routers are to see it: ``async with`` it to follow the holds; the roster runs elsewhere."""
+    """Shows a roster with held workers' states replaced; as an async context manager it reads the holds every
+    ``poll_s`` seconds.
+
+    The roster itself must be run by the caller.
+    """
 
     def __init__(
         self, roster: PolledRoster, holds: HoldStore, poll_s: float = BEAT_S, departures: Departures | None = None
@@ -71,15 +75,15 @@ class RosterWithHolds:
 
     @property
     def connected(self) -> bool:
-        """Returns whether Redis answered the last time."""
+        """Returns whether Redis answered the roster's last read."""
         return self._roster.connected
 
     def snapshot(self) -> dict[str, WorkerEntry]:
-        """Returns the roster's view, with held workers in the state that their hold means."""
+        """Returns the roster's entries by worker id, held workers in the state that STATES gives."""
         return {name: self._seen(name, entry) for name, entry in self._roster.snapshot().items()}
 
     async def refresh(self) -> dict[str, WorkerEntry]:
-        """Reads the roster and the holds now; returns what ``snapshot`` would."""
+        """Reads the roster and the holds from Redis now; returns what ``snapshot`` would."""
         await self._roster.refresh()
         await self._look()
         return self.snapshot()

@@ -1,3 +1,6 @@
-"""Addresses that nobody outside this machine reaches. Knows nothing of settings, so that a worker reads it fast."""
+"""Host names and addresses that only this machine reaches.
+
+Imports no settings, so that a worker starts fast.
+"""
 
 LOOPBACK = ("127.0.0.1", "::1", "localhost")

@@ -1,7 +1,7 @@
-"""Who is here: a worker's lease and heartbeat in Redis, and the router's view of all of them.
+"""Cluster membership: a worker's lease and heartbeat in Redis, and the router's view of all workers.
 
-Knows nothing of connections to workers: a missing entry is a hint, never proof that a worker is dead.
-An entry's age is measured by Redis's clock alone (what is left of its lease), plus the reader's own since.
+Knows nothing of connections to workers: a missing entry is a hint, never proof that a worker is dead. An entry's
+age is measured by Redis's clock alone (what is left of its lease), plus the reader's own since.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ return found
 
 
 class WorkerEntry(NamedTuple):
-    """One worker as last heard of. ``age_s`` is the time since its last heartbeat."""
+    """Describes one worker as it last described itself; ``age_s`` is the seconds since its last heartbeat."""
 
     info: WorkerInfo
     load: WorkerLoad
@@ -62,7 +62,7 @@ class WorkerEntry(NamedTuple):
 
 
 def connect(url: str, kind: type[AbstractConnection] | None = None) -> Redis:
-    """Returns a client that gives up within seconds: Redis is a hint and nobody waits long for it.
+    """Returns a Redis client whose calls time out within seconds.
 
     ``kind`` is the class of its connections, by default the one that ``url`` asks for.
     """
@@ -100,27 +100,28 @@ class _ReloadingConnection(SSLConnection):
 
 
 async def end_task(task: asyncio.Task[None]) -> None:
-    """Cancels ``task`` until it has ended: a cancellation that meets a call to Redis as it ends may be lost."""
+    """Cancels ``task`` repeatedly until it has ended, because a cancellation during a Redis call may be lost."""
     while not task.done():
         task.cancel()
         await asyncio.wait({task}, timeout=CANCEL_AGAIN_S)
 
 
 def set_key(namespace: str) -> str:
-    """Returns the set of worker ids."""
+    """Returns the Redis key of the set of worker ids."""
     return f"{{{namespace}}}:workers"
 
 
 def entry_prefix(namespace: str) -> str:
-    """Returns what a worker's hash is named before its id."""
+    """Returns the Redis key prefix of workers' hashes, to which the worker id is appended."""
     return f"{{{namespace}}}:worker:"
 
 
 class Membership:
-    """A worker's own entry: ``async with Member(…)`` joins, beats until the end, and leaves.
+    """Keeps a worker's own entry in Redis; as an async context manager it joins, sends heartbeats, and leaves at
+    the end.
 
-    Set ``load`` (and ``info``) whenever they change; the next beat carries them. ``publish`` hands changes of
-    the prefix cache to the index. A Redis that is away is retried each beat; all is re-published when it is back.
+    Set ``load`` (and ``info``) whenever they change; the next heartbeat carries them. While Redis is away each
+    heartbeat retries; everything is published again once it is back.
     """
 
     def __init__(
@@ -143,11 +144,13 @@ class Membership:
         self._up = True
 
     def publish(self, added: Sequence[bytes], removed: Sequence[bytes]) -> None:
-        """Blocks that became findable here, and those that are gone; sent with the next beat."""
+        """Notes block hashes that entered and left this worker's prefix cache, to be published with the next
+        heartbeat.
+        """
         self.index.publish(added, removed)
 
     async def beat(self) -> bool:
-        """Writes the entry and the pending index changes now. False when Redis is away."""
+        """Writes the entry and the pending changes of the prefix index now; returns False if Redis is away."""
         try:
             await self._write(self.info, self._ttl_ms)
             await self.index.flush()
@@ -158,14 +161,16 @@ class Membership:
         return True
 
     async def depart(self, cause: str, detail: str) -> None:
-        """Notes why the worker leaves, for those who look later; it is a member until it has left."""
+        """Records why the worker leaves; it stays a member until ``leave``."""
         info = self.info
         await self._departures.note(
             Departure(info.worker_id, info.incarnation, info.role, cause, detail, self._wall_clock())
         )
 
     async def leave(self) -> None:
-        """Removes the entry: routers forget the worker at their next look instead of when its lease runs out."""
+        """Marks the entry as left, so that routers drop the worker at their next poll instead of when its lease
+        expires.
+        """
         with contextlib.suppress(RedisError, OSError):
             await self._write(msgspec.structs.replace(self.info, state=LEFT), self._ttl_ms)
             await self.index.clear()
@@ -206,9 +211,11 @@ class Membership:
 
 
 class PolledRoster:
-    """The router's view of every worker, polled. It keeps the last view while Redis is away.
+    """Reads all workers' entries from Redis, every ``poll_s`` seconds as an async context manager; keeps the last
+    view while Redis is away.
 
-    An entry that a working Redis no longer lists (a flush, a late beat) stays until ``forget_s`` without a beat.
+    An entry that Redis no longer lists (a flush, a late heartbeat) stays until ``forget_s`` seconds without a
+    heartbeat. ``connected`` says whether the last read succeeded.
     """
 
     def __init__(
@@ -229,17 +236,17 @@ class PolledRoster:
         self.connected = True
 
     def snapshot(self) -> dict[str, WorkerEntry]:
-        """Returns worker id -> (info, load, age) as last read; never waits."""
+        """Returns the entries as last read, by worker id; never waits."""
         now = self._clock()
         return {name: WorkerEntry(info, load, now - beat) for name, (info, load, beat) in self._seen.items()}
 
     def missed(self) -> list[Departure]:
-        """Workers that went without a word since this was asked last, as far as their entries tell."""
+        """Returns the departures of workers that disappeared without notice since the last call."""
         found, self._missed = self._missed, []
         return found
 
     async def refresh(self) -> dict[str, WorkerEntry]:
-        """Asks Redis now (one round trip); the last view when it is away."""
+        """Reads Redis now (one round trip) and returns the entries by worker id; the last view if Redis is away."""
         try:
             rows = await self._script(keys=[set_key(self._namespace)], args=[entry_prefix(self._namespace)])
         except (RedisError, OSError) as error:

@@ -1,4 +1,7 @@
-"""The name of a served model. Knows nothing of settings, so that a worker reads it fast."""
+"""The name under which a model is served.
+
+Imports no settings, so that a worker starts fast.
+"""
 
 from __future__ import annotations
 
@@ -6,11 +9,13 @@ from pathlib import Path
 
 
 def paced_profile(device: str) -> str:
-    """Returns PROFILE of the device name ``paced:PROFILE``, or an empty string for other devices."""
+    """Returns PROFILE of the device name ``paced:PROFILE``; "" for other devices."""
     kind, _, profile = device.partition(":")
     return profile if kind == "paced" else ""
 
 
 def model_id(model_name: str, model: str, device: str) -> str:
-    """Returns ``model_name`` if it is set, else the last part of the model's path, else the paced profile."""
+    """Returns ``model_name`` if it is set, else the last part of path or id ``model``, else the paced profile of
+    ``device``.
+    """
     return model_name or Path(model).name or paced_profile(device)

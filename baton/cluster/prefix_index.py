@@ -1,8 +1,8 @@
-"""Which worker holds the longest cached prefix of a chain of block hashes: a hint, kept in Redis.
+"""The prefix index: which worker holds how many leading blocks of a chain of block hashes, kept in Redis as a hint.
 
-Knows nothing of tokens or pages. Each worker has one set of 16-byte truncated hashes that expires with its
-lease; a sentinel member (the incarnation) tells a set that is whole from one that was lost and must be
-published again. Wrong answers cost hit rate, never correctness: the worker's own pool decides.
+Knows nothing of tokens or pages. Each worker has one set of 16-byte truncated hashes that expires with its lease; a
+sentinel member (the incarnation) tells a set that is whole from one that was lost and must be published again.
+Wrong answers cost hit rate, never correctness: the worker's own pool decides.
 """
 
 from __future__ import annotations
@@ -51,12 +51,15 @@ return held
 
 
 def index_key(namespace: str, worker_id: str) -> str:
-    """Returns the worker's set."""
+    """Returns the Redis key of the worker's set of block hashes."""
     return f"{{{namespace}}}:prefix:{worker_id}"
 
 
 def truncated(hashes: Sequence[bytes]) -> bytes:
-    """Returns the first 16 bytes of each, in one blob; ten times as fast for whole block hashes as one by one."""
+    """Returns the first HASH_BYTES bytes of each hash, concatenated.
+
+    Fastest if all hashes have 2 * HASH_BYTES bytes.
+    """
     whole = b"".join(hashes)
     if len(whole) != 2 * HASH_BYTES * len(hashes):
         return b"".join([h[:HASH_BYTES] for h in hashes])
@@ -64,7 +67,9 @@ def truncated(hashes: Sequence[bytes]) -> bytes:
 
 
 class PrefixPublisher:
-    """A worker's side: changes are collected by ``publish`` and written by ``flush`` (one round trip)."""
+    """Publishes the block hashes that a worker has cached: ``publish`` collects changes, ``flush`` writes them in
+    one round trip.
+    """
 
     def __init__(self, redis: Redis, namespace: str, worker_id: str, incarnation: str, ttl_s: float) -> None:
         self._redis, self._key = redis, index_key(namespace, worker_id)
@@ -76,7 +81,7 @@ class PrefixPublisher:
         self._removed: set[bytes] = set()
 
     def publish(self, added: Sequence[bytes], removed: Sequence[bytes]) -> None:
-        """Notes hashes, full-length or truncated, that became findable and those that are gone."""
+        """Notes block hashes, full or truncated, that entered and left the worker's cache."""
         gone, new = {h[:HASH_BYTES] for h in removed}, {h[:HASH_BYTES] for h in added}
         self._held = (self._held - gone) | new
         self._removed = (self._removed | gone) - new
@@ -84,11 +89,16 @@ class PrefixPublisher:
 
     @property
     def held(self) -> tuple[bytes, ...]:
-        """Returns everything published and not withdrawn, which is what a successor publishes first."""
+        """Returns the truncated hashes of all blocks published and not removed; a worker's successor publishes them
+        first.
+        """
         return tuple(self._held)
 
     async def flush(self) -> None:
-        """Writes what changed and renews the lease; writes all of it where the set was lost. Raises RedisError."""
+        """Writes the changes to Redis and renews the set's expiry; writes all hashes if the set was lost.
+
+        Raises RedisError and OSError.
+        """
         added, removed = self._added, self._removed
         self._added, self._removed = set(), set()
         try:
@@ -100,7 +110,7 @@ class PrefixPublisher:
             raise
 
     async def clear(self) -> None:
-        """Drops the set: the worker leaves. Raises RedisError."""
+        """Deletes the worker's set from Redis. Raises RedisError and OSError."""
         await self._redis.delete(self._key)
 
     async def _change_set(self, added: set[bytes], removed: set[bytes]) -> bool:
@@ -124,17 +134,17 @@ class PrefixPublisher:
 
 
 class PrefixIndex:
-    """Looks hashes up in the index, as routers do."""
+    """Looks up the index, as routers do."""
 
     def __init__(self, redis: Redis, namespace: str) -> None:
         self._namespace = namespace
         self._longest = redis.register_script(_LONGEST)
 
     async def longest(self, workers: Sequence[str], hashes: Sequence[bytes] | bytes) -> dict[str, int]:
-        """Returns worker id -> leading blocks of the chain that it says it holds. One round trip; {} when Redis is
-        away.
+        """Returns the number of leading blocks of the chain that each worker holds, by worker id; {} if Redis is
+        away. One round trip.
 
-        ``hashes`` one by one, or as ``truncated`` puts them together.
+        ``hashes`` are a list, or concatenated by ``truncated``.
         """
         if not workers or not hashes:
             return dict.fromkeys(workers, 0)

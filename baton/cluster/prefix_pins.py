@@ -1,7 +1,7 @@
-"""Which prefixes a cluster keeps pinned, in Redis: routers write what clients ask for, and every router lists it.
+"""The list of a cluster's pinned prefixes, kept in Redis: routers write what clients ask for, and every router
+lists it.
 
-Knows nothing of workers' pages or of who may ask. An entry whose time is over counts for nothing, and is removed by
-whoever sees it.
+Knows nothing of workers' pages or of who may ask. An expired entry is ignored, and deleted by whoever sees it.
 """
 
 from __future__ import annotations
@@ -20,9 +20,10 @@ log = logging.getLogger("baton.cluster")
 
 
 class PinnedPrefix(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Describes a prefix of ``tokens`` tokens; ``workers`` says by worker id how many of them each one keeps.
+    """Describes a pinned prefix of ``tokens`` tokens; ``workers`` gives the number of them that each worker keeps,
+    by id.
 
-    ``until`` and ``created`` are in seconds since 1970.
+    ``created`` and ``until`` are Unix seconds.
     """
 
     id: str
@@ -35,13 +36,13 @@ class PinnedPrefix(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class PrefixPinStore:
-    """Keeps the pinned prefixes of one cluster. ``wall_clock`` gives seconds since 1970."""
+    """Keeps the pinned prefixes of one cluster in Redis. ``wall_clock`` gives Unix seconds."""
 
     def __init__(self, redis: Redis, namespace: str, wall_clock: Callable[[], float]) -> None:
         self._redis, self._key, self._wall_clock = redis, f"{{{namespace}}}:prefix-pins", wall_clock
 
     async def put(self, pin: PinnedPrefix) -> None:
-        """Writes an entry, or writes it anew. Raises Unavailable."""
+        """Writes an entry, replacing one of the same id. Raises Unavailable."""
         await self._asked(self._redis.hset(self._key, pin.id, msgspec.json.encode(pin).decode()))
 
     async def remove(self, *ids: str) -> None:
@@ -50,7 +51,7 @@ class PrefixPinStore:
             await self._asked(self._redis.hdel(self._key, *ids))
 
     async def all(self) -> list[PinnedPrefix]:
-        """Returns the entries that are in force, the oldest first. Raises Unavailable."""
+        """Returns the entries that haven't expired, the oldest first. Raises Unavailable."""
         rows = cast(dict[bytes, bytes], await self._asked(self._redis.hgetall(self._key)))
         found = [pin for row in rows.values() if (pin := _decoded(row)) is not None]
         now = self._wall_clock()

@@ -1,4 +1,5 @@
-"""How many workers of each role somebody asked for, kept in Redis: `baton scale` writes it, who places them reads.
+"""The numbers of workers asked for per role, kept in Redis: `baton scale` writes them, the process that places
+workers reads them.
 
 Knows nothing of who places workers, nor whether there is room.
 """
@@ -21,9 +22,10 @@ BY_CONFIG = "config"
 
 
 class ScaleRequest(msgspec.Struct, frozen=True):
-    """Workers of each role. ``serial`` rises with each asking, so that the same numbers can be asked for again.
+    """Asks for numbers of workers per role; ``serial`` rises with each request, so that the same numbers can be
+    asked for again.
 
-    ``by``: who asked; empty for an operator, ``BY_CONFIG`` for the config of who places.
+    ``by``: who asked; "" for an operator, ``BY_CONFIG`` for the configuration.
     """
 
     prefill: int
@@ -33,19 +35,19 @@ class ScaleRequest(msgspec.Struct, frozen=True):
 
 
 def key(namespace: str) -> str:
-    """Returns the Redis key that holds the request."""
+    """Returns the Redis key of the namespace's scale request."""
     return f"{{{namespace}}}:scale"
 
 
 def slots_of(scale: ScaleRequest) -> dict[str, str]:
-    """Returns slot -> the role it is planned as; what role it plays now is another matter."""
+    """Returns slot -> planned role for the numbers asked for; a slot's current role may differ."""
     return {f"prefill-{i}": "prefill" for i in range(scale.prefill)} | {
         f"decode-{i}": "decode" for i in range(scale.decode)
     }
 
 
 def require_possible(scale: ScaleRequest) -> None:
-    """Raises ConfigError for numbers that can't be."""
+    """Raises ConfigError unless there are 0 to MOST prefill and 1 to MOST decode workers."""
     if not _can_be(scale):
         raise ConfigError(
             f"prefill={scale.prefill} decode={scale.decode}: give 0 to {MOST} and 1 to {MOST}", "scale"
@@ -55,10 +57,9 @@ def require_possible(scale: ScaleRequest) -> None:
 async def ask(
     redis: Redis, namespace: str, scale: ScaleRequest, present: ScaleRequest | None = None
 ) -> ScaleRequest:
-    """Writes it; with its serial. Slots that are new begin in the role that their name says, whatever a slot of
-    that name was before; ``present`` is what there is where nobody asked yet.
+    """Writes the request with the next serial and returns it; new slots are given the role in their name.
 
-    Raises ConfigError for numbers that can't be.
+    ``present`` says what runs if nothing was asked for before. Raises ConfigError for impossible numbers.
     """
     require_possible(scale)
     while True:
@@ -78,17 +79,17 @@ async def ask(
 
 
 async def read(redis: Redis, namespace: str) -> ScaleRequest | None:
-    """Returns what was asked last; None when nobody asked, or where this version can't read it."""
+    """Returns the last request; None if there is none, or it is unreadable."""
     return _decoded(cast(Any, await redis.get(key(namespace))))
 
 
 async def begin(
     redis: Redis, namespace: str, planned: ScaleRequest, now: ScaleRequest | None = None
 ) -> ScaleRequest:
-    """Returns what holds where workers are placed for good.
+    """Returns the request in force when placement begins.
 
-    That is what was asked since the config began to say ``planned``;
-    otherwise ``now`` (default: ``planned``) is asked. A config that says other numbers than it did comes last.
+    That is the last one asked for, unless the configuration's numbers ``planned`` have changed since; then ``now``
+    (default: ``planned``) is asked for.
     """
     numbers = f"{planned.prefill} {planned.decode}".encode()
     asked = await read(redis, namespace)
@@ -100,7 +101,7 @@ async def begin(
 
 
 def forget_scale(url: str, namespace: str) -> None:
-    """Forgets what was asked of an earlier cluster of this namespace. Called where one begins."""
+    """Deletes the request left by an earlier cluster of this namespace; ignores a Redis that is away."""
     with contextlib.suppress(RedisError, OSError), blocking.Redis.from_url(url, socket_timeout=2.0) as client:
         client.delete(key(namespace), _planned_key(namespace))
 

@@ -1,4 +1,5 @@
-"""Which model a cluster serves: a directory, a GGUF file, a hub id or a paced profile, and where its text lies.
+"""The model that a cluster serves: a directory, a GGUF file, a Hugging Face id or a paced profile, and where its
+tokenizer is.
 
 Knows nothing of processes, placement or checkpoints' insides.
 """
@@ -23,14 +24,14 @@ OTHER_TOKENIZERS = ("tokenizer.model", "vocab.json", "merges.txt", "tekken.json"
 
 
 def is_paced(config: BatonConfig) -> bool:
-    """Returns whether workers run a paced engine, which needs no model."""
+    """Returns whether workers run a paced engine, a simulation that needs no model."""
     return config.worker.device.startswith("paced:")
 
 
 def resolve_model(config: BatonConfig) -> str:
-    """Returns the directory or hub id to serve; empty for a paced engine without one.
+    """Returns the directory, .gguf file or Hugging Face id to serve; "" for a paced engine without a model.
 
-    Raises CheckpointError, also for a directory without what its text is read and written with.
+    Raises CheckpointError, also for a directory without a tokenizer.json.
     """
     model = config.worker.model
     if is_paced(config) and not model:
@@ -53,8 +54,8 @@ def resolve_model(config: BatonConfig) -> str:
 
 
 def text_directory(model: str, paced: bool = False) -> Path | None:
-    """Returns the folder of the tokenizer's files (fetched from the hub for an id); None for a paced engine
-    without.
+    """Returns the directory of the tokenizer's files (fetched from the hub for an id); None for a paced engine
+    without one.
 
     Raises CheckpointError.
     """
@@ -75,12 +76,12 @@ def _text_folder(model: str) -> Path:
 
 
 def model_name(config: BatonConfig, model: str) -> str:
-    """Returns the name by which clients ask for ``model``, a directory, a hub id, or empty for a paced engine."""
+    """Returns the name by which clients ask for ``model`` (a directory, file, hub id, or "" for a paced engine)."""
     return model_id(config.worker.model_name, model, config.worker.device)
 
 
 def require_tokenizer(directory: Path) -> Path:
-    """Returns ``directory``, which has a tokenizer.json. Raises CheckpointError naming what is there instead."""
+    """Returns ``directory`` if it has a tokenizer.json. Raises CheckpointError naming what is there instead."""
     if (directory / TOKENIZER).is_file():
         return directory
     others = sorted(p.name for pattern in OTHER_TOKENIZERS for p in directory.glob(pattern))

@@ -1,7 +1,7 @@
-"""What came in and what came of it, second by second, summed by router processes for whoever decides on ratios.
+"""Traffic counts per second, summed by router processes for the controller that decides on ratios.
 
 Knows nothing of how it is used. Slices add up over routers and seconds; they are kept in Redis, bounded, for ten
-minutes, and lost without harm. No prompt, token or tenant is in them.
+minutes, and may be lost without harm. No prompt, token or tenant is in them.
 """
 
 from __future__ import annotations
@@ -18,10 +18,11 @@ KEPT_S = 600.0
 
 
 class ClassTraffic(msgspec.Struct, array_like=True):
-    """Counts the traffic of one context class. ``arrived`` counts at arrival, the rest when an answer ends.
+    """Counts the traffic of one context class; ``arrived`` and ``arrived_tokens`` at arrival, the rest when an
+    answer ends.
 
-    ``pairs``: query-key pairs of the uncached prompt tokens. ``context_tokens``: KV tokens read, over all decode
-    steps of the answers. ``judged`` had an SLO; ``good`` of them met it.
+    ``pairs``: query-key pairs of the uncached prompt tokens. ``context_tokens``: KV tokens read over all decode
+    steps. ``judged`` had an SLO; ``good`` of them met it.
     """
 
     arrived: int = 0
@@ -42,7 +43,9 @@ class ClassTraffic(msgspec.Struct, array_like=True):
 
 
 class PredictedAnswer(msgspec.Struct, frozen=True, array_like=True):
-    """One answer, predicted when it was placed and observed when it ended, in seconds; None: not to be had."""
+    """Compares one answer's predicted and observed seconds to the first token and per output token; None:
+    unknown.
+    """
 
     predicted_ttft: float | None
     ttft: float | None
@@ -51,7 +54,9 @@ class PredictedAnswer(msgspec.Struct, frozen=True, array_like=True):
 
 
 class ServedRequest(msgspec.Struct, frozen=True, array_like=True):
-    """One request for the simulator: when it came (seconds since 1970), tokens in, out, and found in a cache."""
+    """Describes one request for the simulator: ``at`` is arrival in Unix seconds; tokens in, out, and found in a
+    cache.
+    """
 
     at: float
     input_tokens: int
@@ -60,7 +65,11 @@ class ServedRequest(msgspec.Struct, frozen=True, array_like=True):
 
 
 class TrafficSlice(msgspec.Struct, array_like=True):
-    """A second or so of one router. ``waiting`` requests with so many prompt tokens have no place yet."""
+    """Counts one router's traffic of about a second, until ``at`` (Unix seconds).
+
+    ``waiting`` requests, of ``waiting_tokens`` prompt tokens, have no placement yet. ``twins`` and ``served`` list
+    some of the ended answers.
+    """
 
     router: str
     at: float
@@ -73,7 +82,7 @@ class TrafficSlice(msgspec.Struct, array_like=True):
 
 
 def by_class(slices: Iterable[TrafficSlice]) -> dict[str, ClassTraffic]:
-    """Returns the sums of all slices, by context class."""
+    """Returns the sums over all slices, by context class."""
     total: dict[str, ClassTraffic] = {}
     for one in slices:
         for name, traffic in one.classes.items():
@@ -82,13 +91,13 @@ def by_class(slices: Iterable[TrafficSlice]) -> dict[str, ClassTraffic]:
 
 
 class TrafficStore:
-    """Reads give nothing, and writes are dropped, while Redis is away."""
+    """Keeps traffic slices in Redis; while Redis is away, reads return nothing and writes are dropped."""
 
     def __init__(self, redis: Redis, namespace: str) -> None:
         self._redis, self._key = redis, f"{{{namespace}}}:control:traffic"
 
     async def push(self, one: TrafficSlice) -> None:
-        """Adds a slice; the oldest leave."""
+        """Adds a slice; the oldest beyond KEPT_SLICES are deleted."""
         try:
             async with self._redis.pipeline(transaction=False) as pipe:
                 pipe.lpush(self._key, msgspec.msgpack.encode(one))
@@ -99,7 +108,7 @@ class TrafficStore:
             return
 
     async def recent(self, since: float, most: int = KEPT_SLICES) -> list[TrafficSlice]:
-        """Slices that ended after ``since`` (seconds since 1970), oldest first."""
+        """Returns the slices, of the last ``most``, that ended after ``since`` (Unix seconds), oldest first."""
         try:
             rows = await cast(Awaitable[Any], self._redis.lrange(self._key, 0, most - 1))
         except (RedisError, OSError):

@@ -1,1 +1,1 @@
-"""Metrics and spans of every process: what is measured, and how it leaves the process."""
+"""Metrics and spans of every process: their definitions, and how they are exported."""

@@ -1,4 +1,4 @@
-"""Prometheus instruments made of the definitions in ``metrics``, and the same figures under vLLM's names.
+"""Prometheus instruments made from the definitions in ``metrics``, and their copies under vLLM's names.
 
 Knows nothing of what is measured.
 """
@@ -19,34 +19,36 @@ from baton.cluster.metering.metrics import VLLM_PREFIX, Metric
 
 
 class ManyHistogram(Histogram):
-    """A histogram that takes values counted elsewhere at the price of one: an answer has a gap for each token."""
+    """A histogram that can add many pre-bucketed values in one call, because an answer has a gap for each token."""
 
     def observe_many(self, counts: Mapping[int, int], total: float) -> None:
-        """Adds ``counts`` values, by number of bucket, which are ``total`` together."""
+        """Adds ``counts``, bucket number -> values, whose sum is ``total``."""
         self._sum.inc(total)
         for bucket, count in counts.items():
             self._buckets[bucket].inc(count)
 
     def exemplify(self, value: float, labels: dict[str, str] | None, at: float) -> None:
-        """Attaches ``labels`` to one of the values that were counted, at ``at`` seconds since 1970."""
+        """Attaches ``labels`` as exemplar to the bucket of ``value``, timed ``at`` Unix seconds; None does
+        nothing.
+        """
         if labels is not None:
             self._buckets[bisect_left(self._upper_bounds, value)].set_exemplar(Exemplar(labels, value, at))
 
 
 class NullInstrument:
-    """Takes what an instrument takes, and keeps nothing: telemetry that is off."""
+    """Has the methods of every instrument and does nothing, for telemetry that is off."""
 
     def labels(self, *values: str, **labels: str) -> NullInstrument:
-        """Returns itself, whatever the labels are."""
+        """Returns this object, whatever the labels are."""
         return self
 
     def set(self, *_: object, **__: object) -> None:
-        """Ignores the value, as all its methods do."""
+        """Does nothing; stands for every other method too."""
 
     inc = dec = observe = observe_many = exemplify = set_function = clear = set
 
     def track_inprogress(self) -> AbstractContextManager[None]:
-        """Returns a context that counts nothing."""
+        """Returns a context manager that does nothing."""
         return nullcontext()
 
 
@@ -56,9 +58,9 @@ VLLM_LABELS = {"model": "model_name", "outcome": "finished_reason", "worker": "e
 
 
 class PendingTotal:
-    """Keeps what is ``added`` until somebody asks for it, and tells it a counter or gauge together.
+    """Buffers increments of a counter or gauge in ``added`` until ``tell``.
 
-    As a context: one more while the block runs.
+    As a context manager, adds 1 while the block runs.
     """
 
     __slots__ = ("_instrument", "added")
@@ -73,44 +75,44 @@ class PendingTotal:
         self.added -= 1
 
     def tell(self) -> None:
-        """Tells the instrument the sum of what was added since the last call."""
+        """Adds to the instrument the sum of what was added since the last call."""
         added, self.added = self.added, 0
         if added:
             self._instrument.inc(added)
 
 
 class ScrapeListener(Collector):
-    """Hears of each scrape before the instruments that are registered after it show what they hold."""
+    """Runs callbacks at each scrape, before the instruments that are registered after it are read."""
 
     def __init__(self) -> None:
         self._calls: list[Callable[[], object]] = []
 
     def before(self, call: Callable[[], object]) -> None:
-        """Has ``call`` tell the instruments what it kept back; the last ``call`` given is made first."""
+        """Adds a callback to run before each scrape; the last one added runs first."""
         self._calls.insert(0, call)
 
     def now(self) -> None:
-        """Makes all calls, because somebody is about to read the instruments."""
+        """Runs all callbacks, because the instruments are about to be read."""
         for call in self._calls:
             call()
 
     def describe(self) -> Iterable[Family]:
-        """Describes no metric of its own."""
+        """Returns no metric family, because this collector has none."""
         return []
 
     def collect(self) -> Iterable[Family]:
-        """Collects no metric of its own, and makes all calls."""
+        """Runs all callbacks and returns no metric family."""
         self.now()
         return []
 
 
 def make_nothing(definitions: Mapping[str, Metric]) -> dict[str, Any]:
-    """Returns one instrument that does nothing per definition."""
+    """Returns a NullInstrument for each definition, by the same key."""
     return dict.fromkeys(definitions, NullInstrument())
 
 
 def make(definitions: Mapping[str, Metric], registry: CollectorRegistry) -> dict[str, Any]:
-    """Returns one instrument per definition, by the same key."""
+    """Returns an instrument for each definition, by the same key, registered with ``registry``."""
     return {key: _make(metric, registry) for key, metric in definitions.items()}
 
 
@@ -121,17 +123,19 @@ def _make(metric: Metric, registry: CollectorRegistry) -> Instrument:
 
 
 class VllmNames(Collector):
-    """Shows the instruments whose definition has a vLLM name once more, under it."""
+    """Shows instruments that have a vLLM name in their definition a second time, under that name."""
 
     def __init__(self, definitions: Mapping[str, Metric], made: Mapping[str, Any]) -> None:
         self._named = [(metric, made[key]) for key, metric in definitions.items() if metric.vllm or metric.vllm_by]
 
     def describe(self) -> Iterable[Family]:
-        """Describes nothing ahead of time, because the names are ours to know."""
+        """Returns no metric family, so that the registry doesn't check names in advance."""
         return []
 
     def collect(self) -> Iterator[Family]:
-        """Yields the same figures under vLLM's names; those of some label values as families of their own."""
+        """Yields the metric families under vLLM's names; where vLLM has a metric per label value, a family for
+        each.
+        """
         for metric, instrument in self._named:
             for family in instrument.collect():
                 if metric.vllm:

@@ -1,9 +1,10 @@
-"""Every metric of the cluster, defined once: name, type, unit, help, labels. Torch-free, and free of any client.
+"""Definitions of every metric of the cluster: name, type, unit, help, labels. Imports neither torch nor a metrics
+client.
 
 Knows nothing of who observes what, nor of Prometheus' library: ``telemetry`` makes instruments of these, and
-``dashboards`` the Grafana dashboard, the alert rules and a table of them. Label values are bounded:
-roles, worker ids, models, classes, stations, outcomes and the labels of the error tree. ``vllm`` is the name
-that dashboards made for vLLM ask for, shown besides ours where ``telemetry.vllm_names`` is set.
+``dashboards`` the Grafana dashboard, the alert rules and a table of them. Label values are bounded: roles, worker
+ids, models, classes, stations, outcomes and error labels. ``vllm`` is the name that dashboards made for vLLM ask
+for, shown too where ``telemetry.vllm_names`` is set.
 """
 
 from __future__ import annotations
@@ -19,9 +20,10 @@ Kind = Literal["counter", "gauge", "histogram"]
 
 
 class Metric(msgspec.Struct, frozen=True):
-    """Describes one family of metrics.
+    """Defines one family of metrics.
 
-    ``name`` without prefix and without the ``_total`` that counters are shown with.
+    ``name`` is without prefix and without the ``_total`` of counters; ``vllm`` is vLLM's name of the same figure,
+    "" for none.
     """
 
     name: str
@@ -31,16 +33,18 @@ class Metric(msgspec.Struct, frozen=True):
     unit: str = ""
     buckets: tuple[float, ...] = ()
     vllm: str = ""
-    vllm_by: tuple[tuple[str, str], ...] = ()  # the same for single values of the last label
+    vllm_by: tuple[tuple[str, str], ...] = ()  # (value of the last label, vLLM's name of the figure for that value)
 
     @property
     def full_name(self) -> str:
-        """Returns the name as the client library is given it."""
+        """Returns the name for the client library, with prefix."""
         return PREFIX + self.name
 
     @property
     def series(self) -> str:
-        """Returns the name as a query says it (a histogram's name is the stem of its series)."""
+        """Returns the name in queries, with prefix and a counter's ``_total`` (for a histogram, the stem of its
+        series).
+        """
         return self.full_name + ("_total" if self.kind == "counter" else "")
 
 

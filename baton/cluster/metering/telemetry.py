@@ -1,7 +1,7 @@
 """The metrics (Prometheus) and spans (OpenTelemetry) of every process.
 
-Knows nothing of who observes what. What there is to measure is defined in ``metrics``, once for all. Spans cost
-almost nothing until ``setup_tracing`` got an endpoint.
+Knows nothing of who observes what. The metrics are defined in ``metrics``. Spans cost almost nothing until
+``setup_tracing`` got an endpoint.
 """
 
 from __future__ import annotations
@@ -25,9 +25,10 @@ Attributes = Mapping[str, str | int | float | bool]
 
 
 class RouterMetrics:
-    """Holds what a router counts, in its own ``registry``; each attribute is the instrument of ``metrics.ROUTER``.
+    """Holds a router's instruments in ``registry``; each attribute is the instrument of that key in
+    ``metrics.ROUTER``.
 
-    ``enabled`` False keeps nothing, and shows how many workers can be reached, alone.
+    ``enabled`` False keeps nothing except the number of reachable workers.
     """
 
     requests: Counter
@@ -77,7 +78,9 @@ class RouterMetrics:
             registry.register(instruments.VllmNames(metrics.ROUTER, made))
 
     def sum(self, key: str, *labels: str) -> instruments.PendingTotal:
-        """Returns a sum in front of a counter or gauge, for what every request counts or passes."""
+        """Returns the buffered total of the counter or gauge ``key`` with these label values; increments reach it
+        at each scrape.
+        """
         sums = self._sums[key]
         found = sums.get(labels)
         if found is None:
@@ -91,7 +94,10 @@ class RouterMetrics:
 
 
 class WorkerMetrics:
-    """Holds what a worker counts, in its own ``registry``; labels role, worker and model are filled in here."""
+    """Holds a worker's instruments in ``registry``, with the labels role, worker and model filled in.
+
+    Each attribute is the instrument of that key in ``metrics.WORKER``. ``enabled`` False keeps nothing.
+    """
 
     cache_usage: Gauge
     running: Gauge
@@ -140,48 +146,54 @@ class WorkerMetrics:
             registry.register(instruments.VllmNames(metrics.WORKER, self._made))
 
     def optional(self, key: str) -> Any:
-        """Returns one of OPTIONAL, which is shown from its first use on: not every worker can tell."""
+        """Returns the instrument of a key in OPTIONAL, which is exported only once this was called."""
         return self._with(key)
 
     def pages(self, state: str) -> Gauge:
-        """Pages in a state."""
+        """Returns the gauge of KV pages in ``state``."""
         return self._with("pages", state=state)
 
     def judged(self, position: int, judged: int, stood: int) -> None:
-        """Counts drafted tokens at ``position`` of their draft, from 0, that were judged, and those that stood."""
+        """Counts drafted tokens at ``position`` in their draft (from 0): ``judged`` were verified, ``stood``
+        accepted.
+        """
         if judged:
             self._with("draft_judged", position=str(position)).inc(judged)
             self._with("draft_stood", position=str(position)).inc(stood)
 
     def compared(self, arm: str, tokens: int, seconds: float) -> None:
-        """Counts tokens and seconds of steps that may draft, or of those that may not."""
+        """Counts tokens and seconds of decode steps, where ``arm`` is "drafts" or "control" (steps without
+        drafts).
+        """
         self._with("speculation_tokens", arm=arm).inc(max(0, tokens))
         self._with("speculation_seconds", arm=arm).inc(max(0.0, seconds))
 
     def tier_blocks(self, tier: str) -> Gauge:
-        """Blocks in a lower tier."""
+        """Returns the gauge of KV blocks in the lower cache tier ``tier``."""
         return self._with("tier_blocks", tier=tier)
 
     def tier_events(self, tier: str, event: str) -> Counter:
-        """Blocks of a lower tier that were stored, loaded, evicted or found damaged, and failures of its store."""
+        """Returns the counter of an event of tier ``tier``: blocks stored, loaded, evicted or damaged, or failures
+        of its store.
+        """
         return self._with("tier_events", tier=tier, event=event)
 
     def transferred(self, peer: str, outcome: str, shipped_bytes: int = 0) -> None:
-        """Counts one handoff to a decode worker; ``outcome`` is "ok" or an error label."""
+        """Counts one KV handoff to decode worker ``peer``; ``outcome`` is "ok" or an error label."""
         self._with("transfers", peer=peer, outcome=outcome).inc()
         self._with("pair_bytes", peer=peer).inc(shipped_bytes)
 
     def energy(self, host: str, source: str) -> Counter:
-        """Joules of the machine."""
+        """Returns the counter of joules used by machine ``host``, as measured by ``source``."""
         return self._with("energy", host=host, source=source)
 
     def refused(self, error_label: str) -> None:
-        """Counts one refused handoff frame."""
+        """Counts one refused KV handoff frame, by error label."""
         self._with("refusals", error=error_label).inc()
 
     def linked(self, peer: str, transport: str, bytes_per_s: float, reason: str) -> None:
-        """Notes that KV to ``peer`` goes by ``transport`` from now on; ``reason`` says why not by the best, or is
-        empty.
+        """Notes that KV to ``peer`` goes by ``transport`` from now on; ``reason`` says why the best transport isn't
+        used, "" if it is.
         """
         for old in [labels for labels in self._link_labels if labels["peer"] == peer]:
             self._with("links", **old).set(0)
@@ -201,10 +213,10 @@ class WorkerMetrics:
 
 
 def setup_tracing(service: str, endpoint: str, instance: str = "") -> Callable[[], None]:
-    """Sends this process's spans to ``endpoint`` (host:port, OTLP gRPC; https://host:port: with TLS); call the
-    result at the end to flush.
+    """Exports this process's spans to ``endpoint`` (host:port, OTLP over gRPC; https://host:port: with TLS);
+    returns a function that flushes at the end.
 
-    With an empty endpoint nothing is set up and the result does nothing.
+    With an empty endpoint nothing is set up and that function does nothing.
     """
     if not endpoint:
         return lambda: None
@@ -239,7 +251,11 @@ _NO_SPAN = _NoSpan()
 def span(
     name: str, traceparent: str = "", attributes: Attributes | None = None, kind: SpanKind = SpanKind.INTERNAL
 ) -> AbstractContextManager[Span]:
-    """Opens a span around a block, a child of ``traceparent`` or else of the current span. An error marks it."""
+    """Returns a context manager that opens a span, a child of ``traceparent`` or else of the current span; an
+    exception marks the span.
+
+    While spans aren't exported and no ``traceparent`` is given, no span is made.
+    """
     if not traceparent and isinstance(trace.get_tracer_provider(), trace.ProxyTracerProvider):
         return _NO_SPAN
     return trace.get_tracer("baton").start_as_current_span(
@@ -248,30 +264,30 @@ def span(
 
 
 def open_span(name: str, traceparent: str = "", attributes: Attributes | None = None) -> Span:
-    """Opens a span that doesn't follow a block: end it with ``.end()``. It doesn't become the current one."""
+    """Opens and returns a span without making it the current one; call its ``end()``."""
     return trace.get_tracer("baton").start_span(name, context=_context(traceparent), attributes=attributes)
 
 
 def traceparent_of(current: Span) -> str:
-    """Returns the W3C header that makes others children of ``current``; empty when there is no trace."""
+    """Returns the W3C traceparent header of ``current``; "" if there is no trace."""
     carrier: dict[str, str] = {}
     propagate.inject(carrier, context=trace.set_span_in_context(current))
     return carrier.get("traceparent", "")
 
 
 def trace_id_of(current: Span) -> str:
-    """Returns the id, in hex, of a trace that is kept; else empty: an exemplar must lead somewhere."""
+    """Returns the trace id, in hex, if the trace is sampled, else ""."""
     context = current.get_span_context()
     return f"{context.trace_id:032x}" if context.is_valid and context.trace_flags.sampled else ""
 
 
 def exemplar(trace_id: str) -> dict[str, str] | None:
-    """Returns what a histogram's ``observe`` takes besides the value."""
+    """Returns the exemplar for a histogram's ``observe``; None for an empty ``trace_id``."""
     return {"trace_id": trace_id} if trace_id else None
 
 
 def current_traceparent() -> str:
-    """Returns the W3C header of the span around us; empty when tracing is off and no caller sent one."""
+    """Returns the W3C traceparent header of the current span; "" if there is none."""
     current = trace.get_current_span()
     return traceparent_of(current) if current.get_span_context().is_valid else ""
 

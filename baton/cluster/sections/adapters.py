@@ -1,4 +1,7 @@
-"""``[adapters]``: what may be loaded beside a model, and how much of it. Knows nothing of files or of who asks."""
+"""``[adapters]``: which LoRA adapters may be loaded beside a model, and how many.
+
+Knows nothing of files or of who asks.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +11,9 @@ from baton.cluster.sections.base import Section
 
 
 class AdaptersConfig(Section):
-    """Bounds the LoRA adapters that a worker holds, and says from where they may be loaded while it runs. Those
-    that are always there stand in ``worker.adapters``.
+    """Bounds the LoRA adapters that a worker holds, and says from where they may be loaded while it runs.
+
+    Those that are always loaded are named in ``worker.adapters``.
     """
 
     root: str = Field(

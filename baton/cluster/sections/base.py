@@ -1,4 +1,4 @@
-"""What every section of the config is. Knows nothing of any of them."""
+"""The base of the configuration's sections."""
 
 from __future__ import annotations
 
@@ -6,6 +6,6 @@ from pydantic import BaseModel, ConfigDict
 
 
 class Section(BaseModel):
-    """A frozen table of the config file; an unknown key is an error."""
+    """Is a frozen table of the configuration; an unknown key is an error."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")

@@ -1,4 +1,7 @@
-"""``[cluster]`` and its pools: how many workers there are. Knows nothing of where they run."""
+"""``[cluster]`` and its pools: how many workers there are.
+
+Knows nothing of where they run.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,9 @@ ACCELERATORS_PER_ENGINE = 1  # that one worker's engine computes on; more would 
 
 
 class Pool(Section):
-    """Workers beside ``prefill`` and ``decode``, on hardware of their own: long prompts, another accelerator."""
+    """Describes workers beside ``prefill`` and ``decode``, on hardware of their own: for long prompts, or another
+    accelerator.
+    """
 
     name: str = Field(pattern=r"^[a-z][a-z0-9-]{0,31}$", description="its slots are <name>-0, <name>-1 …")
     role: Literal["prefill", "decode"] = Field(description="what its workers are")
@@ -28,7 +33,9 @@ class Pool(Section):
     worker: dict[str, Any] = Field(default={}, description="settings of [worker] that differ here")
 
     def gpus(self, device: str) -> float:
-        """Returns the GPUs that Ray reserves for one worker of ``device``; where none are named, one per bundle."""
+        """Returns the GPUs that Ray reserves for one worker; if ``resources`` names none, one per bundle on device
+        "cuda", else 0.
+        """
         return self.gang * self.resources.get("GPU", 1.0 if device == "cuda" else 0.0)
 
 
@@ -36,7 +43,7 @@ RANK_KINDS = ("tp", "cp", "pp")  # settings of a worker: what its ranks share
 
 
 class ClusterConfig(Section):
-    """How many workers of each role, and where a run keeps its sockets, locks and logs."""
+    """Sets the number of workers of each role, and where a run keeps its sockets, locks and logs."""
 
     prefill: int = Field(default=1, ge=0, le=1024, description="prefill workers")
     decode: int = Field(default=1, ge=1, le=1024, description="decode workers")
@@ -62,14 +69,14 @@ class ClusterConfig(Section):
 
     @property
     def readers(self) -> int:
-        """Returns the number of prefill workers apart from pools: none where every worker does both."""
+        """Returns the number of prefill workers outside pools: 0 if ``colocated``."""
         return 0 if self.colocated else self.prefill
 
 
 def role_worker(worker: WorkerConfig, cluster: ClusterConfig, role: str) -> WorkerConfig:
-    """Returns the worker settings with the ranks that workers of ``role`` outside pools have.
+    """Returns the worker settings with the ranks (tp, cp, pp) of workers of ``role`` outside pools.
 
-    A role with ranks of its own has no others: ``prefill_cp`` takes the place of ``worker.tp``.
+    If the role has any ranks of its own, they replace all of ``worker``'s.
     """
     prefill = cluster.prefill_tp, cluster.prefill_cp, cluster.prefill_pp
     own = prefill if role == "prefill" else (cluster.decode_tp, 0, cluster.decode_pp)
@@ -79,5 +86,5 @@ def role_worker(worker: WorkerConfig, cluster: ClusterConfig, role: str) -> Work
 
 
 def pool_worker(worker: WorkerConfig, pool: Pool) -> WorkerConfig:
-    """Returns the worker settings with what the pool sets itself."""
+    """Returns the worker settings with the pool's own settings applied. Raises pydantic's ValidationError."""
     return WorkerConfig.model_validate(worker.model_dump() | pool.worker)

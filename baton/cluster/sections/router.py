@@ -10,9 +10,10 @@ from baton.cluster.sections.base import Section
 
 
 class ContextClassSection(Section):
-    """Requests of at most ``max_tokens`` tokens (prompt), first class that fits; 0 takes the rest.
+    """Describes requests whose prompt has at most ``max_tokens`` tokens, in the first class that fits; 0: any
+    length.
 
-    SLOs in seconds for requests that name none themselves; 0: none. One that would miss it is refused early.
+    SLOs are in seconds, for requests that give none; 0: none. A request that would miss its SLO is refused early.
     """
 
     name: str = Field(pattern=r"^[a-z][a-z0-9_]{0,31}$", description="of metrics and rules")
@@ -32,7 +33,7 @@ DEFAULT_CLASSES = (
 
 
 class RouterConfig(Section):
-    """What clients meet. Times in seconds, sizes in bytes."""
+    """Configures the router: listeners, limits and routing. Times in seconds, sizes in bytes."""
 
     host: str = Field(
         default="127.0.0.1",

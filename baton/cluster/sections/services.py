@@ -1,4 +1,7 @@
-"""``[redis]``, ``[ray]`` and ``[telemetry]``: what a cluster uses. Knows nothing of who runs them."""
+"""``[redis]``, ``[ray]`` and ``[telemetry]``: the services that a cluster uses.
+
+Knows nothing of who runs them.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,8 @@ from baton.cluster.sections.base import Section
 
 
 class RedisConfig(Section):
-    """``url`` empty starts a private server. Beats and leases are membership's, in seconds.
+    """Configures Redis; an empty ``url`` starts a private server. ``beat_s`` and ``lease_s`` are of workers'
+    membership, in seconds.
 
     ``username`` and ``password`` (ACL), ``ca``, ``cert`` and ``key`` (rediss://) are put into ``url``.
     """
@@ -26,7 +30,7 @@ class RedisConfig(Section):
 
 
 class RayConfig(Section):
-    """``address`` empty starts a private Ray. ``auth_mode`` must agree on every node of the cluster."""
+    """Configures Ray; an empty ``address`` starts a private one. ``auth_mode`` must be the same on every node."""
 
     address: str = Field(default="", description="HOST:PORT of a running Ray; empty starts a private one")
     auth_mode: Literal["token", "disabled"] = Field(
@@ -44,7 +48,9 @@ class RayConfig(Section):
 
 
 class TelemetryConfig(Section):
-    """Spans go to ``otlp_endpoint`` (host:port, OTLP over gRPC); empty turns them off."""
+    """Configures metrics, logs and spans; spans go to ``otlp_endpoint`` (host:port, OTLP over gRPC), "" for
+    none.
+    """
 
     otlp_endpoint: str = Field(default="", description="host:port that takes spans (OTLP over gRPC); empty: none")
     enabled: bool = Field(default=True, description="count, for /metrics and the dashboard; false keeps nothing")

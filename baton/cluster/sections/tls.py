@@ -1,4 +1,7 @@
-"""``[tls]``: which certificates there are. Knows nothing of what is in them."""
+"""``[tls]``: the certificates of a cluster's processes.
+
+Knows nothing of what is in them.
+"""
 
 from __future__ import annotations
 
@@ -8,9 +11,10 @@ from baton.cluster.sections.base import Section
 
 
 class TlsConfig(Section):
-    """Certificates (PEM files): ``dir`` is a folder of `baton certs`; or name ``cert``, ``key`` and ``ca``.
+    """Names certificates (PEM files): ``dir`` is a folder made by `baton certs`; or give ``cert``, ``key`` and
+    ``ca``.
 
-    All is off when both are empty. Inside the cluster both ends show a certificate of ``ca``, and it must carry the
+    TLS is off when both are empty. Inside the cluster both ends show a certificate of ``ca``, which must carry the
     name of the role: ``router.<domain>`` or ``worker.<domain>``.
     """
 
@@ -29,7 +33,7 @@ class TlsConfig(Section):
 
     @property
     def enabled(self) -> bool:
-        """Returns whether anything is to be encrypted."""
+        """Returns whether TLS is configured."""
         return bool(self.dir or self.cert)
 
     @model_validator(mode="after")

@@ -1,1 +1,1 @@
-"""Talks to Redis for every process: its URL, patience and room, leases, rate buckets and records."""
+"""Helpers for Redis: its URL, timeouts and free memory, leases, rate buckets and records."""

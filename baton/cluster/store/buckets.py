@@ -44,16 +44,18 @@ return 1
 
 
 class RateBuckets:
-    """``take`` and ``spend`` on ``{namespace}:bucket:NAME``; ``patience`` bounds what a request waits for Redis."""
+    """Keeps token buckets under ``{namespace}:bucket:NAME`` in Redis; ``patience`` bounds how long a request waits
+    for Redis.
+    """
 
     def __init__(self, redis: Redis, namespace: str, patience: CircuitBreaker | None = None) -> None:
         self._redis, self._prefix, self._patience = redis, f"{{{namespace}}}:bucket:", patience or CircuitBreaker()
         self._take, self._spend = redis.register_script(_TAKE), redis.register_script(_SPEND)
 
     async def take(self, costs: Mapping[str, tuple[float, float]]) -> float | None:
-        """Takes from each bucket, by name (per minute, cost).
+        """Takes ``costs``, bucket name -> (refill per minute, cost), from all buckets or from none.
 
-        Returns 0.0 when all were taken, else seconds to wait; None: Redis is away.
+        Returns 0.0 if they were taken, else the seconds to wait; None if Redis is away.
         """
         args: list[float | str] = []
         for per_min, cost in costs.values():
@@ -67,7 +69,7 @@ class RateBuckets:
         return 0.0 if taken else max(0.001, wait_ms / 1000)
 
     async def spend(self, costs: Mapping[str, float]) -> None:
-        """Takes what was already used; lost when Redis is away."""
+        """Takes costs, bucket name -> amount, of what was already used; they are lost if Redis is away."""
         pipe = self._redis.pipeline(transaction=False)
         for name, cost in costs.items():
             await self._spend(keys=[self._prefix + name], args=[cost], client=pipe)

@@ -1,7 +1,8 @@
-"""One of many holds a name for a while: a lease in Redis, renewed by its holder.
+"""A named lease in Redis: one of many processes holds it for a while, and renews it.
 
-Knows nothing of what the holder does. Without Redis nobody holds it. A holder that pauses for longer than the
-lease may find another in its place; it learns that at its next ``hold``, so what it does must not need to be alone.
+Knows nothing of what the holder does. Without Redis nobody holds it. A holder that pauses for longer than the lease
+may find another in its place; it learns that at its next ``hold``, so what it does must be safe beside another
+holder.
 """
 
 from __future__ import annotations
@@ -21,14 +22,14 @@ _LEAVE = "if redis.call('GET', KEYS[1]) == ARGV[1] then redis.call('DEL', KEYS[1
 
 
 class NamedLease:
-    """``name`` within the namespace, for ``who``, ``seconds`` at a time."""
+    """Holds the lease ``name`` within the namespace for ``who``, ``seconds`` at a time."""
 
     def __init__(self, redis: Redis, namespace: str, name: str, who: str, seconds: float) -> None:
         self._key, self._who, self._ms = f"{{{namespace}}}:lease:{name}", who, int(seconds * 1000)
         self._hold, self._leave = redis.register_script(_HOLD), redis.register_script(_LEAVE)
 
     async def hold(self) -> bool:
-        """Takes or renews the lease; False when another has it, or Redis is away."""
+        """Takes or renews the lease; returns False if another has it, or Redis is away."""
         try:
             return bool(await self._hold(keys=[self._key], args=[self._who, self._ms]))
         except (RedisError, OSError):

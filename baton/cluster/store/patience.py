@@ -1,4 +1,5 @@
-"""How long a request waits for a store that may hang: a bounded time once, and then not at all for a while.
+"""A circuit breaker for stores that may hang: a request waits a bounded time once, and then nobody asks for a
+while.
 
 Knows nothing of stores or of what they are asked.
 """
@@ -17,9 +18,10 @@ T = TypeVar("T")
 
 
 class CircuitBreaker:
-    """A circuit breaker for one store: a late answer lets everybody else pass at once for ``rest_s`` seconds.
+    """Bounds waiting for one store: after an answer later than ``wait_s``, calls fail at once for ``rest_s``
+    seconds.
 
-    Afterwards one question at a time tries whether the store answers again, while the others still pass.
+    Then one call at a time tries the store again, while the others still fail at once.
     """
 
     def __init__(
@@ -29,7 +31,10 @@ class CircuitBreaker:
         self._resting_until: float | None = None
 
     async def ask(self, question: Callable[[], Awaitable[T]]) -> T:
-        """Returns what ``question`` answers. Raises TimeoutError when it is late or isn't asked."""
+        """Returns the result of ``question()``.
+
+        Raises TimeoutError if it is late, or isn't called because the store was late before.
+        """
         self._take_turn()
         try:
             async with asyncio.timeout(self._wait_s):

@@ -1,7 +1,7 @@
-"""Records that every router of a cluster can read, kept in Redis for a while, the youngest of them.
+"""Records that every router of a cluster can read, kept in Redis for a while, the newest of them.
 
-Knows nothing of what a record says. Redis is a hint here too: what can't be written is dropped. Nothing in the
-store is evicted, so records keep to a share of it by themselves: the oldest make room.
+Knows nothing of what a record says. What can't be written is dropped. Redis evicts nothing, so records keep to a
+share of its memory: the oldest are deleted.
 """
 
 from __future__ import annotations
@@ -51,7 +51,9 @@ log = logging.getLogger("baton.cluster")
 
 
 class RecordStore:
-    """``put`` and ``get`` of bytes by id, under ``{namespace}:request:``, each with a TTL in seconds."""
+    """Keeps records, bytes by id, under ``{namespace}:request:``, for ``kept_s`` seconds and at most ``most_bytes``
+    in all.
+    """
 
     def __init__(
         self,
@@ -67,7 +69,9 @@ class RecordStore:
         self._up = True
 
     async def put(self, records: Mapping[str, bytes]) -> None:
-        """Keeps ``records`` by id and forgets the oldest beyond this store's share; drops all without Redis."""
+        """Stores ``records`` by id and deletes the oldest beyond this store's share; drops them if Redis is
+        away.
+        """
         try:
             limit = await self._room.most()
             most = min(self._most, int(limit * MOST_SHARE)) if limit else self._most
@@ -81,7 +85,7 @@ class RecordStore:
             self._note(True)
 
     async def get(self, key: str) -> bytes | None:
-        """Returns one record; None when there is none, or Redis is away."""
+        """Returns one record; None if there is none, or Redis is away."""
         if len(key) > MAX_ID:
             return None
         try:

@@ -1,4 +1,4 @@
-"""The URL that says all a client needs to reach Redis: place, user, password, certificates. And how to show it.
+"""Redis URLs with all that a client needs: place, user, password, certificates; and how to print them.
 
 Knows nothing of connections. redis-py reads ``ssl_…`` options from the query of a ``rediss://`` URL.
 """
@@ -13,7 +13,7 @@ from baton.protos.errors import ConfigError
 
 
 def require_form(url: str) -> str:
-    """Returns ``url``, which may be empty. Raises ConfigError where it isn't one of a Redis."""
+    """Returns ``url``, which may be "". Raises ConfigError if it is not a Redis URL."""
     try:
         if url:
             parse_url(url)
@@ -27,7 +27,10 @@ def require_form(url: str) -> str:
 
 
 def with_credentials(url: str, username: str, password: str, ca: str, cert: str, key: str) -> str:
-    """Returns ``url`` with what else was set. Raises ConfigError, also for a ``url`` that isn't one of a Redis."""
+    """Returns ``url`` with user, password and the paths of TLS files ("" each for none) put in.
+
+    Raises ConfigError for a bad URL, or settings that don't go together.
+    """
     require_form(url)
     files = {"ssl_ca_certs": ca, "ssl_certfile": cert, "ssl_keyfile": key}
     if not (username or password or any(files.values())):
@@ -50,7 +53,7 @@ def with_credentials(url: str, username: str, password: str, ca: str, cert: str,
 
 
 def shown(url: str) -> str:
-    """Returns ``url`` without its password, for people and logs."""
+    """Returns ``url`` with its password masked, for messages and logs."""
     parts = urlsplit(url)
     if parts.password is None and "password=" not in parts.query:
         return url

@@ -1,9 +1,9 @@
-"""How full the store is: Redis's own count of its memory, asked for at most once a second.
+"""The free memory of Redis, by its own count, asked for at most once a second.
 
 Knows nothing of what is stored. Nothing is evicted (``maxmemory-policy noeviction``), because leases, jobs and
 files must not vanish; so whoever stores much asks here first and leaves the rest of the memory to what is small.
 
-    0 ──────────── uploads ──────────── 60% ── batch answers ── 80% ── leases, rates, membership, index ── 100%
+0 ──────────── uploads ──────────── 60% ── batch answers ── 80% ── leases, rates, membership, index ── 100%
 """
 
 from __future__ import annotations
@@ -21,7 +21,9 @@ LOOK_EVERY_S = 1.0
 
 
 class RedisMemory:
-    """Memory that is left. A server that doesn't tell its limits, or has none, is never full."""
+    """Tells how much of Redis's memory is left; a server without a limit, or that doesn't tell it, is never
+    full.
+    """
 
     def __init__(self, redis: Redis, clock: Callable[[], float] = time.monotonic) -> None:
         self._redis, self._clock = redis, clock
@@ -34,19 +36,25 @@ class RedisMemory:
         return self._most
 
     async def left(self, share: float) -> int | None:
-        """Returns bytes until ``share`` of the memory is used; None without a limit. Raises RedisError, OSError."""
+        """Returns the bytes until ``share`` (0 to 1) of the memory is used; None without a limit.
+
+        Raises RedisError, OSError.
+        """
         if self._clock() - self._at >= LOOK_EVERY_S:
             self._used, self._most = await self._look()
             self._at = self._clock()
         return int(share * self._most) - self._used if self._most else None
 
     async def has(self, size: int, share: float) -> bool:
-        """Returns whether a value of ``size`` bytes can be written. Raises RedisError, OSError."""
+        """Returns whether COPIES * ``size`` bytes fit below ``share`` (0 to 1) of the memory.
+
+        Raises RedisError, OSError.
+        """
         left = await self.left(share)
         return left is None or COPIES * size <= left
 
     def wrote(self, size: int) -> None:
-        """Counts what was written since the last look."""
+        """Adds ``size`` bytes, just written, to the known use."""
         self._used += size
 
     async def _look(self) -> tuple[int, int]:

@@ -1,7 +1,7 @@
-"""A slot's lease in Redis: across nodes, whose file locks don't meet, nobody serves a slot that another one serves.
+"""A slot's lease in Redis, which keeps two nodes, whose file locks don't meet, from serving one slot.
 
-Knows nothing of processes. ``place`` names the machine and folder of a holder: who comes from the same place has
-that folder's file lock, which proves that the holder before it is gone, and takes over at once. Others wait.
+Knows nothing of processes. ``place`` names the machine and directory of a holder: a claimant from the same place
+has that directory's file lock, which proves that the earlier holder is gone, and takes over at once. Others wait.
 """
 
 from __future__ import annotations
@@ -30,7 +30,10 @@ _DROP = "if redis.call('HGET', KEYS[1], 'owner') == ARGV[1] then return redis.ca
 
 
 class SlotLease:
-    """Holds a lease of one slot for one holder. Every method raises RedisError or OSError when Redis is away."""
+    """Holds the lease of one slot for ``owner``, ``ttl_s`` seconds at a time.
+
+    Every method raises RedisError or OSError if Redis is away.
+    """
 
     def __init__(self, redis: Redis, namespace: str, slot: str, owner: str, place: str, ttl_s: float) -> None:
         self._key, self._owner = f"{{{namespace}}}:slot:{slot}", owner
@@ -39,14 +42,14 @@ class SlotLease:
         self._drop = redis.register_script(_DROP)
 
     async def take(self) -> str:
-        """Takes the slot's lease. Returns an empty string when it is ours now, else the place of who has it."""
+        """Takes the lease and returns ""; returns the holder's place if another place has it."""
         answer = cast(Any, await self._take(keys=[self._key], args=self._args))
         return "" if answer == 1 else answer.decode()
 
     async def keep(self) -> bool:
-        """Renews the lease; False when another has it."""
+        """Renews the lease; returns False if another owner has it."""
         return bool(await self._keep(keys=[self._key], args=self._args))
 
     async def drop(self) -> None:
-        """Gives the slot up if it is ours."""
+        """Gives the lease up if this owner has it."""
         await self._drop(keys=[self._key], args=[self._owner])

@@ -84,7 +84,7 @@ class NoAdapters:
     is_complete = True
 
     def served(self) -> Mapping[str, AdapterEntry]:
-        """Returns no adapters."""
+        """Returns an empty mapping, because there are no adapters."""
         return {}
 
     async def look(self) -> None:
