@@ -47,6 +47,9 @@ def serve(
     pp: Annotated[int | None, _flag("Ranks of each worker that share its layers (1)")] = None,
     prefill_pp: Annotated[int | None, _flag("Ranks of each prefill worker that share its layers (--pp)")] = None,
     decode_pp: Annotated[int | None, _flag("Ranks of each decode worker that share its layers (--pp)")] = None,
+    ep: Annotated[int | None, _flag("Ranks of each worker that share its experts (1)")] = None,
+    prefill_ep: Annotated[int | None, _flag("Ranks of each prefill worker that share its experts (--ep)")] = None,
+    decode_ep: Annotated[int | None, _flag("Ranks of each decode worker that share its experts (--ep)")] = None,
     host: Annotated[str | None, _flag("Address to listen on (127.0.0.1)")] = None,
     port: Annotated[int | None, _flag("REST port (8000); 0 takes a free one")] = None,
     grpc_port: Annotated[int | None, _flag("gRPC port (8001); 0 takes a free one")] = None,
@@ -86,11 +89,12 @@ def serve(
     worker = {
         "model": model, "model_name": model_name, "dtype": dtype, "kv_cache_dtype": kv_cache_dtype,
         "quantization": quantization, "speculation": speculation, "device": device, "seed": seed,
-        "max_model_len": max_model_len, "pages": pages, "tp": tp, "pp": pp,
+        "max_model_len": max_model_len, "pages": pages, "tp": tp, "pp": pp, "ep": ep,
     }  # fmt: skip
     cluster = {
         "prefill": prefill, "decode": decode, "colocated": colocated, "run_dir": run_dir, "prefill_tp": prefill_tp,
         "decode_tp": decode_tp, "prefill_cp": prefill_cp, "prefill_pp": prefill_pp, "decode_pp": decode_pp,
+        "prefill_ep": prefill_ep, "decode_ep": decode_ep,
     }  # fmt: skip
     flags: dict[str, dict[str, str | int | bool | None]] = {
         "router": router,

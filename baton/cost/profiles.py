@@ -17,8 +17,14 @@ from baton.protos.nouns import EngineWork, StepCurve, TransferCurve
 FOLDER = Path(__file__).parent / "profiles"
 ROW_BYTES_MULTIPLE = 16
 PROMPTS, ANSWERS = ("prefill_token", "prefill_pair"), ("decode_sequence", "decode_context_token")
-# Terms of a step that ranks divide. By rows each reads all weights; by layers the parts of a prompt alone overlap.
-SHARED = {"tp": ("fixed", *PROMPTS, *ANSWERS), "cp": (*PROMPTS, *ANSWERS), "pp": PROMPTS}
+# Terms of a step that ranks divide. By rows each reads all weights, by experts all others; by layers the parts of a
+# prompt alone overlap.
+SHARED = {
+    "tp": ("fixed", *PROMPTS, *ANSWERS),
+    "cp": (*PROMPTS, *ANSWERS),
+    "pp": PROMPTS,
+    "ep": (*PROMPTS, *ANSWERS),
+}
 
 
 class Overhead(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -36,11 +42,12 @@ class Overhead(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class RankCosts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Says on how many ranks a profile was measured, and what others cost.
 
-    ``shared`` is the setting of [worker] that makes ranks: tp, cp or pp. ``count`` ranks were measured; the model
-    runs on each of ``widths``. Ranks meet ``meetings`` times in a step; two of them take ``meeting_s`` seconds.
+    ``shared`` is the setting of [worker] that makes ranks: tp, cp, pp or ep. ``count`` ranks were measured; the
+    model runs on each of ``widths``. Ranks meet ``meetings`` times in a step; two of them take ``meeting_s``
+    seconds.
     """
 
-    shared: Literal["tp", "cp", "pp"] = "tp"
+    shared: Literal["tp", "cp", "pp", "ep"] = "tp"
     count: int = 1
     widths: tuple[int, ...] = (1,)
     meetings: int = 0

@@ -102,6 +102,15 @@ MACHINES: tuple[tuple[str, tuple[Panel, ...]], ...] = (
                 most=1,
             ),
             Panel(
+                "Rows of experts by rank",
+                (
+                    PanelQuery(q.rate(W["expert_rows"], "worker, rank", ALL_WORKERS), "{{worker}} rank {{rank}}"),
+                    PanelQuery(q.level(W["expert_imbalance"], "worker", ALL_WORKERS), "{{worker}} imbalance"),
+                ),
+                "ops",
+                about="Where ranks have experts of their own (worker.ep, or tp of a model with experts).",
+            ),
+            Panel(
                 "Power of hosts",
                 (
                     PanelQuery(

@@ -40,8 +40,9 @@ class EngineConfig(msgspec.Struct, frozen=True):
     GPU's own kernels run a step of up to 8 rows: "graph", one by one in a captured graph; "mega", a Llama's layers
     as one launch; "auto" is "graph" as long as neither was timed on a GPU. ``adapters`` are the bounds of those
     that may be loaded, None where none ever are (a CPU only). ``tp`` ranks share the model's columns, ``cp`` the
-    rows of a step, or ``pp`` its layers; each is a process with its part of ``threads``. One that the others wait
-    for longer than ``rank_bound_s`` seconds is stuck (0: they wait for ever).
+    rows of a step, ``ep`` its experts, or ``pp`` stages its layers (``shares.Widths``); each is a process with its
+    part of ``threads``. One that the others wait for longer than ``rank_bound_s`` seconds is stuck (0: they wait
+    for ever).
     ``quantization_overrides`` give layers that a pattern names another scheme than ``quantization``
     (``checkpoints/layer_schemes.py``), "none" to keep them as they are. ``is_draft``: both are its target's, and
     are followed as far as they fit: patterns may name no layer, and what is quantized already stays as it is.
@@ -61,6 +62,7 @@ class EngineConfig(msgspec.Struct, frozen=True):
     tp: int = 1
     cp: int = 1
     pp: int = 1
+    ep: int = 1
     rank_bound_s: float = 10.0
     quantization_overrides: dict[str, str] = {}
     is_draft: bool = False
@@ -68,7 +70,7 @@ class EngineConfig(msgspec.Struct, frozen=True):
     @property
     def widths(self) -> Widths:
         """Returns how many ranks share the model, and what of it."""
-        return Widths(self.tp, self.cp, self.pp)
+        return Widths(self.tp, self.cp, self.pp, self.ep)
 
 
 def load_runner(config: EngineConfig) -> Runner:
@@ -96,6 +98,6 @@ def _require_known(config: EngineConfig) -> None:
         raise ConfigError(text, "worker.adapters")
     if config.threads is not None and config.threads < 1:
         raise ConfigError(f"threads is {config.threads}; use 1 or more", "threads")
-    config.widths.require_one_kind()
+    config.widths.require_known()
     if config.max_model_len is not None and config.max_model_len < 1:
         raise ConfigError(f"max_model_len is {config.max_model_len}; use 1 or more", "max_model_len")

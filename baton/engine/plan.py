@@ -211,7 +211,15 @@ def adapters_of(runner: Runner) -> AdapterHost | None:
 
 
 class Ranks(Protocol):
-    """The processes that share a runner's model, where it runs as several."""
+    """The processes that share a runner's model, where it runs as several.
+
+    ``dealt_experts`` are the experts that each rank has of every layer, as ranges; empty where they aren't dealt.
+    """
+
+    dealt_experts: tuple[tuple[int, int], ...]
+
+    def expert_rows(self) -> tuple[int, ...]:
+        """Returns the rows that went to each expert in all layers, ever; empty where experts aren't dealt."""
 
     def open_pages(self, fd: int, size: int) -> None:
         """Gives every rank the KV pages, ``size`` bytes of memory at descriptor ``fd``."""

@@ -14,10 +14,11 @@ import msgspec
 
 from baton.cost.fit import StepFit
 from baton.engine.adapters.table import AdapterTable, Answer
+from baton.engine.expert_load import ExpertMeter
 from baton.engine.grammar.running import COMPILE_WAIT_S, Grammars
 from baton.engine.handlers import Handlers, Table
 from baton.engine.isolate import StepOutcome, run_isolated
-from baton.engine.plan import Runner, StepPlan, mirror_of
+from baton.engine.plan import Runner, StepPlan, mirror_of, ranks_of
 from baton.engine.sequence import SequenceState
 from baton.engine.sharing import PageSharing
 from baton.engine.states import StateRules
@@ -100,6 +101,7 @@ class StepLoop(ABC):
         self.log = StepLog()
         self._fit = StepFit()
         self.mirror = mirror_of(parts.runner)
+        self._experts = ExpertMeter(ranks_of(parts.runner))
         self.draining = False
         self.leaving = False
         self.next_role = ""  # what the process is to become, once this loop is empty
@@ -323,6 +325,7 @@ class StepLoop(ABC):
             leases_swept=0,
             prefix_hit_tokens=0,
             prefix_asked_tokens=0,
+            expert_load=self._experts.load(),
         )
         return msgspec.structs.replace(found, **self.extras())
 

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import msgspec
 
-from baton.cluster.config import BatonConfig, Pool, pool_worker
+from baton.cluster.config import BatonConfig, Pool, WorkerConfig, pool_worker
 from baton.cluster.sections.cluster import role_worker
+from baton.engine.program.shares import Widths
 from baton.engine.speculate.names import placed
 from baton.kv.transport import check_name, check_secured
 from baton.launch.supervise import HostPlan
@@ -62,8 +63,7 @@ def in_pool(config: BatonConfig, plan: HostPlan) -> HostPlan:
     pool = _pool_of(config, plan.slot)
     if pool is None:
         return plan
-    own = pool_worker(config.worker, pool)
-    ranks = own.tp * own.cp * own.pp if pool.resources else 1
+    ranks = ranks_of(pool_worker(config.worker, pool)).count if pool.resources else 1
     asked = {"resources": dict(pool.resources), "labels": dict(pool.labels), "gang": max(pool.gang, ranks)}
     return msgspec.structs.replace(plan, **asked)
 
@@ -158,8 +158,12 @@ def lent_cores(config: BatonConfig) -> int:
 
 def _lends(config: BatonConfig) -> bool:
     worker = config.worker
-    ranks = worker.tp, worker.cp, worker.pp
-    return worker.device == "cpu" and ranks == (1, 1, 1) and not worker.threads
+    return worker.device == "cpu" and ranks_of(worker).count == 1 and not worker.threads
+
+
+def ranks_of(worker: WorkerConfig) -> Widths:
+    """Returns how many ranks a worker with these settings has, and what they share."""
+    return Widths(worker.tp, worker.cp, worker.pp, worker.ep)
 
 
 def _share_of_cores(config: BatonConfig) -> int:

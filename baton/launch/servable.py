@@ -12,7 +12,7 @@ from baton.engine.models import program_for
 from baton.engine.program.config import ModelConfig
 from baton.engine.program.shares import Widths
 from baton.gguf_files.folder import folder_of, is_gguf
-from baton.launch.plans import config_of, slots_of
+from baton.launch.plans import config_of, ranks_of, slots_of
 from baton.protos.errors import ConfigError
 
 
@@ -25,7 +25,7 @@ def servable_model(config: BatonConfig) -> str:
     model = resolve_model(config)
     several = [(widths, device) for widths, device in widths_of(config) if widths.count > 1]
     for widths, device in several:
-        widths.require_one_kind()
+        widths.require_known()
         if device != "cpu":
             text = f"{widths}: several ranks run on the cpu only, worker.device is {device}"
             raise ConfigError(text, widths.field)
@@ -40,5 +40,5 @@ def servable_model(config: BatonConfig) -> str:
 def widths_of(config: BatonConfig) -> list[tuple[Widths, str]]:
     """Returns the ranks that the cluster's workers have and their device, each pair once, in order."""
     workers = [config_of(config, slot, role).worker for slot, role in slots_of(config)] or [config.worker]
-    found = {(Widths(worker.tp, worker.cp, worker.pp), worker.device) for worker in workers}
+    found = {(ranks_of(worker), worker.device) for worker in workers}
     return sorted(found, key=lambda pair: (msgspec.structs.astuple(pair[0]), pair[1]))

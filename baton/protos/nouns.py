@@ -278,6 +278,22 @@ class SpeculationTotals(msgspec.Struct, frozen=True, array_like=True):
         return self.tokens[0] / self.seconds[0] / (self.tokens[1] / self.seconds[1])
 
 
+class ExpertLoad(msgspec.Struct, frozen=True, array_like=True):
+    """Counts rows that went to experts since an engine took its role: by rank, and to the busiest of ``experts``
+    experts.
+    """
+
+    rows: tuple[int, ...] = ()
+    busiest: int = 0
+    experts: int = 0
+
+    @property
+    def imbalance(self) -> float:
+        """Returns the busiest expert's rows over the mean of all; 0 before there were any."""
+        total = sum(self.rows)
+        return self.busiest * self.experts / total if total else 0.0
+
+
 class StepSample(msgspec.Struct, frozen=True, array_like=True):
     """Tells what one engine step held and how many seconds it took; cost curves are fitted on these.
 

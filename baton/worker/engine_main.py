@@ -190,6 +190,7 @@ def make_runner(spec: EngineSpec, lora: AdapterSpec = NO_ADAPTERS, stall_s: floa
         tp=spec.tp,
         cp=spec.cp,
         pp=spec.pp,
+        ep=spec.ep,
         rank_bound_s=stall_s,
     )
     return load_runner(config), 0

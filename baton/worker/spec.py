@@ -40,7 +40,8 @@ class EngineSpec(_Group, frozen=True):
     max_model_len: int = 0
     tp: int = 1  # processes that share the model, each with its part of every matrix
     cp: int = 1  # processes that share the rows of each step
-    pp: int = 1  # processes that share the model's layers
+    pp: int = 1  # processes, or stages of ``tp`` of them, that share the model's layers
+    ep: int = 1  # processes that share the model's experts
     cores_page: str = ""  # memory by which the machine's engines lend one another cores; empty: none are lent
     all_cores: int = 0  # that are lent, of which ``threads`` are its own
 

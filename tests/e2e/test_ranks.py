@@ -11,10 +11,12 @@ import pytest
 
 from baton.engine.load import EngineConfig, load_runner
 from baton.protos.nouns import Sampling
+from tests.conformance.checkpoints import make
 from tests.e2e.fleet import DRAFT, Fleet, wait_for
 from tests.engine.backends.ranks.threads import SharedDriver
 from tests.kernels.thorough import first_now
 
+ROWS = "baton_expert_rows_total"
 PREFILL_FIRST = {"local_prefill_max_tokens": 0, "policy": "round_robin"}
 
 
@@ -32,9 +34,9 @@ def ask(fleet: Fleet, tokens: list[int], count: int) -> tuple[list[int], int]:
     return answer["choices"][0]["token_ids"], answer["usage"]["prompt_tokens_details"]["cached_tokens"]
 
 
-def one_rank(tokens: list[int], count: int) -> list[int]:
+def one_rank(tokens: list[int], count: int, model: str = DRAFT) -> list[int]:
     """What one rank answers, without a cluster."""
-    driver = SharedDriver(load_runner(EngineConfig(DRAFT, threads=2)), -(-(len(tokens) + count) // 16))
+    driver = SharedDriver(load_runner(EngineConfig(model, threads=2)), -(-(len(tokens) + count) // 16))
     return driver.answer([tokens], Sampling(temperature=0.0, max_tokens=count, ignore_eos=True))[0]
 
 
@@ -63,6 +65,8 @@ WIDTHS: list[tuple[dict[str, int], list[int]]] = [
     ({"prefill_cp": 2, "decode_tp": 4}, [2, 4]),
     ({"prefill_pp": 2}, [2, 1]),
     ({"prefill_tp": 2, "decode_pp": 2}, [2, 2]),
+    ({"prefill_tp": 2, "prefill_pp": 2, "decode_tp": 2}, [4, 2]),
+    ({"decode_tp": 2, "decode_pp": 2}, [1, 4]),
 ]
 
 
@@ -82,6 +86,19 @@ def test_widths_may_differ_and_a_block_that_one_cached_serves_the_other(
         fleet.wait_for_baseline()
         left = followers(fleet, "prefill-0") + followers(fleet, "decode-0")
     assert all(gone(pid) for pid in left), "a rank outlived its cluster"
+
+
+@pytest.mark.thorough
+def test_experts_on_two_ranks_send_to_columns_on_three_and_say_what_they_did(tmp_path: Path) -> None:
+    model = make(tmp_path, "mixtral", tokenizer=True, hidden_size=96, num_attention_heads=6, num_key_value_heads=6)
+    tokens = [at * at % 200 + 3 for at in range(150)]
+    widths, worker = {"prefill_ep": 2, "decode_tp": 3}, {"model": str(model)}
+    with Fleet(1, 1, cluster=widths, worker=worker, router=PREFILL_FIRST) as fleet:
+        assert [len(followers(fleet, f"{role}-0")) + 1 for role in ("prefill", "decode")] == [2, 3]
+        assert ask(fleet, tokens, 20)[0] == one_rank(tokens, 20, str(model))
+        wait_for(lambda: fleet.metric("prefill-0", ROWS) == 150 * 2 * 2, what="every row, layer and chosen expert")
+        wait_for(lambda: fleet.metric("decode-0", ROWS) == 19 * 2 * 2, what="a row for each token but the first")
+        fleet.wait_for_baseline()
 
 
 def until_it_runs(

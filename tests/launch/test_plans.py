@@ -165,6 +165,19 @@ def test_a_roles_own_kind_of_ranks_takes_the_place_of_the_workers(tmp_path: Path
     }  # fmt: skip
 
 
+def test_experts_and_stages_of_several_ranks_are_settings_of_a_role_and_of_a_pool(tmp_path: Path) -> None:
+    pool = {"name": "deep", "role": "decode", "resources": {"CPU": 4.0}, "worker": {"tp": 2, "pp": 3, "ep": 1}}
+    settings = config(
+        cluster={"prefill_ep": 4, "decode_tp": 2, "decode_pp": 2, "pools": [pool]},
+        worker={"device": "paced:zero", "ep": 3},
+    )
+    plans = worker_plans(settings, "", "unix:///x", tmp_path, tmp_path)
+    found = {plan.slot: (load_spec(plan.spec).engine, plan.gang) for plan in plans}
+    assert {slot: (own.tp, own.pp, own.ep, gang) for slot, (own, gang) in found.items()} == {
+        "prefill-0": (1, 1, 4, 1), "decode-0": (2, 2, 1, 1), "deep-0": (2, 3, 1, 6),
+    }  # fmt: skip
+
+
 @pytest.mark.parametrize(
     ("sections", "lending", "lent"),
     [

@@ -46,8 +46,10 @@ def test_a_number_of_ranks_that_cannot_be_is_refused_with_those_that_can() -> No
         asked(device="paced:zero", tp="2")
     with pytest.raises(ConfigError, match=r"pp is 9, and the model has \d layers; use 1 to \d"):
         servable_model(load_config(flags={"cluster": {"prefill_pp": 9}}, search=Path("/nowhere")))
+    with pytest.raises(ConfigError, match="ep is 2, and the model has no layers of experts; use 1"):
+        servable_model(load_config(flags={"cluster": {"decode_ep": 2}}, search=Path("/nowhere")))
     with pytest.raises(
-        ConfigError, match="tp is 2 and cp is 2: ranks share a model in one way; set the others to 1"
+        ConfigError, match=r"tp is 2 and cp is 2: cp goes with no other number of ranks, .*; set the others to 1"
     ):
         asked(tp="2", cp="2")
 

@@ -268,6 +268,12 @@ WORKER: dict[str, Metric] = {
         (*_WORKER, "position"),
         vllm="spec_decode_num_accepted_tokens_per_pos",
     ),
+    "expert_rows": _count(
+        "expert_rows", "Rows that went to the experts of a rank, in all layers", (*_WORKER, "rank"), "rows"
+    ),
+    "expert_imbalance": _gauge(
+        "expert_imbalance_ratio", "Rows of the busiest expert over the mean of all, since the role began", _WORKER
+    ),
     "sequence_steps": _count(
         "sequence_steps", "Steps of sequences that write, where worker.speculation is on", _WORKER
     ),

@@ -19,7 +19,17 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from baton.cluster.metering import instruments, metrics
 
 OPTIONAL = frozenset(
-    {"certificate", "mfu", "mbu", "flops", "bytes_read", "peak_flops", "peak_bytes", "sequence_steps"}
+    {
+        "certificate",
+        "mfu",
+        "mbu",
+        "flops",
+        "bytes_read",
+        "peak_flops",
+        "peak_bytes",
+        "sequence_steps",
+        "expert_imbalance",
+    }
 )
 Attributes = Mapping[str, str | int | float | bool]
 
@@ -167,6 +177,10 @@ class WorkerMetrics:
         """
         self._with("speculation_tokens", arm=arm).inc(max(0, tokens))
         self._with("speculation_seconds", arm=arm).inc(max(0.0, seconds))
+
+    def experts_computed(self, rank: int, rows: int) -> None:
+        """Counts rows that went to the experts of ``rank``."""
+        self._with("expert_rows", rank=str(rank)).inc(rows)
 
     def tier_blocks(self, tier: str) -> Gauge:
         """Returns the gauge of KV blocks in the lower cache tier ``tier``."""

@@ -39,7 +39,7 @@ class Pool(Section):
         return self.gang * self.resources.get("GPU", 1.0 if device == "cuda" else 0.0)
 
 
-RANK_KINDS = ("tp", "cp", "pp")  # settings of a worker: what its ranks share
+RANK_KINDS = ("tp", "cp", "pp", "ep")  # settings of a worker: what its ranks share
 
 
 class ClusterConfig(Section):
@@ -53,6 +53,8 @@ class ClusterConfig(Section):
     prefill_cp: int = Field(default=0, ge=0, le=64, description="ranks of each prefill worker that share rows")
     prefill_pp: int = Field(default=0, ge=0, le=64, description="ranks of each prefill worker that share layers")
     decode_pp: int = Field(default=0, ge=0, le=64, description="ranks of each decode worker that share layers")
+    prefill_ep: int = Field(default=0, ge=0, le=64, description="ranks of each prefill worker that share experts")
+    decode_ep: int = Field(default=0, ge=0, le=64, description="ranks of each decode worker that share experts")
     colocated: bool = Field(
         default=False, description="decode workers read their prompts themselves; no prefill workers"
     )
@@ -78,8 +80,9 @@ def role_worker(worker: WorkerConfig, cluster: ClusterConfig, role: str) -> Work
 
     If the role has any ranks of its own, they replace all of ``worker``'s.
     """
-    prefill = cluster.prefill_tp, cluster.prefill_cp, cluster.prefill_pp
-    own = prefill if role == "prefill" else (cluster.decode_tp, 0, cluster.decode_pp)
+    prefill = cluster.prefill_tp, cluster.prefill_cp, cluster.prefill_pp, cluster.prefill_ep
+    decode = cluster.decode_tp, 0, cluster.decode_pp, cluster.decode_ep
+    own = prefill if role == "prefill" else decode
     if not any(own):
         return worker
     return worker.model_copy(update={kind: ranks or 1 for kind, ranks in zip(RANK_KINDS, own, strict=True)})

@@ -54,7 +54,12 @@ class WorkerConfig(Section):
     threads: int = Field(default=0, ge=0, description="of one worker; 0 shares the machine's cores")
     tp: int = Field(default=1, ge=1, le=64, description="ranks: processes that share a worker's model and threads")
     cp: int = Field(default=1, ge=1, le=64, description="ranks that share the rows of each step, in place of tp")
-    pp: int = Field(default=1, ge=1, le=64, description="ranks that share the model's layers, in place of tp")
+    pp: int = Field(
+        default=1, ge=1, le=64, description="ranks, or stages of tp ranks, that share the model's layers"
+    )
+    ep: int = Field(
+        default=1, ge=1, le=64, description="ranks that share the model's experts, and rows of each step"
+    )
     pages: int = Field(default=0, ge=0, description="KV pages; 0 takes kv_memory_bytes")
     kv_memory_bytes: int = Field(
         default=0,

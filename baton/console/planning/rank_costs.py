@@ -14,9 +14,10 @@ from baton.cluster.served_model import is_paced, resolve_model
 from baton.cost.profiles import RankCosts
 from baton.engine.models import program_for
 from baton.engine.program.config import ModelConfig
-from baton.engine.program.ops import AllGather, AllReduce
+from baton.engine.program.ops import Exchange, Meet
 from baton.engine.program.program import Program
 from baton.engine.program.shares import Widths
+from baton.launch.plans import ranks_of
 
 MOST = 16  # ranks that a profile speaks of
 
@@ -26,7 +27,7 @@ def rank_costs_of(config: BatonConfig) -> RankCosts | None:
     worker, model = role_worker(config.worker, config.cluster, "decode"), Path(resolve_model(config))
     if is_paced(config) or worker.device != "cpu" or not model.is_dir():
         return None
-    found = costs_of(program_for(ModelConfig.read(model)), Widths(worker.tp, worker.cp, worker.pp), 0.0)
+    found = costs_of(program_for(ModelConfig.read(model)), ranks_of(worker), 0.0)
     seconds = measured_meeting() if found is not None else None
     if found is None or seconds is None:
         return None
@@ -34,11 +35,16 @@ def rank_costs_of(config: BatonConfig) -> RankCosts | None:
 
 
 def costs_of(program: Program, widths: Widths, meeting_s: float) -> RankCosts | None:
-    """Returns what ranks of ``program`` cost where a meeting takes so long; None where it runs on one alone."""
+    """Returns what ranks of ``program`` cost where a meeting takes so long.
+
+    None where it runs on one alone, and for stages of several ranks, whose two numbers a profile can't vary.
+    """
+    if widths.tp > 1 and widths.pp > 1:
+        return None
     possible = widths.possible(program, MOST)
     if len(possible) == 1:
         return None
     several = Widths(**{widths.field: possible[1]}).share(program, 0)
-    meetings = sum(isinstance(op, AllGather | AllReduce) for op in several.program.ops) + 1  # the last: for logits
+    meetings = sum(isinstance(op, Exchange | Meet) for op in several.program.ops) + 1  # the last: for logits
     field = widths.field
-    return RankCosts(field, widths.count, possible, meetings, meeting_s)  # type: ignore[arg-type]  # tp, cp or pp
+    return RankCosts(field, widths.count, possible, meetings, meeting_s)  # type: ignore[arg-type]  # tp, cp, pp or ep

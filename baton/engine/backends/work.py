@@ -10,12 +10,13 @@ import math
 import time
 from collections.abc import Callable, Mapping
 from functools import cache
+from typing import NamedTuple
 
 import msgspec
 import torch
 from torch import Tensor
 
-from baton.engine.program.ops import Linear, LmHead
+from baton.engine.program.ops import Linear, LmHead, Moe, OwnExperts
 from baton.engine.program.program import Program
 from baton.kernels.abi import native
 from baton.kernels.abi.native import I32, I64, P
@@ -37,16 +38,13 @@ def work_of(
     counted.
     """
     linears = [op.weight for op in program.ops if isinstance(op, Linear)]
-    heads = [op.weight for op in program.ops if isinstance(op, LmHead)]
-    elements = {name: _elements(weights[name]) for name in {*linears, *heads}}
-    chosen = [(name, op.chosen / op.experts) for op in program.experts for name in (op.gate_up, op.down)]
+    read = _read(program, {name: _elements(weight) for name, weight in weights.items()})
+    size = _read(program, {name: weight.nbytes for name, weight in weights.items()})
     return EngineWork(
-        token_flops=2.0 * sum(elements[name] for name in linears)
-        + sum(2.0 * _elements(weights[name]) * share for name, share in chosen),
-        sample_flops=2.0 * sum(elements[name] for name in heads),
+        token_flops=2.0 * (read.linears + read.experts),
+        sample_flops=2.0 * read.heads,
         pair_flops=4.0 * program.heads * program.head_dim * program.layers,
-        step_bytes=sum(weights[name].nbytes for name in {*linears, *heads})
-        + sum(weights[name].nbytes * share for name, share in chosen),
+        step_bytes=sum(size),
         context_bytes=layout.page_bytes / layout.block_tokens,
         peak_flops=peak_flops(weights[linears[0]] if linears else None, device),
         peak_bytes=peak_bytes(device),
@@ -56,25 +54,39 @@ def work_of(
 def work_of_ranks(
     program: Program, own: Program, weights: Mapping[str, Tensor | PackedWeight], layout: KvLayout
 ) -> EngineWork:
-    """Returns the cost of ``program``, of which this rank has ``own``; other ranks' weights are taken to be as
-    wide as own ones.
+    """Returns the cost of ``program``, of which this rank has ``own``.
+
+    Other ranks' matrices are taken to be as wide as own ones, their experts as own experts where there are any.
     """
-    found, shapes = work_of(own, weights, layout, "cpu"), {weight.name: weight for weight in program.weights}
-    elements = {name: sum(math.prod(shape) for shape in shapes[name].shapes) for name in shapes}
-    linears = {op.weight for op in program.ops if isinstance(op, Linear)}
-    heads = {op.weight for op in program.ops if isinstance(op, LmHead)}
-    token = sum(elements[name] for name in linears) + sum(
-        (elements[op.gate_up] + elements[op.down]) * op.chosen / op.experts for op in program.experts
-    )
-    sample = sum(elements[name] for name in heads)
-    held = (found.token_flops + found.sample_flops) / 2.0
+    found, shapes = work_of(own, weights, layout, "cpu"), {weight.name: weight.shapes for weight in program.weights}
+    read = _read(program, {name: sum(map(math.prod, parts)) for name, parts in shapes.items()})
+    held = _read(own, {name: _elements(weight) for name, weight in weights.items()})
+    size = _read(own, {name: weight.nbytes for name, weight in weights.items()})
+    width = (size.linears + size.heads) / (held.linears + held.heads)  # bytes of an element
+    expert_width = size.experts / held.experts if held.experts else width
     return msgspec.structs.replace(
         found,
-        token_flops=2.0 * token,
-        sample_flops=2.0 * sample,
+        token_flops=2.0 * (read.linears + read.experts),
+        sample_flops=2.0 * read.heads,
         pair_flops=4.0 * program.heads * program.head_dim * program.layers,
-        step_bytes=found.step_bytes * (token + sample) / held,
+        step_bytes=width * (read.linears + read.heads) + expert_width * read.experts,
     )
+
+
+class _Read(NamedTuple):
+    """What a step reads of weights: of layers of experts, what one token's own come to."""
+
+    linears: float
+    heads: float
+    experts: float
+
+
+def _read(program: Program, each: Mapping[str, float]) -> _Read:
+    linears = {op.weight for op in program.ops if isinstance(op, Linear)}
+    heads = {op.weight for op in program.ops if isinstance(op, LmHead)}
+    layers = [op for op in program.ops if isinstance(op, Moe | OwnExperts)]
+    experts = sum(each[name] * op.chosen / op.experts for op in layers for name in (op.gate_up, op.down))
+    return _Read(sum(each[name] for name in linears), sum(each[name] for name in heads), experts)
 
 
 def peak_bytes(device: str) -> float:

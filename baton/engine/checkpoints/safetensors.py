@@ -17,7 +17,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from baton.engine.program.program import Weight
-from baton.engine.program.ranks import Rows
+from baton.engine.program.rank_program import Rows
 from baton.engine.program.stacked import part_of
 from baton.protos.errors import CheckpointError
 

@@ -22,7 +22,7 @@ from baton.engine.load import EngineConfig
 from baton.engine.program.config import ModelConfig
 from baton.engine.program.ops import Linear, LmHead
 from baton.engine.program.program import Program, Weight
-from baton.engine.program.ranks import RankProgram, Rows
+from baton.engine.program.rank_program import RankProgram, Rows
 from baton.engine.quant import NONE, Reader, on_load, reader_of
 from baton.engine.quant.gguf import GgufCheckpoint
 from baton.kernels.linear.integers import Part, packed_of, regrouped, values_of

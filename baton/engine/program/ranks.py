@@ -5,111 +5,36 @@ whole of its inputs, so that each result has the bits that it has on one rank, w
 however it was rounded; then the ranks' columns are put together. What is small is on every rank: norms, routers,
 the residual stream.
 
-    embedding    rows of the vocabulary          -> AllReduce (a row is on one rank)
+    embedding    rows of the vocabulary          -> Meet (a row is on one rank)
     q, k, v      own heads; KV heads that several ranks need are on each of them
-    attention    own heads                       -> AllGather
-    o, down      own outputs                     -> AllGather
-    gate, up     own inner columns, SwiGLU       -> AllGather
-    experts      own experts                     -> AllGather, MixExperts
+    attention    own heads                       -> Meet
+    o, down      own outputs                     -> Meet
+    gate, up     own inner columns, SwiGLU       -> Meet
+    experts      own experts                     -> Meet, MixExperts
     head         rows of the vocabulary
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
 from baton.engine.program import ops as p
 from baton.engine.program.program import Program
-from baton.engine.program.sites import head_site
+from baton.engine.program.rank_program import MOST, Part, Rank, RankProgram, Rows
 from baton.protos.errors import ConfigError
 
-PANEL = 64  # rows that a kernel multiplies by together: parts begin with one where that leaves none empty
-MOST = 64  # ranks, as many as collective.h takes
-BY_COLUMNS, BY_ROWS, BY_LAYERS = range(3)  # step/ranks.h: DealKind
-Rows = tuple[tuple[int, int], ...]  # ranges [begin, end) of a stacked weight's rows
+EXPERTS = "experts"  # the register that all experts' outputs go to
 
 
-class Rank(msgspec.Struct, frozen=True):
-    """Names one of ``count`` ranks."""
+class DealtExperts(NamedTuple):
+    """Holds a rank's part of a layer of experts: own rows of its weights, columns of ``EXPERTS``, and the ops."""
 
-    index: int = 0
-    count: int = 1
-
-    def part(self, total: int) -> tuple[int, int]:
-        """Returns the rank's range of ``total`` rows; ranges differ by a panel at most."""
-        grain = PANEL if total >= PANEL * self.count else 1
-        grains = -(-total // grain)
-        begin, end = (grains * at // self.count * grain for at in (self.index, self.index + 1))
-        return begin, min(end, total)
-
-    def heads(self, heads: int, kv_heads: int) -> tuple[tuple[int, int], tuple[int, int]]:
-        """Returns the rank's range of query heads, and of the KV heads that they read."""
-        each = heads // self.count
-        begin, end = each * self.index, each * (self.index + 1)
-        group = heads // kv_heads
-        return (begin, end), (begin // group, -(-end // group))
-
-
-class Part(msgspec.Struct, frozen=True):
-    """Says that a rank's register is ``width`` columns of ``whole``'s, from ``first`` on."""
-
-    whole: str
-    first: int
-    width: int
-
-
-class Residual(msgspec.Struct, frozen=True):
-    """Names registers of the residual stream that a rank hands on; ``first`` is their place among all such."""
-
-    registers: tuple[str, ...] = ()
-    first: int = 0
-
-
-class RankProgram(msgspec.Struct, frozen=True):
-    """Holds one rank's share of a program.
-
-    ``program`` counts own query heads and all KV heads; ``own_kv`` is the range of own ones. ``rows`` has the own
-    rows of each weight that is split, ``parts`` the registers that are columns of one that all ranks share,
-    ``widths`` the widths of these. ``vocab`` is the own range of tokens; ``head`` is the whole program's.
-
-    ``sites`` names the weight at each place where an adapter may stand beside what the rank has, by the place's
-    number in the whole program, ``adapts_before`` of which are before its own; ``head_site`` is the head's.
-
-    ``deal`` is what ranks share (``shares.py``). By layers a rank takes what it is ``given`` and leaves what it has
-    ``handed`` on; what the head reads is ``last`` of these, which come to ``carried`` registers.
-    """
-
-    rank: Rank
-    program: Program
-    own_kv: tuple[int, int]
     rows: dict[str, Rows]
-    parts: dict[str, Part]
-    widths: dict[str, int]
-    vocab: tuple[int, int]
-    head: p.LmHead
-    sites: dict[int, str]
-    head_site: int
-    deal: int = BY_COLUMNS
-    given: Residual = Residual()
-    handed: Residual = Residual()
-    last: Residual = Residual()
-    carried: int = 0
-    adapts_before: int = 0
-
-    @property
-    def shared(self) -> frozenset[str]:
-        """Returns the registers that the ranks fill together."""
-        return frozenset(self.widths)
-
-
-def head_of(program: Program) -> p.LmHead:
-    """Returns the op that ends ``program``."""
-    last = program.ops[-1]
-    assert isinstance(last, p.LmHead)
-    return last
+    columns: int
+    ops: tuple[p.Op, ...]
 
 
 def possible_widths(program: Program, most: int = MOST) -> tuple[int, ...]:
@@ -148,6 +73,11 @@ def _obstacles(program: Program, count: int) -> Iterator[str]:
     few = min((_rows_of(program, name) for name in _split_weights(program)), default=count)
     if few < count:
         yield f"a matrix has {few} rows only"
+    yield from few_experts(program, count)
+
+
+def few_experts(program: Program, count: int) -> Iterator[str]:
+    """Yields in words why the experts of ``program`` can't be dealt among ``count`` ranks, where they can't."""
     if any(op.experts < count for op in program.experts):
         yield f"a layer has {program.experts[0].experts} experts only"
 
@@ -181,17 +111,23 @@ class _Split:
         ops = _adapted_first([part for op in self._program.ops for part in _SPLITS[type(op)](self, op)])
         assert not any(self._overtakes(ops, register) for register in self._widths), "a register may be overwritten"
         own = msgspec.structs.replace(self._program, ops=ops, heads=self._queries[1] - self._queries[0])
-        vocab = self._rank.part(self._program.vocab_size)
-        whole, sites = (self._rows, self._parts, self._widths), weights_at(self._program)
-        head = head_of(self._program)
-        return RankProgram(self._rank, own, self._kv, *whole, vocab, head, sites, head_site(self._program))
+        return msgspec.structs.replace(
+            RankProgram.undivided(self._program, self._rank),
+            program=own,
+            own_kv=self._kv,
+            rows=self._rows,
+            parts=self._parts,
+            widths=self._widths,
+            vocab=self._rank.part(self._program.vocab_size),
+            shared_floats=sum(self._widths.values()),
+        )
 
     def _overtakes(self, ops: tuple[p.Op, ...], register: str) -> bool:
         """Whether a rank may write ``register`` while another one reads what was there: no meeting lies between."""
         own = {name for name, part in self._parts.items() if part.whole == register}
         read = False  # since the last meeting for another register; a step ends with one
         for op in ops:
-            if isinstance(op, p.AllGather | p.AllReduce) and op.x not in own:
+            if isinstance(op, p.Meet) and op.x not in own:
                 read = False
             names = {getattr(op, field) for field in op.__struct_fields__ if field != "out"}
             if read and getattr(op, "out", None) in own:
@@ -199,12 +135,12 @@ class _Split:
             read = read or register in names
         return False
 
-    def _gather(self, register: str, width: int, part: tuple[int, int]) -> tuple[str, p.AllGather]:
+    def _gather(self, register: str, width: int, part: tuple[int, int]) -> tuple[str, p.Meet]:
         """The register that the rank's columns go to, and the op that makes ``register`` whole."""
         own = f"{register}@"
         self._parts[own] = Part(register, part[0], part[1] - part[0])
         self._widths[register] = width
-        return own, p.AllGather(own, register)
+        return own, p.Meet(own, register)
 
     def embedding(self, op: p.Embedding) -> tuple[p.Op, ...]:
         """Looks own tokens up; what the residual stream begins with is copied, because each rank adds to its
@@ -215,7 +151,7 @@ class _Split:
         self._rows[op.weight] = (self._rank.part(self._program.vocab_size),)
         self._parts[own] = Part("embedded", 0, hidden)
         self._widths["embedded"] = hidden
-        return msgspec.structs.replace(op, out=own), p.AllReduce(own, op.out)
+        return msgspec.structs.replace(op, out=own), p.Meet(own, op.out)
 
     def linear(self, op: p.Linear) -> tuple[p.Op, ...]:
         """Gives the rank own outputs; those that only the rank itself reads stay with it."""
@@ -258,27 +194,10 @@ class _Split:
 
     def moe(self, op: p.Moe) -> tuple[p.Op, ...]:
         """Deals whole experts; each rank mixes all experts' outputs, so that nothing more is gathered."""
-        first, end = (op.experts * at // self._rank.count for at in (self._rank.index, self._rank.index + 1))
-        biases = () if op.gate is None else (op.gate.gate_up_bias, op.gate.down_bias)
-        for name in (op.gate_up, op.down, *biases):
-            each = _rows_of(self._program, name) // op.experts
-            self._rows[name] = ((first * each, end * each),)
-        hidden = _rows_of(self._program, op.down) // op.experts
-        own, gather = self._gather("experts", op.chosen * hidden, (0, op.chosen * hidden))
-        run = p.OwnExperts(
-            op.x,
-            op.logits,
-            op.gate_up,
-            op.down,
-            op.experts,
-            first,
-            end - first,
-            op.chosen,
-            op.renormalise,
-            own,
-            op.gate,
-        )
-        return run, gather, p.MixExperts("experts", op.logits, op.gate_up, op.out)
+        dealt = deal_experts(self._program, self._rank, op)
+        self._rows |= dealt.rows
+        self._gather(EXPERTS, dealt.columns, (0, dealt.columns))
+        return dealt.ops
 
     def adapt(self, op: p.Adapt) -> tuple[p.Op, ...]:
         """Adds adapters to own outputs. Those of a look-up are added to whole rows, on every rank."""
@@ -296,19 +215,31 @@ class _Split:
         return (op,)
 
 
+def deal_experts(program: Program, rank: Rank, op: p.Moe, x: str = "", logits: str = "") -> DealtExperts:
+    """Returns the part of layer ``op`` that ``rank`` has, whose experts read rows from ``x`` by ``logits``.
+
+    Empty names are those that the layer reads itself. Each rank has some whole experts and mixes all of them.
+    """
+    first, end = rank.experts(op.experts)
+    biases = () if op.gate is None else (op.gate.gate_up_bias, op.gate.down_bias)
+    rows = dict[str, Rows]()
+    for name in (op.gate_up, op.down, *biases):
+        each = _rows_of(program, name) // op.experts
+        rows[name] = ((first * each, end * each),)
+    own, at, numbers = f"{EXPERTS}@", (x or op.x, logits or op.logits), (op.experts, first, end - first, op.chosen)
+    run = p.OwnExperts(*at, op.gate_up, op.down, *numbers, op.renormalise, own, op.gate)
+    mix = p.MixExperts(EXPERTS, op.logits, op.gate_up, op.out)
+    columns = op.chosen * (_rows_of(program, op.down) // op.experts)
+    return DealtExperts(rows, columns, (run, p.Meet(own, EXPERTS), mix))
+
+
 def _adapted_first(ops: list[p.Op]) -> tuple[p.Op, ...]:
     """The ops with adapters added to own columns before these are put together with the others'."""
     for at in range(1, len(ops)):
         before, op = ops[at - 1 : at + 1]
-        if isinstance(op, p.Adapt) and isinstance(before, p.AllGather) and before.x == op.out:
+        if isinstance(op, p.Adapt) and isinstance(before, p.Meet) and before.x == op.out:
             ops[at - 1 : at + 1] = op, before
     return tuple(ops)
-
-
-def weights_at(program: Program) -> dict[int, str]:
-    """Returns the weight at each site of a program, by number; the head's is the last."""
-    adapts = [op.weight for op in program.ops if isinstance(op, p.Adapt)]
-    return dict(enumerate([*adapts, head_of(program).weight]))
 
 
 _SPLITS: dict[type, Callable[[_Split, Any], tuple[p.Op, ...]]] = {

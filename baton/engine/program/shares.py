@@ -2,7 +2,9 @@
 
 Knows nothing of tensors, processes or memory. ``ranks.py`` splits columns. By rows (context parallel) every rank
 has all weights and computes some rows of each step; ranks meet once per layer, where keys and values are written.
-By layers (pipeline parallel) each rank has the weights of its own layers and hands on what the residual stream is.
+Expert parallel ranks share rows so too, but each has only some experts, which run over all ranks' rows. By layers
+(pipeline parallel) each stage has the weights of its own layers and hands on what the residual stream is; a stage
+is one rank, or several that share its columns.
 """
 
 from __future__ import annotations
@@ -13,70 +15,82 @@ import msgspec
 
 from baton.engine.program import ops as p
 from baton.engine.program.program import Program
-from baton.engine.program.ranks import (
+from baton.engine.program.rank_program import (
     BY_LAYERS,
     BY_ROWS,
     MOST,
-    SPLIT_OPS,
+    Part,
     Rank,
     RankProgram,
     Residual,
+    Rows,
     head_of,
+)
+from baton.engine.program.ranks import (
+    EXPERTS,
+    SPLIT_OPS,
+    deal_experts,
+    few_experts,
     possible_widths,
     require_splittable,
     split,
-    weights_at,
 )
-from baton.engine.program.sites import head_site
 from baton.protos.errors import ConfigError
 
 ANYWHERE = {*SPLIT_OPS, p.NormPart}  # ops of one row by itself, which the native step knows
+ROWS, ROUTES = "rows of all", "routes of all"  # registers in which every rank finds every rank's rows
 
 
 class Widths(msgspec.Struct, frozen=True):
-    """Counts the ranks of a worker by what they share: columns (``tp``), rows (``cp``) or layers (``pp``).
+    """Counts the ranks of a worker by what they share: columns (``tp``), rows (``cp``), layers (``pp``), experts
+    (``ep``).
 
-    One of them at most is more than 1.
+    ``tp`` goes with ``pp``: so many ranks for each of so many stages. ``ep`` is as large as ``tp`` where that is
+    more than 1, because ranks that share columns deal experts whole. Any two others don't go together.
     """
 
     tp: int = 1
     cp: int = 1
     pp: int = 1
+    ep: int = 1
 
     @property
     def count(self) -> int:
         """Returns the number of ranks."""
-        return self.tp * self.cp * self.pp
+        return max(self.tp, self.ep) * self.cp * self.pp
+
+    @property
+    def several(self) -> tuple[str, ...]:
+        """Returns the settings that are more than 1."""
+        return tuple(field for field in self.__struct_fields__ if getattr(self, field) > 1)
 
     @property
     def field(self) -> str:
-        """Returns the setting that makes several ranks; ``tp`` where none does."""
-        return next((field for field in ("cp", "pp") if getattr(self, field) > 1), "tp")
+        """Returns the setting that makes several ranks, the first where two do; ``tp`` where none does."""
+        return (*self.several, "tp")[0]
 
     def __str__(self) -> str:
-        """Returns the setting and its value, as messages name it."""
-        return f"{self.field} is {getattr(self, self.field)}"
+        """Returns the settings and their values, as messages name them."""
+        return " and ".join(f"{field} is {getattr(self, field)}" for field in self.several or ("tp",))
 
-    def require_one_kind(self) -> None:
-        """Checks that each is 1 to 64, and one of them at most more than 1. Raises ConfigError naming the field."""
+    def require_known(self) -> None:
+        """Checks that the numbers are in range and go together. Raises ConfigError naming the field."""
         for field in self.__struct_fields__:
             if not 1 <= getattr(self, field) <= MOST:
                 raise ConfigError(f"{field} is {getattr(self, field)}; use 1 to {MOST}", field)
-        several = [field for field in self.__struct_fields__ if getattr(self, field) > 1]
-        if len(several) > 1:
-            text = " and ".join(f"{field} is {getattr(self, field)}" for field in several)
-            raise ConfigError(f"{text}: ranks share a model in one way; set the others to 1", several[-1])
+        if self.count > MOST:
+            raise ConfigError(f"{self}: that is {self.count} ranks; use {MOST} at most", self.several[-1])
+        if len(self.several) > 1 and ("cp" in self.several or self.ep not in (1, self.tp)):
+            text = f"{self}: cp goes with no other number of ranks, ep with an equal tp only; set the others to 1"
+            raise ConfigError(text, self.several[-1])
 
     def require(self, program: Program) -> None:
         """Checks that ``program`` runs on these ranks. Raises ConfigError, which names what works."""
-        self.require_one_kind()
-        if self.count == 1:
-            return None
+        self.require_known()
         if self.tp > 1:
-            return require_splittable(program, self.tp)
+            require_splittable(program, self.tp)
         if (problem := next(_obstacles(program, self), None)) is not None:
-            raise ConfigError(f"{self}, and {problem}", self.field)
-        return None
+            raise ConfigError(f"{self}, and {problem}", self.several[-1])
 
     def possible(self, program: Program, most: int = MOST) -> tuple[int, ...]:
         """Returns the numbers of ranks up to ``most`` that ``program`` runs on in this way, 1 first."""
@@ -88,9 +102,9 @@ class Widths(msgspec.Struct, frozen=True):
     def share(self, program: Program, index: int) -> RankProgram:
         """Returns what rank ``index`` of ``program`` has."""
         rank = Rank(index, self.count)
-        if self.tp > 1:
-            return split(program, rank)
-        return _by_rows(program, rank) if self.cp > 1 else _by_layers(program, rank)
+        if self.pp > 1:
+            return _by_layers(program, rank, self.tp)
+        return split(program, rank) if self.tp > 1 else _by_rows(program, rank, self.ep > 1)
 
 
 def _obstacles(program: Program, widths: Widths) -> Iterator[str]:
@@ -102,68 +116,89 @@ def _obstacles(program: Program, widths: Widths) -> Iterator[str]:
     layers = len(_starts(program))
     if widths.pp > layers:
         yield f"the model has {layers} layers; use 1 to {layers}"
+    if widths.ep > 1 and not program.experts:
+        yield "the model has no layers of experts; use 1"
+    elif widths.ep > 1 and (few := next(few_experts(program, widths.ep), None)):
+        yield f"{few}; use 1 to {program.experts[0].experts}"
 
 
-def _by_rows(program: Program, rank: Rank) -> RankProgram:
-    """All of the program, with a meeting where keys and values of a layer are there."""
-    ops = tuple(part for op in program.ops for part in _then_meets(op))
-    head = head_of(program)
-    whole = msgspec.structs.replace(program, ops=ops)
+def _by_rows(program: Program, rank: Rank, deals: bool) -> RankProgram:
+    """All of the program, with a meeting where a layer's keys and values are; ``deals``: own experts alone."""
+    whole, head, rows, columns = RankProgram.undivided(program, rank), head_of(program), dict[str, Rows](), 0
+    ops = list[p.Op]()
+    for op in program.ops:
+        if isinstance(op, p.Moe) and deals:
+            dealt = deal_experts(program, rank, op, ROWS, ROUTES)
+            rows, columns = rows | dealt.rows, dealt.columns
+            ops += (p.Exchange(op.x, op.logits, ROWS, ROUTES), *dealt.ops)
+        else:
+            ops += _then_meets(op)
+    widths = _exchanged(program, columns) if deals else {}
     last = Residual((head.x, head.delta), 0)
-    return RankProgram(
-        rank,
+    return msgspec.structs.replace(
         whole,
-        (0, program.kv_heads),
-        {},
-        {},
-        {},
-        (0, program.vocab_size),
-        head,
-        weights_at(program),
-        head_site(program),
-        BY_ROWS,
+        program=msgspec.structs.replace(program, ops=tuple(ops)),
+        rows=rows,
+        parts={f"{EXPERTS}@": Part(EXPERTS, 0, columns)} if deals else {},
+        widths=widths,
+        shared_floats=sum(widths.values()),
+        deal=BY_ROWS,
         handed=last,
         last=last,
         carried=2,
     )
 
 
+def _exchanged(program: Program, columns: int) -> dict[str, int]:
+    """The registers in which ranks exchange rows, and their widths."""
+    layer = program.experts[0]
+    return {ROWS: columns // layer.chosen, ROUTES: layer.experts, EXPERTS: columns}
+
+
 def _then_meets(op: p.Op) -> tuple[p.Op, ...]:
-    return (op, p.AllGather(op.qkv, op.qkv)) if isinstance(op, p.RopeAppend) else (op,)
+    return (op, p.Meet(op.qkv, op.qkv)) if isinstance(op, p.RopeAppend) else (op,)
 
 
-def _by_layers(program: Program, rank: Rank) -> RankProgram:
-    """Own layers' ops; the last registers of the whole stay readable behind the last rank."""
-    starts, head = _starts(program), head_of(program)
-    layers = len(starts)
-    cuts = [starts[layers * at // rank.count] for at in range(1, rank.count)]
-    alive = _alive(program)
-    lives = [*(tuple(sorted(alive[cut])) for cut in cuts), (head.x, head.delta)]
-    firsts = [sum(len(each) for each in lives[:at]) for at in range(len(lives))]
-    between = [Residual(), *(Residual(live, first) for live, first in zip(lives, firsts, strict=True))]
-    begin, end = (0, *cuts, len(program.ops))[rank.index : rank.index + 2]
-    ops = program.ops[begin:end]
-    used = {*_names(ops), head.norm}  # the lead norms states that are asked for
+def _by_layers(program: Program, rank: Rank, columns: int) -> RankProgram:
+    """Own layers' ops, by own columns; the last registers of the whole stay readable behind the last stage."""
+    whole = RankProgram.undivided(program, rank)
+    if columns > 1:
+        whole = split(program, Rank(rank.index % columns, columns))
+    all_ops, stage, stages = whole.program.ops, rank.index // columns, rank.count // columns
+    between, cuts = _handed(whole, stages)
+    begin, end = (0, *cuts, len(all_ops))[stage : stage + 2]
+    ops = all_ops[begin:end]
+    used = {*_names(ops), whole.head.norm}  # the lead norms states that are asked for
     weights = tuple(weight for weight in program.weights if weight.name in used)
-    own = msgspec.structs.replace(program, ops=ops, weights=weights)
-    return RankProgram(
-        rank,
-        own,
-        (0, program.kv_heads),
-        {},
-        {},
-        {},
-        (0, program.vocab_size),
-        head,
-        {number: name for number, name in weights_at(program).items() if name in used},
-        head_site(program),
-        BY_LAYERS,
-        given=between[rank.index],
-        handed=between[rank.index + 1],
+    parts = {name: part for name, part in whole.parts.items() if name in used}
+    ours = {part.whole for part in parts.values()}
+    return msgspec.structs.replace(
+        whole,
+        rank=rank,
+        program=msgspec.structs.replace(whole.program, ops=ops, weights=weights),
+        rows={name: rows for name, rows in whole.rows.items() if name in used},
+        parts=parts,
+        widths={name: width for name, width in whole.widths.items() if name in ours},
+        sites={number: name for number, name in whole.sites.items() if name in used},
+        deal=BY_LAYERS,
+        given=between[stage],
+        handed=between[stage + 1],
         last=between[-1],
-        carried=sum(map(len, lives)),
-        adapts_before=sum(isinstance(op, p.Adapt) for op in program.ops[:begin]),
+        carried=sum(len(residual.registers) for residual in between),
+        adapts_before=sum(isinstance(op, p.Adapt) for op in all_ops[:begin]),
+        columns=columns,
+        shared_floats=stages * whole.shared_floats,
+        first_shared=stage * whole.shared_floats,
     )
+
+
+def _handed(whole: RankProgram, stages: int) -> tuple[tuple[Residual, ...], tuple[int, ...]]:
+    """What each of ``stages`` is given, and behind the last what the head reads; and at which ops stages begin."""
+    starts, alive = _starts(whole.program), _alive(whole.program)
+    cuts = tuple(starts[len(starts) * at // stages] for at in range(1, stages))
+    lives = [*(tuple(sorted(alive[cut])) for cut in cuts), (whole.head.x, whole.head.delta)]
+    firsts = [sum(len(each) for each in lives[:at]) for at in range(len(lives))]
+    return (Residual(), *(Residual(live, first) for live, first in zip(lives, firsts, strict=True))), cuts
 
 
 def _starts(program: Program) -> tuple[int, ...]:

@@ -204,8 +204,8 @@ void packed_layers(const Moe& m, const Form& form, const Routed& r, const float*
   size_t longest = 0;  // an expert's rows
   for (int32_t e = r.own.first; e < r.own.first + r.own.count; e++) longest = std::max(longest, size_t(r.ends[size_t(e)] - r.begin(e)));
   std::vector<float> rows(most * size_t(m.hidden)), both(longest * 2 * size_t(m.inner));
-  for (size_t i = 0; i < most; i++)
-    std::memcpy(rows.data() + i * m.hidden, x + r.order[i] / m.chosen * m.hidden, size_t(m.hidden) * 4);
+  for (int64_t i = r.begin(r.own.first); i < r.begin(r.own.first + r.own.count); i++)
+    std::memcpy(rows.data() + i * m.hidden, x + r.order[size_t(i)] / m.chosen * m.hidden, size_t(m.hidden) * 4);
   for (int32_t e = 0; e < r.own.count; e++) {
     const int64_t begin = r.begin(r.own.first + e), count = r.ends[size_t(r.own.first + e)] - begin;
     if (!count) continue;
@@ -282,9 +282,11 @@ void all_rows(const Moe& m, const Form& form, const float* x, int64_t x_stride, 
 }  // namespace
 
 void run_own_experts(const Moe& m, const BiasedMoe* biased, OwnExperts own, const float* x, int64_t x_stride, const float* logits,
-                     int64_t rows, float* y) {
+                     int64_t rows, float* y, std::atomic<int64_t>* loads) {
   in_parts(rows, [&](int64_t first, int64_t some) {
     const Routed r = sorted(m, own, logits + first * m.experts, some);
+    for (int32_t e = own.first; loads && e < own.first + own.count; e++)
+      loads[e].fetch_add(r.ends[size_t(e)] - r.begin(e), std::memory_order_relaxed);
     const float* found = outputs_of(m, {biased}, r, x + first * x_stride, x_stride, some);
     float* to = y + first * m.chosen * m.hidden;
     for (int32_t at = r.begin(own.first); at < r.begin(own.first + own.count); at++)

@@ -46,17 +46,17 @@ struct Arrays {
   }
 };
 
-// Floats per row of the registers that are shared, or of those that aren't.
-int64_t widths(const Model& m, const Ranks& r, bool shared) {
+// Floats per row of the registers that are the rank's alone.
+int64_t own_floats(const Model& m, const Ranks& r) {
   int64_t found = 0;
   for (int32_t i = 0; i < m.registers; i++)
-    if (bool(r.is_shared[i]) == shared) found += m.widths[i];
+    if (!r.is_shared[i]) found += m.widths[i];
   return found;
 }
 
 // Whether there is room for the step.
-bool fits(const Model& m, const Step& s, const Ranks& r, const Arrays& arrays) {
-  return arrays.fit && s.rows * (widths(m, r, true) + r.carried_floats) <= r.register_floats && s.sampled_count * r.vocab <= r.logit_floats;
+bool fits(const Step& s, const Ranks& r, const Arrays& arrays) {
+  return arrays.fit && s.rows * (r.shared_floats + r.carried_floats) <= r.register_floats && s.sampled_count * r.vocab <= r.logit_floats;
 }
 
 void publish(const Step& s, const int32_t* table, int64_t table_count, const Deal& deal, const Arrays& to, Ranks& r) {
@@ -118,7 +118,7 @@ Step step_of(const Model& m, const Ranks& r, Room& room) {
   for (AttentionItem& item : room.items) item.pages = (const int32_t*)((const char*)from.table + intptr_t(item.pages));
   Step s{};
   s.tokens = from.tokens, s.items = room.items.data(), s.sampled = from.sampled;
-  s.turns = r.turns, s.pages = r.pages, s.arena = room.reach(plan.rows * widths(m, r, false));
+  s.turns = r.turns, s.pages = r.pages, s.arena = room.reach(plan.rows * own_floats(m, r));
   s.rows = plan.rows, s.page_bytes = plan.page_bytes, s.layer_bytes = plan.layer_bytes, s.turns_stride = plan.turns_stride;
   s.item_count = plan.item_count, s.sampled_count = plan.sampled_count, s.kv_type = plan.kv_type;
   return s;
@@ -126,11 +126,14 @@ Step step_of(const Model& m, const Ranks& r, Room& room) {
 
 bool is_head(const Op& op) { return op.kind == OP_LM_HEAD || op.kind == OP_LM_HEAD_CAPPED || op.kind == OP_LM_HEAD_ADAPTED; }
 
-// Runs the rank's ops over `step`, whose logits go to `wanted` places. Without rows it only meets the others.
+// Ops that a rank without rows has a part in: meetings, and experts, which run over all ranks' rows.
+bool is_everybodys(const Op& op) { return op.kind >= OP_GATHER && op.kind != OP_MIX; }
+
+// Runs the rank's ops over `step`, whose logits go to `wanted` places.
 int32_t run_ops(const Model& model, const Step& step, Run& run, const Ranks& ranks, const int32_t* wanted) {
   for (const Op* op = model.ops; op < model.ops + ranks.op_count; op++) {
     if (is_head(*op)) run.own_logits(*op, wanted);
-    else if (step.rows || op->kind == OP_GATHER) run.op(*op);
+    else if (step.rows || is_everybodys(*op)) run.op(*op);
     if (run.lost()) return run.lost();
   }
   return 0;
@@ -162,22 +165,22 @@ class Adapted {
   std::vector<std::vector<int32_t>> rows_;
 };
 
-// One part of a step, from the rank before this one to the one behind it.
+// One part of a step, from the stage before this one to the one behind it. Of a stage's ranks the first one tells the next stage.
 int32_t run_part(const Model& model, const Step& whole, const Part& part, Ranks& r) {
-  const bool staged = r.deal == BY_LAYERS, last = r.group.rank == r.group.count - 1;
+  const bool staged = r.deal == BY_LAYERS, speaks = !staged || r.group.rank % r.columns == 0;
+  const int32_t first = r.group.rank / r.columns * r.columns, before = first - r.columns;
   Seat* handed = r.plan->handed;
-  const int32_t before = r.group.rank - 1;
-  if (staged && before >= 0)
+  if (staged && first)
     if (const int32_t lost = await(r.group, handed[before], ++r.taken, before)) return lost;
   const Step own = part.step(whole);
-  Run run(model, own, &r);
-  run.carry(r.in, part.rows.data(), whole.rows, true);
+  Run run(model, own, &r, staged ? nullptr : part.rows.data());
+  run.carry(r.in, part.rows.data(), true);
   const Adapted adapted = part.adapters.empty() ? Adapted(r) : Adapted(r, own.items, part.adapters.data(), own.item_count);
   if (const int32_t lost = run_ops(model, own, run, r, part.wanted.data())) return lost;
-  const bool hands_on = staged && !last;
-  if (hands_on || r.plan->keeps) run.carry(r.out, part.rows.data(), whole.rows, false);
-  if (hands_on) arrive(handed[r.group.rank], ++r.given);
-  return 0;
+  const bool hands_on = staged && first + r.columns < r.group.count;
+  if (speaks && (hands_on || r.plan->keeps)) run.carry(r.out, part.rows.data(), false);
+  if (speaks && hands_on) arrive(handed[r.group.rank], ++r.given);
+  return staged ? meet_stage(r) : 0;  // the next part goes where this one's registers are read
 }
 
 // What the rank has of a step; returns when all have theirs.
@@ -197,13 +200,26 @@ int32_t run_own(const Model& model, const Step& step, Ranks& r) {
 }
 
 }  // namespace
+
+int32_t meet_stage(Ranks& r) {
+  if (r.columns == r.group.count) return meet(r.group);
+  if (r.columns == 1) return 0;
+  const int32_t first = r.group.rank / r.columns * r.columns;
+  Seat* seats = r.plan->columns;
+  arrive(seats[r.group.rank], ++r.met);
+  for (int32_t rank = first; rank < first + r.columns; rank++)
+    if (rank != r.group.rank)
+      if (const int32_t lost = await(r.group, seats[rank], r.met, rank)) return lost;
+  return 0;
+}
+
 }  // namespace baton
 
 using namespace baton;
 
 BATON_API int32_t baton_rank_lead(const Model* model, const Step* step, const int32_t* table, int64_t table_count, const Deal* deal, Ranks* ranks) {
   const Arrays arrays(*ranks, step->rows, step->sampled_count, step->item_count, table_count);
-  if (!fits(*model, *step, *ranks, arrays)) return TOO_LARGE;
+  if (!fits(*step, *ranks, arrays)) return TOO_LARGE;
   publish(*step, table, table_count, *deal, arrays, *ranks);
   announce(*ranks->plan);
   if (const int32_t lost = run_own(*model, *step, *ranks)) return lost;
@@ -229,4 +245,8 @@ BATON_API void baton_rank_dismiss(Ranks* ranks) {
 BATON_API void baton_rank_call(Ranks* ranks) {
   ranks->plan->order = ORDER_HEAR;
   announce(*ranks->plan);
+}
+
+BATON_API void baton_rank_expert_rows(const Ranks* ranks, int64_t* rows, int32_t experts) {
+  for (int32_t e = 0; e < experts; e++) rows[e] = ranks->plan->expert_rows[e].load(std::memory_order_relaxed);
 }

@@ -7,8 +7,10 @@
 // and reads its own heads' rows. The lead (rank 0) gives out plans and chooses tokens.
 //
 // That is one way to deal a step (BY_COLUMNS). By rows, each rank has all weights and computes some items' rows; ranks meet where
-// the step's keys and values are written. By layers, each rank has some ops and runs them over one part of the rows after the other;
-// what the residual stream is between two ranks lies in shared memory, and a seat per rank tells how many parts it has handed on.
+// the step's keys and values are written. Where experts are dealt beside that, ranks put all rows in front of them where every rank
+// reads them (EXCHANGE), each runs its own experts over all rows, and mixes its own rows. By layers, each stage of ranks has some ops and
+// runs them over one part of the rows after the other; what the residual stream is between two stages lies in shared memory, and a
+// seat per stage tells how many parts it has handed on. A stage is one rank, or several that share its layers by columns.
 //
 // Between a read of a shared register and its next writing lies a meeting for another register: whoever splits a program
 // sees to that (engine/program/ranks.py).
@@ -28,7 +30,10 @@ enum RankOpKind : int32_t {
   OP_EXPERTS,         // as MOE, own experts alone: out (chosen x hidden), `layer` the first one, `window` their number
   OP_BIASED_EXPERTS,  // the same of BIASED_MOE
   OP_MIX,             // `in` of every expert, by the router's logits in `delta`, to `out`
+  OP_EXCHANGE,        // own rows of `in` and of the router's logits in `delta` to all ranks' `out` and `layer`; then meets the others
 };
+
+constexpr int32_t MOST_EXPERTS = 512;  // moe.h
 
 enum DealKind : int32_t { BY_COLUMNS, BY_ROWS, BY_LAYERS };
 
@@ -49,7 +54,9 @@ struct PlanPage {
   alignas(64) int64_t rows;
   int64_t page_bytes, layer_bytes, turns_stride, table_count;
   int32_t item_count, sampled_count, kv_type, order, parts, keeps, adapted, pad;
-  Seat handed[MOST_RANKS];  // parts that each rank has handed to the next, ever
+  Seat handed[MOST_RANKS];   // parts that each stage, by its first rank, has handed to the next, ever
+  Seat columns[MOST_RANKS];  // where the ranks of one stage meet
+  std::atomic<int64_t> expert_rows[MOST_EXPERTS];  // that went to each expert in all layers, ever
 };
 
 // Registers that a rank hands to another: of all rows, one register behind the other, `first` floats per row into shared memory.
@@ -77,7 +84,13 @@ struct Ranks {
   Carried in, out;
   const LoraSite* const* adapters;  // by number: what this rank has of each
   LoraStep* lora;                   // which the ops point at
+  int64_t shared_floats, first_shared;  // per row: of all stages' shared registers, and of those before the own stage's
+  int32_t columns;            // ranks of a stage; all ranks where there are no stages
+  uint32_t met;               // meetings of the stage so far; the rank's own
 };
+
+// Returns when every rank of this one's stage has come as often as this one: 0, or who is lost.
+int32_t meet_stage(Ranks& ranks);
 
 constexpr int32_t TOO_LARGE = -1;  // the plan, its registers or its logits don't fit the shared memory
 constexpr int32_t HEAR = -2;       // the lead has something to say by another way
@@ -94,3 +107,5 @@ BATON_API int32_t baton_rank_follow(const baton::Model* model, baton::Ranks* ran
 // Tells the others to leave, or to listen. The next order is given once they have answered.
 BATON_API void baton_rank_dismiss(baton::Ranks* ranks);
 BATON_API void baton_rank_call(baton::Ranks* ranks);
+// rows (experts): those that went to each expert in all layers of all ranks, ever.
+BATON_API void baton_rank_expert_rows(const baton::Ranks* ranks, int64_t* rows, int32_t experts);

@@ -21,11 +21,14 @@ namespace {
 
 class Run {
  public:
-  explicit Run(const Model& model, const Step& step, Ranks* ranks = nullptr) : m_(model), s_(step), r_(ranks) {
-    int64_t own = 0, shared = 0;
+  // `numbers`: of one of several ranks that share rows, the step's rows' numbers among those of all ranks.
+  explicit Run(const Model& model, const Step& step, Ranks* ranks = nullptr, const int32_t* numbers = nullptr)
+      : m_(model), s_(step), r_(ranks), numbers_(numbers), all_rows_(ranks ? ranks->plan->rows : step.rows) {
+    int64_t own = 0, shared = ranks ? ranks->first_shared * all_rows_ : 0;
     for (int32_t i = 0; i < m_.registers; i++) {
-      int64_t& at = is_shared(i) ? shared : own;
-      starts_.push_back(at), at += step.rows * m_.widths[i];
+      starts_.push_back(is_shared(i) ? shared : own);
+      if (is_shared(i)) shared += all_rows_ * m_.widths[i];
+      else own += step.rows * m_.widths[i];
     }
   }
 
@@ -59,9 +62,9 @@ class Run {
     else head(o, o.kind == OP_LM_HEAD_CAPPED ? *(const float*)o.table : 0, choices.data());
   }
 
-  // Copies registers of this step's rows to where those of all `total` rows lie, or from there; `rows` are their numbers there.
-  void carry(const Carried& c, const int32_t* rows, int64_t total, bool inwards) {
-    float* shared = r_->registers + c.first * total;
+  // Copies registers of this step's rows to where those of all rows lie, or from there; `rows` are their numbers there.
+  void carry(const Carried& c, const int32_t* rows, bool inwards) {
+    float* shared = r_->registers + (r_->shared_floats + c.first) * all_rows_;
     for (int32_t i = 0; i < c.count; i++) {
       const int64_t n = width(c.registers[i]);
       float* own = at(c.registers[i]);
@@ -69,7 +72,7 @@ class Run {
         float *here = own + row * n, *there = shared + rows[row] * n;
         std::memcpy(inwards ? here : there, inwards ? there : here, size_t(n) * 4);
       }
-      shared += total * n;
+      shared += all_rows_ * n;
     }
   }
 
@@ -96,7 +99,8 @@ class Run {
     switch (o.kind) {
       case OP_EXPERTS: return experts(o, own, (const Moe*)o.table, nullptr);
       case OP_BIASED_EXPERTS: return experts(o, own, (const Moe*)o.table, (const BiasedMoe*)o.table);
-      case OP_MIX: return mix_experts(*(const Moe*)o.table, at(o.delta), s_.rows, at(o.in), at(o.out), width(o.out));
+      case OP_MIX: return mix(o);
+      case OP_EXCHANGE: return exchange(o);
       default: return gather(o);
     }
   }
@@ -122,13 +126,36 @@ class Run {
   }
 
   void gather(const Op& o) {
-    if (!lost_) lost_ = meet(r_->group);
+    if (!lost_) lost_ = meet_stage(*r_);
     if (o.in != o.out) std::memcpy(at(o.out), at(o.in), size_t(s_.rows * width(o.in)) * 4);
   }
 
   void experts(const Op& o, OwnExperts own, const Moe* moe, const BiasedMoe* biased) {
-    run_own_experts(*moe, biased, own, at(o.in), width(o.in), at(o.delta), s_.rows, at(o.out));
+    const int64_t rows = is_shared(o.in) ? all_rows_ : s_.rows;
+    run_own_experts(*moe, biased, own, at(o.in), width(o.in), at(o.delta), rows, at(o.out), r_->plan->expert_rows);
   }
+
+  // To every rank's rows: each reads those that its own experts are chosen for.
+  void exchange(const Op& o) {
+    copy_to_all(o.in, o.out), copy_to_all(o.delta, o.layer);
+    if (!lost_) lost_ = meet(r_->group);
+  }
+
+  void copy_to_all(int32_t from, int32_t to) {
+    const size_t n = size_t(width(from));
+    for (int64_t row = 0; row < s_.rows; row++) std::memcpy(at(to) + numbers_[row] * n, at(from) + row * n, n * 4);
+  }
+
+  // Rows that lie side by side among all ranks' are mixed together.
+  void mix(const Op& o) {
+    const Moe& moe = *(const Moe*)o.table;
+    for (int64_t row = 0, end; row < s_.rows; row = end) {
+      for (end = row + 1; end < s_.rows && number(end) == number(row) + (end - row);) end++;
+      mix_experts(moe, at(o.delta) + row * width(o.delta), end - row, at(o.in) + number(row) * width(o.in), at(o.out) + row * width(o.out), width(o.out));
+    }
+  }
+
+  int64_t number(int64_t row) const { return numbers_ ? numbers_[row] : row; }
 
   void geglu(const Op& o) {
     const int64_t inner = width(o.in) / 2;
@@ -199,6 +226,8 @@ class Run {
   const Model& m_;
   const Step& s_;
   Ranks* r_;
+  const int32_t* numbers_;
+  int64_t all_rows_;
   int32_t lost_ = 0;
   std::vector<int64_t> starts_;
 };

@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from baton.protos.channel.message import Message
 from baton.protos.errors import ErrorInfo
-from baton.protos.nouns import EngineWork, KvLayout, PoolSnapshot, SharedPages, SpeculationTotals, StepSample
+from baton.protos.nouns import (
+    EngineWork,
+    ExpertLoad,
+    KvLayout,
+    PoolSnapshot,
+    SharedPages,
+    SpeculationTotals,
+    StepSample,
+)
 
 
 class Cancel(Message):
@@ -104,3 +112,4 @@ class Stats(Message):
     draft_tokens_accepted: int = 0
     draft_seconds: float = 0.0
     speculation: SpeculationTotals | None = None
+    expert_load: ExpertLoad | None = None

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from baton.cluster.metering.telemetry import WorkerMetrics
 from baton.cost.fit import StepFit
 from baton.protos.channel import Stats
-from baton.protos.nouns import EngineWork, SpeculationTotals, WorkerInfo, WorkerLoad
+from baton.protos.nouns import EngineWork, ExpertLoad, SpeculationTotals, WorkerInfo, WorkerLoad
 from baton.worker.figures.rates import Rates, bytes_read, done, flops
 
 TOTALS = {
@@ -64,6 +64,8 @@ class EngineFigures:
         self._count_work(now)
         if now.speculation is not None:
             self._count_speculation(now.speculation, self._last.speculation if self._last else None)
+        if now.expert_load is not None:
+            self._count_experts(now.expert_load, self._last.expert_load if self._last else None)
         self._rates.now(done(now, self._work))
         self._show_gauges(now)
         for sample in now.samples:
@@ -105,6 +107,12 @@ class EngineFigures:
         for at, arm in enumerate(ARMS):
             tokens, seconds = now.tokens[at] - before.tokens[at], now.seconds[at] - before.seconds[at]
             self._metrics.compared(arm, tokens, seconds)
+
+    def _count_experts(self, now: ExpertLoad, last: ExpertLoad | None) -> None:
+        before = last.rows if last else (0,) * len(now.rows)
+        for rank, (rows, earlier) in enumerate(zip(now.rows, before, strict=True)):
+            self._metrics.experts_computed(rank, rows - earlier)
+        self._metrics.optional("expert_imbalance").set(now.imbalance)
 
     def _utilisation(self, rates: Mapping[str, float]) -> tuple[float | None, float | None]:
         """MFU and MBU of the last seconds, shown too; None where no ceiling was measured."""

@@ -24,7 +24,7 @@ KINDS = ["deepseek_v2", "gemma2", "gpt_oss", "llama", "mixtral", "olmo2", "phi3"
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("shared", ["tp", "cp", "pp"])
+@pytest.mark.parametrize("shared", ["tp", "cp", "pp", "ep"])
 def test_every_width_that_a_profile_names_can_be_run_and_no_other(kind: str, shared: str) -> None:
     model = program(kind, num_hidden_layers=4)
     # tp 1 stands for a worker that has ranks of no kind yet

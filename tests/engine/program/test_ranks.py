@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from baton.engine.program import ops as p
-from baton.engine.program.ranks import Rank, possible_widths, require_splittable, split
+from baton.engine.program.rank_program import Rank
+from baton.engine.program.ranks import possible_widths, require_splittable, split
 from baton.protos.errors import ConfigError
 from tests.engine.test_models import program
 

@@ -7,6 +7,7 @@ import itertools
 import pytest
 
 from baton.engine.program import ops as p
+from baton.engine.program.rank_program import Rank
 from baton.engine.program.shares import Widths
 from baton.protos.errors import ConfigError
 from tests.engine.test_models import program
@@ -36,17 +37,55 @@ def test_each_op_is_one_ranks_and_what_lies_between_ranks_is_the_residual_stream
 def test_a_rank_that_shares_rows_has_every_op_and_meets_once_a_layer(kind: str) -> None:
     whole = program(kind, num_hidden_layers=4)
     ops = Widths(cp=3).share(whole, 1).program.ops
-    assert [op for op in ops if not isinstance(op, p.AllGather)] == list(whole.ops)
-    meetings = [at for at, op in enumerate(ops) if isinstance(op, p.AllGather)]
+    assert [op for op in ops if not isinstance(op, p.Meet)] == list(whole.ops)
+    meetings = [at for at, op in enumerate(ops) if isinstance(op, p.Meet)]
     assert len(meetings) == 4
     assert all(isinstance(ops[at - 1], p.RopeAppend) for at in meetings)
+
+
+@pytest.mark.parametrize("kind", ["mixtral", "gpt_oss"])
+def test_ranks_that_share_experts_have_each_of_them_once_and_all_else_whole(kind: str) -> None:
+    whole = program(kind, num_hidden_layers=2)
+    ranks = [Widths(ep=3).share(whole, index) for index in range(3)]
+    for layer in whole.experts:
+        runs = [op for rank in ranks for op in rank.program.ops if isinstance(op, p.OwnExperts)]
+        own = [(op.first, op.first + op.count) for op in runs if op.gate_up == layer.gate_up]
+        assert own == [Rank(index, 3).experts(layer.experts) for index in range(3)]
+        assert [begin for begin, _ in own[1:]] == [end for _, end in own[:-1]]
+    dealt = {name for op in whole.experts for name in (op.gate_up, op.down)}
+    dealt |= {name for op in whole.experts if op.gate for name in (op.gate.gate_up_bias, op.gate.down_bias)}
+    assert all(set(rank.rows) == dealt for rank in ranks)
+    meetings = [op for op in ranks[0].program.ops if isinstance(op, p.Meet | p.Exchange)]
+    assert len(meetings) == 3 * 2, "of a layer: keys and values, rows, what experts made of them"
+
+
+@pytest.mark.parametrize("kind", ["gemma2", "mixtral", "qwen2"])
+def test_a_stage_of_several_ranks_has_its_layers_columns(kind: str) -> None:
+    whole = program(kind, num_attention_heads=4, num_key_value_heads=2, num_hidden_layers=3)
+    ranks = [Widths(tp=2, pp=3).share(whole, index) for index in range(6)]
+    for index, rank in enumerate(ranks):
+        columns, layers = Widths(tp=2).share(whole, index % 2), Widths(pp=3).share(whole, index // 2)
+        assert {name: columns.rows[name] for name in rank.rows} == rank.rows
+        assert {weight.name for weight in rank.program.weights} == {
+            weight.name for weight in layers.program.weights
+        }
+        assert (rank.own_kv, rank.vocab, rank.columns, rank.stages) == (columns.own_kv, columns.vocab, 2, 3)
+        assert (rank.given, rank.handed) == (layers.given, layers.handed)
+        assert rank.first_shared == index // 2 * columns.shared_floats
+        assert sum(rank.widths.values()) <= columns.shared_floats
 
 
 @pytest.mark.parametrize(
     ("kind", "widths", "says"),
     [
         ("llama", Widths(pp=5), "pp is 5, and the model has 4 layers; use 1 to 4"),
-        ("llama", Widths(tp=2, pp=2), "tp is 2 and pp is 2: ranks share a model in one way; set the others to 1"),
+        ("llama", Widths(tp=2, cp=2), "tp is 2 and cp is 2: cp goes with no other number of ranks"),
+        ("mixtral", Widths(pp=2, ep=2), "pp is 2 and ep is 2: cp goes with no other .* ep with an equal tp only"),
+        ("mixtral", Widths(tp=2, ep=4), "tp is 2 and ep is 4: cp goes with no other .* ep with an equal tp only"),
+        ("mixtral", Widths(ep=9), "ep is 9, and a layer has 4 experts only; use 1 to 4"),
+        ("llama", Widths(ep=2), "ep is 2, and the model has no layers of experts; use 1"),
+        ("llama", Widths(tp=4, pp=9), "tp is 4 and pp is 9, and the model has 4 layers; use 1 to 4"),
+        ("llama", Widths(tp=16, pp=8), "tp is 16 and pp is 8: that is 128 ranks; use 64 at most"),
         ("llama", Widths(cp=65), "cp is 65; use 1 to 64"),
         ("llama", Widths(tp=0), "tp is 0; use 1 to 64"),
         ("deepseek_v3", Widths(cp=2), "cp is 2, and LatentAttention runs on one rank only; use 1"),
@@ -57,6 +96,7 @@ def test_what_cannot_be_is_refused_with_what_can(kind: str, widths: Widths, says
     with pytest.raises(ConfigError, match=says) as refused:
         widths.require(program(kind, num_hidden_layers=4))
     assert refused.value.param == says.partition(" is ")[0] or "and" in says
+    assert refused.value.param in (*widths.several, "tp")
 
 
 def test_the_widths_that_work_are_named_for_each_kind() -> None:

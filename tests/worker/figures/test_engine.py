@@ -7,7 +7,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from baton.cluster.metering.telemetry import WorkerMetrics
 from baton.cost.fit import StepFit
 from baton.protos.channel import Stats
-from baton.protos.nouns import KvLayout, SpeculationTotals, WorkerInfo
+from baton.protos.nouns import ExpertLoad, KvLayout, SpeculationTotals, WorkerInfo
 from baton.worker.figures.engine import EngineFigures
 
 INFO = WorkerInfo(
@@ -17,11 +17,11 @@ INFO = WorkerInfo(
 )  # fmt: skip
 
 
-def stats(speculation: SpeculationTotals | None) -> Stats:
+def stats(speculation: SpeculationTotals | None = None, experts: ExpertLoad | None = None) -> Stats:
     return Stats(
         step=4, running=1, waiting=0, waiting_tokens=0, free_pages=1, cached_pages=0, leased_pages=0, preemptions=0,
         leases_swept=0, tokens_prefilled=1, tokens_decoded=7, prefix_hit_tokens=0, prefix_asked_tokens=0,
-        step_seconds_p50=0.0, speculation=speculation,
+        step_seconds_p50=0.0, speculation=speculation, expert_load=experts,
     )  # fmt: skip
 
 
@@ -57,3 +57,16 @@ def test_a_worker_without_speculation_shows_none_of_it():
     shown = generate_latest(registry).decode()
     assert "baton_sequence_steps_total{" not in shown
     assert "baton_speculation_tokens_total{" not in shown
+
+
+def test_rows_of_experts_are_counted_by_rank_and_show_how_uneven_they_are():
+    registry = CollectorRegistry()
+    figures = EngineFigures(WorkerMetrics(registry, "decode", "d0", "m"), INFO, None, StepFit(), lambda: 0.0)
+    figures.observe(stats())
+    assert "baton_expert_imbalance_ratio{" not in generate_latest(registry).decode()
+    for load in (ExpertLoad((6, 2), 5, 4), ExpertLoad((30, 10), 25, 4)):
+        figures.observe(stats(experts=load))
+    labels = {"role": "decode", "worker": "d0", "model": "m"}
+    for rank, rows in (("0", 30), ("1", 10)):
+        assert registry.get_sample_value("baton_expert_rows_total", labels | {"rank": rank}) == rows
+    assert registry.get_sample_value("baton_expert_imbalance_ratio", labels) == 2.5

@@ -17,7 +17,7 @@ from baton.engine.backends.native.batch import NativeBatch
 from baton.engine.backends.native.program import NativeProgram
 from baton.engine.plan import ModelSpec, PooledStates, SampledToken, StepPlan, StepResult
 from baton.engine.program.ops import LmHead
-from baton.engine.program.ranks import head_of
+from baton.engine.program.rank_program import head_of
 from baton.engine.sampling import choose, score
 from baton.kernels.registry import kernels
 from baton.kernels.rms_norm.reference import rms_norm

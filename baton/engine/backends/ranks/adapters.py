@@ -18,7 +18,7 @@ from baton.engine.adapters.packed import Array, PackedAdapter, PackedPart
 from baton.engine.backends.native.adapters import NativeAdapter
 from baton.engine.backends.torch.adapters import require_held
 from baton.engine.plan import SequenceStep
-from baton.engine.program.ranks import RankProgram, Rows
+from baton.engine.program.rank_program import RankProgram, Rows
 from baton.kernels.lora.structs import PANEL, pack_b, panelled
 from baton.protos.errors import AdaptersFull
 

@@ -42,6 +42,8 @@ class RanksStruct(ctypes.Structure):
         ("in", Carried),
         ("out", Carried),
         *((name, P) for name in ("adapters", "lora")),
+        *((name, I64) for name in ("shared_floats", "first_shared")),
+        *((name, I32) for name in ("columns", "met")),
     )
 
 
@@ -72,7 +74,7 @@ def sizes_for(program: Program, own: NativeRankProgram) -> SharedSizes:
         group_bytes(own.own.rank.count, SLOT_BYTES),
         PLAN_BYTES,
         4 * max(program.max_position, FIRST_TURNS) * own.rope.width,
-        4 * MOST_ROWS * (own.shared_floats + own.carried_floats),
+        4 * MOST_ROWS * (own.own.shared_floats + own.carried_floats),
         4 * MOST_ROWS * program.vocab_size,
     )
     return SharedSizes(*(-(-part // PAGE) * PAGE for part in parts))
@@ -114,6 +116,7 @@ class SharedMemory:
             *native.carried,
             None,
             ctypes.addressof(native.lora),
+            *(own.shared_floats, own.first_shared, own.columns, 0),
         )
 
 
@@ -134,6 +137,13 @@ def follow(model: Model, ranks: RanksStruct) -> int:
 def call(ranks: RanksStruct) -> None:
     """Tells the followers to listen on their sockets; the next order is given once they have answered."""
     native.function("rank_call", P)(ctypes.addressof(ranks))
+
+
+def expert_rows(ranks: RanksStruct, experts: int) -> tuple[int, ...]:
+    """Returns the rows that went to each of ``experts`` experts in all layers, ever."""
+    found = (ctypes.c_int64 * experts)()
+    native.function("rank_expert_rows", P, P, I32)(ctypes.addressof(ranks), ctypes.addressof(found), experts)
+    return tuple(found)
 
 
 def dismiss(ranks: RanksStruct) -> None:

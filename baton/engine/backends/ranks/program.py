@@ -12,12 +12,12 @@ from torch import Tensor
 
 from baton.engine.backends.native.program import NativeProgram, Weights
 from baton.engine.program import ops as p
-from baton.engine.program.ranks import RankProgram, Residual
+from baton.engine.program.rank_program import RankProgram, Residual
 from baton.kernels.abi.native import I32, I64, P
 from baton.kernels.moe.native import AnyExperts, BiasedMoeStruct, ExpertsStruct, experts_of
 from baton.kernels.step import structs
 
-GATHER, EXPERTS, BIASED_EXPERTS, MIX = range(128, 132)  # step/ranks.h: RankOpKind
+GATHER, EXPERTS, BIASED_EXPERTS, MIX, EXCHANGE = range(128, 133)  # step/ranks.h: RankOpKind
 
 
 class Carried(ctypes.Structure):
@@ -64,11 +64,6 @@ class NativeRankProgram(NativeProgram):
         """Returns the floats per row of the registers that are the rank's alone."""
         return self._floats_before(len(self.widths), shared=False)
 
-    @property
-    def shared_floats(self) -> int:
-        """Returns the floats per row of the registers that all ranks fill."""
-        return self._floats_before(len(self.widths), shared=True)
-
     def register(self, arena: Tensor, rows: int, name: str) -> Tensor:
         """Returns a register of the last step as (rows, width), a view of ``arena``: own registers or shared
         ones.
@@ -94,8 +89,10 @@ class NativeRankProgram(NativeProgram):
 
     def _compiled(self, op: p.Op) -> structs.Op:
         match op:
-            case p.AllGather() | p.AllReduce():
+            case p.Meet():
                 return self._meeting(op)
+            case p.Exchange():
+                return self._exchange(op)
             case p.OwnExperts():
                 return self._own_experts(op)
             case p.MixExperts():
@@ -114,8 +111,17 @@ class NativeRankProgram(NativeProgram):
     def _head_site(self) -> int:
         return self.own.head_site
 
-    def _meeting(self, op: p.AllGather | p.AllReduce) -> structs.Op:
+    def _meeting(self, op: p.Meet) -> structs.Op:
         return structs.Op(kind=GATHER, input=self.registers[op.x], output=self._register(op.out, self._width(op.x)))
+
+    def _exchange(self, op: p.Exchange) -> structs.Op:
+        return structs.Op(
+            kind=EXCHANGE,
+            input=self.registers[op.x],
+            delta=self.registers[op.logits],
+            output=self._register(op.rows, self._width(op.x)),
+            layer=self._register(op.routes, self._width(op.logits)),
+        )
 
     def _own_experts(self, op: p.OwnExperts) -> structs.Op:
         weights = self._weights[op.gate_up], self._weights[op.down]

@@ -27,12 +27,13 @@ from baton.engine.backends.ranks.memory import (
     SharedMemory,
     call,
     dismiss,
+    expert_rows,
     lead_step,
     sizes_for,
 )
 from baton.engine.plan import ModelSpec, StepPlan
 from baton.engine.program.ops import LmHead
-from baton.engine.program.ranks import BY_COLUMNS, BY_ROWS
+from baton.engine.program.rank_program import BY_COLUMNS, BY_ROWS, dealt_experts
 from baton.kernels.collective.native import RankIsLost
 from baton.kernels.step.structs import Step
 from baton.protos.errors import BatonError, RankLost
@@ -58,6 +59,7 @@ class RankRunner(StepRunner):
         super().__init__(spec, loaded.native, clock, work)
         self._own, self._followers = loaded.native, followers
         self._layers = loaded.program.layers
+        self.dealt_experts = dealt_experts(loaded.program, loaded.native.own)
         self._memory = SharedMemory.create(sizes_for(loaded.program, loaded.native))
         followers.share(self._memory.fd, self._memory.sizes.total)
         self._ranks = self._memory.struct(loaded.native, bound_s)
@@ -75,6 +77,10 @@ class RankRunner(StepRunner):
     def ranks(self) -> RankRunner:
         """Returns this runner: it has ranks."""
         return self
+
+    def expert_rows(self) -> tuple[int, ...]:
+        """Returns the rows that went to each expert in all layers, ever; empty where experts aren't dealt."""
+        return expert_rows(self._ranks, self.dealt_experts[-1][1]) if self.dealt_experts else ()
 
     def bind(self, buffer: memoryview, pages: int) -> None:
         """Uses ``buffer`` as the KV pages; the other ranks get them by ``open_pages``."""
@@ -124,8 +130,8 @@ class RankRunner(StepRunner):
         numbers = None if self.adapters is None else self.adapters.numbers(plan.items)
         if own.deal != BY_COLUMNS:
             starts, counts = (batch.items[field].tolist() for field in ("start", "queries"))
-            ranks = own.rank.count
-            pieces = among_ranks(starts, counts, ranks) if own.deal == BY_ROWS else in_parts(counts, ranks)
+            by_rows = own.deal == BY_ROWS
+            pieces = among_ranks(starts, counts, own.rank.count) if by_rows else in_parts(counts, own.stages)
             items = self._hold(cut(batch.items, pieces))
             step.items, step.item_count = items.ctypes.data, len(items)
             found.owners, found.parts = self._numbers([piece.owner for piece in pieces]), pieces[-1].owner + 1
@@ -158,13 +164,13 @@ class RankRunner(StepRunner):
             return self._last(batch, name)[rows].clone()
         if name not in self._own.own.shared:
             return self._own.register(self._arena, batch.rows, name)[rows].clone()
-        held = self._shared(batch.rows * self._own.shared_floats)
+        held = self._shared(batch.rows * self._own.own.shared_floats)
         return self._own.register(held, batch.rows, name)[rows].clone()
 
     def _last(self, batch: NativeBatch, name: str) -> Tensor:
         """Returns a register of all rows as the last rank left it."""
-        last, hidden = self._own.own.last, self._own.hidden
-        at = (last.first + last.registers.index(name)) * batch.rows * hidden
+        own, hidden = self._own.own, self._own.hidden
+        at = (own.shared_floats + (own.last.first + own.last.registers.index(name)) * hidden) * batch.rows
         return self._shared(at + batch.rows * hidden)[at:].view(batch.rows, hidden)
 
     def _shared(self, count: int) -> Tensor:

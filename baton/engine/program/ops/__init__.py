@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from baton.engine.program.ops.attention import Gate, GatedHeads, LatentAttention, PagedAttention, RopeAppend
 from baton.engine.program.ops.experts import Combine, Moe, MoeGate, Route
-from baton.engine.program.ops.ranks import AllGather, AllReduce, MixExperts, OwnExperts
+from baton.engine.program.ops.ranks import Exchange, Meet, MixExperts, OwnExperts
 from baton.engine.program.ops.recurrent import GatedDelta, StateSpace
 from baton.engine.program.ops.rows import Adapt, Add, GeGlu, Linear, NormPart, RmsNorm, SwiGlu
 from baton.engine.program.ops.tokens import Embedding, LmHead
@@ -16,10 +16,9 @@ from baton.engine.program.ops.tokens import Embedding, LmHead
 __all__ = [
     "Adapt",
     "Add",
-    "AllGather",
-    "AllReduce",
     "Combine",
     "Embedding",
+    "Exchange",
     "Gate",
     "GatedDelta",
     "GatedHeads",
@@ -27,6 +26,7 @@ __all__ = [
     "LatentAttention",
     "Linear",
     "LmHead",
+    "Meet",
     "MixExperts",
     "Moe",
     "MoeGate",
@@ -61,8 +61,8 @@ Op = (
     | GatedDelta
     | StateSpace
     | LmHead
-    | AllGather
-    | AllReduce
+    | Meet
+    | Exchange
     | OwnExperts
     | MixExperts
 )

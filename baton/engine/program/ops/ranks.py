@@ -9,18 +9,23 @@ from baton.engine.program.ops.base import BaseOp
 from baton.engine.program.ops.experts import MoeGate
 
 
-class AllGather(BaseOp, frozen=True, tag=True):
-    """Puts the ranks' columns of ``x`` side by side: out = the columns of rank 0, then those of rank 1, …"""
+class Meet(BaseOp, frozen=True, tag=True):
+    """Waits until all ranks have filled ``x``, their columns or rows of a register: out = that register, whole."""
 
     x: str
     out: str
 
 
-class AllReduce(BaseOp, frozen=True, tag=True):
-    """Adds the ranks' parts of ``x`` up, of which one at most is not zero: out = their sum, with its bits."""
+class Exchange(BaseOp, frozen=True, tag=True):
+    """Puts own rows of ``x`` and of a router's ``logits`` among those of all ranks, and waits for theirs.
+
+    ``rows`` and ``routes`` have every rank's rows then, in the order of the step.
+    """
 
     x: str
-    out: str
+    logits: str
+    rows: str
+    routes: str
 
 
 class OwnExperts(BaseOp, frozen=True, tag=True):

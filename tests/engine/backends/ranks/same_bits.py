@@ -16,9 +16,13 @@ READ = Sampling(temperature=0.0, max_tokens=2, prompt_logprobs=2, pooling="mean"
 
 
 def same_bits(model: Path, count: int, share: str = "tp", chunk: int = 48, **fields: Any) -> None:
-    """Holds tokens, logprobs, prompt scores and the pages' bytes of ``count`` ranks against one rank's."""
+    """Holds tokens, logprobs, prompt scores and the pages' bytes of ranks against one rank's.
+
+    ``share`` is what they share, or several such settings joined by +; each is ``count``, or the number behind it.
+    """
     alone = load_runner(EngineConfig(str(model), threads=1, **fields))
-    config = EngineConfig(str(model), threads=1, rank_bound_s=60.0, **fields, **{share: count})
+    widths = {each[:2]: int(each[2:] or count) for each in share.split("+")}
+    config = EngineConfig(str(model), threads=1, rank_bound_s=60.0, **fields, **widths)
     runner = on_ranks(alone.spec, config)
     asked = [prompt[: 70 + chunk] for prompt in prompts(alone.spec.vocab_size, 6)]
     one, many = SharedDriver(alone, 128, chunk=chunk), SharedDriver(runner, 128, chunk=chunk)

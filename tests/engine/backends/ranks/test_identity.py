@@ -21,7 +21,7 @@ WIDTHS = [
     ("gpt_oss", 2), ("mistral", 5), ("gemma2", 6), ("qwen2_mixed", 4), ("llama2", 2), ("llama_yarn", 4),
     ("qwen3", 3), ("mixtral", 4), ("qwen2", 2), ("llama_linear", 4), ("llama3", 6), ("qwen2_mixed", 2),
     ("llama_dynamic", 2), ("mistral_full", 4), ("qwen3_moe_norm", 4), ("qwen3_bias", 2), ("qwen3_moe", 2),
-    ("gemma3", 2), ("gemma3", 4), ("phi3", 2), ("phi3_long", 2), ("gpt_oss", 6), ("gemma2", 2), ("llama3", 2),
+    ("gemma3", 2), ("gemma3", 4), ("phi3", 2), ("phi3_long", 2), ("gemma2", 2), ("llama3", 2),
 ]  # fmt: skip
 ROWS = [
     ("qwen3_moe", 3), ("gemma2", 2), ("olmo2", 2), ("llama3", 4), ("qwen2_mixed", 2), ("gpt_oss", 2),
@@ -30,6 +30,12 @@ ROWS = [
 LAYERS = [
     ("gemma2", 2), ("qwen3_moe", 2), ("olmo2", 3), ("llama3", 2), ("qwen2_mixed", 2), ("gpt_oss", 2),
     ("mixtral", 2), ("gemma3", 2), ("mistral", 2), ("qwen3", 2), ("phi3_long", 2),
+]  # fmt: skip
+DEALT = [
+    ("qwen3_moe", "ep", 3), ("gpt_oss", "ep", 2), ("qwen2_mixed", "tp+pp", 2), ("mixtral", "ep", 2),
+    ("qwen3_moe_norm", "tp+pp", 2), ("gemma2", "tp+pp", 2), ("mixtral", "tp+pp+ep", 2), ("qwen3_moe", "ep", 4),
+    ("qwen3_moe_norm", "ep", 5), ("gpt_oss", "tp+pp", 2), ("llama3", "tp+pp", 2), ("phi3_long", "tp+pp", 2),
+    ("mistral", "tp5+pp2", 10), ("gpt_oss", "tp+ep", 2), ("qwen3", "tp3+pp2", 6),
 ]  # fmt: skip
 FORMS: list[dict[str, Any]] = [
     {"quantization": "int8"},
@@ -54,13 +60,21 @@ def test_layers_dealt_among_ranks_have_the_bits_of_one(tmp_path: Path, kind: str
     same_bits(make(tmp_path, kind), count, "pp", chunk=170)
 
 
+@pytest.mark.parametrize(("kind", "share", "count"), first_now(DEALT, 3), ids=lambda value: str(value))
+def test_experts_or_stages_dealt_among_ranks_have_the_bits_of_one(
+    tmp_path: Path, kind: str, share: str, count: int
+) -> None:
+    same_bits(make(tmp_path, kind), count, share, chunk=170)
+
+
 @pytest.mark.parametrize("fields", first_now(FORMS, 2), ids=lambda fields: "-".join(map(str, fields.values())))
 @pytest.mark.parametrize("kind", first_now(["qwen2_mixed", "qwen3_moe_norm"], 1))
 def test_rounded_weights_and_narrow_kv_keep_their_bits(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, fields: dict[str, Any]
 ) -> None:
     monkeypatch.setenv("BATON_CACHE_DIR", str(Path(native.built(native.isa())).parents[1]))
-    for share in ("tp", "cp", "pp"):
+    experts = ("ep",) if "moe" in kind else ()
+    for share in ("tp", "cp", "pp", "tp+pp", *experts):
         same_bits(make(tmp_path / "model", kind), 2, share, cache_dir=str(tmp_path / "cache"), **fields)
 
 

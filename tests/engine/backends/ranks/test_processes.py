@@ -25,6 +25,7 @@ from tests.conformance.checkpoints import make
 from tests.engine.adapters.adapter_files import EVERYWHERE, write
 from tests.engine.adapters.test_equality import hold
 from tests.engine.backends.ranks.threads import SharedDriver
+from tests.kernels.thorough import later
 
 pytestmark = pytest.mark.skipif(native.library() is None, reason="no native kernels here")
 
@@ -39,7 +40,8 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @contextmanager
 def ranks_of(model: Path, bound_s: float = 60.0, share: str = "tp") -> Iterator[RankRunner]:
-    runner = load_runner(EngineConfig(str(model), threads=2, rank_bound_s=bound_s, **{share: 2}))
+    widths = dict.fromkeys(share.split("+"), 2)
+    runner = load_runner(EngineConfig(str(model), threads=2, rank_bound_s=bound_s, **widths))
     assert isinstance(runner, RankRunner)
     pids = runner.pids()
     try:
@@ -49,8 +51,17 @@ def ranks_of(model: Path, bound_s: float = 60.0, share: str = "tp") -> Iterator[
     assert not any(Path("/proc", str(pid)).exists() for pid in pids), "a rank is left over"
 
 
-@pytest.mark.parametrize("share", ["tp", "cp", "pp"])
-def test_processes_answer_as_one_does_cost_as_much_and_leave_when_told(model: Path, share: str) -> None:
+SHARES = [
+    ("qwen2", "tp"), ("qwen2", "cp"), ("qwen2", "pp"), ("mixtral", "ep"),
+    later("qwen2", "tp+pp"), later("mixtral", "tp"), later("mixtral", "tp+pp"), later("gpt_oss", "ep"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("kind", "share"), SHARES)
+def test_processes_answer_as_one_does_cost_as_much_and_leave_when_told(
+    tmp_path: Path, kind: str, share: str
+) -> None:
+    model = make(tmp_path, kind)
     one = load_runner(EngineConfig(str(model), threads=1))
     alone = SharedDriver(one, 16).answer(PROMPTS, GREEDY)
     with ranks_of(model, share=share) as runner:
@@ -135,7 +146,9 @@ def test_widths_that_cannot_be_are_refused_before_a_process_starts(model: Path) 
         load_runner(EngineConfig(str(model), tp=2, device="cuda"))
     with pytest.raises(ConfigError, match="pp is 9, and the model has 2 layers; use 1 to 2"):
         load_runner(EngineConfig(str(model), pp=9))
-    with pytest.raises(ConfigError, match="cp is 2 and pp is 2: ranks share a model in one way"):
+    with pytest.raises(ConfigError, match="ep is 2, and the model has no layers of experts; use 1"):
+        load_runner(EngineConfig(str(model), ep=2))
+    with pytest.raises(ConfigError, match="cp is 2 and pp is 2: cp goes with no other number of ranks"):
         load_runner(EngineConfig(str(model), cp=2, pp=2))
 
 

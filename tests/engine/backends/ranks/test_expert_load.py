@@ -1,0 +1,62 @@
+"""Ranks that have experts each count what goes to them: every row once, by the expert that the router chose."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from baton.engine.expert_load import ExpertMeter
+from baton.engine.load import EngineConfig, load_runner
+from baton.kernels.abi import native
+from baton.protos.nouns import Sampling
+from tests.conformance.checkpoints import make
+from tests.engine.backends.ranks.threads import SharedDriver, on_ranks
+
+pytestmark = pytest.mark.skipif(native.library() is None, reason="no native kernels here")
+
+GREEDY = Sampling(temperature=0.0, max_tokens=4, ignore_eos=True)
+PROMPTS = [list(range(3, 90)), [4] * 10]
+LAYERS, EXPERTS, CHOSEN = 2, 5, 2  # of the checkpoint
+STEPS = sum(map(len, PROMPTS)) + len(PROMPTS) * (4 - 1)  # rows that are computed
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make(tmp_path_factory.mktemp("model"), "mixtral")
+
+
+@pytest.mark.parametrize("widths", [{"ep": 2}, {"tp": 2, "pp": 2}], ids=str)
+def test_every_row_of_every_layer_is_counted_at_each_expert_it_went_to(model: Path, widths: dict[str, int]) -> None:
+    spec = load_runner(EngineConfig(str(model), threads=1)).spec
+    runner = on_ranks(spec, EngineConfig(str(model), threads=1, rank_bound_s=60.0, **widths))  # type: ignore[arg-type]
+    try:
+        driver, meter = SharedDriver(runner, 32), ExpertMeter(runner)
+        load = meter.load()
+        assert load is not None
+        assert (load.rows, load.imbalance) == ((0, 0), 0.0)
+        driver.answer(PROMPTS, GREEDY)
+        load, rows = meter.load(), runner.expert_rows()
+        assert load is not None
+        assert sum(rows) == STEPS * LAYERS * CHOSEN
+        assert load.rows == (sum(rows[:2]), sum(rows[2:]))
+        assert (load.busiest, load.experts) == (max(rows), EXPERTS)
+        assert load.imbalance == pytest.approx(max(rows) * EXPERTS / sum(rows))
+        later = ExpertMeter(runner).load()  # of the next role
+        assert later is not None
+        assert later.rows == (0, 0)
+    finally:
+        runner.leave()
+
+
+@pytest.mark.parametrize("share", ["cp", "pp"])
+def test_ranks_that_have_all_experts_of_their_layers_count_none(model: Path, share: str) -> None:
+    spec = load_runner(EngineConfig(str(model), threads=1)).spec
+    runner = on_ranks(spec, EngineConfig(str(model), threads=1, **{share: 2}))
+    try:
+        SharedDriver(runner, 4)
+        assert runner.dealt_experts == ()
+        assert ExpertMeter(runner).load() is None
+    finally:
+        runner.leave()
+    assert ExpertMeter(None).load() is None
