@@ -1,7 +1,7 @@
-"""Each noun that has a protobuf twin, to it and back.
+"""Conversion of each struct of ``nouns`` to its protobuf message and back.
 
-Knows nothing of channels or servers. Messages that belong to one service alone (a session's, a prefill's) are
-built and read beside it. Whether a peer's protocol may be read at all is the caller's to judge (version.py).
+Knows nothing of channels or servers. Messages that belong to one service alone (a session's, a prefill's) are built
+and read beside it. Whether a peer's protocol may be read at all is for the caller to check (version.py).
 """
 
 from __future__ import annotations
@@ -30,7 +30,9 @@ _SCALARS = (
 
 
 def sampling_to_pb(s: nouns.Sampling) -> c.Sampling:
-    """Returns ``s`` with every field set, so that a reader needs no defaults of its own."""
+    """Returns the sampling parameters as protobuf, with every field set, so that a reader needs no defaults of its
+    own.
+    """
     out = c.Sampling(
         logit_bias=s.logit_bias,
         stop_token_ids=s.stop_token_ids,
@@ -53,7 +55,7 @@ def sampling_to_pb(s: nouns.Sampling) -> c.Sampling:
 
 
 def sampling_fields(pb: c.Sampling) -> dict[str, Any]:
-    """Returns only the fields that the sender set: what a client said, before defaults."""
+    """Returns only the sampling fields that are set in ``pb``, by name: what a client said, without defaults."""
     scalars = (*_SCALARS, "logprobs", "prompt_logprobs", "pooling", "max_drafts")
     fields: dict[str, Any] = {n: getattr(pb, n) for n in scalars if pb.HasField(n)}
     if pb.logit_bias:
@@ -72,7 +74,7 @@ def sampling_fields(pb: c.Sampling) -> dict[str, Any]:
 
 
 def sampling_from_pb(pb: c.Sampling) -> nouns.Sampling:
-    """Returns the noun; fields that are not set take its defaults."""
+    """Returns sampling parameters from protobuf; fields that are not set get ``Sampling``'s defaults."""
     return nouns.Sampling(**sampling_fields(pb))
 
 
@@ -85,17 +87,17 @@ def _logprob_from_pb(t: c.TokenLogprob) -> nouns.TokenLogprob:
 
 
 def logprobs_to_pb(t: nouns.TokenLogprobs) -> c.TokenLogprobs:
-    """Returns a token's logprobs and its alternatives' as its protobuf twin."""
+    """Returns a token's logprob and its alternatives' as protobuf."""
     return c.TokenLogprobs(chosen=_logprob_to_pb(t.chosen), top=[_logprob_to_pb(x) for x in t.top])
 
 
 def logprobs_from_pb(t: c.TokenLogprobs) -> nouns.TokenLogprobs:
-    """Returns a token's logprobs and its alternatives' as the noun, from its protobuf twin."""
+    """Returns a token's logprob and its alternatives' from protobuf."""
     return nouns.TokenLogprobs(_logprob_from_pb(t.chosen), tuple(_logprob_from_pb(x) for x in t.top))
 
 
 def run_to_pb(run: nouns.TokenRun) -> c.TokenRun:
-    """Returns a run of tokens as its protobuf twin."""
+    """Returns a run of tokens as protobuf."""
     return c.TokenRun(
         output_index=run.output_index,
         token_ids=run.token_ids,
@@ -108,7 +110,7 @@ def run_to_pb(run: nouns.TokenRun) -> c.TokenRun:
 
 
 def run_from_pb(pb: c.TokenRun) -> nouns.TokenRun:
-    """Returns a run of tokens as the noun, from its protobuf twin."""
+    """Returns a run of tokens from protobuf."""
     return nouns.TokenRun(
         output_index=pb.output_index,
         token_ids=tuple(pb.token_ids),
@@ -121,17 +123,17 @@ def run_from_pb(pb: c.TokenRun) -> nouns.TokenRun:
 
 
 def stations_to_pb(stations: tuple[nouns.Station, ...]) -> list[c.Station]:
-    """Returns the stations of a request's way as its protobuf twins."""
+    """Returns the seconds at each station of a request's way as protobuf."""
     return [c.Station(name=s.name, seconds=s.seconds) for s in stations]
 
 
 def stations_from_pb(pb: Iterable[c.Station]) -> tuple[nouns.Station, ...]:
-    """Returns the stations of a request's way as the nouns, from their protobuf twins."""
+    """Returns the seconds at each station of a request's way from protobuf."""
     return tuple(nouns.Station(s.name, s.seconds) for s in pb)
 
 
 def layout_to_pb(layout: nouns.KvLayout) -> c.KvLayout:
-    """Returns a KV layout as its protobuf twin."""
+    """Returns a KV layout as protobuf."""
     return c.KvLayout(
         version=layout.version,
         block_tokens=layout.block_tokens,
@@ -156,7 +158,7 @@ def layout_to_pb(layout: nouns.KvLayout) -> c.KvLayout:
 
 
 def layout_from_pb(pb: c.KvLayout) -> nouns.KvLayout:
-    """Returns a KV layout as the noun, from its protobuf twin."""
+    """Returns a KV layout from protobuf."""
     return nouns.KvLayout(
         dtype=pb.dtype,
         groups=tuple(
@@ -178,12 +180,12 @@ _INFO_MAPS = ("data_addresses",)
 
 
 def info_to_pb(info: nouns.WorkerInfo) -> w.WorkerInfo:
-    """Returns who a worker is as its protobuf twin."""
+    """Returns a worker's description as protobuf."""
     return w.WorkerInfo(layout=layout_to_pb(info.layout), **{f: getattr(info, f) for f in _INFO_FIELDS})
 
 
 def info_from_pb(pb: w.WorkerInfo) -> nouns.WorkerInfo:
-    """Returns who a worker is as the noun, from its protobuf twin."""
+    """Returns a worker's description from protobuf."""
     fields = {f: getattr(pb, f) for f in _INFO_FIELDS}
     lists = {f: tuple(fields[f]) for f in _INFO_LISTS}
     maps = {f: dict(fields[f]) for f in _INFO_MAPS}
@@ -191,22 +193,22 @@ def info_from_pb(pb: w.WorkerInfo) -> nouns.WorkerInfo:
 
 
 def snapshot_to_pb(s: nouns.PoolSnapshot) -> w.PoolSnapshot:
-    """Returns a pool's counts as its protobuf twin."""
+    """Returns a page pool's counts as protobuf."""
     return w.PoolSnapshot(**{f: getattr(s, f) for f in nouns.PoolSnapshot.__struct_fields__})
 
 
 def snapshot_from_pb(pb: w.PoolSnapshot) -> nouns.PoolSnapshot:
-    """Returns a pool's counts as the noun, from its protobuf twin."""
+    """Returns a page pool's counts from protobuf."""
     return nouns.PoolSnapshot(**{f: getattr(pb, f) for f in nouns.PoolSnapshot.__struct_fields__})
 
 
 def adapter_to_pb(a: nouns.AdapterInfo) -> w.AdapterInfo:
-    """Returns an adapter that a worker holds as its protobuf twin."""
+    """Returns the description of an adapter that a worker holds as protobuf."""
     return w.AdapterInfo(**{f: getattr(a, f) for f in nouns.AdapterInfo.__struct_fields__})
 
 
 def adapter_from_pb(pb: w.AdapterInfo) -> nouns.AdapterInfo:
-    """Returns an adapter that a worker holds as the noun, from its protobuf twin."""
+    """Returns the description of an adapter that a worker holds from protobuf."""
     fields = {f: getattr(pb, f) for f in nouns.AdapterInfo.__struct_fields__}
     return nouns.AdapterInfo(**fields | {"targets": tuple(pb.targets)})
 
@@ -217,12 +219,12 @@ def error_to_pb(e: ErrorInfo) -> w.WireError:
 
 
 def error_from_pb(pb: w.WireError) -> ErrorInfo:
-    """Returns an error as the noun, from its protobuf twin."""
+    """Returns an error, as data, from protobuf."""
     return ErrorInfo(pb.type, pb.message, pb.param, pb.retry_after_s)
 
 
 def engine_request(pb: w.Admit | w.PrefillRequest) -> nouns.EngineRequest:
-    """Returns what the engine needs of an Admit or a PrefillRequest."""
+    """Returns the part of an Admit or PrefillRequest that the engine needs."""
     return nouns.EngineRequest(
         request_id=pb.request_id,
         token_ids=tuple(pb.token_ids),

@@ -52,7 +52,11 @@ import msgspec
 
 
 class BatonError(Exception):
-    """Is the root of the tree. ``message`` is for people, ``param`` names the field at fault (or "")."""
+    """The base of all errors. ``message`` is for people, ``param`` names the field at fault (or "").
+
+    ``retry_after_s``: seconds after which to try again, 0 for no advice. ``retryable``: trying again, perhaps
+    elsewhere, may help.
+    """
 
     grpc_status: ClassVar[str] = "INTERNAL"
     http_status: ClassVar[int] = 500
@@ -67,157 +71,166 @@ class BatonError(Exception):
 
 
 class InvalidRequest(BatonError):
-    """The caller's field is wrong; the message says how to mend it."""
+    """Says that a field of the caller's is wrong; the message says how to correct it."""
 
     grpc_status, http_status, label = "INVALID_ARGUMENT", 400, "invalid_request"
 
 
 class ContextTooLong(InvalidRequest):
-    """Prompt and answer don't fit the model's context."""
+    """Says that prompt and answer don't fit the model's context."""
 
     label = "context_too_long"
 
 
 class BodyTooLarge(InvalidRequest):
-    """The request's body is over the limit."""
+    """Says that the request's body is over the limit."""
 
     grpc_status, http_status, label = "RESOURCE_EXHAUSTED", 413, "body_too_large"
 
 
 class AdapterRefused(InvalidRequest):
-    """The adapter's files can't be served with this model; the message names the file and the tensor or field."""
+    """Says that an adapter's files can't be served with this model; the message names the file and the tensor or
+    field.
+    """
 
     label = "adapter_refused"
 
 
 class Unauthenticated(BatonError):
-    """The request has no API key, or one that opens nothing."""
+    """Says that the request has no API key, or an invalid one."""
 
     grpc_status, http_status, label = "UNAUTHENTICATED", 401, "unauthenticated"
 
 
 class Forbidden(BatonError):
-    """The key is good, but not for this."""
+    """Says that the API key is valid, but may not do this."""
 
     grpc_status, http_status, label = "PERMISSION_DENIED", 403, "forbidden"
 
 
 class ModelNotFound(BatonError):
-    """No worker serves the model that was named."""
+    """Says that no worker serves the named model."""
 
     grpc_status, http_status, label = "NOT_FOUND", 404, "model_not_found"
 
 
 class RequestUnknown(BatonError):
-    """The message is about a request that nobody here knows."""
+    """Says that no request (or file, batch, pin) of that id is known."""
 
     grpc_status, http_status, label = "NOT_FOUND", 404, "request_unknown"
 
 
 class WorkerUnknown(BatonError):
-    """No worker has the name that was given."""
+    """Says that no worker has the given name."""
 
     grpc_status, http_status, label = "NOT_FOUND", 404, "worker_unknown"
 
 
 class AdapterUnknown(BatonError):
-    """No adapter has the name or id that was given."""
+    """Says that no adapter has the given name or id."""
 
     grpc_status, http_status, label = "NOT_FOUND", 404, "adapter_unknown"
 
 
 class AdapterTaken(BatonError):
-    """An adapter of that name with another content is loaded; unload it, or say that it is replaced."""
+    """Says that an adapter of that name with another content is loaded; unload it, or ask to replace it."""
 
     grpc_status, http_status, label = "ALREADY_EXISTS", 409, "adapter_taken"
 
 
 class AdapterChanged(BatonError):
-    """The adapter's files are not those whose digest was given."""
+    """Says that the adapter's files don't have the digest that was given."""
 
     grpc_status, http_status, label = "FAILED_PRECONDITION", 409, "adapter_changed"
 
 
 class Overloaded(BatonError):
-    """There is no room now; try again after ``retry_after_s``."""
+    """Says that there is no room now; try again after ``retry_after_s``."""
 
     grpc_status, http_status, label, retryable = "RESOURCE_EXHAUSTED", 429, "overloaded", True
 
 
 class PoolExhausted(Overloaded):
-    """A worker's page pool can't hold the request now."""
+    """Says that a worker's KV page pool can't hold the request now."""
 
     label = "pool_exhausted"
 
 
 class AdaptersFull(Overloaded):
-    """A worker has no room for another adapter: all that it holds are pinned or in use."""
+    """Says that a worker has no room for another adapter: all that it holds are pinned or in use."""
 
     label = "adapters_full"
 
 
 class QuotaExceeded(Overloaded):
-    """A key's own rate is used up; others are served."""
+    """Says that an API key's own rate is used up; other keys are served."""
 
     label, retryable = "quota_exceeded", False
 
 
 class PinsFull(Overloaded):
-    """Pinned prefixes take as much of a worker, or of a tenant's share, as they may; deleting some makes room."""
+    """Says that pinned prefixes have reached their limit on a worker or of a tenant; deleting some makes room."""
 
     label, retryable = "pins_full", False
 
 
 class StorageFull(BatonError):
-    """The cluster's store has no room for files; deleting some, or a larger store, makes room."""
+    """Says that the cluster's store has no room for files; deleting some, or a larger store, makes room."""
 
     grpc_status, http_status, label = "RESOURCE_EXHAUSTED", 507, "storage_full"
 
 
 class Unavailable(BatonError):
-    """The service can't take the request; trying elsewhere or later may help."""
+    """Says that the service can't take the request now; trying elsewhere or later may help."""
 
     grpc_status, http_status, label, retryable = "UNAVAILABLE", 503, "unavailable", True
 
 
 class NoWorker(Unavailable):
-    """There is no ready worker of a role that the request needs."""
+    """Says that no worker of a role that the request needs is ready."""
 
     label = "no_worker"
 
 
 class WorkerLost(Unavailable):
-    """A worker's connection broke while the worker had the request."""
+    """Says that a worker's connection broke while it had the request."""
 
     label = "worker_lost"
 
 
 class WeightsGone(Unavailable):
-    """A half-written answer's weights are no longer served; sent again, the request is answered by others."""
+    """Says that the weights of a half-written answer are no longer served; sent again, the request is answered by
+    others.
+    """
 
     label = "weights_gone"
 
 
 class AdapterNotLoaded(Unavailable):
-    """The worker doesn't hold the request's adapter: it was evicted or unloaded, and may be loaded again."""
+    """Says that the worker doesn't hold the request's adapter: it was evicted or unloaded, and may be loaded
+    again.
+    """
 
     label = "adapter_not_loaded"
 
 
 class Draining(Unavailable):
-    """The worker or router finishes what it has and takes nothing new."""
+    """Says that the worker or router finishes its requests and accepts no new ones."""
 
     label = "draining"
 
 
 class WorkerStalled(WorkerLost):
-    """A worker has its connections still, and its engine gives no answer."""
+    """Says that a worker is still connected, but its engine doesn't answer."""
 
     label = "worker_stalled"
 
 
 class RankLost(WorkerLost):
-    """One of the processes that share a worker's model is gone or stuck: the worker ends as a whole."""
+    """Says that one of the processes that share a worker's model has died or hangs; the worker ends as a whole.
+
+    ``rank`` is the number of that process.
+    """
 
     label = "rank_lost"
 
@@ -227,85 +240,87 @@ class RankLost(WorkerLost):
 
 
 class RequestBlamed(BatonError):
-    """Several workers' engines stopped answering once they had the request: it is given to no other."""
+    """Says that several workers' engines stalled once they had this request; no other worker gets it."""
 
     grpc_status, http_status, label = "FAILED_PRECONDITION", 422, "request_blamed"
 
 
 class DeadlineExceeded(BatonError):
-    """The caller's deadline passed."""
+    """Says that the caller's deadline has passed."""
 
     grpc_status, http_status, label = "DEADLINE_EXCEEDED", 504, "deadline_exceeded"
 
 
 class Cancelled(BatonError):
-    """The caller went away or asked to stop."""
+    """Says that the caller disconnected or cancelled."""
 
     grpc_status, http_status, label = "CANCELLED", 499, "cancelled"
 
 
 class HandoffRefused(BatonError):
-    """A handoff frame was not accepted; nothing was written for it."""
+    """Says that a KV handoff frame was refused; nothing of it was written."""
 
     grpc_status, label, retryable = "FAILED_PRECONDITION", "handoff_refused", True
 
 
 class LeaseUnknown(HandoffRefused):
-    """There is no such lease: it was never given, has ended, or is of another incarnation."""
+    """Says that there is no such lease: it was never granted, has ended, or belongs to another incarnation of the
+    worker.
+    """
 
     label = "lease_unknown"
 
 
 class StaleEpoch(HandoffRefused):
-    """The frame's epoch is not the one in force."""
+    """Says that the frame's epoch is not the one in force."""
 
     label = "stale_epoch"
 
 
 class ForeignBlock(HandoffRefused):
-    """The block's hash or index is not of this request."""
+    """Says that the block's hash or index doesn't belong to this request."""
 
     label = "foreign_block"
 
 
 class CorruptFrame(HandoffRefused):
-    """The checksum doesn't match the bytes, or the frame isn't well formed."""
+    """Says that the checksum doesn't match the bytes, or the frame isn't well formed."""
 
     grpc_status, label = "DATA_LOSS", "corrupt_frame"
 
 
 class LayoutMismatch(HandoffRefused):
-    """Sender and receiver lay out KV differently; the message names each difference."""
+    """Says that sender and receiver lay out KV differently; the message names each difference."""
 
     label, retryable = "layout_mismatch", False
 
 
 class AlreadyCommitted(HandoffRefused):
-    """The handoff is complete: the request is decoding."""
+    """Says that the handoff is complete: the request is decoding."""
 
     label, retryable = "already_committed", False
 
 
 class StartupError(BatonError):
-    """The process can't start; the message names the remedy."""
+    """Says that the process can't start; the message names the remedy."""
 
     grpc_status, label = "FAILED_PRECONDITION", "startup"
 
 
 class ConfigError(StartupError):
-    """A setting is wrong."""
+    """Says that a setting is wrong; ``param`` names it."""
 
     label = "config"
 
 
 class CheckpointError(StartupError):
-    """A model's files are missing, damaged or of an unknown kind."""
+    """Says that a model's files are missing, damaged or of an unknown kind."""
 
     label = "checkpoint"
 
 
 class ErrorInfo(msgspec.Struct, frozen=True):
-    """An error as data, which can cross a process line."""
+    """Holds an error as data, to be sent to another process; ``type`` is the name of its class."""
 
     type: str
     message: str
@@ -324,12 +339,12 @@ BY_NAME: dict[str, type[BatonError]] = _tree(BatonError)
 
 
 def to_info(error: BaseException) -> ErrorInfo:
-    """Returns ``error`` as data. What isn't ours becomes the root of the tree, its text kept."""
+    """Returns ``error`` as data. An exception that is no BatonError becomes a plain BatonError with its text."""
     if isinstance(error, BatonError):
         return ErrorInfo(type(error).__name__, error.message, error.param, error.retry_after_s)
     return ErrorInfo("BatonError", f"{type(error).__name__}: {error}")
 
 
 def from_info(info: ErrorInfo) -> BatonError:
-    """Returns the exception that ``info`` stands for; an unknown type becomes the root."""
+    """Returns the exception that ``info`` describes; an unknown type becomes a plain BatonError."""
     return BY_NAME.get(info.type, BatonError)(info.message, info.param, info.retry_after_s)

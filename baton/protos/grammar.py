@@ -1,7 +1,7 @@
-"""What a ``Grammar`` noun means, as llguidance (https://github.com/guidance-ai/llguidance) reads it.
+"""Compilation of a ``Grammar`` by llguidance (https://github.com/guidance-ai/llguidance).
 
 Knows nothing of requests, sequences or logits. Only a grammar process calls this with a client's text
-(``baton/grammars``): the limits here count some of the library's work, the kernel's limits there bound the rest.
+(``baton/grammars``): the limits here bound some of the library's work, the kernel's limits there bound the rest.
 """
 
 from __future__ import annotations
@@ -23,9 +23,10 @@ _LIMITS = LLParserLimits(max_lexer_states=20_000, max_grammar_size=200_000, verb
 
 
 def compiled(grammar: Grammar, tokenizer: LLTokenizer) -> LLMatcher:
-    """Returns a matcher at its beginning, its first mask computed (where most costs show).
+    """Returns a matcher at the grammar's beginning, its first token mask computed (where most costs show).
 
-    Raises InvalidRequest, with the library's words, for what can't be read, is unsatisfiable or too complex.
+    Raises InvalidRequest, with the library's message, for a grammar that is malformed, unsatisfiable or too
+    complex.
     """
     matcher = LLMatcher(tokenizer, _definition(grammar), log_level=0, limits=_LIMITS)
     require_sound(matcher)
@@ -35,16 +36,16 @@ def compiled(grammar: Grammar, tokenizer: LLTokenizer) -> LLMatcher:
 
 
 def require_sound(matcher: LLMatcher) -> None:
-    """Raises InvalidRequest where the matcher gave up."""
+    """Raises InvalidRequest if the matcher is in its error state."""
     if matcher.is_error():
         reason = " ".join(matcher.get_error().split("\n<state>")[0].split())
         raise InvalidRequest(f"the grammar can't be followed: {reason}", "grammar")
 
 
 def byte_tokenizer(vocab_size: int = BYTES) -> LLTokenizer:
-    """Returns a tokenizer for a model without one: an id below 256 is that byte, others are in no answer.
+    """Returns a tokenizer for a model without one: an id below 256 is that byte, others never match.
 
-    Its end token is ``vocab_size``: an id that no model chooses. Raises InvalidRequest below 256 ids.
+    Its end token is ``vocab_size``, an id that no model emits. Raises InvalidRequest below 256 ids.
     """
     if vocab_size < BYTES:
         text = f"this model has no tokenizer and only {vocab_size} tokens: it can't follow a grammar"

@@ -1,6 +1,6 @@
-"""The nouns of the wire as frozen structs: what the rest of the house passes around instead of protobuf.
+"""The types shared by all processes, as frozen structs: what is passed around instead of protobuf.
 
-Knows nothing of gRPC, torch or any process. ``convert.py`` turns each into its protobuf twin and back.
+Knows nothing of gRPC, torch or any process. ``convert.py`` turns each into its protobuf message and back.
 """
 
 from __future__ import annotations
@@ -20,21 +20,22 @@ TENANT_SALT_BYTES = 16  # of a key's tenant, at the start of ``tenant_salt``; a 
 
 
 class Grammar(msgspec.Struct, frozen=True, array_like=True):
-    """Says what an answer must match, as text of one of GRAMMAR_KINDS and of MAX_GRAMMAR_BYTES at most."""
+    """Describes what an answer must match: text of at most MAX_GRAMMAR_BYTES, of one of GRAMMAR_KINDS."""
 
     kind: str
     spec: str
 
 
 class Sampling(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Says how the next token is chosen, with every default filled in. Ranges are checked by the router.
+    """Describes how the next token is chosen, with every default filled in; the router has checked the ranges.
 
     ``max_drafts``: drafted tokens that one step may verify, 0 for no speculation, None for as many as pay.
-    ``logprob_token_ids``: with ``logprobs``, the tokens whose likelihoods stand in the alternatives' place.
+    ``logprob_token_ids``: with ``logprobs``, the tokens whose logprobs are returned in place of the likeliest
+    alternatives.
     """
 
     temperature: float = 1.0
-    top_k: int = 0
+    top_k: int = 0  # 0: off
     top_p: float = 1.0
     min_p: float = 0.0
     presence_penalty: float = 0.0
@@ -42,7 +43,7 @@ class Sampling(msgspec.Struct, frozen=True, omit_defaults=True):
     repetition_penalty: float = 1.0
     logit_bias: dict[int, float] = {}
     seed: int = 0
-    logprobs: int | None = None
+    logprobs: int | None = None  # alternatives per output token; None: no logprobs
     max_tokens: int = 16
     min_tokens: int = 0
     stop_token_ids: tuple[int, ...] = ()
@@ -50,19 +51,19 @@ class Sampling(msgspec.Struct, frozen=True, omit_defaults=True):
     grammar: Grammar | None = None
     allowed_token_ids: tuple[int, ...] = ()
     bad_words: tuple[tuple[int, ...], ...] = ()
-    prompt_logprobs: int | None = None
-    pooling: str = ""
+    prompt_logprobs: int | None = None  # alternatives per prompt token; None: no logprobs
+    pooling: str = ""  # of the prompt's hidden states, one of POOLINGS; "": none
     max_drafts: int | None = None
     logprob_token_ids: tuple[int, ...] = ()
 
     @property
     def penalised(self) -> bool:
-        """Tells whether earlier tokens change the logits."""
+        """Returns whether earlier tokens change the logits, by any of the penalties."""
         return bool(self.presence_penalty or self.frequency_penalty or self.repetition_penalty != 1.0)
 
 
 class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):
-    """Holds ln p of one token under the raw logits; rank 1 is the likeliest."""
+    """Holds the natural-log probability of one token under the raw logits; rank 1 is the likeliest."""
 
     token_id: int
     logprob: float
@@ -70,16 +71,18 @@ class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):
 
 
 class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):
-    """Holds the emitted token's logprob and the likeliest alternatives, likeliest first."""
+    """Holds the emitted token's logprob and those of the alternatives, the likeliest first."""
 
     chosen: TokenLogprob
     top: tuple[TokenLogprob, ...] = ()
 
 
 class TokenRun(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Holds consecutive outputs of one choice; ``output_index`` is the first one's absolute index.
+    """Holds consecutive output tokens of one choice; ``output_index`` is the index of the first, counted from the
+    answer's beginning.
 
-    ``accepted_drafts`` of the tokens were drafted; ``rejected_drafts`` more were drafted and are not among them.
+    ``accepted_drafts`` of the tokens were drafted; ``rejected_drafts`` more were drafted and rejected.
+    ``finish_reason`` is "" unless the run is the last.
     """
 
     output_index: int
@@ -92,14 +95,19 @@ class TokenRun(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Station(msgspec.Struct, frozen=True, array_like=True):
-    """Seconds spent at one station of the way, by the reporting process's own clock."""
+    """Holds the seconds that a request spent at one station of its way (queue, prefill, …), by the reporting
+    process's clock.
+    """
 
     name: str
     seconds: float
 
 
 class LayerGroup(msgspec.Struct, frozen=True):
-    """Layers whose KV planes share a block table. ``window`` in tokens, 0 for unbounded."""
+    """Describes layers whose KV planes share a block table.
+
+    ``window`` is the attention window in tokens, 0 for unbounded.
+    """
 
     kind: str
     planes: tuple[str, ...]
@@ -110,7 +118,7 @@ class LayerGroup(msgspec.Struct, frozen=True):
 
 
 class StatePlane(msgspec.Struct, frozen=True):
-    """Describes one kind of recurrent state of a sequence: ``shape`` float32 numbers in each layer."""
+    """Describes one kind of recurrent state of a sequence: float32 of ``shape`` in each of ``layers`` layers."""
 
     name: str
     layers: int
@@ -118,10 +126,12 @@ class StatePlane(msgspec.Struct, frozen=True):
 
 
 class KvLayout(msgspec.Struct, frozen=True):
-    """Says how one shard's pages hold KV. ``page_bytes`` is one page (``block_tokens`` tokens, all layers).
+    """Describes how one shard's pages hold KV; ``page_bytes`` is a page's size (``block_tokens`` tokens, all
+    layers).
 
     A page of more than 16 tokens is runs of 16 in a row, each laid out as a page of 16 (kv/layout/page.py).
-    ``states`` are the planes of a sequence's recurrent state, which lies in pages of its own (kv/layout/state.py).
+    ``fidelity`` names how exact the stored values are. ``states`` are the planes of a sequence's recurrent state,
+    which lies in pages of its own (kv/layout/state.py).
     """
 
     dtype: str
@@ -136,39 +146,40 @@ class KvLayout(msgspec.Struct, frozen=True):
 
     @property
     def runs(self) -> int:
-        """Returns how many runs of 16 tokens a page has."""
+        """Returns the number of runs of 16 tokens in a page."""
         return self.block_tokens // BLOCK_TOKENS
 
     @property
     def run_bytes(self) -> int:
-        """Returns the bytes of 16 tokens, all layers."""
+        """Returns the bytes of a run of 16 tokens, all layers."""
         return self.page_bytes * BLOCK_TOKENS // max(1, self.block_tokens)
 
 
 class WorkerInfo(msgspec.Struct, frozen=True):
-    """Says who a worker is. ``fingerprint`` is hex SHA-256 of its weights.
+    """Describes a worker: the part of its membership entry that seldom changes.
 
-    ``data_addresses`` says where its KV receivers listen, by transport, besides ``address`` (grpc); workers with
-    one ``host_id`` run under one kernel. ``kv_backing`` is what that kernel gave for its pages
+    ``incarnation`` is new with each start or change of role. ``fingerprint`` is hex SHA-256 of its weights.
+    ``data_addresses`` gives the addresses of its KV receivers by transport, besides ``address`` (gRPC). Workers
+    with one ``host_id`` run under one kernel. ``kv_backing`` is the kind of memory of its host pages
     (kv/memory/host_pages.py).
     """
 
     worker_id: str
     incarnation: str
-    role: str
+    role: str  # "prefill" or "decode"
     address: str
     model_id: str
     fingerprint: str
     layout: KvLayout
-    max_model_len: int
+    max_model_len: int  # tokens of context
     vocab_size: int
     eos_token_ids: tuple[int, ...]
-    pages: int
+    pages: int  # KV pages in its pool
     state: str = "ready"
-    max_batch: int = 64
+    max_batch: int = 64  # sequences in one step
     device: str = "cpu"
     protocol: str = PROTOCOL
-    adapters: tuple[str, ...] = ()
+    adapters: tuple[str, ...] = ()  # ids of the LoRA adapters that requests may use
     metrics_address: str = ""
     host_id: str = ""
     data_addresses: dict[str, str] = {}
@@ -177,15 +188,15 @@ class WorkerInfo(msgspec.Struct, frozen=True):
 
 
 def of_this_build(info: WorkerInfo) -> WorkerInfo:
-    """Returns ``info`` with this build's version, which a worker says of itself; a default would be others' too."""
+    """Returns ``info`` with this build's version filled in."""
     return msgspec.structs.replace(info, version=product_version())
 
 
 class AdapterInfo(msgspec.Struct, frozen=True):
-    """Tells of a LoRA adapter that a worker holds; ``id`` is NAME@DIGEST (protos/adapter_id.py).
+    """Describes a LoRA adapter that a worker holds; ``id`` is NAME@DIGEST (protos/adapter_id.py).
 
-    ``rank`` is its matrices' largest, ``bytes`` what they take in memory, ``targets`` the last parts of the modules
-    that it changes. ``running`` counts the sequences on it; one that is ``leaving`` takes no new ones.
+    ``rank`` is the largest of its matrices, ``bytes`` their memory, ``targets`` the last parts of the names of the
+    modules that it changes. ``running`` counts the sequences on it; one that is ``leaving`` takes no new ones.
     """
 
     id: str
@@ -199,9 +210,9 @@ class AdapterInfo(msgspec.Struct, frozen=True):
 
 
 class AdapterLimits(msgspec.Struct, frozen=True):
-    """Says how many adapters a worker holds at most, what their matrices may take, and one's largest rank.
+    """Limits the adapters of a worker: their number, their matrices' bytes in all, and the rank of each.
 
-    ``root`` is the directory beneath which adapters may be loaded while it runs; empty where none may.
+    ``root`` is the directory beneath which adapters may be loaded while it runs; "": none may be.
     """
 
     max_loaded: int
@@ -211,7 +222,11 @@ class AdapterLimits(msgspec.Struct, frozen=True):
 
 
 class PoolSnapshot(msgspec.Struct, frozen=True):
-    """Counts the page pool. At baseline nothing is leased and nothing quarantined."""
+    """Counts the pages of a worker's KV pool, and its leases and steps.
+
+    At baseline nothing is leased and nothing quarantined. ``quarantined`` pages wait until no transfer touches them
+    any more.
+    """
 
     pages: int
     free: int
@@ -228,15 +243,15 @@ class PoolSnapshot(msgspec.Struct, frozen=True):
 
     @property
     def at_baseline(self) -> bool:
-        """Tells whether nothing is leased and nothing waits in quarantine."""
+        """Returns whether no page is leased or quarantined and there is no lease."""
         return self.leased == 0 and self.quarantined == 0 and self.leases == 0
 
 
 class EngineRequest(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Holds what an engine needs of a request: ``token_ids`` is the prompt, then outputs emitted before.
+    """Holds the part of a request that an engine needs; ``token_ids`` is the prompt, then outputs emitted before.
 
-    ``prediction`` is what the client thinks that the answer will be, for speculation to look in. ``retained``: it
-    means to use the prefix again, which weighs when blocks are evicted and changes no token.
+    ``prediction`` is the answer that the client expects, as a source of drafts. ``retained``: the client means to
+    use the prefix again, which counts when blocks are evicted and changes no token.
     """
 
     request_id: str
@@ -252,16 +267,16 @@ class EngineRequest(msgspec.Struct, frozen=True, omit_defaults=True):
 
     @property
     def replayed(self) -> int:
-        """Returns how many outputs were emitted before; the next output has this index."""
+        """Returns the number of outputs emitted before; the next output has this index."""
         return len(self.token_ids) - self.prompt_tokens
 
 
 class SpeculationTotals(msgspec.Struct, frozen=True, array_like=True):
-    """Counts what speculation did since an engine's start.
+    """Counts the results of speculative decoding since an engine's start.
 
-    ``sequence_steps`` are steps of sequences that wrote; ``judged[i]`` and ``accepted[i]`` are drafted tokens at
-    place i of their draft that were judged, and those that stood. ``tokens`` and ``seconds`` are of steps that
-    may draft, then of the share that may not (``speculation_control_share``).
+    ``sequence_steps`` are decode steps times sequences; ``judged[i]`` and ``accepted[i]`` are drafted tokens at
+    place i of their draft that were verified, and accepted. ``tokens`` and ``seconds`` are those of steps that may
+    draft, then those of the control steps that may not (``speculation_control_share``).
     """
 
     sequence_steps: int = 0
@@ -272,7 +287,7 @@ class SpeculationTotals(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def gain(self) -> float:
-        """Returns tokens per second where drafts are made over those where none are; 0 while one is unknown."""
+        """Returns tokens per second with drafts over tokens per second without; 0 while either is unknown."""
         if not all(self.tokens) or not all(self.seconds):
             return 0.0
         return self.tokens[0] / self.seconds[0] / (self.tokens[1] / self.seconds[1])
@@ -295,11 +310,11 @@ class ExpertLoad(msgspec.Struct, frozen=True, array_like=True):
 
 
 class StepSample(msgspec.Struct, frozen=True, array_like=True):
-    """Tells what one engine step held and how many seconds it took; cost curves are fitted on these.
+    """Describes the content and duration of one engine step; cost curves are fitted on these.
 
     ``prefill_attention`` is the sum over prefill chunks of new x (context before + new / 2), in token pairs;
-    ``decode_context`` the sum over decoding sequences of the tokens each one reads. ``draft_tokens`` are rows of
-    decoding sequences beyond their first.
+    ``decode_context`` the sum over decoding sequences of the context tokens that each reads. ``draft_tokens`` are
+    rows of decoding sequences beyond their first.
     """
 
     prefill_tokens: int
@@ -311,7 +326,7 @@ class StepSample(msgspec.Struct, frozen=True, array_like=True):
 
 
 class StepCurve(msgspec.Struct, frozen=True, array_like=True):
-    """Seconds of a step: fixed + the four terms of StepSample, each times its coefficient."""
+    """Predicts the seconds of a step: ``fixed`` + the four terms of a StepSample, each times its coefficient."""
 
     fixed: float
     prefill_token: float
@@ -321,14 +336,18 @@ class StepCurve(msgspec.Struct, frozen=True, array_like=True):
 
 
 class TransferCurve(msgspec.Struct, frozen=True, array_like=True):
-    """Seconds to ship bytes: fixed + bytes x per_byte."""
+    """Predicts the seconds to send bytes: ``fixed`` + bytes x ``per_byte``."""
 
     fixed: float
     per_byte: float
 
 
 class KvLink(msgspec.Struct, frozen=True, array_like=True):
-    """Tells how KV gets from a worker to ``peer``, by its preflight; ``fallback`` says why not by a better way."""
+    """Describes how a worker sends KV to worker ``peer``, as measured by its preflight; ``fallback`` says why not
+    by a better transport, or is "".
+
+    ``bytes_per_s`` is the bandwidth, ``fixed_s`` the seconds per transfer regardless of size.
+    """
 
     peer: str
     transport: str
@@ -338,7 +357,9 @@ class KvLink(msgspec.Struct, frozen=True, array_like=True):
 
 
 class SharedPages(msgspec.Struct, frozen=True, array_like=True):
-    """Names an engine's pages on its card for a process of its user: which card, the driver's handle, bytes."""
+    """Names an engine's KV pages on its GPU, for another process of the same user: the GPU, the driver's IPC
+    handle, bytes.
+    """
 
     card: str
     handle: bytes
@@ -346,7 +367,9 @@ class SharedPages(msgspec.Struct, frozen=True, array_like=True):
 
 
 class KvPair(msgspec.Struct, frozen=True, array_like=True):
-    """Tells what a worker has shipped to ``peer`` since its start, and how fast lately."""
+    """Counts the KV that a worker has sent to worker ``peer`` since its start; ``bytes_per_s`` is of the last
+    seconds.
+    """
 
     peer: str
     transfers: int = 0
@@ -356,48 +379,45 @@ class KvPair(msgspec.Struct, frozen=True, array_like=True):
 
 
 class EngineWork(msgspec.Struct, frozen=True, array_like=True):
-    """Tells what a step costs and what the machine can do: from these come MFU and MBU.
+    """Describes the cost of a step and the machine's peak rates, from which MFU and MBU are computed.
 
-    Operations per computed token, per sampled one and per (query, key) pair; bytes that any step reads (weights)
-    and bytes per token of context; the machine's ceilings per second, measured at start. Of a paced engine all are
-    in seconds of its profile's ceiling, which is then 1.
+    Of a paced engine all figures are in seconds at its profile's ceiling, and the peaks are 1.
     """
 
-    token_flops: float
-    sample_flops: float
-    pair_flops: float
-    step_bytes: float
-    context_bytes: float
-    peak_flops: float
-    peak_bytes: float
+    token_flops: float  # operations per computed token
+    sample_flops: float  # operations per sampled token
+    pair_flops: float  # operations per (query, key) pair
+    step_bytes: float  # bytes that any step reads: the weights
+    context_bytes: float  # bytes read per token of context
+    peak_flops: float  # operations per second, measured at start
+    peak_bytes: float  # bytes per second, measured at start
 
 
 class WorkerLoad(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Tells how busy a worker is: the changing half of its membership entry. It may be seconds old.
+    """Describes how busy a worker is: the changing part of its membership entry, which may be seconds old.
 
-    Rates, ``busy`` (the share of time inside steps), MFU, MBU and watts are of the last seconds; counts are since
-    the start. ``busy`` says nothing of the room that is left: one sequence keeps a decode worker in steps.
+    Rates, ``busy``, MFU, MBU and watts are of the last seconds; counts are since the engine's start.
     """
 
-    running: int = 0
-    waiting: int = 0
-    waiting_tokens: int = 0
-    free_pages: int = 0
-    cached_pages: int = 0
-    leased_pages: int = 0
+    running: int = 0  # sequences in the batch
+    waiting: int = 0  # sequences that wait for the batch
+    waiting_tokens: int = 0  # prompt tokens not computed yet
+    free_pages: int = 0  # of the KV page pool
+    cached_pages: int = 0  # that hold cached blocks and may be evicted
+    leased_pages: int = 0  # that requests use
     steps: int = 0
     step_curve: StepCurve | None = None
-    transfer_curve: TransferCurve | None = None
+    transfer_curve: TransferCurve | None = None  # of its handoffs to decode workers
     kv_links: tuple[KvLink, ...] = ()
-    fetch_curve: TransferCurve | None = None
+    fetch_curve: TransferCurve | None = None  # of its fetches of cached blocks from other workers
     kv_pairs: tuple[KvPair, ...] = ()
     prefill_tokens_per_s: float = 0.0
     decode_tokens_per_s: float = 0.0
-    busy: float = 0.0
-    prefix_hits: int = 0
-    prefix_queries: int = 0
-    preemptions: int = 0
-    mfu: float | None = None
-    mbu: float | None = None
-    watts: float | None = None
+    busy: float = 0.0  # share of time inside steps; one sequence keeps a decode worker at 1
+    prefix_hits: int = 0  # prompt tokens found in its prefix cache
+    prefix_queries: int = 0  # prompt tokens looked up in its prefix cache
+    preemptions: int = 0  # sequences put back to make room
+    mfu: float | None = None  # model FLOPs utilization, 0 to 1
+    mbu: float | None = None  # memory bandwidth utilization, 0 to 1
+    watts: float | None = None  # of the whole machine
     speculation: SpeculationTotals | None = None

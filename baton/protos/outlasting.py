@@ -1,7 +1,7 @@
-"""Waits for work that can't be interrupted, such as a thread that writes to somebody's pages.
+"""Waiting for work that must not be interrupted, such as a thread that writes to KV pages.
 
-Knows nothing of the work. A task that waits for it may be cancelled, and cancelled again by another who wants it
-gone (a timer, a client that left): none of them may make it say that the work has ended while it has not.
+Knows nothing of the work. The waiting task may be cancelled any number of times; the wait ends only when the work
+has.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ T = TypeVar("T")
 
 
 async def outlasted(*work: asyncio.Future[T]) -> list[T]:
-    """Returns the results of ``work`` once all of it has ended, in order. Nothing of it is cancelled.
+    """Returns the results of ``work``, in order, once all of it has ended; none of it is cancelled.
 
-    Any number of cancellations meanwhile are heeded when it has ended: then the task's cancellation is raised, else
-    the first exception of the work. The task's count of cancellations (``cancelling``) stays as it is.
+    If the task was cancelled meanwhile, raises CancelledError afterwards, else the first exception of the work. The
+    task's count of cancellations (``cancelling``) is unchanged.
     """
     cancelled: asyncio.CancelledError | None = None
     while running := [one for one in work if not one.done()]:

@@ -1,7 +1,7 @@
-"""The error tree at a gRPC border: a BatonError -> status, details and a WireError in the trailing metadata.
+"""Errors at a gRPC border: a BatonError becomes status, details and a WireError in the trailing metadata.
 
-Knows nothing of services. ``baton-error-bin`` carries the error whole, so that a peer of ours gets the type back;
-other clients read status and details.
+Knows nothing of services. ``baton-error-bin`` carries the whole error, so that one of our processes gets its type
+back; other clients read status and details.
 """
 
 from __future__ import annotations
@@ -20,7 +20,10 @@ ERROR_METADATA = "baton-error-bin"
 
 
 async def abort(context: grpc.aio.ServicerContext, error: Exception) -> NoReturn:
-    """Ends the call with ``error``; one that isn't ours becomes INTERNAL."""
+    """Ends the call of ``context`` with ``error``; an exception that is no BatonError becomes INTERNAL.
+
+    Never returns.
+    """
     info = to_info(error)
     status = grpc.StatusCode[BY_NAME.get(info.type, BatonError).grpc_status]
     metadata = ((ERROR_METADATA, error_to_pb(info).SerializeToString()),)
@@ -29,10 +32,10 @@ async def abort(context: grpc.aio.ServicerContext, error: Exception) -> NoReturn
 
 
 def heed_cancel() -> None:
-    """Raise the cancellation of this task that a library swallowed, so that whoever waits for its end gets it.
+    """Raises CancelledError if this task was cancelled, because some libraries swallow a cancellation.
 
-    grpc.aio does it when a cancellation meets a call's own end, redis-py by ``asyncio.wait_for`` (until Python
-    3.12) when it meets a write's. To be called after each await of either in a task that is cancelled.
+    grpc.aio does if a cancellation meets a call's own end, redis-py by ``asyncio.wait_for`` (until Python 3.12) if
+    it meets a write's. Call this after each await of either in a task that may be cancelled.
     """
     task = asyncio.current_task()
     if task is not None and task.cancelling():
@@ -40,9 +43,9 @@ def heed_cancel() -> None:
 
 
 async def settled(tasks: Collection[asyncio.Task[object]]) -> None:
-    """Waits until all ``tasks`` have ended. It is to be the last in a TaskGroup's block, before ``heed_cancel``.
+    """Waits until all ``tasks`` have ended. Call it last in a TaskGroup's block, before ``heed_cancel``.
 
-    A task that fails while the block is left already counts as a cancellation of the parent that Python 3.11 never
+    A task that fails while the block is being left counts as a cancellation of the parent that Python 3.11 never
     takes back; one that fails inside the block is taken back.
     """
     if tasks:

@@ -1,8 +1,7 @@
-"""Which build this is, which protocol it speaks, and with which others it runs.
+"""Versions: this build's, the protocol that it speaks, and which protocols can work together.
 
-A protocol is MAJOR.MINOR. A minor version only adds fields and calls that the other side may not know, so that
-builds one minor version apart run together: what a rolling upgrade needs. Further apart, or of another major
-version, they refuse one another by name. Knows nothing of connections.
+A protocol is MAJOR.MINOR. A minor version only adds fields and calls that the other side may not know, so builds
+one minor version apart work together, as a rolling upgrade needs. Others refuse one another.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ PROTOCOL = "1.1"
 
 @cache
 def product_version() -> str:
-    """Returns the installed version; "0+unknown" where it runs from a bare checkout."""
+    """Returns the installed version of the package; "0+unknown" in a bare checkout."""
     try:
         return installed("baton-serve")
     except PackageNotFoundError:
@@ -24,13 +23,15 @@ def product_version() -> str:
 
 
 def runs_with(theirs: str, ours: str = "") -> bool:
-    """Tells whether the two protocols may meet; an empty ``ours`` is this build's. What can't be read may not."""
+    """Returns whether protocols ``theirs`` and ``ours`` ("": this build's) can work together; False for a malformed
+    one.
+    """
     one, other = _parts(ours or PROTOCOL), _parts(theirs)
     return one is not None and other is not None and one[0] == other[0] and abs(one[1] - other[1]) <= 1
 
 
 def refusal(who: str, theirs: str, build: str = "") -> str:
-    """Returns what to tell people where two protocols may not meet."""
+    """Returns the message about process ``who``, whose protocol ``theirs`` can't work with this build's."""
     made = f" (baton {build})" if build else ""
     return (
         f"{who}{made} speaks protocol {theirs or 'unknown'}, this process (baton {product_version()}) {PROTOCOL}: "

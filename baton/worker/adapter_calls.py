@@ -1,6 +1,6 @@
-"""The adapters of a worker as its I/O process asks its engine for them: load, unload, list.
+"""Questions of a worker's I/O process to its engine about LoRA adapters: load, unload, list.
 
-Knows nothing of files: what may be named is checked here, what lies there by the engine's reader.
+Knows nothing of files: names are checked here, files by the engine's reader.
 """
 
 from __future__ import annotations
@@ -18,9 +18,10 @@ Answer = tuple[AdapterInfo, ...]
 
 
 class AdapterCalls:
-    """Asks the engine and waits for its answers. ``changed`` hears which adapters take requests.
+    """Asks the engine and waits for its answers; ``changed`` is called with the ids of the adapters that requests
+    may use.
 
-    ``tickets`` outlive a role: the engine may answer in the next one what was asked in this one.
+    ``tickets`` outlive a change of role, because the engine may answer after it.
     """
 
     def __init__(
@@ -37,9 +38,9 @@ class AdapterCalls:
         self._lost: BatonError | None = None
 
     async def load(self, name: str, path: str, digest: str, pinned: bool) -> AdapterInfo:
-        """Returns the adapter once requests may use it.
+        """Has the engine load an adapter, and returns its description once requests may use it.
 
-        Raises Forbidden where nothing may be loaded, AdapterRefused, AdapterChanged, AdaptersFull, WorkerLost.
+        Raises Forbidden if loading is off, AdapterRefused, AdapterChanged, AdaptersFull, WorkerLost.
         """
         if not self.limits.root or not self.limits.max_loaded:
             raise Forbidden("adapters.root is not set: no adapter may be loaded while this worker serves", "root")
@@ -50,7 +51,11 @@ class AdapterCalls:
         return found
 
     async def unload(self, adapter: str) -> AdapterInfo:
-        """Returns the adapter as it was; those that run end on it. Raises AdapterUnknown, WorkerLost."""
+        """Has the engine accept no new request on ``adapter``, an id, and returns its description; running requests
+        end on it.
+
+        Raises AdapterUnknown, WorkerLost.
+        """
         (found,) = await self._answer(lambda ticket: ch.UnloadAdapter(ticket, adapter))
         return found
 
@@ -59,7 +64,7 @@ class AdapterCalls:
         return await self._answer(ch.ListAdapters)
 
     def take(self, message: ch.FromAdapters) -> None:
-        """Hands the engine's word to whoever waits for it."""
+        """Gives the engine's message to whoever waits for it."""
         match message:
             case ch.AdaptersChanged(adapters):
                 self._changed(adapters)
@@ -71,7 +76,7 @@ class AdapterCalls:
                 self._settle(ticket, from_info(error))
 
     def lost(self, error: BatonError) -> None:
-        """Ends every wait, now and later, with ``error``, because the engine is gone."""
+        """Ends every wait, now and later, with ``error``, because the engine has died."""
         self._lost = error
         for ticket in tuple(self._asked):
             self._settle(ticket, error)

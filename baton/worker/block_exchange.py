@@ -1,6 +1,6 @@
-"""A worker's exchange of cached blocks: what it gives others, what it takes from them and from its lower tiers.
+"""A worker's exchange of cached KV blocks with other workers and with its lower tiers.
 
-Composed here for either role; knows nothing of prompts, answers or servers.
+Put together here for either role; knows nothing of prompts, answers or servers.
 """
 
 from __future__ import annotations
@@ -26,7 +26,9 @@ Publish = Callable[[Sequence[bytes], Sequence[bytes]], None]
 
 
 class WorkerBlocks:
-    """Exchanges cached blocks: ``source`` answers Fetch, ``warmer`` brings blocks here."""
+    """Exchanges cached KV blocks: ``source`` serves Fetch calls, ``warmer`` brings blocks into this worker's cache,
+    ``pins`` keeps prefixes.
+    """
 
     def __init__(
         self,
@@ -58,25 +60,27 @@ class WorkerBlocks:
         self.pins = PrefixPins(self.source, self.warmer, most, info.layout.block_tokens)
 
     def plays(self, role: str) -> None:
-        """Sets the role that the worker plays from now on."""
+        """Sets the worker's role from now on."""
         if self._tiers is not None:
             self._tiers.plays(role)
 
     def announce_to(self, publish: Publish) -> None:
-        """Tell the index of every change from now on, and of what a disk tier still holds."""
+        """Passes every change of the cache to ``publish(added, removed)`` from now on, and the blocks that a disk
+        tier still holds.
+        """
         self._publish = publish
         if self._tiers is not None:
             self._tiers.holdings.announce_to(publish)
 
     def tiers(self) -> dict[str, Slab | SharedTier]:
-        """Returns what the lower tiers count, by their names; nothing where there are none."""
+        """Returns the lower tiers by name, which hold their counts; {} if there are none."""
         if self._tiers is None:
             return {}
         found: dict[str, Slab | SharedTier] = {tier.name: tier.slab for tier in self._tiers.tiers.tiers}
         return found if self._tiers.shared is None else found | {"shared": self._tiers.shared}
 
     def take(self, message: ch.FromCache) -> None:
-        """Acts on one message of the engine about cached blocks."""
+        """Handles one message of the engine about cached blocks."""
         match message:
             case ch.CacheChanged():
                 changed = self._tiers.holdings.changed if self._tiers else self._publish
@@ -92,17 +96,17 @@ class WorkerBlocks:
                 assert_never(message)
 
     def running(self, sequences: int) -> None:
-        """Sets how many sequences the engine works on: lifting blocks gives way to them."""
+        """Sets the number of sequences that the engine works on; copies from lower tiers slow down beside them."""
         if self._tiers is not None:
             self._tiers.running(sequences)
 
     def lost(self, error: WorkerLost) -> None:
-        """Ends every fetch and fill that waits for the engine, which is gone, with ``error``."""
+        """Ends every fetch and fill that waits for the engine, which has died, with ``error``."""
         self.source.lost(error)
         self._filler.lost(error)
 
     async def close(self) -> None:
-        """Close every connection and tier."""
+        """Closes the connections to other workers and the lower tiers."""
         await self._fetcher.close()
         if self._tiers is not None:
             await self._tiers.close()

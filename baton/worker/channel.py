@@ -91,14 +91,15 @@ class _Outbound:
 
 
 def send_fd(sock: socket.socket, fd: int) -> None:
-    """Pass ``fd`` to the peer, beside an empty frame. Do it before any message is sent."""
+    """Passes file descriptor ``fd`` to the peer, beside an empty frame. Call it before any message is sent."""
     socket.send_fds(sock, [_LENGTH.pack(0)], [fd])
 
 
 def recv_fd(sock: socket.socket, timeout_s: float | None = None) -> int | None:
-    """Wait for the fd that the peer sends first. None when it sends a message instead (it failed to start).
+    """Waits for the file descriptor that the peer sends first, and returns it; None if the peer sends a message
+    instead (it failed to start).
 
-    Raises EOFError when the peer is gone and TimeoutError after ``timeout_s``.
+    Raises EOFError if the peer has closed the channel, TimeoutError after ``timeout_s``.
     """
     poller = select.poll()  # select() knows no descriptor above 1,023
     poller.register(sock, select.POLLIN)
@@ -114,7 +115,10 @@ def recv_fd(sock: socket.socket, timeout_s: float | None = None) -> int | None:
 
 
 class EngineChannel:
-    """Is the engine's end: ``poll`` waits and ``send`` never does. ``clock`` gives monotonic seconds."""
+    """The engine process's end of the channel: ``poll`` waits, ``send`` never does.
+
+    ``clock`` gives monotonic seconds.
+    """
 
     def __init__(self, sock: socket.socket, clock: Callable[[], float] = time.monotonic) -> None:
         sock.setblocking(False)
@@ -127,7 +131,7 @@ class EngineChannel:
 
     @property
     def closed(self) -> bool:
-        """Tells whether the peer is known to be gone."""
+        """Returns whether the peer is known to have closed the channel."""
         return self._ended or self._out.gone
 
     def send(self, message: ToIo) -> None:
@@ -135,17 +139,18 @@ class EngineChannel:
         self._out.put(message)
 
     def flush(self) -> None:
-        """Write what the socket takes now."""
+        """Writes as much of the queued bytes as the socket takes now."""
         self._out.write()
 
     def send_fd(self, fd: int) -> None:
-        """Passes the descriptor ``fd`` to the peer, before any message is sent."""
+        """Passes file descriptor ``fd`` to the peer. Call it before any message is sent."""
         send_fd(self._sock, fd)
 
     def poll(self, timeout_s: float | None = 0.0) -> list[ToEngine]:
-        """Messages that are here, waiting up to ``timeout_s`` for the first (None: for ever); [] at the timeout.
+        """Returns the messages that have arrived, waiting up to ``timeout_s`` seconds for the first (None: without
+        limit); [] at the timeout.
 
-        Raises EOFError when the peer is gone and everything it said has been returned.
+        Raises EOFError once the peer has closed the channel and all its messages have been returned.
         """
         deadline = None if timeout_s is None else self._clock() + timeout_s
         while True:
@@ -159,7 +164,7 @@ class EngineChannel:
             self._wait(left)
 
     def close(self) -> None:
-        """Close the socket; the peer sees end of stream."""
+        """Closes the socket; the peer sees the end of the stream."""
         self._ended = True
         self._sock.close()
 
@@ -183,7 +188,9 @@ class EngineChannel:
 
 
 class IoChannel:
-    """The I/O process's end, on the running event loop."""
+    """The I/O process's end of the channel, on the running event loop; iterating yields messages until the engine
+    closes it.
+    """
 
     def __init__(self, sock: socket.socket, loop: asyncio.AbstractEventLoop) -> None:
         sock.setblocking(False)
@@ -199,7 +206,7 @@ class IoChannel:
 
     @classmethod
     async def open(cls, sock: socket.socket) -> IoChannel:
-        """Take ``sock`` over and start to read."""
+        """Takes ``sock`` over, starts to read from it, and returns the channel."""
         loop = asyncio.get_running_loop()
         channel = cls(sock, loop)
         loop.add_reader(sock.fileno(), channel._readable)
@@ -207,7 +214,7 @@ class IoChannel:
 
     @property
     def closed(self) -> bool:
-        """Tells whether the engine is gone or the channel was closed."""
+        """Returns whether either side has closed the channel."""
         return self._ended
 
     def send(self, message: ToEngine) -> None:
@@ -218,13 +225,18 @@ class IoChannel:
             self._loop.add_writer(self._sock.fileno(), self._writable)
 
     async def receive(self) -> ToIo:
-        """Returns the next message. Raises EOFError once the engine is gone and all that it said was returned."""
+        """Returns the next message.
+
+        Raises EOFError once the engine has closed the channel and all its messages have been returned.
+        """
         while not self._messages:
             await self._more()
         return self._messages.popleft()
 
     async def receive_fd(self) -> int | None:
-        """Returns the fd that the engine sends first; None where it failed to start and sends a message instead."""
+        """Returns the file descriptor that the engine sends first; None if it sends a message instead (it failed to
+        start).
+        """
         while not self._fds and not self._messages:
             await self._more()
         return self._fds.pop(0) if self._fds else None
@@ -238,7 +250,7 @@ class IoChannel:
             yield message
 
     def close(self) -> None:
-        """Stop reading and close the socket; the engine sees end of stream."""
+        """Stops reading and closes the socket; the engine sees the end of the stream. Idempotent."""
         if self._sock.fileno() < 0:
             return
         self._end()

@@ -1,4 +1,5 @@
-"""What every worker answers whatever its role: Describe, Drain, Snapshot, Fetch, SetRole, and its adapters.
+"""The calls that every worker answers, whatever its role: Describe, Drain, Snapshot, Fetch, SetRole, and those on
+adapters.
 
 Knows nothing of prompts or answers; a role's service is anything that counts and cancels its requests.
 """
@@ -35,32 +36,36 @@ MAX_GRACE_S = 600.0  # seconds of grace at most, because a worker that drains fo
 
 
 class RoleService(Protocol):
-    """Names what a worker asks of its role's service, which is a DecodeService or a PrefillService."""
+    """Declares what a worker asks of its role's service, a DecodeService or a PrefillService; ``finished`` counts
+    finished requests.
+    """
 
     finished: int
 
     @property
     def active(self) -> int:
-        """Requests that have not ended."""
+        """Returns the number of requests that have not ended."""
 
     def take(self, message: ch.FromEitherRole) -> None:
-        """Acts on a message of the engine about requests."""
+        """Handles one message of the engine about requests."""
 
     def cancel_all(self, reason: str) -> int:
-        """Ends every request that runs; returns how many those were."""
+        """Cancels every running request; returns their number."""
 
     def send_away(self, error: BatonError) -> int:
-        """Tells routers of the requests that lose nothing by going on elsewhere; returns how many those were."""
+        """Tells routers to place elsewhere those requests that lose nothing by it; returns their number."""
 
     def hang_up(self) -> None:
-        """Ends every router's session after what is queued for it."""
+        """Closes every router's session after what is queued for it is sent."""
 
     def lost(self, error: BatonError) -> None:
-        """Ends every request with ``error``, because the engine is gone."""
+        """Ends every request with ``error``, because the engine has died."""
 
 
 class RoleSwitch(msgspec.Struct, frozen=True):
-    """Says that somebody asked the worker to play ``role``, and to be known as ``incarnation`` then."""
+    """Describes a change of role that was asked for: the new role, the seconds for running prefills, and the
+    worker's next incarnation.
+    """
 
     role: str
     grace_s: float
@@ -68,10 +73,10 @@ class RoleSwitch(msgspec.Struct, frozen=True):
 
 
 class WorkerControl:
-    """Holds the worker's own state in its I/O process, and changes it as others ask.
+    """Holds the worker's own description, ``info``, in its I/O process, and changes it as others ask.
 
-    ``announce(info, role)`` makes it known that this worker drains, and remembers what it is to become; False
-    when nobody can be told. ``tickets`` number what the engine is asked, and outlive a role.
+    ``announce(info, role)`` publishes that the worker drains, and the role that it is to take; it returns False if
+    Redis is away. ``tickets`` number questions to the engine, and outlive a role.
     """
 
     def __init__(
@@ -96,7 +101,7 @@ class WorkerControl:
         self.announce: Callable[[WorkerInfo, str], Awaitable[bool]] | None = None
 
     async def snapshot(self) -> PoolSnapshot:
-        """Returns the pool as the engine counts it between two steps. Raises WorkerLost when it dies meanwhile."""
+        """Returns the page pool's counts between two engine steps. Raises WorkerLost if the engine dies."""
         if self._lost is not None:
             raise self._lost
         ticket = next(self._tickets)
@@ -108,13 +113,15 @@ class WorkerControl:
             del self._asked[ticket]
 
     def answered(self, message: ch.SnapshotIs) -> None:
-        """Hands the engine's count to whoever asked for it."""
+        """Gives the engine's counts to whoever asked for them."""
         answer = self._asked.get(message.ticket)
         if answer is not None and not answer.done():
             answer.set_result(message.snapshot)
 
     async def drain(self, grace_s: float) -> tuple[int, int]:
-        """Takes nothing new; returns how many requests finished within ``grace_s``, and how many were cancelled."""
+        """Accepts no new work; returns how many requests finished within ``grace_s`` seconds, and how many were
+        cancelled then.
+        """
         before = self._service.finished
         self.info = msgspec.structs.replace(self.info, state="draining")
         self._send(ch.Drain())
@@ -125,9 +132,9 @@ class WorkerControl:
         return self._service.finished - before, cancelled
 
     async def set_role(self, role: str, grace_s: float) -> str:
-        """Begins to change the role; returns the incarnation under which ``role`` will be served.
+        """Begins a change of role; returns the incarnation under which ``role`` will be served.
 
-        Raises InvalidRequest, Draining, Unavailable.
+        Running prefills get ``grace_s`` seconds. Raises InvalidRequest, Draining, Unavailable.
         """
         if role not in ROLES:
             raise InvalidRequest(f"role {role!r}: a worker is one of {', '.join(ROLES)}", "role")
@@ -149,12 +156,14 @@ class WorkerControl:
         return ask.incarnation
 
     async def role_asked(self) -> RoleSwitch:
-        """Returns the change of role once somebody asked for one and routers were told."""
+        """Waits until a change of role is asked for and announced, and returns it."""
         await self._confirmed.wait()
         return self._role_asked.result()
 
     async def leave_role(self, ask: RoleSwitch) -> None:
-        """Let every request go: answers move at once, prompts are read to their end within the grace."""
+        """Ends every request: decoding ones are moved to other workers at once, prefills may finish within the
+        grace.
+        """
         self._send(ch.Drain())
         away = Draining(f"{self.info.worker_id} becomes a {ask.role} worker; go on elsewhere")
         if self._service.send_away(away):
@@ -175,7 +184,7 @@ class WorkerControl:
         self.info = msgspec.structs.replace(self.info, adapters=adapters)
 
     def lost(self, error: WorkerLost) -> None:
-        """Ends what the engine was asked, now and later, with ``error``, because the engine is gone."""
+        """Ends every question to the engine, now and later, with ``error``, because the engine has died."""
         self._lost = error
         self.adapters.lost(error)
         for answer in self._asked.values():
@@ -189,29 +198,29 @@ class WorkerControl:
 
 
 class WorkerShell(stubs.WorkerServicer):
-    """gRPC around WorkerControl and the blocks that others may fetch."""
+    """Serves ``baton.v1.Worker`` over gRPC, around WorkerControl and the cached blocks that others may fetch."""
 
     def __init__(self, control: WorkerControl, source: BlockSource, pins: PrefixPins | None = None):
         self._control, self._source, self._pins = control, source, pins
 
     async def Describe(self, request: w.DescribeRequest, context: grpc.aio.ServicerContext) -> w.WorkerInfo:
-        """Answers at once who this worker is, whatever the engine does."""
+        """Answers with the worker's description, without asking the engine."""
         return convert.info_to_pb(self._control.info)
 
     async def Snapshot(self, request: w.SnapshotRequest, context: grpc.aio.ServicerContext) -> w.PoolSnapshot:
-        """Answers with the pool's counts after the step in flight."""
+        """Answers with the page pool's counts after the engine step in progress."""
         try:
             return convert.snapshot_to_pb(await self._control.snapshot())
         except BatonError as error:
             await abort(context, error)
 
     async def Drain(self, request: w.DrainRequest, context: grpc.aio.ServicerContext) -> w.DrainResponse:
-        """Drains the worker; answers when nothing runs any more."""
+        """Drains the worker; answers when no request runs any more."""
         finished, cancelled = await self._control.drain(request.grace_seconds)
         return w.DrainResponse(finished=finished, cancelled=cancelled)
 
     async def SetRole(self, request: w.SetRoleRequest, context: grpc.aio.ServicerContext) -> w.SetRoleResponse:
-        """Changes the role; answers as soon as that has begun, because this server goes with the role."""
+        """Begins a change of role and answers at once, because this server ends with the role."""
         try:
             incarnation = await self._control.set_role(request.role, request.grace_seconds)
         except BatonError as error:
@@ -219,7 +228,7 @@ class WorkerShell(stubs.WorkerServicer):
         return w.SetRoleResponse(incarnation=incarnation)
 
     async def LoadAdapter(self, request: w.LoadAdapterRequest, context: grpc.aio.ServicerContext) -> w.AdapterInfo:
-        """Loads an adapter from beneath the root; answers once requests may use it."""
+        """Loads an adapter from beneath the adapter root; answers once requests may use it."""
         asked = request.name, request.path, request.digest, request.pinned
         try:
             return convert.adapter_to_pb(await self._control.adapters.load(*asked))
@@ -229,7 +238,9 @@ class WorkerShell(stubs.WorkerServicer):
     async def UnloadAdapter(
         self, request: w.UnloadAdapterRequest, context: grpc.aio.ServicerContext
     ) -> w.AdapterInfo:
-        """Takes no new request on an adapter; answers at once, with how many run on it."""
+        """Has the engine accept no new request on an adapter; answers at once, with the number of requests that run
+        on it.
+        """
         try:
             return convert.adapter_to_pb(await self._control.adapters.unload(request.id))
         except BatonError as error:
@@ -238,7 +249,7 @@ class WorkerShell(stubs.WorkerServicer):
     async def ListAdapters(
         self, request: w.ListAdaptersRequest, context: grpc.aio.ServicerContext
     ) -> w.ListAdaptersResponse:
-        """Answers with the adapters in memory and the bounds on them."""
+        """Answers with the adapters in memory and the limits on them."""
         own = self._control.adapters
         try:
             found = await own.held()
@@ -254,7 +265,7 @@ class WorkerShell(stubs.WorkerServicer):
     async def PinPrefix(
         self, request: w.PinPrefixRequest, context: grpc.aio.ServicerContext
     ) -> w.PinPrefixResponse:
-        """Pins a prefix's blocks; answers how much of it is pinned."""
+        """Pins a prefix's cached blocks; answers with the number of pinned tokens."""
         ids = tuple(request.token_ids)
         prefix = EngineRequest(request.pin, ids, len(ids), Sampling(), 0, request.adapter_id, request.tenant_salt)
         try:
@@ -268,13 +279,13 @@ class WorkerShell(stubs.WorkerServicer):
     async def UnpinPrefix(
         self, request: w.UnpinPrefixRequest, context: grpc.aio.ServicerContext
     ) -> w.UnpinPrefixResponse:
-        """Lets a prefix's blocks be evicted again."""
+        """Unpins a prefix; answers whether it was pinned."""
         return w.UnpinPrefixResponse(found=self._pins is not None and self._pins.unpin(request.pin))
 
     async def Fetch(
         self, request: w.FetchRequest, context: grpc.aio.ServicerContext
     ) -> AsyncIterator[w.FetchedBlock]:
-        """Streams the leading blocks that are cached here."""
+        """Streams those of the leading blocks asked for that are cached here."""
         layout = convert.layout_from_pb(request.layout)
         try:
             async with aclosing(self._source.fetch(request.model_id, tuple(request.hashes), layout)) as pages:

@@ -1,4 +1,5 @@
-"""Where a decode worker's I/O process takes KV in besides gRPC: a TCP port and a unix socket in the slot's folder.
+"""The ports at which a decode worker's I/O process receives KV besides gRPC: a TCP port and unix sockets in the
+slot's directory.
 
 Knows nothing of frames or leases; senders learn the addresses by Describe.
 """
@@ -25,11 +26,11 @@ log = logging.getLogger("baton.worker")
 def open_data_ports(
     slot: str, folder: str, server: ServerSpec, intake: Intake, stack: AsyncExitStack
 ) -> dict[str, str]:
-    """Listen by every transport that ``server`` allows, until ``stack`` closes: transport -> address.
+    """Listens by every transport that ``server`` allows, until ``stack`` closes; returns the addresses by
+    transport.
 
-    Those of a card by themselves only where the engine shares its pages there: from the host's, shm is quicker.
-    What can't be had is left out with a warning, so that senders see it is not offered; but it is a ConfigError
-    where it is the one that was asked for.
+    GPU transports are offered on their own accord only if the engine shares its GPU pages. A transport that can't
+    be opened is left out with a warning. Raises ConfigError if it is the one that ``server.kv_transport`` names.
     """
     path, accept, pages = Path(folder) / f"{slot}.kv", intake.accept, intake.memory.device
     identity = identity_of(server.tls, f"the KV port of {slot}", ("worker",))

@@ -1,7 +1,8 @@
-"""What a decode worker drafts tokens with: speculators by name, those of a model loaded beside the target.
+"""The drafter of a decode worker's speculative decoding: speculators by name, those with a model loaded beside the
+target included.
 
-Knows nothing of loops or channels. The KV of a draft model, or of some of the target's own layers, takes an eighth
-of the target's at most.
+Knows nothing of loops or channels. The KV of a draft model, or of some of the target's own layers, takes at most an
+eighth of the target's.
 """
 
 from __future__ import annotations
@@ -33,10 +34,11 @@ def make_drafter(
     control_share: float = 0.0,
     by_rejection: bool = False,
 ) -> Drafter | None:
-    """Returns what drafts tokens by the speculators ``names`` for the model of ``runner``, on ``pages`` pages.
+    """Returns the drafter that uses the speculators ``names`` for the model of ``runner``, whose KV pool has
+    ``pages`` pages; None for "none".
 
-    None where ``names`` says none. ``control_share`` of the steps draft nothing; ``by_rejection`` is ``Drafter``'s.
-    Raises ConfigError, and CheckpointError for files that can't be read.
+    ``control_share`` of the steps draft nothing, for comparison; ``by_rejection`` is ``Drafter``'s. Raises
+    ConfigError, and CheckpointError for unreadable files.
     """
     if runner.spec.layout.states and names != NONE:
         text = f"speculation {names}: this model keeps recurrent state, which can't be rolled back; use none"

@@ -1,9 +1,8 @@
-"""The engine process: load the model, make the pages, run the loop. No asyncio, no gRPC.
+"""The engine process: loads the model, makes the KV pages, runs the step loop. No asyncio, no gRPC.
 
-Knows nothing of routers or handoffs; everything it hears and says goes over one socket to its parent, and it
-ends with its parent (PR_SET_PDEATHSIG, and end of stream on the socket).
-
-    fd of the pages, EngineReady -> loop            or EngineFailed -> exit 1
+Knows nothing of routers or handoffs; it talks over one socket to its parent, and ends with its parent
+(PR_SET_PDEATHSIG, and end of stream on the socket). It sends the file descriptor of the pages, then EngineReady,
+and runs the loop; or EngineFailed, and exits with status 1.
 """
 
 from __future__ import annotations
@@ -48,7 +47,7 @@ NO_ADAPTERS = AdapterSpec()
 
 
 def main() -> int:
-    """Runs the engine; returns exit status 0 when it was told to leave, 1 when it couldn't start."""
+    """Runs the engine process; returns exit status 0 when it was told to end, 1 when it couldn't start."""
     args = child_arguments("baton.worker.engine_main", "WorkerSpec")
     channel = EngineChannel(socket.socket(fileno=args.fd))
     try:
@@ -75,13 +74,16 @@ def main() -> int:
 
 
 def end_without(error: RankLost) -> NoReturn:
-    """Ends this process and with it all ranks, at once; the I/O process reads which one is lost from the status."""
+    """Ends this process, and with it all ranks, at once; its exit status says which rank was lost."""
     logging.getLogger("baton.engine").error("%s: the worker ends", error.message)
     os._exit(rank_status(error.rank))
 
 
 def build(spec: WorkerSpec, channel: EngineChannel) -> StepLoop:
-    """Loads the model, makes the pages and announces both. Raises CheckpointError, ConfigError."""
+    """Loads the model, makes the KV pages, announces both on ``channel``, and returns the step loop.
+
+    Raises CheckpointError, ConfigError.
+    """
     runner, profile_pages = make_runner(spec.engine, spec.lora, spec.steps.stall_s)
     runner = widened(runner, spec.cache.block_tokens)
     profile_pages = profile_pages * BLOCK_TOKENS // spec.cache.block_tokens  # a profile counts pages of 16
@@ -132,7 +134,10 @@ def build(spec: WorkerSpec, channel: EngineChannel) -> StepLoop:
 
 
 def pages_in(spec: WorkerSpec, page_bytes: int, weight_bytes: int) -> int:
-    """Returns how many pages there is room for beside ``weight_bytes``. Raises ConfigError where none is."""
+    """Returns the number of KV pages of ``page_bytes`` that fit beside ``weight_bytes``.
+
+    Raises ConfigError if none does.
+    """
     room = kv_bytes(spec.cache, spec.engine.device, weight_bytes)
     if room < page_bytes:
         text = f"{room} bytes don't hold one page of {page_bytes}; raise worker.kv_memory_bytes"
@@ -141,14 +146,19 @@ def pages_in(spec: WorkerSpec, page_bytes: int, weight_bytes: int) -> int:
 
 
 def successor(steps: StepSpec, engine: EngineSpec, loop: StepLoop) -> StepLoop:
-    """Returns the loop of the role that ``loop`` was told to leave to, with its runner, pages and cached blocks."""
+    """Returns the loop of the role that ``loop`` was told to change to, with the same runner, pages and cached
+    blocks.
+    """
     after = make_loop(loop.next_role, steps, engine, loop.parts)
     after.succeed(loop)
     return after
 
 
 def make_adapters(spec: AdapterSpec, runner: Runner) -> AdapterTable:
-    """Returns the table of adapters, those of the config loaded and pinned. Raises ConfigError naming one."""
+    """Returns the table of adapters, those of the configuration loaded and pinned.
+
+    Raises ConfigError naming one that fails.
+    """
     host = adapters_of(runner)
     if host is None:
         return AdapterTable()
@@ -163,14 +173,17 @@ def make_adapters(spec: AdapterSpec, runner: Runner) -> AdapterTable:
 
 
 def make_cores(spec: EngineSpec) -> LentCores:
-    """Returns what the machine's other engines are told by, which does nothing where no cores are lent."""
+    """Returns the object by which this machine's engines lend CPU cores to each other; one that does nothing where
+    none are lent.
+    """
     return lend(spec.cores_page, spec.threads, spec.all_cores) if spec.cores_page else LentCores()
 
 
 def make_runner(spec: EngineSpec, lora: AdapterSpec = NO_ADAPTERS, stall_s: float = 0.0) -> tuple[Runner, int]:
-    """Returns the paced engine or a real one, and how many pages its profile asks for (0: none).
+    """Returns the model's runner, a paced or a real one, and the number of KV pages that a paced profile asks for
+    (0: none).
 
-    A rank that others wait for longer than ``stall_s`` seconds is stuck; 0: they wait for ever.
+    A rank that others wait for longer than ``stall_s`` seconds counts as stuck; 0: they wait without limit.
     """
     if spec.paced_profile:
         return make_paced(spec, lora)
@@ -197,7 +210,9 @@ def make_runner(spec: EngineSpec, lora: AdapterSpec = NO_ADAPTERS, stall_s: floa
 
 
 def make_paced(spec: EngineSpec, lora: AdapterSpec = NO_ADAPTERS) -> tuple[Runner, int]:
-    """Returns a runner that takes its time from a profile, and how many pages the profile asks for."""
+    """Returns a runner whose step times come from a profile instead of a model, and the number of KV pages that the
+    profile asks for.
+    """
     from baton.cost.curves import step_seconds
     from baton.cost.profiles import load_profile
     from baton.engine.backends.paced.adapters import PacedAdapters
@@ -217,13 +232,13 @@ def make_paced(spec: EngineSpec, lora: AdapterSpec = NO_ADAPTERS) -> tuple[Runne
 
 
 def tokenizer_of(spec: EngineSpec) -> Path | None:
-    """Returns the path of the model's tokenizer.json; None where it has none, as a paced engine."""
+    """Returns the path of the model's tokenizer.json; None if it has none, as a paced engine."""
     path = None if spec.paced_profile else locate(spec.model) / "tokenizer.json"
     return path if path is not None and path.is_file() else None
 
 
 def make_loop(role: str, steps: StepSpec, engine: EngineSpec, parts: EngineParts) -> StepLoop:
-    """Returns the loop of ``role``. Raises ConfigError and CheckpointError for what drafts tokens."""
+    """Returns the step loop of ``role``. Raises ConfigError and CheckpointError for a bad speculation setting."""
     parts.cores.begin_role(role)
     if role == "prefill":
         if (inside := internals_of(parts.runner)) is not None:

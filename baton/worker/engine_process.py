@@ -1,4 +1,4 @@
-"""The engine process as its I/O process sees it: started, listened to, ended.
+"""The engine process as its I/O process sees it: started, talked to, ended.
 
 Knows nothing of what the messages mean beyond the first two.
 """
@@ -27,7 +27,10 @@ FROM_CARD = ("auto", "cuda_ipc", "nccl")  # transports that take blocks from a c
 
 
 class EngineProcess:
-    """Is a running engine. Start it from the main thread, because it dies with the thread that started it."""
+    """A running engine process, with its channel, its shared KV pages (``memory``) and its EngineReady.
+
+    Start it from the main thread, because it is killed when the thread that started it ends.
+    """
 
     def __init__(self, process: subprocess.Popen[bytes], channel: IoChannel, wants_card: bool = True):
         self.process = process
@@ -39,14 +42,17 @@ class EngineProcess:
 
     @staticmethod
     def command(spec: WorkerSpec, fd: int) -> list[str]:
-        """Returns the child's command line; Redis' URL isn't in it, because command lines are public."""
+        """Returns the child's command line, in which the spec has no Redis URL, because command lines are public.
+
+        ``fd`` is the child's end of the socket pair.
+        """
         told = msgspec.structs.replace(spec, member=MemberSpec())
         command = [sys.executable, "-m", "baton.worker.engine_main", "--spec", dump_spec(told), "--fd", str(fd)]
         return [*command, "--parent", str(os.getpid())]
 
     @classmethod
     def spawn(cls, spec: WorkerSpec, fd: int) -> subprocess.Popen[bytes]:
-        """Starts the child with its end ``fd`` of the socket pair."""
+        """Starts the child process with its end ``fd`` of the socket pair."""
         # A session of its own: autogroup scheduling then shares the cores between engine and I/O. The kernel learns
         # whom it dies with before anything is imported: an orphan would compete with its starting successor.
         return subprocess.Popen(
@@ -84,7 +90,7 @@ class EngineProcess:
             self.memory.device = opened_or_none(message.device_pages, self.memory.view())
 
     def obituary(self) -> str:
-        """Returns how the engine ended, in words, waiting a second at most for the kernel to say."""
+        """Returns how the engine process ended, in words, waiting up to a second for its exit status."""
         try:
             code = self.process.wait(1.0)
         except subprocess.TimeoutExpired:
@@ -92,7 +98,7 @@ class EngineProcess:
         return ending_of(code, self._memory).detail
 
     def leave(self, patience_s: float = 1.0) -> None:
-        """Asks the engine to go, and ends it after ``patience_s`` seconds."""
+        """Asks the engine to end, and kills it after ``patience_s`` seconds."""
         self.channel.send(Shutdown())
         self.channel.close()
         try:
@@ -101,7 +107,7 @@ class EngineProcess:
             self.kill()
 
     def kill(self) -> None:
-        """Ends the engine now."""
+        """Kills the engine process and waits for its end."""
         self.channel.close()
         self.process.kill()
         self.process.wait()

@@ -1,6 +1,6 @@
-"""Watches whether an engine gets on: asked every second, it answers between two steps.
+"""A watchdog of an engine: asked every second, it must answer between two steps.
 
-Knows nothing of health, of slots, or of what is done with one that is stuck.
+Knows nothing of health, of slots, or of what is done with a stuck engine.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ SHARES = 5  # of the limit: one is the pause, one for an answer that waits unrea
 
 
 class EngineWatch:
-    """Asks one engine whether it gets on: ``ask`` returns when it has answered, or is gone.
+    """Watches one engine: ``ask`` returns when the engine has answered, or is dead.
 
-    ``tell(True)`` hears that it has been silent for ``limit_s`` seconds, ``tell(False)`` that it is back.
+    ``tell(True)`` is called when it has been silent for ``limit_s`` seconds, ``tell(False)`` when it answers again.
     """
 
     def __init__(
@@ -27,7 +27,7 @@ class EngineWatch:
         self._ask, self._tell, self._limit_s = ask, tell, limit_s
 
     async def run(self) -> None:
-        """Returns once the engine was silent for twice the limit; with a limit of 0, never."""
+        """Returns once the engine has been silent for twice the limit; with a limit of 0, never."""
         if not self._limit_s:
             await asyncio.Event().wait()
         pause = min(PAUSE_S, self._limit_s / SHARES)

@@ -1,4 +1,4 @@
-"""Where a worker's I/O process takes time, identifiers, channels and its engine from. Knows nothing of roles."""
+"""The sources of time, identifiers, channels and engine of a worker's I/O process, which tests replace."""
 
 from __future__ import annotations
 
@@ -19,32 +19,33 @@ from baton.tls.rpc import Dialer
 
 
 class EngineChannelEnd(Protocol):
-    """Names what the I/O process needs of its end of the engine's channel; ``worker.channel.IoChannel`` has it."""
+    """Declares what the I/O process needs of its end of the engine's channel; ``worker.channel.IoChannel``
+    implements it.
+    """
 
     def send(self, message: ToEngine) -> None:
-        """Queues a message and never blocks."""
+        """Queues a message for the engine; never waits."""
 
     def __aiter__(self) -> AsyncIterator[ToIo]:
-        """Iterates over the engine's messages until it is gone."""
+        """Iterates over the engine's messages until it closes the channel."""
 
 
 class Engine(Protocol):
-    """Names what a role needs of its engine; ``worker.engine_process.EngineProcess`` has it."""
+    """Declares what a role needs of its engine; ``worker.engine_process.EngineProcess`` implements it."""
 
     memory: PageMemory
     ready: EngineReady
 
     @property
     def channel(self) -> EngineChannelEnd:
-        """Returns our end of the channel."""
+        """Returns the I/O process's end of the channel."""
 
 
 class WorkerEnvironment(msgspec.Struct, frozen=True):
-    """Gives time, identifiers and ways to other workers.
+    """Gives time, identifiers and connections to other workers.
 
-    ``clock`` in monotonic seconds, ``wall_clock`` in seconds since 1970, ``copy_clock`` in seconds that the asking
-    thread computed, ``new_id`` an identifier that was never used before. ``sender(name, memory)`` makes the
-    transport ``name``.
+    ``clock`` is monotonic seconds, ``wall_clock`` Unix seconds, ``copy_clock`` CPU seconds of the calling thread,
+    ``new_id`` an identifier never used before. ``sender(name, memory)`` makes the KV transport ``name``.
     """
 
     clock: Callable[[], float]
@@ -56,7 +57,9 @@ class WorkerEnvironment(msgspec.Struct, frozen=True):
 
     @classmethod
     def real(cls, identity: Identity | None) -> WorkerEnvironment:
-        """Returns this machine's own clocks and randomness, with connections of ``identity``."""
+        """Returns the environment with this machine's clocks and randomness, and connections that use
+        ``identity``'s certificate (None: plaintext).
+        """
         return cls(
             clock=time.monotonic,
             wall_clock=time.time,

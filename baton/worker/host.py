@@ -64,7 +64,7 @@ OPEN_S, LEAVE_S, LOST_S, HUNG_S = 15.0, 8.0, 3.0, 60.0
 
 
 def main() -> int:
-    """Runs a worker as the command line says; returns its exit status."""
+    """Runs a worker from the command line; returns its exit status."""
     parser = argparse.ArgumentParser(prog="baton.worker.host")
     parser.add_argument("--spec", required=True, help="WorkerSpec: JSON, or a file that holds it")
     try:
@@ -76,7 +76,7 @@ def main() -> int:
 
 
 def run(spec: WorkerSpec) -> int:
-    """Runs the worker of ``spec`` in this process, and returns its exit status."""
+    """Runs the worker of ``spec`` in this process until its end, and returns its exit status."""
     logging.basicConfig(
         level=spec.observe.log_level.upper(), format=f"%(asctime)s {spec.slot} %(levelname)s %(message)s"
     )
@@ -90,7 +90,10 @@ def run(spec: WorkerSpec) -> int:
 
 
 class WorkerHost:
-    """Lives one life of a worker. ``prepared`` is called when all is there but its first role."""
+    """Runs one worker process: its engine, and one role after another.
+
+    ``prepared`` is called before the first role begins.
+    """
 
     def __init__(self, spec: WorkerSpec, slot: WorkerSlot, prepared: Callable[[], None] = lambda: None):
         self.spec = spec
@@ -100,7 +103,7 @@ class WorkerHost:
         self.stop: asyncio.Event = asyncio.Event()
 
     async def run(self) -> int:
-        """Runs the worker from its start to its end; returns the exit status."""
+        """Runs the worker from start to end; returns the exit status."""
         watch_signals(self.stop)
         watch_owner(self.spec.owner_pid, self.stop)
         self.spec = msgspec.structs.replace(self.spec, role=await present_role(self.spec, self.slot.read()))
@@ -252,7 +255,8 @@ class WorkerHost:
 class WorkerCore:
     """Owns what outlives a role: the exchange of blocks, the metrics' port, what was learned of the machine.
 
-    ``keys`` number requests on the engine's channel; ``held`` are the cached blocks that the role before knew of.
+    ``keys`` number requests on the engine's channel; ``held`` are the hashes of the blocks cached when the last
+    role ended.
     """
 
     change: RoleSwitch  # what ended the last role
@@ -267,7 +271,7 @@ class WorkerCore:
         self.registry = CurrentRegistry(self._report.metrics.registry)
 
     def begin(self, info: WorkerInfo) -> WorkerReport:
-        """Returns the report of the role that begins; /metrics shows it from now on."""
+        """Returns the report of a new role, whose metrics /metrics shows from now on."""
         self._report = self._made(info)
         self.registry.present = self._report.metrics.registry
         return self._report
@@ -286,13 +290,13 @@ class WorkerCore:
 
 
 def watch_signals(stop: asyncio.Event) -> None:
-    """Sets ``stop`` at SIGTERM or SIGINT, which ask for an orderly end."""
+    """Sets ``stop`` on SIGTERM or SIGINT, for an orderly end."""
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
 
 
 def watch_owner(pid: int, stop: asyncio.Event) -> None:
-    """Sets ``stop`` when process ``pid`` ends; 0 watches nobody."""
+    """Sets ``stop`` when process ``pid`` ends; does nothing for 0."""
     if not pid:
         return
     try:

@@ -1,7 +1,7 @@
-"""How many bytes a worker's KV pages take where its config names neither bytes nor pages.
+"""The bytes for a worker's KV pages if its configuration names neither bytes nor pages.
 
-Knows nothing of pages or models. A GPU's pages are mirrored by as many on the host, which are pinned, so both the
-card and the host must have room for them.
+Knows nothing of pages or models. A GPU's pages are mirrored in pinned host memory, so both the GPU and the host
+must have room for them.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ def kv_bytes(
 ) -> int:
     """Returns the bytes for KV pages of a worker on ``device`` whose weights take ``weight_bytes``.
 
-    On a GPU it is this worker's part of ``kv_memory_share`` of the card without the weights and what runs them,
-    and no more than its part of the host's memory. Raises ConfigError where nothing is left.
+    On a GPU this is the worker's part of ``kv_memory_share`` of the memory, less the weights and what runs them,
+    and at most its part of the host's memory. Raises ConfigError if none is left.
     """
     if cache.kv_memory_bytes:
         return cache.kv_memory_bytes

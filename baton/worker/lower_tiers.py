@@ -1,4 +1,8 @@
-"""A worker's lower tiers as its spec asks for them, with the task that writes back. Knows nothing of requests."""
+"""A worker's lower cache tiers (host memory, disk, shared store), as its spec asks for them, and the task that
+copies blocks to them.
+
+Knows nothing of requests.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +29,7 @@ from baton.worker.spec import CacheSpec, WorkerSpec
 
 
 class WorkerTiers:
-    """Owns what is below the device: the tiers, the list of what is held in all, and the write-back."""
+    """Owns the tiers below the device's pages, the list of blocks held in any of them, and the write-back task."""
 
     def __init__(self, spec: WorkerSpec, engine: Engine, info: WorkerInfo, environment: WorkerEnvironment) -> None:
         self._disk: DiskTier | None = None
@@ -40,15 +44,17 @@ class WorkerTiers:
         self._task = asyncio.create_task(self._writeback.run(), name="write-back")
 
     def plays(self, role: str) -> None:
-        """Sets the role that the worker plays from now on."""
+        """Sets the worker's role from now on."""
         self._beside_decode = role == "decode" and self._shares_cores
 
     def running(self, sequences: int) -> None:
-        """Has blocks lifted gently while a CPU decodes ``sequences``; a GPU's steps have a memory of their own."""
+        """Slows copies from the tiers while a CPU decodes ``sequences``; a GPU's steps don't share its memory
+        bandwidth.
+        """
         self.tiers.duty = BESIDE_DECODE if self._beside_decode and sequences else 1.0
 
     def take(self, message: ch.Kept | ch.CacheIdle) -> None:
-        """Acts on one message of the engine about blocks that may be written back."""
+        """Handles one message of the engine about blocks that may be written back."""
         match message:
             case ch.CacheIdle():
                 self._writeback.idle(message.hashes)
@@ -58,7 +64,7 @@ class WorkerTiers:
                 assert_never(message)
 
     async def close(self) -> None:
-        """Stops copying and closes the tiers; what the disk holds stays for the next process of the slot."""
+        """Stops copying and closes the tiers; a disk tier's blocks stay for the slot's next process."""
         self._task.cancel()
         try:
             await asyncio.wait({self._task})
@@ -101,7 +107,9 @@ def _shared(cache: CacheSpec, info: WorkerInfo, clock: Callable[[], float]) -> S
 
 
 def page_coder(layout: KvLayout) -> PageCoder | None:
-    """Returns how pages lie in the shared tier: as their codec has them on the wire, None where without one."""
+    """Returns the coder of pages for the shared tier, which stores them as the layout's codec has them on the wire;
+    None without a codec.
+    """
     if not codec_of(layout):
         return None
     made = Bridge(layout, layout)

@@ -1,4 +1,4 @@
-"""A worker's membership: joined, fed with load and cache changes, left. Off when there is no Redis.
+"""A worker's membership of the cluster: joining, updates of load and cache, leaving. Off without Redis.
 
 Knows nothing of engines or servers.
 """
@@ -24,7 +24,9 @@ from baton.worker.spec import WorkerSpec
 
 
 async def present_role(spec: WorkerSpec, record: SlotRecord | None) -> str:
-    """Returns the role that this slot was last told to play, or played; only without either the planned one."""
+    """Returns the role to start in: the one last wanted for this slot in Redis, else the recorded one, else the
+    planned one.
+    """
     recorded = record.role if record is not None and record.role else spec.role
     if not spec.member.redis_url:
         return recorded
@@ -38,7 +40,7 @@ async def present_role(spec: WorkerSpec, record: SlotRecord | None) -> str:
 
 
 def describe(spec: WorkerSpec, ready: EngineReady, incarnation: str) -> WorkerInfo:
-    """Returns who this worker is, but for its addresses."""
+    """Returns the worker's description, without its addresses."""
     info = WorkerInfo(
         worker_id=spec.slot,
         incarnation=incarnation,
@@ -61,7 +63,11 @@ def describe(spec: WorkerSpec, ready: EngineReady, incarnation: str) -> WorkerIn
 async def join(
     spec: WorkerSpec, worker: RoleRuntime, report: WorkerReport, stack: AsyncExitStack, held: tuple[bytes, ...] = ()
 ) -> Membership | None:
-    """Makes the worker a member until ``stack`` closes, with ``held`` blocks cached already; None without Redis."""
+    """Connects to Redis and makes the worker a member until ``stack`` closes; returns None if no Redis is
+    configured.
+
+    ``held`` are hashes of blocks that are cached already.
+    """
     own = spec.member
     if not own.redis_url:
         return None
@@ -78,7 +84,9 @@ async def enter(
     stack: AsyncExitStack,
     held: tuple[bytes, ...] = (),
 ) -> Membership:
-    """Makes the worker a member in ``redis`` until ``stack`` closes, with ``held`` blocks cached already."""
+    """Makes the worker a member in ``redis`` until ``stack`` closes; ``held`` are hashes of blocks that are cached
+    already.
+    """
     own = spec.member
     clock, wall_clock = worker.environment.clock, worker.environment.wall_clock
     member = Membership(redis, own.namespace, worker.control.info, own.lease_s, own.beat_s, wall_clock)

@@ -1,7 +1,8 @@
-"""The decode workers that a prefill worker may send KV to: the way to each is measured before a request needs it.
+"""Measures a prefill worker's transports to the decode workers in advance of requests.
 
-Knows nothing of handoffs or of how a way is chosen. Membership is a hint: whoever isn't listed is measured by the
-first handoff to it. One at a time, so that a cluster that starts doesn't measure its own preflights.
+Knows nothing of handoffs or of how a transport is chosen. Membership is a hint: a decode worker that isn't listed
+is measured by the first handoff to it. One at a time, so that a cluster that starts doesn't measure its own
+preflights.
 """
 
 from __future__ import annotations
@@ -25,14 +26,14 @@ ReadRoster = Callable[[], Awaitable[Mapping[str, WorkerEntry]]]
 
 
 class PeerProber(Protocol):
-    """Measures the way to a worker, as the transport that chooses ways does."""
+    """Measures the transports to a worker."""
 
     async def meet(self, address: str, incarnation: str) -> None:
-        """Measures the way to ``incarnation`` at ``address`` if that is due. Raises BatonError."""
+        """Measures the transports to ``incarnation`` at ``address`` if that is due. Raises BatonError."""
 
 
 class Peers:
-    """Measures the ways from the prefill worker ``ours`` to those decode workers that are members."""
+    """Measures the transports from prefill worker ``ours`` to the decode workers that are members."""
 
     def __init__(
         self, ours: WorkerInfo, roster: ReadRoster, prober: PeerProber, clock: Callable[[], float]
@@ -41,7 +42,7 @@ class Peers:
         self._not_before: dict[tuple[str, str], float] = {}
 
     async def run(self) -> None:
-        """Looks who is a member and measures the ways to them, every LOOK_S seconds until it is cancelled."""
+        """Calls ``meet_all`` every LOOK_S seconds until cancelled."""
         while True:
             try:
                 await self.meet_all()
@@ -51,7 +52,7 @@ class Peers:
             await asyncio.sleep(LOOK_S)
 
     async def meet_all(self) -> None:
-        """Measures the way to each decode worker that is a member now."""
+        """Measures the transports to each ready decode worker of the same weights that is a member now."""
         for entry in (await self._roster()).values():
             await self._meet(entry.info)
 

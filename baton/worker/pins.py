@@ -1,7 +1,7 @@
-"""The prefixes that a worker was asked to keep: pinned blocks with a name and a time, within a bound.
+"""Pinned prefixes of a worker: cached blocks kept under a name for a time, within a limit.
 
-Knows nothing of who asks, nor of how a prompt is computed: what isn't cached here is fetched, or isn't pinned. A
-pin goes on through a change of role, and ends with the process.
+Knows nothing of who asks, nor of how a prompt is computed: blocks that aren't cached here are fetched, or aren't
+pinned. A pin outlives a change of role, and ends with the process.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ MOST_TTL_S = 7 * 86_400.0
 
 
 class ActivePin(NamedTuple):
-    """Holds one pin: the engine's key of it, its blocks, and what ends it."""
+    """Holds one pin: the engine's key of it, the number of its blocks, and the timer that ends it."""
 
     key: int
     blocks: int
@@ -26,7 +26,7 @@ class ActivePin(NamedTuple):
 
 
 class PrefixPins:
-    """Pins at most ``most_pages`` pages; blocks that two pins share count twice."""
+    """Pins prefixes of at most ``most_pages`` pages in all; blocks that two pins share count twice."""
 
     def __init__(self, source: BlockSource, warmer: Warmer, most_pages: int, block_tokens: int) -> None:
         self._source, self._warmer = source, warmer
@@ -35,9 +35,10 @@ class PrefixPins:
         self._coming: dict[str, int] = {}
 
     async def pin(self, name: str, request: EngineRequest, ttl_s: float, address: str = "") -> int:
-        """Pins the prompt's leading full blocks that are cached here, or at ``address``, for ``ttl_s`` seconds.
+        """Pins the prompt's leading full blocks that are cached here, or at worker ``address``, for ``ttl_s``
+        seconds; returns the number of pinned tokens.
 
-        Returns how many tokens that are. Raises PinsFull before anything is fetched, and InvalidRequest.
+        Raises PinsFull before anything is fetched, and InvalidRequest.
         """
         blocks = len(request.token_ids) // self._size
         self._check(name, blocks, ttl_s)
@@ -55,7 +56,7 @@ class PrefixPins:
         return held * self._size
 
     def unpin(self, name: str) -> bool:
-        """Ends a pin; returns whether there was one."""
+        """Ends the pin ``name``; returns whether there was one."""
         found = self._pins.pop(name, None)
         if found is None:
             return False

@@ -1,4 +1,4 @@
-"""The servers of a worker's I/O process, and the pump between its engine and its role's service.
+"""The servers of a worker's I/O process, and the dispatch of its engine's messages to its role's service.
 
 Knows nothing of slots, processes' ends or Redis.
 """
@@ -51,7 +51,7 @@ log = logging.getLogger("baton.worker")
 
 
 class RoleRuntime:
-    """Runs a role's service with its engine, until the engine is gone or plays another role.
+    """Runs a role's service with its engine, until the engine dies or changes its role.
 
     ``blocks`` and ``keys`` (of requests and questions on the engine's channel) outlive a role.
     """
@@ -92,7 +92,9 @@ class RoleRuntime:
         self.control = WorkerControl(info, send, self.service, spec.lora.limits, environment.new_id, keys)
 
     async def listen(self) -> None:
-        """Handles every message of the engine, until it is gone or plays another role."""
+        """Handles every message of the engine; returns with ``next_role`` set after a change of role, or
+        ``engine_lost`` if the engine died.
+        """
         async for message in self._engine.channel:
             if isinstance(message, ch.RoleIs):
                 self.next_role = message.role
@@ -104,13 +106,15 @@ class RoleRuntime:
         self.engine_lost = True
 
     def lost(self, error: WorkerLost) -> None:
-        """Ends everything in flight with ``error``, because the engine is gone."""
+        """Ends everything in flight with ``error``, because the engine has died."""
         self.blocks.lost(error)
         self.service.lost(error)
         self.control.lost(error)
 
     async def stuck(self, limit_s: float) -> None:
-        """Returns when the engine gets on no more. Before that, health and membership have told that it stalls."""
+        """Returns when the engine has been silent for twice ``limit_s`` seconds; after ``limit_s``, health and
+        membership say that it is stalled.
+        """
         await EngineWatch(self._asked, self._stalls, limit_s).run()
 
     async def _asked(self) -> None:
@@ -127,7 +131,7 @@ class RoleRuntime:
             await self.health.set(name, serving.NOT_SERVING if stalls else serving.SERVING)
 
     async def leave(self, grace_s: float, member: Membership | None) -> None:
-        """Drains the role: routers are told first, then requests may finish within ``grace_s`` seconds."""
+        """Drains the role: tells routers first, then lets requests finish within ``grace_s`` seconds."""
         await self.health.enter_graceful_shutdown()
         if member is not None:
             member.info = msgspec.structs.replace(self.control.info, state="draining")
@@ -135,7 +139,7 @@ class RoleRuntime:
         await self.control.drain(grace_s)
 
     def add_to(self, server: grpc.aio.Server) -> list[str]:
-        """Registers the role's services; returns their full names."""
+        """Registers the role's gRPC services with ``server``; returns their full names."""
         stubs.add_WorkerServicer_to_server(WorkerShell(self.control, self.blocks.source, self.blocks.pins), server)
         if isinstance(self.service, PrefillService):
             stubs.add_PrefillWorkerServicer_to_server(PrefillShell(self.service), server)
@@ -192,7 +196,11 @@ class RoleRuntime:
 
 
 async def serve_grpc(spec: WorkerSpec, worker: RoleRuntime, stack: AsyncExitStack) -> grpc.aio.Server:
-    """Binds the ports, registers the services and starts; ``worker.control.info`` has the addresses then."""
+    """Binds the ports, registers the services, and starts and returns the server; sets the addresses in
+    ``worker.control.info``.
+
+    Raises ConfigError for a port in use.
+    """
     own = spec.server
     guards = [NameGuard(names_for(WORKER_CALLS, own.tls.domain), spec.slot)] if own.tls else []
     options = [*server_options(worker.control.info.layout.page_bytes), ("grpc.so_reuseport", 0)]
@@ -221,22 +229,27 @@ async def serve_grpc(spec: WorkerSpec, worker: RoleRuntime, stack: AsyncExitStac
 
 
 class CurrentRegistry(Collector):
-    """Is what /metrics shows: the present role's registry, behind one port for the process's life."""
+    """A metrics collector that shows the present role's registry, so that /metrics keeps one port for the process's
+    life.
+    """
 
     def __init__(self, present: CollectorRegistry) -> None:
         self.present = present
 
     def collect(self) -> Iterable[Metric]:
-        """Returns the metrics of the present role."""
+        """Returns the metrics of the present role's registry."""
         return self.present.collect()
 
     def restricted_registry(self, names: Iterable[str]) -> RestrictedRegistry:
-        """Returns the metrics of the present role that are named in ``names``."""
+        """Returns a view of the present role's registry with the metrics in ``names`` only."""
         return self.present.restricted_registry(names)
 
 
 def serve_metrics(slot: str, own: ServerSpec, registry: CurrentRegistry, stack: AsyncExitStack) -> str:
-    """Serves GET /metrics on a port of its own; returns its address, empty where it is off. Raises ConfigError."""
+    """Serves GET /metrics on a port of its own until ``stack`` closes; returns its host:port, "" if it is off.
+
+    Raises ConfigError for a port in use.
+    """
     if not own.metrics:
         return ""
     try:

@@ -1,4 +1,5 @@
-"""Holds a worker host's slot across nodes, for as long as it serves; the file lock (slots.py) holds it within one.
+"""Holds a worker's slot across nodes by a lease in Redis while it serves; the file lock (slots.py) holds it within
+one node.
 
 Knows nothing of engines. A Redis that is away stops nobody: the slot is taken when it is back, and who finds it
 taken by another then leaves.
@@ -27,10 +28,12 @@ log = logging.getLogger("baton.worker")
 
 
 class SlotGuard:
-    """Waits for the slot at ``async with SlotGuard(…) as mine``; ``mine`` is False where ``stop`` came first.
+    """Waits for the slot's lease on entering, as an async context manager whose value is False if ``stop`` was set
+    first.
 
-    ``waits(place)`` is called once when another node has the slot. When it is lost later, ``stop`` is set.
-    The lease is held in ``redis``, by default the one that ``spec`` names, for ``owner`` at ``place``.
+    ``waits(place)`` is called once if another node has the slot. If the lease is lost later, ``stop`` is set and
+    ``lost`` is True. The lease is held in ``redis``, by default the one that ``spec`` names, for ``owner`` at
+    ``place``.
     """
 
     def __init__(

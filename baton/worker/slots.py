@@ -1,7 +1,7 @@
-"""One process per slot: a worker host holds its slot's lock for as long as it lives, whoever started it.
+"""Slots on one machine: a worker process holds its slot's file lock for as long as it lives, whoever started it.
 
-Knows nothing of Ray, gRPC or engines. ``<slot>.lock`` is held with flock by the host (and holds its pid),
-``<slot>.json`` says how it is doing. A supervisor that finds the lock taken adopts the survivor or ends it.
+Knows nothing of Ray, gRPC or engines. ``<slot>.lock`` is held with flock by the worker (and holds its pid),
+``<slot>.json`` describes its state. A supervisor that finds the lock taken adopts the survivor or ends it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,10 @@ NAMED_S = 0.1  # a host that has the lock writes its pid within this
 
 
 class SlotRecord(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Holds what a host says of itself. ``state`` is "starting", "ready" or "failed", where ``error`` says why."""
+    """Holds what a worker process records of itself.
+
+    ``state`` is "starting", "ready", or "failed" because of ``error``.
+    """
 
     slot: str
     pid: int
@@ -35,7 +38,7 @@ class SlotRecord(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class WorkerSlot:
-    """Is one slot in ``folder``. A host calls ``acquire`` and ``write``; supervisors only read."""
+    """One slot in directory ``folder``. A worker calls ``acquire`` and ``write``; supervisors only read."""
 
     def __init__(self, folder: str | Path, name: str) -> None:
         self.name = name
@@ -45,9 +48,10 @@ class WorkerSlot:
         self._fd: int | None = None
 
     def acquire(self, patience_s: float = 0.5) -> bool:
-        """Take the slot for this process's life (children don't inherit it). False when it is taken.
+        """Takes the slot for this process's life (children don't inherit it); returns False if it stays taken for
+        ``patience_s`` seconds.
 
-        A reader's ``holder`` locks for a moment, so one failure is not believed: it tries for ``patience_s``.
+        It retries because a reader's ``holder`` locks the file for a moment.
         """
         fd = os.open(self._lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         if not _lock_within(fd, patience_s):
@@ -58,13 +62,13 @@ class WorkerSlot:
         return True
 
     def release(self) -> None:
-        """Give the slot back; the kernel does it when the process dies."""
+        """Gives the slot back; the kernel does so when the process dies."""
         if self._fd is not None:
             os.close(self._fd)
             self._fd = None
 
     def holder(self) -> int | None:
-        """Returns the pid that holds the slot now, or None."""
+        """Returns the pid of the process that holds the slot now; None if none does."""
         try:
             fd = os.open(self._lock, os.O_RDWR | os.O_CLOEXEC)
         except FileNotFoundError:
@@ -75,20 +79,20 @@ class WorkerSlot:
             os.close(fd)
 
     def write(self, record: SlotRecord) -> None:
-        """Writes how the host is doing; readers never see half a record. The folder must exist."""
+        """Atomically writes the worker's record. The directory must exist."""
         draft = self._record.with_suffix(f".{os.getpid()}.tmp")
         draft.write_bytes(msgspec.json.encode(record))
         draft.replace(self._record)
 
     def read(self) -> SlotRecord | None:
-        """Returns the last record, also of a host that is gone; None where there is none."""
+        """Returns the last record, even of a worker that has ended; None if there is none."""
         try:
             return msgspec.json.decode(self._record.read_bytes(), type=SlotRecord)
         except (FileNotFoundError, msgspec.MsgspecError):
             return None
 
     def current(self, pid: int) -> SlotRecord | None:
-        """Returns the record that process ``pid`` wrote, None where it wrote none."""
+        """Returns the record that process ``pid`` wrote; None if it wrote none."""
         record = self.read()
         return record if record is not None and record.pid == pid else None
 
@@ -127,12 +131,12 @@ def _named_within(fd: int, patience_s: float) -> int | None:
 
 
 def close_slots(folder: str | Path) -> None:
-    """Closes the slots in ``folder``: no supervisor starts anything there any more."""
+    """Marks the slots in ``folder`` as closed: supervisors start no worker there any more."""
     Path(folder, CLOSED).touch()
 
 
 def slots_closed(folder: str | Path) -> bool:
-    """Tells whether the cluster of this folder is going down, or its folder is gone."""
+    """Returns whether the slots in ``folder`` are closed, or the directory is gone."""
     return Path(folder, CLOSED).exists() or not Path(folder).is_dir()
 
 

@@ -1,7 +1,7 @@
-"""What a worker is told: settings grouped by the part that they are for, read by both of its processes.
+"""A worker's settings, grouped by the part that they are for, as both of its processes read them.
 
 Knows nothing of how the settings came about (cluster/config.py) or of who starts the worker. As text a spec is one
-flat JSON object, because a build that groups its settings otherwise, or doesn't yet, reads it too.
+flat JSON object, so that builds that group the settings otherwise can read it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class _Group(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defau
 
 
 class EngineSpec(_Group, frozen=True):
-    """Says which weights the engine runs, and on what."""
+    """Says which weights the engine runs, with which numerics, and on what device."""
 
     model: str = ""  # directory or hub id; unused by paced devices
     model_name: str = ""  # what clients call it; empty takes the model's (or profile's) last part
@@ -47,7 +47,7 @@ class EngineSpec(_Group, frozen=True):
 
     @property
     def paced_profile(self) -> str:
-        """Returns the PROFILE of a device named ``paced:PROFILE``, else an empty string."""
+        """Returns the PROFILE of a device named ``paced:PROFILE``, else ""."""
         return paced_profile(self.device)
 
     @property
@@ -67,17 +67,17 @@ class AdapterSpec(_Group, frozen=True):
 
     @property
     def limits(self) -> AdapterLimits:
-        """Returns the bounds on what may be held."""
+        """Returns the limits on adapters that the worker may hold."""
         return AdapterLimits(self.max_adapters, self.max_adapter_bytes, self.max_adapter_rank, self.adapter_root)
 
     @property
     def wanted(self) -> bool:
-        """Tells whether this worker ever applies an adapter."""
+        """Returns whether this worker may ever apply an adapter."""
         return bool(self.adapters or (self.adapter_root and self.max_adapters))
 
 
 class CacheSpec(_Group, frozen=True):
-    """Says how many pages of KV there are, of which size, and what lies below them."""
+    """Says how many KV pages there are, of which size, and which lower tiers lie below them."""
 
     pages: int = 0
     block_tokens: int = 16  # tokens in a page: a multiple of 16
@@ -96,12 +96,12 @@ class CacheSpec(_Group, frozen=True):
 
     @property
     def has_tiers(self) -> bool:
-        """Tells whether there is anything below the device's pages."""
+        """Returns whether there is any tier below the device's pages."""
         return bool(self.host_tier_bytes or self.disk_tier_bytes or self.shared_tier)
 
 
 class StepSpec(_Group, frozen=True):
-    """Says how much an engine's step does, and how long the engine may take for something."""
+    """Says how much an engine's step computes, and the engine's time limits."""
 
     max_batch: int = 64  # sequences in a step
     prefill_chunk_tokens: int = 512
@@ -116,7 +116,7 @@ class StepSpec(_Group, frozen=True):
 
 
 class ServerSpec(_Group, frozen=True):
-    """Says where the worker listens, and how it leaves. A port of 0 is a free one."""
+    """Says where the worker listens, and how long it drains when it is told to stop. A port of 0 is a free one."""
 
     host: str = "127.0.0.1"
     port: int = 0
@@ -129,7 +129,7 @@ class ServerSpec(_Group, frozen=True):
 
 
 class MemberSpec(_Group, frozen=True):
-    """Says how the worker makes itself known to routers."""
+    """Says how the worker publishes itself to routers."""
 
     redis_url: str = ""  # empty: no membership
     namespace: str = "baton"
@@ -148,7 +148,7 @@ class ObserveSpec(_Group, frozen=True):
 
 
 class WorkerSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """Says which slot a worker has, its role, and the settings of each of its parts."""
+    """Holds a worker's slot, its role, and the settings of each of its parts."""
 
     slot: str  # worker id, stable over restarts
     role: Literal["prefill", "decode"]
@@ -164,9 +164,9 @@ class WorkerSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_d
 
     @classmethod
     def of(cls, slot: str, role: str, slot_dir: str | Path, **settings: object) -> WorkerSpec:
-        """Returns the spec with ``settings`` by their own names, whichever groups they are in.
+        """Returns a spec with ``settings`` given by field name, whichever group they are in.
 
-        Raises msgspec.ValidationError for a name that is none, and for a value of another type.
+        Raises msgspec.ValidationError for an unknown name or a value of another type.
         """
         fields = {"slot": slot, "role": role, "slot_dir": str(slot_dir), **settings}
         return msgspec.convert(_grouped(fields), cls)
@@ -185,7 +185,10 @@ _GROUP_OF = {field: name for name, group in GROUPS.items() for field in group.__
 
 
 def load_spec(text: str) -> WorkerSpec:
-    """Reads a spec from JSON, or from a file that holds it. Raises ConfigError naming the field."""
+    """Returns the spec from JSON text, or from the file whose path ``text`` is.
+
+    Raises ConfigError naming the field.
+    """
     try:
         raw = text if text.lstrip().startswith("{") else Path(text).read_text()
         return msgspec.convert(_grouped(msgspec.json.decode(raw, type=dict[str, object])), WorkerSpec)
@@ -196,9 +199,9 @@ def load_spec(text: str) -> WorkerSpec:
 
 
 def dump_spec(spec: WorkerSpec) -> str:
-    """Returns the JSON that ``load_spec`` reads.
+    """Returns the spec as JSON for ``load_spec``.
 
-    What has its default is not written: an older build reads the text, unless it asks for what is new.
+    Fields with their default are left out, so that an older build can read the text unless it uses a new setting.
     """
     fields: dict[str, object] = msgspec.to_builtins(spec)
     for name in GROUPS:

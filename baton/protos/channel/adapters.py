@@ -1,4 +1,6 @@
-"""LoRA adapters loaded, unloaded and listed while a worker runs."""
+"""Channel messages by which LoRA adapters are loaded, unloaded and listed while a worker runs; ``ticket`` pairs
+question and answer.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +12,9 @@ from baton.protos.nouns import AdapterInfo
 
 
 class AdapterPlace(msgspec.Struct, frozen=True, array_like=True):
-    """Says which adapter is meant: its name, its directory (strictly beneath ``root``, where there is one), and the
-    digest of its content, empty for whatever is there.
+    """Says which adapter is meant: its name, its directory, and the digest of its content, "" for any.
+
+    ``root``, if not "", is a directory that ``path`` must lie strictly beneath.
     """
 
     name: str
@@ -21,7 +24,10 @@ class AdapterPlace(msgspec.Struct, frozen=True, array_like=True):
 
 
 class LoadAdapter(Message):
-    """Asks to hold an adapter; answered by AdapterIs once requests may use it, or by AdapterFailed."""
+    """Asks the engine to load an adapter; answered by AdapterIs once requests may use it, or by AdapterFailed.
+
+    ``pinned``: never evict it.
+    """
 
     ticket: int
     source: AdapterPlace
@@ -29,7 +35,9 @@ class LoadAdapter(Message):
 
 
 class UnloadAdapter(Message):
-    """Asks to take no new request on ``adapter``, an id; answered by AdapterIs or AdapterFailed at once."""
+    """Asks the engine to accept no new request on ``adapter``, an id; answered at once by AdapterIs or
+    AdapterFailed.
+    """
 
     ticket: int
     adapter: str
@@ -42,14 +50,14 @@ class ListAdapters(Message):
 
 
 class AdapterIs(Message):
-    """Answers LoadAdapter and UnloadAdapter with the adapter as it is then."""
+    """Answers LoadAdapter and UnloadAdapter with the adapter's state afterwards."""
 
     ticket: int
     adapter: AdapterInfo
 
 
 class AdapterFailed(Message):
-    """Answers a LoadAdapter or UnloadAdapter that can't be done."""
+    """Answers a LoadAdapter or UnloadAdapter that failed."""
 
     ticket: int
     error: ErrorInfo
@@ -63,6 +71,6 @@ class AdaptersAre(Message):
 
 
 class AdaptersChanged(Message):
-    """Reports the ids of the adapters that take requests from now on, sorted."""
+    """Reports the ids of all adapters that requests may use from now on, sorted."""
 
     adapters: tuple[str, ...]

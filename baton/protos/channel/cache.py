@@ -1,4 +1,8 @@
-"""Cached blocks that others read, copy or bring: pins, keeps and fills, and what became findable or idle."""
+"""Channel messages about cached KV blocks: pins for readers, keeps for copies, fills from elsewhere, and changes of
+the cache.
+
+Hashes are chain hashes of blocks; ``key`` pairs question and answer.
+"""
 
 from __future__ import annotations
 
@@ -6,40 +10,44 @@ from baton.protos.channel.message import Message
 
 
 class Pin(Message):
-    """Asks to pin the leading blocks of ``hashes`` that are cached, for a Fetch; answered by Pinned."""
+    """Asks to pin the leading blocks of ``hashes`` that are cached, so that another worker can fetch them; answered
+    by Pinned.
+    """
 
     key: int
     hashes: tuple[bytes, ...]
 
 
 class Unpin(Message):
-    """Ends the pin ``key``: the I/O process reads its pages no more."""
+    """Ends the pin ``key``, because the I/O process has stopped reading its pages."""
 
     key: int
 
 
 class Keep(Message):
-    """Asks to evict none of ``hashes`` that are still cached until Unkeep; answered by Kept."""
+    """Asks not to evict those of ``hashes`` that are cached, until Unkeep; answered by Kept."""
 
     key: int
     hashes: tuple[bytes, ...]
 
 
 class Unkeep(Message):
-    """Ends the keep ``key``: its blocks were copied and may be evicted."""
+    """Ends the keep ``key``, because its blocks were copied."""
 
     key: int
 
 
 class Fill(Message):
-    """Asks for pages for the leading blocks ``hashes``, whose bytes come from elsewhere; answered by Filling."""
+    """Asks for pages for the leading blocks ``hashes``, which the I/O process is to write; answered by Filling."""
 
     key: int
     hashes: tuple[bytes, ...]
 
 
 class Filled(Message):
-    """Reports that the first ``blocks`` of a Fill are written and verified; the other pages go back to the pool."""
+    """Reports that the first ``blocks`` blocks of a Fill are written and verified; the other pages return to the
+    pool.
+    """
 
     key: int
     blocks: int
@@ -53,7 +61,7 @@ class Pinned(Message):
 
 
 class Kept(Message):
-    """Answers Keep: which of the blocks are here, and in which pages."""
+    """Answers Keep with those of the blocks that are cached, and their pages."""
 
     key: int
     hashes: tuple[bytes, ...]
@@ -61,7 +69,8 @@ class Kept(Message):
 
 
 class Filling(Message):
-    """Answers Fill: block i goes to ``pages[i]``, and the first ``held`` are here already. No pages mean no room.
+    """Answers Fill: block i goes to ``pages[i]``, and the first ``held`` are cached already. No pages: there is no
+    room.
 
     Only the I/O process touches the pages from ``held`` on, until it sends Filled.
     """
@@ -72,13 +81,15 @@ class Filling(Message):
 
 
 class CacheChanged(Message):
-    """Reports full blocks that became findable in this worker's cache, and those that are gone."""
+    """Reports the hashes of full blocks that entered this worker's prefix cache, and of those that left it."""
 
     added: tuple[bytes, ...]
     removed: tuple[bytes, ...]
 
 
 class CacheIdle(Message):
-    """Reports blocks that nobody leases any more, a chain's tail first; sent only where there are lower tiers."""
+    """Reports cached blocks that no lease uses any more, the last block of a chain first; sent only if there are
+    lower tiers.
+    """
 
     hashes: tuple[bytes, ...]

@@ -1,4 +1,7 @@
-"""A decode worker's requests: the lease, the blocks that arrive for it, and the tokens that it writes."""
+"""Channel messages about a decode worker's requests: leases, KV blocks received for them, and the tokens generated.
+
+``epoch`` counts a lease's prefills; blocks of an earlier epoch are refused.
+"""
 
 from __future__ import annotations
 
@@ -8,9 +11,9 @@ from baton.protos.nouns import EngineRequest, Station, TokenLogprobs, TokenRun
 
 
 class Admit(Message):
-    """Asks to reserve pages and to open a lease of ``ttl_s`` seconds; answered by Admitted or Refused.
+    """Asks to reserve pages for a request under a lease of ``ttl_s`` seconds; answered by Admitted or Refused.
 
-    With ``local`` this worker reads the prompt itself; else another one hands its KV over.
+    With ``local`` this worker prefills the prompt itself; else a prefill worker sends its KV.
     """
 
     key: int
@@ -20,7 +23,7 @@ class Admit(Message):
 
 
 class Rearm(Message):
-    """Announces a second prefill under ``epoch``; answered by Rearmed or Refused."""
+    """Announces a second prefill, under the new ``epoch``; answered by Rearmed or Refused."""
 
     key: int
     lease: bytes
@@ -35,20 +38,20 @@ class ReceiveOpened(Message):
 
 
 class ReceiveClosed(Message):
-    """Reports that the streams of ``epoch`` are closed: no write of theirs is in flight any more."""
+    """Reports that the streams of ``epoch`` are closed: none of them writes pages any more."""
 
     key: int
     epoch: int
 
 
 class IntakeClosed(Message):
-    """Answers CloseReceive: no receive is open for the request, and none opens any more."""
+    """Answers CloseReceive: no stream of the request is open, and none will be opened."""
 
     key: int
 
 
 class BlocksReceived(Message):
-    """Reports blocks, by index, that are verified and written; those in ``resident`` are on the device as well."""
+    """Reports blocks, by index, that are verified and written; those in ``resident`` are on the device, too."""
 
     key: int
     epoch: int
@@ -57,7 +60,10 @@ class BlocksReceived(Message):
 
 
 class Commit(Message):
-    """Asks to decode, since every block is in; answered by Committed or Ended. ``first`` is the prefill's token."""
+    """Asks to begin decoding, because every block is received; answered by Committed or Ended.
+
+    ``first`` is the token that the prefill generated.
+    """
 
     key: int
     epoch: int
@@ -66,9 +72,11 @@ class Commit(Message):
 
 
 class Admitted(Message):
-    """Answers Admit with a lease: ``pages[i]`` is block i's page, ``hashes[i]`` its chain hash, a tail's too.
+    """Answers Admit with a lease: ``pages[i]`` is block i's page, ``hashes[i]`` its chain hash, a partial last
+    block included.
 
-    No token to come sees the blocks from ``unseen[0]`` to ``unseen[1] - 1``: nobody is to bring them.
+    The first ``held_blocks`` blocks are cached already. Attention sees none of blocks ``unseen[0]`` to ``unseen[1]
+    - 1`` (sparse attention), so they need not be sent.
     """
 
     key: int
@@ -81,14 +89,14 @@ class Admitted(Message):
 
 
 class Refused(Message):
-    """Answers an Admit or a Rearm that can't be done."""
+    """Answers an Admit or Rearm that is refused, with the reason."""
 
     key: int
     error: ErrorInfo
 
 
 class Rearmed(Message):
-    """Answers Rearm with the epoch in force and the blocks that arrived under earlier ones."""
+    """Answers Rearm with the epoch now in force and the indices of blocks that arrived under earlier ones."""
 
     key: int
     epoch: int
@@ -96,14 +104,16 @@ class Rearmed(Message):
 
 
 class Committed(Message):
-    """Answers Commit: the sequence joined the batch."""
+    """Answers Commit: the request is in the decode batch."""
 
     key: int
     epoch: int
 
 
 class Output(Message):
-    """Holds what one request gained in a step; the prompt's own results come with its first output."""
+    """Holds one request's outputs of one engine step; the prompt's logprobs and pooled state come with its first
+    output.
+    """
 
     key: int
     run: TokenRun
@@ -114,21 +124,26 @@ class Output(Message):
 
 
 class Tokens(Message):
-    """Reports one engine step's outputs. A run with a finish_reason is the request's last: its lease is closed."""
+    """Reports the outputs of engine step number ``step``.
+
+    A run with a finish_reason is the request's last: its lease is closed.
+    """
 
     step: int
     outputs: tuple[Output, ...]
 
 
 class Ended(Message):
-    """Reports that the request ended unfinished and its lease is closed; ``error`` is None after a Cancel."""
+    """Reports that a request ended before its answer was complete, and its lease is closed; ``error`` is None after
+    a Cancel.
+    """
 
     key: int
     error: ErrorInfo | None
 
 
 class CloseReceive(Message):
-    """Asks to stop writing the pages of a lease that the engine ended.
+    """Asks to stop writing the pages of a lease that the engine has ended.
 
     Answered by ReceiveClosed for each epoch that had a stream open, then by IntakeClosed.
     """

@@ -1,4 +1,4 @@
-"""What both roles' engines are told and tell of themselves: start, end, role, counts, load."""
+"""Channel messages that both roles share: start, end, change of role, cancel, counts, load."""
 
 from __future__ import annotations
 
@@ -26,30 +26,32 @@ class Cancel(Message):
 
 
 class AskSnapshot(Message):
-    """Asks to count the pool; answered by SnapshotIs with the same ``ticket``."""
+    """Asks for the page pool's counts; answered by SnapshotIs with the same ``ticket``."""
 
     ticket: int
 
 
 class Drain(Message):
-    """Asks to take nothing new: further work is refused with the error Draining."""
+    """Asks to accept no new work: it is refused with the error Draining."""
 
 
 class Shutdown(Message):
-    """Asks the engine to leave its loop and exit."""
+    """Asks the engine process to end its loop and exit."""
 
 
 class SetRole(Message):
-    """Asks to take nothing new and to go on in ``role`` once no request is left; answered by RoleIs."""
+    """Asks to accept no new work, and to change to ``role`` ("prefill" or "decode") once no request is left;
+    answered by RoleIs.
+    """
 
     role: str
 
 
 class EngineReady(Message):
-    """Reports that the model is loaded and the pool exists; the I/O process may advertise the worker.
+    """Reports that the model is loaded and the page pool exists; the I/O process may announce the worker.
 
-    ``device_pages`` mirror the pages, byte for byte at the same places, where the engine runs on a card and shares
-    them. The engine hears of what is written there by ReceiveOpened and BlocksReceived.
+    ``device_pages``, if the engine runs on a GPU and shares them, mirror the host's pages byte for byte at the same
+    offsets. The engine learns of writes there by ReceiveOpened and BlocksReceived.
     """
 
     layout: KvLayout
@@ -65,7 +67,7 @@ class EngineReady(Message):
 
 
 class EngineFailed(Message):
-    """Reports that the engine can't start; it exits after this."""
+    """Reports that the engine can't start; its process exits after this message."""
 
     error: ErrorInfo
 
@@ -78,7 +80,9 @@ class SnapshotIs(Message):
 
 
 class RoleIs(Message):
-    """Reports that the engine plays ``role`` now, with the same weights, pages and cached blocks and no request."""
+    """Reports that the engine has changed to ``role``, with the same weights, pages and cached blocks, and without
+    any request.
+    """
 
     role: str
 
@@ -86,30 +90,30 @@ class RoleIs(Message):
 class Stats(Message):
     """Reports load and recent cost samples, at most ten times a second and after the last step of a burst.
 
-    Counts of steps, tokens, preemptions and swept leases are totals since the start.
+    Counts of steps, tokens, preemptions and swept leases are totals since the engine's start.
     """
 
-    step: int
-    running: int
-    waiting: int
-    waiting_tokens: int
-    free_pages: int
-    cached_pages: int
-    leased_pages: int
-    preemptions: int
-    leases_swept: int
-    tokens_prefilled: int
+    step: int  # engine steps
+    running: int  # sequences in the batch
+    waiting: int  # sequences that wait for the batch
+    waiting_tokens: int  # prompt tokens not computed yet
+    free_pages: int  # of the KV page pool
+    cached_pages: int  # that hold cached blocks and may be evicted
+    leased_pages: int  # that requests use
+    preemptions: int  # sequences put back to make room
+    leases_swept: int  # leases ended because their TTL ran out
+    tokens_prefilled: int  # prompt tokens computed
     tokens_decoded: int
-    prefix_hit_tokens: int
-    prefix_asked_tokens: int
-    step_seconds_p50: float
-    samples: tuple[StepSample, ...] = ()
-    busy_seconds: float = 0.0
-    prefill_pairs: float = 0.0
-    decode_context: int = 0
-    drafts: int = 0
-    draft_tokens: int = 0
+    prefix_hit_tokens: int  # prompt tokens found in the prefix cache
+    prefix_asked_tokens: int  # prompt tokens looked up in the prefix cache
+    step_seconds_p50: float  # of the last 512 steps
+    samples: tuple[StepSample, ...] = ()  # steps since the last Stats
+    busy_seconds: float = 0.0  # inside steps
+    prefill_pairs: float = 0.0  # query-key pairs of prefill
+    decode_context: int = 0  # context tokens read by decode steps
+    drafts: int = 0  # drafts verified, one per sequence and step
+    draft_tokens: int = 0  # drafted tokens verified
     draft_tokens_accepted: int = 0
-    draft_seconds: float = 0.0
+    draft_seconds: float = 0.0  # spent making drafts
     speculation: SpeculationTotals | None = None
     expert_load: ExpertLoad | None = None

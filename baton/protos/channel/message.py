@@ -1,4 +1,4 @@
-"""The base of every message of the local channel. Knows nothing of what they say."""
+"""The base class of every message of the local channel."""
 
 from __future__ import annotations
 
@@ -6,4 +6,6 @@ import msgspec
 
 
 class Message(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """Makes a message a tagged array, so that one decoder tells the members of a union apart."""
+    """Base of channel messages, encoded as tagged arrays, so that one decoder tells the members of a union
+    apart.
+    """

@@ -1,4 +1,6 @@
-"""A prefill worker's requests: the prompt to compute, and the blocks that are ready to be shipped."""
+"""Channel messages about a prefill worker's requests: the prompt to compute, and the KV blocks that are ready to be
+sent.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,10 @@ from baton.protos.nouns import EngineRequest, Station, TokenLogprobs, TokenRun
 
 
 class Prefill(Message):
-    """Asks to compute a prompt. Blocks below ``held_blocks`` and those in ``received_blocks`` need no shipping."""
+    """Asks to compute a prompt.
+
+    Blocks with an index below ``held_blocks`` or in ``received_blocks`` need not be sent.
+    """
 
     key: int
     request: EngineRequest
@@ -19,15 +24,16 @@ class Prefill(Message):
 
 
 class SendClosed(Message):
-    """Reports that the request's handoff is over, so that its pages need no pin any more."""
+    """Reports that the request's handoff has ended, so that its pages need no pin any more."""
 
     key: int
 
 
 class ShipBlock(msgspec.Struct, frozen=True, array_like=True):
-    """Names one finished block to push: its index in the prompt, its page here, its hash, the tokens it holds.
+    """Describes one finished KV block to send: its index in the prompt, its page, its hash, and the number of
+    tokens it holds.
 
-    With ``resident`` its page on the device holds it as well, until SendClosed.
+    ``resident``: the page on the device holds it as well, until SendClosed.
     """
 
     index: int
@@ -38,14 +44,14 @@ class ShipBlock(msgspec.Struct, frozen=True, array_like=True):
 
 
 class BlocksReady(Message):
-    """Reports finished blocks, in order; their pages are pinned until SendClosed."""
+    """Reports finished KV blocks, in order; their pages are pinned until SendClosed."""
 
     key: int
     blocks: tuple[ShipBlock, ...]
 
 
 class PrefillDone(Message):
-    """Reports the first token, after every block was announced. ``at``: monotonic seconds when it was known."""
+    """Reports the first token, after all blocks were reported. ``at``: monotonic seconds when it was generated."""
 
     key: int
     first: TokenRun

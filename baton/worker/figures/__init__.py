@@ -1,1 +1,1 @@
-"""What a worker says of its load: rates, energy, and the figures of its engine and its transfers."""
+"""Figures of a worker's load: rates, energy, and those of its engine and its KV transfers."""

@@ -1,6 +1,6 @@
-"""Joules of this machine, where it tells: RAPL counters of its processors, NVML of its GPUs. Else nothing.
+"""Energy use of this machine in joules: RAPL counters of its processors, NVML of its GPUs, where they are readable.
 
-Knows nothing of workers. A machine's energy is not a worker's: whoever adds up counts each host once.
+Knows nothing of workers. The energy is the whole machine's: sums over workers must count each host once.
 """
 
 from __future__ import annotations
@@ -14,7 +14,9 @@ JouleCounter = Callable[[], float | None]
 
 
 class Energy:
-    """Counts joules by source since it was made; none where the counters are hidden, as in many containers."""
+    """Counts joules by source since construction; no sources where the counters are hidden, as in many
+    containers.
+    """
 
     def __init__(self, rapl: Path = RAPL, gpus: Callable[[], list[JouleCounter]] | None = None) -> None:
         packages = [_Rapl(path) for path in sorted(rapl.glob("intel-rapl:[0-9]*")) if path.name.count(":") == 1]
@@ -25,7 +27,7 @@ class Energy:
         self._before = {source: _sum(reads) for source, reads in self._reads.items() if reads}
 
     def joules(self) -> dict[str, float]:
-        """Returns the energy used since this was made, in joules, by source."""
+        """Returns the joules used since construction, by source ("rapl", "nvml")."""
         return {source: max(0.0, _sum(self._reads[source]) - before) for source, before in self._before.items()}
 
 
@@ -48,7 +50,7 @@ class _Rapl:
 
 
 def nvml() -> list[JouleCounter]:
-    """Returns one counter per GPU that NVML can read, in joules; none without its library or a GPU."""
+    """Returns a function per GPU that reads its energy counter in joules; [] without NVML or a GPU."""
     try:
         library = ctypes.CDLL("libnvidia-ml.so.1")
         count = ctypes.c_uint()

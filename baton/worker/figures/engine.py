@@ -1,4 +1,4 @@
-"""What an engine's Stats say of its load: for /metrics, and for the worker's membership entry.
+"""The load figures of an engine, from its Stats: for /metrics, and for the worker's membership entry.
 
 Knows nothing of handoffs, tiers or the machine's energy. Stats are totals since the engine's start; Prometheus
 counters take the differences.
@@ -34,10 +34,10 @@ ARMS = ("drafts", "control")  # steps that may draft, and the share that may not
 
 
 class EngineFigures:
-    """The latest Stats of one role, and rates over the last seconds.
+    """Keeps the latest Stats of one role, and rates over the last seconds.
 
-    ``work`` is what a step costs and what the machine can do, None where that wasn't measured; ``fit`` learns what
-    steps take, and outlives the role.
+    ``work`` is the cost of a step and the machine's peaks, None if not measured; ``fit`` learns step times, and
+    outlives the role.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class EngineFigures:
         self._show_ceilings()
 
     def observe(self, now: Stats) -> None:
-        """Takes the engine's figures, which come up to ten times a second."""
+        """Takes the engine's newest Stats into metrics, rates and the fit of step times."""
         for field, name in TOTALS.items():
             before = 0 if self._last is None else getattr(self._last, field)
             getattr(self._metrics, name).inc(getattr(now, field) - before)
@@ -73,7 +73,7 @@ class EngineFigures:
         self._last = now
 
     def load(self) -> WorkerLoad | None:
-        """Returns the engine's part of the worker's load; None before its first Stats."""
+        """Returns the engine's part of the worker's load; None before the first Stats."""
         last = self._last
         if last is None:
             return None

@@ -1,4 +1,4 @@
-"""Rates of the last seconds from totals: tokens per second, the share of time in steps, MFU and MBU.
+"""Rates over the last seconds, computed from totals: tokens per second, the share of time in steps, MFU and MBU.
 
 Knows nothing of engines or metrics. Totals come when something happens; a rate falls when nothing does.
 """
@@ -23,13 +23,13 @@ class Rates:
         self._seen: deque[tuple[float, dict[str, float]]] = deque()
 
     def now(self, totals: Mapping[str, float]) -> None:
-        """Takes the totals as they are now."""
+        """Records the totals, by name, at the present time."""
         self._seen.append((self._clock(), dict(totals)))
         while len(self._seen) > KEPT:
             self._seen.popleft()
 
     def per_second(self) -> dict[str, float]:
-        """Returns each total's rate per second, by name; nothing before there is a total."""
+        """Returns the rate per second of each total, by name; {} before there is a total."""
         now = self._clock()
         while len(self._seen) > 1 and self._seen[1][0] <= now - self._over_s:
             self._seen.popleft()
@@ -41,7 +41,7 @@ class Rates:
 
 
 def done(stats: Stats, work: EngineWork | None) -> dict[str, float]:
-    """Returns an engine's totals by name; operations and bytes only where the cost of a step is known."""
+    """Returns an engine's totals by name; FLOPs and bytes only if the cost of a step is known."""
     totals = {
         "prefill_tokens": float(stats.tokens_prefilled),
         "decode_tokens": float(stats.tokens_decoded),
@@ -54,12 +54,14 @@ def done(stats: Stats, work: EngineWork | None) -> dict[str, float]:
 
 
 def flops(stats: Stats, work: EngineWork) -> float:
-    """Returns the operations that the steps so far needed."""
+    """Returns the floating-point operations of all steps so far."""
     tokens = stats.tokens_prefilled + stats.tokens_decoded
     pairs = stats.prefill_pairs + stats.decode_context
     return tokens * work.token_flops + stats.tokens_decoded * work.sample_flops + pairs * work.pair_flops
 
 
 def bytes_read(stats: Stats, work: EngineWork) -> float:
-    """Returns the bytes that the steps so far read: the weights each step, and the context of what was decoded."""
+    """Returns the bytes that all steps so far read: the weights in each step, and the decoded sequences'
+    context.
+    """
     return stats.step * work.step_bytes + stats.decode_context * work.context_bytes

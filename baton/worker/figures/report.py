@@ -1,6 +1,6 @@
-"""What a worker tells the world about its load: Prometheus metrics, and the load in its membership entry.
+"""A worker's report of its load: Prometheus metrics, and the load in its membership entry.
 
-Knows nothing of Redis or HTTP. Each part owns its figures; what was learned of the machine outlives them.
+Knows nothing of Redis or HTTP. Each part owns its figures; what was learned of the machine outlives a role.
 """
 
 from __future__ import annotations
@@ -28,9 +28,10 @@ TIER_EVENTS = ("stored", "loaded", "evicted", "damaged", "failed")
 
 
 class Machine(NamedTuple):
-    """Holds what is known of the machine, and learned as it works, whatever role the worker plays.
+    """Holds what is known of the machine, independent of the worker's role: energy counters, and fits of step,
+    handoff and fetch times.
 
-    ``work`` is what a step costs and what the machine can do, None where that wasn't measured.
+    ``work`` is the cost of a step and the machine's peaks, None if not measured.
     """
 
     work: EngineWork | None
@@ -41,12 +42,12 @@ class Machine(NamedTuple):
 
     @classmethod
     def unknown(cls, work: EngineWork | None) -> Machine:
-        """Returns a machine of which only ``work`` is known."""
+        """Returns a machine of which only ``work`` is known so far."""
         return cls(work, Energy(), StepFit(), TransferFit(), TransferFit())
 
 
 class WorkerReport:
-    """Holds the figures of one role: its engine's, its handoffs', its tiers' and the machine's power."""
+    """Holds the figures of one role: its engine, its KV handoffs, its lower tiers and the machine's power."""
 
     def __init__(
         self,
@@ -63,18 +64,18 @@ class WorkerReport:
         self._power = _Power(metrics, machine.energy, clock)
 
     def fetched(self, report: FillReport) -> None:
-        """Counts blocks that came from another worker."""
+        """Counts blocks that were fetched from another worker."""
         self.metrics.fetched_blocks.inc(report.blocks)
         self.metrics.fetched_bytes.inc(report.bytes)
         self._machine.fetches.observe(report.bytes, report.seconds)
 
     def tiers(self, tiers: Mapping[str, Slab | SharedTier]) -> None:
-        """Shows the lower tiers' totals, by their names."""
+        """Exports the counts of the lower tiers, by name."""
         for name, tier in tiers.items():
             self._tiers.show(name, tier)
 
     def load(self) -> WorkerLoad:
-        """Returns the changing half of the worker's membership entry."""
+        """Returns the worker's present load, for its membership entry."""
         links, watts = self.transfers.links, self._power.watts()
         load = self.engine.load()
         if load is None:

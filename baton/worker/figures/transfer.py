@@ -1,4 +1,4 @@
-"""What a worker's handoffs carried, between which workers, and what was refused: for /metrics and its load.
+"""Figures of a worker's KV handoffs: bytes, per peer, and refused frames; for /metrics and its load.
 
 Knows nothing of engines or of how a handoff works.
 """
@@ -18,7 +18,7 @@ UNKNOWN = "unknown"  # the peer of a handoff that reached nobody
 
 
 class TransferFigures:
-    """Counts the handoffs of one role; ``fit`` learns what bytes take, and outlives the role."""
+    """Counts the KV handoffs of one role; ``fit`` learns transfer times, and outlives the role."""
 
     def __init__(self, metrics: WorkerMetrics, fit: TransferFit, clock: Callable[[], float]) -> None:
         self._metrics, self._fit = metrics, fit
@@ -29,7 +29,7 @@ class TransferFigures:
         self._refused: Counter[str] = Counter()
 
     def completed(self, peer: str, report: HandoffReport) -> None:
-        """Counts one handoff to ``peer`` that is complete."""
+        """Counts one complete handoff to decode worker ``peer``."""
         self._metrics.transfer_blocks.inc(report.shipped_blocks)
         self._metrics.transfer_bytes.inc(report.shipped_bytes)
         self._metrics.transfer_seconds.observe(report.exposed_s)
@@ -42,19 +42,19 @@ class TransferFigures:
         self._rates.now({pair.peer: pair.bytes for pair in self._pairs.values()})
 
     def failed(self, peer: str, error_label: str) -> None:
-        """Counts one handoff to ``peer`` that came to nothing."""
+        """Counts one failed handoff to decode worker ``peer``."""
         peer = peer or UNKNOWN
         self._metrics.transferred(peer, error_label)
         old = self._pairs.get(peer, KvPair(peer))
         self._pairs[peer] = KvPair(peer, old.transfers, old.failures + 1, old.bytes)
 
     def link(self, link: KvLink, reason: str) -> None:
-        """Remembers how KV gets to a decode worker; ``reason`` tells why not the best way, or is empty."""
+        """Records the transport to a decode worker; ``reason`` says why not the best one, or is ""."""
         self._metrics.linked(link.peer, link.transport, link.bytes_per_s, reason)
         self._links[link.peer] = link
 
     def refusals(self, totals: Counter[str]) -> None:
-        """Counts the handoff frames that were refused; ``totals`` are those since start, by error label."""
+        """Counts refused handoff frames; ``totals`` are those since the start, by error label."""
         for label, count in (totals - self._refused).items():
             for _ in range(count):
                 self._metrics.refused(label)
@@ -62,12 +62,12 @@ class TransferFigures:
 
     @property
     def links(self) -> tuple[KvLink, ...]:
-        """Returns the way to each decode worker that was measured."""
+        """Returns the measured link to each decode worker."""
         return tuple(self._links.values())
 
     @property
     def pairs(self) -> tuple[KvPair, ...]:
-        """Returns what went to each decode worker, with bytes per second over the last seconds."""
+        """Returns the counts per decode worker, with bytes per second over the last seconds."""
         rates = self._rates.per_second()
         return tuple(
             KvPair(p.peer, p.transfers, p.failures, p.bytes, rates.get(p.peer, 0.0)) for p in self._pairs.values()
