@@ -57,7 +57,7 @@ def page(found: dict[str, Any], width: int) -> RenderableType:
     if found["advice"] or found["pin"]:
         parts.append(_advice(found))
     if found["recent"]:
-        parts.append(_recent(found["recent"][:RECENT]))
+        parts.append(_recent(found["recent"][:RECENT], width >= WIDE))
     if found["decisions"]:
         parts.append(_changes(found))
     return Group(*parts)
@@ -139,21 +139,27 @@ def _advice(found: dict[str, Any]) -> Text:
     return text
 
 
-def _recent(requests: list[dict[str, Any]]) -> Table:
+def _recent(requests: list[dict[str, Any]], wide: bool) -> Table:
+    """Ids are whole, so that they can be given to ``baton explain``; where there is no room for bars, these go."""
     longest = max((r["ttft_s"] or 0.0 for r in requests), default=0.0) or 1.0
     table = Table(box=None, pad_edge=False)
-    for name in ("request", "class", "to the first token", "TTFT", "tokens", "end"):
+    for name in ("request", "class", *(["to the first token"] if wide else []), "TTFT", "tokens", "end"):
         table.add_column(name, no_wrap=True, justify="right" if name in ("TTFT", "tokens") else "left")
     for one in requests:
+        bar = [_stations(one["stations"], longest)] if wide else []
         style = "red" if one["verdict"] == "missed" else ""
-        bar = Text()
-        for station, colour in STATIONS:
-            bar.append("█" * round(40 * one["stations"].get(station, 0.0) / longest), style=colour)
         table.add_row(
-            one["request_id"][:10], one["context_class"], bar, Text(_seconds(one["ttft_s"]), style=style),
+            one["request_id"], one["context_class"], *bar, Text(_seconds(one["ttft_s"]), style=style),
             str(one["output_tokens"]), one["outcome"],
         )  # fmt: skip
     return table
+
+
+def _stations(seconds: dict[str, float], longest: float) -> Text:
+    bar = Text()
+    for station, colour in STATIONS:
+        bar.append("█" * round(40 * seconds.get(station, 0.0) / longest), style=colour)
+    return bar
 
 
 def _changes(found: dict[str, Any]) -> Table:

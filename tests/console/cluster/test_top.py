@@ -89,9 +89,10 @@ def test_the_page_names_every_worker_and_class(snapshot, width):
     assert " 9%" in text  # how full it is, beside 75% of its time in steps
     assert "75%" not in text
     assert ("transfer" in text) == (width >= 120)
+    assert "request-0" in text
+    assert ("to the first token" in text) == (width >= 120)
     if width > 80:
         assert "decode-1 (standby)" in text
-        assert "request-0" in text
 
 
 @pytest.fixture
