@@ -17,6 +17,7 @@ from baton.console.cluster import adapters, ratio, scale
 from baton.console.drill import drill_command
 from baton.console.planning import register as planning
 from baton.console.run import single
+from baton.console.run.serve_flags import flagged, settings_of
 from baton.console.setup import certs, diagnosis
 from baton.protos.errors import BatonError
 
@@ -34,78 +35,14 @@ def _flag(help_text: str, *names: str) -> Any:
 
 
 @app.command()
+@flagged
 def serve(
-    model: Annotated[str | None, _flag("Directory, .gguf file or Hugging Face id; default: the demo model")] = None,
-    model_name: Annotated[str | None, _flag("The name clients use")] = None,
-    prefill: Annotated[int | None, _flag("Prefill workers (1)")] = None,
-    decode: Annotated[int | None, _flag("Decode workers (1)")] = None,
-    colocated: Annotated[bool | None, _flag("Workers that do both, no handoff", "--colocated")] = None,
-    tp: Annotated[int | None, _flag("Ranks of each worker: processes that share its model (1)")] = None,
-    prefill_tp: Annotated[int | None, _flag("Ranks of each prefill worker (--tp)")] = None,
-    decode_tp: Annotated[int | None, _flag("Ranks of each decode worker (--tp)")] = None,
-    prefill_cp: Annotated[int | None, _flag("Ranks of each prefill worker that share a prompt's rows")] = None,
-    pp: Annotated[int | None, _flag("Ranks of each worker that share its layers (1)")] = None,
-    prefill_pp: Annotated[int | None, _flag("Ranks of each prefill worker that share its layers (--pp)")] = None,
-    decode_pp: Annotated[int | None, _flag("Ranks of each decode worker that share its layers (--pp)")] = None,
-    ep: Annotated[int | None, _flag("Ranks of each worker that share its experts (1)")] = None,
-    prefill_ep: Annotated[int | None, _flag("Ranks of each prefill worker that share its experts (--ep)")] = None,
-    decode_ep: Annotated[int | None, _flag("Ranks of each decode worker that share its experts (--ep)")] = None,
-    host: Annotated[str | None, _flag("Address to listen on (127.0.0.1)")] = None,
-    port: Annotated[int | None, _flag("REST port (8000); 0 takes a free one")] = None,
-    grpc_port: Annotated[int | None, _flag("gRPC port (8001); 0 takes a free one")] = None,
-    insecure: Annotated[bool | None, _flag("Listen on a routable address without auth", "--insecure")] = None,
-    keys: Annotated[str | None, _flag("File of API keys (baton keys add); default: none asked for")] = None,
-    policy: Annotated[str | None, _flag("round_robin, least_loaded or cost (cost)")] = None,
-    dtype: Annotated[str | None, _flag("auto, float32 or bfloat16 (auto)")] = None,
-    kv_cache_dtype: Annotated[str | None, _flag("auto, float32, bf16, int8 or fp8 (auto: as dtype)")] = None,
-    quantization: Annotated[str | None, _flag("Round the weights on load: none, int8 or int4 (none)")] = None,
-    speculation: Annotated[
-        str | None,
-        _flag(
-            "Draft tokens: none, auto, prompt_lookup, suffix, lookahead, self, draft:MODEL, medusa:PATH, "
-            "eagle3:PATH, or several joined by + (none)"
-        ),
-    ] = None,
-    device: Annotated[str | None, _flag("cpu, cuda, auto or paced:PROFILE (cpu)")] = None,
-    seed: Annotated[int | None, _flag("Seeds what is random; 0 takes the system's entropy")] = None,
-    max_model_len: Annotated[int | None, _flag("Cap on prompt and answer, in tokens")] = None,
-    pages: Annotated[int | None, _flag("KV pages per worker (16 tokens each)")] = None,
-    redis: Annotated[str | None, _flag("An existing Redis, redis://… or unix://…; default: a private one")] = None,
-    ray_address: Annotated[str | None, _flag("An existing Ray cluster; default: a private one")] = None,
-    tls: Annotated[
-        str | None, _flag("Folder of certificates (made there if missing): mutual TLS on every port")
-    ] = None,
-    otlp: Annotated[str | None, _flag("host:port that takes spans (OTLP over gRPC)")] = None,
-    run_dir: Annotated[str | None, _flag("Where sockets and logs go; default: a new temporary directory")] = None,
-    config: Annotated[str | None, _flag("A baton.toml; default: ./baton.toml if there is one")] = None,
+    config: Annotated[str | None, _flag("A baton.toml; default: ./baton.toml if there is one")] = None, **flags: Any
 ) -> None:
     """Bring up a router, workers, Redis and Ray; Ctrl-C takes all of it down."""
     from baton.console.run.serve import run
 
-    router = {
-        "host": host, "port": port, "grpc_port": grpc_port, "insecure": insecure, "keys_file": keys,
-        "policy": policy,
-    }  # fmt: skip
-    worker = {
-        "model": model, "model_name": model_name, "dtype": dtype, "kv_cache_dtype": kv_cache_dtype,
-        "quantization": quantization, "speculation": speculation, "device": device, "seed": seed,
-        "max_model_len": max_model_len, "pages": pages, "tp": tp, "pp": pp, "ep": ep,
-    }  # fmt: skip
-    cluster = {
-        "prefill": prefill, "decode": decode, "colocated": colocated, "run_dir": run_dir, "prefill_tp": prefill_tp,
-        "decode_tp": decode_tp, "prefill_cp": prefill_cp, "prefill_pp": prefill_pp, "decode_pp": decode_pp,
-        "prefill_ep": prefill_ep, "decode_ep": decode_ep,
-    }  # fmt: skip
-    flags: dict[str, dict[str, str | int | bool | None]] = {
-        "router": router,
-        "worker": worker,
-        "cluster": cluster,
-        "redis": {"url": redis},
-        "ray": {"address": ray_address},
-        "telemetry": {"otlp_endpoint": otlp},
-        "tls": {"dir": tls},
-    }
-    raise typer.Exit(_guarded(lambda: run(config, flags)))
+    raise typer.Exit(_guarded(lambda: run(config, settings_of(flags))))
 
 
 @app.command()

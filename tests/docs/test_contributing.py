@@ -35,7 +35,7 @@ def test_every_link_between_pages_leads_somewhere() -> None:
 def test_every_list_of_policies_names_those_that_are_there() -> None:
     lists = {
         "baton/cluster/sections/router.py": r"how a way is chosen: (.+?)\"",
-        "baton/console/main.py": r"policy: Annotated\[str \| None, _flag\(\"(.+?) \(",
+        "baton/console/run/serve_flags.py": r"\"router.policy\", str, \"(.+?) \(",
         "baton/drill/scenario.py": r"POLICIES = \((.+?)\)",
         "docs/commands.md": r"`--policy cost` \| chooses workers by (.+?) \(",
     }
