@@ -12,7 +12,12 @@ from baton.protos.version import product_version
 
 BLOCK_TOKENS = 16
 MAX_LOGPROBS = 20
-POOLINGS = ("mean", "last")
+POOLINGS = (
+    "mean",
+    "last",
+    "cls",
+    "score",
+)  # the last two are an encoder's: the first token's state, a pair's score
 # A JSON schema; a regular expression; a JSON array of strings; an EBNF grammar (GBNF or Lark).
 GRAMMAR_KINDS = ("json_schema", "regex", "choice", "grammar")
 MAX_GRAMMAR_BYTES = 64 << 10

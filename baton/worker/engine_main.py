@@ -30,6 +30,7 @@ from baton.engine.step_loop import EngineParts, StepLoop
 from baton.engine.wide_pages import widened
 from baton.kernels.abi.cores import LentCores, lend
 from baton.kv.layout.bridge import with_codec
+from baton.kv.layout.page import keeps_tokens
 from baton.kv.memory.host_pages import PageMemory
 from baton.kv.pages.pool import PagePool
 from baton.prefill_worker.engine.loop import PrefillLoop
@@ -44,6 +45,7 @@ from baton.worker.kv_memory import kv_bytes
 from baton.worker.spec import AdapterSpec, EngineSpec, StepSpec, WorkerSpec, load_spec
 
 NO_ADAPTERS = AdapterSpec()
+ENCODER_PAGES = 1 << 14  # of 64 bytes each, because as many as memory holds would be millions to keep books of
 
 
 def main() -> int:
@@ -180,8 +182,8 @@ def make_cores(spec: EngineSpec) -> LentCores:
 
 
 def make_runner(spec: EngineSpec, lora: AdapterSpec = NO_ADAPTERS, stall_s: float = 0.0) -> tuple[Runner, int]:
-    """Returns the model's runner, a paced or a real one, and the number of KV pages that a paced profile asks for
-    (0: none).
+    """Returns the model's runner, a paced or a real one, and the number of KV pages of 16 tokens that a paced
+    profile or an encoder asks for (0: none).
 
     A rank that others wait for longer than ``stall_s`` seconds counts as stuck; 0: they wait without limit.
     """
@@ -206,7 +208,8 @@ def make_runner(spec: EngineSpec, lora: AdapterSpec = NO_ADAPTERS, stall_s: floa
         ep=spec.ep,
         rank_bound_s=stall_s,
     )
-    return load_runner(config), 0
+    runner = load_runner(config)
+    return runner, ENCODER_PAGES if keeps_tokens(runner.spec.layout) else 0
 
 
 def make_paced(spec: EngineSpec, lora: AdapterSpec = NO_ADAPTERS) -> tuple[Runner, int]:

@@ -331,7 +331,7 @@ def make(
     config = transformers.AutoConfig.for_model(fields.pop("model_type"), **fields)
     torch.manual_seed(seed)
     model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32)
-    _vary(model)
+    vary(model)
     size = sum(p.numel() * p.element_size() for p in model.parameters())
     model.save_pretrained(directory, max_shard_size=size + 1 if shards == 1 else size // shards)
     if tokenizer:
@@ -377,14 +377,14 @@ def write_tokenizer(directory: Path, vocab_size: int) -> None:
 EMBED_SHARE = 0.15
 
 
-def _vary(model: torch.nn.Module) -> None:
+def vary(model: torch.nn.Module) -> None:
     """Norm scales and biases start as ones and zeros in transformers: make them matter.
 
     Gemma multiplies its embedding, which is its head too: a small one keeps an answer from repeating one token.
     """
     with torch.no_grad():
         for name, weight in model.named_parameters():
-            if "norm" in name:
+            if "norm" in name.lower() and name.endswith("weight"):
                 weight.uniform_(0.5, 1.5)
             elif "embed" in name and "Gemma" in type(model).__name__:
                 weight.mul_(EMBED_SHARE)

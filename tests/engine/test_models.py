@@ -10,13 +10,14 @@ import msgspec
 import pytest
 import torch
 
+from baton.engine.backends.encoder.ops import _BINDERS as ENCODER_BINDERS
 from baton.engine.backends.torch.interpreter import _BINDERS
 from baton.engine.models import architectures, program_for
 from baton.engine.program.config import ModelConfig
 from baton.engine.program.ops import GatedDelta, LatentAttention, Op, PagedAttention, RopeAppend, StateSpace
 from baton.engine.program.program import Program
 from baton.engine.program.rope import RopeTables, settled
-from baton.kv.layout.page import layout_for
+from baton.kv.layout.page import keeps_tokens, layout_for
 from baton.protos.errors import CheckpointError
 from baton.protos.nouns import BLOCK_TOKENS
 
@@ -61,6 +62,10 @@ def test_every_weight_an_op_names_is_declared_once_and_used(model_type: str) -> 
 @pytest.mark.parametrize("model_type", architectures())
 def test_every_op_has_a_binder_and_every_layer_a_place_of_its_own(model_type: str) -> None:
     found = program(model_type)
+    if found.is_encoder:
+        assert {type(op) for op in found.ops} <= set(ENCODER_BINDERS)
+        assert keeps_tokens(layout_for("uint8", found.groups))
+        return
     assert {type(op) for op in found.ops} <= set(_BINDERS)
     latent = [op.layer for op in found.ops if isinstance(op, LatentAttention)]
     places = [op.layer for op in found.ops if isinstance(op, RopeAppend)]

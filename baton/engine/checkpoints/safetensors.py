@@ -26,6 +26,10 @@ INDEX = "model.safetensors.index.json"
 PREFIX, HEAD, TABLE = "model.", "lm_head.weight", "embed_tokens.weight"
 OTHER_PREFIXES = ("", "model.language_model.", "language_model.model.")  # that files have in place of PREFIX
 OTHER_HEADS = ("language_model.lm_head.weight",)
+# Of encoders: tables that tell them, what files may have in front of names, and what older ones call norms.
+ENCODER_TABLES = ("embeddings.word_embeddings.weight", "embeddings.tok_embeddings.weight")
+ENCODER_PREFIXES = ("bert.", "roberta.", "model.")
+OLD_NORMS = {".gamma": ".weight", ".beta": ".bias"}
 FULL_HASH_BYTES = 256 << 20  # bytes of files up to which every byte is hashed
 SAMPLE_BYTES = 16 << 10  # bytes hashed at a tensor's beginning, middle and end in larger ones
 
@@ -49,6 +53,8 @@ class Checkpoint:
             self._files |= dict.fromkeys(found - set(self._files), path)
         if any(f"{at}{TABLE}" in self._files for at in OTHER_PREFIXES):
             self._name_as_causal_models_do()
+        for table in ENCODER_TABLES:
+            self._name_as_encoders_do(table)
 
     def _name_as_causal_models_do(self) -> None:
         """Let a model without a head (Qwen3-Embedding), or one inside a larger one (Gemma 3), answer to the names
@@ -59,6 +65,18 @@ class Checkpoint:
         head = next((name for name in OTHER_HEADS if name in self._files), f"{at}{TABLE}")
         self._own |= {} if HEAD in self._files else {HEAD: head}
         self._files |= {name: self._files[own] for name, own in self._own.items()}
+
+    def _name_as_encoders_do(self, table: str) -> None:
+        """Lets an encoder inside a larger model, or one of an old file, answer to its own names."""
+        prefix = next((at for at in ("", *ENCODER_PREFIXES) if f"{at}{table}" in self._files), None)
+        if prefix is None:
+            return
+        for name in tuple(self._files):
+            known = name.removeprefix(prefix)
+            for old, new in OLD_NORMS.items():
+                known = f"{known.removesuffix(old)}{new}" if known.endswith(old) else known
+            if known != name:
+                self._own[known], self._files[known] = name, self._files[name]
 
     def weights(
         self, wanted: Iterable[Weight], dtype: torch.dtype, device: str, own: Mapping[str, Rows] | None = None

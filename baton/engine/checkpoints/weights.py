@@ -122,8 +122,7 @@ def own_head(program: Program) -> Program:
     up in.
     """
     last = program.ops[-1]
-    assert isinstance(last, LmHead)
-    if last.weight == HEAD:
+    if not isinstance(last, LmHead) or last.weight == HEAD:
         return program
     table = next(weight for weight in program.weights if weight.name == last.weight)
     head = msgspec.structs.replace(table, name=HEAD)

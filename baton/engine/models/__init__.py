@@ -1,4 +1,5 @@
-"""Holds one file per architecture, named as its Hugging Face ``model_type``: ``program(config) -> Program``.
+"""Holds one file per architecture, named as its Hugging Face ``model_type``: ``program(config) -> Program``. A dash
+in the name is an underscore in the file's.
 
 Knows nothing of weights' values. An unknown name lists the choices.
 """
@@ -21,9 +22,10 @@ def program_for(config: ModelConfig) -> Program:
     """Returns the program of the architecture that ``config`` names. Raises CheckpointError naming the
     choices.
     """
-    if config.model_type not in architectures():
+    name = config.model_type.replace("-", "_")
+    if name not in architectures():
         choices = ", ".join(architectures())
         raise config.error(
             "model_type", f"is {config.model_type!r}, an unknown architecture; choose from {choices}"
         )
-    return import_module(f"{__name__}.{config.model_type}").program(config)
+    return import_module(f"{__name__}.{name}").program(config)

@@ -33,12 +33,13 @@ def two_ropes(config: ModelConfig, decoder: Decoder, thetas: tuple[float, float]
     """Returns ``decoder`` with one rope in layers that see everything and another where a window is, in either
     spelling of config.json; ``thetas`` are their default bases. Raises CheckpointError.
     """
-    everywhere, local = _ropes(config, *thetas)
+    everywhere, local = ropes_of(config, *thetas)
     local_layers = tuple(int(kind) for kind in _is_local(config, decoder.windows))
     return replace(decoder, ropes=local_layers, local_ropes=(local,)).program(config, max_position, everywhere)
 
 
-def _ropes(config: ModelConfig, global_theta: float, local_theta: float) -> tuple[Rope, Rope]:
+def ropes_of(config: ModelConfig, global_theta: float, local_theta: float) -> tuple[Rope, Rope]:
+    """Returns the rope of layers that see everything and that of layers with a window, in either spelling."""
     found = config.fields.get("rope_parameters")
     if isinstance(found, dict) and "rope_type" not in found:
         everywhere, local = (_object(config, found, kind) for kind in ("full_attention", "sliding_attention"))

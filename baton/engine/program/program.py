@@ -13,6 +13,7 @@ from baton.engine.program.ops import (
     Add,
     Combine,
     Embedding,
+    FullAttention,
     GeGlu,
     Linear,
     LmHead,
@@ -134,6 +135,11 @@ class Program(msgspec.Struct, frozen=True):
         logits = {op.logits for op in self.ops if isinstance(op, Moe | Route)}
         logits |= {op.gate for op in self.ops if isinstance(op, Combine) and op.gate}
         return frozenset(op.weight for op in self.ops if isinstance(op, Linear) and op.out in logits)
+
+    @property
+    def is_encoder(self) -> bool:
+        """Tells whether it reads whole texts in both directions, and writes none."""
+        return any(isinstance(op, FullAttention) for op in self.ops)
 
     @property
     def layers(self) -> int:

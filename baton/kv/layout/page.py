@@ -21,7 +21,8 @@ from baton.kv.layout.selection import selection_of
 from baton.protos.errors import ConfigError, LayoutMismatch
 from baton.protos.nouns import BLOCK_TOKENS, KvLayout, LayerGroup, StatePlane
 
-PLANES = ("k", "v", "latent", "state")  # that a page may hold of a token; state: the paced engine's rows
+# What a page may hold of a token; state: the paced engine's rows, tokens: an encoder's own number of it.
+PLANES = ("k", "v", "latent", "state", "tokens")
 STATES = ("conv", "delta", "ssm")  # that a sequence may keep
 ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "int8": 1, "fp8_e4m3": 1, "uint8": 1, "bytes": 1}
 SCALE_BYTES = {"int8": 4, "fp8_e4m3": 4}  # bytes of the scale of a (token, kv_head) in each plane
@@ -134,6 +135,11 @@ def _state_differences(sender: tuple[StatePlane, ...], receiver: tuple[StatePlan
 
 def _size(plane: StatePlane | None) -> str:
     return "none" if plane is None else f"{plane.layers} layers of {' x '.join(map(str, plane.shape))}"
+
+
+def keeps_tokens(layout: KvLayout) -> bool:
+    """Tells whether pages hold the tokens themselves, as an encoder's do, which writes none."""
+    return any("tokens" in group.planes for group in layout.groups)
 
 
 def unknown_planes(layout: KvLayout, side: str) -> Iterator[str]:

@@ -103,11 +103,26 @@ def check_sampling(sampling: Mapping[str, Any], entry: ModelEntry, names: Mappin
     check_ids(sampling.get("logprob_token_ids", ()), entry.vocab_size, "logprob_token_ids")
     if sampling.get("pooling", "") not in ("", *POOLINGS):
         raise InvalidRequest(f"pooling is {sampling['pooling']!r}: give {' or '.join(POOLINGS)}", "pooling")
+    _check_purpose(sampling.get("pooling", ""), entry)
     _check_allowed(sampling, entry, shown)
     for word in sampling.get("bad_words", ()):  # from gRPC, where they come as ids
         check_count("bad_words", len(sampling["bad_words"]), 2 * MAX_BAD_WORDS)
         check_count("bad_words", len(word), MAX_BAD_WORD_CHARS)
         check_ids(word or (-1,), entry.vocab_size, "bad_words")
+
+
+def _check_purpose(pooling: str, entry: ModelEntry) -> None:
+    """Raises InvalidRequest where the model makes something else than what is asked for."""
+    if entry.encoder is None:
+        if pooling in ("cls", "score"):
+            raise InvalidRequest(f"pooling {pooling} is of encoders, and {entry.name!r} is none", "pooling")
+    elif entry.encoder.scores and pooling != "score":
+        text = f"{entry.name!r} is a cross-encoder, which scores pairs of texts: use /v1/rerank or /v1/score"
+        raise InvalidRequest(text, "model")
+    elif not pooling:
+        raise InvalidRequest(f"{entry.name!r} is an encoder, which writes no text: use /v1/embeddings", "model")
+    elif pooling == "score" and not entry.encoder.scores:
+        raise InvalidRequest(f"{entry.name!r} is no reranker: it has no head that scores pairs", "model")
 
 
 def check_prompt(ids: Sequence[int], entry: ModelEntry, param: str = "prompt") -> None:

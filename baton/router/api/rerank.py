@@ -1,7 +1,7 @@
 """``/v1/rerank`` in Cohere's and Jina's form, ``/v1/score`` in vLLM's: how well documents answer a query.
 
-Knows nothing of models. A pair is a request that generates one token: the log-probabilities of "yes" and "no" come
-back beside it, and the token is dropped.
+Knows nothing of models. A pair is a request that generates one token: the log-probabilities of "yes" and "no", or a
+cross-encoder's score, come back beside it, and the token is dropped.
 """
 
 from __future__ import annotations
@@ -158,22 +158,34 @@ class _Call:
             raise InvalidRequest(text, param)
         entry = await service.catalog.resolve(body.model or "")
         text_model = service.catalog.text(entry)
-        judge = judge_of(text_model, entry.name)
         room = Room(entry.max_model_len - 1, most, body.query_field)
+        judge = judge_of(text_model, entry.name) if entry.encoder is None else None
+        if entry.encoder is not None and "instruction" in body.model_fields_set:
+            raise InvalidRequest(f"{entry.name!r} is an encoder, which takes no instruction", "instruction")
+
+        async def prompt(query: str, document: str) -> list[int]:
+            if judge is not None:
+                return await judge.prompt(text_model, (body.instruction, query), document, room)
+            assert entry.encoder is not None
+            return await entry.encoder.prompt(text_model, query, document, room)
 
         async def prompts() -> list[Sequence[int]]:
-            return [await judge.prompt(text_model, (body.instruction, query), text, room) for query, text in pairs]
+            return [await prompt(*pair) for pair in pairs]
 
         generation = await service.prepare(entry, self._ask(judge, param), prompts)
         self.model, self._id = entry.name, generation.request_id
         return await _scores(service, generation, text_model, judge), generation.prompt_tokens
 
-    def _ask(self, judge: JudgePrompt, param: str) -> GenerationOptions:
+    def _ask(self, judge: JudgePrompt | None, param: str) -> GenerationOptions:
         timeout = timeout_s({TIMEOUT_HEADER: self._request.headers.get(TIMEOUT_HEADER, "")})
-        verdicts = {"logprobs": 0, "logprob_token_ids": (judge.yes, judge.no)}
+        wanted: Json = {"pooling": "score"}
+        if judge is not None:
+            wanted = {"ignore_eos": True, "logprobs": 0, "logprob_token_ids": (judge.yes, judge.no)}
         return GenerationOptions(
-            sampling={"max_tokens": 1, "temperature": 0.0, "ignore_eos": True, **verdicts},
+            sampling={"max_tokens": 1, "temperature": 0.0, **wanted},
             names={"prompt": param, "max_tokens": param},
+            continues=judge is not None,
+            prompt_only=judge is None,
             context=RequestContext(
                 tenant_salt=(self._body.cache_salt or "").encode(),
                 priority=self._body.priority or 0,
@@ -184,14 +196,17 @@ class _Call:
 
 
 async def _scores(
-    service: GenerationService, generation: Generation, text: TextModel, judge: JudgePrompt
+    service: GenerationService, generation: Generation, text: TextModel, judge: JudgePrompt | None
 ) -> list[float]:
     """One per prompt, in their order."""
     found: dict[int, float] = {}
     with open_answer(service, generation, text) as answer:
         async for piece in answer:
-            for likelihood in piece.logprobs[:1]:
+            for likelihood in piece.logprobs[: judge is not None]:
+                assert judge is not None
                 if len(likelihood.top) != 2:
                     raise BatonError("a worker of an older build can't score: upgrade it")
                 found[piece.index] = judge.score(likelihood)
+        if (encoder := generation.entry.encoder) is not None:
+            return [encoder.score(summary.pooled) for summary in answer.summaries]
     return [found[at] for at in range(len(generation.prompts))]

@@ -19,6 +19,7 @@ from baton.router.access.caller import CALLER
 from baton.router.access.json import Json
 from baton.router.request.request import ServedModel
 from baton.router.text.embedding_style import EmbeddingStyle, embedding_style
+from baton.router.text.encoder_style import EncoderStyle, encoder_style
 from baton.router.text.model import TextModel, load_text
 
 MOST_NAMED = 20  # names that the error of an unknown one lists
@@ -30,7 +31,7 @@ class ModelEntry(msgspec.Struct, frozen=True):
 
     ``model_id`` is the base model's, also for an adapter. ``created`` is Unix seconds. ``source`` is the directory
     of the model's files, ``defaults`` the sampling fields of its generation_config.json. ``has_text``: its tokens
-    stand for text, so it can't be served without its tokenizer.
+    stand for text, so it can't be served without its tokenizer. ``encoder`` is None for a model that writes.
     """
 
     model_id: str
@@ -43,6 +44,7 @@ class ModelEntry(msgspec.Struct, frozen=True):
     has_text: bool = False
     adapter: AdapterEntry | None = None
     embedding: EmbeddingStyle = EmbeddingStyle()
+    encoder: EncoderStyle | None = None
 
     @property
     def name(self) -> str:
@@ -233,6 +235,7 @@ class ModelCatalog:
             created=created,
             has_text=served.has_text,
             embedding=embedding_style(source),
+            encoder=encoder_style(source),
         )
 
 

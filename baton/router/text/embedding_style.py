@@ -14,7 +14,8 @@ from baton.protos.errors import CheckpointError, InvalidRequest
 
 POOLING, PROMPTS = "1_Pooling/config.json", "config_sentence_transformers.json"
 T = TypeVar("T")
-MODES = {"pooling_mode_mean_tokens": "mean", "pooling_mode_lasttoken": "last"}
+MODULES, PLAIN = "modules.json", ("Transformer", "Pooling", "Normalize")
+MODES = {"pooling_mode_mean_tokens": "mean", "pooling_mode_lasttoken": "last", "pooling_mode_cls_token": "cls"}
 
 
 class EmbeddingStyle(msgspec.Struct, frozen=True):
@@ -57,6 +58,10 @@ class EmbeddingStyle(msgspec.Struct, frozen=True):
         return found
 
 
+class _Module(msgspec.Struct):
+    type: str
+
+
 class _Prompts(msgspec.Struct):
     prompts: dict[str, str] | None = None
     default_prompt_name: str | None = None
@@ -70,12 +75,18 @@ def embedding_style(directory: Path | None) -> EmbeddingStyle:
     """
     modes = _read(directory, POOLING, dict[str, object]) or {}
     asked = [name for name, value in modes.items() if name.startswith("pooling_mode_") and value is True]
+    asked += [f"a module of kind {kind}" for kind in _kinds(directory) if kind not in PLAIN]
     said = _read(directory, PROMPTS, _Prompts) or _Prompts()
     known = [MODES[name] for name in asked if name in MODES]
     unknown = ", ".join(asked) if asked and (len(asked) > 1 or not known) else ""
     pooling = "mean" if unknown or not known else known[0]
     skips = modes.get("include_prompt") is False and pooling == "mean"
     return EmbeddingStyle(pooling, unknown, said.prompts or {}, said.default_prompt_name or "", skips)
+
+
+def _kinds(directory: Path | None) -> list[str]:
+    """What a sentence-transformers model is made of: the last words of its modules' types."""
+    return [each.type.rpartition(".")[2] for each in _read(directory, MODULES, list[_Module]) or ()]
 
 
 def _read(directory: Path | None, name: str, kind: type[T]) -> T | None:

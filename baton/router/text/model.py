@@ -15,7 +15,7 @@ from typing import TypeVar
 from baton.protos.errors import InvalidRequest
 from baton.router.text.chat_template import PLAIN, ChatMessage, ChatTemplate, load_chat_template
 from baton.router.text.detokenize import Detokenizer
-from baton.router.text.tokenizer import ByteTokenizer, HfTokenizer, Tokenizer, token_name
+from baton.router.text.tokenizer import ByteTokenizer, HfTokenizer, PairIds, Tokenizer, token_name
 
 INLINE_CHARS = 2048  # about 0.5 ms; a thread costs 0.1 ms
 INLINE_IDS = 4096  # tokens that are decoded on the event loop; more would hold it up
@@ -33,6 +33,11 @@ class TextModel:
     async def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Returns the token ids of a text, computed in a thread if it is over INLINE_CHARS."""
         return await self._run(len(text) <= INLINE_CHARS, self.tokenizer.encode, text, add_special_tokens)
+
+    async def encode_pair(self, first: str, second: str, most: int, most_second: int | None) -> PairIds:
+        """Returns the ids of two texts as one prompt, see ``Tokenizer.encode_pair``."""
+        short = len(first) + len(second) <= INLINE_CHARS
+        return await self._run(short, self.tokenizer.encode_pair, first, second, most, most_second)
 
     async def encode_prompt(self, text: str, add_special_tokens: bool = True, param: str = "prompt") -> list[int]:
         """Returns the token ids of a prompt to continue.

@@ -10,15 +10,22 @@ import json
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from tokenizers import Tokenizer as RustTokenizer
 
-from baton.protos.errors import CheckpointError, InvalidRequest
+from baton.protos.errors import CheckpointError, ContextTooLong, InvalidRequest
 from baton.router.text.detokenize import ByteDetokenizer, Detokenizer, WindowDetokenizer
 
 BYTES = 256
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")
+
+
+class PairIds(NamedTuple):
+    """Holds the ids of two texts with what stands around them, and which of the two each belongs to."""
+
+    ids: list[int]
+    types: list[int]
 
 
 class Tokenizer(Protocol):
@@ -26,6 +33,13 @@ class Tokenizer(Protocol):
 
     def encode(self, text: str, add_special_tokens: bool) -> list[int]:
         """Returns the token ids of ``text``; special tokens written in it are recognized."""
+
+    def encode_pair(self, first: str, second: str, most: int, most_second: int | None) -> PairIds:
+        """Returns the ids of two texts as a model reads a pair, ``most`` at most; the second loses its end for it.
+
+        Of the second ``most_second`` at most, None for as many as fit. Raises ContextTooLong where the first leaves
+        no room, InvalidRequest where the tokenizer knows no pairs.
+        """
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """Returns the text of the token ids."""
@@ -57,6 +71,17 @@ class HfTokenizer:
         """Returns the token ids of ``text``, computed without holding the GIL."""
         [encoding] = self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)
         return encoding.ids
+
+    def encode_pair(self, first: str, second: str, most: int, most_second: int | None) -> PairIds:
+        """Encodes both as a batch, and puts around them what the tokenizer's own template says."""
+        one, two = self._tokenizer.encode_batch([first, second], add_special_tokens=False)
+        room = most - len(one.ids) - self._tokenizer.num_special_tokens_to_add(is_pair=True)
+        if room < 1:
+            text = f"the first text takes {len(one.ids)} of {most} tokens, which leaves no room for the second"
+            raise ContextTooLong(f"{text}: shorten it", "query")
+        two.truncate(room if most_second is None else min(room, most_second))
+        pair = self._tokenizer.post_process(one, two, add_special_tokens=True)
+        return PairIds(pair.ids, pair.type_ids)
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """Returns the text of the token ids, decoded by the library."""
@@ -99,6 +124,10 @@ class ByteTokenizer:
                 "prompt",
             )
         return ids
+
+    def encode_pair(self, first: str, second: str, most: int, most_second: int | None) -> PairIds:
+        """Raises InvalidRequest, because bytes have nothing to stand between two texts."""
+        raise InvalidRequest("this model has no tokenizer, which pairs of texts need", "model")
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """Returns the text of the ids' bytes; invalid UTF-8 is replaced by U+FFFD."""

@@ -21,6 +21,7 @@ from torch import Tensor
 from baton.engine.adapters.base import AdapterBase
 from baton.engine.backends.cuda.gpu import Gpu, require, without_kernels
 from baton.engine.backends.cuda.load import TORCH, kernels_or_none, on_kernels
+from baton.engine.backends.encoder.load import load_encoder
 from baton.engine.backends.native.runner import NativeRunner
 from baton.engine.backends.ranks.followers import Followers
 from baton.engine.backends.ranks.load import load_rank, numbers_of, rank_config, require_possible
@@ -83,6 +84,8 @@ def load(config: EngineConfig) -> Runner:
     model = ModelConfig.read(directory)
     config = with_asked_kv(config, model)
     dtype, planned = _dtype_name(config), settled(program_for(model), config.max_model_len)
+    if planned.is_encoder:
+        return load_encoder(config, directory, model, planned)
     if config.device == "cuda":
         _require_cuda_ops(model, planned)
     if ask_gpu:

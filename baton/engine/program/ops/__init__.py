@@ -7,6 +7,7 @@ residual stream. An op's weights are names in ``Program.weights``.
 from __future__ import annotations
 
 from baton.engine.program.ops.attention import Gate, GatedHeads, LatentAttention, PagedAttention, RopeAppend
+from baton.engine.program.ops.encoding import Activate, Classify, EmbedText, FullAttention, LayerNorm
 from baton.engine.program.ops.experts import Combine, Moe, MoeGate, Route
 from baton.engine.program.ops.ranks import Exchange, Meet, MixExperts, OwnExperts
 from baton.engine.program.ops.recurrent import GatedDelta, StateSpace
@@ -14,16 +15,21 @@ from baton.engine.program.ops.rows import Adapt, Add, GeGlu, Linear, NormPart, R
 from baton.engine.program.ops.tokens import Embedding, LmHead
 
 __all__ = [
+    "Activate",
     "Adapt",
     "Add",
+    "Classify",
     "Combine",
+    "EmbedText",
     "Embedding",
     "Exchange",
+    "FullAttention",
     "Gate",
     "GatedDelta",
     "GatedHeads",
     "GeGlu",
     "LatentAttention",
+    "LayerNorm",
     "Linear",
     "LmHead",
     "Meet",
@@ -65,4 +71,9 @@ Op = (
     | Exchange
     | OwnExperts
     | MixExperts
+    | EmbedText
+    | LayerNorm
+    | FullAttention
+    | Activate
+    | Classify
 )

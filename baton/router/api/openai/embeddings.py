@@ -42,8 +42,9 @@ INLINE_FLOATS = 16_384  # written on the loop
 class EmbeddingsBody(TruncatedBody):
     """Describes the body of POST /v1/embeddings.
 
-    ``pooling``: the mean of all tokens' hidden states or the last token's; by default what the model's files say,
-    else the mean. ``prompt_name``: which of the model's named prompts is put before each text.
+    ``pooling``: the mean of all tokens' hidden states, the last one's or an encoder's first one's; by default what
+    the model's files say, else the mean. ``prompt_name``: which of the model's named prompts is put before each
+    text.
     """
 
     surface: ClassVar[str] = "embeddings"
@@ -54,7 +55,7 @@ class EmbeddingsBody(TruncatedBody):
     input: Prompts
     encoding_format: Literal["float", "base64"] = "float"
     dimensions: int | None = Field(default=None, ge=1)
-    pooling: Literal["mean", "last"] | None = None
+    pooling: Literal["mean", "last", "cls"] | None = None
     prompt_name: str | None = Field(default=None, max_length=256)
     add_special_tokens: bool = True
     priority: int | None = Field(default=None, ge=-(2**31), lt=2**31)

@@ -90,9 +90,9 @@ async def test_a_pooling_of_the_models_that_is_not_computed_is_refused_unless_an
 ) -> None:
     shutil.copytree(model_dir, tmp_path / "cls")
     (tmp_path / "cls" / "1_Pooling").mkdir()
-    (tmp_path / "cls" / "1_Pooling" / "config.json").write_text('{"pooling_mode_cls_token": true}')
+    (tmp_path / "cls" / "1_Pooling" / "config.json").write_text('{"pooling_mode_max_tokens": true}')
     async with start_router(fake, {"tiny": tmp_path / "cls"}) as router:
-        with pytest.raises(openai.BadRequestError, match="pools by pooling_mode_cls_token"):
+        with pytest.raises(openai.BadRequestError, match="pools by pooling_mode_max_tokens"):
             await router.openai.embeddings.create(model="tiny", input="x")
         await router.openai.embeddings.create(model="tiny", input="x", extra_body={"pooling": "last"})
 

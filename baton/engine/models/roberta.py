@@ -1,0 +1,18 @@
+"""Describes RoBERTa (https://arxiv.org/abs/1907.11692): BERT whose first place is behind that of padding.
+
+Knows nothing of weights' values.
+"""
+
+from __future__ import annotations
+
+from baton.engine.models.bert import encoder
+from baton.engine.program.config import ModelConfig
+from baton.engine.program.encoder import ScoreHead
+from baton.engine.program.program import Program
+
+HEAD = ScoreHead("classifier.dense", "classifier.out_proj")
+
+
+def program(config: ModelConfig) -> Program:
+    """Returns the encoder, with the head of a cross-encoder where there is one."""
+    return encoder(config, first=config.count("pad_token_id", 1) + 1, head=HEAD).program(config)

@@ -1,0 +1,77 @@
+"""What an encoder's config.json says of the prompts that it takes and of what it makes of them.
+
+Knows nothing of requests or workers. An encoder reads a text in both directions and writes none.
+"""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from baton.protos.errors import CheckpointError
+from baton.router.text.model import TextModel
+from baton.router.text.reranking import Room
+
+ENCODERS = ("bert", "roberta", "xlm-roberta", "modernbert")  # the ``model_type``s of encoders
+HEAD = "ForSequenceClassification"  # how the name of an architecture with a head ends
+IDENTITY = "Identity"
+
+
+class EncoderStyle(msgspec.Struct, frozen=True):
+    """Says what prompts an encoder takes. ``scores``: it is a cross-encoder, whose head gives a pair's score.
+
+    ``types``: how many segments it tells apart; a token of the second one is its id plus ``vocab``. ``raw``: the
+    score is what the head says, and not made a share of 1.
+    """
+
+    vocab: int
+    types: int = 1
+    scores: bool = False
+    raw: bool = False
+
+    async def prompt(self, text: TextModel, query: str, document: str, most: Room) -> list[int]:
+        """Returns the ids of a pair. Raises ContextTooLong."""
+        pair = await text.encode_pair(query, document, most.prompt, most.document)
+        return [i + self.vocab * min(of, self.types - 1) for i, of in zip(pair.ids, pair.types, strict=True)]
+
+    def score(self, pooled: bytes) -> float:
+        """Returns a pair's score of what a worker says."""
+        found = float(np.frombuffer(pooled, "<f4")[0])
+        return found if self.raw else 1.0 / (1.0 + math.exp(-max(found, -700.0)))
+
+
+def encoder_style(directory: Path | None) -> EncoderStyle | None:
+    """Returns what ``directory``'s config.json says of an encoder; None for a model that writes. Raises
+    CheckpointError.
+    """
+    path = None if directory is None else directory / "config.json"
+    if path is None or not path.is_file():
+        return None
+    try:
+        found = msgspec.json.decode(path.read_bytes(), type=_Config)
+    except (OSError, msgspec.MsgspecError) as error:
+        raise CheckpointError(f"{path}: {error}", "config.json") from error
+    if found.model_type not in ENCODERS:
+        return None
+    scores = any(name.endswith(HEAD) for name in found.architectures or ())
+    types = 1 if found.model_type == "modernbert" else found.type_vocab_size
+    return EncoderStyle(found.vocab_size, types, scores, _is_raw(found))
+
+
+class _Config(msgspec.Struct):
+    model_type: str = ""
+    vocab_size: int = 0
+    type_vocab_size: int = 2
+    architectures: list[str] | None = None
+    sentence_transformers: dict[str, Any] | None = None
+    sbert_ce_default_activation_function: str | None = None
+
+
+def _is_raw(found: _Config) -> bool:
+    """Whether sentence-transformers leaves scores as they are: a class's name, in either spelling."""
+    said = (found.sentence_transformers or {}).get("activation_fn") or found.sbert_ce_default_activation_function
+    return str(said or "").endswith(IDENTITY)
