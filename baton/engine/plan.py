@@ -60,6 +60,19 @@ class SampleSpec(msgspec.Struct, frozen=True, gc=False):
         return not (asks or self.banned or self.allowed is not None or self.spread)
 
 
+class Limb(msgspec.Struct, frozen=True, gc=False):
+    """Holds consecutive rows of an item that branch off: they follow row ``parent`` of it, not the row before.
+
+    ``pages`` are theirs alone, from the block that holds the item's ``start`` on. The KV of what they follow is
+    copied there in the step, so that to each row its own path is a plain text, read to the same bits.
+    """
+
+    parent: int
+    first: int
+    rows: int
+    pages: Sequence[int]
+
+
 class SequenceStep(msgspec.Struct, frozen=True, gc=False):
     """Describes one sequence's share of a step: compute ``tokens`` at positions ``start``, ``start + 1``, …
 
@@ -70,7 +83,9 @@ class SequenceStep(msgspec.Struct, frozen=True, gc=False):
     ``sample`` then chooses the token that follows the last known one, and ``verify[i]`` the token that follows
     draft i. ``state_from``, of a model with recurrent state, are the pages with the state before ``start`` (None:
     no token is before it), ``state_to`` those that take the state after the last token; they never overlap.
-    ``adapter`` is the id of the sequence's LoRA adapter, which the runner holds; empty for none.
+    ``adapter`` is the id of the sequence's LoRA adapter, which the runner holds; empty for none. ``limbs`` are the
+    last rows where drafts are a tree (``branches_of``): ``start + i`` is then the position of the rows before them,
+    and ``verify[i]`` still chooses behind row i + 1.
     """
 
     seq: int
@@ -86,6 +101,12 @@ class SequenceStep(msgspec.Struct, frozen=True, gc=False):
     state_from: Sequence[int] | None = None
     state_to: Sequence[int] = ()
     adapter: str = ""
+    limbs: tuple[Limb, ...] = ()
+
+    @property
+    def trunk(self) -> int:
+        """Returns the number of rows that follow one another from ``start`` on."""
+        return self.limbs[0].first if self.limbs else len(self.tokens)
 
     @property
     def asks(self) -> tuple[SampleSpec, ...]:
@@ -100,7 +121,7 @@ class SequenceStep(msgspec.Struct, frozen=True, gc=False):
     def undrafted(self) -> SequenceStep:
         """Returns the same step without its drafts."""
         known = self.tokens[: len(self.tokens) - len(self.verify)]
-        return msgspec.structs.replace(self, tokens=known, verify=())
+        return msgspec.structs.replace(self, tokens=known, verify=(), limbs=())
 
 
 class StepPlan(msgspec.Struct, frozen=True, gc=False):
@@ -253,6 +274,11 @@ class Internals(Protocol):
 
     def shallow(self, layers: int) -> Runner:
         """Returns a runner of so many of the layers, on the same weights; 0: half of them. Raises ConfigError."""
+
+
+def branches_of(runner: Runner) -> bool:
+    """Returns whether a runner computes items with ``limbs``: trees of drafts."""
+    return bool(getattr(runner, "branches", False))
 
 
 def internals_of(runner: Runner) -> Internals | None:

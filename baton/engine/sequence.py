@@ -5,7 +5,7 @@ Knows nothing of pages' owners, of batches or of time.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Protocol
 
 from baton.engine.masks import Allowed, Mask, completing, only, without
@@ -102,9 +102,9 @@ class SequenceState:
             allowed, banned = without(allowed, banned), ()
         return SampleSpec(sampling, self.request.choice, position, history, prompt_tokens, banned, allowed)
 
-    def verify_specs(self, drafts: Sequence[int]) -> tuple[SampleSpec, ...]:
-        """How the token after each of ``drafts`` is to be chosen, if all before it stand."""
-        return tuple([self.sample_spec(drafts[:count]) for count in range(1, len(drafts) + 1)])
+    def verify_specs(self, paths: Iterable[Sequence[int]]) -> tuple[SampleSpec, ...]:
+        """How the token after each of ``paths``, drafts that follow one another, is to be chosen."""
+        return tuple([self.sample_spec(path) for path in paths])
 
     def _history(self, drafts: Sequence[int]) -> Sequence[int]:
         if not drafts:

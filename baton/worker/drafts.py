@@ -13,7 +13,7 @@ from pathlib import Path
 
 from baton.engine.checkpoints.hub import locate
 from baton.engine.load import EngineConfig, load_runner
-from baton.engine.plan import Internals, ModelSpec, Runner, internals_of
+from baton.engine.plan import Internals, ModelSpec, Runner, branches_of, internals_of
 from baton.engine.speculate.draft import Speculator, StateSpeculator
 from baton.engine.speculate.draft_model import DraftModel, require_same_tokens
 from baton.engine.speculate.drafter import Drafter
@@ -45,7 +45,8 @@ def make_drafter(
         raise ConfigError(text, "speculation")
     found = speculators(names, lambda name: _of_a_model(name, engine, runner, pages))
     _tap(names, found, runner)
-    return Drafter(found, control_share=control_share, by_rejection=by_rejection) if found else None
+    trees = branches_of(runner)
+    return Drafter(found, control_share=control_share, by_rejection=by_rejection, trees=trees) if found else None
 
 
 def _of_a_model(name: str, engine: EngineSpec, runner: Runner, pages: int) -> Speculator:

@@ -19,6 +19,7 @@ from baton.engine.speculate.heads.medusa import Medusa, read_medusa
 from baton.engine.speculate.lookahead import Lookahead
 from baton.engine.speculate.names import speculators
 from baton.kernels.abi import native
+from baton.kv.pages.lease import PageLease
 from tests.decode_worker.test_preemption import (
     DEMO,
     VOCAB,
@@ -35,7 +36,7 @@ from tests.decode_worker.test_preemption import (
     undisturbed,
 )
 from tests.engine.speculate.heads import published
-from tests.engine.speculate.oracle import Eager, Oracle
+from tests.engine.speculate.oracle import Bushy, Eager, Oracle
 
 
 def drafted(engine: Engine, chance: float, seed: int = 0) -> Eager:
@@ -66,6 +67,22 @@ def test_drafts_change_no_bit_of_any_kind_of_answer(engine: object, chance: floa
     (run := Run(made, drafter=drafter)).local()
     exactly(run.told(), whole)
     assert_counts(drafter.tally, chance)
+
+
+@pytest.mark.skipif(native.library() is None, reason="no native kernels here")
+def test_trees_change_no_bit_of_any_kind_of_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    grafts, graft = list[int](), PageLease.graft
+    monkeypatch.setattr(PageLease, "graft", lambda self, first, pages: grafts.append(graft(self, first, pages)))
+    engine = real()
+    whole, _ = undisturbed(engine)
+    answers = {name: told.tokens for name, told in whole.items()}
+    drafter = Eager(Bushy(answers, 0.7, VOCAB), most=20)
+    (run := Run(engine, drafter=drafter)).local()
+    exactly(run.told(), whole)
+    assert 0 < drafter.tally.accepted < drafter.tally.verified
+    (run := Run(engine, drafter=drafter)).local(7, 12)  # preempted on the way
+    same(run.told(), whole, "trees, preempted")
+    assert len(grafts) > 20, "branches that stood"
 
 
 def assert_counts(tally: Tally, chance: float) -> None:
@@ -146,11 +163,14 @@ def of_the_model(name: str, engine: Engine, directory: Path) -> Speculator:
 
 
 @pytest.mark.skipif(native.library() is None, reason="no native kernels here")
-@pytest.mark.parametrize("name", ["self", "medusa", "eagle3"])
-def test_what_the_models_own_inside_drafts_changes_no_bit(name: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("name", "trees"),
+    [("self", False), ("medusa", True), ("eagle3", True), pytest.param("medusa", False, marks=LONG)],
+)
+def test_what_the_models_own_inside_drafts_changes_no_bit(name: str, trees: bool, tmp_path: Path) -> None:
     engine = real()
     whole, _ = undisturbed(engine)
-    drafter = Eager(of_the_model(name, engine, tmp_path), most=3)
+    drafter = Eager(of_the_model(name, engine, tmp_path), most=3, trees=trees)
     (run := Run(engine, drafter=drafter)).local(9, 11)  # preempted on the way, so that states have gaps
     same(run.told(), whole, name)
     if (inside := internals_of(engine.runner)) is not None:

@@ -16,15 +16,16 @@ import msgspec
 from baton.decode_worker.engine.admission import OpenedPages, open_pages
 from baton.decode_worker.engine.budget import StepBudget
 from baton.decode_worker.engine.handoffs import HandoffTable
+from baton.decode_worker.engine.job import DecodeJob
 from baton.decode_worker.engine.pace import StepPace
 from baton.decode_worker.engine.requests import RequestState
-from baton.decode_worker.engine.scheduler import DecodeJob, DecodeScheduler
+from baton.decode_worker.engine.scheduler import DecodeScheduler
 from baton.decode_worker.engine.swap import SwapArea
 from baton.engine.checks import check_request
 from baton.engine.handlers import Table
 from baton.engine.isolate import StepOutcome
 from baton.engine.plan import SampledToken, SequenceStep, mirror_of
-from baton.engine.speculate.draft import States, accepted
+from baton.engine.speculate.draft import States
 from baton.engine.speculate.drafter import Drafter
 from baton.engine.states import Sight
 from baton.engine.step_loop import IDLE_WAIT_S, EngineParts, StepLoop, note
@@ -270,11 +271,10 @@ class DecodeLoop(StepLoop):
         if chosen:
             self._take(item.seq, chosen)
 
-    def _show(self, item: SequenceStep, job: DecodeJob, states: States | None, rejected: int = 0) -> None:
-        """Lets drafts be made of the model's states, without those of ``rejected`` drafts."""
-        if self.drafter is not None and states is not None and len(states) > rejected:
-            first = item.start + len(item.tokens) - len(states)
-            self.drafter.saw(job.sequence, first, states[: len(states) - rejected])
+    def _show(self, item: SequenceStep, job: DecodeJob, states: States | None) -> None:
+        """Lets drafts be made of the model's states, of its last rows."""
+        if self.drafter is not None and states is not None and len(states):
+            self.drafter.saw(job.sequence, item.start + len(item.tokens) - len(states), states)
 
     def _take_verified(
         self, item: SequenceStep, job: DecodeJob, chosen: tuple[SampledToken, ...], states: States | None
@@ -282,12 +282,14 @@ class DecodeLoop(StepLoop):
         """Drafts stand while they are what the model chose; the choice behind them is the model's own."""
         draft, drafts = self.scheduler.drafts[item.seq], len(chosen) - 1
         ids = [one.token_id for one in chosen]
-        stood = accepted(draft.tokens, ids[:-1])
+        rows = draft.stands(ids)
         if self.drafter is not None and drafts:
-            self.drafter.judge(job.sequence, draft, stood, ids)
-            self.log.note_accepted(stood)
-            self._show(item, job, states, drafts - stood)
-        self._take(item.seq, chosen[: stood + 1], drafts)
+            self.drafter.judge(job.sequence, draft, len(rows) - 1, ids, rows)
+            self.log.note_accepted(len(rows) - 1)
+            if states is not None:
+                self.drafter.saw(job.sequence, item.start, states[list(rows)])
+        job.settle(item, rows[-1])
+        self._take(item.seq, tuple([chosen[row] for row in rows]), drafts)
         if item.seq in self.requests:
             job.give_back()
 

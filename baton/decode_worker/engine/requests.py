@@ -5,8 +5,8 @@ Knows nothing of pages, messages or of who asks: the loop says what happened and
 
 from __future__ import annotations
 
+from baton.decode_worker.engine.job import DecodeJob
 from baton.decode_worker.engine.leases import HandoffLease
-from baton.decode_worker.engine.scheduler import DecodeJob
 from baton.protos.nouns import Station, TokenRun
 
 

@@ -8,121 +8,19 @@ measured to be cheaper (swap.py), else computed again from its tokens; what stay
 from __future__ import annotations
 
 from bisect import insort
-from collections.abc import Callable, Sequence
-
-import msgspec
+from itertools import islice
 
 from baton.decode_worker.engine.budget import StepBudget
-from baton.decode_worker.engine.swap import SwapArea, SwapEntry
+from baton.decode_worker.engine.job import DecodeJob, Share, step_of
+from baton.decode_worker.engine.swap import SwapArea
 from baton.engine.checks import blocks_for, holdable_of
-from baton.engine.plan import SampledToken, SequenceStep, StepPlan
-from baton.engine.sequence import SequenceState
+from baton.engine.plan import Limb, StepPlan
 from baton.engine.speculate.draft import Draft
 from baton.engine.speculate.drafter import Drafter
-from baton.engine.states import SequenceStates, Sight, StateRules, opened
-from baton.kv.layout.prefix import Chain
-from baton.kv.pages.pool import PageLease, PagePool
+from baton.engine.speculate.tree import depths, stretches
+from baton.engine.states import Sight, StateRules, opened
+from baton.kv.pages.pool import PagePool
 from baton.protos.errors import PoolExhausted
-from baton.protos.nouns import TokenRun
-
-
-class DecodeJob:
-    """Holds a sequence that is written here, its pages and its chain. ``age`` is its order of admission."""
-
-    def __init__(
-        self,
-        sequence: SequenceState,
-        root: bytes,
-        pages: PageLease,
-        age: int,
-        states: SequenceStates | None = None,
-    ):
-        self.sequence = sequence
-        self.pages, self.states = pages, states
-        self.age = age
-        self.chain = Chain(root, sequence.tokens, pages.block_tokens)
-        self.sealed = pages.held
-        self.swap_entry: SwapEntry | None = None
-        self._size, self._prompt = pages.block_tokens, len(sequence.request.token_ids)
-        sequence.computed = pages.held * self._size
-
-    def advance(self, tokens: int) -> None:
-        """Counts ``tokens`` more as having their KV; blocks that are full now become findable."""
-        self.sequence.computed += tokens
-        full = self.sequence.computed // self._size
-        if full > self.sealed:
-            self.pages.seal_run(self.sealed, self.chain.hashes[self.sealed : full])
-            self.sealed = full
-        self.pages.slide(self.sequence.computed)
-
-    def keep_state(self) -> None:
-        """Takes the state that a step wrote as the one after the computed tokens."""
-        if self.states is not None:
-            rolling = self.sequence.computed >= self._prompt
-            self.states.advance(self.sequence.computed, *self.state_terms, rolling=rolling)
-
-    @property
-    def state_terms(self) -> tuple[int, int, Callable[[int], bytes]]:
-        """Returns what its states must know of it: the prompt's tokens, those of a block, and blocks' hashes."""
-        return self._prompt, self._size, self.chain.hashes.__getitem__
-
-    def take(self, chosen: Sequence[SampledToken], drafts: int = 0) -> TokenRun:
-        """Joins the model's next tokens to the sequence; returns what is told of them.
-
-        All but the last of ``chosen`` are accepted drafts, of ``drafts`` that were verified: their KV is there.
-        What follows the answer's end is left out.
-        """
-        sequence, index, accepted = self.sequence, self.sequence.outputs, len(chosen) - 1
-        for count, one in enumerate(chosen, 1):
-            sequence.take(one.token_id)
-            self.chain.append(one.token_id)
-            if sequence.finish_reason:
-                chosen, accepted = chosen[:count], min(count, accepted)
-                break
-            if count <= accepted:
-                self.advance(1)
-        return TokenRun(
-            output_index=index,
-            token_ids=tuple([one.token_id for one in chosen]),
-            logprobs=tuple([one.logprobs for one in chosen if one.logprobs is not None]),
-            finish_reason=sequence.finish_reason,
-            stop_token_id=sequence.stop_token_id,
-            accepted_drafts=accepted,
-            rejected_drafts=drafts - accepted,
-        )
-
-    def give_back(self) -> None:
-        """Gives back pages that only rejected drafts needed."""
-        needed = blocks_for(len(self.sequence.tokens), self._size)
-        if len(self.pages.pages) > needed:
-            self.pages.shrink(needed)
-
-    def close(self) -> None:
-        """Gives all of its pages back."""
-        self.pages.close()
-        if self.states is not None:
-            self.states.close()
-            self.states = None
-
-    def restart(self, pages: PageLease, states: SequenceStates | None = None) -> None:
-        """Begins again on new pages, after the blocks that were found."""
-        self.pages, self.sealed, self.states = pages, pages.held, states
-        pages.hinted = self.sequence.request.retained
-        self.sequence.computed = pages.held * pages.block_tokens
-
-    @property
-    def rank(self) -> tuple[int, int]:
-        """Returns its place in the order: less is sooner."""
-        return self.sequence.request.priority, self.age
-
-    @property
-    def reading(self) -> bool:
-        """Tells whether more than the next token's KV is missing: a prompt's, or after a preemption all of it."""
-        computed = self.sequence.computed
-        return len(self.sequence.tokens) - computed > 1 or computed < self._prompt
-
-
-Share = tuple[DecodeJob, int, bool]  # who, how many tokens, whether they are a prompt's
 
 
 class DecodeScheduler:
@@ -142,6 +40,7 @@ class DecodeScheduler:
         self.pool, self.rules, self.sight = pool, rules, sight
         self.drafter = drafter
         self.drafts: dict[int, Draft] = {}  # that the last plan verifies, by sequence
+        self._limbs: dict[int, tuple[Limb, ...]] = {}  # of those that are trees
         self.budget = budget or StepBudget()
         self.swap = swap
         self.max_batch = max_batch
@@ -179,13 +78,16 @@ class DecodeScheduler:
         if self.waiting:
             self._resume()
         shares = self._shares()
-        if self.drafter is None:
-            return StepPlan(tuple([_step(*share) for share in shares]))
-        self.drafts = self._drafts(self.drafter, shares)
-        if not self.drafts:
-            return StepPlan(tuple([_step(*share) for share in shares]))
+        self.drafts = {} if self.drafter is None else self._drafts(self.drafter, shares)
+        if self.drafter is None or not self.drafts:
+            return StepPlan(tuple([step_of(*share) for share in shares]))
         rejects = self.drafter.by_rejection
-        return StepPlan(tuple([_step(*share, self.drafts.get(share[0].sequence.seq), rejects) for share in shares]))
+        drafted = [(share, share[0].sequence.seq) for share in shares]
+        return StepPlan(
+            tuple(
+                [step_of(*share, self.drafts.get(seq), self._limbs.get(seq, ()), rejects) for share, seq in drafted]
+            )
+        )
 
     def _shares(self) -> list[Share]:
         """Who is in the step, in order; their pages are there."""
@@ -219,7 +121,7 @@ class DecodeScheduler:
         if not sequences:
             return {}
         prompt_tokens = 0 if len(sequences) == len(shares) else sum(take for _, take, reading in shares if reading)
-        found = drafter.plan(sequences, prompt_tokens, self.budget.limit_s)
+        found, self._limbs = drafter.plan(sequences, prompt_tokens, self.budget.limit_s), {}
         if not found:
             return {}
         writers = {job.sequence.seq: job for job, _, reading in shares if not reading}
@@ -229,13 +131,30 @@ class DecodeScheduler:
     def _fitting(self, job: DecodeJob, draft: Draft) -> Draft:
         """Returns as much of the draft as free pages allow, without taking pages from another sequence."""
         end, size = job.sequence.computed + 1, self.pool.block_tokens
-        short = blocks_for(end + len(draft.tokens), size) - len(job.pages.pages)
-        if short > 0:
-            try:
+        chain = draft.chain().tokens
+        try:
+            short = blocks_for(end + len(chain), size) - len(job.pages.pages)
+            if short > 0:
                 job.pages.extend(short, self.growth_reserve)
+        except PoolExhausted:
+            return draft.chain()._replace(tokens=chain[: len(job.pages.pages) * size - end])
+        if draft.parents:
+            try:
+                self._limbs[job.sequence.seq] = self._branches(job, draft)
             except PoolExhausted:
-                return draft._replace(tokens=draft.tokens[: len(job.pages.pages) * size - end])
+                return draft.chain()
         return draft
+
+    def _branches(self, job: DecodeJob, draft: Draft) -> tuple[Limb, ...]:
+        """The rows of a tree that branch off, with pages. Raises PoolExhausted with nothing changed."""
+        start, size, deep = job.sequence.computed, self.pool.block_tokens, depths(draft.parents)
+        parts = stretches(draft.parents)[1:]
+        ends = [start + 1 + deep[part.first - 1] + part.rows for part in parts]
+        counts = [blocks_for(end, size) - start // size for end in ends]
+        pages = iter(job.pages.branch(sum(counts), self.growth_reserve))
+        return tuple(
+            [Limb(*part, pages=list(islice(pages, count))) for part, count in zip(parts, counts, strict=True)]
+        )
 
     def starved(self) -> DecodeJob | None:
         """Returns, after an empty plan, the oldest sequence, which found no page; None while a grammar compiles."""
@@ -311,49 +230,3 @@ class DecodeScheduler:
         job.sequence.computed = 0
         insort(self.waiting, job, key=lambda d: d.rank)
         self.preemptions += 1
-
-
-def _step(
-    job: DecodeJob, take: int, reading: bool, draft: Draft | None = None, rejects: bool = False
-) -> SequenceStep:
-    if job.states is None:
-        step = _plain_step(job, take, reading, draft)
-        return _by_rejection(step, draft) if draft is not None and rejects else step
-    assert draft is None, "a state isn't rolled back: nothing is drafted"
-    states = job.states.source, job.states.target
-    return msgspec.structs.replace(_plain_step(job, take, reading), state_from=states[0], state_to=states[1])
-
-
-def _by_rejection(step: SequenceStep, draft: Draft) -> SequenceStep:
-    """The step with each draft judged by rejection; greedy ones stand by being the likeliest either way."""
-    if step.sample is None or not step.sample.sampling.temperature:
-        return step
-    asks = enumerate(step.asks[: len(step.verify)])
-    judged = [msgspec.structs.replace(spec, drafted=draft.judged(at)) for at, spec in asks]
-    return msgspec.structs.replace(step, sample=judged[0], verify=(*judged[1:], step.verify[-1]))
-
-
-def _plain_step(job: DecodeJob, take: int, reading: bool, draft: Draft | None = None) -> SequenceStep:
-    sequence, pages = job.sequence, job.pages.pages
-    start, end = sequence.computed, sequence.computed + take
-    tokens = sequence.tokens[start:end]
-    sample = sequence.sample_spec() if end == len(sequence.tokens) else None
-    adapter = sequence.request.adapter_id
-    if draft is not None:
-        specs = sequence.verify_specs(draft.tokens)
-        drafted = [*tokens, *draft.tokens]
-        return SequenceStep(sequence.seq, drafted, start, pages, sample, verify=specs, adapter=adapter)
-    if not reading:
-        return SequenceStep(sequence.seq, tokens, start, pages, sample, adapter=adapter)
-    return SequenceStep(
-        seq=sequence.seq,
-        tokens=tokens,
-        start=start,
-        pages=pages,
-        sample=sample,
-        is_prefill=True,
-        targets=sequence.targets(take),
-        pool=sequence.pools,
-        score_top=sequence.request.sampling.prompt_logprobs or 0,
-        adapter=adapter,
-    )

@@ -24,7 +24,8 @@ def best_depths(
     may be; those that take it above ``limit_s``, where that isn't 0, are left out. Where the best choice brings
     less than ``MARGIN`` more than none, none are verified.
 
-    As chances never rise, the best k drafts are the k largest chances, and they are a beginning of each draft.
+    As chances never rise, the best k drafts are the k largest chances, and they are a beginning of each draft. So
+    they are of trees' nodes in the order of their chances: a node's is never above its parent's.
     """
     flat = np.concatenate([np.asarray(one, np.float64) for one in chances]) if chances else np.empty(0)
     most = min(len(flat), len(seconds) - 1)

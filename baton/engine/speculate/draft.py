@@ -14,10 +14,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from baton.engine.plan import DraftedToken
+from baton.engine.speculate.tree import depths, first_chain, path_to, pruned, tree_of, walked
 from baton.protos.nouns import EngineRequest
 
 GRADES = 8
-MOST_DRAFTS = 16  # of one sequence in one step, as kernels/speculative_accept looks at
+MOST_DRAFTS = 16  # deep, of one sequence in one step, as kernels/speculative_accept looks at
+MOST_NODES = 32  # of one sequence's tree
 States = NDArray[np.float32]
 
 
@@ -42,16 +44,53 @@ class Text(Protocol):
 
 
 class Draft(NamedTuple):
-    """Tokens that may come next. ``source`` names who proposes them.
+    """Holds tokens that may come next. ``source`` names who proposes them.
 
     ``grade`` (0 … GRADES - 1) orders one source's drafts by confidence; what a grade is worth is learned from what
     the target model accepts. ``spreads`` are the probabilities by which each token was drawn, none where unknown.
+    With ``parents`` (``tree.py``) the tokens are a tree, without a chain.
     """
 
     tokens: Sequence[int]
     source: str
     grade: int
     spreads: Sequence[States] = ()
+    parents: Sequence[int] = ()
+
+    @classmethod
+    def of_paths(cls, paths: Sequence[Sequence[int]], source: str, grade: int) -> Draft:
+        """Returns the draft of several continuations, the most promising first."""
+        tokens, parents = tree_of(paths, MOST_NODES)
+        return cls(tokens, source, grade, parents=() if first_chain(parents) == len(parents) else parents)
+
+    def cut(self, depth: int) -> Draft:
+        """Returns the draft of the next ``depth`` places."""
+        if not self.parents:
+            return self._replace(tokens=self.tokens[:depth])
+        return self.of([node for node, deep in enumerate(depths(self.parents)) if deep < depth])
+
+    def chain(self) -> Draft:
+        """Returns the draft without second guesses."""
+        return self._replace(tokens=self.tokens[: first_chain(self.parents)], parents=()) if self.parents else self
+
+    def of(self, nodes: Sequence[int]) -> Draft:
+        """Returns the draft of the tokens at ``nodes``, with each of which its parent is there."""
+        if not self.parents:
+            return self._replace(tokens=self.tokens[: len(nodes)])
+        tokens, parents = pruned(self.tokens, self.parents, nodes)
+        return self._replace(tokens=tokens, parents=() if first_chain(parents) == len(parents) else parents)
+
+    def paths(self) -> list[Sequence[int]]:
+        """Returns for each token the tokens up to it, itself included, that follow one another."""
+        if not self.parents:
+            return [self.tokens[:count] for count in range(1, len(self.tokens) + 1)]
+        return [[self.tokens[at] for at in path_to(node, self.parents)] for node in range(len(self.tokens))]
+
+    def stands(self, chosen: Sequence[int]) -> Sequence[int]:
+        """Returns the rows of the step that stand, the text's own first; ``chosen[row]`` is what follows a row."""
+        if self.parents:
+            return walked(self.tokens, self.parents, chosen)
+        return range(accepted(self.tokens, chosen[:-1]) + 1)
 
     def judged(self, position: int) -> DraftedToken:
         """Returns the token at ``position`` as it is judged by rejection."""
@@ -61,10 +100,11 @@ class Draft(NamedTuple):
 class Speculator(ABC):
     """Proposes drafts of sequences; whatever it remembers of one it can rebuild from the sequence's tokens.
 
-    ``name`` is its drafts' source.
+    ``name`` is its drafts' source; ``branches``: several tokens may be proposed at the same place.
     """
 
     name = ""
+    branches = False
 
     @abstractmethod
     def propose(self, text: Text, budget: int) -> Draft | None:

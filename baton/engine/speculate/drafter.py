@@ -6,7 +6,7 @@ Knows nothing of pages, plans or channels. Time is told, except that of its own 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
 from baton.engine.speculate.asking import Asking
@@ -52,9 +52,19 @@ class Tally(NamedTuple):
 
 
 class _Weighed(NamedTuple):
+    """A draft, its tokens' chances from the best on, and which token each is of."""
+
     text: Writer
     draft: Draft
     chances: list[float]
+    order: Sequence[int]
+
+    @classmethod
+    def of(cls, text: Writer, draft: Draft, chances: list[float]) -> _Weighed:
+        if not draft.parents:
+            return cls(text, draft, chances, range(len(chances)))
+        order = sorted(range(len(chances)), key=lambda node: -chances[node])  # stable: parents stay before children
+        return cls(text, draft, [chances[node] for node in order], order)
 
 
 class Drafter:
@@ -62,7 +72,7 @@ class Drafter:
 
     In a share of the steps, ``control_share``, nothing is drafted: beside them shows what drafts bring. With
     ``by_rejection`` drafts of sampled answers stand by rejection: tokens have the target's distribution, and are
-    others than without drafts.
+    others than without drafts. Drafts are trees where ``trees`` says that the runner computes them.
     """
 
     def __init__(
@@ -71,9 +81,11 @@ class Drafter:
         clock: Callable[[], float] = time.perf_counter,
         control_share: float = 0.0,
         by_rejection: bool = False,
+        trees: bool = False,
     ) -> None:
-        self.by_rejection = by_rejection
+        self.by_rejection, self._trees = by_rejection, trees
         for speculator in speculators:
+            speculator.branches = trees
             if isinstance(speculator, DraftModel):
                 speculator.spreads = by_rejection
         self.tally = Tally()
@@ -134,7 +146,7 @@ class Drafter:
         depths = best_depths([one.chances for one in weighed], len(writers), seconds, limit_s) if weighed else []
         self._add_probe(weighed, depths, steps)
         chosen = {
-            one.text.seq: one.draft._replace(tokens=one.draft.tokens[:depth])
+            one.text.seq: one.draft.of(one.order[:depth])
             for one, depth in zip(weighed, depths, strict=True)
             if depth
         }
@@ -168,22 +180,29 @@ class Drafter:
         self._comparison.add(0, took)
         self.tally = self.tally._replace(seconds=self.tally.seconds + took)
 
-    def judge(self, text: Text, draft: Draft, accepted: int, chosen: Sequence[int] = ()) -> None:
-        """The target accepted the first ``accepted`` of the draft's tokens, all of which were verified.
+    def judge(
+        self, text: Text, draft: Draft, accepted: int, chosen: Sequence[int] = (), rows: Sequence[int] = ()
+    ) -> None:
+        """The target accepted ``accepted`` of the draft's tokens, all of which were verified: of a chain the first.
 
-        ``chosen[i]`` is its token behind ``text`` and the first i drafts.
+        ``chosen[row]`` is its token behind each row of the step; of a tree ``rows`` are those that stand
+        (``tree.walked``).
         """
         seq = text.seq
         self._comparison.add(accepted, 0.0)
-        for at in range(min(len(draft.tokens), accepted + 1)):
+        went_on = not draft.parents or rows[-1] - 1 in draft.parents
+        for at in range(min(len(draft.tokens), accepted + 1) if went_on else accepted):
             self._judged[at] += 1
             self._stood[at] += at < accepted
+        tried, answers = draft.tokens, chosen
+        if draft.parents:
+            tried, answers = [draft.tokens[row - 1] for row in rows[1:]], [chosen[row] for row in rows]
         for speculator in self._learning:
-            speculator.verified(text, draft.tokens, chosen)
-        self._chances.judge(seq, draft, accepted)
+            speculator.verified(text, tried, answers)
+        self._chances.judge(seq, draft, accepted, rows)
         self._asking.brought(seq, accepted)
         if self._probed == seq:
-            self._probe.made(accepted == len(draft.tokens))
+            self._probe.made(accepted == len(draft.tokens) if not draft.parents else accepted > 0)
             self._probed = None
         t = self.tally
         self.tally = t._replace(
@@ -233,9 +252,14 @@ class Drafter:
 
     def _best(self, text: Writer) -> _Weighed | None:
         most = min(MOST_DRAFTS, text.draft_room)
-        proposals: Iterable[Draft | None] = (speculator.propose(text, most) for speculator in self._speculators)
-        weighed = [_Weighed(text, draft, self._chances.cumulative(text.seq, draft)) for draft in proposals if draft]
+        proposals = (speculator.propose(text, most) for speculator in self._speculators)
+        drafts = (draft if self._branches(text) else draft.chain() for draft in proposals if draft is not None)
+        weighed = [_Weighed.of(text, draft, self._chances.cumulative(text.seq, draft)) for draft in drafts]
         return max(weighed, key=lambda one: expected(one.chances), default=None)
+
+    def _branches(self, text: Text) -> bool:
+        """Whether several guesses at a place can be verified; of what is judged by rejection one is."""
+        return self._trees and not (self.by_rejection and text.request.sampling.temperature)
 
     def _add_probe(self, weighed: Sequence[_Weighed], depths: list[int], steps: int) -> None:
         """Lengthens the most promising draft by one, where one is due."""

@@ -41,20 +41,14 @@ class PairIndex:
             before.append(last.get(pair, -1))
             last[pair] = at
 
-    def longest(self) -> Match | None:
-        """Returns the longest of the latest matches with the text's end, two tokens at least; None without any."""
-        tokens = self._tokens
-        if len(tokens) < 3:
-            return None
-        at, best = self._last.get((tokens[-2], tokens[-1]), -1), None
-        for _ in range(TRIED):
-            if at < 0:
-                break
-            length = self._length(at)
-            if best is None or length > best.length:
-                best = Match(at + 1, length)
+    def matches(self) -> list[Match]:
+        """Returns the latest matches with the text's end, two tokens at least, from the last one on."""
+        tokens, found = self._tokens, list[Match]()
+        at = self._last.get((tokens[-2], tokens[-1]), -1) if len(tokens) >= 3 else -1
+        while at >= 0 and len(found) < TRIED:
+            found.append(Match(at + 1, self._length(at)))
             at = self._before[at]
-        return best
+        return found
 
     def _length(self, at: int) -> int:
         """How many tokens up to ``at`` (inclusive) are the text's last ones."""

@@ -6,13 +6,14 @@ look-up decoding.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from baton.engine.speculate.draft import GRADES, Draft, Speculator, Text, graded
-from baton.engine.speculate.pairs import PairIndex, following
+from baton.engine.speculate.pairs import Match, PairIndex, following
 
 NAME = "prompt_lookup"
 CATCH_UP = 512  # tokens indexed by one call: a long prompt is read in over some steps, 0.1 ms of each
+OTHERS, OTHERS_DEPTH = 3, 4  # further continuations that are guessed, and tokens of each
 NOTHING = -1  # stands between a prediction and the prompt, and is no token
 
 
@@ -31,12 +32,16 @@ class PromptLookup(Speculator):
         known.catch_up()
         if (begun := _begun(text, budget)) is not None:
             return begun
-        if (match := known.index.longest()) is None:
+        matches = known.index.matches()
+        if not matches:
             return None
-        found = following(known.tokens, match.end, budget)
-        if NOTHING in found:
-            found = found[: found.index(NOTHING)]
-        return Draft(found, NAME, graded(match.length)) if found else None
+        best = max(matches, key=lambda match: match.length)  # of equal ones the latest
+        found = known.behind(best, budget)
+        if not found:
+            return None
+        if self.branches and len(matches) > 1:
+            return Draft.of_paths([found, *known.others(best, matches, budget)], NAME, graded(best.length))
+        return Draft(found, NAME, graded(best.length))
 
     def end(self, text: Text) -> None:
         """Forgets the text."""
@@ -53,6 +58,19 @@ class _Known:
         self._before = len(prediction) + 1 if prediction else 0
         self.tokens: Sequence[int] = self._text if self._own is None else self._own
         self.index = PairIndex(self.tokens)
+
+    def behind(self, match: Match, count: int) -> list[int]:
+        """``count`` tokens that followed a match, fewer where the prediction ends."""
+        found = following(self.tokens, match.end, count)
+        return found[: found.index(NOTHING)] if NOTHING in found else found
+
+    def others(self, best: Match, matches: Sequence[Match], budget: int) -> Iterator[list[int]]:
+        """What else followed matches, the longest first, as far as it begins otherwise."""
+        begun = {self.tokens[best.end]}
+        for match in sorted(matches, key=lambda match: -match.length):
+            if self.tokens[match.end] not in begun and len(begun) <= OTHERS:
+                begun.add(self.tokens[match.end])
+                yield self.behind(match, min(budget, OTHERS_DEPTH))
 
     def catch_up(self) -> None:
         if self._own is not None:

@@ -49,6 +49,7 @@ class PageLease:
         self.closed = self.hinted = False
         self._pool = pool
         self._holds = 0
+        self._beside: list[int] = []  # pages of branches
 
     @property
     def block_tokens(self) -> int:
@@ -62,9 +63,9 @@ class PageLease:
 
     @property
     def own(self) -> list[int]:
-        """Returns the pages that are there, in order."""
+        """Returns the pages that are there, in order, those of branches last."""
         first, end = self.gap
-        return self.pages[:first] + self.pages[end:]
+        return self.pages[:first] + self.pages[end:] + self._beside
 
     @property
     def hollow(self) -> int:
@@ -98,6 +99,32 @@ class PageLease:
         """Adds ``blocks`` pages at the end, leaving ``reserve``. Raises PoolExhausted with nothing changed."""
         assert not self.closed, "a closed lease can't grow"
         self.pages.extend(self._pool.allocate(blocks, reserve))
+
+    def branch(self, blocks: int, reserve: int = 0) -> list[int]:
+        """Returns ``blocks`` more pages beside the table, for another continuation of the text.
+
+        They are the lease's until ``prune``; ``reserve`` pages stay available to others. Raises PoolExhausted with
+        nothing changed.
+        """
+        assert not self.closed, "a closed lease can't branch"
+        found = self._pool.allocate(blocks, reserve)
+        self._beside += found
+        return found
+
+    def graft(self, first: int, pages: Sequence[int]) -> None:
+        """Lets ``pages`` of a branch hold the blocks from ``first`` on, none of them sealed.
+
+        The pages that held them are the branch's now.
+        """
+        taken, put = self.pages[first : first + len(pages)], set(pages)
+        self._beside = [page for page in self._beside if page not in put] + taken
+        self.pages = [*self.pages[:first], *pages, *self.pages[first + len(taken) :]]
+
+    def prune(self) -> None:
+        """Gives the pages of branches back."""
+        if self._beside:
+            spare, self._beside = self._beside, []
+            self._pool.give_back(spare)
 
     def shrink(self, blocks: int) -> None:
         """Gives back the pages behind the first ``blocks``, none of which may be sealed.

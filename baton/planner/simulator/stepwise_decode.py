@@ -9,7 +9,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from baton.decode_worker.engine.scheduler import DecodeJob, DecodeScheduler
+from baton.decode_worker.engine.job import DecodeJob
+from baton.decode_worker.engine.scheduler import DecodeScheduler
 from baton.engine.plan import StepPlan
 from baton.engine.sequence import SequenceState
 from baton.kv.pages.pool import PageLease, PagePool

@@ -403,7 +403,7 @@ def test_a_sequence_without_a_page_waits_for_shared_pages_a_while_and_not_for_ev
 @pytest.mark.parametrize("local", [True, False])
 def test_an_admission_that_fails_at_any_line_leaves_nothing_behind(local: bool) -> None:
     bench, key, refused = Bench(), itertools.count(100), 0
-    parts = ("loop", "admission", "handoffs", "requests", "leases", "scheduler")
+    parts = ("loop", "admission", "handoffs", "requests", "leases", "scheduler", "job")
     for fault in each_line(*(f"decode_worker/engine/{part}.py" for part in parts)):
         admit = ch.Admit(next(key), request(1, prompt_of(40)), local, 0.0)
         with fault:

@@ -7,7 +7,8 @@ import random
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from baton.decode_worker.engine.scheduler import DecodeJob, DecodeScheduler
+from baton.decode_worker.engine.job import DecodeJob
+from baton.decode_worker.engine.scheduler import DecodeScheduler
 from baton.engine.checks import blocks_for, holdable
 from baton.engine.plan import SampledToken
 from baton.engine.sequence import SequenceState

@@ -29,8 +29,10 @@ class Oracle(Speculator):
 class Eager(Drafter):
     """Verifies drafts of random length at each step, whatever that costs."""
 
-    def __init__(self, speculator: Speculator, most: int = 8, seed: int = 0, by_rejection: bool = False) -> None:
-        super().__init__([speculator], by_rejection=by_rejection)
+    def __init__(
+        self, speculator: Speculator, most: int = 8, seed: int = 0, by_rejection: bool = False, trees: bool = False
+    ) -> None:
+        super().__init__([speculator], by_rejection=by_rejection, trees=trees)
         self._speculator, self._most, self._lengths = speculator, most, random.Random(seed)
 
     def plan(self, writers: Sequence[Writer], prompt_tokens: int = 0, limit_s: float = 0.0) -> dict[int, Draft]:
@@ -42,3 +44,20 @@ class Eager(Drafter):
             if budget and (draft := self._speculator.propose(writer, budget)) is not None:
                 found[writer.seq] = draft
         return found
+
+
+class Bushy(Oracle):
+    """Proposes trees: at each of some places the right token, if it is there, stands among wrong ones."""
+
+    def propose(self, text: Text, budget: int) -> Draft | None:
+        answer = self._answers.get(text.request.request_id, ())
+        coming, rng = list(answer[text.outputs : text.outputs + budget]), self._rng
+        if not coming:
+            return None
+        paths = [self._path(coming, rng.randint(1, len(coming))) for _ in range(rng.randint(1, 4))]
+        return Draft.of_paths(paths, "oracle", 0)
+
+    def _path(self, coming: list[int], length: int) -> list[int]:
+        """What comes, wrong from some place on."""
+        right = next((at for at in range(length) if self._rng.random() >= self._chance), length)
+        return coming[:right] + [self._rng.randrange(self._vocab) for _ in range(length - right)]

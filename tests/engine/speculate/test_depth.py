@@ -193,6 +193,36 @@ def driven(sequences: int, chance: float, steps: int, seed: int = 0) -> tuple[fl
     return tokens / clock / (sequences / machine(sequences)), depth
 
 
+class Second(Speculator):
+    """Proposes two tokens at each of two places; the model of these tests writes ones."""
+
+    def propose(self, text: Text, budget: int) -> Draft | None:
+        return Draft.of_paths([[2, 1], [1, 2], [1, 1]], "second", 0)
+
+    def end(self, text: Text) -> None:
+        """Nothing is remembered."""
+
+
+@pytest.mark.parametrize("trees", [True, False])
+def test_second_guesses_are_verified_where_they_are_the_right_ones(trees: bool) -> None:
+    drafter, texts, last = Drafter([Second()], lambda: 0.0, trees=trees), [Written(1, [1])], list[list[list[int]]]()
+    for step in range(600):
+        drafts = drafter.plan(texts)
+        drafter.observe(1 + sum(len(draft.tokens) for draft in drafts.values()), 0, machine(1))
+        for draft in drafts.values():
+            chosen = [1] * (len(draft.tokens) + 1)
+            rows = draft.stands(chosen)
+            drafter.judge(texts[0], draft, len(rows) - 1, chosen, rows)
+            if step > 500:
+                last.append([list(path) for path in draft.paths()])
+    if not trees:
+        assert drafter.tally.accepted == 0
+        return
+    assert [1, 1] in last[-1]
+    assert drafter.tally.accepted > 800
+    assert drafter.totals.accepted[1] <= drafter.totals.judged[1] <= drafter.totals.accepted[0]
+
+
 @pytest.mark.parametrize("sequences", [1, 4, 16])
 def test_what_is_never_accepted_costs_next_to_nothing(sequences: int) -> None:
     gain, depth = driven(sequences, 0.0, 1500)

@@ -12,7 +12,7 @@ from baton.engine.speculate import prompt_lookup, suffix
 from baton.engine.speculate.corpus import Corpus
 from baton.engine.speculate.draft import GRADES, Speculator, accepted, graded
 from baton.engine.speculate.names import AUTO, NONE, speculator_names, speculators
-from baton.engine.speculate.pairs import PairIndex
+from baton.engine.speculate.pairs import TRIED, PairIndex
 from baton.engine.speculate.prompt_lookup import PromptLookup
 from baton.engine.speculate.suffix import Suffix
 from baton.protos.errors import ConfigError
@@ -110,15 +110,30 @@ def test_more_than_can_wait_is_dropped() -> None:
     assert corpus.tokens < 40_000
 
 
+def test_what_followed_several_places_is_proposed_as_a_tree_where_trees_are_verified() -> None:
+    tokens = [8, 1, 2, 3, 4, 5, 1, 2, 6, 7, 9, 9, 1, 2, 3, 5, 0, 8, 1, 2]
+    chain, tree = prompt_lookup.PromptLookup(), prompt_lookup.PromptLookup()
+    tree.branches = True
+    plain, several = (one.propose(Written(1, list(tokens)), 3) for one in (chain, tree))
+    assert plain is not None
+    assert several is not None
+    assert (list(plain.tokens), plain.parents) == ([3, 4, 5], ())  # behind the longest match, three tokens
+    assert several.paths() == [[3], [3, 4], [3, 4, 5], [6], [6, 7], [6, 7, 9]]
+    assert several.chain() == plain
+    one = tree.propose(Written(2, [1, 2, 3, 1, 2]), 2)
+    assert one is not None
+    assert (list(one.tokens), one.parents) == ([3, 1], ())  # there is one place alone
+
+
 @settings(max_examples=100, deadline=None)
 @given(st.lists(st.integers(0, 2), min_size=3, max_size=50))
 def test_a_pair_index_matches_what_is_really_there(tokens: list[int]) -> None:
     index = PairIndex(tokens)
     index.catch_up(len(tokens))
-    match = index.longest()
-    there = any(tokens[at - 2 : at] == tokens[-2:] for at in range(2, len(tokens)))
-    assert (match is not None) == there
-    if match:
+    found = index.matches()
+    there = [at for at in range(len(tokens) - 1, 1, -1) if tokens[at - 2 : at] == tokens[-2:]]
+    assert [match.end for match in found] == there[:TRIED]
+    for match in found:
         assert match.length >= 2
         assert tokens[match.end - match.length : match.end] == tokens[len(tokens) - match.length :]
         assert match.end < len(tokens)

@@ -15,6 +15,7 @@ from typing import Any, NoReturn
 import numpy as np
 from numpy.typing import NDArray
 
+from baton.engine.backends.native.branches import Place, branches
 from baton.engine.backends.seen import seen_parts
 from baton.engine.plan import SampleSpec, SequenceStep, StepPlan
 from baton.engine.sampling import COLDEST, uniform
@@ -37,7 +38,8 @@ class NativeBatch:
     """Owns the arrays of one step; they live as long as this object does.
 
     ``items`` say where rows stand in the text and in their pages, ``seen`` what attention sees: the same, but where
-    blocks are left out by a ``selection``.
+    blocks are left out by a ``selection``. ``copies`` are what branches of drafts begin with: KV that is written
+    there in each layer, before attention reads.
     """
 
     def __init__(self, plan: StepPlan, vocab_size: int, pages: int, selection: Selection | None = None) -> None:
@@ -74,8 +76,9 @@ class NativeBatch:
         scores: list[int] = []
         runs: list[Run] = []
         self.reach, self.pools = 0, False
+        self.copies: list[tuple[Place, Place]] = []
         for item in items:
-            first, start, count, at = len(tokens), item.start, len(item.tokens), len(table)
+            first, start, count, at = len(tokens), item.start, item.trunk, len(table)
             last = start + count
             tokens += item.tokens
             table += item.pages[: (last + BLOCK_TOKENS - 1) // BLOCK_TOKENS]
@@ -84,6 +87,13 @@ class NativeBatch:
                 table.append(-1)  # too short: it is refused
             if last > self.reach:
                 self.reach = last
+            if item.limbs:
+                for limb, branch in zip(item.limbs, branches(item), strict=True):
+                    runs.append((first + limb.first, len(table), limb.rows, branch.start))
+                    table += branch.table
+                    self.copies += branch.copies
+                    self.reach = max(self.reach, branch.start + limb.rows)
+                count = len(item.tokens)
             if item.sample:
                 if item.verify:
                     wanted += range(first + count - 1 - len(item.verify), first + count - 1)

@@ -17,6 +17,7 @@ from torch import Tensor
 from baton.engine.adapters.base import AdapterBase
 from baton.engine.backends.native.adapters import NativeAdapters
 from baton.engine.backends.native.batch import NativeBatch
+from baton.engine.backends.native.branches import BranchCopies, copyable, index_of
 from baton.engine.backends.native.internals import NativeInternals
 from baton.engine.backends.native.program import NativeProgram, Weights
 from baton.engine.backends.native.step_check import StepCheck
@@ -65,8 +66,12 @@ class NativeRunner(StepRunner):
         self._memory = torch.empty((0, 0), dtype=torch.uint8)
         span_ops = SpanOps(program, weights, spec.layout) if self._program.foreign else None
         self._foreign = {at: span_ops.bind(program.ops[at]) for at in self._program.foreign} if span_ops else {}
-        attends = {at for at, op in enumerate(program.ops) if isinstance(op, PagedAttention)}
+        attends = {at: op.layer for at, op in enumerate(program.ops) if isinstance(op, PagedAttention)}
         self._attends = frozenset(attends if self._selection is not None else ())
+        self.branches = self._selection is None and not self._foreign and copyable(spec.layout)
+        self._branching = tuple(_stretches(len(program.ops), frozenset(attends))) if self.branches else ()
+        self._layer_of = attends
+        self._copies: BranchCopies | None = None
         self._stretches = tuple(_stretches(len(program.ops), self._program.foreign | self._attends))
         self.internals = NativeInternals(spec, self._program, self._shallow)
 
@@ -75,6 +80,8 @@ class NativeRunner(StepRunner):
         size = self.spec.layout.page_bytes
         self._memory = torch.frombuffer(buffer, dtype=torch.uint8, count=pages * size).view(pages, size)
         self._pages = pages
+        if self.branches:
+            self._copies = BranchCopies(self.spec.layout, self._layers, self._memory)
 
     def run(self, plan: StepPlan) -> StepResult:
         """Computes a step. Raises for the whole step and may be repeated: what it wrote, it writes again."""
@@ -94,8 +101,10 @@ class NativeRunner(StepRunner):
         step.turns, step.pages, step.arena = (t.data_ptr() for t in (self._turns, self._memory, self._arena))
         seeing = self._seeing(step, batch)
         spans = StepSpans(spans_of(plan), self._memory) if self._foreign else None
+        copies = index_of(batch.copies) if batch.copies else None
         if self._check is None and self._ops is None:
-            for begin, end in self.internals.stretches(self._stretches):
+            for begin, end in self.internals.stretches(self._stretches if copies is None else self._branching):
+                self._copy(begin, copies)
                 if spans is None or not self._run_foreign(begin, batch, spans):
                     told = seeing if begin in self._attends else step
                     self._run(self._program.address, ctypes.byref(told), begin, end)
@@ -107,6 +116,7 @@ class NativeRunner(StepRunner):
         for at in range(count):
             if spans is not None and self._run_foreign(at, batch, spans):
                 continue
+            self._copy(at, copies)
             with nullcontext() if self._check is None else self._check.op(at, *state):
                 if self._ops is None or at in self._attends or not self._ops.run(at, *state):
                     told = seeing if at in self._attends else step
@@ -114,6 +124,12 @@ class NativeRunner(StepRunner):
             self.internals.passed(at + 1, self._arena, batch.rows)
         if spans is not None:
             spans.finish()
+
+    def _copy(self, at: int, copies: Tensor | None) -> None:
+        """Before attention: what branches of drafts begin with."""
+        if copies is not None and at in self._layer_of:
+            assert self._copies is not None, "no pages are bound"
+            self._copies.run(self._layer_of[at], copies)
 
     def _seeing(self, step: structs.Step, batch: NativeBatch) -> structs.Step:
         """The step as attention runs it, over the pages that are seen."""

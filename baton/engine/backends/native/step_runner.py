@@ -118,8 +118,9 @@ class StepRunner(ABC):
 
     def _pooled(self, plan: StepPlan, batch: NativeBatch) -> Iterator[tuple[int, PooledStates]]:
         """Of the items that ask; the head's norm is applied here, to their rows alone."""
-        head = self._head()
-        for item, first in zip(plan.items, batch.items["first"].tolist(), strict=True):
+        head, end = self._head(), 0
+        for item in plan.items:
+            first, end = end, end + len(item.tokens)
             if item.pool:
                 rows = slice(first, first + len(item.tokens))
                 x, delta = (self._rows(batch, name, rows) for name in (head.x, head.delta))

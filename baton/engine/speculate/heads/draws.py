@@ -6,6 +6,7 @@ Knows nothing of heads or of models.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from heapq import heappop, heappush
 
 import torch
 from torch import Tensor
@@ -26,6 +27,31 @@ def drawn(logits: Tensor, texts: Sequence[Text], ahead: int) -> list[int]:
         chosen = choose(logits[random], random, specs, kernels().sample)
         for row, one in zip(random, chosen, strict=True):
             found[row] = one.token_id
+    return found
+
+
+def may_branch(text: Text) -> bool:
+    """Returns whether the likeliest token is wanted: several may be guessed then, where a draw is one."""
+    return text.request.sampling.temperature < COLDEST
+
+
+def likeliest_paths(ids: Sequence[Sequence[int]], chances: Sequence[Sequence[float]], most: int) -> list[list[int]]:
+    """Returns the ``most`` likeliest paths, each behind those that it continues.
+
+    ``ids[i]`` are the guesses for place i from the likeliest on, whatever was guessed before, and ``chances[i]``
+    theirs.
+    """
+    heap: list[tuple[float, tuple[int, ...]]] = [(-chances[0][0], (0,))]
+    found = list[list[int]]()
+    while heap and len(found) < most:
+        chance, path = heappop(heap)
+        found.append([ids[place][rank] for place, rank in enumerate(path)])
+        place, rank = len(path), path[-1] + 1
+        if place < len(ids):
+            heappush(heap, (chance * chances[place][0], (*path, 0)))
+        if rank < len(ids[place - 1]):
+            again = chance / chances[place - 1][rank - 1] * chances[place - 1][rank]
+            heappush(heap, (again, (*path[:-1], rank)))
     return found
 
 

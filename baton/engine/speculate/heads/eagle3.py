@@ -14,12 +14,13 @@ import torch
 from torch import Tensor
 
 from baton.engine.speculate.draft import Draft, States, StateSpeculator, Text
-from baton.engine.speculate.heads.draws import drawn, grades
+from baton.engine.speculate.heads.draws import drawn, grades, may_branch
 from baton.engine.speculate.heads.eagle3_layer import NAME, Eagle3Layer, Rows, Stretch
 
 MOST_WAITING = 64  # states of a text that wait unread, where nobody asks for drafts: three hidden sizes each
 KEEP = 1024  # positions of a text that drafts look back on at least; twice as many at most
 NEW = 0.1  # weight of the last round's time
+GUESSES = 3  # at each place, where drafts may branch
 
 
 class Eagle3(StateSpeculator):
@@ -56,13 +57,13 @@ class Eagle3(StateSpeculator):
             drafts, ranks = self._written(ready, budget)
         took = (self._clock() - began) / budget
         self.round_s += NEW * (took - self.round_s) if self.round_s else took
-        for known, tokens, grade in zip(ready, drafts, ranks, strict=True):
-            self._drafts[known.text.seq] = Draft(tokens, NAME, grade)
+        for known, chain, grade in zip(ready, drafts, ranks, strict=True):
+            self._drafts[known.text.seq] = self._draft(chain, known.others, grade)
 
     def propose(self, text: Text, budget: int) -> Draft | None:
         """Returns what ``prepare`` drafted."""
         found = self._drafts.get(text.seq)
-        return None if found is None else found._replace(tokens=found.tokens[:budget])
+        return None if found is None else found.cut(budget)
 
     def end(self, text: Text) -> None:
         """Forgets the text's states, keys and values."""
@@ -81,9 +82,16 @@ class Eagle3(StateSpeculator):
             at += len(stretch.tokens)
             known.read(len(stretch.tokens), out[at - 1])
 
+    def _draft(self, chain: list[int], others: Sequence[Sequence[int]], grade: int) -> Draft:
+        """The chain, and beside each of its tokens what the layer thought next likely."""
+        beside = ([*chain[:at], other] for at, found in enumerate(others) for other in found)
+        return Draft.of_paths([chain, *beside], NAME, grade) if others else Draft(chain, NAME, grade)
+
     def _written(self, knowns: Sequence[_Known], budget: int) -> tuple[list[list[int]], list[int]]:
         """``budget`` tokens behind each text, and the grades of the first ones; drafts' keys are forgotten."""
         counts, ranks = [known.rows.count for known in knowns], list[int]()
+        for known in knowns:
+            known.others = []
         states, drafts = torch.stack([known.last for known in knowns]), [list[int]() for _ in knowns]
         for ahead in range(budget):
             if ahead:
@@ -93,9 +101,18 @@ class Eagle3(StateSpeculator):
             ranks = ranks or grades(logits)
             for draft, token in zip(drafts, self._tokens(logits, knowns, ahead), strict=True):
                 draft.append(token)
+            if self.branches:
+                self._guess_others(logits, knowns)
         for known, count in zip(knowns, counts, strict=True):
             known.rows.cut(count)
         return drafts, ranks
+
+    def _guess_others(self, logits: Tensor, knowns: Sequence[_Known]) -> None:
+        """Keeps the second and third guesses of texts whose likeliest token is wanted."""
+        tops = self._layer.ids[logits.topk(min(GUESSES, logits.shape[-1]), -1).indices].tolist()
+        for known, guesses in zip(knowns, tops, strict=True):
+            if may_branch(known.text):
+                known.others.append(guesses[1:])
 
     def _tokens(self, logits: Tensor, knowns: Sequence[_Known], ahead: int) -> list[int]:
         if all(known.text.request.sampling.temperature == 0.0 for known in knowns):
@@ -110,6 +127,7 @@ class _Known:
     def __init__(self, text: Text, rows: Rows) -> None:
         self.text, self.rows = text, rows
         self.last = torch.empty(0)
+        self.others: list[list[int]] = []  # of the present draft, by place: what was thought next likely
         self._waiting: list[Tensor] = []
         self._count = 0
 

@@ -3,8 +3,8 @@
 Knows nothing of runners or pages. Published checkpoints are read as they are: ``medusa_lm_head.safetensors`` with
 ``{head}.{block}.linear`` and ``{head}.{blocks}`` (FasterDecoding's and TGI's names), or
 ``blocks.{head}.layers.{block}`` and ``lm_heads.{head}`` (vLLM's).
-Source: "Medusa" (https://arxiv.org/abs/2401.10774), whose trees of guesses are
-not made here: the likeliest of each head is a chain.
+Source: "Medusa" (https://arxiv.org/abs/2401.10774); its trees are those of the likeliest paths, by the heads' own
+probabilities, in place of a fixed shape.
 """
 
 from __future__ import annotations
@@ -16,13 +16,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from baton.engine.speculate.draft import MOST_DRAFTS, Draft, States, StateSpeculator, Text
-from baton.engine.speculate.heads.draws import drawn, grades
+from baton.engine.speculate.draft import MOST_DRAFTS, MOST_NODES, Draft, States, StateSpeculator, Text
+from baton.engine.speculate.heads.draws import drawn, grades, likeliest_paths, may_branch
 from baton.engine.speculate.heads.files import HeadFiles, Matrix, Packing, Target
 from baton.kernels.linear.cpu import linear
 from baton.protos.errors import ConfigError
 
 NAME = "medusa"
+GUESSES = 4  # of one head, where drafts may branch
+LEAST = 1e-9  # a chance that can be divided by
 PREFIXES = ("", "medusa_head.", "medusa_heads.")  # that published files put before a tensor's name
 
 
@@ -66,17 +68,27 @@ class Medusa(StateSpeculator):
             logits = [head.logits(states) for head in self._heads[:budget]]
             columns = [drawn(found, ready, ahead) for ahead, found in enumerate(logits)]
             ranks = grades(logits[0])
+            tops = [self._likeliest(found) for found in logits] if self.branches else []
         for row, text in enumerate(ready):
-            self._drafts[text.seq] = Draft([column[row] for column in columns], NAME, ranks[row])
+            draft = Draft([column[row] for column in columns], NAME, ranks[row])
+            if tops and may_branch(text):
+                paths = likeliest_paths([ids[row] for ids, _ in tops], [p[row] for _, p in tops], MOST_NODES)
+                draft = Draft.of_paths(paths, NAME, ranks[row])
+            self._drafts[text.seq] = draft
 
     def propose(self, text: Text, budget: int) -> Draft | None:
         """Returns what ``prepare`` drafted."""
         found = self._drafts.get(text.seq)
-        return None if found is None else found._replace(tokens=found.tokens[:budget])
+        return None if found is None else found.cut(budget)
 
     def end(self, text: Text) -> None:
         """Forgets the text's state."""
         self._seen.pop(text.seq, None)
+
+    def _likeliest(self, logits: Tensor) -> tuple[list[list[int]], list[list[float]]]:
+        """Each row's likeliest tokens, and how likely they are."""
+        found = logits.softmax(-1).topk(min(GUESSES, logits.shape[-1]), -1)
+        return found.indices.tolist(), found.values.clamp_min(LEAST).tolist()
 
     def _is_current(self, text: Text) -> bool:
         """Whether the state is that of the token before the last, which chose the last."""

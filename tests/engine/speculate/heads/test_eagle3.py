@@ -110,6 +110,24 @@ def test_drafts_are_the_published_arithmetics_after_any_acceptance(tmp_path: Pat
             one.saw(text, before, states_of(text.tokens[:-1]).numpy()[before:])
 
 
+def test_where_trees_are_verified_second_and_third_guesses_stand_beside_the_chain(tmp_path: Path) -> None:
+    tensors = published.eagle3(tmp_path, HIDDEN, VOCAB)
+    one, text = eagle(tmp_path), greedy(1, list(range(20)))
+    one.branches = True
+    states = states_of(text.tokens[:-1])
+    one.saw(text, 0, states.numpy())
+    one.prepare([text], 3)
+    draft = one.propose(text, 3)
+    assert draft is not None
+    chain = Reference(tensors, TABLE).drafts(text.tokens, states, 3)
+    assert list(draft.chain().tokens) == chain
+    paths = draft.paths()
+    assert len(paths) == 3 * eagle3_module.GUESSES
+    assert all(path[:-1] == chain[: len(path) - 1] for path in paths)
+    one.prepare([text], 3)
+    assert one.propose(text, 3) == draft, "guesses are forgotten with their draft"
+
+
 def test_a_gap_begins_anew_and_what_is_not_current_is_not_drafted(tmp_path: Path) -> None:
     tensors = published.eagle3(tmp_path, HIDDEN, VOCAB)
     one, text = eagle(tmp_path), greedy(1, list(range(20)))

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from baton.engine.speculate.draft import MOST_NODES
 from baton.engine.speculate.heads.files import Target, packing
-from baton.engine.speculate.heads.medusa import Medusa, read_medusa
+from baton.engine.speculate.heads.medusa import GUESSES, Medusa, read_medusa
 from baton.kernels.abi import native
 from baton.protos.errors import CheckpointError, ConfigError
+from baton.protos.nouns import Sampling
 from tests.engine.speculate.heads import published
 from tests.engine.speculate.texts import Written, greedy
 
@@ -54,6 +58,37 @@ def test_heads_guess_what_the_published_arithmetic_gives(tmp_path: Path, names: 
         assert draft.grade == min(7, int(8 * float(wanted[0].softmax(-1).max())))
     for head, wanted in zip(one._heads, reference(tensors, states), strict=True):
         assert torch.allclose(head.logits(states), wanted, atol=1e-5)
+
+
+def test_where_trees_are_verified_the_likeliest_paths_are_drafted(tmp_path: Path) -> None:
+    tensors = published.medusa(tmp_path, HIDDEN, VOCAB)
+    one, state, text = medusa(tmp_path), published.drawn(5, 1, HIDDEN), greedy(1, [1, 2, 3])
+    one.branches = True
+    one.saw(text, 1, state.numpy())
+    one.prepare([text], 3)
+    draft = one.propose(text, 9)
+    assert draft is not None
+    tops = [logits.softmax(-1)[0].topk(GUESSES) for logits in reference(tensors, state)]
+    every = {
+        tuple(int(tops[at].indices[rank]) for at, rank in enumerate(ranks)): float(
+            np.prod([float(tops[at].values[rank]) for at, rank in enumerate(ranks)])
+        )
+        for depth in (1, 2, 3)
+        for ranks in itertools.product(range(GUESSES), repeat=depth)
+    }
+    wanted = sorted(every, key=lambda path: -every[path])[:MOST_NODES]
+    assert {tuple(path) for path in draft.paths()} == set(wanted)
+    assert draft.chain().tokens[0] == int(tops[0].indices[0])
+    shallow = one.propose(text, 1)
+    assert shallow is not None
+    assert all(len(path) == 1 for path in shallow.paths())
+    drawing = Written(2, [1, 2, 3])
+    drawing.request = msgspec.structs.replace(drawing.request, sampling=Sampling(temperature=1.0, seed=3))
+    one.saw(drawing, 1, state.numpy())
+    one.prepare([drawing], 3)
+    chain = one.propose(drawing, 3)
+    assert chain is not None
+    assert (len(chain.tokens), chain.parents) == (3, ()), "a draw is one"
 
 
 def test_only_the_state_that_chose_the_last_token_is_drafted_from(tmp_path: Path) -> None:
