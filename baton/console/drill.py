@@ -1,4 +1,6 @@
-"""``baton drill``: simulated clusters with faults, one per seed. A failing one is made small and printed."""
+"""``baton drill``: simulated clusters with faults, one per seed; a failing one is reduced to a minimal scenario and
+printed.
+"""
 
 from __future__ import annotations
 

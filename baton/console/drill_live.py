@@ -1,4 +1,4 @@
-"""``baton drill --live URL``: a running server is judged by its answers, and its scorecard printed."""
+"""``baton drill --live URL``: judges a running server by its answers, and prints a scorecard."""
 
 from __future__ import annotations
 
@@ -24,7 +24,11 @@ KINDS = {
 
 
 def judge_live(url: str, key: str, model: str, plan: LiveLoad, as_json: bool) -> int:
-    """Judges the server at ``url``; returns 1 where it did what no server may. Raises Unavailable."""
+    """Judges the server at ``url`` under the load ``plan`` and prints the findings; returns 1 if an answer or
+    stream was wrong.
+
+    Raises Unavailable if it can't be reached.
+    """
     try:
         card = asyncio.run(LiveJudge(url, key, model, plan).run())
     except Unreachable as error:

@@ -1,4 +1,4 @@
-"""The ``baton`` command.
+"""The ``baton`` command line.
 
 Knows nothing of how a cluster comes up; it reads flags, shows progress, and turns errors into exit codes.
 """
@@ -143,7 +143,7 @@ def bench_kv(
         str | None, _flag("Measure host and disk tier against computing with this model; random-0.5b makes one")
     ] = None,
 ) -> None:
-    """How fast KV gets from worker to worker, by every transport, beside what the machine can do at all."""
+    """Measure how fast KV gets from worker to worker, by every transport, beside what the machine can do at all."""
     from baton.bench.kv.report import show
 
     raise typer.Exit(_guarded(lambda: show(rounds, mib << 20, page_kib << 10, json, plot, tier_model)))
@@ -159,7 +159,9 @@ def bench_router(
     requests: Annotated[int, typer.Option(min=1000, help="Requests after which memory is looked at")] = 20_000,
     seconds: Annotated[float, typer.Option(min=1, help="Of each load, for goodput")] = 10.0,
 ) -> None:
-    """What the router adds to a request, and how much it carries, before workers whose forward pass is free."""
+    """Measure the time that the router adds to a request, and its throughput, before workers whose forward pass is
+    free.
+    """
     from baton.bench.router.report import FIGURES, show
 
     chosen = tuple(figure or FIGURES)
@@ -179,7 +181,9 @@ def bench_engine(
     rounds: Annotated[int, typer.Option(min=1, help="Times that each thing is measured")] = 7,
     part: Annotated[list[str] | None, _flag("linear, attention, step or start; may be given again (all)")] = None,
 ) -> None:
-    """The CPU engine's attention, decode and prompt rates, beside what memory gives in the same round."""
+    """Measure the CPU engine's attention, decode and prompt rates, beside the memory bandwidth in the same
+    round.
+    """
     from baton.bench.engine.report import PARTS, SCHEMES, show
 
     chosen, batches, parts = tuple(scheme or SCHEMES), tuple(batch or (1, 4, 16)), tuple(part or PARTS)
@@ -195,12 +199,12 @@ app.command("drill")(drill_command)
 
 @app.command("version")
 def show_version() -> None:
-    """Prints the version and ends."""
+    """Print the version."""
     typer.echo(package_version())
 
 
 def package_version() -> str:
-    """Returns the installed package's version; "0+source" when it runs from a checkout that is not installed."""
+    """Returns the version of the installed package; "0+source" in a checkout that is not installed."""
     try:
         return version("baton-serve")
     except PackageNotFoundError:

@@ -1,4 +1,4 @@
-"""How planning commands end: JSON to a file or the terminal, an error of ours as one line and a failing exit code.
+"""Output of planning commands: JSON to a file or the terminal, errors as one line and a failing exit code.
 
 Knows nothing of what is printed.
 """
@@ -18,7 +18,9 @@ FAILED, INTERRUPTED = 1, 130
 
 
 def guarded(command: Callable[[], int]) -> int:
-    """Runs it; what the user can mend becomes one line on stderr."""
+    """Runs a command and returns its exit code; a BatonError is printed as one line on stderr and returns
+    FAILED.
+    """
     try:
         return command()
     except BatonError as error:
@@ -30,7 +32,10 @@ def guarded(command: Callable[[], int]) -> int:
 
 
 def write_json(target: str | None, value: object) -> bool:
-    """Writes ``value`` to the file, or to stdout for "-". Whether stdout is taken: then print nothing else."""
+    """Writes ``value`` as JSON to file ``target``, or to stdout for "-"; None writes nothing.
+
+    Returns whether stdout was written to: then nothing else may be printed there.
+    """
     if target is None:
         return False
     data = orjson.dumps(value, option=orjson.OPT_INDENT_2 | orjson.OPT_NON_STR_KEYS)

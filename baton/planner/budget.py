@@ -1,4 +1,5 @@
-"""What a budget buys: how many workers of which width (accelerators that share one copy of the model) do the most.
+"""What a budget buys: how many workers of which width (accelerators that share one copy of the model) serve the
+most.
 
 Knows nothing of consoles or of how a plan is made.
 """
@@ -20,7 +21,11 @@ LEAST = 2  # workers a ratio needs
 
 
 class Budget(msgspec.Struct, frozen=True):
-    """Exactly one is given: workers, accelerators, $ per hour (at ``price`` per accelerator and hour), or watts."""
+    """Holds a budget, exactly one of: workers, accelerators, dollars per hour (at ``price`` per accelerator and
+    hour), or watts.
+
+    Raises ConfigError otherwise.
+    """
 
     workers: int = 0
     accelerators: int = 0
@@ -37,7 +42,10 @@ class Budget(msgspec.Struct, frozen=True):
             raise ConfigError("a budget in $ per hour needs --price, per accelerator and hour", "price")
 
     def buys(self, costs: WorkerCosts) -> int:
-        """Workers of that kind. Raises ConfigError where nothing says what one draws."""
+        """Returns the number of workers of that kind that the budget buys.
+
+        Raises ConfigError if their watts are needed and unknown.
+        """
         if self.workers:
             return self.workers
         if self.watts:
@@ -50,7 +58,9 @@ class Budget(msgspec.Struct, frozen=True):
 
 
 class WidthOutcome(msgspec.Struct, frozen=True):
-    """One width: what it came to, or why it can't be."""
+    """Describes one width that was tried: its best ratio and goodput (good requests/s), or the ``reason`` why it is
+    impossible.
+    """
 
     profile: str
     workers: int
@@ -61,7 +71,8 @@ class WidthOutcome(msgspec.Struct, frozen=True):
 
 
 def of_widths(profile: str, widths: Sequence[int]) -> list[str]:
-    """Returns the same profile with so many accelerators, or ranks, per worker; as it is where none are given.
+    """Returns the profile's name once per width, with that many accelerators, or ranks, per worker; the name alone
+    if ``widths`` is empty.
 
     Raises ConfigError for a profile that is neither a roofline nor says what ranks cost.
     """
@@ -77,7 +88,7 @@ def of_widths(profile: str, widths: Sequence[int]) -> list[str]:
 
 
 def require_runnable(costs: WorkerCosts) -> None:
-    """Raises ConfigError where Baton's engine can't be such a worker."""
+    """Raises ConfigError if Baton's engine can't run such a worker."""
     if costs.lacks:
         text = (
             f"{costs.about}: {costs.lacks}; plan for one that can, or add --hypothetical to plan for another engine"
@@ -91,9 +102,10 @@ def spend(
     planned: Callable[[WorkerCosts, int], Plan],
     hypothetical: bool = False,
 ) -> tuple[Plan, tuple[WidthOutcome, ...]]:
-    """Returns the plan with the most goodput, and all that were tried. Raises ConfigError where none can be.
+    """Returns the plan with the most goodput among ``profiles`` within the budget, and the outcome of each profile.
 
-    ``hypothetical``: workers that Baton's engine can't be are planned too.
+    ``planned(costs, workers)`` makes one plan. ``hypothetical``: plan also workers that Baton's engine can't run.
+    Raises ConfigError if none is possible.
     """
     plans: list[Plan] = []
     tried: list[WidthOutcome] = []

@@ -1,6 +1,6 @@
-"""Values of the Helm chart of a planned cluster: as many workers, with the settings that they were planned with.
+"""Helm values for a planned cluster: its numbers of workers, and the settings that they were planned with.
 
-Knows nothing of charts but the names of their keys. They are laid over an operator's own values, which say what no
+Knows nothing of charts but the names of their keys. The values are laid over an operator's own, which give what no
 plan knows: model, images, nodes.
 """
 
@@ -17,7 +17,10 @@ Values = dict[str, Any]
 
 
 def chart_values(scenario: ClusterScenario, met: bool) -> str:
-    """Returns the YAML text; empty where Baton's engine can't be such a worker. ``met``: SLOs are kept."""
+    """Returns the values as YAML text; "" if Baton's engine can't run such workers.
+
+    ``met``: the plan meets its SLOs; if not, a comment says so.
+    """
     if scenario.prefill.lacks or scenario.decode.lacks:
         return ""
     settings = scenario.settings

@@ -1,7 +1,4 @@
-"""Mean, median and percentiles, and how far two sets of them lie apart. Pure.
-
-Knows nothing of what the numbers mean.
-"""
+"""Mean, median and percentiles of values, and relative errors between two sets. Pure."""
 
 from __future__ import annotations
 
@@ -20,7 +17,7 @@ class Figures(msgspec.Struct, frozen=True):
 
 
 def percentile(ordered: Sequence[float], share: float) -> float:
-    """Returns a percentile of sorted values, linear between ranks; 0 for none."""
+    """Returns the percentile ``share`` (0 to 1) of sorted values, interpolated linearly; 0 for no values."""
     if not ordered:
         return 0.0
     at = (len(ordered) - 1) * share
@@ -30,14 +27,14 @@ def percentile(ordered: Sequence[float], share: float) -> float:
 
 
 def figures(values: Sequence[float]) -> Figures:
-    """Returns mean and percentiles of any values; zeros for none."""
+    """Returns mean, median, 90th and 99th percentile of ``values``; zeros for none."""
     ordered = sorted(values)
     mean = sum(ordered) / len(ordered) if ordered else 0.0
     return Figures(mean, percentile(ordered, 0.5), percentile(ordered, 0.9), percentile(ordered, 0.99))
 
 
 def relative_errors(observed: Figures, simulated: Figures) -> dict[str, float | None]:
-    """Returns (simulated - observed) / observed by figure; None where only 0 was observed, not simulated."""
+    """Returns (simulated - observed) / observed for each figure; None where 0 was observed but not simulated."""
     errors: dict[str, float | None] = {}
     for name in Figures.__struct_fields__:
         seen, said = getattr(observed, name), getattr(simulated, name)

@@ -1,4 +1,5 @@
-"""The answer to "which ratio should I run, and should I split at all": from a sweep, prices and context classes.
+"""The answer to which prefill:decode ratio to run, and whether to disaggregate at all: from a sweep, prices and
+context classes.
 
 Knows nothing of files, consoles or plots. Every figure is of the simulated cluster on the given trace.
 """
@@ -23,7 +24,9 @@ MATTERS = 0.01  # attainments that lie closer are decided by latency
 
 
 class ClassVerdict(msgspec.Struct, frozen=True):
-    """One context class, split against colocated, each within the whole mix on the same number of workers."""
+    """Compares one context class on the best split cluster and on a colocated one of equal size, each within the
+    whole mix.
+    """
 
     name: str
     requests: int
@@ -34,9 +37,10 @@ class ClassVerdict(msgspec.Struct, frozen=True):
 
 
 class Price(msgspec.Struct, frozen=True):
-    """Dollars per hour of all accelerators, and per 1M tokens as ``cost.money`` defines it.
+    """Holds dollars per hour of all accelerators, and dollars per 1M tokens as ``cost.money`` defines them; None:
+    there are no such tokens.
 
-    ``per_million_good``: all dollars over the tokens of requests that met their SLOs alone. None: there are none.
+    ``per_million_good``: all dollars over only the tokens of requests that met their SLOs.
     """
 
     per_hour: float
@@ -47,9 +51,10 @@ class Price(msgspec.Struct, frozen=True):
 
 
 class Plan(msgspec.Struct, frozen=True):
-    """``met``: the wanted attainment is reached; if not, ``advice`` says the least that would.
+    """Describes the chosen cluster. ``met``: it reaches the attainment ``want``; if not, ``advice`` says the least
+    that would.
 
-    ``headroom`` is None where it isn't met. ``helm`` is empty where Baton's engine can't be such a worker.
+    ``headroom`` is None if it isn't met. ``helm`` is YAML, "" if Baton's engine can't run such workers.
     """
 
     workers: int
@@ -76,7 +81,12 @@ def plan(
     classes: Mapping[str, int],
     price_per_accelerator_hour: float | None = None,
 ) -> Plan:
-    """Chooses between the best split and colocated, class by class and for all. ``scenario`` is what was swept."""
+    """Returns the plan: the better of the best split and the colocated cluster of a sweep, for all requests and by
+    class.
+
+    ``flights`` are the sweep's simulated requests by (prefill, decode); ``scenario`` is what was swept; ``want`` is
+    the attainment asked for (0 to 1); ``classes`` maps names to most prompt tokens.
+    """
     trace = scenario.trace
     verdicts = _verdicts(found, flights, trace, slo, classes)
     chosen = chosen_of(found)
@@ -109,7 +119,7 @@ def plan(
 
 
 def chosen_of(found: Sweep) -> RatioOutcome:
-    """Returns the best split, or colocated where that does better."""
+    """Returns the sweep's best split, or its colocated cluster if that does better."""
     return found.best if _better(found.best.score, found.colocated.score) else found.colocated
 
 

@@ -1,6 +1,6 @@
-"""The ratio dial as a picture: goodput and attainment over every ratio, the plateau shaded, cliffs named.
+"""Plot of a sweep: goodput and attainment over every ratio, the plateau shaded, cliffs named.
 
-Knows nothing of how it was found. matplotlib is asked for only here.
+Knows nothing of how it was found. matplotlib is imported only here.
 """
 
 from __future__ import annotations
@@ -17,7 +17,10 @@ FORMATS = (".png", ".svg")
 
 
 def draw(found: Plan, path: str) -> None:
-    """Writes a .png or .svg. Raises ConfigError when the format or matplotlib is missing."""
+    """Writes the plot to ``path``, a .png or .svg.
+
+    Raises ConfigError for another format, without matplotlib, or if writing fails.
+    """
     if Path(path).suffix not in FORMATS:
         raise ConfigError(f"{path}: a plot is a .png or a .svg file", "plot")
     figure, axes = _canvas()

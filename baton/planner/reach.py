@@ -1,4 +1,5 @@
-"""How far a cluster of a kind reaches, found by simulation: the least that works, and how much more load it takes.
+"""The reach of a kind of cluster, by simulation: the fewest workers that meet SLOs, and how much more load a
+cluster takes.
 
 Knows nothing of consoles. Every answer is one or two simulated runs that anybody can repeat (``baton sim``): loads
 are the trace replayed faster (``--speed``), the seed is the scenario's, and the number of runs is bounded.
@@ -28,9 +29,10 @@ ALONE_GAP = 3.0  # times a request's own seconds, until the next one comes
 
 
 class IdleWorkerTimes(msgspec.Struct, frozen=True):
-    """Holds what the requests get one by one on an idle worker: no number of workers does better.
+    """Describes how requests fare one by one on an idle worker, which no number of workers improves on.
 
-    ``slo``: the tightest, each at least what was asked, that enough of them keep; None where too many fit nowhere.
+    ``attainment`` and ``refused`` are shares of the requests. ``slo``: the tightest SLOs, each at least the ones
+    asked for, that enough requests meet; None if too many don't fit any worker.
     """
 
     attainment: float
@@ -39,7 +41,10 @@ class IdleWorkerTimes(msgspec.Struct, frozen=True):
 
 
 class Headroom(msgspec.Struct, frozen=True):
-    """``load`` times this one is met by ``attainment``; ``over``, None where none was tried, is not, because."""
+    """Describes the most load that is met: ``load`` times the trace's, with its attainment.
+
+    ``over`` is a higher load that was not met, for ``reason``; None if none was found.
+    """
 
     load: float
     attainment: float
@@ -49,7 +54,9 @@ class Headroom(msgspec.Struct, frozen=True):
 
 
 def alone(scenario: ClusterScenario, slo: Slo, want: float) -> IdleWorkerTimes:
-    """Simulates each request by itself, on one worker that does both and on one of each role; the better counts."""
+    """Simulates each request by itself, on one worker that does both and on one of each role; returns the better
+    result.
+    """
     spaced = msgspec.structs.replace(scenario.trace, requests=tuple(_spaced(scenario)))
     idle = msgspec.structs.replace(scenario, trace=spaced, failures=(), pools=())
     both = [_flights(at_ratio(idle, prefill, 1)) for prefill in (0, 1)]
@@ -91,7 +98,9 @@ def _tightest(served: list[Flight], count: int, slo: Slo, want: float) -> Slo | 
 
 
 def least_that_works(scenario: ClusterScenario, slo: Slo, want: float, workers: int) -> str:
-    """Says the fewest workers, ``workers`` or more, or where no number is enough the SLOs that one keeps."""
+    """Returns, in words, the fewest workers (at least ``workers``) that meet the SLOs, or the SLOs that can be met
+    if no number suffices.
+    """
     idle = alone(scenario, slo, want)
     if idle.slo is None:
         return f"{idle.refused:.1%} of the requests fit no worker's KV pages: take one with more memory for KV"
@@ -111,10 +120,10 @@ def least_that_works(scenario: ClusterScenario, slo: Slo, want: float, workers: 
 def least_workers(
     scenario: ClusterScenario, slo: Slo, want: float, low: int = 1, most: int = MOST_WORKERS
 ) -> RatioOutcome | None:
-    """Returns the fewest workers, ``low`` or more, of which a ratio near the demand's, or colocated, is good
-    enough.
+    """Returns the best ratio of the fewest workers, from ``low`` to ``most``, whose attainment is at least
+    ``want``; None if ``most`` are too few.
 
-    None where ``most`` are too few. Doubles, then halves the interval: about 3 log2(most) numbers are tried.
+    Only ratios near the demand's, and colocated, are tried, at about 3 log2(most) numbers of workers.
     """
     high, best = low, best_of_about(scenario, slo, low)
     while best.score.attainment < want:
@@ -133,7 +142,7 @@ def least_workers(
 
 
 def best_of_about(scenario: ClusterScenario, slo: Slo, workers: int) -> RatioOutcome:
-    """Returns the best of colocated and three splits about the demand's own."""
+    """Returns the outcome with the best attainment among colocated and three splits near the demand's own."""
     tried = [simulate(at_ratio(scenario, p, workers - p), slo) for p in _splits(scenario, workers)]
     return max(tried, key=lambda r: r.score.attainment)
 
@@ -148,7 +157,9 @@ def _splits(scenario: ClusterScenario, workers: int) -> Iterator[int]:
 
 
 def prefill_share(reader: WorkerCosts, writer: WorkerCosts, trace: Trace) -> float:
-    """Returns the seconds of prefill over all, with decodes in batches of 32; half of what may be reused is."""
+    """Returns the share (0 to 1) of the trace's compute seconds that is prefill, taking decode batches of 32, and
+    half of what could be reused from the cache as reused.
+    """
     reads = writes = 0.0
     for request, held in zip(trace.requests, cached_tokens(trace), strict=True):
         new = request.input_length - held / 2
@@ -160,15 +171,17 @@ def prefill_share(reader: WorkerCosts, writer: WorkerCosts, trace: Trace) -> flo
 
 
 def headroom(scenario: ClusterScenario, slo: Slo, want: float) -> Headroom:
-    """Returns how many times this load the scenario's own cluster takes, if it takes it once."""
+    """Returns the most load that the scenario's cluster takes, given that it takes the trace's own."""
     sustained = max(1.0, scenario.trace.duration / (BACKLOG * slo.ttft_s))
     return highest_load(lambda load: simulate(_faster(scenario, load), slo), want, sustained)
 
 
 def highest_load(at: Callable[[float], RatioOutcome], want: float, sustained: float) -> Headroom:
-    """Returns the highest load up to ``sustained`` that is met, and the lowest above it that is not, to 4%.
+    """Returns the highest load up to ``sustained`` that is met, and the lowest above it that isn't, to 4%;
+    ``at(load)`` simulates one.
 
-    Beyond ``sustained`` the trace is over before a backlog shows: what is met there says nothing, what isn't does.
+    Beyond ``sustained`` the trace ends before a backlog shows: a load that is met there proves nothing, one that
+    isn't does.
     """
     met, reach, over = (1.0, at(1.0)), 1.0, None
     while over is None and reach < MOST_LOAD:

@@ -1,4 +1,4 @@
-"""What a simulated run was worth: SLOs met, and by whom not. Pure.
+"""Scores of a simulated run: which SLOs were met. Pure.
 
 Knows nothing of how requests were moved. Good: every SLO met. A refused request is never good; an answer of one
 token has no TPOT, so it is judged by TTFT alone and counted apart.
@@ -15,45 +15,45 @@ from baton.planner.simulator.flight import Flight
 
 
 class Slo(msgspec.Struct, frozen=True):
-    """Seconds to the first token, and per token after it, that each request may take at most."""
+    """Holds the most seconds that each request may take to the first token, and per token after it."""
 
     ttft_s: float
     tpot_s: float
 
 
 class Score(msgspec.Struct, frozen=True):
-    """Shares are of all requests; times of those that were served, in seconds."""
+    """Holds the score of a run: shares are of all requests; times are of those served, in seconds."""
 
     requests: int
-    good: int
+    good: int  # requests that met every SLO
     refused: int
-    one_token: int
-    attainment: float
-    goodput: float
-    late_first: float
-    late_tokens: float
+    one_token: int  # answers of one token, without TPOT
+    attainment: float  # share of good requests
+    goodput: float  # good requests per second
+    late_first: float  # share with a late first token
+    late_tokens: float  # share with a TPOT over the SLO
     ttft: Figures
     tpot: Figures
     latency: Figures
 
 
 def ttft(flight: Flight) -> float:
-    """Returns seconds from arrival to the first token."""
+    """Returns the seconds from arrival to the first token."""
     return flight.first_token - flight.arrival
 
 
 def tpot(flight: Flight) -> float:
-    """Returns seconds per token after the first; 0 for an answer of one."""
+    """Returns the seconds per token after the first; 0 for an answer of one token."""
     return (flight.last_token - flight.first_token) / (flight.outputs - 1) if flight.outputs > 1 else 0.0
 
 
 def is_good(flight: Flight, slo: Slo) -> bool:
-    """Returns whether the flight met every SLO."""
+    """Returns whether the request was served and met every SLO."""
     return not flight.refused and ttft(flight) <= slo.ttft_s and tpot(flight) <= slo.tpot_s
 
 
 def score(flights: Sequence[Flight], slo: Slo, duration: float) -> Score:
-    """Scores a finished run over a trace of ``duration`` seconds."""
+    """Returns the score of a finished run over a trace of ``duration`` seconds."""
     served = [f for f in flights if not f.refused]
     good, count = sum(is_good(f, slo) for f in flights), max(1, len(flights))
     return Score(
@@ -72,7 +72,9 @@ def score(flights: Sequence[Flight], slo: Slo, duration: float) -> Score:
 
 
 def by_class(flights: Sequence[Flight], classes: Mapping[str, int]) -> dict[str, list[Flight]]:
-    """Flights by context class: the first whose limit, in prompt tokens, holds them; longer ones in the last."""
+    """Returns the requests by context class: the first of ``classes`` (name -> most prompt tokens) that they fit,
+    else the largest.
+    """
     groups: dict[str, list[Flight]] = {name: [] for name in classes}
     limits = sorted(classes.items(), key=lambda item: item[1])
     for flight in flights:

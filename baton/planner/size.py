@@ -1,9 +1,9 @@
-"""How many of which accelerator: for one model, one trace, one pair of SLOs. Torch-free.
+"""Sizing: how many of which accelerator serve one model and one trace within SLOs. Torch-free.
 
 Knows nothing of consoles. A worker is one accelerator, because the engine computes on one. For each accelerator the
-model is tried as it comes, then with KV and weights rounded as the engine can, the least lossy first; of the first
-form that can meet the SLOs the fewest workers are the answer. Ratios are tried around the one that the demand asks
-for, so this is an estimate: ``baton plan`` sweeps them all.
+model is tried as it comes, then with KV and weights quantized as the engine can, the least lossy first; the first
+form that can meet the SLOs gives the answer, its fewest workers. Only ratios near the demand's are tried, so this
+is an estimate: ``baton plan`` sweeps them all.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ FORMS = (("none", "auto"), ("none", "int8"), ("int8", "int8"), ("int4", "int8"))
 
 
 class WorkerMemory(msgspec.Struct, frozen=True):
-    """Bytes of one worker: what is there and what takes it."""
+    """Describes a worker's memory in bytes: the usable amount, and what weights, activations and KV take of it."""
 
     usable: float
     weights: float
@@ -46,10 +46,10 @@ class WorkerMemory(msgspec.Struct, frozen=True):
 
 
 class AcceleratorSizing(msgspec.Struct, frozen=True):
-    """Says how many workers of one accelerator do. ``found`` is None where there is none within ``most`` workers.
+    """Says how many workers of one accelerator suffice; ``found`` is None if up to ``most`` workers don't.
 
-    ``form`` is what weights and KV are, ``settings`` the keys of [worker] that make them so; ``why`` says what kept
-    less lossy forms, or all, from being the answer.
+    ``form`` names the precision of weights and KV, ``settings`` the [worker] settings for it; ``why`` says why less
+    lossy forms, or all, are not enough. ``per_hour`` is dollars, None without a price.
     """
 
     accelerator: str
@@ -63,9 +63,10 @@ class AcceleratorSizing(msgspec.Struct, frozen=True):
 
 
 class SizingQuestion(msgspec.Struct, frozen=True):
-    """Says what is asked of every accelerator; ``exact``: nothing that comes plain is rounded.
+    """Holds what is asked of every accelerator: SLOs, attainment ``want`` (0 to 1), at most ``most`` workers.
+    ``exact``: nothing is quantized further.
 
-    With ``measured`` only forms are taken that were, and whose loss is ``most_loss`` at most, as a share.
+    With ``measured``, only measured forms whose loss is at most ``most_loss`` (a share) are taken.
     """
 
     trace: Trace
@@ -78,16 +79,17 @@ class SizingQuestion(msgspec.Struct, frozen=True):
 
     @property
     def longest(self) -> int:
-        """Returns tokens of the longest request."""
+        """Returns the tokens of the trace's longest request, prompt and answer."""
         return max(r.input_length + r.output_length for r in self.trace.requests)
 
 
 def size(
     shape: ModelShape, question: SizingQuestion, names: Sequence[str], prices: dict[str, float] | None = None
 ) -> list[AcceleratorSizing]:
-    """Returns one answer per accelerator; cheapest (or fewest) first, those that can't last.
+    """Returns one answer per accelerator name, the cheapest (or fewest) first, those that can't serve last;
+    ``prices`` are dollars per hour by name.
 
-    Raises ConfigError where none of them holds the model and the longest request, whatever is rounded.
+    Raises ConfigError for an unknown name, or if none holds the model and the longest request in any form.
     """
     sheets = accelerators()
     unknown = [name for name in names if name not in sheets]
@@ -103,7 +105,7 @@ def size(
 
 
 def memory(shape: ModelShape, sheet: Accelerator) -> WorkerMemory:
-    """Returns what a worker has room for."""
+    """Returns the memory of a worker of one accelerator."""
     usable = sheet.memory * USABLE_MEMORY
     activations = activation_bytes(shape, CHUNK)
     kv = max(0.0, usable - shape.weight_bytes - activations)
@@ -113,8 +115,8 @@ def memory(shape: ModelShape, sheet: Accelerator) -> WorkerMemory:
 
 
 def forms(shape: ModelShape, exact: bool) -> Iterator[ModelShape]:
-    """Yields the model as it comes, then rounded more and more; a checkpoint that is rounded already keeps its
-    weights.
+    """Yields the model as it comes, then (unless ``exact``) quantized more and more; weights that are quantized
+    already stay.
     """
     for quantization, kv_cache_dtype in FORMS[:1] if exact else FORMS:
         if quantization == "none" or not shape.precision.packed:

@@ -1,4 +1,5 @@
-"""Every ratio of a number of workers, simulated over the same trace; the plateau, its cliffs, and how sure that is.
+"""A sweep simulates every ratio of a number of workers over the same trace, and finds the plateau, its cliffs and
+confidence intervals.
 
 Knows nothing of prices, consoles or plots. A ratio is (prefill, decode); (0, n) is colocated.
 """
@@ -24,16 +25,16 @@ INTERVAL = (0.05, 0.95)
 
 
 def ratio_name(prefill: int, decode: int) -> str:
-    """Returns the ratio as operators write it."""
+    """Returns the ratio's name, as in "3P1D" or "4 colocated"."""
     return f"{prefill}P{decode}D" if prefill else f"{decode} colocated"
 
 
 class RatioOutcome(msgspec.Struct, frozen=True):
-    """One ratio's outcome, means over its workers.
+    """Holds one ratio's simulated outcome, as means over its workers.
 
-    ``prefill_busy``, ``decode_busy``: shares of the time in steps, which for decode workers says nothing of the
-    room that is left; ``decode_pages``, ``decode_seats``: shares that arrivals found taken. ``moved``: answers that
-    went on elsewhere as their decode worker died, ``read_again``: prompts.
+    ``prefill_busy`` and ``decode_busy`` are shares of the time in steps (for decode workers this says nothing of
+    free room); ``decode_pages`` and ``decode_seats`` are the shares that arrivals found taken. ``moved`` counts
+    answers, ``read_again`` prompts, that a worker's death sent elsewhere.
     """
 
     prefill: int
@@ -51,12 +52,14 @@ class RatioOutcome(msgspec.Struct, frozen=True):
 
     @property
     def name(self) -> str:
-        """Returns the ratio as operators write it."""
+        """Returns the ratio's name, as in "3P1D"."""
         return ratio_name(self.prefill, self.decode)
 
 
 class Cliff(msgspec.Struct, frozen=True):
-    """Where goodput falls off beside the plateau, by how much, and why."""
+    """Describes the first ratio beside the plateau: on which side ("few prefill", "few decode"), its goodput, the
+    share ``lost``, and why.
+    """
 
     side: str
     prefill: int
@@ -67,7 +70,11 @@ class Cliff(msgspec.Struct, frozen=True):
 
 
 class Sweep(msgspec.Struct, frozen=True):
-    """``ratios`` from few to many prefill workers; ``interval``: in how many prefill workers the best has."""
+    """Holds a sweep's results, ``ratios`` from few to many prefill workers.
+
+    ``plateau`` and ``interval`` are ranges of prefill workers: those nearly as good as the best, and the 90%
+    confidence interval of the best. ``goodput_interval`` is the best one's, in requests/s.
+    """
 
     ratios: tuple[RatioOutcome, ...]
     colocated: RatioOutcome
@@ -82,7 +89,7 @@ Flights = dict[tuple[int, int], list[Flight]]
 
 
 def simulate(scenario: ClusterScenario, slo: Slo) -> RatioOutcome:
-    """Simulates one ratio over the scenario's trace."""
+    """Returns the simulated outcome of the scenario's ratio over its trace."""
     return _run(scenario, slo)[0]
 
 
@@ -118,7 +125,11 @@ def sweep(
     window_s: float = 60.0,
     told: Callable[[RatioOutcome], None] = lambda ratio: None,
 ) -> tuple[Sweep, Flights]:
-    """Simulates all of 1P(n-1)D .. (n-1)P1D, and n colocated; ``told`` hears of each as it is done."""
+    """Returns the sweep over 1P(n-1)D to (n-1)P1D and n colocated, and every ratio's simulated requests.
+
+    Confidence comes from resampling windows of ``window_s`` seconds; ``told`` is called with each outcome. Raises
+    ConfigError for fewer than 2 workers.
+    """
     if workers < 2:
         raise ConfigError("a ratio needs two workers at least", "workers")
     ratios: list[RatioOutcome] = []
@@ -137,22 +148,22 @@ def sweep(
 
 
 def at_ratio(scenario: ClusterScenario, prefill: int, decode: int) -> ClusterScenario:
-    """Returns the same scenario with so many workers."""
+    """Returns the scenario with ``prefill`` and ``decode`` workers."""
     settings = msgspec.structs.replace(scenario.settings, prefill=prefill, decode=decode)
     return msgspec.structs.replace(scenario, settings=settings)
 
 
 def best_of(ratios: Sequence[RatioOutcome]) -> RatioOutcome:
-    """Returns, of those whose goodput can't be told from the highest, the one whose answers are complete the
-    soonest.
-    """
+    """Returns, among the ratios within ALIKE of the highest goodput, the one with the lowest mean latency."""
     most = max(r.score.goodput for r in ratios)
     alike = [r for r in ratios if r.score.goodput >= (1 - ALIKE) * most]
     return min(alike, key=lambda r: r.score.latency.mean)
 
 
 def plateau_of(ratios: Sequence[RatioOutcome], best: RatioOutcome) -> tuple[int, int]:
-    """Returns the fewest and most prefill workers, without a gap around the best, that do nearly as well."""
+    """Returns the fewest and most prefill workers around the best, without a gap, whose goodput is within PLATEAU
+    of its.
+    """
     good = {r.prefill for r in ratios if r.score.goodput >= (1 - PLATEAU) * best.score.goodput}
     low = high = best.prefill
     while low - 1 in good:
@@ -174,7 +185,7 @@ def _cliffs(ratios: Sequence[RatioOutcome], plateau: tuple[int, int], best: Rati
 
 
 def why(ratio: RatioOutcome) -> str:
-    """Returns what keeps a ratio from doing better, in words."""
+    """Returns, in words, why a ratio misses SLOs."""
     s = ratio.score
     parts = []
     if s.late_first:

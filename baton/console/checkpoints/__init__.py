@@ -1,1 +1,1 @@
-"""Commands about checkpoints: what is made of one, and what that costs in answers."""
+"""Commands about checkpoints: quantizing one, and measuring the loss that a way of serving it causes."""

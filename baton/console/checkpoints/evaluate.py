@@ -1,6 +1,6 @@
-"""`baton evaluate`: what a way of serving a model costs in answers, beside a reference; and a verdict.
+"""`baton evaluate`: the loss of quality that a way of serving a model causes, beside a reference; and a verdict.
 
-Knows nothing of how it is measured; it reads flags and prints. Exit code 3: something is above its tolerance.
+Knows nothing of how it is measured; it reads flags and prints. Exit code 3: a figure is above its tolerance.
 """
 
 from __future__ import annotations
@@ -209,7 +209,7 @@ def _show(model: str, against: Name, found: Sequence[Figure], json: Name) -> int
 
 
 def figure_table(found: Sequence[Figure]) -> Table:
-    """Returns the figures for a terminal, each with its interval, tolerance and verdict."""
+    """Returns a terminal table of the figures, each with its 95% interval, tolerance and verdict."""
     table = Table("what", "value", "95% within", "of", "at most", box=None)
     for figure in found:
         shown = [_number(value, figure.unit) for value in (figure.value, figure.low, figure.high)]
@@ -260,7 +260,7 @@ def _sweep(model: str, also: Sequence[str], texts: Sequence[str], kv: str, threa
 
 
 def sweep_table(found: Sequence[SweepRow]) -> Table:
-    """Returns the schemes for a terminal."""
+    """Returns a terminal table of a sweep's schemes: size, speeds and added loss."""
     table = Table(
         "scheme", "GB", "tok/s B=1", "tok/s B=16", "prompt tok/s", "bits/byte", "added", "95% within", box=None
     )

@@ -1,4 +1,4 @@
-"""The commands about checkpoints, gathered for `main`: quantize, evaluate."""
+"""Registration of the commands about checkpoints: quantize, evaluate."""
 
 from __future__ import annotations
 
@@ -8,6 +8,6 @@ from baton.console.checkpoints import evaluate, quantize
 
 
 def register(app: typer.Typer) -> None:
-    """Adds them to the `baton` command."""
+    """Adds the commands about checkpoints to the `baton` command."""
     app.command("evaluate")(evaluate.evaluate_command)
     app.command("quantize")(quantize.quantize_command)

@@ -1,6 +1,6 @@
-"""``baton adapters list|add|remove|apply``: the adapters of a running cluster, through its router.
+"""``baton adapters list|add|remove|apply|fetch``: the LoRA adapters of a running cluster, through its router.
 
-Knows nothing of how an adapter is loaded; the router answers.
+Knows nothing of how an adapter is loaded.
 """
 
 from __future__ import annotations
@@ -35,8 +35,10 @@ _Name = Annotated[str, typer.Argument(help="The name that clients say as model")
 
 
 class WantedAdapter(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Describes one adapter of a file for ``apply``; fields as of ``add``. ``hub`` is a Hugging Face id for
+    """Describes one adapter in a file for ``apply``, with the fields of ``add``; ``hub`` is a Hugging Face id for
     ``fetch``.
+
+    ``path`` is the adapter's folder, relative to adapters.root.
     """
 
     path: str
@@ -47,7 +49,7 @@ class WantedAdapter(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def register(app: typer.Typer, guarded: Guard) -> None:
-    """Adds them to the `baton` command."""
+    """Adds the command group ``adapters`` to the `baton` command."""
     adapters = typer.Typer(no_args_is_help=True, help="LoRA adapters of a running cluster.")
     app.add_typer(adapters, name="adapters")
 
@@ -112,7 +114,7 @@ def _show(url: str | None, key: str, as_json: bool) -> int:
 
 
 def table(entries: list[dict[str, Any]]) -> Table:
-    """Returns a table of one row per adapter."""
+    """Returns a terminal table with a row per adapter, from the entries of GET /v1/adapters."""
     shown = Table(box=None)
     for column in COLUMNS:
         shown.add_column(column, no_wrap=True)
@@ -204,7 +206,10 @@ def _fetch(file: Path, into: Path) -> int:
 
 
 def fetch_from_hub(hub_id: str, folder: Path) -> None:
-    """Fetches an adapter's two files whole: the folder appears once both are there. Raises CheckpointError."""
+    """Downloads an adapter's two files from the Hugging Face hub; ``folder`` appears once both are complete.
+
+    Raises CheckpointError.
+    """
     from huggingface_hub import snapshot_download
 
     folder.parent.mkdir(parents=True, exist_ok=True)
@@ -222,7 +227,7 @@ def fetch_from_hub(hub_id: str, folder: Path) -> None:
 
 
 def read_wanted(file: Path) -> dict[str, WantedAdapter]:
-    """Returns the adapters that a file names. Raises ConfigError."""
+    """Returns the adapters in JSON file ``file``, by name. Raises ConfigError."""
     try:
         return msgspec.json.decode(file.read_bytes(), type=dict[str, WantedAdapter])
     except (OSError, msgspec.MsgspecError) as error:
@@ -232,7 +237,7 @@ def read_wanted(file: Path) -> dict[str, WantedAdapter]:
 def difference(
     wanted: Mapping[str, WantedAdapter], served: Mapping[str, Mapping[str, Any]]
 ) -> tuple[list[str], list[str]]:
-    """Returns the names to load (new, or served from elsewhere or otherwise), and those that are not wanted."""
+    """Returns (names to load or replace, served names that are not wanted and not from the configuration)."""
 
     def is_served(name: str, want: WantedAdapter) -> bool:
         entry = served.get(name)

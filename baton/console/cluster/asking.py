@@ -1,4 +1,4 @@
-"""A running router, asked by a command: one JSON call, its refusal as the error it stands for.
+"""Calls of a running router by a command: one JSON request; a refusal becomes the exception that it stands for.
 
 Knows nothing of what is asked or of how an answer is shown.
 """
@@ -34,7 +34,9 @@ _REFUSALS: dict[int, type[BatonError]] = {401: Unauthenticated, 403: Forbidden, 
 
 
 class RouterEndpoint(msgspec.Struct, frozen=True):
-    """Says where a router answers. For an https:// URL without a ``context`` $SSL_CERT_FILE may name the CA."""
+    """Holds a router's base URL and the API key for it; without a ``context``, $SSL_CERT_FILE may name the CA for
+    an https:// URL.
+    """
 
     url: str
     key: str = ""
@@ -43,7 +45,10 @@ class RouterEndpoint(msgspec.Struct, frozen=True):
     def call(
         self, method: str, path: str, body: dict[str, Any] | None = None, timeout_s: float = TIMEOUT_S
     ) -> dict[str, Any]:
-        """Returns the router's answer. Raises ConfigError where none comes, else what it refuses with."""
+        """Sends a request, ``body`` as JSON, and returns the router's JSON answer.
+
+        Raises ConfigError if no router answers within ``timeout_s`` seconds, else the BatonError of its refusal.
+        """
         headers = {"content-type": "application/json"}
         if self.key:
             headers["authorization"] = f"Bearer {self.key}"
@@ -62,9 +67,9 @@ class RouterEndpoint(msgspec.Struct, frozen=True):
 
 
 def router(url: str | None, key: str) -> RouterEndpoint:
-    """Returns the router that was named, or that of the one cluster on this machine.
+    """Returns the endpoint at ``url``, or that of the one cluster on this machine if ``url`` is None.
 
-    Raises ConfigError: none, or several.
+    Raises ConfigError if none runs here, or several.
     """
     if url:
         return RouterEndpoint(url, key)
@@ -73,7 +78,7 @@ def router(url: str | None, key: str) -> RouterEndpoint:
 
 
 def refusal(error: urllib.error.HTTPError) -> BatonError:
-    """Returns what the router said, as an error of ours."""
+    """Returns the BatonError that stands for a router's HTTP error, with its message."""
     try:
         message = json.load(error)["error"]["message"]
     except (ValueError, KeyError, TypeError):
@@ -83,7 +88,7 @@ def refusal(error: urllib.error.HTTPError) -> BatonError:
 
 
 def url_of(config: BatonConfig) -> str:
-    """Returns where a cluster's router answers, from this machine."""
+    """Returns the base URL of a cluster's router, as reached from this machine."""
     listens, scheme = config.router, "https" if config.tls.enabled else "http"
     host = {"0.0.0.0": "127.0.0.1", "::": "[::1]", "::1": "[::1]"}.get(listens.host, listens.host)
     return f"{scheme}://{host}:{listens.port}"

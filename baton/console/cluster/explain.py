@@ -1,6 +1,6 @@
-"""``baton explain ID``: a request's record, as a page to read.
+"""``baton explain ID``: prints a request's decision record.
 
-Knows nothing of policies; it shows what the router wrote down.
+Knows nothing of policies; it shows what the router recorded.
 """
 
 from __future__ import annotations
@@ -16,7 +16,10 @@ from baton.console.cluster.asking import router
 
 
 def show(request_id: str, url: str | None, key: str, as_json: bool) -> int:
-    """Asks the router and prints its answer. Raises RequestUnknown, ConfigError."""
+    """Asks the router for the record and prints it, as a page or as JSON; returns 0.
+
+    Raises RequestUnknown, ConfigError.
+    """
     path = f"/v1/requests/{urllib.parse.quote(request_id, safe='')}/explain"
     record = router(url, key).call("GET", path)
     console = Console(highlight=False, width=140)
@@ -28,8 +31,8 @@ def show(request_id: str, url: str | None, key: str, as_json: bool) -> int:
 
 
 def page(record: dict[str, Any], console: Console) -> None:
-    """Lists what was asked for, then for each choice its placements with their candidates, what each station took,
-    and predicted against observed seconds.
+    """Prints a decision record to ``console``: the request, every choice's placements with their candidates, then
+    predicted against observed seconds.
     """
     console.print(f"[bold]{record['request_id']}[/]: {_asked(record)}")
     for choice in record["choices"]:

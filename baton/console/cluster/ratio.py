@@ -1,6 +1,6 @@
-"""``baton ratio show|set`` and ``baton role``: the ratio of a running cluster, through its router.
+"""``baton ratio show|set`` and ``baton role``: the prefill:decode ratio of a running cluster, through its router.
 
-Knows nothing of how a ratio is chosen or a worker changes; the router answers for both.
+Knows nothing of how a ratio is chosen or a worker changes.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _Json = Annotated[bool, typer.Option("--json", help="What the router said")]
 
 
 def register(app: typer.Typer, guarded: Guard) -> None:
-    """Adds them to the `baton` command."""
+    """Adds the commands ``ratio`` and ``role`` to the `baton` command."""
     ratio = typer.Typer(no_args_is_help=True, help="The ratio of prefill to decode workers, while they run.")
     app.add_typer(ratio, name="ratio")
 
@@ -62,7 +62,9 @@ def register(app: typer.Typer, guarded: Guard) -> None:
 
 
 def call(method: str, path: str, url: str | None, key: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
-    """Makes a call that may take as long as a change of role does. Raises as ``RouterEndpoint.call``."""
+    """Calls the router as ``RouterEndpoint.call``, and waits up to TIMEOUT_S, as long as a change of role may
+    take.
+    """
     return router(url, key).call(method, path, body, TIMEOUT_S)
 
 
@@ -89,7 +91,7 @@ def _tell(found: dict[str, Any], as_json: bool) -> int:
 
 
 def page(found: dict[str, Any]) -> list[Table | str]:
-    """Returns what `show` prints, part by part."""
+    """Returns the parts that ``ratio show`` prints, from the answer of GET /v1/ratio."""
     parts: list[Table | str] = [f"[bold]{found['prefill']}:{found['decode']}[/] (prefill:decode)"]
     if found["pin"]:
         parts.append(

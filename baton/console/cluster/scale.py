@@ -1,4 +1,5 @@
-"""``baton scale prefill=3 decode=2``: ask who places workers (`serve`, `place`) for other numbers, and wait.
+"""``baton scale prefill=3 decode=2``: asks the process that places workers (`serve`, `place`) for other numbers,
+and waits.
 
 Knows nothing of how workers are placed or drained.
 """
@@ -29,7 +30,7 @@ Guarded = Callable[[Callable[[], int]], int]
 
 
 def register(app: typer.Typer, guarded: Guarded) -> None:
-    """Adds the command ``baton scale``."""
+    """Adds the command ``scale`` to the `baton` command."""
 
     @app.command()
     def scale(
@@ -45,7 +46,11 @@ def register(app: typer.Typer, guarded: Guarded) -> None:
 
 
 def show(numbers: Sequence[str], redis: str, namespace: str, wait_s: float) -> int:
-    """Asks for the numbers, waits, and says how long it took."""
+    """Asks for the numbers, waits up to ``wait_s`` seconds until they are reached (0: doesn't wait), and prints
+    them; returns 0.
+
+    Raises ConfigError, StartupError if they are not reached, Unavailable if Redis is away.
+    """
     asked, (url, namespace) = parse(numbers), meeting_place(redis, namespace)
     begun = time.monotonic()
     console, wanted = Console(highlight=False), asyncio.run(_scale(url, namespace, asked, wait_s))
@@ -55,7 +60,7 @@ def show(numbers: Sequence[str], redis: str, namespace: str, wait_s: float) -> i
 
 
 def parse(numbers: Sequence[str]) -> dict[str, int]:
-    """Parses arguments of the form role=count. Raises ConfigError."""
+    """Parses arguments role=N into numbers by role. Raises ConfigError."""
     found: dict[str, int] = {}
     for text in numbers:
         role, _, count = text.partition("=")

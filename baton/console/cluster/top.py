@@ -1,6 +1,6 @@
 """``baton top``: the cluster in a terminal, live; the same snapshot that the dashboard shows.
 
-Knows nothing of how figures come about: it asks a router for /v1/cluster and draws what it gets.
+Knows nothing of how figures are computed: it asks a router for /v1/cluster and draws the answer.
 """
 
 from __future__ import annotations
@@ -33,7 +33,11 @@ NONE = "–"
 
 
 def run(url: str | None, key: str, every_s: float, once: bool, as_json: bool) -> int:
-    """Redraws until Ctrl-C; ``once`` prints and ends. Raises ConfigError, Unauthenticated, Forbidden."""
+    """Shows the cluster every ``every_s`` seconds until Ctrl-C; with ``once`` or ``as_json`` prints it once and
+    returns 0.
+
+    Raises ConfigError, Unauthenticated, Forbidden.
+    """
     look = partial(router(url, key).call, "GET", "/v1/cluster")
     if as_json:
         sys.stdout.write(json.dumps(look(), indent=1) + "\n")
@@ -49,7 +53,7 @@ def run(url: str | None, key: str, every_s: float, once: bool, as_json: bool) ->
 
 
 def page(found: dict[str, Any], width: int) -> RenderableType:
-    """Returns everything that matters, top to bottom, in ``width`` columns of text."""
+    """Returns a page for a terminal of ``width`` columns, from a /v1/cluster snapshot."""
     pools = [_pool(found, role) for role in ("prefill", "decode") if found["pools"][role]["workers"]]
     parts: list[RenderableType] = [_head(found), Columns(pools, expand=True), _classes(found, width >= WIDE)]
     if found.get("adapters"):  # a router of an earlier build has none

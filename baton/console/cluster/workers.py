@@ -1,4 +1,4 @@
-"""``baton workers``: who is in a running cluster, and how busy.
+"""``baton workers``: the workers of a running cluster, and their load.
 
 Knows nothing of routers; it reads the membership in Redis as a router does.
 """
@@ -45,7 +45,11 @@ COLUMNS = (
 
 
 def show_workers(redis_url: str | None, namespace: str) -> int:
-    """Prints the table of workers. Without a URL it is of the one cluster that runs on this machine."""
+    """Prints the tables of workers, links and recent departures; returns 0. Without a URL, of the one cluster on
+    this machine.
+
+    Raises NoWorker if the namespace has no worker, ConfigError if no Redis answers.
+    """
     url, namespace = meeting_place(redis_url, namespace)
     console, (entries, departed) = Console(highlight=False, width=140), asyncio.run(_look(url, namespace))
     if departed:
@@ -59,9 +63,9 @@ def show_workers(redis_url: str | None, namespace: str) -> int:
 
 
 def meeting_place(redis_url: str | None, namespace: str) -> tuple[str, str]:
-    """Returns Redis and namespace: those that were named, else as ``local_config``.
+    """Returns (Redis URL, namespace): those that were given, else those of the cluster that ``local_config`` finds.
 
-    Raises ConfigError: none answers.
+    Raises ConfigError if no Redis answers.
     """
     if redis_url:
         check_redis(redis_url)
@@ -71,10 +75,10 @@ def meeting_place(redis_url: str | None, namespace: str) -> tuple[str, str]:
 
 
 def local_config(folder: Path) -> BatonConfig:
-    """Returns the config of the cluster that runs on this machine.
+    """Returns the configuration of the cluster that runs on this machine, and names the cluster on stderr.
 
-    It lies where the environment says (a pod's router), else in a folder of ``folder``. Which it is goes to
-    stderr. Raises ConfigError where none or several run.
+    It is in the run directory that the environment names (in a router's pod), else in a directory baton-* in
+    ``folder``. Raises ConfigError if none or several run.
     """
     named = os.environ.get(RUN_DIR)
     found = _running([Path(named, "config.json")] if named else sorted(folder.glob("baton-*/config.json")))
@@ -111,7 +115,9 @@ def _described(config: BatonConfig) -> str:
 
 
 def table(entries: dict[str, WorkerEntry]) -> Table:
-    """Returns a table of one row per worker, by id; with their adapters where any has some."""
+    """Returns a terminal table with a row per worker, sorted by id; with a column of adapters if any worker has
+    one.
+    """
     shown = Table(box=None)
     adapted = any(entry.info.adapters for entry in entries.values())
     for column in COLUMNS if adapted else [c for c in COLUMNS if c != "adapters"]:
@@ -133,14 +139,16 @@ def table(entries: dict[str, WorkerEntry]) -> Table:
 
 
 def adapters_of(info: WorkerInfo) -> str:
-    """Returns the names of the adapters that it holds; of many the first, and how many more."""
+    """Returns the names of the worker's adapters, at most ADAPTERS_SHOWN, and how many more there are."""
     names = [escape(name_of(adapter)) for adapter in info.adapters]
     more = len(names) - ADAPTERS_SHOWN
     return ", ".join(names[:ADAPTERS_SHOWN]) + (f" and {more} more" if more > 0 else "")
 
 
 def version_of(info: WorkerInfo) -> str:
-    """Returns its build, and its protocol where that is not ours; in red where the two would refuse each other."""
+    """Returns the worker's build, and its protocol if it differs from ours; in red if the two can't work
+    together.
+    """
     build = escape(info.version or "?")
     if info.protocol == version.PROTOCOL:
         return build
@@ -149,7 +157,7 @@ def version_of(info: WorkerInfo) -> str:
 
 
 def links_table(entries: dict[str, WorkerEntry]) -> Table | None:
-    """Shows how KV gets from worker to worker, one row per measured pair; None before the first."""
+    """Returns a terminal table of measured KV links between workers; None if there are none."""
     shown = Table("KV from", "to", "by", "GB/s", "fixed", "note", box=None)
     for name, (_, load, _age) in sorted(entries.items()):
         for link in sorted(load.kv_links, key=lambda link: link.peer):
@@ -160,7 +168,9 @@ def links_table(entries: dict[str, WorkerEntry]) -> Table | None:
 
 
 def departed_table(departed: Sequence[Departure], now: float) -> Table:
-    """Lists who left in the last hour and what of, one row per incarnation, newest first."""
+    """Returns a terminal table of the workers that left in the last hour and why, newest first; ``now`` is Unix
+    seconds.
+    """
     shown = Table("left", "role", "cause", "what happened", "when", box=None)
     for gone in departed:
         cause = gone.cause if gone.cause == "drained" else f"[red]{escape(gone.cause)}[/]"

@@ -1,8 +1,8 @@
-"""``baton profile measure``: what a live worker costs, measured through its own gRPC as a router would use it.
+"""``baton profile measure``: measures a live worker's costs through its own gRPC, as a router would use it.
 
-Prompts of several lengths, alone and together; batches of answers over short and long contexts; handoffs of several
-sizes. Times are the workers' own (stations) or those at which tokens come, over many steps. A salt of its own keeps
-its blocks apart from every tenant's. Knows nothing of how a curve is fitted.
+It sends prompts of several lengths, alone and together; batches of answers over short and long contexts; handoffs
+of several sizes. Times are the workers' own (stations) or those at which tokens come, over many steps. A salt of
+its own keeps its blocks apart from every tenant's. Knows nothing of how a curve is fitted.
 """
 
 from __future__ import annotations
@@ -43,7 +43,10 @@ Told = Callable[[str], None]
 
 
 class LiveMeasurement(msgspec.Struct, frozen=True):
-    """Holds what was found: the points, what they make, and the worker's own limits."""
+    """Holds the measured points, the costs fitted to them, and the worker's description.
+
+    ``chunk_tokens`` is its prefill chunk; ``transfers`` counts measured handoffs.
+    """
 
     points: tuple[StepTiming, ...]
     costs: WorkerCosts
@@ -53,7 +56,10 @@ class LiveMeasurement(msgspec.Struct, frozen=True):
 
 
 async def measure(config: BatonConfig, slot: str, repeats: int, told: Told) -> LiveMeasurement:
-    """Measures decode worker ``slot`` ("" takes the least busy). Raises NoWorker and what the worker raises."""
+    """Measures decode worker ``slot`` ("": the least busy); ``told`` is called with lines of progress.
+
+    Raises NoWorker and what the worker raises.
+    """
     async with connected(config) as (links, roster):
         link = await decode_link(links, roster, slot)
         chunk = config.worker.prefill_chunk_tokens
@@ -77,7 +83,7 @@ async def measure(config: BatonConfig, slot: str, repeats: int, told: Told) -> L
 
 
 class MeasuringClient:
-    """Requests to one decode worker, on its local way."""
+    """Sends measuring requests to one decode worker, which prefills them itself."""
 
     def __init__(self, link: DecodeLink, chunk_tokens: int, told: Told = lambda line: None) -> None:
         self.salt = os.urandom(16)
@@ -86,11 +92,11 @@ class MeasuringClient:
         self.longest = min(link.info.max_model_len, link.info.pages * BLOCK_TOKENS // 2) - STEPS - 1
 
     def tokens(self, count: int) -> list[int]:
-        """Returns any ids, as many as asked for."""
+        """Returns ``count`` random token ids."""
         return [self._rng.randrange(self._link.info.vocab_size) for _ in range(count)]
 
     async def prompts(self, repeats: int) -> list[StepTiming]:
-        """Measures prefill over length, alone, and over batch."""
+        """Returns prefill timings over prompt lengths and numbers of prompts, each the median of ``repeats``."""
         points = []
         for length, count in (*((n, 1) for n in LENGTHS), *TOGETHER):
             if length * count > self.longest:
@@ -106,7 +112,7 @@ class MeasuringClient:
         return points
 
     async def answers(self) -> list[StepTiming]:
-        """Measures decode over batch and context."""
+        """Returns decode step timings over batch sizes and context lengths."""
         points = []
         for context, batch in itertools.product(CONTEXTS, BATCHES):
             private = batch * (STEPS + 2 * BLOCK_TOKENS)
@@ -141,14 +147,18 @@ class MeasuringClient:
         return (shortest[-1] - shortest[0]) / (len(shortest) - 1)
 
     async def ask(self, prompt: list[int], outputs: int) -> _AnswerTimes:
-        """Sends one request and follows it to its end."""
+        """Sends one request with ``prompt`` token ids for ``outputs`` tokens; returns when each token came, once it
+        has ended.
+        """
         heard = _AnswerTimes()
         async with self._link.admit(self.admit(prompt, outputs, local=True), heard.take, lambda: "retry") as lease:
             await lease.ended
         return heard
 
     def admit(self, prompt: list[int], outputs: int, local: bool) -> w.Admit:
-        """Returns a request that is greedy, to its full length."""
+        """Returns the message that admits a greedy request of exactly ``outputs`` tokens; ``local``: prefilled by
+        the decode worker.
+        """
         return w.Admit(
             request_id=f"profile-{self.salt.hex()[:8]}-{next(self._serial)}",
             model_id=self._link.info.model_id,
@@ -177,7 +187,7 @@ class _AnswerTimes:
 
 @asynccontextmanager
 async def connected(config: BatonConfig) -> AsyncIterator[tuple[LinkTable, PolledRoster]]:
-    """Links to every worker of the cluster, as a router has them."""
+    """Connects to every worker of the cluster, as a router does, while the block runs; gives (links, roster)."""
     redis = connect(config.redis.url)
     links = LinkTable(f"profile-{os.getpid()}", lambda: None, random.Random(), dialer=router_dialer(config))
     try:
@@ -190,6 +200,10 @@ async def connected(config: BatonConfig) -> AsyncIterator[tuple[LinkTable, Polle
 
 
 async def decode_link(links: LinkTable, roster: PolledRoster, slot: str) -> DecodeLink:
+    """Returns the link to ready decode worker ``slot`` ("": the least busy) once it is up.
+
+    Raises NoWorker if there is none.
+    """
     busy = {name: entry.load.running + entry.load.waiting for name, entry in roster.snapshot().items()}
     wanted = [
         k for k in links if isinstance(k, DecodeLink) and k.info.state == "ready" and slot in ("", k.info.worker_id)

@@ -1,4 +1,4 @@
-"""`baton sim` over a trace and `baton plan`: flags in, tables, JSON, plot and Helm values out.
+"""`baton sim` over a trace and `baton plan`: flags in; tables, JSON, plot and Helm values out.
 
 Knows nothing of how it is simulated.
 """
@@ -63,7 +63,7 @@ SeedFlag = Annotated[int, typer.Option(help="Same seed, same answer")]
 
 
 def measured_words(row: MeasuredForm, path: str | None) -> str:
-    """Returns what was measured of a form, for a terminal."""
+    """Returns the measured loss and speed of a form as a sentence; ``path`` is the measurement's file."""
     speed = f"{row.decode_one:,.0f} tok/s alone, {row.decode_many:,.0f} of 16"
     return (
         f"{row.scheme} loses {row.added:.3%} ({row.low:.3%} to {row.high:.3%}); {speed} where {path} was measured"
@@ -71,9 +71,9 @@ def measured_words(row: MeasuredForm, path: str | None) -> str:
 
 
 def require_allowed(profiles: Sequence[str], measured: str | None, most_loss: float) -> list[str]:
-    """Returns in words what was measured of the forms that roofline profiles name.
+    """Returns sentences about the measured loss and speed of the forms that roofline profiles name.
 
-    Raises ConfigError for a form that loses more than ``most_loss``, as a share, or was not measured.
+    Raises ConfigError for a form that loses more than ``most_loss`` (a share), or was not measured.
     """
     from baton.planner.costs.measured_forms import MeasuredForms
     from baton.planner.costs.roofline_name import OPTIONS, is_roofline, parse
@@ -92,7 +92,11 @@ def require_allowed(profiles: Sequence[str], measured: str | None, most_loss: fl
 
 
 def acceptance_from(text: str) -> tuple[float, ...]:
-    """Returns the chances that --acceptance names, asking the router if it names one. Raises ConfigError."""
+    """Returns the acceptance probabilities by draft position that --acceptance lists, or those of the router whose
+    URL it is.
+
+    Raises ConfigError.
+    """
     from baton.planner.costs.speculation import acceptance_of, parse_acceptance
 
     if not text.startswith(("http://", "https://")):
@@ -101,7 +105,11 @@ def acceptance_from(text: str) -> tuple[float, ...]:
 
 
 def load(trace: str, speed: float, start: float, seconds: float, skip_bad: bool) -> Trace:
-    """Returns the part of the trace that was asked for."""
+    """Returns the trace from second ``start`` on, for ``seconds`` (0: to its end), replayed ``speed`` times as
+    fast.
+
+    Raises ConfigError for fewer than 2 requests, TraceError at an unreadable line unless ``skip_bad``.
+    """
     from baton.planner.traces.trace import read_trace
 
     whole = read_trace(trace, skip_bad)
@@ -116,7 +124,11 @@ def simulate_command(
     part: tuple[float, float, float], pools: Sequence[str] = (), failures: Sequence[str] = (),
     adapter_cost: float = 1.0, acceptance: str = "", **cluster: Any,
 ) -> int:  # fmt: skip
-    """One ratio over a trace."""
+    """Simulates one ratio over a trace and prints the outcome; returns 0.
+
+    ``slo`` is (TTFT, TPOT) in seconds, ``part`` is (speed, start, seconds) as ``load`` takes them, ``cluster`` the
+    fields of SimSettings.
+    """
     from baton.planner.costs.speculation import with_acceptance
     from baton.planner.costs.worker import with_adapters, worker_costs
     from baton.planner.score import Slo

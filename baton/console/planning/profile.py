@@ -1,4 +1,4 @@
-"""`baton profile`: what a worker costs, from operator timings, a data sheet or a live worker, as one small file.
+"""`baton profile`: a worker's costs, from operator timings, a data sheet or a live worker, as one small file.
 
 Knows nothing of how costs are found; it reads flags and writes.
 """

@@ -1,4 +1,5 @@
-"""Measures what ranks of a served model cost, for its profile: how many it runs on, and what their meetings take.
+"""Measures the costs of splitting a served model over ranks, for its profile: possible numbers of ranks, and the
+time of their exchanges.
 
 Knows nothing of how a curve is measured.
 """
@@ -23,7 +24,9 @@ MOST = 16  # ranks that a profile speaks of
 
 
 def rank_costs_of(config: BatonConfig) -> RankCosts | None:
-    """Returns what ranks cost the cluster's decode workers on this machine; None where they can have none."""
+    """Returns the rank costs of the cluster's decode workers, measured on this machine; None if their model can't
+    be split.
+    """
     worker, model = role_worker(config.worker, config.cluster, "decode"), Path(resolve_model(config))
     if is_paced(config) or worker.device != "cpu" or not model.is_dir():
         return None
@@ -35,9 +38,8 @@ def rank_costs_of(config: BatonConfig) -> RankCosts | None:
 
 
 def costs_of(program: Program, widths: Widths, meeting_s: float) -> RankCosts | None:
-    """Returns what ranks of ``program`` cost where a meeting takes so long.
-
-    None where it runs on one alone, and for stages of several ranks, whose two numbers a profile can't vary.
+    """Returns the rank costs of ``program``, ``meeting_s`` seconds per exchange between ranks; None if it runs on
+    one rank only.
     """
     if widths.tp > 1 and widths.pp > 1:
         return None

@@ -1,4 +1,4 @@
-"""The planning commands, gathered for `main`: sim, trace, profile, plan, size."""
+"""Registration of the planning commands: sim, trace, profile, plan, size."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from baton.console.planning import plan, profile, sim, size, trace
 
 
 def register(app: typer.Typer) -> None:
-    """Adds them to the `baton` command."""
+    """Adds the planning commands to the `baton` command."""
     app.add_typer(sim.app, name="sim")
     app.add_typer(trace.app, name="trace")
     app.add_typer(profile.app, name="profile")

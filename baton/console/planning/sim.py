@@ -1,4 +1,4 @@
-"""`baton sim`: what a cluster would do with a trace, and how well the simulator gives a recorded run back.
+"""`baton sim`: simulates a cluster over a trace, or validates the simulator against a recorded run.
 
 Knows nothing of how it is simulated; it reads flags and prints.
 """

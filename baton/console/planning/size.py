@@ -34,7 +34,7 @@ def size_command(
     seconds: plan.SecondsFlag = 0.0,
     json: plan.JsonFlag = None,
 ) -> None:
-    """The fewest workers of each accelerator that meet the SLOs, and where their memory goes."""
+    """Find the fewest workers of each accelerator that meet the SLOs, and where their memory goes."""
 
     def run() -> int:
         from baton.planner.costs.measured_forms import MeasuredForms

@@ -1,4 +1,4 @@
-"""`baton trace`: what a trace of load is like.
+"""`baton trace`: statistics and export of traces of requests.
 
 Knows nothing of formats or figures; it reads flags and prints.
 """
@@ -30,7 +30,7 @@ def stats_command(
     skip_bad: Annotated[bool, typer.Option("--skip-bad", help="Leave out lines that can't be read")] = False,
     json: Annotated[str | None, typer.Option("--json", help="Write the result there; - prints it")] = None,
 ) -> None:
-    """Lengths, arrivals, reuse, and the demand ratio over time."""
+    """Show a trace's lengths, arrivals, reuse, and demand ratio over time."""
     raise typer.Exit(guarded(lambda: _stats(trace, window, skip_bad, json)))
 
 

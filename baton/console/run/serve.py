@@ -1,4 +1,4 @@
-"""``baton serve``: bring a cluster up, show each step, wait for Ctrl-C, take it down.
+"""``baton serve``: brings a cluster up, shows each step, waits for Ctrl-C, takes it down.
 
 Knows nothing of the parts; ``launch.local`` does.
 """
@@ -24,7 +24,7 @@ INTERRUPTED = 130
 
 
 class Progress:
-    """A line per step, with the seconds since the start."""
+    """Prints a line per step, with the seconds since the start."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
@@ -36,13 +36,16 @@ class Progress:
 
 
 def run(config_path: str | None, flags: Mapping[str, Mapping[str, object]]) -> int:
-    """Serves until SIGINT or SIGTERM; returns the exit code. Raises StartupError and its kin."""
+    """Serves until SIGINT or SIGTERM; returns the exit code. Raises StartupError and its subclasses."""
     config = on_this_machine(load_config(config_path, flags))
     return asyncio.run(_serve(config, Console(highlight=False)))
 
 
 def on_this_machine(config: BatonConfig, ask: Probe = probe) -> BatonConfig:
-    """Settles ``worker.device`` auto and looks for cuda where workers are started here. Raises ConfigError."""
+    """Returns ``config`` with device "auto" resolved by this machine's GPU, if workers are started here.
+
+    Raises ConfigError if "cuda" is asked for and can't be used.
+    """
     if config.ray.address:
         return config  # each worker's own machine says
     device = settled(config.worker.device, ask)
@@ -72,7 +75,7 @@ async def _stay_up(cluster: LocalCluster, console: Console) -> None:
 
 
 def welcome(cluster: LocalCluster) -> str:
-    """Returns the URL and a command to try."""
+    """Returns the text shown once the cluster is up: its URL, and a curl command to try."""
     router, trust = cluster.config.router, _certificates(cluster.config)
     body = json.dumps(
         {"model": cluster.name, "messages": [{"role": "user", "content": "Hello!"}], "max_tokens": 64}

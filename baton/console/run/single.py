@@ -1,4 +1,4 @@
-"""``baton router`` and ``baton worker``: one part of a cluster, by baton.toml and the environment.
+"""``baton router``, ``worker``, ``place`` and ``drain``: one part of a cluster, by baton.toml and the environment.
 
 Knows nothing of the parts; ``launch.single`` does.
 """
@@ -16,7 +16,7 @@ _Config = Annotated[str | None, typer.Option(help="A baton.toml; default: ./bato
 
 
 def register(app: typer.Typer, guarded: Guard) -> None:
-    """Adds them to the `baton` command."""
+    """Adds the commands ``router``, ``worker``, ``place`` and ``drain`` to the `baton` command."""
 
     @app.command()
     def router(

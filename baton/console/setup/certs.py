@@ -37,7 +37,7 @@ _Domain = Annotated[str, typer.Option(help="Ends the names of roles; tls.domain 
 
 
 def register(app: typer.Typer, guarded: Guarded) -> None:
-    """Adds the command ``baton certs``."""
+    """Adds the command group ``certs`` to the `baton` command."""
     group = typer.Typer(no_args_is_help=True, help="A development CA and its certificates (mutual TLS).")
     app.add_typer(group, name="certs")
 
@@ -68,7 +68,11 @@ def register(app: typer.Typer, guarded: Guarded) -> None:
 def write(
     folder: Path, roles: Sequence[str] | None, hosts: Sequence[str], days: float, domain: str, anew: bool
 ) -> int:
-    """Says what was written."""
+    """Makes the certificates of ``roles`` (default: all) that are missing or near their end, with ``anew`` all of
+    them; prints what was written, returns 0.
+
+    ``days`` is their validity. Raises ConfigError.
+    """
     from baton.tls.authority import ROLES, Authority
 
     if unknown := set(roles or ()) - set(ROLES):
@@ -86,7 +90,10 @@ def write(
 
 
 def show(folder: Path) -> int:
-    """Prints one row per certificate; returns 1 when one is over or of another CA."""
+    """Prints a row per certificate in ``folder``; returns 1 if one has expired or is of another CA, else 0.
+
+    Raises ConfigError without a CA.
+    """
     from baton.tls.authority import Authority
 
     if not (folder / "ca.crt").is_file():
@@ -103,7 +110,11 @@ def show(folder: Path) -> int:
 
 
 def ensure(config: BatonConfig, say: Callable[[str, str], object]) -> None:
-    """Makes what is missing in ``tls.dir`` for `baton serve --tls DIR`, unless the CA's key is kept elsewhere."""
+    """Makes the certificates missing in ``config.tls.dir``, for `baton serve --tls DIR`, unless the CA's key is
+    kept elsewhere.
+
+    ``say(part, text)`` is called if any were made.
+    """
     folder = Path(config.tls.dir).expanduser().absolute()
     if not config.tls.dir or ((folder / "ca.crt").exists() and not (folder / "ca.key").exists()):
         return

@@ -1,7 +1,7 @@
-"""``baton check -f FILE``: is this baton.toml, or are these values of the Helm chart, right? Nothing is started.
+"""``baton check -f FILE``: checks a baton.toml, or values of the Helm chart. Nothing is started.
 
 Knows nothing of machines (``baton doctor`` does). Values are rendered by the real Helm engine where
-``helm-python-sdk`` is installed, and what comes out is checked as the product would read it.
+``helm-python-sdk`` is installed, and the result is checked as the product would read it.
 """
 
 from __future__ import annotations
@@ -27,7 +27,10 @@ Values = dict[str, Any]
 
 
 def check_files(files: Sequence[str], chart: str | None) -> list[Finding]:
-    """Returns one finding per thing looked at. Raises ConfigError for files that can't be read."""
+    """Returns the findings for a baton.toml, or for Helm values files laid over one another.
+
+    Raises ConfigError for unreadable files.
+    """
     if not files:
         raise ConfigError("name a file: baton check -f baton.toml, or -f values.yaml", "file")
     kinds = {Path(file).suffix for file in files}
@@ -39,7 +42,7 @@ def check_files(files: Sequence[str], chart: str | None) -> list[Finding]:
 
 
 def check_toml(file: str) -> list[Finding]:
-    """Checks what the product would make of it, here and now: the environment counts as well."""
+    """Returns the findings for a baton.toml as it would apply here and now, environment variables included."""
     try:
         config = load_config(file)
     except BatonError as error:
@@ -50,7 +53,7 @@ def check_toml(file: str) -> list[Finding]:
 
 
 def names_of(config: BatonConfig) -> list[Finding]:
-    """Checks names that stand for a file of ours: policy, transport, parsers."""
+    """Returns findings on settings that name a policy, a KV transport or a parser."""
     from baton.kv.transport import check_name
     from baton.router.policies import load_policy
     from baton.router.text import reasoning_parsers, tool_parsers
@@ -65,7 +68,7 @@ def names_of(config: BatonConfig) -> list[Finding]:
 
 
 def files_of(config: BatonConfig) -> list[Finding]:
-    """Files that the config names and that must be here."""
+    """Returns findings on the files that the configuration names and that must be on this machine."""
     named = {
         "router.keys_file": config.router.keys_file,
         **{
@@ -108,7 +111,7 @@ def _remedy(error: BatonError) -> str:
 
 
 def read_values(file: str) -> Values:
-    """Reads a file of Helm values. Raises ConfigError."""
+    """Returns the Helm values in YAML file ``file``. Raises ConfigError."""
     try:
         found = yaml.safe_load(Path(file).read_text())
     except (OSError, yaml.YAMLError) as error:
@@ -119,7 +122,10 @@ def read_values(file: str) -> Values:
 
 
 def check_values(layers: Sequence[Values], chart: Path) -> list[Finding]:
-    """Checks values as ``helm install -f A -f B`` would see them."""
+    """Returns findings on values ``layers``, as ``helm install -f A -f B`` would see them.
+
+    Raises ConfigError if ``chart`` is no chart.
+    """
     values: Values = {}
     for layer in layers:
         values = overlaid(values, layer)
@@ -144,7 +150,9 @@ def check_values(layers: Sequence[Values], chart: Path) -> list[Finding]:
 
 
 def refusals(text: str) -> list[tuple[str, str]]:
-    """Returns (key, what is wrong) of the engine's message: the schema's lines, or what a template refused."""
+    """Returns (key, what is wrong) for each refusal in a message of the Helm engine, by the schema or by a
+    template.
+    """
     lines = re.findall(r"- at '([^']*)': (.+)", text)
     if lines:
         return [(path.strip("/").replace("/", ".") or "values", what) for path, what in lines]
@@ -212,7 +220,9 @@ def _advice(values: Values) -> list[Finding]:
 
 
 def overlaid(below: Values, above: Values) -> Values:
-    """Maps merge, all else is replaced; null takes a key away, as in Helm."""
+    """Returns ``below`` with ``above`` merged in: maps merge, other values are replaced, null removes a key, as in
+    Helm.
+    """
     merged = dict(below)
     for key, value in above.items():
         both = isinstance(value, dict) and isinstance(merged.get(key), dict)

@@ -1,6 +1,6 @@
-"""``baton check`` and ``baton doctor``: is the config right, and is the machine. Flags in, findings out.
+"""``baton check`` and ``baton doctor``: checks of the configuration, and of the machine. Flags in, findings out.
 
-Knows nothing of what is looked at.
+Knows nothing of what is checked.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _Json = Annotated[bool, typer.Option("--json", help="Findings as JSON; the exit 
 
 
 def register(app: typer.Typer, guarded: Guard) -> None:
-    """Adds them to the `baton` command."""
+    """Adds the commands ``check`` and ``doctor`` to the `baton` command."""
 
     @app.command()
     def check(

@@ -1,6 +1,6 @@
-"""What ``baton check`` and ``baton doctor`` found: one line per finding, or JSON, and the exit code.
+"""Findings of ``baton check`` and ``baton doctor``: printed as lines or JSON, and the exit code.
 
-Knows nothing of what was looked at.
+Knows nothing of what was checked.
 """
 
 from __future__ import annotations
@@ -17,7 +17,10 @@ MARKS = {"ok": "[green]ok[/]  ", "warn": "[yellow]warn[/]", "fail": "[bold red]f
 
 
 class Finding(msgspec.Struct, frozen=True):
-    """``what`` was seen of ``subject``; ``remedy`` says what to do where it is not ok. "skip": not looked at."""
+    """Describes one check's result: ``what`` was seen of ``subject``; ``remedy`` says what to do unless it is "ok".
+
+    ``state`` "skip": not checked.
+    """
 
     subject: str
     state: State
@@ -26,12 +29,12 @@ class Finding(msgspec.Struct, frozen=True):
 
 
 def exit_code(findings: Sequence[Finding]) -> int:
-    """Returns 1 where something fails; warnings are for people."""
+    """Returns 1 if any finding's state is "fail", else 0."""
     return int(any(finding.state == "fail" for finding in findings))
 
 
 def show(findings: Sequence[Finding], as_json: bool) -> int:
-    """Prints the findings; returns the exit code."""
+    """Prints the findings, as lines or JSON; returns the exit code."""
     code = exit_code(findings)
     if as_json:
         print(msgspec.json.encode({"ok": code == 0, "findings": findings}).decode())

@@ -1,4 +1,4 @@
-"""``baton keys add|list|revoke``: the file that `router.keys_file` names.
+"""``baton keys add|list|revoke``: edits the file of API keys that `router.keys_file` names.
 
 Knows nothing of routers; a running one reads the file again when it changes.
 """
@@ -31,7 +31,10 @@ COLUMNS = (
 
 
 def add(file: str | None, tenant: str, fields: dict[str, object]) -> int:
-    """Adds a key and prints it alone to stdout, so that a script can take it."""
+    """Adds an API key with ``fields`` of ApiKey and prints the key alone to stdout, for scripts; returns 0.
+
+    Raises ConfigError.
+    """
     path = keys_path(file)
     print(add_key(path, tenant, time.time(), **fields))
     told = f"a key of {tenant}, kept in {path} as a hash; it isn't shown again. Serve with --keys {path}"
@@ -40,7 +43,7 @@ def add(file: str | None, tenant: str, fields: dict[str, object]) -> int:
 
 
 def show(file: str | None) -> int:
-    """Prints one row per key."""
+    """Prints a row per API key, without the keys themselves; returns 0. Raises ConfigError."""
     table = Table(box=None)
     for column in COLUMNS:
         table.add_column(column, no_wrap=True)
@@ -56,12 +59,17 @@ def show(file: str | None) -> int:
 
 
 def revoke(file: str | None, key_id: str) -> int:
-    """Revokes a key, which stays in the list."""
+    """Revokes the API key with id ``key_id``, which stays in the list; returns 0.
+
+    Raises ConfigError for an unknown id.
+    """
     found = revoke_key(keys_path(file), key_id)
     Console(highlight=False).print(f"{found.id} of {found.tenant} is revoked")
     return 0
 
 
 def keys_path(file: str | None) -> Path:
-    """Returns what was named, else what the config here names, else keys.json."""
+    """Returns the path ``file``, else the configuration's ``router.keys_file``, else keys.json in the working
+    directory.
+    """
     return Path(file or load_config().router.keys_file or DEFAULT).resolve()

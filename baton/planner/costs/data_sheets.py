@@ -1,4 +1,7 @@
-"""Accelerators' data sheets, from hardware.toml. Knows nothing of models or of what part of a peak is reached."""
+"""Accelerators' data sheets, from hardware.toml.
+
+Knows nothing of models or of what share of a peak is reached.
+"""
 
 from __future__ import annotations
 
@@ -11,10 +14,11 @@ HARDWARE = Path(__file__).parent / "hardware.toml"
 
 
 class Accelerator(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A data sheet; see hardware.toml for the units.
+    """Holds an accelerator's data sheet: peak FLOP/s, memory bandwidth and size in bytes, link and network bytes/s,
+    watts.
 
-    ``cuda``: the engine runs there. ``own_kernels``: so do its own CUDA kernels, which are built for sm_90a; only
-    they have quantized weights and KV.
+    ``cuda``: Baton's engine runs on it. ``own_kernels``: so do the engine's own CUDA kernels (built for sm_90a),
+    the only ones with quantized weights and KV.
     """
 
     flops: float
@@ -28,6 +32,6 @@ class Accelerator(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def accelerators() -> dict[str, Accelerator]:
-    """Returns data sheets by name."""
+    """Returns the known accelerators' data sheets, by lower-case name."""
     tables = tomllib.loads(HARDWARE.read_text(encoding="utf-8"))
     return msgspec.convert(tables, dict[str, Accelerator])

@@ -1,7 +1,8 @@
 """Interpolation in measured tables. Torch-free, pure.
 
 Knows nothing of what was measured. A table is nested sorted axes with seconds at the leaves; rows may be missing:
-each branch has its own points. Between points linear, beyond the last two on along their line (never below 0).
+each branch has its own points. It is linear between points, extrapolated along the last two beyond the end (never
+below 0), and constant below the first.
 """
 
 from __future__ import annotations
@@ -12,7 +13,11 @@ from typing import Any
 
 
 class Axis:
-    """Sorted points of one coordinate; each leads to a number or to the next coordinate's Axis."""
+    """Interpolates over one coordinate; each of its sorted points leads to a number of seconds or to the next
+    coordinate's Axis.
+
+    ``rows`` are (key, seconds), with one coordinate per nesting in ``key``.
+    """
 
     __slots__ = ("_next", "_points")
 
@@ -24,7 +29,7 @@ class Axis:
         self._next: list[Any] = [_branch(groups[point]) for point in self._points]
 
     def at(self, *key: float) -> float:
-        """Returns seconds at ``key``, one coordinate per nesting."""
+        """Returns the interpolated seconds at ``key``, one coordinate per nesting."""
         x, rest = key[0], key[1:]
         points = self._points
         if len(points) == 1:
@@ -45,7 +50,7 @@ class Axis:
 
     @property
     def points(self) -> list[float]:
-        """Returns what was measured along this coordinate."""
+        """Returns the measured points of this coordinate, sorted."""
         return self._points
 
 

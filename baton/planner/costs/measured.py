@@ -1,7 +1,7 @@
-"""Cost curves from a worker's measured points: non-negative least squares on relative errors. Torch-free, pure.
+"""Cost curves fitted to a worker's measured steps: non-negative least squares on relative errors. Torch-free, pure.
 
-Knows nothing of how the points were measured. A point of prompts may span several steps; its pairs are those of the
-whole prompts (they add up over chunks).
+Knows nothing of how the steps were measured. A measurement of prompts may span several steps; its pairs are those
+of the whole prompts (they add up over chunks).
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ LEAST_POINTS = 4
 
 
 class StepTiming(msgspec.Struct, frozen=True):
-    """``steps`` engine steps that took ``seconds`` in all, and what they computed.
+    """Describes ``steps`` engine steps that took ``seconds`` in all, and what they computed.
 
-    ``context``: KV tokens read by the sequences that write, over all steps.
+    ``pairs`` are query-key pairs of prefill; ``context`` is KV tokens read by decoding sequences, over all steps.
     """
 
     what: str
@@ -36,12 +36,15 @@ class StepTiming(msgspec.Struct, frozen=True):
 
     @property
     def features(self) -> tuple[float, ...]:
-        """Returns what each coefficient of a StepCurve is multiplied with."""
+        """Returns the numbers by which a StepCurve's coefficients are multiplied, in its order."""
         return self.steps, self.prefill_tokens, self.pairs, self.sequences, self.context
 
 
 def fit(points: Sequence[StepTiming]) -> StepCurve:
-    """Returns the curve with the least squares of relative errors. Raises InvalidRequest for too few points."""
+    """Returns the StepCurve with the least squares of relative errors.
+
+    Raises InvalidRequest for fewer than LEAST_POINTS points.
+    """
     sound = [p for p in points if p.seconds > 0]
     if len(sound) < LEAST_POINTS:
         raise InvalidRequest(f"{len(sound)} points were measured; a curve needs {LEAST_POINTS} at least", "points")
@@ -50,7 +53,7 @@ def fit(points: Sequence[StepTiming]) -> StepCurve:
 
 
 def predicted(curve: StepCurve, point: StepTiming) -> float:
-    """Returns seconds that the curve gives for the point."""
+    """Returns the seconds that the curve predicts for the point."""
     return sum(getattr(curve, name) * x for name, x in zip(COLUMNS, point.features, strict=True))
 
 

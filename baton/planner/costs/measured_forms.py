@@ -1,7 +1,8 @@
-"""Reads what ``baton evaluate --sweep`` measured of each form of weights and KV on one machine. Torch-free.
+"""Reads the JSON of ``baton evaluate --sweep``: loss and speed of each form of weights and KV on one machine.
+Torch-free.
 
-Knows nothing of models or accelerators. A form is the pair of [worker]'s ``quantization`` and ``kv_cache_dtype``; a
-checkpoint that comes rounded is the form ("checkpoint", KV).
+Knows nothing of models or accelerators. A form is the pair of [worker]'s ``quantization`` and ``kv_cache_dtype``;
+for a quantized checkpoint it is ("checkpoint", KV).
 """
 
 from __future__ import annotations
@@ -17,7 +18,11 @@ Form = tuple[str, str]
 
 
 class MeasuredForm(msgspec.Struct, frozen=True):
-    """Holds one row of a sweep: loss added to the reference's as a share, within ``low`` to ``high``; tokens/s."""
+    """Holds one row of a sweep; speeds are in tokens/s.
+
+    ``added`` is the loss added to the reference's, as a share of it, with its confidence interval ``low`` to
+    ``high``.
+    """
 
     scheme: str
     quantization: str
@@ -32,19 +37,19 @@ class MeasuredForm(msgspec.Struct, frozen=True):
 
     @property
     def form(self) -> Form:
-        """Returns the settings that make it."""
+        """Returns the form: (quantization, kv_cache_dtype)."""
         return self.quantization, self.kv_cache_dtype
 
 
 class MeasuredForms:
-    """Holds a sweep's rows by form."""
+    """Holds a sweep's rows, by form."""
 
     def __init__(self, rows: Iterable[MeasuredForm]) -> None:
         self._rows: Mapping[Form, MeasuredForm] = {row.form: row for row in rows}
 
     @classmethod
     def read(cls, path: str) -> MeasuredForms:
-        """Reads the JSON of a sweep. Raises ConfigError naming the file."""
+        """Returns the sweep in the JSON file at ``path``. Raises ConfigError naming the file."""
         try:
             found = msgspec.json.decode(Path(path).read_bytes(), type=_Sweep)
         except (OSError, msgspec.MsgspecError) as error:
@@ -53,11 +58,11 @@ class MeasuredForms:
         return cls(found.rows)
 
     def of(self, settings: Mapping[str, str]) -> MeasuredForm | None:
-        """Returns the row of some of [worker]'s settings; None where that form wasn't measured."""
+        """Returns the row for [worker]'s ``settings``; None if that form wasn't measured."""
         return self._rows.get((settings.get("quantization", "none"), settings.get("kv_cache_dtype", "auto")))
 
     def refusal(self, settings: Mapping[str, str], most_loss: float) -> str:
-        """Returns why a form isn't to be taken where ``most_loss`` is the most allowed; empty where it may be."""
+        """Returns why a form loses more than ``most_loss`` (a share), or wasn't measured; "" if it may be used."""
         if not settings:
             return ""
         row = self.of(settings)

@@ -1,4 +1,4 @@
-"""What a model's config.json says about its sizes: weights, KV per token, FLOPs. Torch-free.
+"""A model's sizes by its config.json: weights, KV per token, FLOPs. Torch-free.
 
 Knows nothing of hardware, traces or schedulers. Dense decoders with K and V only; others are refused by name.
 """
@@ -31,9 +31,9 @@ TUNED = re.compile(r"(-(instruct|chat|it|base|hf|sft|dpo|bf16))+$")  # sizes sta
 
 
 class ModelShape(msgspec.Struct, frozen=True):
-    """The sizes of a dense decoder, named as in config.json.
+    """Holds the sizes of a dense decoder, named as in config.json.
 
-    ``bytes_per_value`` is of activations and tables (bf16: 2), ``precision`` of weights and KV.
+    ``bytes_per_value`` is of activations and embedding tables (bf16: 2), ``precision`` of weights and KV.
     """
 
     name: str
@@ -51,7 +51,7 @@ class ModelShape(msgspec.Struct, frozen=True):
 
     @property
     def layer_weights(self) -> int:
-        """Parameters of one layer's matrices."""
+        """Returns the number of parameters in one layer's matrices."""
         heads = 2 * self.num_attention_heads + 2 * self.num_key_value_heads
         mlp = (3 if self.gated_mlp else 2) * self.intermediate_size
         return self.hidden_size * (heads * self.head_dim + mlp)
@@ -64,7 +64,9 @@ class ModelShape(msgspec.Struct, frozen=True):
 
     @property
     def weight_bytes(self) -> int:
-        """Returns bytes of all weights. A head that is rounded has a table of its own, tied or not."""
+        """Returns the bytes of all weights; a quantized head is stored apart from the embedding table, even if
+        tied.
+        """
         table, found = self.vocab_size * self.hidden_size, self.precision
         bits = self.num_hidden_layers * self.layer_weights * found.linear + table * 8 * self.bytes_per_value
         if found.own_head or not self.tied:
@@ -73,15 +75,16 @@ class ModelShape(msgspec.Struct, frozen=True):
 
     @property
     def kv_bytes_per_token(self) -> int:
-        """Keys and values of one token over all layers, with their scales."""
+        """Returns the bytes of one token's keys and values over all layers, with their scales."""
         head = self.head_dim * self.precision.kv + self.precision.kv_scale
         return int(2 * self.num_hidden_layers * self.num_key_value_heads * head / 8)
 
 
 def from_config(path: str) -> ModelShape:
-    """Returns the shape in a model directory's (or file's) config.json. Raises ConfigError naming what is missing.
+    """Returns the shape in the config.json of a model directory (or in that file). Raises ConfigError naming what
+    is missing.
 
-    Weights in a .gguf beside it, where there are no safetensors, take as many bits as that file has.
+    If there are no safetensors but a .gguf beside it, weights take as many bits as that file has.
     """
     place = folder_of(path) if is_gguf(path) else Path(path)
     file = place / "config.json" if place.is_dir() else place
@@ -121,15 +124,16 @@ def _shape(config: dict[str, Any], file: Path) -> ModelShape:
 
 
 def known_models() -> dict[str, ModelShape]:
-    """Shapes of widely used models, from their public config.json, by lower-case name without the organisation."""
+    """Returns the shapes of widely used models, by lower-case name without the organization."""
     tables = tomllib.loads(KNOWN.read_text(encoding="utf-8"))
     return {name: msgspec.convert({"name": name, **fields}, ModelShape) for name, fields in tables.items()}
 
 
 def model_shape(name_or_path: str) -> ModelShape:
-    """Returns a config.json's sizes, or a known model's by (Hugging Face) name, also of one that was tuned.
+    """Returns the shape in a config.json, or of a known model by its Hugging Face name; suffixes of tuned models
+    are ignored.
 
-    Raises ConfigError listing the choices.
+    Raises ConfigError listing the known models.
     """
     if any(path.is_file() for path in (Path(name_or_path), Path(name_or_path) / "config.json")):
         return from_config(name_or_path)

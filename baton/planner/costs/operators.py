@@ -1,4 +1,4 @@
-"""Step time from operator timings: one folder with attention.csv, dense.csv, per_sequence.csv and meta.yaml.
+"""Step times from operator timings: a folder with attention.csv, dense.csv, per_sequence.csv and meta.yaml.
 
 Knows nothing of schedulers or traces. The format is LLMServingSim's (one layer, per tensor-parallel rank, in
 microseconds); the model's layers and widths come from its public config.json, communication from ``RankLink``.
@@ -25,21 +25,25 @@ MICRO = 1e-6
 
 
 class RankLink(msgspec.Struct, frozen=True):
-    """Between tensor-parallel ranks: bytes per second one way, seconds until the first byte arrives."""
+    """Describes the link between tensor-parallel ranks: bytes per second one way, and seconds of latency."""
 
     bytes_per_s: float
     latency_s: float
 
 
 class PrefillChunk(msgspec.Struct, frozen=True, array_like=True):
-    """``new`` prompt tokens computed after ``context`` tokens that have their KV."""
+    """Describes ``new`` prompt tokens to compute after ``context`` tokens whose KV is present."""
 
     new: int
     context: int
 
 
 class OperatorProfile:
-    """Seconds of any step on the measured hardware."""
+    """Predicts the seconds of any engine step on the measured hardware.
+
+    ``skew`` is the weight of the longest context in attention over unequal ones. Raises ConfigError for several
+    ranks without a ``link``.
+    """
 
     def __init__(
         self, shape: ModelShape, tp: int, tables: _Tables, link: RankLink | None, skew: float = 0.0
@@ -54,10 +58,10 @@ class OperatorProfile:
     def step_seconds(
         self, chunks: Sequence[PrefillChunk], decodes: Sequence[int], finishing: int | None = None
     ) -> float:
-        """Returns the seconds of a step: ``chunks`` of prompts, and one token each for sequences with ``decodes``
+        """Returns the seconds of a step: prefill ``chunks``, and one token each for sequences with ``decodes``
         tokens of context.
 
-        ``finishing`` of the chunks are their prompt's last (default: all): those need logits too.
+        ``finishing`` of the chunks are their prompt's last (default: all) and need logits.
         """
         tokens = sum(c.new for c in chunks) + len(decodes)
         sampled = len(decodes) + (len(chunks) if finishing is None else finishing)
@@ -143,10 +147,11 @@ class _Tables(msgspec.Struct, frozen=True):
 def load_operators(
     folder: str, tp: int | None = None, link: RankLink | None = None, model: str | None = None
 ) -> OperatorProfile:
-    """Reads a profile folder. ``model`` (a config.json) gives the sizes of a model that isn't known by name.
+    """Returns the profile in ``folder``. ``model`` (a name or config.json) gives the sizes if meta.yaml names no
+    known model.
 
-    Timings lie in the folder itself, or in its tp1, tp2, … Raises ConfigError naming the file and the row, or what
-    doesn't fit.
+    Timings are read from the subfolder of ``tp`` ranks (tp1, tp2, …) if there is one, else from the folder. Raises
+    ConfigError naming the file and row, or what doesn't fit.
     """
     home = Path(folder)
     meta = ProfileMeta(home)

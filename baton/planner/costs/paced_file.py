@@ -1,4 +1,4 @@
-"""Worker costs as a paced profile: one small TOML file that the simulator and ``--device paced:FILE`` both take.
+"""Worker costs written as a paced profile: a small TOML file for both the simulator and ``--device paced:FILE``.
 
 Knows nothing of where the costs come from. A paced step has no ``max``: reading the weights is in every step.
 """
@@ -12,7 +12,7 @@ SHIPPED_BYTES_PER_TOKEN = 64  # what a paced worker really ships per token
 
 
 def to_toml(costs: WorkerCosts, vocab_size: int, max_model_len: int, prefill_chunk: int) -> str:
-    """Returns the file's text."""
+    """Returns the TOML text of the paced profile."""
     scale = costs.kv_bytes_per_token / SHIPPED_BYTES_PER_TOKEN
     step, transfer = costs.curve, costs.transfer
     lines = [

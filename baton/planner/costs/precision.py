@@ -1,7 +1,8 @@
-"""How many bits a model's weights and KV take: as a checkpoint's config.json says, or as the engine rounds them.
+"""Bits per value of a model's weights and KV, by a checkpoint's config.json or by the engine's quantization
+settings.
 
-Torch-free. Knows nothing of shapes or hardware. Bits count what lies beside the integers (a group's scale and
-minimum, a row's scale of KV), in the form that ``engine.quant`` keeps; what that doesn't read is refused by name.
+Torch-free. Knows nothing of shapes or hardware. The bits include scales and minima, in the form that
+``engine.quant`` keeps; what that doesn't read is refused by name.
 """
 
 from __future__ import annotations
@@ -25,9 +26,11 @@ KV_SCALED, SCALE = ("int8", "fp8"), 32.0  # bits of a scale per token and head
 
 
 class Precision(msgspec.Struct, frozen=True):
-    """Bits per value of the linear layers, the head and KV.
+    """Holds the bits per value of linear layers, head and KV, scales included; ``kv_scale``: further bits per token
+    and head.
 
-    ``packed``: the checkpoint comes rounded. ``own_head``: a tied head isn't the embedding's table.
+    ``packed``: the checkpoint is quantized already. ``own_head``: a tied head is stored apart from the embedding
+    table. ``settings`` are the [worker] settings that make it so.
     """
 
     linear: float = PLAIN
@@ -41,12 +44,15 @@ class Precision(msgspec.Struct, frozen=True):
 
     @property
     def plain(self) -> bool:
-        """Returns whether weights and KV are bf16 as they come."""
+        """Returns whether weights and KV are unquantized bf16."""
         return self == Precision()
 
 
 def of_checkpoint(config: dict[str, Any]) -> Precision:
-    """Reads ``quantization_config`` of a checkpoint. Raises ConfigError naming what the engine doesn't read."""
+    """Returns the precision by a config.json's ``quantization_config``.
+
+    Raises ConfigError for what the engine can't read.
+    """
     settings = config.get("quantization_config") or config.get("compression_config")
     if settings is None:
         return Precision()
@@ -66,7 +72,9 @@ def of_checkpoint(config: dict[str, Any]) -> Precision:
 
 
 def of_gguf(file_bytes: int, weights: int) -> Precision:
-    """Returns the mean over a GGUF file, tables and head included: ``weights`` is how many values it holds."""
+    """Returns the mean precision of a GGUF file of ``file_bytes`` that holds ``weights`` values, tables and head
+    included.
+    """
     bits = 8.0 * file_bytes / weights
     return Precision(linear=bits, head=bits, packed=True, name="GGUF weights")
 
@@ -124,7 +132,7 @@ _LINEAR_BITS: dict[str, Callable[[dict[str, Any]], float]] = {
 
 
 def as_set(found: Precision, quantization: str, kv_cache_dtype: str) -> Precision:
-    """Applies worker.quantization and worker.kv_cache_dtype to a checkpoint's precision. Raises ConfigError."""
+    """Returns a checkpoint's precision after worker.quantization and worker.kv_cache_dtype. Raises ConfigError."""
     for name, value, known in (
         ("quantization", quantization, tuple(ON_LOAD)), ("kv_cache_dtype", kv_cache_dtype, tuple(KV_BITS))
     ):  # fmt: skip

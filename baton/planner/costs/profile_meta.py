@@ -1,7 +1,7 @@
 """A profile folder's meta.yaml: whose operators were measured, on what, split over how many ranks.
 
-Knows nothing of the timings but one: reading the head's weights can't be faster than the memory. A meta.yaml is of
-all ``tp_degrees`` that were measured and names the widths of the last of them; the timings beside it are of one.
+Of the timings it only checks that reading the head's weights isn't faster than the memory. A meta.yaml lists all
+``tp_degrees`` that were measured and names the widths of the last of them; the timings beside it are of one.
 """
 
 from __future__ import annotations
@@ -20,7 +20,10 @@ ABOVE_PEAK = 1.1  # of the data sheet's bandwidth: a timing says more only if it
 
 
 class ProfileMeta:
-    """Reads what meta.yaml says, whatever is missing there."""
+    """Reads the meta.yaml in ``home``, whose entries may be missing.
+
+    Raises ConfigError if it is missing or malformed.
+    """
 
     def __init__(self, home: Path) -> None:
         file = home / "meta.yaml"
@@ -34,7 +37,7 @@ class ProfileMeta:
 
     @property
     def model(self) -> str:
-        """Returns the model's Hugging Face name; empty where there is none."""
+        """Returns the model's Hugging Face name; "" if it isn't given."""
         return str(self._found.get("model") or "")
 
     @property
@@ -44,7 +47,8 @@ class ProfileMeta:
         return [int(self._number("tp_degrees", d)) for d in (found if isinstance(found, list) else [found])]
 
     def degree_of_widths(self, shape: ModelShape) -> int | None:
-        """Returns the degree of the widths that it names; None where it names none.
+        """Returns the tensor-parallel degree at which a rank of ``shape`` has the widths in meta.yaml; None if it
+        names none.
 
         Raises ConfigError if they are another model's.
         """
@@ -56,7 +60,9 @@ class ProfileMeta:
         return found.pop() if found else None
 
     def require_fit(self, shape: ModelShape, tp: int, head_s: float | None) -> None:
-        """Checks that the timings may be of one of ``tp`` ranks; ``head_s``: of the logits for one sequence."""
+        """Raises ConfigError unless the timings can be those of one of ``tp`` ranks; ``head_s``: measured seconds
+        of the logits for one sequence.
+        """
         named = self.degree_of_widths(shape)
         if named == tp or (named is None and tp in (self.degrees or [tp])):
             return
@@ -69,7 +75,9 @@ class ProfileMeta:
             raise ConfigError(self._other(shape, tp), "profile")
 
     def skew(self, tp: int) -> float:
-        """Returns how far attention over unequal contexts lies from the mean context's to the longest one's."""
+        """Returns the weight (0 to 1) of the longest context in attention over unequal contexts; 1 - it is the mean
+        context's.
+        """
         fits = self._section("skew_fit", "per_tp")
         fit = self._section("skew_fit", "per_tp", tp if tp in fits else str(tp))
         return self._number("alpha_default", fit.get("alpha_default") or 0.0)

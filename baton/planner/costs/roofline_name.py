@@ -1,7 +1,4 @@
-"""``roofline:MODEL@GPUxN,quantization=int8,kv_cache_dtype=int8``: a profile's name, taken apart. Torch-free.
-
-Knows nothing of what the parts mean, but for their form.
-"""
+"""Parsing of profile names ``roofline:MODEL@GPUxN,quantization=int8,kv_cache_dtype=int8``. Torch-free."""
 
 from __future__ import annotations
 
@@ -17,7 +14,7 @@ OPTIONS = ("quantization", "kv_cache_dtype")  # as in [worker]
 
 
 class RooflineName(msgspec.Struct, frozen=True):
-    """The parts of the name; ``count`` accelerators share one copy of the model."""
+    """Holds the parts of a roofline profile's name; ``count`` accelerators share one copy of the model."""
 
     model: str
     gpu: str
@@ -32,12 +29,12 @@ class RooflineName(msgspec.Struct, frozen=True):
 
 
 def is_roofline(name: str) -> bool:
-    """Returns whether a profile's name asks for the analytic model."""
+    """Returns whether a profile's name asks for the analytic roofline model."""
     return name.startswith(PREFIX)
 
 
 def parse(name: str) -> RooflineName:
-    """Takes the name apart. Raises ConfigError that shows the form."""
+    """Returns the parts of a roofline profile's name. Raises ConfigError that shows the form."""
     model, _, machine = name.removeprefix(PREFIX).rpartition("@")
     where, *options = machine.lower().split(",")
     found = re.fullmatch(rf"({'|'.join(accelerators())})(?:x([1-9]\d{{0,3}}))?", where)

@@ -1,8 +1,8 @@
-"""What drafts make of a worker's costs, by the chances that drafted tokens stand: a what-if, or from telemetry.
+"""The effect of speculative decoding on a worker's costs, by the probabilities that drafted tokens are accepted.
 
-Knows nothing of who drafts, and takes drafts to cost nothing to make. A step that only writes verifies as many
-drafts of each sequence as bring most tokens per second by the costs of its rows, as a worker does. Its time counts
-over the tokens that it is expected to give, so that a simulated step still writes one token of each sequence.
+Knows nothing of who drafts, and takes drafts to cost nothing to make. A decode step verifies as many drafts per
+sequence as bring the most tokens per second by the costs of its rows, as a worker does. Its time is divided by the
+tokens that it is expected to give, so that a simulated step still gives one token per sequence.
 """
 
 from __future__ import annotations
@@ -19,7 +19,9 @@ MOST_POSITIONS = 16  # as many drafts as a worker verifies of a sequence in a st
 
 
 def with_acceptance(costs: WorkerCosts, acceptance: Sequence[float]) -> WorkerCosts:
-    """Returns the costs of a worker whose drafts stand by these chances, by position, if all before them do."""
+    """Returns ``costs`` with speculation; ``acceptance[i]`` is the probability that draft position i is accepted if
+    all before it are.
+    """
     if not any(acceptance):
         return costs
     shown = ", ".join(f"{chance:.0%}" for chance in acceptance)
@@ -29,7 +31,7 @@ def with_acceptance(costs: WorkerCosts, acceptance: Sequence[float]) -> WorkerCo
 
 
 def parse_acceptance(text: str) -> tuple[float, ...]:
-    """Returns the chances that "0.8,0.6,0.5" names, by position. Raises ConfigError."""
+    """Parses text such as "0.8,0.6,0.5" into acceptance probabilities by draft position. Raises ConfigError."""
     try:
         found = tuple(float(part) for part in text.split(",") if part.strip())
     except ValueError:
@@ -41,9 +43,10 @@ def parse_acceptance(text: str) -> tuple[float, ...]:
 
 
 def acceptance_of(cluster: Mapping[str, Any]) -> tuple[float, ...]:
-    """Returns the mean chances of a running cluster's decode workers, from what ``/v1/cluster`` says.
+    """Returns, per draft position, the mean probability that a drafted token is accepted, from a ``/v1/cluster``
+    snapshot.
 
-    Raises ConfigError where none of them has judged a draft.
+    Raises ConfigError if no worker has verified a draft.
     """
     told = [worker["speculation"]["acceptance"] for worker in cluster["workers"] if worker.get("speculation")]
     columns = zip(*told, strict=False)

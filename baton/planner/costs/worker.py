@@ -1,4 +1,4 @@
-"""What a worker of a given kind costs in time and holds in memory: the simulator's only model of hardware.
+"""The time and memory costs of a kind of worker: the simulator's only model of hardware.
 
 Knows nothing of traces or schedulers. Three sources give one form: an analytic roofline, a paced profile, operator
 timings. The roofline's shares of the data sheet's peaks are usual ones of tuned engines, the same everywhere.
@@ -32,17 +32,16 @@ LIVE_ACTIVATIONS = 12  # values per token and unit of hidden size that live at o
 
 
 class WorkerCosts(msgspec.Struct, frozen=True):
-    """Holds what one worker costs.
+    """Holds the costs of one worker.
 
-    A step takes body + pair x attention pairs + context x tokens of KV read + sequence x sequences.
-
-    ``body`` is max(weights, token x tokens) + fixed, in seconds; a sequence that writes is ``written`` tokens there
-    (1, or 0 where ``sequence`` was measured with all that it costs). ``kv_tokens`` is how many tokens of KV it
-    holds; ``transfer`` is over the bytes of ``kv_bytes_per_token``; ``accelerators``, ``watts``: of all of it.
-    ``acceptance`` are chances that drafts stand, by position (costs/speculation.py); none without speculation.
-    ``overhead`` of its processes is none where it wasn't measured. ``lacks`` says why Baton's engine can't be such
-    a worker, empty where it can. ``settings`` are the keys of [worker] without which it would be another. ``ranks``
-    says what other numbers of ranks cost, where that was measured.
+    A step takes body + pair x attention pairs + context x tokens of KV read + sequence x sequences, in seconds.
+    ``body`` is max(weights, token x tokens) + fixed; a decoding sequence counts as ``written`` tokens there (1, or
+    0 where ``sequence`` was measured with all that it costs). ``kv_tokens`` is how many tokens of KV it holds;
+    ``transfer`` is over bytes of ``kv_bytes_per_token``. ``accelerators`` and ``watts`` are the whole worker's.
+    ``acceptance`` are probabilities that drafts are accepted, by position; empty without speculation. ``overhead``
+    of its processes is zero where it wasn't measured. ``lacks`` says why Baton's engine can't run such a worker, ""
+    if it can. ``settings`` are the [worker] settings that it needs. ``ranks`` says what other numbers of ranks
+    cost, None if not measured.
     """
 
     about: str
@@ -65,7 +64,10 @@ class WorkerCosts(msgspec.Struct, frozen=True):
     ranks: RankCosts | None = None
 
     def step_seconds(self, prefill_tokens: int, pairs: float, sequences: int, context: float) -> float:
-        """Returns the seconds of one step of that shape; ``pairs`` and ``context`` as in protos' StepSample."""
+        """Returns the seconds of one step; ``pairs`` and ``context`` as in StepSample.
+
+        With speculation, per token of each sequence.
+        """
         if self.acceptance and sequences and not prefill_tokens:
             body, tokens = self._drafted(sequences)
             return (body + self.sequence * sequences + self.context * context) / tokens
@@ -73,7 +75,7 @@ class WorkerCosts(msgspec.Struct, frozen=True):
         return body + self.pair * pairs + self.sequence * sequences + self.context * context
 
     def context_seconds(self, sequences: int) -> float:
-        """Returns the seconds that a token of KV more adds to a step that only writes ``sequences``."""
+        """Returns the seconds that one more token of KV adds to a decode step of ``sequences``."""
         return self.context / self._drafted(sequences)[1] if self.acceptance and sequences else self.context
 
     def _body(self, rows: float) -> float:
@@ -96,14 +98,14 @@ class WorkerCosts(msgspec.Struct, frozen=True):
 
     @property
     def curve(self) -> StepCurve:
-        """Returns what such a worker would report to the router."""
+        """Returns the step curve that such a worker would report to the router."""
         return StepCurve(self.fixed + self.weights, self.token, self.pair, self.sequence, self.context)
 
 
 def with_adapters(costs: WorkerCosts, share: float, factor: float) -> WorkerCosts:
-    """Returns the costs of a worker ``share`` of whose tokens are on adapters.
+    """Returns ``costs`` with ``share`` (0 to 1) of the tokens on LoRA adapters.
 
-    ``factor``: how many times as long a step takes whose tokens are all on adapters.
+    ``factor``: how many times as long a step takes if all its tokens are on adapters.
     """
     more = 1.0 + share * (factor - 1.0)
     if more == 1.0:
@@ -119,10 +121,10 @@ def with_adapters(costs: WorkerCosts, share: float, factor: float) -> WorkerCost
 
 
 def worker_costs(name: str, max_chunk: int = 2048) -> WorkerCosts:
-    """Returns the costs of ``roofline:MODEL@GPUxN`` (a name or a config.json), a folder of operator timings, or a
-    paced profile.
+    """Returns the costs of profile ``name``: ``roofline:MODEL@GPUxN``, a folder of operator timings, or a paced
+    profile.
 
-    Raises ConfigError that says which part can't be used and what could.
+    ``max_chunk`` tokens of prefill per step bound the roofline's activation memory. Raises ConfigError.
     """
     if is_roofline(name):
         asked = parse(name)
@@ -134,12 +136,19 @@ def worker_costs(name: str, max_chunk: int = 2048) -> WorkerCosts:
 
 
 def at_precision(shape: ModelShape, quantization: str, kv_cache_dtype: str) -> ModelShape:
-    """Returns the model as [worker] quantization and kv_cache_dtype make it. Raises ConfigError."""
+    """Returns ``shape`` with the precision that [worker]'s quantization and kv_cache_dtype give.
+
+    Raises ConfigError.
+    """
     return msgspec.structs.replace(shape, precision=as_set(shape.precision, quantization, kv_cache_dtype))
 
 
 def roofline(shape: ModelShape, name: str, sheet: Accelerator, tp: int, max_chunk: int = 2048) -> WorkerCosts:
-    """Derives time from FLOPs and bytes, and memory from what the weights and one step's activations leave."""
+    """Returns the costs of ``tp`` accelerators ``sheet`` by the roofline model: times from FLOPs and bytes, KV
+    memory from what weights and activations leave.
+
+    Raises ConfigError if the model doesn't fit.
+    """
     flops, bandwidth = tp * sheet.flops, tp * sheet.memory_bytes_per_s * MEMORY_SHARE
     matrices = shape.num_hidden_layers * shape.layer_weights
     reduced = 2 * (tp - 1) / tp * shape.hidden_size * shape.bytes_per_value / (sheet.link_bytes_per_s * LINK_SHARE)
@@ -173,7 +182,7 @@ def roofline(shape: ModelShape, name: str, sheet: Accelerator, tp: int, max_chun
 
 
 def lacks(shape: ModelShape, name: str, sheet: Accelerator, count: int) -> str:
-    """Returns why Baton's engine can't run this model on ``count`` of these accelerators; empty where it can."""
+    """Returns why Baton's engine can't run this model on ``count`` such accelerators; "" if it can."""
     if not sheet.cuda:
         return f"the engine runs on CUDA, and {name} has none"
     if not sheet.own_kernels and not shape.precision.plain:
@@ -182,7 +191,7 @@ def lacks(shape: ModelShape, name: str, sheet: Accelerator, count: int) -> str:
 
 
 def too_wide(count: int) -> str:
-    """Returns why no engine of Baton's computes on ``count`` accelerators; empty where one does."""
+    """Returns why Baton's engine can't compute on ``count`` accelerators; "" if it can."""
     if count <= ACCELERATORS_PER_ENGINE:
         return ""
     return f"a worker of {count} accelerators can't run: the engine computes on {ACCELERATORS_PER_ENGINE}"
@@ -193,7 +202,7 @@ def _as_it_comes(shape: ModelShape) -> str:
 
 
 def activation_bytes(shape: ModelShape, max_chunk: int) -> float:
-    """Returns the bytes that the largest step needs beside weights and KV, over all ranks."""
+    """Returns the bytes of activations in a step of ``max_chunk`` tokens, over all ranks."""
     return float(max_chunk * shape.hidden_size * LIVE_ACTIVATIONS * shape.bytes_per_value)
 
 
@@ -205,7 +214,7 @@ def from_curve(
     transfer: TransferCurve,
     overhead: Overhead = Overhead(),
 ) -> WorkerCosts:
-    """Returns a measured or given curve of steps in the simulator's form: it holds all that a sequence costs."""
+    """Returns the costs given by a measured step curve, whose terms include everything that a sequence costs."""
     return WorkerCosts(
         about, curve.fixed, 0.0, curve.prefill_token, curve.prefill_pair, curve.decode_sequence,
         curve.decode_context_token, kv_tokens, kv_bytes_per_token, transfer, written=0.0, overhead=overhead,
@@ -213,7 +222,7 @@ def from_curve(
 
 
 def from_paced(name: str) -> WorkerCosts:
-    """Returns a built-in or own paced profile: the numbers that the paced engine sleeps by."""
+    """Returns the costs of a paced profile, built-in or a file: the numbers by which the paced engine sleeps."""
     profile = load_profile(name)
     scale = profile.kv_bytes_per_token / profile.model_kv_bytes_per_token
     transfer = TransferCurve(profile.transfer.fixed, profile.transfer.per_byte * scale)
@@ -229,7 +238,10 @@ def from_paced(name: str) -> WorkerCosts:
 
 
 def from_operators(profile: OperatorProfile, memory_tokens: int = 65536) -> WorkerCosts:
-    """Fits measured operators to the simulator's form: relative least squares over steps in the measured range."""
+    """Returns the costs fitted to operator timings, by relative least squares over steps in the measured range.
+
+    ``memory_tokens`` is taken as the KV capacity.
+    """
     rows, seconds = _samples(profile)
     target = np.asarray(seconds)
     features = np.asarray(rows) / target[:, None]
@@ -255,5 +267,5 @@ def _samples(profile: OperatorProfile) -> tuple[list[list[float]], list[float]]:
 
 
 def link_of(accelerator: Accelerator) -> RankLink:
-    """Returns the link between ranks of a node."""
+    """Returns the link between tensor-parallel ranks on a node of such accelerators."""
     return RankLink(accelerator.link_bytes_per_s * LINK_SHARE, REDUCE_S)

@@ -1,7 +1,7 @@
-"""Give a recorded run back: simulate it from operator timings, and hold the two against each other.
+"""Validation of the simulator: a recorded vLLM run is simulated from operator timings, and both are compared.
 
-Knows nothing of files or consoles. Nothing here is fitted to a run. The inputs are each request's lengths and the
-moment it entered the engine (``queued_ts``); what the client waited before that is the same on both sides.
+Knows nothing of files or consoles. Nothing is fitted to a run. The inputs are each request's lengths and the moment
+it entered the engine (``queued_ts``); what the client waited before that is the same on both sides.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ METRICS = ("ttft", "tpot", "latency", "queue", "scheduled_to_first")
 
 
 class ValidationRow(msgspec.Struct, frozen=True):
-    """One metric, in seconds; ``error`` is relative, by figure."""
+    """Compares one metric, in seconds; ``error`` gives the relative error by figure."""
 
     metric: str
     observed: Figures
@@ -30,7 +30,10 @@ class ValidationRow(msgspec.Struct, frozen=True):
 
 
 class Validation(msgspec.Struct, frozen=True):
-    """All metrics of a run, and how the simulated engine got there."""
+    """Compares all metrics of a run, and counts the simulated engine's steps and preemptions.
+
+    ``left_out`` requests of the run were not usable.
+    """
 
     model: str
     tensor_parallel: int
@@ -43,7 +46,10 @@ class Validation(msgspec.Struct, frozen=True):
 
 
 def validate(run: VllmRun, profile: OperatorProfile) -> Validation:
-    """Simulates ``run`` and compare. Raises ConfigError when the profile is another model's."""
+    """Returns the comparison of ``run`` with its simulation by ``profile``.
+
+    Raises ConfigError if the profile is another model's.
+    """
     if not _is_of(run.model, profile.shape):
         raise ConfigError(f"the run is of {run.model}, the profile of {profile.shape.name}", "profile")
     settings = settings_of(run, profile.shape)

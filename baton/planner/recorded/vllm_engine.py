@@ -1,14 +1,16 @@
-"""vLLM 0.19's V1 engine as the planner sees it: what each step holds and when its outputs are known. Torch-free.
+"""A simulation of vLLM 0.19's V1 engine: what each step holds and when its outputs are known. Torch-free.
 
 Knows nothing of files or figures. It follows what vLLM documents and shows in its public sources, in our own words:
 
 - one list of running requests, first come first served; each step gives every one of them its next token or the
-  next piece of its prompt, within a budget of tokens, then admits from the queue while budget and seats last;
+next piece of its prompt, within a budget of tokens, then admits from the queue while budget and seats last;
+
 - a request is admitted only if its whole prompt would fit the free pages (``reserve_full_isl``), and not in a step
-  that preempted somebody; a page shortage preempts the youngest, which goes to the queue's head and is computed
-  again from what the prefix cache still has of it;
+that preempted somebody; a page shortage preempts the youngest, which goes to the queue's head and is computed again
+from what the prefix cache still has of it;
+
 - scheduling is asynchronous: step n + 1 is planned while step n runs, so that a request waits up to a step to be
-  seen, another until the step in flight is done, and its first token comes one step after that.
+seen, another until the step in flight is done, and its first token comes one step after that.
 
 The page pool is the real one. Time is whatever ``step_seconds`` answers.
 """
@@ -31,9 +33,8 @@ StepSeconds = Callable[[Sequence[PrefillChunk], Sequence[int], int], float]
 
 
 class VllmSettings(msgspec.Struct, frozen=True):
-    """Holds the settings of the run's engine.
-
-    ``pages`` counts usable ones (vLLM keeps one of its blocks for itself).
+    """Holds the settings of the run's engine; ``pages`` counts usable ones (vLLM keeps one of its blocks for
+    itself).
     """
 
     pages: int
@@ -45,7 +46,9 @@ class VllmSettings(msgspec.Struct, frozen=True):
 
 
 class RequestTimes(msgspec.Struct):
-    """One request's times in seconds; 0 until they are known."""
+    """Holds one request's times in seconds on the engine's clock, 0 (``scheduled``: -1) until they are known;
+    ``prompt`` and ``outputs`` are tokens.
+    """
 
     arrival: float
     prompt: int
@@ -82,7 +85,7 @@ class _Step(msgspec.Struct):
 
 
 class VllmEngine:
-    """Simulates one vLLM engine. ``run`` takes every request through and leaves the times in them."""
+    """Simulates one vLLM engine; ``step_seconds`` gives the duration of a step."""
 
     def __init__(self, settings: VllmSettings, step_seconds: StepSeconds) -> None:
         self.settings, self._seconds = settings, step_seconds
@@ -92,7 +95,10 @@ class VllmEngine:
         self.steps = self.preemptions = 0
 
     def run(self, requests: Iterable[RequestTimes]) -> None:
-        """Takes all requests through, in order of arrival."""
+        """Simulates all requests, in order of arrival, and fills in their times.
+
+        Raises ConfigError for one that never fits the pages.
+        """
         coming = deque(_LiveRequest(i, t) for i, t in enumerate(sorted(requests, key=lambda t: t.arrival)))
         in_flight: deque[_Step] = deque()
         depth = 2 if self.settings.async_scheduling else 1

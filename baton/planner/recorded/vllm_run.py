@@ -1,8 +1,8 @@
-"""A recorded vLLM run: a folder with requests.jsonl, meta.json and config.json (LLMServingSim's layout).
+"""Recorded vLLM runs: a folder with requests.jsonl, meta.json and config.json (LLMServingSim's layout).
 
-Knows nothing of simulation. What the engine was told comes from meta.json (``engine_kwargs``, else the config that
-it resolved to), the hardware from config.json; when the engine's count of KV blocks wasn't recorded, it is what
-memory leaves beside the weights. Requests that have no times (refused, cut off) are left out and counted.
+Knows nothing of simulation. The engine's settings come from meta.json (``engine_kwargs``, else the resolved
+config), the hardware from config.json; if the engine's count of KV blocks wasn't recorded, it is computed from the
+memory beside the weights. Requests without times (refused, cut off) are left out and counted.
 """
 
 from __future__ import annotations
@@ -26,7 +26,10 @@ NEEDED = ("output_toks", "queued_ts", "scheduled_ts", "first_token_ts", "last_to
 
 
 class RecordedRequest(msgspec.Struct, frozen=True):
-    """One that was answered. Times are on the engine's clock; ``arrival_time``, if known, on the client's."""
+    """Holds one answered request.
+
+    Times are seconds on the engine's clock; ``arrival_time``, if known, on the client's.
+    """
 
     input_toks: int
     output_toks: int
@@ -38,9 +41,9 @@ class RecordedRequest(msgspec.Struct, frozen=True):
 
 
 class VllmRun(msgspec.Struct, frozen=True):
-    """The run and what it ran on. ``link`` is None on one rank.
+    """Holds a recorded run and what it ran on. ``link`` is None for one rank.
 
-    ``left_out``: requests that have no times.
+    ``left_out`` counts requests without times.
     """
 
     model: str
@@ -52,7 +55,7 @@ class VllmRun(msgspec.Struct, frozen=True):
     left_out: int = 0
 
     def told(self, name: str, section: str = "") -> Any:
-        """Returns a setting that the engine was given, or that it resolved to itself; None where the run doesn't
+        """Returns a setting of the engine, as given or as it resolved it in ``section``; None if the run doesn't
         say.
         """
         asked = (self.meta.get("engine_kwargs") or {}).get(name)
@@ -61,7 +64,7 @@ class VllmRun(msgspec.Struct, frozen=True):
 
 
 def load_run(folder: str) -> VllmRun:
-    """Reads a run's folder. Raises ConfigError naming the file, and the line where there is one."""
+    """Returns the run in ``folder``. Raises ConfigError naming the file, and the line if there is one."""
     home = Path(folder)
     meta, config = _json(home / "meta.json"), _json(home / "config.json")
     requests, left_out = _requests(home / "requests.jsonl")
@@ -90,7 +93,11 @@ def _require_one_engine(run: VllmRun, config: dict[str, Any]) -> None:
 
 
 def settings_of(run: VllmRun, shape: ModelShape) -> VllmSettings:
-    """Returns the engine's settings. vLLM keeps the first of its blocks for itself. Raises ConfigError."""
+    """Returns the settings of the run's engine, with KV pages of 16 tokens, less the block that vLLM keeps for
+    itself.
+
+    Raises ConfigError.
+    """
     try:
         return _settings(run, shape)
     except (TypeError, ValueError, AttributeError) as error:

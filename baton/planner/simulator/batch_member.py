@@ -1,4 +1,7 @@
-"""A request in the batch of a decode worker in compressed time. Knows nothing of seconds: a tick is a step."""
+"""A request in the batch of a decode worker in compressed time.
+
+Knows nothing of seconds: a tick is a step.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,11 @@ from baton.planner.simulator.flight import Flight
 
 
 class BatchMember:
-    """``reading``: prompt tokens left. It writes from tick ``start`` to ``due``; ``gone``: it left the batch."""
+    """Holds one sequence of the batch.
+
+    ``reading``: prompt tokens left to compute. It generates from tick ``start`` to ``due``; ``gone``: it has left
+    the batch. ``age`` numbers members in order of joining.
+    """
 
     __slots__ = ("age", "due", "flight", "gone", "lease", "reading", "start")
 
@@ -18,20 +25,20 @@ class BatchMember:
 
     @property
     def tokens(self) -> int:
-        """Returns the tokens of prompt and answer that the flight knows of: what was written since ``start`` isn't
-        in it.
+        """Returns the tokens of prompt and answer that the flight knows of, without those generated since
+        ``start``.
         """
         return self.flight.prompt + self.flight.written
 
     def begin(self, tick: int) -> None:
-        """Notes that the member writes a token a tick from now on."""
+        """Notes that the member generates one token per tick from ``tick`` on."""
         self.start = tick
         self.due = tick + self.flight.outputs - self.flight.written
 
     def wrote(self, tick: int) -> None:
-        """Tells the flight what was written until now."""
+        """Adds to the flight's count the tokens generated from ``start`` to ``tick``."""
         self.flight.written += tick - self.start
 
     def seal(self) -> None:
-        """Makes the prompt's full blocks findable."""
+        """Enters the prompt's full blocks in the prefix cache."""
         self.lease.seal_run(0, self.flight.full_blocks)

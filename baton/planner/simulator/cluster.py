@@ -34,7 +34,11 @@ __all__ = ["ClusterScenario", "ClusterSim", "SimSettings"]
 
 
 class ClusterSim(Machines):
-    """``run`` takes the whole trace through; the flights hold every time."""
+    """Simulates a cluster over a trace; after ``run``, ``flights`` hold every request's times.
+
+    ``placements`` counts local and disaggregated placements; ``pages_leased`` and ``seats_taken`` are the shares
+    that each arrival found taken.
+    """
 
     def __init__(self, scenario: ClusterScenario) -> None:
         super().__init__(scenario)
@@ -59,7 +63,7 @@ class ClusterSim(Machines):
         self.faults = Faults(self, scenario.failures)
 
     def run(self) -> None:
-        """Runs events until nothing is left to do."""
+        """Processes events until none is left; requests still waiting then are marked refused."""
         for flight in self.flights:
             self.at(flight.arrival + self._way_in, lambda flight=flight: self._arrive(flight))  # type: ignore[misc]
         while self._events:
@@ -91,7 +95,9 @@ class ClusterSim(Machines):
         self.seats_taken.append(sum(d.sequences for d in self.decodes.values()) / seats)
 
     def pump(self) -> None:
-        """Places every request for which there is room, by the router's own queue; lost readers first."""
+        """Places every waiting request for which there is room, by the router's queue; prompts whose reader died
+        come first.
+        """
         for _ in range(len(self._readerless)):
             if self._readerless and not self._read_again(flight := self._readerless.popleft()):
                 self._readerless.append(flight)
@@ -192,19 +198,17 @@ class ClusterSim(Machines):
     # ---- what deaths need (faults) ---------------------------------------------------------------------------
 
     def new_index(self) -> int:
-        """Returns a new index, for a flight that goes on with another's answer."""
+        """Returns a new index, for a flight that continues another's answer."""
         self._index += 1
         return self._index - 1
 
     def put_back(self, flights: Sequence[Flight]) -> None:
-        """Puts flights back to their places in the router's queue."""
+        """Returns flights to their places in the router's queue."""
         for flight in flights:
             self._waiting.add(flight)
 
     def drop(self, flight: Flight) -> None:
-        """Takes a flight from its dead decode worker, and with it its lease: whoever reads it for that worker
-        stops.
-        """
+        """Removes a flight from its dead decode worker, with its lease; the worker that prefills it stops."""
         flight.epoch += 1
         del self.active[flight.index]
         lease, job = self._leases.pop(flight.index, None), self._jobs.pop(flight.index, None)
@@ -229,7 +233,7 @@ class ClusterSim(Machines):
         reader.changed()
 
     def lose_reader(self, flight: Flight) -> None:
-        """Lets another worker read the prompt; what its decode worker has of it stays there."""
+        """Queues a flight whose prefill worker died for another one; the KV at its decode worker stays."""
         if flight in self._readerless:
             return
         flight.epoch += 1

@@ -1,13 +1,12 @@
-"""A decode worker in compressed time: equal steps are taken many at once, pages are of any size. Torch-free.
+"""A decode worker in compressed time: equal steps are taken many at once; blocks may be of any size. Torch-free.
 
 Knows nothing of routers. It follows ``decode_worker.engine.scheduler``: oldest first, prompts in chunks mixed with
-decodes, a growth reserve for newcomers, the youngest preempted and computed again.
-``writers_wait``: as engines without chunked prefill did, a step that reads writes nothing.
-``stepwise_decode.StepwiseDecode`` runs the scheduler itself; docs/planning.md says where tests hold the two equal.
-The pool is the real one.
-Times are exact: k decode steps of n sequences take
+decodes, a growth reserve for newcomers, the youngest preempted and computed again. ``writers_wait``: a step that
+prefills generates nothing, as in engines without chunked prefill. ``stepwise_decode.StepwiseDecode`` runs the
+scheduler itself; docs/planning.md says where tests hold the two equal. The pool is the real one.
 
-    k x (body(n) + sequence x n + context x C) + context x n x k (k + 1) / 2        C = tokens of KV read before
+Times are exact: k decode steps of n sequences take k x (body(n) + sequence x n + context x C) + context x n x k (k
++ 1) / 2, where C is the tokens of KV read before.
 """
 
 from __future__ import annotations
@@ -26,7 +25,10 @@ RESERVE_SHARE = 8  # the growth reserve is at most this part of the pool, as in 
 
 
 class CompressedDecode:
-    """``now`` is the worker's own clock: the end of its last step that was taken."""
+    """Simulates a decode worker; ``now``, its own clock, is the end of its last step in simulated seconds.
+
+    ``busy`` is seconds in steps, ``generated`` counts output tokens.
+    """
 
     def __init__(
         self,
@@ -57,21 +59,24 @@ class CompressedDecode:
 
     @property
     def sequences(self) -> int:
-        """Returns the number of sequences in the batch, reading or writing."""
+        """Returns the number of sequences in the batch, prefilling or decoding, and of preempted ones."""
         return len(self._members) + len(self._waiting)
 
     @property
     def readers(self) -> int:
-        """Prompts being read here."""
+        """Returns the number of prompts being prefilled here."""
         return len(self._readers)
 
     @property
     def reading_tokens(self) -> int:
-        """Returns prompt tokens still to be computed here."""
+        """Returns the prompt tokens still to be computed here."""
         return sum(m.reading for m in self._readers)
 
     def reserve(self, flight: Flight) -> PageLease:
-        """Pages for the prompt, above what running sequences need soon. Raises PoolExhausted."""
+        """Returns a lease of pages for the prompt, leaving those that running sequences need soon.
+
+        Raises PoolExhausted.
+        """
         if self._waiting:
             raise PoolExhausted("preempted sequences wait for pages", "pages")
         blocks = -(-flight.prompt // self.block)
@@ -80,7 +85,7 @@ class CompressedDecode:
         return self.pool.open(flight.full_blocks, blocks, reserve, limit)
 
     def join(self, flight: Flight, lease: PageLease, local: bool, now: float) -> None:
-        """Lets a request whose prompt is here (or is to be read here) take part from the next step."""
+        """Adds a request to the batch from the next step on; ``local``: its prompt is to be prefilled here."""
         assert not self._members or self.now >= now, "advance it to now first: somebody may have ended"
         self.now = max(self.now, now)
         self._ages += 1
@@ -94,7 +99,9 @@ class CompressedDecode:
             self._write(member)
 
     def next_event(self) -> float:
-        """Returns when something that others see will have happened; infinity when nothing runs."""
+        """Returns the simulated time at which a sequence ends, or needs a page, or a mixed step ends; infinity if
+        nothing runs.
+        """
         if not self._members:
             return math.inf
         if self._readers:
@@ -104,7 +111,7 @@ class CompressedDecode:
     def advance(self, until: float) -> list[Flight]:
         """Takes every step that begins before ``until``; returns the requests that ended, their times set.
 
-        The step under way at ``until`` is taken whole: who comes meanwhile joins the next one.
+        The step in progress at ``until`` is taken whole: requests that come meanwhile join the next one.
         """
         ended: list[Flight] = []
         while self._members and self.now < until:
@@ -118,7 +125,7 @@ class CompressedDecode:
         return ended
 
     def stop(self) -> None:
-        """Kills the simulated worker and tells each sequence how many tokens it had written."""
+        """Ends the worker, and records in each sequence how many tokens it had generated."""
         for member in self._members.values():
             if not member.reading:
                 member.wrote(self._tick)

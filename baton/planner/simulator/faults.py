@@ -1,9 +1,9 @@
-"""Workers that die in a simulated cluster and come back, and pools of workers unlike the others. Torch-free.
+"""Deaths and returns of workers in a simulated cluster, and pools of workers unlike the others. Torch-free.
 
-Knows nothing of how requests are placed. What is lost goes on as with the real router: a prompt whose reader died
-is read by another, and what its decode worker has of it stays; an answer whose decode worker died is admitted
-elsewhere as a prompt with what was written so far, and its client sees a gap. Routers learn of a death at once, as
-from a broken connection. A worker dies when its step is over, and comes back with empty caches.
+Knows nothing of how requests are placed. Requests continue as with the real router: a prompt whose prefill worker
+died is prefilled by another, and the KV at its decode worker stays; an answer whose decode worker died is admitted
+elsewhere as a prompt with its tokens so far, and its client sees a gap. Routers learn of a death at once, as from a
+broken connection. A worker dies when its step is over, and comes back with empty caches.
 """
 
 from __future__ import annotations
@@ -28,7 +28,9 @@ POOL = re.compile(r"([a-z][a-z0-9-]{0,31}):(prefill|decode):(\d{1,4})=(.+)")
 
 
 class Failure(msgspec.Struct, frozen=True):
-    """``worker`` (prefill-0, decode-1, or a pool's) is dead from ``at`` until ``until``, seconds of the trace."""
+    """Says that ``worker`` (prefill-0, decode-1, or a pool's) is dead from ``at`` until ``until``, in seconds of
+    the trace.
+    """
 
     worker: str
     at: float
@@ -36,7 +38,7 @@ class Failure(msgspec.Struct, frozen=True):
 
 
 class SimPool(msgspec.Struct, frozen=True):
-    """``count`` more workers of ``role``, called <name>-0 …, with costs of their own."""
+    """Describes ``count`` further workers of ``role``, named <name>-0 and so on, with costs of their own."""
 
     name: str
     role: str
@@ -45,7 +47,10 @@ class SimPool(msgspec.Struct, frozen=True):
 
 
 def parse_failure(text: str) -> Failure:
-    """Parses ``decode-1@30:45`` or ``decode-1@30:never``. Raises ConfigError."""
+    """Parses WORKER@FROM:UNTIL in seconds, as in ``decode-1@30:45`` or ``decode-1@30:never``.
+
+    Raises ConfigError.
+    """
     match = FAILURE.fullmatch(text)
     if match is None:
         raise ConfigError(f"--fail {text!r}: write WORKER@FROM:UNTIL in seconds, as in decode-1@30:45", "fail")
@@ -56,7 +61,10 @@ def parse_failure(text: str) -> Failure:
 
 
 def parse_pool(text: str, max_chunk: int) -> SimPool:
-    """Parses a pool as in ``long:prefill:2=roofline:llama-3-70b@h100x8``. Raises ConfigError."""
+    """Parses NAME:ROLE:COUNT=PROFILE, as in ``long:prefill:2=roofline:llama-3-70b@h100x8``. Raises ConfigError.
+
+    ``max_chunk``: prefill tokens per step, for the profile's memory.
+    """
     match = POOL.fullmatch(text)
     if match is None or match[1] in ("prefill", "decode"):
         raise ConfigError(
@@ -68,7 +76,7 @@ def parse_pool(text: str, max_chunk: int) -> SimPool:
 
 
 def check_pools(pools: Sequence[SimPool], others: Iterable[WorkerCosts]) -> None:
-    """Checks that all workers hold the same KV. Raises ConfigError."""
+    """Raises ConfigError unless all workers have equal KV bytes per token, and pools distinct names."""
     sizes = {costs.kv_bytes_per_token for costs in others} | {pool.costs.kv_bytes_per_token for pool in pools}
     if len(sizes) > 1:
         raise ConfigError(
@@ -81,7 +89,11 @@ def check_pools(pools: Sequence[SimPool], others: Iterable[WorkerCosts]) -> None
 
 
 class Faults:
-    """Has the failures happen to ``sim``."""
+    """Schedules the failures in ``sim``; counts deaths, answers that ``moved`` and prompts that were
+    ``read_again``.
+
+    Raises ConfigError for an unknown worker.
+    """
 
     def __init__(self, sim: ClusterSim, failures: Sequence[Failure]) -> None:
         self._sim = sim

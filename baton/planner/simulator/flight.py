@@ -1,8 +1,7 @@
-"""A request on its way through the simulated cluster. Knows nothing of how it is moved.
+"""A request on its way through the simulated cluster.
 
-Where a decode worker dies, what is left of an answer is a flight of its own, whose ``origin`` is the first one.
-
-Times are seconds of the simulated clock; -1 until they are known.
+Knows nothing of how it is moved. If a decode worker dies, the rest of an answer is a flight of its own, whose
+``origin`` is the first one. Times are seconds of the simulated clock; -1 until they are known.
 """
 
 from __future__ import annotations
@@ -18,7 +17,11 @@ Blocks = list[Any]  # numbers where workers have hashes: a pool only asks whethe
 
 
 class Flight:
-    """``full_blocks`` are the chained ids of the prompt's full blocks; ``written`` counts output tokens."""
+    """Holds a request's state and times.
+
+    ``full_blocks`` are the chained ids of the prompt's full blocks; ``prompt``, ``outputs``, ``written`` (so far),
+    ``cached`` and ``unread`` (uncached) count tokens.
+    """
 
     __slots__ = (
         "arrival", "cached", "decode", "epoch", "first_token", "full_blocks", "index", "last_token", "load",
@@ -45,11 +48,13 @@ class Flight:
 
     @property
     def since(self) -> float:
-        """Returns when it came to the router, in seconds of the simulated clock."""
+        """Returns when it arrived at the router, in seconds of the simulated clock."""
         return self.arrival
 
     def held_in(self, name: str, pool: PagePool) -> int:
-        """Returns leading blocks that are found in a worker's pool; looked for again when that has changed."""
+        """Returns the number of leading blocks that are in worker ``name``'s pool, cached until the pool
+        changes.
+        """
         seen = self.seen.get(name)
         if seen is not None and seen[0] is pool and seen[1] == pool.version:
             return seen[2]
@@ -58,7 +63,7 @@ class Flight:
         return held
 
     def again(self, index: int, block_tokens: int) -> Flight:
-        """Returns a flight of what is left: tokens that were written are part of its prompt."""
+        """Returns a new flight for the rest of the answer: tokens already generated become part of its prompt."""
         prompt, outputs = self.prompt + self.written, self.outputs - self.written
         more = range(len(self.full_blocks), prompt // block_tokens)
         blocks = [*self.full_blocks, *(own_block(index, i) for i in more)]
@@ -69,7 +74,7 @@ class Flight:
         return leg
 
     def landed(self) -> None:
-        """Copies the times of a whole answer to its origin."""
+        """Copies the times of a complete answer to its origin, if this flight continued one."""
         if self.origin is not None:
             self.origin.first_token, self.origin.last_token = self.first_token, self.last_token
             self.origin.written = self.origin.outputs
@@ -77,15 +82,17 @@ class Flight:
 
 
 def own_block(index: int, place: int) -> int:
-    """Returns the id of a block that only one flight has; none of ``BlockIds``, which aren't negative."""
+    """Returns a negative id, unique to block ``place`` of flight ``index``; trace blocks have ids of 0 and
+    above.
+    """
     return -1 - (index << BLOCK_BITS | place)
 
 
 class BlockIds:
-    """Ids of full blocks of ``block_tokens`` tokens, in the order in which they are first seen.
+    """Numbers the full blocks of prompts, ``block_tokens`` tokens each, in the order in which they are first seen.
 
-    A prompt's follow one another, and so lie side by side in a pool's index: as random as hashes they took a third
-    of a simulation. Equal ones are one object, which dicts find sooner.
+    ``trace_tokens`` are those of one of the trace's hash ids. Consecutive numbers make a pool's index faster than
+    random hashes would (a third of a simulation), and equal ids are one object.
     """
 
     def __init__(self, trace_tokens: int, block_tokens: int) -> None:
@@ -94,7 +101,7 @@ class BlockIds:
         self._next = 0
 
     def of(self, request: TraceRequest) -> Blocks:
-        """Returns the ids that the trace has for the prompt's blocks, else the request's own."""
+        """Returns the ids of the prompt's full blocks, by the trace's hash ids; new ones if it has none."""
         full = request.input_length // self._block
         if not request.hash_ids:
             return self._new(full)

@@ -1,7 +1,6 @@
-"""The machines of a simulated cluster in modelled time: clock, workers, network; steps begin and end. Torch-free.
+"""The machines of a simulated cluster: clock, workers, network; steps begin and end. Torch-free.
 
-Knows nothing of who is placed where: ``cluster.ClusterSim`` is the router above it. One clock, one heap of
-events.
+Knows nothing of who is placed where: ``cluster.ClusterSim`` is the router above it. One clock, one heap of events.
 """
 
 from __future__ import annotations
@@ -26,7 +25,11 @@ from baton.router.policies import Option
 
 
 class Machines(ABC):
-    """``pump`` is called when there may be room; ``active`` flights are placed and have not ended."""
+    """Simulates the machines of ``scenario``; a subclass places requests in ``pump``.
+
+    ``now`` is simulated seconds; ``active`` holds the flights that are placed and have not ended, by index. Raises
+    ConfigError for impossible settings.
+    """
 
     def __init__(self, scenario: ClusterScenario) -> None:
         settings, pools = scenario.settings, scenario.pools
@@ -55,10 +58,10 @@ class Machines(ABC):
 
     @abstractmethod
     def pump(self) -> None:
-        """Lets the router place requests, because there may be room."""
+        """Places waiting requests, because there may be room."""
 
     def at(self, when: float, act: Callable[[], None]) -> None:
-        """Has ``act`` happen at ``when``, in seconds of the simulated clock."""
+        """Schedules ``act`` for time ``when``, in seconds of the simulated clock."""
         heappush(self._events, (when, next(self._order), act))
 
     def _then(self, flight: Flight, when: float, act: Callable[[], None]) -> None:
@@ -211,7 +214,7 @@ class Machines(ABC):
     # ---- what deaths need (faults) ---------------------------------------------------------------------------
 
     def fresh_node(self, place: SimWorker) -> Any:
-        """Returns the inside of a worker that starts again, its caches empty."""
+        """Returns the engine of a worker that starts again, its caches empty."""
         node = self._maker.node(place.info.role, place.costs)
         if self._cores:
             self._cores.stop(place.name, self.now)
@@ -224,5 +227,5 @@ class Machines(ABC):
         self._ended(place, place.node.advance(self.now))
 
     def is_unread(self, flight: Flight) -> bool:
-        """Returns whether its decode worker still waits for its prompt."""
+        """Returns whether the flight's decode worker still waits for its prompt's KV."""
         return flight.index in self._leases

@@ -1,4 +1,4 @@
-"""A simulated worker as the simulated router knows it: what it has placed there, and what policies are shown.
+"""A simulated worker as the simulated router knows it: what is placed there, and what policies see of it.
 
 Knows nothing of events or of how the worker computes.
 """
@@ -13,7 +13,9 @@ from baton.router.policies import Candidate
 
 
 class SimWorker:
-    """Holds what the router has on a worker; ``nic_free``: when its network is."""
+    """Holds the router's counts for one worker; ``node`` simulates its engine, ``nic_free`` is when its network is
+    free.
+    """
 
     def __init__(self, name: str, info: WorkerInfo, node: Any, costs: WorkerCosts, block_tokens: int) -> None:
         self.name = name  # as operators say it: prefill-0
@@ -27,15 +29,15 @@ class SimWorker:
         self._seen: Candidate | None = None
 
     def changed(self) -> None:
-        """Notes that what policies see of the worker is out of date."""
+        """Invalidates the cached ``candidate``."""
         self._seen = None
 
     def takes(self, tokens: int) -> bool:
-        """Returns whether it is alive and could ever hold so many tokens."""
+        """Returns whether the worker is alive and its KV pool could hold ``tokens``."""
         return not self.down and self.costs.kv_tokens >= tokens
 
     def die(self, node: Any) -> None:
-        """Drops all that was there; ``node`` is what comes back, and goes on counting."""
+        """Marks the worker dead and drops its requests; ``node`` replaces its engine and keeps its totals."""
         for counted in ("busy", "generated", "read_tokens", "asked_tokens"):
             if hasattr(node, counted):
                 setattr(node, counted, getattr(self.node, counted))
@@ -45,7 +47,7 @@ class SimWorker:
         self.changed()
 
     def candidate(self) -> Candidate:
-        """Returns the worker as the policies see it."""
+        """Returns the worker as routing policies see it."""
         if self._seen is None:
             leased = self.node.pool.snapshot_counts().leased * self._scale
             load = WorkerLoad(leased_pages=leased, step_curve=self.costs.curve, transfer_curve=self.costs.transfer)

@@ -1,7 +1,4 @@
-"""Makes the workers of a simulated cluster: prefill-0 …, decode-0 …, and those of pools. Torch-free.
-
-Knows nothing of events.
-"""
+"""Construction of a simulated cluster's workers: prefill-0 …, decode-0 …, and those of pools. Torch-free."""
 
 from __future__ import annotations
 
@@ -27,9 +24,9 @@ Ship = Callable[[Flight, int, bool], None]
 class SimSettings(msgspec.Struct, frozen=True):
     """Describes the simulated cluster.
 
-    ``prefill`` 0: colocated, every worker reads and writes. ``stepwise``: nothing is compressed.
-
-    ``writers_wait``: a decode worker's step that reads a prompt writes nothing, as vLLM of 2023; else it does both.
+    ``prefill`` 0: colocated, every worker prefills and decodes. Chunks and windows are in tokens, as in the real
+    settings. ``stepwise``: decode steps are simulated one by one. ``writers_wait``: a decode worker's step that
+    prefills generates nothing, as vLLM of 2023; else it does both.
     """
 
     prefill: int
@@ -46,9 +43,9 @@ class SimSettings(msgspec.Struct, frozen=True):
 
 
 class ClusterScenario(msgspec.Struct, frozen=True):
-    """Says what is simulated: a cluster, what its workers cost, what arrives there, and what goes wrong.
+    """Describes a simulation: a cluster, its workers' costs, the trace of requests, and failures.
 
-    ``pools`` are workers unlike the others; ``failures`` are deaths; ``sharing``: all workers have the same cores.
+    ``pools`` are workers unlike the others; ``sharing``: all workers share the same CPU cores.
     """
 
     settings: SimSettings
@@ -61,13 +58,15 @@ class ClusterScenario(msgspec.Struct, frozen=True):
 
 
 class SimWorkerMaker:
-    """``block``: tokens of a block; ``ship`` hears of what prefill workers computed."""
+    """Makes simulated workers; ``block`` is tokens per block, ``ship`` is called with what prefill workers
+    computed.
+    """
 
     def __init__(self, settings: SimSettings, block: int, ship: Ship) -> None:
         self._settings, self._block, self._ship = settings, block, ship
 
     def make(self, role: str, count: int, costs: WorkerCosts, pools: Sequence[SimPool]) -> dict[str, SimWorker]:
-        """Makes all workers of a role, by worker id: the cluster's own, then the pools'."""
+        """Returns all workers of ``role`` by worker id: ``count`` of the cluster's own, then those of pools."""
         places = [self._place(f"{role[0]}{i:03d}", f"{role}-{i}", role, costs) for i in range(count)]
         for pool in pools:
             if pool.role == role:
@@ -76,7 +75,7 @@ class SimWorkerMaker:
         return {place.info.worker_id: place for place in places}
 
     def node(self, role: str, costs: WorkerCosts) -> Any:
-        """Makes a worker's inside, as it starts."""
+        """Returns a new simulated engine of a worker of ``role``."""
         settings = self._settings
         if role == "prefill":
             return PrefillNode(costs, self._block, settings.prefill_chunk, self._ship)

@@ -23,7 +23,10 @@ MAX_BATCH = 64
 
 
 class PrefillNode:
-    """``begin`` starts a step and says when it ends, ``finish`` ends it; ``ship`` hears of tokens that have KV."""
+    """Simulates a prefill worker: ``begin`` starts a step and returns its seconds, ``finish`` ends it.
+
+    ``ship(flight, computed, last)`` is called with the prompt tokens computed so far. ``busy`` is seconds in steps.
+    """
 
     def __init__(
         self, costs: WorkerCosts, block_tokens: int, chunk_tokens: int, ship: Callable[[Flight, int, bool], None]
@@ -40,11 +43,11 @@ class PrefillNode:
 
     @property
     def running(self) -> bool:
-        """Returns whether a step is under way."""
+        """Returns whether a step is in progress."""
         return self._plan is not None
 
     def add(self, flight: Flight, now: float) -> None:
-        """Adds a prompt to read, from ``now`` on."""
+        """Adds a prompt to prefill, at time ``now``."""
         units = -(-flight.prompt // self.unit)
         request = EngineRequest("", (0,) * units, units, SAMPLING)  # blocks are known by their ids
         hashes = flight.full_blocks[: units // BLOCK_TOKENS]
@@ -55,7 +58,7 @@ class PrefillNode:
         self.scheduler.add(job)
 
     def hold(self, blocks: list[bytes]) -> None:
-        """Blocks that were fetched: findable from now on, if there is room for them."""
+        """Enters fetched blocks in the prefix cache, if there is room for them."""
         try:
             lease = self.pool.open(blocks, len(blocks))
         except PoolExhausted:
@@ -65,7 +68,7 @@ class PrefillNode:
         lease.close()
 
     def cancel(self, flight: Flight) -> None:
-        """Forgets a prompt that nobody wants any more, if it is here."""
+        """Removes a prompt that is no longer wanted, if it is here."""
         job = self.scheduler.remove(flight.index)
         if job is not None:
             del self._flights[flight.index]
@@ -73,11 +76,11 @@ class PrefillNode:
                 job.lease.close()
 
     def unread(self, key: int) -> Flight:
-        """Returns the flight of a prompt that is being read here."""
+        """Returns the flight with index ``key``, whose prompt is being prefilled here."""
         return self._flights[key]
 
     def begin(self, now: float) -> float:
-        """Plans and starts a step; returns its seconds, 0 when there is nothing that can be done."""
+        """Plans and starts a step; returns its seconds, 0 if there is nothing to do."""
         plan = self.scheduler.plan(now)
         if not plan.items:
             return 0.0
@@ -94,7 +97,9 @@ class PrefillNode:
         return seconds
 
     def finish(self) -> list[tuple[Flight, PrefillJob]]:
-        """Ends the step: blocks are findable and may leave. Returns the prompts that are read."""
+        """Ends the step, and returns the prompts that are completely prefilled; their blocks enter the prefix cache
+        and are shipped.
+        """
         assert self._plan is not None, "no step is under way"
         plan, self._plan = self._plan, None
         done = []

@@ -1,8 +1,8 @@
-"""Workers on the same cores, in modelled time: a step takes longer while others compute. Torch-free.
+"""Workers that share CPU cores, in simulated time: a step takes longer while others compute. Torch-free.
 
-Knows nothing of requests, and of a step only how long it takes alone. A prefill step under way is slowed down and
-let go as others begin and end. A decode step is short: it is told who reads when it begins, and until when as that
-looks then; who joins in the middle of it is left out.
+Knows nothing of requests, and of a step only its duration alone. A prefill step in progress slows down and speeds
+up as others begin and end. A decode step is short: its duration is fixed when it begins, by the prefill steps then
+in progress.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ At = Callable[[float, Callable[[], None]], None]
 
 
 class CoreSharing(msgspec.Struct, frozen=True):
-    """Says how many times as long a step of each role takes while one other worker computes; each more adds as
-    much.
+    """Says how many times as long a step of each role takes while one other worker computes; each further worker
+    adds the same.
     """
 
     prefill: float
@@ -24,7 +24,9 @@ class CoreSharing(msgspec.Struct, frozen=True):
 
 
 class PrefillStep(msgspec.Struct):
-    """A prefill step: seconds alone that are left since ``since``, and how many times as long they take now."""
+    """Holds a prefill step: ``left`` seconds (if alone) remain since ``since``, and take ``pace`` times as long
+    now.
+    """
 
     left: float
     since: float
@@ -34,12 +36,12 @@ class PrefillStep(msgspec.Struct):
 
     @property
     def ends(self) -> float:
-        """Returns when the step ends if nothing changes."""
+        """Returns the simulated time at which the step ends if nothing changes."""
         return self.since + self.left * self.pace
 
 
 class SharedCores:
-    """``at`` is the clock: calls back at a time."""
+    """Slows down steps of workers that share cores; ``at(when, act)`` schedules a callback."""
 
     def __init__(self, sharing: CoreSharing, at: At) -> None:
         self._sharing, self._at = sharing, at
@@ -47,18 +49,20 @@ class SharedCores:
         self._writing: set[str] = set()
 
     def read(self, name: str, now: float, seconds: float, end: Callable[[], None]) -> None:
-        """Begins a step of worker ``name`` that takes so many seconds alone; ``end`` is called when it is over."""
+        """Begins a prefill step of worker ``name`` that takes ``seconds`` alone; ``end`` is called when it is
+        over.
+        """
         self._reading[name] = PrefillStep(seconds, now, end)
         self._changed(now)
 
     def writes(self, name: str, now: float, busy: bool) -> None:
-        """Notes whether a decode worker has something to do."""
+        """Notes whether decode worker ``name`` computes from ``now`` on."""
         if busy is not (name in self._writing):
             (self._writing.add if busy else self._writing.discard)(name)
             self._changed(now)
 
     def stretched(self, name: str, begin: float, seconds: float) -> float:
-        """Returns how long a decode step takes that begins now and takes ``seconds`` alone."""
+        """Returns the seconds of a decode step that begins at ``begin`` and takes ``seconds`` alone."""
         others, at, left = len(self._writing - {name}), begin, seconds
         ends = sorted(r.ends for r in self._reading.values() if r.ends > begin)
         for done, until in enumerate(ends):
@@ -70,7 +74,7 @@ class SharedCores:
         return at + left * self._pace(self._sharing.decode, others) - begin
 
     def stop(self, name: str, now: float) -> None:
-        """Drops the step of a worker that died: it never ends."""
+        """Drops the step of worker ``name``, which died: its end is never called."""
         self._writing.discard(name)
         self._reading.pop(name, None)
         self._changed(now)

@@ -1,7 +1,8 @@
-"""A decode worker in modelled time with nothing compressed: the real scheduler, sequences and chains, step by step.
+"""A decode worker in simulated time with nothing compressed: the real scheduler, sequences and chains, step by
+step.
 
-Knows nothing of routers. Slow and obvious: what ``decode_node.CompressedDecode`` is held against. A prompt's full
-blocks are known by the trace's ids, as if they were hashes; what is written is made up, and hashed for real.
+Knows nothing of routers. It is slow and simple: the reference for ``decode_node.CompressedDecode``. A prompt's full
+blocks are known by the trace's ids, as if they were hashes; outputs are made up, and hashed for real.
 """
 
 from __future__ import annotations
@@ -24,9 +25,9 @@ VOCAB = 1 << 31
 
 
 class StepwiseDecode:
-    """The same surface as CompressedDecode; ``block_tokens`` must be the real 16.
+    """Simulates a decode worker, with CompressedDecode's methods; ``block_tokens`` must be 16.
 
-    ``stretched`` may be set: what a step that begins then takes, of so many seconds alone.
+    ``stretched(begin, seconds)`` may be set to lengthen a step that takes ``seconds`` alone.
     """
 
     def __init__(self, costs: WorkerCosts, block_tokens: int, max_batch: int, chunk_tokens: int) -> None:
@@ -44,7 +45,7 @@ class StepwiseDecode:
 
     @property
     def preemptions(self) -> int:
-        """Returns the preemptions since the start."""
+        """Returns the number of preemptions since the start."""
         return self.scheduler.preemptions
 
     @property
@@ -54,12 +55,12 @@ class StepwiseDecode:
 
     @property
     def readers(self) -> int:
-        """Prompts being read here."""
+        """Returns the number of prompts being prefilled here."""
         return sum(d.reading for d in self.scheduler.running) if self._may_read else 0
 
     @property
     def reading_tokens(self) -> int:
-        """Returns prompt tokens still to be computed here."""
+        """Returns the prompt tokens still to be computed here."""
         if not self._may_read:
             return 0
         found = sum(d.sequence.pending for d in self.scheduler.running if d.reading)
@@ -67,7 +68,7 @@ class StepwiseDecode:
         return found
 
     def reserve(self, flight: Flight) -> PageLease:
-        """Reserves pages as the decode loop's admission does. Raises PoolExhausted."""
+        """Returns a lease of pages, as the decode loop's admission gives it. Raises PoolExhausted."""
         if self.scheduler.waiting:
             raise PoolExhausted("preempted sequences wait for pages", "pages")
         blocks = -(-flight.prompt // BLOCK_TOKENS)
@@ -75,8 +76,10 @@ class StepwiseDecode:
         return self.pool.open(flight.full_blocks, blocks, self.scheduler.growth_reserve, limit)
 
     def join(self, flight: Flight, lease: PageLease, local: bool, now: float) -> None:
-        """Lets a request take part from the next step: one that was looked at ahead hasn't begun, and is planned
+        """Adds a request to the batch from the next step on; a step that was planned but hasn't begun is planned
         again.
+
+        ``local``: its prompt is to be prefilled here.
         """
         self.now = max(self.now, now)
         self._planned = None
@@ -97,16 +100,16 @@ class StepwiseDecode:
         self.scheduler.add(job)
 
     def stop(self) -> None:
-        """Does nothing: sequences know already what they have written when the worker dies."""
+        """Does nothing, because sequences always know how many tokens they have generated."""
 
     def next_event(self) -> float:
-        """Returns the end of the next step."""
+        """Returns the simulated time at which the next step ends; infinity if nothing runs."""
         if not self._flights:
             return math.inf
         return self.now + self._next()[1]
 
     def advance(self, until: float) -> list[Flight]:
-        """Takes every step that begins before ``until``."""
+        """Takes every step that begins before ``until``; returns the requests that ended, their times set."""
         ended: list[Flight] = []
         while self._flights and self.now < until:
             plan, seconds = self._planned or self._next()

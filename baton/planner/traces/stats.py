@@ -1,4 +1,4 @@
-"""What a trace is like: lengths, arrivals, reuse, and how the demand for prefill and decode moves. Pure.
+"""Statistics of a trace: lengths, arrivals, reuse, and how the demand for prefill and decode varies. Pure.
 
 Knows nothing of hardware: the demand ratio is input tokens to be computed over output tokens, per window.
 """
@@ -12,7 +12,7 @@ from baton.planner.traces.trace import Trace, TraceRequest
 
 
 class Lengths(msgspec.Struct, frozen=True):
-    """Summarises the tokens per request."""
+    """Summarizes the input and output tokens per request."""
 
     input: Figures
     output: Figures
@@ -21,7 +21,7 @@ class Lengths(msgspec.Struct, frozen=True):
 
 
 class Arrivals(msgspec.Struct, frozen=True):
-    """Requests over time; ``burstiness`` is the variance over the mean of requests per second (Poisson: 1)."""
+    """Describes arrivals; ``burstiness`` is the variance over the mean of requests per second (Poisson: 1)."""
 
     requests: int
     duration_s: float
@@ -31,7 +31,9 @@ class Arrivals(msgspec.Struct, frozen=True):
 
 
 class Reuse(msgspec.Struct, frozen=True):
-    """Holds, with a cache that forgets nothing, the share of prompt tokens, and of requests, that find a prefix."""
+    """Holds the shares of prompt tokens, and of requests, that would find a cached prefix if the cache forgot
+    nothing.
+    """
 
     token_hit_rate: float
     request_hit_rate: float
@@ -39,7 +41,10 @@ class Reuse(msgspec.Struct, frozen=True):
 
 
 class Window(msgspec.Struct, frozen=True):
-    """One stretch of the trace. ``ratio`` is input over output tokens, ``uncached_ratio`` without what is found."""
+    """Describes one window of the trace.
+
+    ``ratio`` is input over output tokens, ``uncached_ratio`` counts only input that no cache would hold.
+    """
 
     start_s: float
     requests: int
@@ -51,7 +56,11 @@ class Window(msgspec.Struct, frozen=True):
 
 
 class TraceStats(msgspec.Struct, frozen=True):
-    """Holds all figures of a trace."""
+    """Holds all statistics of a trace; ``ratio`` is input over output tokens, ``ratio_spread`` the highest window's
+    ratio over the lowest's.
+
+    ``reuse`` is None if the trace has no hashes.
+    """
 
     source: str
     skipped: int
@@ -64,9 +73,7 @@ class TraceStats(msgspec.Struct, frozen=True):
 
 
 def stats(trace: Trace, window_s: float = 60.0) -> TraceStats:
-    """Describes a whole trace, in windows of ``window_s``. ``ratio_spread``: the highest window's over the
-    lowest's.
-    """
+    """Returns the statistics of a trace, in windows of ``window_s`` seconds."""
     found = cached_tokens(trace)
     windows = tuple(_windows(trace, found, window_s))
     ratios = [w.ratio for w in windows if w.ratio > 0]
@@ -84,7 +91,7 @@ def stats(trace: Trace, window_s: float = 60.0) -> TraceStats:
 
 
 def cached_tokens(trace: Trace) -> list[int]:
-    """Returns, per request, the prompt tokens that an endless cache would hold when it arrives."""
+    """Returns, per request, the prompt tokens that an unlimited cache would hold when it arrives."""
     seen: set[tuple[int, int]] = set()
     found = []
     for request in trace.requests:

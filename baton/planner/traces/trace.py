@@ -1,7 +1,7 @@
-"""Traces of load: Mooncake JSONL and Azure CSV, read into one form. Torch-free.
+"""Traces of requests: Mooncake JSONL and Azure CSV, read into one form. Torch-free.
 
-Knows nothing of what is done with them. A line that can't be read is an error that names the line and the reason;
-the caller chooses whether the first one ends the reading or all are skipped and told.
+Knows nothing of what is done with them. An unreadable line is an error that names the line and the reason, or is
+skipped and reported if the caller chooses.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ MAX_LENGTH = 1 << 24
 
 
 class TraceError(InvalidRequest):
-    """A line of a trace that can't be read; ``line`` counts from 1."""
+    """Says that a line of a trace can't be read; ``line`` counts from 1."""
 
     label = "invalid_request"
 
@@ -31,9 +31,10 @@ class TraceError(InvalidRequest):
 
 
 class TraceRequest(msgspec.Struct, frozen=True, array_like=True):
-    """One request: seconds since the trace began, tokens in and out, chained ids of the prompt's blocks.
+    """Describes one request: arrival in seconds since the trace began, tokens in and out, chained ids of the
+    prompt's blocks.
 
-    ``adapter`` numbers the adapter that it is on; 0: none.
+    ``adapter`` numbers its LoRA adapter; 0: none.
     """
 
     arrival: float
@@ -44,9 +45,10 @@ class TraceRequest(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Trace(msgspec.Struct, frozen=True):
-    """Holds requests by arrival.
+    """Holds requests in order of arrival.
 
-    ``block_tokens`` is what one hash id stands for (the last one may stand for less).
+    ``block_tokens`` is the number of tokens per hash id (the last one may have fewer). ``skipped`` are messages
+    about unreadable lines.
     """
 
     source: str
@@ -56,22 +58,22 @@ class Trace(msgspec.Struct, frozen=True):
 
     @property
     def duration(self) -> float:
-        """Returns seconds from the first to the last arrival."""
+        """Returns the seconds from the first to the last arrival."""
         return self.requests[-1].arrival - self.requests[0].arrival if self.requests else 0.0
 
     @property
     def has_hashes(self) -> bool:
-        """Returns whether it says what prompts share."""
+        """Returns whether any request has hash ids, which say what prompts share."""
         return any(r.hash_ids for r in self.requests)
 
     @property
     def adapted_share(self) -> float:
-        """Returns the share of all tokens, in and out, that are of requests on an adapter."""
+        """Returns the share of all tokens, in and out, of requests on an adapter."""
         lengths = [(r.input_length + r.output_length, bool(r.adapter)) for r in self.requests]
         return sum(n for n, adapted in lengths if adapted) / max(1, sum(n for n, _ in lengths))
 
     def between(self, start: float, end: float) -> Trace:
-        """Returns the requests that arrive in [start, end), their clock beginning at ``start``."""
+        """Returns the requests that arrive in [``start``, ``end``) seconds, shifted to begin at 0."""
         inside = (r for r in self.requests if start <= r.arrival < end)
         moved = tuple(msgspec.structs.replace(r, arrival=r.arrival - start) for r in inside)
         return msgspec.structs.replace(self, requests=moved)
@@ -82,15 +84,16 @@ class Trace(msgspec.Struct, frozen=True):
         return msgspec.structs.replace(self, requests=moved)
 
     def sample(self, count: int, rng: random.Random) -> Trace:
-        """Draws ``count`` of the requests by chance, in order of arrival."""
+        """Returns ``count`` requests drawn at random, in order of arrival."""
         picked = sorted(rng.sample(range(len(self.requests)), min(count, len(self.requests))))
         return msgspec.structs.replace(self, requests=tuple(self.requests[i] for i in picked))
 
 
 def read_trace(path: str, skip_bad: bool = False, from_zero: bool = True) -> Trace:
-    """Reads a .jsonl (Mooncake) or .csv (Azure) file. Raises TraceError at a bad line unless ``skip_bad``.
+    """Reads a .jsonl (Mooncake) or .csv (Azure) file. Raises TraceError at an unreadable line unless ``skip_bad``,
+    InvalidRequest for an unusable file.
 
-    Times begin with the first arrival; without ``from_zero`` they are the file's own.
+    Times begin at the first arrival; without ``from_zero`` they are the file's own.
     """
     file = Path(path)
     reader = {".jsonl": _mooncake, ".csv": _azure}.get(file.suffix)
@@ -111,9 +114,9 @@ def read_trace(path: str, skip_bad: bool = False, from_zero: bool = True) -> Tra
 
 
 def joined(traces: Sequence[Trace]) -> Trace:
-    """Joins several files of one cluster to one trace, as ``baton trace export`` does: by arrival, ids from 0.
+    """Returns several files of one cluster as one trace, by arrival, with hash ids and adapters renumbered.
 
-    Files number adapters each by itself: so do the numbers of the whole.
+    Hash ids mean the same in all files; adapters are numbered per file.
     """
     adapters: dict[tuple[int, int], int] = {}
     requests = sorted(
@@ -140,7 +143,7 @@ def _renumbered(request: TraceRequest, file: int, adapters: dict[tuple[int, int]
 
 
 def to_mooncake(trace: Trace) -> bytes:
-    """Returns the trace as Mooncake JSONL, times in ms from 0."""
+    """Returns the trace as Mooncake JSONL, timestamps in milliseconds."""
     lines = (
         {
             "timestamp": round(r.arrival * 1e3),

@@ -1,1 +1,1 @@
-"""``baton doctor``: is this machine fit for what the config asks of it?"""
+"""``baton doctor``: checks whether this machine can run what the configuration asks of it."""

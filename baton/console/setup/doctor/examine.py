@@ -1,4 +1,4 @@
-"""The whole examination, in the order that a reader wants it. Knows nothing of how a thing is looked at."""
+"""All checks of ``baton doctor``, in the order in which they are shown."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ LOOKS: dict[str, Look] = {
 
 
 def examine(config_path: str | None, quick: bool) -> list[Finding]:
-    """Examines everything, or what takes no seconds.
+    """Returns the findings of all checks; ``quick`` leaves out those that take seconds.
 
-    A config that is wrong is the first finding, and the only one.
+    A configuration that is wrong is the only finding.
     """
     try:
         config = load_config(config_path)

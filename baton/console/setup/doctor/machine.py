@@ -1,4 +1,4 @@
-"""What the kernel and its devices offer: clock, memory, limits, network interfaces, GPUs, compilers.
+"""Checks of the kernel and its devices: clock, memory, limits, network interfaces, GPUs, compilers.
 
 Knows nothing of Redis, Ray or transports. Everything is read from /proc, /sys and system calls; nothing is changed.
 """
@@ -36,7 +36,7 @@ class _Timex(ctypes.Structure):
 
 
 def clock() -> Finding:
-    """Checks whether somebody keeps the clock right; certificates and traces depend on it, requests don't."""
+    """Checks that this machine's clock is synchronized, which certificates and traces depend on."""
     timex = _Timex()
     state = ctypes.CDLL(None, use_errno=True).adjtimex(ctypes.byref(timex))
     if state < 0:
@@ -47,7 +47,7 @@ def clock() -> Finding:
 
 
 def cores(config: BatonConfig) -> Finding:
-    """Cores for the workers that the config starts on one machine."""
+    """Checks that there are enough CPU cores for the workers that the configuration starts on one machine."""
     have, workers = usable_cores(), config.cluster.decode + config.cluster.readers
     said = f"{have} usable of {os.cpu_count()}, {_isa()}"
     if config.worker.device == "cpu" and have < workers:
@@ -63,7 +63,7 @@ def _isa() -> str:
 
 
 def memory(config: BatonConfig) -> Finding:
-    """Checks that there is room for the pages of every worker on one machine, and something for weights."""
+    """Checks that there is memory for the KV pages and host tiers of every worker on one machine."""
     available = available_bytes()
     workers = config.cluster.decode + config.cluster.readers
     wanted = workers * ((config.worker.kv_memory_bytes or ON_A_CPU) + config.worker.host_tier_bytes)
@@ -74,7 +74,7 @@ def memory(config: BatonConfig) -> Finding:
 
 
 def huge_pages() -> Finding:
-    """Checks the switch for huge pages of memfds, in which KV pages lie."""
+    """Checks that transparent huge pages are enabled for memfds, in which KV pages lie."""
     folder = SYS / "kernel/mm/transparent_hugepage"
     chosen = {name: _chosen(folder / name) for name in ("enabled", "shmem_enabled")}
     if not any(chosen.values()):
@@ -87,7 +87,7 @@ def huge_pages() -> Finding:
 
 
 def limits(config: BatonConfig) -> list[Finding]:
-    """Files and locked memory."""
+    """Checks the limits of open files and of locked memory."""
     files = resource.getrlimit(resource.RLIMIT_NOFILE)
     said = f"{_limit(files[0])} open files (may be raised to {_limit(files[1])})"
     found = [Finding("nofile", "ok", said)]
@@ -107,9 +107,7 @@ def limits(config: BatonConfig) -> list[Finding]:
 
 
 def mtu() -> Finding:
-    """Checks the MTU of every interface that is up; they should agree along a path, which only a test across hosts
-    shows.
-    """
+    """Checks the MTU of every network interface that is up."""
     up = {}
     for folder in sorted(SYS.glob("class/net/*")):
         if folder.name != "lo" and _text(folder / "operstate") in ("up", "unknown"):
@@ -124,7 +122,7 @@ def mtu() -> Finding:
 
 
 def compiler() -> Finding:
-    """Checks that native kernels are built ahead, or that there is a compiler to build them with."""
+    """Checks that native CPU kernels are built, or that there is a compiler to build them."""
     try:
         path = build.built(native.isa()) if native.isa() != native.REFERENCE else None
     except build.BuildError as error:
@@ -136,7 +134,7 @@ def compiler() -> Finding:
 
 
 def gpu(config: BatonConfig, ask: Probe = probe) -> Finding:
-    """Checks whether the GPU here will do, by the same questions that a worker asks at its start."""
+    """Checks the GPU of this machine by the same questions as a worker at its start, and how KV will leave it."""
     device = config.worker.device
     try:
         found = require(ask=ask)

@@ -1,4 +1,4 @@
-"""What the cluster needs besides the machine: its ports, Redis, Ray, certificates, and how fast KV gets across.
+"""Checks of what the cluster needs besides the machine: ports, Redis, Ray, certificates, KV transports.
 
 Knows nothing of the kernel. Redis and Ray are only asked; transports are tried within this machine.
 """
@@ -34,7 +34,7 @@ DAY_S = 86_400.0
 
 
 def ports(config: BatonConfig) -> list[Finding]:
-    """Checks that the ports that the config names are free, here and now."""
+    """Checks that the ports that the configuration names are free on this machine."""
     named = {
         "router.port": (config.router.host, config.router.port),
         "router.grpc_port": (config.router.host, config.router.grpc_port),
@@ -57,7 +57,7 @@ def _port(key: str, host: str, number: int) -> Finding:
 
 
 def redis_server(config: BatonConfig) -> list[Finding]:
-    """Checks the Redis of the config, or the private one's binary. Its clock is compared with ours."""
+    """Checks the configured Redis (answer time, memory policy, clock), or that there is a redis-server to start."""
     url = config.redis.url
     if not url:
         try:
@@ -108,7 +108,7 @@ def _memory(info: dict[str, object]) -> Finding:
 
 
 def ray(config: BatonConfig) -> Finding:
-    """Checks that Ray is installed, and that its address answers."""
+    """Checks that Ray is installed, and that its configured address answers."""
     try:
         installed = version("ray")
     except PackageNotFoundError:
@@ -128,7 +128,7 @@ def ray(config: BatonConfig) -> Finding:
 
 
 def packages(config: BatonConfig) -> Finding:
-    """Checks for torch, which workers alone need, but not paced ones."""
+    """Checks that torch is installed, which workers need unless they are paced."""
     if importlib.util.find_spec("torch") is not None:
         return Finding("torch", "ok", version("torch"))
     if config.worker.device.startswith("paced:"):
@@ -139,7 +139,7 @@ def packages(config: BatonConfig) -> Finding:
 
 
 def model(config: BatonConfig) -> Finding:
-    """Checks that the model's files are where the config says."""
+    """Checks that the model's files are where the configuration says."""
     try:
         found = resolve_model(config)
     except BatonError as error:
@@ -150,7 +150,9 @@ def model(config: BatonConfig) -> Finding:
 
 
 def certificates(config: BatonConfig) -> list[Finding]:
-    """Checks the certificates of each role that has files here: readable, of their keys, and not soon over."""
+    """Checks the router's and workers' certificates on this machine: readable, matching their keys, and not near
+    their end.
+    """
     if not config.tls.enabled:
         return [Finding("tls", "skip", "off: everything speaks plaintext")]
     looked = [_certificate(role, partial(identity_of, files_of(config.tls, role))) for role in ("router", "worker")]
@@ -173,7 +175,9 @@ def _certificate(name: str, read: Callable[[], Identity | None]) -> Finding:
 
 
 def transports() -> list[Finding]:
-    """Tries each transport between two processes here, with checksums on: what is slow here is slow everywhere."""
+    """Measures each KV transport between two processes on this machine, with checksums on; returns a finding
+    each.
+    """
     return asyncio.run(_measured())
 
 
