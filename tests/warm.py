@@ -117,6 +117,12 @@ def of(device: str) -> Warm:
     return warm(LIGHT if device.startswith("paced:") else HEAVY)
 
 
+def all_of_them() -> None:
+    """Starts the warm processes that clusters need, so that this process's forks share them."""
+    for preload in (HEAVY, LIGHT):
+        warm(preload)
+
+
 class Warm:
     """Is a warm process; it ends with this one."""
 

@@ -7,6 +7,7 @@ found before it ended is kept.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import selectors
 import signal
@@ -59,6 +60,8 @@ class Child:
         self.pid = os.fork()
         if not self.pid:
             _be_child(case, theirs, self._log.fileno())
+        with contextlib.suppress(PermissionError):  # it has done so itself and is further already
+            os.setpgid(self.pid, self.pid)  # as it does, because ``kill`` may come before its first instruction
         os.close(theirs)
 
     def take(self) -> list[Row] | None:
@@ -140,7 +143,7 @@ def _be_child(case: Case, pipe: int, log: int) -> None:
     """Makes the rows and ends this process, whatever happens in it."""
     status = 1
     try:
-        os.setsid()
+        os.setpgid(0, 0)
         for output in (1, 2):
             os.dup2(log, output)
         sys.stdout = sys.stderr = os.fdopen(log, "w", closefd=False)  # whatever stood in for them before the fork

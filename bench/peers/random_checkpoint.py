@@ -20,7 +20,7 @@ NAME = "model.safetensors"
 
 
 def checkpoint_of(home: Path, size: str) -> Path:
-    """The folder of ``size`` (enginebench.models.SIZES), written where it isn't there yet."""
+    """Returns the folder of ``size``, a key of bench.engine.models.SIZES; writes it where it isn't there yet."""
     folder = home / f"{size}-checkpoint"
     if not (folder / NAME).exists():
         folder.mkdir(parents=True, exist_ok=True)

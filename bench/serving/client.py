@@ -160,7 +160,10 @@ def body_of(model: str, prompt: list[int], tokens: int) -> dict[str, Any]:
 
 
 async def streamed(port: int, body: dict[str, Any], headers: str = "") -> AsyncIterator[Event]:
-    """Yields the events of a streamed completion that bring tokens. Raises RuntimeError where it is refused."""
+    """Yields the events of a streamed completion that bring tokens.
+
+    Raises RuntimeError where it is refused or ends before ``[DONE]``: a server that died would count as a fast one.
+    """
     reader, writer = await _post(port, body, headers)
     try:
         async for line in reader:
@@ -168,6 +171,7 @@ async def streamed(port: int, body: dict[str, Any], headers: str = "") -> AsyncI
                 yield time.monotonic(), tokens
             elif line.startswith(b"data: [DONE]"):
                 return
+        raise RuntimeError("the answer broke off")
     finally:
         writer.close()
 

@@ -129,7 +129,7 @@ def hangs() -> Iterator[Row]:
 
 def test_a_case_that_crashes_hangs_or_raises_ends_alone_and_its_rows_are_kept() -> None:
     found = played(
-        Case("p", "crash", killed, 60), Case("p", "raise", broken, 60), Case("p", "hang", hangs, 0.3),
+        Case("p", "crash", killed, 60), Case("p", "raise", broken, 60), Case("p", "hang", hangs, 1.0),
         Case("p", "good", lambda: [row("a"), row("b")], 60), jobs=2,
     )  # fmt: skip
     assert {name: [each.name for each in outcome.rows] for name, outcome in found.items()} == {
@@ -320,7 +320,7 @@ def test_each_part_has_a_place_in_the_plan() -> None:
     assert tuple(made) == gpu.OPS
 
 
-def test_the_shapes_of_a_gpu_have_the_names_of_their_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_shapes_of_a_gpu_have_the_names_of_their_parts() -> None:
     assert shapes.names() == [name for name, _ in shapes.parts(None)]  # type: ignore[arg-type]
     assert len(shapes.names()) == 20 + 18
 

@@ -99,6 +99,18 @@ def test_what_vllms_cpu_build_requires_is_installed_less_what_is_torchs() -> Non
     assert vllm_environment.required(metadata) == ["numpy", "numba==0.65.0"]
 
 
+def test_nixls_progress_thread_rests_or_the_setting_up_fails(tmp_path: Path) -> None:
+    api = tmp_path / "lib" / "python3.11" / "site-packages" / "nixl_cu12" / "_api.py"
+    api.parent.mkdir(parents=True)
+    api.write_text("    agent_config.pthrDelay = 0\n")
+    for _ in range(2):  # what was set up once may be set up again
+        vllm_environment._let_progress_rest(tmp_path)
+        assert vllm_environment.NIXL_DELAY in api.read_text()
+    api.write_text("    agent_config.delay = 0\n")
+    with pytest.raises(RuntimeError, match="progress thread"):
+        vllm_environment._let_progress_rest(tmp_path)
+
+
 async def test_gaps_and_prompts_are_counted_as_clients_see_them() -> None:
     asked: list[int] = []
 

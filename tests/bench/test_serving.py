@@ -48,6 +48,7 @@ async def test_answers_are_read_over_http_and_a_refusal_says_why() -> None:
     replies = [
         b"HTTP/1.1 200 OK\r\n\r\n" + events,
         b'HTTP/1.1 200 OK\r\ncontent-length: 7\r\n\r\n{"a":1}',
+        b'HTTP/1.1 200 OK\r\n\r\ndata: {"choices":[{"token_ids":[5]}]}\n\n',
         b"HTTP/1.1 400 Bad\r\n\r\nno such model",
     ]
 
@@ -60,6 +61,8 @@ async def test_answers_are_read_over_http_and_a_refusal_says_why() -> None:
         port = server.sockets[0].getsockname()[1]
         assert [tokens async for _, tokens in completions(port, "m")([1, 2], 2)] == [2]
         assert await answered(port, body_of("m", [1], 1)) == {"a": 1}
+        with pytest.raises(RuntimeError, match="broke off"):
+            assert [tokens async for _, tokens in completions(port, "m")([1, 2], 2)]
         with pytest.raises(RuntimeError, match="no such model"):
             await answered(port, body_of("m", [1], 1))
 
@@ -68,7 +71,7 @@ async def test_a_request_to_a_split_pair_takes_what_the_reader_kept_to_the_write
     heard: list[dict[str, object]] = []
     replies = [
         json.dumps({"kv_transfer_params": {"block": 7}}).encode(),
-        b'data: {"choices":[{"token_ids":[5]}]}\n\n',
+        b'data: {"choices":[{"token_ids":[5]}]}\n\ndata: [DONE]\n\n',
     ]
 
     async def reply(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

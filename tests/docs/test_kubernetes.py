@@ -9,16 +9,17 @@ import yaml
 
 from tests.deploy.helm.charts import CRDS, check, check_custom, profile, render_text
 
-pytest.importorskip("helm_python")
+pytestmark = pytest.mark.usefixtures("helm_engine")
 PAGE = (Path(__file__).parents[2] / "docs" / "kubernetes.md").read_text()
 MANIFESTS, VALUES = re.findall(r"^```yaml\n(.*?)^```", PAGE, re.S | re.M)
 
 
 def rendered(values: dict) -> list[dict]:
     """As `helm install baton … -n llm` would."""
+    import helm_python
+
     from baton.console.setup.check import CHART
 
-    helm_python = pytest.importorskip("helm_python")
     texts = helm_python.Chart.load(CHART).render(values, name="baton", namespace="llm")
     return [m for name, t in texts.items() if not name.endswith(".txt") for m in yaml.safe_load_all(t) if m]
 

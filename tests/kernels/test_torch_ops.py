@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import pytest
@@ -49,6 +50,7 @@ CASES += ["lm_head int8", "append int8", "attention bfloat16", "cascade float32"
 Arguments = tuple[Any, ...]
 
 
+@cache
 def memory(dtype: str) -> Tensor:
     """Pages that hold plausible K and V."""
     torch.manual_seed(5)
@@ -68,8 +70,20 @@ def paged(dtype: str) -> Arguments:
     return dtype, KV_HEADS, LAYERS, LAYER
 
 
+def names() -> list[str]:
+    """The names of ``cases``, which computes: nothing does while tests are collected."""
+    plain = ["embedding", "rms_norm", "rms_norm bare", "swiglu", "lora", "moe", "kv_pack", "kv_unpack", "accept",
+             "reject"]  # fmt: skip
+    return [
+        *plain,
+        *(f"{op} {form}" for form in FORMS for op in ("linear", "lm_head")),
+        *(f"{op} {dtype}" for dtype in ELEMENTS for op in ("append", "attention", "cascade")),
+    ]
+
+
+@cache
 def cases() -> dict[str, tuple[str, Arguments]]:
-    """Arguments of every op, by a name that begins with the op's."""
+    """Arguments of every op, by a name that begins with the op's; whoever calls an op with them copies them."""
     torch.manual_seed(0)
     x, draw = torch.randn(3, 40), torch.rand(3, dtype=torch.float64)
     found: dict[str, tuple[str, Arguments]] = {
@@ -103,22 +117,30 @@ def cases() -> dict[str, tuple[str, Arguments]]:
     return found
 
 
+def copied(arguments: Arguments) -> Arguments:
+    return tuple(a.clone() if isinstance(a, Tensor) else a for a in arguments)
+
+
 def called(op: str, arguments: Arguments) -> list[Tensor]:
     """What an op returns, and what it left in its arguments; those given stay as they are."""
-    mine = [a.clone() if isinstance(a, Tensor) else a for a in arguments]
+    mine = copied(arguments)
     found = getattr(torch_ops(), op)(*mine)
     returned = [] if found is None else list(found) if isinstance(found, tuple) else [found]
     return [*returned, *(a for a in mine if isinstance(a, Tensor))]
 
 
-@pytest.mark.parametrize("case", first_now([*CASES, *sorted(set(cases()) - set(CASES))], len(CASES)))
+@pytest.mark.parametrize("case", first_now([*CASES, *sorted(set(names()) - set(CASES))], len(CASES)))
 def test_an_op_is_what_its_schema_says_and_can_be_traced(case: str) -> None:
     op, arguments = cases()[case]
-    torch.library.opcheck(getattr(torch_ops(), op).default, arguments)
+    torch.library.opcheck(getattr(torch_ops(), op).default, copied(arguments))
+
+
+def test_every_case_is_asked_for() -> None:
+    assert names() == list(cases())
 
 
 @needs_native
-@pytest.mark.parametrize("case", cases())
+@pytest.mark.parametrize("case", names())
 def test_native_code_is_near_the_reference(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
     op, arguments = cases()[case]
     native = called(op, arguments)

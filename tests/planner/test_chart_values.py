@@ -16,7 +16,7 @@ from baton.planner.simulator.cluster import ClusterScenario, SimSettings
 from baton.planner.traces.trace import Trace
 from tests.deploy.helm.charts import render_text
 
-pytest.importorskip("helm_python")
+pytestmark = pytest.mark.usefixtures("helm_engine")
 DATA = Path(__file__).parents[1] / "data"
 BUSY = ["--trace", str(DATA / "mooncake_conversation_400.jsonl"), "--seconds", "4", "--ttft", "20"]
 EIGHT_B, SEVENTY_B = "roofline:llama-3-8b@h100", "roofline:llama-3-70b@h200"

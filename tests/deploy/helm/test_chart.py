@@ -29,13 +29,14 @@ from tests.deploy.helm.charts import (
     render_text,
 )
 
-helm_python = pytest.importorskip("helm_python")
 GOLDEN = CHART.parents[2] / "tests" / "data" / "helm_default.yaml"
 VERSIONS = [f"1.{minor}.0" for minor in range(27, 38)]
 
 
 @pytest.mark.parametrize("name", PROFILES)
 def test_a_profile_lints_and_every_manifest_of_it_is_valid(name: str) -> None:
+    import helm_python
+
     report = helm_python.lint(str(CHART), profile(name), strict=True)
     assert [m for m in report["messages"] if m["severity"] > 1] == report["errors"] == []
     for manifest in render(profile(name)):

@@ -27,7 +27,6 @@ from baton.launch.ports import free_ports
 from baton.launch.redis_server import find_server
 from tests.deploy.helm.charts import ROOT, Manifest, one, profile, render
 
-pytest.importorskip("helm_python")
 UP_S = 90.0
 
 

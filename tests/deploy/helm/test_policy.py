@@ -6,7 +6,6 @@ import pytest
 
 from tests.deploy.helm.charts import EXTRAS, PROFILES, SCRAPER, one, pod_specs, profile, render
 
-pytest.importorskip("helm_python")
 ALL = {**{name: profile(name) for name in PROFILES}, **EXTRAS}
 VOLUMES = {
     "configMap",

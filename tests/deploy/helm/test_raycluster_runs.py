@@ -21,7 +21,6 @@ from baton.launch.redis_server import find_server
 from tests.deploy.helm.charts import Manifest, one
 from tests.deploy.helm.pods import BRIDGE, HOST, IP, NET, PASSWORD, REDIS, TOKEN, Pod, Release, run
 
-pytest.importorskip("helm_python")
 pytest.importorskip("ray")
 pytestmark = [
     pytest.mark.soak,

@@ -5,8 +5,6 @@ import yaml
 
 from tests.deploy.helm.charts import render
 
-pytest.importorskip("helm_python")
-
 WRONG = {
     "workers: {mode: statefulset}": "/workers/mode",
     "workers: {modes: pods}": "modes",
