@@ -34,7 +34,7 @@ def ask(requests: tuple[ServedRequest, ...]) -> DialQuestion:
 
 @pytest.mark.parametrize(("prompt", "outputs", "rate"), [(1200, 8, 8.5), (64, 100, 10.0)])
 def test_the_simulated_dial_and_the_pressures_agree_on_the_side(prompt, outputs, rate):
-    found = answer(ask(served(int(rate * 60), 60, prompt, outputs)))
+    found = answer(ask(served(int(rate * 30), 30, prompt, outputs)))
     assert found is not None
     assert [(p.prefill, p.decode) for p in found.points] == [(i, 8 - i) for i in range(1, 8)]
     traffic = ClassTraffic(

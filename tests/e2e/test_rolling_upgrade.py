@@ -27,7 +27,7 @@ from tests.e2e.paced import Oracle, slow_profile
 PREVIOUS = os.environ.get("BATON_PREVIOUS", "")
 HOST, ROUTER = "baton.worker.host", "baton.router_host.main"
 OLD_BUILD = "0.0.9"
-ASKING = 6
+ASKING = 3
 MAX_TOKENS = 40
 
 

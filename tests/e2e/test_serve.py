@@ -106,7 +106,7 @@ def complete(url: str, prompt: list[int], tokens: int = 8) -> dict:
         return json.load(response)
 
 
-def test_it_comes_up_answers_replaces_a_killed_worker_and_ctrl_c_leaves_no_process(
+def test_it_outlives_a_killed_worker_and_a_killed_raylet_and_ctrl_c_leaves_no_process(
     serve: Callable[..., Serving],
 ) -> None:
     serving = serve(*PACED)
@@ -121,6 +121,7 @@ def test_it_comes_up_answers_replaces_a_killed_worker_and_ctrl_c_leaves_no_proce
     again = complete(serving.url, list(range(1, 200)))
     assert again["choices"][0]["token_ids"] == answer["choices"][0]["token_ids"]
 
+    a_killed_raylet_stops_no_request_and_the_next_ray_adopts_the_workers(serving)
     family = serving.family()
     assert len(family) >= 9, "redis, router, ray's own, two hosts, two engines, us"
     assert serving.end(signal.SIGINT) == 0
@@ -128,11 +129,7 @@ def test_it_comes_up_answers_replaces_a_killed_worker_and_ctrl_c_leaves_no_proce
     assert "no process is left" in serving.lines[-1]
 
 
-def test_a_killed_raylet_stops_no_request_the_next_ray_adopts_the_workers_and_a_killed_serve_leaves_none(
-    serve: Callable[..., Serving],
-) -> None:
-    serving = serve(*PACED)
-    serving.until_ready()
+def a_killed_raylet_stops_no_request_and_the_next_ray_adopts_the_workers(serving: Serving) -> None:
     hosts = dict(re.findall(r"(\w+-0)\s+ready.*pid (\d+)", "".join(serving.lines)))
     expected = complete(serving.url, list(range(1, 300)))["choices"][0]["token_ids"]
     raylet = next(pid for pid in serving.family() if Path(f"/proc/{pid}/comm").read_text().strip() == "raylet")
@@ -143,6 +140,13 @@ def test_a_killed_raylet_stops_no_request_the_next_ray_adopts_the_workers_and_a_
     assert complete(serving.url, list(range(1, 300)))["choices"][0]["token_ids"] == expected
     adopted = [serving.until(r"(\w+-0)\s+ready.*pid (\d+) \(adopted\)").groups() for _ in hosts]
     assert dict(adopted) == hosts
+
+
+@pytest.mark.thorough  # of a cluster without Ray: tests/launch/test_fleet.py
+def test_a_serve_that_is_killed_leaves_no_process(serve: Callable[..., Serving]) -> None:
+    serving = serve(*PACED)
+    serving.until_ready()
+    assert complete(serving.url, list(range(1, 200)))["usage"]["completion_tokens"] == 8
     is_killed_and_leaves_no_process(serving)
 
 

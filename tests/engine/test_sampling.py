@@ -128,7 +128,7 @@ def judged_by_rejection(count: int, spread: bool, **sampling) -> tuple[list[int]
 @pytest.mark.parametrize("spread", [True, False])
 @pytest.mark.parametrize("sampling", [{"temperature": 1.0}, {"temperature": 0.7, "top_k": 5}], ids=str)
 def test_tokens_judged_by_rejection_have_the_targets_distribution(spread: bool, sampling: dict) -> None:
-    count = 4000
+    count = 2000
     tokens, stood = judged_by_rejection(count, spread, **sampling)
     wanted = spread_of(P.log(), spec(**sampling))
     seen = torch.bincount(torch.tensor(tokens), minlength=len(P)).double()

@@ -268,6 +268,7 @@ def test_the_rendered_pods_answer_a_request_with_the_generated_key_and_password(
     serve(PACED)
 
 
+@pytest.mark.thorough  # make helm-check runs it too
 def test_with_mutual_tls_the_rendered_pods_answer_as_well(tmp_path: Path) -> None:
     made = subprocess.run(
         [sys.executable, "-m", "baton", "certs", "make", str(tmp_path)], capture_output=True, text=True, check=False
