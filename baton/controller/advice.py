@@ -1,4 +1,4 @@
-"""What the controller tells of a look: advice for readers, kinds for the count; and the SLOs it looks with. Pure.
+"""The SLOs that the controller decides by, and the advice and counts that come of a decision. Pure.
 
 Knows nothing of Redis or of who reads.
 """
@@ -13,7 +13,9 @@ from baton.controller.replica_decision import ReplicaDecision
 
 
 def slos(config: BatonConfig) -> tuple[float, float]:
-    """Returns the strictest TTFT and TPOT of the context classes; the controller's own where none is named."""
+    """Returns the strictest TTFT and TPOT SLOs of the context classes, in seconds; the controller's own if no class
+    has one.
+    """
     named = config.router.context_classes
     ttft = min((c.slo_ttft_s for c in named if c.slo_ttft_s), default=config.controller.ttft_s)
     tpot = min((c.slo_tpot_s for c in named if c.slo_tpot_s), default=config.controller.tpot_s)
@@ -23,6 +25,10 @@ def slos(config: BatonConfig) -> tuple[float, float]:
 def advice_of(
     at: float, mode: str, looked: RatioObservation, decision: RatioDecision, dialled: DialAnswer | None
 ) -> Advice:
+    """Returns the advice of one look at the cluster; ``at`` is in Unix seconds.
+
+    Goodput by ratio is left out if advice is withheld, or ``dialled`` was simulated for another number of workers.
+    """
     points: tuple[RatioPoint, ...] = ()
     interval = plateau = None
     if dialled is not None and not decision.withheld and sum(dialled.best) == looked.prefill + looked.decode:
@@ -45,10 +51,13 @@ def advice_of(
 
 
 def kinds_of(decision: RatioDecision, replicas: ReplicaDecision, mode: str) -> tuple[str, ...]:
-    """Returns what came of a look, for the count: "advise" is what would have been done."""
+    """Returns the kinds of decision to count for a look: those made in mode "auto", else "advise"; "hold" if there
+    are none.
+    """
     done = tuple(kind for kind in (decision.kind, replicas.kind) if kind != "hold")
     return (done if mode == "auto" else ("advise",)) if done else ("hold",)
 
 
 def joined(*reasons: str) -> str:
+    """Returns the reasons that aren't empty, separated by "; "."""
     return "; ".join(filter(None, reasons))

@@ -1,9 +1,10 @@
-"""The ratio dial: recent requests simulated on every ratio of a cluster, as a process of its own.
+"""Simulates recent requests on every prefill:decode ratio of a cluster, as a process of its own.
 
     python -m baton.controller.dial < DialQuestion.json > DialAnswer.json
 
-Knows nothing of where the requests or curves come from. It runs beside a router, so it lowers its own priority. A
-cached prefix is taken as not there at all: its tokens are neither read nor held, so decode's pages look emptier.
+Knows nothing of where the requests or curves come from. It runs beside a router, so it lowers its own priority.
+Tokens found in caches are left out of the simulation: they are neither computed nor held, so decode's KV pages look
+emptier than they are.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ NICE = 19
 
 
 class DialQuestion(msgspec.Struct, frozen=True):
-    """``workers`` in all, what one costs, and the requests, by arrival."""
+    """Holds the total number of workers, what one costs, and recent requests."""
 
     workers: int
     costs: WorkerLimits
@@ -40,7 +41,9 @@ class DialQuestion(msgspec.Struct, frozen=True):
 
 
 class DialAnswer(msgspec.Struct, frozen=True):
-    """Goodput of every ratio, the best one, its interval and plateau in prefill workers."""
+    """Holds the goodput of every ratio and the best one; ``interval`` and ``plateau`` are ranges of prefill
+    workers.
+    """
 
     points: tuple[RatioPoint, ...]
     best: tuple[int, int]
@@ -49,7 +52,9 @@ class DialAnswer(msgspec.Struct, frozen=True):
 
 
 def answer(asked: DialQuestion) -> DialAnswer | None:
-    """Simulates the ratios; None where there is too little to say anything."""
+    """Simulates every ratio and returns the results; None for too few requests (LEAST_REQUESTS) or fewer than 2
+    workers.
+    """
     trace = trace_of(asked.served)
     if len(trace.requests) < LEAST_REQUESTS or trace.duration <= 0 or asked.workers < 2:
         return None
@@ -66,7 +71,7 @@ def answer(asked: DialQuestion) -> DialAnswer | None:
 
 
 def trace_of(served: tuple[ServedRequest, ...]) -> Trace:
-    """Returns the last requests, as the simulator takes them."""
+    """Returns the last MOST_REQUESTS requests as a trace, their prompts without cached tokens."""
     kept = sorted(served, key=lambda s: s.at)[-MOST_REQUESTS:]
     first = kept[0].at if kept else 0.0
     requests = (TraceRequest(s.at - first, max(1, s.input_tokens - s.cached_tokens), s.output_tokens) for s in kept)
@@ -79,7 +84,7 @@ def _worker(asked: DialQuestion, curve: StepCurve) -> WorkerCosts:
 
 
 def main() -> None:
-    """Reads the question from stdin and writes the answer to stdout (null for none)."""
+    """Reads a DialQuestion from stdin and writes a DialAnswer to stdout (null if there is none), both JSON."""
     os.nice(NICE)
     asked = msgspec.json.decode(sys.stdin.buffer.read(), type=DialQuestion)
     sys.stdout.buffer.write(msgspec.json.encode(answer(asked)))

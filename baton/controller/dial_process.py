@@ -1,4 +1,4 @@
-"""Runs controller.dial as a process beside the router: asked now and then, its last answer kept.
+"""Runs ``controller.dial`` as a process beside the router at most every few seconds, and keeps its last answer.
 
 Knows nothing of what is asked. A simulation holds a core for seconds, which a router's event loop must not.
 """
@@ -20,7 +20,10 @@ TIMEOUT_S = 60.0
 
 
 class Dial:
-    """``answer`` is the last one; ``ask`` starts a simulation when the last began ``every_s`` ago. 0: never."""
+    """Keeps the last simulation's ``answer``; ``ask`` starts another if the last began ``every_s`` seconds ago.
+
+    0: never.
+    """
 
     def __init__(self, every_s: float) -> None:
         self.answer: DialAnswer | None = None
@@ -30,7 +33,9 @@ class Dial:
         self._process: subprocess.Popen[bytes] | None = None
 
     def ask(self, asked: DialQuestion, now: float) -> None:
-        """Unless it is too early, one runs, or there is too little to simulate."""
+        """Starts a simulation, unless one runs, it is too early, or there are too few requests; ``now`` is in
+        seconds.
+        """
         early = now - self._asked_at < self._every_s
         runs = self._task is not None and not self._task.done()
         if self._every_s and not early and not runs and len(asked.served) >= LEAST_REQUESTS:
@@ -38,7 +43,7 @@ class Dial:
             self._task = asyncio.create_task(self._simulate(asked), name="ratio dial")
 
     async def close(self) -> None:
-        """Ends the process that runs, if one does."""
+        """Kills the simulation that runs, if there is one."""
         if self._task is not None:
             if self._process is not None:
                 self._process.kill()

@@ -1,9 +1,9 @@
-"""The ratio's controller: one of the routers looks every few seconds, decides, and turns workers or only says so.
+"""The controller of the prefill:decode ratio: the leading router decides every few seconds, and acts or advises.
 
-Where turning roles can't help, it asks for more workers, or fewer. Knows nothing of how a decision is made
-(controller/ratio_decision and controller/replica_decision, pure), how a worker changes
-(router/dispatch/role_control) or comes (controller/replicas). It holds the leader's lease; its history starts anew
-with a new leader, who waits a cool-down first.
+It changes workers' roles; where that can't help, it asks for more workers, or fewer. Knows nothing of how a
+decision is made (``ratio_decision`` and ``replica_decision``, pure), how a worker changes
+(``router.dispatch.role_control``) or comes (``replicas``). A new leader has no history, and waits a cool-down
+first.
 """
 
 from __future__ import annotations
@@ -53,14 +53,17 @@ NUMBERS = re.compile(r"[\d.]+")
 
 
 class Members(Protocol):
-    """cluster.membership.Roster, or one that sees it."""
+    """Interface of the roster, which knows the workers that are members of the cluster."""
 
     def snapshot(self) -> Mapping[str, WorkerEntry]:
-        """Returns the members as last read, without waiting."""
+        """Returns slot -> member as last read from Redis, without waiting."""
 
 
 class Controller:
-    """``run`` it in every router; one of them leads. ``wall_clock`` in seconds since 1970."""
+    """Decides on roles and numbers of workers; ``run`` it in every router, of which one leads at a time.
+
+    ``wall_clock`` returns Unix seconds.
+    """
 
     def __init__(
         self,
@@ -90,7 +93,9 @@ class Controller:
         self._steps: deque[tuple[float, float]] = deque(maxlen=KEPT_LOOKS)  # at a look, predicted TPOT
 
     async def run(self) -> None:
-        """Looks again and again, while leading, until cancelled."""
+        """Until cancelled, tries every ``interval_s`` to hold the leader's lease, and looks at the cluster if it
+        does.
+        """
         try:
             while True:
                 await asyncio.sleep(self._config.interval_s)
@@ -118,7 +123,9 @@ class Controller:
             await self.look()
 
     async def look(self) -> Advice:
-        """Looks once: decides, tells, and acts where that is wanted."""
+        """Decides once by the cluster's present state, publishes the advice, acts on it in mode "auto", and returns
+        it.
+        """
         at, mode = self._clock(), await self._store.mode() or self._config.mode
         pin = await self._store.pinned()
         longer = await self._traffic.recent(at - LONGER * self._config.window_s)
@@ -270,7 +277,7 @@ async def controlling(
     metrics: RouterMetrics,
     wall_clock: Callable[[], float] = time.time,
 ) -> AsyncIterator[None]:
-    """Lets this router stand for leader while the block runs; nothing happens where the controller is off."""
+    """While entered, runs the controller, which may become the leader; does nothing in mode "off"."""
     if config.controller.mode == "off":
         yield
         return
@@ -288,7 +295,7 @@ async def controlling(
 
 
 def _strayed(workers: list[observe.ObservedWorker], role: str) -> int:
-    """Ready workers that play another role than ``role``, for which they were planned."""
+    """Returns how many ready workers that were planned as ``role`` play another one now."""
     planned = (w.info for w in workers if SLOT.fullmatch(w.info.worker_id) and w.info.state == "ready")
     return sum(info.role != role and info.worker_id.startswith(role + "-") for info in planned)
 

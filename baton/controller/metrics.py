@@ -1,6 +1,7 @@
-"""The controller's own Prometheus figures: what it decided, how long ago, and how full it thinks the roles are.
+"""The controller's Prometheus metrics: its decisions, the age of its advice, the roles' pressure, prediction
+errors.
 
-Knows nothing of how a decision is made. Only the router that leads has gauges: two would disagree.
+Knows nothing of how a decision is made. Only the router that leads sets gauges: two would disagree.
 """
 
 from __future__ import annotations
@@ -14,14 +15,14 @@ FIGURES = ("ttft", "tpot", "throughput")
 
 
 class ControlMetrics:
-    """``clock`` is that of the advice, in seconds."""
+    """Sets the controller's metrics; ``clock`` is that of the advice, in Unix seconds."""
 
     def __init__(self, metrics: RouterMetrics, clock: Callable[[], float]) -> None:
         self._metrics, self._clock = metrics, clock
         self._gauges = (metrics.control_age, metrics.control_pressure, metrics.control_error)
 
     def looked(self, advice: Advice, kinds: tuple[str, ...]) -> None:
-        """Counts a look; ``kinds`` is what came of it."""
+        """Counts a look's decision ``kinds`` and sets the gauges by its advice."""
         for kind in kinds:
             self._metrics.control_decisions.labels(kind).inc()
         self.left()
@@ -34,10 +35,10 @@ class ControlMetrics:
                 self._metrics.control_error.labels(figure).set(error)
 
     def failed(self) -> None:
-        """Counts a change that could not be made."""
+        """Counts a change of roles or workers that failed."""
         self._metrics.control_decisions.labels("failed").inc()
 
     def left(self) -> None:
-        """Clears the gauges, because another router leads or nothing is known any more."""
+        """Clears the gauges, as another router leads or their values are unknown."""
         for gauge in self._gauges:
             gauge.clear()

@@ -1,4 +1,4 @@
-"""From traffic slices and the membership to what ``control`` looks at: demand, backlog, one worker's costs. Pure.
+"""Traffic slices and membership turned into what decisions are made by: demand, backlog, one worker's costs. Pure.
 
 Knows nothing of Redis or of who reads the slices. Arrivals say how much comes; answers that ended say how much of
 it is found in caches and how long answers are.
@@ -35,14 +35,18 @@ TAKEN = 0.75  # share of decode's seats or pages from which on newcomers wait fo
 
 
 class ObservedWorker(msgspec.Struct, frozen=True):
-    """One worker, as the membership has it."""
+    """Holds one worker's info and load, as its membership entry states them."""
 
     info: WorkerInfo
     load: WorkerLoad
 
 
 def demand(now: Sequence[TrafficSlice], longer: Sequence[TrafficSlice]) -> Demand:
-    """Returns the demand of the present slices; where few answers ended in them, shapes are those of ``longer``."""
+    """Returns the demand per second of the slices ``now``.
+
+    Shares of cached tokens and lengths of answers are taken from ``longer`` for classes of which fewer than ENOUGH
+    answers ended in ``now``.
+    """
     seconds = covered(now)
     present, shapes, total = by_class(now), by_class(longer), Demand(0.0, 0.0, 0.0, 0.0, 0.0)
     lately = _sum(present.values())
@@ -67,8 +71,9 @@ def demand(now: Sequence[TrafficSlice], longer: Sequence[TrafficSlice]) -> Deman
 
 
 def backlog(workers: Sequence[ObservedWorker], now: Sequence[TrafficSlice], at: float) -> Backlog:
-    """Returns the work that is there; what waits in routers counts for the role that it waits for, as far as one
-    can tell.
+    """Returns the work that runs or waits at workers and, by slices younger than FRESH_S at ``at``, in routers.
+
+    Requests that wait in routers count as waiting for decode if it is full, else for prefill.
     """
     readers = [w.load for w in workers if w.info.role == "prefill"]
     writers = [w.load for w in workers if w.info.role == "decode"]
@@ -96,10 +101,10 @@ def _decode_is_full(writers: Sequence[ObservedWorker], reading: bool) -> bool:
 def fullness(
     one: ObservedWorker, chunk_tokens: int, ttft_s: float, tpot_s: float, horizon_s: float
 ) -> float | None:
-    """Returns how full one worker is, as ``pressure`` says of its role: of its last seconds, and of what waits
-    there now.
+    """Returns how full one worker is, by its measured load and what waits there: 1.0 is as much as it carries
+    within the SLOs.
 
-    A decode worker that reads prompts itself is as much fuller as that takes. None before it knows its costs.
+    For a decode worker that prefills as well, that time is added. None until its step times are known.
     """
     known, load = costs([one], chunk_tokens, ttft_s, tpot_s), one.load
     if known is None:
@@ -117,7 +122,11 @@ def fullness(
 def costs(
     workers: Sequence[ObservedWorker], chunk_tokens: int, ttft_s: float, tpot_s: float
 ) -> WorkerLimits | None:
-    """Returns one worker of each role, as the mean of what they measured themselves; None before they did."""
+    """Returns the costs and limits of one worker: the mean of the workers' measured curves, the least of their
+    limits.
+
+    None until step times are known.
+    """
     reader, writer = _curve(workers, "prefill"), _curve(workers, "decode")
     if reader is None or writer is None:
         return None
@@ -134,7 +143,7 @@ def costs(
 
 
 def transfer(workers: Iterable[ObservedWorker]) -> TransferCurve:
-    """Returns the mean of the measured ones."""
+    """Returns the mean of the workers' measured KV transfer curves; 1 ms per transfer if there are none."""
     found = [w.load.transfer_curve for w in workers if w.load.transfer_curve is not None]
     if not found:
         return TransferCurve(1e-3, 0.0)
@@ -142,14 +151,17 @@ def transfer(workers: Iterable[ObservedWorker]) -> TransferCurve:
 
 
 def predicted_tpot(there: Backlog, workers: WorkerLimits, decode: int, context: float) -> float:
-    """Returns seconds per token with what is on decode workers now: beyond their seats, sequences take turns."""
+    """Returns the predicted seconds per output token at the present load of ``decode`` workers.
+
+    Sequences beyond a worker's seats are taken to share them in turns.
+    """
     sequences = max(1.0, (there.running + there.waiting) / max(1, decode))
     seated = min(sequences, float(workers.max_batch))
     return workers.step_seconds(seated, max(1.0, context)) * sequences / seated
 
 
 def predicted_rate(asked: Demand, workers: WorkerLimits, prefill: int, decode: int) -> float:
-    """Returns output tokens per second of such a cluster: what is asked, or what its fuller role lets through."""
+    """Returns the predicted output tokens per second: the demand, or less if prefill or decode can't carry it."""
     if not asked.answers:
         return 0.0
     reads = workers.prompt_seconds(asked.prefill_tokens, asked.pairs) / asked.answers
@@ -159,12 +171,12 @@ def predicted_rate(asked: Demand, workers: WorkerLimits, prefill: int, decode: i
 
 
 def observed_rate(slices: Sequence[TrafficSlice]) -> float:
-    """Returns output tokens per second of answers that ended."""
+    """Returns output tokens per second of the slices, counting only answers that ended."""
     return _sum(by_class(slices).values()).output_tokens / covered(slices)
 
 
 def covered(slices: Sequence[TrafficSlice]) -> float:
-    """Returns seconds that the slices cover: those of the router that told the most."""
+    """Returns the seconds that the slices cover, by the router that reported most; at least 0.001."""
     seconds: dict[str, float] = {}
     for one in slices:
         seconds[one.router] = seconds.get(one.router, 0.0) + one.seconds
@@ -172,7 +184,7 @@ def covered(slices: Sequence[TrafficSlice]) -> float:
 
 
 def _curve(workers: Sequence[ObservedWorker], role: str) -> StepCurve | None:
-    """Of the workers that play the role; of any, where those have yet to compute."""
+    """Returns the mean step curve of the role's workers; of all workers if those have none; None if nobody has."""
     own = [w.load.step_curve for w in workers if w.info.role == role and w.load.step_curve is not None]
     found = own or [w.load.step_curve for w in workers if w.load.step_curve is not None]
     if not found:

@@ -1,11 +1,11 @@
-"""How full each role is on each ratio: seconds of work demanded over seconds to be had. Pure.
+"""Pressure: how full each role is at each ratio, as seconds of work demanded over seconds of work possible. Pure.
 
-Knows nothing of who asks or what is decided. It is the robust half of the twin: no queueing is simulated, so that
-it can be asked every few seconds, and what is queued counts as work. 1.0: as much as a role carries with its SLO.
+Knows nothing of who asks or what is decided. No queueing is simulated, so that it can be asked every few seconds;
+queued work counts as work. 1.0 is as much as a role carries within its SLO.
 
     prefill: (new prompt seconds per second + seconds queued / horizon) / workers / BURSTS
     decode:  the most of tokens over the rate at which a step takes the TPOT SLO, KV tokens over the pools', and
-             sequences over seats (one is taken while the prompt is read); for what arrives, and for what is there
+             sequences over seats (one is taken while the prompt is computed); both for arrivals and the backlog
 """
 
 from __future__ import annotations
@@ -21,21 +21,22 @@ SLO_ROOM = 1.25  # a TPOT SLO closer than this to an empty step can't be kept by
 
 
 class Demand(msgspec.Struct, frozen=True):
-    """Per second: uncached prompt tokens and their query-key pairs, answers and their tokens.
+    """Describes traffic, per second: uncached prompt tokens and their query-key pairs, requests (``answers``),
+    output tokens.
 
-    ``context``: mean KV tokens of a sequence while it is written.
+    ``context`` is the mean number of KV tokens of a sequence while it decodes.
     """
 
     prefill_tokens: float
     pairs: float
-    answers: float
+    answers: float  # requests
     output_tokens: float
     context: float
 
 
 class Backlog(msgspec.Struct, frozen=True):
-    """Holds the work that is there now, in the whole cluster: prompt tokens not yet read, sequences that run,
-    and that wait.
+    """Holds the work now in the whole cluster: prompt tokens to compute, sequences that decode, and that wait for
+    decode.
     """
 
     prefill_tokens: float = 0.0
@@ -44,36 +45,40 @@ class Backlog(msgspec.Struct, frozen=True):
 
 
 class WorkerLimits(msgspec.Struct, frozen=True):
-    """One worker's costs and limits, the same for all. ``tpot_s``, ``ttft_s``: the SLOs."""
+    """Holds one worker's measured step times and its limits, taken as the same for all; ``ttft_s`` and ``tpot_s``
+    are SLOs.
+    """
 
     prefill: StepCurve
     decode: StepCurve
     chunk_tokens: int
-    max_batch: int
-    kv_tokens: int
+    max_batch: int  # sequences that may decode at once
+    kv_tokens: int  # that fit into the KV pool
     ttft_s: float
     tpot_s: float
 
     def prompt_seconds(self, tokens: float, pairs: float) -> float:
-        """Returns the seconds of reading so many tokens, in full chunks."""
+        """Returns the seconds to prefill ``tokens`` with ``pairs`` query-key pairs, in full chunks."""
         curve = self.prefill
         return tokens * (curve.prefill_token + curve.fixed / self.chunk_tokens) + pairs * curve.prefill_pair
 
     def sequence_seconds(self, context: float) -> float:
-        """Returns the seconds that one more sequence adds to a step."""
+        """Returns the seconds that one more sequence of ``context`` tokens adds to a decode step."""
         return self.decode.decode_sequence + self.decode.decode_context_token * context
 
     def step_seconds(self, sequences: float, context: float) -> float:
-        """Returns the seconds of a decode step."""
+        """Returns the seconds of a decode step of ``sequences`` sequences with ``context`` KV tokens each."""
         return self.decode.fixed + sequences * self.sequence_seconds(context)
 
     @property
     def slo_step(self) -> float:
-        """Returns the longest step that keeps the TPOT SLO, as far as any step can."""
+        """Returns the seconds of the longest step within the TPOT SLO; at least SLO_ROOM times an empty step."""
         return max(self.tpot_s, SLO_ROOM * self.decode.fixed, 1e-6)
 
     def steady_batch(self, tokens_per_s: float, context: float) -> float:
-        """Sequences in the batch of a worker that writes so many tokens per second; at most its seats."""
+        """Returns the mean batch of a worker that writes ``tokens_per_s`` output tokens per second; at most
+        ``max_batch``.
+        """
         room = 1.0 - tokens_per_s * self.sequence_seconds(context)
         if room <= 0:
             return float(self.max_batch)
@@ -81,7 +86,7 @@ class WorkerLimits(msgspec.Struct, frozen=True):
 
 
 class Pressure(msgspec.Struct, frozen=True):
-    """Holds how busy each role is at one ratio."""
+    """Holds how full each role is at one ratio; 1.0 is as much as it carries within its SLO."""
 
     prefill_workers: int
     decode_workers: int
@@ -97,7 +102,7 @@ class Pressure(msgspec.Struct, frozen=True):
 def pressure(
     demand: Demand, backlog: Backlog, workers: WorkerLimits, prefill: int, decode: int, horizon_s: float
 ) -> Pressure:
-    """Returns the pressure on ``prefill`` and ``decode`` workers; what is queued is to be worked off within
+    """Returns the pressure with ``prefill`` and ``decode`` workers, if the backlog shall be done within
     ``horizon_s``.
     """
     return Pressure(
@@ -111,12 +116,12 @@ def pressure(
 def every_ratio(
     demand: Demand, backlog: Backlog, workers: WorkerLimits, count: int, horizon_s: float
 ) -> tuple[Pressure, ...]:
-    """Returns the pressure of every ratio from 1P(n-1)D to (n-1)P1D."""
+    """Returns the pressure at every ratio of ``count`` workers, from 1 to ``count`` - 1 prefill workers."""
     return tuple(pressure(demand, backlog, workers, p, count - p, horizon_s) for p in range(1, count))
 
 
 def capacity(workers: WorkerLimits, context: float) -> float:
-    """Returns tokens per second of one decode worker with its TPOT SLO kept."""
+    """Returns the output tokens per second that one decode worker carries within its TPOT SLO."""
     step = workers.slo_step
     batch = (step - workers.decode.fixed) / max(workers.sequence_seconds(context), 1e-9)
     seats = min(float(workers.max_batch), FULL_POOL * workers.kv_tokens / max(context, 1.0))
@@ -133,7 +138,7 @@ def _prefill(demand: Demand, backlog: Backlog, workers: WorkerLimits, horizon_s:
 
 
 def _seats(demand: Demand, workers: WorkerLimits, decode: int, context: float) -> float:
-    """Of seats: a request has one from its admission on, so also while its prompt is read."""
+    """Returns the share of seats that are taken: a request has one from its admission on, also during prefill."""
     if not demand.answers:
         return 0.0
     reading = READ_WAIT * workers.prompt_seconds(demand.prefill_tokens, demand.pairs) / demand.answers

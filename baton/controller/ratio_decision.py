@@ -1,17 +1,18 @@
-"""Which ratio next, and why: one look at the cluster in, one decision out. Pure; time and history are passed in.
+"""Decides the next prefill:decode ratio, with a reason: one look at the cluster in, one decision out. Pure.
 
-Knows nothing of workers' names, of Redis or of how a change is made. The rules, in the order in which they speak:
+Knows nothing of workers' names, of Redis or of how a change is made; time and history are passed in. The rules, by
+priority:
 
-1. A change under way: hold. Where nobody plays a role that a worker was planned for, one turns back, unless pinned.
-   A pin, no traffic, no cost curves, or a role that can't be measured: hold.
-2. Below ``high`` the present ratio carries the load: hold. Being right isn't worth a change; being full is.
+1. While a change is under way: hold. If nobody plays a role that a worker was planned for, one turns back, unless
+   the ratio is pinned. With a pin, no traffic, no cost curves, or a role that can't be measured: hold.
+2. Below a pressure of ``high`` the present ratio carries the load: hold.
 3. The best ratio has the least pressure on its fuller role; of those within ``NEAR``, the closest to the present.
 4. A change must pay: the worker-seconds that are short over ``horizon_s`` against ``change_s`` per moved worker.
-5. It must be asked for ``confirm`` looks in a row (one, where the load is twice what the ratio carries), not sooner
-   than ``cooldown_s`` after the last, and twice as clearly when it turns the last one back. Where the load is twice
-   what is carried, twice as many workers may change at once, and going on the same way waits half as long.
-6. If the twin is off by more than ``error_bound``, its advice is withheld: only measured queues may move a worker,
-   one at a time, from a role that is idle to one with more work waiting than its SLO allows.
+5. It must be wanted at ``confirm`` looks in a row (one, if the load is twice what the ratio carries), not sooner
+   than ``cooldown_s`` after the last change, and gain twice as much to reverse the last one. If the load is twice
+   what is carried, twice as many workers may change at once, and another change the same way waits half as long.
+6. If predictions are off by more than ``error_bound``, their advice is withheld: only measured queues may move a
+   worker, one at a time, from an idle role to one with more work waiting than its SLO allows.
 """
 
 from __future__ import annotations
@@ -28,23 +29,22 @@ NEAR = 0.05
 
 
 class ControlSettings(msgspec.Struct, frozen=True):
-    """Seconds, shares, counts; see the rules above."""
+    """Holds the settings of the rules above; names that end in ``_s`` are seconds."""
 
-    high: float = 0.85
-    least_gain: float = 0.10
-    confirm: int = 2
-    cooldown_s: float = 10.0
-    change_s: float = 2.0
-    horizon_s: float = 30.0
-    most_moves: int = 2
-    error_bound: float = 0.5
-    least_samples: int = 16
+    high: float = 0.85  # pressure from which on a change is considered
+    least_gain: float = 0.10  # share of the pressure that a change must save
+    confirm: int = 2  # looks in a row
+    cooldown_s: float = 10.0  # between two changes
+    change_s: float = 2.0  # that moving one worker takes, until measured
+    horizon_s: float = 30.0  # within which queued work shall be done
+    most_moves: int = 2  # workers moved at once
+    error_bound: float = 0.5  # of the predictions, as a share
+    least_samples: int = 16  # answers from which on prediction errors count
 
 
 class RatioObservation(msgspec.Struct, frozen=True):
-    """The cluster at ``at`` (any clock). ``workers`` None: no cost curve is known. ``pending``: a change runs.
-
-    ``strayed``: workers that were planned for the role that nobody plays now, where there is one.
+    """Describes the cluster at time ``at``, in seconds of any clock: numbers of workers by role, demand and
+    backlog.
     """
 
     at: float
@@ -52,49 +52,43 @@ class RatioObservation(msgspec.Struct, frozen=True):
     decode: int
     demand: Demand
     backlog: Backlog
-    workers: WorkerLimits | None
+    workers: WorkerLimits | None  # None: no step times are known yet
     twin: TwinError = TwinError()
     pin: RatioPin | None = None
-    pending: bool = False
-    strayed: int = 0
+    pending: bool = False  # a change is under way
+    strayed: int = 0  # workers planned for a role that nobody plays now
 
 
 class History(msgspec.Struct, frozen=True):
-    """Remembers what earlier looks left.
+    """Holds what earlier looks left to remember."""
 
-    ``wanted``: the direction asked for last (+1: more prefill), how often in a row.
-    """
-
-    wanted: int = 0
-    times: int = 0
-    changed_at: float = float("-inf")
-    changed_by: int = 0
-    change_s: float = 0.0  # mean of what changes took, once one was seen
+    wanted: int = 0  # the direction last asked for: 1 is more prefill
+    times: int = 0  # looks in a row that asked for it
+    changed_at: float = float("-inf")  # when the last change was made
+    changed_by: int = 0  # its direction
+    change_s: float = 0.0  # mean seconds of a change; 0: none was seen
 
     def changed(self, at: float, by: int, seconds: float) -> History:
-        """Returns the history after a change of ``by`` prefill workers, made in ``seconds``."""
+        """Returns the history after a change at time ``at`` by ``by`` prefill workers that took ``seconds``."""
         mean = seconds if not self.change_s else 0.7 * self.change_s + 0.3 * seconds
         return History(0, 0, at, 1 if by > 0 else -1, mean)
 
 
 class RatioDecision(msgspec.Struct, frozen=True):
-    """``kind``: "hold" or "rerole" (to ``prefill``:``decode``). ``best`` is where it heads, None when withheld.
-
-    ``withheld``: why there is no advice. ``table``: pressure by ratio, from few to many prefill workers.
-    """
+    """Describes a decision: "hold", or "rerole" to ``prefill``:``decode`` workers."""
 
     kind: str
     prefill: int
     decode: int
     reason: str
-    best: tuple[int, int] | None = None
-    withheld: str = ""
-    now: Pressure | None = None
-    table: tuple[Pressure, ...] = ()
+    best: tuple[int, int] | None = None  # the ratio to head for; None: withheld
+    withheld: str = ""  # why there is no advice
+    now: Pressure | None = None  # pressure at the present ratio
+    table: tuple[Pressure, ...] = ()  # pressure by ratio, from few to many prefill workers
 
 
 def decide(look: RatioObservation, history: History, settings: ControlSettings) -> tuple[RatioDecision, History]:
-    """Returns what to do now, and what to remember."""
+    """Returns the decision for this look, and the history to pass to the next."""
     count, idle = look.prefill + look.decode, history_of(history, 0)
     if look.pending:
         return _hold(look, "a change is under way"), idle
@@ -122,7 +116,7 @@ def decide(look: RatioObservation, history: History, settings: ControlSettings) 
 
 
 def history_of(history: History, wanted: int) -> History:
-    """Returns ``history`` after a look that wants ``wanted``."""
+    """Returns ``history`` after a look that wants direction ``wanted``: 1 is more prefill, -1 less, 0 none."""
     times = history.times + 1 if wanted and wanted == history.wanted else int(bool(wanted))
     return msgspec.structs.replace(history, wanted=wanted, times=times)
 
@@ -210,7 +204,7 @@ def _not_yet(
 
 
 def lacking(now: Pressure, best: Pressure) -> float:
-    """Returns the workers' worth of work that is not done now and would be then."""
+    """Returns how many workers' worth of work is left undone at ``now`` but would be done at ``best``."""
     over, left = _over(now), _over(best)
     # Between "high" and full, what is short is what bursts will find taken.
     room = (now.worst - best.worst) * (now.prefill_workers + now.decode_workers) / 4

@@ -1,15 +1,16 @@
-"""Whether to add or remove workers, once turning roles can't help: one look in, one decision out. Pure.
+"""Decides whether to add or remove workers, if changing roles can't help: one look in, one decision out. Pure.
 
-Knows nothing of Redis, of Ray, or of whether there is room. The rules, in the order in which they speak:
+Knows nothing of Redis, of Ray, or of whether there is room. The rules, by priority:
 
-1. Bounds: without ``most_workers`` nothing is ever added or removed. A pin or an operator's own numbers hold it.
-2. What was asked for and isn't here yet (or not gone yet) is waited for; roles may turn meanwhile.
-3. Roles first: while another ratio of the same workers carries the load, nobody is added.
-4. Add, by as few workers as bring the fuller role below ``high``, if the best ratio is at ``high`` or above, they
-   pay for their start within ``payback_s``, and ``scale_confirm`` looks in a row say so.
+1. Without ``most_workers`` nothing is ever added or removed; nor while the ratio is pinned. Numbers that
+   an operator set hold for ``payback_s``.
+2. Workers that were asked for and aren't here yet (or not gone yet) are waited for; roles may change meanwhile.
+3. Roles first: while another ratio of the same workers carries the load, none is added.
+4. Add as few workers as bring the fuller role below ``high``, if the best ratio is at ``high`` or above, they pay
+   for their start within ``payback_s``, and ``scale_confirm`` looks in a row say so.
 5. Remove one, if without it both roles stay below ``low`` and nothing waits, for ``scale_down_looks`` looks in a
-   row; not within ``payback_s`` of a change: what was dear to start isn't thrown away at once.
-6. If the twin's advice is withheld, nothing is removed, and one is added only for queues that are there.
+   row; not within ``payback_s`` of a change: a costly start isn't undone at once.
+6. If the advice on ratios is withheld, none is removed, and one is added only for queues that are there.
 """
 
 from __future__ import annotations
@@ -23,78 +24,68 @@ from baton.controller.ratio_decision import RatioDecision, RatioObservation, lac
 
 
 class ReplicaSettings(msgspec.Struct, frozen=True):
-    """Counts, shares of fullness, seconds; see the rules above."""
+    """Holds the settings of the rules above; names that end in ``_s`` are seconds."""
 
     least_workers: int = 2
     most_workers: int = 0
-    high: float = 0.85
-    low: float = 0.5
+    high: float = 0.85  # pressure from which on workers are added
+    low: float = 0.5  # pressure below which one is removed
     horizon_s: float = 30.0
-    most_moves: int = 2
-    scale_confirm: int = 3
-    scale_down_looks: int = 12
+    most_moves: int = 2  # workers added at once
+    scale_confirm: int = 3  # looks in a row before adding
+    scale_down_looks: int = 12  # looks in a row before removing
     scale_cooldown_s: float = 60.0
     payback_s: float = 300.0
-    start_s: float = 60.0
+    start_s: float = 60.0  # that a worker's start takes, until measured
 
 
 class PlannedSlots(msgspec.Struct, frozen=True):
-    """Slots by the role that they were planned as, as they were asked for last.
-
-    ``last_prefill`` and ``last_decode`` are the roles that the last slot of each kind plays now, the one that goes
-    when there is to be one less; empty when it isn't here. ``awaited``: slots that are to come or to go still.
-    """
+    """Holds the numbers of slots last asked for, by the role that they were planned for."""
 
     prefill: int
     decode: int
-    last_prefill: str = ""
-    last_decode: str = ""
-    awaited: tuple[str, ...] = ()
+    last_prefill: str = ""  # role now played in the last prefill slot, the next to be removed; "": it isn't ready
+    last_decode: str = ""  # likewise of the last decode slot
+    awaited: tuple[str, ...] = ()  # slots that have yet to come or to go
 
     @property
     def workers(self) -> int:
-        """Returns the number of slots of both kinds."""
+        """Returns the number of slots of both roles."""
         return self.prefill + self.decode
 
 
 class ReplicaHistory(msgspec.Struct, frozen=True):
-    """``wanted``: +1 more, -1 fewer, and how often in a row. ``start_s``: mean of what starts took, once seen.
+    """Holds what earlier looks left to remember."""
 
-    ``by_operator``: the last change was somebody else's; ``failed_at``: when what was asked for did not come.
-    """
-
-    wanted: int = 0
-    times: int = 0
+    wanted: int = 0  # last asked for: 1 more workers, -1 fewer
+    times: int = 0  # looks in a row that asked for it
     changed_at: float = float("-inf")
-    by_operator: bool = False
-    failed_at: float = float("-inf")
-    start_s: float = 0.0
+    by_operator: bool = False  # the last change was not the controller's
+    failed_at: float = float("-inf")  # when workers that were asked for were given up
+    start_s: float = 0.0  # mean seconds of a start; 0: none was seen
 
     def changed(self, at: float, by_operator: bool = False) -> ReplicaHistory:
-        """Returns the history after other numbers were asked for."""
+        """Returns the history after other numbers of workers were asked for at time ``at``."""
         return msgspec.structs.replace(self, wanted=0, times=0, changed_at=at, by_operator=by_operator)
 
     def started(self, seconds: float) -> ReplicaHistory:
-        """Returns the history after what was asked for came, so many seconds later."""
+        """Returns the history after workers that were asked for became ready, ``seconds`` later."""
         mean = 0.7 * self.start_s + 0.3 * seconds if self.start_s else seconds
         return msgspec.structs.replace(self, start_s=mean)
 
     def failed(self, at: float) -> ReplicaHistory:
-        """Returns the history after what was asked for did not come."""
+        """Returns the history after workers that were asked for didn't come in time."""
         return msgspec.structs.replace(self, wanted=0, times=0, failed_at=at)
 
 
 class ReplicaDecision(msgspec.Struct, frozen=True):
-    """``kind``: "hold", "add" or "remove", to ``prefill`` and ``decode`` slots; ``reason`` may be empty on a hold.
-
-    ``after`` is the ratio of roles that is expected once it is so.
-    """
+    """Describes a decision: "hold", "add" or "remove", to ``prefill`` and ``decode`` slots."""
 
     kind: str
     prefill: int
     decode: int
-    reason: str = ""
-    after: tuple[int, int] = (0, 0)
+    reason: str = ""  # may be empty on a hold
+    after: tuple[int, int] = (0, 0)  # (prefill, decode) workers by role once done
 
 
 def decide_replicas(
@@ -104,7 +95,10 @@ def decide_replicas(
     history: ReplicaHistory,
     settings: ReplicaSettings,
 ) -> tuple[ReplicaDecision, ReplicaHistory]:
-    """Returns what to ask for now, and what to remember. ``decided`` is what the same look means for roles."""
+    """Returns the decision for this look, and the history to pass to the next.
+
+    ``decided`` is the same look's decision on roles.
+    """
     calm = _seen(history, 0)
     if not settings.most_workers or look.pin is not None or look.prefill < 1 or look.decode < 1:
         return _hold(placed), calm

@@ -1,8 +1,8 @@
-"""Asks whoever places workers for more or fewer of them (``cluster.scale``), and follows what becomes of it.
+"""Asks the placer, through Redis, for more or fewer workers (``cluster.scale``), and watches whether they come.
 
-Knows nothing of why (controller/replica_decision, pure), nor of Ray: who places reads what is asked. What
-doesn't come within the cluster's own start timeout is taken back, so that nobody waits for ever
-for a worker that there is no room for.
+Knows nothing of why (``replica_decision``, pure), nor of Ray: the placer reads what is asked. Workers that don't
+come within the cluster's start timeout are asked for no more, so that nobody waits for ever for a worker that there
+is no room for.
 """
 
 from __future__ import annotations
@@ -34,7 +34,10 @@ class _PendingScale(msgspec.Struct, frozen=True):
 
 
 class ReplicaControl:
-    """One per leader; ``history`` is for ``decide_replicas``. Its methods raise RedisError and OSError."""
+    """Asks for workers on behalf of the leader; ``history`` is that of ``decide_replicas``.
+
+    Its methods raise RedisError and OSError.
+    """
 
     def __init__(self, redis: Redis, config: BatonConfig) -> None:
         own, cluster = config.controller, config.cluster
@@ -50,13 +53,15 @@ class ReplicaControl:
         self._asked: _PendingScale | None = None
 
     def lead(self, at: float) -> None:
-        """Begins to lead; an earlier leader may just have changed something."""
+        """Forgets earlier requests as this router begins to lead; ``at`` starts a cool-down, in Unix seconds."""
         self.history, self._serial, self._asked = ReplicaHistory(changed_at=at), None, None
 
     async def placed(
         self, at: float, members: Mapping[str, WorkerEntry]
     ) -> tuple[PlannedSlots, TimelineEntry | None]:
-        """Returns what is placed and what is still awaited; and what became of our asking, once it is over."""
+        """Returns the slots that are planned and awaited; and the outcome of the last request, once, when it is
+        known.
+        """
         scale = await self._scale(at)
         here = {slot: entry.info for slot, entry in members.items() if SLOT.fullmatch(slot)}
         news = await self._follow(at, scale, {slot: info.state for slot, info in here.items()})
@@ -73,7 +78,10 @@ class ReplicaControl:
         return PlannedSlots(scale.prefill, scale.decode, roles[0], roles[1], tuple(awaited)), news
 
     async def ask(self, at: float, before: tuple[int, int], found: ReplicaDecision) -> TimelineEntry:
-        """Asks for the numbers decided on. ``before`` is the ratio of roles now. Raises ConfigError."""
+        """Asks for the numbers of slots decided on; returns the change for the timeline. Raises ConfigError.
+
+        ``before`` is the present (prefill, decode) ratio of roles.
+        """
         old = await read(self._redis, self._namespace) or self._planned
         new = await self._write(at, ScaleRequest(found.prefill, found.decode))
         changed = tuple(sorted(slots_of(old).keys() ^ slots_of(new).keys()))

@@ -1,7 +1,7 @@
-"""The twin-error meter: what was predicted of recent answers against what was observed of them. Pure.
+"""Prediction errors: what was predicted of recent answers against what was observed of them. Pure.
 
-Knows nothing of where either came from. Errors are of medians, so that one hiccup is no verdict, and are taken
-relative to what was observed, or to a part of the SLO where that is more: 2 ms are no error where 2 s are allowed.
+Knows nothing of where either came from. Errors are of medians, so that one hiccup is no verdict, and are relative
+to what was observed, or to a part of the SLO where that is more: 2 ms are no error where 2 s are allowed.
 """
 
 from __future__ import annotations
@@ -24,10 +24,11 @@ def twin_error(
     observed_rate: float | None = None,
     predicted_tpot: Sequence[float] = (),
 ) -> TwinError:
-    """Returns the errors of predictions. ``ttft_s``, ``tpot_s``: the SLOs. Rates are in output tokens per second.
+    """Returns the relative errors of predicted TTFT, TPOT and rate; ``ttft_s`` and ``tpot_s`` are SLOs, rates are
+    in output tokens/s.
 
-    ``predicted_tpot``: at the load that was there, look by look; where given it takes the place of what was
-    predicted when answers were placed, which can't know who joins them later.
+    ``predicted_tpot`` are predictions from the load at each look; if given, they replace those made when answers
+    were placed.
     """
     seen = list(twins)
     if predicted_tpot:

@@ -1,4 +1,4 @@
-"""What a step, a prompt or a transfer will take, from a curve. Torch-free, pure.
+"""Predicted seconds of a step, a prompt or a transfer, by a cost curve. Torch-free, pure.
 
 Knows nothing of how a curve came about (``fit`` or ``profiles``) or of what is decided with it.
 """
@@ -9,13 +9,13 @@ from baton.protos.nouns import StepCurve, StepSample, TransferCurve
 
 
 def step_features(sample: StepSample) -> tuple[float, float, float, float, float]:
-    """Returns what each coefficient of a StepCurve is multiplied with, in its order."""
+    """Returns the numbers by which a StepCurve's coefficients are multiplied, in its order."""
     rows = sample.prefill_tokens + sample.draft_tokens  # a draft's row shares its sequence's keys, as a prompt's do
     return (1.0, rows, sample.prefill_attention, sample.decode_sequences, sample.decode_context)
 
 
 def step_seconds(curve: StepCurve, sample: StepSample) -> float:
-    """Returns seconds of one engine step of that shape (the sample's own ``seconds`` is not looked at)."""
+    """Returns the predicted seconds of one engine step of the sample's shape; its own ``seconds`` is ignored."""
     return (
         curve.fixed
         + curve.prefill_token * (sample.prefill_tokens + sample.draft_tokens)
@@ -26,7 +26,9 @@ def step_seconds(curve: StepCurve, sample: StepSample) -> float:
 
 
 def prefill_seconds(curve: StepCurve, uncached: int, cached: int = 0, chunk_tokens: int = 512) -> float:
-    """Returns seconds to read ``uncached`` tokens after ``cached`` ones, alone, in steps of ``chunk_tokens``."""
+    """Returns the predicted seconds to prefill ``uncached`` tokens after ``cached`` ones, alone, in chunks of
+    ``chunk_tokens``.
+    """
     if uncached <= 0:
         return 0.0
     chunks = -(-uncached // chunk_tokens)
@@ -35,22 +37,22 @@ def prefill_seconds(curve: StepCurve, uncached: int, cached: int = 0, chunk_toke
 
 
 def decode_seconds(curve: StepCurve, sequences: int, context: int) -> float:
-    """Returns seconds of one step that writes one token of each of ``sequences``, which read ``context`` tokens in
+    """Returns the predicted seconds of a decode step for ``sequences`` sequences with ``context`` KV tokens in
     all.
     """
     return step_seconds(curve, StepSample(0, 0.0, sequences, context, 0.0))
 
 
 def transfer_seconds(curve: TransferCurve, size: int) -> float:
-    """Returns seconds to ship ``size`` bytes; nothing takes no time."""
+    """Returns the predicted seconds to ship ``size`` bytes; 0 for none."""
     return curve.fixed + curve.per_byte * size if size > 0 else 0.0
 
 
 def exposed_seconds(curve: TransferCurve, size: int, last: int, hidden_s: float) -> float:
-    """Returns seconds of a transfer left after the last chunk: its ``last`` bytes, and what ``hidden_s`` couldn't
-    hide.
+    """Returns the seconds of a transfer of ``size`` bytes that remain after prefill: those of its ``last`` bytes,
+    and what didn't fit before.
 
-    Blocks leave while later chunks compute, for ``hidden_s`` seconds; those of the last chunk can't.
+    Blocks of earlier chunks are sent while later ones compute, for ``hidden_s`` seconds.
     """
     behind = max(0.0, curve.per_byte * (size - last) - hidden_s)
     return behind + transfer_seconds(curve, last)

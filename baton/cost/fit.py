@@ -1,8 +1,8 @@
-"""Curves from measurements, online: non-negative least squares on relative errors, old samples fading out.
+"""Cost curves fitted online to measurements: non-negative least squares on relative errors, old samples fading.
 
-Knows nothing of workers or of messages. Each sample counts by its relative error, so a 2 ms step teaches as
-much as a 2 s one, and one that took many times the prediction (a hiccup) has a bounded influence. What the
-samples say nothing about keeps what was learned earlier, or a prior that is scaled to the machine's speed.
+Knows nothing of workers or of messages. Each sample counts by its relative error, so a 2 ms step teaches as much as
+a 2 s one, and one that took many times the prediction (a hiccup) has a bounded influence. Coefficients of which the
+samples say nothing keep what was learned earlier, or a prior that is scaled to the machine's speed.
 """
 
 from __future__ import annotations
@@ -119,23 +119,23 @@ def _non_negative(square: Vector, linear: Vector) -> Vector:
 
 
 class StepFit:
-    """The StepCurve of one worker from its steps."""
+    """Fits one worker's StepCurve to its measured steps; ``memory`` is the mean age of samples, in samples."""
 
     def __init__(self, prior: StepCurve = PRIOR_STEP, memory: int = STEP_MEMORY) -> None:
         self._fit = _Fit([getattr(prior, name) for name in StepCurve.__struct_fields__], memory)
 
     def observe(self, sample: StepSample) -> None:
-        """Takes one measured step into the estimate."""
+        """Adds one measured step to the estimate; a nonsensical one is ignored."""
         self._fit.observe(step_features(sample), sample.seconds)
 
     @property
     def samples(self) -> int:
-        """Returns the number of steps taken in."""
+        """Returns the number of steps added."""
         return self._fit.samples
 
     @property
     def curve(self) -> StepCurve | None:
-        """Returns the estimate, in which no step is free; None before the first step."""
+        """Returns the estimate, whose ``fixed`` is at least LEAST_STEP_S; None before the first step."""
         if not self._fit.samples:
             return None
         fixed, *others = self._fit.coefficients()
@@ -143,18 +143,20 @@ class StepFit:
 
 
 class TransferFit:
-    """The TransferCurve of one worker's handoffs."""
+    """Fits one worker's TransferCurve to its measured KV transfers; ``memory`` is the mean age of samples, in
+    samples.
+    """
 
     def __init__(self, prior: TransferCurve = PRIOR_TRANSFER, memory: int = TRANSFER_MEMORY) -> None:
         self._fit = _Fit([prior.fixed, prior.per_byte], memory)
 
     def observe(self, size: int, seconds: float) -> None:
-        """Takes a transfer of ``size`` bytes in ``seconds`` into the estimate."""
+        """Adds a transfer of ``size`` bytes that took ``seconds`` to the estimate."""
         self._fit.observe((1.0, float(size)), seconds)
 
     @property
     def samples(self) -> int:
-        """Returns the number of transfers taken in."""
+        """Returns the number of transfers added."""
         return self._fit.samples
 
     @property

@@ -1,4 +1,4 @@
-"""Defines what a million tokens cost, for the dashboard, the metrics' rules and the planner.
+"""The price of a million tokens, defined once for the dashboard, the metrics' rules and the planner.
 
 Knows nothing of where prices and counts come from. Dollars and tokens are of the same stretch of time. Input tokens
 (all of the prompts, cached ones too) pay for prefill workers, output tokens for decode workers; over both together,
@@ -11,10 +11,10 @@ import msgspec
 
 
 class PerMillion(msgspec.Struct, frozen=True):
-    """Dollars per 1M tokens; None where there were no tokens.
+    """Holds dollars per 1M tokens; None if there were no tokens.
 
-    ``input`` and ``output`` are None too without prefill workers: decode workers then do both, and only ``all`` can
-    be said.
+    ``input`` and ``output`` are None also without prefill workers: decode workers then do both, and only ``all`` is
+    defined.
     """
 
     input: float | None
@@ -25,9 +25,7 @@ class PerMillion(msgspec.Struct, frozen=True):
 def per_million(
     prefill_dollars: float, decode_dollars: float, input_tokens: float, output_tokens: float
 ) -> PerMillion:
-    """Dollars of each role's workers over the tokens they served in the same time (dollars an hour over tokens an
-    hour will do).
-    """
+    """Returns the price per 1M tokens, from dollars per role and tokens of the same time (or of an hour, both)."""
     apart = prefill_dollars > 0
     return PerMillion(
         _over(prefill_dollars, input_tokens) if apart else None,

@@ -1,6 +1,6 @@
-"""Profiles of the paced engine: how fast which model is on which machine, as TOML files in profiles/.
+"""Profiles of the paced engine: how fast a model is on a machine, as TOML files in profiles/.
 
-Knows nothing of the engine. A profile is one file; ``--device paced:NAME`` names it, or a path to one's own.
+Knows nothing of the engine. A profile is one file; ``--device paced:NAME`` names it, or the path of another file.
 """
 
 from __future__ import annotations
@@ -28,60 +28,49 @@ SHARED = {
 
 
 class Overhead(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Seconds that processes and their messages take where nobody waits; no engine step and no transfer holds them.
+    """Holds the seconds that processes and messages add outside engine steps and transfers, without queueing."""
 
-    ``request``: from the client to the decode worker's engine, and of the first token back. ``handoff``: from there
-    to the prefill worker's engine, and of what it read back. ``step``: between two steps of a decode engine.
-    """
-
-    request: float = 0.0
-    handoff: float = 0.0
-    step: float = 0.0
+    request: float = 0.0  # from the client to the decode engine, and of the first token back
+    handoff: float = 0.0  # from decode to prefill engine, and of the KV back
+    step: float = 0.0  # between two steps of a decode engine
 
 
 class RankCosts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Says on how many ranks a profile was measured, and what others cost.
+    """Describes on how many ranks a profile was measured, and what other numbers of ranks cost."""
 
-    ``shared`` is the setting of [worker] that makes ranks: tp, cp, pp or ep. ``count`` ranks were measured; the
-    model runs on each of ``widths``. Ranks meet ``meetings`` times in a step; two of them take ``meeting_s``
-    seconds.
-    """
-
-    shared: Literal["tp", "cp", "pp", "ep"] = "tp"
-    count: int = 1
-    widths: tuple[int, ...] = (1,)
-    meetings: int = 0
-    meeting_s: float = 0.0
+    shared: Literal["tp", "cp", "pp", "ep"] = "tp"  # the setting of [worker] that makes ranks
+    count: int = 1  # ranks that were measured
+    widths: tuple[int, ...] = (1,)  # numbers of ranks that the model runs on
+    meetings: int = 0  # exchanges among ranks per step
+    meeting_s: float = 0.0  # seconds of one exchange between two ranks
 
     def waits(self, count: int) -> float:
-        """Returns the seconds of a step in which ``count`` ranks meet; each looks at every other one."""
+        """Returns the seconds per step that ``count`` ranks spend on exchanges, each with every other."""
         return self.meetings * self.meeting_s * (count - 1)
 
 
 class PacedProfile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One model on one machine.
+    """Describes one model on one machine, by which the paced engine and the simulator take their time.
 
-    ``kv_bytes_per_token`` is what a paced worker really keeps and ships per token; ``model_kv_bytes_per_token``
-    what the modelled one would. ``transfer`` is per byte really shipped, scaled so that a token takes as long
-    as the modelled one's. ``pages`` is the pool the modelled worker would have. ``overhead`` is for the simulator:
-    the paced engine is real processes, and has its own.
+    ``transfer`` is per byte that a paced worker really ships, scaled so that a token takes as long as the modelled
+    one's.
     """
 
     about: str
     step: StepCurve
     transfer: TransferCurve
-    kv_bytes_per_token: int
-    model_kv_bytes_per_token: int
-    pages: int
+    kv_bytes_per_token: int  # that a paced worker keeps and ships
+    model_kv_bytes_per_token: int  # of the modelled worker
+    pages: int  # of the modelled worker's KV pool
     vocab_size: int
     max_model_len: int
     prefill_chunk: int = 512
-    overhead: Overhead = Overhead()
+    overhead: Overhead = Overhead()  # for the simulator; paced workers are processes with overhead of their own
     ranks: RankCosts | None = None
 
     @property
     def work(self) -> EngineWork:
-        """Returns the curve's own terms as ceilings: what grows with computed tokens is compute, the rest is
+        """Returns the curve as engine work with peak rates of 1: terms per computed token are compute, the others
         memory.
         """
         s = self.step
@@ -91,12 +80,12 @@ class PacedProfile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def profile_names() -> list[str]:
-    """Returns the built-in profiles."""
+    """Returns the sorted names of the built-in profiles."""
     return sorted(path.stem for path in FOLDER.glob("*.toml"))
 
 
 def load_profile(name_or_path: str) -> PacedProfile:
-    """Returns a built-in profile by name, or a file; ``NAME@tp4`` is that of a worker of four ranks.
+    """Returns a built-in profile by name, or that of a .toml file; ``NAME@tp4`` is a worker of four tp ranks.
 
     Raises ConfigError that lists the choices or names the field.
     """
@@ -116,9 +105,10 @@ def load_profile(name_or_path: str) -> PacedProfile:
 
 
 def on_ranks(profile: PacedProfile, shared: str, count: int) -> PacedProfile:
-    """Returns what a worker of ``count`` ranks would take, each with cores and memory as those that were measured.
+    """Returns the profile for a worker of ``count`` ranks, each with the cores and memory of a measured one.
 
-    What ``SHARED`` names is divided among them, and they meet. Raises ConfigError naming the widths that work.
+    ``shared`` is tp, cp or pp; terms named in ``SHARED`` are divided among ranks. Raises ConfigError naming the
+    widths that work.
     """
     ranks = profile.ranks
     if ranks is None:

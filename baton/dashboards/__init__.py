@@ -1,1 +1,1 @@
-"""What operators' own tools show of Baton, made from the metric definitions: Grafana, Prometheus, the reference."""
+"""Grafana dashboard, Prometheus rules and the metrics' reference, generated from the metric definitions."""

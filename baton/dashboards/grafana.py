@@ -1,4 +1,7 @@
-"""The Grafana dashboard, as its JSON. Knows nothing of files, nor of what is worth showing."""
+"""The Grafana dashboard as JSON.
+
+Knows nothing of files, nor of what is worth showing.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ UID, TITLE = "baton", "Baton"
 
 
 def dashboard() -> dict[str, object]:
-    """Returns the dashboard; importing it anywhere asks only for a Prometheus data source."""
+    """Returns the dashboard's JSON object; on import, Grafana asks only for a Prometheus data source."""
     return {
         "uid": UID,
         "title": TITLE,

@@ -1,4 +1,7 @@
-"""Lists the panels of the Grafana dashboard about machines: engines, KV, cost. Knows nothing of Grafana's JSON."""
+"""The panels of the Grafana dashboard about machines: engines, KV, cost.
+
+Knows nothing of Grafana's JSON.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the Grafana dashboard shows of requests, row by row; machines are in ``machine_panels``.
+"""The panels of the Grafana dashboard about requests, row by row; those about machines are in ``machine_panels``.
 
 Knows nothing of Grafana's JSON.
 """
@@ -17,7 +17,7 @@ PERCENTILES = (0.5, 0.95, 0.99)
 
 
 class PanelQuery(NamedTuple):
-    """One query of a panel."""
+    """Holds one PromQL query of a panel and the legend of its series; ``exemplar`` shows exemplars."""
 
     query: str
     legend: str = ""
@@ -25,16 +25,16 @@ class PanelQuery(NamedTuple):
 
 
 class Panel(NamedTuple):
-    """``unit`` in Grafana's words; ``kind`` timeseries, stat or table."""
+    """Describes one panel: its title and queries; ``unit`` is Grafana's name of one, ``about`` the description."""
 
     title: str
     lines: tuple[PanelQuery, ...]
     unit: str = "short"
     about: str = ""
-    kind: str = "timeseries"
-    width: int = 8
+    kind: str = "timeseries"  # timeseries, stat or table
+    width: int = 8  # of 24 columns
     stacked: bool = False
-    most: float | None = None
+    most: float | None = None  # the axis's maximum
 
 
 CLIENTS: tuple[tuple[str, tuple[Panel, ...]], ...] = (

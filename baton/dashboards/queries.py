@@ -1,4 +1,4 @@
-"""PromQL of the metric definitions: a name that isn't defined can't be asked for.
+"""PromQL queries over the metric definitions, so that no query can name an undefined metric.
 
 Knows nothing of panels or alerts.
 """
@@ -11,63 +11,69 @@ WINDOW = "$__rate_interval"
 
 
 def rate(metric: Metric, by: str = "", where: str = "", window: str = WINDOW) -> str:
-    """Returns a query of a rate per second, added up ``by`` labels."""
+    """Returns the query of a counter's rate per second, summed by the labels ``by`` over series that match
+    ``where``.
+    """
     grouped = f" by ({by})" if by else ""
     return f"sum{grouped} (rate({metric.series}{_where(where)}[{window}]))"
 
 
 def level(metric: Metric, by: str = "", where: str = "", how: str = "sum") -> str:
-    """Returns a query of a gauge now, joined ``by`` labels."""
+    """Returns the query of a gauge's present value, aggregated by ``how`` over the labels ``by``."""
     grouped = f" by ({by})" if by else ""
     return f"{how}{grouped} ({metric.series}{_where(where)})"
 
 
 def quantile(q: float, metric: Metric, by: str = "", where: str = "", window: str = WINDOW) -> str:
-    """Returns a query of a quantile of a histogram of seconds."""
+    """Returns the query of the quantile ``q`` (0 to 1) of a histogram."""
     labels = f"le, {by}" if by else "le"
     buckets = f"sum by ({labels}) (rate({metric.series}_bucket{_where(where)}[{window}]))"
     return f"histogram_quantile({q}, {buckets})"
 
 
 def mean(metric: Metric, by: str = "", where: str = "", window: str = WINDOW) -> str:
-    """Returns a query of the mean of a histogram."""
+    """Returns the query of a histogram's mean."""
     grouped = f" by ({by})" if by else ""
     parts = (f"sum{grouped} (rate({metric.series}_{part}{_where(where)}[{window}]))" for part in ("sum", "count"))
     return " / ".join(parts)
 
 
 def attainment(by: str = "", window: str = WINDOW, slo: str = "all") -> str:
-    """Returns the share of judged requests that met their SLOs."""
+    """Returns the query of the share of judged requests that met their SLOs; ``slo`` is all, ttft or tpot."""
     met = rate(ROUTER["slo"], by, f'slo="{slo}", verdict="met"', window)
     judged = rate(ROUTER["slo"], by, f'slo="{slo}", verdict=~"met|missed"', window)
     return f"{met} / {judged}"
 
 
 def goodput(by: str = "", window: str = WINDOW) -> str:
-    """Requests per second that met every SLO."""
+    """Returns the query of requests per second that met every SLO."""
     return rate(ROUTER["slo"], by, 'slo="all", verdict="met"', window)
 
 
 def per_million(role: str, tokens: Metric, window: str = WINDOW) -> str:
-    """Dollars per 1M tokens of one role's workers, where there are prefill workers (``cost.money``)."""
+    """Returns the query of one role's dollars per 1M ``tokens``; without prefill workers it is empty (see
+    ``cost.money``).
+    """
     price, apart = (level(ROUTER["price"], where=f'role="{r}"', how="max") for r in (role, "prefill"))
     return f"({price} / 3600 / {rate(tokens, window=window)} * 1e6) and ({apart} > 0)"
 
 
 def per_million_of_all(window: str = WINDOW) -> str:
-    """Dollars of all workers per 1M tokens, prompts' and answers' together (``cost.money``)."""
+    """Returns the query of all workers' dollars per 1M tokens, input and output together (see ``cost.money``)."""
     price = f"sum ({level(ROUTER['price'], 'role', how='max')})"
     tokens = " + ".join(rate(ROUTER[name], window=window) for name in ("prompt_tokens", "output_tokens"))
     return f"{price} / 3600 / ({tokens}) * 1e6"
 
 
 def share(part: Metric, whole: Metric, by: str = "", window: str = WINDOW) -> str:
-    """Returns a query of one counter's rate over another's."""
+    """Returns the query of one counter's rate divided by another's."""
     return f"{rate(part, by, window=window)} / {rate(whole, by, window=window)}"
 
 
 def of_arms(amount: Metric, seconds: Metric, window: str = WINDOW) -> str:
-    """Returns a query of an amount per second with drafts over that without, by worker."""
+    """Returns the query, by worker, of ``amount`` per second with drafts divided by that without (label
+    ``arm``).
+    """
 
     def pace(arm: str) -> str:
         parts = (f'sum by (worker) (rate({m.series}{{arm="{arm}"}}[{window}]))' for m in (amount, seconds))
@@ -77,7 +83,7 @@ def of_arms(amount: Metric, seconds: Metric, window: str = WINDOW) -> str:
 
 
 def of_ceiling(work: Metric, ceiling: Metric, window: str = WINDOW) -> str:
-    """Returns a query of what workers do over what they could, by worker."""
+    """Returns the query, by worker, of the rate of ``work`` divided by its measured maximum."""
     return f"{rate(work, 'worker', window=window)} / {level(ceiling, 'worker', how='max')}"
 
 

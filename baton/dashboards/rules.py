@@ -1,6 +1,6 @@
-"""Prometheus' recording and alert rules, as plain data. Knows nothing of files.
+"""Prometheus recording and alert rules, as plain data.
 
-An alert says what is wrong for whom, and what to look at first.
+Knows nothing of files. An alert says what is wrong for whom, and what to look at first.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ SHARE = "{{ $value | humanizePercentage }}"
 
 
 def rules() -> dict[str, object]:
-    """Returns the content of a rule file."""
+    """Returns the content of a Prometheus rule file."""
     return {
         "groups": [
             {"name": "baton-figures", "interval": "30s", "rules": _figures()},

@@ -1,1 +1,1 @@
-"""Grammars in processes of their own: what one may cost is bounded, and it is killed where it costs more."""
+"""Grammars in processes of their own: the cost of each is bounded, and it is killed if it exceeds the bounds."""

@@ -1,7 +1,7 @@
-"""One grammar, in a process of its own: compiled, followed, and killed by the kernel where it takes too much.
+"""One grammar in a process of its own: compiled, followed, and killed by the kernel if it exceeds its bounds.
 
 Knows nothing of engines or routers. The library's own limits count some of its work; a derivative of an
-intersection can take minutes and gigabytes between two of its counts. So the kernel counts too: CPU time per
+intersection can take minutes and gigabytes between two of its counts. So the kernel limits it too: CPU time per
 message (a timer whose signal ends the process) and address space.
 """
 
@@ -25,7 +25,7 @@ from baton.protos.nouns import Grammar
 
 
 def serve(sock: socket.socket, tokenizer: LLTokenizer, bounds: ProcessBounds) -> None:
-    """Answers what comes until the peer closes ``sock``."""
+    """Answers the messages that come on ``sock`` until the peer closes it, within ``bounds``."""
     _limit(bounds.memory_bytes)
     sock.send(msgspec.msgpack.encode(ProcessReady()))
     decoder, worker = msgspec.msgpack.Decoder(ToChild), SequenceMatchers(tokenizer)
@@ -39,7 +39,7 @@ def serve(sock: socket.socket, tokenizer: LLTokenizer, bounds: ProcessBounds) ->
 
 
 class SequenceMatchers:
-    """The grammar, and each sequence's place in it."""
+    """Holds one compiled grammar, and the position of each sequence in it."""
 
     def __init__(self, tokenizer: LLTokenizer) -> None:
         self._tokenizer, self._began = tokenizer, _peak_bytes()
@@ -47,7 +47,7 @@ class SequenceMatchers:
         self._matchers: dict[int, tuple[LLMatcher, int]] = {}
 
     def take(self, message: ToChild) -> CompileResult | NextMask | None:
-        """Does what it is told; the answer, if there is one."""
+        """Acts on a message; returns the answer, None if it has none."""
         if isinstance(message, Compile):
             return self._compile(message)
         if isinstance(message, Advance):

@@ -1,6 +1,6 @@
 """How much grammars may cost: one of them, a tenant's, and all together.
 
-Knows nothing of how it is held: the kernel holds ``ProcessBounds``, the engine and the router the rest.
+Knows nothing of who enforces it: the kernel enforces ``ProcessBounds``, the engine and the router the rest.
 """
 
 from __future__ import annotations
@@ -14,19 +14,19 @@ RESTARTS = 3  # of a grammar whose process ended through no fault of its own
 
 
 class ProcessBounds(msgspec.Struct, frozen=True):
-    """Bounds one grammar's process: seconds of CPU to compile, per mask, and per token that a replay reads again.
+    """Bounds the process of one grammar.
 
     An ordinary schema compiles in 1–20 ms and 64 KB of enum in 0.1 s; a mask takes 0.01–5 ms.
     """
 
-    compile_cpu_s: float = 2.0
-    step_cpu_s: float = 0.25
-    token_cpu_s: float = 0.001
-    memory_bytes: int = 256 << 20
+    compile_cpu_s: float = 2.0  # seconds of CPU to compile
+    step_cpu_s: float = 0.25  # per mask
+    token_cpu_s: float = 0.001  # further, per token consumed
+    memory_bytes: int = 256 << 20  # beyond what the process has at its start
 
     @property
     def exceeded(self) -> str:
-        """Returns what the client of a grammar that was over them is told."""
+        """Returns the error text for the client whose grammar exceeded the bounds."""
         return (
             f"the grammar is too complex: it took over {self.compile_cpu_s:g} s of CPU to compile, "
             f"{self.step_cpu_s:g} s for one token, or {self.memory_bytes >> 20} MiB of memory; use shorter "

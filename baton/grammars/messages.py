@@ -1,6 +1,6 @@
-"""What a process and its grammar processes tell each other: one msgpack packet per message.
+"""Messages between a process and its grammar processes: one msgpack packet each.
 
-Knows nothing of sockets. Every message fits a packet (``MOST_IDS``): the socket keeps their borders.
+Knows nothing of sockets. Every message fits a packet (``MOST_IDS``); the socket keeps packets apart.
 """
 
 from __future__ import annotations
@@ -12,48 +12,50 @@ from baton.protos.errors import InvalidRequest
 from baton.protos.nouns import MAX_GRAMMAR_BYTES, Grammar
 
 PACKET_BYTES = 1 << 17
-MOST_IDS = 8192  # token ids in one Take: five bytes each at most
+MOST_IDS = 8192  # token ids in one Advance: five bytes each at most
 
 
 class TokenizerSpec(msgspec.Struct, frozen=True):
-    """Names a tokenizer: the file at ``path``, or bytes where ``path`` is empty. ``ends`` are its end tokens.
+    """Names a tokenizer: the file at ``path``, or byte tokens if ``path`` is "".
 
     ``bounds`` are of each grammar that is followed with it.
     """
 
     path: str
     vocab_size: int
-    ends: tuple[int, ...] = ()
+    ends: tuple[int, ...] = ()  # ids of the end tokens
     bounds: ProcessBounds = ProcessBounds()
 
 
 class Fork(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """Make a grammar process. The socket that it serves comes beside this packet."""
+    """Asks for a new grammar process, called ``number``; the socket that it serves is passed with this packet."""
 
     number: int
 
 
 class Kill(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """End that process, whatever it does."""
+    """Asks to kill the grammar process ``number`` at once."""
 
     number: int
 
 
 class TokenizerFailed(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """The tokenizer can't be loaded: no grammar process will ever be."""
+    """Says that the tokenizer can't be loaded, so that there can't be a grammar process."""
 
     reason: str
 
 
 class Compile(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """The one grammar of this process; the first message."""
+    """Names the one grammar of the process; the first message to it."""
 
     kind: str
     spec: str
 
 
 class Advance(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """Advances sequence ``seq`` by ``ids``; a new one begins. ``NextMask`` answers, unless ``more`` is to come."""
+    """Advances sequence ``seq``, new if unknown, by token ``ids``; answered with ``NextMask`` unless ``more`` ids
+    follow.
+    """
 
     seq: int
     ids: tuple[int, ...]
@@ -61,24 +63,31 @@ class Advance(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
 
 class Forget(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """Forgets the sequence ``seq``. Not answered."""
+    """Drops the sequence ``seq``; not answered."""
 
     seq: int
 
 
 class ProcessReady(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """The process is there, within its limits."""
+    """Says that the process runs within its limits."""
 
 
 class CompileResult(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """The grammar can be followed, or why it can't. ``grown`` is what the process has taken, in bytes."""
+    """Says that the grammar is compiled, or why it can't be (``error``).
+
+    ``grown`` is the memory taken so far, in bytes.
+    """
 
     error: str
     grown: int
 
 
 class NextMask(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """Where ``seq`` stands after ``taken`` tokens. ``mask`` has a bit per token id; empty where it is stopped."""
+    """States what ``seq`` may continue with after ``taken`` tokens: ``mask`` has a bit per token id.
+
+    It is empty if the sequence is complete (``stopped``) or failed (``error``). ``grown`` is the memory taken so
+    far, in bytes.
+    """
 
     seq: int
     taken: int
@@ -89,7 +98,7 @@ class NextMask(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
 
 def compile_of(grammar: Grammar) -> Compile:
-    """Returns the message for ``grammar``. Raises InvalidRequest for one that is too long, or no text."""
+    """Returns the message for ``grammar``. Raises InvalidRequest if it is too long or not valid Unicode."""
     try:
         size = max(len(grammar.spec), len(grammar.spec[: MAX_GRAMMAR_BYTES + 1].encode()))
     except UnicodeEncodeError:

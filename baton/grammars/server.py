@@ -1,4 +1,4 @@
-"""Grammar processes as their user sees them: one is always ready, and any can be killed at once.
+"""Grammar processes for their user: one is always ready, and any can be killed at once.
 
 Knows nothing of what a grammar means. Safe to use from several threads; nothing here waits for a process.
 """
@@ -23,7 +23,9 @@ log = logging.getLogger("baton.grammars")
 
 
 class ForkServer:
-    """The process that forks grammar processes for one tokenizer; started when first needed, again when it died."""
+    """Runs the process that forks grammar processes for one tokenizer; starts it when needed, and again if it
+    died.
+    """
 
     def __init__(self, tokenizer: TokenizerSpec) -> None:
         self._tokenizer = tokenizer
@@ -36,12 +38,15 @@ class ForkServer:
         self._failure = ""
 
     def warm(self) -> None:
-        """Has a process ready for the next grammar."""
+        """Has a grammar process forked ahead, for the next ``child``."""
         with self._lock:
             self._fresh_spare()
 
     def child(self) -> ForkedGrammar:
-        """Takes the process that is ready. Call ``warm`` once it has its work, which a fork would delay."""
+        """Returns the grammar process that was forked ahead.
+
+        Call ``warm`` after the child has its work, which a fork would delay.
+        """
         with self._lock:
             self._fresh_spare()
             child, self._spare = self._spare, None
@@ -49,18 +54,18 @@ class ForkServer:
         return child
 
     def kill(self, number: int) -> None:
-        """Ends a process, whatever it does. One that has ended, or a dead server's, is nobody's concern."""
+        """Kills grammar process ``number`` at once; does nothing if it has ended."""
         with self._lock:
             self._tell(Kill(number))
 
     def why_none(self) -> str:
-        """Returns why there can't be a grammar process; empty where the next one may well be."""
+        """Returns why there can't be grammar processes; "" if there can."""
         with self._lock:
             self._ended()
             return self._failure
 
     def close(self) -> None:
-        """Ends the process; its children end as their users let go of them."""
+        """Ends the forking process; its children end as their users close their sockets."""
         with self._lock:
             if self._spare is not None:
                 self._spare.socket.close()
@@ -118,11 +123,14 @@ class ForkServer:
 
 
 class ForkedGrammar:
-    """Talks to one grammar process. ``send`` and ``receive`` never wait; ``kill`` it or let it end by ``close``."""
+    """Talks to one grammar process; ``send`` and ``receive`` never block.
+
+    ``kill`` it, or close ``socket`` to let it end.
+    """
 
     def __init__(self, server: ForkServer, number: int, sock: socket.socket) -> None:
         self._server, self._number, self.socket = server, number, sock
-        self.begun = False  # it is there, within its limits: where it ends from now on, its grammar was too much
+        self.begun = False  # it has answered: if it ends later, its grammar exceeded the bounds
         self._unsent: deque[bytes] = deque()
         self._decoder = msgspec.msgpack.Decoder(FromChild)
         sock.setblocking(False)
@@ -133,7 +141,7 @@ class ForkedGrammar:
         self.flush()
 
     def flush(self) -> None:
-        """Sends what waits, as far as the socket takes it."""
+        """Sends queued messages, as far as the socket takes them now."""
         try:
             while self._unsent:
                 self.socket.send(self._unsent[0])
@@ -144,7 +152,7 @@ class ForkedGrammar:
             self._unsent.clear()
 
     def receive(self) -> FromChild | None:
-        """Returns the next answer; None while there is none. Raises EOFError when the process has ended."""
+        """Returns the next answer; None if there is none yet. Raises EOFError if the process has ended."""
         self.flush()
         try:
             packet = self.socket.recv(PACKET_BYTES)
@@ -160,7 +168,7 @@ class ForkedGrammar:
 
     @property
     def gone(self) -> bool:
-        """Returns whether the process ended before it was asked anything."""
+        """Returns whether the process has ended; only for one that hasn't been sent anything."""
         try:
             return not self.socket.recv(1, socket.MSG_PEEK)
         except BlockingIOError:
@@ -169,7 +177,7 @@ class ForkedGrammar:
             return True
 
     def kill(self) -> None:
-        """Ends the process at once, in the middle of whatever it does."""
+        """Kills the process at once and closes its socket."""
         self._server.kill(self._number)
         self.socket.close()
 
@@ -180,9 +188,9 @@ MOST_SERVERS = 4  # of a process; an engine and a router need one
 
 
 def server_for(tokenizer: TokenizerSpec) -> ForkServer:
-    """Returns this process's one server for ``tokenizer``; it ends with this process.
+    """Returns this process's one server for ``tokenizer``, which ends with this process.
 
-    The one that was asked for least lately ends where there are too many; whoever holds it may go on using it.
+    Beyond MOST_SERVERS the least recently asked for is closed; its holders may go on using it.
     """
     with _SERVERS_LOCK:
         if tokenizer not in _SERVERS:

@@ -1,4 +1,4 @@
-"""The process that makes grammar processes: it loads the tokenizer once, and forks.
+"""The process that forks grammar processes, after loading the tokenizer once.
 
 Knows nothing of grammars. It has one thread and no torch, so a fork takes milliseconds and is safe. It ends when
 its parent closes the control socket; its children end when their own peers close theirs.
@@ -26,7 +26,10 @@ from baton.protos.nouns import Grammar
 
 
 def main() -> int:
-    """Serves until the parent is gone. Arguments: the control socket's descriptor, and a TokenizerSpec as JSON."""
+    """Serves until the parent closes the control socket; returns the exit status.
+
+    Arguments: the control socket's descriptor, and a TokenizerSpec as JSON.
+    """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C is our parent's to act on
     control = socket.socket(fileno=int(sys.argv[1]))
     os.set_inheritable(control.fileno(), False)
@@ -43,7 +46,7 @@ def main() -> int:
 
 
 def load(spec: TokenizerSpec) -> LLTokenizer:
-    """Returns the tokenizer that ``spec`` names. Raises InvalidRequest where it can't follow a grammar."""
+    """Returns the tokenizer that ``spec`` names. Raises InvalidRequest if it can't follow a grammar."""
     if not spec.path:
         return byte_tokenizer(spec.vocab_size)
     ends, size = list(spec.ends), spec.vocab_size
@@ -54,7 +57,7 @@ def load(spec: TokenizerSpec) -> LLTokenizer:
 
 
 class ProcessServer:
-    """Forks, kills and reaps, as it is told."""
+    """Forks, kills and reaps grammar processes as the messages on ``control`` ask."""
 
     def __init__(self, control: socket.socket, tokenizer: LLTokenizer, bounds: ProcessBounds) -> None:
         self._control, self._tokenizer, self._bounds = control, tokenizer, bounds
@@ -65,7 +68,7 @@ class ProcessServer:
         self._numbers: dict[int, int] = {}  # by pidfd
 
     def run(self) -> None:
-        """Serves requests until the parent is gone."""
+        """Serves messages until the parent closes the control socket."""
         while True:
             for ready, _ in self._poller.poll():
                 if ready in self._numbers:

@@ -1,4 +1,4 @@
-"""Whose turn it is: items of many tenants, a few at a time, one at a time of each tenant. Pure.
+"""Fair turns: items of many tenants, a few at a time, one at a time of each tenant. Pure.
 
 Knows nothing of what the items are, or of time. Tenants take turns in a ring, so that a tenant waits for at most
 one item of each other tenant, however many those have.
@@ -15,7 +15,10 @@ Tenant = Hashable
 
 
 class Turns(Generic[T]):
-    """Lets ``slots`` items be under way. ``join``, then ask ``next`` until it has none; ``leave`` at the end."""
+    """Lets up to ``slots`` items run at once, one per tenant.
+
+    ``join`` an item, call ``next`` until it returns None, and ``leave`` at the item's end.
+    """
 
     def __init__(self, slots: int) -> None:
         self._slots = slots
@@ -26,15 +29,15 @@ class Turns(Generic[T]):
         return sum(map(len, self._waiting.values()))
 
     def waiting(self, tenant: Tenant) -> int:
-        """Counts the items of ``tenant`` that wait."""
+        """Returns the number of items of ``tenant`` that wait."""
         return len(self._waiting.get(tenant, ()))
 
     def join(self, tenant: Tenant, item: T) -> None:
-        """Queues ``item`` behind its tenant's others."""
+        """Queues ``item`` behind the tenant's others."""
         self._waiting.setdefault(tenant, deque()).append(item)
 
     def next(self) -> T | None:
-        """Returns the item that begins now; None while every slot is taken or nobody may begin."""
+        """Returns an item that starts running now; None if all slots are taken or no item may start."""
         free = (tenant for tenant in self._waiting if tenant not in self._running)
         tenant = next(free, None) if len(self._running) < self._slots else None
         if tenant is None:
@@ -46,7 +49,7 @@ class Turns(Generic[T]):
         return item
 
     def leave(self, tenant: Tenant, item: T) -> None:
-        """Forgets ``item``, whether it waits or is under way. Does nothing for one that left before."""
+        """Removes ``item``, waiting or running; does nothing if it has left before."""
         if self._running.get(tenant) == item:
             del self._running[tenant]
         elif item in (queue := self._waiting.get(tenant, deque())):

@@ -1,6 +1,5 @@
-"""One run of a cluster on this machine: what it needs whoever starts its processes, and whether it answers.
+"""One run of a cluster on this machine: its ports, folders, Redis, config file, plans of workers, and readiness.
 
-Ports, folders, Redis, the config as processes read it, a plan per slot, the failure of a slot, the end of hosts.
 Knows nothing of Ray, of event loops, or of how a process is started and watched: ``local.LocalCluster`` does that
 for ``baton serve``, ``fleet.Fleet`` for tests and benches.
 """
@@ -37,9 +36,9 @@ METRICS_S = 5.0  # seconds for a router's /metrics, which are long where there a
 
 
 class ClusterRun:
-    """``config`` with free ports and the model found, and the folders of this run under ``root``.
+    """Holds a run's ``config``, with free ports and the model resolved, and its folders under ``root``.
 
-    Without a ``root``, ``cluster.run_dir`` is it, or a new temporary folder. Raises ConfigError.
+    ``root`` None takes ``cluster.run_dir``, or a new temporary folder. Raises ConfigError.
     """
 
     def __init__(self, config: BatonConfig, root: Path | None = None) -> None:
@@ -58,19 +57,19 @@ class ClusterRun:
 
     @property
     def redis_pid(self) -> int | None:
-        """Returns the pid of the private Redis, while it runs."""
+        """Returns the pid of the private Redis; None if it doesn't run, or others run Redis."""
         return self._redis.pid if self._redis else None
 
     @property
     def cores_page(self) -> str:
-        """Returns where the memory is opened by which workers lend one another cores."""
+        """Returns the path at which workers open the shared memory by which they lend one another cores."""
         return self._cores.path
 
     def start_redis(self) -> str:
-        """Starts the private Redis, or checks the one that others run; returns which, without its password.
+        """Starts the private Redis, or checks the configured one; returns a description without its password.
 
-        One that others run may hold what was asked of an earlier run: roles and numbers of workers are forgotten.
-        Call it from the main thread. Raises StartupError and ConfigError.
+        Roles and numbers of workers that an earlier run left in the configured one are deleted. Call it from the
+        main thread. Raises StartupError and ConfigError.
         """
         if self._redis is not None:
             self.config = _updated(self.config, "redis", url=self._redis.start().url)
@@ -82,7 +81,10 @@ class ClusterRun:
         return shown(url)
 
     def tend_redis(self) -> bool:
-        """Starts the private Redis again if it has ended; True when it had. A later call tries again."""
+        """Starts the private Redis again if it has ended; returns whether it had.
+
+        The start may fail: call it again and again.
+        """
         if self._redis is None or self._redis.pid is not None:
             return False
         with contextlib.suppress(StartupError, OSError):
@@ -92,7 +94,7 @@ class ClusterRun:
     # ---- what processes are told ---------------------------------------------------------------------------
 
     def write_config(self) -> str:
-        """Writes the config for the router's process; returns the file's path.
+        """Writes the config file that the router's process reads; returns its path.
 
         Defaults are left out, so that a build that doesn't know the newest settings reads it too.
         """
@@ -100,11 +102,14 @@ class ClusterRun:
         return str(self.files.config)
 
     def plans(self) -> list[HostPlan]:
-        """Returns one plan per slot of the config as it is now. Raises ConfigError."""
+        """Returns one plan per worker slot, by the current config. Raises ConfigError."""
         return self._plans(self.config)
 
     def resize(self, prefill: int, decode: int) -> list[HostPlan]:
-        """Takes other numbers of workers from now on; returns all plans. Raises ValueError and BatonError."""
+        """Changes the numbers of workers in the config; returns the plans of all slots.
+
+        Raises ValueError and BatonError.
+        """
         numbers = {"prefill": prefill, "decode": decode}
         cluster = ClusterConfig.model_validate(self.config.cluster.model_dump() | numbers)
         config = self.config.model_copy(update={"cluster": cluster})
@@ -119,12 +124,12 @@ class ClusterRun:
     # ---- whether it is up ----------------------------------------------------------------------------------
 
     def has_all(self, statuses: Iterable[SlotStatus]) -> bool:
-        """Returns whether every slot of the config is ready, and no other one is."""
+        """Returns whether the slots that ``statuses`` call ready are exactly those of the config."""
         ready = {status.slot for status in statuses if status.state == "ready"}
         return ready == {slot for slot, _ in slots_of(self.config)}
 
     def is_ready(self) -> bool:
-        """Returns whether the router says that it is ready. Blocks for READY_S at most."""
+        """Returns whether the router's /ready answers with 200. Blocks for READY_S at most."""
         try:
             with urllib.request.urlopen(f"{self.url}/ready", timeout=READY_S, context=self._tls) as response:
                 return bool(response.status == 200)
@@ -132,39 +137,44 @@ class ClusterRun:
             return False
 
     def reachable(self) -> int:
-        """Workers that the router reaches, by its own metric. Raises OSError when the router doesn't answer."""
+        """Returns how many workers the router reaches, by its metric ``baton_workers``.
+
+        Raises OSError if it doesn't answer.
+        """
         with urllib.request.urlopen(f"{self.url}/metrics", timeout=METRICS_S, context=self._tls) as response:
             lines = response.read().decode().splitlines()
         return round(sum(float(line.split()[-1]) for line in lines if line.startswith("baton_workers{")))
 
     def late(self, timeout_s: float, statuses: Iterable[SlotStatus]) -> StartupError:
-        """Returns the error of a cluster that isn't up after ``timeout_s`` seconds."""
+        """Returns the error for a cluster that isn't up after ``timeout_s`` seconds, with each slot's state."""
         states = ", ".join(f"{s.slot} {s.state}" for s in statuses) or "no worker was placed"
         return StartupError(f"not ready after {timeout_s:g} s ({states}); logs in {self.files.logs}")
 
     # ---- its end -------------------------------------------------------------------------------------------
 
     def hosts(self) -> dict[str, int]:
-        """Returns slot -> pid of every host that runs now."""
+        """Returns slot -> pid of every worker host that runs now."""
         return holders(self.files.slots)
 
     def close_slots(self) -> None:
-        """Lets no host start in any slot from now on."""
+        """Prevents hosts from starting in any slot from now on."""
         close_slots(self.files.slots)
         self._cores.close()
 
     def end_hosts(self, grace_s: float) -> None:
-        """Ends every host that runs now; what is left of them after ``grace_s`` seconds is killed."""
+        """Sends SIGTERM to every running worker host, and SIGKILL after ``grace_s`` seconds to what is left of its
+        session.
+        """
         end_sessions(self.hosts().values(), grace_s)
 
     def stop_redis(self) -> None:
-        """Ends the private Redis, if there is one."""
+        """Stops the private Redis, if there is one."""
         if self._redis:
             self._redis.stop()
 
 
 def failure_of(status: SlotStatus) -> BatonError | None:
-    """Returns why a slot's host won't be started any more; None while it may be."""
+    """Returns the error for which a slot's host won't be started any more; None unless its state is "failed"."""
     return from_info(status.error) if status.state == "failed" and status.error is not None else None
 
 

@@ -1,4 +1,7 @@
-"""The memory by which the workers of one machine lend one another cores. Knows nothing of who may lend."""
+"""The shared memory by which the workers of one machine lend one another cores.
+
+Knows nothing of who may lend.
+"""
 
 from __future__ import annotations
 
@@ -8,9 +11,9 @@ from baton.kernels.abi.cores import new_page
 
 
 class CoresPage:
-    """Holds the memory, in no file system, from the first ``path`` on until ``close``.
+    """Holds anonymous shared memory from the first use of ``path`` until ``close``.
 
-    Processes of this user open it meanwhile; those that have it go on after.
+    Meanwhile processes of this user can open it; those that have opened it keep it afterwards.
     """
 
     def __init__(self) -> None:
@@ -18,13 +21,13 @@ class CoresPage:
 
     @property
     def path(self) -> str:
-        """Returns where the memory is opened. Raises OSError."""
+        """Returns the path at which other processes open the memory, creating it the first time. Raises OSError."""
         if self._fd is None:
             self._fd = new_page()
         return f"/proc/{os.getpid()}/fd/{self._fd}"
 
     def close(self) -> None:
-        """Lets no further process open it."""
+        """Closes the memory here, after which no further process can open it."""
         if self._fd is not None:
             os.close(self._fd)
             self._fd = None

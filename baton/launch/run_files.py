@@ -1,4 +1,4 @@
-"""Where one run keeps its sockets, locks and logs.
+"""The folder in which one run keeps its sockets, locks and logs.
 
 Knows nothing of what writes them.
 """
@@ -16,7 +16,10 @@ MAX_PATH = 38  # characters of a run's folder, because Ray's sockets add 65 and 
 
 
 def choose_root(config: BatonConfig) -> Path:
-    """Returns ``cluster.run_dir``, or a new temporary folder. Raises ConfigError where Ray's sockets don't fit."""
+    """Returns ``cluster.run_dir``, or else a new temporary folder.
+
+    Raises ConfigError if its path is too long for Ray's sockets.
+    """
     chosen = config.cluster.run_dir
     root = Path(chosen).resolve() if chosen else Path(tempfile.mkdtemp(prefix="baton-"))
     if len(str(root)) > MAX_PATH:
@@ -29,7 +32,7 @@ def choose_root(config: BatonConfig) -> Path:
 
 
 class RunFiles:
-    """The folders of a run under ``root``, made at once."""
+    """Holds the paths of a run's files and folders under ``root``, and creates the folders."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -45,7 +48,7 @@ class RunFiles:
         (self.slots / "closed").unlink(missing_ok=True)
 
     def tidy(self) -> None:
-        """Removes all but the logs."""
+        """Deletes the run's files, except for the logs."""
         for folder in (self.redis, self.slots, self.ray):
             shutil.rmtree(folder, ignore_errors=True)
         for file in (self.config, self.placement):

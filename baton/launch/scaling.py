@@ -1,6 +1,6 @@
-"""Watches Redis for other numbers of workers (`baton scale`), and says so to whoever places them.
+"""Watches Redis for other numbers of workers (`baton scale`), and passes them on.
 
-Knows nothing of placement. What was asked before we began to watch is not asked of us.
+Knows nothing of placement. Requests made before the watch began are ignored.
 """
 
 from __future__ import annotations
@@ -19,7 +19,10 @@ log = logging.getLogger("baton.placement")
 
 
 async def watch_scale(url: str, namespace: str, apply: Callable[[ScaleRequest], Awaitable[None]]) -> None:
-    """Hands each new request to ``apply`` until cancelled. A Redis that is away asks for nothing."""
+    """Until cancelled, awaits ``apply`` with each new request for other numbers of workers.
+
+    While the Redis at ``url`` is away there are no requests.
+    """
     redis, known, serial = connect(url), False, 0
     try:
         while True:

@@ -1,4 +1,7 @@
-"""Whether a model can be served, asked before anything is started. Knows nothing of processes or weights."""
+"""Whether a model can be served, checked before anything is started.
+
+Knows nothing of processes or weights.
+"""
 
 from __future__ import annotations
 
@@ -17,10 +20,10 @@ from baton.protos.errors import ConfigError
 
 
 def servable_model(config: BatonConfig) -> str:
-    """Returns the directory or hub id to serve; empty for a paced engine without one.
+    """Returns the directory or hub id of the model to serve; "" for a paced engine without a model.
 
-    Raises CheckpointError, also for a directory whose config.json no engine can read or knows the architecture of,
-    and ConfigError for a number of ranks that the model can't be split among.
+    Raises CheckpointError, also if a directory's config.json is unreadable or of an unknown architecture, and
+    ConfigError for a number of ranks among which the model can't be split.
     """
     model = resolve_model(config)
     several = [(widths, device) for widths, device in widths_of(config) if widths.count > 1]
@@ -38,7 +41,7 @@ def servable_model(config: BatonConfig) -> str:
 
 
 def widths_of(config: BatonConfig) -> list[tuple[Widths, str]]:
-    """Returns the ranks that the cluster's workers have and their device, each pair once, in order."""
+    """Returns the different (ranks, device) pairs of the cluster's workers, sorted."""
     workers = [config_of(config, slot, role).worker for slot, role in slots_of(config)] or [config.worker]
     found = {(ranks_of(worker), worker.device) for worker in workers}
     return sorted(found, key=lambda pair: (msgspec.structs.astuple(pair[0]), pair[1]))

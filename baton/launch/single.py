@@ -1,7 +1,7 @@
-"""One part of a cluster in this process: a router, or one worker. What a pod, a unit file or a container runs.
+"""One part of a cluster in this process, a router or a worker: what a pod, a unit file or a container runs.
 
-Knows nothing of the other parts but where Redis is: nobody here starts or supervises them. Signals, draining and
-exit codes are those of the parts' own hosts; the process that starts us starts us again.
+Knows nothing of the other parts but where Redis is, and supervises nothing. Signals, draining and exit codes are
+those of the parts' own hosts; whoever starts this process restarts it.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ def run_router(config: BatonConfig) -> int:
 
 
 def run_worker(config: BatonConfig, role: str, slot: str = "") -> NoReturn:
-    """Runs a worker of ``role`` until SIGTERM or SIGINT, or its engine's end; the process ends with it.
+    """Runs a worker of ``role`` until SIGTERM, SIGINT or its engine's end; ends the process, never returns.
 
-    ``slot`` is its name in the cluster, stable over restarts; empty takes the host's (a pod's). Raises ConfigError
-    and CheckpointError.
+    ``slot`` is its name in the cluster, stable over restarts; "" takes the host's name (a pod's). Raises
+    ConfigError and CheckpointError.
     """
     from baton.worker import host as worker_host
 
@@ -57,7 +57,11 @@ def run_worker(config: BatonConfig, role: str, slot: str = "") -> NoReturn:
 
 
 def drain_workers(config: BatonConfig) -> int:
-    """Ends every worker of ``cluster.run_dir`` in order, and start none there any more: a pod's preStop."""
+    """Drains and ends every worker of ``cluster.run_dir`` and prevents further starts, as a pod's preStop; returns
+    0.
+
+    Raises ConfigError if ``cluster.run_dir`` is empty.
+    """
     if not config.cluster.run_dir:
         raise ConfigError(
             "cluster.run_dir is empty: name the folder that the workers were started in", "cluster.run_dir"
@@ -71,7 +75,10 @@ def drain_workers(config: BatonConfig) -> int:
 
 
 def usable_cores(cpu_max: Path = CPU_MAX) -> int:
-    """Cores that this process may keep busy: of its affinity, and not more than its container's CPU limit."""
+    """Returns how many cores this process may keep busy: those of its affinity, at most the container's CPU limit.
+
+    ``cpu_max`` is the cgroup v2 file that holds the limit.
+    """
     allowed = len(os.sched_getaffinity(0))
     try:
         quota, _, period = cpu_max.read_text().partition(" ")

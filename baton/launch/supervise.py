@@ -1,7 +1,7 @@
-"""Keeps one slot's worker host running: start it, adopt a survivor, start it again when it dies.
+"""Keeps one slot's worker host running: starts it, adopts a running one, restarts it when it dies.
 
-Knows nothing of Ray, nor of what a host does. A host is a process in a session of its own, so that it outlives
-its supervisor; the slot's lock, not the supervisor's memory, says whether one is running.
+Knows nothing of Ray, nor of what a host does. A host is a process in a session of its own, so that it outlives its
+supervisor; the slot's lock, not the supervisor's memory, says whether one is running.
 """
 
 from __future__ import annotations
@@ -30,40 +30,44 @@ HOST = (sys.executable, "-m", "baton.worker.host")
 
 
 class HostPlan(msgspec.Struct, frozen=True):
-    """Says what to run in a slot: ``spec`` is the worker host's own text (JSON), handed over as a file since it may
-    hold a password of Redis; empty, nothing is handed over. ``command`` empty runs baton's host.
+    """Describes what runs in a slot. ``spec`` is a WorkerSpec as JSON, passed to the host in a file, as it may hold
+    a password.
+
+    ``spec`` "" passes no file. ``command`` empty runs Baton's worker host.
     """
 
     slot: str
     role: str
     spec: str
-    folder: str
-    log: str
+    folder: str  # of the slots' records and locks
+    log: str  # path of the host's log
     command: tuple[str, ...] = ()
-    resources: dict[str, float] = {}  # that a node must offer; empty: one baton_<role>
-    labels: dict[str, str] = {}  # that the node must carry
-    gang: int = 1  # bundles of these resources, all on one node or none
+    resources: dict[str, float] = {}  # Ray resources per bundle; empty: one baton_<role>
+    labels: dict[str, str] = {}  # labels that the node must carry
+    gang: int = 1  # bundles of these resources, all on one node
 
 
 class SlotStatus(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Says how a slot is doing, as its supervisor sees it. ``state`` as in SlotRecord, or "restarting", "ended"."""
+    """Describes a slot as its supervisor sees it; ``state`` is SlotRecord's, or "restarting", "failed", "ended",
+    "waiting".
+    """
 
     slot: str
     state: str
     pid: int = 0
     address: str = ""
-    restarts: int = 0
-    adopted: bool = False
+    restarts: int = 0  # by this supervisor
+    adopted: bool = False  # the host was started by an earlier supervisor
     error: ErrorInfo | None = None
-    role: str = ""  # what it plays now
+    role: str = ""  # that the worker has now
 
 
 class HostProcess(Protocol):
-    """Is what a supervisor needs of the process that it started."""
+    """Interface of a process that a supervisor started."""
 
     @property
     def pid(self) -> int:
-        """Returns the id by which the process leads its session."""
+        """Returns the process id, which is also its session's id."""
 
     def wait(self) -> int:
         """Waits for the process to end and returns its exit code, negative for a signal."""
@@ -74,14 +78,17 @@ StartHost = Callable[[list[str], BinaryIO], HostProcess]
 
 
 def start_host(command: list[str], log: BinaryIO) -> HostProcess:
-    """Runs a host's command, with its output in ``log``."""
+    """Starts a worker host's command in a new session with its output in ``log``; returns the process."""
     return subprocess.Popen(
         command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=host_environment(), start_new_session=True
     )
 
 
 class HostSupervisor:
-    """Supervises one slot on a thread of its own from ``start`` to ``stop``."""
+    """Keeps the host of one slot running, on a thread, from ``start`` to ``stop``.
+
+    ``start`` is called with a command and a log file, and returns the process.
+    """
 
     def __init__(self, plan: HostPlan, start: StartHost = start_host) -> None:
         self._plan = plan
@@ -98,18 +105,18 @@ class HostSupervisor:
         self._memory = OomKills()
 
     def start(self) -> None:
-        """Begins to supervise, on a thread of its own."""
+        """Creates the slot's folders, writes the worker's spec, and starts the supervising thread."""
         for folder in (Path(self._plan.folder), Path(self._plan.log).parent):
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)  # on another node than the one that planned
         self._spec.write_text(self._plan.spec)
         self._thread.start()
 
     def status(self) -> SlotStatus:
-        """Returns how the slot is doing now."""
+        """Returns the slot's current status."""
         return self._status
 
     def stop(self, grace_s: float = GRACE_S) -> None:
-        """Ends the host and starts it no more."""
+        """Ends the host for good: SIGTERM, then SIGKILL after ``grace_s`` seconds."""
         self._stopping.set()
         pid = self._slot.holder() or self._status.pid
         end_sessions([pid] if pid else [], grace_s)
@@ -205,6 +212,9 @@ class HostSupervisor:
 
 
 def host_environment() -> dict[str, str]:
-    """Ours, without what Ray sets for its own workers (and its token), and with this package importable."""
+    """Returns a worker host's environment: this process's, without Ray's variables and OMP_NUM_THREADS.
+
+    Baton's package is importable in it.
+    """
     inherited = child_environment()
     return {k: v for k, v in inherited.items() if not k.startswith("RAY_") and k != "OMP_NUM_THREADS"}

@@ -1,6 +1,7 @@
-"""One child process of the local cluster: started, watched, started again, ended.
+"""One child process of the local cluster: started, watched, restarted, ended.
 
-Knows nothing of what it runs. It leads its own session (Ctrl-C reaches us alone) and dies with us.
+Knows nothing of what it runs. It leads its own session (Ctrl-C reaches only this process) and dies with this
+process.
 """
 
 from __future__ import annotations
@@ -24,7 +25,11 @@ OnStart = Callable[[asyncio.subprocess.Process], Awaitable[None]]
 
 
 class ChildProcess:
-    """``start`` it from the main thread (it dies with the thread that started it), ``stop`` it at the end."""
+    """Runs a command as a child, with its output in the file ``log``.
+
+    ``start`` it from the main thread: it dies with the thread that started it. With ``pipes``, its stdin and stdout
+    are pipes of this process.
+    """
 
     def __init__(self, command: Sequence[str], log: Path, pipes: bool = False) -> None:
         self._command, self.log, self._pipes = list(command), log, pipes
@@ -32,11 +37,11 @@ class ChildProcess:
 
     @property
     def pid(self) -> int | None:
-        """Returns the pid of the last process started, None before there was one."""
+        """Returns the pid of the process started last; None before the first start."""
         return self.process.pid if self.process else None
 
     async def start(self) -> asyncio.subprocess.Process:
-        """Starts the process (again). With ``pipes`` its stdin and stdout are ours; else all goes to the log."""
+        """Starts the process, also again, and returns it. Raises OSError."""
         pipe = asyncio.subprocess.PIPE if self._pipes else asyncio.subprocess.DEVNULL
         with _appended(self.log) as log:
             self.process = await asyncio.create_subprocess_exec(
@@ -46,7 +51,10 @@ class ChildProcess:
         return self.process
 
     async def keep(self, note: Callable[[str], None], started: OnStart) -> None:
-        """Run it for ever: ``started`` is awaited with each new process, ``note`` hears of each death."""
+        """Restarts the process whenever it ends, until cancelled.
+
+        ``started`` is awaited with each new process; ``note`` is called with a text about each end.
+        """
         deaths, now = 0, asyncio.get_running_loop().time
         process = self.process or await self.start()
         while True:
@@ -70,7 +78,9 @@ class ChildProcess:
                 await asyncio.sleep(BACKOFF_S[-2])
 
     async def stop(self, grace_s: float) -> None:
-        """SIGTERM, and after ``grace_s`` SIGKILL for what is left of its session."""
+        """Sends SIGTERM, and after ``grace_s`` seconds SIGKILL to what is left of the process's session; waits for
+        its end.
+        """
         if self.process is None:
             return
         with suppress(ProcessLookupError):
@@ -81,7 +91,7 @@ class ChildProcess:
         await _ended(self.process)
 
     def last_words(self, size: int = 800) -> str:
-        """Returns what its log ends with: the message after "error: " where it ended with one of ours."""
+        """Returns the end of the log, only the message after "error: " if there is one, and the log's path."""
         text = self.log.read_text(errors="replace")[-size:].strip() if self.log.is_file() else ""
         return f"{text.rpartition('error: ')[2] or 'it printed nothing'} (log: {self.log})"
 
@@ -99,7 +109,7 @@ def _appended(log: Path) -> BinaryIO:
 
 
 def python(*arguments: str) -> list[str]:
-    """This interpreter, running a module."""
+    """Returns the command line by which this interpreter runs a module: ``python("baton.x", "--flag")``."""
     return [sys.executable, "-m", *arguments]
 
 

@@ -1,4 +1,4 @@
-"""How a process ended, in words: its exit status, the signal that killed it, or that memory was out.
+"""How a process ended: by its exit status, by a signal, or because memory ran out.
 
 Knows nothing of workers.
 """
@@ -14,21 +14,25 @@ RANK_LOST, MOST_RANKS = 192, 64  # exit status of an engine without its rank 0, 
 
 
 class Ending(NamedTuple):
-    """``cause`` is "exit", "signal", "oom" or "rank"; ``detail`` says it to people."""
+    """Describes how a process ended: ``cause`` is "exit", "signal", "oom" or "rank"; ``detail`` is a text for
+    people.
+    """
 
     cause: str
     detail: str
 
 
 class OomKills:
-    """Counts the kernel's kills for want of memory since it was made; where that can't be read, there are none."""
+    """Notices whether the kernel has killed processes of this control group for lack of memory since
+    construction.
+    """
 
     def __init__(self, events: Path = EVENTS) -> None:
         self._events = events
         self._before = self._kills()
 
     def was_out(self) -> bool:
-        """Returns whether the kernel killed somebody of this control group for want of memory since then."""
+        """Returns whether there was such a kill; False if it can't be read."""
         return self._kills() > self._before
 
     def _kills(self) -> int:
@@ -40,12 +44,12 @@ class OomKills:
 
 
 def rank_status(rank: int) -> int:
-    """Returns the exit status by which an engine says that ``rank`` of it is gone or stuck."""
+    """Returns the exit status by which an engine reports that its ``rank`` is gone or stuck."""
     return RANK_LOST + rank
 
 
 def ending_of(code: int, memory: OomKills) -> Ending:
-    """Returns what return code ``code`` of a child means (negative: a signal, as subprocess has it)."""
+    """Returns how a child ended, by its return code as subprocess gives it (negative: a signal)."""
     if RANK_LOST <= code < RANK_LOST + MOST_RANKS:
         return Ending("rank", f"rank {code - RANK_LOST} of its engine is gone or stuck")
     if code >= 0:

@@ -1,4 +1,7 @@
-"""How many files a serving process may have open. Knows nothing of what it opens."""
+"""The number of files that a serving process may have open.
+
+Knows nothing of what it opens.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ WANTED = 65_536  # files, enough for as many connections and no more than kernel
 
 
 def raise_file_limit() -> None:
-    """Raise the soft limit of open files to the hard one, or to WANTED: a connection is a file."""
+    """Raises the soft limit of open files to the hard one, at most WANTED; each connection needs a file."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     most = WANTED if hard == resource.RLIM_INFINITY else min(hard, WANTED)
     if soft != resource.RLIM_INFINITY and soft < most:

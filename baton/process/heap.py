@@ -1,22 +1,25 @@
-"""A process' heap, as it begins to serve. Knows nothing of who serves what.
+"""The garbage collector's settings for a process that serves.
 
-A full garbage collection walks every object there is: of a router some 100,000, mostly modules and schemas. That
-takes 60 to 90 ms of its one thread, in which nobody gets a token. What was made before the first request lives as
-long as the process: no later collection needs to look at it.
+Knows nothing of who serves what. A full collection walks every object there is: in a router some 100,000, mostly
+modules and schemas. That takes 60 to 90 ms of its one thread, in which nobody gets a token. Objects made before the
+first request live as long as the process, so later collections can skip them.
 
-What requests make is freed as they end, without a collection: answers leave no cycles. But a hundred objects of
-each live for a moment, and by Python's default of 700 a collection would walk them every few requests, for nothing.
+Objects that requests make are freed as they end, without a collection: answers leave no cycles. But a hundred
+objects of each live for a moment, and by Python's default of 700 a collection would walk them every few requests,
+for nothing.
 """
 
 from __future__ import annotations
 
 import gc
 
-YOUNG = 5000  # more objects made than freed, and it is looked whether some of them are cycles; that takes 2 ms
+YOUNG = 5000  # net new objects between two collections of the youngest, which take 2 ms
 
 
 def settle_heap() -> None:
-    """Collects garbage once; later collections look only at what comes after, each time it is YOUNG objects."""
+    """Collects garbage once and exempts what is left from later collections, which then run per YOUNG new
+    objects.
+    """
     gc.collect()
     gc.freeze()
     gc.set_threshold(YOUNG, *gc.get_threshold()[1:])

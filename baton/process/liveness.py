@@ -1,7 +1,7 @@
-"""A file that is young as long as a worker's gRPC health says SERVING: what a probe without a certificate can ask.
+"""A file that is touched while a worker's gRPC health is SERVING, for probes that have no certificate.
 
 Knows nothing of what makes a worker healthy. Under mTLS a kubelet can't call the health service; a command in the
-pod can look at ``<slot>.alive``. A loop that stands still lets it grow old, as an engine that is stuck does.
+pod can look at the age of ``<slot>.alive``. A blocked event loop lets the file grow old, as a stuck engine does.
 """
 
 from __future__ import annotations
@@ -19,19 +19,22 @@ SERVING = health_pb2.HealthCheckResponse.SERVING
 
 
 class Health(Protocol):
-    """Names what is needed here of the servicer of grpc.health.v1."""
+    """Interface of the servicer of grpc.health.v1."""
 
     async def Check(self, request: health_pb2.HealthCheckRequest, context: None) -> health_pb2.HealthCheckResponse:
         """Returns the status of one service; the empty name is the whole worker."""
 
 
 def alive_file(slot_dir: str, slot: str) -> Path:
-    """Returns where the alive file of ``slot`` lies."""
+    """Returns the path of the file that is touched while the worker of ``slot`` is healthy."""
     return Path(slot_dir) / f"{slot}.alive"
 
 
 async def beat(health: Health, file: Path, every_s: float = BEAT_S) -> None:
-    """Touches ``file`` while ``health`` is SERVING, until it is cancelled. A disk that hangs holds up nobody."""
+    """Until cancelled, touches ``file`` every ``every_s`` seconds while ``health`` is SERVING.
+
+    A disk that hangs doesn't block the event loop.
+    """
     complained = False
     while True:
         answer = await health.Check(health_pb2.HealthCheckRequest(), None)

@@ -1,10 +1,10 @@
-"""Notices an event loop that stands still, and says in which code: a warning with the stack, and a count.
+"""Detects an event loop that stands still: logs a warning with the stack of the code, and counts it.
 
-Knows nothing of what runs on the loop. The loop beats on a timer; a thread looks whether it does, and samples the
-stack of the loop's thread while it doesn't. What counts is this process' own work: CPU seconds that one callback
-had, or that other threads had while the loop waited for the interpreter's lock. A busy machine, which lets nobody
-run, is no stall; nor is a row of short callbacks. Code in C may hold the lock, so that nobody can look meanwhile:
-two looks that lie far apart, though the looking thread waited for no core, tell of it.
+Knows nothing of what runs on the loop. The loop beats on a timer; a thread checks that it does, and samples the
+stack of the loop's thread while it doesn't. What counts is this process's own work: CPU seconds of one callback, or
+of other threads while the loop waited for the interpreter's lock. A busy machine, which lets nobody run, is no
+stall; nor is a row of short callbacks. Code in C may hold the lock, so that the watching thread can't sample; it
+then finds two of its samples far apart although it waited for no core.
 """
 
 from __future__ import annotations
@@ -35,12 +35,16 @@ log = logging.getLogger("baton.loop")
 def watching(
     stall_s: float, notice: Callable[[float], object] = lambda seconds: None
 ) -> contextlib.AbstractContextManager[object]:
-    """Returns a watch over the running loop for stalls of ``stall_s`` seconds; one that does nothing for 0."""
+    """Returns a context manager that watches the running loop for stalls of ``stall_s`` seconds or more; 0 watches
+    nothing.
+
+    ``notice`` is called with the seconds of each stall.
+    """
     return LoopWatch(stall_s, notice) if stall_s else contextlib.nullcontext()
 
 
 class Stall(msgspec.Struct, frozen=True):
-    """A hold of the loop: seconds that are this process' own doing, and where the loop's thread was."""
+    """Describes a stall of the loop: the seconds of this process's own work, and the stack of the loop's thread."""
 
     seconds: float
     stack: str
@@ -64,7 +68,10 @@ class _Used(msgspec.Struct, frozen=True):
 
 
 class LoopWatch:
-    """Watches the loop of the thread that enters it; ``stalls`` are those so far, the newest last."""
+    """Watches the event loop of the thread that enters it; ``stalls`` holds the last KEPT, the newest last.
+
+    ``notice`` is called with the seconds of each stall of ``stall_s`` or more.
+    """
 
     def __init__(self, stall_s: float, notice: Callable[[float], object] = lambda seconds: None) -> None:
         self.stalls: deque[Stall] = deque(maxlen=KEPT)

@@ -1,4 +1,4 @@
-"""How much memory this process may still take: of the machine, and of the container that it runs in.
+"""The memory that this process may still take, by the machine and by its container's limit.
 
 Knows nothing of who asks. Everything is read from /proc and /sys.
 """
@@ -12,7 +12,10 @@ CGROUP = Path("/sys/fs/cgroup")  # version 2, as containers see their own
 
 
 def available_bytes(meminfo: Path = MEMINFO, cgroup: Path = CGROUP) -> int:
-    """Returns the bytes that can be taken without swapping, and without exceeding the container's limit."""
+    """Returns the bytes that this process can take without swapping or exceeding its container's limit.
+
+    ``meminfo`` and ``cgroup`` (version 2) are where that is read.
+    """
     machine = _fields(meminfo.read_text().replace(":", ""), 1 << 10)["MemAvailable"]
     try:
         limit, used = (int((cgroup / f"memory.{name}").read_text()) for name in ("max", "current"))

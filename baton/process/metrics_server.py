@@ -1,7 +1,7 @@
-"""GET /metrics: in plain on loopback, over TLS for whoever shows a certificate of the cluster's CA.
+"""Serves GET /metrics: in plaintext on loopback, else over TLS to peers with a certificate of the cluster's CA.
 
-Knows nothing of what is measured. Each connection has a thread of its own, handshake included, and seconds to be
-done in. There are few at once: the oldest makes room, so that scrapers which hang hold up nobody.
+Knows nothing of what is measured. Each connection has a thread of its own, handshake included, and limited time.
+Connections are few: the oldest is closed to make room, so that scrapers which hang block nobody.
 """
 
 from __future__ import annotations
@@ -33,7 +33,10 @@ log = logging.getLogger("baton.worker")
 def start_metrics(
     port: int, host: str, registry: Collector, identity: Identity | None
 ) -> tuple[WSGIServer, threading.Thread]:
-    """Starts the server; returns it and its thread. Raises OSError where the port can't be bound."""
+    """Starts serving ``registry`` at ``host``:``port``; returns the server and its thread.
+
+    ``identity`` None serves plaintext. Raises OSError if the port can't be bound.
+    """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     kind: type[_Server] = type("MetricsServer", (_Server,), {"address_family": family, "identity": identity})
     app = make_wsgi_app(registry)  # type: ignore[arg-type]  # it only collects

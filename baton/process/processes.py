@@ -1,8 +1,8 @@
-"""Processes and sessions: wait for one, end many, leave none.
+"""Processes and sessions: waiting for one, ending many, leaving none behind.
 
-Knows nothing of what they run. Everything a cluster starts leads a session of its own, so a session id names
-a process and all of its children. The one exception is an engine: it leads a session beside its I/O process's
-and the kernel ends it with that process (``worker/engine_process.py``).
+Knows nothing of what they run. Everything a cluster starts leads a session of its own, so a session id names a
+process and all of its children. The one exception is an engine: it leads a session beside its I/O process's and the
+kernel ends it with that process (``worker/engine_process.py``).
 """
 
 from __future__ import annotations
@@ -23,17 +23,19 @@ KILL_ROUNDS = 5  # of a session that forks on
 
 
 def die_with_parent(number: int = signal.SIGTERM) -> None:
-    """Ask the kernel to signal this process when the thread that started it ends (a ``preexec_fn``)."""
+    """Has the kernel send ``number`` to this process when the thread that started it ends; a ``preexec_fn``."""
     _LIBC.prctl(PR_SET_PDEATHSIG, int(number))
 
 
 def adopt_orphans() -> None:
-    """Descendants whose parents end become our children, not init's; call ``reap_orphans`` now and then."""
+    """Makes descendants whose parents end children of this process, not of init; call ``reap_orphans`` now and
+    then.
+    """
     _LIBC.prctl(PR_SET_CHILD_SUBREAPER, 1)
 
 
 def reap_orphans(own: Iterable[int]) -> None:
-    """Collect ended children that nobody waits for; ``own`` are waited for elsewhere."""
+    """Collects ended children, except for the pids ``own``, which are waited for elsewhere."""
     me = os.getpid()
     children = {int(pid) for task in Path("/proc/self/task").iterdir() for pid in _children_of(me, task.name)}
     for pid in children - set(own):
@@ -49,7 +51,7 @@ def _children_of(pid: int, task: str) -> list[str]:
 
 
 def wait_exit(pid: int, timeout_s: float) -> bool:
-    """Wait for any process (child or not) to be gone. True when it is."""
+    """Waits up to ``timeout_s`` seconds for any process, child or not, to end; returns whether it has."""
     try:
         fd = os.pidfd_open(pid)
     except ProcessLookupError:
@@ -63,13 +65,15 @@ def wait_exit(pid: int, timeout_s: float) -> bool:
 
 
 def session_members(session: int) -> list[int]:
-    """Returns every living process of a session, zombies left out."""
+    """Returns the pids of every living process of a session, without zombies."""
     entries = (entry for entry in Path("/proc").iterdir() if entry.name.isdigit())
     return [int(entry.name) for entry in entries if _session_of(entry) == session]
 
 
 def named_in_session(name: str) -> int | None:
-    """Returns a process of our own session by the name that the kernel knows, or None."""
+    """Returns the pid of a process in this process's session whose name in the kernel is ``name``; None if there is
+    none.
+    """
     for pid in session_members(os.getsid(0)):
         with contextlib.suppress(OSError):
             if Path(f"/proc/{pid}/comm").read_text().strip() == name:
@@ -78,7 +82,7 @@ def named_in_session(name: str) -> int | None:
 
 
 def kill_session(session: int) -> None:
-    """Kills everything in a session, also what is forked meanwhile, and waits until it is gone."""
+    """Sends SIGKILL to every process of a session, also to ones forked meanwhile, and waits for their end."""
     for _ in range(KILL_ROUNDS):
         members = session_members(session)
         if not members:
@@ -89,7 +93,7 @@ def kill_session(session: int) -> None:
 
 
 def end_sessions(leaders: Iterable[int], grace_s: float) -> None:
-    """Sends SIGTERM to each leader; what is left of its session after ``grace_s`` seconds is killed."""
+    """Sends SIGTERM to each session's leader; after ``grace_s`` seconds kills what is left of the sessions."""
     sessions = list(leaders)
     _signal_all(sessions, signal.SIGTERM)
     deadline = time.monotonic() + grace_s

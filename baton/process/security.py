@@ -1,4 +1,4 @@
-"""From the config to certificates: which files a part of the cluster uses, and what it asks of its peers.
+"""Certificates by the config: which files a part of the cluster uses, and what it requires of its peers.
 
 Knows nothing of how TLS is spoken (``baton.tls``).
 """
@@ -26,7 +26,9 @@ log = logging.getLogger("baton.tls")
 
 
 def files_of(tls: TlsConfig, role: str) -> TlsFiles | None:
-    """Returns what a process of ``role`` shows and trusts inside the cluster; None where nothing is encrypted."""
+    """Returns the certificate, key and CA files of a process of ``role`` ("router", "worker", …); None if TLS is
+    off.
+    """
     if not tls.enabled:
         return None
     cert, key, ca = tls.cert, tls.key, tls.ca
@@ -37,20 +39,24 @@ def files_of(tls: TlsConfig, role: str) -> TlsFiles | None:
 
 
 def identity_of(files: TlsFiles | None, where: str = "", roles: Sequence[str] = ()) -> Identity | None:
-    """Returns the identity in ``files``, None without TLS; only ``roles`` may connect (empty: all)."""
+    """Returns the identity in ``files``; None without TLS. Only ``roles`` may connect (empty: all). Raises
+    ConfigError.
+
+    ``where`` names the port in the log.
+    """
     if files is None:
         return None
     return Identity(files, where, only_roles(files, roles) if roles else everybody)
 
 
 def router_dialer(config: BatonConfig) -> Dialer:
-    """Returns what the router reaches workers by."""
+    """Returns what opens the router's channels to workers, with its certificate if TLS is on."""
     identity = identity_of(files_of(config.tls, "router"))
     return PLAIN if identity is None else Dialer(identity)
 
 
 def public_identity(config: BatonConfig) -> Identity | None:
-    """Returns the identity that clients of the router meet, None for plaintext. Raises ConfigError."""
+    """Returns the identity that the router shows API clients; None for plaintext. Raises ConfigError."""
     tls, own = config.tls, files_of(config.tls, "router")
     if own is None:
         return None
@@ -60,7 +66,9 @@ def public_identity(config: BatonConfig) -> Identity | None:
 
 
 def probing_context(config: BatonConfig) -> ssl.SSLContext | None:
-    """Returns a context that verifies nobody, for asking a router that we started ourselves whether it is ready."""
+    """Returns a TLS context that verifies no peer, to probe a router that this process started; None if TLS is
+    off.
+    """
     own = files_of(config.tls, "client" if config.tls.dir else "router")
     if own is None:
         return None
@@ -73,7 +81,7 @@ def probing_context(config: BatonConfig) -> ssl.SSLContext | None:
 
 
 def ray_environment(config: BatonConfig) -> dict[str, str]:
-    """Returns the variables of Ray's own TLS, where it was asked for; they must be the same on every node."""
+    """Returns the variables of Ray's own TLS, the same on every node; empty if it is off."""
     ray, own = config.ray, files_of(config.tls, "ray")
     if ray.cert:
         files = (ray.cert, ray.key, ray.ca)
@@ -86,20 +94,24 @@ def ray_environment(config: BatonConfig) -> dict[str, str]:
 
 
 def show_ends(config: BatonConfig, public: Identity | None, gauge: Gauge) -> None:
-    """Shows until when a router's certificates are good, looked up at each scrape; nothing without TLS."""
+    """Has ``gauge`` state, at each scrape, when the router's certificates end, in Unix seconds; nothing without
+    TLS.
+    """
     for kind, identity in (("api", public), ("cluster", identity_of(files_of(config.tls, "router")))):
         if identity is not None:
             gauge.labels(kind=kind).set_function(partial(getattr, identity, "ends"))
 
 
 def show_end(files: TlsFiles | None, gauge: Gauge) -> None:
-    """Shows until when a worker's certificate is good, looked up at each scrape; nothing without TLS."""
+    """Has ``gauge`` state, at each scrape, when a worker's certificate ends, in Unix seconds; nothing without
+    TLS.
+    """
     if (identity := identity_of(files)) is not None:
         gauge.set_function(partial(getattr, identity, "ends"))
 
 
 def warn_of_plaintext(host: str, files: TlsFiles | None) -> None:
-    """Warns where a worker that others can reach speaks plaintext."""
+    """Logs a warning if a worker listens beyond loopback (``host``) without TLS (``files`` None)."""
     if files is None and host not in LOOPBACK:
         log.warning(
             "worker.host %s can be reached from outside, in plaintext and without authentication: set [tls], or "

@@ -1,4 +1,4 @@
-"""A limit on one stretch of this process's life: what hangs for longer is ended, its stacks in the log.
+"""A time limit on a stretch of this process's life: if it hangs, its stacks are logged and it ends.
 
 Knows nothing of what hangs. A thread of C keeps the time, so that neither a blocked event loop, nor the GIL, nor a
 library's finalizer can hold it up; one limit is in force at a time.
@@ -17,19 +17,24 @@ from typing import NoReturn
 
 
 def end_within(seconds: float) -> None:
-    """Write every thread's stack to stderr then and exit 1, unless another limit takes this one's place."""
+    """After ``seconds``, writes every thread's stack to stderr and exits with 1, unless a later call replaces this
+    limit.
+    """
     faulthandler.dump_traceback_later(seconds, exit=True)
 
 
 async def end_unless_turning(seconds: float) -> None:
-    """Ends the process if its event loop stands still for ``seconds``, for as long as this task runs."""
+    """Ends the process if its event loop stands still for ``seconds``, while this task runs."""
     while True:
         end_within(seconds)
         await asyncio.sleep(seconds / 10)
 
 
 def end_with(main: Callable[[], int]) -> NoReturn:
-    """Run ``main`` and exit with its status, without finalizers: no thread keeps the process (and its slot)."""
+    """Runs ``main`` and exits with the status it returns, 1 if it raises.
+
+    Finalizers are skipped, so that no thread keeps the process (and its slot).
+    """
     try:
         status = main()
     except SystemExit:

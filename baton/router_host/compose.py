@@ -1,4 +1,4 @@
-"""Puts one router process together: who is here, dispatch, models and what the surfaces need; and runs it.
+"""Assembles one router process (roster, dispatch, models and what the API surfaces need) and runs it.
 
 Knows nothing of sockets or signals.
 
@@ -69,7 +69,7 @@ from baton.router_host.overview import make_overview
 
 
 class RouterIdentity(msgspec.Struct, frozen=True):
-    """Says which router this is: its id in the cluster, and its place in a pool whose files lie in ``folder``.
+    """Identifies a router process: its router's id, and its ``index`` in a pool whose files lie in ``folder``.
 
     ``index`` -1: it is the only process of its router.
     """
@@ -83,7 +83,7 @@ class RouterIdentity(msgspec.Struct, frozen=True):
 async def running_parts(
     config: BatonConfig, identity: RouterIdentity, redis: Redis, registry: CollectorRegistry, metrics: RouterMetrics
 ) -> AsyncIterator[Surfaces]:
-    """Runs everything but the listeners while the block runs, and gives what they serve. Raises ConfigError."""
+    """While entered, runs everything of a router but its listeners; yields what they serve. Raises ConfigError."""
     seed, namespace = config.worker.seed, config.cluster.namespace
     rng = random.Random(f"{seed}/{identity.index}") if seed else random.SystemRandom()
     environment = Environment(entropy=rng.randbytes)
@@ -147,7 +147,10 @@ async def running_parts(
 
 
 def make_gate(config: BatonConfig, redis: Redis, environment: Environment) -> AccessGate:
-    """Returns a gate that asks for keys when there is a file of them. Raises ConfigError."""
+    """Returns the gate that checks API keys and rates, which is open if no ``router.keys_file`` is set.
+
+    Raises ConfigError.
+    """
     if not config.router.keys_file:
         return AccessGate()
     keys = KeyRing(Path(config.router.keys_file), environment.clock)
@@ -161,7 +164,7 @@ def make_shared(
     live: LiveStats | None,
     core: RouterCore,
 ) -> SharedMetrics | None:
-    """Returns what joins the metrics of a pool's processes; None for a router of one process."""
+    """Returns what merges the metrics of a pool's processes; None for a router of one process."""
     if identity.index < 0:
         return None
     state = None if live is None else lambda: live.state(core.dispatcher.waiting())
@@ -169,13 +172,13 @@ def make_shared(
 
 
 def configured_adapters(config: BatonConfig) -> list[AdapterEntry]:
-    """Returns the adapters that every worker loads at start; what they hold is known when a worker says so."""
+    """Returns the adapters that every worker loads at its start, by the config."""
     name = model_name(config, config.worker.model)
     return [AdapterEntry(k, name, path, by=BY_CONFIG) for k, path in config.worker.adapters.items()]
 
 
 def loading_off(config: BatonConfig) -> str:
-    """Returns why adapters can't be loaded over the API; "" where an operator may."""
+    """Returns why operators can't load adapters over the API; "" if they can."""
     if not config.adapters.root or not config.adapters.max_loaded:
         return "adapters.root is not set, so none can be loaded while serving"
     if config.router.host not in LOOPBACK and not config.router.keys_file:
@@ -186,7 +189,9 @@ def loading_off(config: BatonConfig) -> str:
 def make_catalog(
     config: BatonConfig, core: RouterCore, environment: Environment, adapters: AdapterRegistry
 ) -> ModelCatalog:
-    """Returns the catalog of what workers serve; the configured model's text comes from its own directory."""
+    """Returns the catalog of the models that workers serve; the configured model's tokenizer is read from its own
+    directory.
+    """
     name = model_name(config, config.worker.model)
     files = text_directory(config.worker.model, is_paced(config))
     return ModelCatalog(core.dispatcher.models, {name: files}, environment.wall_clock, adapters)
@@ -194,7 +199,7 @@ def make_catalog(
 
 @asynccontextmanager
 async def pushing_traffic(meter: TrafficMeter | None, store: TrafficStore, log: DecisionLog) -> AsyncIterator[None]:
-    """Pushes this router's traffic to ``store`` every second while the block runs; nothing without a meter."""
+    """While entered, pushes this router's traffic to ``store`` every second; does nothing if ``meter`` is None."""
     if meter is None:
         yield
         return

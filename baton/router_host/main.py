@@ -1,7 +1,7 @@
 """The router's process: ``python -m baton.router_host.main --config FILE``.
 
-Owns the signals and the listeners; ``compose`` makes what they serve. FILE is a BatonConfig as JSON, complete:
-no other file and no environment is read. Knows nothing of who starts workers.
+Owns the signals and the listeners; ``compose`` makes what they serve. FILE is a complete BatonConfig as JSON: no
+other file and no environment is read. Knows nothing of who starts workers.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ log = logging.getLogger("baton.router")
 
 
 def main() -> None:
-    """Serves until SIGTERM or SIGINT. An error of ours is one line on stderr and exit code 1."""
+    """Serves until SIGTERM or SIGINT; on a BatonError, prints one line to stderr and exits with 1."""
     parser = argparse.ArgumentParser(prog="baton.router_host.main")
     parser.add_argument("--config", required=True, help="file with a BatonConfig as JSON")
     parser.add_argument("--index", type=int, default=-1, help="which of router.processes this is; the pool says it")
@@ -45,8 +45,10 @@ def main() -> None:
 
 
 def run(config: BatonConfig, path: Path, index: int = -1) -> int:
-    """Runs the router of ``config`` (which ``path`` holds as JSON) until SIGTERM or SIGINT; returns the exit
+    """Runs the router of ``config``, also stored as JSON at ``path``, until SIGTERM or SIGINT; returns the exit
     status.
+
+    ``index`` is its place in a pool; -1 starts a pool if there are to be several processes.
     """
     raise_file_limit()
     logging.basicConfig(level=config.telemetry.log_level.upper(), format="%(asctime)s %(name)s %(message)s")
@@ -86,7 +88,11 @@ async def serve(
     path: Path = Path(),
     index: int = -1,
 ) -> None:
-    """Serves one router until ``stop`` is set; process ``index`` of a pool that has its files beside ``path``."""
+    """Serves one router process until ``stop`` is set; calls ``started`` once it listens.
+
+    ``path`` is the config file, beside which a pool's processes have their sockets; ``index`` is this one's place
+    in the pool.
+    """
     identity = public_identity(config)
     redis, registry = connect(config.redis.url), CollectorRegistry()
     metrics = RouterMetrics(registry, config.telemetry.vllm_names, config.telemetry.enabled)

@@ -1,7 +1,7 @@
-"""One /metrics, and one live state, for all router processes: whichever is asked asks the others, and adds up.
+"""One /metrics and one live state for all processes of a router: the one asked asks the others and adds up.
 
-Knows nothing of what a metric means, but that workers which each process can reach are the same workers. A process
-is asked on its unix socket by one line: the Accept header of a scrape, or LIVE.
+Knows nothing of what a metric means, except which ones every process states for the whole router (NOT_ADDED). A
+process is asked on its unix socket by one line: the Accept header of a scrape, or LIVE.
 """
 
 from __future__ import annotations
@@ -31,7 +31,9 @@ NOT_ADDED = {
 
 
 class SharedMetrics:
-    """Shares what process ``index`` of ``count`` knows with the others, on a socket in ``folder``."""
+    """Shares the metrics and live state of process ``index`` of ``count`` with the others, by sockets in
+    ``folder``.
+    """
 
     def __init__(
         self,
@@ -46,7 +48,7 @@ class SharedMetrics:
 
     @asynccontextmanager
     async def serving(self) -> AsyncIterator[None]:
-        """Answers the other processes while the block runs."""
+        """While entered, answers the other processes."""
         path = self._path(self._index)
         path.unlink(missing_ok=True)
         server = await asyncio.start_unix_server(self._answer, path, limit=LINE_BYTES)
@@ -57,7 +59,7 @@ class SharedMetrics:
             path.unlink(missing_ok=True)
 
     async def exposition(self, accept: str = "") -> tuple[bytes, str]:
-        """Returns the metrics of all processes and their media type; one that doesn't answer is left out."""
+        """Returns the metrics of all processes and their media type; a process that doesn't answer is left out."""
         encode, media_type = choose_encoder(accept)
         accept = accept.replace("\n", " ")[: LINE_BYTES // 2]
         texts = [encode(self._registry), *await self._ask_others(accept)]
@@ -102,7 +104,7 @@ class SharedMetrics:
 
 
 def merged(texts: Iterable[str]) -> str:
-    """Adds expositions up, sample by sample; of exemplars, any of those that there are."""
+    """Returns one exposition of the texts, samples added up (maximum for NOT_ADDED, minimum for creation times)."""
     headers: dict[str, list[str]] = {}
     samples: dict[str, dict[str, float]] = {}
     exemplars: dict[str, str] = {}

@@ -1,4 +1,4 @@
-"""What a router process knows of its cluster, put together: what is behind /v1/cluster, and the workers' price.
+"""Assembles what a router process knows of its cluster, for /v1/cluster, and the workers' price.
 
 Knows nothing of HTTP.
 """
@@ -37,7 +37,9 @@ def make_overview(
     metrics: RouterMetrics,
     shared: SharedMetrics | None,
 ) -> Overview:
-    """Returns the overview of one router process; ``shared`` joins it with the others of its pool."""
+    """Returns the overview of one router process, and sets the price metrics; ``shared`` adds the rest of its
+    pool.
+    """
     prices = Prices(config.telemetry.prefill_dollars_per_hour, config.telemetry.decode_dollars_per_hour)
     for role in ROLES:
         if prices.of(role):

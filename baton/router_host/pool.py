@@ -1,4 +1,4 @@
-"""Several router processes behind one pair of ports: started, kept up, ended together.
+"""Several router processes on the same ports: started, restarted, ended together.
 
 Knows nothing of requests. The kernel spreads connections over the processes (SO_REUSEPORT); what one of them must
 know of another (quotas, decision records, batch jobs) is in Redis.
@@ -21,9 +21,10 @@ log = logging.getLogger("baton.router")
 
 
 async def run_pool(config: BatonConfig, path: Path, stop: asyncio.Event) -> None:
-    """Runs ``config.router.processes`` children until ``stop``; one that dies is started again.
+    """Runs ``config.router.processes`` router processes until ``stop``, restarting those that die; ``path`` is the
+    config file.
 
-    Raises ConfigError.
+    Raises ConfigError if a port is taken.
     """
     require_free(config.router)
     children = [ChildProcess(_command(path, i), _log_file(path, i)) for i in range(config.router.processes)]
@@ -40,7 +41,7 @@ async def run_pool(config: BatonConfig, path: Path, stop: asyncio.Event) -> None
 
 
 def require_free(router: RouterConfig) -> None:
-    """Checks that nobody else has our ports: an error, as it is without sharing."""
+    """Raises ConfigError if the router's ports are in use: SO_REUSEPORT alone would not tell."""
     for key, port in (("port", router.port), ("grpc_port", router.grpc_port)):
         family = socket.AF_INET6 if ":" in router.host else socket.AF_INET
         try:

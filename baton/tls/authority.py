@@ -1,7 +1,8 @@
-"""A development CA and its leaf certificates, in one folder: made, renewed, shown. For production bring your own
-(cert-manager, a company's CA): the same names in the certificates, the same three files for each process.
+"""A development CA and its leaf certificates in one folder: made, renewed, listed.
 
-Knows nothing of who uses them. Keys are P-256, files have mode 0600, and each is replaced as a whole.
+For production bring your own (cert-manager, a company's CA): the same names in the certificates, the same three
+files for each process. Knows nothing of who uses them. Keys are P-256, files have mode 0600, and each is replaced
+as a whole.
 """
 
 from __future__ import annotations
@@ -32,16 +33,19 @@ CA = "ca"
 
 
 class CertificateStatus(msgspec.Struct, frozen=True):
-    """One certificate of the folder."""
+    """Describes one certificate of the folder."""
 
-    role: str
-    names: tuple[str, ...]
-    ends: float
-    signed_here: bool
+    role: str  # its file's name, "ca" for the CA
+    names: tuple[str, ...]  # DNS names and addresses
+    ends: float  # Unix seconds
+    signed_here: bool  # by the folder's present CA
 
 
 class Authority:
-    """The CA of ``folder``, made there when there is none. Raises ConfigError for a folder that can't be used."""
+    """Holds the CA of ``folder``, creating it for ``ca_days`` if there is none.
+
+    ``domain`` ends the names of roles. Raises ConfigError if the folder or its CA can't be used.
+    """
 
     def __init__(self, folder: Path, domain: str = "baton.internal", ca_days: int = CA_DAYS) -> None:
         self.folder, self.domain = folder, domain
@@ -56,13 +60,14 @@ class Authority:
     def make(
         self, roles: Iterable[str] = ROLES, hosts: Sequence[str] = (), days: float = LEAF_DAYS, anew: bool = False
     ) -> list[str]:
-        """Makes a leaf for each role that has none, or (``anew``, or near its end) a new one; returns the roles
-        written.
+        """Writes a certificate for each role that has none or whose own is near its end; for all if ``anew``.
+
+        Returns the roles written. ``hosts`` are further names or addresses, besides those of an old certificate.
         """
         return [role for role in roles if self._write_leaf(role, hosts, days, anew)]
 
     def show(self) -> list[CertificateStatus]:
-        """Returns the status of every certificate here, the CA first."""
+        """Returns the status of every certificate in the folder, the CA first."""
         found = [CA, *sorted(path.stem for path in self.folder.glob("*.crt") if path.stem != CA)]
         return [self._shown(role) for role in found]
 
@@ -83,7 +88,7 @@ class Authority:
         return True
 
     def issue(self, role: str, names: Sequence[str], days: float = LEAF_DAYS) -> None:
-        """Writes ``role``.crt and ``role``.key, valid for ``names`` (DNS names or addresses)."""
+        """Writes ``role``.crt and ``role``.key for ``names`` (DNS names or addresses), valid for ``days``."""
         key = ec.generate_private_key(ec.SECP256R1())
         builder = _begun(role, key, days, self._cert.subject)
         builder = builder.add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)

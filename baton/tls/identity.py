@@ -1,4 +1,4 @@
-"""A process's own certificate and whom it trusts: read from files, and read again when they change.
+"""A process's own certificate and the peers that it trusts, read from files, and again when they change.
 
 Knows nothing of what is served. A renewed certificate is in force for the next connection, within ``LOOK_S`` and
 without a restart; files that don't fit together (a renewal under way, a damaged file) leave the old ones in force.
@@ -31,39 +31,38 @@ Stamp = tuple[tuple[int, int, int], ...]
 
 
 class TlsFiles(msgspec.Struct, frozen=True):
-    """Paths of PEM files: a certificate (with its chain), its key, and the CAs that peers must be of.
+    """Holds paths of PEM files: a certificate (with its chain), its key, and the CAs that peers must be signed by.
 
-    ``ca`` empty asks no peer for a certificate (the public API). ``domain`` ends the names of roles.
-    ``trusted_network`` lets transports that can't be encrypted be used.
+    ``ca`` "" asks no peer for a certificate (the public API). ``domain`` ends the names of roles.
     """
 
     cert: str
     key: str
     ca: str = ""
     domain: str = "baton.internal"
-    trusted_network: bool = False
+    trusted_network: bool = False  # transports that can't be encrypted may be used
 
     def name_of(self, role: str) -> str:
-        """Returns the DNS name that says so in a certificate."""
+        """Returns the DNS name that a certificate of ``role`` carries: ``role.domain``."""
         return f"{role}.{self.domain}"
 
 
 class TlsMaterial(msgspec.Struct, frozen=True):
-    """Holds what the files held, all read together, and contexts made of it."""
+    """Holds the PEM bytes of the files, read together, and TLS contexts made of them."""
 
     cert: bytes
     key: bytes
     ca: bytes
     server: ssl.SSLContext
     client: ssl.SSLContext
-    ends: float  # of the certificate, seconds since 1970
+    ends: float  # when the certificate ends, in Unix seconds
 
 
 class Identity:
-    """``current`` is the material to use for the next connection. Usable from any thread.
+    """Holds a process's certificate and keeps it current as its files change. Thread-safe.
 
-    ``where`` names the port in the log; ``permit`` looks at a peer's certificate once it is verified. Raises
-    ConfigError when the files can't be used at the start.
+    ``where`` names the port in the log; ``permit`` judges a peer's verified certificate; ``names`` not empty: only
+    they may connect. Raises ConfigError if the files can't be used at first.
     """
 
     def __init__(
@@ -87,11 +86,11 @@ class Identity:
 
     @property
     def ends(self) -> float:
-        """Returns when the certificate in force ends, in seconds since 1970."""
+        """Returns when the certificate in force ends, in Unix seconds."""
         return self.current().ends
 
     def current(self) -> TlsMaterial:
-        """Returns the material in force; files are looked at once in ``LOOK_S``."""
+        """Returns the material in force for the next connection; checks the files at most once per ``LOOK_S``."""
         with self._lock:
             if self._clock() - self._looked >= LOOK_S:
                 self._looked = self._clock()
@@ -99,7 +98,7 @@ class Identity:
             return self._material
 
     def listener(self) -> ssl.SSLContext:
-        """Returns a context for servers that keep one: every connection gets the material in force."""
+        """Returns a TLS context for servers that keep one for life; each connection uses the material in force."""
         return ReloadingContext(lambda: self.current().server)
 
     def _look(self) -> None:
@@ -158,12 +157,12 @@ def _context(files: TlsFiles, protocol: Any) -> ssl.SSLContext:
 
 
 def names_in(certificate: Mapping[str, Any] | None) -> tuple[str, ...]:
-    """Returns the DNS names of a peer's certificate, as ``getpeercert`` shows it."""
+    """Returns the DNS names in a peer's certificate, given as ``getpeercert`` does."""
     return tuple(value for kind, value in (certificate or {}).get("subjectAltName", ()) if kind == "DNS")
 
 
 def only_roles(files: TlsFiles, roles: Sequence[str]) -> Permit:
-    """Returns a permit for whoever carries one of ``roles``."""
+    """Returns a permit for certificates that carry the name of one of ``roles``."""
     wanted = {files.name_of(role) for role in roles}
 
     def permit(certificate: Mapping[str, Any]) -> str:
@@ -178,7 +177,7 @@ def only_roles(files: TlsFiles, roles: Sequence[str]) -> Permit:
 
 
 def only_names(allowed: Sequence[str]) -> Permit:
-    """Returns a permit for whoever carries one of ``allowed`` names."""
+    """Returns a permit for certificates that carry one of the ``allowed`` names; for all if there are none."""
     wanted = set(allowed)
 
     def permit(certificate: Mapping[str, Any]) -> str:
@@ -193,7 +192,7 @@ def only_names(allowed: Sequence[str]) -> Permit:
 
 
 def certificate_end(path: str) -> float:
-    """Returns ``notAfter`` of the first certificate in ``path``, in seconds since 1970."""
+    """Returns when the first certificate in the file ``path`` ends, in Unix seconds. Raises ConfigError."""
     from cryptography import x509  # 20 ms to import: only where there is TLS
 
     try:
@@ -203,7 +202,9 @@ def certificate_end(path: str) -> float:
 
 
 def warn_of_end(path: str, ends: float) -> None:
-    """Logs that a certificate is over, or soon will be."""
+    """Logs an error if the certificate at ``path`` has expired (``ends``, Unix seconds), a warning if it will
+    within SOON_S.
+    """
     left = ends - time.time()
     if left < SOON_S:
         day = datetime.datetime.fromtimestamp(ends, datetime.UTC).isoformat(timespec="minutes")

@@ -1,4 +1,4 @@
-"""TLS handshakes that fail on our side are told in the log, with the cause in words and the port's name.
+"""TLS handshakes that fail on our side are logged, with the cause in words and the port's name.
 
 Knows nothing of files or roles. asyncio and uvloop drop a failed handshake in silence; both run it through an
 ``SSLObject`` that the context makes, so the report is made there.
@@ -35,12 +35,12 @@ CAUSES = {
 
 
 def everybody(certificate: Mapping[str, Any]) -> str:
-    """Lets in whoever the CA vouches for."""
+    """Permits every peer whose certificate the CA has signed; returns ""."""
     return ""
 
 
 def cause(error: Exception) -> str:
-    """Returns why a handshake failed, in words."""
+    """Returns in words why a handshake failed with ``error``."""
     if isinstance(error, ssl.SSLCertVerificationError):
         return f"the peer's certificate is refused: {error.verify_message}"
     reason = getattr(error, "reason", None) or ""
@@ -48,24 +48,24 @@ def cause(error: Exception) -> str:
 
 
 class NotPermitted(ssl.SSLError):
-    """The certificate is good, but not for this port."""
+    """Raised if a peer's certificate is valid but not permitted on this port."""
 
 
 def check_peer(connection: ssl.SSLObject | ssl.SSLSocket, permit: Permit) -> None:
-    """Raises NotPermitted if ``permit`` speaks against the peer, whose certificate is verified by now."""
+    """Raises NotPermitted if ``permit`` objects to the peer's certificate, which is verified already."""
     against = permit(connection.getpeercert() or {})
     if against:
         raise NotPermitted(f"the peer's certificate is refused: {against}")
 
 
 def complain(where: str, error: Exception, peer: str = "") -> None:
-    """Logs one line about a refused or failed connection."""
+    """Logs a warning about a refused or failed connection from ``peer`` to the port that ``where`` names."""
     text = str(error.args[0]) if isinstance(error, NotPermitted) else cause(error)
     log.warning("TLS refused on %s%s: %s", where or "a port", f" from {peer}" * bool(peer), text)
 
 
 def report_on(context: ssl.SSLContext, where: str, permit: Permit) -> None:
-    """Has ``context`` report failed handshakes of event loops, and ask ``permit``."""
+    """Has ``context`` log failed handshakes on event loops, and refuse peers to which ``permit`` objects."""
 
     class Reporting(ssl.SSLObject):
         """One connection's TLS."""
@@ -85,7 +85,9 @@ def report_on(context: ssl.SSLContext, where: str, permit: Permit) -> None:
 
 
 class ReloadingContext(ssl.SSLContext):
-    """For servers that are given one context for life: each connection is made by the context of the moment."""
+    """Stands for the TLS context that ``current`` returns at each connection, for servers that keep one context for
+    life.
+    """
 
     _current: Callable[[], ssl.SSLContext]
 
@@ -98,9 +100,9 @@ class ReloadingContext(ssl.SSLContext):
         pass
 
     def wrap_bio(self, *args: Any, **kwargs: Any) -> ssl.SSLObject:
-        """Wraps as the context of the moment does."""
+        """Returns a TLS object of the context that is current now; arguments as of ``ssl.SSLContext``."""
         return self._current().wrap_bio(*args, **kwargs)
 
     def wrap_socket(self, *args: Any, **kwargs: Any) -> ssl.SSLSocket:
-        """Wraps as the context of the moment does."""
+        """Returns a TLS socket of the context that is current now; arguments as of ``ssl.SSLContext``."""
         return self._current().wrap_socket(*args, **kwargs)

@@ -1,7 +1,7 @@
-"""gRPC with certificates: a channel to a role, a port that asks for certificates, and which role may call what.
+"""gRPC over TLS: channels to a role, ports that ask for certificates, and which role may call what.
 
-Knows nothing of services' contents. Credentials of a port follow the files (a callback of gRPC's before every
-handshake); a channel keeps those it was made with, so whoever reconnects makes a new one when ``generation`` moved.
+Knows nothing of services' contents. A port's credentials follow the files (a callback of gRPC's before every
+handshake); a channel keeps those it was made with, so its owner makes a new one once ``generation`` has changed.
 """
 
 from __future__ import annotations
@@ -38,21 +38,24 @@ WORKER_CALLS: Allowed = {
 
 
 class Dialer:
-    """Opens channels, with our certificate where there is one. ``generation`` moves when a new one is in force."""
+    """Opens gRPC channels, with this process's certificate if ``identity`` is given, else in plaintext."""
 
     def __init__(self, identity: Identity | None = None) -> None:
         self._identity = identity
 
     @property
     def generation(self) -> int:
-        """Returns the generation of the certificate that a channel made now would carry."""
+        """Returns a number that rises with each renewed certificate; remake channels when it has changed.
+
+        0 without TLS.
+        """
         if self._identity is None:
             return 0
         self._identity.current()
         return self._identity.generation
 
     def channel(self, address: str, role: str = "worker", options: Options = ()) -> grpc.aio.Channel:
-        """Returns a channel to ``address``, where the peer must carry the name of ``role``."""
+        """Returns a channel to ``address``, whose certificate must carry the name of ``role``."""
         if self._identity is None:
             return grpc.aio.insecure_channel(address, options=list(options))
         found = self._identity.current()
@@ -68,14 +71,17 @@ PLAIN = Dialer()
 
 
 def add_port(server: grpc.aio.Server, address: str, identity: Identity | None) -> int:
-    """Binds ``address``; the port. With an identity it speaks TLS, and asks for certificates if there is a CA."""
+    """Binds the server to ``address``; returns the port.
+
+    With ``identity`` it speaks TLS, and asks for client certificates if there is a CA.
+    """
     if identity is None:
         return server.add_insecure_port(address)
     return server.add_secure_port(address, server_credentials(identity))
 
 
 def server_credentials(identity: Identity) -> grpc.ServerCredentials:
-    """Returns a server's credentials, which follow the files."""
+    """Returns a server's credentials, which change as the identity's files do."""
     given = identity.current()
 
     def fetch() -> grpc.ServerCertificateConfiguration | None:
@@ -98,12 +104,12 @@ def _configuration(found: TlsMaterial) -> grpc.ServerCertificateConfiguration:
 
 
 def names_for(calls: Allowed, domain: str) -> Allowed:
-    """Returns ``calls`` with roles turned into names."""
+    """Returns ``calls`` with each role replaced by its DNS name in ``domain``."""
     return {method: tuple(f"{role}.{domain}" for role in roles) for method, roles in calls.items()}
 
 
 def handshake_failure(error: grpc.aio.AioRpcError) -> str:
-    """Returns why a channel could not be secured, as gRPC tells it; "" when that is not what failed."""
+    """Returns why the TLS handshake of a channel failed, as gRPC words it; "" if something else failed."""
     text = error.details() or ""
     if "andshake failed" not in text and "Peer name" not in text and "Verification Check failed" not in text:
         return ""
@@ -111,8 +117,11 @@ def handshake_failure(error: grpc.aio.AioRpcError) -> str:
 
 
 class NameGuard(grpc.aio.ServerInterceptor):
-    """Lets a call through if its caller's certificate carries a name that may make it. Methods not named are open
-    to whoever the CA vouches for (health, reflection)."""
+    """Intercepts calls and refuses (Forbidden) those whose client certificate carries none of the names allowed for
+    the method.
+
+    Methods not in ``allowed`` are open to every certificate of the CA (health, reflection).
+    """
 
     def __init__(self, allowed: Allowed, where: str = "") -> None:
         self._allowed, self._where = allowed, where
@@ -121,7 +130,7 @@ class NameGuard(grpc.aio.ServerInterceptor):
     async def intercept_service(
         self, continuation: Callable[[Any], Awaitable[Any]], details: grpc.HandlerCallDetails
     ) -> Any:
-        """Returns the handler, behind a check where there is one for its method."""
+        """Returns the handler, wrapped in a check of the caller's names if ``allowed`` has its method."""
         handler = await continuation(details)
         fitting = [prefix for prefix in self._allowed if details.method.startswith(prefix)]
         if handler is None or not fitting:
@@ -149,7 +158,7 @@ class NameGuard(grpc.aio.ServerInterceptor):
 
 
 def peer_names(context: Any) -> frozenset[str]:
-    """Returns the DNS names of the caller's certificate."""
+    """Returns the DNS names in the certificate of a gRPC call's caller."""
     return frozenset(name.decode() for name in context.auth_context().get("peer_dns", ()))
 
 

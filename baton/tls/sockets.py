@@ -1,8 +1,8 @@
-"""TLS over a non-blocking socket that behaves like the socket below it, for code that reads straight into pages.
+"""TLS over a non-blocking socket that behaves like a plain one, for code that receives straight into pages.
 
 Knows nothing of frames. OpenSSL's "wants to read" and "wants to write" are BlockingIOError, as on a plain socket;
-bytes are decrypted into the caller's memory, without a copy of ours. What OpenSSL has decrypted beyond what was
-asked for (``pending``) is told by no epoll: whoever stops reading early looks at it.
+bytes are decrypted into the caller's memory, without a further copy. epoll doesn't report bytes that OpenSSL has
+decrypted beyond what was asked for: a caller that stops reading early must check ``pending``.
 """
 
 from __future__ import annotations
@@ -20,24 +20,29 @@ Buffer = bytes | bytearray | memoryview
 
 
 class TlsSocket(ssl.SSLSocket):
-    """Made by ``accepting`` and ``dialling``; ``step_handshake`` comes first."""
+    """Speaks TLS over a non-blocking socket; made by ``accepting`` or ``dialling``, and first passed to
+    ``step_handshake``.
+    """
 
     def recv(self, count: int = 4096, flags: int = 0) -> bytes:
-        """Receives as on a plain socket; empty at the end, also where the peer said no goodbye."""
+        """Receives up to ``count`` bytes; b"" at the end, even without a TLS goodbye. Raises BlockingIOError."""
         try:
             return super().recv(count)
         except WAITS:
             raise BlockingIOError from None
 
     def recv_into(self, buffer: Any, nbytes: int | None = None, flags: int = 0) -> int:
-        """Decrypts straight into ``buffer``."""
+        """Receives straight into ``buffer``; returns the number of bytes. Raises BlockingIOError."""
         try:
             return super().recv_into(buffer, nbytes or 0)
         except WAITS:
             raise BlockingIOError from None
 
     def recvmsg_into(self, buffers: Sequence[memoryview], *rest: Any) -> tuple[int, list[Any], int, None]:  # type: ignore[override]
-        """Receives into the first buffer, and into more of them while decrypted bytes wait."""
+        """Receives into the buffers in order, beyond the first receive only what is decrypted already.
+
+        Returns as ``socket.recvmsg_into`` does. Raises BlockingIOError.
+        """
         total = 0
         for buffer in buffers:
             at = 0
@@ -51,9 +56,9 @@ class TlsSocket(ssl.SSLSocket):
         return total, [], 0, None
 
     def send(self, data: Any, flags: int = 0) -> int:
-        """Sends as on a plain socket.
+        """Sends ``data``; returns the number of bytes taken.
 
-        After BlockingIOError OpenSSL wants the same bytes again; more may follow them.
+        After BlockingIOError, OpenSSL needs the same bytes again; more may follow them.
         """
         try:
             return super().send(data)
@@ -61,7 +66,9 @@ class TlsSocket(ssl.SSLSocket):
             raise BlockingIOError from None
 
     def sendmsg(self, buffers: Sequence[Buffer], *rest: Any) -> int:  # type: ignore[override]
-        """Sends the first buffer; small ones are joined to about one record."""
+        """Sends the first buffer, joined with following small ones up to RECORD_BYTES; returns the number of bytes
+        taken.
+        """
         first = buffers[0]
         if len(first) >= RECORD_BYTES or len(buffers) == 1:
             return self.send(first)
@@ -74,9 +81,9 @@ class TlsSocket(ssl.SSLSocket):
 
 
 def step_handshake(sock: TlsSocket, identity: Identity, peer: str = "") -> str:
-    """Goes on with it: "" when done, else what to wait for, "read" or "write".
+    """Continues the handshake; returns "" when done, else what to wait for: "read" or "write".
 
-    Raises SSLError, and tells the log.
+    Raises SSLError or OSError after logging it.
     """
     try:
         sock.do_handshake()
@@ -93,12 +100,14 @@ def step_handshake(sock: TlsSocket, identity: Identity, peer: str = "") -> str:
 
 
 def accepting(sock: socket.socket, identity: Identity) -> TlsSocket:
-    """Returns the server's end on an accepted, non-blocking ``sock``."""
+    """Returns the server's TLS end on an accepted, non-blocking ``sock``."""
     return _wrapped(identity.current().server, sock, server_side=True)
 
 
 def dialling(sock: socket.socket, identity: Identity, role: str) -> TlsSocket:
-    """Returns the client's end on a connected, non-blocking ``sock``; the peer must carry the name of ``role``."""
+    """Returns the client's TLS end on a connected, non-blocking ``sock``; the peer must carry the name of
+    ``role``.
+    """
     return _wrapped(identity.current().client, sock, server_hostname=identity.files.name_of(role))
 
 

@@ -1,6 +1,6 @@
-"""One actor per slot in a connected Ray, each in a placement group of its own on the node that others chose for it.
+"""Ray actors, one per slot, each in a placement group of its own on a node that the caller chose.
 
-Knows nothing of which node is good. A lasting actor outlives the driver that asked for it: its name says which slot
+Knows nothing of which node is good. A lasting actor outlives the driver that started it: its name says which slot
 it is, what runs there and on which node, so that the next driver finds it. Any other ends with its driver. A
 placement group is a gang: all of a slot's bundles on one node, or none.
 """
@@ -28,10 +28,10 @@ log = logging.getLogger("baton.placement")
 
 
 class WorkerActor:
-    """Supervises the host of one slot. Ray restarts this actor on its node; the host doesn't notice.
+    """Supervises the worker host of one slot; ``plan`` is a HostPlan as JSON.
 
-    It ends with its raylet: nobody could tell it any more that the slot is wanted elsewhere, or not at all, and
-    whoever is asked next takes the host over.
+    Ray restarts the actor on its node without disturbing the host. The actor ends with its raylet, since nobody
+    could then tell it to stop; the next actor of the slot adopts the host.
     """
 
     def __init__(self, plan: str) -> None:
@@ -41,16 +41,18 @@ class WorkerActor:
         self._supervisor.start()
 
     def status(self) -> str:
-        """Returns a SlotStatus, as JSON."""
+        """Returns the slot's SlotStatus as JSON."""
         return msgspec.json.encode(self._supervisor.status()).decode()
 
     def stop(self, grace_s: float) -> None:
-        """Ends the host and starts it no more."""
+        """Ends the slot's host for good: SIGTERM, then SIGKILL after ``grace_s`` seconds."""
         self._supervisor.stop(grace_s)
 
 
 class ActorRecord(NamedTuple):
-    """An actor, its placement group (None: it never had one), where it is and what it runs (``mark_of``)."""
+    """Describes an actor: its Ray handle, placement group (None if it has none), seat, and the digest of its plan
+    (``mark_of``).
+    """
 
     actor: Any
     group: Any
@@ -59,13 +61,16 @@ class ActorRecord(NamedTuple):
 
 
 class Actors:
-    """``ray`` is the module, connected. ``lasting``: what is started outlives us and is found again."""
+    """Starts, finds, stops and removes slots' actors; ``ray`` is the module, connected.
+
+    ``lasting`` actors outlive this process, and a later one finds them.
+    """
 
     def __init__(self, ray: Any, lasting: bool = False) -> None:
         self._ray, self._lasting = ray, lasting
 
     def start(self, plan: HostPlan, wish: SlotRequest, node_id: str) -> ActorRecord:
-        """Asks Ray for the slot's actor on that node; it is there some time later."""
+        """Asks Ray for the slot's actor on node ``node_id``; returns its record at once, before the actor runs."""
         from ray.util.placement_group import placement_group
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
@@ -92,11 +97,13 @@ class Actors:
             yield self._known(name, actor)
 
     def stop(self, placed: ActorRecord, grace_s: float) -> Any:
-        """Asks it to end its host; the answer comes when the host has ended."""
+        """Asks an actor to end its host within ``grace_s`` seconds; returns a Ray reference that is done once the
+        host has ended.
+        """
         return placed.actor.stop.remote(grace_s)
 
     def remove(self, placed: ActorRecord) -> None:
-        """Removes the actor and its group; a host that it has not ended stays."""
+        """Removes the actor and its placement group; a host that the actor has not ended keeps running."""
         from ray.util.placement_group import remove_placement_group
 
         try:
@@ -119,21 +126,23 @@ class Actors:
 
 
 def _end_with(raylet: int) -> None:
-    """This process, and not the host, which is in a session of its own."""
+    """Ends this process once the raylet has ended; the host, in a session of its own, goes on."""
     while not wait_exit(raylet, LOOK_S):
         pass
     os._exit(1)
 
 
 def actor_name(plan: HostPlan, node_id: str) -> str:
-    """Returns a name of the slot, of what runs there, and where: another plan or node is another actor."""
+    """Returns the actor's name, made of slot, role, plan digest and node; another plan or node gives another
+    name.
+    """
     return f"{PREFIX}{plan.slot}/{plan.role}/{mark_of(plan)}/{node_id}"
 
 
 def mark_of(plan: HostPlan) -> str:
-    """Returns a digest of what a slot runs.
+    """Returns a short digest of what a slot runs.
 
-    A spec's text counts from a host's next start on, and makes no other plan.
+    The worker's spec is left out: a changed one counts from the host's next start on.
     """
     told = msgspec.json.encode(msgspec.structs.replace(plan, spec=""))
     return hashlib.sha256(told).hexdigest()[:12]

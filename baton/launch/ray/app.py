@@ -1,7 +1,7 @@
-"""Ray: a private one, or one that others started, with an actor per slot that supervises a worker host.
+"""Ray, private or existing, with an actor per slot that supervises a worker host.
 
-Ray is never on a request's path: when Ray dies the hosts go on, and the actors of the next Ray adopt them by their
-slots' locks. Knows nothing of what a host serves, nor (``ray_seats``) of which node a slot is on.
+Ray is never on a request's path: if Ray dies the hosts go on, and the actors of the next Ray adopt them by their
+slots' locks. Knows nothing of what a host serves, nor of which node a slot is on (``seats``).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ SEATS = 1024  # workers of a role that a private Ray lets this machine run: the 
 
 
 class PlacementSpec(msgspec.Struct, frozen=True):
-    """The slots to fill, and which Ray to fill them with (``address`` empty: a private one)."""
+    """Names the slots to fill, and the Ray cluster to fill them in (``address`` "": a private one)."""
 
     plans: tuple[HostPlan, ...]
     temp_dir: str
@@ -32,15 +32,18 @@ class PlacementSpec(msgspec.Struct, frozen=True):
     auth_mode: str = "token"
     object_store_bytes: int = 80 << 20
     gpus: bool = False
-    environment: dict[str, str] = {}  # of every Ray process, besides ours: Ray's own TLS
-    strategy: str = "peers"  # of node_choice
-    drain_s: float = 2.0  # a host's own grace when it is told to leave
+    environment: dict[str, str] = {}  # set for every Ray process in addition: Ray's own TLS
+    strategy: str = "peers"  # one of ``node_choice.STRATEGIES``
+    drain_s: float = 2.0  # seconds that a host takes to drain when it is told to leave
     lasting: bool = False  # workers outlive this connection, and the next one finds them
-    lost_s: float = 5.0  # no actor answers for so long: Ray is gone; a restarted actor answers sooner
+    lost_s: float = 5.0  # seconds without an answer from any actor after which Ray counts as gone
 
 
 def quiet_environment(spec: PlacementSpec) -> dict[str, str]:
-    """Variables that every Ray process of the cluster inherits; they must be set before Ray is imported."""
+    """Returns variables that every Ray process of the cluster inherits; set them before Ray is imported.
+
+    They turn off usage statistics, metrics and prestarted workers, and set the token of a private cluster.
+    """
     quiet = {
         "RAY_AUTH_MODE": spec.auth_mode,
         "RAY_USAGE_STATS_ENABLED": "0",
@@ -59,7 +62,7 @@ def quiet_environment(spec: PlacementSpec) -> dict[str, str]:
 
 
 class RayPlacement:
-    """A connection to Ray with one actor per slot. Use it from one thread; ``close`` it."""
+    """Connects to Ray and keeps one actor per slot. Use it from one thread, and ``close`` it."""
 
     def __init__(self, spec: PlacementSpec, clock: Callable[[], float] = time.monotonic) -> None:
         self._spec, self._clock = spec, clock
@@ -69,7 +72,10 @@ class RayPlacement:
         self._shown: dict[str, SlotStatus] = {}
 
     def connect(self) -> str:
-        """Starts a private Ray or joins the one at ``address``; returns its address."""
+        """Starts a private Ray or joins the one at the spec's ``address``; returns its address.
+
+        Raises StartupError.
+        """
         try:
             context = self.ray.init(**self._join() if self._spec.address else self._private())
         except (ConnectionError, RuntimeError, ValueError) as error:
@@ -81,7 +87,7 @@ class RayPlacement:
         return str(context.address_info["gcs_address"])
 
     def place(self) -> None:
-        """Seats every slot on a node. Raises ConfigError when no node has room."""
+        """Seats every slot on a node. Raises ConfigError if some have no room after PLACE_S."""
         self._seats.want(self._spec.plans)
         deadline = self._clock() + PLACE_S
         self._seats.tend()
@@ -92,11 +98,13 @@ class RayPlacement:
             self._seats.tend()
 
     def scale(self, plans: Sequence[HostPlan]) -> None:
-        """Keeps these slots from now on: new ones are seated as there is room, others drained and ended."""
+        """Sets the slots wanted from now on: ``tend`` places new ones as there is room, and drains and ends
+        others.
+        """
         self._seats.want(plans)
 
     def tend(self) -> None:
-        """Heals what nodes took along and goes on with what was asked. Call it again and again."""
+        """Replaces slots whose node has gone, and continues pending changes. Call it every second or more often."""
         self._seats.tend()
 
     def where(self) -> Mapping[str, str]:
@@ -104,9 +112,9 @@ class RayPlacement:
         return self._seats.where()
 
     def statuses(self) -> dict[str, SlotStatus]:
-        """Returns slot -> status; one whose actor doesn't answer is shown as it was.
+        """Returns slot -> status; a slot whose actor doesn't answer keeps its last one.
 
-        Raises StartupError when none does.
+        Raises StartupError if no actor has answered for ``lost_s`` seconds.
         """
         found, answered = self._seats.statuses()
         if answered or not self._seats.where():
@@ -118,18 +126,18 @@ class RayPlacement:
         return found
 
     def changes(self) -> list[SlotStatus]:
-        """Statuses that are other than the last time this was asked. Raises as ``statuses``."""
+        """Returns the statuses that changed since the last call. Raises as ``statuses`` does."""
         now = self.statuses()
         changed = [status for slot, status in now.items() if self._shown.get(slot) != status]
         self._shown = now
         return changed
 
     def stop_hosts(self, grace_s: float) -> None:
-        """Ends every host through its actor."""
+        """Ends every worker host through its actor; blocks for ``grace_s`` + 1 seconds at most."""
         self._seats.stop_all(grace_s)
 
     def close(self) -> None:
-        """Leaves Ray; a private one ends."""
+        """Disconnects from Ray; a private Ray ends."""
         self.ray.shutdown()
 
     def _private(self) -> dict[str, Any]:

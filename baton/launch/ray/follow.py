@@ -1,8 +1,8 @@
-"""How many workers `baton place` is to have: the config's numbers until somebody asks for others in Redis.
+"""The numbers of workers that `baton place` keeps: the config's, until somebody asks for others in Redis.
 
 Knows nothing of Ray. It looks in a thread of its own, since placing waits for Ray at times. A baton.toml that
-changes (a ConfigMap that `helm upgrade` wrote) is read again, and its new numbers come after what was asked before.
-A Redis that is away changes nothing: until it has answered once nobody knows what was asked, and nothing is placed.
+changes (a ConfigMap that `helm upgrade` wrote) is read again; its new numbers override what was asked before. While
+Redis is away the numbers stay as they are; until it has answered once, nothing is placed.
 """
 
 from __future__ import annotations
@@ -26,7 +26,9 @@ log = logging.getLogger("baton.placer")
 
 
 class ScaleFollower:
-    """``start`` it, ``take`` what is new from one thread, ``stop`` it."""
+    """Watches Redis and the config file on a thread between ``start`` and ``stop``; ``take`` returns a changed
+    config.
+    """
 
     def __init__(self, config: BatonConfig, config_file: str = "") -> None:
         self._config, self._file = config, Path(config_file) if config_file else None
@@ -40,18 +42,19 @@ class ScaleFollower:
         self._thread = threading.Thread(target=lambda: asyncio.run(self._watch()), name="follow", daemon=True)
 
     def start(self) -> None:
-        """Begins to look, on a thread of its own."""
+        """Starts the thread that watches."""
         self._thread.start()
 
     def stop(self) -> None:
-        """Ends the thread that looks."""
+        """Ends the thread that watches."""
         self._over.set()
         self._thread.join()
 
     def take(self) -> BatonConfig | None:
-        """Returns the config to place by, its numbers those that hold now; None where that is as it was.
+        """Returns the config with the numbers of workers that now hold; None if it hasn't changed since the last
+        call.
 
-        Never waits.
+        Never blocks.
         """
         with self._lock:
             latest, self._latest = self._latest, None

@@ -1,8 +1,8 @@
 """The process that holds our end of Ray: ``python -m baton.launch.ray.host --spec FILE``.
 
-A process of its own because Ray ends the process of a driver whose raylet dies; serving must not end with it.
-Reports are JSON lines on stdout; a line on stdin says which slots are wanted from now on (a JSON list of
-HostPlans). It stops when stdin ends or on SIGTERM. Knows nothing of the router.
+A separate process because Ray ends a driver whose raylet dies, and serving must not end with it. Reports are JSON
+lines on stdout; a line on stdin says which slots are wanted from now on (a JSON list of HostPlans). It stops when
+stdin ends or on SIGTERM. Knows nothing of the router.
 """
 
 from __future__ import annotations
@@ -26,7 +26,9 @@ GRACE_S = 1.5
 
 
 class PlacementReport(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One line: Ray came up (``address``), a slot changed (``slot``), or nothing can go on (``error``)."""
+    """Holds one line of stdout: Ray is up (``address``), a slot changed (``slot``), or placement failed
+    (``error``).
+    """
 
     address: str = ""
     slot: SlotStatus | None = None
@@ -34,7 +36,7 @@ class PlacementReport(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 def main() -> None:
-    """Places the workers and reports on them until told to stop."""
+    """Places the workers and reports on them until SIGTERM or the end of stdin; exits with 1 on a BatonError."""
     parser = argparse.ArgumentParser(prog="baton.launch.ray.host")
     parser.add_argument("--spec", required=True, help="file with a PlacementSpec as JSON")
     spec = msgspec.json.decode(Path(parser.parse_args().spec).read_bytes(), type=PlacementSpec)
@@ -86,20 +88,20 @@ def _say(reports: int, report: PlacementReport) -> None:
 
 
 class RequestedPlans:
-    """The last line that came, until it is taken."""
+    """Holds the plans that stdin last asked for, until they are taken. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._plans: list[HostPlan] | None = None
 
     def put(self, line: bytes) -> None:
-        """Keeps the plans of a line of stdin until they are taken. Raises MsgspecError."""
+        """Decodes a line of stdin and keeps its plans until they are taken. Raises MsgspecError."""
         plans = msgspec.json.decode(line, type=list[HostPlan])
         with self._lock:
             self._plans = plans
 
     def take(self) -> list[HostPlan] | None:
-        """Returns the plans asked for last, once; None when nothing new was asked."""
+        """Returns the plans asked for last, once; None if there are no new ones."""
         with self._lock:
             plans, self._plans = self._plans, None
         return plans

@@ -1,4 +1,4 @@
-"""Which node each slot goes to: a pure function of the nodes, who sits where, and who needs a place.
+"""Which node each slot goes to: a pure function of the nodes, the seats taken, and the slots without one.
 
 Knows nothing of Ray. A prefill worker ships KV to decode workers, so "peers" puts both roles near each other (the
 same node, then the same fabric, where one sits that has no partner yet or where one could come) and, among equals,
@@ -18,7 +18,7 @@ FABRIC = "baton/fabric"  # a node's label: within one fabric KV moves fast
 
 
 class RayNode(msgspec.Struct, frozen=True):
-    """A node that lives. ``resources`` are what it offers in all."""
+    """Describes a node that is alive; ``resources`` are its totals, used or not, by name."""
 
     node_id: str
     resources: dict[str, float]
@@ -26,12 +26,14 @@ class RayNode(msgspec.Struct, frozen=True):
 
     @property
     def fabric(self) -> str:
-        """Returns the fabric that the node's labels name; empty where they name none."""
+        """Returns the name of the node's fast network, from its label FABRIC; "" if it has none."""
         return self.labels.get(FABRIC, "")
 
 
 class SlotRequest(msgspec.Struct, frozen=True):
-    """A slot that needs a place: ``gang`` times ``needs``, all on one node that carries ``labels``."""
+    """Describes a slot that needs a node: ``gang`` bundles of resources ``needs``, all on one node that carries
+    ``labels``.
+    """
 
     slot: str
     role: str
@@ -41,7 +43,7 @@ class SlotRequest(msgspec.Struct, frozen=True):
 
 
 class Seat(msgspec.Struct, frozen=True):
-    """A wish and the node that it has."""
+    """Describes a slot that has a node: its request and the node's id."""
 
     wish: SlotRequest
     node_id: str
@@ -50,7 +52,10 @@ class Seat(msgspec.Struct, frozen=True):
 def choose(
     wishes: Sequence[SlotRequest], nodes: Iterable[RayNode], taken: Iterable[Seat], strategy: str = "peers"
 ) -> dict[str, str]:
-    """Returns slot -> node id, of every wish that there is room for. The rest are left out."""
+    """Returns slot -> node id for every request that there is room for; the others are left out.
+
+    ``taken`` are the seats in use; ``strategy`` is one of STRATEGIES.
+    """
     room, found = _NodeUsage(list(nodes), taken), dict[str, str]()
     ranked = _in_turn(wishes)
     for number, wish in enumerate(ranked):
@@ -87,7 +92,7 @@ class _NodeUsage:
             self.take(seat)
 
     def take(self, seat: Seat) -> None:
-        """From now on ``seat`` is used. One on a node that is gone takes nothing."""
+        """Counts ``seat`` as used from now on, unless its node has gone."""
         if seat.node_id not in self.on_node:
             return
         self.on_node[seat.node_id][seat.wish.role] += 1

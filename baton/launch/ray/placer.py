@@ -1,9 +1,8 @@
-"""Fills a Ray cluster that others started with workers, and leaves them running when it goes.
+"""Fills an existing Ray cluster with workers, and leaves them running when it goes.
 
-What runs in the head pod of a RayCluster. Placement is that of ``baton serve`` with other settings: workers are
-lasting actors, Ray's silence is borne longer, and each slot runs ``baton worker`` with the settings of the node
-that it is on (its baton.toml and environment). Knows nothing of models, of placement itself, nor (``follow``) of
-who says how many.
+Runs in the head pod of a RayCluster. Placement is that of ``baton serve`` with other settings: workers are lasting
+actors, Ray may be silent longer, and each slot runs ``baton worker`` with the settings of its node (baton.toml and
+environment there). Knows nothing of models, of placement itself, nor of who says how many (``follow``).
 """
 
 from __future__ import annotations
@@ -29,7 +28,10 @@ log = logging.getLogger("baton.placer")
 
 
 def plans_of(config: BatonConfig, config_file: str) -> list[HostPlan]:
-    """Returns one plan per slot. Raises ConfigError."""
+    """Returns one plan per slot, each running ``baton worker`` with ``config_file`` ("": none).
+
+    Raises ConfigError.
+    """
     if not config.ray.address:
         raise ConfigError("ray.address is empty: name the Ray cluster to place workers in", "ray.address")
     if not config.cluster.run_dir:
@@ -54,7 +56,7 @@ def plans_of(config: BatonConfig, config_file: str) -> list[HostPlan]:
 
 
 def run_placer(config: BatonConfig, config_file: str) -> int:
-    """Places workers until SIGTERM or SIGINT; returns the exit status. Raises ConfigError and StartupError."""
+    """Places workers until SIGTERM or SIGINT; returns the exit status, 0. Raises ConfigError and StartupError."""
     logging.basicConfig(level=config.telemetry.log_level.upper(), format="%(asctime)s %(name)s %(message)s")
     placement, follow = (
         RayPlacement(spec_of(config, plans_of(config, config_file))),
@@ -90,7 +92,7 @@ def _keep_placing(placement: RayPlacement, follow: ScaleFollower, stop: threadin
 
 
 def spec_of(config: BatonConfig, plans: Sequence[HostPlan]) -> PlacementSpec:
-    """Returns how to place the plans: for good, on nodes that come and go."""
+    """Returns the placement spec of the plans, with workers that outlive this process."""
     return PlacementSpec(
         plans=tuple(plans),
         temp_dir="",

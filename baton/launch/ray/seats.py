@@ -1,8 +1,8 @@
-"""Slots on the nodes of a Ray cluster: which are wanted, where each sits, who has to leave and who comes next.
+"""Slots on the nodes of a Ray cluster: which are wanted, where each sits, which has to leave and which comes next.
 
-Given a connected Ray; knows nothing of how it was started, of what a host serves, or (``ray_actors``) of how an
-actor is asked for. What a node's death or preemption leaves without a seat is placed again elsewhere, after pauses
-that grow. A slot that is not wanted any more, or that shall run something else, is drained before its actor goes.
+Given a connected Ray; knows nothing of how it was started, of what a host serves, or of how an actor is asked for
+(``actors``). Slots that lose their node by its death or preemption are placed elsewhere, after pauses that grow. A
+slot that is not wanted any more, or that shall run something else, is drained before its actor goes.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ class _SeatedSlot:
 
 
 class Seats:
-    """Keeps ``want``-ed slots in place. Call ``tend`` again and again, from one thread.
+    """Keeps the slots given to ``want`` in place. Call ``tend`` again and again, from one thread.
 
-    ``lasting``: the workers outlive us, and those that an earlier one of us left are taken over; a worker then
-    takes a whole GPU, since nodes come as they like, and waits for one.
+    ``lasting``: workers outlive this process, and those that an earlier one left are taken over; each takes a whole
+    GPU, and waits for one.
     """
 
     def __init__(
@@ -65,16 +65,16 @@ class Seats:
         self._ready: dict[str, float] = {}  # slot -> since when
 
     def want(self, plans: Sequence[HostPlan]) -> None:
-        """Keeps these slots from now on; ``tend`` does the rest."""
+        """Sets the slots to keep from now on; ``tend`` places and drains accordingly."""
         self._wanted = {plan.slot: plan for plan in plans}
         self._looked = float("-inf")
 
     def unseated(self) -> list[HostPlan]:
-        """Returns the wanted slots without a node."""
+        """Returns the plans of wanted slots that have no node."""
         return [plan for slot, plan in self._wanted.items() if slot not in self._seats]
 
     def tend(self) -> None:
-        """Looks at the nodes, lets go of what can't or shouldn't stay, and places what is missing."""
+        """Looks at the nodes, removes slots that can't or shouldn't stay, and places missing ones."""
         if self._clock() - self._looked < LOOK_S:
             self._finish_leaving()
             return
@@ -93,7 +93,9 @@ class Seats:
                 self._ask_to_leave(slot, why)
 
     def statuses(self) -> tuple[dict[str, SlotStatus], bool]:
-        """Returns slot -> status, as it was where nobody answers; and whether anybody answered."""
+        """Returns slot -> status, and whether any actor answered; a slot without an answer keeps its last
+        status.
+        """
         asked = {seated.placed.actor.status.remote(): slot for slot, seated in self._seats.items()}
         done, _ = self._ray.wait(list(asked), num_returns=len(asked), timeout=ANSWER_S) if asked else ([], [])
         answers = {asked[answer]: status for answer in done if (status := self._read(answer))}
@@ -115,13 +117,13 @@ class Seats:
         return shown, bool(done)
 
     def stop_all(self, grace_s: float) -> None:
-        """Ends every host through its actor."""
+        """Ends every worker host through its actor; blocks for ``grace_s`` + 1 seconds at most."""
         calls = [self._actors.stop(seated.placed, grace_s) for seated in self._seats.values()]
         if calls:
             self._ray.wait(calls, num_returns=len(calls), timeout=grace_s + 1)
 
     def where(self) -> Mapping[str, str]:
-        """Returns slot -> node id."""
+        """Returns slot -> id of its node, for every slot that has one."""
         return {slot: seated.seat.node_id for slot, seated in self._seats.items()}
 
     # ---- in --------------------------------------------------------------------------------------------
@@ -253,7 +255,9 @@ class Seats:
 
 
 def resource_of(role: str) -> str:
-    """Returns the custom resource that a node offers once per worker of ``role`` it can run."""
+    """Returns the name of the custom Ray resource of which a node offers one per worker of ``role`` that it can
+    run.
+    """
     return f"baton_{role}"
 
 
