@@ -58,6 +58,7 @@ def gone(pid: int) -> bool:
 
 WIDTHS: list[tuple[dict[str, int], list[int]]] = [
     ({"prefill_tp": 2}, [2, 1]),
+    ({"prefill_tp": 2, "decode_tp": 3}, [2, 3]),
     ({"prefill_pp": 2, "decode_tp": 2}, [2, 2]),
     ({"decode_tp": 2}, [1, 2]),
     ({"prefill_tp": 4, "decode_tp": 2}, [4, 2]),

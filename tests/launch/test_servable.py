@@ -38,10 +38,8 @@ def test_a_config_that_no_engine_reads_is_refused_by_its_field(tmp_path: Path, c
 
 
 def test_a_number_of_ranks_that_cannot_be_is_refused_with_those_that_can() -> None:
-    with pytest.raises(
-        ConfigError, match=r"tp is 5, and \d+ attention heads aren't a multiple of it; use one of 1, 2"
-    ):
-        servable_model(load_config(flags={"cluster": {"decode_tp": 5}}, search=Path("/nowhere")))
+    with pytest.raises(ConfigError, match=r"tp is 50, and the model has (\d+) attention heads; use 1 to \1"):
+        servable_model(load_config(flags={"cluster": {"decode_tp": 50}}, search=Path("/nowhere")))
     with pytest.raises(ConfigError, match="several ranks run on the cpu only"):
         asked(device="paced:zero", tp="2")
     with pytest.raises(ConfigError, match=r"pp is 9, and the model has \d layers; use 1 to \d"):

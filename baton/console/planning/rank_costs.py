@@ -1,5 +1,4 @@
-"""Measures the costs of splitting a served model over ranks, for its profile: possible numbers of ranks, and the
-time of their exchanges.
+"""Finds the numbers of ranks that a model runs on, and measures the costs of splitting it over them for a profile.
 
 Knows nothing of how a curve is measured.
 """
@@ -19,6 +18,7 @@ from baton.engine.program.ops import Exchange, Meet
 from baton.engine.program.program import Program
 from baton.engine.program.shares import Widths
 from baton.launch.plans import ranks_of
+from baton.protos.errors import CheckpointError
 
 MOST = 16  # ranks that a profile speaks of
 
@@ -50,3 +50,19 @@ def costs_of(program: Program, widths: Widths, meeting_s: float) -> RankCosts | 
     meetings = sum(isinstance(op, Exchange | Meet) for op in several.program.ops) + 1  # the last: for logits
     field = widths.field
     return RankCosts(field, widths.count, possible, meetings, meeting_s)  # type: ignore[arg-type]  # tp, cp, pp or ep
+
+
+def runnable_widths(model: str) -> str:
+    """Returns in words on how many ranks of a CPU the model runs in each way, or why no engine reads it.
+
+    Empty where ``model`` is no folder with a config.json, nor that file.
+    """
+    folder = Path(model).parent if Path(model).name == "config.json" else Path(model)
+    if not (folder / "config.json").is_file():
+        return ""
+    try:
+        program = program_for(ModelConfig.read(folder))
+    except CheckpointError as error:
+        return f"none, {error}"
+    most = {field: Widths(**{field: 2}).possible(program)[-1] for field in Widths.__struct_fields__}
+    return ", ".join(f"{field} {f'1 to {count}' if count > 1 else 1}" for field, count in most.items())

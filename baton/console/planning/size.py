@@ -37,6 +37,7 @@ def size_command(
     """Find the fewest workers of each accelerator that meet the SLOs, and where their memory goes."""
 
     def run() -> int:
+        from baton.console.planning.rank_costs import runnable_widths
         from baton.planner.costs.measured_forms import MeasuredForms
         from baton.planner.costs.model_shape import model_shape
         from baton.planner.score import Slo
@@ -70,6 +71,8 @@ def size_command(
                     out.print(f"{s.accelerator}: {plan.measured_words(row, measured)}")
             if s.why:
                 out.print(f"{s.accelerator}: {s.why}")
+        if widths := runnable_widths(model):
+            out.print(f"ranks of a worker on a CPU that the model runs on: {widths}")
         return 0
 
     raise typer.Exit(guarded(run))

@@ -36,11 +36,19 @@ class Rank(msgspec.Struct, frozen=True):
         return begin, end
 
     def heads(self, heads: int, kv_heads: int) -> tuple[tuple[int, int], tuple[int, int]]:
-        """Returns the rank's range of query heads, and of the KV heads that they read."""
-        each = heads // self.count
-        begin, end = each * self.index, each * (self.index + 1)
+        """Returns the rank's range of query heads, and of the KV heads that they read.
+
+        A rank has some KV heads and all that read them; where there are fewer KV heads than ranks it has one, and
+        shares those that read it with the other ranks that have it. ``heads`` is ``count`` or more.
+        """
         group = heads // kv_heads
-        return (begin, end), (begin // group, -(-end // group))
+        if kv_heads >= self.count:
+            first, end = (kv_heads * at // self.count for at in (self.index, self.index + 1))
+            return (first * group, end * group), (first, end)
+        kv = self.index * kv_heads // self.count
+        first, end = (-(-at * self.count // kv_heads) for at in (kv, kv + 1))  # ranks that have this KV head
+        own = (kv * group + group * (at - first) // (end - first) for at in (self.index, self.index + 1))
+        return (next(own), next(own)), (kv, kv + 1)
 
 
 class Part(msgspec.Struct, frozen=True):

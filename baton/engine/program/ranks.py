@@ -46,8 +46,8 @@ def require_splittable(program: Program, count: int) -> None:
     """Checks that ``program`` runs on ``count`` ranks. Raises ConfigError, which names the numbers that work."""
     problem = next(_obstacles(program, count), None)
     if problem is not None:
-        widths = ", ".join(map(str, possible_widths(program, 16)))
-        raise ConfigError(f"tp is {count}, and {problem}; use one of {widths}", "tp")
+        most = possible_widths(program)[-1]
+        raise ConfigError(f"tp is {count}, and {problem}; use {f'1 to {most}' if most > 1 else 1}", "tp")
 
 
 def split(program: Program, rank: Rank) -> RankProgram:
@@ -57,16 +57,13 @@ def split(program: Program, rank: Rank) -> RankProgram:
 
 
 def _obstacles(program: Program, count: int) -> Iterator[str]:
-    heads, kv_heads = program.heads, program.kv_heads
     if not 1 <= count <= MOST:
         yield f"1 to {MOST} ranks are known"
         return
     if count == 1:
         return
-    if heads % count:
-        yield f"{heads} attention heads aren't a multiple of it"
-    if kv_heads % count and count % kv_heads:
-        yield f"{kv_heads} KV heads are neither a multiple nor a divisor of it"
+    if program.heads < count:
+        yield f"the model has {program.heads} attention heads"
     unknown = next((type(op).__name__ for op in program.ops if type(op) not in _SPLITS), None)
     if unknown is not None:
         yield f"{unknown} runs on one rank only"

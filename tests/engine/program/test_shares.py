@@ -101,7 +101,7 @@ def test_what_cannot_be_is_refused_with_what_can(kind: str, widths: Widths, says
 
 def test_the_widths_that_work_are_named_for_each_kind() -> None:
     whole = program("llama", num_attention_heads=4, num_key_value_heads=2, num_hidden_layers=3)
-    assert Widths(tp=2).possible(whole, 8) == (1, 2, 4)
+    assert Widths(tp=2).possible(whole, 8) == (1, 2, 3, 4)
     assert Widths(cp=2).possible(whole, 4) == (1, 2, 3, 4)
     assert Widths(pp=2).possible(whole, 8) == (1, 2, 3)
     latent = program("deepseek_v3", num_hidden_layers=3)

@@ -127,6 +127,21 @@ def test_a_rank_that_stands_still_is_lost_after_the_bound(model: Path, share: st
         assert caught.value.rank == 1
 
 
+@pytest.mark.parametrize(
+    ("kind", "share", "rank"),
+    [("mixtral", "ep", 1), *(later("qwen2", "tp+pp", rank) for rank in (1, 2, 3)), later("mixtral", "tp+pp", 3)],
+)
+def test_whoever_stands_still_among_experts_or_stages_is_the_one_that_is_named(
+    tmp_path: Path, kind: str, share: str, rank: int
+) -> None:
+    with ranks_of(make(tmp_path, kind), 0.5, share) as runner:
+        driver = SharedDriver(runner, 16)
+        os.kill(runner.pids()[rank - 1], signal.SIGSTOP)
+        with pytest.raises(RankLost, match=f"rank {rank} is stuck") as caught:
+            driver.answer(PROMPTS, GREEDY)
+        assert caught.value.rank == rank
+
+
 def test_what_a_rank_cannot_load_is_the_leads_error(model: Path, tmp_path: Path) -> None:
     damaged = tmp_path / "damaged"
     damaged.mkdir()
@@ -140,8 +155,8 @@ def test_what_a_rank_cannot_load_is_the_leads_error(model: Path, tmp_path: Path)
 
 
 def test_widths_that_cannot_be_are_refused_before_a_process_starts(model: Path) -> None:
-    with pytest.raises(ConfigError, match=r"tp is 3, and 4 attention heads.*; use one of 1, 2, 4"):
-        load_runner(EngineConfig(str(model), tp=3))
+    with pytest.raises(ConfigError, match="tp is 9, and the model has 4 attention heads; use 1 to 4"):
+        load_runner(EngineConfig(str(model), tp=9))
     with pytest.raises(ConfigError, match="several ranks run on the cpu only"):
         load_runner(EngineConfig(str(model), tp=2, device="cuda"))
     with pytest.raises(ConfigError, match="pp is 9, and the model has 2 layers; use 1 to 2"):
