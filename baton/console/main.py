@@ -174,7 +174,7 @@ def bench_router(
 def bench_engine(
     size: Annotated[list[str] | None, _flag("150M or 0.5B, random weights; may be given again (150M)")] = None,
     scheme: Annotated[list[str] | None, _flag("bf16, int8 or int4; may be given again (all)")] = None,
-    kv: Annotated[str, typer.Option(help="What K and V are stored in: float32, bf16, int8 or fp8")] = "bf16",
+    kv: Annotated[str, typer.Option(help="What K and V are stored in: float32, bf16, fp16, int8 or fp8")] = "bf16",
     batch: Annotated[list[int] | None, _flag("Sequences that decode together; may be given again (1 4 16)")] = None,
     json: Annotated[str | None, _flag("Write the rows to this file, as JSON")] = None,
     plot: Annotated[str | None, _flag("Write a picture of the ratios to this file (needs matplotlib)")] = None,

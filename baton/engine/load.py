@@ -17,11 +17,15 @@ from baton.engine.program.shares import Widths
 from baton.protos.errors import ConfigError
 from baton.protos.nouns import AdapterLimits
 
-Dtype = Literal["auto", "float32", "bfloat16"]
+Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 Device = Literal["cpu", "cuda"]
-KvCacheDtype = Literal["auto", "float32", "bf16", "int8", "fp8"]
+KvCacheDtype = Literal["auto", "float32", "bf16", "fp16", "int8", "fp8"]
 Quantization = Literal["none", "int8", "int4"]
+Activations = Literal["auto", "bf16", "fp8"]
 CudaStep = Literal["auto", "graph", "mega"]
+
+# What stored K and V are called in a page's layout, by what the setting calls them.
+KV_NAMES = {"float32": "float32", "bf16": "bfloat16", "fp16": "float16", "int8": "int8", "fp8": "fp8_e4m3"}
 
 # OpenMP reads this when torch is first imported. Its threads spin between ops by default; with more busy
 # threads than cores a spinning one holds the core that another's work waits for (5x on the median step).
@@ -32,7 +36,8 @@ class EngineConfig(msgspec.Struct, frozen=True):
     """Says which model runs, in what precision, where.
 
     ``model`` is a directory in Hugging Face layout or a hub id. ``dtype`` "auto" is float32 on a CPU and bfloat16
-    on a GPU. ``max_model_len`` caps the model's own context; ``threads`` is torch's, None for its default.
+    on a GPU; float16 is known on a CPU only, its sums are float32. ``max_model_len`` caps the model's own context;
+    ``threads`` is torch's, None for its default.
     ``kv_cache_dtype`` is what K and V are stored in, "auto" for ``dtype``; int8 and fp8 have a scale per (token,
     head). ``kv_selection`` is what of a long context attention sees, "all" or "sinks:N,window:N" in tokens (a CPU
     only). ``quantization`` rounds the weights on load, "none" takes them as they are; packed ones are kept under
@@ -46,6 +51,9 @@ class EngineConfig(msgspec.Struct, frozen=True):
     ``quantization_overrides`` give layers that a pattern names another scheme than ``quantization``
     (``checkpoints/layer_schemes.py``), "none" to keep them as they are. ``is_draft``: both are its target's, and
     are followed as far as they fit: patterns may name no layer, and what is quantized already stays as it is.
+    ``activations`` is what rows are rounded to before they meet quantized weights (a CPU only): "auto" int8 beside
+    integers and codes, bf16 beside fp8; "bf16" beside all (weight-only); "fp8" beside fp8 weights, as their
+    checkpoint has it.
     """
 
     model: str
@@ -66,6 +74,7 @@ class EngineConfig(msgspec.Struct, frozen=True):
     rank_bound_s: float = 10.0
     quantization_overrides: dict[str, str] = {}
     is_draft: bool = False
+    activations: Activations = "auto"
 
     @property
     def widths(self) -> Widths:
@@ -82,15 +91,21 @@ def load_runner(config: EngineConfig) -> Runner:
 
 def _require_known(config: EngineConfig) -> None:
     if config.dtype not in Dtype.__args__:  # type: ignore[attr-defined]
-        raise ConfigError(f"dtype {config.dtype!r} is unknown; use auto, float32 or bfloat16", "dtype")
+        raise ConfigError(f"dtype {config.dtype!r} is unknown; use auto, float32, bfloat16 or float16", "dtype")
     if config.device not in Device.__args__:  # type: ignore[attr-defined]
         raise ConfigError(f"device {config.device!r} is unknown; use cpu, cuda, auto or paced:PROFILE", "device")
+    if config.device != "cpu" and "float16" in (config.dtype, KV_NAMES.get(config.kv_cache_dtype)):
+        field = "dtype" if config.dtype == "float16" else "kv_cache_dtype"
+        text = f"float16 is computed on the cpu only, device is {config.device}; use bfloat16 (KV: bf16)"
+        raise ConfigError(text, field)
     if config.kv_cache_dtype not in KvCacheDtype.__args__:  # type: ignore[attr-defined]
-        text = f"KV cache dtype {config.kv_cache_dtype!r} is unknown; use auto, float32, bf16, int8 or fp8"
+        text = f"KV cache dtype {config.kv_cache_dtype!r} is unknown; use auto, float32, bf16, fp16, int8 or fp8"
         raise ConfigError(text, "kv_cache_dtype")
     if config.quantization not in Quantization.__args__:  # type: ignore[attr-defined]
         text = f"quantization {config.quantization!r} is unknown; use none, int8 or int4"
         raise ConfigError(text, "quantization")
+    if config.activations not in Activations.__args__:  # type: ignore[attr-defined]
+        raise ConfigError(f"activations {config.activations!r} is unknown; use auto, bf16 or fp8", "activations")
     if config.cuda_step not in CudaStep.__args__:  # type: ignore[attr-defined]
         raise ConfigError(f"CUDA step {config.cuda_step!r} is unknown; use auto, graph or mega", "cuda_step")
     if config.adapters is not None and config.device != "cpu":

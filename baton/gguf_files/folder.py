@@ -29,12 +29,12 @@ def is_gguf(model: str) -> bool:
 
 def folder_of(model: str | Path) -> Path:
     """Returns the directory of a GGUF file, made where it isn't there. Raises CheckpointError naming the file."""
-    path = Path(model).expanduser().resolve()
+    path = Path(model).expanduser().absolute()  # not where links lead: what lies beside the name counts
     if not path.is_file():
         raise CheckpointError(f"{model}: there is no such file", "model")
     state, beside = path.stat(), path.parent / TOKENIZER
-    changed = beside.stat().st_mtime_ns if beside.is_file() else 0
-    known = f"{FORM} {path} {state.st_size} {state.st_mtime_ns} {changed}"
+    changed = f" {beside} {beside.stat().st_mtime_ns}" if beside.is_file() else ""
+    known = f"{FORM} {path.resolve()} {state.st_size} {state.st_mtime_ns}{changed}"
     folder = cache_dir() / "gguf" / f"{path.stem}-{hashlib.sha256(known.encode()).hexdigest()[:16]}"
     if not folder.is_dir():
         _make(path, folder)
@@ -54,7 +54,7 @@ def _make(path: Path, folder: Path) -> None:
                 (own / name).write_text(
                     content if isinstance(content, str) else json.dumps(content), encoding="utf-8"
                 )
-            (own / MODEL).symlink_to(path)
+            (own / MODEL).symlink_to(path.resolve())
             own.rename(folder)
     except OSError as error:
         if not (folder / CONFIG).is_file():  # else another process was first

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 
-from baton.gguf_files.folder import SUFFIX
+from baton.gguf_files.folder import SUFFIX, TOKENIZER
 from baton.protos.errors import CheckpointError
 
 SPELLED = re.compile(r"(?P<repo>[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*):(?P<name>[\w./-]+)")
@@ -59,7 +59,11 @@ def chosen(names: Sequence[str], wanted: str, repo: str) -> str:
 def _download(repo: str, name: str) -> Path:
     from huggingface_hub import HfApi, hf_hub_download  # slow to import
 
-    file = chosen(HfApi().list_repo_files(repo), name, repo)
+    names = HfApi().list_repo_files(repo)
+    file = chosen(names, name, repo)
+    beside = f"{file.rpartition('/')[0]}/{TOKENIZER}".lstrip("/")
+    if beside in names:  # it comes before what the header says
+        hf_hub_download(repo, beside, etag_timeout=ETAG_TIMEOUT_S)
     return Path(hf_hub_download(repo, file, etag_timeout=ETAG_TIMEOUT_S))
 
 

@@ -112,6 +112,9 @@ class GgufText:
         """Every way to put a piece together of two others, the pieces of high score first."""
         vocab = {token: number for number, token in enumerate(self.tokens)}
         scores = [float(str(score)) for score in self._header.items("tokenizer.ggml.scores")]
+        if len(scores) != len(self.tokens):
+            text = f"has {len(scores)} numbers for {len(self.tokens)} tokens: put the model's tokenizer.json beside"
+            raise self._header.error("tokenizer.ggml.scores", f"{text} the file")
         found: list[tuple[float, int, int, list[str]]] = []
         for token, score in zip(self.tokens, scores, strict=True):
             for at in range(1, len(token)):

@@ -199,6 +199,7 @@ def make_runner(spec: EngineSpec, lora: AdapterSpec = NO_ADAPTERS, stall_s: floa
         kv_selection=spec.kv_selection,
         quantization=spec.quantization,  # type: ignore[arg-type]
         quantization_overrides=spec.quantization_overrides,
+        activations=spec.activations,  # type: ignore[arg-type]
         cache_dir=spec.cache_dir,
         cuda_step=spec.cuda_step,  # type: ignore[arg-type]
         adapters=lora.limits if lora.wanted else None,

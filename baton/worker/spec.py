@@ -32,6 +32,7 @@ class EngineSpec(_Group, frozen=True):
     kv_selection: str = "all"  # what of a long context attention sees: all, sinks:N,window:N
     quantization: str = "none"  # of plain weights, on load
     quantization_overrides: dict[str, str] = {}  # schemes of layers, by pattern
+    activations: str = "auto"  # what rows are rounded to beside quantized weights: auto, bf16, fp8
     cache_dir: str = ""  # of built kernels and packed weights
     device: str = "cpu"  # cpu, cuda, paced:PROFILE
     cuda_step: str = "auto"  # of the GPU's own kernels: auto, graph, mega

@@ -191,8 +191,12 @@ def test_llama_3s_factors_per_frequency_are_those_of_its_config(tmp_path: Path) 
             {"tokenizer__ggml__model": "t5", "tokenizer__ggml__tokens": ["a"]},
             r"ggml.model is 't5'; known are gpt2, llama",
         ),
+        (
+            {"tokenizer__ggml__model": "llama", "tokenizer__ggml__tokens": ["a", "b"]},
+            r"ggml.scores has 0 numbers for 2 tokens: put the model's tokenizer.json beside the file",
+        ),
     ],
-    ids=["architecture", "size", "varying", "rope", "pre", "kind"],
+    ids=["architecture", "size", "varying", "rope", "pre", "kind", "scores"],
 )
 def test_a_header_that_is_not_known_is_refused_by_field(tmp_path: Path, fields: dict[str, Any], said: str) -> None:
     path = header_of(tmp_path / "t.gguf", **(SIZES | fields))
@@ -205,6 +209,18 @@ def test_a_tokenizer_beside_the_file_comes_before_its_header(tmp_path: Path) -> 
     path = header_of(tmp_path / "t.gguf", **SIZES, **fields)
     (tmp_path / "tokenizer.json").write_bytes((DEMO / "tokenizer.json").read_bytes())
     assert (folder_of(path) / "tokenizer.json").read_bytes() == (DEMO / "tokenizer.json").read_bytes()
+
+
+def test_a_link_takes_the_tokenizer_beside_itself(tmp_path: Path) -> None:
+    """The hub's cache is made of links: what belongs to a file lies beside its name."""
+    (tmp_path / "blobs").mkdir()
+    (tmp_path / "snapshot").mkdir()
+    fields = {"tokenizer__ggml__model": "gpt2", "tokenizer__ggml__tokens": ["a"], "tokenizer__ggml__pre": "new"}
+    (tmp_path / "snapshot" / "t.gguf").symlink_to(header_of(tmp_path / "blobs" / "0123", **SIZES, **fields))
+    (tmp_path / "snapshot" / "tokenizer.json").symlink_to(DEMO / "tokenizer.json")
+    found = folder_of(tmp_path / "snapshot" / "t.gguf")
+    assert (found / "tokenizer.json").read_bytes() == (DEMO / "tokenizer.json").read_bytes()
+    assert (found / "model.gguf").resolve() == tmp_path / "blobs" / "0123"
 
 
 def test_a_file_that_is_none_or_is_cut_short_is_refused_by_name(tmp_path: Path, file: Path) -> None:

@@ -15,9 +15,9 @@ from torch import Tensor
 from baton.kernels.paged_attention.native import Item, Pages, append, attend, attend_form, page_bytes
 from baton.kernels.paged_attention.stored import quantized, read_layer
 
-DTYPES = ("float32", "bfloat16", "int8", "fp8_e4m3")
+DTYPES = ("float32", "bfloat16", "float16", "int8", "fp8_e4m3")
 # On the error's norm as a share of the rows' RMS of V: q against int8 keys has 15 bits, everything else is float32.
-CLOSE = {"float32": 2e-6, "bfloat16": 2e-6, "int8": 2e-4, "fp8_e4m3": 4e-6}
+CLOSE = {"float32": 2e-6, "bfloat16": 2e-6, "float16": 2e-6, "int8": 2e-4, "fp8_e4m3": 4e-6}
 LENGTHS = (1, 2, 15, 16, 17, 255, 256, 257, 511, 530)
 SHAPES = ((1, 1, 8), (4, 4, 64), (6, 2, 24), (5, 1, 80), (16, 1, 32), (12, 4, 64), (8, 4, 128))
 GUARD = 3
@@ -114,7 +114,7 @@ def appended_rows_read_back(library: ctypes.CDLL, dtype: str, shape: tuple[int, 
     case.write(library)
     for at in range(3):
         for found, wanted in zip(case.stored(at), case.rows(at), strict=True):
-            step = {"float32": 1e-6, "bfloat16": 1e-2, "int8": 1.2e-2, "fp8_e4m3": 8e-2}[dtype]
+            step = {"float32": 1e-6, "bfloat16": 1e-2, "float16": 1e-3, "int8": 1.2e-2, "fp8_e4m3": 8e-2}[dtype]
             most = quantized(wanted, dtype).abs().amax(-1, keepdim=True).clamp_min(1e-3)
             assert bool(((found - wanted).abs() <= step * most).all())
     assert bool((case.kv.memory[case.guards] == 0xFF).all())

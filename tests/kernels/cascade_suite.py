@@ -17,7 +17,7 @@ from tests.kernels.attention_suite import Case, oracle
 
 DTYPES = ("bfloat16", "int8", "fp8_e4m3")
 # A float beside bf16 keys has 16 bits in the prefix, beside f16 22; see attention_suite for what the rest has.
-CLOSE = {"float32": 8e-6, "bfloat16": 3e-5, "int8": 1e-3, "fp8_e4m3": 2e-5}
+CLOSE = {"float32": 8e-6, "bfloat16": 3e-5, "float16": 8e-6, "int8": 1e-3, "fp8_e4m3": 2e-5}
 # heads, kv_heads, head_dim: groups of 1 to 16 heads, every width of the kernels
 SHAPES = ((1, 1, 16), (4, 4, 64), (6, 2, 48), (16, 1, 32), (8, 4, 128), (5, 1, 80), (4, 2, 256))
 # keys shared by a group of how many, and each sequence's own: (keys, [(own keys before, new tokens), …])

@@ -1,4 +1,4 @@
-"""What holds of baton_dense over float32 weights, whichever library it is in: checks that take the library.
+"""What holds of baton_dense over float32 and float16 weights, in any library: checks that take the library.
 
 Knows nothing of pytest. Each check raises AssertionError where the library is wrong.
 """
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from baton.kernels.abi.native import I64, P, declare
-from baton.kernels.dense.packed import pack_f32
+from baton.kernels.dense.packed import pack_f16, pack_f32, unpack_f32
 from baton.kernels.linear.packed import PackedWeight
 
 SHAPES = ((1, 1), (63, 24), (64, 256), (65, 257), (200, 1000))
@@ -76,4 +76,17 @@ def a_bad_row_stays_alone(library: ctypes.CDLL) -> None:
         assert bool(found[1].isnan().all())
 
 
+def halves_are_multiplied_as_the_floats_that_they_stand_for(library: ctypes.CDLL) -> None:
+    """Of every magnitude that float16 has, subnormal ones too: the same bits as of float32 weights."""
+    for n, k in ((1, 1), (65, 257), (130, 600)):
+        weight = (torch.randn(n, k) * torch.exp2(torch.randint(-20, 12, (n, k)).float())).half()
+        packed, x, bias = pack_f16(weight), torch.randn(33, k), torch.randn(n)
+        assert torch.equal(unpack_f32(packed), weight.float())
+        for rows in (1, 2, 7, 33):
+            found = dense(library, packed, x[:rows], bias)
+            assert torch.equal(found, dense(library, pack_f32(weight), x[:rows], bias)), (n, k, rows)
+
+
+# Of a CPU alone, beside CHECKS.
+HALVES: tuple[Callable[[ctypes.CDLL], None], ...] = (halves_are_multiplied_as_the_floats_that_they_stand_for,)
 CHECKS: tuple[Callable[[ctypes.CDLL], None], ...] = (every_shape, a_bad_row_stays_alone)

@@ -18,10 +18,12 @@ from baton.kernels.abi import native
 from baton.kernels.linear import cpu, reference
 from baton.kernels.linear.packed import (
     BF16,
+    E4M3_A8,
     E4M3_A16,
     ORDERED,
     W8_OUTLIERS,
     PackedWeight,
+    is_weight_only,
     pack_bf16,
     pack_codes,
     pack_e4m3,
@@ -52,6 +54,15 @@ CPU_FORMS: dict[str, Callable[[Tensor], PackedWeight]] = {
     "int8 ordered mins": lambda w: in_any_order(random_integers(w, 8, 64)),
     "e4m3 row": lambda w: pack_e4m3(w.to(torch.float8_e4m3fn), torch.rand(len(w)) + 0.5, E4M3_A16),
     "e4m3 g128": lambda w: random_e4m3(w, 128),
+    "e4m3 by e4m3 row": lambda w: beside_e4m3(pack_e4m3(w.to(torch.float8_e4m3fn), torch.rand(len(w)) + 0.5)),
+    "e4m3 by e4m3 g128": lambda w: beside_e4m3(random_e4m3(w, 128)),
+    "e4m3 by e4m3 static": lambda w: beside_e4m3(pack_e4m3(w.to(torch.float8_e4m3fn), torch.rand(len(w))), 0.25),
+    "int8 by bf16": lambda w: quantize(w, 8, 0).with_bf16_rows(),
+    "int8 g512 mins by bf16": lambda w: random_integers(w, 8, 512).with_bf16_rows(),
+    "int4 g32 by bf16": lambda w: quantize(w, 4, 32).with_bf16_rows(),
+    "int4 row by bf16": lambda w: quantize(w, 4, 0).with_bf16_rows(),
+    "int4 ordered mins by bf16": lambda w: in_any_order(random_integers(w, 4, 64)).with_bf16_rows(),
+    "codes g16 by bf16": lambda w: random_codes(w, 16).with_bf16_rows(),
 }
 # What rounding on the way may cost, by activations' dtype, as a share of what is added up.
 TIGHT = {torch.float32: 1e-6, torch.bfloat16: 4e-3}
@@ -92,6 +103,11 @@ def random_e4m3(w: Tensor, group: int) -> PackedWeight:
     return pack_e4m3_groups(numbers, group, torch.rand(len(w), padded(w.shape[1], group) // group) + 0.5)
 
 
+def beside_e4m3(weight: PackedWeight, scale: float = 0.0) -> PackedWeight:
+    """The same weight for rows that are rounded to e4m3, by one scale or by their own."""
+    return dataclasses.replace(weight, kind=E4M3_A8, table=torch.tensor([scale]))
+
+
 def forms_of(library: ctypes.CDLL) -> dict[str, Callable[[Tensor], PackedWeight]]:
     """Those that the library has."""
     return FORMS | CPU_FORMS if hasattr(library, "baton_set_threads") else FORMS
@@ -105,7 +121,9 @@ def bound(library: ctypes.CDLL) -> Callable[..., Any]:
 def exact(x: Tensor, weight: PackedWeight, bias: Tensor | None = None) -> Tensor:
     """The same numbers in float64."""
     wide = weight.dequantized(torch.float64)
-    if weight.kind in (BF16, E4M3_A16):
+    if weight.kind == E4M3_A8:
+        out = reference.published_rows(x.float(), weight).double() @ wide.T
+    elif weight.kind in (BF16, E4M3_A16) or is_weight_only(weight.kind):
         out = x.bfloat16().double() @ wide.T
     else:
         x, large = _without_outliers(x.float(), weight)

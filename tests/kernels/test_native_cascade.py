@@ -17,7 +17,7 @@ from tests.kernels.mutants import is_caught, mutant
 from tests.kernels.thorough import first_now
 
 NATIVE = ("cascade_attention", "paged_attention", "rope_append")
-DTYPES = ("float32", *suite.DTYPES)
+DTYPES = ("float32", "float16", *suite.DTYPES)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

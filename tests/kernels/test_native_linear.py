@@ -41,6 +41,7 @@ BUGS = tuple(
         "EXACT",
         "TABLE",
         "ORDER",
+        "E4M3",
     )
 )
 
@@ -62,7 +63,12 @@ def test_it_holds_on_every_isa(library: ctypes.CDLL, check) -> None:
 
 
 @pytest.mark.parametrize(
-    "form", [form for form in FORMS if form.startswith(("int", "codes")) and "outliers" not in form]
+    "form",
+    [
+        form
+        for form in FORMS
+        if form.startswith(("int", "codes")) and "outliers" not in form and not form.endswith("by bf16")
+    ],
 )
 def test_whole_numbers_come_to_the_same_bits_on_every_isa(form: str) -> None:
     torch.manual_seed(3)

@@ -91,3 +91,10 @@ def test_dense_float32_adds_bias_and_chains_in_order(library: ctypes.CDLL, k: in
 
 def test_a_bad_row_of_a_dense_layer_stays_alone(library: ctypes.CDLL) -> None:
     dense_suite.a_bad_row_stays_alone(library)
+
+
+@pytest.mark.parametrize("check", dense_suite.HALVES)
+def test_float16_weights_are_multiplied_as_float32_ones(
+    library: ctypes.CDLL, check: Callable[[ctypes.CDLL], None]
+) -> None:
+    check(library)

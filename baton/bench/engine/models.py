@@ -9,7 +9,7 @@ import torch
 
 from baton.engine.adapters.base import AdapterBase
 from baton.engine.backends.native.runner import NativeRunner, NativeStep
-from baton.engine.backends.torch.runner import KV_DTYPES
+from baton.engine.load import KV_NAMES
 from baton.engine.models import program_for
 from baton.engine.plan import ModelSpec
 from baton.engine.program.config import ModelConfig
@@ -46,7 +46,7 @@ def random_runner(
     if max_rank:
         program = adaptable(program)
         base = AdapterBase(sites_of(program), max_rank, 1 << 30)
-    layout = layout_for(KV_DTYPES[kv], program.groups)
+    layout = layout_for(KV_NAMES[kv], program.groups)
     spec = ModelSpec("random", layout, CONTEXT, program.vocab_size, ())
     return NativeRunner(spec, program, weights, by_ops=by_ops, native_step=native_step, adapters=base), read
 

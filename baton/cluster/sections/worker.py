@@ -20,10 +20,10 @@ class WorkerConfig(Section):
     adapters: dict[str, str] = Field(
         default={}, description="LoRA adapters by name, each a directory in PEFT's layout; loaded at start"
     )
-    dtype: Literal["auto", "float32", "bfloat16"] = Field(
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
         default="auto", description="of computation; auto takes the checkpoint's, float32 on a CPU"
     )
-    kv_cache_dtype: Literal["auto", "float32", "bf16", "int8", "fp8"] = Field(
+    kv_cache_dtype: Literal["auto", "float32", "bf16", "fp16", "int8", "fp8"] = Field(
         default="auto", description="of stored K and V; auto: as dtype"
     )
     kv_selection: str = Field(
@@ -34,6 +34,11 @@ class WorkerConfig(Section):
     quantization: Literal["none", "int8", "int4"] = Field(default="none", description="of plain weights, on load")
     quantization_overrides: dict[str, str] = Field(
         default={}, description='other schemes for layers, by pattern: {"*.down_proj" = "int8", lm_head = "none"}'
+    )
+    activations: Literal["auto", "bf16", "fp8"] = Field(
+        default="auto",
+        description="beside quantized weights: bf16 (weight-only), fp8 (as an fp8 checkpoint has it); "
+        "auto: int8, beside fp8 weights bf16",
     )
     cache_dir: str = Field(default="", description="of packed weights; empty: $BATON_CACHE_DIR or ~/.cache/baton")
     device: str = Field(

@@ -61,7 +61,10 @@ def evaluate_command(
     kv_selection: Annotated[
         str, typer.Option(help="What MODEL sees of a long context: all, or sinks:64,window:4096")
     ] = "all",
-    dtype: Annotated[str, typer.Option(help="MODEL's floats: auto, float32, bfloat16")] = "auto",
+    dtype: Annotated[str, typer.Option(help="MODEL's floats: auto, float32, bfloat16, float16")] = "auto",
+    activations: Annotated[
+        str, typer.Option(help="MODEL's rows beside quantized weights: auto, bf16 (weight-only), fp8")
+    ] = "auto",
     against_quantization: Annotated[str, typer.Option(help="The same of the reference")] = "none",
     against_kv_cache_dtype: Annotated[str, typer.Option(help="The same of the reference")] = "auto",
     against_dtype: Annotated[str, typer.Option(help="The same of the reference")] = "auto",
@@ -84,7 +87,7 @@ def evaluate_command(
 
     own = {
         "quantization": quantization, "kv_cache_dtype": kv_cache_dtype, "dtype": dtype, "threads": threads,
-        "kv_selection": kv_selection,
+        "kv_selection": kv_selection, "activations": activations,
     }  # fmt: skip
     overrides = quantization_override or []
     other = {

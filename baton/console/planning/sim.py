@@ -5,6 +5,7 @@ Knows nothing of how it is simulated; it reads flags and prints.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated
 
 import msgspec
@@ -59,7 +60,7 @@ def sim_command(
         raise typer.BadParameter("--trace and --profile are needed; or use `baton sim validate`")
     raise typer.Exit(
         guarded(
-            lambda: _allowed(profile, decode_profile, measured, most_loss, json)
+            lambda: _allowed([profile, decode_profile, *map(_profile_of, pool or [])], measured, most_loss, json)
             or plan.simulate_command(
                 trace, profile, decode_profile, json, (ttft, tpot), (speed, start, seconds), pool or [], fail or [],
                 prefill=prefill, decode=decode, policy=policy, stepwise=stepwise, seed=seed,
@@ -102,11 +103,14 @@ def _validate(run: str, profile: str, model: str | None, json: str | None) -> in
     return 0
 
 
-def _allowed(
-    profile: str, decode_profile: str | None, measured: str | None, most_loss: float, json: str | None
-) -> int:
+def _profile_of(pool: str) -> str:
+    """What a --pool runs on; whoever parses it refuses one that is spelled otherwise."""
+    return pool.partition("=")[2]
+
+
+def _allowed(profiles: Sequence[str | None], measured: str | None, most_loss: float, json: str | None) -> int:
     """0, so that the simulation follows, with what was measured of its forms said first."""
-    facts = plan.require_allowed([name for name in (profile, decode_profile) if name], measured, most_loss)
+    facts = plan.require_allowed([name for name in profiles if name], measured, most_loss)
     for fact in () if json else facts:
         Console(highlight=False).print(fact)
     return 0

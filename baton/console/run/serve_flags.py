@@ -41,9 +41,10 @@ FLAGS = (
         "Model",
         ("model", "worker.model", str, "Directory, .gguf file or Hugging Face id; default: the demo model"),
         ("model_name", "worker.model_name", str, "The name clients use"),
-        ("dtype", "worker.dtype", str, "auto, float32 or bfloat16 (auto)"),
+        ("dtype", "worker.dtype", str, "auto, float32, bfloat16 or float16 (auto)"),
         ("quantization", "worker.quantization", str, "Round the weights on load: none, int8 or int4 (none)"),
-        ("kv_cache_dtype", "worker.kv_cache_dtype", str, "auto, float32, bf16, int8 or fp8 (auto: as dtype)"),
+        ("activations", "worker.activations", str, "Beside quantized weights: auto, bf16 or fp8 (auto)"),
+        ("kv_cache_dtype", "worker.kv_cache_dtype", str, "auto, float32, bf16, fp16, int8 or fp8 (auto: as dtype)"),
         (
             "speculation", "worker.speculation", str,
             "Draft tokens: none, auto, prompt_lookup, suffix, lookahead, self, draft:MODEL, "

@@ -37,7 +37,7 @@ from baton.protos.nouns import KvLayout
 
 Read = Callable[[str], Tensor]
 SpanOp = Callable[[Read, StepSpans], dict[str, Tensor]]
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
 class SpanOps:

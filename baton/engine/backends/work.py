@@ -20,7 +20,7 @@ from baton.engine.program.ops import Linear, LmHead, Moe, OwnExperts
 from baton.engine.program.program import Program
 from baton.kernels.abi import native
 from baton.kernels.abi.native import I32, I64, P
-from baton.kernels.linear.packed import BF16, PackedWeight
+from baton.kernels.linear.packed import ROUNDED_ROWS, W8_OUTLIERS, PackedWeight
 from baton.protos.nouns import EngineWork, KvLayout
 
 READ_BYTES = 128 << 20  # bytes of the buffer, because they must be far more than the caches hold
@@ -100,7 +100,7 @@ def peak_flops(weight: Tensor | PackedWeight | None, device: str) -> float:
     """
     threads = torch.get_num_threads()
     if device == "cpu" and isinstance(weight, PackedWeight) and native.library() is not None:
-        of_dots = _measured_dots(weight.kind != BF16, threads)
+        of_dots = _measured_dots(weight.kind in (W8_OUTLIERS, *ROUNDED_ROWS), threads)
         if of_dots:
             return of_dots
     dtype = weight.dtype if isinstance(weight, Tensor) else torch.float32

@@ -26,7 +26,7 @@ from baton.engine.program.rank_program import RankProgram, Rows
 from baton.engine.quant import NONE, Reader, on_load, reader_of
 from baton.engine.quant.gguf import GgufCheckpoint
 from baton.kernels.linear.integers import Part, packed_of, regrouped, values_of
-from baton.kernels.linear.packed import BF16, VERSION, PackedWeight, beside, own_rows, pack_bf16
+from baton.kernels.linear.packed import BF16, E4M3_A8, VERSION, PackedWeight, beside, own_rows, pack_bf16
 from baton.protos.errors import CheckpointError, ConfigError
 
 HEAD = "head"
@@ -68,6 +68,9 @@ def load_weights(
     overrides = dict(config.quantization_overrides)
     is_plain = reader is None and config.quantization == NONE and not overrides
     if isinstance(checkpoint, Checkpoint) and is_plain:
+        if config.activations != "auto":
+            text = f"activations is {config.activations}, and no weight is quantized; use auto, or set quantization"
+            raise ConfigError(text, "activations")
         wanted, rows = _own(program, share)
         plain_weights = checkpoint.weights(wanted, dtype, config.device, rows)
         return LoadedWeights(program, dict(plain_weights), fingerprint)
@@ -77,12 +80,30 @@ def load_weights(
     own = own_head(program)
     schemes = None if reader is not None else LayerSchemes(config.quantization, overrides, HEAD, config.is_draft)
     make = _Maker(own, checkpoint, reader, schemes)
-    packed = packed_weights(fingerprint, scheme, make.packed, config.cache_dir)
+    packed = with_rows(packed_weights(fingerprint, scheme, make.packed, config.cache_dir), config.activations)
+    if config.activations != "auto":
+        fingerprint = hashlib.sha256(f"{fingerprint} {config.activations}".encode()).hexdigest()
     plain = [weight for weight in _own(own, share)[0] if weight.name not in packed]
     experts = {name for op in own.experts for name in (op.gate_up, op.down)}
-    kinds = dict.fromkeys(experts, torch.bfloat16)  # those that the checkpoint's maker left unquantized
+    # Those that the checkpoint's maker left unquantized.
+    kinds = dict.fromkeys(experts, torch.bfloat16) if reader is not None else {}
     weights = {weight.name: make.plain(weight, kinds.get(weight.name, dtype)) for weight in plain}
     return LoadedWeights(own, dealt(own, weights | packed, share), fingerprint)
+
+
+def with_rows(packed: dict[str, PackedWeight], activations: str) -> dict[str, PackedWeight]:
+    """Returns the weights for rows of activations that are rounded so. Raises ConfigError where none can be."""
+    if activations == "auto":
+        return packed
+    if activations == "bf16":
+        return {name: weight.with_bf16_rows() for name, weight in packed.items()}
+    found = {name: weight.with_published_rows() for name, weight in packed.items()}
+    if not any(weight.kind == E4M3_A8 for weight in found.values()):
+        text = (
+            "activations is fp8, but the checkpoint has no fp8 weights that are meant for fp8 activations; use auto"
+        )
+        raise ConfigError(text, "activations")
+    return found
 
 
 def dealt(program: Program, weights: Weights, share: Share | None) -> Weights:
@@ -146,6 +167,9 @@ def _require_possible(config: EngineConfig, reader: Reader | None) -> None:
     if config.quantization_overrides and reader is not None:
         text = "quantization_overrides are for plain checkpoints, and this one is quantized already; leave them out"
         raise ConfigError(text, "quantization_overrides")
+    if config.device != "cpu" and config.activations != "auto":
+        text = f"activations {config.activations} is known on the cpu only, device is {config.device}; use auto"
+        raise ConfigError(text, "activations")
 
 
 class _Maker:

@@ -7,7 +7,7 @@ Knows nothing of models. Per linear layer one of
     weight_packed uint8 (n, k / 2), E2M1 by weight_scale: uint8 powers of two per 32 inputs (MXFP4), or
     float8_e4m3fn per 16, over weight_global_scale (NVFP4)
 What a layer has says how it is read, so that layers may differ. Activations are rounded per token at run time,
-beside fp8 to bfloat16, whatever scales for them the checkpoint brings.
+beside fp8 to bfloat16, or as ``input_activations`` says where ``worker.activations`` asks for e4m3.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from torch import Tensor
 
 from baton.engine.program.config import ModelConfig
 from baton.engine.quant import LEAST_GROUP, Reader, Tensors
-from baton.engine.quant.fp8 import scaled
+from baton.engine.quant.fp8 import rows_scale, scaled
 from baton.engine.quant.gptq import unpack
 from baton.kernels.linear.codes import Codes, e2m1, nibbles
 from baton.kernels.linear.integers import Integers, Scaled
@@ -43,7 +43,9 @@ def reader(model: ModelConfig, tensors: Tensors) -> Reader:
     blocks = {tuple(weights["block_structure"]) for weights in groups if weights.get("block_structure")}
     if len(blocks) > 1:
         raise model.error("quantization_config", f"has blocks of {sorted(blocks)}; one size is known")
-    return CompressedReader(tensors, next(iter(blocks), None))
+    activations = [group.get("input_activations") or {} for group in settings.get("config_groups", {}).values()]
+    are_e4m3 = any((found.get("type"), found.get("num_bits")) == ("float", 8) for found in activations)
+    return CompressedReader(tensors, next(iter(blocks), None), are_e4m3)
 
 
 def _require_known(model: ModelConfig, weights: dict[str, Any]) -> None:
@@ -59,10 +61,12 @@ def _require_known(model: ModelConfig, weights: dict[str, Any]) -> None:
 
 
 class CompressedReader:
-    """Implements ``Reader``. ``block`` is the outputs and inputs that share a scale of fp8."""
+    """Implements ``Reader``. ``block`` is the outputs and inputs that share a scale of fp8; with ``are_e4m3`` rows
+    of activations are meant to be rounded to e4m3 as well.
+    """
 
-    def __init__(self, tensors: Tensors, block: tuple[int, int] | None) -> None:
-        self._tensors, self._block = tensors, block
+    def __init__(self, tensors: Tensors, block: tuple[int, int] | None, are_e4m3: bool = False) -> None:
+        self._tensors, self._block, self._are_e4m3 = tensors, block, are_e4m3
         self._names = set(tensors.names())
 
     def read(self, name: str, shape: tuple[int, ...]) -> Integers | Scaled | Codes | None:
@@ -84,6 +88,12 @@ class CompressedReader:
         return self._integers(name, values, 8)
 
     def _fp8(self, name: str, values: Tensor) -> Scaled:
+        given = f"{name.removesuffix('weight')}input_scale"
+        static = self._are_e4m3 and given in self._names
+        rows = rows_scale(self._tensors, given) if static else 0.0 if self._are_e4m3 else None
+        return self._fp8_weight(name, values)._replace(rows=rows)
+
+    def _fp8_weight(self, name: str, values: Tensor) -> Scaled:
         groups = self._tensors.tensor(f"{name}_scale").shape
         if self._block is not None or len(groups) < 2 or groups[1] == 1:
             return scaled(self._tensors, name, values, f"{name}_scale", self._block)

@@ -2,7 +2,8 @@
 
 Knows nothing of models. Per linear layer: weight float8_e4m3fn (n, k) and weight_scale_inv, float32, one number per
 block of ``weight_block_size`` outputs x inputs (128 x 128), by which its weights are multiplied; without blocks one
-number, or one per output. Activations are kept in bfloat16, finer than the e4m3 that such a checkpoint allows for.
+number, or one per output. Activations are e4m3 where ``worker.activations`` asks for it, by ``input_scale`` or by
+scales of their own (per token, beside blocks per token and block's inputs); else bfloat16, which is finer.
 """
 
 from __future__ import annotations
@@ -30,7 +31,8 @@ def reader(model: ModelConfig, tensors: Tensors) -> Reader:
         known = " and ".join(ACTIVATIONS)
         found = settings["activation_scheme"]
         raise model.error("quantization_config.activation_scheme", f"is {found!r}; {known} are known")
-    return Fp8Reader(tensors, _block(model, settings.get("weight_block_size")))
+    is_static = settings.get("activation_scheme", "dynamic") == "static"
+    return Fp8Reader(tensors, _block(model, settings.get("weight_block_size")), is_static)
 
 
 def _block(model: ModelConfig, found: Any) -> tuple[int, int] | None:
@@ -50,8 +52,8 @@ def _block(model: ModelConfig, found: Any) -> tuple[int, int] | None:
 class Fp8Reader:
     """Implements ``Reader``."""
 
-    def __init__(self, tensors: Tensors, block: tuple[int, int] | None) -> None:
-        self._tensors, self._block = tensors, block
+    def __init__(self, tensors: Tensors, block: tuple[int, int] | None, is_static: bool = False) -> None:
+        self._tensors, self._block, self._is_static = tensors, block, is_static
         self._names = set(tensors.names())
 
     def read(self, name: str, shape: tuple[int, ...]) -> Scaled | None:
@@ -64,7 +66,17 @@ class Fp8Reader:
         if values.dtype != torch.float8_e4m3fn or tuple(values.shape) != shape:
             problem = f"is {values.dtype} {tuple(values.shape)}, config.json asks for float8_e4m3fn {shape}"
             raise self._tensors.error(name, problem)
-        return scaled(self._tensors, name, values, scales, self._block)
+        rows = rows_scale(self._tensors, f"{base}input_scale") if self._is_static else 0.0
+        return scaled(self._tensors, name, values, scales, self._block)._replace(rows=rows)
+
+
+def rows_scale(tensors: Tensors, name: str) -> float:
+    """Returns the number that rows of activations are divided by to be e4m3. Raises CheckpointError by name."""
+    found = tensors.tensor(name).float()
+    if not bool((torch.isfinite(found) & (found > 0)).all()) or not found.numel():
+        text = f"is {found.flatten()[:3].tolist()}; a scale of activations is a number above 0: get the model again"
+        raise tensors.error(name, text)
+    return float(found.max())
 
 
 def scaled(tensors: Tensors, name: str, values: Tensor, scales: str, block: tuple[int, int] | None) -> Scaled:

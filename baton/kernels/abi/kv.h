@@ -1,4 +1,4 @@
-// How KV elements are stored in a page: float32, bfloat16, int8 and fp8 (e4m3), the last two with one float32 scale per
+// How KV elements are stored in a page: float32, bfloat16, float16, int8 and fp8 (e4m3), the last two with one float32 scale per
 // (token, head). Knows nothing of attention. A plane (K or V of one layer) is
 //
 //   [token 0..15][kv_head][head_dim]  elements, then for int8 and fp8  [token 0..15][kv_head]  float32 scales
@@ -8,9 +8,11 @@
 
 namespace baton {
 
+constexpr int KV_F16 = 4;  // a KvType of a CPU alone
+
 template <int T>
 constexpr int kv_bytes() {
-  return T == KV_F32 ? 4 : T == KV_BF16 ? 2 : 1;
+  return T == KV_F32 ? 4 : T == KV_BF16 || T == KV_F16 ? 2 : 1;
 }
 
 template <int T>
@@ -50,6 +52,7 @@ template <int T>
 BATON_INLINE vf unpack(vi words, int part) {
   if constexpr (T == KV_F32) return from_bits(words);
   if constexpr (T == KV_BF16) return from_bits(part ? (words & splat_word(int32_t(0xffff0000))) : (words << 16));
+  if constexpr (T == KV_F16) return from_halves(part ? words >> 16 : words);
   if constexpr (T == KV_INT8) return to_float((words << (24 - 8 * part)) >> 24);
   return from_e4m3(words << (24 - 8 * part));
 }
@@ -58,6 +61,10 @@ BATON_INLINE vf unpack(vi words, int part) {
 template <int T>
 BATON_INLINE vf widen(const char* p, int n) {
   if constexpr (T == KV_F32) return load_part((const float*)p, n);
+  if constexpr (T == KV_F16) {
+    fp16 part[LANES] = {};
+    return load_halves(n >= LANES ? (const fp16*)p : (const fp16*)std::memcpy(part, p, size_t(n) * 2));
+  }
 #if BATON_AVX512
   if constexpr (T == KV_BF16) {
     __m256i half = n >= LANES ? _mm256_loadu_si256((const __m256i*)p)
@@ -120,6 +127,11 @@ BATON_INLINE void put(char* plane, const KvPlane& shape, int token, int head, co
   } else if constexpr (T == KV_BF16) {
     for (int i = 0; i < n; i++) {
       uint16_t y = to_bf16(x[i]);
+      std::memcpy(row + 2 * i, &y, 2);
+    }
+  } else if constexpr (T == KV_F16) {
+    for (int i = 0; i < n; i++) {
+      const fp16 y = to_fp16(x[i]);
       std::memcpy(row + 2 * i, &y, 2);
     }
   } else {

@@ -73,6 +73,45 @@ BATON_INLINE vi lane_numbers() {
   return load_words(each);
 }
 
+// Round to nearest even, NaN kept a NaN; what is finite stays so, up to 65504.
+BATON_INLINE fp16 to_fp16(float x) {
+  const uint32_t bits = bits_of(x), sign = (bits >> 16) & 0x8000u, size = bits & 0x7fffffffu;
+  if (size > 0x7f800000u) return fp16(sign | 0x7e00);
+  if (size == 0x7f800000u) return fp16(sign | 0x7c00);
+  if (size >= 0x477ff000u) return fp16(sign | 0x7bff);
+  if (size < 0x38800000u) return fp16(sign | (bits_of(float_of(size) + 0.5f) & 0xffff));  // whose last bit is 2^-24
+  return fp16(sign | ((size - 0x38000000u + 0xfffu + ((size >> 13) & 1)) >> 13));
+}
+
+// Sixteen halves as floats.
+BATON_INLINE vf load_halves(const fp16* p) {
+#if BATON_AVX512
+  return (vf)_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)p));
+#elif BATON_AVX2
+  return {_mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)p)), _mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)p + 1))};
+#else
+  vf v;
+  for (int i = 0; i < LANES; i++) v[i] = from_fp16(p[i]);
+  return v;
+#endif
+}
+
+// The same of the low half of each word.
+BATON_INLINE vf from_halves(vi x) {
+#if BATON_AVX512
+  return (vf)_mm512_cvtph_ps(_mm512_cvtepi32_epi16((__m512i)x));
+#elif BATON_AVX2
+  const __m256i low = _mm256_set1_epi32(0xffff);
+  const __m256i mixed = _mm256_packus_epi32(_mm256_and_si256(x.low, low), _mm256_and_si256(x.high, low));
+  const __m256i all = _mm256_permute4x64_epi64(mixed, 0xd8);
+  return {_mm256_cvtph_ps(_mm256_castsi256_si128(all)), _mm256_cvtph_ps(_mm256_extracti128_si256(all, 1))};
+#else
+  vf v;
+  for (int i = 0; i < LANES; i++) v[i] = from_fp16(fp16(x[i]));
+  return v;
+#endif
+}
+
 // The first n lanes, the rest `beside`; nothing past them is touched.
 BATON_INLINE vf load_part(const float* p, int n, float beside = 0) {
   if (n >= LANES) return load(p);

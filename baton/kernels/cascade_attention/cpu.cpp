@@ -106,6 +106,7 @@ BATON_API void baton_cascade_attention(const baton::PagedKv* kv, const baton::At
   switch (kv->type) {
     case KV_F32: return Cascade<KV_F32>{call, {}, {}}.run(items, count, groups, group_count, rows);
     case KV_BF16: return Cascade<KV_BF16>{call, {}, {}}.run(items, count, groups, group_count, rows);
+    case KV_F16: return Cascade<KV_F16>{call, {}, {}}.run(items, count, groups, group_count, rows);
     case KV_INT8: return Cascade<KV_INT8>{call, {}, {}}.run(items, count, groups, group_count, rows);
     default: return Cascade<KV_FP8>{call, {}, {}}.run(items, count, groups, group_count, rows);
   }

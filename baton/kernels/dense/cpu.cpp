@@ -23,15 +23,18 @@ int64_t chain_of(int64_t k) { return k <= LONGEST || k >= 2 * LONGEST ? LONGEST 
 // Vectors of outputs whose sums are in registers together: of 32, or of AVX2's 16, two to a vector.
 constexpr int together(int rows) { return BATON_AVX512 || rows == 1 ? VECTORS : rows <= 3 ? 2 : 1; }
 
+BATON_INLINE vf load_weights(const float* at) { return load(at); }
+BATON_INLINE vf load_weights(const fp16* at) { return load_halves(at); }
+
 // V vectors of outputs, over one chain of inputs.
-template <int R, int V>
-BATON_INLINE void chain_sums(const float* w, const float* x, int64_t x_stride, int64_t begin, int64_t end, float* out) {
+template <int R, int V, class W>
+BATON_INLINE void chain_sums(const W* w, const float* x, int64_t x_stride, int64_t begin, int64_t end, float* out) {
   vf sums[R][V];
   unroll<R>([&](auto r) BATON_LAMBDA { unroll<V>([&](auto v) BATON_LAMBDA { sums[r][v] = vf{}; }); });
   for (int64_t k = begin; k < end; k++)
     unroll<R>([&](auto r) BATON_LAMBDA {
       const vf a = splat(x[r * x_stride + k]);
-      unroll<V>([&](auto v) BATON_LAMBDA { sums[r][v] = fma(a, load(w + k * PANEL + v * LANES), sums[r][v]); });
+      unroll<V>([&](auto v) BATON_LAMBDA { sums[r][v] = fma(a, load_weights(w + k * PANEL + v * LANES), sums[r][v]); });
     });
   unroll<R>([&](auto r) BATON_LAMBDA {
     unroll<V>([&](auto v) BATON_LAMBDA {
@@ -43,23 +46,24 @@ BATON_INLINE void chain_sums(const float* w, const float* x, int64_t x_stride, i
 }
 
 // Up to DEPTH inputs are added to `out` chain by chain.
-template <int R>
-void block(const float* w, const float* x, int64_t x_stride, int64_t depth, int64_t chain, float* out) {
+template <int R, class W>
+void block(const W* w, const float* x, int64_t x_stride, int64_t depth, int64_t chain, float* out) {
   constexpr int V = together(R);
   for (int64_t begin = 0; begin < depth; begin += chain) {
     const int64_t end = depth - begin < chain ? depth : begin + chain;
-    for (int v = 0; v < VECTORS; v += V) chain_sums<R, V>(w + v * LANES, x, x_stride, begin, end, out + v * LANES);
+    for (int v = 0; v < VECTORS; v += V) chain_sums<R, V, W>(w + v * LANES, x, x_stride, begin, end, out + v * LANES);
   }
 }
 
-template <int R = ROWS>
-void blocks(int64_t rows, const float* w, const float* x, int64_t x_stride, int64_t depth, int64_t chain, float* out) {
+template <int R = ROWS, class W>
+void blocks(int64_t rows, const W* w, const float* x, int64_t x_stride, int64_t depth, int64_t chain, float* out) {
   if constexpr (R > 0) {
-    for (; rows >= R; rows -= R, x += R * x_stride, out += R * PANEL) block<R>(w, x, x_stride, depth, chain, out);
-    blocks<R - 1>(rows, w, x, x_stride, depth, chain, out);
+    for (; rows >= R; rows -= R, x += R * x_stride, out += R * PANEL) block<R, W>(w, x, x_stride, depth, chain, out);
+    blocks<R - 1, W>(rows, w, x, x_stride, depth, chain, out);
   }
 }
 
+template <class W>
 void panel(const PackedLinear& w, int64_t which, const float* x, int64_t x_stride, int64_t rows, const float* bias,
            float* out, int64_t out_stride) {
   float* sums = (float*)scratch(SCRATCH_TASK, size_t(rows) * PANEL * 4);
@@ -71,7 +75,7 @@ void panel(const PackedLinear& w, int64_t which, const float* x, int64_t x_strid
 #else
   for (int64_t r = 0; r < rows; r++) std::memcpy(sums + r * PANEL, start, sizeof start);
 #endif
-  const float* weights = (const float*)w.data + which * w.k * PANEL;
+  const W* weights = (const W*)w.data + which * w.k * PANEL;
   const int64_t chain = chain_of(w.k), depth = chain * (DEPTH / chain);
   for (int64_t k = 0; k < w.k; k += depth)
     blocks(rows, weights + k * PANEL, x + k, x_stride, w.k - k < depth ? w.k - k : depth, chain, sums);
@@ -80,12 +84,15 @@ void panel(const PackedLinear& w, int64_t which, const float* x, int64_t x_strid
       store_part(out + r * out_stride + n + i, load(sums + r * PANEL + i), int(width - i));
 }
 
+bool is_float(int32_t kind) { return kind == LINEAR_F32 || kind == LINEAR_F16; }
+
 }  // namespace
 
 PackedLinear panels(const PackedLinear& w, int64_t first, int64_t count) {
   PackedLinear found = w;
-  const int64_t step = w.kind == LINEAR_F32 ? 1 : w.group ? w.group : 8, width = (w.k + step - 1) / step * step;
-  const int64_t bits = w.kind == LINEAR_F32 ? 32 : w.kind == LINEAR_BF16 ? 16 : is_of_bytes(w.kind) ? 8 : 4;
+  const int64_t step = is_float(w.kind) ? 1 : w.group ? w.group : 8, width = (w.k + step - 1) / step * step;
+  const int64_t narrow = w.kind == LINEAR_BF16 || w.kind == LINEAR_F16 ? 16 : is_of_bytes(w.kind) ? 8 : 4;
+  const int64_t bits = w.kind == LINEAR_F32 ? 32 : narrow;
   found.data = (const char*)w.data + first * PANEL * width * bits / 8;
   const int64_t groups = w.group ? width / w.group : 0;
   if (w.scales) found.scales = w.scales + first * groups * PANEL;
@@ -98,11 +105,12 @@ PackedLinear panels(const PackedLinear& w, int64_t first, int64_t count) {
 
 void dense(const PackedLinear& w, const float* x, int64_t x_stride, int64_t m, const float* bias, float* out,
            int64_t out_stride) {
-  if (w.kind != LINEAR_F32) return baton_linear(&w, x, F32, x_stride, m, bias, out, F32, out_stride);
+  if (!is_float(w.kind)) return baton_linear(&w, x, F32, x_stride, m, bias, out, F32, out_stride);
   const int64_t columns = (w.n + PANEL - 1) / PANEL, groups = (m + ROW_GROUP - 1) / ROW_GROUP;
   parallel_for(int32_t(columns * groups), [&](int32_t task) {
     const int64_t row = task % groups * ROW_GROUP, rows = m - row < ROW_GROUP ? m - row : ROW_GROUP;
-    panel(w, task / groups, x + row * x_stride, x_stride, rows, bias, out + row * out_stride, out_stride);
+    const auto one = w.kind == LINEAR_F32 ? panel<float> : panel<fp16>;
+    one(w, task / groups, x + row * x_stride, x_stride, rows, bias, out + row * out_stride, out_stride);
   });
 }
 

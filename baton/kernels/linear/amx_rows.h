@@ -20,6 +20,7 @@ constexpr int64_t kAmxBlock = 32;    // tiles of rows that pass a chunk together
 inline bool by_amx(const PackedLinear& w, int64_t m) {
   if (w.kind == LINEAR_BF16) return true;
   if (w.kind == LINEAR_E4M3_A16) return w.group % 32 == 0;
+  if (becomes_bf16(w.kind)) return false;
   return m >= (w.kind == LINEAR_W8 ? kAmxRows : kAmxRowsW4) && (w.exact || w.group % 64 == 0);
 }
 

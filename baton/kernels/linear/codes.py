@@ -1,8 +1,8 @@
 """Represents weights as places in a table of sixteen numbers (NF4, FP4, MXFP4, NVFP4, IQ4_NL).
 
-Knows nothing of files. The kernel's table is int8, since rows of activations are int8 too. E2M1 and IQ4_NL fit it
-exactly; NF4's numbers are off by 0.4% of the largest at most, which adds 0.3% to the squared error that rounding to
-NF4 has already made.
+Knows nothing of files. The kernel's table is int8, since rows of activations are int8 too; beside rows of bfloat16
+it is bfloat16. E2M1 and IQ4_NL fit either exactly. As int8 NF4's numbers are off by 0.4% of the largest at most,
+which adds 0.3% to the squared error that rounding to NF4 has already made.
 """
 
 from __future__ import annotations
@@ -65,7 +65,8 @@ def stack_codes(parts: Sequence[Codes]) -> PackedWeight | None:
         scales = scales * unit
     else:
         return None
-    return pack_codes(torch.cat([part.codes for part in parts]), table, group, scales, rows)
+    exact = parts[0].table / unit
+    return pack_codes(torch.cat([part.codes for part in parts]), table, group, scales, rows, exact)
 
 
 def whole_table(table: Tensor) -> tuple[Tensor, float]:

@@ -96,18 +96,24 @@ void chunk_bf16(const Call& call, const Work& work) {
   each_tile(call, work, [&](auto size, const TileRows& tile) { tile_bf16<size>((const bf16*)work.at, steps, tile); });
 }
 
+// Of a chunk's groups: two floats each of an output where there are minimums.
+int64_t group_floats(const PackedLinear& w, int64_t width) { return w.group ? width / w.group * kPanel * (has_mins(w) ? 2 : 1) : 0; }
+
 // Where there are groups, their scales lie in front of the weights.
-void chunk_e4m3(const Call& call, const Work& work) {
+void chunk_widened(const Call& call, const Work& work) {
   const Rows& rows = call.rows;
   const PackedLinear& w = *call.w;
-  const int64_t width = rows.width(work.from), groups = w.group ? width / w.group : 0;
-  float* scales = (float*)work.unpacked;
-  uint16_t* wide = (uint16_t*)(scales + groups * kPanel);
-  widen_e4m3((const uint8_t*)work.at, width / 4, wide);
-  if (!groups) return each_tile(call, work, [&](auto size, const TileRows& tile) { tile_bf16<size>(wide, width / 2, tile); });
-  const fp16* from = w.scales + (work.panel * (rows.padded / w.group) + work.from / w.group) * kPanel;
-  for (int64_t i = 0; i < groups * kPanel; ++i) scales[i] = from_fp16(from[i]);
-  each_tile(call, work, [&](auto size, const TileRows& tile) { tile_bf16_groups<size>(wide, width, w.group, scales, tile); });
+  const int64_t width = rows.width(work.from), count = w.group ? width / w.group * kPanel : 0;
+  float *scales = (float*)work.unpacked, *mins = has_mins(w) ? scales + count : nullptr;
+  uint16_t* wide = (uint16_t*)(scales + group_floats(w, width));
+  widen_to_bf16(w, (const uint8_t*)work.at, width, wide);
+  if (!count) return each_tile(call, work, [&](auto size, const TileRows& tile) { tile_bf16<size>(wide, width / 2, tile); });
+  const int64_t from = (work.panel * (rows.padded / w.group) + work.from / w.group) * kPanel;
+  for (int64_t i = 0; i < count; ++i) scales[i] = from_fp16(w.scales[from + i]);
+  for (int64_t i = 0; mins && i < count; ++i) mins[i] = from_fp16(w.mins[from + i]);
+  each_tile(call, work, [&](auto size, const TileRows& tile) {
+    tile_bf16_groups<size>(wide, width, w.group, GroupScales{scales, mins}, tile, rows.are_e4m3);
+  });
 }
 
 void chunk_integers(const Call& call, const Work& work) {
@@ -147,7 +153,7 @@ void chunk_integers(const Call& call, const Work& work) {
 // Of a chunk's weights as the tiles read them, where they aren't read as they lie.
 int64_t unpacked_bytes(const PackedLinear& w, const Rows& rows) {
   const int64_t width = rows.width(0);
-  if (w.kind == LINEAR_E4M3_A16) return (2 * width + (w.group ? 4 * (width / w.group) : 0)) * kPanel;
+  if (becomes_bf16(w.kind)) return 2 * width * kPanel + 4 * group_floats(w, width);
   return w.kind == LINEAR_CODES || (w.kind == LINEAR_W4 && !rows.in_registers) ? width * kPanel : 0;
 }
 
@@ -163,8 +169,8 @@ void one_panel(const Call& call, int64_t panel, int64_t begin, int64_t end) {
     for (work.column = 0; work.column < kPanel; work.column += rows.halves ? kPanel / 2 : kPanel)
       if (call.w->kind == LINEAR_BF16)
         chunk_bf16(call, work);
-      else if (call.w->kind == LINEAR_E4M3_A16)
-        chunk_e4m3(call, work);
+      else if (becomes_bf16(call.w->kind))
+        chunk_widened(call, work);
       else
         chunk_integers(call, work);
   }
@@ -210,7 +216,7 @@ void linear(const PackedLinear& w, const void* x, int32_t x_dtype, int64_t x_str
 #endif
   const Rows rows = prepare(w, x, x_dtype, x_stride, m);
   Call call{&w, rows, results};
-  call.results.row_scales = rows.unit == 2 ? nullptr : rows.scales;
+  call.results.row_scales = rows.unit == 4 || (rows.are_e4m3 && !w.group) ? rows.scales : nullptr;
   const int64_t panels = (w.n + kPanel - 1) / kPanel;
   m > 16 ? many_rows(call, panels) : few_rows(call, panels);
 }
@@ -228,7 +234,7 @@ void with_outliers(const PackedLinear& w, const void* x, int32_t x_dtype, int64_
 
 void with_order(const PackedLinear& w, const void* x, int32_t x_dtype, int64_t x_stride, int64_t m, const Results& results) {
   PackedLinear plain = w;
-  plain.kind = w.kind == LINEAR_W8_ORDERED ? LINEAR_W8 : LINEAR_W4, plain.mins = order_of(w).mins;
+  plain.kind += (form_of(w.kind) == LINEAR_W8_ORDERED ? LINEAR_W8 : LINEAR_W4) - form_of(w.kind), plain.mins = order_of(w).mins;
   Results own = results;
   own.w = &plain;
   linear(plain, in_order(w, x, x_dtype, x_stride, m).data(), F32, w.k, m, own);

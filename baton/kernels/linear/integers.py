@@ -53,12 +53,14 @@ class Scaled(NamedTuple):
     """Holds narrow floats: value = scale x narrow.
 
     ``narrow`` (n, k) float8_e4m3fn; ``scale`` float32 (n, groups), each over ``group`` inputs; group 0: one per
-    row.
+    row. ``rows``: the scale by which rows of activations are meant to be rounded to e4m3, 0 for one of each row or
+    group of it; None where they are meant to stay as they are.
     """
 
     narrow: Tensor
     scale: Tensor
     group: int = 0
+    rows: float | None = None
 
 
 Part = Integers | Scaled | Codes
@@ -123,6 +125,14 @@ def _stack(parts: Sequence[Integers]) -> PackedWeight:
 
 def stack_scaled(parts: Sequence[Scaled]) -> PackedWeight:
     """Stacks the parts along the rows, packed as they are; rows of scales get groups where any part has them."""
+    packed = _stack_scaled(parts)
+    own = [part.rows for part in parts if part.rows is not None]
+    if len(own) < len(parts) or (0.0 in own and any(own)):  # rows of all parts are the same rows
+        return packed
+    return dataclasses.replace(packed, table=torch.tensor([max(own)]))
+
+
+def _stack_scaled(parts: Sequence[Scaled]) -> PackedWeight:
     values, group = torch.cat([part.narrow for part in parts]), math.gcd(*(part.group for part in parts))
     if not group:
         return pack_e4m3(values, torch.cat([part.scale[:, 0] for part in parts]), E4M3_A16)

@@ -1,10 +1,14 @@
 // Forms of weights that a CPU alone multiplies: codes into a table, e4m3 numbers. A chunk of either becomes what the tiles
 // read, bytes or bf16, once for all rows. Knows nothing of rows or threads.
 //
-//   CODES     as W4 (linear.h), a nibble being a place in the table: 16 int8, to which `mins` of the struct points
+//   CODES     as W4 (linear.h), a nibble being a place in the table, to which `mins` of the struct points: 16 int8, then 16 bf16,
+//             the same numbers as near as either holds them
 //   W8_OUTLIERS  as W8 without groups, `mins` pointing to a float: see outliers.h
 //   W8_ORDERED, W4_ORDERED  as W8 and W4, `mins` pointing to an Order: see order.h
 //   E4M3_A16  as W8, a byte being a float8_e4m3fn; rows of activations are bf16, sums float; with a group, scales as of integers
+//   E4M3_A8   as E4M3_A16, rows being rounded to e4m3 first: `mins` points to a float, their scale, 0 for what each row's largest
+//             number asks for, or each group's of a row
+//   A16 + W8, W4, CODES, W8_ORDERED, W4_ORDERED  the same bytes, rows of activations being bf16: see weight_only.h
 #pragma once
 
 #include "tiles.h"
@@ -12,12 +16,22 @@
 namespace baton {
 
 constexpr int32_t LINEAR_CODES = 4, LINEAR_E4M3_A16 = 5, LINEAR_W8_OUTLIERS = 6;
-constexpr int32_t LINEAR_W8_ORDERED = 7, LINEAR_W4_ORDERED = 8;  // PackedLinear.kind; 3 is a GPU's
+constexpr int32_t LINEAR_W8_ORDERED = 7, LINEAR_W4_ORDERED = 8, LINEAR_E4M3_A8 = 9;  // PackedLinear.kind; 3 is a GPU's
+constexpr int32_t LINEAR_F16 = 101;  // as dense.h's float32, in halves: rows stay float32
+constexpr int32_t LINEAR_A16 = 16;  // added to a kind of integers or codes
 
-inline bool is_ordered(int32_t kind) { return kind == LINEAR_W8_ORDERED || kind == LINEAR_W4_ORDERED; }
+inline bool is_weight_only(int32_t kind) { return kind >= LINEAR_A16 && kind < 2 * LINEAR_A16; }
+// How its bytes lie.
+inline int32_t form_of(int32_t kind) { return is_weight_only(kind) ? kind - LINEAR_A16 : kind; }
+inline bool is_e4m3(int32_t kind) { return kind == LINEAR_E4M3_A16 || kind == LINEAR_E4M3_A8; }
+// Whether weights become bf16 first.
+inline bool becomes_bf16(int32_t kind) { return is_e4m3(kind) || is_weight_only(kind); }
+
+inline bool is_ordered(int32_t kind) { return form_of(kind) == LINEAR_W8_ORDERED || form_of(kind) == LINEAR_W4_ORDERED; }
 
 inline bool is_of_bytes(int32_t kind) {
-  return kind == LINEAR_W8 || kind == LINEAR_E4M3_A16 || kind == LINEAR_W8_OUTLIERS || kind == LINEAR_W8_ORDERED;
+  const int32_t form = form_of(kind);
+  return form == LINEAR_W8 || form == LINEAR_W8_OUTLIERS || form == LINEAR_W8_ORDERED || is_e4m3(form);
 }
 
 inline int64_t weight_bytes(const PackedLinear& w, int64_t values) {
@@ -26,7 +40,8 @@ inline int64_t weight_bytes(const PackedLinear& w, int64_t values) {
 
 // Whether `mins` are mins: one per group and output.
 inline bool has_mins(const PackedLinear& w) {
-  return w.mins && w.kind != LINEAR_CODES && w.kind != LINEAR_W8_OUTLIERS && !is_ordered(w.kind);
+  const int32_t form = form_of(w.kind);
+  return w.mins && form != LINEAR_CODES && form != LINEAR_W8_OUTLIERS && !is_e4m3(form) && !is_ordered(form);
 }
 
 // A planted bug, which the op's tests must catch: the upper half of the table is never read.
@@ -37,6 +52,7 @@ constexpr uint8_t kPlaces = 15;
 #endif
 
 inline const int8_t* table_of(const PackedLinear& w) { return (const int8_t*)w.mins; }
+inline const bf16* wide_table_of(const PackedLinear& w) { return (const bf16*)(table_of(w) + 16); }
 
 // `steps` of [64][4] bytes with two nibbles each -> twice as many steps of [64][4] bytes, the table's numbers + 128.
 inline void look_up(const uint8_t* w, int64_t steps, const int8_t* numbers, uint8_t* out) {
@@ -128,19 +144,5 @@ inline void widen_e4m3(const uint8_t* w, int64_t steps, uint16_t* out) {
     }
 }
 #endif
-
-// w: `width` inputs as bf16, in groups under `scales` [group][64]: each group's sum times its scale is added to the rows'.
-template <int R>
-inline void tile_bf16_groups(const uint16_t* w, int64_t width, int64_t group, const float* scales, TileRows tile) {
-  alignas(64) float sums[R * kPanel];
-  float* const out = tile.out;
-  tile.out = sums;
-  for (int64_t at = 0; at < width; at += group, w += group * kPanel, scales += kGroupStride, tile.x += group / 2 * word_bytes(R) * R) {
-    std::memset(sums, 0, sizeof sums);
-    tile_bf16<R>(w, std::min(group, width - at) / 2, tile);
-    for (int64_t r = 0; r < R; ++r)
-      for (int64_t n = 0; n < kPanel; ++n) out[r * kPanel + n] += sums[r * kPanel + n] * scales[n];
-  }
-}
 
 }  // namespace baton

@@ -26,10 +26,19 @@ PANEL = 64  # rows of a panel
 BF16, W8, W4 = 0, 1, 2  # kinds of weights: linear.h's LinearKind
 E4M3 = 3  # a kind of form.cuh's: only a GPU has it, elsewhere the reference computes it
 CODES, E4M3_A16, W8_OUTLIERS, W8_ORDERED, W4_ORDERED = 4, 5, 6, 7, 8  # narrow_forms.h's: only a CPU has them
+E4M3_A8 = 9  # the same numbers as E4M3_A16 beside rows that are rounded to e4m3
+CODE_COUNT = 16  # numbers of a table of CODES
+A16 = 16  # added to a kind of integers or codes: rows of activations stay bfloat16 (weight-only)
 ORDERED = {W8: W8_ORDERED, W4: W4_ORDERED}  # kinds by those of the same numbers in order
+ROUNDED_ROWS = (W8, W4, CODES, *ORDERED.values())  # kinds whose rows are rounded to int8, all inputs of them
 ROWS = ("data", "scales", "mins", "row_scale")  # what a PackedWeight has panel by panel
 ZERO = {W8: 128, W4: 8, CODES: 0, W8_OUTLIERS: 128, W8_ORDERED: 128, W4_ORDERED: 8}
-VERSION = 4  # this layout's and rounding's version: part of the name of what is cached on disk
+VERSION = 5  # this layout's and rounding's version: part of the name of what is cached on disk
+
+
+def is_weight_only(kind: int) -> bool:
+    """Tells whether integers or codes of ``kind`` multiply rows that stay bfloat16."""
+    return A16 <= kind < 2 * A16
 
 
 class PackedMatrixStruct(ctypes.Structure):
@@ -59,9 +68,13 @@ class PackedWeight:
     """Holds a weight (n, k) in panels.
 
     ``data`` uint8, panels in order; ``scales``, ``mins`` float16 (panels, groups, 64) or None; ``row_scale``
-    float32 (panels x 64), None for plain bf16. ``group`` 0: one scale per row. ``table``: of CODES, what its
-    nibbles stand for, 16 int8; of W8_OUTLIERS, from which magnitude on inputs are multiplied in float, one float32;
-    of W8_ORDERED and W4_ORDERED, which input each column multiplies, int32 (k,).
+    float32 (panels x 64), None for plain bf16. ``group`` 0: one scale per row. ``table``:
+
+    - CODES: what its nibbles stand for, 16 int8 and behind them the same as 16 bfloat16, all as int8
+    - W8_OUTLIERS: from which magnitude on inputs are multiplied in float, one float32
+    - W8_ORDERED and W4_ORDERED: which input each column multiplies, int32 (k,)
+    - E4M3_A8: the scale of rows, one float32, 0 where each row, or each group of one, has its own
+    - E4M3_A16: the same, should rows be rounded; None where the checkpoint has no rounding for them
     """
 
     kind: int
@@ -88,7 +101,23 @@ class PackedWeight:
     @property
     def is_ordered(self) -> bool:
         """Whether rows are put into another order first."""
-        return self.kind in ORDERED.values()
+        return self.form in ORDERED.values()
+
+    @property
+    def form(self) -> int:
+        """Returns the kind without what it says of activations: how the bytes lie."""
+        return self.kind - A16 if is_weight_only(self.kind) else self.kind
+
+    def with_bf16_rows(self) -> PackedWeight:
+        """Returns the same weight for rows that stay bfloat16; itself where its rows are floats already."""
+        if self.kind == W8_OUTLIERS:
+            return dataclasses.replace(self, kind=W8 + A16, table=None)
+        return dataclasses.replace(self, kind=self.kind + A16) if self.kind in ROUNDED_ROWS else self
+
+    def with_published_rows(self) -> PackedWeight:
+        """Returns the same weight for rows of e4m3, where its checkpoint says how to round them; else itself."""
+        has_scale = self.kind == E4M3_A16 and self.table is not None
+        return dataclasses.replace(self, kind=E4M3_A8) if has_scale else self
 
     @property
     def _beside(self) -> Tensor | None:
@@ -139,19 +168,24 @@ class PackedWeight:
 
     def _narrow(self) -> Tensor:
         """What scales multiply, (n, k)."""
-        if self.kind in (E4M3, E4M3_A16):
+        if self.kind in (E4M3, E4M3_A16, E4M3_A8):
             return _from_steps(self.data.view(torch.float8_e4m3fn), 4, self.n, self.k)
-        if self.kind == CODES:
-            assert self.table is not None
-            return self.table[self.integers().int()]
+        if self.form == CODES:
+            return self._numbers[self.integers().int()]
         return self.integers()
+
+    @property
+    def _numbers(self) -> Tensor:
+        """What codes stand for: int8 beside rows of int8, else bfloat16."""
+        assert self.table is not None
+        return self.table[:CODE_COUNT] if self.kind == CODES else self.table[CODE_COUNT:].view(torch.bfloat16)
 
     def integers(self) -> Tensor:
         """Returns the quantized integers without their zero, or the codes, (n, k) int8."""
         data = self.data
-        if self.kind in (W4, W4_ORDERED, CODES):
+        if self.form in (W4, W4_ORDERED, CODES):
             data = torch.stack((data.view(-1, PANEL, 4) & 15, data.view(-1, PANEL, 4) >> 4), 1)
-        return (_from_steps(data.reshape(-1), 4, self.n, self.k).to(torch.int16) - ZERO[self.kind]).to(torch.int8)
+        return (_from_steps(data.reshape(-1), 4, self.n, self.k).to(torch.int16) - ZERO[self.form]).to(torch.int8)
 
     @cached_property
     def wide(self) -> Tensor:
@@ -188,13 +222,18 @@ def pack_e4m3_groups(weight: Tensor, group: int, scales: Tensor) -> PackedWeight
 
 
 def pack_codes(
-    codes: Tensor, table: Tensor, group: int, scales: Tensor, row_scale: Tensor | None = None
+    codes: Tensor,
+    table: Tensor,
+    group: int,
+    scales: Tensor,
+    row_scale: Tensor | None = None,
+    exact: Tensor | None = None,
 ) -> PackedWeight:
     """Packs codes (n, k) uint8 below 16; value = row_scale x scale x table[code].
 
-    ``table`` 16 int8; ``scales`` float32 (n, groups), each over ``group`` inputs (a multiple of 16); ``row_scale``
-    float32 (n,). Where it is given, float16 must hold the scales; else each row gets a power of two that brings
-    them there.
+    ``table`` 16 int8, nearest to the 16 floats of ``exact`` (None: to themselves); ``scales`` float32 (n, groups),
+    each over ``group`` inputs (a multiple of 16); ``row_scale`` float32 (n,). Where it is given, float16 must hold
+    the scales; else each row gets a power of two that brings them there.
     """
     n, k = codes.shape
     assert group
@@ -204,7 +243,8 @@ def pack_codes(
     held = scales / units[:, None] if row_scale is None else scales
     data = _nibbles(_to_steps(codes, 4, padded(k, group)))
     parts = data, _panels(held), None, _rows(units)
-    return PackedWeight(CODES, n, k, group, *parts, table=table.to(torch.int8).contiguous())
+    wide = (table if exact is None else exact).to(torch.bfloat16).view(torch.int8)
+    return PackedWeight(CODES, n, k, group, *parts, table=torch.cat((table.to(torch.int8), wide)))
 
 
 def pack_integers(q: Tensor, bits: int, group: int, scales: Tensor, mins: Tensor | None = None) -> PackedWeight:
@@ -230,13 +270,14 @@ def beside(weights: Sequence[PackedWeight]) -> PackedWeight | None:
     rows = -(-first.n // PANEL) * PANEL * len(weights)
     if any(_form(w) != _form(first) for w in weights):
         return None
-    if first.table is not None and not all(
-        torch.equal(first.table, w.table) for w in weights if w.table is not None
-    ):
+    table = first.table
+    if first.kind == E4M3_A16 and table is not None:  # one scale of rows for all, which clips none
+        table = torch.stack([w.table for w in weights if w.table is not None]).amax(0)
+    elif table is not None and not all(torch.equal(table, w.table) for w in weights if w.table is not None):
         return None
     parts: dict[str, list[Any]] = {name: [getattr(w, name) for w in weights] for name in ROWS}
     whole: dict[str, Any] = {name: None if part[0] is None else torch.cat(part) for name, part in parts.items()}
-    return dataclasses.replace(first, n=rows, **whole)
+    return dataclasses.replace(first, n=rows, table=table, **whole)
 
 
 def one_of(whole: PackedWeight, index: int, count: int, n: int) -> PackedWeight:
@@ -268,8 +309,8 @@ def own_rows(whole: PackedWeight, ranges: Sequence[tuple[int, int]]) -> PackedWe
     return dataclasses.replace(whole, n=n, data=data.contiguous(), **kept)  # type: ignore[arg-type]
 
 
-def _form(w: PackedWeight) -> tuple[int, int, int, int, bool]:
-    return w.kind, w.n, w.k, w.group, w.mins is None
+def _form(w: PackedWeight) -> tuple[int, int, int, int, bool, bool]:
+    return w.kind, w.n, w.k, w.group, w.mins is None, w.table is None
 
 
 def quantize(weight: Tensor, bits: int, group: int) -> PackedWeight:

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from baton.kernels.linear.packed import BF16, E4M3, E4M3_A16, W8_OUTLIERS, PackedWeight
+from baton.kernels.linear.packed import BF16, E4M3, E4M3_A8, E4M3_A16, W8_OUTLIERS, PackedWeight, is_weight_only
 
 FLOOR = 1e-30  # the magnitude below which a row counts as zero
 
@@ -21,7 +21,7 @@ def linear(x: Tensor, weight: Tensor | PackedWeight, bias: Tensor | None = None)
 
     With an integer weight the rows of x are rounded to int8 first, each by its own absmax / 127 (W8_OUTLIERS: but
     for those of its inputs that are its table's threshold or more), with an e4m3 one to e4m3 by absmax / 448; with
-    a packed bf16 one, or e4m3 one for such rows, to bf16. Sums and scales are float32.
+    a packed bf16 one, or one whose kind says so, to bf16. Sums and scales are float32.
     """
     if isinstance(weight, PackedWeight):
         wide = _by_packed(x.float(), weight)
@@ -43,6 +43,19 @@ def e4m3_rows(x: Tensor) -> tuple[Tensor, Tensor]:
     return scaled.clamp(-448.0, 448.0).to(torch.float8_e4m3fn).float(), scale
 
 
+def published_rows(x: Tensor, weight: PackedWeight) -> Tensor:
+    """Returns rows (rows, in) float32 as an E4M3_A8 weight takes them: e4m3 numbers times their scales.
+
+    The scale is the weight's own, or that of each row, or where the weight has groups that of each group of a row.
+    """
+    assert weight.table is not None
+    given = float(weight.table)
+    if given:
+        return (x * (1.0 / weight.table)).clamp(-448.0, 448.0).to(torch.float8_e4m3fn).float() * given
+    parts = x.split(weight.group or x.shape[1], 1)
+    return torch.cat([q * scale for q, scale in map(e4m3_rows, parts)], 1)
+
+
 def _scaled(x: Tensor, top: float) -> tuple[Tensor, Tensor]:
     most = x.abs().amax(-1, keepdim=True)
     dead = ~(most >= FLOOR)
@@ -56,7 +69,9 @@ def _by_packed(x: Tensor, weight: PackedWeight) -> Tensor:
         large = torch.where(x.abs() >= weight.table, x, 0)
         q, scale = quantize_rows(x.where(large == 0, 0))
         return F.linear(q, weight.wide) * scale + F.linear(large, weight.wide)
-    if weight.kind in (BF16, E4M3_A16):
+    if weight.kind == E4M3_A8:
+        return F.linear(published_rows(x, weight), weight.wide)
+    if weight.kind in (BF16, E4M3_A16) or is_weight_only(weight.kind):
         return F.linear(x.bfloat16().float(), weight.wide)
     q, scale = e4m3_rows(x) if weight.kind == E4M3 else quantize_rows(x)
     return F.linear(q, weight.wide) * scale

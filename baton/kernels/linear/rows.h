@@ -10,6 +10,7 @@
 #include "narrow_forms.h"
 #include "quantize_rows.h"
 #include "tiles.h"
+#include "weight_only.h"
 
 namespace baton {
 
@@ -62,6 +63,8 @@ struct Rows {  // what is multiplied, in the calling thread's scratch
   int64_t chunk, group, groups;       // inputs per chunk and per sum, sums per row
   bool halves;                        // of panels
   bool widened, in_registers;         // int4: see above
+  bool are_e4m3, summed;              // rows of bf16: rounded to e4m3; each group's inputs added up
+  float given;                        // e4m3 rows' scale, 0 for their own
   char* x;
   int32_t* starts;  // [tile of rows][group][row], see tiles.h
   int32_t zero;
@@ -170,11 +173,15 @@ inline void prepare_tile(const Rows& rows, int64_t tile, const char* x, int32_t 
   for (int64_t r = 0; r < count; ++r) {
     const char* from = x + (first + r) * x_bytes;
     char* row = rounded + r * stride;
-    if (rows.unit == 2)
+    const RowGroups own{(float*)rows.starts + first * rows.groups + r, count, rows.group};
+    if (rows.are_e4m3)
+      rows.scales[first + r] = round_to_e4m3(from, dtype, rows.k, rows.padded, rows.given, own, (bf16*)row);
+    else if (rows.unit == 2)
       round_row(from, dtype, rows.k, rows.padded, (bf16*)row);
     else
       rows.scales[first + r] = quantize_row(from, from + count * x_bytes, dtype, rows.k, rows.padded, rows.group, (int8_t*)row,
                                             {rows.starts + first * rows.groups + r, count, rows.zero});
+    if (rows.summed) sum_groups((const bf16*)row, rows.padded, own);
   }
   if (!alone) deal(rows, first, count, (const uint32_t*)rounded, stride / 4);
 }
@@ -185,11 +192,16 @@ inline Rows prepare(const PackedLinear& w, const void* x, int32_t dtype, int64_t
   int64_t per_tile = rows.in_registers ? kRowsW4 : kRows;
   rows.m = m, rows.tiles = (m + per_tile - 1) / per_tile, rows.k = w.k;
   rows.padded = up(w.k, w.group ? w.group : 8);
-  rows.unit = w.kind == LINEAR_BF16 || w.kind == LINEAR_E4M3_A16 ? 2 : 4;
-  rows.group = rows.widened ? 2 * w.exact : w.group ? w.group : kSum;
+  const bool wide = becomes_bf16(w.kind);
+  rows.unit = w.kind == LINEAR_BF16 || wide ? 2 : 4;
+  rows.are_e4m3 = w.kind == LINEAR_E4M3_A8, rows.summed = wide && has_mins(w);
+  rows.given = rows.are_e4m3 ? *(const float*)w.mins : 0;
+  rows.group = rows.widened ? 2 * w.exact : w.group ? w.group : wide ? rows.padded : kSum;
   rows.halves = by_halves(w, m);
-  const bool narrow = w.kind == LINEAR_CODES || w.kind == LINEAR_E4M3_A16;
-  rows.chunk = up(narrow ? kNarrowChunk : rows.halves ? kHalfChunk : kChunk, w.exact ? 2 * w.exact : rows.group);
+  if (wide)
+    rows.chunk = up(kNarrowChunk, w.group ? w.group : 8);
+  else
+    rows.chunk = up(w.kind == LINEAR_CODES ? kNarrowChunk : rows.halves ? kHalfChunk : kChunk, w.exact ? 2 * w.exact : rows.group);
   rows.groups = up(rows.padded, rows.group) / rows.group;
   int64_t x_bytes = up(m * rows.padded / rows.unit * rows.word(), 64), start_bytes = up(m * rows.groups * 4, 64);
   rows.x = (char*)scratch(SCRATCH_CALLER, x_bytes + start_bytes + m * 4);

@@ -15,9 +15,12 @@ from baton.kernels.abi.torch_library import address, define, dense, require, run
 from baton.kernels.dense.packed import unpack_f32
 from baton.kernels.linear import reference
 from baton.kernels.linear.packed import (
+    A16,
     BF16,
+    CODE_COUNT,
     CODES,
     E4M3,
+    E4M3_A8,
     E4M3_A16,
     PANEL,
     W4,
@@ -26,9 +29,9 @@ from baton.kernels.linear.packed import (
     PackedWeight,
     padded,
 )
-from baton.kernels.step.structs import LINEAR_F32
+from baton.kernels.step.structs import LINEAR_F16, LINEAR_F32
 
-# Of CODES and W8_OUTLIERS ``mins`` is the table.
+# Of CODES, W8_OUTLIERS and E4M3_A8 ``mins`` is the table.
 PACKED = "Tensor data, Tensor? scales, Tensor? mins, Tensor? row_scale, int kind, int group, int n, int k"
 HALF_BYTES = {
     BF16: 4,
@@ -38,8 +41,21 @@ HALF_BYTES = {
     CODES: 1,
     E4M3_A16: 2,
     W8_OUTLIERS: 2,
+    E4M3_A8: 2,
+    W8 + A16: 2,
+    W4 + A16: 1,
+    CODES + A16: 1,
     LINEAR_F32: 8,
+    LINEAR_F16: 4,
 }  # of one element
+GROUPED = (W8, W4, CODES, E4M3_A16, E4M3_A8, W8 + A16, W4 + A16, CODES + A16)
+# The dtype and numbers of a kind's table.
+TABLES = {
+    CODES: (torch.int8, 3 * CODE_COUNT),
+    CODES + A16: (torch.int8, 3 * CODE_COUNT),
+    W8_OUTLIERS: (torch.float32, 1),
+    E4M3_A8: (torch.float32, 1),
+}
 
 Parts = tuple[Tensor, Tensor | None, Tensor | None, Tensor | None, int, int, int, int]
 
@@ -47,25 +63,29 @@ Parts = tuple[Tensor, Tensor | None, Tensor | None, Tensor | None, int, int, int
 def parts(weight: PackedWeight) -> Parts:
     """Returns the arguments that ``PACKED`` stands for."""
     w = weight
-    return w.data, w.scales, w.mins if w.table is None else w.table, w.row_scale, w.kind, w.group, w.n, w.k
+    return w.data, w.scales, w.table if w.kind in TABLES else w.mins, w.row_scale, w.kind, w.group, w.n, w.k
 
 
 def whole(found: Any) -> PackedWeight:
     """Returns the weight that ``PACKED``'s arguments are. Raises ValueError where its data can't be."""
     data, scales, mins, row_scale, kind, group, n, k = found
     require(kind in HALF_BYTES, f"linear: kind {kind} is none of {sorted(HALF_BYTES)}")
-    grouped = kind in (W8, W4, CODES, E4M3_A16) and group > 0 and group % 16 == 0
-    require(grouped or (group == 0 and kind != CODES), "linear: group is 0 or, of integers, a multiple of 16")
-    width, rows = k if kind == LINEAR_F32 else padded(k, group), -(-n // PANEL) * PANEL
+    grouped = kind in GROUPED and group > 0 and group % 16 == 0
+    require(
+        grouped or (group == 0 and kind not in (CODES, CODES + A16)),
+        "linear: group is 0 or, of integers, a multiple of 16",
+    )
+    is_float = kind in (LINEAR_F32, LINEAR_F16)
+    width, rows = k if is_float else padded(k, group), -(-n // PANEL) * PANEL
     _require_part("data", data, torch.uint8, rows * width * HALF_BYTES[kind] // 2)
     _require_part("scales", scales, torch.float16, rows * width // group if grouped else None)
-    if kind in (CODES, W8_OUTLIERS):
-        _require_part("mins (its table)", mins, *((torch.int8, 16) if kind == CODES else (torch.float32, 1)))
+    if kind in TABLES:
+        _require_part("mins (its table)", mins, *TABLES[kind])
     elif mins is not None:
         _require_part("mins", mins, torch.float16, rows * width // group if grouped else None)
-    if kind not in (BF16, LINEAR_F32) or row_scale is not None:
-        _require_part("row_scale", row_scale, torch.float32, rows if kind != LINEAR_F32 else None)
-    lows, table = (None, mins) if kind in (CODES, W8_OUTLIERS) else (mins, None)
+    if not (kind == BF16 or is_float) or row_scale is not None:
+        _require_part("row_scale", row_scale, torch.float32, None if is_float else rows)
+    lows, table = (None, mins) if kind in TABLES else (mins, None)
     return PackedWeight(kind, n, k, group, data, scales, lows, row_scale, table)
 
 
@@ -83,7 +103,7 @@ def _require_part(name: str, part: Tensor | None, dtype: torch.dtype, count: int
 
 def by_reference(x: Tensor, weight: PackedWeight, bias: Tensor | None) -> Tensor:
     """Computes the product by the reference, also of float32 weights."""
-    if weight.kind == LINEAR_F32:
+    if weight.kind in (LINEAR_F32, LINEAR_F16):
         return reference.linear(x, unpack_f32(weight), bias)
     return reference.linear(x, weight, bias)
 

@@ -211,13 +211,13 @@ void packed_layers(const Moe& m, const Form& form, const Routed& r, const float*
     if (!count) continue;
     const PackedLinear gate_up = expert_of(m.gate_up, e, 2 * m.inner), down = expert_of(m.down, e, m.hidden);
     float* own = between + begin * m.inner;
-    baton_linear(&gate_up, rows.data() + begin * m.hidden, F32, m.hidden, count, nullptr, both.data(), F32, 2 * m.inner);
+    dense(gate_up, rows.data() + begin * m.hidden, m.hidden, count, nullptr, both.data(), 2 * m.inner);
     parallel_for(int32_t(count), [&](int32_t i) {
       const float *gates = both.data() + i * 2 * m.inner, *ups = gates + m.inner;
       for (int64_t j = 0; j < m.inner; j++) own[i * m.inner + j] = form.between(m, e, j, gates[j], ups[j]);
     });
     const float* bias = form.biased ? form.biased->down_bias + e * m.hidden : nullptr;
-    baton_linear(&down, own, F32, m.inner, count, bias, y + begin * m.hidden, F32, m.hidden);
+    dense(down, own, m.inner, count, bias, y + begin * m.hidden, m.hidden);
   }
 }
 

@@ -9,8 +9,10 @@ import torch
 from torch import Tensor
 
 from baton.kernels.abi.native import BF16, F32, I64, P, declare
-from baton.kernels.linear.packed import PackedWeight, one_of
+from baton.kernels.dense.packed import pack_floats, unpack_f32
+from baton.kernels.linear.packed import PackedWeight, beside, one_of
 from baton.kernels.moe.reference import ExpertGate, Matrices
+from baton.kernels.step.structs import LINEAR_F16, LINEAR_F32
 
 PACKED = 100  # packed.h: MOE_PACKED
 
@@ -80,8 +82,8 @@ class PackedExperts:
 
     def singly(self) -> tuple[Matrices, Matrices]:
         """Returns gate_up and down by expert, as the reference takes them."""
-        gate_up = [one_of(self.gate_up, e, self.experts, 2 * self.down.k) for e in range(self.experts)]
-        return gate_up, [one_of(self.down, e, self.experts, self.gate_up.k) for e in range(self.experts)]
+        gate_up = [_single(one_of(self.gate_up, e, self.experts, 2 * self.down.k)) for e in range(self.experts)]
+        return gate_up, [_single(one_of(self.down, e, self.experts, self.gate_up.k)) for e in range(self.experts)]
 
 
 AnyExperts = Experts | PackedExperts
@@ -90,14 +92,26 @@ AnyExperts = Experts | PackedExperts
 def experts_of(
     gate_up: Tensor | PackedWeight, down: Tensor | PackedWeight, experts: int, chosen: int, renormalise: bool
 ) -> AnyExperts:
-    """Returns a layer by its weights, stacked expert by expert: both packed, or both tensors."""
-    if isinstance(gate_up, PackedWeight) and isinstance(down, PackedWeight):
-        return PackedExperts(gate_up, down, chosen, renormalise, experts)
+    """Returns a layer by its weights, stacked expert by expert; both are packed where one is, or is float16."""
+    if any(isinstance(weight, PackedWeight) or weight.dtype == torch.float16 for weight in (gate_up, down)):
+        return PackedExperts(_packed(gate_up, experts), _packed(down, experts), chosen, renormalise, experts)
     assert isinstance(gate_up, Tensor)
     assert isinstance(down, Tensor)
     shape = experts, -1
     layers = gate_up.unflatten(0, shape).contiguous(), down.unflatten(0, shape).contiguous()
     return Experts(*layers, chosen, renormalise)
+
+
+def _packed(weight: Tensor | PackedWeight, experts: int) -> PackedWeight:
+    if isinstance(weight, PackedWeight):
+        return weight
+    found = beside([pack_floats(own) for own in weight.chunk(experts)])
+    assert found is not None, "all are of one form"
+    return found
+
+
+def _single(weight: PackedWeight) -> Tensor | PackedWeight:
+    return unpack_f32(weight) if weight.kind in (LINEAR_F32, LINEAR_F16) else weight
 
 
 def biased(experts: AnyExperts, gate: ExpertGate) -> BiasedMoeStruct:

@@ -163,6 +163,7 @@ void attend(const PagedKv& kv, Heads own, const AttentionItem* items, int32_t co
   switch (kv.type) {
     case KV_F32: return Attention<KV_F32>{call, own}.run(items, count);
     case KV_BF16: return Attention<KV_BF16>{call, own}.run(items, count);
+    case KV_F16: return Attention<KV_F16>{call, own}.run(items, count);
     case KV_INT8: return Attention<KV_INT8>{call, own}.run(items, count);
     default: return Attention<KV_FP8>{call, own}.run(items, count);
   }

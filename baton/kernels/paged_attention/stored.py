@@ -15,6 +15,7 @@ PAGE = 16  # tokens of a page
 ELEMENTS = {
     "float32": torch.float32,
     "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
     "int8": torch.int8,
     "fp8_e4m3": torch.float8_e4m3fn,
 }

@@ -74,6 +74,7 @@ void append_heads(const PagedKv& kv, Heads own, const AttentionItem* items, int3
   switch (kv.type) {
     case KV_F32: return run(std::integral_constant<int, KV_F32>());
     case KV_BF16: return run(std::integral_constant<int, KV_BF16>());
+    case KV_F16: return run(std::integral_constant<int, KV_F16>());
     case KV_INT8: return run(std::integral_constant<int, KV_INT8>());
     default: return run(std::integral_constant<int, KV_FP8>());
   }

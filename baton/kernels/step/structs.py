@@ -18,8 +18,9 @@ FOREIGN = -1  # the kind of an op that the native step doesn't run
 # forms.h: FormKind
 EMBED_SCALED, ADD, NORM_PART, ROPE_PART, ATTENTION_FORM, GEGLU, BIASED_MOE, LM_HEAD_CAPPED = range(64, 72)
 LINEAR_F32 = 100  # the kind of float32 weights: dense.h's
+LINEAR_F16 = 101  # of float16 ones: narrow_forms.h's
 PANEL = 64  # rows of a panel of weights
-KV_TYPES = {"float32": 0, "bfloat16": 1, "int8": 2, "fp8_e4m3": 3}  # kv.h: KvType
+KV_TYPES = {"float32": 0, "bfloat16": 1, "int8": 2, "fp8_e4m3": 3, "float16": 4}  # kv.h: KvType
 
 # attention.h: AttentionItem
 ITEM = np.dtype([("first", "<i8"), ("pages", "<u8"), ("queries", "<i4"), ("start", "<i4")], align=True)

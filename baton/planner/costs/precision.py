@@ -21,7 +21,7 @@ NF4_BLOCK = 64  # weights; bitsandbytes' config.json doesn't say
 # The methods of config.json; a GGUF file says itself what it holds.
 METHODS = ("awq", "bitsandbytes", "compressed-tensors", "fp8", "gptq", "mxfp4", "torchao")
 ON_LOAD = {"none": (PLAIN, PLAIN), "int8": (8.0, 8.0), "int4": (4.5, 8.0)}  # bits of linear layers, of the head
-KV_BITS = {"auto": PLAIN, "float32": 32.0, "bf16": PLAIN, "int8": 8.0, "fp8": 8.0}
+KV_BITS = {"auto": PLAIN, "float32": 32.0, "bf16": PLAIN, "fp16": PLAIN, "int8": 8.0, "fp8": 8.0}
 KV_SCALED, SCALE = ("int8", "fp8"), 32.0  # bits of a scale per token and head
 
 

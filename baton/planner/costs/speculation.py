@@ -8,6 +8,7 @@ tokens that it is expected to give, so that a simulated step still gives one tok
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import takewhile, zip_longest
 from typing import Any
 
 import msgspec
@@ -49,9 +50,9 @@ def acceptance_of(cluster: Mapping[str, Any]) -> tuple[float, ...]:
     Raises ConfigError if no worker has verified a draft.
     """
     told = [worker["speculation"]["acceptance"] for worker in cluster["workers"] if worker.get("speculation")]
-    columns = zip(*told, strict=False)
-    means = [[share for share in column if share is not None] for column in columns]
-    known = [sum(shares) / len(shares) for shares in means if shares]
+    columns = zip_longest(*told)  # workers may draft different numbers of tokens
+    judged = ([share for share in column if share is not None] for column in columns)
+    known = [sum(shares) / len(shares) for shares in takewhile(bool, judged)]
     if not known:
         raise ConfigError("no worker of that cluster has judged a draft: is worker.speculation on?", "acceptance")
     return tuple(known)

@@ -30,7 +30,8 @@ SIZES = {
     "initializer_range": 0.15,
 }
 WATCHED = ("model.layers.0.self_attn.q_proj", "model.layers.0.mlp.down_proj")
-KEPT = ("config.json", "model.safetensors", "expected.safetensors", "versions.json")
+ROUNDED = "expected_fp8.safetensors"  # logits where activations are e4m3 as well
+KEPT = ("config.json", "model.safetensors", "expected.safetensors", ROUNDED, "versions.json")
 
 
 def base(directory: Path, **changes: Any) -> Path:

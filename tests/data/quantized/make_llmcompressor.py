@@ -8,11 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from common import HERE, base, prompts, record, reloaded
+from common import HERE, ROUNDED, base, prompts, record, reloaded
 from llmcompressor import oneshot
 from llmcompressor.modifiers.gptq import GPTQModifier
 from llmcompressor.modifiers.quantization import QuantizationModifier
 from llmcompressor.modifiers.transform.smoothquant import SmoothQuantModifier
+from safetensors.torch import save_file
 from tokenizers import Tokenizer, models
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
@@ -36,6 +37,7 @@ RECIPES: dict[str, Any] = {
     "ct_fp8_kv": QuantizationModifier(scheme="FP8", kv_cache_scheme=KV, **LINEAR),
     "ct_smoothquant": [SmoothQuantModifier(smoothing_strength=0.8), GPTQModifier(scheme="W8A8", **LINEAR)],
 }
+FP8 = ("ct_fp8_channel", "ct_fp8_static", "ct_fp8_block")
 
 
 def dense(layer: nn.Module) -> Tensor:
@@ -61,12 +63,29 @@ def made(plain: Path, name: str) -> None:
     record(HERE / name, again, dense, ("llmcompressor", "compressed-tensors", "safetensors"))
 
 
+def rounded(name: str) -> None:
+    """Records what the library makes of an fp8 checkpoint as it is, each layer's inputs being rounded to e4m3."""
+    model = reloaded(HERE / name, dtype=torch.float32)
+    for layer in model.modules():
+        scheme = getattr(layer, "quantization_scheme", None)
+        if scheme is None or scheme.input_activations.group_size is None:
+            continue
+        own = {"group_size": min(128, layer.weight.shape[1])}  # a row that is shorter than a group is refused
+        activations = scheme.input_activations.model_copy(update=own)
+        layer.quantization_scheme = scheme.model_copy(update={"input_activations": activations})
+    with torch.no_grad():
+        logits = model(prompts()).logits[:, -1].float().contiguous()
+    save_file({"logits": logits}, HERE / name / ROUNDED)
+
+
 def main() -> None:
     """Makes all of them, or those that arguments name."""
     with tempfile.TemporaryDirectory() as directory:
         plain = base(Path(directory))
         for name in sys.argv[1:] or RECIPES:
             made(plain, name)
+            if name in FP8:
+                rounded(name)
 
 
 if __name__ == "__main__":

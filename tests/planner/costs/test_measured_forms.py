@@ -80,6 +80,15 @@ def test_plan_and_sim_say_what_was_measured_of_a_form_and_refuse_one_that_loses_
     assert "loses 2.00%, allowed are 1.00%" in " ".join(refused.output.split())
 
 
+def test_a_pools_form_is_judged_as_the_others_are(sweep: Path) -> None:
+    profile = "roofline:llama-3-8b@h100,kv_cache_dtype=int8,quantization="
+    asked = ["sim", "--trace", str(AZURE), "--seconds", "10", "--prefill", "1", "--decode", "1"]
+    asked += ["--measured", str(sweep), "--profile", f"{profile}int8", "--pool", f"more:decode:1={profile}int4"]
+    refused = CliRunner().invoke(app, asked)
+    assert refused.exit_code == 1
+    assert "loses 2.00%, allowed are 1.00%" in " ".join(refused.output.split())
+
+
 def test_what_is_no_sweep_is_refused_with_the_command_that_makes_one(tmp_path: Path) -> None:
     (tmp_path / "x.json").write_text("{}")
     with pytest.raises(ConfigError, match=r"x.json is no sweep .*baton evaluate MODEL --sweep --json"):

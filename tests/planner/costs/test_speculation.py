@@ -40,6 +40,10 @@ def test_a_running_clusters_acceptance_is_the_mean_of_its_workers() -> None:
         ]
     }
     assert acceptance_of(cluster) == pytest.approx((0.7, 0.5))
+    deeper = {"workers": [*cluster["workers"], {"speculation": {"acceptance": [0.7, None, None, 0.9]}}]}
+    assert acceptance_of(deeper) == pytest.approx((0.7, 0.5)), "a position that nobody judged ends what is known"
+    longer = {"workers": [*cluster["workers"], {"speculation": {"acceptance": [0.7, 0.5, 0.4, 0.2]}}]}
+    assert acceptance_of(longer) == pytest.approx((0.7, 0.5, 0.4, 0.2))
     with pytest.raises(ConfigError, match="no worker of that cluster has judged a draft"):
         acceptance_of({"workers": [{"speculation": None}]})
 

@@ -19,13 +19,13 @@ from baton.engine.program import ops as p
 from baton.engine.program.program import Program
 from baton.engine.program.rope import RopeTables
 from baton.engine.program.sites import head_site
-from baton.kernels.dense.packed import pack_f32
-from baton.kernels.linear.packed import PackedWeight, pack_bf16
+from baton.kernels.dense.packed import pack_floats
+from baton.kernels.linear.packed import PackedWeight
 from baton.kernels.lora.structs import OP_LM_HEAD_ADAPTED, OP_LORA, AdaptedHead, LoraStep
 from baton.kernels.moe.native import AnyExperts, BiasedMoeStruct, experts_of
 from baton.kernels.step import structs
 
-TABLE_DTYPES = {torch.float32: 0, torch.bfloat16: 1}
+TABLE_DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}  # common.h: Dtype; embedding/cpu.cpp
 Weights = dict[str, Tensor | PackedWeight]
 
 
@@ -132,7 +132,7 @@ class NativeProgram:
         if name not in self._packed:
             weight = self._weights[name]
             if isinstance(weight, Tensor):
-                weight = pack_bf16(weight) if weight.dtype == torch.bfloat16 else pack_f32(weight)
+                weight = pack_floats(weight)
             self._packed[name] = weight
         return self._packed[name]
 

@@ -24,16 +24,29 @@ from baton.engine.program.sites import head_site
 from baton.kernels.linear import packed
 from baton.kernels.paged_attention.stored import attend_stored, quantized, read_layer
 from baton.kernels.registry import kernels
-from baton.kernels.step.structs import ITEM, LINEAR_F32
+from baton.kernels.step.structs import ITEM, LINEAR_F16, LINEAR_F32
 from baton.protos.errors import BatonError
 from baton.protos.nouns import BLOCK_TOKENS, KvLayout
 
 # ‖native - reference‖ / ‖reference‖. Quantized layers also round their activations to 8 bits, bf16 ones to bf16.
 EXACT = 1e-5
-LINEAR = {LINEAR_F32: 2e-5, packed.BF16: 8e-3, packed.E4M3_A16: 8e-3}
-LINEAR |= dict.fromkeys((packed.W8, packed.W8_OUTLIERS, packed.W4, packed.CODES, *packed.ORDERED.values()), 3e-2)
-ATTENTION = {"float32": EXACT, "bfloat16": EXACT, "int8": 5e-4, "fp8_e4m3": 2e-5}  # q has 15 bits against int8 keys
-STORED = {"float32": EXACT, "bfloat16": 1e-3, "int8": 2e-3, "fp8_e4m3": 2e-2}  # a tie may round either way
+LINEAR = {LINEAR_F32: 2e-5, LINEAR_F16: 2e-5, packed.BF16: 8e-3, packed.E4M3_A16: 8e-3, packed.E4M3_A8: 6e-2}
+LINEAR |= dict.fromkeys((packed.W8_OUTLIERS, *packed.ROUNDED_ROWS), 3e-2)
+LINEAR |= dict.fromkeys((kind + packed.A16 for kind in packed.ROUNDED_ROWS), 8e-3)
+ATTENTION = {
+    "float32": EXACT,
+    "bfloat16": EXACT,
+    "float16": EXACT,
+    "int8": 5e-4,
+    "fp8_e4m3": 2e-5,
+}  # q has 15 bits against int8 keys
+STORED = {
+    "float32": EXACT,
+    "bfloat16": 1e-3,
+    "float16": 1e-3,
+    "int8": 2e-3,
+    "fp8_e4m3": 2e-2,
+}  # a tie may round either way
 
 Named = list[tuple[str, Tensor, Tensor, float]]
 

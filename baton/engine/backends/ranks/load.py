@@ -58,7 +58,7 @@ def load_rank(config: EngineConfig, index: int) -> LoadedRank:
     model = ModelConfig.read(directory)
     planned = settled(program_for(model), config.max_model_len)
     require_possible(config, planned)
-    dtype = {"auto": torch.float32, "float32": torch.float32, "bfloat16": torch.bfloat16}[config.dtype]
+    dtype = torch.float32 if config.dtype == "auto" else getattr(torch, config.dtype)
     share = partial(config.widths.share, index=index)
     program, weights, fingerprint = load_weights(config, directory, model, planned, dtype, share)
     own = share(program if config.adapters is None else adaptable(program))

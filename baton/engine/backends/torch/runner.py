@@ -35,7 +35,7 @@ from baton.engine.backends.work import work_of, work_of_ranks
 from baton.engine.checkpoints.hub import locate
 from baton.engine.checkpoints.kv_scheme import asked_kv_dtype
 from baton.engine.checkpoints.weights import Weights, load_weights
-from baton.engine.load import EngineConfig
+from baton.engine.load import KV_NAMES, EngineConfig
 from baton.engine.models import program_for
 from baton.engine.plan import ModelSpec, PooledStates, Runner, SequenceStep, StepPlan, StepResult
 from baton.engine.program.config import ModelConfig
@@ -55,10 +55,7 @@ from baton.protos.nouns import BLOCK_TOKENS, EngineWork, KvLayout, TokenLogprobs
 
 log = logging.getLogger("baton.engine")
 
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
-
-
-KV_DTYPES = {"float32": "float32", "bf16": "bfloat16", "int8": "int8", "fp8": "fp8_e4m3"}
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 CHECK_ENV = "BATON_CHECK_STEP"
 STEP_ENV, OPS = "BATON_STEP", "ops"  # each op by itself, through torch.ops.baton: for profilers
 
@@ -295,7 +292,7 @@ def _dtype_name(config: EngineConfig) -> str:
 
 def _layout(config: EngineConfig, program: Program, dtype: str) -> KvLayout:
     """Fidelity tells stored KV apart also by the precision it was computed in, and by longrope's factors."""
-    stored = KV_DTYPES.get(config.kv_cache_dtype, dtype)
+    stored = KV_NAMES.get(config.kv_cache_dtype, dtype)
     extended = "+long" if program.rope.kind == LONGROPE and not program.plain_context else ""
     fidelity = stored if stored == dtype else f"{dtype}+{stored}"
     fidelity = marked(fidelity + extended, _selection(config, program))

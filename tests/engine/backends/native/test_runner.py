@@ -148,7 +148,7 @@ def test_stored_kv_takes_less_room_and_says_so_in_its_fidelity(model: Path, stor
 def test_likelihoods_of_stored_kv_are_near(model: Path) -> None:
     prompt = prompts(1024, count=6, seed=1)[5][:200]
     found = {}
-    for stored in ("float32", "bf16", "int8", "fp8"):
+    for stored in ("float32", "bf16", "fp16", "int8", "fp8"):
         driver = Driver(load(model, kv_cache_dtype=stored), pages=40)
         driver.answer([prompt], msgspec.structs.replace(SPOKEN, max_tokens=1))
         found[stored] = driver.logprobs[0][0].chosen.logprob
@@ -185,7 +185,7 @@ def test_without_a_compiler_the_reference_runs_and_quantized_kv_is_refused_in_wo
 def test_an_unknown_kv_dtype_lists_the_choices(model: Path) -> None:
     with pytest.raises(ConfigError, match="int8 or fp8"):
         load_runner(EngineConfig(str(model), kv_cache_dtype="int3"))  # type: ignore[arg-type]
-    assert set(runner_module.KV_DTYPES) == {"float32", "bf16", "int8", "fp8"}
+    assert set(runner_module.KV_NAMES) == {"float32", "bf16", "fp16", "int8", "fp8"}
 
 
 @pytest.mark.parametrize(("kind", "check"), [("latent", False), ("latent", True), ("hybrid", True)])

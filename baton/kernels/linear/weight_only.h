@@ -1,0 +1,201 @@
+// Integers and codes beside rows of bf16 (W4A16, W8A16), and e4m3 weights beside rows of e4m3 (W8A8-FP8): a chunk of weights
+// becomes bf16, exactly, once for all rows; scales and minimums are of groups' float sums. Knows nothing of threads.
+//
+// A row begins with one float per group and row, where integers have the sum of its integers (tiles.h: `starts`): beside minimums
+// the group's inputs added up, beside e4m3 rows their scale.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+
+#include "narrow_forms.h"
+#include "quantize_rows.h"
+
+namespace baton {
+
+#if BATON_AVX512
+using Bytes = __m512i;
+BATON_INLINE Bytes bytes_at(const uint8_t* at) { return _mm512_loadu_si512(at); }
+BATON_INLINE void put_bytes(uint16_t* at, Bytes x) { _mm512_storeu_si512(at, x); }
+BATON_INLINE Bytes sixteen_places(const uint8_t* table) { return _mm512_broadcast_i32x4(_mm_load_si128((const __m128i*)table)); }
+BATON_INLINE Bytes low_nibbles(Bytes x) { return _mm512_and_si512(x, _mm512_set1_epi8(15)); }
+BATON_INLINE Bytes high_nibbles(Bytes x) { return low_nibbles(_mm512_srli_epi16(x, 4)); }
+BATON_INLINE Bytes looked_up(Bytes table, Bytes places) { return _mm512_shuffle_epi8(table, places); }
+BATON_INLINE Bytes low_pairs(Bytes a, Bytes b) { return _mm512_unpacklo_epi8(a, b); }
+BATON_INLINE Bytes high_pairs(Bytes a, Bytes b) { return _mm512_unpackhi_epi8(a, b); }
+template <int Which>
+BATON_INLINE Bytes words_of(Bytes a, Bytes b) {
+  return _mm512_castps_si512(_mm512_shuffle_ps(_mm512_castsi512_ps(a), _mm512_castsi512_ps(b), Which));
+}
+// Of each 32 bits the byte that `left` shifts to the top, as a float.
+template <int Left>
+BATON_INLINE Bytes byte_as_float(Bytes x) {
+  return _mm512_castps_si512(_mm512_cvtepi32_ps(_mm512_srai_epi32(_mm512_slli_epi32(x, Left), 24)));
+}
+BATON_INLINE Bytes two_tops(Bytes first, Bytes second) {
+  return _mm512_or_si512(_mm512_srli_epi32(first, 16), _mm512_and_si512(second, _mm512_set1_epi32(int(0xffff0000u))));
+}
+BATON_INLINE Bytes without_zero(Bytes x) { return _mm512_xor_si512(x, _mm512_set1_epi8(-128)); }
+#elif BATON_AVX2
+using Bytes = __m256i;
+BATON_INLINE Bytes bytes_at(const uint8_t* at) { return _mm256_loadu_si256((const __m256i*)at); }
+BATON_INLINE void put_bytes(uint16_t* at, Bytes x) { _mm256_storeu_si256((__m256i*)at, x); }
+BATON_INLINE Bytes sixteen_places(const uint8_t* table) { return _mm256_broadcastsi128_si256(_mm_load_si128((const __m128i*)table)); }
+BATON_INLINE Bytes low_nibbles(Bytes x) { return _mm256_and_si256(x, _mm256_set1_epi8(15)); }
+BATON_INLINE Bytes high_nibbles(Bytes x) { return low_nibbles(_mm256_srli_epi16(x, 4)); }
+BATON_INLINE Bytes looked_up(Bytes table, Bytes places) { return _mm256_shuffle_epi8(table, places); }
+BATON_INLINE Bytes low_pairs(Bytes a, Bytes b) { return _mm256_unpacklo_epi8(a, b); }
+BATON_INLINE Bytes high_pairs(Bytes a, Bytes b) { return _mm256_unpackhi_epi8(a, b); }
+template <int Which>
+BATON_INLINE Bytes words_of(Bytes a, Bytes b) {
+  return _mm256_castps_si256(_mm256_shuffle_ps(_mm256_castsi256_ps(a), _mm256_castsi256_ps(b), Which));
+}
+// Of each 32 bits the byte that `left` shifts to the top, as a float.
+template <int Left>
+BATON_INLINE Bytes byte_as_float(Bytes x) {
+  return _mm256_castps_si256(_mm256_cvtepi32_ps(_mm256_srai_epi32(_mm256_slli_epi32(x, Left), 24)));
+}
+BATON_INLINE Bytes two_tops(Bytes first, Bytes second) {
+  return _mm256_or_si256(_mm256_srli_epi32(first, 16), _mm256_and_si256(second, _mm256_set1_epi32(int(0xffff0000u))));
+}
+BATON_INLINE Bytes without_zero(Bytes x) { return _mm256_xor_si256(x, _mm256_set1_epi8(-128)); }
+#endif
+
+// What W4's nibbles or codes stand for, as bf16, which holds whole numbers up to 256: low bytes, then high ones.
+struct NibbleTable {
+  alignas(16) uint8_t low[16], high[16];
+
+  explicit NibbleTable(const bf16* numbers) {
+    for (int i = 0; i < 16; ++i) {
+      const bf16 value = numbers ? numbers[i] : to_bf16(float(i - 8));
+      low[i] = uint8_t(value), high[i] = uint8_t(value >> 8);
+    }
+  }
+};
+
+// `steps` of [64][4] bytes with two nibbles each -> four times as many of [64][2] bf16.
+inline void widen_nibbles(const uint8_t* w, int64_t steps, const NibbleTable& table, uint16_t* out) {
+#if BATON_AVX2
+  constexpr int kWidth = sizeof(Bytes);
+  const Bytes lows = sixteen_places(table.low), highs = sixteen_places(table.high);
+  const auto put = [&](Bytes places, uint16_t* to) BATON_LAMBDA {
+    const Bytes low = looked_up(lows, places), high = looked_up(highs, places);
+    const Bytes first = low_pairs(low, high), second = high_pairs(low, high);
+    put_bytes(to, words_of<0x88>(first, second)), put_bytes(to + 128, words_of<0xdd>(first, second));
+  };
+  for (int64_t s = 0; s < steps; ++s, w += 256, out += 512)
+    unroll<256 / kWidth>([&](auto j) BATON_LAMBDA {
+      const Bytes both = bytes_at(w + kWidth * j);
+      put(low_nibbles(both), out + kWidth / 2 * j), put(high_nibbles(both), out + 256 + kWidth / 2 * j);
+    });
+#else
+  const auto value = [&](int place) { return uint16_t(table.low[place] | table.high[place] << 8); };
+  for (int64_t s = 0; s < steps; ++s, w += 256, out += 512)
+    for (int i = 0; i < 256; ++i) {
+      const int at = i / 4 * 2 + i % 2 + i % 4 / 2 * 128;
+      out[at] = value(w[i] & 15), out[256 + at] = value(w[i] >> 4);
+    }
+#endif
+}
+
+// `steps` of [64][4] bytes, a number + 128 each -> twice as many of [64][2] bf16.
+inline void widen_bytes(const uint8_t* w, int64_t steps, uint16_t* out) {
+#if BATON_AVX2
+  constexpr int kWidth = sizeof(Bytes);
+  for (int64_t s = 0; s < steps; ++s, w += 256, out += 256)
+    unroll<256 / kWidth>([&](auto j) BATON_LAMBDA {
+      const Bytes four = without_zero(bytes_at(w + kWidth * j));
+      put_bytes(out + kWidth / 2 * j, two_tops(byte_as_float<24>(four), byte_as_float<16>(four)));
+      put_bytes(out + 128 + kWidth / 2 * j, two_tops(byte_as_float<8>(four), byte_as_float<0>(four)));
+    });
+#else
+  for (int64_t s = 0; s < steps; ++s, w += 256, out += 256)
+    for (int i = 0; i < 256; ++i) out[i / 4 * 2 + i % 2 + i % 4 / 2 * 128] = to_bf16(float(int(w[i]) - 128));
+#endif
+}
+
+// `width` inputs of a panel, of any of these forms.
+inline void widen_to_bf16(const PackedLinear& w, const uint8_t* at, int64_t width, uint16_t* out) {
+  if (is_e4m3(w.kind)) return widen_e4m3(at, width / 4, out);
+  if (is_of_bytes(w.kind)) return widen_bytes(at, width / 4, out);
+  widen_nibbles(at, width / 8, NibbleTable(form_of(w.kind) == LINEAR_CODES ? wide_table_of(w) : nullptr), out);
+}
+
+// What a panel's groups of one chunk are multiplied by: [group][64] floats, `mins` null where there are none.
+struct GroupScales {
+  const float *scales, *mins;
+};
+
+// w: `width` inputs as bf16, in groups: each group's sum times its scale, less its minimum times its inputs, is added to the rows'.
+template <int R>
+inline void tile_bf16_groups(const uint16_t* w, int64_t width, int64_t group, GroupScales of, TileRows tile, bool scaled_rows) {
+  alignas(64) float sums[R * kPanel];
+  float* const out = tile.out;
+  const float* own = (const float*)tile.starts;
+  tile.out = sums;
+  for (int64_t at = 0; at < width; at += group, w += group * kPanel, tile.x += group / 2 * word_bytes(R) * R, own += R) {
+    std::memset(sums, 0, sizeof sums);
+    tile_bf16<R>(w, std::min(group, width - at) / 2, tile);
+    for (int64_t r = 0; r < R; ++r) {
+      const float times = scaled_rows ? own[r] : 1.0f, less = of.mins ? own[r] : 0.0f;
+      for (int64_t n = 0; n < kPanel; ++n) out[r * kPanel + n] += sums[r * kPanel + n] * (of.scales[n] * times);
+      for (int64_t n = 0; of.mins && n < kPanel; ++n) out[r * kPanel + n] -= of.mins[n] * less;
+    }
+    of.scales += kGroupStride;
+    if (of.mins) of.mins += kGroupStride;
+  }
+}
+
+// |x| up to 448 as the nearest e4m3 number, ties to even: three bits behind the first one, below 2^-6 steps of 2^-9.
+BATON_INLINE float nearest_e4m3(float x) {
+  const uint32_t bits = bits_of(x), sign = bits & 0x80000000u, size = bits ^ sign;
+#ifdef BATON_MUTATION_LINEAR_E4M3
+  const float large = float_of((size + 0x80000u) & 0xfff00000u);  // ties away from zero
+#else
+  const float large = float_of((size + 0x7ffffu + ((size >> 20) & 1)) & 0xfff00000u);
+#endif
+  const float small = (float_of(size) + 24576.0f) - 24576.0f;  // whose last bit is 2^-9
+  return float_of(bits_of(float_of(size) < 0x1p-6f ? small : large) | sign);
+}
+
+// x times `inverse` as e4m3 numbers in bf16, each up to 448.
+inline void e4m3_row(const void* x, int32_t dtype, int64_t begin, int64_t end, float inverse, bf16* out) {
+  for (int64_t i = begin; i < end; ++i) {
+    const float v = load(x, dtype, i) * inverse;
+    const float within = v > 448.0f ? 448.0f + 0.0f * v : v < -448.0f ? -448.0f + 0.0f * v : v;  // infinity becomes NaN
+    out[i] = bf16(bits_of(nearest_e4m3(within)) >> 16);
+  }
+}
+
+// A row's own float of each group, `stride` apart, and the row as bf16 with zeros past k. `group`: of sums; `given`: the scale of
+// e4m3 rows, 0 for the largest number's.
+struct RowGroups {
+  float* at;
+  int64_t stride, group;
+};
+
+inline float round_to_e4m3(const void* x, int32_t dtype, int64_t k, int64_t padded, float given, RowGroups groups, bf16* out) {
+  std::memset(out + k, 0, (padded - k) * 2);
+  float scale = given;
+  for (int64_t begin = 0; begin < padded; begin += groups.group, groups.at += groups.stride) {
+    const int64_t end = std::min(begin + groups.group, k), size = dtype == BF16 ? 2 : 4;
+    const char* from = (const char*)x + begin * size;
+    const float most = begin < k && given == 0 ? float_of(absmax_bits(from, from, dtype, end - begin)) : 448.0f * given;
+    const bool dead = !(most >= kFloor);
+    if (given == 0) scale = most != most ? most : dead ? 0.0f : most / 448.0f;
+    e4m3_row(x, dtype, begin, end, given != 0 ? 1.0f / given : dead ? 0.0f : 448.0f / most, out);
+    *groups.at = scale;
+  }
+  return scale;
+}
+
+// Adds up each group of a row that is bf16 already.
+inline void sum_groups(const bf16* row, int64_t padded, RowGroups groups) {
+  for (int64_t begin = 0; begin < padded; begin += groups.group, groups.at += groups.stride) {
+    float sum = 0;
+    for (int64_t i = begin; i < std::min(begin + groups.group, padded); ++i) sum += from_bf16(row[i]);
+    *groups.at = sum;
+  }
+}
+
+}  // namespace baton
