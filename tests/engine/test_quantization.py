@@ -164,3 +164,14 @@ def test_experts_take_an_override_as_other_layers_do(tmp_path: Path) -> None:
     likeliest(directory, quantization_overrides={"*.experts.*": "int4"}, cache_dir=cache)
     with pytest.raises(ConfigError, match=r"experts.0.w1 is to be int4 and .*experts.1.w1 int8"):
         loaded(directory, quantization="int8", quantization_overrides={"*.experts.0.*": "int4"}, cache_dir=cache)
+
+
+def test_a_layers_experts_may_be_rounded_in_one_product_alone(tmp_path: Path) -> None:
+    directory, cache = make(tmp_path / "moe", "mixtral"), str(tmp_path)
+    settings = {"quantization": "int8", "quantization_overrides": {"*.experts.*.w2": "none"}, "cache_dir": cache}
+    found = loaded(directory, **settings)
+    down = found.weights["0.experts_down"]
+    assert kind_of(found, "0.experts_gate_up") == W8
+    assert isinstance(down, torch.Tensor)
+    assert down.dtype == torch.float32, "what isn't rounded stays in the engine's dtype"
+    assert likeliest(directory, **settings)[1] == pytest.approx(likeliest(directory)[1], abs=0.3)

@@ -15,7 +15,7 @@ from baton.process.output_files import require_place, write_file
 from baton.protos.errors import ConfigError
 
 SCHEMES = ("bf16", "int8", "int4")
-KVS = ("float32", "bf16", "int8", "fp8")
+KVS = ("float32", "bf16", "fp16", "int8", "fp8")
 PARTS = ("linear", "attention", "step", "start")
 STARTS = 3
 

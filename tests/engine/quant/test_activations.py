@@ -25,6 +25,7 @@ from tests.engine.quant.test_original_libraries import MADE, prompts
 ROUNDED = {
     "bnb_nf4": CODES, "ct_mxfp4": CODES, "ct_gptq_w4": W4, "ct_smoothquant": W8,
     "gptqmodel_w4": W4_ORDERED, "gptqmodel_awq": W4,
+    "autoawq": W4,
 }  # fmt: skip
 FP8 = ("ct_fp8_channel", "ct_fp8_static", "ct_fp8_block")
 SAMPLED = Sampling(temperature=0.0, max_tokens=1, logprobs=20)

@@ -55,6 +55,7 @@ CASES = {
     "gptqmodel_w4": Case(W4_ORDERED, HALF, 0.1),
     "gptqmodel_w3": Case(W4, HALF, 0.1),
     "gptqmodel_awq": Case(W4, HALF, 0.1),
+    "autoawq": Case(W4, HALF, 0.1),
 }
 
 GGUF_KINDS = {"gguf_k_quants": 9, "gguf_experts": 5}  # how many kinds of blocks each file has

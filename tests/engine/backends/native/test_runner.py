@@ -153,6 +153,7 @@ def test_likelihoods_of_stored_kv_are_near(model: Path) -> None:
         driver.answer([prompt], msgspec.structs.replace(SPOKEN, max_tokens=1))
         found[stored] = driver.logprobs[0][0].chosen.logprob
     assert found["bf16"] == pytest.approx(found["float32"], abs=0.1)
+    assert found["fp16"] == pytest.approx(found["float32"], abs=0.02)
     assert found["int8"] == pytest.approx(found["float32"], abs=0.2)
     assert found["fp8"] == pytest.approx(found["float32"], abs=0.6)
 
