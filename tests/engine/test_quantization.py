@@ -87,11 +87,6 @@ def test_an_unknown_scheme_is_refused_with_the_list(model: Path) -> None:
         on_load("int3")
 
 
-def test_quantized_weights_are_for_the_cpu(model: Path, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="cpu only"):
-        loaded(model, quantization="int8", device="cuda", cache_dir=str(tmp_path))
-
-
 def test_the_forms_that_checkpoints_come_in_are_the_folders_files() -> None:
     known = "awq, bitsandbytes, compressed-tensors, fp8, gguf, gptq, mxfp4, torchao"
     assert ", ".join(in_checkpoints()) == known
