@@ -199,7 +199,7 @@ app.command("drill")(drill_command)
 
 @app.command("version")
 def show_version() -> None:
-    """Print the version."""
+    """Print the version of Baton."""
     typer.echo(package_version())
 
 

@@ -175,7 +175,7 @@ def _lends(config: BatonConfig) -> bool:
 
 
 def ranks_of(worker: WorkerConfig) -> Widths:
-    """Returns how many ranks a worker with these settings has, and what they share."""
+    """Returns the numbers of ranks (tp, cp, pp, ep) of a worker with these settings."""
     return Widths(worker.tp, worker.cp, worker.pp, worker.ep)
 
 

@@ -299,17 +299,15 @@ class SpeculationTotals(msgspec.Struct, frozen=True, array_like=True):
 
 
 class ExpertLoad(msgspec.Struct, frozen=True, array_like=True):
-    """Counts rows that went to experts since an engine took its role: by rank, and to the busiest of ``experts``
-    experts.
-    """
+    """Counts token rows that experts computed since the engine took its role."""
 
-    rows: tuple[int, ...] = ()
-    busiest: int = 0
-    experts: int = 0
+    rows: tuple[int, ...] = ()  # by rank
+    busiest: int = 0  # rows of the busiest expert
+    experts: int = 0  # number of experts
 
     @property
     def imbalance(self) -> float:
-        """Returns the busiest expert's rows over the mean of all; 0 before there were any."""
+        """Returns the busiest expert's rows divided by the mean over experts; 0 before there were any."""
         total = sum(self.rows)
         return self.busiest * self.experts / total if total else 0.0
 

@@ -179,7 +179,7 @@ class WorkerMetrics:
         self._with("speculation_seconds", arm=arm).inc(max(0.0, seconds))
 
     def experts_computed(self, rank: int, rows: int) -> None:
-        """Counts rows that went to the experts of ``rank``."""
+        """Counts token rows that the experts of rank ``rank`` computed."""
         self._with("expert_rows", rank=str(rank)).inc(rows)
 
     def tier_blocks(self, tier: str) -> Gauge:

@@ -1,4 +1,7 @@
-"""``[controller]``: how the ratio is watched and changed. Knows nothing of its rules."""
+"""``[controller]``: settings of the controller, which watches and changes the prefill:decode ratio.
+
+Knows nothing of its rules.
+"""
 
 from __future__ import annotations
 
@@ -10,9 +13,10 @@ from baton.cluster.sections.base import Section
 
 
 class ControllerConfig(Section):
-    """The ratio's controller, in one of the routers. Times in seconds; docs/ratio.md says how it decides.
+    """Configures the controller of the prefill:decode ratio, which runs in one of the routers.
 
-    The SLOs are those of requests whose context class names none.
+    Times in seconds; docs/ratio.md says how it decides. The SLOs are those of requests whose context class names
+    none.
     """
 
     mode: Literal["off", "advise", "auto"] = Field(

@@ -1,4 +1,7 @@
-"""``[worker]``: what each worker runs. Knows nothing of how many there are."""
+"""``[worker]``: settings of each worker.
+
+Knows nothing of how many there are.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ from baton.cluster.sections.base import Section
 
 
 class WorkerConfig(Section):
-    """What each worker runs. ``threads`` 0 shares the machine's cores among its workers."""
+    """Configures each worker of the cluster. ``threads`` 0 shares the machine's cores among its workers."""
 
     model: str = Field(
         default="",

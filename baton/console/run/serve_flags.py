@@ -1,4 +1,4 @@
-"""The flags of ``baton serve``: each sets one key of the configuration for this run.
+"""The flags of ``baton serve``, each of which sets one key of the configuration for this run.
 
 Knows nothing of what a key means: ``cluster/sections`` checks its value and names it in errors.
 """
@@ -15,7 +15,10 @@ Settings = dict[str, dict[str, str | int | bool | None]]
 
 
 class ServeFlag(NamedTuple):
-    """Sets ``key`` ("section.name") of the configuration; ``panel`` is the flag's heading in ``--help``."""
+    """Describes a flag of ``baton serve``, which sets ``key`` ("section.name") of the configuration.
+
+    ``panel`` is the flag's heading in ``--help``, ``help`` its text.
+    """
 
     name: str
     key: str
@@ -25,7 +28,7 @@ class ServeFlag(NamedTuple):
 
     @property
     def parameter(self) -> inspect.Parameter:
-        """Returns the flag as a parameter of a typer command; None where it is not given."""
+        """Returns the flag as a keyword parameter for typer; its value is None if the flag is absent."""
         option = f"--{self.name.replace('_', '-')}"
         found = typer.Option(option, help=self.help, show_default=False, rich_help_panel=self.panel)
         annotation: Any = Annotated[self.kind | None, found]  # type: ignore[name-defined]
@@ -95,7 +98,9 @@ FLAGS = (
 
 
 def settings_of(given: dict[str, Any]) -> Settings:
-    """Returns the values of ``given`` (by flag, None where it is absent) by section and key."""
+    """Returns section -> key -> value of the flags in ``given``, which maps a flag's name to its value (None if
+    absent).
+    """
     found: Settings = {}
     for flag in FLAGS:
         section, _, key = flag.key.partition(".")
@@ -104,7 +109,9 @@ def settings_of(given: dict[str, Any]) -> Settings:
 
 
 def flagged(command: Callable[..., None]) -> Callable[..., None]:
-    """Returns ``command``, which takes keyword arguments, with a signature that shows typer every flag."""
+    """Returns ``command``, which takes keyword arguments, with a signature from which typer makes every flag of
+    FLAGS.
+    """
     own = [p for p in inspect.signature(command, eval_str=True).parameters.values() if p.kind is not p.VAR_KEYWORD]
     every = [flag.parameter for flag in FLAGS] + [p.replace(kind=p.KEYWORD_ONLY) for p in own]
     command.__signature__ = inspect.Signature(every)  # type: ignore[attr-defined]

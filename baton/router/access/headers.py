@@ -1,4 +1,7 @@
-"""Callers' header values that are passed on only where they are well formed. Knows nothing of REST or gRPC."""
+"""Headers of callers that are passed on only if they are well formed.
+
+Knows nothing of REST or gRPC.
+"""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ class DispatchObservers(msgspec.Struct, frozen=True):
 
 
 class Dispatcher:
-    """Opens requests and knows which of their choices still run."""
+    """Opens requests and runs their choices through the cluster, each in a task of its own."""
 
     def __init__(
         self,

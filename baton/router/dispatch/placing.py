@@ -1,6 +1,6 @@
-"""Where one choice can go now: the snapshot narrowed to what it may use, the policy asked, the place reserved.
+"""Placement of one choice: narrows the cluster's snapshot to usable workers, asks the policy, reserves the place.
 
-Knows nothing of queues, connections or attempts: ``dispatch`` waits for a turn and calls what ``attempt`` gave it.
+Knows nothing of queues, connections or attempts: dispatch waits for a turn and calls what ``attempt`` returned.
 """
 
 from __future__ import annotations
@@ -24,19 +24,24 @@ from baton.router.request.weights import weights_of
 
 
 class HintSource(Protocol):
-    """Knows who seems to hold a prompt's blocks; ``router.dispatch.prefix_hints.PrefixHints`` is the real one."""
+    """Knows which workers seem to hold a prompt's blocks; ``router.dispatch.prefix_hints.PrefixHints`` implements
+    it.
+    """
 
     def hits(
         self, snapshot: ClusterSnapshot, request: RouterRequest, tokens: tuple[int, ...], summary: ChoiceSummary
     ) -> Awaitable[Mapping[str, int]]:
-        """Returns leading blocks by worker id. What others want of the prompt's blocks is left in ``summary``."""
+        """Returns the number of leading blocks held, by worker id.
+
+        The prompt's hash chain may be stored in ``summary``.
+        """
 
 
 class Placer:
     """Asks the policy where a choice can go, and reserves its place there.
 
-    ``worker_wait_s``: how long nobody at all may be there. ``is_readable`` tells whether a worker that lacks an
-    adapter could load it.
+    ``worker_wait_s``: seconds for which there may be no decode worker at all. ``is_readable`` tells whether a
+    worker that lacks an adapter could load it.
     """
 
     def __init__(
@@ -55,10 +60,10 @@ class Placer:
         self._clock, self._worker_wait_s = clock, worker_wait_s
 
     async def attempt(self, run: ChoiceRun, lease_on: str = "") -> Callable[[], Reservation | None]:
-        """Returns one try to place ``run``, to be made at its turn; it keeps its decode worker ``lease_on`` if it
-        has one.
+        """Returns a function that tries to place ``run``, to be called at its turn; with ``lease_on``, only a
+        prefill worker is sought for that decode worker.
 
-        The try gives None when nobody has room now, and raises NoWorker, WeightsGone and ContextTooLong.
+        The function returns None if no worker has room now, and raises NoWorker, WeightsGone and ContextTooLong.
         """
         snapshot = self._kin(run)
         hits = await self._hints.hits(snapshot, run.request, run.progress.tokens, run.summary)
@@ -66,7 +71,9 @@ class Placer:
         return lambda: self._choose(run, routing, lease_on)
 
     def others(self, run: ChoiceRun, taken: Option) -> bool:
-        """Returns whether another prefill worker than ``taken``'s could read it for the same decode worker."""
+        """Returns whether another prefill worker than ``taken``'s could prefill the choice for the same decode
+        worker.
+        """
         snapshot = self._kin(run)
         idle = [
             p for p in snapshot.prefill if p.id != taken.prefill and not run.retries.avoids(p.info) and not p.full

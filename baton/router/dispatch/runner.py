@@ -1,4 +1,4 @@
-"""A choice's way through the cluster: queue, admit, prefill, decode; and elsewhere again when a worker is lost.
+"""Runs a choice through the cluster: queue, admit, prefill, decode; and again on other workers if one is lost.
 
 Knows nothing of text, HTTP, or how a policy chooses. It runs in the choice's own task, whose end gives back all
 that the choice holds.
@@ -34,11 +34,12 @@ log = logging.getLogger("baton.router")
 
 
 class DispatchSettings(msgspec.Struct, frozen=True):
-    """Tries per choice; seconds to wait for a worker to appear, for a full one to empty, for a late reply.
+    """Limits of dispatch: failures per choice, and seconds to wait.
 
-    ``hedge_factor`` times the predicted seconds, ``hedge_least_s`` at least, after which a prefill that hasn't
-    answered is taken over by another worker, once per request; 0: never. ``stall_s`` without any progress of a
-    worker's engine, and its requests go elsewhere.
+    ``worker_wait_s``: for any decode worker to appear; ``full_wait_s``: before a full worker is tried again;
+    ``late_reply_s``: for a prefill's reply after the answer's end. A prefill that takes ``hedge_factor`` times its
+    prediction, ``hedge_least_s`` at least, is given to another worker, once per request (0: never). After
+    ``stall_s`` without progress of a worker's engine, its requests go elsewhere.
     """
 
     max_attempts: int = 3
@@ -51,7 +52,7 @@ class DispatchSettings(msgspec.Struct, frozen=True):
 
 
 class ChoiceRunner:
-    """Takes choices through the cluster, each in a task of its caller's."""
+    """Runs choices through the cluster, each in the caller's task."""
 
     def __init__(
         self,
@@ -69,7 +70,7 @@ class ChoiceRunner:
         self._serial = itertools.count(1)
 
     async def run(self, run: ChoiceRun) -> None:
-        """Takes ``run`` the whole way; whatever ends it ends its stream."""
+        """Runs a choice until its stream has ended, with its answer or an error; raises only if cancelled."""
         attributes = {"baton.context_class": run.summary.context_class, "baton.request_id": run.request.request_id}
         if run.request.context.adapter_id:
             attributes["baton.adapter"] = run.request.context.adapter_id

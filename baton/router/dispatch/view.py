@@ -1,7 +1,7 @@
-"""The cluster as this router sees it: who can be reached, and what it has placed where.
+"""The cluster as this router sees it: which workers can be reached, and what it has placed on them.
 
-Knows nothing of how a way is chosen or of requests' contents. A worker counts when its link is up and it says
-"ready"; Redis (the roster) brings new ones and their load, and its silence takes nobody away.
+Knows nothing of how a way is chosen or of requests' contents. A worker counts while its link is up and it says
+"ready"; Redis (the roster) brings new workers and their load; while Redis is silent, known workers stay.
 """
 
 from __future__ import annotations
@@ -33,13 +33,15 @@ AdapterWait = Callable[[WorkerLink, str], float | None]
 
 
 def held_alone(link: WorkerLink, adapter_id: str) -> float | None:
-    """Returns 0.0 where the worker holds the adapter, or none is asked for: nobody loads one for a request."""
+    """Returns 0.0 if the worker holds the adapter or none is asked for, else None (adapters aren't loaded on
+    demand).
+    """
     return 0.0 if not adapter_id or link.holds(adapter_id) else None
 
 
 class ViewSettings(msgspec.Struct, frozen=True):
-    """Limits how much a worker is handed ahead of time, in uncached prompt tokens, and how many go the local
-    way.
+    """Limits, in uncached prompt tokens, how much a worker is given ahead of time and how long a prompt a decode
+    worker may prefill itself.
     """
 
     window_tokens: int = 4096
@@ -66,10 +68,9 @@ class _WorkerCounts:
 
 
 class Reservation:
-    """Holds a request's place on its workers, counted here until ``close``; ``has_read`` when its prompt is
-    computed.
+    """Holds a request's place on its workers, counted in the view until ``close``.
 
-    ``incarnations`` are those of its workers as it was placed, by worker id.
+    ``incarnations`` are the workers' incarnations when it was placed, by worker id.
     """
 
     def __init__(
@@ -93,14 +94,14 @@ class Reservation:
             view.count(self._seat, sequences=1, unanswered=1)
 
     def answered(self) -> None:
-        """Notes that the decode worker said yes or no. Idempotent."""
+        """Notes that the decode worker granted or refused the lease. Idempotent."""
         if self._unanswered:
             self._unanswered = False
             self._view.count(self.taken.decode, unanswered=-1)
             self._view.changed()
 
     def has_read(self) -> None:
-        """Notes that the prompt is computed, so the reader has room for the next. Idempotent."""
+        """Notes that the prompt is prefilled, so that its worker has room for the next. Idempotent."""
         if self._reader is not None:
             self._view.count(self._reader, requests=-1, tokens=-self._uncached)
             if self._reader == self.taken.prefill:
@@ -109,7 +110,7 @@ class Reservation:
             self._view.changed()
 
     def close(self) -> None:
-        """Ends the placement and its counts. Idempotent."""
+        """Ends the placement and subtracts its counts. Idempotent."""
         self.has_read()
         self.answered()
         if self._seat is not None:
@@ -127,10 +128,10 @@ class Reservation:
 
 
 class ClusterView:
-    """Joins the roster, the links and this router's own counts of what it has placed where.
+    """Joins the roster, the links and this router's own counts of what it has placed on workers.
 
-    ``revision`` is shared with the links: snapshots are made anew when it has advanced. ``adapter_wait`` tells in
-    how many seconds a worker could have an adapter; None: it can't.
+    ``revision`` is shared with the links: snapshots are rebuilt when it has advanced. ``adapter_wait`` returns the
+    seconds until a worker could have an adapter; None if it can't.
     """
 
     def __init__(
@@ -155,7 +156,7 @@ class ClusterView:
         self._turn = 0
 
     async def run(self) -> None:
-        """Follows the roster until cancelled. Each look also lets the queue look at its deadlines."""
+        """Until cancelled, reads the worker roster every 0.1 s and has the queue drop requests that are overdue."""
         while True:
             try:
                 self.refresh()
@@ -165,7 +166,7 @@ class ClusterView:
             await asyncio.sleep(POLL_S)
 
     def refresh(self) -> None:
-        """Takes the roster's news."""
+        """Takes the roster's current workers and loads, and moves requests away from draining decode workers."""
         seen = self._roster.snapshot()
         self._links.sync({worker_id: entry.info for worker_id, entry in seen.items()})
         self._loads = {worker_id: entry.load for worker_id, entry in seen.items()}
@@ -186,13 +187,16 @@ class ClusterView:
                 link.move_away(Draining(f"{link.info.worker_id} is draining"))
 
     def changed(self) -> None:
-        """Drops the snapshots and tells the queue that room may have appeared."""
+        """Invalidates the snapshots and tells the queue that room may have appeared."""
         self._revision.advance()
 
     # ---- what is asked of it -------------------------------------------------------------------------
 
     def snapshot(self, model_id: str, adapter_id: str = "") -> ClusterSnapshot:
-        """Returns the workers that can take a request of the model now. The same object until something changes."""
+        """Returns the workers that can take a request of the model, and adapter if given, now.
+
+        The same object until something changes.
+        """
         if self._snapshots_of != self._revision.number:
             self._snapshots.clear()
             self._snapshots_of = self._revision.number
@@ -214,7 +218,7 @@ class ClusterView:
         )
 
     def models(self) -> tuple[ServedModel, ...]:
-        """Returns the models that are served, or were some minutes ago; by id."""
+        """Returns the models that are served, or were within REMEMBER_MODEL_S, sorted by id."""
         return tuple(self._models[k][0] for k in sorted(self._models))
 
     def ready(self) -> bool:
@@ -222,7 +226,7 @@ class ClusterView:
         return any(k.up and k.info.role == "decode" and k.info.state == "ready" for k in self._links)
 
     def reachable(self, role: str) -> int:
-        """Returns how many links to workers of the role are up."""
+        """Returns the number of workers of the role whose link is up."""
         return sum(k.up and k.info.role == role for k in self._links)
 
     def reachable_ids(self) -> frozenset[str]:
@@ -232,9 +236,11 @@ class ClusterView:
     def reserve(
         self, decision: RoutingDecision, uncached: int, seated: bool = True, share: PinShare | None = None
     ) -> Reservation:
-        """Counts a placement, and ends ``share`` of the call's weights with it.
+        """Counts a placement and returns its reservation, whose end closes ``share``, the hold on the call's
+        weights.
 
-        ``seated`` False: its decode seat is counted already, because this is a second prefill.
+        ``uncached`` is the number of prompt tokens to compute. ``seated`` False: the decode worker's sequence is
+        counted already, because this is a second prefill.
         """
         self._turn += 1
         self._snapshots.clear()
@@ -243,21 +249,21 @@ class ClusterView:
         return Reservation(self, decision, uncached, seated, share, incarnations)
 
     def full(self, worker_id: str, seconds: float) -> None:
-        """Offers a worker nothing for ``seconds``, because it refused somebody for want of room."""
+        """Offers a worker no request for ``seconds``, because it refused one for want of room."""
         own, now = self._of(worker_id), self._clock()
         own.full_until, own.tight_until = now + seconds, now + TIGHT_S
         self._snapshots.clear()
         asyncio.get_running_loop().call_later(seconds, self.changed)
 
     def roomy(self, worker_id: str) -> None:
-        """Offers a worker again, because something ended there."""
+        """Offers a worker requests again, because one ended there."""
         self._of(worker_id).full_until = float("-inf")
         self.changed()
 
     def count(
         self, worker_id: str, sequences: int = 0, requests: int = 0, tokens: int = 0, unanswered: int = 0
     ) -> None:
-        """Adds to the counts of a worker (called by Reservation alone)."""
+        """Adds to the counts of a worker; called by Reservation only."""
         own = self._of(worker_id)
         own.sequences += sequences
         own.unanswered += unanswered
@@ -265,13 +271,11 @@ class ClusterView:
         own.unread_tokens += tokens
 
     def sequences(self, worker_id: str) -> int:
-        """Returns this router's sequences on one worker."""
+        """Returns the number of sequences that this router has on a worker."""
         return self._of(worker_id).sequences
 
     def busy(self, worker_id: str) -> tuple[int, int]:
-        """Returns what a worker would lose by leaving, of every router: prompt tokens that wait there, sequences
-        that run.
-        """
+        """Returns a worker's load over all routers: (prompt tokens waiting there, sequences running or waiting)."""
         load, own = self._loads.get(worker_id, NO_LOAD), self._of(worker_id)
         return max(load.waiting_tokens, own.unread_tokens), max(load.running + load.waiting, own.sequences)
 

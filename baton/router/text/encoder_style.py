@@ -1,6 +1,6 @@
-"""What an encoder's config.json says of the prompts that it takes and of what it makes of them.
+"""The prompts that an encoder model takes, and the meaning of its scores, by its config.json.
 
-Knows nothing of requests or workers. An encoder reads a text in both directions and writes none.
+Knows nothing of requests or workers. An encoder reads a text in both directions and generates none.
 """
 
 from __future__ import annotations
@@ -22,31 +22,34 @@ IDENTITY = "Identity"
 
 
 class EncoderStyle(msgspec.Struct, frozen=True):
-    """Says what prompts an encoder takes. ``scores``: it is a cross-encoder, whose head gives a pair's score.
+    """Describes the prompts that an encoder takes, and its scores."""
 
-    ``types``: how many segments it tells apart; a token of the second one is its id plus ``vocab``. ``raw``: the
-    score is what the head says, and not made a share of 1.
-    """
-
-    vocab: int
-    types: int = 1
-    scores: bool = False
-    raw: bool = False
+    vocab: int  # size of the vocabulary
+    types: int = 1  # segments it tells apart; ids in the second are raised by ``vocab``
+    scores: bool = False  # a cross-encoder: its head scores a pair
+    raw: bool = False  # scores are the head's logits, else their sigmoid
 
     async def prompt(self, text: TextModel, query: str, document: str, most: Room) -> list[int]:
-        """Returns the ids of a pair. Raises ContextTooLong."""
+        """Returns the prompt's token ids for a pair; ids of the second segment are raised by ``vocab``.
+
+        ``most`` limits the tokens. Raises ContextTooLong and InvalidRequest.
+        """
         pair = await text.encode_pair(query, document, most.prompt, most.document)
         return [i + self.vocab * min(of, self.types - 1) for i, of in zip(pair.ids, pair.types, strict=True)]
 
     def score(self, pooled: bytes) -> float:
-        """Returns a pair's score of what a worker says."""
+        """Returns a pair's score, from the float32 logit in ``pooled``: the logit itself if ``raw``, else its
+        sigmoid.
+        """
         found = float(np.frombuffer(pooled, "<f4")[0])
         return found if self.raw else 1.0 / (1.0 + math.exp(-max(found, -700.0)))
 
 
 def encoder_style(directory: Path | None) -> EncoderStyle | None:
-    """Returns what ``directory``'s config.json says of an encoder; None for a model that writes. Raises
-    CheckpointError.
+    """Returns the encoder's style by ``directory``'s config.json; None for a model that generates, or without the
+    file.
+
+    Raises CheckpointError.
     """
     path = None if directory is None else directory / "config.json"
     if path is None or not path.is_file():

@@ -35,7 +35,9 @@ class TextModel:
         return await self._run(len(text) <= INLINE_CHARS, self.tokenizer.encode, text, add_special_tokens)
 
     async def encode_pair(self, first: str, second: str, most: int, most_second: int | None) -> PairIds:
-        """Returns the ids of two texts as one prompt, see ``Tokenizer.encode_pair``."""
+        """Returns the token ids of two texts as one prompt; arguments and errors as of
+        ``Tokenizer.encode_pair``.
+        """
         short = len(first) + len(second) <= INLINE_CHARS
         return await self._run(short, self.tokenizer.encode_pair, first, second, most, most_second)
 

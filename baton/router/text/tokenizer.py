@@ -22,7 +22,9 @@ _BYTE_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")
 
 
 class PairIds(NamedTuple):
-    """Holds the ids of two texts with what stands around them, and which of the two each belongs to."""
+    """Holds the token ids of two texts with special tokens, and for each id the segment (0 or 1) that it belongs
+    to.
+    """
 
     ids: list[int]
     types: list[int]
@@ -35,10 +37,11 @@ class Tokenizer(Protocol):
         """Returns the token ids of ``text``; special tokens written in it are recognized."""
 
     def encode_pair(self, first: str, second: str, most: int, most_second: int | None) -> PairIds:
-        """Returns the ids of two texts as a model reads a pair, ``most`` at most; the second loses its end for it.
+        """Returns the token ids of two texts as one prompt of at most ``most`` tokens; ``second`` is truncated to
+        fit.
 
-        Of the second ``most_second`` at most, None for as many as fit. Raises ContextTooLong where the first leaves
-        no room, InvalidRequest where the tokenizer knows no pairs.
+        ``most_second`` limits the second's tokens further; None doesn't. Raises ContextTooLong if the first leaves
+        no room, InvalidRequest if the tokenizer can't join pairs.
         """
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
@@ -73,7 +76,7 @@ class HfTokenizer:
         return encoding.ids
 
     def encode_pair(self, first: str, second: str, most: int, most_second: int | None) -> PairIds:
-        """Encodes both as a batch, and puts around them what the tokenizer's own template says."""
+        """Returns the token ids of two texts, joined by the special tokens of the tokenizer's own template."""
         one, two = self._tokenizer.encode_batch([first, second], add_special_tokens=False)
         room = most - len(one.ids) - self._tokenizer.num_special_tokens_to_add(is_pair=True)
         if room < 1:

@@ -73,7 +73,7 @@ class StreamOptions(RequestBody):
 
 
 class Prediction(RequestBody):
-    """Holds what the client expects as the answer (OpenAI's predicted outputs): it may speed the answer up."""
+    """Holds the answer that the client expects (OpenAI's predicted outputs), which drafts may be taken from."""
 
     inside: ClassVar[str] = "prediction."
 

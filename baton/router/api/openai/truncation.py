@@ -20,7 +20,9 @@ ALL_THAT_FITS = -1
 
 
 class PromptCut(msgspec.Struct, frozen=True):
-    """Keeps at most ``tokens`` of a prompt: its last ones, or its first where ``keeps_first``."""
+    """Describes a truncation to at most ``tokens`` tokens: the prompt's last ones, or its first if
+    ``keeps_first``.
+    """
 
     tokens: int
     keeps_first: bool = False
