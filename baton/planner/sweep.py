@@ -161,8 +161,8 @@ def best_of(ratios: Sequence[RatioOutcome]) -> RatioOutcome:
 
 
 def plateau_of(ratios: Sequence[RatioOutcome], best: RatioOutcome) -> tuple[int, int]:
-    """Returns the fewest and most prefill workers around the best, without a gap, whose goodput is within PLATEAU
-    of its.
+    """Returns the fewest and most prefill workers of the ratios around ``best``, without a gap, whose goodput is at
+    most PLATEAU (a share) less.
     """
     good = {r.prefill for r in ratios if r.score.goodput >= (1 - PLATEAU) * best.score.goodput}
     low = high = best.prefill

@@ -64,7 +64,9 @@ class AdapterCalls:
         return await self._answer(ch.ListAdapters)
 
     def take(self, message: ch.FromAdapters) -> None:
-        """Gives the engine's message to whoever waits for it."""
+        """Passes the engine's answer to the call that waits for it, and a changed list of adapters to
+        ``changed``.
+        """
         match message:
             case ch.AdaptersChanged(adapters):
                 self._changed(adapters)

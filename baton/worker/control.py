@@ -113,7 +113,7 @@ class WorkerControl:
             del self._asked[ticket]
 
     def answered(self, message: ch.SnapshotIs) -> None:
-        """Gives the engine's counts to whoever asked for them."""
+        """Passes the engine's pool counts to the calls that wait for them."""
         answer = self._asked.get(message.ticket)
         if answer is not None and not answer.done():
             answer.set_result(message.snapshot)

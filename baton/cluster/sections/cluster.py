@@ -76,7 +76,8 @@ class ClusterConfig(Section):
 
 
 def role_worker(worker: WorkerConfig, cluster: ClusterConfig, role: str) -> WorkerConfig:
-    """Returns the worker settings with the ranks (tp, cp, pp) of workers of ``role`` outside pools.
+    """Returns the worker settings with the numbers of ranks that workers of ``role`` outside pools have (tp, cp,
+    pp, ep).
 
     If the role has any ranks of its own, they replace all of ``worker``'s.
     """

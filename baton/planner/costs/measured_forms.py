@@ -27,10 +27,10 @@ class MeasuredForm(msgspec.Struct, frozen=True):
     scheme: str
     quantization: str
     kv_cache_dtype: str
-    gigabytes: float
-    decode_one: float
-    decode_many: float
-    prompt: float
+    gigabytes: float  # of the weights
+    decode_one: float  # output tokens/s of one sequence
+    decode_many: float  # of a batch of 16
+    prompt: float  # of prefill
     added: float
     low: float
     high: float

@@ -12,7 +12,7 @@ SHIPPED_BYTES_PER_TOKEN = 64  # what a paced worker really ships per token
 
 
 def to_toml(costs: WorkerCosts, vocab_size: int, max_model_len: int, prefill_chunk: int) -> str:
-    """Returns the TOML text of the paced profile."""
+    """Returns the TOML text of a paced profile of a worker that costs ``costs``; sizes are in tokens."""
     scale = costs.kv_bytes_per_token / SHIPPED_BYTES_PER_TOKEN
     step, transfer = costs.curve, costs.transfer
     lines = [

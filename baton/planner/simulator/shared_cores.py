@@ -32,7 +32,7 @@ class PrefillStep(msgspec.Struct):
     since: float
     end: Callable[[], None]
     pace: float = 1.0
-    version: int = 0
+    version: int = 0  # rises with each change of ``pace``, which voids the end that was scheduled
 
     @property
     def ends(self) -> float:

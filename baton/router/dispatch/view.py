@@ -280,7 +280,9 @@ class ClusterView:
         return max(load.waiting_tokens, own.unread_tokens), max(load.running + load.waiting, own.sequences)
 
     def own_counts(self) -> dict[str, tuple[int, int, int]]:
-        """Returns by worker id (sequences, unread requests, unread tokens) where any is not 0: empty when idle."""
+        """Returns, by worker id, this router's (sequences, requests not prefilled yet, their prompt tokens to
+        compute); all-zero ones are left out.
+        """
         counts = {k: (o.sequences, o.unread_requests, o.unread_tokens) for k, o in self._own.items()}
         return {k: c for k, c in counts.items() if any(c)}
 

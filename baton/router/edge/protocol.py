@@ -126,7 +126,7 @@ class BoundedHttp(HttpToolsProtocol):
         self._turn(Phase.IDLE if self.cycle.response_complete else Phase.ANSWER)
 
     def send_400_response(self, msg: str) -> None:
-        """Refuses, with 400, bytes that the parser can't read."""
+        """Has the request refused with status 400, because its bytes are not valid HTTP."""
         self._refusal = self._refusal or (400, "bad_http", msg)
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:

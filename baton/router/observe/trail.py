@@ -46,7 +46,7 @@ class Trail(msgspec.Struct):
         self.placements.append(PlacementRecord(at_s, waited_s, decision, weights=weights))
 
     def left(self, reason: str) -> None:
-        """Notes why the choice left its last placement."""
+        """Stores why the choice left its last placement."""
         if self.placements:
             self.placements[-1].left_for = reason
 

@@ -83,7 +83,7 @@ class RoutingRequest(msgspec.Struct, frozen=True):
     """
 
     tokens: int
-    max_new_tokens: int
+    max_new_tokens: int  # output tokens at most
     hits: Mapping[str, int] = {}
     avoid: frozenset[str] = frozenset()
     slo_ttft_s: float = 0.0

@@ -121,8 +121,8 @@ class TextModel:
 def load_text(directory: Path | None, vocab_size: int, special: Sequence[int] = ()) -> TextModel:
     """Returns the tokenizer and chat template of a model directory. Raises CheckpointError.
 
-    None: one token per byte, for the paced engine, with ids below ``vocab_size`` and ``special`` ids that end a
-    text.
+    For ``directory`` None (the paced engine), each byte is a token; ``special`` are ids that end a text, all below
+    ``vocab_size``.
     """
     if directory is None:
         return TextModel(ByteTokenizer(vocab_size, special), ChatTemplate(PLAIN))

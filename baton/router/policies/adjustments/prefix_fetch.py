@@ -32,8 +32,10 @@ class Fetch(NamedTuple):
 
 
 def best_fetch(snapshot: ClusterSnapshot, request: RoutingRequest, reader: Candidate) -> Fetch | None:
-    """Returns the fetch for ``reader`` from the worker with the most of the prompt's blocks; None if computing is
-    as fast, or no worker has more than ``reader``.
+    """Returns the fetch by which prefill worker ``reader`` gets prompt blocks from the worker that holds most; None
+    if computing is as fast.
+
+    None also if no worker holds more than ``reader``.
     """
     own = request.hits.get(reader.id, 0)
     source = _fullest(snapshot, request, reader, own)
