@@ -126,12 +126,14 @@ class NixlIncomingStream(IncomingStream):
 
     def _land(self, pending: PendingRead) -> None:
         frame, into = pending.frame, pending.into
-        places = self.sink.place(frame)
-        if places is not None:
-            sources = [] if into is None else [into.at + number * frame.unit for number in range(len(places))]
-            self.has_landed(frame, copying.copy_from(places, sources))
-        if into is not None:
-            self._reader.give_back(into)
+        try:
+            places = self.sink.place(frame)
+            if places is not None:
+                sources = [] if into is None else [into.at + number * frame.unit for number in range(len(places))]
+                self.has_landed(frame, copying.copy_from(places, sources))
+        finally:
+            if into is not None:
+                self._reader.give_back(into)
 
     def _start(self, pending: PendingRead) -> None:
         if pending.done is not None or not pending.frame.offsets:
@@ -150,7 +152,7 @@ class NixlIncomingStream(IncomingStream):
             done.exception()
             self._reader.give_back(into)
         else:
-            done.add_done_callback(lambda ended: self._reader.give_back(into) if not ended.exception() else None)
+            done.cancel()  # the reader gives the staging back once NIXL is done with it
 
 
 def _ready(sock: socket.socket) -> bool:

@@ -182,13 +182,17 @@ class NixlReader:
         self._idle.append(staging)
 
     def read(self, remote: Remote, places: Sequence[int], unit: int, into: Staging) -> asyncio.Future[None]:
-        """Starts a read; the future has its end, or a ConfigError."""
+        """Starts a read; the future has its end, or a ConfigError.
+
+        Where the future is cancelled, ``into`` is given back once the read has ended. One that doesn't end within
+        ABANDONED_S seconds is given up with its memory, which NIXL may still write.
+        """
         done = self._loop.create_future()
         self._asked.put(Read(remote, tuple(places), unit, into, done))
         return done
 
     def close(self) -> None:
-        """Ends the thread; what is under way is given up, and its futures are cancelled."""
+        """Ends the thread; what is under way is given up, and its futures have a ConfigError."""
         self._asked.put(None)
         self._thread.join(ABANDONED_S)
 
@@ -252,9 +256,9 @@ class NixlReader:
 
     def _tell(self, read: Read, error: ConfigError | None) -> None:
         def tell() -> None:
-            if read.done.done():
-                return
-            if error is None:
+            if read.done.cancelled():
+                self.give_back(read.into)
+            elif error is None:
                 read.done.set_result(None)
             else:
                 read.done.set_exception(error)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -12,10 +13,10 @@ from baton.kv.memory.host_pages import PageMemory
 from baton.kv.transport import check_secured, nixl
 from baton.kv.wire import nixl_receiving, one_sided
 from baton.kv.wire.one_sided import NixlAgent, NixlReader, Remote
-from baton.protos.errors import ConfigError, WorkerLost
+from baton.protos.errors import ConfigError, CorruptFrame, WorkerLost
 from baton.tls.identity import TlsFiles
 from tests.kv.transport.rigs import nixl_rig
-from tests.kv.transport.test_contract import Peer, Rigged, answer
+from tests.kv.transport.test_contract import Peer, PeerSink, Rigged, answer
 
 
 @pytest.fixture
@@ -94,6 +95,46 @@ async def test_staging_is_used_again_once_nothing_is_under_way_to_it(rigged: Rig
             await answer(stream)
         await stream.close()
     assert len(made) <= nixl_receiving.AT_ONCE
+
+
+async def test_a_frame_that_the_sink_can_not_place_keeps_no_staging(rigged: Rigged, monkeypatch) -> None:
+    made: list[int] = []
+    real = one_sided.Staging.__init__
+    monkeypatch.setattr(
+        one_sided.Staging, "__init__", lambda self, agent, size: made.append(size) or real(self, agent, size)
+    )
+    monkeypatch.setattr(PeerSink, "place", lambda self, frame: (_ for _ in ()).throw(CorruptFrame("no", "unit")))
+    for _ in range(4):
+        rigged.peer.ended.clear()
+        stream = await rigged.connect()
+        await stream.send(*rigged.pages(1))
+        await asyncio.wait_for(rigged.peer.ended.wait(), 20)
+        await stream.close()
+    assert len(made) <= nixl_receiving.AT_ONCE
+
+
+async def until(true: Callable[[], bool]) -> None:
+    async with asyncio.timeout(20):
+        while not true():
+            await asyncio.sleep(0.001)
+
+
+async def test_a_read_that_nobody_waits_for_gives_its_staging_back_at_its_end_or_is_given_up(monkeypatch) -> None:
+    reader, agent = NixlReader(), NixlAgent()
+    view = memoryview(bytearray(4096))
+    here = Remote(agent.metadata(), agent.register(view), 4096)
+    staging = reader.staging(4096)
+    reader.read(here, (0,), 4096, staging).cancel()
+    await until(lambda: reader._idle == [staging])
+    monkeypatch.setattr(NixlAgent, "ended", lambda self, handle: False)
+    given_up: list[object] = []
+    monkeypatch.setattr(NixlAgent, "give_up", lambda self, handle: given_up.append(handle))
+    monkeypatch.setattr(one_sided, "ABANDONED_S", 0.01)
+    reader.read(here, (0,), 4096, reader.staging(4096)).cancel()
+    await until(lambda: bool(given_up))
+    assert reader._idle == []
+    agent.close()
+    reader.close()
 
 
 def test_metadata_that_no_hello_can_carry_names_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
