@@ -1,20 +1,22 @@
 """Needles found by depth, for each way of keeping less KV, by a checkpoint made by hand that copies what it finds.
 
-    .venv/bin/python -m bench.needles [--tokens 1024 4096] [--sinks 64] [--window 1024]
+    .venv/bin/python -m bench.needles [--tokens 1024 4096] [--sinks 64] [--window 1024] [--budget 512]
 
 The demo model finds no needle with any KV, so it can't tell. This one has a single layer: a question's query meets
 the keys of marked tokens alone, in the dimensions that turn slowest, and what it finds is copied to the head. It
 finds a needle wherever attention still reaches, whatever the hay. So what is counted is what a fidelity leaves in
-reach, and whether rounding hides it. A needle is one marked token among ``--tokens`` others.
+reach, and whether rounding hides it. A needle is one marked token among ``--tokens`` others. Where a prompt's end
+chooses what is kept, the question is either in the prompt already and asked again, or comes behind it alone.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import random
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import torch
@@ -24,7 +26,9 @@ from safetensors.torch import save_file
 
 from baton.engine.load import EngineConfig, load_runner
 from baton.engine.plan import Runner, SampleSpec, SequenceStep, StepPlan
+from baton.evaluate.kept_pages import KeptPages
 from baton.kv.layout.bridge import Bridge, land, with_codec
+from baton.kv.layout.selection import observed_of
 from baton.protos.nouns import BLOCK_TOKENS, Sampling
 
 DEPTHS = (0.0, 0.25, 0.5, 0.75, 1.0)
@@ -98,47 +102,60 @@ def coded(codec: str) -> Spoil:
     return spoil
 
 
-def finds(runner: Runner, tokens: int, depth: float, seed: int, spoil: Spoil | None = None) -> bool:
-    """Whether the model names the needle that lies at ``depth`` of ``tokens``."""
+def finds(
+    runner: Runner, tokens: int, depth: float, seed: int, spoil: Spoil | None = None, twice: bool = False
+) -> bool:
+    """Whether the model names the needle that lies at ``depth`` of ``tokens``, when it is asked behind the prompt.
+
+    With ``twice`` the prompt ends with the question, too.
+    """
     draw = random.Random(seed)
     hay, needle = draw.choices(range(WORDS - MARKED), k=tokens), draw.randrange(WORDS - MARKED, QUESTION)
     hay[round(depth * (tokens - 1))] = needle
-    pages = -(-(tokens + 1) // BLOCK_TOKENS)
-    memory = bytearray(pages * runner.spec.layout.page_bytes)
+    hay += [QUESTION] if twice else []
+    pages, layout, start = -(-(len(hay) + 1) // BLOCK_TOKENS), runner.spec.layout, 0
+    memory, kept = bytearray(pages * layout.page_bytes), KeptPages(layout, len(hay), list(range(pages)))
     runner.bind(memoryview(memory), pages)
-    for start in range(0, tokens, CHUNK):
-        part = hay[start : start + CHUNK]
-        runner.run(StepPlan((SequenceStep(1, part, start, range(pages), is_prefill=True),)))
+    while start < len(hay):
+        end = kept.cut(start, min(start + CHUNK, len(hay)))
+        step = kept.marked(SequenceStep(1, hay[start:end], start, kept.pages, is_prefill=True))
+        kept.saw(step, runner.run(StepPlan((step,))))
+        start = end
     if spoil is not None:
         spoil(runner, memory)
-    asked = SampleSpec(Sampling(temperature=0.0), 0, tokens + 1, [*hay, QUESTION], tokens + 1)
-    (found,) = runner.run(StepPlan((SequenceStep(1, [QUESTION], tokens, list(range(pages)), asked),))).sampled
+    asked = SampleSpec(Sampling(temperature=0.0), 0, len(hay) + 1, [*hay, QUESTION], len(hay) + 1)
+    step = kept.marked(SequenceStep(1, [QUESTION], len(hay), kept.pages, asked))
+    (found,) = runner.run(StepPlan((step,))).sampled
     return found.token_id == needle
 
 
-def shares(runner: Runner, tokens: int, spoil: Spoil | None = None) -> list[float]:
+def shares(runner: Runner, tokens: int, spoil: Spoil | None = None, twice: bool = False) -> list[float]:
     """The share of needles found at each of ``DEPTHS``."""
-    return [sum(finds(runner, tokens, depth, n, spoil) for n in range(EACH)) / EACH for depth in DEPTHS]
+    return [sum(finds(runner, tokens, depth, n, spoil, twice) for n in range(EACH)) / EACH for depth in DEPTHS]
 
 
-def ways(folder: Path, selection: str) -> Iterator[tuple[str, Runner, Spoil | None]]:
+def ways(folder: Path, selections: Sequence[str]) -> Iterator[tuple[str, Runner, Spoil | None]]:
     """Each way of keeping KV, with a runner."""
     for stored in ("float32", "int8", "fp8"):
         config = EngineConfig(str(folder), threads=1, kv_cache_dtype=stored)  # type: ignore[arg-type]
         yield f"stored as {stored}", load_runner(config), None
-    yield selection, load_runner(EngineConfig(str(folder), threads=1, kv_selection=selection)), None
+    for selection in selections:
+        yield selection, load_runner(EngineConfig(str(folder), threads=1, kv_selection=selection)), None
     for codec in ("int8", "int4"):
         yield f"{codec} on the wire", load_runner(EngineConfig(str(folder), threads=1)), coded(codec)
 
 
-def found(lengths: list[int], selection: str) -> Table:
+def found(lengths: list[int], selections: Sequence[str]) -> Table:
     """Returns a row for each way and length, a column for each depth."""
     shown = Table("KV", "tokens", *(f"depth {depth:.0%}" for depth in DEPTHS), box=None)
     with tempfile.TemporaryDirectory() as folder:
         make(Path(folder))
-        for name, runner, spoil in ways(Path(folder), selection):
-            for tokens in lengths:
-                shown.add_row(name, f"{tokens:,}", *(f"{share:.0%}" for share in shares(runner, tokens, spoil)))
+        for name, runner, spoil in ways(Path(folder), selections):
+            observed = observed_of(runner.spec.layout) is not None
+            for tokens, twice in itertools.product(lengths, (True, False) if observed else (False,)):
+                asked = f"{name}{', asked in the prompt too' if twice else ''}"
+                found = shares(runner, tokens, spoil, twice)
+                shown.add_row(asked, f"{tokens:,}", *(f"{share:.0%}" for share in found))
     return shown
 
 
@@ -148,8 +165,10 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, nargs="+", default=[1024, 4096])
     parser.add_argument("--sinks", type=int, default=64)
     parser.add_argument("--window", type=int, default=1024)
+    parser.add_argument("--budget", type=int, default=512)
     args = parser.parse_args()
-    Console(width=120).print(found(args.tokens, f"sinks:{args.sinks},window:{args.window}"))
+    selections = f"sinks:{args.sinks},window:{args.window}", f"snapkv:{args.budget},window:64"
+    Console(width=120).print(found(args.tokens, selections))
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Pages leased and bytes shipped for one long prompt, with and without a window: the real loops and pools.
 
-    .venv/bin/python -m bench.windows [--window 4096 | --selection sinks:64,window:4096] [--prompt 8192 32768]
+    .venv/bin/python -m bench.windows [--window 4096 | --selection snapkv:1024] [--prompt 8192 32768]
 
 Sizes are Mistral 7B's (32 layers, 8 KV heads of 128, bfloat16): 2 MiB per block of 16 tokens. Nothing is computed:
 the engines are stand-ins that choose token 0, because only pages and blocks are counted.
@@ -13,6 +13,7 @@ import itertools
 from typing import Any
 
 import msgspec
+import numpy as np
 from rich.console import Console
 
 from baton.bench.rows import Row, table
@@ -51,7 +52,9 @@ class Counting(PacedRunner):
 
     def run(self, plan: StepPlan) -> StepResult:
         """Returns token 0 for each item that asks for one."""
-        return StepResult(tuple(SampledToken(item.seq, 0) for item in plan.items if item.sample), 0.0)
+        sampled = tuple(SampledToken(item.seq, 0) for item in plan.items if item.sample)
+        evenly = {item.seq: np.ones(item.watch // 16, np.float32) for item in plan.items if item.watch}
+        return StepResult(sampled, 0.0, observed=evenly)
 
 
 def parts(window: int, prompt: int, pages: int, selection: str = ALL) -> EngineParts:

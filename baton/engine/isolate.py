@@ -24,6 +24,7 @@ class StepOutcome(msgspec.Struct):
     scored: dict[int, tuple[TokenLogprobs, ...]] = {}
     pooled: dict[int, PooledStates] = {}
     states: dict[int, NDArray[np.float32]] = {}
+    observed: dict[int, NDArray[np.float32]] = {}
 
     def absorb(self, other: StepOutcome) -> None:
         """Adds the outcome of another part of the same plan."""
@@ -32,6 +33,7 @@ class StepOutcome(msgspec.Struct):
         self.scored |= other.scored
         self.pooled |= other.pooled
         self.states |= other.states
+        self.observed |= other.observed
         self.seconds += other.seconds
 
 
@@ -49,7 +51,8 @@ def run_isolated(runner: Runner, plan: StepPlan) -> StepOutcome:
             return _alone(runner, plan.items[0], error)
         return _halves(runner, plan.items)
     sampled = _by_sequence(plan, result.sampled)
-    return StepOutcome(sampled, {}, result.seconds, result.scored, result.pooled, result.states)
+    of = result.scored, result.pooled, result.states, result.observed
+    return StepOutcome(sampled, {}, result.seconds, *of)
 
 
 def _by_sequence(plan: StepPlan, sampled: tuple[SampledToken, ...]) -> dict[int, tuple[SampledToken, ...]]:

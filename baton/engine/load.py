@@ -39,7 +39,7 @@ class EngineConfig(msgspec.Struct, frozen=True):
     on a GPU; float16 is known on a CPU only, its sums are float32. ``max_model_len`` caps the model's own context;
     ``threads`` is torch's, None for its default.
     ``kv_cache_dtype`` is what K and V are stored in, "auto" for ``dtype``; int8 and fp8 have a scale per (token,
-    head). ``kv_selection`` is what of a long context attention sees, "all" or "sinks:N,window:N" in tokens (a CPU
+    head). ``kv_selection`` is what of a long context attention sees, "all", sinks or snapkv (a CPU
     only). ``quantization`` rounds the weights on load, "none" takes them as they are; packed ones are kept under
     ``cache_dir``, empty for $BATON_CACHE_DIR or the user's cache directory. ``cuda_step`` is how the
     GPU's own kernels run a step of up to 8 rows: "graph", one by one in a captured graph; "mega", a Llama's layers

@@ -86,6 +86,9 @@ class SequenceStep(msgspec.Struct, frozen=True, gc=False):
     ``adapter`` is the id of the sequence's LoRA adapter, which the runner holds; empty for none. ``limbs`` are the
     last rows where drafts are a tree (``branches_of``): ``start + i`` is then the position of the rows before them,
     and ``verify[i]`` still chooses behind row i + 1.
+    No token of the item sees the entries ``gap`` of ``pages``, from the first to the one before the second.
+    ``watch`` is the place of a token of it, the first of a run: how much that one and those behind it attend to
+    what is before them is wanted.
     """
 
     seq: int
@@ -102,6 +105,8 @@ class SequenceStep(msgspec.Struct, frozen=True, gc=False):
     state_to: Sequence[int] = ()
     adapter: str = ""
     limbs: tuple[Limb, ...] = ()
+    gap: tuple[int, int] = (0, 0)
+    watch: int | None = None
 
     @property
     def trunk(self) -> int:
@@ -174,7 +179,7 @@ class StepResult(msgspec.Struct, frozen=True):
 
     ``scored[seq]`` has the likelihood of each of its item's ``targets``, where there are any; ``pooled[seq]`` what
     its item's hidden states come to, where ``pool`` asks; ``states[seq]`` those of its last rows, where they are
-    tapped.
+    tapped; ``observed[seq]`` the attention that each run of 16 tokens before its ``watch`` gets, of all heads.
     """
 
     sampled: tuple[SampledToken, ...]
@@ -182,6 +187,7 @@ class StepResult(msgspec.Struct, frozen=True):
     scored: dict[int, tuple[TokenLogprobs, ...]] = {}
     pooled: dict[int, PooledStates] = {}
     states: dict[int, NDArray[np.float32]] = {}
+    observed: dict[int, NDArray[np.float32]] = {}
 
 
 class ModelSpec(msgspec.Struct, frozen=True):

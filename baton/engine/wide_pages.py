@@ -58,15 +58,22 @@ class WidePages:
     def run(self, plan: StepPlan) -> StepResult:
         """Computes a step on the pages beneath."""
         self._tables = {item.seq: (item.pages, self._table(item)) for item in plan.items}
-        return self._runner.run(StepPlan(tuple(self._narrow(item) for item in plan.items)))
+        found = self._runner.run(StepPlan(tuple(self._narrow(item) for item in plan.items)))
+        if not found.observed:
+            return found
+        by_page = {seq: scores.reshape(-1, self._runs).sum(1) for seq, scores in found.observed.items()}
+        return msgspec.structs.replace(found, observed=by_page)
 
     def _narrow(self, item: SequenceStep) -> SequenceStep:
         """An item on the pages beneath."""
-        narrow = msgspec.structs.replace(item, pages=self._tables[item.seq][1])
+        narrow = msgspec.structs.replace(item, pages=self._tables[item.seq][1], gap=self._gap(item))
         if not item.state_to:
             return narrow
         source = None if item.state_from is None else _grown([], item.state_from, self._runs)
         return msgspec.structs.replace(narrow, state_from=source, state_to=_grown([], item.state_to, self._runs))
+
+    def _gap(self, item: SequenceStep) -> tuple[int, int]:
+        return item.gap[0] * self._runs, item.gap[1] * self._runs
 
     def _table(self, item: SequenceStep) -> list[int]:
         """A sequence's pages as those beneath; a table that only grew since its last step is only grown."""

@@ -1,7 +1,8 @@
 """A checkpoint in this process, through the engine itself, as a subject.
 
 Knows nothing of how weights or KV are rounded. A prompt is read in chunks whose attention takes K and V from the
-pages, so that with narrow KV each token pays for the rounding of all before it.
+pages, so that with narrow KV each token pays for the rounding of all before it. Where a prompt's end chooses what
+is kept of it, the first half of a text that is only read counts as its prompt.
 """
 
 from __future__ import annotations
@@ -12,7 +13,8 @@ import msgspec
 
 from baton.engine.checkpoints.hub import locate
 from baton.engine.load import EngineConfig, load_runner
-from baton.engine.plan import Runner, SampledToken, SampleSpec, SequenceStep, StepPlan
+from baton.engine.plan import Runner, SampledToken, SampleSpec, SequenceStep, StepPlan, StepResult
+from baton.evaluate.kept_pages import KeptPages
 from baton.evaluate.subject import TOP, Continuation, Ids, Scored
 from baton.evaluate.tokenizers import tokenizer_of
 from baton.protos.errors import InvalidRequest
@@ -96,20 +98,30 @@ class Local:
 
     def _first(self, going: _Going) -> SampledToken:
         """Reads the prompt and chooses the first token of the answer."""
-        prompt, last = going.prompt, 0
-        for start in range(0, len(prompt) - self._chunk, self._chunk):
-            part = prompt[start : start + self._chunk]
-            self._runner.run(StepPlan((SequenceStep(going.seq, part, start, going.pages, is_prefill=True),)))
-            last = start + self._chunk
-        step = SequenceStep(going.seq, prompt[last:], last, going.pages, going.spec(), is_prefill=True)
-        return self._runner.run(StepPlan((step,))).sampled[0]
+        prompt, start = going.prompt, 0
+        while True:
+            end = going.kept.cut(start, min(start + self._chunk, len(prompt)))
+            asked = going.spec() if end == len(prompt) else None
+            step = SequenceStep(going.seq, prompt[start:end], start, going.kept.pages, asked, is_prefill=True)
+            result = self._run(step, going.kept)
+            if asked is not None:
+                return result.sampled[0]
+            start = end
+
+    def _run(self, step: SequenceStep, kept: KeptPages) -> StepResult:
+        step = kept.marked(step)
+        result = self._runner.run(StepPlan((step,)))
+        kept.saw(step, result)
+        return result
 
     def _read(self, prompt: Ids, pages: list[int], top: int) -> Iterator[TokenLogprobs]:
-        for start in range(0, len(prompt) - 1, self._chunk):
-            part, targets = prompt[start : start + self._chunk], prompt[start + 1 : start + self._chunk + 1]
-            part = part[: len(targets)]
-            step = SequenceStep(0, part, start, pages, is_prefill=True, targets=targets, score_top=top)
-            yield from self._runner.run(StepPlan((step,))).scored[0]
+        start, kept = 0, KeptPages(self._runner.spec.layout, len(prompt) // 2, pages)
+        while start < len(prompt) - 1:
+            end = kept.cut(start, min(start + self._chunk, len(prompt) - 1))
+            part, targets = prompt[start:end], prompt[start + 1 : end + 1]
+            step = SequenceStep(0, part, start, kept.pages, is_prefill=True, targets=targets, score_top=top)
+            yield from self._run(step, kept).scored[0]
+            start = end
 
     def _lease(self, sequences: int, tokens: int) -> list[list[int]]:
         each = -(-tokens // BLOCK_TOKENS)
@@ -132,7 +144,8 @@ class _Going:
         self, local: Local, seq: int, prompt: Ids, pages: list[int], tokens: int, stop: Sequence[str],
         ends: frozenset[int], sampling: Sampling | None = None,
     ) -> None:  # fmt: skip
-        self.seq, self.prompt, self.pages, self.tokens = seq, prompt, pages, tokens
+        self.seq, self.prompt, self.tokens = seq, prompt, tokens
+        self.kept = KeptPages(local.runner.spec.layout, len(prompt), pages)
         self._local, self._stop, self._ends = local, stop, ends
         self._sampling = sampling or Sampling(temperature=0.0, max_tokens=tokens, logprobs=0)
         self.found: list[int] = []
@@ -146,9 +159,8 @@ class _Going:
 
     def step(self) -> SequenceStep:
         """The last token's step."""
-        return SequenceStep(
-            self.seq, self.found[-1:], len(self.prompt) + len(self.found) - 1, self.pages, self.spec()
-        )
+        start = len(self.prompt) + len(self.found) - 1
+        return self.kept.marked(SequenceStep(self.seq, self.found[-1:], start, self.kept.pages, self.spec()))
 
     def take(self, sampled: SampledToken) -> None:
         """Takes the next token, or ends with it."""

@@ -18,3 +18,6 @@ def test_needles_are_found_wherever_attention_reaches_and_in_four_bits_too(
     assert shares(whole, 600) == shares(whole, 600, coded("int4")) == [1.0] * 5
     some = load_runner(EngineConfig(str(tmp_path), threads=1, kv_selection="sinks:64,window:128"))
     assert shares(some, 600) == [1.0, 0.0, 0.0, 0.0, 1.0]
+    chosen = load_runner(EngineConfig(str(tmp_path), threads=1, kv_selection="snapkv:96,window:32"))
+    assert shares(chosen, 600, twice=True) == [1.0] * 5
+    assert sum(shares(chosen, 600)) < 3, "who isn't asked can't choose"

@@ -7,9 +7,10 @@ import httpx
 import pytest
 
 from baton.console.cluster.workers import links_table
-from baton.engine.load import EngineConfig, load_runner
-from baton.protos.nouns import Sampling
-from tests.conformance.drive import Driver
+from baton.decode_worker.engine.loop import DecodeLoop
+from baton.protos.channel import Admit
+from baton.protos.nouns import EngineRequest, Sampling
+from tests.decode_worker.test_windows import Side
 from tests.e2e.fleet import DRAFT, Fleet, wait_for
 from tests.e2e.paced import Oracle, slow_profile
 
@@ -51,24 +52,35 @@ async def test_kv_goes_by_the_best_way_or_the_one_that_is_set(tmp_path: Path, wa
         fleet.wait_for_baseline()
 
 
-async def test_a_cluster_that_selects_ships_sinks_and_a_window_and_answers_as_one_worker() -> None:
+def read_and_written_here(selection: str, prompt: list[int], tokens: int) -> list[int]:
+    """The answer of one engine that reads the prompt itself."""
+    side = Side(DRAFT, DecodeLoop, kv_selection=selection)
+    sampling = Sampling(temperature=0.0, max_tokens=tokens, ignore_eos=True)
+    side.say(Admit(1, EngineRequest("r", tuple(prompt), len(prompt), sampling, 0), True, 30.0))
+    side.finish()
+    return side.tokens(1)
+
+
+@pytest.mark.parametrize(
+    ("selection", "shipped_blocks"),
+    [("sinks:16,window:32", 5), pytest.param("snapkv:64,window:32", 2 + 3, marks=pytest.mark.thorough)],
+)
+async def test_a_cluster_that_selects_ships_what_is_seen_and_answers_as_one_worker(
+    selection: str, shipped_blocks: int
+) -> None:
     router = {"local_prefill_max_tokens": 0, "policy": "round_robin"}
-    worker = {"model": DRAFT, "kv_selection": "sinks:16,window:32"}
-    with Fleet(prefill=1, decode=1, worker=worker, router=router) as fleet:
+    with Fleet(prefill=1, decode=1, worker={"model": DRAFT, "kv_selection": selection}, router=router) as fleet:
         prompt = list(range(3, 200))
-        runner = load_runner(EngineConfig(str(DRAFT), kv_selection="sinks:16,window:32", threads=1))
-        greedy = Sampling(temperature=0.0, max_tokens=8, ignore_eos=True)
-        wanted = Driver(runner, pages=20).answer([prompt], greedy)[0]
-        assert answer(fleet, prompt, 8) == wanted
+        assert answer(fleet, prompt, 8) == read_and_written_here(selection, prompt, 8)
         entries = await asyncio.to_thread(fleet.roster)
         layout = entries["prefill-0"].info.layout
-        assert layout.fidelity == "float32@sinks:16,window:32"
+        assert layout.fidelity == f"float32@{selection}"
         address = entries["prefill-0"].info.metrics_address
         metrics = httpx.get(f"http://{address}/metrics", timeout=30).text.splitlines()
         (shipped,) = [
             float(line.split()[-1]) for line in metrics if line.startswith("baton_kv_transfer_bytes_total{")
         ]
-        assert shipped < 6 * layout.page_bytes, "of 13 blocks one with the sinks, four of the window"
+        assert shipped < (shipped_blocks + 1) * layout.page_bytes, "of 13 blocks"
         fleet.wait_for_baseline()
 
 

@@ -28,9 +28,14 @@ class HandoffTable:
     def __len__(self) -> int:
         return len(self._leases)
 
-    def begin(self, key: int, lease_id: bytes, pages: PageLease, ttl_s: float, state: PageLease | None) -> None:
-        """Lets the pages of request ``key`` be written, and those of its ``state``, within ``ttl_s`` seconds."""
-        self._leases[key] = HandoffLease(lease_id, pages, ttl_s, self._clock(), state)
+    def begin(
+        self, key: int, lease_id: bytes, pages: PageLease, ttl_s: float, state: PageLease | None, slots: int = 0
+    ) -> None:
+        """Lets the pages of request ``key`` be written, and those of its ``state``, within ``ttl_s`` seconds.
+
+        The first ``slots`` take blocks that whoever reads the prompt chooses.
+        """
+        self._leases[key] = HandoffLease(lease_id, pages, ttl_s, self._clock(), state, slots)
 
     def get(self, key: int) -> HandoffLease | None:
         """Returns the lease of a request; None where it has none."""

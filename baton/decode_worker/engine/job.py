@@ -10,12 +10,13 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 from baton.decode_worker.engine.swap import SwapEntry
-from baton.engine.checks import blocks_for
+from baton.engine.checks import blocks_for, holdable_of
 from baton.engine.plan import Limb, SampledToken, SequenceStep
 from baton.engine.sequence import SequenceState
 from baton.engine.speculate.draft import Draft
 from baton.engine.states import SequenceStates
 from baton.kv.layout.prefix import Chain
+from baton.kv.layout.selection import MOST_TOKENS, KeptPrompt
 from baton.kv.pages.pool import PageLease
 from baton.protos.nouns import TokenRun
 
@@ -30,8 +31,11 @@ class DecodeJob:
         pages: PageLease,
         age: int,
         states: SequenceStates | None = None,
+        kept: KeptPrompt | None = None,
     ):
         self.sequence = sequence
+        self.kept = kept  # what its tokens choose of the prompt, where that isn't all of it
+        self._findable = self._findable_tokens(pages)
         self.pages, self.states = pages, states
         self.age = age
         self.chain = Chain(root, sequence.tokens, pages.block_tokens)
@@ -43,11 +47,33 @@ class DecodeJob:
     def advance(self, tokens: int) -> None:
         """Counts ``tokens`` more as having their KV; blocks that are full now become findable."""
         self.sequence.computed += tokens
-        full = self.sequence.computed // self._size
+        full = min(self.sequence.computed, self._findable) // self._size
         if full > self.sealed:
             self.pages.seal_run(self.sealed, self.chain.hashes[self.sealed : full])
             self.sealed = full
         self.pages.slide(self.sequence.computed)
+
+    def choose(self, scores: Sequence[float]) -> None:
+        """Keeps the blocks that the prompt's end attends to most; the others' pages go back."""
+        assert self.kept is not None, "all of the prompt is kept"
+        self.pages.select(self.kept.chosen(scores), self.kept.first)
+
+    def _findable_tokens(self, pages: PageLease) -> int:
+        """The tokens whose blocks others may find: where some are chosen, the prompt's, and none that came so."""
+        if self.kept is None:
+            return MOST_TOKENS
+        return 0 if pages.hollow else self.kept.tokens
+
+    @property
+    def gap(self) -> tuple[int, int]:
+        """Returns the blocks that its tokens to come don't see since others were chosen."""
+        return (0, 0) if self.kept is None else self.pages.gap
+
+    @property
+    def holdable(self) -> int:
+        """Returns how many leading blocks of it may be taken from a cache."""
+        limit = holdable_of(self.sequence.request, len(self.sequence.tokens), self._size)
+        return limit if self.kept is None else min(limit, self.kept.first)
 
     def keep_state(self) -> None:
         """Takes the state that a step wrote as the one after the computed tokens."""
@@ -108,6 +134,7 @@ class DecodeJob:
     def restart(self, pages: PageLease, states: SequenceStates | None = None) -> None:
         """Begins again on new pages, after the blocks that were found."""
         self.pages, self.sealed, self.states = pages, pages.held, states
+        self._findable = self._findable_tokens(pages)
         pages.hinted = self.sequence.request.retained
         self.sequence.computed = pages.held * pages.block_tokens
 
@@ -137,10 +164,17 @@ def step_of(
     """Returns a share as the runner computes it; where a draft ``rejects``, its tokens are judged by rejection."""
     if job.states is None:
         step = _plain_step(job, take, reading, draft, limbs)
+        step = step if job.kept is None else _choosing(step, job, job.kept)
         return _by_rejection(step, draft) if draft is not None and rejects else step
     assert draft is None, "a state isn't rolled back: nothing is drafted"
     states = job.states.source, job.states.target
     return msgspec.structs.replace(_plain_step(job, take, reading), state_from=states[0], state_to=states[1])
+
+
+def _choosing(step: SequenceStep, job: DecodeJob, kept: KeptPrompt) -> SequenceStep:
+    """The step of a sequence that sees what was chosen of its prompt, or chooses it."""
+    watch = kept.watched_in(step.start, step.start + len(step.tokens))
+    return msgspec.structs.replace(step, gap=job.gap, watch=watch)
 
 
 def _by_rejection(step: SequenceStep, draft: Draft) -> SequenceStep:

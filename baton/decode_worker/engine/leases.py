@@ -18,11 +18,21 @@ from baton.protos.errors import AlreadyCommitted, LeaseUnknown, StaleEpoch
 class HandoffLease:
     """Tracks the lease of a request whose prompt another worker computes. Times are monotonic seconds.
 
-    ``state`` are the pages, of a model with recurrent state, that take what comes behind the prompt's blocks.
+    ``state`` are the pages, of a model with recurrent state, that take what comes behind the prompt's blocks. The
+    first ``slots`` blocks are chosen by whoever reads the prompt: another may choose others, so all come of one.
     """
 
-    def __init__(self, lease_id: bytes, pages: PageLease, ttl_s: float, now: float, state: PageLease | None = None):
+    def __init__(
+        self,
+        lease_id: bytes,
+        pages: PageLease,
+        ttl_s: float,
+        now: float,
+        state: PageLease | None = None,
+        slots: int = 0,
+    ):
         self.lease_id = lease_id
+        self._slots = slots
         self.epoch = 1
         self.committed = False
         self._deadline = now + ttl_s
@@ -89,7 +99,10 @@ class HandoffLease:
             self._progress(now)
 
     def rearm(self, lease_id: bytes, epoch: int, now: float) -> None:
-        """Begins a second prefill under ``epoch``; what arrived stays. Raises HandoffRefused."""
+        """Begins a second prefill under ``epoch``; what arrived stays, but for what the first one chose.
+
+        Raises HandoffRefused.
+        """
         if lease_id != self.lease_id:
             raise LeaseUnknown("that lease is not this request's; admit it again", "lease")
         if self.committed:
@@ -97,6 +110,9 @@ class HandoffLease:
         if epoch != self.epoch + 1:
             raise StaleEpoch(f"epoch {epoch} can't follow {self.epoch}; send {self.epoch + 1}", "epoch")
         self.epoch = epoch
+        chosen = {block for block in self._arrived if block < self._slots}
+        self._arrived -= chosen
+        self._missing |= chosen
         self._progress(now)
 
     def commit(self) -> None:

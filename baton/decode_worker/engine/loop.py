@@ -211,11 +211,12 @@ class DecodeLoop(StepLoop):
         found.pages.hinted = message.request.retained
         sequence = self.sequence(key, message.request)
         self._ages += 1
-        job = DecodeJob(sequence, found.root, found.pages, self._ages, found.states)
+        job = DecodeJob(sequence, found.root, found.pages, self._ages, found.states, found.kept)
         if not message.local:
             ttl_s = message.ttl_s or self.limits.ttl_s
             landing = None if found.states is None else found.states.landing()
-            self.receives.begin(key, lease_id, found.pages, ttl_s, landing)
+            slots = 0 if found.kept is None else found.kept.slots
+            self.receives.begin(key, lease_id, found.pages, ttl_s, landing, slots)
         self.requests[key] = state = RequestState(job, self.receives.get(key), now)
         if message.local:
             self._join_local(state)
@@ -261,6 +262,8 @@ class DecodeLoop(StepLoop):
         job = self.requests[item.seq].job
         job.sequence.score(item.start, outcome.scored.get(item.seq, ()))
         job.advance(len(item.tokens) - len(item.verify))
+        if item.watch is not None:
+            job.choose(outcome.observed[item.seq].tolist())
         job.keep_state()
         job.sequence.pool(item.start, job.sequence.computed, outcome.pooled.get(item.seq))
         chosen = outcome.sampled.get(item.seq, ())

@@ -13,7 +13,7 @@ from itertools import islice
 from baton.decode_worker.engine.budget import StepBudget
 from baton.decode_worker.engine.job import DecodeJob, Share, step_of
 from baton.decode_worker.engine.swap import SwapArea
-from baton.engine.checks import blocks_for, holdable_of
+from baton.engine.checks import blocks_for
 from baton.engine.plan import Limb, StepPlan
 from baton.engine.speculate.draft import Draft
 from baton.engine.speculate.drafter import Drafter
@@ -100,7 +100,7 @@ class DecodeScheduler:
             reading, pending = job.reading, len(sequence.tokens) - sequence.computed
             if not reading and writers == 0:
                 continue
-            take = self._whole(job, min(pending, budget)) if reading else 1
+            take = self._whole(job, min(pending, max(0, budget))) if reading else 1
             waits = take == pending and not sequence.ready
             if take == 0 or waits or not self._grow(job, take):
                 continue
@@ -110,10 +110,15 @@ class DecodeScheduler:
         return shares
 
     def _whole(self, job: DecodeJob, take: int) -> int:
-        """``take`` tokens of a prompt, or fewer, so that the state at a boundary isn't stepped over."""
+        """``take`` tokens of a prompt, or fewer, so that the state at a boundary isn't stepped over.
+
+        Those that choose what is kept of it are taken together.
+        """
+        start, prompt = job.sequence.computed, len(job.sequence.request.token_ids)
+        if job.kept is not None and take:
+            return job.kept.cut(start, start + take) - start
         if self.rules is None:
             return take
-        start, prompt = job.sequence.computed, len(job.sequence.request.token_ids)
         return self.rules.cut(start, start + take, prompt, self.pool.block_tokens) - start
 
     def _drafts(self, drafter: Drafter, shares: list[Share]) -> dict[int, Draft]:
@@ -178,7 +183,7 @@ class DecodeScheduler:
         while self.waiting:
             job = self.waiting[0]
             tokens, size = len(job.sequence.tokens), self.pool.block_tokens
-            limit, aside = holdable_of(job.sequence.request, tokens, size), job.swap_entry
+            limit, aside = job.holdable, job.swap_entry
             if self.rules is not None and aside is not None:
                 limit = min(limit, aside.tokens // size)
             asked = job.chain.hashes, blocks_for(tokens, size), limit, self.growth_reserve

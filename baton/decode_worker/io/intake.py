@@ -58,13 +58,20 @@ class Intake:
         hashes: Sequence[bytes],
         held: int,
         unseen: tuple[int, int] = (0, 0),
+        slots: int = 0,
     ) -> None:
-        """Opens a lease: blocks ``held``… of ``hashes``, but ``unseen`` ones, may be written to ``pages``."""
-        lease = IntakeLease(key, lease_id, epoch, pages, hashes, held, unseen)
+        """Opens a lease: blocks ``held``… of ``hashes``, but ``unseen`` ones, may be written to ``pages``.
+
+        The first ``slots`` take what whoever reads the prompt chooses.
+        """
+        lease = IntakeLease(key, lease_id, epoch, pages, hashes, held, unseen, slots)
         self._by_key[key] = self._by_id[lease_id] = lease
 
     def rearm(self, key: int, epoch: int) -> None:
-        """Lets only ``epoch`` count from now on; blocks that are in stay in. Call it before the engine hears."""
+        """Lets only ``epoch`` count from now on; blocks that are in stay in, but for those that a reader chose.
+
+        Call it before the engine hears.
+        """
         lease = self._by_key.get(key)
         if lease is None or epoch <= lease.epoch:
             return

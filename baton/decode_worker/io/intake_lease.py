@@ -21,6 +21,7 @@ class IntakeLease:
     """Tracks what one lease lets be written: blocks from ``held`` on; ``received`` ones are whole and verified.
 
     ``unseen`` blocks, from the first number to the one before the second, are never read: they count as received.
+    The first ``slots`` are chosen by whoever reads the prompt, and never kept for another.
     """
 
     def __init__(
@@ -32,7 +33,9 @@ class IntakeLease:
         hashes: Sequence[bytes],
         held: int,
         unseen: tuple[int, int] = (0, 0),
+        slots: int = 0,
     ) -> None:
+        self._slots = slots
         self.key = key
         self.lease_id = lease_id
         self.epoch = epoch
@@ -52,9 +55,13 @@ class IntakeLease:
         return tuple(self._streams.values())
 
     def rearm(self, epoch: int) -> None:
-        """Lets only ``epoch`` count from now on."""
+        """Lets only ``epoch`` count from now on. What another reader chose is to come again."""
         self.epoch = epoch
         self._closings.clear()
+        chosen = range(self._slots)
+        self.received.difference_update(chosen)
+        for parts in self._parts.values():
+            parts.difference_update(chosen)
 
     def join(self, stream: HandoffSink, rank: int, senders: int) -> bool:
         """Lets ``stream`` bring shard ``rank`` of ``senders``; tells if it is the first. Raises HandoffRefused."""

@@ -195,7 +195,7 @@ class DecodeService:
         if entry.local:
             self._begin_decode(entry.key)
             return
-        at = message.pages, message.hashes, message.held_blocks, message.unseen
+        at = message.pages, message.hashes, message.held_blocks, message.unseen, message.slots
         self._intake.register(entry.key, message.lease, message.epoch, *at)
 
     def _tokens(self, message: ch.Tokens) -> None:

@@ -22,6 +22,7 @@ import numpy as np
 from baton.kv.layout.codecs import from_float32, to_float32
 from baton.kv.layout.coding import NAMES, coded_bytes, decode, encode
 from baton.kv.layout.page import ITEM_BYTES, differences, group_bytes, in_pages_of, unknown_planes
+from baton.kv.layout.selection import observed_of
 from baton.protos.errors import ConfigError, LayoutMismatch
 from baton.protos.nouns import BLOCK_TOKENS, KvLayout, LayerGroup
 
@@ -242,6 +243,8 @@ def _obstacles(sender: KvLayout, receiver: KvLayout) -> Iterator[str]:
         block_tokens=receiver.block_tokens,
     )  # fmt: skip
     yield from differences(shards_only, receiver)
+    if sender.block_tokens != receiver.block_tokens and observed_of(receiver) is not None:
+        yield f"block_tokens: pages chosen by {sender.block_tokens} tokens aren't {receiver.block_tokens} tokens'"
     yield from _unbridged_state(sender, receiver)
     yield from _dtypes(sender, receiver)
     if len(sender.groups) != len(receiver.groups):

@@ -95,6 +95,19 @@ class PageLease:
             self.pages = _stood_for(kept, self.gap)
             self._pool.give_back(unseen, self.hinted)
 
+    def select(self, chosen: Sequence[int], first: int) -> None:
+        """Keeps, of the blocks before ``first``, those that are ``chosen``, and gives the other pages back.
+
+        They move to the front, in order: the gap lies behind them. They must be finished, and none be held by
+        another process.
+        """
+        assert not self.hollow, "it has no gap yet"
+        assert not self._holds, "somebody may read these pages by their places"
+        before, kept = self.pages[:first], set(chosen)
+        self.gap = len(chosen), first
+        self.pages = _stood_for([*(before[block] for block in chosen), *self.pages[first:]], self.gap)
+        self._pool.give_back([page for block, page in enumerate(before) if block not in kept], self.hinted)
+
     def extend(self, blocks: int, reserve: int = 0) -> None:
         """Adds ``blocks`` pages at the end, leaving ``reserve``. Raises PoolExhausted with nothing changed."""
         assert not self.closed, "a closed lease can't grow"

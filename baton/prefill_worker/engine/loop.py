@@ -15,6 +15,7 @@ from baton.engine.plan import SequenceStep
 from baton.engine.states import Sight
 from baton.engine.step_loop import EngineParts, StepLoop
 from baton.kv.layout import prefix
+from baton.kv.layout.selection import kept_of
 from baton.kv.layout.state import state_hashes
 from baton.kv.pages.pool import PageLease
 from baton.prefill_worker.engine.scheduler import PrefillJob, PrefillScheduler
@@ -28,6 +29,7 @@ class Shipment:
 
     def __init__(self, job: PrefillJob, message: ch.Prefill):
         self.job = job
+        self._names = job.hashes if job.kept is None else job.kept.named(job.hashes)
         self._held_blocks = message.held_blocks
         self._received = frozenset(message.received_blocks)
         self._next = 0
@@ -37,6 +39,8 @@ class Shipment:
     def ready(self, resident: bool) -> tuple[ch.ShipBlock, ...]:
         """Returns the blocks that were finished since the last call; the first ones pin the lease's pages."""
         computed = self.job.sequence.computed
+        if self.job.kept is not None and computed < self.job.tokens:
+            return ()  # what is chosen isn't known
         blocks = computed // self.job.block_tokens if computed < self.job.tokens else len(self.job.hashes)
         fresh = tuple(self._block(i, resident) for i in range(self._next, blocks) if self._wanted(i))
         self._next = max(self._next, blocks)
@@ -79,12 +83,14 @@ class Shipment:
         self._pinned = []
 
     def _wanted(self, index: int) -> bool:
+        if self.job.kept is not None and index in range(*self.job.kept.gap):
+            return False
         return index >= self._held_blocks and index not in self._received
 
     def _block(self, index: int, resident: bool) -> ch.ShipBlock:
         size = self.job.block_tokens
         tokens = min(size, self.job.tokens - index * size)
-        return ch.ShipBlock(index, self.job.held_lease.pages[index], self.job.hashes[index], tokens, resident)
+        return ch.ShipBlock(index, self.job.held_lease.pages[index], self._names[index], tokens, resident)
 
 
 class PrefillLoop(StepLoop):
@@ -136,7 +142,8 @@ class PrefillLoop(StepLoop):
         sequence = self.sequence(message.key, request)
         size = self.pool.block_tokens
         hashes = prefix.chain(root, request.token_ids, size)
-        job = PrefillJob(sequence, hashes, self.clock(), size, self._shipped_from(message))
+        kept = kept_of(self.spec.layout, request.prompt_tokens)
+        job = PrefillJob(sequence, hashes, self.clock(), size, self._shipped_from(message), kept)
         self.shipments[message.key] = Shipment(job, message)
         self.scheduler.add(job)
 
@@ -181,6 +188,8 @@ class PrefillLoop(StepLoop):
         job.advance(len(item.tokens))
         job.sequence.score(before, outcome.scored.get(item.seq, ()))
         job.sequence.pool(before, job.sequence.computed, outcome.pooled.get(item.seq))
+        if item.watch is not None:
+            job.choose(outcome.observed[item.seq].tolist())
         job.held_lease.slide(job.sequence.computed, job.shipped_from)
         self._announce(item.seq, resident=self.mirror is not None)  # its step is done: they are on the device
         if item.seq in outcome.sampled:

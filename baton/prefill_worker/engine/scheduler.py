@@ -6,10 +6,13 @@ isn't starved; a chunk budget is shared by several short prompts or filled by a 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from baton.engine.checks import blocks_for, holdable_of
 from baton.engine.plan import SequenceStep, StepPlan
 from baton.engine.sequence import SequenceState
 from baton.engine.states import SequenceStates, Sight, StateRules, opened
+from baton.kv.layout.selection import KeptPrompt
 from baton.kv.pages.pool import PageLease, PagePool
 from baton.protos.errors import PoolExhausted
 from baton.protos.nouns import BLOCK_TOKENS
@@ -27,7 +30,9 @@ class PrefillJob:
         now: float,
         block_tokens: int = BLOCK_TOKENS,
         shipped_from: int = 0,
+        kept: KeptPrompt | None = None,
     ):
+        self.kept = kept  # what its tokens choose of the prompt, where that isn't all of it
         self.shipped_from = shipped_from  # the first block that its receiver may want
         self.block_tokens = block_tokens
         self.sequence = sequence
@@ -63,11 +68,23 @@ class PrefillJob:
         """Counts ``tokens`` more as computed; blocks that are full now become findable."""
         before, sequence = self.sequence.computed, self.sequence
         sequence.computed = before + tokens
-        for index in range(before // self.block_tokens, sequence.computed // self.block_tokens):
+        known = sequence.computed if self.kept is None else min(sequence.computed, self.kept.tokens)
+        for index in range(before // self.block_tokens, known // self.block_tokens):
             self.held_lease.seal(index, self.hashes[index])
         if self.states is not None:
             at = sequence.computed, self.tokens, self.block_tokens
             self.states.advance(*at, self.hashes.__getitem__, rolling=False)
+
+    def choose(self, scores: Sequence[float]) -> None:
+        """Keeps the blocks that the prompt's end attends to most; the others' pages go back."""
+        assert self.kept is not None, "all of the prompt is kept"
+        self.held_lease.select(self.kept.chosen(scores), self.kept.first)
+
+    @property
+    def holdable(self) -> int:
+        """Returns how many leading blocks may be taken from a cache."""
+        limit = holdable_of(self.sequence.request, self.tokens, self.block_tokens)
+        return limit if self.kept is None else min(limit, self.kept.first)
 
     def close(self) -> None:
         """Gives all of its pages back."""
@@ -125,7 +142,7 @@ class PrefillScheduler:
                 room = room and (self._comes_soon(job) or self._start(job, now))
             if job.lease is not None and (job.sequence.ready or job.remaining > budget):
                 items.append(_chunk(job, job.lease, budget, self.rules))
-                budget -= len(items[-1].tokens)
+                budget = max(0, budget - len(items[-1].tokens))
         return StepPlan(tuple(items))
 
     def _urgency(self, job: PrefillJob, now: float) -> tuple[int, float, int]:
@@ -137,7 +154,7 @@ class PrefillScheduler:
 
     def _comes_soon(self, job: PrefillJob) -> bool:
         """Whether another job is computing the very next block this one lacks: waiting is cheaper than twice."""
-        limit = holdable_of(job.sequence.request, job.tokens, job.block_tokens)
+        limit = job.holdable
         if self.rules is not None:
             have = self.rules.deepest(self.pool, job.full_hashes(), limit)
         else:
@@ -146,7 +163,7 @@ class PrefillScheduler:
 
     def _start(self, job: PrefillJob, now: float) -> bool:
         try:
-            limit = holdable_of(job.sequence.request, job.tokens, job.block_tokens)
+            limit = job.holdable
             blocks = blocks_for(job.tokens, job.block_tokens)
             sight = self.sight._replace(wanted_from=job.shipped_from)
             lease, job.states = opened(self.pool, self.rules, job.full_hashes(), blocks, limit, sight=sight)
@@ -166,6 +183,11 @@ def _chunk(job: PrefillJob, lease: PageLease, budget: int, rules: StateRules | N
     if rules is not None:
         end = rules.cut(sequence.computed, sequence.computed + take, job.tokens, job.block_tokens)
         take = end - sequence.computed
+    watch: int | None = None
+    if job.kept is not None:
+        start = sequence.computed
+        take = job.kept.cut(start, start + take) - start
+        watch = job.kept.watched_in(start, start + take)
     return SequenceStep(
         seq=sequence.seq,
         tokens=sequence.tokens[sequence.computed : sequence.computed + take],
@@ -179,4 +201,6 @@ def _chunk(job: PrefillJob, lease: PageLease, budget: int, rules: StateRules | N
         state_from=None if states is None else states.source,
         state_to=() if states is None else states.target,
         adapter=sequence.request.adapter_id,
+        gap=lease.gap if job.kept is not None else (0, 0),
+        watch=watch,
     )

@@ -76,7 +76,8 @@ class Admitted(Message):
     block included.
 
     The first ``held_blocks`` blocks are cached already. Attention sees none of blocks ``unseen[0]`` to ``unseen[1]
-    - 1`` (sparse attention), so they need not be sent.
+    - 1`` (sparse attention), so they need not be sent. The first ``slots`` blocks are chosen by the prefill
+    worker (SnapKV), all of them at once.
     """
 
     key: int
@@ -86,6 +87,7 @@ class Admitted(Message):
     pages: tuple[int, ...]
     hashes: tuple[bytes, ...]
     unseen: tuple[int, int] = (0, 0)
+    slots: int = 0
 
 
 class Refused(Message):

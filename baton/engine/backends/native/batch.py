@@ -38,17 +38,19 @@ class NativeBatch:
     """Owns the arrays of one step; they live as long as this object does.
 
     ``items`` say where rows stand in the text and in their pages, ``seen`` what attention sees: the same, but where
-    blocks are left out by a ``selection``. ``copies`` are what branches of drafts begin with: KV that is written
-    there in each layer, before attention reads.
+    blocks are left out by a ``selection`` or by items' gaps. ``copies`` are what branches of drafts begin with: KV
+    that is written there in each layer, before attention reads.
     """
 
     def __init__(self, plan: StepPlan, vocab_size: int, pages: int, selection: Selection | None = None) -> None:
         items = plan.items
         self._kept: list[Array] = []
+        self.observed: dict[int, NDArray[np.float32]] = {}  # as StepResult has it, once the step was run
         self.sampled = tuple([(item.seq, spec) for item in items if item.sample for spec in _asks(item)])
         self.scored = tuple([item for item in items if item.targets])
         tokens, table, wanted, scores, runs = self._runs(items)
-        seen = None if selection is None else _seen(items, runs, table, selection)
+        hidden = selection is not None or any(item.gap[1] for item in items)
+        seen = _seen(items, runs, table, selection) if hidden else None
         self.rows = len(tokens)
         if (found := _within(tokens, vocab_size)) is None or (flat := _within(table, pages)) is None:
             _explain(items, vocab_size, pages)
@@ -114,7 +116,9 @@ class NativeBatch:
         return logits, {row: at for at, row in enumerate(asked)}
 
 
-def _seen(items: Sequence[SequenceStep], runs: list[Run], table: list[int], selection: Selection) -> list[Run]:
+def _seen(
+    items: Sequence[SequenceStep], runs: list[Run], table: list[int], selection: Selection | None
+) -> list[Run]:
     """Returns what attention sees of each item, in parts; their tables join ``table``."""
     found = list[Run]()
     for item, (first, *_) in zip(items, runs, strict=True):

@@ -23,13 +23,16 @@ from baton.engine.backends.native.program import NativeProgram, Weights
 from baton.engine.backends.native.step_check import StepCheck
 from baton.engine.backends.native.step_ops import StepOps
 from baton.engine.backends.native.step_runner import StepRunner
+from baton.engine.backends.observing import Observation
 from baton.engine.backends.span_ops import SpanOps
 from baton.engine.backends.spans import StepSpans, spans_of
 from baton.engine.plan import ModelSpec, StepPlan, StepResult
 from baton.engine.program.ops import PagedAttention
 from baton.engine.program.program import Program
 from baton.engine.program.sites import head_site
+from baton.kernels.paged_attention.stored import read_layer
 from baton.kernels.step import structs
+from baton.kv.layout.selection import observed_of
 from baton.protos.nouns import EngineWork
 
 NativeStep = Callable[..., object]  # (program's address, step by reference, first op, op after the last)
@@ -67,8 +70,9 @@ class NativeRunner(StepRunner):
         span_ops = SpanOps(program, weights, spec.layout) if self._program.foreign else None
         self._foreign = {at: span_ops.bind(program.ops[at]) for at in self._program.foreign} if span_ops else {}
         attends = {at: op.layer for at, op in enumerate(program.ops) if isinstance(op, PagedAttention)}
-        self._attends = frozenset(attends if self._selection is not None else ())
-        self.branches = self._selection is None and not self._foreign and copyable(spec.layout)
+        selects = self._selection is not None or observed_of(spec.layout) is not None
+        self._attends = frozenset(attends if selects else ())
+        self.branches = not selects and not self._foreign and copyable(spec.layout)
         self._branching = tuple(_stretches(len(program.ops), frozenset(attends))) if self.branches else ()
         self._layer_of = attends
         self._copies: BranchCopies | None = None
@@ -99,24 +103,27 @@ class NativeRunner(StepRunner):
             self._arena = torch.empty(floats)
         step, count = self._step(batch), len(self._program.ops)
         step.turns, step.pages, step.arena = (t.data_ptr() for t in (self._turns, self._memory, self._arena))
-        seeing = self._seeing(step, batch)
+        seeing, watched = self._seeing(step, batch), Observation(plan.items)
         spans = StepSpans(spans_of(plan), self._memory) if self._foreign else None
         copies = index_of(batch.copies) if batch.copies else None
         if self._check is None and self._ops is None:
             for begin, end in self.internals.stretches(self._stretches if copies is None else self._branching):
                 self._copy(begin, copies)
                 if spans is None or not self._run_foreign(begin, batch, spans):
+                    self._watch(begin, batch, watched)
                     told = seeing if begin in self._attends else step
                     self._run(self._program.address, ctypes.byref(told), begin, end)
                 self.internals.passed(end, self._arena, batch.rows)
             if spans is not None:
                 spans.finish()
+            batch.observed = watched.found()
             return
         state = batch, self._arena, self._memory, self._turns
         for at in range(count):
             if spans is not None and self._run_foreign(at, batch, spans):
                 continue
             self._copy(at, copies)
+            self._watch(at, batch, watched)
             with nullcontext() if self._check is None else self._check.op(at, *state):
                 if self._ops is None or at in self._attends or not self._ops.run(at, *state):
                     told = seeing if at in self._attends else step
@@ -124,6 +131,21 @@ class NativeRunner(StepRunner):
             self.internals.passed(at + 1, self._arena, batch.rows)
         if spans is not None:
             spans.finish()
+        batch.observed = watched.found()
+
+    def _watch(self, at: int, batch: NativeBatch, watched: Observation) -> None:
+        """Adds up what watched rows attend to in op ``at``, where it is attention."""
+        if not watched or at not in self._attends:
+            return
+        m, op = self._program.program, self._program.ops[at]
+        assert isinstance(op, PagedAttention)
+        form = m.layers, m.kv_heads, m.head_dim, self.spec.layout.dtype
+
+        def keys(pages: Tensor) -> Tensor:
+            return read_layer(self._memory, pages, op.layer, *form)[0]
+
+        q = self._program.register(self._arena, batch.rows, op.q).unflatten(1, (-1, m.head_dim))[:, : m.heads]
+        watched.layer(q, keys, m.scale, op.softcap)
 
     def _copy(self, at: int, copies: Tensor | None) -> None:
         """Before attention: what branches of drafts begin with."""

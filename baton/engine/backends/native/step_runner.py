@@ -74,7 +74,7 @@ class StepRunner(ABC):
             sampled = tuple(self._chosen(batch))
             scored = dict(self._scores(batch)) if batch.scored else {}
             pooled = dict(self._pooled(plan, batch)) if batch.pools else {}
-            return StepResult(sampled, self._clock() - began, scored, pooled)
+            return StepResult(sampled, self._clock() - began, scored, pooled, observed=batch.observed)
 
     def _step(self, batch: NativeBatch) -> structs.Step:
         """The step's struct with the host's addresses, but for turns, pages and arena."""

@@ -16,6 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from baton.engine.backends.observing import Observation
 from baton.engine.backends.seen import SeenPart, seen_parts
 from baton.engine.backends.spans import Span, span_of
 from baton.engine.backends.torch.adapters import grouped
@@ -55,6 +56,7 @@ class StepBatch(NamedTuple):
     pooled: tuple[tuple[SequenceStep, slice], ...]
     spans: tuple[Span, ...] = ()
     adapted: dict[str, Tensor] = {}  # rows by their adapter
+    observation: Observation = Observation(())
 
 
 class BatchBuilder:
@@ -105,6 +107,7 @@ class BatchBuilder:
             tuple((i, slice(e - len(i.tokens), e)) for i, e in zip(items, ends.tolist(), strict=True) if i.pool),
             tuple(span_of(item, end - len(item.tokens)) for item, end in zip(items, ends.tolist(), strict=True)),
             grouped([(i.adapter, range(e - len(i.tokens), e)) for i, e in zip(items, ends.tolist(), strict=True)]),
+            Observation(items),
         )
 
     def _slots(self, items: Sequence[SequenceStep], positions: Ints) -> tuple[Tensor, ...]:
@@ -127,8 +130,6 @@ class BatchBuilder:
                 first += count
 
     def _seen(self, item: SequenceStep) -> Iterable[SeenPart]:
-        if self._selection is None:
-            return (SeenPart(0, len(item.tokens), item.pages, item.start),)
         return seen_parts(item, self._selection)
 
     def _decode_jobs(self, first: int, items: list[SeenPart], blocks: int, window: int) -> Iterator[AttentionJob]:

@@ -6,6 +6,7 @@ Knows nothing of plans or requests. Ops are bound to their weights once; a step 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
@@ -195,10 +196,15 @@ class Interpreter:
 
     def _paged_attention(self, op: PagedAttention) -> Step:
         kernel, scale = self._kernels.paged_attention, self._program.scale
+        heads, head_dim = self._program.heads, self._program.head_dim
         form = op.softcap, self._weight(op.sinks)
 
         def step(registers: Registers, batch: StepBatch, kv: KvPages) -> None:
-            registers[op.out] = kernel(registers[op.q], kv.blocks, batch.jobs[op.window], op.layer, scale, *form)
+            q = registers[op.q]
+            registers[op.out] = kernel(q, kv.blocks, batch.jobs[op.window], op.layer, scale, *form)
+            if batch.observation:
+                keys = partial(_keys, kv.blocks, self._program.layers, op.layer)
+                batch.observation.layer(q.view(len(q), -1, head_dim)[:, :heads], keys, scale, op.softcap)
 
         return step
 
@@ -239,6 +245,11 @@ class Interpreter:
             registers["logits"] = kernel(x, delta, batch.rows, norm, op.eps, weight, op.softcap, beside)
 
         return step
+
+
+def _keys(blocks: Tensor, layers: int, layer: int, pages: Tensor) -> Tensor:
+    """The keys of a layer on ``pages``, (tokens, kv_heads, head_dim)."""
+    return blocks[(pages * layers + layer) * 2].flatten(0, 1)
 
 
 _BINDERS: dict[type, Callable[[Interpreter, Any], Step]] = {

@@ -49,7 +49,7 @@ from baton.kernels.abi import native
 from baton.kernels.cuda.library import on_shim
 from baton.kernels.registry import kernels
 from baton.kv.layout.page import layout_for
-from baton.kv.layout.selection import SETTING, Selection, marked, parsed, selection_of
+from baton.kv.layout.selection import SETTING, Observed, Selection, marked, parsed, selection_of
 from baton.protos.errors import CheckpointError, ConfigError
 from baton.protos.nouns import BLOCK_TOKENS, EngineWork, KvLayout, TokenLogprobs
 
@@ -267,7 +267,9 @@ class TorchRunner:
             item.seq: PooledStates.of(self._interpreter.states(registers, rows).float().cpu().numpy())
             for item, rows in batch.pooled
         }
-        return StepResult(tuple(found[row] for row in order), self._clock() - began, scored, pooled)
+        observed = batch.observation.found() if batch.observation else {}
+        seconds = self._clock() - began
+        return StepResult(tuple(found[row] for row in order), seconds, scored, pooled, observed=observed)
 
 
 def _scores(items: Sequence[SequenceStep], logits: Tensor) -> Iterator[tuple[int, tuple[TokenLogprobs, ...]]]:
@@ -299,13 +301,15 @@ def _layout(config: EngineConfig, program: Program, dtype: str) -> KvLayout:
     return layout_for(stored, program.groups, fidelity=fidelity, states=program.states)
 
 
-def _selection(config: EngineConfig, program: Program) -> Selection | None:
+def _selection(config: EngineConfig, program: Program) -> Selection | Observed | None:
     """What of a long context attention sees. Raises ConfigError where it can't be chosen."""
     selection = parsed(config.kv_selection)
     latent = any(isinstance(op, LatentAttention) for op in program.ops)
+    windowed = isinstance(selection, Observed) and any(program.windows)
     obstacles = [
         *([f"device {config.device}"] if config.device != "cpu" else ()),
         *([f"{config.widths.field} {config.widths.count}"] if config.widths.count > 1 else ()),
+        *(["layers that see a window"] if windowed else ()),
         *(["latent attention"] if latent else ()),
         *(["recurrent state"] if program.states else ()),
     ]

@@ -1,0 +1,32 @@
+"""Says how much attention the last tokens of a sequence pay to each run of 16 before them. Knows nothing of pages.
+
+SnapKV (https://arxiv.org/abs/2404.14469) chooses by it what an answer still sees of its prompt.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+RUN = 16  # tokens
+
+
+def page_scores(q: Tensor, keys: Tensor, scale: float, softcap: float = 0.0) -> Tensor:
+    """Returns the attention that each whole run of 16 tokens before the queries' gets, of all queries and heads.
+
+    q (queries, heads, head_dim) is of the last of the tokens that keys (tokens, kv_heads, head_dim) are of, both
+    rotated to their places; each query sees the keys up to its own. A score s is softcap x tanh(s / softcap)
+    where ``softcap`` isn't 0. Returns ((tokens - queries) // 16,) float32.
+    """
+    (count, heads, _), (tokens, kv_heads, _) = q.shape, keys.shape
+    runs = (tokens - count) // RUN
+    hidden = torch.arange(tokens)[None] > torch.arange(tokens - count, tokens)[:, None]
+    total = torch.zeros(runs)
+    for head in range(kv_heads):  # one after the other, because a long prompt's scores fill the memory
+        own = q[:, head * heads // kv_heads : (head + 1) * heads // kv_heads].float().transpose(0, 1)
+        scores = own @ keys[:, head].float().T * scale
+        if softcap:
+            scores = softcap * torch.tanh(scores / softcap)
+        paid = scores.masked_fill(hidden, -torch.inf).softmax(-1).sum((0, 1))
+        total += paid[: runs * RUN].view(runs, RUN).sum(1)
+    return total
