@@ -11,10 +11,16 @@ from collections.abc import Callable, Iterable
 
 from baton.kernels.abi import build, native
 
+QUICKLY = ("-O1",)  # behind the op's own -O3: a bug is one at any, and linear takes a third of the time to compile
+
 
 def mutant(name: str, sources: Iterable[str], isa: str | None = None) -> ctypes.CDLL:
-    """The sources (folders under kernels/) and the pool of threads, built with BATON_MUTATION_``name``."""
+    """The sources (folders under kernels/) and the pool of threads, built with BATON_MUTATION_``name``.
+
+    ``NONE`` has no bug, and is compiled as the real library is.
+    """
     flags = (*build.FLAGS, *build.ISA_FLAGS[isa or native.isa()], f"-DBATON_MUTATION_{name}")
+    flags += () if name == "NONE" else QUICKLY
     paths = [build.KERNELS / source / "cpu.cpp" for source in sources]
     paths += [build.KERNELS / "abi" / f"{name}.cpp" for name in ("threads", "amx")]
     headers = b"".join(path.read_bytes() for path in sorted(build.KERNELS.glob("*/*.h")))

@@ -27,6 +27,7 @@ from tests.kv.sharers import LAYOUT, PAGE
 from tests.kv.transport.rigs import RIGS
 from tests.kv.transport.test_contract import Peer, Rigged, answer
 
+pytestmark = pytest.mark.usefixtures("settled_heap")  # ``opened`` collects garbage, of what these tests leave alone
 LIVES = 4
 SLOW = {"nccl": 2}  # each life makes a process group
 WARM = 1
