@@ -26,6 +26,7 @@ from baton.engine.child import child_arguments
 from baton.engine.grammar.running import GRACE_S, Grammars
 from baton.engine.load import EngineConfig, load_runner
 from baton.engine.plan import Runner, adapters_of, internals_of, mirror_of, ranks_of
+from baton.engine.program.shares import Widths
 from baton.engine.step_loop import EngineParts, StepLoop
 from baton.engine.wide_pages import widened
 from baton.kernels.abi.cores import LentCores, lend
@@ -159,7 +160,7 @@ def successor(steps: StepSpec, engine: EngineSpec, loop: StepLoop) -> StepLoop:
 def make_adapters(spec: AdapterSpec, runner: Runner) -> AdapterTable:
     """Returns the table of adapters, those of the configuration loaded and pinned.
 
-    Raises ConfigError naming one that fails.
+    Raises ConfigError naming one that fails, and RankLost.
     """
     host = adapters_of(runner)
     if host is None:
@@ -168,6 +169,8 @@ def make_adapters(spec: AdapterSpec, runner: Runner) -> AdapterTable:
     for name, path in spec.adapters.items():
         try:
             table.hold(read_here(AdapterPlace(name, path), host.base), pinned=True)
+        except RankLost:
+            raise
         except BatonError as error:
             raise ConfigError(f"worker.adapters {name}: {error.message}", "worker.adapters") from error
     table.announced()
@@ -188,6 +191,7 @@ def make_runner(spec: EngineSpec, lora: AdapterSpec = NO_ADAPTERS, stall_s: floa
     A rank that others wait for longer than ``stall_s`` seconds counts as stuck; 0: they wait without limit.
     """
     if spec.paced_profile:
+        require_one_rank(spec)
         return make_paced(spec, lora)
     config = EngineConfig(
         model=spec.model,
@@ -211,6 +215,15 @@ def make_runner(spec: EngineSpec, lora: AdapterSpec = NO_ADAPTERS, stall_s: floa
     )
     runner = load_runner(config)
     return runner, ENCODER_PAGES if keeps_tokens(runner.spec.layout) else 0
+
+
+def require_one_rank(spec: EngineSpec) -> None:
+    """Checks that a paced engine has no ranks: its profile says how fast they are. Raises ConfigError."""
+    widths = Widths(spec.tp, spec.cp, spec.pp, spec.ep)
+    if widths.count > 1:
+        field = widths.field
+        text = f"{widths}: a paced engine is one process; name a profile of so many ranks instead"
+        raise ConfigError(f"{text}, as paced:{spec.paced_profile}@{field}{getattr(widths, field)}", field)
 
 
 def make_paced(spec: EngineSpec, lora: AdapterSpec = NO_ADAPTERS) -> tuple[Runner, int]:

@@ -23,7 +23,11 @@ from tests.engine.backends.ranks.threads import SharedDriver
 KILLS = int(os.environ.get("BATON_RANK_KILLS", "20"))
 CLIENTS = 4
 REPETITION = 1.1  # what the model's generation_config.json asks for where a request says nothing
-KINDS = [{"prefill_tp": 2, "decode_tp": 2}, {"prefill_cp": 2, "decode_pp": 2}]
+KINDS = [
+    {"prefill_tp": 2, "decode_tp": 2},
+    {"prefill_cp": 2, "decode_pp": 2},
+    {"prefill_tp": 3, "decode_tp": 2, "decode_pp": 2},
+]
 
 
 @cache
@@ -101,7 +105,7 @@ async def test_seeded_kills_of_ranks_cost_no_wrong_answer_and_leave_none_over(
             await _right_again(outcome, CLIENTS)
             slot, still = rng.choice(fleet.slots), rng.random() < 0.125
             await asyncio.sleep(rng.uniform(0, 0.5))
-            times.append(await asyncio.to_thread(ended, fleet, slot, rng.randrange(2), still))
+            times.append(await asyncio.to_thread(ended, fleet, slot, rng.random(), still))
             assert outcome.wrong == {}, f"kill {number}"
         await _right_again(outcome, CLIENTS)
         stop.set()
@@ -113,12 +117,15 @@ async def test_seeded_kills_of_ranks_cost_no_wrong_answer_and_leave_none_over(
     assert outcome.wrong == {}
 
 
-def ended(fleet: Fleet, slot: str, rank: int, still: bool) -> float:
-    """Ends, or stops, a rank of the slot's worker; the seconds until the worker is back and no rank left over."""
+def ended(fleet: Fleet, slot: str, which: float, still: bool) -> float:
+    """Ends, or stops, a rank of the slot's worker, the one at share ``which`` of them.
+
+    Returns the seconds until the worker is back and no rank is left over.
+    """
     before = fleet.record(slot)
     pids = [before.engine_pid, *followers(fleet, slot)]
     began = time.monotonic()
-    os.kill(pids[rank], signal.SIGSTOP if still else signal.SIGKILL)
+    os.kill(pids[int(which * len(pids))], signal.SIGSTOP if still else signal.SIGKILL)
     back = fleet.wait_for_return(slot, before.incarnation) - began
     wait_for(lambda: all(gone(pid) for pid in pids), what="the end of every rank")
     return back

@@ -12,7 +12,8 @@ import pytest
 from baton.decode_worker.engine.loop import DecodeLoop
 from baton.prefill_worker.engine.loop import PrefillLoop
 from baton.protos.channel import EngineReady
-from baton.protos.errors import BatonError, ConfigError
+from baton.protos.errors import BatonError, ConfigError, RankLost
+from baton.worker import engine_main
 from baton.worker.engine_main import build
 from baton.worker.spec import GROUPS, WorkerSpec, dump_spec, load_spec
 
@@ -86,3 +87,23 @@ def test_no_two_groups_of_a_spec_have_a_setting_of_one_name() -> None:
 def test_schedulers_loops_and_both_mains_load_without_torch() -> None:
     code = f"import sys, {', '.join(TORCH_FREE)}; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_a_paced_engine_with_ranks_is_told_which_profile_has_them() -> None:
+    with pytest.raises(
+        ConfigError, match=r"ep is 2: a paced engine is one process; .*, as paced:zero@ep2"
+    ) as caught:
+        build(spec(ep=2), Wire())  # type: ignore[arg-type]
+    assert caught.value.param == "ep"
+
+
+def test_a_rank_that_is_lost_as_adapters_are_loaded_is_no_fault_of_the_configuration(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def lost(*_: Any) -> None:
+        raise RankLost("rank 1 is gone", rank=1)
+
+    monkeypatch.setattr(engine_main, "read_here", lost)
+    asked = spec(adapters={"sql": "/adapters/sql"}, max_adapters=1)
+    with pytest.raises(RankLost, match="rank 1 is gone"):
+        build(asked, Wire())  # type: ignore[arg-type]

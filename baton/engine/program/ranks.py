@@ -12,6 +12,9 @@ the residual stream.
     gate, up     own inner columns, SwiGLU       -> Meet
     experts      own experts                     -> Meet, MixExperts
     head         rows of the vocabulary
+
+Where queries and keys are normed over all heads (OLMo 2), q, k and v are own outputs like any others, and each rank
+has attention of all heads.
 """
 
 from __future__ import annotations
@@ -27,6 +30,7 @@ from baton.engine.program.rank_program import MOST, Part, Rank, RankProgram, Row
 from baton.protos.errors import ConfigError
 
 EXPERTS = "experts"  # the register that all experts' outputs go to
+PROJECTED = "projected"  # the register that q, k and v of all heads go to, where every rank copies them from
 
 
 class DealtExperts(NamedTuple):
@@ -62,7 +66,7 @@ def _obstacles(program: Program, count: int) -> Iterator[str]:
         return
     if count == 1:
         return
-    if program.heads < count:
+    if program.heads < count and not norms_all_heads(program):
         yield f"the model has {program.heads} attention heads"
     unknown = next((type(op).__name__ for op in program.ops if type(op) not in _SPLITS), None)
     if unknown is not None:
@@ -77,6 +81,11 @@ def few_experts(program: Program, count: int) -> Iterator[str]:
     """Yields in words why the experts of ``program`` can't be dealt among ``count`` ranks, where they can't."""
     if any(op.experts < count for op in program.experts):
         yield f"a layer has {program.experts[0].experts} experts only"
+
+
+def norms_all_heads(program: Program) -> bool:
+    """Returns whether queries and keys are normed over all heads, so that each rank attends with all of them."""
+    return any(isinstance(op, p.NormPart) for op in program.ops)
 
 
 def _split_weights(program: Program) -> Iterator[str]:
@@ -102,7 +111,9 @@ class _Split:
         self._into_pairs = {op.gate_up for op in program.ops if isinstance(op, p.SwiGlu | p.GeGlu)}
         self._into_routes = {op.logits for op in program.ops if isinstance(op, p.Moe)}
         self._inner: dict[str, int] = {}  # of a register of gates and ups: how many of each there are in all
-        self._queries, self._kv = rank.heads(program.heads, program.kv_heads)
+        self._whole_heads = norms_all_heads(program)
+        heads = program.heads, program.kv_heads
+        self._queries, self._kv = ((0, heads[0]), (0, heads[1])) if self._whole_heads else rank.heads(*heads)
 
     def done(self) -> RankProgram:
         ops = _adapted_first([part for op in self._program.ops for part in _SPLITS[type(op)](self, op)])
@@ -155,7 +166,7 @@ class _Split:
         if op.out in self._into_routes:
             return (op,)
         if op.out in self._into_heads:
-            return (self._of_rows(op, self._head_rows()),)
+            return self._whole_rows(op) if self._whole_heads else (self._of_rows(op, self._head_rows()),)
         if op.out in self._into_pairs:
             inner = _rows_of(self._program, op.weight) // 2
             self._inner[op.out], (begin, end) = inner, self._rank.part(inner)
@@ -164,6 +175,14 @@ class _Split:
         part = self._rank.part(total)
         own, gather = self._gather(op.out, total, part)
         return msgspec.structs.replace(self._of_rows(op, (part,)), out=own), gather
+
+    def _whole_rows(self, op: p.Linear) -> tuple[p.Op, ...]:
+        """Own outputs; every rank gets a copy of all, because they are normed and rotated in place."""
+        total, own = _rows_of(self._program, op.weight), f"{op.out}@"
+        begin, end = self._rank.part(total)
+        self._parts[own] = Part(PROJECTED, begin, end - begin)
+        self._widths[PROJECTED] = total
+        return msgspec.structs.replace(self._of_rows(op, ((begin, end),)), out=own), p.Meet(own, op.out)
 
     def _of_rows(self, op: p.Linear, rows: Rows) -> p.Linear:
         self._rows[op.weight] = rows
@@ -178,6 +197,8 @@ class _Split:
         return (q0 * dim, q1 * dim), (keys + k0 * dim, keys + k1 * dim), (values + k0 * dim, values + k1 * dim)
 
     def attention(self, op: p.PagedAttention) -> tuple[p.Op, ...]:
+        if self._whole_heads:
+            return (op,)
         dim, (begin, end) = self._program.head_dim, self._queries
         if op.sinks is not None:
             self._rows[op.sinks] = ((begin, end),)
@@ -249,6 +270,7 @@ _SPLITS: dict[type, Callable[[_Split, Any], tuple[p.Op, ...]]] = {
     p.SwiGlu: _Split.gated,
     p.GeGlu: _Split.gated,
     p.Add: _Split.as_it_is,
+    p.NormPart: _Split.as_it_is,
     p.Moe: _Split.moe,
     p.LmHead: _Split.head,
 }

@@ -37,7 +37,6 @@ from baton.engine.program.ranks import (
 )
 from baton.protos.errors import ConfigError
 
-ANYWHERE = {*SPLIT_OPS, p.NormPart}  # ops of one row by itself, which the native step knows
 ROWS, ROUTES = "rows of all", "routes of all"  # registers in which every rank finds every rank's rows
 
 
@@ -110,7 +109,7 @@ class Widths(msgspec.Struct, frozen=True):
 def _obstacles(program: Program, widths: Widths) -> Iterator[str]:
     if widths.count == 1:
         return
-    unknown = next((type(op).__name__ for op in program.ops if type(op) not in ANYWHERE), None)
+    unknown = next((type(op).__name__ for op in program.ops if type(op) not in SPLIT_OPS), None)
     if unknown is not None:
         yield f"{unknown} runs on one rank only; use 1"
     layers = len(_starts(program))

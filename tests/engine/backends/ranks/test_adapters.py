@@ -25,7 +25,8 @@ SPOKEN = Sampling(temperature=0.0, max_tokens=6, logprobs=1)
 READ = Sampling(temperature=0.0, max_tokens=1, prompt_logprobs=1, pooling="mean")
 PROMPTS = [[5, 6, 7, 8, 9] * 31, [3, 4], [11, 12, 13] * 6]
 CASES = [
-    ("qwen2_mixed", "tp"), ("mixtral", "pp"), ("llama3", "cp"), ("qwen2_mixed", "cp"), ("qwen2_mixed", "pp"),
+    ("qwen2_mixed", "tp"), ("mixtral", "pp"), ("mixtral", "ep"), ("qwen2_mixed", "tp+pp"), ("olmo2", "tp"),
+    ("llama3", "cp"), ("qwen2_mixed", "cp"), ("qwen2_mixed", "pp"),
     ("mixtral", "tp"), ("phi3", "tp"), ("gemma2", "tp"), ("gemma2", "pp"), ("qwen3_moe", "cp"), ("gpt_oss", "tp"),
 ]  # fmt: skip
 
@@ -42,7 +43,9 @@ def test_adapters_give_the_bits_of_one_rank(
     again = write(tmp_path / "again", model, EVERYWHERE, rank=8, seed=4)
     config = EngineConfig(str(model), threads=1, adapters=LIMITS, cache_dir=str(tmp_path / "cache"), **fields)
     alone = load_runner(config)
-    ranks = on_ranks(alone.spec, EngineConfig(**{**config_fields(config), share: 2}), base_of(alone))
+    ranks = on_ranks(
+        alone.spec, EngineConfig(**{**config_fields(config), **dict.fromkeys(share.split("+"), 2)}), base_of(alone)
+    )
     one, several = (SharedDriver(runner, 64, chunk=150) for runner in (alone, ranks))
     try:
         names = [(hold(runner, "few", few), "", hold(runner, "many", many)) for runner in (alone, ranks)]

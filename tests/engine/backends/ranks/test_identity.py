@@ -18,7 +18,8 @@ from tests.kernels.thorough import first_now
 pytestmark = pytest.mark.skipif(native.library() is None, reason="no native kernels here")
 
 WIDTHS = [
-    ("gpt_oss", 2), ("qwen2_mixed", 3), ("mistral", 5), ("gemma2", 6), ("gemma2", 4), ("llama3", 4), ("gemma3", 3),
+    ("gpt_oss", 2), ("qwen2_mixed", 3), ("olmo2", 3), ("mistral", 5), ("gemma2", 6), ("gemma2", 4), ("llama3", 4),
+    ("gemma3", 3), ("olmo3", 2), ("olmo2", 4),
     ("qwen2_mixed", 4), ("llama2", 2), ("llama_yarn", 4), ("qwen3", 3), ("mixtral", 4), ("qwen2", 2),
     ("llama_linear", 4), ("llama3", 6), ("qwen2_mixed", 2), ("llama_dynamic", 2), ("mistral_full", 4),
     ("qwen3_moe_norm", 4), ("qwen3_bias", 2), ("qwen3_moe", 2), ("gemma3", 2), ("gemma3", 4), ("phi3", 2),
@@ -36,7 +37,7 @@ DEALT = [
     ("qwen3_moe", "ep", 3), ("gpt_oss", "ep", 2), ("qwen2_mixed", "tp+pp", 2), ("mixtral", "ep", 2),
     ("qwen3_moe_norm", "tp+pp", 2), ("gemma2", "tp+pp", 2), ("mixtral", "tp+pp+ep", 2), ("qwen3_moe", "ep", 4),
     ("qwen3_moe_norm", "ep", 5), ("gpt_oss", "tp+pp", 2), ("llama3", "tp+pp", 2), ("phi3_long", "tp+pp", 2),
-    ("mistral", "tp5+pp2", 10), ("gpt_oss", "tp+ep", 2), ("qwen3", "tp3+pp2", 6),
+    ("mistral", "tp5+pp2", 10), ("gpt_oss", "tp+ep", 2), ("qwen3", "tp3+pp2", 6), ("olmo2", "tp+pp", 2),
 ]  # fmt: skip
 FORMS: list[dict[str, Any]] = [
     {"quantization": "int8"},
@@ -90,7 +91,7 @@ def test_every_architecture_that_can_be_split_is_held_to_one_rank() -> None:
 
 @pytest.mark.parametrize(
     ("model_type", "op"),
-    [("olmo2", "NormPart"), ("deepseek_v2", "LatentAttention"), ("deepseek_v3", "LatentAttention")],
+    [("deepseek_v2", "LatentAttention"), ("deepseek_v3", "LatentAttention")],
 )
 def test_an_architecture_with_an_op_of_one_rank_is_refused_by_name(model_type: str, op: str) -> None:
     with pytest.raises(ConfigError, match=f"{op} runs on one rank only; use 1"):
