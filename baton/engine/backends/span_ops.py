@@ -1,4 +1,4 @@
-"""Computes, by torch on a CPU, ops that the native step doesn't know: latent attention, grouped routing, ….
+"""Computes ops of latents, grouped routing and recurrent states by torch: the oracle of the native step's.
 
 Knows nothing of schedulers or of how the other ops run: a backend calls one of these between its own.
 """
@@ -93,7 +93,7 @@ class SpanOps:
         assert norm is not None
         assert expand is not None
         heads = expand.view(-1, op.plain + op.value, op.rank)
-        at, size = self._place(op.layer)
+        at, size = plane_place(self._layout, op.layer)
         if self._layout.dtype not in DTYPES:
             text = f"KV as {self._layout.dtype} isn't known for latents; use auto, float32 or bf16"
             raise ConfigError(text, "kv_cache_dtype")
@@ -136,8 +136,7 @@ class SpanOps:
         found = [self._tensor(name) for name in names]
         conv, a_log, dt_bias, norm = (tensor.float() for tensor in found if tensor is not None)
         conv = conv.flatten(1)
-        past = self._state("conv", op.layer)
-        state = self._state("delta", op.layer)
+        past, state = (state_place(self._layout, name, op.layer) for name in ("conv", "delta"))
 
         def run(read: Read, spans: StepSpans) -> dict[str, Tensor]:
             rows, (mixed, z, b, a) = read(op.mixed), delta_parts(read(op.mixed).float(), read(op.gates).float(), op)
@@ -156,7 +155,7 @@ class SpanOps:
         conv, a_log, skip, dt_bias, norm = (tensor.float() for tensor in found if tensor is not None)
         bias = self._tensor(op.conv_bias)
         fixed = -a_log.exp(), skip, conv.flatten(1), None if bias is None else bias.float()
-        past, state = self._state("conv", op.layer), self._state("ssm", op.layer)
+        past, state = (state_place(self._layout, name, op.layer) for name in ("conv", "ssm"))
         inner = op.heads * op.head_dim
         sizes = inner, inner + 2 * op.groups * op.size, op.heads
 
@@ -174,20 +173,6 @@ class SpanOps:
 
         return run
 
-    def _state(self, name: str, layer: int) -> tuple[int, tuple[int, ...]]:
-        """Where the plane of ``layer`` begins in a sequence's state, in bytes, and its shape."""
-        plane = next(plane for plane in self._layout.states if plane.name == name)
-        return state_offsets(self._layout)[name] + layer * plane_bytes_of(plane) // plane.layers, plane.shape
-
-    def _place(self, layer: int) -> tuple[int, int]:
-        """Where the only plane of ``layer`` lies in a page, and its bytes."""
-        at = 0
-        for group in self._layout.groups:
-            if layer < group.layers:
-                return at + layer * plane_bytes(self._layout.dtype, group), plane_bytes(self._layout.dtype, group)
-            layer, at = layer - group.layers, at + group_bytes(self._layout.dtype, group)
-        raise AssertionError("a layer that no group holds")
-
 
 _BINDERS: dict[type, Callable[[SpanOps, Any], SpanOp]] = {
     RmsNorm: SpanOps._rms_norm,
@@ -201,6 +186,22 @@ _BINDERS: dict[type, Callable[[SpanOps, Any], SpanOp]] = {
 }
 
 SPAN_OPS = tuple(kind for kind in _BINDERS if kind is not RmsNorm)  # which never have native code
+
+
+def state_place(layout: KvLayout, name: str, layer: int) -> tuple[int, tuple[int, ...]]:
+    """Returns where the plane ``name`` of ``layer`` begins in a sequence's state, in bytes, and its shape."""
+    plane = next(plane for plane in layout.states if plane.name == name)
+    return state_offsets(layout)[name] + layer * plane_bytes_of(plane) // plane.layers, plane.shape
+
+
+def plane_place(layout: KvLayout, layer: int) -> tuple[int, int]:
+    """Returns where the only plane of ``layer`` lies in a page, and its bytes."""
+    at = 0
+    for group in layout.groups:
+        if layer < group.layers:
+            return at + layer * plane_bytes(layout.dtype, group), plane_bytes(layout.dtype, group)
+        layer, at = layer - group.layers, at + group_bytes(layout.dtype, group)
+    raise AssertionError("a layer that no group holds")
 
 
 def delta_parts(mixed: Tensor, gates: Tensor, op: GatedDelta) -> tuple[Tensor, Tensor, Tensor, Tensor]:

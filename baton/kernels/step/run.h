@@ -15,6 +15,7 @@
 #include "../swiglu/strided.h"
 #include "forms.h"
 #include "ranks.h"
+#include "span_ops.h"
 
 namespace baton {
 namespace {
@@ -90,8 +91,32 @@ class Run {
       case OP_LORA: return adapt(o);
       case OP_LM_HEAD_ADAPTED: return adapted(o, s_.choices);
       case OP_LM_HEAD_CAPPED: return head(o, *(const float*)o.table, s_.choices);
-      default: return of_ranks(o);
+      default: return o.kind >= OP_NORM_ROWS ? span(o) : of_ranks(o);
     }
+  }
+
+  void span(const Op& o) {
+    switch (o.kind) {
+      case OP_NORM_ROWS: return baton_rms_norm(at(o.in), nullptr, o.norm, o.eps, s_.rows, width(o.in), at(o.out));
+      case OP_LATENT: return latent(o);
+      case OP_ROUTE: return baton_route((const Route*)o.table, at(o.in), s_.rows, at(o.out), at(o.delta));
+      case OP_COMBINE:
+        return baton_combine(at(o.in), o.layer < 0 ? nullptr : at(o.layer), at(o.delta), o.window < 0 ? nullptr : at(o.window), s_.rows,
+                             width(o.out), at(o.out));
+      case OP_GATED_HEADS:
+        return baton_gated_heads(at(o.in), s_.rows, o.layer, o.window, width(o.out) - int64_t(o.layer) * o.window, at(o.out),
+                                 at(o.delta));
+      case OP_GATE: return baton_gate(at(o.in), at(o.delta), s_.rows, width(o.in), at(o.out));
+      case OP_GATED_DELTA:
+        return baton_gated_delta((const GatedDelta*)o.table, s_.items, s_.item_count, s_.rows, at(o.in), at(o.delta), at(o.out));
+      default: return baton_state_space((const StateSpace*)o.table, s_.items, s_.item_count, s_.rows, at(o.in), at(o.out));
+    }
+  }
+
+  void latent(const Op& o) {
+    const LatentRows rows{at(o.in), at(o.delta), width(o.in), width(o.delta), at(o.out), width(o.out)};
+    baton_latent_attention((const LatentAttention*)o.table, s_.items, s_.item_count, s_.pages, s_.page_bytes, s_.turns, s_.turns_stride,
+                           &rows);
   }
 
   void of_ranks(const Op& o) {

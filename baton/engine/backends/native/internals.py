@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from baton.engine.backends.native.program import NativeProgram
+from baton.engine.backends.span_ops import SPAN_OPS
 from baton.engine.plan import ModelSpec, Runner, StepPlan, StepResult
 from baton.engine.program.ops import Embedding, LmHead
 from baton.engine.program.program import Program
@@ -61,8 +62,8 @@ class NativeInternals:
 
     def shallow(self, layers: int) -> Runner:
         """Returns a runner of so many of the layers on the same weights, 0: half of them. Raises ConfigError."""
-        if self._native.foreign:
-            text = "speculation self: this model has ops that the native step lacks; use another"
+        if any(isinstance(op, SPAN_OPS) for op in self._native.ops):
+            text = "speculation self: this model has latents, a state or grouped experts; use another"
             raise ConfigError(text, "speculation")
         program, own = shallow(self._native.program, layers or max(2, self.layers // 2)), self._spec.layout
         layout = layout_for(own.dtype, program.groups, fidelity=own.fidelity)

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from baton.engine.backends.native.span_program import SpanCompiler
 from baton.engine.backends.span_ops import SPAN_OPS, outputs
 from baton.engine.program import ops as p
 from baton.engine.program.program import Program
@@ -24,6 +25,7 @@ from baton.kernels.linear.packed import PackedWeight
 from baton.kernels.lora.structs import OP_LM_HEAD_ADAPTED, OP_LORA, AdaptedHead, LoraStep
 from baton.kernels.moe.native import AnyExperts, BiasedMoeStruct, experts_of
 from baton.kernels.step import structs
+from baton.protos.nouns import KvLayout
 
 TABLE_DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}  # common.h: Dtype; embedding/cpu.cpp
 Weights = dict[str, Tensor | PackedWeight]
@@ -33,11 +35,17 @@ class NativeProgram:
     """Owns what the C structs point at. ``ops`` are the program's, in order.
 
     ``foreign`` has the numbers of those that the native step doesn't know: torch computes them over the registers.
-    Weights that ``like`` has are shared with it: it is another program over the same model.
+    Weights that ``like`` has are shared with it: it is another program over the same model. With the ``layout`` of
+    pages none are foreign.
     """
 
     def __init__(
-        self, program: Program, weights: Weights, keep: bool = False, like: NativeProgram | None = None
+        self,
+        program: Program,
+        weights: Weights,
+        keep: bool = False,
+        like: NativeProgram | None = None,
+        layout: KvLayout | None = None,
     ) -> None:
         self.program, self._like = program, like
         self.ops = program.ops
@@ -53,6 +61,7 @@ class NativeProgram:
         self.lora = LoraStep(None, 0)  # of the step that is run next
         self._adapts = 0
         self._layers: dict[str, int] = {}  # addresses of layers of experts, by the first weight's name
+        self.spans = None if layout is None else SpanCompiler(self, weights, layout)
         for name, width in self._given().items():
             self._register(name, width)
         found = [self._compiled(op) for op in program.ops]
@@ -88,6 +97,11 @@ class NativeProgram:
         at = rows * sum(self.widths[:number])
         return arena[at : at + rows * self.widths[number]].view(rows, self.widths[number])
 
+    @property
+    def weights(self) -> Weights:
+        """Returns all weights as they were loaded, while they are kept."""
+        return self._weights
+
     def weight(self, name: str) -> Tensor | PackedWeight:
         """Returns a weight as it was loaded, which the reference computes with."""
         return self._weights[name]
@@ -95,6 +109,18 @@ class NativeProgram:
     def matrix(self, name: str) -> PackedWeight:
         """Returns a weight as the step multiplies by it."""
         return self._packed[name]
+
+    def width_of(self, name: str) -> int:
+        """Returns the floats in a row of a register."""
+        return self._width(name)
+
+    def make_register(self, name: str, width: int) -> int:
+        """Returns the number of a register that an op writes."""
+        return self._register(name, width)
+
+    def keep_struct(self, struct: ctypes.Structure) -> int:
+        """Returns where an op's own struct lies from now on."""
+        return self._keep(struct)
 
     def _given(self) -> dict[str, int]:
         """The registers that hold something before the first op, and their widths."""
@@ -171,7 +197,9 @@ class NativeProgram:
         )
 
     def _foreign(self, op: p.Op) -> structs.Op:
-        """An op without code in the native step: its registers are made, and nothing else."""
+        """An op without code in this native step: its registers are made, and nothing else."""
+        if self.spans is not None:
+            return self.spans.compiled(op)
         for name, width in outputs(op, self._width, self.program.heads * self.program.head_dim).items():
             self._register(name, width)
         return structs.Op(kind=structs.FOREIGN)

@@ -20,12 +20,12 @@ from baton.engine.backends.native.batch import NativeBatch
 from baton.engine.backends.native.branches import BranchCopies, copyable, index_of
 from baton.engine.backends.native.internals import NativeInternals
 from baton.engine.backends.native.program import NativeProgram, Weights
+from baton.engine.backends.native.states import StepStates
 from baton.engine.backends.native.step_check import StepCheck
 from baton.engine.backends.native.step_ops import StepOps
 from baton.engine.backends.native.step_runner import StepRunner
 from baton.engine.backends.observing import Observation
-from baton.engine.backends.span_ops import SpanOps
-from baton.engine.backends.spans import StepSpans, spans_of
+from baton.engine.backends.span_ops import SPAN_OPS
 from baton.engine.plan import ModelSpec, StepPlan, StepResult
 from baton.engine.program.ops import PagedAttention
 from baton.engine.program.program import Program
@@ -59,7 +59,7 @@ class NativeRunner(StepRunner):
         adapters: AdapterBase | None = None,
         like: NativeProgram | None = None,
     ) -> None:
-        super().__init__(spec, NativeProgram(program, weights, keep=check, like=like), clock, work)
+        super().__init__(spec, NativeProgram(program, weights, check, like, spec.layout), clock, work)
         made = None if adapters is None else NativeAdapters(adapters, head_site(program) + 1, self._program.lora)
         self.adapters = made
         self._run = native_step or structs.run_step()
@@ -67,16 +67,15 @@ class NativeRunner(StepRunner):
         self._check = StepCheck(self._program, spec.layout, made) if check else None
         self._ops = StepOps(self._program, spec.layout) if by_ops else None
         self._memory = torch.empty((0, 0), dtype=torch.uint8)
-        span_ops = SpanOps(program, weights, spec.layout) if self._program.foreign else None
-        self._foreign = {at: span_ops.bind(program.ops[at]) for at in self._program.foreign} if span_ops else {}
         attends = {at: op.layer for at, op in enumerate(program.ops) if isinstance(op, PagedAttention)}
         selects = self._selection is not None or observed_of(spec.layout) is not None
         self._attends = frozenset(attends if selects else ())
-        self.branches = not selects and not self._foreign and copyable(spec.layout)
+        spanned = any(isinstance(op, SPAN_OPS) for op in program.ops)
+        self.branches = not selects and not spanned and copyable(spec.layout)
         self._branching = tuple(_stretches(len(program.ops), frozenset(attends))) if self.branches else ()
         self._layer_of = attends
         self._copies: BranchCopies | None = None
-        self._stretches = tuple(_stretches(len(program.ops), self._program.foreign | self._attends))
+        self._stretches = tuple(_stretches(len(program.ops), self._attends))
         self.internals = NativeInternals(spec, self._program, self._shallow)
 
     def bind(self, buffer: memoryview, pages: int) -> None:
@@ -104,24 +103,21 @@ class NativeRunner(StepRunner):
         step, count = self._step(batch), len(self._program.ops)
         step.turns, step.pages, step.arena = (t.data_ptr() for t in (self._turns, self._memory, self._arena))
         seeing, watched = self._seeing(step, batch), Observation(plan.items)
-        spans = StepSpans(spans_of(plan), self._memory) if self._foreign else None
+        states = self._states(plan)
         copies = index_of(batch.copies) if batch.copies else None
         if self._check is None and self._ops is None:
             for begin, end in self.internals.stretches(self._stretches if copies is None else self._branching):
                 self._copy(begin, copies)
-                if spans is None or not self._run_foreign(begin, batch, spans):
-                    self._watch(begin, batch, watched)
-                    told = seeing if begin in self._attends else step
-                    self._run(self._program.address, ctypes.byref(told), begin, end)
+                self._watch(begin, batch, watched)
+                told = seeing if begin in self._attends else step
+                self._run(self._program.address, ctypes.byref(told), begin, end)
                 self.internals.passed(end, self._arena, batch.rows)
-            if spans is not None:
-                spans.finish()
-            batch.observed = watched.found()
+            self._finish(batch, watched, states)
             return
         state = batch, self._arena, self._memory, self._turns
+        if self._check is not None:
+            self._check.begin(plan, self._memory)
         for at in range(count):
-            if spans is not None and self._run_foreign(at, batch, spans):
-                continue
             self._copy(at, copies)
             self._watch(at, batch, watched)
             with nullcontext() if self._check is None else self._check.op(at, *state):
@@ -129,8 +125,17 @@ class NativeRunner(StepRunner):
                     told = seeing if at in self._attends else step
                     self._run(self._program.address, ctypes.byref(told), at, at + 1)
             self.internals.passed(at + 1, self._arena, batch.rows)
-        if spans is not None:
-            spans.finish()
+        self._finish(batch, watched, states)
+
+    def _states(self, plan: StepPlan) -> StepStates | None:
+        """The recurrent states that the step changes, where the model has any."""
+        if not self.spec.layout.states or self._program.spans is None:
+            return None
+        return StepStates(plan, self._memory, self._program.spans.states)
+
+    def _finish(self, batch: NativeBatch, watched: Observation, states: StepStates | None) -> None:
+        if states is not None:
+            states.finish()
         batch.observed = watched.found()
 
     def _watch(self, at: int, batch: NativeBatch, watched: Observation) -> None:
@@ -160,18 +165,6 @@ class NativeRunner(StepRunner):
         seeing = structs.Step.from_buffer_copy(step)
         seeing.items, seeing.item_count = batch.seen_at, len(batch.seen)
         return seeing
-
-    def _run_foreign(self, at: int, batch: NativeBatch, spans: StepSpans) -> bool:
-        """Runs op ``at`` by torch over the step's registers; False for one of the native step's own."""
-        if at not in self._foreign:
-            return False
-
-        def register(name: str) -> Tensor:
-            return self._program.register(self._arena, batch.rows, name)
-
-        for name, found in self._foreign[at](register, spans).items():
-            register(name).copy_(found)
-        return True
 
     def _rows(self, batch: NativeBatch, name: str, rows: slice) -> Tensor:
         return self._program.register(self._arena, batch.rows, name)[rows].clone()

@@ -18,7 +18,10 @@ from torch import Tensor
 from baton.engine.backends.native.adapters import NativeAdapters
 from baton.engine.backends.native.batch import NativeBatch
 from baton.engine.backends.native.program import NativeProgram
+from baton.engine.backends.span_ops import SPAN_OPS, SpanOps
+from baton.engine.backends.spans import StepSpans, spans_of
 from baton.engine.backends.torch.interpreter import gate_of
+from baton.engine.plan import StepPlan
 from baton.engine.program import ops as p
 from baton.engine.program.sites import head_site
 from baton.kernels.linear import packed
@@ -30,6 +33,7 @@ from baton.protos.nouns import BLOCK_TOKENS, KvLayout
 
 # ‖native - reference‖ / ‖reference‖. Quantized layers also round their activations to 8 bits, bf16 ones to bf16.
 EXACT = 1e-5
+SPANS = 1e-4  # of recurrences, which the reference sums up in stretches
 LINEAR = {LINEAR_F32: 2e-5, LINEAR_F16: 2e-5, packed.BF16: 8e-3, packed.E4M3_A16: 8e-3, packed.E4M3_A8: 6e-2}
 LINEAR |= dict.fromkeys((packed.W8_OUTLIERS, *packed.ROUNDED_ROWS), 3e-2)
 LINEAR |= dict.fromkeys((kind + packed.A16 for kind in packed.ROUNDED_ROWS), 8e-3)
@@ -68,6 +72,14 @@ class StepCheck:
         self._adapts = [op for op in program.ops if isinstance(op, p.Adapt)]
         self._kernels = kernels()
         self._dense: dict[str, Tensor] = {}
+        self._span_ops: SpanOps | None = None
+        if any(isinstance(op, SPAN_OPS) for op in program.ops):
+            self._span_ops = SpanOps(self._program, program.weights, layout)
+        self._spans = StepSpans((), torch.empty((0, 0), dtype=torch.uint8))
+
+    def begin(self, plan: StepPlan, memory: Tensor) -> None:
+        """Notes the step whose ops follow."""
+        self._spans = StepSpans(spans_of(plan), memory)
 
     @contextmanager
     def op(self, number: int, batch: NativeBatch, arena: Tensor, memory: Tensor, turns: Tensor) -> Iterator[None]:
@@ -184,6 +196,17 @@ class StepCheck:
         rows, form = q[first : first + queries], (op.softcap, self._vector(op.sinks))
         return attend_stored(rows, kv, (start, queries), op.window, self._program.scale, *form).reshape(queries, -1)
 
+    def _span(self, op: p.Op, state: CheckContext) -> Callable[[], Named]:
+        """What torch computes over copies of the registers; states are its own, pages are written by both."""
+        assert self._span_ops is not None
+        found = self._span_ops.bind(op)(lambda name: self._get(state, name), self._spans)
+        most = max(SPANS, STORED[self._layout.dtype]) if isinstance(op, p.LatentAttention) else SPANS
+
+        def shown(x: Tensor) -> Tensor:
+            return x.exp() if isinstance(op, p.Route) else x  # logits may be -inf
+
+        return lambda: [(name, shown(self._get(state, name)), shown(x), most) for name, x in found.items()]
+
     def _lm_head(self, op: p.LmHead, state: CheckContext) -> Callable[[], Named]:
         weight, most = self._matrix(op.weight)
         rows = torch.from_numpy(state.batch.wanted).long()
@@ -230,4 +253,5 @@ _REFERENCES: dict[type, Callable[[StepCheck, Any, CheckContext], Callable[[], Na
     p.GeGlu: StepCheck._geglu,
     p.Moe: StepCheck._moe,
     p.LmHead: StepCheck._lm_head,
+    **dict.fromkeys(SPAN_OPS, StepCheck._span),
 }

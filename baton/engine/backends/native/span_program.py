@@ -1,0 +1,154 @@
+"""Compiles ops of latents, grouped routing and recurrent states for the native step: their structs and weights.
+
+Knows nothing of plans. Vectors become float32; a latent's expansion stays in the precision that it was loaded in.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from baton.engine.backends.span_ops import DTYPES, outputs, plane_place, state_place
+from baton.engine.program import ops as p
+from baton.engine.program.program import Program
+from baton.kernels.linear.packed import PackedWeight
+from baton.kernels.step import span_structs as s
+from baton.kernels.step.structs import KV_TYPES, Op
+from baton.protos.errors import ConfigError
+from baton.protos.nouns import KvLayout
+
+EXPANSIONS = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}  # common.h: Dtype; latent.h: EXPAND_F16
+
+
+class Registers(Protocol):
+    """What the compiler needs of the program that it compiles for."""
+
+    program: Program
+    registers: dict[str, int]
+
+    def width_of(self, name: str) -> int:
+        """Returns the floats in a row of a register."""
+
+    def make_register(self, name: str, width: int) -> int:
+        """Returns the number of a register that an op writes."""
+
+    def keep_struct(self, struct: ctypes.Structure) -> int:
+        """Returns where an op's own struct lies from now on."""
+
+
+class SpanCompiler:
+    """Compiles such ops of one program. ``states`` is the struct that tells where states lie in each step."""
+
+    def __init__(self, to: Registers, weights: dict[str, Tensor | PackedWeight], layout: KvLayout) -> None:
+        self._to, self._weights, self._layout = to, weights, layout
+        self._kept: list[Tensor] = []
+        self.states = s.SequenceStates(None, 0)
+
+    def compiled(self, op: p.Op) -> Op:
+        """Returns ``op`` as the native step runs it. Raises ConfigError for KV that it can't read."""
+        heads = self._to.program.heads * self._to.program.head_dim
+        for name, width in outputs(op, self._to.width_of, heads).items():
+            self._to.make_register(name, width)
+        return _COMPILERS[type(op)](self, op)
+
+    def _at(self, name: str | None) -> int:
+        return -1 if name is None else self._to.registers[name]
+
+    def _tensor(self, name: str) -> Tensor:
+        found = self._weights[name]
+        assert isinstance(found, Tensor), f"{name} is never packed"
+        return found
+
+    def _place(self, tensor: Tensor) -> int:
+        kept = tensor.contiguous()
+        self._kept.append(kept)
+        return kept.data_ptr()
+
+    def _floats(self, name: str | None) -> int | None:
+        return None if name is None else self._place(self._tensor(name).float())
+
+    def _norm_rows(self, op: p.RmsNorm) -> Op:
+        norm = self._floats(op.weight)
+        return Op(kind=s.NORM_ROWS, input=self._at(op.x), output=self._at(op.out), norm=norm, eps=op.eps)
+
+    def _latent(self, op: p.LatentAttention) -> Op:
+        dtype = self._layout.dtype
+        if dtype not in DTYPES:
+            text = f"KV as {dtype} isn't known for latents; use auto, float32 or bf16"
+            raise ConfigError(text, "kv_cache_dtype")
+        expand = self._tensor(op.expand)
+        expand = expand if expand.dtype in EXPANSIONS else expand.float()
+        heads = expand.numel() // op.rank // (op.plain + op.value)
+        struct = s.LatentStruct(
+            self._floats(op.norm),
+            self._place(expand),
+            plane_place(self._layout, op.layer)[0],
+            EXPANSIONS[expand.dtype],
+            KV_TYPES[dtype],
+            *(heads, op.plain, op.turned, op.value, op.rank, op.paired, op.eps, op.scale),
+        )
+        return self._op(s.LATENT, struct, op.q, op.latent, op.out)
+
+    def _route(self, op: p.Route) -> Op:
+        sizes = op.experts, op.chosen, op.groups, op.kept, op.best, op.scoring == "sigmoid", op.renormalise
+        struct = s.RouteStruct(self._floats(op.bias), *sizes, op.scale)
+        return self._op(s.ROUTE, struct, op.logits, op.factor, op.out)
+
+    def _combine(self, op: p.Combine) -> Op:
+        registers = self._at(op.factor), self._at(op.gate)
+        at = self._at(op.mixed), self._at(op.shared), self._at(op.out)
+        return Op(s.COMBINE, *at, *registers)
+
+    def _gated_heads(self, op: p.GatedHeads) -> Op:
+        m = self._to.program
+        return Op(s.GATED_HEADS, self._at(op.x), self._at(op.gate), self._at(op.out), m.heads, m.head_dim)
+
+    def _gate(self, op: p.Gate) -> Op:
+        return Op(s.GATE, self._at(op.x), self._at(op.gate), self._at(op.out))
+
+    def _gated_delta(self, op: p.GatedDelta) -> Op:
+        taps = self._tensor(op.conv).float().flatten(1)
+        struct = s.GatedDeltaStruct(
+            ctypes.addressof(self.states),
+            self._place(taps.T),
+            self._place(self._tensor(op.a_log).float().exp()),
+            *(self._floats(op.dt_bias), self._floats(op.norm)),
+            *(state_place(self._layout, name, op.layer)[0] for name in ("conv", "delta")),
+            *(taps.shape[1], op.key_heads, op.value_heads, op.key_dim, op.value_dim, op.grouped),
+            op.eps,
+        )
+        return self._op(s.GATED_DELTA, struct, op.mixed, op.gates, op.out)
+
+    def _state_space(self, op: p.StateSpace) -> Op:
+        taps = self._tensor(op.conv).float().flatten(1)
+        struct = s.StateSpaceStruct(
+            ctypes.addressof(self.states),
+            self._place(taps.T),
+            self._floats(op.conv_bias),
+            self._place(-self._tensor(op.a_log).float().exp()),
+            *(self._floats(op.skip), self._floats(op.dt_bias), self._floats(op.norm)),
+            *(state_place(self._layout, name, op.layer)[0] for name in ("conv", "ssm")),
+            *(taps.shape[1], op.heads, op.head_dim, op.groups, op.size),
+            op.eps,
+        )
+        return self._op(s.STATE_SPACE, struct, op.mixed, None, op.out)
+
+    def _op(self, kind: int, struct: ctypes.Structure, x: str, beside: str | None, out: str) -> Op:
+        table = self._to.keep_struct(struct)
+        return Op(kind=kind, input=self._at(x), delta=self._at(beside), output=self._at(out), table=table)
+
+
+_COMPILERS: dict[type, Callable[[SpanCompiler, Any], Op]] = {
+    p.RmsNorm: SpanCompiler._norm_rows,
+    p.LatentAttention: SpanCompiler._latent,
+    p.Route: SpanCompiler._route,
+    p.Combine: SpanCompiler._combine,
+    p.GatedHeads: SpanCompiler._gated_heads,
+    p.Gate: SpanCompiler._gate,
+    p.GatedDelta: SpanCompiler._gated_delta,
+    p.StateSpace: SpanCompiler._state_space,
+}

@@ -1,0 +1,44 @@
+"""Copies sequences' recurrent states out of their pages before a native step, and back into others behind it.
+
+Knows nothing of what a state holds. A step that failed half-way has changed no page, so that it can be run again.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from baton.engine.plan import SequenceStep, StepPlan
+from baton.kernels.step.span_structs import SequenceStates
+from baton.protos.errors import BatonError
+
+
+class StepStates:
+    """Holds the states of one step's items, which ``struct`` points at while this lives."""
+
+    def __init__(self, plan: StepPlan, memory: Tensor, struct: SequenceStates) -> None:
+        self._memory, self._to = memory, torch.tensor(_targets(plan), dtype=torch.int64)
+        begun = [at for at, item in enumerate(plan.items) if item.state_from is not None]
+        pages = torch.tensor([page for at in begun for page in _source(plan.items[at])], dtype=torch.int64)
+        size = len(self._to) // len(plan.items) * memory.shape[1]
+        found = memory.index_select(0, pages).view(len(begun), size)
+        if len(begun) < len(plan.items):
+            whole = torch.zeros((len(plan.items), size), dtype=torch.uint8)
+            whole[begun] = found
+            found = whole
+        self._found = found
+        struct.at, struct.bytes = found.data_ptr(), found.shape[1]
+
+    def finish(self) -> None:
+        """Writes the states that the step has changed."""
+        self._memory.index_copy_(0, self._to, self._found.view(len(self._to), -1))
+
+
+def _source(item: SequenceStep) -> list[int]:
+    return list(item.state_from or ())
+
+
+def _targets(plan: StepPlan) -> list[int]:
+    if not all(item.state_to for item in plan.items):
+        raise BatonError("a model with recurrent state was asked for a step without pages for it")
+    return [page for item in plan.items for page in item.state_to]

@@ -1,0 +1,62 @@
+// A short causal convolution over time of each channel, then silu, as layers with a state begin. Knows nothing of what follows.
+#pragma once
+#include <vector>
+
+#include "../abi/elements.h"
+#include "../abi/paged.h"
+#include "../abi/states.h"
+#include "../abi/threads.h"
+
+namespace baton {
+namespace {
+
+struct Convolution {
+  const float* taps;  // (taps, channels)
+  const float* bias;  // (channels), or null
+  int64_t count;      // taps
+  int64_t channels;
+};
+
+constexpr int64_t CHANNELS = 256;  // of a task
+
+// One sequence's rows: in(row) has the channels side by side; `past` (channels, taps - 1) are the rows before, and become the last
+// ones. out (rows, channels).
+template <class In>
+void convolve_some(const Convolution& c, int64_t rows, int64_t first, int64_t end, float* past, In&& in, float* out) {
+  const int64_t before = c.count - 1, width = end - first;
+  float* line = (float*)scratch(SCRATCH_TASK, size_t((before + rows) * width) * 4);  // by time
+  for (int64_t t = 0; t < before; t++)
+    for (int64_t i = 0; i < width; i++) line[t * width + i] = past[(first + i) * before + t];
+  for (int64_t t = 0; t < rows; t++) std::memcpy(line + (before + t) * width, in(t) + first, size_t(width) * 4);
+  for (int64_t t = 0; t < rows; t++)
+    for (int64_t i = 0; i < width; i += LANES) {
+      const int n = int(width - i < LANES ? width - i : LANES);
+      vf total = c.bias ? load_part(c.bias + first + i, n) : vf{};
+#if defined(BATON_MUTATION_CONVOLVE_PAST)
+      for (int64_t j = before; j < c.count; j++)
+#else
+      for (int64_t j = 0; j < c.count; j++)
+#endif
+        total = fma(load_part(c.taps + j * c.channels + first + i, n), load_part(line + (t + j) * width + i, n), total);
+      store_part(out + t * c.channels + first + i, silu(total), n);
+    }
+  for (int64_t t = 0; t < before; t++)
+    for (int64_t i = 0; i < width; i++) past[(first + i) * before + t] = line[(rows + t) * width + i];
+}
+
+// All items' rows. in(row of the step) -> its channels; past_of(item).
+template <class In, class PastOf>
+void convolve(const Convolution& c, const AttentionItem* items, int32_t count, In&& in, PastOf&& past_of, float* out) {
+  const int64_t parts = (c.channels + CHANNELS - 1) / CHANNELS;
+  parallel_for(int32_t(count * parts), [&](int32_t task) {
+    const AttentionItem& item = items[task / parts];
+    const int64_t first = task % parts * CHANNELS, end = first + CHANNELS < c.channels ? first + CHANNELS : c.channels;
+    convolve_some(c, item.queries, first, end, past_of(task / parts), [&](int64_t t) { return in(item.first + t); },
+                  out + item.first * c.channels);
+  });
+}
+
+inline float softplus(float x) { return x > 20.0f ? x : std::log1p(std::exp(x)); }
+
+}  // namespace
+}  // namespace baton

@@ -1,0 +1,74 @@
+"""Declares the structs of the native step's ops for latents, grouped routing and recurrent states. Torch-free.
+
+Knows nothing of programs. Field by field it is what latent.h, route.h, gated_delta.h, state_space.h and states.h
+declare.
+"""
+
+from __future__ import annotations
+
+import ctypes
+
+from baton.kernels.abi.native import I32, I64, F, P
+
+# span_ops.h: SpanOpKind
+NORM_ROWS, LATENT, ROUTE, COMBINE, GATED_HEADS, GATE, GATED_DELTA, STATE_SPACE = range(160, 168)
+
+
+class SequenceStates(ctypes.Structure):
+    """Mirrors SequenceStates of abi/states.h."""
+
+    _fields_ = [("at", P), ("bytes", I64)]
+
+
+class LatentStruct(ctypes.Structure):
+    """Mirrors LatentAttention of latent_attention/latent.h."""
+
+    _fields_ = [
+        ("norm", P),
+        ("expand", P),
+        ("place", I64),
+        *(
+            (name, I32)
+            for name in ("expand_dtype", "kv_type", "heads", "plain", "turned", "value", "rank", "paired")
+        ),
+        ("eps", F),
+        ("scale", F),
+    ]
+
+
+class LatentRows(ctypes.Structure):
+    """Mirrors LatentRows of latent_attention/latent.h."""
+
+    _fields_ = [("q", P), ("latent", P), ("q_stride", I64), ("latent_stride", I64), ("out", P), ("out_stride", I64)]
+
+
+class RouteStruct(ctypes.Structure):
+    """Mirrors Route of route/route.h."""
+
+    _fields_ = [
+        ("bias", P),
+        *((name, I32) for name in ("experts", "chosen", "groups", "kept", "best", "sigmoid", "renormalise")),
+        ("scale", F),
+    ]
+
+
+class GatedDeltaStruct(ctypes.Structure):
+    """Mirrors GatedDelta of gated_delta/gated_delta.h."""
+
+    _fields_ = [
+        *((name, P) for name in ("states", "taps", "fade", "dt_bias", "norm")),
+        *((name, I64) for name in ("past", "state")),
+        *((name, I32) for name in ("tap_count", "key_heads", "value_heads", "key_dim", "value_dim", "grouped")),
+        ("eps", F),
+    ]
+
+
+class StateSpaceStruct(ctypes.Structure):
+    """Mirrors StateSpace of state_space/state_space.h."""
+
+    _fields_ = [
+        *((name, P) for name in ("states", "taps", "bias", "fade", "skip", "dt_bias", "norm")),
+        *((name, I64) for name in ("past", "state")),
+        *((name, I32) for name in ("tap_count", "heads", "head_dim", "groups", "size")),
+        ("eps", F),
+    ]
