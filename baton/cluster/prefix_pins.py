@@ -23,7 +23,8 @@ class PinnedPrefix(msgspec.Struct, frozen=True, omit_defaults=True):
     """Describes a pinned prefix of ``tokens`` tokens; ``workers`` gives the number of them that each worker keeps,
     by id.
 
-    ``created`` and ``until`` are Unix seconds.
+    ``created`` and ``until`` are Unix seconds. A pin ends with its worker's process: ``incarnations`` names the one
+    that took it, by worker's id; ``lost`` are the workers that have restarted since, and keep nothing of it.
     """
 
     id: str
@@ -33,6 +34,8 @@ class PinnedPrefix(msgspec.Struct, frozen=True, omit_defaults=True):
     created: float
     until: float
     workers: dict[str, int] = {}
+    incarnations: dict[str, str] = {}
+    lost: tuple[str, ...] = ()
 
 
 class PrefixPinStore:

@@ -161,6 +161,7 @@ COMPONENTS: dict[str, Json] = {
         created=TIME,
         expires_at=TIME,
         workers=many(thing(None, worker=TEXT, tokens=COUNT)),
+        lost_workers=many(TEXT),
     ),
     "PinnedPrefixes": listing(a("PinnedPrefix")),
     "DeletedPrefix": thing("cache.prefix", id=TEXT, deleted={"const": True}),

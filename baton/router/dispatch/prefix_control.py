@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 
 import msgspec
@@ -73,7 +73,7 @@ class PrefixControl:
             self._promised += Counter()  # drops tenants that pin nothing now
 
     async def _require_room(self, tenant: str, tokens: int) -> None:
-        taken = sum(sum(pin.workers.values()) for pin in await self._store.all() if pin.tenant == tenant)
+        taken = sum(sum(pin.workers.values()) for pin in await self.listed(tenant, False))
         taken += self._promised[tenant]
         if taken + tokens > self._most_tokens:
             raise PinsFull(
@@ -93,9 +93,11 @@ class PrefixControl:
         pin, now = self._new_id(), self._wall_clock()
         try:
             held = await self._pinned(pin, wish, targets)
+            took = {link.info.worker_id: link.info.incarnation for link in targets}
             entry = PinnedPrefix(
-                pin, wish.context.tenant, wish.model_id, len(wish.token_ids), now, now + wish.ttl_s, held
-            )
+                pin, wish.context.tenant, wish.model_id, len(wish.token_ids), now, now + wish.ttl_s, held,
+                {worker: took[worker] for worker in held},
+            )  # fmt: skip
             await self._store.put(entry)
         except BaseException:
             await self._undo(pin, targets)
@@ -117,8 +119,12 @@ class PrefixControl:
         return held
 
     async def listed(self, tenant: str, admin: bool) -> list[PinnedPrefix]:
-        """Returns the tenant's pinned prefixes, everybody's for an admin. Raises Unavailable."""
-        return [pin for pin in await self._store.all() if admin or pin.tenant == tenant]
+        """Returns the tenant's pinned prefixes, everybody's for an admin, with what restarts have lost of them.
+
+        Raises Unavailable.
+        """
+        present = {link.info.worker_id: link.info.incarnation for link in self._links if link.up}
+        return [_as_kept(pin, present) for pin in await self._store.all() if admin or pin.tenant == tenant]
 
     async def remove(self, pin: str, tenant: str, admin: bool) -> PinnedPrefix:
         """Unpins prefix ``pin`` on every reachable worker, then deletes its entry, and returns it.
@@ -163,6 +169,13 @@ class PrefixControl:
         for said in await asyncio.gather(*asked, return_exceptions=True):
             if isinstance(said, BatonError):
                 log.warning("a worker keeps prefix %s until its time is over: %s", pin, said)
+
+
+def _as_kept(pin: PinnedPrefix, present: Mapping[str, str]) -> PinnedPrefix:
+    """``pin`` without the workers that are there as another process than the one that took it."""
+    lost = tuple(worker for worker, took in pin.incarnations.items() if present.get(worker, took) != took)
+    kept = {worker: tokens for worker, tokens in pin.workers.items() if worker not in lost}
+    return msgspec.structs.replace(pin, workers=kept, lost=lost)
 
 
 def _message(pin: str, wish: PrefixWish, source: str) -> w.PinPrefixRequest:

@@ -40,7 +40,9 @@ class Link:
     up = True
 
     def __init__(self, name: str, role: str = "prefill", error: Exception | None = None):
-        self.info = SimpleNamespace(worker_id=name, role=role, fingerprint="f", model_id="m", address=f"at {name}")
+        self.info = SimpleNamespace(
+            worker_id=name, role=role, fingerprint="f", model_id="m", address=f"at {name}", incarnation=f"{name}1"
+        )
         self.error, self.pinned = error, {}
 
     async def pin_prefix(self, request, timeout_s):
@@ -115,6 +117,25 @@ async def test_a_tenant_is_bounded_and_sees_its_own_and_operators_all():
         await one.remove("p2", "x", False)
     await one.remove("p2", "y", False)
     assert set(link.pinned) == {"p0", "p1"}
+
+
+async def test_a_worker_that_has_restarted_is_said_to_keep_nothing_and_counts_no_more():
+    store, links = Store(), [Link("a"), Link("b")]
+    one = control(store, *links, most=200)
+    async with one.room("x", False, 200):
+        await one.add(wish(workers=2, tenant="x"), READ)
+    with pytest.raises(PinsFull):
+        await one.room("x", False, 100).__aenter__()
+    links[1].up = False  # away is not gone
+    (pin,) = await one.listed("x", False)
+    assert (set(pin.workers), pin.lost) == ({"a", "b"}, ())
+    links[1].up, links[1].info.incarnation = True, "b2"
+    (pin,) = await one.listed("x", False)
+    assert (pin.workers, pin.lost) == ({"a": 96}, ("b",))
+    async with one.room("x", False, 100):
+        pass
+    await one.remove("p0", "x", False)
+    assert (store, links[0].pinned) == ({}, {})
 
 
 async def test_what_a_tenant_is_about_to_pin_counts_as_well():

@@ -166,4 +166,5 @@ def _shown(pin: PinnedPrefix) -> Json:
         "created": int(pin.created),
         "expires_at": int(pin.until),
         "workers": [{"worker": worker, "tokens": tokens} for worker, tokens in sorted(pin.workers.items())],
+        "lost_workers": sorted(pin.lost),
     }
