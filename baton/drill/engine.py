@@ -24,6 +24,7 @@ from baton.engine.step_loop import EngineParts, StepLoop
 from baton.kv.memory.host_pages import PageMemory
 from baton.kv.pages.pool import PagePool
 from baton.prefill_worker.engine.loop import PrefillLoop
+from baton.process.effort import Effort, Efforts
 from baton.protos.channel import EngineReady, ToEngine, ToIo
 from baton.protos.nouns import StepSample
 
@@ -91,6 +92,8 @@ class SimulatedEngine:
         self.process, self.channel = Process(f"{name} engine"), ChannelEnd(self)
         self._scenario, self._pace, self._rng, self.witness = scenario, pace, rng, witness
         self._now = asyncio.get_running_loop().time
+        self._worked = 0.0  # seconds of the steps that are over
+        self._step_began: float | None = None
         self._ahead = 0.0  # seconds of the present step, which the loop's time has yet to pass
         runner = PacedRunner(
             f"drill {weights}",
@@ -131,6 +134,11 @@ class SimulatedEngine:
         self.process.kill()
         self.channel.end()
 
+    def efforts(self) -> Efforts:
+        """Returns the seconds that it spent in steps, of its one thread."""
+        present = 0.0 if self._step_began is None else self._now() - self._step_began
+        return {0: Effort(self._worked + present, 0.0)}
+
     def obituary(self) -> str:
         """Returns how it ended, in words."""
         return "killed"
@@ -160,8 +168,7 @@ class SimulatedEngine:
             if computed:
                 if self._before_step is not None and self._rng.random() < AT_ONCE:
                     self._tell(self._before_step)
-                took, self._ahead = self._ahead, 0.0
-                await asyncio.sleep(took)
+                await self._compute()
             elif busy:
                 await asyncio.sleep(SPIN_S)
             self._tell(len(self._outbox))
@@ -170,6 +177,13 @@ class SimulatedEngine:
             elif not busy and not self._inbox:
                 await self._wait()
         self.channel.end()
+
+    async def _compute(self) -> None:
+        """Lets the time of the step pass."""
+        took, self._ahead = self._ahead, 0.0
+        self._step_began = self._now()
+        await asyncio.sleep(took)
+        self._worked, self._step_began = self._worked + took, None
 
     def _turn(self, messages: list[Any]) -> tuple[bool, int]:
         """Runs a turn; whether there may be more to compute, and how many tokens were computed."""

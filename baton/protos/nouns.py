@@ -231,25 +231,28 @@ class PoolSnapshot(msgspec.Struct, frozen=True):
 
     At baseline nothing is leased and nothing quarantined. ``quarantined`` pages wait until no transfer touches them
     any more.
+
+    ``computing``: nothing was counted, because the engine gets on with a long step.
     """
 
-    pages: int
-    free: int
-    cached: int
-    leased: int
-    quarantined: int
-    leases: int
+    pages: int = 0
+    free: int = 0
+    cached: int = 0
+    leased: int = 0
+    quarantined: int = 0
+    leases: int = 0
     leases_swept: int = 0
     running: int = 0
     waiting: int = 0
     incarnation: str = ""
     step_seconds_p50: float = 0.0
     steps: int = 0
+    computing: bool = False
 
     @property
     def at_baseline(self) -> bool:
         """Returns whether no page is leased or quarantined and there is no lease."""
-        return self.leased == 0 and self.quarantined == 0 and self.leases == 0
+        return not self.computing and self.leased == 0 and self.quarantined == 0 and self.leases == 0
 
 
 class EngineRequest(msgspec.Struct, frozen=True, omit_defaults=True):

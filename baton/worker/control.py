@@ -28,6 +28,7 @@ from baton.protos.rpc import abort
 from baton.protos.v1 import worker_pb2 as w
 from baton.protos.v1 import worker_pb2_grpc as stubs
 from baton.worker.adapter_calls import NO_ADAPTERS, AdapterCalls
+from baton.worker.engine_progress import EngineProgress
 from baton.worker.pins import PrefixPins
 
 LOOK_EVERY_S = 0.02  # seconds between two looks whether requests have ended: a drain is that much longer at most
@@ -76,7 +77,8 @@ class WorkerControl:
     """Holds the worker's own description, ``info``, in its I/O process, and changes it as others ask.
 
     ``announce(info, role)`` publishes that the worker drains, and the role that it is to take; it returns False if
-    Redis is away. ``tickets`` number questions to the engine, and outlive a role.
+    Redis is away. ``tickets`` number questions to the engine, and outlive a role. ``progress`` tells whether
+    the engine gets on while it doesn't answer.
     """
 
     def __init__(
@@ -87,8 +89,10 @@ class WorkerControl:
         adapter_limits: AdapterLimits = NO_ADAPTERS,
         new_id: Callable[[], str] = partial(secrets.token_hex, 8),
         tickets: Iterator[int] | None = None,
+        progress: EngineProgress | None = None,
     ):
         self.info = info
+        self._progress = progress or EngineProgress(dict, math.inf)
         self._new_id = new_id
         self._tickets = itertools.count(1) if tickets is None else tickets
         self.adapters = AdapterCalls(send, adapter_limits, self._adapters_are, self._tickets)
@@ -112,8 +116,23 @@ class WorkerControl:
         finally:
             del self._asked[ticket]
 
+    async def progress(self) -> PoolSnapshot:
+        """Returns what ``snapshot`` does, or at once that the engine is computing, where it gets on with a step.
+
+        Raises WorkerLost.
+        """
+        asked: asyncio.Future[PoolSnapshot] = asyncio.ensure_future(self.snapshot())
+        try:
+            if await self._progress.computes_instead(asked):
+                return PoolSnapshot(incarnation=self.info.incarnation, computing=True)
+            return asked.result()
+        finally:
+            asked.cancel()
+            await asyncio.gather(asked, return_exceptions=True)
+
     def answered(self, message: ch.SnapshotIs) -> None:
         """Passes the engine's pool counts to the calls that wait for them."""
+        self._progress.answered()
         answer = self._asked.get(message.ticket)
         if answer is not None and not answer.done():
             answer.set_result(message.snapshot)
@@ -208,9 +227,10 @@ class WorkerShell(stubs.WorkerServicer):
         return convert.info_to_pb(self._control.info)
 
     async def Snapshot(self, request: w.SnapshotRequest, context: grpc.aio.ServicerContext) -> w.PoolSnapshot:
-        """Answers with the page pool's counts after the engine step in progress."""
+        """Answers with the page pool's counts after the engine step in progress, or at once that it is a long one."""
+        ask = self._control.progress if request.unless_computing else self._control.snapshot
         try:
-            return convert.snapshot_to_pb(await self._control.snapshot())
+            return convert.snapshot_to_pb(await ask())
         except BatonError as error:
             await abort(context, error)
 

@@ -16,6 +16,7 @@ import msgspec
 
 from baton.kv.memory.device_pages import opened_or_none
 from baton.kv.memory.host_pages import PageMemory
+from baton.process.effort import Efforts, efforts_of
 from baton.process.endings import OomKills, ending_of
 from baton.process.processes import die_with_parent
 from baton.protos.channel import EngineFailed, EngineReady, Shutdown
@@ -88,6 +89,10 @@ class EngineProcess:
         self.memory = PageMemory.attach(fd, message.pages, message.layout.page_bytes)
         if message.device_pages is not None and self._wants_card:
             self.memory.device = opened_or_none(message.device_pages, self.memory.view())
+
+    def efforts(self) -> Efforts:
+        """Returns the seconds that each thread of the engine, and of its ranks, computed or waited for a core."""
+        return efforts_of(self.process.pid)
 
     def obituary(self) -> str:
         """Returns how the engine process ended, in words, waiting up to a second for its exit status."""

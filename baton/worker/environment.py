@@ -13,6 +13,7 @@ import msgspec
 from baton.kv import transport
 from baton.kv.memory.host_pages import PageMemory
 from baton.kv.wire.base import Transport
+from baton.process.effort import Efforts
 from baton.protos.channel import EngineReady, ToEngine, ToIo
 from baton.tls.identity import Identity
 from baton.tls.rpc import Dialer
@@ -39,6 +40,9 @@ class Engine(Protocol):
     @property
     def channel(self) -> EngineChannelEnd:
         """Returns the I/O process's end of the channel."""
+
+    def efforts(self) -> Efforts:
+        """Returns the seconds that each of its threads computed or waited for a core; empty where nobody knows."""
 
 
 class WorkerEnvironment(msgspec.Struct, frozen=True):

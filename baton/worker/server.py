@@ -6,6 +6,7 @@ Knows nothing of slots, processes' ends or Redis.
 from __future__ import annotations
 
 import logging
+import math
 import threading
 from collections.abc import Iterable, Iterator
 from contextlib import AsyncExitStack, suppress
@@ -42,6 +43,7 @@ from baton.tls.rpc import WORKER_CALLS, NameGuard, add_port, names_for
 from baton.worker.block_exchange import WorkerBlocks
 from baton.worker.control import RoleService, WorkerControl, WorkerShell
 from baton.worker.data_ports import open_data_ports
+from baton.worker.engine_progress import PATIENCE, EngineProgress
 from baton.worker.engine_watch import EngineWatch
 from baton.worker.environment import Engine, WorkerEnvironment
 from baton.worker.figures.report import WorkerReport
@@ -89,7 +91,8 @@ class RoleRuntime:
             self._prefill(info, environment) if spec.role == "prefill" else self._decode(spec, info)
         )
         info = msgspec.structs.replace(info, kv_backing=engine.memory.backing)
-        self.control = WorkerControl(info, send, self.service, spec.lora.limits, environment.new_id, keys)
+        progress = EngineProgress(engine.efforts, PATIENCE * spec.steps.stall_s or math.inf)
+        self.control = WorkerControl(info, send, self.service, spec.lora.limits, environment.new_id, keys, progress)
 
     async def listen(self) -> None:
         """Handles every message of the engine; returns with ``next_role`` set after a change of role, or
@@ -119,7 +122,7 @@ class RoleRuntime:
 
     async def _asked(self) -> None:
         with suppress(WorkerLost):  # ``listen`` hears that too
-            await self.control.snapshot()
+            await self.control.progress()
 
     async def _stalls(self, stalls: bool) -> None:
         info, (before, after) = self.control.info, ("ready", "stalled") if stalls else ("stalled", "ready")

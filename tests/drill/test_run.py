@@ -114,6 +114,14 @@ def test_no_request_is_lost_with_the_only_prefill_workers_engine(seed: int) -> N
     assert verdict.answered == 12
 
 
+@pytest.mark.parametrize("slot", ["prefill-0", "decode-0"])
+def test_a_step_that_takes_longer_than_any_stall_is_nobodys_fault(slot: str) -> None:
+    scenario = one_of_each(3, Fault("slow", 0.1, slot, seconds=40.0, factor=100.0))
+    verdict = play(msgspec.structs.replace(scenario, requests=scenario.requests[:3], step_s=0.12))
+    assert verdict.held, verdict.violations
+    assert (verdict.answered, verdict.failed) == (3, 0)
+
+
 @pytest.mark.parametrize("kind", ["engine_dies", "leave"])
 def test_prompts_are_read_elsewhere_while_the_only_prefill_worker_goes_twice(kind: FaultKind) -> None:
     verdict = play(one_of_each(3, Fault(kind, 0.3, "prefill-0"), Fault(kind, 1.6, "prefill-0")))

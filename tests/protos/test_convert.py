@@ -101,7 +101,7 @@ def test_a_workers_description_survives_the_wire(layout, eos):
 
 
 def test_a_pool_snapshot_and_an_error_survive_the_wire():
-    snapshot = nouns.PoolSnapshot(10, 1, 2, 3, 4, 5, 6, 7, 8, "i", 0.5, 9)
+    snapshot = nouns.PoolSnapshot(10, 1, 2, 3, 4, 5, 6, 7, 8, "i", 0.5, 9, True)
     assert convert.snapshot_from_pb(convert.snapshot_to_pb(snapshot)) == snapshot
     error = ErrorInfo("PoolExhausted", "full", "token_ids", 1.5)
     assert convert.error_from_pb(convert.error_to_pb(error)) == error

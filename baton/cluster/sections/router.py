@@ -56,7 +56,9 @@ class RouterConfig(Section):
     hedge_prefill: float = Field(
         default=0.0, ge=0, description="a prefill this many times overdue goes to another worker; 0: never"
     )
-    stall_s: float = Field(default=5.0, gt=0, description="a worker that makes no progress for so long is left")
+    stall_s: float = Field(
+        default=5.0, gt=0, description="a worker whose engine is silent so long, and computes nothing, is left"
+    )
     context_classes: tuple[ContextClassSection, ...] = Field(
         default=DEFAULT_CLASSES, description="requests by prompt length, each with a queue of its own"
     )

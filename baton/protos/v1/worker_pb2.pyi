@@ -181,11 +181,13 @@ class AdapterInfo(_message.Message):
     def __init__(self, id: _Optional[str] = ..., path: _Optional[str] = ..., rank: _Optional[int] = ..., bytes: _Optional[int] = ..., targets: _Optional[_Iterable[str]] = ..., pinned: _Optional[bool] = ..., running: _Optional[int] = ..., leaving: _Optional[bool] = ...) -> None: ...
 
 class SnapshotRequest(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
+    __slots__ = ("unless_computing",)
+    UNLESS_COMPUTING_FIELD_NUMBER: _ClassVar[int]
+    unless_computing: bool
+    def __init__(self, unless_computing: _Optional[bool] = ...) -> None: ...
 
 class PoolSnapshot(_message.Message):
-    __slots__ = ("pages", "free", "cached", "leased", "quarantined", "leases", "leases_swept", "running", "waiting", "incarnation", "step_seconds_p50", "steps")
+    __slots__ = ("pages", "free", "cached", "leased", "quarantined", "leases", "leases_swept", "running", "waiting", "incarnation", "step_seconds_p50", "steps", "computing")
     PAGES_FIELD_NUMBER: _ClassVar[int]
     FREE_FIELD_NUMBER: _ClassVar[int]
     CACHED_FIELD_NUMBER: _ClassVar[int]
@@ -198,6 +200,7 @@ class PoolSnapshot(_message.Message):
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     STEP_SECONDS_P50_FIELD_NUMBER: _ClassVar[int]
     STEPS_FIELD_NUMBER: _ClassVar[int]
+    COMPUTING_FIELD_NUMBER: _ClassVar[int]
     pages: int
     free: int
     cached: int
@@ -210,7 +213,8 @@ class PoolSnapshot(_message.Message):
     incarnation: str
     step_seconds_p50: float
     steps: int
-    def __init__(self, pages: _Optional[int] = ..., free: _Optional[int] = ..., cached: _Optional[int] = ..., leased: _Optional[int] = ..., quarantined: _Optional[int] = ..., leases: _Optional[int] = ..., leases_swept: _Optional[int] = ..., running: _Optional[int] = ..., waiting: _Optional[int] = ..., incarnation: _Optional[str] = ..., step_seconds_p50: _Optional[float] = ..., steps: _Optional[int] = ...) -> None: ...
+    computing: bool
+    def __init__(self, pages: _Optional[int] = ..., free: _Optional[int] = ..., cached: _Optional[int] = ..., leased: _Optional[int] = ..., quarantined: _Optional[int] = ..., leases: _Optional[int] = ..., leases_swept: _Optional[int] = ..., running: _Optional[int] = ..., waiting: _Optional[int] = ..., incarnation: _Optional[str] = ..., step_seconds_p50: _Optional[float] = ..., steps: _Optional[int] = ..., computing: _Optional[bool] = ...) -> None: ...
 
 class PrefillRequest(_message.Message):
     __slots__ = ("request_id", "model_id", "adapter_id", "lease", "epoch", "decode_address", "token_ids", "prompt_tokens", "held_blocks", "received_blocks", "sampling", "choice", "tenant_salt", "priority", "router_id", "traceparent", "fetch_address", "fetch_blocks", "fetch_limit_s", "decode_incarnation", "retained")

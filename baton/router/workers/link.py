@@ -115,9 +115,11 @@ class WorkerLink(ABC):
     async def _probe(self) -> None:
         """Whether it makes progress: its engine answers between two steps. Raises WorkerLost.
 
-        A stopped or hung process keeps its connections; only an answer tells.
+        A stopped or hung process keeps its connections; only an answer tells. One that computes a step for longer
+        than anybody would wait for an answer says so (``worker.engine_progress``).
         """
-        asked = stubs.WorkerStub(self._channel).Snapshot(w.SnapshotRequest(), timeout=self._settings.stall_s)
+        request = w.SnapshotRequest(unless_computing=True)
+        asked = stubs.WorkerStub(self._channel).Snapshot(request, timeout=self._settings.stall_s)
         try:
             said_by = (await asked).incarnation
             heed_cancel()
