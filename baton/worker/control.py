@@ -227,7 +227,7 @@ class WorkerShell(stubs.WorkerServicer):
         return convert.info_to_pb(self._control.info)
 
     async def Snapshot(self, request: w.SnapshotRequest, context: grpc.aio.ServicerContext) -> w.PoolSnapshot:
-        """Answers with the page pool's counts after the engine step in progress, or at once that it is a long one."""
+        """Answers with the page pool's counts after the engine step, or at once that it is a long one."""
         ask = self._control.progress if request.unless_computing else self._control.snapshot
         try:
             return convert.snapshot_to_pb(await ask())

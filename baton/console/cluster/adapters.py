@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Mapping
 from datetime import datetime
 from functools import partial
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Annotated, Any
 
 import msgspec
@@ -20,6 +20,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from baton.cluster.adapters import BY_CONFIG
 from baton.console.cluster.asking import router
 from baton.protos.errors import BatonError, CheckpointError, ConfigError, InvalidRequest, Unavailable
 from baton.router.dispatch.adapter_control import require_path
@@ -238,13 +239,16 @@ def difference(
     wanted: Mapping[str, WantedAdapter], served: Mapping[str, Mapping[str, Any]]
 ) -> tuple[list[str], list[str]]:
     """Returns (names to load or replace, served names that are not wanted and not from the configuration)."""
-
-    def is_served(name: str, want: WantedAdapter) -> bool:
-        entry = served.get(name)
-        return entry is not None and (entry["root"], entry["pinned"], entry["tenant"]) == (
-            want.path, want.pinned, want.tenant,
-        )  # fmt: skip
-
-    adding = [name for name, want in wanted.items() if not is_served(name, want)]
-    leaving = [name for name, entry in served.items() if name not in wanted and entry["by"] != "config"]
+    adding = [name for name, want in wanted.items() if name not in served or not _is_like(served[name], want)]
+    leaving = [name for name, entry in served.items() if name not in wanted and entry["by"] != BY_CONFIG]
     return adding, leaving
+
+
+def _is_like(entry: Mapping[str, Any], want: WantedAdapter) -> bool:
+    """Whether what is served is what is wanted. Workers pin the adapters of their configuration by themselves."""
+    if entry["tenant"] != want.tenant:
+        return False
+    if entry["by"] == BY_CONFIG:
+        wanted = PurePosixPath(want.path).parts
+        return PurePosixPath(entry["root"]).parts[-len(wanted) :] == wanted
+    return (entry["root"], entry["pinned"]) == (want.path, want.pinned)

@@ -85,21 +85,33 @@ class WriteBack:
         for block in blocks:
             del self._queue[block]
         if all(map(self._tiers.everywhere, blocks)) and not self._shareable(blocks):
-            await self._tiers.touch(blocks)
+            async with asyncio.timeout(STALL_S):
+                await self._tiers.touch(blocks)
             return
         key = next(self._keys)
         self._asked[key] = asked = asyncio.get_running_loop().create_future()
         self._send(ch.Keep(key, tuple(blocks)))
         try:
             kept = await asked
-            async with asyncio.timeout(STALL_S):
-                gone = await self._tiers.store(kept.hashes, [self._memory.page(page) for page in kept.pages])
-            self._holdings.stored(kept.hashes, gone)
+            pages = [self._memory.page(page) for page in kept.pages]
+            failed = await self._store(kept.hashes, pages)
             if self._shared is not None:
-                await self._shared.offer(kept.hashes, [self._memory.page(page) for page in kept.pages])
+                await self._shared.offer(kept.hashes, pages)
+            if failed is not None:
+                raise failed
         finally:
             del self._asked[key]
             self._send(ch.Unkeep(key))
+
+    async def _store(self, blocks: Sequence[bytes], pages: Sequence[memoryview]) -> Exception | None:
+        """Copies blocks to this worker's own tiers; returns why it couldn't, for whoever has shared them too."""
+        try:
+            async with asyncio.timeout(STALL_S):
+                gone = await self._tiers.store(blocks, pages)
+        except Exception as error:
+            return error
+        self._holdings.stored(blocks, gone)
+        return None
 
     def _shareable(self, blocks: Sequence[bytes]) -> bool:
         return self._shared is not None and any(map(self._shared.wants, blocks))

@@ -37,43 +37,57 @@ class AdapterKeeper:
         in_use: Callable[[], Collection[str]],
     ) -> None:
         self._registry, self._loads, self._links, self._in_use = registry, loads, links, in_use
+        self._bringing: dict[WorkerLink, asyncio.Task[None]] = {}
 
     async def run(self) -> None:
         """Calls ``look`` every LOOK_S until cancelled."""
-        while True:
-            try:
-                await self.look()
-            except Exception:  # one that looks no more would never unload, nor pin on a new worker
-                log.exception("the adapters of workers could not be kept")
-            heed_cancel()
-            await asyncio.sleep(LOOK_S)
+        try:
+            while True:
+                try:
+                    await self.look()
+                except Exception:  # one that looks no more would never unload, nor pin on a new worker
+                    log.exception("the adapters of workers could not be kept")
+                heed_cancel()
+                await asyncio.sleep(LOOK_S)
+        finally:
+            for task in self._bringing.values():
+                task.cancel()
 
     async def look(self) -> None:
-        """Records the digests that workers report, loads pinned adapters where they are missing, unloads retired
-        ones that are unused.
+        """Records the digests that workers report, begins to load pinned adapters where they are missing, unloads
+        retired ones that are unused.
+
+        It waits for no load: one that is slow holds up neither another worker's nor the next look.
         """
         up = [link for link in self._links if link.up]
         for name, digest in contents_of(link.info for link in up).items():
             self._registry.learn(name, digest)
-        await self._pin([link for link in up if link.info.state == "ready"], self._registry.served())
+        self._pin([link for link in up if link.info.state == "ready"], self._registry.served())
         for adapter_id in self._registry.overdue(self._in_use()):
             await self._loads.unload([link for link in up if link.holds(adapter_id)], adapter_id)
             self._registry.forget(adapter_id)
 
-    async def _pin(self, ready: list[WorkerLink], served: Mapping[str, AdapterEntry]) -> None:
+    def _pin(self, ready: list[WorkerLink], served: Mapping[str, AdapterEntry]) -> None:
         """Loads one adapter at a time on each worker, so that what runs there is held up least."""
-        missing: dict[WorkerLink, AdapterEntry] = {}
         for entry in served.values():
             if entry.pinned and entry.adapter_id:
-                lacking = [k for k in ready if k.info.model_id == entry.model_id and k not in missing]
-                missing |= {k: entry for k in lacking if self._loads.wait_s(k, entry.adapter_id)}
-        await asyncio.gather(*(self._bring(link, entry) for link, entry in missing.items()))
+                free = [k for k in ready if k.info.model_id == entry.model_id and k not in self._bringing]
+                for link in free:
+                    if self._loads.wait_s(link, entry.adapter_id):
+                        self._begin(link, entry)
+
+    def _begin(self, link: WorkerLink, entry: AdapterEntry) -> None:
+        task = asyncio.create_task(self._bring(link, entry), name=f"load of {entry.name} to pin it")
+        self._bringing[link] = task
+        task.add_done_callback(lambda _: self._bringing.pop(link, None))
 
     async def _bring(self, link: WorkerLink, entry: AdapterEntry) -> None:
         try:
             await self._loads.bring(link, entry.adapter_id)
         except BatonError as error:
             log.warning("adapter %s is pinned, and %s", entry.name, error)
+        except Exception:  # the next look tries again
+            log.exception("adapter %s could not be pinned", entry.name)
 
 
 def contents_of(infos: Iterable[WorkerInfo]) -> dict[str, str]:

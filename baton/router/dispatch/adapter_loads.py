@@ -92,11 +92,7 @@ class AdapterLoads:
 
     async def unload(self, links: Iterable[WorkerLink], adapter_id: str) -> None:
         """Tells each worker of ``links`` to unload the adapter; errors are only logged."""
-        for link in links:
-            try:
-                await link.unload_adapter(adapter_id)
-            except BatonError as error:
-                log.info("%s did not unload %s: %s", link.info.worker_id, adapter_id, error)
+        await asyncio.gather(*(_unload(link, adapter_id) for link in links))
 
     async def close(self) -> None:
         """Cancels the loads that are under way."""
@@ -146,6 +142,13 @@ class AdapterLoads:
         if not task.cancelled():
             task.exception()  # whoever waits for it raises it; of one that was begun ahead there may be nobody
         self._changed()
+
+
+async def _unload(link: WorkerLink, adapter_id: str) -> None:
+    try:
+        await link.unload_adapter(adapter_id)
+    except BatonError as error:
+        log.info("%s did not unload %s: %s", link.info.worker_id, adapter_id, error)
 
 
 def _gone(link: WorkerLink, adapter_id: str, why: str) -> WeightsGone:

@@ -154,6 +154,20 @@ def test_only_what_differs_is_loaded_and_the_configurations_are_never_pruned() -
     assert difference(wanted, served) == (["b", "c"], ["d"])
 
 
+def test_an_adapter_of_the_configuration_is_replaced_only_by_another_folder() -> None:
+    served = {
+        "a": entry("a", "/srv/adapters/team/a", by="config"),
+        "b": entry("b", "/srv/adapters/team/b", by="config"),
+        "c": entry("c", "/srv/adapters/team/c", by="config"),
+    }
+    wanted = {
+        "a": WantedAdapter("team/a", pinned=True),
+        "b": WantedAdapter("other/b"),
+        "c": WantedAdapter("team/c", tenant="acme"),
+    }
+    assert difference(wanted, served) == (["b", "c"], [])
+
+
 def test_an_adapter_that_no_worker_has_read_is_shown_as_such() -> None:
     text = StringIO()
     Console(file=text, width=160).print(table([entry("sql", adapter_id="", workers=[], created=0)]))

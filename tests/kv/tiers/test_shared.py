@@ -16,7 +16,7 @@ import pytest
 
 from baton.kv.exchange.warming import Warmer
 from baton.kv.layout.page import layout_for
-from baton.kv.tiers import shared
+from baton.kv.tiers import shared, writeback
 from baton.kv.tiers.blobs import Entry, meaning_of, name_of, packed, unpacked
 from baton.kv.tiers.folder import PART, FolderStore
 from baton.kv.tiers.holdings import Holdings
@@ -341,3 +341,22 @@ async def test_workers_share_blocks_through_a_bucket_until_it_is_gone(bucket):
     assert third.shared.failed > 0
     for worker in (first, second, third):
         await worker.close()
+
+
+class HungTiers(Tiers):
+    """A worker's own tiers, which take nothing and say nothing."""
+
+    async def store(self, blocks: Sequence[bytes], pages: Sequence[memoryview]) -> set[bytes]:
+        await asyncio.Event().wait()
+        raise AssertionError("nobody ends it")
+
+
+async def test_blocks_are_shared_although_a_tier_of_the_workers_own_hangs(tmp_path, monkeypatch):
+    monkeypatch.setattr(writeback, "STALL_S", 0.01)
+    worker = Worker(FolderStore(tmp_path))
+    worker.writeback._tiers = HungTiers([])
+    await worker.share(CHAIN)
+    await worker.close()
+    other = Worker(FolderStore(tmp_path))
+    assert await other.find(CHAIN) == len(CHAIN)
+    await other.close()

@@ -280,6 +280,22 @@ async def test_pinned_adapters_come_to_new_workers_by_themselves():
         assert c.d[0].loads[-1].pinned
 
 
+async def test_a_worker_that_loads_slowly_holds_up_no_other_and_no_later_look():
+    async with served(prefill=0, decode=2) as c:
+        entry, other = await add(c, pinned=True), await add(c, "other")
+        slow, quick = (c.core.links.decode(d.info.worker_id) for d in c.d)
+        c.d[0].hold_loads.clear()
+        for _ in range(2):
+            for link in (slow, quick):
+                link.lacks(entry.adapter_id)
+            await until(lambda: quick.holds(entry.adapter_id))
+        await c.core.adapters.remove("other")
+        await until(lambda: not quick.holds(other.adapter_id))
+        assert not slow.holds(entry.adapter_id)
+        c.d[0].hold_loads.set()
+        await until(lambda: slow.holds(entry.adapter_id))
+
+
 async def test_the_contents_of_configured_adapters_are_learned_from_workers():
     known = AdapterRegistry([AdapterEntry("sql", "m", "/srv/sql")])
     async with served(prefill=0, decode=2, adapters=known) as c:
