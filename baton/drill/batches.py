@@ -1,6 +1,8 @@
-"""Clients with batch jobs: each brings a file, and wants every line answered once, whichever router does it.
+"""Simulated clients of the batch API: each uploads a file and expects each line answered exactly once, by any
+router.
 
-Knows nothing of lanes. A job that a store lost with its data is held against nobody.
+A job whose data a fault deleted from the store (see LOSING) may be missing. Knows nothing of how routers process
+batch jobs.
 """
 
 from __future__ import annotations
@@ -30,7 +32,9 @@ T = TypeVar("T")
 
 
 class BatchClients:
-    """Every batch job of a run."""
+    """Opens the batch jobs of a simulated run and checks their results; each violation is passed to
+    ``violated``.
+    """
 
     def __init__(
         self,
@@ -46,7 +50,9 @@ class BatchClients:
         self._may_vanish = any(fault.kind in LOSING for fault in faults)
 
     async def bring(self, number: int, batch: Batch, began: float) -> None:
-        """Uploads the file and opens the job when its time has come."""
+        """Waits until ``batch.at`` seconds after ``began`` (loop time), then uploads the input file of job
+        ``number`` and opens the job.
+        """
         await asyncio.sleep(began + batch.at - self._clock())
         content = b"\n".join(json.dumps(_line(i, p, batch)).encode() for i, p in enumerate(batch.prompts))
         now = int(EPOCH_S + self._clock())
@@ -57,7 +63,11 @@ class BatchClients:
         self._tell(WHO, f"job {number} of {len(batch.prompts)} lines is open")
 
     async def judge(self, number: int, batch: Batch, seconds: float) -> None:
-        """Waits ``seconds`` at most for the job's end, and holds its output against the oracle."""
+        """Waits at most ``seconds`` for job ``number`` to end, and reports a violation if it hasn't, is missing or
+        has wrong output.
+
+        A job that has not ended or is missing is accepted in runs with a fault that deletes Redis data.
+        """
         until = self._clock() + seconds
         while True:
             job = await self._patiently(lambda: self._store.job(_job_id(number)))
@@ -72,7 +82,7 @@ class BatchClients:
         self._hold(number, batch, job, content)
 
     async def close(self) -> None:
-        """Closes the connection by which the store is read for judging."""
+        """Closes the Redis connection that the jobs were written and read through."""
         await self._redis.aclose()
 
     def _hold(self, number: int, batch: Batch, job: BatchJob, content: bytes) -> None:

@@ -1,6 +1,6 @@
-"""The clients of a run: each asks once, reads at its own pace, and may leave, at any moment and more than once.
+"""The simulated clients of a run: each sends one request, reads at its own pace, and may cancel at any moment.
 
-Knows nothing of workers. What a client got is held against the oracle by the judge.
+A client may cancel more than once. The judge compares what a client received with the oracle's answer.
 """
 
 from __future__ import annotations
@@ -26,7 +26,11 @@ PATIENCE_S = 30.0  # seconds that a client waits for its router to be up
 
 
 class Clients:
-    """Every client of a run. ``tell`` adds a line to the story."""
+    """Plays the clients of a run against its routers; ``tell`` (who, what) adds a line to the story.
+
+    ``requests_per_min`` is each tenant's rate limit, 0 for none. ``departed`` collects when clients stopped
+    waiting.
+    """
 
     def __init__(
         self,
@@ -42,7 +46,11 @@ class Clients:
         self._departed: Departed = {} if departed is None else departed
 
     async def ask(self, request: Request, began: float) -> None:
-        """Plays one client from its coming to the end of its last choice."""
+        """Sends ``request`` at ``request.at`` seconds after ``began`` (loop time); returns when its last choice has
+        ended.
+
+        Refusals, results and the loss of the router are passed to the judge; nothing is raised for them.
+        """
         loop, router = asyncio.get_running_loop(), self._routers[request.router]
         await asyncio.sleep(began + request.at - loop.time())
         name = f"client {request.number}"
@@ -79,19 +87,19 @@ class Clients:
         stream.cancel("client_gone")
 
     def _waits(self, request: Request, now: float) -> None:
-        """Notes that a tenant who is held against fair shares waits for a place."""
+        """Registers the request with the fairness witness if its tenant is one of FLOODING."""
         if request.tenant in FLOODING:
             work = work_of(len(request.prompt), request.sampling.max_tokens, request.n)
             self._fairness.came(request.number, Wait(request.router, request.tenant, work, now))
 
     def _departs(self, request: Request, choice: int) -> None:
-        """Notes that nobody waits any more for an answer."""
+        """Stores that the client stopped waiting for choice ``choice`` at this time."""
         now = asyncio.get_running_loop().time()
         self._departed.setdefault((request.number, choice), now)
         self._fairness.ends(request.number, now, placed=False)
 
     async def _charge(self, parts: RouterParts, request: Request) -> None:
-        """Counts a request against its tenant's rate, as a surface does. Raises QuotaExceeded."""
+        """Charges the request to its tenant's rate limit, as the router's API handlers do. Raises QuotaExceeded."""
         if request.tenant and self._per_min and request.tenant not in FLOODING:
             key = ApiKey(request.tenant, request.tenant, "", requests_per_min=self._per_min)
             await parts.gate.charge(key, MODEL_ID, request.n, len(request.prompt))
@@ -132,7 +140,9 @@ class Clients:
 
 
 def asked(request: Request, now: float) -> RouterRequest:
-    """Returns a client's request as a surface hands it to dispatch."""
+    """Returns ``request`` as the router's dispatcher takes it; ``now`` is the loop time that its deadline counts
+    from.
+    """
     key = ApiKey(request.tenant, request.tenant, "") if request.tenant else None
     return RouterRequest(
         request_id=f"r{request.number}",

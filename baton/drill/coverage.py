@@ -1,6 +1,7 @@
-"""Counts what runs have reached: which faults met which work in which role, and which awaits were cancelled at.
+"""Counts what simulated runs have covered: which faults hit which kind of work, and at which awaits tasks were
+cancelled.
 
-Knows nothing of what is right. ``await_points`` reads the product's own source for what there is to reach.
+Correctness is judged elsewhere. ``await_points`` lists the awaits of the product's source that could be covered.
 """
 
 from __future__ import annotations
@@ -31,14 +32,14 @@ Span = tuple[str, int, int]  # a file of the package, first line, last line
 
 
 class Coverage:
-    """Counts what one run reached."""
+    """Collects what one run covered: faults by their target's work, and the places where tasks were cancelled."""
 
     def __init__(self) -> None:
         self.met: Counter[str] = Counter()
         self.cancelled_at: set[tuple[str, int]] = set()
 
     def fault(self, fault: Fault, workers: Mapping[str, SimulatedWorker]) -> None:
-        """Counts a fault, with what its target was at."""
+        """Counts ``fault`` under "KIND ROLE PHASE" for each phase that its target is in (see ``phases``)."""
         if fault.target not in workers:
             self.met[f"{fault.kind} router any"] += 1
             return
@@ -47,14 +48,18 @@ class Coverage:
             self.met[f"{fault.kind} {worker.life.role if worker.life else worker.role} {phase}"] += 1
 
     def cancelled(self, work: Any) -> None:
-        """Counts the await at which a coroutine is cancelled."""
+        """Stores the file and line at which coroutine ``work``, about to be cancelled, waits, if those lie in the
+        package.
+        """
         place = awaits_at(work)
         if place is not None:
             self.cancelled_at.add(place)
 
 
 def phases(life: Life | None) -> list[str]:
-    """Names everything that a worker is at."""
+    """Returns which of PHASES describe the work that a worker has in progress: ["idle"] for none, ["away"] if it is
+    down.
+    """
     if life is None or life.runtime is None:
         return ["away"]
     running, waiting, _ = life.engine.loop.load()
@@ -71,7 +76,9 @@ def phases(life: Life | None) -> list[str]:
 
 
 def awaits_at(work: Any) -> tuple[str, int] | None:
-    """Returns the innermost place of the package at which a coroutine waits; None where that isn't in it."""
+    """Returns (file, line) of the innermost frame within ``baton`` at which coroutine ``work`` waits; None if there
+    is none.
+    """
     found = None
     while isinstance(work, CoroutineType):
         frame = work.cr_frame
@@ -83,7 +90,7 @@ def awaits_at(work: Any) -> tuple[str, int] | None:
 
 @cache
 def _of_package(code: CodeType) -> str:
-    """Returns the code's file within the package; empty outside, and for the simulation itself."""
+    """Returns the path of the code's file relative to ``baton``; "" if it lies outside, or in the drill itself."""
     path = Path(code.co_filename)
     if not path.is_relative_to(PACKAGE):
         return ""
@@ -93,13 +100,13 @@ def _of_package(code: CodeType) -> str:
 
 @cache
 def await_points() -> frozenset[Span]:
-    """Returns every await in the rooms that are simulated."""
+    """Returns the span (file, first line, last line) of each await expression in the files that ROOMS lists."""
     files = (found for room in ROOMS for found in _files(PACKAGE / room))
     return frozenset(span for file in files for span in _spans(file))
 
 
 def reached(places: Iterable[tuple[str, int]]) -> frozenset[Span]:
-    """Returns the await points that ``places`` lie in, the innermost of each."""
+    """Returns, for each (file, line) of ``places``, the innermost span of ``await_points`` that contains it."""
     found = set()
     for file, line in places:
         around = [span for span in await_points() if span[0] == file and span[1] <= line <= span[2]]

@@ -1,8 +1,8 @@
-"""Holds what tenants get of a router's places against fair shares, while two of them wait at once.
+"""Checks that a router places the work of two tenants fairly while both of them wait.
 
 The bound is that of start-time fair queueing (Goyal, Vin, Cheng 1996): over any time in which two tenants of equal
-weight both wait, the work that is placed for them differs by no more than one largest request of each. The queue
-may pass over a head that finds no room, by LOOK_AHEAD requests at most. Knows nothing of how the queue is kept.
+weight both wait, the work that is placed for them differs by at most one largest request of each. The queue may
+also pass over up to LOOK_AHEAD requests that find no room. Knows nothing of how the queue is kept.
 """
 
 from __future__ import annotations
@@ -19,34 +19,36 @@ SLACK = 2 + LOOK_AHEAD  # largest requests by which two tenants' shares may diff
 
 
 class Wait(msgspec.Struct):
-    """A request's wait: whose it is, its work in tokens, and when it came, was placed, or left without a place."""
+    """The time that one request waits for a place on workers; times are loop time in seconds."""
 
-    router: int
+    router: int  # index of the router
     tenant: str
-    work: int
+    work: int  # tokens
     came: float
-    ended: float | None = None
-    placed: bool = False
+    ended: float | None = None  # None: it still waits
+    placed: bool = False  # False at the end: its client left without a place
 
 
 class FairnessWitness:
-    """Collects the waits of a run, by the requests' numbers."""
+    """Collects when the requests of a run waited, by request number, and finds unfair shares in that."""
 
     def __init__(self) -> None:
         self._waits: dict[int, Wait] = {}
 
     def came(self, number: int, wait: Wait) -> None:
-        """Notes a request that waits from now on."""
+        """Stores that request ``number`` waits from now on."""
         self._waits[number] = wait
 
     def ends(self, number: int, now: float, placed: bool) -> None:
-        """Notes that a request is placed, or waits no more; only the first word on it counts."""
+        """Stores that the wait of request ``number`` ended at ``now``, with a place or without; only the first call
+        counts.
+        """
         wait = self._waits.get(number)
         if wait is not None and wait.ended is None:
             wait.ended, wait.placed = now, placed
 
     def unfair(self) -> Iterator[str]:
-        """Yields what is wrong, in words: a router and two tenants whose shares differ by more than the bound."""
+        """Yields a message for each router and pair of tenants whose placed work differs by more than the bound."""
         by_router: defaultdict[int, list[Wait]] = defaultdict(list)
         for wait in self._waits.values():
             by_router[wait.router].append(wait)
@@ -59,7 +61,11 @@ class FairnessWitness:
 
 
 def spread(waits: list[Wait], first: str) -> int:
-    """Returns the most by which two tenants' placed work differs over any time in which both wait."""
+    """Returns the largest difference, in tokens, between the work placed for two tenants in any period in which
+    both wait.
+
+    ``waits`` are those of the two tenants at one router; ``first`` names either.
+    """
     events = [(wait.came, 0, wait) for wait in waits]
     events += [(wait.ended, 1, wait) for wait in waits if wait.ended is not None]
     waiting: Counter[str] = Counter()

@@ -1,7 +1,7 @@
-"""Makes things go wrong in a run, one method per kind of fault: it begins, lasts, and is over.
+"""Injects the faults of a simulated run, with one method per kind of fault.
 
-A fault is over when nothing of it is left that a cluster would have to bear; only then does the judge begin to
-count the time in which everything must end.
+A fault counts as over when none of its effects is left; only then does the judge start to count the time within
+which everything must end.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ REDIS = "redis"
 
 
 class FaultInjector:
-    """Plays the faults of a run on its parts."""
+    """Injects the faults of a run into its workers, routers, network and Redis."""
 
     def __init__(
         self,
@@ -45,7 +45,9 @@ class FaultInjector:
         self._plays: dict[FaultKind, Play] = {kind: getattr(self, f"_{kind}") for kind in FAULTS}
 
     async def play(self, fault: Fault, began: float) -> None:
-        """Lets a fault happen when its time has come; returns when it is over."""
+        """Waits until ``fault.at`` seconds after ``began`` (loop time), injects ``fault``, and returns when it is
+        over.
+        """
         await asyncio.sleep(began + fault.at - asyncio.get_running_loop().time())
         self._tell(fault.target, f"fault: {fault.kind} {fault.other} for {fault.seconds:.3f} s")
         self._coverage.fault(fault, self._workers)
@@ -119,7 +121,7 @@ class FaultInjector:
         self._redis.start_empty()
 
     async def _redis_forgets(self, fault: Fault) -> None:
-        """Loses what Redis was told lately, as when a replica that lagged takes over."""
+        """Restores Redis to its state of ``fault.seconds`` ago, as when a replica that lagged takes over."""
         before = self._redis.store.snapshot()
         await asyncio.sleep(fault.seconds)
         self._redis.stop()
@@ -131,7 +133,9 @@ class FaultInjector:
         await asyncio.sleep(0)
 
     async def _index_lies(self, fault: Fault) -> None:
-        """The sets of the prefix index hold and lack what they shouldn't."""
+        """Adds and removes random blocks in the sets of the prefix index, every LIE_EVERY_S for
+        ``fault.seconds``.
+        """
         until = asyncio.get_running_loop().time() + fault.seconds
         while asyncio.get_running_loop().time() < until:
             sets = [members for key, members in self._redis.store.values.items() if b":prefix:" in key]
@@ -201,7 +205,7 @@ class FaultInjector:
         await self._put_back(fault.target)
 
     async def put_all_back(self) -> None:
-        """Puts every held worker back, also where a store that lost its last writes holds it again."""
+        """Ends the hold of every worker that a fault has held, also of those that a restored Redis holds again."""
         for slot in sorted(self._held):
             await self._put_back(slot)
 
@@ -223,14 +227,16 @@ class FaultInjector:
         await asyncio.sleep(0)
 
     async def _weights(self, fault: Fault) -> None:
-        """A worker drains and comes back with other weights under the same name, as in a rolling upgrade."""
+        """Has the worker drain and return with other weights under the same model name, as in a rolling upgrade."""
         self._workers[fault.target].weights ^= 1
         await self._leave(fault)
 
     # ---- tasks ----
 
     async def _cancel_again(self, fault: Fault) -> None:
-        """Whoever is cancelled meanwhile is cancelled again soon, in the middle of its clean-up."""
+        """For ``fault.seconds``, has tasks that are cancelled be cancelled a second time soon after, amid their
+        clean-up.
+        """
         loop = asyncio.get_running_loop()
         assert isinstance(loop, SeededLoop)
         loop.again_s = 0.002 * fault.factor / 10

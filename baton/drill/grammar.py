@@ -1,8 +1,9 @@
-"""Grammars of simulated engines: which ids may come depends on the grammar's text and on every token before.
+"""Simulated grammars for structured output: the allowed token ids follow from the grammar's text and all tokens so
+far.
 
-In place of ``engine.grammar.running``, whose grammars are followed in processes of their own. As there, an answer
-may be late: a sequence isn't ready until its grammar was compiled, or has heard of the last token. A state that
-was carried over wrongly allows other ids, and the answer is no longer the oracle's.
+They take the place of ``engine.grammar.running``, which follows grammars in other processes. As there, a result may
+be late: a sequence isn't ready until its grammar is compiled or its last token processed. If a grammar's state is
+carried over wrongly, other ids are allowed, and the answer differs from the oracle's.
 """
 
 from __future__ import annotations
@@ -24,7 +25,9 @@ LATE_ONE_IN = 8  # of so many tokens, one is late
 
 
 class GrammarCourse:
-    """Follows one answer through its grammar, in the engine's place."""
+    """The state of a grammar after some tokens of one answer; the engine and the oracle both compute it this
+    way.
+    """
 
     def __init__(self, grammar: Grammar) -> None:
         self._state = xxhash.xxh3_64_intdigest(grammar.spec.encode())
@@ -32,33 +35,33 @@ class GrammarCourse:
 
     @property
     def done(self) -> bool:
-        """Returns whether nothing may follow."""
+        """Returns whether the answer is complete, so that no token may follow."""
         return self._left <= 0
 
     def take(self, token: int) -> None:
-        """Goes on by a token."""
+        """Advances the state by ``token``."""
         self._state = xxhash.xxh3_64_intdigest(self._state.to_bytes(8, "little") + token.to_bytes(8, "little"))
         self._left -= 1
 
     def mask(self, vocabulary: int) -> NDArray[np.bool_]:
-        """Returns which ids may come, (vocabulary,) bool."""
+        """Returns the allowed next ids as a (``vocabulary``,) bool array."""
         return (np.arange(vocabulary) + self._state % SHARE) % SHARE == 0
 
 
 def follow(grammar: Grammar | None) -> GrammarCourse | None:
-    """Returns the beginning of a grammar, or None without one."""
+    """Returns the initial state of ``grammar``; None if that is None."""
     return None if grammar is None else GrammarCourse(grammar)
 
 
 class Waits(NamedTuple):
-    """Holds what a state waits by: the clock in seconds, and delays from the seed."""
+    """The clock (seconds) and the random generator by which a simulated grammar's results are delayed."""
 
     clock: Callable[[], float]
     rng: random.Random
 
 
 class SimulatedGrammar:
-    """One sequence's grammar, as the engine follows it."""
+    """The grammar of one sequence, with the interface that the engine expects; results come after random delays."""
 
     error = None
 
@@ -71,21 +74,23 @@ class SimulatedGrammar:
 
     @property
     def ready(self) -> bool:
-        """Tells whether it can be asked without waiting."""
+        """Returns whether the grammar's state is up to date, so that ``mask`` may be called."""
         return self._waits.clock() >= self._ready_at
 
     @property
     def done(self) -> bool:
-        """Tells whether the answer is complete; False too while it isn't ready."""
+        """Returns whether the answer is complete; False while the grammar isn't ready."""
         return self.ready and self._course.done
 
     def tell_ahead(self, token_id: int) -> None:
-        """Goes on by a token that ``take`` will repeat."""
+        """Advances the grammar by a token before ``take`` reports the same token, which then has no effect."""
         self.take(token_id)
         self._told_ahead = True
 
     def take(self, token_id: int) -> None:
-        """Goes on by a token."""
+        """Advances the grammar by ``token_id``, unless ``tell_ahead`` did; in one of LATE_ONE_IN calls it isn't
+        ready for a moment.
+        """
         if self._told_ahead:
             self._told_ahead = False
             return
@@ -94,13 +99,13 @@ class SimulatedGrammar:
             self._ready_at = self._waits.clock() + self._waits.rng.uniform(0.0, LATE_S)
 
     def mask(self, vocab_size: int) -> NDArray[np.bool_]:
-        """Returns which ids may come, (vocab_size,) bool."""
+        """Returns the allowed next ids as a (``vocab_size``,) bool array. Asserts that the grammar is ready."""
         assert self.ready, "a sequence that isn't ready is not computed"
         return self._course.mask(vocab_size)
 
 
 class SimulatedGrammars:
-    """The grammars of one engine."""
+    """Makes the grammars of one simulated engine's sequences."""
 
     def __init__(self, waits: Waits) -> None:
         self._waits = waits
@@ -108,12 +113,14 @@ class SimulatedGrammars:
 
     @property
     def awaited(self) -> bool:
-        """Tells whether some grammar's answer is on its way."""
+        """Returns whether any grammar is not ready, because its result is delayed."""
         self._begun = [one for one in self._begun if not one.ready]
         return bool(self._begun)
 
     def begin(self, request: EngineRequest) -> SimulatedGrammar | None:
-        """Returns where a request stands in its grammar; None without one."""
+        """Returns the grammar of ``request``, advanced by the output tokens that it already has; None if it has no
+        grammar.
+        """
         grammar = request.sampling.grammar
         if grammar is None:
             return None
@@ -121,4 +128,4 @@ class SimulatedGrammars:
         return found
 
     def turn(self) -> None:
-        """Does nothing: answers come by the clock."""
+        """Does nothing: simulated results arrive by the clock."""

@@ -1,7 +1,7 @@
-"""Holds each run against its invariants, and each answer against its oracle.
+"""Checks the invariants of a simulated run, and compares each answer with the oracle's.
 
-The paced engine's token is a hash of the KV bytes that were read for it, so an answer is right only if every page
-that it read was the right one, whole, and its own.
+The paced engine's next token is a hash of the KV bytes that were read for it, so an answer is right only if every
+page that was read was the right one, complete, and of the same sequence.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ CLOSE = 1e-5  # of numbers of a vector, by which sums in another order differ
 
 
 class Judge:
-    """Collects what was violated. ``faulty`` says whether the run has faults that may fail a request.
+    """Collects the invariants that a run violated, as messages in ``violations``, and counts how requests ended.
 
-    ``spared`` says that fewer workers end than a request is tried, so that none is lost with them. ``halt`` is
-    called at each violation.
+    ``faulty`` says whether the run has faults that may fail a request. ``spared`` says that fewer workers end than
+    a request has attempts, so that no request may fail for a lost worker. ``halt`` is called at each violation.
     """
 
     def __init__(
@@ -45,23 +45,27 @@ class Judge:
         self._charged: dict[str, list[tuple[float, int]]] = {}
 
     def violated(self, text: str) -> None:
-        """Notes a violation, once."""
+        """Adds ``text`` to the violations, unless it is among them."""
         if text not in self.violations:
             self.violations.append(text)
             self._halt()
 
     def refused(self, request: Request, error: BaseException) -> None:
-        """Counts a request that was turned away as it came."""
+        """Counts a request that the router rejected with ``error``; a violation if the run has no faults or quota
+        to blame.
+        """
         self.failed += 1
         if not self._faulty and not (request.tenant and isinstance(error, QuotaExceeded)):
             self.violated(f"request {request.number}: refused without a fault: {error}")
 
     def charged(self, request: Request, now: float) -> None:
-        """Counts what a tenant's rate let through."""
+        """Stores that the tenant's rate limit admitted ``request`` at ``now`` (loop time)."""
         self._charged.setdefault(request.tenant, []).append((now, request.n))
 
     def rates_held(self, per_min: int) -> None:
-        """Holds what was let through against the rate: a minute's worth at once, and then as time passes."""
+        """Reports each tenant that was admitted more requests than ``per_min`` per minute allows, with a burst of a
+        minute's worth.
+        """
         for tenant, charges in self._charged.items():
             seconds, most = charges[-1][0] - charges[0][0], max(n for _, n in charges)
             allowed = per_min + seconds * per_min / 60 + most
@@ -69,13 +73,17 @@ class Judge:
                 self.violated(f"tenant {tenant}: {taken} requests in {seconds:.1f} s at {per_min} per minute")
 
     def lost(self) -> None:
-        """Counts a request whose router died under it."""
+        """Counts a request whose router died while it ran, as cancelled."""
         self.cancelled += 1
 
     def ended(
         self, request: Request, stream: ChoiceStream, tokens: list[int], logprobs: int, error: BaseException | None
     ) -> None:
-        """Holds one choice's answer against the oracle, and its end against what its client did."""
+        """Compares one choice's ``tokens`` with the oracle's, and checks that its end fits what its client did.
+
+        ``logprobs`` is the number of tokens that came with log-probabilities; ``error`` is what the stream raised,
+        if anything.
+        """
         name = f"request {request.number} choice {stream.choice}"
         want = self._answer(request, stream.choice)
         if tokens != want[: len(tokens)]:
@@ -127,7 +135,9 @@ class Judge:
                 self.violated(f"{name}: the embedding is not the oracle's")
 
     def _shareable(self, request: Request) -> int:
-        """Returns the longest prefix of the prompt that another request of the same tenant may have left cached."""
+        """Returns the length of the longest prefix of the prompt that another request of the same tenant may have
+        cached.
+        """
         others = (r for r in self._requests if r.tenant == request.tenant and r.number != request.number)
         texts = ((*r.prompt, *self._answer(r, choice)) for r in others for choice in range(r.n))
         return max((_common(request.prompt, text) for text in texts), default=0)

@@ -1,8 +1,7 @@
-"""An event loop with virtual time, whose order among ready tasks is drawn from a seed.
+"""An asyncio event loop in virtual time that draws the order of ready tasks from a seed.
 
-Time passes only when nothing is ready: it jumps to the next timer. Of the tasks that are ready in one turn, the
-next to run is drawn; callbacks that are not tasks keep their order, because asyncio promises it. Knows nothing of
-what runs.
+Time advances only when no callback is ready: it jumps to the next timer. The tasks that are ready in one turn run
+in random order; other callbacks keep their order, because asyncio promises that.
 """
 
 from __future__ import annotations
@@ -32,14 +31,16 @@ AGAIN = (" choice ", ": /baton.")
 
 
 class CancelWitness(Protocol):
-    """Hears which coroutines are cancelled; ``coverage.Coverage`` is the real one."""
+    """The interface by which the loop reports cancelled coroutines; ``coverage.Coverage`` implements it."""
 
     def cancelled(self, work: Any) -> None:
-        """Notes where a coroutine waits as it is cancelled."""
+        """Receives the coroutine of a task that is about to be cancelled."""
 
 
 class Numbered:
-    """Hashes futures and tasks by a number, drawn when first asked, so that sets have one order in every run."""
+    """Hashes futures and tasks by a number from their loop, so that sets of them have the same order in every
+    run.
+    """
 
     _number = 0
 
@@ -59,7 +60,9 @@ def _nothing() -> None:
 
 
 class _Handle(asyncio.TimerHandle):
-    """A callback that is ready or waits for its time; slimmer than asyncio's, because a run makes so many."""
+    """A callback that is ready or waits for its time; it has fewer attributes than asyncio's, because a run makes
+    so many.
+    """
 
     __slots__ = ()
 
@@ -76,7 +79,7 @@ class _Handle(asyncio.TimerHandle):
         self._cancelled, self._scheduled = False, False
 
     def cancel(self) -> None:
-        """Forgets the callback; it is not run."""
+        """Drops the callback, so that it never runs."""
         if not self._cancelled:
             self._cancelled = True
             self._callback, self._args = _nothing, ()
@@ -85,21 +88,23 @@ class _Handle(asyncio.TimerHandle):
 
 
 class RunEnds(RuntimeError):
-    """Raised out of the loop where a run doesn't go on: the message says why."""
+    """Raised by the loop when a run cannot or must not continue; the message says why."""
 
 
 class NothingLeft(RunEnds):
-    """Raised when no callback is ready and no timer is set: whatever is still awaited never comes."""
+    """Raised when no callback is ready and no timer is set, so that whatever is still awaited never comes."""
 
 
 class Halted(RunEnds):
-    """Raised in the turn after ``halt``."""
+    """Raised in the turn after ``SeededLoop.halt`` was called."""
 
 
 class SeededLoop(base_events.BaseEventLoop):
-    """An event loop for one simulated run. It owns no socket and no thread; an executor's work runs in its turn.
+    """An event loop in virtual time for one simulated run, without sockets and threads: executors' work runs in its
+    turns.
 
-    ``reorder`` is the probability with which the tasks that are ready in one turn are shuffled.
+    ``reorder`` is the probability with which the tasks that are ready in one turn are shuffled. Running it raises
+    RunEnds when the run is stuck or past ``limit_s``.
     """
 
     thread_s = 0.002  # seconds that work in a thread takes at most
@@ -120,15 +125,15 @@ class SeededLoop(base_events.BaseEventLoop):
         self._halted = False
 
     def halt(self) -> None:
-        """Ends the run with the present turn."""
+        """Ends the run after the present turn, by raising Halted."""
         self._halted = True
 
     def go_on(self) -> None:
-        """Lets the loop run again after its run was ended, for cleaning up."""
+        """Lets the loop run again after RunEnds was raised, without a time limit, for cleaning up."""
         self._halted, self.limit_s, self._idle_turns = False, math.inf, 0
 
     def create_future(self) -> asyncio.Future[Any]:
-        """Returns a future whose place in a set is the same in every run."""
+        """Returns a future whose position in sets is the same in every run."""
         return _Future(loop=self)
 
     def time(self) -> float:
@@ -140,7 +145,7 @@ class SeededLoop(base_events.BaseEventLoop):
     def call_soon(
         self, callback: Callable[[*Ts], object], *args: *Ts, context: Context | None = None
     ) -> asyncio.Handle:
-        """Runs ``callback`` in the next turn."""
+        """Schedules ``callback`` for the next turn; returns its handle, by which it can be cancelled."""
         handle = _Handle(self._now, callback, args, self, context)
         self._callbacks.append(handle)
         return handle
@@ -148,26 +153,28 @@ class SeededLoop(base_events.BaseEventLoop):
     def call_soon_threadsafe(
         self, callback: Callable[[*Ts], object], *args: *Ts, context: Context | None = None
     ) -> asyncio.Handle:
-        """Runs ``callback`` in the next turn; the finalizers of generators ask so."""
+        """Schedules ``callback`` for the next turn, as ``call_soon`` does; asyncio calls this for finalizers of
+        generators.
+        """
         return self.call_soon(callback, *args, context=context)
 
     def call_later(
         self, delay: float, callback: Callable[[*Ts], object], *args: *Ts, context: Context | None = None
     ) -> asyncio.TimerHandle:
-        """Runs ``callback`` after ``delay`` seconds of virtual time."""
+        """Schedules ``callback`` after ``delay`` seconds of virtual time; returns its handle."""
         return self.call_at(self._now + delay, callback, *args, context=context)
 
     def call_at(
         self, when: float, callback: Callable[[*Ts], object], *args: *Ts, context: Context | None = None
     ) -> asyncio.TimerHandle:
-        """Runs ``callback`` at the virtual time ``when``."""
+        """Schedules ``callback`` for the virtual time ``when`` (seconds); returns its handle."""
         handle = _Handle(when, callback, args, self, context)
         handle._scheduled = True
         heapq.heappush(self._timers, (when, next(self._timer_numbers), handle))
         return handle
 
     def timer_cancelled(self) -> None:
-        """Counts a timer that never comes; where most are such, they are thrown away."""
+        """Counts a cancelled timer, and removes all cancelled timers once they are over half of all."""
         self._timers_cancelled += 1
         if self._timers_cancelled > MOST_CANCELLED and 2 * self._timers_cancelled > len(self._timers):
             self._timers = [entry for entry in self._timers if not entry[2]._cancelled]
@@ -175,7 +182,7 @@ class SeededLoop(base_events.BaseEventLoop):
             self._timers_cancelled = 0
 
     def _run_once(self) -> None:
-        """Takes one turn: passes time if nothing is ready, then runs what is ready, each once."""
+        """Runs one turn: advances time if no callback is ready, then runs each ready callback once."""
         ready, timers = self._callbacks, self._timers
         while timers and timers[0][2]._cancelled:
             heapq.heappop(timers)
@@ -207,7 +214,9 @@ class SeededLoop(base_events.BaseEventLoop):
             self.call_exception_handler({"message": f"{handle._callback!r} failed", "exception": error})
 
     def _pass_time(self, until: float | None) -> None:
-        """Lets the virtual time be ``until``. Raises RunEnds where that is never, or too late."""
+        """Advances the virtual time to ``until``. Raises NothingLeft if that is None, RunEnds if it is past
+        ``limit_s``.
+        """
         if until is None:
             raise NothingLeft("no callback is ready and no timer is set")
         if until > self._now:
@@ -216,7 +225,9 @@ class SeededLoop(base_events.BaseEventLoop):
             raise RunEnds(f"it has not ended after {self.limit_s:g} s")
 
     def _count_turn(self) -> None:
-        """Counts a turn. Raises RunEnds where a run was ended, or its tasks turn and turn."""
+        """Counts a turn. Raises Halted after ``halt``, RunEnds after MOST_IDLE_TURNS turns in which no time
+        passed.
+        """
         if self._halted:
             raise Halted("the run was ended")
         self.turns += 1
@@ -225,13 +236,15 @@ class SeededLoop(base_events.BaseEventLoop):
             raise RunEnds(f"tasks take {MOST_IDLE_TURNS} turns and no time passes")
 
     def _process_events(self, event_list: list[Any]) -> None:
-        """Does nothing: nothing happens outside."""
+        """Does nothing, because the loop has no sockets."""
 
     def _write_to_self(self) -> None:
-        """Does nothing: no thread has to wake this loop."""
+        """Does nothing, because there is no other thread that would wake this loop."""
 
     def run_in_executor(self, executor: Any, func: Callable[..., Any], *args: Any) -> asyncio.Future[Any]:  # type: ignore[override]
-        """Runs ``func`` on the loop after a drawn delay, because a thread's result comes at an unknown time."""
+        """Runs ``func`` on the loop after a random delay of at most ``thread_s``, and returns a future of its
+        result.
+        """
         done: asyncio.Future[Any] = self.create_future()
 
         def run() -> None:
@@ -248,14 +261,16 @@ class SeededLoop(base_events.BaseEventLoop):
         return done
 
     def cancelled(self, task: asyncio.Task[Any]) -> None:
-        """Hears that a task is cancelled; it may be cancelled again soon, in the middle of its clean-up."""
+        """Reports ``task``, about to be cancelled, to the coverage; while ``again_s`` is set, also cancels it once
+        more soon.
+        """
         if self.coverage is not None:
             self.coverage.cancelled(task.get_coro())
         if self.again_s and any(part in task.get_name() for part in AGAIN):
             self.call_later(self._rng.uniform(0.0, self.again_s), asyncio.Task.cancel, task)
 
     async def shutdown_default_executor(self, timeout: float | None = None) -> None:
-        """Returns at once: there are no threads."""
+        """Returns at once, because there are no threads."""
 
 
 def _shuffle_tasks(ready: deque[_Handle], rng: random.Random) -> None:

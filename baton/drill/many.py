@@ -1,4 +1,4 @@
-"""Many seeds on several cores, until there are enough of them or the time is up. Knows nothing of terminals."""
+"""Plays many seeds on several cores, up to a number of seeds or a time limit."""
 
 from __future__ import annotations
 
@@ -19,9 +19,10 @@ AHEAD = 4  # seeds per core that are handed out before the first of them is done
 def drill(
     first: int, count: int | None, seconds: float | None, size: Size, cores: int, twice: bool = False
 ) -> Iterator[Verdict]:
-    """Yields verdicts as they come, of seeds from ``first`` on: ``count``, or as many as ``seconds`` allow.
+    """Yields the verdicts of the seeds from ``first`` on as they come: of ``count`` seeds, or of as many as
+    ``seconds`` allow.
 
-    With ``twice`` each seed is played again, and fails where the two stories differ by a byte.
+    ``cores`` processes play them. With ``twice`` each seed is played again, and fails if the two stories differ.
     """
     until = None if seconds is None else time.monotonic() + seconds
     seeds = itertools.count(first) if count is None else iter(range(first, first + count))
@@ -49,7 +50,9 @@ def _one(seed: int, size: Size, twice: bool) -> Verdict:
 
 
 def judged(scenario: Scenario, twice: bool, keep_story: bool = False) -> Verdict:
-    """Plays a scenario, with ``twice`` again, and returns its verdict; two stories that differ by a byte fail."""
+    """Plays ``scenario`` and returns its verdict; with ``twice`` it is played again, and fails if the stories
+    differ.
+    """
     verdict = play(scenario, keep_story)
     again = play(scenario) if twice else verdict
     if (again.digest, again.turns) == (verdict.digest, verdict.turns):

@@ -1,8 +1,8 @@
 """A network of in-memory connections between named processes, with delay, bandwidth, partitions and broken links.
 
-A connection keeps the order of what is sent in one direction, as TCP does; two connections know nothing of each
-other. While a direction is cut its messages wait, as TCP would send them again; a connection that was cut for
-``KEEPALIVE_S`` breaks. Knows nothing of what the messages mean.
+A connection delivers in order in each direction, as TCP does; connections don't affect one another. While a
+direction is cut its messages wait, as TCP would send them again; a connection that was cut for ``KEEPALIVE_S``
+breaks. Knows nothing of what the messages mean.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ STEP_S = 1e-7  # seconds between two deliveries of one direction at least, so th
 
 
 class Conditions(msgspec.Struct, frozen=True):
-    """Says how the network is: one-way delay in seconds, its spread, and bytes per second of each connection."""
+    """The delay and the bandwidth of every connection in the network."""
 
-    delay_s: float = 0.0003
-    jitter_s: float = 0.0005
-    bytes_per_s: float = 5e6
+    delay_s: float = 0.0003  # least delay in one direction
+    jitter_s: float = 0.0005  # most that is added to the delay, at random
+    bytes_per_s: float = 5e6  # of each connection and direction
 
 
 class Direction:
-    """One way of a connection: messages in order, each delivered when it has travelled."""
+    """One direction of a connection: delivers messages in order, each after its travel time."""
 
     def __init__(self, network: Network, source: str, target: str) -> None:
         self._network, self.source, self.target = network, source, target
@@ -37,7 +37,7 @@ class Direction:
         self.broken = False
 
     def send(self, deliver: Callable[[], None], size: int) -> None:
-        """Calls ``deliver`` once ``size`` bytes have travelled, unless the connection breaks before."""
+        """Calls ``deliver`` once ``size`` bytes have travelled; never, if the connection breaks before."""
         if self.broken:
             return
         if self._network.is_cut(self.source, self.target) or self._held:
@@ -46,7 +46,7 @@ class Direction:
         self._travel(deliver, size)
 
     def heal(self) -> None:
-        """Sends what waited for the cut to end."""
+        """Sends the messages that waited for the end of a cut."""
         held, self._held = self._held, deque()
         for deliver, size in held:
             self._travel(deliver, size)
@@ -64,7 +64,11 @@ class Direction:
 
 
 class NetworkConnection:
-    """A connection between process ``client`` and whoever listens at ``address``, in process ``server``."""
+    """A connection from process ``client`` to process ``server``; ``listener`` is the server's object that accepted
+    it.
+
+    ``up`` is the direction to the server, ``down`` that to the client.
+    """
 
     def __init__(self, network: Network, client: str, server: str, listener: object) -> None:
         self.client, self.server, self.listener = client, server, listener
@@ -73,15 +77,15 @@ class NetworkConnection:
         self._on_broken: dict[Callable[[], None], None] = {}  # in order
 
     def when_broken(self, callback: Callable[[], None]) -> None:
-        """Calls ``callback`` once when the connection breaks."""
+        """Registers ``callback`` to be called once, when the connection breaks."""
         self._on_broken[callback] = None
 
     def forget(self, callback: Callable[[], None]) -> None:
-        """Takes back what ``when_broken`` registered: whoever rode on the connection is done with it."""
+        """Unregisters a callback given to ``when_broken``."""
         self._on_broken.pop(callback, None)
 
     def break_now(self) -> None:
-        """Breaks the connection: what is under way is lost, and both ends are told in their next turn."""
+        """Breaks the connection: messages under way are lost, and the registered callbacks run in the next turn."""
         if self.broken:
             return
         self.broken = self.up.broken = self.down.broken = True
@@ -91,7 +95,7 @@ class NetworkConnection:
 
 
 class Network:
-    """Every process by name, every listener by address, every connection, and which directions are cut."""
+    """The simulated network: processes, listeners by address, connections, and the directions that are cut."""
 
     def __init__(self, rng: random.Random, conditions: Conditions = Conditions()) -> None:
         self.rng, self.conditions = rng, conditions
@@ -102,16 +106,18 @@ class Network:
         self._dead: set[str] = set()
 
     def listen(self, address: str, process: str, listener: object) -> None:
-        """Takes connections to ``address`` for ``process``."""
+        """Has ``listener`` of process ``process`` accept connections to ``address``."""
         self._dead.discard(process)
         self._listeners[address] = (process, listener)
 
     def unlisten(self, address: str) -> None:
-        """Takes no more connections to ``address``."""
+        """Stops accepting connections to ``address``; open ones stay."""
         self._listeners.pop(address, None)
 
     def connect(self, client: str, address: str) -> NetworkConnection | None:
-        """Returns a new connection, or None where nobody listens or the way there is cut."""
+        """Returns a new connection of process ``client``; None if nobody listens at ``address`` or either direction
+        is cut.
+        """
         found = self._listeners.get(address)
         if found is None or client in self._dead or self.is_cut(client, found[0]) or self.is_cut(found[0], client):
             return None
@@ -122,16 +128,16 @@ class Network:
         return connection
 
     def is_cut(self, source: str, target: str) -> bool:
-        """Returns whether nothing travels from ``source`` to ``target`` now."""
+        """Returns whether messages from process ``source`` to process ``target`` are held back at present."""
         return (source, target) in self._cuts
 
     def cut(self, source: str, target: str) -> None:
-        """Cuts one direction until ``heal``; connections that stay cut break after KEEPALIVE_S."""
+        """Cuts one direction until ``heal``; connections of which it is cut for KEEPALIVE_S break."""
         self._cuts[source, target] = mark = next(self._marks)
         asyncio.get_running_loop().call_later(KEEPALIVE_S, self._expire, source, target, mark)
 
     def heal(self, source: str, target: str) -> None:
-        """Ends a cut, and sends what waited for that."""
+        """Ends the cut of one direction, and sends the messages that waited for that."""
         self._cuts.pop((source, target), None)
         for connection in self._connections:
             for way in (connection.up, connection.down):
@@ -139,14 +145,16 @@ class Network:
                     way.heal()
 
     def break_between(self, a: str, b: str) -> int:
-        """Breaks every connection between two processes; returns how many those were."""
+        """Breaks every connection between processes ``a`` and ``b``; returns how many there were."""
         found = [c for c in self._connections if not c.broken and {c.client, c.server} == {a, b}]
         for connection in found:
             connection.break_now()
         return len(found)
 
     def process_died(self, process: str) -> None:
-        """Forgets what a process listened on and breaks its connections. It reaches nobody any more."""
+        """Removes the listeners of ``process``, breaks its connections, and lets it make no more, until it listens
+        again.
+        """
         self._dead.add(process)
         self._listeners = {at: found for at, found in self._listeners.items() if found[0] != process}
         for connection in self._connections:

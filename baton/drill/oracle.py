@@ -1,7 +1,7 @@
-"""Computes what the paced engine must answer from the request alone: no page, no batch, none of the engine's code.
+"""Computes what the paced engine must answer, from the request alone: without pages, batches or the engine's code.
 
 Row i of a sequence is XXH3-128(row i-1, token i, i), repeated to the row's size; the next token is XXH3-64 of all
-rows, keyed by seed and choice where it is sampled. A grammar of ``SimulatedGrammar`` says which ids may come.
+rows, keyed by seed and choice if it is sampled. A grammar of ``SimulatedGrammar`` says which ids are allowed.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ MOST_TOKENS = 2048  # prompt and answer together
 
 
 def answer(prompt: Sequence[int], sampling: Sampling, choice: int) -> tuple[list[int], str]:
-    """Returns every token of a choice's answer, and why it ends there: "stop" or "length"."""
+    """Returns every output token of choice number ``choice``, and its finish reason: "stop" or "length"."""
     row, digest, at = b"", xxhash.xxh3_64(), 0
     outputs: list[int] = []
     grammar = follow(sampling.grammar)
@@ -53,7 +53,9 @@ def answer(prompt: Sequence[int], sampling: Sampling, choice: int) -> tuple[list
 
 
 def pooled(prompt: Sequence[int], how: str) -> bytes:
-    """Returns the vector that an embedding of ``prompt`` is: the mean or the last of its rows, as float32."""
+    """Returns the embedding of ``prompt``, as little-endian float32 bytes: the mean (``how`` "mean") or the last of
+    its rows.
+    """
     row, rows = b"", []
     for at, token in enumerate(prompt):
         row = xxhash.xxh3_128_digest(row + token.to_bytes(8, "little") + at.to_bytes(8, "little"))

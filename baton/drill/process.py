@@ -1,4 +1,4 @@
-"""A simulated process: the tasks that it runs, which all end when it dies. Knows nothing of what they do."""
+"""A simulated process: a set of tasks which all end when it dies."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ OWNER: contextvars.ContextVar[Process | None] = contextvars.ContextVar("owner", 
 
 
 class Process:
-    """Tasks that were begun by ``spawn``, or by tasks of this process."""
+    """The tasks that were started by ``spawn``, or by other tasks of this process."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -22,13 +22,13 @@ class Process:
         self._tasks: dict[asyncio.Task[Any], None] = {}  # in order, so that a run can be repeated
 
     def spawn(self, work: Coroutine[Any, Any, T], name: str = "") -> asyncio.Task[T]:
-        """Begins a task of this process."""
+        """Starts ``work`` as a task of this process and returns the task."""
         context = contextvars.copy_context()
         context.run(OWNER.set, self)
         return asyncio.get_running_loop().create_task(work, name=f"{self.name}: {name}", context=context)
 
     def own(self, task: asyncio.Task[Any]) -> None:
-        """Counts a task as this process's."""
+        """Adds ``task`` to this process's tasks; cancels it if the process is dead."""
         if not self.alive:
             task.cancel()
             return
@@ -36,7 +36,7 @@ class Process:
         task.add_done_callback(self._forget)
 
     def kill(self) -> None:
-        """Ends every task here. What they still do reaches nobody: their connections are gone."""
+        """Marks the process as dead and cancels all its tasks."""
         self.alive = False
         for task in list(self._tasks):
             task.cancel()
@@ -46,10 +46,10 @@ class Process:
 
 
 class DrillTask(Numbered, asyncio.Task[T]):
-    """A task that tells its loop when it is cancelled. A set of tasks has one order in every run."""
+    """A task that tells its loop before it is cancelled; sets of such tasks have the same order in every run."""
 
     def cancel(self, msg: Any = None) -> bool:
-        """Cancels the task, as any task is."""
+        """Cancels the task, as asyncio does, after telling the loop; returns False if it was done."""
         loop = self.get_loop()
         if not self.done() and isinstance(loop, SeededLoop):
             loop.cancelled(self)
@@ -61,7 +61,9 @@ def owning_factory(
     work: Coroutine[Any, Any, T] | Generator[Any, None, T],
     context: contextvars.Context | None = None,
 ) -> asyncio.Task[T]:
-    """Makes tasks that belong to the process that begins them."""
+    """Returns a new task of ``work`` that belongs to the simulated process whose code started it, if there is
+    one.
+    """
     task: asyncio.Task[T] = DrillTask(work, loop=loop, context=context)  # type: ignore[arg-type]
     owner = OWNER.get() if context is None else context.get(OWNER)
     if owner is not None:

@@ -1,6 +1,6 @@
-"""A simulated router process: roster, holds, index, records and dispatch, as ``router_host.compose`` joins them.
+"""A simulated router process: roster, holds, index, records and dispatch, joined by ``router_host.compose``.
 
-Knows nothing of clients. A router that dies is started again and knows nothing of the requests that it had.
+Knows nothing of clients. A router that dies is started again, without its requests.
 """
 
 from __future__ import annotations
@@ -54,7 +54,9 @@ RESTART_S = 1.0  # seconds after which a router that died serves again
 
 @cache
 def controlled() -> BatonConfig:
-    """Returns the configuration of a cluster whose controller looks often and turns workers readily."""
+    """Returns the configuration of a cluster whose controller decides every second and readily changes workers'
+    roles.
+    """
     eager = {
         "mode": "auto", "interval_s": 1.0, "window_s": 5.0, "ttft_s": 0.2, "tpot_s": 0.02, "high": 0.2, "low": 0.1,
         "least_gain": 0.0, "confirm": 1, "cooldown_s": 2.0, "horizon_s": 10.0, "error_bound": 100.0, "dial_s": 0.0,
@@ -63,7 +65,7 @@ def controlled() -> BatonConfig:
 
 
 class RouterParts(msgspec.Struct, frozen=True):
-    """Holds what runs in a router's process."""
+    """The parts of a running router that clients and faults use."""
 
     core: RouterCore
     holds: HoldStore
@@ -71,7 +73,7 @@ class RouterParts(msgspec.Struct, frozen=True):
 
 
 class SimulatedRouter:
-    """A router's place: at most one life is in it at a time. ``parts`` is None while nobody serves."""
+    """Runs a router named ``name`` and restarts it when it dies. ``parts`` is None while none runs."""
 
     def __init__(
         self,
@@ -93,17 +95,17 @@ class SimulatedRouter:
         self._closing = asyncio.Event()
 
     def start(self) -> None:
-        """Has lives follow one another from now on."""
+        """Starts the router; from now on a dead one is followed by the next."""
         self._living = asyncio.ensure_future(self._live())
 
     async def close(self) -> None:
-        """Ends the router in order, and starts no other."""
+        """Shuts the router down in order, and starts no other."""
         self._closing.set()
         if self._living is not None:
             await self._living
 
     def kill(self, held_back_s: float) -> None:
-        """Ends the process without a word; the next begins ``held_back_s`` seconds later than it would."""
+        """Ends the process abruptly; the next one starts ``held_back_s`` seconds later than usual."""
         self._held_back_until = asyncio.get_running_loop().time() + held_back_s
         self._network.process_died(self.process.name)
         self.process.kill()
@@ -179,7 +181,7 @@ class SimulatedRouter:
     def _lane(
         self, config: RouterConfig, given: CoreDependencies, core: RouterCore, gate: AccessGate, redis: Redis
     ) -> BatchLane:
-        """Returns what answers batch jobs by the surfaces' own service, whose tokens are bytes here."""
+        """Returns the runner of batch jobs, over the API's own generation service; a token is a byte there."""
         environment = Environment(given.clock, lambda: EPOCH_S + given.clock(), self._rng.randbytes)
         quotas = Quotas(gate, given.metrics, core.decisions, ContextClasses(config.context_classes))
         catalog = ModelCatalog(core.dispatcher.models, {}, environment.wall_clock)

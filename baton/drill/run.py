@@ -1,4 +1,4 @@
-"""Runs scenarios: one seed, many seeds, and a failing one made as small as it stays failing."""
+"""Plays a scenario, and shrinks a failing scenario to a smaller one that still fails."""
 
 from __future__ import annotations
 
@@ -20,24 +20,20 @@ from baton.drill.world import Complaints, World
 
 
 class Verdict(msgspec.Struct, frozen=True):
-    """Tells what became of a run. Times in seconds; ``digest`` is the story's hash.
-
-    ``met`` counts faults by what their targets were at, ``cancelled_at`` are the places (file, line) of the package
-    at which tasks were cancelled.
-    """
+    """The result of one simulated run."""
 
     seed: int
-    violations: tuple[str, ...]
-    answered: int
+    violations: tuple[str, ...]  # empty if every invariant held
+    answered: int  # choices; likewise ``failed`` and ``cancelled``
     failed: int
     cancelled: int
-    virtual_s: float
-    took_s: float
-    turns: int
-    digest: str
-    lines: tuple[str, ...] = ()
-    met: dict[str, int] = {}
-    cancelled_at: tuple[tuple[str, int], ...] = ()
+    virtual_s: float  # seconds that passed in the simulation
+    took_s: float  # seconds that the run took really
+    turns: int  # of the event loop
+    digest: str  # hash of the story
+    lines: tuple[str, ...] = ()  # the story, if it was kept
+    met: dict[str, int] = {}  # number of faults, by "KIND ROLE PHASE" of what their targets did
+    cancelled_at: tuple[tuple[str, int], ...] = ()  # (file, line) of the awaits at which tasks were cancelled
 
     @property
     def held(self) -> bool:
@@ -46,7 +42,10 @@ class Verdict(msgspec.Struct, frozen=True):
 
 
 def play(scenario: Scenario, keep_story: bool = False, first_only: bool = False) -> Verdict:
-    """Runs a scenario to its end, on a loop of its own. With ``first_only`` the first violation ends it."""
+    """Runs ``scenario`` on an event loop of its own and returns its verdict; failures become violations.
+
+    ``keep_story`` keeps the story's lines; with ``first_only`` the first violation ends the run.
+    """
     began, story = time.perf_counter(), Story(keep_story)
     loop = SeededLoop(random.Random(f"loop {scenario.seed}"))
     asyncio.set_event_loop(loop)
@@ -89,7 +88,11 @@ def play(scenario: Scenario, keep_story: bool = False, first_only: bool = False)
 
 
 def shrink(scenario: Scenario, fails: Callable[[Scenario], bool], most: int = 300) -> Scenario:
-    """Leaves out faults, requests and what is special while ``fails`` holds; at most ``most`` runs are tried."""
+    """Returns a smaller scenario for which ``fails`` holds, with faults, requests, batches and special settings
+    left out.
+
+    ``fails`` is called at most ``most`` times.
+    """
     tries = 0
     for field in ("faults", "requests", "batches"):
         size = max(1, len(getattr(scenario, field)) // 2)
@@ -112,7 +115,7 @@ def shrink(scenario: Scenario, fails: Callable[[Scenario], bool], most: int = 30
 
 
 def _plain(**fields: object) -> Callable[[Scenario], Scenario]:
-    """Returns a step that gives ``fields`` of every request these values."""
+    """Returns a step that sets ``fields`` of every request to these values."""
 
     def simpler(scenario: Scenario) -> Scenario:
         requests = tuple(msgspec.structs.replace(request, **fields) for request in scenario.requests)
@@ -126,7 +129,7 @@ def _with(**fields: object) -> Callable[[Scenario], Scenario]:
 
 
 def _fewer(role: str) -> Callable[[Scenario], Scenario]:
-    """Returns a step that keeps those workers of a role alone that faults name, and one at least."""
+    """Returns a step that keeps only the workers of ``role`` up to the last that a fault names, at least one."""
 
     def simpler(scenario: Scenario) -> Scenario:
         names = {fault.target for fault in scenario.faults} | {fault.other for fault in scenario.faults}
@@ -157,7 +160,7 @@ SIMPLER = (
 
 
 def as_test(scenario: Scenario) -> str:
-    """Returns a regression test that plays the scenario, as text for a file of tests."""
+    """Returns the Python source of a regression test that plays ``scenario``."""
     lines = textwrap.wrap(msgspec.json.encode(scenario).decode(), 100, break_on_hyphens=False)
     quoted = "\n".join(f"    {line!r}" for line in lines)
     return (
@@ -176,7 +179,7 @@ def _place(error: BaseException) -> str:
 
 
 def end_loop(loop: SeededLoop) -> None:
-    """Ends what is left without running it: a run's remains must not cost or disturb the next one."""
+    """Cancels the tasks left on ``loop``, gives them at most 5 virtual seconds to end, and closes the loop."""
     loop.set_exception_handler(lambda loop, context: None)
     loop.go_on()
     tasks = asyncio.all_tasks(loop)

@@ -1,4 +1,4 @@
-"""What happens in a run: the cluster, its requests and its faults, all drawn from one seed.
+"""Scenarios: the cluster, the requests and the faults of a simulated run, all drawn from one seed.
 
 A scenario is data. It can be printed, replayed, and made smaller by leaving parts out.
 """
@@ -29,7 +29,9 @@ FLOODING = ("flood", "drop")  # tenants that are held against fair shares
 
 
 class Shares(NamedTuple):
-    """Says up to which share of the requests each kind of special ones goes, one kind after another."""
+    """Cumulative shares of requests of each special kind: pooled up to the first, scored up to the second, and so
+    on.
+    """
 
     pooled: float
     scored: float
@@ -41,33 +43,33 @@ POLICIES = ("cost", "round_robin", "least_loaded")
 
 
 class Request(msgspec.Struct, frozen=True):
-    """A client's request: when it comes, what it asks, and how the client behaves. Times in seconds."""
+    """A client's request, and how the client behaves. Times are in seconds."""
 
     number: int
-    at: float
+    at: float  # after the start of the run
     prompt: tuple[int, ...]
     sampling: Sampling
-    n: int = 1
-    router: int = 0
-    tenant: str = ""
-    cancels: tuple[float, ...] = ()
-    read_pause: float = 0.0
-    deadline_after: float | None = None
+    n: int = 1  # choices
+    router: int = 0  # index of the router that is asked
+    tenant: str = ""  # "" for none
+    cancels: tuple[float, ...] = ()  # times after asking at which the client cancels
+    read_pause: float = 0.0  # between two reads of the stream
+    deadline_after: float | None = None  # asking; None for no deadline
 
 
 class Fault(msgspec.Struct, frozen=True):
-    """Something that goes wrong at ``at`` and lasts for ``seconds``."""
+    """Something that goes wrong at ``at`` seconds after the start of the run and lasts for ``seconds``."""
 
     kind: FaultKind
     at: float
-    target: str
-    other: str = ""
+    target: str  # a worker or a router by name
+    other: str = ""  # the other end of a network fault
     seconds: float = 0.0
-    factor: float = 1.0
+    factor: float = 1.0  # how bad it is; its unit depends on ``kind``
 
 
 class Batch(msgspec.Struct, frozen=True):
-    """A batch job that comes at ``at``: a greedy completion of ``max_tokens`` for each prompt."""
+    """A batch job that comes at ``at`` seconds: a greedy completion of ``max_tokens`` tokens for each prompt."""
 
     at: float
     prompts: tuple[tuple[int, ...], ...]
@@ -75,65 +77,64 @@ class Batch(msgspec.Struct, frozen=True):
 
 
 class Scenario(msgspec.Struct, frozen=True):
-    """A run: its seed decides what isn't written here, such as delays and the order of ready tasks."""
+    """Everything about a run; ``seed`` decides the rest, such as delays and the order of ready tasks."""
 
     seed: int
-    prefill: int
-    decode: int
+    prefill: int  # workers
+    decode: int  # workers
     routers: int
-    pages: int
-    policy: str
-    local_max: int
-    chunk_tokens: int
-    max_batch: int
-    step_s: float
-    token_s: float
+    pages: int  # KV pages of each worker
+    policy: str  # one of POLICIES, by which routers place requests
+    local_max: int  # prompt tokens that a decode worker prefills itself, at most
+    chunk_tokens: int  # prompt tokens of a prefill step, at most
+    max_batch: int  # sequences of a step, at most
+    step_s: float  # seconds that a step takes at least
+    token_s: float  # seconds that each token adds to a step
     hedge: float
-    swap: bool
+    swap: bool  # whether preempted sequences' pages are copied to host memory
     lease_ttl_s: float
-    tier_pages: int
-    delay_s: float
-    requests_per_min: int
+    tier_pages: int  # pages of the host tier of each worker
+    delay_s: float  # least network delay in one direction
+    requests_per_min: int  # rate limit of each tenant; 0 for none
     requests: tuple[Request, ...]
     faults: tuple[Fault, ...]
     batches: tuple[Batch, ...] = ()
-    controller: bool = False
+    controller: bool = False  # whether a controller changes workers' roles
 
     @property
     def ends_at(self) -> float:
-        """Returns the second at which the last request has come and the last fault is over."""
+        """Returns the time, in seconds, at which the last request has come and the last fault is over."""
         times = [r.at for r in self.requests] + [f.at + f.seconds for f in self.faults]
         return max(times, default=0.0)
 
     @property
     def spares_requests(self) -> bool:
-        """Returns whether fewer workers end than a request is tried, and nothing else goes wrong."""
+        """Returns whether all faults end workers, and are fewer than a request's attempts, so that no request need
+        fail.
+        """
         ending = [fault.kind in ENDING for fault in self.faults]
         return all(ending) and len(ending) < DispatchSettings().max_attempts
 
     @property
     def heard_s(self) -> float:
-        """Returns the seconds within which every engine has heard that a client left."""
+        """Returns the seconds within which every engine must have heard that a client has left."""
         hindering = [fault.seconds for fault in self.faults if fault.kind in HINDERING]
         return GONE_S + 4 * self.delay_s + (KEEPALIVE_S + max(hindering) if hindering else 0.0)
 
 
 class Size(msgspec.Struct, frozen=True):
-    """Bounds how large a run is drawn: most workers per role, requests, faults, and seconds in which they come.
+    """Upper bounds for a drawn scenario."""
 
-    ``pressed`` is the share of runs in which too many requests meet too few pages, so that sequences are preempted.
-    """
-
-    workers: int = 4
+    workers: int = 4  # of each role
     requests: int = 40
     faults: int = 6
-    seconds: float = 20.0
-    kinds: tuple[FaultKind, ...] = FAULTS
-    pressed: float = 0.15
+    seconds: float = 20.0  # in which requests and faults come
+    kinds: tuple[FaultKind, ...] = FAULTS  # faults to draw from
+    pressed: float = 0.15  # share of scenarios with so many requests on so few pages that sequences are preempted
 
 
 def draw(seed: int, size: Size = Size()) -> Scenario:
-    """Draws the scenario of ``seed``."""
+    """Returns the scenario of ``seed``, within the bounds of ``size``."""
     rng = random.Random(f"scenario {seed}")
     prefill, decode = rng.randint(1, size.workers), rng.randint(1, size.workers)
     routers = rng.choice((1, 1, 1, 2))
@@ -216,7 +217,7 @@ def _request(
 
 
 def _flood(rng: random.Random, first: int, span: float) -> Iterator[Request]:
-    """Draws a tenant that asks for much at once, and one that asks for less a moment later."""
+    """Draws the requests of a tenant that sends many at once, and of one that sends fewer at the same time."""
     at, length, most = rng.uniform(0.0, span), rng.choice((40, 200)), rng.choice((10, 40))
     sampling = Sampling(temperature=0.0, max_tokens=most, ignore_eos=True)
     for number in range(60):
@@ -233,7 +234,7 @@ def _batch(rng: random.Random, span: float) -> Batch:
 
 
 def _cancels(rng: random.Random) -> tuple[float, ...]:
-    """Draws the times at which a client leaves, which a quarter does; some say so twice."""
+    """Draws the times at which a client cancels: none for three quarters of clients, two for some."""
     if rng.random() >= 0.25:
         return ()
     first = rng.uniform(0.0, rng.choice((0.05, 1.0, 5.0)))

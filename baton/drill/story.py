@@ -1,4 +1,4 @@
-"""What happened in a run, line by line, in virtual time: the same seed gives the same bytes."""
+"""The log of a simulated run, line by line, in virtual time: the same seed gives the same bytes."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ import hashlib
 
 
 class Story:
-    """Lines of a run. Without ``keep`` only their hash is kept, which is enough to compare two runs."""
+    """The lines of a run's log. Without ``keep`` only their hash is kept, which suffices to compare two runs."""
 
     def __init__(self, keep: bool = True) -> None:
         self.lines: list[str] = []
         self._keep, self._hash = keep, hashlib.blake2b(digest_size=16)
 
     def tell(self, at: float, who: str, what: str) -> None:
-        """Adds a line to the story."""
+        """Adds a line: at time ``at`` (virtual seconds), what happened to ``who``."""
         line = f"{at:10.6f} {who:<12} {what}"
         self._hash.update(line.encode() + b"\n")
         if self._keep:

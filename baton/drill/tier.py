@@ -1,4 +1,4 @@
-"""A tier's store that may be slow or fail, as a disk. Knows nothing of what is kept."""
+"""A store for a KV tier that can be made to fail, as a disk may."""
 
 from __future__ import annotations
 
@@ -6,43 +6,43 @@ from baton.kv.tiers.slab import Store
 
 
 class TierHealth:
-    """Says whether a slot's tiers fail now. How slow they are says the loop, which runs their threads."""
+    """A switch that says whether a worker's tiers fail at present."""
 
     def __init__(self) -> None:
         self.fails = False
 
     def touch(self) -> None:
-        """Raises OSError where the device fails."""
+        """Raises OSError if the tier's device is set to fail."""
         if self.fails:
             raise OSError(5, "Input/output error")
 
 
 class FaultyStore:
-    """Implements ``kv.tiers.slab.Store`` by another one that fails as its ``health`` says."""
+    """Implements ``kv.tiers.slab.Store`` over another store; its operations fail while ``health`` says so."""
 
     def __init__(self, store: Store, health: TierHealth) -> None:
         self._store, self._health = store, health
         self.slots = store.slots
 
     def view(self, slot: int) -> memoryview:
-        """Returns the memory of a slot."""
+        """Returns the memory of slot ``slot``."""
         return self._store.view(slot)
 
     def fetch(self, slot: int) -> None:
-        """Brings the page of a slot to its view. Raises OSError."""
+        """Reads the page of slot ``slot`` into its view. Raises OSError."""
         self._health.touch()
         self._store.fetch(slot)
 
     def flush(self, slot: int) -> None:
-        """Stores what lies in the view of a slot. Raises OSError."""
+        """Writes the content of the view of slot ``slot`` to the store. Raises OSError."""
         self._health.touch()
         self._store.flush(slot)
 
     def record(self, slot: int, data: bytes) -> None:
-        """Writes a slot's record. Raises OSError."""
+        """Writes the record ``data`` of slot ``slot``. Raises OSError."""
         self._health.touch()
         self._store.record(slot, data)
 
     def records(self) -> bytes:
-        """Returns the records of all slots, in the order of the slots, as the store beneath keeps them."""
+        """Returns the records of all slots, concatenated in slot order."""
         return self._store.records()

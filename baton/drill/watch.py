@@ -1,4 +1,4 @@
-"""Watches what engines are told: each request as its client asked it, and each lease given its time.
+"""Watches the messages to and from one simulated engine for violations: changed requests, leases ended too early.
 
 Knows nothing of pools or of how an engine works.
 """
@@ -22,7 +22,11 @@ EARLY_S = 0.001  # seconds by which a sweep may come before the lease's time, by
 
 
 class EngineWitness:
-    """Watches what one engine is told. ``violated`` hears what must not be, ``requests`` are the clients'."""
+    """Watches the messages of engine ``name``; each violation is passed to ``violated``.
+
+    ``requests`` are the clients' requests by number. ``patience_s`` is how long an answer may still be written
+    after its client left.
+    """
 
     def __init__(
         self,
@@ -46,7 +50,7 @@ class EngineWitness:
         self._asked: dict[int, tuple[int, int]] = {}  # request and choice by the engine's key
 
     def told(self, message: Any, now: float) -> None:
-        """Notes a message to the engine."""
+        """Checks and stores a message that the engine receives at ``now``."""
         if isinstance(message, ch.Admit | ch.Prefill):
             self._fairness.ends(number_of(message.request.request_id), now, placed=True)
             self._hold(message.request)
@@ -63,7 +67,9 @@ class EngineWitness:
             self._progress[message.key] = now
 
     def turned(self, swept: int, said: Sequence[Any], now: float) -> None:
-        """Notes what a turn came to: ``swept`` leases ended by their time."""
+        """Checks the messages ``said`` that one turn of the engine sent; ``swept`` leases timed out in that
+        turn.
+        """
         for message in said:
             if isinstance(message, ch.Tokens) and any(one.key in self._cancelled for one in message.outputs):
                 self._violated(f"{self._name}: a sequence writes on after its cancel")
@@ -81,7 +87,7 @@ class EngineWitness:
                 )
 
     def _wanted(self, written: Sequence[tuple[int, int]], now: float) -> None:
-        """Holds what is written against who still waits for it."""
+        """Reports answers that are still written long after their clients left."""
         for who in written:
             if (late := now - self._departed.get(who, now)) > self._patience_s:
                 self._violated(
@@ -89,7 +95,7 @@ class EngineWitness:
                 )
 
     def _began(self, asked: EngineRequest) -> None:
-        """An answer goes on where its beginning was written: on the same weights."""
+        """Checks that an answer that moved to this engine continues on the weights that it began with."""
         key = number_of(asked.request_id), asked.choice
         if asked.replayed and self._answers.get(key, self.fingerprint) != self.fingerprint:
             self._violated(f"request {key[0]} choice {key[1]} goes on at {self._name}, which has other weights")
@@ -113,6 +119,6 @@ class EngineWitness:
 
 
 def number_of(wire_id: str) -> int:
-    """Returns the number of the request that a wire id (rNUMBER:choice:attempt) stands for; -1 for none of ours."""
+    """Returns the request number of a wire id (rNUMBER:choice:attempt); -1 for an id that is no client's."""
     head = wire_id.partition(":")[0]
     return int(head[1:]) if head[:1] == "r" and head[1:].isdigit() else -1

@@ -1,7 +1,7 @@
-"""A simulated worker: a slot, and its lives one after another, of the product's own parts.
+"""A simulated worker: a slot, which is filled by one life after another, made of the product's own parts.
 
-A life is what ``worker.host`` does in a process of its own: the engine, one role after another with its service,
-server and membership, and an orderly end. Whoever places workers starts the next life.
+A life does what ``worker.host`` does in a process of its own: it runs the engine, with service, server and
+membership for one role after another, and shuts down in order. The slot then starts the next life.
 """
 
 from __future__ import annotations
@@ -57,15 +57,15 @@ Tell = Callable[[str, str], None]  # who, and what happened
 
 
 class NoEnergy:
-    """A machine that doesn't tell its energy."""
+    """An energy meter of a machine that has none."""
 
     def joules(self) -> dict[str, float]:
-        """Returns an empty reading, because a simulated machine has no meter."""
+        """Returns {}, because a simulated machine has no meter."""
         return {}
 
 
 class SimulatedWorker:
-    """A worker's slot: at most one life is in it at a time."""
+    """A worker slot: runs one life at a time, and starts the next when it ends."""
 
     def __init__(
         self,
@@ -92,17 +92,17 @@ class SimulatedWorker:
         self._living: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        """Has lives follow one another from now on."""
+        """Starts the first life; from now on each life is followed by the next."""
         self._living = asyncio.ensure_future(self._live())
 
     def stop(self) -> None:
-        """Ends the present life, which no other follows."""
+        """Kills the present life, and starts no other."""
         if self._living is not None:
             self._living.cancel()
         self.kill()
 
     def kill(self, held_back_s: float = 0.0) -> None:
-        """Ends the life without a word; the next begins ``held_back_s`` seconds later than it would."""
+        """Kills the present life abruptly; the next starts ``held_back_s`` seconds later than usual."""
         self.held_back_until = asyncio.get_running_loop().time() + held_back_s
         if self.life is not None:
             self.life.kill()
@@ -119,7 +119,7 @@ class SimulatedWorker:
 
 
 class Life:
-    """One life of a worker, from its start to its end."""
+    """One incarnation of a worker, from its start to its end."""
 
     def __init__(self, worker: SimulatedWorker, number: int) -> None:
         self.worker, self.number, self.role = worker, number, worker.role
@@ -148,19 +148,19 @@ class Life:
         )
 
     async def begin(self) -> str:
-        """Lives until the end; returns why it ended."""
+        """Runs the worker until it ends; returns why it ended."""
         self.process.spawn(self._run(), "host").add_done_callback(self._over)
         return await self._ended
 
     def kill(self) -> None:
-        """Ends both processes without a word."""
+        """Ends the I/O process and the engine abruptly."""
         self.worker.network.process_died(self.process.name)
         self.engine.kill()
         self.process.kill()
         self._end("killed")
 
     def unrest(self) -> list[str]:
-        """Names everything that is still held here; empty at rest."""
+        """Returns a message for each kind of resource that is still held; empty if all were released."""
         self.engine.pool.check()
         counts = self.engine.pool.snapshot_counts()
         held = {"leased pages": counts.leased, "quarantined pages": counts.quarantined, "leases": counts.leases}
@@ -213,7 +213,7 @@ class Life:
         return why
 
     async def _play(self, redis: Redis, blocks: WorkerBlocks) -> str:
-        """One role, from ready to gone; returns why the life ends, or nothing where another role follows."""
+        """Serves one role, from registration to the end; returns why the life ends, "" if another role follows."""
         network, spec = self.worker.network, self._spec()
         info = describe(spec, self.engine.ready, self.incarnation)
         async with AsyncExitStack() as stack:

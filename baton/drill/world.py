@@ -42,7 +42,7 @@ PATIENT_TTL_S = 30.0  # seconds of a lease below which a busy prefill worker may
 
 
 class World:
-    """A scenario as it runs. With ``first_only`` the first violation ends it."""
+    """A cluster that plays ``scenario`` on ``loop``. With ``first_only`` the first violation ends the run."""
 
     def __init__(self, scenario: Scenario, story: Story, loop: SeededLoop, first_only: bool = False) -> None:
         self.scenario, self.story, self.loop = scenario, story, loop
@@ -59,11 +59,11 @@ class World:
         loop.limit_s = scenario.ends_at + 2 * self._longest() + scenario.lease_ttl_s + PHASES_S
 
     def tell(self, who: str, what: str) -> None:
-        """Adds a line to the story."""
+        """Adds a line to the story: what happened to ``who``."""
         self.story.tell(self.loop.time(), who, what)
 
     async def run(self) -> None:
-        """Plays the scenario to its end and judges what is left."""
+        """Plays the scenario to its end, then checks that nothing is left over; violations are in ``judge``."""
         loop, own = self.loop, self.scenario
         loop.set_task_factory(owning_factory)
         loop.set_exception_handler(self._unhandled)
@@ -130,7 +130,7 @@ class World:
                 task.cancel()
 
     def _longest(self) -> float:
-        """Returns the seconds that the whole load takes on one worker, and what slow readers add."""
+        """Returns the seconds that the whole load may take on one worker, with the pauses of slow readers."""
         tokens = sum(r.n * (len(r.prompt) + r.sampling.max_tokens) for r in self.scenario.requests)
         steps = sum(r.n * r.sampling.max_tokens for r in self.scenario.requests)
         pauses = max((r.read_pause * r.sampling.max_tokens for r in self.scenario.requests), default=0.0)
@@ -139,7 +139,7 @@ class World:
     # ---- at rest ----
 
     async def _probe(self, clients: Clients) -> None:
-        """Asks each router once more: a cluster that faults have left answers as if there had been none."""
+        """Sends each router one more request, which must be answered now that all faults are over."""
         roles = {worker.life.role for worker in self.workers.values() if worker.life is not None}
         if roles != {"prefill", "decode"}:
             self.judge.violated(f"at rest: every worker is a {' and '.join(sorted(roles))} worker")
@@ -202,7 +202,7 @@ class World:
             await router.close()
 
     def close(self) -> None:
-        """Gives back the memory of every engine that ever was."""
+        """Frees the memory of every engine of the run."""
         for worker in self.workers.values():
             for life in (*worker.dead, *([worker.life] if worker.life else [])):
                 life.engine.memory.close()
@@ -213,13 +213,15 @@ class World:
 
 
 class Complaints(logging.Handler):
-    """Turns what the product logs as an error into a violation: nothing in a run is our own mistake."""
+    """A log handler that turns errors logged by the product into violations, since no simulated fault justifies
+    them.
+    """
 
     def __init__(self, judge: Judge) -> None:
         super().__init__(logging.ERROR)
         self._judge = judge
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Notes a record of the product's log as a violation."""
+        """Reports ``record`` as a violation."""
         error = record.exc_info[1] if record.exc_info else None
         self._judge.violated(f"logged: {record.getMessage()} {error!r}")

@@ -1,1 +1,1 @@
-"""A black-box judge of a running server that speaks OpenAI's API: by its answers alone, whoever wrote it."""
+"""A black-box judge of a running server with OpenAI's API: it checks any implementation by its answers alone."""

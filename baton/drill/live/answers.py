@@ -1,4 +1,4 @@
-"""One question to the server, asked whole or as a stream, and everything that is wrong with how it came."""
+"""Asks a live server for one completion, whole or as a stream, and lists every protocol violation in its answer."""
 
 from __future__ import annotations
 
@@ -14,48 +14,45 @@ DONE = "[DONE]"
 
 
 class Question(msgspec.Struct, frozen=True):
-    """A completion that is asked for. ``needle`` is a word that only this prompt has."""
+    """One completion to ask for. ``needle`` is a word that occurs in this question's prompt only."""
 
     prompt: str
     max_tokens: int
     needle: str = ""
-    n: int = 1
+    n: int = 1  # choices
     seed: int = 0
 
 
 class Answer(msgspec.Struct):
-    """Holds what a server answered: the texts by choice, or why there are none.
-
-    ``wrong`` says what no server may do; ``failed`` is a status other than 200, or a connection that broke.
-    """
+    """A server's answer to one question: its texts by choice, or why there are none."""
 
     texts: tuple[str, ...] = ()
-    wrong: tuple[str, ...] = ()
-    failed: str = ""
-    tokens: int | None = None
+    wrong: tuple[str, ...] = ()  # violations that no server may commit
+    failed: str = ""  # a status other than 200, or how the connection broke; "" if neither
+    tokens: int | None = None  # completion tokens by the server's usage; None if it gives none
 
     @property
     def whole(self) -> bool:
-        """Returns whether an answer came, and came well."""
+        """Returns whether the answer came without failure and without violations."""
         return not (self.wrong or self.failed)
 
 
 class Asker:
-    """Asks a server's /v1/completions for greedy answers, each within ``limit_s`` seconds."""
+    """Asks a server's /v1/completions for greedy answers, and allows each ``limit_s`` seconds."""
 
     def __init__(self, http: Http, model: str, limit_s: float) -> None:
         self._http, self._model, self._limit_s = http, model, limit_s
 
     async def whole(self, question: Question) -> Answer:
-        """Asks without a stream."""
+        """Returns the answer to ``question`` asked without streaming."""
         return await self._within(self._whole(question))
 
     async def streamed(self, question: Question) -> Answer:
-        """Asks for a stream, and holds its events against one another."""
+        """Returns the answer to ``question`` asked as a stream, with the violations found among its events."""
         return await self._within(self._streamed(question))
 
     async def leave(self, question: Question, events: int) -> Answer:
-        """Asks for a stream and hangs up after so many events."""
+        """Asks ``question`` as a stream and closes the connection after ``events`` events."""
         return await self._within(self._left(question, events))
 
     async def _within(self, asking: Any) -> Answer:
@@ -122,11 +119,11 @@ class _Stream:
         self._done = False
 
     def wrong(self, text: str) -> None:
-        """Notes what must not be."""
+        """Adds ``text`` to the violations."""
         self._wrong.append(text)
 
     def take(self, event: str) -> None:
-        """Takes the data of one event."""
+        """Processes the data of one server-sent event."""
         if self._done:
             self._wrong.append("an event follows the stream's end")
         if event == DONE:
@@ -155,7 +152,7 @@ class _Stream:
             self._reasons[at].append(choice["finish_reason"])
 
     def answer(self) -> Answer:
-        """Returns what the stream came to, once it has ended."""
+        """Returns the stream's answer; call it once the stream has ended."""
         wrong = list(self._wrong)
         if not self._done:
             wrong.append("the stream ends without [DONE]")
@@ -165,7 +162,9 @@ class _Stream:
 
 
 def _usage(usage: Any, question: Question) -> tuple[int | None, list[str]]:
-    """Returns the completion's tokens as the server counts them, and what can't be."""
+    """Returns the completion tokens that the server's ``usage`` counts (None if absent), and what is impossible in
+    it.
+    """
     if not isinstance(usage, dict) or "completion_tokens" not in usage:
         return None, []
     tokens, wrong = int(usage["completion_tokens"]), []

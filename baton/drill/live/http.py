@@ -1,6 +1,6 @@
-"""HTTP/1.1 as a judge needs it: one request per connection, JSON or server-sent events back, and leaving midway.
+"""A minimal HTTP/1.1 client: one request per connection, JSON or server-sent events back, which may be left midway.
 
-Knows nothing of what is asked. A connection is the request's own, so that leaving it can disturb nobody else's.
+Each request has its own connection, so that closing it midway cannot disturb another request.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ BROKEN = (OSError, EOFError, asyncio.LimitOverrunError)
 
 
 class Unreachable(Exception):
-    """Raised where the server takes no connection, breaks it, or speaks no HTTP."""
+    """Raised if the server accepts no connection, breaks it, or doesn't answer in HTTP."""
 
 
 class HttpReply(msgspec.Struct):
-    """A whole answer: its status and its body, which is {} where it isn't JSON."""
+    """A complete response: its status, and its JSON body, which is {} if it isn't JSON."""
 
     status: int
     body: dict[str, Any]
 
 
 class Http:
-    """Asks one server over HTTP/1.1. ``url`` is its root, ``key`` a bearer token or empty."""
+    """Sends requests to one server. ``url`` is its root, ``key`` a bearer token or ""."""
 
     def __init__(self, url: str, key: str = "") -> None:
         parts = urlsplit(url if "//" in url else f"http://{url}")
@@ -44,7 +44,10 @@ class Http:
         self._root, self._key = parts.path.rstrip("/"), key
 
     async def ask(self, path: str, body: dict[str, Any] | None = None) -> HttpReply:
-        """Returns the whole answer to a GET, or to a POST of ``body``. Raises Unreachable."""
+        """Returns the complete response to a GET, or to a POST of ``body`` as JSON. Raises Unreachable.
+
+        A JSON body that is no object comes as {"data": body}.
+        """
         async with self._asked(path, body) as (status, parts):
             data = b"".join([part async for part in parts])
         try:
@@ -54,13 +57,17 @@ class Http:
         return HttpReply(status, found if isinstance(found, dict) else {"data": found})
 
     async def text(self, path: str) -> tuple[int, str]:
-        """Returns status and text of a GET. Raises Unreachable."""
+        """Returns the status and the decoded body of a GET. Raises Unreachable."""
         async with self._asked(path, None) as (status, parts):
             return status, b"".join([part async for part in parts]).decode(errors="replace")
 
     @asynccontextmanager
     async def events(self, path: str, body: dict[str, Any]) -> AsyncIterator[tuple[int, AsyncIterator[str]]]:
-        """Gives the status and the data of each event of a stream; leaving the block hangs up."""
+        """Yields the status and an iterator over the data of the server-sent events that a POST of ``body``
+        returns.
+
+        Leaving the block closes the connection. Raises Unreachable.
+        """
         async with self._asked(path, body) as (status, parts):
             yield status, _events(parts)
 

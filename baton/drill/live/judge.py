@@ -1,7 +1,8 @@
-"""Judges a running server by its answers: foreign, changed, lost and repeated text, silence, false health.
+"""Judges a running server by its answers: leaked, changed, lost or repeated text, hangs, and false health reports.
 
-The order of the probes: alone (each question twice, whole and streamed), under load (all at once, clients that
-leave beside them), alone again. What differs alone is the server's own randomness, and is held against nothing.
+Each question is asked alone, twice whole and once streamed; then all at once under load, beside clients that
+disconnect; then some alone again. Answers that differ between the two whole ones are the server's own randomness,
+and are not compared further.
 """
 
 from __future__ import annotations
@@ -34,42 +35,43 @@ WORDS = (
 
 
 class Scorecard(msgspec.Struct):
-    """Sums up what a server did wrong; each list names what was seen.
-
-    ``differs`` may be arithmetic of another batch.
+    """What a server did wrong; each list holds messages. ``differs`` may be due to other batch sizes, and fails
+    nobody.
     """
 
     requests: int = 0
     answered: int = 0
-    refused: int = 0
-    foreign: list[str] = []
-    broken: list[str] = []
-    endless: list[str] = []
-    unlike: list[str] = []
-    differs: list[str] = []
-    health: list[str] = []
-    held: list[str] = []
-    random_alone: int = 0
+    refused: int = 0  # requests that failed with a status or a broken connection
+    foreign: list[str] = []  # text of another request's prompt
+    broken: list[str] = []  # protocol violations
+    endless: list[str] = []  # streams or answers without an end
+    unlike: list[str] = []  # streamed answers unlike the whole ones
+    differs: list[str] = []  # answers under load or after it that differ from those alone
+    health: list[str] = []  # health reports that were false
+    held: list[str] = []  # requests still running after all clients have left
+    random_alone: int = 0  # questions whose two answers alone differ
 
     @property
     def passed(self) -> bool:
-        """Returns whether nothing was seen that no server may do."""
+        """Returns whether the server did nothing that no server may do."""
         return not (self.foreign or self.broken or self.endless or self.unlike or self.health or self.held)
 
 
 class LiveLoad(msgspec.Struct, frozen=True):
-    """Says how much is asked: questions, how often each is asked under load, and how many at once."""
+    """How much a live server is asked."""
 
     questions: int = 24
-    rounds: int = 4
-    at_once: int = 16
-    max_tokens: int = 24
-    limit_s: float = 120.0
+    rounds: int = 4  # times that each question is asked under load
+    at_once: int = 16  # requests in flight
+    max_tokens: int = 24  # of the longest answer
+    limit_s: float = 120.0  # seconds for one answer
     seed: int = 0
 
 
 class LiveJudge:
-    """Judges the server at ``url``. Raises Unreachable where nobody answers there at all."""
+    """Judges the server at ``url``; ``key`` is a bearer token or "", ``model`` the model to ask, "" for the first
+    listed.
+    """
 
     def __init__(self, url: str, key: str = "", model: str = "", plan: LiveLoad = LiveLoad()) -> None:
         self._http, self._plan, self._model = Http(url, key), plan, model
@@ -79,7 +81,9 @@ class LiveJudge:
         self._working = 0
 
     async def run(self) -> Scorecard:
-        """Asks everything and returns what was seen."""
+        """Runs all probes against the server and returns what was found. Raises Unreachable if no model can be
+        listed.
+        """
         model = self._model or await self._first_model()
         self._asker = Asker(self._http, model, self._plan.limit_s)
         alone = [await self._alone(question) for question in self._questions]
@@ -107,7 +111,9 @@ class LiveJudge:
     # ---- probes ----
 
     async def _alone(self, question: Question) -> str | None:
-        """Returns the answer that the server gives alone, twice; None where it gives two."""
+        """Returns the text that the server answers ``question`` with when idle; None if two tries differ or one
+        fails.
+        """
         first, again = [await self._ask(self._asker.whole, question) for _ in range(2)]
         streamed = await self._ask(self._asker.streamed, question)
         if not (first.whole and again.whole and streamed.whole):
@@ -173,7 +179,9 @@ class LiveJudge:
             await asyncio.sleep(LOOK_S)
 
     async def _calm(self) -> None:
-        """A server that says that it is well answers; and it holds no request that nobody waits for."""
+        """Checks that a server that reports health answers, and that within CALM_S it counts no request as
+        running.
+        """
         path = await self._health_path()
         if path and await self._status(path) == 200:
             last = await self._ask(self._asker.whole, self._questions[0])
@@ -199,7 +207,7 @@ class LiveJudge:
             return 0
 
     async def _running(self) -> float:
-        """Returns the requests in flight as the server's metrics count them; 0 where it doesn't say."""
+        """Returns the number of running requests by the server's metrics; 0 if it doesn't expose one."""
         try:
             async with asyncio.timeout(self._plan.limit_s):
                 status, text = await self._http.text("/metrics")
@@ -210,7 +218,9 @@ class LiveJudge:
 
 
 def questions(plan: LiveLoad, rng: random.Random) -> list[Question]:
-    """Draws questions with shared prefixes, each with a needle of its own in the middle."""
+    """Draws ``plan.questions`` questions whose prompts share prefixes; each prompt has its own needle in the
+    middle.
+    """
     heads = [" ".join(rng.choices(WORDS, k=rng.randint(20, 120))) for _ in range(HEADS)]
     found = []
     for number in range(plan.questions):

@@ -1,4 +1,6 @@
-"""Commands on strings, hashes, lists, sets and sorted sets, as far as we use them: importing registers them."""
+"""Redis commands on strings, hashes, lists, sets and sorted sets, as far as Baton uses them; importing registers
+them.
+"""
 
 from __future__ import annotations
 
@@ -92,7 +94,7 @@ def _grown(store: KeySpace, key: bytes, kind: str, members: Mapping[bytes, Any])
 
 
 def _remove(store: KeySpace, key: bytes, kind: str, members: list[bytes]) -> int:
-    """Takes members out of a hash, a set or a sorted set; returns how many there were."""
+    """Removes members from a hash, a set or a sorted set; returns how many there were."""
     found = store.find(key, kind)
     if found is None:
         return 0

@@ -1,8 +1,8 @@
-"""The part of Lua 5.1 that our Redis scripts are written in: read once, run as often as a script is called.
+"""An interpreter of the part of Lua 5.1 that Baton's Redis scripts use; a script is parsed once and run often.
 
-The script's own text runs, so a script that changes is simulated as it is now. Strings are bytes, tables are
-``Table``s, nil is None. Knows nothing of Redis: ``call`` comes from the caller. What is not known here raises
-SyntaxError when the script is read.
+It runs the scripts' real text, so a changed script is simulated as changed. Strings are bytes, tables are
+``Table``s, nil is None. Parsing raises SyntaxError for unsupported code. Knows nothing of Redis: commands go
+through the caller's ``call``.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ Call = Callable[[list[bytes]], Value]
 
 
 class Script:
-    """A script that was read. Raises SyntaxError for what is not of the part that we know."""
+    """A parsed script. Raises SyntaxError for code outside the supported part of Lua."""
 
     def __init__(self, source: str) -> None:
         reader = _Reader(source)
@@ -66,7 +66,11 @@ class Script:
         self._size = reader.slots
 
     def run(self, keys: Sequence[bytes], args: Sequence[bytes], call: Call) -> Value:
-        """Runs the script; ``call`` runs a command and returns its answer as Lua sees it."""
+        """Runs the script with KEYS and ARGV; returns its value. ``call`` runs a Redis command and returns its
+        answer for Lua.
+
+        Raises LuaError for what Lua refuses.
+        """
         frame: Frame = [None] * self._size
         frame[0], frame[1], frame[2] = Table(keys), Table(args), _redis(call)
         frame[3:7] = STRING, MATH, tonumber, ipairs
@@ -84,7 +88,7 @@ def _redis(call: Call) -> Table:
 
 
 class _Reader:
-    """Reads a script into closures. Each local has a slot of the frame."""
+    """Parses a script into closures; each local variable has a slot in the frame."""
 
     def __init__(self, source: str) -> None:
         self._tokens = list(_tokens(source))
@@ -136,7 +140,7 @@ class _Reader:
     # ---- statements ----
 
     def block(self, ends: Sequence[str]) -> Statement:
-        """Reads statements up to one of ``ends``, which stays."""
+        """Parses statements up to one of the words ``ends``, which is left unread."""
         self._scopes.append({})
         statements: list[Statement] = []
         while not self._sees(*ends):
@@ -241,7 +245,7 @@ class _Reader:
         return found
 
     def expression(self, power: int = 0) -> Expression:
-        """Reads an expression whose operators bind stronger than ``power``."""
+        """Parses an expression whose binary operators have a precedence above ``power``."""
         left = self._unary()
         while self._next[0] in ("mark", "word") and (own := BINARY.get(self._next[1], 0)) > power:
             mark = self._take()[1]

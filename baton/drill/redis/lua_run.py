@@ -1,4 +1,6 @@
-"""Makes a script's closures as it is read: over a frame, one slot per local. Knows nothing of text."""
+"""The closures that a parsed Lua script consists of; they work on a frame, a list with one slot per local
+variable.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,7 @@ Statement = Callable[[Frame], object]  # returns None to go on, BREAK, or a Retu
 
 
 class Returned(NamedTuple):
-    """Says that the script returned."""
+    """The result of a statement that returned from the script, with its value."""
 
     value: Value
 
@@ -22,7 +24,7 @@ BREAK = object()
 
 
 class Variable:
-    """A local, as an expression."""
+    """An expression that reads a local variable from its slot."""
 
     def __init__(self, slot: int) -> None:
         self.slot = slot
@@ -32,7 +34,7 @@ class Variable:
 
 
 class Index:
-    """A table's field, as an expression."""
+    """An expression that reads a table's field; raises LuaError if the value is no table."""
 
     def __init__(self, table: Expression, key: Expression) -> None:
         self.table, self.key = table, key
@@ -45,12 +47,14 @@ class Index:
 
 
 def constant(value: Value) -> Expression:
-    """Returns an expression that is ``value``."""
+    """Returns an expression that always gives ``value``."""
     return lambda frame: value
 
 
 def called(function: Expression, args: list[Expression]) -> Expression:
-    """Returns a call of a function. The last argument may give several values."""
+    """Returns an expression that calls ``function``; several values given by the last argument become several
+    arguments.
+    """
 
     def run(frame: Frame) -> Value:
         return function(frame)(_spread([arg(frame) for arg in args]))
@@ -59,19 +63,21 @@ def called(function: Expression, args: list[Expression]) -> Expression:
 
 
 def _spread(values: list[Value]) -> list[Value]:
-    """Spreads a function's several values where they come last."""
+    """Replaces a list (a function's several values) at the end of ``values`` by its items."""
     if values and isinstance(values[-1], list):
         values[-1:] = values[-1]
     return values
 
 
 def to_slot(slot: int) -> Callable[[Frame, Value], None]:
-    """Returns what assigns to a local."""
+    """Returns a function of (frame, value) that assigns to the local variable in ``slot``."""
     return lambda frame, value: frame.__setitem__(slot, value)
 
 
 def to_target(target: Expression) -> Callable[[Frame, Value], None]:
-    """Returns what assigns to a local or to a field. Raises SyntaxError for anything else."""
+    """Returns a function of (frame, value) that assigns to a local variable or a table's field. Raises SyntaxError
+    for other targets.
+    """
     if isinstance(target, Variable):
         return to_slot(target.slot)
     if not isinstance(target, Index):
@@ -81,7 +87,7 @@ def to_target(target: Expression) -> Callable[[Frame, Value], None]:
 
 
 def setting(targets: list[Callable[[Frame, Value], None]], values: list[Expression]) -> Statement:
-    """Returns the assignment of ``values`` to ``targets``; what has no value becomes nil."""
+    """Returns a statement that assigns ``values`` to ``targets``; targets without a value become nil."""
 
     def run(frame: Frame) -> None:
         found = _spread([value(frame) for value in values])
@@ -92,7 +98,7 @@ def setting(targets: list[Callable[[Frame, Value], None]], values: list[Expressi
 
 
 def sequence(statements: list[Statement]) -> Statement:
-    """Returns statements that run in order, until one ends them."""
+    """Returns a statement that runs ``statements`` in order until one breaks or returns, and passes that on."""
 
     def run(frame: Frame) -> object:
         for statement in statements:
@@ -104,7 +110,9 @@ def sequence(statements: list[Statement]) -> Statement:
 
 
 def counting(slot: int, given: list[Expression], body: Statement) -> Statement:
-    """Returns a loop over numbers: from, to, and by, if given."""
+    """Returns a numeric ``for`` loop; ``given`` are the expressions for start, end (inclusive) and, optionally,
+    step.
+    """
 
     def run(frame: Frame) -> object:
         at, last, *step = (number(value(frame)) for value in given)
@@ -120,7 +128,9 @@ def counting(slot: int, given: list[Expression], body: Statement) -> Statement:
 
 
 def each(slots: list[int], given: Expression, body: Statement) -> Statement:
-    """Returns a loop over a table's list part."""
+    """Returns a ``for`` loop over the list part of the table ``given``; ``slots`` are those of the index and the
+    value.
+    """
 
     def run(frame: Frame) -> object:
         for at, item in enumerate(given(frame).items(), 1):
@@ -134,11 +144,11 @@ def each(slots: list[int], given: Expression, body: Statement) -> Statement:
 
 
 def nothing(value: Value) -> None:
-    """Drops what a call answered."""
+    """Discards ``value``, the result of a call used as a statement."""
 
 
 def operation(mark: str, left: Expression, right: Expression) -> Expression:
-    """Returns an operation on two expressions; ``or`` and ``and`` look at the second where they must."""
+    """Returns an expression for a binary operator; ``or`` and ``and`` evaluate ``right`` only if needed."""
     if mark == "or":
         return lambda frame: value if true(value := left(frame)) else right(frame)
     if mark == "and":

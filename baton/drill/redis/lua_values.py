@@ -1,7 +1,7 @@
-"""Values of Lua 5.1 as our Redis scripts use them, and the functions that those scripts find ready.
+"""Values of Lua 5.1 as Baton's Redis scripts use them, and the library functions that those scripts call.
 
-Strings are bytes, tables are ``Table``s, nil is None, functions take a list of values. A function that gives
-several values gives a list. Knows nothing of scripts' text or of Redis.
+Strings are bytes, tables are ``Table``s, nil is None, functions take a list of values; one that gives several
+values returns a list. Knows nothing of parsing or of Redis.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ Value = Any  # None, bool, int, float, bytes, Table, or a function of a list of 
 
 
 class LuaError(Exception):
-    """Raised where a script does what Lua refuses, as arithmetic on nil."""
+    """Raised if a script does what Lua refuses, such as arithmetic on nil."""
 
 
 class Table:
-    """A table, whose list part begins at 1."""
+    """A Lua table, whose list part begins at index 1."""
 
     def __init__(self, items: Sequence[Value] = ()) -> None:
         self.fields: dict[Value, Value] = dict(enumerate(items, 1))
@@ -33,7 +33,7 @@ class Table:
         return count
 
     def items(self) -> list[Value]:
-        """Returns the list part up to its first nil."""
+        """Returns the values of the list part, up to its first nil."""
         found: list[Value] = []
         while (item := self.fields.get(len(found) + 1)) is not None:
             found.append(item)
@@ -41,7 +41,7 @@ class Table:
 
 
 def as_bytes(value: Value) -> bytes:
-    """Returns what Redis is told for a value. Raises LuaError for what is no string or number."""
+    """Returns a string or number as the bytes that ``redis.call`` sends. Raises LuaError for other values."""
     if isinstance(value, bytes):
         return value
     if isinstance(value, bool) or not isinstance(value, int | float):
@@ -50,7 +50,9 @@ def as_bytes(value: Value) -> bytes:
 
 
 def tonumber(given: list[Value]) -> Value:
-    """Returns a string's number, or None."""
+    """Returns the number that the first of ``given`` is or spells, as Lua's ``tonumber`` does; None if it is no
+    number.
+    """
     value = given[0] if given else None
     if isinstance(value, bytes):
         if not NUMERAL.fullmatch(value):
@@ -61,7 +63,7 @@ def tonumber(given: list[Value]) -> Value:
 
 
 def number(value: Value) -> Value:
-    """Returns a value's number. Raises LuaError where it has none."""
+    """Returns ``value`` as a number; strings that spell one are converted. Raises LuaError for other values."""
     found = tonumber([value])
     if found is None:
         raise LuaError(f"arithmetic on {value!r}")
@@ -102,7 +104,7 @@ def _pattern(lua: bytes) -> bytes:
 
 
 def ipairs(given: list[Value]) -> Value:
-    """Returns the table itself: a loop goes over its list part."""
+    """Returns the first of ``given``, a table, whose list part the loop then iterates over."""
     return given[0]
 
 
@@ -124,7 +126,7 @@ PLACES = ("KEYS", "ARGV", "redis", "string", "math", "tonumber", "ipairs")
 
 
 def true(value: Value) -> bool:
-    """Returns whether a value counts as true: all but nil and false do."""
+    """Returns whether Lua counts ``value`` as true: all but nil and false."""
     return value is not None and value is not False
 
 
@@ -139,7 +141,7 @@ def _less(a: Value, b: Value) -> bool:
 
 
 def text(value: Value) -> bytes:
-    """Returns a string, or a number as Lua's ``..`` writes it. Raises LuaError for anything else."""
+    """Returns a string as it is, a number as Lua's ``..`` writes it. Raises LuaError for other values."""
     if isinstance(value, bytes):
         return value
     found = number(value)

@@ -1,7 +1,7 @@
-"""The model of Redis as a server in the simulated network, and the connections by which redis-py reaches it.
+"""A Redis server in the simulated network, and the connection class by which redis-py reaches it.
 
-RESP 2 both ways, under redis-py's own client, pool and parser. The server answers each connection in order; it can
-be made to stall, to forget, to lose what was written lately, or to stop. Knows nothing of what is stored.
+It speaks RESP 2, under redis-py's own client, pool and parser. The server answers each connection in order; it can
+be made to stall, to lose its data or the latest of it, or to stop. Knows nothing of what is stored.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ ABORTED = "EXECABORT Transaction discarded because of previous errors."
 
 
 class SimulatedRedis:
-    """A server in the network. ``epoch`` is added to the loop's time for the wall clock, in seconds."""
+    """A Redis server in the network. ``epoch`` is added to the loop's time for its wall clock, in Unix seconds."""
 
     def __init__(self, network: Network, epoch: float) -> None:
         self._network, self.epoch = network, epoch
@@ -37,30 +37,30 @@ class SimulatedRedis:
         self.listen()
 
     def wall_clock(self) -> float:
-        """Returns the server's wall-clock seconds."""
+        """Returns the server's wall-clock time, in Unix seconds."""
         return self._loop.time() + self.epoch
 
     def listen(self) -> None:
-        """Takes connections from now on."""
+        """Accepts connections at ADDRESS from now on."""
         self._network.listen(ADDRESS, PROCESS, self)
 
     def stall(self, seconds: float) -> None:
-        """Answers nothing for so long; what is asked meanwhile is answered afterwards."""
+        """Answers no command for ``seconds``; commands that come meanwhile are answered afterwards."""
         self.stalled_until = max(self.stalled_until, self._loop.time() + seconds)
         self._loop.call_later(seconds, self._go_on)
 
     def stop(self) -> None:
-        """Ends the server: connections break, and nobody listens."""
+        """Ends the server: its connections break, and commands that it held are lost. The data stay."""
         self._network.process_died(PROCESS)
         self._held.clear()
 
     def start_empty(self) -> None:
-        """Begins anew, without data and without scripts."""
+        """Starts the server again, without data and scripts."""
         self.store = KeySpace(self.wall_clock)
         self.listen()
 
     def execute(self, work: Callable[[], None]) -> None:
-        """Does ``work`` now, or once the server no longer stalls."""
+        """Calls ``work`` now, or once the server no longer stalls."""
         if self._loop.time() < self.stalled_until or self._held:
             self._held.append(work)
         else:
@@ -72,7 +72,7 @@ class SimulatedRedis:
 
 
 class Session:
-    """The server's side of one connection: what it has queued since MULTI, and the keys that it watches."""
+    """The server's side of one connection: the commands queued since MULTI, and the keys that it watches."""
 
     def __init__(self, server: SimulatedRedis) -> None:
         self._server = server
@@ -82,7 +82,7 @@ class Session:
         self._spoilt = False  # whether a command that was to be queued was refused
 
     def feed(self, data: bytes) -> bytes:
-        """Takes bytes; returns the answers to the commands that they complete."""
+        """Takes received bytes; returns the encoded answers to the commands that they complete."""
         self._buffer += data
         answers = []
         while (read := _command(self._buffer)) is not None:
@@ -124,7 +124,7 @@ class Session:
         return OK
 
     def _queue(self, name: bytes, words: list[bytes]) -> Answer:
-        """Takes a command for EXEC; one that is refused spoils the transaction."""
+        """Queues a command for EXEC; a command that is refused makes EXEC fail."""
         if name in AT_ONCE or name not in COMMANDS:
             self._spoilt = True
             raise CommandError(f"ERR {name.decode(errors='replace')} is not allowed in a transaction")
@@ -154,7 +154,7 @@ def _each(store: KeySpace, words: list[bytes]) -> Answer:
 
 
 def _command(data: bytes) -> tuple[list[bytes], bytes] | None:
-    """Returns the first command and what follows it; None while it isn't whole."""
+    """Returns the first command of ``data``, as words, and the remaining bytes; None while it is incomplete."""
     if b"\r\n" not in data:
         return None
     count, rest = data[1:].split(b"\r\n", 1)
@@ -171,7 +171,7 @@ def _command(data: bytes) -> tuple[list[bytes], bytes] | None:
 
 
 def encoded(answer: Answer) -> bytes:
-    """Returns an answer as RESP 2."""
+    """Returns ``answer`` encoded as RESP 2."""
     if answer is None:
         return b"$-1\r\n"
     if isinstance(answer, int):
@@ -186,7 +186,7 @@ def encoded(answer: Answer) -> bytes:
 
 
 class _Writer:
-    """The client's end of a connection, as redis-py writes to it."""
+    """The stream writer of a connection's client end, as redis-py uses it."""
 
     def __init__(self, connection: NetworkConnection, reader: asyncio.StreamReader) -> None:
         self._connection, self._reader = connection, reader
@@ -196,17 +196,17 @@ class _Writer:
         connection.when_broken(self._broke)
 
     def writelines(self, parts: Iterable[bytes]) -> None:
-        """Sends bytes; they may never arrive."""
+        """Sends bytes to the server, which are lost if the connection breaks."""
         data = b"".join(parts)
         if not self._connection.broken:
             self._connection.up.send(lambda: self._server.execute(lambda: self._arrived(data)), len(data))
 
     def write(self, data: bytes) -> None:
-        """Sends bytes; they may never arrive."""
+        """Sends bytes to the server, which are lost if the connection breaks."""
         self.writelines([data])
 
     async def drain(self) -> None:
-        """Raises ConnectionResetError where the connection has broken."""
+        """Raises ConnectionResetError if the connection has broken."""
         await asyncio.sleep(0)
         if self._connection.broken:
             raise ConnectionResetError("the connection broke")
@@ -219,7 +219,7 @@ class _Writer:
         """Returns immediately, because a simulated connection closes within ``close``."""
 
     def get_extra_info(self, name: str, default: Any = None) -> Any:
-        """Returns ``default``: there is no socket."""
+        """Returns ``default``, because there is no socket."""
         return default
 
     def _arrived(self, data: bytes) -> None:
@@ -232,7 +232,9 @@ class _Writer:
 
 
 def connections(network: Network, process: str) -> type[AbstractConnection]:
-    """Returns the kind of connection by which ``process`` reaches Redis."""
+    """Returns the redis-py connection class by which process ``process`` reaches the simulated Redis over
+    ``network``.
+    """
 
     class SimulatedConnection(AbstractConnection):
         """A connection of redis-py over the simulated network."""
@@ -242,7 +244,7 @@ def connections(network: Network, process: str) -> type[AbstractConnection]:
             super().__init__(**options)
 
         def repr_pieces(self) -> list[tuple[str, Any]]:
-            """Names the connection in errors."""
+            """Returns the parts of the connection's name in errors."""
             return [("process", process)]
 
         def _connection_arguments(self) -> dict[str, Any]:

@@ -1,8 +1,8 @@
-"""Redis's data and the commands that we use, as a model: bytes in, Python values out. Torch-free, without sockets.
+"""A model of Redis's data and of the commands that Baton uses: takes bytes and returns Python values, without
+sockets.
 
-An answer is None, an int, bytes, ``Status``, or a list of answers. What Redis refuses is raised as
-``CommandError``. Keys expire by ``clock``, wall-clock seconds. Knows nothing of connections. ``tests/drill/redis``
-holds it against a real server, command by command.
+An answer is None, an int, bytes, ``Status``, or a list of answers. What Redis refuses raises ``CommandError``. Keys
+expire by ``clock``, wall-clock seconds. ``tests/drill/redis`` compares it with a real server, command by command.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ NO_INTEGER = "ERR value is not an integer or out of range"
 
 
 class CommandError(Exception):
-    """An error that Redis answers with."""
+    """Raised for a command that Redis answers with an error; the message is the error's text."""
 
 
 class Status(NamedTuple):
-    """A simple answer, such as OK."""
+    """A simple-string answer, such as OK."""
 
     text: str
 
@@ -40,7 +40,7 @@ COMMANDS: dict[bytes, Handler] = {}
 
 
 def command(*names: str) -> Callable[[Handler], Handler]:
-    """Registers a handler under its commands' names."""
+    """Returns a decorator that registers a handler for the commands ``names``."""
 
     def register(handler: Handler) -> Handler:
         COMMANDS.update({name.encode(): handler for name in names})
@@ -50,9 +50,10 @@ def command(*names: str) -> Callable[[Handler], Handler]:
 
 
 class KeySpace:
-    """Every key with its value, and when it expires.
+    """All keys with their values, types and expiry times.
 
-    Values: bytes for strings, dicts for hashes, sets (dicts of None) and sorted sets (of floats), lists.
+    A value is bytes for a string; a dict for a hash, a set (values None) or a sorted set (values are scores); or a
+    list.
     """
 
     def __init__(self, clock: Callable[[], float]) -> None:
@@ -65,7 +66,7 @@ class KeySpace:
         self.max_bytes = 0
 
     def run(self, words: list[bytes]) -> Answer:
-        """Runs one command and returns its answer. Raises CommandError."""
+        """Runs one command, name and arguments, and returns its answer. Raises CommandError."""
         handler = COMMANDS.get(words[0].upper())
         if handler is None:
             raise CommandError(f"ERR unknown command '{words[0].decode(errors='replace')}'")
@@ -75,16 +76,16 @@ class KeySpace:
             raise CommandError("ERR wrong number of arguments") from None
 
     def snapshot(self) -> tuple[Any, ...]:
-        """Returns a copy of all data."""
+        """Returns a deep copy of all data, for ``restore``."""
         return copy.deepcopy((self.values, self.kinds, self.expires))
 
     def restore(self, snapshot: tuple[Any, ...]) -> None:
-        """Makes the data what a snapshot says."""
+        """Replaces all data by those of ``snapshot``."""
         self.values, self.kinds, self.expires = copy.deepcopy(snapshot)
         self._touch_all()
 
     def flush(self) -> None:
-        """Forgets every key and its value."""
+        """Deletes all keys."""
         self.values.clear()
         self.kinds.clear()
         self.expires.clear()
@@ -93,7 +94,9 @@ class KeySpace:
     # ---- keys ----
 
     def find(self, key: bytes, kind: str) -> Any:
-        """Returns the value of a key, or None. Raises CommandError for one of another kind."""
+        """Returns the value of ``key``, None if it doesn't exist. Raises CommandError if its type isn't
+        ``kind``.
+        """
         self.expire_due(key)
         if key not in self.values:
             return None
@@ -102,7 +105,11 @@ class KeySpace:
         return self.values[key]
 
     def make(self, key: bytes, kind: str, empty: Callable[[], Any]) -> Any:
-        """Returns the value of a key, which exists from now on, and counts a change."""
+        """Returns the value of ``key`` for changing it, after creating it by ``empty()`` if needed; counts a
+        change.
+
+        Raises CommandError if its type isn't ``kind``.
+        """
         found = self.find(key, kind)
         if found is None:
             found = self.values[key] = empty()
@@ -111,13 +118,13 @@ class KeySpace:
         return found
 
     def set(self, key: bytes, value: bytes) -> None:
-        """Makes a key a string that doesn't expire."""
+        """Sets ``key`` to a string that doesn't expire."""
         self.values[key], self.kinds[key] = value, "string"
         self.expires.pop(key, None)
         self.touched(key)
 
     def drop(self, key: bytes) -> bool:
-        """Forgets a key; returns whether there was one."""
+        """Deletes ``key``; returns whether it existed."""
         self.expire_due(key)
         self.expires.pop(key, None)
         self.kinds.pop(key, None)
@@ -127,16 +134,16 @@ class KeySpace:
         return found
 
     def drop_if_empty(self, key: bytes) -> None:
-        """Forgets a container without members, as Redis does."""
+        """Deletes ``key`` if its value is a container without members, as Redis does."""
         if not self.values.get(key, True):
             self.drop(key)
 
     def touched(self, key: bytes) -> None:
-        """Counts a change of a key."""
+        """Counts a change of ``key``, by which WATCH notices it."""
         self.versions[key] = self.versions.get(key, 0) + 1
 
     def expire_due(self, key: bytes) -> None:
-        """Forgets a key whose time is over."""
+        """Deletes ``key`` if its expiry time has passed."""
         if self.expires.get(key, math.inf) <= self.clock():
             del self.expires[key], self.values[key], self.kinds[key]
             self.touched(key)
@@ -279,7 +286,7 @@ def _expire(store: KeySpace, args: list[bytes]) -> Answer:
 
 
 def expire(store: KeySpace, key: bytes, seconds: float) -> int:
-    """Has a key end in ``seconds``; 0 where there is none."""
+    """Has ``key`` expire in ``seconds``; returns 1, or 0 if it doesn't exist."""
     store.expire_due(key)
     if key not in store.values:
         return 0
@@ -302,26 +309,26 @@ def _pttl(store: KeySpace, args: list[bytes]) -> Answer:
 
 
 def integer(text: bytes) -> int:
-    """Returns a whole number of 64 bits, written as Redis writes it. Raises CommandError."""
+    """Returns the 64-bit integer that ``text`` spells as Redis writes it. Raises CommandError for other text."""
     if not WHOLE.fullmatch(text) or not -(1 << 63) <= int(text) < 1 << 63:
         raise CommandError(NO_INTEGER)
     return int(text)
 
 
 def bound(text: bytes) -> float:
-    """Returns a number, which may be infinite. Raises CommandError."""
+    """Returns the number that ``text`` spells, which may be infinite. Raises CommandError for other text."""
     if not NUMBER.fullmatch(text):
         raise CommandError("ERR value is not a valid float")
     return float(text)
 
 
 def pairs(args: list[bytes]) -> Iterator[tuple[bytes, bytes]]:
-    """Returns arguments two by two. Raises CommandError where one is left over, or there are none."""
+    """Returns an iterator over ``args`` two by two. Raises CommandError if their number is odd or 0."""
     if not args or len(args) % 2:
         raise CommandError("ERR wrong number of arguments")
     return zip(args[::2], args[1::2], strict=True)
 
 
 def as_text(number: float) -> bytes:
-    """Returns a number as Redis writes it: shortest, and whole ones without a point."""
+    """Returns a number as Redis writes it: in the shortest form, whole numbers without a point."""
     return b"%d" % number if number == int(number) and abs(number) < 1e17 else repr(number).encode()

@@ -1,4 +1,4 @@
-"""The client's end of simulated gRPC: channels, methods and calls, with the meaning that grpc.aio gives them."""
+"""The client side of simulated gRPC: channels, methods and calls that behave as those of grpc.aio."""
 
 from __future__ import annotations
 
@@ -49,9 +49,9 @@ class Call:
     # ---- what the product calls ----
 
     async def write(self, message: Any) -> None:
-        """Sends a message and waits until the window has room.
+        """Sends a message and waits until the flow-control window has room.
 
-        Raises AioRpcError where the call fails meanwhile, InvalidStateError where it had ended before.
+        Raises AioRpcError if the call fails meanwhile, InvalidStateError if it had ended before.
         """
         if self._status is not None:
             raise asyncio.InvalidStateError("the call is over")
@@ -68,12 +68,12 @@ class Call:
             self._raise()
 
     async def done_writing(self) -> None:
-        """Tells the server that no message follows."""
+        """Tells the server that no further message follows."""
         if self._status is None and self._connection is not None and self._server is not None:
             self._connection.up.send(self._server.requests.end, 10)
 
     async def read(self) -> Any:
-        """Returns the next message, or EOF after the last. Raises AioRpcError where the call failed."""
+        """Returns the next reply, or EOF after the last. Raises AioRpcError if the call failed."""
         data = await self._next()
         if data is not None:
             return self._method.deserialize(data)
@@ -81,7 +81,7 @@ class Call:
         return EOF
 
     def cancel(self) -> bool:
-        """Ends the call at both ends."""
+        """Cancels the call at both ends; returns False if it had ended."""
         if self._status is not None:
             return False
         self._cancelled = True
@@ -89,7 +89,7 @@ class Call:
         return True
 
     def cancelled(self) -> bool:
-        """Returns whether this end cancelled the call."""
+        """Returns whether this end has cancelled the call."""
         return self._cancelled
 
     def done(self) -> bool:
@@ -97,13 +97,13 @@ class Call:
         return self._status is not None
 
     async def code(self) -> grpc.StatusCode:
-        """Returns the status, once there is one."""
+        """Waits for the call's end and returns its status code."""
         await self._over.wait()
         assert self._status is not None
         return self._status[0]
 
     async def details(self) -> str:
-        """Returns the status's text, once there is one."""
+        """Waits for the call's end and returns the text of its status."""
         await self._over.wait()
         assert self._status is not None
         return self._status[1]
@@ -119,9 +119,9 @@ class Call:
             yield message
 
     async def _next(self, last: bool = False) -> bytes | None:
-        """Returns the next reply, or None after the last; with ``last``, once the status is known.
+        """Returns the next reply, or None after the last; with ``last``, waits until the status is known.
 
-        Whoever is cancelled here cancels the call, as in grpc.aio.
+        If the awaiting task is cancelled, so is the call, as in grpc.aio.
         """
         try:
             data = await self._replies.next()
@@ -141,23 +141,23 @@ class Call:
     # ---- the network's side ----
 
     def send_request(self, message: Any) -> None:
-        """Sends the one request of a unary call."""
+        """Sends the single request of a unary call."""
         if self._server is not None and self._connection is not None:
             self._send(self._method.serialize(message))
             self._connection.up.send(self._server.requests.end, 1)
 
     def replied(self, data: bytes) -> None:
-        """Takes a reply from the network."""
+        """Receives a reply's bytes from the network."""
         if self._status is None:
             self._replies.arrive(data)
 
     @property
     def replies(self) -> Stream:
-        """Returns what the server sends."""
+        """Returns the stream of replies that the server sends."""
         return self._replies
 
     def ended(self, status: Status) -> None:
-        """Takes the status from the network, after the last reply."""
+        """Receives the server's status from the network, after the last reply."""
         if self._status is None:
             self._settle(status)
 
@@ -172,7 +172,7 @@ class Call:
         self._fail((UNAVAILABLE, "the connection broke", ()))
 
     def _fail(self, status: Status) -> None:
-        """Ends the call with a status that didn't come from the server: what is unread is lost."""
+        """Ends the call with a status that this end made; replies that were not read are lost."""
         if self._status is None:
             self._replies.drop()
             self._settle(status)
@@ -201,7 +201,7 @@ class Call:
 
 
 class _Method:
-    """A method of a channel: calling it begins an RPC."""
+    """A method of a channel; calling it starts an RPC and returns its ``Call``."""
 
     def __init__(self, channel: Channel, path: str, unary: bool, serialize: Any, deserialize: Any) -> None:
         self.channel, self.path, self._unary = channel, path, unary
@@ -215,7 +215,7 @@ class _Method:
 
 
 class Channel:
-    """A channel from a process to an address: one connection at a time, made when it is needed."""
+    """A channel from process ``process`` to ``address``; it connects when needed, with one connection at a time."""
 
     def __init__(self, network: Network, process: str, address: str) -> None:
         self.network, self.address = network, address
@@ -228,23 +228,25 @@ class Channel:
     def unary_unary(
         self, path: str, request_serializer: Any = None, response_deserializer: Any = None, **_: object
     ) -> Any:
-        """Returns a method that sends one message and gets one."""
+        """Returns a callable for the method ``path``, which sends one message and receives one."""
         return _Method(self, path, True, request_serializer, response_deserializer)
 
     def unary_stream(
         self, path: str, request_serializer: Any = None, response_deserializer: Any = None, **_: object
     ) -> Any:
-        """Returns a method that sends one message and gets many."""
+        """Returns a callable for the method ``path``, which sends one message and receives many."""
         return _Method(self, path, True, request_serializer, response_deserializer)
 
     def stream_stream(
         self, path: str, request_serializer: Any = None, response_deserializer: Any = None, **_: object
     ) -> Any:
-        """Returns a method that sends many messages and gets many."""
+        """Returns a callable for the method ``path``, which sends many messages and receives many."""
         return _Method(self, path, False, request_serializer, response_deserializer)
 
     def connection(self) -> NetworkConnection | None:
-        """Returns the connection that a new call rides on; None where there is no way."""
+        """Returns the connection for a new call, made if needed; None if the channel is closed or the address
+        unreachable.
+        """
         if self._closed:
             return None
         if self._connection is None or self._connection.broken:
@@ -255,11 +257,11 @@ class Channel:
         return self._connection
 
     def get_state(self, try_to_connect: bool = False) -> grpc.ChannelConnectivity:
-        """Returns the channel's state."""
+        """Returns the channel's connectivity state."""
         return self._state
 
     async def wait_for_state_change(self, last: grpc.ChannelConnectivity) -> None:
-        """Returns when the state is another one than ``last``."""
+        """Waits until the channel's state differs from ``last``."""
         while self._state is last:
             changed = asyncio.Event()
             self._changes.append(changed)
@@ -272,7 +274,7 @@ class Channel:
         await self.close()
 
     async def close(self, grace: float | None = None) -> None:
-        """Ends every call on the channel."""
+        """Closes the channel and breaks its connection, which ends every call on it."""
         self._closed = True
         if self._connection is not None:
             self._connection.break_now()
@@ -285,14 +287,14 @@ class Channel:
 
 
 class SimulatedDialer(Dialer):
-    """Gives out channels of a simulated process."""
+    """Makes simulated channels for the process ``process``."""
 
     def __init__(self, network: Network, process: str) -> None:
         super().__init__(None)
         self._network, self._process = network, process
 
     def channel(self, address: str, role: str = "worker", options: Any = ()) -> Any:
-        """Returns a channel to ``address``."""
+        """Returns a new simulated channel to ``address``; ``role`` and ``options`` have no effect."""
         return Channel(self._network, self._process, address)
 
 

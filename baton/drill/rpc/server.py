@@ -1,4 +1,4 @@
-"""The server's end of simulated gRPC: handlers, their contexts, and the calls that are under way."""
+"""The server side of simulated gRPC: handlers, their contexts, and the calls in progress."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from baton.drill.rpc.stream import CANCELLED, EOF, Metadata, Status, Stream, sam
 
 
 class ClientEnd(Protocol):
-    """Names what a call's server tells its client; ``rpc.client.Call`` has it."""
+    """What a call's server uses of the client's end; ``rpc.client.Call`` implements it."""
 
     @property
     def replies(self) -> Stream:
-        """Returns what the server sends."""
+        """Returns the stream of replies to the client."""
 
     def replied(self, data: bytes) -> None:
-        """Takes a reply from the network."""
+        """Receives a reply's bytes from the network."""
 
     def ended(self, status: Status) -> None:
-        """Takes the status from the network, after the last reply."""
+        """Receives the status from the network, after the last reply."""
 
 
 class Aborted(Exception):
@@ -32,7 +32,7 @@ class Aborted(Exception):
 
 
 class Context:
-    """Shows a handler its call."""
+    """The view that a handler has of its call, as ``grpc.aio.ServicerContext``."""
 
     def __init__(self, call: ServerCall, deserialize: Callable[[bytes], Any], serialize: Callable[[Any], bytes]):
         self._call, self._deserialize, self._serialize = call, deserialize, serialize
@@ -43,24 +43,24 @@ class Context:
         return EOF if data is None else self._deserialize(data)
 
     async def write(self, message: Any) -> None:
-        """Sends a reply once the window has room."""
+        """Sends a reply and waits until the flow-control window has room."""
         await self._call.reply(self._serialize(message))
 
     async def abort(self, code: grpc.StatusCode, details: str = "", trailing_metadata: Metadata = ()) -> None:
-        """Ends the call with a status."""
+        """Ends the call with status ``code``. Raises Aborted, always."""
         self._call.finish((code, details, tuple(trailing_metadata)))
         raise Aborted(details)
 
     def peer(self) -> str:
-        """Returns the name of the process that calls."""
+        """Returns "sim:" and the name of the calling process."""
         return f"sim:{self._call.connection.client}"
 
     def invocation_metadata(self) -> Metadata:
-        """Returns what came with the call: nothing here."""
+        """Returns (), because simulated calls carry no metadata."""
         return ()
 
     async def requests(self) -> AsyncIterator[Any]:
-        """Iterates over the requests."""
+        """Yields the requests until the client has sent its last."""
         while (message := await self.read()) is not EOF:
             yield message
 
@@ -75,7 +75,9 @@ class ServerCall:
         self._finished = False
 
     def begin(self) -> None:
-        """Starts the handler, in the process that listens."""
+        """Starts the handler as a task of the listening process; ends the call as UNIMPLEMENTED if there is no
+        handler.
+        """
         server = self.connection.listener
         assert isinstance(server, Server)
         handler = server.handler(self._path)
@@ -92,14 +94,16 @@ class ServerCall:
         server.ended(self)
 
     def cancel(self) -> None:
-        """Ends the handler: the client left, or was lost."""
+        """Cancels the handler, because the client cancelled or its connection broke."""
         self._finished = True
         self.requests.end()
         if self._task is not None:
             self._task.cancel()
 
     async def reply(self, data: bytes) -> None:
-        """Sends a reply and waits for room in the window."""
+        """Sends a reply and waits until the flow-control window has room. Raises CancelledError if the call is
+        over.
+        """
         if self._finished:
             raise asyncio.CancelledError
         client = self._client
@@ -108,7 +112,7 @@ class ServerCall:
         await client.replies.room()
 
     def finish(self, status: Status) -> None:
-        """Sends the status; nothing follows."""
+        """Sends the status, after which nothing follows; does nothing if the call is over."""
         if not self._finished:
             self._finished = True
             client = self._client
@@ -146,7 +150,7 @@ async def _handle(handler: Any, context: Context) -> None:
 
 
 class Server:
-    """A gRPC server of one process. ``spawn`` starts a task of that process."""
+    """A gRPC server of one simulated process. ``spawn`` (work, name) starts a task of that process."""
 
     def __init__(self, spawn: Callable[[Any, str], asyncio.Task[None]]) -> None:
         self.spawn = spawn
@@ -155,23 +159,25 @@ class Server:
         self._generic: list[Any] = []
 
     def add_generic_rpc_handlers(self, handlers: Sequence[Any]) -> None:
-        """Registers handlers that are looked up by path."""
+        """Registers generic handlers, which look methods up by path."""
         self._generic += handlers
 
     def add_registered_method_handlers(self, service: str, handlers: dict[str, Any]) -> None:
-        """Registers a service's methods."""
+        """Registers the handlers of a service's methods, by method name."""
         self._methods |= {f"/{service}/{name}": handler for name, handler in handlers.items()}
 
     def began(self, call: ServerCall) -> None:
-        """Notes a call, until it is over."""
+        """Registers a call in progress."""
         self._calls[call] = None
 
     def ended(self, call: ServerCall) -> None:
-        """Forgets a call that is over."""
+        """Unregisters a call that is over."""
         self._calls.pop(call, None)
 
     async def stop(self, grace_s: float) -> None:
-        """Waits ``grace_s`` seconds for calls under way, then ends those that are left and their connections."""
+        """Waits at most ``grace_s`` seconds for the calls in progress, then cancels the rest and breaks their
+        connections.
+        """
         deadline = asyncio.get_running_loop().time() + grace_s
         while self._calls and asyncio.get_running_loop().time() < deadline:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
@@ -180,7 +186,7 @@ class Server:
             call.connection.break_now()
 
     def handler(self, path: str) -> Any:
-        """Returns the handler of a method, or None."""
+        """Returns the handler of the method ``path``; None if there is none."""
         if path in self._methods:
             return self._methods[path]
         details = _Details(path)
@@ -188,7 +194,7 @@ class Server:
 
 
 class _Details:
-    """Carries the method's path and the metadata, which a generic handler of gRPC looks up a call by."""
+    """The method's path and the metadata by which a generic handler of gRPC finds a method."""
 
     invocation_metadata: Metadata = ()
 

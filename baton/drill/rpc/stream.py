@@ -1,4 +1,4 @@
-"""Bytes of one direction of a simulated call, and names that both ends use. Knows nothing of services."""
+"""One direction of a simulated call with its flow control, and names that both ends use."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ UNAVAILABLE, CANCELLED = grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED
 
 
 class Stream:
-    """Messages of one direction of a call, as their reader sees them."""
+    """The messages of one direction of a call, from their arrival to their reading, with a flow-control window."""
 
     def __init__(self) -> None:
         self._waiting: deque[bytes] = deque()
@@ -29,37 +29,37 @@ class Stream:
         self._room.set()
 
     def sending(self, size: int) -> None:
-        """Counts bytes as sent and not yet read."""
+        """Counts ``size`` bytes as sent but unread; the window is full above WINDOW_BYTES."""
         self._unread += size
         if self._unread > WINDOW_BYTES:
             self._room.clear()
 
     def arrive(self, data: bytes) -> None:
-        """Takes a message from the network."""
+        """Adds a message that arrived from the network."""
         self._waiting.append(data)
         self._news.set()
 
     def end(self) -> None:
-        """Notes that nothing follows."""
+        """Marks that no further message follows; a waiting reader or writer continues."""
         self._ended = True
         self._news.set()
         self._room.set()
 
     def drop(self) -> None:
-        """Forgets what waits unread, as where a call is reset."""
+        """Discards the messages that wait unread, as when a call is reset."""
         self._waiting.clear()
 
     def open_window(self) -> None:
-        """Lets go of a writer that waits for room: its call is over."""
+        """Lets a writer that waits for room continue, because its call is over."""
         self._room.set()
 
     async def room(self) -> None:
-        """Returns when the window has room; other tasks take a turn before."""
+        """Waits until the window has room; other tasks run at least once before it returns."""
         await asyncio.sleep(0)
         await self._room.wait()
 
     async def next(self) -> bytes | None:
-        """Returns the next message, or None after the last."""
+        """Waits for the next message and returns it; None after the last."""
         while not self._waiting and not self._ended:
             self._news.clear()
             await self._news.wait()
@@ -73,5 +73,5 @@ class Stream:
 
 
 def same(message: Any) -> Any:
-    """Returns the message: where bytes are bytes, nothing is serialized."""
+    """Returns ``message`` unchanged; stands in for a serializer if messages are bytes."""
     return message
