@@ -1,6 +1,6 @@
-"""Handoffs between two live workers, one after another: what processes and messages take beside steps and bytes.
+"""Measures the fixed costs of KV handoffs between two live workers, beside the time of steps and bytes.
 
-Knows nothing of routers' HTTP: a request begins with its Admit. Only on an idle cluster is it what it is called.
+A request begins with its Admit; HTTP isn't involved. The figures are valid on an idle cluster only.
 """
 
 from __future__ import annotations
@@ -30,33 +30,36 @@ Told = Callable[[str], None]
 
 
 class PromptTimes(msgspec.Struct, frozen=True):
-    """Holds the times of one prompt.
+    """The times of one handed-over prompt, in seconds."""
 
-    Seconds until it was admitted, until its first token came back, and of them read or queued.
-    """
-
-    tokens: int
-    size: int
-    admitted_s: float
-    answered_s: float
-    read_s: float
+    tokens: int  # of the prompt
+    size: int  # bytes of KV that were sent
+    admitted_s: float  # until the decode worker had admitted it
+    answered_s: float  # until its first token came back
+    read_s: float  # of those, spent in the queue and in prefill
 
 
 class PromptMaker(Protocol):
-    """Makes prompts up, for whoever measures with them."""
+    """Makes prompts and requests for measurements."""
 
     salt: bytes
-    longest: int
+    longest: int  # tokens of a prompt, at most
 
     def tokens(self, count: int) -> list[int]:
-        """Returns any ids, as many as asked for."""
+        """Returns ``count`` arbitrary token ids."""
 
     def admit(self, prompt: list[int], outputs: int, local: bool) -> w.Admit:
-        """Returns a request of the given ids."""
+        """Returns the message that admits ``prompt`` for ``outputs`` tokens; ``local`` has the decode worker
+        prefill it.
+        """
 
 
 async def handoffs(links: LinkTable, decode: DecodeLink, prompts: PromptMaker, told: Told) -> list[PromptTimes]:
-    """Prompts of several lengths, read by a prefill worker for ``decode``; none where there is none."""
+    """Returns the times of prompts of several lengths that a prefill worker reads for ``decode``; [] without a
+    prefill worker.
+
+    Progress is passed to ``told``. Raises NoWorker if the prefill worker can't be reached.
+    """
     reader = next((k for k in links if k.info.role == "prefill" and k.info.state == "ready"), None)
     if reader is None:
         told("no prefill worker: transfers are not measured")
@@ -72,7 +75,7 @@ async def handoffs(links: LinkTable, decode: DecodeLink, prompts: PromptMaker, t
 async def handoff(
     links: LinkTable, reader: str, decode: DecodeLink, prompts: PromptMaker, length: int
 ) -> PromptTimes:
-    """Hands one prompt of ``length`` tokens, read by ``reader``, to ``decode``; returns its times."""
+    """Hands a prompt of ``length`` tokens over from prefill worker ``reader`` to ``decode``; returns its times."""
     prompt = prompts.tokens(length)
     since = time.monotonic()
     async with decode.admit(prompts.admit(prompt, 1, local=False), _drop, lambda: "retry") as lease:
@@ -86,12 +89,11 @@ async def handoff(
 
 
 def overhead(handed: Sequence[PromptTimes], transfer: TransferCurve, chunk_tokens: int) -> Overhead:
-    """Returns the overheads of requests, handoffs and steps.
+    """Returns the fixed seconds of requests and handoffs, from the times of ``handed`` prompts.
 
-    A request's own is the way of Admit and Admitted; what else isn't reading or transfer is the handoff's.
-
-    Of prompts of one chunk: nothing of their transfer hides behind reading. The first of each length isn't
-    counted where there is a second: connections are made with it.
+    A request's is the time from Admit to Admitted; a handoff's is the rest that is neither prefill nor transfer.
+    Only prompts of one chunk are used, whose transfer isn't hidden behind prefill; the first of each length isn't
+    counted if there is a second, because it includes connecting.
     """
     known, again = set[int](), list[PromptTimes]()
     for one in handed:
@@ -107,12 +109,14 @@ def overhead(handed: Sequence[PromptTimes], transfer: TransferCurve, chunk_token
 
 
 def undisturbed(seconds: Sequence[float]) -> float:
-    """Returns the lower quartile: whatever else a machine does only adds."""
+    """Returns the lower quartile of ``seconds``, because other work on the machine only adds time."""
     return percentile(sorted(seconds), 0.25)
 
 
 def transfer_curve(roster: PolledRoster) -> TransferCurve:
-    """Returns the mean of what prefill workers fitted to their own handoffs."""
+    """Returns the mean of the transfer curves that the prefill workers fitted to their own handoffs; zeros without
+    one.
+    """
     found = [e.load.transfer_curve for e in roster.snapshot().values() if e.load.transfer_curve is not None]
     if not found:
         return TransferCurve(0.0, 0.0)
@@ -121,7 +125,7 @@ def transfer_curve(roster: PolledRoster) -> TransferCurve:
 
 
 async def until_up(link: WorkerLink) -> None:
-    """Waits until the worker is up. Raises NoWorker when it takes too long."""
+    """Waits until the worker behind ``link`` is connected. Raises NoWorker after CONNECT_S."""
     deadline = time.monotonic() + CONNECT_S
     while not link.up:
         if time.monotonic() > deadline:
@@ -146,4 +150,4 @@ def _prefill(prompts: PromptMaker, prompt: list[int], lease: DecodeLease, to: Wo
 
 
 def _drop(output: w.RequestTokens) -> None:
-    """Its tokens are of no interest."""
+    """Ignores the request's tokens."""

@@ -1,6 +1,6 @@
-"""Measures a meeting of two ranks on this machine. Knows nothing of models or workers.
+"""Measures the time that two ranks (processes of one worker) take to meet at a barrier in shared memory.
 
-python -m baton.bench.meetings          prints the seconds, the median of some rounds
+``python -m baton.bench.meetings`` prints the seconds, the median of some rounds.
 """
 
 from __future__ import annotations
@@ -25,7 +25,9 @@ PATIENCE_S = 120.0  # for all of it, kernels' compilation included
 
 
 def measured_meeting() -> float | None:
-    """Returns the seconds of a meeting, measured by processes of their own; None where there are no kernels."""
+    """Returns the seconds of one barrier of two ranks, measured in new processes; None if there are no native
+    kernels.
+    """
     done = subprocess.run(
         python("baton.bench.meetings"), env=child_environment(), stdout=subprocess.PIPE, text=True,
         timeout=PATIENCE_S, check=False,
@@ -34,7 +36,9 @@ def measured_meeting() -> float | None:
 
 
 def meeting_seconds() -> float:
-    """Returns the seconds of a meeting with a fork of this process, which must have no threads."""
+    """Returns the seconds of one barrier between this process, which must have no other threads, and a fork of
+    it.
+    """
     region = mmap.mmap(-1, group_bytes(RANKS, SLOT_BYTES))
     address = ctypes.addressof(ctypes.c_char.from_buffer(region))
     own, other = (Collective(group_at(address, rank, RANKS, SLOT_BYTES, 0.0)) for rank in range(RANKS))
@@ -58,7 +62,7 @@ def _meet(rank: Collective, times: int) -> float:
 
 
 def main() -> int:
-    """Prints what was measured; returns exit status 1 where there are no kernels."""
+    """Prints the measured seconds; returns exit status 1 if there are no native kernels, else 0."""
     if native.library() is None:
         return 1
     print(meeting_seconds())

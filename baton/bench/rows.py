@@ -1,4 +1,4 @@
-"""What a benchmark says: rows, as a table, as JSON and as a plot. Knows nothing of how they were measured."""
+"""Results of a benchmark: rows, which are shown as a table, as JSON and as a plot."""
 
 from __future__ import annotations
 
@@ -17,29 +17,22 @@ RANDOM = "random-0.5b"  # the name of a model that the benchmark makes itself
 
 
 class Row(msgspec.Struct, frozen=True):
-    """Holds one measured figure.
-
-    ``peer`` says what it is compared with, ``ratio`` is value over peer, or peer's bound on it.
-
-    ``spread`` is (largest - smallest) / median over the rounds. ``target`` (0: none) is a floor for ``ratio``, or
-    for ``value`` where there is no peer; with ``ceiling`` it is the most that is allowed. ``low`` to ``high``, if
-    given, holds the true median of ``value`` in 95 of 100 runs.
-    """
+    """One measured figure, which may be compared with a peer and judged by a target."""
 
     name: str
     value: float
     unit: str
-    peer: str = ""
-    ratio: float = 0.0
-    spread: float = 0.0
-    target: float = 0.0
-    ceiling: bool = False
-    low: float = 0.0
-    high: float = 0.0
+    peer: str = ""  # what the figure is compared with; "" for nothing
+    ratio: float = 0.0  # value over peer's, or peer's over value; 0 without a peer
+    spread: float = 0.0  # (largest - smallest) / median over the rounds
+    target: float = 0.0  # bound for ``ratio``, or for ``value`` without a peer; 0 for none
+    ceiling: bool = False  # whether ``target`` is an upper bound; else a lower one
+    low: float = 0.0  # lower end of a 95% interval of the true median of ``value``; 0 if unknown
+    high: float = 0.0  # its upper end
 
     @property
     def reached(self) -> bool | None:
-        """Returns whether the target is met; None without one."""
+        """Returns whether the target is met; None without a target."""
         if not self.target:
             return None
         judged = self.ratio if self.peer else self.value
@@ -47,32 +40,30 @@ class Row(msgspec.Struct, frozen=True):
 
 
 def median(values: Sequence[float]) -> float:
-    """Returns the middle one of the values."""
+    """Returns the median of ``values``, the upper one if their number is even."""
     return sorted(values)[len(values) // 2]
 
 
 def spread(values: Sequence[float]) -> float:
-    """Returns how far apart the values are, as a share of the median."""
+    """Returns (largest - smallest) / median of ``values``; 0 if the median is 0."""
     middle = median(values)
     return (max(values) - min(values)) / middle if middle else 0.0
 
 
 def interval(values: Sequence[float]) -> tuple[float, float]:
-    """Returns where the median lies with a confidence of about 95%, whatever the distribution (ranks of a
-    binomial).
-    """
+    """Returns a 95% confidence interval of the median of ``values``, for any distribution (by binomial ranks)."""
     ordered, reach = sorted(values), 0.98 * math.sqrt(len(values))
     first = max(0, math.floor((len(values) - 1) / 2 - reach))
     return ordered[first], ordered[-1 - first]
 
 
 def paired(values: Sequence[float], peers: Sequence[float]) -> float:
-    """Returns the median over rounds of value / peer: what slows a whole round cancels out."""
+    """Returns the median over rounds of value / peer, in which what slows a whole round cancels out."""
     return median([value / peer for value, peer in zip(values, peers, strict=True)])
 
 
 def table(rows: Sequence[Row]) -> Table:
-    """Returns the rows as a table for a terminal."""
+    """Returns ``rows`` as a table for a terminal."""
     shown = Table("what", "value", "beside", "ratio", "spread", "target", box=None)
     for row in rows:
         bound = f"{'<=' if row.ceiling else '>='} {row.target:g}" if row.target else ""
@@ -85,13 +76,13 @@ def table(rows: Sequence[Row]) -> Table:
 
 
 def to_json(rows: Sequence[Row]) -> str:
-    """Returns every row with the commit and the machine it was measured on."""
+    """Returns all rows as JSON, each with the commit and the machine on which it was measured."""
     where = {"commit": commit(), "machine": machine()}
     return json.dumps([msgspec.to_builtins(row) | where for row in rows], indent=1)
 
 
 def plot(rows: Sequence[Row], path: str) -> None:
-    """Bars of the ratios that have a floor, each with its target. Needs matplotlib (the dev extra)."""
+    """Draws the ratios that have a lower bound as bars into file ``path``. Needs matplotlib (the dev extra)."""
     from matplotlib import pyplot
 
     shown = [row for row in rows if row.target and row.ratio and not row.ceiling]
@@ -105,7 +96,7 @@ def plot(rows: Sequence[Row], path: str) -> None:
 
 
 def commit() -> str:
-    """Returns the commit of the checkout this runs from; empty for an installed package."""
+    """Returns the short commit id of the checkout that this code is in; "" if git or the checkout is missing."""
     try:
         done = subprocess.run(
             ["git", "-C", str(Path(__file__).parent), "rev-parse", "--short", "HEAD"],
@@ -117,7 +108,7 @@ def commit() -> str:
 
 
 def machine() -> str:
-    """Cores and kind of CPU."""
+    """Returns the number of cores and the CPU's name."""
     names = [line.split(":")[1].strip() for line in _lines("/proc/cpuinfo") if line.startswith("model name")]
     return f"{len(os.sched_getaffinity(0))} x {names[0] if names else platform.machine()}"
 

@@ -1,5 +1,6 @@
-"""What a way of serving a model costs in answers: loss, agreement, retrieval and exact match beside a reference.
+"""Measures how much a way of serving a model changes its answers, beside a reference.
 
-``subject.py`` says what can be judged (a checkpoint in this process, or any OpenAI-compatible server); one file per
-measure; ``evaluation.py`` puts them together. Knows nothing of how weights, KV or handoffs are rounded.
+The measures are loss, agreement of tokens, retrieval from long contexts, and exact match of tasks. ``subject.py``
+says what can be measured (a checkpoint in this process, or any OpenAI-compatible server); there is one file per
+measure, and ``evaluation.py`` joins them. Knows nothing of how weights, KV or handoffs are rounded.
 """

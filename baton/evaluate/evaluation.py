@@ -1,7 +1,4 @@
-"""One evaluation: the parts that were asked for, of a subject alone or beside a reference. Torch-free.
-
-Knows nothing of flags or of what stands behind a subject.
-"""
+"""Runs the requested parts of an evaluation, on a subject alone or beside a reference. Torch-free."""
 
 from __future__ import annotations
 
@@ -23,15 +20,12 @@ Say = Callable[[str], None]
 
 
 class Questions(msgspec.Struct, frozen=True):
-    """Names the parts of an evaluation and what they need.
+    """The parts of an evaluation and their inputs; lengths are in tokens."""
 
-    ``texts`` are documents; ``tasks`` are by name; lengths are in tokens.
-    """
-
-    texts: tuple[str, ...] = ()
-    tasks: dict[str, tuple[Task, ...]] = {}
+    texts: tuple[str, ...] = ()  # documents
+    tasks: dict[str, tuple[Task, ...]] = {}  # by the name of their set
     parts: tuple[str, ...] = PARTS
-    prompts: int = 32
+    prompts: int = 32  # number of prompts for the part "paths"
     prompt_tokens: int = 64
     answer_tokens: int = 64
     needle_lengths: tuple[int, ...] = (256, 512, 1024)
@@ -41,7 +35,10 @@ class Questions(msgspec.Struct, frozen=True):
 def evaluate(
     asked: Questions, subject: Subject, reference: Subject | None, say: Say = lambda _: None
 ) -> list[Figure]:
-    """Returns the figures of every part, in order. ``say`` hears what is being done."""
+    """Returns the figures of every part of ``asked``, in order; progress is passed to ``say``.
+
+    Without a ``reference``, parts and figures that compare are left out.
+    """
     return [figure for part in asked.parts for figure in _PARTS[part](asked, subject, reference, say)]
 
 

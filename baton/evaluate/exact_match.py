@@ -1,4 +1,4 @@
-"""How many tasks a subject solves, word for word. Torch-free. Knows nothing of models or files."""
+"""Counts the tasks whose accepted answer a subject gives word for word. Torch-free."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from baton.evaluate.tasks_file import Task
 
 
 def solved(subject: Subject, tasks: Sequence[Task]) -> list[bool]:
-    """Returns whether the subject's greedy answer to each task is an accepted one."""
+    """Returns, for each task, whether the subject's greedy answer is an accepted one."""
     found = [False] * len(tasks)
     for tokens, stop in sorted({(task.max_tokens, task.stop) for task in tasks}):
         places = [i for i, task in enumerate(tasks) if (task.max_tokens, task.stop) == (tokens, stop)]
@@ -22,7 +22,9 @@ def solved(subject: Subject, tasks: Sequence[Task]) -> list[bool]:
 
 
 def task_figures(name: str, found: Sequence[bool], reference: Sequence[bool] | None) -> Iterator[Figure]:
-    """Yields the share that is solved; with the ``reference``'s, that one's and what is lost."""
+    """Yields the share of solved tasks; with ``reference`` (solved or not, by task), also its share and the
+    difference.
+    """
     yield _share(f"{name}: exact matches", found)
     if reference is None:
         return

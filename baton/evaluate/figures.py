@@ -1,7 +1,4 @@
-"""What an evaluation says: figures with their intervals, and whether each is within what was allowed. Torch-free.
-
-Knows nothing of how they were measured or how they are shown.
-"""
+"""Results of an evaluation: figures with their intervals, and whether each is within its tolerance. Torch-free."""
 
 from __future__ import annotations
 
@@ -24,20 +21,16 @@ PLAIN = "loss"  # what a tolerance without a name is for
 
 
 class Figure(msgspec.Struct, frozen=True):
-    """Holds one figure of an evaluation.
-
-    ``low`` to ``high`` holds the true one in 95 of 100 samples; ``count`` is of what.
-    ``judged`` names the tolerance that applies to it, empty for none; ``tolerance`` is the most that is allowed.
-    """
+    """One figure of an evaluation, which a tolerance may apply to."""
 
     name: str
     value: float
     unit: str
-    low: float
+    low: float  # ``low`` to ``high`` holds the true value in 95 of 100 samples
     high: float
-    count: int
-    judged: str = ""
-    tolerance: float | None = None
+    count: int  # measured items, such as documents, tokens or tasks
+    judged: str = ""  # name of the tolerance that applies to it; "" for none
+    tolerance: float | None = None  # largest allowed ``value``
 
     @property
     def passes(self) -> bool | None:
@@ -46,12 +39,15 @@ class Figure(msgspec.Struct, frozen=True):
 
     @property
     def is_sure(self) -> bool:
-        """Returns whether the whole interval is on the same side of the tolerance."""
+        """Returns whether the whole interval is on the same side of the tolerance; True without one."""
         return self.tolerance is None or not self.low <= self.tolerance < self.high
 
 
 def tolerances(texts: Iterable[str]) -> dict[str, float]:
-    """Returns ``loss=1%`` or ``kl=0.02`` as numbers by name; a bare number is of the loss. Raises ConfigError."""
+    """Returns tolerances such as ``loss=1%`` or ``kl=0.02`` as numbers by name; a bare number is that of the loss.
+
+    Raises ConfigError for unknown names and for what is no number.
+    """
     return dict(map(_tolerance, texts))
 
 
@@ -72,7 +68,9 @@ def _tolerance(text: str) -> tuple[str, float]:
 
 
 def judged(figures: Sequence[Figure], allowed: dict[str, float]) -> list[Figure]:
-    """Returns the figures with their tolerances. Raises ConfigError for a tolerance of what wasn't measured."""
+    """Returns the figures with the tolerances in ``allowed``. Raises ConfigError for a tolerance of an unmeasured
+    figure.
+    """
     measured = {figure.judged for figure in figures}
     if missing := [name for name in allowed if name not in measured]:
         text = (
@@ -86,5 +84,5 @@ def judged(figures: Sequence[Figure], allowed: dict[str, float]) -> list[Figure]
 
 
 def passes(figures: Sequence[Figure]) -> bool:
-    """Returns whether nothing is above its tolerance."""
+    """Returns whether no figure is above its tolerance."""
     return all(figure.passes is not False for figure in figures)

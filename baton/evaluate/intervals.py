@@ -1,6 +1,6 @@
-"""How sure a measured figure is: 95% intervals by resampling what was measured. Torch-free.
+"""95% confidence intervals of measured figures, by resampling. Torch-free.
 
-Knows nothing of what the figures mean. The draws are seeded, so that the same measurements give the same interval.
+The resampling is seeded, so that the same measurements give the same interval.
 """
 
 from __future__ import annotations
@@ -19,18 +19,20 @@ Z = 1.959964
 
 
 def ratio_interval(tops: Sequence[float], bottoms: Sequence[float]) -> tuple[float, float]:
-    """Returns where sum(tops) / sum(bottoms) lies, by drawing the pairs anew (a percentile bootstrap)."""
+    """Returns the 95% interval of sum(tops) / sum(bottoms), by a percentile bootstrap over the pairs."""
     top, bottom = np.asarray(tops, np.float64), np.asarray(bottoms, np.float64)
     return _percentiles(len(top), lambda draws: (draws @ top) / np.maximum(draws @ bottom, 1e-300))
 
 
 def mean_interval(values: Sequence[float]) -> tuple[float, float]:
-    """Returns where the mean lies."""
+    """Returns the 95% interval of the mean of ``values``, by a percentile bootstrap."""
     return ratio_interval(values, [1.0] * len(values))
 
 
 def share_interval(hits: int, of: int) -> tuple[float, float]:
-    """Returns Wilson's interval of a share, which holds for few and for all of ``of``."""
+    """Returns Wilson's 95% interval of the share hits / of, which is valid for small counts too; (0, 1) if ``of``
+    is 0.
+    """
     if not of:
         return 0.0, 1.0
     share, weight = hits / of, Z * Z / of

@@ -1,4 +1,4 @@
-"""Bits per byte on a text, and what a subject adds to a reference's. Torch-free. Knows nothing of models."""
+"""Loss on a text in bits per byte, and how much a subject's exceeds a reference's. Torch-free."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ LN2 = math.log(2)
 
 
 def bits(subject: Subject, documents: Sequence[Document]) -> list[float]:
-    """Returns what each document costs, in bits."""
+    """Returns the negative log-likelihood of each document under the subject, in bits."""
     scored = subject.scores([window for document in documents for window in document.windows])
     return [-sum(token.logprob for _ in document.windows for token in next(scored)) / LN2 for document in documents]
 
@@ -22,7 +22,9 @@ def bits(subject: Subject, documents: Sequence[Document]) -> list[float]:
 def loss_figures(
     documents: Sequence[Document], found: Sequence[float], reference: Sequence[float] | None
 ) -> Iterator[Figure]:
-    """Yields bits per byte; with the ``reference``'s bits, that one's and what is added."""
+    """Yields the loss in bits per byte; with ``reference`` (bits by document), also its loss and the added
+    share.
+    """
     sizes = [float(document.bytes) for document in documents]
     yield _per_byte("loss", found, sizes)
     if reference is None:

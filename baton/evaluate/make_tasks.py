@@ -2,8 +2,8 @@
 
     python -m baton.evaluate.make_tasks
 
-Knows nothing of models. Everything is drawn by one seed, so the files come out byte for byte the same. Prompts show
-two solved examples first, because models without instruction tuning are judged too.
+All tasks are drawn with one seed, so the files are the same byte for byte each time. Each prompt begins with two
+solved examples, because models without instruction tuning are evaluated too.
 """
 
 from __future__ import annotations
@@ -66,7 +66,9 @@ KINDS: dict[str, tuple[Callable[[random.Random], Pair], str]] = {
 
 
 def tasks(kind: str) -> list[Task]:
-    """Returns the set of one kind; no task is twice in it, or among its own examples."""
+    """Returns the tasks of one kind ("code", "extraction" or "math"), all different from one another and from the
+    examples.
+    """
     make, between = KINDS[kind]
     rng = random.Random(f"{kind} {SEED}")
     drawn: dict[str, tuple[str, ...]] = {}
@@ -78,7 +80,7 @@ def tasks(kind: str) -> list[Task]:
 
 
 def write(folder: Path) -> None:
-    """Writes a JSONL file of each kind."""
+    """Writes a JSONL file of each kind to ``folder``, which is made if needed."""
     folder.mkdir(exist_ok=True)
     for kind in KINDS:
         lines = [msgspec.json.encode({"prompt": task.prompt, "answers": task.answers}) for task in tasks(kind)]

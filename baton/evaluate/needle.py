@@ -1,7 +1,7 @@
-"""Whether a fact is found again in a long context, by depth and length. Torch-free. Knows nothing of models.
+"""Measures whether a model finds a fact in a long context, by depth and length. Torch-free.
 
-The haystack is the text that is judged on; the needle is a sentence with a number of five digits, and the prompt
-ends where that number is due again. Each needle is also weighed: the likelihood of its number, in nats, moves long
+The haystack is the evaluation's text; the needle is a sentence with a number of five digits, and the prompt ends
+where that number is due again. Each needle is also scored: the likelihood of its number, in nats, changes long
 before a small model finds or loses it.
 """
 
@@ -25,24 +25,26 @@ DIGITS = 10  # tokens that a number of five digits takes at most
 
 
 class Needle(NamedTuple):
-    """A haystack with its needle, ready to be answered, and the number that is asked for."""
+    """A prompt that hides a fact in a text and ends with the question for it."""
 
     prompt: tuple[int, ...]
-    number: str
-    answer: tuple[int, ...]
-    length: int
-    depth: float
+    number: str  # expected answer
+    answer: tuple[int, ...]  # tokens of the expected answer
+    length: int  # nominal tokens of the prompt
+    depth: float  # of the fact in the text, from 0 (start) to 1 (end)
 
 
 class Found(NamedTuple):
-    """Says whether a subject wrote the number, and how unlikely it held it: nats of the whole number."""
+    """A subject's result for one needle."""
 
-    hit: bool
-    nats: float
+    hit: bool  # whether it wrote the number
+    nats: float  # negative log-likelihood of the whole number
 
 
 def needles(subject: Subject, hay: Sequence[str], lengths: Sequence[int], seed: int = 0) -> list[Needle]:
-    """Returns ``EACH`` needles for each of ``DEPTHS`` and each length that fits, drawn by ``seed``."""
+    """Returns ``EACH`` needles for each of ``DEPTHS`` and each of ``lengths`` that fits the context, drawn with
+    ``seed``.
+    """
     rng = random.Random(seed)
     sentences = [sentence for text in hay for sentence in text.split("\n") if sentence.strip()]
     fitting = [length for length in lengths if length <= subject.context]
@@ -65,7 +67,7 @@ def _needle(subject: Subject, sentences: Sequence[str], length: int, depth: floa
 
 
 def _haystack(subject: Subject, sentences: Sequence[str], tokens: int, rng: random.Random) -> list[str]:
-    """Returns sentences in a row from a drawn place, ``tokens`` at most."""
+    """Returns consecutive sentences from a random place on, of at most ``tokens`` tokens."""
     at, found, room = rng.randrange(len(sentences)), [], tokens
     while (size := len(subject.encode(sentences[at % len(sentences)])) + 1) <= room:
         found.append(sentences[at % len(sentences)])
@@ -74,7 +76,7 @@ def _haystack(subject: Subject, sentences: Sequence[str], tokens: int, rng: rand
 
 
 def look(subject: Subject, asked: Sequence[Needle]) -> list[Found]:
-    """Returns what the subject finds of each."""
+    """Returns the subject's result for each needle."""
     texts = [answer.text for answer in subject.answers([one.prompt for one in asked], DIGITS)]
     scored = subject.scores([one.prompt + one.answer for one in asked])
     nats = [
@@ -86,7 +88,10 @@ def look(subject: Subject, asked: Sequence[Needle]) -> list[Found]:
 def needle_figures(
     asked: Sequence[Needle], found: Sequence[Found], reference: Sequence[Found] | None
 ) -> Iterator[Figure]:
-    """Yields the share that was found and its likelihood, the same by depth, and what is lost to the reference."""
+    """Yields the share of needles found, in total and by depth, and the mean nats of a number.
+
+    With ``reference``, also its share, the share lost and the added nats.
+    """
     yield _hits("needles found", found)
     for depth in sorted({one.depth for one in asked}):
         yield _hits(

@@ -1,7 +1,7 @@
-"""How a subject follows a reference along the reference's own greedy answers. Torch-free.
+"""Measures how closely a subject follows a reference's own greedy answers. Torch-free.
 
-Knows nothing of models. Both read the reference's answers and say at each token what they would have chosen; and
-the subject answers the same prompts itself, which takes its decoding, handoff and cache as they are.
+Both score the reference's answers, which says for each token what they would have chosen; and the subject answers
+the same prompts itself, with its decoding, handoff and cache as they are.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ FLOOR = 1e-12  # of a probability: what rounding leaves of nothing
 
 
 class Path(NamedTuple):
-    """A prompt and the reference's greedy answer to it."""
+    """A prompt, the reference's greedy answer to it, and that answer's token ids."""
 
     prompt: tuple[int, ...]
     answer: Continuation
@@ -26,21 +26,23 @@ class Path(NamedTuple):
 
 
 def openings(documents: Sequence[Ids], prompts: int, tokens: int) -> list[tuple[int, ...]]:
-    """Returns the beginnings of ``prompts`` documents, spread evenly over the text."""
+    """Returns the first ``tokens`` tokens of ``prompts`` documents, spread evenly over all."""
     long = [document for document in documents if len(document) > 1]
     step = max(1, len(long) // prompts)
     return [tuple(document[:tokens]) for document in long[::step][:prompts]]
 
 
 def walk(reference: Subject, prompts: Sequence[tuple[int, ...]], tokens: int) -> list[Path]:
-    """Returns the reference's answers, ``tokens`` long each."""
+    """Returns the reference's greedy answers of ``tokens`` tokens each; empty answers are left out."""
     answers = reference.answers(prompts, tokens, to_the_end=True)
     ids = [answer.ids or tuple(reference.encode(answer.text)) for answer in answers]
     return [Path(p, a, i) for p, a, i in zip(prompts, answers, ids, strict=True) if i]
 
 
 def path_figures(subject: Subject, reference: Subject, paths: Sequence[Path]) -> Iterator[Figure]:
-    """Yields KL, disagreement, and how far the subject's own answers are the reference's."""
+    """Yields the KL divergence, the share of tokens that disagree, and how far the subject's own answers match the
+    reference's.
+    """
     whole = [path.prompt + path.ids for path in paths]
     known = [s[-len(p.ids) :] for s, p in zip(reference.scores(whole, TOP), paths, strict=True)]
     found = [s[-len(p.ids) :] for s, p in zip(subject.scores(whole, TOP), paths, strict=True)]
@@ -88,10 +90,10 @@ def _spoken(
 
 
 def divergence(known: Mapping[Key, float], found: Mapping[Key, float]) -> float:
-    """Returns KL(known || found) over the tokens that both name, all others taken together as one.
+    """Returns KL(known || found) in nats, over the tokens that both name and all others merged into one outcome.
 
-    Merging outcomes never makes it larger, so this is a lower bound of the whole vocabulary's; for the twenty
-    likeliest of each it is close to it. Log probabilities are in nats.
+    Values are log probabilities in nats. Merging outcomes never increases the divergence, so this is a lower bound
+    of the full vocabulary's; with the twenty likeliest tokens of each it is close.
     """
     shared = [key for key in known if key in found]
     terms = [math.exp(known[key]) * (known[key] - found[key]) for key in shared]
@@ -101,21 +103,21 @@ def divergence(known: Mapping[Key, float], found: Mapping[Key, float]) -> float:
 
 
 def agreeing(known: Sequence[Key], own: Sequence[Key]) -> int:
-    """Returns how many leading tokens are the same."""
+    """Returns the number of leading tokens that are the same."""
     return next(
         (at for at, (a, b) in enumerate(zip(known, own, strict=False)) if a != b), min(len(known), len(own))
     )
 
 
 def _named(scored: Sequence[Scored], by: Subject, other: Sequence[Scored]) -> list[Scored]:
-    """With texts for ids where ``other`` has texts alone."""
+    """Returns ``scored`` with texts in place of ids if ``other`` names its tokens by text."""
     if not any(isinstance(key, str) for token in other for key in token.top):
         return list(scored)
     return [Scored(token.logprob, _by_text(token.top, by)) for token in scored]
 
 
 def _by_text(top: Mapping[Key, float], by: Subject) -> dict[Key, float]:
-    """Returns likelihoods by text; of tokens with the same text the likeliest counts."""
+    """Returns log probabilities by text; of tokens with the same text the likeliest counts."""
     return {_text(key, by): top[key] for key in sorted(top, key=lambda key: top[key])}
 
 

@@ -1,7 +1,7 @@
-"""Chooses one of a sweep's schemes for each need: accuracy first, memory first or speed first.
+"""Recommends one of a sweep's schemes for each need: accuracy first, memory first or speed first.
 
-Knows nothing of how rows were measured. A need allows so much loss, and takes of what is within it the best in what
-it is about; ties go to the smaller scheme.
+A need allows a certain loss, and takes the best of the schemes within it by its own measure; ties go to the smaller
+scheme.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ if TYPE_CHECKING:
 
 
 class Need(msgspec.Struct, frozen=True):
-    """Says how much loss a need allows, as a share, and what it wants most of (``key``, the least is best)."""
+    """A need that a scheme may serve."""
 
     name: str
-    most_loss: float
-    key: Callable[[SweepRow], float]
+    most_loss: float  # largest allowed added loss, as a share
+    key: Callable[[SweepRow], float]  # measure of a scheme, of which the least is best
 
 
 class Recommendation(msgspec.Struct, frozen=True):
-    """Names the scheme for a need, and why it is that one."""
+    """The scheme recommended for a need, with a sentence on why."""
 
     need: str
     scheme: str
@@ -40,7 +40,7 @@ NEEDS = (
 
 
 def recommended(rows: Sequence[SweepRow]) -> list[Recommendation]:
-    """Returns one recommendation per need; the first row is the reference and always allowed."""
+    """Returns one recommendation per need; the first of ``rows`` is the reference, which every need allows."""
     return [_for(need, rows) for need in NEEDS]
 
 

@@ -1,7 +1,7 @@
-"""Any server that speaks OpenAI's completions, as a subject. Torch-free.
+"""A subject that is any server with OpenAI's completions API. Torch-free.
 
-Knows nothing of what stands behind it. Prompts go as token ids. Likelihoods of a prompt come as ``prompt_logprobs``
-(vLLM's form, with ids) where the server knows them, else by ``echo`` with ``logprobs``, which names tokens by text.
+Prompts are sent as token ids. A prompt's likelihoods come as ``prompt_logprobs`` (vLLM's form, with ids) if the
+server supports that, else by ``echo`` with ``logprobs``, which names tokens by text.
 """
 
 from __future__ import annotations
@@ -29,9 +29,11 @@ _REFUSALS = {401: Unauthenticated, 403: Forbidden}
 
 
 class Served:
-    """Implements ``Subject`` with calls to a server.
+    """Implements ``Subject`` by calls to the server at ``url``.
 
-    ``model`` is the name that requests carry, empty for the server's first.
+    ``model`` is the name in requests, "" for the first that the server lists; ``key`` is a bearer token. Without a
+    ``tokenizer`` the server's ``/tokenize`` is used. Calls raise a BatonError if the server refuses or is
+    unreachable.
     """
 
     def __init__(self, url: str, model: str = "", key: str = "", tokenizer: Tokenizer | None = None) -> None:
@@ -43,7 +45,10 @@ class Served:
         self.context = int(found.get("max_model_len") or CONTEXT)
 
     def encode(self, text: str) -> list[int]:
-        """Returns the tokens of a prompt, by the tokenizer that was given or by the server's ``/tokenize``."""
+        """Returns the token ids of ``text`` as a prompt, by the given tokenizer or the server's ``/tokenize``.
+
+        Raises ConfigError if there is neither.
+        """
         if self._tokenizer is not None:
             found: list[int] = self._tokenizer.encode(text, add_special_tokens=True).ids
             return found
@@ -55,21 +60,26 @@ class Served:
             raise ConfigError(text, "tokenizer") from None
 
     def token_text(self, token: int) -> str:
-        """Returns one token as text."""
+        """Returns the text of one token id."""
         if self._tokenizer is not None:
             found: str = self._tokenizer.decode([token], skip_special_tokens=False)
             return found
         return str(self._call("POST", "/detokenize", {"model": self._model, "tokens": [token]}).get("prompt"))
 
     def scores(self, prompts: Sequence[Ids], top: int = 0) -> Iterator[list[Scored]]:
-        """Yields for each prompt the likelihood of its tokens from the second on."""
+        """Yields, for each prompt, the log-likelihoods of its tokens from the second on, with ``top`` alternatives
+        each.
+        """
         with ThreadPoolExecutor(AT_ONCE) as pool:
             yield from pool.map(lambda prompt: self._scores(prompt, top), prompts)
 
     def answers(
         self, prompts: Sequence[Ids], tokens: int, stop: Sequence[str] = (), to_the_end: bool = False
     ) -> list[Continuation]:
-        """Returns a greedy continuation of each prompt."""
+        """Returns a greedy continuation of each prompt, of at most ``tokens`` tokens.
+
+        It ends before the first of the ``stop`` strings (four at most are sent); ``to_the_end`` ignores end tokens.
+        """
         asked: Json = {"max_tokens": tokens, "temperature": 0, "logprobs": 1, "return_token_ids": True}
         asked |= {"stop": list(stop)[:4]} if stop else {}
         asked |= {"ignore_eos": True} if to_the_end else {}
@@ -95,7 +105,7 @@ class Served:
 
     @cached_property
     def _says_ids(self) -> bool:
-        """Whether it gives a prompt's likelihoods by id."""
+        """Returns whether the server gives a prompt's likelihoods by token id."""
         try:
             return bool(self._complete([1, 1], {"max_tokens": 1, "prompt_logprobs": TOP}).get("prompt_logprobs"))
         except InvalidRequest:
@@ -103,7 +113,7 @@ class Served:
 
     @cached_property
     def _alternatives(self) -> int:
-        """How many alternatives it gives, of ``TOP`` and ``FEW``."""
+        """Returns how many alternatives per token the server gives: ``TOP`` or ``FEW``."""
         try:
             self._complete([1, 1], {"max_tokens": 1, "echo": True, "logprobs": TOP})
         except InvalidRequest:

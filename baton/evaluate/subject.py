@@ -1,6 +1,6 @@
-"""What can be judged: something that says how likely a text is and continues a prompt. Torch-free.
+"""The interface of what can be evaluated: it scores texts and continues prompts. Torch-free.
 
-Knows nothing of measures. Tokens are ids; a server that doesn't say ids names alternatives by their text.
+Tokens are ids; a server that doesn't give ids names alternatives by their text.
 """
 
 from __future__ import annotations
@@ -15,50 +15,52 @@ Key = int | str  # a token: its id, or its text where the server doesn't say the
 
 
 class Scored(NamedTuple):
-    """One token's likelihood after those before it, in nats, and the likeliest tokens there with theirs."""
+    """The log-likelihood of one token of a text, and those of the likeliest tokens in its place, in nats."""
 
     logprob: float
     top: dict[Key, float]
 
     @property
     def best(self) -> Key:
-        """Returns the likeliest token there."""
+        """Returns the likeliest token in this place."""
         return max(self.top, key=lambda key: self.top[key])
 
 
 class Continuation(NamedTuple):
-    """Holds one greedy continuation. ``tokens`` are ids where the server says them; ``logprobs`` are in nats."""
+    """One greedy continuation of a prompt."""
 
     text: str
-    tokens: tuple[Key, ...]
-    logprobs: tuple[float, ...]
+    tokens: tuple[Key, ...]  # ids, or texts if the server gives no ids
+    logprobs: tuple[float, ...]  # of the tokens, in nats
 
     @property
     def ids(self) -> tuple[int, ...] | None:
-        """The tokens' ids; None where the server gives texts alone."""
+        """Returns the tokens' ids; None if the server gives only texts."""
         found = tuple(token for token in self.tokens if isinstance(token, int))
         return found if len(found) == len(self.tokens) else None
 
 
 class Subject(Protocol):
-    """A model that is served in one particular way. ``context`` is the longest prompt and answer, in tokens."""
+    """A model served in one particular way. ``context`` is the most tokens of a prompt with its answer."""
 
     name: str
     context: int
 
     def encode(self, text: str) -> list[int]:
-        """Returns the tokens of a prompt, with those that the tokenizer puts before it."""
+        """Returns the token ids of ``text`` as a prompt, with those that the tokenizer puts before it."""
 
     def token_text(self, token: int) -> str:
-        """Returns one token as text."""
+        """Returns the text of one token id."""
 
     def scores(self, prompts: Sequence[Ids], top: int = 0) -> Iterator[list[Scored]]:
-        """Yields for each prompt the likelihood of its tokens from the second on, with ``top`` alternatives."""
+        """Yields, for each prompt, the log-likelihoods of its tokens from the second on, with ``top`` alternatives
+        each.
+        """
 
     def answers(
         self, prompts: Sequence[Ids], tokens: int, stop: Sequence[str] = (), to_the_end: bool = False
     ) -> list[Continuation]:
-        """Returns a greedy continuation of each prompt, of ``tokens`` at most.
+        """Returns a greedy continuation of each prompt, of at most ``tokens`` tokens.
 
-        It ends before the first of the ``stop`` strings; with ``to_the_end`` no end token ends it.
+        It ends before the first of the ``stop`` strings; with ``to_the_end`` it does not end at end tokens.
         """

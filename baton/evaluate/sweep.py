@@ -1,6 +1,6 @@
-"""Schemes side by side on this machine: what each weighs, how fast it is, and what it costs in bits per byte.
+"""Compares quantization schemes on this machine: their size, speed, and loss in bits per byte.
 
-Knows nothing of how a scheme rounds. Every row is timed on the engine with real weights; loss is of the same text.
+Each is timed on the engine with real weights; the loss is on the same text.
 """
 
 from __future__ import annotations
@@ -26,39 +26,36 @@ EXACT = "bfloat16"  # the row that the others' loss is held against
 
 
 class SweptScheme(msgspec.Struct, frozen=True):
-    """A named way of serving a model; ``weights`` is how its weights come, ``quantization`` on load by default."""
+    """A named way of serving a model."""
 
     name: str
     config: EngineConfig
-    weights: str = ""
+    weights: str = ""  # how its weights come; "": as ``config.quantization`` says
 
 
 class SweepRow(msgspec.Struct, frozen=True):
-    """Holds what was measured of one scheme.
-
-    ``gigabytes`` is what a decode step reads of the weights; rates are tokens per second.
-    ``added`` is the loss over the first row's as a share, within ``low`` to ``high``. The last two fields are what
-    [worker] calls the form; "checkpoint" where the weights come rounded.
-    """
+    """The measurements of one scheme."""
 
     scheme: str
-    gigabytes: float
-    decode_one: float
-    decode_many: float
-    prompt: float
+    gigabytes: float  # of weights that a decode step reads
+    decode_one: float  # output tokens/s of one sequence
+    decode_many: float  # of a batch of 16
+    prompt: float  # tokens/s of prefill
     bits_per_byte: float
-    added: float
+    added: float  # loss over the first row's, as a share; the true value is within ``low`` to ``high``
     low: float
     high: float
-    quantization: str = "none"
+    quantization: str = "none"  # as in [worker]; "checkpoint" if the weights come quantized
     kv_cache_dtype: str = "auto"
 
 
 def schemes(
     model: str, also: Sequence[str], kvs: Sequence[str], cache_dir: str = "", threads: int | None = None
 ) -> list[SweptScheme]:
-    """Returns the model in bfloat16, rounded on load in every way, and other checkpoints of it as they come; each
-    with every KV dtype of ``kvs``. The first is bfloat16 with the first KV dtype.
+    """Returns the schemes to compare: bfloat16, each quantization on load, and the checkpoints ``also`` as they
+    are.
+
+    Each comes with every KV dtype of ``kvs``. The first is bfloat16 with the first KV dtype.
     """
     base = EngineConfig(model, dtype=EXACT, cache_dir=cache_dir, threads=threads)  # type: ignore[arg-type]
     return [each for kv in kvs for each in _with_kv(base, also, kv)]
@@ -77,7 +74,7 @@ def _with_kv(plainest: EngineConfig, also: Sequence[str], kv: str) -> list[Swept
 
 
 def sweep(asked: Sequence[SweptScheme], texts: Sequence[str], say: Callable[[str], None]) -> Iterator[SweepRow]:
-    """Yields a row for each scheme; the first is what the others' loss is held against."""
+    """Yields the row of each scheme; the loss of the others is compared with that of the first."""
     known: list[float] = []
     for scheme in asked:
         say(f"{scheme.name}: speed and loss")
@@ -110,7 +107,7 @@ def _row(scheme: SweptScheme, local: Local, found: list[float], known: list[floa
 
 
 def _rates(config: EngineConfig) -> tuple[float, float, float]:
-    """Tokens per second: one sequence, many, a prompt."""
+    """Returns tokens per second of decoding one sequence, of decoding many, and of prefill."""
     runner = load_runner(config)
     if runner.spec.max_model_len < CONTEXT + STEPS + 1:
         have = runner.spec.max_model_len

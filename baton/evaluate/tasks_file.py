@@ -1,7 +1,7 @@
-"""Tasks with known answers, as lines of JSON: read with errors that name the line. Torch-free.
+"""Reads tasks with known answers from JSONL files, with errors that name the line. Torch-free.
 
-Knows nothing of models. A line is ``{"prompt": …, "answers": […]}``, with ``max_tokens`` (16) and ``stop``
-(a line's end) where they differ. ``math``, ``code`` and ``extraction`` are in this package (``make_tasks.py``).
+A line is ``{"prompt": …, "answers": […]}``, with ``max_tokens`` (default 16) and ``stop`` (default a line's end) if
+they differ. The sets ``math``, ``code`` and ``extraction`` are in this package (``make_tasks.py``).
 """
 
 from __future__ import annotations
@@ -16,25 +16,27 @@ OWN = Path(__file__).parent / "tasks"
 
 
 class Task(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A prompt and the answers that count as right. ``stop`` strings end the model's."""
+    """A prompt and the answers that count as right."""
 
     prompt: str
     answers: tuple[str, ...]
-    max_tokens: int = 16
-    stop: tuple[str, ...] = ("\n",)
+    max_tokens: int = 16  # of the model's answer
+    stop: tuple[str, ...] = ("\n",)  # strings that end the model's answer
 
     def accepts(self, text: str) -> bool:
-        """Returns whether a text is an accepted answer, but for the spaces around it."""
+        """Returns whether ``text`` is one of the answers, apart from surrounding spaces."""
         return text.strip() in {answer.strip() for answer in self.answers}
 
 
 def own_sets() -> tuple[str, ...]:
-    """Returns the names of the sets in this package."""
+    """Returns the names of the task sets in this package."""
     return tuple(sorted(path.stem for path in OWN.glob("*.jsonl")))
 
 
 def read_tasks(name: str) -> list[Task]:
-    """Returns the tasks of a file, or of one of ``own_sets``. Raises ConfigError naming file and line."""
+    """Returns the tasks of the file ``name``, or of that set of ``own_sets``. Raises ConfigError naming file and
+    line.
+    """
     path = OWN / f"{name}.jsonl" if name in own_sets() else Path(name)
     try:
         lines = path.read_bytes().splitlines()

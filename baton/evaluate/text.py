@@ -1,6 +1,6 @@
-"""A text to be judged on: documents cut into windows of tokens, and the bytes they stand for. Torch-free.
+"""Texts for evaluation: documents cut into windows of tokens, with their sizes in bytes. Torch-free.
 
-Knows nothing of models. Documents are separated by form feeds. Every token but a window's first is predicted once.
+Documents are separated by form feeds. Every token but a window's first is predicted once.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ WINDOW = 1024
 
 
 class Document(NamedTuple):
-    """One text's windows of tokens and its size in bytes. ``opening`` is its beginning as one window."""
+    """A text as windows of token ids, and its size in bytes."""
 
     windows: tuple[tuple[int, ...], ...]
     bytes: int
@@ -27,7 +27,7 @@ class Document(NamedTuple):
 
 
 def read_documents(path: Path, most: int | None = None) -> list[str]:
-    """Returns the first documents of a file. Raises ConfigError naming the file."""
+    """Returns at most ``most`` documents from the start of a file. Raises ConfigError naming the file."""
     try:
         text = path.read_bytes().decode()
     except (OSError, UnicodeDecodeError) as error:
@@ -39,7 +39,7 @@ def read_documents(path: Path, most: int | None = None) -> list[str]:
 
 
 def cut(texts: list[str], encode: Callable[[str], list[int]], window: int = WINDOW) -> list[Document]:
-    """Returns each text as windows of at most ``window`` tokens; one of fewer than two tokens is left out."""
+    """Returns each text as windows of at most ``window`` tokens; texts of fewer than two tokens are left out."""
     cuts = [(tuple(_windows(encode(text), window)), len(text.encode())) for text in texts]
     return [Document(windows, size) for windows, size in cuts if windows]
 

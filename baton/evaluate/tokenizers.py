@@ -1,4 +1,4 @@
-"""A model's tokenizer, read with errors that name the file. Torch-free. Knows nothing of models."""
+"""Reads a model's tokenizer, with errors that name the file. Torch-free."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Steps of a runner that are timed: decoding with context behind it, and reading prompts.
+"""Steps of a runner for timing: decoding after a context, and prefill.
 
-Knows nothing of clusters or of what the model says: token ids are drawn, and pages hold whatever they hold.
+Token ids are random, and pages hold whatever they hold, because speed doesn't depend on either.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ PAGES = CONTEXT // BLOCK_TOKENS + 4  # of one sequence
 
 
 class Workload:
-    """A runner with pages of its own for ``most`` sequences, and the times of what it is asked to do.
+    """Times steps of ``runner``, on pages of its own for ``most`` sequences.
 
-    Decoding is of sequences with CONTEXT tokens of KV behind them (whatever the pages hold: speed doesn't depend on
-    it); a prompt has no prefix. Token ids are drawn anew for each.
+    Decoding is of sequences with CONTEXT tokens of KV; a prompt has no prefix. Token ids below ``vocab`` are drawn
+    anew for each step.
     """
 
     def __init__(self, runner: Runner, most: int, vocab: int = 32000) -> None:
@@ -32,24 +32,29 @@ class Workload:
         runner.bind(memoryview(self._buffer), pages)
 
     def decode_seconds(self, batch: int) -> float:
-        """Times one step that advances ``batch`` sequences: the mean of STEPS after one whose caches are cold."""
+        """Returns the mean seconds of a step that advances ``batch`` sequences, over STEPS steps after a first
+        one.
+        """
         plans = self.plans(batch)
         self.runner.run(plans[0])
         return self.run_seconds(plans) / len(plans)
 
     def prompt_seconds(self, tokens: int = PROMPT) -> float:
-        """Times reading a prompt and choosing the token that follows."""
+        """Returns the seconds to prefill a prompt of ``tokens`` tokens and sample one."""
         return self.run_seconds([StepPlan((self._item(0, 0, tokens),))])
 
     def run_seconds(self, plans: list[StepPlan]) -> float:
-        """Times all of ``plans``, one after the other."""
+        """Returns the seconds to run all of ``plans``, one after the other."""
         began = time.perf_counter()
         for plan in plans:
             self.runner.run(plan)
         return time.perf_counter() - began
 
     def plans(self, batch: int) -> list[StepPlan]:
-        """STEPS steps in a row. Made before the clock starts: their tokens are drawn, which a worker doesn't do."""
+        """Returns the plans of STEPS consecutive decode steps of ``batch`` sequences.
+
+        They are made before timing, because they include drawing random tokens.
+        """
         steps = range(CONTEXT, CONTEXT + STEPS)
         return [StepPlan(tuple(self._item(seq, start, 1) for seq in range(batch))) for start in steps]
 
@@ -58,7 +63,7 @@ class Workload:
         return batch * CONTEXT // BLOCK_TOKENS * self.runner.spec.layout.page_bytes
 
     def _item(self, seq: int, start: int, count: int) -> SequenceStep:
-        """``count`` tokens of sequence ``seq``, whose pages are its own."""
+        """Returns the step of ``count`` tokens of sequence ``seq``."""
         tokens = [self._rng.randrange(self._vocab) for _ in range(count)]
         spec = SampleSpec(GREEDY, 0, start + count, tokens, 1)
         return SequenceStep(seq, tokens, start, self._leased[seq], spec, count > 1)

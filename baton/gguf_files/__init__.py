@@ -1,1 +1,1 @@
-"""Serves a GGUF file alone: a directory in Hugging Face layout is made of what its header says."""
+"""Makes a directory in Hugging Face layout from a GGUF file's header, so that the file alone can be served."""

@@ -1,6 +1,6 @@
-"""Says in config.json's words what a GGUF header says of a model's sizes.
+"""Translates the model sizes in a GGUF header into the fields of config.json.
 
-Knows nothing of tensors' formats or of tokenizers. Architectures are llama.cpp's; the fields are those of
+Architectures are llama.cpp's; the header's fields are described in
 https://github.com/ggml-org/ggml/blob/master/docs/gguf.md.
 """
 
@@ -15,7 +15,9 @@ Fields = dict[str, Any]
 
 
 def config_of(header: GgufHeader) -> Fields:
-    """Returns the fields of config.json. Raises CheckpointError for an architecture or field that isn't known."""
+    """Returns the fields of config.json. Raises CheckpointError for an unknown architecture, and for a bad
+    field.
+    """
     architecture = header.architecture
     if architecture not in _OWN:
         known = ", ".join(sorted(_OWN))
@@ -43,7 +45,9 @@ def _common(header: GgufHeader) -> Fields:
 
 
 def _scaling(header: GgufHeader) -> Fields | None:
-    """How positions are stretched. Factors per frequency (Llama 3.1's) are a tensor; longrope spells them so."""
+    """Returns the RoPE scaling, None for none. Factors per frequency (Llama 3.1's) are a tensor, given as
+    longrope.
+    """
     factors = header.floats("rope_freqs.weight")
     if factors is not None:
         each = factors.tolist()
@@ -62,7 +66,7 @@ def _scaling(header: GgufHeader) -> Fields | None:
 
 
 def _llama(header: GgufHeader) -> Fields:
-    """Llama, and what llama.cpp calls so: Mistral and Mixtral."""
+    """Returns the fields of what llama.cpp calls "llama": Llama, Mistral and Mixtral."""
     if header.of_model("expert_count"):
         experts = {"num_local_experts": header.size("expert_count")}
         return {"model_type": "mixtral", **experts, "num_experts_per_tok": header.size("expert_used_count")}

@@ -1,7 +1,7 @@
 """Makes a directory in Hugging Face layout for a GGUF file: config.json, tokenizer.json, and a link to the file.
 
-Knows nothing of engines. Directories lie in the cache, under ``gguf``; a file that has changed gets another one.
-Where tokenizer.json lies beside the file it is taken, else it is made of the header.
+Directories lie in the cache, under ``gguf``; a changed file gets another directory. A tokenizer.json beside the
+file is used, else one is made from the header.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ FORM = 1  # of the files that are made, part of their directory's name
 
 
 def is_gguf(model: str) -> bool:
-    """Tells whether ``model`` is spelled as a GGUF file's path."""
+    """Returns whether ``model`` looks like the path of a GGUF file."""
     return model.lower().endswith(SUFFIX)
 
 
 def folder_of(model: str | Path) -> Path:
-    """Returns the directory of a GGUF file, made where it isn't there. Raises CheckpointError naming the file."""
+    """Returns the directory for a GGUF file, which is made if needed. Raises CheckpointError naming the file."""
     path = Path(model).expanduser().absolute()  # not where links lead: what lies beside the name counts
     if not path.is_file():
         raise CheckpointError(f"{model}: there is no such file", "model")
@@ -42,7 +42,7 @@ def folder_of(model: str | Path) -> Path:
 
 
 def _make(path: Path, folder: Path) -> None:
-    """Writes all files elsewhere first, so that a directory is whole or not there."""
+    """Writes all files to a temporary directory first, so that ``folder`` is complete or absent."""
     header = GgufHeader(path)
     files = {CONFIG: config_of(header)} | _text_files(header, path.parent / TOKENIZER)
     try:
@@ -62,7 +62,7 @@ def _make(path: Path, folder: Path) -> None:
 
 
 def _text_files(header: GgufHeader, beside: Path) -> dict[str, object]:
-    """What the router needs; without tokens in the header nothing is made, and who needs text says so."""
+    """Returns the contents of the tokenizer's files by name; without tokens in the header, no tokenizer is made."""
     text = GgufText(header)
     ends = {"generation_config.json": {"eos_token_id": text.ends()}} if text.ends() else {}
     if beside.is_file():

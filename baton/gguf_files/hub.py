@@ -1,6 +1,6 @@
 """Finds one GGUF file of a Hugging Face repository: ``ORG/REPO:NAME``, as vLLM and llama.cpp spell it.
 
-Knows nothing of what files hold. NAME is a file's name, or what tells it from the repository's others: Q4_K_M.
+NAME is a file's name, or a part that only that file of the repository has, such as Q4_K_M.
 """
 
 from __future__ import annotations
@@ -19,13 +19,17 @@ ETAG_TIMEOUT_S = 5.0  # seconds that the hub has to answer before the cached fil
 
 
 def is_on_hub(model: str) -> bool:
-    """Tells whether ``model`` is spelled as a GGUF file of a repository."""
+    """Returns whether ``model`` has the form ``ORG/REPO:NAME`` of a GGUF file on the hub."""
     return SPELLED.fullmatch(model) is not None
 
 
 @cache
 def fetched(model: str) -> Path:
-    """Returns the file, downloaded or cached. Raises CheckpointError naming what the repository has."""
+    """Returns the path of the file that ``model`` (``ORG/REPO:NAME``) names, downloaded if it isn't cached.
+
+    Raises CheckpointError if the hub can't be reached and nothing is cached, or if NAME doesn't name exactly one
+    file.
+    """
     found = SPELLED.fullmatch(model)
     assert found is not None, "is_on_hub was asked first"
     repo, name = found["repo"], found["name"]
@@ -42,7 +46,9 @@ def fetched(model: str) -> Path:
 
 
 def chosen(names: Sequence[str], wanted: str, repo: str) -> str:
-    """Returns the one of a repository's files that ``wanted`` names. Raises CheckpointError with the choices."""
+    """Returns the one file of ``names`` that ``wanted`` names. Raises CheckpointError if there isn't exactly
+    one.
+    """
     files = sorted(name for name in names if name.lower().endswith(SUFFIX))
     exact = [name for name in files if name.lower() in (wanted.lower(), f"{wanted}{SUFFIX}".lower())]
     tag = re.compile(rf"(^|[-._/]){re.escape(wanted)}([-._/]|$)", re.IGNORECASE)
@@ -68,7 +74,7 @@ def _download(repo: str, name: str) -> Path:
 
 
 def _cached(repo: str, name: str) -> Path | None:
-    """The file in the local cache's newest snapshot, None where there is none."""
+    """Returns the file in the local cache's newest snapshot; None if the repository isn't cached."""
     from huggingface_hub import snapshot_download
 
     try:

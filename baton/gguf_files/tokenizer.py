@@ -1,7 +1,7 @@
-"""Says in tokenizer.json's words what a GGUF header says of a model's text.
+"""Translates the tokenizer in a GGUF header into tokenizer.json.
 
-Knows nothing of models' sizes. Two kinds are known: "gpt2", byte-level BPE with its merges, cut before by the rule
-that ``tokenizer.ggml.pre`` names; and "llama", SentencePiece's BPE, whose merges are made of its pieces' scores.
+Two kinds are known: "gpt2", byte-level BPE with its merges, after splitting by the rule that ``tokenizer.ggml.pre``
+names; and "llama", SentencePiece's BPE, whose merges are derived from its pieces' scores.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ LLAMA3, QWEN2 = _WORDS % r"\p{N}{1,3}", _WORDS % r"\p{N}"
 
 
 class Cut(NamedTuple):
-    """Says how text is cut before merging: by ``pattern`` (empty: GPT-2's), after ``normalizer``."""
+    """The way in which a text is split before BPE merges."""
 
-    pattern: str = ""
-    normalizer: Json | None = None
+    pattern: str = ""  # regular expression; "" for GPT-2's
+    normalizer: Json | None = None  # applied first
     ignore_merges: bool = False
-    digits: bool = False
-    begins: bool = False  # with the token that begins a text, unless the header says otherwise
+    digits: bool = False  # whether each digit is split off
+    begins: bool = False  # whether texts get a BOS token, unless the header says otherwise
 
 
 CUTS = {
@@ -39,7 +39,7 @@ CUTS = {
 
 
 class GgufText:
-    """Makes the files of a model's text out of its header. Raises CheckpointError by field."""
+    """Makes tokenizer files out of a GGUF header. Raises CheckpointError naming the field."""
 
     def __init__(self, header: GgufHeader) -> None:
         self._header = header
@@ -47,7 +47,7 @@ class GgufText:
         self._kinds = header.items("tokenizer.ggml.token_type")
 
     def tokenizer(self) -> Json:
-        """Returns the fields of tokenizer.json."""
+        """Returns the fields of tokenizer.json. Raises CheckpointError for an unknown kind of tokenizer."""
         kind = self._header.text("tokenizer.ggml.model")
         if kind not in ("gpt2", "llama"):
             raise self._unknown("tokenizer.ggml.model", kind, ("gpt2", "llama"))
@@ -56,14 +56,14 @@ class GgufText:
         return empty | found | {"added_tokens": self._added()}
 
     def settings(self) -> Json:
-        """Returns tokenizer_config.json: the special tokens and the chat template."""
+        """Returns the fields of tokenizer_config.json: the special tokens and the chat template."""
         named = {name: self._token(f"tokenizer.ggml.{name}_token_id") for name in ("bos", "eos")}
         found = {f"{name}_token": text for name, text in named.items() if text is not None}
         template = self._header.value("tokenizer.chat_template")
         return found | ({"chat_template": template} if template else {})
 
     def ends(self) -> list[int]:
-        """Returns the ids that end an answer."""
+        """Returns the token ids that end an answer (eos, eot, eom), without duplicates."""
         names = ("eos", "eot", "eom")
         found = [self._header.value(f"tokenizer.ggml.{name}_token_id") for name in names]
         return list(dict.fromkeys(each for each in found if isinstance(each, int)))
@@ -109,7 +109,7 @@ class GgufText:
         }
 
     def _merges(self) -> list[list[str]]:
-        """Every way to put a piece together of two others, the pieces of high score first."""
+        """Returns every pair of pieces that makes up another piece, those of the highest score first."""
         vocab = {token: number for number, token in enumerate(self.tokens)}
         scores = [float(str(score)) for score in self._header.items("tokenizer.ggml.scores")]
         if len(scores) != len(self.tokens):
@@ -140,7 +140,7 @@ class GgufText:
         ]
 
     def _frame(self, begins: bool) -> Json | None:
-        """The tokens that are put around a text."""
+        """Returns the post-processor that puts BOS and EOS tokens around a text; None if there are none."""
         first = self._token("tokenizer.ggml.bos_token_id")
         last = self._token("tokenizer.ggml.eos_token_id")
         before = first if self._header.value("tokenizer.ggml.add_bos_token", begins) else None

@@ -1,7 +1,7 @@
-"""The text that a method reads: a file's documents, or what the model writes itself, as samples of one length.
+"""Calibration texts for quantization: a file's documents, or text drawn from the model, as samples of one length.
 
-Knows nothing of rounding. A ``.jsonl`` has ``{"text": …}`` or ``{"messages": [{"content": …}]}`` on each line; any
-other file is UTF-8 text with form feeds between documents. What can't be read is refused by its line.
+A ``.jsonl`` file has ``{"text": …}`` or ``{"messages": [{"content": …}]}`` on each line; any other file is UTF-8
+text with form feeds between documents. Errors name the line.
 """
 
 from __future__ import annotations
@@ -28,14 +28,19 @@ class ChatTurn(msgspec.Struct):
 
 
 class Line(msgspec.Struct):
-    """A line of a ``.jsonl``."""
+    """One line of a ``.jsonl`` file, with either field."""
 
     text: str = ""
     messages: tuple[ChatTurn, ...] = ()
 
 
 def read_samples(directory: Path, source: str, samples: int, tokens: int) -> list[list[int]]:
-    """Returns ``samples`` lists of ``tokens`` ids at most. Raises ConfigError naming file and line."""
+    """Returns at most ``samples`` lists of ``tokens`` token ids, spread evenly over the text ``source``, a path or
+    SELF.
+
+    ``directory`` is the model's. Raises ConfigError for unreadable or too short texts and for a ``tokens`` that
+    isn't a multiple of a block.
+    """
     if tokens % BLOCK_TOKENS or tokens < BLOCK_TOKENS:
         raise ConfigError(f"--tokens {tokens}: use a multiple of {BLOCK_TOKENS}", "tokens")
     if source == SELF:
@@ -62,7 +67,10 @@ def documents(path: Path) -> Iterable[str]:
 
 
 def own_text(directory: Path, samples: int, tokens: int, seed: int = 0) -> list[list[int]]:
-    """Returns text that the model draws at temperature 1 from an empty prompt (https://arxiv.org/abs/2305.17888)."""
+    """Returns ``samples`` texts of ``tokens`` ids that the model draws at temperature 1 without a prompt.
+
+    The method is that of https://arxiv.org/abs/2305.17888.
+    """
     local = Local(EngineConfig(str(directory)))
     start = local.encode("") or list(local.runner.spec.eos_token_ids[:1]) or [0]
     found: list[list[int]] = []
@@ -74,7 +82,7 @@ def own_text(directory: Path, samples: int, tokens: int, seed: int = 0) -> list[
 
 
 def _spread(found: list[list[int]], samples: int) -> list[list[int]]:
-    """At most ``samples`` of them, evenly over the text."""
+    """Returns at most ``samples`` items of ``found``, evenly spaced."""
     step = max(1, len(found) // samples)
     return found[::step][:samples]
 

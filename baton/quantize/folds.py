@@ -1,7 +1,8 @@
-"""Where factors of a product's inputs go: into the norm, the values or the up rows that those inputs come from.
+"""Finds where the scales of a linear layer's inputs can be folded: into the norm or the weight rows that make the
+inputs.
 
-Knows nothing of how factors are found. Dividing what makes an input and multiplying the weight that reads it
-changes nothing but the rounding (https://arxiv.org/abs/2211.10438, https://arxiv.org/abs/2306.00978).
+Dividing what makes an input and multiplying the weight that reads it leaves the product the same, apart from
+rounding (https://arxiv.org/abs/2211.10438, https://arxiv.org/abs/2306.00978).
 """
 
 from __future__ import annotations
@@ -18,34 +19,31 @@ from baton.quantize.layers import reads, writes
 
 
 class Fold(NamedTuple):
-    """Names what makes a product's inputs: a norm's weight, or ``rows`` of the weight ``product`` with its bias.
+    """Where the inputs of a linear layer come from, so that their scales can be divided out there."""
 
-    ``heads`` are the inputs that share a row: (groups, heads in each, their size).
-    """
-
-    norm: str = ""
-    product: str = ""
-    bias: str | None = None
-    rows: tuple[int, int] = (0, 0)
-    heads: tuple[int, int, int] = (0, 1, 0)
+    norm: str = ""  # weight of an RMS norm; "" if ``product`` is set
+    product: str = ""  # weight of a linear layer
+    bias: str | None = None  # of ``product``
+    rows: tuple[int, int] = (0, 0)  # first and end row of ``product`` that make the inputs
+    heads: tuple[int, int, int] = (0, 1, 0)  # inputs that share a row under GQA: (groups, heads in each, head size)
 
     def tie(self, scales: Tensor) -> Tensor:
-        """Returns factors that inputs of the same row share: their geometric mean."""
+        """Returns ``scales`` with the geometric mean for inputs that share a row, which must have one scale."""
         groups, each, size = self.heads
         if each == 1:
             return scales
         return scales.log().view(groups, each, size).mean(1, keepdim=True).expand(-1, each, -1).exp().reshape(-1)
 
     def per_row(self, scales: Tensor) -> Tensor:
-        """Returns the factor of each of ``rows``."""
+        """Returns the scale of each of ``rows``, from those of the inputs."""
         groups, each, size = self.heads
         return scales if each == 1 else scales.view(groups, each, size)[:, 0].reshape(-1)
 
 
 def fold_of(program: Program, ops: Sequence[Op], product: Linear, outs: dict[str, int]) -> Fold | None:
-    """Returns where factors of the inputs of ``product`` may go; None where others read them too.
+    """Returns where the scales of the inputs of ``product`` can be folded; None if other ops read these inputs too.
 
-    ``outs`` has the number of rows of each weight.
+    ``ops`` are those of the layer, ``outs`` the number of rows of each weight.
     """
     at = next(place for place, op in enumerate(ops) if op is product)
     maker = next((op for op in reversed(ops[:at]) if product.x in writes(op)), None)
@@ -76,7 +74,9 @@ def _others_read(ops: Sequence[Op], at: int, register: str, maker: Op) -> bool:
 
 
 def stored(norm: Tensor, scales: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Returns a norm's weight divided by ``scales`` as a file holds it, and the factors that this is exactly."""
+    """Returns a norm's weight divided by ``scales`` and rounded to ``dtype``, and the scales that this amounts to
+    exactly.
+    """
     found = (norm / scales).to(dtype)
     wide = found.float()
     return found, torch.where(wide == 0, scales, norm / wide.where(wide != 0, torch.ones_like(wide)))

@@ -1,8 +1,7 @@
-"""The numbers that a weight can be rounded to: integers, NF4, FP8 (e4m3), MXFP4.
+"""The sets of numbers (grids) that a weight can be rounded to: integers, NF4, FP8 (e4m3), MXFP4.
 
-Knows nothing of models or of how errors are made up for. ``fit`` finds each group's scale, ``number`` rounds.
-Sources: NF4 https://arxiv.org/abs/2305.14314; MXFP4 is the OCP Microscaling specification 1.0; e4m3
-https://arxiv.org/abs/2209.05433.
+A grid's ``fit`` finds each group's scale, ``number`` rounds. Sources: NF4 https://arxiv.org/abs/2305.14314; MXFP4
+is the OCP Microscaling specification 1.0; e4m3 https://arxiv.org/abs/2209.05433.
 """
 
 from __future__ import annotations
@@ -29,14 +28,16 @@ E4M3_TOP = 448.0
 
 
 class Fit(NamedTuple):
-    """Scales, and zeros where there are any, float32 (n, groups)."""
+    """The scales of a weight's groups, and zero points if the grid has any, both float32 (n, groups)."""
 
     scales: Tensor
     zeros: Tensor | None
 
 
 def taken(better: Tensor, tried: Fit, best: Fit) -> Fit:
-    """Returns ``tried`` where it is ``better`` (n, groups), else ``best``."""
+    """Returns the scales and zeros of ``tried`` where ``better`` (n, groups) is true, those of ``best``
+    elsewhere.
+    """
     scales = torch.where(better, tried.scales, best.scales)
     if tried.zeros is None or best.zeros is None:
         return Fit(scales, None)
@@ -44,28 +45,34 @@ def taken(better: Tensor, tried: Fit, best: Fit) -> Fit:
 
 
 class Grid(Protocol):
-    """Numbers that a weight can be rounded to. ``group`` inputs share a scale, 0 for a whole row."""
+    """A set of numbers that weights can be rounded to."""
 
     @property
     def bits(self) -> int:
-        """Returns how many bits a number takes."""
+        """Returns the bits per number."""
 
     @property
     def group(self) -> int:
-        """Returns how many inputs share a scale."""
+        """Returns the number of inputs that share a scale; 0 for a whole row."""
 
     def fit(self, weight: Tensor, importance: Tensor | None = None) -> Fit:
-        """Returns the scales of a weight (n, k); ``importance`` (k,) weighs each input's squared error."""
+        """Returns the scales for a weight (n, k); ``importance`` (k,) weights each input's squared error, if scales
+        are searched for.
+        """
 
     def number(self, weight: Tensor, scales: Tensor, zeros: Tensor | None) -> Tensor:
-        """Returns the nearest number of each weight, as int32; scales and zeros are spread to its shape."""
+        """Returns the index of the nearest number for each weight, as int32; ``scales`` and ``zeros`` must
+        broadcast to it.
+        """
 
     def finish(self, q: Tensor, fit: Fit) -> Rounded:
-        """Returns the rounded weight."""
+        """Returns the rounded weight that indices ``q`` (n, k) and ``fit`` make up."""
 
 
 def to_nearest(weight: Tensor, grid: Grid, fit: Fit | None = None) -> Rounded:
-    """Returns a weight (n, k) rounded to the nearest number of its grid."""
+    """Returns a weight (n, k) rounded to the nearest number of ``grid``; scales are found unless ``fit`` gives
+    them.
+    """
     fit = fit or grid.fit(weight)
     groups = fit.scales.shape[1]
     parts = weight.view(len(weight), groups, -1)
@@ -74,20 +81,21 @@ def to_nearest(weight: Tensor, grid: Grid, fit: Fit | None = None) -> Rounded:
 
 
 class IntGrid(NamedTuple):
-    """Integers of ``bits`` with a scale per group; ``symmetric``: the zero lies in the middle.
+    """Integers of ``bits`` bits with a scale and a zero point for each group of inputs.
 
-    ``search``: of several clipped ranges the one of least squared error is taken, else the whole range.
-    Scales are float16 numbers, because checkpoints hold them so; ``wide`` keeps them in float32.
+    Scales are float16 numbers, as in checkpoints; ``wide`` keeps them in float32.
     """
 
     bits: int
-    group: int
-    symmetric: bool = True
-    search: bool = False
+    group: int  # inputs per scale; 0 for a whole row
+    symmetric: bool = True  # whether the zero point is the middle
+    search: bool = False  # whether clipped ranges are tried for the least squared error
     wide: bool = False
 
     def fit(self, weight: Tensor, importance: Tensor | None = None) -> Fit:
-        """Returns the scales and zeros."""
+        """Returns scales and zeros for a weight (n, k), of the full range or, with ``search``, of the best clipped
+        range.
+        """
         parts = weight.view(len(weight), -1, self.group or weight.shape[1])
         whole = self.ranged(parts, 1.0)
         if not self.search:
@@ -104,16 +112,19 @@ class IntGrid(NamedTuple):
         return best
 
     def number(self, weight: Tensor, scales: Tensor, zeros: Tensor | None) -> Tensor:
-        """Returns round(weight / scale) + zero within the bits."""
+        """Returns round(weight / scale) + zero, clamped to the bits, as int32."""
         assert zeros is not None
         return (torch.round(weight / scales) + zeros).clamp_(0, self.top).to(torch.int32)
 
     def finish(self, q: Tensor, fit: Fit) -> Rounded:
-        """Returns the rounded weight."""
+        """Returns the rounded weight that integers ``q`` (n, k) and ``fit`` make up."""
         return Rounded(q, fit.scales, self.bits, self.group, fit.zeros, wide=self.wide)
 
     def ranged(self, parts: Tensor, share: float) -> Fit:
-        """Returns scales of ``share`` of each group's range, which always holds zero."""
+        """Returns scales and zeros for ``share`` of each group's range, which always includes zero.
+
+        ``parts`` is a weight as (n, groups, inputs).
+        """
         low, high = (x * share for x in (parts.amin(-1).clamp(max=0), parts.amax(-1).clamp(min=0)))
         if self.symmetric:
             high = torch.maximum(-low, high)
@@ -124,7 +135,7 @@ class IntGrid(NamedTuple):
 
     @property
     def top(self) -> int:
-        """Returns the largest number of the grid."""
+        """Returns the largest integer of the grid."""
         return (1 << self.bits) - 1
 
     @property
@@ -142,38 +153,38 @@ class IntGrid(NamedTuple):
 
 
 class TableGrid(NamedTuple):
-    """Numbers of a table that spans -1..1, scaled by each block's largest magnitude: NF4 in blocks of 64."""
+    """The entries of a table from -1 to 1, scaled by each block's largest magnitude, as NF4 in blocks of 64."""
 
-    codes: Tensor
-    group: int
+    codes: Tensor  # entries, ascending
+    group: int  # inputs per block
     bits: int = 4
 
     def fit(self, weight: Tensor, importance: Tensor | None = None) -> Fit:
-        """Returns each block's largest magnitude."""
+        """Returns each block's largest magnitude as its scale."""
         return Fit(weight.view(len(weight), -1, self.group).abs().amax(-1).clamp_min(TINY), None)
 
     def number(self, weight: Tensor, scales: Tensor, zeros: Tensor | None) -> Tensor:
-        """Returns the nearest entry's place in the table, which rises."""
+        """Returns the index of the nearest table entry, as int32."""
         between = (self.codes[1:] + self.codes[:-1]) / 2
         return torch.bucketize((weight / scales).contiguous(), between).to(torch.int32)
 
     def finish(self, q: Tensor, fit: Fit) -> Rounded:
-        """Returns the rounded weight."""
+        """Returns the rounded weight that table indices ``q`` (n, k) and ``fit`` make up."""
         return Rounded(q, fit.scales, self.bits, self.group, codes=self.codes)
 
 
 class MxGrid(NamedTuple):
-    """MXFP4: e2m1 numbers, 32 of them sharing a power of two.
+    """MXFP4: e2m1 numbers, 32 of which share a power of two.
 
-    The specification's exponent keeps the largest magnitude within 4 to 8, clipped at 6; of that one and the next
-    the one of least squared error is taken.
+    The specification's exponent puts a block's largest magnitude in 4 to 8, clipped at 6; that exponent or the next
+    is taken, whichever has the smaller squared error.
     """
 
     group: int = 32
     bits: int = 4
 
     def fit(self, weight: Tensor, importance: Tensor | None = None) -> Fit:
-        """Returns powers of two."""
+        """Returns each block's scale, a power of two."""
         parts = weight.view(len(weight), -1, self.group)
         most = parts.abs().amax(-1).clamp_min(2.0**-120)
         low = torch.exp2(torch.floor(torch.log2(most)) - E2M1_TOP_EXPONENT)
@@ -181,14 +192,14 @@ class MxGrid(NamedTuple):
         return Fit(torch.where(errors[0] <= errors[1], low, 2 * low), None)
 
     def number(self, weight: Tensor, scales: Tensor, zeros: Tensor | None) -> Tensor:
-        """Returns the nearest e2m1 number's bits: the sign, then its place."""
+        """Returns the bits of the nearest e2m1 number, as int32: the sign bit, then the index of the magnitude."""
         scaled = (weight / scales).clamp(-6, 6)
         heads = torch.tensor(E2M1[:8])
         place = torch.bucketize(scaled.abs().contiguous(), (heads[1:] + heads[:-1]) / 2)
         return (place + 8 * (scaled < 0)).to(torch.int32)
 
     def finish(self, q: Tensor, fit: Fit) -> Rounded:
-        """Returns the rounded weight."""
+        """Returns the rounded weight that e2m1 bits ``q`` (n, k) and ``fit`` make up."""
         return Rounded(q, fit.scales, self.bits, self.group, codes=torch.tensor(E2M1))
 
     def _error(self, parts: Tensor, scale: Tensor) -> Tensor:
@@ -197,21 +208,21 @@ class MxGrid(NamedTuple):
 
 
 class Fp8Grid(NamedTuple):
-    """e4m3 numbers with a scale per row. ``q`` holds their bits."""
+    """float8 e4m3 numbers with a scale per row."""
 
     group: int = 0
     bits: int = 8
 
     def fit(self, weight: Tensor, importance: Tensor | None = None) -> Fit:
-        """Returns scales that take the largest magnitude to 448."""
+        """Returns scales (n, 1) by which each row's largest magnitude becomes 448."""
         return Fit((weight.abs().amax(1, keepdim=True) / E4M3_TOP).clamp_min(TINY), None)
 
     def number(self, weight: Tensor, scales: Tensor, zeros: Tensor | None) -> Tensor:
-        """Returns the nearest number's bits."""
+        """Returns the bits of the nearest e4m3 number, as int32."""
         scaled = (weight / scales).clamp(-E4M3_TOP, E4M3_TOP)
         return scaled.to(torch.float8_e4m3fn).view(torch.uint8).to(torch.int32)
 
     def finish(self, q: Tensor, fit: Fit) -> Rounded:
-        """Returns the rounded weight."""
+        """Returns the rounded weight that e4m3 bits ``q`` (n, k) and ``fit`` make up."""
         every = torch.arange(256, dtype=torch.uint8).view(torch.float8_e4m3fn).float().nan_to_num_()
         return Rounded(q, fit.scales, self.bits, self.group, codes=every)

@@ -1,7 +1,7 @@
-"""A model's program cut into layers, and a layer run piece by piece over a calibration text.
+"""Cuts a model's program into layers, and runs a layer piece by piece over the samples of a calibration text.
 
-Knows nothing of rounding. Each sample of the text has the same length. What lives between two pieces lies in files,
-so that memory holds one sample's rows; K and V live within the piece that attends to them.
+All samples have the same length. Registers that live from one piece to the next are kept in files, so that memory
+holds one sample's rows; K and V live within the piece that attends to them.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from baton.protos.nouns import BLOCK_TOKENS
 
 
 def layers_of(program: Program) -> list[tuple[Op, ...]]:
-    """Returns the ops of each layer; what is before and behind them is the stem and the head."""
+    """Returns the ops of each layer, without the embedding and the head."""
     found: dict[str, list[Op]] = {}
     at = ""
     for op in program.ops[1:-1]:
@@ -36,7 +36,9 @@ def layers_of(program: Program) -> list[tuple[Op, ...]]:
 
 
 def pieces_of(program: Program, ops: Sequence[Op]) -> Iterator[tuple[tuple[Op, ...], Linear | Moe | None]]:
-    """Yields runs of ops, each with the product that follows and is to be rounded; None at the layer's end."""
+    """Yields runs of ops, each with the linear or MoE op after it that is to be quantized; None after the last
+    run.
+    """
     piece: list[Op] = []
     for op in ops:
         if isinstance(op, Moe) or (isinstance(op, Linear) and op.weight not in program.routers):
@@ -47,7 +49,7 @@ def pieces_of(program: Program, ops: Sequence[Op]) -> Iterator[tuple[tuple[Op, .
 
 
 def reads(op: Op) -> set[str]:
-    """Returns the registers that an op of a layer reads. Raises ConfigError for one that isn't known here."""
+    """Returns the registers that an op of a layer reads. Raises ConfigError for an unsupported op."""
     match op:
         case RmsNorm():
             return {op.x, op.delta} if op.delta else {op.x}
@@ -65,7 +67,7 @@ def reads(op: Op) -> set[str]:
 
 
 def require_known(program: Program) -> None:
-    """Raises ConfigError for a program with an op that can't be quantized layer by layer."""
+    """Raises ConfigError if the program has an op that can't be quantized layer by layer."""
     for op in program.ops[1:-1]:
         reads(op)
 
@@ -76,7 +78,9 @@ def writes(op: Op) -> set[str]:
 
 
 def live(ops: Iterable[Op], after: Iterable[str]) -> set[str]:
-    """Returns the registers that ``ops`` read before they write them, ``after`` being read behind them."""
+    """Returns the registers that ``ops`` read before writing them, and those of ``after`` that ``ops`` don't
+    write.
+    """
     found = set(after)
     for op in reversed(list(ops)):
         found = (found - writes(op)) | reads(op)
@@ -84,34 +88,34 @@ def live(ops: Iterable[Op], after: Iterable[str]) -> set[str]:
 
 
 class States:
-    """Registers of every sample, a file each: (samples, tokens, width) float32."""
+    """The registers of every sample, in a file each: (samples, tokens, width) float32."""
 
     def __init__(self, folder: Path, samples: int, tokens: int) -> None:
         self.folder, self.samples, self.tokens = folder, samples, tokens
         folder.mkdir(parents=True, exist_ok=True)
 
     def read(self, sample: int, names: Iterable[str]) -> Registers:
-        """Returns some registers of one sample, (tokens, width) each."""
+        """Returns the registers ``names`` of one sample, (tokens, width) each."""
         return {name: self._read(sample, self.folder / name) for name in names}
 
     def names(self) -> list[str]:
-        """Returns the registers that are there."""
+        """Returns the names of the stored registers."""
         return sorted(path.name for path in self.folder.iterdir() if not path.suffix)
 
     def write(self, sample: int, name: str, rows: Tensor) -> None:
-        """Writes one register of one sample beside the old ones; samples come in order."""
+        """Appends one register of one sample to a new file beside the old one; samples must come in order."""
         with (self.folder / f"{name}.new").open("ab" if sample else "wb") as file:
             rows.contiguous().numpy().tofile(file)
 
     def turn(self, keep: Iterable[str]) -> None:
-        """Lets what was written take the old ones' place; drops what is not in ``keep``."""
+        """Replaces old registers by those written since, and deletes the registers that are not in ``keep``."""
         for path in self.folder.glob("*.new"):
             path.rename(path.with_suffix(""))
         for name in set(self.names()) - set(keep):
             (self.folder / name).unlink()
 
     def copy(self, folder: Path) -> States:
-        """Returns a copy in another folder, whose own content goes."""
+        """Returns a copy in ``folder``, whose previous content is deleted."""
         shutil.rmtree(folder, ignore_errors=True)
         shutil.copytree(self.folder, folder)
         return States(folder, self.samples, self.tokens)
@@ -123,7 +127,7 @@ class States:
 
 
 class LayerRun:
-    """Runs ops of one layer over every sample, with the weights as they are at that moment."""
+    """Runs ops of one layer over every sample, with the current values of ``weights``."""
 
     def __init__(self, program: Program, ops: Sequence[Op], weights: dict[str, Tensor], tokens: int) -> None:
         own = tuple(_alone(op) for op in ops)
@@ -139,7 +143,7 @@ class LayerRun:
         self._batch = BatchBuilder(self._program, torch.float32, "cpu").build(StepPlan((step,)))
 
     def run(self, ops: Sequence[Op], states: States, after: Iterable[str]) -> None:
-        """Runs ``ops`` over every sample; of the registers ``after`` stay."""
+        """Runs ``ops`` over every sample; afterwards ``states`` holds the registers ``after``."""
         after, needed = set(after), live(ops, after)
         piece = msgspec.structs.replace(self._program, ops=tuple(_alone(op) for op in ops))
         interpreter = Interpreter(piece, self._weights, self._kernels)
@@ -154,7 +158,7 @@ class LayerRun:
 
 
 def embed(program: Program, table: Tensor, samples: Sequence[Sequence[int]], states: States) -> None:
-    """Writes the first layer's registers."""
+    """Writes the embedding of the samples' tokens, the first layer's input, to ``states``."""
     first = program.ops[0]
     assert isinstance(first, Embedding)
     for sample, ids in enumerate(samples):
@@ -163,7 +167,7 @@ def embed(program: Program, table: Tensor, samples: Sequence[Sequence[int]], sta
 
 
 def _alone(op: Op) -> Op:
-    """An op of the only layer there is."""
+    """Returns ``op`` with layer number 0, for a program of one layer."""
     return msgspec.structs.replace(op, layer=0) if isinstance(op, RopeAppend | PagedAttention) else op
 
 

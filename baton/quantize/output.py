@@ -1,7 +1,7 @@
-"""The folder that a quantized checkpoint is written to: a file per layer, and where to go on after a break.
+"""The folder that a quantized checkpoint is written to, in a file per layer, so that an interrupted run can resume.
 
-Knows nothing of rounding. A layer's file appears whole or not at all; what calibration needs between layers is kept
-beside it under ``.work`` until the end, which writes index and config and drops it.
+A layer's file appears complete or not at all; the registers that calibration needs between layers are kept under
+``.work`` until the end, which writes index and config and deletes it.
 """
 
 from __future__ import annotations
@@ -26,14 +26,17 @@ SKIPPED = ("config.json", INDEX, "quantize_config.json")
 
 
 class OutputFolder:
-    """``parts``: the files that the checkpoint will have; the first is the stem's and the head's."""
+    """A checkpoint of ``parts`` files in ``folder``; the first file holds what is outside of the layers."""
 
     def __init__(self, folder: Path, parts: int) -> None:
         self.folder, self.parts = folder, parts
         self.work = folder / WORK
 
     def begin(self, asked: dict[str, Any]) -> bool:
-        """Makes the folder ready and says whether it was begun before. Raises ConfigError for another's folder."""
+        """Prepares the folder for the settings ``asked``; returns whether an interrupted run is resumed.
+
+        Raises ConfigError if the folder holds anything else, or a run with other settings.
+        """
         path = self.work / ASKED
         if path.exists():
             before = msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
@@ -48,21 +51,21 @@ class OutputFolder:
         return False
 
     def path(self, part: int) -> Path:
-        """Returns the file of one part."""
+        """Returns the path of the file of part ``part``."""
         return self.folder / f"model-{part + 1:05d}-of-{self.parts:05d}.safetensors"
 
     def has(self, part: int) -> bool:
-        """Returns whether a part is written."""
+        """Returns whether the file of part ``part`` is written."""
         return self.path(part).exists()
 
     def write(self, part: int, tensors: dict[str, Tensor]) -> None:
-        """Writes the file of one part, whole or not at all."""
+        """Writes the file of part ``part`` atomically."""
         path = self.path(part).with_suffix(".new")
         save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, path, metadata={"format": "pt"})
         os.replace(path, self.path(part))
 
     def keep(self, states: States, layer: int) -> None:
-        """Keeps what ``layer`` starts from; what an earlier one started from goes."""
+        """Stores a copy of ``states``, the input of layer ``layer``, and deletes those of other layers."""
         part = self.work / "next"
         states.copy(part)
         os.replace(part, self.kept(layer))
@@ -71,11 +74,13 @@ class OutputFolder:
                 shutil.rmtree(path)
 
     def kept(self, layer: int) -> Path:
-        """Returns where it is kept."""
+        """Returns the folder of the stored input of layer ``layer``."""
         return self.work / f"layer-{layer:05d}"
 
     def end(self, source: Path, config: dict[str, Any]) -> None:
-        """Writes what makes the folder a checkpoint."""
+        """Writes the index and config.json, copies the tokenizer and other small files from ``source``, and deletes
+        ``.work``.
+        """
         places: dict[str, str] = {}
         size = 0
         for part in range(self.parts):

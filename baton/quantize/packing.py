@@ -1,4 +1,4 @@
-"""Small integers packed into int32 words and bytes, as checkpoint formats have them. Knows nothing of layers."""
+"""Packs small integers into int32 words and bytes, as checkpoint formats have them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ from torch import Tensor
 
 
 def words(numbers: Tensor, bits: int) -> Tensor:
-    """Returns (rows, columns) numbers of ``bits`` as (rows, columns x bits / 32) int32, from the low bits up."""
+    """Returns (rows, columns) integers of ``bits`` bits as (rows, columns x bits / 32) int32, from the low bits
+    up.
+    """
     per = 32 // bits
     parts = numbers.to(torch.int64).view(len(numbers), -1, per) << (torch.arange(per) * bits)
     total = parts.sum(-1)
@@ -15,6 +17,8 @@ def words(numbers: Tensor, bits: int) -> Tensor:
 
 
 def nibbles(numbers: Tensor, high_first: bool) -> Tensor:
-    """Returns (rows, columns) numbers of 4 bits as (rows, columns / 2) uint8."""
+    """Returns (rows, columns) 4-bit integers as (rows, columns / 2) uint8, the first in the high or the low
+    bits.
+    """
     first, second = numbers.to(torch.uint8).view(len(numbers), -1, 2).unbind(-1)
     return (first << 4) | second if high_first else first | (second << 4)

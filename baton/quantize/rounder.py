@@ -1,6 +1,6 @@
-"""One layer rounded: product by product, each on what those before it, rounded already, make of the text.
+"""Quantizes one layer, product by product, each on the inputs that the already quantized products before it give.
 
-Knows nothing of files' formats. Without a text each weight is rounded by itself.
+Without a calibration text each weight is quantized by itself.
 """
 
 from __future__ import annotations
@@ -24,14 +24,17 @@ HESSIAN_BYTES = 512 << 20  # of experts that are looked at together
 
 
 class RoundedLayer(NamedTuple):
-    """Each rounded weight source by source, and the plain ones, which folds may have changed."""
+    """One layer after quantization: its quantized and its plain weights."""
 
-    rounded: dict[str, list[Rounded]]
-    plain: dict[str, Tensor]
+    rounded: dict[str, list[Rounded]]  # by weight, a part for each tensor in the source's files
+    plain: dict[str, Tensor]  # unquantized weights, which folded scales may have changed
 
 
 class Rounder:
-    """Rounds the products of one layer. ``weights`` are float32, ``dtypes`` what the checkpoint has them in."""
+    """Quantizes the linear and MoE weights of one layer.
+
+    ``weights`` are float32, ``dtypes`` those that the checkpoint has them in.
+    """
 
     def __init__(
         self,
@@ -49,14 +52,18 @@ class Rounder:
         self._plain = {name: w for name, w in weights.items() if name not in rounded_names(program, ops)}
 
     def without_text(self) -> RoundedLayer:
-        """Rounds every weight by itself."""
+        """Returns the layer with every weight quantized by itself."""
         for name in rounded_names(self._program, self._ops):
             parts = self._weights[name].split([shape[0] for shape in self._shapes[name].shapes])
             self._rounded[name] = [self._scheme.rounded(part, None) for part in parts]
         return RoundedLayer(self._rounded, self._plain)
 
     def over(self, states: States, after: Callable[[int], set[str]], last: bool) -> RoundedLayer:
-        """Rounds product by product; ``states`` end as the next layer's. ``after(i)``: what is read behind op i."""
+        """Returns the layer quantized product by product over the calibration text.
+
+        ``states`` holds the layer's input and, unless ``last``, ends as the next layer's. ``after(i)`` are the
+        registers that are read after op i.
+        """
         run = LayerRun(self._program, self._ops, self._weights, states.tokens)
         done = 0
         for piece, product in pieces_of(self._program, self._ops):
@@ -82,7 +89,9 @@ class Rounder:
         self._rounded[op.weight] = [found.rows(a, b) for a, b in zip([0, *ends], ends, strict=False)]
 
     def _fold(self, op: Linear, weight: Tensor, stats: ActivationStats) -> Tensor:
-        """Finds the product's factors and lets them into what makes its inputs; ones where none may."""
+        """Finds the scales of the product's inputs and divides what makes these inputs by them; returns the
+        scales.
+        """
         fold = fold_of(self._program, self._ops, op, self._outs)
         scales = None if fold is None else self._scheme.scales(weight, stats, fold.tie)
         if fold is None or scales is None:
@@ -95,7 +104,7 @@ class Rounder:
         return scales
 
     def _divide_rows(self, fold: Fold, factors: Tensor) -> None:
-        """Rows of a product that is rounded already; rounding commutes with what scales a whole row."""
+        """Divides rows of a product that is quantized already, by scaling whole rows."""
         parts, at = self._rounded[fold.product], 0
         for i, part in enumerate(parts):
             end = at + len(part.q)
@@ -107,7 +116,7 @@ class Rounder:
             self._plain[fold.bias][fold.rows[0] : fold.rows[1]] /= factors
 
     def _experts(self, op: Moe, states: States) -> None:
-        """Each expert on the rows that are routed to it; gates and ups first, then what they make of them."""
+        """Quantizes each expert on the rows routed to it; gate and up first, then down."""
         gate_up = self._weights[op.gate_up].unflatten(0, (op.experts, -1))
         down = self._weights[op.down].unflatten(0, (op.experts, -1))
         ups: list[Rounded] = []
@@ -130,7 +139,9 @@ class Rounder:
     def _some(
         self, op: Moe, some: range, weight: Tensor, states: States, inputs: Callable[[Tensor, int], Tensor]
     ) -> Iterator[Rounded]:
-        """Rounds some experts' ``weight``; ``inputs`` makes of an expert's rows what its weight reads."""
+        """Yields the quantized ``weight`` of some experts; ``inputs`` turns an expert's rows into what the weight
+        reads.
+        """
         stats = {
             e: ActivationStats(weight.shape[2], states.samples * states.tokens * op.chosen // op.experts)
             for e in some
@@ -146,7 +157,7 @@ class Rounder:
 
 
 def rounded_names(program: Program, ops: tuple[Op, ...]) -> list[str]:
-    """Returns the weights of a layer that are rounded: its products', but for routers."""
+    """Returns the names of a layer's weights that are quantized: those of linear and MoE ops, without routers."""
     linears = [op.weight for op in ops if isinstance(op, Linear) and op.weight not in program.routers]
     return [*linears, *(name for op in ops if isinstance(op, Moe) for name in (op.gate_up, op.down))]
 

@@ -1,7 +1,6 @@
-"""Quantizes a checkpoint: stem, layer after layer, head; each is written before the next is read.
+"""Quantizes a checkpoint: embedding and head, then layer after layer; each is written before the next is read.
 
-Knows nothing of flags. Peak memory is a layer in float32 and rounded, its largest product's second moments, and one
-sample's rows.
+Peak memory is a layer in float32 and quantized, its largest product's second moments, and one sample's rows.
 """
 
 from __future__ import annotations
@@ -30,9 +29,10 @@ PACKED = 8  # what a format's words hold of neighbouring rows: a product's rows 
 def quantize(
     source: Source, recipe: Recipe, samples: Sequence[Sequence[int]], folder: Path, told: Told = lambda *_: None
 ) -> None:
-    """Writes the checkpoint to ``folder``, or goes on where it was left. Raises ConfigError and CheckpointError.
+    """Writes the quantized checkpoint to ``folder``, or resumes an interrupted run there.
 
-    ``recipe`` is checked; ``samples`` have one length, and are empty where the method reads no text.
+    ``recipe`` is checked; ``samples`` have one length, and are empty if the method reads no text. ``told`` receives
+    the number of finished layers and of all. Raises ConfigError and CheckpointError.
     """
     require_divisible(source, recipe)
     layers = layers_of(source.program)
@@ -49,7 +49,7 @@ def quantize(
 
 
 def require_divisible(source: Source, recipe: Recipe) -> None:
-    """Raises ConfigError naming the first tensor whose inputs or rows don't divide as the format asks."""
+    """Raises ConfigError naming the first tensor whose inputs or rows the format can't divide into groups."""
     group = scheme_of(recipe).group
     for name in _products(source.program):
         weight = source.weights[name]
@@ -73,14 +73,14 @@ def _routers(source: Source) -> list[str]:
 
 
 def _asked(source: Source, recipe: Recipe, samples: Sequence[Sequence[int]]) -> dict[str, str]:
-    """What a folder that was begun must agree on."""
+    """Returns the settings that a resumed run must share with the interrupted one."""
     text = hashlib.sha256(repr([list(sample) for sample in samples]).encode()).hexdigest()
     fields = {name: str(value) for name, value in msgspec.to_builtins(recipe).items()}
     return {"model": source.fingerprint(), "calibration": text, **fields}
 
 
 class _Work:
-    """The state between layers."""
+    """The state of a run between layers."""
 
     def __init__(
         self,
@@ -94,7 +94,7 @@ class _Work:
         self._layers, self._scheme = layers, scheme_of(recipe)
 
     def stem(self) -> None:
-        """Writes what no layer has, and lets the text in."""
+        """Writes the weights outside of the layers, and prepares the first layer's input."""
         program, own = self._source.program, {name for ops in self._layers for name in _weights_of(ops)}
         if not self._output.has(0):
             rest = [name for name in self._source.weights if name not in own]
@@ -107,7 +107,7 @@ class _Work:
             self._output.keep(states, 0)
 
     def first(self) -> int:
-        """Returns the layer to go on with."""
+        """Returns the number of the first layer that isn't finished."""
         if self._scheme.reads_text:
             return min(int(path.name.split("-")[1]) for path in self._output.work.glob("layer-*"))
         return next(
@@ -115,7 +115,7 @@ class _Work:
         )
 
     def layer(self, layer: int) -> None:
-        """Rounds and writes one layer."""
+        """Quantizes and writes one layer."""
         ops = self._layers[layer]
         names = [name for name in self._source.weights if name in _weights_of(ops)]
         dtypes = {name: self._source.dtype(name) for name in names}
@@ -152,7 +152,7 @@ class _Work:
         return tensors
 
     def _plain(self, name: str, value: Tensor | None = None) -> dict[str, Tensor]:
-        """A weight's tensors as the files have them; with ``value``, that in their place."""
+        """Returns a weight's tensors as in the source's files; with ``value``, that in the files' dtypes."""
         stored = self._source.stored(name)
         if value is not None:
             parts = value.split([len(part) for part in stored])

@@ -1,6 +1,5 @@
-"""The methods by name: what each rounds a weight to, whether it moves scales, and whether it reads text.
-
-Knows nothing of files or of how layers run.
+"""The quantization methods by name: what each rounds a weight to, whether it scales inputs, and whether it reads
+text.
 """
 
 from __future__ import annotations
@@ -33,21 +32,18 @@ INTEGERS = ("rtn", "gptq", "awq")
 
 
 class Recipe(msgspec.Struct, frozen=True):
-    """Says how a checkpoint is to be quantized.
+    """The settings by which a checkpoint is quantized."""
 
-    ``group`` 0 is a whole row; ``regroup`` has GPTQ's groups follow its order (desc_act).
-    """
-
-    method: str
+    method: str  # a key of FORMATS
     bits: int = 4
-    group: int = 128
+    group: int = 128  # inputs per scale; 0 for a whole row
     symmetric: bool = True
-    act_order: bool = True
-    regroup: bool = False
-    format: str = ""
+    act_order: bool = True  # whether GPTQ takes inputs by falling second moments
+    regroup: bool = False  # whether GPTQ's groups follow that order (desc_act)
+    format: str = ""  # "" for the method's first
 
     def checked(self) -> Recipe:
-        """Returns it with its format. Raises ConfigError naming the flag."""
+        """Returns the recipe with its format filled in. Raises ConfigError naming the flag that is wrong."""
         if self.method not in FORMATS:
             raise ConfigError(f"--method {self.method!r} is unknown; use {', '.join(FORMATS)}", "method")
         choices = FORMATS[self.method]
@@ -70,23 +66,26 @@ class Recipe(msgspec.Struct, frozen=True):
 
 
 class Scheme(Protocol):
-    """Rounds the weights of one method. ``reads_text``: ``stats`` are given, else they are None."""
+    """Quantizes weights by one method. ``reads_text`` says whether it needs ``stats``, which are None otherwise."""
 
     reads_text: bool
 
     @property
     def group(self) -> int:
-        """Returns how many inputs share a scale, 0 for a whole row."""
+        """Returns the number of inputs that share a scale; 0 for a whole row."""
 
     def rounded(self, weight: Tensor, stats: ActivationStats | None) -> Rounded:
-        """Returns a weight (n, k) rounded."""
+        """Returns a weight (n, k) quantized; ``stats`` are those of its inputs over the calibration text."""
 
     def scales(self, weight: Tensor, stats: ActivationStats, tie: Tie) -> Tensor | None:
-        """Returns factors (k,) that inputs are divided by and the weight is multiplied with; None for none."""
+        """Returns factors (k,) to divide the inputs by and multiply the weight with; None for none.
+
+        ``tie`` evens out the factors of inputs that must share theirs.
+        """
 
 
 def scheme_of(recipe: Recipe) -> Scheme:
-    """Returns the scheme of a checked recipe."""
+    """Returns the scheme of ``recipe``, which must be checked."""
     integers = IntGrid(recipe.bits, recipe.group, recipe.symmetric)
     schemes: dict[str, Scheme] = {
         "rtn": Nearest(integers),
@@ -101,7 +100,7 @@ def scheme_of(recipe: Recipe) -> Scheme:
 
 
 class Nearest:
-    """Implements ``Scheme``: each weight to the nearest number."""
+    """Implements ``Scheme`` by rounding each weight to the nearest number of a grid."""
 
     reads_text = False
 
@@ -109,11 +108,11 @@ class Nearest:
         self._grid, self.group = grid, grid.group
 
     def rounded(self, weight: Tensor, stats: ActivationStats | None) -> Rounded:
-        """Returns the nearest numbers."""
+        """Returns a weight (n, k) rounded to the nearest numbers; ``stats`` are not used."""
         return to_nearest(weight, self._grid)
 
     def scales(self, weight: Tensor, stats: ActivationStats, tie: Tie) -> Tensor | None:
-        """Returns None, because this method moves nothing."""
+        """Returns None, because this method doesn't scale inputs."""
         return None
 
 
@@ -126,12 +125,12 @@ class Gptq:
         self._grid, self.group, self._act_order, self._regroup = grid, grid.group, act_order, regroup
 
     def rounded(self, weight: Tensor, stats: ActivationStats | None) -> Rounded:
-        """Returns numbers that make up for one another's errors."""
+        """Returns a weight (n, k) quantized so that later inputs compensate for the errors of earlier ones."""
         assert stats is not None
         return gptq(weight, stats.hessian, self._grid, self._act_order, self._regroup)
 
     def scales(self, weight: Tensor, stats: ActivationStats, tie: Tie) -> Tensor | None:
-        """Returns None, because this method moves nothing."""
+        """Returns None, because this method doesn't scale inputs."""
         return None
 
 
@@ -144,17 +143,17 @@ class Awq:
         self._grid, self.group = grid, grid.group
 
     def rounded(self, weight: Tensor, stats: ActivationStats | None) -> Rounded:
-        """Returns the nearest numbers within searched ranges."""
+        """Returns a weight (n, k) rounded to the nearest numbers within clipped ranges of least output error."""
         assert stats is not None
         return awq.clipped(weight, stats.hessian, self._grid)
 
     def scales(self, weight: Tensor, stats: ActivationStats, tie: Tie) -> Tensor | None:
-        """Returns the factors of least error."""
+        """Returns factors (k,) for the inputs with the least output error."""
         return awq.best_scales(weight, stats, self._grid, tie)
 
 
 class SmoothQuant:
-    """Implements ``Scheme`` by the method of ``methods/smoothquant.py``."""
+    """Implements ``Scheme`` by the method of ``methods/smoothquant.py``: int8 weights with a scale per row."""
 
     reads_text = True
     group = 0
@@ -163,9 +162,9 @@ class SmoothQuant:
         self._grid = IntGrid(8, 0, wide=True)
 
     def rounded(self, weight: Tensor, stats: ActivationStats | None) -> Rounded:
-        """Returns int8 by row."""
+        """Returns a weight (n, k) rounded to int8 with a float32 scale per row; ``stats`` are not used."""
         return to_nearest(weight, self._grid)
 
     def scales(self, weight: Tensor, stats: ActivationStats, tie: Tie) -> Tensor | None:
-        """Returns the factors of least error."""
+        """Returns factors (k,) for the inputs with the least output error."""
         return smoothquant.best_scales(weight, stats, self._grid, tie)

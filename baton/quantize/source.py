@@ -1,6 +1,6 @@
-"""The plain checkpoint that is quantized: its program, and one weight after the other from its files.
+"""The unquantized checkpoint: its program, and its weights, which are read one by one.
 
-Knows nothing of rounding. Weights are read when asked for, so that a model larger than memory streams from disk.
+Weights are read when needed, so that a model larger than memory can be quantized.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ QUANTIZED = ("quantization_config", "compression_config")
 
 
 class Source:
-    """Reads a plain checkpoint weight by weight.
+    """An unquantized checkpoint, read weight by weight.
 
-    Raises CheckpointError, and ConfigError for one that is quantized already.
+    Raises CheckpointError if it can't be read, ConfigError if it is quantized already.
     """
 
     def __init__(self, model: str) -> None:
@@ -39,18 +39,18 @@ class Source:
         self._files = Checkpoint(self.directory)
 
     def stored(self, name: str) -> list[Tensor]:
-        """Returns the tensors of a weight as they are in the files."""
+        """Returns the tensors of weight ``name`` as in the files; a fused weight has several."""
         weight = self.weights[name]
         return [self._files.tensor(at, shape) for at, shape in zip(weight.sources, weight.shapes, strict=True)]
 
     def wide(self, names: Iterable[str]) -> dict[str, Tensor]:
-        """Returns weights in float32, their tensors stacked."""
+        """Returns the weights ``names`` in float32, each with its tensors concatenated along the rows."""
         return {name: torch.cat([part.float() for part in self.stored(name)]) for name in names}
 
     def dtype(self, name: str) -> torch.dtype:
-        """Returns what the files hold a weight in."""
+        """Returns the dtype in which the files hold weight ``name``."""
         return self.stored(name)[0].dtype
 
     def fingerprint(self) -> str:
-        """Returns what tells this checkpoint from others."""
+        """Returns a hash that identifies this checkpoint."""
         return self._files.fingerprint(self.config.fields)

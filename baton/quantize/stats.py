@@ -1,6 +1,6 @@
-"""What a layer's inputs are like over a calibration text: second moments, magnitudes, some rows as they are.
+"""Statistics of a layer's inputs over a calibration text: second moments, magnitudes, and some of the rows.
 
-Knows nothing of weights. Rows come in pieces; a Hessian here is the mean of x xᵀ (https://arxiv.org/abs/2210.17323).
+A Hessian is the mean of x xᵀ over the input rows x (https://arxiv.org/abs/2210.17323).
 """
 
 from __future__ import annotations
@@ -12,7 +12,10 @@ KEPT = 512  # rows that are kept as they are, evenly spread over the text
 
 
 class ActivationStats:
-    """Sums up rows (…, k). ``hessian`` (k, k), ``mean_abs`` and ``most`` (k,), ``rows`` (KEPT at most, k)."""
+    """Accumulates statistics of input rows (count, k), of which about ``expected`` will come.
+
+    ``most`` (k,) are the largest magnitudes.
+    """
 
     def __init__(self, k: int, expected: int) -> None:
         self._total = torch.zeros(k, k)
@@ -23,7 +26,7 @@ class ActivationStats:
         self._kept: list[Tensor] = []
 
     def add(self, rows: Tensor) -> None:
-        """Counts some rows (count, k) in."""
+        """Adds ``rows`` (count, k) to the statistics."""
         self._total.addmm_(rows.T, rows)
         magnitude = rows.abs()
         self._abs += magnitude.sum(0)
@@ -33,7 +36,7 @@ class ActivationStats:
         self.count += len(rows)
 
     def divided(self, scales: Tensor) -> ActivationStats:
-        """Returns the same of rows that are divided by ``scales`` (k,)."""
+        """Returns the statistics of the same rows divided by ``scales`` (k,)."""
         found = ActivationStats(len(scales), self.count)
         found._total = self._total / scales / scales[:, None]
         found._abs, found.most, found.count = self._abs / scales, self.most / scales, self.count
@@ -42,20 +45,23 @@ class ActivationStats:
 
     @property
     def hessian(self) -> Tensor:
-        """The mean of x xᵀ; the identity where no row came by (an expert that no token chose)."""
+        """Returns the mean of x xᵀ, (k, k); the identity if there were no rows (an expert that no token chose)."""
         return self._total / self.count if self.count else torch.eye(len(self.most))
 
     @property
     def mean_abs(self) -> Tensor:
-        """The mean magnitude of each input."""
+        """Returns the mean magnitude of each input, (k,)."""
         return self._abs / max(1, self.count)
 
     @property
     def rows(self) -> Tensor:
-        """The rows that were kept."""
+        """Returns the rows that were kept, evenly spread: about KEPT of them, (count, k)."""
         return torch.cat(self._kept) if self._kept else torch.zeros(0, len(self.most))
 
 
 def output_error(off: Tensor, hessian: Tensor) -> float:
-    """Returns the mean squared error of a layer's outputs whose weight is ``off`` (n, k) by that much."""
+    """Returns the mean squared output error, summed over outputs, of a layer whose weight is off by ``off`` (n, k).
+
+    ``hessian`` (k, k) is the mean of x xᵀ over the inputs.
+    """
     return float(((off @ hessian) * off).sum())

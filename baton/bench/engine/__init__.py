@@ -1,1 +1,1 @@
-"""How fast the CPU engine is beside what this machine can do at all."""
+"""Benchmarks of the CPU engine, whose figures are shown as shares of what this machine can do at best."""

@@ -1,7 +1,7 @@
-"""Paged attention of one decode step, as a share of what memory gives in the same round. Knows nothing of models.
+"""Benchmarks paged attention of one decode step, as a share of the memory read rate measured in the same round.
 
-All layers' pages are read one layer after another, as in a step, and together they are larger than the caches.
-They lie on huge pages where the host gives a worker's memory those (docs/kv-memory.md).
+The pages of all layers are read one layer after another, as in a step, and together they are larger than the
+caches. They lie on huge pages if the host gives a worker's memory those (docs/kv-memory.md).
 """
 
 from __future__ import annotations
@@ -25,7 +25,10 @@ TARGETS = {"bfloat16": 0.7, "int8": 0.7}
 
 
 def rows(rounds: int, context: int = CONTEXT) -> Iterator[Row]:
-    """Yields a row for each shape and dtype of stored KV; the target is a share of the memory's rate."""
+    """Yields a row for each attention shape and KV dtype; its target is a share of the memory's read rate.
+
+    ``context`` is the number of tokens attended to, ``rounds`` the number of measurements of each row.
+    """
     memory = MemoryRead()
     for name, shape in SHAPES.items():
         for dtype in ELEMENTS:
@@ -63,7 +66,9 @@ def _row(
 
 
 def random_pages(dtype: str, kv_heads: int, head_dim: int, layers: int, context: int) -> Tensor:
-    """Returns random K and V of plausible size, (pages, page_bytes) uint8, in memory as a worker's."""
+    """Returns random K and V of plausible magnitudes, (pages, page_bytes) uint8, in memory allocated as a
+    worker's.
+    """
     count, size = context // PAGE, page_bytes(dtype, kv_heads, head_dim, layers)
     memory = torch.frombuffer(PageMemory.create(count, size).view(), dtype=torch.uint8).view(count, size)
     planes = memory.view(count, layers * 2, -1)

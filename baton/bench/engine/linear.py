@@ -1,6 +1,7 @@
-"""Linear layers as a share of this machine's ceilings in the same round: memory for one row, dot products for many.
+"""Benchmarks linear layers as shares of this machine's limits in the same round.
 
-Knows nothing of models. A matrix-vector product walks through copies that together are larger than the caches.
+The limit is the memory read rate for one input row, the rate of dot products for many. A matrix-vector product goes
+through copies that together are larger than the caches.
 """
 
 from __future__ import annotations
@@ -35,7 +36,9 @@ PIECES = 64
 
 
 def rows(rounds: int) -> Iterator[Row]:
-    """Measures each form: one row beside memory, many rows beside dot products."""
+    """Yields a row for each weight form with one input row, and one for each count of MANY if the CPU has dot
+    products.
+    """
     for name, form in FORMS.items():
         weight = form(torch.randn(SIZE, SIZE))
         yield _one(name, weight, rounds)
@@ -44,7 +47,9 @@ def rows(rounds: int) -> Iterator[Row]:
 
 
 class DotProducts:
-    """``operations`` from registers: as many as the product beside it has, as exposed to what interrupts."""
+    """Measures the CPU's peak rate of int8 or bfloat16 dot products on registers, with about ``operations``
+    operations.
+    """
 
     def __init__(self, int8: bool, operations: int) -> None:
         self._call, self._int8 = native.function("ceiling_dots", I32, I32, I64, result=I64), int8
@@ -52,7 +57,7 @@ class DotProducts:
         self.rounds = max(1, operations // round_of_all) if round_of_all else 1
 
     def rate(self) -> float:
-        """Operations per second, once; 0 without the instruction."""
+        """Returns operations per second of one run; 0 if the CPU has no such instruction."""
         found: list[int] = []
         elapsed = seconds(lambda: found.append(self._call(self._int8, PIECES, self.rounds) or 0))
         return found[0] / elapsed

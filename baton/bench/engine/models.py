@@ -1,4 +1,4 @@
-"""Llamas of random weights, in memory: speed doesn't depend on what weights say. Knows nothing of measuring."""
+"""Llama models with random weights, made in memory; an engine's speed doesn't depend on the weights' values."""
 
 from __future__ import annotations
 
@@ -37,9 +37,10 @@ def random_runner(
     native_step: NativeStep | None = None,
     max_rank: int = 0,
 ) -> tuple[NativeRunner, int]:
-    """Returns a runner of random weights with no pages bound, and the bytes of weights that a decode step reads.
+    """Returns a runner with random weights and no pages bound, and the bytes of weights that a decode step reads.
 
-    ``by_ops`` and ``native_step`` are those of ``NativeRunner``. It takes adapters up to ``max_rank``, 0: none.
+    ``size`` is one of SIZES, ``scheme`` "bf16" or a quantization on load, ``kv`` a KV dtype. ``by_ops`` and
+    ``native_step`` are those of ``NativeRunner``. Adapters up to rank ``max_rank`` are supported; 0 for none.
     """
     program, weights, read = random_weights(size, scheme)
     base = None
@@ -52,7 +53,7 @@ def random_runner(
 
 
 def random_weights(size: str, scheme: str) -> tuple[Program, dict[str, Any], int]:
-    """Returns the program of ``size``, weights of ``scheme`` for it, and the bytes of them that a decode step
+    """Returns the program of ``size``, random weights in ``scheme``, and the bytes of them that a decode step
     reads.
     """
     fields = {"model_type": "llama", "max_position_embeddings": CONTEXT} | SIZES[size]

@@ -1,4 +1,4 @@
-"""Run the engine's benchmark and show it: a table, and files when asked for. Knows nothing of measuring."""
+"""Runs the engine's benchmark and shows the results as a table and, on request, in files."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ def show(
     plot_file: str | None,
     parts: Sequence[str] = PARTS,
 ) -> int:
-    """Measures, prints a table, writes files.
+    """Runs the benchmark, prints a table and writes the named files; returns exit status 0.
 
-    Raises ConfigError for what is unknown, can't be written, or needs native kernels.
+    Raises ConfigError for unknown names, for files that can't be written, and if there are no native kernels.
     """
     _require_known("part", parts, PARTS)
     _require_known("size", sizes, SIZES)

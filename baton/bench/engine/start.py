@@ -1,7 +1,7 @@
-"""From imports to the first token, with packed weights from the disk cache: each start is a process of its own.
+"""Benchmarks an engine's start, from after the imports to the first token; each start is a process of its own.
 
-Knows nothing of clusters. The checkpoint has random weights, in bfloat16, and lies in a temporary folder; the first
-start rounds and writes the cache, later ones map it and verify its checksums. Files are warm in the host's memory.
+The checkpoint has random bfloat16 weights in a temporary folder; the first start quantizes them and writes the disk
+cache of packed weights, later ones map it and verify its checksums. Files are in the host's page cache.
 
     python -m baton.bench.engine.start DIRECTORY SCHEME CACHE      one start, its seconds on stdout
 """
@@ -34,7 +34,9 @@ PROMPT = list(range(1, 2 * BLOCK_TOKENS + 1))
 
 
 def rows(size: str, scheme: str, rounds: int) -> Iterator[Row]:
-    """Measures the first start, which rounds the weights, and the median of later ones."""
+    """Yields the seconds of the first start, which quantizes the weights, and the median of ``rounds`` later
+    starts.
+    """
     with tempfile.TemporaryDirectory() as folder:
         write_checkpoint(Path(folder), size)
         first, *later = (_in_a_process(folder, scheme) for _ in range(rounds + 1))
@@ -44,7 +46,7 @@ def rows(size: str, scheme: str, rounds: int) -> Iterator[Row]:
 
 
 def write_checkpoint(folder: Path, size: str) -> None:
-    """Writes a Llama of random weights to ``folder``, as Hugging Face lays it out but for a tokenizer."""
+    """Writes a Llama checkpoint with random weights to ``folder``, in Hugging Face layout without a tokenizer."""
     fields = {"model_type": "llama", "max_position_embeddings": CONTEXT, "tie_word_embeddings": False} | SIZES[size]
     (folder / "config.json").write_text(json.dumps(fields))
     torch.manual_seed(0)
@@ -57,7 +59,10 @@ def write_checkpoint(folder: Path, size: str) -> None:
 
 
 def start_seconds(folder: str, scheme: Quantization, cache: str) -> float:
-    """Returns the seconds of loading and of a prompt of two blocks, in this process, whose imports are done."""
+    """Returns the seconds to load the model and prefill a prompt of two blocks, in this process, after its imports.
+
+    ``cache`` is the directory for packed weights.
+    """
     began = time.perf_counter()
     runner = load(EngineConfig(folder, quantization=scheme, cache_dir=cache, kv_cache_dtype="bf16"))
     pages = list(range(len(PROMPT) // BLOCK_TOKENS + 1))

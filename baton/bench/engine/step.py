@@ -1,6 +1,6 @@
-"""Whole steps of the native runner: decoding and reading prompts, and what Python costs beside the native call.
+"""Benchmarks whole steps of the native runner: decoding, prefill, and Python's overhead beside the native call.
 
-Knows nothing of clusters. Bytes are those that a step must read: every packed weight once, and the batch's KV.
+The bytes counted are those that a step must read: each packed weight once, and the batch's KV.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ MBU_TARGET, PYTHON_TARGET = 0.8, 0.03
 
 
 class TimedStep:
-    """The native step of the library, and the ``seconds`` spent in it. It adds one call of Python to a step."""
+    """Calls the library's native step and adds up the ``seconds`` spent in it."""
 
     def __init__(self) -> None:
         self._run = structs.run_step()
         self.seconds = 0.0
 
     def __call__(self, *arguments: object) -> None:
-        """Runs one native step and adds the time that it took to ``seconds``."""
+        """Runs one native step and adds its duration to ``seconds``."""
         began = time.perf_counter()
         self._run(*arguments)
         self.seconds += time.perf_counter() - began
 
 
 def rows(size: str, scheme: str, kv: str, batches: tuple[int, ...], rounds: int) -> Iterator[Row]:
-    """Measures decode at each batch size, Python's share at the largest, and one prompt of 512 tokens."""
+    """Yields rows for decoding at each of ``batches``, Python's share at the largest, and prefill of one prompt."""
     native = TimedStep()
     runner, weights = random_runner(size, scheme, kv, native_step=native)
     work, memory = Workload(runner, max(batches)), MemoryRead()
@@ -63,7 +63,7 @@ def _decode(name: str, work: Workload, memory: MemoryRead, batch: int, weights: 
 
 
 def _python(name: str, native: TimedStep, work: Workload, batch: int, rounds: int) -> Row:
-    """The time of ``run`` less that of the native call inside it."""
+    """Measures the share of ``run``'s time that is not spent in the native call inside it."""
     plans, shares = work.plans(batch), []
     for _ in range(rounds):
         native.seconds = 0.0

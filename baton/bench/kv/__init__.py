@@ -1,4 +1,4 @@
-"""``baton bench kv``: every way that KV takes, beside what the machine can do at all, in one run.
+"""``baton bench kv``: benchmarks every path that KV can take, beside the machine's limits, in one run.
 
-Knows nothing of running clusters: it starts a receiver process of its own.
+It needs no running cluster: it starts a receiver process of its own.
 """

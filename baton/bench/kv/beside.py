@@ -1,13 +1,13 @@
-"""What a decode step feels of the tiers: steps in a process of their own, with and without copying here, in turn.
+"""Measures how much copies between KV tiers slow down decode steps that run in another process at the same time.
 
-Knows nothing of how long lifting takes. The step is that of the demo model on one thread; what is copied are pages
-of another model's size, again and again, at the pace that a decode worker keeps. A pair is two short windows, one
-with and one without, whose order turns from pair to pair; a figure is the median over all pairs of the ratio of the
-two windows' mean steps, with the interval that holds the true median in 95 of 100 runs. The mean, because a step
-that meets a copy is slowed and the one after it is not: a median of steps would not see it.
+The step is that of the demo model on one thread; what is copied are pages of another model's size, again and again,
+at the pace that a decode worker keeps. A pair is two short windows, one with copying and one without, whose order
+alternates; a figure is the median over all pairs of the ratio of the two windows' mean steps, with the interval
+that holds the true median in 95 of 100 runs. The mean is used because a copy slows some steps only, which a median
+of steps would not show.
 
-By the clock a step also waits for a core where others want it. Its thread's CPU time doesn't have that, and has
-what it waits for memory: it says what is left when the machine is busy.
+Wall time of a step also includes waiting for a core that others use. Its thread's CPU time leaves that out and
+includes waiting for memory, so it is the better figure on a busy machine.
 """
 
 from __future__ import annotations
@@ -35,21 +35,27 @@ Ask = Callable[[], "StepMeans"]
 
 
 class StepMeans(NamedTuple):
-    """Means over the steps of one window, in seconds."""
+    """Mean durations of the decode steps of one window, in seconds."""
 
     wall: float
-    cpu: float
+    cpu: float  # CPU time of the thread
 
 
 class WindowPair(NamedTuple):
-    """Two windows, one after the other."""
+    """The means of two windows, one without copying (``alone``) and one with (``beside``), measured one after the
+    other.
+    """
 
     alone: StepMeans
     beside: StepMeans
 
 
 def decode_steps(sequences: int = 8, context: int = 512) -> None:
-    """Runs decode steps for ever, as the child; at each line of stdin it tells what those since the last took."""
+    """Runs decode steps until stdin ends; for each line on stdin it prints the mean wall and CPU seconds since the
+    last.
+
+    This is the main function of the child process.
+    """
     runner = load_runner(EngineConfig(model=str(DEMO), threads=1))
     per = context // BLOCK_TOKENS + 1
     memory = PageMemory.create(sequences * per, runner.spec.layout.page_bytes)
@@ -77,7 +83,9 @@ def decode_steps(sequences: int = 8, context: int = 512) -> None:
 
 @contextmanager
 def neighbour() -> Iterator[Ask]:
-    """Starts the child and warms it; gives a function that asks it."""
+    """Starts the child process and waits for its first steps; yields a function that returns the means since its
+    last call.
+    """
     command = [sys.executable, "-m", "baton.bench.kv.beside"]
     child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0)
     assert child.stdin is not None
@@ -98,7 +106,10 @@ def neighbour() -> Iterator[Ask]:
 
 
 async def pairs(asked: Ask, work: Callable[[], Awaitable[object]], count: int, window_s: float) -> list[WindowPair]:
-    """Measures ``count`` pairs; ``work`` is done again and again in one window of each."""
+    """Measures ``count`` pairs of windows of ``window_s`` seconds; ``work`` is repeated in one window of each.
+
+    ``asked`` is the function that ``neighbour`` yields.
+    """
     found = []
     for number in range(count):
         took = {}
@@ -117,7 +128,9 @@ async def _working(work: Callable[[], Awaitable[object]], seconds: float) -> Non
 
 
 def rows(what: str, found: list[WindowPair]) -> list[Row]:
-    """Returns how many percent slower steps are: by the clock, which has the target, and by CPU time."""
+    """Returns rows of how many percent slower steps are while ``what`` happens: by wall time, with a target, and by
+    CPU time.
+    """
     wall = [(pair.beside.wall / pair.alone.wall - 1) * 100 for pair in found]
     cpu = [(pair.beside.cpu / pair.alone.cpu - 1) * 100 for pair in found]
     return [

@@ -1,13 +1,14 @@
-"""What checksums cost each side of a handoff: the same handoff with and without one side's, in turn, many times.
+"""Measures what checksums cost each side of a KV handoff, by repeating a handoff with and without one side's
+checksums.
 
-Knows nothing of throughput's rows. A round is three handoffs between the same two processes: both sides hash; the
-sender looks its checksums up instead; the receiver takes what it is told. Their order turns from round to round. A
-cost is the median over rounds of the difference within one, with the interval that holds the true median in 95 of
-100 runs: other work on the machine makes the interval wide, it hardly moves the figure.
+A round is three handoffs between the same two processes: both sides hash; the sender looks its checksums up
+instead; the receiver doesn't verify. Their order rotates from round to round. A cost is the median over rounds of
+the difference within one, with the interval that holds the true median in 95 of 100 runs: other work on the machine
+widens the interval but hardly moves the figure.
 
-The target is of the handoff's time, on the wall clock. Beside it stands the CPU time that the side's process spent
-more, as a share of the busier process's: less of it than of wall time is noise, and a side that has time to spare
-(shm's sender only hashes, while the receiver copies) spends more of it than shows.
+The target is for the share of the handoff's wall time. A second row shows the extra CPU time of the side's process,
+as a share of the busier process's; for a side that has time to spare (shm's sender only hashes while the receiver
+copies) it is larger than the share of wall time.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ SIDES = ("sender", "receiver")
 
 
 class HandoffSeconds(NamedTuple):
-    """Seconds of one handoff: wall, and each process's CPU."""
+    """The seconds of one handoff: wall time, and the CPU time of the sending and the receiving process."""
 
     wall: float
     sender: float
@@ -35,7 +36,9 @@ class HandoffSeconds(NamedTuple):
 
 
 async def rows(bench: TransportBench, names: tuple[str, ...], rounds: int) -> list[Row]:
-    """Measures both sides of every transport, by CPU time and by wall."""
+    """Returns rows of what checksums cost both sides of each transport in ``names``, by wall time and by CPU
+    time.
+    """
     known = setting.known_checksums(bench.memory, bench.page_bytes)
     made: list[Row] = []
     for name in names:
@@ -47,7 +50,7 @@ async def rows(bench: TransportBench, names: tuple[str, ...], rounds: int) -> li
 
 
 async def _round(bench: TransportBench, name: str, number: int, known: setting.Known) -> dict[str, HandoffSeconds]:
-    """By the side that did not hash; "" where both did."""
+    """Returns the seconds of three handoffs, by the side that did not hash; "" is the one in which both did."""
     kinds = ("", *SIDES)
     turned = kinds[number % 3 :] + kinds[: number % 3]
     return {without: await _without(without, bench, name, known) for without in turned}

@@ -1,12 +1,11 @@
-"""How much of a transfer shows after a prompt's last chunk, when chunks come at a prefill's pace.
+"""Measures how long a KV transfer lasts beyond a prompt's last chunk if chunks come at a prefill's pace.
 
-Knows nothing of throughput's rows. The chunks are announced by a thread of their own, as an engine process does: a
-sender that keeps the event loop busy must not slow the prefill that it is measured against. Two paces: that of a
-fast GPU (45k tokens/s of 128 KB each, 5.9 GB/s), and, because no transport can hide what its link can't carry, the
-share PACE of what the transport was just measured to carry.
+The chunks are announced by a thread of their own, as by an engine process, so that a sender that keeps the event
+loop busy does not slow the prefill. Two paces are used: that of a fast GPU (45k tokens/s of 128 KB each, 5.9 GB/s)
+and, because no transport can hide more than its link carries, the share PACE of the rate just measured.
 
-What shipping layer by layer would gain is modelled: the last chunk's bytes are announced in LAYER_GROUPS parts,
-evenly over the time that it computes. A part is some of the blocks here, and would be some layers of all of them.
+Shipping layer by layer is modelled: the last chunk's bytes are announced in LAYER_GROUPS parts, evenly over the
+time that it computes. A part is a share of the blocks in place of a share of the layers of all blocks.
 """
 
 from __future__ import annotations
@@ -33,7 +32,10 @@ LAYER_GROUPS = 8
 
 
 async def exposed(bench: TransportBench, name: str, bytes_per_s: float, parts: int = 1) -> float:
-    """Returns seconds from when the last chunk was due (in ``parts``) until the receiver had taken over."""
+    """Returns the seconds from when the last chunk was due until the receiver had taken over.
+
+    Chunks are announced at ``bytes_per_s``, the last one in ``parts`` parts; ``name`` is the transport.
+    """
     chunk, count = setting.chunk_counts(bench.pages)
     handoff = bench.new_handoff(name, count)
     running = asyncio.ensure_future(handoff.run())
@@ -60,10 +62,10 @@ def _produce(
 
 
 async def rows(bench: TransportBench, names: tuple[str, ...], rounds: int) -> list[Row]:
-    """Measures both paces, each beside one chunk's shipping alone in the same round.
+    """Returns rows of the exposed time of each transport at both paces, beside shipping one chunk alone.
 
-    The target of the fast pace is for what workers use, ``auto``, and for whatever carries that much: the others'
-    rows say how far they fall behind, and are judged at a pace that they carry.
+    The fast pace has a target for ``auto``, which workers use, and for transports that carry that much; the others
+    are judged only at a pace that they carry.
     """
     made: list[Row] = []
     for name in names:
@@ -82,7 +84,9 @@ async def rows(bench: TransportBench, names: tuple[str, ...], rounds: int) -> li
 
 
 async def _measured(bench: TransportBench, name: str, rounds: int) -> dict[str, list[float]]:
-    """Seconds of each round, and the bytes per second that the transport carries unpaced; the first warms up."""
+    """Returns per round the seconds of each case and, as "rate", the unpaced bytes per second; the first round
+    warms up.
+    """
     chunk, fast = setting.chunk_counts(bench.pages)[0], float(TOKENS_PER_S * BYTES_PER_TOKEN)
     took: dict[str, list[float]] = {"rate": [], "alone": [], "fast": [], "own": [], "layered": []}
     for number in range(rounds + 1):

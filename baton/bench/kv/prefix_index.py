@@ -1,7 +1,7 @@
-"""The prefix index at full size: a 128k-token prompt, 64 workers, 10^6 blocks held, one round trip.
+"""Benchmarks look-ups in the prefix index at full size: a 128k-token prompt, 64 workers, 10^6 blocks held.
 
-Every worker holds a different length of the prompt's chain (binary search at its longest); "nobody" asks for a
-prompt that no worker has seen. Runs its own private server.
+Each worker holds a different length of the prompt's chain (the binary search is at its longest); "nobody" asks for
+a prompt that no worker has seen. It runs a private Redis server.
 """
 
 from __future__ import annotations
@@ -27,7 +27,11 @@ TARGET_MS = 2.0
 
 
 def rows(questions: int = 300) -> list[Row]:
-    """Measures the look-up when all workers hold some and when nobody does, beside a bare round trip."""
+    """Returns rows of the look-up's time with all workers holding some blocks and with none, beside a bare round
+    trip.
+
+    ``questions`` look-ups are measured of each.
+    """
     with tempfile.TemporaryDirectory(prefix="bi-") as folder:
         server = RedisServer(Path(folder)).start()
         try:
@@ -64,13 +68,15 @@ async def _measure(url: str, questions: int) -> list[Row]:
 
 
 def _middle_half(times: Sequence[float]) -> float:
-    """The spread without the quarter at either end."""
+    """Returns the spread of the middle half of ``times``."""
     quarter = len(times) // 4
     return spread(sorted(times)[quarter : len(times) - quarter])
 
 
 async def _fill(redis: Redis, chain: Sequence[bytes], rng: random.Random) -> dict[str, int]:
-    """Each worker's share of HELD blocks: some of the chain, the rest its own."""
+    """Publishes HELD blocks, shared out among the workers; returns how many of the chain's blocks each worker
+    holds.
+    """
     held = {f"w{i}": rng.randrange(1, BLOCKS) for i in range(WORKERS)}
     for name, blocks in held.items():
         publisher = PrefixPublisher(redis, "bench", name, "i", ttl_s=600)
@@ -92,7 +98,7 @@ async def _ping(redis: Redis) -> float:
 
 
 def _hashing() -> Row:
-    """The chain of the same prompt, hashed."""
+    """Returns the row of hashing the prompt's block chain."""
     tokens, root, times = list(range(16 * BLOCKS)), prefix.root("f", "bf16"), []
     for _ in range(5):
         began = time.perf_counter()

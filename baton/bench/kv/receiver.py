@@ -1,7 +1,7 @@
-"""The other process of the benchmark: a decode worker's intake behind every transport, and the bare peers.
+"""The receiving process of the KV benchmark: a decode worker's intake behind each transport, and the bare peers.
 
-Knows nothing of figures. It prints its addresses as one line of JSON, then answers each line on stdin with one:
-its CPU seconds so far. After the line "skip" it hashes no blocks, until the line "hash". It ends with its stdin.
+It prints its addresses as one line of JSON, then answers each line on stdin with its CPU seconds so far. After the
+line "skip" it hashes no blocks, until the line "hash". It ends when stdin ends.
 
     python -m baton.bench.kv.receiver PAGE_BYTES PAGES [CERTS]
 """
@@ -35,7 +35,7 @@ from baton.protos.channel import Commit, ReceiveClosed
 
 
 class Receiver:
-    """Pages, an intake that always has a lease for each number of blocks, and an engine that commits at once."""
+    """Pages and an intake with a lease for each number of blocks; every commit is confirmed at once."""
 
     def __init__(self, page_bytes: int, pages: int) -> None:
         self.memory = PageMemory.create(pages, page_bytes)
@@ -58,7 +58,7 @@ class Receiver:
 
 
 async def serve(page_bytes: int, pages: int, certs: Path | None) -> None:
-    """Serves until stdin ends; with ``certs`` there is a port with TLS too."""
+    """Listens on all transports until stdin ends; with ``certs``, a folder, also on a TCP port with TLS."""
     receiver = Receiver(page_bytes, pages)
     with tempfile.TemporaryDirectory(prefix="bkv-") as folder:
         server = grpc.aio.server(options=SERVER_OPTIONS)
@@ -84,8 +84,9 @@ async def serve(page_bytes: int, pages: int, certs: Path | None) -> None:
 
 
 def bare_tcp(view: memoryview) -> str:
-    """Starts a thread that fills ``view`` with blocking ``recv_into`` again and again, one byte back for each
-    filling.
+    """Starts a thread that receives into ``view`` by blocking ``recv_into``; returns its address.
+
+    It sends one byte back each time ``view`` is full.
     """
     listening = socket.create_server(("127.0.0.1", 0))
 
@@ -105,9 +106,7 @@ def bare_tcp(view: memoryview) -> str:
 
 
 def bare_aio() -> grpc.GenericRpcHandler:
-    """Starts an asyncio server of a raw stream that reads and drops, one answer at the end, and of a unary round
-    trip.
-    """
+    """Returns an asyncio handler with a client-streaming method that discards its input, and a unary echo."""
 
     async def drop(messages: AsyncIterator[bytes], context: Any) -> bytes:
         async for _ in messages:
@@ -124,7 +123,9 @@ def bare_aio() -> grpc.GenericRpcHandler:
 
 
 def bare_sync() -> tuple[grpc.Server, str]:
-    """Starts the same as ``bare_aio`` on a server with threads."""
+    """Starts a threaded gRPC server whose streaming method discards its input; returns the server and its
+    address.
+    """
 
     def drop(messages: Iterator[bytes], context: Any) -> bytes:
         for _ in messages:

@@ -1,4 +1,4 @@
-"""Run the benchmark and show what it says: a table, and files when asked for. Knows nothing of measuring."""
+"""Runs the KV benchmark and shows the results as a table and, on request, in files."""
 
 from __future__ import annotations
 
@@ -23,7 +23,12 @@ def show(
     plot_file: str | None,
     tier_model: str | None = None,
 ) -> int:
-    """Measures, prints a table, writes files. Raises ConfigError for sizes that don't fit each other."""
+    """Runs the benchmark, prints a table and writes the named files; returns exit status 0.
+
+    Each transport moves ``total_bytes`` in pages of ``page_bytes``; ``tier_model`` adds the tiers' benchmark.
+    Raises ConfigError for sizes that aren't multiples of each other, and for paths that don't exist or can't be
+    written.
+    """
     if total_bytes % page_bytes or page_bytes % SMALL_PAGE_BYTES:
         raise ConfigError("--mib must be a multiple of --page-kib, and that one of 32", "page_kib")
     require_place(json_file, plot_file)

@@ -1,4 +1,4 @@
-"""What both processes of the benchmark agree on. Knows nothing of how anything is measured."""
+"""Definitions that the sending and the receiving process of the KV benchmark share."""
 
 from __future__ import annotations
 
@@ -24,36 +24,34 @@ BIG_BYTES = 16 << 10  # what is hashed at this size is a block
 
 
 def layout(page_bytes: int) -> KvLayout:
-    """Pages of ``page_bytes`` that hold nothing in particular."""
+    """Returns a KV layout whose pages have ``page_bytes`` bytes, whatever they hold."""
     return layout_for("bytes", 1, page_bytes // (2 * BLOCK_TOKENS), 1)
 
 
 def hashes(count: int) -> list[bytes]:
-    """Returns a stand-in for the chain hashes of ``count`` blocks."""
+    """Returns ``count`` made-up block hashes."""
     return [number.to_bytes(frames.HASH_BYTES, "little") for number in range(count)]
 
 
 def lease(count: int) -> bytes:
-    """Returns the lease of a handoff of ``count`` blocks."""
+    """Returns the id of the lease for a handoff of ``count`` blocks."""
     return count.to_bytes(frames.LEASE_BYTES, "little")
 
 
 def chunk_counts(pages: int) -> list[int]:
-    """Blocks of one chunk, and of the whole paced prompt."""
+    """Returns the number of blocks in one chunk, and in the whole paced prompt of CHUNKS chunks."""
     return [max(1, pages // CHUNKS), max(1, pages // CHUNKS) * CHUNKS]
 
 
 def identity(folder: Path) -> Identity:
-    """Returns a worker's identity, of a CA that is made in ``folder`` unless it is there: what both ends show each
-    other.
-    """
+    """Returns a worker's TLS identity, signed by the CA in ``folder``, which is made if it isn't there."""
     Authority(folder).make(("worker",))
     files = TlsFiles(str(folder / "worker.crt"), str(folder / "worker.key"), str(folder / "ca.crt"))
     return Identity(files, "the bench")
 
 
 def source(page_bytes: int, pages: int) -> PageMemory:
-    """Pages full of random bytes, each beginning with its place."""
+    """Returns ``pages`` pages of random bytes, no two alike."""
     memory = PageMemory.create(pages, page_bytes)
     view, noise = memory.view(), os.urandom(1 << 20)
     for at in range(0, len(view), len(noise)):
@@ -63,7 +61,7 @@ def source(page_bytes: int, pages: int) -> PageMemory:
 
 
 def touch(view: memoryview) -> None:
-    """Has the kernel give every page of memory now, as a worker's are after its first minutes."""
+    """Writes to each page of ``view``, so that the kernel maps all of it now."""
     for at in range(0, len(view), 4096):
         view[at] = 1
 
@@ -73,14 +71,14 @@ Known = dict[int, int]
 
 
 def known_checksums(memory: PageMemory, page_bytes: int) -> Known:
-    """Returns the checksum of every page of ``memory``."""
+    """Returns the checksum of each page of ``memory``, by the page's address."""
     pages = [memory.page(number) for number in range(len(memory.view()) // page_bytes)]
     return dict(zip(map(copying.address, pages), copying.checksums(pages), strict=True))
 
 
 @contextmanager
 def looked_up(known: Known) -> Iterator[None]:
-    """Takes the sender's cost away: checksums are what is ``known``, and where pages are copied they only are."""
+    """While the block runs, takes the sender's checksums from ``known`` in place of computing them."""
     plain = copying.kv_copy
 
     def copied(dst: Sequence[int] | None, src: Sequence[int], size: int) -> list[int]:
@@ -97,15 +95,17 @@ def looked_up(known: Known) -> Iterator[None]:
 
 @contextmanager
 def skipped() -> Iterator[None]:
-    """Takes the receiver's cost away: blocks are neither hashed nor compared. Headers still are."""
+    """While the block runs, neither computes nor compares checksums of blocks at the receiver; headers are still
+    checked.
+    """
     plain = (copying.kv_copy, frames.checksum, frames.digest, frames.check_blocks)
 
     class NoChecksum:
         def update(self, data: frames.Bytes) -> None:
-            """Not looked at."""
+            """Ignores ``data``."""
 
         def reset(self) -> None:
-            """Nothing to forget."""
+            """Does nothing."""
 
         def intdigest(self) -> int:
             return 0

@@ -1,9 +1,10 @@
-"""The lower tiers: lifting a prompt's blocks against computing them, and what a decode step feels (beside.py).
+"""Benchmarks the host and disk tiers: reading a prompt's blocks back against computing them, and the effect on
+decoding.
 
 The model RANDOM is a checkpoint of Qwen2.5-0.5B's shape with random weights, written to a temporary folder (1 GB;
-needs transformers). Lifting is the real path (pool, fill, tier, verify), without the two processes' channel.
-Computing is measured on the first COMPUTED tokens and scaled by length, which flatters it: attention grows.
-The disk is read twice: from the page cache, and after its pages were dropped from it.
+needs transformers). Reading back takes the real path (pool, fill, tier, verification), without the channel between
+the two processes. Computing is measured on the first COMPUTED tokens and scaled by length, which underestimates it,
+because attention grows. The disk is read twice: from the page cache, and after its pages were dropped from it.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ SHAPE: dict[str, Any] = {
 
 
 def write_shape(folder: Path) -> Path:
-    """Writes a random checkpoint of Qwen2.5-0.5B's shape."""
+    """Writes a random bfloat16 checkpoint of Qwen2.5-0.5B's shape to ``folder`` and returns that."""
     import torch
     from transformers import Qwen2Config, Qwen2ForCausalLM
 
@@ -63,7 +64,7 @@ def write_shape(folder: Path) -> Path:
 
 
 def compute_seconds(runner: Runner, tokens: int) -> float:
-    """Returns the seconds to read a prompt of ``tokens``, in chunks, alone."""
+    """Returns the seconds to prefill a prompt of ``tokens`` tokens in chunks, alone."""
     pages = list(range(-(-tokens // BLOCK_TOKENS)))
     memory = PageMemory.create(len(pages), runner.spec.layout.page_bytes)
     runner.bind(memory.view(), len(pages))
@@ -79,7 +80,7 @@ def compute_seconds(runner: Runner, tokens: int) -> float:
 
 
 class EmptyPool:
-    """A pool that holds nothing yet, with the filler over it."""
+    """A page pool without cached blocks, and the filler that reads blocks into it."""
 
     def __init__(self, blocks: int, page_bytes: int) -> None:
         self.memory = PageMemory.create(blocks * 2, page_bytes)
@@ -89,7 +90,7 @@ class EmptyPool:
         self.empty()
 
     def empty(self) -> None:
-        """Empties the pool, as if everything had been evicted."""
+        """Replaces the pool by an empty one, as if everything had been evicted."""
         self._sharing = PageSharing(PagePool(self.memory.pages))
         self.filler = Filler(self._tell, self.memory, time.perf_counter)
 
@@ -100,12 +101,12 @@ class EmptyPool:
 
 
 def chain(blocks: int) -> list[bytes]:
-    """Hashes of a prompt."""
+    """Returns ``blocks`` made-up block hashes."""
     return [hashlib.sha256(i.to_bytes(4, "little")).digest() for i in range(blocks)]
 
 
 async def stored(tier: Tier, hashes: Sequence[bytes], page_bytes: int) -> float:
-    """Fills the tier; returns the seconds to write it back."""
+    """Stores a random page for each hash in ``tier``; returns the seconds that writing took."""
     rng = np.random.default_rng(3)
     pages = [memoryview(rng.bytes(page_bytes)) for _ in hashes]
     began = time.perf_counter()
@@ -114,7 +115,10 @@ async def stored(tier: Tier, hashes: Sequence[bytes], page_bytes: int) -> float:
 
 
 async def lifted(tier: Tier, device: EmptyPool, hashes: Sequence[bytes], duty: float = 1.0) -> float:
-    """Returns the seconds to bring all of it to an empty device."""
+    """Returns the seconds to read all blocks from ``tier`` into the emptied ``device``.
+
+    ``duty`` is the share of the time in which the tier may copy.
+    """
     device.empty()
     tiers = Tiers([tier])
     tiers.duty = duty
@@ -124,7 +128,7 @@ async def lifted(tier: Tier, device: EmptyPool, hashes: Sequence[bytes], duty: f
 
 
 def drop_page_cache(folder: Path) -> None:
-    """Drops what the kernel keeps of the files' pages; they must not be mapped."""
+    """Drops the files of ``folder`` from the kernel's page cache; they must not be mapped."""
     for path in folder.iterdir():
         with path.open("rb") as file:
             os.fsync(file.fileno())
@@ -132,7 +136,7 @@ def drop_page_cache(folder: Path) -> None:
 
 
 async def lift_times(layout: KvLayout, tokens: int, rounds: int, folder: Path) -> dict[str, list[float]]:
-    """Returns seconds per round by name; "memcpy" is of as many bytes."""
+    """Returns the seconds of each round by case: host, disk, their variants, and "memcpy" of as many bytes."""
     hashes, size = chain(tokens // BLOCK_TOKENS), layout.page_bytes
     device, room = EmptyPool(len(hashes), size), len(hashes) * (size + RECORD_BYTES) + HEADER_BYTES
     slab = host_slab(room, size)
@@ -161,7 +165,7 @@ async def lift_times(layout: KvLayout, tokens: int, rounds: int, folder: Path) -
 
 
 def copied(memory: memoryview, size: int) -> float:
-    """Returns seconds of one memcpy of ``size`` bytes from the first half of ``memory`` to the second."""
+    """Returns the seconds of one memcpy of ``size`` bytes from the first half of ``memory`` to the second."""
     whole = np.frombuffer(memory, np.uint8)
     began = time.perf_counter()
     np.copyto(whole[size : 2 * size], whole[:size])
@@ -172,7 +176,10 @@ def copied(memory: memoryview, size: int) -> float:
 
 
 async def beside_rows(layout: KvLayout, tokens: int, count: int, window_s: float) -> list[Row]:
-    """Measures what a decode step feels of a host tier that lifts all the time, and of one that writes back."""
+    """Returns rows of how much a host tier slows decode steps while it reads back and while it writes.
+
+    ``count`` pairs of windows of ``window_s`` seconds are measured; ``tokens`` is the prompt's length.
+    """
     hashes, size = chain(tokens // BLOCK_TOKENS), layout.page_bytes
     slab = host_slab(len(hashes) * (size + RECORD_BYTES), size)
     assert slab is not None
@@ -182,7 +189,7 @@ async def beside_rows(layout: KvLayout, tokens: int, count: int, window_s: float
     pages = [device.memory.page(page) for page in range(min(WRITTEN, len(hashes)))]
 
     async def written() -> None:
-        """Blocks that the tier has not seen: the oldest must go for them."""
+        """Stores blocks that the tier has not seen, which evicts the oldest."""
         salt = next(turn).to_bytes(8, "little")
         await below.store([salt + block[8:] for block in hashes[: len(pages)]], pages)
 
@@ -200,7 +207,11 @@ async def beside_rows(layout: KvLayout, tokens: int, count: int, window_s: float
 def rows(
     model: str, tokens: int = 8192, rounds: int = 5, computed: int = COMPUTED, window_s: float = 0.25
 ) -> list[Row]:
-    """Measures host and disk tier against computing, and the neighbour's step."""
+    """Returns rows of both tiers' times for a prompt of ``tokens`` tokens against computing it, and of their effect
+    on decode steps.
+
+    ``computed`` tokens are really computed, and scaled; ``model`` is a directory or RANDOM.
+    """
     with tempfile.TemporaryDirectory(prefix="bk-") as folder:
         path = str(write_shape(Path(folder, "model"))) if model == RANDOM else model
         runner = load_runner(EngineConfig(model=path, dtype="bfloat16"))

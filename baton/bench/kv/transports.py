@@ -1,7 +1,7 @@
-"""The sending process of the benchmark: handoffs over each transport, and their bare peers, in turn, in one run.
+"""The sending process of the KV benchmark: handoffs over each transport, and their bare peers, in turn, in one run.
 
-Knows nothing of clusters. Every round measures each thing once, so that a slow moment of the machine hits all
-alike; ratios are taken within a round.
+Each round measures each thing once, so that a slow moment of the machine affects all alike; ratios are taken within
+a round.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ FIXED_ROUNDS = 40
 
 
 class TransportBench:
-    """One receiver process, and everything that is sent to it."""
+    """A receiver process, and the pages that are sent to it over each transport."""
 
     def __init__(self, page_bytes: int, total_bytes: int) -> None:
         self.page_bytes, self.pages = page_bytes, total_bytes // page_bytes
@@ -60,7 +60,7 @@ class TransportBench:
         keep_freed_buffers()
 
     async def close(self) -> None:
-        """Ends the receiver's process and closes its pipes."""
+        """Closes the transports and ends the receiver process."""
         for transport in self._transports.values():
             await transport.close()
         assert self._process.stdin is not None
@@ -69,11 +69,11 @@ class TransportBench:
         self._certs.cleanup()
 
     def receiver_cpu(self) -> float:
-        """Returns the receiver's CPU seconds so far."""
+        """Returns the CPU seconds of the receiver process so far."""
         return self.ask("cpu")
 
     def ask(self, line: str) -> float:
-        """Has the receiver do what ``line`` says (receiver.py); returns its CPU seconds so far."""
+        """Sends ``line`` to the receiver process (see receiver.py); returns its CPU seconds so far."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._process.stdin.write(f"{line}\n".encode())
@@ -83,7 +83,9 @@ class TransportBench:
     # ---- ours ------------------------------------------------------------------------------------------
 
     async def handoff(self, name: str, count: int) -> float:
-        """Returns seconds of a whole handoff of ``count`` blocks that are all ready."""
+        """Returns the seconds of a complete handoff of ``count`` blocks over transport ``name``, all ready at its
+        start.
+        """
         handoff = self.new_handoff(name, count)
         handoff.ship(self.blocks(range(count)))
         handoff.commit(TokenRun(0, (1,)), 0)
@@ -92,7 +94,9 @@ class TransportBench:
         return time.perf_counter() - begun
 
     def new_handoff(self, name: str, count: int) -> Handoff:
-        """Opens a handoff to the receiver by ``name``: feed it."""
+        """Returns a handoff of ``count`` blocks over transport ``name``, to which blocks are yet to be
+        announced.
+        """
         if name not in self._transports:
             self._transports[name] = self._transport(name)
         sender = Sender("bench", "m", setting.FINGERPRINT, self._layout)
@@ -109,7 +113,7 @@ class TransportBench:
         return transport_named(known, self.memory, identity)
 
     async def _describe(self, address: str) -> WorkerInfo:
-        """What a decode worker in the receiver's place would say."""
+        """Returns the description of a decode worker in the receiver's place."""
         offered = {name: self.addresses[name] for name in ("shm", "tcp")}
         return WorkerInfo(
             "bench", "i", "decode", address, "m", setting.FINGERPRINT, self._layout, 1, 256, (), self.pages,
@@ -120,19 +124,21 @@ class TransportBench:
         self.picked = link.transport
 
     def blocks(self, numbers: range) -> Iterator[ShipBlock]:
-        """Yields the blocks as the engine announces them."""
+        """Yields messages that announce the blocks ``numbers`` as ready, as an engine sends them."""
         return (ShipBlock(number, number, self._hashes[number], 16) for number in numbers)
 
     # ---- peers -----------------------------------------------------------------------------------------
 
     def memcpy(self) -> float:
-        """Returns seconds to copy as many cold bytes once, by one thread."""
+        """Returns the seconds to copy all pages once, uncached, by one thread."""
         begun = time.perf_counter()
         self._copy[:] = self.memory.view()
         return time.perf_counter() - begun
 
     def bare_tcp(self) -> float:
-        """Returns seconds of a blocking ``sendall`` until the receiver's blocking ``recv_into`` has all."""
+        """Returns the seconds of a blocking ``sendall`` of all pages until the receiver has confirmed all of
+        them.
+        """
         host, port = self.addresses["bare tcp"].split(":")
         with socket.create_connection((host, int(port))) as sock:
             begun = time.perf_counter()
@@ -141,14 +147,14 @@ class TransportBench:
             return time.perf_counter() - begun
 
     def messages(self) -> list[bytes]:
-        """Returns as many bytes in messages of the size of our frames."""
+        """Returns the bytes of all pages as messages of the size of a transport's frames."""
         if not self._messages:
             view, size = self.memory.view(), max(FRAME_BYTES, self.page_bytes)
             self._messages = [bytes(view[at : at + size]) for at in range(0, len(view), size)]
         return self._messages
 
     async def bare_aio(self) -> float:
-        """Returns seconds of a raw stream of ready-made messages, asyncio on both sides."""
+        """Returns the seconds of a raw gRPC stream of ready-made messages, with asyncio on both sides."""
         messages = self.messages()
         async with grpc.aio.insecure_channel(self.addresses["grpc"], options=CHANNEL_OPTIONS) as channel:
             await channel.channel_ready()
@@ -161,7 +167,7 @@ class TransportBench:
             return time.perf_counter() - begun
 
     def bare_sync(self) -> float:
-        """Returns the seconds of the same stream with threads on both sides."""
+        """Returns the seconds of a raw gRPC stream of ready-made messages, with threads on both sides."""
         messages = self.messages()
         with grpc.insecure_channel(self.addresses["bare grpc"], options=CHANNEL_OPTIONS) as channel:
             grpc.channel_ready_future(channel).result(5)
@@ -170,7 +176,7 @@ class TransportBench:
             return time.perf_counter() - begun
 
     async def round_trips(self, count: int) -> list[float]:
-        """Returns seconds of gRPC unary round trips on a warm channel."""
+        """Returns the seconds of each of ``count`` unary gRPC calls on a warm channel."""
         took = []
         async with grpc.aio.insecure_channel(self.addresses["grpc"], options=CHANNEL_OPTIONS) as channel:
             echo = channel.unary_unary(f"/{setting.BARE}/Echo")
@@ -182,7 +188,7 @@ class TransportBench:
 
 
 def run(rounds: int, total_bytes: int, page_bytes: int, small_page_bytes: int) -> list[Row]:
-    """Measures everything; returns rows."""
+    """Runs the transports' benchmark with both page sizes and returns its rows."""
     return uvloop.run(_run(rounds, total_bytes, page_bytes, small_page_bytes))
 
 

@@ -1,6 +1,6 @@
-"""A cluster to measure a router before: ``launch.fleet`` with paced workers, and the router's CPU time and memory.
+"""A cluster for benchmarking a router: real processes with paced workers, and the router's CPU time and memory.
 
-Knows nothing of what is measured. Every process is real; Ray isn't there, as it is on no request's path.
+It is a ``launch.fleet`` without Ray, which is on no request's path.
 """
 
 from __future__ import annotations
@@ -34,7 +34,11 @@ per_byte = 0.0
 
 
 class BenchCluster(Fleet):
-    """``with BenchCluster(decode=1) as c: … c.url …``. ``fixed`` and ``prefill_s``: seconds per step and token."""
+    """A running cluster with one router, as a context manager; ``url`` is the router's.
+
+    ``fixed`` is the seconds of a step, ``prefill_s`` the seconds that each prompt token adds, ``chunk`` the tokens
+    of a prefill chunk; ``router`` are fields of the router's configuration.
+    """
 
     def __init__(
         self, decode: int = 1, prefill: int = 0, fixed: float = 0.0, prefill_s: float = 0.0, pages: int = 16384,
@@ -61,12 +65,12 @@ class BenchCluster(Fleet):
         return self.record("decode-0").address
 
     def cpu_seconds(self) -> float:
-        """Returns user and system time of the router's process so far."""
+        """Returns the user and system CPU seconds of the router's process so far."""
         fields = self._stat("stat").rpartition(")")[2].split()
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
     def resident_bytes(self) -> int:
-        """Returns the resident bytes of the router's process, now."""
+        """Returns the resident memory of the router's process, in bytes."""
         return int(self._stat("statm").split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
     def _stat(self, name: str) -> str:

@@ -1,6 +1,5 @@
-"""A decode worker asked without any router: what it takes by itself to give the first token.
-
-Knows nothing of HTTP. One Session, one request at a time, the local way.
+"""Measures a decode worker's time to first token without a router, by one gRPC session with one request at a
+time.
 """
 
 from __future__ import annotations
@@ -18,14 +17,16 @@ from baton.protos.v1 import worker_pb2_grpc as stubs
 
 
 class DirectWorker:
-    """``ttft`` in seconds, of one prompt."""
+    """A session with a decode worker, for measuring its time to first token."""
 
     def __init__(self, call: grpc.aio.StreamStreamCall) -> None:
         self._call = call
         self._serial = 0
 
     async def ttft(self, prompt: Sequence[int], max_tokens: int) -> float:
-        """Returns the seconds from Admit to the first token; reads on to the answer's end."""
+        """Returns the seconds from Admit to the first token of an answer with ``max_tokens`` tokens, which it reads
+        to its end.
+        """
         self._serial += 1
         sampling = sampling_to_pb(Sampling(temperature=0.0, max_tokens=max_tokens, ignore_eos=True))
         admit = w.Admit(
@@ -44,7 +45,7 @@ class DirectWorker:
 
 @asynccontextmanager
 async def direct(address: str) -> AsyncIterator[DirectWorker]:
-    """Opens a session with the worker at ``address``."""
+    """Opens a session with the worker at ``address``; yields it and closes it at the end."""
     async with grpc.aio.insecure_channel(address) as channel:
         call = stubs.DecodeWorkerStub(channel).Session()
         await call.write(w.SessionUp(hello=w.Hello(router_id="bench", protocol=PROTOCOL)))

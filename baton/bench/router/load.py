@@ -1,6 +1,7 @@
-"""Clients that cost little: HTTP/1.1 over raw sockets, one answer at a time each, times taken as bytes come.
+"""HTTP/1.1 load clients over raw sockets that use little CPU, because they share the cores with the measured
+router.
 
-Knows nothing of what is measured. A client beside the router on the same two cores must not be what is measured.
+Each handles one response at a time, and takes times as bytes arrive.
 """
 
 from __future__ import annotations
@@ -20,23 +21,23 @@ TAIL = 2048
 
 
 class RequestOutcome(msgspec.Struct):
-    """Says how one request went. Seconds from its sending; ``tokens`` by the router's own usage."""
+    """The result of one request; seconds count from its sending."""
 
     status: int = 0
-    ttft_s: float = 0.0
+    ttft_s: float = 0.0  # until the first event
     total_s: float = 0.0
-    tokens: int = 0
-    events: int = 0
-    retry_after_s: float = 0.0
+    tokens: int = 0  # of the answer, by the router's usage
+    events: int = 0  # server-sent events with tokens
+    retry_after_s: float = 0.0  # by the Retry-After header
 
     @property
     def good(self) -> bool:
-        """Returns whether the request was answered to its end."""
+        """Returns whether the request was answered completely."""
         return self.status == 200 and self.tokens > 0
 
 
 class _ResponseReader(asyncio.Protocol):
-    """Collects one response at a time."""
+    """Reads one response at a time."""
 
     def __init__(self) -> None:
         self.outcome = RequestOutcome()
@@ -52,7 +53,7 @@ class _ResponseReader(asyncio.Protocol):
         self.transport = transport
 
     def ask(self, raw: bytes) -> asyncio.Future[None]:
-        """Send it; done when its answer is complete."""
+        """Sends the request ``raw``; returns a future that is done when the response is complete."""
         self.outcome, self._head, self._tail, self._in_body, self._left = RequestOutcome(), b"", b"", False, -1
         self._over = asyncio.get_running_loop().create_future()
         self._sent = time.perf_counter()
@@ -110,7 +111,7 @@ def _usage(tail: bytes) -> int:
 
 @asynccontextmanager
 async def connected(host: str, port: int) -> AsyncIterator[Callable[[bytes], Awaitable[RequestOutcome]]]:
-    """Opens a connection: call it with a request's bytes."""
+    """Opens a connection; yields a coroutine function that sends a request's bytes and returns its outcome."""
     _, reader = await asyncio.get_running_loop().create_connection(_ResponseReader, host, port)
 
     async def ask(raw: bytes) -> RequestOutcome:
@@ -124,7 +125,10 @@ async def connected(host: str, port: int) -> AsyncIterator[Callable[[bytes], Awa
 
 
 def request(prompt: str | Sequence[int], max_tokens: int, headers: str = "") -> bytes:
-    """Returns a streamed completion as HTTP/1.1, ``headers`` with their line ends."""
+    """Returns the bytes of an HTTP/1.1 request for a streamed completion.
+
+    ``headers`` are additional header lines with their line ends.
+    """
     body = json.dumps(
         {"prompt": prompt, "max_tokens": max_tokens, "stream": True, "ignore_eos": True, "temperature": 0}
         | {"stream_options": {"include_usage": True}}
@@ -139,7 +143,10 @@ def request(prompt: str | Sequence[int], max_tokens: int, headers: str = "") -> 
 async def closed_loop(
     host: str, port: int, clients: int, make: Callable[[int], bytes], count: int
 ) -> list[RequestOutcome]:
-    """Sends ``count`` requests by ``clients`` that each send the next one as soon as the last is answered."""
+    """Sends ``count`` requests by ``clients`` clients, each of which sends its next one when the last is answered.
+
+    ``make`` returns the bytes of the request with a number from 0 on. Returns the outcomes as they came.
+    """
     outcomes: list[RequestOutcome] = []
     numbers = iter(range(count))
 
@@ -154,7 +161,10 @@ async def closed_loop(
 async def open_loop(
     host: str, port: int, rate: float, seconds: float, make: Callable[[int], bytes], seed: int = 1
 ) -> list[RequestOutcome]:
-    """Sends Poisson arrivals at ``rate`` per second, whatever becomes of those before; a connection each."""
+    """Sends requests in a Poisson process of ``rate`` per second for ``seconds``, each on its own connection.
+
+    ``make`` returns the bytes of the request with a number from 0 on. Returns the outcomes as they came.
+    """
     rng, outcomes, tasks = random.Random(seed), [], []
 
     async def one(number: int) -> None:

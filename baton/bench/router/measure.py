@@ -1,6 +1,6 @@
-"""What a router costs, figure by figure, before the paced engine with a forward pass that takes no time.
+"""Measures what a router costs, figure by figure, in front of the paced engine, most with steps that take no time.
 
-Knows nothing of how rows are shown. Where a figure is a difference, its two halves are measured in turn.
+If a figure is a difference, its two terms are measured in turn.
 """
 
 from __future__ import annotations
@@ -23,17 +23,19 @@ LETTERS = "abcdefghijklmnopqrstuvwxyz     "
 
 
 def text_of(tokens: int, seed: int) -> str:
-    """Returns as many letters as tokens: the paced engine's tokenizer takes bytes."""
+    """Returns a random text of ``tokens`` letters, which the paced engine's byte tokenizer makes as many tokens."""
     return "".join(random.Random(seed).choices(LETTERS, k=tokens))
 
 
 def quantile(values: Sequence[float], q: float) -> float:
-    """Returns the value below which a share ``q`` lies."""
+    """Returns the value of ``values`` below which a share ``q`` of them lies."""
     return sorted(values)[min(len(values) - 1, int(q * len(values)))]
 
 
 async def overhead(cluster: BenchCluster, requests: int) -> list[Row]:
-    """Measures the TTFT of a 1k-token prompt through the router less the worker's own: unloaded, in turn."""
+    """Measures how much the router adds to the TTFT of a 1k-token prompt, unloaded, at p50 and p99; returns the
+    rows.
+    """
     through: list[float] = []
     alone: list[float] = []
     async with direct(cluster.worker_address) as worker, connected(cluster.host, cluster.port) as ask:
@@ -51,7 +53,10 @@ async def overhead(cluster: BenchCluster, requests: int) -> list[Row]:
 
 
 async def throughput(cluster: BenchCluster, rounds: int, tokens: int, streams: int = 64) -> list[Row]:
-    """Measures streamed tokens per second, and per second of the router's own CPU time."""
+    """Measures streamed tokens per second, per second of the router's CPU time, and per event; returns the rows.
+
+    ``streams`` answers of ``tokens`` tokens are streamed at once, ``rounds`` times.
+    """
     rates: list[float] = []
     per_cpu: list[float] = []
     merged: list[float] = []
@@ -71,7 +76,10 @@ async def throughput(cluster: BenchCluster, rounds: int, tokens: int, streams: i
 
 
 async def cpu_per_request(cluster: BenchCluster, rounds: int, each: int, long: bool) -> Row:
-    """Measures the router's CPU milliseconds; of long prompts, beyond what tokenizing alone takes."""
+    """Returns the row of the router's CPU milliseconds per request, for long or short prompts.
+
+    Those of ``long`` prompts don't include tokenizing. ``each`` requests are sent in each round.
+    """
     prompt, answer, clients = (100_000, 1_000, 2) if long else (1_000, 128, 8)
     spent: list[float] = []
     for number in range(rounds):
@@ -96,7 +104,9 @@ def _tokenizing_ms(tokens: int) -> float:
 
 
 async def memory(cluster: BenchCluster, requests: int) -> Row:
-    """Measures growth of the router's resident memory, from a tenth of the requests to all of them."""
+    """Returns the row of how much the router's resident memory grows from a tenth of ``requests`` to all of
+    them.
+    """
     tenth = max(200, requests // 10)
 
     def make(number: int) -> bytes:
@@ -110,7 +120,11 @@ async def memory(cluster: BenchCluster, requests: int) -> Row:
 
 
 async def overload(cluster: BenchCluster, seconds: float, say: Say) -> list[Row]:
-    """Measures goodput (first token within the SLO) at 1, 2 and 5 times what the workers manage, over its peak."""
+    """Measures goodput (first token within SLO_MS) at several loads; returns rows for 2 and 5 times the cluster's
+    capacity.
+
+    Each load lasts ``seconds``; a row's ratio is its goodput over the peak.
+    """
     headers = f"x-slo-ttft-ms: {SLO_MS}\r\n"
 
     serial = itertools.count(1)

@@ -1,4 +1,4 @@
-"""Run the router's benchmark and show what it says. Knows nothing of measuring."""
+"""Runs the router's benchmark and shows the results as a table and, on request, as JSON."""
 
 from __future__ import annotations
 
@@ -16,7 +16,9 @@ FIGURES = ("ttft", "throughput", "cpu", "cpu-long", "memory", "overload")
 
 
 def show(figures: tuple[str, ...], rounds: int, requests: int, seconds: float, json_file: str | None) -> int:
-    """Measures what is named, print a table, write JSON."""
+    """Measures the named ``figures`` (of FIGURES), prints a table and writes ``json_file`` if given; returns exit
+    status 0.
+    """
     require_place(json_file)
     console = Console(highlight=False, width=130)
     found = list(run(figures, rounds, requests, seconds, console))
@@ -29,7 +31,7 @@ def show(figures: tuple[str, ...], rounds: int, requests: int, seconds: float, j
 def run(
     figures: tuple[str, ...], rounds: int, requests: int, seconds: float, console: Console
 ) -> Iterator[rows.Row]:
-    """Yields rows, as they are known."""
+    """Yields the rows of the named ``figures`` as they are measured."""
     say = console.print
     with BenchCluster(decode=1) as cluster:
         if "ttft" in figures:

@@ -35,7 +35,7 @@ WORDS = (
 
 
 class Scorecard(msgspec.Struct):
-    """What a server did wrong; each list holds messages. ``differs`` may be due to other batch sizes, and fails
+    """The faults found in a server, as lists of messages. ``differs`` may be due to other batch sizes, and fails
     nobody.
     """
 
@@ -58,7 +58,7 @@ class Scorecard(msgspec.Struct):
 
 
 class LiveLoad(msgspec.Struct, frozen=True):
-    """How much a live server is asked."""
+    """The amount and the shape of the load that a live server is judged under."""
 
     questions: int = 24
     rounds: int = 4  # times that each question is asked under load

@@ -58,7 +58,7 @@ Call = Callable[[list[bytes]], Value]
 
 
 class Script:
-    """A parsed script. Raises SyntaxError for code outside the supported part of Lua."""
+    """A Lua script that is parsed when made. Raises SyntaxError for code outside the supported part of Lua."""
 
     def __init__(self, source: str) -> None:
         reader = _Reader(source)

@@ -85,7 +85,7 @@ class KeySpace:
         self._touch_all()
 
     def flush(self) -> None:
-        """Deletes all keys."""
+        """Deletes all keys and their values."""
         self.values.clear()
         self.kinds.clear()
         self.expires.clear()

@@ -14,7 +14,7 @@ from baton.drill.rpc.stream import CANCELLED, EOF, Metadata, Status, Stream, sam
 
 
 class ClientEnd(Protocol):
-    """What a call's server uses of the client's end; ``rpc.client.Call`` implements it."""
+    """The part of the client's end that a call's server uses; ``rpc.client.Call`` implements it."""
 
     @property
     def replies(self) -> Stream:

@@ -1,6 +1,6 @@
-"""One file per form of checkpoint: ``settings(recipe, ignored)`` of config.json, ``tensors(rounded)`` of a layer.
+"""Checkpoint formats, one module each: ``settings`` for config.json, and ``tensors`` of a quantized linear layer.
 
-Named as ``quant_method``. Knows nothing of how weights were rounded.
+A module is named after its ``quant_method``.
 """
 
 from __future__ import annotations
@@ -16,16 +16,18 @@ from baton.quantize.schemes import Recipe
 
 
 class Format(Protocol):
-    """A form of checkpoint."""
+    """The functions of a module of this package."""
 
     def settings(self, recipe: Recipe, ignored: list[str]) -> dict[str, Any]:
-        """Returns ``quantization_config``; ``ignored`` modules stay plain."""
+        """Returns the ``quantization_config`` of config.json; ``ignored`` are the modules that stay unquantized."""
 
     def tensors(self, rounded: Rounded, dtype: torch.dtype) -> dict[str, Tensor]:
-        """Returns a layer's tensors by what follows its name and a dot; ``dtype`` is that of the plain weight."""
+        """Returns a linear layer's tensors by the part of their name after the layer's; ``dtype`` is the plain
+        weight's.
+        """
 
 
 def format_of(recipe: Recipe) -> Format:
-    """Returns the module of a checked recipe's format."""
+    """Returns the module for ``recipe.format``; ``recipe`` must be checked."""
     found: Format = import_module(f"{__name__}.{recipe.format.replace('-', '_')}")  # type: ignore[assignment]
     return found

@@ -1,4 +1,4 @@
-"""AWQ's form for its GEMM, as AutoAWQ writes it. Knows nothing of models.
+"""AWQ's GEMM format, as AutoAWQ writes it.
 
 qweight int32 (k, n / 8) and qzeros int32 (groups, n / 8), outputs in the order 0 2 4 6 1 3 5 7 from the low bits
 up; scales float16 (groups, n). Source: https://github.com/casper-hansen/AutoAWQ.
@@ -19,7 +19,7 @@ ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 
 
 def settings(recipe: Recipe, ignored: list[str]) -> dict[str, Any]:
-    """Returns the ``quantization_config`` of config.json."""
+    """Returns the ``quantization_config`` of config.json; ``ignored`` are the modules that stay unquantized."""
     return {
         "quant_method": "awq",
         "bits": recipe.bits,
@@ -31,7 +31,7 @@ def settings(recipe: Recipe, ignored: list[str]) -> dict[str, Any]:
 
 
 def tensors(rounded: Rounded, dtype: torch.dtype) -> dict[str, Tensor]:
-    """Returns a layer's tensors."""
+    """Returns a linear layer's tensors by name: qweight, qzeros and scales. ``dtype`` is not used."""
     assert rounded.zeros is not None
     return {
         "qweight": _packed(rounded.q.T),

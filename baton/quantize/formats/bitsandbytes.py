@@ -1,8 +1,8 @@
-"""bitsandbytes' NF4 with double quantization, as transformers saves it. Knows nothing of models.
+"""bitsandbytes' NF4 format with double quantization, as transformers saves it.
 
-weight uint8 (n x k / 2, 1), the first of two in the high bits; each block's largest magnitude less their mean as a
-place in a table of 256, scaled by its own block of 256; the rest as JSON in bytes. Sources:
-https://arxiv.org/abs/2305.14314, https://arxiv.org/abs/1511.04561 (the table).
+weight is uint8 (n x k / 2, 1), the first of two numbers in the high bits. The largest magnitude of each block, less
+their mean, is an index in a table of 256 entries, scaled per 256 blocks; the other settings are JSON as bytes.
+Sources: https://arxiv.org/abs/2305.14314, https://arxiv.org/abs/1511.04561 (the table).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ NAMES = {torch.bfloat16: "bfloat16", torch.float16: "float16", torch.float32: "f
 
 
 def settings(recipe: Recipe, ignored: list[str]) -> dict[str, Any]:
-    """Returns the ``quantization_config`` of config.json."""
+    """Returns the ``quantization_config`` of config.json; ``ignored`` are the modules that stay unquantized."""
     return {
         "quant_method": "bitsandbytes",
         "load_in_4bit": True,
@@ -37,7 +37,9 @@ def settings(recipe: Recipe, ignored: list[str]) -> dict[str, Any]:
 
 
 def tensors(rounded: Rounded, dtype: torch.dtype) -> dict[str, Tensor]:
-    """Returns a layer's tensors."""
+    """Returns a linear layer's tensors by name: weight and those that describe its scales. ``dtype`` is the plain
+    weight's.
+    """
     assert rounded.codes is not None
     flat = rounded.scales.flatten()
     offset = flat.mean()
@@ -62,7 +64,7 @@ def tensors(rounded: Rounded, dtype: torch.dtype) -> dict[str, Tensor]:
 
 
 def dynamic_table() -> Tensor:
-    """Returns 256 numbers from -1 to 1 whose steps grow tenfold by the leading zeros of seven bits, rising."""
+    """Returns bitsandbytes' dynamic 8-bit code: 256 float32 numbers from -1 to 1, ascending, denser towards 0."""
     found = [0.0, 1.0]
     for exponent in range(7):
         edges = torch.linspace(0.1, 1, 2**exponent + 1, dtype=torch.float32)

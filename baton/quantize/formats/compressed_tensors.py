@@ -1,4 +1,4 @@
-"""compressed-tensors' forms: packed integers, int8 with int8 activations, e4m3, MXFP4. Knows nothing of models.
+"""compressed-tensors' formats: packed integers, int8 with int8 activations, e4m3, MXFP4.
 
 Source: https://github.com/vllm-project/compressed-tensors.
 """
@@ -19,7 +19,7 @@ BIAS = 127  # of E8M0 exponents
 
 
 def settings(recipe: Recipe, ignored: list[str]) -> dict[str, Any]:
-    """Returns the ``quantization_config`` of config.json."""
+    """Returns the ``quantization_config`` of config.json; ``ignored`` are the modules that stay unquantized."""
     form, weights, inputs = _schemes(recipe)
     group = {"targets": ["Linear"], "weights": weights, "input_activations": inputs, "output_activations": None}
     return {
@@ -33,7 +33,7 @@ def settings(recipe: Recipe, ignored: list[str]) -> dict[str, Any]:
 
 
 def _schemes(recipe: Recipe) -> tuple[str, dict[str, Any], dict[str, Any] | None]:
-    """The format, the weights' scheme and the activations'."""
+    """Returns the format's name, the scheme of the weights, and that of the activations (None: unquantized)."""
     if recipe.method == "fp8":
         return "float-quantized", _numbers("float", 8, "channel"), _numbers("float", 8, "token", dynamic=True)
     if recipe.method == "mxfp4":
@@ -59,7 +59,10 @@ def _numbers(
 
 
 def tensors(rounded: Rounded, dtype: torch.dtype) -> dict[str, Tensor]:
-    """Returns a layer's tensors. Integers of 8 bits with a float32 scale per row are those of W8A8."""
+    """Returns a linear layer's tensors by name, in the format that fits ``rounded``; ``dtype`` is not used.
+
+    8-bit integers with float32 scales become int8 weights for W8A8, other integers packed words.
+    """
     if rounded.codes is not None and rounded.bits == 4:
         exponents = torch.log2(rounded.scales).round().int() + BIAS
         return {"weight_packed": nibbles(rounded.q, False), "weight_scale": exponents.to(torch.uint8)}

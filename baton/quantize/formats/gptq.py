@@ -1,6 +1,6 @@
-"""GPTQ's form, as AutoGPTQ and GPTQModel write it. Knows nothing of models.
+"""GPTQ's format, as AutoGPTQ and GPTQModel write it.
 
-qweight int32 (k / per, n) from the low bits up; qzeros int32 (groups, n / per): whole words of zeros, less a word
+qweight int32 (k / per, n) from the low bits up; qzeros int32 (groups, n / per): packed words of zeros, less a word
 of ones; scales float16 (groups, n); g_idx int32 (k,). Source: https://github.com/AutoGPTQ/AutoGPTQ.
 """
 
@@ -18,7 +18,7 @@ from baton.quantize.schemes import Recipe
 
 
 def settings(recipe: Recipe, ignored: list[str]) -> dict[str, Any]:
-    """Returns the ``quantization_config`` of config.json."""
+    """Returns the ``quantization_config`` of config.json; ``ignored`` is not used."""
     return {
         "quant_method": "gptq",
         "bits": recipe.bits,
@@ -35,7 +35,7 @@ def settings(recipe: Recipe, ignored: list[str]) -> dict[str, Any]:
 
 
 def tensors(rounded: Rounded, dtype: torch.dtype) -> dict[str, Tensor]:
-    """Returns a layer's tensors."""
+    """Returns a linear layer's tensors by name: qweight, qzeros, scales and g_idx. ``dtype`` is not used."""
     assert rounded.zeros is not None
     k, ones = rounded.q.shape[1], sum(1 << at for at in range(0, 32, rounded.bits))
     of = rounded.groups_of if rounded.groups_of is not None else group_numbers(k, rounded.group)

@@ -1,7 +1,7 @@
-"""AWQ (https://arxiv.org/abs/2306.00978): inputs that matter are scaled up before rounding, and ranges are clipped.
+"""AWQ (https://arxiv.org/abs/2306.00978): scales up the inputs that matter before rounding, and clips ranges.
 
-Knows nothing of files. Scales are the inputs' mean magnitudes to a power that is searched for, as are the ranges;
-the error that counts is that of the layer's outputs on the calibration text, which its second moments give exactly.
+Scales are the inputs' mean magnitudes to a power, which is searched for, as the ranges are; the error is that of
+the layer's outputs on the calibration text, which the inputs' second moments give exactly.
 """
 
 from __future__ import annotations
@@ -22,13 +22,16 @@ ROWS = 256  # rows whose ranges are searched at once
 
 
 def normalised(scales: Tensor) -> Tensor:
-    """Returns scales around 1: the largest and the smallest are inverse to each other."""
+    """Returns ``scales`` divided so that the largest and the smallest are inverse to each other."""
     scales = scales.clamp_min(1e-4)
     return scales / (scales.max() * scales.min()).sqrt()
 
 
 def best_scales(weight: Tensor, stats: ActivationStats, grid: Grid, tie: Tie) -> Tensor:
-    """Returns the factors (k,) of a weight's inputs, evened out by ``tie`` where inputs must share theirs."""
+    """Returns the scales (k,) for a weight's inputs with the least output error; all ones if none is better.
+
+    ``tie`` evens out the scales of inputs that must share theirs.
+    """
     hessian, best, least = stats.hessian, torch.ones(weight.shape[1]), float("inf")
     for step in range(POWERS):
         scales = tie(normalised(stats.mean_abs.pow(step / POWERS)))
@@ -39,7 +42,10 @@ def best_scales(weight: Tensor, stats: ActivationStats, grid: Grid, tie: Tie) ->
 
 
 def clipped(weight: Tensor, hessian: Tensor, grid: IntGrid) -> Rounded:
-    """Returns a weight rounded within the ranges that cost its outputs least, group by group."""
+    """Returns a weight (n, k) rounded with the clipped range of each group that has the least output error.
+
+    ``hessian`` (k, k) is the mean of x xᵀ over the inputs.
+    """
     found = [_clipped_rows(weight[at : at + ROWS], hessian, grid) for at in range(0, len(weight), ROWS)]
     zeros = None if found[0].zeros is None else torch.cat([fit.zeros for fit in found if fit.zeros is not None])
     return to_nearest(weight, grid, Fit(torch.cat([fit.scales for fit in found]), zeros))

@@ -1,7 +1,7 @@
-"""GPTQ (https://arxiv.org/abs/2210.17323): rounds input by input, and lets those to come make up for the error.
+"""GPTQ (https://arxiv.org/abs/2210.17323): rounds input by input, and lets later inputs compensate for the error.
 
-Knows nothing of files. Inputs are taken by falling second moment (act-order). Groups are the file's own, of
-neighbours, whose scales are found beforehand; with ``regroup`` they follow the order instead.
+Inputs are taken in the order of falling second moments (act-order). Groups are neighbours in the file's order,
+whose scales are found beforehand; with ``regroup`` groups follow the new order instead.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ DAMP = 0.01  # of the mean second moment, added to each: the paper's
 
 
 def gptq(weight: Tensor, hessian: Tensor, grid: IntGrid, act_order: bool = True, regroup: bool = False) -> Rounded:
-    """Returns a weight (n, k) rounded under a Hessian (k, k)."""
+    """Returns a weight (n, k) rounded for the least output error under ``hessian`` (k, k), the mean of x xᵀ."""
     k = weight.shape[1]
     moments = hessian.diagonal()
     order = torch.argsort(moments, descending=True, stable=True) if act_order else torch.arange(k)
@@ -30,7 +30,7 @@ def gptq(weight: Tensor, hessian: Tensor, grid: IntGrid, act_order: bool = True,
 
 
 def _rounds(weight: Tensor, hessian: Tensor, grid: IntGrid, fit: Fit, of: Tensor) -> Tensor:
-    """Rounds the inputs from the first to the last; ``weight`` is used up."""
+    """Returns the rounded integers, input by input in the given order; ``weight`` is overwritten."""
     assert fit.zeros is not None
     factors, k = _factors(hessian), weight.shape[1]
     q = torch.empty(weight.shape)
@@ -44,9 +44,9 @@ def _rounds(weight: Tensor, hessian: Tensor, grid: IntGrid, fit: Fit, of: Tensor
 
 
 def _block(part: Tensor, rows: Tensor, scales: Tensor, zeros: Tensor, top: int) -> tuple[Tensor, Tensor]:
-    """Rounds some inputs one by one; their numbers, and the errors that those behind them must make up for.
+    """Rounds some inputs one by one; returns their integers, and the errors for later inputs to compensate.
 
-    Everything is turned so that an input's weights lie together.
+    All tensors are transposed so that an input's weights are contiguous.
     """
     part, scales, zeros = (x.T.contiguous() for x in (part, scales, zeros))
     q, errors, steps = torch.empty_like(part), torch.empty_like(part), rows.diagonal().tolist()
@@ -58,7 +58,7 @@ def _block(part: Tensor, rows: Tensor, scales: Tensor, zeros: Tensor, top: int) 
 
 
 def _factors(hessian: Tensor) -> Tensor:
-    """The upper Cholesky factor of the inverse, in float64 inside; more damping where there isn't one."""
+    """Returns the upper Cholesky factor of the inverse Hessian, with as much damping as that needs."""
     moments = hessian.double()
     dead = moments.diagonal() <= 0
     moments[dead, dead] = 1.0

@@ -1,7 +1,7 @@
-"""SmoothQuant (https://arxiv.org/abs/2211.10438): moves what is hard to round from activations to weights.
+"""SmoothQuant (https://arxiv.org/abs/2211.10438): moves outliers from activations to weights.
 
-Knows nothing of files. Inputs are divided by most(|x|)^a / most(|w|)^(1 - a); the strength a is searched for by the
-error of the outputs on rows of the calibration text, with weights rounded by row and activations by token.
+Inputs are divided by most(|x|)^a / most(|w|)^(1 - a); the strength a is searched for by the error of the outputs on
+rows of the calibration text, with weights rounded by row and activations by token.
 """
 
 from __future__ import annotations
@@ -17,7 +17,10 @@ STRENGTHS = tuple(step / 20 for step in range(20))
 
 
 def best_scales(weight: Tensor, stats: ActivationStats, grid: Grid, tie: Tie) -> Tensor:
-    """Returns the factors (k,) of a weight's inputs, evened out by ``tie`` where inputs must share theirs."""
+    """Returns the scales (k,) for a weight's inputs with the least output error; all ones if none is better.
+
+    ``tie`` evens out the scales of inputs that must share theirs.
+    """
     rows = stats.rows
     exact, best, least = rows @ weight.T, torch.ones(weight.shape[1]), float("inf")
     for strength in (None, *STRENGTHS):
@@ -29,7 +32,7 @@ def best_scales(weight: Tensor, stats: ActivationStats, grid: Grid, tie: Tie) ->
 
 
 def by_token(rows: Tensor) -> Tensor:
-    """Returns rows rounded to int8, each by its own largest magnitude."""
+    """Returns ``rows`` rounded to int8 steps of each row's own scale, as float."""
     scale = rows.abs().amax(-1, keepdim=True).clamp_min(1e-10) / 127
     return torch.round(rows / scale) * scale
 
