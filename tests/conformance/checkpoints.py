@@ -306,6 +306,144 @@ KINDS: dict[str, dict[str, Any]] = {
     "qwen3_bias": {"model_type": "qwen3", "num_key_value_heads": 4, "head_dim": 24, "attention_bias": True},
 }
 
+# Kinds that only tests/conformance/test_small_kinds.py asks, as small as their arithmetic allows.
+SMALL: dict[str, dict[str, Any]] = {
+    "granite": {
+        "model_type": "granite",
+        "num_key_value_heads": 2,
+        "embedding_multiplier": 1.5,
+        "residual_multiplier": 0.6,
+        "attention_multiplier": 0.09,
+        "logits_scaling": 3.0,
+    },
+    "smollm3": {"model_type": "smollm3", "no_rope_layer_interval": 3, "num_key_value_heads": 2},
+    "exaone4": {
+        "model_type": "exaone4",
+        "sliding_window": 21,
+        "sliding_window_pattern": 2,
+        "num_key_value_heads": 2,
+    },
+    "ministral": {
+        "model_type": "ministral",
+        "head_dim": 24,
+        "sliding_window": 19,
+        "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+    },
+    "seed_oss": {"model_type": "seed_oss", "head_dim": 24, "num_key_value_heads": 1, "attention_out_bias": True},
+    "gemma": {"model_type": "gemma", "head_dim": 24, "num_key_value_heads": 1},
+    "glm4_moe": {
+        "model_type": "glm4_moe",
+        "head_dim": 24,
+        "num_key_value_heads": 2,
+        "attention_bias": True,
+        "use_qk_norm": True,
+        "n_routed_experts": 6,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 40,
+        "routed_scaling_factor": 1.5,
+        "n_group": 2,
+    },
+    "qwen2_moe": {
+        "model_type": "qwen2_moe",
+        "num_key_value_heads": 2,
+        "num_experts": 5,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 40,
+        "shared_expert_intermediate_size": 56,
+    },
+    "glm4": {
+        "model_type": "glm4",
+        "head_dim": 24,
+        "num_key_value_heads": 2,
+        "attention_bias": True,
+        "eos_token_id": [],
+    },
+    "glm": {"model_type": "glm", "head_dim": 16, "num_key_value_heads": 2, "eos_token_id": []},
+    "ernie4_5": {"model_type": "ernie4_5", "head_dim": 24, "num_key_value_heads": 1, "use_bias": True},
+    "granite_hybrid": {
+        "model_type": "granitemoehybrid",
+        "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+        "position_embedding_type": "rope",
+        "num_key_value_heads": 2,
+        "mamba_n_heads": 8,
+        "mamba_d_state": 12,
+        "num_local_experts": 5,
+        "num_experts_per_tok": 2,
+        "shared_intermediate_size": 40,
+        "embedding_multiplier": 1.5,
+        "residual_multiplier": 0.6,
+        "attention_multiplier": 0.2,
+        "logits_scaling": 0.7,
+    },
+    "granite_dense": {
+        "model_type": "granitemoehybrid",
+        "layer_types": ["full_attention"] * 3,
+        "position_embedding_type": "nope",
+        "num_local_experts": 0,
+        "shared_intermediate_size": 72,
+        "residual_multiplier": 0.6,
+    },
+    "ministral3": {
+        "model_type": "ministral3",
+        "head_dim": 24,
+        "num_key_value_heads": 2,
+        "rope_parameters": YARN_ROPE
+        | {
+            "original_max_position_embeddings": 16,
+            "llama_4_scaling_beta": 0.4,
+            "mscale": 1.0,
+            "mscale_all_dim": 1.0,
+        },
+    },
+    "llama4": {
+        "model_type": "llama4_text",
+        "head_dim": 24,
+        "num_key_value_heads": 2,
+        "num_hidden_layers": 4,
+        "no_rope_layer_interval": 2,
+        "interleave_moe_layer_step": 2,
+        "num_local_experts": 4,
+        "intermediate_size_mlp": 72,
+        "floor_scale": 9,
+        "attn_scale": 0.3,
+    },
+    "cohere2": {
+        "model_type": "cohere2",
+        "num_key_value_heads": 2,
+        "sliding_window": 23,
+        "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+        "logit_scale": 0.4,
+    },
+    "cohere": {"model_type": "cohere", "num_key_value_heads": 2, "logit_scale": 1.5},
+    "qwen3_5_moe": {
+        "model_type": "qwen3_5_moe_text",
+        "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+        "num_key_value_heads": 1,
+        "head_dim": 24,
+        "linear_num_key_heads": 2,
+        "linear_num_value_heads": 4,
+        "linear_key_head_dim": 16,
+        "linear_value_head_dim": 12,
+        "num_experts": 5,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 40,
+        "shared_expert_intermediate_size": 48,
+    },
+    "nemotron_h": {
+        "model_type": "nemotron_h",
+        "layer_types": ["linear_attention", "mlp", "full_attention", "linear_attention"],
+        "head_dim": 24,
+        "num_key_value_heads": 2,
+        "mamba_num_heads": 8,
+        "mamba_head_dim": 12,
+        "n_groups": 2,
+        "ssm_state_size": 16,
+    },
+    "olmoe": {"model_type": "olmoe", "num_experts": 5, "num_experts_per_tok": 2, "num_key_value_heads": 2},
+}
+
+SMALL_BASE: dict[str, Any] = {"vocab_size": 331, "hidden_size": 64, "intermediate_size": 88, "num_hidden_layers": 3}
+
 BASE: dict[str, Any] = {
     "vocab_size": 1024,
     "hidden_size": 128,
@@ -327,7 +465,7 @@ def make(
 ) -> Path:
     """Write the checkpoint ``kind`` with ``changes`` to its config, and return ``directory``."""
     quiet()
-    fields = BASE | KINDS[kind] | changes
+    fields = BASE | (KINDS[kind] if kind in KINDS else SMALL_BASE | SMALL[kind]) | changes
     config = transformers.AutoConfig.for_model(fields.pop("model_type"), **fields)
     torch.manual_seed(seed)
     model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32)

@@ -54,7 +54,10 @@ async def _answers(model: Path, asked: list[list[int]], colocated: bool) -> list
         pytest.param("gpt_oss", marks=pytest.mark.thorough),
         *(
             pytest.param(kind, marks=pytest.mark.soak)
-            for kind in ("gemma2", "phi3", "olmo2", "deepseek_v3", "qwen3_next")
+            for kind in (
+                *("gemma2", "phi3", "olmo2", "deepseek_v3", "qwen3_next"),
+                *("granite_hybrid", "glm4", "llama4", "cohere2", "ministral3", "glm4_moe"),
+            )
         ),
     ],
 )

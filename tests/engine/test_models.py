@@ -40,9 +40,17 @@ SIZES = {
     "mamba_n_heads": 8,
 }
 
+ONE_EXPERT = {"num_experts_per_tok": 1}
+OWN: dict[str, dict[str, Any]] = {
+    "granitemoehybrid": {"layer_types": ["mamba", "attention", "mamba"]},
+    "llama4": {"text_config": SIZES | ONE_EXPERT},
+    "llama4_text": ONE_EXPERT,
+    "nemotron_h": {"hybrid_override_pattern": "M-*", "mlp_hidden_act": "relu2"},
+}
+
 
 def program(model_type: str, **changes: Any) -> Program:
-    fields = SIZES | {"model_type": model_type, "text_config": SIZES} | changes
+    fields = SIZES | {"model_type": model_type, "text_config": SIZES} | OWN.get(model_type, {}) | changes
     return program_for(ModelConfig(Path("config.json"), fields, ()))
 
 

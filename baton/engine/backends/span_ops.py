@@ -12,18 +12,24 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from baton.engine.backends.activations import ACTIVATIONS
 from baton.engine.backends.spans import RotaryTables, Span, StepSpans, rows_of
 from baton.engine.program import rope
 from baton.engine.program.ops import (
+    Activate,
+    Center,
     Combine,
     Gate,
     GatedDelta,
     GatedHeads,
+    HalveHeads,
     LatentAttention,
     Op,
     RmsNorm,
     Route,
+    ScaleRows,
     StateSpace,
+    TemperQueries,
 )
 from baton.engine.program.program import Program
 from baton.kernels.latent_attention.reference import latent_rows, turn
@@ -173,6 +179,43 @@ class SpanOps:
 
         return run
 
+    def _halve_heads(self, op: HalveHeads) -> SpanOp:
+        heads, width = self._program.heads + self._program.kv_heads, self._program.head_dim
+        order = torch.cat(
+            (torch.arange(0, op.width, 2), torch.arange(1, op.width, 2), torch.arange(op.width, width))
+        )
+        moved = (torch.arange(heads)[:, None] * width + order).flatten()
+        columns = torch.cat((moved, torch.arange(heads * width, (heads + self._program.kv_heads) * width)))
+        return lambda read, spans: {op.out: read(op.x)[:, columns]}
+
+    def _temper_queries(self, op: TemperQueries) -> SpanOp:
+        queries = self._program.heads * self._program.head_dim
+
+        def run(read: Read, spans: StepSpans) -> dict[str, Tensor]:
+            rows = read(op.x).clone()
+            for span in spans.spans:
+                at = torch.arange(span.start, span.end, dtype=torch.float32) + op.shift
+                factor = 1.0 + op.scale * torch.log1p(torch.floor(at / op.floor))
+                rows[span.rows, :queries] *= factor[:, None].to(rows.dtype)
+            return {op.out: rows}
+
+        return run
+
+    def _center(self, op: Center) -> SpanOp:
+        def run(read: Read, spans: StepSpans) -> dict[str, Tensor]:
+            x = read(op.x)
+            return {op.out: x - x.mean(-1, keepdim=True)}
+
+        return run
+
+    def _activate(self, op: Activate) -> SpanOp:
+        assert not op.gated, "gated ones have ops of their own"
+        activation = ACTIVATIONS[op.activation]
+        return lambda read, spans: {op.out: activation(read(op.x))}
+
+    def _scale_rows(self, op: ScaleRows) -> SpanOp:
+        return lambda read, spans: {op.out: read(op.x) * read(op.factor)}
+
 
 _BINDERS: dict[type, Callable[[SpanOps, Any], SpanOp]] = {
     RmsNorm: SpanOps._rms_norm,
@@ -183,9 +226,15 @@ _BINDERS: dict[type, Callable[[SpanOps, Any], SpanOp]] = {
     Gate: SpanOps._gate,
     GatedDelta: SpanOps._gated_delta,
     StateSpace: SpanOps._state_space,
+    HalveHeads: SpanOps._halve_heads,
+    TemperQueries: SpanOps._temper_queries,
+    Center: SpanOps._center,
+    ScaleRows: SpanOps._scale_rows,
+    Activate: SpanOps._activate,
 }
 
-SPAN_OPS = tuple(kind for kind in _BINDERS if kind is not RmsNorm)  # which never have native code
+SPAN_OPS = tuple(kind for kind in _BINDERS if kind is not RmsNorm)
+TORCH_OPS = (HalveHeads, TemperQueries, Center, ScaleRows, Activate)  # of these, those without native code
 
 
 def state_place(layout: KvLayout, name: str, layer: int) -> tuple[int, tuple[int, ...]]:
@@ -237,7 +286,7 @@ def outputs(op: Op, width: Callable[[str], int], heads: int) -> dict[str, int]:
             return {op.out: width(op.q) // (op.plain + op.turned) * op.value}
         case GatedHeads():
             return {op.out: width(op.x) - heads, op.gate: heads}
-        case Gate():
+        case Activate() | Gate() | HalveHeads() | TemperQueries() | Center() | ScaleRows():
             return {op.out: width(op.x)}
         case GatedDelta():
             return {op.out: op.value_heads * op.value_dim}

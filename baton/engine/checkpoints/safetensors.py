@@ -18,7 +18,7 @@ from torch import Tensor
 
 from baton.engine.program.program import Weight
 from baton.engine.program.rank_program import Rows
-from baton.engine.program.stacked import part_of
+from baton.engine.program.stacked import part_of, stacked_source
 from baton.protos.errors import CheckpointError
 
 SINGLE = "model.safetensors"
@@ -127,17 +127,19 @@ class Checkpoint:
 
     def _stack(self, weight: Weight, dtype: torch.dtype) -> Tensor:
         """One fresh tensor, filled source by source: the peak is the weight itself, not twice of it."""
+        if not weight.sources:
+            return torch.full(weight.shapes[0], weight.plus)
         rows = sum(shape[0] for shape in weight.shapes)
-        dtype = torch.float32 if weight.plus else dtype
+        dtype = torch.float32 if weight.is_changed else dtype
         stacked, at = torch.empty((rows, *weight.shapes[0][1:]), dtype=dtype), 0
         for name, shape in zip(weight.sources, weight.shapes, strict=True):
             stacked[at : at + shape[0]] = self._read(name, shape)
             at += shape[0]
-        return stacked.add_(weight.plus) if weight.plus else stacked
+        return _changed(stacked, weight)
 
     def _stack_rows(self, weight: Weight, dtype: torch.dtype, own: Rows) -> Tensor:
         """The ranges ``own`` of the stacked sources, each source's part read by itself."""
-        found, dtype = [], torch.float32 if weight.plus else dtype
+        found, dtype = [], torch.float32 if weight.is_changed else dtype
         for begin, end in own:
             at = 0
             for name, shape in zip(weight.sources, weight.shapes, strict=True):
@@ -145,9 +147,10 @@ class Checkpoint:
                 if first < last:
                     found.append(self._slice(name, shape, first, last).to(dtype))
                 at += shape[0]
-        return torch.cat(found).add_(weight.plus) if weight.plus else torch.cat(found)
+        return _changed(torch.cat(found), weight)
 
     def _slice(self, name: str, shape: tuple[int, ...], first: int, last: int) -> Tensor:
+        name = self._stored(name)
         if part_of(name)[1] is not None:
             return self._read(name, shape)[first:last]
         path = self._files.get(name)
@@ -158,8 +161,13 @@ class Checkpoint:
         part: Tensor = stored[first:last]
         return part
 
+    def _stored(self, name: str) -> str:
+        """The source of a tensor here: an expert's own, or its part of the one that holds all experts'."""
+        other = None if name in self._files else stacked_source(name)
+        return name if other is None or part_of(other)[0] not in self._files else other
+
     def _read(self, name: str, shape: tuple[int, ...] | None = None) -> Tensor:
-        name, part = part_of(name)
+        name, part = part_of(self._stored(name))
         path = self._files.get(name)
         if path is None:
             where = ", ".join(str(path) for path in self._handles)
@@ -174,6 +182,10 @@ class Checkpoint:
         if shape is not None and not tensor.dtype.is_floating_point:
             raise CheckpointError(f"{path}: tensor {name} is {tensor.dtype}; only float weights are known", "model")
         return tensor
+
+
+def _changed(found: Tensor, weight: Weight) -> Tensor:
+    return found.add_(weight.plus).mul_(weight.times) if weight.is_changed else found
 
 
 def _files(directory: Path) -> dict[str, Path]:

@@ -208,8 +208,11 @@ class _Maker:
 
     def plain(self, weight: Weight, dtype: torch.dtype) -> Tensor:
         """A weight as a tensor: norms, biases, the embedding's table."""
-        parts = [values_of(part).to(torch.float32 if weight.plus else dtype) for part in self._parts(weight)]
-        return torch.cat(parts) + weight.plus if weight.plus else torch.cat(parts)
+        if not weight.sources:
+            return torch.full(weight.shapes[0], weight.plus)
+        kind = torch.float32 if weight.is_changed else dtype
+        found = torch.cat([values_of(part).to(kind) for part in self._parts(weight)])
+        return (found + weight.plus) * weight.times if weight.is_changed else found
 
     def _pack_experts(self, weight: Weight, experts: int, scheme: str) -> PackedWeight | None:
         """Experts one by one, then side by side; None where they are unquantized, or not all alike."""

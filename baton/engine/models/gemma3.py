@@ -20,7 +20,4 @@ DEFAULTS = {
 
 def program(config: ModelConfig) -> Program:
     """Returns the program of ``text_config``. Raises CheckpointError."""
-    found = config.fields.get("text_config")
-    if not isinstance(found, dict):
-        raise config.error("text_config", f"is {found!r}; it must be an object")
-    return gemma3_text.program(ModelConfig(config.path, DEFAULTS | found, config.eos_token_ids))
+    return gemma3_text.program(config.part("text_config", DEFAULTS))

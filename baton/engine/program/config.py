@@ -119,12 +119,23 @@ class ModelConfig:
             choices = " or ".join(repr(each) for each in known)
             raise self.error(name, f"is {found!r}; only {choices} is known here")
 
-    def rope(self) -> Rope:
+    def with_default(self, name: str, value: object) -> ModelConfig:
+        """Returns the same config with field ``name`` at ``value`` where it is absent or null."""
+        return ModelConfig(self.path, self.fields | {name: self._get(name, value)}, self.eos_token_ids)
+
+    def part(self, name: str, defaults: dict[str, Any] | None = None) -> ModelConfig:
+        """Returns the config that field ``name`` holds, over ``defaults``. Raises CheckpointError for no object."""
+        found = self.fields.get(name)
+        if not isinstance(found, dict):
+            raise self.error(name, f"is {found!r}; it must be an object")
+        return ModelConfig(self.path, (defaults or {}) | found, self.eos_token_ids)
+
+    def rope(self, default_theta: float = DEFAULT_ROPE_THETA) -> Rope:
         """Returns the rotary embedding's parameters, whichever way they are spelled."""
         raw = self.fields.get("rope_parameters") or self.fields.get("rope_scaling") or {}
         if not isinstance(raw, dict):
             raise self.error("rope_parameters", "must be an object")
-        return self.rope_of(raw, DEFAULT_ROPE_THETA)
+        return self.rope_of(raw, default_theta)
 
     def rope_of(self, raw: dict[str, Any], default_theta: float) -> Rope:
         """Returns the parameters that ``raw`` holds, one of the objects that config.json has for them."""

@@ -7,7 +7,7 @@ Layers with the same window form one group; a layer's place in the page counts t
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import msgspec
 
@@ -17,6 +17,7 @@ from baton.engine.program.ops import (
     Add,
     Embedding,
     GeGlu,
+    HalveHeads,
     Linear,
     LmHead,
     NormPart,
@@ -25,8 +26,9 @@ from baton.engine.program.ops import (
     RmsNorm,
     RopeAppend,
     SwiGlu,
+    TemperQueries,
 )
-from baton.engine.program.program import Program, Rope, Weight
+from baton.engine.program.program import NO_ROPE, Program, Rope, Weight
 from baton.protos.nouns import LayerGroup
 
 SILU, GELU_TANH = "silu", "gelu_pytorch_tanh"  # what gates an MLP, as config.json spells it
@@ -46,6 +48,18 @@ class Norms(enum.Enum):
         "post_feedforward_layernorm",
     )
     AFTER = ("", "post_attention_layernorm", "", "post_feedforward_layernorm")
+    # around them, as GLM-4 calls them
+    GLM = ("input_layernorm", "post_self_attn_layernorm", "post_attention_layernorm", "post_mlp_layernorm")
+    ONE = ("input_layernorm", "", "", "")
+
+
+class Tempering(msgspec.Struct, frozen=True):
+    """Says how queries are scaled by position (``ops.TemperQueries``), in layers without rope or in all of them."""
+
+    scale: float
+    floor: float
+    shift: int
+    unturned: bool
 
 
 class Decoder(msgspec.Struct, frozen=True):
@@ -54,7 +68,9 @@ class Decoder(msgspec.Struct, frozen=True):
     ``windows`` has each layer's, in tokens, 0 for none; ``ropes`` each layer's number in ``Program.ropes``, none:
     0 for all. ``norm_plus`` is added to the weights of norms. ``qk_norm`` norms q and k head by head,
     ``wide_qk_norm`` each as one vector. ``fused``: the checkpoint has q, k and v in one matrix, gate and up in
-    another. ``partial_rotary``: ``partial_rotary_factor`` is known here.
+    another; ``fused_mlp``: the latter alone. ``partial_rotary``: ``partial_rotary_factor`` is known here.
+    ``paired`` is how many numbers of a head are rotated with their neighbours. ``logit_scale`` multiplies logits.
+    ``renamed`` has parts of tensors' names, and what they are here.
     """
 
     vocab: int
@@ -81,9 +97,14 @@ class Decoder(msgspec.Struct, frozen=True):
     query_scalar: float = 0.0
     softcap: float = 0.0
     final_softcap: float = 0.0
+    logit_scale: float = 1.0
     ropes: tuple[int, ...] = ()
     local_ropes: tuple[Rope, ...] = ()
     experts: ExpertLayers | None = None
+    fused_mlp: bool = False
+    paired: int = 0
+    tempering: Tempering | None = None
+    renamed: tuple[tuple[str, str], ...] = ()
 
     @classmethod
     def read(
@@ -134,10 +155,10 @@ class Decoder(msgspec.Struct, frozen=True):
         slots = _slots(self.windows)
         layers = [op for layer in range(len(self.windows)) for op in self._layer(layer, slots[layer])]
         head = "embed" if self.tied else "head"
-        last = LmHead("x", self._behind("down"), "norm", self.eps, head, self.final_softcap)
+        last = LmHead("x", self._behind("down"), "norm", self.eps, head, self.final_softcap, self.logit_scale)
         return Program(
             ops=(Embedding("embed", "x", self.embed_scale), *layers, last),
-            weights=tuple(self._weights()),
+            weights=tuple(map(self._renamed, self._weights())),
             groups=tuple(self._groups()),
             rope=rope,
             heads=self.heads,
@@ -163,23 +184,35 @@ class Decoder(msgspec.Struct, frozen=True):
         def name(part: str, present: bool) -> str | None:
             return f"{layer}.{part}" if present else None
 
-        q_norm, k_norm = name("q_norm", self.qk_norm), name("k_norm", self.qk_norm)
         rope = self.ropes[layer] if self.ropes else 0
+        q_norm, k_norm = (name(part, self._norms_heads(layer)) for part in ("q_norm", "k_norm"))
         sinks = name("sinks", self.sinks)
         return (
             Linear(self._source, f"{layer}.qkv", name("qkv_bias", self.qkv_bias), "qkv"),
-            *(self._wide_norms(layer) if self.wide_qk_norm else ()),
+            *self._before_rope(layer),
             RopeAppend("qkv", slot, q_norm, k_norm, self.eps, "q", rope),
             PagedAttention("q", slot, self.windows[layer], "a", self.softcap, sinks),
             Linear("a", f"{layer}.o", name("o_bias", self.o_bias), "o"),
         )
 
-    def _wide_norms(self, layer: int) -> tuple[Op, ...]:
-        q, kv = self.heads * self.head_dim, self.kv_heads * self.head_dim
-        return (
-            NormPart("qkv", 0, q, f"{layer}.q_norm", self.eps),
-            NormPart("qkv", q, kv, f"{layer}.k_norm", self.eps),
-        )
+    def _norms_heads(self, layer: int) -> bool:
+        """Whether q and k of ``layer`` are normed head by head."""
+        return self.qk_norm
+
+    def _before_rope(self, layer: int) -> Iterator[Op]:
+        """What is done to q and k before they are rotated."""
+        q, kv, tempering = self.heads * self.head_dim, self.kv_heads * self.head_dim, self.tempering
+        if self.wide_qk_norm:
+            yield NormPart("qkv", 0, q, f"{layer}.q_norm", self.eps)
+            yield NormPart("qkv", q, kv, f"{layer}.k_norm", self.eps)
+        if tempering is not None and not (tempering.unturned and self.turns(layer)):
+            yield TemperQueries("qkv", tempering.scale, tempering.floor, tempering.shift, "qkv")
+        if self.paired and self.turns(layer):
+            yield HalveHeads("qkv", self.paired, "qkv")
+
+    def turns(self, layer: int) -> bool:
+        """Returns whether ``layer`` has rope."""
+        return not self.ropes or self.ropes[layer] == 0 or self.local_ropes[self.ropes[layer] - 1].kind != NO_ROPE
 
     @property
     def _source(self) -> str:
@@ -212,7 +245,7 @@ class Decoder(msgspec.Struct, frozen=True):
 
     def _weights(self) -> Iterator[Weight]:
         yield Weight("embed", ("model.embed_tokens.weight",), ((self.vocab, self.hidden),))
-        yield self._norm("norm", "model.norm", self.hidden)
+        yield msgspec.structs.replace(self._norm("norm", "model.norm", self.hidden), times=self.logit_scale)
         if not self.tied:
             yield Weight("head", ("lm_head.weight",), ((self.vocab, self.hidden),))
         for layer in range(len(self.windows)):
@@ -221,6 +254,12 @@ class Decoder(msgspec.Struct, frozen=True):
                     yield self._norm(f"{layer}.{name}", f"model.layers.{layer}.{source}", self.hidden)
             yield from self._attention_weights(layer)
             yield from self._mlp_weights(layer)
+
+    def _renamed(self, weight: Weight) -> Weight:
+        sources = weight.sources
+        for part, name in self.renamed:
+            sources = tuple(source.replace(part, name) for source in sources)
+        return msgspec.structs.replace(weight, sources=sources)
 
     def _norm(self, name: str, source: str, width: int) -> Weight:
         return Weight(name, (f"{source}.weight",), ((width,),), self.norm_plus)
@@ -232,7 +271,7 @@ class Decoder(msgspec.Struct, frozen=True):
         parts, rows = (("qkv_proj",), (q + 2 * kv,)) if self.fused else apart
         yield from dense(layer, "qkv", attention, parts, rows, self.hidden, self.qkv_bias)
         yield from dense(layer, "o", attention, ("o_proj",), (self.hidden,), q, self.o_bias)
-        if self.qk_norm or self.wide_qk_norm:
+        if self._norms_heads(layer) or self.wide_qk_norm:
             yield self._norm(f"{layer}.q_norm", f"{attention}.q_norm", q if self.wide_qk_norm else self.head_dim)
             yield self._norm(f"{layer}.k_norm", f"{attention}.k_norm", kv if self.wide_qk_norm else self.head_dim)
         if self.sinks:
@@ -244,7 +283,7 @@ class Decoder(msgspec.Struct, frozen=True):
             yield from self.experts.weights(layer, self.hidden)
             return
         apart = ("gate_proj", "up_proj"), (self.inner,) * 2
-        parts, rows = (("gate_up_proj",), (2 * self.inner,)) if self.fused else apart
+        parts, rows = (("gate_up_proj",), (2 * self.inner,)) if self.fused or self.fused_mlp else apart
         yield from dense(layer, "gate_up", mlp, parts, rows, self.hidden, self.mlp_bias)
         yield from dense(layer, "down", mlp, ("down_proj",), (self.hidden,), self.inner, self.mlp_bias)
 
@@ -253,6 +292,14 @@ class Decoder(msgspec.Struct, frozen=True):
             kind = "window" if window else "full"
             count = self.windows.count(window)
             yield LayerGroup(kind, ("k", "v"), count, self.kv_heads, self.head_dim, window)
+
+
+def partly_unturned(decoder: Decoder, turned: Sequence[bool]) -> Decoder:
+    """Returns ``decoder`` with rope in the layers that ``turned`` names alone."""
+    if all(turned):
+        return decoder
+    ropes = tuple(int(not each) for each in turned)
+    return msgspec.structs.replace(decoder, ropes=ropes, local_ropes=(Rope(NO_ROPE, 1.0, {}),))
 
 
 def _turns_a_part(rope: Rope) -> bool:

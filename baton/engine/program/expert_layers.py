@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import msgspec
 
 from baton.engine.program.config import ModelConfig
-from baton.engine.program.ops import Combine, Linear, Moe, MoeGate, Op, Route, SwiGlu
+from baton.engine.program.ops import Combine, Linear, Moe, MoeGate, Op, Route, ScaleRows, SwiGlu
 from baton.engine.program.program import Weight
 
 MOST_CHOSEN, MOST_EXPERTS = 16, 512  # the most experts per token, and in all, that moe.h takes
@@ -28,13 +28,28 @@ class Routing(msgspec.Struct, frozen=True):
     biased: bool = False
 
 
+class StackedNames(msgspec.Struct, frozen=True):
+    """Names the tensors of a layer where one holds all experts' gates, then their ups, and another their downs.
+
+    ``rows``: they lie outputs first. ``shared`` holds the shared expert's gate and up, in one tensor or in two.
+    """
+
+    router: str
+    gate_up: str
+    down: str
+    shared: tuple[str, ...]
+    shared_down: str
+    rows: bool = False
+
+
 class ExpertLayers(msgspec.Struct, frozen=True):
     """Holds which layers have experts (``layers``) and the names of their weights (``at``; ``parts``: gate,
     up, down).
 
     ``shared`` is the width of the experts that every row goes to, 0 for none, named ``shared_at``; with
     ``shared_gate`` a row weighs them. ``stacked``: one tensor holds all experts', gate and up by turns, and there
-    are biases, also of the router; with the gain and limit of ``MoeGate``.
+    are biases, also of the router; with the gain and limit of ``MoeGate``. ``names``: of tensors that hold all
+    experts'. ``scaled``: an expert reads rows multiplied by its score, a sigmoid's; one is chosen then.
     """
 
     layers: tuple[bool, ...]
@@ -49,6 +64,8 @@ class ExpertLayers(msgspec.Struct, frozen=True):
     shared_at: str = ""
     shared_gate: bool = False
     stacked: tuple[float, float] | None = None
+    names: StackedNames | None = None
+    scaled: bool = False
 
     @classmethod
     def read(
@@ -74,11 +91,13 @@ class ExpertLayers(msgspec.Struct, frozen=True):
         logits, factor = ("routed", "factor") if route else ("router", None)
         weights, mixed = (f"{layer}.experts_gate_up", f"{layer}.experts_down"), "mixed" if self.shared else "down"
         renormalise = self.renormalise if self.routing is None else True
+        x = "scaled" if self.scaled else "h"
         return (
             Linear("h", f"{layer}.router", f"{layer}.router_bias" if gate else None, "router"),
             *route,
-            Moe("h", logits, *weights, self.experts, self.chosen, renormalise, mixed, gate),
-            *(self._shared(layer, factor) if self.shared else ()),
+            *((ScaleRows("h", "factor", x),) if self.scaled else ()),
+            Moe(x, logits, *weights, self.experts, self.chosen, renormalise, mixed, gate),
+            *(self._shared(layer, None if self.scaled else factor) if self.shared else ()),
         )
 
     def _route(self, layer: int) -> tuple[Op, ...]:
@@ -109,6 +128,9 @@ class ExpertLayers(msgspec.Struct, frozen=True):
         if self.stacked is not None:
             yield from self._stacked_weights(layer, at, hidden)
             return
+        if self.names is not None:
+            yield from self._named_weights(layer, f"model.layers.{layer}.", self.names, hidden)
+            return
         gate, up, down = self.parts
         yield Weight(f"{layer}.router", (f"{at}.gate.weight",), ((self.experts, hidden),))
         pairs = tuple(f"{at}.experts.{e}.{part}.weight" for e in range(self.experts) for part in (gate, up))
@@ -126,6 +148,22 @@ class ExpertLayers(msgspec.Struct, frozen=True):
         pair = f"{at}.gate_proj.weight", f"{at}.up_proj.weight"
         yield Weight(f"{layer}.shared_gate_up", pair, ((self.shared, hidden),) * 2)
         yield Weight(f"{layer}.shared_down", (f"{at}.down_proj.weight",), ((hidden, self.shared),))
+
+    def _named_weights(self, layer: int, at: str, names: StackedNames, hidden: int) -> Iterator[Weight]:
+        end = ",rows" if names.rows else ""
+        yield Weight(f"{layer}.router", (f"{at}{names.router}.weight",), ((self.experts, hidden),))
+        pairs = tuple(
+            f"{at}{names.gate_up}[{e},{half}{end}]" for e in range(self.experts) for half in ("first", "last")
+        )
+        yield Weight(f"{layer}.experts_gate_up", pairs, ((self.inner, hidden),) * len(pairs))
+        downs = tuple(f"{at}{names.down}[{e}{end}]" for e in range(self.experts))
+        yield Weight(f"{layer}.experts_down", downs, ((hidden, self.inner),) * len(downs))
+        both = tuple(f"{at}{name}.weight" for name in names.shared)
+        rows = 2 * self.shared // len(both)
+        yield Weight(f"{layer}.shared_gate_up", both, ((rows, hidden),) * len(both))
+        yield Weight(f"{layer}.shared_down", (f"{at}{names.shared_down}.weight",), ((hidden, self.shared),))
+        if self.shared_gate:
+            yield Weight(f"{layer}.shared_gate", (f"{at}{self.at}.{self.shared_at}_gate.weight",), ((1, hidden),))
 
     def _stacked_weights(self, layer: int, at: str, hidden: int) -> Iterator[Weight]:
         yield Weight(f"{layer}.router", (f"{at}.router.weight",), ((self.experts, hidden),))

@@ -126,7 +126,7 @@ class StateSpaceLayers(msgspec.Struct, frozen=True):
             raise config.error("mamba_n_heads", f"is {heads}; heads of one size must make up {inner} numbers")
         if heads % groups:
             raise config.error("mamba_n_groups", f"is {groups}; it must divide {heads} heads")
-        _require_unlimited_steps(config)
+        require_unlimited_steps(config)
         kernel = _kernel(config, "mamba_d_conv")
         biases = config.flag("mamba_conv_bias", True), config.flag("mamba_proj_bias", False)
         return cls(heads, inner // heads, groups, config.size("mamba_d_state", 256), kernel, eps, *biases)
@@ -177,8 +177,10 @@ def _kernel(config: ModelConfig, field: str) -> int:
     return found
 
 
-def _require_unlimited_steps(config: ModelConfig) -> None:
-    """Raises CheckpointError where steps are limited: transformers limits those of chunks alone."""
+def require_unlimited_steps(config: ModelConfig) -> None:
+    """Checks that Mamba's steps have no limits, because transformers limits those of chunks alone. Raises
+    CheckpointError.
+    """
     found = config.fields.get("time_step_limit") or [0.0, None]
     unlimited = isinstance(found, list) and len(found) == 2 and found[0] == 0
     if not unlimited or found[1] not in (math.inf, {"__float__": "Infinity"}, None):
@@ -188,13 +190,12 @@ def _require_unlimited_steps(config: ModelConfig) -> None:
 class HybridDecoder(Decoder, frozen=True):
     """Holds a decoder whose layers are ``recurrent`` where ``keeps`` says so.
 
-    ``gated``: q comes with a gate per head. ``renamed`` has parts of tensors' names, and what they are here.
+    ``gated``: q comes with a gate per head.
     """
 
     recurrent: GatedDeltaLayers | StateSpaceLayers | None = None
     keeps: tuple[bool, ...] = ()
     gated: bool = False
-    renamed: tuple[tuple[str, str], ...] = ()
 
     @classmethod
     def of(cls, plain: Decoder, **own: object) -> HybridDecoder:
@@ -227,13 +228,6 @@ class HybridDecoder(Decoder, frozen=True):
             Gate("a", "gate", "gated"),
             Linear("gated", f"{layer}.o", o_bias if self.o_bias else None, "o"),
         )
-
-    def _weights(self) -> Iterator[Weight]:
-        for weight in super()._weights():
-            sources = weight.sources
-            for part, name in self.renamed:
-                sources = tuple(source.replace(part, name) for source in sources)
-            yield msgspec.structs.replace(weight, sources=sources)
 
     def _attention_weights(self, layer: int) -> Iterator[Weight]:
         if self.keeps[layer]:

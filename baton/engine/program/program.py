@@ -31,13 +31,23 @@ class Weight(msgspec.Struct, frozen=True):
     """Names one weight: the checkpoint's tensors stacked along dimension 0, each with its expected shape.
 
     A source may name a part of a tensor that holds all experts' (``program/stacked.py``). ``plus`` is added to
-    every element, as norms are stored that start from 1; such a weight is float32 whatever the others are.
+    every element, as norms are stored that start from 1, and the sum is multiplied by ``times``; such a weight is
+    float32 whatever the others are. Without sources all of its elements are ``plus``.
     """
 
     name: str
     sources: tuple[str, ...]
     shapes: tuple[tuple[int, ...], ...]
     plus: float = 0.0
+    times: float = 1.0
+
+    @property
+    def is_changed(self) -> bool:
+        """Tells whether its elements aren't those that are stored."""
+        return bool(self.plus) or self.times != 1.0
+
+
+NO_ROPE = "no rope"  # the kind of a rope that turns nothing
 
 
 class Rope(msgspec.Struct, frozen=True):

@@ -16,7 +16,7 @@ import torch
 from msgspec.structs import replace
 from torch import Tensor
 
-from baton.engine.program.program import Program, Rope
+from baton.engine.program.program import NO_ROPE, Program, Rope
 from baton.protos.errors import CheckpointError
 
 
@@ -24,6 +24,8 @@ def frequencies(rope: Rope, head_dim: int, max_position: int) -> tuple[Tensor, f
     """Returns inverse frequencies (rotated dims / 2,) float32 and the factor on cos and sin. Raises CheckpointError
     by name.
     """
+    if rope.kind == NO_ROPE:
+        return torch.zeros(head_dim // 2), 1.0
     if rope.kind not in (*_KINDS, LONGROPE):
         choices = ", ".join(sorted((*_KINDS, LONGROPE)))
         raise CheckpointError(f"rope type {rope.kind!r} is unknown; choose from {choices}", "rope_parameters")

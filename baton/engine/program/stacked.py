@@ -1,8 +1,9 @@
 """Finds one expert's matrix in a tensor that holds all experts', as gpt-oss checkpoints have them.
 
 Knows nothing of files. A weight's source names such a part: ``TENSOR[3]`` is expert 3's, ``TENSOR[3,even]`` and
-``TENSOR[3,odd]`` every other one of its outputs, from 0 or 1 on. Matrices lie with inputs first, (experts, inputs,
-outputs), and are turned over; biases are (experts, outputs).
+``TENSOR[3,odd]`` every other one of its outputs, from 0 or 1 on, ``TENSOR[3,first]`` and ``TENSOR[3,last]`` one
+half of them. Matrices lie with inputs first, (experts, inputs, outputs), and are turned over, unless the part ends
+in ``,rows``: then outputs come first. Biases are (experts, outputs).
 """
 
 from __future__ import annotations
@@ -14,22 +15,42 @@ from torch import Tensor
 
 from baton.protos.errors import CheckpointError
 
-PART = re.compile(r"^(?P<tensor>.+)\[(?P<expert>\d+)(?:,(?P<half>even|odd))?\]")
-HALVES = {None: slice(None), "even": slice(0, None, 2), "odd": slice(1, None, 2)}
+PART = re.compile(r"^(?P<tensor>.+)\[(?P<expert>\d+)(?:,(?P<half>even|odd|first|last))?(?P<rows>,rows)?\]")
+
+
+EXPERT = re.compile(r"^(?P<at>.+\.experts)\.(?P<expert>\d+)\.(?P<part>gate|up|down)_proj\.weight")
+TENSORS = {"gate": ("gate_up_proj", ",first"), "up": ("gate_up_proj", ",last"), "down": ("down_proj", "")}
+
+
+def stacked_source(name: str) -> str | None:
+    """Returns where an expert's matrix lies in a file with all experts' in one tensor; None for other names."""
+    found = EXPERT.fullmatch(name)
+    if found is None:
+        return None
+    tensor, half = TENSORS[found["part"]]
+    return f"{found['at']}.{tensor}[{found['expert']}{half},rows]"
 
 
 class ExpertPart(NamedTuple):
     """Names an expert and which of its outputs are meant."""
 
     expert: int
-    outputs: slice
+    half: str | None = None
+    rows: bool = False
 
     def of(self, tensor: Tensor, error: CheckpointError) -> Tensor:
         """Returns the part of all experts' ``tensor``, outputs first; raises ``error`` where it isn't there."""
         if tensor.dim() not in (2, 3) or self.expert >= len(tensor):
             raise error
         own = tensor[self.expert]
-        return (own.T if own.dim() == 2 else own)[self.outputs]
+        outputs = own.T if own.dim() == 2 and not self.rows else own
+        return outputs[self.outputs(len(outputs))]
+
+    def outputs(self, count: int) -> slice:
+        """Returns which of an expert's ``count`` outputs are meant."""
+        middle = count // 2
+        halves = {"even": slice(0, None, 2), "odd": slice(1, None, 2), "first": slice(middle)}
+        return slice(None) if self.half is None else halves.get(self.half, slice(middle, None))
 
 
 def part_of(source: str) -> tuple[str, ExpertPart | None]:
@@ -37,4 +58,4 @@ def part_of(source: str) -> tuple[str, ExpertPart | None]:
     found = PART.fullmatch(source)
     if found is None:
         return source, None
-    return found["tensor"], ExpertPart(int(found["expert"]), HALVES[found["half"]])
+    return found["tensor"], ExpertPart(int(found["expert"]), found["half"], found["rows"] is not None)

@@ -50,4 +50,4 @@ class Mxfp4Reader:
         if found.dtype != torch.uint8 or found.dim() != dims or part.expert >= len(found):
             text = f"is {found.dtype} {tuple(found.shape)}; all experts' bytes in {dims} dimensions are known"
             raise self._tensors.error(name, text)
-        return found[part.expert][part.outputs].contiguous()
+        return found[part.expert][part.outputs(found.shape[1])].contiguous()

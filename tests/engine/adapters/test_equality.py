@@ -19,7 +19,7 @@ from baton.kernels.abi import native
 from baton.protos.channel import AdapterPlace
 from baton.protos.errors import AdapterNotLoaded, ConfigError
 from baton.protos.nouns import AdapterLimits, Sampling
-from tests.conformance.checkpoints import KINDS, make
+from tests.conformance.checkpoints import KINDS, SMALL, make
 from tests.conformance.drive import Driver
 from tests.engine.adapters.adapter_files import ATTENTION, EVERYWHERE, merge, write
 from tests.kernels.thorough import first_now
@@ -69,7 +69,7 @@ def merged_and_beside(root: Path, kind: str, **settings: Any) -> tuple[list[Any]
     return answers(merged, []), answers(runner, [name] * 3), answers(runner, [])
 
 
-@pytest.mark.parametrize("kind", ["llama2", "qwen3", "mixtral", *first_now(sorted(KINDS), 0)])
+@pytest.mark.parametrize("kind", ["llama2", "qwen3", "mixtral", *first_now(sorted({**KINDS, **SMALL}), 0)])
 def test_it_answers_as_the_merged_model(tmp_path: Path, kind: str) -> None:
     merged, beside, base = merged_and_beside(tmp_path, kind)
     assert close(beside, merged)

@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from baton.engine.backends.activations import ACTIVATIONS
 from baton.engine.program import rope
 from baton.engine.program.ops import Activate, Classify, EmbedText, FullAttention, LayerNorm, Linear
 from baton.engine.program.program import Program
@@ -25,15 +26,6 @@ from baton.kernels.step.structs import LINEAR_F32
 
 Registers = dict[str, Tensor]
 EncoderOp = Callable[[Registers, Sequence[Tensor]], None]
-
-ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
-    "gelu": F.gelu,
-    "gelu_new": lambda x: F.gelu(x, approximate="tanh"),
-    "gelu_pytorch_tanh": lambda x: F.gelu(x, approximate="tanh"),
-    "relu": F.relu,
-    "silu": F.silu,
-    "tanh": torch.tanh,
-}
 
 
 class EncoderOps:

@@ -108,7 +108,7 @@ class NativeInternals:
         head = self._native.ops[-1]
         assert isinstance(head, LmHead)
         delta = self._native.register(arena, rows, head.delta)
-        return rms_norm(x.clone(), delta, self._native.vectors[head.norm], head.eps)[1]
+        return rms_norm(x.clone(), delta, self._native.vectors[head.norm], head.eps)[1] / head.scale
 
 
 def _parts(begin: int, end: int, ends: Sequence[int]) -> list[tuple[int, int]]:

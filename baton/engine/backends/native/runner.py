@@ -25,7 +25,8 @@ from baton.engine.backends.native.step_check import StepCheck
 from baton.engine.backends.native.step_ops import StepOps
 from baton.engine.backends.native.step_runner import StepRunner
 from baton.engine.backends.observing import Observation
-from baton.engine.backends.span_ops import SPAN_OPS
+from baton.engine.backends.span_ops import SPAN_OPS, TORCH_OPS, SpanOps
+from baton.engine.backends.spans import StepSpans, spans_of
 from baton.engine.plan import ModelSpec, StepPlan, StepResult
 from baton.engine.program.ops import PagedAttention
 from baton.engine.program.program import Program
@@ -75,7 +76,10 @@ class NativeRunner(StepRunner):
         self._branching = tuple(_stretches(len(program.ops), frozenset(attends))) if self.branches else ()
         self._layer_of = attends
         self._copies: BranchCopies | None = None
-        self._stretches = tuple(_stretches(len(program.ops), self._attends))
+        by_torch = [at for at, op in enumerate(program.ops) if isinstance(op, TORCH_OPS)]
+        bound = SpanOps(program, weights, spec.layout) if by_torch else None
+        self._by_torch = {at: bound.bind(program.ops[at]) for at in by_torch} if bound is not None else {}
+        self._stretches = tuple(_stretches(len(program.ops), self._attends | frozenset(by_torch)))
         self.internals = NativeInternals(spec, self._program, self._shallow)
 
     def bind(self, buffer: memoryview, pages: int) -> None:
@@ -104,13 +108,15 @@ class NativeRunner(StepRunner):
         step.turns, step.pages, step.arena = (t.data_ptr() for t in (self._turns, self._memory, self._arena))
         seeing, watched = self._seeing(step, batch), Observation(plan.items)
         states = self._states(plan)
+        spans = StepSpans(spans_of(plan), self._memory) if self._by_torch else None
         copies = index_of(batch.copies) if batch.copies else None
         if self._check is None and self._ops is None:
             for begin, end in self.internals.stretches(self._stretches if copies is None else self._branching):
                 self._copy(begin, copies)
                 self._watch(begin, batch, watched)
                 told = seeing if begin in self._attends else step
-                self._run(self._program.address, ctypes.byref(told), begin, end)
+                if not self._torch_ran(begin, batch, spans):
+                    self._run(self._program.address, ctypes.byref(told), begin, end)
                 self.internals.passed(end, self._arena, batch.rows)
             self._finish(batch, watched, states)
             return
@@ -121,11 +127,28 @@ class NativeRunner(StepRunner):
             self._copy(at, copies)
             self._watch(at, batch, watched)
             with nullcontext() if self._check is None else self._check.op(at, *state):
-                if self._ops is None or at in self._attends or not self._ops.run(at, *state):
+                done = self._torch_ran(at, batch, spans) or (at not in self._attends and self._op_ran(at, state))
+                if not done:
                     told = seeing if at in self._attends else step
                     self._run(self._program.address, ctypes.byref(told), at, at + 1)
             self.internals.passed(at + 1, self._arena, batch.rows)
         self._finish(batch, watched, states)
+
+    def _torch_ran(self, at: int, batch: NativeBatch, spans: StepSpans | None) -> bool:
+        """Whether op ``at`` is one that torch computes over the registers, which is done then."""
+        if spans is None or at not in self._by_torch:
+            return False
+
+        def register(name: str) -> Tensor:
+            return self._program.register(self._arena, batch.rows, name)
+
+        for name, found in self._by_torch[at](register, spans).items():
+            register(name).copy_(found)
+        return True
+
+    def _op_ran(self, at: int, state: tuple[NativeBatch, Tensor, Tensor, Tensor]) -> bool:
+        """Whether op ``at`` was run by itself, through ``torch.ops.baton``."""
+        return self._ops is not None and self._ops.run(at, *state)
 
     def _states(self, plan: StepPlan) -> StepStates | None:
         """The recurrent states that the step changes, where the model has any."""

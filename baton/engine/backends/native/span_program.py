@@ -12,12 +12,12 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from baton.engine.backends.span_ops import DTYPES, outputs, plane_place, state_place
+from baton.engine.backends.span_ops import DTYPES, TORCH_OPS, outputs, plane_place, state_place
 from baton.engine.program import ops as p
 from baton.engine.program.program import Program
 from baton.kernels.linear.packed import PackedWeight
 from baton.kernels.step import span_structs as s
-from baton.kernels.step.structs import KV_TYPES, Op
+from baton.kernels.step.structs import FOREIGN, KV_TYPES, Op
 from baton.protos.errors import ConfigError
 from baton.protos.nouns import KvLayout
 
@@ -53,6 +53,8 @@ class SpanCompiler:
         heads = self._to.program.heads * self._to.program.head_dim
         for name, width in outputs(op, self._to.width_of, heads).items():
             self._to.make_register(name, width)
+        if isinstance(op, TORCH_OPS):
+            return Op(kind=FOREIGN)
         return _COMPILERS[type(op)](self, op)
 
     def _at(self, name: str | None) -> int:

@@ -125,7 +125,7 @@ class StepRunner(ABC):
                 rows = slice(first, first + len(item.tokens))
                 x, delta = (self._rows(batch, name, rows) for name in (head.x, head.delta))
                 _, states = rms_norm(x, delta, self._program.vectors[head.norm], head.eps)
-                yield item.seq, PooledStates.of(states.numpy())
+                yield item.seq, PooledStates.of((states / head.scale).numpy())
 
     def _scores(self, batch: NativeBatch) -> Iterator[tuple[int, tuple[TokenLogprobs, ...]]]:
         at = len(batch.logits) - sum(len(item.targets) for item in batch.scored)

@@ -109,7 +109,7 @@ class Interpreter:
         assert isinstance(head, LmHead)
         x, delta = registers[head.x][rows], registers[head.delta][rows]
         states: Tensor = self._kernels.rms_norm(x, delta, self._weights[head.norm], head.eps)[1]
-        return states
+        return states / head.scale
 
     def _span_op(self, op: Op) -> Step:
         """An op that torch computes sequence by sequence, over the pages' bytes."""

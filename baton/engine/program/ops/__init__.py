@@ -6,18 +6,27 @@ residual stream. An op's weights are names in ``Program.weights``.
 
 from __future__ import annotations
 
-from baton.engine.program.ops.attention import Gate, GatedHeads, LatentAttention, PagedAttention, RopeAppend
+from baton.engine.program.ops.attention import (
+    Gate,
+    GatedHeads,
+    HalveHeads,
+    LatentAttention,
+    PagedAttention,
+    RopeAppend,
+    TemperQueries,
+)
 from baton.engine.program.ops.encoding import Activate, Classify, EmbedText, FullAttention, LayerNorm
 from baton.engine.program.ops.experts import Combine, Moe, MoeGate, Route
 from baton.engine.program.ops.ranks import Exchange, Meet, MixExperts, OwnExperts
 from baton.engine.program.ops.recurrent import GatedDelta, StateSpace
-from baton.engine.program.ops.rows import Adapt, Add, GeGlu, Linear, NormPart, RmsNorm, SwiGlu
+from baton.engine.program.ops.rows import Adapt, Add, Center, GeGlu, Linear, NormPart, RmsNorm, ScaleRows, SwiGlu
 from baton.engine.program.ops.tokens import Embedding, LmHead
 
 __all__ = [
     "Activate",
     "Adapt",
     "Add",
+    "Center",
     "Classify",
     "Combine",
     "EmbedText",
@@ -28,6 +37,7 @@ __all__ = [
     "GatedDelta",
     "GatedHeads",
     "GeGlu",
+    "HalveHeads",
     "LatentAttention",
     "LayerNorm",
     "Linear",
@@ -43,8 +53,10 @@ __all__ = [
     "RmsNorm",
     "RopeAppend",
     "Route",
+    "ScaleRows",
     "StateSpace",
     "SwiGlu",
+    "TemperQueries",
 ]
 
 Op = (
@@ -76,4 +88,8 @@ Op = (
     | FullAttention
     | Activate
     | Classify
+    | HalveHeads
+    | TemperQueries
+    | Center
+    | ScaleRows
 )

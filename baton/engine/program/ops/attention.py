@@ -75,3 +75,27 @@ class Gate(BaseOp, frozen=True, tag=True):
     x: str
     gate: str
     out: str
+
+
+class HalveHeads(BaseOp, frozen=True, tag=True):
+    """Moves numbers that are rotated with their neighbours half of ``width`` apart, as ``RopeAppend`` rotates them.
+
+    Of each head of q and k the first ``width`` numbers are moved. ``x`` has q, k and v side by side; out may be x.
+    """
+
+    x: str
+    width: int
+    out: str
+
+
+class TemperQueries(BaseOp, frozen=True, tag=True):
+    """Scales queries by position (https://arxiv.org/abs/2501.19399): q x (1 + scale x log(1 + floor(p / floor))).
+
+    p is the position plus ``shift``. ``x`` has q, k and v side by side; out may be x.
+    """
+
+    x: str
+    scale: float
+    floor: float
+    shift: int
+    out: str

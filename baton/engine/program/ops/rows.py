@@ -67,3 +67,18 @@ class GeGlu(BaseOp, frozen=True, tag=True):
 
     gate_up: str
     out: str
+
+
+class Center(BaseOp, frozen=True, tag=True):
+    """Takes each row's mean from it: out = x - mean(x); out may be x."""
+
+    x: str
+    out: str
+
+
+class ScaleRows(BaseOp, frozen=True, tag=True):
+    """Multiplies each row by its number in ``factor`` (rows, 1): out = x x factor."""
+
+    x: str
+    factor: str
+    out: str

@@ -19,6 +19,8 @@ class Embedding(BaseOp, frozen=True, tag=True):
 class LmHead(BaseOp, frozen=True, tag=True):
     """Computes the logits of the step's sampled rows: norm(x + delta) · weightᵀ, a logit l then softcap x
     tanh(l / softcap) where there is one.
+
+    ``scale`` is what the norm's weight was multiplied by, for logits that are scaled; hidden states aren't.
     """
 
     x: str
@@ -27,3 +29,4 @@ class LmHead(BaseOp, frozen=True, tag=True):
     eps: float
     weight: str
     softcap: float = 0.0
+    scale: float = 1.0

@@ -1,0 +1,36 @@
+"""Describes Command R (https://docs.cohere.com/docs/command-r): attention beside MLPs, behind one norm by mean and
+variance.
+
+Knows nothing of weights' values.
+"""
+
+from __future__ import annotations
+
+from msgspec.structs import replace
+
+from baton.engine.program.config import ModelConfig
+from baton.engine.program.decoder import Decoder, Norms
+from baton.engine.program.parallel import ParallelDecoder
+from baton.engine.program.program import Program
+
+MAX_POSITION = 8192
+EPS, LOGIT_SCALE = 1e-5, 0.0625
+
+
+def program(config: ModelConfig) -> Program:
+    """Returns the decoder; ``use_qk_norm`` isn't known."""
+    config.must_be("use_qk_norm", False)
+    return command(config).program(config, MAX_POSITION)
+
+
+def command(config: ModelConfig) -> Decoder:
+    """Returns what Command R and R7B share: heads turned by neighbours, scaled logits."""
+    bias = config.flag("attention_bias", False)
+    decoder = ParallelDecoder.of(Decoder.read(config, tied=True, qkv_bias=bias, o_bias=bias))
+    return replace(
+        decoder,
+        norms=Norms.ONE,
+        eps=config.number("layer_norm_eps", EPS),
+        paired=decoder.head_dim,
+        logit_scale=config.number("logit_scale", LOGIT_SCALE),
+    )

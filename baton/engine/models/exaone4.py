@@ -1,0 +1,25 @@
+"""Describes EXAONE 4 (https://arxiv.org/abs/2507.11407): norms behind, norms of q and k, rope where a window is.
+
+Knows nothing of weights' values.
+"""
+
+from __future__ import annotations
+
+from msgspec.structs import replace
+
+from baton.engine.program.config import ModelConfig
+from baton.engine.program.decoder import Decoder, Norms, partly_unturned
+from baton.engine.program.program import Program
+
+MAX_POSITION = 2048
+EPS = 1e-5
+WINDOW, FULL_EVERY = 4096, 4
+
+
+def program(config: ModelConfig) -> Program:
+    """Returns the decoder; without a window every layer has rope."""
+    decoder = replace(Decoder.read(config, qk_norm=True), norms=Norms.AFTER, eps=config.number("rms_norm_eps", EPS))
+    if window := config.window(WINDOW):
+        windows = config.alternating_windows(window, config.size("sliding_window_pattern", FULL_EVERY))
+        decoder = partly_unturned(replace(decoder, windows=windows), tuple(map(bool, windows)))
+    return decoder.program(config, MAX_POSITION)

@@ -1,0 +1,43 @@
+"""Describes GLM-4 (https://arxiv.org/abs/2406.12793): half of each head turned by neighbours, norms around.
+
+Knows nothing of weights' values.
+"""
+
+from __future__ import annotations
+
+from msgspec.structs import replace
+
+from baton.engine.program.config import ModelConfig
+from baton.engine.program.decoder import Decoder, Norms
+from baton.engine.program.program import Program
+
+MAX_POSITION = 131072
+HEAD_DIM, KV_HEADS = 128, 2
+EPS = 1.5625e-07
+ROTARY = "partial_rotary_factor"
+
+
+def program(config: ModelConfig) -> Program:
+    """Returns the decoder with norms around attention and MLPs."""
+    return glm(config, Norms.GLM)
+
+
+def glm(config: ModelConfig, norms: Norms) -> Program:
+    """Returns the decoder of GLM-4 and its forerunner; ``attention_bias`` adds biases to q, k and v."""
+    decoder = Decoder.read(
+        config,
+        HEAD_DIM,
+        KV_HEADS,
+        qkv_bias=config.flag("attention_bias", True),
+        fused_mlp=True,
+        partial_rotary=True,
+    )
+    rope = config.rope()
+    half = replace(rope, parameters={ROTARY: 0.5} | rope.parameters)
+    found = replace(
+        decoder,
+        norms=norms,
+        eps=config.number("rms_norm_eps", EPS),
+        paired=int(decoder.head_dim * half.parameters[ROTARY]),
+    )
+    return found.program(config, MAX_POSITION, half)

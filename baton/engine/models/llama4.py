@@ -1,0 +1,15 @@
+"""Describes the text model inside a Llama 4 that also sees images; images are refused where requests are read.
+
+Knows nothing of weights' values.
+"""
+
+from __future__ import annotations
+
+from baton.engine.models import llama4_text
+from baton.engine.program.config import ModelConfig
+from baton.engine.program.program import Program
+
+
+def program(config: ModelConfig) -> Program:
+    """Returns the program of ``text_config``. Raises CheckpointError."""
+    return llama4_text.program(config.part("text_config"))

@@ -1,0 +1,21 @@
+"""Describes Seed-OSS (https://github.com/ByteDance-Seed/seed-oss): Llama's decoder with biases on q, k and v.
+
+Knows nothing of weights' values.
+"""
+
+from __future__ import annotations
+
+from baton.engine.program.config import ModelConfig
+from baton.engine.program.decoder import Decoder
+from baton.engine.program.program import Program
+
+MAX_POSITION = 524288
+HEAD_DIM, KV_HEADS = 128, 8
+
+
+def program(config: ModelConfig) -> Program:
+    """Returns the decoder; ``attention_out_bias`` adds one to attention's output."""
+    qkv, o = config.flag("attention_bias", True), config.flag("attention_out_bias", False)
+    mlp = config.flag("mlp_bias", False)
+    decoder = Decoder.read(config, HEAD_DIM, KV_HEADS, qkv_bias=qkv, o_bias=o, mlp_bias=mlp)
+    return decoder.program(config, MAX_POSITION)
