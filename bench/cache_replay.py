@@ -9,6 +9,7 @@ page of the pool is one such block. Hits are input tokens of leading blocks that
 times larger than the cache all of the trace's blocks are.
 
     pool   kv.pages.pool.PagePool, which evicts what is worth least: open, seal, close
+    tier   kv.tiers.slab.Slab, a lower tier as large as the pool, which hears of a request's blocks as it ends
     lru    a dict in order of last use, a request's tail older than its head; no code in common with the pool
     best   Belady's rule (drop what is needed last), which nobody can follow online: an upper bound in practice
 """
@@ -29,8 +30,11 @@ from rich.console import Console
 
 from baton.bench.rows import Row, table
 from baton.kv.pages.pool import PagePool
+from baton.kv.tiers.memory import host_slab
+from baton.kv.tiers.slab import RECORD_BYTES
 
 TRACE_BLOCK_TOKENS = 512
+PAGE_BYTES = 256  # of a tier's page, because only its hash is of interest
 PRESSURES = (1, 2, 4, 6, 8, 16)
 TARGET_SHARE = 0.9  # of the best, at a pressure up to 8
 TARGET_POINTS = 0.5  # below LRU at most
@@ -68,6 +72,21 @@ def pool_rate(trace: Sequence[Request], capacity: int) -> float:
             hits += hit_tokens(request, lease.held)
             lease.seal_run(lease.held, hashes[lease.held :])
     pool.check()
+    return hits / sum(r.tokens for r in trace)
+
+
+def tier_rate(trace: Sequence[Request], capacity: int) -> float:
+    """The same of a lower tier, which is told of a request's blocks as they become idle, tails first."""
+    slab, hits = host_slab(capacity * (PAGE_BYTES + RECORD_BYTES), PAGE_BYTES), 0
+    assert slab is not None
+    page = memoryview(bytes(PAGE_BYTES))
+    for request in trace:
+        hashes = [_hash(block) for block in request.blocks][:capacity]
+        here = next((at for at, block in enumerate(hashes) if block not in slab), len(hashes))
+        hits += hit_tokens(request, here)
+        for block in reversed(hashes):
+            slab.put(block, page)
+    slab.check()
     return hits / sum(r.tokens for r in trace)
 
 
@@ -122,7 +141,7 @@ def _leading(blocks: Iterable[int], cache: dict[int, int] | dict[int, None]) -> 
     return count
 
 
-REPLAYS: dict[str, Replay] = {"pool": pool_rate, "lru": lru_rate, "best": best_rate}
+REPLAYS: dict[str, Replay] = {"pool": pool_rate, "tier": tier_rate, "lru": lru_rate, "best": best_rate}
 
 
 def blocks_of(trace: Sequence[Request]) -> int:
@@ -141,9 +160,10 @@ def rows(path: Path, pressures: Sequence[int] = PRESSURES) -> list[Row]:
     trace, unit, made = load_trace(path), "% of input tokens", list[Row]()
     found, blocks = rates(trace, pressures), blocks_of(trace)
     for place, pressure in enumerate(pressures):
-        pool, lru, best = (found[name][place] * 100 for name in REPLAYS)
+        pool, tier, lru, best = (found[name][place] * 100 for name in REPLAYS)
         name = f"pressure {pressure} ({blocks // pressure:,} blocks)"
         made.append(Row(name, pool, unit, f"LRU {lru:.2f} %, best {best:.2f} %"))
+        made.append(Row(f"{name}: a lower tier", tier, unit, f"LRU {lru:.2f} %"))
         target = TARGET_SHARE if pressure <= 8 else 0.0
         made.append(Row(f"{name}: share of the best (LRU {lru / best:.3f})", pool / best, "", target=target))
         made.append(Row(f"{name}: below LRU", max(0.0, lru - pool), "points", target=TARGET_POINTS, ceiling=True))

@@ -79,14 +79,15 @@ class WorkerTiers:
     def _open(self, spec: WorkerSpec, info: WorkerInfo) -> list[Tier]:
         made = []
         if spec.cache.host_tier_bytes:
-            host = host_slab(spec.cache.host_tier_bytes, info.layout.page_bytes)
+            host = host_slab(spec.cache.host_tier_bytes, info.layout.page_bytes, spec.cache.eviction)
             if host is None:
                 text = f"{spec.cache.host_tier_bytes} bytes don't hold one page of {info.layout.page_bytes}"
                 raise ConfigError(f"{text}; raise worker.host_tier_bytes", "worker.host_tier_bytes")
             made.append(Tier("host", host))
         if spec.cache.disk_tier_bytes:
             folder = Path(spec.cache.disk_tier_dir).expanduser() / spec.slot
-            self._disk = DiskTier(folder, spec.cache.disk_tier_bytes, info.layout, info.fingerprint)
+            of = spec.cache.disk_tier_bytes, info.layout, info.fingerprint, spec.cache.eviction
+            self._disk = DiskTier(folder, *of)
             made.append(Tier("disk", self._disk.slab))
         return made
 

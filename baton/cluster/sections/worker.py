@@ -121,7 +121,8 @@ class WorkerConfig(Section):
     metrics: bool = Field(default=True, description="whether it answers GET /metrics")
     eviction: Literal["worth", "lru"] = Field(
         default="worth",
-        description="which cached pages go first: those worth least, as it learns, or unused longest",
+        description="which cached pages go first, also in host and disk tiers: those worth least, as it learns, or "
+        "unused longest",
     )
     host_tier_bytes: int = Field(default=0, ge=0, description="host memory below the device's pages; 0: off")
     disk_tier_bytes: int = Field(default=0, ge=0, description="each worker's files below that; 0: off")

@@ -20,7 +20,7 @@ from typing import BinaryIO
 
 import msgspec
 
-from baton.kv.tiers.slab import RECORD_BYTES, Slab
+from baton.kv.tiers.slab import RECORD_BYTES, Eviction, Slab
 from baton.protos.errors import ConfigError
 from baton.protos.nouns import KvLayout
 
@@ -31,7 +31,9 @@ HEADER_BYTES = 4096
 class DiskTier:
     """Owns the two files in ``folder``, locked, until ``close``. Raises ConfigError naming the setting."""
 
-    def __init__(self, folder: Path, capacity_bytes: int, layout: KvLayout, fingerprint: str) -> None:
+    def __init__(
+        self, folder: Path, capacity_bytes: int, layout: KvLayout, fingerprint: str, eviction: Eviction = "worth"
+    ) -> None:
         slots = (capacity_bytes - HEADER_BYTES) // (layout.page_bytes + RECORD_BYTES)
         if slots < 1:
             raise ConfigError(
@@ -46,7 +48,8 @@ class DiskTier:
                 _begin(self._index, self._pages, header)
             _reserve(self._index, HEADER_BYTES + slots * RECORD_BYTES)
             _reserve(self._pages, slots * layout.page_bytes)
-            self.slab = Slab(FileStore(self._index.fileno(), self._pages.fileno(), slots, layout.page_bytes))
+            store = FileStore(self._index.fileno(), self._pages.fileno(), slots, layout.page_bytes)
+            self.slab = Slab(store, eviction)
         except OSError as error:
             self._close_files()
             raise ConfigError(f"{folder}: {error.strerror}; set another worker.disk_tier_dir", _DIR) from None

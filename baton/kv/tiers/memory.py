@@ -7,7 +7,7 @@ import mmap
 import numpy as np
 from numpy.typing import NDArray
 
-from baton.kv.tiers.slab import RECORD_BYTES, Slab
+from baton.kv.tiers.slab import RECORD_BYTES, Eviction, Slab
 
 
 class MemoryStore:
@@ -38,7 +38,7 @@ class MemoryStore:
         return bytes(self.kept)
 
 
-def host_slab(capacity_bytes: int, page_bytes: int) -> Slab | None:
+def host_slab(capacity_bytes: int, page_bytes: int, eviction: Eviction = "worth") -> Slab | None:
     """Returns a slab of as many pages as fit ``capacity_bytes``, None when not one does.
 
     Physical memory is taken as it is touched.
@@ -47,4 +47,4 @@ def host_slab(capacity_bytes: int, page_bytes: int) -> Slab | None:
     if slots < 1:
         return None
     pages = np.frombuffer(mmap.mmap(-1, slots * page_bytes), np.uint8).reshape(slots, page_bytes)
-    return Slab(MemoryStore(pages, memoryview(mmap.mmap(-1, slots * RECORD_BYTES))))
+    return Slab(MemoryStore(pages, memoryview(mmap.mmap(-1, slots * RECORD_BYTES))), eviction)

@@ -1,4 +1,4 @@
-"""Keeps pages in the fixed slots of a store, memory or files: bounded, checksummed, least recently used out first.
+"""Keeps pages in the fixed slots of a store, memory or files: bounded, checksummed, what is worth least out first.
 
 Knows nothing of files, threads or who computes the pages. One thread writes and reads; membership may be asked from
 any. A slot's record is written last and carries its own checksum, so that whoever opens the same store after a kill
@@ -15,11 +15,14 @@ import struct
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
-from typing import Protocol
+from typing import Literal, Protocol
 
 import xxhash
 
 from baton.kv.memory import copying
+from baton.kv.pages.lru import PageOrder
+from baton.kv.pages.supply import EvictionOrder
+from baton.kv.pages.worth import WorthOrder
 
 log = logging.getLogger("baton.kv")
 
@@ -56,16 +59,26 @@ Touching = Callable[[], AbstractContextManager[object]]
 """Returns a context in which the caller's page may be touched for one copy; what it raises ends the call."""
 
 
+Eviction = Literal["worth", "lru"]
+
+
 class Slab:
     """Keeps blocks in a store, of which it takes over what is valid. ``failed`` counts calls of the store
     that failed.
+
+    With ``eviction`` "worth" the block that is worth least goes first, as it learns from their uses (``worth.py``),
+    which a restart forgets; with "lru" the one that was unused longest.
     """
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: Store, eviction: Eviction = "worth") -> None:
         self.stored = self.loaded = self.evicted = self.damaged = self.failed = 0
         self.store = store
         self._slots: OrderedDict[bytes, int] = OrderedDict()  # hash -> slot, least recently used first
         self._sums: dict[int, int] = {}
+        self._block_of: list[bytes | None] = [None] * store.slots
+        self._order: EvictionOrder = PageOrder(store.slots)
+        if eviction == "worth":
+            self._order = WorthOrder(store.slots, self._block_of)
         self._tick = 0
         self._recover()
         used = set(self._slots.values())
@@ -91,6 +104,8 @@ class Slab:
         slot = self._slots.get(block)
         if slot is not None:
             self._slots.move_to_end(block)
+            self._order.remove([slot])
+            self._order.add([slot])
             self._record(slot, block)
 
     def put(self, block: bytes, page: memoryview, touching: Touching = nullcontext) -> bytes | None:
@@ -111,7 +126,9 @@ class Slab:
             self._failed("kept", error)
             return gone
         self._free.pop()
-        self._slots[block], self._sums[slot] = slot, checksum
+        self._sums[slot] = checksum
+        self._order.handed_out(1)
+        self._join(block, slot)
         self._record(slot, block)
         self.stored += 1
         return gone
@@ -143,6 +160,7 @@ class Slab:
         """Forgets a block; unknown blocks are no error."""
         slot = self._slots.pop(block, None)
         if slot is not None:
+            self._order.remove([slot])
             self._blank(slot)
 
     def check(self) -> None:
@@ -151,17 +169,29 @@ class Slab:
         assert len(set(used)) == len(used), "two blocks share a slot"
         assert sorted([*used, *self._free]) == list(range(self.capacity)), "a slot is lost, or both free and used"
         assert self._sums.keys() == set(used), "checksums and slots differ"
+        assert set(self._order) == set(used), "what may go and what is here differ"
+        assert all(self._block_of[slot] == block for block, slot in self._slots.items()), (
+            "a slot names another block"
+        )
 
     def _evict(self) -> bytes:
-        block, slot = self._slots.popitem(last=False)
+        [slot] = self._order.take(1)
+        block = self._block_of[slot]
+        assert block is not None, "only slots with a block are in the order"
+        del self._slots[block]
         self._blank(slot)
         self.evicted += 1
         return block
+
+    def _join(self, block: bytes, slot: int) -> None:
+        self._slots[block], self._block_of[slot] = slot, block
+        self._order.add([slot])
 
     def _blank(self, slot: int) -> None:
         """First the record: a slot that is being written must not pass for its old block."""
         self._write(slot, _BLANK)
         self._sums.pop(slot, None)
+        self._block_of[slot] = None
         self._free.append(slot)
 
     def _record(self, slot: int, block: bytes) -> None:
@@ -198,7 +228,8 @@ class Slab:
                 self.damaged += 1
                 self._write(slot, _BLANK)
         for used, slot, block, checksum in _youngest(found):
-            self._slots[block], self._sums[slot], self._tick = slot, checksum, used
+            self._sums[slot], self._tick = checksum, used
+            self._join(block, slot)
 
 
 def _youngest(found: Iterable[tuple[int, int, bytes, int]]) -> list[tuple[int, int, bytes, int]]:

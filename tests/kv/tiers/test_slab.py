@@ -9,14 +9,14 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from baton.kv.tiers.memory import MemoryStore
-from baton.kv.tiers.slab import RECORD_BYTES, Slab
+from baton.kv.tiers.memory import MemoryStore, host_slab
+from baton.kv.tiers.slab import RECORD_BYTES, Eviction, Slab
 
 PAGE, SLOTS = 64, 5
 
 
 def block(number: int) -> bytes:
-    return hashlib.sha256(bytes([number])).digest()
+    return hashlib.sha256(number.to_bytes(4, "little")).digest()
 
 
 def content(number: int) -> bytes:
@@ -31,7 +31,7 @@ class Bytes:
         self.records = bytearray(SLOTS * RECORD_BYTES)
 
     def slab(self) -> Slab:
-        return Slab(MemoryStore(self.pages, memoryview(self.records)))
+        return Slab(MemoryStore(self.pages, memoryview(self.records)), "lru")
 
 
 def put(slab: Slab, number: int) -> bytes | None:
@@ -76,6 +76,35 @@ def test_every_flipped_bit_of_a_record_is_refused_after_a_restart():
         assert loaded(again, 3) is None
         assert again.damaged == 1
         again.check()
+
+
+def test_blocks_that_come_back_outlast_those_that_never_do():
+    def found(eviction: Eviction) -> int:
+        slab, hits, page = host_slab(200 * (PAGE + RECORD_BYTES), PAGE, eviction), 0, memoryview(bytes(PAGE))
+        assert slab is not None
+        for turn in range(1000):
+            for number in (turn % 150, 1000 + 2 * turn, 1001 + 2 * turn):
+                hits += block(number) in slab
+                slab.put(block(number), page)
+        slab.check()
+        return hits
+
+    assert found("worth") > 200
+    assert found("lru") == 0
+
+
+def test_what_is_worth_least_is_learned_anew_after_a_restart():
+    memory = Bytes()
+    slab = Slab(MemoryStore(memory.pages, memoryview(memory.records)))
+    for number in range(3 * SLOTS):
+        put(slab, number % (SLOTS + 1))
+        slab.check()
+    slab = Slab(MemoryStore(memory.pages, memoryview(memory.records)))
+    assert len(slab) == SLOTS
+    slab.check()
+    put(slab, 77)
+    slab.drop(block(77))
+    slab.check()
 
 
 class Slabs(RuleBasedStateMachine):
