@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import subprocess
 import sys
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from baton.kernels.abi import build, native
+from baton.kernels.dense.packed import pack_f16, pack_f32
 from baton.kernels.linear import cpu, reference
 from baton.kernels.linear.packed import W4, W8, PackedWeight, pack_bf16, pack_e4m3, quantize
 from baton.kernels.linear.rounding import EXACT, WHOLE, best_scale
@@ -115,6 +117,18 @@ def test_quantized_layers_are_near_the_unquantized_one(form: str, most: float) -
     torch.manual_seed(0)
     w, x = torch.randn(256, 512), torch.randn(32, 512)
     assert suite.off(cpu.linear(x, suite.FORMS[form](w)), x.double() @ w.double().T) < most
+
+
+@pytest.mark.parametrize("pack", [pack_f32, pack_f16])
+def test_packed_floats_are_multiplied_by_the_reference_and_refused_by_native_code(
+    pack: Callable[[torch.Tensor], PackedWeight],
+) -> None:
+    torch.manual_seed(0)
+    plain, x = torch.randn(70, 96).half().float(), torch.randn(3, 96)
+    assert torch.equal(cpu.linear(x, pack(plain)), reference.linear(x, plain))
+    assert cpu.linear(x.bfloat16(), pack(plain)).dtype == torch.bfloat16
+    with pytest.raises(ValueError, match="which dense multiplies"):
+        cpu.run(native.function("linear", *cpu.ARGUMENTS), x, pack(plain))
 
 
 def test_the_isas_agree() -> None:

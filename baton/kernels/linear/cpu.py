@@ -12,22 +12,34 @@ from torch import Tensor
 
 from baton.kernels.abi import native
 from baton.kernels.abi.native import I32, I64, NativeFunction, P
+from baton.kernels.abi.torch_library import require
+from baton.kernels.dense.packed import unpack_f32
 from baton.kernels.linear import reference
 from baton.kernels.linear.packed import E4M3, PackedWeight
+from baton.kernels.step.structs import LINEAR_F16, LINEAR_F32
 
 ARGUMENTS = (P, P, I32, I64, I64, P, P, I32, I64)
+FLOATS = (LINEAR_F32, LINEAR_F16)  # kinds that baton_linear doesn't know
 CODES = {torch.float32: native.F32, torch.bfloat16: native.BF16}
 
 
 def linear(x: Tensor, weight: Tensor | PackedWeight, bias: Tensor | None = None) -> Tensor:
-    """Does what the reference does. A packed weight takes float32 or bfloat16 rows; ``bias`` is float32 then."""
+    """Does what the reference does. A packed weight takes float32 or bfloat16 rows; ``bias`` is float32 then.
+
+    Packed float32 and float16 weights are unpacked for the reference: native code multiplies them by ``dense``.
+    """
+    if isinstance(weight, PackedWeight) and weight.kind in FLOATS:
+        return reference.linear(x, unpack_f32(weight).to(x.dtype), bias)
     if not isinstance(weight, PackedWeight) or weight.kind == E4M3 or native.library() is None:
         return reference.linear(x, weight, bias)
     return run(_function(), x, weight, bias)
 
 
 def run(function: NativeFunction, x: Tensor, weight: PackedWeight, bias: Tensor | None = None) -> Tensor:
-    """Calls baton_linear once, from whichever library. Returns (rows, n) in x's dtype."""
+    """Calls baton_linear once, from whichever library. Returns (rows, n) in x's dtype.
+
+    Raises ValueError for packed float32 and float16 weights, whose bytes it would read as others.
+    """
     assert x.shape[1] == weight.k
     x = x if x.stride(1) == 1 else x.contiguous()
     out = torch.empty((x.shape[0], weight.n), dtype=x.dtype)
@@ -39,8 +51,9 @@ def prepared(
     function: NativeFunction, x: Tensor, weight: PackedWeight, out: Tensor, bias: Tensor | None = None
 ) -> Callable[[], None]:
     """Returns the call of ``run`` with everything at hand, to be timed without what it takes to get it
-    together.
+    together. Raises ValueError likewise.
     """
+    require(weight.kind not in FLOATS, f"linear: kind {weight.kind} is a float weight, which dense multiplies")
     at_bias, code = None if bias is None else bias.data_ptr(), CODES[x.dtype]
     arguments = (
         *(weight.address, x.data_ptr(), code, x.stride(0), x.shape[0]),
