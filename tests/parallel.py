@@ -1,6 +1,6 @@
 """Runs a suite in several processes that are forked after one collection: ``pytest --processes 3``.
 
-Collecting takes half a minute of CPU in each process that does it, most of it imports; here it is done once. A file
+Collecting takes 14 s of CPU in each process that does it, most of it imports; here it is done once. A file
 of tests runs in one process, files are dealt in the order of collection as processes ask, and a process that dies
 costs the test that it died in. Knows nothing of what is tested.
 """
