@@ -6,13 +6,18 @@ Knows nothing of clusters. Runs with and without drafts go turn about, and ratio
     python -m bench.speculation [--size 150M] [--scheme int8] [--batches 1,4,8,32] [--rounds 5] [--json FILE]
     python -m bench.speculation --quick --json FILE
 
-``--quick`` takes batches 1, 8 and 32, two rounds of fewer tokens, and less than eight minutes. ``--cpu`` computes
-on one thread and counts its CPU time: for a machine with other work, where no core is ours.
+``--quick`` takes batches 1, 8 and 32, rounds of fewer tokens, and less than twelve minutes. ``--cpu`` computes on
+one thread and counts its CPU time: for a machine with other work, where no core is ours.
 
 Parts: ``oracle`` knows the script and is right by a set chance per token: tokens per second over none, and the
 share of what the best fixed depth would bring by this run's own step times. ``real``: the drafts of
 ``--speculation auto``, where the script repeats its prompt with some edits, as summaries with quotes and code edits
 do (copied), where it repeats nothing (new), and where pairs of tokens repeat but tell nothing (misleading).
+``peer``: llama.cpp's own look-up over the same scripts beside its own decoding, on the same shape in Q8_0, at batch
+1; it is left out, and says so, where ``python -m bench.peers.environments llama_cpp`` wasn't run.
+
+The last row is the rule for making ``auto`` the default: at each batch that was measured, nothing below 0.98 of no
+speculation, and no p99 between tokens above it by more than two runs without speculation differ.
 """
 
 from __future__ import annotations
@@ -42,10 +47,11 @@ from baton.kernels.abi import native
 from baton.kv.pages.pool import PagePool
 from baton.protos import channel as ch
 from baton.protos.nouns import EngineRequest, Sampling
+from bench.peers.lookup import looked_up
 
 VOCAB, PROMPT, TOKENS = 32000, 256, 96
-FIXED_STEPS = 24  # of a fixed depth, whose steps' median is taken
 NEVER_WORSE, OF_PERFECT = 0.98, 0.85
+NOISE = 1.02  # of two 99th percentiles that are the same, at least
 COPY_TARGETS = {1: 2.0, 8: 1.3}
 Scripts = dict[str, list[int]]
 
@@ -57,9 +63,17 @@ class Extent(msgspec.Struct, frozen=True):
     tokens: int = TOKENS
     depths: tuple[int, ...] = (1, 2, 3, 4, 6, 8, 12, 16)
     chances: tuple[float, ...] = (0.0, 0.3, 0.6, 0.9)
+    fixed_steps: int = 24  # of a fixed depth, whose steps' median is taken
+    p99_steps: int = 480  # that a 99th percentile is taken of, where steps are short
+
+    def rounds_at(self, batch: int) -> int:
+        """Returns the rounds that count: more of small batches, whose steps are short."""
+        wanted = -(-self.p99_steps // self.tokens)
+        return max(self.rounds, min(wanted, self.rounds * FEW_ROWS // batch))
 
 
-QUICK = Extent(2, 64, (1, 2, 4, 8), (0.0, 0.6, 0.9))
+FEW_ROWS = 16  # of a batch that takes as many rounds as were asked for
+QUICK = Extent(2, 64, (1, 2, 4, 8), (0.0, 0.6, 0.9), 8, 320)
 QUICK_BATCHES = "1,8,32"
 
 
@@ -143,8 +157,10 @@ class Bench:
     Prompts that were read once stay in the cache: the runs of a round read them once.
     """
 
-    def __init__(self, runner: NativeRunner, most: int, extent: Extent, cpu: bool = False) -> None:
-        self.extent = extent
+    def __init__(
+        self, runner: NativeRunner, most: int, extent: Extent, cpu: bool = False, size: str = "150M"
+    ) -> None:
+        self.extent, self.size = extent, size
         self.clock = time.thread_time if cpu else time.perf_counter
         if cpu:
             native.set_threads(1)
@@ -223,10 +239,38 @@ def ratio_row(name: str, pairs: Sequence[tuple[float, float]], target: float = 0
     return Row(name, median(ratios), "x of none", spread=spread(ratios), target=target, low=low, high=high)
 
 
-def steps_row(name: str, mine: list[float], theirs: list[float]) -> Row:
-    """The 99th percentile between tokens over that without speculation."""
-    late = sorted(mine)[int(0.99 * len(mine))] / sorted(theirs)[int(0.99 * len(theirs))]
-    return Row(name, late, "x of none")
+class Late:
+    """Seconds of steps with speculation, and of those of two runs without."""
+
+    def __init__(self) -> None:
+        self.mine: list[float] = []
+        self.theirs: tuple[list[float], list[float]] = [], []
+
+    def add(self, drafted: Timed, before: Timed, after: Timed) -> None:
+        """Adds a round's steps."""
+        self.mine += drafted.steps
+        self.theirs[0].extend(before.steps)
+        self.theirs[1].extend(after.steps)
+
+    def row(self, name: str) -> Row:
+        """The 99th percentile between tokens over that without; at most what two without are apart."""
+        before, after = map(p99, self.theirs)
+        apart = max(before / after, after / before)
+        value = p99(self.mine) / p99([*self.theirs[0], *self.theirs[1]])
+        name = f"{name}: p99 between tokens, of {len(self.mine)} steps (none beside none: {apart:.3f})"
+        return Row(name, value, "x of none", spread=apart - 1.0, target=max(NOISE, apart), ceiling=True)
+
+
+def p99(seconds: Sequence[float]) -> float:
+    """Returns the 99th percentile."""
+    return sorted(seconds)[int(0.99 * len(seconds))]
+
+
+def rule(rows: Sequence[Row]) -> Row:
+    """Returns whether ``auto`` may be the default: 1 where no row says that speculation can be felt."""
+    worse = [row for row in rows if (row.ceiling or row.target == NEVER_WORSE) and not row.reached]
+    name = "auto may be the default" + (f"; not by: {'; '.join(row.name for row in worse)}" if worse else "")
+    return Row(name, float(not worse), "(1: yes)", target=1.0)
 
 
 def perfect(none: float, batch: int, fixed: dict[int, float], chance: float) -> float:
@@ -244,12 +288,12 @@ def oracle(bench: Bench, batch: int) -> Iterator[Row]:
     drafters = {chance: Drafter([Oracle({}, chance)], bench.clock) for chance in chances}
     pairs: dict[float, list[tuple[float, float]]] = {chance: [] for chance in chances}
     shares: dict[float, list[float]] = {chance: [] for chance in chances if chance}
-    late: tuple[list[float], list[float]] = [], []
-    for at in range(bench.extent.rounds + 1):
+    late, steps = Late(), bench.extent.fixed_steps
+    for at in range(bench.extent.rounds_at(batch) + 1):
         prompts, scripts = texts(batch, at, new)
         none = bench.run(prompts, scripts, None)
         fixed = {
-            depth: median(bench.run(prompts, scripts, Fixed(Oracle(scripts, 0.0, at), depth), FIXED_STEPS).steps)
+            depth: median(bench.run(prompts, scripts, Fixed(Oracle(scripts, 0.0, at), depth), steps).steps)
             for depth in bench.extent.depths
         }
         for chance, drafter in drafters.items():
@@ -265,37 +309,50 @@ def oracle(bench: Bench, batch: int) -> Iterator[Row]:
                 best = perfect(median(before.steps), batch, fixed, chance)
                 shares[chance].append(drafted.rate / base / best)
             else:
-                late[0].extend(drafted.steps)
-                late[1].extend([*before.steps, *again.steps])
+                late.add(drafted, before, again)
     for chance, found in pairs.items():
         yield ratio_row(f"batch {batch}, acceptance {chance}", found, 0.0 if chance else NEVER_WORSE)
         if chance:
             low, high = interval(shares[chance])
             name = f"batch {batch}, acceptance {chance}: share of the best fixed depth's speed-up"
             yield Row(name, median(shares[chance]), "", target=OF_PERFECT, low=low, high=high)
-    yield steps_row(f"batch {batch}, acceptance 0.0: p99 between tokens", *late)
+    yield late.row(f"batch {batch}, acceptance 0.0")
 
 
 def real(bench: Bench, batch: int) -> Iterator[Row]:
     """The drafts of ``--speculation auto`` over three kinds of text."""
     for kind, target in ((copied, COPY_TARGETS.get(batch, 0.0)), (new, NEVER_WORSE), (misleading, NEVER_WORSE)):
-        drafter, found = Drafter(speculators(AUTO), bench.clock), list[tuple[float, float]]()
-        late: tuple[list[float], list[float]] = [], []
-        for at in range(bench.extent.rounds + 1):
+        drafter, found = Drafter(speculators(AUTO), bench.clock, trees=True), list[tuple[float, float]]()
+        late = Late()
+        for at in range(bench.extent.rounds_at(batch) + 1):
             prompts, scripts = texts(batch, 1000 + at, kind)
             before = bench.run(prompts, scripts, None)
             drafted = bench.run(prompts, scripts, drafter)
             after = bench.run(prompts, scripts, None)
             if at:
                 found.append((drafted.rate, (before.rate + after.rate) / 2))
-                late[0].extend(drafted.steps)
-                late[1].extend([*before.steps, *after.steps])
+                late.add(drafted, before, after)
         yield ratio_row(f"batch {batch}, {kind.__name__} text", found, target)
         if kind is not copied:
-            yield steps_row(f"batch {batch}, {kind.__name__} text: p99 between tokens", *late)
+            yield late.row(f"batch {batch}, {kind.__name__} text")
 
 
-PARTS: dict[str, Callable[[Bench, int], Iterator[Row]]] = {"oracle": oracle, "real": real}
+def peer(bench: Bench, batch: int) -> Iterator[Row]:
+    """llama.cpp's look-up over the same scripts, one sequence at a time; nothing where it isn't set up."""
+    if batch != 1:
+        return
+    for kind in (copied, new, misleading):
+        runs = [texts(1, 1000 + at, kind) for at in range(bench.extent.rounds_at(batch) + 1)]
+        asked = [(prompts[name], scripts[name]) for prompts, scripts in runs for name in prompts]
+        found = looked_up(bench.size, asked, bench.extent.tokens)
+        if found is None:
+            return
+        ratios = [without / drafted for without, drafted in found[1:]]
+        low, high = interval(ratios)
+        yield Row(f"llama.cpp's look-up, {kind.__name__} text", median(ratios), "x of its none", low=low, high=high)
+
+
+PARTS: dict[str, Callable[[Bench, int], Iterator[Row]]] = {"oracle": oracle, "real": real, "peer": peer}
 
 
 def main() -> None:
@@ -313,13 +370,16 @@ def main() -> None:
     batches = [int(batch) for batch in (args.batches or (QUICK_BATCHES if args.quick else "1,4,8,32")).split(",")]
     extent = QUICK if args.quick else Extent(args.rounds)
     runner, console = random_runner(args.size, args.scheme, "bf16")[0], Console(width=150)
-    bench = Bench(runner, max(batches), extent, args.cpu)
+    bench = Bench(runner, max(batches), extent, args.cpu, args.size)
     rows = list[Row]()
     for batch in batches:
         for part in args.part or PARTS:
             found = list(PARTS[part](bench, batch))
-            console.print(table(found))
+            if found:
+                console.print(table(found))
             rows += found
+    rows.append(rule(rows))
+    console.print(table(rows[-1:]))
     if args.json:
         args.json.write_text(to_json(rows) + "\n")
 

@@ -284,7 +284,8 @@ class SpeculationTotals(msgspec.Struct, frozen=True, array_like=True):
 
     ``sequence_steps`` are decode steps times sequences; ``judged[i]`` and ``accepted[i]`` are drafted tokens at
     place i of their draft that were verified, and accepted. ``tokens`` and ``seconds`` are those of steps that may
-    draft, then those of the control steps that may not (``speculation_control_share``).
+    draft, then those of the control steps that may not (``speculation_control_share``). ``read_ahead`` are tokens
+    of prompts that speculators read while their KV was on its way.
     """
 
     sequence_steps: int = 0
@@ -292,6 +293,7 @@ class SpeculationTotals(msgspec.Struct, frozen=True, array_like=True):
     accepted: tuple[int, ...] = ()
     tokens: tuple[int, int] = (0, 0)
     seconds: tuple[float, float] = (0.0, 0.0)
+    read_ahead: int = 0
 
     @property
     def gain(self) -> float:

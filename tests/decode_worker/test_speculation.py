@@ -7,19 +7,26 @@ from pathlib import Path
 
 import pytest
 
+from baton.decode_worker.engine.loop import DecodeLimits, DecodeLoop
+from baton.engine.backends.paced.runner import PacedRunner
 from baton.engine.load import EngineConfig, load_runner
 from baton.engine.plan import internals_of
 from baton.engine.speculate.draft import Speculator
 from baton.engine.speculate.draft_model import DraftModel
-from baton.engine.speculate.drafter import Tally
+from baton.engine.speculate.drafter import Drafter, Tally
 from baton.engine.speculate.heads.eagle3 import Eagle3
 from baton.engine.speculate.heads.eagle3_layer import Eagle3Layer
 from baton.engine.speculate.heads.files import HeadFiles, Target, packing
 from baton.engine.speculate.heads.medusa import Medusa, read_medusa
 from baton.engine.speculate.lookahead import Lookahead
 from baton.engine.speculate.names import speculators
+from baton.engine.step_loop import EngineParts
 from baton.kernels.abi import native
 from baton.kv.pages.lease import PageLease
+from baton.kv.pages.pool import PagePool
+from baton.protos import channel as ch
+from baton.protos.nouns import EngineRequest, Sampling
+from bench.windows import Tape
 from tests.decode_worker.test_preemption import (
     DEMO,
     VOCAB,
@@ -51,6 +58,7 @@ def exactly(found: dict[str, Told], wanted: dict[str, Told]) -> None:
 
 
 LONG = pytest.mark.thorough
+SHAPE: dict[str, int] = {"kv_bytes_per_token": 32, "vocab_size": 997, "max_model_len": 4096}
 
 
 @pytest.mark.parametrize(
@@ -135,6 +143,48 @@ def test_what_was_handed_over_goes_on_with_drafts() -> None:
     (whole := Run(engine)).handed_over(handed)
     (run := Run(engine, drafter=drafted(engine, 0.7))).handed_over(handed)
     exactly(run.told(), whole.told())
+
+
+@pytest.mark.parametrize("beside", [False, True])
+def test_drafts_are_prepared_while_the_prompts_kv_is_on_its_way(beside: bool) -> None:
+    """With steps ``beside`` look-ups read within a share of their time; where nothing runs, whoever reads does."""
+    now = [0.0]
+    model, own = (
+        PacedRunner(
+            name,
+            step_seconds=lambda shape: 1.0,
+            sleep=lambda seconds: now.append(now[-1] + seconds),
+            clock=lambda: now[-1],
+            **SHAPE,
+        )
+        for name in ("target", "draft")
+    )
+    reading, pool = DraftModel(own, 256, lambda: now[-1]), PagePool(600)
+    drafter, tape = Drafter([*speculators("auto"), reading], lambda: now[-1]), Tape()
+    model.bind(memoryview(bytearray(600 * model.spec.layout.page_bytes)), 600)
+    parts = EngineParts.around(model, pool, tape, lambda: now[-1])
+    loop = DecodeLoop(parts, DecodeLimits(ttl_s=1e9), random.Random(0).randbytes, drafter)
+    prompt = [at % 300 for at in range(2000)]
+    plenty = Sampling(temperature=0.0, max_tokens=200, ignore_eos=True)
+    if beside:
+        loop.take(ch.Admit(1, EngineRequest("beside", (1, 2, 3), 3, plenty), True, 0.0))
+    loop.take(ch.Admit(2, EngineRequest("coming", tuple(prompt), len(prompt), plenty), False, 0.0))
+    for _ in range(100):
+        if not loop.turn([]):
+            break
+    assert drafter.totals.read_ahead >= (1999 - 1 if beside else 2 * 1999 - 1)
+    text = loop.requests[2].job.sequence
+    lookup = drafter._speculators[0].propose(text, 4)
+    assert lookup is not None
+    assert list(lookup.tokens) == [200, 201, 202, 203]
+    if not beside:
+        assert len(reading._known[2]._kv) == 1999
+        assert loop.turn([]) is False, "all of it was read"
+        reading.prepare([text], 2)
+        assert reading.propose(text, 2) is not None, "in the first call, whatever the prompt's length"
+    loop.take(ch.Cancel(2, "gone"))
+    assert not loop.ahead._waiting
+    assert 2 not in reading._known
 
 
 def test_a_draft_models_drafts_change_no_bit_and_its_own_twin_accepts_them() -> None:

@@ -277,6 +277,11 @@ WORKER: dict[str, Metric] = {
     "sequence_steps": _count(
         "sequence_steps", "Steps of sequences that write, where worker.speculation is on", _WORKER
     ),
+    "draft_read_ahead": _count(
+        "draft_read_ahead_tokens",
+        "Prompt tokens that drafts were prepared from while their KV was arriving",
+        _WORKER,
+    ),
     "speculation_tokens": _count(
         "speculation_tokens",
         "Tokens written where worker.speculation is on; arm is drafts, or control: the share of steps without",

@@ -28,6 +28,7 @@ OPTIONAL = frozenset(
         "peak_flops",
         "peak_bytes",
         "sequence_steps",
+        "draft_read_ahead",
         "expert_imbalance",
     }
 )

@@ -14,6 +14,7 @@ from typing import NamedTuple
 import msgspec
 
 from baton.decode_worker.engine.admission import OpenedPages, open_pages
+from baton.decode_worker.engine.ahead import ReadAhead
 from baton.decode_worker.engine.budget import StepBudget
 from baton.decode_worker.engine.handoffs import HandoffTable
 from baton.decode_worker.engine.job import DecodeJob
@@ -69,7 +70,7 @@ class DecodeLoop(StepLoop):
         self.budget = StepBudget(limits.itl_target_s)
         self.pace = StepPace(limits.pace_s, parts.cores.prompts_beside, parts.clock)
         self.swap = SwapArea.beside(parts.memory, self.spec.layout, self.pool.pages) if parts.memory else None
-        self.drafter = drafter
+        self.drafter, self.ahead = drafter, ReadAhead(drafter, parts.clock)
         self.scheduler = DecodeScheduler(
             self.pool,
             limits.max_batch,
@@ -95,19 +96,20 @@ class DecodeLoop(StepLoop):
         if self.scheduler.only_writes and self.pace.holds():
             self._tell()
             return False
-        plan = self.scheduler.plan()
+        plan, took = self.scheduler.plan(), 0.0
         if plan.items:
             self.pace.begin()
             self._starving_since = None
             outcome = self.compute(plan)
-            self._observe(plan.shape(outcome.seconds))
+            took = outcome.seconds
+            self._observe(plan.shape(took))
             for key, (sampled, *_) in outcome.sampled.items():
                 self.requests[key].job.sequence.tell_ahead(sampled.token_id)
             for item in plan.items:
                 self._advance(item, outcome)
         starved = not plan.items and self._fail_starved()
         self._tell()
-        return bool(plan.items) or starved
+        return self.ahead.turn(took) or bool(plan.items) or starved
 
     def _observe(self, sample: StepSample) -> None:
         self.budget.observe(sample)
@@ -217,6 +219,7 @@ class DecodeLoop(StepLoop):
             landing = None if found.states is None else found.states.landing()
             slots = 0 if found.kept is None else found.kept.slots
             self.receives.begin(key, lease_id, found.pages, ttl_s, landing, slots)
+            self.ahead.begin(sequence)
         self.requests[key] = state = RequestState(job, self.receives.get(key), now)
         if message.local:
             self._join_local(state)
@@ -240,6 +243,7 @@ class DecodeLoop(StepLoop):
         job, receive = state.job, state.receive
         assert receive is not None
         receive.commit()
+        self.ahead.end(message.key)
         self.receives.forget_settled(message.key)
         state.cached_tokens = message.cached_tokens
         job.advance(job.sequence.pending)
@@ -332,6 +336,7 @@ class DecodeLoop(StepLoop):
     def _end(self, key: int) -> None:
         """Give the pages back; those that may still be written wait for the gate and the streams."""
         job = self.requests.pop(key).job
+        self.ahead.end(key)
         self.scheduler.remove(job)
         self.parts.adapters.release(key)
         if self.drafter is not None:

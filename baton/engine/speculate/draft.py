@@ -114,6 +114,13 @@ class Speculator(ABC):
     def end(self, text: Text) -> None:
         """Forgets a sequence that ended, or learns from it."""
 
+    def read_ahead(self, text: Text, idle: bool) -> int:
+        """Reads some of a prompt before its answer begins; returns the tokens read, 0 where there is no more.
+
+        With ``idle`` nothing else is to do meanwhile; else it should take no longer than a look-up.
+        """
+        return 0
+
 
 class LearningSpeculator(Speculator):
     """Drafts from what the model chose in earlier steps, behind rejected drafts too."""

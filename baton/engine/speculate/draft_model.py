@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 from baton.engine.checks import blocks_for
-from baton.engine.plan import ModelSpec, Runner, SampleSpec, SequenceStep, StepPlan
+from baton.engine.plan import ModelSpec, Runner, SampleSpec, SequenceStep, StepPlan, StepResult
 from baton.engine.speculate.draft import BatchSpeculator, Draft, States, Text
 from baton.protos.errors import ConfigError
 from baton.protos.nouns import Sampling
@@ -53,6 +53,19 @@ class DraftModel(BatchSpeculator):
         drafted = self._drafts.get(text.seq, [])[:budget]
         return Draft(drafted, self.name, 0, self._spreads.get(text.seq, ())) if drafted else None
 
+    def read_ahead(self, text: Text, idle: bool) -> int:
+        """Computes KV of some of the prompt, where nothing else is to do and pages are free for all of it."""
+        known = self._known.get(text.seq)
+        short = blocks_for(len(text.tokens) + 1) - (len(known.pages) if known else 0)
+        if not idle or short > len(self._free) or len(text.tokens) + 1 >= self._runner.spec.max_model_len:
+            return 0
+        known = self._known.setdefault(text.seq, _Known(text))
+        known.pages += [self._free.pop() for _ in range(short)]
+        if (item := known.unsaid()) is None or not self._ran((item,)):
+            return 0
+        known.wrote(item)
+        return len(item.tokens)
+
     def end(self, text: Text) -> None:
         """Gives the text's pages back."""
         known = self._known.pop(text.seq, None)
@@ -84,10 +97,8 @@ class DraftModel(BatchSpeculator):
         if not turns:
             return []
         began = self._clock()
-        try:
-            result = self._runner.run(StepPlan(tuple([known.item(self.spreads) for known in turns])))
-        except Exception:
-            log.exception("the draft model failed; these sequences go on without it")
+        result = self._ran(tuple([known.item(self.spreads) for known in turns]))
+        if result is None:
             self._drafts = {}
             return []
         took = self._clock() - began
@@ -100,6 +111,14 @@ class DraftModel(BatchSpeculator):
         for known in turns:
             known.ran(drafted.get(known.seq))
         return [known for known in turns if known.seq in drafted]
+
+    def _ran(self, items: tuple[SequenceStep, ...]) -> StepResult | None:
+        """A step of the draft model; None where it fails, which the answers don't need to know."""
+        try:
+            return self._runner.run(StepPlan(items))
+        except Exception:
+            log.exception("the draft model failed; these sequences go on without it")
+            return None
 
 
 class _Known:
@@ -135,10 +154,19 @@ class _Known:
             self.seq, tokens, start, self.pages, spec if end == length else None, is_prefill=len(tokens) > 1
         )
 
+    def unsaid(self) -> SequenceStep | None:
+        """The next tokens without KV but the last, behind which a draft begins; None where there is none."""
+        start = len(self._kv)
+        tokens = self._text.tokens[start : min(len(self._text.tokens) - 1, start + CATCH_UP)]
+        return SequenceStep(self.seq, tokens, start, self.pages, is_prefill=True) if tokens else None
+
+    def wrote(self, step: SequenceStep) -> None:
+        """The tokens of ``step`` have their KV."""
+        self._kv += step.tokens
+
     def ran(self, drafted: int | None) -> None:
         """The item was run; ``drafted`` follows it."""
-        step = self.item()
-        self._kv += step.tokens
+        self.wrote(self.item())
         if drafted is not None:
             self._ahead.append(drafted)
 

@@ -99,6 +99,7 @@ class Drafter:
         self._prompt_token_s = 0.0
         self._probed: int | None = None
         self._sequence_steps = 0  # steps of sequences that wrote
+        self._read_ahead = 0
         self._rest, self._rested = 0, 0  # steps that nobody need be thought about, and those since somebody was
         self._resting: tuple[int, int, int] | None = None  # whose rest it is
 
@@ -169,6 +170,12 @@ class Drafter:
             each = max(0.0, seconds - alone) / prompt_tokens
             self._prompt_token_s += PROMPT_NEW * (each - self._prompt_token_s)
 
+    def read_ahead(self, text: Text, idle: bool) -> int:
+        """Lets drafts of a text be prepared whose KV is still on its way; returns the tokens read."""
+        count = sum(speculator.read_ahead(text, idle) for speculator in self._speculators)
+        self._read_ahead += count
+        return count
+
     def saw(self, text: Text, first: int, states: States) -> None:
         """Takes the target's states of positions ``first``, ``first`` + 1, …, none of a rejected draft."""
         if text.request.sampling.max_drafts == 0:
@@ -219,6 +226,7 @@ class Drafter:
             tuple(self._stood),
             (arms[0].tokens, arms[1].tokens),
             (arms[0].seconds, arms[1].seconds),
+            self._read_ahead,
         )
 
     def end(self, text: Text) -> None:

@@ -27,8 +27,7 @@ class PromptLookup(Speculator):
 
     def propose(self, text: Text, budget: int) -> Draft | None:
         """What followed the longest of the latest matches with the text's end."""
-        if (known := self._known.get(text.seq)) is None:
-            known = self._known[text.seq] = _Known(text)
+        known = self._of(text)
         known.catch_up()
         if (begun := _begun(text, budget)) is not None:
             return begun
@@ -43,9 +42,21 @@ class PromptLookup(Speculator):
             return Draft.of_paths([found, *known.others(best, matches, budget)], NAME, graded(best.length))
         return Draft(found, NAME, graded(best.length))
 
+    def read_ahead(self, text: Text, idle: bool) -> int:
+        """Indexes some of the prompt."""
+        known = self._of(text)
+        behind = known.index.behind
+        known.catch_up()
+        return behind - known.index.behind
+
     def end(self, text: Text) -> None:
         """Forgets the text."""
         self._known.pop(text.seq, None)
+
+    def _of(self, text: Text) -> _Known:
+        if (known := self._known.get(text.seq)) is None:
+            known = self._known[text.seq] = _Known(text)
+        return known
 
 
 class _Known:

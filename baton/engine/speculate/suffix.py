@@ -32,8 +32,7 @@ class Suffix(Speculator):
         """What followed the longest match with the text's end, in the text or in the tenant's answers."""
         if self.corpus.waiting:
             self.corpus.read(READ)
-        if (known := self._known.get(text.seq)) is None:
-            known = self._known[text.seq] = _Known(text)
+        known = self._of(text)
         own = known.match() if self._own else NO_MATCH
         automaton, end, length = max(own, known.place.match(self.corpus, text), key=lambda found: found[2])
         if automaton is None or length < LEAST:
@@ -43,11 +42,20 @@ class Suffix(Speculator):
             found = found[: found.index(GAP)]
         return Draft(found, NAME, graded(length)) if found else None
 
+    def read_ahead(self, text: Text, idle: bool) -> int:
+        """Reads some of the prompt, where matches are looked for in it."""
+        return self._of(text).read() if self._own else 0
+
     def end(self, text: Text) -> None:
         """Forgets the text; its answer becomes part of the tenant's corpus."""
         self._known.pop(text.seq, None)
         tokens = text.tokens
         self.corpus.take(_tenant(text), tokens[len(tokens) - text.outputs :])
+
+    def _of(self, text: Text) -> _Known:
+        if (known := self._known.get(text.seq)) is None:
+            known = self._known[text.seq] = _Known(text)
+        return known
 
 
 Match = tuple[SuffixAutomaton | None, int, int]  # where, behind which place, how many tokens
@@ -64,10 +72,17 @@ class _Known:
 
     def match(self) -> Match:
         """The text's end in its own past, once all of it was read."""
+        self.read()
+        own = self._own
+        return (own, *own.earlier) if len(own) == len(self._text.tokens) else NO_MATCH
+
+    def read(self) -> int:
+        """Reads some more of the text; how many tokens."""
         own, tokens = self._own, self._text.tokens
-        for at in range(len(own), min(len(tokens), len(own) + CATCH_UP)):
+        before = len(own)
+        for at in range(before, min(len(tokens), before + CATCH_UP)):
             own.append(tokens[at])
-        return (own, *own.earlier) if len(own) == len(tokens) else NO_MATCH
+        return len(own) - before
 
 
 class _Place:

@@ -102,6 +102,7 @@ class EngineFigures:
     def _count_speculation(self, now: SpeculationTotals, last: SpeculationTotals | None) -> None:
         before = last or SpeculationTotals(judged=(0,) * len(now.judged), accepted=(0,) * len(now.accepted))
         self._metrics.optional("sequence_steps").inc(now.sequence_steps - before.sequence_steps)
+        self._metrics.optional("draft_read_ahead").inc(now.read_ahead - before.read_ahead)
         for at, counts in enumerate(zip(now.judged, before.judged, now.accepted, before.accepted, strict=True)):
             self._metrics.judged(at, counts[0] - counts[1], counts[2] - counts[3])
         for at, arm in enumerate(ARMS):

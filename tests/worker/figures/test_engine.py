@@ -28,8 +28,8 @@ def stats(speculation: SpeculationTotals | None = None, experts: ExpertLoad | No
 def test_what_drafts_bring_is_counted_once_by_position_and_arm():
     registry = CollectorRegistry()
     figures = EngineFigures(WorkerMetrics(registry, "decode", "d0", "m"), INFO, None, StepFit(), lambda: 0.0)
-    first = SpeculationTotals(10, (6, 3, 0), (3, 1, 0), (14, 2), (1.0, 0.25))
-    then = SpeculationTotals(30, (9, 4, 1), (5, 2, 0), (40, 5), (3.0, 0.75))
+    first = SpeculationTotals(10, (6, 3, 0), (3, 1, 0), (14, 2), (1.0, 0.25), 100)
+    then = SpeculationTotals(30, (9, 4, 1), (5, 2, 0), (40, 5), (3.0, 0.75), 140)
     figures.observe(stats(first))
     figures.observe(stats(then))
     shown = generate_latest(registry).decode()
@@ -39,6 +39,7 @@ def test_what_drafts_bring_is_counted_once_by_position_and_arm():
         return float(line.rpartition(" ")[2])
 
     assert value("sequence_steps") == 30
+    assert value("draft_read_ahead_tokens") == 140
     assert (value("draft_judged_tokens", 'position="0"'), value("draft_stood_tokens", 'position="0"')) == (9, 5)
     assert (value("draft_judged_tokens", 'position="2"'), value("draft_stood_tokens", 'position="2"')) == (1, 0)
     assert (value("speculation_tokens", 'arm="drafts"'), value("speculation_seconds", 'arm="drafts"')) == (40, 3.0)

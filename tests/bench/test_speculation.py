@@ -1,0 +1,72 @@
+"""What the study of speculation says: its rows on a tiny model, its rule, and what it does without a peer."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from baton.bench.engine import models
+from baton.bench.rows import Row
+from baton.kernels.abi import native
+from bench import speculation
+from bench.peers import lookup
+from bench.speculation import Bench, Extent, Late, Timed, rule
+
+TINY = {
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "vocab_size": 32000,
+}
+
+
+@pytest.mark.skipif(native.library() is None, reason="no native kernels here")
+def test_each_part_gives_its_rows_and_never_worse_is_judged_at_each_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(models.SIZES, "tiny", TINY)
+    extent = Extent(1, 6, (1, 2), (0.0, 0.9), fixed_steps=2, p99_steps=6)
+    bench = Bench(models.random_runner("tiny", "bf16", "bf16")[0], 2, extent)
+    rows = [row for part in (speculation.oracle, speculation.real) for row in part(bench, 2)]
+    names = [row.name for row in rows]
+    assert len(set(names)) == len(names)
+    assert {"batch 2, acceptance 0.0", "batch 2, copied text", "batch 2, misleading text"} <= set(names)
+    assert sum(row.ceiling for row in rows) == 3
+    assert sum(row.target == speculation.NEVER_WORSE for row in rows) == 3
+    assert rule(rows).value in (0.0, 1.0)
+
+
+def test_the_rule_names_what_can_be_felt() -> None:
+    fine = [Row("slow", 0.98, "", target=speculation.NEVER_WORSE), Row("late", 1.01, "", target=1.02, ceiling=True)]
+    assert rule([*fine, Row("copied", 1.1, "", target=2.0)]).reached
+    for bad in (
+        Row("slow", 0.97, "", target=speculation.NEVER_WORSE),
+        Row("late", 1.03, "", target=1.02, ceiling=True),
+    ):
+        found = rule([*fine, bad])
+        assert not found.reached
+        assert found.name.endswith(f"not by: {bad.name}")
+
+
+def test_a_percentile_is_judged_by_what_two_runs_without_differ() -> None:
+    late = Late()
+    for _ in range(3):
+        late.add(Timed(1.0, [1.0] * 99 + [1.5]), Timed(1.0, [1.0] * 99 + [1.2]), Timed(1.0, [1.0] * 99 + [1.6]))
+    row = late.row("x")
+    assert row.target == pytest.approx(1.6 / 1.2)
+    assert row.reached
+    assert "of 300 steps" in row.name
+
+
+def test_small_batches_take_more_rounds_so_that_a_percentile_has_steps_to_be_of() -> None:
+    assert [speculation.QUICK.rounds_at(batch) for batch in (1, 8, 32)] == [5, 4, 2]
+    assert Extent(5).rounds_at(1) == 5
+
+
+def test_a_peer_that_is_not_set_up_is_left_out_with_a_word(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(lookup, "HOME", tmp_path)
+    assert lookup.looked_up("150M", [([1, 2], [3, 4])], 2) is None
+    assert "no llama.cpp here" in capsys.readouterr().err
