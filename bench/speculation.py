@@ -73,7 +73,7 @@ class Extent(msgspec.Struct, frozen=True):
 
 
 FEW_ROWS = 16  # of a batch that takes as many rounds as were asked for
-QUICK = Extent(2, 64, (1, 2, 4, 8), (0.0, 0.6, 0.9), 8, 320)
+QUICK = Extent(3, 64, (1, 2, 4, 8), (0.0, 0.6, 0.9), 8, 320)
 QUICK_BATCHES = "1,8,32"
 
 

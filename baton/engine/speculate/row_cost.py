@@ -1,7 +1,8 @@
 """What a step costs by its rows: learned from the steps that were run.
 
 Knows nothing of drafts. For each number of rows that was seen it keeps a faded mean of the time's logarithm;
-between them it interpolates, beyond them it goes on with the last slope. All follow the machine's drift together.
+between them it interpolates, beyond them it goes on with their slope, or a hopeful one. All follow the machine's
+drift together.
 """
 
 from __future__ import annotations
@@ -15,7 +16,9 @@ NEW = 0.02  # weight of a step's time in what is known of its rows alone
 DRIFT = 0.1  # of its deviation that all rows' times follow: their ratios hardly change, the machine's speed does
 KNOWN = 8  # steps after which a deviation is the machine's rather than ours
 MOST_OFF = math.log(2.0)  # a step that deviates by more (a hiccup) counts as this much
-FIRST_SLOPE = 0.5  # of log time by log rows, before two numbers of rows were seen
+# Of log time by log rows, beyond what was seen at most. Costs rise in stairs, and what is thought too dear is never
+# tried: one step corrects a hope, and none a fear.
+FIRST_SLOPE = 0.5
 RENEW = 8  # steps between two renewals of what is interpolated
 MOST_ROWS = 1024
 
@@ -72,6 +75,6 @@ class RowCost:
         y = np.minimum.accumulate(y[::-1])[::-1]
         slope = FIRST_SLOPE
         if len(known) > 1:
-            slope = min(1.0, max(0.0, float((y[-1] - y[0]) / (x[-1] - x[0]))))
+            slope = min(FIRST_SLOPE, max(0.0, float((y[-1] - y[0]) / (x[-1] - x[0]))))
         beyond = np.maximum(LOG_ROWS - x[-1], 0.0) * slope
         return np.exp(np.interp(LOG_ROWS, x, y) + beyond)

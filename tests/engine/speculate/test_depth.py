@@ -77,6 +77,17 @@ def test_costs_follow_a_machine_that_slows_down_whatever_rows_it_runs() -> None:
     assert costs.seconds(1, 7)[[0, 7]] == pytest.approx([machine(1, 2.0), machine(8, 2.0)], rel=0.15)
 
 
+def test_a_stair_in_the_costs_hides_no_depth_behind_it() -> None:
+    """A kernel takes one or two rows at once, or up to eight at once for twice as much."""
+    costs, chances = RowCost(), [falling([0.95] * 16)]
+    for _ in range(20):
+        for rows, seconds in ((1, 7.5e-3), (2, 9.6e-3), (3, 18.3e-3)):
+            costs.observe(rows, seconds)
+    found = costs.seconds(1, 16)
+    assert found[16] < 18.3e-3 * (17 / 3) ** 0.55
+    assert best_depths(chances, 1, found)[0] > 3, "what is thought too dear is never tried"
+
+
 def test_a_hiccup_makes_no_number_of_rows_untouchable() -> None:
     costs = RowCost()
     for _ in range(20):
