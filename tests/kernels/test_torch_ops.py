@@ -167,6 +167,7 @@ def test_every_op_of_a_step_is_there() -> None:
         "latent_attention",
         "gated_delta",
         "state_space",
+        "page_scores",
     }  # a part of lm_head; what torch runs by its reference
     names = {"kv_copy": "kv_pack"}
     assert all(hasattr(torch_ops(), names.get(op, op)) for op in set(ops()) - lent)

@@ -13,6 +13,7 @@ import grpc.aio
 import pytest
 
 from baton.decode_worker.io.intake import Intake
+from baton.decode_worker.io.intake_lease import IntakeLease
 from baton.kv.layout import prefix
 from baton.kv.layout.page import layout_for
 from baton.kv.memory.host_pages import PageMemory
@@ -110,7 +111,7 @@ class Storm:
             return
         self.decode.leases[key], self.decode.hashes[key] = lease, hashes
         self.decode.answers[key] = [bytes(self.source.page(page)) for page in source]
-        self.decode.intake.register(key, lease_id, 1, lease.pages, hashes, lease.held)
+        self.decode.intake.register(IntakeLease(key, lease_id, 1, lease.pages, hashes, lease.held))
         for epoch in (1, 2, 3):
             blocks = [ShipBlock(i, source[i], hashes[i], 16) for i in range(lease.held, len(hashes))]
             destination = Destination(self.address, lease_id, epoch, "r", len(hashes), 1)

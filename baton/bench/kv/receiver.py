@@ -28,6 +28,7 @@ import uvloop
 
 from baton.bench.kv import setting
 from baton.decode_worker.io.intake import Intake
+from baton.decode_worker.io.intake_lease import IntakeLease
 from baton.kv.memory.host_pages import PageMemory
 from baton.kv.transport import shm, tcp
 from baton.kv.transport.grpc import SERVER_OPTIONS, handoff_handler
@@ -47,7 +48,7 @@ class Receiver:
             self._admit(count)
 
     def _admit(self, count: int) -> None:
-        self.intake.register(count, setting.lease(count), 1, range(count), self._hashes[:count], 0)
+        self.intake.register(IntakeLease(count, setting.lease(count), 1, range(count), self._hashes[:count], 0))
 
     def _tell(self, message: Any) -> None:
         if isinstance(message, Commit):

@@ -11,7 +11,6 @@ closed, or whose lease moved on, writes no more from that moment.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
 
 from baton.decode_worker.io.handoff_sink import HandoffSink
 from baton.decode_worker.io.intake_lease import IntakeLease
@@ -49,23 +48,9 @@ class Intake:
 
     # ---- what the engine and the session say -----------------------------------------------------------
 
-    def register(
-        self,
-        key: int,
-        lease_id: bytes,
-        epoch: int,
-        pages: Sequence[int],
-        hashes: Sequence[bytes],
-        held: int,
-        unseen: tuple[int, int] = (0, 0),
-        slots: int = 0,
-    ) -> None:
-        """Opens a lease: blocks ``held``… of ``hashes``, but ``unseen`` ones, may be written to ``pages``.
-
-        The first ``slots`` take what whoever reads the prompt chooses.
-        """
-        lease = IntakeLease(key, lease_id, epoch, pages, hashes, held, unseen, slots)
-        self._by_key[key] = self._by_id[lease_id] = lease
+    def register(self, lease: IntakeLease) -> None:
+        """Opens a lease: frames for it are taken from now on."""
+        self._by_key[lease.key] = self._by_id[lease.lease_id] = lease
 
     def rearm(self, key: int, epoch: int) -> None:
         """Lets only ``epoch`` count from now on; blocks that are in stay in, but for those that a reader chose.

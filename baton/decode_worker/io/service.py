@@ -15,6 +15,7 @@ from opentelemetry.trace import Span
 
 from baton.cluster.metering.telemetry import Attributes, open_span
 from baton.decode_worker.io.intake import Intake
+from baton.decode_worker.io.intake_lease import IntakeLease
 from baton.decode_worker.io.router_session import RouterSession, SessionRequest
 from baton.kv.exchange.warming import Warmer
 from baton.protos import channel as ch
@@ -196,7 +197,7 @@ class DecodeService:
             self._begin_decode(entry.key)
             return
         at = message.pages, message.hashes, message.held_blocks, message.unseen, message.slots
-        self._intake.register(entry.key, message.lease, message.epoch, *at)
+        self._intake.register(IntakeLease(entry.key, message.lease, message.epoch, *at))
 
     def _tokens(self, message: ch.Tokens) -> None:
         for output in message.outputs:

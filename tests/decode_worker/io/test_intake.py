@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from baton.decode_worker.io.intake import Intake
+from baton.decode_worker.io.intake_lease import IntakeLease
 from baton.kv.layout import prefix
 from baton.kv.layout.page import layout_for
 from baton.kv.memory.host_pages import PageMemory
@@ -42,7 +43,7 @@ class Lease:
                 earlier.seal(index, block)
         self.pages: PageLease = rig.pool.open(cached, len(self.hashes))
         assert self.pages.held == held
-        rig.intake.register(key, self.id, 1, self.pages.pages, self.hashes, held)
+        rig.intake.register(IntakeLease(key, self.id, 1, self.pages.pages, self.hashes, held))
 
     def payload(self, index: int) -> bytes:
         return random.Random(f"{self.key}.{index}").randbytes(LAYOUT.page_bytes)

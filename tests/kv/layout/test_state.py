@@ -12,6 +12,7 @@ import pytest
 
 from baton.decode_worker.io.handoff_sink import HandoffSink
 from baton.decode_worker.io.intake import Intake
+from baton.decode_worker.io.intake_lease import IntakeLease
 from baton.engine.models import program_for
 from baton.engine.program.config import ModelConfig
 from baton.kv.layout import prefix
@@ -105,7 +106,7 @@ async def test_each_of_ten_thousand_flipped_bits_of_state_is_caught() -> None:
     hashes += state_hashes(hashes[-1], pages)
     memory, told = PageMemory.create(8, LAYOUT.page_bytes), list[Any]()
     intake = Intake(memory, LAYOUT, "f", told.append)
-    intake.register(1, b"l" * 16, 1, range(len(hashes)), hashes, 0)
+    intake.register(IntakeLease(1, b"l" * 16, 1, range(len(hashes)), hashes, 0))
     said = control.Opening("r", LAYOUT, "p0", len(hashes), 4, "m", "f")
     opening = Frame(Kind.OPEN, b"l" * 16, 1, control.encode_opening(said))
     whole = [rng.randbytes(LAYOUT.page_bytes) for _ in range(pages)]

@@ -15,6 +15,7 @@ from typing import Any
 import xxhash
 
 from baton.decode_worker.io.intake import Intake
+from baton.decode_worker.io.intake_lease import IntakeLease
 from baton.kernels.cuda import on_gpu
 from baton.kv.memory import cuda_driver, device_copy
 from baton.kv.memory.host_pages import PageMemory
@@ -37,7 +38,7 @@ async def serve(path: str, hashes: list[bytes]) -> None:
 
     intake = Intake(memory, LAYOUT, FINGERPRINT, tell)
     table = list(range(len(hashes)))[::-1]
-    intake.register(1, LEASE, 1, table, hashes, 0)
+    intake.register(IntakeLease(1, LEASE, 1, table, hashes, 0))
     server, address = cuda_ipc.listen(path, intake.accept, memory.device)
     print(address, flush=True)
     await asyncio.to_thread(sys.stdin.read)

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from baton.decode_worker.io.intake import Intake
+from baton.decode_worker.io.intake_lease import IntakeLease
 from baton.kv.layout.bridge import bridge, shard_of, wire_layout
 from baton.kv.layout.page import layout_for
 from baton.kv.memory.host_pages import PageMemory
@@ -44,7 +45,7 @@ class Gathering:
         self.intake = Intake(self.memory, WHOLE, FINGERPRINT, self.tell)
         self.rig: Rig
         self.epoch = 1
-        self.intake.register(1, LEASE, 1, list(range(BLOCKS))[::-1], HASHES, 0)
+        self.intake.register(IntakeLease(1, LEASE, 1, list(range(BLOCKS))[::-1], HASHES, 0))
 
     def tell(self, message: Any) -> None:
         self.told.append(message)

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from baton.decode_worker.io.intake import Intake
+from baton.decode_worker.io.intake_lease import IntakeLease
 from baton.kv.layout import prefix
 from baton.kv.layout.bridge import bridge, codec_of, land, with_codec
 from baton.kv.layout.page import layout_for
@@ -62,7 +63,7 @@ class Pair:
         """A lease of all blocks, in force."""
         self.lease = self.pool.open([], BLOCKS)
         self.epoch = 1
-        self.intake.register(1, LEASE, 1, self.lease.pages, self.hashes, 0)
+        self.intake.register(IntakeLease(1, LEASE, 1, self.lease.pages, self.hashes, 0))
 
     def tell(self, message: Any) -> None:
         self.told.append(message)

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from baton.decode_worker.io.intake import Intake
+from baton.decode_worker.io.intake_lease import IntakeLease
 from baton.kv.layout import prefix
 from baton.kv.layout.bridge import bridge, land, run_of, runs_of, with_codec
 from baton.kv.layout.page import in_pages_of, layout_for
@@ -60,7 +61,7 @@ class Sizes:
             self.intake.on_committed(message.key, message.epoch)
 
     def admit(self, held: int = 0) -> None:
-        self.intake.register(1, LEASE, 1, self.pages, self.hashes, held)
+        self.intake.register(IntakeLease(1, LEASE, 1, self.pages, self.hashes, held))
 
     def handoff(self, held: int = 0, received: tuple[int, ...] = (), hashes: list[bytes] | None = None) -> Handoff:
         made, paging = bridge(self.ours, self.theirs), Repaging(self.ours, self.theirs, TOKENS, held, received)

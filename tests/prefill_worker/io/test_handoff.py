@@ -13,6 +13,7 @@ import msgspec
 import pytest
 
 from baton.decode_worker.io.intake import Intake
+from baton.decode_worker.io.intake_lease import IntakeLease
 from baton.kv.layout import prefix
 from baton.kv.layout.page import layout_for
 from baton.kv.memory.host_pages import PageMemory
@@ -383,7 +384,7 @@ async def decode(
 
 async def test_a_prompt_arrives_byte_for_byte(decode: tuple[Decode, Transport, str, Source]) -> None:
     there, transport, address, source = decode
-    there.intake.register(7, LEASE, 1, there.pages, source.hashes, 0)
+    there.intake.register(IntakeLease(7, LEASE, 1, there.pages, source.hashes, 0))
     handoff = source.handoff(transport, address)
     handoff.ship(source.blocks)
     handoff.commit(FIRST, 32)
@@ -397,7 +398,7 @@ async def test_a_prompt_arrives_byte_for_byte(decode: tuple[Decode, Transport, s
 
 async def test_a_lease_that_ends_midway_is_heard_at_once(decode: tuple[Decode, Transport, str, Source]) -> None:
     there, transport, address, source = decode
-    there.intake.register(7, LEASE, 1, there.pages, source.hashes, 0)
+    there.intake.register(IntakeLease(7, LEASE, 1, there.pages, source.hashes, 0))
     handoff = source.handoff(transport, address)
     handoff.ship(source.blocks[:2])
     running = asyncio.ensure_future(handoff.run())
@@ -412,7 +413,7 @@ async def test_a_sender_that_is_cancelled_lets_go_of_the_receivers_pages(
     decode: tuple[Decode, Transport, str, Source],
 ) -> None:
     there, transport, address, source = decode
-    there.intake.register(7, LEASE, 1, there.pages, source.hashes, 0)
+    there.intake.register(IntakeLease(7, LEASE, 1, there.pages, source.hashes, 0))
     handoff = source.handoff(transport, address)
     handoff.ship(source.blocks[:2])
     running = asyncio.ensure_future(handoff.run())
@@ -426,7 +427,7 @@ async def test_a_second_prefill_finishes_what_the_first_began(
     decode: tuple[Decode, Transport, str, Source],
 ) -> None:
     there, transport, address, source = decode
-    there.intake.register(7, LEASE, 1, there.pages, source.hashes, 0)
+    there.intake.register(IntakeLease(7, LEASE, 1, there.pages, source.hashes, 0))
     first = source.handoff(transport, address)
     first.ship(source.blocks[:4])
     running = asyncio.ensure_future(first.run())
