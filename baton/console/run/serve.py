@@ -11,6 +11,7 @@ import os
 import signal
 import time
 from collections.abc import Mapping
+from pathlib import Path
 
 from rich.console import Console
 from rich.markup import escape
@@ -19,6 +20,7 @@ from baton.cluster.config import BatonConfig, load_config
 from baton.console.setup.certs import ensure
 from baton.engine.backends.cuda.gpu import Probe, probe, require, settled
 from baton.launch.local import LocalCluster
+from baton.router.text.encoder_style import EncoderStyle, encoder_style
 
 INTERRUPTED = 130
 
@@ -37,7 +39,7 @@ class Progress:
 
 def run(config_path: str | None, flags: Mapping[str, Mapping[str, object]]) -> int:
     """Serves until SIGINT or SIGTERM; returns the exit code. Raises StartupError and its subclasses."""
-    config = on_this_machine(load_config(config_path, flags))
+    config = one_worker_for_an_encoder(on_this_machine(load_config(config_path, flags)))
     return asyncio.run(_serve(config, Console(highlight=False)))
 
 
@@ -52,6 +54,20 @@ def on_this_machine(config: BatonConfig, ask: Probe = probe) -> BatonConfig:
     if config.worker.device == "cuda":
         require(ask=ask)
     return config.model_copy(update={"worker": config.worker.model_copy(update={"device": device})})
+
+
+def one_worker_for_an_encoder(config: BatonConfig) -> BatonConfig:
+    """Returns ``config`` without its prefill worker where the model's directory holds an encoder, which has no KV
+    to hand over; several workers stay as they are. Raises CheckpointError for a config.json that can't be read.
+    """
+    if config.cluster.readers > 1 or encoder_of(config) is None:
+        return config
+    return config.model_copy(update={"cluster": config.cluster.model_copy(update={"colocated": True})})
+
+
+def encoder_of(config: BatonConfig) -> EncoderStyle | None:
+    """Returns what the encoder in the model's directory makes; None for another model, or one not here yet."""
+    return encoder_style(Path(config.worker.model).expanduser()) if config.worker.model else None
 
 
 async def _serve(config: BatonConfig, console: Console) -> int:
@@ -77,14 +93,23 @@ async def _stay_up(cluster: LocalCluster, console: Console) -> None:
 def welcome(cluster: LocalCluster) -> str:
     """Returns the text shown once the cluster is up: its URL, and a curl command to try."""
     router, trust = cluster.config.router, _certificates(cluster.config)
-    body = json.dumps(
-        {"model": cluster.name, "messages": [{"role": "user", "content": "Hello!"}], "max_tokens": 64}
-    )
+    path, asked = first_question(cluster.config)
+    body = json.dumps({"model": cluster.name, **asked})
     return (
         f"Serving {cluster.name} at {cluster.url} (REST) and {router.host}:{router.grpc_port} (gRPC). Try:\n\n"
-        f"  curl {trust}{cluster.url}/v1/chat/completions -H 'Content-Type: application/json' -d '{body}'\n\n"
+        f"  curl {trust}{cluster.url}{path} -H 'Content-Type: application/json' -d '{body}'\n\n"
         "Ctrl-C stops it."
     )
+
+
+def first_question(config: BatonConfig) -> tuple[str, dict[str, object]]:
+    """Returns a path and a body, without the model's name, that the model can answer."""
+    encoder = encoder_of(config)
+    if encoder is None:
+        return "/v1/chat/completions", {"messages": [{"role": "user", "content": "Hello!"}], "max_tokens": 64}
+    if encoder.scores:
+        return "/v1/rerank", {"query": "a greeting", "documents": ["Hello!", "A river."]}
+    return "/v1/embeddings", {"input": "Hello!"}
 
 
 def _certificates(config: BatonConfig) -> str:
