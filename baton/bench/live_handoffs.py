@@ -1,6 +1,7 @@
 """Measures the fixed costs of KV handoffs between two live workers, beside the time of steps and bytes.
 
-A request begins with its Admit; HTTP isn't involved. The figures are valid on an idle cluster only.
+Knows nothing of routers' HTTP: a request begins with its Admit. A request begins with its Admit; HTTP isn't
+involved. The figures are valid on an idle cluster only.
 """
 
 from __future__ import annotations

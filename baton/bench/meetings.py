@@ -1,6 +1,7 @@
 """Measures the time that two ranks (processes of one worker) take to meet at a barrier in shared memory.
 
-``python -m baton.bench.meetings`` prints the seconds, the median of some rounds.
+Knows nothing of models or workers. ``python -m baton.bench.meetings`` prints the seconds, the median of some
+rounds.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Results of a benchmark: rows, which are shown as a table, as JSON and as a plot."""
+"""Results of a benchmark: rows, which are shown as a table, as JSON and as a plot.
+
+Knows nothing of how they were measured.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
 """The simulated clients of a run: each sends one request, reads at its own pace, and may cancel at any moment.
 
-A client may cancel more than once. The judge compares what a client received with the oracle's answer.
+Knows nothing of workers. A client may cancel more than once. The judge compares what a client received with the
+oracle's answer.
 """
 
 from __future__ import annotations

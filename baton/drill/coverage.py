@@ -1,7 +1,8 @@
 """Counts what simulated runs have covered: which faults hit which kind of work, and at which awaits tasks were
 cancelled.
 
-Correctness is judged elsewhere. ``await_points`` lists the awaits of the product's source that could be covered.
+Knows nothing of what is right. Correctness is judged elsewhere. ``await_points`` lists the awaits of the product's
+source that could be covered.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """An asyncio event loop in virtual time that draws the order of ready tasks from a seed.
 
-Time advances only when no callback is ready: it jumps to the next timer. The tasks that are ready in one turn run
-in random order; other callbacks keep their order, because asyncio promises that.
+Knows nothing of what runs. Time advances only when no callback is ready: it jumps to the next timer. The tasks that
+are ready in one turn run in random order; other callbacks keep their order, because asyncio promises that.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Plays many seeds on several cores, up to a number of seeds or a time limit."""
+"""Plays many seeds on several cores, up to a number of seeds or a time limit. Knows nothing of terminals."""
 
 from __future__ import annotations
 

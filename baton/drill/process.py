@@ -1,4 +1,4 @@
-"""A simulated process: a set of tasks which all end when it dies."""
+"""A simulated process: a set of tasks which all end when it dies. Knows nothing of what they do."""
 
 from __future__ import annotations
 

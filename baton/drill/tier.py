@@ -1,4 +1,4 @@
-"""A store for a KV tier that can be made to fail, as a disk may."""
+"""A store for a KV tier that can be made to fail, as a disk may. Knows nothing of what is kept."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Runs the requested parts of an evaluation, on a subject alone or beside a reference. Torch-free."""
+"""Runs the requested parts of an evaluation, on a subject alone or beside a reference. Torch-free.
+
+Knows nothing of flags or of what stands behind a subject.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Counts the tasks whose accepted answer a subject gives word for word. Torch-free."""
+"""Counts the tasks whose accepted answer a subject gives word for word. Torch-free.
+
+Knows nothing of models or files.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Results of an evaluation: figures with their intervals, and whether each is within its tolerance. Torch-free."""
+"""Results of an evaluation: figures with their intervals, and whether each is within its tolerance. Torch-free.
+
+Knows nothing of how they were measured or how they are shown.
+"""
 
 from __future__ import annotations
 

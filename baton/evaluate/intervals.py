@@ -1,6 +1,7 @@
 """95% confidence intervals of measured figures, by resampling. Torch-free.
 
-The resampling is seeded, so that the same measurements give the same interval.
+Knows nothing of what the figures mean. The resampling is seeded, so that the same measurements give the same
+interval.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Loss on a text in bits per byte, and how much a subject's exceeds a reference's. Torch-free."""
+"""Loss on a text in bits per byte, and how much a subject's exceeds a reference's. Torch-free.
+
+Knows nothing of models.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,7 @@
 """Writes this package's task sets: small sums, one-line functions to finish, and facts to copy out of a record.
 
+Knows nothing of models.
+
     python -m baton.evaluate.make_tasks
 
 All tasks are drawn with one seed, so the files are the same byte for byte each time. Each prompt begins with two

@@ -1,8 +1,8 @@
 """Measures whether a model finds a fact in a long context, by depth and length. Torch-free.
 
-The haystack is the evaluation's text; the needle is a sentence with a number of five digits, and the prompt ends
-where that number is due again. Each needle is also scored: the likelihood of its number, in nats, changes long
-before a small model finds or loses it.
+Knows nothing of models. The haystack is the evaluation's text; the needle is a sentence with a number of five
+digits, and the prompt ends where that number is due again. Each needle is also scored: the likelihood of its
+number, in nats, changes long before a small model finds or loses it.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Measures how closely a subject follows a reference's own greedy answers. Torch-free.
 
-Both score the reference's answers, which says for each token what they would have chosen; and the subject answers
-the same prompts itself, with its decoding, handoff and cache as they are.
+Knows nothing of models. Both score the reference's answers, which says for each token what they would have chosen;
+and the subject answers the same prompts itself, with its decoding, handoff and cache as they are.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Recommends one of a sweep's schemes for each need: accuracy first, memory first or speed first.
 
-A need allows a certain loss, and takes the best of the schemes within it by its own measure; ties go to the smaller
-scheme.
+Knows nothing of how rows were measured. A need allows a certain loss, and takes the best of the schemes within it
+by its own measure; ties go to the smaller scheme.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """A subject that is any server with OpenAI's completions API. Torch-free.
 
-Prompts are sent as token ids. A prompt's likelihoods come as ``prompt_logprobs`` (vLLM's form, with ids) if the
-server supports that, else by ``echo`` with ``logprobs``, which names tokens by text.
+Knows nothing of what stands behind it. Prompts are sent as token ids. A prompt's likelihoods come as
+``prompt_logprobs`` (vLLM's form, with ids) if the server supports that, else by ``echo`` with ``logprobs``, which
+names tokens by text.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The interface of what can be evaluated: it scores texts and continues prompts. Torch-free.
 
-Tokens are ids; a server that doesn't give ids names alternatives by their text.
+Knows nothing of measures. Tokens are ids; a server that doesn't give ids names alternatives by their text.
 """
 
 from __future__ import annotations

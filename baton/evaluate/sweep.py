@@ -1,6 +1,6 @@
 """Compares quantization schemes on this machine: their size, speed, and loss in bits per byte.
 
-Each is timed on the engine with real weights; the loss is on the same text.
+Knows nothing of how a scheme rounds. Each is timed on the engine with real weights; the loss is on the same text.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Reads tasks with known answers from JSONL files, with errors that name the line. Torch-free.
 
-A line is ``{"prompt": …, "answers": […]}``, with ``max_tokens`` (default 16) and ``stop`` (default a line's end) if
-they differ. The sets ``math``, ``code`` and ``extraction`` are in this package (``make_tasks.py``).
+Knows nothing of models. A line is ``{"prompt": …, "answers": […]}``, with ``max_tokens`` (default 16) and ``stop``
+(default a line's end) if they differ. The sets ``math``, ``code`` and ``extraction`` are in this package
+(``make_tasks.py``).
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Texts for evaluation: documents cut into windows of tokens, with their sizes in bytes. Torch-free.
 
-Documents are separated by form feeds. Every token but a window's first is predicted once.
+Knows nothing of models. Documents are separated by form feeds. Every token but a window's first is predicted once.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Reads a model's tokenizer, with errors that name the file. Torch-free."""
+"""Reads a model's tokenizer, with errors that name the file. Torch-free. Knows nothing of models."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Translates the model sizes in a GGUF header into the fields of config.json.
 
-Architectures are llama.cpp's; the header's fields are described in
-https://github.com/ggml-org/ggml/blob/master/docs/gguf.md.
+Knows nothing of tensors' formats or of tokenizers. Architectures are llama.cpp's; the header's fields are described
+in https://github.com/ggml-org/ggml/blob/master/docs/gguf.md.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Makes a directory in Hugging Face layout for a GGUF file: config.json, tokenizer.json, and a link to the file.
 
-Directories lie in the cache, under ``gguf``; a changed file gets another directory. A tokenizer.json beside the
-file is used, else one is made from the header.
+Knows nothing of engines. Directories lie in the cache, under ``gguf``; a changed file gets another directory. A
+tokenizer.json beside the file is used, else one is made from the header.
 """
 
 from __future__ import annotations

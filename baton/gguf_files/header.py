@@ -1,6 +1,6 @@
 """Reads the header of a GGUF file (https://github.com/ggml-org/ggml/blob/master/docs/gguf.md).
 
-The ``gguf`` package parses the file.
+Knows nothing of models or of tokenizers. The ``gguf`` package parses the file.
 """
 
 from __future__ import annotations

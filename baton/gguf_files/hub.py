@@ -1,6 +1,7 @@
 """Finds one GGUF file of a Hugging Face repository: ``ORG/REPO:NAME``, as vLLM and llama.cpp spell it.
 
-NAME is a file's name, or a part that only that file of the repository has, such as Q4_K_M.
+Knows nothing of what files hold. NAME is a file's name, or a part that only that file of the repository has, such
+as Q4_K_M.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Translates the tokenizer in a GGUF header into tokenizer.json.
 
-Two kinds are known: "gpt2", byte-level BPE with its merges, after splitting by the rule that ``tokenizer.ggml.pre``
-names; and "llama", SentencePiece's BPE, whose merges are derived from its pieces' scores.
+Knows nothing of models' sizes. Two kinds are known: "gpt2", byte-level BPE with its merges, after splitting by the
+rule that ``tokenizer.ggml.pre`` names; and "llama", SentencePiece's BPE, whose merges are derived from its pieces'
+scores.
 """
 
 from __future__ import annotations

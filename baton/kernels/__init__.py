@@ -1,5 +1,4 @@
-"""Computes tensors from tensors: one folder per fused op, one file per implementation; ``reference.py`` is the
-spec.
+"""Fused tensor ops: one folder per op, one file per implementation, of which ``reference.py`` is the specification.
 
-Knows nothing of models, plans, pages' owners or requests. Imports nothing else of ours.
+Knows nothing of models, plans, requests or who owns pages. Imports no other package of Baton.
 """

@@ -1,7 +1,7 @@
 """Calibration texts for quantization: a file's documents, or text drawn from the model, as samples of one length.
 
-A ``.jsonl`` file has ``{"text": …}`` or ``{"messages": [{"content": …}]}`` on each line; any other file is UTF-8
-text with form feeds between documents. Errors name the line.
+Knows nothing of rounding. A ``.jsonl`` file has ``{"text": …}`` or ``{"messages": [{"content": …}]}`` on each line;
+any other file is UTF-8 text with form feeds between documents. Errors name the line.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Finds where the scales of a linear layer's inputs can be folded: into the norm or the weight rows that make the
 inputs.
 
-Dividing what makes an input and multiplying the weight that reads it leaves the product the same, apart from
-rounding (https://arxiv.org/abs/2211.10438, https://arxiv.org/abs/2306.00978).
+Knows nothing of how factors are found. Dividing what makes an input and multiplying the weight that reads it leaves
+the product the same, apart from rounding (https://arxiv.org/abs/2211.10438, https://arxiv.org/abs/2306.00978).
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """The sets of numbers (grids) that a weight can be rounded to: integers, NF4, FP8 (e4m3), MXFP4.
 
-A grid's ``fit`` finds each group's scale, ``number`` rounds. Sources: NF4 https://arxiv.org/abs/2305.14314; MXFP4
-is the OCP Microscaling specification 1.0; e4m3 https://arxiv.org/abs/2209.05433.
+Knows nothing of models or of how errors are made up for. A grid's ``fit`` finds each group's scale, ``number``
+rounds. Sources: NF4 https://arxiv.org/abs/2305.14314; MXFP4 is the OCP Microscaling specification 1.0; e4m3
+https://arxiv.org/abs/2209.05433.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Cuts a model's program into layers, and runs a layer piece by piece over the samples of a calibration text.
 
-All samples have the same length. Registers that live from one piece to the next are kept in files, so that memory
-holds one sample's rows; K and V live within the piece that attends to them.
+Knows nothing of rounding. All samples have the same length. Registers that live from one piece to the next are kept
+in files, so that memory holds one sample's rows; K and V live within the piece that attends to them.
 """
 
 from __future__ import annotations

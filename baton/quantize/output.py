@@ -1,7 +1,7 @@
 """The folder that a quantized checkpoint is written to, in a file per layer, so that an interrupted run can resume.
 
-A layer's file appears complete or not at all; the registers that calibration needs between layers are kept under
-``.work`` until the end, which writes index and config and deletes it.
+Knows nothing of rounding. A layer's file appears complete or not at all; the registers that calibration needs
+between layers are kept under ``.work`` until the end, which writes index and config and deletes it.
 """
 
 from __future__ import annotations

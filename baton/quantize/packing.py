@@ -1,4 +1,4 @@
-"""Packs small integers into int32 words and bytes, as checkpoint formats have them."""
+"""Packs small integers into int32 words and bytes, as checkpoint formats have them. Knows nothing of layers."""
 
 from __future__ import annotations
 

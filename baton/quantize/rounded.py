@@ -1,4 +1,7 @@
-"""A quantized weight: its small integers, their scales, and the values that both stand for."""
+"""A quantized weight: its small integers, their scales, and the values that both stand for.
+
+Knows nothing of how it was rounded or of how files hold it.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Quantizes one layer, product by product, each on the inputs that the already quantized products before it give.
 
-Without a calibration text each weight is quantized by itself.
+Knows nothing of files' formats. Without a calibration text each weight is quantized by itself.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Quantizes a checkpoint: embedding and head, then layer after layer; each is written before the next is read.
 
-Peak memory is a layer in float32 and quantized, its largest product's second moments, and one sample's rows.
+Knows nothing of flags. Peak memory is a layer in float32 and quantized, its largest product's second moments, and
+one sample's rows.
 """
 
 from __future__ import annotations

@@ -1,5 +1,7 @@
 """The quantization methods by name: what each rounds a weight to, whether it scales inputs, and whether it reads
 text.
+
+Knows nothing of files or of how layers run.
 """
 
 from __future__ import annotations

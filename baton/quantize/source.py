@@ -1,6 +1,6 @@
 """The unquantized checkpoint: its program, and its weights, which are read one by one.
 
-Weights are read when needed, so that a model larger than memory can be quantized.
+Knows nothing of rounding. Weights are read when needed, so that a model larger than memory can be quantized.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Statistics of a layer's inputs over a calibration text: second moments, magnitudes, and some of the rows.
 
-A Hessian is the mean of x xᵀ over the input rows x (https://arxiv.org/abs/2210.17323).
+Knows nothing of weights. A Hessian is the mean of x xᵀ over the input rows x (https://arxiv.org/abs/2210.17323).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Benchmarks paged attention of one decode step, as a share of the memory read rate measured in the same round.
 
-The pages of all layers are read one layer after another, as in a step, and together they are larger than the
-caches. They lie on huge pages if the host gives a worker's memory those (docs/kv-memory.md).
+Knows nothing of models. The pages of all layers are read one layer after another, as in a step, and together they
+are larger than the caches. They lie on huge pages if the host gives a worker's memory those (docs/kv-memory.md).
 """
 
 from __future__ import annotations

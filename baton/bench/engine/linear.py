@@ -1,7 +1,7 @@
 """Benchmarks linear layers as shares of this machine's limits in the same round.
 
-The limit is the memory read rate for one input row, the rate of dot products for many. A matrix-vector product goes
-through copies that together are larger than the caches.
+Knows nothing of models. The limit is the memory read rate for one input row, the rate of dot products for many. A
+matrix-vector product goes through copies that together are larger than the caches.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Measures the rate at which memory can be read, the upper limit of decoding."""
+"""Measures the rate at which memory can be read, the upper limit of decoding. Knows nothing of engines."""
 
 from __future__ import annotations
 

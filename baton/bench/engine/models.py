@@ -1,4 +1,7 @@
-"""Llama models with random weights, made in memory; an engine's speed doesn't depend on the weights' values."""
+"""Llama models with random weights, made in memory; an engine's speed doesn't depend on the weights' values.
+
+Knows nothing of measuring.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Runs the engine's benchmark and shows the results as a table and, on request, in files."""
+"""Runs the engine's benchmark and shows the results as a table and, on request, in files.
+
+Knows nothing of measuring.
+"""
 
 from __future__ import annotations
 

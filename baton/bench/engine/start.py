@@ -1,7 +1,8 @@
 """Benchmarks an engine's start, from after the imports to the first token; each start is a process of its own.
 
-The checkpoint has random bfloat16 weights in a temporary folder; the first start quantizes them and writes the disk
-cache of packed weights, later ones map it and verify its checksums. Files are in the host's page cache.
+Knows nothing of clusters. The checkpoint has random bfloat16 weights in a temporary folder; the first start
+quantizes them and writes the disk cache of packed weights, later ones map it and verify its checksums. Files are in
+the host's page cache.
 
     python -m baton.bench.engine.start DIRECTORY SCHEME CACHE      one start, its seconds on stdout
 """

@@ -1,6 +1,7 @@
 """Benchmarks whole steps of the native runner: decoding, prefill, and Python's overhead beside the native call.
 
-The bytes counted are those that a step must read: each packed weight once, and the batch's KV.
+Knows nothing of clusters. The bytes counted are those that a step must read: each packed weight once, and the
+batch's KV.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
 """``baton bench kv``: benchmarks every path that KV can take, beside the machine's limits, in one run.
 
-It needs no running cluster: it starts a receiver process of its own.
+Knows nothing of running clusters: it starts a receiver process of its own.
 """

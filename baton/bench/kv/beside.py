@@ -1,10 +1,10 @@
 """Measures how much copies between KV tiers slow down decode steps that run in another process at the same time.
 
-The step is that of the demo model on one thread; what is copied are pages of another model's size, again and again,
-at the pace that a decode worker keeps. A pair is two short windows, one with copying and one without, whose order
-alternates; a figure is the median over all pairs of the ratio of the two windows' mean steps, with the interval
-that holds the true median in 95 of 100 runs. The mean is used because a copy slows some steps only, which a median
-of steps would not show.
+Knows nothing of how long lifting takes. The step is that of the demo model on one thread; what is copied are pages
+of another model's size, again and again, at the pace that a decode worker keeps. A pair is two short windows, one
+with copying and one without, whose order alternates; a figure is the median over all pairs of the ratio of the two
+windows' mean steps, with the interval that holds the true median in 95 of 100 runs. The mean is used because a copy
+slows some steps only, which a median of steps would not show.
 
 Wall time of a step also includes waiting for a core that others use. Its thread's CPU time leaves that out and
 includes waiting for memory, so it is the better figure on a busy machine.

@@ -1,10 +1,10 @@
 """Measures what checksums cost each side of a KV handoff, by repeating a handoff with and without one side's
 checksums.
 
-A round is three handoffs between the same two processes: both sides hash; the sender looks its checksums up
-instead; the receiver doesn't verify. Their order rotates from round to round. A cost is the median over rounds of
-the difference within one, with the interval that holds the true median in 95 of 100 runs: other work on the machine
-widens the interval but hardly moves the figure.
+Knows nothing of throughput's rows. A round is three handoffs between the same two processes: both sides hash; the
+sender looks its checksums up instead; the receiver doesn't verify. Their order rotates from round to round. A cost
+is the median over rounds of the difference within one, with the interval that holds the true median in 95 of 100
+runs: other work on the machine widens the interval but hardly moves the figure.
 
 The target is for the share of the handoff's wall time. A second row shows the extra CPU time of the side's process,
 as a share of the busier process's; for a side that has time to spare (shm's sender only hashes while the receiver

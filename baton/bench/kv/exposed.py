@@ -1,8 +1,9 @@
 """Measures how long a KV transfer lasts beyond a prompt's last chunk if chunks come at a prefill's pace.
 
-The chunks are announced by a thread of their own, as by an engine process, so that a sender that keeps the event
-loop busy does not slow the prefill. Two paces are used: that of a fast GPU (45k tokens/s of 128 KB each, 5.9 GB/s)
-and, because no transport can hide more than its link carries, the share PACE of the rate just measured.
+Knows nothing of throughput's rows. The chunks are announced by a thread of their own, as by an engine process, so
+that a sender that keeps the event loop busy does not slow the prefill. Two paces are used: that of a fast GPU (45k
+tokens/s of 128 KB each, 5.9 GB/s) and, because no transport can hide more than its link carries, the share PACE of
+the rate just measured.
 
 Shipping layer by layer is modelled: the last chunk's bytes are announced in LAYER_GROUPS parts, evenly over the
 time that it computes. A part is a share of the blocks in place of a share of the layers of all blocks.

@@ -1,7 +1,7 @@
 """The receiving process of the KV benchmark: a decode worker's intake behind each transport, and the bare peers.
 
-It prints its addresses as one line of JSON, then answers each line on stdin with its CPU seconds so far. After the
-line "skip" it hashes no blocks, until the line "hash". It ends when stdin ends.
+Knows nothing of figures. It prints its addresses as one line of JSON, then answers each line on stdin with its CPU
+seconds so far. After the line "skip" it hashes no blocks, until the line "hash". It ends when stdin ends.
 
     python -m baton.bench.kv.receiver PAGE_BYTES PAGES [CERTS]
 """

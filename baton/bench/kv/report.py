@@ -1,4 +1,4 @@
-"""Runs the KV benchmark and shows the results as a table and, on request, in files."""
+"""Runs the KV benchmark and shows the results as a table and, on request, in files. Knows nothing of measuring."""
 
 from __future__ import annotations
 

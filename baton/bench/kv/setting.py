@@ -1,4 +1,7 @@
-"""Definitions that the sending and the receiving process of the KV benchmark share."""
+"""Definitions that the sending and the receiving process of the KV benchmark share.
+
+Knows nothing of how anything is measured.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The sending process of the KV benchmark: handoffs over each transport, and their bare peers, in turn, in one run.
 
-Each round measures each thing once, so that a slow moment of the machine affects all alike; ratios are taken within
-a round.
+Knows nothing of clusters. Each round measures each thing once, so that a slow moment of the machine affects all
+alike; ratios are taken within a round.
 """
 
 from __future__ import annotations

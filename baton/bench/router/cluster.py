@@ -1,6 +1,6 @@
 """A cluster for benchmarking a router: real processes with paced workers, and the router's CPU time and memory.
 
-It is a ``launch.fleet`` without Ray, which is on no request's path.
+Knows nothing of what is measured. It is a ``launch.fleet`` without Ray, which is on no request's path.
 """
 
 from __future__ import annotations

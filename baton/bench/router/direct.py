@@ -1,5 +1,6 @@
-"""Measures a decode worker's time to first token without a router, by one gRPC session with one request at a
-time.
+"""Measures a decode worker's time to first token without a router, by one gRPC session with one request at a time.
+
+Knows nothing of HTTP.
 """
 
 from __future__ import annotations

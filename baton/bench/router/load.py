@@ -1,7 +1,7 @@
 """HTTP/1.1 load clients over raw sockets that use little CPU, because they share the cores with the measured
 router.
 
-Each handles one response at a time, and takes times as bytes arrive.
+Knows nothing of what is measured. Each handles one response at a time, and takes times as bytes arrive.
 """
 
 from __future__ import annotations

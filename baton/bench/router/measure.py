@@ -1,6 +1,6 @@
 """Measures what a router costs, figure by figure, in front of the paced engine, most with steps that take no time.
 
-If a figure is a difference, its two terms are measured in turn.
+Knows nothing of how rows are shown. If a figure is a difference, its two terms are measured in turn.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Runs the router's benchmark and shows the results as a table and, on request, as JSON."""
+"""Runs the router's benchmark and shows the results as a table and, on request, as JSON.
+
+Knows nothing of measuring.
+"""
 
 from __future__ import annotations
 

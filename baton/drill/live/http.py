@@ -1,6 +1,7 @@
 """A minimal HTTP/1.1 client: one request per connection, JSON or server-sent events back, which may be left midway.
 
-Each request has its own connection, so that closing it midway cannot disturb another request.
+Knows nothing of what is asked. Each request has its own connection, so that closing it midway cannot disturb
+another request.
 """
 
 from __future__ import annotations

@@ -1,5 +1,6 @@
-"""The closures that a parsed Lua script consists of; they work on a frame, a list with one slot per local
-variable.
+"""The closures that a parsed Lua script consists of; they work on a frame, a list with one slot per local variable.
+
+Knows nothing of text.
 """
 
 from __future__ import annotations

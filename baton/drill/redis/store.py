@@ -1,8 +1,9 @@
 """A model of Redis's data and of the commands that Baton uses: takes bytes and returns Python values, without
 sockets.
 
-An answer is None, an int, bytes, ``Status``, or a list of answers. What Redis refuses raises ``CommandError``. Keys
-expire by ``clock``, wall-clock seconds. ``tests/drill/redis`` compares it with a real server, command by command.
+Knows nothing of connections. An answer is None, an int, bytes, ``Status``, or a list of answers. What Redis refuses
+raises ``CommandError``. Keys expire by ``clock``, wall-clock seconds. ``tests/drill/redis`` compares it with a real
+server, command by command.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""One direction of a simulated call with its flow control, and names that both ends use."""
+"""One direction of a simulated call with its flow control, and names that both ends use.
+
+Knows nothing of services.
+"""
 
 from __future__ import annotations
 

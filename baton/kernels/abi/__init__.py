@@ -1,1 +1,1 @@
-"""Holds the C ABI that every op's ``cpu.cpp`` exports through: how it is built, and how Python reaches it."""
+"""The C ABI through which each op's ``cpu.cpp`` is exported: building the library, and calling it from Python."""

@@ -1,12 +1,12 @@
 """Builds the ops' C++ into one shared library per ISA, once per machine. Torch-free.
 
-Knows nothing of what the ops compute. The library's name in the cache is a hash over every source, the flags
-and the compiler, so a stale one is never loaded; each source's object is cached the same way, so that an edit
-compiles one file. Builders take a lock; readers need none, as files appear by an atomic rename.
+Knows nothing of what the ops compute. The library's name in the cache is a hash over all sources, the flags and the
+compiler, so that a stale one is never loaded; objects are cached in the same way, so that an edit recompiles one
+file. Builders take a lock; readers need none, because files appear by an atomic rename.
 
-    python -m baton.kernels.abi.build        builds for every ISA, but for emulated ones (make kernels)
-    python -m baton.kernels.abi.build DIR    and puts them there, for machines without a compiler: an image sets
-                                             $BATON_KERNELS_DIR to it, and it is looked at first
+    python -m baton.kernels.abi.build        builds for each ISA, except emulated ones (make kernels)
+    python -m baton.kernels.abi.build DIR    also copies the libraries to DIR, for machines without a compiler: an
+                                             image sets $BATON_KERNELS_DIR to it, which is searched first
 """
 
 from __future__ import annotations
@@ -45,12 +45,14 @@ COMPILER_ENV, PREBUILT_ENV = "BATON_CXX", "BATON_KERNELS_DIR"
 
 
 class BuildError(Exception):
-    """Says why there is no library: no compiler, or what the compiler said."""
+    """Raised if a library can't be built; the message is that no compiler was found, or the compiler's own."""
 
 
 def built(isa: str, extra: tuple[str, ...] = ()) -> Path:
-    """Returns the library for ``isa``, built if need be; ``extra`` flags make a library of its own. Raises
-    BuildError.
+    """Returns the path of the library for ``isa``, built if needed; ``extra`` compiler flags make a separate
+    library.
+
+    Raises BuildError.
     """
     flags = (*FLAGS, *ISA_FLAGS[isa], *extra)
     if (found := _prebuilt(isa, flags)) is not None:
@@ -69,13 +71,13 @@ def built(isa: str, extra: tuple[str, ...] = ()) -> Path:
 
 
 def is_built(isa: str) -> bool:
-    """Returns whether the library for ``isa`` is there. Raises BuildError where none can be built."""
+    """Returns whether the library for ``isa`` exists. Raises BuildError if it doesn't and there is no compiler."""
     flags = (*FLAGS, *ISA_FLAGS[isa])
     return _prebuilt(isa, flags) is not None or _wanted(isa, _compiler(), flags)[0].exists()
 
 
 def _wanted(isa: str, compiler: str, flags: tuple[str, ...]) -> tuple[Path, dict[Path, str]]:
-    """Where the library of these sources lies, and the key of each source's object."""
+    """Returns the path of the library for the present sources, and the cache key of each source's object."""
     tag = f"{compiler} {_version(compiler)} {flags}".encode()
     headers = b"".join(path.read_bytes() for path in _sources(".h"))
     objects = {path: _key(tag, headers, path.read_bytes()) for path in _sources(".cpp")}
@@ -84,7 +86,7 @@ def _wanted(isa: str, compiler: str, flags: tuple[str, ...]) -> tuple[Path, dict
 
 
 def prebuilt_name(isa: str, flags: tuple[str, ...]) -> str:
-    """Returns the file name of a library built elsewhere: by every source and the flags, whatever the
+    """Returns the file name of a library built on another machine, by the sources and the flags, whatever the
     compiler.
     """
     sources = (path.read_bytes() for path in (*_sources(".h"), *_sources(".cpp")))
@@ -131,7 +133,9 @@ def _build(compiler: str, flags: tuple[str, ...], objects: dict[Path, str], libr
 
 
 def _made(path: Path, command: list[str]) -> Path:
-    """``path``, by running ``command`` with a temporary name as its -o, then renaming."""
+    """Returns ``path``, made if missing by running ``command`` with a temporary file as its -o, then renaming
+    that.
+    """
     if path.exists():
         return path
     handle, temporary = tempfile.mkstemp(dir=path.parent, suffix=path.suffix)
@@ -163,7 +167,7 @@ def _locked(path: Path) -> Iterator[None]:
 
 
 def main() -> int:
-    """Builds every library; returns exit status 1 where one fails."""
+    """Builds every library; returns exit status 1 if one fails, else 0."""
     folder = Path(sys.argv[1]) if len(sys.argv) > 1 else None
     for isa, flags in ISA_FLAGS.items():
         if isa == EMULATED:

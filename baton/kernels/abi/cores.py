@@ -1,7 +1,7 @@
-"""Lets this process's ops use cores that the machine's other engines leave idle, and lends its own. Torch-free.
+"""Shares CPU cores among the engines of a machine: an engine's ops use cores that others leave idle. Torch-free.
 
-Knows nothing of steps or of who starts engines. They share a page of memory, made once by ``new_page``;
-``threads.cpp`` says what lies in it and how cores are divided.
+Knows nothing of steps or of who starts engines. The engines share a page of memory, made once by ``new_page``;
+``threads.cpp`` describes its content and how cores are divided.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ SEATS = 64  # engines that may share it
 
 
 def new_page() -> int:
-    """Returns the descriptor of a new shared page, without any engine; those that open it can't change its size."""
+    """Returns the file descriptor of a new shared page (a sealed memfd) that no engine has joined yet."""
     fd = os.memfd_create("baton-cores", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     os.ftruncate(fd, PAGE_BYTES)
     fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
@@ -30,11 +30,11 @@ def new_page() -> int:
 
 
 class LentCores(NamedTuple):
-    """Tells the other engines of a machine what this one needs.
+    """Functions by which an engine tells the other engines of the machine what it needs.
 
-    ``begin_role(role)`` says which role it plays: of spare cores, what can't be divided goes to one that decodes.
-    ``rest()`` says that it has nothing to compute, so that others may use its cores until its next op.
-    ``prompts_beside()`` tells whether a prefill engine that shares the cores computes now.
+    ``begin_role(role)`` sets its role; a decode engine gets the cores that can't be divided evenly. ``rest()`` says
+    that it has nothing to compute, so that others may use its cores until its next op. ``prompts_beside()`` returns
+    whether a prefill engine that shares the cores is computing.
     """
 
     begin_role: Callable[[str], object] = lambda role: None
@@ -43,9 +43,10 @@ class LentCores(NamedTuple):
 
 
 def lend(page: str, share: int, all_cores: int) -> LentCores:
-    """Divides ``all_cores`` cores with the engines that open the same ``page``, ``share`` of them this one's own.
+    """Shares ``all_cores`` cores with the engines that open the same ``page`` (a path); ``share`` of them are its
+    own.
 
-    Where the page can't be opened, or has no seat left, this engine keeps to its share, and the log says so.
+    If the page can't be opened or is full, a warning is logged, and this engine keeps to its own cores.
     """
     if native.library() is None:
         return LentCores()
@@ -58,14 +59,14 @@ def lend(page: str, share: int, all_cores: int) -> LentCores:
 
 
 def usable() -> int:
-    """Returns how many threads an op that begins now may use; asking counts as computing."""
+    """Returns the number of threads that an op may use now; calling it counts as computing."""
     found = native.function("cores", result=native.I32)()
     assert found is not None
     return found
 
 
 def _join(page: str, share: int, all_cores: int) -> str:
-    """Takes a seat; returns why it can't be had, or an empty string."""
+    """Joins the engines of the page; returns the reason if that fails, else ""."""
     try:
         fd = os.open(page, os.O_RDWR | os.O_CLOEXEC)
     except OSError as error:

@@ -1,9 +1,10 @@
-"""Loads the native library of this process, for its ISA, once; it is reached by ctypes. Torch-free.
+"""Loads the native library for this machine's ISA, once per process, by ctypes. Torch-free.
 
-Knows nothing of the ops: each declares its own functions with ``function``. Where the library can't be built,
-``library()`` is None, the log says so once, and the ops fall back to their reference.
+Knows nothing of the ops: each declares its own functions with ``function``. Each op declares its own functions with
+``function``. If the library can't be built, ``library()`` is None, a warning is logged once, and the ops use their
+reference implementations.
 
-    python -m baton.kernels.abi.native       builds it for this CPU, where nobody has yet
+    python -m baton.kernels.abi.native       builds it for this CPU, if it isn't built yet
 """
 
 from __future__ import annotations
@@ -43,18 +44,18 @@ def able() -> list[str]:
 
 
 def testable() -> list[str]:
-    """Returns what ``able`` does, and AMX by emulated tiles, which is for tests alone, where the CPU has none."""
+    """Returns the ISAs of ``able`` and, on AVX2 machines without AMX, the slow emulated AMX that only tests use."""
     have = able()
     return [*have, EMULATED] if "avx2" in have and "amx" not in have else have
 
 
 @cache
 def isa() -> str:
-    """Returns the widest ISA of this CPU, or the one that $BATON_ISA names: amx, avx512, avx2, plain, reference,
-    or amx-emulated, which is slow.
+    """Returns the ISA to use: the widest of this CPU, or the one that $BATON_ISA names (amx, avx512, avx2, plain,
+    reference, or the slow amx-emulated).
 
-    Where the kernel refuses AMX's tiles, avx512 is in its place, and the log says so. Raises ValueError for one
-    that this CPU can't run.
+    If the kernel refuses AMX tiles, it is avx512, and a warning is logged. Raises ValueError if the CPU can't run
+    the named ISA.
     """
     asked = os.environ.get(ISA_ENV) or able()[0]
     if asked not in (*testable(), REFERENCE):
@@ -67,7 +68,9 @@ def isa() -> str:
 
 @cache
 def library() -> ctypes.CDLL | None:
-    """Returns the library for ``isa()``, built on first use; None where there is none."""
+    """Returns the library for ``isa()``, built on first use; None if it can't be built or the ISA is
+    "reference".
+    """
     if isa() == REFERENCE:
         return None
     try:
@@ -78,7 +81,7 @@ def library() -> ctypes.CDLL | None:
 
 
 def load(path: Path) -> ctypes.CDLL:
-    """Returns the library at ``path``, its threads set to what ``set_threads`` asked for. Raises OSError."""
+    """Returns the library at ``path``, with the thread count of ``set_threads`` applied. Raises OSError."""
     found = ctypes.CDLL(str(path))
     found.baton_set_threads(I32(_threads))
     return found
@@ -88,7 +91,7 @@ _threads = len(os.sched_getaffinity(0))
 
 
 def set_threads(count: int) -> None:
-    """Sets the number of threads of all native ops in this process, the caller included."""
+    """Sets the number of threads that each native op of this process uses, including the calling thread."""
     global _threads
     _threads = count
     if library.cache_info().currsize and (found := library()):
@@ -96,8 +99,9 @@ def set_threads(count: int) -> None:
 
 
 def function(name: str, *arguments: CType, result: CType | None = None) -> NativeFunction:
-    """Returns ``baton_<name>`` with its argument types declared. Raises RuntimeError where there is no
-    library.
+    """Returns the library's function ``baton_<name>`` with its argument types declared.
+
+    Raises RuntimeError if there is no library.
     """
     found = library()
     if found is None:
@@ -106,7 +110,7 @@ def function(name: str, *arguments: CType, result: CType | None = None) -> Nativ
 
 
 def declare(library: ctypes.CDLL, name: str, *arguments: CType, result: CType | None = None) -> NativeFunction:
-    """Returns ``baton_<name>`` of ``library`` with its argument types declared."""
+    """Returns the function ``baton_<name>`` of ``library`` with its argument types declared."""
     found = library[f"baton_{name}"]  # a fresh object each time: nobody else's declaration is changed
     found.argtypes, found.restype = list(arguments), result
     return found

@@ -1,7 +1,7 @@
-"""Asks the kernel for AMX's tiles. Knows nothing of ops.
+"""Asks the operating system's kernel for permission to use AMX tiles.
 
-Linux gives a process their 8 KB of state only if it asks first; threads and forked children have the permission,
-too (https://docs.kernel.org/arch/x86/xstate.html).
+Knows nothing of ops. Linux gives a process their 8 KB of state only on request; threads and forked children inherit
+the permission (https://docs.kernel.org/arch/x86/xstate.html).
 """
 
 from __future__ import annotations
@@ -14,7 +14,9 @@ _REQUEST = tuple(ctypes.c_long(number) for number in (158, 0x1023, 18))
 
 
 def refusal() -> str | None:
-    """Asks for this process's permission to use tiles; returns why the kernel refuses, or None."""
+    """Requests permission for this process to use AMX tiles; returns the reason if the kernel refuses, else
+    None.
+    """
     libc = ctypes.CDLL(None, use_errno=True)
     if not libc.syscall(*_REQUEST):
         return None

@@ -1,8 +1,8 @@
-"""Defines ops in the namespace ``torch.ops.baton``; an op's torch_op.py defines itself with it.
+"""Helpers by which each op's torch_op.py defines it in the namespace ``torch.ops.baton``.
 
-Knows nothing of what the ops compute. An op has one implementation for all devices, which takes native code for a
-CPU's float32 tensors where there is any and the reference elsewhere, and a fake one that says shapes alone, for
-torch's tracing. Ops are inference only: nothing flows back through them.
+Knows nothing of what the ops compute. An op has one implementation for all devices, which calls native code for a
+CPU's float32 tensors if there is any and the reference otherwise, and a fake one that gives only shapes and dtypes,
+for torch's tracing. Ops are for inference only: they have no gradients.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ Function = TypeVar("Function", bound=Callable[..., object])
 
 
 def define(schema: str, fake: Callable[..., object]) -> Callable[[Function], Function]:
-    """Makes the function below it ``torch.ops.baton.<name in schema>``; ``fake`` gives shapes and dtypes
-    alone.
+    """Returns a decorator that registers a function as ``torch.ops.baton.<name in schema>``, with ``fake`` for
+    tracing.
     """
     name = schema[: schema.index("(")]
 
@@ -39,22 +39,24 @@ def define(schema: str, fake: Callable[..., object]) -> Callable[[Function], Fun
 
 @cache
 def symbol(name: str, *arguments: native.CType) -> native.NativeFunction | None:
-    """Returns ``baton_<name>`` with its argument types declared; None where there is no library."""
+    """Returns the library's function ``baton_<name>`` with its argument types declared; None if there is no
+    library.
+    """
     return None if native.library() is None else native.function(name, *arguments)
 
 
 def runs_natively(*tensors: Tensor | None) -> bool:
-    """Returns whether native code takes ``tensors``: float32 on a CPU; None counts as taken."""
+    """Returns whether native code accepts ``tensors``: each is None, or float32 on a CPU."""
     return all(t is None or (t.dtype == torch.float32 and t.device.type == "cpu") for t in tensors)
 
 
 def dense(x: Tensor) -> Tensor:
-    """Returns ``x`` with its last dimension's elements side by side, copied if they weren't."""
+    """Returns ``x``, copied if the elements of its last dimension aren't contiguous."""
     return x if x.stride(-1) == 1 else x.contiguous()
 
 
 def require(holds: bool, text: str) -> None:
-    """Raises ValueError with ``text`` unless it ``holds``."""
+    """Raises ValueError with ``text`` unless ``holds``."""
     if not holds:
         raise ValueError(text)
 

@@ -1,6 +1,8 @@
-"""Calls cascade_attention straight, for tests and measurements, and finds the groups that block tables make.
+"""Calls native cascade_attention directly, for tests and measurements, and finds groups of sequences with shared
+pages.
 
-Knows nothing of models or schedulers. A sequence is a tuple (pages, start, queries), a group (first, count, keys).
+Knows nothing of models or schedulers. A sequence is a tuple (pages, start, queries), a group (first sequence,
+count, keys).
 """
 
 from __future__ import annotations
@@ -21,8 +23,9 @@ GROUP = np.dtype([("first", np.int32), ("count", np.int32), ("keys", np.int32)])
 
 
 def groups_of(items: Sequence[Item], least: int = 512) -> list[Group]:
-    """Returns runs of neighbours whose block tables begin alike, for ``least`` keys or more that all their queries
-    see.
+    """Returns the runs of neighbouring sequences whose block tables begin with the same pages, as groups.
+
+    The shared keys must be ``least`` or more, and visible to all queries of the group.
     """
     found: list[Group] = []
     first = 0
@@ -47,7 +50,11 @@ def cascade(
     groups: Sequence[Group],
     out: Tensor | None = None,
 ) -> Tensor:
-    """Attends: q (rows, heads, head_dim) float32, rows item by item -> the same shape."""
+    """Computes attention of q (rows, heads, head_dim) float32 with a library's function; returns a tensor of q's
+    shape.
+
+    Rows are ordered by sequence. The result is written to ``out`` if given.
+    """
     call = declare(library, "cascade_attention", P, P, I32, P, I32, I32, F, P, I64, I64, P, I64)
     table, kept = item_table(items)
     shared, struct = np.array(groups, GROUP), kv.struct
@@ -59,7 +66,7 @@ def cascade(
 
 
 def _shareable(item: Item) -> int:
-    """Keys in whole pages that the first of the item's queries sees."""
+    """Returns the number of keys in whole pages that the first query of the sequence sees."""
     return (item[1] + 1) // PAGE * PAGE
 
 

@@ -1,8 +1,8 @@
-"""Computes attention of sequences that share a prefix: the prefix for all queries at once, then each one's own
+"""Attention of sequences that share a prefix: over the prefix for all queries at once, then over each one's own
 keys.
 
-Knows nothing of pages. The two parts of a row become one by their log-sum-exp, the prefix first
-(https://arxiv.org/abs/2402.05099): what comes out is plain attention over all the keys.
+Knows nothing of pages. The two parts of a row are merged by their log-sum-exp, the prefix first
+(https://arxiv.org/abs/2402.05099); the result is that of plain attention over all keys.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ def cascade_attention(
     queries: Sequence[int],
     scale: float,
 ) -> Tensor:
-    """Attends: q (rows, heads, head_dim), ``queries`` rows of each sequence, one behind the other -> the same
-    shape.
+    """Returns the attention output (rows, heads, head_dim) for q of that shape, with ``queries`` rows of each
+    sequence.
 
-    ``prefix`` is K and V (tokens, kv_heads, head_dim) that all rows see; ``own[i]`` those of sequence i behind it,
-    of which its last query sees all, the one before all but one, and so on.
+    ``prefix`` is K and V (tokens, kv_heads, head_dim) that all rows see; ``own[i]`` are those that follow it in
+    sequence i, whose last query sees all of them, the one before all but one, and so on.
     """
     group = q.shape[1] // prefix[0].shape[1]
     shared = _part(q, *prefix, torch.zeros(len(q), len(prefix[0]), dtype=torch.bool), group, scale)
@@ -41,7 +41,9 @@ def cascade_attention(
 def _part(
     q: Tensor, keys: Tensor, values: Tensor, hidden: Tensor, group: int, scale: float
 ) -> tuple[Tensor, Tensor]:
-    """A row's mean of the values that it sees, and its log-sum-exp: (rows, heads, head_dim), (rows, heads)."""
+    """Returns the attention output of each row over ``keys``, and its log-sum-exp: (rows, heads, head_dim), (rows,
+    heads).
+    """
     scores = torch.einsum("qhd,khd->qhk", q, keys.repeat_interleave(group, 1)) * scale
     scores = scores.masked_fill(hidden[:, None], -torch.inf)
     mass = scores.logsumexp(-1)

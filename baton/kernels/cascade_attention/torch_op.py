@@ -1,6 +1,7 @@
-"""Defines torch.ops.baton.cascade_attention: paged attention whose groups of sequences share their first pages.
+"""Defines torch.ops.baton.cascade_attention: paged attention for groups of sequences that share their first pages.
 
-Knows nothing of models. ``groups`` (n, 3): first sequence, how many, keys that they share (``native.groups_of``).
+Knows nothing of models. ``groups`` (n, 3) holds the first sequence, the number of sequences and the shared keys
+(``native.groups_of``).
 """
 
 from __future__ import annotations
@@ -55,9 +56,9 @@ def cascade_attention(
     layer: int,
     scale: float,
 ) -> Tensor:
-    """Attends as paged_attention does without a window.
+    """Returns what paged_attention does without a window, computing shared prefixes once per group.
 
-    Raises ValueError for a group whose sequences don't share what it says.
+    Raises ValueError if the sequences of a group don't share the keys that it claims.
     """
     call = symbol("cascade_attention", P, P, I32, P, I32, I32, F, P, I64, I64, P, I64)
     out = _fake(q, memory, table, items, groups, dtype, kv_heads)

@@ -1,7 +1,7 @@
-"""Lays out the memory that ranks of one host share, and calls the collectives over it. Torch-free.
+"""Shared memory for the ranks of one host, and calls of the collectives over it. Torch-free.
 
-Knows nothing of models or of who starts a rank. A group's memory is zeros at first: the page where ranks meet,
-then two slots for each of them.
+Knows nothing of models or of who starts a rank. A group's memory begins as zeros: the page of the barrier, then two
+slots for each rank.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ ALIGN = 4096
 
 
 class Group(ctypes.Structure):
-    """Mirrors Group of collective.h: one rank's view."""
+    """Mirrors Group of collective.h: one rank's view of the shared memory."""
 
     _fields_ = (
         *((name, P) for name in ("meeting", "slots")),
@@ -27,7 +27,7 @@ class Group(ctypes.Structure):
 
 
 class RankIsLost(Exception):
-    """Says which rank of a group is gone, or stuck, by ``rank`` and ``stuck``."""
+    """Raised if a rank of the group has ended, or is stuck; ``rank`` and ``stuck`` say which."""
 
     def __init__(self, code: int) -> None:
         self.rank, self.stuck = code % STUCK - 1, bool(code & STUCK)
@@ -35,19 +35,24 @@ class RankIsLost(Exception):
 
 
 def group_bytes(count: int, slot_bytes: int) -> int:
-    """Returns the bytes of a group's memory. ``slot_bytes`` hold a part of 64 bytes for each rank."""
+    """Returns the bytes of the memory of a group of ``count`` ranks; ``slot_bytes`` must be at least 64 per
+    rank.
+    """
     assert slot_bytes >= 64 * count, "a part of no bytes would never end"
     return _meeting_bytes() + 2 * count * slot_bytes
 
 
 def group_at(address: int, rank: int, count: int, slot_bytes: int, bound_s: float) -> Group:
-    """Returns rank ``rank``'s view of the memory at ``address``, a multiple of 64; ``bound_s`` 0 waits for ever."""
+    """Returns rank ``rank``'s view of the memory at ``address``, a multiple of 64.
+
+    ``bound_s`` is the seconds that a collective waits for others at most; 0 for no limit.
+    """
     slots = address + _meeting_bytes()
     return Group(address, slots, slot_bytes, int(bound_s * 1e9), rank, count, 0, 0)
 
 
 class Collective:
-    """Calls the collectives of one rank, on float32 arrays by address. Each raises RankIsLost."""
+    """Calls the collectives of one rank on float32 arrays, given by address. Each raises RankIsLost."""
 
     def __init__(self, group: Group) -> None:
         self.group = group
@@ -58,24 +63,28 @@ class Collective:
         self._exchange = _call("all_to_all", P, P, I64, P)
 
     def meet(self) -> None:
-        """Returns when every rank has come as often as this one."""
+        """Waits until every rank has called it as often as this one (a barrier)."""
         _require_all(self._meet(self._at))
 
     def all_reduce(self, x: int, count: int) -> None:
-        """Replaces ``count`` floats at ``x`` by their sums over the ranks, added in the order of the ranks."""
+        """Replaces ``count`` floats at address ``x`` by their sums over the ranks, added in the order of the
+        ranks.
+        """
         _require_all(self._reduce(self._at, x, count))
 
     def all_gather(self, mine: int, count: int, out: int) -> None:
-        """Writes every rank's ``count`` floats to ``out``, one rank behind the other."""
+        """Writes the ``count`` floats at ``mine`` of every rank to address ``out``, in the order of the ranks."""
         _require_all(self._gather(self._at, mine, count, out))
 
     def all_to_all(self, mine: int, count: int, out: int) -> None:
-        """Sends part i of ``mine`` to rank i; part i of ``out`` comes from rank i. A part is ``count`` floats."""
+        """Sends part i of ``mine`` to rank i, and receives part i of ``out`` from rank i; a part is ``count``
+        floats.
+        """
         _require_all(self._exchange(self._at, mine, count, out))
 
 
 def lose(meeting: int, rank: int) -> None:
-    """Reports that ``rank`` is gone to all who use the group's memory at ``meeting``."""
+    """Marks ``rank`` as lost for all ranks of the group whose memory begins at ``meeting``."""
     native.function("collective_lose", P, I32)(meeting, rank)
 
 

@@ -1,4 +1,7 @@
-"""Computes what ranks get of one another, all ranks' data at hand. Knows nothing of processes."""
+"""Reference results of the collectives, computed from the data of all ranks in one process.
+
+Knows nothing of processes.
+"""
 
 from __future__ import annotations
 
@@ -17,10 +20,10 @@ def all_reduce(parts: Sequence[Tensor]) -> Tensor:
 
 
 def all_gather(parts: Sequence[Tensor]) -> Tensor:
-    """Returns the ranks' parts (n,) one behind the other."""
+    """Returns the ranks' parts, each (n,), concatenated."""
     return torch.cat(list(parts))
 
 
 def all_to_all(parts: Sequence[Tensor], rank: int) -> Tensor:
-    """Returns what ``rank`` gets where rank i has ``parts[i]`` (ranks, n) for the others: (ranks, n)."""
+    """Returns what ``rank`` receives, (ranks, n), if rank i sends ``parts[i]`` (ranks, n)."""
     return torch.stack([part[rank] for part in parts])

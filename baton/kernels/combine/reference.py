@@ -1,4 +1,4 @@
-"""Adds what shared experts give to what routed ones gave. Knows nothing of routing."""
+"""Adds the output of shared experts to that of routed ones. Knows nothing of routing."""
 
 from __future__ import annotations
 
@@ -6,6 +6,10 @@ from torch import Tensor
 
 
 def combine(mixed: Tensor, factor: Tensor | None, shared: Tensor, gate: Tensor | None) -> Tensor:
-    """Joins rows: factor (rows, 1) x mixed + sigmoid(gate (rows, 1)) x shared, both (rows, hidden)."""
+    """Returns factor x mixed + sigmoid(gate) x shared, (rows, hidden).
+
+    ``factor`` and ``gate`` are (rows, 1) and may be None, which leaves them out; ``mixed`` and ``shared`` are
+    (rows, hidden).
+    """
     scaled = mixed if factor is None else factor * mixed
     return scaled + (shared if gate is None else gate.sigmoid() * shared)

@@ -1,3 +1,3 @@
-"""Holds what the ops' ``cuda.cu`` include, how nvcc and g++ (the SIMT shim) build them, and the gates on what came
-out.
+"""Headers that the ops' ``cuda.cu`` include, building them by nvcc or by g++ on the SIMT shim, and checks of the
+result.
 """

@@ -1,12 +1,12 @@
 """Builds the ops' ``cuda.cu``: by nvcc for a GPU, by g++ on the SIMT shim for a machine without one. Torch-free.
 
 Knows nothing of what the ops compute. Everything is cached by a hash over the sources, the flags and the compiler,
-as the CPU's libraries are (``abi/build.py``).
+as for the CPU (``abi/build.py``).
 
     python -m baton.kernels.cuda.build         compiles every cuda.cu for sm_90a and links the library for a GPU
     python -m baton.kernels.cuda.build simt    builds the same sources on the shim
-    python -m baton.kernels.cuda.build DIR     builds, and puts the library there for machines without nvcc, which
-                                               find it by $BATON_KERNELS_DIR
+    python -m baton.kernels.cuda.build DIR     builds, and copies the library to DIR for machines without nvcc,
+                                               which find it by $BATON_KERNELS_DIR
 """
 
 from __future__ import annotations
@@ -44,15 +44,15 @@ _CLOSED = re.compile(r"^\s*#\s*endif\b")
 
 @dataclass(frozen=True)
 class CompiledOp:
-    """Holds one op for a GPU: its cubin, and what ptxas said of each kernel."""
+    """One op compiled for a GPU."""
 
     op: str
     cubin: Path
-    ptxas: str
+    ptxas: str  # what ptxas reported of each kernel
 
 
 def ops() -> tuple[str, ...]:
-    """Returns the ops that have a ``cuda.cu``, sorted."""
+    """Returns the names of the ops that have a ``cuda.cu``, sorted."""
     return tuple(sorted(path.parent.name for path in KERNELS.glob("*/cuda.cu")))
 
 
@@ -62,7 +62,9 @@ def source(op: str) -> Path:
 
 
 def nvcc() -> str:
-    """Returns the compiler: $BATON_NVCC, or nvcc on PATH, or where CUDA installs it. Raises BuildError."""
+    """Returns the path of nvcc: $BATON_NVCC, or nvcc on PATH, or in /usr/local/cuda. Raises BuildError if there is
+    none.
+    """
     named = os.environ.get(NVCC_ENV)
     found = shutil.which(named) if named else shutil.which("nvcc") or shutil.which("/usr/local/cuda/bin/nvcc")
     if not found:
@@ -73,7 +75,7 @@ def nvcc() -> str:
 
 
 def cubins(names: Iterable[str] | None = None) -> list[CompiledOp]:
-    """Returns every op (or those named) compiled for sm_90a. Raises BuildError with what the compiler said."""
+    """Returns the ops (all, or those named) compiled for sm_90a. Raises BuildError with the compiler's message."""
     compiler = nvcc()
     version = cpu._run([compiler, "--version"])
     with ThreadPoolExecutor(os.cpu_count()) as pool:
@@ -81,7 +83,7 @@ def cubins(names: Iterable[str] | None = None) -> list[CompiledOp]:
 
 
 def library(extra: tuple[str, ...] = ()) -> Path:
-    """Returns the library for a GPU, with all ops in it. Raises BuildError."""
+    """Returns the path of the library for a GPU with all ops, built if needed. Raises BuildError."""
     compiler = nvcc()
     plain = [flag for flag in NVCC_FLAGS[:-2] if not flag.startswith("-arch=")]
     flags = (*plain, *GPU_CODE, "-Xcompiler", "-fPIC,-fvisibility=hidden", "-lineinfo")
@@ -100,10 +102,10 @@ def library(extra: tuple[str, ...] = ()) -> Path:
 
 
 def simt(names: Iterable[str] | None = None, extra: tuple[str, ...] = (), races: bool = False) -> Path:
-    """Returns the ops (all, or those named) on the shim; ``races``: every access of shared memory is checked.
+    """Returns the path of a library of the ops (all, or those named) on the shim; ``races`` adds checks for data
+    races.
 
-    With $BATON_CUDA_ON_GPU=1 (on_gpu.py) it is the library for a GPU, built ahead where there is one. Raises
-    BuildError.
+    With $BATON_CUDA_ON_GPU=1 (on_gpu.py) it is the library for a GPU, prebuilt if there is one. Raises BuildError.
     """
     if os.environ.get("BATON_CUDA_ON_GPU") == "1":
         return (None if extra else prebuilt()) or library(extra)
@@ -111,8 +113,8 @@ def simt(names: Iterable[str] | None = None, extra: tuple[str, ...] = (), races:
 
 
 def prebuilt_name() -> str:
-    """Returns the file name of a library for a GPU that was built elsewhere: by every source and the flags,
-    whatever the compiler.
+    """Returns the file name of a GPU library built on another machine, by the sources and the flags, whatever the
+    compiler.
     """
     kinds = ("cu", "cuh", "h")
     found = sorted(path for kind in kinds for path in KERNELS.glob(f"*/*.{kind}"))
@@ -120,14 +122,17 @@ def prebuilt_name() -> str:
 
 
 def prebuilt() -> Path | None:
-    """Returns the library in $BATON_KERNELS_DIR that is of these sources, or None where there is none."""
+    """Returns the path of the library for the present sources in $BATON_KERNELS_DIR; None if there is none."""
     named = os.environ.get(cpu.PREBUILT_ENV)
     path = Path(named, prebuilt_name()) if named else None
     return path if path is not None and path.exists() else None
 
 
 def on_shim(kernels: Iterable[Path], extra: tuple[str, ...] = (), races: bool = False) -> Path:
-    """Returns a library of any .cu files on the shim. Raises BuildError."""
+    """Returns the path of a library of the given .cu files on the shim; ``races`` adds checks for data races.
+
+    Raises BuildError.
+    """
     compiler, flags = cpu._compiler(), (*SIMT_FLAGS, *(("-DBATON_SIMT_RACE",) if races else ()))
     version = cpu._version(compiler)
 
@@ -146,17 +151,19 @@ def on_shim(kernels: Iterable[Path], extra: tuple[str, ...] = (), races: bool = 
 
 
 def _concerns(flag: str, path: Path) -> bool:
-    """Whether a flag can change what ``path`` compiles to: one op's planted bug leaves others' objects alone."""
+    """Returns whether a flag can change what ``path`` compiles to: one op's planted bug leaves others' objects
+    alone.
+    """
     if not flag.startswith("-DBATON_MUTATION_"):
         return True
     return any(flag.removeprefix("-D") in each.read_text() for each in sources(path))
 
 
 def _device_includes(text: str) -> list[str]:
-    """Returns what a text includes of ours where BATON_DEVICE is defined, as in every ``cuda.cu``.
+    """Returns the headers of ours that a text includes if BATON_DEVICE is defined, as in every ``cuda.cu``.
 
-    Headers keep what is a CPU's alone between ``#ifndef BATON_DEVICE`` and ``#endif``. Other conditions count as
-    met either way.
+    Headers keep what is only for a CPU between ``#ifndef BATON_DEVICE`` and ``#endif``. Both branches of other
+    conditions count.
     """
     found: list[str] = []
     conditions: list[str] = []  # that the line stands under, "cpu" for a CPU's alone
@@ -171,7 +178,9 @@ def _device_includes(text: str) -> list[str]:
 
 
 def sources(path: Path) -> list[Path]:
-    """Returns the file and every header of ours that it includes for a device; sorted behind it."""
+    """Returns ``path`` and, sorted after it, every header of ours that it includes for a device, directly or
+    not.
+    """
     found, ahead = {path.resolve()}, [path.resolve()]
     while ahead:
         here = ahead.pop()
@@ -184,8 +193,8 @@ def sources(path: Path) -> list[Path]:
 
 
 def source_key(op: str) -> str:
-    """Returns a hash of the op's ``cuda.cu`` and every header of ours that it includes, however deep; 16 hex
-    digits.
+    """Returns a hash, 16 hex digits, of the op's ``cuda.cu`` and of every header of ours that it includes, directly
+    or not.
     """
     return hashlib.sha256(b"".join(each.read_bytes() for each in sources(source(op)))).hexdigest()[:16]
 
@@ -200,7 +209,7 @@ def _cubin(compiler: str, version: str, op: str) -> CompiledOp:
 
 
 def _said(command: list[str]) -> str:
-    """What the compiler wrote to stderr: ptxas reports there."""
+    """Runs ``command`` and returns its stderr, which has ptxas' report. Raises BuildError if it fails."""
     done = cpu.subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         raise BuildError(f"{' '.join(command)}\n{done.stderr[-4000:]}")
@@ -221,7 +230,7 @@ def _folder(name: str) -> Path:
 
 
 def main() -> int:
-    """Compiles everything; returns exit status 1 where something fails."""
+    """Builds what the arguments ask for; returns exit status 1 if that fails, else 0."""
     try:
         if sys.argv[1:] == ["simt"]:
             print(f"simt: {simt()}")

@@ -1,9 +1,9 @@
-"""Checks everything that can be known of the CUDA kernels without a GPU (``make cuda-check``). Torch-free.
+"""Runs all checks of the CUDA kernels that need no GPU (``make cuda-check``). Torch-free.
 
-Knows nothing of how each gate works. nvcc compiles every ``cuda.cu`` for sm_90a, what ptxas spent is held against
-the ledger, the machine code against the instructions meant; then the suites run on the SIMT shim, under several
-schedules, with planted bugs. Where nvcc or cuobjdump is missing its gate says so in words and is left out; --strict
-makes that a failure. --write renews the ledger first, and ran.json and docs/cuda.md where the suites passed.
+Knows nothing of how each gate works. nvcc compiles every ``cuda.cu`` for sm_90a, the resources that ptxas reports
+are compared with the ledger, the machine code with the intended instructions; then the suites run on the SIMT shim,
+under several schedules, with planted bugs. If nvcc or cuobjdump is missing, its gate is left out with a message;
+--strict makes that a failure. --write updates the ledger first, and ran.json and docs/cuda.md if the suites passed.
 
     python -m baton.kernels.cuda.check [--strict] [--write] [pytest's arguments]
 """
@@ -26,19 +26,21 @@ SEEDS_ENV = "BATON_CUDA_SEEDS"
 
 
 def compiled() -> list[str]:
-    """Compiles every op for sm_90a. Returns no complaints; BuildError is what it may raise."""
+    """Compiles every op for sm_90a and returns []. Raises BuildError if that fails."""
     build.cubins()
     return []
 
 
 def costs() -> list[str]:
-    """Returns in words what grew over the ledger, and products that ptxas serialized."""
+    """Returns a message for each resource above the ledger, and for each warp-group product that ptxas
+    serialized.
+    """
     waits = [f"{made.op}: {line}" for made in build.cubins() for line in ledger.serialized(made.ptxas)]
     return waits + ledger.differences(json.loads(ledger.LEDGER.read_text()), ledger.taken())
 
 
 def page() -> list[str]:
-    """Returns a complaint unless docs/cuda.md is as the sources make it."""
+    """Returns a message if docs/cuda.md doesn't match the sources, else []."""
     return (
         [] if table.current() else ["docs/cuda.md is not of these sources; run: python -m baton.kernels.cuda.table"]
     )
@@ -53,7 +55,9 @@ GATES: tuple[tuple[str, Callable[[], object], Callable[[], list[str]]], ...] = (
 
 
 def gate(name: str, needs: Callable[[], object], check: Callable[[], list[str]]) -> bool | None:
-    """Runs one gate and prints how it went. Returns None where what it needs isn't here."""
+    """Runs one check and prints the result; returns whether it passed, None if a tool that it ``needs`` is
+    missing.
+    """
     try:
         build.nvcc()
         needs()
@@ -72,14 +76,16 @@ def gate(name: str, needs: Callable[[], object], check: Callable[[], list[str]])
 
 
 def suites(arguments: list[str]) -> bool:
-    """Runs the suites on the shim, under several schedules. Returns whether they passed."""
+    """Runs the tests on the shim, under several schedules, with pytest's ``arguments``; returns whether they
+    passed.
+    """
     environment = {SEEDS_ENV: SCHEDULES, **os.environ}
     command = [sys.executable, "-m", "pytest", "-q", "-m", "", SUITES, *arguments]
     return subprocess.run(command, env=environment, check=False).returncode == 0
 
 
 def main() -> int:
-    """Runs every gate; returns exit status 1 where one fails."""
+    """Runs every check; returns exit status 1 if one fails, else 0."""
     arguments = sys.argv[1:]
     strict, write = "--strict" in arguments, "--write" in arguments
     ran = suites([argument for argument in arguments if argument not in ("--strict", "--write")])

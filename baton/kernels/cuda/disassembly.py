@@ -1,10 +1,10 @@
-"""Checks by cuobjdump that the machine code has the instructions that the sources mean. Torch-free.
+"""Checks by cuobjdump that the machine code has the instructions that the sources intend. Torch-free.
 
 Knows nothing of the kernels' speed. ``expect.json``: op -> kernel (a glob over the short name) -> regular
 expressions, each of which must match a mnemonic of every such kernel; one with "!" in front must match none.
 
-    python -m baton.kernels.cuda.disassembly            checks; exit status 1 where something is missing
-    python -m baton.kernels.cuda.disassembly OP         lists the op's mnemonics, to write its lines by
+    python -m baton.kernels.cuda.disassembly            checks; exit status 1 if an instruction is missing
+    python -m baton.kernels.cuda.disassembly OP         lists the op's mnemonics, for writing its lines
 """
 
 from __future__ import annotations
@@ -30,7 +30,9 @@ _LINE = re.compile(
 
 
 def cuobjdump() -> str:
-    """Returns the tool's path: on PATH, or from the package nvidia-cuda-cuobjdump. Raises BuildError."""
+    """Returns the path of cuobjdump: on PATH, or from the package nvidia-cuda-cuobjdump. Raises BuildError if
+    missing.
+    """
     packaged = Path(sysconfig.get_path("purelib"), "nvidia", "cu13", "bin", "cuobjdump")
     found = shutil.which("cuobjdump") or shutil.which("/usr/local/cuda/bin/cuobjdump") or shutil.which(packaged)
     if not found:
@@ -39,7 +41,7 @@ def cuobjdump() -> str:
 
 
 def mnemonics(cubin: Path) -> dict[str, Counter[str]]:
-    """Returns every kernel's instructions, counted by mnemonic with its modifiers. Raises BuildError."""
+    """Returns, by kernel, the number of instructions by mnemonic with modifiers. Raises BuildError."""
     found: dict[str, Counter[str]] = {}
     name = ""
     for line in _LINE.finditer(_run([cuobjdump(), "-sass", str(cubin)])):
@@ -52,7 +54,7 @@ def mnemonics(cubin: Path) -> dict[str, Counter[str]]:
 
 
 def missing(expect: Mapping[str, list[str]], kernels: Mapping[str, Counter[str]]) -> list[str]:
-    """Returns in words what ``expect`` asks of one op's ``kernels`` and isn't so."""
+    """Returns a message for each condition of ``expect`` that one op's ``kernels`` don't meet."""
     said = []
     for pattern, wanted in expect.items():
         names = [name for name in kernels if fnmatchcase(name, pattern)]
@@ -67,7 +69,7 @@ def missing(expect: Mapping[str, list[str]], kernels: Mapping[str, Counter[str]]
 
 
 def check() -> list[str]:
-    """Returns in words everything that isn't as ``expect.json`` says, ops without lines as well. Raises
+    """Returns a message for each violation of ``expect.json``, including ops that it doesn't name. Raises
     BuildError.
     """
     expect = json.loads(EXPECT.read_text())
@@ -81,7 +83,9 @@ def check() -> list[str]:
 
 
 def main() -> int:
-    """Checks, or lists an op; returns exit status 1 where something is missing."""
+    """Checks all ops, or lists the instructions of the ops named; returns exit status 1 if a check fails, else
+    0.
+    """
     try:
         if sys.argv[1:]:
             for made in build.cubins(sys.argv[1:]):

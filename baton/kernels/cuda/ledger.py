@@ -1,9 +1,9 @@
-"""Holds what ptxas spent on each kernel against ``ledger.json``: more registers, shared memory or spills fail.
+"""Compares each kernel's resources with ``ledger.json``: more registers, shared memory or spills are failures.
 
 Knows nothing of the kernels' speed. The numbers are one compiler's: with another release of nvcc only spills are
 compared. Torch-free.
 
-    python -m baton.kernels.cuda.ledger            compares; exit status 1 where a kernel grew or is not in it
+    python -m baton.kernels.cuda.ledger            compares; exit status 1 if a kernel grew or is not in it
     python -m baton.kernels.cuda.ledger --write    writes the ledger anew
 """
 
@@ -25,7 +25,7 @@ Cost = dict[str, int]
 
 
 class Ledger(TypedDict):
-    """Holds, by op, the costs of each kernel and the key of the sources that were compiled."""
+    """The costs of each kernel, by op, and the hash of the sources of each op that was compiled."""
 
     arch: str
     nvcc: str
@@ -41,8 +41,8 @@ _WHAT = re.compile(
 
 
 def costs(ptxas: str) -> dict[str, Cost]:
-    """Returns what ``ptxas -v`` said, by kernel: registers of a thread, bytes of static shared memory, bytes
-    spilled.
+    """Returns, by kernel, the costs in the output of ``ptxas -v``: registers per thread, bytes of static shared
+    memory, and bytes spilled.
     """
     found: dict[str, Cost] = {}
     entry = of = ""
@@ -61,26 +61,26 @@ def costs(ptxas: str) -> dict[str, Cost]:
 
 
 def serialized(ptxas: str) -> list[str]:
-    """Returns in ptxas' words the warp-group products that it would let wait for each other."""
+    """Returns ptxas' warnings on warp-group products (wgmma) that it serialized."""
     return [" ".join(line.split()) for line in ptxas.splitlines() if "serialized" in line]
 
 
 def release() -> str:
-    """Returns the release of nvcc, such as "13.0"."""
+    """Returns the release of nvcc, such as "13.0". Raises BuildError."""
     found = re.search(r"release (\d+\.\d+)", _run([build.nvcc(), "--version"]))
     return found[1] if found else "unknown"
 
 
 def taken() -> Ledger:
-    """Returns the ledger of the sources as they are, with their keys. Raises BuildError."""
+    """Returns the ledger of the present sources, which it compiles. Raises BuildError."""
     kernels = {made.op: costs(made.ptxas) for made in build.cubins()}
     sources = {op: build.source_key(op) for op in kernels}
     return {"arch": build.ARCH, "nvcc": release(), "kernels": kernels, "sources": sources}
 
 
 def differences(old: Ledger, new: Ledger) -> list[str]:
-    """Returns in words every kernel that costs more than the ledger allows, and every one that only one of
-    them has.
+    """Returns a message for each kernel that costs more in ``new`` than in ``old``, or that is in only one of
+    them.
     """
     same = old["nvcc"] == new["nvcc"]
     said = []
@@ -98,7 +98,7 @@ def differences(old: Ledger, new: Ledger) -> list[str]:
 
 
 def main() -> int:
-    """Compares or writes; returns exit status 1 where the ledger doesn't hold."""
+    """Compares the ledger, or with --write rewrites it; returns exit status 1 if they differ, else 0."""
     try:
         new = taken()
     except BuildError as error:

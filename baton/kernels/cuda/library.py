@@ -1,9 +1,9 @@
-"""Loads the CUDA library of this process: built ahead, built on first use by nvcc, or on the SIMT shim. Torch-free.
+"""Loads the CUDA library of this process: prebuilt, built by nvcc on first use, or on the SIMT shim. Torch-free.
 
 Knows nothing of ops or models. It is looked for in this order:
 
     $BATON_CUDA_SIMT=1        the shim, for tests: the same code on the CPU, a thousand times slower
-    $BATON_KERNELS_DIR        where ``python -m baton.kernels.cuda.build DIR`` put it: an image has no nvcc
+    $BATON_KERNELS_DIR        where ``python -m baton.kernels.cuda.build DIR`` put it, for images without nvcc
     nvcc                      built now, or by an earlier start
 """
 
@@ -47,11 +47,11 @@ _FUNCTIONS: dict[str, tuple[CType, ...]] = {
 
 
 class DeviceError(RuntimeError):
-    """Carries what CUDA said of a call, or the shim of a launch."""
+    """Raised if a call of the library fails; the message is CUDA's, or the shim's."""
 
 
 class CudaLibrary:
-    """Wraps a library whose functions are called with host code's rules: 0, or a status that has words."""
+    """A loaded CUDA library, whose functions return 0 or an error status that it can describe."""
 
     def __init__(self, path: Path) -> None:
         self.path, self.library = path, ctypes.CDLL(str(path))
@@ -62,14 +62,15 @@ class CudaLibrary:
             found.argtypes, found.restype = list(arguments), ctypes.c_int
 
     def call(self, name: str, *arguments: object) -> None:
-        """Calls ``baton_<name>``. Raises DeviceError."""
+        """Calls the function ``baton_<name>``. Raises DeviceError if it returns an error."""
         if status := self._functions[name](*arguments):
             said = (self.library.baton_device_error(status) or b"").decode(errors="replace")
             raise DeviceError(f"{name}: {said or 'failed'} (status {status})")
 
     def put(self, address: int, size: int) -> int:
-        """Copies ``size`` bytes of the host to new device memory and returns their address there. Raises
-        DeviceError.
+        """Copies ``size`` bytes at host address ``address`` to new device memory; returns their device address.
+
+        Raises DeviceError.
         """
         at = P()
         self.call("device_allocate", size, ctypes.byref(at))
@@ -78,20 +79,20 @@ class CudaLibrary:
         return at.value
 
     def release(self, at: int) -> None:
-        """Frees what ``put`` took."""
+        """Frees the device memory at address ``at``, which ``put`` returned. Raises DeviceError."""
         self.call("device_release", at)
 
 
 def on_shim() -> bool:
-    """Returns whether the shim stands in for a GPU, as tests ask."""
+    """Returns whether the SIMT shim is used in place of a GPU, as tests request."""
     return os.environ.get(SIMT_ENV) == "1"
 
 
 @cache
 def device() -> CudaLibrary:
-    """Returns this process's library.
+    """Returns this process's CUDA library, loaded or built on the first call.
 
-    Raises BuildError where nothing is built and there is no nvcc, or where the library can't be loaded.
+    Raises BuildError if nothing is built and there is no nvcc, or if it can't be loaded.
     """
     path = build.simt() if on_shim() else build.prebuilt() or build.library()
     try:
@@ -101,6 +102,9 @@ def device() -> CudaLibrary:
 
 
 def keep_in(folder: Path) -> Path:
-    """Builds the library and puts it where machines without nvcc look for it. Raises BuildError and OSError."""
+    """Builds the library and copies it to ``folder`` for machines without nvcc; returns its path there.
+
+    Raises BuildError and OSError.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     return Path(shutil.copy2(build.library(), folder / build.prebuilt_name()))

@@ -1,7 +1,7 @@
-"""Turns kernels' mangled names into those of the sources. Knows nothing of what is said about a kernel.
+"""Turns kernels' mangled names into those of the sources.
 
-``_ZN5baton…6appendILi3ELi8EEEvNS0_4CallE`` is ``append<3, 8>``. The file's hash, which nvcc puts into the names of
-anonymous namespaces, is gone.
+Knows nothing of what is said about a kernel. ``_ZN5baton…6appendILi3ELi8EEEvNS0_4CallE`` becomes ``append<3, 8>``,
+without the hash of the file that nvcc puts into names in anonymous namespaces.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from functools import cache
 
 
 def short(mangled: str) -> str:
-    """Returns the kernel's own name and template arguments."""
+    """Returns the kernel's name without namespaces and arguments, but with its template arguments."""
     plain = re.sub(r"\(anonymous namespace\)::|\bbaton::|^void ", "", _demangled(mangled))
     return re.sub(r"\(int\)", "", plain[: _arguments_at(plain)])
 
 
 def _arguments_at(name: str) -> int:
-    """Where the argument list begins: the first parenthesis outside of template arguments."""
+    """Returns the index of the first parenthesis outside of template arguments, where the argument list begins."""
     depth = 0
     for at, letter in enumerate(name):
         depth += (letter == "<") - (letter == ">")

@@ -1,11 +1,10 @@
-"""Gives the suites the CUDA library on a machine with a GPU: the same checks that run on the SIMT shim. Torch-free.
+"""Runs the suites of the SIMT shim with the CUDA library on a machine with a GPU. Torch-free.
 
-Knows nothing of the ops. Suites hand over addresses of host memory, also inside structs. Where the driver lets
-kernels read any of the host's memory (cudaDevAttrPageableMemoryAccess), they are passed on as they are. Elsewhere
-all of the process's allocations are kept in its heap, which is registered with the driver once, and as it grows:
-that takes Python's own allocator out of the way ($PYTHONMALLOC=malloc), and ``heap_only`` before the allocations.
-
-$BATON_CUDA_ON_GPU=1 makes ``build.simt`` and ``shim.as_library`` mean this (bench/gpu.py sets it for its checks).
+Knows nothing of the ops. Suites pass addresses of host memory, also inside structs. If the driver lets kernels read
+all host memory (cudaDevAttrPageableMemoryAccess), they are passed on. Otherwise all of the process's allocations
+are kept in its heap, which is registered with the driver as it grows: that needs Python's own allocator off
+($PYTHONMALLOC=malloc), and ``heap_only`` before the allocations. $BATON_CUDA_ON_GPU=1 makes ``build.simt`` and
+``shim.as_library`` use this (bench/gpu.py sets it for its checks).
 """
 
 from __future__ import annotations
@@ -27,13 +26,11 @@ _TRIM, _TOP_PAD, _MMAP_MAX, _ARENA_MAX = -1, -2, -4, -8  # mallopt(3)
 
 
 class GpuError(AssertionError):
-    """Carries what CUDA said of a call."""
+    """Raised if a CUDA call fails; the message is CUDA's."""
 
 
 class GpuFunction:
-    """Calls one exported op, with ``argtypes`` as the CPU's symbol has them, and waits for the GPU before it
-    returns.
-    """
+    """Calls one exported op with ``argtypes`` as of the CPU's function, and waits for the GPU before it returns."""
 
     def __init__(self, gpu: OnGpu, name: str) -> None:
         self._gpu, self._call = gpu, gpu.device.library[name]
@@ -55,7 +52,7 @@ class GpuFunction:
 
 
 class OnGpu:
-    """Stands in for a ``shim.Simt``."""
+    """A CUDA library with the interface of ``shim.Simt``."""
 
     def __init__(self, path: Path) -> None:
         self.path, self.device, self.calls = path, CudaLibrary(path), 0
@@ -64,21 +61,23 @@ class OnGpu:
         self._pageable = bool(pageable.value)
 
     def schedule(self, seed: int, preempt: int = 0, blocks: int = 2) -> None:
-        """Does nothing, because a GPU schedules as it likes."""
+        """Does nothing, because a GPU's schedule can't be chosen."""
 
     def launches(self) -> int:
         """Returns the number of calls so far."""
         return self.calls
 
     def error(self) -> str:
-        """Returns nothing, because errors are in what was raised."""
+        """Returns "", because errors are in the exceptions that were raised."""
         return ""
 
     def __getitem__(self, name: str) -> GpuFunction:
         return GpuFunction(self, name)
 
     def memory_shared(self) -> None:
-        """Lets kernels reach the host's memory from now on. Raises GpuError where that can't be."""
+        """Makes the host's memory accessible to kernels, by registering the heap if needed. Raises GpuError if that
+        fails.
+        """
         if self._pageable:
             return
         if os.environ.get(MALLOC_ENV) != "malloc":
@@ -98,13 +97,17 @@ def asked() -> bool:
 
 
 def heap_only() -> None:
-    """Makes this process allocate from its heap alone, which grows in large pieces and never shrinks (glibc)."""
+    """Makes this process allocate only from its heap, which then grows in large pieces and never shrinks
+    (glibc).
+    """
     libc = ctypes.CDLL(None)
     for option, value in ((_MMAP_MAX, 0), (_ARENA_MAX, 1), (_TRIM, 2**31 - 1), (_TOP_PAD, GROWTH)):
         libc.mallopt(option, value)
 
 
 def heap(maps: str) -> tuple[int, int]:
-    """Returns begin and end of the heap, by the text of /proc/self/maps; 0, 0 where there is none."""
+    """Returns the begin and end addresses of the heap in ``maps``, the text of /proc/self/maps; (0, 0) if there is
+    none.
+    """
     found = _HEAP.search(maps)
     return (int(found[1], 16), int(found[2], 16)) if found else (0, 0)

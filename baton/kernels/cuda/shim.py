@@ -1,7 +1,7 @@
-"""Makes a library of ops on the SIMT shim look like the CPU's: same names, same arguments. Torch-free.
+"""Gives a library of ops on the SIMT shim the interface of the CPU's: same names, same arguments. Torch-free.
 
-Knows nothing of the ops. The trailing stream is added here, and a launch that failed (a deadlock, a race) raises
-``SimtError`` with the shim's own words. So a suite that takes a ``ctypes.CDLL`` takes a ``Simt`` as well.
+Knows nothing of the ops. The trailing stream argument is added here, and a launch that failed (a deadlock, a race)
+raises ``SimtError`` with the shim's message. A suite that takes a ``ctypes.CDLL`` also takes a ``Simt``.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from baton.kernels.cuda import on_gpu
 
 
 class SimtError(AssertionError):
-    """Carries what the shim found wrong with a kernel, or a launch that it refused."""
+    """Raised if the shim finds an error in a kernel or refuses a launch; the message is the shim's."""
 
 
 class ShimFunction:
-    """Calls one exported op, with ``argtypes`` as the CPU's symbol has them. Raises SimtError."""
+    """Calls one exported op with ``argtypes`` as of the CPU's function. Raises SimtError."""
 
     def __init__(self, library: Simt, name: str) -> None:
         self._library, self._call = library, library.library[name]
@@ -37,9 +37,9 @@ class ShimFunction:
 
 
 class Simt:
-    """Wraps the library at ``path``; its schedules are drawn from ``seed``.
+    """The library at ``path``, whose thread schedules are drawn with ``seed``.
 
-    ``preempt`` says, in thousandths, how often a thread steps aside where it may; ``blocks`` are resident at once.
+    ``preempt`` is how often, in thousandths, a thread yields where it may; ``blocks`` are resident at once.
     """
 
     def __init__(self, path: Path, seed: int = 1, preempt: int = 0, blocks: int = 2) -> None:
@@ -50,13 +50,11 @@ class Simt:
         weakref.finalize(self, self.library.baton_simt_rest).atexit = False
 
     def schedule(self, seed: int, preempt: int = 0, blocks: int = 2) -> None:
-        """Draws what follows from ``seed``."""
+        """Sets the seed and the parameters of the schedules of following launches (see the class)."""
         self.library.baton_simt_configure(ctypes.c_uint64(seed), ctypes.c_int32(preempt), ctypes.c_int32(blocks))
 
     def error(self) -> str:
-        """Returns what ended the last launch that failed; an address is given as its line where binutils are
-        here.
-        """
+        """Returns the error of the last failed launch, with the source line if binutils are installed."""
         text = (self.library.baton_simt_error() or b"").decode()
         found = re.search(r"\[(0x[0-9a-f]+)\]$", text)
         if found is None or not (tool := shutil.which("addr2line")):
@@ -68,7 +66,7 @@ class Simt:
         )
 
     def launches(self) -> int:
-        """Returns the kernels launched so far, by which a suite shows that it ran on the shim."""
+        """Returns the number of kernel launches so far, by which a suite shows that it ran on the shim."""
         return int(self.library.baton_simt_launches())
 
     def __getitem__(self, name: str) -> ShimFunction:
@@ -76,7 +74,9 @@ class Simt:
 
 
 def as_library(path: Path, seed: int = 1, preempt: int = 0, blocks: int = 2) -> ctypes.CDLL:
-    """Returns the shim, typed as what the suites take. With $BATON_CUDA_ON_GPU=1 it runs on a GPU."""
+    """Returns the shim's library, typed as what the suites take; with $BATON_CUDA_ON_GPU=1 one that runs on a
+    GPU.
+    """
     if on_gpu.asked():
         return cast(ctypes.CDLL, on_gpu.OnGpu(path))
     return cast(ctypes.CDLL, Simt(path, seed, preempt, blocks))

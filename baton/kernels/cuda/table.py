@@ -1,12 +1,15 @@
-"""Writes docs/cuda.md: which op, in which form, compiles, ran on the SIMT shim, ran on a GPU. Torch-free.
+"""Writes docs/cuda.md: which forms of each op compile, ran on the SIMT shim, and ran on a GPU. Torch-free.
 
 Knows nothing of how any of it is found out: ``forms.json`` names the forms that an op's suite covers,
 ``ledger.json`` what nvcc compiled, ``ran.json`` by which sources the suites passed on the shim (``make cuda-check
 ARGS=--write`` writes it), bench/results/gpu.json by which they passed on a GPU (bench/gpu.py), ``page.md`` the
-words above the table.
+words above the table. The facts come from files: ``forms.json`` names the forms that an op's suite covers,
+``ledger.json`` the sources that nvcc compiled, ``ran.json`` those with which the suites passed on the shim (``make
+cuda-check ARGS=--write`` writes it), bench/results/gpu.json those with which they passed on a GPU (bench/gpu.py),
+and ``page.md`` the text above the table.
 
     python -m baton.kernels.cuda.table             writes the page
-    python -m baton.kernels.cuda.table --check     exit status 1 where a record is of other sources than these
+    python -m baton.kernels.cuda.table --check     exit status 1 if a record is of other sources than these
 """
 
 from __future__ import annotations
@@ -28,17 +31,17 @@ NOT_LISTED = "(no suite on the shim yet)"
 
 
 def keys() -> dict[str, str]:
-    """Returns the key of each op's sources as they are."""
+    """Returns the hash of each op's present sources."""
     return {op: build.source_key(op) for op in build.ops()}
 
 
 def mark_run() -> None:
-    """Records that the suites of the ops that list forms passed on the shim, by the sources as they are."""
+    """Records that the suites of the ops in ``forms.json`` passed on the shim with the present sources."""
     RAN.write_text(json.dumps({op: key for op, key in keys().items() if op in _read(FORMS)}, indent=1) + "\n")
 
 
 def rows() -> list[tuple[str, str, str, str, str]]:
-    """Returns the table's rows: op, form, compiles, ran on the shim, ran on a GPU."""
+    """Returns the table's rows: op, form, and "yes" or "no" for compiles, ran on the shim, ran on a GPU."""
     forms: dict[str, list[str]] = _read(FORMS)
     compiled, ran, on_gpu = _read(ledger.LEDGER).get("sources", {}), _read(RAN), passed()
     found = []
@@ -50,7 +53,7 @@ def rows() -> list[tuple[str, str, str, str, str]]:
 
 
 def passed() -> dict[str, str]:
-    """Returns the ops whose suites passed on a GPU, and by which sources."""
+    """Returns the ops whose suites passed on a GPU, with the hashes of their sources then."""
     found = [row for row in _read(ON_GPU).get("rows", []) if row["part"] == "checks" and row["value"] == 1]
     return {row["name"]: row["against"] for row in found}
 
@@ -67,18 +70,18 @@ def said_of_gpu() -> str:
 
 
 def text() -> str:
-    """Returns the page."""
+    """Returns the text of the page."""
     words = WORDS.read_text().replace("<!-- gpu -->", said_of_gpu())
     return words + "".join(f"| {' | '.join(row)} |\n" for row in rows())
 
 
 def current() -> bool:
-    """Returns whether the page is as it would be written; True where there is none, outside of a checkout."""
+    """Returns whether the page is up to date; True outside of a checkout, which has no page."""
     return not PAGE.parent.is_dir() or (PAGE.exists() and PAGE.read_text() == text())
 
 
 def stale() -> list[str]:
-    """Returns in words what is recorded of other sources than these: compilations, suites, the page."""
+    """Returns a message for each record of sources other than the present ones: compilations, suites, the page."""
     compiled, ran, forms, now = _read(ledger.LEDGER).get("sources", {}), _read(RAN), _read(FORMS), keys()
     said = [f"{op}: what was compiled were other sources" for op in now if compiled.get(op) != now[op]]
     said += [f"{op}: its suite ran on other sources" for op in now if op in forms and ran.get(op) != now[op]]
@@ -88,7 +91,7 @@ def stale() -> list[str]:
 
 
 def check() -> int:
-    """Prints what is stale and returns exit status 1 where a record is of other sources; needs no compiler."""
+    """Prints what is stale; returns exit status 1 if anything is, else 0. Needs no compiler."""
     found = stale()
     for line in found:
         print(f"cuda: {line}", file=sys.stderr)

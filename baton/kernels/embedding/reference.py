@@ -1,4 +1,4 @@
-"""Looks token ids up in a table. Knows nothing of vocabularies' meaning."""
+"""Looks token ids up in an embedding table. Knows nothing of vocabularies' meaning."""
 
 from __future__ import annotations
 
@@ -6,5 +6,5 @@ from torch import Tensor
 
 
 def embedding(tokens: Tensor, table: Tensor) -> Tensor:
-    """Looks tokens up: (tokens,) int64 and (vocab, hidden) -> (tokens, hidden)."""
+    """Returns the rows of ``table`` (vocab, hidden) for ``tokens`` (tokens,) int64, as (tokens, hidden)."""
     return table.index_select(0, tokens)

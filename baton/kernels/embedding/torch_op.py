@@ -1,4 +1,7 @@
-"""Defines torch.ops.baton.embedding. Knows nothing of vocabularies' meaning."""
+"""Defines torch.ops.baton.embedding, which looks token ids up in an embedding table.
+
+Knows nothing of vocabularies' meaning.
+"""
 
 from __future__ import annotations
 
@@ -19,8 +22,9 @@ def _fake(tokens: Tensor, table: Tensor) -> Tensor:
 
 @define("embedding(Tensor tokens, Tensor table) -> Tensor", _fake)
 def embedding(tokens: Tensor, table: Tensor) -> Tensor:
-    """Looks tokens up: (rows,) and (vocab, hidden) -> (rows, hidden) float32. ValueError for an id outside
-    the table.
+    """Returns the rows of ``table`` (vocab, hidden) for ``tokens`` (rows,), as (rows, hidden) float32.
+
+    Raises ValueError for an id outside the table.
     """
     call, out = symbol("embedding", P, I64, P, I32, I64, P), _fake(tokens, table)
     outside = bool(len(tokens)) and not (int(tokens.min()) >= 0 and int(tokens.max()) < len(table))

@@ -1,12 +1,14 @@
-"""Computes gated delta nets (https://arxiv.org/abs/2412.06464): a convolution, then a state that tokens correct.
+"""Gated delta nets (https://arxiv.org/abs/2412.06464): a convolution, then a recurrent state that each token
+corrects.
 
-Knows nothing of where states lie or of how rows were projected. All is float32, because a state is summed for ever.
+Knows nothing of where states lie or of how rows were projected. All is float32, because a state is a sum over the
+whole sequence.
 
     S' = exp(g) S        u = beta (v - S'ᵀ k)        S = S' + k uᵀ        o = Sᵀ q
 
-for each head, k and q of length 1, q divided by the square root of their size. Stretches of ``STRETCH`` tokens are
-solved at once (the paper's 3.3): c being the running sum of g, U = (1 + A)⁻¹ beta (V - exp(c) K S), A below the
-diagonal.
+for each head, with k and q normalized, and q divided by the square root of its size. Stretches of ``STRETCH``
+tokens are solved at once (the paper's 3.3): with c the running sum of g, U = (1 + A)⁻¹ beta (V - exp(c) K S), and A
+strictly lower triangular.
 """
 
 from __future__ import annotations
@@ -22,11 +24,11 @@ NORM_EPS = 1e-6  # added to the squared length of q and k
 def gated_delta(
     mixed: Tensor, beta: Tensor, decay: Tensor, conv: Tensor, past: Tensor, state: Tensor, key_heads: int
 ) -> Tensor:
-    """Advances sequences by as many tokens each -> (rows, value_heads, value_dim); changes ``past`` and ``state``.
+    """Advances sequences by the same number of tokens each; returns (rows, value_heads, value_dim).
 
-    Rows lie sequence by sequence. mixed (rows, channels): q, k and v side by side, q and k of ``key_heads`` heads;
-    beta and decay (the g above) (rows, value_heads); conv (channels, kernel), past (sequences, channels,
-    kernel - 1), state (sequences, value_heads, key_dim, value_dim).
+    Updates ``past`` and ``state`` in place. Rows are ordered by sequence. mixed (rows, channels): q, k and v side
+    by side, q and k of ``key_heads`` heads; beta and decay (the g above) (rows, value_heads); conv (channels,
+    kernel), past (sequences, channels, kernel - 1), state (sequences, value_heads, key_dim, value_dim).
     """
     sequences, value_heads, key_dim, value_dim = state.shape
     rows = F.silu(convolve(mixed, conv, past)).unflatten(0, (sequences, -1))
@@ -45,7 +47,11 @@ def gated_delta(
 
 
 def convolve(rows: Tensor, weight: Tensor, past: Tensor) -> Tensor:
-    """Convolves each channel over time: rows after each sequence's ``past``, which becomes its last ones."""
+    """Returns each channel of ``rows`` convolved causally over time, with ``past`` as the rows before each
+    sequence's.
+
+    ``past`` is updated to the last rows.
+    """
     fresh = rows.unflatten(0, (len(past), -1)).transpose(1, 2)
     whole = torch.cat((past, fresh), -1)
     past.copy_(whole[..., whole.shape[-1] - past.shape[-1] :])
@@ -53,7 +59,9 @@ def convolve(rows: Tensor, weight: Tensor, past: Tensor) -> Tensor:
 
 
 def _advance(q: Tensor, k: Tensor, v: Tensor, beta: Tensor, decay: Tensor, state: Tensor) -> Tensor:
-    """One stretch: q, k (…, heads, tokens, key_dim), v (…, tokens, value_dim), gates (…, heads, tokens)."""
+    """Computes one stretch: q, k (…, heads, tokens, key_dim), v (…, tokens, value_dim), gates (…, heads,
+    tokens).
+    """
     total = decay.cumsum(-1)
     since = total[..., None] - total[..., None, :]
     faded = since.masked_fill(torch.ones_like(since, dtype=torch.bool).triu(1), -torch.inf).exp()

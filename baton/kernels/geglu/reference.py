@@ -1,4 +1,4 @@
-"""Applies Gemma's gated activation (https://arxiv.org/abs/2002.05202), GELU by its tanh approximation.
+"""Gemma's gated activation (https://arxiv.org/abs/2002.05202), with the tanh approximation of GELU.
 
 Knows nothing of weights.
 """
@@ -10,6 +10,6 @@ from torch import Tensor
 
 
 def geglu(gate_up: Tensor) -> Tensor:
-    """Gates: (rows, 2 x inner), gate first -> gelu(gate) x up, (rows, inner)."""
+    """Returns gelu(gate) x up, (rows, inner), for ``gate_up`` (rows, 2 x inner), gate first."""
     gate, up = gate_up.chunk(2, -1)
     return F.gelu(gate, approximate="tanh") * up

@@ -1,4 +1,4 @@
-"""Runs kv_copy on native code, all blocks in one call that holds no lock of the interpreter. Torch-free.
+"""Runs kv_copy natively, all blocks in one call without the interpreter's lock. Torch-free.
 
 Knows nothing of pages, frames or leases.
 """
@@ -18,8 +18,9 @@ LEAST_BYTES = 241  # bytes of the smallest block that native code takes (kv_copy
 
 
 def kv_copy(dst: Sequence[int] | None, src: Sequence[int], size: int) -> list[int]:
-    """Does what the reference does, where nobody writes to the places meanwhile; ``dst`` and ``src`` are
-    equally long.
+    """Copies blocks of ``size`` bytes from addresses ``src`` to ``dst``, if given; returns the XXH3-64 of each.
+
+    ``dst`` and ``src`` have the same length, and nobody may write to these places meanwhile.
     """
     if size < LEAST_BYTES or native.library() is None:
         return reference.kv_copy(dst, src, size)
@@ -27,7 +28,7 @@ def kv_copy(dst: Sequence[int] | None, src: Sequence[int], size: int) -> list[in
 
 
 def run(function: NativeFunction, dst: Sequence[int] | None, src: Sequence[int], size: int) -> list[int]:
-    """Calls baton_kv_copy once, from whichever library. Returns the checksums."""
+    """Calls ``function``, a library's baton_kv_copy, once; returns the checksums."""
     sources, sums = array("Q", src), array("Q", bytes(8 * len(src)))
     places = None if dst is None else array("Q", dst)
     function(None if places is None else _at(places), _at(sources), len(sources), size, _at(sums))
@@ -35,7 +36,7 @@ def run(function: NativeFunction, dst: Sequence[int] | None, src: Sequence[int],
 
 
 def copy_only(dst: Sequence[int], src: Sequence[int], size: int) -> None:
-    """Copies without a checksum, for benchmarks to compare with."""
+    """Copies blocks of ``size`` bytes from addresses ``src`` to ``dst`` without checksums, for benchmarks."""
     if native.library() is None:
         for place, source in zip(dst, src, strict=True):
             reference.ctypes.memmove(place, source, size)

@@ -1,4 +1,7 @@
-"""Copies and checksums blocks, one after the other. Knows nothing of pages, frames or leases. Torch-free."""
+"""Copies and checksums blocks of memory, one after the other. Torch-free.
+
+Knows nothing of pages, frames or leases.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Defines torch.ops.baton.kv_pack and kv_unpack: scattered pages to one tensor and back, each with its XXH3-64.
+"""Defines torch.ops.baton.kv_pack and kv_unpack: scattered pages to one tensor and back, with each page's XXH3-64.
 
-Knows nothing of frames or leases. Sums are uint64 bit for bit, in int64.
+Knows nothing of frames or leases. Checksums are uint64 values whose bits are stored as int64.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def _sums(memory: Tensor, pages: Tensor, packed: Tensor) -> Tensor:
 
 @define("kv_pack(Tensor memory, Tensor pages) -> (Tensor, Tensor)", _packed)
 def kv_pack(memory: Tensor, pages: Tensor) -> tuple[Tensor, Tensor]:
-    """Packs pages: memory (pages, page_bytes) uint8 and page numbers (count,) -> those pages, and their sums
+    """Returns the pages numbered ``pages`` (count,) of ``memory`` (pages, page_bytes) uint8, and their checksums
     (count,).
     """
     packed, _ = _packed(memory, pages)
@@ -38,8 +38,8 @@ def kv_pack(memory: Tensor, pages: Tensor) -> tuple[Tensor, Tensor]:
 
 @define("kv_unpack(Tensor(a!) memory, Tensor pages, Tensor packed) -> Tensor", _sums)
 def kv_unpack(memory: Tensor, pages: Tensor, packed: Tensor) -> Tensor:
-    """Writes ``packed`` (count, page_bytes) to those pages of ``memory``. Returns the sums of what was
-    written.
+    """Writes ``packed`` (count, page_bytes) to the pages of ``memory``; returns the checksums of what was written,
+    (count,).
     """
     _sums(memory, pages, packed)
     kept = packed.contiguous()

@@ -1,8 +1,8 @@
-"""Attends to compressed keys and values: multi-head latent attention (https://arxiv.org/abs/2405.04434, 2.1).
+"""Multi-head latent attention, over compressed keys and values (https://arxiv.org/abs/2405.04434, 2.1).
 
-Knows nothing of pages' owners or of windows. What is kept of a token is one row for all heads: ``rank`` normed
-numbers, from which each head's key and value are made, then ``turned`` rotated ones that each head's key ends with.
-The projections from it are absorbed: queries are brought to the latent's space, and only results are expanded.
+Knows nothing of pages' owners or of windows. The cache holds one row per token for all heads: ``rank`` normed
+numbers, from which each head's key and value are made, then ``turned`` rotated ones that end each head's key. The
+projections are absorbed: queries are projected to the latent space, and only results are expanded.
 """
 
 from __future__ import annotations
@@ -15,19 +15,22 @@ from baton.kernels.rope_append.reference import rotate
 
 
 def latent_rows(latent: Tensor, norm: Tensor, eps: float, cos: Tensor, sin: Tensor, paired: bool) -> Tensor:
-    """Returns what pages keep of some tokens: latent (rows, rank + turned) normed, its last ``turned`` rotated."""
+    """Returns the rows to cache for some tokens: ``latent`` (rows, rank + turned) normed, its last ``turned``
+    rotated.
+    """
     rank = norm.shape[0]
     key = turn(latent[:, None, rank:], cos, sin, paired)[:, 0]
     return torch.cat((normed(latent[:, :rank], norm, eps), key), -1)
 
 
 def turn(x: Tensor, cos: Tensor, sin: Tensor, paired: bool) -> Tensor:
-    """Rotates x (rows, heads, turned); with ``paired`` each number with its neighbour, the results as halves."""
+    """Returns x (rows, heads, turned) rotated; with ``paired`` neighbours are pairs, and the results are halves."""
     return rotate(torch.cat((x[..., 0::2], x[..., 1::2]), -1) if paired else x, cos, sin)
 
 
 def latent_attention(q: Tensor, kept: Tensor, start: int, expand: Tensor, rank: int, scale: float) -> Tensor:
-    """Attends for rows of one sequence at positions ``start``, ``start + 1``, … -> (queries, heads, value).
+    """Returns attention outputs (queries, heads, value) for rows of one sequence at positions ``start``, ``start +
+    1``, …
 
     q (queries, heads, plain + turned), its end rotated; kept (tokens, rank + turned), of all tokens up to the last
     query; expand (heads, plain + value, rank). Scores and softmax are float32.

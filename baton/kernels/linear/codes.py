@@ -1,8 +1,8 @@
-"""Represents weights as places in a table of sixteen numbers (NF4, FP4, MXFP4, NVFP4, IQ4_NL).
+"""Weights as codes, indices into a table of sixteen numbers (NF4, FP4, MXFP4, NVFP4, IQ4_NL).
 
-Knows nothing of files. The kernel's table is int8, since rows of activations are int8 too; beside rows of bfloat16
-it is bfloat16. E2M1 and IQ4_NL fit either exactly. As int8 NF4's numbers are off by 0.4% of the largest at most,
-which adds 0.3% to the squared error that rounding to NF4 has already made.
+Knows nothing of files. The kernel's table is int8, since rows of activations are int8 too; for rows of bfloat16 it
+is bfloat16. E2M1 and IQ4_NL fit both exactly. As int8, NF4's numbers are off by at most 0.4% of the largest, which
+adds 0.3% to the squared error of rounding to NF4.
 """
 
 from __future__ import annotations
@@ -23,36 +23,31 @@ E2M1_TWICE = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
 
 
 class Codes(NamedTuple):
-    """Holds codes: value = row_scale x scales x table[code].
+    """A weight of 4-bit codes: value = row_scale x scales x table[code]."""
 
-    ``codes`` (n, k) uint8 below 16; ``table`` float32 (16,); ``scales`` float32 (n, groups), each over ``group``
-    inputs, a multiple of 16; ``row_scale`` float32 (n,), None for ones. Where it is given, float16 must hold the
-    scales.
-    """
-
-    codes: Tensor
-    table: Tensor
-    group: int
-    scales: Tensor
-    row_scale: Tensor | None = None
+    codes: Tensor  # (n, k) uint8 below 16
+    table: Tensor  # (16,) float32
+    group: int  # inputs per scale, a multiple of 16
+    scales: Tensor  # (n, groups) float32; if ``row_scale`` is given, float16 must hold them
+    row_scale: Tensor | None = None  # (n,) float32; None for ones
 
 
 def e2m1(codes: Tensor, group: int, scales: Tensor, row_scale: Tensor | None = None) -> Codes:
-    """Returns ``Codes`` of E2M1 numbers, which the kernel's table holds exactly."""
+    """Returns ``Codes`` of E2M1 numbers, whose table the kernel holds exactly."""
     halves = scales / 2
     return Codes(codes, torch.tensor(E2M1_TWICE, dtype=torch.float32), group, halves, row_scale)
 
 
 def nibbles(packed: Tensor, first_high: bool = False) -> Tensor:
-    """Splits bytes: (n, bytes) uint8 -> (n, 2 x bytes), each byte's low four bits, then its high ones, or
-    reversed.
+    """Returns bytes (n, bytes) uint8 split into 4-bit numbers (n, 2 x bytes), low bits first unless
+    ``first_high``.
     """
     halves = (packed >> 4, packed & 15) if first_high else (packed & 15, packed >> 4)
     return torch.stack(halves, -1).flatten(-2)
 
 
 def stack_codes(parts: Sequence[Codes]) -> PackedWeight | None:
-    """Stacks the parts along the rows, packed; returns None where they have different tables."""
+    """Returns the parts stacked along the rows and packed; None if they have different tables."""
     table, unit = whole_table(parts[0].table)
     if not all(torch.equal(part.table, parts[0].table) for part in parts):
         return None
@@ -70,8 +65,9 @@ def stack_codes(parts: Sequence[Codes]) -> PackedWeight | None:
 
 
 def whole_table(table: Tensor) -> tuple[Tensor, float]:
-    """Returns a table (16,) as int8 and the unit that it counts: 1 for whole numbers, else that of least squared
-    error.
+    """Returns a table (16,) as int8 and the float that it is to be multiplied by.
+
+    The factor is 1 if the table holds small whole numbers, else that of least squared error.
     """
     peak = float(table.abs().max())
     if peak <= TOP and bool((table == table.round()).all()):
@@ -84,6 +80,6 @@ def whole_table(table: Tensor) -> tuple[Tensor, float]:
 
 
 def _spread(part: Codes, group: int) -> Tensor:
-    """A scale per ``group`` inputs."""
+    """Returns the scales of ``part`` repeated so that each is for ``group`` inputs."""
     groups = -(-part.codes.shape[1] // group)
     return part.scales.float().repeat_interleave(part.group // group, 1)[:, :groups]

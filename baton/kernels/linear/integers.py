@@ -1,7 +1,7 @@
-"""Represents quantized weights as checkpoints hold them, before packing. Knows nothing of files or of panels.
+"""Quantized weights as in checkpoints, before packing.
 
-Tensors that a model stacks (q, k and v) may come in different forms; ``stack`` brings them to one that holds all of
-them exactly.
+Knows nothing of files or of panels. Tensors that a model stacks (q, k and v) may come in different forms; ``stack``
+brings them to one form that holds all of them exactly.
 """
 
 from __future__ import annotations
@@ -32,42 +32,35 @@ SPREAD = 128  # inputs of the group that a row's scale is spread over where grou
 
 
 class Integers(NamedTuple):
-    """Holds integers: value = scales x q - mins.
+    """A weight of integers: value = scales x q - mins.
 
-    ``q`` (n, k) int8 within ``bits``; ``scales``, ``mins`` float32 (n, groups), each over ``group`` inputs; group
-    0: one per row. ``outliers``: activations of such a magnitude are multiplied in float, 0: none are; above 0 it
-    goes with 8 bits and group 0. ``order``: which input each column multiplies, int32 (k,); None where they are in
-    order.
+    Above 0, ``outliers`` is the magnitude from which on activations are multiplied in float; it needs 8 bits and
+    group 0.
     """
 
-    q: Tensor
+    q: Tensor  # (n, k) int8, within ``bits``
     bits: int
-    group: int
-    scales: Tensor
-    mins: Tensor | None = None
-    outliers: float = 0.0
-    order: Tensor | None = None
+    group: int  # inputs per scale; 0 for one per row
+    scales: Tensor  # (n, groups) float32
+    mins: Tensor | None = None  # (n, groups) float32
+    outliers: float = 0.0  # 0 for none
+    order: Tensor | None = None  # (k,) int32, the input that each column multiplies; None for their own order
 
 
 class Scaled(NamedTuple):
-    """Holds narrow floats: value = scale x narrow.
+    """A weight of narrow floats: value = scale x narrow."""
 
-    ``narrow`` (n, k) float8_e4m3fn; ``scale`` float32 (n, groups), each over ``group`` inputs; group 0: one per
-    row. ``rows``: the scale by which rows of activations are meant to be rounded to e4m3, 0 for one of each row or
-    group of it; None where they are meant to stay as they are.
-    """
-
-    narrow: Tensor
-    scale: Tensor
-    group: int = 0
-    rows: float | None = None
+    narrow: Tensor  # (n, k) float8_e4m3fn
+    scale: Tensor  # (n, groups) float32
+    group: int = 0  # inputs per scale; 0 for one per row
+    rows: float | None = None  # scale for rounding activations to e4m3, 0: each row's own; None: they stay
 
 
 Part = Integers | Scaled | Codes
 
 
 def packed_of(parts: Sequence[Tensor | Part]) -> PackedWeight | None:
-    """Returns the parts stacked along the rows, in the form that they share; None where they share none."""
+    """Returns the parts stacked along the rows and packed in their common form; None if they have none."""
     for form, stacked in _STACKS.items():
         if all(isinstance(part, form) for part in parts):
             return stacked(parts)
@@ -84,7 +77,10 @@ def values_of(part: Tensor | Part) -> Tensor:
 
 
 def stack(parts: Sequence[Integers]) -> PackedWeight:
-    """Stacks the parts along the rows. 4 bits stay 4 bits where all are; different orders are rounded anew."""
+    """Returns the parts stacked along the rows and packed, with 4 bits only if all have 4.
+
+    Parts with different input orders are quantized anew, to 8 bits in groups of REGROUPED.
+    """
     if not all(_same(part.order, parts[0].order) for part in parts):
         return quantize(torch.cat([values_of(part) for part in parts]), 8, REGROUPED)
     if parts[0].order is None:
@@ -94,8 +90,8 @@ def stack(parts: Sequence[Integers]) -> PackedWeight:
 
 
 def regrouped(part: Tensor | Part) -> Tensor | Part:
-    """Returns the part, rounded anew to 8 bits where its inputs are in another order, for callers that can't put
-    rows into that order.
+    """Returns ``part``, quantized anew to 8 bits if its inputs are reordered, for callers that can't reorder
+    rows.
     """
     if not isinstance(part, Integers) or part.order is None:
         return part
@@ -124,7 +120,9 @@ def _stack(parts: Sequence[Integers]) -> PackedWeight:
 
 
 def stack_scaled(parts: Sequence[Scaled]) -> PackedWeight:
-    """Stacks the parts along the rows, packed as they are; rows of scales get groups where any part has them."""
+    """Returns the parts stacked along the rows and packed; scales per row become scales per group if any part has
+    groups.
+    """
     packed = _stack_scaled(parts)
     own = [part.rows for part in parts if part.rows is not None]
     if len(own) < len(parts) or (0.0 in own and any(own)):  # rows of all parts are the same rows
@@ -142,7 +140,7 @@ def _stack_scaled(parts: Sequence[Scaled]) -> PackedWeight:
 
 
 def _common_group(parts: Sequence[Integers]) -> int:
-    """The widest group that divides everybody's; mins need one, so rows' scales are spread where there are any."""
+    """Returns the widest group size that divides those of all parts; mins need groups."""
     group = math.gcd(*(part.group for part in parts))
     return group or (SPREAD if any(part.mins is not None for part in parts) else 0)
 
@@ -152,7 +150,7 @@ def _mins(part: Integers) -> Tensor:
 
 
 def _spread(x: Tensor, part: Integers, group: int) -> Tensor:
-    """(n, part's groups) -> (n, groups of ``group``)."""
+    """Returns ``x`` (n, part's groups) repeated to (n, groups of ``group`` inputs)."""
     if part.group == group:
         return x
     groups = -(-part.q.shape[1] // group)

@@ -1,10 +1,11 @@
-"""Packs weights in the panels that native linear reads (linear.h draws them), and back. Knows nothing of
-checkpoints.
+"""Packs weights into the panels that native linear reads (linear.h draws them), and back.
+
+Knows nothing of checkpoints.
 
     rows n -> panels of 64;  a panel = steps over k;  a step = 64 rows x 2 (bf16), 4 (W8) or 8 (W4) inputs
 
 The same bytes serve every ISA. A checkpoint's scales are kept as float16 times a power of two per row, so that
-those which it gives as float16 stay exact and small ones don't underflow.
+float16 scales stay exact and small ones don't underflow.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ VERSION = 5  # this layout's and rounding's version: part of the name of what is
 
 
 def is_weight_only(kind: int) -> bool:
-    """Tells whether integers or codes of ``kind`` multiply rows that stay bfloat16."""
+    """Returns whether weights of ``kind`` (integers or codes) multiply rows that stay bfloat16."""
     return A16 <= kind < 2 * A16
 
 
@@ -58,33 +59,31 @@ class PackedMatrixStruct(ctypes.Structure):
 
 
 class OrderStruct(ctypes.Structure):
-    """order.h: Order."""
+    """Mirrors Order of order.h."""
 
     _fields_ = (("mins", ctypes.c_void_p), ("inputs", ctypes.c_void_p))
 
 
 @dataclass(frozen=True, eq=False)
 class PackedWeight:
-    """Holds a weight (n, k) in panels.
+    """A weight (n, k) in panels.
 
-    ``data`` uint8, panels in order; ``scales``, ``mins`` float16 (panels, groups, 64) or None; ``row_scale``
-    float32 (panels x 64), None for plain bf16. ``group`` 0: one scale per row. ``table``:
-
-    - CODES: what its nibbles stand for, 16 int8 and behind them the same as 16 bfloat16, all as int8
-    - W8_OUTLIERS: from which magnitude on inputs are multiplied in float, one float32
-    - W8_ORDERED and W4_ORDERED: which input each column multiplies, int32 (k,)
-    - E4M3_A8: the scale of rows, one float32, 0 where each row, or each group of one, has its own
-    - E4M3_A16: the same, should rows be rounded; None where the checkpoint has no rounding for them
+    ``table`` depends on ``kind``:
+    - CODES: the values of its codes, 16 int8 and after them the same as 16 bfloat16, all as int8
+    - W8_OUTLIERS: the magnitude from which on inputs are multiplied in float, one float32
+    - W8_ORDERED and W4_ORDERED: the input that each column multiplies, int32 (k,)
+    - E4M3_A8: the scale of rows, one float32; 0 if each row, or each group of one, has its own
+    - E4M3_A16: the same, for rows that may be rounded; None if the checkpoint gives no rounding for them
     """
 
     kind: int
     n: int
     k: int
-    group: int
-    data: Tensor
-    scales: Tensor | None = None
-    mins: Tensor | None = None
-    row_scale: Tensor | None = None
+    group: int  # inputs per scale; 0 for one per row
+    data: Tensor  # uint8, the panels in order
+    scales: Tensor | None = None  # (panels, groups, 64) float16
+    mins: Tensor | None = None  # (panels, groups, 64) float16
+    row_scale: Tensor | None = None  # (panels x 64,) float32; None for plain bf16
     table: Tensor | None = None
     shape: tuple[int, int] = field(init=False)
 
@@ -93,35 +92,35 @@ class PackedWeight:
 
     @cached_property
     def struct(self) -> PackedMatrixStruct:
-        """Returns what native code takes; valid as long as this object lives."""
+        """Returns the struct that native code takes; valid as long as this object lives."""
         beside = ctypes.addressof(self._order) if self.is_ordered else _address(self._beside)
         addresses = (_address(self.data), _address(self.scales), beside, _address(self.row_scale))
         return PackedMatrixStruct(self.kind, self.group, self.n, self.k, *addresses, self.exact)
 
     @property
     def is_ordered(self) -> bool:
-        """Whether rows are put into another order first."""
+        """Returns whether the inputs of rows are reordered before the product."""
         return self.form in ORDERED.values()
 
     @property
     def form(self) -> int:
-        """Returns the kind without what it says of activations: how the bytes lie."""
+        """Returns ``kind`` without what it says of activations, which is the layout of the bytes."""
         return self.kind - A16 if is_weight_only(self.kind) else self.kind
 
     def with_bf16_rows(self) -> PackedWeight:
-        """Returns the same weight for rows that stay bfloat16; itself where its rows are floats already."""
+        """Returns the weight for rows that stay bfloat16; itself if its rows are floats already."""
         if self.kind == W8_OUTLIERS:
             return dataclasses.replace(self, kind=W8 + A16, table=None)
         return dataclasses.replace(self, kind=self.kind + A16) if self.kind in ROUNDED_ROWS else self
 
     def with_published_rows(self) -> PackedWeight:
-        """Returns the same weight for rows of e4m3, where its checkpoint says how to round them; else itself."""
+        """Returns the weight for rows rounded to e4m3, if its checkpoint gives their scale; else itself."""
         has_scale = self.kind == E4M3_A16 and self.table is not None
         return dataclasses.replace(self, kind=E4M3_A8) if has_scale else self
 
     @property
     def _beside(self) -> Tensor | None:
-        """What the struct's ``mins`` point to."""
+        """Returns the tensor that the struct's ``mins`` points to."""
         return self.mins if self.table is None else self.table
 
     @cached_property
@@ -130,9 +129,7 @@ class PackedWeight:
 
     @cached_property
     def exact(self) -> int:
-        """Returns EXACT where sums of so many inputs are whole numbers, which have one result in any order;
-        else 0.
-        """
+        """Returns EXACT if sums over that many inputs are exact integers, and so the same in any order; else 0."""
         if self.kind != W4 or self.scales is None or self.mins is not None or EXACT % self.group:
             return 0
         scales = self.scales if self.scales.device.type == "cpu" else self.scales[:0]
@@ -150,7 +147,7 @@ class PackedWeight:
         return sum(t.nbytes for t in (self.data, self.scales, self.mins, self.row_scale) if t is not None)
 
     def dequantized(self, dtype: torch.dtype = torch.float32) -> Tensor:
-        """Returns the values that the kernels compute with, (n, k)."""
+        """Returns the values that the kernels compute with, (n, k) in ``dtype``."""
         if self.kind == BF16:
             whole = _from_steps(self.data.view(torch.bfloat16), 2, self.n, self.k).to(dtype)
             return whole if self.row_scale is None else whole * self.row_scale[: self.n, None].to(dtype)
@@ -167,7 +164,7 @@ class PackedWeight:
         return torch.empty_like(whole).index_copy_(1, self.table.long(), whole)
 
     def _narrow(self) -> Tensor:
-        """What scales multiply, (n, k)."""
+        """Returns the numbers that scales multiply, (n, k)."""
         if self.kind in (E4M3, E4M3_A16, E4M3_A8):
             return _from_steps(self.data.view(torch.float8_e4m3fn), 4, self.n, self.k)
         if self.form == CODES:
@@ -176,12 +173,12 @@ class PackedWeight:
 
     @property
     def _numbers(self) -> Tensor:
-        """What codes stand for: int8 beside rows of int8, else bfloat16."""
+        """Returns the values of the codes: int8 for int8 rows, else bfloat16."""
         assert self.table is not None
         return self.table[:CODE_COUNT] if self.kind == CODES else self.table[CODE_COUNT:].view(torch.bfloat16)
 
     def integers(self) -> Tensor:
-        """Returns the quantized integers without their zero, or the codes, (n, k) int8."""
+        """Returns the quantized integers without their zero point, or the codes, (n, k) int8."""
         data = self.data
         if self.form in (W4, W4_ORDERED, CODES):
             data = torch.stack((data.view(-1, PANEL, 4) & 15, data.view(-1, PANEL, 4) >> 4), 1)
@@ -194,7 +191,7 @@ class PackedWeight:
 
 
 def pack_bf16(weight: Tensor, row_scale: Tensor | None = None) -> PackedWeight:
-    """Packs (n, k) of any float dtype, rounded to bf16; each row counts times ``row_scale`` (n,), which stays
+    """Packs a weight (n, k) of any float dtype, rounded to bf16; row i is multiplied by ``row_scale[i]``,
     float32.
     """
     n, k = weight.shape
@@ -204,15 +201,15 @@ def pack_bf16(weight: Tensor, row_scale: Tensor | None = None) -> PackedWeight:
 
 
 def pack_e4m3(weight: Tensor, row_scale: Tensor, kind: int = E4M3) -> PackedWeight:
-    """Packs (n, k) float8_e4m3fn as stored; each row counts times ``row_scale`` (n,) float32."""
+    """Packs a weight (n, k) float8_e4m3fn without rounding; row i is multiplied by ``row_scale[i]``, float32."""
     n, k = weight.shape
     data = _to_steps(weight.view(torch.uint8), 4, padded(k, 0))
     return PackedWeight(kind, n, k, 0, data, row_scale=_rows(row_scale.float()))
 
 
 def pack_e4m3_groups(weight: Tensor, group: int, scales: Tensor) -> PackedWeight:
-    """Packs (n, k) float8_e4m3fn for bf16 rows, with float32 ``scales`` (n, groups), each over ``group``
-    inputs.
+    """Packs a weight (n, k) float8_e4m3fn for bf16 rows, with float32 ``scales`` (n, groups) of ``group`` inputs
+    each.
     """
     n, k = weight.shape
     units = _units(scales)
@@ -231,9 +228,9 @@ def pack_codes(
 ) -> PackedWeight:
     """Packs codes (n, k) uint8 below 16; value = row_scale x scale x table[code].
 
-    ``table`` 16 int8, nearest to the 16 floats of ``exact`` (None: to themselves); ``scales`` float32 (n, groups),
-    each over ``group`` inputs (a multiple of 16); ``row_scale`` float32 (n,). Where it is given, float16 must hold
-    the scales; else each row gets a power of two that brings them there.
+    ``table`` are 16 int8, nearest to the 16 floats of ``exact`` (None: equal to them); ``scales`` float32 (n,
+    groups) of ``group`` inputs each, a multiple of 16; ``row_scale`` float32 (n,). If it is given, float16 must
+    hold the scales; else each row gets a power of two that makes them fit.
     """
     n, k = codes.shape
     assert group
@@ -248,10 +245,10 @@ def pack_codes(
 
 
 def pack_integers(q: Tensor, bits: int, group: int, scales: Tensor, mins: Tensor | None = None) -> PackedWeight:
-    """Packs q (n, k) int8 of ``bits`` (4: -8..7); value = scale x q - min.
+    """Packs ``q`` (n, k) int8 of ``bits`` bits (4: -8..7); value = scale x q - min.
 
-    ``scales`` and ``mins`` are float32, (n, 1) for group 0, else (n, groups), groups covering k. ``group`` must be
-    a multiple of 16.
+    ``scales`` and ``mins`` are float32, (n, 1) for group 0, else (n, groups) with groups that cover k. ``group``
+    must be a multiple of 16.
     """
     n, k = q.shape
     kind, steps = {8: W8, 4: W4}[bits], _steps_of(q, bits, group)
@@ -265,7 +262,7 @@ def pack_integers(q: Tensor, bits: int, group: int, scales: Tensor, mins: Tensor
 
 
 def beside(weights: Sequence[PackedWeight]) -> PackedWeight | None:
-    """Returns weights of one shape as one, each beginning with a panel; None where their forms differ."""
+    """Returns weights of one shape concatenated as one, each starting at a panel; None if their forms differ."""
     first = weights[0]
     rows = -(-first.n // PANEL) * PANEL * len(weights)
     if any(_form(w) != _form(first) for w in weights):
@@ -281,7 +278,7 @@ def beside(weights: Sequence[PackedWeight]) -> PackedWeight | None:
 
 
 def one_of(whole: PackedWeight, index: int, count: int, n: int) -> PackedWeight:
-    """Returns one of the ``count`` weights that ``beside`` put together, which has ``n`` rows."""
+    """Returns the weight with index ``index`` of the ``count`` that ``beside`` put together; it has ``n`` rows."""
     parts: dict[str, Any] = {name: getattr(whole, name) for name in ROWS}
     own: dict[str, Any] = {
         name: None if p is None else p.view(count, -1, *p.shape[1:])[index] for name, p in parts.items()
@@ -290,7 +287,7 @@ def one_of(whole: PackedWeight, index: int, count: int, n: int) -> PackedWeight:
 
 
 def own_rows(whole: PackedWeight, ranges: Sequence[tuple[int, int]]) -> PackedWeight:
-    """Returns rows of ``whole`` by ranges [begin, end), one behind the other, in memory of their own."""
+    """Returns a copy of the rows of ``whole`` in the ranges [begin, end), one range after the other."""
     rows = torch.cat([torch.arange(begin, end) for begin, end in ranges])
     n = len(rows)
     # what lies in a last panel behind its rows is never read
@@ -298,7 +295,7 @@ def own_rows(whole: PackedWeight, ranges: Sequence[tuple[int, int]]) -> PackedWe
     panel, lane, panels = at // PANEL, at % PANEL, -(-n // PANEL)
 
     def scales(x: Tensor | None) -> Tensor | None:
-        """(panels, groups, 64)"""
+        """Returns scales (panels, groups, 64) of the selected rows."""
         return None if x is None else x[panel, :, lane].view(panels, PANEL, -1).transpose(1, 2).contiguous()
 
     # every kind has 4 bytes of a row in a step
@@ -314,11 +311,12 @@ def _form(w: PackedWeight) -> tuple[int, int, int, int, bool, bool]:
 
 
 def quantize(weight: Tensor, bits: int, group: int) -> PackedWeight:
-    """Rounds (n, k) to ``bits`` (8 or 4), symmetric, one scale per row (group 0) or per ``group`` inputs.
+    """Returns a weight (n, k) quantized symmetrically to ``bits`` (8 or 4), with a scale per row (group 0) or
+    ``group`` inputs.
 
-    8 bits: absmax / 127. 4 bits: the element of largest magnitude becomes -8 (as GGUF's Q4_0), or near; of several
-    scales that do so the one of least squared error is taken. Scales of groups that divide EXACT are whole numbers
-    up to WHOLE times one float32 per row.
+    8 bits: absmax / 127. 4 bits: the element of largest magnitude becomes -8 (as in GGUF's Q4_0) or a value near
+    it, whichever has the least squared error. Scales of groups that divide EXACT are whole numbers up to WHOLE
+    times one float32 per row.
     """
     n, k = weight.shape
     width = padded(k, group)
@@ -333,13 +331,15 @@ def quantize(weight: Tensor, bits: int, group: int) -> PackedWeight:
 
 
 def padded(k: int, group: int) -> int:
-    """Returns the inputs that the panels cover."""
+    """Returns the number of inputs that the panels cover: ``k`` rounded up to a multiple of ``group``, or of 8 if
+    that is 0.
+    """
     step = group or 8
     return -(-k // step) * step
 
 
 def _steps_of(q: Tensor, bits: int, group: int) -> Tensor:
-    """(n, k) int8 as panels of stored bytes, flat."""
+    """Returns (n, k) int8 as panels of stored bytes, flat."""
     assert group % 16 == 0
     kind = {8: W8, 4: W4}[bits]
     stored = (q.to(torch.int16) + ZERO[kind]).to(torch.uint8)
@@ -348,13 +348,13 @@ def _steps_of(q: Tensor, bits: int, group: int) -> Tensor:
 
 
 def _nibbles(steps: Tensor) -> Tensor:
-    """Two steps of bytes below 16 in one."""
+    """Returns two steps of bytes below 16 packed into one."""
     pairs = steps.view(-1, 2, PANEL * 4)
     return (pairs[:, 0] | (pairs[:, 1] << 4)).reshape(-1)
 
 
 def _units(scales: Tensor) -> Tensor:
-    """(n, groups) -> per row the power of two that float16 holds its scales best in, (n,) float32."""
+    """Returns, per row of scales (n, groups), the power of two by which float16 holds them best, (n,) float32."""
     peak = scales.abs().amax(1).double().clamp_min(2.0**-100)
     return torch.exp2(torch.floor(torch.log2(peak)) - 10).float()
 
@@ -364,7 +364,7 @@ def _address(tensor: Tensor | None) -> int | None:
 
 
 def _to_steps(x: Tensor, step: int, width: int, fill: int = 0) -> Tensor:
-    """(n, k) -> [panel][width / step][64][step], flat."""
+    """Returns (n, k) as [panel][width / step][64][step], flat."""
     n, k = x.shape
     panels = -(-n // PANEL)
     out = torch.full((panels * PANEL, width), fill, dtype=x.dtype)
@@ -378,7 +378,7 @@ def _from_steps(x: Tensor, step: int, n: int, k: int) -> Tensor:
 
 
 def _panels(x: Tensor) -> Tensor:
-    """(n, groups) float32 -> (panels, groups, 64) float16."""
+    """Returns (n, groups) float32 as (panels, groups, 64) float16."""
     return F.pad(x, (0, 0, 0, -len(x) % PANEL)).view(-1, PANEL, x.shape[1]).transpose(1, 2).half().contiguous()
 
 
@@ -387,5 +387,5 @@ def _rows(x: Tensor) -> Tensor:
 
 
 def _spread(x: Tensor, group: int, n: int, k: int) -> Tensor:
-    """(panels, groups, 64) -> (n, k)."""
+    """Returns scales (panels, groups, 64) as (n, k)."""
     return x.transpose(1, 2).reshape(-1, x.shape[1])[:n].repeat_interleave(group, 1)[:, :k]

@@ -1,8 +1,9 @@
-"""Computes a dense layer. Knows nothing of what its rows mean.
+"""The dense layer, for plain and for packed weights.
 
-A float32 row alone and the same row in a batch agree within the rounding of a float32 sum. Whether their bits agree
-is up to the BLAS: MKL's AVX2 and AVX-512 paths keep them where the rows are a multiple of four, so the caller pads.
-A BLAS that picks its path by shape, as on CPUs with AMX, does not. The native op (``kernels/dense``) keeps them.
+Knows nothing of what its rows mean. A float32 row alone and the same row in a batch agree within the rounding of a
+float32 sum. Whether their bits agree depends on the BLAS: MKL's AVX2 and AVX-512 paths keep them if the number of
+rows is a multiple of four, so the caller pads. A BLAS that picks its path by shape, as on CPUs with AMX, does not.
+The native op (``kernels/dense``) keeps them.
 """
 
 from __future__ import annotations
@@ -17,11 +18,11 @@ FLOOR = 1e-30  # the magnitude below which a row counts as zero
 
 
 def linear(x: Tensor, weight: Tensor | PackedWeight, bias: Tensor | None = None) -> Tensor:
-    """Multiplies by a weight: (rows, in) and (out, in) -> (rows, out) in x's dtype.
+    """Returns x · weightᵀ + bias, (rows, out) in x's dtype, for x (rows, in) and a weight (out, in).
 
-    With an integer weight the rows of x are rounded to int8 first, each by its own absmax / 127 (W8_OUTLIERS: but
-    for those of its inputs that are its table's threshold or more), with an e4m3 one to e4m3 by absmax / 448; with
-    a packed bf16 one, or one whose kind says so, to bf16. Sums and scales are float32.
+    With an integer weight the rows of x are first rounded to int8, each by its own absmax / 127 (for W8_OUTLIERS
+    without the inputs from its table's threshold on), with an e4m3 one to e4m3 by absmax / 448; with a packed bf16
+    one, or one whose kind says so, to bf16. Sums and scales are float32.
     """
     if isinstance(weight, PackedWeight):
         wide = _by_packed(x.float(), weight)
@@ -30,15 +31,16 @@ def linear(x: Tensor, weight: Tensor | PackedWeight, bias: Tensor | None = None)
 
 
 def quantize_rows(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Rounds rows: (rows, in) float32 -> integers in -127..127 as float32, scales (rows, 1); NaN for a row
-    with a NaN.
+    """Returns rows (rows, in) float32 rounded to integers in -127..127, as float32, and their scales (rows, 1).
+
+    A row with a NaN has a NaN scale.
     """
     scaled, scale = _scaled(x, 127.0)
     return torch.round(scaled), scale
 
 
 def e4m3_rows(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Rounds rows: (rows, in) float32 -> e4m3 numbers up to 448 as float32, scales (rows, 1)."""
+    """Returns rows (rows, in) float32 rounded to e4m3 numbers up to 448, as float32, and their scales (rows, 1)."""
     scaled, scale = _scaled(x, 448.0)
     return scaled.clamp(-448.0, 448.0).to(torch.float8_e4m3fn).float(), scale
 
@@ -46,7 +48,8 @@ def e4m3_rows(x: Tensor) -> tuple[Tensor, Tensor]:
 def published_rows(x: Tensor, weight: PackedWeight) -> Tensor:
     """Returns rows (rows, in) float32 as an E4M3_A8 weight takes them: e4m3 numbers times their scales.
 
-    The scale is the weight's own, or that of each row, or where the weight has groups that of each group of a row.
+    The scale is the weight's own if it has one, else that of each row, or of each group of a row if the weight has
+    groups.
     """
     assert weight.table is not None
     given = float(weight.table)

@@ -1,6 +1,7 @@
-"""Defines torch.ops.baton.linear: packed weights of every kind, by float32 rows. Knows nothing of models.
+"""Defines torch.ops.baton.linear: packed weights of every kind, for float32 rows.
 
-A packed weight crosses torch's border as its parts: ``PACKED`` in a schema, ``*parts(weight)`` in a call.
+Knows nothing of models. A packed weight is passed to torch as its parts: ``PACKED`` in a schema, ``*parts(weight)``
+in a call.
 """
 
 from __future__ import annotations
@@ -61,13 +62,13 @@ Parts = tuple[Tensor, Tensor | None, Tensor | None, Tensor | None, int, int, int
 
 
 def parts(weight: PackedWeight) -> Parts:
-    """Returns the arguments that ``PACKED`` stands for."""
+    """Returns the arguments of an op that ``PACKED`` declares, for ``weight``."""
     w = weight
     return w.data, w.scales, w.table if w.kind in TABLES else w.mins, w.row_scale, w.kind, w.group, w.n, w.k
 
 
 def whole(found: Any) -> PackedWeight:
-    """Returns the weight that ``PACKED``'s arguments are. Raises ValueError where its data can't be."""
+    """Returns the weight that the arguments ``PACKED`` make up. Raises ValueError if they don't fit one another."""
     data, scales, mins, row_scale, kind, group, n, k = found
     require(kind in HALF_BYTES, f"linear: kind {kind} is none of {sorted(HALF_BYTES)}")
     grouped = kind in GROUPED and group > 0 and group % 16 == 0
@@ -90,9 +91,7 @@ def whole(found: Any) -> PackedWeight:
 
 
 def _require_part(name: str, part: Tensor | None, dtype: torch.dtype, count: int | None) -> None:
-    """Checks that ``part`` is a contiguous run of ``count`` numbers, or that it is absent where ``count`` is
-    None.
-    """
+    """Raises ValueError unless ``part`` has ``count`` contiguous numbers, or is absent if ``count`` is None."""
     if part is None or count is None:
         said = "has no" if count is None else "needs its"
         require(part is None and count is None, f"linear: such a weight {said} {name}")
@@ -102,7 +101,7 @@ def _require_part(name: str, part: Tensor | None, dtype: torch.dtype, count: int
 
 
 def by_reference(x: Tensor, weight: PackedWeight, bias: Tensor | None) -> Tensor:
-    """Computes the product by the reference, also of float32 weights."""
+    """Returns the product by the reference implementation, also for float32 and float16 weights."""
     if weight.kind in (LINEAR_F32, LINEAR_F16):
         return reference.linear(x, unpack_f32(weight), bias)
     return reference.linear(x, weight, bias)
@@ -117,8 +116,10 @@ def _fake(x: Tensor, *rest: Any) -> Tensor:
 
 @define(f"linear(Tensor x, {PACKED}, Tensor? bias) -> Tensor", _fake)
 def linear(x: Tensor, *rest: Any) -> Tensor:
-    """Multiplies: x (rows, k) -> x · weightᵀ + bias, (rows, n); ``rest`` is a packed weight's ``parts`` and
-    the bias.
+    """Returns x · weightᵀ + bias, (rows, n), for x (rows, k); ``rest`` are a packed weight's ``parts`` and the
+    bias.
+
+    Raises ValueError for arguments that don't fit.
     """
     call, out = symbol("dense", P, P, I64, I64, P, P, I64), _fake(x, *rest)
     weight, bias = whole(rest[:8]), rest[8]

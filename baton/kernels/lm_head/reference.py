@@ -1,6 +1,4 @@
-"""Computes the last norm and the projection to the vocabulary, for the sampled rows only. Knows nothing of
-sampling.
-"""
+"""The last norm and the projection to the vocabulary, for the sampled rows only. Knows nothing of sampling."""
 
 from __future__ import annotations
 
@@ -19,8 +17,10 @@ def lm_head(
     x: Tensor, delta: Tensor, rows: Tensor, norm: Tensor, eps: float, weight: Tensor | PackedWeight,
     softcap: float = 0.0, beside: Iterable[AdaptedRows] = (),
 ) -> Tensor:  # fmt: skip
-    """Projects: x, delta (tokens, hidden), rows (sampled,) -> logits (sampled, vocab), float32; with ``softcap`` a
-    logit l is softcap x tanh(l / softcap). ``beside``: rows of x with what their adapters have beside the head.
+    """Returns the logits (sampled, vocab) float32 of the rows ``rows`` (sampled,) of x + delta (tokens, hidden).
+
+    With ``softcap`` a logit l becomes softcap x tanh(l / softcap). ``beside`` adds adapters' outputs for some rows
+    of x.
     """
     _, last = rms_norm(x.index_select(0, rows), delta.index_select(0, rows), norm, eps)
     logits = linear(last, weight)

@@ -1,6 +1,7 @@
-"""Defines torch.ops.baton.lm_head: the projection to the vocabulary and each row's token, without logits in memory.
+"""Defines torch.ops.baton.lm_head: projects to the vocabulary and samples each row's token, without storing logits.
 
-Knows nothing of seeds: a row brings its own uniform number. Penalties, masks and bans are the native step's.
+Knows nothing of seeds: a row brings its own uniform number. Each row brings its own uniform random number.
+Penalties, masks and bans are only in the native step.
 """
 
 from __future__ import annotations
@@ -30,9 +31,11 @@ def _fake(x: Tensor, *rest: Any) -> Tensor:
 
 @define(f"lm_head(Tensor x, {PACKED}, {', '.join(f'Tensor {name}' for name in FIELDS)}) -> Tensor", _fake)
 def lm_head(x: Tensor, *rest: Any) -> Tensor:
-    """Chooses tokens: x (rows, k), normed, a packed weight's ``parts``, FIELDS (rows,) -> tokens (rows,) int64.
+    """Returns tokens (rows,) int64 for x (rows, k), normed; ``rest`` are a packed weight's ``parts`` and FIELDS
+    (rows,).
 
-    A row without a finite logit gets -1. Temperature 0 takes the likeliest; else the draw is that of ``sample``.
+    A row without a finite logit gets -1. Temperature 0 takes the likeliest token, others are drawn as by
+    ``sample``.
     """
     call = symbol("lm_head", P, P, I64, I32, P)
     _fake(x, *rest)

@@ -11,28 +11,26 @@ from torch import Tensor
 
 
 class LoraMatrices(NamedTuple):
-    """Holds what one adapter has beside some of a layer's outputs, those from ``first`` on.
+    """The matrices of one adapter for the outputs of a layer from ``first`` on."""
 
-    ``a`` is (rank, inputs), beside an embedding (tokens, rank); ``b`` is (outputs, rank).
-    """
-
-    a: Tensor
-    b: Tensor
+    a: Tensor  # (rank, inputs); for an embedding (tokens, rank)
+    b: Tensor  # (outputs, rank)
     scale: float
     first: int = 0
-    looked_up: bool = False
+    looked_up: bool = False  # whether the layer is an embedding, so that tokens index ``a``
 
 
 class AdaptedRows(NamedTuple):
-    """Says which ``rows`` share an adapter, and what it has beside the layer."""
+    """The indices ``rows`` that share an adapter, and its matrices for the layer."""
 
     rows: Tensor
     parts: tuple[LoraMatrices, ...]
 
 
 def lora(out: Tensor, x: Tensor, groups: Iterable[AdaptedRows]) -> Tensor:
-    """Adds scale x B · (A · x) to the rows that have an adapter: ``out`` (rows, outputs), ``x`` (rows, inputs) or,
-    where it is looked up, tokens (rows); returns (rows, outputs). Rows of no group are as they were.
+    """Returns ``out`` (rows, outputs) with scale x B · (A · x) added to the rows that have an adapter.
+
+    ``x`` is (rows, inputs), or token ids (rows,) if ``looked_up``. Rows in no group stay as they were.
     """
     found = out.clone()
     for rows, parts in groups:
@@ -42,7 +40,7 @@ def lora(out: Tensor, x: Tensor, groups: Iterable[AdaptedRows]) -> Tensor:
 
 
 def delta(x: Tensor, part: LoraMatrices) -> Tensor:
-    """Returns scale x B · (A · x), (rows, outputs of the part), in float32, or float64 where ``x`` or ``a`` is."""
+    """Returns scale x B · (A · x), (rows, outputs of the part), in float32, or in float64 if ``x`` or ``a`` is."""
     wide = torch.promote_types(torch.promote_types(x.dtype, part.a.dtype), torch.float32)
     shrunk = part.a[x.long()].to(wide) if part.looked_up else F.linear(x.to(wide), part.a.to(wide))
     return F.linear(shrunk * part.scale, part.b.to(wide))

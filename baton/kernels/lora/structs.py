@@ -1,4 +1,4 @@
-"""Declares the structs of lora.h, and packs an adapter's second matrix as it is read. Torch-free.
+"""The structs of lora.h, and the packing of an adapter's second matrix for it. Torch-free.
 
 Knows nothing of checkpoints. Matrices are numpy arrays: float32, or bf16 as uint16.
 """
@@ -59,12 +59,12 @@ class AdaptedHead(ctypes.Structure):
 
 
 def panelled(n: int) -> int:
-    """Returns ``n`` outputs rounded up to whole panels."""
+    """Returns ``n`` outputs rounded up to a multiple of PANEL."""
     return -(-n // PANEL) * PANEL
 
 
 def pack_b(b: Array, out: Array) -> None:
-    """Writes ``b`` (n, rank) into ``out`` (n / 64 up, rank, 64), whose padding becomes zero."""
+    """Writes ``b`` (n, rank) to ``out`` (n / 64 rounded up, rank, 64), with zeros as padding."""
     n, rank = b.shape
     whole = n // PANEL
     out[:whole] = b[: whole * PANEL].reshape(whole, PANEL, rank).transpose(0, 2, 1)
@@ -74,14 +74,15 @@ def pack_b(b: Array, out: Array) -> None:
 
 
 def unpack_b(packed: Array, n: int) -> Array:
-    """Returns what ``pack_b`` wrote as (n, rank) again."""
+    """Returns what ``pack_b`` wrote to ``packed``, as (n, rank)."""
     panels, rank, _ = packed.shape
     return packed.transpose(0, 2, 1).reshape(panels * PANEL, rank)[:n]
 
 
 @cache
 def run_lora() -> NativeFunction:
-    """Returns baton_lora(groups, count, site, x, x_stride, tokens, out, out_stride). Raises RuntimeError where
-    there is no library.
+    """Returns baton_lora(groups, count, site, x, x_stride, tokens, out, out_stride).
+
+    Raises RuntimeError if there is no native library.
     """
     return native.function("lora", P, I64, I64, P, I64, P, P, I64)

@@ -1,5 +1,6 @@
-"""Defines torch.ops.baton.lora: one adapter's matrices beside some of a layer's outputs. Knows nothing of
-checkpoints.
+"""Defines torch.ops.baton.lora, which adds one adapter's product to some rows of a layer's outputs.
+
+Knows nothing of checkpoints.
 """
 
 from __future__ import annotations
@@ -30,8 +31,10 @@ def _fake(out: Tensor, x: Tensor, rows: Tensor, a: Tensor, b: Tensor, scale: flo
 
 @define("lora(Tensor out, Tensor x, Tensor rows, Tensor a, Tensor b, float scale, int first) -> Tensor", _fake)
 def lora(out: Tensor, x: Tensor, rows: Tensor, a: Tensor, b: Tensor, scale: float, first: int) -> Tensor:
-    """Adds scale x B · (A · x) to ``rows`` of ``out``, from output ``first`` on: x (all rows, k), a (rank, k), b
-    (outputs, rank). Returns the sum, (all rows, all outputs).
+    """Returns ``out`` with scale x B · (A · x) added to ``rows``, from output ``first`` on, (all rows, all
+    outputs).
+
+    x is (all rows, k), a (rank, k), b (outputs, rank). Raises ValueError for shapes that don't fit.
     """
     _fake(out, x, rows, a, b, scale, first)
     require(len(rows) == 0 or 0 <= int(rows.min()) <= int(rows.max()) < len(out), "lora: rows are those of out")

@@ -1,4 +1,4 @@
-"""Calls moe straight, for tests and measurements. Knows nothing of models."""
+"""Calls the native moe directly, for tests and measurements. Knows nothing of models."""
 
 from __future__ import annotations
 
@@ -39,34 +39,29 @@ class BiasedMoeStruct(ctypes.Structure):
 
 @dataclass(frozen=True)
 class Experts:
-    """Holds a layer of experts: gate_up (experts, 2 inner, hidden), gate first, and down (experts, hidden, inner).
+    """A layer of experts with plain weights, bfloat16 or float32."""
 
-    The weights are bfloat16 or float32.
-    """
-
-    gate_up: Tensor
-    down: Tensor
-    chosen: int
-    renormalise: bool = True
+    gate_up: Tensor  # (experts, 2 x inner, hidden), gate first
+    down: Tensor  # (experts, hidden, inner)
+    chosen: int  # experts per row
+    renormalise: bool = True  # whether the chosen experts' weights are scaled to add up to 1
 
     @property
     def struct(self) -> ExpertsStruct:
-        """Returns what the library is given."""
+        """Returns the struct that the library takes; valid as long as the weights live."""
         experts, hidden, inner = self.down.shape
         pointers = self.gate_up.data_ptr(), self.down.data_ptr()
         dtype = BF16 if self.down.dtype == torch.bfloat16 else F32
         return ExpertsStruct(*pointers, hidden, inner, experts, self.chosen, int(self.renormalise), dtype)
 
     def singly(self) -> tuple[Matrices, Matrices]:
-        """Returns gate_up and down by expert, as the reference takes them."""
+        """Returns gate_up and down, indexed by expert, as the reference takes them."""
         return self.gate_up, self.down
 
 
 @dataclass(frozen=True)
 class PackedExperts:
-    """Holds such a layer in packed form, on a CPU alone: ``experts`` of them beside each other
-    (``linear.packed.beside``).
-    """
+    """A layer of ``experts`` experts with packed weights (``linear.packed.beside``), only for CPUs."""
 
     gate_up: PackedWeight
     down: PackedWeight
@@ -76,12 +71,12 @@ class PackedExperts:
 
     @property
     def struct(self) -> ExpertsStruct:
-        """Returns what the library is given."""
+        """Returns the struct that the library takes; valid as long as the weights live."""
         pointers, sizes = (self.gate_up.address, self.down.address), (self.gate_up.k, self.down.k)
         return ExpertsStruct(*pointers, *sizes, self.experts, self.chosen, int(self.renormalise), PACKED)
 
     def singly(self) -> tuple[Matrices, Matrices]:
-        """Returns gate_up and down by expert, as the reference takes them."""
+        """Returns gate_up and down as lists by expert, as the reference takes them."""
         gate_up = [_single(one_of(self.gate_up, e, self.experts, 2 * self.down.k)) for e in range(self.experts)]
         return gate_up, [_single(one_of(self.down, e, self.experts, self.gate_up.k)) for e in range(self.experts)]
 
@@ -92,7 +87,9 @@ AnyExperts = Experts | PackedExperts
 def experts_of(
     gate_up: Tensor | PackedWeight, down: Tensor | PackedWeight, experts: int, chosen: int, renormalise: bool
 ) -> AnyExperts:
-    """Returns a layer by its weights, stacked expert by expert; both are packed where one is, or is float16."""
+    """Returns a layer of experts with these weights, stacked by expert; both are packed if one is packed or
+    float16.
+    """
     if any(isinstance(weight, PackedWeight) or weight.dtype == torch.float16 for weight in (gate_up, down)):
         return PackedExperts(_packed(gate_up, experts), _packed(down, experts), chosen, renormalise, experts)
     assert isinstance(gate_up, Tensor)
@@ -115,7 +112,9 @@ def _single(weight: PackedWeight) -> Tensor | PackedWeight:
 
 
 def biased(experts: AnyExperts, gate: ExpertGate) -> BiasedMoeStruct:
-    """Returns what the library is given of experts with ``gate``, whose biases are contiguous float32."""
+    """Returns the struct that the library takes for experts with ``gate``, whose biases must be contiguous
+    float32.
+    """
     biases = gate.gate_up_bias.data_ptr(), gate.down_bias.data_ptr()
     return BiasedMoeStruct(experts.struct, *biases, gate.alpha, gate.limit)
 
@@ -128,7 +127,10 @@ def moe(
     out: Tensor | None = None,
     gate: ExpertGate | None = None,
 ) -> Tensor:
-    """Mixes experts: x (rows, hidden) and logits (rows, experts) float32 -> (rows, hidden)."""
+    """Returns the weighted sum of the chosen experts' outputs, (rows, hidden), by a library's function.
+
+    x (rows, hidden) and logits (rows, experts) are float32. The result is written to ``out`` if given.
+    """
     call = declare(library, "moe" if gate is None else "biased_moe", P, P, I64, P, I64, P, I64)
     struct = experts.struct if gate is None else biased(experts, gate)
     out = torch.full_like(x, torch.nan) if out is None else out

@@ -1,7 +1,7 @@
-"""Computes a layer of experts: the router's best few for each row, SwiGLU in each, their outputs added by weight.
+"""A layer of experts: each row's best few by the router, SwiGLU in each, and the weighted sum of their outputs.
 
-Knows nothing of models (https://arxiv.org/abs/2401.04088). Beside bfloat16 weights, rows and what lies between the
-two layers are rounded to bfloat16 too; everything else is in the precision of ``x``.
+Knows nothing of models. See https://arxiv.org/abs/2401.04088. With bfloat16 weights, rows and the values between
+the two layers are rounded to bfloat16 too; everything else has the precision of ``x``.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Matrices = Tensor | Sequence[Tensor | PackedWeight]
 
 
 class ExpertGate(NamedTuple):
-    """Holds gpt-oss's gate in SwiGLU's place, and both layers' biases: (experts x 2 inner,), (experts x
+    """gpt-oss's gate in place of SwiGLU, with the biases of both layers: (experts x 2 x inner,), (experts x
     hidden,).
     """
 
@@ -30,13 +30,15 @@ class ExpertGate(NamedTuple):
     limit: float
 
     def between(self, expert: int, experts: int, both: Tensor) -> Tensor:
-        """Returns what goes to the second layer: (rows, 2 inner) of the first, gate first -> (rows, inner)."""
+        """Returns the input of the second layer (rows, inner) from the output of the first, ``both`` (rows, 2 x
+        inner).
+        """
         gate, up = (both + self.gate_up_bias.view(experts, -1)[expert].to(both.dtype)).chunk(2, -1)
         gate, up = gate.clamp(max=self.limit), up.clamp(-self.limit, self.limit)
         return gate * torch.sigmoid(gate * self.alpha) * (up + 1)
 
     def after(self, expert: int, experts: int, y: Tensor) -> Tensor:
-        """Returns the second layer's (rows, hidden) with its bias."""
+        """Returns the second layer's output ``y`` (rows, hidden) with the bias of expert ``expert`` added."""
         return y + self.down_bias.view(experts, -1)[expert].to(y.dtype)
 
 
@@ -44,11 +46,11 @@ def moe(
     x: Tensor, logits: Tensor, gate_up: Matrices, down: Matrices, chosen: int, renormalise: bool = True,
     gate: ExpertGate | None = None,
 ) -> Tensor:  # fmt: skip
-    """Mixes experts: x (rows, hidden), logits (rows, experts), gate_up and down as ``native.Experts`` has them ->
-    as x.
+    """Returns the weighted sum of the chosen experts' outputs, in the shape and dtype of x (rows, hidden).
 
-    Of equal logits the lower expert is chosen; a row with a NaN among its logits is NaN. Packed matrices come as
-    one per expert, and round their rows as a dense layer does. ``gate`` stands in SwiGLU's place.
+    Logits are (rows, experts), gate_up and down as in ``native.Experts``, or one packed matrix per expert, which
+    rounds its rows as a dense layer does. Of equal logits the lower expert is chosen; a row with a NaN logit is
+    NaN. ``gate`` replaces SwiGLU.
     """
     of = logits.shape[-1]
     experts, weights = route(logits.to(x.dtype), chosen, renormalise)
@@ -69,7 +71,7 @@ def _product(x: Tensor, weight: Tensor | PackedWeight) -> Tensor:
 
 
 def route(logits: Tensor, chosen: int, renormalise: bool) -> tuple[Tensor, Tensor]:
-    """Routes rows: (rows, experts) -> the best experts of each row, best first, and their weights, both (rows,
+    """Returns the best experts of each row of logits (rows, experts), best first, and their weights, both (rows,
     chosen).
     """
     known = logits.nan_to_num(-torch.inf, torch.inf, -torch.inf)

@@ -1,4 +1,4 @@
-"""Defines torch.ops.baton.moe. Knows nothing of models."""
+"""Defines torch.ops.baton.moe, a layer of experts. Knows nothing of models."""
 
 from __future__ import annotations
 
@@ -24,8 +24,10 @@ def _fake(x: Tensor, logits: Tensor, gate_up: Tensor, down: Tensor, chosen: int,
 
 @define("moe(Tensor x, Tensor logits, Tensor gate_up, Tensor down, int chosen, bool renormalise) -> Tensor", _fake)
 def moe(x: Tensor, logits: Tensor, gate_up: Tensor, down: Tensor, chosen: int, renormalise: bool) -> Tensor:
-    """Mixes experts: x (rows, hidden), logits (rows, experts), weights as ``native.Experts`` has them -> (rows,
-    hidden).
+    """Returns the weighted sum of the chosen experts' outputs, (rows, hidden).
+
+    x is (rows, hidden), logits (rows, experts), weights as in ``native.Experts``. Raises ValueError for shapes that
+    don't fit.
     """
     call, out = symbol("moe", P, P, I64, P, I64, P, I64), _fake(x, logits, gate_up, down, chosen, renormalise)
     known = gate_up.dtype == down.dtype in (torch.bfloat16, torch.float32)

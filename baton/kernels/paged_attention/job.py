@@ -1,5 +1,6 @@
-"""Describes what one call of attention reads: which query rows against which blocks. Knows nothing of
-sequences.
+"""Describes what one call of the reference attention reads: some query rows and the blocks of their sequences.
+
+Knows nothing of sequences.
 """
 
 from __future__ import annotations
@@ -10,14 +11,10 @@ from torch import Tensor
 
 
 class AttentionJob(NamedTuple):
-    """Holds ``batch`` sequences with ``queries`` rows each; rows start at ``first`` and lie sequence by sequence.
+    """Sequences of the same shape that are attended to together."""
 
-    ``blocks[layer]`` (2 x batch x blocks,) int64 names the K blocks, then the V blocks, in ``kv_blocks``. ``mask``
-    (batch, 1, queries, 16 x blocks) is added to the scores: 0 or -inf.
-    """
-
-    first: int
-    batch: int
-    queries: int
-    blocks: tuple[Tensor, ...]
-    mask: Tensor
+    first: int  # index of the first query row; rows are ordered by sequence
+    batch: int  # sequences
+    queries: int  # rows of each sequence
+    blocks: tuple[Tensor, ...]  # by layer: (2 x batch x blocks,) int64, indices of K blocks, then of V blocks
+    mask: Tensor  # (batch, 1, queries, 16 x blocks), 0 or -inf, added to the scores

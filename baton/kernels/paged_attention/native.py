@@ -1,6 +1,6 @@
-"""Calls paged_attention and rope_append straight, for tests and measurements. Knows nothing of models.
+"""Calls native paged_attention and rope_append directly, for tests and measurements; engines use the native step.
 
-The engine's way to them is the native step; here one sequence is a tuple (pages, start, queries).
+Knows nothing of models. A sequence is a tuple (pages, start, queries).
 """
 
 from __future__ import annotations
@@ -23,25 +23,25 @@ Item = tuple[Sequence[int], int, int]
 
 @dataclass(frozen=True)
 class Pages:
-    """Holds ``memory`` (pages, page_bytes) uint8 of ``layers`` equal layers, and which of them is meant."""
+    """The KV pages of one layer."""
 
-    memory: Tensor
+    memory: Tensor  # (pages, page_bytes) uint8, of all layers
     dtype: str
     kv_heads: int
     head_dim: int
-    layers: int = 1
-    layer: int = 0
+    layers: int = 1  # number of layers, all alike
+    layer: int = 0  # index of the layer that is meant
 
     @property
     def struct(self) -> PagedKv:
-        """Returns the pages as PagedKv of kv.h."""
+        """Returns the pages as the struct PagedKv of kv.h."""
         size = self.memory.shape[1]
         at = self.layer * (size // self.layers)
         return PagedKv(self.memory.data_ptr(), size, at, KV_TYPES[self.dtype], self.kv_heads, self.head_dim)
 
 
 def page_bytes(dtype: str, kv_heads: int, head_dim: int, layers: int = 1) -> int:
-    """Returns the bytes of a page, scales included."""
+    """Returns the bytes of a page, including scales."""
     row = head_dim * ELEMENTS[dtype].itemsize + (4 if dtype in SCALED else 0)
     return 2 * layers * PAGE * kv_heads * row
 
@@ -55,7 +55,11 @@ def attend_form(
     softcap: float,
     sinks: Tensor | None,
 ) -> Tensor:
-    """Attends with capped scores or sinks (heads,) float32: q (rows, heads, head_dim) float32 -> the same shape."""
+    """Computes attention of q (rows, heads, head_dim) float32 with capped scores or sinks; returns a tensor of that
+    shape.
+
+    ``window`` is how many keys a row sees, 0 for all; ``softcap`` 0 for none; ``sinks`` (heads,) float32.
+    """
     call = declare(library, "paged_attention_form", P, P, I32, I32, I32, F, P, P, I64, P, I64)
     table, kept = item_table(items)
     struct, out = kv.struct, torch.full_like(q, torch.nan)
@@ -67,7 +71,11 @@ def attend_form(
 
 
 def attend(library: ctypes.CDLL, q: Tensor, kv: Pages, items: Sequence[Item], window: int = 0) -> Tensor:
-    """Attends: q (rows, heads, head_dim) float32, rows item by item -> the same shape."""
+    """Computes attention of q (rows, heads, head_dim) float32, rows ordered by sequence; returns a tensor of that
+    shape.
+
+    ``window`` is how many keys a row sees, 0 for all.
+    """
     out = torch.full_like(q, torch.nan)
     prepared(library, q, kv, items, out, window)()
     return out
@@ -76,8 +84,8 @@ def attend(library: ctypes.CDLL, q: Tensor, kv: Pages, items: Sequence[Item], wi
 def prepared(
     library: ctypes.CDLL, q: Tensor, kv: Pages, items: Sequence[Item], out: Tensor, window: int = 0
 ) -> Callable[[], None]:
-    """Returns the call of ``attend`` with everything at hand, to be timed without what it takes to get it
-    together.
+    """Returns a function that computes ``attend`` into ``out`` with prepared arguments, for timing the call
+    alone.
     """
     call = declare(library, "paged_attention", P, P, I32, I32, I32, F, P, I64, P, I64)
     table, kept = item_table(items)
@@ -103,8 +111,11 @@ def append(
     eps: float = 0.0,
     rotated: int | None = None,
 ) -> None:
-    """Turns q and k of qkv (rows, heads + 2 kv_heads, head_dim) float32 in place and stores k and v; turns
-    (positions, head_dim), of which the first ``rotated`` are read where only so many dims turn.
+    """Rotates q and k of qkv (rows, heads + 2 kv_heads, head_dim) float32 in place, and stores k and v in the
+    pages.
+
+    ``turns`` (positions, head_dim) are the cosines, then the sines of each position's angles; if only ``rotated``
+    dimensions are rotated, only as many columns are read. ``norms`` are the weights of q's and k's RMS norms.
     """
     table, kept = item_table(items)
     weights = (None, None) if norms is None else tuple(norm.data_ptr() for norm in norms)
@@ -119,7 +130,7 @@ def append(
 
 
 def item_table(items: Sequence[Item]) -> tuple[NDArray[np.void], list[NDArray[np.int32]]]:
-    """Returns the items as structs, and the block tables that they point to, which the caller must keep
+    """Returns the sequences as structs, and the block tables that they point to, which the caller must keep
     alive.
     """
     kept = [np.array(pages, np.int32) for pages, _, _ in items]

@@ -1,7 +1,9 @@
-"""Computes grouped-query attention over paged K and V (https://arxiv.org/abs/2309.06180), chunks and decodes mixed.
+"""Grouped-query attention over paged K and V (https://arxiv.org/abs/2309.06180), for prefill chunks and decoding
+alike.
 
-Knows nothing of sequences, windows or causality: the jobs' masks say who sees what. A job gathers its blocks once
-per layer; a sequence's result depends on its own job's shape alone, never on other sequences.
+Knows nothing of sequences, windows or causality: the jobs' masks say who sees what. The jobs' masks define what
+each row sees. A job gathers its blocks once per layer; a sequence's result depends only on the shape of its own
+job, never on other sequences.
 """
 
 from __future__ import annotations
@@ -24,10 +26,10 @@ def paged_attention(
     softcap: float = 0.0,
     sinks: Tensor | None = None,
 ) -> Tensor:
-    """Attends: q (rows, heads, head_dim), kv_blocks (all pages' blocks, 16, kv_heads, head_dim) -> (rows, heads x
-    head_dim).
+    """Returns attention outputs (rows, heads x head_dim) for q (rows, heads, head_dim).
 
-    Rows that no job names (padding) are zero. With ``softcap`` or ``sinks`` (heads,) as ``attend_by_parts`` says.
+    ``kv_blocks`` are all pages' blocks (blocks, 16, kv_heads, head_dim). Rows that no job names (padding) are zero.
+    For ``softcap`` and ``sinks`` (heads,) see ``attend_by_parts``.
     """
     rows, heads, head_dim = q.shape
     out = torch.zeros_like(q, memory_format=torch.contiguous_format)
@@ -47,10 +49,11 @@ def paged_attention(
 def attend_by_parts(
     q: Tensor, keys: Tensor, values: Tensor, mask: Tensor, scale: float, softcap: float, sinks: Tensor | None
 ) -> Tensor:
-    """Attends with capped scores (Gemma 2, https://arxiv.org/abs/2408.00118) or sinks: q (batch, heads, queries,
-    head_dim), keys and values (batch, kv_heads, tokens, head_dim), mask added to the scores -> as q.
+    """Returns attention outputs in the shape of q, with capped scores (Gemma 2, https://arxiv.org/abs/2408.00118)
+    or sinks.
 
-    A sink is a head's score of one more key, which has no value.
+    q is (batch, heads, queries, head_dim), keys and values (batch, kv_heads, tokens, head_dim); ``mask`` is added
+    to the scores. A sink is a head's score of one additional key, which has no value.
     """
     group = q.shape[1] // keys.shape[1]
     keys, values = (plane.repeat_interleave(group, 1) for plane in (keys, values))
@@ -66,14 +69,16 @@ def attend_by_parts(
 
 
 def _gather(kv_blocks: Tensor, job: AttentionJob, layer: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """K and V as (batch, kv_heads, tokens, head_dim)."""
+    """Returns K and V as (batch, kv_heads, tokens, head_dim)."""
     found = kv_blocks.index_select(0, job.blocks[layer]).to(device)
     keys, values = found.view(2, job.batch, -1, *kv_blocks.shape[2:]).transpose(2, 3).unbind(0)
     return keys, values
 
 
 def _attend_one(q: Tensor, keys: Tensor, values: Tensor, mask: Tensor, scale: float) -> Tensor:
-    """One query per sequence: the heads that share a KV head become that head's query rows, K is read once."""
+    """Attends with one query per sequence: heads that share a KV head become its query rows, so that K is read
+    once.
+    """
     batch, heads, head_dim = q.shape
     kv_heads = keys.shape[1]
     grouped = q.reshape(batch, kv_heads, heads // kv_heads, head_dim)
@@ -83,7 +88,7 @@ def _attend_one(q: Tensor, keys: Tensor, values: Tensor, mask: Tensor, scale: fl
 
 
 def _attend_many(q: Tensor, keys: Tensor, values: Tensor, mask: Tensor, scale: float) -> Tensor:
-    """A chunk: causal rows of one sequence (or of several with the same shape)."""
+    """Attends with the causal rows of a chunk of one sequence, or of several with the same shape."""
     batch = keys.shape[0]
     rows = q.reshape(batch, -1, *q.shape[1:]).transpose(1, 2)
     found = F.scaled_dot_product_attention(rows, keys, values, attn_mask=mask, scale=scale, enable_gqa=True)

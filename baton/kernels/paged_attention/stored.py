@@ -1,6 +1,7 @@
-"""Reads K and V as they lie in pages, back as float32: the spec of kv.h's formats. Knows nothing of sequences.
+"""Reads and writes K and V in the formats of pages, as float32: the specification of kv.h's formats.
 
-plane = [token 0..15][kv_head][head_dim] elements, then for int8 and fp8 [token 0..15][kv_head] float32 scales
+Knows nothing of sequences. A plane is [token 0..15][kv_head][head_dim] elements, then for int8 and fp8 [token
+0..15][kv_head] float32 scales.
 """
 
 from __future__ import annotations
@@ -26,8 +27,8 @@ TOPS = {"int8": 127.0, "fp8_e4m3": 448.0}  # the largest value that each scaled 
 def read_layer(
     memory: Tensor, pages: Tensor, layer: int, layers: int, kv_heads: int, head_dim: int, dtype: str
 ) -> tuple[Tensor, Tensor]:
-    """Reads a layer: memory (pages, page_bytes) uint8, pages (n,) -> K and V, (16 n, kv_heads, head_dim)
-    float32.
+    """Returns K and V of one layer, (16 n, kv_heads, head_dim) float32, of ``pages`` (n,) in ``memory`` (pages,
+    page_bytes).
     """
     planes = memory.view(len(memory), layers, 2, -1)[pages.long(), layer]
     keys, values = (_read(planes[:, which], kv_heads, head_dim, dtype) for which in (0, 1))
@@ -35,7 +36,7 @@ def read_layer(
 
 
 def quantized(rows: Tensor, dtype: str) -> Tensor:
-    """Returns rows (…, head_dim) float32 as they read back after being stored."""
+    """Returns rows (…, head_dim) float32 as they read back after being stored in ``dtype``."""
     if dtype not in SCALED:
         return rows.to(ELEMENTS[dtype]).float()
     top = TOPS[dtype]
@@ -57,7 +58,7 @@ def _read(plane: Tensor, kv_heads: int, head_dim: int, dtype: str) -> Tensor:
 def write_layer(
     memory: Tensor, at: tuple[Tensor, Tensor], layer: int, layers: int, kv: tuple[Tensor, Tensor], dtype: str
 ) -> None:
-    """Stores K and V, both (n, kv_heads, head_dim) float32, at (pages, slots), both (n,), of ``layer``."""
+    """Stores K and V, both (n, kv_heads, head_dim) float32, at (pages, slots), both (n,), of layer ``layer``."""
     planes = memory.view(len(memory), layers, 2, -1)
     for which, rows in enumerate(kv):
         _write(planes[:, layer, which], *at, rows, dtype)
@@ -72,9 +73,10 @@ def attend_stored(
     softcap: float = 0.0,
     sinks: Tensor | None = None,
 ) -> Tensor:
-    """Attends for one sequence: q (n, heads, head_dim), K and V of keys 0 … start + n - 1 -> the same shape.
+    """Returns attention outputs of one sequence in the shape of q (n, heads, head_dim).
 
-    ``queries`` are (start, n); a row sees keys up to its own position, the last ``window`` of them (0: all).
+    ``kv`` are K and V of the keys 0 … start + n - 1; ``queries`` are (start, n); a row sees the keys up to its own
+    position, or the last ``window`` of them if that isn't 0.
     """
     start, count = queries
     length, group = start + count, q.shape[1] // kv[0].shape[1]
@@ -90,7 +92,7 @@ def attend_stored(
 
 
 def _write(plane: Tensor, pages: Tensor, slots: Tensor, rows: Tensor, dtype: str) -> None:
-    """plane (pages, plane bytes) uint8, a view of the pages."""
+    """Stores ``rows`` in ``plane`` (pages, plane bytes) uint8, a view of the pages."""
     count, kv_heads, head_dim = rows.shape
     kind, at = ELEMENTS[dtype], (pages * PAGE + slots).long()
     size = PAGE * kv_heads * head_dim * kind.itemsize

@@ -1,10 +1,9 @@
-"""Defines torch.ops.baton.paged_attention, and how pages and sequences cross torch's border for every op over
-pages.
+"""Defines torch.ops.baton.paged_attention, and how pages and sequences are passed to all torch ops over pages.
 
 Knows nothing of models. Pages are ``PAGES`` in a schema: memory (pages, page_bytes) uint8 of ``layers`` equal
-layers, of which ``layer`` is meant. Sequences are ``ITEMS``: ``table`` (n,) the page numbers of all, one sequence's
-behind another's; ``items`` (sequences, 3): where its pages begin in ``table``, its first query's position, how many
-queries. Rows of q lie sequence by sequence.
+layers, of which ``layer`` is meant. Sequences are ``ITEMS``: ``table`` (n,) holds the page numbers of all
+sequences, one after the other; ``items`` (sequences, 3): where its pages begin in ``table``, its first query's
+position, its number of queries. Rows of q are ordered by sequence.
 """
 
 from __future__ import annotations
@@ -28,21 +27,21 @@ PAGES = "str dtype, int kv_heads, int layers, int layer"
 
 
 class Sequences(NamedTuple):
-    """Holds ITEMS as numbers and as structs that point into ``table``, int32."""
+    """The arguments ITEMS as numbers, and as structs that point into ``table``, int32."""
 
     numbers: list[list[int]]
     structs: NDArray[np.void]
     table: Tensor
 
     def pages(self, at: int) -> Tensor:
-        """Returns the pages that sequence ``at`` has after the step."""
+        """Returns the page numbers that sequence ``at`` has after the step."""
         offset, start, count = self.numbers[at]
         return self.table[offset : offset - (-(start + count) // PAGE)]
 
 
 def sequences(table: Tensor, items: Tensor, pages: int, rows: int) -> Sequences:
-    """Reads ITEMS. Raises ValueError for a page that isn't there, too short a table, or rows too many or too
-    few.
+    """Returns the sequences that ITEMS describe. Raises ValueError for a page number of ``pages`` or more, a table
+    that is too short, or a number of queries other than ``rows``.
     """
     numbers, whole = items.tolist(), table.to(torch.int32).contiguous()
     require(sum(count for *_, count in numbers) == rows, f"items: their queries are {rows} rows")
@@ -59,7 +58,7 @@ def sequences(table: Tensor, items: Tensor, pages: int, rows: int) -> Sequences:
 
 
 def paged(memory: Tensor, head_dim: int, dtype: str, kv_heads: int, layers: int, layer: int) -> Pages:
-    """Returns what native code is told of the pages. Raises ValueError where they can't be what PAGES says."""
+    """Returns the pages that the arguments PAGES describe. Raises ValueError if the memory doesn't fit them."""
     require(dtype in ELEMENTS, f"dtype is one of {', '.join(ELEMENTS)}")
     require(kv_heads > 0 and layers > 0, "there are 1 or more kv_heads and layers")
     size = page_bytes(dtype, kv_heads, head_dim, layers)
@@ -69,12 +68,12 @@ def paged(memory: Tensor, head_dim: int, dtype: str, kv_heads: int, layers: int,
 
 
 def stored(kv: Pages, pages: Tensor) -> tuple[Tensor, Tensor]:
-    """Returns K and V of ``pages`` as float32."""
+    """Returns K and V of ``pages`` as float32, (16 n, kv_heads, head_dim) each."""
     return read_layer(kv.memory, pages, kv.layer, kv.layers, kv.kv_heads, kv.head_dim, kv.dtype)
 
 
 def by_reference(q: Tensor, kv: Pages, found: Sequences, window: int, scale: float) -> Tensor:
-    """Computes all sequences' attention by the reference."""
+    """Returns the attention outputs of all sequences, computed by the reference."""
     parts, first = [q[:0]], 0
     for at, (_, start, count) in enumerate(found.numbers):
         rows = q[first : first + count].float()
@@ -84,12 +83,12 @@ def by_reference(q: Tensor, kv: Pages, found: Sequences, window: int, scale: flo
 
 
 def queries(q: Tensor) -> Tensor:
-    """Returns q with a row's heads side by side; rows may be apart, as q lies in qkv."""
+    """Returns q with contiguous heads in each row, copied if needed; rows may be apart, as in qkv."""
     return q if q.stride()[1:] == (q.shape[2], 1) else q.contiguous()
 
 
 def require_queries(q: Tensor, kv_heads: int) -> None:
-    """Raises ValueError unless q is what every op of attention takes."""
+    """Raises ValueError unless q is (rows, heads, head_dim) with heads a multiple of ``kv_heads``."""
     grouped = q.dim() == 3 and kv_heads > 0 and q.shape[1] % kv_heads == 0
     require(grouped, "q is (rows, heads, head_dim), heads a multiple of kv_heads")
 
@@ -114,9 +113,10 @@ def paged_attention(
     window: int,
     scale: float,
 ) -> Tensor:
-    """Attends: q (rows, heads, head_dim) -> the same shape; a row sees keys up to its own position.
+    """Returns attention outputs in the shape of q (rows, heads, head_dim); a row sees the keys up to its own
+    position.
 
-    ``window`` bounds how many it sees, 0 for all.
+    ``window`` limits a row to its last keys, 0 for all. Raises ValueError for arguments that don't fit.
     """
     require(window >= 0, "window is 0 or more")
     call, out = (

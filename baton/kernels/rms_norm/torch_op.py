@@ -1,4 +1,4 @@
-"""Defines torch.ops.baton.rms_norm. Knows nothing of layers."""
+"""Defines torch.ops.baton.rms_norm, which adds the residual and normalizes. Knows nothing of layers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,9 @@ def _fake(x: Tensor, delta: Tensor | None, weight: Tensor, eps: float) -> Tensor
 
 @define("rms_norm(Tensor(a!) x, Tensor? delta, Tensor weight, float eps) -> Tensor", _fake)
 def rms_norm(x: Tensor, delta: Tensor | None, weight: Tensor, eps: float) -> Tensor:
-    """Adds delta to x in place and returns the norm of that sum times ``weight``, (rows, hidden)."""
+    """Adds delta to x (rows, hidden) in place; returns the RMS norm of that sum times ``weight``, (rows,
+    hidden).
+    """
     call, out = symbol("rms_norm", P, P, P, F, I64, I64, P), _fake(x, delta, weight, eps)
     if call is None or not runs_natively(x, delta, weight) or not x.is_contiguous():
         if delta is not None:

@@ -1,5 +1,4 @@
-"""Norms queries and keys, rotates them and writes K and V into their pages, between the QKV projection and
-attention.
+"""Norms queries and keys, rotates them, and stores K and V in their pages, between QKV projection and attention.
 
 Knows nothing of sequences: a slot says where a row of K or V goes.
 """
@@ -23,10 +22,10 @@ def rope_append(
     k_norm: Tensor | None = None,
     eps: float = 0.0,
 ) -> Tensor:
-    """Rotates q and k, stores k and v, returns q (rows, heads, head_dim).
+    """Rotates q and k, stores k and v; returns q (rows, heads, head_dim).
 
     qkv (rows, heads + 2 kv_heads, head_dim); cos, sin (rows, 1, rotated dims), sin's first half negated; kv_rows
-    (slots of all pages, kv_heads x head_dim); slots (2 n,): of the first n rows' k, then of their v.
+    (slots of all pages, kv_heads x head_dim); slots (2 n,): those of the first n rows' k, then of their v.
     """
     heads = qkv.shape[1] - 2 * kv_heads
     qk = qkv[:, : heads + kv_heads]
@@ -40,9 +39,9 @@ def rope_append(
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Applies rotary embedding, halves as pairs (Hugging Face's convention); sin's first half comes negated.
+    """Returns x with rotary embedding, halves as pairs (Hugging Face's convention); sin's first half comes negated.
 
-    Dims beyond those that cos and sin have stay as they are.
+    Dimensions beyond those of cos and sin stay as they are.
     """
     rotated = cos.shape[-1]
     if rotated < x.shape[-1]:

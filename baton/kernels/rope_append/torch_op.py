@@ -1,6 +1,7 @@
-"""Defines torch.ops.baton.rope_append: norm and rotate q and k in place, store k and v in their pages.
+"""Defines torch.ops.baton.rope_append, which norms and rotates q and k in place and stores k and v in their pages.
 
-Knows nothing of models. ``turns`` (positions, head_dim): cos of each position's angles, then their sin.
+Knows nothing of models. ``turns`` (positions, head_dim) holds the cosines of each position's angles, then their
+sines.
 """
 
 from __future__ import annotations
@@ -58,10 +59,10 @@ def rope_append(
     layers: int,
     layer: int,
 ) -> None:
-    """Turns qkv (rows, heads + 2 kv_heads, head_dim) in place; the sequences' rows go to their own positions and
+    """Norms and rotates q and k of qkv (rows, heads + 2 kv_heads, head_dim) in place, and stores k and v in the
     pages.
 
-    Raises ValueError for shapes that don't fit.
+    Rows are at the positions that their sequences say. Raises ValueError for shapes that don't fit.
     """
     call = symbol("rope_append", P, P, I32, I32, P, I64, P, P, F, P)
     _fake(qkv, memory, table, items, turns, q_norm, k_norm, eps, dtype, kv_heads)

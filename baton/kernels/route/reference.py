@@ -1,6 +1,7 @@
-"""Chooses experts in groups, by softmax or sigmoid, with a bias for the choice alone. Knows nothing of experts.
+"""Chooses experts within groups, by softmax or sigmoid scores, with a bias that only affects the choice.
 
-As DeepSeek-V2 (https://arxiv.org/abs/2405.04434) and V3 (https://arxiv.org/abs/2412.19437) route.
+Knows nothing of experts. It is the routing of DeepSeek-V2 (https://arxiv.org/abs/2405.04434) and V3
+(https://arxiv.org/abs/2412.19437).
 """
 
 from __future__ import annotations
@@ -20,10 +21,10 @@ def route(
     renormalise: bool,
     scale: float,
 ) -> tuple[Tensor, Tensor]:
-    """Routes rows: logits (rows, experts) -> logits of the chosen experts, -inf elsewhere, and factors (rows, 1).
+    """Returns logits (rows, experts) that are -inf for experts not chosen, and factors (rows, 1).
 
-    A softmax over the returned logits weighs the chosen experts as their scores do among one another; times the
-    factor it gives the weights themselves. ``scoring`` is "softmax" or "sigmoid"; see ``program.ops.Route``.
+    A softmax over the returned logits gives the relative weights of the chosen experts; times the factor it gives
+    their weights. ``scoring`` is "softmax" or "sigmoid"; for the other parameters see ``program.ops.Route``.
     """
     wide = logits.float()
     scores = wide.sigmoid() if scoring == "sigmoid" else wide.softmax(-1)
@@ -38,7 +39,7 @@ def route(
 
 
 def _in_best_groups(ranked: Tensor, groups: int, kept: int, best: int) -> Tensor:
-    """``ranked`` with -inf outside of each row's ``kept`` best groups of neighbours."""
+    """Returns ``ranked`` with -inf outside of each row's ``kept`` best groups of neighbours."""
     grouped = ranked.unflatten(-1, (groups, -1))
     merit = grouped.topk(best, dim=-1).values.sum(-1)
     keep = torch.zeros_like(merit, dtype=torch.bool).scatter_(-1, merit.topk(kept, dim=-1).indices, True)

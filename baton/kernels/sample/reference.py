@@ -1,8 +1,9 @@
-"""Draws tokens from logits. Knows nothing of seeds: each row brings its own uniform number.
+"""Draws tokens from logits, with a uniform random number for each row.
 
-The draw is an inverse transform in token order: the first token whose cumulative probability passes ``uniform``. So
-a row's draw depends on its logits and its number alone, and a rounding difference in the logits moves it only when
-the number falls within that difference of a boundary.
+Knows nothing of seeds: each row brings its own uniform number. The draw is an inverse transform in token order: the
+first token whose cumulative probability exceeds ``uniform``. A row's draw depends only on its logits and its
+number, and a rounding difference in the logits changes it only if the number is within that difference of a
+boundary.
 """
 
 from __future__ import annotations
@@ -16,9 +17,10 @@ CANDIDATES = 256  # likeliest tokens that top_p looks at first, because they mos
 def sample(
     logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor, uniform: Tensor
 ) -> Tensor:
-    """Draws: logits (rows, vocab) float32, the rest (rows,) -> token ids (rows,) int64.
+    """Returns token ids (rows,) int64 drawn from logits (rows, vocab) float32; the other arguments are (rows,).
 
-    Order: temperature, top_k (0 keeps all), top_p (1 keeps all), min_p (0 keeps all); ties at a threshold stay.
+    Filters apply in the order temperature, top_k (0 keeps all), top_p (1 keeps all), min_p (0 keeps all); ties at a
+    threshold are kept.
     """
     probs = _kept(logits, temperature, top_k, top_p, min_p)
     reached = probs.double().cumsum(-1)
@@ -27,7 +29,7 @@ def sample(
 
 
 def kept(logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor) -> Tensor:
-    """Returns the probabilities (rows, vocab) that ``sample`` draws by; each row's sum is 1."""
+    """Returns the probabilities (rows, vocab) by which ``sample`` draws; each row's sum is 1."""
     probs = _kept(logits, temperature, top_k, top_p, min_p)
     return probs / probs.sum(-1, keepdim=True)
 
@@ -62,7 +64,7 @@ def _keep_top_p(probs: Tensor, top_p: Tensor) -> Tensor:
 
 
 def _falling(probs: Tensor, mass: Tensor, asked: Tensor) -> Tensor:
-    """The likeliest probabilities, falling: the first few hundred where they hold the mass, else all of them."""
+    """Returns the largest probabilities in falling order: the first few hundred if they hold the mass, else all."""
     few = probs.topk(min(CANDIDATES, probs.shape[1]), -1).values
     enough = few.sum(-1) > mass
     return few if bool(enough[asked].all()) else probs.sort(-1, descending=True).values

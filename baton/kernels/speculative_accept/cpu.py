@@ -1,4 +1,4 @@
-"""Runs speculative_accept on native code, for one sequence or a batch. Knows nothing of who drafted."""
+"""Runs speculative_accept natively, for one sequence or a batch. Knows nothing of who drafted."""
 
 from __future__ import annotations
 
@@ -26,7 +26,11 @@ DRAFT = np.dtype(
 
 
 def speculative_accept(tokens: Tensor, by: Tensor | Rejection) -> tuple[int, int]:
-    """Does what the reference does, in float32."""
+    """Returns the number of accepted draft tokens of one sequence and the token after them, -1 without a finite
+    logit.
+
+    It is the reference's function in float32.
+    """
     if native.library() is None:
         return reference.speculative_accept(tokens, by)
     emitted, accepted = run(native.function("speculative_accept", *ARGUMENTS), [(tokens, by)])[0]
@@ -36,7 +40,10 @@ def speculative_accept(tokens: Tensor, by: Tensor | Rejection) -> tuple[int, int
 def run(
     function: NativeFunction, sequences: Sequence[tuple[Tensor, Tensor | Rejection]]
 ) -> list[tuple[Tensor, int]]:
-    """Calls baton_speculative_accept once, from whichever library. Returns ``emitted``, and how many stand."""
+    """Calls ``function``, a library's baton_speculative_accept, once for all sequences.
+
+    Returns for each the emitted tokens and the number of accepted drafts.
+    """
     drafts, kept, found = np.zeros(len(sequences), DRAFT), [], []
 
     def point(draft: np.void, field: str, value: Tensor, dtype: torch.dtype) -> Tensor:

@@ -1,9 +1,10 @@
-"""Decides how many drafted tokens stand, in float64. Knows nothing of who drafted, of seeds or of KV.
+"""Decides how many drafted tokens are accepted, in float64.
 
-There are two ways. By choice: the target chose a token at every place by that place's own number, and a draft
-stands while it is that choice; tokens are those of a run without drafts. By rejection (Leviathan et al., 2023,
-https://arxiv.org/abs/2211.17192): a draft stands where ``accept`` < p / q, else a token is drawn from what p has
-above q; each token's distribution is the target's.
+Knows nothing of who drafted, of seeds or of KV. There are two ways. By choice: the target chose a token at every
+position with that position's random number, and a draft is accepted while it equals that choice; the tokens are
+those of a run without drafts. By rejection (Leviathan et al., 2023, https://arxiv.org/abs/2211.17192): a draft is
+accepted if ``accept`` < p / q, else a token is drawn from the excess of p over q; each token then has the target's
+distribution.
 """
 
 from __future__ import annotations
@@ -17,24 +18,20 @@ MOST = 16  # drafts of one sequence that are looked at, at most
 
 
 class Rejection(NamedTuple):
-    """Holds what rejection needs: the target's edited logits, the drafter's probabilities and uniform numbers.
+    """The inputs of rejection sampling for one sequence of ``count`` drafts."""
 
-    ``target`` (count + 1, vocab); ``proposed`` (count, vocab), None: certain drafts; ``accept`` (count,) and
-    ``draw`` (count + 1,) uniform float64; temperature 0: the likeliest token alone stands.
-    """
-
-    target: Tensor
-    proposed: Tensor | None
-    accept: Tensor
-    draw: Tensor
-    temperature: float
+    target: Tensor  # (count + 1, vocab) the target's logits after penalties and masks
+    proposed: Tensor | None  # (count, vocab) the drafter's probabilities; None if its drafts are certain
+    accept: Tensor  # (count,) uniform float64
+    draw: Tensor  # (count + 1,) uniform float64
+    temperature: float  # 0: only the likeliest token is accepted
 
 
 def speculative_accept(tokens: Tensor, by: Tensor | Rejection) -> tuple[int, int]:
-    """Accepts: tokens (count,), the target's choices (count + 1,) or a ``Rejection`` -> how many stand, the token
-    behind.
+    """Returns the number of accepted tokens of ``tokens`` (count,), and the token after them.
 
-    That token is -1 where its row has no finite largest logit.
+    ``by`` are the target's choices (count + 1,) or a ``Rejection``. The token is -1 if its row has no finite
+    maximum.
     """
     count = min(len(tokens), MOST)
     for place in range(count):
@@ -45,7 +42,9 @@ def speculative_accept(tokens: Tensor, by: Tensor | Rejection) -> tuple[int, int
 
 
 def _judged(token: int, place: int, by: Tensor | Rejection) -> tuple[bool, int]:
-    """Whether the draft stands at ``place``, and the target's token if it doesn't; -1 is no draft."""
+    """Returns whether the draft is accepted at ``place``, and the target's token if it isn't; ``token`` -1 is no
+    draft.
+    """
     if isinstance(by, Tensor):
         return token >= 0 and int(by[place]) == token, int(by[place])
     row = by.target[place].double()
@@ -71,7 +70,7 @@ def _judged(token: int, place: int, by: Tensor | Rejection) -> tuple[bool, int]:
 
 
 def _drawn(mass: Tensor, uniform: float) -> int:
-    """The first token whose cumulative mass passes uniform x total."""
+    """Returns the first token whose cumulative mass exceeds uniform x total."""
     reached = mass.cumsum(0)
     at = int(torch.searchsorted(reached, uniform * reached[-1:], right=True))
     return min(at, int(mass.nonzero()[-1]))

@@ -1,4 +1,4 @@
-"""Defines torch.ops.baton.speculative_accept, of one sequence. Knows nothing of who drafted."""
+"""Defines torch.ops.baton.speculative_accept, for one sequence. Knows nothing of who drafted."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def _fake(tokens: Tensor, *rest: object) -> Tensor:
 
 
 def _require_shape(name: str, value: object, shape: tuple[int, ...]) -> None:
-    """That it has that shape, if it is there."""
+    """Raises ValueError unless ``value`` has shape ``shape`` or is absent."""
     require(not isinstance(value, Tensor) or value.shape == shape, f"speculative_accept: {name} is {shape}")
 
 
@@ -45,8 +45,10 @@ def speculative_accept(
     draw: Tensor | None,
     temperature: float,
 ) -> Tensor:
-    """Does what the reference does, by ``chosen`` or by a ``Rejection``'s parts. Returns (2,): how many stand, the
-    token behind.
+    """Returns (2,): the number of accepted drafts, and the token after them, -1 without a finite logit.
+
+    Takes the target's choices ``chosen``, or the parts of a ``Rejection``. Raises ValueError for arguments that
+    don't fit.
     """
     _fake(tokens, chosen, target, proposed, accept, draw, temperature)
     if chosen is not None:

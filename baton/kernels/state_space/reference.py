@@ -1,6 +1,8 @@
-"""Computes Mamba-2's state space layers (https://arxiv.org/abs/2405.21060): a convolution, then a state that fades.
+"""Mamba-2's state space layers (https://arxiv.org/abs/2405.21060): a convolution, then a recurrent state that
+decays.
 
-Knows nothing of where states lie or of how rows were projected. All is float32, because a state is summed for ever.
+Knows nothing of where states lie or of how rows were projected. All is float32, because a state is a sum over the
+whole sequence.
 
     S = exp(dt A) S + dt x Bᵀ        y = S C + D x        for each head; B and C are shared by the heads of a group
 
@@ -29,11 +31,12 @@ def state_space(
     state: Tensor,
     groups: int,
 ) -> Tensor:
-    """Advances sequences by as many tokens each -> (rows, heads, head_dim); changes ``past`` and ``state``.
+    """Advances sequences by the same number of tokens each; returns (rows, heads, head_dim).
 
-    Rows lie sequence by sequence. mixed (rows, channels): x of all heads, then B and C of all ``groups``; dt
-    (rows, heads), its bias and softplus applied; fade (heads,), the A above; skip (heads,), the D; conv (channels,
-    kernel), past (sequences, channels, kernel - 1), state (sequences, heads, head_dim, size).
+    Updates ``past`` and ``state`` in place. Rows are ordered by sequence. mixed (rows, channels): x of all heads,
+    then B and C of all ``groups``; dt (rows, heads), its bias and softplus applied; fade (heads,), the A above;
+    skip (heads,), the D; conv (channels, kernel), past (sequences, channels, kernel - 1), state (sequences, heads,
+    head_dim, size).
     """
     sequences, heads, head_dim, size = state.shape
     rows = convolve(mixed, conv, past)
@@ -50,12 +53,12 @@ def state_space(
 
 
 def _by_head(x: Tensor, heads: int) -> Tensor:
-    """(sequences, tokens, groups, size) -> (sequences, heads, tokens, size)"""
+    """Returns x (sequences, tokens, groups, size) as (sequences, heads, tokens, size)."""
     return x.repeat_interleave(heads // x.shape[2], 2).transpose(1, 2)
 
 
 def _advance(x: Tensor, b: Tensor, c: Tensor, dt: Tensor, fade: Tensor, state: Tensor) -> Tensor:
-    """One stretch: x (…, heads, tokens, head_dim), b and c (…, tokens, size), dt (…, heads, tokens)."""
+    """Computes one stretch: x (…, heads, tokens, head_dim), b and c (…, tokens, size), dt (…, heads, tokens)."""
     total = (dt * fade[:, None]).cumsum(-1)
     since = total[..., None] - total[..., None, :]
     faded = since.masked_fill(torch.ones_like(since, dtype=torch.bool).triu(1), -torch.inf).exp()

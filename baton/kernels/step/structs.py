@@ -1,6 +1,6 @@
-"""Declares the structs of the native step, and how its functions are called. Torch-free.
+"""The structs of the native step, and how its function is called. Torch-free.
 
-Knows nothing of programs or plans. Field by field it is what step.h, lm_head.h, attention.h and kv.h declare.
+Knows nothing of programs or plans. They mirror step.h, lm_head.h, attention.h and kv.h field by field.
 """
 
 from __future__ import annotations
@@ -92,5 +92,5 @@ class PagedKv(ctypes.Structure):
 
 @cache
 def run_step() -> NativeFunction:
-    """Returns baton_step(model, step, from, to). Raises RuntimeError where there is no library."""
+    """Returns baton_step(model, step, from, to). Raises RuntimeError if there is no native library."""
     return native.function("step", P, P, I32, I32)

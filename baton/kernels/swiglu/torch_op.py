@@ -1,4 +1,4 @@
-"""Defines torch.ops.baton.swiglu. Knows nothing of weights."""
+"""Defines torch.ops.baton.swiglu, the gated activation of Llama-like MLPs. Knows nothing of weights."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def _fake(gate_up: Tensor) -> Tensor:
 
 @define("swiglu(Tensor gate_up) -> Tensor", _fake)
 def swiglu(gate_up: Tensor) -> Tensor:
-    """Gates: (rows, 2 x inner), gate first -> silu(gate) x up, (rows, inner)."""
+    """Returns silu(gate) x up, (rows, inner), for ``gate_up`` (rows, 2 x inner), gate first."""
     call, out = symbol("swiglu", P, I64, I64, P), _fake(gate_up)
     if call is None or not runs_natively(gate_up):
         return out.copy_(reference.swiglu(gate_up))

@@ -1,6 +1,6 @@
 """Checkpoint formats, one module each: ``settings`` for config.json, and ``tensors`` of a quantized linear layer.
 
-A module is named after its ``quant_method``.
+Knows nothing of how weights were rounded. A module is named after its ``quant_method``.
 """
 
 from __future__ import annotations

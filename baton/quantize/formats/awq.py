@@ -1,7 +1,7 @@
 """AWQ's GEMM format, as AutoAWQ writes it.
 
-qweight int32 (k, n / 8) and qzeros int32 (groups, n / 8), outputs in the order 0 2 4 6 1 3 5 7 from the low bits
-up; scales float16 (groups, n). Source: https://github.com/casper-hansen/AutoAWQ.
+Knows nothing of models. qweight int32 (k, n / 8) and qzeros int32 (groups, n / 8), outputs in the order 0 2 4 6 1 3
+5 7 from the low bits up; scales float16 (groups, n). Source: https://github.com/casper-hansen/AutoAWQ.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """bitsandbytes' NF4 format with double quantization, as transformers saves it.
 
-weight is uint8 (n x k / 2, 1), the first of two numbers in the high bits. The largest magnitude of each block, less
-their mean, is an index in a table of 256 entries, scaled per 256 blocks; the other settings are JSON as bytes.
-Sources: https://arxiv.org/abs/2305.14314, https://arxiv.org/abs/1511.04561 (the table).
+Knows nothing of models. weight is uint8 (n x k / 2, 1), the first of two numbers in the high bits. The largest
+magnitude of each block, less their mean, is an index in a table of 256 entries, scaled per 256 blocks; the other
+settings are JSON as bytes. Sources: https://arxiv.org/abs/2305.14314, https://arxiv.org/abs/1511.04561 (the table).
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """compressed-tensors' formats: packed integers, int8 with int8 activations, e4m3, MXFP4.
 
-Source: https://github.com/vllm-project/compressed-tensors.
+Knows nothing of models. Source: https://github.com/vllm-project/compressed-tensors.
 """
 
 from __future__ import annotations

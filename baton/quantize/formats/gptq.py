@@ -1,7 +1,8 @@
 """GPTQ's format, as AutoGPTQ and GPTQModel write it.
 
-qweight int32 (k / per, n) from the low bits up; qzeros int32 (groups, n / per): packed words of zeros, less a word
-of ones; scales float16 (groups, n); g_idx int32 (k,). Source: https://github.com/AutoGPTQ/AutoGPTQ.
+Knows nothing of models. qweight int32 (k / per, n) from the low bits up; qzeros int32 (groups, n / per): packed
+words of zeros, less a word of ones; scales float16 (groups, n); g_idx int32 (k,). Source:
+https://github.com/AutoGPTQ/AutoGPTQ.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """AWQ (https://arxiv.org/abs/2306.00978): scales up the inputs that matter before rounding, and clips ranges.
 
-Scales are the inputs' mean magnitudes to a power, which is searched for, as the ranges are; the error is that of
-the layer's outputs on the calibration text, which the inputs' second moments give exactly.
+Knows nothing of files. Scales are the inputs' mean magnitudes to a power, which is searched for, as the ranges are;
+the error is that of the layer's outputs on the calibration text, which the inputs' second moments give exactly.
 """
 
 from __future__ import annotations

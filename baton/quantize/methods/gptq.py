@@ -1,7 +1,7 @@
 """GPTQ (https://arxiv.org/abs/2210.17323): rounds input by input, and lets later inputs compensate for the error.
 
-Inputs are taken in the order of falling second moments (act-order). Groups are neighbours in the file's order,
-whose scales are found beforehand; with ``regroup`` groups follow the new order instead.
+Knows nothing of files. Inputs are taken in the order of falling second moments (act-order). Groups are neighbours
+in the file's order, whose scales are found beforehand; with ``regroup`` groups follow the new order instead.
 """
 
 from __future__ import annotations

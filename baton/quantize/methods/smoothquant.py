@@ -1,7 +1,7 @@
 """SmoothQuant (https://arxiv.org/abs/2211.10438): moves outliers from activations to weights.
 
-Inputs are divided by most(|x|)^a / most(|w|)^(1 - a); the strength a is searched for by the error of the outputs on
-rows of the calibration text, with weights rounded by row and activations by token.
+Knows nothing of files. Inputs are divided by most(|x|)^a / most(|w|)^(1 - a); the strength a is searched for by the
+error of the outputs on rows of the calibration text, with weights rounded by row and activations by token.
 """
 
 from __future__ import annotations
