@@ -1,7 +1,7 @@
 """A simulated engine process: the product's loops, schedulers, pool and leases around the paced runner.
 
-It takes the messages that have come, runs one turn of its loop, and tells the I/O side what came of it when the
-step's time has passed. What was said before the step was computed may be told at once, as a real engine does.
+In each turn it takes the messages that have come, runs one turn of its loop, and sends the results once the step's
+time has passed. Messages produced before the step was computed may be sent at once, as a real engine does.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ CHECK_EVERY = 8  # turns between two checks of the whole pool
 
 
 class ChannelEnd:
-    """The I/O side's end of an engine's channel."""
+    """The I/O process's end of the message channel to an engine; iterating yields the engine's messages."""
 
     def __init__(self, engine: SimulatedEngine) -> None:
         self._engine = engine
@@ -45,17 +45,17 @@ class ChannelEnd:
         self._ended = False
 
     def send(self, message: ToEngine) -> None:
-        """Sends the engine a message."""
+        """Sends ``message`` to the engine; drops it if the engine has ended."""
         if not self._ended:
             self._engine.take(message)
 
     def told(self, message: ToIo) -> None:
-        """Takes a message of the engine."""
+        """Receives a message from the engine."""
         self._heard.append(message)
         self._news.set()
 
     def end(self) -> None:
-        """Ends what is heard: the engine is gone."""
+        """Ends the iteration over the engine's messages, because the engine has ended."""
         self._ended = True
         self._news.set()
 
@@ -70,14 +70,16 @@ class ChannelEnd:
 
 
 class Pace:
-    """Says how fast the engines of a slot are now, whichever life: ``slow`` times, and not at all while stuck."""
+    """The pace of the engines of a worker slot: steps take ``slow`` times as long, and none begins before
+    ``stuck_until``.
+    """
 
     def __init__(self) -> None:
         self.slow, self.stuck_until = 1.0, 0.0
 
 
 class SimulatedEngine:
-    """An engine from its start to its end. It plays one role after another with the same pages."""
+    """A simulated engine, from its start to its end; it plays one role after another with the same pages."""
 
     def __init__(
         self,
@@ -126,11 +128,11 @@ class SimulatedEngine:
         self.turns = 0
 
     def start(self) -> None:
-        """Begins to take turns."""
+        """Starts the engine's loop as a task."""
         self.process.spawn(self._run(), "loop")
 
     def kill(self) -> None:
-        """Ends the engine; the I/O side hears that it is gone."""
+        """Ends the engine abruptly; the I/O side's iteration over its messages ends."""
         self.process.kill()
         self.channel.end()
 
@@ -140,19 +142,19 @@ class SimulatedEngine:
         return {0: Effort(self._worked + present, 0.0)}
 
     def obituary(self) -> str:
-        """Returns how it ended, in words."""
+        """Returns how the engine ended, in words."""
         return "killed"
 
     def send(self, message: ToIo) -> None:
-        """Takes a message of the loop; the I/O side gets it when the step is over."""
+        """Queues a message of the loop to the I/O side, which receives it when the step is over."""
         self._outbox.append(message)
 
     def poll(self, timeout_s: float) -> list[ToEngine]:
-        """Is never called: this class waits for messages itself."""
+        """Always raises AssertionError: a simulated engine waits for messages itself."""
         raise AssertionError("the simulated engine doesn't poll")
 
     def take(self, message: ToEngine) -> None:
-        """Takes a message of the I/O side."""
+        """Receives a message from the I/O side; drops it if the engine has ended."""
         if self.process.alive:
             self.witness.told(message, self._now())
             self._inbox.append(message)
@@ -186,7 +188,9 @@ class SimulatedEngine:
         self._worked, self._step_began = self._worked + took, None
 
     def _turn(self, messages: list[Any]) -> tuple[bool, int]:
-        """Runs a turn; whether there may be more to compute, and how many tokens were computed."""
+        """Runs one turn of the loop; returns whether there may be more to compute, and the number of computed
+        tokens.
+        """
         log, self._before_step = self.loop.log, None
         before = log.tokens_prefilled + log.tokens_decoded
         swept = self.loop.extras().get("leases_swept", 0)
@@ -198,13 +202,13 @@ class SimulatedEngine:
         return busy, log.tokens_prefilled + log.tokens_decoded - before
 
     def _cost(self, sample: StepSample) -> float:
-        """Returns a step's seconds, and notes what was said before it."""
+        """Returns a step's duration in seconds, and marks which messages were queued before the step."""
         self._before_step = len(self._outbox)
         tokens = sample.prefill_tokens + sample.decode_sequences
         return (self._scenario.step_s + tokens * self._scenario.token_s) * self._pace.slow
 
     def _pass(self, seconds: float) -> None:
-        """Counts seconds that the loop's time will pass once the turn is over."""
+        """Adds ``seconds`` to the time that the loop passes once the turn is over."""
         self._ahead += seconds
 
     def _tell(self, count: int) -> None:
@@ -213,7 +217,7 @@ class SimulatedEngine:
             self.channel.told(message)
 
     def _succeed(self) -> None:
-        """Goes on in the role that was asked for, as ``worker.engine_main`` does."""
+        """Continues in the role that was requested, as ``worker.engine_main`` does."""
         self.role = self.loop.next_role
         after = self._made(self.role)
         after.succeed(self.loop)

@@ -1,6 +1,7 @@
-"""Follows which pages of a prompt an engine in this process still sees, where its end chooses some of them.
+"""Tracks which pages of a sequence an engine in this process still attends to, if the prompt's end selects some of
+them.
 
-Knows nothing of measures. What a worker's loops do with leases, this does with a list of pages.
+It does with a list of pages what a worker's loops do with leases.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from baton.protos.nouns import KvLayout
 
 
 class KeptPages:
-    """Holds the pages of one sequence, whose first ``prompt`` tokens are its prompt."""
+    """The pages of one sequence, whose first ``prompt`` tokens are its prompt."""
 
     def __init__(self, layout: KvLayout, prompt: int, pages: list[int]) -> None:
         self._kept = kept_of(layout, prompt)
@@ -21,18 +22,20 @@ class KeptPages:
         self.pages = pages
 
     def cut(self, start: int, end: int) -> int:
-        """Returns where a step from ``start`` that might go to ``end`` stops."""
+        """Returns the end at which a step from ``start``, which may reach ``end``, has to stop."""
         return end if self._kept is None else self._kept.cut(start, end)
 
     def marked(self, step: SequenceStep) -> SequenceStep:
-        """Returns ``step`` with what it sees, and whether its tokens choose."""
+        """Returns ``step`` with the gap in its pages, and with the range of tokens whose attention selects
+        pages.
+        """
         if self._kept is None:
             return step
         watch = self._kept.watched_in(step.start, step.start + len(step.tokens))
         return msgspec.structs.replace(step, gap=self._gap, watch=watch)
 
     def saw(self, step: SequenceStep, result: StepResult) -> None:
-        """Takes what a step that was run has chosen."""
+        """Processes the result of ``step``: the pages that it selected replace the prompt's."""
         if self._kept is None or step.watch is None:
             return
         first, pages = self._kept.first, self.pages

@@ -1,8 +1,8 @@
-"""A checkpoint in this process, through the engine itself, as a subject.
+"""A subject that is a checkpoint in this process, run by the engine itself.
 
-Knows nothing of how weights or KV are rounded. A prompt is read in chunks whose attention takes K and V from the
-pages, so that with narrow KV each token pays for the rounding of all before it. Where a prompt's end chooses what
-is kept of it, the first half of a text that is only read counts as its prompt.
+A prompt is read in chunks whose attention takes K and V from the pages, so that with narrow KV each token is
+affected by the rounding of all before it. If a prompt's end selects which of its pages are kept, the first half of
+a text that is only scored counts as its prompt.
 """
 
 from __future__ import annotations
@@ -39,21 +39,25 @@ class Local:
 
     @property
     def runner(self) -> Runner:
-        """Returns the engine that answers."""
+        """Returns the engine's runner."""
         return self._runner
 
     def encode(self, text: str) -> list[int]:
-        """Returns the tokens of a prompt, with those that the tokenizer puts before it."""
+        """Returns the token ids of ``text`` as a prompt, with those that the tokenizer puts before it."""
         found: list[int] = self._tokenizer.encode(text, add_special_tokens=True).ids
         return found
 
     def token_text(self, token: int) -> str:
-        """Returns one token as text."""
+        """Returns the text of one token id."""
         found: str = self._tokenizer.decode([token], skip_special_tokens=False)
         return found
 
     def scores(self, prompts: Sequence[Ids], top: int = 0) -> Iterator[list[Scored]]:
-        """Yields for each prompt the likelihood of its tokens from the second on."""
+        """Yields, for each prompt, the log-likelihoods of its tokens from the second on, with ``top`` alternatives
+        each.
+
+        Raises InvalidRequest for a prompt longer than the context.
+        """
         for prompt in prompts:
             self._require_room(prompt, 0)
             pages = self._lease(1, len(prompt))[0]
@@ -62,7 +66,11 @@ class Local:
     def answers(
         self, prompts: Sequence[Ids], tokens: int, stop: Sequence[str] = (), to_the_end: bool = False
     ) -> list[Continuation]:
-        """Returns a greedy continuation of each prompt, ``BATCH`` of them at a time."""
+        """Returns a greedy continuation of each prompt, ``BATCH`` of them at a time, of at most ``tokens`` tokens.
+
+        It ends before the first of the ``stop`` strings; with ``to_the_end`` it does not end at end tokens. Raises
+        InvalidRequest if a prompt and its answer exceed the context.
+        """
         found: list[Continuation] = []
         ends = frozenset() if to_the_end else frozenset(self._runner.spec.eos_token_ids)
         for at in range(0, len(prompts), BATCH):
@@ -76,7 +84,7 @@ class Local:
         return found
 
     def sampled(self, prompts: Sequence[Ids], tokens: int, temperature: float, seed: int) -> list[list[int]]:
-        """Returns a drawn continuation of each prompt, ``tokens`` long, end tokens among them."""
+        """Returns a sampled continuation of each prompt, ``tokens`` ids long, which may contain end tokens."""
         drawn = Sampling(temperature=temperature, max_tokens=tokens, seed=seed)
         leased = self._lease(len(prompts), max(map(len, prompts)) + tokens)
         goings = [
@@ -97,7 +105,7 @@ class Local:
         return [going.answer() for going in goings]
 
     def _first(self, going: _Going) -> SampledToken:
-        """Reads the prompt and chooses the first token of the answer."""
+        """Prefills the prompt and returns the first token of the answer."""
         prompt, start = going.prompt, 0
         while True:
             end = going.kept.cut(start, min(start + self._chunk, len(prompt)))
@@ -138,7 +146,7 @@ class Local:
 
 
 class _Going:
-    """One answer that is being written."""
+    """One answer in progress."""
 
     def __init__(
         self, local: Local, seq: int, prompt: Ids, pages: list[int], tokens: int, stop: Sequence[str],
@@ -153,17 +161,17 @@ class _Going:
         self.done = False
 
     def spec(self) -> SampleSpec:
-        """How to choose the next token."""
+        """Returns how to sample the next token."""
         history = [*self.prompt, *self.found]
         return SampleSpec(self._sampling, 0, len(history), history, len(self.prompt))
 
     def step(self) -> SequenceStep:
-        """The last token's step."""
+        """Returns the step of the last token."""
         start = len(self.prompt) + len(self.found) - 1
         return self.kept.marked(SequenceStep(self.seq, self.found[-1:], start, self.kept.pages, self.spec()))
 
     def take(self, sampled: SampledToken) -> None:
-        """Takes the next token, or ends with it."""
+        """Adds the next token, or ends the answer with it."""
         if sampled.token_id in self._ends:
             self.done = True
             return
@@ -173,7 +181,7 @@ class _Going:
         self.done = len(self.found) >= self.tokens or any(s in self._text() for s in self._stop)
 
     def answer(self) -> Continuation:
-        """What was written, up to the first stop string."""
+        """Returns the continuation so far, its text up to the first stop string."""
         return Continuation(before(self._text(), self._stop), tuple(self.found), tuple(self._logprobs))
 
     def _text(self) -> str:
@@ -182,7 +190,7 @@ class _Going:
 
 
 def before(text: str, stops: Sequence[str]) -> str:
-    """Returns the text before the first of the stop strings."""
+    """Returns ``text`` up to the first of the strings ``stops`` in it."""
     return text[: min((text.find(stop) for stop in stops if stop in text), default=len(text))]
 
 

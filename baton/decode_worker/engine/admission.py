@@ -1,6 +1,7 @@
-"""Opens the pages of a request that a decode engine admits, for a prompt read here or brought by a handoff.
+"""Leases the pages of a request that a decode engine admits, for a prompt computed locally or received by a
+handoff.
 
-Knows nothing of leases' ids, of the batch or of the channel. Torch-free. Whatever fails, nothing stays leased.
+Knows nothing of leases' ids, of the batch or of the channel. Torch-free. If anything fails, nothing stays leased.
 """
 
 from __future__ import annotations
@@ -18,26 +19,22 @@ from baton.protos import channel as ch
 
 
 class OpenedPages(NamedTuple):
-    """Holds the pages of an admitted request, of a model with state also those of its states, and its hashes.
+    """The pages of an admitted request, and its block hashes."""
 
-    ``root`` begins its chain; ``hashes`` covers the partial tail too. ``kept`` says what its tokens choose of the
-    prompt, None where they keep all.
-    """
-
-    root: bytes
-    hashes: list[bytes]
+    root: bytes  # root of its hash chain
+    hashes: list[bytes]  # including that of the partial last block
     pages: PageLease
-    states: SequenceStates | None
-    kept: KeptPrompt | None = None
+    states: SequenceStates | None  # pages of recurrent state, if the model has one
+    kept: KeptPrompt | None = None  # which of the prompt's blocks are selected to be kept; None: all
 
     def close(self) -> None:
-        """Gives every page back."""
+        """Returns every page to the pool."""
         self.pages.close()
         if self.states is not None:
             self.states.close()
 
     def admitted(self, message: ch.Admit, lease_id: bytes) -> ch.Admitted:
-        """Returns what the I/O process is told: which page takes which block, those of a state behind."""
+        """Returns the message to the I/O process that assigns pages to blocks, those of a recurrent state last."""
         table, hashes = self.pages.pages, self.hashes
         slots = 0
         if self.kept is not None and not message.local:
@@ -52,7 +49,7 @@ class OpenedPages(NamedTuple):
 def open_pages(
     message: ch.Admit, spec: ModelSpec, pool: PagePool, rules: StateRules | None, reserve: int
 ) -> OpenedPages:
-    """Leases what the request of ``message`` needs, leaving ``reserve`` pages. Raises PoolExhausted."""
+    """Leases the pages that the request of ``message`` needs, leaving ``reserve`` free. Raises PoolExhausted."""
     request, size, sight = message.request, pool.block_tokens, Sight.of(spec.layout)
     root = prefix.root(spec.fingerprint, spec.layout.fidelity, request.adapter_id, request.tenant_salt)
     tokens, hashes = len(request.token_ids), prefix.chain(root, request.token_ids, size)

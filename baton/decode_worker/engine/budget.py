@@ -1,6 +1,6 @@
-"""How much of a prompt, and how many answers, one step may hold so that answers keep their pace. Torch-free.
+"""Limits the prompt tokens and answers of a step so that answers keep their pace. Torch-free.
 
-Knows nothing of sequences or pages: it predicts a step's time from the curve fitted on the steps so far. Without a
+Knows nothing of sequences or pages: it predicts a step's duration from a curve fitted to earlier steps. Without a
 target, and until enough steps were seen, it limits nothing.
 """
 
@@ -19,7 +19,7 @@ LEAST_SHARE = 0.25
 
 
 class StepBudget:
-    """Keeps steps short: ``target_s`` seconds are wanted between two tokens of an answer; 0 for no target."""
+    """Limits steps so that ``target_s`` seconds lie between two tokens of an answer; 0 for no target."""
 
     def __init__(self, target_s: float = 0.0) -> None:
         self._target = target_s
@@ -27,7 +27,7 @@ class StepBudget:
         self._curve: StepCurve | None = None
 
     def observe(self, sample: StepSample) -> None:
-        """Learns from a step that was run."""
+        """Adds a step that was run to the data for the fit."""
         if not self._target:
             return
         self._fit.observe(sample)
@@ -36,18 +36,20 @@ class StepBudget:
 
     @property
     def limits(self) -> bool:
-        """Tells whether there is a target, and enough steps were seen to keep to it."""
+        """Returns whether there is a target, and enough steps were seen to keep it."""
         return self._curve is not None
 
     @property
     def limit_s(self) -> float:
-        """Returns the seconds that a step should take at most; 0 for no limit."""
+        """Returns the most seconds that a step should take; 0 for no limit."""
         return self._target
 
     def chunk(self, most: int, start: int, sequences: int, context: int) -> int:
-        """Returns how many prompt tokens, a block at least and ``most`` at most, follow ``start`` ones in a step.
+        """Returns how many prompt tokens a step may compute after ``start`` ones: at least a block, at most
+        ``most``.
 
-        ``sequences`` decode beside them and read ``context`` tokens; with none, nobody waits and ``most`` it is.
+        ``sequences`` sequences with ``context`` tokens in total decode in the same step; if there are none, it is
+        ``most``.
         """
         curve = self._curve
         if curve is None or not sequences:
@@ -57,7 +59,9 @@ class StepBudget:
         return min(most, max(BLOCK_TOKENS, fits // BLOCK_TOKENS * BLOCK_TOKENS))
 
     def batch(self, contexts: Sequence[int], most: int) -> int:
-        """Returns how many answers that read ``contexts`` tokens may advance in one step: one at least."""
+        """Returns how many of the answers with ``contexts`` tokens of context may advance in one step: at least
+        1.
+        """
         curve, context = self._curve, 0
         if curve is None:
             return most
@@ -69,7 +73,7 @@ class StepBudget:
 
 
 def _tokens_in(curve: StepCurve, start: int, seconds: float) -> int:
-    """The most tokens t whose cost, t x token + t (start + t / 2) x pair, is within ``seconds``."""
+    """Returns the most tokens t whose cost, t x token + t (start + t / 2) x pair, is within ``seconds``."""
     square, linear = curve.prefill_pair / 2, curve.prefill_token + curve.prefill_pair * start
     if square <= 0:
         return int(seconds / linear) if linear > 0 else 1 << 30

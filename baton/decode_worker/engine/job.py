@@ -1,4 +1,4 @@
-"""A sequence that a decode engine writes: its pages, its chain of hashes, and its share of a step. Torch-free.
+"""A sequence that a decode engine generates: its pages, its chain of hashes, and its share of a step. Torch-free.
 
 Knows nothing of who else is in the step, of leases' ids or of time.
 """
@@ -22,7 +22,7 @@ from baton.protos.nouns import TokenRun
 
 
 class DecodeJob:
-    """Holds a sequence that is written here, its pages and its chain. ``age`` is its order of admission."""
+    """A sequence that this engine generates, with its pages and hash chain. ``age`` is its order of admission."""
 
     def __init__(
         self,
@@ -45,7 +45,7 @@ class DecodeJob:
         sequence.computed = pages.held * self._size
 
     def advance(self, tokens: int) -> None:
-        """Counts ``tokens`` more as having their KV; blocks that are full now become findable."""
+        """Counts ``tokens`` more as having KV, and makes blocks that are now full findable in the prefix cache."""
         self.sequence.computed += tokens
         full = min(self.sequence.computed, self._findable) // self._size
         if full > self.sealed:
@@ -54,43 +54,50 @@ class DecodeJob:
         self.pages.slide(self.sequence.computed)
 
     def choose(self, scores: Sequence[float]) -> None:
-        """Keeps the blocks that the prompt's end attends to most; the others' pages go back."""
+        """Keeps the blocks with the highest ``scores``, to which the prompt's end attends most; frees the others'
+        pages.
+        """
         assert self.kept is not None, "all of the prompt is kept"
         self.pages.select(self.kept.chosen(scores), self.kept.first)
 
     def _findable_tokens(self, pages: PageLease) -> int:
-        """The tokens whose blocks others may find: where some are chosen, the prompt's, and none that came so."""
+        """Returns how many leading tokens' blocks others may find in the cache: of a prompt with selected blocks at
+        most it.
+        """
         if self.kept is None:
             return MOST_TOKENS
         return 0 if pages.hollow else self.kept.tokens
 
     @property
     def gap(self) -> tuple[int, int]:
-        """Returns the blocks that its tokens to come don't see since others were chosen."""
+        """Returns the range of blocks that later tokens don't see, because others were selected; (0, 0) for
+        none.
+        """
         return (0, 0) if self.kept is None else self.pages.gap
 
     @property
     def holdable(self) -> int:
-        """Returns how many leading blocks of it may be taken from a cache."""
+        """Returns how many leading blocks may be taken from the prefix cache."""
         limit = holdable_of(self.sequence.request, len(self.sequence.tokens), self._size)
         return limit if self.kept is None else min(limit, self.kept.first)
 
     def keep_state(self) -> None:
-        """Takes the state that a step wrote as the one after the computed tokens."""
+        """Makes the recurrent state that a step wrote the one after the computed tokens."""
         if self.states is not None:
             rolling = self.sequence.computed >= self._prompt
             self.states.advance(self.sequence.computed, *self.state_terms, rolling=rolling)
 
     @property
     def state_terms(self) -> tuple[int, int, Callable[[int], bytes]]:
-        """Returns what its states must know of it: the prompt's tokens, those of a block, and blocks' hashes."""
+        """Returns the prompt's tokens, the tokens of a block, and a function from block index to hash, for its
+        states.
+        """
         return self._prompt, self._size, self.chain.hashes.__getitem__
 
     def take(self, chosen: Sequence[SampledToken], drafts: int = 0) -> TokenRun:
-        """Joins the model's next tokens to the sequence; returns what is told of them.
+        """Appends the sampled tokens to the sequence; returns them as the run to report, cut at the answer's end.
 
-        All but the last of ``chosen`` are accepted drafts, of ``drafts`` that were verified: their KV is there.
-        What follows the answer's end is left out.
+        All but the last of ``chosen`` are accepted drafts, whose KV exists; ``drafts`` were verified.
         """
         sequence, index, accepted = self.sequence, self.sequence.outputs, len(chosen) - 1
         for count, one in enumerate(chosen, 1):
@@ -112,27 +119,27 @@ class DecodeJob:
         )
 
     def settle(self, step: SequenceStep, row: int) -> None:
-        """Takes the KV up to ``row`` of a step that ran as the sequence's own: a branch's lies in its own pages."""
+        """Makes the KV up to ``row`` of a step the sequence's own, also if it lies in a draft branch's pages."""
         for limb in step.limbs:
             if limb.first <= row < limb.first + limb.rows:
                 self.pages.graft(step.start // self._size, limb.pages)
 
     def give_back(self) -> None:
-        """Gives back pages that only rejected drafts needed."""
+        """Frees the pages that only rejected drafts needed."""
         self.pages.prune()
         needed = blocks_for(len(self.sequence.tokens), self._size)
         if len(self.pages.pages) > needed:
             self.pages.shrink(needed)
 
     def close(self) -> None:
-        """Gives all of its pages back."""
+        """Returns all of the job's pages to the pool."""
         self.pages.close()
         if self.states is not None:
             self.states.close()
             self.states = None
 
     def restart(self, pages: PageLease, states: SequenceStates | None = None) -> None:
-        """Begins again on new pages, after the blocks that were found."""
+        """Begins the sequence again on new pages, after the blocks that were found in the cache."""
         self.pages, self.sealed, self.states = pages, pages.held, states
         self._findable = self._findable_tokens(pages)
         pages.hinted = self.sequence.request.retained
@@ -140,12 +147,12 @@ class DecodeJob:
 
     @property
     def rank(self) -> tuple[int, int]:
-        """Returns its place in the order: less is sooner."""
+        """Returns its sort key in the batch, (priority, age); lower comes first."""
         return self.sequence.request.priority, self.age
 
     @property
     def reading(self) -> bool:
-        """Tells whether more than the next token's KV is missing: a prompt's, or after a preemption all of it."""
+        """Returns whether prompt tokens are to be computed or, after a preemption, all tokens again."""
         computed = self.sequence.computed
         return len(self.sequence.tokens) - computed > 1 or computed < self._prompt
 
@@ -161,7 +168,10 @@ def step_of(
     limbs: tuple[Limb, ...] = (),
     rejects: bool = False,
 ) -> SequenceStep:
-    """Returns a share as the runner computes it; where a draft ``rejects``, its tokens are judged by rejection."""
+    """Returns the runner's step for ``take`` tokens of ``job``; with ``rejects``, drafts are judged by rejection.
+
+    ``reading`` says that the tokens are a prompt's, ``draft`` the tokens to verify, ``limbs`` its branches' pages.
+    """
     if job.states is None:
         step = _plain_step(job, take, reading, draft, limbs)
         step = step if job.kept is None else _choosing(step, job, job.kept)
@@ -172,13 +182,15 @@ def step_of(
 
 
 def _choosing(step: SequenceStep, job: DecodeJob, kept: KeptPrompt) -> SequenceStep:
-    """The step of a sequence that sees what was chosen of its prompt, or chooses it."""
+    """Returns ``step`` for a sequence with selected blocks, or one that selects them."""
     watch = kept.watched_in(step.start, step.start + len(step.tokens))
     return msgspec.structs.replace(step, gap=job.gap, watch=watch)
 
 
 def _by_rejection(step: SequenceStep, draft: Draft) -> SequenceStep:
-    """The step with each draft judged by rejection; greedy ones stand by being the likeliest either way."""
+    """Returns ``step`` with each draft judged by rejection; greedy drafts are accepted if they are the likeliest
+    anyway.
+    """
     if step.sample is None or not step.sample.sampling.temperature:
         return step
     asks = enumerate(step.asks[: len(step.verify)])

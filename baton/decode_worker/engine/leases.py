@@ -1,10 +1,9 @@
-"""One handoff's lease on the receiving side: its epoch, what arrived, and who may still write its pages.
+"""One handoff's lease on the receiving side: its epoch, what has arrived, and who may still write its pages.
 
-Knows nothing of streams, channels or sequences. Torch-free; owned by the engine process.
-
-The I/O process may open a receive at any moment until it says that it won't: that is the *gate*. Commit and
-Cancel close the gate (the I/O process refuses further frames before it sends either); each receive in flight
-is closed by ReceiveClosed. Pages of an ended lease are reused only when the gate and all receives are closed.
+Knows nothing of streams, channels or sequences. Torch-free; owned by the engine process. The I/O process may open a
+receive at any moment until it says that it won't: that is the *gate*. Commit and Cancel close the gate (the I/O
+process refuses further frames before it sends either); each receive in flight is closed by ReceiveClosed. Pages of
+an ended lease are reused only when the gate and all receives are closed.
 """
 
 from __future__ import annotations
@@ -16,10 +15,10 @@ from baton.protos.errors import AlreadyCommitted, LeaseUnknown, StaleEpoch
 
 
 class HandoffLease:
-    """Tracks the lease of a request whose prompt another worker computes. Times are monotonic seconds.
+    """The lease of a request whose prompt another worker computes. Times are monotonic seconds.
 
-    ``state`` are the pages, of a model with recurrent state, that take what comes behind the prompt's blocks. The
-    first ``slots`` blocks are chosen by whoever reads the prompt: another may choose others, so all come of one.
+    ``state`` are the pages for recurrent state, which is sent after the prompt's blocks. The first ``slots`` blocks
+    are selected by the prefill worker, so that all of them must come from the same one.
     """
 
     def __init__(
@@ -48,50 +47,52 @@ class HandoffLease:
 
     @property
     def complete(self) -> bool:
-        """Tells whether every block is here."""
+        """Returns whether every block has arrived."""
         return not self._missing
 
     @property
     def outstanding(self) -> list[int]:
-        """Returns the blocks that a stream may still bring, in order."""
+        """Returns the indices of the blocks that have not arrived, in order."""
         return sorted(self._missing)
 
     @property
     def table(self) -> list[int]:
-        """Returns the pages by block, those of a state behind; without a state it is the lease's own list."""
+        """Returns the pages by block index, those of a state last; without a state it is the lease's own list."""
         pages, *state = self._leases
         return [*pages.pages, *state[0].pages] if state else pages.pages
 
     @property
     def settled(self) -> bool:
-        """Tells whether nobody can write the pages any more."""
+        """Returns whether nobody can write the pages any more."""
         return not self._gate and not self._writers
 
     @property
     def received(self) -> tuple[int, ...]:
-        """Returns the blocks that arrived, under any epoch, in order."""
+        """Returns the indices of the blocks that arrived, in any epoch, in order."""
         return tuple(sorted(self._arrived))
 
     @property
     def deadline(self) -> float | None:
-        """Returns when the lease ends without progress; None while a stream is open, which keepalive watches."""
+        """Returns the time at which the lease ends without progress; None once committed, and while a stream is
+        open.
+        """
         return None if self.committed or self._writers else self._deadline
 
     def opened(self, epoch: int, now: float) -> None:
-        """Notes that a stream of ``epoch`` may write from now on."""
+        """Registers that a stream of ``epoch`` may write from now on."""
         if not self.settled:
             self._writers.add(epoch)
             self._progress(now)
 
     def closed(self, epoch: int, now: float) -> None:
-        """Notes that the stream of ``epoch`` writes no more."""
+        """Registers that the stream of ``epoch`` writes no more."""
         if epoch in self._writers:
             self._writers.discard(epoch)
             self._progress(now)
             self._settle()
 
     def arrived(self, blocks: Iterable[int], now: float) -> None:
-        """Counts blocks that were verified and written; a late one of an earlier epoch counts as well."""
+        """Registers blocks that were verified and written, also late ones of an earlier epoch."""
         fresh = self._missing.intersection(blocks)
         self._missing -= fresh
         self._arrived |= fresh
@@ -99,9 +100,10 @@ class HandoffLease:
             self._progress(now)
 
     def rearm(self, lease_id: bytes, epoch: int, now: float) -> None:
-        """Begins a second prefill under ``epoch``; what arrived stays, but for what the first one chose.
+        """Begins a second prefill with ``epoch``; blocks that arrived are kept, except those that the first one
+        selected.
 
-        Raises HandoffRefused.
+        Raises HandoffRefused or a subclass of it: LeaseUnknown, AlreadyCommitted, StaleEpoch.
         """
         if lease_id != self.lease_id:
             raise LeaseUnknown("that lease is not this request's; admit it again", "lease")
@@ -116,7 +118,7 @@ class HandoffLease:
         self._progress(now)
 
     def commit(self) -> None:
-        """Gives the pages to the sequence, because the prompt is here."""
+        """Passes the pages to the sequence, because the prompt is complete."""
         self.committed = True
         self.shut()
 

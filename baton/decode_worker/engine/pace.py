@@ -1,10 +1,9 @@
-"""When a decode engine that shares its cores with a prefill engine takes its next step. Torch-free.
+"""Decides when a decode engine that shares its cores with a prefill engine takes its next step. Torch-free.
 
-Knows nothing of sequences or cores: it is told whether prompts are read beside it, and when a step begins.
-
-A step reads every weight, for one answer as for eight. While prompts wait for the same cores, steps that follow one
-another at once hold one or two answers each, and cost the prompts as much as full ones: held apart, they carry all
-answers that began meanwhile, prompts are read sooner, and more tokens are written per second.
+Knows nothing of sequences or cores. A step reads all weights, for one answer as for eight. While prompts wait for
+the same cores, steps that follow one another at once hold one or two answers each and cost the prompts as much as
+full ones; held apart, they carry all answers that began meanwhile, so that prompts are computed sooner and more
+tokens are generated per second.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ LOOK_S = 0.005  # seconds between two looks at whether prompts are still read, f
 
 
 class StepPace:
-    """Keeps ``pace_s`` seconds between the beginnings of two steps while ``prompts_beside()``; 0: none.
+    """Keeps ``pace_s`` seconds (0: none) between the beginnings of two steps while ``prompts_beside()`` is true.
 
     ``clock`` gives monotonic seconds.
     """
@@ -26,17 +25,17 @@ class StepPace:
         self._held = False
 
     def begin(self) -> None:
-        """Notes that a step begins now."""
+        """Registers that a step begins now."""
         self._begun_at, self._held = self._clock(), False
 
     def holds(self) -> bool:
-        """Returns whether the next step has to wait still."""
+        """Returns whether the next step still has to wait."""
         self._held = self._left_s > 0 and self._prompts_beside()
         return self._held
 
     @property
     def patience(self) -> float:
-        """Returns the seconds after which to look again, infinite where no step is held back."""
+        """Returns the seconds after which ``holds`` should be called again; infinite if no step is held back."""
         left = self._left_s
         return min(left, LOOK_S) if self._held and left > 0 else float("inf")
 

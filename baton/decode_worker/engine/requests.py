@@ -1,4 +1,4 @@
-"""Holds what a decode engine knows of one request from its admission to its end. Torch-free.
+"""The state of one request in a decode engine, from its admission to its end. Torch-free.
 
 Knows nothing of pages, messages or of who asks: the loop says what happened and when.
 """
@@ -11,7 +11,9 @@ from baton.protos.nouns import Station, TokenRun
 
 
 class RequestState:
-    """Holds what is known of one request: its job, its handoff's lease (None on the local way) and its times."""
+    """A request's job, its handoff's lease (None if the prompt is computed locally), and its times in monotonic
+    seconds.
+    """
 
     def __init__(self, job: DecodeJob, receive: HandoffLease | None, now: float):
         self.job = job
@@ -22,15 +24,15 @@ class RequestState:
 
     @property
     def awaited(self) -> bool:
-        """Tells whether its prompt is still on the way here."""
+        """Returns whether its prompt is still being received."""
         return self.receive is not None and not self.receive.committed
 
     def first_stations(self, now: float) -> tuple[Station, ...]:
-        """Returns what its first token took, where this worker read the prompt; else the prefill worker tells."""
+        """Returns the duration of a local prefill; () after a handoff, because the prefill worker reports that."""
         return (Station("prefill", now - self.arrived),) if self.receive is None else ()
 
     def last_stations(self, run: TokenRun, now: float) -> tuple[Station, ...]:
-        """Returns what its answer took from the first token on, once ``run`` ends it."""
+        """Returns the duration of decoding, from the first token on; () unless ``run`` ends the answer."""
         if not run.finish_reason or self.first_at is None:
             return ()
         return (Station("decode", now - self.first_at),)

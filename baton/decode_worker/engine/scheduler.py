@@ -1,7 +1,7 @@
-"""Who advances in a decode step: continuous batching, prompts in chunks, growth, preemption. Torch-free and pure.
+"""Plans decode steps: continuous batching, prompts in chunks, growth of pages, preemption. Torch-free and pure.
 
 Knows nothing of leases' ids, handoffs, channels or time. Order is by priority (lower first), then age. The first
-sequence is never preempted; a preempted one gives its pages back. Its KV is set aside in host memory where that was
+sequence is never preempted; a preempted one gives its pages back. Its KV is copied to host memory if that was
 measured to be cheaper (swap.py), else computed again from its tokens; what stayed in the cache is found either way.
 """
 
@@ -24,7 +24,7 @@ from baton.protos.errors import PoolExhausted
 
 
 class DecodeScheduler:
-    """``running`` sequences hold pages, in order; ``waiting`` ones were preempted."""
+    """The batch of a decode engine: ``running`` sequences hold pages, in order; ``waiting`` ones were preempted."""
 
     def __init__(
         self,
@@ -51,20 +51,22 @@ class DecodeScheduler:
 
     @property
     def only_writes(self) -> bool:
-        """Tells whether there are answers to write, and no prompt to read."""
+        """Returns whether there are answers to generate, and no prompt to compute."""
         return bool(self.running) and not any(job.reading for job in self.running)
 
     @property
     def growth_reserve(self) -> int:
-        """Returns the pages that a newcomer must leave, because each running sequence will soon ask for one."""
+        """Returns the number of pages to leave free at an admission, because each running sequence will soon need
+        one.
+        """
         return min(len(self.running), self.pool.pages // 8)
 
     def add(self, job: DecodeJob) -> None:
-        """Adds a job to the batch, in order."""
+        """Inserts a job into the batch by its rank."""
         insort(self.running, job, key=lambda d: d.rank)
 
     def remove(self, job: DecodeJob) -> None:
-        """Removes a job, in whatever state; its pages go back."""
+        """Removes a job, whether it runs or waits, and frees its pages and its copy in host memory."""
         for members in (self.running, self.waiting):
             if job in members:
                 members.remove(job)
@@ -74,7 +76,11 @@ class DecodeScheduler:
             job.swap_entry = None
 
     def plan(self) -> StepPlan:
-        """Returns the next step: a token and drafts for each sequence that writes, chunks for those that read."""
+        """Returns the next step: a token and drafts for each sequence that decodes, chunks for those with prompts
+        to compute.
+
+        It resumes waiting sequences, leases pages, and preempts sequences if pages run out.
+        """
         if self.waiting:
             self._resume()
         shares = self._shares()
@@ -90,7 +96,7 @@ class DecodeScheduler:
         )
 
     def _shares(self) -> list[Share]:
-        """Who is in the step, in order; their pages are there."""
+        """Returns the jobs in the step with their tokens, in order; their pages are leased."""
         shares: list[Share] = []
         (writers, budget), running, at = self._limits(), self.running, 0
         while at < len(running) and len(shares) < self.max_batch:  # who is preempted meanwhile comes after ``at``
@@ -110,9 +116,9 @@ class DecodeScheduler:
         return shares
 
     def _whole(self, job: DecodeJob, take: int) -> int:
-        """``take`` tokens of a prompt, or fewer, so that the state at a boundary isn't stepped over.
+        """Returns ``take``, or fewer prompt tokens, so that no state at a block boundary is stepped over.
 
-        Those that choose what is kept of it are taken together.
+        Tokens that select what is kept of the prompt are taken together.
         """
         start, prompt = job.sequence.computed, len(job.sequence.request.token_ids)
         if job.kept is not None and take:
@@ -151,7 +157,7 @@ class DecodeScheduler:
         return draft
 
     def _branches(self, job: DecodeJob, draft: Draft) -> tuple[Limb, ...]:
-        """The rows of a tree that branch off, with pages. Raises PoolExhausted with nothing changed."""
+        """Returns the branches of a draft tree, with pages. Raises PoolExhausted with nothing changed."""
         start, size, deep = job.sequence.computed, self.pool.block_tokens, depths(draft.parents)
         parts = stretches(draft.parents)[1:]
         ends = [start + 1 + deep[part.first - 1] + part.rows for part in parts]
@@ -168,7 +174,7 @@ class DecodeScheduler:
         return next(iter(self.running or self.waiting), None)
 
     def _limits(self) -> tuple[int, int]:
-        """How many answers this step advances, and how many prompt tokens it reads, within the step's budget."""
+        """Returns how many answers this step may advance, and how many prompt tokens it may compute."""
         if not self.budget.limits:
             return self.max_batch, self.chunk_tokens
         writing = [d.sequence.computed + 1 for d in self.running if not d.reading]
@@ -197,7 +203,7 @@ class DecodeScheduler:
             self.add(self.waiting.pop(0))
 
     def _swap_in(self, job: DecodeJob) -> None:
-        """Copies the pages that were set aside into the new ones, which spares computing their tokens again."""
+        """Copies the pages from host memory into the new ones, so that their tokens needn't be computed again."""
         swap_entry, job.swap_entry = job.swap_entry, None
         if self.swap is None or swap_entry is None:
             return
@@ -208,7 +214,9 @@ class DecodeScheduler:
             job.states.landed(job.sequence.computed, *job.state_terms)
 
     def _grow(self, job: DecodeJob, take: int) -> bool:
-        """Pages for ``take`` more tokens, preempting the last; False when ``decoding`` must wait itself."""
+        """Leases pages for ``take`` more tokens, preempting the last sequences if needed; returns False if ``job``
+        must wait.
+        """
         tokens, size, held = job.sequence.computed + take, self.pool.block_tokens, len(job.pages.pages)
         if tokens <= held * size:
             return True

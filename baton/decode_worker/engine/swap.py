@@ -1,7 +1,7 @@
-"""KV of preempted sequences, set aside in host memory: copied out of their pages, and back when they go on.
+"""Copies the KV of preempted sequences to host memory, and back into pages when they continue.
 
-Knows nothing of order or of the batch. Whether copying twice or computing again costs less is judged by what both
-were measured to cost here: copies by their own times, computing by a curve fitted on the last steps when asked.
+Knows nothing of order or of the batch. Whether copying twice or computing again costs less is judged by
+measurements in this process: of copies' durations, and of the last steps, to which a curve is fitted when needed.
 Torch-free, single-threaded: pages are copied between steps, while nobody writes them.
 """
 
@@ -23,7 +23,9 @@ NEW = 0.3  # weight of the last copy in the mean, because one copy varies with w
 
 
 class SwapEntry(NamedTuple):
-    """Holds a copy of the KV of a sequence's first ``tokens`` tokens, page by page, and of the state after them."""
+    """A copy of the KV of a sequence's first ``tokens`` tokens, page by page, and of the recurrent state after
+    them.
+    """
 
     pages: tuple[bytes, ...]
     tokens: int
@@ -31,7 +33,10 @@ class SwapEntry(NamedTuple):
 
 
 class SwapArea:
-    """Sets KV aside: ``memory`` is the pages' own, and ``capacity`` bytes may lie here at once."""
+    """Keeps copies of at most ``capacity`` bytes of the pages in ``memory``.
+
+    ``page_bytes`` and ``block_tokens`` are those of a page.
+    """
 
     def __init__(
         self,
@@ -51,17 +56,17 @@ class SwapArea:
 
     @classmethod
     def beside(cls, memory: memoryview, layout: KvLayout, pages: int) -> SwapArea:
-        """Returns an area for ``pages`` pages with room for 1/SHARE of them; memory is taken as it is used."""
+        """Returns an area for ``pages`` pages with room for 1/SHARE of them; memory is allocated as it is used."""
         return cls(memory, layout.page_bytes, layout.block_tokens, pages * layout.page_bytes // SHARE)
 
     def observe(self, sample: StepSample) -> None:
-        """Learns from a step that was run."""
+        """Adds a step that was run to the data for the fit."""
         (self._reads if sample.prefill_tokens else self._writes).append(sample)
 
     def save(self, pages: Sequence[int], tokens: int, state: Sequence[int] = ()) -> SwapEntry | None:
-        """Copies the pages of ``tokens`` tokens, and those of the ``state`` after them.
+        """Returns a copy of the pages of ``tokens`` tokens, and of those of the ``state`` after them.
 
-        None where computing them again costs less, or without room.
+        It is None if computing them again costs less, or if there is no room.
         """
         kept = pages[: -(-tokens // self._block_tokens)]
         size = (len(kept) + len(state)) * self._page_bytes
@@ -75,7 +80,9 @@ class SwapArea:
         return SwapEntry(copies, tokens, beside)
 
     def restore(self, entry: SwapEntry, pages: Sequence[int], held: int, state: Sequence[int] = ()) -> None:
-        """Writes a copy into ``pages``, whose first ``held`` have their content already, and ``state``."""
+        """Writes a copy into ``pages``, except the first ``held``, which have their content, and into ``state``;
+        drops the copy.
+        """
         began, copied = self._clock(), 0
         places = zip([*pages[held : len(entry.pages)], *state], [*entry.pages[held:], *entry.state], strict=True)
         for page, content in places:
@@ -87,19 +94,23 @@ class SwapArea:
         self.drop(entry)
 
     def drop(self, entry: SwapEntry) -> None:
-        """Drops the copy of a sequence that has ended."""
+        """Frees the room of a copy, because its sequence has ended or was restored."""
         self.used -= (len(entry.pages) + len(entry.state)) * self._page_bytes
 
     def _page(self, page: int) -> memoryview:
         return self._memory[page * self._page_bytes : (page + 1) * self._page_bytes]
 
     def _cheaper(self, size: int, tokens: int) -> bool:
-        """Whether copying out and back takes less than reading the tokens again; without any step seen, no."""
+        """Returns whether copying out and back takes less than computing the tokens again; False until steps were
+        seen.
+        """
         curve = self._curve()
         return curve is not None and 2 * size * self._per_byte < prefill_seconds(curve, tokens)
 
     def _curve(self) -> StepCurve | None:
-        """What steps cost lately. A fit takes milliseconds, and preemptions are rare: none is kept up to date."""
+        """Returns a fit to the last steps, None without any. It takes milliseconds, so it is made only when
+        needed.
+        """
         fit = StepFit()
         for sample in (*self._writes, *self._reads):
             fit.observe(sample)

@@ -1,8 +1,9 @@
-"""One handoff stream as it arrives: check each frame, say where its blocks may land, count what landed whole.
+"""Receives one handoff stream: checks each frame, says where its blocks are to be written, and counts verified
+blocks.
 
-Knows nothing of transports, of the page pool or of sequences. A block is *received* once its bytes lie in its page
-and their checksum was compared; until then the page counts as missing and the commit is refused. Every check runs
-before a place is given out, and a stream that was stopped gives out no place and counts nothing any more.
+Knows nothing of transports, of the page pool or of sequences. A block is *received* once its bytes are in its page
+and their checksum was compared; until then it counts as missing and the commit is refused. All checks run before a
+place is given out, and a stream that was stopped gives out no place and counts nothing any more.
 """
 
 from __future__ import annotations
@@ -36,7 +37,9 @@ MAX_PROBE_BYTES = 8 << 20  # of a preflight's frame, because anybody may send on
 
 
 class HandoffSink:
-    """Takes the frames of one stream (a Sink). ``intake`` knows the leases, the pages and whom to tell."""
+    """Takes the frames of one stream (a Sink). ``intake`` has the leases, the pages and the channel to the
+    engine.
+    """
 
     def __init__(self, intake: Intake, line: ReplyStream) -> None:
         self.lease: IntakeLease | None = None
@@ -56,21 +59,26 @@ class HandoffSink:
     # ---- what the transport says -----------------------------------------------------------------------
 
     def take(self, frame: Frame) -> None:
-        """Takes an OPEN or a COMMIT frame."""
+        """Handles an OPEN or a COMMIT frame; refuses the stream if the frame is wrong."""
         self._guarded(self._control, frame)
 
     def place(self, frame: Frame) -> Sequence[memoryview] | None:
-        """Returns the pages of the blocks that ``frame`` announces; None where it is refused."""
+        """Returns the memory for the blocks that ``frame`` announces; None if the frame, and so the stream, is
+        refused.
+        """
         places: list[memoryview] = []
         self._guarded(lambda f: places.extend(self._places(f)), frame)
         return None if self._stopped else places
 
     def landed(self, frame: Frame, checksums: Sequence[int], resident: bool = False) -> None:
-        """Counts the blocks whose bytes lie in their places now, if their checksums are right."""
+        """Counts the blocks of ``frame``, whose bytes were written, as received if their ``checksums`` are right.
+
+        ``resident`` says that they are on the device too.
+        """
         self._guarded(lambda f: self._arrived(f, checksums, resident), frame)
 
     def over(self, error: BatonError | None) -> None:
-        """Ends the stream, whose sender left or can't be understood, which ``error`` says."""
+        """Ends the stream, because its sender closed it or, with ``error``, can't be understood."""
         if error is not None:
             self.stop(error)
         self._stopped = True
@@ -80,7 +88,7 @@ class HandoffSink:
     # ---- what the intake says --------------------------------------------------------------------------
 
     def stop(self, error: BatonError) -> None:
-        """Refuses the stream: nothing is written from now on, and the sender hears why."""
+        """Refuses the stream: nothing is written from now on, and the sender gets ``error``."""
         if self._stopped:
             return
         self._stopped = True
@@ -91,7 +99,7 @@ class HandoffSink:
         self._depart()
 
     def committed(self) -> None:
-        """Sends the last acknowledgement, because the engine took the handoff over."""
+        """Sends the last acknowledgement, because the engine has taken the handoff over."""
         if self._stopped or self._commit_frame is None:
             return
         self._stopped = True
@@ -100,7 +108,9 @@ class HandoffSink:
         self._line.end()
 
     def leave(self) -> None:
-        """Leaves the lease: this stream writes no more, which the engine hears once."""
+        """Leaves the lease, which this stream then writes no more; tells the engine if it was the lease's last
+        stream.
+        """
         lease = self.lease
         if lease is None or not lease.has(self, self.rank):
             return
@@ -109,9 +119,10 @@ class HandoffSink:
             self._intake.tell(ReceiveClosed(lease.key, self.epoch))
 
     def _depart(self) -> None:
-        """Leave, and end the streams that bring other shards of the same blocks: without ours nothing gets whole.
+        """Leaves the lease, and stops the streams that bring other shards of the same blocks, which can't be
+        completed.
 
-        A stream that had left before ends nobody: another may have been opened in its place since.
+        A stream that had left before stops nobody: another may have been opened in its place since.
         """
         if self.lease is None or not self.lease.has(self, self.rank):
             return
@@ -125,7 +136,9 @@ class HandoffSink:
     # ---- frames ----------------------------------------------------------------------------------------
 
     def _guarded(self, act: Callable[[Frame], None], frame: Frame) -> None:
-        """Nothing has happened when ``act`` raises."""
+        """Calls ``act`` with ``frame`` unless the stream has stopped; stops the stream if that raises a
+        BatonError.
+        """
         if self._stopped:
             return
         try:
@@ -142,7 +155,7 @@ class HandoffSink:
             raise CorruptFrame(f"a sender sends no {frame.kind.name} frame", "kind")
 
     def _find(self, frame: Frame) -> IntakeLease:
-        """Returns the lease that the frame names. Raises what is wrong with the frame where it is not in force."""
+        """Returns the lease that the frame names. Raises the reason if the frame doesn't fit it."""
         lease = self._intake.lease(frame.lease)
         if lease is None:
             raise LeaseUnknown(
@@ -218,7 +231,7 @@ class HandoffSink:
             raise ForeignBlock(f"block {index} has another hash: it is of other tokens", "hash")
 
     def _scratch(self, frame: Frame) -> list[memoryview]:
-        """For a preflight's bytes: they are checked and dropped."""
+        """Returns memory for the bytes of a preflight probe, which are checked and dropped."""
         if frame.unit * len(frame.blocks) > MAX_PROBE_BYTES:
             raise CorruptFrame(f"a probe has at most {MAX_PROBE_BYTES} bytes", "unit")
         whole = self._intake.scratch(frame.unit * len(frame.blocks))

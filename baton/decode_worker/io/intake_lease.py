@@ -1,7 +1,8 @@
-"""What may be written for one request, and what has been. Knows nothing of frames, transports or memory.
+"""The blocks that may be written for one request, and those that have been. Knows nothing of frames, transports or
+memory.
 
-Where the senders hold more shards than we do (tensor parallelism m to fewer n), a block is gathered of several
-senders' parts, each by a stream of its own; it counts once all of its parts are in.
+If the senders hold more shards than this worker (tensor parallelism m to fewer n), a block is gathered from several
+senders' parts, each by a stream of its own; it counts once all of its parts have arrived.
 """
 
 from __future__ import annotations
@@ -18,10 +19,11 @@ if TYPE_CHECKING:
 
 
 class IntakeLease:
-    """Tracks what one lease lets be written: blocks from ``held`` on; ``received`` ones are whole and verified.
+    """The blocks that may be written under one lease: those from ``held`` on. ``received`` ones are complete and
+    verified.
 
-    ``unseen`` blocks, from the first number to the one before the second, are never read: they count as received.
-    The first ``slots`` are chosen by whoever reads the prompt, and never kept for another.
+    ``unseen`` is a range of blocks that are never read: they count as received. The first ``slots`` blocks are
+    selected by the prefill worker, and are not kept if another one takes over.
     """
 
     def __init__(
@@ -51,11 +53,13 @@ class IntakeLease:
 
     @property
     def open_streams(self) -> tuple[HandoffSink, ...]:
-        """Returns the streams that may write now."""
+        """Returns the streams that may write at present."""
         return tuple(self._streams.values())
 
     def rearm(self, epoch: int) -> None:
-        """Lets only ``epoch`` count from now on. What another reader chose is to come again."""
+        """Accepts only ``epoch`` from now on; blocks that the earlier prefill worker selected must be sent
+        again.
+        """
         self.epoch = epoch
         self._closings.clear()
         chosen = range(self._slots)
@@ -64,7 +68,9 @@ class IntakeLease:
             parts.difference_update(chosen)
 
     def join(self, stream: HandoffSink, rank: int, senders: int) -> bool:
-        """Lets ``stream`` bring shard ``rank`` of ``senders``; tells if it is the first. Raises HandoffRefused."""
+        """Lets ``stream`` write shard ``rank`` of ``senders``; returns whether it is the first. Raises
+        HandoffRefused.
+        """
         if rank in self._streams:
             raise HandoffRefused("a handoff of this lease and epoch is already open", "lease")
         if senders != self._senders:
@@ -77,22 +83,22 @@ class IntakeLease:
         return len(self._streams) == 1
 
     def leave(self, stream: HandoffSink, rank: int) -> bool:
-        """Lets ``stream`` write no more; tells whether it was one that might, and the last."""
+        """Removes ``stream`` from those that may write; returns whether it was one, and the last."""
         if self._streams.get(rank) is not stream:
             return False
         del self._streams[rank]
         return not self._streams
 
     def has(self, stream: HandoffSink, rank: int) -> bool:
-        """Tells whether ``stream`` may write."""
+        """Returns whether ``stream`` may write shard ``rank``."""
         return self._streams.get(rank) is stream
 
     def needs(self, index: int, rank: int) -> bool:
-        """Tells whether shard ``rank``'s part of a block isn't in."""
+        """Returns whether shard ``rank``'s part of block ``index`` has not arrived."""
         return index not in self.received and index not in self._parts[rank]
 
     def arrived(self, numbers: Iterable[int], rank: int) -> list[int]:
-        """Counts shard ``rank``'s part of blocks as verified; returns those that are whole by it."""
+        """Counts shard ``rank``'s part of blocks as verified; returns the blocks that are complete by that."""
         if self._senders == 1:
             self.received.update(numbers)
             return list(numbers)
@@ -106,11 +112,13 @@ class IntakeLease:
         return whole
 
     def missing(self, rank: int) -> list[int]:
-        """Returns the blocks whose part of shard ``rank`` is still to come."""
+        """Returns the indices of the blocks whose part of shard ``rank`` has not arrived."""
         return [i for i in range(self.held, len(self.hashes)) if self.needs(i, rank)]
 
     def commit(self, rank: int, closing: Closing) -> Closing | None:
-        """Notes that shard ``rank``'s sender is done; returns what the first of them said, once all are."""
+        """Registers that shard ``rank``'s sender is done; returns the closing of the lowest rank once all are, else
+        None.
+        """
         self._closings[rank] = closing
         if len(self._closings) < self._senders:
             return None

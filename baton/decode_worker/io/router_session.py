@@ -1,7 +1,7 @@
-"""One router's session: its requests, and what still has to be written to it. Torch-free.
+"""One router's session with a decode worker: its requests, and what still has to be written to it. Torch-free.
 
-Knows nothing of gRPC or of the engine. A worker never waits for a router's write: while one is pending,
-the token frames that follow merge into one, so a slow router gets fewer, longer runs, and memory stays bounded.
+Knows nothing of gRPC or of the engine. A worker never waits for a router's write: while one is pending, the token
+frames that follow are merged, so that a slow router gets fewer, longer runs, and memory stays bounded.
 """
 
 from __future__ import annotations
@@ -23,26 +23,23 @@ MANY_STEPS = 3  # steps in GAP_S that are quick ones
 
 
 class Reply(msgspec.Struct, frozen=True):
-    """An engine's answer to one request, or its end."""
+    """An engine's answer to one request, or the request's end."""
 
     request_id: str
     message: ch.Admitted | ch.Rearmed | ch.Refused | ch.Ended
 
 
 class TokenFrame(msgspec.Struct):
-    """Tokens of every request that advanced since the frame before, by request id.
+    """The tokens of all requests that advanced since the previous frame, by request id."""
 
-    ``steps`` that it holds; ``urgent``: an answer begins in it.
-    """
-
-    step: int
+    step: int  # number of the last step in it
     outputs: dict[str, ch.Output]
-    steps: int = 1
-    urgent: bool = False
+    steps: int = 1  # number of steps in it
+    urgent: bool = False  # whether an answer begins in it
 
 
 class SessionRequest:
-    """Is a request that a session asked for. ``key`` is its number on the engine's channel."""
+    """A request of a session. ``key`` is its number on the engine's channel."""
 
     def __init__(self, key: int, request_id: str, session: RouterSession, traceparent: str, local: bool):
         self.key = key
@@ -56,7 +53,7 @@ class SessionRequest:
 
 
 class RouterSession:
-    """Keeps the outbox of one router, and its requests by id."""
+    """The requests of one router by id, and its outbox."""
 
     def __init__(self, router_id: str):
         self.router_id = router_id
@@ -68,16 +65,16 @@ class RouterSession:
         self._gap_s = GAP_S
 
     def reply(self, request: SessionRequest, message: ch.Admitted | ch.Rearmed | ch.Refused | ch.Ended) -> None:
-        """Queues an answer; a request that was replaced under its id gets none."""
+        """Queues an answer, unless the request was replaced by another with its id."""
         if self.requests.get(request.request_id) is request:
             self._put(Reply(request.request_id, message))
 
     def refuse(self, request_id: str, error: ErrorInfo) -> None:
-        """Queues a refusal of what never became a request."""
+        """Queues a refusal of something that never became a request."""
         self._put(Reply(request_id, ch.Refused(0, error)))
 
     def tokens(self, step: int, request: SessionRequest, output: ch.Output) -> None:
-        """Adds an output to the pending frame, or begins one."""
+        """Adds an output of step ``step`` to the last frame that is queued, or to a new one."""
         if request.cancelled:
             return
         last = self._outbox[-1] if self._outbox else None
@@ -92,13 +89,13 @@ class RouterSession:
         last.outputs[request.request_id] = output if earlier is None else merge(earlier, output)
 
     def forget_tokens(self, request: SessionRequest) -> None:
-        """Drops what is queued of a cancelled request's answer, because its id may be used again."""
+        """Drops the queued tokens of a cancelled request, because its id may be used again."""
         for item in self._outbox:
             if isinstance(item, TokenFrame):
                 item.outputs.pop(request.request_id, None)
 
     def lost(self, error: ErrorInfo) -> None:
-        """Ends every request with ``error``, because the engine is gone, and then the session."""
+        """Ends every request with ``error``, and then the session, because the engine is gone."""
         for request in tuple(self.requests.values()):
             self.reply(request, ch.Ended(request.key, error))
         self.end()
@@ -109,7 +106,7 @@ class RouterSession:
         self._news.set()
 
     async def outgoing(self) -> AsyncIterator[Reply | TokenFrame]:
-        """Yields what to write, in order; a frame that was given out grows no more."""
+        """Yields what is to be written, in order, until the session ends; waits for more meanwhile."""
         while True:
             while self._outbox:
                 if len(self._outbox) == 1 and isinstance(self._outbox[0], TokenFrame):
@@ -123,9 +120,10 @@ class RouterSession:
             await self._news.wait()
 
     async def _gap(self, frame: TokenFrame) -> None:
-        """Hold a frame that follows another too soon: quicker steps share one, as each frame costs a write.
+        """Delays a frame that follows another too soon, so that quick steps share one, because each frame costs a
+        write.
 
-        None waits that a reader waits for: an answer that begins, or the reply or end behind it.
+        A frame isn't delayed if an answer begins in it, or if a reply follows.
         """
         loop = asyncio.get_running_loop()
         early = self._framed_at + self._gap_s - loop.time()

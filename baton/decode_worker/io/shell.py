@@ -1,4 +1,4 @@
-"""gRPC around DecodeService: protobuf in, protobuf out. Decides nothing."""
+"""The gRPC interface of DecodeService, which converts protobuf messages. Decides nothing."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from baton.protos.v1 import worker_pb2_grpc as stubs
 
 
 class DecodeShell(stubs.DecodeWorkerServicer):
-    """Speaks gRPC for the decode service: one Session stream per router."""
+    """Serves Session, one bidirectional stream per router."""
 
     def __init__(self, service: DecodeService, info: Callable[[], WorkerInfo]):
         self._service = service
@@ -28,7 +28,10 @@ class DecodeShell(stubs.DecodeWorkerServicer):
     async def Session(
         self, incoming: AsyncIterator[w.SessionUp], context: grpc.aio.ServicerContext
     ) -> AsyncIterator[w.SessionDown]:
-        """Serves a router until it leaves or is lost; either cancels what it had here."""
+        """Serves a router until it leaves or is lost, either of which cancels its requests.
+
+        Aborts the call with InvalidRequest if the first message isn't a Hello of a compatible protocol version.
+        """
         hello = await anext(aiter(incoming), None)
         if hello is None or not hello.HasField("hello"):
             await abort(context, InvalidRequest("the first message of a session is Hello", "hello"))
@@ -65,7 +68,7 @@ class DecodeShell(stubs.DecodeWorkerServicer):
 
 
 def down_to_pb(item: Reply | TokenFrame) -> w.SessionDown:
-    """Returns one queued item as its protobuf twin."""
+    """Returns one queued item as a protobuf message."""
     if isinstance(item, TokenFrame):
         return w.SessionDown(tokens=_frame(item))
     message, request_id = item.message, item.request_id

@@ -1,6 +1,4 @@
-"""Runs linear on native code: packed weights run there, plain tensors stay with torch. Knows nothing of
-models.
-"""
+"""Runs linear natively for packed weights, and by torch for plain tensors. Knows nothing of models."""
 
 from __future__ import annotations
 
@@ -24,7 +22,7 @@ CODES = {torch.float32: native.F32, torch.bfloat16: native.BF16}
 
 
 def linear(x: Tensor, weight: Tensor | PackedWeight, bias: Tensor | None = None) -> Tensor:
-    """Does what the reference does. A packed weight takes float32 or bfloat16 rows; ``bias`` is float32 then.
+    """Returns x · weightᵀ + bias, (rows, n) in x's dtype; float32 or bfloat16 rows if ``weight`` is packed.
 
     Packed float32 and float16 weights are unpacked for the reference: native code multiplies them by ``dense``.
     """
@@ -36,9 +34,9 @@ def linear(x: Tensor, weight: Tensor | PackedWeight, bias: Tensor | None = None)
 
 
 def run(function: NativeFunction, x: Tensor, weight: PackedWeight, bias: Tensor | None = None) -> Tensor:
-    """Calls baton_linear once, from whichever library. Returns (rows, n) in x's dtype.
+    """Calls ``function``, a library's baton_linear, once; returns (rows, n) in x's dtype.
 
-    Raises ValueError for packed float32 and float16 weights, whose bytes it would read as others.
+    Raises ValueError for packed float32 and float16 weights, whose bytes it would misread.
     """
     assert x.shape[1] == weight.k
     x = x if x.stride(1) == 1 else x.contiguous()
@@ -50,8 +48,9 @@ def run(function: NativeFunction, x: Tensor, weight: PackedWeight, bias: Tensor 
 def prepared(
     function: NativeFunction, x: Tensor, weight: PackedWeight, out: Tensor, bias: Tensor | None = None
 ) -> Callable[[], None]:
-    """Returns the call of ``run`` with everything at hand, to be timed without what it takes to get it
-    together. Raises ValueError likewise.
+    """Returns a function that computes ``run`` into ``out`` with prepared arguments, for timing the call alone.
+
+    Raises ValueError as ``run`` does.
     """
     require(weight.kind not in FLOATS, f"linear: kind {weight.kind} is a float weight, which dense multiplies")
     at_bias, code = None if bias is None else bias.data_ptr(), CODES[x.dtype]

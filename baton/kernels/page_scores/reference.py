@@ -1,6 +1,7 @@
-"""Says how much attention the last tokens of a sequence pay to each run of 16 before them. Knows nothing of pages.
+"""Computes how much attention the last tokens of a sequence pay to each run of 16 before them. Knows nothing of
+pages.
 
-SnapKV (https://arxiv.org/abs/2404.14469) chooses by it what an answer still sees of its prompt.
+SnapKV (https://arxiv.org/abs/2404.14469) chooses by it which of the prompt's tokens an answer still attends to.
 """
 
 from __future__ import annotations
@@ -12,11 +13,12 @@ RUN = 16  # tokens
 
 
 def page_scores(q: Tensor, keys: Tensor, scale: float, softcap: float = 0.0) -> Tensor:
-    """Returns the attention that each whole run of 16 tokens before the queries' gets, of all queries and heads.
+    """Returns the attention that each full run of 16 tokens before the queries gets, summed over all queries and
+    heads.
 
-    q (queries, heads, head_dim) is of the last of the tokens that keys (tokens, kv_heads, head_dim) are of, both
-    rotated to their places; each query sees the keys up to its own. A score s is softcap x tanh(s / softcap)
-    where ``softcap`` isn't 0. Returns ((tokens - queries) // 16,) float32.
+    q (queries, heads, head_dim) are the last of the tokens of keys (tokens, kv_heads, head_dim), both rotated to
+    their positions; each query sees the keys up to its own. A score s becomes softcap x tanh(s / softcap) if
+    ``softcap`` isn't 0. The result is ((tokens - queries) // 16,) float32.
     """
     (count, heads, _), (tokens, kv_heads, _) = q.shape, keys.shape
     runs = (tokens - count) // RUN

@@ -1,9 +1,10 @@
-"""The prefill engine's loop: read prompts chunk by chunk, announce each block as soon as it exists. Torch-free.
+"""The prefill engine's loop: computes prompts chunk by chunk, and announces each block as soon as it exists.
+Torch-free.
 
 Knows nothing of gRPC or of who receives the blocks. Single-threaded: pages change hands only between steps.
 
     Prefill -> job -> chunk -> chunk + first token -> PrefillDone -> (the I/O process ships) -> SendClosed
-                 └ BlocksReady ┴ BlocksReady ┘        pages stay pinned from the first BlocksReady to SendClosed
+       └ BlocksReady ┴ BlocksReady ┘        pages stay pinned from the first BlocksReady to SendClosed
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from baton.protos.nouns import Station
 
 
 class Shipment:
-    """Tracks what of one job the decode worker lacks, and whether the I/O process may be reading its pages."""
+    """The blocks of one job that the decode worker lacks, and the pages that the I/O process may be reading."""
 
     def __init__(self, job: PrefillJob, message: ch.Prefill):
         self.job = job
@@ -37,7 +38,11 @@ class Shipment:
         self._state_told = False
 
     def ready(self, resident: bool) -> tuple[ch.ShipBlock, ...]:
-        """Returns the blocks that were finished since the last call; the first ones pin the lease's pages."""
+        """Returns the blocks that were finished since the last call; pins their pages until ``release``.
+
+        ``resident`` says that the blocks are also on the device. After the prompt's last token the pages of a
+        recurrent state follow.
+        """
         computed = self.job.sequence.computed
         if self.job.kept is not None and computed < self.job.tokens:
             return ()  # what is chosen isn't known
@@ -49,7 +54,7 @@ class Shipment:
         return fresh + self._state() if computed == self.job.tokens else fresh
 
     def _state(self) -> tuple[ch.ShipBlock, ...]:
-        """The pages of the state after the last token, once: they follow the prompt's blocks."""
+        """Returns, once, the pages of the state after the last token, as blocks that follow the prompt's."""
         states = self.job.states
         if states is None or self._state_told:
             return ()
@@ -69,15 +74,15 @@ class Shipment:
 
     @property
     def pinned(self) -> bool:
-        """Tells whether the I/O process was told of pages."""
+        """Returns whether the I/O process was told of any pages."""
         return bool(self._pinned)
 
     def close(self) -> None:
-        """Closes the job's lease; pages that the I/O process was told of wait for ``release``."""
+        """Closes the job's lease; pages that the I/O process was told of stay pinned until ``release``."""
         self.job.close()
 
     def release(self) -> None:
-        """Lets go of the pages, which nobody reads any more."""
+        """Unpins the pages, because the I/O process no longer reads them."""
         for lease in self._pinned:
             lease.release()
         self._pinned = []
@@ -94,9 +99,9 @@ class Shipment:
 
 
 class PrefillLoop(StepLoop):
-    """Takes prompts in and sends their blocks and first tokens.
+    """The engine loop of a prefill worker: receives prompts, and sends their blocks and first tokens.
 
-    A step reads ``chunk_tokens`` tokens at most, of ``max_batch`` prompts at most.
+    A step computes at most ``chunk_tokens`` tokens of at most ``max_batch`` prompts.
     """
 
     def __init__(self, parts: EngineParts, chunk_tokens: int = 512, max_batch: int = 64):
@@ -107,7 +112,9 @@ class PrefillLoop(StepLoop):
         self._hit_tokens = self._asked_tokens = 0
 
     def beat(self) -> bool:
-        """Plans a step, runs it and announces its blocks and first tokens."""
+        """Plans and runs one step and announces its blocks and first tokens; returns False if there was nothing to
+        compute.
+        """
         plan = self.scheduler.plan(self.clock())
         if not plan.items:
             return False
@@ -121,7 +128,7 @@ class PrefillLoop(StepLoop):
     # ---- messages ----
 
     def handlers(self) -> Table:
-        """Returns what handles each message of a prefill worker's I/O process."""
+        """Returns the handlers of the messages that a prefill worker's I/O process sends."""
         return (
             self.shared_handlers()
             .on(ch.Prefill, self._on_prefill)
@@ -148,7 +155,7 @@ class PrefillLoop(StepLoop):
         self.scheduler.add(job)
 
     def _shipped_from(self, message: ch.Prefill) -> int:
-        """The first block that the receiver may want, but for those that every token sees."""
+        """Returns the first block that the receiver may want, apart from sink blocks, which every token sees."""
         first, received = max(message.held_blocks, self._sight.sunk), frozenset(message.received_blocks)
         while first in received:
             first += 1
@@ -167,7 +174,7 @@ class PrefillLoop(StepLoop):
             shipment.release()
 
     def fail(self, key: int, error: Exception) -> None:
-        """Ends one prompt with ``error``."""
+        """Ends the prompt with channel key ``key`` and reports ``error`` to the I/O process."""
         self.scheduler.remove(key)
         self.parts.adapters.release(key)
         shipment = self.shipments.get(key)
@@ -217,14 +224,14 @@ class PrefillLoop(StepLoop):
 
     @property
     def empty(self) -> bool:
-        """Tells whether no prompt is being read, and none being shipped."""
+        """Returns whether no prompt is being computed or shipped."""
         return not self.scheduler.jobs and not self.shipments
 
     def load(self) -> tuple[int, int, int]:
-        """Returns the prompts being read, those that wait, and the tokens still to be computed."""
+        """Returns the number of prompts in progress, of waiting ones, and of prompt tokens still to be computed."""
         started = sum(job.lease is not None for job in self.scheduler.jobs.values())
         return started, len(self.scheduler.jobs) - started, self.scheduler.waiting_tokens
 
     def extras(self) -> dict[str, int]:
-        """Returns prefix reuse, in tokens, by field of Stats."""
+        """Returns the prompt tokens found in the prefix cache and those looked up, by field of Stats."""
         return {"prefix_hit_tokens": self._hit_tokens, "prefix_asked_tokens": self._asked_tokens}

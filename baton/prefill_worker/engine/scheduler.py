@@ -1,7 +1,8 @@
-"""Which prompts a prefill step reads, and how much of each. Torch-free and pure: the time is passed in.
+"""Decides which prompts a prefill step computes, and how many tokens of each. Torch-free and pure: time is passed
+in.
 
-Knows nothing of channels, handoffs or the runner. Shortest remaining prompt first, aged so that a long one
-isn't starved; a chunk budget is shared by several short prompts or filled by a piece of a long one.
+Knows nothing of channels, handoffs or the runner. Shortest remaining prompt first, aged so that a long one isn't
+starved; a chunk budget is shared by several short prompts or filled by a part of a long one.
 """
 
 from __future__ import annotations
@@ -21,7 +22,9 @@ AGING_TOKENS_PER_S = 2048.0  # tokens by which a second of waiting makes a promp
 
 
 class PrefillJob:
-    """Holds a prompt being read. ``hashes`` covers the partial tail too; ``lease`` comes with its first chunk."""
+    """A prompt being computed. ``hashes`` includes that of the partial last block; ``lease`` comes with the first
+    chunk.
+    """
 
     def __init__(
         self,
@@ -44,28 +47,28 @@ class PrefillJob:
 
     @property
     def tokens(self) -> int:
-        """Returns how many tokens the prompt has."""
+        """Returns the number of tokens of the prompt, with output tokens if an answer is continued."""
         return len(self.sequence.request.token_ids)
 
     @property
     def held_lease(self) -> PageLease:
-        """Returns the lease of a job that was started."""
+        """Returns the page lease of a job that was started; asserts that there is one."""
         assert self.lease is not None, "this job has no pages yet"
         return self.lease
 
     @property
     def cached_tokens(self) -> int:
-        """Returns how many prompt tokens were found instead of computed."""
+        """Returns the number of prompt tokens whose KV was found in the cache."""
         held = 0 if self.lease is None else self.lease.held
         return min(held * self.block_tokens, self.sequence.request.prompt_tokens)
 
     @property
     def remaining(self) -> int:
-        """Returns how many tokens are still to be computed."""
+        """Returns the number of tokens still to be computed."""
         return self.tokens - self.sequence.computed
 
     def advance(self, tokens: int) -> None:
-        """Counts ``tokens`` more as computed; blocks that are full now become findable."""
+        """Counts ``tokens`` more as computed, and makes blocks that are now full findable in the prefix cache."""
         before, sequence = self.sequence.computed, self.sequence
         sequence.computed = before + tokens
         known = sequence.computed if self.kept is None else min(sequence.computed, self.kept.tokens)
@@ -76,30 +79,32 @@ class PrefillJob:
             self.states.advance(*at, self.hashes.__getitem__, rolling=False)
 
     def choose(self, scores: Sequence[float]) -> None:
-        """Keeps the blocks that the prompt's end attends to most; the others' pages go back."""
+        """Keeps the blocks with the highest ``scores``, to which the prompt's end attends most; frees the others'
+        pages.
+        """
         assert self.kept is not None, "all of the prompt is kept"
         self.held_lease.select(self.kept.chosen(scores), self.kept.first)
 
     @property
     def holdable(self) -> int:
-        """Returns how many leading blocks may be taken from a cache."""
+        """Returns how many leading blocks may be taken from the prefix cache."""
         limit = holdable_of(self.sequence.request, self.tokens, self.block_tokens)
         return limit if self.kept is None else min(limit, self.kept.first)
 
     def close(self) -> None:
-        """Gives all of its pages back."""
+        """Returns all of the job's pages to the pool."""
         if self.lease is not None:
             self.lease.close()
         if self.states is not None:
             self.states.close()
 
     def full_hashes(self) -> list[bytes]:
-        """Returns the hashes of the blocks that can be cached: the full ones."""
+        """Returns the hashes of the full blocks, which are those that can be cached."""
         return self.hashes[: self.tokens // self.block_tokens]
 
 
 class PrefillScheduler:
-    """Schedules the jobs that are being read or wait for it."""
+    """Holds the jobs in progress and the waiting ones, and plans steps of them."""
 
     def __init__(
         self,
@@ -118,21 +123,26 @@ class PrefillScheduler:
         self._coming: dict[int, set[bytes]] = {}  # by started job, the blocks that it is the first to compute
 
     def add(self, job: PrefillJob) -> None:
-        """Let ``job`` wait for its first chunk."""
+        """Adds ``job``, which waits for its first chunk."""
         self.jobs[job.sequence.seq] = job
 
     def remove(self, key: int) -> PrefillJob | None:
-        """Forget a job that is read, failed or cancelled; its lease is the caller's."""
+        """Removes the job with channel key ``key`` and returns it, None if there is none; the caller has to close
+        its lease.
+        """
         self._coming.pop(key, None)
         return self.jobs.pop(key, None)
 
     @property
     def waiting_tokens(self) -> int:
-        """Returns how many tokens are still to be computed, over all jobs."""
+        """Returns the number of tokens still to be computed, over all jobs."""
         return sum(job.remaining for job in self.jobs.values())
 
     def plan(self, now: float) -> StepPlan:
-        """Returns the next step; jobs that it starts get their lease here. ``now`` is in monotonic seconds."""
+        """Returns the next step, empty if there is nothing to do; jobs that it starts get their page lease.
+
+        ``now`` is in monotonic seconds.
+        """
         items: list[SequenceStep] = []
         budget, room = self.chunk_tokens, True
         for job in sorted(self.jobs.values(), key=lambda j: self._urgency(j, now)):
@@ -153,7 +163,9 @@ class PrefillScheduler:
         )
 
     def _comes_soon(self, job: PrefillJob) -> bool:
-        """Whether another job is computing the very next block this one lacks: waiting is cheaper than twice."""
+        """Returns whether another job is computing the very next block that ``job`` lacks, so that waiting is
+        cheaper.
+        """
         limit = job.holdable
         if self.rules is not None:
             have = self.rules.deepest(self.pool, job.full_hashes(), limit)

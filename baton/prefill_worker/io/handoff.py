@@ -1,8 +1,8 @@
-"""The sending side of one request's handoff, in the prefill worker's I/O process.
+"""The sending side of one request's KV handoff, in the prefill worker's I/O process.
 
-Knows nothing of the engine, of gRPC or of what a page holds. Blocks go out as soon as they are announced
-(``ship``), while later chunks still compute, as many in one frame as are ready (about ``FRAME_BYTES``). A page
-is read until it is acknowledged, and never after ``run`` has returned or been cancelled.
+Knows nothing of the engine, of gRPC or of what a page holds. Blocks are sent as soon as they are announced
+(``ship``), while later chunks still compute, as many in one frame as are ready (about ``FRAME_BYTES``). A page is
+read until it is acknowledged, and never after ``run`` has returned or been cancelled.
 
     OPEN · BLOCK (as announced; at most ``window_bytes`` unacknowledged) · COMMIT -> the last ACK
 """
@@ -37,23 +37,21 @@ FRAME_BYTES = 1 << 20
 
 
 class HandoffReport(msgspec.Struct, frozen=True):
-    """Tells what a handoff took, on the sender's clock.
-
-    ``exposed_s`` are the seconds after the first token was known, by the engine's own word; ``busy_s`` those with
-    bytes unacknowledged.
-    """
+    """A summary of one handoff: its size, and its durations by the sender's clock."""
 
     shipped_blocks: int
     shipped_bytes: int
-    exposed_s: float
-    busy_s: float
-    address: str = ""
+    exposed_s: float  # seconds from the first token, as the engine reports it, to the end
+    busy_s: float  # seconds with unacknowledged bytes
+    address: str = ""  # of the decode worker
 
 
 class Handoff:
-    """Sends one request's blocks. Feed it with ``ship`` and ``commit`` (or ``fail``) while ``run`` runs.
+    """Sends one request's blocks to a decode worker. Call ``ship`` and then ``commit`` (or ``fail``) while ``run``
+    runs.
 
-    ``plan`` says how the blocks go to this receiver, None: as they are. ``clock`` is in monotonic seconds.
+    ``plan`` returns how the blocks are converted for the receiver, None: not at all. ``clock`` is in monotonic
+    seconds.
     """
 
     def __init__(
@@ -78,12 +76,13 @@ class Handoff:
     # ---- what the engine says --------------------------------------------------------------------------
 
     def ship(self, blocks: Iterable[ShipBlock]) -> None:
-        """Queues ``blocks``, whose pages are finished and pinned until ``run`` ends."""
+        """Queues ``blocks``, whose pages are finished and must stay pinned until ``run`` ends."""
         for block in blocks:
             self._queue.put(block)
 
     def commit(self, first: TokenRun, cached_tokens: int, at: float | None = None) -> None:
-        """Queues the end, once every block was announced: ``first`` goes with the last frame.
+        """Queues the end of the handoff, after the last block: the first token and the number of cached prompt
+        tokens.
 
         ``at`` is when the first token was known, None: now.
         """
@@ -98,9 +97,9 @@ class Handoff:
     # ---- the stream ------------------------------------------------------------------------------------
 
     async def run(self) -> HandoffReport:
-        """Sends everything and waits until the decode worker has taken it over.
+        """Sends everything and waits until the decode worker has taken it over; returns a report.
 
-        Raises the decode worker's typed refusal, WorkerLost when the stream broke, or what ``fail`` was given.
+        Raises the decode worker's typed refusal, WorkerLost if the stream broke, or the error given to ``fail``.
         However it ends (cancellation included), the stream is closed and no page is read any more.
         """
         wire = WirePlan(self._sender.layout) if self._plan is None else await self._plan()
@@ -141,7 +140,7 @@ class Handoff:
         yield made.commit(item), []
 
     def _count(self, batch: list[ShipBlock | ReceiverBlock], unit: int) -> bool:
-        """Counts ``batch`` as on its way; whether its frame is to ask for an acknowledgement."""
+        """Counts ``batch`` as sent; returns whether its frame should ask for an acknowledgement."""
         self._window.sent([block.index for block in batch])
         self.shipped_blocks += len(batch)
         self.shipped_bytes += len(batch) * unit
@@ -169,6 +168,6 @@ class Handoff:
 
 
 def _first(failures: BaseExceptionGroup[BaseException]) -> BaseException:
-    """The failure that came first; the rest only followed from it."""
+    """Returns the failure that came first, which caused the others."""
     error = failures.exceptions[0]
     return _first(error) if isinstance(error, BaseExceptionGroup) else error

@@ -1,4 +1,4 @@
-"""The frames of one handoff: what opens it, its blocks, what closes it.
+"""Makes the frames of one KV handoff: those that open it, carry its blocks and close it.
 
 Knows nothing of when they are sent, or of who waits for them.
 """
@@ -19,7 +19,7 @@ from baton.protos.nouns import KvLayout
 
 
 class Sender(msgspec.Struct, frozen=True):
-    """The worker that sends: the same for every handoff of it."""
+    """The identity and KV layout of the sending worker, the same for all its handoffs."""
 
     worker_id: str
     model_id: str
@@ -28,24 +28,21 @@ class Sender(msgspec.Struct, frozen=True):
 
 
 class Destination(msgspec.Struct, frozen=True):
-    """Where one request's blocks go: ``total_blocks`` of the prompt, the last with ``tail_tokens`` tokens.
-
-    Pages of recurrent state follow the prompt's blocks and are counted among them.
-    """
+    """Where one request's blocks are sent, and how many there are."""
 
     address: str
     lease: bytes
-    epoch: int
+    epoch: int  # number of this prefill for the lease
     request_id: str
-    total_blocks: int
-    tail_tokens: int
+    total_blocks: int  # of the prompt, including pages of recurrent state
+    tail_tokens: int  # tokens in the prompt's last block
     adapter_id: str = ""
 
 
 class HandoffFrames:
-    """Makes the frames of one handoff, whose blocks go as ``wire`` plans.
+    """Makes the frames of one handoff, with blocks converted by ``wire``.
 
-    With ``from_card`` a stream reads the device's pages, which a frame allows where all of its blocks are resident.
+    With ``from_card`` the stream reads the device's pages, for frames whose blocks are all resident there.
     """
 
     def __init__(
@@ -55,7 +52,7 @@ class HandoffFrames:
         self._from_card = from_card
 
     def opening(self) -> Frame:
-        """Returns the frame that says what will come."""
+        """Returns the OPEN frame, which describes the request and the layout of its blocks."""
         sender, to, paging = self._sender, self._to, self._wire.paging
         opening = control.Opening(
             request_id=to.request_id,
@@ -70,7 +67,7 @@ class HandoffFrames:
         return self._frame(Kind.OPEN, control.encode_opening(opening))
 
     def blocks(self, batch: Sequence[ShipBlock | ReceiverBlock], wants_ack: bool) -> tuple[Frame, list[memoryview]]:
-        """Returns the frame of ``batch``, and the bytes that follow it."""
+        """Returns the BLOCK frame of ``batch``, and the bytes that follow it."""
         found = [self._wire.payload(block, self._memory) for block in batch]
         payload, offsets = [view for view, _ in found], tuple([at for _, at in found if at is not None])
         flags = frames.ACK_NOW * wants_ack
@@ -84,7 +81,7 @@ class HandoffFrames:
         ), payload
 
     def commit(self, closing: control.Closing) -> Frame:
-        """Returns the frame that ends the handoff, with the first token."""
+        """Returns the COMMIT frame, which ends the handoff and carries the first token."""
         return self._frame(Kind.COMMIT, control.encode_closing(closing))
 
     def _frame(self, kind: Kind, body: bytes = b"", flags: int = 0) -> Frame:

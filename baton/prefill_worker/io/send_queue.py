@@ -1,4 +1,4 @@
-"""What of one prompt is to be sent, in order: blocks as its receiver takes them, then how it ends.
+"""The queue of what one handoff is to send: blocks in the receiver's sizes, then how the prompt ended.
 
 Knows nothing of streams, frames or windows.
 """
@@ -19,7 +19,9 @@ QueueItem = ShipBlock | Closing | BatonError
 
 
 class SendQueue:
-    """Filled as the prompt is computed, at any time; emptied by one stream."""
+    """Blocks to be sent, then the end of a handoff; filled at any time as the prompt is computed, emptied by one
+    stream.
+    """
 
     def __init__(self) -> None:
         self._items: asyncio.Queue[QueueItem] = asyncio.Queue()
@@ -27,16 +29,18 @@ class SendQueue:
         self._ready: deque[ShipBlock | ReceiverBlock] = deque()  # of what was taken out of the queue, not sent yet
 
     def put(self, item: QueueItem) -> None:
-        """Adds ``item`` behind all others."""
+        """Adds ``item`` at the end."""
         self._items.put_nowait(item)
 
     @property
     def has_more(self) -> bool:
-        """Tells whether something can be sent without waiting for the engine."""
+        """Returns whether anything can be sent without waiting for the engine."""
         return self._ahead is not None or bool(self._ready) or not self._items.empty()
 
     async def next(self, wire: WirePlan) -> QueueItem | ReceiverBlock:
-        """Returns the next block or piece for ``wire``'s receiver, or what comes after the last; waits for it."""
+        """Waits for the next item and returns it: a block as ``wire``'s receiver takes it, or what ends the
+        handoff.
+        """
         while not self._ready:
             ahead, self._ahead = self._ahead, None
             item = await self._items.get() if ahead is None else ahead
@@ -46,7 +50,7 @@ class SendQueue:
         return self._ready.popleft()
 
     def more(self, wire: WirePlan, most: int) -> list[ShipBlock | ReceiverBlock]:
-        """Returns blocks that are ready by now, ``most`` at most; what isn't a block stays queued behind them."""
+        """Returns at most ``most`` blocks that are ready now; an item that ends the handoff stays queued."""
         found: list[ShipBlock | ReceiverBlock] = []
         while len(found) < most and (self._ready or (self._ahead is None and not self._items.empty())):
             if self._ready:

@@ -1,4 +1,4 @@
-"""How many bytes of one handoff are on their way, unacknowledged, and for how long there were any.
+"""Limits how many bytes of one handoff are unacknowledged, and measures for how long there were any.
 
 Knows nothing of what a block holds or of how it is sent.
 """
@@ -12,7 +12,9 @@ from baton.protos.errors import CorruptFrame
 
 
 class SendWindow:
-    """Keeps ``size`` bytes at most on their way. ``busy_s`` is the time with bytes unacknowledged, by ``clock``."""
+    """Keeps at most ``size`` bytes unacknowledged. ``busy_s`` is the seconds with unacknowledged bytes, by
+    ``clock``.
+    """
 
     def __init__(self, size: int, clock: Callable[[], float]) -> None:
         self.busy_s = 0.0
@@ -23,20 +25,20 @@ class SendWindow:
         self._busy_since = 0.0
 
     async def room(self, unit: int) -> int:
-        """Waits until a block of ``unit`` bytes may go; returns how many may, one at least."""
+        """Waits until a block of ``unit`` bytes may be sent; returns how many may be, at least 1."""
         while self._unacked and (len(self._unacked) + 1) * unit > self._size:
             self._room.clear()
             await self._room.wait()
         return max(1, self._size // unit - len(self._unacked))
 
     def sent(self, blocks: Iterable[int]) -> None:
-        """Counts ``blocks`` as on their way."""
+        """Counts ``blocks``, by index, as sent."""
         if not self._unacked:
             self._busy_since = self._clock()
         self._unacked.update(blocks)
 
     def acknowledged(self, blocks: Iterable[int]) -> None:
-        """Counts ``blocks`` as arrived. Raises CorruptFrame for one that wasn't sent."""
+        """Counts ``blocks`` as received. Raises CorruptFrame for one that wasn't sent."""
         blocks = tuple(blocks)
         if not self._unacked.issuperset(blocks):
             raise CorruptFrame("an acknowledgement of blocks that were not sent", "index")
@@ -46,13 +48,13 @@ class SendWindow:
             self.busy_s += self._clock() - self._busy_since
 
     def all_acknowledged(self) -> None:
-        """Counts everything that is on its way as arrived."""
+        """Counts all blocks that were sent as received."""
         self.acknowledged(tuple(self._unacked))
 
     def wants_ack(self, size: int, has_more: bool) -> bool:
-        """Tells whether a frame of ``size`` bytes is to ask for an acknowledgement, as the sender may wait for it.
+        """Returns whether a frame of ``size`` bytes should ask for an acknowledgement.
 
-        That is so where nothing else is ready, or a quarter of the window went out since the last one asked.
+        It should if nothing else is ready, or if a quarter of the window was sent since the last frame that did.
         """
         self._unflagged += size
         if has_more and self._unflagged < self._size // 4:

@@ -1,7 +1,7 @@
 """The prefill worker's I/O side: one handoff per prompt, fed by the engine as blocks are finished. Torch-free.
 
-Knows nothing of gRPC (shell.py does) or of the pool. Every Prefill that the engine hears of is followed by exactly
-one SendClosed, after the handoff has let go of the pages.
+Knows nothing of gRPC (shell.py does) or of the pool. Each Prefill sent to the engine is followed by exactly one
+SendClosed, after the handoff has stopped reading pages.
 """
 
 from __future__ import annotations
@@ -35,37 +35,37 @@ from baton.protos.nouns import EngineRequest, KvLayout, Station, TokenLogprobs, 
 
 
 class PrefillCall(msgspec.Struct, frozen=True):
-    """A prompt, where its blocks go, and who has ``fetch_blocks`` leading ones that are cheaper to fetch."""
+    """A prompt to compute, where to send its blocks, and where to fetch some of them."""
 
     request: EngineRequest
-    model_id: str
+    model_id: str  # "" for any
     decode_address: str
-    lease: bytes
-    epoch: int
-    held_blocks: int
-    received_blocks: tuple[int, ...] = ()
+    lease: bytes  # id of the decode worker's lease
+    epoch: int  # number of this prefill for the lease
+    held_blocks: int  # leading blocks that the decode worker has
+    received_blocks: tuple[int, ...] = ()  # indices of other blocks that it has
     traceparent: str = ""
     decode_incarnation: str = ""
-    fetch_address: str = ""
-    fetch_blocks: int = 0
-    fetch_limit_s: float = 0.0
+    fetch_address: str = ""  # worker that holds leading blocks; "" for none
+    fetch_blocks: int = 0  # leading blocks that are cheaper to fetch than to compute
+    fetch_limit_s: float = 0.0  # seconds after which fetching is given up; 0 for none
 
 
 class PrefillResult(msgspec.Struct, frozen=True):
-    """The first token, known once the decode worker has taken everything over."""
+    """The result of a prefill, known once the decode worker has taken the blocks over."""
 
-    first: TokenRun
-    cached_tokens: int
+    first: TokenRun  # first output token
+    cached_tokens: int  # prompt tokens found in the prefix cache
     shipped_blocks: int
     shipped_bytes: int
-    stations: tuple[Station, ...]
+    stations: tuple[Station, ...]  # durations of the request's stages
     fetched_blocks: int = 0
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()
-    pooled: bytes = b""
+    pooled: bytes = b""  # embedding as float32 bytes, if one was requested
 
 
 class _Job:
-    """One prompt on its way to a decode worker."""
+    """A prompt from its arrival until its handoff has ended."""
 
     def __init__(self, handoff: Handoff, call: PrefillCall):
         self.handoff = handoff
@@ -75,7 +75,7 @@ class _Job:
         self.span = self._open("prefill")
 
     def take(self, message: ch.FromPrefillEngine) -> None:
-        """Acts on one message of the engine about this prompt."""
+        """Handles one message of the engine about this prompt."""
         match message:
             case ch.BlocksReady():
                 self.handoff.ship(message.blocks)
@@ -87,20 +87,20 @@ class _Job:
                 assert_never(message)
 
     def _finish(self, done: ch.PrefillDone) -> None:
-        """From here on the first token is known, and what is still transferred delays the answer."""
+        """Commits the handoff: the first token is known, and what is still being sent delays the answer."""
         self.done = done
         self.end_span()
         self.span = self._open("transfer")
         self.handoff.commit(done.first, done.cached_tokens, done.at)
 
     def shipped(self, report: HandoffReport) -> None:
-        """What the transfer was, exactly: the span itself also holds the closing of the stream."""
+        """Records the exact duration and size of the transfer; the span itself also contains closing the stream."""
         if self.span is not None:
             self.span.set_attribute("baton.kv.exposed_seconds", report.exposed_s)
             self.span.set_attribute("baton.kv.bytes", report.shipped_bytes)
 
     def end_span(self) -> None:
-        """The station in progress is over."""
+        """Ends the trace span of the present stage."""
         if self.span is not None:
             self.span.end()
             self.span = None
@@ -112,10 +112,11 @@ class _Job:
 
 
 class DecodePeers(NamedTuple):
-    """Asks a prefill worker's decode workers what it must know of them, and hears of the handoffs to them.
+    """Callbacks by which a prefill worker learns about decode workers and reports handoffs to them.
 
-    ``expect(address, incarnation)`` hears of each before its handoff; ``layout_of(address)`` asks for its layout,
-    and None means that all have this worker's. Each handoff ends with ``completed`` or ``failed(address, error)``.
+    ``expect(address, incarnation)`` is called before each handoff; ``layout_of(address)`` returns the decode
+    worker's layout, None means that all have this worker's. At its end either ``completed(report)`` or
+    ``failed(address, error)`` is called.
     """
 
     expect: Callable[[str, str], None] = lambda address, incarnation: None
@@ -125,7 +126,7 @@ class DecodePeers(NamedTuple):
 
 
 class PrefillService:
-    """Serves every prompt of this worker. ``send`` hands the engine a message and never blocks."""
+    """Serves the prefill calls of this worker. ``send`` passes a message to the engine and must not block."""
 
     def __init__(
         self,
@@ -152,11 +153,15 @@ class PrefillService:
 
     @property
     def active(self) -> int:
-        """Returns how many prompts have not ended."""
+        """Returns the number of prompts that have not ended."""
         return len(self._jobs)
 
     async def prefill(self, call: PrefillCall) -> PrefillResult:
-        """Computes a prompt and hands its blocks over. Raises the tree's errors; cancelling it cancels all."""
+        """Computes a prompt and hands its blocks to the decode worker; returns the first token and figures.
+
+        Raises a BatonError, which is the decode worker's refusal, the engine's failure or a lost connection;
+        cancelling it cancels the prompt.
+        """
         self._check(call)
         self._peers.expect(call.decode_address, call.decode_incarnation)
         key, handoff = next(self._keys), self._handoff(call)
@@ -189,27 +194,29 @@ class PrefillService:
         )
 
     def cancel_all(self, reason: str) -> int:
-        """Ends every prompt, because a drain's grace is over; returns how many those were."""
+        """Ends every prompt with Draining, because a drain's grace period is over; returns how many there were."""
         for job in self._jobs.values():
             job.handoff.fail(Draining(f"the prefill worker leaves ({reason}); ask another"))
         return len(self._jobs)
 
     def send_away(self, error: BatonError) -> int:
-        """Does nothing and returns 0, because a prompt is better read to its end than begun again elsewhere."""
+        """Does nothing and returns 0, because finishing a prompt is better than beginning it again on another
+        worker.
+        """
         return 0
 
     def hang_up(self) -> None:
-        """Refuses every prompt from now on, because the engine is about to play another role."""
+        """Refuses every prompt from now on with Draining, because the engine is about to change its role."""
         self._lost = Draining("the prefill worker changes its role; ask another")
 
     def lost(self, error: BatonError) -> None:
-        """Ends every handoff with ``error``, because the engine is gone."""
+        """Ends every handoff with ``error`` and refuses new prompts with it, because the engine is gone."""
         self._lost = error
         for job in self._jobs.values():
             job.handoff.fail(error)
 
     def take(self, message: ch.FromEitherRole) -> None:
-        """Acts on one message of the engine; one about a prompt that left is dropped."""
+        """Handles one message of the engine; one about a prompt that has ended is dropped."""
         match message:
             case ch.BlocksReady() | ch.PrefillDone() | ch.PrefillFailed():
                 if (job := self._jobs.get(message.key)) is not None:
@@ -222,7 +229,7 @@ class PrefillService:
                 assert_never(message)
 
     async def _warm(self, call: PrefillCall) -> FillReport:
-        """Blocks that are cheaper to fetch than to compute; the engine finds them in its cache then."""
+        """Fetches blocks that are cheaper to fetch than to compute, so that the engine finds them in its cache."""
         if self._warmer is None:
             return NOTHING
         return await self._warmer.warm(
@@ -230,7 +237,9 @@ class PrefillService:
         )
 
     async def _not_wanted(self, call: PrefillCall) -> tuple[int, tuple[int, ...]]:
-        """What the decode worker has already, in our blocks; it counts in its own."""
+        """Returns the leading blocks and the other block indices that the decode worker has, counted in our block
+        size.
+        """
         selects = selection_of(self._sender.layout) is not None
         if self._peers.layout_of is None or not (call.held_blocks or call.received_blocks or selects):
             return call.held_blocks, call.received_blocks  # nothing is nothing: no need to ask it before we begin
@@ -239,14 +248,16 @@ class PrefillService:
         return (call.held_blocks, _not_seen(call, theirs)) if paging is None else paging.wanted()
 
     def _paging(self, call: PrefillCall, theirs: KvLayout) -> Repaging | None:
-        """What makes its blocks of ours; None where they are of one size."""
+        """Returns the converter to the decode worker's block size; None if the sizes are the same."""
         ours, tokens = self._sender.layout, len(call.request.token_ids)
         if ours.block_tokens == theirs.block_tokens or not theirs.runs:
             return None  # pages of less than a run: the bridge refuses them by name
         return Repaging(ours, theirs, tokens, call.held_blocks, _not_seen(call, theirs))
 
     def _release(self, key: int, job: _Job) -> None:
-        """However it ended: no page of it is read any more."""
+        """Ends the job: cancels the prompt if it isn't done, and tells the engine that its pages are no longer
+        read.
+        """
         job.end_span()
         del self._jobs[key]
         if not job.sent:
@@ -271,7 +282,9 @@ class PrefillService:
         return Handoff(self._transport, self._memory, self._sender, destination, self._clock, plan=plan)
 
     async def _wire(self, call: PrefillCall) -> WirePlan:
-        """How this prompt's blocks go to its decode worker. Raises LayoutMismatch before any byte moves."""
+        """Returns how this prompt's blocks are sent to its decode worker. Raises LayoutMismatch before any byte is
+        sent.
+        """
         assert self._peers.layout_of is not None
         ours, theirs, request = self._sender.layout, await self._peers.layout_of(call.decode_address), call.request
         theirs = wire_layout(ours, theirs)
@@ -284,7 +297,7 @@ class PrefillService:
         return WirePlan(theirs, made, tuple(chain if kept is None else kept.named(chain)), paging)
 
     def _require_engine(self) -> None:
-        """Raises what the engine's prompts ended with, once it is gone or plays another role."""
+        """Raises the error with which prompts ended if the engine is gone or changes its role."""
         if self._lost is not None:
             raise self._lost
 
@@ -298,7 +311,9 @@ class PrefillService:
 
 
 def _not_seen(call: PrefillCall, theirs: KvLayout) -> tuple[int, ...]:
-    """The blocks, as ``theirs`` counts them, that the receiver has, and those that no token to come sees."""
+    """Returns the blocks, in the size of ``theirs``, that the receiver has, and those that no later token attends
+    to.
+    """
     tokens, size = len(call.request.token_ids), theirs.block_tokens
     unseen = range(sunk_blocks(theirs), first_seen(tokens, sliding_window(theirs), size))
     if selection_of(theirs) is None:
@@ -307,6 +322,8 @@ def _not_seen(call: PrefillCall, theirs: KvLayout) -> tuple[int, ...]:
 
 
 def _stations(done: ch.PrefillDone, report: HandoffReport, fetched: FillReport) -> tuple[Station, ...]:
-    """The engine's own, and what went before and after it."""
+    """Returns the durations of the engine's stages, with those of fetching before and of the transfer after
+    them.
+    """
     fetch = (Station("fetch", fetched.seconds),) if fetched.blocks else ()
     return (*fetch, *done.stations, Station("transfer", report.exposed_s))

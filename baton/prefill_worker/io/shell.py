@@ -1,4 +1,4 @@
-"""gRPC around PrefillService: protobuf in, protobuf out. Decides nothing."""
+"""The gRPC interface of PrefillService, which converts protobuf messages. Decides nothing."""
 
 from __future__ import annotations
 
@@ -12,13 +12,15 @@ from baton.protos.v1 import worker_pb2_grpc as stubs
 
 
 class PrefillShell(stubs.PrefillWorkerServicer):
-    """Prefill is one long unary call: cancelling it cancels the prompt."""
+    """Serves Prefill, one long unary call per prompt; cancelling the call cancels the prompt."""
 
     def __init__(self, service: PrefillService):
         self._service = service
 
     async def Prefill(self, request: w.PrefillRequest, context: grpc.aio.ServicerContext) -> w.PrefillResponse:
-        """Answers when the first token is known and every block is acknowledged."""
+        """Answers when the first token is known and every block is acknowledged; aborts the call with a typed
+        error.
+        """
         try:
             result = await self._service.prefill(call_from_pb(request))
         except Exception as error:
@@ -36,7 +38,7 @@ class PrefillShell(stubs.PrefillWorkerServicer):
 
 
 def call_from_pb(pb: w.PrefillRequest) -> PrefillCall:
-    """Returns the noun of a PrefillRequest."""
+    """Returns a PrefillRequest as a PrefillCall."""
     return PrefillCall(
         request=convert.engine_request(pb),
         model_id=pb.model_id,

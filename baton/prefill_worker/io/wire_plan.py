@@ -1,4 +1,4 @@
-"""How one prompt's blocks go to one receiver: as its layout has them, of its size, under its hashes. Torch-free.
+"""How one prompt's blocks are sent to one receiver: in its layout, its block size and with its hashes. Torch-free.
 
 Knows nothing of streams or frames.
 """
@@ -15,35 +15,31 @@ from baton.protos.nouns import KvLayout
 
 
 class WirePlan(msgspec.Struct, frozen=True):
-    """``layout`` is the receiver's, and ``bridge`` brings ours to it where ours differs.
+    """Converts a prompt's blocks for one receiver."""
 
-    ``hashes`` are the prompt's block hashes at the receiver where its fidelity or its blocks' size, and so its
-    chain, is another; ``paging`` makes its blocks of ours where the sizes differ.
-    """
-
-    layout: KvLayout
-    bridge: Bridge | None = None
-    hashes: tuple[bytes, ...] | None = None
-    paging: Repaging | None = None
+    layout: KvLayout  # the receiver's
+    bridge: Bridge | None = None  # converts pages to the receiver's layout; None if it is the same
+    hashes: tuple[bytes, ...] | None = None  # the receiver's block hashes, if its fidelity or block size differs
+    paging: Repaging | None = None  # makes blocks of the receiver's size; None if the size is the same
 
     @property
     def unit(self) -> int:
-        """Returns the bytes of one block on its way."""
+        """Returns the bytes of one block as it is sent."""
         return self.layout.page_bytes if self.bridge is None else self.bridge.unit
 
     def take(self, block: ShipBlock) -> list[ShipBlock | ReceiverBlock]:
-        """Takes one of our blocks; returns what can be sent by it."""
+        """Returns the blocks that can be sent once our block ``block`` is finished."""
         return [block] if self.paging is None else [*self.paging.take(block)]
 
     def hash(self, block: ShipBlock | ReceiverBlock) -> bytes:
-        """Returns the receiver's hash of a block."""
+        """Returns the hash by which the receiver knows ``block``."""
         if self.hashes is not None:
             return self.hashes[block.index]
         assert isinstance(block, ShipBlock), "another chain's hashes come with the wire"
         return block.hash
 
     def payload(self, block: ShipBlock | ReceiverBlock, memory: PageMemory) -> tuple[memoryview, int | None]:
-        """Returns a block's bytes as the receiver takes them, and where in our pages they lie (None: elsewhere)."""
+        """Returns a block's bytes for the receiver, and their offset in our pages; None if they were converted."""
         if isinstance(block, ShipBlock):
             page = memory.page(block.page)
             if self.bridge is None:
