@@ -25,6 +25,7 @@ from baton.protos.nouns import EngineRequest, Sampling
 from tests.conformance.checkpoints import make, reference
 from tests.decode_worker.test_windows import Side, prompt_of, request
 from tests.decode_worker.test_windows import hand_over as handed_over
+from tests.engine.speculate.oracle import Eager, Oracle
 
 BUDGET, WINDOW = 128, 32
 SELECTION = f"snapkv:{BUDGET},window:{WINDOW}"
@@ -176,6 +177,14 @@ def test_a_second_reader_brings_all_that_is_chosen_anew(model):
     came = ch.BlocksReceived(1, 1, (0, 1, 2, 16))
     decode.say(ch.ReceiveOpened(1, 1), came, ch.ReceiveClosed(1, 1), ch.Rearm(1, admitted.lease, 2))
     assert decode.tape.of(ch.Rearmed)[0].received_blocks == (16,)
+
+
+def test_drafts_that_are_verified_behind_a_choice_change_no_token(model, wanted):
+    side = Choosing(model, DecodeLoop)
+    drafter = Eager(Oracle({"r": wanted[300]}, 0.6, 777, 0), seed=0)
+    side.loop.drafter = side.loop.scheduler.drafter = drafter
+    assert local(side, 300) == wanted[300]
+    assert 0 < drafter.tally.accepted < drafter.tally.verified
 
 
 def test_torchs_own_ops_and_steps_one_by_one_choose_and_answer_alike(model, wanted, monkeypatch):
