@@ -67,6 +67,7 @@ async def test_transformers_colocated_and_disaggregated_give_the_same_tokens(tmp
     asked = prompts(model.config.vocab_size, count=COUNT)
     colocated = await _answers(directory, asked, colocated=True)
     disaggregated = await _answers(directory, asked, colocated=False)
+    close = 1e-3 if kind == "qwen3_next" else 1e-4  # there transformers' float32 is itself 2e-4 off its float64
     for prompt, (one, near), (two, far) in zip(asked, colocated, disaggregated, strict=True):
         with torch.inference_mode():
             logits = model(torch.tensor([prompt + one]), logits_to_keep=TOKENS + 1).logits[0, :-1]
@@ -74,5 +75,5 @@ async def test_transformers_colocated_and_disaggregated_give_the_same_tokens(tmp
         assert one == wanted.argmax(-1).tolist()
         assert two == one
         exact = wanted[torch.arange(TOKENS), torch.tensor(one)].tolist()
-        assert max(abs(a - b) for a, b in zip(near, exact, strict=True)) < 1e-4
-        assert max(abs(a - b) for a, b in zip(far, exact, strict=True)) < 1e-4
+        assert max(abs(a - b) for a, b in zip(near, exact, strict=True)) < close
+        assert max(abs(a - b) for a, b in zip(far, exact, strict=True)) < close
