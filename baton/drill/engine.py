@@ -137,7 +137,7 @@ class SimulatedEngine:
         self.channel.end()
 
     def efforts(self) -> Efforts:
-        """Returns the seconds that it spent in steps, of its one thread."""
+        """Returns the seconds that the engine's only thread has spent in steps."""
         present = 0.0 if self._step_began is None else self._now() - self._step_began
         return {0: Effort(self._worked + present, 0.0)}
 
@@ -181,7 +181,7 @@ class SimulatedEngine:
         self.channel.end()
 
     async def _compute(self) -> None:
-        """Lets the time of the step pass."""
+        """Passes the duration of the present step."""
         took, self._ahead = self._ahead, 0.0
         self._step_began = self._now()
         await asyncio.sleep(took)

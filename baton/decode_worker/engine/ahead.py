@@ -1,7 +1,7 @@
-"""Lets speculators read prompts whose KV is still on its way, so that the first step of an answer can have drafts.
+"""Has drafters read prompts whose KV is still being received, so that the first step of an answer can have drafts.
 
-Knows nothing of leases, pages or how drafts are made: it is told which sequences wait and how long steps take.
-Where nothing else is to do it reads on; beside steps it takes no more than a share of their time.
+Knows nothing of leases, pages or how drafts are made: it is told which sequences wait and how long steps take. If
+there is nothing else to do it reads on; beside steps it takes at most the share SHARE of their time.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ FIRST_S = 200e-6  # what one call is thought to take before one was made
 
 
 class ReadAhead:
-    """Reads for ``drafter``, None where nothing is drafted. ``clock`` gives seconds."""
+    """Feeds waiting sequences to ``drafter``, which is None if nothing is drafted. ``clock`` gives seconds."""
 
     def __init__(self, drafter: Drafter | None, clock: Callable[[], float]) -> None:
         self._drafter, self._clock = drafter, clock
@@ -24,18 +24,19 @@ class ReadAhead:
         self._saved_s, self._call_s = 0.0, FIRST_S
 
     def begin(self, sequence: SequenceState) -> None:
-        """Begins to read a sequence whose prompt is on its way."""
+        """Adds a sequence whose prompt is being received, unless it can't have drafts."""
         if self._drafter is not None and sequence.draft_room:
             self._waiting[sequence.seq] = sequence
 
     def end(self, seq: int) -> None:
-        """Reads no more of a sequence: its prompt is here, or nobody wants it."""
+        """Removes the sequence ``seq``, because its prompt has been received or its request has ended."""
         self._waiting.pop(seq, None)
 
     def turn(self, step_s: float) -> bool:
-        """Reads some more, of the sequence that came first; returns whether it did.
+        """Has the drafter read a part of the first waiting sequence, if time allows; returns False if there was
+        nothing to do.
 
-        ``step_s`` is what the step took that was just run, 0 where none was.
+        ``step_s`` is the duration of the step that was just run in seconds, 0 if there was none.
         """
         if not self._waiting or self._drafter is None:
             return False

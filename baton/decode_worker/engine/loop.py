@@ -1,9 +1,9 @@
-"""The decode engine's loop: admit, receive, commit, write answers. Torch-free.
+"""The decode engine's loop: admits requests, receives their KV, and generates answers. Torch-free.
 
 Knows nothing of gRPC, streams or routers. Single-threaded: pages change hands only between steps.
 
     Admit -> Admitted -> (blocks arrive) -> Commit -> Committed -> Tokens … Tokens with a finish_reason
-        └ local ───────> prompt in chunks ────────────────────────┘
+         └ local ───────> prompt in chunks ────────────────────────┘
 """
 
 from __future__ import annotations
@@ -39,22 +39,19 @@ SHARED_S = 10.0  # seconds that a sequence without a page waits for pages that o
 
 
 class DecodeLimits(NamedTuple):
-    """Says how much a decode engine does at once, and for how long a lease without progress lasts.
+    """Limits of a decode engine's steps and leases."""
 
-    ``max_batch`` sequences advance in a step and ``chunk_tokens`` prompt tokens are read in it, fewer where a step
-    would take longer than ``itl_target_s`` seconds (0: no target). ``ttl_s`` is in seconds. ``pace_s`` seconds lie
-    between two steps' beginnings while a prefill engine uses the same cores (0: none).
-    """
-
-    max_batch: int = 64
-    chunk_tokens: int = 512
-    ttl_s: float = 30.0
-    itl_target_s: float = 0.0
-    pace_s: float = 0.0
+    max_batch: int = 64  # sequences that advance in a step, at most
+    chunk_tokens: int = 512  # prompt tokens that a step computes, at most
+    ttl_s: float = 30.0  # seconds that a lease lasts without progress
+    itl_target_s: float = 0.0  # seconds that a step should take at most; 0 for no target
+    pace_s: float = 0.0  # seconds between steps' beginnings while a prefill engine shares the cores; 0: none
 
 
 class DecodeLoop(StepLoop):
-    """Takes requests in and sends one Tokens message per step. ``entropy(n)`` gives n bytes for a lease's id."""
+    """The engine loop of a decode worker; it sends one Tokens message per step. ``entropy(n)`` gives n random
+    bytes.
+    """
 
     def __init__(
         self,
@@ -90,7 +87,11 @@ class DecodeLoop(StepLoop):
         self._hit_tokens = self._asked_tokens = 0
 
     def beat(self) -> bool:
-        """Ends leases that ran out, plans a step, runs it and tells what it gave."""
+        """Ends overdue leases, runs one step and sends its tokens, and lets drafters read prompts that are still
+        arriving.
+
+        Returns False if there was nothing to do.
+        """
         self._sweep()
         self._end_late()
         if self.scheduler.only_writes and self.pace.holds():
@@ -120,13 +121,13 @@ class DecodeLoop(StepLoop):
             self.drafter.observe(rows, sample.prefill_tokens, sample.seconds)
 
     def patience(self) -> float:
-        """Returns the seconds until the next lease runs out, or a step that was held back may be due."""
+        """Returns the seconds until the next lease runs out or a delayed step may be due, at most IDLE_WAIT_S."""
         return self.receives.patience(min(IDLE_WAIT_S, self.pace.patience))
 
     # ---- messages ----
 
     def handlers(self) -> Table:
-        """Returns what handles each message of a decode worker's I/O process."""
+        """Returns the handlers of the messages that a decode worker's I/O process sends."""
         return (
             self.shared_handlers()
             .on(ch.Admit, self._on_admit)
@@ -179,7 +180,7 @@ class DecodeLoop(StepLoop):
         self.receives.shut(message.key)
 
     def fail(self, key: int, error: Exception) -> None:
-        """Ends one request with ``error``."""
+        """Ends the request with channel key ``key`` and reports ``error`` to the I/O process."""
         state = self.requests.get(key)
         if state is None:
             return
@@ -208,7 +209,7 @@ class DecodeLoop(StepLoop):
         return found.admitted(message, lease_id)
 
     def _register(self, message: ch.Admit, found: OpenedPages) -> bytes:
-        """The answer, and for a handoff its receive, under the request's key; the lease's id."""
+        """Registers the job under the request's key and, for a handoff, its lease; returns the lease's id."""
         key, now, lease_id = message.key, self.clock(), self.entropy(LEASE_ID_BYTES)
         found.pages.hinted = message.request.retained
         sequence = self.sequence(key, message.request)
@@ -226,7 +227,7 @@ class DecodeLoop(StepLoop):
         return lease_id
 
     def _withdraw(self, key: int) -> None:
-        """Forget what was registered of an admission that failed: nobody was told of its lease."""
+        """Removes what was registered of an admission that failed, which no other process was told of."""
         self.parts.adapters.release(key)
         if key in self.requests:
             self._end(key)
@@ -279,14 +280,14 @@ class DecodeLoop(StepLoop):
             self._take(item.seq, chosen)
 
     def _show(self, item: SequenceStep, job: DecodeJob, states: States | None) -> None:
-        """Lets drafts be made of the model's states, of its last rows."""
+        """Passes the model's last hidden states to the drafter, which makes drafts from them."""
         if self.drafter is not None and states is not None and len(states):
             self.drafter.saw(job.sequence, item.start + len(item.tokens) - len(states), states)
 
     def _take_verified(
         self, item: SequenceStep, job: DecodeJob, chosen: tuple[SampledToken, ...], states: States | None
     ) -> None:
-        """Drafts stand while they are what the model chose; the choice behind them is the model's own."""
+        """Takes the drafts that equal the model's choices, and the model's own token after them."""
         draft, drafts = self.scheduler.drafts[item.seq], len(chosen) - 1
         ids = [one.token_id for one in chosen]
         rows = draft.stands(ids)
@@ -301,7 +302,9 @@ class DecodeLoop(StepLoop):
             job.give_back()
 
     def _take(self, key: int, chosen: tuple[SampledToken, ...], drafts: int = 0) -> None:
-        """The next tokens of ``key`` join its sequence and the step's outputs; the last one closes its lease."""
+        """Appends the next tokens of ``key`` to its sequence and to the step's outputs; ends the request after the
+        last.
+        """
         state, now = self.requests[key], self.clock()
         job, first = state.job, state.first_at is None
         run = job.take(chosen, drafts)
@@ -316,7 +319,7 @@ class DecodeLoop(StepLoop):
             self._late.add(key)
 
     def _end_late(self) -> None:
-        """Answers whose grammars hadn't said in time whether the last token completes them."""
+        """Ends answers whose grammars reported late that the last token completes them."""
         for key in tuple(self._late):
             state = self.requests.get(key)
             if state is not None and not state.job.sequence.ready:
@@ -334,7 +337,7 @@ class DecodeLoop(StepLoop):
     # ---- ends ----
 
     def _end(self, key: int) -> None:
-        """Give the pages back; those that may still be written wait for the gate and the streams."""
+        """Ends a request and frees its pages; those that may still be written stay leased until they can't be."""
         job = self.requests.pop(key).job
         self.ahead.end(key)
         self.scheduler.remove(job)
@@ -349,7 +352,7 @@ class DecodeLoop(StepLoop):
             self.fail(key, LeaseUnknown("the lease ended: its handoff made no progress", "lease"))
 
     def _fail_starved(self) -> bool:
-        """With nothing to run: the oldest fails if no page can ever come free for it."""
+        """Fails the oldest sequence if nothing can run and no page can come free for it; returns whether it did."""
         oldest = self.scheduler.starved()
         if (
             oldest is None
@@ -378,11 +381,13 @@ class DecodeLoop(StepLoop):
 
     @property
     def empty(self) -> bool:
-        """Tells whether no answer is being written, and no stream may write a page."""
+        """Returns whether no answer is being generated and no stream may write a page."""
         return not self.requests and not self.receives
 
     def load(self) -> tuple[int, int, int]:
-        """Returns the sequences in the batch, those that wait, and the prompt tokens to read."""
+        """Returns the number of sequences in the batch, of waiting ones, and of prompt tokens still to be
+        computed.
+        """
         running = self.scheduler.running
         reading = sum(d.sequence.pending for d in (*running, *self.scheduler.waiting) if d.reading)
         beyond = max(0, len(running) - self.scheduler.max_batch)
@@ -403,7 +408,7 @@ class DecodeLoop(StepLoop):
         )
 
     def extras(self) -> dict[str, int]:
-        """Returns what only a decode worker counts, by field of Stats."""
+        """Returns the counts that only a decode worker has, by field of Stats."""
         return {
             "preemptions": self.scheduler.preemptions,
             "leases_swept": self.leases_swept,

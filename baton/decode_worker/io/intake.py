@@ -1,9 +1,9 @@
-"""Every handoff to a decode worker, in its I/O process: which lease may be filled, by which stream.
+"""All handoffs to a decode worker, in its I/O process: which stream may write to which lease.
 
 Knows nothing of gRPC or sockets, of the page pool or of sequences. The engine says which pages a lease may fill
 (``register``); a stream writes only while its lease, epoch, shard, indices and hashes are all right, and only
-before the commit (handoff_sink.py). Everything here runs on one event loop and nothing waits: a stream that was
-closed, or whose lease moved on, writes no more from that moment.
+before the commit (handoff_sink.py). Everything runs on one event loop and nothing waits: a stream that was closed,
+or whose lease moved on, writes no more from that moment.
 
     OPEN -> ReceiveOpened · BLOCK … -> BlocksReceived · COMMIT -> Commit, Committed -> ACK · end -> ReceiveClosed
 """
@@ -22,7 +22,7 @@ from baton.protos.nouns import KvLayout
 
 
 class Intake:
-    """Takes every handoff to this worker. ``send_to_engine`` must not block."""
+    """Receives all handoffs to this worker. ``send_to_engine`` must not block."""
 
     def __init__(
         self,
@@ -43,19 +43,20 @@ class Intake:
         self._scratch = memoryview(b"")
 
     def accept(self, line: ReplyStream) -> Sink:
-        """Returns what takes the frames of a transport's new stream."""
+        """Returns the handler of the frames of a transport's new stream; replies are written to ``line``."""
         return HandoffSink(self, line)
 
     # ---- what the engine and the session say -----------------------------------------------------------
 
     def register(self, lease: IntakeLease) -> None:
-        """Opens a lease: frames for it are taken from now on."""
+        """Opens a lease: streams may write what it allows from now on."""
         self._by_key[lease.key] = self._by_id[lease.lease_id] = lease
 
     def rearm(self, key: int, epoch: int) -> None:
-        """Lets only ``epoch`` count from now on; blocks that are in stay in, but for those that a reader chose.
+        """Accepts only streams of ``epoch`` for the lease from now on; received blocks are kept, except selected
+        ones.
 
-        Call it before the engine hears.
+        Call it before the engine is told.
         """
         lease = self._by_key.get(key)
         if lease is None or epoch <= lease.epoch:
@@ -65,7 +66,9 @@ class Intake:
             stream.stop(StaleEpoch(f"epoch {epoch} took over from {stream.epoch}", "epoch"))
 
     def close(self, key: int, error: BatonError | None = None) -> None:
-        """Closes a lease: nothing is written for it from this moment. An open stream ends with ``error``."""
+        """Closes the lease of request ``key``: nothing is written for it any more. Open streams end with
+        ``error``.
+        """
         lease = self._by_key.pop(key, None)
         if lease is None:
             return
@@ -74,7 +77,7 @@ class Intake:
             stream.stop(error or LeaseUnknown("the lease was closed; the request has ended here", "lease"))
 
     def on_committed(self, key: int, epoch: int) -> None:
-        """Sends the last acknowledgement of a handoff that the engine took over."""
+        """Sends the last acknowledgement of a handoff that the engine has taken over."""
         lease = self._by_key.get(key)
         for stream in () if lease is None else lease.open_streams:
             if stream.epoch == epoch:
@@ -82,22 +85,22 @@ class Intake:
 
     @property
     def open_streams(self) -> int:
-        """Returns how many streams may write."""
+        """Returns the number of streams that may write."""
         return sum(len(lease.open_streams) for lease in self._by_key.values())
 
     # ---- what arrivals ask -----------------------------------------------------------------------------
 
     def lease(self, lease_id: bytes) -> IntakeLease | None:
-        """Returns the lease of that id; None where none is open."""
+        """Returns the open lease with that id; None if there is none."""
         return self._by_id.get(lease_id)
 
     def count(self, blocks: int, size: int) -> None:
-        """Counts ``blocks`` that were verified, of ``size`` bytes in all."""
+        """Adds ``blocks`` verified blocks of ``size`` bytes in total to the counters."""
         self.received_blocks += blocks
         self.received_bytes += size
 
     def scratch(self, size: int) -> memoryview:
-        """Returns memory of ``size`` bytes that nobody reads; all who ask share it."""
+        """Returns memory of ``size`` bytes whose content nobody reads; all callers share it."""
         if len(self._scratch) < size:
             self._scratch = memoryview(bytearray(size))
         return self._scratch[:size]

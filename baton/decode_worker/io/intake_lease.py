@@ -19,11 +19,12 @@ if TYPE_CHECKING:
 
 
 class IntakeLease:
-    """The blocks that may be written under one lease: those from ``held`` on. ``received`` ones are complete and
-    verified.
+    """The blocks that streams may write under one lease: those of ``hashes`` from ``held`` on, to ``pages``, by
+    block index.
 
-    ``unseen`` is a range of blocks that are never read: they count as received. The first ``slots`` blocks are
-    selected by the prefill worker, and are not kept if another one takes over.
+    ``received`` blocks are complete and verified. ``unseen`` is a range of blocks that are never read: they count
+    as received. The first ``slots`` blocks are selected by the prefill worker, and are not kept if another one
+    takes over.
     """
 
     def __init__(

@@ -1,7 +1,7 @@
-"""The decode worker's I/O side: sessions in front, the engine behind, the intake beside. Torch-free.
+"""The decode worker's I/O side, between routers' sessions, the engine and the intake. Torch-free.
 
-Knows nothing of gRPC (shell.py does) or of pages' owners. The order of two messages matters everywhere here:
-the intake refuses first, the engine hears of it second, so that a freed page is never written.
+Knows nothing of gRPC (shell.py does) or of pages' owners. The order of two messages matters everywhere in it: first
+the intake refuses, then the engine is told, so that a freed page is never written.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from baton.protos.nouns import EngineRequest
 
 
 class DecodeService:
-    """Serves every session of this worker. ``send`` hands the engine a message and never blocks."""
+    """Serves all sessions of this worker. ``send`` passes a message to the engine and must not block."""
 
     def __init__(
         self,
@@ -59,19 +59,19 @@ class DecodeService:
 
     @property
     def active(self) -> int:
-        """Returns how many requests have not ended."""
+        """Returns the number of requests that have not ended."""
         return len(self._requests)
 
     # ---- sessions ----
 
     def open_session(self, router_id: str) -> RouterSession:
-        """Opens a session for a router."""
+        """Returns a new session for a router."""
         session = RouterSession(router_id)
         self._sessions.add(session)
         return session
 
     def close_session(self, session: RouterSession, reason: str = "session_lost") -> None:
-        """Closes a session whose router is gone: every request of it is cancelled."""
+        """Closes a session, because its router is gone; cancels all of its requests."""
         self._sessions.discard(session)
         for request in tuple(session.requests.values()):
             self._cancel(request, reason)
@@ -87,7 +87,11 @@ class DecodeService:
         ttl_s: float,
         traceparent: str,
     ) -> None:
-        """Asks the engine for a lease; Admitted or Refused follows."""
+        """Asks the engine to admit a request; Admitted or Refused follows in ``session``.
+
+        ``local`` has this worker compute the prompt. ``ttl_s`` is how long a lease lasts without progress, 0 for
+        the default.
+        """
         earlier = session.requests.get(request.request_id)
         if earlier is not None and not earlier.cancelled:
             error = InvalidRequest(
@@ -112,7 +116,10 @@ class DecodeService:
             self._send(admit)
 
     def rearm(self, session: RouterSession, request_id: str, lease: bytes, epoch: int) -> None:
-        """Announces a second prefill; frames of the first are refused from this moment."""
+        """Begins a second prefill of a request with ``epoch``; frames of the first are refused from this moment.
+
+        Rearmed or Refused follows in ``session``.
+        """
         entry = session.requests.get(request_id)
         if entry is None:
             session.refuse(request_id, to_info(LeaseUnknown("the request has ended here; admit it again", "lease")))
@@ -122,23 +129,24 @@ class DecodeService:
         self._send(ch.Rearm(entry.key, lease, epoch))
 
     def cancel(self, session: RouterSession, request_id: str, reason: str) -> None:
-        """Cancels a request; Ended follows unless it had ended already."""
+        """Cancels a request; Ended follows in ``session`` unless the request had ended."""
         entry = session.requests.get(request_id)
         if entry is not None:
             self._cancel(entry, reason)
 
     def cancel_all(self, reason: str) -> int:
-        """Cancels every request, because a drain's grace is over; returns how many those were."""
+        """Cancels every request, because a drain's grace period is over; returns how many there were."""
         entries = tuple(self._requests.values())
         for entry in entries:
             self._cancel(entry, reason)
         return len(entries)
 
     def send_away(self, error: BatonError) -> int:
-        """Tells each request's router to go on elsewhere, by ``error``; returns how many requests those were.
+        """Ends each request with ``error`` for its router, which continues it elsewhere; returns how many there
+        were.
 
-        They run here until they are cancelled. Doing that in the same moment would break handoffs on their way
-        here before their router has heard why, and it would hold that against the prefill workers.
+        They run here until the router cancels them. Cancelling them at once would break handoffs in progress before
+        their router has heard why, and it would blame the prefill workers.
         """
         entries = [entry for entry in self._requests.values() if not entry.cancelled]
         for entry in entries:
@@ -146,7 +154,7 @@ class DecodeService:
         return len(entries)
 
     def hang_up(self) -> None:
-        """Ends every session after what is queued for its router, and refuses every request from now on."""
+        """Ends every session after what is queued for its router, and refuses all requests from now on."""
         self._left = Draining("the decode worker changes its role; ask another")
         for session in tuple(self._sessions):
             session.end()
@@ -162,7 +170,7 @@ class DecodeService:
     # ---- what the engine says ----
 
     def take(self, message: ch.FromEitherRole) -> None:
-        """Acts on one message of the engine; one about a request that left is dropped."""
+        """Handles one message of the engine; one about a request that has ended is dropped."""
         match message:
             case ch.Tokens():
                 self._tokens(message)
@@ -215,14 +223,16 @@ class DecodeService:
         self._drop(entry)
 
     async def _admit_warm(self, warmer: Warmer, entry: SessionRequest, admit: ch.Admit) -> None:
-        """What a lower tier holds of the prompt comes up first. A Cancel meanwhile found nothing to end: again."""
+        """Reads blocks of the prompt from lower tiers into the pages, then asks the engine to admit the request."""
         try:
             await warmer.warm(admit.request)
         finally:
             self._admit(entry, admit)
 
     def _admit(self, entry: SessionRequest, admit: ch.Admit) -> None:
-        """Asks the engine, unless it plays another role by now."""
+        """Asks the engine to admit the request, unless it changes its role; repeats a Cancel that came
+        meanwhile.
+        """
         if self._left is not None:
             entry.session.reply(entry, ch.Refused(entry.key, to_info(self._left)))
             self._drop(entry)
@@ -240,7 +250,7 @@ class DecodeService:
         self._send(ch.Cancel(entry.key, reason))
 
     def _drop(self, entry: SessionRequest, error: ErrorInfo | None = None) -> None:
-        """Forget it here; what is queued for its router still goes out."""
+        """Forgets the request; what is queued for its router is still sent."""
         self._intake.close(entry.key)
         self._requests.pop(entry.key, None)
         if entry.session.requests.get(entry.request_id) is entry:

@@ -1,7 +1,6 @@
-"""Declares the structs of the native step's ops for latents, grouped routing and recurrent states. Torch-free.
+"""The structs of the native step's ops for latents, grouped routing and recurrent states. Torch-free.
 
-Knows nothing of programs. Field by field it is what latent.h, route.h, gated_delta.h, state_space.h and states.h
-declare.
+Knows nothing of programs. They mirror latent.h, route.h, gated_delta.h, state_space.h and states.h field by field.
 """
 
 from __future__ import annotations
