@@ -1,14 +1,18 @@
 """Our engine and others side by side: same weights, same threads, turn about in one run.
 
     python -m bench.peers [--sizes 150M,0.5B] [--schemes int8,int4,bf16] [--batches 1,4,16] [--rounds 7]
-                          [--peers llama.cpp,OpenVINO,transformers] [--json FILE] [--resume]
+                          [--peers llama.cpp,OpenVINO,transformers,bitsandbytes] [--json FILE] [--resume]
+    python -m bench.peers --sizes 150M --schemes int4,q4_1,q4_k,q5_k,q6_k,iq4_nl,int8,nf4 --batches 1,16 --rounds 2
+                          --peers llama.cpp,bitsandbytes --json bench/results/packed_forms.json
 
 Needs a quiet machine; sets up what `make bench-peers` hasn't. Like for like: int4 beside Q4_0, int8 beside Q8_0, a
 head in int8 on all sides; transformers joins in bf16, its own best on a CPU. KV is bf16 here, f16 in llama.cpp and
-int8 in OpenVINO (its default). "int8" and "int4" are our own forms of --quantization, "the peers' file" is our
-engine on the very blocks that they read. Random weights, random tokens, nothing repeated. A ratio is their seconds
-over ours, per round. FILE keeps the rows that this run doesn't measure anew, each with its commit and machine, so
-that a run may be taken in parts; with --resume a size and scheme that this commit has measured there is left out.
+int8 in OpenVINO (its default). Other schemes are GGUF's forms, beside llama.cpp on the same file, and "nf4", beside
+bitsandbytes in transformers on the same checkpoint. "int8" and "int4" are our own forms of --quantization, "the
+peers' file" is our engine on the very blocks that they read. Random weights, random tokens, nothing repeated. A
+ratio is their seconds over ours, per round. FILE keeps the rows that this run doesn't measure anew, each with its
+commit and machine, so that a run may be taken in parts; with --resume a size and scheme that this commit has
+measured there is left out.
 """
 
 from __future__ import annotations
@@ -16,6 +20,7 @@ from __future__ import annotations
 import argparse
 import os
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 from rich.console import Console
 
@@ -24,10 +29,14 @@ from baton.bench.rows import Row, median, paired, spread, table
 from baton.evaluate.workload import PROMPT
 from bench.peers import results
 from bench.peers.environments import HOME
+from bench.peers.random_checkpoint import nf4_of
 from bench.peers.random_gguf import folder_of
-from bench.peers.side import PEERS, Memory, Ours, Peer, Side
+from bench.peers.side import FILE, PEERS, Memory, Ours, Peer, Side
 
 LLAMA, BEST, PROMPT_TARGET, FLOOR = {1: 1.3, 16: 2.0}, {16: 1.3}, 1.2, 0.9
+# The same blocks, and how much of what reading them allows is wanted at one sequence.
+SAME_FILE, SAME_NF4, LEAST_READ = {1: 1.0, 16: 2.0}, {1: 3.0}, 0.8
+OWN, NF4 = ("int8", "int4", "bf16"), "nf4"  # schemes that --quantization gives; one that is written as a checkpoint
 
 
 def main() -> None:
@@ -58,9 +67,11 @@ def _arguments() -> argparse.Namespace:
 
 
 def _compare(size: str, scheme: str, batches: list[int], rounds: int, peers: list[str]) -> Iterator[Row]:
-    folder, threads, most = folder_of(HOME, size, scheme), len(os.sched_getaffinity(0)), max(batches)
-    ours, weights = Ours.rounded(size, scheme, most)
-    mine: list[Side] = [ours] if scheme == "bf16" else [ours, Ours.of_file(folder, most)]
+    folder = nf4_of(HOME, size) if scheme == NF4 else folder_of(HOME, size, scheme)
+    threads, most = len(os.sched_getaffinity(0)), max(batches)
+    own = list(_own_sides(folder, size, scheme, most))
+    mine: list[Side] = [*own]
+    ours, weights = own[0], own[0].weight_bytes
     theirs: list[Side] = [Peer(name, folder, threads, most) for name in peers if _joins(name, scheme)]
     memory: list[Side] = [Memory()]
     for batch in batches:
@@ -70,22 +81,37 @@ def _compare(size: str, scheme: str, batches: list[int], rounds: int, peers: lis
         read = weights + ours.kv_bytes(batch)
         for side in mine:
             for peer in theirs:
-                target = _decode_target(peer, batch, took, read) if side is ours else 0.0
+                target = (
+                    _same_weights(peer, batch) if side.name == FILE else _decode_target(peer, batch, took, read)
+                )
                 yield _row(what, side, peer, took, count, target)
         if floor:
             rates = [read / seconds for seconds in took[ours.name]]
-            yield _floor_row(what, rates, [1e9 / seconds for seconds in took[Memory.name]])
+            wanted = 0.0 if scheme in OWN else LEAST_READ
+            yield _floor_row(what, rates, [1e9 / seconds for seconds in took[Memory.name]], wanted)
     took = _turn_about([*mine, *theirs], lambda side: side.prompt_seconds(), rounds)
     for side in mine:
         for peer in theirs:
-            target = PROMPT_TARGET if side is ours and scheme == "int8" else 0.0
+            target = PROMPT_TARGET if side.name == scheme == "int8" else 0.0
             yield _row(f"prompt of {PROMPT} tokens, {size} {scheme}", side, peer, took, PROMPT, target)
     for side in theirs:
         side.close()
 
 
+def _own_sides(folder: Path, size: str, scheme: str, most: int) -> Iterator[Ours]:
+    """Our own form where there is one, then the file that others read; bf16's are the same."""
+    if scheme in OWN:
+        yield Ours.rounded(size, scheme, most)
+    if scheme != "bf16":
+        yield Ours.of_file(folder, most)
+
+
 def _joins(name: str, scheme: str) -> bool:
     """transformers computes in bf16; what OpenVINO makes of a bf16 file is not bf16 weights."""
+    if scheme == NF4 or name == "bitsandbytes":
+        return scheme == NF4 and name == "bitsandbytes"
+    if scheme not in OWN:
+        return name == "llama.cpp"
     return name == "llama.cpp" or (name == "transformers") == (scheme == "bf16")
 
 
@@ -107,6 +133,11 @@ def _decode_target(peer: Side, batch: int, took: dict[str, list[float]], read: i
     return min(wanted, paired(took[peer.name], fastest))
 
 
+def _same_weights(peer: Side, batch: int) -> float:
+    """How far ahead of ``peer`` on the same weights is wanted."""
+    return (SAME_FILE if peer.name.startswith("llama.cpp") else SAME_NF4).get(batch, 0.0)
+
+
 def _row(what: str, side: Side, peer: Side, took: dict[str, list[float]], tokens: int, target: float) -> Row:
     own, other = took[side.name], took[peer.name]
     shown = f"{peer.name}: {tokens / median(other):.0f} tok/s"
@@ -115,11 +146,11 @@ def _row(what: str, side: Side, peer: Side, took: dict[str, list[float]], tokens
     )
 
 
-def _floor_row(what: str, rates: list[float], ceilings: list[float]) -> Row:
+def _floor_row(what: str, rates: list[float], ceilings: list[float], target: float) -> Row:
     """How much of what memory gives is used: at one sequence nobody can be faster than that."""
     shown = f"memory read, {median(ceilings) / 1e9:.3g} GB/s"
     share = paired(rates, ceilings)
-    return Row(f"{what}, bytes read", median(rates) / 1e9, "GB/s", shown, share, spread(rates))
+    return Row(f"{what}, bytes read", median(rates) / 1e9, "GB/s", shown, share, spread(rates), target)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """What `make bench-peers` sets up: each peer in an environment of its own under ``build/peers``, from the registry.
 
-    python -m bench.peers.environments [llama_cpp] [openvino] [transformers] [llama_server] [vllm]
+    python -m bench.peers.environments [llama_cpp] [openvino] [transformers] [bitsandbytes] [llama_server] [vllm]
 
 llama-cpp-python is compiled here (5 minutes on two quiet cores), again without AMX where it crashes with it. Its
 package serves one request at a time, so ``llama_server`` is llama.cpp's own server, with slots and continuous
@@ -24,6 +24,7 @@ REQUIREMENTS = {
     "llama_cpp": (LLAMA_CPP,),
     "openvino": ("openvino-genai==2026.4.1.0", "numpy"),
     "transformers": ("torch==2.13.0", "transformers==5.23.0", "gguf==0.19.0", "accelerate"),
+    "bitsandbytes": ("torch==2.13.0", "transformers==5.17.0", "bitsandbytes==0.50.2", "accelerate"),
     "llama_server": ("cmake", "ninja"),
     "llama_cpp_without_amx": (LLAMA_CPP,),
 }

@@ -14,6 +14,9 @@ import torch
 from safetensors.torch import save_file
 
 from baton.bench.engine.models import SIZES
+from baton.quantize.run import quantize
+from baton.quantize.schemes import Recipe
+from baton.quantize.source import Source
 from bench.peers.random_gguf import DEVIATION, SPECIAL, write_beside
 
 NAME = "model.safetensors"
@@ -31,6 +34,14 @@ def checkpoint_of(home: Path, size: str) -> Path:
         partial = folder / f"{NAME}.partial"
         save_file(tensors, str(partial), metadata={"format": "pt"})
         partial.rename(folder / NAME)
+    return folder
+
+
+def nf4_of(home: Path, size: str) -> Path:
+    """The same in NF4, as `baton quantize --method nf4` writes it and bitsandbytes reads it."""
+    folder = home / f"{size}-nf4"
+    if not (folder / "config.json").exists():
+        quantize(Source(str(checkpoint_of(home, size))), Recipe(method="nf4").checked(), (), folder)
     return folder
 
 

@@ -1,8 +1,9 @@
 """A Llama of random weights as a GGUF file, which llama.cpp, OpenVINO GenAI, transformers and Baton all read.
 
-Knows nothing of measuring. Matrices are all of one type but the head and the embedding, which are Q8_0 in a
-quantized file: ours keeps the head in int8 too. The vocabulary is made up (bytes and numbered words); config.json
-and tokenizer.json lie beside the file, so that the folder can be served.
+Knows nothing of measuring. Of BLOCKS the very blocks are random, but for their scales: only ggml itself rounds to
+them, and speed doesn't depend on what they say. Matrices are all of one type but the head and the embedding, which
+are Q8_0 in a quantized file: ours keeps the head in int8 too. The vocabulary is made up (bytes and numbered words);
+config.json and tokenizer.json lie beside the file, so that the folder can be served.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import Any
 import gguf
 import numpy as np
 from gguf.quants import quantize
+from numpy.typing import NDArray
 
 from baton.bench.engine.models import CONTEXT, SIZES
 
@@ -21,7 +23,15 @@ TYPES = {
     "bf16": (gguf.GGMLQuantizationType.BF16, gguf.LlamaFileType.MOSTLY_BF16),
     "int8": (gguf.GGMLQuantizationType.Q8_0, gguf.LlamaFileType.MOSTLY_Q8_0),
     "int4": (gguf.GGMLQuantizationType.Q4_0, gguf.LlamaFileType.MOSTLY_Q4_0),
+    "q4_1": (gguf.GGMLQuantizationType.Q4_1, gguf.LlamaFileType.MOSTLY_Q4_1),
+    "q4_k": (gguf.GGMLQuantizationType.Q4_K, gguf.LlamaFileType.MOSTLY_Q4_K_M),
+    "q5_k": (gguf.GGMLQuantizationType.Q5_K, gguf.LlamaFileType.MOSTLY_Q5_K_M),
+    "q6_k": (gguf.GGMLQuantizationType.Q6_K, gguf.LlamaFileType.MOSTLY_Q6_K),
+    "iq4_nl": (gguf.GGMLQuantizationType.IQ4_NL, gguf.LlamaFileType.MOSTLY_IQ4_NL),
 }
+# Where a block's float16 scales lie: its first byte, how many.
+BLOCKS = {"q4_k": (0, 2), "q5_k": (0, 2), "q6_k": (208, 1), "iq4_nl": (0, 1)}
+SCALE = 1e-3  # of a random block
 NAME, EPS, THETA, DEVIATION = "model.gguf", 1e-6, 10000.0, 0.02
 SPECIAL = ("<s>", "</s>")  # the vocabulary's last two
 NORMAL, CONTROL = 1, 3  # gguf.TokenType
@@ -57,14 +67,27 @@ def _write(path: Path, fields: dict[str, Any], scheme: str) -> None:
         if len(shape) == 1:
             writer.add_tensor(name, np.ones(shape, np.float32))
             continue
+        at_an_end = name in ("token_embd.weight", "output.weight")
+        if scheme in BLOCKS and not at_an_end:
+            writer.add_tensor(name, _blocks(rng, shape, scheme), raw_dtype=kind)
+            continue
         values = rng.standard_normal(shape, np.float32) * np.float32(DEVIATION)
-        chosen = ends if name in ("token_embd.weight", "output.weight") else kind
+        chosen = ends if at_an_end else kind
         writer.add_tensor(name, quantize(values, chosen), raw_dtype=chosen)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
     partial.rename(path)
+
+
+def _blocks(rng: np.random.Generator, shape: tuple[int, ...], scheme: str) -> NDArray[np.uint8]:
+    """(rows, bytes of a row), random but for the scales."""
+    items, size = gguf.GGML_QUANT_SIZES[TYPES[scheme][0]]
+    found = rng.integers(0, 256, (shape[0], shape[1] // items, size), np.uint8)
+    first, count = BLOCKS[scheme]
+    found[..., first : first + 2 * count] = np.full(count, SCALE, np.float16).view(np.uint8)
+    return found.reshape(shape[0], -1)
 
 
 def _header(writer: gguf.GGUFWriter, fields: dict[str, Any]) -> None:

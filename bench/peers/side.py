@@ -21,7 +21,11 @@ from baton.protos.errors import ConfigError
 from bench.peers.environments import python_of
 from bench.peers.random_gguf import NAME
 
-PEERS = {"llama.cpp": "llama_cpp", "OpenVINO": "openvino", "transformers": "transformers"}
+PEERS = {
+    "llama.cpp": "llama_cpp", "OpenVINO": "openvino", "transformers": "transformers",
+    "bitsandbytes": "bitsandbytes",
+}  # fmt: skip
+FILE = "the peers' file"  # what our engine on the peers' own blocks is called
 WITHOUT = {"llama_cpp": "llama_cpp_without_amx"}  # the build that is taken where a signal ended the first one
 
 
@@ -43,16 +47,16 @@ class Side(Protocol):
 class Ours:
     """Our engine: weights rounded by ``scheme``, or those of the peers' own file."""
 
-    def __init__(self, name: str, runner: NativeRunner, most: int) -> None:
-        self.name = name
-        self._work = Workload(runner, most)
+    def __init__(self, name: str, runner: NativeRunner, most: int, weight_bytes: int) -> None:
+        self.name, self.weight_bytes = name, weight_bytes  # of weights that a decode step reads
+        self._work = Workload(runner, most, runner.spec.vocab_size)
         self.kv_bytes = self._work.kv_bytes
 
     @classmethod
-    def rounded(cls, size: str, scheme: str, most: int) -> tuple[Ours, int]:
-        """With our own form of ``scheme``, as --quantization gives; and the bytes of weights that a step reads."""
+    def rounded(cls, size: str, scheme: str, most: int) -> Ours:
+        """With our own form of ``scheme``, as --quantization gives."""
         runner, read = random_runner(size, scheme, "bf16")
-        return cls(scheme, runner, most), read
+        return cls(scheme, runner, most, read)
 
     @classmethod
     def of_file(cls, folder: Path, most: int) -> Ours:
@@ -60,7 +64,8 @@ class Ours:
         runner = load(EngineConfig(model=str(folder), dtype="float32", kv_cache_dtype="bf16"))
         if not isinstance(runner, NativeRunner):
             raise ConfigError("the comparison needs the native kernels: install a C++ compiler", "device")
-        return cls("the peers' file", runner, most)
+        assert runner.work is not None
+        return cls(FILE, runner, most, int(runner.work.step_bytes))
 
     def decode_seconds(self, batch: int) -> float:
         """Of a step, on average."""

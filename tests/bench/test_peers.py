@@ -14,10 +14,11 @@ from baton.engine.backends.torch.runner import load
 from baton.engine.load import EngineConfig
 from baton.evaluate.workload import Workload
 from baton.kernels.abi import native
-from bench.peers import random_gguf, results, side, vllm_environment
+from bench.peers import __main__ as comparison
+from bench.peers import random_checkpoint, random_gguf, results, side, vllm_environment
 from bench.peers.streams import Load, Seen, run
 
-TINY = {"hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 2, "num_attention_heads": 4,
+TINY = {"hidden_size": 256, "intermediate_size": 256, "num_hidden_layers": 2, "num_attention_heads": 4,
         "num_key_value_heads": 2, "vocab_size": 512}  # fmt: skip
 
 
@@ -44,6 +45,27 @@ def test_our_engine_measures_itself_on_the_file_that_the_peers_read(
     work = Workload(runner, most=2, vocab=512)
     assert work.decode_seconds(2) > 0
     assert work.prompt_seconds(32) > 0
+
+
+def test_nf4_is_written_as_a_checkpoint_that_our_engine_measures_itself_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if native.library() is None:
+        pytest.skip("no C++ compiler")
+    monkeypatch.setitem(random_gguf.SIZES, "tiny", TINY)
+    folder = random_checkpoint.nf4_of(tmp_path, "tiny")
+    assert json.loads((folder / "config.json").read_text())["quantization_config"]["bnb_4bit_quant_type"] == "nf4"
+    ours = side.Ours.of_file(folder, most=2)
+    assert ours.decode_seconds(2) > 0
+    assert 0 < ours.weight_bytes < 8 * sum(path.stat().st_size for path in folder.glob("*.safetensors"))
+
+
+def test_who_joins_reads_what_the_scheme_is_written_as() -> None:
+    joined = {s: [p for p in side.PEERS if comparison._joins(p, s)] for s in (*random_gguf.TYPES, "nf4")}
+    assert joined["nf4"] == ["bitsandbytes"]
+    assert joined["q4_k"] == joined["iq4_nl"] == ["llama.cpp"]
+    assert joined["bf16"] == ["llama.cpp", "transformers"]
+    assert joined["int8"] == ["llama.cpp", "OpenVINO"]
 
 
 def test_a_comparison_taken_in_parts_is_one_file(tmp_path: Path) -> None:
