@@ -47,30 +47,43 @@ class SweepRow(msgspec.Struct, frozen=True):
     high: float
     quantization: str = "none"  # as in [worker]; "checkpoint" if the weights come quantized
     kv_cache_dtype: str = "auto"
+    activations: str = "auto"
 
 
 def schemes(
-    model: str, also: Sequence[str], kvs: Sequence[str], cache_dir: str = "", threads: int | None = None
+    model: str,
+    also: Sequence[str],
+    kvs: Sequence[str],
+    cache_dir: str = "",
+    threads: int | None = None,
+    activations: Sequence[str] = ("auto",),
 ) -> list[SweptScheme]:
     """Returns the schemes to compare: bfloat16, each quantization on load, and the checkpoints ``also`` as they
     are.
 
-    Each comes with every KV dtype of ``kvs``. The first is bfloat16 with the first KV dtype.
+    Each comes with every KV dtype of ``kvs``, quantized ones with every kind of ``activations``. The first is
+    bfloat16 with the first KV dtype.
     """
     base = EngineConfig(model, dtype=EXACT, cache_dir=cache_dir, threads=threads)  # type: ignore[arg-type]
-    return [each for kv in kvs for each in _with_kv(base, also, kv)]
+    return [each for kv in kvs for each in _with_kv(base, also, kv, activations)]
 
 
-def _with_kv(plainest: EngineConfig, also: Sequence[str], kv: str) -> list[SweptScheme]:
+def _with_kv(plainest: EngineConfig, also: Sequence[str], kv: str, activations: Sequence[str]) -> list[SweptScheme]:
     base = msgspec.structs.replace(plainest, kv_cache_dtype=kv)
     named = "" if kv == "auto" else f", {kv} KV"
-    loaded = [
-        SweptScheme(f"{name}, on load{named}", msgspec.structs.replace(base, dtype="auto", quantization=name))
-        for name in ON_LOAD
-    ]  # type: ignore[arg-type]
     plain = msgspec.structs.replace(base, dtype="auto")
-    others = [SweptScheme(f"{at}{named}", msgspec.structs.replace(plain, model=at), CHECKPOINT) for at in also]
-    return [SweptScheme(f"{EXACT}{named}", base), *loaded, *others]
+    forms = [(f"{name}, on load", msgspec.structs.replace(plain, quantization=name), "") for name in ON_LOAD]
+    forms += [(at, msgspec.structs.replace(plain, model=at), CHECKPOINT) for at in also]
+    quantized = [
+        SweptScheme(f"{name}{_beside(rows)}{named}", msgspec.structs.replace(config, activations=rows), weights)
+        for name, config, weights in forms
+        for rows in activations
+    ]
+    return [SweptScheme(f"{EXACT}{named}", base), *quantized]
+
+
+def _beside(activations: str) -> str:
+    return "" if activations == "auto" else f", {activations} activations"
 
 
 def sweep(asked: Sequence[SweptScheme], texts: Sequence[str], say: Callable[[str], None]) -> Iterator[SweepRow]:
@@ -103,6 +116,7 @@ def _row(scheme: SweptScheme, local: Local, found: list[float], known: list[floa
         high=high - 1,
         quantization=scheme.weights or scheme.config.quantization,
         kv_cache_dtype=scheme.config.kv_cache_dtype,
+        activations=scheme.config.activations,
     )
 
 

@@ -7,8 +7,10 @@ from pathlib import Path
 import pytest
 
 import baton
-from baton.evaluate.sweep import schemes, sweep
+from baton.evaluate.frontier import draw, frontier, require_drawable
+from baton.evaluate.sweep import SweepRow, schemes, sweep
 from baton.evaluate.text import read_documents
+from baton.protos.errors import ConfigError
 
 DEMO = Path(baton.__file__).resolve().parents[1] / "models" / "demo"
 
@@ -21,6 +23,36 @@ def test_every_form_of_weights_comes_with_every_kv() -> None:
     assert [each.name for each in found[:5]] == [
         "bfloat16", "int8, on load", "int4, on load", "packed", "bfloat16, fp8 KV"
     ]  # fmt: skip
+
+
+def test_quantized_forms_come_with_each_kind_of_activations() -> None:
+    found = schemes("m", ("packed",), ("auto",), activations=("auto", "bf16"))
+    assert [each.name for each in found] == [
+        "bfloat16", "int8, on load", "int8, on load, bf16 activations", "int4, on load",
+        "int4, on load, bf16 activations", "packed", "packed, bf16 activations",
+    ]  # fmt: skip
+    assert [each.config.activations for each in found] == ["auto", *["auto", "bf16"] * 3]
+
+
+def row(scheme: str, gigabytes: float, added: float) -> SweepRow:
+    return SweepRow(scheme, gigabytes, 10.0, 100.0, 1000.0, 1.4, added, added - 0.001, added + 0.001)
+
+
+ROWS = [row("exact", 4, 0.0), row("near", 2, 0.001), row("worse", 3, 0.002), row("small", 1, 0.02)]
+
+
+def test_the_frontier_is_what_no_scheme_betters_in_both() -> None:
+    assert [each.scheme for each in frontier(ROWS)] == ["small", "near", "exact"]
+
+
+def test_the_frontier_is_drawn_with_every_scheme_named(tmp_path: Path) -> None:
+    draw(ROWS, str(tmp_path / "frontier.svg"))
+    drawn = (tmp_path / "frontier.svg").read_text()
+    assert all(f"<!-- {each.scheme} -->" in drawn for each in ROWS)
+    with pytest.raises(ConfigError, match=r"a plot is a .png or a .svg file"):
+        require_drawable("frontier.pdf")
+    with pytest.raises(ConfigError, match="can't write"):
+        draw(ROWS, str(tmp_path / "no" / "frontier.png"))
 
 
 @pytest.mark.thorough

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import gguf
+import huggingface_hub
 import numpy as np
 import pytest
 import torch
@@ -262,6 +263,31 @@ def test_a_file_of_a_repository_comes_from_the_local_cache_where_the_hub_is_out_
     assert locate(model) == text_directory(model) == folder_of(file)
     with pytest.raises(CheckpointError, match=r"Q8_0 names none; it has Demo-BF16.gguf"):
         locate("org/demo-GGUF:Q8_0")
+
+
+def test_a_repositorys_tokenizer_comes_with_its_file(
+    tmp_path: Path, file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The hub is played by a folder: what is asked of it, and where that lands, side by side."""
+    fields = {"tokenizer__ggml__model": "gpt2", "tokenizer__ggml__tokens": ["a"], "tokenizer__ggml__pre": "new"}
+    held = tmp_path / "q4"
+    held.mkdir()
+    header_of(held / "m-Q4_0.gguf", **SIZES, **fields)
+    (held / "tokenizer.json").write_bytes((DEMO / "tokenizer.json").read_bytes())
+    asked: list[str] = []
+
+    def download(repo: str, name: str, etag_timeout: float) -> str:
+        asked.append(name)
+        return str(tmp_path / name)
+
+    class Api:
+        def list_repo_files(self, repo: str) -> list[str]:
+            return ["README.md", "tokenizer.json", "q4/m-Q4_0.gguf", "q4/tokenizer.json"]
+
+    monkeypatch.setattr(huggingface_hub, "HfApi", Api)
+    monkeypatch.setattr(huggingface_hub, "hf_hub_download", download)
+    assert (locate("org/odd-GGUF:Q4_0") / "tokenizer.json").read_bytes() == (held / "tokenizer.json").read_bytes()
+    assert asked == ["q4/tokenizer.json", "q4/m-Q4_0.gguf"]
 
 
 def test_what_is_made_is_json_that_others_read(file: Path) -> None:

@@ -63,7 +63,8 @@ def evaluate_command(
     ] = "all",
     dtype: Annotated[str, typer.Option(help="MODEL's floats: auto, float32, bfloat16, float16")] = "auto",
     activations: Annotated[
-        str, typer.Option(help="MODEL's rows beside quantized weights: auto, bf16 (weight-only), fp8")
+        str,
+        typer.Option(help="Beside quantized weights: auto, bf16, fp8; several for --sweep: auto,bf16"),
     ] = "auto",
     against_quantization: Annotated[str, typer.Option(help="The same of the reference")] = "none",
     against_kv_cache_dtype: Annotated[str, typer.Option(help="The same of the reference")] = "auto",
@@ -80,6 +81,7 @@ def evaluate_command(
         bool, typer.Option("--sweep", help="Size, speed and loss of every scheme on this machine")
     ] = False,
     also: Annotated[Many, _option("Another checkpoint of the model, for --sweep; again for more")] = None,
+    plot: Annotated[Name, _option("Draw the sweep's frontier into this .png or .svg (needs matplotlib)")] = None,
     json: Annotated[Name, _option("Write the result there; - prints it")] = None,
 ) -> None:  # fmt: skip
     """Judge a checkpoint or a server: loss, agreement with a reference, retrieval, tasks; with a verdict."""
@@ -96,12 +98,14 @@ def evaluate_command(
     }  # fmt: skip
 
     def run() -> int:
-        require_place(None if json == "-" else json)
+        require_place(None if json == "-" else json, plot)
+        if plot is not None:
+            _require_plot(plot, sweep)
         allowed = tolerances(fail_above or ())
         texts = _texts(model, against, text, documents, set(only or ["loss"]) != {"tasks"})
         if sweep:
             _require_swept(quantization, overrides, kv_selection, dtype, against)
-            return _sweep(model, also or (), texts, kv_cache_dtype, threads, json)
+            return _sweep(model, also or (), texts, (kv_cache_dtype, activations), threads, json, plot)
         asked = _questions(texts, tasks, only, prompts, tokens, needle)
         opened = _Opener(tokenizer or _folder(model) or _folder(against), model_name, key)
         with Console(stderr=True, highlight=False).status("loading") as status:
@@ -245,14 +249,30 @@ def _require_swept(quantization: str, overrides: Sequence[str], selection: str, 
         raise ConfigError(f"--sweep measures every scheme beside bfloat16; leave out {', '.join(given)}", "sweep")
 
 
-def _sweep(model: str, also: Sequence[str], texts: Sequence[str], kv: str, threads: int | None, json: Name) -> int:
+def _require_plot(plot: str, sweep: bool) -> None:
+    from baton.evaluate.frontier import require_drawable
+
+    if not sweep:
+        raise ConfigError("--plot draws what a --sweep measured; add it", "plot")
+    require_drawable(plot)
+
+
+def _sweep(
+    model: str, also: Sequence[str], texts: Sequence[str], forms: tuple[str, str], threads: int | None, json: Name,
+    plot: Name,
+) -> int:  # fmt: skip
+    from baton.evaluate.frontier import draw
     from baton.evaluate.recommend import recommended
     from baton.evaluate.sweep import schemes, sweep
 
     if _is_url(model):
         raise ConfigError("--sweep measures checkpoints on this machine; give a model's folder", "sweep")
     with Console(stderr=True, highlight=False).status("loading") as status:
-        found = list(sweep(schemes(model, also, kv.split(","), threads=threads), texts, status.update))
+        kvs, activations = (each.split(",") for each in forms)
+        asked = schemes(model, also, kvs, threads=threads, activations=activations)
+        found = list(sweep(asked, texts, status.update))
+    if plot is not None:
+        draw(found, plot)
     advice = recommended(found)
     if not write_json(json, {"model": model, **msgspec.to_builtins({"rows": found, "recommended": advice})}):
         out = Console(highlight=False)

@@ -34,6 +34,7 @@ class MeasuredForm(msgspec.Struct, frozen=True):
     added: float
     low: float
     high: float
+    activations: str = "auto"
 
     @property
     def form(self) -> Form:
@@ -42,10 +43,10 @@ class MeasuredForm(msgspec.Struct, frozen=True):
 
 
 class MeasuredForms:
-    """Holds a sweep's rows, by form."""
+    """Holds a sweep's rows, by form; those with activations of their own are left out."""
 
     def __init__(self, rows: Iterable[MeasuredForm]) -> None:
-        self._rows: Mapping[Form, MeasuredForm] = {row.form: row for row in rows}
+        self._rows: Mapping[Form, MeasuredForm] = {row.form: row for row in rows if row.activations == "auto"}
 
     @classmethod
     def read(cls, path: str) -> MeasuredForms:

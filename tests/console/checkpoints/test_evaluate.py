@@ -56,6 +56,8 @@ def test_a_change_above_its_tolerance_ends_with_an_exit_code_of_its_own(ask, mod
         (("--tasks", "/nowhere/tasks.jsonl", "--only", "tasks"), "No such file"),
         (("--sweep", "--json", "/nowhere/x.json"), "can't write"),
         (("--sweep", "--kv-selection", "sinks:16,window:32"), "leave out --kv-selection"),
+        (("--plot", "x.svg"), "--plot draws what a --sweep measured"),
+        (("--sweep", "--plot", "x.pdf"), "a plot is a .png or a .svg"),
         (("--sweep", "--quantization", "int4", "--against", "x"), "leave out --quantization, --against"),
         (("--quantization-override", "int8"), "'int8': write PATTERN=SCHEME"),
         (("--quantization-override", "*.nothing=int8"), "'*.nothing' names no layer that is rounded"),
