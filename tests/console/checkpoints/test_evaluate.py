@@ -10,6 +10,7 @@ from typer.testing import CliRunner
 
 from baton.console.checkpoints.evaluate import ABOVE
 from baton.console.main import app
+from baton.kernels.abi import native
 from tests.conformance.checkpoints import make
 
 
@@ -20,6 +21,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def ask(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    native.library()  # before the cache is another place, where kernels would be compiled anew
     monkeypatch.setenv("BATON_CACHE_DIR", str(tmp_path))
     (tmp_path / "text.txt").write_text("a river in the hills\n\f\nthe night train left late")
     common = ["evaluate", str(model), "--text", str(tmp_path / "text.txt"), "--threads", "1"]
