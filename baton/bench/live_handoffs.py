@@ -1,7 +1,6 @@
 """Measures the fixed costs of KV handoffs between two live workers, beside the time of steps and bytes.
 
-Knows nothing of routers' HTTP: a request begins with its Admit. A request begins with its Admit; HTTP isn't
-involved. The figures are valid on an idle cluster only.
+Knows nothing of routers' HTTP: a request begins with its Admit. The figures are valid on an idle cluster only.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ class PromptTimes(msgspec.Struct, frozen=True):
 class PromptMaker(Protocol):
     """Makes prompts and requests for measurements."""
 
-    salt: bytes
+    salt: bytes  # tenant's salt of the prompts' block hashes
     longest: int  # tokens of a prompt, at most
 
     def tokens(self, count: int) -> list[int]:

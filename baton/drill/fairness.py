@@ -24,7 +24,7 @@ class Wait(msgspec.Struct):
     router: int  # index of the router
     tenant: str
     work: int  # tokens
-    came: float
+    came: float  # when the wait began
     ended: float | None = None  # None: it still waits
     placed: bool = False  # False at the end: its client left without a place
 

@@ -48,7 +48,7 @@ class Request(msgspec.Struct, frozen=True):
     number: int
     at: float  # after the start of the run
     prompt: tuple[int, ...]
-    sampling: Sampling
+    sampling: Sampling  # parameters of the answer
     n: int = 1  # choices
     router: int = 0  # index of the router that is asked
     tenant: str = ""  # "" for none
@@ -90,9 +90,9 @@ class Scenario(msgspec.Struct, frozen=True):
     max_batch: int  # sequences of a step, at most
     step_s: float  # seconds that a step takes at least
     token_s: float  # seconds that each token adds to a step
-    hedge: float
+    hedge: float  # times its predicted duration after which a prefill is tried elsewhere; 0: never
     swap: bool  # whether preempted sequences' pages are copied to host memory
-    lease_ttl_s: float
+    lease_ttl_s: float  # seconds that a lease lasts without progress
     tier_pages: int  # pages of the host tier of each worker
     delay_s: float  # least network delay in one direction
     requests_per_min: int  # rate limit of each tenant; 0 for none

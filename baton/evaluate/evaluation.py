@@ -32,7 +32,7 @@ class Questions(msgspec.Struct, frozen=True):
     prompt_tokens: int = 64
     answer_tokens: int = 64
     needle_lengths: tuple[int, ...] = (256, 512, 1024)
-    window: int = WINDOW
+    window: int = WINDOW  # of a document's loss
 
 
 def evaluate(

@@ -26,7 +26,7 @@ class KeptPages:
         return end if self._kept is None else self._kept.cut(start, end)
 
     def marked(self, step: SequenceStep) -> SequenceStep:
-        """Returns ``step`` with the gap in its pages, and with the range of tokens whose attention selects
+        """Returns ``step`` with the gap in the sequence's pages, and the range of tokens whose attention selects
         pages.
         """
         if self._kept is None:

@@ -22,7 +22,7 @@ class Scored(NamedTuple):
 
     @property
     def best(self) -> Key:
-        """Returns the likeliest token in this place."""
+        """Returns the likeliest token in the scored token's place."""
         return max(self.top, key=lambda key: self.top[key])
 
 

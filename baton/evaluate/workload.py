@@ -1,7 +1,7 @@
 """Steps of a runner for timing: decoding after a context, and prefill.
 
-Knows nothing of clusters or of what the model says: token ids are drawn, and pages hold whatever they hold. Token
-ids are random, and pages hold whatever they hold, because speed doesn't depend on either.
+Knows nothing of clusters or of what the model says: token ids are random, and pages hold whatever they hold,
+because speed doesn't depend on either.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ class Cut(NamedTuple):
 
     pattern: str = ""  # regular expression; "" for GPT-2's
     normalizer: Json | None = None  # applied first
-    ignore_merges: bool = False
+    ignore_merges: bool = False  # whether a word in the vocabulary is a token as it is
     digits: bool = False  # whether each digit is split off
     begins: bool = False  # whether texts get a BOS token, unless the header says otherwise
 

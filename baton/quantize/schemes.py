@@ -39,7 +39,7 @@ class Recipe(msgspec.Struct, frozen=True):
     method: str  # a key of FORMATS
     bits: int = 4
     group: int = 128  # inputs per scale; 0 for a whole row
-    symmetric: bool = True
+    symmetric: bool = True  # whether zero points are the middle of the range
     act_order: bool = True  # whether GPTQ takes inputs by falling second moments
     regroup: bool = False  # whether GPTQ's groups follow that order (desc_act)
     format: str = ""  # "" for the method's first
@@ -114,7 +114,7 @@ class Nearest:
         return to_nearest(weight, self._grid)
 
     def scales(self, weight: Tensor, stats: ActivationStats, tie: Tie) -> Tensor | None:
-        """Returns None, because this method doesn't scale inputs."""
+        """Returns None, because rounding to nearest doesn't scale inputs."""
         return None
 
 
@@ -132,7 +132,7 @@ class Gptq:
         return gptq(weight, stats.hessian, self._grid, self._act_order, self._regroup)
 
     def scales(self, weight: Tensor, stats: ActivationStats, tie: Tie) -> Tensor | None:
-        """Returns None, because this method doesn't scale inputs."""
+        """Returns None, because GPTQ doesn't scale inputs."""
         return None
 
 

@@ -25,7 +25,7 @@ class RequestOutcome(msgspec.Struct):
 
     status: int = 0
     ttft_s: float = 0.0  # until the first event
-    total_s: float = 0.0
+    total_s: float = 0.0  # until the end of the response
     tokens: int = 0  # of the answer, by the router's usage
     events: int = 0  # server-sent events with tokens
     retry_after_s: float = 0.0  # by the Retry-After header

@@ -147,7 +147,7 @@ class DecodeJob:
 
     @property
     def rank(self) -> tuple[int, int]:
-        """Returns its sort key in the batch, (priority, age); lower comes first."""
+        """Returns the job's sort key in the batch, (priority, age); lower comes first."""
         return self.sequence.request.priority, self.age
 
     @property

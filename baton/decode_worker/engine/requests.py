@@ -24,7 +24,7 @@ class RequestState:
 
     @property
     def awaited(self) -> bool:
-        """Returns whether its prompt is still being received."""
+        """Returns whether the request's prompt is still being received from a prefill worker."""
         return self.receive is not None and not self.receive.committed
 
     def first_stations(self, now: float) -> tuple[Station, ...]:

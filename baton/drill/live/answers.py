@@ -20,7 +20,7 @@ class Question(msgspec.Struct, frozen=True):
     max_tokens: int
     needle: str = ""
     n: int = 1  # choices
-    seed: int = 0
+    seed: int = 0  # of the sampling
 
 
 class Answer(msgspec.Struct):

@@ -40,7 +40,7 @@ class Scorecard(msgspec.Struct):
     """
 
     requests: int = 0
-    answered: int = 0
+    answered: int = 0  # requests with complete and valid answers
     refused: int = 0  # requests that failed with a status or a broken connection
     foreign: list[str] = []  # text of another request's prompt
     broken: list[str] = []  # protocol violations

@@ -1,8 +1,7 @@
 """Loads the native library for this machine's ISA, once per process, by ctypes. Torch-free.
 
-Knows nothing of the ops: each declares its own functions with ``function``. Each op declares its own functions with
-``function``. If the library can't be built, ``library()`` is None, a warning is logged once, and the ops use their
-reference implementations.
+Knows nothing of the ops: each declares its own functions with ``function``. If the library can't be built,
+``library()`` is None, a warning is logged once, and the ops use their reference implementations.
 
     python -m baton.kernels.abi.native       builds it for this CPU, if it isn't built yet
 """

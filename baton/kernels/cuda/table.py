@@ -1,12 +1,9 @@
 """Writes docs/cuda.md: which forms of each op compile, ran on the SIMT shim, and ran on a GPU. Torch-free.
 
-Knows nothing of how any of it is found out: ``forms.json`` names the forms that an op's suite covers,
-``ledger.json`` what nvcc compiled, ``ran.json`` by which sources the suites passed on the shim (``make cuda-check
-ARGS=--write`` writes it), bench/results/gpu.json by which they passed on a GPU (bench/gpu.py), ``page.md`` the
-words above the table. The facts come from files: ``forms.json`` names the forms that an op's suite covers,
-``ledger.json`` the sources that nvcc compiled, ``ran.json`` those with which the suites passed on the shim (``make
-cuda-check ARGS=--write`` writes it), bench/results/gpu.json those with which they passed on a GPU (bench/gpu.py),
-and ``page.md`` the text above the table.
+The facts come from files: ``forms.json`` names the forms that an op's suite covers, ``ledger.json`` the sources
+that nvcc compiled, ``ran.json`` those with which the suites passed on the shim (``make cuda-check ARGS=--write``
+writes it), bench/results/gpu.json those with which they passed on a GPU (bench/gpu.py), and ``page.md`` the text
+above the table.
 
     python -m baton.kernels.cuda.table             writes the page
     python -m baton.kernels.cuda.table --check     exit status 1 if a record is of other sources than these
@@ -59,7 +56,7 @@ def passed() -> dict[str, str]:
 
 
 def said_of_gpu() -> str:
-    """Returns the page's sentence on where kernels have run."""
+    """Returns the sentence of docs/cuda.md on where kernels have run."""
     if not any(row[-1] == "yes" for row in rows()):
         return NOWHERE
     run = _read(ON_GPU)
@@ -70,13 +67,13 @@ def said_of_gpu() -> str:
 
 
 def text() -> str:
-    """Returns the text of the page."""
+    """Returns the text of docs/cuda.md, made from the records."""
     words = WORDS.read_text().replace("<!-- gpu -->", said_of_gpu())
     return words + "".join(f"| {' | '.join(row)} |\n" for row in rows())
 
 
 def current() -> bool:
-    """Returns whether the page is up to date; True outside of a checkout, which has no page."""
+    """Returns whether docs/cuda.md is up to date; True outside of a checkout, which has none."""
     return not PAGE.parent.is_dir() or (PAGE.exists() and PAGE.read_text() == text())
 
 

@@ -104,7 +104,7 @@ class PackedWeight:
 
     @property
     def form(self) -> int:
-        """Returns ``kind`` without what it says of activations, which is the layout of the bytes."""
+        """Returns ``kind`` without the part on activations, so that equal forms have the same layout of bytes."""
         return self.kind - A16 if is_weight_only(self.kind) else self.kind
 
     def with_bf16_rows(self) -> PackedWeight:

@@ -1,7 +1,7 @@
 """Defines torch.ops.baton.lm_head: projects to the vocabulary and samples each row's token, without storing logits.
 
-Knows nothing of seeds: a row brings its own uniform number. Each row brings its own uniform random number.
-Penalties, masks and bans are only in the native step.
+Knows nothing of seeds: each row brings its own uniform random number. Penalties, masks and bans are only in the
+native step.
 """
 
 from __future__ import annotations

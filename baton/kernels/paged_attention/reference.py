@@ -1,9 +1,8 @@
 """Grouped-query attention over paged K and V (https://arxiv.org/abs/2309.06180), for prefill chunks and decoding
 alike.
 
-Knows nothing of sequences, windows or causality: the jobs' masks say who sees what. The jobs' masks define what
-each row sees. A job gathers its blocks once per layer; a sequence's result depends only on the shape of its own
-job, never on other sequences.
+Knows nothing of sequences, windows or causality: the jobs' masks define what each row sees. A job gathers its
+blocks once per layer; a sequence's result depends only on the shape of its own job, never on other sequences.
 """
 
 from __future__ import annotations

@@ -27,7 +27,9 @@ PAGES = "str dtype, int kv_heads, int layers, int layer"
 
 
 class Sequences(NamedTuple):
-    """The arguments ITEMS as numbers, and as structs that point into ``table``, int32."""
+    """The sequences of one call, from ITEMS: ``numbers`` (as in ``items``), and structs that point into ``table``,
+    int32.
+    """
 
     numbers: list[list[int]]
     structs: NDArray[np.void]

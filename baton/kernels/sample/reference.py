@@ -1,9 +1,8 @@
 """Draws tokens from logits, with a uniform random number for each row.
 
-Knows nothing of seeds: each row brings its own uniform number. The draw is an inverse transform in token order: the
-first token whose cumulative probability exceeds ``uniform``. A row's draw depends only on its logits and its
-number, and a rounding difference in the logits changes it only if the number is within that difference of a
-boundary.
+Knows nothing of seeds: each row brings its own number. The draw is an inverse transform in token order: the first
+token whose cumulative probability exceeds ``uniform``. A row's draw depends only on its logits and its number, and
+a rounding difference in the logits changes it only if the number is within that difference of a boundary.
 """
 
 from __future__ import annotations

@@ -44,8 +44,8 @@ class PrefillCall(msgspec.Struct, frozen=True):
     epoch: int  # number of this prefill for the lease
     held_blocks: int  # leading blocks that the decode worker has
     received_blocks: tuple[int, ...] = ()  # indices of other blocks that it has
-    traceparent: str = ""
-    decode_incarnation: str = ""
+    traceparent: str = ""  # W3C trace context; "" for no trace
+    decode_incarnation: str = ""  # id of the decode worker's present life; "" if unknown
     fetch_address: str = ""  # worker that holds leading blocks; "" for none
     fetch_blocks: int = 0  # leading blocks that are cheaper to fetch than to compute
     fetch_limit_s: float = 0.0  # seconds after which fetching is given up; 0 for none
@@ -59,7 +59,7 @@ class PrefillResult(msgspec.Struct, frozen=True):
     shipped_blocks: int
     shipped_bytes: int
     stations: tuple[Station, ...]  # durations of the request's stages
-    fetched_blocks: int = 0
+    fetched_blocks: int = 0  # blocks taken from another worker or a lower tier
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()
     pooled: bytes = b""  # embedding as float32 bytes, if one was requested
 

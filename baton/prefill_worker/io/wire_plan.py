@@ -15,7 +15,7 @@ from baton.protos.nouns import KvLayout
 
 
 class WirePlan(msgspec.Struct, frozen=True):
-    """Converts a prompt's blocks for one receiver."""
+    """The conversion of one prompt's blocks for one receiver: to its layout, its block size and its hashes."""
 
     layout: KvLayout  # the receiver's
     bridge: Bridge | None = None  # converts pages to the receiver's layout; None if it is the same
