@@ -54,7 +54,7 @@ class Request(msgspec.Struct, frozen=True):
     tenant: str = ""  # "" for none
     cancels: tuple[float, ...] = ()  # times after asking at which the client cancels
     read_pause: float = 0.0  # between two reads of the stream
-    deadline_after: float | None = None  # asking; None for no deadline
+    deadline_after: float | None = None  # seconds after asking; None for no deadline
 
 
 class Fault(msgspec.Struct, frozen=True):

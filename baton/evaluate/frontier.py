@@ -1,6 +1,7 @@
-"""Draws what each scheme of a sweep weighs against what it costs, and the frontier that no scheme betters in both.
+"""Plots the size of each scheme of a sweep against its added loss, with the frontier of schemes that no other
+betters.
 
-Knows nothing of how rows were measured. matplotlib is imported only here.
+Knows nothing of how rows were measured. matplotlib is imported only in this module.
 """
 
 from __future__ import annotations
@@ -18,7 +19,9 @@ FORMATS = (".png", ".svg")
 
 
 def frontier(rows: Sequence[SweepRow]) -> list[SweepRow]:
-    """Returns the schemes than which no other is both smaller and less lossy, the smallest first."""
+    """Returns the rows whose scheme no other beats in both size and added loss (the Pareto frontier), smallest
+    first.
+    """
     found: list[SweepRow] = []
     for row in sorted(rows, key=lambda row: (row.gigabytes, row.added)):
         if not found or row.added < found[-1].added:
@@ -27,7 +30,7 @@ def frontier(rows: Sequence[SweepRow]) -> list[SweepRow]:
 
 
 def require_drawable(path: str) -> None:
-    """Raises ConfigError where no plot can be written to ``path``: another format, or matplotlib isn't there."""
+    """Raises ConfigError if no plot can be written to ``path``: it isn't .png or .svg, or matplotlib is missing."""
     if Path(path).suffix not in FORMATS:
         raise ConfigError(f"{path}: a plot is a .png or a .svg file", "plot")
     try:
@@ -37,9 +40,10 @@ def require_drawable(path: str) -> None:
 
 
 def draw(rows: Sequence[SweepRow], path: str) -> None:
-    """Writes the plot: gigabytes against added loss in percent with its interval, the frontier as a line.
+    """Writes a plot to ``path``: gigabytes against added loss in percent, with its interval, and the frontier as a
+    line.
 
-    A dot is as large as the scheme is fast at 16 sequences. Raises ConfigError if writing fails.
+    A dot's size is the scheme's decode speed with 16 sequences. Raises ConfigError if writing fails.
     """
     from matplotlib.figure import Figure
 

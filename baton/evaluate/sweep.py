@@ -47,7 +47,7 @@ class SweepRow(msgspec.Struct, frozen=True):
     high: float
     quantization: str = "none"  # as in [worker]; "checkpoint" if the weights come quantized
     kv_cache_dtype: str = "auto"
-    activations: str = "auto"
+    activations: str = "auto"  # as in [worker]; likewise ``kv_cache_dtype``
 
 
 def schemes(
