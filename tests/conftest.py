@@ -14,7 +14,7 @@ from baton.engine.load import QUIET_THREADS
 from baton.launch.redis_server import RedisServer
 from baton.process.processes import end_sessions
 from baton.worker.slots import close_slots, holders
-from tests import cpu_times, parallel, seeds, warm
+from tests import cpu_times, seeds, warm
 
 NO_AUTHORITY = Path(__file__).parent / "data/no_authority.pem"
 """A certificate that signs nothing, because an HTTP client reads the public ones for 28 ms, and none is called."""
@@ -33,7 +33,6 @@ LONG = (
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parallel.add_option(parser)
     parser.addoption(cpu_times.OPTION, action="store_true", help="print what CPU time each file of tests cost")
 
 
@@ -42,8 +41,8 @@ def pytest_configure(config: pytest.Config) -> None:
     os.environ.setdefault(*QUIET_THREADS)  # before torch is imported: spinning threads take the others' cores
     if config.getoption(cpu_times.OPTION):
         config.pluginmanager.register(cpu_times.CpuTimes())
-    if parallel.configure(config):
-        warm.all_of_them()
+    if config.getoption("numprocesses", None):
+        warm.share()
     seeds.choose_examples()
     seeds.seed_all(seeds.run_seed())  # for what modules draw while they are collected
 
@@ -90,7 +89,7 @@ def settled_heap() -> None:
 
 @pytest.fixture(scope="session")
 def helm_engine() -> None:
-    """Loads the Helm engine with the first test that needs it: it starts threads, which forks would lack."""
+    """Loads the Helm engine with the first test that needs it: what needs none is collected without it."""
     pytest.importorskip("helm_python")
 
 

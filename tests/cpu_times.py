@@ -15,8 +15,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from xdist.workermanage import WorkerController
 
-OPTION, COLLECTION = "--cpu-times", "(collection)"
+OPTION = "--cpu-times"
 SHARE_SHOWN = 0.9  # of all CPU seconds is in the files that are listed, because the rest is noise
 
 
@@ -47,7 +48,7 @@ class CpuTimes:
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_make_collect_report(self, collector: pytest.Collector) -> Iterator[None]:
-        return (yield from self._counted(COLLECTION)) if isinstance(collector, pytest.Module) else (yield)
+        return (yield from self._counted("(collection)")) if isinstance(collector, pytest.Module) else (yield)
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[None]:
@@ -62,17 +63,14 @@ class CpuTimes:
         self.wall[name] += time.monotonic() - began
         return result
 
-    @pytest.hookimpl(optionalhook=True)
-    def pytest_process_ended(self) -> list[dict[str, float]]:
-        return [{name: part[name] for name in part.keys() - {COLLECTION}} for part in self._parts()]
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        if hasattr(session.config, "workeroutput"):
+            session.config.workeroutput["cpu_times"] = [dict(self.own), dict(self.children), dict(self.wall)]
 
     @pytest.hookimpl(optionalhook=True)
-    def pytest_process_told(self, told: list[dict[str, float]]) -> None:
-        for total, part in zip(self._parts(), told, strict=True):
+    def pytest_testnodedown(self, node: WorkerController) -> None:
+        for total, part in zip((self.own, self.children, self.wall), node.workeroutput["cpu_times"], strict=True):
             total.update(part)
-
-    def _parts(self) -> tuple[Counter[str], Counter[str], Counter[str]]:
-        return self.own, self.children, self.wall
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         spent_in = self.own + self.children

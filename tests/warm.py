@@ -108,8 +108,9 @@ class ForkedElsewhere(Forked):
 
 @cache
 def warm(preload: tuple[str, ...]) -> Warm:
-    """Returns this process's warm process that has imported ``preload``; the first call starts it."""
-    return Warm(preload)
+    """Returns the warm process that has imported ``preload``: the shared one, or one that the first call starts."""
+    name = os.environ.get(_variable(preload))
+    return Warm(bytes.fromhex(name)) if name else Warm.started(preload)
 
 
 def of(device: str) -> Warm:
@@ -117,26 +118,35 @@ def of(device: str) -> Warm:
     return warm(LIGHT if device.startswith("paced:") else HEAVY)
 
 
-def all_of_them() -> None:
-    """Starts the warm processes that clusters need, so that this process's forks share them."""
+def share() -> None:
+    """Starts the warm processes that clusters need; the processes that this one starts from now on use these."""
     for preload in (HEAVY, LIGHT):
-        warm(preload)
+        os.environ[_variable(preload)] = warm(preload).name.hex()
+
+
+def _variable(preload: tuple[str, ...]) -> str:
+    return "BATON_TEST_WARM_" + ("HEAVY" if preload == HEAVY else "LIGHT")
 
 
 class Warm:
-    """Is a warm process; it ends with this one."""
+    """Is a warm process, which listens at the abstract unix address ``name``; it ends with who started it."""
 
-    def __init__(self, preload: Sequence[str]) -> None:
+    def __init__(self, name: bytes, process: subprocess.Popen[bytes] | None = None) -> None:
+        self.name, self._process = name, process
+
+    @classmethod
+    def started(cls, preload: Sequence[str]) -> Warm:
+        """Returns a new one that imports ``preload``; whoever asks it meanwhile waits."""
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         listener.bind("")  # a name that the kernel chooses, in no folder
         listener.listen()
-        self._name = listener.getsockname()
         fd = listener.fileno()
-        self._process = subprocess.Popen(
+        process = subprocess.Popen(
             [sys.executable, "-m", "tests.warm", str(fd), *preload],
             pass_fds=[fd], stdin=subprocess.PIPE, env=host_environment() | THREADS,
         )  # fmt: skip
-        listener.close()
+        with listener:
+            return cls(listener.getsockname(), process)
 
     def start(self, command: Sequence[str], log: BinaryIO, session: bool = True) -> Forked | None:
         """Runs ``python -m MODULE …`` with its output in ``log``, as leader of a session or to die with us.
@@ -146,7 +156,7 @@ class Warm:
         if command[0] != sys.executable or command[1] != "-m" or command[2] not in MODULES:
             return None
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        connection.connect(self._name)
+        connection.connect(self.name)
         request = [list(command[2:]), host_environment(), os.getcwd(), session]
         socket.send_fds(connection, [json.dumps(request).encode()], [log.fileno()])
         return ForkedElsewhere(int(connection.recv(64)), connection)

@@ -28,7 +28,7 @@ PLATFORMS = (*(f"manylinux_2_{minor}_x86_64" for minor in range(39, 4, -1)), "ma
 MOST_BYTES = 34 << 20  # because what carries a tree along may take 64 MiB, and the checkout has 28 of them
 # What is wanted there: ours with its needs, and what the tests import. What torch brings stays as it is there.
 WANTED = (
-    "baton-serve", "pytest", "pytest-asyncio", "pytest-timeout", "hypothesis", "safetensors",
+    "baton-serve", "pytest", "pytest-asyncio", "pytest-timeout", "pytest-xdist", "hypothesis", "safetensors",
     "gguf",
 )  # fmt: skip
 LEFT_OUT = {"baton-serve", "torch", "numpy", "ray", "setuptools", "triton", "pip"}
