@@ -13,30 +13,32 @@ from baton.protos.nouns import BLOCK_TOKENS, EngineRequest
 
 
 def blocks_for(tokens: int, block_tokens: int = BLOCK_TOKENS) -> int:
-    """Returns the pages that ``tokens`` tokens need."""
+    """Returns the number of pages of ``block_tokens`` tokens that hold ``tokens`` tokens."""
     return -(-tokens // block_tokens)
 
 
 def holdable(tokens: int, block_tokens: int = BLOCK_TOKENS) -> int:
-    """Returns how many leading blocks may be taken from a cache: never all, because one token is always
-    computed.
+    """Returns how many leading blocks of ``tokens`` tokens may be taken from a cache: at least one token is always
+    left to compute.
     """
     return max(tokens - 1, 0) // block_tokens
 
 
 def holdable_of(request: EngineRequest, tokens: int, block_tokens: int = BLOCK_TOKENS) -> int:
-    """Returns how many leading blocks of ``request``'s first ``tokens`` tokens their reader may take from a cache.
+    """Returns how many leading blocks of ``request``'s first ``tokens`` tokens may be taken from a cache.
 
-    None while each of the prompt's tokens is wanted: its likelihood, or its part of the mean. Both are told with
-    the first output, so a reader that knows any output no longer needs them.
+    Returns 0 if every prompt token must be computed, for prompt logprobs or mean pooling. Their results come with
+    the first output, so a longer sequence (``tokens`` beyond the prompt) no longer needs them.
     """
     wanted = request.sampling.prompt_logprobs is not None or request.sampling.pooling == "mean"
     return 0 if wanted and tokens <= request.prompt_tokens else holdable(tokens, block_tokens)
 
 
 def check_request(request: EngineRequest, spec: ModelSpec, pages: int) -> None:
-    """Raises InvalidRequest or ContextTooLong, naming the field that this worker can't serve. Whether it holds the
-    request's adapter is for its table to say (adapters/table.py).
+    """Checks that a worker with a model of ``spec`` and ``pages`` KV pages can ever compute ``request``. Raises
+    InvalidRequest or ContextTooLong, naming the field.
+
+    The request's adapter is checked elsewhere (adapters/table.py).
     """
     count = len(request.token_ids)
     if count == 0 or not 0 < request.prompt_tokens <= count:

@@ -1,4 +1,4 @@
-"""What the engine process and its own children do first: read their arguments, and end with who started them.
+"""Starts the engine process and its children: reads their command lines, and ties their lives to their parents'.
 
 Knows nothing of what they compute.
 """
@@ -15,18 +15,20 @@ PR_SET_PDEATHSIG = 1
 
 
 class ChildArguments(argparse.Namespace):
-    """Holds a child's command line: what it is to do, its end of a socket pair, and the pid of who started it."""
+    """Holds the command line of a child process."""
 
-    spec: str
-    fd: int
-    parent: int
+    spec: str  # JSON that says what to do
+    fd: int  # the inherited end of a socket pair
+    parent: int  # pid of the process that started this one
 
 
 def child_arguments(module: str, spec: str) -> ChildArguments:
-    """Returns the command line of ``python -m module``; ``spec`` names the struct that ``--spec`` is JSON of.
+    """Returns the command line of ``python -m module`` and prepares the process; ``spec`` names the struct in
+    ``--spec``, for the help text.
 
-    From here on the kernel ends this process with its parent, signals such as Ctrl-C are that one's alone, and
-    no child of this process inherits ``fd``: a compiler that outlives it must not keep the socket open.
+    From then on the kernel kills this process when its parent dies, SIGINT and SIGTERM are ignored (the parent
+    handles them), and the process's own children don't inherit ``fd``, which they could keep open after it has
+    ended.
     """
     parser = argparse.ArgumentParser(prog=module)
     parser.add_argument("--spec", required=True, help=f"{spec} as JSON")
@@ -41,7 +43,9 @@ def child_arguments(module: str, spec: str) -> ChildArguments:
 
 
 def die_with(parent: int) -> None:
-    """Has the kernel end this process with process ``parent``, which started it; exits where that is gone."""
+    """Has the kernel kill this process when process ``parent``, which started it, dies; exits at once if that has
+    happened already.
+    """
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         sys.exit("the process that started this one is gone already")

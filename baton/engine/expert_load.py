@@ -1,6 +1,6 @@
-"""Says how rows were shared among experts since an engine took its role. Torch-free.
+"""Counts the rows that experts computed since an engine took its role. Torch-free.
 
-Knows nothing of models or metrics: ranks count, and the counts of before are taken off.
+Knows nothing of models or metrics: ranks count, and the counts at the beginning are subtracted.
 """
 
 from __future__ import annotations
@@ -10,14 +10,16 @@ from baton.protos.nouns import ExpertLoad
 
 
 class ExpertMeter:
-    """Reads the counts of ``ranks``, from now on; None where nobody counts."""
+    """Reads the expert row counts of ``ranks``, starting at 0 when it is made; ``ranks`` is None for a model that
+    runs as one process.
+    """
 
     def __init__(self, ranks: Ranks | None) -> None:
         self._ranks = ranks
         self._before = ranks.expert_rows() if ranks is not None else ()
 
     def load(self) -> ExpertLoad | None:
-        """Returns the rows so far by rank; None where no experts are dealt among ranks."""
+        """Returns the rows that experts computed so far, by rank; None if experts aren't divided among ranks."""
         if self._ranks is None or not self._before:
             return None
         now = self._ranks.expert_rows()

@@ -1,7 +1,7 @@
-"""Maps each message of the local channel to its handler: every member of a union, checked when a loop is made.
+"""Maps each type of message on the local channel to its handler; a loop's table must cover every member of a union.
 
-Knows nothing of what the messages mean. A table costs a message one look-up; a ``match`` over as many classes tries
-one after the other.
+Knows nothing of what the messages mean. A table costs one look-up per message; a ``match`` over as many classes
+tries one after the other.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ Table = dict[type, Callable[[Any], None]]
 
 
 class Handlers:
-    """Collects one handler per message type; each is checked against its message's type."""
+    """Collects one handler per message type; type checkers verify that each takes its message."""
 
     def __init__(self) -> None:
         self._table: Table = {}
@@ -28,7 +28,9 @@ class Handlers:
         return self
 
     def covering(self, union: object) -> Table:
-        """Returns the table. Asserts that it has a handler for each member of ``union``, and for nothing else."""
+        """Returns the table of handlers by message type. Asserts that it has one for each member of ``union``, and
+        no others.
+        """
         differing = set(get_args(union)) ^ set(self._table)
         assert not differing, f"without a handler, or without a message: {sorted(t.__name__ for t in differing)}"
         return self._table

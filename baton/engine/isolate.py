@@ -16,18 +16,20 @@ from baton.protos.nouns import TokenLogprobs
 
 
 class StepOutcome(msgspec.Struct):
-    """Holds what became of a step: tokens by sequence where any were sampled, an exception where it failed."""
+    """Holds the results of a step by sequence number; ``scored``, ``pooled``, ``states`` and ``observed`` are as in
+    ``StepResult``.
+    """
 
-    sampled: dict[int, tuple[SampledToken, ...]]
-    failed: dict[int, Exception]
-    seconds: float
+    sampled: dict[int, tuple[SampledToken, ...]]  # one token, and one more per verified draft
+    failed: dict[int, Exception]  # sequences that could not be computed
+    seconds: float  # of all forward passes together
     scored: dict[int, tuple[TokenLogprobs, ...]] = {}
     pooled: dict[int, PooledStates] = {}
     states: dict[int, NDArray[np.float32]] = {}
     observed: dict[int, NDArray[np.float32]] = {}
 
     def absorb(self, other: StepOutcome) -> None:
-        """Adds the outcome of another part of the same plan."""
+        """Adds the results of ``other``, another part of the same plan, to these."""
         self.sampled |= other.sampled
         self.failed |= other.failed
         self.scored |= other.scored
@@ -38,9 +40,10 @@ class StepOutcome(msgspec.Struct):
 
 
 def run_isolated(runner: Runner, plan: StepPlan) -> StepOutcome:
-    """Runs ``plan``; where the runner raises, halves the plan until the culprits stand alone.
+    """Runs ``plan`` and returns its results by sequence; if the runner raises, halves are run until only the
+    sequences at fault fail.
 
-    Raises RankLost, which no sequence can be blamed for.
+    A sequence that fails with drafts is run again without them. Raises RankLost, which is no sequence's fault.
     """
     try:
         result = runner.run(plan)
@@ -65,7 +68,7 @@ def _by_sequence(plan: StepPlan, sampled: tuple[SampledToken, ...]) -> dict[int,
 
 
 def _alone(runner: Runner, item: SequenceStep, error: Exception) -> StepOutcome:
-    """A sequence fails for what it is, never for what was drafted for it."""
+    """Runs the item again without drafts, if it has some; reports ``error`` as the sequence's failure otherwise."""
     if item.verify:
         return run_isolated(runner, StepPlan((item.undrafted(),)))
     return StepOutcome({}, {item.seq: error}, 0.0)

@@ -1,7 +1,7 @@
-"""Turns settings into a runner that is ready to bind pages.
+"""Loads a model by an engine's settings and returns a runner that is ready to bind pages.
 
-Knows nothing of workers or roles. Importing this loads no torch: ``load_runner`` does, so that a process which only
-carries the settings stays small.
+Knows nothing of workers or roles. Importing this module loads no torch: ``load_runner`` does, so that a process
+which only carries the settings stays small.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Quantization = Literal["none", "int8", "int4"]
 Activations = Literal["auto", "bf16", "fp8"]
 CudaStep = Literal["auto", "graph", "mega"]
 
-# What stored K and V are called in a page's layout, by what the setting calls them.
+# Names of K's and V's dtype in a page's layout, by the setting's name.
 KV_NAMES = {"float32": "float32", "bf16": "bfloat16", "fp16": "float16", "int8": "int8", "fp8": "fp8_e4m3"}
 
 # OpenMP reads this when torch is first imported. Its threads spin between ops by default; with more busy
@@ -33,57 +33,57 @@ QUIET_THREADS = ("OMP_WAIT_POLICY", "PASSIVE")
 
 
 class EngineConfig(msgspec.Struct, frozen=True):
-    """Says which model runs, in what precision, where.
+    """Holds the settings of an engine: which model it runs, in what precision, and on which device.
 
-    ``model`` is a directory in Hugging Face layout or a hub id. ``dtype`` "auto" is float32 on a CPU and bfloat16
-    on a GPU; float16 is known on a CPU only, its sums are float32. ``max_model_len`` caps the model's own context;
-    ``threads`` is torch's, None for its default.
-    ``kv_cache_dtype`` is what K and V are stored in, "auto" for ``dtype``; int8 and fp8 have a scale per (token,
-    head). ``kv_selection`` is what of a long context attention sees, "all", sinks or snapkv (a CPU
-    only). ``quantization`` rounds the weights on load, "none" takes them as they are; packed ones are kept under
-    ``cache_dir``, empty for $BATON_CACHE_DIR or the user's cache directory. ``cuda_step`` is how the
-    GPU's own kernels run a step of up to 8 rows: "graph", one by one in a captured graph; "mega", a Llama's layers
-    as one launch; "auto" is "graph" as long as neither was timed on a GPU. ``adapters`` are the bounds of those
-    that may be loaded, None where none ever are (a CPU only). ``tp`` ranks share the model's columns, ``cp`` the
-    rows of a step, ``ep`` its experts, or ``pp`` stages its layers (``shares.Widths``); each is a process with its
-    part of ``threads``. One that the others wait for longer than ``rank_bound_s`` seconds is stuck (0: they wait
-    for ever).
-    ``quantization_overrides`` give layers that a pattern names another scheme than ``quantization``
-    (``checkpoints/layer_schemes.py``), "none" to keep them as they are. ``is_draft``: both are its target's, and
-    are followed as far as they fit: patterns may name no layer, and what is quantized already stays as it is.
-    ``activations`` is what rows are rounded to before they meet quantized weights (a CPU only): "auto" int8 beside
-    integers and codes, bf16 beside fp8; "bf16" beside all (weight-only); "fp8" beside fp8 weights, as their
-    checkpoint has it.
+    ``dtype`` "auto" is float32 on a CPU and bfloat16 on a GPU; float16 runs on a CPU only, and its sums are
+    float32. ``kv_cache_dtype`` is the dtype of stored K and V, "auto" for ``dtype``; int8 and fp8 have a scale per
+    (token, head). ``kv_selection`` says which part of a long context attention reads: "all", "sinks:N,window:N" or
+    "snapkv:N,window:N" in tokens (the last two on a CPU only). ``quantization`` rounds the weights on load, "none"
+    takes them as stored; packed weights are cached under ``cache_dir``. ``quantization_overrides`` maps patterns of
+    layer names to other schemes (``checkpoints/layer_schemes.py``), "none" to leave a layer as stored.
+
+    ``is_draft`` marks a draft model, whose ``quantization`` and overrides are its target's: patterns may match no
+    layer, and weights that are quantized already stay as they are. ``activations`` is the precision that rows are
+    rounded to before they are multiplied by quantized weights (CPU only): "auto" is int8 for integer and code-book
+    weights and bf16 for fp8 ones; "bf16" is for all (weight-only quantization); "fp8" is for fp8 weights, as their
+    checkpoint specifies.
+
+    ``cuda_step`` is how the GPU kernels run a step of up to 8 rows: "graph", one by one in a captured CUDA graph;
+    "mega", a Llama's layers as one launch; "auto" is "graph". ``tp`` ranks share the model's columns, ``cp`` the
+    rows of a step, ``ep`` its experts, ``pp`` its layers (``shares.Widths``); each rank is a process with its part
+    of ``threads``.
     """
 
-    model: str
+    model: str  # a directory in Hugging Face layout, or a hub id
     dtype: Dtype = "auto"
     device: Device = "cpu"
-    max_model_len: int | None = None
-    threads: int | None = None
+    max_model_len: int | None = None  # tokens; lowers the model's own context length
+    threads: int | None = None  # torch's threads; None for its default
     kv_cache_dtype: KvCacheDtype = "auto"
     kv_selection: str = "all"
     quantization: Quantization = "none"
-    cache_dir: str = ""
+    cache_dir: str = ""  # empty: $BATON_CACHE_DIR, or the user's cache directory
     cuda_step: CudaStep = "auto"
-    adapters: AdapterLimits | None = None
+    adapters: AdapterLimits | None = None  # limits of LoRA adapters that may be loaded (CPU only); None: none may
     tp: int = 1
     cp: int = 1
     pp: int = 1
     ep: int = 1
-    rank_bound_s: float = 10.0
+    rank_bound_s: float = 10.0  # seconds others wait for a rank before it counts as stuck; 0: for ever
     quantization_overrides: dict[str, str] = {}
     is_draft: bool = False
     activations: Activations = "auto"
 
     @property
     def widths(self) -> Widths:
-        """Returns how many ranks share the model, and what of it."""
+        """Returns how many ranks share the model's columns, rows, layers and experts."""
         return Widths(self.tp, self.cp, self.pp, self.ep)
 
 
 def load_runner(config: EngineConfig) -> Runner:
-    """Loads the checkpoint. Raises CheckpointError (naming the file) or ConfigError (naming the setting)."""
+    """Loads the checkpoint and returns its runner, which has no pages yet. Raises CheckpointError (naming the file)
+    or ConfigError (naming the setting).
+    """
     _require_known(config)
     os.environ.setdefault(*QUIET_THREADS)
     return import_module("baton.engine.backends.torch.runner").load(config)

@@ -1,7 +1,7 @@
-"""Says which tokens may be chosen now, as boolean arrays (vocab,). Torch-free.
+"""Builds masks of the tokens that may be chosen next, as boolean arrays (vocab,). Torch-free.
 
-Knows nothing of logits or grammars' insides. A mask is a function of the vocabulary's size, so that it costs only
-where a token is really chosen.
+Knows nothing of logits or grammars' insides. ``Allowed`` is a function from the vocabulary's size to a mask, so
+that masks are only made for rows that choose a token.
 """
 
 from __future__ import annotations
@@ -17,19 +17,23 @@ Allowed = Callable[[int], Mask]
 
 
 def only(token_ids: Sequence[int]) -> Allowed:
-    """Returns a mask that allows ``token_ids`` alone."""
+    """Returns a function that makes masks of a vocabulary's size in which ``token_ids`` alone are allowed; ids out
+    of range are ignored.
+    """
     return partial(_only, token_ids)
 
 
 def without(allowed: Allowed, banned: Sequence[int]) -> Allowed:
-    """Returns ``allowed`` less ``banned``. Where that leaves nothing ``allowed`` wins: an answer must be able to go
-    on.
+    """Returns ``allowed`` with the ids ``banned`` cleared. If no token remained, ``allowed``'s own mask is used, so
+    that an answer can always continue.
     """
     return partial(_without, allowed, banned) if banned else allowed
 
 
 def completing(words: Sequence[Sequence[int]], outputs: Sequence[int]) -> tuple[int, ...]:
-    """Returns the last id of each of ``words`` that ``outputs`` ends with but for that id."""
+    """Returns the token ids that would complete one of ``words`` (sequences of token ids) if chosen after
+    ``outputs``.
+    """
     return tuple(word[-1] for word in words if _ends_with(outputs, word[:-1]))
 
 

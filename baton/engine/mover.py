@@ -1,10 +1,10 @@
 """Runs torch.distributed for the nccl transport, in a process of its own: joins groups and moves bytes of staging
 memory.
 
-Knows nothing of frames or leases, and never sees a page. A *channel* is a torch.distributed group of two, made by
-itself (no global world: workers come and go as they like); rank 0 receives and rank 1 sends. On a channel things
-happen in order, each channel on a thread of its own. With CUDA the group is NCCL's and bytes pass through device
-memory: the I/O process's staging on its card, where it has that, else ours. Without, the same calls go over gloo.
+Knows nothing of frames or leases, and never sees a page. A *channel* is a torch.distributed group of two processes,
+made without a global world because workers come and go; rank 0 receives and rank 1 sends. Each channel has a thread
+and handles its messages in order. With CUDA the group is NCCL's and bytes pass through device memory: the I/O
+process's staging on its GPU, or else a buffer of this process. Without CUDA, the same calls use gloo.
 
     python -m baton.engine.mover FD      FD: a SOCK_SEQPACKET socket to the I/O process; ends with it
 """
@@ -47,7 +47,7 @@ CUDA = torch.cuda.is_available() and dist.is_nccl_available()
 
 
 class MoverChannel:
-    """Owns one group of two and the thread that works on it."""
+    """Owns a torch.distributed group of two and the thread that sends or receives on it."""
 
     def __init__(self, join: JoinChannel, staging: mmap.mmap, mover: Mover) -> None:
         self._join, self._mover, self._staging = join, mover, staging
@@ -58,7 +58,7 @@ class MoverChannel:
         threading.Thread(target=self._run, daemon=True).start()
 
     def put(self, move: MoveBytes | None) -> None:
-        """Queues a move behind what was put before; None leaves the channel."""
+        """Queues ``move`` after the earlier ones; None closes the channel once they are done."""
         self._todo.put(move)
 
     def _run(self) -> None:
@@ -101,7 +101,7 @@ class MoverChannel:
 
 
 class Mover:
-    """Runs every channel of one worker."""
+    """Runs all channels of one worker, as the I/O process at the other end of ``sock`` asks."""
 
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
@@ -110,7 +110,7 @@ class Mover:
         self._lock = threading.Lock()
 
     def run(self) -> None:
-        """Serves the I/O process until it is gone."""
+        """Handles messages of the I/O process until it closes the socket or dies."""
         decode = msgspec.msgpack.Decoder(ToMover).decode
         while True:
             try:
@@ -139,8 +139,8 @@ class Mover:
                 channel.put(None if isinstance(message, LeaveChannel) else message)
 
     def store_of(self, join: JoinChannel) -> dist.TCPStore:
-        """Returns the store where the two ends of a channel meet: the receiver's, which is in this process for a
-        receiver.
+        """Returns the TCP store at which the two ends of a channel meet: this process's own for a receiver, a
+        connection to the receiver's for a sender.
         """
         if join.rank == 0:
             return self._stores[join.port]
@@ -148,12 +148,14 @@ class Mover:
         return dist.TCPStore(join.host, join.port, None, False, limit, wait_for_workers=False)
 
     def gone(self, channel: str) -> None:
-        """Forgets a channel whose thread ends."""
+        """Removes a channel whose thread ends from the table."""
         with self._lock:
             self._channels.pop(channel, None)
 
     def say(self, message: msgspec.Struct) -> None:
-        """Sends a message to the I/O process; one message is one packet, so threads need no lock."""
+        """Sends a message to the I/O process, from any thread (one message is one packet); exits the process if the
+        I/O process is gone.
+        """
         try:
             self._sock.send(msgspec.msgpack.encode(message))
         except OSError:
@@ -161,7 +163,7 @@ class Mover:
 
 
 class _Bytes:
-    """Memory of a card, as torch takes it from elsewhere."""
+    """Presents memory of a GPU to torch by ``__cuda_array_interface__``."""
 
     def __init__(self, address: int, size: int) -> None:
         self.__cuda_array_interface__ = {
@@ -173,8 +175,8 @@ class _Bytes:
 
 
 def card(shared: SharedPages) -> Driver:
-    """Returns the driver of the card that ``shared`` is memory of. Raises ConfigError where it isn't ours or NCCL
-    lacks.
+    """Returns the CUDA driver of the GPU that ``shared`` is memory of, made current for this thread. Raises
+    ConfigError if that is another GPU than this process's, or torch lacks CUDA or NCCL.
     """
     if not CUDA and not on_shim():
         why = "CUDA" if not torch.cuda.is_available() else "NCCL"
@@ -187,14 +189,18 @@ def card(shared: SharedPages) -> Driver:
 
 
 def bytes_at(address: int, size: int) -> torch.Tensor:
-    """Returns a tensor over ``size`` bytes of the card; on the shim, whose card is the host, of the host."""
+    """Returns a uint8 tensor (size,) over the GPU memory at ``address``, or over host memory if a shim stands in
+    for the GPU.
+    """
     if CUDA:
         return torch.as_tensor(_Bytes(address, size), device="cuda")
     return torch.frombuffer((ctypes.c_ubyte * size).from_address(address), dtype=torch.uint8)
 
 
 def make_group(join: JoinChannel, store: dist.Store) -> Any:
-    """Returns the two-rank group of a channel. Raises RuntimeError when the other end doesn't come."""
+    """Returns the torch.distributed process group (NCCL, or gloo without CUDA) of a channel's two ranks. Raises
+    RuntimeError if the other end doesn't join within TIMEOUT_S.
+    """
     named = dist.PrefixStore(join.group, store)
     if CUDA:
         options = dist.ProcessGroupNCCL.Options()

@@ -1,8 +1,8 @@
-"""Defines what one engine step is asked to do and what it answers. Torch-free.
+"""Defines the input and output of one engine step. Torch-free.
 
-Knows nothing of schedulers, leases or models: a plan is tokens, positions and page tables. Nothing that it holds
-leads back to it, so that the garbage collector needn't know of it (``gc=False``): a step makes two such objects for
-each of its sequences.
+Knows nothing of schedulers, leases or models: a plan is tokens, positions and page tables. No object that a plan
+refers to refers back to it, so that the garbage collector needn't track it (``gc=False``): a step makes two such
+objects for each of its sequences.
 """
 
 from __future__ import annotations
@@ -22,9 +22,11 @@ from baton.protos.nouns import EngineWork, KvLayout, Sampling, SharedPages, Step
 
 
 class DraftedToken(msgspec.Struct, frozen=True, gc=False):
-    """Holds a draft that is judged by rejection, and the probabilities (vocab,) float32 that it was drawn by.
+    """Holds a drafted token that is accepted or rejected by rejection sampling, and the probabilities it was drawn
+    with.
 
-    ``spread`` None: as if it had been certain, which any draft may be taken for; fewer stand then.
+    ``spread`` is (vocab,) float32; None if the draft was chosen with certainty. None is valid for any draft, but
+    then fewer are accepted.
     """
 
     token: int
@@ -32,44 +34,47 @@ class DraftedToken(msgspec.Struct, frozen=True, gc=False):
 
 
 class SampleSpec(msgspec.Struct, frozen=True, gc=False):
-    """Says how to choose the token that follows a step's last one.
+    """Says how to choose the token that follows a row of a step.
 
     ``position`` is the new token's absolute position; randomness is keyed by (seed, choice, position). ``history``
-    is every token before it, prompt first (borrowed, not copied: don't keep it past the step); behind a draft it is
-    given only where the sampling is penalised. ``banned`` ids can't be chosen now (stop ids before ``min_tokens``,
-    the end of a bad word). ``allowed`` gives the only ids that can (see ``masks.py``; it may raise), what is banned
-    already left out. With ``drafted`` the token is the draft where rejection lets it stand, else one from what it
-    leaves. ``spread``: the probabilities are wanted as well.
+    is every token before it, prompt first (borrowed: don't keep it past the step); after a draft it is given only
+    if the sampling has penalties. ``banned`` ids can't be chosen now (stop ids before ``min_tokens``, the last id
+    of a bad word). ``allowed`` gives the only ids that can (see ``masks.py``; it may raise), with the banned ones
+    already removed.
     """
 
     sampling: Sampling
-    choice: int
+    choice: int  # index of the answer among the request's choices
     position: int
     history: Sequence[int]
-    prompt_tokens: int
+    prompt_tokens: int  # length of the prompt at the beginning of ``history``
     banned: tuple[int, ...] = ()
     allowed: Allowed | None = None
-    drafted: DraftedToken | None = None
-    spread: bool = False
+    drafted: DraftedToken | None = None  # chosen if rejection sampling accepts it, else another is drawn
+    spread: bool = False  # the probabilities are to be returned as well
 
     @property
     def plain(self) -> bool:
-        """Tells whether the likeliest token is the one, and nothing edits the logits or asks for them."""
+        """Returns whether this is plain greedy decoding: the likeliest token, without edits of the logits, logprobs
+        or probabilities.
+        """
         s = self.sampling
         asks = s.temperature or s.logprobs is not None or s.logit_bias or s.penalised
         return not (asks or self.banned or self.allowed is not None or self.spread)
 
 
 class Limb(msgspec.Struct, frozen=True, gc=False):
-    """Holds consecutive rows of an item that branch off: they follow row ``parent`` of it, not the row before.
+    """Describes a branch of a tree of drafts: consecutive rows of an item that follow row ``parent``, not the row
+    before them.
 
-    ``pages`` are theirs alone, from the block that holds the item's ``start`` on. The KV of what they follow is
-    copied there in the step, so that to each row its own path is a plain text, read to the same bits.
+    ``pages`` belong to the branch alone and begin with the block that holds the item's ``start``. The step copies
+    the KV that the branch follows into them, so that attention reads each branch as an ordinary sequence, with the
+    same bits.
     """
 
-    parent: int
-    first: int
-    rows: int
+    parent: int  # row of the item that the branch follows
+    first: int  # the branch's first row in the item
+    rows: int  # number of rows
     pages: Sequence[int]
 
 
@@ -77,18 +82,16 @@ class SequenceStep(msgspec.Struct, frozen=True, gc=False):
     """Describes one sequence's share of a step: compute ``tokens`` at positions ``start``, ``start + 1``, …
 
     ``pages[i]`` holds tokens 16 i … 16 i + 15 and the table covers ``start + len(tokens)`` tokens; the KV of tokens
-    before ``start`` is already there. ``sample`` is None while a prompt's last chunk hasn't come. ``targets[i]``,
-    the known token at ``start + i + 1``, is to be scored, with ``score_top`` alternatives. ``pool``: the last
-    layer's normed hidden states are wanted too. ``verify``: the last tokens are drafts, as many as it has specs.
-    ``sample`` then chooses the token that follows the last known one, and ``verify[i]`` the token that follows
-    draft i. ``state_from``, of a model with recurrent state, are the pages with the state before ``start`` (None:
-    no token is before it), ``state_to`` those that take the state after the last token; they never overlap.
-    ``adapter`` is the id of the sequence's LoRA adapter, which the runner holds; empty for none. ``limbs`` are the
-    last rows where drafts are a tree (``branches_of``): ``start + i`` is then the position of the rows before them,
-    and ``verify[i]`` still chooses behind row i + 1.
-    No token of the item sees the entries ``gap`` of ``pages``, from the first to the one before the second.
-    ``watch`` is the place of a token of it, the first of a run: how much that one and those behind it attend to
-    what is before them is wanted.
+    before ``start`` is already there. ``sample`` says how to choose the next token, None for a part of a prompt
+    that isn't its end. ``targets[i]``, the known token at ``start + i + 1``, is to be scored, with ``score_top``
+    alternatives. ``verify`` marks the last tokens as drafts, one per entry: ``sample`` then chooses the token after
+    the last known one, and ``verify[i]`` the token after draft i. ``limbs`` are the branches if drafts form a tree
+    (``branches_of``): ``start + i`` is then the position of token i only before the first branch.
+
+    ``state_from`` are the pages with the recurrent state before ``start`` (None: there is no token before it),
+    ``state_to`` the pages for the state after the last token; they never overlap. Entries ``gap[0]`` … ``gap[1] -
+    1`` of ``pages`` are skipped by attention. ``watch`` is the position of one of the tokens: how much attention it
+    and the tokens after it pay to what is before them is to be returned (``StepResult.observed``).
     """
 
     seq: int
@@ -99,28 +102,30 @@ class SequenceStep(msgspec.Struct, frozen=True, gc=False):
     is_prefill: bool = False
     targets: Sequence[int] = ()
     score_top: int = 0
-    pool: bool = False
+    pool: bool = False  # return the last layer's normed hidden states, pooled
     verify: tuple[SampleSpec, ...] = ()
     state_from: Sequence[int] | None = None
     state_to: Sequence[int] = ()
-    adapter: str = ""
+    adapter: str = ""  # id of a LoRA adapter that the runner holds; empty for none
     limbs: tuple[Limb, ...] = ()
     gap: tuple[int, int] = (0, 0)
     watch: int | None = None
 
     @property
     def trunk(self) -> int:
-        """Returns the number of rows that follow one another from ``start`` on."""
+        """Returns the number of rows that follow one another from ``start`` on, before any branch."""
         return self.limbs[0].first if self.limbs else len(self.tokens)
 
     @property
     def asks(self) -> tuple[SampleSpec, ...]:
-        """Returns how the tokens behind the item's last rows are chosen, one per row, in order."""
+        """Returns how to choose the tokens that follow the item's last rows, one entry per row, in order; empty
+        without ``sample``.
+        """
         return () if self.sample is None else (self.sample, *self.verify)
 
     @property
     def drafts(self) -> Sequence[int]:
-        """Returns the drafted tokens among ``tokens``."""
+        """Returns the drafted tokens, the last of ``tokens``."""
         return self.tokens[len(self.tokens) - len(self.verify) :]
 
     def undrafted(self) -> SequenceStep:
@@ -135,7 +140,9 @@ class StepPlan(msgspec.Struct, frozen=True, gc=False):
     items: tuple[SequenceStep, ...]
 
     def shape(self, seconds: float = 0.0) -> StepSample:
-        """Returns the plan's size in the terms of the cost curve, with the step's ``seconds``."""
+        """Returns the plan's token, context and draft counts as the cost curve takes them, with the step's duration
+        ``seconds``.
+        """
         prefill_tokens = decode = context = drafts = 0
         attention = 0.0
         for item in self.items:
@@ -151,8 +158,8 @@ class StepPlan(msgspec.Struct, frozen=True, gc=False):
 
 
 class SampledToken(msgspec.Struct, frozen=True):
-    """Holds the token that follows, its likelihood where logprobs were asked for, and all probabilities (vocab,)
-    where the spec's ``spread`` asked for them.
+    """Holds a chosen token of sequence ``seq``, its logprobs if requested, and all probabilities (vocab,) float32
+    if the spec's ``spread`` asked for them.
     """
 
     seq: int
@@ -162,28 +169,29 @@ class SampledToken(msgspec.Struct, frozen=True):
 
 
 class PooledStates(msgspec.Struct, frozen=True):
-    """Holds hidden states of an item's tokens, (hidden,): their sum in float64, and the last one in float32."""
+    """Holds pooled hidden states of an item's tokens."""
 
-    total: NDArray[np.float64]
-    last: NDArray[np.float32]
+    total: NDArray[np.float64]  # (hidden,): the sum over tokens
+    last: NDArray[np.float32]  # (hidden,): the last token's
 
     @classmethod
     def of(cls, states: NDArray[np.float32]) -> PooledStates:
-        """Pools ``states`` (tokens, hidden) float32."""
+        """Returns the sum and the last row of ``states`` (tokens, hidden)."""
         return cls(states.sum(0, dtype=np.float64), states[-1].copy())
 
 
 class StepResult(msgspec.Struct, frozen=True):
-    """Holds one entry per choice that the items ask for, in the plan's order. ``seconds`` is the forward pass
-    alone.
+    """Holds the results of a step: ``sampled`` has one entry per choice that the items ask for, in the plan's
+    order.
 
-    ``scored[seq]`` has the likelihood of each of its item's ``targets``, where there are any; ``pooled[seq]`` what
-    its item's hidden states come to, where ``pool`` asks; ``states[seq]`` those of its last rows, where they are
-    tapped; ``observed[seq]`` the attention that each run of 16 tokens before its ``watch`` gets, of all heads.
+    The dicts are keyed by sequence and have entries only for items that asked: ``scored``, the logprobs of the
+    item's ``targets``; ``pooled``, its pooled hidden states (``pool``); ``states``, (rows, layers x hidden)
+    float32, the hidden states of its last rows if these are tapped (``Internals.tap``); ``observed``, float32, the
+    attention that each run of 16 tokens before ``watch`` got, summed over heads and layers.
     """
 
     sampled: tuple[SampledToken, ...]
-    seconds: float
+    seconds: float  # of the forward pass alone
     scored: dict[int, tuple[TokenLogprobs, ...]] = {}
     pooled: dict[int, PooledStates] = {}
     states: dict[int, NDArray[np.float32]] = {}
@@ -191,18 +199,20 @@ class StepResult(msgspec.Struct, frozen=True):
 
 
 class ModelSpec(msgspec.Struct, frozen=True):
-    """Holds what the rest of a worker must know of a loaded model."""
+    """Holds the properties of a loaded model that the rest of a worker needs."""
 
-    fingerprint: str
-    layout: KvLayout
-    max_model_len: int
+    fingerprint: str  # hex SHA-256 of the weights
+    layout: KvLayout  # of a KV page
+    max_model_len: int  # tokens of context
     vocab_size: int
     eos_token_ids: tuple[int, ...]
-    weight_bytes: int = 0  # of all weights, as they lie in memory; 0: unknown
+    weight_bytes: int = 0  # bytes of all weights in memory; 0: unknown
 
 
 class Mirror(Protocol):
-    """Hears who writes to a runner's pages on a device, where these are open to the I/O process."""
+    """Is told about writes to a runner's KV pages on its device, if another process may write them; ``shared``
+    names the pages' memory.
+    """
 
     shared: SharedPages
 
@@ -210,93 +220,112 @@ class Mirror(Protocol):
         """Reports that a handoff may write ``pages`` on the device from now on, until their lease ends."""
 
     def landed(self, seq: int, table: Sequence[int], blocks: Sequence[int]) -> None:
-        """Reports that ``blocks`` of ``seq`` lie on their pages of ``table``, on the device as on the host."""
+        """Reports that the blocks at indices ``blocks`` of page table ``table`` of sequence ``seq`` now have their
+        KV, on the device and on the host.
+        """
 
 
 def mirror_of(runner: Runner) -> Mirror | None:
-    """Returns the runner's mirror, once it is bound; None for most runners."""
+    """Returns the runner's mirror once pages are bound; None for runners whose pages no other process writes on a
+    device.
+    """
     found: Mirror | None = getattr(runner, "mirror", None)
     return found
 
 
 class AdapterHost(Protocol):
-    """Holds the adapters that a runner's steps may name. ``base`` says what one must fit."""
+    """Holds the LoRA adapters that a runner's steps may name. ``base`` describes the model, which adapters must
+    fit.
+    """
 
     base: AdapterBase
 
     def hold(self, adapter: str, packed: PackedAdapter) -> None:
-        """Applies ``packed`` to sequences that name ``adapter``, from the next step on; its memory must stay."""
+        """Applies ``packed`` to sequences that name ``adapter``, from the next step on; its memory must stay valid
+        until ``drop``.
+        """
 
     def drop(self, adapter: str) -> None:
         """Forgets an adapter that no sequence names any more."""
 
 
 def adapters_of(runner: Runner) -> AdapterHost | None:
-    """Returns what holds the runner's adapters; None where it applies none."""
+    """Returns the holder of the runner's adapters; None if it applies none."""
     found: AdapterHost | None = getattr(runner, "adapters", None)
     return found
 
 
 class Ranks(Protocol):
-    """The processes that share a runner's model, where it runs as several.
+    """Controls the processes that share a runner's model.
 
-    ``dealt_experts`` are the experts that each rank has of every layer, as ranges; empty where they aren't dealt.
+    ``dealt_experts`` is the range [begin, end) of experts that each rank has of every layer; empty if experts
+    aren't divided.
     """
 
     dealt_experts: tuple[tuple[int, int], ...]
 
     def expert_rows(self) -> tuple[int, ...]:
-        """Returns the rows that went to each expert in all layers, ever; empty where experts aren't dealt."""
+        """Returns, per expert, the rows that it computed in all layers since the start; empty if experts aren't
+        divided among ranks.
+        """
 
     def open_pages(self, fd: int, size: int) -> None:
-        """Gives every rank the KV pages, ``size`` bytes of memory at descriptor ``fd``."""
+        """Maps the KV pages, ``size`` bytes of shared memory at descriptor ``fd``, into every rank."""
 
     def watch(self, lost: Callable[[RankLost], None]) -> None:
-        """Has ``lost`` called, from a thread of its own, when a rank's process is gone."""
+        """Has ``lost`` called, from a thread of its own, when a rank's process has died."""
 
     def leave(self) -> None:
-        """Ends all ranks but this one."""
+        """Ends the processes of all ranks but this one."""
 
 
 def ranks_of(runner: Runner) -> Ranks | None:
-    """Returns the ranks of a runner that runs as several; None for most runners."""
+    """Returns the ranks of a runner that runs as several processes; None for most runners."""
     found: Ranks | None = getattr(runner, "ranks", None)
     return found
 
 
 class Internals(Protocol):
-    """Lets speculators use the inside of a runner's model: ``layers`` layers of ``hidden`` numbers a row."""
+    """Gives speculators access to a runner's model of ``layers`` layers, whose hidden states have ``hidden``
+    numbers.
+    """
 
     layers: int
     hidden: int
 
     def tap(self, layers: Sequence[int], every_row: bool) -> None:
-        """Has each step give the states before ``layers`` from now on (``StepResult.states``), side by side; behind
-        the last layer they are those that the head reads. Of every row, or of those that choose a token.
+        """Has each later step return the hidden states before ``layers``, side by side in each row
+        (``StepResult.states``).
+
+        Number ``self.layers`` stands for the states that the head reads. ``every_row`` returns all rows, otherwise
+        only those that choose a token are returned.
         """
 
     def embeddings(self, tokens: Sequence[int]) -> NDArray[np.float32]:
-        """Returns (tokens, hidden) of the model's own table."""
+        """Returns the rows (tokens, hidden) of the model's embedding table for ``tokens``."""
 
     def shallow(self, layers: int) -> Runner:
-        """Returns a runner of so many of the layers, on the same weights; 0: half of them. Raises ConfigError."""
+        """Returns a runner of ``layers`` of the model's layers on the same weights, of half of them for 0. Raises
+        ConfigError if that can't be done.
+        """
 
 
 def branches_of(runner: Runner) -> bool:
-    """Returns whether a runner computes items with ``limbs``: trees of drafts."""
+    """Returns whether a runner computes items with ``limbs``, i.e. trees of drafts."""
     return bool(getattr(runner, "branches", False))
 
 
 def internals_of(runner: Runner) -> Internals | None:
-    """Returns the inside of a runner's model; None for most runners."""
+    """Returns the access to the inside of a runner's model; None for most runners."""
     found: Internals | None = getattr(runner, "internals", None)
     return found
 
 
 class Runner(Protocol):
-    """Computes steps: tokens + pages -> next tokens. The real one runs a model, the paced one sleeps and hashes.
+    """Computes steps: writes the KV of given tokens to pages and returns the next tokens.
 
-    ``work`` says what its steps cost beside the machine's ceilings; None where nobody measured.
+    The real one runs a model, the paced one sleeps and hashes. ``work`` holds the cost of its steps and the
+    machine's peak rates; None if they weren't measured.
     """
 
     spec: ModelSpec
@@ -306,4 +335,6 @@ class Runner(Protocol):
         """Uses ``buffer`` (pages x layout.page_bytes bytes, shared with the I/O process) as the KV pages."""
 
     def run(self, plan: StepPlan) -> StepResult:
-        """Computes a step. A sequence that can't be computed raises; nothing else of the step is lost."""
+        """Computes a step. Raises if any sequence of it can't be computed; the step may then be repeated without
+        that one.
+        """

@@ -1,7 +1,6 @@
-"""Turns logits into tokens: penalties, biases, bans, the draw, and likelihoods. Each costs only where it is asked
-for.
+"""Turns logits into tokens: penalties, biases, bans, the draw, and logprobs. Each costs only where it is asked for.
 
-Knows nothing of models or pages. Likelihoods are under the raw logits. Order of edits: repetition penalty (prompt
+Knows nothing of models or pages. Logprobs are those of the raw logits. Order of edits: repetition penalty (prompt
 and outputs), frequency and presence penalties (outputs), logit_bias, masks, bans; then temperature, top_k, top_p,
 min_p. Randomness is one uniform number per draw, keyed by (seed, choice, position): a handoff carries no state, and
 a draw doesn't depend on its batch.
@@ -24,9 +23,9 @@ from baton.kernels.speculative_accept.reference import Rejection
 from baton.protos.errors import BatonError
 from baton.protos.nouns import TokenLogprob, TokenLogprobs
 
-# The temperature below which the likeliest token is taken, because dividing by less would overflow.
+# Below this temperature the likeliest token is taken, because dividing logits by it would overflow.
 COLDEST = 1e-5
-# Other seeds' bits, because the numbers that judge a draft mustn't be those that it was drawn by.
+# XORed to the seed, because the numbers that judge a draft must differ from those that it was drawn with.
 ACCEPT, REDRAW = 0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F
 
 Draw = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
@@ -35,8 +34,10 @@ Draw = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
 def choose(
     logits: Tensor, seqs: Sequence[int], specs: Sequence[SampleSpec], draw: Draw
 ) -> tuple[SampledToken, ...]:
-    """Returns the next token of each row of ``logits`` (rows, vocab) float32. Raises BatonError where none is
-    finite.
+    """Returns the next token of each row of ``logits`` (rows, vocab) float32, whose sequence is ``seqs[row]``.
+
+    ``draw`` samples from (rows, vocab) logits, given columns of temperature, top_k, top_p, min_p and uniform
+    numbers. Raises BatonError if a row has no finite logit left.
     """
     edited = _edited(logits, specs)
     best, tokens = edited.max(-1)
@@ -55,7 +56,9 @@ def choose(
 
 
 def spread_of(row: Tensor, spec: SampleSpec) -> Tensor:
-    """Returns the probabilities (vocab,) float32 by which ``spec`` draws from one row of edited logits."""
+    """Returns the probabilities (vocab,) float32 with which ``spec`` draws from ``row``, logits after all edits;
+    one-hot for greedy decoding.
+    """
     sampling = spec.sampling
     if sampling.temperature < COLDEST:
         return torch.zeros_like(row).index_fill_(0, row.argmax(), 1.0)
@@ -71,9 +74,10 @@ def _spread(row: Tensor, spec: SampleSpec) -> NDArray[np.float32] | None:
 
 
 def _judged(row: Tensor, spec: SampleSpec) -> int:
-    """The draft where it stands by rejection, else a draw from what the target has above the draft's probabilities.
+    """Returns the drafted token if rejection sampling accepts it, else a draw from where the target's probabilities
+    exceed the draft's.
 
-    Both numbers are others than the position's own, which the draft may have been drawn by.
+    Its uniform numbers differ from the position's own, which the draft may have been drawn with.
     """
     drafted = spec.drafted
     assert drafted is not None
@@ -90,8 +94,8 @@ def _judged(row: Tensor, spec: SampleSpec) -> int:
 
 
 def uniform(seed: int, choice: int, position: int) -> float:
-    """Returns the number in [0, 1) that decides the token at ``position``: 53 bits of XXH3-64 over the three as u64
-    LE.
+    """Returns the random number in [0, 1) for the token at ``position`` of answer ``choice``: 53 bits of XXH3-64
+    over the three arguments as u64 LE.
     """
     key = b"".join((n % 2**64).to_bytes(8, "little") for n in (seed, choice, position))
     return (xxhash.xxh3_64_intdigest(key) >> 11) * 2.0**-53
@@ -112,7 +116,7 @@ def _edited(logits: Tensor, specs: Sequence[SampleSpec]) -> Tensor:
 
 
 def _edit(row: Tensor, spec: SampleSpec) -> None:
-    """Change one row (vocab,) in place."""
+    """Applies the edits of ``spec`` to one row (vocab,) in place."""
     sampling = spec.sampling
     if sampling.penalised:
         _penalise(row, spec)
@@ -155,16 +159,15 @@ def _drawn(logits: Tensor, rows: list[int], specs: Sequence[SampleSpec], draw: D
 
 
 def score(logits: Tensor, tokens: Sequence[int], top: int) -> tuple[TokenLogprobs, ...]:
-    """Returns the likelihood of each of ``tokens`` under its row of ``logits`` (tokens, vocab) float32.
-
-    Each comes with the ``top`` likeliest alternatives.
+    """Returns the logprob of each of ``tokens`` under its row of ``logits`` (tokens, vocab) float32, with those of
+    the ``top`` likeliest tokens.
     """
     chosen = torch.tensor(tokens, dtype=torch.int64, device=logits.device)
     return tuple(_ranked(logits, chosen, [top] * len(tokens)))
 
 
 def _likelihoods(logits: Tensor, tokens: Tensor, specs: Sequence[SampleSpec]) -> dict[int, TokenLogprobs]:
-    """By row, for the rows that asked."""
+    """Returns the logprobs of the rows that asked for them, by row."""
     rows = [row for row, spec in enumerate(specs) if spec.sampling.logprobs is not None]
     if not rows:
         return {}
@@ -178,7 +181,9 @@ def _likelihoods(logits: Tensor, tokens: Tensor, specs: Sequence[SampleSpec]) ->
 
 
 def _ranked(logits: Tensor, chosen: Tensor, tops: list[int]) -> Iterator[TokenLogprobs]:
-    """Of each row's chosen token, with that row's number of alternatives."""
+    """Yields the logprob and rank of each row's chosen token, with as many likeliest tokens as ``tops`` says for
+    the row.
+    """
     logprobs = torch.log_softmax(logits, -1)
     own = logprobs.gather(1, chosen[:, None])
     ranks = ((logprobs > own).sum(-1) + 1).tolist()

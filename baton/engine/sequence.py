@@ -1,4 +1,4 @@
-"""A sequence: a request's tokens, how many of them have KV, and when it ends. Torch-free.
+"""Follows a sequence: a request's tokens, how many of them have KV, and when it ends. Torch-free.
 
 Knows nothing of pages' owners, of batches or of time.
 """
@@ -14,28 +14,30 @@ from baton.protos.nouns import EngineRequest, TokenLogprobs, TokenRun
 
 
 class GrammarCursor(Protocol):
-    """Where an answer stands in its grammar; ``engine.grammar.running.GrammarState`` is the real one."""
+    """Follows an answer through its grammar; ``engine.grammar.running.GrammarState`` is the real one."""
 
     @property
     def ready(self) -> bool:
-        """Whether it can be asked without waiting."""
+        """Returns whether a mask is available without waiting."""
 
     @property
     def done(self) -> bool:
-        """Whether nothing may follow."""
+        """Returns whether the answer is complete, so that no token may follow."""
 
     def tell_ahead(self, token_id: int) -> None:
-        """``take`` will say this next."""
+        """Announces the token that the next ``take`` will bring, so that work on it may begin."""
 
     def take(self, token_id: int) -> None:
-        """A token was emitted."""
+        """Advances by ``token_id``, the next token of the answer."""
 
     def mask(self, vocab_size: int) -> Mask:
-        """What may come now."""
+        """Returns a boolean array (vocab_size,) of the tokens that may come next."""
 
 
 class SequenceState:
-    """Holds the tokens of one choice. ``computed`` of them have their KV in pages; the rest is still to be run."""
+    """Holds the tokens of one choice of a request. The first ``computed`` tokens have their KV in pages; the rest
+    is still to be run.
+    """
 
     def __init__(
         self,
@@ -63,24 +65,24 @@ class SequenceState:
 
     @property
     def outputs(self) -> int:
-        """Tokens generated so far, replayed ones included; the next output has this index."""
+        """Returns the number of tokens generated so far, replayed ones included; the next output has this index."""
         return len(self.tokens) - self.request.prompt_tokens
 
     @property
     def pending(self) -> int:
-        """Tokens without KV. 1 while decoding, more while a prompt is read."""
+        """Returns the number of tokens without KV: 1 while decoding, more while a prompt is computed."""
         return len(self.tokens) - self.computed
 
     @property
     def ready(self) -> bool:
-        """Whether a token can be chosen now: its grammar, if it has one, is compiled."""
+        """Returns whether a token can be chosen now: its grammar, if it has one, is compiled."""
         return self._grammar is None or self._grammar.ready
 
     @property
     def draft_room(self) -> int:
-        """Most drafts that may follow the last token. 0 where a grammar would have to follow them.
+        """Returns the most drafts that may follow the last token; 0 if the answer has a grammar.
 
-        The token behind the last draft is the model's own and must fit as well.
+        One token after the last draft, chosen by the model itself, must still fit.
         """
         asked = self.request.sampling
         if self._grammar is not None:
@@ -89,7 +91,7 @@ class SequenceState:
         return max(0, room if asked.max_drafts is None else min(room, asked.max_drafts))
 
     def sample_spec(self, drafts: Sequence[int] = ()) -> SampleSpec:
-        """How the token after the last known one, or after ``drafts`` that follow it, is to be chosen."""
+        """Returns how to choose the token after the last known one, or after ``drafts`` that follow it."""
         sampling, prompt_tokens = self.request.sampling, self.request.prompt_tokens
         position, history = len(self.tokens) + len(drafts), self._history(drafts)
         if self._unbound:
@@ -103,7 +105,7 @@ class SequenceState:
         return SampleSpec(sampling, self.request.choice, position, history, prompt_tokens, banned, allowed)
 
     def verify_specs(self, paths: Iterable[Sequence[int]]) -> tuple[SampleSpec, ...]:
-        """How the token after each of ``paths``, drafts that follow one another, is to be chosen."""
+        """Returns, for each of ``paths`` (drafts that follow one another), how to choose the token after it."""
         return tuple([self.sample_spec(path) for path in paths])
 
     def _history(self, drafts: Sequence[int]) -> Sequence[int]:
@@ -112,24 +114,32 @@ class SequenceState:
         return [*self.tokens, *drafts] if self.request.sampling.penalised else ()
 
     def targets(self, take: int) -> tuple[int, ...]:
-        """Prompt tokens that computing the next ``take`` scores; none unasked, nor after the first output."""
+        """Returns the prompt tokens that get logprobs if the next ``take`` tokens are computed; empty if not
+        requested, or after the first output.
+        """
         if self.request.sampling.prompt_logprobs is None or self.outputs:
             return ()
         return tuple(self.tokens[self.computed + 1 : self.computed + take + 1])
 
     def score(self, start: int, found: tuple[TokenLogprobs, ...]) -> None:
-        """``found[i]`` is of the token at ``start + i + 1``; what a recompute finds again is dropped."""
+        """Records the logprobs ``found[i]`` of the prompt tokens at ``start + i + 1``; those known from before a
+        recompute are dropped.
+        """
         if found:
             assert start <= len(self.scores), f"{len(self.scores)} to {start} of a scored prompt were skipped"
             self.scores += found[len(self.scores) - start :]
 
     @property
     def pools(self) -> bool:
-        """Whether computing the next tokens adds to the prompt's pooled state, which the first output tells."""
+        """Returns whether computing the next tokens adds to the prompt's pooled state, which is reported with the
+        first output.
+        """
         return bool(self.request.sampling.pooling) and not self.outputs
 
     def pool(self, start: int, end: int, found: PooledStates | None) -> None:
-        """``found`` is of the tokens ``start`` … ``end`` - 1; a recompute begins again, at 0 for a mean."""
+        """Adds the pooled states of tokens ``start`` … ``end`` - 1; None is ignored. For mean pooling a recompute
+        must begin at token 0.
+        """
         if found is None:
             return
         before = self._pooled[1] if self._pooled and self._pooled[0] == start else None
@@ -139,7 +149,9 @@ class SequenceState:
         self._pooled = end, PooledStates(total, found.last)
 
     def pooled(self) -> bytes:
-        """The prompt's vector as float32 little-endian, once it was read; empty where none was asked for."""
+        """Returns the prompt's pooled vector as float32 little-endian bytes once the prompt is computed; empty if
+        not requested.
+        """
         if self._pooled is None:
             return b""
         _, pooled = self._pooled
@@ -153,14 +165,15 @@ class SequenceState:
         return only(ids) if ids else None
 
     def tell_ahead(self, token_id: int) -> None:
-        """Lets the grammar begin on the token that ``append`` will take."""
+        """Announces to the grammar, if there is one, the token that the next ``append`` will take."""
         if self._grammar is not None:
             self._grammar.tell_ahead(token_id)
 
     def late_end(self) -> TokenRun | None:
-        """Returns the empty run that ends an answer whose grammar was slow to say that it is complete.
+        """Ends an answer whose grammar was slow to report that it is complete, and returns the empty run that says
+        so.
 
-        None while the answer goes on. Call it where ``ready`` has become true after an ``append``.
+        Returns None while the answer goes on. Call it when ``ready`` has become true after an ``append``.
         """
         if self._grammar is None or not self.ready or self.finish_reason or not self._grammar.done:
             return None
@@ -169,7 +182,9 @@ class SequenceState:
         return TokenRun(self.outputs, (), (), self.finish_reason, self.stop_token_id)
 
     def append(self, token_id: int, logprobs: TokenLogprobs | None = None) -> TokenRun:
-        """``take`` it, and what is told of it."""
+        """Adds the next output token as ``take`` does; returns the run to report, with the finish reason if it is
+        the last.
+        """
         index = self.take(token_id)
         return TokenRun(
             output_index=index,
@@ -180,7 +195,9 @@ class SequenceState:
         )
 
     def take(self, token_id: int) -> int:
-        """The next output, and its index; sets ``finish_reason`` when it is the last one."""
+        """Adds the next output token and returns its index; sets ``finish_reason`` ("stop" or "length") if it is
+        the last.
+        """
         request = self.request
         index, sampling = len(self.tokens) - request.prompt_tokens, request.sampling
         self.tokens.append(token_id)

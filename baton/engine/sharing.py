@@ -15,7 +15,9 @@ KEPT_FOR_REQUESTS = 8  # fills leave an eighth of the pages, so that what is fet
 
 
 class PageSharing:
-    """Keeps the pins, keeps and fills that are open, by the I/O process's key."""
+    """Holds the pages shared with the I/O process, by its keys: pins (cached blocks being read), keeps (protected
+    from eviction) and fills (pages being written).
+    """
 
     def __init__(self, pool: PagePool) -> None:
         self._pool = pool
@@ -24,36 +26,38 @@ class PageSharing:
         self._fills: dict[int, tuple[PageLease, tuple[bytes, ...]]] = {}
 
     def __len__(self) -> int:
-        """Returns how many shares are open."""
+        """Returns the number of open shares."""
         return len(self._pins) + len(self._fills) + len(self._kept)
 
     def pin(self, message: ch.Pin) -> ch.Pinned:
-        """Leases the leading cached blocks of a fetch and answers with their pages."""
+        """Leases the leading cached blocks of a fetch and returns their pages."""
         found = self._pool.match(message.hashes)
         lease = self._pins[message.key] = self._pool.open(message.hashes[:found], found)
         return ch.Pinned(message.key, tuple(lease.pages))
 
     def unpin(self, message: ch.Unpin) -> None:
-        """Ends a pin: the pages were read."""
+        """Ends a pin, whose pages were read."""
         lease = self._pins.pop(message.key, None)
         if lease is not None:
             lease.close()
 
     def keep(self, message: ch.Keep) -> ch.Kept:
-        """Forbids the eviction of those blocks that are here, so that they may be copied; their order of use
-        stays.
+        """Protects the cached ones among the blocks from eviction, so that they may be copied, and returns their
+        hashes and pages; their order of use stays.
         """
         found = {block: page for block in message.hashes if (page := self._pool.keep(block)) is not None}
         self._kept[message.key] = tuple(found.values())
         return ch.Kept(message.key, tuple(found), tuple(found.values()))
 
     def unkeep(self, message: ch.Unkeep) -> None:
-        """Ends a keep: the pages were copied."""
+        """Ends a keep, whose pages were copied."""
         for page in self._kept.pop(message.key, ()):
             self._pool.unkeep(page)
 
     def fill(self, message: ch.Fill) -> ch.Filling:
-        """Leases pages for blocks that others hold and answers with them; with none when the pool is busy."""
+        """Leases pages for blocks that come from another worker or store, and returns them; returns none if too few
+        pages are free.
+        """
         try:
             reserve = self._pool.pages // KEPT_FOR_REQUESTS
             lease = self._pool.open(message.hashes, len(message.hashes), reserve)
@@ -63,7 +67,9 @@ class PageSharing:
         return ch.Filling(message.key, lease.held, tuple(lease.pages))
 
     def filled(self, message: ch.Filled) -> None:
-        """Ends a fill: its first blocks are verified, findable from now on, and the youngest in the cache."""
+        """Ends a fill: its first ``message.blocks`` blocks were verified and join the cache as the most recently
+        used.
+        """
         share = self._fills.pop(message.key, None)
         if share is None:
             return

@@ -1,15 +1,15 @@
-"""Where the recurrent state of a sequence lies, step by step, and which of its states stay findable. Torch-free.
+"""Manages the pages of a sequence's recurrent state, and which of its states stay cached. Torch-free.
 
-Knows nothing of what a state holds. A step reads the state after a sequence's computed tokens from some pages and
-writes the next one to others, so that it can be repeated. Three sets of pages go round:
+Knows nothing of what a state holds. A step reads the state after a sequence's computed tokens from one set of pages
+and writes the next state to another, so that it can be repeated. Three sets of pages take turns:
 
     current    the state after the computed tokens         (none yet: zeros)
     spare      what the next step writes
     rolling    the state at the end of the last full block that was decoded: it becomes a checkpoint when the
                sequence ends or is preempted, so that the next turn goes on from there
 
-A state that is written at a boundary (``Boundaries``) is sealed at once: its pages join the cache, and another set
-is leased in their place. Where the pool has none to spare, the checkpoint is left out.
+A state that is written at a checkpoint boundary (``StateRules``) is sealed at once: its pages join the cache, and
+another set is leased in their place. If the pool has none to spare, the checkpoint is left out.
 """
 
 from __future__ import annotations
@@ -29,10 +29,11 @@ KEPT = 8  # checkpoints leave an eighth of the pages to what running sequences w
 
 
 class StateRules:
-    """Says how a pool's sequences keep state: ``pages`` of it each, a checkpoint every ``every`` blocks.
+    """Says how sequences keep recurrent state: ``pages`` pages per state, and a cached checkpoint every ``every``
+    blocks.
 
-    ``every`` 0 takes as many blocks as a state takes pages: checkpoints then take no more of the pool than the K
-    and V that they belong to.
+    ``every`` 0 is as many blocks as a state has pages: checkpoints then take no more of the pool than the K and V
+    that they belong to.
     """
 
     def __init__(self, pages: int, every: int = 0) -> None:
@@ -41,11 +42,13 @@ class StateRules:
 
     @classmethod
     def of(cls, layout: KvLayout, every: int = 0) -> StateRules | None:
-        """Returns the rules of a model with ``layout``; None where it has no state."""
+        """Returns the rules of a model with ``layout``; None if it has no recurrent state."""
         return cls(state_pages(layout), every) if layout.states else None
 
     def deepest(self, pool: PagePool, hashes: Sequence[bytes], limit: int) -> int:
-        """Returns how many leading blocks of ``hashes``, ``limit`` at most, are cached with their state."""
+        """Returns the length of the longest prefix of ``hashes``, ``limit`` blocks at most, that is cached with the
+        state after it.
+        """
         found = pool.match(hashes[:limit])
         while found and not self._has(pool, hashes[found - 1]):
             found -= 1
@@ -56,7 +59,11 @@ class StateRules:
         return all(part in known for part in state_hashes(block, self.pages))
 
     def cut(self, start: int, end: int, prompt: int, size: int) -> int:
-        """Returns where a step from ``start`` that might go to ``end`` stops: at the first boundary on its way."""
+        """Returns at which token a step from ``start`` that could go to ``end`` must stop: at the first checkpoint
+        boundary between them, else at ``end``.
+
+        ``prompt`` is the prompt's length and ``size`` a block's, in tokens.
+        """
         stride = self.every * size
         for boundary in sorted(((start // stride + 1) * stride, self.last(prompt, size))):
             if start < boundary < end:
@@ -64,18 +71,22 @@ class StateRules:
         return end
 
     def is_boundary(self, tokens: int, prompt: int, size: int) -> bool:
-        """Tells whether the state after ``tokens`` tokens is to be a checkpoint."""
+        """Returns whether the state after ``tokens`` tokens is to be a checkpoint; ``prompt`` and ``size`` are as
+        in ``cut``.
+        """
         return tokens > 0 and (tokens % (self.every * size) == 0 or tokens == self.last(prompt, size))
 
     @staticmethod
     def last(prompt: int, size: int) -> int:
-        """Returns the tokens of a prompt's full blocks that another request with the same prompt could skip."""
+        """Returns the tokens in the full blocks of a prompt of ``prompt`` tokens, less the last token; another
+        request with the same prompt could skip as many. ``size`` is a block's length.
+        """
         return max(0, prompt - 1) // size * size
 
 
 class SequenceStates:
-    """Leases the pages of one sequence's states. ``block`` is the hash of the block whose checkpoint, which is
-    cached, it goes on from; None begins without any token. It can step once ``lease`` was called.
+    """Leases the pages of one sequence's states. ``block`` is the hash of the block whose cached checkpoint it
+    continues from, None if it begins without tokens. Steps need ``lease`` first.
     """
 
     def __init__(self, pool: PagePool, rules: StateRules, block: bytes | None = None) -> None:
@@ -85,35 +96,43 @@ class SequenceStates:
         self._spares: list[PageLease] = []
 
     def lease(self, reserve: int = 0) -> None:
-        """Takes the pages that steps write, leaving ``reserve``. Raises PoolExhausted; close it then."""
+        """Leases the pages that steps write, leaving ``reserve`` pages free. Raises PoolExhausted; call ``close``
+        then.
+        """
         while len(self._spares) < WORKING_STATES:
             self._spares.append(self._pool.open((), self._rules.pages, reserve))
 
     @property
     def source(self) -> list[int] | None:
-        """Returns the pages with the state after the computed tokens; None where there is no token yet."""
+        """Returns the pages with the state after the computed tokens; None before the first token."""
         return None if self.current is None else self.current.pages
 
     @property
     def target(self) -> list[int]:
-        """Returns the pages that the next step writes."""
+        """Returns the pages that the next step writes its state to."""
         return self._spares[-1].pages
 
     def landing(self) -> PageLease:
-        """Returns the lease whose pages a handoff writes: it holds the state that comes with it."""
+        """Returns the lease of the pages that a handoff writes the received state to."""
         return self._spares[0]
 
     def landed(self, tokens: int, prompt: int, size: int, hash_of: Callable[[int], bytes]) -> None:
-        """Takes what a handoff, or a copy that was set aside, wrote as the state after ``tokens`` tokens."""
+        """Makes the state in the pages of ``landing``, which a handoff or a restored copy has written, the state
+        after ``tokens`` tokens.
+
+        The other parameters are as in ``advance``.
+        """
         assert self.current is None, "it brings the first state"
         self.current = self._spares.pop(0)
         if tokens % size == 0:
             self._mark(tokens, prompt, size, hash_of(tokens // size - 1), rolling=True)
 
     def advance(self, tokens: int, prompt: int, size: int, hash_of: Callable[[int], bytes], rolling: bool) -> None:
-        """Takes what a step wrote as the state after ``tokens`` tokens.
+        """Makes the state that a step wrote to ``target`` the state after ``tokens`` tokens, and saves a checkpoint
+        at a boundary.
 
-        ``hash_of(i)`` is the hash of the i-th block; ``rolling`` keeps the state of each full block until the next.
+        ``prompt`` is the prompt's length and ``size`` a block's, in tokens; ``hash_of(i)`` is the hash of block i.
+        ``rolling`` keeps the state of each full block until the next one.
         """
         before, self.current = self.current, self._spares.pop()
         kept = None if self._rolling is None else self._rolling[0]
@@ -125,7 +144,9 @@ class SequenceStates:
             self._spares.append(self._extra() or self._give_up_rolling())
 
     def _mark(self, tokens: int, prompt: int, size: int, block: bytes, rolling: bool) -> None:
-        """The state of a full block: sealed, kept until the next one, or neither."""
+        """Handles the state after a full block: seals it at a boundary, else keeps it until the next one if
+        ``rolling``.
+        """
         assert self.current is not None
         boundary = self._rules.is_boundary(tokens, prompt, size)
         if not (boundary or rolling) or not self._make_room():
@@ -136,7 +157,9 @@ class SequenceStates:
             self._rolling = self.current, block
 
     def _make_room(self) -> bool:
-        """Adds a set of pages, because the current one is to be kept: an older one that was, or a new one."""
+        """Adds a set of spare pages, because the current one is to be kept: that of the older rolling state, or a
+        new lease. Returns False if there is none.
+        """
         if self._rolling is not None:
             lease, self._rolling = self._rolling[0], None
             self._recycle(lease)
@@ -146,7 +169,7 @@ class SequenceStates:
         return extra is not None
 
     def close(self) -> None:
-        """Gives every page back; the state of the last full block stays findable."""
+        """Returns every page to the pool; the state of the last full block stays cached."""
         if self._rolling is not None:
             self._seal(*self._rolling)
         held = {id(lease): lease for lease in (self.current, *self._spares) if lease is not None}
@@ -162,7 +185,9 @@ class SequenceStates:
         return found
 
     def _extra(self) -> PageLease | None:
-        """Another set of pages, where the pool has one beside what running sequences will soon need."""
+        """Returns one more leased set of pages; None if that would take pages that running sequences will soon
+        need.
+        """
         try:
             return self._pool.open((), self._rules.pages, self._pool.pages // KEPT)
         except PoolExhausted:
@@ -174,7 +199,9 @@ class SequenceStates:
         return lease
 
     def _recycle(self, lease: PageLease) -> None:
-        """A set of pages that is needed no more: written again, unless it is in the cache or there are enough."""
+        """Makes a set of pages that is no longer needed a spare, or closes its lease if it is cached or there are
+        enough spares.
+        """
         if self._is_sealed(lease) or len(self._spares) >= WORKING_STATES:
             lease.close()
         else:
@@ -189,10 +216,11 @@ class SequenceStates:
 
 
 class Sight(NamedTuple):
-    """Says which blocks the tokens to come see: ``window`` tokens back, 0 for all, and the first ``sunk`` blocks.
+    """Says which blocks the tokens to come attend to: ``window`` tokens back, 0 for all, and the first ``sunk``
+    blocks.
 
-    ``first`` is the first block that they see where all before are computed elsewhere, None where they are not;
-    from ``wanted_from`` on others want the blocks.
+    ``first`` is the first block that they attend to if all tokens before them are computed elsewhere, None if not.
+    Blocks from ``wanted_from`` on get pages in any case, because other requests may use them.
     """
 
     window: int = 0
@@ -202,15 +230,17 @@ class Sight(NamedTuple):
 
     @classmethod
     def of(cls, layout: KvLayout) -> Sight:
-        """Returns the sight of a worker's layers."""
+        """Returns the sight of a worker whose layers have ``layout``."""
         return cls(sliding_window(layout), sunk_blocks(layout))
 
     def behind(self, tokens: int, block_tokens: int) -> Sight:
-        """Returns the sight from place ``tokens`` on, where all before is computed elsewhere."""
+        """Returns the sight of tokens from position ``tokens`` on if all before are computed elsewhere."""
         return self._replace(first=first_seen(tokens, self.window, block_tokens))
 
     def opened(self, pool: PagePool, hashes: Sequence[bytes], blocks: int, limit: int, reserve: int) -> PageLease:
-        """Leases the pages of ``blocks`` blocks that are seen. Raises PoolExhausted."""
+        """Leases pages for those of ``blocks`` blocks that are attended to, at most ``limit`` from the cache,
+        leaving ``reserve`` pages free. Raises PoolExhausted.
+        """
         if self.first is None:
             return pool.open(hashes, blocks, reserve, limit, self.window, self.wanted_from, self.sunk)
         return pool.open_behind(hashes, self.first, blocks, reserve, limit, self.window, self.sunk)
@@ -226,11 +256,12 @@ def opened(
     brought: bool = False,
     sight: Sight = Sight(),
 ) -> tuple[PageLease, SequenceStates | None]:
-    """Leases ``blocks`` pages, the first held from the cache, and states that go on where these end.
+    """Leases pages for ``blocks`` blocks, the first of them from the cache, and the recurrent states that continue
+    after these (None for a model without).
 
-    At most ``limit`` blocks are held; of a model with state only those with a checkpoint behind them, unless the
-    state is ``brought`` (by a handoff, or from where it was set aside). Blocks out of ``sight`` get no page. Raises
-    PoolExhausted, with nothing leased.
+    At most ``limit`` blocks are taken from the cache; for a model with state only as many as have a checkpoint
+    after them, unless the state is ``brought`` by a handoff or a restored copy. ``reserve`` pages stay free, and
+    blocks out of ``sight`` get no page. Raises PoolExhausted, with nothing leased.
     """
     if rules is None:
         return sight.opened(pool, hashes, blocks, limit, reserve), None

@@ -1,4 +1,4 @@
-"""Records what an engine process remembers of its steps: median time, cost samples, token counts. Torch-free.
+"""Records an engine's steps: median duration, cost samples, token counts. Torch-free.
 
 Knows nothing of plans' meaning, of channels or of who reads the figures.
 """
@@ -15,20 +15,20 @@ SAMPLES_KEPT = 64  # samples kept until somebody takes them
 
 
 class StepLog:
-    """Counts steps, and keeps the last times for the median and the samples that nobody has taken yet."""
+    """Counts steps and their tokens, and keeps recent durations and the samples that weren't taken yet."""
 
     def __init__(self) -> None:
         self.steps = 0
         self.tokens_prefilled = 0
         self.tokens_decoded = 0
-        self.busy_seconds = 0.0
-        self.prefill_pairs = 0.0
-        self.decode_context = 0
+        self.busy_seconds = 0.0  # sum of the steps' durations
+        self.prefill_pairs = 0.0  # (query, key) pairs of prefill attention
+        self.decode_context = 0  # context tokens that decoding sequences read
         self._seconds: deque[float] = deque(maxlen=MEDIAN_OVER)
         self._samples: deque[StepSample] = deque(maxlen=SAMPLES_KEPT)
 
     def note(self, sample: StepSample) -> None:
-        """Records one step."""
+        """Adds one step to the counts and samples."""
         self.steps += 1
         self.tokens_prefilled += sample.prefill_tokens
         self.tokens_decoded += sample.decode_sequences
@@ -44,11 +44,11 @@ class StepLog:
 
     @property
     def seconds_p50(self) -> float:
-        """Returns the median time of the last ``MEDIAN_OVER`` steps, in seconds; 0 before the first."""
+        """Returns the median duration of the last ``MEDIAN_OVER`` steps, in seconds; 0 before the first."""
         return median(self._seconds) if self._seconds else 0.0
 
     def take_samples(self) -> tuple[StepSample, ...]:
-        """Returns the samples since the last call, oldest first; what overflowed is lost."""
+        """Returns the samples since the last call, oldest first and at most ``SAMPLES_KEPT``."""
         taken = tuple(self._samples)
         self._samples.clear()
         return taken

@@ -1,4 +1,4 @@
-"""The beat both engine loops share: take messages, run a step, report. Torch-free.
+"""Runs the loop that both engine roles share: take messages, run a step, report. Torch-free.
 
 Knows nothing of prefill or decode; waits only in ``channel.poll``, and only when there is nothing to run.
 """
@@ -38,7 +38,7 @@ NO_REQUEST = -1  # the key of no request, for messages without one: requests' ke
 
 
 class LoopChannel(Protocol):
-    """What a loop needs of its end of the local channel (worker/channel.py)."""
+    """Is a loop's end of the local channel to the I/O process (worker/channel.py)."""
 
     def send(self, message: ch.ToIo) -> None:
         """Queues a message and never blocks."""
@@ -51,17 +51,16 @@ class LoopChannel(Protocol):
 
 
 class EngineParts(NamedTuple):
-    """What a loop works with, whatever its role; a change of role hands it on.
+    """Holds what a loop works with, whatever its role; the loop of another role takes it over.
 
-    ``clock`` gives monotonic seconds; ``memory`` is the pages' bytes, for a role that copies pages itself;
-    ``rules`` say how recurrent state is kept, None for models without; ``cores`` hears when there is nothing to
-    run.
+    ``memory`` is the pages' bytes, for a role that copies pages itself; ``rules`` say how recurrent state is kept,
+    None for models without; ``cores`` is told when there is nothing to run.
     """
 
     runner: Runner
     pool: PagePool
     channel: LoopChannel
-    clock: Callable[[], float]
+    clock: Callable[[], float]  # monotonic seconds
     grammars: Grammars
     sharing: PageSharing
     memory: memoryview | None
@@ -82,9 +81,10 @@ class EngineParts(NamedTuple):
         adapters: AdapterTable | None = None,
         cores: LentCores = LentCores(),
     ) -> EngineParts:
-        """Returns the parts of an engine that begins: no share is open, grammars are the runner's by default.
+        """Returns the parts of an engine that starts: no page is shared yet, grammars are the runner's by default.
 
-        ``state_every`` blocks lie between two checkpoints of recurrent state, 0: as ``StateRules`` chooses.
+        ``state_every`` is the number of blocks between two checkpoints of recurrent state; 0 lets ``StateRules``
+        choose.
         """
         rules, followed = StateRules.of(runner.spec.layout, state_every), grammars or Grammars(runner.spec)
         held = adapters or AdapterTable()
@@ -92,7 +92,9 @@ class EngineParts(NamedTuple):
 
 
 class StepLoop(ABC):
-    """Is the base of both loops: a role adds ``beat``, ``patience``, its messages' ``handlers`` and its counts."""
+    """Is the base of both roles' loops: a role adds ``beat``, ``patience``, its messages' ``handlers`` and its
+    counts.
+    """
 
     def __init__(self, parts: EngineParts):
         self.parts = parts
@@ -113,11 +115,11 @@ class StepLoop(ABC):
 
     @abstractmethod
     def handlers(self) -> Table:
-        """Returns what handles each message that an engine of this role receives."""
+        """Returns the handler of each message type that an engine of this role receives."""
 
     @abstractmethod
     def beat(self) -> bool:
-        """Runs one step if there is one; returns False where there is nothing to compute now."""
+        """Runs one step if there is one; returns False if there is nothing to compute now."""
 
     def patience(self) -> float:
         """Returns the seconds that an idle loop may sleep before it must look at the clock again."""
@@ -125,25 +127,29 @@ class StepLoop(ABC):
 
     @abstractmethod
     def fail(self, key: int, error: Exception) -> None:
-        """Ends one request with ``error``; everything else goes on."""
+        """Ends the request ``key`` with ``error``; all others go on."""
 
     @abstractmethod
     def load(self) -> tuple[int, int, int]:
-        """Returns the running sequences, those that wait, and the prompt tokens that wait."""
+        """Returns the numbers of running sequences, of waiting ones, and of waiting prompt tokens."""
 
     def extras(self) -> dict[str, int]:
-        """Returns what only this role counts, by field of Stats."""
+        """Returns the figures that only this role counts, by field of ``Stats``."""
         return {}
 
     @property
     @abstractmethod
     def empty(self) -> bool:
-        """Tells whether no request is left here, and no page is anybody's but the cache's or a share's."""
+        """Returns whether no request is left and no page is leased except by the cache or by shares with the I/O
+        process.
+        """
 
     # ---- the beat ----
 
     def run(self) -> None:
-        """Runs until Shutdown or the I/O process is gone; with ``next_role`` set, until nothing is left."""
+        """Runs until Shutdown comes or the I/O process is gone; once ``next_role`` is set, until no request is
+        left.
+        """
         busy = False
         while not self.leaving and not (self.next_role and self.empty):
             try:
@@ -162,15 +168,15 @@ class StepLoop(ABC):
         return max(0.0, min(self.patience(), self._until_report()))
 
     def sequence(self, key: int, request: EngineRequest) -> SequenceState:
-        """Returns the sequence of a request that came as ``key``; its grammar begins to compile, and its adapter
-        stays until ``parts.adapters.release(key)``.
+        """Returns a new sequence for ``request``, which came as ``key``; its grammar begins to compile, and its
+        adapter stays loaded until ``parts.adapters.release(key)``.
         """
         self.parts.adapters.use(key, request.adapter_id)
         grammar = self.parts.grammars.begin(request)
         return SequenceState(key, request, self.spec.eos_token_ids, self.spec.max_model_len, grammar)
 
     def turn(self, messages: list[ch.ToEngine]) -> bool:
-        """Takes ``messages``, runs a step and reports; returns True while there may be more to compute."""
+        """Handles ``messages``, runs a step and reports; returns True while there may be more to compute."""
         self.parts.grammars.turn()
         if self.parts.adapters.reading:
             self._tell_adapters(self.parts.adapters.turn())
@@ -187,7 +193,7 @@ class StepLoop(ABC):
     def take(self, message: ch.ToEngine) -> None:
         """Handles one message. A handler that raises fails its own request, never the loop.
 
-        Raises RankLost: an engine whose ranks don't agree on what they hold can't go on.
+        Raises RankLost, because an engine whose ranks disagree on what they hold can't go on.
         """
         try:
             self._handlers[type(message)](message)
@@ -198,7 +204,9 @@ class StepLoop(ABC):
             self.fail(getattr(message, "key", NO_REQUEST), error)
 
     def compute(self, plan: StepPlan) -> StepOutcome:
-        """Runs ``plan`` with each failure kept to its sequence; the step is logged."""
+        """Runs and logs the step ``plan``; the outcome lists the sequences that failed, which leave the others
+        unharmed.
+        """
         outcome = run_isolated(self.parts.runner, plan)
         self.log.note(plan.shape(outcome.seconds))
         for seq, error in outcome.failed.items():
@@ -208,7 +216,7 @@ class StepLoop(ABC):
     # ---- messages of both roles ----
 
     def shared_handlers(self) -> Handlers:
-        """Returns the handlers of the messages that engines of both roles receive."""
+        """Returns the handlers of the messages that engines of both roles receive, to which a role adds its own."""
         return (
             Handlers()
             .on(ch.AskSnapshot, self._count_pool)
@@ -262,14 +270,16 @@ class StepLoop(ABC):
             self.channel.send(answer)
 
     def succeed(self, earlier: StepLoop) -> None:
-        """Goes on where a loop of another role ended: with its cache, and its shares, which may be open still."""
+        """Takes over from ``earlier``, a loop of another role with the same parts: cache and open shares stay;
+        announces the new role.
+        """
         assert earlier.parts is self.parts, "weights, pages and cached blocks stay where they are"
         self.channel.send(ch.RoleIs(earlier.next_role))
         if self.parts.adapters.applies:
             self.channel.send(self.parts.adapters.announced())
 
     def snapshot(self) -> PoolSnapshot:
-        """Returns the pool and the queues, counted now."""
+        """Returns the current counts of pages by state, of sequences by state, and of steps."""
         counts = self.pool.snapshot_counts()
         running, waiting, _ = self.load()
         return PoolSnapshot(
@@ -296,7 +306,9 @@ class StepLoop(ABC):
         self._price(stats.samples)
 
     def _price(self, samples: Sequence[StepSample]) -> None:
-        """Tells the cache what its blocks cost, by the steps that read prompts."""
+        """Updates the cache's estimate of the cost of recomputing its blocks, from the steps that computed
+        prompts.
+        """
         read = [sample for sample in samples if sample.prefill_tokens]
         for sample in read:
             self._fit.observe(sample)
@@ -331,6 +343,6 @@ class StepLoop(ABC):
 
 
 def note(error: Exception, what: str) -> None:
-    """Logs what isn't a typed refusal: its request hears the message, the log keeps the trace."""
+    """Logs ``error`` with its traceback unless it is a BatonError, a refusal of which the request itself hears."""
     if not isinstance(error, BatonError):
         log.error("%s", what, exc_info=error)

@@ -1,6 +1,4 @@
-"""Checks that a sequence's share of a step can be computed at all. Torch-free; knows nothing of models'
-insides.
-"""
+"""Checks that a sequence's share of a step can be computed at all. Torch-free; knows nothing of models' insides."""
 
 from __future__ import annotations
 
@@ -10,9 +8,10 @@ from baton.protos.nouns import BLOCK_TOKENS
 
 
 def require_computable(item: SequenceStep, vocab_size: int, pages: int) -> None:
-    """Raises InvalidRequest on a token id outside the vocabulary, BatonError on a table that is short or foreign.
+    """Checks ``item`` for a model of ``vocab_size`` tokens on ``pages`` pages. Raises InvalidRequest for a token id
+    outside the vocabulary, BatonError for a page table that is too short or has pages out of range.
 
-    Of the table only the pages to be written are looked at; a foreign one among the rest fails when it is read.
+    Only the entries for pages to be written are checked; a wrong one among the others fails when it is read.
     """
     if item.state_to and not 0 <= min(item.state_to) <= max(item.state_to) < pages:
         raise BatonError(

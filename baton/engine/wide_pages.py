@@ -1,7 +1,8 @@
-"""Runs pages of more than 16 tokens over kernels that read 16: each page is several of the kernels' in a row.
+"""Runs pages of more than 16 tokens on kernels that read pages of 16: each page is several of the kernels' in a
+row.
 
-Knows nothing of models. The pool, the block hashes, the cache and the handoff see the worker's page; the runner
-beneath sees ``block_tokens / 16`` pages for each.
+Knows nothing of models. The pool, the block hashes, the cache and the handoff use the worker's pages; the wrapped
+runner sees ``block_tokens / 16`` pages for each.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ MOST_LANDING = 8192  # tables kept of sequences that have not run yet
 
 
 class WidePages:
-    """Implements ``Runner`` over another, whose pages hold 16 tokens."""
+    """Implements ``Runner`` with pages of ``block_tokens`` tokens over ``runner``, whose pages hold 16."""
 
     def __init__(self, runner: Runner, block_tokens: int) -> None:
         layout = in_pages_of(runner.spec.layout, block_tokens)
@@ -41,22 +42,22 @@ class WidePages:
         self._landing: dict[int, tuple[Sequence[int], list[int]]] = {}  # of those that have not run yet
 
     def bind(self, buffer: memoryview, pages: int) -> None:
-        """Uses ``buffer`` as ``pages`` pages of this size."""
+        """Uses ``buffer`` as ``pages`` wide pages."""
         self._runner.bind(buffer, pages * self._runs)
 
     @property
     def mirror(self) -> Mirror | None:
-        """Returns the mirror of the runner beneath, in pages of this size; None where it has none."""
+        """Returns the wrapped runner's mirror, which takes wide pages here; None if it has none."""
         beneath = mirror_of(self._runner)
         return None if beneath is None else WideMirror(beneath, self._runs, self._landing)
 
     @property
     def ranks(self) -> Ranks | None:
-        """Returns the ranks of the runner beneath; None where it runs alone."""
+        """Returns the ranks of the wrapped runner; None if it runs as one process."""
         return ranks_of(self._runner)
 
     def run(self, plan: StepPlan) -> StepResult:
-        """Computes a step on the pages beneath."""
+        """Computes a step whose plan names wide pages; ``observed`` sums are per wide page."""
         self._tables = {item.seq: (item.pages, self._table(item)) for item in plan.items}
         found = self._runner.run(StepPlan(tuple(self._narrow(item) for item in plan.items)))
         if not found.observed:
@@ -65,7 +66,7 @@ class WidePages:
         return msgspec.structs.replace(found, observed=by_page)
 
     def _narrow(self, item: SequenceStep) -> SequenceStep:
-        """An item on the pages beneath."""
+        """Returns the item with its pages, gap and states in the wrapped runner's pages."""
         narrow = msgspec.structs.replace(item, pages=self._tables[item.seq][1], gap=self._gap(item))
         if not item.state_to:
             return narrow
@@ -76,7 +77,9 @@ class WidePages:
         return item.gap[0] * self._runs, item.gap[1] * self._runs
 
     def _table(self, item: SequenceStep) -> list[int]:
-        """A sequence's pages as those beneath; a table that only grew since its last step is only grown."""
+        """Returns a sequence's page table in the wrapped runner's pages, extending the last step's if the table
+        only grew.
+        """
         known, table = self._tables.get(item.seq) or self._landing.pop(item.seq, None) or (None, [])
         if known is not item.pages:
             table = []
@@ -84,20 +87,18 @@ class WidePages:
 
 
 class WideMirror:
-    """Implements ``Mirror`` over that of the runner beneath."""
+    """Implements ``Mirror`` for wide pages, each of which is ``runs`` pages of the mirror ``beneath``."""
 
     def __init__(self, beneath: Mirror, runs: int, landing: dict[int, tuple[Sequence[int], list[int]]]) -> None:
         self.shared = beneath.shared
         self._beneath, self._runs, self._landing = beneath, runs, landing
 
     def opened(self, pages: Sequence[int]) -> None:
-        """Reports to the mirror beneath all of its pages that lie in ``pages``."""
+        """Reports to the wrapped mirror all of its pages that lie in ``pages``."""
         self._beneath.opened(_grown([], pages, self._runs))
 
     def landed(self, seq: int, table: Sequence[int], blocks: Sequence[int]) -> None:
-        """Reports blocks to the mirror beneath, with the table that the sequence's first step will have
-        there.
-        """
+        """Reports blocks to the wrapped mirror, with the page table that the sequence's first step will use."""
         known, wide = self._landing.pop(seq, (None, []))
         wide = _grown(wide if known is table else [], table, self._runs)
         self._landing[seq] = (table, wide)
@@ -107,12 +108,16 @@ class WideMirror:
 
 
 def _grown(table: list[int], pages: Sequence[int], runs: int) -> list[int]:
-    """``table``, which has the first of ``pages`` already, with the runs of the others."""
+    """Returns ``table``, which covers the first of ``pages`` already, extended by ``runs`` narrow pages for each of
+    the others.
+    """
     for page in pages[len(table) // runs :]:
         table += range(page * runs, (page + 1) * runs)
     return table
 
 
 def widened(runner: Runner, block_tokens: int) -> Runner:
-    """Returns ``runner`` with ``block_tokens`` tokens in a page. Raises ConfigError."""
+    """Returns ``runner`` with pages of ``block_tokens`` tokens. Raises ConfigError unless that is a multiple
+    of 16.
+    """
     return runner if block_tokens == BLOCK_TOKENS else WidePages(runner, block_tokens)
