@@ -335,6 +335,6 @@ class Runner(Protocol):
         """Uses ``buffer`` (pages x layout.page_bytes bytes, shared with the I/O process) as the KV pages."""
 
     def run(self, plan: StepPlan) -> StepResult:
-        """Computes a step. Raises if any sequence of it can't be computed; the step may then be repeated without
-        that one.
+        """Computes the step ``plan`` and returns its results. Raises if any sequence can't be computed; the step
+        may then be repeated without that one.
         """

@@ -191,7 +191,7 @@ class StepLoop(ABC):
         return busy
 
     def take(self, message: ch.ToEngine) -> None:
-        """Handles one message. A handler that raises fails its own request, never the loop.
+        """Handles one message from the I/O process. A handler that raises fails its own request, never the loop.
 
         Raises RankLost, because an engine whose ranks disagree on what they hold can't go on.
         """

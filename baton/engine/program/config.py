@@ -1,7 +1,7 @@
 """Reads a checkpoint's config.json (and generation_config.json), with errors that name file and field.
 
 Knows nothing of tensors or architectures' defaults. It reads both spellings: transformers 5 (``rope_parameters``,
-``dtype``) and older (``rope_scaling``, ``rope_theta``, ``torch_dtype``).
+``dtype``) and older ones (``rope_scaling``, ``rope_theta``, ``torch_dtype``).
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ DEFAULT_ROPE_THETA = 10000.0  # Hugging Face's default base of the rotary freque
 
 
 class ModelConfig:
-    """Holds the fields of one config.json. A missing field takes the architecture's default, or fails by
-    name.
+    """Holds the fields of one config.json. A field that is missing or null takes the architecture's default;
+    without one, CheckpointError names it.
     """
 
     def __init__(self, path: Path, fields: dict[str, Any], eos_token_ids: tuple[int, ...]) -> None:
@@ -29,9 +29,9 @@ class ModelConfig:
 
     @classmethod
     def read(cls, directory: Path) -> ModelConfig:
-        """Reads ``directory``'s config; generation_config.json, where there is one, says which ids end a text.
+        """Reads config.json of ``directory``, and the end tokens from generation_config.json if there is one.
 
-        Raises CheckpointError.
+        Raises CheckpointError if a file is missing or can't be read.
         """
         path = directory / "config.json"
         fields = _read_json(path)
@@ -41,43 +41,47 @@ class ModelConfig:
 
     @property
     def model_type(self) -> str:
-        """Returns the architecture's name. Raises CheckpointError where it is missing."""
+        """Returns the architecture's name. Raises CheckpointError if it is missing."""
         found = self.fields.get("model_type")
         if not isinstance(found, str):
             raise self.error("model_type", "is missing; it names the architecture")
         return found
 
     def size(self, name: str, default: int | None = None) -> int:
-        """Returns field ``name``, a whole number above zero. Raises CheckpointError."""
+        """Returns field ``name``, a whole number above 0, or ``default``. Raises CheckpointError for other
+        values.
+        """
         found = self._get(name, default)
         if not isinstance(found, int) or isinstance(found, bool) or found < 1:
             raise self.error(name, f"is {found!r}; it must be a whole number above 0")
         return found
 
     def count(self, name: str, default: int) -> int:
-        """Returns field ``name``, a whole number that may be zero. Raises CheckpointError."""
+        """Returns field ``name``, a whole number of 0 or more, or ``default``. Raises CheckpointError for other
+        values.
+        """
         found = self._get(name, default)
         if not isinstance(found, int) or isinstance(found, bool) or found < 0:
             raise self.error(name, f"is {found!r}; it must be a whole number, 0 or more")
         return found
 
     def number(self, name: str, default: float) -> float:
-        """Returns field ``name`` as a float. Raises CheckpointError."""
+        """Returns field ``name`` as a float, or ``default``. Raises CheckpointError unless it is a number."""
         found = self._get(name, default)
         if not isinstance(found, int | float) or isinstance(found, bool):
             raise self.error(name, f"is {found!r}; it must be a number")
         return float(found)
 
     def flag(self, name: str, default: bool) -> bool:
-        """Returns field ``name``, true or false. Raises CheckpointError."""
+        """Returns field ``name``, true or false, or ``default``. Raises CheckpointError for other values."""
         found = self._get(name, default)
         if not isinstance(found, bool):
             raise self.error(name, f"is {found!r}; it must be true or false")
         return found
 
     def cap(self, name: str, default: float) -> float:
-        """Returns field ``name``, above 0; 0 where it is null, ``default`` where it is absent. Raises
-        CheckpointError.
+        """Returns field ``name``, a number above 0; 0 if it is null, ``default`` if it is absent. Raises
+        CheckpointError for other values.
         """
         if name in self.fields and self.fields[name] is None:
             return 0.0
@@ -87,15 +91,17 @@ class ModelConfig:
         return found
 
     def window(self, default: int | None) -> int:
-        """Returns ``sliding_window`` in tokens, 0 for none: null switches it off, absent takes the default."""
+        """Returns ``sliding_window`` in tokens, 0 for no window (null); ``default`` if the field is absent."""
         found = self.fields.get("sliding_window", default)
         if found is None:
             return 0
         return self.size("sliding_window", default)
 
     def layer_windows(self, layers: int, window: int) -> tuple[int, ...]:
-        """Returns each layer's window, for architectures that mix (``layer_types``, or from
-        ``max_window_layers`` on).
+        """Returns the attention window of each of ``layers`` layers, ``window`` or 0 for full attention.
+
+        They are given by ``layer_types``, or else layers from number ``max_window_layers`` on have the window.
+        Raises CheckpointError.
         """
         kinds = self.fields.get("layer_types")
         if kinds is None:
@@ -107,7 +113,9 @@ class ModelConfig:
         return tuple(known[kind] for kind in kinds)
 
     def alternating_windows(self, window: int, full_every: int) -> tuple[int, ...]:
-        """Returns each layer's window by ``layer_types``; without it every ``full_every``-th layer has none."""
+        """Returns each layer's attention window by ``layer_types``; if that is absent, every ``full_every``-th
+        layer has 0 (full attention).
+        """
         layers = self.size("num_hidden_layers")
         if self.fields.get("layer_types") is not None:
             return self.layer_windows(layers, window)
@@ -120,25 +128,31 @@ class ModelConfig:
             raise self.error(name, f"is {found!r}; only {choices} is known here")
 
     def with_default(self, name: str, value: object) -> ModelConfig:
-        """Returns the same config with field ``name`` at ``value`` where it is absent or null."""
+        """Returns a copy of the config with field ``name`` set to ``value`` if it is absent or null."""
         return ModelConfig(self.path, self.fields | {name: self._get(name, value)}, self.eos_token_ids)
 
     def part(self, name: str, defaults: dict[str, Any] | None = None) -> ModelConfig:
-        """Returns the config that field ``name`` holds, over ``defaults``. Raises CheckpointError for no object."""
+        """Returns the config in field ``name``, an object, completed by ``defaults``. Raises CheckpointError if it
+        is no object.
+        """
         found = self.fields.get(name)
         if not isinstance(found, dict):
             raise self.error(name, f"is {found!r}; it must be an object")
         return ModelConfig(self.path, (defaults or {}) | found, self.eos_token_ids)
 
     def rope(self, default_theta: float = DEFAULT_ROPE_THETA) -> Rope:
-        """Returns the rotary embedding's parameters, whichever way they are spelled."""
+        """Returns the rotary embedding's parameters, in either spelling; ``default_theta`` is the base if none is
+        given.
+        """
         raw = self.fields.get("rope_parameters") or self.fields.get("rope_scaling") or {}
         if not isinstance(raw, dict):
             raise self.error("rope_parameters", "must be an object")
         return self.rope_of(raw, default_theta)
 
     def rope_of(self, raw: dict[str, Any], default_theta: float) -> Rope:
-        """Returns the parameters that ``raw`` holds, one of the objects that config.json has for them."""
+        """Returns the rotary embedding's parameters in ``raw``, an object of config.json such as
+        ``rope_parameters``. Raises CheckpointError.
+        """
         kind = raw.get("rope_type", raw.get("type", "default"))
         theta = raw.get("rope_theta") or self.number("rope_theta", default_theta) or default_theta
         if not isinstance(theta, int | float):
@@ -157,7 +171,7 @@ class ModelConfig:
         return tuple(map(float, found))
 
     def error(self, name: str, problem: str) -> CheckpointError:
-        """Returns an error about one field."""
+        """Returns an error that names the file and field ``name``, followed by ``problem``."""
         return CheckpointError(f"{self.path}: {name} {problem}", name)
 
     def _get(self, name: str, default: object) -> object:
@@ -175,7 +189,7 @@ def _read_json(path: Path) -> dict[str, Any]:
 
 
 def _decoded(content: bytes) -> dict[str, Any]:
-    """A JSON object; infinities as Python writes them, which JSON has no word for, are read as well."""
+    """Returns a JSON object; infinities, which Python writes and JSON lacks, are read as null."""
     try:
         return msgspec.json.decode(content, type=dict[str, Any])
     except msgspec.DecodeError:

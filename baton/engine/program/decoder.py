@@ -1,7 +1,7 @@
-"""Builds the decoder that Llama and its many kin share, as a program; a model file says where it differs.
+"""Builds the decoder that Llama and its relatives share, as a program; a model file says where it differs.
 
-Knows nothing of tensors or files' formats. ``Decoder.windows`` is the one list of what each layer attends to.
-Layers with the same window form one group; a layer's place in the page counts through the groups.
+Knows nothing of tensors or files' formats. ``Decoder.windows`` is the list of each layer's attention window. Layers
+with the same window form one group; a layer's slot in the page counts through the groups.
 """
 
 from __future__ import annotations
@@ -31,14 +31,16 @@ from baton.engine.program.ops import (
 from baton.engine.program.program import NO_ROPE, Program, Rope, Weight
 from baton.protos.nouns import LayerGroup
 
-SILU, GELU_TANH = "silu", "gelu_pytorch_tanh"  # what gates an MLP, as config.json spells it
+SILU, GELU_TANH = "silu", "gelu_pytorch_tanh"  # activations of an MLP's gate, as config.json spells them
 
 
 NORMS = ("input_norm", "o_norm", "mlp_norm", "down_norm")  # a layer's weights, in the order of ``Norms``
 
 
 class Norms(enum.Enum):
-    """Says which norms stand at attention and at an MLP, and what the checkpoint calls them, in a layer's order."""
+    """Says which norms a layer has and the checkpoint's names for them, in the order before and after attention,
+    before and after the MLP.
+    """
 
     BEFORE = ("input_layernorm", "", "post_attention_layernorm", "")
     AROUND = (
@@ -48,61 +50,59 @@ class Norms(enum.Enum):
         "post_feedforward_layernorm",
     )
     AFTER = ("", "post_attention_layernorm", "", "post_feedforward_layernorm")
-    # around them, as GLM-4 calls them
+    # as AROUND, by GLM-4's names
     GLM = ("input_layernorm", "post_self_attn_layernorm", "post_attention_layernorm", "post_mlp_layernorm")
     ONE = ("input_layernorm", "", "", "")
 
 
 class Tempering(msgspec.Struct, frozen=True):
-    """Says how queries are scaled by position (``ops.TemperQueries``), in layers without rope or in all of them."""
+    """Describes how queries are scaled by position (``ops.TemperQueries``)."""
 
     scale: float
-    floor: float
-    shift: int
-    unturned: bool
+    floor: float  # tokens
+    shift: int  # added to positions
+    unturned: bool  # in layers without rope only, otherwise in all
 
 
 class Decoder(msgspec.Struct, frozen=True):
-    """Holds a decoder's sizes and the places where architectures differ.
+    """Holds a decoder's sizes and the properties in which architectures differ.
 
-    ``windows`` has each layer's, in tokens, 0 for none; ``ropes`` each layer's number in ``Program.ropes``, none:
-    0 for all. ``norm_plus`` is added to the weights of norms. ``qk_norm`` norms q and k head by head,
-    ``wide_qk_norm`` each as one vector. ``fused``: the checkpoint has q, k and v in one matrix, gate and up in
-    another; ``fused_mlp``: the latter alone. ``partial_rotary``: ``partial_rotary_factor`` is known here.
-    ``paired`` is how many numbers of a head are rotated with their neighbours. ``logit_scale`` multiplies logits.
-    ``renamed`` has parts of tensors' names, and what they are here.
+    ``windows`` has each layer's attention window in tokens, 0 for none; ``ropes`` each layer's index in
+    ``Program.ropes``, empty for 0 in all. ``fused``: the checkpoint has q, k and v in one matrix, gate and up in
+    another; ``fused_mlp``: gate and up only. ``renamed`` are (part, replacement) pairs that turn Llama's tensor
+    names into the checkpoint's.
     """
 
     vocab: int
     hidden: int
-    inner: int
+    inner: int  # width of the MLP
     heads: int
     kv_heads: int
     head_dim: int
-    eps: float
+    eps: float  # of RMS norms
     windows: tuple[int, ...]
-    tied: bool
+    tied: bool  # the head's weight is the embedding table
     qkv_bias: bool = False
     o_bias: bool = False
     mlp_bias: bool = False
-    qk_norm: bool = False
-    wide_qk_norm: bool = False
+    qk_norm: bool = False  # q and k are normed head by head
+    wide_qk_norm: bool = False  # q and k are each normed as one vector over all heads
     fused: bool = False
-    partial_rotary: bool = False
-    sinks: bool = False
+    partial_rotary: bool = False  # the architecture has ``partial_rotary_factor``
+    sinks: bool = False  # each head has a learned attention sink
     norms: Norms = Norms.BEFORE
-    norm_plus: float = 0.0
+    norm_plus: float = 0.0  # added to norms' weights
     activation: str = SILU
-    embed_scale: float = 1.0
-    query_scalar: float = 0.0
-    softcap: float = 0.0
-    final_softcap: float = 0.0
-    logit_scale: float = 1.0
+    embed_scale: float = 1.0  # factor on embeddings
+    query_scalar: float = 0.0  # scores are scaled by its power -1/2; 0: the head size's
+    softcap: float = 0.0  # of attention scores; 0: none
+    final_softcap: float = 0.0  # of logits; 0: none
+    logit_scale: float = 1.0  # factor on logits
     ropes: tuple[int, ...] = ()
-    local_ropes: tuple[Rope, ...] = ()
+    local_ropes: tuple[Rope, ...] = ()  # ``Program.ropes`` from index 1 on
     experts: ExpertLayers | None = None
     fused_mlp: bool = False
-    paired: int = 0
+    paired: int = 0  # leading numbers of a head rotated with their neighbours instead of halves
     tempering: Tempering | None = None
     renamed: tuple[tuple[str, str], ...] = ()
 
@@ -116,9 +116,11 @@ class Decoder(msgspec.Struct, frozen=True):
         activation: tuple[str, str] = ("hidden_act", SILU),
         **differences: bool,
     ) -> Decoder:
-        """Reads the common fields of ``config``, given the architecture's defaults; ``windows`` starts as none.
+        """Reads the common fields of ``config``, given the architecture's defaults; all layers start with full
+        attention.
 
-        ``activation`` is the field that names the MLP's, and the one that is known. Raises CheckpointError.
+        ``activation`` is the field that names the MLP's activation, and the supported value; ``differences`` are
+        flags of ``Decoder``. Raises CheckpointError.
         """
         field, known = activation
         if config.fields.get(field, known) != known:
@@ -145,9 +147,9 @@ class Decoder(msgspec.Struct, frozen=True):
         )
 
     def program(self, config: ModelConfig, max_position: int, rope: Rope | None = None) -> Program:
-        """Returns the ops and weights of this decoder; ``max_position`` counts where config.json leaves it out.
+        """Returns the program of this decoder; ``max_position`` is the context length if config.json has none.
 
-        ``rope`` is for architectures that spell theirs in a way of their own. Raises CheckpointError.
+        ``rope`` replaces the one in ``config``, for architectures with their own spelling. Raises CheckpointError.
         """
         rope = rope or config.rope()
         if not self.partial_rotary and any(_turns_a_part(each) for each in (rope, *self.local_ropes)):
@@ -200,7 +202,7 @@ class Decoder(msgspec.Struct, frozen=True):
         return self.qk_norm
 
     def _before_rope(self, layer: int) -> Iterator[Op]:
-        """What is done to q and k before they are rotated."""
+        """Yields the ops on q and k before they are rotated."""
         q, kv, tempering = self.heads * self.head_dim, self.kv_heads * self.head_dim, self.tempering
         if self.wide_qk_norm:
             yield NormPart("qkv", 0, q, f"{layer}.q_norm", self.eps)
@@ -211,7 +213,7 @@ class Decoder(msgspec.Struct, frozen=True):
             yield HalveHeads("qkv", self.paired, "qkv")
 
     def turns(self, layer: int) -> bool:
-        """Returns whether ``layer`` has rope."""
+        """Returns whether ``layer`` has a rotary embedding."""
         return not self.ropes or self.ropes[layer] == 0 or self.local_ropes[self.ropes[layer] - 1].kind != NO_ROPE
 
     @property
@@ -220,7 +222,7 @@ class Decoder(msgspec.Struct, frozen=True):
         return "x" if self.norms is Norms.AFTER else "h"
 
     def _behind(self, out: str) -> str:
-        """The register with what attention or an MLP adds to the residual."""
+        """Returns the register with the output of attention or an MLP that is added to the residual."""
         return out if self.norms is Norms.BEFORE else f"{out}_normed"
 
     def _before(self, layer: int, norm: str, delta: str | None) -> tuple[Op, ...]:
@@ -295,7 +297,7 @@ class Decoder(msgspec.Struct, frozen=True):
 
 
 def partly_unturned(decoder: Decoder, turned: Sequence[bool]) -> Decoder:
-    """Returns ``decoder`` with rope in the layers that ``turned`` names alone."""
+    """Returns ``decoder`` with a rotary embedding only in the layers for which ``turned`` is true."""
     if all(turned):
         return decoder
     ropes = tuple(int(not each) for each in turned)
@@ -311,7 +313,7 @@ def _kv_heads(config: ModelConfig, absent: int, null: int) -> int:
 
 
 def _slots(windows: tuple[int, ...]) -> list[int]:
-    """Each layer's place in a page: groups by rising window, layers in order within."""
+    """Returns each layer's slot in a page: groups by rising window, layers in order within a group."""
     order = sorted(range(len(windows)), key=lambda layer: (windows[layer], layer))
     return [order.index(layer) for layer in range(len(windows))]
 
@@ -319,7 +321,10 @@ def _slots(windows: tuple[int, ...]) -> list[int]:
 def dense(
     layer: int, name: str, at: str, parts: tuple[str, ...], rows: tuple[int, ...], width: int, bias: bool
 ) -> Iterator[Weight]:
-    """Yields a layer's matrix of ``parts`` stacked, of so many ``rows`` each, and its bias where it has one."""
+    """Yields the weight ``{layer}.{name}`` of a layer's matrix, and its bias if ``bias``.
+
+    The matrix stacks the tensors ``{at}.{part}`` of ``parts``, which have ``rows`` rows each and ``width`` columns.
+    """
     yield Weight(f"{layer}.{name}", tuple(f"{at}.{p}.weight" for p in parts), tuple((r, width) for r in rows))
     if bias:
         yield Weight(f"{layer}.{name}_bias", tuple(f"{at}.{p}.bias" for p in parts), tuple((r,) for r in rows))

@@ -1,7 +1,8 @@
-"""Builds encoders, which read a whole text in both directions, as programs; a model file says where it differs.
+"""Builds programs of encoders, which read a whole text in both directions; a model file says where an architecture
+differs.
 
-Knows nothing of tensors or files' formats. What a worker keeps of a token is its number alone: nothing can be
-computed of a text before its last token is there.
+Knows nothing of tensors or files' formats. Of each token a worker keeps its id alone: nothing can be computed of a
+text before its last token is there.
 """
 
 from __future__ import annotations
@@ -16,21 +17,21 @@ from baton.engine.program.program import Program, Rope, Weight
 from baton.protos.nouns import LayerGroup
 
 ACTIVATIONS = ("gelu", "gelu_new", "gelu_pytorch_tanh", "relu", "silu", "tanh")
-TOKENS = LayerGroup("full", ("tokens",), 1, 1, 4)  # of a token its number as 4 bytes
+TOKENS = LayerGroup("full", ("tokens",), 1, 1, 4)  # each token's number, in 4 bytes
 CLASSIFIER = "ForSequenceClassification"  # how the names of architectures with a head end
 
 
 class EncoderNames(msgspec.Struct, frozen=True):
-    """Holds what a checkpoint calls its tensors. ``qkv`` are stacked; a norm may be absent in the first layer."""
+    """Holds a checkpoint's names of its tensors; those of a layer follow ``layer`` and its number."""
 
-    words: str
-    places: str
-    types: str
+    words: str  # embedding table of token ids
+    places: str  # embedding table of positions
+    types: str  # embedding table of token types
     embed_norm: str
     layer: str
-    qkv: tuple[str, ...]
+    qkv: tuple[str, ...]  # one name, or three that are stacked
     o: str
-    o_norm: str
+    o_norm: str  # absent in the first layer if norms come before
     up: str
     down: str
     down_norm: str
@@ -38,45 +39,43 @@ class EncoderNames(msgspec.Struct, frozen=True):
 
 
 class ScoreHead(msgspec.Struct, frozen=True):
-    """Describes a cross-encoder's head, with the names of its tensors; ``norm`` empty for none."""
+    """Describes a cross-encoder's head, by the names of its tensors."""
 
     dense: str
     out: str
     activation: str = "tanh"
-    norm: str = ""
-    mean: bool = False
-    bias: bool = True
+    norm: str = ""  # empty for none
+    mean: bool = False  # it reads the mean over tokens, else the first token
+    bias: bool = True  # the dense layer has one
 
 
 class Encoder(msgspec.Struct, frozen=True):
-    """Holds an encoder's sizes and the places where architectures differ.
+    """Holds an encoder's sizes and the properties in which architectures differ.
 
-    ``places`` is the most tokens of a text, ``first`` the row of the first one's place in its table. ``after``:
-    norms stand behind attention and MLPs, as BERT's; else before them. ``bias``: matrices and norms have biases.
-    ``windows`` has each layer's, in tokens to each side, 0 for none; ``ropes`` are those of layers without and with
-    one.
+    ``windows`` has each layer's attention window in tokens to each side, 0 for none; ``ropes`` are the rotary
+    embeddings of layers without and with a window, empty if positions are looked up in a table.
     """
 
     names: EncoderNames
     vocab: int
     hidden: int
-    inner: int
+    inner: int  # width of the MLP
     heads: int
-    places: int
+    places: int  # most tokens of a text
     windows: tuple[int, ...]
     eps: float
     activation: str
-    first: int = 0
-    types: int = 0
-    after: bool = True
-    bias: bool = True
-    norm_bias: bool = True
-    gated: bool = False
+    first: int = 0  # row of the first token's position in its table
+    types: int = 0  # rows of the table of token types; 0 for none
+    after: bool = True  # norms come after attention and MLPs, as in BERT; else before
+    bias: bool = True  # matrices have biases
+    norm_bias: bool = True  # norms have biases
+    gated: bool = False  # the MLP's activation is gated
     ropes: tuple[Rope, ...] = ()
     head: ScoreHead | None = None
 
     def program(self, config: ModelConfig) -> Program:
-        """Returns the ops and weights of this encoder. Raises CheckpointError."""
+        """Returns the program of this encoder. Raises CheckpointError."""
         for name in (self.activation, *((self.head.activation,) if self.head else ())):
             if name not in ACTIVATIONS:
                 raise config.error("hidden_act", f"is {name!r}; choose from {', '.join(ACTIVATIONS)}")
@@ -172,7 +171,9 @@ class Encoder(msgspec.Struct, frozen=True):
 
 
 def scores(config: ModelConfig) -> bool:
-    """Returns whether the checkpoint has a head that scores pairs. Raises CheckpointError for several scores."""
+    """Returns whether the checkpoint has a head that scores pairs. Raises CheckpointError if the head has more than
+    one label.
+    """
     named = config.fields.get("architectures") or []
     if not any(isinstance(name, str) and name.endswith(CLASSIFIER) for name in named):
         return False

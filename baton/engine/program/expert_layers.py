@@ -1,5 +1,4 @@
-"""Describes layers of experts in place of a decoder's MLP (https://arxiv.org/abs/2401.04088): which, how many, how
-named.
+"""Describes mixture-of-experts layers (https://arxiv.org/abs/2401.04088), which replace a decoder's MLP.
 
 Knows nothing of attention or of tensors.
 """
@@ -18,54 +17,51 @@ MOST_CHOSEN, MOST_EXPERTS = 16, 512  # the most experts per token, and in all, t
 
 
 class Routing(msgspec.Struct, frozen=True):
-    """Says how experts are chosen where it isn't by a plain softmax: see ``ops.Route``. ``biased``: with a bias."""
+    """Says how experts are chosen if not by a plain softmax; see ``ops.Route``."""
 
     scoring: str
     groups: int = 1
-    kept: int = 1
-    best: int = 1
-    scale: float = 1.0
-    biased: bool = False
+    kept: int = 1  # best groups that a row's experts are chosen from
+    best: int = 1  # best experts whose scores' sum is a group's
+    scale: float = 1.0  # factor on the mixed outputs
+    biased: bool = False  # a bias is added to the scores for the choice
 
 
 class StackedNames(msgspec.Struct, frozen=True):
-    """Names the tensors of a layer where one holds all experts' gates, then their ups, and another their downs.
-
-    ``rows``: they lie outputs first. ``shared`` holds the shared expert's gate and up, in one tensor or in two.
+    """Names the tensors of a layer whose checkpoint stacks all experts' gates and ups in one tensor, and their
+    downs in another.
     """
 
     router: str
     gate_up: str
     down: str
-    shared: tuple[str, ...]
+    shared: tuple[str, ...]  # gate and up of the shared expert, one tensor or two
     shared_down: str
-    rows: bool = False
+    rows: bool = False  # matrices are stored with outputs first
 
 
 class ExpertLayers(msgspec.Struct, frozen=True):
-    """Holds which layers have experts (``layers``) and the names of their weights (``at``; ``parts``: gate,
-    up, down).
+    """Describes which layers have experts, and the sizes and names of their weights.
 
-    ``shared`` is the width of the experts that every row goes to, 0 for none, named ``shared_at``; with
-    ``shared_gate`` a row weighs them. ``stacked``: one tensor holds all experts', gate and up by turns, and there
-    are biases, also of the router; with the gain and limit of ``MoeGate``. ``names``: of tensors that hold all
-    experts'. ``scaled``: an expert reads rows multiplied by its score, a sigmoid's; one is chosen then.
+    ``at`` and ``parts`` (gate, up, down) name the tensors if each expert has its own, ``names`` if tensors hold all
+    experts. ``stacked``: tensors hold all experts with gate and up interleaved, with biases, also of the router;
+    its two numbers are alpha and limit of ``MoeGate``.
     """
 
     layers: tuple[bool, ...]
     experts: int
-    chosen: int
-    inner: int
-    renormalise: bool
+    chosen: int  # experts per token
+    inner: int  # width of an expert
+    renormalise: bool  # the chosen experts' weights sum to 1
     at: str
     parts: tuple[str, str, str]
     routing: Routing | None = None
-    shared: int = 0
+    shared: int = 0  # width of the experts that every row goes to; 0: none
     shared_at: str = ""
-    shared_gate: bool = False
+    shared_gate: bool = False  # a gate per row weighs the shared experts
     stacked: tuple[float, float] | None = None
     names: StackedNames | None = None
-    scaled: bool = False
+    scaled: bool = False  # an expert's input, not its output, is multiplied by its score
 
     @classmethod
     def read(
@@ -73,8 +69,8 @@ class ExpertLayers(msgspec.Struct, frozen=True):
         parts: tuple[str, str, str], routing: Routing | None = None, shared: int = 0, shared_at: str = "",
         shared_gate: bool = False,
     ) -> ExpertLayers:  # fmt: skip
-        """Returns the layers with ``num_experts_per_tok`` of ``config``. Raises CheckpointError beyond what the
-        kernel takes.
+        """Returns the description with ``num_experts_per_tok`` of ``config``. Raises CheckpointError beyond the
+        kernel's limits.
         """
         chosen = config.size("num_experts_per_tok")
         if experts > MOST_EXPERTS:
@@ -86,7 +82,7 @@ class ExpertLayers(msgspec.Struct, frozen=True):
         return cls(layers, experts, chosen, inner, renormalise, at, parts, *own)
 
     def ops(self, layer: int) -> tuple[Op, ...]:
-        """Returns the ops of ``layer`` from register ``h`` to ``down``."""
+        """Returns the ops of ``layer``, which read register ``h`` and write ``down``."""
         route, gate = self._route(layer), self._gate(layer)
         logits, factor = ("routed", "factor") if route else ("router", None)
         weights, mixed = (f"{layer}.experts_gate_up", f"{layer}.experts_down"), "mixed" if self.shared else "down"
@@ -123,7 +119,9 @@ class ExpertLayers(msgspec.Struct, frozen=True):
         return MoeGate(f"{layer}.experts_gate_up_bias", f"{layer}.experts_down_bias", *self.stacked)
 
     def weights(self, layer: int, hidden: int) -> Iterator[Weight]:
-        """Yields the router of ``layer`` and all experts' matrices, one behind the other."""
+        """Yields the weights of ``layer``: the router, and all experts' matrices stacked; ``hidden`` is the model's
+        width.
+        """
         at = f"model.layers.{layer}.{self.at}"
         if self.stacked is not None:
             yield from self._stacked_weights(layer, at, hidden)

@@ -1,7 +1,7 @@
 """Builds decoders that mix attention with layers that keep a recurrent state; a model file says which and how.
 
-Knows nothing of tensors or of files' formats. Layers with attention have a place in the page each, the others a
-place in the state; both count through their own kind alone.
+Knows nothing of tensors or of files' formats. Each layer with attention has a slot in the page, each other one a
+slot in the state; both are counted through their own kind alone.
 """
 
 from __future__ import annotations
@@ -29,33 +29,33 @@ from baton.protos.nouns import LayerGroup, StatePlane
 
 
 class Recurrent(Protocol):
-    """Describes layers with recurrent state: their ops from register ``h`` to ``o``, weights, planes."""
+    """Describes layers with recurrent state, whose ops read register ``h`` and write ``o``."""
 
     def ops(self, layer: int, place: int) -> tuple[Op, ...]:
         """Returns the ops of ``layer``, the ``place``-th of its kind."""
 
     def weights(self, layer: int, hidden: int) -> Iterator[Weight]:
-        """Yields the weights of ``layer``."""
+        """Yields the weights of ``layer`` of a model of width ``hidden``."""
 
     def planes(self, layers: int) -> tuple[StatePlane, ...]:
-        """Returns what a sequence keeps of ``layers`` such layers."""
+        """Returns the arrays of state that a sequence keeps for ``layers`` such layers."""
 
 
 class GatedDeltaLayers(msgspec.Struct, frozen=True):
-    """Describes gated delta nets. ``grouped``: q, k, v, z lie head by head in one matrix, b, a in another."""
+    """Describes layers of gated delta nets."""
 
     key_heads: int
     value_heads: int
     key_dim: int
     value_dim: int
-    kernel: int
+    kernel: int  # tokens that the convolution spans
     eps: float
-    grouped: bool
-    at: str = "linear_attn"
+    grouped: bool  # q, k, v, z lie key head by key head in one matrix, b and a in another
+    at: str = "linear_attn"  # the checkpoint's name of the module in a layer
 
     @classmethod
     def read(cls, config: ModelConfig, eps: float, grouped: bool) -> GatedDeltaLayers:
-        """Reads the sizes of ``config``. Raises CheckpointError."""
+        """Reads the sizes from ``config``. Raises CheckpointError."""
         key_heads, value_heads = config.size("linear_num_key_heads", 16), config.size("linear_num_value_heads", 32)
         if value_heads % key_heads:
             raise config.error("linear_num_value_heads", f"is {value_heads}; {key_heads} key heads must divide it")
@@ -64,7 +64,7 @@ class GatedDeltaLayers(msgspec.Struct, frozen=True):
 
     @property
     def channels(self) -> int:
-        """Returns how many channels are convolved: q's, k's and v's."""
+        """Returns the number of convolved channels: those of q, k and v."""
         return 2 * self.key_heads * self.key_dim + self.value_heads * self.value_dim
 
     def ops(self, layer: int, place: int) -> tuple[Op, ...]:
@@ -79,7 +79,7 @@ class GatedDeltaLayers(msgspec.Struct, frozen=True):
         )
 
     def weights(self, layer: int, hidden: int) -> Iterator[Weight]:
-        """Yields the weights of ``layer``."""
+        """Yields the weights of ``layer`` of a model of width ``hidden``."""
         at, values = f"model.layers.{layer}.{self.at}", self.value_heads * self.value_dim
         wide, gates = self.channels + values, 2 * self.value_heads
         if self.grouped:
@@ -97,7 +97,9 @@ class GatedDeltaLayers(msgspec.Struct, frozen=True):
         yield Weight(f"{layer}.out", (f"{at}.out_proj.weight",), ((hidden, values),))
 
     def planes(self, layers: int) -> tuple[StatePlane, ...]:
-        """Returns what a sequence keeps of ``layers`` such layers."""
+        """Returns the arrays of state for ``layers`` layers: the convolution's last inputs, and the delta rule's
+        matrices.
+        """
         return (
             StatePlane("conv", layers, (self.channels, self.kernel - 1)),
             StatePlane("delta", layers, (self.value_heads, self.key_dim, self.value_dim)),
@@ -105,21 +107,21 @@ class GatedDeltaLayers(msgspec.Struct, frozen=True):
 
 
 class StateSpaceLayers(msgspec.Struct, frozen=True):
-    """Describes Mamba-2's layers of ``heads`` heads, with B and C in ``groups`` groups of ``size`` numbers."""
+    """Describes Mamba-2 layers of ``heads`` heads, with B and C in ``groups`` groups of ``size`` numbers."""
 
     heads: int
     head_dim: int
     groups: int
     size: int
-    kernel: int
+    kernel: int  # tokens that the convolution spans
     eps: float
-    conv_bias: bool
-    bias: bool
-    at: str = "mamba"
+    conv_bias: bool  # the convolution has a bias
+    bias: bool  # the projections have biases
+    at: str = "mamba"  # the checkpoint's name of the module in a layer
 
     @classmethod
     def read(cls, config: ModelConfig, hidden: int, eps: float) -> StateSpaceLayers:
-        """Reads the sizes of ``config``. Raises CheckpointError."""
+        """Reads the sizes from ``config``; ``hidden`` is the model's width. Raises CheckpointError."""
         heads, groups = config.size("mamba_n_heads", 128), config.size("mamba_n_groups", 1)
         inner = config.size("mamba_expand", 2) * hidden
         if inner % heads or config.fields.get("mamba_d_head", "auto") not in ("auto", inner // heads):
@@ -133,7 +135,7 @@ class StateSpaceLayers(msgspec.Struct, frozen=True):
 
     @property
     def channels(self) -> int:
-        """Returns how many channels are convolved: those of x, B and C."""
+        """Returns the number of convolved channels: those of x, B and C."""
         return self.heads * self.head_dim + 2 * self.groups * self.size
 
     def ops(self, layer: int, place: int) -> tuple[Op, ...]:
@@ -149,7 +151,7 @@ class StateSpaceLayers(msgspec.Struct, frozen=True):
         )
 
     def weights(self, layer: int, hidden: int) -> Iterator[Weight]:
-        """Yields the weights of ``layer``."""
+        """Yields the weights of ``layer`` of a model of width ``hidden``."""
         at, inner = f"model.layers.{layer}.{self.at}", self.heads * self.head_dim
         rows = inner + self.channels + self.heads
         yield from dense(layer, "in", at, ("in_proj",), (rows,), hidden, self.bias)
@@ -162,7 +164,9 @@ class StateSpaceLayers(msgspec.Struct, frozen=True):
         yield Weight(f"{layer}.ssm_norm", (f"{at}.norm.weight",), ((inner,),))
 
     def planes(self, layers: int) -> tuple[StatePlane, ...]:
-        """Returns what a sequence keeps of ``layers`` such layers."""
+        """Returns the arrays of state for ``layers`` layers: the convolution's last inputs, and the recurrence's
+        states.
+        """
         return (
             StatePlane("conv", layers, (self.channels, self.kernel - 1)),
             StatePlane("ssm", layers, (self.heads, self.head_dim, self.size)),
@@ -170,7 +174,7 @@ class StateSpaceLayers(msgspec.Struct, frozen=True):
 
 
 def _kernel(config: ModelConfig, field: str) -> int:
-    """How many tokens a convolution spans."""
+    """Returns the number of tokens that a convolution spans, from ``field``. Raises CheckpointError below 2."""
     found = config.size(field, 4)
     if found < 2:
         raise config.error(field, f"is {found}; it must be 2 or more")
@@ -178,8 +182,8 @@ def _kernel(config: ModelConfig, field: str) -> int:
 
 
 def require_unlimited_steps(config: ModelConfig) -> None:
-    """Checks that Mamba's steps have no limits, because transformers limits those of chunks alone. Raises
-    CheckpointError.
+    """Checks that ``time_step_limit`` is 0 to infinity, because transformers applies other limits in chunks alone.
+    Raises CheckpointError.
     """
     found = config.fields.get("time_step_limit") or [0.0, None]
     unlimited = isinstance(found, list) and len(found) == 2 and found[0] == 0
@@ -188,23 +192,20 @@ def require_unlimited_steps(config: ModelConfig) -> None:
 
 
 class HybridDecoder(Decoder, frozen=True):
-    """Holds a decoder whose layers are ``recurrent`` where ``keeps`` says so.
-
-    ``gated``: q comes with a gate per head.
-    """
+    """Holds a decoder in which layer i is ``recurrent`` if ``keeps[i]``, and has attention otherwise."""
 
     recurrent: GatedDeltaLayers | StateSpaceLayers | None = None
     keeps: tuple[bool, ...] = ()
-    gated: bool = False
+    gated: bool = False  # attention's output is multiplied by a gate, which q_proj computes beside q
 
     @classmethod
     def of(cls, plain: Decoder, **own: object) -> HybridDecoder:
-        """Returns ``plain`` with the fields that only a hybrid has."""
+        """Returns ``plain`` as a hybrid; ``own`` are the hybrid's additional fields, or replacements of others."""
         fields = {name: getattr(plain, name) for name in Decoder.__struct_fields__}
         return cls(**(fields | own))  # type: ignore[arg-type]
 
     def program(self, config: ModelConfig, max_position: int, rope: Rope | None = None) -> Program:
-        """Returns the ops and weights of this decoder."""
+        """Returns the program of this decoder, with its recurrent state. Raises CheckpointError."""
         planes = self._recurrent.planes(sum(self.keeps))
         return msgspec.structs.replace(super().program(config, max_position, rope), states=planes)
 

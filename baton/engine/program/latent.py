@@ -1,6 +1,7 @@
-"""Builds decoders with multi-head latent attention (https://arxiv.org/abs/2405.04434): one plane of latents, no V.
+"""Builds decoders with multi-head latent attention (https://arxiv.org/abs/2405.04434), which store one latent per
+token instead of K and V.
 
-Knows nothing of tensors or of files' formats. Where DeepSeek-V2 and V3 differ, their model files say.
+Knows nothing of tensors or of files' formats. The differences between DeepSeek-V2 and V3 are in their model files.
 """
 
 from __future__ import annotations
@@ -22,22 +23,19 @@ NORM_EPS = 1e-6  # of the norms of compressed queries and latents, whatever the 
 
 
 class Latent(msgspec.Struct, frozen=True):
-    """Holds the sizes of latent attention: a head's key is ``plain`` + ``turned`` numbers, its value ``value``.
+    """Holds the sizes of latent attention."""
 
-    ``rank`` is the latent's, ``q_rank`` that of compressed queries, 0 where queries are projected at once.
-    """
-
-    plain: int
-    turned: int
-    value: int
-    rank: int
-    q_rank: int
-    paired: bool
-    scale: float
+    plain: int  # numbers of a head's key that aren't rotated
+    turned: int  # numbers of a head's key that are rotated
+    value: int  # numbers of a head's value
+    rank: int  # numbers of a latent
+    q_rank: int  # numbers of a compressed query; 0: queries aren't compressed
+    paired: bool  # rotation pairs neighbours instead of halves
+    scale: float  # factor on attention scores
 
     @classmethod
     def read(cls, config: ModelConfig, paired: bool) -> Latent:
-        """Reads the sizes of ``config``. Raises CheckpointError."""
+        """Reads the sizes from ``config``. Raises CheckpointError."""
         plain, turned = config.size("qk_nope_head_dim", 128), config.size("qk_rope_head_dim", 64)
         if turned % 2:
             raise config.error("qk_rope_head_dim", f"is {turned}; it must be even")
@@ -47,13 +45,15 @@ class Latent(msgspec.Struct, frozen=True):
 
 
 class LatentDecoder(Decoder, frozen=True):
-    """Holds a decoder whose attention is latent; ``kv_heads`` is 1, ``head_dim`` what is kept of a token."""
+    """Holds a decoder with latent attention; ``kv_heads`` is 1, and ``head_dim`` is the width of what is stored per
+    token.
+    """
 
     latent: Latent | None = None
 
     @classmethod
     def of(cls, config: ModelConfig, latent: Latent, experts: ExpertLayers) -> LatentDecoder:
-        """Returns the decoder of ``config`` with these sizes. Raises CheckpointError."""
+        """Returns the decoder of ``config`` with the given attention and expert layers. Raises CheckpointError."""
         bias = config.flag("attention_bias", False)
         plain = Decoder.read(config, head_dim=latent.turned, kv_heads=config.size("num_attention_heads"))
         fields = {name: getattr(plain, name) for name in Decoder.__struct_fields__}
@@ -61,7 +61,7 @@ class LatentDecoder(Decoder, frozen=True):
         return cls(**(fields | own | {"experts": experts, "latent": latent}))
 
     def program(self, config: ModelConfig, max_position: int, rope: Rope | None = None) -> Program:
-        """Returns the ops and weights of this decoder."""
+        """Returns the program of this decoder. Raises CheckpointError."""
         return replace(super().program(config, max_position, rope), rope_dim=self._latent.turned)
 
     @property
@@ -124,7 +124,7 @@ def _projection(name: str, at: str, rows: int, width: int, bias: bool) -> Iterat
 
 
 def _scale(rope: Rope, width: int) -> float:
-    """What scores are multiplied by; yarn's own factor on the angles goes in squared, for query and key."""
+    """Returns the factor on scores; yarn's own factor on angles is included squared, for query and key."""
     factor, weight = rope.parameters.get("factor", 1.0), rope.parameters.get("mscale_all_dim", 0.0)
     if rope.kind == "default" or not weight or factor <= 1:
         return width**-0.5

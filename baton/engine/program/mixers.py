@@ -1,4 +1,4 @@
-"""Builds decoders with one mixer in each layer: recurrent states, attention or an MLP.
+"""Builds decoders in which each layer has a single mixer: a recurrent state, attention or an MLP.
 
 Knows nothing of tensors or files' formats.
 """
@@ -17,7 +17,7 @@ STATES, ATTENTION, MLP = "states", "attention", "mlp"
 
 
 class MixerDecoder(HybridDecoder, frozen=True):
-    """Holds a decoder whose layers are what ``kinds`` says; MLPs have no gate."""
+    """Holds a decoder whose layers are of ``kinds`` (STATES, ATTENTION or MLP); MLPs have no gate."""
 
     kinds: tuple[str, ...] = ()
 

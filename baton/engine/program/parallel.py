@@ -1,7 +1,8 @@
-"""Builds decoders whose attention and MLP stand side by side behind one norm by mean and variance.
+"""Builds decoders in which attention and MLP read the same norm, by mean and variance, and are added to the
+residual together.
 
-Knows nothing of tensors or files' formats. The mean is taken from the residual stream where it is written, so that
-a norm by the root mean square is one by mean and variance.
+Knows nothing of tensors or files' formats. The mean is subtracted from the residual stream where it is written, so
+that an RMS norm computes the norm by mean and variance.
 """
 
 from __future__ import annotations
@@ -11,11 +12,11 @@ from baton.engine.program.ops import Add, Center, Op, RmsNorm
 
 
 class ParallelDecoder(Decoder, frozen=True):
-    """Holds a decoder whose layers add attention's and the MLP's outputs to the residual at once."""
+    """Holds a decoder whose layers add the outputs of attention and MLP to the residual at once."""
 
     @classmethod
     def of(cls, plain: Decoder) -> ParallelDecoder:
-        """Returns ``plain`` with its layers' parts side by side."""
+        """Returns ``plain`` with attention and MLP in parallel."""
         return cls(**{name: getattr(plain, name) for name in Decoder.__struct_fields__})
 
     def _layer(self, layer: int, slot: int) -> tuple[Op, ...]:

@@ -1,4 +1,5 @@
-"""Represents a model as a program: a short list of fused ops over named weights, the KV planes it needs, its rope.
+"""Represents a model as a program: a short list of fused ops over named weights, the KV planes it needs, its rotary
+embedding.
 
 Knows nothing of tensors, of files or of how an op is computed.
 """
@@ -28,11 +29,11 @@ from baton.protos.nouns import LayerGroup, StatePlane
 
 
 class Weight(msgspec.Struct, frozen=True):
-    """Names one weight: the checkpoint's tensors stacked along dimension 0, each with its expected shape.
+    """Describes one weight: tensors of the checkpoint (``sources``) of the given ``shapes``, stacked along
+    dimension 0.
 
-    A source may name a part of a tensor that holds all experts' (``program/stacked.py``). ``plus`` is added to
-    every element, as norms are stored that start from 1, and the sum is multiplied by ``times``; such a weight is
-    float32 whatever the others are. Without sources all of its elements are ``plus``.
+    A source may name a part of a tensor that holds all experts (``program/stacked.py``). The weight is (stored +
+    ``plus``) x ``times``, in float32 if that changes it; without sources all of its elements are ``plus``.
     """
 
     name: str
@@ -43,21 +44,21 @@ class Weight(msgspec.Struct, frozen=True):
 
     @property
     def is_changed(self) -> bool:
-        """Tells whether its elements aren't those that are stored."""
+        """Returns whether its elements differ from those stored."""
         return bool(self.plus) or self.times != 1.0
 
 
-NO_ROPE = "no rope"  # the kind of a rope that turns nothing
+NO_ROPE = "no rope"  # the kind of a rope that rotates nothing
 
 
 class Rope(msgspec.Struct, frozen=True):
-    """Holds a rotary position embedding: ``kind`` and its parameters as the checkpoint's config spells them.
+    """Describes a rotary position embedding: ``kind`` and its parameters as the checkpoint's config spells them.
 
-    ``factors`` are longrope's, one per frequency: those in use, and those of contexts beyond the original one.
+    ``factors`` are longrope's, one per frequency: those in use, and those for contexts beyond the original one.
     """
 
     kind: str
-    theta: float
+    theta: float  # base of the frequencies
     parameters: dict[str, float]
     factors: tuple[tuple[float, ...], tuple[float, ...]] = ((), ())
 
@@ -81,11 +82,8 @@ def _forms_of(op: Op) -> Iterator[str]:
 
 
 class Program(msgspec.Struct, frozen=True):
-    """Holds everything that makes an architecture, sizes filled in. ``layer`` in the ops counts through
-    ``groups``.
-
-    ``query_scalar``: see ``scale``. ``plain_context``: the tokens of context that rope needs no extension for,
-    where an extension changes what short contexts compute (longrope); 0: it has none.
+    """Holds an architecture with its sizes: ops, weights, and the layout of KV. ``layer`` in ops that store KV
+    counts through ``groups``.
     """
 
     ops: tuple[Op, ...]
@@ -95,43 +93,45 @@ class Program(msgspec.Struct, frozen=True):
     heads: int
     kv_heads: int
     head_dim: int
-    vocab_size: int
-    max_position: int
+    vocab_size: int  # of an encoder, times its token types
+    max_position: int  # most tokens of context
     states: tuple[StatePlane, ...] = ()
-    rope_dim: int = 0  # numbers of a head that are rotated, where the heads that a page keeps have another size
+    rope_dim: int = 0  # rotated numbers of a head, if not ``head_dim``; 0 otherwise
 
     @property
     def rotated(self) -> int:
-        """Returns the width of the rotary tables."""
+        """Returns the width of the rotary tables: the numbers of a head that are rotated."""
         return self.rope_dim or self.head_dim
 
     local_ropes: tuple[Rope, ...] = ()
-    query_scalar: float = 0.0
-    plain_context: int = 0
+    query_scalar: float = 0.0  # see ``scale``
+    plain_context: int = 0  # tokens of context up to which longrope's first factors hold; 0: no longrope
 
     @property
     def ropes(self) -> tuple[Rope, ...]:
-        """Returns what ``RopeAppend.rope`` counts through: most models have one."""
+        """Returns all rotary embeddings, by the index that ``RopeAppend.rope`` holds; most models have one."""
         return (self.rope, *self.local_ropes)
 
     @property
     def scale(self) -> float:
-        """Returns the factor on attention's scores: ``query_scalar``, or the head size, to the power of -1/2."""
+        """Returns the factor on attention scores: ``query_scalar``, or the head size if that is 0, to the power of
+        -1/2.
+        """
         return (self.query_scalar or self.head_dim) ** -0.5
 
     @property
     def windows(self) -> tuple[int, ...]:
-        """Returns the distinct attention windows of its layers, in tokens."""
+        """Returns the distinct attention windows of the layers in tokens, sorted; 0 is full attention."""
         return tuple(sorted({op.window for op in self.ops if isinstance(op, PagedAttention)}))
 
     @property
     def experts(self) -> tuple[Moe, ...]:
-        """Returns its layers of experts."""
+        """Returns the ops of the mixture-of-experts layers, in order."""
         return tuple(op for op in self.ops if isinstance(op, Moe))
 
     @property
     def forms(self) -> tuple[str, ...]:
-        """Returns in words, in order, what it has that only the CPU's step and torch's ops compute."""
+        """Returns descriptions of the features that only the CPU's step and torch's ops support, sorted."""
         found = {form for op in self.ops for form in _forms_of(op)}
         if self.local_ropes or any(rope.parameters.get("partial_rotary_factor", 1.0) != 1.0 for rope in self.ropes):
             found.add("several ropes or partly rotated heads")
@@ -139,16 +139,14 @@ class Program(msgspec.Struct, frozen=True):
 
     @property
     def routers(self) -> frozenset[str]:
-        """Returns the names of the weights that say which experts a row goes to; they are small, and never
-        rounded.
-        """
+        """Returns the names of the weights that choose or weigh experts; they are small and never quantized."""
         logits = {op.logits for op in self.ops if isinstance(op, Moe | Route)}
         logits |= {op.gate for op in self.ops if isinstance(op, Combine) and op.gate}
         return frozenset(op.weight for op in self.ops if isinstance(op, Linear) and op.out in logits)
 
     @property
     def is_encoder(self) -> bool:
-        """Tells whether it reads whole texts in both directions, and writes none."""
+        """Returns whether it reads whole texts in both directions and generates none."""
         return any(isinstance(op, FullAttention) for op in self.ops)
 
     @property

@@ -1,4 +1,4 @@
-"""Defines what one of several ranks has of a program, and who it is. How it comes to that: ranks.py and shares.py.
+"""Defines one rank's share of a program. How it is computed: ranks.py and shares.py.
 
 Knows nothing of tensors, processes or memory.
 """
@@ -11,35 +11,38 @@ from baton.engine.program import ops as p
 from baton.engine.program.program import Program
 from baton.engine.program.sites import head_site
 
-PANEL = 64  # rows that a kernel multiplies by together: parts begin with one where that leaves none empty
+PANEL = 64  # rows that a kernel multiplies by together: ranks' parts begin with a panel unless one would be empty
 MOST = 64  # ranks, as many as collective.h takes
 BY_COLUMNS, BY_ROWS, BY_LAYERS = range(3)  # step/ranks.h: DealKind
 Rows = tuple[tuple[int, int], ...]  # ranges [begin, end) of a stacked weight's rows
 
 
 class Rank(msgspec.Struct, frozen=True):
-    """Names one of ``count`` ranks."""
+    """Identifies rank ``index`` of ``count``."""
 
     index: int = 0
     count: int = 1
 
     def part(self, total: int) -> tuple[int, int]:
-        """Returns the rank's range of ``total`` rows; ranges differ by a panel at most."""
+        """Returns the rank's range [begin, end) of ``total`` rows; ranks' ranges differ by a panel of 64 rows at
+        most.
+        """
         grain = PANEL if total >= PANEL * self.count else 1
         grains = -(-total // grain)
         begin, end = (grains * at // self.count * grain for at in (self.index, self.index + 1))
         return begin, min(end, total)
 
     def experts(self, total: int) -> tuple[int, int]:
-        """Returns the rank's range of ``total`` experts of a layer."""
+        """Returns the rank's range [begin, end) of a layer's ``total`` experts."""
         begin, end = (total * at // self.count for at in (self.index, self.index + 1))
         return begin, end
 
     def heads(self, heads: int, kv_heads: int) -> tuple[tuple[int, int], tuple[int, int]]:
-        """Returns the rank's range of query heads, and of the KV heads that they read.
+        """Returns the rank's range [begin, end) of query heads, and of the KV heads that they read.
 
-        A rank has some KV heads and all that read them; where there are fewer KV heads than ranks it has one, and
-        shares those that read it with the other ranks that have it. ``heads`` is ``count`` or more.
+        A rank has some KV heads and all query heads that read them; if there are fewer KV heads than ranks, it has
+        one, and divides the query heads that read it with the other ranks that have it. ``heads`` must be ``count``
+        or more.
         """
         group = heads // kv_heads
         if kv_heads >= self.count:
@@ -52,7 +55,7 @@ class Rank(msgspec.Struct, frozen=True):
 
 
 class Part(msgspec.Struct, frozen=True):
-    """Says that a rank's register is ``width`` columns of ``whole``'s, from ``first`` on."""
+    """Says that a rank's register is columns ``first`` … ``first + width - 1`` of register ``whole``."""
 
     whole: str
     first: int
@@ -60,7 +63,9 @@ class Part(msgspec.Struct, frozen=True):
 
 
 class Residual(msgspec.Struct, frozen=True):
-    """Names registers of the residual stream that a rank hands on; ``first`` is their place among all such."""
+    """Names the registers of the residual stream that a rank hands on; ``first`` is their index among those of all
+    ranks.
+    """
 
     registers: tuple[str, ...] = ()
     first: int = 0
@@ -69,49 +74,42 @@ class Residual(msgspec.Struct, frozen=True):
 class RankProgram(msgspec.Struct, frozen=True):
     """Holds one rank's share of a program.
 
-    ``program`` counts own query heads and all KV heads; ``own_kv`` is the range of own ones. ``rows`` has the own
-    rows of each weight that is split, ``parts`` the registers that are columns of one that all ranks share,
-    ``widths`` the widths of these. ``vocab`` is the own range of tokens; ``head`` is the whole program's.
-
-    ``sites`` names the weight at each place where an adapter may stand beside what the rank has, by the place's
-    number in the whole program, ``adapts_before`` of which are before its own; ``head_site`` is the head's.
-
-    ``deal`` is what ranks share (``shares.py``). By layers a rank takes what it is ``given`` and leaves what it has
-    ``handed`` on; what the head reads is ``last`` of these, which come to ``carried`` registers. ``columns`` ranks
-    are a stage and have the same layers; without stages that is all of them. The registers that ranks fill together
-    have ``shared_floats`` per row in all stages, ``first_shared`` of them in those before its own.
+    ``program`` counts the rank's query heads and all KV heads. Ranks are arranged in ``stages`` of ``columns``
+    ranks: those of a stage have the same layers. ``sites`` names the weight at each adapter site that the rank has,
+    by the site's number in the whole program. If ranks share layers, a stage reads the registers ``given`` and
+    leaves the registers ``handed``; the head reads ``last``.
     """
 
     rank: Rank
     program: Program
-    own_kv: tuple[int, int]
-    rows: dict[str, Rows]
-    parts: dict[str, Part]
-    widths: dict[str, int]
-    vocab: tuple[int, int]
-    head: p.LmHead
+    own_kv: tuple[int, int]  # range of the rank's own KV heads
+    rows: dict[str, Rows]  # the rank's rows of each weight that is split
+    parts: dict[str, Part]  # registers that are columns of a shared one
+    widths: dict[str, int]  # columns of each register that the ranks fill together
+    vocab: tuple[int, int]  # the rank's range of token ids
+    head: p.LmHead  # of the whole program
     sites: dict[int, str]
-    head_site: int
-    deal: int = BY_COLUMNS
+    head_site: int  # number of the head's adapter site
+    deal: int = BY_COLUMNS  # what ranks share: BY_COLUMNS, BY_ROWS or BY_LAYERS (``shares.py``)
     given: Residual = Residual()
     handed: Residual = Residual()
     last: Residual = Residual()
-    carried: int = 0
-    adapts_before: int = 0
+    carried: int = 0  # number of registers that are handed on in all stages
+    adapts_before: int = 0  # adapter sites before the rank's own
     columns: int = 1
-    shared_floats: int = 0
-    first_shared: int = 0
+    shared_floats: int = 0  # floats per row of registers that ranks fill together, in all stages
+    first_shared: int = 0  # those of the stages before the rank's own
 
     @classmethod
     def undivided(cls, program: Program, rank: Rank) -> RankProgram:
-        """Returns all of ``program`` as what ``rank`` has: its rows, registers and sites are whole."""
+        """Returns all of ``program`` as the share of ``rank``: nothing is split."""
         kv, vocab, site = (0, program.kv_heads), (0, program.vocab_size), head_site(program)
         sites, columns = weights_at(program), rank.count
         return cls(rank, program, kv, {}, {}, {}, vocab, head_of(program), sites, site, columns=columns)
 
     @property
     def stages(self) -> int:
-        """Returns into how many groups of layers the ranks are put; 1 where they don't share layers."""
+        """Returns the number of groups into which layers are divided; 1 if ranks don't share layers."""
         return self.rank.count // self.columns
 
     @property
@@ -121,20 +119,22 @@ class RankProgram(msgspec.Struct, frozen=True):
 
 
 def head_of(program: Program) -> p.LmHead:
-    """Returns the op that ends ``program``."""
+    """Returns the op that computes the logits, the last of ``program``."""
     last = program.ops[-1]
     assert isinstance(last, p.LmHead)
     return last
 
 
 def weights_at(program: Program) -> dict[int, str]:
-    """Returns the weight at each site of a program, by number; the head's is the last."""
+    """Returns the weight's name at each adapter site of a program, by the site's number; the head's is the last."""
     adapts = [op.weight for op in program.ops if isinstance(op, p.Adapt)]
     return dict(enumerate([*adapts, head_of(program).weight]))
 
 
 def dealt_experts(program: Program, own: RankProgram) -> tuple[tuple[int, int], ...]:
-    """Returns which experts of each layer every rank of ``own``'s stage has; empty where each has all of them."""
+    """Returns the range [begin, end) of experts in each layer for every rank of ``own``'s stage; empty if each rank
+    has all experts.
+    """
     if not program.experts or not own.shared_floats:
         return ()
     ranks = (Rank(index, own.columns) for index in range(own.columns))

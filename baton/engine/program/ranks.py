@@ -1,9 +1,9 @@
-"""Splits a program among ranks: which rows of each weight a rank has, and where the ranks meet.
+"""Splits a program among ranks by columns (tensor parallel): which rows of each weight a rank has, and where the
+ranks meet.
 
-Knows nothing of tensors, processes or memory. A rank has some rows of every matrix and multiplies them by the
-whole of its inputs, so that each result has the bits that it has on one rank, whatever kind of weight it is and
-however it was rounded; then the ranks' columns are put together. What is small is on every rank: norms, routers,
-the residual stream.
+Knows nothing of tensors, processes or memory. A rank has some rows of every matrix and multiplies them by its whole
+input, so that each result has the same bits as on one rank, whatever the weight's kind and however it was rounded;
+then the ranks' columns are put together. Small weights are on every rank: norms, routers, the residual stream.
 
     embedding    rows of the vocabulary          -> Meet (a row is on one rank)
     q, k, v      own heads; KV heads that several ranks need are on each of them
@@ -13,7 +13,7 @@ the residual stream.
     experts      own experts                     -> Meet, MixExperts
     head         rows of the vocabulary
 
-Where queries and keys are normed over all heads (OLMo 2), q, k and v are own outputs like any others, and each rank
+If queries and keys are normed over all heads (OLMo 2), q, k and v are own outputs like any others, and each rank
 has attention of all heads.
 """
 
@@ -29,25 +29,27 @@ from baton.engine.program.program import Program
 from baton.engine.program.rank_program import MOST, Part, Rank, RankProgram, Rows
 from baton.protos.errors import ConfigError
 
-EXPERTS = "experts"  # the register that all experts' outputs go to
-PROJECTED = "projected"  # the register that q, k and v of all heads go to, where every rank copies them from
+EXPERTS = "experts"  # the register of all experts' outputs
+PROJECTED = "projected"  # the register of all heads' q, k and v, which every rank copies
 
 
 class DealtExperts(NamedTuple):
-    """Holds a rank's part of a layer of experts: own rows of its weights, columns of ``EXPERTS``, and the ops."""
+    """Holds a rank's part of a mixture-of-experts layer."""
 
-    rows: dict[str, Rows]
-    columns: int
+    rows: dict[str, Rows]  # the rank's rows of the experts' weights
+    columns: int  # of the register ``EXPERTS``
     ops: tuple[p.Op, ...]
 
 
 def possible_widths(program: Program, most: int = MOST) -> tuple[int, ...]:
-    """Returns the numbers of ranks that ``program`` can be split among, 1 first."""
+    """Returns the numbers of ranks up to ``most`` that ``program`` can be split among, 1 first."""
     return tuple(count for count in range(1, most + 1) if not any(_obstacles(program, count)))
 
 
 def require_splittable(program: Program, count: int) -> None:
-    """Checks that ``program`` runs on ``count`` ranks. Raises ConfigError, which names the numbers that work."""
+    """Checks that ``program`` can be split among ``count`` ranks. Raises ConfigError, which names the numbers that
+    work.
+    """
     problem = next(_obstacles(program, count), None)
     if problem is not None:
         most = possible_widths(program)[-1]
@@ -55,7 +57,9 @@ def require_splittable(program: Program, count: int) -> None:
 
 
 def split(program: Program, rank: Rank) -> RankProgram:
-    """Returns what ``rank`` runs. Raises ConfigError where the program can't be split so."""
+    """Returns the share of ``program`` that ``rank`` runs. Raises ConfigError if the program can't be split among
+    so many ranks.
+    """
     require_splittable(program, rank.count)
     return _Split(program, rank).done()
 
@@ -78,13 +82,17 @@ def _obstacles(program: Program, count: int) -> Iterator[str]:
 
 
 def few_experts(program: Program, count: int) -> Iterator[str]:
-    """Yields in words why the experts of ``program`` can't be dealt among ``count`` ranks, where they can't."""
+    """Yields the reason why the experts of ``program`` can't be divided among ``count`` ranks; nothing if
+    they can.
+    """
     if any(op.experts < count for op in program.experts):
         yield f"a layer has {program.experts[0].experts} experts only"
 
 
 def norms_all_heads(program: Program) -> bool:
-    """Returns whether queries and keys are normed over all heads, so that each rank attends with all of them."""
+    """Returns whether queries and keys are normed over all heads, so that each rank computes attention of all
+    heads.
+    """
     return any(isinstance(op, p.NormPart) for op in program.ops)
 
 
@@ -100,7 +108,9 @@ def _rows_of(program: Program, name: str) -> int:
 
 
 class _Split:
-    """Walks a program's ops once; registers keep their names where a rank has all of them."""
+    """Builds a rank's share in one pass over a program's ops; registers keep their names if the rank has all of
+    them.
+    """
 
     def __init__(self, program: Program, rank: Rank) -> None:
         self._program, self._rank = program, rank
@@ -131,7 +141,9 @@ class _Split:
         )
 
     def _overtakes(self, ops: tuple[p.Op, ...], register: str) -> bool:
-        """Whether a rank may write ``register`` while another one reads what was there: no meeting lies between."""
+        """Returns whether a rank may write ``register`` while another still reads its old content, with no meeting
+        between.
+        """
         own = {name for name, part in self._parts.items() if part.whole == register}
         read = False  # since the last meeting for another register; a step ends with one
         for op in ops:
@@ -144,15 +156,15 @@ class _Split:
         return False
 
     def _gather(self, register: str, width: int, part: tuple[int, int]) -> tuple[str, p.Meet]:
-        """The register that the rank's columns go to, and the op that makes ``register`` whole."""
+        """Returns the register of the rank's own columns, and the op that makes ``register`` whole."""
         own = f"{register}@"
         self._parts[own] = Part(register, part[0], part[1] - part[0])
         self._widths[register] = width
         return own, p.Meet(own, register)
 
     def embedding(self, op: p.Embedding) -> tuple[p.Op, ...]:
-        """Looks own tokens up; what the residual stream begins with is copied, because each rank adds to its
-        own.
+        """Looks up the rank's own tokens; each rank copies the result, because it adds to its own residual
+        stream.
         """
         weight = next(weight for weight in self._program.weights if weight.name == op.weight)
         hidden, own = weight.shapes[0][1], f"{op.out}@"
@@ -162,7 +174,7 @@ class _Split:
         return msgspec.structs.replace(op, out=own), p.Meet(own, op.out)
 
     def linear(self, op: p.Linear) -> tuple[p.Op, ...]:
-        """Gives the rank own outputs; those that only the rank itself reads stay with it."""
+        """Computes the rank's own outputs; those that only the rank itself reads stay there."""
         if op.out in self._into_routes:
             return (op,)
         if op.out in self._into_heads:
@@ -177,7 +189,9 @@ class _Split:
         return msgspec.structs.replace(self._of_rows(op, (part,)), out=own), gather
 
     def _whole_rows(self, op: p.Linear) -> tuple[p.Op, ...]:
-        """Own outputs; every rank gets a copy of all, because they are normed and rotated in place."""
+        """Computes the rank's own outputs; every rank gets a copy of all, because they are normed and rotated in
+        place.
+        """
         total, own = _rows_of(self._program, op.weight), f"{op.out}@"
         begin, end = self._rank.part(total)
         self._parts[own] = Part(PROJECTED, begin, end - begin)
@@ -211,14 +225,14 @@ class _Split:
         return msgspec.structs.replace(op, out=own), gather
 
     def moe(self, op: p.Moe) -> tuple[p.Op, ...]:
-        """Deals whole experts; each rank mixes all experts' outputs, so that nothing more is gathered."""
+        """Gives the rank whole experts; each rank mixes all experts' outputs, so that nothing more is gathered."""
         dealt = deal_experts(self._program, self._rank, op)
         self._rows |= dealt.rows
         self._gather(EXPERTS, dealt.columns, (0, dealt.columns))
         return dealt.ops
 
     def adapt(self, op: p.Adapt) -> tuple[p.Op, ...]:
-        """Adds adapters to own outputs. Those of a look-up are added to whole rows, on every rank."""
+        """Adds adapters to the rank's own outputs; those of an embedding are added to whole rows, on every rank."""
         own = f"{op.out}@"
         if op.x is None or own not in self._parts:
             return (op,)
@@ -229,14 +243,15 @@ class _Split:
         return (op,)
 
     def as_it_is(self, op: p.Op) -> tuple[p.Op, ...]:
-        """On every rank the same: what is small, or what works on own columns anyway."""
+        """Returns the op unchanged, for every rank: it is small, or works on own columns anyway."""
         return (op,)
 
 
 def deal_experts(program: Program, rank: Rank, op: p.Moe, x: str = "", logits: str = "") -> DealtExperts:
-    """Returns the part of layer ``op`` that ``rank`` has, whose experts read rows from ``x`` by ``logits``.
+    """Returns the part of mixture-of-experts layer ``op`` that ``rank`` has.
 
-    Empty names are those that the layer reads itself. Each rank has some whole experts and mixes all of them.
+    Its experts read rows from register ``x`` and router logits from ``logits``; empty means the layer's own. Each
+    rank has some whole experts and mixes the outputs of all.
     """
     first, end = rank.experts(op.experts)
     biases = () if op.gate is None else (op.gate.gate_up_bias, op.gate.down_bias)
@@ -252,7 +267,9 @@ def deal_experts(program: Program, rank: Rank, op: p.Moe, x: str = "", logits: s
 
 
 def _adapted_first(ops: list[p.Op]) -> tuple[p.Op, ...]:
-    """The ops with adapters added to own columns before these are put together with the others'."""
+    """Returns the ops with adapters added to own columns before these are put together with those of other
+    ranks.
+    """
     for at in range(1, len(ops)):
         before, op = ops[at - 1 : at + 1]
         if isinstance(op, p.Adapt) and isinstance(before, p.Meet) and before.x == op.out:

@@ -1,9 +1,9 @@
-"""Computes rotary frequencies with their scaling: default, linear, llama3, yarn, longrope, dynamic up to the
+"""Computes rotary frequencies with their scaling: default, linear, llama3, yarn, longrope, and dynamic up to the
 model's own context.
 
-Knows nothing of heads or pages. Formulas as in Hugging Face transformers' ``modeling_rope_utils`` (Apache-2.0), in
-the same float32 steps, so that the tables are equal bit by bit. "dynamic" rescales only beyond
-``max_position_embeddings``, which is never reached here.
+Knows nothing of heads or pages. Formulas are those of Hugging Face transformers' ``modeling_rope_utils``
+(Apache-2.0), in the same float32 steps, so that the tables are equal bit by bit. "dynamic" rescales only beyond
+``max_position_embeddings``, which contexts never exceed here.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from baton.protos.errors import CheckpointError
 
 
 def frequencies(rope: Rope, head_dim: int, max_position: int) -> tuple[Tensor, float]:
-    """Returns inverse frequencies (rotated dims / 2,) float32 and the factor on cos and sin. Raises CheckpointError
-    by name.
+    """Returns the inverse frequencies (rotated dims / 2,) float32, and the factor on cos and sin. Raises
+    CheckpointError naming the field.
     """
     if rope.kind == NO_ROPE:
         return torch.zeros(head_dim // 2), 1.0
@@ -47,32 +47,38 @@ LONGROPE = "longrope"
 
 
 class RopeTables:
-    """Computes the tables of all ropes of a model. Raises CheckpointError by name."""
+    """Computes the cos and sin tables of all ropes of a model. Raises CheckpointError naming the field."""
 
     def __init__(self, ropes: Sequence[Rope], head_dim: int, max_position: int) -> None:
         self._found = [frequencies(rope, head_dim, max_position) for rope in ropes]
 
     @property
     def rotated(self) -> tuple[int, ...]:
-        """Returns how many of a head's dims each rope turns."""
+        """Returns the number of rotated dims of a head, by rope."""
         return tuple(2 * len(inverse) for inverse, _ in self._found)
 
     @property
     def offsets(self) -> tuple[int, ...]:
-        """Returns where each rope's begin in a row of ``by_position``."""
+        """Returns the column at which each rope's part of ``by_position`` begins, and after the last the number of
+        columns.
+        """
         return tuple(accumulate(self.rotated, initial=0))
 
     @property
     def width(self) -> int:
-        """Returns the floats per row of ``by_position``."""
+        """Returns the number of columns of ``by_position``."""
         return sum(self.rotated)
 
     def of(self, positions: Tensor, dtype: torch.dtype) -> list[tuple[Tensor, Tensor]]:
-        """Returns each rope's cos and sin of ``positions``, as ``tables`` has them."""
+        """Returns (cos, sin) of ``positions`` for each rope, each (positions, 1, rotated dims), as ``tables``
+        returns them.
+        """
         return [tables(positions, *found, dtype) for found in self._found]
 
     def by_position(self, positions: int) -> Tensor:
-        """Returns (positions, width) float32: of each rope half its dims' cosines, then as many sines."""
+        """Returns a table (positions, width) float32 for positions from 0 on: per rope rotated / 2 cosines, then as
+        many sines.
+        """
         parts = []
         for cos, sin in self.of(torch.arange(positions), torch.float32):
             half = cos.shape[-1] // 2
@@ -81,7 +87,11 @@ class RopeTables:
 
 
 def tables(positions: Tensor, inverse: Tensor, factor: float, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Returns cos and sin (positions, 1, rotated dims); sin's first half is negated, for ``rope_append``."""
+    """Returns cos and sin, each (positions, 1, rotated dims) of ``dtype``; sin's first half is negated, for
+    ``rope_append``.
+
+    ``inverse`` are the inverse frequencies, and ``factor`` multiplies cos and sin.
+    """
     angles = positions[:, None].float() * inverse
     cos, sin = angles.cos() * factor, angles.sin() * factor
     return torch.cat((cos, cos), -1)[:, None].to(dtype), torch.cat((-sin, sin), -1)[:, None].to(dtype)
@@ -153,10 +163,11 @@ def _longrope(rope: Rope, head_dim: int, parameters: dict[str, float], max_posit
 
 
 def settled(program: Program, context: int | None) -> Program:
-    """Returns ``program`` for contexts of ``context`` tokens: longrope beyond the original one has other factors.
+    """Returns ``program`` with longrope's factors for contexts of up to ``context`` tokens; others are returned
+    unchanged.
 
-    ``None`` is the longest context that nothing must be extended for. One set of factors serves all requests,
-    because blocks of KV are shared between long and short ones.
+    ``None`` stands for the longest context without extension. One set of factors serves all requests, because
+    blocks of KV are shared between long and short ones.
     """
     if not program.plain_context or (context or 0) <= program.plain_context:
         return program

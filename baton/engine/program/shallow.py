@@ -1,7 +1,7 @@
-"""Leaves layers out of a program, so that the same weights draft what the whole would write.
+"""Leaves layers out of a program, so that the same weights draft for the whole model.
 
-Knows nothing of tensors. The first and the last layer stay; of those between as many as are wanted, evenly. Source:
-"Draft & Verify" (https://arxiv.org/abs/2309.08168), which searches for the layers; here their number is given.
+Knows nothing of tensors. The first and the last layer stay, and evenly spaced ones between them. Source: "Draft &
+Verify" (https://arxiv.org/abs/2309.08168), which searches for the layers; here only their number is given.
 """
 
 from __future__ import annotations
@@ -17,13 +17,15 @@ from baton.protos.nouns import LayerGroup
 
 
 def kept_layers(layers: int, count: int) -> tuple[int, ...]:
-    """Returns which ``count`` of ``layers`` layers stay, spread evenly from the first to the last."""
+    """Returns the indices of ``count`` (2 or more) of ``layers`` layers, evenly spaced from the first to the
+    last.
+    """
     return tuple(round(at * (layers - 1) / (count - 1)) for at in range(count))
 
 
 def shallow(program: Program, count: int) -> Program:
-    """Returns ``program`` with ``count`` of its layers, without places for adapters. Raises ConfigError where it
-    can't have so many, or where its layers can't be told apart.
+    """Returns ``program`` with ``count`` of its layers, without adapter sites. Raises ConfigError if ``count``
+    isn't 2 to one less than its layers, or layers can't be told apart.
     """
     layers = _layers(program)
     if not 2 <= count < len(layers):
@@ -41,7 +43,7 @@ def shallow(program: Program, count: int) -> Program:
 
 
 def _layers(program: Program) -> list[list[Op]]:
-    """The ops between embedding and head, layer by layer, as their weights' names tell."""
+    """Returns the ops between embedding and head, layer by layer, as the numbers in their weights' names say."""
     first, *between, last = [op for op in program.ops if not isinstance(op, Adapt)]
     found: list[list[Op]] = []
     for op in between:
@@ -89,9 +91,9 @@ def _groups(program: Program, slots: Sequence[int]) -> Iterator[LayerGroup]:
 
 
 def first_ops(program: Program) -> tuple[int, ...]:
-    """Returns the number of each layer's first op; behind it the residual stream is the layer's input.
+    """Returns the index of each layer's first op; when it has run, the residual stream is the layer's input.
 
-    Empty where layers can't be told apart.
+    It is empty if layers can't be told apart.
     """
     starts: list[int] = []
     for at, op in enumerate(program.ops):

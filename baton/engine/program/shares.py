@@ -1,10 +1,11 @@
-"""Says how a worker's ranks share a model: by its columns, a step's rows or its layers; and what each rank has.
+"""Divides a model among a worker's ranks, by its columns, a step's rows or its layers, and computes each rank's
+share.
 
-Knows nothing of tensors, processes or memory. ``ranks.py`` splits columns. By rows (context parallel) every rank
-has all weights and computes some rows of each step; ranks meet once per layer, where keys and values are written.
-Expert parallel ranks share rows so too, but each has only some experts, which run over all ranks' rows. By layers
-(pipeline parallel) each stage has the weights of its own layers and hands on what the residual stream is; a stage
-is one rank, or several that share its columns.
+Knows nothing of tensors, processes or memory. ``ranks.py`` splits columns (tensor parallel). By rows (context
+parallel) every rank has all weights and computes some rows of each step; ranks meet once per layer, when keys and
+values are written. Expert parallel ranks divide rows too, but each has only some experts, which run over all ranks'
+rows. By layers (pipeline parallel) each stage has the weights of its own layers and hands on the residual stream; a
+stage is one rank, or several that divide its columns.
 """
 
 from __future__ import annotations
@@ -37,43 +38,42 @@ from baton.engine.program.ranks import (
 )
 from baton.protos.errors import ConfigError
 
-ROWS, ROUTES = "rows of all", "routes of all"  # registers in which every rank finds every rank's rows
+ROWS, ROUTES = "rows of all", "routes of all"  # registers that hold all ranks' rows, on every rank
 
 
 class Widths(msgspec.Struct, frozen=True):
-    """Counts the ranks of a worker by what they share: columns (``tp``), rows (``cp``), layers (``pp``), experts
-    (``ep``).
+    """Holds the numbers of ranks that divide a model.
 
-    ``tp`` goes with ``pp``: so many ranks for each of so many stages. ``ep`` is as large as ``tp`` where that is
-    more than 1, because ranks that share columns deal experts whole. Any two others don't go together.
+    ``tp`` combines with ``pp``: each of ``pp`` stages then has ``tp`` ranks. ``ep`` beside ``tp`` must equal it,
+    because ranks that divide columns divide whole experts. Other combinations aren't supported.
     """
 
-    tp: int = 1
-    cp: int = 1
-    pp: int = 1
-    ep: int = 1
+    tp: int = 1  # ranks that divide columns
+    cp: int = 1  # ranks that divide a step's rows
+    pp: int = 1  # stages that divide layers
+    ep: int = 1  # ranks that divide experts
 
     @property
     def count(self) -> int:
-        """Returns the number of ranks."""
+        """Returns the total number of ranks."""
         return max(self.tp, self.ep) * self.cp * self.pp
 
     @property
     def several(self) -> tuple[str, ...]:
-        """Returns the settings that are more than 1."""
+        """Returns the names of the settings that are above 1."""
         return tuple(field for field in self.__struct_fields__ if getattr(self, field) > 1)
 
     @property
     def field(self) -> str:
-        """Returns the setting that makes several ranks, the first where two do; ``tp`` where none does."""
+        """Returns the name of the first setting above 1; ``tp`` if there is none."""
         return (*self.several, "tp")[0]
 
     def __str__(self) -> str:
-        """Returns the settings and their values, as messages name them."""
+        """Returns the settings above 1 with their values, for messages."""
         return " and ".join(f"{field} is {getattr(self, field)}" for field in self.several or ("tp",))
 
     def require_known(self) -> None:
-        """Checks that the numbers are in range and go together. Raises ConfigError naming the field."""
+        """Checks that the numbers are in range and can be combined. Raises ConfigError naming the field."""
         for field in self.__struct_fields__:
             if not 1 <= getattr(self, field) <= MOST:
                 raise ConfigError(f"{field} is {getattr(self, field)}; use 1 to {MOST}", field)
@@ -84,7 +84,7 @@ class Widths(msgspec.Struct, frozen=True):
             raise ConfigError(text, self.several[-1])
 
     def require(self, program: Program) -> None:
-        """Checks that ``program`` runs on these ranks. Raises ConfigError, which names what works."""
+        """Checks that ``program`` runs on these ranks. Raises ConfigError, which names the numbers that work."""
         self.require_known()
         if self.tp > 1:
             require_splittable(program, self.tp)
@@ -92,14 +92,14 @@ class Widths(msgspec.Struct, frozen=True):
             raise ConfigError(f"{self}, and {problem}", self.several[-1])
 
     def possible(self, program: Program, most: int = MOST) -> tuple[int, ...]:
-        """Returns the numbers of ranks up to ``most`` that ``program`` runs on in this way, 1 first."""
+        """Returns the numbers of ranks up to ``most`` on which ``program`` runs if ``field`` is varied, 1 first."""
         if self.field == "tp":
             return possible_widths(program, most)
         counts = (msgspec.structs.replace(self, **{self.field: count}) for count in range(1, most + 1))
         return tuple(each.count for each in counts if not any(_obstacles(program, each)))
 
     def share(self, program: Program, index: int) -> RankProgram:
-        """Returns what rank ``index`` of ``program`` has."""
+        """Returns the share of ``program`` that rank ``index`` runs."""
         rank = Rank(index, self.count)
         if self.pp > 1:
             return _by_layers(program, rank, self.tp)
@@ -122,7 +122,9 @@ def _obstacles(program: Program, widths: Widths) -> Iterator[str]:
 
 
 def _by_rows(program: Program, rank: Rank, deals: bool) -> RankProgram:
-    """All of the program, with a meeting where a layer's keys and values are; ``deals``: own experts alone."""
+    """Returns all of the program with a meeting where a layer's KV is written; if ``deals``, with the rank's own
+    experts alone.
+    """
     whole, head, rows, columns = RankProgram.undivided(program, rank), head_of(program), dict[str, Rows](), 0
     ops = list[p.Op]()
     for op in program.ops:
@@ -149,7 +151,7 @@ def _by_rows(program: Program, rank: Rank, deals: bool) -> RankProgram:
 
 
 def _exchanged(program: Program, columns: int) -> dict[str, int]:
-    """The registers in which ranks exchange rows, and their widths."""
+    """Returns the registers in which ranks exchange rows, and their widths in floats."""
     layer = program.experts[0]
     return {ROWS: columns // layer.chosen, ROUTES: layer.experts, EXPERTS: columns}
 
@@ -159,7 +161,9 @@ def _then_meets(op: p.Op) -> tuple[p.Op, ...]:
 
 
 def _by_layers(program: Program, rank: Rank, columns: int) -> RankProgram:
-    """Own layers' ops, by own columns; the last registers of the whole stay readable behind the last stage."""
+    """Returns the ops of the rank's own layers and columns; the last registers of the whole stay readable after the
+    last stage.
+    """
     whole = RankProgram.undivided(program, rank)
     if columns > 1:
         whole = split(program, Rank(rank.index % columns, columns))
@@ -192,7 +196,9 @@ def _by_layers(program: Program, rank: Rank, columns: int) -> RankProgram:
 
 
 def _handed(whole: RankProgram, stages: int) -> tuple[tuple[Residual, ...], tuple[int, ...]]:
-    """What each of ``stages`` is given, and behind the last what the head reads; and at which ops stages begin."""
+    """Returns the registers that each of ``stages`` is given, and last those that the head reads; and the ops at
+    which stages begin.
+    """
     starts, alive = _starts(whole.program), _alive(whole.program)
     cuts = tuple(starts[len(starts) * at // stages] for at in range(1, stages))
     lives = [*(tuple(sorted(alive[cut])) for cut in cuts), (whole.head.x, whole.head.delta)]
@@ -201,7 +207,9 @@ def _handed(whole: RankProgram, stages: int) -> tuple[tuple[Residual, ...], tupl
 
 
 def _starts(program: Program) -> tuple[int, ...]:
-    """Where each layer's ops begin: the last place before attention where the residual stream is all there is."""
+    """Returns the index of each layer's first op: the last place before attention where only the residual stream is
+    alive.
+    """
     residual = {"x"} | {op.delta for op in program.ops if isinstance(op, p.RmsNorm | p.Add | p.LmHead) and op.delta}
     alive, found = _alive(program), list[int]()
     least = 1  # behind the embedding
@@ -213,7 +221,7 @@ def _starts(program: Program) -> tuple[int, ...]:
 
 
 def _alive(program: Program) -> list[frozenset[str]]:
-    """Of each op the registers that it and those behind it read before they are written again."""
+    """Returns, for each op, the registers that it and later ops read before they are written again."""
     registers = {getattr(op, "out", "") for op in program.ops}
     found, alive = list[frozenset[str]](), frozenset[str]()
     for op in reversed(program.ops):
@@ -225,7 +233,7 @@ def _alive(program: Program) -> list[frozenset[str]]:
 
 
 def _names(ops: tuple[p.Op, ...]) -> set[str]:
-    """Every name in the ops: of weights, and of registers, which are none of them."""
+    """Returns every name in the ops, of weights and of registers, which never coincide."""
     found = set[str]()
     for op in ops:
         fields = [getattr(op, field) for field in op.__struct_fields__]

@@ -1,7 +1,7 @@
-"""Finds the sites of a program: the places where an adapter may stand beside a layer.
+"""Finds the sites of a program, the places where an adapter may add to a layer's output.
 
-Knows nothing of adapters' files. A site is a weight that rows are multiplied by, or a table that tokens are looked
-up in; a weight stacked from several of the checkpoint's tensors is one site of several modules.
+Knows nothing of adapters' files. A site is a weight that rows are multiplied by, or an embedding table; a weight
+stacked from several of the checkpoint's tensors is one site of several modules.
 """
 
 from __future__ import annotations
@@ -13,35 +13,36 @@ import msgspec
 from baton.engine.program.ops import Adapt, Embedding, Linear, LmHead, Op
 from baton.engine.program.program import Program, Weight
 
-HEAD_MODULE = "lm_head"  # also where the head's weight is the embedding's table
+HEAD_MODULE = "lm_head"  # even if the head's weight is the embedding table
 
 
 class Site(msgspec.Struct, frozen=True, array_like=True):
-    """Says where one module of the checkpoint lies: outputs ``first`` … of site ``number``, with its sizes.
-
-    ``looked_up``: its inputs are token ids. Its outputs are multiplied by ``gain``.
+    """Locates one module of the checkpoint: it is outputs ``first`` … ``first + outputs - 1`` of site
+    ``number``.
     """
 
     number: int
     first: int
     outputs: int
-    inputs: int
-    looked_up: bool = False
-    gain: float = 1.0
+    inputs: int  # width of its input; of an embedding, the vocabulary's size
+    looked_up: bool = False  # inputs are token ids
+    gain: float = 1.0  # factor on its outputs
 
 
 def adaptable(program: Program) -> Program:
-    """Returns the program with an ``Adapt`` behind each product and each look-up; the head adds adapters itself."""
+    """Returns the program with an ``Adapt`` op after each matrix product and embedding; the head needs none."""
     return msgspec.structs.replace(program, ops=tuple(after for op in program.ops for after in _with_adapters(op)))
 
 
 def head_site(program: Program) -> int:
-    """Returns the number of the head's site, which comes after those of the program's ``Adapt`` ops, in order."""
+    """Returns the number of the head's site, which comes after those of the program's ``Adapt`` ops."""
     return len(_adapts(program))
 
 
 def sites_of(program: Program) -> dict[str, Site]:
-    """Returns the sites of an adaptable program by the checkpoint's module: "model.layers.0.self_attn.q_proj"."""
+    """Returns the sites of an adaptable program by the checkpoint's module name, such as
+    "model.layers.0.self_attn.q_proj".
+    """
     weights, adapts = {weight.name: weight for weight in program.weights}, enumerate(_adapts(program))
     gains = {op.weight: op.scale for op in program.ops if isinstance(op, Embedding)}
     found = dict(at for number, op in adapts for at in _modules(number, weights[op.weight], op, gains))

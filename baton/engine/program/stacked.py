@@ -1,9 +1,9 @@
-"""Finds one expert's matrix in a tensor that holds all experts', as gpt-oss checkpoints have them.
+"""Finds one expert's matrix in a tensor that holds all experts, as in gpt-oss checkpoints.
 
-Knows nothing of files. A weight's source names such a part: ``TENSOR[3]`` is expert 3's, ``TENSOR[3,even]`` and
-``TENSOR[3,odd]`` every other one of its outputs, from 0 or 1 on, ``TENSOR[3,first]`` and ``TENSOR[3,last]`` one
-half of them. Matrices lie with inputs first, (experts, inputs, outputs), and are turned over, unless the part ends
-in ``,rows``: then outputs come first. Biases are (experts, outputs).
+Knows nothing of files. A weight's source names such a part: ``TENSOR[3]`` is expert 3's matrix, ``TENSOR[3,even]``
+and ``TENSOR[3,odd]`` are every other one of its outputs, from 0 or 1 on, ``TENSOR[3,first]`` and ``TENSOR[3,last]``
+one half of them. Tensors are stored as (experts, inputs, outputs), and parts are transposed, unless the part ends
+in ``,rows``: then they are (experts, outputs, inputs). Biases are (experts, outputs).
 """
 
 from __future__ import annotations
@@ -23,7 +23,9 @@ TENSORS = {"gate": ("gate_up_proj", ",first"), "up": ("gate_up_proj", ",last"), 
 
 
 def stacked_source(name: str) -> str | None:
-    """Returns where an expert's matrix lies in a file with all experts' in one tensor; None for other names."""
+    """Returns the source of an expert's matrix in a file that stacks all experts in one tensor; None if ``name`` is
+    no expert's.
+    """
     found = EXPERT.fullmatch(name)
     if found is None:
         return None
@@ -32,14 +34,16 @@ def stacked_source(name: str) -> str | None:
 
 
 class ExpertPart(NamedTuple):
-    """Names an expert and which of its outputs are meant."""
+    """Names an expert and some of its outputs."""
 
     expert: int
-    half: str | None = None
-    rows: bool = False
+    half: str | None = None  # "even", "odd", "first" or "last"; None for all
+    rows: bool = False  # matrices are stored with outputs first
 
     def of(self, tensor: Tensor, error: CheckpointError) -> Tensor:
-        """Returns the part of all experts' ``tensor``, outputs first; raises ``error`` where it isn't there."""
+        """Returns this part of ``tensor``, which holds all experts, as (outputs, inputs) or (outputs,). Raises
+        ``error`` if the tensor lacks it.
+        """
         if tensor.dim() not in (2, 3) or self.expert >= len(tensor):
             raise error
         own = tensor[self.expert]
@@ -47,14 +51,14 @@ class ExpertPart(NamedTuple):
         return outputs[self.outputs(len(outputs))]
 
     def outputs(self, count: int) -> slice:
-        """Returns which of an expert's ``count`` outputs are meant."""
+        """Returns the slice of an expert's ``count`` outputs that the part names."""
         middle = count // 2
         halves = {"even": slice(0, None, 2), "odd": slice(1, None, 2), "first": slice(middle)}
         return slice(None) if self.half is None else halves.get(self.half, slice(middle, None))
 
 
 def part_of(source: str) -> tuple[str, ExpertPart | None]:
-    """Returns a source's tensor, and which part of it is meant; None for all of it."""
+    """Returns the name of a source's tensor, and the part of it that is meant; None for the whole tensor."""
     found = PART.fullmatch(source)
     if found is None:
         return source, None

@@ -1,6 +1,6 @@
-"""Builds decoders that norm q and k without weights, in layers with rope alone, as Llama 4 does.
+"""Builds decoders that norm q and k without weights, in layers with a rotary embedding only, as Llama 4 does.
 
-Knows nothing of tensors or files' formats. Such a norm may as well come before rope, which changes no length.
+Knows nothing of tensors or files' formats. The norm is applied before the rotation, which changes no length.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from baton.engine.program.program import Weight
 
 
 class UnweightedNorms(Decoder, frozen=True):
-    """Holds a decoder whose norms of q and k have ones for weights."""
+    """Holds a decoder whose norms of q and k have ones as weights."""
 
     @classmethod
     def of(cls, plain: Decoder) -> UnweightedNorms:
-        """Returns ``plain`` with norms of q and k."""
+        """Returns ``plain`` with unweighted norms of q and k."""
         return cls(**{name: getattr(plain, name) for name in Decoder.__struct_fields__})
 
     def _norms_heads(self, layer: int) -> bool:

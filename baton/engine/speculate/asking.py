@@ -1,6 +1,7 @@
-"""Whom to ask for drafts in a step: all whose drafts pay, and of the others as many as cost next to nothing.
+"""Chooses the sequences that are asked for drafts in a step: all whose drafts pay, and as many others as cost next
+to nothing.
 
-Knows nothing of batches, pages or models: times are told.
+Knows nothing of batches, pages or models, and reads no clock.
 """
 
 from __future__ import annotations
@@ -16,15 +17,15 @@ T = TypeVar("T", bound=Text)
 SHARE = 0.004  # of the steps' time that may go into drafts which bring nothing
 MOST_SAVED = 4.0  # calls that the time saved up may pay at once
 NEW = 0.1  # weight of the last measurement
-MOST_REST = 64  # steps in a row that nobody is thought about, because no call could be paid
-HOPE = 1.0  # tokens that a call is thought to bring before any was made, and where a client predicts the answer
+MOST_REST = 64  # steps in a row in which no sequence is considered, because no call would pay
+HOPE = 1.0  # accepted tokens expected of a call before any was made, and if the client predicts the answer
 
 
 class Asking:
-    """Remembers what drafts brought to each sequence, and what a call costs."""
+    """Estimates how many accepted tokens a call for drafts brings per sequence, and what it costs in seconds."""
 
     def __init__(self) -> None:
-        self.call_s = 5e-6
+        self.call_s = 5e-6  # mean seconds of a call
         self._saved_s = 0.0
         self._brings: dict[int, float] = {}  # accepted tokens per call, faded
         self._usual = HOPE  # of all sequences: where a new one begins
@@ -32,9 +33,10 @@ class Asking:
         self._rest_s = 0.0  # a step's share of time, where nobody's drafts pay
 
     def chosen(self, texts: Sequence[T], step_s: float, steps: int = 1) -> list[T]:
-        """Returns who is asked. A step of these ``texts`` takes ``step_s`` and brings a token each.
+        """Returns the sequences of ``texts`` to ask for drafts.
 
-        ``steps`` were run since the last choice.
+        A step of all ``texts`` takes ``step_s`` seconds and brings each one token; ``steps`` were run since the
+        last call.
         """
         token_s = step_s / max(1, len(texts))
         asked = [text for text in texts if self._expected(text) * token_s > self.call_s]
@@ -51,17 +53,19 @@ class Asking:
         return asked + (others[begin:] + others[:begin])[:count]
 
     def rest(self) -> int:
-        """Returns how many steps of the same texts may pass before anybody can be chosen: nobody's drafts pay."""
+        """Returns how many steps of the same texts may pass before any could be chosen, because no drafts pay; 0 if
+        some do.
+        """
         if not self._rest_s:
             return 0
         return min(MOST_REST, max(0, math.ceil((self.call_s - self._saved_s) / self._rest_s) - 1))
 
     def took(self, calls: int, seconds: float) -> None:
-        """``calls`` calls took ``seconds``."""
+        """Records that ``calls`` calls took ``seconds`` together."""
         self.call_s += NEW * (seconds / calls - self.call_s)
 
     def brought(self, seq: int, tokens: int) -> None:
-        """A call for ``seq`` brought ``tokens`` tokens."""
+        """Records that a call for sequence ``seq`` brought ``tokens`` accepted tokens."""
         before = self._brings.get(seq, self._usual)
         self._brings[seq] = before + NEW * (tokens - before)
         self._usual += NEW * (tokens - self._usual)
@@ -73,5 +77,5 @@ class Asking:
         return found
 
     def end(self, seq: int) -> None:
-        """Forgets what calls for the sequence ``seq`` brought."""
+        """Forgets the estimate for the sequence ``seq``."""
         self._brings.pop(seq, None)

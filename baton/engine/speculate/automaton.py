@@ -1,7 +1,9 @@
-"""A suffix automaton that grows by one token at a time: every substring of what it read, in linear memory.
+"""Builds a suffix automaton that grows by one token at a time; it holds every substring of its text in linear
+memory.
 
 Knows nothing of requests or of time. Source: Blumer et al., 1985. States lie in flat arrays; only states with
-several ways on, a minority, have a dictionary. Each state remembers an end of its substrings, a late one mostly.
+several transitions, a minority, have a dictionary. Each state stores one position at which its substrings end,
+mostly a late one.
 """
 
 from __future__ import annotations
@@ -10,11 +12,11 @@ from array import array
 from collections.abc import Iterable
 
 NONE = -1
-RENEWED = 4  # states above a new one whose end becomes the latest: all would cost more than it brings
+RENEWED = 4  # suffix links followed to update end positions: updating all would cost more than it brings
 
 
 class SuffixAutomaton:
-    """``tokens`` is what it read. State 0 is the empty string."""
+    """Holds every substring of the text ``tokens``. State 0 is the empty string."""
 
     def __init__(self, tokens: Iterable[int] = ()) -> None:
         self.tokens: list[int] = []
@@ -22,7 +24,7 @@ class SuffixAutomaton:
         self._token, self._next = array("i", (NONE,)), array("i", (NONE,))  # the first way on from a state
         self._more: dict[int, dict[int, int]] = {}  # the others
         self._last = 0
-        self.earlier = 0, 0  # the longest end of the text that also ends earlier: (where that is, its length)
+        self.earlier = 0, 0  # (end position, length) of an earlier occurrence of the text's longest repeated suffix
         for token in tokens:
             self.append(token)
 
@@ -31,11 +33,11 @@ class SuffixAutomaton:
 
     @property
     def states(self) -> int:
-        """Twice the tokens at most."""
+        """Returns the number of states, at most twice the tokens."""
         return len(self._length)
 
     def append(self, token: int) -> None:
-        """Reads one more token."""
+        """Adds one token to the text."""
         self.tokens.append(token)
         end, last = len(self.tokens), self._last
         made, at = self._new(self._length[last] + 1, 0, end), last
@@ -49,16 +51,17 @@ class SuffixAutomaton:
         self._renew(link, end)
 
     def step(self, state: int, token: int) -> int:
-        """Returns the state of ``state``'s strings with ``token`` behind, or NONE."""
+        """Returns the state of ``state``'s strings followed by ``token``, or NONE if these don't occur."""
         if self._token[state] == token:
             return self._next[state]
         more = self._more.get(state)
         return NONE if more is None else more.get(token, NONE)
 
     def follow(self, state: int, length: int, token: int) -> tuple[int, int]:
-        """Returns (state, length) of the longest substring that ends a match with ``token`` behind.
+        """Extends a match of ``length`` tokens at ``state`` by ``token``, from the left shortened as needed.
 
-        The match was ``length`` tokens long, at ``state``.
+        Returns the (state, length) of the longest suffix of match and token that occurs in the text; (0, 0) for
+        none.
         """
         state, length = self._settled(state, length)
         while (found := self.step(state, token)) == NONE and state:
@@ -67,11 +70,11 @@ class SuffixAutomaton:
         return (0, 0) if found == NONE else self._settled(found, length + 1)
 
     def end(self, state: int) -> int:
-        """Returns a place behind one of the state's substrings."""
+        """Returns a position in ``tokens`` just behind an occurrence of the state's substrings."""
         return self._end[state]
 
     def _settled(self, state: int, length: int) -> tuple[int, int]:
-        """The match's own state, where states were split since it was found."""
+        """Returns the state that holds the match now, as states may have been split since it was found."""
         while state and self._length[self._link[state]] >= length:
             state = self._link[state]
         return state, length
@@ -91,7 +94,9 @@ class SuffixAutomaton:
             self._more.setdefault(state, {})[token] = to
 
     def _split(self, at: int, token: int) -> int:
-        """The state whose longest string is ``at``'s with ``token`` behind: made out of a larger one if need be."""
+        """Returns the state whose longest string is ``at``'s followed by ``token``, splitting a larger one if
+        needed.
+        """
         found = self.step(at, token)
         if self._length[found] == self._length[at] + 1:
             return found

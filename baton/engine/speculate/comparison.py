@@ -1,8 +1,8 @@
-"""Compares steps with drafts and steps without, as they come: what speculation really brings, by a small share.
+"""Measures the gain of speculation by comparing steps with drafts to a small share of steps without.
 
-Knows nothing of drafts or models. Every so often a stretch of steps drafts nothing; its tokens per second, beside
-those of the other stretches, say how much faster answers are written. Stretches take turns, so that the machine's
-drift and changes of the batch meet both alike.
+Knows nothing of drafts or models. At intervals, a stretch of steps drafts nothing; its tokens per second, compared
+to those of the other stretches, say how much faster answers are written. Stretches alternate, so that the machine's
+drift and changes of the batch affect both alike.
 """
 
 from __future__ import annotations
@@ -13,14 +13,16 @@ STRETCH = 16  # steps without drafts in a row, so that the caches are as they wo
 
 
 class Arm(NamedTuple):
-    """Counts what was written in one kind of stretch: tokens, and the seconds of their steps and their drafts."""
+    """Counts the results of one kind of step."""
 
-    tokens: int = 0
-    seconds: float = 0.0
+    tokens: int = 0  # tokens of answers
+    seconds: float = 0.0  # of the steps, and of making their drafts
 
 
 class Comparison:
-    """Counts steps of both kinds since the start; ``share`` of them draft nothing, 0: none."""
+    """Counts tokens and seconds of steps with and without drafts since the start; a ``share`` of the steps draft
+    nothing, 0 for none.
+    """
 
     def __init__(self, share: float) -> None:
         self._every = round(STRETCH / share) if share else 0
@@ -30,17 +32,17 @@ class Comparison:
 
     @property
     def is_control(self) -> bool:
-        """Tells whether the present step drafts nothing."""
+        """Returns whether the present step drafts nothing."""
         return self._is_control
 
     @property
     def drafts(self) -> Arm:
-        """Returns what the steps brought that may draft."""
+        """Returns the tokens and seconds of steps that may draft."""
         return Arm(self._tokens[False], self._seconds[False])
 
     @property
     def control(self) -> Arm:
-        """Returns what the steps brought that draft nothing."""
+        """Returns the tokens and seconds of steps that draft nothing."""
         return Arm(self._tokens[True], self._seconds[True])
 
     def begin(self) -> bool:
@@ -50,6 +52,6 @@ class Comparison:
         return self._is_control
 
     def add(self, tokens: int, seconds: float) -> None:
-        """Counts what the present step wrote or took."""
+        """Adds to the tokens and seconds of the present step's kind."""
         self._tokens[self._is_control] += tokens
         self._seconds[self._is_control] += seconds

@@ -1,7 +1,7 @@
-"""Recent answers of each tenant, as automata with a ceiling: what one of them says, the next may say too.
+"""Keeps recent answers of each tenant in suffix automata of limited size, because later answers may repeat them.
 
-Knows nothing of drafts. A tenant's answers are seen by that tenant's requests alone, because what is accepted shows
-in a request's times. Answers are read in slices, so that the end of a long one delays no step.
+Knows nothing of drafts. A tenant's answers are used for that tenant's requests alone, because accepted drafts show
+in a request's timing. Answers are read in slices, so that the end of a long one delays no step.
 """
 
 from __future__ import annotations
@@ -11,14 +11,18 @@ from collections.abc import Sequence
 
 from baton.engine.speculate.automaton import SuffixAutomaton
 
-HALF_TOKENS = 1 << 15  # a tenant has two automata: when the younger is full, the older goes
+HALF_TOKENS = 1 << 15  # tokens of one automaton; a tenant has two: when the newer is full, the older is dropped
 MOST_TOKENS = 1 << 17  # of all tenants; some 400 bytes each
-MOST_WAITING = 1 << 15  # tokens of ended answers that weren't read yet; more are dropped
-GAP = -2  # behind each answer; no token
+MOST_WAITING = 1 << 15  # tokens of queued answers; more are dropped
+GAP = -2  # separator after each answer, no token id
 
 
 class Corpus:
-    """``take`` queues an answer, ``read`` reads some of the queue, ``automata`` are what a tenant's drafts use."""
+    """Holds the answers: ``take`` queues one, ``read`` adds some of the queue to automata, ``automata`` returns a
+    tenant's.
+
+    ``half`` limits the tokens of one automaton, ``most`` those of all.
+    """
 
     def __init__(self, half: int = HALF_TOKENS, most: int = MOST_TOKENS) -> None:
         self._half, self._most = half, most
@@ -28,26 +32,26 @@ class Corpus:
 
     @property
     def tokens(self) -> int:
-        """Tokens that are held, in automata and in the queue."""
+        """Returns the number of tokens in automata and in the queue."""
         return self._queued + sum(len(part) for parts in self._tenants.values() for part in parts)
 
     @property
     def waiting(self) -> int:
-        """Tokens that wait to be read."""
+        """Returns the number of queued tokens."""
         return self._queued
 
     def automata(self, tenant: bytes) -> Sequence[SuffixAutomaton]:
-        """The tenant's, the younger last."""
+        """Returns the tenant's automata, at most two, the newer last."""
         return self._tenants.get(tenant, ())
 
     def take(self, tenant: bytes, answer: Sequence[int]) -> None:
-        """Queues an answer that ended. It is dropped where too much waits already."""
+        """Queues a finished answer; it is dropped if the queue is too long."""
         if len(answer) > 1 and self._queued + len(answer) < MOST_WAITING:
             self._waiting.append((tenant, deque((*answer, GAP))))
             self._queued += len(answer) + 1
 
     def read(self, most: int) -> None:
-        """Reads up to ``most`` queued tokens."""
+        """Adds up to ``most`` queued tokens to automata."""
         while most > 0 and self._waiting:
             tenant, answer = self._waiting[0]
             part = self._part(tenant)
@@ -60,7 +64,7 @@ class Corpus:
             self._bound(tenant)
 
     def _part(self, tenant: bytes) -> SuffixAutomaton:
-        """The automaton that the tenant's answers go to."""
+        """Returns the automaton that the tenant's answers are added to."""
         parts = self._tenants.setdefault(tenant, [])
         self._tenants.move_to_end(tenant)
         if not parts or len(parts[-1]) >= self._half:
@@ -69,7 +73,7 @@ class Corpus:
         return parts[-1]
 
     def _bound(self, tenant: bytes) -> None:
-        """Drops what was used longest ago, others' first."""
+        """Drops the least recently used automata beyond the limit, those of other tenants first."""
         while self.tokens - self._queued > self._most:
             oldest = next(iter(self._tenants))
             if oldest != tenant:

@@ -1,6 +1,6 @@
-"""How many drafts of each sequence one step verifies: the choice that brings most tokens per second. Pure.
+"""Chooses how many drafts of each sequence one step verifies, for the most tokens per second. Pure.
 
-Knows nothing of who drafts, nor how chances and costs came about.
+Knows nothing of who drafts, nor of how chances and costs are estimated.
 """
 
 from __future__ import annotations
@@ -10,22 +10,22 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-# What drafts must bring to be verified at all. Costs are known to some percent, and longer steps are felt.
+# Least relative gain for which drafts are verified: costs are known to some percent, and users notice long steps.
 MARGIN = 0.02
 
 
 def best_depths(
     chances: Sequence[Sequence[float]], sequences: int, seconds: NDArray[np.float64], limit_s: float = 0.0
 ) -> list[int]:
-    """Returns how many drafts of each sequence to verify.
+    """Returns how many drafts of each sequence to verify, for the most expected tokens per second.
 
-    ``chances[i]`` (never rising) are those of sequence i's drafts, all before each included. ``sequences`` get a
-    token each anyway. ``seconds[k]`` is the step's time with k drafts in all, and its length says how many there
-    may be; those that take it above ``limit_s``, where that isn't 0, are left out. Where the best choice brings
-    less than ``MARGIN`` more than none, none are verified.
+    ``chances[i]`` (never rising) are the probabilities that each draft of sequence i and all before it are
+    accepted. Each of ``sequences`` sequences gets one token in any case. ``seconds[k]`` is the duration of a step
+    with k drafts in total, and its length limits k; k with more than ``limit_s`` seconds are excluded unless that
+    is 0. If the gain is less than ``MARGIN``, none are verified.
 
-    As chances never rise, the best k drafts are the k largest chances, and they are a beginning of each draft. So
-    they are of trees' nodes in the order of their chances: a node's is never above its parent's.
+    As chances never rise, the best k drafts are the k largest chances, and they are a prefix of each draft. The
+    same holds for trees' nodes sorted by chance, because a node's is never above its parent's.
     """
     flat = np.concatenate([np.asarray(one, np.float64) for one in chances]) if chances else np.empty(0)
     most = min(len(flat), len(seconds) - 1)

@@ -1,8 +1,10 @@
-"""Drafts by a small model beside the target: its own KV pages, its own steps, all asked sequences in each.
+"""Drafts by a small model beside the target, with KV pages and steps of its own; each step serves all asked
+sequences.
 
-Knows nothing of the target but what its tokens are. A draft is chosen as the target would choose: by the request's
-temperature and the very uniform number of its position, so that two models that nearly agree choose alike. KV of
-what wasn't accepted is overwritten. Texts that find no page have no drafts; those asked longest ago give way.
+Knows nothing of the target but its tokens. A draft is chosen as the target would choose: with the request's
+temperature and the same uniform random number of its position, so that two models that nearly agree choose alike.
+KV of rejected tokens is overwritten. If pages run out, sequences asked longest ago lose theirs, and sequences
+without pages have no drafts.
 """
 
 from __future__ import annotations
@@ -21,19 +23,19 @@ from baton.protos.errors import ConfigError
 from baton.protos.nouns import Sampling
 
 NAME = "draft"
-CATCH_UP = 64  # tokens of a text that one call reads: a long prompt is read in over some steps
+CATCH_UP = 64  # tokens of a text that one call computes: a long prompt takes several steps
 NEW = 0.1  # weight of the last step's time
 log = logging.getLogger("baton.engine")
 
 
 class DraftModel(BatchSpeculator):
-    """``runner`` is the draft model's, on ``pages`` pages of its own; ``name`` is its drafts' source."""
+    """Drafts by the model of ``runner`` on ``pages`` KV pages of its own; ``name`` is its drafts' source."""
 
     def __init__(
         self, runner: Runner, pages: int, clock: Callable[[], float] = time.perf_counter, name: str = NAME
     ) -> None:
         self._runner, self._clock, self.name = runner, clock, name
-        self.spreads = False  # whether drafts come with the probabilities that they were drawn by
+        self.spreads = False  # whether drafts come with the probabilities that they were drawn with
         self._spreads: dict[int, list[States]] = {}
         self._memory = bytearray(pages * runner.spec.layout.page_bytes)
         runner.bind(memoryview(self._memory), pages)
@@ -42,19 +44,23 @@ class DraftModel(BatchSpeculator):
         self._drafts: dict[int, list[int]] = {}
 
     def prepare(self, texts: Sequence[Text], budget: int) -> None:
-        """Drafts ``budget`` tokens of each text that is read in; one step of the draft model for each token."""
+        """Drafts ``budget`` tokens for each text whose KV is up to date, and computes KV of the others; takes
+        ``budget`` steps of the draft model.
+        """
         self._drafts, self._spreads = {}, {}
         turns = [turn for text in texts if (turn := self._turn(text, budget)) is not None]
         for _ in range(budget):
             turns = self._step(turns)
 
     def propose(self, text: Text, budget: int) -> Draft | None:
-        """Returns what ``prepare`` has drafted for the text."""
+        """Returns the draft that ``prepare`` made for the text, or None."""
         drafted = self._drafts.get(text.seq, [])[:budget]
         return Draft(drafted, self.name, 0, self._spreads.get(text.seq, ())) if drafted else None
 
     def read_ahead(self, text: Text, idle: bool) -> int:
-        """Computes KV of some of the prompt, where nothing else is to do and pages are free for all of it."""
+        """Computes KV of part of the prompt if the engine is idle and pages are free for all of it; returns the
+        tokens computed.
+        """
         known = self._known.get(text.seq)
         short = blocks_for(len(text.tokens) + 1) - (len(known.pages) if known else 0)
         if not idle or short > len(self._free) or len(text.tokens) + 1 >= self._runner.spec.max_model_len:
@@ -67,13 +73,13 @@ class DraftModel(BatchSpeculator):
         return len(item.tokens)
 
     def end(self, text: Text) -> None:
-        """Gives the text's pages back."""
+        """Returns the text's pages to the pool."""
         known = self._known.pop(text.seq, None)
         if known is not None:
             self._free += known.pages
 
     def _turn(self, text: Text, budget: int) -> _Known | None:
-        """The text, with pages for its draft; None where it is still being read, too long, or finds no page."""
+        """Returns the text's state with pages for its draft; None if it is too long or there are too few pages."""
         known = self._known.setdefault(text.seq, _Known(text))
         self._known.move_to_end(text.seq)
         known.follow()
@@ -92,7 +98,9 @@ class DraftModel(BatchSpeculator):
         return True
 
     def _step(self, turns: list[_Known]) -> list[_Known]:
-        """One token more of each; those whose text isn't read yet leave."""
+        """Drafts one more token for each text, and returns the texts that go on; those whose prompt isn't computed
+        yet leave.
+        """
         turns = [known for known in turns if self._known.get(known.seq) is known]  # others took its pages
         if not turns:
             return []
@@ -113,7 +121,9 @@ class DraftModel(BatchSpeculator):
         return [known for known in turns if known.seq in drafted]
 
     def _ran(self, items: tuple[SequenceStep, ...]) -> StepResult | None:
-        """A step of the draft model; None where it fails, which the answers don't need to know."""
+        """Returns the result of a step of the draft model; None if it fails, which is logged and leaves answers
+        unaffected.
+        """
         try:
             return self._runner.run(StepPlan(items))
         except Exception:
@@ -122,7 +132,7 @@ class DraftModel(BatchSpeculator):
 
 
 class _Known:
-    """One text: which tokens have KV in ``pages``, and what is to be run next."""
+    """Holds one text's state: the tokens whose KV is in ``pages``, and the tokens to run next."""
 
     def __init__(self, text: Text) -> None:
         self.seq, self._text = text.seq, text
@@ -133,7 +143,7 @@ class _Known:
         self._sampling = plain_sampling(text.request.sampling)
 
     def follow(self) -> None:
-        """The text has grown: what was drafted otherwise is forgotten."""
+        """Drops KV of drafted tokens that differ from the text, which has grown."""
         tokens, self._ahead = self._text.tokens, []
         same, most = self._certain, min(len(self._kv), len(tokens) - 1)
         while same < most and self._kv[same] == tokens[same]:
@@ -142,7 +152,7 @@ class _Known:
         self._certain = same
 
     def item(self, spread: bool = False) -> SequenceStep:
-        """The next tokens without KV, and the token that follows, if these are the last."""
+        """Returns the step for the next tokens without KV; it samples the next token if these are the last."""
         start, length = len(self._kv), len(self._text.tokens) + len(self._ahead)
         end = min(length, start + CATCH_UP)
         tokens = [*self._text.tokens[start:end], *self._ahead[max(0, start - len(self._text.tokens)) :]]
@@ -155,24 +165,26 @@ class _Known:
         )
 
     def unsaid(self) -> SequenceStep | None:
-        """The next tokens without KV but the last, behind which a draft begins; None where there is none."""
+        """Returns the step for the next tokens without KV, but for the last token, after which a draft begins; None
+        if there is none.
+        """
         start = len(self._kv)
         tokens = self._text.tokens[start : min(len(self._text.tokens) - 1, start + CATCH_UP)]
         return SequenceStep(self.seq, tokens, start, self.pages, is_prefill=True) if tokens else None
 
     def wrote(self, step: SequenceStep) -> None:
-        """The tokens of ``step`` have their KV."""
+        """Records that the tokens of ``step`` have their KV."""
         self._kv += step.tokens
 
     def ran(self, drafted: int | None) -> None:
-        """The item was run; ``drafted`` follows it."""
+        """Records that the item was run, and the token drafted after it."""
         self.wrote(self.item())
         if drafted is not None:
             self._ahead.append(drafted)
 
 
 def plain_sampling(sampling: Sampling) -> Sampling:
-    """Returns how drafts are chosen: as the request asks, without what looks at other tokens."""
+    """Returns ``sampling`` without penalties, logit bias, logprobs and grammar, as drafts are chosen."""
     return msgspec.structs.replace(
         sampling,
         presence_penalty=0.0,
@@ -185,7 +197,9 @@ def plain_sampling(sampling: Sampling) -> Sampling:
 
 
 def require_same_tokens(draft: ModelSpec, target: ModelSpec, name: str) -> None:
-    """Raises ConfigError where the draft model's token ids can't be the target's."""
+    """Raises ConfigError unless the draft model's vocabulary size and end tokens are the target's; ``name`` is the
+    speculator's.
+    """
     have, want = draft.vocab_size, target.vocab_size
     if have != want or draft.eos_token_ids != target.eos_token_ids:
         text = f"speculation {name}: the draft model has {have} tokens and the model {want}"

@@ -1,6 +1,7 @@
-"""Speculation of one worker: asks speculators, weighs chances against costs, and learns from each step.
+"""Runs speculation for one worker: asks speculators, weighs chances against costs, and learns from each step.
 
-Knows nothing of pages, plans or channels. Time is told, except that of its own calls. Torch-free.
+Knows nothing of pages, plans or channels. Durations of steps are passed in; it measures only its own calls.
+Torch-free.
 """
 
 from __future__ import annotations
@@ -28,31 +29,31 @@ from baton.engine.speculate.probe import Probe
 from baton.engine.speculate.row_cost import RowCost, Vector
 from baton.protos.nouns import SpeculationTotals
 
-MOST_ROWS = 256  # drafts of one step
-WATCHED = 8  # steps of a rest of which one is timed: the machine's drift is slow
+MOST_ROWS = 256  # drafts in one step
+WATCHED = 8  # of so many steps without speculation one is timed, because the machine's speed drifts slowly
 PROMPT_NEW = 0.1  # weight of a step's time per prompt token
 
 
 class Writer(Text, Protocol):
-    """A sequence that gets its next token in this step."""
+    """Is a sequence that gets its next token in this step."""
 
     @property
     def draft_room(self) -> int:
-        """Most drafts that may follow its last token."""
+        """Returns the most drafts that may follow its last token."""
 
 
 class Tally(NamedTuple):
-    """Counts since the start. ``verified`` and ``accepted`` are tokens; ``seconds`` went into making drafts."""
+    """Counts drafts since the start."""
 
-    proposed: int = 0
-    drafts: int = 0
-    verified: int = 0
-    accepted: int = 0
-    seconds: float = 0.0
+    proposed: int = 0  # drafts that speculators proposed
+    drafts: int = 0  # drafts that were verified
+    verified: int = 0  # tokens
+    accepted: int = 0  # tokens
+    seconds: float = 0.0  # spent on making drafts
 
 
 class _Weighed(NamedTuple):
-    """A draft, its tokens' chances from the best on, and which token each is of."""
+    """Holds a draft, its tokens' chances from the best on, and the token that each belongs to."""
 
     text: Writer
     draft: Draft
@@ -68,11 +69,12 @@ class _Weighed(NamedTuple):
 
 
 class Drafter:
-    """``plan`` before a step; after it ``observe`` its time and ``judge`` each draft that was verified.
+    """Decides what to draft: call ``plan`` before a step; after it ``observe`` with its duration, and ``judge`` for
+    each verified draft.
 
-    In a share of the steps, ``control_share``, nothing is drafted: beside them shows what drafts bring. With
-    ``by_rejection`` drafts of sampled answers stand by rejection: tokens have the target's distribution, and are
-    others than without drafts. Drafts are trees where ``trees`` says that the runner computes them.
+    A share ``control_share`` of the steps drafts nothing, for comparison. ``by_rejection`` verifies drafts of
+    sampled answers by rejection sampling: tokens have the target's distribution, but differ from those of a run
+    without drafts. ``trees`` allows tree drafts, which the runner must support.
     """
 
     def __init__(
@@ -104,9 +106,10 @@ class Drafter:
         self._resting: tuple[int, int, int] | None = None  # whose rest it is
 
     def plan(self, writers: Sequence[Writer], prompt_tokens: int = 0, limit_s: float = 0.0) -> dict[int, Draft]:
-        """Returns the drafts to verify beside ``writers``' own tokens, by sequence; often none.
+        """Returns the drafts to verify in the next step, by sequence number; often none.
 
-        ``prompt_tokens`` are read in the same step, which shouldn't take above ``limit_s`` (0: no limit).
+        ``prompt_tokens`` are computed in the same step, which shouldn't take more than ``limit_s`` seconds (0: no
+        limit).
         """
         is_control, count = self._comparison.begin(), len(writers)
         self._sequence_steps += count
@@ -123,7 +126,9 @@ class Drafter:
         return found
 
     def _rests(self, writers: Sequence[Writer]) -> bool:
-        """Whether it is known beforehand that nobody can be asked: what such a step costs must not be felt."""
+        """Returns whether it is known beforehand that no sequence would be asked, so that such a step costs next to
+        nothing.
+        """
         who = len(writers), writers[0].seq, writers[-1].seq
         if self._rest > 0 and who == self._resting:
             self._rest, self._rested = self._rest - 1, self._rested + 1
@@ -134,7 +139,7 @@ class Drafter:
     def _planned(
         self, writers: Sequence[Writer], prompt_tokens: int, limit_s: float
     ) -> tuple[int, dict[int, Draft]]:
-        """How many were asked, and the drafts that are worth being verified."""
+        """Returns how many sequences were asked, and the drafts that are worth verifying."""
         steps = self._rested + 1
         able = [writer for writer in writers if writer.draft_room > 0]
         if not able or not self._costs.known:
@@ -158,7 +163,9 @@ class Drafter:
         return len(asked), chosen
 
     def observe(self, rows: int, prompt_tokens: int, seconds: float) -> None:
-        """A step computed ``rows`` rows of writers, drafts included, and ``prompt_tokens``."""
+        """Records a step of ``seconds`` that computed ``rows`` rows of answers, drafts included, and
+        ``prompt_tokens``.
+        """
         if rows:
             self._comparison.add(0, seconds)
         if self._rest % WATCHED and not prompt_tokens:
@@ -171,13 +178,17 @@ class Drafter:
             self._prompt_token_s += PROMPT_NEW * (each - self._prompt_token_s)
 
     def read_ahead(self, text: Text, idle: bool) -> int:
-        """Lets drafts of a text be prepared whose KV is still on its way; returns the tokens read."""
+        """Lets speculators process the prompt of a text whose KV is still on its way; returns the tokens
+        processed.
+        """
         count = sum(speculator.read_ahead(text, idle) for speculator in self._speculators)
         self._read_ahead += count
         return count
 
     def saw(self, text: Text, first: int, states: States) -> None:
-        """Takes the target's states of positions ``first``, ``first`` + 1, …, none of a rejected draft."""
+        """Passes the target's hidden states of positions ``first``, ``first`` + 1, … to speculators; rejected
+        drafts' are left out.
+        """
         if text.request.sampling.max_drafts == 0:
             return
         began = self._clock()
@@ -190,9 +201,10 @@ class Drafter:
     def judge(
         self, text: Text, draft: Draft, accepted: int, chosen: Sequence[int] = (), rows: Sequence[int] = ()
     ) -> None:
-        """The target accepted ``accepted`` of the draft's tokens, all of which were verified: of a chain the first.
+        """Records that the target accepted ``accepted`` of the draft's tokens, all of which were verified; of a
+        chain the first ones.
 
-        ``chosen[row]`` is its token behind each row of the step; of a tree ``rows`` are those that stand
+        ``chosen[row]`` is the target's token after each row of the step; of a tree, ``rows`` are the accepted rows
         (``tree.walked``).
         """
         seq = text.seq
@@ -218,7 +230,9 @@ class Drafter:
 
     @property
     def totals(self) -> SpeculationTotals:
-        """Returns what operators see: acceptance by place, and tokens and seconds with drafts and without."""
+        """Returns the figures for operators: acceptance by place in the draft, and tokens and seconds with drafts
+        and without.
+        """
         arms = self._comparison.drafts, self._comparison.control
         return SpeculationTotals(
             self._sequence_steps,
@@ -237,7 +251,7 @@ class Drafter:
             speculator.end(text)
 
     def _weighed(self, asked: Sequence[Writer], seconds: Vector, sequences: int) -> list[_Weighed]:
-        """Each sequence's most promising draft."""
+        """Returns each sequence's most promising draft."""
         if not asked:
             return []
         for speculator in self._speculators:
@@ -246,7 +260,9 @@ class Drafter:
         return [best for text in asked if (best := self._best(text)) is not None]
 
     def _rounds(self, speculator: BatchSpeculator, asked: Sequence[Writer], seconds: Vector, sequences: int) -> int:
-        """Tokens that are worth what making and verifying them costs: one at least, else nothing is learned."""
+        """Returns the number of tokens per sequence for which drafting and verifying pays best; at least 1, else
+        nothing is learned.
+        """
         guess = Draft([0] * MOST_DRAFTS, speculator.name, 0)
         room = min(MOST_DRAFTS, max(text.draft_room for text in asked))
         chances = [self._chances.cumulative(text.seq, guess) for text in asked]
@@ -266,11 +282,11 @@ class Drafter:
         return max(weighed, key=lambda one: expected(one.chances), default=None)
 
     def _branches(self, text: Text) -> bool:
-        """Whether several guesses at a place can be verified; of what is judged by rejection one is."""
+        """Returns whether several guesses at a place can be verified, which rejection sampling can't."""
         return self._trees and not (self.by_rejection and text.request.sampling.temperature)
 
     def _add_probe(self, weighed: Sequence[_Weighed], depths: list[int], steps: int) -> None:
-        """Lengthens the most promising draft by one, where one is due."""
+        """Lengthens the most promising draft by one token if a probe is due."""
         if not self._probe.due(steps):
             return
         left = [

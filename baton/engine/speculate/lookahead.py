@@ -1,9 +1,9 @@
-"""Drafts from Jacobi iterations: what the model chose behind guesses, wrong as they were, makes the next guesses.
+"""Drafts from Jacobi iterations: the model's choices after wrong guesses make the next guesses.
 
-Knows nothing of prompts' repetitions or of other requests. Every row of a step tells what the model writes behind
-some tokens; those behind rejected drafts would be thrown away, and are kept here as n-grams. Source: "Lookahead
-decoding" (https://arxiv.org/abs/2402.02057). Its window of guesses is the draft itself, a chain: rows of a sequence
-see all rows before them here, so that there is no second branch beside the one that is verified.
+Knows nothing of prompts' repetitions or of other requests. Every row of a step yields the model's token after some
+tokens; those after rejected drafts would be thrown away, and are kept as n-grams. Source: "Lookahead decoding"
+(https://arxiv.org/abs/2402.02057). Its window of guesses is the draft itself, a chain, because a sequence's rows
+attend to all rows before them, so that there is no second branch beside the one that is verified.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from baton.engine.speculate.draft import Draft, LearningSpeculator, Text
 
 NAME = "lookahead"
 MOST_NGRAMS = 4096  # of a text, some 150 bytes each; the oldest go
-BLIND, ITERATED, ONE_TOKEN, TWO_TOKENS = range(4)  # grades: what a draft's first token comes from
+BLIND, ITERATED, ONE_TOKEN, TWO_TOKENS = range(4)  # grades: the origin of a draft's first token
 Gram = tuple[int, ...]
 
 
 class Lookahead(LearningSpeculator):
-    """Drafts from n-grams of what the model chose behind earlier drafts; implements ``LearningSpeculator``."""
+    """Drafts from n-grams of the model's choices after earlier drafts of the same text."""
 
     name = NAME
 
@@ -27,13 +27,15 @@ class Lookahead(LearningSpeculator):
         self._known: dict[int, _Known] = {}
 
     def propose(self, text: Text, budget: int) -> Draft | None:
-        """Returns what n-grams of the text's pool say, then what is left of the last iteration, then anything."""
+        """Returns a draft of ``budget`` tokens: from the text's n-grams, else from the last iteration's guesses,
+        else repeated tokens.
+        """
         known = self._known.setdefault(text.seq, _Known())
         tokens, grade = known.guess(text.tokens, budget)
         return Draft(tokens, NAME, grade) if tokens else None
 
     def verified(self, text: Text, draft: Sequence[int], chosen: Sequence[int]) -> None:
-        """Keeps what was chosen behind ``draft``'s tokens, whoever drafted them."""
+        """Stores the choices after ``draft``'s tokens as n-grams, whichever speculator drafted them."""
         self._known.setdefault(text.seq, _Known()).learn(text.tokens, draft, chosen)
 
     def end(self, text: Text) -> None:
@@ -42,7 +44,7 @@ class Lookahead(LearningSpeculator):
 
 
 class _Known:
-    """One text's pool, and the guesses of its last iteration."""
+    """Holds one text's n-grams, and the guesses of its last iteration."""
 
     def __init__(self) -> None:
         self._next: dict[Gram, int] = {}
@@ -50,7 +52,7 @@ class _Known:
         self._at = 0
 
     def learn(self, text: Sequence[int], draft: Sequence[int], chosen: Sequence[int]) -> None:
-        """``chosen[i]`` follows ``text`` and ``draft[:i]``."""
+        """Stores n-grams: ``chosen[i]`` is the model's token after ``text`` and ``draft[:i]``."""
         rows = [*text[-2:], *draft]
         first = len(rows) - len(draft)
         for at, token in enumerate(chosen):
@@ -60,7 +62,7 @@ class _Known:
         self._left, self._at = list(chosen), len(text)
 
     def guess(self, text: Sequence[int], budget: int) -> tuple[list[int], int]:
-        """At most ``budget`` tokens behind ``text``, and the first one's grade."""
+        """Returns at most ``budget`` tokens after ``text``, and the first one's grade."""
         left = self._left[len(text) - self._at :] if len(text) >= self._at else []
         found, first = list[int](), BLIND
         for at in range(budget):

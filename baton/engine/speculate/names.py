@@ -1,6 +1,6 @@
-"""Which speculators a name stands for. Knows nothing of what they do.
+"""Maps the names in the setting ``speculation`` to speculators. Knows nothing of how these work.
 
-A new one is a file here with a class that implements ``Speculator``, and a line in ``SPECULATORS``.
+A new one is a file in this folder with a class that implements ``Speculator``, and a line in ``SPECULATORS``.
 """
 
 from __future__ import annotations
@@ -13,21 +13,23 @@ from baton.engine.speculate.draft import Speculator
 from baton.protos.errors import ConfigError
 
 NONE, AUTO = "none", "auto"
-# Each is told the names that it works beside.
+# Each is made with the names of all speculators in use.
 SPECULATORS: dict[str, Callable[[tuple[str, ...]], Speculator]] = {
     prompt_lookup.NAME: lambda beside: prompt_lookup.PromptLookup(),
     suffix.NAME: lambda beside: suffix.Suffix(own=prompt_lookup.NAME not in beside),
     lookahead.NAME: lambda beside: lookahead.Lookahead(),
 }
-# What is made of a model or of its weights. Behind a colon follows a directory or a hub id.
+# Prefixes of speculators with weights of their own, before a directory or a hub id.
 DRAFT, MEDUSA, EAGLE3 = "draft:", "medusa:", "eagle3:"
-SELF = "self"  # how many layers may follow, "self:8"
+SELF = "self"  # the target's own layers; their number may follow, "self:8"
 OF_FILES = (DRAFT, MEDUSA, EAGLE3)
-AUTO_NAMES = (prompt_lookup.NAME, suffix.NAME)  # what needs no second model
+AUTO_NAMES = (prompt_lookup.NAME, suffix.NAME)  # of speculators that need no second model
 
 
 def speculator_names(asked: str) -> tuple[str, ...]:
-    """Returns the speculators that ``asked`` names, joined by "+". Raises ConfigError for one that isn't known."""
+    """Returns the names in ``asked``, which are joined by "+", with "auto" expanded; empty for "none". Raises
+    ConfigError for an unknown one.
+    """
     if asked == NONE:
         return ()
     parts = asked.split("+")
@@ -41,7 +43,7 @@ def speculator_names(asked: str) -> tuple[str, ...]:
 
 
 def self_layers(name: str) -> int | None:
-    """Returns the layers that "self:N" names, 0 where it names none; None for another name."""
+    """Returns the number of layers N in "self:N", 0 for "self"; None if ``name`` is another speculator's."""
     head, _, count = name.partition(":")
     if head != SELF or (count and not (count.isascii() and count.isdigit())):
         return None
@@ -53,7 +55,7 @@ def _is_made_of_a_model(name: str) -> bool:
 
 
 def placed(asked: str) -> str:
-    """Returns ``asked`` with whole directories, as a process elsewhere needs them."""
+    """Returns ``asked`` with its directories made absolute, for a process with another working directory."""
     return "+".join(_placed(name) for name in speculator_names(asked)) or NONE
 
 
@@ -64,7 +66,9 @@ def _placed(name: str) -> str:
 
 
 def speculators(asked: str, load: Callable[[str], Speculator] | None = None) -> tuple[Speculator, ...]:
-    """Makes the speculators that ``asked`` names; none for "none". ``load`` makes those that need a model."""
+    """Returns the speculators that ``asked`` names; none for "none". ``load`` makes those that need a model. Raises
+    ConfigError.
+    """
     names = speculator_names(asked)
     return tuple(_made(name, names, load) for name in names)
 

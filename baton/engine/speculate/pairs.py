@@ -1,4 +1,5 @@
-"""Where the last tokens of a text stood before: a chain of earlier places for each pair of tokens, as LZ77 keeps.
+"""Finds earlier occurrences of a text's last tokens, by a chain of earlier positions for each pair of tokens, as in
+LZ77.
 
 Knows nothing of requests or drafts. It costs some 100 bytes and a quarter of a microsecond per token.
 """
@@ -14,14 +15,14 @@ LONGEST = 48  # tokens that one comparison goes back
 
 
 class Match(NamedTuple):
-    """The ``length`` tokens up to ``end`` (exclusive) are also the text's last ones."""
+    """Says that the ``length`` tokens before position ``end`` equal the text's last tokens."""
 
     end: int
     length: int
 
 
 class PairIndex:
-    """An index of ``tokens``, which may grow; what is new in it is read by ``catch_up``."""
+    """Indexes pairs of adjacent tokens in ``tokens``, which may grow; ``catch_up`` adds new ones."""
 
     def __init__(self, tokens: Sequence[int]) -> None:
         self._tokens = tokens
@@ -30,11 +31,11 @@ class PairIndex:
 
     @property
     def behind(self) -> int:
-        """Tokens that can be indexed and aren't: all but the last are."""
+        """Returns the number of tokens that are still to be indexed; the last token never is."""
         return max(0, len(self._tokens) - 1 - len(self._before))
 
     def catch_up(self, most: int) -> None:
-        """Index ``most`` more tokens, as far as there are."""
+        """Indexes up to ``most`` more tokens."""
         tokens, last, before = self._tokens, self._last, self._before
         for at in range(len(before), min(len(before) + most, len(tokens) - 1)):
             pair = tokens[at - 1], tokens[at]
@@ -42,7 +43,7 @@ class PairIndex:
             last[pair] = at
 
     def matches(self) -> list[Match]:
-        """Returns the latest matches with the text's end, two tokens at least, from the last one on."""
+        """Returns up to TRIED earlier matches of at least two tokens with the text's end, the latest first."""
         tokens, found = self._tokens, list[Match]()
         at = self._last.get((tokens[-2], tokens[-1]), -1) if len(tokens) >= 3 else -1
         while at >= 0 and len(found) < TRIED:
@@ -51,7 +52,7 @@ class PairIndex:
         return found
 
     def _length(self, at: int) -> int:
-        """How many tokens up to ``at`` (inclusive) are the text's last ones."""
+        """Returns how many tokens up to position ``at`` (inclusive) equal the text's last ones, at most LONGEST."""
         tokens, length = self._tokens, 2
         last = len(tokens) - 1
         while length < LONGEST and length <= at and tokens[at - length] == tokens[last - length]:
@@ -60,7 +61,9 @@ class PairIndex:
 
 
 def following(tokens: Sequence[int], end: int, count: int) -> list[int]:
-    """Returns ``count`` tokens that follow ``end``; past the text's end they follow themselves, as in LZ77."""
+    """Returns the ``count`` tokens from position ``end`` on; past the text's end they repeat periodically, as in
+    LZ77.
+    """
     found = list(tokens[end : end + count])
     period = len(tokens) - end
     while len(found) < count and period:

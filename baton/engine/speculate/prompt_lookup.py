@@ -1,4 +1,5 @@
-"""Drafts from the prompt, the answer so far and the client's own prediction: what followed the last tokens before.
+"""Drafts what followed earlier occurrences of the last tokens in the prompt, the answer so far or the client's
+prediction.
 
 Knows nothing of other requests. Source: "inference with reference" (https://arxiv.org/abs/2304.04487) and prompt
 look-up decoding.
@@ -12,13 +13,13 @@ from baton.engine.speculate.draft import GRADES, Draft, Speculator, Text, graded
 from baton.engine.speculate.pairs import Match, PairIndex, following
 
 NAME = "prompt_lookup"
-CATCH_UP = 512  # tokens indexed by one call: a long prompt is read in over some steps, 0.1 ms of each
-OTHERS, OTHERS_DEPTH = 3, 4  # further continuations that are guessed, and tokens of each
-NOTHING = -1  # stands between a prediction and the prompt, and is no token
+CATCH_UP = 512  # tokens indexed by one call, in 0.1 ms: a long prompt takes several steps
+OTHERS, OTHERS_DEPTH = 3, 4  # further continuations in a tree, and tokens of each
+NOTHING = -1  # separator between a prediction and the prompt, no token id
 
 
 class PromptLookup(Speculator):
-    """Implements ``Speculator``."""
+    """Drafts by prompt look-up; a client's prediction of the answer is searched as well."""
 
     name = NAME
 
@@ -26,7 +27,12 @@ class PromptLookup(Speculator):
         self._known: dict[int, _Known] = {}
 
     def propose(self, text: Text, budget: int) -> Draft | None:
-        """What followed the longest of the latest matches with the text's end."""
+        """Returns the tokens that followed the longest of the latest matches with the text's end; None if there is
+        no match.
+
+        A tree has other matches' continuations as well. While the answer has less than two tokens, its prediction's
+        beginning is drafted.
+        """
         known = self._of(text)
         known.catch_up()
         if (begun := _begun(text, budget)) is not None:
@@ -43,14 +49,14 @@ class PromptLookup(Speculator):
         return Draft(found, NAME, graded(best.length))
 
     def read_ahead(self, text: Text, idle: bool) -> int:
-        """Indexes some of the prompt."""
+        """Indexes part of the prompt; returns the number of tokens indexed."""
         known = self._of(text)
         behind = known.index.behind
         known.catch_up()
         return behind - known.index.behind
 
     def end(self, text: Text) -> None:
-        """Forgets the text."""
+        """Forgets the text's index."""
         self._known.pop(text.seq, None)
 
     def _of(self, text: Text) -> _Known:
@@ -60,7 +66,7 @@ class PromptLookup(Speculator):
 
 
 class _Known:
-    """One text's index. The prediction, where there is one, lies before the text in a list of its own."""
+    """Holds one text's index. A prediction, if there is one, is put before the text in a list of its own."""
 
     def __init__(self, text: Text) -> None:
         self._text = text.tokens
@@ -71,12 +77,14 @@ class _Known:
         self.index = PairIndex(self.tokens)
 
     def behind(self, match: Match, count: int) -> list[int]:
-        """``count`` tokens that followed a match, fewer where the prediction ends."""
+        """Returns ``count`` tokens that followed a match, fewer if the prediction ends."""
         found = following(self.tokens, match.end, count)
         return found[: found.index(NOTHING)] if NOTHING in found else found
 
     def others(self, best: Match, matches: Sequence[Match], budget: int) -> Iterator[list[int]]:
-        """What else followed matches, the longest first, as far as it begins otherwise."""
+        """Yields continuations of other matches that begin with another token, those of the longest matches
+        first.
+        """
         begun = {self.tokens[best.end]}
         for match in sorted(matches, key=lambda match: -match.length):
             if self.tokens[match.end] not in begun and len(begun) <= OTHERS:
@@ -90,7 +98,7 @@ class _Known:
 
 
 def _begun(text: Text, budget: int) -> Draft | None:
-    """The prediction's beginning, while the answer is too short for a look-up."""
+    """Returns a draft of the prediction while the answer, too short for a look-up, agrees with it; else None."""
     prediction, outputs = text.request.prediction, text.outputs
     if outputs >= 2 or len(prediction) <= outputs:
         return None

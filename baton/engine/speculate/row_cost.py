@@ -1,8 +1,8 @@
-"""What a step costs by its rows: learned from the steps that were run.
+"""Learns a step's duration by its number of rows, from the steps that were run.
 
-Knows nothing of drafts. For each number of rows that was seen it keeps a faded mean of the time's logarithm;
-between them it interpolates, beyond them it goes on with their slope, or a hopeful one. All follow the machine's
-drift together.
+Knows nothing of drafts. For each number of rows seen it keeps a faded mean of the duration's logarithm; between
+them it interpolates, and beyond them it extrapolates with their slope, or an optimistic one. A common factor
+follows the machine's drift.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-NEW = 0.02  # weight of a step's time in what is known of its rows alone
-DRIFT = 0.1  # of its deviation that all rows' times follow: their ratios hardly change, the machine's speed does
-KNOWN = 8  # steps after which a deviation is the machine's rather than ours
+NEW = 0.02  # weight of a step's duration in the mean for its number of rows
+DRIFT = 0.1  # share of a deviation that moves all means, because the machine's speed changes more than their ratios
+KNOWN = 8  # steps after which a deviation counts as the machine's drift
 MOST_OFF = math.log(2.0)  # a step that deviates by more (a hiccup) counts as this much
-# Of log time by log rows, beyond what was seen at most. Costs rise in stairs, and what is thought too dear is never
-# tried: one step corrects a hope, and none a fear.
+# Slope of log time by log rows beyond the most rows seen. Costs rise in stairs, and a number of rows that seems too
+# expensive is never tried: one step corrects an optimistic estimate, none a pessimistic one.
 FIRST_SLOPE = 0.5
-RENEW = 8  # steps between two renewals of what is interpolated
+RENEW = 8  # steps between two interpolations
 MOST_ROWS = 1024
 
 Vector = NDArray[np.float64]
@@ -27,7 +27,7 @@ LOG_ROWS: Vector = np.log(np.maximum(np.arange(MOST_ROWS + 1), 1))
 
 
 class RowCost:
-    """Seconds of steps without prompt tokens, by rows."""
+    """Estimates the duration of steps without prompt tokens by their number of rows."""
 
     def __init__(self) -> None:
         self._log: dict[int, float] = {}  # less ``_drift``, which all have in common
@@ -38,11 +38,11 @@ class RowCost:
 
     @property
     def known(self) -> bool:
-        """Whether any step was seen."""
+        """Returns whether any step was seen."""
         return bool(self._log)
 
     def observe(self, rows: int, seconds: float) -> None:
-        """A step of ``rows`` rows took ``seconds``."""
+        """Records that a step of ``rows`` rows took ``seconds``."""
         if seconds <= 0.0 or rows > MOST_ROWS:
             return
         now, seen = math.log(seconds) - self._drift, self._seen.get(rows, 0)
@@ -61,7 +61,9 @@ class RowCost:
             self._curve, self._stale = np.empty(0), 0
 
     def seconds(self, rows: int, more: int) -> Vector:
-        """Returns the seconds of ``rows``, ``rows + 1``, … ``rows + more`` rows; never falling."""
+        """Returns the estimated seconds, float64 (more + 1,), of steps with ``rows``, ``rows + 1``, … ``rows +
+        more`` rows; never falling.
+        """
         if not len(self._curve):
             self._curve = self._interpolated()
         if rows + more <= MOST_ROWS:
@@ -69,7 +71,7 @@ class RowCost:
         return self._curve[np.minimum(np.arange(rows, rows + more + 1), MOST_ROWS)]
 
     def _interpolated(self) -> Vector:
-        """By rows, 0 … MOST_ROWS. Where a mean of more rows is less, fewer rows cost no more than that."""
+        """Returns the seconds for 0 … MOST_ROWS rows; fewer rows never cost more than more rows."""
         known = sorted(self._log)
         x, y = np.log(known), np.array([self._log[rows] + self._drift for rows in known])
         y = np.minimum.accumulate(y[::-1])[::-1]

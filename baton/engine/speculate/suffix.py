@@ -1,4 +1,4 @@
-"""Drafts from suffix automata: over each text itself, and over the tenant's recent answers.
+"""Drafts from suffix automata: of each text itself, and of the tenant's recent answers.
 
 Knows nothing of models or costs. Source: "SuffixDecoding" (https://arxiv.org/abs/2411.04975), with the longest
 match's latest continuation in place of counts.
@@ -14,12 +14,14 @@ from baton.engine.speculate.pairs import following
 NAME = "suffix"
 CATCH_UP = 64  # tokens of its own text read by one call: 0.1 ms
 READ = 16  # tokens of ended answers read by one call
-LEAST = 2  # tokens of a match that counts
+LEAST = 2  # tokens of the shortest match that counts
 LOOK_BACK = 32  # tokens of a text by which its place in the corpus is found again
 
 
 class Suffix(Speculator):
-    """Implements ``Speculator``. ``own`` False: each text's own past is left to another (``prompt_lookup``)."""
+    """Drafts by suffix automata. If ``own`` is False, a text's own tokens are not searched (``prompt_lookup`` does
+    that).
+    """
 
     name = NAME
 
@@ -29,7 +31,9 @@ class Suffix(Speculator):
         self._known: dict[int, _Known] = {}
 
     def propose(self, text: Text, budget: int) -> Draft | None:
-        """What followed the longest match with the text's end, in the text or in the tenant's answers."""
+        """Returns the tokens that followed the longest match with the text's end, in the text or in the tenant's
+        answers; None without a match.
+        """
         if self.corpus.waiting:
             self.corpus.read(READ)
         known = self._of(text)
@@ -43,11 +47,13 @@ class Suffix(Speculator):
         return Draft(found, NAME, graded(length)) if found else None
 
     def read_ahead(self, text: Text, idle: bool) -> int:
-        """Reads some of the prompt, where matches are looked for in it."""
+        """Adds part of the prompt to the text's automaton, if its own tokens are searched; returns the number of
+        tokens added.
+        """
         return self._of(text).read() if self._own else 0
 
     def end(self, text: Text) -> None:
-        """Forgets the text; its answer becomes part of the tenant's corpus."""
+        """Forgets the text; its answer is queued for the tenant's corpus."""
         self._known.pop(text.seq, None)
         tokens = text.tokens
         self.corpus.take(_tenant(text), tokens[len(tokens) - text.outputs :])
@@ -58,12 +64,12 @@ class Suffix(Speculator):
         return known
 
 
-Match = tuple[SuffixAutomaton | None, int, int]  # where, behind which place, how many tokens
+Match = tuple[SuffixAutomaton | None, int, int]  # automaton, end position, length in tokens
 NO_MATCH: Match = (None, 0, 0)
 
 
 class _Known:
-    """What is known of one text: its own automaton, and its place in the tenant's."""
+    """Holds the state of one text: its own automaton, and its place in the tenant's."""
 
     def __init__(self, text: Text) -> None:
         self._text = text
@@ -71,13 +77,13 @@ class _Known:
         self.place = _Place()
 
     def match(self) -> Match:
-        """The text's end in its own past, once all of it was read."""
+        """Returns the earlier match of the text's end in its own tokens, once all of them were read."""
         self.read()
         own = self._own
         return (own, *own.earlier) if len(own) == len(self._text.tokens) else NO_MATCH
 
     def read(self) -> int:
-        """Reads some more of the text; how many tokens."""
+        """Adds some more of the text; returns the number of tokens added."""
         own, tokens = self._own, self._text.tokens
         before = len(own)
         for at in range(before, min(len(tokens), before + CATCH_UP)):
@@ -86,14 +92,14 @@ class _Known:
 
 
 class _Place:
-    """Where a text's end stands in the younger and the older automaton of its tenant."""
+    """Holds the state at which a text's end stands in each automaton of its tenant."""
 
     def __init__(self) -> None:
         self._states: dict[int, tuple[int, int]] = {}
         self._read = 0
 
     def match(self, corpus: Corpus, text: Text) -> Match:
-        """The longest of both; walks on by the text's new tokens."""
+        """Returns the longest match over all automata, after following the text's new tokens."""
         automata, tokens = corpus.automata(_tenant(text)), text.tokens
         fresh = tokens[max(self._read, len(tokens) - LOOK_BACK) :]
         states, best = dict[int, tuple[int, int]](), NO_MATCH

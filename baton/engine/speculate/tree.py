@@ -1,8 +1,8 @@
-"""Shapes trees of drafts: several guesses at the same place, verified in one step. Pure; torch-free.
+"""Builds and reads trees of drafts: several guesses at the same place, verified in one step. Pure; torch-free.
 
-Knows nothing of models, pages or chances. A tree's nodes are listed so that each stands behind its parent and a
-subtree's nodes stand together; ``parents[i]`` is the node before node i, -1 where that is the text's last token.
-In a step the text's last token is row 0 and node i is row i + 1. Source: "SpecInfer" (https://arxiv.org/abs/2305.09781).
+Knows nothing of models, pages or chances. Nodes are listed in preorder: each after its parent, a subtree's nodes
+together. ``parents[i]`` is the node before node i, -1 if that is the text's last token. In a step the text's last
+token is row 0 and node i is row i + 1. Source: "SpecInfer" (https://arxiv.org/abs/2305.09781).
 """
 
 from __future__ import annotations
@@ -14,7 +14,9 @@ ROOT = -1
 
 
 class Stretch(NamedTuple):
-    """Names consecutive rows of a step, each the child of the one before; the first is ``parent``'s child."""
+    """Names ``rows`` consecutive rows of a step from row ``first`` on, each the child of the row before; the first
+    is row ``parent``'s child.
+    """
 
     parent: int
     first: int
@@ -22,7 +24,9 @@ class Stretch(NamedTuple):
 
 
 def tree_of(paths: Iterable[Sequence[int]], most: int) -> tuple[list[int], list[int]]:
-    """Returns the tokens and parents of the tree of ``paths``, at most ``most`` nodes; the first paths go first."""
+    """Returns the tokens and parents of the tree of ``paths``, with common prefixes merged, limited to ``most``
+    nodes; the first paths have priority.
+    """
     tokens, below = list[int](), dict[int, dict[int, int]]()  # by node: its children by their tokens
     for path in paths:
         at = ROOT
@@ -40,14 +44,14 @@ def tree_of(paths: Iterable[Sequence[int]], most: int) -> tuple[list[int], list[
 
 
 def _preorder(below: Mapping[int, Mapping[int, int]], parent: int) -> Iterator[tuple[int, int]]:
-    """Each node below ``parent`` and its parent, a subtree after the other."""
+    """Yields each node below ``parent`` and its parent, one subtree after the other."""
     for node in below.get(parent, {}).values():
         yield node, parent
         yield from _preorder(below, node)
 
 
 def depths(parents: Sequence[int]) -> list[int]:
-    """Returns each node's depth: 0 where it follows the text's last token."""
+    """Returns each node's depth, 0 for those that follow the text's last token."""
     found = list[int]()
     for parent in parents:
         found.append(0 if parent == ROOT else found[parent] + 1)
@@ -55,7 +59,7 @@ def depths(parents: Sequence[int]) -> list[int]:
 
 
 def ranks(parents: Sequence[int]) -> list[int]:
-    """Returns how many siblings stand before each node."""
+    """Returns, for each node, how many siblings come before it."""
     seen, found = dict[int, int](), list[int]()
     for parent in parents:
         found.append(seen.get(parent, 0))
@@ -64,19 +68,21 @@ def ranks(parents: Sequence[int]) -> list[int]:
 
 
 def pruned(tokens: Sequence[int], parents: Sequence[int], kept: Iterable[int]) -> tuple[list[int], list[int]]:
-    """Returns the tree of the nodes ``kept``, which have their ancestors among them."""
+    """Returns the tokens and parents of the tree reduced to the nodes ``kept``, which must include their
+    ancestors.
+    """
     nodes = sorted(kept)
     place = {node: at for at, node in enumerate(nodes)} | {ROOT: ROOT}
     return [tokens[node] for node in nodes], [place[parents[node]] for node in nodes]
 
 
 def first_chain(parents: Sequence[int]) -> int:
-    """Returns how many leading nodes are each the child of the one before."""
+    """Returns how many leading nodes form a chain, each the child of the one before."""
     return next((node for node, parent in enumerate(parents) if parent != node - 1), len(parents))
 
 
 def stretches(parents: Sequence[int]) -> list[Stretch]:
-    """Returns the step's rows as stretches: the first from row 0 on, each other from where it branches off."""
+    """Returns the step's rows as stretches: the first begins at row 0, each other one where a branch begins."""
     found = [Stretch(ROOT, 0, 1)]
     for node, parent in enumerate(parents):
         last = found[-1]
@@ -88,7 +94,7 @@ def stretches(parents: Sequence[int]) -> list[Stretch]:
 
 
 def path_to(node: int, parents: Sequence[int]) -> list[int]:
-    """Returns the nodes from the tree's beginning to ``node``, itself included."""
+    """Returns the nodes from the first place to ``node``, itself included."""
     found = list[int]()
     while node != ROOT:
         found.append(node)
@@ -97,9 +103,9 @@ def path_to(node: int, parents: Sequence[int]) -> list[int]:
 
 
 def walked(tokens: Sequence[int], parents: Sequence[int], chosen: Sequence[int]) -> list[int]:
-    """Returns the rows that stand, row 0 first: each next one is the child that the model chose.
+    """Returns the accepted rows, row 0 first: each next one is the child with the token that the target chose.
 
-    ``chosen[row]`` is the model's token behind that row; of rows that weren't computed there is none.
+    ``chosen[row]`` is the target's token after that row; it may end before the last rows if these weren't computed.
     """
     children = {(parent + 1, tokens[node]): node + 1 for node, parent in reversed(list(enumerate(parents)))}
     rows = [0]

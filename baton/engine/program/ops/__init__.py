@@ -1,7 +1,7 @@
 """Lists every op that a program is made of; a program's ops are in the order in which they run.
 
-Knows nothing of tensors, of files or of how an op is computed. A name that an op writes is a register; ``x`` is the
-residual stream. An op's weights are names in ``Program.weights``.
+Knows nothing of tensors, of files or of how an op is computed. An op reads and writes registers by name; ``x`` is
+the residual stream. An op's weights are names in ``Program.weights``.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Defines the ops that store and read KV, and what gates their outputs.
+"""Defines the ops that store and read KV, and that gate attention's output.
 
-Knows nothing of how an op is computed. A name that an op writes is a register.
+Knows nothing of how an op is computed. Ops read and write registers by name.
 """
 
 from __future__ import annotations
@@ -9,8 +9,10 @@ from baton.engine.program.ops.base import BaseOp
 
 
 class RopeAppend(BaseOp, frozen=True, tag=True):
-    """Norms (Qwen3) and rotates q and k by ``rope`` of ``Program.ropes``, stores k and v at the step's positions
-    of ``layer``; out = q.
+    """Norms q and k head by head (if ``q_norm`` and ``k_norm`` are given), rotates them by ``Program.ropes[rope]``,
+    and stores k and v in ``layer``; out = q.
+
+    ``qkv`` has q, k and v side by side; they are stored at the step's positions.
     """
 
     qkv: str
@@ -23,10 +25,10 @@ class RopeAppend(BaseOp, frozen=True, tag=True):
 
 
 class PagedAttention(BaseOp, frozen=True, tag=True):
-    """Attends: out = attention of q over the pages of ``layer``, ``window`` tokens back at most, 0 for all.
+    """Computes attention: out = attention of q over the KV of ``layer``, at most ``window`` tokens back, 0 for all.
 
-    With ``softcap`` a score s is softcap x tanh(s / softcap). ``sinks`` (heads,) holds each head's score of a key
-    that every row sees and that has no value.
+    With ``softcap`` a score s becomes softcap x tanh(s / softcap). ``sinks`` (heads,) are scores that join each
+    head's softmax without a value.
     """
 
     q: str
@@ -38,12 +40,13 @@ class PagedAttention(BaseOp, frozen=True, tag=True):
 
 
 class LatentAttention(BaseOp, frozen=True, tag=True):
-    """Stores latents and attends to them with absorbed projections (https://arxiv.org/abs/2405.04434).
+    """Stores latents and attends to them with absorbed projections (https://arxiv.org/abs/2405.04434); out is
+    (rows, heads x value).
 
-    ``q`` (rows, heads x (plain + turned)), its last ``turned`` numbers per head to be rotated; ``latent`` (rows,
-    rank + turned): normed by ``norm`` but for its last ``turned``, the key that all heads share, it is what
-    ``layer`` keeps of a token. ``expand`` (heads x (plain + value), rank) makes each head's key and value of it.
-    ``paired`` rotates neighbours instead of halves. out (rows, heads x value).
+    ``q`` is (rows, heads x (plain + turned)), its last ``turned`` numbers per head to be rotated. ``latent`` is
+    (rows, rank + turned): the first ``rank`` numbers are normed by ``norm``, the others are the key that all heads
+    share; ``layer`` stores both. ``expand`` (heads x (plain + value), rank) makes each head's key and value of a
+    latent. ``paired`` rotates neighbours instead of halves; ``scale`` multiplies scores.
     """
 
     q: str
@@ -62,7 +65,9 @@ class LatentAttention(BaseOp, frozen=True, tag=True):
 
 
 class GatedHeads(BaseOp, frozen=True, tag=True):
-    """Takes rows apart in which each head of q is followed by its gate: out = q, k and v side by side, and gate."""
+    """Splits rows in which each head of q is followed by its gate: out = q, k and v side by side; gate = the
+    gates.
+    """
 
     x: str
     out: str
@@ -70,7 +75,7 @@ class GatedHeads(BaseOp, frozen=True, tag=True):
 
 
 class Gate(BaseOp, frozen=True, tag=True):
-    """Gates rows: out = sigmoid(gate) x x."""
+    """Multiplies rows by gates: out = sigmoid(gate) x x."""
 
     x: str
     gate: str
@@ -78,9 +83,10 @@ class Gate(BaseOp, frozen=True, tag=True):
 
 
 class HalveHeads(BaseOp, frozen=True, tag=True):
-    """Moves numbers that are rotated with their neighbours half of ``width`` apart, as ``RopeAppend`` rotates them.
+    """Reorders the first ``width`` numbers of each head of q and k from pairs of neighbours to halves, as
+    ``RopeAppend`` rotates them.
 
-    Of each head of q and k the first ``width`` numbers are moved. ``x`` has q, k and v side by side; out may be x.
+    ``x`` has q, k and v side by side; out may be x.
     """
 
     x: str

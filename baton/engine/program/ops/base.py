@@ -1,4 +1,4 @@
-"""Holds what every op is.
+"""Defines the base class of ops.
 
 Knows no op.
 """
@@ -9,4 +9,4 @@ import msgspec
 
 
 class BaseOp(msgspec.Struct, frozen=True, tag=True):
-    """Stands for a member of ``Op``; its tag is the op's class name."""
+    """Is the base of the members of ``Op``; an op's msgspec tag is its class name."""

@@ -9,7 +9,7 @@ from baton.engine.program.ops.base import BaseOp
 
 
 class EmbedText(BaseOp, frozen=True, tag=True):
-    """Looks tokens up: out = words[id] + places[position + first] + types[type], where there are such tables.
+    """Embeds tokens: out = words[id] + places[position + first] + types[type], without tables that are None.
 
     A token's number is its type times the rows of ``words``, plus its id.
     """
@@ -22,7 +22,8 @@ class EmbedText(BaseOp, frozen=True, tag=True):
 
 
 class LayerNorm(BaseOp, frozen=True, tag=True):
-    """Adds the residual and norms it by mean and variance: x += delta (unless None); out = norm(x) x weight + bias.
+    """Adds ``delta`` to the residual and norms it by mean and variance: x += delta (unless None); out = norm(x) x
+    weight + bias.
 
     ``out`` may be ``x``.
     """
@@ -36,9 +37,10 @@ class LayerNorm(BaseOp, frozen=True, tag=True):
 
 
 class FullAttention(BaseOp, frozen=True, tag=True):
-    """Attends from every token of a text to every other one, ``window`` tokens to each side at most, 0 for all.
+    """Attends from every token of a text to all others, at most ``window`` tokens to each side, 0 for all.
 
-    ``qkv`` (rows, 3 x heads x head size). ``rope`` is the number in ``Program.ropes`` of what turns q and k.
+    ``qkv`` is (rows, 3 x heads x head size). ``rope`` is the index in ``Program.ropes`` of the rotation of q and k,
+    None for none.
     """
 
     qkv: str
@@ -48,7 +50,9 @@ class FullAttention(BaseOp, frozen=True, tag=True):
 
 
 class Activate(BaseOp, frozen=True, tag=True):
-    """Applies ``activation``: out = activation(x); ``gated``: of the first half of x, times the second one."""
+    """Applies ``activation``: out = activation(x); if ``gated``, out = activation(first half of x) x second
+    half.
+    """
 
     x: str
     activation: str
@@ -57,9 +61,9 @@ class Activate(BaseOp, frozen=True, tag=True):
 
 
 class Classify(BaseOp, frozen=True, tag=True):
-    """Scores a text: its scores = out · norm(activation(dense · row + dense_bias)) + out_bias.
+    """Scores a text: score = out · norm(activation(dense · row + dense_bias)) + out_bias.
 
-    ``row`` is that of the text's first token, or with ``mean`` the mean of all. ``norm`` may be absent.
+    ``row`` is the first token's, or with ``mean`` the mean over all tokens. ``norm`` may be None.
     """
 
     x: str

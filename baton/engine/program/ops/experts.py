@@ -1,4 +1,4 @@
-"""Defines the ops of layers of experts: who is chosen, what they compute, how it is joined.
+"""Defines the ops of mixture-of-experts layers: routing, the experts, and the sum of their outputs.
 
 Knows nothing of how an op is computed. A name that an op writes is a register.
 """
@@ -11,9 +11,10 @@ from baton.engine.program.ops.base import BaseOp
 
 
 class MoeGate(msgspec.Struct, frozen=True):
-    """Holds what gpt-oss's experts have in SwiGLU's place: biases of both layers, a gain and a limit.
+    """Describes the gated activation of gpt-oss's experts, in place of SwiGLU: biases of both matrices, ``alpha``
+    and ``limit``.
 
-    With gate and up limited to ``limit`` (gate from above alone): gate x sigmoid(alpha x gate) x (up + 1).
+    With gate (from above) and up (from both sides) clamped to ``limit``: gate x sigmoid(alpha x gate) x (up + 1).
     """
 
     gate_up_bias: str
@@ -23,11 +24,12 @@ class MoeGate(msgspec.Struct, frozen=True):
 
 
 class Moe(BaseOp, frozen=True, tag=True):
-    """Mixes experts: out = the ``chosen`` best of ``experts`` for each row of x, by ``logits``, added by their
-    weights.
+    """Runs experts: out = the sum of the outputs of the ``chosen`` best of ``experts`` for each row of x, weighted
+    by the softmax of ``logits``.
 
-    ``gate_up`` (experts x 2 inner, hidden): an expert's gate, its up, then the next one's. ``down`` (experts x
-    hidden, inner). ``renormalise``: the chosen weights sum to 1. ``gate``: None for SwiGLU without biases.
+    ``gate_up`` (experts x 2 inner, hidden) has an expert's gate, its up, then the next expert's; ``down`` is
+    (experts x hidden, inner). ``renormalise``: the chosen weights sum to 1. ``gate``: None for SwiGLU without
+    biases.
     """
 
     x: str
@@ -42,11 +44,12 @@ class Moe(BaseOp, frozen=True, tag=True):
 
 
 class Route(BaseOp, frozen=True, tag=True):
-    """Chooses ``chosen`` of ``experts`` for each row, in its ``kept`` best of ``groups`` groups, by ``scoring``.
+    """Chooses ``chosen`` of ``experts`` for each row from its ``kept`` best of ``groups`` groups, by ``scoring``
+    ("softmax" or "sigmoid").
 
-    ``bias`` is added to the scores to choose, never to weigh. A group is as good as its ``best`` best experts
-    together. ``out``: logits for ``Moe``, -inf where an expert is not chosen. ``factor`` (rows, 1): what the mixed
-    rows are multiplied by, ``scale`` and, unless ``renormalise``, the sum of the chosen scores.
+    ``bias`` is added to the scores for the choice, not for the weights. A group's score is the sum of its ``best``
+    best experts' scores. ``out`` are logits for ``Moe``, -inf for experts that aren't chosen. ``factor`` (rows, 1)
+    multiplies the mixed rows: it is ``scale`` times, unless ``renormalise``, the sum of the chosen scores.
     """
 
     logits: str
@@ -64,7 +67,9 @@ class Route(BaseOp, frozen=True, tag=True):
 
 
 class Combine(BaseOp, frozen=True, tag=True):
-    """Joins routed and shared experts: out = factor x mixed + sigmoid(gate) x shared (None: no factor, no gate)."""
+    """Adds routed and shared experts: out = factor x mixed + sigmoid(gate) x shared (None: without factor, without
+    gate).
+    """
 
     mixed: str
     factor: str | None

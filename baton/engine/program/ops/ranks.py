@@ -10,16 +10,19 @@ from baton.engine.program.ops.experts import MoeGate
 
 
 class Meet(BaseOp, frozen=True, tag=True):
-    """Waits until all ranks have filled ``x``, their columns or rows of a register: out = that register, whole."""
+    """Waits until all ranks have filled their parts ``x``, columns or rows of a register; out = that register,
+    whole.
+    """
 
     x: str
     out: str
 
 
 class Exchange(BaseOp, frozen=True, tag=True):
-    """Puts own rows of ``x`` and of a router's ``logits`` among those of all ranks, and waits for theirs.
+    """Writes the rank's rows of ``x`` and of a router's ``logits`` among those of all ranks, and waits for the
+    others.
 
-    ``rows`` and ``routes`` have every rank's rows then, in the order of the step.
+    Afterwards ``rows`` and ``routes`` hold the rows of all ranks, in the order of the step.
     """
 
     x: str
@@ -29,8 +32,8 @@ class Exchange(BaseOp, frozen=True, tag=True):
 
 
 class OwnExperts(BaseOp, frozen=True, tag=True):
-    """Runs a rank's own experts, ``first`` … ``first + count - 1`` of all: out = their outputs, at the places of
-    the ``chosen`` experts of each row that they are; what other ranks' experts come to is left to them.
+    """Runs a rank's own experts, ``first`` … ``first + count - 1``: out = their outputs, at their places among the
+    ``chosen`` experts of each row; other places are left to other ranks.
     """
 
     x: str
@@ -47,10 +50,10 @@ class OwnExperts(BaseOp, frozen=True, tag=True):
 
 
 class MixExperts(BaseOp, frozen=True, tag=True):
-    """Adds up what all ranks' ``OwnExperts`` of one layer wrote to ``y``: out = what ``Moe`` comes to, for each
-    row.
+    """Sums the outputs ``y`` that all ranks' ``OwnExperts`` of one layer wrote: out = the result of ``Moe``, for
+    each row.
 
-    ``gate_up`` names the layer.
+    ``gate_up`` identifies the layer.
     """
 
     y: str

@@ -9,10 +9,12 @@ from baton.engine.program.ops.base import BaseOp
 
 
 class GatedDelta(BaseOp, frozen=True, tag=True):
-    """Advances each sequence's state of ``layer`` by a gated delta rule; out = its reading.
+    """Advances each sequence's state of recurrent layer ``layer`` by a gated delta rule; out = what is read from
+    it.
 
-    ``mixed`` has q, k, v and z side by side, ``gates`` b and a; with ``grouped`` both lie key head by key head.
-    z gates the reading, normed head by head by ``norm``.
+    ``mixed`` has q, k, v and z side by side, ``gates`` b and a; with ``grouped`` both lie key head by key head. The
+    output is normed head by head by ``norm`` and gated by z. ``conv`` is the weight of a causal convolution over q,
+    k and v.
     """
 
     mixed: str
@@ -32,10 +34,11 @@ class GatedDelta(BaseOp, frozen=True, tag=True):
 
 
 class StateSpace(BaseOp, frozen=True, tag=True):
-    """Advances each sequence's state of ``layer`` by Mamba-2's recurrence; out = what it reads.
+    """Advances each sequence's state of recurrent layer ``layer`` by Mamba-2's recurrence; out = what is read from
+    it.
 
-    ``mixed`` has a gate, x, B and C of ``groups`` groups and dt side by side. What is read, times silu(gate), is
-    normed group by group by ``norm``.
+    ``mixed`` has a gate, x, B and C of ``groups`` groups and dt side by side. The output, times silu(gate), is
+    normed group by group by ``norm``. ``conv`` is the weight of a causal convolution over x, B and C.
     """
 
     mixed: str

@@ -1,4 +1,4 @@
-"""Defines the ops that take each row by itself: norms, residuals, products, adapters, gated activations.
+"""Defines the ops that compute each row by itself: norms, residuals, products, adapters, gated activations.
 
 Knows nothing of how an op is computed. A name that an op writes is a register.
 """
@@ -9,7 +9,7 @@ from baton.engine.program.ops.base import BaseOp
 
 
 class RmsNorm(BaseOp, frozen=True, tag=True):
-    """Adds the residual and norms it: x += delta (unless None); out = norm(x) x weight."""
+    """Adds ``delta`` to the residual and norms it: x += delta (unless None); out = x / rms(x) x weight."""
 
     x: str
     delta: str | None
@@ -19,14 +19,14 @@ class RmsNorm(BaseOp, frozen=True, tag=True):
 
 
 class Add(BaseOp, frozen=True, tag=True):
-    """Adds the residual where no norm follows: x += delta."""
+    """Adds to the residual without a norm: x += delta."""
 
     x: str
     delta: str
 
 
 class NormPart(BaseOp, frozen=True, tag=True):
-    """Norms columns ``first`` to ``first`` + ``width`` - 1 of each row of ``x`` in place, as one vector."""
+    """Norms columns ``first`` … ``first + width - 1`` of each row of ``x`` by RMS in place, as one vector."""
 
     x: str
     first: int
@@ -36,7 +36,7 @@ class NormPart(BaseOp, frozen=True, tag=True):
 
 
 class Linear(BaseOp, frozen=True, tag=True):
-    """Multiplies by a weight: out = x · weightᵀ + bias."""
+    """Multiplies by a weight (outputs, inputs): out = x · weightᵀ + bias."""
 
     x: str
     weight: str
@@ -45,9 +45,10 @@ class Linear(BaseOp, frozen=True, tag=True):
 
 
 class Adapt(BaseOp, frozen=True, tag=True):
-    """Adds the rows' adapters beside a weight: out += scale x B · (A · x), where the row's sequence has one.
+    """Adds the LoRA adapters of the rows' sequences to a weight's output: out += scale x B · (A · x), if a sequence
+    has one.
 
-    ``x`` None: it stands beside a table that tokens are looked up in.
+    ``x`` is None if the weight is an embedding table.
     """
 
     x: str | None
@@ -56,21 +57,23 @@ class Adapt(BaseOp, frozen=True, tag=True):
 
 
 class SwiGlu(BaseOp, frozen=True, tag=True):
-    """Applies the gated activation: out = silu(gate) x up."""
+    """Applies the gated activation out = silu(gate) x up; each row of ``gate_up`` is gate, then up."""
 
     gate_up: str
     out: str
 
 
 class GeGlu(BaseOp, frozen=True, tag=True):
-    """Applies Gemma's gated activation: out = gelu(gate) x up, gelu by its tanh approximation."""
+    """Applies Gemma's gated activation out = gelu(gate) x up, with gelu's tanh approximation; each row of
+    ``gate_up`` is gate, then up.
+    """
 
     gate_up: str
     out: str
 
 
 class Center(BaseOp, frozen=True, tag=True):
-    """Takes each row's mean from it: out = x - mean(x); out may be x."""
+    """Subtracts each row's mean: out = x - mean(x); out may be x."""
 
     x: str
     out: str

@@ -1,4 +1,4 @@
-"""Defines the ops at both ends of a program: tokens to rows, rows to logits.
+"""Defines the first and the last op of a program: tokens to rows, rows to logits.
 
 Knows nothing of how an op is computed. A name that an op writes is a register.
 """
@@ -9,7 +9,7 @@ from baton.engine.program.ops.base import BaseOp
 
 
 class Embedding(BaseOp, frozen=True, tag=True):
-    """Looks tokens up: out = weight[token] x scale."""
+    """Looks up embeddings: out = weight[token] x scale."""
 
     weight: str
     out: str
@@ -17,10 +17,11 @@ class Embedding(BaseOp, frozen=True, tag=True):
 
 
 class LmHead(BaseOp, frozen=True, tag=True):
-    """Computes the logits of the step's sampled rows: norm(x + delta) · weightᵀ, a logit l then softcap x
-    tanh(l / softcap) where there is one.
+    """Computes the logits of the rows that choose a token: norm(x + delta) · weightᵀ; with ``softcap``, a logit l
+    becomes softcap x tanh(l / softcap).
 
-    ``scale`` is what the norm's weight was multiplied by, for logits that are scaled; hidden states aren't.
+    ``scale`` is the factor that the norm's weight already contains to scale logits; hidden states are returned
+    without it.
     """
 
     x: str

@@ -1,4 +1,5 @@
-"""Chooses drafts from logits as the target would: by the request's temperature and the position's own number.
+"""Chooses drafts from logits as the target would: by the request's temperature and the random number of the
+position.
 
 Knows nothing of heads or of models.
 """
@@ -19,7 +20,9 @@ from baton.kernels.registry import kernels
 
 
 def drawn(logits: Tensor, texts: Sequence[Text], ahead: int) -> list[int]:
-    """Returns a token for each row of ``logits`` (texts, vocab): what follows ``ahead`` drafts of its text."""
+    """Returns a token for each row of ``logits`` (texts, vocab), the one that follows ``ahead`` drafts of its
+    text.
+    """
     found = logits.argmax(-1).tolist()
     random = [row for row, text in enumerate(texts) if text.request.sampling.temperature >= COLDEST]
     if random:
@@ -31,15 +34,17 @@ def drawn(logits: Tensor, texts: Sequence[Text], ahead: int) -> list[int]:
 
 
 def may_branch(text: Text) -> bool:
-    """Returns whether the likeliest token is wanted: several may be guessed then, where a draw is one."""
+    """Returns whether the text is decoded greedily, so that several guesses at a place make sense; a random draw
+    has one.
+    """
     return text.request.sampling.temperature < COLDEST
 
 
 def likeliest_paths(ids: Sequence[Sequence[int]], chances: Sequence[Sequence[float]], most: int) -> list[list[int]]:
-    """Returns the ``most`` likeliest paths, each behind those that it continues.
+    """Returns the ``most`` likeliest paths of tokens, each after the shorter paths that it continues.
 
-    ``ids[i]`` are the guesses for place i from the likeliest on, whatever was guessed before, and ``chances[i]``
-    theirs.
+    ``ids[i]`` are the guesses for place i, the likeliest first, assumed independent of those before, and
+    ``chances[i]`` are their probabilities.
     """
     heap: list[tuple[float, tuple[int, ...]]] = [(-chances[0][0], (0,))]
     found = list[list[int]]()
@@ -56,7 +61,7 @@ def likeliest_paths(ids: Sequence[Sequence[int]], chances: Sequence[Sequence[flo
 
 
 def grades(logits: Tensor) -> list[int]:
-    """Returns each row's grade: how likely its likeliest token is, in eighths."""
+    """Returns each row's grade 0 … 7: the probability of its likeliest token in eighths."""
     best = torch.exp(logits.amax(-1) - logits.logsumexp(-1))
     return [min(GRADES - 1, int(GRADES * p)) for p in best.tolist()]
 

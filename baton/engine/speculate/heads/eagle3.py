@@ -1,8 +1,8 @@
-"""Drafts by an EAGLE-3 layer: it reads the target's states of three layers and writes ahead, a token at a time.
+"""Drafts by an EAGLE-3 layer: it reads the target's hidden states of three layers and predicts one token at a time.
 
-Knows nothing of runners, pages or files. Keys and values of its own are kept for the last positions of each text.
-States are seen only of what this worker computes: of a prompt that came as KV from elsewhere there are none, and
-the layer begins where this worker did. A gap (after a preemption, say) begins it anew.
+Knows nothing of runners, pages or files. The layer's own keys and values are kept for the last positions of each
+text. States exist only for positions that this worker computes: of a prompt received as KV there are none, and the
+layer begins at the first position computed here. After a gap (for instance a preemption) it begins anew.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from baton.engine.speculate.draft import Draft, States, StateSpeculator, Text
 from baton.engine.speculate.heads.draws import drawn, grades, may_branch
 from baton.engine.speculate.heads.eagle3_layer import NAME, Eagle3Layer, Rows, Stretch
 
-MOST_WAITING = 64  # states of a text that wait unread, where nobody asks for drafts: three hidden sizes each
+MOST_WAITING = 64  # unread states of a text while no drafts are asked for; each has three hidden sizes
 KEEP = 1024  # positions of a text that drafts look back on at least; twice as many at most
 NEW = 0.1  # weight of the last round's time
-GUESSES = 3  # at each place, where drafts may branch
+GUESSES = 3  # tokens at each place of a tree
 
 
 class Eagle3(StateSpeculator):
-    """Implements ``StateSpeculator``: it looks at every row. ``vocab`` is the target's."""
+    """Drafts by an EAGLE-3 layer from the states of every row. ``vocab`` is the size of the target's vocabulary."""
 
     name = NAME
     every_row = True
@@ -35,7 +35,9 @@ class Eagle3(StateSpeculator):
         self._drafts: dict[int, Draft] = {}
 
     def saw(self, text: Text, first: int, states: States) -> None:
-        """Takes the states of positions ``first``, ``first`` + 1, …; reads those whose next token is known."""
+        """Takes the states (rows, 3 x hidden) of positions ``first``, ``first`` + 1, …; each is read once its next
+        token is known.
+        """
         with torch.inference_mode():
             known = self._known.get(text.seq)
             if known is None or known.end != first:
@@ -46,7 +48,9 @@ class Eagle3(StateSpeculator):
                 self._read([known])
 
     def prepare(self, texts: Sequence[Text], budget: int) -> None:
-        """Drafts ``budget`` tokens of each text whose last states were seen; a round of the layer for each."""
+        """Drafts ``budget`` tokens for each text whose latest states have been seen; one pass of the layer per
+        token.
+        """
         self._drafts = {}
         ready = [known for text in texts if (known := self._known.get(text.seq)) is not None and known.is_current]
         if not ready:
@@ -61,7 +65,7 @@ class Eagle3(StateSpeculator):
             self._drafts[known.text.seq] = self._draft(chain, known.others, grade)
 
     def propose(self, text: Text, budget: int) -> Draft | None:
-        """Returns what ``prepare`` drafted."""
+        """Returns the draft that ``prepare`` made, at most ``budget`` places deep, or None."""
         found = self._drafts.get(text.seq)
         return None if found is None else found.cut(budget)
 
@@ -70,7 +74,7 @@ class Eagle3(StateSpeculator):
         self._known.pop(text.seq, None)
 
     def _read(self, knowns: Sequence[_Known]) -> None:
-        """Lets the layer read the states whose next token is known."""
+        """Runs the layer over the states whose next token is known."""
         found = [(known, stretch) for known in knowns if (stretch := known.stretch()) is not None]
         if not found:
             return
@@ -83,12 +87,14 @@ class Eagle3(StateSpeculator):
             known.read(len(stretch.tokens), out[at - 1])
 
     def _draft(self, chain: list[int], others: Sequence[Sequence[int]], grade: int) -> Draft:
-        """The chain, and beside each of its tokens what the layer thought next likely."""
+        """Returns the chain as a draft, with the next likeliest tokens at each place if there are any."""
         beside = ([*chain[:at], other] for at, found in enumerate(others) for other in found)
         return Draft.of_paths([chain, *beside], NAME, grade) if others else Draft(chain, NAME, grade)
 
     def _written(self, knowns: Sequence[_Known], budget: int) -> tuple[list[list[int]], list[int]]:
-        """``budget`` tokens behind each text, and the grades of the first ones; drafts' keys are forgotten."""
+        """Returns ``budget`` tokens after each text, and the grade of each first one; the drafts' keys are
+        forgotten.
+        """
         counts, ranks = [known.rows.count for known in knowns], list[int]()
         for known in knowns:
             known.others = []
@@ -108,7 +114,7 @@ class Eagle3(StateSpeculator):
         return drafts, ranks
 
     def _guess_others(self, logits: Tensor, knowns: Sequence[_Known]) -> None:
-        """Keeps the second and third guesses of texts whose likeliest token is wanted."""
+        """Keeps the second and third guesses of texts that are decoded greedily."""
         tops = self._layer.ids[logits.topk(min(GUESSES, logits.shape[-1]), -1).indices].tolist()
         for known, guesses in zip(knowns, tops, strict=True):
             if may_branch(known.text):
@@ -122,12 +128,14 @@ class Eagle3(StateSpeculator):
 
 
 class _Known:
-    """One text: its keys and values, the states that wait for their next token, and the layer's last state."""
+    """Holds one text's keys and values, the states that wait for their next token, and the layer's last output
+    state.
+    """
 
     def __init__(self, text: Text, rows: Rows) -> None:
         self.text, self.rows = text, rows
         self.last = torch.empty(0)
-        self.others: list[list[int]] = []  # of the present draft, by place: what was thought next likely
+        self.others: list[list[int]] = []  # next likeliest tokens by place of the present draft
         self._waiting: list[Tensor] = []
         self._count = 0
 
@@ -143,7 +151,7 @@ class _Known:
 
     @property
     def is_current(self) -> bool:
-        """Tells whether every state up to the one that chose the last token is here."""
+        """Returns whether every state up to the one that chose the last token is known."""
         return self.end == len(self.text.tokens) - 1
 
     def take(self, states: Tensor) -> None:
@@ -152,7 +160,7 @@ class _Known:
         self._count += len(states)
 
     def stretch(self) -> Stretch | None:
-        """What can be read now."""
+        """Returns the states that can be read now, with their next tokens; None if there are none."""
         start = self.rows.end
         tokens = self.text.tokens[start + 1 : start + 1 + self._count]
         if not tokens:
@@ -161,7 +169,7 @@ class _Known:
         return Stretch(self.rows, self._waiting[0][: len(tokens)], tokens)
 
     def read(self, count: int, last: Tensor) -> None:
-        """``count`` positions were read; ``last`` is the layer's state behind them."""
+        """Records that ``count`` positions were read; ``last`` is the layer's output state of the last one."""
         self._waiting, self._count = [self._waiting[0][count:]] if count < self._count else [], self._count - count
         self.last = last.clone()
         self.rows.forget_old(KEEP)

@@ -1,8 +1,9 @@
-"""Computes EAGLE-3's layer: the target's states and the next token's embedding in, the next token's state out.
+"""Computes EAGLE-3's layer: takes the target's states and the next token's embedding, returns the state for the
+token after.
 
 Knows nothing of sequences' texts or of runners. Source: "EAGLE-3" (https://arxiv.org/abs/2503.01840). Published
-checkpoints are read as they are: ``midlayer.*`` or ``layers.0.*``, ``fc``, ``norm``, ``lm_head``, ``d2t`` (by how
-much a drafted id lies below the target's), ``embed_tokens`` where it isn't the target's own.
+checkpoints are read as they are: ``midlayer.*`` or ``layers.0.*``, ``fc``, ``norm``, ``lm_head``, ``d2t`` (the
+target's id of a drafted token minus its own id), and ``embed_tokens`` unless the target's is used.
 """
 
 from __future__ import annotations
@@ -31,19 +32,21 @@ Embed = Callable[[Sequence[int]], NDArray[np.float32]]
 
 
 class Eagle3Sizes(NamedTuple):
-    """Holds the layer's sizes; ``vocab`` counts the tokens that it can draft."""
+    """Holds the layer's sizes."""
 
     hidden: int
     heads: int
     kv_heads: int
     head_dim: int
-    vocab: int
+    vocab: int  # tokens that it can draft
     eps: float
-    norms_residual: bool
+    norms_residual: bool  # the residual is the normed state
 
 
 class Rows:
-    """Keeps the keys and values of one text's positions from ``base`` on, (2, positions, kv_heads, head_dim)."""
+    """Holds the layer's keys and values of one text's positions from ``base`` on, (2, positions, kv_heads,
+    head_dim).
+    """
 
     def __init__(self, base: int, sizes: Eagle3Sizes) -> None:
         self.base, self.count = base, 0
@@ -51,7 +54,7 @@ class Rows:
 
     @property
     def end(self) -> int:
-        """Returns the position behind the last one."""
+        """Returns the position after the last one."""
         return self.base + self.count
 
     def append(self, keys: Tensor, values: Tensor) -> None:
@@ -63,7 +66,7 @@ class Rows:
         self.count = end
 
     def seen(self) -> tuple[Tensor, Tensor]:
-        """Returns all keys and all values."""
+        """Returns all keys and all values, each (positions, kv_heads, head_dim)."""
         return self._kv[0, : self.count], self._kv[1, : self.count]
 
     def cut(self, count: int) -> None:
@@ -71,14 +74,16 @@ class Rows:
         self.count = count
 
     def forget_old(self, keep: int) -> None:
-        """Forgets the oldest positions but ``keep``, once there are twice as many."""
+        """Forgets all but the last ``keep`` positions, once there are twice as many."""
         if self.count >= 2 * keep:
             self._kv = self._kv[:, self.count - keep : self.count].clone()
             self.base, self.count = self.end - keep, keep
 
 
 class Stretch(NamedTuple):
-    """Names consecutive positions of one text: their joined states and the tokens that follow them."""
+    """Names consecutive positions of one text: ``states`` (positions, hidden) and, for each, the token that
+    follows.
+    """
 
     rows: Rows
     states: Tensor
@@ -86,7 +91,11 @@ class Stretch(NamedTuple):
 
 
 class Eagle3Layer:
-    """Holds a checkpoint's weights. ``layers`` are those of the target whose inputs are its states."""
+    """Holds the weights of an EAGLE-3 checkpoint, which must fit ``target``. Raises CheckpointError or ConfigError.
+
+    ``layers`` are the target's layers whose inputs it reads; ``ids`` maps its own token ids to the target's.
+    ``embed`` looks up the target's embeddings, ``pack`` says how matrices are kept.
+    """
 
     def __init__(self, files: HeadFiles, target: Target, embed: Embed, pack: Packing) -> None:
         self._files = files
@@ -101,11 +110,15 @@ class Eagle3Layer:
         self._turns = RopeTables((rope,), self.sizes.head_dim, most)
 
     def joined(self, states: Tensor) -> Tensor:
-        """Returns (rows, hidden) of the target's states side by side (rows, 3 x its hidden size)."""
+        """Returns the target's states, side by side (rows, 3 x the target's hidden size), projected to (rows,
+        hidden).
+        """
         return linear(states, self._fc)
 
     def forward(self, stretches: Sequence[Stretch]) -> Tensor:
-        """Returns the states behind the layer, (rows, hidden), and appends keys and values to each ``rows``."""
+        """Returns the layer's output states (rows, hidden), and appends keys and values to each stretch's
+        ``rows``.
+        """
         tokens = [token for stretch in stretches for token in stretch.tokens]
         embedded = torch.from_numpy(self._embed(tokens))
         states = torch.cat([stretch.states for stretch in stretches])
@@ -116,11 +129,11 @@ class Eagle3Layer:
         return residual + linear(F.silu(gate) * up, self._down)
 
     def logits(self, states: Tensor) -> Tensor:
-        """Returns (rows, draft vocabulary) of states behind the layer."""
+        """Returns the logits (rows, draft vocabulary) of output states of the layer."""
         return linear(self._normed(states, "norm"), self._head)
 
     def full(self, logits: Tensor, vocab: int) -> Tensor:
-        """Returns ``logits`` by the target's ids; what can't be drafted is -inf."""
+        """Returns ``logits`` by the target's token ids, (rows, vocab); tokens that can't be drafted get -inf."""
         found = torch.full((len(logits), vocab), -torch.inf)
         found[:, self.ids] = logits
         return found
@@ -190,7 +203,7 @@ def _sizes(files: HeadFiles, target: Target) -> Eagle3Sizes:
 
 
 def _layers(files: HeadFiles, target: Target) -> tuple[int, ...]:
-    """Which of the target's layers' inputs are looked at: the checkpoint's word, else the paper's."""
+    """Returns the target's layers whose inputs are read: as the checkpoint says, else as in the paper."""
     said = files.config.fields.get("eagle_config") or files.config.fields
     found = said.get("eagle_aux_hidden_state_layer_ids") if isinstance(said, dict) else None
     layers = tuple(found) if isinstance(found, list) else (2, target.layers // 2, target.layers - 3)
@@ -200,7 +213,7 @@ def _layers(files: HeadFiles, target: Target) -> tuple[int, ...]:
 
 
 def _ids(files: HeadFiles, count: int, target: Target) -> Tensor:
-    """The target's id of each token that can be drafted."""
+    """Returns the target's id of each token that can be drafted."""
     own = torch.arange(count)
     if "d2t" in files.names:
         offsets = files.tensor("d2t")

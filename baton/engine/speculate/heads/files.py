@@ -1,6 +1,6 @@
-"""Reads the files of heads that were trained beside a model: config.json and safetensors, as they are published.
+"""Reads the files of draft heads that were trained for a model: config.json and safetensors, as they are published.
 
-Knows nothing of what the tensors mean. What only unpickling could read is refused by name.
+Knows nothing of what the tensors mean. Pickled files are refused by name.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ Packing = Callable[[Tensor], Matrix]
 
 
 class Target(NamedTuple):
-    """Says what heads must fit: the model's hidden size, its vocabulary and its number of layers."""
+    """Holds the properties of the target model that heads must fit."""
 
-    hidden: int
-    vocab: int
-    layers: int
+    hidden: int  # size of a hidden state
+    vocab: int  # number of token ids
+    layers: int  # number of layers
 
 
 class HeadFiles:
-    """Holds one directory's config and tensors. Raises CheckpointError for what can't be read."""
+    """Reads the config and the tensors of one directory or hub id. Raises CheckpointError if they can't be read."""
 
     def __init__(self, model: str) -> None:
         self.directory = locate(model)
@@ -41,37 +41,39 @@ class HeadFiles:
 
     @property
     def names(self) -> Iterable[str]:
-        """Returns every tensor's name."""
+        """Returns the names of all tensors."""
         return self._at.keys()
 
     def first_of(self, *names: str) -> str:
-        """Returns the first name that is there. Raises CheckpointError naming the first where none is."""
+        """Returns the first of ``names`` that exists. Raises CheckpointError naming the first if none does."""
         found = next((name for name in names if name in self._at), None)
         if found is None:
             raise self.error(names[0], "is missing")
         return found
 
     def floats(self, name: str, *shape: int) -> Tensor:
-        """Returns a tensor as float32. Raises CheckpointError where it is missing or has another shape."""
+        """Returns a tensor as float32. Raises CheckpointError if it is missing, isn't of floats or has another
+        shape.
+        """
         found = self.tensor(name)
         if tuple(found.shape) != shape or not found.dtype.is_floating_point:
             raise self.error(name, f"is {found.dtype} {tuple(found.shape)}; floats of shape {shape} are needed")
         return found.float()
 
     def tensor(self, name: str) -> Tensor:
-        """Returns a tensor as it is stored. Raises CheckpointError where it is missing."""
+        """Returns a tensor as it is stored. Raises CheckpointError if it is missing."""
         if name not in self._at:
             raise self.error(name, "is missing")
         with safe_open(str(self._at[name]), framework="pt", device="cpu") as file:
             return file.get_tensor(name)
 
     def error(self, name: str, problem: str) -> CheckpointError:
-        """Returns an error about one tensor."""
+        """Returns an error about tensor ``name`` that names the directory."""
         return CheckpointError(f"{self.directory}: tensor {name} {problem}", "speculation")
 
 
 def packing(dtype: str, quantization: str) -> Packing:
-    """Returns how matrices are kept: as the target's own weights are."""
+    """Returns the function that packs matrices of heads, in the form of the target's own weights."""
     if quantization == "int8":
         return lambda weight: quantize(weight, 8, 0)
     if quantization == "int4":

@@ -2,9 +2,9 @@
 
 Knows nothing of runners or pages. Published checkpoints are read as they are: ``medusa_lm_head.safetensors`` with
 ``{head}.{block}.linear`` and ``{head}.{blocks}`` (FasterDecoding's and TGI's names), or
-``blocks.{head}.layers.{block}`` and ``lm_heads.{head}`` (vLLM's).
-Source: "Medusa" (https://arxiv.org/abs/2401.10774); its trees are those of the likeliest paths, by the heads' own
-probabilities, in place of a fixed shape.
+``blocks.{head}.layers.{block}`` and ``lm_heads.{head}`` (vLLM's). Source: "Medusa"
+(https://arxiv.org/abs/2401.10774); its trees consist of the likeliest paths, by the heads' own probabilities, in
+place of a fixed shape.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ from baton.kernels.linear.cpu import linear
 from baton.protos.errors import ConfigError
 
 NAME = "medusa"
-GUESSES = 4  # of one head, where drafts may branch
+GUESSES = 4  # tokens of one head in a tree
 LEAST = 1e-9  # a chance that can be divided by
-PREFIXES = ("", "medusa_head.", "medusa_heads.")  # that published files put before a tensor's name
+PREFIXES = ("", "medusa_head.", "medusa_heads.")  # of tensors' names in published files
 
 
 class MedusaHead(NamedTuple):
-    """Holds one head: residual blocks (matrix, bias), then the matrix to the vocabulary."""
+    """Holds the weights of one head: residual blocks (matrix, bias), then the matrix to the vocabulary."""
 
     blocks: tuple[tuple[Matrix, Tensor], ...]
     out: Matrix
 
     def logits(self, states: Tensor) -> Tensor:
-        """Returns (rows, vocab) float32 of the target's normed hidden states (rows, hidden)."""
+        """Returns the logits (rows, vocab) float32 for the target's normed hidden states (rows, hidden)."""
         x = states
         for weight, bias in self.blocks:
             x = x + F.silu(linear(x, weight, bias))
@@ -43,7 +43,9 @@ class MedusaHead(NamedTuple):
 
 
 class Medusa(StateSpeculator):
-    """Implements ``StateSpeculator``: it looks at the rows that choose a token, behind all layers."""
+    """Drafts by Medusa heads from the final hidden states of rows that choose a token; ``layers`` is the target's
+    number of layers.
+    """
 
     name = NAME
     every_row = False
@@ -58,7 +60,7 @@ class Medusa(StateSpeculator):
         self._seen[text.seq] = first + len(states) - 1, torch.from_numpy(states[-1].copy())
 
     def prepare(self, texts: Sequence[Text], budget: int) -> None:
-        """Drafts ``budget`` tokens of each text whose last state is known; a head for each token."""
+        """Drafts up to ``budget`` tokens, one per head, for each text whose last state is known."""
         ready = [text for text in texts if self._is_current(text)]
         self._drafts = {}
         if not ready:
@@ -77,7 +79,7 @@ class Medusa(StateSpeculator):
             self._drafts[text.seq] = draft
 
     def propose(self, text: Text, budget: int) -> Draft | None:
-        """Returns what ``prepare`` drafted."""
+        """Returns the draft that ``prepare`` made, at most ``budget`` places deep, or None."""
         found = self._drafts.get(text.seq)
         return None if found is None else found.cut(budget)
 
@@ -86,19 +88,19 @@ class Medusa(StateSpeculator):
         self._seen.pop(text.seq, None)
 
     def _likeliest(self, logits: Tensor) -> tuple[list[list[int]], list[list[float]]]:
-        """Each row's likeliest tokens, and how likely they are."""
+        """Returns each row's likeliest tokens, and their probabilities."""
         found = logits.softmax(-1).topk(min(GUESSES, logits.shape[-1]), -1)
         return found.indices.tolist(), found.values.clamp_min(LEAST).tolist()
 
     def _is_current(self, text: Text) -> bool:
-        """Whether the state is that of the token before the last, which chose the last."""
+        """Returns whether the state kept is that of the token before the last, which chose the last."""
         seen = self._seen.get(text.seq)
         return seen is not None and seen[0] == len(text.tokens) - 2
 
 
 def read_medusa(model: str, target: Target, pack: Packing) -> list[MedusaHead]:
-    """Returns the heads of a published checkpoint. Raises CheckpointError, and ConfigError where they are another
-    model's.
+    """Returns the heads of a published checkpoint. Raises CheckpointError, or ConfigError if they were made for
+    another model.
     """
     files = HeadFiles(model)
     count, depth = files.config.size("medusa_num_heads", 5), files.config.count("medusa_num_layers", 1)
