@@ -1,6 +1,6 @@
-"""Fetches blocks that another worker holds, by its Fetch call. Torch-free.
+"""Fetches cached KV blocks from another worker, by its Fetch RPC. Torch-free.
 
-Knows nothing of pages or of why somebody wants them. Hash and checksum are checked by kv/exchange/filling.py.
+Knows nothing of pages or of what the blocks are for. Hash and checksum are checked by kv/exchange/filling.py.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ KEPT_CHANNELS = 64  # channels kept, the oldest is dropped first
 
 
 class BlockFetcher:
-    """Asks other workers for blocks, over one channel to each that is kept."""
+    """Fetches KV blocks of ``layout`` from other workers, over one gRPC channel to each, kept open."""
 
     def __init__(self, model_id: str, layout: KvLayout, dialer: Dialer = PLAIN) -> None:
         self._dialer, self._generation = dialer, dialer.generation
@@ -35,8 +35,8 @@ class BlockFetcher:
         self._channels: dict[str, grpc.aio.Channel] = {}
 
     async def blocks(self, address: str, hashes: tuple[bytes, ...]) -> AsyncGenerator[FetchedPage, None]:
-        """Yields the leading blocks of ``hashes`` that the worker at ``address`` holds. Raises WorkerLost if the
-        call fails.
+        """Yields blocks for ``hashes``, in order, up to the first that the worker at ``address`` doesn't have.
+        Raises WorkerLost if the call fails.
         """
         request = w.FetchRequest(model_id=self._model_id, hashes=hashes, layout=self._layout)
         call = stubs.WorkerStub(self._channel(address)).Fetch(request)
@@ -47,7 +47,7 @@ class BlockFetcher:
             call.cancel()
 
     async def close(self) -> None:
-        """Closes every channel."""
+        """Closes every gRPC channel."""
         for channel in self._channels.values():
             await channel.close()
         self._channels.clear()

@@ -1,8 +1,8 @@
-"""Brings blocks from elsewhere into pages of our own: asked of the engine, verified one by one, then findable.
+"""Fills pages of this worker's engine with blocks from elsewhere, verified one by one, and makes them findable.
 Torch-free.
 
 Knows nothing of where the bytes come from (another worker, a tier): a ``Source`` yields leading blocks in order.
-Whatever goes wrong, what was verified before it counts and the rest is computed: a fill raises nothing of its own.
+If a fill fails, the blocks verified until then are kept and the rest is computed: a fill raises no error.
 """
 
 from __future__ import annotations
@@ -27,20 +27,19 @@ log = logging.getLogger("baton.kv")
 STALL_S = 2.0  # seconds without a block after which a fill is given up
 
 Source = Callable[[tuple[bytes, ...]], AsyncGenerator[FetchedPage, None]]
-"""Yields the leading blocks of some hashes, in order, and ends early where it has no more."""
+"""Yields blocks for the hashes, in their order, and ends at the first that it doesn't have."""
 
 Bring = Callable[[tuple[bytes, ...], Sequence[memoryview]], AsyncGenerator[int, None]]
-"""Writes leading blocks to pages, verified, and yields how many more are in. Once closed it writes nothing."""
+"""Writes blocks for the hashes to the pages, in order, verified; yields how many more were written each time."""
 
 
 class FillReport(msgspec.Struct, frozen=True):
-    """Tells what a fill brought: ``blocks`` new ones of ``bytes`` in ``seconds``, after ``held`` that were here
-    already.
+    """Reports a fill: ``blocks`` new blocks of ``bytes`` bytes in all came in ``seconds``.
 
     ``failed`` says that the source broke, or took too long.
     """
 
-    held: int
+    held: int  # blocks that were cached here before
     blocks: int
     bytes: int
     seconds: float
@@ -51,8 +50,10 @@ NOTHING = FillReport(0, 0, 0, 0.0)
 
 
 class Filler:
-    """Runs every fill of this worker. ``send`` gives the engine a message and never blocks; ``take`` gets its
-    answers.
+    """Runs the fills of this worker, each at most ``stall_s`` seconds without a block.
+
+    ``send`` queues a message to the engine without blocking; ``take`` gets the engine's answers. ``failures``
+    counts the fills that failed.
     """
 
     def __init__(
@@ -70,15 +71,20 @@ class Filler:
         self._lost = False
 
     async def fill(self, hashes: Sequence[bytes], source: Source, limit_s: float | None = None) -> FillReport:
-        """Brings the leading blocks of ``hashes`` here, within ``limit_s`` seconds, while one comes each
-        ``stall_s``.
+        """Caches leading blocks of ``hashes`` from ``source`` in pages of this worker; returns how many came, also
+        if it failed.
+
+        It ends at the first block that is missing or wrong, after ``limit_s`` seconds (None: no limit) and after
+        ``stall_s`` seconds without a block.
         """
         return await self.load(hashes, partial(self._verified, source), limit_s)
 
     async def load(self, hashes: Sequence[bytes], bring: Bring, limit_s: float | None = None) -> FillReport:
-        """Does what ``fill`` does with a ``bring`` that writes verified blocks to pages itself.
+        """Caches leading blocks of ``hashes`` by ``bring``, which writes verified blocks to pages itself, and
+        returns a report.
 
-        Of several callers that want the same blocks at once one brings them, and the others find them.
+        Of several concurrent callers that want the same blocks, one brings them; the others wait and then find
+        them. The time limits are those of ``fill``.
         """
         if not hashes or not await self._our_turn(hashes[-1], limit_s):
             return NOTHING
@@ -90,7 +96,9 @@ class Filler:
             landed.set()
 
     async def _our_turn(self, last: bytes, limit_s: float | None) -> bool:
-        """Wait for whoever brings the same blocks; False when that took too long, or the engine is gone."""
+        """Waits for another caller that brings the same blocks; returns False if it took too long, or the engine is
+        gone.
+        """
         with suppress(TimeoutError):
             async with asyncio.timeout(limit_s):
                 while (landed := self._flying.get(last)) is not None:
@@ -125,7 +133,7 @@ class Filler:
             return await anext(progress, None)
 
     def take(self, message: ch.Filling) -> None:
-        """Takes the engine's answer: pages for a fill, or none."""
+        """Takes the engine's answer to a fill: the pages to fill, or none."""
         asked = self._asked.get(message.key)
         if asked is not None and not asked.done():
             asked.set_result(message)

@@ -1,8 +1,8 @@
 """Serves cached blocks of this worker to others: pinned by the engine, read page by page, checksummed. Torch-free.
 
 Knows nothing of gRPC, of roles, or of what the blocks are for. Any worker can be a source. A page is read only
-between Pinned and Unpin; who reads slowly, or stops, holds pages no longer than ``STALL_S`` and ``PINNED_S`` say,
-and has an early end.
+between Pinned and Unpin. A fetcher that reads slowly, or stops, holds pages for ``STALL_S`` and ``PINNED_S`` at
+most; then its fetch ends early.
 """
 
 from __future__ import annotations
@@ -21,21 +21,22 @@ from baton.protos.errors import BatonError, ModelNotFound
 from baton.protos.nouns import KvLayout
 
 STALL_S = 2.0  # seconds between two blocks, because a fetcher of ours waits as long for one (filling.py)
-PINNED_S = 30.0  # seconds that one fetch may hold pages in all
+PINNED_S = 30.0  # seconds that one fetch may hold pages, in total
 
 
 class FetchedPage(msgspec.Struct, frozen=True):
-    """Holds one cached block, copied out. ``checksum`` is the xxh3-64 of ``data``."""
+    """A copy of one cached block, with its block hash."""
 
     hash: bytes
-    checksum: int
+    checksum: int  # xxh3-64 of data
     data: bytes
 
 
 class BlockSource:
-    """Serves fetches. ``send`` gives the engine a message and never blocks; ``take`` gets its answers.
+    """Serves cached KV blocks to other workers.
 
-    ``lift`` brings blocks up from lower tiers first.
+    ``send`` queues a message to the engine without blocking; ``take`` gets the engine's answers. ``lift(hashes)``
+    first brings blocks up from lower tiers.
     """
 
     def __init__(
@@ -56,8 +57,8 @@ class BlockSource:
     async def fetch(
         self, model_id: str, hashes: tuple[bytes, ...], layout: KvLayout
     ) -> AsyncGenerator[FetchedPage, None]:
-        """Yields the leading blocks of ``hashes`` that are cached here. Raises ModelNotFound and
-        LayoutMismatch.
+        """Yields blocks for ``hashes``, in order, up to the first that isn't cached here. Raises ModelNotFound,
+        LayoutMismatch, and WorkerLost once the engine is gone.
         """
         self._check(model_id, layout)
         if self._lift is not None:
@@ -80,9 +81,8 @@ class BlockSource:
             self._unpin(key)
 
     async def hold(self, hashes: tuple[bytes, ...]) -> tuple[int, int]:
-        """Pins the leading blocks of ``hashes`` that are cached here until ``let_go`` of the key.
-
-        Returns the key and how many they are. Raises WorkerLost.
+        """Pins the cached leading blocks of ``hashes`` in their pages until ``let_go(key)``; returns the key and
+        the number of blocks. Raises WorkerLost.
         """
         if self._lost is not None:
             raise self._lost
@@ -96,16 +96,16 @@ class BlockSource:
             raise
 
     def let_go(self, key: int) -> None:
-        """Ends what ``hold`` began."""
+        """Unpins the blocks that ``hold`` pinned under ``key``."""
         self._unpin(key)
 
     def _unpin(self, key: int) -> None:
-        """No page of it is read any more."""
+        """Lets the engine reuse the pages pinned under ``key``; the caller reads none of them any more."""
         if self._pins.pop(key, None) is not None:
             self._send(ch.Unpin(key))
 
     def take(self, message: ch.Pinned) -> None:
-        """Takes the engine's answer: the pages that it pinned."""
+        """Takes the engine's answer to a pin: the pages of the blocks."""
         pinned = self._pins.get(message.key)
         if pinned is not None and not pinned.done():
             pinned.set_result(message)

@@ -1,7 +1,7 @@
-"""Brings here, before a request is computed, what it can find instead of compute. Torch-free.
+"""Caches KV blocks of a request here before it is computed, from lower tiers or other workers. Torch-free.
 
-Knows nothing of how a source was chosen (the router's cost does that) or of the engine's queue. Nothing here is
-needed for a right answer: every failure leaves more to compute.
+Knows nothing of how a source was chosen (the router's cost does that) or of the engine's queue. Answers are
+correct without it: after a failure more has to be computed.
 """
 
 from __future__ import annotations
@@ -18,14 +18,15 @@ from baton.kv.tiers.shared import SharedTier
 from baton.kv.tiers.stack import Tiers
 from baton.protos.nouns import BLOCK_TOKENS, EngineRequest
 
-HASH_OFF_LOOP_TOKENS = 4096  # tokens from which on hashing takes a thread, so that the event loop goes on
+HASH_OFF_LOOP_TOKENS = 4096  # tokens from which on hashing runs in a thread, so that the event loop isn't blocked
 
 
 class Warmer:
-    """Warms one worker's cache for requests.
+    """Warms one worker's KV cache for requests.
 
-    ``observe`` hears of every fetch that brought something or failed, which the cost curve is fitted on. A model
-    with recurrent state (``stateful``) is not warmed: blocks without the state behind them spare nothing.
+    ``observe`` is called with the report of every fetch that brought blocks or failed; the cost curve is fitted to
+    these. A model with recurrent state (``stateful``) is not warmed, because blocks without the state after them
+    save no computation.
     """
 
     def __init__(
@@ -50,16 +51,17 @@ class Warmer:
 
     @property
     def has_tiers(self) -> bool:
-        """Tells whether a request may find something in a lower tier."""
+        """Returns whether this worker has lower tiers."""
         return self._tiers is not None
 
     async def warm(
         self, request: EngineRequest, address: str = "", blocks: int = 0, limit_s: float | None = None
     ) -> FillReport:
-        """Lifts the prompt's leading blocks from lower tiers, then fetches up to ``blocks`` (of 16 tokens) from
-        ``address``.
+        """Lifts the prompt's leading blocks from lower tiers, then fetches up to ``blocks`` (of 16 tokens) from the
+        worker at ``address``.
 
-        What came (the fetch within ``limit_s`` seconds) is findable afterwards; the report is the fetch's.
+        The blocks are cached afterwards. Returns the fetch's report, NOTHING if there was no fetch. ``limit_s``
+        limits the fetch, in seconds.
         """
         if self._stateful:
             return NOTHING
@@ -75,8 +77,8 @@ class Warmer:
         return report
 
     async def lift(self, hashes: Sequence[bytes]) -> int:
-        """Brings leading blocks up from the tiers. Returns how many are on the device then, as far as the
-        tiers know.
+        """Brings leading blocks of ``hashes`` up from the lower tiers; returns how many are in the device's cache
+        then, as far as is known.
         """
         if self._tiers is None or self._holdings is None or self._stateful:
             return 0
@@ -87,7 +89,9 @@ class Warmer:
         return report.held + report.blocks
 
     async def _take_shared(self, hashes: Sequence[bytes], here: int) -> int:
-        """Brings the blocks after the first ``here`` from the store that workers share; how many are here then."""
+        """Brings the blocks after the first ``here`` from the store that workers share; returns how many are cached
+        here then.
+        """
         more = await self._shared.leading(hashes[here:]) if self._shared is not None else 0
         if self._shared is None or not more:
             return here
@@ -95,7 +99,7 @@ class Warmer:
         return max(here, report.held + report.blocks)
 
     async def hashes(self, request: EngineRequest, blocks: int) -> list[bytes]:
-        """Returns the hashes of the first ``blocks`` full blocks of a request's tokens."""
+        """Returns the hashes of the first ``blocks`` full blocks of the request's tokens."""
         root = prefix.root(self._fingerprint, self._fidelity, request.adapter_id, request.tenant_salt)
         size = self._block_tokens
         tokens = request.token_ids[: blocks * size]

@@ -1,14 +1,14 @@
-"""Converts a sender's page to a receiver's: another dtype, a slice of the heads, few bits on the wire; or refuses.
+"""Converts KV pages from a sender's layout to a receiver's: dtype, subset of heads, quantized on the wire.
 
-Knows nothing of frames, leases or tokens. All conversion but the codec's last step is the sender's: what arrives is
-a page as the receiver lays it out, or that page coded. ``fidelity`` keeps the kinds apart. It is in the root of
+Knows nothing of frames, leases or tokens. The sender converts everything but the codec's last step: what arrives
+is a page in the receiver's layout, or that page coded. ``fidelity`` names the kind of KV. It is in the root of
 every block hash, so KV that went through a codec is never found as exact KV.
 
     fidelity   "bfloat16"        exact blocks of that dtype; nothing lossy is taken in
                "bfloat16~int8"   blocks may have been through the int8 wire codec; int8 is what is sent here
 
-A page is runs of 16 tokens in a row (page.py), and so is a coded page: everything here is done run by run, and
-pages of another size are made of other runs (repaging.py says of which).
+A page is a sequence of runs of 16 tokens (page.py), and so is a coded page: everything in this module is done run
+by run. Pages of another size are composed of other runs (repaging.py says of which).
 """
 
 from __future__ import annotations
@@ -31,8 +31,10 @@ NARROWER = {"float32": ("float32", "bfloat16", "float16"), "bfloat16": ("bfloat1
 
 
 def with_codec(layout: KvLayout, codec: str) -> KvLayout:
-    """Returns ``layout`` for a worker that takes KV by ``codec``; "none" leaves it as it is. Raises
-    ConfigError.
+    """Returns ``layout`` with ``codec`` in its fidelity, for a worker that receives KV coded; unchanged if
+    ``codec`` is "none".
+
+    Raises ConfigError if the codec is unknown or can't code this layout.
     """
     if codec == "none":
         return layout
@@ -52,21 +54,22 @@ def with_codec(layout: KvLayout, codec: str) -> KvLayout:
 
 
 def codec_of(layout: KvLayout) -> str:
-    """Returns the codec that a worker of ``layout`` takes, "" for none."""
+    """Returns the name of the wire codec by which a worker of ``layout`` receives KV, "" for none."""
     return layout.fidelity.partition("~")[2]
 
 
 def wire_bytes(layout: KvLayout) -> int:
-    """Returns the bytes of one block on its way to a worker of ``layout``."""
+    """Returns the size in bytes of one block as it is sent to a worker of ``layout``, coded if it has a codec."""
     if not codec_of(layout):
         return layout.page_bytes
     return layout.runs * sum(coded_bytes(codec_of(layout), group) for group in layout.groups)
 
 
 class Bridge:
-    """Turns pages of layout ``sender`` into what ``receiver`` takes. Raises LayoutMismatch naming what it can't.
+    """Converts pages of layout ``sender`` into blocks as layout ``receiver`` takes them.
 
-    ``as_they_are`` says that runs needn't be converted, only put together otherwise.
+    ``unit`` is the size in bytes of a converted block; ``as_they_are`` is true if runs are only regrouped, not
+    converted. Raises LayoutMismatch naming the differences that can't be converted.
     """
 
     def __init__(self, sender: KvLayout, receiver: KvLayout) -> None:
@@ -76,14 +79,14 @@ class Bridge:
         self.as_they_are = run_of(sender) == run_of(receiver) and not codec_of(receiver)
 
     def convert(self, page: memoryview) -> memoryview:
-        """Returns one block, ``unit`` bytes in memory of its own, of a ``page`` with as many tokens as the
-        receiver's.
+        """Returns one converted block, ``unit`` bytes of new memory, from a sender's ``page`` with as many tokens
+        as a receiver's page has.
         """
         return self.gather(runs_of(page, self.sender))
 
     def gather(self, runs: Sequence[memoryview]) -> memoryview:
-        """Returns one of the receiver's blocks, ``unit`` bytes, made of our ``runs``; what a tail lacks is
-        zeros.
+        """Returns one of the receiver's blocks, ``unit`` bytes, made of the sender's ``runs`` of 16 tokens; missing
+        runs at its end are zeros.
         """
         parts: list[bytes | memoryview] = []
         for run in runs:
@@ -92,7 +95,7 @@ class Bridge:
         return memoryview(whole + bytes(self.unit - len(whole)))
 
     def _converted(self, run: memoryview) -> list[bytes]:
-        """A run of the receiver's."""
+        """Returns one run of the receiver's, in parts."""
         parts: list[bytes] = []
         for values, group in self._groups(run):
             if codec := codec_of(self.receiver):
@@ -102,7 +105,9 @@ class Bridge:
         return parts
 
     def _groups(self, run: memoryview) -> Iterator[tuple[np.ndarray, LayerGroup]]:
-        """Each group's values, of the receiver's heads alone: [layer x plane x token][head][head_dim]."""
+        """Yields, of each layer group, the float32 values of the receiver's heads, [layer x plane x
+        token][head][head_dim], and the receiver's group.
+        """
         at = 0
         for ours, theirs in zip(self.sender.groups, self.receiver.groups, strict=True):
             size = group_bytes(self.sender.dtype, ours)
@@ -113,7 +118,7 @@ class Bridge:
 
 
 def land(wire: memoryview, page: memoryview, layout: KvLayout) -> None:
-    """Decodes a block, as the codec of ``layout`` sent it, into its ``page``."""
+    """Decodes a received block, in the codec of ``layout``, into ``page``."""
     for coded, run in zip(_split(wire, layout.runs), runs_of(page, layout), strict=True):
         _land_run(coded, run, layout)
 
@@ -129,8 +134,8 @@ def _land_run(wire: memoryview, page: memoryview, layout: KvLayout) -> None:
 
 
 def land_part(wire: memoryview, page: memoryview, part: KvLayout, whole: KvLayout) -> None:
-    """Writes a block of the heads of ``part``, as it came, among the other heads of its ``page`` of layout
-    ``whole``.
+    """Writes a received block with the heads of layout ``part`` (one shard's) to their places in ``page`` of layout
+    ``whole``, decoding it if it is coded.
     """
     held = memoryview(bytearray(part.page_bytes)) if codec_of(part) else wire
     if codec_of(part):
@@ -140,7 +145,7 @@ def land_part(wire: memoryview, page: memoryview, part: KvLayout, whole: KvLayou
 
 
 def _land_heads(held: memoryview, page: memoryview, part: KvLayout, whole: KvLayout) -> None:
-    """One run of it."""
+    """Copies one run of ``part`` to its heads' places in a run of ``whole``."""
     item, at, to = np.dtype(f"u{ITEM_BYTES[part.dtype]}"), 0, 0
     for some, all_of in zip(part.groups, whole.groups, strict=True):
         size, room = group_bytes(part.dtype, some), group_bytes(whole.dtype, all_of)
@@ -152,8 +157,8 @@ def _land_heads(held: memoryview, page: memoryview, part: KvLayout, whole: KvLay
 
 
 def shard_of(layout: KvLayout, rank: int, count: int) -> KvLayout:
-    """Returns the layout of the heads that shard ``rank`` of ``count`` holds of ``layout``. Raises
-    LayoutMismatch.
+    """Returns the layout of the part of ``layout``'s heads that shard ``rank`` of ``count`` has. Raises
+    LayoutMismatch if it isn't a part of them, or can't be assembled from shards.
     """
     times, left = divmod(count, layout.shard_count)
     named = f"shard {rank} of {count}, the receiver is {layout.shard_rank} of {layout.shard_count}"
@@ -176,8 +181,8 @@ def shard_of(layout: KvLayout, rank: int, count: int) -> KvLayout:
 
 
 def wire_layout(sender: KvLayout, receiver: KvLayout) -> KvLayout:
-    """Returns how blocks of ``sender`` are laid out on their way: as ``receiver`` has them, or as its part that
-    they are.
+    """Returns the layout in which blocks of ``sender`` travel: ``receiver``, or the part of it that a sender with
+    fewer heads has. Raises LayoutMismatch if there is no such part.
     """
     if sender.shard_count <= receiver.shard_count:
         return receiver
@@ -186,13 +191,15 @@ def wire_layout(sender: KvLayout, receiver: KvLayout) -> KvLayout:
 
 @functools.lru_cache(maxsize=4096)
 def can_ship(sender: KvLayout, receiver: KvLayout) -> bool:
-    """Returns whether one sender's blocks are all that the receiver needs, as they are or bridged."""
+    """Returns whether blocks of one sender of layout ``sender`` contain all that ``receiver`` needs, unchanged or
+    converted.
+    """
     return sender == receiver or not any(_obstacles(sender, receiver))
 
 
 def bridge(sender: KvLayout, receiver: KvLayout) -> Bridge | None:
-    """Returns what brings pages of ``sender`` to ``receiver``, None where they go as they are. Raises
-    LayoutMismatch.
+    """Returns the converter of pages of ``sender`` for ``receiver``; None if they are sent unchanged. Raises
+    LayoutMismatch if they can't be converted.
     """
     if sender == receiver and not codec_of(receiver):
         return None
@@ -200,12 +207,12 @@ def bridge(sender: KvLayout, receiver: KvLayout) -> Bridge | None:
 
 
 def run_of(layout: KvLayout) -> KvLayout:
-    """Returns ``layout`` with pages of one run of 16 tokens."""
+    """Returns ``layout`` with pages of 16 tokens, one run each."""
     return in_pages_of(layout, BLOCK_TOKENS)
 
 
 def runs_of(page: memoryview, layout: KvLayout) -> list[memoryview]:
-    """Returns views of the runs of a page of ``layout``."""
+    """Returns the runs of 16 tokens of a ``page`` of ``layout``, as views."""
     return _split(page, layout.runs)
 
 
@@ -215,7 +222,7 @@ def _split(view: memoryview, parts: int) -> list[memoryview]:
 
 
 def _first_head(layout: KvLayout, group: LayerGroup) -> int:
-    """The model's number of the first head in a shard."""
+    """Returns the index, in the model, of the first KV head of the layout's shard."""
     return layout.shard_rank * group.kv_heads
 
 
@@ -228,7 +235,7 @@ def _check(sender: KvLayout, receiver: KvLayout) -> None:
 
 
 def _obstacles(sender: KvLayout, receiver: KvLayout) -> Iterator[str]:
-    """Every difference that is not bridged, in words."""
+    """Yields a description of every difference that can't be bridged."""
     for side, layout in (("sender", sender), ("receiver", receiver)):
         yield from unknown_planes(layout, side)
         if layout.block_tokens < BLOCK_TOKENS or layout.block_tokens % BLOCK_TOKENS:
@@ -255,7 +262,9 @@ def _obstacles(sender: KvLayout, receiver: KvLayout) -> Iterator[str]:
 
 
 def _unbridged_state(sender: KvLayout, receiver: KvLayout) -> Iterator[str]:
-    """What keeps recurrent state from going as it is: it fills pages of the sender's size."""
+    """Yields what keeps recurrent state, which is sent unchanged, from being sent: it fills pages of the sender's
+    size.
+    """
     if not sender.states or sender.states != receiver.states:
         return
     for field in ("page_bytes", "block_tokens", "dtype", "shard_count"):

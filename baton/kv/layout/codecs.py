@@ -21,25 +21,25 @@ INT8_MAX, FP8_MAX = 127.0, 448.0  # the largest value that each code holds
 
 
 class Codec(NamedTuple):
-    """Codes scaled float rows as one byte per value (``encode``) and back (``decode``); ``peak`` is the
-    largest value.
-    """
+    """Codes scaled float rows as one byte per value (``encode``) and back (``decode``)."""
 
-    peak: float
+    peak: float  # the largest magnitude that a code can represent
     encode: Callable[[Floats], Bytes]
     decode: Callable[[Bytes], Floats]
 
 
 def to_float32(data: memoryview, dtype: str) -> Floats:
-    """Returns ``data``, of a layout's ``dtype``, as float32 values, not copied if they are float32 already."""
+    """Returns ``data``, values of a layout's ``dtype``, as a flat float32 array, without a copy if they are
+    float32.
+    """
     if dtype == "bfloat16":
         return (np.frombuffer(data, np.uint16).astype(np.uint32) << 16).view(np.float32)
     return np.frombuffer(data, np.dtype(dtype)).astype(np.float32, copy=False)
 
 
 def from_float32(values: Floats, dtype: str) -> NDArray[np.uint16 | np.float16 | np.float32]:
-    """Returns ``values`` in ``dtype``, rounded to nearest even; beyond float16's range they become its
-    largest.
+    """Returns ``values`` in ``dtype`` (bfloat16 as uint16 bits), rounded to nearest even; values beyond float16's
+    range are clipped to it.
     """
     if dtype == "bfloat16":
         bits = np.ascontiguousarray(values, np.float32).view(np.uint32)
@@ -50,14 +50,16 @@ def from_float32(values: Floats, dtype: str) -> NDArray[np.uint16 | np.float16 |
 
 
 def compress(rows: Floats, codec: Codec) -> tuple[Floats, Bytes]:
-    """Returns ``rows`` (n, head_dim) as n float32 scales and n x head_dim bytes."""
+    """Quantizes ``rows`` (n, head_dim); returns n float32 scales and the codes, (n, head_dim) uint8."""
     scales = np.max(np.abs(rows), axis=1) / np.float32(codec.peak)
     scales[scales == 0] = 1.0
     return scales.astype(np.float32), codec.encode(rows / scales[:, None])
 
 
 def expand(scales: Floats, coded: Bytes, codec: Codec) -> Floats:
-    """Returns float32 rows (n, head_dim) from n scales and their bytes: nearly what ``compress`` was given."""
+    """Returns float32 rows (n, head_dim), approximately those that were given to ``compress``, from ``scales`` (n)
+    and ``coded`` (n, head_dim).
+    """
     return codec.decode(coded) * scales[:, None]
 
 
@@ -78,7 +80,7 @@ def _fp8(values: Floats) -> Bytes:
 
 
 def _e4m3(code: int) -> float:
-    """One code's value, by the specification."""
+    """Returns the value of one code, by the specification."""
     sign, exponent, mantissa = -1.0 if code & 0x80 else 1.0, code >> 3 & 15, code & 7
     if exponent == 15 and mantissa == 7:
         return float("nan")

@@ -1,12 +1,12 @@
-"""Codes one run of 16 tokens as a worker's codec says: in 8 bits by row, or in 4 bits by channel. Torch-free.
+"""Codes one run of 16 tokens for the wire: in 8 bits with a scale per row, or in 4 bits per channel. Torch-free.
 
-Knows nothing of pages' owners or of negotiation (bridge.py). ``int4`` follows KIVI (https://arxiv.org/abs/2402.02750):
-keys have outliers in few channels, the same for all tokens, so that a key's channel is rounded over the run's 16
-tokens, and a value's numbers over the channels of one token and head. Such a group's sixteen steps lie between its
-least and its largest number:
+Knows nothing of pages' owners or of negotiation (bridge.py). ``int4`` follows KIVI
+(https://arxiv.org/abs/2402.02750): keys have outliers in few channels, the same for all tokens, so a group of keys
+is one channel over the run's 16 tokens, and a group of values all channels of one token and head. The sixteen
+levels of a group are evenly spaced from its least to its largest number:
 
     int8, fp8   [scales, float32, of each (layer, plane, token, head)][codes, a byte each]
-    int4        by layer, plane: [least, float16, of each group][step, likewise][codes, the first in the low nibble]
+    int4        by layer, plane: [least, float16, of each group][step, float16][codes, the first in the low nibble]
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from baton.protos.nouns import BLOCK_TOKENS, LayerGroup
 
 INT4 = "int4"
 NAMES = (*CODECS, INT4)
-VALUES = "v"  # the plane that is rounded token by token
-STEPS = 15  # of 4 bits
-HALF_MAX = 65504.0  # float16's largest
+VALUES = "v"  # the plane that int4 quantizes token by token
+STEPS = 15  # the largest code of 4 bits
+HALF_MAX = 65504.0  # the largest float16
 ITEM = np.dtype("<f2")
 
 
 def coded_bytes(codec: str, group: LayerGroup) -> int:
-    """Returns the bytes of a run of ``group`` on the wire."""
+    """Returns the bytes that ``codec`` needs for one run of 16 tokens of ``group``."""
     rows = group.layers * len(group.planes) * BLOCK_TOKENS * group.kv_heads
     if codec != INT4:
         return rows * (SCALE_BYTES + group.head_dim)
@@ -33,7 +33,9 @@ def coded_bytes(codec: str, group: LayerGroup) -> int:
 
 
 def encode(codec: str, values: Floats, group: LayerGroup) -> bytes:
-    """Returns a run's ``values`` of ``group``, [layer][plane][token][head][head_dim], coded."""
+    """Returns a run's ``values`` of ``group``, float32 [layer][plane][token][head][head_dim], coded by ``codec``
+    ("int8", "fp8" or "int4").
+    """
     if codec != INT4:
         scales, coded = compress(values.reshape(-1, group.head_dim), CODECS[codec])
         return scales.tobytes() + coded.tobytes()
@@ -46,7 +48,9 @@ def encode(codec: str, values: Floats, group: LayerGroup) -> bytes:
 
 
 def decode(codec: str, wire: memoryview, group: LayerGroup) -> Floats:
-    """Returns nearly what ``encode`` was given, as rows (layer x plane x token x head, head_dim)."""
+    """Returns approximately the values that were given to ``encode``, float32 (layer x plane x token x head,
+    head_dim).
+    """
     if codec != INT4:
         rows = len(wire) // (SCALE_BYTES + group.head_dim)
         scales = np.frombuffer(wire[: rows * SCALE_BYTES], np.float32)
@@ -61,12 +65,12 @@ def decode(codec: str, wire: memoryview, group: LayerGroup) -> Floats:
 
 
 def _axis(plane: str) -> int:
-    """The axis of (token, head, head_dim) that a group goes along."""
+    """Returns the axis of (token, head, head_dim) along which a group of the plane extends."""
     return 2 if plane == VALUES else 0
 
 
 def _groups(plane: str, group: LayerGroup) -> tuple[int, int, int]:
-    """The shape of a plane's steps."""
+    """Returns the shape of a plane's steps."""
     whole = [BLOCK_TOKENS, group.kv_heads, group.head_dim]
     whole[_axis(plane)] = 1
     return whole[0], whole[1], whole[2]

@@ -1,12 +1,12 @@
-"""Says how KV lies in a page, and whether two workers lay it out alike. Torch-free.
+"""Defines how KV is laid out in a page, and compares the layouts of two workers. Torch-free.
 
 Knows nothing of memory or of tensors. A page holds one block, group after group, and inside a group
 
     [layer][plane][token 0..15][kv_head][head_dim]        contiguous, in the dtype's native little-endian order
 
 each plane of a scaled dtype (int8, fp8_e4m3) followed by [token 0..15][kv_head] float32 scales, so that a block is
-one run of bytes on the wire as in memory. Kernels read runs of 16 tokens; a worker whose pages hold more
-(``worker.block_tokens``) has several such runs in a row in each, so that page sizes are bridged by run:
+contiguous on the wire as in memory. Kernels read runs of 16 tokens; a page of more tokens (``worker.block_tokens``)
+consists of several such runs, so that page sizes are bridged run by run:
 
     page of 48     [run of 16: all of the above][run of 16][run of 16]
 """
@@ -21,9 +21,9 @@ from baton.kv.layout.selection import selection_of
 from baton.protos.errors import ConfigError, LayoutMismatch
 from baton.protos.nouns import BLOCK_TOKENS, KvLayout, LayerGroup, StatePlane
 
-# What a page may hold of a token; state: the paced engine's rows, tokens: an encoder's own number of it.
+# What a page may hold of a token; state: the paced engine's rows, tokens: token ids, of an encoder.
 PLANES = ("k", "v", "latent", "state", "tokens")
-STATES = ("conv", "delta", "ssm")  # that a sequence may keep
+STATES = ("conv", "delta", "ssm")  # names of the kinds of recurrent state that a sequence may keep
 ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "int8": 1, "fp8_e4m3": 1, "uint8": 1, "bytes": 1}
 SCALE_BYTES = {"int8": 4, "fp8_e4m3": 4}  # bytes of the scale of a (token, kv_head) in each plane
 
@@ -36,9 +36,11 @@ def layout_for(
     fidelity: str | None = None,
     states: tuple[StatePlane, ...] = (),
 ) -> KvLayout:
-    """Returns the layout of ``layers`` equal layers with planes k and v, or of the layer groups given instead.
+    """Returns a KV layout with pages of 16 tokens.
 
-    ``states``: the planes of a sequence's recurrent state. ``fidelity`` defaults to ``dtype``. Raises ConfigError.
+    ``layers`` is a number of equal layers with planes k and v of ``kv_heads`` x ``head_dim``, or the layer groups.
+    ``states`` are the planes of a sequence's recurrent state. ``fidelity`` defaults to ``dtype``. Raises
+    ConfigError for an unknown dtype and for pages without any bytes.
     """
     if dtype not in ITEM_BYTES:
         raise ConfigError(f"KV dtype {dtype!r} is unknown; choose one of {', '.join(ITEM_BYTES)}", "dtype")
@@ -52,8 +54,8 @@ def layout_for(
 
 
 def in_pages_of(layout: KvLayout, block_tokens: int) -> KvLayout:
-    """Returns ``layout`` with ``block_tokens`` tokens in a page. Raises ConfigError unless that is a multiple
-    of 16.
+    """Returns ``layout`` with ``block_tokens`` tokens per page. Raises ConfigError unless they are a positive
+    multiple of 16.
     """
     if block_tokens < BLOCK_TOKENS or block_tokens % BLOCK_TOKENS:
         raise ConfigError(
@@ -65,15 +67,17 @@ def in_pages_of(layout: KvLayout, block_tokens: int) -> KvLayout:
 
 
 def plane_bytes(dtype: str, group: LayerGroup) -> int:
-    """Returns the bytes of one plane of one layer in one run of 16 tokens."""
+    """Returns the bytes of one plane (k or v, say) of one layer of ``group`` in one run of 16 tokens, scales
+    included.
+    """
     row = group.head_dim * ITEM_BYTES[dtype] + SCALE_BYTES.get(dtype, 0)
     return BLOCK_TOKENS * group.kv_heads * row
 
 
 def sliding_window(layout: KvLayout) -> int:
-    """Returns how many tokens back any layer sees, the token itself included; 0 where a layer sees all.
+    """Returns how many tokens back any layer can attend, the token itself included; 0 if a layer attends to all.
 
-    Sinks, which a selection keeps beside them, are not counted (``sunk_blocks``).
+    Attention sinks, which a selection keeps as well, are not counted (``sunk_blocks``).
     """
     if (selection := selection_of(layout)) is not None:
         return selection.reach
@@ -82,18 +86,18 @@ def sliding_window(layout: KvLayout) -> int:
 
 
 def sunk_blocks(layout: KvLayout) -> int:
-    """Returns how many leading blocks every later token sees, whatever the window."""
+    """Returns how many leading blocks hold attention sinks, which every later token sees whatever the window."""
     selection = selection_of(layout)
     return 0 if selection is None else selection.sunk(layout.block_tokens)
 
 
 def group_bytes(dtype: str, group: LayerGroup) -> int:
-    """Returns the bytes of ``group`` in one run of 16 tokens."""
+    """Returns the bytes of all layers and planes of ``group`` in one run of 16 tokens."""
     return group.layers * len(group.planes) * plane_bytes(dtype, group)
 
 
 def group_offsets(layout: KvLayout) -> list[int]:
-    """Returns where each group starts in a run of 16 tokens, in bytes."""
+    """Returns the byte offset of each layer group in a run of 16 tokens."""
     offsets, at = [], 0
     for group in layout.groups:
         offsets.append(at)
@@ -102,7 +106,7 @@ def group_offsets(layout: KvLayout) -> list[int]:
 
 
 def differences(sender: KvLayout, receiver: KvLayout) -> Iterator[str]:
-    """Yields each field in which the two layouts differ, in words."""
+    """Yields a description of each field in which the two layouts differ."""
     for field in KvLayout.__struct_fields__:
         ours, theirs = getattr(receiver, field), getattr(sender, field)
         if ours == theirs:
@@ -138,12 +142,14 @@ def _size(plane: StatePlane | None) -> str:
 
 
 def keeps_tokens(layout: KvLayout) -> bool:
-    """Tells whether pages hold the tokens themselves, as an encoder's do, which writes none."""
+    """Returns whether pages hold token ids, as those of an encoder, which computes no KV."""
     return any("tokens" in group.planes for group in layout.groups)
 
 
 def unknown_planes(layout: KvLayout, side: str) -> Iterator[str]:
-    """Yields each plane of ``layout`` that isn't known here, in words; ``side`` says whose it is."""
+    """Yields a description of each plane of ``layout`` that this version doesn't know; ``side`` ("sender" or
+    "receiver") names the layout in it.
+    """
     for number, group in enumerate(layout.groups):
         for plane in set(group.planes) - set(PLANES):
             yield f"groups[{number}].planes: {side}'s {plane!r} is unknown here"
@@ -152,8 +158,8 @@ def unknown_planes(layout: KvLayout, side: str) -> Iterator[str]:
 
 
 def require_same(sender: KvLayout, receiver: KvLayout) -> None:
-    """Raises LayoutMismatch, naming each difference, unless a sender's page is a receiver's page byte for
-    byte.
+    """Raises LayoutMismatch, naming each difference, unless pages of ``sender`` and ``receiver`` have the same
+    bytes.
     """
     found = "; ".join([*unknown_planes(sender, "sender"), *differences(sender, receiver)])
     if found:

@@ -5,8 +5,8 @@ Knows nothing of pages, of who caches what, or of tensors.
     root   = SHA-256("baton.kv.v1" NUL, then for fingerprint, fidelity, adapter, salt: u32 length, bytes)
     hash_i = SHA-256(hash_{i-1}, u32 count, count x u32 token ids)          all u32 little-endian
 
-``count`` is the block size for a full block and less for a prompt's tail, so a tail never answers for a full block.
-The physical layout is not in it: two workers that hold the same numbers differently share hashes.
+``count`` is the block size for a full block and less for a prompt's tail, so a tail never has a full block's hash.
+The physical layout is not hashed: two workers that hold the same numbers in different layouts share hashes.
 """
 
 from __future__ import annotations
@@ -22,7 +22,9 @@ _DOMAIN = b"baton.kv.v1\x00"
 
 
 def root(fingerprint: str, fidelity: str, adapter: str = "", salt: bytes = b"") -> bytes:
-    """Returns where a chain starts: 32 bytes that tell weights, KV fidelity, adapter and tenant apart."""
+    """Returns the first parent of a hash chain, 32 bytes that depend on the weights, KV fidelity, adapter and
+    tenant.
+    """
     parts = (fingerprint.encode(), fidelity.encode(), adapter.encode(), salt)
     return sha256(_DOMAIN + b"".join(struct.pack("<I", len(part)) + part for part in parts)).digest()
 
@@ -42,21 +44,21 @@ def _pack(token_ids: Sequence[int]) -> bytes:
 
 
 def block_hashes(root: bytes, token_ids: Sequence[int], block_tokens: int = BLOCK_TOKENS) -> list[bytes]:
-    """Returns the hash of each full block of ``token_ids``, 32 bytes each; a partial tail has none. Raises
-    InvalidRequest.
+    """Returns the chained hash, 32 bytes, of each full block of ``token_ids``; a partial last block has none.
+    Raises InvalidRequest for ids outside 0 to 2^32 - 1.
     """
     full = len(token_ids) // block_tokens
     packed = _pack(token_ids[: full * block_tokens])
     hashes, parent, size, count = [], root, 4 * block_tokens, struct.pack("<I", block_tokens)
-    for start in range(0, full * size, size):  # _link, in one call: a long prompt has thousands
+    for start in range(0, full * size, size):  # _link inlined, because a long prompt has thousands of blocks
         parent = sha256(parent + count + packed[start : start + size]).digest()
         hashes.append(parent)
     return hashes
 
 
 def chain(root: bytes, token_ids: Sequence[int], block_tokens: int = BLOCK_TOKENS) -> list[bytes]:
-    """Returns ``block_hashes`` and, when the last block isn't full, the hash of that tail. Raises
-    InvalidRequest.
+    """Returns ``block_hashes`` and, if the last block isn't full, also its hash. Raises InvalidRequest for ids
+    outside 0 to 2^32 - 1.
     """
     hashes = block_hashes(root, token_ids, block_tokens)
     tail = token_ids[len(hashes) * block_tokens :]
@@ -66,7 +68,7 @@ def chain(root: bytes, token_ids: Sequence[int], block_tokens: int = BLOCK_TOKEN
 
 
 class Chain:
-    """Grows a chain token by token. ``hashes`` holds one hash per full block so far."""
+    """Extends a hash chain token by token. ``hashes`` has the hash of each full block so far."""
 
     def __init__(self, root: bytes, token_ids: Sequence[int] = (), block_tokens: int = BLOCK_TOKENS) -> None:
         self.hashes = block_hashes(root, token_ids, block_tokens)
@@ -75,7 +77,7 @@ class Chain:
         self._tail: list[int] = list(token_ids[len(self.hashes) * block_tokens :])
 
     def append(self, token: int) -> bytes | None:
-        """Adds one token. Returns the hash of the block that it filled, or None."""
+        """Adds one token to the chain. Returns the hash of the block that it completed, or None."""
         self._tail.append(token)
         if len(self._tail) < self._block_tokens:
             return None
@@ -85,5 +87,5 @@ class Chain:
         return filled
 
     def extend(self, tokens: Iterable[int]) -> list[bytes]:
-        """Adds tokens in order. Returns the hashes of the blocks that they filled."""
+        """Adds tokens in order. Returns the hashes of the blocks that they completed."""
         return [filled for token in tokens if (filled := self.append(token)) is not None]

@@ -1,8 +1,7 @@
-"""Maps blocks of one size to blocks of another: which runs of 16 tokens, of which pages, make up a receiver's
-block.
+"""Maps blocks of one size to blocks of another: of which runs of 16 tokens, in which pages, each consists.
 
-Knows nothing of bytes or of hashes: each side's chain is of its own block size. Any two multiples of 16 go, because
-a page is runs of 16 tokens in a row (page.py):
+Knows nothing of bytes or of hashes: each side's hash chain has its own block size. Any two multiples of 16 can be
+mapped, because a page is a sequence of runs of 16 tokens (page.py):
 
     16 -> 48    sender's blocks    0 1 2|3 4 5|6         32 -> 16    sender's blocks    0     |1     |2 (tail)
                 receiver's blocks  0    |1    |2 (tail)              receiver's blocks  0 |1  |2 |3  |4
@@ -19,18 +18,18 @@ from baton.protos.nouns import BLOCK_TOKENS, KvLayout
 
 
 class ReceiverBlock(msgspec.Struct, frozen=True):
-    """Names a receiver's block ``index`` by its runs, (sender's page, run in that page) each; a tail may have
+    """Represents a receiver's block by the sender's runs of 16 tokens that it consists of; the last block may have
     fewer.
     """
 
     index: int
-    runs: tuple[tuple[int, int], ...]
+    runs: tuple[tuple[int, int], ...]  # (the sender's page, index of the run in it) of each
 
 
 class Repaging:
-    """Follows the blocks of one prompt of ``tokens`` tokens as the sender finishes them.
+    """Maps the sender's blocks of a prompt of ``tokens`` tokens, as they are finished, to the receiver's blocks.
 
-    ``held`` and ``received`` say what the receiver has, in its own blocks.
+    The receiver already has its first ``held`` blocks and those of index ``received``.
     """
 
     def __init__(
@@ -44,8 +43,8 @@ class Repaging:
         self._pages: dict[int, int] = {}  # of our blocks that came, while a block of the receiver's needs them
 
     def wanted(self) -> tuple[int, tuple[int, ...]]:
-        """Returns what the sender need not announce, in its own blocks: how many leading ones, and which ones after
-        them.
+        """Returns which of its blocks the sender need not announce: how many leading ones, and the indices of
+        further ones.
         """
         ours = range(-(-self._runs // self._ours))
         had = [block for block in ours if self._lacking.isdisjoint(self._parts_of(block))]
@@ -53,7 +52,7 @@ class Repaging:
         return leading, tuple(had[leading:])
 
     def take(self, block: ShipBlock) -> list[ReceiverBlock]:
-        """Takes a finished block of the sender's. Returns the receiver's blocks that are whole by it."""
+        """Adds a block that the sender finished. Returns the receiver's blocks that it completes."""
         self._pages[block.index] = block.page
         whole = []
         for index in self._parts_of(block.index):
@@ -71,15 +70,15 @@ class Repaging:
         return self._pages[block], within
 
     def _runs_of(self, index: int) -> range:
-        """A receiver's block, in runs."""
+        """Returns the runs of the receiver's block ``index``."""
         return range(index * self._theirs, min((index + 1) * self._theirs, self._runs))
 
     def _sources_of(self, index: int) -> range:
-        """The sender's blocks that a receiver's block is made of."""
+        """Returns the sender's blocks of which the receiver's block ``index`` consists."""
         runs = self._runs_of(index)
         return range(runs[0] // self._ours, runs[-1] // self._ours + 1)
 
     def _parts_of(self, block: int) -> range:
-        """The receiver's blocks that take something of a sender's."""
+        """Returns the receiver's blocks that contain a part of the sender's ``block``."""
         last = min((block + 1) * self._ours, self._runs) - 1
         return range(block * self._ours // self._theirs, last // self._theirs + 1)

@@ -1,17 +1,17 @@
-"""Says which blocks of a long context attention still sees: all, the first ones and a window, or those that a
-prompt's end attended to. Torch-free.
+"""Defines which blocks of a long context attention can see: all, the first ones and a window, or those that the
+end of the prompt attended to. Torch-free.
 
 Knows nothing of pages or of attention. A selection is a fidelity of its own: its text is in the layout's
-``fidelity``, hence in every block's hash and in what two workers must agree upon before a byte moves.
+``fidelity``, hence in every block's hash and in what two workers must agree on before any KV is sent.
 
     fidelity   "float32"                       every token sees all before it
-               "float32@sinks:64,window:4096"  it sees the first 64, the last 4,096 and what its own run of 16 has
-               "float32@snapkv:1024,window:64" a prompt's tokens see all before them, and its last 64 choose what
-                                               the answer still sees of it: about 1,024 tokens, those included
+               "float32@sinks:64,window:4096"  it sees the first 64, the last 4,096 and those in its own run of 16
+               "float32@snapkv:1024,window:64" a prompt's tokens see all before them, and its last 64 select which
+                                               the answer can see: about 1,024 tokens, the 64 included
 
 Attention sinks: https://arxiv.org/abs/2309.17453. SnapKV: https://arxiv.org/abs/2404.14469. Tokens keep their
-places in the text. With sinks, what a token sees depends on its place alone, in runs of 16 tokens, so that prompts
-may be cut, cached and handed off anywhere. With SnapKV only a prompt's own blocks may be found by others.
+positions. With sinks, what a token sees depends on its position alone, in runs of 16 tokens, so that prompts may be
+split, cached and handed off at any run. With SnapKV other requests can find only the blocks of the prompt.
 """
 
 from __future__ import annotations
@@ -26,16 +26,18 @@ from baton.protos.errors import ConfigError
 from baton.protos.nouns import BLOCK_TOKENS, KvLayout
 
 ALL = "all"
-MARK = "@"  # in a fidelity, before the selection
+MARK = "@"  # separates the selection from the rest of a fidelity
 SETTING = "worker.kv_selection"
 MOST_TOKENS = 1 << 30
-WINDOW = 64  # tokens at a prompt's end that choose, where the setting doesn't say
-MOST_WATCHED = 1024  # because these are computed in one step, whatever its budget
+WINDOW = 64  # tokens at a prompt's end that select, unless the setting gives their number
+MOST_WATCHED = 1024  # tokens; limited because they are computed in one step, whatever its budget
 _DOMAIN = b"baton.slot.v1\x00"
 
 
 class Selection(NamedTuple):
-    """Keeps the first ``sinks`` tokens and the last ``window`` before a token's own run; both are runs of 16."""
+    """Lets a token attend to the first ``sinks`` tokens and to the ``window`` tokens before its own run of 16; both
+    are multiples of 16.
+    """
 
     sinks: int
     window: int
@@ -45,20 +47,24 @@ class Selection(NamedTuple):
 
     @property
     def reach(self) -> int:
-        """Returns how many tokens back a token sees at most, itself included and the sinks left out."""
+        """Returns the most tokens back that a token can attend to, itself included, sinks not counted."""
         return self.window + BLOCK_TOKENS
 
     def sunk(self, block_tokens: int) -> int:
-        """Returns how many leading blocks of so many tokens hold the sinks."""
+        """Returns how many leading blocks of ``block_tokens`` tokens hold the sinks."""
         return -(-self.sinks // block_tokens)
 
     def first_run(self, run: int) -> int:
-        """Returns the first run of the window that tokens of ``run`` see, where the sinks are not counted."""
+        """Returns the index of the first run of 16 tokens, other than sinks, that tokens of run ``run`` can attend
+        to.
+        """
         return max(0, run - self.window // BLOCK_TOKENS)
 
 
 class Observed(NamedTuple):
-    """Keeps about ``budget`` tokens of a prompt: the last ``window``, and the pages that they attend to most."""
+    """Keeps about ``budget`` tokens of a prompt: the last ``window``, and the pages that they attend to most
+    (SnapKV).
+    """
 
     budget: int
     window: int
@@ -67,39 +73,40 @@ class Observed(NamedTuple):
         return f"snapkv:{self.budget},window:{self.window}"
 
     def kept_of(self, prompt: int, block_tokens: int) -> KeptPrompt | None:
-        """Returns what of a prompt of so many tokens is kept; None where that is all of it."""
+        """Returns which blocks of a prompt of ``prompt`` tokens are kept; None if all are."""
         first = max(0, prompt - self.window) // block_tokens
         slots = (self.budget - self.window) // block_tokens
         return KeptPrompt(slots, first, prompt, block_tokens) if slots < first else None
 
 
 class KeptPrompt(NamedTuple):
-    """Says what is kept of a prompt of ``tokens`` tokens that is over the budget, in blocks of ``block_tokens``.
+    """Represents which blocks, of ``block_tokens`` tokens each, are kept of a prompt that is longer than the
+    budget.
 
-    The blocks from ``first`` on are kept as they are; their tokens choose ``slots`` blocks of those before, which
-    then lie in the places of blocks 0 … ``slots`` - 1. The places between have no page.
+    The blocks from ``first`` on are kept as they are; their tokens select ``slots`` of the blocks before, which are
+    then stored in the places of blocks 0 to ``slots`` - 1. The places between have no page.
     """
 
-    slots: int
-    first: int
-    tokens: int
+    slots: int  # selected blocks
+    first: int  # index of the first block that is kept as it is
+    tokens: int  # tokens of the prompt
     block_tokens: int
 
     @property
     def gap(self) -> tuple[int, int]:
-        """Returns the blocks without a page, from the first one to the one before the second."""
+        """Returns the range of block places without a page: the first one, and the one after the last."""
         return self.slots, self.first
 
     @property
     def watched(self) -> int:
-        """Returns the place of the first token that chooses."""
+        """Returns the position of the first token whose attention selects blocks."""
         return self.first * self.block_tokens
 
     def cut(self, start: int, end: int) -> int:
-        """Returns where a step from ``start`` that might go to ``end`` stops.
+        """Returns the position at which a step from ``start`` that could extend to ``end`` has to stop.
 
-        The tokens that choose are computed in one step, longer than asked where need be, and none behind them with
-        them: so what they choose doesn't depend on the steps.
+        The selecting tokens are computed in one step, longer than asked if necessary, and without tokens after
+        them, so the selection doesn't depend on how the prompt is split into steps.
         """
         if start >= self.tokens:
             return end
@@ -108,25 +115,33 @@ class KeptPrompt(NamedTuple):
         return min(end, self.watched)
 
     def watched_in(self, start: int, end: int) -> int | None:
-        """Returns where the tokens that choose begin, if a step from ``start`` to ``end`` computes them."""
+        """Returns the position of the first selecting token if a step from ``start`` to ``end`` computes the
+        selecting tokens, else None.
+        """
         return self.watched if start <= self.watched and end == self.tokens else None
 
     def chosen(self, scores: Sequence[float]) -> list[int]:
-        """Returns the blocks that are kept of those before the watched ones, in order, by their ``scores``."""
+        """Returns the indices, ascending, of the ``slots`` blocks with the highest ``scores`` among the blocks
+        before the selecting ones.
+        """
         best = sorted(range(self.first), key=lambda block: (-scores[block], block))
         return sorted(best[: self.slots])
 
     def named(self, hashes: Sequence[bytes]) -> list[bytes]:
-        """Returns the hashes of a prompt's blocks, with names of their own for the places of those chosen.
+        """Returns the hashes of the prompt's blocks, with those of the first ``slots`` places replaced by names for
+        the selected blocks.
 
-        A name says whose choice it is and which of it, not what was chosen: such blocks are shipped, never found.
+        Such a name depends on the prompt and the place, not on which block was selected: these blocks are shipped,
+        but never found in a cache.
         """
         own = [sha256(_DOMAIN + hashes[-1] + struct.pack("<I", slot)).digest() for slot in range(self.slots)]
         return [*own, *hashes[self.slots :]]
 
 
 def parsed(text: str) -> Selection | Observed | None:
-    """Returns what ``worker.kv_selection`` says, None for all. Raises ConfigError."""
+    """Returns the selection that the text of ``worker.kv_selection`` describes, None for "all". Raises ConfigError
+    if it is invalid.
+    """
     if text == ALL:
         return None
     found = re.fullmatch(r"(sinks|snapkv):(\d{1,9})(?:,window:(\d{1,9}))?", text)
@@ -148,12 +163,14 @@ def parsed(text: str) -> Selection | Observed | None:
 
 
 def marked(fidelity: str, selection: Selection | Observed | None) -> str:
-    """Returns ``fidelity`` with what is selected, if not all is."""
+    """Returns ``fidelity`` with the text of ``selection`` appended, unless that is None."""
     return fidelity if selection is None else f"{fidelity}{MARK}{selection}"
 
 
 def _of(layout: KvLayout) -> Selection | Observed | None:
-    """What a layout says; None also for what a newer peer's says, whose fidelity is refused as another."""
+    """Returns the selection of a layout; also None if a newer peer's is unknown, whose fidelity is refused as
+    different.
+    """
     try:
         return parsed(layout.fidelity.partition(MARK)[2] or ALL)
     except ConfigError:
@@ -161,18 +178,20 @@ def _of(layout: KvLayout) -> Selection | Observed | None:
 
 
 def selection_of(layout: KvLayout) -> Selection | None:
-    """Returns the sinks and the window of a worker of ``layout``; None where places don't tell what is seen."""
+    """Returns the sinks and window of a worker of ``layout``; None if what is seen doesn't depend on position
+    alone.
+    """
     found = _of(layout)
     return found if isinstance(found, Selection) else None
 
 
 def observed_of(layout: KvLayout) -> Observed | None:
-    """Returns what a worker of ``layout`` keeps by attention; None where it keeps all, or by place."""
+    """Returns the SnapKV selection of a worker of ``layout``; None if it has another one, or none."""
     found = _of(layout)
     return found if isinstance(found, Observed) else None
 
 
 def kept_of(layout: KvLayout, prompt: int) -> KeptPrompt | None:
-    """Returns what a worker of ``layout`` keeps of a prompt of so many tokens; None where that is all of it."""
+    """Returns which blocks of a prompt of ``prompt`` tokens a worker of ``layout`` keeps; None if all."""
     observed = observed_of(layout)
     return None if observed is None else observed.kept_of(prompt, layout.block_tokens)

@@ -1,8 +1,8 @@
-"""Says how a sequence's recurrent state lies in pages, and by which hashes its checkpoints are found. Torch-free.
+"""Defines how a sequence's recurrent state is laid out in pages, and the hashes of its checkpoints. Torch-free.
 
-Knows nothing of memory, of sequences or of how state is computed. A state is what a sequence's layers without K and
-V know after some tokens. It is laid out plane after plane, each [layer][shape], float32, and fills as many pages of
-the pool as it needs, zeros behind it:
+Knows nothing of memory, of sequences or of how state is computed. A state is what the layers
+without K and V keep of a sequence. It is laid out plane after plane, each [layer][shape], float32, and takes as
+many pages of the pool as it needs, the rest of the last one zeros:
 
     pages of one state    [conv of layer 0, 1, … | delta of layer 0, 1, …      ][…          | zeros]
 
@@ -21,27 +21,27 @@ from hashlib import sha256
 
 from baton.protos.nouns import KvLayout, StatePlane
 
-ITEM_BYTES = 4  # bytes of a number of state, a float32, because sums that go on for ever round in anything shorter
+ITEM_BYTES = 4  # of a float32: recurrent sums over long sequences would lose too much precision in fewer bytes
 _DOMAIN = b"baton.state.v1\x00"
 
 
 def plane_bytes(plane: StatePlane) -> int:
-    """Returns the bytes of ``plane``, all layers."""
+    """Returns the bytes of ``plane``, all layers together."""
     return plane.layers * math.prod(plane.shape) * ITEM_BYTES
 
 
 def state_bytes(layout: KvLayout) -> int:
-    """Returns the bytes of one sequence's state, 0 for models without."""
+    """Returns the bytes of one sequence's recurrent state, 0 for models that have none."""
     return sum(plane_bytes(plane) for plane in layout.states)
 
 
 def state_pages(layout: KvLayout) -> int:
-    """Returns the pages that one state takes, 0 for models without."""
+    """Returns how many pages one sequence's recurrent state takes, 0 for models that have none."""
     return -(-state_bytes(layout) // max(1, layout.page_bytes))
 
 
 def state_offsets(layout: KvLayout) -> dict[str, int]:
-    """Returns where each plane begins in a state, in bytes, by name."""
+    """Returns the byte offset of each plane in a state, by the plane's name."""
     offsets, at = {}, 0
     for plane in layout.states:
         offsets[plane.name] = at
@@ -50,6 +50,6 @@ def state_offsets(layout: KvLayout) -> dict[str, int]:
 
 
 def state_hashes(block: bytes, pages: int) -> Iterator[bytes]:
-    """Yields the hashes of the ``pages`` pages that hold the state after the block of hash ``block``."""
+    """Yields the hash of each of the ``pages`` pages that hold the state after the block of hash ``block``."""
     for number in range(pages):
         yield sha256(_DOMAIN + block + struct.pack("<I", number)).digest()

@@ -1,6 +1,6 @@
-"""Copies and checksums the bytes of many blocks at once (XXH3-64), by native code where there is any. Torch-free.
+"""Copies and checksums the bytes of many blocks at once (XXH3-64), by native code if there is any. Torch-free.
 
-Knows nothing of frames, of pages' owners or of who wants to know. The caller must keep every view alive meanwhile.
+Knows nothing of frames or of pages' owners. The caller must keep every view alive during a call.
 """
 
 from __future__ import annotations
@@ -25,7 +25,9 @@ _BUFFER_STRUCT = ctypes.c_void_p * 16  # Py_buffer: its first field is the addre
 
 
 def prepare() -> None:
-    """Loads the native code, building it if need be (seconds, once per machine); else the first copy does."""
+    """Loads the native code, which is built first if necessary (seconds, once per machine). Without this call, the
+    first copy does so.
+    """
     native.library()
 
 
@@ -35,13 +37,13 @@ def checksum(data: Bytes) -> int:
 
 
 def checksums(blocks: Sequence[memoryview]) -> list[int]:
-    """Returns the XXH3-64 of each of ``blocks``, which are equally long."""
+    """Returns the XXH3-64 of each of ``blocks``, which must have equal lengths."""
     return kv_copy(None, list(map(address, blocks)), _common_size(blocks)) if blocks else []
 
 
 def copy(places: Sequence[memoryview], blocks: Sequence[memoryview]) -> list[int]:
-    """Copies ``blocks``, which are equally long, into ``places``. Returns the checksums of what lies there
-    then.
+    """Copies ``blocks``, of equal length, into ``places``; returns the XXH3-64 of each copy. Raises ValueError if
+    lengths differ.
     """
     if blocks and _common_size(blocks) != len(places[0]):
         raise ValueError(f"blocks of {len(blocks[0])} bytes don't fit places of {len(places[0])}")
@@ -49,8 +51,10 @@ def copy(places: Sequence[memoryview], blocks: Sequence[memoryview]) -> list[int
 
 
 def copy_from(places: Sequence[memoryview], addresses: Sequence[int]) -> list[int]:
-    """Copies from memory that the caller keeps mapped, as many bytes as each place has. Returns the places'
-    checksums.
+    """Copies from memory ``addresses``, as many bytes as each place has, into ``places``; returns the XXH3-64 of
+    each copy.
+
+    The caller keeps the memory mapped. Raises ValueError if numbers or lengths differ.
     """
     if len(places) != len(addresses):
         raise ValueError(f"{len(addresses)} blocks for {len(places)} places")
@@ -58,8 +62,8 @@ def copy_from(places: Sequence[memoryview], addresses: Sequence[int]) -> list[in
 
 
 def scatter(places: Sequence[memoryview], run: memoryview) -> list[int]:
-    """Copies ``run``, one block after the other, into ``places``. Returns the checksums of what lies there
-    then.
+    """Copies ``run``, which has one block after the other, into ``places``; returns the XXH3-64 of each copy.
+    Raises ValueError if sizes differ.
     """
     size = _common_size(places) if places else 0
     if len(run) != size * len(places):
@@ -68,10 +72,10 @@ def scatter(places: Sequence[memoryview], run: memoryview) -> list[int]:
 
 
 def gather(blocks: Sequence[memoryview], head: Callable[[list[int]], bytes]) -> bytes:
-    """Returns ``blocks``, which are equally long, in one piece behind ``head`` of their checksums, in one pass over
-    them.
+    """Returns ``head(checksums)`` followed by the bytes of ``blocks``, which have equal lengths and are copied and
+    hashed in one pass.
 
-    The length of ``head`` must not depend on what the checksums are.
+    The length of ``head``'s result must not depend on the checksums.
     """
     room, size = len(head([0] * len(blocks))), _common_size(blocks)
     made = _new_bytes(None, room + size * len(blocks))
@@ -82,7 +86,7 @@ def gather(blocks: Sequence[memoryview], head: Callable[[list[int]], bytes]) -> 
 
 
 def address(view: Bytes) -> int:
-    """Returns where ``view`` begins; it stays there while the caller holds the view."""
+    """Returns the memory address at which ``view`` begins, valid while the caller keeps the view."""
     if isinstance(view, memoryview) and not view.readonly:
         return ctypes.addressof(_BYTE.from_buffer(view))
     held = _BUFFER_STRUCT()
@@ -94,7 +98,7 @@ def address(view: Bytes) -> int:
 
 
 def _common_size(views: Sequence[memoryview]) -> int:
-    """Native code trusts what it is told: nothing may be shorter than the first."""
+    """Returns the common length; raises ValueError if lengths differ, because native code doesn't check them."""
     size = len(views[0])
     if any(len(view) != size for view in views):
         raise ValueError("blocks of one call must be equally long")

@@ -1,9 +1,9 @@
-"""Makes the few calls of the CUDA driver that passing a card's memory from process to process needs. Torch-free.
+"""Calls the CUDA driver, as far as sharing GPU memory between processes needs it. Torch-free.
 
 Knows nothing of KV or of sockets. The library comes with every NVIDIA driver and is called by ctypes. The context
-is the card's primary one, which the kernels' runtime uses as well, so that a stream of ours takes their launches.
-One thread uses it; others may wait for an event once they have entered. Every failed call is a ConfigError that
-says what the driver said, except that a failure to give something back is only logged.
+is the GPU's primary one, which the kernels' runtime uses as well, so that kernels can be launched on streams made
+here. One thread uses it; others may wait for an event after ``enter``. Every failed call raises ConfigError with
+the driver's message, except that a failure to release something is only logged.
 
 https://docs.nvidia.com/cuda/cuda-driver-api/group__CUDA__MEM.html
 """
@@ -34,7 +34,10 @@ class _Handle(ctypes.Structure):
 
 
 class Driver:
-    """Calls the driver for device 0 of those that this process sees. ``card`` names it to other processes."""
+    """Calls the CUDA driver ``library`` for the first device that this process sees.
+
+    ``card`` is the GPU's UUID in hex, which names it to other processes. Every method may raise ConfigError.
+    """
 
     def __init__(self, library: str) -> None:
         try:
@@ -54,92 +57,91 @@ class Driver:
         self.card = bytes(uuid).hex()
 
     def enter(self) -> None:
-        """Lets the calling thread use the card's context."""
+        """Makes the GPU's context current for the calling thread, which may then use this object."""
         self._call("cuCtxSetCurrent", self._context)
 
     def allocate(self, size: int) -> int:
-        """Allocates ``size`` bytes on the card and returns their address."""
+        """Allocates ``size`` bytes of GPU memory and returns their address."""
         address = ctypes.c_uint64()
         self._call("cuMemAlloc_v2", ctypes.byref(address), ctypes.c_size_t(size))
         return address.value
 
     def free(self, address: int) -> None:
-        """Frees what ``allocate`` gave."""
+        """Frees GPU memory that ``allocate`` returned."""
         self._give_back("cuMemFree_v2", ctypes.c_uint64(address))
 
     def share(self, address: int) -> bytes:
-        """Returns a handle by which another process of this user opens what ``allocate`` gave."""
+        """Returns a handle by which another process of this user can ``open`` the memory allocated at ``address``.
+        """
         handle = _Handle()
         self._call("cuIpcGetMemHandle", ctypes.byref(handle), ctypes.c_uint64(address))
         return bytes(handle)
 
     def open(self, handle: bytes) -> int:
-        """Opens another process's memory by its handle and returns its address here."""
+        """Maps another process's GPU memory by its ``handle`` and returns its address in this process."""
         address = ctypes.c_uint64()
         shared = _Handle.from_buffer_copy(handle)
         self._call("cuIpcOpenMemHandle_v2", ctypes.byref(address), shared, ctypes.c_uint(LAZY_PEER_ACCESS))
         return address.value
 
     def close(self, address: int) -> None:
-        """Closes what ``open`` gave."""
+        """Unmaps memory that ``open`` returned."""
         self._give_back("cuIpcCloseMemHandle", ctypes.c_uint64(address))
 
     def upload(self, address: int, view: memoryview) -> None:
-        """Copies bytes of the host to the card; they are there once ``wait`` has returned."""
+        """Copies ``view`` from the host to GPU memory at ``address``; complete once ``wait`` has returned."""
         self._call("cuMemcpyHtoD_v2", ctypes.c_uint64(address), _at(view), ctypes.c_size_t(len(view)))
 
     def download(self, view: memoryview, address: int) -> None:
-        """Copies bytes of the card to the host; they are here when it returns."""
+        """Copies GPU memory at ``address`` to ``view`` on the host; complete on return."""
         self._call("cuMemcpyDtoH_v2", _at(view), ctypes.c_uint64(address), ctypes.c_size_t(len(view)))
 
     def wait(self) -> None:
-        """Waits until uploads are done: one from pageable memory may return before its last bytes are on the
-        card.
-        """
+        """Waits until uploads are complete: one from pageable memory may return earlier."""
         self._call("cuCtxSynchronize")
 
     def pinned(self, size: int) -> int:
-        """Allocates ``size`` bytes of the host that kernels read and write at the same address, which it
-        returns.
+        """Allocates ``size`` bytes of pinned host memory, which kernels can access at the same address, and returns
+        that address.
         """
         address = ctypes.c_void_p()
         self._call("cuMemHostAlloc", ctypes.byref(address), ctypes.c_size_t(size), PORTABLE | SEEN_BY_KERNELS)
         return address.value or 0
 
     def unpinned(self, address: int) -> None:
-        """Frees what ``pinned`` gave."""
+        """Frees host memory that ``pinned`` returned."""
         self._give_back("cuMemFreeHost", ctypes.c_void_p(address))
 
     def pin(self, view: memoryview) -> None:
-        """Pins host memory that is there already, so that copies run at full speed and nobody waits for them."""
+        """Pins existing host memory, so that copies run at full speed and asynchronously."""
         self._call("cuMemHostRegister_v2", _at(view), ctypes.c_size_t(len(view)), PORTABLE)
 
     def stream(self) -> int:
-        """Returns a new stream, which runs beside all other work."""
+        """Returns the handle of a new CUDA stream, which runs concurrently with all other work."""
         made = ctypes.c_void_p()
         self._call("cuStreamCreate", ctypes.byref(made), NON_BLOCKING)
         return made.value or 0
 
     def event(self) -> int:
-        """Returns a new event whose waiters sleep."""
+        """Returns the handle of a new CUDA event; threads that wait for it sleep."""
         made = ctypes.c_void_p()
         self._call("cuEventCreate", ctypes.byref(made), SLEEPING | WITHOUT_TIME)
         return made.value or 0
 
     def record(self, event: int, stream: int) -> None:
-        """Marks in ``event`` everything that ``stream`` was given so far."""
+        """Records ``event`` after all work that was queued on ``stream`` so far."""
         self._call("cuEventRecord", ctypes.c_void_p(event), ctypes.c_void_p(stream))
 
     def wait_for(self, event: int) -> None:
-        """Waits until what ``event`` marks is done. Any thread that has entered may call it."""
+        """Waits until the work before ``event`` is complete. Any thread that has called ``enter`` may call it."""
         self._call("cuEventSynchronize", ctypes.c_void_p(event))
 
     def settle(self, stream: int) -> None:
-        """Waits until all that ``stream`` was given is done, or will never be."""
+        """Waits until all work queued on ``stream`` is complete, or has failed."""
         self._give_back("cuStreamSynchronize", ctypes.c_void_p(stream))
 
     def bring(self, to: int, address: int, size: int, stream: int) -> None:
-        """Copies bytes of the card to host memory at ``to``, in the stream's order."""
+        """Queues a copy of ``size`` bytes from GPU memory ``address`` to host memory ``to`` on ``stream``."""
         sizes = ctypes.c_size_t(size), ctypes.c_void_p(stream)
         self._call("cuMemcpyDtoHAsync_v2", ctypes.c_void_p(to), ctypes.c_uint64(address), *sizes)
 
@@ -159,7 +161,7 @@ class Driver:
 
 
 def driver() -> Driver:
-    """Returns this process's driver, loaded once. Raises ConfigError where there is no card."""
+    """Returns this process's ``Driver``, loaded once. Raises ConfigError if there is no GPU."""
     return _loaded(LIBRARY)
 
 

@@ -1,9 +1,9 @@
-"""Copies and checksums blocks on the card (kernels/kv_copy: XXH3-64), on a stream of their own. Torch-free.
+"""Copies and checksums blocks on the GPU (kernels/kv_copy: XXH3-64), on its own CUDA stream. Torch-free.
 
-Knows nothing of pages, frames or rings: addresses in, checksums out. One launch takes all blocks of a call, all
-layers of each. What it is to copy where, and the checksums that come back, lie in pinned memory of the host that
-the kernel reads and writes itself, so that nothing has to be brought over first. The stream runs beside the
-engine's, which computes on. A thread sleeps until a launch is done; the event loop waits only in ``settle``.
+Knows nothing of pages, frames or rings: addresses in, checksums out. One launch copies all blocks of a call, all
+layers of each. The addresses, and the checksums that come back, are in pinned host memory that the kernel reads and
+writes itself, so that no further copies are needed. The stream runs concurrently with the engine's. A thread sleeps
+until a launch is done; the event loop waits only in ``settle``.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ P, I64 = ctypes.c_void_p, ctypes.c_int64
 
 
 class Copier:
-    """Launches copies on the card. There is one per process."""
+    """Launches copies of blocks on the GPU. There is one per process."""
 
     def __init__(self, cuda: Driver, kernels: CudaLibrary) -> None:
         self._cuda, self._stream = cuda, cuda.stream()
@@ -40,10 +40,11 @@ class Copier:
     def start(
         self, to: Sequence[int], source: Sequence[int], size: int, home: Sequence[tuple[int, int, int]] = ()
     ) -> asyncio.Future[list[int]]:
-        """Copies blocks of ``size`` bytes, then brings each of ``home`` (host address, the card's, bytes) to the
-        host.
+        """Starts to copy blocks of ``size`` bytes from GPU addresses ``source`` to ``to``, then each of ``home``
+        (host address, GPU address, bytes) to the host.
 
-        Returns a future of the checksums of what was stored. Raises ConfigError, and so may the future.
+        Returns a future of the XXH3-64 of each stored block. This call and the future may raise ConfigError; raises
+        ValueError if ``size`` or the number of blocks is out of range.
         """
         if size < LEAST_BYTES or not 0 < len(to) <= MOST_BLOCKS:
             raise ValueError(f"{len(to)} blocks of {size} bytes are no work for the card")
@@ -68,9 +69,7 @@ class Copier:
         return done
 
     def settle(self) -> None:
-        """Waits, blocking, until nothing that was started reads or writes any more; for streams that are
-        ended early.
-        """
+        """Waits, blocking the thread, until every started copy has ended; for streams that are closed early."""
         self._cuda.settle(self._stream)
 
     def _over(
@@ -89,7 +88,7 @@ class Copier:
 
 
 class LaunchTables:
-    """Holds one launch's tables in pinned memory: destinations, sources and checksums."""
+    """The tables of one launch, in pinned memory: destinations, sources and checksums."""
 
     def __init__(self, cuda: Driver) -> None:
         row = MOST_BLOCKS * WORD
@@ -98,19 +97,17 @@ class LaunchTables:
         self.event = cuda.event()
 
     def fill(self, to: Sequence[int], source: Sequence[int]) -> None:
-        """Writes the addresses of the next launch."""
+        """Writes the destination and source addresses of the next launch."""
         for at, addresses in ((self.to, to), (self.source, source)):
             ctypes.memmove(at, array("Q", addresses).tobytes(), len(addresses) * WORD)
 
     def checksums(self, count: int) -> list[int]:
-        """Returns the checksums of the first ``count`` blocks of the launch that is done."""
+        """Returns the checksums of the first ``count`` blocks of the launch, which must be complete."""
         return list(array("Q", ctypes.string_at(self.sums, count * WORD)))
 
 
 def copier() -> Copier:
-    """Returns this process's ``Copier``. Raises ConfigError where there is no card, or no library of its
-    kernels.
-    """
+    """Returns this process's ``Copier``. Raises ConfigError if there is no GPU, or no library with its kernels."""
     return _made(driver())
 
 

@@ -1,13 +1,13 @@
-"""Opens an engine's pages on its card in the I/O process: the mirror of the host's pages. Torch-free.
+"""Opens an engine's pages on its GPU, a mirror of the host's pages, in the I/O process. Torch-free.
 
-Knows nothing of who may write which page. Byte i of the host's pages has its twin at byte i here. The host's are
-what everybody else reads: whoever writes here brings the same bytes there before he counts them.
+Knows nothing of who may write which page. Byte i of the host's pages corresponds to byte i of the mirror. Everyone
+else reads the host's pages: a block written to the mirror counts only after it was copied to the host's pages.
 
-A page may be *read* here once the engine said so of it (``ShipBlock.resident``). It says so after the step that
-wrote the page's last rows, or brought the page over, has returned. A step returns when its stream has run dry, and
-a launch that has ended has its writes where any later launch on that card finds them, whichever process it is of.
-Nobody writes the page until SendClosed: it is pinned. A page may be *written* here where a lease's may be on the
-host.
+A page of the mirror may be *read* once the engine has said so (``ShipBlock.resident``), after the step that wrote
+the page's last rows, or copied the page to the GPU, has returned. A step returns when its CUDA stream is empty, and
+writes of a launch that has ended are visible to any later launch on that GPU, of whichever process. Nobody writes
+the page until SendClosed: it is pinned. A page of the mirror may be *written* whenever that lease's page may be
+written on the host.
 """
 
 from __future__ import annotations
@@ -26,25 +26,29 @@ log = logging.getLogger("baton.kv")
 
 
 class DevicePages:
-    """Mirrors the pages of ``host`` on the card, at ``at``; ``copier`` copies to and from them."""
+    """The mirror, at GPU address ``at``, of the host pages ``host``; ``copier`` copies to and from it."""
 
     def __init__(self, cuda: Driver, made: Copier, at: int, host: memoryview) -> None:
         self.cuda, self.copier, self.at, self.card = cuda, made, at, cuda.card
         self._host, self._size = copying.address(host), len(host)
 
     def twin(self, place: memoryview) -> int | None:
-        """Returns the card's address of a piece of the host's pages; None for any other memory."""
+        """Returns the GPU address that corresponds to ``place``, a piece of the host's pages; None if it is other
+        memory.
+        """
         at = copying.address(place) - self._host
         return self.at + at if 0 <= at <= self._size - len(place) else None
 
     def twins(self, places: Sequence[memoryview]) -> list[int]:
-        """Returns the card's address of each of ``places``; nothing unless they are all in the host's pages."""
+        """Returns the GPU address that corresponds to each of ``places``; an empty list unless all lie in the
+        host's pages.
+        """
         found = [at for place in places if (at := self.twin(place)) is not None]
         return found if len(found) == len(places) else []
 
     def homes(self, places: Sequence[memoryview], twins: Sequence[int]) -> list[tuple[int, int, int]]:
-        """Returns the copies (to, from, bytes) that bring ``places`` up to their twins; neighbours are copied
-        as one.
+        """Returns the copies (host address, GPU address, bytes) from ``twins`` to ``places``, with adjacent ones
+        merged.
         """
         joined: list[tuple[int, int, int]] = []
         for place, source in zip(places, twins, strict=True):
@@ -56,17 +60,19 @@ class DevicePages:
         return joined
 
     def takes(self, size: int) -> bool:
-        """Returns whether kernels can copy blocks of ``size`` bytes."""
+        """Returns whether the GPU kernel can copy blocks of ``size`` bytes: it needs LEAST_BYTES or more."""
         return size >= LEAST_BYTES
 
     def close(self) -> None:
-        """Closes the mirror, once nobody copies from or to it any more."""
+        """Unmaps the mirror, after waiting for copies in progress."""
         self.copier.settle()
         self.cuda.close(self.at)
 
 
 def open_pages(shared: SharedPages, host: memoryview) -> DevicePages:
-    """Opens what the engine shares of ``host``. Raises ConfigError naming what keeps this process from it."""
+    """Opens the mirror that an engine shares of the host pages ``host``. Raises ConfigError naming the reason if it
+    can't be opened.
+    """
     cuda = driver()
     if shared.card != cuda.card:
         raise ConfigError(f"the engine is on card {shared.card}, this process sees {cuda.card}", "worker.device")
@@ -84,8 +90,8 @@ def open_pages(shared: SharedPages, host: memoryview) -> DevicePages:
 
 
 def opened_or_none(shared: SharedPages | None, host: memoryview) -> DevicePages | None:
-    """Opens what the engine shares; None where nothing is shared, or where it can't be opened, which the log
-    says.
+    """Opens the mirror that an engine shares; returns None if ``shared`` is None, or it can't be opened, which is
+    logged.
     """
     if shared is None:
         return None

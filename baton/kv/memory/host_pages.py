@@ -1,13 +1,13 @@
-"""Keeps pages in shared memory: a memfd that the engine makes and hands to the I/O process, on huge pages if it
-can.
+"""Allocates pages in shared memory: a memfd that the engine makes and passes to the I/O process, on huge pages if
+possible.
 
 Knows nothing of what the bytes mean or who owns which page. A memfd needs no /dev/shm, so a container's limit on
-that doesn't matter; it is sealed against resizing, so no peer can make a mapped page vanish. What the kernel gives
-(``backing``) is up to the host and never a reason not to start:
+that doesn't matter; it is sealed against resizing, so no peer can make a mapped page vanish. Which pages the kernel
+gives (``backing``) depends on the host and is never an error:
 
     "transparent huge pages"   transparent_hugepage/shmem_enabled is advise, within_size, always or force
-    "reserved huge pages"      else, where vm.nr_hugepages leaves enough of them free
-    "small pages"              else
+    "reserved huge pages"      otherwise, if vm.nr_hugepages leaves enough of them free
+    "small pages"              otherwise
 """
 
 from __future__ import annotations
@@ -28,9 +28,10 @@ TRANSPARENT, RESERVED, SMALL = "transparent huge pages", "reserved huge pages", 
 
 
 class PageMemory:
-    """Maps ``pages`` pages of ``page_bytes`` bytes each, read-write and shared. It owns ``fd``.
+    """Maps ``pages`` pages of ``page_bytes`` bytes each, read-write and shared, and owns the descriptor ``fd``.
 
-    ``device`` is their mirror on a card, in a process that has it open.
+    ``backing`` names the kind of memory pages (see the module). ``device`` is the pages' mirror on a GPU, if this
+    process has opened it.
     """
 
     def __init__(self, fd: int, pages: int, page_bytes: int, backing: str = SMALL) -> None:
@@ -46,15 +47,17 @@ class PageMemory:
 
     @classmethod
     def create(cls, pages: int, page_bytes: int) -> PageMemory:
-        """Makes new zeroed pages; physical memory is taken as they are touched. Raises ConfigError."""
+        """Allocates new zeroed pages; physical memory is used when they are first accessed. Raises ConfigError if
+        there would be no bytes.
+        """
         if pages < 1 or page_bytes < 1:
             raise ConfigError(f"at least one page of one byte is needed, not {pages} of {page_bytes}", "pages")
         return cls._reserved(pages, page_bytes) or cls._made(pages, page_bytes)
 
     @classmethod
     def attach(cls, fd: int, pages: int, page_bytes: int) -> PageMemory:
-        """Maps pages that another process made and takes ``fd`` over. Raises ConfigError where its size is
-        another.
+        """Maps pages that another process made, and takes ownership of ``fd``. Raises ConfigError if its size
+        doesn't match.
         """
         size, backing = os.fstat(fd).st_size, _backing(fd)
         if size != _file_bytes(pages * page_bytes, backing):
@@ -63,7 +66,7 @@ class PageMemory:
 
     @classmethod
     def _made(cls, pages: int, page_bytes: int) -> PageMemory:
-        """Of ordinary shared memory, which the kernel may put on huge pages by itself."""
+        """Allocates ordinary shared memory, which the kernel may back with huge pages by itself."""
         fd = os.memfd_create("baton-kv", _FLAGS)
         os.ftruncate(fd, pages * page_bytes)
         fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _SEALS)
@@ -71,7 +74,7 @@ class PageMemory:
 
     @classmethod
     def _reserved(cls, pages: int, page_bytes: int) -> PageMemory | None:
-        """Of huge pages that the host has set aside; None where others are as good, or none is left."""
+        """Allocates huge pages that the host has reserved; None if others are as good, or too few are left."""
         size = _file_bytes(pages * page_bytes, RESERVED)
         if transparent() or pages * page_bytes < _huge_bytes() or size > _reserve_bytes():
             return None
@@ -86,7 +89,7 @@ class PageMemory:
 
     @property
     def bytes(self) -> int:
-        """Returns the size of the memory, which on reserved huge pages is more than the pages take."""
+        """Returns the size of the memory in bytes; on reserved huge pages it is more than that of the pages."""
         return len(self._map)
 
     def page(self, index: int) -> memoryview:
@@ -100,7 +103,7 @@ class PageMemory:
         return self._view
 
     def close(self) -> None:
-        """Closes the descriptor and unmaps; a view still held elsewhere keeps the mapping until it goes."""
+        """Closes the descriptor and unmaps the memory; it stays mapped while a view is in use elsewhere."""
         if self.fd < 0:
             return
         os.close(self.fd)
@@ -112,38 +115,38 @@ class PageMemory:
             return
 
     def __del__(self) -> None:
-        """Closes the descriptor of pages that nobody knows any more; the mapping goes by itself."""
+        """Closes the descriptor of pages that are no longer referenced; the mapping ends by itself."""
         if getattr(self, "fd", -1) >= 0:
             os.close(self.fd)
 
 
 def transparent(kernel: Path = _KERNEL) -> bool:
-    """Returns whether shared memory may lie on huge pages where a process asks for it."""
+    """Returns whether this host lets a process get transparent huge pages for shared memory."""
     said = _read(kernel / "transparent_hugepage" / "shmem_enabled")
     return any(f"[{mode}]" in said for mode in ("always", "within_size", "advise", "force"))
 
 
 def _reserve_bytes(kernel: Path = _KERNEL) -> int:
-    """Bytes of the default size's huge pages that nobody has claimed."""
+    """Returns the bytes of reserved huge pages, of the default size, that nobody has claimed."""
     folder = kernel / "hugepages" / f"hugepages-{_huge_bytes() >> 10}kB"
     free, claimed = (_read(folder / name) for name in ("free_hugepages", "resv_hugepages"))
     return (int(free) - int(claimed)) * _huge_bytes() if free and claimed else 0
 
 
 def _huge_bytes() -> int:
-    """The kernel's default huge page."""
+    """Returns the size of the kernel's default huge page."""
     lines = _read(Path("/proc/meminfo")).splitlines()
     said = next((line for line in lines if line.startswith("Hugepagesize:")), "Hugepagesize: 2048 kB")
     return int(said.split()[1]) << 10
 
 
 def _file_bytes(size: int, backing: str) -> int:
-    """What a memory of ``size`` takes: a file on reserved huge pages has whole ones."""
+    """Returns the file size for ``size`` bytes: reserved huge pages are allocated whole."""
     return -(-size // _huge_bytes()) * _huge_bytes() if backing == RESERVED else size
 
 
 def _backing(fd: int) -> str:
-    """Of an open memfd: the file system of reserved huge pages has blocks of their size."""
+    """Returns the backing of an open memfd: the file system of reserved huge pages has blocks of their size."""
     if os.fstatvfs(fd).f_bsize >= _huge_bytes():
         return RESERVED
     return TRANSPARENT if transparent() else SMALL

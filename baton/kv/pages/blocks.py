@@ -1,4 +1,4 @@
-"""Indexes pages by block hash, and collects the changes that a prefix index has yet to hear of. Torch-free.
+"""Indexes pages by block hash, and collects changes for a prefix index. Torch-free.
 
 Knows nothing of leases, of free pages or of the order of use: it maps 32-byte hashes to page numbers and back.
 """
@@ -13,10 +13,11 @@ from baton.kv.pages.lease import first_seen
 
 
 class BlockIndex:
-    """Maps findable blocks to pages. ``block_of[page]`` is a page's block hash or None, ``page_of[hash]`` its page.
+    """Maps the hashes of findable blocks to pages. ``block_of[page]`` is a page's block hash or None,
+    ``page_of[hash]`` its page.
 
-    ``version`` rises with every change: while it stays the same, ``match`` gives the same answers. With ``watched``
-    False no changes are collected for ``drain_changes``.
+    ``version`` rises with every change: while it is the same, ``match`` returns the same. With ``watched`` False no
+    changes are collected for ``drain_changes``.
     """
 
     def __init__(self, pages: int, watched: bool = True) -> None:
@@ -37,10 +38,11 @@ class BlockIndex:
     def match_window(
         self, hashes: Sequence[bytes], window: int, block_tokens: int, wanted_from: int, sunk: int = 0
     ) -> tuple[int, int]:
-        """Returns (first, end): the longest prefix of ``end`` blocks whose blocks from ``first`` on are findable.
+        """Returns (first, end): the longest prefix, of ``end`` blocks, whose blocks from ``first`` on are findable.
 
-        Those are all that a token behind the prefix sees, ``window`` tokens back, and no less than ``wanted_from``.
-        The first ``sunk`` ones are seen as well, and findable.
+        Those include all that a token after the prefix attends to, ``window`` tokens back, and all from
+        ``wanted_from`` on. The first ``sunk`` blocks, which it attends to as well, must be findable too. (0, 0) if
+        there is none.
         """
         found, run = (0, 0), 0
         intact = self.match(hashes[:sunk]) == len(hashes[:sunk])
@@ -52,7 +54,7 @@ class BlockIndex:
         return found
 
     def publish(self, page: int, block: bytes) -> bool:
-        """Makes ``page`` findable as ``block``. Returns False when another page is already found by that hash."""
+        """Makes ``page`` findable by hash ``block``. Returns False if another page already is."""
         if self.block_of[page] is not None:
             assert self.block_of[page] == block, f"page {page} is sealed under another hash"
             return True
@@ -69,7 +71,9 @@ class BlockIndex:
         return True
 
     def publish_run(self, pages: Sequence[int], blocks: Sequence[bytes]) -> None:
-        """Does what ``publish`` does for each page and block of two equally long sequences, in one pass."""
+        """Makes each of ``pages`` findable by its hash in ``blocks``, except those of whose hash another page is
+        findable.
+        """
         block_of, page_of, watched = self.block_of, self.page_of, self._watched
         added, removed = self._added, self._removed
         self.version += 1
@@ -88,7 +92,7 @@ class BlockIndex:
                 added[block] = None
 
     def forget(self, pages: Iterable[int]) -> None:
-        """Removes the blocks of ``pages``, each of which must hold one."""
+        """Removes the blocks of ``pages``, each of which must have one."""
         block_of, page_of, watched = self.block_of, self.page_of, self._watched
         added, removed = self._added, self._removed
         self.version += 1
@@ -105,7 +109,7 @@ class BlockIndex:
                 removed[block] = None
 
     def drain_changes(self) -> tuple[tuple[bytes, ...], tuple[bytes, ...]]:
-        """Returns the hashes that became findable and those that are gone since the last call, net."""
+        """Returns the hashes that became findable and those that ceased to be since the last call, net."""
         changes = tuple(self._added), tuple(self._removed)
         self._added, self._removed = {}, {}
         return changes

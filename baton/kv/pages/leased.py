@@ -1,6 +1,6 @@
-"""Counts who has a page: leases, and reads or writes of closed leases that are still out. Torch-free.
+"""Counts the users of each page: leases, and I/O of closed leases that is still in progress. Torch-free.
 
-Knows nothing of hashes, of free pages or of who holds a lease.
+Knows nothing of hashes, of free pages or of leases' owners.
 """
 
 from __future__ import annotations
@@ -9,21 +9,21 @@ from collections.abc import Sequence
 
 
 class LeaseCounts:
-    """Counts the leases of each page. ``count`` is the number of pages that at least one lease has."""
+    """Counts the leases of each page: ``of[page]``. ``count`` is the number of pages that have at least one."""
 
     def __init__(self, pages: int) -> None:
         self.of = [0] * pages
         self.count = 0
 
     def begin(self, pages: Sequence[int]) -> None:
-        """Gives each of ``pages``, which no lease has, its first lease."""
+        """Gives each of ``pages``, none of which is leased, its first lease."""
         of = self.of
         for page in pages:
             of[page] = 1
         self.count += len(pages)
 
     def add(self, pages: Sequence[int]) -> list[int]:
-        """Gives each of ``pages`` one lease more. Returns those that no lease had before."""
+        """Adds one lease to each of ``pages``. Returns those that had none before."""
         of, first = self.of, []
         for page in pages:
             if of[page] == 0:
@@ -33,7 +33,7 @@ class LeaseCounts:
         return first
 
     def drop(self, pages: Sequence[int]) -> list[int]:
-        """Takes one lease from each of ``pages``. Returns those that no lease has any more, the last page first."""
+        """Removes one lease from each of ``pages``. Returns those that have none any more, in reverse order."""
         of, last = self.of, []
         for page in reversed(pages):
             left = of[page] = of[page] - 1
@@ -44,9 +44,9 @@ class LeaseCounts:
 
 
 class Quarantine:
-    """Keeps pages of closed leases whose last read or write by another process is still out.
+    """Keeps pages of closed leases that another process may still read or write.
 
-    ``holds[page]`` counts these reads and writes; ``count`` is the number of such pages that no lease has.
+    ``holds[page]`` counts these reads and writes; ``count`` is the number of such pages without a lease.
     """
 
     def __init__(self) -> None:
@@ -60,19 +60,21 @@ class Quarantine:
         self.count += unleased
 
     def leave(self, pages: list[int]) -> list[int]:
-        """Counts out those of ``pages`` that are leased again. Returns the others, which were in no quarantine."""
+        """Adjusts ``count`` for ``pages`` that are leased again. Returns those that were not in quarantine."""
         outside = [page for page in pages if page not in self.holds]
         self.count -= len(pages) - len(outside)
         return outside
 
     def enter(self, pages: list[int]) -> list[int]:
-        """Counts in those of ``pages``, which no lease has now, that are held. Returns the others."""
+        """Adjusts ``count`` for ``pages`` that lost their last lease. Returns those of them that are not in
+        quarantine.
+        """
         outside = [page for page in pages if page not in self.holds]
         self.count += len(pages) - len(outside)
         return outside
 
     def release(self, pages: Sequence[int], leases: LeaseCounts) -> list[int]:
-        """Ends one hold of each page. Returns those that nothing holds or leases any more, the last page first."""
+        """Ends one hold of each page. Returns those without any hold or lease, in reverse order."""
         over = [page for page in reversed(pages) if self._released(page) and not leases.of[page]]
         self.count -= len(over)
         return over

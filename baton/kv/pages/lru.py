@@ -1,4 +1,4 @@
-"""Keeps pages in the order in which they were last used, as a linked list in two lists of numbers. Torch-free.
+"""Keeps pages in least-recently-used order, as a linked list in two lists of integers. Torch-free.
 
 Knows nothing of what pages hold. An OrderedDict would do the same with seven times the memory and twice the time: a
 long prompt's thousands of pages come and go at once.
@@ -13,7 +13,7 @@ ABSENT = -1
 
 
 class PageOrder:
-    """Orders some of the pages 0 … ``pages`` - 1, the least recently used first."""
+    """Keeps some of the pages 0 to ``pages`` - 1 in order of use, the least recently used first."""
 
     def __init__(self, pages: int) -> None:
         self._end = pages  # stands before the first and after the last
@@ -34,7 +34,7 @@ class PageOrder:
             page = self._next[page]
 
     def add(self, pages: Iterable[int], hinted: bool = False) -> None:
-        """Appends ``pages`` in this order; none of them may be there. A hint changes nothing."""
+        """Appends ``pages``, none of which may be there, in this order. ``hinted`` has no effect."""
         after, before, end = self._next, self._before, self._end
         last, count = before[end], 0
         for page in pages:
@@ -46,16 +46,16 @@ class PageOrder:
         self._count += count
 
     def placed(self, pages: Sequence[int], first: int) -> None:
-        """Does nothing: where a block stands in its chain doesn't matter."""
+        """Does nothing, because a block's position in its chain doesn't affect this order."""
 
     def priced(self, pair_cost: float) -> None:
-        """Does nothing: what a block costs doesn't matter."""
+        """Does nothing, because the cost of a block doesn't affect this order."""
 
     def handed_out(self, pages: int) -> None:
-        """Does nothing: the order of use has no clock."""
+        """Does nothing, because this order doesn't depend on pages handed out."""
 
     def take(self, count: int, kept: Collection[int] = ()) -> list[int]:
-        """Removes and returns the first ``count`` pages that aren't ``kept``; there must be as many."""
+        """Removes and returns the first ``count`` pages that aren't in ``kept``; there must be that many."""
         assert count <= self._count, "not as many pages are there"
         if kept:
             pages = list(islice((page for page in self if page not in kept), count))
@@ -73,7 +73,7 @@ class PageOrder:
         return taken
 
     def remove(self, pages: Sequence[int]) -> None:
-        """Removes each of ``pages`` from wherever it is; all must be there."""
+        """Removes each of ``pages``, all of which must be there."""
         after, before = self._next, self._before
         for page in pages:
             left, right = before[page], after[page]

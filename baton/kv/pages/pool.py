@@ -1,8 +1,8 @@
-"""Gives pages out on lease, finds cached blocks by hash and reuses pages that nobody leases. Torch-free.
+"""Leases pages to requests, finds cached blocks by hash and evicts pages that are not leased. Torch-free.
 
 Knows nothing of bytes, sockets, sequences or time: pages are numbers, blocks are hashes. Single-threaded. Each part
-of the pool's state has an owner: the block index (``blocks``), pages without a lease (``supply``), the count of
-leases and the quarantine (``leased``).
+of the pool's state has its own class: the block index (``blocks``), pages without a lease (``supply``), the count
+of leases and the quarantine (``leased``).
 
 A page is in exactly one state:
 
@@ -11,10 +11,10 @@ A page is in exactly one state:
       └───────evict─────────┼─┴──match───── cached
                             └──close while I/O holds──> quarantined ──release──> free or cached
 
-A sealed page may be shared: it is leased while any lease has it. Eviction takes the cached page that is worth least
+A sealed page may be shared: it is leased while any lease has it. Eviction takes the least valuable cached page
 (``worth.py``; with ``eviction`` "lru" the least recently used one), and a chain's tail before its head: pages are
-given back tail first. A sealed page that is *kept* (a copy of it is being made) stays in its state and its place,
-but isn't evicted meanwhile.
+given back tail first. A sealed page that is *kept* (while a copy of it is being made) keeps its state and its
+place, but isn't evicted meanwhile.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ MOST_BLOCKS = 1 << 40  # more than any chain has
 
 
 class PoolCounts(NamedTuple):
-    """Counts pages by state (free + cached + leased + quarantined == pages), and open leases."""
+    """Numbers of pages by state (free + cached + leased + quarantined == pages), and of open leases."""
 
     pages: int
     free: int
@@ -49,11 +49,11 @@ class PoolCounts(NamedTuple):
 
 
 class PagePool:
-    """Owns ``pages`` pages, numbered from 0, all free at first, of ``block_tokens`` tokens each.
+    """Manages ``pages`` pages, numbered from 0, all free at first, of ``block_tokens`` tokens each.
 
     ``blocks`` maps hashes to pages, ``supply`` has the pages without a lease, ``leased`` counts leases by page,
-    ``quarantine`` has pages that I/O of closed leases may still touch, ``open_leases`` those not closed yet.
-    ``watched`` False: nobody calls ``drain_changes``, so no changes are collected.
+    ``quarantine`` has pages that I/O of closed leases may still access, ``open_leases`` those not closed yet. With
+    ``watched`` False no changes are collected for ``drain_changes``.
     """
 
     def __init__(
@@ -73,13 +73,13 @@ class PagePool:
 
     @property
     def available(self) -> int:
-        """Returns the pages that a lease could get now: free ones, and cached ones that may be evicted."""
+        """Returns how many pages could be leased now: free ones, and cached ones that may be evicted."""
         return self.supply.available
 
     @property
     def version(self) -> int:
-        """Returns a number that rises with every change of what is findable: while it stays, ``match`` answers the
-        same.
+        """Returns a number that rises whenever the findable blocks change: while it is the same, ``match`` returns
+        the same.
         """
         return self.blocks.version
 
@@ -97,13 +97,13 @@ class PagePool:
         wanted_from: int = MOST_BLOCKS,
         sunk: int = 0,
     ) -> PageLease:
-        """Leases pages for ``blocks`` blocks, the first ``held`` of them being cached blocks of ``hashes``.
+        """Leases pages for ``blocks`` blocks, the first ``held`` of which are cached blocks of ``hashes``,
+        ``limit_held`` at most.
 
-        With a ``window`` in tokens, blocks that nothing behind the ``held`` ones sees get no page (``gap``), but
-        those from ``wanted_from`` on do, and the first ``sunk``, and a prefix is found by the blocks that are seen.
-
-        At most ``limit_held`` are taken from the cache. ``reserve`` pages stay available to others. Raises
-        PoolExhausted, with nothing changed, when that can't be.
+        With a ``window`` in tokens (0: none), cached blocks to which no later token attends get no page (the
+        lease's ``gap``), except the first ``sunk`` and those from ``wanted_from`` on; only the others need to be
+        cached. ``reserve`` pages stay available to others. Raises PoolExhausted, with nothing changed, if there are
+        too few pages.
         """
         limit, index = blocks if limit_held is None else min(blocks, limit_held), self.blocks
         if window:
@@ -122,9 +122,10 @@ class PagePool:
         window: int = 0,
         sunk: int = 0,
     ) -> PageLease:
-        """Leases pages for the blocks from ``first`` on, of ``blocks``, and the first ``sunk``: others bring them.
+        """Leases pages for those of ``blocks`` blocks that others will fill: the blocks from ``first`` on, and the
+        first ``sunk``.
 
-        Those between are never seen; ``held`` counts the leading blocks that are cached, or never seen. Raises
+        The blocks between have no page; ``held`` counts the leading blocks that are cached or have no page. Raises
         PoolExhausted.
         """
         first = max(min(first, blocks - 1), sunk)
@@ -136,7 +137,9 @@ class PagePool:
     def _lease(
         self, hashes: Sequence[bytes], gap: tuple[int, int], held: int, blocks: int, reserve: int, window: int
     ) -> PageLease:
-        """Pages for ``blocks`` blocks but those of ``gap``; of the others the first are cached, up to ``held``."""
+        """Leases pages for ``blocks`` blocks except those of ``gap``; the first of the others, up to ``held``, are
+        cached.
+        """
         first, end = gap
         cached = (*hashes[: min(first, held)], *hashes[end:held])
         found = list(map(self.blocks.page_of.__getitem__, cached))
@@ -151,21 +154,24 @@ class PagePool:
         return lease
 
     def allocate(self, count: int, reserve: int = 0) -> list[int]:
-        """Returns ``count`` pages for a lease that grows, leaving ``reserve``. Raises PoolExhausted."""
+        """Returns ``count`` pages for a lease that grows, leaving ``reserve`` available. Raises PoolExhausted."""
         if self.supply.available - count < reserve:
             raise self._exhausted(count, reserve)
         return self._take(count)
 
     def give_back(self, pages: Sequence[int], hinted: bool = False) -> None:
-        """Takes back pages of a lease that no other process touches, the last page first.
+        """Takes one lease from each of ``pages``, which no other process accesses; those without any become free or
+        cached.
 
-        ``hinted`` says that its client means to use them again.
+        ``hinted`` says that the client means to use them again.
         """
         unleased = self.leased.drop(pages)
         self.supply.give_back(self.quarantine.enter(unleased) if self.quarantine.holds else unleased, hinted)
 
     def close(self, lease: PageLease, held: bool) -> None:
-        """Ends ``lease``. Where another process still holds its pages (``held``) they wait in quarantine."""
+        """Ends ``lease`` and gives its pages back; if another process still accesses them (``held``), they stay in
+        quarantine.
+        """
         self.open_leases.discard(lease)
         if held:
             self.quarantine.add(lease.own, len(self.leased.drop(lease.own)))
@@ -173,26 +179,27 @@ class PagePool:
             self.give_back(lease.own, lease.hinted)
 
     def release(self, pages: Sequence[int], hinted: bool = False) -> None:
-        """Takes the pages of a closed lease out of quarantine, as the last process has let go of them."""
+        """Takes the pages of a closed lease out of quarantine, after the last other process has released them."""
         self.supply.give_back(self.quarantine.release(pages, self.leased), hinted)
 
     def snapshot_counts(self) -> PoolCounts:
-        """Returns the number of pages in each state, and of open leases, as of now."""
+        """Returns the current number of pages in each state, and of open leases."""
         free, cached = len(self.supply.free), len(self.supply.cached)
         return PoolCounts(self.pages, free, cached, self.leased.count, self.quarantine.count, len(self.open_leases))
 
     def findable(self) -> tuple[bytes, ...]:
-        """Returns every hash that ``match`` would find: what a lost prefix index is rebuilt from."""
+        """Returns every hash that ``match`` would find, from which a lost prefix index can be rebuilt."""
         return tuple(self.blocks.page_of)
 
     def drain_changes(self) -> tuple[tuple[bytes, ...], tuple[bytes, ...]]:
-        """Returns the hashes that became findable and those that are gone since the last call, net."""
+        """Returns the hashes that became findable and those that ceased to be since the last call, net."""
         return self.blocks.drain_changes()
 
     def priced(self, prefill_token: float, prefill_pair: float) -> None:
-        """Notes what reading costs: ``prefill_token`` seconds, and ``prefill_pair`` for each token before it.
+        """Sets the cost of computing KV: ``prefill_token`` seconds per token, plus ``prefill_pair`` seconds for
+        each token before it.
 
-        Where only blocks' places differ, those that cost more to compute again are worth more.
+        Blocks deep in their chain cost more to recompute, so they are evicted later than equally used ones.
         """
         if prefill_token > 0:
             self.supply.cached.priced(self.block_tokens * prefill_pair / prefill_token)
@@ -205,15 +212,17 @@ class PagePool:
         return page
 
     def unkeep(self, page: int) -> None:
-        """Undoes one ``keep`` of ``page``."""
+        """Reverts one ``keep`` of ``page``."""
         self.supply.unkeep(page)
 
     def watch_idle(self) -> None:
-        """Collects, from now on, the blocks that join the cache, for ``drain_idle``."""
+        """Starts to collect the blocks that become cached and unleased, for ``drain_idle``."""
         self.supply.idle = {}
 
     def drain_idle(self) -> tuple[bytes, ...]:
-        """Returns the blocks that joined the cache since the last call, a lease's tail first."""
+        """Returns the hashes of the blocks that became cached and unleased since the last call, a lease's last
+        block first.
+        """
         return self.supply.drain_idle()
 
     def check(self) -> None:
@@ -255,6 +264,6 @@ class PagePool:
         return pages
 
     def _pin(self, pages: list[int]) -> None:
-        """Leases pages that are cached, quarantined or leased already."""
+        """Adds a lease to pages that are cached, quarantined or leased already."""
         first = self.leased.add(pages)
         self.supply.cached.remove(self.quarantine.leave(first) if self.quarantine.holds else first)

@@ -1,13 +1,13 @@
-"""Learns how soon cached pages are used again, and from that what keeping a page is worth. Torch-free.
+"""Learns how soon cached pages are reused, and from that the value of keeping a page. Torch-free.
 
-Knows nothing of pages or hashes: it counts pages by *class* and by *age*. Age is measured in pages handed out since
-a page joined the cache, which is the distance that an eviction policy has to bridge; no clock is read.
+Knows nothing of pages or hashes: it counts pages by *class* and by *age*. Age is measured as the number of pages
+handed out since a page joined the cache, which is how long an eviction policy has to keep it; no clock is read.
 
-Per class it keeps, in half-octaves of age, how many pages were used again, how many passed ``HORIZON`` pools' worth
-of ages unused, and how many are still on their way (in the cache, or evicted and remembered). The share of those
-that reached an age and were used in it is a hazard rate (Kaplan and Meier 1958), drawn towards that of the wider
-class where little was seen. A page's worth is its Gittins index (Gittins 1979): over all ages until which one could
-keep it, the most uses per page and time.
+Per class it counts, in half-octaves of age, the pages that were used again, those that reached an age of
+``HORIZON`` pools unused, and those still observed (in the cache, or evicted and remembered). The share of pages
+which reached an age that were used in it is a hazard rate (Kaplan and Meier 1958), shrunk towards that of the wider
+class if few were observed. A page's worth is its Gittins index (Gittins 1979): the maximum, over all ages until
+which it could be kept, of uses per page and time.
 """
 
 from __future__ import annotations
@@ -20,32 +20,30 @@ import numpy as np
 from numpy.typing import NDArray
 
 BINS = 56  # half-octaves of age, up to 2^28 pages
-EPOCHS = 128  # of HORIZON pools each: how finely the ages of pages on their way are known
+EPOCHS = 128  # in HORIZON pools: the resolution of the ages of pages still observed
 HORIZON = 8  # pools: a page that isn't used within so many pools' pages counts as never used again
-TRUST = 64.0  # pages of evidence that weigh as much as the wider class does
-PRIOR = 0.1  # of the pages that reach a half-octave, the share used in it: as LRU assumes, the old are used least
+TRUST = 64.0  # observed pages that weigh as much as the wider class does
+PRIOR = 0.1  # assumed hazard rate per half-octave; as in LRU, old pages are used least
 MOST_USES, MOST_TURNS, GAPS = 3, 4, 3
-HINT = 1.5  # times as often that hinted pages are thought to be used as long as nothing tells
-FORGET = 32  # pools' pages of evidence, after which its weight is halved
+HINT = 1.5  # factor by which hinted pages are assumed to be used more often until it is learned
+FORGET = 32  # pools of observed pages after which the weight of earlier observations is halved
 
 Floats = NDArray[np.float64]
 
 
 class PageHistory(NamedTuple):
-    """Describes a page as it joins the cache.
+    """The earlier uses of a page, when it joins the cache."""
 
-    ``uses``: how often it was found there. ``turns``: how often its chain was, at the deepest block. ``gap``: pages
-    handed out between the chain's last two uses. ``hinted``: a client said that it will be used again.
-    """
-
-    uses: int = 0
-    turns: int = 0
-    gap: int = 0
-    hinted: bool = False
+    uses: int = 0  # how often it was found in the cache
+    turns: int = 0  # how often the deepest used block of its chain was found
+    gap: int = 0  # pages handed out between the chain's last two uses
+    hinted: bool = False  # whether a client said that it will be used again
 
 
 class ReuseTable:
-    """Counts by class; classes are numbered from 0, below ``CLASSES``."""
+    """Counts reuse of the pages of a pool of ``pages`` pages by class, a number below ``CLASSES``. Times are pages
+    handed out so far.
+    """
 
     def __init__(self, pages: int) -> None:
         self._epoch = max(1, pages * HORIZON // EPOCHS)
@@ -57,44 +55,48 @@ class ReuseTable:
         self.horizon = self._epoch * EPOCHS
 
     def class_of(self, kind: PageHistory) -> int:
-        """Returns the class of pages of ``kind``."""
+        """Returns the class of pages with history ``kind``."""
         gap = sum(kind.gap > edge for edge in self._near)
         history = (min(kind.uses, MOST_USES) * (MOST_TURNS + 1) + min(kind.turns, MOST_TURNS)) * GAPS + gap
         return 2 * history + kind.hinted
 
     def joined(self, cls: int, at: int, pages: float) -> None:
-        """Counts ``pages`` that begin to be watched at ``at``, pages handed out so far."""
+        """Counts ``pages`` pages of class ``cls`` whose observation begins at time ``at``."""
         self._advance(at)
         if at // self._epoch > self._now - EPOCHS:
             self._coming[cls, at // self._epoch % EPOCHS] += pages
 
     def left(self, cls: int, at: int, pages: float) -> None:
-        """Counts ``pages`` that joined at ``at`` and aren't watched any more, used or not."""
+        """Ends the observation of ``pages`` pages of class ``cls`` that joined at time ``at``, used or not."""
         if at // self._epoch > self._now - EPOCHS:
             self._coming[cls, at // self._epoch % EPOCHS] -= pages
 
     def lost(self, cls: int, at: int, now: int, pages: float) -> None:
-        """Counts pages that joined at ``at`` and weren't used until ``now``, when they are watched no more."""
+        """Counts ``pages`` pages that joined at time ``at`` and were not used until ``now``, when their observation
+        ends.
+        """
         if at // self._epoch > self._now - EPOCHS:
             self.left(cls, at, pages)
             self._unused[cls, bin_of(now - at)] += pages
 
     def used(self, cls: int, at: int, now: int, pages: float = 1.0) -> None:
-        """Counts ``pages`` that joined at ``at`` and are used again at ``now``."""
+        """Counts ``pages`` pages that joined at time ``at`` and are used again at ``now``."""
         if now - at < self.horizon:
             self.left(cls, at, pages)
             self._used[cls, bin_of(now - at)] += pages
             self._weigh(pages)
 
     def worth(self, now: int, classes: Sequence[int]) -> Floats:
-        """Returns uses per page and page handed out, (classes, BINS), of each of ``classes`` by age."""
+        """Returns the Gittins index, uses per page and page handed out, of each of ``classes`` by age: float64
+        (classes, BINS).
+        """
         self._advance(now)
         watched = bin_of(self.horizon) + 1
         found = gittins(self._hazard(self._risk(now))[classes, :watched])
         return np.pad(found, ((0, 0), (0, BINS - watched)), mode="edge")
 
     def _risk(self, now: int) -> Floats:
-        """Pages that reached each age, (CLASSES, BINS): half of those that left unused in it count."""
+        """Returns the pages that reached each age, (CLASSES, BINS); those that left unused in it count half."""
         ages = now - (self._now - np.arange(EPOCHS)) * self._epoch - self._epoch // 2
         youngest_first = self._coming[:, (self._now - np.arange(EPOCHS)) % EPOCHS]
         unused = self._unused + youngest_first @ np.eye(BINS)[bins_of(np.clip(ages, 0, None))]
@@ -102,7 +104,9 @@ class ReuseTable:
         return np.maximum(reached - unused / 2, 0.0)
 
     def _hazard(self, risk: Floats) -> Floats:
-        """The share used in each half-octave: of a class, drawn to that of its uses, of all pages, and PRIOR."""
+        """Returns the share used in each half-octave of each class, shrunk towards that of its ``uses``, of all
+        pages, and PRIOR.
+        """
         by_uses = (MOST_USES + 1, -1, BINS)
         used, reached = self._used.reshape(by_uses), risk.reshape(by_uses)
         overall = _drawn(used.sum((0, 1)), reached.sum((0, 1)), np.full(BINS, PRIOR))
@@ -112,7 +116,7 @@ class ReuseTable:
         return _drawn(used, reached, np.minimum(of_uses[:, None, :] * hints, 1.0)).reshape(CLASSES, BINS)
 
     def _advance(self, at: int) -> None:
-        """Those that joined a horizon ago and weren't used count as unused."""
+        """Counts as unused those that joined a horizon ago and weren't used."""
         epoch = at // self._epoch
         for past in range(self._now + 1, min(epoch, self._now + EPOCHS) + 1):
             gone = np.maximum(self._coming[:, past % EPOCHS], 0.0)
@@ -135,19 +139,21 @@ _WIDTHS = np.maximum(np.diff(_EDGES), 0.4)
 
 
 def bin_of(age: int) -> int:
-    """Returns the half-octave of an age in pages."""
+    """Returns the index of the half-octave of ``age``, a number of pages."""
     return min(BINS - 1, int(2 * log2(age + 1)))
 
 
 def bins_of(ages: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Returns the half-octave of each age."""
+    """Returns the index of the half-octave of each age."""
     return np.minimum((2 * np.log2(ages + 1)).astype(np.int64), BINS - 1)
 
 
 def gittins(hazard: Floats) -> Floats:
-    """Returns the best ratio of uses to time that keeping a page from each half-octave on can give.
+    """Returns the Gittins index of each class from each half-octave on: the best ratio of uses to time of keeping a
+    page.
 
-    ``hazard`` (classes, half-octaves) is the share of those that reach a half-octave and are used in it.
+    ``hazard``, float64 (classes, half-octaves), is the share of the pages that reach a half-octave that are used in
+    it; the result has the same shape.
     """
     found, count = np.empty_like(hazard), hazard.shape[1]
     stays = 1 - hazard

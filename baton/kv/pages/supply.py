@@ -1,4 +1,4 @@
-"""Supplies pages that no lease has: free ones, and cached ones in an order of eviction. Torch-free.
+"""Supplies pages without a lease: free ones, and cached ones in an order of eviction. Torch-free.
 
 Knows nothing of leases or of I/O in flight. A page that holds a findable block is cached, any other is free.
 """
@@ -12,7 +12,7 @@ from baton.kv.pages.blocks import BlockIndex
 
 
 class EvictionOrder(Protocol):
-    """Orders cached pages by which is evicted first. ``lru.PageOrder`` and ``worth.WorthOrder`` are such."""
+    """Orders cached pages by which is evicted first; implemented by ``lru.PageOrder`` and ``worth.WorthOrder``."""
 
     def __len__(self) -> int:
         """Returns the number of cached pages."""
@@ -24,29 +24,32 @@ class EvictionOrder(Protocol):
         """Yields the cached pages."""
 
     def add(self, pages: Sequence[int], hinted: bool = False) -> None:
-        """Adds pages that no lease has any more, a chain's tail first; ``hinted``: a client will use them again."""
+        """Adds pages that lost their last lease, a chain's tail first; ``hinted``: a client will use them again."""
 
     def remove(self, pages: Sequence[int]) -> None:
-        """Removes pages because a lease has them again."""
+        """Removes pages because they are leased again."""
 
     def take(self, count: int, kept: Collection[int] = ()) -> list[int]:
-        """Removes and returns the ``count`` pages to evict, none of ``kept``; there must be as many."""
+        """Removes and returns the ``count`` pages to evict, none of ``kept``; there must be that many."""
 
     def handed_out(self, pages: int) -> None:
-        """Counts pages that leases got."""
+        """Counts ``pages`` pages that leases got."""
 
     def placed(self, pages: Sequence[int], first: int) -> None:
-        """Says that ``pages`` hold the blocks that follow one another in their chain from ``first`` on."""
+        """Sets the positions of ``pages`` in their chain: ``first`` and the following."""
 
     def priced(self, pair_cost: float) -> None:
-        """Says what each block before a block adds to the cost of computing it, in costs of a first block."""
+        """Sets the cost that each preceding block adds to computing a block, in units of the cost of a chain's
+        first block.
+        """
 
 
 class PageSupply:
-    """Gives out pages, free ones first, then those cached ones that ``cached`` names, whose blocks it forgets.
+    """Supplies pages to leases: free ones first, then cached ones in the order of ``cached``, whose blocks it
+    removes from the index.
 
     ``kept`` counts, by page, the copies in progress that forbid its eviction. ``idle`` collects the blocks that
-    joined the cache, in that order, and is None where nobody asks.
+    joined the cache, in that order; None if these aren't watched.
     """
 
     def __init__(self, pages: int, blocks: BlockIndex, cached: EvictionOrder) -> None:
@@ -58,7 +61,7 @@ class PageSupply:
 
     @property
     def available(self) -> int:
-        """Returns the pages that ``take`` could give now: free ones, and cached ones that are not kept."""
+        """Returns how many pages ``take`` could return now: free ones, and cached ones that are not kept."""
         kept = sum(page in self.cached for page in self.kept) if self.kept else 0
         return len(self.free) + len(self.cached) - kept
 
@@ -67,7 +70,7 @@ class PageSupply:
         return sum(page in self.cached and page not in self.kept for page in pages)
 
     def take(self, count: int) -> list[int]:
-        """Removes and returns ``count`` pages; as many must be available."""
+        """Removes and returns ``count`` pages; that many must be available."""
         free = self.free
         self.cached.handed_out(count)
         if count == 1 and free:  # a decode step's usual need
@@ -80,7 +83,9 @@ class PageSupply:
         return pages
 
     def give_back(self, pages: Sequence[int], hinted: bool = False) -> None:
-        """Adds ``pages`` that no lease has any more, the most recently used last."""
+        """Adds ``pages``, which have no lease any more, the most recently used last; those with a findable block
+        become cached.
+        """
         block_of, free, idle, cached = self._blocks.block_of, self.free, self.idle, []
         for page in pages:
             block = block_of[page]
@@ -95,17 +100,17 @@ class PageSupply:
             self.cached.add(cached, hinted)
 
     def keep(self, page: int) -> None:
-        """Forbids the eviction of ``page`` until a matching ``unkeep``; its place in the order of use stays."""
+        """Forbids the eviction of ``page`` until a matching ``unkeep``; its place in the eviction order stays."""
         self.kept[page] = self.kept.get(page, 0) + 1
 
     def unkeep(self, page: int) -> None:
-        """Undoes one ``keep`` of ``page``."""
+        """Reverts one ``keep`` of ``page``."""
         self.kept[page] -= 1
         if self.kept[page] == 0:
             del self.kept[page]
 
     def drain_idle(self) -> tuple[bytes, ...]:
-        """Returns the blocks that joined the cache since the last call; none where ``idle`` is None."""
+        """Returns the hashes of the blocks that joined the cache since the last call; none if ``idle`` is None."""
         blocks = tuple(self.idle or ())
         if blocks:
             self.idle = {}

@@ -1,10 +1,10 @@
-"""Keeps cached pages in the order of what keeping them is worth, learned from how pages were used. Torch-free.
+"""Orders cached pages by the value of keeping them, learned from how pages were used. Torch-free.
 
 Knows nothing of leases. Pages that join together with the same history form a *run*, a chain's tail first; a run is
-evicted from its tail on, because a block without those before it can't be found. Which runs go next is planned for
-a stretch of evictions at once, so that a page costs little; who joins meanwhile counts from the next plan on.
-Evicted pages are remembered for a while by the hash of their block (a sample of them, in a large pool): that they
-are computed again tells how much longer they should have stayed.
+evicted from its tail on, because a block without those before it can't be found. Which runs are next is planned for
+many evictions at once, so that each costs little; pages that join meanwhile are included in the next plan.
+Evicted pages are remembered for a while by the hash of their block (a sample of them, in a large pool): if they are
+computed again, that shows how much longer they should have been kept.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ import numpy as np
 
 from baton.kv.pages.reuse import CLASSES, HORIZON, PageHistory, ReuseTable, bins_of
 
-REMEMBERED = 16_384  # evicted pages, at about 250 bytes each
-PLANS = 8  # in the time in which the pool's pages are handed out once
-LESSONS, LEAST_LESSON = 8, 512  # likewise, how often what was learned is worked out, and the pages in between
-LEAST_PLAN = 64  # evictions, because a plan takes about a millisecond
+REMEMBERED = 16_384  # evicted pages remembered, at about 250 bytes each
+PLANS = 8  # plans in the time in which the pool's pages are handed out once
+LESSONS, LEAST_LESSON = 8, 512  # evaluations of the table in that time; least pages between two
+LEAST_PLAN = 64  # least evictions of a plan, because making one takes about a millisecond
 
 
 class Run:
-    """Holds pages that joined together, a chain's tail first; those before ``gone`` were evicted.
+    """Pages that joined together, a chain's tail first; those before index ``gone`` were evicted.
 
-    ``left`` counts the pages that are still the run's; others are listed until half of the list is theirs.
+    ``left`` counts the pages that still belong to the run; others stay listed until they are half of the list.
     """
 
     __slots__ = ("at", "cls", "cost", "deeper", "gone", "kind", "left", "pages")
@@ -39,9 +39,10 @@ class Run:
 
 
 class WorthOrder:
-    """Orders some of the pages 0 … ``pages`` - 1 by worth. ``block_of[page]`` is the hash of a page's block.
+    """Orders some of the pages 0 to ``pages`` - 1 by worth, the least first. ``block_of[page]`` is the hash of a
+    page's block.
 
-    Worth is uses per page and time, times what computing the block again costs: a block deep in its chain attends
+    Worth is uses per page and time, times the cost of computing the block again: a block deep in its chain attends
     to all blocks before it (``placed``, ``priced``).
     """
 
@@ -73,20 +74,25 @@ class WorthOrder:
         return (page for page, run in enumerate(self._run) if run is not None)
 
     def handed_out(self, pages: int) -> None:
-        """Counts pages that were given to leases: the clock of ages."""
+        """Counts ``pages`` pages that were given to leases; ages are measured by this count."""
         self._handed += pages
 
     def placed(self, pages: Sequence[int], first: int) -> None:
-        """Notes the places of ``pages`` in their chain: ``first`` and those that follow."""
+        """Sets the positions of ``pages`` in their chain: ``first`` and the following."""
         for depth, page in enumerate(pages, first):
             self._depth[page] = depth
 
     def priced(self, pair_cost: float) -> None:
-        """Notes what each block before a block adds to the cost of computing it, as a share of a first block's."""
+        """Sets the cost that each preceding block adds to computing a block, in units of the cost of a chain's
+        first block.
+        """
         self._pair_cost = pair_cost
 
     def add(self, pages: Sequence[int], hinted: bool = False) -> None:
-        """Adds the cached pages of a lease, a chain's tail first; none of them may be there."""
+        """Adds the cached pages of a lease, none of which may be there, a chain's tail first.
+
+        ``hinted``: a client will use them again.
+        """
         kinds = [self._recalled(page) for page in pages] if self._remembered else [self._kind[p] for p in pages]
         chain = next((kind for kind in kinds if kind.uses), NEW)
         run: Run | None = None
@@ -112,7 +118,7 @@ class WorthOrder:
         self._count -= len(pages)
 
     def take(self, count: int, kept: Collection[int] = ()) -> list[int]:
-        """Removes and returns ``count`` pages that are worth least, none of ``kept``; there must be as many."""
+        """Removes and returns the ``count`` pages worth least, none of ``kept``; there must be that many."""
         taken: list[int] = []
         while len(taken) < count:
             if not self._plan or self._left <= 0:
@@ -132,8 +138,8 @@ class WorthOrder:
         return run
 
     def _shrink(self, run: Run, pages: int) -> None:
-        """Counts pages that left ``run``. A run without pages goes at once: where nothing is evicted, nothing else
-        would end it.
+        """Counts ``pages`` pages that left ``run``. An empty run is dropped at once: without evictions nothing else
+        would drop it.
         """
         run.left -= pages
         if not run.left:
@@ -144,7 +150,7 @@ class WorthOrder:
             run.gone = 0
 
     def _recalled(self, page: int) -> PageHistory:
-        """What is known of a page; of a new one, what is remembered of its block."""
+        """Returns the history of a page; of a new one, that which is remembered of its block."""
         block = self._block_of[page]
         found = self._remembered.pop(block, None) if block is not None else None
         if found is None:
@@ -154,7 +160,9 @@ class WorthOrder:
         return PageHistory(kind.uses + 1, kind.uses + 1, self._handed - at)
 
     def _evict(self, run: Run, most: int, kept: Collection[int], taken: list[int]) -> None:
-        """Takes up to ``most`` pages of ``run``, and its place in the plan where none is left to take."""
+        """Appends up to ``most`` pages of ``run`` to ``taken``; removes the run from the plan if it has none left
+        to take.
+        """
         spared: list[int] = []
         evicted, pages, most = 0, run.pages, min(most, self._left)
         while run.gone < len(pages) and most:
@@ -178,7 +186,7 @@ class WorthOrder:
         self._shrink(run, evicted)
 
     def _forget(self, page: int, run: Run) -> None:
-        """A sample of evicted pages goes on being watched, each for ``_weight`` of them."""
+        """Removes an evicted page; one in ``_weight`` of them stays observed, as a sample."""
         self._run[page], self._kind[page] = None, NEW
         block = self._block_of[page]
         assert block is not None, f"page {page} holds no block"

@@ -1,11 +1,11 @@
-"""Keeps a tier on disk: a slab in two files, found again by the next process of the same slot.
+"""Implements the disk tier: a slab in two files, reused by the next process of the same worker slot.
 
-Knows nothing of what is in it. ``pages.kv`` holds the pages, ``index.kv`` a header and the records. The header
-names what the bytes depend on (page size, layout, weights); files that say otherwise are begun anew, because this
-is a cache. The kernel writes back in its own time: a crash of the *machine* may leave damage, which the checksums
-catch.
+Knows nothing of pages' contents. ``pages.kv`` holds the pages, ``index.kv`` a header and the records. The header
+identifies what the bytes depend on (page size, layout, weights); files with another header are emptied, because
+this is a cache. The kernel writes back when it wants: a crash of the *machine* may leave damage, which the
+checksums detect.
 
-The files are read and written, never mapped: a disk that fails under a mapping is SIGBUS, the worker's end.
+The files are read and written, never mapped: a disk error under a mapping is SIGBUS, which would end the worker.
 """
 
 from __future__ import annotations
@@ -29,7 +29,11 @@ HEADER_BYTES = 4096
 
 
 class DiskTier:
-    """Owns the two files in ``folder``, locked, until ``close``. Raises ConfigError naming the setting."""
+    """Owns the two files in ``folder``, locked, until ``close``; ``slab`` stores pages in them.
+
+    ``capacity_bytes`` of disk are reserved at once. Raises ConfigError if not one page fits, another process has
+    the files, or they can't be written.
+    """
 
     def __init__(
         self, folder: Path, capacity_bytes: int, layout: KvLayout, fingerprint: str, eviction: Eviction = "worth"
@@ -55,7 +59,7 @@ class DiskTier:
             raise ConfigError(f"{folder}: {error.strerror}; set another worker.disk_tier_dir", _DIR) from None
 
     def close(self) -> None:
-        """Lets go of the files, which no thread may be reading or writing any more."""
+        """Unlocks and closes the files, which no thread may be reading or writing any more."""
         fcntl.flock(self._index, fcntl.LOCK_UN)
         self._close_files()
 
@@ -65,9 +69,9 @@ class DiskTier:
 
 
 class FileStore:
-    """Implements ``Store`` on two open files.
+    """Implements ``Store`` on two open files, given by descriptor.
 
-    Pages pass through memory of the store's own, so that nobody else's memory waits for a disk.
+    Pages pass through a buffer of the store, so that no other memory is in use while the disk is slow.
     """
 
     def __init__(self, index: int, pages: int, slots: int, page_bytes: int) -> None:
@@ -76,16 +80,16 @@ class FileStore:
         self._passing = memoryview(mmap.mmap(-1, page_bytes))
 
     def view(self, slot: int) -> memoryview:
-        """Returns the memory through which every page passes."""
+        """Returns the buffer through which every page passes, whatever the ``slot``."""
         return self._passing
 
     def fetch(self, slot: int) -> None:
-        """Reads the page of ``slot``. Raises OSError, also where the file is too short."""
+        """Reads the page of ``slot`` into the buffer. Raises OSError, also if the file is too short."""
         if os.preadv(self._pages, [self._passing], slot * self._page_bytes) != self._page_bytes:
             raise OSError(errno.EIO, "the file of pages was cut short")
 
     def flush(self, slot: int) -> None:
-        """Writes the page of ``slot``. Raises OSError, also where only a part could be written."""
+        """Writes the buffer as the page of ``slot``. Raises OSError, also if only a part could be written."""
         if os.pwrite(self._pages, self._passing, slot * self._page_bytes) != self._page_bytes:
             raise OSError(errno.ENOSPC, "a page was written in part")
 
@@ -95,7 +99,7 @@ class FileStore:
             raise OSError(errno.ENOSPC, "a record was written in part")
 
     def records(self) -> bytes:
-        """Returns all records; what the file lacks is blank. Raises OSError."""
+        """Returns all records; those that the file lacks are zeros. Raises OSError."""
         size, found = self.slots * RECORD_BYTES, bytearray()
         while part := os.pread(self._index, size - len(found), HEADER_BYTES + len(found)):
             found += part
@@ -125,12 +129,12 @@ def _require_lock(file: BinaryIO, folder: Path) -> None:
 
 
 def _meaning(slots: int, layout: KvLayout, fingerprint: str) -> bytes:
-    """A digest of what must be the same for the files to be of use."""
+    """Returns a digest of what must be the same for the files to be reused."""
     return hashlib.sha256(msgspec.json.encode((slots, msgspec.to_builtins(layout), fingerprint))).digest()
 
 
 def _begin(index: BinaryIO, pages: BinaryIO, header: bytes) -> None:
-    """Empty files; the header comes last."""
+    """Empties both files and writes the header."""
     for file in (index, pages):
         os.ftruncate(file.fileno(), 0)
     os.ftruncate(index.fileno(), HEADER_BYTES)
@@ -138,5 +142,5 @@ def _begin(index: BinaryIO, pages: BinaryIO, header: bytes) -> None:
 
 
 def _reserve(file: BinaryIO, size: int) -> None:
-    """Take the space now: that a disk is too small is said at the start."""
+    """Allocates the disk space now, so that a disk that is too small is an error at the start."""
     os.posix_fallocate(file.fileno(), 0, size)

@@ -1,7 +1,7 @@
-"""Keeps blobs in a folder that several machines may have mounted. Knows nothing of what is in them.
+"""Stores blobs in a folder that several machines may have mounted. Knows nothing of their contents.
 
-A blob is written beside its place and renamed to it, so that no reader sees a part. Its modification time says when
-it was last used, and a read renews that once in a while.
+A blob is written to a temporary file in the same folder and renamed, so that no reader sees a part. Its
+modification time is the time of its last use, which reads update at intervals.
 """
 
 from __future__ import annotations
@@ -16,13 +16,15 @@ from baton.kv.tiers.blobs import Entry
 from baton.protos.errors import ConfigError
 
 SETTING = "worker.shared_tier"
-RENEW_S = 600.0  # seconds in which a blob's last use is noted once, because every note is a write
-ABANDONED_S = 3600.0  # seconds after which what was begun and never renamed is removed
+RENEW_S = 600.0  # seconds between updates of a blob's last use, because each is a write
+ABANDONED_S = 3600.0  # seconds after which a temporary file that was never renamed is removed
 PART = ".part-"
 
 
 class FolderStore:
-    """Keeps blobs under ``root``, which only its owner can read. Raises ConfigError where it can't be written."""
+    """Stores blobs as files under ``root``, which is created with mode 0700 if missing. Raises ConfigError if it
+    can't be written.
+    """
 
     def __init__(self, root: Path) -> None:
         self._root = root
@@ -36,7 +38,9 @@ class FolderStore:
             raise ConfigError(text, SETTING) from None
 
     def get(self, name: str, most: int) -> bytes | None:
-        """Returns a blob, up to ``most`` bytes, and notes its use; None where there is none. Raises OSError."""
+        """Returns the first ``most`` bytes of a blob and updates its last use; None if there is none of that name.
+        Raises OSError.
+        """
         path = self._root / name
         try:
             with path.open("rb") as file:
@@ -48,7 +52,7 @@ class FolderStore:
         return blob
 
     def has(self, name: str) -> bool:
-        """Returns whether there is such a blob. Raises OSError."""
+        """Returns whether there is a blob of that name. Raises OSError."""
         try:
             (self._root / name).stat()
         except FileNotFoundError:
@@ -56,7 +60,7 @@ class FolderStore:
         return True
 
     def put(self, name: str, blob: bytes) -> None:
-        """Stores a blob whole or not at all. Raises OSError."""
+        """Stores a blob, whole or not at all. Raises OSError."""
         path = self._root / name
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         part = path.with_name(f"{PART}{secrets.token_hex(8)}")
@@ -69,11 +73,11 @@ class FolderStore:
             raise
 
     def remove(self, name: str) -> None:
-        """Removes a blob; one that isn't there is no error. Raises OSError."""
+        """Removes a blob; does nothing if there is none of that name. Raises OSError."""
         (self._root / name).unlink(missing_ok=True)
 
     def entries(self) -> Iterator[Entry]:
-        """Yields all files; parts that nobody finished are removed on the way. Raises OSError."""
+        """Yields all files, and removes abandoned temporary ones. Raises OSError."""
         for folder, _, files in os.walk(self._root, onerror=_raise):
             for file in files:
                 path = Path(folder, file)

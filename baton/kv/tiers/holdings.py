@@ -1,6 +1,7 @@
-"""Merges what one worker holds, in its device cache and its lower tiers, into one answer to the prefix index.
+"""Merges the blocks of a worker's device cache and lower tiers into one announcement to the prefix index.
 
-Knows nothing of Redis or of bytes. A block is announced when the first place has it and withdrawn with the last.
+Knows nothing of Redis or of bytes. A block is announced when the first of them gets it and withdrawn when the last
+has dropped it.
 """
 
 from __future__ import annotations
@@ -13,7 +14,9 @@ Publish = Callable[[Sequence[bytes], Sequence[bytes]], None]
 
 
 class Holdings:
-    """Follows what this worker holds and gives (added, removed) to the function of ``announce_to``."""
+    """Tracks which blocks this worker has, and passes changes (added, removed) to the function given to
+    ``announce_to``.
+    """
 
     def __init__(self, tiers: Tiers) -> None:
         self._tiers = tiers
@@ -21,25 +24,27 @@ class Holdings:
         self._publish: Publish = lambda added, removed: None
 
     def announce_to(self, publish: Publish) -> None:
-        """Announces to ``publish`` from now on; what is held already comes at once."""
+        """Calls ``publish`` with the blocks that are here now, and from now on with every change."""
         self._publish = publish
         publish([*self._device | self._tiers.hashes()], [])
 
     def leading(self, hashes: Sequence[bytes]) -> tuple[int, bool]:
-        """Returns how many leading blocks are here, and whether some of them are only in a lower tier."""
+        """Returns how many leading blocks of ``hashes`` are here, and whether some of them are only in a lower
+        tier.
+        """
         count = next(
             (i for i, h in enumerate(hashes) if h not in self._device and h not in self._tiers), len(hashes)
         )
         return count, any(h not in self._device for h in hashes[:count])
 
     def changed(self, added: Sequence[bytes], removed: Sequence[bytes]) -> None:
-        """Records blocks that joined (``added``) and left (``removed``) the device cache."""
+        """Records the blocks that were ``added`` to and ``removed`` from the device cache."""
         self._device.difference_update(removed)
         self._device.update(added)
         self._publish(added, [h for h in removed if h not in self._tiers])
 
     def stored(self, blocks: Iterable[bytes], gone: Iterable[bytes]) -> None:
-        """Records that the tiers took ``blocks``, and that ``gone`` left the last of them."""
+        """Records that the tiers stored ``blocks`` and no longer have those of ``gone``."""
         self._publish(
             [h for h in blocks if h not in self._device and h in self._tiers],
             [h for h in gone if h not in self._device],

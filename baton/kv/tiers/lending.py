@@ -1,7 +1,7 @@
-"""Lends pages to a thread that may hang, for as long as their owner likes.
+"""Lends pages to a thread that may hang, in such a way that the owner can take them back at any time.
 
 Knows nothing of tiers or disks. The thread touches the pages only inside ``touching``, where it copies memory and
-never waits for a device. So its borrower can have them back within one page's copy, whatever the thread hangs in.
+never waits for a device. So the owner gets them back within the time of one page's copy, even if the thread hangs.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from baton.protos.outlasting import outlasted
 
 
 class TakenBack(Exception):
-    """Says that the pages are their owner's again, so that the thread gives up what it was doing."""
+    """Raised on the borrowing thread once the pages were taken back, so that it abandons its work."""
 
 
 class Loan:
-    """Allows a thread to touch pages until ``take_back`` has returned."""
+    """Allows a thread to access pages until ``take_back`` has returned."""
 
     def __init__(self) -> None:
         self._copying = threading.Lock()
@@ -27,14 +27,14 @@ class Loan:
 
     @contextmanager
     def touching(self) -> Iterator[None]:
-        """Holds the pages for one copy, on the borrowing thread. Raises TakenBack."""
+        """Returns a context in which the borrowing thread may access the pages for one copy. Raises TakenBack."""
         with self._copying:
             if self._over:
                 raise TakenBack
             yield
 
     async def take_back(self) -> None:
-        """Forbids every further copy and waits for the one in progress, through any number of cancellations."""
+        """Forbids further access and waits for the copy in progress, even if cancelled any number of times."""
         self._over = True
         if self._copying.acquire(blocking=False):
             self._copying.release()

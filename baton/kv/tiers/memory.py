@@ -1,4 +1,4 @@
-"""Keeps a tier in host memory: a slab in this process, gone with it. Knows nothing of what is in it."""
+"""Implements the host memory tier: a slab in this process's memory. Knows nothing of pages' contents."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from baton.kv.tiers.slab import RECORD_BYTES, Eviction, Slab
 
 
 class MemoryStore:
-    """Implements ``Store`` in memory. It never fails.
+    """Implements ``Store`` in memory, without errors.
 
     ``pages`` is (slots, page_bytes) uint8, ``kept`` has slots x 64 bytes of records.
     """
@@ -20,7 +20,7 @@ class MemoryStore:
         self.slots, self.pages, self.kept = len(pages), pages, kept
 
     def view(self, slot: int) -> memoryview:
-        """Returns the memory of ``slot`` itself."""
+        """Returns the page of ``slot``, without a copy."""
         return self.pages[slot].data
 
     def fetch(self, slot: int) -> None:
@@ -30,7 +30,7 @@ class MemoryStore:
         """Does nothing, because the page is in its view."""
 
     def record(self, slot: int, data: bytes) -> None:
-        """Copies the 64 bytes of a slot's record."""
+        """Writes the 64-byte record of ``slot``."""
         self.kept[slot * RECORD_BYTES : (slot + 1) * RECORD_BYTES] = data
 
     def records(self) -> bytes:
@@ -39,9 +39,10 @@ class MemoryStore:
 
 
 def host_slab(capacity_bytes: int, page_bytes: int, eviction: Eviction = "worth") -> Slab | None:
-    """Returns a slab of as many pages as fit ``capacity_bytes``, None when not one does.
+    """Returns a slab in memory of as many pages as fit into ``capacity_bytes`` with their records, None if not one
+    does.
 
-    Physical memory is taken as it is touched.
+    Physical memory is allocated when a page is first used.
     """
     slots = capacity_bytes // (page_bytes + RECORD_BYTES)
     if slots < 1:

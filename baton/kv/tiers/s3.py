@@ -1,7 +1,7 @@
-"""Keeps blobs in a bucket of any store that speaks S3's protocol. Knows nothing of what is in them.
+"""Stores blobs in a bucket of any store with the S3 protocol. Knows nothing of their contents.
 
-boto3 speaks the protocol and finds credentials where it always does (environment, files, roles). Its errors become
-OSError here. When a blob was last used is when it was written: the protocol has no other time.
+boto3 implements the protocol and finds credentials as usual (environment, files, roles). Its errors become OSError.
+The time of a blob's last use is that of its last write: the protocol has no other.
 """
 
 from __future__ import annotations
@@ -21,7 +21,10 @@ ABSENT = ("404", "NoSuchKey", "NotFound")
 
 
 class BucketStore:
-    """Keeps blobs in the bucket of ``url``, s3://BUCKET/PREFIX, at ``endpoint`` (empty: Amazon's)."""
+    """Stores blobs in the bucket of ``url``, s3://BUCKET/PREFIX, at ``endpoint`` (empty: Amazon's).
+
+    Raises ConfigError if boto3 isn't installed or rejects the endpoint.
+    """
 
     def __init__(self, url: str, endpoint: str = "") -> None:
         parts = urlsplit(url)
@@ -30,19 +33,19 @@ class BucketStore:
         self._client, self._errors = _connected(endpoint)
 
     def get(self, name: str, most: int) -> bytes | None:
-        """Returns a blob, the first ``most`` bytes of a longer one, None where there is none. Raises OSError."""
+        """Returns the first ``most`` bytes of a blob, None if there is none of that name. Raises OSError."""
         return self._asked(lambda: self._body(name, most), None)
 
     def has(self, name: str) -> bool:
-        """Returns whether there is such a blob. Raises OSError."""
+        """Returns whether there is a blob of that name. Raises OSError."""
         return self._asked(lambda: bool(self._client.head_object(**self._at(name))), False)
 
     def put(self, name: str, blob: bytes) -> None:
-        """Stores a blob in the bucket, whole. Raises OSError."""
+        """Stores a blob, whole or not at all. Raises OSError."""
         self._asked(lambda: self._client.put_object(**self._at(name), Body=blob), None)
 
     def remove(self, name: str) -> None:
-        """Removes a blob; one that isn't there is no error. Raises OSError."""
+        """Removes a blob; does nothing if there is none of that name. Raises OSError."""
         self._asked(lambda: self._client.delete_object(**self._at(name)), None)
 
     def entries(self) -> Iterator[Entry]:
@@ -62,7 +65,7 @@ class BucketStore:
         return {"Bucket": self._bucket, "Key": self._prefix + name}
 
     def _asked(self, ask: Callable[[], T], absent: T) -> T:
-        """The store's answer; ``absent`` where it has no such blob."""
+        """Returns the result of ``ask``, or ``absent`` if the store has no such blob."""
         try:
             return ask()
         except self._errors as error:
@@ -73,7 +76,7 @@ class BucketStore:
 
 
 def _connected(endpoint: str) -> tuple[Any, tuple[type[Exception], ...]]:
-    """A client, and what its calls raise."""
+    """Returns an S3 client and the exceptions that its calls raise."""
     try:
         import boto3
         from botocore.config import Config

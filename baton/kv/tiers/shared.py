@@ -1,10 +1,10 @@
 """Shares blocks with other workers through a store that all reach, behind the worker's own tiers. Torch-free.
 
-Knows nothing of pools, or of what the store is. Nothing waits for the store: blocks are copied and queued, up to
-``QUEUE_BYTES``, and what doesn't fit isn't shared. A store that is slow, full or gone is left alone for a while
-(``Patience``), and what it gives is verified: all that it can cost is a miss.
+Knows nothing of pools, or of the kind of store. Nothing waits for the store: blocks are copied and queued, up to
+``QUEUE_BYTES``; those that don't fit aren't shared. A store that is slow, full or gone is not used for a while
+(``Patience``), and blocks from it are verified: at worst there is a miss.
 
-Caches hold prefixes, so that ``leading`` finds how much of a chain is there by a search over its length.
+Caches hold prefixes, so ``leading`` finds how much of a chain is there by a binary search over its length.
 """
 
 from __future__ import annotations
@@ -22,40 +22,42 @@ from baton.protos.outlasting import outlasted
 T = TypeVar("T")
 log = logging.getLogger("baton.kv")
 
-QUEUE_BYTES = 256 << 20  # of copies that wait for the store
-THREADS = 4  # calls of the store at once
-MOST_HUNG = 2 * THREADS  # calls that nobody waits for any more, beyond which the store isn't asked
-LOOK_S, FIRST_READ_S, WRITE_S = 0.25, 0.5, 10.0  # seconds of a search, a read, a write, after which it is too slow
-READ_S = 0.01  # seconds for each block of a chain, because computing one takes hardly longer
-FIRST_REST_S, MOST_REST_S = 1.0, 60.0  # seconds for which a store that failed is left alone, doubled each time
-KNOWN = 65_536  # blocks that are known to be in the store, so that they aren't written again
-TRIM_EVERY = 256  # blocks written between two looks at how full the store is
-TRIM_TO = 0.9  # of the bound
+QUEUE_BYTES = 256 << 20  # bytes of copies that wait for the store
+THREADS = 4  # concurrent calls of the store
+MOST_HUNG = 2 * THREADS  # abandoned calls in progress, beyond which the store isn't used
+LOOK_S, FIRST_READ_S, WRITE_S = 0.25, 0.5, 10.0  # seconds after which a search, a first read, a write is too slow
+READ_S = 0.01  # further seconds for each block of a chain, because computing one takes hardly longer
+FIRST_REST_S, MOST_REST_S = 1.0, 60.0  # seconds that a failed store isn't used; doubled each time
+KNOWN = 65_536  # blocks remembered to be in the store, so that they aren't written again
+TRIM_EVERY = 256  # blocks written between two checks of how full the store is
+TRIM_TO = 0.9  # share of the limit to which the store is trimmed
 
 
 class Patience:
-    """Says when a store that failed may be asked again. ``clock`` gives monotonic seconds."""
+    """Decides when a store that failed may be used again. ``clock`` returns monotonic seconds."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock, self._until, self._rest_s = clock, float("-inf"), 0.0
 
     @property
     def resting(self) -> bool:
-        """Returns whether the store is left alone now."""
+        """Returns whether the store should not be used now."""
         return self._clock() < self._until
 
     def answered(self) -> None:
-        """Notes that the store did what it was asked."""
+        """Records that a call of the store succeeded."""
         self._rest_s = 0.0
 
     def failed(self) -> None:
-        """Notes that it didn't."""
+        """Records that a call of the store failed, which doubles the time until it is used again."""
         self._rest_s = min(MOST_REST_S, 2 * self._rest_s or FIRST_REST_S)
         self._until = self._clock() + self._rest_s
 
 
 class PageCoder(NamedTuple):
-    """Codes a page as ``unit`` bytes for the store (``code``), and back (``restore``). Both run on threads."""
+    """Codes a page as ``unit`` bytes for the store (``code``) and decodes it (``restore``). Both are called on
+    threads.
+    """
 
     unit: int
     code: Callable[[bytes], bytes]
@@ -63,17 +65,17 @@ class PageCoder(NamedTuple):
 
     @classmethod
     def plain(cls, page_bytes: int) -> PageCoder:
-        """Returns what stores pages as they are."""
+        """Returns a coder that stores pages of ``page_bytes`` bytes unchanged."""
         return cls(page_bytes, bytes, bytes)
 
 
 class SharedTier:
-    """Offers blocks to ``store`` and takes them from there, at most ``most_bytes`` of them (0: no bound).
+    """Stores blocks in ``store`` and loads them from there; all workers together store ``most_bytes`` at most (0:
+    no limit).
 
-    A page of ``page_bytes`` lies there as ``coder`` makes it, by default as it is.
-
-    ``failed`` counts calls of the store that failed, ``dropped`` blocks that found the queue full, or the store
-    failing. Its length is the number of blocks that this worker knows to be there.
+    Pages, of ``page_bytes`` bytes, are coded by ``coder``, by default not at all. ``failed`` counts failed calls of
+    the store, ``dropped`` blocks that weren't stored because the queue was full or the store failed. Its length is
+    the number of blocks that this worker knows to be in the store.
     """
 
     def __init__(
@@ -99,13 +101,15 @@ class SharedTier:
         self._task = asyncio.create_task(self._write(), name="shared-tier")
 
     def wants(self, block: bytes) -> bool:
-        """Returns whether ``block`` should be offered: it isn't known to be in the store, and there is room."""
+        """Returns whether ``block`` should be offered: it isn't known to be in the store or queued, and the store
+        is in use.
+        """
         return block not in self._known and block not in self._queue and not self._patience.resting
 
     async def offer(self, blocks: Sequence[bytes], pages: Sequence[memoryview]) -> None:
-        """Copies the pages of blocks that are wanted, as far as the queue has room, and queues them for the store.
+        """Copies the pages of wanted blocks, as many as the queue has room for, and queues them for the store.
 
-        However its caller is cancelled, no page is read once this has ended.
+        Even if cancelled, it reads no page after it has ended.
         """
         wanted = [(block, page) for block, page in zip(blocks, pages, strict=True) if self.wants(block)]
         room = max(1, QUEUE_BYTES // self._page_bytes) - len(self._queue)
@@ -119,11 +123,13 @@ class SharedTier:
             self._news.set()
 
     async def settled(self) -> None:
-        """Waits until the queue is written, or given up."""
+        """Waits until every queued block is written, or given up."""
         await self._calm.wait()
 
     async def leading(self, hashes: Sequence[bytes]) -> int:
-        """Returns how many leading blocks of a chain the store seems to have; 0 while it is left alone."""
+        """Returns how many leading blocks of a chain the store probably has, by a binary search; 0 if it fails or
+        isn't in use.
+        """
         try:
             async with asyncio.timeout(LOOK_S):
                 return await self._search(hashes)
@@ -144,7 +150,9 @@ class SharedTier:
         return low + 1
 
     async def load(self, blocks: Sequence[bytes], pages: Sequence[memoryview]) -> AsyncGenerator[int, None]:
-        """Writes blocks to ``pages``, each verified before. Yields 1 for each, until one isn't had in time."""
+        """Writes verified blocks to ``pages``, in order, and yields 1 for each; ends at the first that is missing
+        or late.
+        """
         tasks = [self._begin(block) for block in blocks[:THREADS]]
         until = asyncio.get_running_loop().time() + FIRST_READ_S + READ_S * len(blocks)
         try:
@@ -175,7 +183,7 @@ class SharedTier:
             return None
 
     async def close(self) -> None:
-        """Stops; what waits isn't written. Threads that hang are left to the process's end."""
+        """Stops writing; queued blocks are dropped, and hung threads stay until the process ends."""
         self._task.cancel()
         await asyncio.wait({self._task})
         self._threads.shutdown(wait=False, cancel_futures=True)
@@ -188,7 +196,7 @@ class SharedTier:
         return bool(await self._ask(self._store.has, LOOK_S, name_of(self._meaning, block)))
 
     async def _ask(self, work: Callable[..., T], limit_s: float, *args: object) -> T | None:
-        """What the store says within ``limit_s`` seconds; None while it is left alone, and where it fails."""
+        """Returns the store's result, if it comes within ``limit_s`` seconds; None if it fails or isn't in use."""
         if self._patience.resting or self._hung >= MOST_HUNG:
             return None
         job = asyncio.get_running_loop().run_in_executor(self._threads, work, *args)
@@ -211,7 +219,7 @@ class SharedTier:
             job.exception()  # whoever asked has gone, or was told
 
     def _failed(self, error: OSError) -> None:
-        """The log hears of the 1st, 2nd, 4th, 8th …, because a store that is gone fails on every call."""
+        """Counts a failure and logs the 1st, 2nd, 4th, 8th …, because a store that is gone fails on every call."""
         self.failed += 1
         self._patience.failed()
         if self.failed & (self.failed - 1) == 0:
@@ -219,7 +227,7 @@ class SharedTier:
             log.warning("the shared tier fails (%d times so far): %s", self.failed, told)
 
     def _read(self, block: bytes) -> bytes | None:
-        """The page of a block; one that is not what it says is removed. On a thread."""
+        """Returns the page of a block; removes a blob that is invalid. Runs on a thread."""
         name = name_of(self._meaning, block)
         blob = self._store.get(name, blob_bytes(self._coder.unit) + 1)
         if blob is None:
@@ -232,7 +240,9 @@ class SharedTier:
         return self._coder.restore(page)
 
     async def _write(self) -> None:
-        """Writes what is queued, oldest first, and now and then removes what was unused longest."""
+        """Writes queued blocks, oldest first, and from time to time removes the least recently used ones from the
+        store.
+        """
         while True:
             if not self._queue:
                 self._calm.set()
@@ -255,7 +265,9 @@ class SharedTier:
         return True
 
     def _trim(self) -> int:
-        """Removes the blobs that were unused longest, of whichever worker, until the bound holds. On a thread."""
+        """Removes the least recently used blobs, of all workers, until the limit holds; returns how many. Runs on a
+        thread.
+        """
         blobs = (entry for entry in self._store.entries() if is_name(entry.name))
         found = sorted(blobs, key=lambda entry: entry.used_at)
         size, gone = sum(entry.size for entry in found), 0

@@ -1,9 +1,9 @@
-"""Keeps pages in the fixed slots of a store, memory or files: bounded, checksummed, what is worth least out first.
+"""Caches pages in the fixed slots of a store, memory or files: checksummed, the least valuable evicted first.
 
-Knows nothing of files, threads or who computes the pages. One thread writes and reads; membership may be asked from
-any. A slot's record is written last and carries its own checksum, so that whoever opens the same store after a kill
--9 finds every slot either whole or absent. A page's checksum is verified each time it is read. A store that fails
-(OSError) costs the block that it failed on, nothing else.
+Knows nothing of files, threads or who computes the pages. One thread writes and reads; membership may be queried
+from any. A slot's record is written last and has its own checksum, so that after a kill -9 every slot of the store
+is either whole or absent. A page's checksum is verified each time it is read. If a store
+fails (OSError), only the block concerned is lost.
 
     record: hash 32 | page xxh3 8 | last use 8 | reserved 8 | xxh3 of the 56 bytes before 8
 """
@@ -33,41 +33,43 @@ _BLANK = bytes(RECORD_BYTES)
 
 
 class Store(Protocol):
-    """Says where slots lie. Any method but ``view`` may raise OSError, and may take as long as a device does."""
+    """Memory or files with ``slots`` slots of a page and a 64-byte record each. Any method but ``view`` may raise
+    OSError, and may take as long as a device does.
+    """
 
     slots: int
 
     def view(self, slot: int) -> memoryview:
-        """Returns memory that a page is copied to before ``flush`` and from after ``fetch``, until the next
-        of either.
+        """Returns the memory in which a page is put before ``flush`` and found after ``fetch``; valid until the
+        next of either.
         """
 
     def fetch(self, slot: int) -> None:
-        """Brings the page of ``slot`` to its ``view``."""
+        """Reads the page of ``slot`` into its ``view``."""
 
     def flush(self, slot: int) -> None:
-        """Stores what lies in the ``view`` of ``slot``."""
+        """Writes the ``view`` of ``slot`` as its page."""
 
     def record(self, slot: int, data: bytes) -> None:
-        """Writes the 64 bytes of a slot's record."""
+        """Writes the 64-byte record of ``slot``."""
 
     def records(self) -> bytes:
         """Returns all records, ``slots`` x 64 bytes."""
 
 
 Touching = Callable[[], AbstractContextManager[object]]
-"""Returns a context in which the caller's page may be touched for one copy; what it raises ends the call."""
+"""Returns a context in which the caller's page may be accessed for one copy; if it raises, the call ends."""
 
 
 Eviction = Literal["worth", "lru"]
 
 
 class Slab:
-    """Keeps blocks in a store, of which it takes over what is valid. ``failed`` counts calls of the store
-    that failed.
+    """Caches blocks in a store, including the valid ones that it already contains. ``failed`` counts failed calls
+    of the store.
 
-    With ``eviction`` "worth" the block that is worth least goes first, as it learns from their uses (``worth.py``),
-    which a restart forgets; with "lru" the one that was unused longest.
+    With ``eviction`` "worth" the least valuable block is evicted first, as learned from earlier uses
+    (``worth.py``), which a restart forgets; with "lru" the least recently used one.
     """
 
     def __init__(self, store: Store, eviction: Eviction = "worth") -> None:
@@ -96,11 +98,11 @@ class Slab:
         return block in self._slots
 
     def hashes(self) -> tuple[bytes, ...]:
-        """Returns the blocks that are here, least recently used first."""
+        """Returns the hashes of the cached blocks, the least recently used first."""
         return tuple(self._slots)
 
     def touch(self, block: bytes) -> None:
-        """Makes a block the most recently used one; unknown blocks are no error."""
+        """Makes ``block`` the most recently used one; does nothing if it isn't cached."""
         slot = self._slots.get(block)
         if slot is not None:
             self._slots.move_to_end(block)
@@ -109,9 +111,9 @@ class Slab:
             self._record(slot, block)
 
     def put(self, block: bytes, page: memoryview, touching: Touching = nullcontext) -> bytes | None:
-        """Stores a copy of ``page``, if it can. Returns the hash that had to go for it, if one had to.
+        """Caches a copy of ``page`` as ``block``; returns the hash of the block evicted for it, or None.
 
-        A block that is here already is only touched.
+        A block that is cached already is only touched, one that the store can't write is not cached.
         """
         if block in self._slots:
             self.touch(block)
@@ -134,9 +136,9 @@ class Slab:
         return gone
 
     def load(self, block: bytes, into: memoryview, touching: Touching = nullcontext) -> bool:
-        """Copies the page of ``block`` to ``into`` and verifies the copy.
+        """Copies the page of ``block`` to ``into`` and verifies the copy; returns whether it succeeded.
 
-        Returns False where it is absent, can't be read or was damaged; in these two cases it is dropped.
+        A block that can't be read, or is damaged, is dropped.
         """
         slot = self._slots.get(block)
         if slot is None:
@@ -157,7 +159,7 @@ class Slab:
         return True
 
     def drop(self, block: bytes) -> None:
-        """Forgets a block; unknown blocks are no error."""
+        """Removes a block; does nothing if it isn't cached."""
         slot = self._slots.pop(block, None)
         if slot is not None:
             self._order.remove([slot])
@@ -188,7 +190,7 @@ class Slab:
         self._order.add([slot])
 
     def _blank(self, slot: int) -> None:
-        """First the record: a slot that is being written must not pass for its old block."""
+        """Frees a slot, its record first, so that a slot being written can't be taken for its old block."""
         self._write(slot, _BLANK)
         self._sums.pop(slot, None)
         self._block_of[slot] = None
@@ -200,14 +202,16 @@ class Slab:
         self._write(slot, signed + struct.pack("<Q", xxhash.xxh3_64_intdigest(signed)))
 
     def _write(self, slot: int, record: bytes) -> None:
-        """One that can't be written is wrong or missing after a restart: then the page's checksum tells."""
+        """Writes a record. If that fails, it is wrong or missing after a restart, which the page's checksum
+        reveals.
+        """
         try:
             self.store.record(slot, record)
         except OSError as error:
             self._failed("recorded", error)
 
     def _failed(self, what: str, error: OSError) -> None:
-        """Count it; the log hears of the 1st, 2nd, 4th, 8th …, because a broken disk fails on every block."""
+        """Counts a failure and logs the 1st, 2nd, 4th, 8th …, because a broken disk fails on every block."""
         self.failed += 1
         if self.failed & (self.failed - 1) == 0:
             log.warning(
@@ -215,7 +219,7 @@ class Slab:
             )
 
     def _recover(self) -> None:
-        """Take over the records that are whole, in their order of use; blank the others."""
+        """Takes over the store's valid records, in their order of use; blanks the others."""
         found, records = [], self.store.records()
         for slot in range(self.store.slots):
             raw = records[slot * RECORD_BYTES : (slot + 1) * RECORD_BYTES]
@@ -233,6 +237,6 @@ class Slab:
 
 
 def _youngest(found: Iterable[tuple[int, int, bytes, int]]) -> list[tuple[int, int, bytes, int]]:
-    """By use, oldest first; of two records of one block (never written by us) the younger."""
+    """Returns the records by use, oldest first; of two of one block (never written by us) only the younger."""
     by_block = {record[2]: record for record in sorted(found)}
     return sorted(by_block.values())

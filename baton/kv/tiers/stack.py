@@ -1,13 +1,14 @@
-"""Manages the lower tiers of one worker, fastest first: host memory, then disk. Every block is copied to all of
-them.
+"""Manages the lower tiers of one worker, host memory and disk. Every block is copied to all of them.
 
 Knows nothing of pools or messages. Each tier has a thread of its own, the only one that touches its slab, so a slow
-disk delays neither the event loop nor the host tier; membership is asked without waiting. Pages are only lent to it
-(lending.py): whoever gives up has them back at once. A tier whose thread hangs is passed over until it comes back.
+disk delays neither the event loop nor the host tier; membership is queried without waiting. Pages are only lent to
+it (lending.py): a caller that is cancelled gets them back at once. A tier whose thread hangs is skipped until it
+responds.
 
-Beside decode steps (``duty`` below 1) pages are copied in pieces of about ``PIECE_BYTES``, one at a time whichever
-way and to whichever tier they go. After each piece the bus is left alone long enough to keep the copies' share of
-the time at ``duty``. A piece's time is its thread's CPU time: who waits for a core, or a disk, is not on the bus.
+While decode steps run (``duty`` below 1) pages are copied in pieces of about ``PIECE_BYTES``, one at a time over
+all tiers and directions. After each piece there is a pause that keeps the copies' share of the time at ``duty``,
+because they compete for the memory bus. A piece's time is its thread's CPU time: waiting for a core or a disk
+doesn't use the bus.
 """
 
 from __future__ import annotations
@@ -25,12 +26,12 @@ T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
 
 BATCH = 16  # blocks copied at once
-PIECE_BYTES = 1 << 20  # bytes of a piece, because they take a tenth of a millisecond and hold no step up for long
+PIECE_BYTES = 1 << 20  # bytes of a piece, which take a tenth of a millisecond and delay no step for long
 # Share of the time, because a CPU's decode step is bound by the same memory bus (docs/prefix-cache.md).
 BESIDE_DECODE = 0.04
 LEAST_PAUSE_S = 0.002  # seconds; shorter pauses add up first, because event loops' timers are a millisecond coarse
 MOST_PAUSE_S = 0.1  # seconds of the longest pause after one piece
-HUNG_S = 0.5  # seconds after which a thread that isn't done with work that was given up hangs in its device
+HUNG_S = 0.5  # seconds after which a thread that hasn't ended cancelled work counts as hung
 
 
 class Tier:
@@ -43,16 +44,17 @@ class Tier:
 
     @property
     def hung(self) -> bool:
-        """Tells whether the thread is still at something that was given up a while ago."""
+        """Returns whether the thread is still busy with work that was cancelled more than HUNG_S seconds ago."""
         if self._given_up is None or self._given_up[0].done():
             return False
         return asyncio.get_running_loop().time() - self._given_up[1] > HUNG_S
 
     async def run(self, work: Callable[[Slab, Touching, *Ts], T], *args: *Ts) -> T:
-        """Returns the result of ``work`` on the tier's thread, which may touch the caller's pages meanwhile.
+        """Runs ``work`` on the tier's thread and returns its result.
 
-        ``work`` gets the slab, what to touch pages within, and ``args``. However often its caller is cancelled: no
-        page is touched once this has ended, and of the work itself only what a device holds up goes on.
+        ``work`` gets the slab, a function that returns the context in which pages may be accessed, and ``args``. If
+        the caller is cancelled, no page is accessed after this has ended, though the thread may still wait for its
+        device.
         """
         loan, loop = Loan(), asyncio.get_running_loop()
         job = loop.run_in_executor(self._thread, work, self.slab, loan.touching, *args)
@@ -66,15 +68,15 @@ class Tier:
             raise
 
     def close(self) -> None:
-        """Waits for what is running, unless it hangs."""
+        """Waits for the work in progress, unless the thread hangs."""
         self._thread.shutdown(wait=not self.hung, cancel_futures=True)
 
 
 class Tiers:
-    """Copies blocks to and from every tier, fastest first. ``duty`` is the share of the time that may be spent
+    """Copies blocks to and from every tier, the fastest first. ``duty`` is the share of the time that may be spent
     copying.
 
-    ``clock`` (seconds of CPU time) is asked on the thread that copies, before and after.
+    ``clock`` returns CPU seconds; it is called on the copying thread, before and after.
     """
 
     def __init__(self, tiers: Sequence[Tier], clock: Callable[[], float] = time.thread_time) -> None:
@@ -92,12 +94,12 @@ class Tiers:
         return all(block in tier.slab for tier in self.tiers)
 
     def hashes(self) -> set[bytes]:
-        """Returns the blocks that any tier holds."""
+        """Returns the hashes of the blocks that any tier has."""
         return {block for tier in self.tiers for block in tier.slab.hashes()}
 
     async def store(self, blocks: Sequence[bytes], pages: Sequence[memoryview]) -> set[bytes]:
-        """Copies pages down; those that are there are touched. Returns the blocks that no tier has any more because
-        of it.
+        """Copies pages to all tiers; blocks already there are touched. Returns the blocks that no tier has any more
+        because of it.
         """
         if self.duty < 1.0:
             pushed = [gone async for gone in self._stored_gently(blocks, pages)]
@@ -110,8 +112,8 @@ class Tiers:
         await self._everywhere(_touch, blocks)
 
     async def load(self, blocks: Sequence[bytes], pages: Sequence[memoryview]) -> AsyncGenerator[int, None]:
-        """Copies leading blocks up and verifies them. Yields how many more are in, again and again, until one isn't
-        here.
+        """Copies leading blocks to ``pages``, verified; yields how many more were copied each time, and ends at the
+        first that no tier has.
         """
         at = 0
         while at < len(blocks):
@@ -128,12 +130,12 @@ class Tiers:
                 yield loaded
 
     def close(self) -> None:
-        """Waits for every thread, except those that hang."""
+        """Waits for every tier's thread, except those that hang."""
         for tier in self.tiers:
             tier.close()
 
     def _batch(self, pages: Sequence[memoryview]) -> int:
-        """Blocks to copy at once."""
+        """Returns how many blocks to copy at once."""
         return BATCH if self.duty >= 1.0 else max(1, min(BATCH, PIECE_BYTES // len(pages[0])))
 
     async def _stored_gently(
@@ -146,7 +148,7 @@ class Tiers:
                 yield await self._gently(tier, _put, blocks[at : at + step], pages[at : at + step])
 
     async def _everywhere(self, work: Callable[[Slab, Touching, *Ts], T], *args: *Ts) -> list[T]:
-        """On all tiers at once that don't hang. However it ends, it has ended on each of them."""
+        """Runs ``work`` concurrently on all tiers that don't hang; when it ends, it has ended on each of them."""
         try:
             async with asyncio.TaskGroup() as group:
                 tasks = [group.create_task(tier.run(work, *args)) for tier in self.tiers if not tier.hung]
@@ -155,7 +157,7 @@ class Tiers:
         return [task.result() for task in tasks]
 
     async def _gently(self, tier: Tier, work: Callable[[Slab, Touching, *Ts], T], *args: *Ts) -> T:
-        """One piece, nothing beside it, and the pause that it costs."""
+        """Copies one piece, with no other at the same time, and pauses as ``duty`` requires."""
         async with self._turn:
             done, took = await tier.run(_timed(self._clock, work), *args)
             self._owed_s += min(took * (1 / self.duty - 1), MOST_PAUSE_S)
@@ -166,7 +168,7 @@ class Tiers:
 
 
 def _seen(job: asyncio.Future[Any]) -> None:
-    """Nobody waits for it any more."""
+    """Retrieves the exception of a job that nobody waits for any more."""
     if not job.cancelled():
         job.exception()
 
@@ -192,7 +194,7 @@ def _touch(slab: Slab, touching: Touching, blocks: Sequence[bytes]) -> None:
 
 
 def _load(slab: Slab, touching: Touching, blocks: Sequence[bytes], pages: Sequence[memoryview]) -> int:
-    """Leading blocks that came whole."""
+    """Returns how many leading blocks were copied whole."""
     for count, (block, page) in enumerate(zip(blocks, pages, strict=True)):
         if not slab.load(block, page, touching):
             return count

@@ -1,8 +1,8 @@
-"""Copies blocks that nobody leases any more to the lower tiers, in the background. Torch-free.
+"""Copies blocks that no request leases any more to the lower tiers, in the background. Torch-free.
 
 Knows nothing of what the blocks are for. The engine never waits for it: under pressure a page may be evicted before
-its turn comes, and is then simply not kept. At most a share of the time is spent copying, so that a decode step
-next door finds the memory bus free.
+its turn, and is then not copied. At most a share of the time is spent copying, so that the memory bus is free for
+decode steps on the same machine.
 """
 
 from __future__ import annotations
@@ -20,12 +20,16 @@ from baton.protos import channel as ch
 
 log = logging.getLogger("baton.kv")
 
-DUTY = 0.25  # share of the time that is spent copying at most
+DUTY = 0.25  # largest share of the time that is spent copying
 STALL_S = 2.0  # seconds after which a batch is given up, because its pages can't be evicted meanwhile
 
 
 class WriteBack:
-    """Writes idle blocks back while ``run`` is running; ``idle`` and ``take`` get what the engine says."""
+    """Copies idle blocks to the lower tiers while ``run`` is running; ``idle`` and ``take`` handle the engine's
+    messages.
+
+    ``send`` queues a message to the engine without blocking.
+    """
 
     def __init__(
         self,
@@ -46,7 +50,7 @@ class WriteBack:
         self._calm.set()
 
     def idle(self, hashes: Sequence[bytes]) -> None:
-        """Queues blocks that became idle; the last one was used most recently."""
+        """Queues blocks that became idle; the last of ``hashes`` was used most recently."""
         for block in hashes:
             self._queue.pop(block, None)
             self._queue[block] = None
@@ -54,11 +58,11 @@ class WriteBack:
         self._calm.clear()
 
     async def settled(self) -> None:
-        """Waits until every queued block is copied, or gone."""
+        """Waits until every queued block is copied, or was evicted."""
         await self._calm.wait()
 
     async def run(self) -> None:
-        """Writes queued blocks back until it is cancelled."""
+        """Copies queued blocks until cancelled."""
         while True:
             if not self._queue:
                 self._news.clear()
@@ -80,7 +84,7 @@ class WriteBack:
             asked.set_result(message)
 
     async def _batch(self) -> None:
-        """The oldest that wait; order of use is kept: a run of known ones, or a run of new ones."""
+        """Copies, or only touches, the oldest queued blocks; their order of use is kept."""
         blocks = list(itertools.islice(self._queue, BATCH))
         for block in blocks:
             del self._queue[block]
@@ -104,7 +108,9 @@ class WriteBack:
             self._send(ch.Unkeep(key))
 
     async def _store(self, blocks: Sequence[bytes], pages: Sequence[memoryview]) -> Exception | None:
-        """Copies blocks to this worker's own tiers; returns why it couldn't, for whoever has shared them too."""
+        """Copies blocks to this worker's own tiers; returns the error if that failed, because the caller shares
+        them first.
+        """
         try:
             async with asyncio.timeout(STALL_S):
                 gone = await self._tiers.store(blocks, pages)

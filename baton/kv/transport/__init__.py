@@ -1,4 +1,4 @@
-"""Names the ways for KV to get from worker to worker: one file each, chosen in ``worker.kv_transport`` by its name.
+"""Lists the KV transports between workers: each is one module of this package, named in ``worker.kv_transport``.
 
 Knows nothing of any of them beyond their names.
 """
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from baton.tls.identity import Identity, TlsFiles
 
 IN_PROCESS = {"loopback"}
-SAME_HOST = {"shm", "cuda_ipc"}  # unix sockets and shared memory: the kernel says who the peer is
+SAME_HOST = {"shm", "cuda_ipc"}  # over unix sockets and shared memory, so the kernel identifies the peer
 ENCRYPTED = {"grpc", "tcp"}
 
 
@@ -27,8 +27,8 @@ def names() -> list[str]:
 
 
 def check_name(name: str) -> str:
-    """Returns ``name`` if workers in processes of their own can use it. Raises ConfigError listing the
-    choices.
+    """Returns ``name`` if it is a transport between separate worker processes. Raises ConfigError listing the
+    choices otherwise.
     """
     choices = [found for found in names() if found not in IN_PROCESS]
     if name not in choices:
@@ -39,7 +39,9 @@ def check_name(name: str) -> str:
 
 
 def check_secured(name: str, tls: TlsFiles | None) -> str:
-    """Returns ``name`` if it may carry KV under ``tls``. Raises ConfigError where it can't be encrypted."""
+    """Returns ``name`` if that transport may carry KV under the TLS settings ``tls``. Raises ConfigError if it
+    can't be encrypted and has to be.
+    """
     if tls is None or tls.trusted_network or name in ENCRYPTED | SAME_HOST | IN_PROCESS | {"auto"}:
         return name
     raise ConfigError(
@@ -51,9 +53,11 @@ def check_secured(name: str, tls: TlsFiles | None) -> str:
 
 
 def sender(name: str, memory: PageMemory, identity: Identity | None = None) -> Transport:
-    """Returns the transport ``name`` for a worker that sends pages of ``memory``, encrypted with an ``identity``.
+    """Returns the transport ``name`` for a worker that sends pages of ``memory``, encrypted if it can be and
+    ``identity`` is given.
 
-    Raises ConfigError for one that can't be encrypted, unless the network is declared trusted.
+    Raises ConfigError if the name is unknown, or if TLS is on, the transport can't be encrypted and the network
+    isn't declared trusted.
     """
     check_secured(check_name(name), identity.files if identity else None)
     module = importlib.import_module(f"{__name__}.{name}")

@@ -1,8 +1,8 @@
-"""Finds, for each decode worker, the best transport that works: measured before its first use, again after a break.
+"""Finds the best working transport to each decode worker: measures before the first use and after a failure.
 
-Knows nothing of handoffs. It never falls back in silence: whoever asked for a report gets a KvLink with the reason,
-and the log a warning. Between transports that work the order of preference stands, unless one is much faster. A
-pair that fell back is measured again now and then, so that one noisy preflight doesn't decide for ever.
+Knows nothing of handoffs. It never falls back silently: ``report`` gets a KvLink with the reason, and the log a
+warning. Of the transports that work the most preferred is taken, unless one is much faster. A pair that fell back
+is measured again from time to time, so that one noisy preflight doesn't decide permanently.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ log = logging.getLogger("baton.kv")
 AUTO = "auto"
 PREFERRED_ON_ONE_HOST = ("shm", "tcp", "grpc")
 OTHER_HOST = ("tcp", "grpc")
-MUCH_FASTER = 1.5  # times; below it the order of preference decides, because a preflight is noisy
+MUCH_FASTER = 1.5  # factor; below it the order of preference decides, because a preflight is noisy
 TYPICAL_BYTES = 16 << 20  # bytes of a handoff by which transports are compared
 DESCRIBE_S = 5.0  # seconds that a worker has to describe itself
 AGAIN_S = (30.0, 1800.0)  # seconds, least and most, until a fallback is measured again; the pause doubles each time
@@ -48,7 +48,7 @@ Report = Callable[[KvLink, str], None]
 
 
 class PairRoute(msgspec.Struct, frozen=True):
-    """Names the transport and address by which one decode worker is reached.
+    """The transport and address by which one decode worker is reached.
 
     ``fell_back`` says that a preferred transport failed or was slower.
     """
@@ -56,12 +56,12 @@ class PairRoute(msgspec.Struct, frozen=True):
     transport: Transport
     address: str
     info: WorkerInfo
-    name: str
+    name: str  # of the transport
     fell_back: bool
 
 
 class _Verdict(msgspec.Struct, frozen=True):
-    """Represents what a measurement of every way to ``info`` found."""
+    """The result of measuring every transport to the worker of ``info``."""
 
     info: WorkerInfo
     best: str
@@ -71,7 +71,7 @@ class _Verdict(msgspec.Struct, frozen=True):
 
     @property
     def reason(self) -> str:
-        """Says why the preferred transport isn't taken; empty where it is."""
+        """Says why the preferred transport isn't taken; empty if it is."""
         first = self.preferred[0]
         if self.best == first:
             return ""
@@ -79,17 +79,17 @@ class _Verdict(msgspec.Struct, frozen=True):
 
 
 class _Again(msgspec.Struct):
-    """Holds when a pair that fell back is measured next, and the pause after that, in seconds."""
+    """The time at which a pair that fell back is measured next, and the pause after that, in seconds."""
 
     at: float
     pause: float
 
 
 class AutoTransport:
-    """Implements ``Transport`` by whichever transport is best to each worker.
+    """Implements ``Transport`` by the best transport to each worker, found by measuring.
 
-    ``wanted`` is "auto", or the one transport to use, without which a handoff fails instead of going another way.
-    ``sender(name, memory)`` makes a transport. ``report(link, reason)`` hears each verdict; ``reason`` is "",
+    ``wanted`` is "auto", or the only transport to use: if it doesn't work, a handoff fails. ``sender(name,
+    memory)`` makes a transport. ``report(link, reason)`` is called with each result; ``reason`` is "",
     "not_offered", "failed" or "slower".
     """
 
@@ -117,9 +117,11 @@ class AutoTransport:
         self._again: dict[str, _Again] = {}
 
     async def connect(self, address: str) -> HandoffStream:
-        """Returns a stream by the route to ``address``. Raises WorkerLost.
+        """Returns a new stream to the worker at ``address``, by the best transport, which is measured first if it
+        isn't known.
 
-        A route chosen earlier that fails now is chosen anew, once: the worker may have been restarted meanwhile.
+        If an earlier choice fails now, the choice is made again, once. Raises WorkerLost if no transport works and
+        HandoffRefused if the worker doesn't offer the wanted one.
         """
         if address in self._routes:
             with suppress(BatonError):
@@ -137,9 +139,10 @@ class AutoTransport:
         return WatchedStream(stream, lambda: self._forget(address, choosing))
 
     async def meet(self, address: str, incarnation: str) -> None:
-        """Chooses the route to ``incarnation`` at ``address`` now, unless it is known. Raises WorkerLost.
+        """Chooses the transport to process ``incarnation`` of the worker at ``address``, unless it is known.
 
-        A route that isn't the preferred one is measured again when its time has come; who sends meanwhile uses it.
+        After a fallback it measures again at growing intervals; handoffs meanwhile use the current choice. Raises
+        WorkerLost and HandoffRefused as ``connect`` does.
         """
         self.expect(address, incarnation)
         choosing = self._choosing(address)
@@ -152,7 +155,7 @@ class AutoTransport:
             await self._look_again(address, choosing, route)
 
     def _is_due(self, address: str) -> bool:
-        """Whether to measure again now; the next time is later."""
+        """Returns whether to measure again now, and schedules the next time."""
         least, most = AGAIN_S
         now, again = self._clock(), self._again.setdefault(address, _Again(self._clock() + least, least))
         if now < again.at:
@@ -162,7 +165,7 @@ class AutoTransport:
         return True
 
     async def _look_again(self, address: str, choosing: asyncio.Future[PairRoute], route: PairRoute) -> None:
-        """Change the way where measurements in a row say so. Streams that are open keep theirs."""
+        """Changes the route if consecutive measurements agree on another one. Open streams keep theirs."""
         found: _Verdict | None = None
         for _ in range(CONFIRM):
             before = found
@@ -183,10 +186,9 @@ class AutoTransport:
         self._routes[address] = changed
 
     def expect(self, address: str, incarnation: str) -> None:
-        """Drops the route to ``address`` if it was chosen for another process than ``incarnation``, which serves
-        there now.
+        """Drops the route to ``address`` unless it was chosen for process ``incarnation``, which serves there now.
 
-        The old ways may still be served, by the worker that followed it in its slot, and would lead there.
+        The old process's data addresses might otherwise lead to a worker that has taken over its place.
         """
         choosing = self._routes.get(address)
         if choosing is None or not incarnation or not choosing.done() or choosing.cancelled():
@@ -195,7 +197,7 @@ class AutoTransport:
             self._forget(address, choosing)
 
     async def layout(self, address: str) -> KvLayout:
-        """Returns the KV layout of the worker at ``address``, which need not have been measured yet. Raises
+        """Returns the KV layout of the worker at ``address``, as soon as it has described itself. Raises
         WorkerLost.
         """
         choosing = self._choosing(address)
@@ -206,14 +208,14 @@ class AutoTransport:
             raise
 
     def peer(self, address: str) -> str:
-        """Returns the id of the worker at ``address``, empty while nobody asked it."""
+        """Returns the id of the worker at ``address``; empty until a route to it has been chosen."""
         choosing = self._routes.get(address)
         if choosing is None or not choosing.done() or choosing.cancelled() or choosing.exception():
             return ""
         return choosing.result().info.worker_id
 
     async def close(self) -> None:
-        """Closes every transport."""
+        """Closes every transport and its streams."""
         for choosing in self._routes.values():
             choosing.cancel()
         self._routes.clear()
@@ -243,7 +245,7 @@ class AutoTransport:
         return self._adopt(await self._weigh(address, await asked), address)
 
     async def _weigh(self, address: str, info: WorkerInfo) -> _Verdict:
-        """Measures every way there is. Raises WorkerLost and HandoffRefused where none works."""
+        """Measures every preferred transport that is offered. Raises WorkerLost or HandoffRefused if none works."""
         offered = {"grpc": address, **info.data_addresses}
         preferred = self._preferred(info)
         measured, failures = await self._measure([name for name in preferred if name in offered], offered)
@@ -267,7 +269,7 @@ class AutoTransport:
     async def _measure(
         self, names: Sequence[str], offered: dict[str, str]
     ) -> tuple[dict[str, LinkSpeed], dict[str, BatonError]]:
-        """What works, and why the rest doesn't."""
+        """Returns the speed of each transport that works, and the errors of the others."""
         measured: dict[str, LinkSpeed] = {}
         failures: dict[str, BatonError] = {}
         memory = preflight.probe_memory()
@@ -324,12 +326,12 @@ class AutoTransport:
 
 
 def sender(memory: PageMemory) -> Transport:
-    """Returns an ``AutoTransport`` without reports, over pages of ``memory``."""
+    """Returns an ``AutoTransport`` over pages of ``memory`` that reports its choices to nobody."""
     return AutoTransport(memory, asyncio.get_running_loop().time)
 
 
 def pick(preferred: Sequence[str], measured: dict[str, LinkSpeed]) -> str:
-    """Returns the first of ``preferred`` that works, unless a later one is ``MUCH_FASTER``."""
+    """Returns the first name of ``preferred`` that was measured, or a later one that is ``MUCH_FASTER``."""
     working = [name for name in preferred if name in measured]
     best = working[0]
     for name in working[1:]:
@@ -345,9 +347,7 @@ def _seen(choosing: asyncio.Future[PairRoute]) -> None:
 
 
 def this_host() -> str:
-    """Returns the kernel's boot id, which two processes share only if they could share memory; empty when
-    unknown.
-    """
+    """Returns the kernel's boot id, equal for two processes only on the same host; empty if unknown."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:
@@ -355,8 +355,8 @@ def this_host() -> str:
 
 
 async def ask_worker(address: str, dialer: Dialer = PLAIN) -> WorkerInfo:
-    """Returns what the worker at ``address`` says of itself. Raises WorkerLost, also where it is of another
-    version.
+    """Returns what the worker at ``address`` answers to Describe. Raises WorkerLost if it doesn't answer, or has an
+    incompatible protocol version.
     """
     async with dialer.channel(address) as channel:
         stub = worker_pb2_grpc.WorkerStub(channel)

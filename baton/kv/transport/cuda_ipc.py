@@ -1,15 +1,15 @@
-"""Carries KV between two workers on one card, through memory of the card that the sender shares with the receiver.
+"""Carries KV between two workers on one GPU, through GPU memory that the sender shares with the receiver.
 
 Knows nothing of frames' contents. Frames travel over a unix socket as in shm.py; blocks' bytes are put into a ring
-of the card's memory, of which each stream has its own, and the receiver is told where. It copies them out into its
-pages, hashes what lies there and gives the room back (wire/ring_fetch.py). Who may talk: the socket has mode 0600
-and the kernel names the peer's user; the address names the receiver's card, and a sender on another one refuses
-before it connects.
+buffer in GPU memory, one per stream, and the receiver is told the offsets. It copies them into its pages, hashes
+the copies and releases the ring's space (wire/ring_fetch.py). Authentication: the socket has mode 0600 and the
+kernel names the peer's user; the address names the receiver's GPU, and a sender on another one refuses before it
+connects.
 
-Where an engine shares its pages on the card (kv/memory/device_pages.py), they are what is copied from and to, by
-one launch a frame that hashes what it stores, on a stream of its own beside the engine's. A sender reads blocks
-there that its engine said are resident; a receiver brings the host's pages up to date behind them. Each end does so
-by itself and the frames are the same; ``auto`` takes this way where both do. It has not run on a GPU.
+If an engine shares its pages on the GPU (kv/memory/device_pages.py), blocks are copied from and to those, by one
+kernel launch per frame that also hashes what it stores, on another CUDA stream than the engine's. A sender reads
+blocks there that its engine reported as resident; a receiver updates the host's pages afterwards. Each end does so
+independently, with the same frames; ``auto`` prefers this transport if both do. It has not run on a GPU.
 """
 
 from __future__ import annotations
@@ -35,13 +35,16 @@ from baton.kv.wire.ring_fetch import GIVEN_BACK, SHARED, CudaIpcServer
 from baton.kv.wire.sending import Lane, SocketStream, SocketTransport, hello
 from baton.protos.errors import ConfigError, CorruptFrame, WorkerLost
 
-RING_BYTES = 32 << 20  # bytes of a stream's ring on the card
-# Bytes of a frame from the card: a block is hashed by one multiprocessor, so a frame should have many blocks.
+RING_BYTES = 32 << 20  # bytes of a stream's ring in GPU memory
+# Bytes of a frame from GPU memory: a block is hashed by one multiprocessor, so a frame should have many blocks.
 FRAME_BYTES = 8 << 20
 
 
 class CudaIpcTransport(SocketTransport):
-    """Opens streams to addresses ``path#card``, from ``pages`` of our engine on the card if it shares them."""
+    """Opens streams to addresses ``socket path#GPU id``.
+
+    ``pages`` are our engine's pages on the GPU if it shares them; ``ring_bytes`` is the size of each stream's ring.
+    """
 
     def __init__(self, ring_bytes: int = RING_BYTES, pages: DevicePages | None = None) -> None:
         super().__init__()
@@ -49,7 +52,9 @@ class CudaIpcTransport(SocketTransport):
         self._idle: list[Ring] = []
 
     async def connect(self, address: str) -> HandoffStream:
-        """Returns a new stream with a ring of its own. Raises WorkerLost."""
+        """Returns a new stream with its own ring. Raises WorkerLost if the receiver is on another GPU or doesn't
+        answer.
+        """
         path, _, card = address.rpartition("#")
         if card != self._cuda.card:
             raise WorkerLost(
@@ -71,7 +76,8 @@ class CudaIpcTransport(SocketTransport):
             self._idle.pop().close()
 
     def _left(self, ring: Ring) -> None:
-        """Kept for the next stream: a free waits for the whole card, and receivers may have it open still."""
+        """Keeps a ring for the next stream: a free waits for the whole GPU, and receivers may still use the ring.
+        """
         ring.taken.clear()
         if self._poller is None:  # the transport was closed meanwhile
             ring.close()
@@ -82,7 +88,7 @@ class CudaIpcTransport(SocketTransport):
 class IpcStream(SocketStream):
     """Implements ``HandoffStream`` with blocks that go through ``ring``.
 
-    Replies are read as they come, because some of them give the ring's room back.
+    Replies are read as soon as they come, because some release space in the ring.
     """
 
     def __init__(
@@ -105,11 +111,13 @@ class IpcStream(SocketStream):
 
     @property
     def resident_bytes(self) -> int:
-        """Returns the bytes of a frame of blocks from the card; 0 where our engine shares no pages there."""
+        """Returns the bytes per frame that the stream best takes from GPU memory; 0 if our engine shares no pages
+        there.
+        """
         return 0 if self._pages is None else min(FRAME_BYTES, self._ring.size // 4)
 
     async def send(self, frame: Frame, payload: Sequence[memoryview] = ()) -> None:
-        """Sends a frame; blocks wait for room in the ring. Raises WorkerLost."""
+        """Sends ``frame``; its blocks wait for space in the ring. Raises WorkerLost."""
         async with self._order:
             if frame.kind in frames.WITH_BLOCKS:
                 begin = await self._taken(sum(map(len, payload)))
@@ -117,7 +125,7 @@ class IpcStream(SocketStream):
             await super().send(frame, payload)
 
     async def receive(self) -> bytes | None:
-        """Returns the next reply that isn't about the ring, or None at the end. Raises WorkerLost and
+        """Returns the next encoded reply that isn't about the ring, or None at the end. Raises WorkerLost and
         CorruptFrame.
         """
         reply = await self._replies.get()
@@ -128,8 +136,8 @@ class IpcStream(SocketStream):
         return reply
 
     async def close(self) -> None:
-        """Closes the stream and gives its ring up; whoever waits for room in it hears that the stream is
-        over.
+        """Closes the stream and gives its ring back to the transport; senders that wait for space in it get
+        WorkerLost.
         """
         if self in self._streams:
             try:
@@ -143,7 +151,9 @@ class IpcStream(SocketStream):
                 self._left(self._ring)
 
     async def _filled(self, frame: Frame, payload: Sequence[memoryview], begin: int) -> Frame:
-        """With where its blocks lie in the ring by now; from the card, with their checksums as well."""
+        """Returns ``frame`` with the offsets of its blocks in the ring, after copying them there; from GPU pages,
+        also with checksums.
+        """
         flags = frame.flags & ~RESIDENT
         try:
             if self._pages is None or not frame.resident or not payload or not self._pages.takes(frame.unit):
@@ -157,7 +167,9 @@ class IpcStream(SocketStream):
         return msgspec.structs.replace(frame, flags=flags, offsets=places).seal(checksums)
 
     def _sources(self, frame: Frame, payload: Sequence[memoryview], pages: DevicePages) -> list[int]:
-        """Where blocks lie on the card: those of pages at the same place there, a preflight's in memory of ours."""
+        """Returns the GPU addresses of the blocks: in the engine's pages there, or, of a preflight's blocks, in
+        memory of ours.
+        """
         if frame.kind is Kind.PROBE:
             return [self._probe(view) for view in payload]
         return [pages.at + at for at in frame.offsets]
@@ -203,13 +215,13 @@ class IpcStream(SocketStream):
 
 
 def sender(memory: PageMemory) -> Transport:
-    """Returns the transport for a worker on a card. Raises ConfigError where there is no card."""
+    """Returns the transport for a worker on a GPU. Raises ConfigError if there is none."""
     return CudaIpcTransport(max(RING_BYTES, memory.page_bytes), memory.device)
 
 
 def listen(path: str, accept: Accept, pages: DevicePages | None = None) -> tuple[SocketServer, str]:
-    """Returns the receiving server, on the running loop, at ``path``, and its address. Raises ConfigError without a
-    card.
+    """Starts a receiving server on the running loop at socket ``path``; returns it and its address. Raises
+    ConfigError if there is no GPU or the socket can't be made.
     """
     card = driver().card
     return CudaIpcServer(shm.bind(path), accept, shm.same_user, pages), f"{path}#{card}"

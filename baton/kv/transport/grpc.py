@@ -1,5 +1,4 @@
-"""Carries frames as raw messages of one gRPC stream per handoff: the portable way, one frame per message, no
-protobuf.
+"""Carries frames as raw messages, without protobuf, of one gRPC stream per handoff: the most portable transport.
 
 Knows nothing of frames' contents. The method isn't in the .proto service, because its messages are bytes; the
 server adds ``handoff_handler(intake.accept)`` beside the generated handlers and is built with ``SERVER_OPTIONS``.
@@ -56,13 +55,13 @@ SERVER_OPTIONS: list[tuple[str, int]] = [
     ("grpc.absolute_max_metadata_size", 16 << 10),
 ]
 
-RECEIVED_BYTES = 32 << 20  # bytes of the largest message from a peer: the longest prompts' calls need them
+RECEIVED_BYTES = 32 << 20  # bytes of the largest message from a peer, as calls with the longest prompts need
 
 
 def server_options(page_bytes: int) -> list[tuple[str, int]]:
-    """Returns gRPC's server options for a worker with pages of ``page_bytes`` bytes.
+    """Returns the gRPC server options of a worker whose pages have ``page_bytes`` bytes.
 
-    They bound the size of a message, because gRPC reads a message whole before anybody can look at its lease.
+    They limit the message size, because gRPC reads a whole message before its lease can be checked.
     """
     most = max(RECEIVED_BYTES, page_bytes + (8 << 20))
     return [*SERVER_OPTIONS[:1], ("grpc.max_receive_message_length", most), *SERVER_OPTIONS[2:]]
@@ -70,9 +69,9 @@ def server_options(page_bytes: int) -> list[tuple[str, int]]:
 
 @functools.cache
 def keep_freed_buffers() -> None:
-    """Lets glibc reuse message buffers instead of mapping and faulting fresh pages for each (process-wide).
+    """Makes glibc reuse message buffers instead of mapping new memory for each, in the whole process.
 
-    On frames of 1 MiB that gives two to three times the throughput, for up to 128 MiB of memory kept.
+    With frames of 1 MiB throughput is two to three times as high; up to 128 MiB of freed memory stay allocated.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)  # absent from other C libraries
     if mallopt is not None:
@@ -81,12 +80,12 @@ def keep_freed_buffers() -> None:
 
 
 def sender(memory: PageMemory, identity: Identity | None = None) -> Transport:
-    """Returns the transport for any worker; it needs no page ``memory``."""
+    """Returns the transport to any worker; ``memory`` isn't used. With an ``identity`` it is encrypted."""
     return GrpcTransport(Dialer(identity))
 
 
 def handoff_handler(accept: Accept) -> grpc.GenericRpcHandler:
-    """Returns the server's half, to be given to ``server.add_generic_rpc_handlers((…,))``."""
+    """Returns the receiver's RPC handler, for ``server.add_generic_rpc_handlers((…,))``."""
     keep_freed_buffers()
 
     async def handle(_: object, context: grpc.aio.ServicerContext[bytes, bytes]) -> None:
@@ -110,7 +109,7 @@ def handoff_handler(accept: Accept) -> grpc.GenericRpcHandler:
 
 
 async def _read(context: grpc.aio.ServicerContext[bytes, bytes], sink: Sink, line: QueuedReplyStream) -> None:
-    """Deliver message by message; however it ends, so does the line."""
+    """Delivers message by message to ``sink``; at the end, however it comes, ends ``line``."""
     try:
         while (data := await context.read()) is not grpc.aio.EOF:
             if not line.ended:  # else it is drained: a sender that is stuck in a write reads no refusal
@@ -121,7 +120,7 @@ async def _read(context: grpc.aio.ServicerContext[bytes, bytes], sink: Sink, lin
 
 
 class _Link:
-    """One channel and how many streams ride on it."""
+    """One gRPC channel to a worker, and the number of streams on it."""
 
     def __init__(self, address: str, dialer: Dialer) -> None:
         self.channel = dialer.channel(address, options=CHANNEL_OPTIONS)
@@ -130,7 +129,7 @@ class _Link:
         self.broken = False
 
     async def leave(self) -> None:
-        """One stream less; a broken channel is closed with its last one."""
+        """Counts one stream less; a broken channel is closed with its last one."""
         self.streams -= 1
         if self.broken and self.streams == 0:
             await self.channel.close()
@@ -148,8 +147,8 @@ class GrpcStream:
         link.streams += 1
 
     async def send(self, frame: Frame, payload: Sequence[memoryview] = ()) -> None:
-        """Writes one message and waits for HTTP/2 flow control. A message with blocks leaves while the next one is
-        made.
+        """Sends one message, waiting for HTTP/2 flow control; one with blocks is written in the background until
+        the next ``send``. Raises WorkerLost.
         """
         data = message(frame, payload)
         with self._translated():
@@ -162,7 +161,7 @@ class GrpcStream:
                 await self._writing
 
     async def receive(self) -> bytes | None:
-        """Reads one message; None at the stream's orderly end. Raises WorkerLost."""
+        """Returns the next encoded frame; None at the stream's orderly end. Raises WorkerLost."""
         with self._translated():
             reply = await self._call.read()
         heed_cancel()
@@ -173,7 +172,7 @@ class GrpcStream:
         return None
 
     async def close(self) -> None:
-        """Cancels the RPC, so that both ends let go of it at once."""
+        """Cancels the RPC, so that both ends release it at once. A second call does nothing."""
         if self._closed:
             return
         self._closed = True
@@ -186,7 +185,7 @@ class GrpcStream:
 
     @contextmanager
     def _translated(self) -> Iterator[None]:
-        """gRPC's failures as ours."""
+        """Raises gRPC's errors as WorkerLost."""
         try:
             yield
         except (grpc.aio.AioRpcError, asyncio.InvalidStateError) as error:
@@ -208,7 +207,10 @@ class GrpcStream:
 
 
 class GrpcTransport:
-    """Keeps a channel per decode worker while it works; a new channel carries the certificate in force then."""
+    """Implements ``Transport`` by gRPC, with one channel per decode worker, replaced when it breaks.
+
+    A new channel uses the certificate that is valid then.
+    """
 
     def __init__(self, dialer: Dialer = PLAIN) -> None:
         keep_freed_buffers()
@@ -216,8 +218,8 @@ class GrpcTransport:
         self._links: dict[str, _Link] = {}
 
     async def connect(self, address: str) -> HandoffStream:
-        """Returns a stream by a new RPC to ``address``; failure to connect shows at the first send or
-        receive.
+        """Returns a stream by a new RPC to ``address``. A connection that fails raises WorkerLost at the first send
+        or receive.
         """
         link = self._links.get(address)
         if link is None or link.broken:
@@ -226,7 +228,7 @@ class GrpcTransport:
         return GrpcStream(link, address)
 
     async def close(self) -> None:
-        """Closes every channel; streams on them end."""
+        """Closes every channel; the streams on them break."""
         links, self._links = self._links, {}
         for link in links.values():
             await link.channel.close()

@@ -1,6 +1,7 @@
-"""Carries frames between two coroutines of one process; every frame is copied, as a wire would.
+"""Carries frames between two coroutines of one process; every frame is copied, as by a network.
 
-Knows nothing of frames' contents. It is for tests and simulation: no socket, the same order and flow control.
+Knows nothing of frames' contents. It is for tests and simulation: it has no sockets, but the order and flow control
+of the others.
 """
 
 from __future__ import annotations
@@ -16,8 +17,9 @@ _QUEUED_FRAMES = 4
 
 
 class LoopbackStream:
-    """Implements ``HandoffStream`` by a queue each way and the receiver's task. ``ending`` hears when that task is
-    over.
+    """Implements ``HandoffStream`` by a queue each way and a task that delivers to the receiver.
+
+    ``ending`` is called with the stream when that task has ended.
     """
 
     def __init__(self, accept: Accept, ending: Callable[[LoopbackStream], None]) -> None:
@@ -30,7 +32,9 @@ class LoopbackStream:
         self._task.add_done_callback(self._over)
 
     async def send(self, frame: Frame, payload: Sequence[memoryview] = ()) -> None:
-        """Copies ``frame`` to the receiver and waits while it is behind. Raises WorkerLost."""
+        """Copies ``frame`` and its blocks to the receiver and waits while the receiver's queue is full. Raises
+        WorkerLost.
+        """
         if self._ended.is_set() or self._line.ended:
             raise _gone()
         put = asyncio.ensure_future(self._up.put(message(frame, payload)))
@@ -44,7 +48,7 @@ class LoopbackStream:
             ended.cancel()
 
     async def receive(self) -> bytes | None:
-        """Returns a copy of the next frame back, or None at the end. Raises WorkerLost."""
+        """Returns a copy of the next encoded reply, or None at the end. Raises WorkerLost."""
         frame = await self._line.get()
         if frame is not None:
             return bytes(bytearray(frame))
@@ -56,7 +60,7 @@ class LoopbackStream:
         return None
 
     async def close(self) -> None:
-        """Cancels the receiver's task."""
+        """Cancels the receiver's task and waits for its end."""
         self._task.cancel()
         await asyncio.wait({self._task})
 
@@ -72,14 +76,14 @@ class LoopbackStream:
 
 
 class LoopbackTransport:
-    """Finds receivers by their address in a dict."""
+    """Implements ``Transport`` to receivers of the same process, by their address in ``receivers``."""
 
     def __init__(self, receivers: dict[str, Accept] | None = None) -> None:
         self.receivers: dict[str, Accept] = dict(receivers or {})
         self._streams: set[LoopbackStream] = set()
 
     async def connect(self, address: str) -> HandoffStream:
-        """Returns a stream to the receiver at ``address``. Raises WorkerLost where there is none."""
+        """Returns a stream to the receiver at ``address``. Raises WorkerLost if there is none."""
         if address not in self.receivers:
             raise WorkerLost(f"no decode worker listens at {address}", "decode_address")
         stream = LoopbackStream(self.receivers[address], self._streams.discard)
@@ -87,7 +91,7 @@ class LoopbackTransport:
         return stream
 
     async def close(self) -> None:
-        """Closes every stream."""
+        """Closes every open stream."""
         for stream in tuple(self._streams):
             await stream.close()
 

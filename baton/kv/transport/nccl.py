@@ -1,17 +1,17 @@
 """Carries KV by torch.distributed's send and recv: NCCL between GPUs, the same code over gloo on CPUs.
 
 Knows nothing of frames' contents; torch is in a process of its own (engine/mover.py). Frames go over a TCP
-connection per stream, blocks' bytes over a *channel*: a group of two, joined once, used by one stream at a time and
-kept for the next. Both ends count the messages of a channel and a stream says its count in the hello: where one was
-lost with an aborted stream the receiver refuses, and the sender opens another channel.
+connection per stream, blocks' bytes over a *channel*: a process group of two, joined once, used by one stream at a
+time and kept for the next. Both ends count the messages of a channel, and a stream sends its count in the hello: if
+a message was lost with an aborted stream, the receiver refuses, and the sender opens another channel.
 
-torch reads and writes staging memory alone. The sender copies a frame's blocks there before ``send`` returns; the
-receiver copies them into their places, hashing what it writes. So a stream that was ended writes nothing more,
-whatever NCCL still does, and a page is never held by a collective. Where an engine shares its pages on a card,
-staging is on that card, and one launch a message copies between the two (as in cuda_ipc.py); a frame that leaves so
-is one message, because its checksums are those of what was staged. It has not run on GPUs.
+torch reads and writes only staging memory. The sender copies a frame's blocks there before ``send`` returns; the
+receiver copies them into their places, hashing what it writes. So an ended stream writes nothing more, whatever
+NCCL still does, and no collective uses a page. If an engine shares its pages on a GPU, staging memory is on that
+GPU, and one kernel launch per message copies between the two (as in cuda_ipc.py); a frame sent that way is one
+message, because its checksums are computed over the staged bytes. It has not run on GPUs.
 
-It is not encrypted, and joined through an open port: with TLS only where the network is declared trusted.
+It is not encrypted, and joined through an open port: with TLS on, the network must be declared trusted.
 """
 
 from __future__ import annotations
@@ -40,8 +40,9 @@ CONNECT_S = 5.0  # seconds for the connection, and for the receiver to take the 
 
 
 class NcclTransport(SocketTransport):
-    """Opens streams to ``host:port/port of the meeting point`` by the mover that all senders share, or by
-    ``mover``.
+    """Implements ``Transport`` to addresses ``host:port/rendezvous port``, with pages of ``memory``.
+
+    The mover process is ``mover``, or the one that all senders of the event loop share.
     """
 
     def __init__(self, memory: PageMemory, mover: MoverClient | None = None) -> None:
@@ -52,7 +53,7 @@ class NcclTransport(SocketTransport):
         self._idle: dict[str, list[tuple[bytes, StagingChannel]]] = {}
 
     async def connect(self, address: str) -> HandoffStream:
-        """Returns a new stream, on a channel that an earlier one left or on a new one. Raises WorkerLost."""
+        """Returns a new stream, on a channel kept from an earlier stream or on a new one. Raises WorkerLost."""
         target, _, meeting = address.rpartition("/")
         if not meeting.isdigit():
             raise WorkerLost(f"{address!r} is not host:port/port", "decode_address")
@@ -103,7 +104,9 @@ class NcclTransport(SocketTransport):
         return NcclStream(lane, self._streams, channel, lambda: self._left(address, group, channel))
 
     def _left(self, address: str, group: bytes, channel: StagingChannel) -> None:
-        """What a stream left may be out of step: the receiver knows, and refuses it then."""
+        """Keeps a stream's channel unless it broke. It may be out of step; then the receiver refuses the next
+        stream.
+        """
         if channel.why:
             channel.leave()
         else:
@@ -111,7 +114,7 @@ class NcclTransport(SocketTransport):
 
 
 class NcclStream(SocketStream):
-    """Sends blocks' bytes by the channel's staging memory, everything else over the connection."""
+    """Implements ``HandoffStream``: blocks' bytes go over the channel, everything else over the TCP connection."""
 
     def __init__(
         self, lane: Lane, streams: set[SocketStream], channel: StagingChannel, left: Callable[[], None]
@@ -124,9 +127,7 @@ class NcclStream(SocketStream):
         self._order = asyncio.Lock()
 
     async def send(self, frame: Frame, payload: Sequence[memoryview] = ()) -> None:
-        """Sends the frame first, which says what to expect, then its blocks, in one message or several. Raises
-        WorkerLost.
-        """
+        """Sends ``frame``, then its blocks in one or more messages of the channel. Raises WorkerLost."""
         async with self._order:
             if frame.kind not in frames.WITH_BLOCKS or not frame.blocks:
                 await super().send(frame, payload)
@@ -150,14 +151,16 @@ class NcclStream(SocketStream):
                 await self._stage(payload[part.start : part.stop], frame.unit)
 
     async def receive(self) -> bytes | None:
-        """Returns the next whole reply, or None at the end. Raises WorkerLost saying why the channel broke."""
+        """Returns the next encoded reply, or None at the end. Raises WorkerLost; if the channel broke, with its
+        reason.
+        """
         try:
             return await super().receive()
         except WorkerLost as error:
             raise self._lane.lost(self.channel.why) if self.channel.why else error from None
 
     async def close(self) -> None:
-        """Closes the stream at once; the channel is kept for the next one."""
+        """Closes the stream at once; the channel is kept for the next one. A second call does nothing."""
         if self._closed:
             return
         self._closed = True
@@ -170,11 +173,13 @@ class NcclStream(SocketStream):
 
     @property
     def resident_bytes(self) -> int:
-        """Returns the bytes of a frame of blocks from the card; 0 where our engine shares no pages there."""
+        """Returns the bytes per frame that the stream best takes from GPU memory; 0 if our engine shares no pages
+        there.
+        """
         return 0 if self.channel.pages is None else self.channel.half_bytes
 
     async def _pack(self, frame: Frame, pages: DevicePages) -> list[int]:
-        """The card copies them out of their pages there."""
+        """Has the GPU copy the blocks from the engine's pages to staging; returns their checksums."""
         await self._room()
         at = self.channel.on_card(self.channel.count)
         to = [at + number * frame.unit for number in range(len(frame.blocks))]
@@ -185,7 +190,7 @@ class NcclStream(SocketStream):
             raise self._lane.lost(error.message) from error
 
     async def _stage(self, payload: Sequence[memoryview], unit: int) -> None:
-        """Copy them out of their pages."""
+        """Copies blocks, ``unit`` bytes each, from the host's pages to staging and sends them as a message."""
         await self._room()
         try:
             self.channel.put(payload, unit)
@@ -194,7 +199,7 @@ class NcclStream(SocketStream):
         self.channel.move(len(payload) * unit)
 
     async def _room(self) -> None:
-        """The message before the last one has gone."""
+        """Waits until a half of the staging memory is free."""
         channel = self.channel
         while not self._closed and not channel.why and (not channel.joined or channel.count - channel.done > 1):
             channel.changed.clear()
@@ -203,7 +208,7 @@ class NcclStream(SocketStream):
             raise self._lane.lost(channel.why or "the transport was closed")
 
     async def _watch(self) -> None:
-        """A broken channel breaks the stream, also while it only waits for replies."""
+        """Closes the connection when the channel breaks, also while the stream only waits for replies."""
         while not self.channel.why:
             self.channel.changed.clear()
             await self.channel.changed.wait()
@@ -240,9 +245,10 @@ def listen(
     pages: DevicePages | None = None,
     at_once: bool = True,
 ) -> tuple[SocketServer, str]:
-    """Returns the receiving server, on the running loop, and its address. Raises ConfigError.
+    """Starts a receiving server on the running loop; returns it and its address. Raises ConfigError if a port can't
+    be bound.
 
-    The mover is a process with torch: it starts now (``at_once``), or with the first sender that comes.
+    The mover, a process with torch, starts now (``at_once``), or with the first sender.
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:

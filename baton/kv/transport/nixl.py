@@ -1,11 +1,12 @@
 """Carries KV by NIXL (https://github.com/ai-dynamo/nixl): the receiver reads blocks out of the sender's memory.
 
-Knows nothing of frames' contents. Frames travel over a TCP connection per stream, whose hello shows the sender's
-agent and where its pages are; blocks' bytes are read by UCX over what networks the two hosts have: RDMA, or TCP.
-Blocks that lie in no page (bridged to another layout) follow their frame, as over tcp.
+Knows nothing of frames' contents. Frames travel over a TCP connection per stream, whose hello has the metadata of
+the sender's agent and the address of its pages; UCX reads blocks' bytes over the networks that the two hosts have,
+RDMA or TCP. Blocks that lie in no page (converted to another layout) follow their frame, as over tcp.
 
-It is optional: workers need the extra ``nixl``. It can't be encrypted, and whoever is shown a sender's agent can
-read all of its pages: with TLS only where the network is declared trusted. It has run over TCP alone so far.
+It is optional: workers need the extra ``nixl``. It can't be encrypted, and anyone who has the metadata of a
+sender's agent can read all of its pages: with TLS on, the network must be declared trusted. It has run over TCP
+alone so far.
 """
 
 from __future__ import annotations
@@ -22,12 +23,12 @@ from baton.kv.wire.receiving import SocketServer
 from baton.kv.wire.sending import Lane, SocketStream, SocketTransport, hello
 from baton.protos.errors import ConfigError
 
-# Bytes of a connection's buffers, because few frames that wait there stand for many blocks to be read.
+# Bytes of a connection's buffers; they are small because few frames announce many blocks.
 QUEUED_BYTES, RECEIVED_BYTES = 16 << 10, 32 << 10
 
 
 class NixlTransport(SocketTransport):
-    """Opens streams to ``host:port``, out of the pages of ``memory``."""
+    """Implements ``Transport`` to addresses ``host:port``, whose receivers read out of the pages of ``memory``."""
 
     def __init__(self, memory: PageMemory) -> None:
         super().__init__()
@@ -44,7 +45,7 @@ class NixlTransport(SocketTransport):
         return SocketStream([Lane(sock, address, self.poller)], self._streams, elsewhere=True)
 
     async def close(self) -> None:
-        """Closes every stream; nobody can read our pages any more."""
+        """Closes every stream and ends the agent, after which nobody can read our pages."""
         await super().close()
         if self._agent is not None:
             self._agent.close()
@@ -52,12 +53,14 @@ class NixlTransport(SocketTransport):
 
 
 def sender(memory: PageMemory) -> Transport:
-    """Returns the transport for a worker whose pages are in ``memory``. Raises ConfigError without NIXL."""
+    """Returns the transport for a worker with pages in ``memory``. Raises ConfigError if NIXL can't be loaded."""
     return NixlTransport(memory)
 
 
 def listen(host: str, accept: Accept) -> tuple[SocketServer, str]:
-    """Returns the receiving server, on the running loop, and its address. Raises ConfigError: no NIXL, no port."""
+    """Starts a receiving server on the running loop; returns it and its address. Raises ConfigError if NIXL can't
+    be loaded or no port be bound.
+    """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         sock = socket.create_server((host, 0), family=family, backlog=512)

@@ -1,12 +1,11 @@
-"""Carries KV within a host: the sender shows its pages to the receiver, which copies them once, checking as it
-copies.
+"""Carries KV within a host: the receiver maps the sender's pages and copies blocks once, hashing while it copies.
 
 Knows nothing of frames' contents. Frames travel over a unix socket, blocks' bytes don't: the sender passes a
-*read-only* descriptor of its page memory with its hello, the receiver maps it and is told offsets. Nobody writes
-the other's memory: a decode worker's pages are written by itself alone. A sender that frees a page too early can at
-worst make the checksum wrong, because what is hashed is the receiver's copy.
+*read-only* descriptor of its page memory with its hello, the receiver maps it and is told offsets. Neither writes
+the other's memory: only a decode worker itself writes its pages. A sender that frees a page too early can at worst
+make the checksum wrong, because what is hashed is the receiver's copy.
 
-Who may talk: the socket has mode 0600, and each end asks the kernel (SO_PEERCRED) whether the peer is the same
+Authentication: the socket has mode 0600, and each end asks the kernel (SO_PEERCRED) whether the peer is the same
 user. A memory that could shrink under the mapping (SIGBUS) is refused: it must be a memfd sealed against it.
 """
 
@@ -30,12 +29,12 @@ from baton.protos.errors import ConfigError, CorruptFrame, WorkerLost
 
 _CREDENTIALS = struct.Struct("3i")  # pid, uid, gid
 MAX_PATH = 107  # bytes of a unix socket's path that Linux takes
-# Bytes of the send buffer: few frames then wait with blocks to be fetched, and the cache still holds these.
+# Bytes of the send buffer, small so that few blocks wait to be copied and the CPU's cache still holds them.
 QUEUED_BYTES = 8 << 10
 
 
 class ShmTransport(SocketTransport):
-    """Opens streams to unix sockets of this host; ``memory`` holds the pages that will be sent."""
+    """Implements ``Transport`` to unix sockets of this host; ``memory`` holds the pages that will be sent."""
 
     def __init__(self, memory: PageMemory) -> None:
         super().__init__()
@@ -59,7 +58,7 @@ class ShmTransport(SocketTransport):
             self._fd = -1
 
     def _anchor(self, address: str) -> None:
-        """One idle connection per receiver: while it is open our pages stay mapped there, page tables and all."""
+        """Keeps one idle connection to each receiver, so that our pages stay mapped there, page tables included."""
         anchor = self._anchors.get(address)
         if anchor is not None and _is_open(anchor):
             return
@@ -88,14 +87,18 @@ def sender(memory: PageMemory) -> Transport:
 
 
 def listen(path: str, accept: Accept) -> tuple[SocketServer, str]:
-    """Returns the receiving server, on the running loop, at ``path``, which nobody else may be using. Raises
+    """Starts a receiving server on the running loop at socket ``path``; returns it and ``path``. Raises
     ConfigError.
+
+    A socket file that is there already is replaced.
     """
     return ShmServer(bind(path), accept), path
 
 
 def bind(path: str) -> socket.socket:
-    """Returns a listening socket at ``path`` that only our user can reach. Raises ConfigError."""
+    """Returns a listening socket at ``path`` that only our user can reach; replaces a file there. Raises
+    ConfigError.
+    """
     if len(path) > MAX_PATH:
         raise ConfigError(f"{path} is too long for a unix socket; choose a shorter cluster.run_dir", "run_dir")
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -111,14 +114,14 @@ def bind(path: str) -> socket.socket:
 
 
 class ShmServer(SocketServer):
-    """Listens for streams by shm and knows whose memory is mapped."""
+    """Receives streams by shm; ``mappings`` has the mapped memory of each sender, by device and inode."""
 
     def __init__(self, sock: socket.socket, accept: Accept) -> None:
         super().__init__(sock, accept, same_user)
         self.mappings: dict[tuple[int, int], MappedMemory] = {}
 
     def incoming(self, stream_id: bytes, anchor: bool, fds: list[int]) -> IncomingStream:
-        """Returns a new stream over the sender's memory, whose descriptor is the one of ``fds``. Raises
+        """Returns a new stream whose blocks lie in the sender's memory, the one descriptor in ``fds``. Raises
         CorruptFrame.
         """
         if len(fds) != 1:
@@ -127,14 +130,16 @@ class ShmServer(SocketServer):
 
 
 class ShmIncomingStream(IncomingStream):
-    """Takes a stream whose blocks are fetched from the sender's memory."""
+    """Receives a stream whose blocks are copied from the sender's mapped memory."""
 
     def __init__(self, accept: Accept, server: SocketServer, stream_id: bytes, mapping: MappedMemory) -> None:
         super().__init__(accept, server, stream_id)
         self._mapping = mapping
 
     def fetch(self, frame: Frame) -> int:
-        """Copies each block into its place and hashes what is written there on its way. Raises CorruptFrame."""
+        """Copies the blocks of ``frame`` to their places, hashing them, and returns how many bytes that were, at
+        least 1. Raises CorruptFrame.
+        """
         unit = frame.unit
         if frame.offsets and max(frame.offsets) + unit > len(self._mapping.view):
             raise CorruptFrame("a block lies beyond the sender's memory", "offsets")
@@ -145,12 +150,16 @@ class ShmIncomingStream(IncomingStream):
         return max(1, unit * len(places))
 
     def over(self) -> None:
-        """Leaves the sender's mapped memory once the last lane is closed."""
+        """Releases the sender's mapped memory; called once the last connection of the stream is closed."""
         self._mapping.leave()
 
 
 class MappedMemory:
-    """Maps a sender's memory read-only while a connection of that sender is open."""
+    """Maps a sender's memory, a sealed memfd ``fd``, read-only while a stream uses it; it is an entry of ``known``
+    meanwhile.
+
+    Raises CorruptFrame if the memory could shrink.
+    """
 
     def __init__(self, fd: int, known: dict[tuple[int, int], MappedMemory]) -> None:
         status = os.fstat(fd)
@@ -171,7 +180,7 @@ class MappedMemory:
         return self
 
     def leave(self) -> None:
-        """Counts one user less; the memory is unmapped with the last."""
+        """Counts one user less; with the last the memory is unmapped."""
         self._users -= 1
         if not self._users:
             del self._known[self._key]
@@ -180,13 +189,13 @@ class MappedMemory:
 
 
 def same_user(sock: socket.socket) -> bool:
-    """Returns whether the process at the other end of a unix socket runs as our user."""
+    """Returns whether the process at the other end of unix socket ``sock`` runs as our user."""
     said = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
     return bool(_CREDENTIALS.unpack(said)[1] == os.geteuid())
 
 
 def _read_only(fd: int) -> int:
-    """Another descriptor of the same memory that can't be written through."""
+    """Returns a new, read-only descriptor of the same memory."""
     try:
         return os.open(f"/proc/self/fd/{fd}", os.O_RDONLY | os.O_CLOEXEC)
     except OSError as error:
@@ -209,7 +218,7 @@ def _check_sealed(fd: int) -> None:
 
 
 def _is_open(sock: socket.socket) -> bool:
-    """Whether the peer still holds its end; nothing is ever sent on this socket."""
+    """Returns whether the peer still has its end open; nothing is ever sent on this socket."""
     try:
         return bool(sock.recv(1, socket.MSG_PEEK))
     except BlockingIOError:

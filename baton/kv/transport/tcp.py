@@ -1,8 +1,7 @@
-"""Carries frames over TCP: blocks' bytes go from the sender's pages straight into the receiver's.
+"""Carries frames over TCP: blocks' bytes go from the sender's pages directly into the receiver's.
 
-Knows nothing of frames' contents. There is one copy into the kernel, one out of it, and none of ours. To another
-host a stream has several lanes (connections), because one TCP connection seldom fills a fast network; within a host
-it has one.
+Knows nothing of frames' contents. Only the kernel copies: once at each end. To another host a stream has several
+lanes (connections), because one TCP connection seldom saturates a fast network; within a host it has one.
 """
 
 from __future__ import annotations
@@ -25,15 +24,15 @@ from baton.tls.identity import Identity
 
 LANES = 4  # connections of a stream to another host
 CONNECT_S = 5.0  # seconds for a lane to connect, TLS included
-# Bytes of the send buffer over loopback, because what is in flight then stays in the CPU's cache. To other hosts
-# the kernel tunes it.
+# Bytes of the send buffer over loopback, so that bytes in flight stay in the CPU's cache. To other hosts the kernel
+# tunes it.
 LOOPBACK_BUFFER_BYTES = 1 << 20
 
 
 class TcpTransport(SocketTransport):
-    """Opens streams to data ports, ``host:port``, of ``lanes`` lanes each; None decides by the address.
+    """Implements ``Transport`` to data ports, ``host:port``, with ``lanes`` connections per stream.
 
-    With an ``identity`` every lane is TLS.
+    None chooses 1 for loopback addresses and LANES for others. With an ``identity`` every connection uses TLS.
     """
 
     def __init__(self, lanes: int | None = None, identity: Identity | None = None) -> None:
@@ -41,7 +40,7 @@ class TcpTransport(SocketTransport):
         self._lanes, self._identity = lanes, identity
 
     async def connect(self, address: str) -> HandoffStream:
-        """Returns a new stream; every lane is connected before this returns. Raises WorkerLost."""
+        """Returns a new stream, all of its connections established. Raises WorkerLost."""
         stream_id, count = os.urandom(16), self._lanes or (1 if is_loopback(address) else LANES)
         greetings = [hello(number, stream_id, frames.NEWEST) for number in range(count)]
         poller = self.poller
@@ -51,13 +50,13 @@ class TcpTransport(SocketTransport):
 
 
 def sender(memory: PageMemory, identity: Identity | None = None) -> Transport:
-    """Returns the transport for any worker; it needs no page ``memory``."""
+    """Returns the transport to any worker; ``memory`` isn't used. With an ``identity`` it is encrypted."""
     return TcpTransport(identity=identity)
 
 
 def listen(host: str, accept: Accept, port: int = 0, identity: Identity | None = None) -> tuple[SocketServer, str]:
-    """Returns the receiving server, on the running loop, and its address. Raises ConfigError where the port can't
-    be bound.
+    """Starts a receiving server on the running loop; returns it and its address. ``port`` 0 takes any. Raises
+    ConfigError if the port can't be bound.
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
@@ -68,7 +67,7 @@ def listen(host: str, accept: Accept, port: int = 0, identity: Identity | None =
 
 
 def is_loopback(address: str) -> bool:
-    """Returns whether ``host:port`` is this machine's own."""
+    """Returns whether the host of ``host:port`` is a loopback address."""
     host = split(address)[0]
     try:
         return ipaddress.ip_address(host).is_loopback
@@ -77,14 +76,14 @@ def is_loopback(address: str) -> bool:
 
 
 def _ready(sock: socket.socket) -> bool:
-    """Anyone may connect: a lease's random id is what opens it, and a worker's certificate where there is TLS."""
+    """Lets anyone connect: what is required is a lease's random id, and with TLS a worker's certificate."""
     notice_dead_peers(sock)
     return True
 
 
 def split(address: str) -> tuple[str, int]:
-    """Returns the host, without brackets, and the port of ``host:port``. Raises WorkerLost: nobody can listen
-    there.
+    """Returns the host, without brackets, and the port of ``host:port``. Raises WorkerLost if the address has
+    another form.
     """
     host, _, port = address.rpartition(":")
     if not host or not port.isdigit():
@@ -95,9 +94,11 @@ def split(address: str) -> tuple[str, int]:
 async def dialled(
     address: str, greeting: bytes, identity: Identity | None, poller: Poller, queued_bytes: int = 0
 ) -> socket.socket:
-    """Returns a connection to ``address`` on which ``greeting`` was sent, which must fit a send buffer.
+    """Returns a socket connected to ``address``, with TLS if ``identity`` is given, on which ``greeting`` was sent.
+    Raises WorkerLost.
 
-    ``queued_bytes`` is the send buffer's size; 0 leaves it to us and the kernel. Raises WorkerLost.
+    ``greeting`` must fit into the send buffer, of ``queued_bytes`` bytes; 0 chooses LOOPBACK_BUFFER_BYTES or leaves
+    it to the kernel.
     """
     loop, (host, port) = asyncio.get_running_loop(), split(address)
     try:

@@ -1,13 +1,13 @@
-"""Defines what a transport is: streams of frames to a decode worker, whose blocks land where the receiver says.
+"""Defines the interface of a transport: streams of frames to a decode worker, which says where blocks are written.
 
-Knows nothing of what the frames mean. A transport is one file in ``kv/transport``; its name in the configuration is
-the file's name.
+Knows nothing of frames' meaning. A transport is one module in ``kv/transport``; its name in the configuration is
+the module's.
 
-A block's bytes land in their page *before* their checksum is known, which saves a copy, or a pass over cold memory.
-That is sound because the page is leased and unsealed until the commit: nobody reads it, nobody can find it by its
-hash, and the commit is refused while a block has not been verified (``Sink.landed``). A block that was verified is
-never landed on again (``Sink.place`` gives scratch memory instead), and after ``ReplyStream.end`` a transport
-writes nothing more.
+A block's bytes are written to their page *before* their checksum is known, which saves a copy, or a pass over cold
+memory. That is safe because the page is leased and unsealed until the commit: nobody reads it, nobody can find it
+by its hash, and the commit is refused while a block has not been verified (``Sink.landed``). A verified block is
+never overwritten (``Sink.place`` gives scratch memory instead), and after ``ReplyStream.end`` a transport writes
+nothing more.
 """
 
 from __future__ import annotations
@@ -23,20 +23,18 @@ from baton.protos.errors import BatonError, CorruptFrame, WorkerLost
 
 
 class HandoffStream(Protocol):
-    """Carries frames from one sender to one receiver, seen from the sender. Frames arrive whole and in order, or
-    not at all.
-    """
+    """Sends frames from one sender to one receiver, whole and in order, and receives replies."""
 
     async def send(self, frame: Frame, payload: Sequence[memoryview] = ()) -> None:
-        """Sends ``frame`` and the bytes of its blocks, and waits while the receiver is slow. Raises WorkerLost.
+        """Sends ``frame`` and its blocks' bytes, and waits while the receiver is slow. Raises WorkerLost.
 
-        Blocks without a checksum get theirs here, because some transports pass over the bytes anyway. ``payload``
-        has one view per block; it may be read until the blocks are acknowledged or the stream is closed, not after.
+        Blocks without a checksum get theirs from the stream. ``payload`` has one view per block, which may be read
+        until the blocks are acknowledged or the stream is closed.
         """
 
     async def receive(self) -> bytes | None:
-        """Returns the next frame from the receiver, or None at the stream's orderly end. Raises WorkerLost when it
-        broke.
+        """Returns the next encoded frame from the receiver, or None at the stream's orderly end. Raises WorkerLost
+        if the stream broke.
         """
 
     async def close(self) -> None:
@@ -44,11 +42,11 @@ class HandoffStream(Protocol):
 
 
 class Transport(Protocol):
-    """Opens streams to any number of decode workers."""
+    """Opens handoff streams to any number of decode workers."""
 
     async def connect(self, address: str) -> HandoffStream:
-        """Returns a new stream to ``address``. Raises WorkerLost, now or at the first send, where nobody
-        answers.
+        """Returns a new stream to the worker at ``address``. If nobody answers, raises WorkerLost, now or at the
+        first send.
         """
 
     async def close(self) -> None:
@@ -56,38 +54,36 @@ class Transport(Protocol):
 
 
 class ReplyStream(Protocol):
-    """Carries frames from the receiver of a handoff stream back to its sender. Both methods return at once."""
+    """Sends frames from the receiver of a handoff stream back to its sender. Both methods return at once."""
 
     def reply(self, frame: bytes) -> None:
-        """Sends an encoded frame back, in order."""
+        """Queues an encoded frame, to be sent after earlier ones."""
 
     def end(self) -> None:
-        """Ends the stream once the replies are out. From this call on the transport writes to no place of the
-        stream.
-        """
+        """Ends the stream once the replies are sent. From this call on the transport writes no more blocks."""
 
 
 class Sink(Protocol):
-    """Takes the frames of one stream. It raises nothing for a bad frame: it replies with an error and ends
-    the stream.
+    """Takes the frames that a receiver gets on one stream. Instead of raising an error for a bad frame, it replies
+    with one and ends the stream.
     """
 
     def take(self, frame: Frame) -> None:
         """Takes a frame without blocks."""
 
     def place(self, frame: Frame) -> Sequence[memoryview] | None:
-        """Returns where the bytes of each block of ``frame`` may land, or None when the blocks are refused."""
+        """Returns the memory to which the bytes of each block of ``frame`` may be written, or None if the blocks
+        are refused.
+        """
 
     def landed(self, frame: Frame, checksums: Sequence[int], resident: bool = False) -> None:
-        """Reports that the blocks of ``frame`` lie in their places, with the checksums of what lies there now.
+        """Reports that the blocks of ``frame`` were written to their places, with the checksums of the bytes there.
 
-        ``resident`` says that the device's pages hold the blocks as well.
+        ``resident`` says that the device's pages contain the blocks as well.
         """
 
     def over(self, error: BatonError | None) -> None:
-        """Reports that the sender is gone (None) or sent what can't be read (``error``). A second call does
-        nothing.
-        """
+        """Reports that the sender is gone (None) or sent invalid data (``error``). A second call does nothing."""
 
 
 Accept = Callable[[ReplyStream], Sink]
@@ -95,8 +91,10 @@ Accept = Callable[[ReplyStream], Sink]
 
 
 def deliver(sink: Sink, data: Bytes) -> None:
-    """Hands a message that came in one piece to ``sink``, after copying its blocks to the places that the
-    sink gives.
+    """Passes a message, which contains its blocks' bytes, to ``sink``, after copying the blocks to the places that
+    the sink gives.
+
+    A message that can't be decoded is reported by ``sink.over``.
     """
     try:
         frame, payload = frames.split(data)
@@ -113,7 +111,7 @@ def deliver(sink: Sink, data: Bytes) -> None:
 
 
 def sealed(frame: Frame, payload: Sequence[memoryview]) -> Frame:
-    """Returns ``frame`` with the checksums of its blocks' bytes, unless its maker gave them already."""
+    """Returns ``frame`` with the checksums of its blocks, computed from ``payload`` unless it has them already."""
     return frame if frame.sealed else frame.seal(copying.checksums(payload))
 
 
@@ -127,14 +125,14 @@ def message(frame: Frame, payload: Sequence[memoryview]) -> bytes:
 
 
 def resident_bytes(stream: HandoffStream) -> int:
-    """Returns the bytes per frame of blocks that ``stream`` best takes from its card; 0 if it sends from the host's
-    pages.
+    """Returns the bytes per frame of blocks that ``stream`` best takes from its GPU's pages; 0 if it sends from the
+    host's pages.
     """
     return int(getattr(stream, "resident_bytes", 0))
 
 
 class QueuedReplyStream:
-    """Implements ``ReplyStream`` by a queue that a coroutine reads."""
+    """Implements ``ReplyStream`` by a queue that a coroutine reads with ``get``."""
 
     def __init__(self) -> None:
         self.ended = False
@@ -146,7 +144,7 @@ class QueuedReplyStream:
             self._replies.put_nowait(frame)
 
     def end(self) -> None:
-        """Queues the end. A second call does nothing."""
+        """Ends the stream after the replies queued so far. A second call does nothing."""
         if not self.ended:
             self.ended = True
             self._replies.put_nowait(None)
@@ -157,7 +155,7 @@ class QueuedReplyStream:
 
 
 class WatchedStream:
-    """Wraps a stream and calls ``broke`` when it breaks, but not when it was closed here."""
+    """Wraps a stream and calls ``broke`` when that raises WorkerLost, unless it was closed by its user."""
 
     def __init__(self, stream: HandoffStream, broke: Callable[[], None]) -> None:
         self._stream = stream
@@ -187,7 +185,9 @@ class WatchedStream:
 
     @property
     def resident_bytes(self) -> int:
-        """Returns what ``resident_bytes`` says of the wrapped stream."""
+        """Returns the bytes per frame that the wrapped stream best takes from its GPU; 0 if it sends from host
+        pages.
+        """
         return resident_bytes(self._stream)
 
     def _lost(self) -> None:

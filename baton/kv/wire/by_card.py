@@ -1,6 +1,6 @@
-"""Decides whether KV can go from card to card, and says why it does or does not.
+"""Decides whether KV can be sent from GPU to GPU, and explains why it is or is not.
 
-Knows nothing of streams; cards are known by their names.
+Knows nothing of streams; GPUs are identified by id.
 """
 
 from __future__ import annotations
@@ -11,10 +11,11 @@ from baton.protos.nouns import WorkerInfo
 
 
 def by_card(ours: DevicePages | None, info: WorkerInfo, host_id: str, page_bytes: int) -> tuple[str, ...]:
-    """Returns the transports by which blocks can go from card to card to the worker of ``info``; none where they
-    can't.
+    """Returns the transports by which blocks can be sent from GPU memory to GPU memory of the worker of ``info``;
+    none if there are none.
 
-    Both engines must share their pages on a card, and a block must fit: ``page_bytes`` is the size of ours.
+    Both engines must share their pages on a GPU (``ours``; None if ours doesn't), and a block must fit;
+    ``page_bytes`` is the size of our pages.
     """
     if ours is None or _is_too_large(info, page_bytes):
         return ()
@@ -24,8 +25,8 @@ def by_card(ours: DevicePages | None, info: WorkerInfo, host_id: str, page_bytes
 
 
 def why(ours: DevicePages, info: WorkerInfo, best: str, page_bytes: int) -> str:
-    """Returns in words why a worker that shares its pages on a card ships to the worker of ``info`` by
-    ``best``.
+    """Returns an explanation of why a worker whose pages ``ours`` are shared on a GPU sends to the worker of
+    ``info`` by transport ``best``.
     """
     theirs = _card(info)
     if best == "cuda_ipc":
@@ -40,10 +41,12 @@ def why(ours: DevicePages, info: WorkerInfo, best: str, page_bytes: int) -> str:
 
 
 def _is_too_large(info: WorkerInfo, page_bytes: int) -> bool:
-    """A block for it is more than either way has room for, which is a page of ours, or more."""
+    """Returns whether a block for the worker is too large for either transport, which have room for a page of ours
+    or more.
+    """
     return info.layout.page_bytes > max(HALF_BYTES, page_bytes)
 
 
 def _card(info: WorkerInfo) -> str:
-    """Where its engine shares pages; empty where it doesn't."""
+    """Returns the id of the GPU on which the worker's engine shares its pages; empty if it shares none."""
     return info.data_addresses.get("cuda_ipc", "").rpartition("#")[2]

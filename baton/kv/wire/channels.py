@@ -1,8 +1,7 @@
-"""Holds one end of a channel of the nccl transport: its staging memory, and what the mover reports of it.
-Torch-free.
+"""Implements one end of a channel of the nccl transport: its staging memory and its progress. Torch-free.
 
-Knows nothing of streams; of frames only how many of their blocks fit one message. Where our engine shares its pages
-on a card, staging memory lies on that card, and kernels fill and empty it; else it lies on the host.
+Knows nothing of streams; of frames only how many of their blocks fit into a message. If our engine shares its pages
+on a GPU, staging memory is on that GPU, and kernels fill and empty it; otherwise it is on the host.
 """
 
 from __future__ import annotations
@@ -24,15 +23,15 @@ from baton.protos.nouns import SharedPages
 
 # Bytes of half the staging memory (a page, if that is larger): one message is sent while the next is copied.
 HALF_BYTES = 8 << 20
-READY = b"+"  # the receiver's first byte: the stream is taken
+READY = b"+"  # the receiver's first byte: it has accepted the stream
 STREAM_ID = struct.Struct("<8sI4s")  # the hello's: channel, messages over it so far, random
 
 
 class StagingChannel:
-    """Owns the staging memory of one channel and follows what the mover reports of it.
+    """Owns the staging memory of one channel, two halves of ``half_bytes``, and counts its messages.
 
-    ``count`` messages were given to the mover so far, ``done`` of them have gone. ``why`` says why the channel is
-    closed; it is empty while it works.
+    ``count`` messages were given to the mover so far, ``done`` of them are complete. ``why`` says why the channel
+    is closed; it is empty while it works.
     """
 
     def __init__(
@@ -57,7 +56,7 @@ class StagingChannel:
             raise
 
     def hear(self, message: ChannelJoined | MoveDone | ChannelBroken) -> None:
-        """Takes a report of the mover and wakes whoever waits on ``changed``."""
+        """Handles a report of the mover and sets the event ``changed``."""
         if isinstance(message, ChannelJoined):
             self.joined = True
         elif isinstance(message, MoveDone):
@@ -71,11 +70,11 @@ class StagingChannel:
         return self.staging.page(number % 2)
 
     def on_card(self, number: int) -> int:
-        """Returns the card's address of the half that message ``number`` uses."""
+        """Returns the GPU address of the half that message ``number`` uses."""
         return self._at + number % 2 * self.half_bytes
 
     def put(self, payload: Sequence[memoryview], unit: int) -> None:
-        """Copies the blocks of the next message, ``unit`` bytes each, from the host's memory to staging."""
+        """Copies the blocks of the next message, ``unit`` bytes each, from host memory to staging."""
         if self.pages is None:
             half = self.half(self.count)
             copying.copy([half[i * unit : (i + 1) * unit] for i in range(len(payload))], payload)
@@ -85,8 +84,8 @@ class StagingChannel:
         self.pages.cuda.wait()
 
     def take(self, number: int, places: Sequence[memoryview], unit: int) -> list[int]:
-        """Copies the blocks of message ``number`` to ``places`` on the host. Returns the checksums of what
-        lies there.
+        """Copies the blocks of message ``number``, ``unit`` bytes each, to ``places`` on the host; returns the
+        checksums of the copies.
         """
         if self.pages is None:
             begin = copying.address(self.half(number))
@@ -96,14 +95,12 @@ class StagingChannel:
         return copying.checksums(places)
 
     def move(self, size: int) -> None:
-        """Has the mover send or receive the next message, ``size`` bytes."""
+        """Makes the mover send or receive the next message, ``size`` bytes."""
         self._mover.move(MoveBytes(self.name, self.count, self.count % 2 * self.half_bytes, size))
         self.count += 1
 
     def leave(self) -> None:
-        """Closes the channel. Staging is freed when the mover has let go of it, which may be in the middle of a
-        message.
-        """
+        """Closes this end of the channel. Staging memory is freed once the mover no longer uses it."""
         self.why = self.why or "it was closed"
         self.staging.close()
         free = None
@@ -113,6 +110,8 @@ class StagingChannel:
 
 
 def parts(frame: Frame, half_bytes: int) -> list[range]:
-    """Returns which blocks of ``frame`` go in which message: as many as half the staging memory holds."""
+    """Returns, for each message, the range of blocks of ``frame`` that it carries: as many as fit into
+    ``half_bytes``.
+    """
     most, count = half_bytes // frame.unit, len(frame.blocks)
     return [range(at, min(at + most, count)) for at in range(0, count, most)]

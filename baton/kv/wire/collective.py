@@ -1,4 +1,4 @@
-"""Receives by the nccl transport: keeps channels for their senders, and one incoming stream for each stream.
+"""Receives streams by the nccl transport, and keeps channels for their senders.
 
 Knows nothing of what frames mean, and imports no torch (nccl.py says how it works).
 """
@@ -31,9 +31,7 @@ JOINING_S = 90.0  # seconds for a stream to show a lease, because a sender's mov
 
 
 class NcclServer(SocketServer):
-    """Listens for streams of the nccl transport and keeps the receiving ends of channels while senders use
-    them.
-    """
+    """Receives streams by the nccl transport and keeps their channels while senders use them."""
 
     idle_s = JOINING_S
 
@@ -54,7 +52,7 @@ class NcclServer(SocketServer):
         mover.serve(host, meeting, at_once)
 
     def close(self) -> None:
-        """Stops listening, breaks every stream and leaves every channel."""
+        """Stops listening, breaks every stream and closes every channel and the mover."""
         super().close()
         for channel in self._channels.values():
             channel.leave()
@@ -63,7 +61,9 @@ class NcclServer(SocketServer):
         self._meeting.close()
 
     def enter(self, inlet: Inlet, said: bytes, fds: list[int]) -> IncomingStream:
-        """Returns a new stream on a channel that is in step with its sender's. Raises CorruptFrame."""
+        """Returns a new stream for the hello ``said``, on a channel whose message count equals its sender's. Raises
+        CorruptFrame.
+        """
         magic, version, _, pages, stream_id = HELLO.unpack(said)
         if magic != MAGIC or version != VERSION:
             raise CorruptFrame(f"not a handoff of this protocol: {said[:8]!r}", "hello")
@@ -100,18 +100,20 @@ class NcclServer(SocketServer):
 
 
 class ExpectedMessage(msgspec.Struct):
-    """Announces a message: some blocks of a frame. ``places`` and ``checksums`` are those of the whole frame."""
+    """An announced message, which carries some blocks of a frame. ``places`` and ``checksums`` are those of the
+    whole frame.
+    """
 
     frame: Frame
     incoming: NcclIncomingStream
-    blocks: range
-    is_last: bool
+    blocks: range  # indices, in the frame, of the blocks it carries
+    is_last: bool  # of its frame
     places: list[memoryview]
     checksums: list[int]
 
 
 class ReceivingChannel(StagingChannel):
-    """Receives on a channel: messages that were announced, in order, at most two of them under way."""
+    """The receiving end of a channel: receives announced messages in order, at most two at a time."""
 
     def __init__(self, mover: MoverClient, join: JoinChannel, half_bytes: int, pages: DevicePages | None) -> None:
         self.incoming: NcclIncomingStream | None = None
@@ -129,7 +131,7 @@ class ReceivingChannel(StagingChannel):
         self._post()
 
     def hear(self, message: ChannelJoined | MoveDone | ChannelBroken) -> None:
-        """Takes a report of the mover; ``MoveDone`` says that a message lies in its half of the staging
+        """Handles a report of the mover; ``MoveDone`` says that a message is complete in its half of the staging
         memory.
         """
         super().hear(message)
@@ -155,7 +157,7 @@ class ReceivingChannel(StagingChannel):
 
 
 class NcclIncomingStream(IncomingStream):
-    """Takes a stream whose blocks come over a channel."""
+    """Receives a stream whose blocks come over a channel."""
 
     def __init__(self, accept: Accept, server: SocketServer, stream_id: bytes, channel: ReceivingChannel) -> None:
         super().__init__(accept, server, stream_id)
@@ -164,8 +166,8 @@ class NcclIncomingStream(IncomingStream):
         self._out += READY
 
     def fetch(self, frame: Frame) -> int:
-        """Announces the blocks of ``frame`` to the channel; later frames without blocks wait for them. Raises
-        CorruptFrame.
+        """Announces the blocks of ``frame`` to the channel; later frames without blocks wait for them. Returns 1.
+        Raises CorruptFrame.
         """
         if not frame.blocks or not 0 < frame.unit <= self._channel.half_bytes:
             raise CorruptFrame(f"blocks of {frame.unit} bytes are no messages of this channel", "unit")
@@ -173,9 +175,9 @@ class NcclIncomingStream(IncomingStream):
         return 1
 
     def arrived(self, expected: ExpectedMessage, number: int) -> asyncio.Future[list[int]] | None:
-        """Copies each block of message ``number`` into its place, unless the stream has ended.
+        """Copies each block of message ``number`` to its place, unless the stream has ended.
 
-        Returns a future of a copy that the card makes, or None where the copy is done.
+        Returns a future of the copy if the GPU makes it, None if it is complete.
         """
         if not self.ended and expected.blocks.start == 0:
             expected.places += self.sink.place(expected.frame) or ()
@@ -195,7 +197,9 @@ class NcclIncomingStream(IncomingStream):
     def _on_card(
         self, expected: ExpectedMessage, number: int, here: Sequence[memoryview]
     ) -> asyncio.Future[list[int]] | None:
-        """The card's copy into our engine's pages there, and behind it into the host's; None: they go elsewhere."""
+        """Starts the GPU's copy into our engine's pages there and then the host's; returns None if the blocks'
+        places have no GPU pages.
+        """
         pages, unit = self._channel.pages, expected.frame.unit
         if pages is None or not pages.takes(unit) or not (to := pages.twins(expected.places)):
             return None
@@ -216,7 +220,7 @@ class NcclIncomingStream(IncomingStream):
             self._count(expected, copied.result(), True)
 
     def _broke(self, error: ConfigError) -> None:
-        """The card failed: the stream breaks, so that its sender looks for another way."""
+        """Breaks the stream because the GPU failed, so that its sender looks for another transport."""
         log.error("a handoff by nccl broke: %s", error.message)
         self.abort()
 
@@ -226,18 +230,18 @@ class NcclIncomingStream(IncomingStream):
             self.has_landed(expected.frame, expected.checksums, resident)
 
     def settle(self) -> None:
-        """Waits until the card's copies of this stream are done, whatever becomes of them."""
+        """Waits until the GPU's copies of this stream have ended, successfully or not."""
         if self._copying and self._channel.pages is not None:
             self._channel.pages.copier.settle()
 
     def over(self) -> None:
-        """Frees the channel for another stream once the last lane is closed."""
+        """Frees the channel for another stream; called once the last lane is closed."""
         if self._channel.incoming is self:
             self._channel.incoming = None
             self._channel.used = asyncio.get_running_loop().time()
 
 
 def _ready(sock: socket.socket) -> bool:
-    """As for tcp: a lease's random id is what opens it."""
+    """Lets anyone connect, as tcp does: what is required is a lease's random id."""
     notice_dead_peers(sock)
     return True

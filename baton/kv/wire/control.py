@@ -19,27 +19,23 @@ P = TypeVar("P", bound=Message)
 
 
 class Opening(msgspec.Struct, frozen=True):
-    """Holds what a sender says first: who it is and what will come. ``tail_tokens`` (1 to 16) are in the last
-    block.
-    """
+    """The contents of a sender's first frame: who it is and what it will send."""
 
     request_id: str
     layout: KvLayout
-    sender: str
+    sender: str  # the sender's worker id
     total_blocks: int
-    tail_tokens: int
+    tail_tokens: int  # tokens in the last block, at least 1
     model_id: str
     fingerprint: str
     adapter_id: str = ""
 
 
 class Closing(msgspec.Struct, frozen=True):
-    """Holds what a sender says last: the first token, and how many prompt tokens it found instead of
-    computing.
-    """
+    """The contents of a sender's last frame."""
 
-    first: TokenRun
-    cached_tokens: int
+    first: TokenRun  # the first generated token or tokens
+    cached_tokens: int  # prompt tokens that were found in a cache instead of computed
 
 
 def _parse(message: P, body: bytes | bytearray | memoryview) -> P:

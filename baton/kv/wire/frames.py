@@ -12,21 +12,22 @@ A frame with blocks (BLOCK, PROBE) has ``count`` of them, each of ``unit`` bytes
     index u32 · hash 32 bytes · checksum u64 (xxh3-64 of that block's bytes)     count times
     offset u64 in the sender's memory                                            count times, only with ELSEWHERE
 
-and the blocks' bytes follow the body, or lie ELSEWHERE. So a receiver that has read a body knows for certain where
-each block goes before the block's bytes come, and can let them land there. With TRAILING (version 2 of the frames,
-which a sender writes only to a receiver that said it reads it) the table has no checksums. They are the trailer,
+and the blocks' bytes follow the body, or are ELSEWHERE. So a receiver that has read and verified a body knows each
+block's place before its bytes come, and can receive them there. With TRAILING (version 2 of the frames, which a
+sender writes only to a receiver that said it reads it) the table has no checksums. They are the trailer,
 
     checksum u64 (xxh3-64 of that block's bytes)                                 count times
 
-behind the blocks' bytes, so that a sender hashes what is on its way already.
+after the blocks' bytes, so that a sender can hash bytes while they are being sent.
 
 Any other frame has count 0 and a body of ``unit`` bytes: protobuf in OPEN, COMMIT and ERROR (control.py). ACK names
-in ``subject`` the kind it acknowledges, and carries block indices as u32 when that is BLOCK. END says goodbye.
-GREETING is what a receiver says first to a sender that asked (sending.py): ``subject`` is the version it reads.
+in ``subject`` the kind it acknowledges, and carries block indices as u32 if that is BLOCK. END ends the stream.
+GREETING is a receiver's first frame to a sender that asked for it (sending.py): ``subject`` is the version it
+reads.
 
 ``sequence`` is the number of frames with blocks that the sender had sent before, over all lanes of the stream. In a
-frame with blocks ``subject`` is the number of frames without blocks before it; senders of version 1 say 0. By these
-two a receiver knows that a frame has overtaken others that went on another lane.
+frame with blocks ``subject`` is the number of frames without blocks before it; senders of version 1 send 0. By
+these two numbers a receiver recognizes a frame that has overtaken others on another lane.
 """
 
 from __future__ import annotations
@@ -50,13 +51,13 @@ NO_HASH = bytes(HASH_BYTES)
 ACK_NOW = 1  # flag: the sender waits for the acknowledgement of this frame and of those before it
 ELSEWHERE = 2  # flag: the blocks' bytes are in the sender's memory, at the offsets in the body
 TRAILING = 4  # flag: the blocks' checksums follow their bytes
-RESIDENT = 128  # flag between a handoff and its stream, never on the wire: the device's pages hold the blocks, too
+RESIDENT = 128  # flag between a handoff and its stream, never on the wire: the device's pages also hold the blocks
 NEWEST = 2  # the newest version of the frames that this build reads and writes
 TRAILING_SINCE = 2  # the version that brought TRAILING and GREETING
 MAX_BLOCKS = 1024  # blocks of one frame, because one scatter read of Linux takes as many buffers
 MAX_BODY_BYTES = 1 << 20  # bytes of a frame's body, so that a wrong header can't ask for gigabytes
 MOST_COUNTED = 0xFFFF  # the largest count of frames without blocks, because it goes into a u16
-PIECE_BYTES = 256 << 10  # bytes read and hashed at a time, because the CPU's cache still holds so many
+PIECE_BYTES = 256 << 10  # bytes read and hashed at a time, few enough to stay in the CPU's cache
 
 _HEADER = struct.Struct("<4sBBHHHI16sIIQQ")
 _CHECKSUM = struct.Struct("<Q")
@@ -67,16 +68,16 @@ Bytes = bytes | bytearray | memoryview
 
 
 class Kind(IntEnum):
-    """Names what a frame is for."""
+    """Names the kinds of frames."""
 
-    OPEN = 1
-    BLOCK = 2
-    COMMIT = 3
-    ACK = 4
-    ERROR = 5
-    PROBE = 6
-    END = 7
-    GREETING = 8
+    OPEN = 1  # first of a handoff: who sends what
+    BLOCK = 2  # KV blocks
+    COMMIT = 3  # last of a handoff, with the first token
+    ACK = 4  # acknowledges a frame
+    ERROR = 5  # the receiver refuses the handoff
+    PROBE = 6  # blocks that are received and dropped, to measure a transport
+    END = 7  # orderly end of a stream
+    GREETING = 8  # the version of the frames that the receiver reads
 
 
 KINDS = frozenset(int(kind) for kind in Kind)
@@ -84,19 +85,22 @@ WITH_BLOCKS = frozenset((int(Kind.BLOCK), int(Kind.PROBE)))
 
 
 class Block(msgspec.Struct, frozen=True, array_like=True):
-    """Holds one entry of a frame's table: which block it is, and the checksum of its bytes as sent.
+    """One entry of a frame's table of blocks.
 
-    A sender leaves ``checksum`` None where the transport is to compute it (base.py). A decoded block has it, unless
-    it is still to come behind the blocks' bytes.
+    ``checksum`` is the xxh3-64 of the block's bytes as sent; None if the transport is to compute it (base.py), or
+    if it will follow the blocks' bytes.
     """
 
-    index: int
-    hash: bytes
+    index: int  # of the block in its prompt
+    hash: bytes  # the 32-byte block hash
     checksum: int | None = None
 
 
 class Frame(msgspec.Struct, frozen=True):
-    """Holds a decoded frame; the blocks' bytes go beside it. ``body`` borrows the bytes it was decoded from."""
+    """A decoded frame, without the blocks' bytes. ``body`` is a view of the bytes that it was decoded from.
+
+    The module docstring describes the header's fields.
+    """
 
     kind: Kind
     lease: bytes = NO_LEASE
@@ -107,35 +111,33 @@ class Frame(msgspec.Struct, frozen=True):
     flags: int = 0
     subject: int = 0
     sequence: int = 0
-    unit: int = 0
+    unit: int = 0  # bytes of each block
     blocks: tuple[Block, ...] = ()
-    offsets: tuple[int, ...] = ()
+    offsets: tuple[int, ...] = ()  # bytes from the begin of the sender's memory, of each block
 
     @property
     def wants_ack(self) -> bool:
-        """Tells whether the sender waits for an acknowledgement."""
+        """Returns whether the sender waits for an acknowledgement."""
         return bool(self.flags & ACK_NOW)
 
     @property
     def elsewhere(self) -> bool:
-        """Tells whether the blocks' bytes lie in the sender's memory instead of following the frame."""
+        """Returns whether the blocks' bytes lie in the sender's memory instead of following the frame."""
         return bool(self.flags & ELSEWHERE)
 
     @property
     def trailing(self) -> bool:
-        """Tells whether the blocks' checksums follow their bytes."""
+        """Returns whether the blocks' checksums follow their bytes."""
         return bool(self.flags & TRAILING) and self.kind in WITH_BLOCKS
 
     @property
     def resident(self) -> bool:
-        """Tells whether the device's pages hold the blocks, at the offsets that they have in the host's
-        pages.
-        """
+        """Returns whether the device's pages hold the blocks, at the same offsets as the host's pages."""
         return bool(self.flags & RESIDENT) and len(self.offsets) == len(self.blocks)
 
     @property
     def sealed(self) -> bool:
-        """Tells whether every block has its checksum."""
+        """Returns whether every block has its checksum."""
         return all(block.checksum is not None for block in self.blocks)
 
     def seal(self, checksums: Sequence[int]) -> Frame:
@@ -145,16 +147,16 @@ class Frame(msgspec.Struct, frozen=True):
 
 
 class Digest(Protocol):
-    """Computes a checksum of bytes that come piece by piece."""
+    """Computes a checksum of bytes that are given piece by piece."""
 
     def update(self, data: Bytes, /) -> None:
-        """Adds the next bytes."""
+        """Adds the next bytes to the checksum."""
 
     def intdigest(self) -> int:
         """Returns the checksum of all bytes added since the last ``reset``."""
 
     def reset(self) -> None:
-        """Begins anew."""
+        """Forgets all bytes added so far."""
 
 
 def checksum(data: Bytes) -> int:
@@ -168,7 +170,7 @@ def digest() -> Digest:
 
 
 def encode(frame: Frame) -> bytes:
-    """Returns header and body; the blocks' bytes are to follow unless they are ELSEWHERE."""
+    """Returns the header and body of ``frame``; the blocks' bytes, unless they are ELSEWHERE, have to follow."""
     count, unit, body = len(frame.blocks), frame.unit, frame.body
     if frame.kind in WITH_BLOCKS:
         body = _table(frame)
@@ -194,8 +196,8 @@ def encode(frame: Frame) -> bytes:
 
 
 def body_bytes(header: Bytes) -> int:
-    """Returns the size of the body that follows. Raises CorruptFrame if the header isn't as sent, or says what
-    can't be.
+    """Returns the size in bytes of the body after ``header``. Raises CorruptFrame if the header is damaged or
+    exceeds the protocol's limits.
     """
     magic, kind, flags, *_, count, unit, _sequence, _sum = _HEADER.unpack_from(header)
     if magic != MAGIC or kind not in KINDS:
@@ -209,8 +211,8 @@ def body_bytes(header: Bytes) -> int:
 
 
 def decode(data: Bytes) -> Frame:
-    """Returns the frame whose header and body are exactly ``data``. Raises CorruptFrame if one bit is not as
-    sent.
+    """Returns the frame whose header and body are exactly ``data``. Raises CorruptFrame if they are damaged or of
+    another size.
     """
     view = memoryview(data)
     if len(view) < HEADER_BYTES:
@@ -237,22 +239,24 @@ def trailer(checksums: Sequence[int]) -> bytes:
 
 
 def trailer_bytes(frame: Frame) -> int:
-    """Returns the size of the trailer that follows the blocks of ``frame``; 0 for a frame without one."""
+    """Returns the size in bytes of the trailer after the blocks of ``frame``; 0 for a frame without one."""
     return _CHECKSUM.size * len(frame.blocks) if frame.trailing else 0
 
 
 def with_trailer(frame: Frame, data: Bytes) -> Frame:
-    """Returns a TRAILING frame with the checksums from ``data``, the trailer that followed its blocks."""
+    """Returns TRAILING frame ``frame`` with the checksums from its trailer ``data``."""
     return frame.seal(struct.unpack(f"<{len(frame.blocks)}Q", data))
 
 
 def message(frame: Frame, payload: Sequence[Bytes] = ()) -> bytes:
-    """Returns header, body and blocks' bytes in one piece; each byte is copied once."""
+    """Returns header, body and blocks' bytes in one piece, copying each byte once. The blocks must have their
+    checksums.
+    """
     return b"".join((encode(frame), *payload))
 
 
 def split(data: Bytes) -> tuple[Frame, list[memoryview]]:
-    """Returns a message's frame and views of its blocks' bytes, neither copied nor verified. Raises
+    """Returns the frame of a message and views of its blocks' bytes, whose checksums are not verified. Raises
     CorruptFrame.
     """
     view = memoryview(data)
@@ -269,7 +273,7 @@ def split(data: Bytes) -> tuple[Frame, list[memoryview]]:
 
 
 def check_blocks(frame: Frame, checksums: Sequence[int]) -> None:
-    """Raises CorruptFrame unless every block's bytes have the checksum that its sender gave."""
+    """Raises CorruptFrame unless ``checksums``, computed from the received bytes, equal those of the sender."""
     for block, got in zip(frame.blocks, checksums, strict=True):
         if block.checksum != got:
             raise CorruptFrame(f"block {block.index} was damaged on the way: its checksum differs", "checksum")
@@ -286,7 +290,9 @@ def _table(frame: Frame) -> bytes:
 
 
 def ack(of: Frame, blocks: Iterable[int] = ()) -> bytes:
-    """Returns the encoded acknowledgement of the frame ``of``, or of the blocks numbered ``blocks``."""
+    """Returns the encoded acknowledgement of frame ``of``; if that is a BLOCK frame, of the block indices
+    ``blocks``.
+    """
     indices = tuple(blocks)
     return encode(
         Frame(
@@ -302,7 +308,7 @@ def ack(of: Frame, blocks: Iterable[int] = ()) -> bytes:
 
 
 def acked_blocks(frame: Frame) -> tuple[int, ...]:
-    """Returns the block indices that an ACK of BLOCK frames names. Raises CorruptFrame."""
+    """Returns the block indices in ``frame``, an ACK of BLOCK frames. Raises CorruptFrame."""
     if len(frame.body) % 4:
         raise CorruptFrame("an ACK's body must be u32 block indices", "body")
     return struct.unpack(f"<{len(frame.body) // 4}I", frame.body)

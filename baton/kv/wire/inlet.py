@@ -1,7 +1,6 @@
-"""Reads one incoming connection of the socket transports: bytes to frames, blocks' bytes straight into their
-places.
+"""Reads one incoming connection of the socket transports: decodes frames, receives blocks directly in their places.
 
-Knows nothing of listening, of other lanes or of what frames mean; its ``IncomingStream`` takes what it reads.
+Knows nothing of listening, of other lanes or of what frames mean; it passes them to its ``IncomingStream``.
 """
 
 from __future__ import annotations
@@ -25,20 +24,21 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("baton.kv")
 
-TURN_BYTES = 1 << 20  # bytes read in one turn of the event loop, so that others get their turn
+TURN_BYTES = 1 << 20  # bytes read in one turn of the event loop, so that other tasks get theirs
 MAX_VECTORS = 64  # places of one scatter read
 HELLO_S = 5.0  # seconds that a connection has for its hello
-# Seconds that a frame may stay overtaken by another lane's; one in flight takes less than a round trip.
+# Seconds that a frame waits for those before it on other lanes, which normally takes less than a round trip.
 OVERTAKEN_S = 5.0
-# Bytes of a frame's body before a lease was shown: an OPEN has some hundred, a full table of blocks 52 KiB.
+# Most bytes of a frame's body before a lease was shown; an OPEN has some hundred, a full table of blocks 52 KiB.
 STRANGERS_BODY_BYTES = 64 << 10
 _RESET = struct.pack("ii", 1, 0)  # SO_LINGER: close with a reset
 
 
 class Landing:
-    """Tracks the blocks of one frame on their way into their places, in order, and hashes them piece by piece.
+    """Tracks the blocks of one frame while they are received in their ``places``, in order, and hashes them piece
+    by piece.
 
-    The checksums that they should have came with the frame, or follow the blocks' bytes.
+    The sender's checksums came with the frame, or follow the blocks' bytes.
     """
 
     def __init__(self, frame: Frame, places: Sequence[memoryview]) -> None:
@@ -52,16 +52,16 @@ class Landing:
 
     @property
     def done(self) -> bool:
-        """Tells whether every byte is in."""
+        """Returns whether every byte has been received."""
         return len(self.checksums) == len(self._places) and self._trailed == len(self._trailer)
 
     @property
     def frame(self) -> Frame:
-        """Returns the frame with its checksums; only valid once ``done``."""
+        """Returns the frame with the sender's checksums; valid only once ``done``."""
         return frames.with_trailer(self._frame, self._trailer) if self._frame.trailing else self._frame
 
     def room(self) -> list[memoryview]:
-        """Returns the views that the next bytes go to, in order."""
+        """Returns the views into which the next bytes are to be received, in order."""
         first, unit = len(self.checksums), self._frame.unit
         if first == len(self._places):
             return [self._trailer[self._trailed :]]
@@ -74,7 +74,9 @@ class Landing:
         return views
 
     def advance(self, count: int) -> None:
-        """Records that ``count`` bytes were read into ``room``, and hashes the blocks that they complete."""
+        """Records that ``count`` bytes were received in the views of ``room``, and hashes the blocks that are
+        complete.
+        """
         unit = self._frame.unit
         while count:
             if len(self.checksums) == len(self._places):
@@ -95,7 +97,7 @@ class Landing:
 
 
 class Inlet:
-    """Reads the frames of one connection, one after the other."""
+    """Reads the frames of one incoming connection, one after the other."""
 
     def __init__(self, sock: socket.socket, server: SocketServer) -> None:
         self.incoming: IncomingStream | None = None
@@ -111,7 +113,7 @@ class Inlet:
         asyncio.get_running_loop().call_later(HELLO_S, self._expect_hello)
 
     def close(self, reset: bool = False) -> None:
-        """Closes the connection at once. With ``reset`` its peer sees a broken stream even where nothing was in
+        """Closes the connection at once. With ``reset`` its peer sees a broken stream even if nothing was in
         flight.
         """
         if self._closed:
@@ -131,8 +133,8 @@ class Inlet:
             self.close(reset=True)
 
     def release(self) -> None:
-        """Takes a frame that was held back, if those sent before it have come on other lanes or nobody wants it any
-        more.
+        """Processes a frame that was held back, if those sent before it have come on other lanes; drops it if the
+        stream has ended.
         """
         frame, incoming = self._held, self.incoming
         if frame is None or incoming is None or self._closed:
@@ -145,7 +147,7 @@ class Inlet:
             self.look_again()
 
     def _hold(self, frame: Frame, incoming: IncomingStream) -> None:
-        """Until those before it are in. Nothing is read on this lane meanwhile: one frame is all that is kept."""
+        """Holds ``frame`` back until those before it have come, and reads nothing more on this lane meanwhile."""
         self._held = frame
         self._server.poller.reads(self.sock.fileno(), None)
         if frame.kind in frames.WITH_BLOCKS and incoming.overtook(frame):
@@ -158,7 +160,7 @@ class Inlet:
             )
 
     def look_again(self) -> None:
-        """Schedules another read if bytes wait where no epoll tells of them."""
+        """Schedules another read if decrypted bytes wait in the socket, which no epoll reports."""
         if not self._closed and self._held is None and holds_bytes(self.sock):
             asyncio.get_running_loop().call_soon(self._readable)
 
@@ -168,7 +170,7 @@ class Inlet:
             self.look_again()
 
     def _guarded(self, act: Callable[[], object]) -> None:
-        """Whatever fails ends this stream alone."""
+        """Calls ``act``; any failure ends this stream alone."""
         try:
             act()
         except (BlockingIOError, InterruptedError):
@@ -194,7 +196,7 @@ class Inlet:
             left -= count
 
     def _step(self) -> int:
-        """Read once; how many bytes were dealt with, 0 at the end."""
+        """Reads once; returns how many bytes were processed, 0 at the end."""
         if self.incoming is not None and self.incoming.ended:
             return len(self.sock.recv(PIECE_BYTES))  # what was in flight then: unread, it would reset our replies
         if self._landing is not None:
@@ -223,7 +225,9 @@ class Inlet:
         return len(data)
 
     def _complete(self) -> int:
-        """The bytes wanted are in: a hello, a header, or a header with its body. Bytes fetched besides."""
+        """Handles a complete hello, header, or header with its body; returns how many bytes were fetched from
+        elsewhere.
+        """
         if self.incoming is None:
             self.incoming = self._server.enter(self, bytes(self._buffer[: self._want]), self._fds)
         elif self._want == HEADER_BYTES and (body := frames.body_bytes(self._buffer)):

@@ -1,16 +1,16 @@
-"""Sets the TCP options by which a dead peer is noticed. Knows nothing of what the connection carries."""
+"""Sets TCP options to detect dead peers soon. Knows nothing of what the connection carries."""
 
 from __future__ import annotations
 
 import socket
 
 KEEPALIVE_S = 5  # seconds between probes of an idle connection
-STUCK_MS = 15_000  # milliseconds after which sent bytes that nobody acknowledged break the connection
+STUCK_MS = 15_000  # milliseconds that sent bytes may stay unacknowledged before the connection breaks
 
 
 def notice_dead_peers(sock: socket.socket) -> None:
-    """Makes small frames leave at once, and a host that is gone or takes nothing a broken stream within
-    seconds.
+    """Sets TCP options of ``sock``: small frames are sent at once, and a dead or stuck peer breaks the connection
+    within 15 seconds.
     """
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)

@@ -1,7 +1,7 @@
-"""Runs the mover process for the I/O process: starts it, speaks with it, and starts it again if it dies.
+"""Runs the mover, the process that calls torch.distributed for the nccl transport; restarts it if it dies.
 Torch-free.
 
-Knows nothing of frames or pages. Staging memory is shared with the mover; whoever opened a channel copies between
+Knows nothing of frames or pages. Staging memory is shared with the mover; the channel's owner copies between
 staging and pages.
 """
 
@@ -21,15 +21,15 @@ from baton.protos.errors import WorkerLost
 from baton.protos.nouns import SharedPages
 
 MAX_MESSAGE = 64 << 10  # bytes of one message between the I/O process and its mover
-LINGER_S = 30.0  # seconds that an unused mover is kept: a preflight comes before its use
+LINGER_S = 30.0  # seconds that an unused mover is kept, because a preflight precedes its use
 
 
 class _Message(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """Between the I/O process and its mover."""
+    """A message between the I/O process and its mover."""
 
 
 class ServeRendezvous(_Message, frozen=True):
-    """Asks the mover to be the meeting point of our receivers' channels; the listening socket comes beside the
+    """Asks the mover to host the rendezvous of our receivers' channels; the listening socket is sent with the
     message.
     """
 
@@ -38,10 +38,11 @@ class ServeRendezvous(_Message, frozen=True):
 
 
 class JoinChannel(_Message, frozen=True):
-    """Asks the mover to open ``channel`` as ``rank`` of group ``group``, which meets at ``host:port``.
+    """Asks the mover to open ``channel`` as ``rank`` of process group ``group``, whose rendezvous is at
+    ``host:port``.
 
-    The descriptor of the staging memory comes beside the message. ``device`` is staging on our card instead, which
-    only a group of NCCL's can move.
+    The descriptor of the staging memory is sent with the message. ``device`` is staging memory on our GPU instead,
+    which only NCCL can send.
     """
 
     channel: str
@@ -49,14 +50,14 @@ class JoinChannel(_Message, frozen=True):
     rank: int
     host: str
     port: int
-    own_host: str
+    own_host: str  # our address on the network of the connection
     staging_bytes: int
     device: SharedPages | None = None
 
 
 class MoveBytes(_Message, frozen=True):
-    """Asks the mover to send or receive ``size`` bytes of staging from ``offset`` on; ``MoveDone`` answers with
-    ``number``.
+    """Asks the mover to send or receive ``size`` bytes of staging memory from byte ``offset``; ``MoveDone`` answers
+    with ``number``.
     """
 
     channel: str
@@ -66,33 +67,33 @@ class MoveBytes(_Message, frozen=True):
 
 
 class LeaveChannel(_Message, frozen=True):
-    """Asks the mover to close ``channel`` after what was asked before."""
+    """Asks the mover to close ``channel`` after earlier requests."""
 
     channel: str
 
 
 class ChannelJoined(_Message, frozen=True):
-    """Reports that both ends of a channel are there."""
+    """Reports that both ends of a channel have joined it."""
 
     channel: str
 
 
 class MoveDone(_Message, frozen=True):
-    """Reports that one ``MoveBytes`` is over."""
+    """Reports that the ``MoveBytes`` of that ``number`` is complete."""
 
     channel: str
     number: int
 
 
 class ChannelBroken(_Message, frozen=True):
-    """Reports that the channel is closed because the peer is gone, or didn't come."""
+    """Reports that the channel is closed because the peer is gone, or didn't join."""
 
     channel: str
     why: str
 
 
 class ChannelLeft(_Message, frozen=True):
-    """Reports, as the last message of a channel, that the mover has let go of its staging memory."""
+    """Reports, as the last message of a channel, that the mover no longer uses its staging memory."""
 
     channel: str
 
@@ -103,7 +104,7 @@ Listener = Callable[[ChannelJoined | MoveDone | ChannelBroken], None]
 
 
 class MoverClient:
-    """Speaks with one mover process, which starts with the first message and ends with ``close``."""
+    """Controls one mover process, which is started on demand and ends with ``close``."""
 
     def __init__(self) -> None:
         self.pid = 0
@@ -116,7 +117,8 @@ class MoverClient:
         self._decode = msgspec.msgpack.Decoder(FromMover).decode
 
     def serve(self, host: str, sock: socket.socket, at_once: bool = True) -> None:
-        """Has receivers' channels meet at ``sock``, which listens, also after the mover was started anew.
+        """Makes the mover host the rendezvous of receivers' channels at listening socket ``sock``, also after a
+        restart.
 
         The mover starts now (``at_once``) or with the first channel.
         """
@@ -125,18 +127,20 @@ class MoverClient:
             self._send(*self._serving_message())
 
     def join(self, join: JoinChannel, staging: PageMemory, listener: Listener) -> None:
-        """Opens a channel; ``listener`` gets its reports until it is broken or left."""
+        """Opens the channel of ``join``; ``listener`` gets its reports until it is broken or left. Raises
+        WorkerLost.
+        """
         self._listeners[join.channel], self._held[join.channel] = listener, None
         self._send(join, staging.fd)
 
     def move(self, move: MoveBytes) -> None:
-        """Moves the next bytes on a channel."""
+        """Sends or receives the next message of a channel. Raises WorkerLost if the mover died."""
         self._send(move)
 
     def leave(self, channel: str, let_go: Callable[[], None] | None = None) -> None:
-        """Closes a channel, of which nobody hears from now on.
+        """Closes a channel, whose listener gets no more reports.
 
-        ``let_go`` is called once the mover has nothing of the channel's staging memory any more.
+        ``let_go`` is called once the mover no longer uses the channel's staging memory.
         """
         if let_go is not None and channel in self._held:
             self._held[channel] = let_go
@@ -147,7 +151,7 @@ class MoverClient:
                 self._send(LeaveChannel(channel))
 
     def close(self) -> None:
-        """Ends the mover; every channel is broken."""
+        """Ends the mover process; every channel breaks."""
         self._serving = None
         self._lost("the transport was closed")
 
@@ -229,7 +233,7 @@ class MoverClient:
 
 
 class _Lent:
-    """One mover for all senders of an event loop, kept a while after the last: a preflight comes before its use."""
+    """A mover shared by all senders of an event loop, kept for a while after its last user."""
 
     def __init__(self) -> None:
         self.mover, self.users = MoverClient(), 0
@@ -239,16 +243,14 @@ _lent: dict[asyncio.AbstractEventLoop, _Lent] = {}
 
 
 def borrow() -> MoverClient:
-    """Returns the mover that all senders of the running loop share. Call ``give_back`` when it is no longer
-    needed.
-    """
+    """Returns the mover that all senders of the running loop share. Call ``give_back`` when it is not needed."""
     lent = _lent.setdefault(asyncio.get_running_loop(), _Lent())
     lent.users += 1
     return lent.mover
 
 
 def give_back() -> None:
-    """Ends one use of the running loop's mover, which ends some time after its last user."""
+    """Ends one use of the running loop's shared mover, which is closed LINGER_S seconds after its last user."""
     loop = asyncio.get_running_loop()
     lent = _lent[loop]
     lent.users -= 1

@@ -1,8 +1,8 @@
-"""Receives by the nixl transport: reads blocks out of each sender's memory into staging, and copies them to pages.
+"""Receives streams by the nixl transport: reads blocks from senders' memory into staging, copies them to pages.
 
-Knows nothing of what frames mean. A stream reads into two stagings in turn. What lands in pages is copied there on
-the event loop, hashed on its way: a stream that was ended writes nothing more, whatever NIXL still does, and a page
-is never held by a read.
+Knows nothing of what frames mean. A stream reads into two staging buffers in turn. Blocks are copied to pages,
+and hashed, on the event loop: an ended stream writes nothing more, whatever NIXL still does, and no read uses a
+page.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ from baton.protos.errors import BatonError, ConfigError, CorruptFrame
 log = logging.getLogger("baton.kv")
 
 SHOWN = struct.Struct(f"<QQH{MOST_METADATA}s")  # address and bytes of the sender's pages, its agent's metadata
-AT_ONCE = 2  # reads of a stream under way or not yet copied
-STAGING_BYTES = 4 << 20  # bytes of a staging at least, so that frames of other sizes find one
-MOST_WAITING = 4096  # frames of a stream that are kept until they can be read; beyond it nothing more is taken in
-MOST_BYTES = 256 << 20  # bytes of a frame, because a stranger may name any number
+AT_ONCE = 2  # reads of a stream that are in progress or not yet copied
+STAGING_BYTES = 4 << 20  # least bytes of a staging buffer, so that one can be reused for frames of other sizes
+MOST_WAITING = 4096  # frames of a stream that wait for their blocks to be read; then no more are received
+MOST_BYTES = 256 << 20  # bytes of a frame's blocks; a stranger might announce any number
 
 
 class PendingRead(msgspec.Struct):
-    """Holds a frame whose blocks are to be read, what they are read into, and the read, once it began."""
+    """A frame whose blocks are to be read, the buffer for them, and the read once it has begun."""
 
     frame: Frame
     into: Staging | None = None
@@ -44,7 +44,7 @@ class PendingRead(msgspec.Struct):
 
 
 class NixlServer(SocketServer):
-    """Listens for streams of the nixl transport; one reader serves all of them."""
+    """Receives streams by the nixl transport; one reader serves all of them."""
 
     hello_bytes = HELLO.size + SHOWN.size
 
@@ -59,7 +59,9 @@ class NixlServer(SocketServer):
         self.reader.close()
 
     def enter(self, inlet: Inlet, said: bytes, fds: list[int]) -> IncomingStream:
-        """Returns the stream of a connection, whose hello shows the sender's memory. Raises CorruptFrame."""
+        """Returns the stream of a connection whose hello ``said`` describes the sender's memory. Raises
+        CorruptFrame.
+        """
         at, size, length, metadata = SHOWN.unpack(said[HELLO.size :])
         if length > MOST_METADATA:
             raise CorruptFrame(f"{length} bytes of metadata, {MOST_METADATA} at most", "hello")
@@ -67,12 +69,14 @@ class NixlServer(SocketServer):
         return super().enter(inlet, said[: HELLO.size], fds)
 
     def incoming(self, stream_id: bytes, anchor: bool, fds: list[int]) -> IncomingStream:
-        """Returns a new stream over the memory that its hello shows."""
+        """Returns a new stream that reads from the memory that its hello described."""
         return NixlIncomingStream(self._accept, self, stream_id, self.reader, self._remote)
 
 
 class NixlIncomingStream(IncomingStream):
-    """Takes a stream whose blocks are read out of the sender's memory. Frames count in the order they came."""
+    """Receives a stream whose blocks are read from the sender's memory. Frames are reported in the order in which
+    they came.
+    """
 
     def __init__(
         self, accept: Accept, server: SocketServer, stream_id: bytes, reader: NixlReader, remote: Remote
@@ -82,7 +86,9 @@ class NixlIncomingStream(IncomingStream):
         self._coming: deque[PendingRead] = deque()
 
     def fetch(self, frame: Frame) -> int:
-        """Asks for the frame's blocks; they are placed, copied and hashed once they are in. Raises CorruptFrame."""
+        """Starts reading the blocks of ``frame``, which are copied to their places and hashed later; returns their
+        bytes, at least 1. Raises CorruptFrame.
+        """
         if frame.offsets and max(frame.offsets) + frame.unit > self._remote.size:
             raise CorruptFrame("a block lies beyond the sender's memory", "offsets")
         if frame.unit * len(frame.offsets) > MOST_BYTES:
@@ -92,16 +98,16 @@ class NixlIncomingStream(IncomingStream):
         return max(1, frame.unit * len(frame.offsets))
 
     def busy(self) -> bool:
-        """Tells whether frames must wait, because many are still to be read."""
+        """Returns whether further frames must wait, because MOST_WAITING are still to be read."""
         return len(self._coming) >= MOST_WAITING
 
     def over(self) -> None:
-        """Leaves reads that are under way to end by themselves: they write to staging alone."""
+        """Abandons reads in progress; they write only to staging memory, which is reused once they have ended."""
         while self._coming:
             self._leave(self._coming.popleft())
 
     def _go_on(self) -> None:
-        """Counts what is in, in order, and starts the reads behind it."""
+        """Reports frames whose blocks have come, in order, and starts the next reads."""
         try:
             while self._coming and not self.ended and self._is_in(self._coming[0]):
                 self._land(self._coming.popleft())
@@ -144,7 +150,7 @@ class NixlIncomingStream(IncomingStream):
         pending.done.add_done_callback(lambda _: self._go_on())
 
     def _leave(self, pending: PendingRead) -> None:
-        """Its staging is another read's once this one has ended."""
+        """Gives the read's staging back once the read has ended."""
         into, done = pending.into, pending.done
         if into is None or done is None:
             return

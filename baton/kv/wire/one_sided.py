@@ -1,12 +1,12 @@
-"""Reads other processes' registered memory by NIXL (https://github.com/ai-dynamo/nixl): an agent, and its reads.
+"""Reads other processes' registered memory by NIXL (https://github.com/ai-dynamo/nixl).
 
 Knows nothing of frames or streams. NIXL is optional (``pip install 'baton-serve[nixl]'``); it is loaded with the
-first agent, and what it raises becomes a ConfigError here. Agents run UCX, which finds the network by itself
-(UCX_TLS, UCX_NET_DEVICES), with a progress thread of NIXL's own: over TCP the *owner* of memory must make progress
-for somebody else's read, and the owner's event loop knows of none.
+first agent, and its exceptions become ConfigErrors. Agents run UCX, which finds the network by itself (UCX_TLS,
+UCX_NET_DEVICES), with NIXL's progress thread: over TCP the *owner* of memory must make progress for another's read,
+of which the owner's event loop doesn't know.
 
 All calls that read are made by one thread per agent, because the first one to a peer connects, which takes seconds;
-the event loop hears of an end by a future.
+a future tells the event loop that a read has ended.
 """
 
 from __future__ import annotations
@@ -32,22 +32,22 @@ log = logging.getLogger("baton.kv")
 API = "nixl._api"
 EXTRA = "install it with pip install 'baton-serve[nixl]', or take another kv_transport"
 PROGRESS_THREAD = True
-POLL_S = 0.0002  # seconds between two looks at reads under way, because NIXL offers no descriptor to wait on
+POLL_S = 0.0002  # seconds between two checks of reads in progress, because NIXL offers no descriptor to wait on
 MOST_METADATA = (
     3072  # bytes of an agent's metadata, because a hello carries them; a network device takes some hundred
 )
-ABANDONED_S = 20.0  # seconds after which a read that nobody waits for is given up
+ABANDONED_S = 20.0  # seconds after which a cancelled read that hasn't ended is given up
 
 Piece = tuple[int, int]  # address, bytes
 
 
 def installed() -> bool:
-    """Returns whether NIXL can be loaded here."""
+    """Returns whether the NIXL package is installed."""
     return importlib.util.find_spec("nixl") is not None
 
 
 def library() -> ModuleType:
-    """Returns NIXL's Python interface. Raises ConfigError where it isn't installed or can't be loaded."""
+    """Returns NIXL's Python module. Raises ConfigError if it isn't installed or can't be loaded."""
     try:
         return importlib.import_module(API)
     except Exception as error:  # a library of it that is missing is an OSError, and its own checks raise others
@@ -55,7 +55,9 @@ def library() -> ModuleType:
 
 
 class NixlAgent:
-    """Owns one agent and what it has registered. Its methods may be called from any thread, one at a time."""
+    """Owns one NIXL agent and the memory registered with it. Its methods may be called from any thread, one at a
+    time.
+    """
 
     def __init__(self) -> None:
         api = library()
@@ -68,7 +70,8 @@ class NixlAgent:
         self._registered: list[Any] = []
 
     def register(self, view: memoryview) -> int:
-        """Lets this agent, and whoever knows it, read and write ``view``. Returns its address.
+        """Registers ``view``, so that anyone who has the agent's metadata can read and write it; returns its
+        address.
 
         Raises ConfigError.
         """
@@ -82,7 +85,9 @@ class NixlAgent:
         return at
 
     def metadata(self) -> bytes:
-        """Returns what others must know to read what is registered. Raises ConfigError where it is too long."""
+        """Returns the agent's metadata, which others need to read its registered memory. Raises ConfigError if it
+        is too long.
+        """
         found = bytes(self._agent.get_agent_metadata())
         if len(found) > MOST_METADATA:
             text = f"kv_transport nixl: {len(found)} bytes describe this host's networks, {MOST_METADATA} at most; "
@@ -90,16 +95,18 @@ class NixlAgent:
         return found
 
     def know(self, metadata: bytes) -> str:
-        """Returns the name of the agent that ``metadata`` is of; its memory may be read from now on."""
+        """Adds the agent that ``metadata`` describes, whose memory can then be read; returns its name."""
         found = self._agent.add_remote_agent(metadata)
         return found.decode() if isinstance(found, bytes) else str(found)
 
     def forget(self, name: str) -> None:
-        """Ends what ``know`` began."""
+        """Removes the agent ``name`` that ``know`` added."""
         self._agent.remove_remote_agent(name)
 
     def start(self, name: str, local: Sequence[Piece], remote: Sequence[Piece]) -> Any:
-        """Starts a read of ``remote`` pieces into ``local`` ones of the same sizes; returns its handle."""
+        """Starts a read of the ``remote`` pieces of agent ``name`` into ``local`` pieces of the same sizes; returns
+        its handle.
+        """
         ours, theirs = (
             self._agent.get_xfer_descs([(at, size, 0) for at, size in of], mem_type="DRAM")
             for of in (local, remote)
@@ -109,7 +116,9 @@ class NixlAgent:
         return handle
 
     def ended(self, handle: Any) -> bool:
-        """Returns whether a read is done, and lets its handle go then. Raises what NIXL does if it failed."""
+        """Returns whether a read has ended, and if so releases its handle. Raises ConfigError or NIXL's own error
+        if the read failed.
+        """
         state = self._agent.check_xfer_state(handle)
         if state == "PROC":
             return False
@@ -119,11 +128,11 @@ class NixlAgent:
         return True
 
     def give_up(self, handle: Any) -> None:
-        """Lets the handle of a read go that isn't done."""
+        """Releases the handle of a read that hasn't ended."""
         self._agent.release_xfer_handle(handle)
 
     def close(self) -> None:
-        """Takes back what is registered."""
+        """Deregisters all memory that ``register`` registered."""
         for descriptions in self._registered:
             self._agent.deregister_memory(descriptions)
         self._registered.clear()
@@ -131,7 +140,7 @@ class NixlAgent:
 
 
 class Staging:
-    """Is registered memory that a read lands in, before it is copied to where it belongs."""
+    """A registered buffer into which blocks are read before they are copied to their places."""
 
     def __init__(self, agent: NixlAgent, size: int) -> None:
         self.size = size
@@ -140,7 +149,7 @@ class Staging:
 
 
 class Remote(NamedTuple):
-    """Says where another process's memory is: its agent's metadata, the address and size of what it shows."""
+    """Identifies another process's memory: its agent's metadata, the address and the size in bytes."""
 
     metadata: bytes
     at: int
@@ -148,7 +157,9 @@ class Remote(NamedTuple):
 
 
 class Read(NamedTuple):
-    """Asks for ``places`` of a remote's memory, each of ``unit`` bytes, side by side in ``into``."""
+    """A request to read the blocks at offsets ``places`` of a remote's memory, ``unit`` bytes each, side by side
+    into ``into``.
+    """
 
     remote: Remote
     places: tuple[int, ...]
@@ -158,7 +169,7 @@ class Read(NamedTuple):
 
 
 class NixlReader:
-    """Reads on a thread of its own, for an event loop that waits for futures. One agent serves all senders."""
+    """Reads remote memory on its own thread and reports to the event loop by futures. One agent serves all."""
 
     def __init__(self) -> None:
         self._agent = NixlAgent()
@@ -171,28 +182,29 @@ class NixlReader:
         self._thread.start()
 
     def staging(self, size: int) -> Staging:
-        """Returns memory of ``size`` bytes or more for a read; ``give_back`` it once nothing is under way to it."""
+        """Returns a buffer of ``size`` bytes or more for a read; pass it to ``give_back`` once no read uses it."""
         for at, found in enumerate(self._idle):
             if found.size >= size:
                 return self._idle.pop(at)
         return Staging(self._agent, size)
 
     def give_back(self, staging: Staging) -> None:
-        """Keeps ``staging`` for the next read."""
+        """Keeps ``staging`` for later reads."""
         self._idle.append(staging)
 
     def read(self, remote: Remote, places: Sequence[int], unit: int, into: Staging) -> asyncio.Future[None]:
-        """Starts a read; the future has its end, or a ConfigError.
+        """Starts to read blocks of ``unit`` bytes at offsets ``places`` into ``into``; returns a future of its end,
+        or ConfigError.
 
-        Where the future is cancelled, ``into`` is given back once the read has ended. One that doesn't end within
-        ABANDONED_S seconds is given up with its memory, which NIXL may still write.
+        If the future is cancelled, ``into`` is given back once the read has ended. A cancelled read that doesn't
+        end within ABANDONED_S seconds is given up with its memory, to which NIXL may still write.
         """
         done = self._loop.create_future()
         self._asked.put(Read(remote, tuple(places), unit, into, done))
         return done
 
     def close(self) -> None:
-        """Ends the thread; what is under way is given up, and its futures have a ConfigError."""
+        """Ends the thread; reads in progress are given up, and their futures get a ConfigError."""
         self._asked.put(None)
         self._thread.join(ABANDONED_S)
 
@@ -207,7 +219,7 @@ class NixlReader:
         self._agent.close()
 
     def _take(self) -> bool:
-        """Starts what was asked for; waits for it where nothing is under way. False at the end."""
+        """Starts the requested reads; waits for a request if no read is in progress. Returns False at the end."""
         while True:
             try:
                 asked = self._asked.get(block=not self._under_way)
@@ -245,7 +257,7 @@ class NixlReader:
         self._under_way = still
 
     def _failed(self, read: Read, error: Exception) -> None:
-        """The sender is forgotten: it shows itself anew, in another process."""
+        """Reports a failed read and forgets its sender, which announces itself again, in another process."""
         name = self._names.pop(read.remote.metadata, None)
         if name is not None:
             try:

@@ -1,9 +1,9 @@
-"""Tells which of our sockets are ready, by one epoll beneath the event loop.
+"""Reports which sockets are ready, by an epoll of its own that the event loop watches.
 
-Knows nothing of what is read or written. The loop's own add_reader won't do: libuv, and so uvloop, stops watching a
-descriptor once an error is pending on it (a reset by a sender that was killed) without calling its reader, and the
-receiver would hold the pages for ever. An epoll's own descriptor never has an error: the loop watches that one, and
-we look at each socket's state ourselves.
+Knows nothing of what is read or written. The loop's own add_reader doesn't suffice: libuv, and so uvloop, stops
+watching a descriptor once an error is pending on it (a reset by a killed sender) without calling its reader, and
+the receiver would keep the pages forever. An epoll's descriptor never has an error: the loop watches that one, and
+this module checks each socket's state.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ TURN_EVENTS = 64  # sockets served in one turn of the event loop, so that others
 
 
 class Poller:
-    """Calls back for sockets that are ready, on the running loop."""
+    """Calls back on the running loop for sockets that are ready."""
 
     def __init__(self) -> None:
         self._epoll = select.epoll()
@@ -29,11 +29,11 @@ class Poller:
         self._loop.add_reader(self._epoll.fileno(), self._ready)
 
     def reads(self, fd: int, callback: Callback | None) -> None:
-        """Calls ``callback`` when ``fd`` has something to read, an end or an error; None stops that."""
+        """Calls ``callback`` whenever ``fd`` has something to read, has ended or has an error; None stops that."""
         self._watch(fd, select.EPOLLIN, callback)
 
     def writes(self, fd: int, callback: Callback | None) -> None:
-        """Calls ``callback`` when ``fd`` takes more, or has an error; None stops that."""
+        """Calls ``callback`` whenever ``fd`` can be written, or has an error; None stops that."""
         self._watch(fd, select.EPOLLOUT, callback)
 
     def forget(self, fd: int) -> None:
@@ -42,7 +42,7 @@ class Poller:
             self._epoll.unregister(fd)
 
     def close(self) -> None:
-        """Stops watching everything. A second call does nothing."""
+        """Stops watching all descriptors. A second call does nothing."""
         if not self._epoll.closed:
             self._loop.remove_reader(self._epoll.fileno())
             self._epoll.close()

@@ -1,6 +1,6 @@
-"""Measures a transport: sends real bytes to a receiver, has them checked there, and takes the time.
+"""Measures the speed of a transport: sends blocks to a receiver, which verifies them.
 
-Knows nothing of who chooses a transport by it. PROBE frames take the same way as blocks do (placed, landed, hashed,
+Knows nothing of how a transport is chosen. PROBE frames are processed as blocks are (placed, received, hashed,
 acknowledged), except that the receiver drops them.
 """
 
@@ -23,27 +23,27 @@ PAGE_BYTES = 1 << 20  # bytes of one probe block
 PAGES = 4
 SMALL_BYTES = 4096  # bytes of the block whose round trip is taken as the fixed cost
 ROUNDS = 3
-SLOW_S = 0.1  # seconds; a network on which one probe block takes longer carries no more of them
+SLOW_S = 0.1  # seconds; if one probe block takes longer, no more are sent
 TIMEOUT_S = 5.0
-# Seconds, where TIMEOUT_S isn't enough: nccl's movers load torch first, nixl's agents connect with the first read.
+# Seconds, if TIMEOUT_S isn't enough: nccl's movers load torch first, nixl's agents connect with the first read.
 PATIENCE_S = {"nccl": 60.0, "nixl": 30.0}
 
 
 class LinkSpeed(msgspec.Struct, frozen=True):
-    """Describes what one transport takes to one receiver: seconds for a small frame and its answer, and bytes per
-    second.
-    """
+    """The measured speed of one transport to one receiver."""
 
-    fixed_s: float
+    fixed_s: float  # seconds from sending a small frame to its acknowledgement
     bytes_per_s: float
 
     def seconds(self, size: int) -> float:
-        """Returns the time expected for ``size`` bytes, in seconds."""
+        """Returns the expected time for ``size`` bytes, in seconds."""
         return self.fixed_s + size / self.bytes_per_s
 
 
 def probe_memory() -> PageMemory:
-    """Returns pages of random bytes to send: a preflight must not read pages that an engine may be writing."""
+    """Returns memory with pages of random bytes to send, because a preflight must not read pages that an engine may
+    be writing.
+    """
     memory = PageMemory.create(PAGES, PAGE_BYTES)
     for page in range(PAGES):
         memory.page(page)[:] = _noise()
@@ -52,7 +52,7 @@ def probe_memory() -> PageMemory:
 
 @cache
 def _noise() -> bytes:
-    """A page of bytes that no link compresses; drawing them takes longer than many a link needs to carry them."""
+    """Returns a page of random bytes, which no link compresses; cached because making them takes long."""
     return os.urandom(PAGE_BYTES)
 
 
@@ -63,8 +63,8 @@ async def measure(
     clock: Callable[[], float],
     timeout_s: float = TIMEOUT_S,
 ) -> LinkSpeed:
-    """Returns the best speed of a few rounds over ``transport`` to ``address``. Raises WorkerLost, or the
-    receiver's refusal.
+    """Returns the best speed of a few rounds over ``transport`` to ``address``. Raises WorkerLost, also after
+    ``timeout_s`` seconds, or the receiver's refusal.
     """
     try:
         async with asyncio.timeout(timeout_s):
@@ -85,7 +85,7 @@ async def measure(
 async def _round(
     stream: HandoffStream, memory: PageMemory, count: int, size: int, clock: Callable[[], float]
 ) -> float:
-    """Seconds from the first byte sent to the last answer."""
+    """Returns the seconds from the first byte sent to the last acknowledgement."""
     flags = frames.RESIDENT if resident_bytes(stream) else 0  # from card to card, where blocks go that way
     begun = clock()
     for page in range(count):

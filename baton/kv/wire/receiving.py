@@ -1,8 +1,8 @@
 """Receives streams over sockets (tcp, shm): a server that listens, and one ``IncomingStream`` for each stream.
 
-Knows nothing of what frames mean: a ``Sink`` says where blocks land. Everything runs on the event loop, a bounded
-number of bytes at a time, so that other work of the process goes on. When a stream is ended nothing more is written
-where its blocks were to land, because no other thread could.
+Knows nothing of what frames mean: a ``Sink`` says where blocks are written. Everything runs on the event loop, a
+bounded number of bytes at a time, so that other tasks can run. Once a stream has ended, nothing more is written to
+its blocks' places, because no other thread writes there.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ from baton.tls.sockets import TlsSocket, accepting
 
 log = logging.getLogger("baton.kv")
 
-LINGER_S = 1.0  # seconds for which an ended stream is read, so that a reset doesn't drop the last replies
-IDLE_S = 15.0  # seconds after which a stream that has shown no lease is closed if nothing comes
+LINGER_S = 1.0  # seconds for which an ended stream is still read, so that a reset doesn't drop the last replies
+IDLE_S = 15.0  # seconds after which a stream without a lease is closed if no blocks come
 MAX_CONNECTIONS = 4096  # of one listening socket
 MAX_LANES = 32  # connections of one stream
-# Seconds without accepting where no descriptor is left, because the listener stays readable and would spin.
+# Seconds without accepting when no descriptor is left; the listener stays readable, which would be a busy loop.
 REST_S = 0.25
 SCARCE = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM))
 
 
 class IncomingStream:
-    """Connects one stream, over one lane (connection) or several, with the ``Sink`` that takes its frames."""
+    """Receives one stream, over one or more lanes (connections), for the ``Sink`` that takes its frames."""
 
     def __init__(self, accept: Accept, server: SocketServer, stream_id: bytes) -> None:
         self.inlets: list[Inlet] = []
@@ -52,13 +52,13 @@ class IncomingStream:
 
     @property
     def known(self) -> bool:
-        """Tells whether the sender has shown a lease: its first frame was taken, and the stream was not
-        refused.
-        """
+        """Returns whether the sender has shown a lease (its first frame was accepted) and the stream goes on."""
         return bool(self.taken) and not self.ended
 
     def join(self, inlet: Inlet, lane: int) -> None:
-        """Adds a lane; replies go out on lane 0. Raises CorruptFrame where there are too many."""
+        """Adds a connection as number ``lane``; replies are sent on lane 0. Raises CorruptFrame if there are too
+        many.
+        """
         if len(self.inlets) >= MAX_LANES:
             raise CorruptFrame(f"a stream has at most {MAX_LANES} lanes", "hello")
         self.inlets.append(inlet)
@@ -69,22 +69,22 @@ class IncomingStream:
             self._flush()
 
     def has_landed(self, frame: Frame, checksums: Sequence[int], resident: bool = False) -> None:
-        """Reports to the sink that all blocks of ``frame`` are in; ``resident``: in the device's pages, too."""
+        """Reports to the sink that all blocks of ``frame`` have come; ``resident``: also in the device's pages."""
         self.landed += 1
         self.heard_at = asyncio.get_running_loop().time()
         self.sink.landed(frame, checksums, resident)
         self._release()
 
     def overtook(self, frame: Frame) -> bool:
-        """Returns whether frames that were sent before ``frame`` are still to come on other lanes."""
+        """Returns whether frames that were sent before ``frame`` have yet to come on other lanes."""
         return self.taken < frame.subject if frame.kind in frames.WITH_BLOCKS else self.landed < frame.sequence
 
     def busy(self) -> bool:
-        """Returns whether the next frames must wait until blocks before them were fetched."""
+        """Returns whether further frames must wait until blocks of earlier ones were fetched."""
         return False
 
     def take(self, frame: Frame) -> None:
-        """Hands a frame without blocks to the sink; every frame sent before it must be in."""
+        """Passes a frame without blocks to the sink; every frame sent before it must have been received."""
         self.taken += 1
         self.sink.take(frame)
         if self.known:
@@ -93,25 +93,26 @@ class IncomingStream:
         self._release()
 
     def _release(self) -> None:
-        """What waited on other lanes for a frame before it may go on."""
+        """Processes frames that waited on other lanes, if they no longer have to."""
         for inlet in tuple(self.inlets):
             inlet.release()
 
     def fetch(self, frame: Frame) -> int:
-        """Copies blocks that lie in the sender's memory to their places and returns how many bytes that were.
+        """Copies the blocks of ``frame`` from the sender's memory to their places; returns how many bytes that
+        were.
 
-        A transport that carries blocks on the stream raises CorruptFrame.
+        Raises CorruptFrame if the transport carries blocks on the stream.
         """
         raise CorruptFrame("this transport carries the blocks' bytes on the stream", "flags")
 
     def reply(self, frame: bytes) -> None:
-        """Sends an encoded frame now, or when the socket takes more."""
+        """Sends an encoded frame now, or as soon as the socket takes it; drops it if the stream has ended."""
         if not self.ended:
             self._out += frame
             self._flush()
 
     def end(self) -> None:
-        """Says goodbye, then reads and drops what is in flight until the sender has closed."""
+        """Ends the stream with an END frame, then reads and drops what is in flight until the sender has closed."""
         if self.ended:
             return
         self.settle()
@@ -122,14 +123,14 @@ class IncomingStream:
         asyncio.get_running_loop().call_later(LINGER_S, self._forget, False)
 
     def abort(self) -> None:
-        """Closes a stream that broke, or that its sender has left, without a goodbye."""
+        """Closes a stream that broke, or that its sender has left, without an END frame."""
         self.settle()
         reset, self.ended = not self.ended, True
         self.sink.over(None)
         self._forget(reset)
 
     def settle(self) -> None:
-        """Waits for whatever else than this thread writes to the stream's places; nothing is written after it
+        """Waits for copies to the stream's places that other threads or a GPU make; nothing is written after it
         returns.
         """
 
@@ -139,10 +140,10 @@ class IncomingStream:
             inlet.close(reset)
 
     def over(self) -> None:
-        """Releases what the stream holds once its last lane is closed."""
+        """Releases the stream's resources; called once its last lane is closed."""
 
     def end_if_idle(self) -> None:
-        """Ends the stream where it has shown no lease in time; otherwise it looks again later."""
+        """Ends the stream if it has shown no lease in time; otherwise checks again later."""
         loop = asyncio.get_running_loop()
         if self.ended or self.known:
             return
@@ -168,15 +169,15 @@ class IncomingStream:
 
 
 class SocketServer:
-    """Listens on ``sock`` and makes an ``IncomingStream`` for each stream.
+    """Listens on ``sock`` and makes an ``IncomingStream``, whose sink ``accept`` returns, for each stream.
 
-    ``admit`` says whether a peer may speak at all. With an ``identity`` the peer must speak TLS and show a worker's
+    ``admit`` returns whether a peer may connect. With an ``identity`` the peer must use TLS and a worker's
     certificate. A stream without a lease that sends nothing for ``idle_s`` seconds is ended, except on a unix
     socket, where a peer runs as our own user.
     """
 
     idle_s = IDLE_S
-    hello_bytes = HELLO.size  # that a connection begins with
+    hello_bytes = HELLO.size  # size of the hello, with which a connection begins
 
     def __init__(
         self,
@@ -212,8 +213,8 @@ class SocketServer:
         self.poller.close()
 
     def enter(self, inlet: Inlet, said: bytes, fds: list[int]) -> IncomingStream:
-        """Returns the stream that a connection's hello (``said``) names, opening it if it is new. Raises
-        CorruptFrame.
+        """Returns the stream that a connection's hello (``said``) names, which is new for its first connection.
+        Raises CorruptFrame.
         """
         magic, version, lane, newest, stream_id = HELLO.unpack(said)
         if magic != MAGIC or version != VERSION:
@@ -229,13 +230,13 @@ class SocketServer:
         return incoming
 
     def incoming(self, stream_id: bytes, anchor: bool, fds: list[int]) -> IncomingStream:
-        """Returns a new stream for its first connection; transports override it to take the descriptors in
-        ``fds``.
+        """Returns a new stream for its first connection; transports override it, to use the descriptors ``fds``
+        that came with the hello.
         """
         return IncomingStream(self._accept, self, stream_id)
 
     def gone(self, inlet: Inlet) -> None:
-        """Forgets a closed connection, and its stream if that was the last lane."""
+        """Removes a closed connection, and its stream if that was the last lane."""
         self._inlets.discard(inlet)
         self.unleased.remove(inlet)
         if inlet.incoming is not None and inlet in inlet.incoming.inlets:
@@ -261,7 +262,7 @@ class SocketServer:
             self._secure(sock, peer, self._identity)
 
     def _rest(self, error: OSError) -> None:
-        """No descriptor is left: a stranger gives his back, and nobody is accepted for a moment."""
+        """Stops accepting for a moment because no descriptor is left, and closes a connection without a lease."""
         if not self._rests:
             log.warning("no sender of KV can be accepted for now: %s", error.strerror)
         self._rests = True

@@ -1,7 +1,7 @@
-"""Manages memory of a card that frames' blocks take in turn, on their way from one process to another on that card.
+"""Manages a ring buffer in GPU memory through which blocks go from one process to another on that GPU.
 
-Knows nothing of frames or streams. Its owner fills it, from the host's memory or from the card's own; the reader
-says when the oldest part can go.
+Knows nothing of frames or streams. Its owner fills it, from host or GPU memory; the reader says when the oldest
+part can be reused.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from baton.protos.errors import ConfigError
 
 
 class Ring:
-    """Owns ``size`` bytes of a card as a ring. ``taken`` holds (begin, end) of the parts in use, the oldest
+    """Owns ``size`` bytes of GPU memory as a ring. ``taken`` holds (begin, end) of the parts in use, the oldest
     first.
     """
 
@@ -28,16 +28,14 @@ class Ring:
             raise
 
     def take(self, size: int) -> int | None:
-        """Reserves ``size`` contiguous bytes and returns where they begin; None while there are none."""
+        """Reserves ``size`` contiguous bytes; returns their offset in the ring, or None while there are none."""
         begin = self._room(size)
         if begin is not None:
             self.taken.append((begin, begin + size))
         return begin
 
     def fill(self, begin: int, payload: Sequence[memoryview]) -> tuple[int, ...]:
-        """Copies blocks to the ring from ``begin`` on. Returns where each lies, in bytes from the ring's
-        begin.
-        """
+        """Copies blocks from host memory into the ring from offset ``begin``; returns the offset of each."""
         places = []
         for view in payload:
             self.cuda.upload(self.at + begin, view)
@@ -47,7 +45,7 @@ class Ring:
         return tuple(places)
 
     def close(self) -> None:
-        """Frees the memory. A receiver that has it open still must not read it."""
+        """Frees the GPU memory. A receiver that still has it open must not read it."""
         self.cuda.free(self.at)
 
     def _room(self, size: int) -> int | None:

@@ -1,10 +1,10 @@
-"""Receives by cuda_ipc: fetches blocks from each sender's ring on the card.
+"""Receives streams by cuda_ipc: copies blocks out of each sender's ring in GPU memory.
 
-Knows nothing of what frames mean. Where our engine shares its pages on the card, one launch copies a frame's blocks
-into them and hashes what it stores, and the same bytes come to the host's pages behind it. Elsewhere blocks come to
-the host's pages alone and are hashed there. Frames count in the order they came, whichever way each goes, because
-the ring's room is given back in that order. A stream that is ended waits for its copies before it says so: nothing
-is written after.
+Knows nothing of what frames mean. If our engine shares its pages on the GPU, one kernel launch copies a frame's
+blocks into them and hashes what it stores, and the same bytes are then copied to the host's pages. Otherwise blocks
+are copied only to the host's pages and hashed there. Frames are reported in the order in which they came, because
+the ring's space is released in that order. An ended stream waits for its copies before it sends END: nothing is
+written after.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ from baton.protos.errors import ConfigError, CorruptFrame
 log = logging.getLogger("baton.kv")
 
 SHARED = struct.Struct(f"<{HANDLE_BYTES}sQ")  # the ring's handle and size, in a memfd beside the hello
-GIVEN_BACK = Kind.END  # subject of the ACK by which the room of the oldest frame with blocks is given back
+GIVEN_BACK = Kind.END  # subject of the ACK that releases the ring space of the oldest frame with blocks
 
 
 class CudaIpcServer(SocketServer):
-    """Listens for streams by cuda_ipc and opens each sender's ring. ``pages`` are our engine's on the card,
-    if shared.
+    """Receives streams by cuda_ipc from each sender's ring. ``pages`` are our engine's pages on the GPU, None if it
+    shares none.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class CudaIpcServer(SocketServer):
         self.pages = pages
 
     def incoming(self, stream_id: bytes, anchor: bool, fds: list[int]) -> IncomingStream:
-        """Returns a new stream over the ring whose handle lies in the one descriptor of ``fds``. Raises
+        """Returns a new stream over the ring whose handle and size are in the one descriptor of ``fds``. Raises
         CorruptFrame.
         """
         if len(fds) != 1:
@@ -63,9 +63,7 @@ class CudaIpcServer(SocketServer):
 
 
 class PendingFetch(msgspec.Struct):
-    """Holds a frame whose blocks are on their way, with the card's copy (``done``), None where the host still has
-    to copy.
-    """
+    """A frame whose blocks are being copied: by the GPU (``done``), or still to be copied by the host (None)."""
 
     frame: Frame
     places: Sequence[memoryview]
@@ -73,7 +71,7 @@ class PendingFetch(msgspec.Struct):
 
 
 class IpcIncomingStream(IncomingStream):
-    """Takes a stream whose blocks are fetched from the sender's ring."""
+    """Receives a stream whose blocks are copied out of the sender's ring."""
 
     def __init__(
         self,
@@ -95,8 +93,10 @@ class IpcIncomingStream(IncomingStream):
             raise CorruptFrame(f"the sender's ring can't be opened: {error.message}", "hello") from None
 
     def fetch(self, frame: Frame) -> int:
-        """Copies each block into its place, hashes it there and gives the ring's room back. Raises
-        CorruptFrame.
+        """Copies, or starts to copy, each block to its place, hashes it and releases the ring's space; returns the
+        blocks' bytes, at least 1.
+
+        Raises CorruptFrame.
         """
         if frame.offsets and max(frame.offsets) + frame.unit > self._size:
             raise CorruptFrame("a block lies beyond the sender's ring", "offsets")
@@ -112,7 +112,7 @@ class IpcIncomingStream(IncomingStream):
         return max(1, frame.unit * len(places))
 
     def over(self) -> None:
-        """Waits for the card's copies and closes the ring once the last lane is closed."""
+        """Waits for the GPU's copies and closes the ring; called once the last lane is closed."""
         log.debug("a stream over the card's ring is over: %d blocks landed on the card", self._landed_on_card)
         self.settle()
         self._cuda.close(self._ring)
@@ -120,7 +120,7 @@ class IpcIncomingStream(IncomingStream):
             self._scratch.close()
 
     def _started(self, frame: Frame, places: Sequence[memoryview]) -> asyncio.Future[list[int]] | None:
-        """The card's copy of the blocks; None where they go to no pages of the card."""
+        """Starts the GPU's copy of the blocks; returns None if their places have no pages on the GPU."""
         if self._pages is None or not places or not self._pages.takes(frame.unit):
             return None
         if frame.kind is Kind.PROBE:
@@ -135,7 +135,7 @@ class IpcIncomingStream(IncomingStream):
         return done
 
     def _scratched(self, unit: int, count: int) -> tuple[list[int], list[tuple[int, int, int]]]:
-        """Where nobody reads, on the card and on the host."""
+        """Returns unused places on the GPU and on the host, for ``count`` blocks of ``unit`` bytes."""
         if self._scratch is None or self._scratch.size < unit * count:
             if self._scratch is not None:
                 self.settle()
@@ -146,7 +146,7 @@ class IpcIncomingStream(IncomingStream):
         return [begin + number * unit for number in range(count)], [(self._scratch.home, begin, unit * count)]
 
     def _count(self) -> None:
-        """Those that are in, in order."""
+        """Reports the frames whose blocks have been copied, in order."""
         while self._coming and not self.ended:
             first = self._coming[0]
             if first.done is not None and not first.done.done():
@@ -163,7 +163,7 @@ class IpcIncomingStream(IncomingStream):
             self.reply(frames.encode(Frame(Kind.ACK, subject=GIVEN_BACK)))
 
     def _broke(self, error: ConfigError) -> None:
-        """The card failed: the stream breaks, so that its sender looks for another way."""
+        """Breaks the stream because the GPU failed, so that its sender looks for another transport."""
         log.error("a handoff from the card's ring broke: %s", error.message)
         self.abort()
 
@@ -173,13 +173,13 @@ class IpcIncomingStream(IncomingStream):
         return copying.checksums(fetched.places)
 
     def settle(self) -> None:
-        """Waits until the card's copies of this stream are done, whatever becomes of them."""
+        """Waits until the GPU's copies of this stream have ended, successfully or not."""
         if self._pages is not None and any(fetched.done is not None for fetched in self._coming):
             self._pages.copier.settle()
 
 
 class Scratch:
-    """Owns ``size`` bytes on the card, and as many that are pinned on the host, for a preflight's blocks."""
+    """Owns ``size`` bytes on the GPU, and as many pinned bytes on the host, for a preflight's blocks."""
 
     def __init__(self, cuda: Driver, size: int) -> None:
         self.size, self._cuda = size, cuda
@@ -191,6 +191,6 @@ class Scratch:
             raise
 
     def close(self) -> None:
-        """Frees both."""
+        """Frees the memory on the GPU and on the host."""
         self._cuda.free(self.at)
         self._cuda.unpinned(self.home)

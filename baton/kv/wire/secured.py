@@ -1,6 +1,6 @@
-"""Speaks TLS on sockets that carry frames: the handshake, on the event loop, before the first byte of ours.
+"""Completes TLS handshakes, on the event loop, on sockets that will carry frames.
 
-Knows nothing of frames. The receiver asks for the certificate of a worker, and so does the sender.
+Knows nothing of frames. Each end requires a worker's certificate of the other.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ ROLE = "worker"  # the role that a receiver's certificate must carry
 class TlsHandshake:
     """Completes the TLS handshake of an accepted connection.
 
-    ``ready`` then gets the socket; ``gone`` hears that the connection was closed instead.
+    ``ready`` is then called with the socket, or ``gone`` if the connection was closed instead.
     """
 
     def __init__(
@@ -75,12 +75,12 @@ class TlsHandshake:
 
 
 def holds_bytes(sock: socket.socket) -> bool:
-    """Returns whether decrypted bytes wait in ``sock``, of which no epoll will tell."""
+    """Returns whether decrypted bytes wait in ``sock``, which no epoll reports."""
     return isinstance(sock, TlsSocket) and sock.fileno() >= 0 and bool(sock.pending())
 
 
 async def dial_securely(sock: socket.socket, address: str, identity: Identity, poller: Poller) -> TlsSocket:
-    """Completes the sender's handshake on a connected socket and returns the TLS socket. Raises WorkerLost with the
+    """Completes the TLS handshake on a connected socket and returns the TLS socket. Raises WorkerLost with the
     cause.
     """
     secured = dialling(sock, identity, ROLE)

@@ -1,11 +1,11 @@
-"""Sends streams over sockets (tcp, shm): frames go out over a lane or several, replies come on one.
+"""Sends streams over sockets (tcp, shm): frames over one or more lanes (connections), replies on the first.
 
-Knows nothing of addresses or of what frames mean. Blocks' bytes go from where they lie to the kernel, without a
-copy of ours. All I/O runs on the event loop without blocking it: once ``close`` has returned, no byte is read.
+Knows nothing of addresses or of what frames mean. Blocks' bytes go from their memory to the kernel without another
+copy. All I/O runs on the event loop without blocking it: once ``close`` has returned, no byte is read.
 
-A connection begins with a hello, which names the newest version of the frames that the sender knows. Version 1 left
-that field zero and nobody read it. A receiver that knows more than version 1 answers with a GREETING before all
-else; one that does not is silent, and a sender that has heard no greeting writes version 1.
+A connection begins with a hello, which names the newest version of the frames that the sender knows. In version 1
+that field is zero and not read. A receiver that knows more than version 1 first answers with a GREETING; others
+don't, and a sender that has received no greeting writes version 1.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ T = TypeVar("T")
 MAGIC = b"BKVH"
 HELLO = struct.Struct("<4sBBH16s")  # magic, version, lane, newest, stream id: the first bytes of each connection
 VERSION = 1  # the hello's version, and the frames' until both ends are known to read a newer one
-KEPT_BACK_BYTES = 64 << 10  # a frame's last bytes, held until it is hashed: they and its checksums leave as one
-ANCHOR = 255  # the number of a lane that carries nothing: while it is open the receiver keeps our pages mapped
+KEPT_BACK_BYTES = 64 << 10  # last bytes of a frame, held back until it is hashed and sent with its checksums
+ANCHOR = 255  # number of a lane without frames: while it is open the receiver keeps our pages mapped
 MAX_VECTORS = 512  # buffers of one gather write
 READ_BYTES = 64 << 10  # bytes asked for in one read of replies
 
 
 class Lane:
-    """Reads and writes one connected, non-blocking socket."""
+    """Reads and writes one connected, non-blocking socket; ``name`` identifies the peer in errors."""
 
     def __init__(self, sock: socket.socket, name: str, poller: Poller) -> None:
         self._sock = sock
@@ -56,11 +56,11 @@ class Lane:
                 left[0] = left[0][sent:]
 
     async def read(self) -> bytes:
-        """Returns what has come, at least one byte, or nothing at the end. Raises WorkerLost."""
+        """Returns at least one received byte, or nothing at the end. Raises WorkerLost."""
         return await self._try(lambda: self._sock.recv(READ_BYTES), False)
 
     def close(self) -> None:
-        """Closes the socket at once, whatever is in flight; whoever waits for it gets WorkerLost."""
+        """Closes the socket at once; coroutines that wait for it get WorkerLost."""
         if self._closed:
             return
         self._closed = True
@@ -71,7 +71,7 @@ class Lane:
         self._sock.close()
 
     def lost(self, why: object) -> WorkerLost:
-        """Returns the WorkerLost error that names this lane and ``why`` it broke."""
+        """Returns a WorkerLost error that names this lane's peer and says ``why`` the stream broke."""
         return WorkerLost(f"the handoff stream to {self._name} broke: {why}", "decode_address")
 
     async def _try(self, act: Callable[[], T], write: bool) -> T:
@@ -96,7 +96,7 @@ class Lane:
 
 
 class SocketTransport:
-    """Keeps the open streams of a transport over sockets and, from the first on, the poller beneath them."""
+    """Keeps the open streams of a socket transport, and their poller."""
 
     def __init__(self) -> None:
         self._streams: set[SocketStream] = set()
@@ -120,8 +120,8 @@ class SocketTransport:
 class SocketStream:
     """Implements ``HandoffStream`` over ``lanes``; replies come on the first.
 
-    With ``elsewhere`` the blocks' bytes stay where they lie and only their offsets are sent. The stream is one of
-    ``streams`` until it closes. Once greeted, it hashes blocks while the kernel sends them.
+    With ``elsewhere`` only the blocks' offsets are sent, not their bytes. The stream is in ``streams`` until it
+    closes. If the receiver reads trailers, blocks are hashed while the kernel sends them.
     """
 
     def __init__(self, lanes: Sequence[Lane], streams: set[SocketStream], elsewhere: bool = False) -> None:
@@ -136,8 +136,8 @@ class SocketStream:
         self._turn = asyncio.Lock()
 
     async def send(self, frame: Frame, payload: Sequence[memoryview] = ()) -> None:
-        """Sends a frame: blocks on the first lane that is free, anything else on the first lane, numbered
-        after them.
+        """Sends a frame: one with blocks on the first free lane, others on the first lane; the receiver restores
+        their order. Raises WorkerLost.
         """
         async with self._turn:
             with_blocks = frame.kind in frames.WITH_BLOCKS
@@ -156,7 +156,7 @@ class SocketStream:
                 await self._writing[lane]
 
     async def receive(self) -> bytes | None:
-        """Returns the next whole reply, or None after END. Raises WorkerLost."""
+        """Returns the next encoded reply, or None after END. Raises WorkerLost and CorruptFrame."""
         while not self._ended:
             if (reply := self._next()) is not None:
                 said = frames.decode(reply)
@@ -174,7 +174,7 @@ class SocketStream:
         return None
 
     async def close(self) -> None:
-        """Closes every lane. What is being written ends with WorkerLost; no task is cancelled."""
+        """Closes every lane of the stream. Writes in progress end with WorkerLost; no task is cancelled."""
         self._streams.discard(self)
         for lane in self._lanes:
             lane.close()
@@ -183,11 +183,11 @@ class SocketStream:
 
     @property
     def _trails(self) -> bool:
-        """Whether checksums may follow the blocks' bytes."""
+        """Returns whether checksums may follow the blocks' bytes."""
         return self._greeted >= frames.TRAILING_SINCE and not self._elsewhere
 
     def _encode(self, frame: Frame, payload: Sequence[memoryview]) -> tuple[bytes, Sequence[memoryview]]:
-        """Header and body, and what is to follow them."""
+        """Returns header and body, and the blocks' bytes that have to follow."""
         flags = frame.flags
         if self._trails and not frame.sealed:
             flags |= frames.TRAILING
@@ -234,7 +234,7 @@ async def _write(lane: Lane, head: bytes, payload: Sequence[memoryview]) -> None
 
 
 async def _write_hashing(lane: Lane, head: bytes, payload: Sequence[memoryview]) -> None:
-    """Hash what the kernel has taken, while it sends that and while the cache still holds it."""
+    """Hashes the blocks after the kernel has taken them, while it sends and the CPU's cache still holds them."""
     *whole, last = payload
     cut = max(0, len(last) - KEPT_BACK_BYTES)
     await lane.write([head, *whole, last[:cut]])
@@ -242,13 +242,15 @@ async def _write_hashing(lane: Lane, head: bytes, payload: Sequence[memoryview])
 
 
 def hello(lane: int, stream: bytes, newest: int = 0) -> bytes:
-    """Returns the first bytes of a connection. ``newest`` is the newest version of the frames; 0 asks for no
-    greeting.
+    """Returns the hello, the first bytes of a connection: lane number, 16-byte stream id and the newest frame
+    version.
+
+    ``newest`` 0 asks for no greeting.
     """
     return HELLO.pack(MAGIC, VERSION, lane, newest, stream)
 
 
 def wake(waiting: asyncio.Future[None]) -> None:
-    """Ends the wait for ``waiting``, if it is still going on."""
+    """Completes the future ``waiting``, unless it is done."""
     if not waiting.done():
         waiting.set_result(None)

@@ -1,8 +1,8 @@
-"""Bounds how many connections to a data port have shown no lease yet.
+"""Limits the number of connections to a data port that have shown no lease yet.
 
 Knows nothing of frames. A connection leaves this set when its stream's first frame is accepted, which takes a
-lease. A new connection is always let in: where there are too many, the oldest one of the address that has most
-makes room, so that whoever connects a thousand times shuts nobody out but himself.
+lease. A new connection is always admitted: if there are too many, the oldest one of the address that has most is
+closed, so that a peer that connects a thousand times only harms itself.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ MAX_FROM_ONE = 256
 
 
 class DataPortConnection(Protocol):
-    """Describes what these bounds need to know of a connection: how to close it."""
+    """A connection that can be closed to make room."""
 
     def close(self, reset: bool = False) -> None:
         """Closes the connection at once; with ``reset`` its peer sees a broken connection."""
 
 
 class UnleasedConnections:
-    """Holds the connections that have not shown a lease, the oldest first."""
+    """The connections that have not shown a lease, the oldest first; its length is their number."""
 
     def __init__(self) -> None:
         self._from: dict[DataPortConnection, str] = {}
@@ -34,7 +34,7 @@ class UnleasedConnections:
         return len(self._from)
 
     def add(self, connection: DataPortConnection, address: str) -> None:
-        """Lets a connection from ``address`` in, closing another one where there are too many."""
+        """Admits a connection from ``address``, closing another one if there are too many."""
         if self._counts[address] >= MAX_FROM_ONE:
             self._close_oldest(address)
         elif len(self._from) >= MAX_STRANGERS:
@@ -43,8 +43,8 @@ class UnleasedConnections:
         self._counts[address] += 1
 
     def remove(self, connection: DataPortConnection) -> str:
-        """Forgets a connection that was closed or has shown a lease. Returns its address, empty if it was not
-        here.
+        """Removes a connection that was closed or has shown a lease; returns its address, empty if it was not in
+        the set.
         """
         address = self._from.pop(connection, "")
         if address:
