@@ -71,8 +71,7 @@ class Driver:
         self._give_back("cuMemFree_v2", ctypes.c_uint64(address))
 
     def share(self, address: int) -> bytes:
-        """Returns a handle by which another process of this user can ``open`` the memory allocated at ``address``.
-        """
+        """Returns a handle by which another process of this user can ``open`` the allocated memory ``address``."""
         handle = _Handle()
         self._call("cuIpcGetMemHandle", ctypes.byref(handle), ctypes.c_uint64(address))
         return bytes(handle)
