@@ -76,7 +76,8 @@ class CudaIpcTransport(SocketTransport):
             self._idle.pop().close()
 
     def _left(self, ring: Ring) -> None:
-        """Keeps a ring for the next stream: a free waits for the whole GPU, and receivers may still use the ring.
+        """Keeps a ring for the next stream, because a free waits for the whole GPU, and receivers may still use the
+        ring.
         """
         ring.taken.clear()
         if self._poller is None:  # the transport was closed meanwhile
