@@ -1,4 +1,5 @@
-"""Starts the engine process and its children: reads their command lines, and ties their lives to their parents'.
+"""Prepares the engine process and its own children: reads their command lines, and ties each one's life to its
+parent's.
 
 Knows nothing of what they compute.
 """

@@ -137,8 +137,10 @@ class SequenceState:
         return bool(self.request.sampling.pooling) and not self.outputs
 
     def pool(self, start: int, end: int, found: PooledStates | None) -> None:
-        """Adds the pooled states of tokens ``start`` … ``end`` - 1; None is ignored. For mean pooling a recompute
-        must begin at token 0.
+        """Adds ``found``, the pooled states of tokens ``start`` … ``end`` - 1, to those before ``start``; None is
+        ignored.
+
+        Mean pooling adds up all tokens, so that a recompute must begin at token 0.
         """
         if found is None:
             return

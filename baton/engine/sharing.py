@@ -1,8 +1,9 @@
-"""Shares pages with the I/O process: cached blocks that it reads for others, pages that it fills from elsewhere.
+"""Shares pages with the I/O process: cached blocks that it reads for other workers, pages that it fills from
+elsewhere.
 
 Torch-free. Knows nothing of sequences, of who asks, or where bytes come from. Single-threaded, in the engine
-process: it only gives pages out and takes them back. A share always ends by the I/O process's word (Unpin, Unkeep,
-Filled), which comes after its last read or write; if that process dies, so does this one.
+process: it only leases pages and takes them back. A share always ends by a message of the I/O process (Unpin,
+Unkeep, Filled), which comes after its last read or write; if that process dies, the engine process ends too.
 """
 
 from __future__ import annotations

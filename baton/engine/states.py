@@ -132,7 +132,8 @@ class SequenceStates:
         at a boundary.
 
         ``prompt`` is the prompt's length and ``size`` a block's, in tokens; ``hash_of(i)`` is the hash of block i.
-        ``rolling`` keeps the state of each full block until the next one.
+        ``rolling`` keeps the state after the last full block until the next one is full, so that it can become a
+        checkpoint.
         """
         before, self.current = self.current, self._spares.pop()
         kept = None if self._rolling is None else self._rolling[0]

@@ -26,7 +26,7 @@ FEWEST_WORDS = 4  # of a first sentence, because fewer have no room for a verb a
 # How many docstrings of each package may be fragments still. Numbers only ever get lower; a package that is done is
 # not named.
 CEILINGS = {
-    "engine": 46,
+    "engine": 7,
 }
 Definition = ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 

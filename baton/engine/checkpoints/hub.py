@@ -18,8 +18,8 @@ ETAG_TIMEOUT_S = 5.0  # seconds that the hub has to answer before the cached fil
 
 
 def locate(model: str) -> Path:
-    """Returns the directory of ``model``, downloading it where that is needed. Raises CheckpointError naming
-    it.
+    """Returns the local directory of ``model`` (a directory, a GGUF file or a hub id), downloading it if needed.
+    Raises CheckpointError naming it.
     """
     path = Path(model).expanduser()
     if path.is_dir():
@@ -42,7 +42,7 @@ def _looks_like_path(model: str) -> bool:
 
 @cache
 def _from_hub(model: str) -> Path:
-    """The hub's newest snapshot, else the cached one where the hub can't be reached."""
+    """Returns the hub's newest snapshot, or the cached one if the hub can't be reached."""
     from huggingface_hub import snapshot_download  # slow to import, needed for hub ids only
 
     try:

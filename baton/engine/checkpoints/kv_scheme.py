@@ -1,8 +1,8 @@
-"""Reads what a quantized checkpoint says of KV: the dtype that it was calibrated for, and its scales.
+"""Reads a quantized checkpoint's settings for KV: the dtype that it was calibrated for, and its scales.
 
-Knows nothing of pages or of attention. ``quantization_config.kv_cache_scheme`` is compressed-tensors'. Its
-scales, one number per layer for K and for V, are checked and not applied: fp8 and int8 KV takes a scale per token
-and head here, so that no number is clipped, as beyond 448 x ``k_scale`` it would be.
+Knows nothing of pages or of attention. ``quantization_config.kv_cache_scheme`` is compressed-tensors'. Its scales,
+one number per layer for K and for V, are checked but not applied: fp8 and int8 KV has a scale per token and head
+here, so that no number is clipped, as values beyond 448 x ``k_scale`` would be.
 """
 
 from __future__ import annotations
@@ -19,7 +19,9 @@ KNOWN: dict[tuple[object, object], KvCacheDtype] = {("float", 8): "fp8", ("int",
 
 
 def asked_kv_dtype(model: ModelConfig) -> KvCacheDtype:
-    """Returns what the checkpoint wants K and V stored in, "auto" where it says nothing. Raises CheckpointError."""
+    """Returns the KV dtype that the checkpoint asks for, "auto" if it asks for none. Raises CheckpointError for an
+    unsupported one.
+    """
     settings = model.fields.get("quantization_config") or model.fields.get("compression_config")
     found = settings.get("kv_cache_scheme") if isinstance(settings, dict) else None
     if found is None:
@@ -34,7 +36,7 @@ def asked_kv_dtype(model: ModelConfig) -> KvCacheDtype:
 
 
 def require_sound_scales(tensors: Tensors) -> None:
-    """Raises CheckpointError for a scale of K or V that is no number above 0: the file is damaged."""
+    """Raises CheckpointError if a scale of K or V isn't finite and above 0, as in a damaged file."""
     for name in tensors.names():
         if name.endswith(SCALES) and not _is_sound(found := tensors.tensor(name).float()):
             text = f"is {found.flatten()[:3].tolist()}; a scale of KV is one number above 0: get the model again"

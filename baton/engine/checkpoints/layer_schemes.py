@@ -1,8 +1,9 @@
-"""Says which scheme each weight is rounded to on load: one for all, another for layers that a pattern names.
+"""Chooses the scheme that each weight is quantized to on load: one for all layers, others for layers that patterns
+name.
 
-Knows nothing of tensors or of how a scheme rounds. Layers are named as the checkpoint names their modules,
+Knows nothing of tensors or of how a scheme rounds. Layers are named by the checkpoint's modules, such as
 ``model.layers.0.mlp.down_proj``, and the head is ``lm_head``, tied or not. A pattern is a shell's (``*``, ``?``),
-or a regular expression after ``re:`` as in compressed-tensors. It matches a whole name; the first decides.
+or a regular expression after ``re:`` as in compressed-tensors. It must match a whole name; the first match decides.
 """
 
 from __future__ import annotations
@@ -21,9 +22,11 @@ HEAD_MODULE = "lm_head"
 
 
 class LayerSchemes:
-    """Holds the scheme of all layers and of those that patterns name. Raises ConfigError for an unknown scheme.
+    """Holds the scheme of all layers, and ``overrides`` by pattern. Raises ConfigError for an unknown scheme or an
+    invalid pattern.
 
-    ``may_miss``: patterns are another model's, and may name no layer of this one.
+    ``head`` is the name of the head's weight; ``may_miss`` allows patterns that match no layer, because they were
+    written for another model.
     """
 
     def __init__(self, scheme: str, overrides: Mapping[str, str], head: str, may_miss: bool = False) -> None:
@@ -34,7 +37,9 @@ class LayerSchemes:
             on_load(name)
 
     def of(self, weight: Weight) -> str:
-        """Returns a weight's scheme. Raises ConfigError where layers that are multiplied as one have several."""
+        """Returns a weight's scheme, "none" to leave it as stored. Raises ConfigError if modules that are stacked
+        in it have different schemes.
+        """
         modules = [HEAD_MODULE] if weight.name == self._head else list(dict.fromkeys(map(_module, weight.sources)))
         found = {module: self._of_module(module) for module in modules}
         if len(set(found.values())) > 1:
@@ -46,7 +51,9 @@ class LayerSchemes:
         return found[modules[0]]
 
     def require_used(self, weights: Iterable[Weight]) -> None:
-        """Raises ConfigError for a pattern that names none of ``weights``."""
+        """Raises ConfigError for a pattern that matched no weight passed to ``of``, unless ``may_miss``;
+        ``weights`` gives an example of names.
+        """
         names = [module for weight in weights for module in map(_module, weight.sources)]
         if self._may_miss:
             return

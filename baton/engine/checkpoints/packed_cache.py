@@ -1,9 +1,10 @@
-"""Caches packed weights on disk: written once per (checkpoint, scheme, layout), mapped by every start after that.
+"""Caches packed weights on disk: written once per (checkpoint, scheme, layout), mapped into memory by every later
+start.
 
 Knows nothing of how weights are quantized. One file: magic, length and checksum of the header, the header (JSON:
 per weight its kind, sizes and parts, each with offset, shape, dtype and checksum), then the parts at multiples of
-64 bytes. Checksums are xxh3-64. A file that doesn't match is thrown away and made again. The layout is the same for
-every ISA, so its version alone is in the name. Workers that start together take a lock: one writes, the others map.
+64 bytes. Checksums are xxh3-64. A damaged file is replaced. The layout is the same for every ISA, so the name has
+only its version. Workers that start together take a lock: one writes, the others map.
 """
 
 from __future__ import annotations
@@ -44,32 +45,33 @@ DTYPES = {
 class PackedTensor(msgspec.Struct, frozen=True):
     """Locates a tensor in the file."""
 
-    offset: int
+    offset: int  # bytes from the file's beginning
     shape: tuple[int, ...]
-    dtype: str
-    checksum: int
+    dtype: str  # one of DTYPES
+    checksum: int  # xxh3-64 of its bytes
 
 
 class WeightEntry(msgspec.Struct, frozen=True):
-    """Describes a weight in the file's header."""
+    """Describes a ``PackedWeight`` in the file's header."""
 
     kind: int
     n: int
     k: int
     group: int
-    parts: dict[str, PackedTensor]
+    parts: dict[str, PackedTensor]  # by field of ``PackedWeight``
 
 
 class CacheDamaged(Exception):
-    """Says that the file isn't what was written."""
+    """Is raised if a cache file's header or a tensor differs from what was written."""
 
 
 def packed_weights(
     fingerprint: str, scheme: str, make: Callable[[], dict[str, PackedWeight]], directory: str = ""
 ) -> dict[str, PackedWeight]:
-    """Returns the weights of a checkpoint in ``scheme``, from the cache or by ``make``.
+    """Returns the packed weights of checkpoint ``fingerprint`` in ``scheme``, by name: from the cache file, or made
+    by ``make`` and cached.
 
-    Without a cache that can be written they are made each time.
+    ``directory`` is the cache's, empty for the default. If the cache can't be written, they are made each time.
     """
     path = Path(directory or cache_dir()) / "weights" / f"{fingerprint[:32]}-{scheme}-v{VERSION}.baton"
     try:
@@ -86,7 +88,7 @@ def packed_weights(
 
 
 def read(path: Path) -> dict[str, PackedWeight]:
-    """Maps a cache file. Raises CacheDamaged and OSError."""
+    """Maps a cache file copy-on-write and returns its weights by name. Raises CacheDamaged or OSError."""
     with path.open("rb") as file:
         whole = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
     size, checksum = (int.from_bytes(whole[at : at + 8], "little") for at in (8, 16))
@@ -122,7 +124,7 @@ def _read_or_none(path: Path) -> dict[str, PackedWeight] | None:
 
 
 def _write(path: Path, weights: dict[str, PackedWeight]) -> None:
-    """Atomically; the first pass lays out, the second writes."""
+    """Writes the file atomically; the first pass computes offsets and checksums, the second writes."""
     entries, at = {}, 0
     for name, weight in weights.items():
         parts: dict[str, PackedTensor] = {}

@@ -1,4 +1,4 @@
-"""Reads a checkpoint's safetensors files: which tensor is where, by mmap, and the fingerprint of them all.
+"""Reads a checkpoint's safetensors files by mmap: finds tensors by name, and computes a fingerprint of them all.
 
 Knows nothing of architectures: it is asked for named, shaped tensors. Every failure is a CheckpointError that names
 the file. Pickled weights (``.bin``, ``.pt``) are never read.
@@ -24,9 +24,9 @@ from baton.protos.errors import CheckpointError
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 PREFIX, HEAD, TABLE = "model.", "lm_head.weight", "embed_tokens.weight"
-OTHER_PREFIXES = ("", "model.language_model.", "language_model.model.")  # that files have in place of PREFIX
+OTHER_PREFIXES = ("", "model.language_model.", "language_model.model.")  # of files, in place of PREFIX
 OTHER_HEADS = ("language_model.lm_head.weight",)
-# Of encoders: tables that tell them, what files may have in front of names, and what older ones call norms.
+# Of encoders: tables that identify them, prefixes that files may have, and older names of norms' weights.
 ENCODER_TABLES = ("embeddings.word_embeddings.weight", "embeddings.tok_embeddings.weight")
 ENCODER_PREFIXES = ("bert.", "roberta.", "model.")
 OLD_NORMS = {".gamma": ".weight", ".beta": ".bias"}
@@ -44,7 +44,7 @@ class Checkpoint:
         self._files = _files(directory)
         self._handles = {path: _open(path) for path in sorted(set(self._files.values()))}
         self._index = directory / INDEX
-        self._own: dict[str, str] = {}  # the files' names of tensors by those that programs know
+        self._own: dict[str, str] = {}  # the files' names of tensors by those that programs use
         for path, handle in self._handles.items():
             found = set(handle.keys())
             missing = next((name for name, at in self._files.items() if at == path and name not in found), None)
@@ -57,8 +57,8 @@ class Checkpoint:
             self._name_as_encoders_do(table)
 
     def _name_as_causal_models_do(self) -> None:
-        """Let a model without a head (Qwen3-Embedding), or one inside a larger one (Gemma 3), answer to the names
-        that it has alone. Its table stands in for a head that isn't there, which then only drops tokens.
+        """Makes the tensors of a model without a head (Qwen3-Embedding), or inside a larger one (Gemma 3),
+        available by the causal model's names. The embedding table stands in for a missing head.
         """
         at = next(at for at in OTHER_PREFIXES if f"{at}{TABLE}" in self._files)
         self._own = {f"{PREFIX}{name.removeprefix(at)}": name for name in self._files if name.startswith(at)}
@@ -67,7 +67,9 @@ class Checkpoint:
         self._files |= {name: self._files[own] for name, own in self._own.items()}
 
     def _name_as_encoders_do(self, table: str) -> None:
-        """Lets an encoder inside a larger model, or one of an old file, answer to its own names."""
+        """Makes the tensors of an encoder inside a larger model, or in an old file, available by the encoder's own
+        names.
+        """
         prefix = next((at for at in ("", *ENCODER_PREFIXES) if f"{at}{table}" in self._files), None)
         if prefix is None:
             return
@@ -81,10 +83,11 @@ class Checkpoint:
     def weights(
         self, wanted: Iterable[Weight], dtype: torch.dtype, device: str, own: Mapping[str, Rows] | None = None
     ) -> dict[str, Tensor]:
-        """Returns each weight in ``dtype``, its sources stacked; of those that ``own`` names only such rows are
-        read.
+        """Returns each weight of ``wanted`` in ``dtype`` by name, its sources stacked. Of those in ``own`` only the
+        given rows are read, and stay on the CPU; the others are put on ``device``.
 
-        Raises CheckpointError for one missing or misshapen.
+        Weights that are changed on load are float32. Raises CheckpointError for a tensor that is missing or has
+        another shape.
         """
         rows = own or {}
         return {
@@ -95,26 +98,26 @@ class Checkpoint:
         }
 
     def names(self) -> Iterable[str]:
-        """Returns every tensor's name."""
+        """Returns the names of all tensors."""
         return self._files.keys()
 
     def tensor(self, name: str, shape: tuple[int, ...] | None = None) -> Tensor:
-        """Returns one tensor as it is stored; with ``shape``, checked to have it and to be of floats. Raises
+        """Returns one tensor as it is stored; with ``shape``, it must have that shape and be of floats. Raises
         CheckpointError.
         """
         return self._read(name, shape)
 
     def error(self, name: str, problem: str) -> CheckpointError:
-        """Returns an error about one tensor, with its file."""
+        """Returns an error about tensor ``name`` that also names its file."""
         where = self._files.get(name) or next(iter(self._handles))
         return CheckpointError(f"{where}: tensor {name} {problem}", "model")
 
     def fingerprint(self, config: dict[str, Any]) -> str:
-        """Returns a hex SHA-256 over what shapes the model: config and each tensor's name, dtype, shape and bytes,
-        by name.
+        """Returns a hex SHA-256 over ``config`` and each tensor's name, dtype, shape and bytes, in the order of
+        names.
 
         Up to 256 MiB every byte counts; above that, 16 KiB at each tensor's beginning, middle and end, so that a
-        large model's start isn't a full read of its files.
+        large model starts without a full read of its files.
         """
         digest = hashlib.sha256(msgspec.json.encode(config, order="sorted"))
         full = sum(path.stat().st_size for path in self._handles) <= FULL_HASH_BYTES
@@ -126,7 +129,9 @@ class Checkpoint:
         return digest.hexdigest()
 
     def _stack(self, weight: Weight, dtype: torch.dtype) -> Tensor:
-        """One fresh tensor, filled source by source: the peak is the weight itself, not twice of it."""
+        """Returns a new tensor, filled source by source, so that the peak is the weight itself, not twice its
+        size.
+        """
         if not weight.sources:
             return torch.full(weight.shapes[0], weight.plus)
         rows = sum(shape[0] for shape in weight.shapes)
@@ -138,7 +143,7 @@ class Checkpoint:
         return _changed(stacked, weight)
 
     def _stack_rows(self, weight: Weight, dtype: torch.dtype, own: Rows) -> Tensor:
-        """The ranges ``own`` of the stacked sources, each source's part read by itself."""
+        """Returns the row ranges ``own`` of the stacked sources, reading only these rows."""
         found, dtype = [], torch.float32 if weight.is_changed else dtype
         for begin, end in own:
             at = 0
@@ -162,7 +167,9 @@ class Checkpoint:
         return part
 
     def _stored(self, name: str) -> str:
-        """The source of a tensor here: an expert's own, or its part of the one that holds all experts'."""
+        """Returns a tensor's source in these files: the expert's own tensor, or its part of one that holds all
+        experts.
+        """
         other = None if name in self._files else stacked_source(name)
         return name if other is None or part_of(other)[0] not in self._files else other
 
@@ -189,7 +196,7 @@ def _changed(found: Tensor, weight: Weight) -> Tensor:
 
 
 def _files(directory: Path) -> dict[str, Path]:
-    """The shard index as tensor name -> file; empty-handed for a single file, whose own header tells."""
+    """Returns each tensor's file by name, from the shard index or the header of a single file."""
     index, single = directory / INDEX, directory / SINGLE
     if index.exists():
         return {name: directory / file for name, file in _weight_map(index).items()}

@@ -1,4 +1,5 @@
-"""Loads a program's weights, plain or quantized: from any checkpoint form, rounded on load or not, cached or not.
+"""Loads a program's weights, plain or quantized, from any form of checkpoint, quantizing them on load if asked,
+with a cache.
 
 Knows nothing of how a form looks inside (quant/) or of files' formats (safetensors.py).
 """
@@ -30,19 +31,19 @@ from baton.kernels.linear.packed import BF16, E4M3_A8, VERSION, PackedWeight, be
 from baton.protos.errors import CheckpointError, ConfigError
 
 HEAD = "head"
-AS_STORED = "checkpoint"  # the scheme of weights that are quantized already
+AS_STORED = "checkpoint"  # the scheme of weights that are quantized in the checkpoint
 Weights = dict[str, Tensor | PackedWeight]
 Share = Callable[[Program], RankProgram]
 
 
 class LoadedWeights(NamedTuple):
-    """Holds what a runner needs. ``program`` differs from the model's where a tied head got weights of its
+    """Holds the weights of a model. ``program`` differs from the one passed in if a tied head got weights of its
     own.
     """
 
     program: Program
     weights: Weights
-    fingerprint: str
+    fingerprint: str  # hex SHA-256 of checkpoint and quantization
 
 
 def load_weights(
@@ -53,10 +54,10 @@ def load_weights(
     dtype: torch.dtype,
     share: Share | None = None,
 ) -> LoadedWeights:
-    """Reads weights, quantizes them where asked, or maps what an earlier start quantized.
+    """Reads the weights of ``program``, quantizes them if asked, or maps those that an earlier start quantized.
 
-    Plain weights come on ``config.device``. Where any is packed, all come in host memory.
-    ``share`` says what one of several ranks has of them. Raises CheckpointError and ConfigError.
+    Plain weights are on ``config.device`` in ``dtype``; if any is packed, all are in host memory. ``share``
+    computes a rank's part of the program; None for all. Raises CheckpointError and ConfigError.
     """
     checkpoint = GgufCheckpoint.find(directory, model) or Checkpoint(directory)
     reader = checkpoint if isinstance(checkpoint, GgufCheckpoint) else reader_of(model, checkpoint)
@@ -92,7 +93,9 @@ def load_weights(
 
 
 def with_rows(packed: dict[str, PackedWeight], activations: str) -> dict[str, PackedWeight]:
-    """Returns the weights for rows of activations that are rounded so. Raises ConfigError where none can be."""
+    """Returns the weights set up for activations rounded to ``activations``, "auto", "bf16" or "fp8". Raises
+    ConfigError if "fp8" fits none of them.
+    """
     if activations == "auto":
         return packed
     if activations == "bf16":
@@ -107,13 +110,15 @@ def with_rows(packed: dict[str, PackedWeight], activations: str) -> dict[str, Pa
 
 
 def dealt(program: Program, weights: Weights, share: Share | None) -> Weights:
-    """Returns what a rank has of the weights of ``program``: of each that is split own rows, in own memory."""
+    """Returns a rank's part of the weights of ``program``: of each weight that is split, a copy of the rank's
+    rows.
+    """
     wanted, rows = _own(program, share)
     return {weight.name: _dealt(program, weight.name, weights[weight.name], rows) for weight in wanted}
 
 
 def _own(program: Program, share: Share | None) -> tuple[tuple[Weight, ...], dict[str, Rows]]:
-    """The weights that a rank has, and the rows of each that is split; all of them for a rank alone."""
+    """Returns the weights that a rank has, and the rows of each that is split; all of them without ``share``."""
     if share is None:
         return program.weights, {}
     own = share(program)
@@ -123,8 +128,8 @@ def _own(program: Program, share: Share | None) -> tuple[tuple[Weight, ...], dic
 def _dealt(
     program: Program, name: str, weight: Tensor | PackedWeight, rows: dict[str, Rows]
 ) -> Tensor | PackedWeight:
-    """The own rows of a weight; an expert of a packed layer begins with a panel, so that it may have more of
-    them.
+    """Returns the rank's rows of a weight. In a packed layer each expert begins with a panel, and thus may be
+    padded.
     """
     if name not in rows:
         return weight
@@ -139,8 +144,8 @@ def _dealt(
 
 
 def own_head(program: Program) -> Program:
-    """Returns the program with a head apart from the embedding's table, which stays as it is to look tokens
-    up in.
+    """Returns the program with a head weight of its own, apart from the embedding table, which stays unquantized
+    for look-ups.
     """
     last = program.ops[-1]
     if not isinstance(last, LmHead) or last.weight == HEAD:
@@ -152,7 +157,7 @@ def own_head(program: Program) -> Program:
 
 
 def _fitting(config: EngineConfig, reader: Reader | None) -> EngineConfig:
-    """The config, of a draft model without another model's quantization where it comes quantized already."""
+    """Returns the config; that of a draft model which is quantized already loses the target's quantization."""
     if not config.is_draft or reader is None:
         return config
     return msgspec.structs.replace(config, quantization=NONE, quantization_overrides={})
@@ -173,7 +178,7 @@ def _require_possible(config: EngineConfig, reader: Reader | None) -> None:
 
 
 class _Maker:
-    """Reads and packs one weight after the other, so that little more than the packed ones is ever in memory."""
+    """Reads and packs one weight after the other, so that memory holds little more than the packed ones."""
 
     def __init__(
         self,
@@ -185,7 +190,7 @@ class _Maker:
         self._program, self._checkpoint, self._reader, self._schemes = program, checkpoint, reader, schemes
 
     def packed(self) -> dict[str, PackedWeight]:
-        """Every matrix that a Linear, the head or an expert multiplies with."""
+        """Returns every matrix that a Linear, the head or an expert multiplies by, packed, by name."""
         wanted = {op.weight for op in self._program.ops if isinstance(op, Linear | LmHead)} - self._program.routers
         experts = {name: op.experts for op in self._program.experts for name in (op.gate_up, op.down)}
         found: dict[str, PackedWeight | None] = {}
@@ -207,7 +212,7 @@ class _Maker:
         return AS_STORED if self._schemes is None else self._schemes.of(weight)
 
     def plain(self, weight: Weight, dtype: torch.dtype) -> Tensor:
-        """A weight as a tensor: norms, biases, the embedding's table."""
+        """Returns a weight as a tensor: norms, biases, the embedding table."""
         if not weight.sources:
             return torch.full(weight.shapes[0], weight.plus)
         kind = torch.float32 if weight.is_changed else dtype
@@ -215,7 +220,9 @@ class _Maker:
         return (found + weight.plus) * weight.times if weight.is_changed else found
 
     def _pack_experts(self, weight: Weight, experts: int, scheme: str) -> PackedWeight | None:
-        """Experts one by one, then side by side; None where they are unquantized, or not all alike."""
+        """Packs experts one by one and puts them side by side; returns None if the checkpoint leaves them
+        unquantized, or their forms differ.
+        """
         each, found = len(weight.sources) // experts, []
         for at in range(0, len(weight.sources), each):
             own = slice(at, at + each)
@@ -227,7 +234,7 @@ class _Maker:
         return beside(found)
 
     def _pack(self, weight: Weight, scheme: str, ordered: bool = True) -> PackedWeight:
-        """``ordered``: rows of inputs may be put into another order first; never those of the head."""
+        """Packs one weight; ``ordered`` allows another order of its inputs, which the head never has."""
         parts = self._parts(weight)
         if not ordered or weight.name == HEAD:
             parts = [regrouped(part) for part in parts]

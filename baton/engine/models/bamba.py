@@ -22,7 +22,7 @@ RENAMED = (
 
 
 def program(config: ModelConfig) -> Program:
-    """Returns the hybrid; half of each head is rotated."""
+    """Returns the program of a Bamba model. By default half of each head is rotated. Raises CheckpointError."""
     bias = config.flag("attention_bias", False)
     plain = Decoder.read(
         config, None, KV_HEADS, qkv_bias=bias, o_bias=bias, mlp_bias=config.flag("mlp_bias", False),
@@ -40,7 +40,7 @@ def program(config: ModelConfig) -> Program:
 
 
 def _keeps(config: ModelConfig, count: int) -> tuple[bool, ...]:
-    """Which layers keep recurrent state: those that ``attn_layer_indices`` leaves out."""
+    """Returns which layers keep recurrent state: those that ``attn_layer_indices`` leaves out."""
     found = config.fields.get("attn_layer_indices")
     if not isinstance(found, list) or not 0 < len(set(found) & set(range(count))) == len(found) < count:
         raise config.error("attn_layer_indices", f"must name some of {count} layers, and leave some out")

@@ -26,12 +26,16 @@ HEAD = ScoreHead("pooler.dense", "classifier")
 
 
 def program(config: ModelConfig) -> Program:
-    """Returns the encoder, with the head of a cross-encoder where there is one."""
+    """Returns the program of a BERT encoder, with the head of a cross-encoder if the checkpoint has one. Raises
+    CheckpointError.
+    """
     return encoder(config, first=0, head=HEAD).program(config)
 
 
 def encoder(config: ModelConfig, first: int, head: ScoreHead) -> Encoder:
-    """Returns what BERT and RoBERTa share; ``first`` is the row of the first token's place."""
+    """Returns the encoder that BERT and RoBERTa share; ``first`` is the row of the first token in the position
+    table, ``head`` is used if the checkpoint has one. Raises CheckpointError.
+    """
     config.must_be("position_embedding_type", "absolute")
     config.must_be("is_decoder", False)
     return Encoder(

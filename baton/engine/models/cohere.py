@@ -1,5 +1,5 @@
-"""Describes Command R (https://docs.cohere.com/docs/command-r): attention beside MLPs, behind one norm by mean and
-variance.
+"""Describes Command R (https://docs.cohere.com/docs/command-r): attention parallel to MLPs, after one norm by mean
+and variance.
 
 Knows nothing of weights' values.
 """
@@ -18,13 +18,15 @@ EPS, LOGIT_SCALE = 1e-5, 0.0625
 
 
 def program(config: ModelConfig) -> Program:
-    """Returns the decoder; ``use_qk_norm`` isn't known."""
+    """Returns the program of a Command R model. Raises CheckpointError, also if ``use_qk_norm`` is set."""
     config.must_be("use_qk_norm", False)
     return command(config).program(config, MAX_POSITION)
 
 
 def command(config: ModelConfig) -> Decoder:
-    """Returns what Command R and R7B share: heads turned by neighbours, scaled logits."""
+    """Returns the decoder that Command R and R7B share: parallel attention and MLP, rotated neighbours, scaled
+    logits. Raises CheckpointError.
+    """
     bias = config.flag("attention_bias", False)
     decoder = ParallelDecoder.of(Decoder.read(config, tied=True, qkv_bias=bias, o_bias=bias))
     return replace(

@@ -1,4 +1,5 @@
-"""Describes Command R7B and Command A (https://arxiv.org/abs/2504.00698): Command R with rope where a window is.
+"""Describes Command R7B and Command A (https://arxiv.org/abs/2504.00698): Command R with rope in the layers that
+have a window.
 
 Knows nothing of weights' values.
 """
@@ -17,7 +18,9 @@ WINDOW, FULL_EVERY = 4096, 4
 
 
 def program(config: ModelConfig) -> Program:
-    """Returns the decoder with a window in the layers that have rope."""
+    """Returns the program of a Command R7B or Command A model: layers with a window have rope, the others none.
+    Raises CheckpointError.
+    """
     every = config.size("sliding_window_pattern", FULL_EVERY)
     windows = config.alternating_windows(config.window(WINDOW), every)
     decoder = partly_unturned(replace(command(config), windows=windows), tuple(map(bool, windows)))

@@ -1,4 +1,5 @@
-"""Describes DeepSeek-V2 (https://arxiv.org/abs/2405.04434): latent attention, shared experts, groups by softmax.
+"""Describes DeepSeek-V2 (https://arxiv.org/abs/2405.04434): latent attention, shared experts, groups of experts
+chosen by softmax.
 
 Knows nothing of weights' values.
 """
@@ -16,7 +17,9 @@ METHODS = ("greedy", "group_limited_greedy")
 
 
 def program(config: ModelConfig) -> Program:
-    """Returns the decoder with experts behind the first dense layers; rotations pair neighbours."""
+    """Returns the program of a DeepSeek-V2 model: experts after the first dense layers; rotations pair neighbours.
+    Raises CheckpointError.
+    """
     routing = Routing("softmax", *_groups(config), best=1, scale=config.number("routed_scaling_factor", 1.0))
     experts = experts_of(config, routing, dense=0, experts=64, shared=2, inner=1407, renormalise=False)
     return LatentDecoder.of(config, Latent.read(config, paired=True), experts).program(config, MAX_POSITION)
@@ -25,7 +28,12 @@ def program(config: ModelConfig) -> Program:
 def experts_of(
     config: ModelConfig, routing: Routing, dense: int, experts: int, shared: int, inner: int, renormalise: bool
 ) -> ExpertLayers:
-    """Returns the layers of experts, given the architecture's defaults. Raises CheckpointError."""
+    """Returns the description of the expert layers of ``config``; the other arguments but ``routing`` are the
+    architecture's defaults. Raises CheckpointError.
+
+    ``dense`` is the number of first layers without experts, ``inner`` an expert's width, ``shared`` the number of
+    shared experts.
+    """
     if config.fields.get("moe_layer_freq", 1) != 1:
         raise config.error("moe_layer_freq", "must be 1")
     count, first = config.size("num_hidden_layers"), config.count("first_k_dense_replace", dense)
@@ -39,7 +47,7 @@ def experts_of(
 
 
 def _groups(config: ModelConfig) -> tuple[int, int]:
-    """How many groups there are, and how many of them a row keeps."""
+    """Returns the number of groups of experts, and how many of them a row's experts are chosen from."""
     method = config.fields.get("topk_method") or "greedy"
     if method not in METHODS:
         raise config.error("topk_method", f"is {method!r}; {' and '.join(METHODS)} are known")

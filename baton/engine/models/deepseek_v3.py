@@ -1,4 +1,5 @@
-"""Describes DeepSeek-V3 and R1 (https://arxiv.org/abs/2412.19437): V2's attention, groups by sigmoid with a bias.
+"""Describes DeepSeek-V3 and R1 (https://arxiv.org/abs/2412.19437): V2's attention, experts chosen by sigmoid scores
+with a bias.
 
 Knows nothing of weights' values.
 """
@@ -15,7 +16,9 @@ MAX_POSITION = 4096
 
 
 def program(config: ModelConfig) -> Program:
-    """Returns the decoder; a group is as good as its two best experts, whose scores a learned bias corrects."""
+    """Returns the program of a DeepSeek-V3 model; a group's score is the sum of its two best experts', corrected by
+    a learned bias. Raises CheckpointError.
+    """
     groups, scale = config.size("n_group", 8), config.number("routed_scaling_factor", 2.5)
     routing = Routing("sigmoid", groups, config.size("topk_group", 4), best=2, scale=scale, biased=True)
     renormalise = config.flag("norm_topk_prob", True)

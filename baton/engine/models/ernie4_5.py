@@ -1,4 +1,5 @@
-"""Describes ERNIE 4.5's dense models (https://ernie.baidu.com): Llama's decoder, heads turned by neighbours.
+"""Describes ERNIE 4.5's dense models (https://ernie.baidu.com): Llama's decoder, with neighbours rotated in each
+head.
 
 Knows nothing of weights' values.
 """
@@ -17,7 +18,9 @@ EPS, THETA = 1e-5, 500000.0
 
 
 def program(config: ModelConfig) -> Program:
-    """Returns the decoder; ``use_bias`` adds biases to all projections."""
+    """Returns the program of a dense ERNIE 4.5 model; ``use_bias`` adds biases to all projections. Raises
+    CheckpointError.
+    """
     bias = config.flag("use_bias", False)
     decoder = Decoder.read(config, HEAD_DIM, KV_HEADS, True, qkv_bias=bias, o_bias=bias, mlp_bias=bias)
     eps = config.number("rms_norm_eps", EPS)

@@ -1,4 +1,5 @@
-"""Describes EXAONE 4 (https://arxiv.org/abs/2507.11407): norms behind, norms of q and k, rope where a window is.
+"""Describes EXAONE 4 (https://arxiv.org/abs/2507.11407): norms after attention and MLPs, norms of q and k, rope in
+layers with a window.
 
 Knows nothing of weights' values.
 """
@@ -17,7 +18,9 @@ WINDOW, FULL_EVERY = 4096, 4
 
 
 def program(config: ModelConfig) -> Program:
-    """Returns the decoder; without a window every layer has rope."""
+    """Returns the program of an EXAONE 4 model; if no layer has a window, every layer has rope. Raises
+    CheckpointError.
+    """
     decoder = replace(Decoder.read(config, qk_norm=True), norms=Norms.AFTER, eps=config.number("rms_norm_eps", EPS))
     if window := config.window(WINDOW):
         windows = config.alternating_windows(window, config.size("sliding_window_pattern", FULL_EVERY))

@@ -1,4 +1,4 @@
-"""Describes Gemma (https://arxiv.org/abs/2403.08295): norms that start from 1, scaled embeddings, GELU.
+"""Describes Gemma (https://arxiv.org/abs/2403.08295): norm weights stored less 1, scaled embeddings, GELU.
 
 Knows nothing of weights' values.
 """
@@ -16,7 +16,9 @@ HEAD_DIM, KV_HEADS = 256, 16
 
 
 def program(config: ModelConfig) -> Program:
-    """Returns the decoder; ``gelu`` means its approximation, as the first files had it."""
+    """Returns the program of a Gemma model; ``hidden_act`` "gelu" means the tanh approximation, as in the first
+    checkpoints. Raises CheckpointError.
+    """
     config.must_be("use_bidirectional_attention", False)
     config.must_be("hidden_act", "gelu", GELU_TANH)
     bias, activation = config.flag("attention_bias", False), ("hidden_activation", GELU_TANH)

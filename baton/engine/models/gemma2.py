@@ -1,4 +1,5 @@
-"""Describes Gemma 2 (https://arxiv.org/abs/2408.00118): capped scores and logits, a window in every other layer.
+"""Describes Gemma 2 (https://arxiv.org/abs/2408.00118): soft-capped scores and logits, a window in every other
+layer.
 
 Knows nothing of weights' values.
 """
@@ -20,7 +21,9 @@ FULL_EVERY = 2
 
 
 def program(config: ModelConfig) -> Program:
-    """Returns the decoder with norms around attention and MLPs; a null cap means none."""
+    """Returns the program of a Gemma 2 model, with norms around attention and MLPs; a null soft cap means none.
+    Raises CheckpointError.
+    """
     decoder = replace(
         gemma(config, qk_norm=False),
         softcap=config.cap("attn_logit_softcapping", SOFTCAP),
@@ -31,7 +34,11 @@ def program(config: ModelConfig) -> Program:
 
 
 def gemma(config: ModelConfig, qk_norm: bool) -> Decoder:
-    """Returns what Gemma 2 and 3 share: norms that start from 1, scaled embeddings, GELU, the scale of queries."""
+    """Returns the decoder that Gemma 2 and 3 share: norm weights stored less 1, scaled embeddings, GELU, the scale
+    of queries. Raises CheckpointError.
+
+    ``qk_norm`` adds norms of q and k.
+    """
     config.must_be("use_bidirectional_attention", False)
     bias = config.flag("attention_bias", False)
     activation = "hidden_activation", GELU_TANH

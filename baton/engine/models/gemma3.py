@@ -1,6 +1,6 @@
-"""Describes the text model inside a Gemma 3 that also sees images; images are refused where requests are read.
+"""Describes the text model inside a Gemma 3 that also accepts images; requests with images are refused elsewhere.
 
-Knows nothing of weights' values. Such a config.json leaves out what is the text model's default.
+Knows nothing of weights' values. Such a config.json omits the fields that have the text model's defaults.
 """
 
 from __future__ import annotations
@@ -19,5 +19,5 @@ DEFAULTS = {
 
 
 def program(config: ModelConfig) -> Program:
-    """Returns the program of ``text_config``. Raises CheckpointError."""
+    """Returns the program of the text model, described in ``text_config``. Raises CheckpointError."""
     return gemma3_text.program(config.part("text_config", DEFAULTS))

@@ -1,5 +1,5 @@
-"""Describes Gemma 3's text models (https://arxiv.org/abs/2503.19786): five layers with a window to one without, a
-rope each.
+"""Describes Gemma 3's text models (https://arxiv.org/abs/2503.19786): five layers with a window to one without,
+with different rope.
 
 Knows nothing of weights' values.
 """
@@ -22,7 +22,9 @@ GLOBAL_THETA, LOCAL_THETA = 1_000_000.0, 10_000.0
 
 
 def program(config: ModelConfig) -> Program:
-    """Returns the decoder with norms on q and k; layers with a window turn by a rope of their own."""
+    """Returns the program of a Gemma 3 text model, with norms of q and k; layers with a window have a rope of their
+    own. Raises CheckpointError.
+    """
     config.must_be("attn_logit_softcapping")
     decoder = replace(gemma(config, qk_norm=True), final_softcap=config.cap("final_logit_softcapping", 0.0))
     windows = config.alternating_windows(config.window(WINDOW), config.size("sliding_window_pattern", FULL_EVERY))
@@ -30,8 +32,11 @@ def program(config: ModelConfig) -> Program:
 
 
 def two_ropes(config: ModelConfig, decoder: Decoder, thetas: tuple[float, float], max_position: int) -> Program:
-    """Returns ``decoder`` with one rope in layers that see everything and another where a window is, in either
-    spelling of config.json; ``thetas`` are their default bases. Raises CheckpointError.
+    """Returns the program of ``decoder`` with one rope in layers of full attention and another in layers with a
+    window.
+
+    ``thetas`` are the default bases of both, ``max_position`` is the default context length. Either spelling of
+    config.json is read. Raises CheckpointError.
     """
     everywhere, local = ropes_of(config, *thetas)
     local_layers = tuple(int(kind) for kind in _is_local(config, decoder.windows))
@@ -39,7 +44,11 @@ def two_ropes(config: ModelConfig, decoder: Decoder, thetas: tuple[float, float]
 
 
 def ropes_of(config: ModelConfig, global_theta: float, local_theta: float) -> tuple[Rope, Rope]:
-    """Returns the rope of layers that see everything and that of layers with a window, in either spelling."""
+    """Returns the rope of layers with full attention and that of layers with a window, in either spelling. Raises
+    CheckpointError.
+
+    ``global_theta`` and ``local_theta`` are their default bases.
+    """
     found = config.fields.get("rope_parameters")
     if isinstance(found, dict) and "rope_type" not in found:
         everywhere, local = (_object(config, found, kind) for kind in ("full_attention", "sliding_attention"))

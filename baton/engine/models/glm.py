@@ -1,4 +1,4 @@
-"""Describes GLM-4-9B as it first came (https://arxiv.org/abs/2406.12793): GLM-4 with norms before alone.
+"""Describes the first GLM-4-9B (https://arxiv.org/abs/2406.12793): GLM-4 with norms only before attention and MLPs.
 
 Knows nothing of weights' values.
 """
@@ -12,5 +12,5 @@ from baton.engine.program.program import Program
 
 
 def program(config: ModelConfig) -> Program:
-    """Returns the decoder with norms before attention and MLPs."""
+    """Returns the program of a GLM-4-9B model, with norms before attention and MLPs. Raises CheckpointError."""
     return glm(config, Norms.BEFORE)

@@ -1,4 +1,5 @@
-"""Describes GLM-4 (https://arxiv.org/abs/2406.12793): half of each head turned by neighbours, norms around.
+"""Describes GLM-4 (https://arxiv.org/abs/2406.12793): half of each head rotated by neighbours, norms around
+attention and MLPs.
 
 Knows nothing of weights' values.
 """
@@ -18,12 +19,16 @@ ROTARY = "partial_rotary_factor"
 
 
 def program(config: ModelConfig) -> Program:
-    """Returns the decoder with norms around attention and MLPs."""
+    """Returns the program of a GLM-4 model, with norms before and after attention and MLPs. Raises
+    CheckpointError.
+    """
     return glm(config, Norms.GLM)
 
 
 def glm(config: ModelConfig, norms: Norms) -> Program:
-    """Returns the decoder of GLM-4 and its forerunner; ``attention_bias`` adds biases to q, k and v."""
+    """Returns the program of a GLM-4 model or its predecessor, which differ in ``norms``; ``attention_bias`` adds
+    biases to q, k and v. Raises CheckpointError.
+    """
     decoder = Decoder.read(
         config,
         HEAD_DIM,

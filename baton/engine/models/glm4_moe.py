@@ -1,5 +1,5 @@
-"""Describes GLM-4.5 and 4.6, Air too (https://arxiv.org/abs/2508.06471): half of each head turned, and experts that
-are chosen as DeepSeek-V3's.
+"""Describes GLM-4.5 and 4.6, also Air (https://arxiv.org/abs/2508.06471): half of each head is rotated, and experts
+are chosen as in DeepSeek-V3.
 
 Knows nothing of weights' values.
 """
@@ -21,7 +21,9 @@ ROTARY = "partial_rotary_factor"
 
 
 def program(config: ModelConfig) -> Program:
-    """Returns the decoder with experts behind the first layers, and one that every token goes to."""
+    """Returns the program of a GLM-4.5 model: experts after the first layers, with one shared by all tokens. Raises
+    CheckpointError.
+    """
     bias = config.flag("attention_bias", False)
     decoder = Decoder.read(
         config, None, KV_HEADS, qkv_bias=bias, qk_norm=config.flag("use_qk_norm", False), partial_rotary=True

@@ -1,4 +1,5 @@
-"""Describes gpt-oss (https://arxiv.org/abs/2508.10925): sinks, a window in every other layer, experts with biases.
+"""Describes gpt-oss (https://arxiv.org/abs/2508.10925): attention sinks, a window in every other layer, experts
+with biases.
 
 Knows nothing of weights' values.
 """
@@ -29,7 +30,9 @@ YARN = {
 
 
 def program(config: ModelConfig) -> Program:
-    """Returns the decoder with experts everywhere; ``attention_bias`` adds biases to all four projections."""
+    """Returns the program of a gpt-oss model, with experts in every layer; ``attention_bias`` adds biases to all
+    four projections. Raises CheckpointError.
+    """
     bias = config.flag("attention_bias", True)
     decoder = Decoder.read(config, HEAD_DIM, KV_HEADS, qkv_bias=bias, o_bias=bias, sinks=True)
     gate = config.number("swiglu_alpha", ALPHA), config.number("swiglu_limit", LIMIT)

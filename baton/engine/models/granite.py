@@ -18,17 +18,20 @@ AnyDecoder = TypeVar("AnyDecoder", bound=Decoder)
 
 
 def program(config: ModelConfig) -> Program:
-    """Returns the decoder; ``attention_bias`` and ``mlp_bias`` add biases to all of their projections."""
+    """Returns the program of a dense Granite 3 model; ``attention_bias`` and ``mlp_bias`` add biases to all of
+    their projections. Raises CheckpointError.
+    """
     bias = config.flag("attention_bias", False)
     decoder = Decoder.read(config, qkv_bias=bias, o_bias=bias, mlp_bias=config.flag("mlp_bias", False))
     return multiplied(config, decoder).program(config, MAX_POSITION)
 
 
 def multiplied(config: ModelConfig, decoder: AnyDecoder) -> AnyDecoder:
-    """Returns ``decoder`` with Granite's multipliers of embeddings, residuals, scores and logits.
+    """Returns ``decoder`` with Granite's multipliers of embeddings, residuals, scores and logits. Raises
+    CheckpointError unless they are above 0.
 
-    The residual stream is kept divided by the residual multiplier: norms take that out again, but for their eps.
-    Raises CheckpointError.
+    The residual stream is kept divided by the residual multiplier: norms cancel the division, with their eps
+    adapted.
     """
     embedding, residual, scores, logits = (
         _above_zero(config, f"{name}_{how}")

@@ -28,7 +28,9 @@ NAMES = StackedNames(
 
 
 def program(config: ModelConfig) -> Program:
-    """Returns the hybrid, or the plain decoder of a model without Mamba."""
+    """Returns the program of a Granite 4 model: the hybrid, or a plain decoder if no layer has Mamba. Raises
+    CheckpointError.
+    """
     bias, shared = config.flag("attention_bias", False), config.size("shared_intermediate_size", 1024)
     read = Decoder.read(config, qkv_bias=bias, o_bias=bias, fused_mlp=True)
     count = len(read.windows)
@@ -51,7 +53,7 @@ def _experts(config: ModelConfig, count: int, inner: int, shared: int) -> Expert
 
 
 def _keeps(config: ModelConfig, count: int) -> tuple[bool, ...]:
-    """Which layers keep recurrent state."""
+    """Returns which layers keep recurrent state, by ``layer_types``. Raises CheckpointError."""
     kinds = config.fields.get("layer_types") or config.fields.get("layers_block_type") or ["mamba"] * count
     if not isinstance(kinds, list) or len(kinds) != count or not set(kinds) <= set(KINDS):
         raise config.error("layer_types", f"must name {count} layers, each one of {', '.join(KINDS)}")

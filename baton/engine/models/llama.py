@@ -10,7 +10,9 @@ MAX_POSITION = 2048
 
 
 def program(config: ModelConfig) -> Program:
-    """Returns the plain decoder; ``attention_bias`` and ``mlp_bias`` add biases to all of their projections."""
+    """Returns the program of a Llama model; ``attention_bias`` and ``mlp_bias`` add biases to all of their
+    projections. Raises CheckpointError.
+    """
     bias = config.flag("attention_bias", False)
     decoder = Decoder.read(config, qkv_bias=bias, o_bias=bias, mlp_bias=config.flag("mlp_bias", False))
     return decoder.program(config, MAX_POSITION)

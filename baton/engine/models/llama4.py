@@ -1,4 +1,4 @@
-"""Describes the text model inside a Llama 4 that also sees images; images are refused where requests are read.
+"""Describes the text model inside a Llama 4 that also accepts images; requests with images are refused elsewhere.
 
 Knows nothing of weights' values.
 """
@@ -11,5 +11,5 @@ from baton.engine.program.program import Program
 
 
 def program(config: ModelConfig) -> Program:
-    """Returns the program of ``text_config``. Raises CheckpointError."""
+    """Returns the program of the text model, described in ``text_config``. Raises CheckpointError."""
     return llama4_text.program(config.part("text_config"))

@@ -1,7 +1,8 @@
 """Describes Llama 4's text models (https://ai.meta.com/blog/llama-4-multimodal-intelligence): layers without rope,
-a shared expert beside one for each token.
+and a shared expert beside one chosen for each token.
 
-Knows nothing of weights' values. Layers that see a chunk of the text see all of it as long as it is no longer.
+Knows nothing of weights' values. Chunked attention is full attention as long as the context isn't longer than a
+chunk, to which it is limited.
 """
 
 from __future__ import annotations
@@ -30,7 +31,9 @@ NAMES = StackedNames(
 
 
 def program(config: ModelConfig) -> Program:
-    """Returns the decoder, for texts of a chunk at most. Raises CheckpointError."""
+    """Returns the program of a Llama 4 text model, its context limited to ``attention_chunk_size``. Raises
+    CheckpointError.
+    """
     bias = config.flag("attention_bias", False)
     read = Decoder.read(config, HEAD_DIM, KV_HEADS, qkv_bias=bias, o_bias=bias)
     count = len(read.windows)

@@ -1,4 +1,5 @@
-"""Describes Ministral (https://mistral.ai/news/ministraux): Mistral with a window in the layers that are named.
+"""Describes Ministral (https://mistral.ai/news/ministraux): Mistral with a window in the layers that
+``layer_types`` names.
 
 Knows nothing of weights' values.
 """
@@ -14,7 +15,9 @@ from baton.engine.program.program import Program
 
 
 def program(config: ModelConfig) -> Program:
-    """Returns the decoder; without ``layer_types`` every layer has the window."""
+    """Returns the program of a Ministral model; without ``layer_types`` every layer has the window. Raises
+    CheckpointError.
+    """
     decoder, window = Decoder.read(config, kv_heads=KV_HEADS), config.window(WINDOW)
     return replace(decoder, windows=config.alternating_windows(window, len(decoder.windows) + 1)).program(
         config, MAX_POSITION

@@ -30,7 +30,9 @@ BETA, ORIGINAL = "llama_4_scaling_beta", "original_max_position_embeddings"
 
 
 def program(config: ModelConfig) -> Program:
-    """Returns the decoder; a null ``sliding_window`` means none. Raises CheckpointError."""
+    """Returns the program of a Ministral 3 model; a null ``sliding_window`` means full attention. Raises
+    CheckpointError.
+    """
     decoder, rope = Decoder.read(config, HEAD_DIM, KV_HEADS), config.with_default("rope_parameters", YARN).rope()
     for name in (BETA, ORIGINAL):
         if name not in rope.parameters:

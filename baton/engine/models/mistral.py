@@ -1,4 +1,4 @@
-"""Describes Mistral (https://arxiv.org/abs/2310.06825): each layer sees ``sliding_window`` tokens back.
+"""Describes Mistral (https://arxiv.org/abs/2310.06825): each layer attends ``sliding_window`` tokens back.
 
 Knows nothing of weights' values.
 """
@@ -17,6 +17,8 @@ KV_HEADS = 8
 
 
 def program(config: ModelConfig) -> Program:
-    """Returns the decoder with one window everywhere; a null ``sliding_window`` means none."""
+    """Returns the program of a Mistral model, with one window in all layers; a null ``sliding_window`` means full
+    attention. Raises CheckpointError.
+    """
     decoder = Decoder.read(config, kv_heads=KV_HEADS)
     return replace(decoder, windows=(config.window(WINDOW),) * len(decoder.windows)).program(config, MAX_POSITION)

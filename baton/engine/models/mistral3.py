@@ -1,5 +1,5 @@
-"""Describes the text model inside Mistral Small 3.1 and its kin, which also see images; images are refused where
-requests are read.
+"""Describes the text model inside Mistral Small 3.1 and similar models, which also accept images; requests with
+images are refused elsewhere.
 
 Knows nothing of weights' values.
 """
@@ -14,7 +14,7 @@ TEXT = {"mistral": mistral.program, "ministral": ministral.program, "ministral3"
 
 
 def program(config: ModelConfig) -> Program:
-    """Returns the program of ``text_config``. Raises CheckpointError."""
+    """Returns the program of the text model, described in ``text_config``. Raises CheckpointError."""
     text = config.part("text_config")
     kind = text.fields.get("model_type", "mistral")
     if kind not in TEXT:

@@ -17,8 +17,8 @@ PARTS = ("w1", "w3", "w2")
 
 
 def program(config: ModelConfig) -> Program:
-    """Returns the decoder with experts everywhere, whose weights sum to 1; ``sliding_window`` is absent as a
-    rule.
+    """Returns the program of a Mixtral model, with experts in every layer, whose weights sum to 1. Raises
+    CheckpointError.
     """
     decoder = Decoder.read(config, kv_heads=KV_HEADS)
     count = len(decoder.windows)

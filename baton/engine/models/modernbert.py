@@ -1,4 +1,5 @@
-"""Describes ModernBERT (https://arxiv.org/abs/2412.13663): rope, norms before, windows in two of three layers.
+"""Describes ModernBERT (https://arxiv.org/abs/2412.13663): rope, norms before attention and MLPs, windows in two of
+three layers.
 
 Knows nothing of weights' values.
 """
@@ -29,7 +30,9 @@ LOCAL, FULL_EVERY = 128, 3
 
 
 def program(config: ModelConfig) -> Program:
-    """Returns the encoder, with the head of a cross-encoder where there is one."""
+    """Returns the program of a ModernBERT encoder, with the head of a cross-encoder if the checkpoint has one.
+    Raises CheckpointError.
+    """
     for name in ("attention_bias", "mlp_bias", "norm_bias", "classifier_bias"):
         config.must_be(name, False)
     every = config.size("global_attn_every_n_layers", FULL_EVERY)

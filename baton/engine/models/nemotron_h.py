@@ -1,7 +1,7 @@
-"""Describes Nemotron-H and Nemotron Nano 2 (https://arxiv.org/abs/2504.03624): layers of Mamba-2, attention without
-rope, or an MLP.
+"""Describes Nemotron-H and Nemotron Nano 2 (https://arxiv.org/abs/2504.03624): each layer has Mamba-2, attention
+without rope, or an MLP.
 
-Knows nothing of weights' values. Layers of experts aren't known.
+Knows nothing of weights' values. Layers of experts aren't supported.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ RENAMED = (
 
 
 def program(config: ModelConfig) -> Program:
-    """Returns the decoder, one mixer in each layer. Raises CheckpointError."""
+    """Returns the program of a Nemotron-H model, with one mixer in each layer. Raises CheckpointError."""
     config.must_be("attention_bias", False)
     require_unlimited_steps(config)
     kinds = _kinds(config)
@@ -67,7 +67,7 @@ def _states(config: ModelConfig, eps: float) -> StateSpaceLayers:
 
 
 def _kinds(config: ModelConfig) -> tuple[str, ...]:
-    """What each layer is, by ``layer_types`` or ``hybrid_override_pattern``."""
+    """Returns each layer's kind, by ``layer_types`` or ``hybrid_override_pattern``. Raises CheckpointError."""
     named = config.fields.get("layer_types") or config.fields.get("layers_block_type")
     found, known = (named, KINDS) if named else (config.fields.get("hybrid_override_pattern"), PATTERN)
     if not isinstance(found, list | str) or not found or not set(found) <= set(known):

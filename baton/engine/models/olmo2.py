@@ -1,4 +1,5 @@
-"""Describes OLMo 2 (https://arxiv.org/abs/2501.00656): norms behind attention and MLPs, q and k normed whole.
+"""Describes OLMo 2 (https://arxiv.org/abs/2501.00656): norms after attention and MLPs, q and k normed over all
+heads.
 
 Knows nothing of weights' values.
 """
@@ -16,12 +17,14 @@ EPS = 1e-5
 
 
 def program(config: ModelConfig) -> Program:
-    """Returns the decoder; ``attention_bias`` adds biases to all four projections."""
+    """Returns the program of an OLMo 2 model; ``attention_bias`` adds biases to all four projections. Raises
+    CheckpointError.
+    """
     return olmo(config).program(config, MAX_POSITION)
 
 
 def olmo(config: ModelConfig) -> Decoder:
-    """Returns what OLMo 2 and 3 share."""
+    """Returns the decoder that OLMo 2 and 3 share. Raises CheckpointError."""
     bias = config.flag("attention_bias", False)
     decoder = Decoder.read(config, qkv_bias=bias, o_bias=bias, wide_qk_norm=True)
     eps = config.number("rms_norm_eps", EPS)

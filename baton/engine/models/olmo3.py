@@ -1,4 +1,4 @@
-"""Describes OLMo 3 (https://allenai.org/olmo): OLMo 2 with a window in three of four layers, a rope each.
+"""Describes OLMo 3 (https://allenai.org/olmo): OLMo 2 with a window in three of four layers, with different rope.
 
 Knows nothing of weights' values.
 """
@@ -17,6 +17,8 @@ THETA = 500000.0
 
 
 def program(config: ModelConfig) -> Program:
-    """Returns OLMo 2's decoder with alternating windows; scaled rope is for layers without one."""
+    """Returns the program of an OLMo 3 model: rope is scaled only in layers without a window. Raises
+    CheckpointError.
+    """
     windows = config.alternating_windows(config.window(WINDOW), FULL_EVERY)
     return two_ropes(config, replace(olmo(config), windows=windows), (THETA, THETA), MAX_POSITION)

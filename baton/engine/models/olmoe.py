@@ -1,4 +1,4 @@
-"""Describes OLMoE (https://arxiv.org/abs/2409.02060): experts in every layer, q and k normed whole.
+"""Describes OLMoE (https://arxiv.org/abs/2409.02060): experts in every layer, q and k normed over all heads.
 
 Knows nothing of weights' values.
 """
@@ -18,7 +18,7 @@ EPS = 1e-5
 
 
 def program(config: ModelConfig) -> Program:
-    """Returns the decoder; ``clip_qkv`` isn't known."""
+    """Returns the program of an OLMoE model. Raises CheckpointError, also if ``clip_qkv`` is set."""
     config.must_be("clip_qkv")
     bias = config.flag("attention_bias", False)
     decoder = Decoder.read(config, qkv_bias=bias, o_bias=bias, wide_qk_norm=True)

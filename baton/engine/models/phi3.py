@@ -1,4 +1,4 @@
-"""Describes Phi-3, 3.5 and 4, mini ones too (https://arxiv.org/abs/2404.14219): fused matrices, a part of each head
+"""Describes Phi-3, 3.5 and 4, also mini (https://arxiv.org/abs/2404.14219): fused matrices, a part of each head
 rotated, longrope.
 
 Knows nothing of weights' values.
@@ -15,11 +15,13 @@ from baton.engine.program.rope import LONGROPE
 
 MAX_POSITION, ORIGINAL_CONTEXT = 4096, 4096
 EPS = 1e-5
-OTHER_NAMES = ("su", "yarn")  # which Phi-3's first checkpoints gave to longrope
+OTHER_NAMES = ("su", "yarn")  # of longrope in Phi-3's first checkpoints
 
 
 def program(config: ModelConfig) -> Program:
-    """Returns the decoder with one window everywhere; a null ``sliding_window`` means none."""
+    """Returns the program of a Phi-3 or Phi-4 model, with one window in all layers; a null ``sliding_window`` means
+    full attention. Raises CheckpointError.
+    """
     config.must_be("attention_bias", False)
     decoder = Decoder.read(config, fused=True, partial_rotary=True)
     windows, eps = (config.window(None),) * len(decoder.windows), config.number("rms_norm_eps", EPS)

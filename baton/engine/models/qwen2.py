@@ -16,11 +16,15 @@ KV_HEADS = 32
 
 
 def program(config: ModelConfig) -> Program:
-    """Returns the decoder with QKV biases; ``use_sliding_window`` gives the upper layers a window."""
+    """Returns the program of a Qwen2 model; with ``use_sliding_window`` the upper layers have a window. Raises
+    CheckpointError.
+    """
     return windowed(config, Decoder.read(config, kv_heads=KV_HEADS, qkv_bias=True)).program(config, MAX_POSITION)
 
 
 def windowed(config: ModelConfig, decoder: Decoder) -> Decoder:
-    """Returns ``decoder`` with Qwen's mix of full and windowed layers."""
+    """Returns ``decoder`` with a window in the layers that ``layer_types`` or ``max_window_layers`` say, if
+    ``use_sliding_window`` is set. Raises CheckpointError.
+    """
     window = config.window(WINDOW) if config.flag("use_sliding_window", False) else 0
     return replace(decoder, windows=config.layer_windows(len(decoder.windows), window))

@@ -1,4 +1,5 @@
-"""Describes Qwen1.5-MoE and Qwen2-57B-A14B (https://arxiv.org/abs/2407.10671): Qwen2 with experts, one shared.
+"""Describes Qwen1.5-MoE and Qwen2-57B-A14B (https://arxiv.org/abs/2407.10671): Qwen2 with experts, one of them
+shared.
 
 Knows nothing of weights' values.
 """
@@ -18,7 +19,9 @@ KV_HEADS = 16
 
 
 def program(config: ModelConfig) -> Program:
-    """Returns Qwen2's decoder whose MLPs are experts, beside one that every token goes to by a gate."""
+    """Returns the program of a Qwen2 model with experts, and a gated expert shared by all tokens. Raises
+    CheckpointError.
+    """
     config.must_be("use_sliding_window", False)
     decoder = Decoder.read(config, kv_heads=KV_HEADS, qkv_bias=config.flag("qkv_bias", True))
     experts = ExpertLayers.read(

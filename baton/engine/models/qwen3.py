@@ -1,4 +1,4 @@
-"""Describes Qwen3 (https://arxiv.org/abs/2505.09388): norms on q and k, a head size of its own.
+"""Describes Qwen3 (https://arxiv.org/abs/2505.09388): norms on q and k, a head size of 128.
 
 Knows nothing of weights' values.
 """
@@ -14,7 +14,9 @@ HEAD_DIM = 128
 
 
 def program(config: ModelConfig) -> Program:
-    """Returns the decoder with QK norm; ``attention_bias`` adds biases to all four projections."""
+    """Returns the program of a Qwen3 model; ``attention_bias`` adds biases to all four projections. Raises
+    CheckpointError.
+    """
     bias = config.flag("attention_bias", False)
     decoder = Decoder.read(config, HEAD_DIM, KV_HEADS, qkv_bias=bias, o_bias=bias, qk_norm=True)
     return windowed(config, decoder).program(config, MAX_POSITION)

@@ -1,5 +1,5 @@
-"""Describes the text model inside a Qwen3.5 with experts that also sees images; images are refused where requests
-are read.
+"""Describes the text model inside a Qwen3.5 with experts that also accepts images; requests with images are refused
+elsewhere.
 
 Knows nothing of weights' values.
 """
@@ -12,5 +12,5 @@ from baton.engine.program.program import Program
 
 
 def program(config: ModelConfig) -> Program:
-    """Returns the program of ``text_config``. Raises CheckpointError."""
+    """Returns the program of the text model, described in ``text_config``. Raises CheckpointError."""
     return qwen3_5_moe_text.program(config.part("text_config"))

@@ -15,7 +15,9 @@ KV_HEADS = 2
 
 
 def program(config: ModelConfig) -> Program:
-    """Returns the hybrid with experts in every layer, one shared."""
+    """Returns the program of a Qwen3.5 text model with experts in every layer, one of them shared. Raises
+    CheckpointError.
+    """
     inner, shared = (
         config.size(name, 512) for name in ("moe_intermediate_size", "shared_expert_intermediate_size")
     )

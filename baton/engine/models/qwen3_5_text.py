@@ -1,4 +1,4 @@
-"""Describes Qwen3.5's text model: three gated delta nets to a layer of gated attention, without experts.
+"""Describes Qwen3.5's text model: three layers of gated delta nets to one of gated attention, without experts.
 
 Knows nothing of weights' values.
 """
@@ -13,5 +13,7 @@ KV_HEADS = 4
 
 
 def program(config: ModelConfig) -> Program:
-    """Returns the hybrid; q, k and v of a gated delta net are one matrix, z, b and a are others."""
+    """Returns the program of a Qwen3.5 text model; a gated delta net's q, k and v are one tensor, z, b and a are
+    others. Raises CheckpointError.
+    """
     return delta_hybrid(config, KV_HEADS, None, grouped=False)

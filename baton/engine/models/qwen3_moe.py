@@ -18,8 +18,8 @@ PARTS = ("gate_proj", "up_proj", "down_proj")
 
 
 def program(config: ModelConfig) -> Program:
-    """Returns Qwen3 whose MLPs are experts, but for ``mlp_only_layers`` and what ``decoder_sparse_step``
-    leaves out.
+    """Returns the program of a Qwen3 model with experts in place of MLPs, except in layers that ``mlp_only_layers``
+    or ``decoder_sparse_step`` exclude. Raises CheckpointError.
     """
     bias = config.flag("attention_bias", False)
     decoder = Decoder.read(config, kv_heads=KV_HEADS, qkv_bias=bias, o_bias=bias, qk_norm=True)
@@ -38,7 +38,7 @@ def program(config: ModelConfig) -> Program:
 
 
 def sparse_layers(config: ModelConfig, layers: int) -> tuple[bool, ...]:
-    """Returns which layers have experts in place of an MLP. Raises CheckpointError."""
+    """Returns, for each of ``layers`` layers, whether it has experts in place of an MLP. Raises CheckpointError."""
     step, dense = config.size("decoder_sparse_step", 1), config.fields.get("mlp_only_layers") or []
     if not isinstance(dense, list):
         raise config.error("mlp_only_layers", f"is {dense!r}; it must be a list of layers")

@@ -1,4 +1,5 @@
-"""Describes Qwen3-Next: three gated delta nets to a layer of gated attention, experts in each, one shared.
+"""Describes Qwen3-Next: three layers of gated delta nets to one of gated attention, experts in each, one of them
+shared.
 
 Knows nothing of weights' values.
 """
@@ -22,12 +23,18 @@ KINDS = {"linear_attention": True, "full_attention": False}  # whether a layer k
 
 
 def program(config: ModelConfig) -> Program:
-    """Returns the hybrid with experts; q, k, v and z of a gated delta net lie head by head."""
+    """Returns the program of a Qwen3-Next model; a gated delta net's q, k, v and z lie head by head in one tensor.
+    Raises CheckpointError.
+    """
     return delta_hybrid(config, KV_HEADS, _experts(config, config.size("num_hidden_layers")), grouped=True)
 
 
 def delta_hybrid(config: ModelConfig, kv_heads: int, experts: ExpertLayers | None, grouped: bool) -> Program:
-    """Returns Qwen's hybrid of gated delta nets; norms' weights start from 1, a quarter of each head is rotated."""
+    """Returns the program of Qwen's hybrid of gated delta nets and gated attention. By default a quarter of each
+    head is rotated. Raises CheckpointError.
+
+    ``kv_heads`` is the default number of KV heads; ``grouped`` is that of ``GatedDeltaLayers``.
+    """
     bias = config.flag("attention_bias", False)
     plain = Decoder.read(config, HEAD_DIM, kv_heads, qkv_bias=bias, o_bias=bias, partial_rotary=True)
     rope = config.rope()
@@ -44,7 +51,9 @@ def delta_hybrid(config: ModelConfig, kv_heads: int, experts: ExpertLayers | Non
 
 
 def kept_layers(config: ModelConfig, count: int) -> tuple[bool, ...]:
-    """Returns which layers keep recurrent state, by ``layer_types``. Raises CheckpointError."""
+    """Returns, for each of ``count`` layers, whether it keeps recurrent state, by ``layer_types`` or
+    ``full_attention_interval``. Raises CheckpointError.
+    """
     kinds = config.fields.get("layer_types")
     if kinds is None:
         interval = config.size("full_attention_interval", INTERVAL)

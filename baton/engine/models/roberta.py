@@ -1,4 +1,4 @@
-"""Describes RoBERTa (https://arxiv.org/abs/1907.11692): BERT whose first place is behind that of padding.
+"""Describes RoBERTa (https://arxiv.org/abs/1907.11692): BERT whose positions begin after the padding token's.
 
 Knows nothing of weights' values.
 """
@@ -14,5 +14,7 @@ HEAD = ScoreHead("classifier.dense", "classifier.out_proj")
 
 
 def program(config: ModelConfig) -> Program:
-    """Returns the encoder, with the head of a cross-encoder where there is one."""
+    """Returns the program of a RoBERTa encoder, with the head of a cross-encoder if the checkpoint has one. Raises
+    CheckpointError.
+    """
     return encoder(config, first=config.count("pad_token_id", 1) + 1, head=HEAD).program(config)

@@ -14,7 +14,9 @@ HEAD_DIM, KV_HEADS = 128, 8
 
 
 def program(config: ModelConfig) -> Program:
-    """Returns the decoder; ``attention_out_bias`` adds one to attention's output."""
+    """Returns the program of a Seed-OSS model; ``attention_out_bias`` adds a bias to attention's output projection.
+    Raises CheckpointError.
+    """
     qkv, o = config.flag("attention_bias", True), config.flag("attention_out_bias", False)
     mlp = config.flag("mlp_bias", False)
     decoder = Decoder.read(config, HEAD_DIM, KV_HEADS, qkv_bias=qkv, o_bias=o, mlp_bias=mlp)

@@ -16,7 +16,9 @@ THETA = 2_000_000.0
 
 
 def program(config: ModelConfig) -> Program:
-    """Returns the decoder; ``no_rope_layers`` has a 1 for each layer with rope."""
+    """Returns the program of a SmolLM3 model; ``no_rope_layers`` has a 1 for each layer with rope. Raises
+    CheckpointError.
+    """
     config.must_be("use_sliding_window", False)
     bias = config.flag("attention_bias", False)
     decoder = Decoder.read(
@@ -27,7 +29,10 @@ def program(config: ModelConfig) -> Program:
 
 
 def turned_layers(config: ModelConfig, count: int, interval: int) -> tuple[bool, ...]:
-    """Returns which layers have rope. Raises CheckpointError."""
+    """Returns, for each of ``count`` layers, whether it has rope. Raises CheckpointError.
+
+    Unless ``no_rope_layers`` is given, every ``interval``-th layer has none.
+    """
     found = config.fields.get("no_rope_layers")
     if not found:
         interval = config.size("no_rope_layer_interval", interval)

@@ -1,4 +1,4 @@
-"""Describes XLM-RoBERTa (https://arxiv.org/abs/1911.02116): RoBERTa in many languages, as BGE-M3 and its reranker.
+"""Describes XLM-RoBERTa (https://arxiv.org/abs/1911.02116): multilingual RoBERTa, such as BGE-M3 and its reranker.
 
 Knows nothing of weights' values.
 """

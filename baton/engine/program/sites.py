@@ -30,7 +30,9 @@ class Site(msgspec.Struct, frozen=True, array_like=True):
 
 
 def adaptable(program: Program) -> Program:
-    """Returns the program with an ``Adapt`` op after each matrix product and embedding; the head needs none."""
+    """Returns the program with an ``Adapt`` op after each matrix product and embedding; the head's op applies
+    adapters itself.
+    """
     return msgspec.structs.replace(program, ops=tuple(after for op in program.ops for after in _with_adapters(op)))
 
 

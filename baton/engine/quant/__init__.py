@@ -1,4 +1,4 @@
-"""Quantization, one file per scheme, the file named as the scheme. Knows nothing of programs.
+"""Reads or makes quantized weights; one file per scheme, named as the scheme. Knows nothing of programs.
 
 On load (``--quantization NAME``): the file has ``pack(weight) -> PackedWeight`` and ``pack_head``. In a checkpoint
 (``quantization_config.quant_method``): it has ``reader(model, tensors) -> Reader``. An unknown name is refused with
@@ -25,40 +25,44 @@ ON_LOAD = ("int8", "int4")
 
 
 class Tensors(Protocol):
-    """A checkpoint's files."""
+    """Gives access to a checkpoint's tensors."""
 
     def names(self) -> Iterable[str]:
-        """Every tensor's name."""
+        """Returns the names of all tensors."""
 
     def tensor(self, name: str) -> Tensor:
-        """One of them, as it is stored. Raises CheckpointError for a missing one."""
+        """Returns a tensor as it is stored. Raises CheckpointError if it is missing."""
 
     def error(self, name: str, problem: str) -> CheckpointError:
-        """An error about one of them, with its file."""
+        """Returns an error about tensor ``name`` that also names its file."""
 
 
 class Reader(Protocol):
-    """A quantized checkpoint's weights under their plain names."""
+    """Reads a quantized checkpoint's weights by the names that they have in a plain one."""
 
     def read(self, name: str, shape: tuple[int, ...]) -> Tensor | Part | None:
-        """The weight of ``shape``, None where this form doesn't hold it: then it is a plain tensor."""
+        """Returns the quantized weight ``name`` of ``shape`` (n outputs, k inputs); None if it is stored as a plain
+        tensor. Raises CheckpointError.
+        """
 
 
 def on_load(name: str) -> ModuleType:
-    """The scheme that ``--quantization`` names. Raises ConfigError with the choices."""
+    """Returns the module of the scheme that ``--quantization`` names. Raises ConfigError with the choices."""
     if name not in ON_LOAD:
         raise ConfigError(f"quantization {name!r} is unknown; choose {', '.join((NONE, *ON_LOAD))}", "quantization")
     return import_module(f"{__name__}.{name}")
 
 
 def in_checkpoints() -> tuple[str, ...]:
-    """The schemes that checkpoints may come in, as config.json spells them."""
+    """Returns the quantization methods that checkpoints may have, as config.json spells them."""
     files = sorted(path.stem for path in Path(__file__).parent.glob("[a-z]*.py"))
     return tuple(name.replace("_", "-") for name in files if name not in ON_LOAD)
 
 
 def reader_of(model: ModelConfig, tensors: Tensors) -> Reader | None:
-    """How to read this checkpoint's quantized weights; None for a plain one. Raises CheckpointError."""
+    """Returns the reader of a checkpoint's quantized weights; None for a plain checkpoint. Raises CheckpointError
+    for an unknown method or setting.
+    """
     settings = model.fields.get("quantization_config") or model.fields.get("compression_config")
     if settings is None:
         return None

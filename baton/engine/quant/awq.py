@@ -1,4 +1,4 @@
-"""AWQ checkpoints (https://arxiv.org/abs/2306.00978), as AutoAWQ writes them for its GEMM: 4 bits.
+"""Reads AWQ checkpoints (https://arxiv.org/abs/2306.00978), as AutoAWQ writes them for its GEMM: 4 bits.
 
 Knows nothing of models. Per linear layer: qweight int32 (k, n / 8) and qzeros int32 (groups, n / 8), outputs packed
 in the order 0 2 4 6 1 3 5 7 from the low bits up; scales (groups, n).
@@ -19,7 +19,9 @@ PLACES = torch.tensor([0, 4, 1, 5, 2, 6, 3, 7])  # of outputs 0 … 7 in an int3
 
 
 def reader(model: ModelConfig, tensors: Tensors) -> Reader:
-    """Checks the settings. Raises CheckpointError naming the one that isn't known."""
+    """Returns a reader of the checkpoint's AWQ weights. Raises CheckpointError naming a setting that isn't
+    supported.
+    """
     settings = model.fields["quantization_config"]
     bits = settings.get("bits", settings.get("w_bit"))
     version = str(settings.get("version", "gemm")).lower()
@@ -31,13 +33,15 @@ def reader(model: ModelConfig, tensors: Tensors) -> Reader:
 
 
 class AwqReader:
-    """Implements ``Reader``."""
+    """Reads a checkpoint's AWQ weights; implements ``Reader``."""
 
     def __init__(self, tensors: Tensors) -> None:
         self._tensors, self._names = tensors, set(tensors.names())
 
     def read(self, name: str, shape: tuple[int, ...]) -> Integers | None:
-        """The layer of ``name``; None where it isn't quantized."""
+        """Returns the weight ``name`` of ``shape`` (n, k); None if it isn't quantized. Raises CheckpointError if
+        its tensors don't fit.
+        """
         base = name.removesuffix(".weight")
         if f"{base}.qweight" not in self._names:
             return None
@@ -55,5 +59,5 @@ class AwqReader:
 
 
 def in_order(packed: Tensor) -> Tensor:
-    """(rows, n / 8) int32 -> (rows, n) int32."""
+    """Returns the numbers (rows, n) int32 packed in ``packed`` (rows, n / 8) int32 in AWQ's order, from 0 up."""
     return unpack(packed, BITS).view(len(packed), -1, 8)[..., PLACES].flatten(-2)

@@ -1,10 +1,11 @@
-"""bitsandbytes checkpoints: NF4 and FP4 (https://arxiv.org/abs/2305.14314), LLM.int8 (https://arxiv.org/abs/2208.07339).
+"""Reads bitsandbytes checkpoints: NF4 and FP4 (https://arxiv.org/abs/2305.14314), LLM.int8
+(https://arxiv.org/abs/2208.07339).
 
 Knows nothing of models. 4 bits, per linear layer: weight uint8, two codes a byte (the first one high), row after
 row; weight.absmax per ``blocksize`` weights, float32 or, quantized again, uint8 into weight.nested_quant_map times
-weight.nested_absmax per 256 of them, plus an offset; weight.quant_map, what the codes stand for;
-weight.quant_state…, JSON as bytes. 8 bits: weight int8 and SCB, each row's absmax. Inputs from a magnitude of
-``llm_int8_threshold`` on are multiplied in float, not in int8 (outliers.h).
+weight.nested_absmax per 256 of them, plus an offset; weight.quant_map, the codes' values; weight.quant_state…, JSON
+as bytes. 8 bits: weight int8 and SCB, each row's absmax. Inputs from a magnitude of ``llm_int8_threshold`` on are
+multiplied in float, not in int8 (outliers.h).
 """
 
 from __future__ import annotations
@@ -25,7 +26,9 @@ STATE = "quant_state.bitsandbytes__"
 
 
 def reader(model: ModelConfig, tensors: Tensors) -> Reader:
-    """Checks the settings. Raises CheckpointError naming the one that isn't known."""
+    """Returns a reader of the checkpoint's bitsandbytes weights. Raises CheckpointError naming a setting that isn't
+    supported.
+    """
     settings = model.fields["quantization_config"]
     if not (settings.get("load_in_4bit") or settings.get("load_in_8bit")):
         raise model.error("quantization_config", "has neither load_in_4bit nor load_in_8bit; one must be true")
@@ -39,23 +42,27 @@ def reader(model: ModelConfig, tensors: Tensors) -> Reader:
 
 
 class State(msgspec.Struct, frozen=True):
-    """A 4-bit weight's quant_state."""
+    """Holds the quant_state of a 4-bit weight."""
 
-    quant_type: str
-    blocksize: int
-    shape: tuple[int, int]
-    nested_blocksize: int = 0
-    nested_offset: float = 0.0
+    quant_type: str  # "nf4" or "fp4"
+    blocksize: int  # weights per absmax
+    shape: tuple[int, int]  # of the weight (n, k)
+    nested_blocksize: int = 0  # absmaxes per nested_absmax; 0: they aren't quantized
+    nested_offset: float = 0.0  # added to each absmax that was quantized
 
 
 class BitsAndBytesReader:
-    """Implements ``Reader``."""
+    """Reads a checkpoint's bitsandbytes weights; implements ``Reader``. ``outliers`` is its
+    ``llm_int8_threshold``.
+    """
 
     def __init__(self, tensors: Tensors, outliers: float) -> None:
         self._tensors, self._names, self._outliers = tensors, set(tensors.names()), outliers
 
     def read(self, name: str, shape: tuple[int, ...]) -> Codes | Integers | None:
-        """The layer of ``name``; None where it isn't quantized."""
+        """Returns the weight ``name`` of ``shape`` (n, k); None if it isn't quantized. Raises CheckpointError if
+        its tensors don't fit.
+        """
         if f"{name}.quant_map" in self._names:
             return self._codes(name, shape)
         scales = f"{name.removesuffix('.weight')}.SCB"
@@ -93,7 +100,7 @@ class BitsAndBytesReader:
         return Codes(codes, self._part(name, "quant_map", 16), group, scales)
 
     def _absmax(self, name: str, state: State) -> Tensor:
-        """Each block's, float32."""
+        """Returns each block's absmax, float32."""
         absmax = self._tensors.tensor(f"{name}.absmax")
         if absmax.dtype != torch.uint8:
             return absmax.float()

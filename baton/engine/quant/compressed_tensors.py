@@ -1,13 +1,16 @@
-"""compressed-tensors checkpoints, as llm-compressor writes them (https://github.com/vllm-project/compressed-tensors).
+"""Reads llm-compressor's checkpoints, of compressed-tensors (https://github.com/vllm-project/compressed-tensors).
 
 Knows nothing of models. Per linear layer one of
+
     weight int8 with weight_scale per tensor, channel or group and, where not symmetric, weight_zero_point
     weight float8_e4m3fn with weight_scale per tensor, channel, group or block
     weight_packed int32 (n, k / per), integers of 4 or 8 bits, with weight_shape and scales as of int8
     weight_packed uint8 (n, k / 2), E2M1 by weight_scale: uint8 powers of two per 32 inputs (MXFP4), or
     float8_e4m3fn per 16, over weight_global_scale (NVFP4)
-What a layer has says how it is read, so that layers may differ. Activations are rounded per token at run time,
-beside fp8 to bfloat16, or as ``input_activations`` says where ``worker.activations`` asks for e4m3.
+
+Each layer's tensors determine how it is read, so that layers may differ. Activations are rounded per token at run
+time; those multiplied by fp8 weights to bfloat16, or as ``input_activations`` says if ``worker.activations`` asks
+for e4m3.
 """
 
 from __future__ import annotations
@@ -32,7 +35,9 @@ BIAS, NAN = 127, 255  # of E8M0 (OCP Microscaling Formats v1.0, 5.4.1)
 
 
 def reader(model: ModelConfig, tensors: Tensors) -> Reader:
-    """Checks the settings. Raises CheckpointError naming the one that isn't known."""
+    """Returns a reader of the checkpoint's weights. Raises CheckpointError naming a setting that isn't
+    supported.
+    """
     settings = model.fields.get("quantization_config") or model.fields["compression_config"]
     if settings.get("format") not in FORMATS:
         known = ", ".join(FORMATS)
@@ -61,8 +66,10 @@ def _require_known(model: ModelConfig, weights: dict[str, Any]) -> None:
 
 
 class CompressedReader:
-    """Implements ``Reader``. ``block`` is the outputs and inputs that share a scale of fp8; with ``are_e4m3`` rows
-    of activations are meant to be rounded to e4m3 as well.
+    """Reads a checkpoint's compressed-tensors weights; implements ``Reader``.
+
+    ``block`` is the (outputs, inputs) that share a scale of fp8, None for other strategies; ``are_e4m3``:
+    activations are meant to be rounded to e4m3 too.
     """
 
     def __init__(self, tensors: Tensors, block: tuple[int, int] | None, are_e4m3: bool = False) -> None:
@@ -70,7 +77,9 @@ class CompressedReader:
         self._names = set(tensors.names())
 
     def read(self, name: str, shape: tuple[int, ...]) -> Integers | Scaled | Codes | None:
-        """The layer of ``name``; None where it isn't quantized."""
+        """Returns the weight ``name`` of ``shape`` (n, k); None if it isn't quantized. Raises CheckpointError if
+        its tensors don't fit.
+        """
         if f"{name}_scale" not in self._names:
             return None
         if f"{name}_packed" in self._names:
@@ -120,7 +129,7 @@ class CompressedReader:
         raise self._tensors.error(f"{name}_packed", text)
 
     def _scales(self, name: str, shape: tuple[int, ...]) -> tuple[Tensor, int]:
-        """(n, groups) float32, and the inputs of a group, 0 for one that is a whole row."""
+        """Returns the scales (n, groups) float32, and the number of inputs per group, 0 if a row has one scale."""
         found = self._tensors.tensor(f"{name}_scale")
         if found.dtype == torch.uint8:
             if bool((found == NAN).any()):

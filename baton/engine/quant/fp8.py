@@ -1,9 +1,10 @@
-"""FP8 checkpoints as DeepSeek-V3 and Qwen3-FP8 write them (https://arxiv.org/abs/2412.19437, 3.3): e4m3 in blocks.
+"""Reads FP8 checkpoints as DeepSeek-V3 and Qwen3-FP8 write them (https://arxiv.org/abs/2412.19437, 3.3): e4m3 in
+blocks.
 
 Knows nothing of models. Per linear layer: weight float8_e4m3fn (n, k) and weight_scale_inv, float32, one number per
 block of ``weight_block_size`` outputs x inputs (128 x 128), by which its weights are multiplied; without blocks one
-number, or one per output. Activations are e4m3 where ``worker.activations`` asks for it, by ``input_scale`` or by
-scales of their own (per token, beside blocks per token and block's inputs); else bfloat16, which is finer.
+number, or one per output. Activations are e4m3 if ``worker.activations`` asks for it, by ``input_scale`` or by
+scales of their own (per token; with blocks per token and block's inputs); else bfloat16, which is finer.
 """
 
 from __future__ import annotations
@@ -23,7 +24,9 @@ NAN = 127  # of the seven bits below the sign
 
 
 def reader(model: ModelConfig, tensors: Tensors) -> Reader:
-    """Checks the settings. Raises CheckpointError naming the one that isn't known."""
+    """Returns a reader of the checkpoint's FP8 weights. Raises CheckpointError naming a setting that isn't
+    supported.
+    """
     settings = model.fields["quantization_config"]
     if settings.get("fmt", "e4m3") != "e4m3":
         raise model.error("quantization_config.fmt", f"is {settings['fmt']!r}; e4m3 is known")
@@ -50,14 +53,20 @@ def _block(model: ModelConfig, found: Any) -> tuple[int, int] | None:
 
 
 class Fp8Reader:
-    """Implements ``Reader``."""
+    """Reads a checkpoint's FP8 weights; implements ``Reader``.
+
+    ``block`` is the (outputs, inputs) that share a scale, None for one scale per weight or row; ``is_static``:
+    activations have a stored scale.
+    """
 
     def __init__(self, tensors: Tensors, block: tuple[int, int] | None, is_static: bool = False) -> None:
         self._tensors, self._block, self._is_static = tensors, block, is_static
         self._names = set(tensors.names())
 
     def read(self, name: str, shape: tuple[int, ...]) -> Scaled | None:
-        """The layer of ``name``; None where it isn't quantized."""
+        """Returns the weight ``name`` of ``shape`` (n, k); None if it isn't quantized. Raises CheckpointError if
+        its tensors don't fit.
+        """
         base = name.removesuffix("weight")
         scales = next((f"{base}{part}" for part in SCALES if f"{base}{part}" in self._names), None)
         if scales is None:
@@ -71,7 +80,9 @@ class Fp8Reader:
 
 
 def rows_scale(tensors: Tensors, name: str) -> float:
-    """Returns the number that rows of activations are divided by to be e4m3. Raises CheckpointError by name."""
+    """Returns the number that activations are divided by before they are rounded to e4m3: the greatest in tensor
+    ``name``. Raises CheckpointError unless all are above 0.
+    """
     found = tensors.tensor(name).float()
     if not bool((torch.isfinite(found) & (found > 0)).all()) or not found.numel():
         text = f"is {found.flatten()[:3].tolist()}; a scale of activations is a number above 0: get the model again"
@@ -80,7 +91,9 @@ def rows_scale(tensors: Tensors, name: str) -> float:
 
 
 def scaled(tensors: Tensors, name: str, values: Tensor, scales: str, block: tuple[int, int] | None) -> Scaled:
-    """e4m3 ``values`` by the tensor ``scales``: a number, one per row, or one per block. Raises CheckpointError."""
+    """Returns the e4m3 weight ``values`` (n, k) named ``name`` with the scales in tensor ``scales``: one number,
+    one per row, or one per ``block``. Raises CheckpointError.
+    """
     if bool((values.view(torch.uint8) & NAN == NAN).any()):
         raise tensors.error(name, "holds NaN; it is damaged, quantize the model again")
     found, (n, k) = tensors.tensor(scales).float(), values.shape

@@ -1,9 +1,9 @@
-"""GGUF files (https://github.com/ggml-org/ggml/blob/master/docs/gguf.md) in place of safetensors, parsed by the
-``gguf`` package: the kinds of ``ggml.blocks``, and plain F32, F16, BF16.
+"""Reads GGUF files (https://github.com/ggml-org/ggml/blob/master/docs/gguf.md) in place of safetensors, parsed by
+the ``gguf`` package: the kinds in ``ggml.blocks``, and plain F32, F16, BF16.
 
 Knows nothing of packing. The directory holds config.json and one .gguf. Blocks keep their integers, codes and
-scales. GGUF stores llama's q and k rows in pairs of neighbours for its rotary embedding; they are put back into
-halves. A layer's experts are one tensor, (experts, rows, inputs).
+scales. GGUF stores the rows of Llama's q and k in pairs of neighbours for its rotary embedding; they are put back
+into halves. A layer's experts are one tensor, (experts, rows, inputs).
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ EXPERTS = {
 
 
 class GgufCheckpoint:
-    """A directory's one GGUF file, read as a checkpoint and as its own ``Reader``."""
+    """Reads a directory's one GGUF file, as a checkpoint and as the ``Reader`` of its quantized weights."""
 
     def __init__(self, path: Path, model: ModelConfig) -> None:
         self._path = path
@@ -70,7 +70,9 @@ class GgufCheckpoint:
 
     @classmethod
     def find(cls, directory: Path, model: ModelConfig) -> GgufCheckpoint | None:
-        """The directory's GGUF, None where it has none or has safetensors too. Raises CheckpointError."""
+        """Returns the directory's GGUF checkpoint; None if it has none, or has safetensors too. Raises
+        CheckpointError for several files, or an unsupported model type.
+        """
         found = sorted(directory.glob("*.gguf"))
         if not found or any(directory.glob("*.safetensors")):
             return None
@@ -84,15 +86,17 @@ class GgufCheckpoint:
         return cls(found[0], model)
 
     def names(self) -> Iterable[str]:
-        """Every tensor's name, in GGUF's spelling."""
+        """Returns the names of all tensors, in GGUF's spelling."""
         return self._tensors.keys()
 
     def tensor(self, name: str, shape: tuple[int, ...] | None = None) -> Tensor:
-        """A missing one: ``read`` gives all there are. Raises CheckpointError."""
+        """Raises CheckpointError, saying that the tensor is missing: ``read`` returns all tensors that exist."""
         raise CheckpointError(f"{self._path}: tensor {gguf_name(name)} (of {name}) is missing", "model")
 
     def read(self, name: str, shape: tuple[int, ...]) -> Tensor | Part | None:
-        """The tensor of ``name`` as config.json's architecture spells it."""
+        """Returns the weight with Hugging Face's ``name``, plain or quantized; None if it is missing. Raises
+        CheckpointError for another shape or an unsupported kind.
+        """
         found = self._tensors.get(gguf_name(name))
         if found is None:
             return None
@@ -102,7 +106,7 @@ class GgufCheckpoint:
         return _halves(value, heads) if heads and self._paired else value
 
     def _value(self, found: Any, shape: tuple[int, ...], expert: int | None) -> Tensor | Part:
-        """A tensor, or one expert of it."""
+        """Returns a tensor's values, or those of one expert of it."""
         kind, size = found.tensor_type.name, tuple(int(d) for d in found.shape)[::-1]
         if kind not in PLAIN and kind not in KINDS:
             known = ", ".join((*PLAIN, *KINDS))
@@ -122,7 +126,9 @@ class GgufCheckpoint:
         return CheckpointError(f"{self._path}: tensor {found.name} {problem}", "model")
 
     def fingerprint(self, config: dict[str, Any]) -> str:
-        """Hex SHA-256 over config and the file: all of it up to 256 MiB, above that 32 pieces of 1 MiB."""
+        """Returns a hex SHA-256 over ``config`` and the file: all of it up to 256 MiB, above that 32 pieces of 1
+        MiB.
+        """
         digest = hashlib.sha256(msgspec.json.encode(config, order="sorted"))
         whole = np.memmap(self._path, mode="r")
         digest.update(len(whole).to_bytes(8, "little"))
@@ -133,7 +139,7 @@ class GgufCheckpoint:
 
 
 def gguf_name(name: str) -> str:
-    """A Hugging Face tensor's name in GGUF's spelling."""
+    """Returns GGUF's name of the tensor that Hugging Face checkpoints call ``name``."""
     layer, rest = "", name
     if match := re.fullmatch(r"model\.layers\.(\d+)\.(.*)", name):
         layer, rest = f"blk.{match[1]}.", match[2]
@@ -157,7 +163,7 @@ def _open(path: Path) -> Any:
 
 
 def _halves(value: Tensor | Part, heads: int) -> Tensor | Part:
-    """Rows of each head from pairs (0 h/2 1 h/2+1 …) to halves."""
+    """Returns ``value`` with each head's rows reordered from pairs (0 h/2 1 h/2+1 …) to halves."""
 
     def put(x: Tensor) -> Tensor:
         return x.reshape(heads, -1, 2, *x.shape[1:]).transpose(1, 2).reshape(x.shape)

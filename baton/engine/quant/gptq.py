@@ -1,9 +1,10 @@
-"""GPTQ checkpoints (https://arxiv.org/abs/2210.17323), as AutoGPTQ and GPTQModel write them: 2, 3, 4 or 8 bits.
+"""Reads GPTQ checkpoints (https://arxiv.org/abs/2210.17323), as AutoGPTQ and GPTQModel write them: 2, 3, 4 or 8
+bits.
 
 Knows nothing of models. Per linear layer: qweight int32 (k x bits / 32, n), inputs packed from the low bits up,
 those of 3 bits across words; scales (groups, n); qzeros int32 (groups, n x bits / 32), zero - 1 ("gptq") or zero
-("gptq_v2"); g_idx (k,), each input's group. Where g_idx isn't in order (desc_act), the inputs of a group are put
-side by side, and rows of activations into their order before they are multiplied.
+("gptq_v2"); g_idx (k,), each input's group. If g_idx isn't in order (desc_act), the inputs of a group are put side
+by side, and activations are put into the same order before they are multiplied.
 """
 
 from __future__ import annotations
@@ -19,7 +20,9 @@ BITS = (2, 3, 4, 8)
 
 
 def reader(model: ModelConfig, tensors: Tensors) -> Reader:
-    """Checks the settings. Raises CheckpointError naming the one that isn't known."""
+    """Returns a reader of the checkpoint's GPTQ weights. Raises CheckpointError naming a setting that isn't
+    supported.
+    """
     settings = model.fields["quantization_config"]
     bits, form = settings.get("bits"), settings.get("checkpoint_format", "gptq")
     if bits not in BITS:
@@ -30,14 +33,18 @@ def reader(model: ModelConfig, tensors: Tensors) -> Reader:
 
 
 class GptqReader:
-    """Implements ``Reader``."""
+    """Reads a checkpoint's GPTQ weights of ``bits`` bits; implements ``Reader``. ``offset`` is added to stored
+    zeros.
+    """
 
     def __init__(self, tensors: Tensors, bits: int, offset: int) -> None:
         self._tensors, self._bits, self._offset = tensors, bits, offset
         self._names = set(tensors.names())
 
     def read(self, name: str, shape: tuple[int, ...]) -> Integers | None:
-        """The layer of ``name``; None where it isn't quantized."""
+        """Returns the weight ``name`` of ``shape`` (n, k); None if it isn't quantized. Raises CheckpointError if
+        its tensors don't fit.
+        """
         base = name.removesuffix(".weight")
         if f"{base}.qweight" not in self._names:
             return None
@@ -56,7 +63,7 @@ class GptqReader:
         return self._ordered(base, q.T, scales, zeros)
 
     def _ordered(self, base: str, q: Tensor, scales: Tensor, zeros: Tensor) -> Integers:
-        """With the inputs of a group side by side, those of an act-order layer by way of ``order``."""
+        """Returns the weight with the inputs of a group side by side; that of an act-order layer has ``order``."""
         groups, order = self._groups(base, q.shape[1], len(scales)), None
         if groups is not None:
             order = groups.argsort(stable=True)
@@ -69,8 +76,10 @@ class GptqReader:
         return found if order is None else found._replace(order=order.int())
 
     def _zeros(self, packed: Tensor) -> Tensor:
-        """(groups, n) from 0 up. Who stored zero - 1 took the ones from whole words, so that a zero of 0 borrowed
-        from its neighbour; of 3 bits from each number (GPTQModel's convert_gptq_v2_to_v1_format).
+        """Returns the zeros (groups, n), from 0 up.
+
+        Writers that store zero - 1 subtract from whole words, so that a zero of 0 borrows from its neighbour; with
+        3 bits they subtract from each number (GPTQModel's convert_gptq_v2_to_v1_format).
         """
         if 32 % self._bits:
             return (unpack(packed, self._bits) + self._offset) & ((1 << self._bits) - 1)
@@ -78,7 +87,7 @@ class GptqReader:
         return unpack(packed + ones, self._bits)
 
     def _groups(self, base: str, k: int, count: int) -> Tensor | None:
-        """Each input's group, None where they are in order."""
+        """Returns each input's group, (k,); None if they are in order."""
         if f"{base}.g_idx" not in self._names:
             return None
         found, size = self._tensors.tensor(f"{base}.g_idx").long(), -(-k // count)
@@ -90,9 +99,11 @@ class GptqReader:
 
 
 def integers(q: Tensor, bits: int, scales: Tensor, zeros: Tensor) -> Integers | None:
-    """q (n, k) from 0 up, scales and zeros (n, groups) -> around the middle; mins where a zero isn't there.
+    """Returns the weight of ``q`` (n, k), counted from 0 up, with ``scales`` and ``zeros`` (n, groups), as
+    ``Integers`` around 0.
 
-    None for groups whose size isn't a multiple of LEAST_GROUP.
+    Returns None if the group size isn't a multiple of LEAST_GROUP. There are ``mins`` unless all zeros are in the
+    middle.
     """
     half, kept = 1 << (bits - 1), 8 if bits == 8 else 4
     group = -(-q.shape[1] // scales.shape[1])
@@ -104,7 +115,9 @@ def integers(q: Tensor, bits: int, scales: Tensor, zeros: Tensor) -> Integers | 
 
 
 def unpack(packed: Tensor, bits: int) -> Tensor:
-    """(rows, columns) int32 -> (rows, columns x 32 / bits) int32, across words where need be."""
+    """Returns the numbers of ``bits`` bits in ``packed`` (rows, columns) int32, low bits first, as (rows, columns x
+    32 / bits) int32.
+    """
     if 32 % bits:
         ones = ((packed[..., None] >> torch.arange(32, dtype=torch.int32)) & 1).flatten(-2)
         places = torch.arange(bits, dtype=torch.int32)

@@ -1,4 +1,5 @@
-"""4 bits on load: 32 inputs to a scale, a whole one in a float16, 4.5 bits per weight. Knows nothing of models.
+"""Quantizes to 4 bits on load: a scale per 32 inputs, held in a float16, 4.5 bits per weight. Knows nothing of
+models.
 
 The projection to the vocabulary keeps 8 bits: it alone decides between near tokens, and llama.cpp's Q4_0 keeps it
 above 4 bits too.
@@ -15,7 +16,7 @@ BITS, GROUP = 4, 32
 
 
 def pack(weight: Tensor) -> PackedWeight:
-    """(n, k) float to W4."""
+    """Returns ``weight`` (n, k) quantized to 4 bits with a scale per 32 inputs."""
     return quantize(weight, BITS, GROUP)
 
 

@@ -1,4 +1,4 @@
-"""8 bits on load: each row of a weight by its own absmax / 127. Knows nothing of models."""
+"""Quantizes to 8 bits on load: the scale of each row is its absmax / 127. Knows nothing of models."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ BITS = 8
 
 
 def pack(weight: Tensor) -> PackedWeight:
-    """(n, k) float to W8."""
+    """Returns ``weight`` (n, k) quantized to 8 bits with a scale per row."""
     return quantize(weight, BITS, group=0)
 
 

@@ -21,18 +21,20 @@ GROUP = 32  # inputs that share a scale
 
 
 def reader(model: ModelConfig, tensors: Tensors) -> Reader:
-    """Returns how such experts are read."""
+    """Returns a reader of the checkpoint's MXFP4 experts."""
     return Mxfp4Reader(tensors)
 
 
 class Mxfp4Reader:
-    """Reads experts of MXFP4 blocks as a ``Reader``."""
+    """Reads a checkpoint's MXFP4 experts; implements ``Reader``."""
 
     def __init__(self, tensors: Tensors) -> None:
         self._tensors, self._names = tensors, set(tensors.names())
 
     def read(self, name: str, shape: tuple[int, ...]) -> Codes | None:
-        """Returns an expert's matrix; None where ``name`` isn't stored as blocks."""
+        """Returns the expert's matrix ``name`` of ``shape`` (n, k); None if it isn't stored as blocks. Raises
+        CheckpointError if its tensors don't fit.
+        """
         tensor, part = part_of(name)
         if part is None or f"{tensor}_blocks" not in self._names:
             return None

@@ -1,9 +1,10 @@
-"""torchao checkpoints as transformers saves them to safetensors (https://github.com/pytorch/ao): int8 and float8.
+"""Reads torchao checkpoints as transformers saves them to safetensors (https://github.com/pytorch/ao): int8 and
+float8.
 
 Knows nothing of models. Per linear layer: _weight_qdata int8 (n, k), with _weight_scale float32 (n, groups) and,
 where not symmetric, _weight_zero_point; or _weight_qdata float8_e4m3fn with _weight_scale per row or one for all.
-What a layer has says how it is read. Activations are rounded as beside other weights of the kind. int4 comes in
-layouts of one device each, none of which is read.
+Each layer's tensors determine how it is read. Activations are rounded as for other weights of the kind. int4
+layouts are specific to one device, and aren't read.
 """
 
 from __future__ import annotations
@@ -18,18 +19,20 @@ from baton.kernels.linear.integers import Integers, Scaled
 
 
 def reader(model: ModelConfig, tensors: Tensors) -> Reader:
-    """Returns how such weights are read."""
+    """Returns a reader of the checkpoint's torchao weights."""
     return TorchAoReader(tensors)
 
 
 class TorchAoReader:
-    """Implements ``Reader``."""
+    """Reads a checkpoint's torchao weights; implements ``Reader``."""
 
     def __init__(self, tensors: Tensors) -> None:
         self._tensors, self._names = tensors, set(tensors.names())
 
     def read(self, name: str, shape: tuple[int, ...]) -> Integers | Scaled | None:
-        """The layer of ``name``; None where it isn't quantized."""
+        """Returns the weight ``name`` of ``shape`` (n, k); None if it isn't quantized. Raises CheckpointError if
+        its tensors don't fit or are int4.
+        """
         base = f"{name.removesuffix('weight')}_weight"
         if f"{base}_qdata" not in self._names:
             return None
@@ -56,7 +59,7 @@ class TorchAoReader:
         return Integers(q, 8, group, scale, self._mins(base, scale))
 
     def _mins(self, base: str, scale: Tensor) -> Tensor | None:
-        """What zero points take off, None where all are 0."""
+        """Returns the scaled zero points that are subtracted, (n, groups); None if all are 0."""
         name = f"{base}_zero_point"
         if name not in self._names:
             return None

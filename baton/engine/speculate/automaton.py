@@ -70,7 +70,7 @@ class SuffixAutomaton:
         return (0, 0) if found == NONE else self._settled(found, length + 1)
 
     def end(self, state: int) -> int:
-        """Returns a position in ``tokens`` just behind an occurrence of the state's substrings."""
+        """Returns a position in ``tokens`` right after an occurrence of the state's substrings."""
         return self._end[state]
 
     def _settled(self, state: int, length: int) -> tuple[int, int]:

@@ -172,8 +172,8 @@ class StateSpeculator(BatchSpeculator):
 
 
 def graded(length: int) -> int:
-    """Returns the grade (0 … GRADES - 1) of a match of ``length`` tokens, at least two; steps are finer for short
-    ones.
+    """Returns the grade (0 … GRADES - 1) of a match of ``length`` tokens, at least two; short matches are told
+    apart more finely.
     """
     for grade, most in enumerate((2, 3, 4, 6, 10, 16, 32)):
         if length <= most:

@@ -1,1 +1,1 @@
-"""ggml's blocks of quantized weights. Knows nothing of files."""
+"""Reads ggml's blocks of quantized weights. Knows nothing of files."""

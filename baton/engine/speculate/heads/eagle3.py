@@ -155,7 +155,7 @@ class _Known:
         return self.end == len(self.text.tokens) - 1
 
     def take(self, states: Tensor) -> None:
-        """Adds states; they are read once the token behind each is known."""
+        """Adds states (rows, 3 x hidden); each is read once the token after it is known."""
         self._waiting.append(states)
         self._count += len(states)
 
