@@ -99,7 +99,7 @@ class SequenceStep(msgspec.Struct, frozen=True, gc=False):
     start: int
     pages: Sequence[int]
     sample: SampleSpec | None = None
-    is_prefill: bool = False
+    is_prefill: bool = False  # ``StepPlan.shape`` counts its tokens as a prompt's
     targets: Sequence[int] = ()
     score_top: int = 0
     pool: bool = False  # return the last layer's normed hidden states, pooled
@@ -204,7 +204,7 @@ class ModelSpec(msgspec.Struct, frozen=True):
     fingerprint: str  # hex SHA-256 of the weights
     layout: KvLayout  # of a KV page
     max_model_len: int  # tokens of context
-    vocab_size: int
+    vocab_size: int  # number of token ids that may be chosen
     eos_token_ids: tuple[int, ...]
     weight_bytes: int = 0  # bytes of all weights in memory; 0: unknown
 

@@ -104,9 +104,9 @@ class StepLoop(ABC):
         self._fit = StepFit()
         self.mirror = mirror_of(parts.runner)
         self._experts = ExpertMeter(ranks_of(parts.runner))
-        self.draining = False
-        self.leaving = False
-        self.next_role = ""  # what the process is to become, once this loop is empty
+        self.draining = False  # no new requests are admitted
+        self.leaving = False  # the loop ends after this turn
+        self.next_role = ""  # the role that the process takes once this loop is empty
         self._reported_at = float("-inf")
         self._unreported = True
         self._handlers = self.handlers()

@@ -54,10 +54,10 @@ class PackedTensor(msgspec.Struct, frozen=True):
 class WeightEntry(msgspec.Struct, frozen=True):
     """Describes a ``PackedWeight`` in the file's header."""
 
-    kind: int
+    kind: int  # ``PackedWeight.kind``
     n: int
     k: int
-    group: int
+    group: int  # inputs per scale; 0 for one per row
     parts: dict[str, PackedTensor]  # by field of ``PackedWeight``
 
 

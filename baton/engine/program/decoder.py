@@ -92,7 +92,7 @@ class Decoder(msgspec.Struct, frozen=True):
     sinks: bool = False  # each head has a learned attention sink
     norms: Norms = Norms.BEFORE
     norm_plus: float = 0.0  # added to norms' weights
-    activation: str = SILU
+    activation: str = SILU  # of MLPs, as config.json spells it
     embed_scale: float = 1.0  # factor on embeddings
     query_scalar: float = 0.0  # scores are scaled by its power -1/2; 0: the head size's
     softcap: float = 0.0  # of attention scores; 0: none
@@ -100,10 +100,10 @@ class Decoder(msgspec.Struct, frozen=True):
     logit_scale: float = 1.0  # factor on logits
     ropes: tuple[int, ...] = ()
     local_ropes: tuple[Rope, ...] = ()  # ``Program.ropes`` from index 1 on
-    experts: ExpertLayers | None = None
+    experts: ExpertLayers | None = None  # layers with experts in place of an MLP
     fused_mlp: bool = False
     paired: int = 0  # leading numbers of a head rotated with their neighbours instead of halves
-    tempering: Tempering | None = None
+    tempering: Tempering | None = None  # queries are scaled by position
     renamed: tuple[tuple[str, str], ...] = ()
 
     @classmethod

@@ -19,8 +19,8 @@ MOST_CHOSEN, MOST_EXPERTS = 16, 512  # the most experts per token, and in all, t
 class Routing(msgspec.Struct, frozen=True):
     """Says how experts are chosen if not by a plain softmax; see ``ops.Route``."""
 
-    scoring: str
-    groups: int = 1
+    scoring: str  # "softmax" or "sigmoid"
+    groups: int = 1  # groups that experts are divided into
     kept: int = 1  # best groups that a row's experts are chosen from
     best: int = 1  # best experts whose scores' sum is a group's
     scale: float = 1.0  # factor on the mixed outputs
@@ -55,9 +55,9 @@ class ExpertLayers(msgspec.Struct, frozen=True):
     renormalise: bool  # the chosen experts' weights sum to 1
     at: str
     parts: tuple[str, str, str]
-    routing: Routing | None = None
+    routing: Routing | None = None  # None: a plain softmax
     shared: int = 0  # width of the experts that every row goes to; 0: none
-    shared_at: str = ""
+    shared_at: str = ""  # the checkpoint's name of the shared experts' module
     shared_gate: bool = False  # a gate per row weighs the shared experts
     stacked: tuple[float, float] | None = None
     names: StackedNames | None = None

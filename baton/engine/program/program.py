@@ -95,7 +95,7 @@ class Program(msgspec.Struct, frozen=True):
     head_dim: int
     vocab_size: int  # of an encoder, times its token types
     max_position: int  # most tokens of context
-    states: tuple[StatePlane, ...] = ()
+    states: tuple[StatePlane, ...] = ()  # arrays of recurrent state per sequence
     rope_dim: int = 0  # rotated numbers of a head, if not ``head_dim``; 0 otherwise
 
     @property
@@ -103,7 +103,7 @@ class Program(msgspec.Struct, frozen=True):
         """Returns the width of the rotary tables: the numbers of a head that are rotated."""
         return self.rope_dim or self.head_dim
 
-    local_ropes: tuple[Rope, ...] = ()
+    local_ropes: tuple[Rope, ...] = ()  # further rotary embeddings, of some of the layers
     query_scalar: float = 0.0  # see ``scale``
     plain_context: int = 0  # tokens of context up to which longrope's first factors hold; 0: no longrope
 

@@ -21,8 +21,8 @@ class GatedDelta(BaseOp, frozen=True, tag=True):
     gates: str
     layer: int
     conv: str
-    a_log: str
-    dt_bias: str
+    a_log: str  # (value_heads,): log of the decay's rate
+    dt_bias: str  # (value_heads,): added to a
     norm: str
     key_heads: int
     value_heads: int
@@ -45,13 +45,13 @@ class StateSpace(BaseOp, frozen=True, tag=True):
     layer: int
     conv: str
     conv_bias: str | None
-    a_log: str
-    skip: str
-    dt_bias: str
+    a_log: str  # (heads,): log of the decay's rate
+    skip: str  # (heads,): factor on x, which is added to the output
+    dt_bias: str  # (heads,): added to dt
     norm: str
     heads: int
     head_dim: int
     groups: int
-    size: int
+    size: int  # numbers of B and C per group
     eps: float
     out: str
