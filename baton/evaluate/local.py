@@ -15,7 +15,7 @@ from baton.engine.checkpoints.hub import locate
 from baton.engine.load import EngineConfig, load_runner
 from baton.engine.plan import Runner, SampledToken, SampleSpec, SequenceStep, StepPlan, StepResult
 from baton.evaluate.kept_pages import KeptPages
-from baton.evaluate.subject import TOP, Continuation, Ids, Scored
+from baton.evaluate.subject import TOP, Continuation, Ids, Scored, before
 from baton.evaluate.tokenizers import tokenizer_of
 from baton.protos.errors import InvalidRequest
 from baton.protos.nouns import BLOCK_TOKENS, Sampling, TokenLogprobs
@@ -187,11 +187,6 @@ class _Going:
     def _text(self) -> str:
         found: str = self._local._tokenizer.decode(self.found)
         return found
-
-
-def before(text: str, stops: Sequence[str]) -> str:
-    """Returns ``text`` up to the first of the strings ``stops`` in it."""
-    return text[: min((text.find(stop) for stop in stops if stop in text), default=len(text))]
 
 
 def _scored(found: TokenLogprobs) -> Scored:

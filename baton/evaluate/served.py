@@ -18,13 +18,14 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-from baton.evaluate.subject import TOP, Continuation, Ids, Key, Scored
+from baton.evaluate.subject import TOP, Continuation, Ids, Key, Scored, before
 from baton.protos.errors import ConfigError, Forbidden, InvalidRequest, Unauthenticated, Unavailable
 
 Json = dict[str, Any]
 TIMEOUT_S = 600.0  # of one call: a long prompt on a small machine takes minutes
 AT_ONCE = 8  # calls in flight
 CONTEXT = 2048  # of a server that doesn't say how long its model's is
+MOST_STOPS = 4  # stop strings that a request may have
 FEW = 5  # alternatives that even OpenAI's own servers give
 _REFUSALS = {401: Unauthenticated, 403: Forbidden}
 
@@ -79,13 +80,14 @@ class Served:
     ) -> list[Continuation]:
         """Returns a greedy continuation of each prompt, of at most ``tokens`` tokens.
 
-        It ends before the first of the ``stop`` strings (four at most are sent); ``to_the_end`` ignores end tokens.
+        Its text ends before the first of the ``stop`` strings; ``to_the_end`` ignores end tokens. Only the first
+        MOST_STOPS strings are sent, as OpenAI's servers take no more: after the others an answer may go on unseen.
         """
         asked: Json = {"max_tokens": tokens, "temperature": 0, "logprobs": 1, "return_token_ids": True}
-        asked |= {"stop": list(stop)[:4]} if stop else {}
+        asked |= {"stop": list(stop)[:MOST_STOPS]} if stop else {}
         asked |= {"ignore_eos": True} if to_the_end else {}
         with ThreadPoolExecutor(AT_ONCE) as pool:
-            return [_answer(choice) for choice in pool.map(lambda p: self._complete(p, asked), prompts)]
+            return [_answer(choice, stop) for choice in pool.map(lambda p: self._complete(p, asked), prompts)]
 
     def _scores(self, prompt: Ids, top: int) -> list[Scored]:
         if self._says_ids:
@@ -146,10 +148,11 @@ class Served:
             raise Unavailable(f"nothing answers at {self._url}{path} ({error})") from None
 
 
-def _answer(choice: Json) -> Continuation:
+def _answer(choice: Json, stop: Sequence[str]) -> Continuation:
     logprobs = choice.get("logprobs") or {}
     tokens: Sequence[Key] = choice.get("token_ids") or logprobs.get("tokens") or []
-    return Continuation(str(choice.get("text", "")), tuple(tokens), tuple(logprobs.get("token_logprobs") or []))
+    text = before(str(choice.get("text", "")), stop)
+    return Continuation(text, tuple(tokens), tuple(logprobs.get("token_logprobs") or []))
 
 
 def _of_ids(entry: dict[str, Json], token: int) -> Scored:

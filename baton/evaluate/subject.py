@@ -40,6 +40,11 @@ class Continuation(NamedTuple):
         return found if len(found) == len(self.tokens) else None
 
 
+def before(text: str, stops: Sequence[str]) -> str:
+    """Returns ``text`` up to the first of the strings ``stops`` in it."""
+    return text[: min((text.find(stop) for stop in stops if stop in text), default=len(text))]
+
+
 class Subject(Protocol):
     """A model served in one particular way. ``context`` is the most tokens of a prompt with its answer."""
 

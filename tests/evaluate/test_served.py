@@ -49,6 +49,15 @@ def test_requests_carry_the_servers_model_and_its_context_is_kept(server: Comple
     assert served.context == server.local.context
 
 
+def test_an_answer_ends_before_any_of_many_stop_strings(local: Local, server: CompletionsServer) -> None:
+    prompt = local.encode("the night train")
+    text = local.answers([prompt], 12)[0].text
+    stop = text[len(text) // 2 :][:2]
+    found = Served(server.url).answers([prompt], 12, ("\0a", "\0b", "\0c", "\0d", stop))[0]
+    assert found.text == text[: text.index(stop)]
+    assert len(server.asked[-1][1]["stop"]) == 4
+
+
 def test_a_server_without_tokenize_asks_for_a_tokenizer(plain: CompletionsServer) -> None:
     with pytest.raises(ConfigError, match="--tokenizer"):
         Served(plain.url).encode("river")
