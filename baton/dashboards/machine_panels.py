@@ -61,6 +61,7 @@ MACHINES: tuple[tuple[str, tuple[Panel, ...]], ...] = (
                 (
                     PanelQuery(q.rate(W["draft_tokens"], "worker", ALL_WORKERS), "{{worker}} verified"),
                     PanelQuery(q.rate(W["draft_tokens_accepted"], "worker", ALL_WORKERS), "{{worker}} accepted"),
+                    PanelQuery(q.rate(W["draft_read_ahead"], "worker", ALL_WORKERS), "{{worker}} read ahead"),
                 ),
                 "ops",
                 about="Where worker.speculation is on.",

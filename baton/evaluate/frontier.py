@@ -45,6 +45,7 @@ def draw(rows: Sequence[SweepRow], path: str) -> None:
 
     A dot's size is the scheme's decode speed with 16 sequences. Raises ConfigError if writing fails.
     """
+    from matplotlib import rc_context
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(9, 4.5), layout="constrained")
@@ -59,6 +60,9 @@ def draw(rows: Sequence[SweepRow], path: str) -> None:
     axes.set(xlabel="GB that a decode step reads of the weights", ylabel="% added to the loss")
     axes.set_title("dots: tokens per second at 16 sequences; bars: 95%")
     try:
-        figure.savefig(path, metadata={"Date": None} if path.endswith(".svg") else None)
+        with rc_context(
+            {"svg.fonttype": "none", "svg.hashsalt": "baton"}
+        ):  # text stays text, equal rows equal files
+            figure.savefig(path, metadata={"Date": None} if path.endswith(".svg") else None)
     except OSError as error:
         raise ConfigError(f"can't write {path}: {error.strerror}", "plot") from error

@@ -152,7 +152,7 @@ BUGS = (
     ),
     Bug(
         "a preempted sequence goes on after blocks that it no longer has",
-        "decode_worker/engine/scheduler.py",
+        "decode_worker/engine/job.py",
         "        self.sequence.computed = pages.held * pages.block_tokens\n",
         "        self.sequence.computed = max(self.sequence.computed, pages.held * pages.block_tokens)\n",
         (("decode_worker/engine/scheduler.py", "        job.sequence.computed = 0\n", ""),),
@@ -168,7 +168,7 @@ BUGS = (
     Bug(
         "a preempted embedding goes on in the middle of its sum",
         "decode_worker/engine/scheduler.py",
-        "limit, aside = holdable_of(job.sequence.request, tokens, size), job.swap_entry",
+        "limit, aside = job.holdable, job.swap_entry",
         "limit, aside = (tokens - 1) // size, job.swap_entry",
         (("engine/sequence.py", "            assert start == 0 or before,", "            assert True,"),),
         pressed=True,
@@ -310,7 +310,7 @@ BUGS = (
     Bug(
         "a deadline is not kept",
         "router/dispatch/runner.py",
-        "async with asyncio.timeout(self._remaining(run)) as run.timer:",
+        "async with asyncio.timeout(limit) as run.timer:",
         "async with asyncio.timeout(None) as run.timer:",
     ),
     Bug(

@@ -61,7 +61,9 @@ async def test_a_full_queue_turns_the_next_away_with_a_time_and_a_record() -> No
         tasks = await fill(c, clients, 2)
         late = await clients.http.post(URL, json=BODY)
         assert refused(late, 429, "overloaded") >= 1
-        assert (await reason(clients, late)).startswith("overloaded: 2 short requests wait")
+        assert (await reason(clients, late)).startswith(
+            "overloaded: the queue of context class 'short' is full (2 requests"
+        )
         shown = (await clients.http.get("/metrics")).text
         assert re.search(r'baton_requests_total{context_class="short",model="\w+",outcome="overloaded"} 1.0', shown)
         c.d[0].hold_tokens.set()
