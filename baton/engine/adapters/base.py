@@ -1,4 +1,4 @@
-"""Says what an adapter must fit. Knows nothing of files or of memory."""
+"""Describes the requirements of a base model on adapters. Knows nothing of files or of memory."""
 
 from __future__ import annotations
 
@@ -8,14 +8,13 @@ from baton.engine.program.sites import Site
 
 
 class AdapterBase(msgspec.Struct, frozen=True):
-    """Says what an adapter must fit: the model's sites, the largest rank and size; ``narrow``: packed as bf16.
+    """The requirements that an adapter has to meet: the base model's layers, largest rank and size.
 
-    An engine without weights has no sites, and takes modules of any name and size. ``model`` is the base's
-    checkpoint, with whose tables copies of them are compared.
+    An engine without weights has no ``sites`` and accepts modules of any name and size.
     """
 
-    sites: dict[str, Site]
+    sites: dict[str, Site]  # adaptable layers, by module name
     max_rank: int
-    max_bytes: int
-    narrow: bool = False
-    model: str = ""
+    max_bytes: int  # of an adapter's packed matrices
+    narrow: bool = False  # matrices are stored as bf16
+    model: str = ""  # folder of the base's checkpoint, with whose tables an adapter's copies of them are compared

@@ -1,7 +1,7 @@
-"""Compares copies of a base's tables, which PEFT saves beside adapters of embeddings and heads, with the base's.
+"""Compares the copies of a base's embedding and head, which PEFT saves with adapters of these, with the base's.
 
-Knows nothing of adapters' matrices. Such a copy is served only where it changes nothing: where the table was
-resized or trained, the adapter belongs to another base.
+Knows nothing of adapters' matrices. An adapter with such a copy is accepted only if the copy equals the
+base's table: if that was resized or trained, the adapter belongs to another base.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from numpy.typing import NDArray
 from baton.engine.adapters.tensors import KINDS, SIZES, TensorEntry, TensorFile
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
-PIECE = 1 << 24  # bytes compared at a time, because a table may be larger than memory for it
+PIECE = 1 << 24  # bytes compared at a time, because a table may not fit into free memory
 REMEDY = "save the adapter with save_embedding_layers=False"
 
 
 class BaseTable:
-    """Reads one tensor of a base's checkpoint, piece by piece. Close it by leaving its ``with``."""
+    """Reads one tensor of a base's checkpoint in pieces. It is a context manager that closes the file."""
 
     def __init__(self, path: Path, entry: dict[str, Any], data: int) -> None:
         self.dtype, self.shape = str(entry["dtype"]), tuple(entry["shape"])
@@ -37,13 +37,15 @@ class BaseTable:
         os.close(self._file)
 
     def read(self, at: int, count: int) -> NDArray[Any]:
-        """Returns ``count`` numbers from number ``at`` on as float32."""
+        """Returns the ``count`` elements from index ``at`` on of the flattened tensor, as float32."""
         size = SIZES[self.dtype]
         return as_float(os.pread(self._file, count * size, self._begin + at * size), self.dtype)
 
 
 def require_same(file: TensorFile, descriptor: int, entry: TensorEntry, module: str, model: str) -> None:
-    """Raises AdapterRefused unless ``entry`` holds the numbers of ``module``'s table in checkpoint ``model``."""
+    """Raises AdapterRefused unless tensor ``entry`` equals the table of ``module`` in the checkpoint in folder
+    ``model``.
+    """
     table = _table(Path(model), module) if model else None
     if table is None:
         raise file.error(entry.name, f"is a copy of the base's table, which can't be compared here; {REMEDY}")
@@ -60,13 +62,13 @@ def require_same(file: TensorFile, descriptor: int, entry: TensorEntry, module: 
 
 
 def as_float(raw: bytes, dtype: str) -> NDArray[Any]:
-    """Returns numbers of a safetensors type as float32."""
+    """Returns the elements of ``raw``, bytes of safetensors dtype "F32", "F16" or "BF16", as float32."""
     found: NDArray[Any] = np.frombuffer(raw, KINDS[dtype])
     return (found.astype(np.uint32) << 16).view(np.float32) if dtype == "BF16" else found.astype(np.float32)
 
 
 def _table(model: Path, module: str) -> BaseTable | None:
-    """The module's table, or the embedding's where the head has none of its own; None where there is neither."""
+    """Returns the module's table, or the embedding's if the head has none of its own; None if there is neither."""
     for name in (f"{module}.weight", "model.embed_tokens.weight"):
         path = _file_of(model, name)
         if path is not None and path.is_file():

@@ -1,7 +1,7 @@
-"""Opens an adapter's files: by an operator's path, or strictly beneath a root for what arrives by a call.
+"""Opens an adapter's files: by an operator's path, or, if an API call names them, strictly beneath a root.
 
-Knows nothing of what the files hold. Beneath a root nothing is followed: no link, no "..", no absolute path; each
-part of the way is opened in the one before, so that nobody swaps one meanwhile.
+Knows nothing of files' contents. Beneath a root no link, no ".." and no absolute path is followed; each directory
+is opened relative to the one before, so that none can be exchanged meanwhile.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _FILE = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
 
 
 def parts_beneath(path: str) -> tuple[str, ...]:
-    """Returns the parts of a relative ``path``. Raises AdapterRefused for one that leads elsewhere."""
+    """Returns the parts of relative path ``path``. Raises AdapterRefused if it is absolute or contains ".."."""
     parts = PurePosixPath(path).parts
     if not parts or "\0" in path or PurePosixPath(path).is_absolute() or ".." in parts:
         text = "name a directory beneath adapters.root, without a leading slash and without .."
@@ -29,7 +29,7 @@ def parts_beneath(path: str) -> tuple[str, ...]:
 
 
 class AdapterFiles:
-    """Reads files of one directory, which is open as ``descriptor``; ``links``: whether they may be links."""
+    """Reads files of one directory, open as ``descriptor``; ``links`` says whether they may be symbolic links."""
 
     def __init__(self, descriptor: int, path: str, links: bool) -> None:
         self.path = path
@@ -37,7 +37,9 @@ class AdapterFiles:
 
     @contextmanager
     def open(self, name: str) -> Iterator[tuple[int, int]]:
-        """Gives (descriptor, bytes) of the file ``name``. Raises AdapterRefused naming it."""
+        """Opens file ``name`` for reading; the context's value is (descriptor, size in bytes). Raises
+        AdapterRefused.
+        """
         try:
             found = os.open(name, self._flags, dir_fd=self._descriptor)
         except OSError as error:
@@ -53,7 +55,9 @@ class AdapterFiles:
 
 @contextmanager
 def opened(path: str, root: str = "") -> Iterator[AdapterFiles]:
-    """Gives the files of the directory ``path``, with ``root`` strictly beneath it. Raises AdapterRefused."""
+    """Opens directory ``path`` for reading; if ``root`` is given, ``path`` must lie beneath it. Raises
+    AdapterRefused.
+    """
     descriptor = _beneath(root, path) if root else _open(os.path.expanduser(path), None, path)
     try:
         yield AdapterFiles(descriptor, path, links=not root)

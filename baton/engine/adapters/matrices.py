@@ -1,6 +1,6 @@
-"""Matches an adapter's tensors with the places of a model, by names and shapes alone: nothing is read for it.
+"""Matches an adapter's tensors with the layers of a model, by names and shapes alone, without reading them.
 
-Knows nothing of files' bytes. Names are PEFT's: ``base_model.model.<module>.lora_A.weight`` and ``lora_B``, beside
+Knows nothing of files' bytes. Names are PEFT's: ``base_model.model.<module>.lora_A.weight`` and ``lora_B``; of
 an embedding ``lora_embedding_A`` and ``lora_embedding_B``.
 """
 
@@ -23,7 +23,7 @@ _EXPERT = re.compile(r"\.experts(\.|$)")
 
 
 class MatrixPair(msgspec.Struct, frozen=True):
-    """Holds what stands beside one module. ``narrow``: stored as bf16, else as float32."""
+    """The two LoRA matrices of one module: ``b`` times ``a``, scaled, is added to its weight."""
 
     module: str
     site: Site
@@ -31,26 +31,27 @@ class MatrixPair(msgspec.Struct, frozen=True):
     b: TensorEntry
     rank: int
     scale: float
-    narrow: bool
+    narrow: bool  # stored as bf16, else as float32
 
     @property
     def bytes(self) -> int:
-        """Returns what the packed matrices take, each at a multiple of 64 bytes."""
+        """Returns the bytes of the packed matrices, each rounded up to a multiple of 64."""
         each = 2 if self.narrow else 4
         return sum(-(-count * each // 64) * 64 for count in self.elements)
 
     @property
     def elements(self) -> tuple[int, int]:
-        """Returns how many numbers the packed first and second matrix have."""
+        """Returns the numbers of elements of the packed ``a`` and ``b``."""
         return self.rank * self.site.inputs, self.rank * panelled(self.site.outputs)
 
 
 def matched(
     file: TensorFile, settings: LoraSettings, sites: Mapping[str, Site], max_rank: int, narrow: bool
 ) -> tuple[MatrixPair, ...]:
-    """Returns the adapter's pairs by module. ``narrow``: all become bf16, else those that are so already.
+    """Returns the adapter's matrix pairs, sorted by module. Raises AdapterRefused naming the tensor.
 
-    Raises AdapterRefused naming the tensor: of a module that isn't here, of other sizes, without its partner.
+    Refused are tensors of a module that isn't among ``sites``, of a wrong shape or rank, or without their partner.
+    With ``narrow`` all pairs become bf16, else those that are bf16 in the file.
     """
     halves: dict[str, dict[str, TensorEntry]] = {}
     copies = copied(file, sites)
@@ -69,7 +70,9 @@ def matched(
 
 
 def copied(file: TensorFile, sites: Mapping[str, Site]) -> dict[str, str]:
-    """Returns the tensors that PEFT saves as copies of the base's embedding or head, each with its module."""
+    """Returns the names of tensors that PEFT saves as copies of the base's embedding or head, each with its
+    module.
+    """
     found = ((name, _COPY.fullmatch(name)) for name in file.entries if ".lora_" not in name)
     modules = {name: match[1] for name, match in found if match is not None}
     tables = {HEAD_MODULE, *(module for module, site in sites.items() if site.looked_up)}

@@ -1,7 +1,7 @@
-"""Packs an adapter's matrices into one memory, as every backend reads them. Torch-free.
+"""Packs an adapter's matrices into one buffer, in the form that every backend reads. Torch-free.
 
-Knows nothing of files. First matrices lie (rank, inputs), beside an embedding (tokens, rank); second ones in panels
-(kernels/lora/lora.h). Each begins at a multiple of 64 bytes.
+Knows nothing of files. Matrices A are stored as (rank, inputs), those of an embedding as (tokens, rank); matrices B
+in panels (kernels/lora/lora.h). Each begins at a multiple of 64 bytes.
 """
 
 from __future__ import annotations
@@ -21,38 +21,38 @@ Array = NDArray[Any]
 
 
 class PackedPart(msgspec.Struct, frozen=True, array_like=True):
-    """Says what stands beside one site's outputs, and at which bytes its matrices lie. ``narrow``: in bf16."""
+    """The place of one module's packed matrices in an adapter's memory."""
 
     site: Site
     rank: int
     scale: float
-    narrow: bool
-    a: int
-    b: int
+    narrow: bool  # stored as bf16, else as float32
+    a: int  # offset of matrix A in bytes
+    b: int  # offset of matrix B in bytes
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """Returns how its numbers are stored: float32, or bf16's bits as uint16."""
+        """Returns the numpy dtype of the stored matrices: float32, or uint16 for the bits of bf16."""
         return np.dtype(np.uint16 if self.narrow else np.float32)
 
 
 class PackedAdapter(msgspec.Struct, frozen=True):
-    """Holds an adapter that can be applied: its parts, and the memory that they point into."""
+    """An adapter that can be applied: its parts, and the buffer with their matrices."""
 
     parts: tuple[PackedPart, ...]
     memory: memoryview
 
     def first(self, part: PackedPart) -> Array:
-        """Returns a part's first matrix, (rank, inputs) or (tokens, rank)."""
+        """Returns a view of matrix A of ``part``, (rank, inputs), or (tokens, rank) of an embedding."""
         shape = (part.site.inputs, part.rank) if part.site.looked_up else (part.rank, part.site.inputs)
         return self._view(part, part.a, shape)
 
     def second(self, part: PackedPart) -> Array:
-        """Returns a part's second matrix as it is packed, (outputs / 64 up, rank, 64)."""
+        """Returns a view of the packed matrix B of ``part``, (ceil(outputs / 64), rank, 64)."""
         return self._view(part, part.b, (panelled(part.site.outputs) // PANEL, part.rank, PANEL))
 
     def plain_second(self, part: PackedPart) -> Array:
-        """Returns a part's second matrix as (outputs, rank)."""
+        """Returns matrix B of ``part`` unpacked, (outputs, rank)."""
         return unpack_b(self.second(part), part.site.outputs)
 
     def _view(self, part: PackedPart, at: int, shape: tuple[int, ...]) -> Array:
@@ -60,7 +60,7 @@ class PackedAdapter(msgspec.Struct, frozen=True):
 
 
 def laid_out(pairs: Sequence[MatrixPair]) -> tuple[PackedPart, ...]:
-    """Returns where each pair's matrices go; the memory needs the sum of the pairs' bytes."""
+    """Returns the place of each pair's matrices in one buffer, whose size is the sum of the pairs' ``bytes``."""
     parts, at = [], 0
     for pair in pairs:
         a, at = at, at + _aligned(pair, 0)
@@ -70,8 +70,8 @@ def laid_out(pairs: Sequence[MatrixPair]) -> tuple[PackedPart, ...]:
 
 
 def pack(adapter: PackedAdapter, part: PackedPart, a: Array, b: Array) -> None:
-    """Writes the matrices (rank, inputs) and (outputs, rank) into the part's place; they are float32, or bf16 as
-    uint16.
+    """Writes matrices ``a`` (rank, inputs) and ``b`` (outputs, rank), float32 or bf16's bits as uint16, to their
+    place in ``adapter``.
     """
     a, b = _stored(a, part.narrow), _stored(b, part.narrow)
     adapter.first(part)[:] = a.T if part.site.looked_up else a
@@ -83,7 +83,7 @@ def _aligned(pair: MatrixPair, which: int) -> int:
 
 
 def _stored(values: Array, narrow: bool) -> Array:
-    """As float32 or as bf16's bits; rounding is to nearest even, as torch rounds."""
+    """Returns ``values`` as float32, or as bf16's bits, rounded to nearest even as torch does."""
     if narrow == (values.dtype == np.uint16):
         return values
     if not narrow:

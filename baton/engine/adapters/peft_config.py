@@ -1,4 +1,4 @@
-"""Reads a PEFT adapter_config.json: each module's rank and scale, and what we don't apply, refused by name.
+"""Reads a PEFT adapter_config.json: each module's rank and scale; refuses settings that aren't supported, by name.
 
 Knows nothing of tensors. Fields as in PEFT's LoraConfig (Apache-2.0); one that is set and unknown is refused,
 because it may change what the matrices mean.
@@ -17,10 +17,10 @@ from baton.engine.adapters.directory import PARAM, AdapterFiles
 from baton.protos.errors import AdapterRefused
 
 FILE = "adapter_config.json"
-MOST_BYTES = 1 << 20  # of the file
-MOST_ALPHA = 1e30  # because scales are float32, and beyond it is no scale but a damaged file
+MOST_BYTES = 1 << 20  # largest file
+MOST_ALPHA = 1e30  # because scales are float32; a larger one means a damaged file
 MOST_PATTERNS, MOST_PATTERN_CHARS = 4096, 512  # because patterns are regular expressions of whoever made the file
-# They say where the adapter came from, or how it was trained, and change nothing of how it is applied.
+# Fields that are read, or that describe only the adapter's origin or training.
 SILENT = {
     "alpha_pattern", "auto_mapping", "base_model_name_or_path", "bias", "corda_config", "eva_config",
     "exclude_modules", "inference_mode", "init_lora_weights", "layers_pattern", "layers_to_transform",
@@ -37,14 +37,17 @@ REFUSED = {
     "layer_replication": "repeated layers are another model; merge it into its base",
     "fan_in_fan_out": "weights that lie the other way round are of other architectures",
 }
-# Ways to begin that leave the base's weights as they are; the others move a part of them into the adapter.
+# Initializations that leave the base's weights unchanged; the others move a part of them into the adapter.
 KEEP_THE_BASE = (True, False, None, "gaussian", "eva", "orthogonal")
 
 
 class LoraSettings(msgspec.Struct, frozen=True):
-    """Holds what the config says of ranks and scales; patterns are by regular expression over modules' ends."""
+    """The ranks and scales in a config.
 
-    file: str
+    ``ranks`` and ``alphas`` give exceptions by module name or by a regular expression that matches the name's end.
+    """
+
+    file: str  # path, for errors
     rank: int
     alpha: float
     rank_stabilised: bool
@@ -52,17 +55,21 @@ class LoraSettings(msgspec.Struct, frozen=True):
     alphas: dict[str, float]
 
     def rank_of(self, module: str) -> int:
-        """Returns the rank that the module's matrices must have."""
+        """Returns the rank that the matrices of ``module`` must have."""
         return _by_pattern(self.ranks, module, self.rank)
 
     def scale_of(self, module: str) -> float:
-        """Returns alpha / r, or alpha / sqrt(r) where it is rank-stabilised (https://arxiv.org/abs/2312.03732)."""
+        """Returns the scale of ``module``: alpha / r, or alpha / sqrt(r) if rank-stabilised
+        (https://arxiv.org/abs/2312.03732).
+        """
         rank = self.rank_of(module)
         return _by_pattern(self.alphas, module, self.alpha) / (math.sqrt(rank) if self.rank_stabilised else rank)
 
 
 def read_config(files: AdapterFiles) -> LoraSettings:
-    """Reads the directory's config. Raises AdapterRefused naming the file and the field."""
+    """Returns the ranks and scales of the directory's adapter_config.json. Raises AdapterRefused naming the file
+    and the field.
+    """
     with files.open(FILE) as (descriptor, size):
         if size > MOST_BYTES:
             raise AdapterRefused(f"{files.path}/{FILE} has {size} bytes; {MOST_BYTES} at most are read", PARAM)

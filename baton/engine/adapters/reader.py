@@ -1,7 +1,7 @@
-"""Reads a PEFT adapter from its directory: bounded by its header first, then digested and packed. Torch-free.
+"""Reads a PEFT adapter from its directory: checks the header, then hashes and packs the tensors. Torch-free.
 
-Knows nothing of who asked or of what is held already. Every failure is an AdapterRefused that names the file and
-the field or tensor, or AdapterChanged where the content isn't the one that was meant.
+Knows nothing of requests or of adapters already loaded. Every failure is an AdapterRefused that names the file and
+the field or tensor, or AdapterChanged if the content hasn't the requested digest.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from baton.protos.channel import AdapterPlace
 from baton.protos.errors import AdapterChanged, AdapterRefused
 from baton.protos.nouns import AdapterInfo
 
-ANY_SITES = 1 << 15  # modules of an adapter beside an engine without weights, which knows none
-SPARE_TENSORS = 8  # beyond two per place, so that a stranger among them is named and not only counted
+ANY_SITES = 1 << 15  # most modules of an adapter if the engine has no weights and thus no sites
+SPARE_TENSORS = 8  # beyond two per site, so that an error about a few wrong tensors names them
 
 
 class AdapterContent(msgspec.Struct, frozen=True):
-    """Holds what was read, but for the packed matrices' memory."""
+    """A read adapter, without the memory of its packed matrices."""
 
     info: AdapterInfo
     parts: tuple[PackedPart, ...]
@@ -39,7 +39,9 @@ class AdapterContent(msgspec.Struct, frozen=True):
 def read_adapter(
     source: AdapterPlace, base: AdapterBase, memory: Callable[[int], memoryview]
 ) -> tuple[AdapterContent, memoryview]:
-    """Returns the adapter, packed into ``memory(bytes)``. Raises AdapterRefused, AdapterChanged."""
+    """Returns the adapter at ``source`` and the buffer ``memory(bytes)`` with its packed matrices. Raises
+    AdapterRefused and AdapterChanged.
+    """
     with opened(source.path, source.root) as files:
         settings = read_config(files)
         with files.open(FILE) as (descriptor, size):
@@ -79,7 +81,9 @@ class _Digest:
         return self._digest.hexdigest()[:DIGEST_DIGITS]
 
     def read(self, file: TensorFile, descriptor: int, entry: TensorEntry) -> Array:
-        """One tensor's values, which count from now on. Raises AdapterRefused for one that isn't finite."""
+        """Returns one tensor's values, after adding them to the digest. Raises AdapterRefused if one isn't
+        finite.
+        """
         raw = file.read(descriptor, entry)
         self._digest.update(f"{entry.name} {entry.dtype} {entry.shape}".encode())
         self._digest.update(raw)

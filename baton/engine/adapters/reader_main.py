@@ -1,6 +1,6 @@
-"""Is the process that reads one adapter (reading.py): it answers through memory files and ends.
+"""The process that reads one adapter (reading.py): it answers through memory files and ends.
 
-Knows nothing of the engine that started it, but that it ends with it.
+Knows nothing of the engine that started it, except that it ends with it.
 
     python -m baton.engine.adapters.reader_main ASK MEMORY ANSWER PARENT        three descriptors and a pid
 """
@@ -19,12 +19,14 @@ from baton.engine.adapters.reading import ReadingAnswer, ReadingAsk
 from baton.engine.child import die_with
 from baton.protos.errors import BatonError, to_info
 
-CPU_S = 60  # seconds, because patterns in a config are its maker's
-SPARE_BYTES = 1 << 30  # of address space beside three times the largest adapter
+CPU_S = 60  # seconds; limited because a config's regular expressions aren't trusted
+SPARE_BYTES = 1 << 30  # address space beyond four times the largest adapter
 
 
 def main() -> int:
-    """Reads the adapter that ASK describes, once stdin is closed. Returns 0 when ANSWER holds what came of it."""
+    """Reads the adapter that ASK describes, once stdin is closed; writes the result or error to ANSWER and returns
+    0.
+    """
     asked, memory, answer, parent = map(int, sys.argv[1:])
     die_with(parent)
     os.nice(10)
@@ -48,7 +50,7 @@ def _answer(ask: ReadingAsk, memory: int) -> ReadingAnswer:
 
 
 def _bound(most: int) -> None:
-    """The kernel ends a reader that computes or takes more than an adapter can need."""
+    """Limits CPU time and address space; the kernel ends a reader that needs more than an adapter can."""
     for what, limit in ((resource.RLIMIT_CPU, CPU_S), (resource.RLIMIT_AS, 4 * most + SPARE_BYTES)):
         resource.setrlimit(what, (limit, limit))
 

@@ -1,9 +1,9 @@
-"""Reads an adapter in a process of its own, so that a step waits for nothing of it: not for the interpreter's lock,
-nor for files, nor for what damaged ones do to their reader. Torch-free.
+"""Reads an adapter in a child process, so that steps wait neither for the interpreter's lock nor for files, and
+damaged files can't harm the engine. Torch-free.
 
-Knows nothing of what is held. The child gets three memory files: what to read, room for the matrices, its answer.
-It runs after the engine (nice 10), and is bounded in CPU time and memory. The next child is started as soon as one
-has begun to read: to start takes a third of a second of CPU, to read an adapter of 16 MB a tenth of that.
+Knows nothing of loaded adapters. The child gets three memory files: the request, room for the matrices, its answer.
+It has a lower priority than the engine (nice 10) and limits of CPU time and memory. The next child is started as
+soon as one has begun to read: starting takes a third of a second of CPU, reading an adapter of 16 MB a tenth of it.
 """
 
 from __future__ import annotations
@@ -24,32 +24,34 @@ from baton.engine.adapters.table import ReadAdapter, Reading
 from baton.protos.channel import AdapterPlace
 from baton.protos.errors import AdapterRefused, BatonError, ErrorInfo, Unavailable, from_info
 
-LIMIT_S = 120.0  # seconds for one adapter, because a file system that hangs must not keep others from loading
+LIMIT_S = 120.0  # seconds to read one adapter, because a file system that hangs must not keep others from loading
 
 
 class ReadingAsk(msgspec.Struct, frozen=True):
-    """Says what a child is to read."""
+    """A request to a child process: which adapter to read, and what it must fit."""
 
     source: AdapterPlace
     base: AdapterBase
 
 
 class ReadingAnswer(msgspec.Struct, frozen=True):
-    """Holds what a child found, or why it couldn't."""
+    """A child's answer: what it read, or the error."""
 
     content: AdapterContent | None = None
     error: ErrorInfo | None = None
 
 
 class ReadingChildren:
-    """Starts children for the adapters that must fit ``base``, and keeps one ready once there was a first."""
+    """Starts child processes that read adapters for ``base``; after the first, one is always kept ready."""
 
     def __init__(self, base: AdapterBase) -> None:
         self._base = base
         self._ready: ChildReading | None = None
 
     def start(self, source: AdapterPlace) -> Reading:
-        """Returns a child that has begun to read ``source``, or what says that none could be started."""
+        """Returns a child that has begun to read ``source``, or, if none could be started, a ``Reading`` whose
+        result is the error.
+        """
         try:
             found = self._waiting() or ChildReading()
         except OSError as error:
@@ -60,7 +62,7 @@ class ReadingChildren:
         return found
 
     def _waiting(self) -> ChildReading | None:
-        """Takes the child that is ready; one that was killed meanwhile is only closed."""
+        """Returns the child that is ready, if there is one that still runs."""
         found, self._ready = self._ready, None
         if found is not None and not found.alive:
             found.close()
@@ -68,28 +70,28 @@ class ReadingChildren:
         return found
 
     def close(self) -> None:
-        """Ends the child that is ready."""
+        """Ends the child that is kept ready."""
         if self._ready is not None:
             self._ready.close()
             self._ready = None
 
 
 class NoReading:
-    """Stands for a reading that could not begin, because the machine has no process or descriptor to spare."""
+    """A ``Reading`` that could not begin, because the machine has no process or descriptor to spare."""
 
     def __init__(self, problem: str) -> None:
         self._problem = problem
 
     def result(self) -> BatonError:
-        """Returns why nothing was read; trying again may help."""
+        """Returns an Unavailable error with the reason; trying again may help."""
         return Unavailable(self._problem, "lora_path")
 
     def close(self) -> None:
-        """Closes nothing, because nothing is open."""
+        """Does nothing, because nothing is open."""
 
 
 class ChildReading:
-    """Is a child that reads one adapter, once it is told which. Close it after its result, or to end it."""
+    """A child process that reads one adapter, once ``begin`` names it. Close it after its result, or to end it."""
 
     def __init__(self) -> None:
         self._files: list[int] = []
@@ -104,7 +106,7 @@ class ChildReading:
 
     @property
     def alive(self) -> bool:
-        """Tells whether the child still runs."""
+        """Returns whether the child still runs."""
         return self._process.poll() is None
 
     def _started(self) -> subprocess.Popen[bytes]:
@@ -113,7 +115,7 @@ class ChildReading:
         return subprocess.Popen(command, pass_fds=self._files, stdin=subprocess.PIPE)
 
     def begin(self, source: AdapterPlace, base: AdapterBase) -> None:
-        """Tells the child what to read."""
+        """Makes the child read the adapter at ``source``."""
         self._path, self._until = source.path, time.monotonic() + LIMIT_S
         os.write(self._files[0], msgspec.json.encode(ReadingAsk(source, base)))
         assert self._process.stdin is not None
@@ -121,7 +123,7 @@ class ChildReading:
             self._process.stdin.close()
 
     def result(self) -> ReadAdapter | BatonError | None:
-        """Returns what was read or why it couldn't be; None while it is still being read."""
+        """Returns the adapter or the error; None while it is being read. After LIMIT_S seconds it is an error."""
         status = self._process.poll()
         if status is None:
             late = time.monotonic() > self._until
@@ -135,7 +137,7 @@ class ChildReading:
         return ReadAdapter(answer.content.info, PackedAdapter(answer.content.parts, mapped(self._files[1])))
 
     def close(self) -> None:
-        """Ends the child, where it still runs; the matrices' memory stays mapped."""
+        """Ends the child if it still runs; the memory of the matrices stays mapped."""
         if self._process.stdin is not None:
             self._process.stdin.close()
         if self._process.poll() is None:
@@ -153,18 +155,18 @@ class ChildReading:
 
 
 def read_here(source: AdapterPlace, base: AdapterBase) -> ReadAdapter:
-    """Reads an adapter in this process. Raises AdapterRefused, AdapterChanged."""
+    """Reads an adapter in this process. Raises AdapterRefused and AdapterChanged."""
     content, memory = read_adapter(source, base, room)
     return ReadAdapter(content.info, PackedAdapter(content.parts, memory))
 
 
 def room(size: int) -> memoryview:
-    """Returns ``size`` bytes of this process's own memory, zeroed, at a page's beginning."""
+    """Returns ``size`` bytes (at least 1) of new zeroed memory of this process, page-aligned."""
     return memoryview(mmap.mmap(-1, max(1, size)))
 
 
 def mapped(file: int) -> memoryview:
-    """Returns the bytes of a memory file, present already: nobody waits for them at their first use."""
+    """Returns the bytes of memory file ``file``, mapped with all pages present, so that first uses don't fault."""
     return memoryview(mmap.mmap(file, 0, mmap.MAP_SHARED | mmap.MAP_POPULATE))
 
 

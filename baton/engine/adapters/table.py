@@ -1,7 +1,8 @@
-"""Keeps the adapters that an engine holds: who uses which, which goes when there is no room. Torch-free.
+"""Manages the adapters in an engine's memory: their users, loading, and eviction if there is no room. Torch-free.
 
 Knows nothing of steps or of the channel's requests. Single-threaded, between two steps; files are read elsewhere
-(``reading.py``), so that nobody waits. An adapter that a sequence uses never goes: unloaded, it takes no new ones.
+(``reading.py``), so that steps don't wait. An adapter that a sequence uses is never evicted; if it is unloaded, it
+takes no new sequences and is removed after the last one.
 """
 
 from __future__ import annotations
@@ -31,17 +32,17 @@ NONE = AdapterLimits(0, 0, 0)
 
 
 class ReadAdapter(NamedTuple):
-    """Holds what a reading gave."""
+    """An adapter that was read: its description and its packed matrices."""
 
     info: AdapterInfo
     packed: PackedAdapter
 
 
 class Reading(Protocol):
-    """Is one adapter being read; ``reading.ChildReading`` is the real one."""
+    """The reading of one adapter, in progress; implemented by ``reading.ChildReading``."""
 
     def result(self) -> ReadAdapter | BatonError | None:
-        """Returns what was read or why it couldn't be; None while it is still being read."""
+        """Returns the adapter or the error; None while it is being read."""
 
     def close(self) -> None:
         """Ends the reading, whether or not its result was taken."""
@@ -51,7 +52,7 @@ StartReading = Callable[[ch.AdapterPlace], Reading]
 
 
 class HeldAdapter:
-    """Is one adapter in memory, with the sequences on it."""
+    """An adapter in memory, with the keys of the sequences that use it."""
 
     def __init__(self, info: AdapterInfo) -> None:
         self.info = info
@@ -60,16 +61,22 @@ class HeldAdapter:
 
     @property
     def evictable(self) -> bool:
-        """Tells whether it may go to make room."""
+        """Returns whether it may be evicted: it is neither pinned nor in use."""
         return not (self.pinned or self.users)
 
     def told(self) -> AdapterInfo:
-        """Returns what others are told of it now."""
+        """Returns the adapter's description with its current state: pinned, users, and whether it is being
+        unloaded.
+        """
         return msgspec.structs.replace(self.info, pinned=self.pinned, running=len(self.users), leaving=self.leaving)
 
 
 class AdapterTable:
-    """Owns the adapters of one engine. ``host`` applies them; without one there are none, and none can come."""
+    """Manages the adapters of one engine. ``host`` applies them; without one, none can be loaded.
+
+    ``limits`` bounds their number and bytes, ``start`` begins to read one. The methods that answer requests yield
+    messages to the I/O process.
+    """
 
     def __init__(
         self, host: AdapterHost | None = None, limits: AdapterLimits = NONE, start: StartReading | None = None
@@ -85,22 +92,24 @@ class AdapterTable:
 
     @property
     def applies(self) -> bool:
-        """Tells whether there may ever be an adapter here."""
+        """Returns whether this engine can apply adapters at all."""
         return self._host is not None
 
     @property
     def ids(self) -> tuple[str, ...]:
-        """Returns the adapters that take requests, sorted."""
+        """Returns the ids of the adapters that take requests, sorted."""
         return tuple(sorted(name for name, held in self._held.items() if not held.leaving))
 
     def require(self, adapter: str) -> None:
-        """Raises AdapterNotLoaded where ``adapter`` is named and takes no requests here."""
+        """Raises AdapterNotLoaded unless ``adapter`` is empty or takes requests here."""
         held = self._held.get(adapter)
         if adapter and (held is None or held.leaving):
             raise AdapterNotLoaded(f"adapter {adapter!r} is not loaded here; load it, or ask another", "adapter_id")
 
     def use(self, key: int, adapter: str) -> None:
-        """Keeps ``adapter`` until ``release(key)``. Raises AdapterNotLoaded."""
+        """Records that the sequence of ``key`` uses ``adapter`` (may be empty) until ``release(key)``. Raises
+        AdapterNotLoaded.
+        """
         self.require(adapter)
         if adapter:
             held = self._held[adapter] = self._held.pop(adapter)  # the youngest now
@@ -108,7 +117,7 @@ class AdapterTable:
             self._used[key] = adapter
 
     def release(self, key: int) -> None:
-        """Ends what ``use`` began; calling it again changes nothing."""
+        """Ends the use that ``use`` began under ``key``; a second call does nothing."""
         adapter = self._used.pop(key, None)
         if adapter is None:
             return
@@ -121,11 +130,11 @@ class AdapterTable:
 
     @property
     def reading(self) -> bool:
-        """Tells whether an adapter is being read, so that ``turn`` has to be called soon."""
+        """Returns whether an adapter is being read; if so, ``turn`` has to be called soon."""
         return self._reading is not None
 
     def load(self, message: ch.LoadAdapter) -> Iterator[Answer]:
-        """Begins to load an adapter, or answers at once where it is held or can't be loaded."""
+        """Begins to load an adapter, and yields messages if it is loaded already or can't be."""
         held = self._held.get(adapter_id(message.source.name, message.source.digest))
         if held is not None and message.source.digest:
             yield self._again(message, held)
@@ -139,7 +148,7 @@ class AdapterTable:
         yield from self._changes()
 
     def turn(self) -> Iterator[Answer]:
-        """Takes in what was read meanwhile, and begins to read what waits."""
+        """Holds the adapter whose reading has ended, begins the next reading, and yields the answers."""
         if self._reading is None or (found := self._reading.result()) is None:
             return
         self._reading.close()
@@ -149,7 +158,9 @@ class AdapterTable:
         yield from self._changes()
 
     def hold(self, found: ReadAdapter, pinned: bool = False) -> HeldAdapter:
-        """Holds an adapter from now on; others may go for it. Raises AdaptersFull."""
+        """Holds an adapter from now on, evicting others if necessary, and returns its entry. Raises
+        AdaptersFull.
+        """
         assert self._host is not None
         held = self._held.get(found.info.id)
         if held is None:
@@ -160,7 +171,9 @@ class AdapterTable:
         return held
 
     def unload(self, message: ch.UnloadAdapter) -> Iterator[Answer]:
-        """Takes no new request on an adapter; it goes at once, or with the last sequence on it."""
+        """Stops new requests on an adapter, removes it at once or with its last sequence, and yields the
+        answers.
+        """
         held = self._held.get(message.adapter)
         if held is None or held.leaving:
             error = AdapterUnknown(f"adapter {message.adapter!r} is not loaded here", "id")
@@ -173,16 +186,16 @@ class AdapterTable:
         yield from self._changes()
 
     def listed(self, message: ch.ListAdapters) -> ch.AdaptersAre:
-        """Returns every adapter in memory, the least recently used first."""
+        """Returns the answer that lists every adapter in memory, the least recently used first."""
         return ch.AdaptersAre(message.ticket, tuple(held.told() for held in self._held.values()))
 
     def announced(self) -> ch.AdaptersChanged:
-        """Returns which adapters take requests, to be told anew."""
+        """Returns the message that announces which adapters take requests."""
         self._told = self.ids
         return ch.AdaptersChanged(self._told)
 
     def close(self) -> None:
-        """Ends a reading that goes on."""
+        """Ends the reading in progress, if any."""
         if self._reading is not None:
             self._reading.close()
 
@@ -205,7 +218,9 @@ class AdapterTable:
         return ch.AdapterIs(message.ticket, held.told())
 
     def _make_room(self, info: AdapterInfo) -> None:
-        """Lets those go that were used least recently, until there is room; none where that wouldn't do."""
+        """Evicts the least recently used adapters until there is room; raises AdaptersFull, evicting none, if that
+        doesn't suffice.
+        """
         going: list[str] = []
         count, size = len(self._held) + 1, sum(held.info.bytes for held in self._held.values()) + info.bytes
         for adapter, held in self._held.items():

@@ -1,4 +1,4 @@
-"""Reads a safetensors file without torch: the header bounded and checked before a tensor's byte is touched.
+"""Reads a safetensors file without torch; the header is limited and checked before any tensor is read.
 
 Knows nothing of adapters' layout. The format: u64 little-endian length, that many bytes of JSON, the tensors
 (https://huggingface.co/docs/safetensors).
@@ -19,38 +19,42 @@ from baton.engine.adapters.directory import PARAM, AdapterFiles
 from baton.protos.errors import AdapterRefused
 
 FILE = "adapter_model.safetensors"
-MOST_HEADER = 8 << 20  # bytes, because a header describes tensors of some hundred bytes each
+MOST_HEADER = 8 << 20  # bytes; a header has some hundred per tensor
 SIZES = {"F32": 4, "F16": 2, "BF16": 2}
-KINDS: dict[str, str] = {"F32": "<f4", "F16": "<f2", "BF16": "<u2"}  # as numpy reads them: bf16 as its bits
+KINDS: dict[str, str] = {"F32": "<f4", "F16": "<f2", "BF16": "<u2"}  # numpy dtypes; bf16 as its bits
 _LENGTH = struct.Struct("<Q")
 
 
 class TensorEntry(msgspec.Struct, frozen=True):
-    """Says what one tensor is, and where its bytes lie behind the header."""
+    """A tensor's entry in a safetensors header."""
 
     name: str
-    dtype: str
+    dtype: str  # "F32", "F16" or "BF16"
     shape: tuple[int, ...]
-    begin: int
-    end: int
+    begin: int  # first byte, counted from the end of the header
+    end: int  # byte after the last, counted likewise
 
 
 class TensorFile:
-    """Holds a file's checked header. ``entries`` by tensor's name."""
+    """The checked header of a safetensors file at path ``where``. ``entries`` has the tensors by name."""
 
     def __init__(self, where: str, entries: dict[str, TensorEntry], header: int) -> None:
         self.where, self.entries, self._data = where, entries, header
 
     def error(self, name: str, problem: str) -> AdapterRefused:
-        """Returns an error about one tensor, with its file."""
+        """Returns an AdapterRefused error that names the file and tensor ``name`` and ends with ``problem``."""
         return AdapterRefused(f"{self.where}: tensor {name} {problem}", PARAM)
 
     def read(self, descriptor: int, entry: TensorEntry) -> bytes:
-        """Returns one tensor's bytes. Raises AdapterRefused where the file has become shorter."""
+        """Returns the bytes of one tensor of the open file. Raises AdapterRefused if the file was truncated
+        meanwhile.
+        """
         return self.piece(descriptor, entry, 0, entry.end - entry.begin)
 
     def piece(self, descriptor: int, entry: TensorEntry, first: int, size: int) -> bytes:
-        """Returns ``size`` of a tensor's bytes from byte ``first`` on. Raises as ``read`` does."""
+        """Returns ``size`` bytes of one tensor from its byte ``first`` on. Raises AdapterRefused if the file was
+        truncated meanwhile.
+        """
         parts, at = [], self._data + entry.begin + first
         end = at + size
         while at < end:
@@ -63,7 +67,11 @@ class TensorFile:
 
 
 def read_header(files: AdapterFiles, descriptor: int, size: int, most_tensors: int) -> TensorFile:
-    """Checks the header of an open file of ``size`` bytes. Raises AdapterRefused naming the file and the tensor."""
+    """Returns the checked header of an open file of ``size`` bytes. Raises AdapterRefused naming the file and the
+    tensor.
+
+    It may have ``most_tensors`` tensors, all of them matrices, that cover the file without gaps.
+    """
     where = f"{files.path}/{FILE}"
     length = _length(where, descriptor, size)
     try:
@@ -82,7 +90,7 @@ def read_header(files: AdapterFiles, descriptor: int, size: int, most_tensors: i
 
 
 def values(raw: bytes, entry: TensorEntry) -> NDArray[Any]:
-    """Returns a tensor's values in its shape: float32 for F32 and F16, their bits as uint16 for BF16."""
+    """Returns a tensor's values in its shape: float32 for F32 and F16, the bits as uint16 for BF16."""
     found: NDArray[Any] = np.frombuffer(raw, KINDS[entry.dtype]).reshape(entry.shape)
     return found.astype(np.float32) if entry.dtype == "F16" else found
 
@@ -116,7 +124,7 @@ def _two_numbers(file: TensorFile, name: str, raw: dict[str, Any], field: str) -
 
 
 def _require_covered(file: TensorFile, data: int) -> None:
-    """Tensors lie side by side, from the first byte to the last."""
+    """Raises AdapterRefused unless the tensors lie side by side, from the first byte to the last."""
     at = 0
     for entry in sorted(file.entries.values(), key=lambda entry: entry.begin):
         if entry.begin != at:

@@ -1,7 +1,7 @@
-"""Follows one grammar in a process of its own: what was asked of that process, and who hears the answers.
+"""Follows one grammar in a child process: keeps its requests, and passes its answers to the sequences.
 
-Knows nothing of when it may compile (``running``) or of what a mask means. Where the process dies, the sequence
-whose token it was working on is the one that it died of; the others go on in a new process.
+Knows nothing of when it may compile (``running``) or of what a mask means. If the process dies,
+the sequence whose token it was processing is the cause, and fails; the others continue in a new process.
 """
 
 from __future__ import annotations
@@ -32,21 +32,21 @@ log = logging.getLogger("baton.engine")
 
 
 class GrammarFollower(Protocol):
-    """Represents a sequence that follows the grammar; ``tokens`` are all of its outputs so far."""
+    """A sequence that follows a grammar; ``tokens`` are all of its output tokens so far."""
 
     tokens: list[int]
 
     def arrived(self, at: NextMask) -> None:
-        """Takes an answer: where the sequence stands in its grammar after some of its tokens."""
+        """Takes the grammar's answer after some of the sequence's tokens: the next mask, or an error."""
 
     def fail(self, error: BatonError) -> None:
-        """Reports that there won't be an answer."""
+        """Reports that the grammar can't be followed any more."""
 
 
 class GrammarProcess:
-    """Compiles one tenant's grammar and follows it for every sequence that joined.
+    """Compiles one tenant's grammar and follows it for every sequence that joined, in a child process.
 
-    A sequence leaves by dropping its follower; a process without followers isn't wanted any more.
+    A sequence leaves by dropping its follower, which is referenced weakly.
     """
 
     def __init__(self, salt: bytes, grammar: Grammar, server: ForkServer) -> None:
@@ -64,31 +64,31 @@ class GrammarProcess:
 
     @property
     def wanted(self) -> bool:
-        """Tells whether any sequence follows the grammar."""
+        """Returns whether any sequence follows the grammar."""
         return len(self._followers) > 0
 
     @property
     def queued(self) -> bool:
-        """Tells whether the grammar is still to be compiled."""
+        """Returns whether the grammar has yet to be compiled."""
         return self.child is None and self.error is None and self.wanted
 
     @property
     def left(self) -> bool:
-        """Tells whether the process knows sequences that are over."""
+        """Returns whether the process still has sequences that have ended."""
         return len(self._known) > len(self._followers)
 
     @property
     def broken(self) -> bool:
-        """Tells whether it failed for reasons that may have passed."""
+        """Returns whether the grammar failed for a reason that may have passed, not because it is invalid."""
         return self.error is not None and not isinstance(self.error, InvalidRequest)
 
     @property
     def awaited(self) -> bool:
-        """Tells whether somebody waits for an answer."""
+        """Returns whether a sequence waits for an answer."""
         return self.queued or (self.wanted and (self.compiling or bool(self._asked)))
 
     def compile(self) -> None:
-        """Gives the grammar to a child process."""
+        """Starts to compile the grammar in a child process."""
         try:
             message = compile_of(self.grammar)
         except InvalidRequest as error:  # a router would have said so
@@ -99,7 +99,9 @@ class GrammarProcess:
         self._server.warm()
 
     def join(self, follower: GrammarFollower) -> int:
-        """Has ``follower`` follow the grammar, from the tokens that it has. Returns the number to ask under."""
+        """Lets ``follower`` follow the grammar, beginning with its tokens so far; returns the number for
+        ``ask``.
+        """
         self.feed()  # a process that ended while it was idle died of nobody's token
         seq = next(self._serials)
         self._followers[seq] = follower
@@ -108,14 +110,14 @@ class GrammarProcess:
         return seq
 
     def ask(self, seq: int, ids: Sequence[int]) -> None:
-        """Advances a sequence by ``ids``. Before the grammar is compiled this does nothing: all its tokens go
-        then.
+        """Advances sequence ``seq`` by tokens ``ids``. Before the grammar is compiled this does nothing, because
+        all tokens are sent then.
         """
         if self._compiled:
             self._ask(seq, ids)
 
     def feed(self) -> None:
-        """Hands out the answers that have come, and forgets sequences that left."""
+        """Passes on the answers that have come, and drops ended sequences from the process."""
         try:
             while self.child is not None and (message := self.child.receive()) is not None:
                 self._hear(message)
@@ -127,12 +129,12 @@ class GrammarProcess:
                 self.child.send(Forget(seq))
 
     def fail(self, error: BatonError) -> None:
-        """Ends the grammar, with ``error``, for everybody who follows it."""
+        """Ends the process; every sequence that follows the grammar gets ``error``."""
         self.close()
         self.error = error
 
     def close(self) -> None:
-        """Kills the child process, whatever it does."""
+        """Kills the child process."""
         if self.child is not None:
             self.child.kill()
         self.child, self.grown = None, 0
@@ -171,7 +173,9 @@ class GrammarProcess:
             self._ask(seq, follower.tokens)
 
     def _ended(self) -> None:
-        """Finds what the process died of: a sequence's token, the grammar itself, or nothing of its own."""
+        """Determines the cause of the process's death: a sequence's token, the grammar itself, or something
+        else.
+        """
         asked, was_compiling = next(iter(self._asked), None), self.compiling
         ours = self.child is not None and self.child.begun
         self.close()

@@ -1,8 +1,8 @@
-"""Keeps the grammars of running sequences: compiled and followed in processes beside the engine, token by token.
+"""Manages the grammars of running sequences, which child processes compile and follow token by token.
 
 Knows nothing of schedulers or logits. The step loop never waits for a grammar longer than ``GRACE_S`` a step: a
-sequence whose mask isn't there yet sits a step out. State is a function of the tokens emitted so far, so a handoff,
-a replay and a process that died lose none: whoever goes on reads them again.
+sequence whose mask isn't there yet skips a step. State is a function of the tokens emitted so far, so a handoff, a
+replay or a dead process loses none: the tokens are read again.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ from baton.protos.errors import BatonError, InvalidRequest
 from baton.protos.nouns import EngineRequest, Grammar
 
 COMPILE_WAIT_S = 0.001
-# Seconds that a step waits for the answers of all its grammars together; they take 0.1 ms beside an idle core.
+# Seconds that a step waits for the answers of all its grammars together; they take 0.1 ms if a core is idle.
 GRACE_S = 0.002
-_POLL_S = 0.05  # seconds between two looks at who may compile now, where a caller waits for ever
+_POLL_S = 0.05  # seconds between two checks of which grammar may compile, while a caller waits without limit
 
 
 class Grammars:
-    """Keeps every grammar of one engine. Without a ``tokenizer`` the model's low ids are bytes.
+    """Manages every grammar of one engine. Without a ``tokenizer`` file, token ids are taken as bytes.
 
-    ``grace_s`` is what a step waits for all grammars together; it is endless by default, for a caller without a
-    step loop.
+    ``grace_s`` limits the seconds that a step waits for all grammars together; there is no limit by default, for
+    callers without a step loop.
     """
 
     def __init__(
@@ -55,13 +55,11 @@ class Grammars:
         self._grace_s, self._until = grace_s, math.inf
 
     def warm(self) -> None:
-        """Prepares a process, so that the first grammar doesn't wait for the tokenizer."""
+        """Starts a process in advance, so that the first grammar doesn't wait for the tokenizer to load."""
         self._server.warm()
 
     def begin(self, request: EngineRequest) -> GrammarState | None:
-        """Returns where ``request`` stands in its grammar, outputs emitted before included; None without a
-        grammar.
-        """
+        """Returns the grammar state of ``request`` after its output tokens so far; None if it has no grammar."""
         grammar = request.sampling.grammar
         if grammar is None:
             return None
@@ -72,12 +70,12 @@ class Grammars:
 
     @property
     def awaited(self) -> bool:
-        """Tells whether some grammar's answer is on its way."""
+        """Returns whether a sequence waits for a grammar's answer."""
         return any(process.awaited for process in self._processes.values())
 
     def turn(self) -> None:
-        """Takes the answers that have come, at the start of a step, from which on the grace of ``wait``
-        counts anew.
+        """Processes the answers that have come; call it at the start of a step, whose limit for ``wait`` begins
+        anew.
         """
         self._until = math.inf if math.isinf(self._grace_s) else -math.inf
         if self._processes:
@@ -85,7 +83,7 @@ class Grammars:
             self._trim()
 
     def wait(self, state: GrammarState, for_ever: bool = False) -> None:
-        """Returns when ``state`` is ready, or when this step has waited long enough."""
+        """Waits until ``state`` is ready, but not beyond the step's limit unless ``for_ever``."""
         if self._until == -math.inf:
             self._until = time.monotonic() + self._grace_s
         until = math.inf if for_ever else self._until
@@ -96,7 +94,9 @@ class Grammars:
             self._feed(tuple(processes))
 
     def _process(self, salt: bytes, grammar: Grammar) -> GrammarProcess:
-        """A tenant's own: whether another tenant has asked for the same grammar shows in nobody's times."""
+        """Returns the tenant's own process, so that timing doesn't reveal whether another tenant uses the same
+        grammar.
+        """
         process = self._processes.get((salt, grammar))
         if process is None or process.broken:
             process = self._processes[salt, grammar] = GrammarProcess(salt, grammar, self._server)
@@ -115,7 +115,7 @@ class Grammars:
             self._begin_turns()
 
     def _end_turns(self) -> None:
-        """Those that are compiled, and those whose clients left."""
+        """Ends the turns of grammars that are compiled, and of those whose sequences have gone."""
         for process in [process for process in self._compiling if not process.compiling or not process.wanted]:
             self._compiling.remove(process)
             self._turns.leave(process.tenant, process)
@@ -133,7 +133,9 @@ class Grammars:
                 self._drop(process)
 
     def _trim(self) -> None:
-        """Lets go of what is kept beyond the bounds: a tenant's own first, what nobody follows before the rest."""
+        """Drops processes beyond the limits: first within each tenant, and those without sequences before
+        others.
+        """
         tenants: dict[bytes, list[GrammarProcess]] = {}
         for process in self._processes.values():
             tenants.setdefault(process.tenant, []).append(process)
@@ -160,7 +162,7 @@ class Grammars:
 
 
 class GrammarState:
-    """Follows one sequence through its grammar. It is used by the engine's one thread alone."""
+    """The position of one sequence in its grammar. Only the engine's step thread may use it."""
 
     def __init__(self, grammars: Grammars, process: GrammarProcess, emitted: Sequence[int]) -> None:
         self._grammars, self.process = grammars, process
@@ -172,36 +174,34 @@ class GrammarState:
 
     @property
     def ready(self) -> bool:
-        """Tells whether it can be asked without waiting: what it says of every token so far is there."""
+        """Returns whether the answer after the last token has come, or an error, so that no method waits."""
         return self.error is not None or (self._at is not None and self._at.taken == len(self.tokens))
 
     @property
     def error(self) -> BatonError | None:
-        """Returns why the grammar can't be followed, or None."""
+        """Returns the reason why the grammar can't be followed, or None."""
         return self._error or self.process.error
 
     @property
     def done(self) -> bool:
-        """Tells whether the answer is complete, so that nothing may follow; False too where the step's grace ended
-        first.
+        """Returns whether the answer is complete, so that no token may follow; waits for the grammar as long as the
+        step's limit allows.
 
-        An error shows in ``mask`` instead.
+        It is False if the limit ended first, and after an error, which ``mask`` raises.
         """
         if not self.ready:
             self._grammars.wait(self)
         return self.ready and self.error is None and self._at is not None and self._at.stopped
 
     def tell_ahead(self, token_id: int) -> None:
-        """Advances by a token that ``take`` will repeat, so that many sequences' grammars work beside each
-        other.
+        """Advances by a token before ``take`` is called with the same one, so that many sequences' grammars are
+        computed in parallel.
         """
         self.take(token_id)
         self._told_ahead = True
 
     def take(self, token_id: int) -> None:
-        """Advances by an emitted token. Never raises: what can't be followed fails the sequence at its next
-        ``mask``.
-        """
+        """Advances by an emitted token. If that is impossible, the next ``mask`` raises the error."""
         if self._told_ahead:
             self._told_ahead = False
             assert self.tokens[-1] == token_id, "another token than was told ahead"
@@ -211,8 +211,8 @@ class GrammarState:
             self.process.ask(self._seq, (token_id,))
 
     def mask(self, vocab_size: int) -> Mask:
-        """Returns which ids may come now, (vocab_size,). Raises InvalidRequest where the grammar can't be followed
-        further.
+        """Returns which token ids may come next, bool (vocab_size,); waits for the grammar. Raises InvalidRequest
+        if none may.
         """
         self._grammars.wait(self, for_ever=True)
         if self.error is not None:
@@ -225,13 +225,13 @@ class GrammarState:
         return np.pad(mask, (0, vocab_size - len(mask)))
 
     def arrived(self, at: NextMask) -> None:
-        """Takes where it stands after some of its tokens; answers to those after them are on their way."""
+        """Takes the grammar's answer after some of the sequence's tokens."""
         self._at = at
         if at.error:
             self.fail(InvalidRequest(at.error, "grammar"))
 
     def fail(self, error: BatonError) -> None:
-        """Records that it can't be followed any further."""
+        """Records that the grammar can't be followed any more."""
         self._error = error
 
 
