@@ -1,4 +1,4 @@
-"""Names the activations that torch computes for ops without native code.
+"""Maps names of activations to torch functions, for ops without native code.
 
 Knows nothing of ops.
 """

@@ -1,6 +1,6 @@
-"""Adds up, layer by layer, how much attention a step's watched tokens pay to what is before them.
+"""Sums over the layers how much attention a step's watched tokens pay to the tokens before them.
 
-Knows nothing of what is chosen by it, or of how a backend reads its pages.
+Knows nothing of the selection that uses it, or of how a backend reads its pages.
 """
 
 from __future__ import annotations
@@ -21,17 +21,19 @@ KeysOf = Callable[[Tensor], Tensor]  # pages -> their tokens' keys of a layer, (
 
 
 class Watched(NamedTuple):
-    """Holds the watched rows of a step's item: ``first`` among the step's, ``place`` in the text, and its pages."""
+    """The watched rows of one item of a step, whose attention selects pages."""
 
     seq: int
-    first: int
-    end: int
-    place: int
-    pages: Tensor
+    first: int  # first row in the step
+    end: int  # row after the last
+    place: int  # position of the first row
+    pages: Tensor  # the item's block table, int64
 
 
 class Observation:
-    """Watches a step whose rows lie in the order of ``items``."""
+    """Sums the attention of the watched rows of ``items``, whose rows are in that order. It is true if any are
+    watched.
+    """
 
     def __init__(self, items: Iterable[SequenceStep]) -> None:
         self._watched, row = list[Watched](), 0
@@ -48,12 +50,16 @@ class Observation:
         return bool(self._watched)
 
     def layer(self, q: Tensor, keys_of: KeysOf, scale: float, softcap: float) -> None:
-        """Adds a layer's attention; ``q`` (rows, heads, head_dim) is rotated already."""
+        """Adds one layer's attention; ``q`` (rows, heads, head_dim) is rotated already, ``keys_of`` returns the
+        keys on pages.
+        """
         for one in self._watched:
             queries = q[one.first : one.end]
             keys = keys_of(one.pages)[: one.place + len(queries)]
             self._scores[one.seq] += page_scores(queries, keys, scale, softcap)
 
     def found(self) -> dict[int, NDArray[np.float32]]:
-        """Returns the sums over all layers, by sequence: one for each run of 16 tokens before the watched ones."""
+        """Returns the sums over all layers by sequence: float32, one for each run of 16 tokens before the watched
+        ones.
+        """
         return {seq: scores.numpy() for seq, scores in self._scores.items()}

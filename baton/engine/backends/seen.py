@@ -1,13 +1,13 @@
-"""Says which pages each of a step's tokens sees where not all are, as tables that attention can read in order.
+"""Computes which pages each of a step's tokens sees if not all, as block tables that attention reads in order.
 
-Knows nothing of models or of kernels, and is torch-free. Attention sees one table of pages and hides what lies
-behind a query's place in it. Blocks that nobody sees are therefore left out of the table, and the query's place
-counts those that are left; its rotary angle stays that of its place in the text:
+Knows nothing of models or of kernels, and is torch-free. Attention sees one table of pages and masks what is
+after a query's place in it. Blocks that aren't seen are therefore left out of the table, and the query's place
+counts those that remain; its rotary angle stays that of its position in the text:
 
     blocks of the text      0 1 | 2 3 4 5 6 | 7 8 9 | 10 (the query's own run)
     sinks of 2, window of 3  x x               x x x   x        table 0 1 7 8 9 10, place 5 x 16 + …
 
-What a prompt's end chose of it leaves a gap of its own, which all of an item's tokens are behind.
+Blocks that a prompt's end didn't select (SnapKV) form a gap in the table, after which all of an item's tokens are.
 """
 
 from __future__ import annotations
@@ -21,16 +21,18 @@ from baton.protos.nouns import BLOCK_TOKENS
 
 
 class SeenPart(NamedTuple):
-    """Holds some rows of an item, from its row ``first`` on: ``pages`` of 16 tokens, and the first row's place."""
+    """Some rows of an item, beginning with its row ``first``, and what they see."""
 
     first: int
-    queries: int
-    pages: Sequence[int]
-    start: int
+    queries: int  # number of rows
+    pages: Sequence[int]  # block table, of 16 tokens each
+    start: int  # place of the first row in this table
 
 
 def seen_parts(item: SequenceStep, selection: Selection | None) -> Iterator[SeenPart]:
-    """Yields the item's rows in order: first those that see all before them, then run by run."""
+    """Yields the item's rows, in order, in parts that see the same pages: those that see all before them, then one
+    part per run of 16.
+    """
     if selection is None:
         yield _behind_gap(item)
         return

@@ -1,6 +1,6 @@
-"""Computes ops of latents, grouped routing and recurrent states by torch: the oracle of the native step's.
+"""Computes ops of latent attention, grouped routing and recurrent state by torch; the native ones' reference.
 
-Knows nothing of schedulers or of how the other ops run: a backend calls one of these between its own.
+Knows nothing of schedulers or of how the other ops run: a backend calls these between its own ops.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 
 
 class SpanOps:
-    """Binds a program's ops of these kinds to their weights. Raises ConfigError for KV that they can't read."""
+    """Computes such ops of a program, with its weights, over pages of ``layout``."""
 
     def __init__(self, program: Program, weights: Mapping[str, Any], layout: KvLayout) -> None:
         self._program, self._weights, self._layout = program, weights, layout
@@ -55,7 +55,11 @@ class SpanOps:
         self._turns = RotaryTables(*rope.frequencies(program.rope, program.rotated, program.max_position))
 
     def bind(self, op: Op) -> SpanOp:
-        """Returns what computes ``op``: registers and spans in, its outputs by register's name out."""
+        """Returns a function that computes ``op``: from registers, read by name, and spans to the outputs by
+        register name.
+
+        Raises ConfigError for a KV dtype that the op can't read.
+        """
         found: SpanOp = _BINDERS[type(op)](self, op)
         return found
 
@@ -238,13 +242,15 @@ TORCH_OPS = (HalveHeads, TemperQueries, Center, ScaleRows, Activate)  # of these
 
 
 def state_place(layout: KvLayout, name: str, layer: int) -> tuple[int, tuple[int, ...]]:
-    """Returns where the plane ``name`` of ``layer`` begins in a sequence's state, in bytes, and its shape."""
+    """Returns the byte offset of plane ``name`` of ``layer`` in a sequence's recurrent state, and the plane's
+    shape.
+    """
     plane = next(plane for plane in layout.states if plane.name == name)
     return state_offsets(layout)[name] + layer * plane_bytes_of(plane) // plane.layers, plane.shape
 
 
 def plane_place(layout: KvLayout, layer: int) -> tuple[int, int]:
-    """Returns where the only plane of ``layer`` lies in a page, and its bytes."""
+    """Returns the byte offset of the only plane of ``layer`` in a page of 16 tokens, and its size in bytes."""
     at = 0
     for group in layout.groups:
         if layer < group.layers:
@@ -254,7 +260,9 @@ def plane_place(layout: KvLayout, layer: int) -> tuple[int, int]:
 
 
 def delta_parts(mixed: Tensor, gates: Tensor, op: GatedDelta) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Returns q, k and v side by side, z (rows, value_heads, value_dim), b and a (rows, value_heads)."""
+    """Returns, from the projections of a gated delta layer, q, k and v side by side, z (rows, value_heads,
+    value_dim), b and a (rows, value_heads).
+    """
     each = op.value_heads // op.key_heads
     groups = op.key_heads if op.grouped else 1
     per = op.key_heads // groups
@@ -271,9 +279,9 @@ def delta_parts(mixed: Tensor, gates: Tensor, op: GatedDelta) -> tuple[Tensor, T
 
 
 def outputs(op: Op, width: Callable[[str], int], heads: int) -> dict[str, int]:
-    """Returns the registers that ``op`` writes, with the numbers in a row of each.
+    """Returns the registers that ``op`` writes, with the number of elements in a row of each.
 
-    ``width`` tells those of the registers that it reads, ``heads`` those of all query heads together.
+    ``width`` returns that number for the registers that it reads; ``heads`` is that of all query heads together.
     """
     match op:
         case RmsNorm():

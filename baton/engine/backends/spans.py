@@ -1,4 +1,4 @@
-"""Describes a step's sequences to ops that torch computes one by one, over pages of 16 tokens, on any CPU backend.
+"""Describes a step's sequences for ops that torch computes sequence by sequence, over pages of 16 tokens.
 
 Knows nothing of weights or models.
 """
@@ -20,33 +20,33 @@ from baton.protos.nouns import BLOCK_TOKENS
 
 
 class Span(NamedTuple):
-    """Holds one sequence's rows of a step: ``first`` … ``first + queries - 1``, at positions ``start`` and up."""
+    """One sequence's rows of a step: ``first`` to ``first + queries - 1``, at positions ``start`` and up."""
 
     first: int
     queries: int
     start: int
-    pages: Sequence[int]
-    state_from: Sequence[int] | None = None
-    state_to: Sequence[int] = ()
+    pages: Sequence[int]  # block table
+    state_from: Sequence[int] | None = None  # pages of the recurrent state before the step, None at the beginning
+    state_to: Sequence[int] = ()  # pages for the recurrent state after the step
 
     @property
     def end(self) -> int:
-        """Returns the tokens that the sequence has after the step."""
+        """Returns the number of tokens that the sequence has after the step."""
         return self.start + self.queries
 
     @property
     def rows(self) -> slice:
-        """Returns where its rows lie in a register."""
+        """Returns the slice of the sequence's rows in a register."""
         return slice(self.first, self.first + self.queries)
 
 
 def span_of(item: SequenceStep, first: int) -> Span:
-    """Returns the span of an item whose rows begin at ``first``."""
+    """Returns the span of ``item``, whose rows begin at row ``first``."""
     return Span(first, len(item.tokens), item.start, item.pages, item.state_from, item.state_to)
 
 
 def spans_of(plan: StepPlan) -> tuple[Span, ...]:
-    """Returns the spans of a step whose rows lie in the plan's order."""
+    """Returns the spans of a step whose rows are in the plan's order."""
     spans, first = [], 0
     for item in plan.items:
         spans.append(span_of(item, first))
@@ -55,23 +55,23 @@ def spans_of(plan: StepPlan) -> tuple[Span, ...]:
 
 
 class RotaryTables:
-    """Makes rotary tables for the positions of spans."""
+    """Computes rotary tables for the positions of spans, from inverse frequencies and a factor."""
 
     def __init__(self, inverse: Tensor, factor: float) -> None:
         self._inverse, self._factor = inverse, factor
 
     def of(self, span: Span) -> tuple[Tensor, Tensor]:
-        """Returns cos and sin (queries, 1, width) float32 as ``rope_append`` takes them."""
+        """Returns cos and sin, (queries, 1, width) float32, in the form that ``rope_append`` takes."""
         positions = torch.arange(span.start, span.end)
         return rope.tables(positions, self._inverse, self._factor, torch.float32)
 
 
 class StepSpans:
-    """Holds the spans of one step and the pages' bytes: ``memory`` (pages, bytes of 16 tokens) uint8.
+    """The spans of one step, and all pages: ``memory`` (pages, bytes of 16 tokens) uint8.
 
-    ``batches`` has all spans of one row together, then each other span alone: what advances states takes them so.
-    A sequence's state is read when its first op asks for it and written to its own pages by ``finish``, so that a
-    step that failed half-way can be run again.
+    ``batches`` has all spans of one row together, then each other span alone, for ops that advance states. A
+    sequence's state is read when its first op needs it and written to its own pages by ``finish``, so that a failed
+    step can be run again.
     """
 
     def __init__(self, spans: Sequence[Span], memory: Tensor) -> None:
@@ -81,9 +81,8 @@ class StepSpans:
         self._states: dict[int, Tensor] = {}  # (sequences, bytes) by the first row of a batch
 
     def state(self, batch: Sequence[Span], at: int, shape: Sequence[int]) -> Tensor:
-        """Returns the numbers of ``shape`` at byte ``at`` of the states of one of ``batches``, to change in place.
-
-        They are float32, (sequences, …).
+        """Returns the part of the states of ``batch``, one of ``batches``, from byte ``at`` on: float32, ``shape``
+        for each sequence, to be changed in place.
         """
         key = batch[0].first
         if key not in self._states:
@@ -92,7 +91,7 @@ class StepSpans:
         return part.view(torch.float32).view(len(batch), *shape)
 
     def finish(self) -> None:
-        """Writes the states that the step has changed."""
+        """Writes the changed states to their pages."""
         for batch in self.batches:
             if (found := self._states.get(batch[0].first)) is not None:
                 pages = torch.tensor([page for span in batch for page in span.state_to], dtype=torch.int64)
@@ -106,14 +105,16 @@ class StepSpans:
         return self.memory.index_select(0, torch.tensor(span.state_from, dtype=torch.int64)).flatten()
 
     def rows_of(self, span: Span, at: int, size: int, dtype: torch.dtype) -> Tensor:
-        """Returns a copy of what lies at bytes ``at`` … ``at + size`` of each page: (tokens, width)."""
+        """Returns a copy of bytes ``at`` to ``at + size`` of the span's pages, as ``dtype`` (tokens, width)."""
         blocks = -(-span.end // BLOCK_TOKENS)
         pages = torch.tensor(span.pages[:blocks], dtype=torch.int64)
         found = self.memory[:, at : at + size].index_select(0, pages)
         return found.view(dtype).view(blocks * BLOCK_TOKENS, -1)[: span.end]
 
     def store(self, span: Span, at: int, size: int, rows: Tensor) -> None:
-        """Writes ``rows`` (queries, width) at the span's positions, into bytes ``at`` … of their pages."""
+        """Writes ``rows`` (queries, width) at the span's positions, into bytes ``at`` to ``at + size`` of their
+        pages.
+        """
         positions = torch.arange(span.start, span.end)
         first = span.start // BLOCK_TOKENS
         table = torch.tensor(span.pages[first : -(-span.end // BLOCK_TOKENS)], dtype=torch.int64)
@@ -122,5 +123,7 @@ class StepSpans:
 
 
 def rows_of(batch: Sequence[Span]) -> slice | Tensor:
-    """Returns where the rows of spans with one row each, or of a single span, lie in a register."""
+    """Returns the index of the rows of a batch, which is a single span or spans with one row each, in a
+    register.
+    """
     return batch[0].rows if len(batch) == 1 else torch.tensor([span.first for span in batch])

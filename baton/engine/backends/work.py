@@ -1,7 +1,7 @@
-"""Measures what a step of a model costs and what this machine can do at all: the two halves of MFU and MBU.
+"""Computes the cost of a model's steps and measures this machine's peak rates, for MFU and MBU.
 
-Knows nothing of steps or batches. The ceilings are measured once at start, in a fraction of a second: a read of
-memory far larger than the caches, and products of square matrices in the weights' own kind of number.
+Knows nothing of steps or batches. The peak rates are measured once at start, in a fraction of a second: reading
+memory far larger than the caches, and products of square matrices in the weights' dtype.
 """
 
 from __future__ import annotations
@@ -23,19 +23,21 @@ from baton.kernels.abi.native import I32, I64, P
 from baton.kernels.linear.packed import ROUNDED_ROWS, W8_OUTLIERS, PackedWeight
 from baton.protos.nouns import EngineWork, KvLayout
 
-READ_BYTES = 128 << 20  # bytes of the buffer, because they must be far more than the caches hold
+READ_BYTES = 128 << 20  # bytes of the buffer that is read, far more than the caches hold
 SIDE = {"cpu": 384, "cuda": 4096}  # rows and columns of the matrices
-PIECES, ROUNDS = 16, 500  # of ceiling_dots: how the dot products are cut, and how often they run
-# Runs, of which the quickest counts. A product takes a millisecond, so that some are not interrupted.
+PIECES, ROUNDS = 16, 500  # of ceiling_dots: pieces of the dot products, and their repetitions
+# Runs, of which the fastest counts. A product takes a millisecond, so that some are not interrupted.
 READS, PRODUCTS = 6, 40
-FEWEST, LONGEST_S = 3, 0.2  # runs and seconds of one measurement, where a run takes longer than was thought
+FEWEST, LONGEST_S = 3, 0.2  # least runs, and most seconds, of one measurement
 
 
 def work_of(
     program: Program, weights: Mapping[str, Tensor | PackedWeight], layout: KvLayout, device: str
 ) -> EngineWork:
-    """Returns the cost of a model that is loaded on ``device``, "cpu" or "cuda"; of experts a token's own are
-    counted.
+    """Returns the cost per token and step of a model that is loaded on ``device``, "cpu" or "cuda", and the
+    device's peak rates.
+
+    Of experts, only those that one token uses are counted.
     """
     linears = [op.weight for op in program.ops if isinstance(op, Linear)]
     read = _read(program, {name: _elements(weight) for name, weight in weights.items()})
@@ -54,9 +56,9 @@ def work_of(
 def work_of_ranks(
     program: Program, own: Program, weights: Mapping[str, Tensor | PackedWeight], layout: KvLayout
 ) -> EngineWork:
-    """Returns the cost of ``program``, of which this rank has ``own``.
+    """Returns the cost of ``program``, of which this rank has the share ``own``, and the machine's peak rates.
 
-    Other ranks' matrices are taken to be as wide as own ones, their experts as own experts where there are any.
+    Other ranks' weights are assumed to have as many bytes per element as this rank's.
     """
     found, shapes = work_of(own, weights, layout, "cpu"), {weight.name: weight.shapes for weight in program.weights}
     read = _read(program, {name: sum(map(math.prod, parts)) for name, parts in shapes.items()})
@@ -74,7 +76,7 @@ def work_of_ranks(
 
 
 class _Read(NamedTuple):
-    """What a step reads of weights: of layers of experts, what one token's own come to."""
+    """What a step reads of weights, in any unit; of layers of experts, what one token uses."""
 
     linears: float
     heads: float
@@ -90,13 +92,13 @@ def _read(program: Program, each: Mapping[str, float]) -> _Read:
 
 
 def peak_bytes(device: str) -> float:
-    """Returns the bytes per second that ``device`` reads."""
+    """Returns the bytes per second that can be read from the memory of ``device``, as measured."""
     return _measured_bytes(device, torch.get_num_threads())
 
 
 def peak_flops(weight: Tensor | PackedWeight | None, device: str) -> float:
-    """Returns the operations per second of ``device``, in the kind of number that ``weight`` is multiplied
-    in.
+    """Returns the operations per second of ``device``, as measured, in the dtype in which it multiplies by
+    ``weight``.
     """
     threads = torch.get_num_threads()
     if device == "cpu" and isinstance(weight, PackedWeight) and native.library() is not None:
@@ -107,7 +109,7 @@ def peak_flops(weight: Tensor | PackedWeight | None, device: str) -> float:
     return _measured_products(dtype, device, threads)
 
 
-# Each is measured once per process and number of threads: another model in the same process has the same machine.
+# Each is measured once per process and number of threads, because the machine is the same for other models.
 
 
 @cache
@@ -121,7 +123,7 @@ def _measured_bytes(device: str, threads: int) -> float:
 
 @cache
 def _measured_dots(of_integers: bool, threads: int) -> float:
-    """Returns the operations per second of dot products, 0 where the native code has none."""
+    """Returns the operations per second of dot products, 0 if the native code has none."""
     found: list[int] = []
     dots = native.function("ceiling_dots", I32, I32, I64, result=I64)
     seconds = _best(lambda: found.append(dots(of_integers, PIECES, ROUNDS) or 0), "cpu", PRODUCTS)
@@ -136,7 +138,7 @@ def _measured_products(dtype: torch.dtype, device: str, threads: int) -> float:
 
 
 def _best(run: Callable[[], object], device: str, repeats: int) -> float:
-    """Seconds of the quickest of some runs; what else the machine does only makes one longer."""
+    """Returns the seconds of the fastest of some runs; other work on the machine only makes runs longer."""
     taken: list[float] = []
     with torch.inference_mode():
         while len(taken) <= FEWEST or (len(taken) <= repeats and sum(taken) < LONGEST_S):  # the first one warms up

@@ -1,11 +1,11 @@
-"""Finds out whether this machine's GPU can run the engine, by asking the driver before anything is loaded.
+"""Checks whether this machine's GPU can run the engine, by querying the driver before anything is loaded.
 Torch-free.
 
-Knows nothing of models but how many bytes they need. The driver is called by ctypes, without a context on the card;
-what it answers is told in a ConfigError that says what is missing and what to do.
+Knows nothing of models except how many bytes they need. The driver is called by ctypes, without a context on the
+GPU; a ConfigError says what is missing and what to do.
 
     device   cuda   a GPU, or an error
-             auto   a GPU where one will do, else the CPU, which the log says
+             auto   a GPU if there is a suitable one, else the CPU, with the reason in the log
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ log = logging.getLogger("baton.engine")
 
 LIBRARY = "libcuda.so.1"
 SETTING = "worker.device"
-CAPABILITY = (9, 0)  # of our kernels: sm_90a runs on this one alone (H100, H200, GH200)
-OLDEST, NEWEST = (8, 0), (12, 9)  # that torch's ops serve, because older cards lack bfloat16; newer are unknown
-RELEASE = 13  # CUDA's release that kernels and torch are built with; a driver runs its own and older ones
+CAPABILITY = (9, 0)  # that the engine's kernels need: sm_90a runs on this one alone (H100, H200, GH200)
+OLDEST, NEWEST = (8, 0), (12, 9)  # on which torch's ops are used; older GPUs lack bfloat16, newer are unknown
+RELEASE = 13  # CUDA release that kernels and torch are built with; a driver runs its own and older ones
 DRIVER = "580"  # the first driver of that release
 ROOM_BYTES = 1 << 30  # bytes needed beyond the weights, for contexts, graphs and workspaces
 _MAJOR, _MINOR = 75, 76  # CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_…
@@ -34,10 +34,10 @@ CPU_REMEDY = "or use --device cpu"
 
 @dataclass(frozen=True)
 class Gpu:
-    """Describes device 0 of those that this process sees."""
+    """The first GPU that this process sees."""
 
     name: str
-    capability: tuple[int, int]
+    capability: tuple[int, int]  # compute capability, e.g. (9, 0)
     driver: tuple[int, int]  # the newest CUDA release that it runs
     memory_bytes: int
     exclusive: bool = False  # nvidia-smi -c EXCLUSIVE_PROCESS: one process at a time
@@ -47,7 +47,9 @@ Probe = Callable[[], Gpu]
 
 
 def probe(library: str = LIBRARY) -> Gpu:
-    """Asks the driver for device 0. Raises ConfigError where there is no driver or no GPU."""
+    """Returns a description of the first GPU that the driver ``library`` sees. Raises ConfigError if there is no
+    driver or no GPU.
+    """
     try:
         driver = ctypes.CDLL(library)
     except OSError as error:
@@ -74,7 +76,9 @@ def probe(library: str = LIBRARY) -> Gpu:
 
 
 def require(needed_bytes: int = 0, ask: Probe = probe) -> Gpu:
-    """Returns the GPU, where it will do for ``needed_bytes`` of weights. Raises ConfigError saying why not."""
+    """Returns the GPU if it can run the engine with ``needed_bytes`` bytes of weights. Raises ConfigError with the
+    reason if it can't.
+    """
     gpu = ask()
     if gpu.driver[0] < RELEASE:
         raise _wrong(
@@ -96,8 +100,8 @@ def require(needed_bytes: int = 0, ask: Probe = probe) -> Gpu:
 
 
 def without_kernels(gpu: Gpu) -> str:
-    """Returns in words why the engine's own kernels can't run on ``gpu``, so that torch's ops do; empty where they
-    can.
+    """Returns the reason why the engine's own kernels can't run on ``gpu``, so that torch's ops are used; empty if
+    they can.
     """
     if gpu.capability == CAPABILITY:
         return ""
@@ -106,9 +110,7 @@ def without_kernels(gpu: Gpu) -> str:
 
 
 def settled(device: str, ask: Probe = probe) -> str:
-    """Returns ``device`` with auto made cuda or cpu; why it is the CPU is in the log. Others stay as they
-    are.
-    """
+    """Returns ``device``, with "auto" replaced by "cuda" or "cpu"; the log says why it is the CPU."""
     if device != "auto":
         return device
     try:

@@ -1,8 +1,8 @@
-"""Makes the runner on the engine's own CUDA kernels, where they can be had and do.
+"""Makes the runner on the engine's own CUDA kernels, if they are available and suitable.
 
-Knows nothing of checkpoints. Where there is no library, or the kernels don't answer as the CPU's do in a trial on
-this very card, ``kernels_or_none`` and ``on_kernels`` return None, and why is in the log: the engine then runs
-torch's ops on the GPU. On the SIMT shim (tests) nothing is tried: the shim is no other device.
+Knows nothing of checkpoints. If there is no library, or the kernels' results differ from the CPU's in a trial on
+this GPU, ``kernels_or_none`` and ``on_kernels`` return None, with the reason in the log: the engine then runs
+torch's ops on the GPU. On the SIMT shim (tests) there is no trial, because the shim runs on the CPU.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ SHARED_ENV = "BATON_SHARED_PREFIXES"
 
 
 def kernels_or_none() -> CudaLibrary | None:
-    """Returns the library, prebuilt or built now, or None where there is none, which the log says."""
+    """Returns the kernel library, prebuilt or built now; None if there is none, with the reason in the log."""
     try:
         return device()
     except BuildError as error:
@@ -42,7 +42,7 @@ def kernels_or_none() -> CudaLibrary | None:
 
 
 def lacking(program: Program, kv_dtype: str) -> str:
-    """Returns in words what ``program`` asks that no kernel does; empty where there is nothing."""
+    """Returns what ``program`` needs that no CUDA kernel computes, in words; empty if there is nothing."""
     if program.forms:
         return f"this architecture needs {', '.join(program.forms)}, which no CUDA kernel computes yet"
     if kv_dtype == "float32":
@@ -63,10 +63,10 @@ def on_kernels(
     plain: bool = False,
     mega: bool = False,
 ) -> CudaRunner | None:
-    """Returns a runner on the CUDA kernels, or None where they don't do, which the log says.
+    """Returns a runner on the CUDA kernels, or None if they can't run the model, with the reason in the log.
 
-    ``plain`` runs without graphs, ``mega`` small batches by the megakernel. Weights lie on the host. Raises
-    ConfigError where the megakernel is asked for and has no form for an op.
+    ``plain`` runs without CUDA graphs, ``mega`` small batches by the megakernel. ``weights`` are in host memory.
+    Raises ConfigError if ``mega`` is set and the megakernel has no form for an op.
     """
     how = AT_ONCE if mega and not plain else BY_GRAPH
     if (
@@ -87,7 +87,9 @@ def on_kernels(
 
 
 def wide_experts(program: Program, weights: Weights) -> str:
-    """Returns in words which weights no kernel for experts takes; empty where there are none."""
+    """Returns an error text if the program has experts whose weights no CUDA kernel takes, because they aren't
+    bf16; else an empty one.
+    """
     found = (weights[name] for op in program.experts for name in (op.gate_up, op.down))
     if all(isinstance(weight, Tensor) and weight.dtype == torch.bfloat16 for weight in found):
         return ""
@@ -95,8 +97,8 @@ def wide_experts(program: Program, weights: Weights) -> str:
 
 
 def shared_least() -> int:
-    """Returns from how many common tokens on sequences are attended together, 0 for never. Raises
-    ConfigError.
+    """Returns the number of common leading tokens from which on sequences attend to them together, 0 for never
+    (from SHARED_ENV). Raises ConfigError.
     """
     text = os.environ.get(SHARED_ENV) or "0"
     if not text.isdecimal() or int(text) > 1 << 30:

@@ -1,7 +1,7 @@
-"""Shares the device's pages with the I/O process: memory of the driver, opened by a handle. Torch-free.
+"""Shares the GPU's pages with the I/O process, which opens them by a CUDA IPC handle. Torch-free.
 
 Knows nothing of handoffs. The engine is told what other processes write there (``opened``, ``landed``) and records
-it in its ``DeviceResidency``. Where there is no driver, or the driver refuses, nothing is shared: handoffs read and
+it in its ``DeviceResidency``. If there is no driver, or the driver refuses, nothing is shared: handoffs read and
 write the host's pages, and the log says why.
 """
 
@@ -19,7 +19,9 @@ log = logging.getLogger("baton.engine")
 
 
 class PageShare:
-    """Owns ``size`` bytes of the device at ``at``; ``shared`` is what lets another process open them."""
+    """Owns ``size`` bytes of GPU memory at address ``at``; ``shared`` is the handle by which another process opens
+    them.
+    """
 
     def __init__(self, cuda: Driver, size: int, resident: DeviceResidency) -> None:
         self._cuda, self._resident = cuda, resident
@@ -32,7 +34,9 @@ class PageShare:
 
     @classmethod
     def made(cls, size: int, resident: DeviceResidency) -> PageShare | None:
-        """Returns a share of ``size`` bytes, None where they can't be shared."""
+        """Returns a share of ``size`` bytes; None if they can't be allocated or shared, with the reason in the
+        log.
+        """
         try:
             return cls(driver(), size, resident)
         except ConfigError as error:
@@ -44,7 +48,9 @@ class PageShare:
         self._resident.opened(pages)
 
     def landed(self, seq: int, table: Sequence[int], blocks: Sequence[int]) -> None:
-        """Records that ``blocks`` of ``seq`` are on their pages of ``table``, whole and verified."""
+        """Records that a handoff has written blocks ``blocks`` of sequence ``seq`` to their pages of ``table``,
+        verified.
+        """
         self._resident.landed(seq, table, blocks)
 
     def close(self) -> None:

@@ -1,7 +1,7 @@
 """Compiles a program for a GPU: the native program with its weights in device memory.
 
-Knows nothing of plans or of what computes. The structs stay in host memory, where the step's host code walks them;
-what they point at is copied to the device once, weight by weight.
+Knows nothing of plans or of kernels. The structs stay in host memory, where the step's host code reads them; the
+weights that they point to are copied to the device once.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from baton.kernels.moe.native import AnyExperts, Experts
 
 
 class CudaProgram(NativeProgram):
-    """Owns the weights on ``device`` until ``close``."""
+    """A native program whose weights are in memory of ``device`` until ``close``."""
 
     def __init__(self, program: Program, weights: Weights, device: CudaLibrary) -> None:
         self._device = device
@@ -32,7 +32,7 @@ class CudaProgram(NativeProgram):
         self._packed.clear()  # the host's copies have served
 
     def close(self) -> None:
-        """Frees the device's memory."""
+        """Frees the device memory of the weights."""
         while self._taken:
             self._device.release(self._taken.pop())
 

@@ -1,15 +1,15 @@
-"""Tracks which of the host's pages the device has as they are. Torch-free.
+"""Tracks which of the host's pages have a current copy on the device. Torch-free.
 
-Knows nothing of devices or copies. The host's pages are what everybody else writes (handoffs, tiers) and reads, and
-every step writes back what it appended. So a page's device copy is good for a sequence only as long as nothing but
-the sequence itself, or a step that read the same bytes, can have touched either copy since. That is known of
+Knows nothing of devices or copies. Others (handoffs, tiers) read and write the host's pages, and every step writes
+back what it appended. So a page's device copy is valid for a sequence only while nothing but the sequence itself,
+or a step that read the same bytes, can have written either copy since. That is known of
 
-    a sequence that was in the step before this one: its pages are those it had, as far as it had got
-    one that was away for some steps: pages that nobody has touched on the device since it was last there
-    one whose prompt came by a handoff onto this card (``landed``): those blocks, on the very table they came for
+    a sequence that was in the previous step: the pages that it had then
+    one that skipped some steps: pages that nobody has written on the device since it last ran
+    one whose prompt came by a handoff to this GPU (``landed``): those blocks, in the same table object
 
-and everything else below its start is brought over again. Besides steps only handoffs write to the device, and only
-to pages of a lease that was opened for them (``opened``). A sequence's number is its own for good.
+and every other page before its start is copied again. Besides steps only handoffs write to the device, and only to
+pages of a lease that was opened for them (``opened``). A sequence's number is never reused.
 """
 
 from __future__ import annotations
@@ -27,24 +27,26 @@ MOST_RECORDS = 8192  # sequences remembered; the oldest is forgotten first
 
 @dataclass(slots=True)
 class LastRun:
-    """Records a sequence as it was when it last ran."""
+    """The state of a sequence when it last ran."""
 
-    at: int
-    table: Sequence[int]  # the very object: from one step to the next it only grows
-    pages: list[int]  # what it had, whole or part, that holds tokens below ``end``
+    at: int  # value of the clock of writes (``DeviceResidency``)
+    table: Sequence[int]  # the same object as the sequence's: from one step to the next it only grows
+    pages: list[int]  # its pages with tokens before position ``end``, full or not
     end: int
 
 
 @dataclass(slots=True)
 class HandoffBlocks:
-    """Records blocks of a sequence that has not run yet; they count while it has the very table."""
+    """Blocks that a handoff wrote for a sequence that has not run yet; valid while it has the same ``table``
+    object.
+    """
 
     table: Sequence[int]
     blocks: set[int] = field(default_factory=set)
 
 
 class DeviceResidency:
-    """Tracks ``pages`` pages; none of them is on the device yet."""
+    """Tracks which of ``pages`` pages are current on the device; at first none is."""
 
     def __init__(self, pages: int) -> None:
         self._touched = np.zeros(pages, np.int64)
@@ -53,11 +55,15 @@ class DeviceResidency:
         self._now = self._ran = 0  # of everything that touches the device; of the last step
 
     def missing(self, items: Sequence[SequenceStep]) -> list[int]:
-        """Returns the pages to bring over before a step of ``items``, in order, each once."""
+        """Returns the pages that must be copied to the device before a step of ``items``, ascending, without
+        duplicates.
+        """
         return sorted({page for item in items if item.start for page in self._missing(item)})
 
     def ran(self, items: Sequence[SequenceStep], brought: Sequence[int]) -> None:
-        """Records that the step is done: ``brought`` came over, and each item wrote its tokens."""
+        """Records that the step of ``items`` is done, before which the pages ``brought`` were copied to the
+        device.
+        """
         before_this = self._ran
         self._touch(brought)
         self._ran = self._now
@@ -75,14 +81,14 @@ class DeviceResidency:
         _drop_oldest(self._records)
 
     def opened(self, pages: Sequence[int]) -> None:
-        """Records that a handoff may write ``pages`` until their lease ends: whatever others knew of them is
-        void.
+        """Records that a handoff may write ``pages`` until their lease ends, so that other sequences' copies become
+        invalid.
         """
         self._touch(pages)
 
     def landed(self, seq: int, table: Sequence[int], blocks: Sequence[int]) -> None:
-        """Records that a handoff brought ``blocks`` of ``seq`` to their pages of ``table``, on the device and on
-        the host.
+        """Records that a handoff wrote blocks ``blocks`` of sequence ``seq`` to their pages of ``table``, on the
+        device and on the host.
         """
         known = self._landed.get(seq)
         if known is None or known.table is not table:
@@ -92,7 +98,7 @@ class DeviceResidency:
         self._touch([table[block] for block in blocks])
 
     def failed(self) -> None:
-        """Records that nobody knows what a step wrote: nothing on the device counts any more."""
+        """Records that a step failed after unknown writes: no page on the device is current any more."""
         self._records.clear()
         self._landed.clear()
 

@@ -1,9 +1,9 @@
-"""Runs steps as a row of launches on a GPU, or as a captured graph of them (kernels/step/session.cuh).
+"""Runs steps on a GPU as a sequence of kernel launches or as a CUDA graph of them (kernels/step/session.cuh).
 
-Knows nothing of schedulers or processes. The device's pages mirror the host's, which stay what everybody else reads
-and writes: what a step needs and the device hasn't (``resident.py``) comes over before it, and what it appends goes
-back with its last launch. A handoff between two workers on one card goes from device pages to device pages
-(``page_share.py``).
+Knows nothing of schedulers or processes. The device's pages mirror the host's, which others read and write: pages
+that a step needs and that aren't current on the device (``resident.py``) are copied there before it, and what it
+appends is copied back after its last launch. A handoff between two workers on one GPU goes from device pages to
+device pages (``page_share.py``).
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ PLAIN, BY_GRAPH, AT_ONCE = 0, 1, 2  # session.cuh: How
 
 
 class CudaRunner(StepRunner):
-    """Implements ``Runner`` on a GPU.
+    """Implements ``Runner`` on a GPU, by the engine's own kernels.
 
-    ``how``: PLAIN launches each op by itself, to look for a fault; AT_ONCE runs all ops of a small batch but the
-    head in one launch, where ``misfit`` finds nothing.
+    ``how``: BY_GRAPH replays CUDA graphs; PLAIN launches each op by itself, for debugging; AT_ONCE runs all ops of
+    a small batch except the head in one launch, if ``misfit`` finds nothing.
     """
 
     def __init__(
@@ -66,7 +66,9 @@ class CudaRunner(StepRunner):
             raise
 
     def bind(self, buffer: memoryview, pages: int) -> None:
-        """Uses ``buffer`` as the KV pages, and as many pages on the device. Raises ConfigError."""
+        """Uses ``buffer`` as the KV pages and allocates as many on the device. Raises ConfigError if there is too
+        little memory.
+        """
         self._memory = torch.frombuffer(buffer, dtype=torch.uint8)  # keeps the buffer
         page_bytes, resident, earlier = self.spec.layout.page_bytes, DeviceResidency(pages), self.mirror
         mirror = PageShare.made(pages * page_bytes, resident) if self.shares else None
@@ -85,23 +87,24 @@ class CudaRunner(StepRunner):
             earlier.close()
 
     def share(self, least: int) -> None:
-        """Has neighbours in a step read the pages of a common beginning once, from ``least`` tokens on (cascade
-        attention).
+        """Lets adjacent sequences of a step that have ``least`` or more leading tokens in common read their KV once
+        (cascade attention).
 
-        0 turns that off. A sequence's bits then depend on whether others of its prefix are in the step.
+        0 turns that off. A sequence's result, bit by bit, then depends on whether others with its prefix are in the
+        step.
         """
         self._call("session_share", self._session, least)
 
     def counts(self) -> dict[str, int]:
-        """Returns the steps launched plainly, graphs captured and replayed, pages brought over, steps by the
-        megakernel.
+        """Returns the numbers of steps run without a graph ("plain"), graphs "captured" and "replayed", pages
+        copied to the device ("admitted") and steps by the megakernel ("at_once").
         """
         found = (ctypes.c_int64 * 5)()
         self._call("session_counts", self._session, found)
         return dict(zip(("plain", "captured", "replayed", "admitted", "at_once"), found, strict=True))
 
     def misfit(self) -> str:
-        """Returns in words the first op that the megakernel has no form for; empty where there is none."""
+        """Returns a description of the first op for which the megakernel has no form; empty if it can run all."""
         number, why = ctypes.c_int32(), ctypes.c_char_p()
         kv = structs.KV_TYPES[self.spec.layout.dtype]
         self._call("megakernel_fits", self._program.address, kv, ctypes.byref(number), ctypes.byref(why))
@@ -114,7 +117,7 @@ class CudaRunner(StepRunner):
         return f"op {number.value} ({type(op).__name__} {name}): {(why.value or b'').decode()}"
 
     def close(self) -> None:
-        """Frees the device's memory."""
+        """Frees all device memory of this runner."""
         if self._session:
             self._call("session_close", self._session)
             self._session = ctypes.c_void_p()

@@ -1,8 +1,8 @@
-"""Tries whether the CUDA step answers as the CPU's on the machine at hand: one layer of random weights, both ways.
+"""Tests whether CUDA steps have the CPU's results on this machine, with one layer of random weights.
 
-Knows nothing of checkpoints. The layer has the heads, the head size, the rope, the form of KV and the kind of
-weights of the model that is to run; prompts come in chunks, then decodes by launches and by graph. Hidden states
-and the likelihood of given tokens are compared, not choices: those may tie.
+Knows nothing of checkpoints. The layer has the heads, head size, rope, KV dtype and kind of weights of the model
+that is to run; prompts are computed in chunks, then tokens are decoded by launches and by graph. Hidden states and
+the likelihood of given tokens are compared, not chosen tokens, because of ties.
 """
 
 from __future__ import annotations
@@ -25,15 +25,19 @@ from baton.protos.nouns import LayerGroup
 
 HIDDEN, INNER, VOCAB, PAGES = 256, 384, 320, 16
 PROMPTS, CHUNK, DECODES = (5, 37, 18), 16, 4
-# ‖GPU - CPU‖ / ‖CPU‖ of a hidden state; a likelihood's difference. The GPU rounds q and the weights of attention to
-# bf16, and activations in front of bf16 matrices, as the CPU does.
+# Tolerances: ‖GPU - CPU‖ / ‖CPU‖ of a hidden state; difference of a log-likelihood. The GPU rounds q and the weights
+# of attention to bf16, and activations before bf16 matrices, as the CPU does.
 STATES, LOGPROB = 0.03, 0.3
 
 Make = Callable[[ModelSpec, Program, Weights], Runner]
 
 
 def trial(model: Program, weights: Weights, kv_dtype: str, expected: Make, found: Make, seed: int = 1) -> str:
-    """Returns in words where ``found`` is off ``expected``; empty where it isn't."""
+    """Returns how the results of the runner that ``found`` makes differ from those of ``expected``, in words; empty
+    if they agree.
+
+    Both run one layer of random weights, of the kinds of ``model`` and ``weights``.
+    """
     program = one_layer(model)
     spec = spec_of(program, kv_dtype)
     made = random_weights(program, _kind(model, weights), seed)
@@ -48,7 +52,9 @@ def trial(model: Program, weights: Weights, kv_dtype: str, expected: Make, found
 
 
 def one_layer(model: Program) -> Program:
-    """Returns a decoder of one layer with ``model``'s attention, and experts where it has any."""
+    """Returns a small program of one decoder layer with the attention of ``model``, and its experts if it has
+    any.
+    """
     q, kv = model.heads * model.head_dim, model.kv_heads * model.head_dim
     eps, norms = 1e-5, any(isinstance(op, p.RopeAppend) and op.q_norm for op in model.ops)
     window = max((op.window for op in model.ops if isinstance(op, p.PagedAttention)), default=0)
@@ -102,12 +108,14 @@ def _behind_attention(model: Program) -> tuple[p.Op, ...]:
 
 
 def spec_of(program: Program, kv_dtype: str) -> ModelSpec:
-    """Returns the spec of a model that nobody else will see."""
+    """Returns a spec for ``program`` with KV of ``kv_dtype``, for a runner of the trial."""
     return ModelSpec("", layout_for(kv_dtype, program.groups), program.max_position, program.vocab_size, ())
 
 
 def random_weights(program: Program, kind: tuple[int, int] | torch.dtype, seed: int) -> Weights:
-    """Returns random weights. ``kind`` is bits and group of the matrices, or one dtype of all."""
+    """Returns random weights for ``program``. ``kind`` is (bits, group size) of quantized matrices, or one dtype
+    for all.
+    """
     draw = torch.Generator().manual_seed(seed)
     matrices = {op.weight for op in program.ops if isinstance(op, p.Linear | p.LmHead)}
     experts = {name for op in program.experts for name in (op.gate_up, op.down)}
@@ -136,7 +144,9 @@ def _kind(model: Program, weights: Weights) -> tuple[int, int] | torch.dtype:
 
 
 def plans(vocab: int, seed: int) -> Iterator[StepPlan]:
-    """Yields plans of prompts in chunks, of which shorter ones decode meanwhile, then of decodes alone."""
+    """Yields step plans with random tokens: prompts in chunks, together with decodes of finished ones, then decodes
+    alone.
+    """
     rng = np.random.default_rng(seed)
     tokens = [rng.integers(0, vocab, count + 64).tolist() for count in PROMPTS]
     tables = np.array_split(rng.permutation(PAGES).tolist(), len(PROMPTS))

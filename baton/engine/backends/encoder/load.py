@@ -1,4 +1,4 @@
-"""Loads an encoder: settings that it has no use for are refused by name, its weights packed for native products.
+"""Loads an encoder: refuses settings that encoders don't support, and packs weights for native products.
 
 Knows nothing of steps.
 """
@@ -25,12 +25,14 @@ from baton.kernels.linear.packed import PackedWeight, pack_bf16
 from baton.kv.layout.page import layout_for
 from baton.protos.errors import ConfigError
 
-STORED = "uint8"  # the dtype of pages that hold tokens
+STORED = "uint8"  # the dtype of pages with token ids
 DTYPES = {"auto": torch.float32, "float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 def load_encoder(config: EngineConfig, directory: Path, model: ModelConfig, planned: Program) -> EncoderRunner:
-    """Returns the runner of an encoder. Raises CheckpointError, and ConfigError naming a setting it can't have."""
+    """Returns the runner of an encoder. Raises CheckpointError, or ConfigError naming a setting that encoders don't
+    support.
+    """
     _require_possible(config, model)
     program, weights, fingerprint = load_weights(config, directory, model, planned, DTYPES[config.dtype])
     spec = ModelSpec(
@@ -47,7 +49,9 @@ def load_encoder(config: EngineConfig, directory: Path, model: ModelConfig, plan
 
 
 def packed(program: Program, weights: Weights) -> Weights:
-    """Returns ``weights`` with every matrix packed for the native product, where there is one."""
+    """Returns ``weights`` with every matrix packed for the native product; unchanged if there is no native
+    library.
+    """
     if native.library() is None:
         return weights
     matrices = {op.weight for op in program.ops if isinstance(op, Linear)}

@@ -1,7 +1,7 @@
-"""Computes an encoder's ops over the rows of whole texts, by torch and the native product.
+"""Computes an encoder's ops for whole texts, by torch and the native matrix product.
 
-Knows nothing of plans or pages. Rows are float32 whatever the weights are, and a text's don't depend on the others
-beside it.
+Knows nothing of plans or pages. Activations are float32, whatever the weights are, and those of a text don't depend
+on the other texts of a call.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ EncoderOp = Callable[[Registers, Sequence[Tensor]], None]
 
 
 class EncoderOps:
-    """Binds a program's ops to their weights."""
+    """Computes an encoder's program with its weights."""
 
     def __init__(self, program: Program, weights: Mapping[str, Any]) -> None:
         self._program, self._weights = program, weights
@@ -37,10 +37,10 @@ class EncoderOps:
         self._steps: list[EncoderOp] = [_BINDERS[type(op)](self, op) for op in program.ops]
 
     def run(self, texts: Sequence[Tensor]) -> Registers:
-        """Returns the registers after the last op.
+        """Returns the registers after the last op, float32, for texts of token ids (int64).
 
-        ``x`` has the states of all tokens, one text behind the other; ``score`` a row for each text where the
-        program scores.
+        ``x`` has the hidden states of all tokens, one text after the other; ``score`` one row per text, if the
+        program has a classifier.
         """
         registers: Registers = {}
         for step in self._steps:
@@ -143,7 +143,7 @@ class EncoderOps:
 
 
 def _near(length: int, window: int) -> Tensor:
-    """Which keys each query sees: (length, length), those ``window`` tokens to either side."""
+    """Returns which keys each query sees, bool (length, length): those within ``window`` tokens on either side."""
     at = torch.arange(length)
     return (at[:, None] - at).abs() <= window
 

@@ -1,7 +1,7 @@
-"""Runs an encoder as steps: pages keep a text's tokens, and its last part has the whole of it computed.
+"""Runs an encoder in steps: pages keep a text's token ids, and the step with its last part computes all of it.
 
-Knows nothing of schedulers. A text comes in any parts, from a cache or from another worker: what lies in the pages
-is what the model reads. Its vector comes back as pooled states beside one token, which says nothing.
+Knows nothing of schedulers. A text may come in parts, from a cache or from another worker: the model reads what
+is in the pages. Its vector is returned as pooled states, together with one token, which has no meaning.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from baton.engine.validate import require_computable
 from baton.protos.errors import InvalidRequest
 from baton.protos.nouns import BLOCK_TOKENS, EngineWork
 
-TOKEN = 0  # what stands in for the token that a request ends with
-MOST_ROWS = 4096  # tokens that are computed at once, because an inner row takes 16 KB in a large model
-NOTHING: NDArray[np.float32] = np.zeros(1, np.float32)  # what a text's earlier parts come to
+TOKEN = 0  # stands in for the token that a request ends with
+MOST_ROWS = 4096  # tokens computed at once, because an inner row takes 16 KB in a large model
+NOTHING: NDArray[np.float32] = np.zeros(1, np.float32)  # the result for a text's earlier parts
 
 
 class EncoderRunner:
-    """Implements ``Runner`` for an encoder."""
+    """Implements ``Runner`` for an encoder, whose pages contain token ids instead of KV."""
 
     def __init__(
         self,
@@ -45,14 +45,14 @@ class EncoderRunner:
         self._tokens: NDArray[np.int32] = np.empty((0, BLOCK_TOKENS), np.int32)
 
     def bind(self, buffer: memoryview, pages: int) -> None:
-        """Uses ``buffer`` as the pages: (pages, 16) int32, the tokens."""
+        """Uses ``buffer`` as the pages of token ids, (pages, 16) int32."""
         found = np.frombuffer(buffer, np.int32, count=pages * BLOCK_TOKENS)
         self._tokens = found.reshape(pages, BLOCK_TOKENS)
 
     def run(self, plan: StepPlan) -> StepResult:
-        """Writes the step's tokens, and computes each text that is complete.
+        """Stores the step's tokens, computes each text that is complete and returns its pooled states.
 
-        Raises InvalidRequest for one that asks for tokens, or for another vector than this model makes.
+        Raises InvalidRequest for an item that asks for tokens, or for another vector than this model makes.
         """
         began = self._clock()
         for item in plan.items:
@@ -105,7 +105,7 @@ def _score(found: Tensor) -> PooledStates:
 
 
 def _parts(items: Sequence[SequenceStep]) -> Iterator[list[SequenceStep]]:
-    """Items whose texts are computed together, MOST_ROWS tokens at most unless a text alone has more."""
+    """Yields items whose texts are computed together: MOST_ROWS tokens at most, unless a single text has more."""
     part: list[SequenceStep] = []
     rows = 0
     for item in items:

@@ -1,7 +1,7 @@
-"""Holds adapters as the native step reads them, and groups a step's rows by them.
+"""Holds adapters in the form that the native step reads, and groups a step's rows by adapter.
 
-Knows nothing of files. One struct, which every Adapt op of the program points at, says which rows have which
-adapter in the step that is run next.
+Knows nothing of files. One struct, to which every Adapt op of the program points, assigns adapters to the rows of
+the next step.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from baton.kernels.lora.structs import LoraGroup, LoraPart, LoraSite, LoraStep
 
 
 class NativeAdapter:
-    """Owns the structs of one adapter over its packed memory."""
+    """The C structs of one adapter, over its packed memory; ``address`` is that of its array of LoraSite."""
 
     def __init__(self, packed: PackedAdapter, sites: int) -> None:
         self.packed = packed
@@ -40,7 +40,9 @@ class NativeAdapter:
 
 
 class NativeAdapters:
-    """Implements ``AdapterHost`` for a program with ``sites`` sites. ``step`` is the struct of the next step."""
+    """Implements ``AdapterHost`` for a program with ``sites`` adapter sites. ``step`` is the C struct for the next
+    step.
+    """
 
     def __init__(self, base: AdapterBase, sites: int, step: LoraStep) -> None:
         self.base = base
@@ -54,11 +56,11 @@ class NativeAdapters:
         self._held[adapter] = NativeAdapter(packed, self._sites)
 
     def drop(self, adapter: str) -> None:
-        """Forgets an adapter that no sequence names any more."""
+        """Removes an adapter that no sequence names any more."""
         self._held.pop(adapter, None)
 
     def group(self, items: Sequence[SequenceStep]) -> None:
-        """Groups the rows of the step that comes, which lie item by item. Raises AdapterNotLoaded."""
+        """Writes to the step's struct which rows of ``items`` have which adapter. Raises AdapterNotLoaded."""
         rows: dict[str, list[int]] = {}
         first = 0
         for item in items:
@@ -70,7 +72,9 @@ class NativeAdapters:
         self._place(rows)
 
     def rows(self, site: int) -> list[AdaptedRows]:
-        """Returns the step's groups with what the reference takes of their adapters at ``site``."""
+        """Returns the step's groups of rows with their adapters' matrices at ``site``, for the reference
+        implementation.
+        """
         found = []
         for name, rows in self._groups.items():
             if parts := matrices_of(self._held[name].packed).get(site, ()):

@@ -1,7 +1,7 @@
-"""Turns a step plan into the native step's struct: tokens, items with their block tables, how to choose tokens.
+"""Converts a step plan to the native step's arrays: tokens, items with block tables, parameters of sampling.
 
-Knows nothing of weights or ops. Rows lie in the plan's order. Whoever needs logits (logprobs, prompt scores) gets
-them in ``logits``; every other row's token is chosen inside the step.
+Knows nothing of weights or ops. Rows are in the plan's order. Rows whose logits are needed (logprobs, prompt
+scores) get them in ``logits``; every other row's token is chosen inside the step.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from baton.protos.nouns import BLOCK_TOKENS
 
 Array = NDArray[Any]
 Run = tuple[int, int, int, int]  # first row, first entry of its block table, rows, position of the first
-FEW = 4096  # numbers below which Python's max is quicker than numpy's
+FEW = 4096  # length below which Python's max is faster than numpy's
 _ITEM = struct.Struct("<qQii")  # as ITEM
 _CHOICE = np.zeros(1, CHOICE)
 _CHOICE["repetition"] = _CHOICE["top_p"] = 1.0
@@ -35,11 +35,11 @@ _PLAIN = _CHOICE.tobytes()
 
 
 class NativeBatch:
-    """Owns the arrays of one step; they live as long as this object does.
+    """The arrays of one step, which live as long as this object.
 
-    ``items`` say where rows stand in the text and in their pages, ``seen`` what attention sees: the same, but where
-    blocks are left out by a ``selection`` or by items' gaps. ``copies`` are what branches of drafts begin with: KV
-    that is written there in each layer, before attention reads.
+    ``items`` have the rows' positions and pages, ``seen`` what attention sees: the same, except where blocks are
+    left out by ``selection`` or by items' gaps. ``copies`` are the slots of KV, (from, to), that branches of drafts
+    begin with, which are copied in each layer before attention.
     """
 
     def __init__(self, plan: StepPlan, vocab_size: int, pages: int, selection: Selection | None = None) -> None:
@@ -68,9 +68,10 @@ class NativeBatch:
                 self._kept += fill(self.choices[row], spec, vocab_size)
 
     def _runs(self, items: Sequence[SequenceStep]) -> tuple[list[int], list[int], list[int], list[int], list[Run]]:
-        """All tokens, all block tables, the rows that choose, the rows that are scored, and where each item lies.
+        """Returns all tokens, all block tables, the rows that choose tokens, the rows that are scored, and the
+        place of each item.
 
-        One pass in plain Python: for a few items numpy's calls would cost more than what they do.
+        One pass in plain Python: for a few items numpy's calls would take longer than their work.
         """
         tokens: list[int] = []
         table: list[int] = []
@@ -107,7 +108,9 @@ class NativeBatch:
         return tokens, table, wanted, scores, runs
 
     def _logits(self, vocab_size: int) -> tuple[Array, dict[int, int]]:
-        """Room for the rows that want logits, and which row of it is whose."""
+        """Returns memory for the logits, (rows that need them, vocab_size), and the index there of each row that
+        chooses.
+        """
         asked = [row for row, (_, spec) in enumerate(self.sampled) if loud(spec)]
         asked += range(len(self.sampled), len(self.wanted))
         logits = np.empty((len(asked), vocab_size), np.float32)
@@ -129,14 +132,16 @@ def _seen(
 
 
 def _asks(item: SequenceStep) -> tuple[SampleSpec, ...]:
-    """``item.asks``, quicker where there is one, as nearly always."""
+    """Returns ``item.asks``, faster if there is one, as nearly always."""
     if item.verify or item.sample is None:
         return item.asks
     return (item.sample,)
 
 
 def _within(numbers: list[int], limit: int) -> array[int] | None:
-    """As uint32; None where one isn't 0 … ``limit`` - 1. For a few, numpy's way of looking would take longer."""
+    """Returns ``numbers`` as uint32; None unless all are in 0 … ``limit`` - 1. For a few, numpy would take
+    longer.
+    """
     try:
         found = array("I", numbers)
     except OverflowError:  # below 0, too
@@ -151,12 +156,14 @@ def _items(runs: list[Run], tables: int) -> bytes:
 
 
 def _address(memory: bytearray) -> int:
-    """Where it lies. What numpy does to tell of an array takes a dozen calls, cold between two steps."""
+    """Returns the memory's address. Numpy's way to find an array's takes a dozen calls, cold between two steps."""
     return ctypes.addressof(ctypes.c_char.from_buffer(memory)) if memory else 0
 
 
 def fill(choice: np.void, spec: SampleSpec, vocab_size: int) -> list[Array]:
-    """Writes how ``spec`` chooses into one row of CHOICE. Returns the arrays that the row now points at."""
+    """Writes the sampling parameters of ``spec`` to ``choice``, one element of dtype CHOICE; returns the arrays to
+    which it points, to be kept alive.
+    """
     sampling, kept = spec.sampling, []
 
     def point(field: str, values: Array) -> None:
@@ -184,12 +191,12 @@ def fill(choice: np.void, spec: SampleSpec, vocab_size: int) -> list[Array]:
 
 
 def _explain(items: Sequence[SequenceStep], vocab_size: int, pages: int) -> NoReturn:
-    """Raise for the first item that can't be computed."""
+    """Raises an error for the first item that can't be computed."""
     for item in items:
         require_computable(item, vocab_size, pages)
     raise BatonError(f"a block table names a page outside 0 … {pages - 1}")
 
 
 def loud(spec: SampleSpec) -> bool:
-    """Returns whether the row's logits must leave the step."""
+    """Returns whether the row's logits are needed outside of the native step."""
     return spec.sampling.logprobs is not None or spec.drafted is not None or spec.spread

@@ -1,9 +1,9 @@
-"""Gives each branch of a tree of drafts a text of its own: its rows' places, and the KV that it begins with.
+"""Lays out each branch of a tree of drafts as a sequence of its own: its rows' positions and initial KV.
 
-Knows nothing of ops or weights. A branch has pages for the blocks that drafts reach; in each layer, what is before
-it there (the text's end, and the drafts that it follows) is copied in before attention reads. To attention every
-path is then a text like any other, with each token at its own place, so that sums are made in the same order and
-rows get the bits that they would have without a tree.
+Knows nothing of ops or weights. A branch has pages for the blocks that drafts reach; in each layer, the KV before
+it in those blocks (the text's end, and the drafts that it follows) is copied there before attention. To attention
+every path is then an ordinary sequence, with each token at its own position, so that sums are made in the same
+order and rows have the same bits as without a tree.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ Place = tuple[int, int]  # a page, and a token's slot in it
 
 
 class Branch(NamedTuple):
-    """Places one limb: the position of its first row, its block table, and (from, to) of what is copied in."""
+    """The place of one branch of drafts."""
 
-    start: int
-    table: list[int]
-    copies: list[tuple[Place, Place]]
+    start: int  # position of its first row
+    table: list[int]  # its block table
+    copies: list[tuple[Place, Place]]  # slots of KV to copy before attention: (from, to)
 
 
 def branches(item: SequenceStep) -> list[Branch]:
-    """Returns where each limb of ``item`` lies, in order; its parent row is in the trunk or an earlier limb."""
+    """Returns the place of each of ``item.limbs``, in order, each of which follows the trunk or an earlier one."""
     first = item.start // BLOCK_TOKENS
     own: list[Sequence[int]] = [item.pages[first:]] * item.trunk  # by row: its pages from block ``first`` on
     position = list(range(item.start, item.start + item.trunk))
@@ -53,7 +53,7 @@ def branches(item: SequenceStep) -> list[Branch]:
 
 
 def _path(row: int, before: Sequence[int]) -> list[int]:
-    """The rows from the item's first to ``row``."""
+    """Returns the rows from the item's first to ``row``."""
     found = [row]
     while (row := before[row]) >= 0:
         found.append(row)
@@ -65,12 +65,14 @@ def _place(pages: Sequence[int], position: int, first: int) -> Place:
 
 
 def copyable(layout: KvLayout) -> bool:
-    """Returns whether all layers lie alike in a page, so that tokens can be copied between pages."""
+    """Returns whether all layers have the same layout in a page, so that tokens' KV can be copied between pages."""
     return not layout.states and len({(g.planes, g.kv_heads, g.head_dim) for g in layout.groups}) == 1
 
 
 class BranchCopies:
-    """Copies tokens' KV between slots of pages, layer by layer; ``memory`` (pages, bytes) uint8 holds them all."""
+    """Copies tokens' KV between slots of pages, layer by layer; ``memory`` (pages, page bytes) uint8 has all
+    pages.
+    """
 
     def __init__(self, layout: KvLayout, layers: int, memory: Tensor) -> None:
         group, at_layer = layout.groups[0], layout.page_bytes // layers
@@ -88,12 +90,14 @@ class BranchCopies:
         ]
 
     def run(self, layer: int, index: Tensor) -> None:
-        """Copies within ``layer``; ``index`` (4, tokens) has pages and slots to read, and to write."""
+        """Copies KV of ``layer``; ``index`` (4, tokens) int64 has the pages and slots to read, and those to
+        write.
+        """
         from_page, from_slot, to_page, to_slot = index
         for view in self._views[layer]:
             view[to_page, :, to_slot] = view[from_page, :, from_slot]
 
 
 def index_of(copies: Sequence[tuple[Place, Place]]) -> Tensor:
-    """Returns ``copies`` as (4, tokens): pages and slots to read, and to write."""
+    """Returns ``copies`` as (4, tokens) int64: pages and slots to read, and those to write."""
     return torch.tensor([[*read, *write] for read, write in copies], dtype=torch.long).T

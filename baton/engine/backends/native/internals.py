@@ -1,7 +1,7 @@
-"""Opens a native runner's model to speculators: states between layers, its table, and fewer of its layers.
+"""Gives speculators access to a native runner's model: states between layers, embeddings, and fewer layers.
 
-Knows nothing of who drafts. A step is run in stretches that end where a state is to be read, so that nothing else
-of it changes; without taps it is run as ever.
+Knows nothing of who drafts. A step is run in stretches of ops that end where a state is to be read, which changes
+nothing else; without taps it is run as usual.
 """
 
 from __future__ import annotations
@@ -43,7 +43,9 @@ class NativeInternals:
         self._read: dict[int, Tensor] = {}
 
     def tap(self, layers: Sequence[int], every_row: bool) -> None:
-        """Has each step give the states before ``layers``; see ``Internals``. Raises ConfigError."""
+        """Has later steps return the hidden states before ``layers`` (see ``Internals``). Raises ConfigError for a
+        layer without.
+        """
         ends = {layer: at + 1 for layer, at in enumerate(first_ops(self._native.program))}
         ends[self.layers] = len(self._native.ops)
         if any(layer not in ends for layer in layers):
@@ -54,14 +56,16 @@ class NativeInternals:
         self._cut = (), ()
 
     def embeddings(self, tokens: Sequence[int]) -> NDArray[np.float32]:
-        """Returns (tokens, hidden) of the model's own table."""
+        """Returns the rows of the embedding table for ``tokens``, float32 (tokens, hidden)."""
         op = next(op for op in self._native.ops if isinstance(op, Embedding))
         rows = self._native.tables[op.weight][torch.tensor(list(tokens), dtype=torch.long)]
         found: NDArray[np.float32] = (rows.float() * op.scale).numpy()
         return found
 
     def shallow(self, layers: int) -> Runner:
-        """Returns a runner of so many of the layers on the same weights, 0: half of them. Raises ConfigError."""
+        """Returns a runner of the first ``layers`` layers on the same weights; 0 means half of them. Raises
+        ConfigError.
+        """
         if any(isinstance(op, SPAN_OPS) for op in self._native.ops):
             text = "speculation self: this model has latents, a state or grouped experts; use another"
             raise ConfigError(text, "speculation")
@@ -72,7 +76,7 @@ class NativeInternals:
     # ---- in a step -----------------------------------------------------------------------------------
 
     def stretches(self, whole: Stretches) -> Stretches:
-        """Returns ``whole`` cut where states are read."""
+        """Returns ``whole``, ranges of ops, also cut after the ops at which states are read."""
         if not self._taps:
             return whole
         if self._cut[0] != whole or not self._cut[1]:
@@ -81,13 +85,13 @@ class NativeInternals:
         return self._cut[1]
 
     def passed(self, end: int, arena: Tensor, rows: int) -> None:
-        """Copies the states that are read once ``end`` ops were run."""
+        """Copies the states that can be read after the first ``end`` ops were run, for a step of ``rows`` rows."""
         for layer, at in self._ends.items():
             if at == end:
                 self._read[layer] = self._state(layer, arena, rows)
 
     def with_states(self, result: StepResult, plan: StepPlan) -> StepResult:
-        """Returns ``result`` with the states that were read, by sequence."""
+        """Returns ``result`` with the states that were read in the step of ``plan``, by sequence."""
         if not self._read:
             return result
         joined = torch.cat([self._read[layer] for layer in self._taps], -1).numpy()

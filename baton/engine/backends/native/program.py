@@ -1,7 +1,7 @@
-"""Compiles a program for the native step: one C array of ops with the weights' addresses, made once.
+"""Compiles a program for the native step into a C array of ops with the weights' addresses.
 
-Knows nothing of plans or requests. Registers hold float32 rows whatever the weights are; ``q`` lies in ``qkv``,
-where it is rotated.
+Knows nothing of plans or requests. Registers contain float32 rows, whatever the weights are; ``q`` is a part of
+``qkv``, where it is rotated.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ Weights = dict[str, Tensor | PackedWeight]
 
 
 class NativeProgram:
-    """Owns what the C structs point at. ``ops`` are the program's, in order.
+    """A program compiled to C structs, and the memory to which these point. ``ops`` are the program's, in order.
 
-    ``foreign`` has the numbers of those that the native step doesn't know: torch computes them over the registers.
-    Weights that ``like`` has are shared with it: it is another program over the same model. With the ``layout`` of
-    pages none are foreign.
+    ``foreign`` has the indices of ops without native code, which torch computes over the registers; with the
+    ``layout`` of pages, ops of latents and recurrent state are compiled too. Weights that ``like``, another program
+    over the same model, has are shared with it. ``keep`` keeps the weights as they were loaded, for a check.
     """
 
     def __init__(
@@ -84,46 +84,48 @@ class NativeProgram:
 
     @property
     def row_floats(self) -> int:
-        """Returns the floats per row of all registers together."""
+        """Returns the number of floats that a row takes in all registers together."""
         return sum(self.widths)
 
     def is_form(self, number: int) -> bool:
-        """Returns whether op ``number`` is a form that the CPU's step alone has."""
+        """Returns whether op ``number`` is of a form that only the CPU's step has."""
         return int(self._array[number].kind) >= structs.EMBED_SCALED
 
     def register(self, arena: Tensor, rows: int, name: str) -> Tensor:
-        """Returns a register of the last step as (rows, width), a view of ``arena``."""
+        """Returns register ``name`` of the last step, of ``rows`` rows, as a view of ``arena``, (rows, width)."""
         number = self.registers[name]
         at = rows * sum(self.widths[:number])
         return arena[at : at + rows * self.widths[number]].view(rows, self.widths[number])
 
     @property
     def weights(self) -> Weights:
-        """Returns all weights as they were loaded, while they are kept."""
+        """Returns all weights as they were loaded; empty unless they are kept."""
         return self._weights
 
     def weight(self, name: str) -> Tensor | PackedWeight:
-        """Returns a weight as it was loaded, which the reference computes with."""
+        """Returns a weight as it was loaded, for the reference implementation."""
         return self._weights[name]
 
     def matrix(self, name: str) -> PackedWeight:
-        """Returns a weight as the step multiplies by it."""
+        """Returns a weight in the packed form by which the step multiplies."""
         return self._packed[name]
 
     def width_of(self, name: str) -> int:
-        """Returns the floats in a row of a register."""
+        """Returns the number of floats in a row of register ``name``."""
         return self._width(name)
 
     def make_register(self, name: str, width: int) -> int:
-        """Returns the number of a register that an op writes."""
+        """Returns the index of register ``name``, which an op writes; creates it with ``width`` floats per row if
+        it is new.
+        """
         return self._register(name, width)
 
     def keep_struct(self, struct: ctypes.Structure) -> int:
-        """Returns where an op's own struct lies from now on."""
+        """Keeps ``struct`` alive and returns its address."""
         return self._keep(struct)
 
     def _given(self) -> dict[str, int]:
-        """The registers that hold something before the first op, and their widths."""
+        """Returns the registers that have values before the first op, and their widths."""
         return {}
 
     def _compiled(self, op: p.Op) -> structs.Op:
@@ -140,7 +142,7 @@ class NativeProgram:
         return self.widths[self.registers[name]]
 
     def _floats(self, name: str | None) -> int | None:
-        """Address of a vector as float32."""
+        """Returns the address of a vector as float32."""
         if name is None:
             return None
         if self._like is not None:
@@ -163,21 +165,21 @@ class NativeProgram:
         return self._packed[name]
 
     def _place(self, tensor: Tensor) -> int:
-        """Where the step finds a vector or a table, from now on."""
+        """Keeps a vector or a table alive and returns the address at which the step finds it."""
         self._kept.append(tensor)
         return tensor.data_ptr()
 
     def _keep(self, struct: ctypes.Structure | ctypes.c_float) -> int:
-        """Where an op's own struct lies, from now on."""
+        """Keeps an op's own struct alive and returns its address."""
         self._kept.append(struct)
         return ctypes.addressof(struct)
 
     def _place_matrix(self, name: str, weight: PackedWeight) -> int:
-        """Of a matrix: its struct's address."""
+        """Returns the address of the struct of a matrix."""
         return weight.address
 
     def _place_experts(self, name: str, layer: AnyExperts) -> int:
-        """Of a layer of experts: its struct's address."""
+        """Returns the address of the struct of a layer of experts."""
         struct = layer.struct
         self.experts[name] = layer
         self._kept += (layer, struct)
@@ -197,7 +199,7 @@ class NativeProgram:
         )
 
     def _foreign(self, op: p.Op) -> structs.Op:
-        """An op without code in this native step: its registers are made, and nothing else."""
+        """Compiles an op that the native step may not know: without native code, only its registers are made."""
         if self.spans is not None:
             return self.spans.compiled(op)
         for name, width in outputs(op, self._width, self.program.heads * self.program.head_dim).items():
@@ -306,7 +308,7 @@ class NativeProgram:
         )
 
     def _keep_biased(self, gate: p.MoeGate, layer: AnyExperts) -> int:
-        """Where the struct of a layer of experts with biases lies."""
+        """Returns the address of the struct of a layer of experts with biases."""
         biases = self._floats(gate.gate_up_bias), self._floats(gate.down_bias)
         return self._keep(BiasedMoeStruct(layer.struct, *biases, gate.alpha, gate.limit))
 

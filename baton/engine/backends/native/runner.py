@@ -1,4 +1,4 @@
-"""Runs a step as one native call: all layers, the choice of tokens included, without Python between them.
+"""Runs a step on the CPU as one native call: all layers and the sampling, without Python between them.
 
 Knows nothing of schedulers or processes. With ``check`` each op is also run by its reference; with ``by_ops`` torch
 calls them one by one.
@@ -40,11 +40,11 @@ NativeStep = Callable[..., object]  # (program's address, step by reference, fir
 
 
 class NativeRunner(StepRunner):
-    """Implements ``Runner`` on a CPU. Its ops share the process's pool of threads.
+    """Implements ``Runner`` on a CPU. Its ops share the process's thread pool.
 
-    ``native_step`` stands in for the library's own function of that name, for what measures it or tries another.
-    ``adapters`` says what adapters must fit, where the program is adaptable. ``like`` is a compiled program whose
-    weights this one shares.
+    ``native_step`` replaces the library's function of that name, for measurements and experiments. ``adapters`` has
+    the requirements on adapters, if the program is adaptable. ``like`` is a compiled program whose weights this one
+    shares. ``check`` compares each op with its reference, ``by_ops`` calls ops one by one through torch.
     """
 
     def __init__(
@@ -83,7 +83,7 @@ class NativeRunner(StepRunner):
         self.internals = NativeInternals(spec, self._program, self._shallow)
 
     def bind(self, buffer: memoryview, pages: int) -> None:
-        """Uses ``buffer`` as the KV pages, laid out as ``spec.layout`` says."""
+        """Uses ``buffer`` as the KV pages, in the layout ``spec.layout``."""
         size = self.spec.layout.page_bytes
         self._memory = torch.frombuffer(buffer, dtype=torch.uint8, count=pages * size).view(pages, size)
         self._pages = pages
@@ -91,7 +91,9 @@ class NativeRunner(StepRunner):
             self._copies = BranchCopies(self.spec.layout, self._layers, self._memory)
 
     def run(self, plan: StepPlan) -> StepResult:
-        """Computes a step. Raises for the whole step and may be repeated: what it wrote, it writes again."""
+        """Computes a step and returns its results. An error is one of the whole step, which may be repeated: all
+        writes are repeated too.
+        """
         return self.internals.with_states(super().run(plan), plan)
 
     def _shallow(self, program: Program, spec: ModelSpec) -> NativeRunner:
@@ -135,7 +137,7 @@ class NativeRunner(StepRunner):
         self._finish(batch, watched, states)
 
     def _torch_ran(self, at: int, batch: NativeBatch, spans: StepSpans | None) -> bool:
-        """Whether op ``at`` is one that torch computes over the registers, which is done then."""
+        """Returns whether op ``at`` is one that torch computes, after computing it."""
         if spans is None or at not in self._by_torch:
             return False
 
@@ -147,11 +149,11 @@ class NativeRunner(StepRunner):
         return True
 
     def _op_ran(self, at: int, state: tuple[NativeBatch, Tensor, Tensor, Tensor]) -> bool:
-        """Whether op ``at`` was run by itself, through ``torch.ops.baton``."""
+        """Returns whether op ``at`` was run through ``torch.ops.baton``."""
         return self._ops is not None and self._ops.run(at, *state)
 
     def _states(self, plan: StepPlan) -> StepStates | None:
-        """The recurrent states that the step changes, where the model has any."""
+        """Returns the recurrent states that the step changes; None if the model has none."""
         if not self.spec.layout.states or self._program.spans is None:
             return None
         return StepStates(plan, self._memory, self._program.spans.states)
@@ -162,7 +164,7 @@ class NativeRunner(StepRunner):
         batch.observed = watched.found()
 
     def _watch(self, at: int, batch: NativeBatch, watched: Observation) -> None:
-        """Adds up what watched rows attend to in op ``at``, where it is attention."""
+        """Adds the attention that watched rows pay in op ``at``, if that is attention."""
         if not watched or at not in self._attends:
             return
         m, op = self._program.program, self._program.ops[at]
@@ -176,13 +178,13 @@ class NativeRunner(StepRunner):
         watched.layer(q, keys, m.scale, op.softcap)
 
     def _copy(self, at: int, copies: Tensor | None) -> None:
-        """Before attention: what branches of drafts begin with."""
+        """Copies the KV that branches of drafts begin with, if op ``at`` is attention."""
         if copies is not None and at in self._layer_of:
             assert self._copies is not None, "no pages are bound"
             self._copies.run(self._layer_of[at], copies)
 
     def _seeing(self, step: structs.Step, batch: NativeBatch) -> structs.Step:
-        """The step as attention runs it, over the pages that are seen."""
+        """Returns the step's struct for attention, with the pages that are seen."""
         if not self._attends:
             return step
         seeing = structs.Step.from_buffer_copy(step)
@@ -194,7 +196,7 @@ class NativeRunner(StepRunner):
 
 
 def _stretches(count: int, apart: frozenset[int]) -> Iterator[tuple[int, int]]:
-    """The ops 0 … ``count`` - 1 as runs of them and single ones, those of ``apart``."""
+    """Yields ops 0 … ``count`` - 1 as ranges, each op of ``apart`` alone."""
     begin = 0
     for at in sorted(apart):
         if begin < at:

@@ -1,6 +1,6 @@
-"""Compiles ops of latents, grouped routing and recurrent states for the native step: their structs and weights.
+"""Compiles ops of latent attention, grouped routing and recurrent state for the native step.
 
-Knows nothing of plans. Vectors become float32; a latent's expansion stays in the precision that it was loaded in.
+Knows nothing of plans. Vectors become float32; a latent's expansion keeps the dtype in which it was loaded.
 """
 
 from __future__ import annotations
@@ -25,23 +25,28 @@ EXPANSIONS = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}  # common.h
 
 
 class Registers(Protocol):
-    """What the compiler needs of the program that it compiles for."""
+    """The parts of a native program that the compiler uses."""
 
     program: Program
     registers: dict[str, int]
 
     def width_of(self, name: str) -> int:
-        """Returns the floats in a row of a register."""
+        """Returns the number of floats in a row of register ``name``."""
 
     def make_register(self, name: str, width: int) -> int:
-        """Returns the number of a register that an op writes."""
+        """Returns the index of register ``name``, which an op writes; creates it with ``width`` floats per row if
+        it is new.
+        """
 
     def keep_struct(self, struct: ctypes.Structure) -> int:
-        """Returns where an op's own struct lies from now on."""
+        """Keeps ``struct`` alive and returns its address."""
 
 
 class SpanCompiler:
-    """Compiles such ops of one program. ``states`` is the struct that tells where states lie in each step."""
+    """Compiles ops of latent attention, grouped routing and recurrent state of one program.
+
+    ``states`` is the C struct with the place of the states in each step.
+    """
 
     def __init__(self, to: Registers, weights: dict[str, Tensor | PackedWeight], layout: KvLayout) -> None:
         self._to, self._weights, self._layout = to, weights, layout
@@ -49,7 +54,9 @@ class SpanCompiler:
         self.states = s.SequenceStates(None, 0)
 
     def compiled(self, op: p.Op) -> Op:
-        """Returns ``op`` as the native step runs it. Raises ConfigError for KV that it can't read."""
+        """Returns ``op`` in the native step's form, FOREIGN if torch has to compute it. Raises ConfigError for a KV
+        dtype that it can't read.
+        """
         heads = self._to.program.heads * self._to.program.head_dim
         for name, width in outputs(op, self._to.width_of, heads).items():
             self._to.make_register(name, width)

@@ -1,6 +1,6 @@
-"""Copies sequences' recurrent states out of their pages before a native step, and back into others behind it.
+"""Copies sequences' recurrent states out of their pages before a native step, and into other pages after it.
 
-Knows nothing of what a state holds. A step that failed half-way has changed no page, so that it can be run again.
+Knows nothing of states' contents. A step that failed has changed no page of state, so that it can be run again.
 """
 
 from __future__ import annotations
@@ -14,7 +14,10 @@ from baton.protos.errors import BatonError
 
 
 class StepStates:
-    """Holds the states of one step's items, which ``struct`` points at while this lives."""
+    """The recurrent states of one step's items, to which ``struct`` points while this object lives.
+
+    ``memory`` (pages, page bytes) uint8 has all pages.
+    """
 
     def __init__(self, plan: StepPlan, memory: Tensor, struct: SequenceStates) -> None:
         self._memory, self._to = memory, torch.tensor(_targets(plan), dtype=torch.int64)
@@ -30,7 +33,7 @@ class StepStates:
         struct.at, struct.bytes = found.data_ptr(), found.shape[1]
 
     def finish(self) -> None:
-        """Writes the states that the step has changed."""
+        """Writes the states after the step to the pages that the plan names."""
         self._memory.index_copy_(0, self._to, self._found.view(len(self._to), -1))
 
 

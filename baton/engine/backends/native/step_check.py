@@ -1,7 +1,7 @@
-"""Runs each op of a native step by its reference too, on the same inputs, and compares. It is slow, for debugging.
+"""Also runs each op of a native step by its reference, on the same inputs, and compares. Slow; for debugging.
 
 Knows nothing of how the native step works inside. Turned on by BATON_CHECK_STEP=1. Raises BatonError naming the op
-and how far it is off, as a share of the reference's norm.
+and its error relative to the reference's norm.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from baton.protos.nouns import BLOCK_TOKENS, KvLayout
 
 # ‖native - reference‖ / ‖reference‖. Quantized layers also round their activations to 8 bits, bf16 ones to bf16.
 EXACT = 1e-5
-SPANS = 1e-4  # of recurrences, which the reference sums up in stretches
+SPANS = 1e-4  # of recurrences, which the reference sums in chunks
 LINEAR = {LINEAR_F32: 2e-5, LINEAR_F16: 2e-5, packed.BF16: 8e-3, packed.E4M3_A16: 8e-3, packed.E4M3_A8: 6e-2}
 LINEAR |= dict.fromkeys((packed.W8_OUTLIERS, *packed.ROUNDED_ROWS), 3e-2)
 LINEAR |= dict.fromkeys((kind + packed.A16 for kind in packed.ROUNDED_ROWS), 8e-3)
@@ -56,7 +56,7 @@ Named = list[tuple[str, Tensor, Tensor, float]]
 
 
 class CheckContext(NamedTuple):
-    """Holds what an op sees."""
+    """The batch, registers, pages and rotary angles on which an op works."""
 
     batch: NativeBatch
     arena: Tensor
@@ -65,7 +65,7 @@ class CheckContext(NamedTuple):
 
 
 class StepCheck:
-    """Computes the reference of one program's ops over the native step's own registers and pages."""
+    """Compares one program's ops with their reference, on the native step's own registers and pages."""
 
     def __init__(self, program: NativeProgram, layout: KvLayout, adapters: NativeAdapters | None = None) -> None:
         self._native, self._program, self._layout, self._adapters = program, program.program, layout, adapters
@@ -78,13 +78,15 @@ class StepCheck:
         self._spans = StepSpans((), torch.empty((0, 0), dtype=torch.uint8))
 
     def begin(self, plan: StepPlan, memory: Tensor) -> None:
-        """Notes the step whose ops follow."""
+        """Sets the step, on pages ``memory``, whose ops are checked next."""
         self._spans = StepSpans(spans_of(plan), memory)
 
     @contextmanager
     def op(self, number: int, batch: NativeBatch, arena: Tensor, memory: Tensor, turns: Tensor) -> Iterator[None]:
-        """Wraps the native run of op ``number``: the reference first, the native op inside, then the
-        comparison.
+        """Returns a context in which op ``number`` has to be run natively; computes the reference before and
+        compares afterwards.
+
+        Raises BatonError if they differ by more than the op's tolerance.
         """
         op = self._native.ops[number]
         compare = _REFERENCES[type(op)](self, op, CheckContext(batch, arena, memory, turns))
@@ -104,7 +106,7 @@ class StepCheck:
         return None if name is None else self._native.weight(name).float()  # type: ignore[union-attr]
 
     def _matrix(self, name: str) -> tuple[Tensor, float]:
-        """The dense weight and its tolerance."""
+        """Returns the dense weight and its tolerance."""
         weight = self._native.weight(name)
         if isinstance(weight, Tensor):
             return weight.float(), LINEAR[_kind(weight)]
@@ -197,7 +199,9 @@ class StepCheck:
         return attend_stored(rows, kv, (start, queries), op.window, self._program.scale, *form).reshape(queries, -1)
 
     def _span(self, op: p.Op, state: CheckContext) -> Callable[[], Named]:
-        """What torch computes over copies of the registers; states are its own, pages are written by both."""
+        """Compares with torch's result over copies of the registers; its states are its own, but both write the
+        pages.
+        """
         assert self._span_ops is not None
         found = self._span_ops.bind(op)(lambda name: self._get(state, name), self._spans)
         most = max(SPANS, STORED[self._layout.dtype]) if isinstance(op, p.LatentAttention) else SPANS
@@ -221,7 +225,7 @@ class StepCheck:
         return torch.from_numpy(flat[first : first - (-int(item["start"] + item["queries"]) // BLOCK_TOKENS)])
 
     def _rows(self, state: CheckContext) -> tuple[Tensor, Tensor]:
-        """Each row's page and position."""
+        """Returns each row's page and position."""
         tables = [self._table(state, item) for item in state.batch.items]
         positions = [torch.arange(i["start"], i["start"] + i["queries"]) for i in state.batch.items]
         pages = [table[at // BLOCK_TOKENS] for table, at in zip(tables, positions, strict=True)]

@@ -1,7 +1,7 @@
 """Runs a native step's ops one by one through ``torch.ops.baton``, over the same registers and pages.
 
-Knows nothing of plans. Turned on by BATON_STEP=ops: torch's profiler then names each op and its time, which it
-can't see inside the one native call, and what differs from that call is the step's doing, not an op's.
+Knows nothing of plans. Turned on by BATON_STEP=ops: torch's profiler then shows each op and its time, which it
+can't see inside the one native call, and a difference from that call's results is due to the step, not to an op.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ from baton.protos.nouns import KvLayout
 
 
 class OpContext(NamedTuple):
-    """Holds what an op sees. ``table`` and ``items`` are the batch's, as ops over pages take them."""
+    """The registers, tokens, pages and rotary angles on which an op works."""
 
-    registers: Callable[[str], Tensor]
+    registers: Callable[[str], Tensor]  # returns a register by name, (rows, width)
     tokens: Tensor
     memory: Tensor
     turns: Tensor
-    table: Tensor
-    items: Tensor
+    table: Tensor  # block tables of all items, one after the other
+    items: Tensor  # (items, 3): begin in table, first position, rows
 
 
 class StepOps:
-    """Runs one program's ops. The head chooses tokens by the batch's own structs, so it stays with the native
-    step.
+    """Runs one program's ops through ``torch.ops.baton``, except the head, which samples by the batch's C
+    structs.
     """
 
     def __init__(self, program: NativeProgram, layout: KvLayout) -> None:
@@ -42,7 +42,9 @@ class StepOps:
         self._ops: Any = torch_ops()
 
     def run(self, number: int, batch: NativeBatch, arena: Tensor, memory: Tensor, turns: Tensor) -> bool:
-        """Runs op ``number``. Returns False for one that the native step must run."""
+        """Runs op ``number`` and returns True; returns False if torch has no op for it, so that the native step
+        must run it.
+        """
         op = self._native.ops[number]
         if (found := _OPS.get(type(op))) is None or (self._native.is_form(number) and not isinstance(op, p.GeGlu)):
             return False

@@ -1,8 +1,7 @@
-"""Shares what runners with a native step have in common on any device: plans to arrays, choices and logits to
-results.
+"""Implements what native runners have in common on any device: from plans to arrays, from logits to results.
 
-Knows nothing of where weights and pages lie. Results don't depend on the batch: a sequence's tokens are bitwise the
-same alone, batched, in chunks or replayed.
+Knows nothing of where weights and pages are. Results don't depend on the batch: a sequence's results are bitwise
+the same alone, batched, in chunks or replayed.
 """
 
 from __future__ import annotations
@@ -26,11 +25,13 @@ from baton.kv.layout.selection import selection_of
 from baton.protos.errors import BatonError
 from baton.protos.nouns import EngineWork, TokenLogprobs
 
-FIRST_TURNS = 2048  # positions of the first table of rotary angles
+FIRST_TURNS = 2048  # positions in the first table of rotary angles, which grows
 
 
 class StepRunner(ABC):
-    """Implements ``Runner`` but for ``bind``. One thread at a time calls it."""
+    """Base class of runners with a native step; implements ``Runner`` except ``bind``. One thread at a time may
+    call it.
+    """
 
     def __init__(
         self,
@@ -49,22 +50,24 @@ class StepRunner(ABC):
 
     @abstractmethod
     def bind(self, buffer: memoryview, pages: int) -> None:
-        """Uses ``buffer`` as the KV pages, laid out as ``spec.layout`` says."""
+        """Uses ``buffer`` as the KV pages, in the layout ``spec.layout``."""
 
     @abstractmethod
     def _compute(self, plan: StepPlan, batch: NativeBatch) -> None:
-        """Run the step: pages written, the choices' tokens and asked-for logits filled in."""
+        """Runs the step: writes pages, and fills in the chosen tokens and the logits that are needed."""
 
     @abstractmethod
     def _rows(self, batch: NativeBatch, name: str, rows: slice) -> Tensor:
-        """Some rows of a register of the step just run; the caller's own."""
+        """Returns a copy of some rows of a register of the last step."""
 
     def _head(self) -> LmHead:
         """The op that ends the model's program."""
         return head_of(self._program.program)
 
     def run(self, plan: StepPlan) -> StepResult:
-        """Computes a step. Raises for the whole step and may be repeated: what it wrote, it writes again."""
+        """Computes a step and returns its results. An error is one of the whole step, which may be repeated: all
+        writes are repeated too.
+        """
         began = self._clock()
         if not plan.items or not self._pages:
             return StepResult((), self._clock() - began)
@@ -77,7 +80,7 @@ class StepRunner(ABC):
             return StepResult(sampled, self._clock() - began, scored, pooled, observed=batch.observed)
 
     def _step(self, batch: NativeBatch) -> structs.Step:
-        """The step's struct with the host's addresses, but for turns, pages and arena."""
+        """Returns the step's struct with the host's addresses, without turns, pages and arena."""
         layout = self.spec.layout
         tokens, items, sampled, choices = batch.addresses
         return structs.Step(
@@ -95,7 +98,9 @@ class StepRunner(ABC):
         )
 
     def _reach(self, positions: int) -> bool:
-        """Let the table of turns, cos then sin of each position, hold ``positions``; whether it is a new one."""
+        """Extends the table of rotary angles, cos then sin of each position, to ``positions``; returns whether it
+        is a new one.
+        """
         have = len(self._turns)
         if positions <= have:
             return False
@@ -117,7 +122,9 @@ class StepRunner(ABC):
             yield next(spoken) if row in batch.loud else SampledToken(seq, tokens[row])
 
     def _pooled(self, plan: StepPlan, batch: NativeBatch) -> Iterator[tuple[int, PooledStates]]:
-        """Of the items that ask; the head's norm is applied here, to their rows alone."""
+        """Yields the pooled states of the items that ask for them; the head's norm is applied to their rows
+        alone.
+        """
         head, end = self._head(), 0
         for item in plan.items:
             first, end = end, end + len(item.tokens)

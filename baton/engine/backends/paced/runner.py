@@ -1,9 +1,8 @@
-"""Paces an engine without a model: real pages, real plans. A step sleeps by a cost curve, a token is a hash of KV
-bytes.
+"""Imitates a model, with real pages and plans: a step sleeps by a cost curve, a token is a hash of KV bytes.
 
 Knows nothing of torch, of schedulers or of how the curve was measured. Row i of a sequence is H(row i-1, token i,
 i), written through the block table; the next token is a hash of *all* rows read back through it, so a page that is
-wrong, late or foreign gives a wrong token. ``paced_answer`` is the oracle: the same answer without any page.
+wrong, late or foreign gives a wrong token. ``paced_answer`` computes the same answer without pages, for comparison.
 """
 
 from __future__ import annotations
@@ -36,14 +35,15 @@ from baton.protos.nouns import (
 )
 
 DIGEST_BYTES = 16  # bytes of an XXH3-128, of which rows are made
-PART_BYTES = 512 << 10  # bytes read at a time, because what is gathered stays in the cache until it is hashed
+PART_BYTES = 512 << 10  # bytes gathered at a time, so that they stay in the cache until they are hashed
 
 
 class PacedRunner:
-    """Implements ``Runner`` by hashes.
+    """Implements ``Runner`` by hashes instead of a model.
 
-    ``step_seconds`` gives a step's duration from its shape; ``sleep`` passes the time. ``kv_bytes_per_token`` (a
-    multiple of 16) is what really lies in the pages and travels in a handoff. Raises ConfigError.
+    ``step_seconds`` returns a step's duration from its shape; ``sleep`` passes the time. ``kv_bytes_per_token``, a
+    multiple of 16, is the size of the rows that are really in the pages and travel in a handoff. Raises
+    ConfigError.
     """
 
     def __init__(
@@ -73,12 +73,14 @@ class PacedRunner:
         self._part: NDArray[np.uint8] = np.empty((part, BLOCK_TOKENS, kv_bytes_per_token), np.uint8)
 
     def bind(self, buffer: memoryview, pages: int) -> None:
-        """Uses ``buffer`` as the KV pages: (pages, 16, kv_bytes_per_token) bytes."""
+        """Uses ``buffer`` as the KV pages, (pages, 16, kv_bytes_per_token) bytes."""
         rows = np.frombuffer(buffer, np.uint8, count=pages * self.spec.layout.page_bytes)
         self._rows = rows.reshape(pages, BLOCK_TOKENS, self._row_bytes)
 
     def run(self, plan: StepPlan) -> StepResult:
-        """Writes the step's rows, samples from all rows read back, and takes as long as the curve says."""
+        """Writes the step's rows, chooses tokens from all rows read back, and takes as long as ``step_seconds``
+        says.
+        """
         began = self._clock()
         for item in plan.items:
             require_computable(item, self.spec.vocab_size, len(self._rows))
@@ -101,7 +103,7 @@ class PacedRunner:
             yield choose(item.seq, digest, spec, self.spec.vocab_size)
 
     def _states(self, item: SequenceStep) -> NDArray[np.float32]:
-        """In place of hidden states: the digest in each token's row, as 16 numbers around 0."""
+        """Returns, in place of hidden states, the digest in each token's row, as 16 numbers around 0."""
         at = np.arange(item.start, item.start + len(item.tokens))
         pages = np.asarray(item.pages, np.int64)[at // BLOCK_TOKENS]
         digests = self._rows[pages, at % BLOCK_TOKENS, :DIGEST_BYTES]
@@ -125,7 +127,7 @@ class PacedRunner:
         )
 
     def _read(self, pages: Sequence[int], tokens: int) -> Iterable[memoryview]:
-        """All rows, in order, in pieces that hold until the next is asked for; neighbours aren't copied."""
+        """Yields all rows, in order, in parts that are valid until the next; adjacent pages aren't copied."""
         full, tail = divmod(tokens, BLOCK_TOKENS)
         table = np.asarray(pages[:full], np.int64)
         if full and (table.min() < 0 or table.max() >= len(self._rows)):
@@ -151,8 +153,8 @@ def paced_spec(
 
 
 def rows_after(before: bytes, tokens: Sequence[int], start: int, row_bytes: int) -> Iterable[bytes]:
-    """Yields the rows of ``tokens`` at positions ``start``…; ``before`` is row ``start - 1``, at the beginning the
-    adapter's id.
+    """Yields the rows of ``tokens`` at positions ``start`` and up, ``row_bytes`` each; ``before`` is row ``start -
+    1``, or the adapter's id if there is none.
     """
     row = before
     for position, token in enumerate(tokens, start):
@@ -162,7 +164,9 @@ def rows_after(before: bytes, tokens: Sequence[int], start: int, row_bytes: int)
 
 
 def choose(seq: int, digest: xxhash.xxh3_64, spec: SampleSpec, vocab_size: int) -> SampledToken:
-    """Returns the next token by the digest of all rows; temperature > 0 keys it by (seed, choice) too."""
+    """Returns the next token, from the ``digest`` of all rows; with a temperature above 0, also from seed and
+    choice.
+    """
     if spec.sampling.temperature > 0:
         digest.update((spec.sampling.seed & (2**64 - 1)).to_bytes(8, "little") + spec.choice.to_bytes(8, "little"))
     token = _picked(digest.intdigest(), spec, vocab_size)
@@ -191,7 +195,7 @@ def paced_answer(
     grammar: GrammarCursor | None = None,
     adapter: str = "",
 ) -> list[int]:
-    """Returns every output token of a request, by the engine's rule but without pages, plans or batches."""
+    """Returns every output token of a request, by the paced engine's rule but without pages, plans or batches."""
     tokens, outputs = list(prompt), list[int]()
     rows = [adapter.encode()]
     digest = xxhash.xxh3_64()

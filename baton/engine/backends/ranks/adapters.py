@@ -1,6 +1,6 @@
-"""Holds adapters on every rank: the lead gives each out by shared memory, a rank keeps what stands beside own rows.
+"""Holds adapters on every rank: the lead passes each by shared memory, a rank keeps the part for its own rows.
 
-Knows nothing of files or steps. A rank knows an adapter by a number; the lead says by these which items have which.
+Knows nothing of files or steps. Ranks identify adapters by numbers, which the lead assigns to items.
 """
 
 from __future__ import annotations
@@ -22,20 +22,24 @@ from baton.engine.program.rank_program import RankProgram, Rows
 from baton.kernels.lora.structs import PANEL, pack_b, panelled
 from baton.protos.errors import AdaptersFull
 
-ALIGN = 64  # bytes, at which each matrix begins
-LENGTH = 8  # bytes behind all others: how long the note is
+ALIGN = 64  # bytes, to a multiple of which each matrix is aligned
+LENGTH = 8  # bytes at the end of the memory, with the note's length
 Tell = Callable[[int, int], None]  # (descriptor of a note, its bytes): returns when every rank has taken it
 
 
 class AdapterNote(msgspec.Struct, frozen=True, array_like=True):
-    """Tells ranks what adapter ``number`` is from now on: matrices that lie before the note; none: it is gone."""
+    """A message to the ranks: adapter ``number`` consists of ``parts``, whose matrices are stored before the note;
+    without parts it is removed.
+    """
 
     number: int
     parts: tuple[PackedPart, ...] = ()
 
 
 class OwnAdapters:
-    """Holds one rank's share of every adapter. ``table`` is where the native step finds them, by number."""
+    """Holds one rank's share of ``most`` adapters at most. ``table`` is the address of an array of them, by number,
+    for the native step.
+    """
 
     def __init__(self, own: RankProgram, most: int) -> None:
         self._own = own
@@ -44,17 +48,17 @@ class OwnAdapters:
         self.table = ctypes.addressof(self._table)
 
     def hold(self, number: int, packed: PackedAdapter) -> None:
-        """Keeps this rank's share of ``packed``, whose memory must stay."""
+        """Keeps this rank's share of ``packed``, whose memory must stay valid."""
         found = NativeAdapter(own_share(self._own, packed), self._own.head_site + 1)
         self._held[number], self._table[number] = found, found.address
 
     def drop(self, number: int) -> None:
-        """Forgets the share of adapter ``number`` that this rank holds."""
+        """Removes this rank's share of adapter ``number``."""
         self._table[number] = None
         self._held.pop(number, None)
 
     def take(self, fd: int, size: int) -> None:
-        """Acts on the note at descriptor ``fd``, which it closes."""
+        """Applies the note in the memory file ``fd`` of ``size`` bytes, and closes it."""
         memory = mmap.mmap(fd, size, mmap.MAP_SHARED, mmap.PROT_READ)
         os.close(fd)
         end = size - LENGTH
@@ -66,7 +70,7 @@ class OwnAdapters:
 
 
 class RankAdapters:
-    """Implements ``AdapterHost`` for a lead. ``tell`` gives a note to all other ranks."""
+    """Implements ``AdapterHost`` for the lead rank. ``tell`` sends a note to all other ranks."""
 
     def __init__(self, base: AdapterBase, own: OwnAdapters, most: int, tell: Tell) -> None:
         self.base = base
@@ -87,7 +91,7 @@ class RankAdapters:
         self._note(AdapterNote(number, packed.parts), packed.memory)
 
     def drop(self, adapter: str) -> None:
-        """Forgets an adapter that no sequence names any more. Raises RankLost."""
+        """Removes an adapter that no sequence names any more. Raises RankLost."""
         number = self._numbers.pop(adapter, None)
         if number is not None:
             self._own.drop(number)
@@ -95,7 +99,9 @@ class RankAdapters:
             self._free.append(number)
 
     def numbers(self, items: Sequence[SequenceStep]) -> list[int] | None:
-        """Returns each item's adapter, -1 for none, or None where no item has one. Raises AdapterNotLoaded."""
+        """Returns each item's adapter number, -1 for none; None if no item has an adapter. Raises
+        AdapterNotLoaded.
+        """
         for item in items:
             require_held(item.adapter, self._numbers)
         if not any(item.adapter for item in items):
@@ -114,7 +120,9 @@ class RankAdapters:
 
 
 def own_share(own: RankProgram, packed: PackedAdapter) -> PackedAdapter:
-    """Returns what of an adapter stands beside the rank's part of the model, outputs counted as they lie there."""
+    """Returns the parts of an adapter that apply to the rank's part of the model, with outputs numbered as
+    there.
+    """
     here = [part for part in packed.parts if part.site.number in own.sites]
     if not own.rows:
         return PackedAdapter(tuple(here), packed.memory)
@@ -124,12 +132,12 @@ def own_share(own: RankProgram, packed: PackedAdapter) -> PackedAdapter:
 
 
 def _rows_beside(own: RankProgram, part: PackedPart) -> Rows | None:
-    """The ranges of rows that the rank has of the weight at a part's site; None where it has all outputs."""
+    """Returns the ranges of rows that the rank has of the weight at a part's site; None if it has all outputs."""
     return None if part.site.looked_up else own.rows.get(own.sites[part.site.number])
 
 
 class _Room:
-    """Lays arrays one behind the other."""
+    """Lays out arrays one after the other."""
 
     def __init__(self) -> None:
         self._pieces: list[Array] = []
@@ -144,7 +152,7 @@ class _Room:
         return at
 
     def memory(self) -> memoryview:
-        """All of it, beginning at a page."""
+        """Returns all of it, page-aligned."""
         found = mmap.mmap(-1, max(1, self._end))
         at = 0
         for piece in self._pieces:
@@ -154,7 +162,7 @@ class _Room:
 
 
 def _cut(packed: PackedAdapter, part: PackedPart, rows: Rows | None, room: _Room) -> Iterator[PackedPart]:
-    """The pieces of a part beside each of ``rows``; they share the first matrix."""
+    """Yields the pieces of a part for each of ``rows``; they share matrix A."""
     site = part.site
     a, b = room.put(packed.first(part)), packed.plain_second(part)
     local = 0

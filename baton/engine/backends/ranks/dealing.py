@@ -1,7 +1,8 @@
-"""Deals the rows of a step: among ranks so that each has as much to do, or into parts that follow one another.
+"""Divides the rows of a step: among ranks with equal work, or into consecutive parts.
 
-Knows nothing of ranks' processes. A prompt's later rows attend to more keys. Cut into twice as many pieces as there
-are ranks, with a rank's second piece as far from the end as its first is from the beginning, all have the same sum
+Knows nothing of ranks' processes. A prompt's later rows attend to more keys. If it is cut into twice as many pieces
+as there are ranks, and a rank's second piece is as far from the end as its first from the beginning, all have the
+same work
 (https://arxiv.org/abs/2411.01783).
 """
 
@@ -11,15 +12,15 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
-GRAIN = (
-    16  # rows: pieces begin with one, so that kernels' blocks of rows are full, and no page is written by two ranks
-)
-LEAST_PART = 64  # rows of a part, because each part reads a rank's weights anew
-PARTS_PER_RANK = 4  # at most: a rank waits for a part of the time in (parts + ranks - 1)
+GRAIN = 16  # rows; pieces begin at multiples, so that kernels' blocks of rows are full and each page has one writer
+LEAST_PART = 64  # least rows of a part, because each part reads a rank's weights again
+PARTS_PER_RANK = 4  # at most; a rank idles for (ranks - 1) / (parts + ranks - 1) of the time
 
 
 class Piece(NamedTuple):
-    """Holds rows ``first`` … ``first + rows - 1`` of item ``item``, counted in the item, and whose they are."""
+    """Rows ``first`` to ``first + rows - 1``, counted within the item, of item ``item``. ``owner`` is a rank or a
+    part.
+    """
 
     item: int
     first: int
@@ -28,7 +29,9 @@ class Piece(NamedTuple):
 
 
 def among_ranks(starts: Sequence[int], counts: Sequence[int], ranks: int) -> tuple[Piece, ...]:
-    """Returns pieces by ranks. Item i has ``counts[i]`` rows, the first at position ``starts[i]``."""
+    """Returns the pieces of a step and the ranks that compute them. Item i has ``counts[i]`` rows, the first at
+    position ``starts[i]``.
+    """
     load, found = [0] * ranks, list[Piece]()
     for item, (start, count) in enumerate(zip(starts, counts, strict=True)):
         if count >= 2 * ranks * GRAIN:
@@ -48,14 +51,16 @@ def _folded(item: int, start: int, count: int, ranks: int) -> Iterator[Piece]:
 
 
 def _grained(start: int, count: int, at: int, pieces: int) -> int:
-    """Returns where piece ``at`` begins: at a position that is a multiple of the grain, but for the ends."""
+    """Returns where piece ``at`` begins: at a position that is a multiple of GRAIN, except at the ends."""
     if at in (0, pieces):
         return count * at // pieces
     return max(0, (start + count * at // pieces) // GRAIN * GRAIN - start)
 
 
 def in_parts(counts: Sequence[int], ranks: int) -> tuple[Piece, ...]:
-    """Returns pieces by parts of the step, 0 and up: each has about as many rows, and rows keep their order."""
+    """Returns the pieces of a step, in order, and their parts, from 0 on, which have about equally many rows
+    each.
+    """
     total = sum(counts)
     parts = max(1, min(total // LEAST_PART, PARTS_PER_RANK * ranks))
     found, at = list[Piece](), 0

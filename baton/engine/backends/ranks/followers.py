@@ -1,7 +1,7 @@
-"""Starts the processes of a worker's other ranks, gives them what they share, and watches that they live.
+"""Starts the processes of a worker's other ranks, passes them shared memory, and watches whether they run.
 
-Knows nothing of models or steps. A follower hears over its own socket: the ranks' memory, then the KV pages; it
-says once that it is ready, or why not. It ends with the process that started it.
+Knows nothing of models or steps. A follower gets descriptors over its own socket, of the ranks' memory, then of the
+KV pages; it reports once that it is ready, or why not. It ends with the process that started it.
 """
 
 from __future__ import annotations
@@ -24,27 +24,29 @@ from baton.protos.errors import ErrorInfo, RankLost, StartupError, from_info
 
 log = logging.getLogger("baton.engine")
 
-MOST_WORDS = 1 << 16  # bytes of what a follower says at its start
-HEARD = b"1"  # what a follower answers
+MOST_WORDS = 1 << 16  # bytes of a follower's report at its start
+HEARD = b"1"  # a follower's acknowledgement
 LEAVE_S = 1.0  # seconds for a follower to leave when told to
 
 
 class RankSpec(msgspec.Struct, frozen=True):
-    """Says which rank a follower is, and of what."""
+    """The configuration and the rank of a follower process."""
 
     config: EngineConfig
     index: int
 
 
 class RankReady(msgspec.Struct, frozen=True):
-    """Is what a follower says once it has its weights; ``error`` says why it has not."""
+    """A follower's report once it has loaded its weights, with the checkpoint's fingerprint; ``error`` says why it
+    couldn't.
+    """
 
     fingerprint: str = ""
     error: ErrorInfo | None = None
 
 
 class Follower:
-    """Is one rank's process. Start it from the main thread, because it dies with the thread that started it."""
+    """The process of one rank. Start it from the main thread, because it ends with the thread that started it."""
 
     def __init__(self, spec: RankSpec) -> None:
         self.rank = spec.index
@@ -56,7 +58,7 @@ class Follower:
         self.pidfd = os.pidfd_open(self.process.pid)
 
     def await_ready(self) -> RankReady:
-        """Returns what the follower has loaded. Raises its own error, or StartupError where it died."""
+        """Waits for the follower's report and returns it. Raises its own error, or StartupError if it died."""
         said = self._socket.recv(MOST_WORDS)
         if not said:
             code = self.process.wait()
@@ -67,11 +69,13 @@ class Follower:
         return ready
 
     def give(self, fd: int, size: int) -> None:
-        """Sends a descriptor of shared memory and its size."""
+        """Sends the descriptor ``fd`` of shared memory and its size in bytes."""
         socket.send_fds(self._socket, [size.to_bytes(8, "little")], [fd])
 
     def tell(self, fd: int, size: int, patience_s: float) -> None:
-        """Sends a descriptor and returns when it was taken. Raises RankLost."""
+        """Sends a descriptor and its size, and returns when the follower has used it. Raises RankLost, also after
+        ``patience_s`` seconds (0: no limit).
+        """
         self._socket.settimeout(patience_s or None)
         try:
             self.give(fd, size)
@@ -84,7 +88,7 @@ class Follower:
             raise RankLost(f"rank {self.rank} is gone", rank=self.rank)
 
     def end(self, patience_s: float) -> None:
-        """Waits ``patience_s`` seconds for the process to be gone, then ends it, and closes what led to it."""
+        """Waits up to ``patience_s`` seconds for the process to end, then kills it; closes its socket."""
         self._socket.close()
         try:
             self.process.wait(patience_s)
@@ -94,7 +98,7 @@ class Follower:
 
 
 class Followers:
-    """Owns all ranks but the lead's own. ``meeting``: where the ranks meet, once that is known."""
+    """The processes of all ranks except the lead's own."""
 
     def __init__(self, config: EngineConfig) -> None:
         self._leaving = False
@@ -108,24 +112,30 @@ class Followers:
             raise
 
     def await_ready(self, fingerprint: str) -> None:
-        """Returns when all have their weights, of the checkpoint that the lead has. Raises StartupError."""
+        """Returns when all have loaded their weights. Raises StartupError unless their fingerprint is
+        ``fingerprint``, the lead's.
+        """
         for follower in self._all:
             if (theirs := follower.await_ready().fingerprint) != fingerprint:
                 raise StartupError(f"rank {follower.rank} read another checkpoint ({theirs[:12]}); start again")
 
     def share(self, fd: int, size: int) -> None:
-        """Gives every follower a piece of shared memory."""
+        """Sends every follower the descriptor ``fd`` of shared memory and its size in bytes."""
         for follower in self._all:
             with suppress(ConnectionError):  # whoever died is heard of by the watch
                 follower.give(fd, size)
 
     def tell(self, fd: int, size: int, patience_s: float) -> None:
-        """Gives all followers, which were called, what is at ``fd``; returns when they have it. Raises RankLost."""
+        """Sends the descriptor ``fd`` and its size to all followers, which must be listening; returns when they
+        have used it. Raises RankLost.
+        """
         for follower in self._all:
             follower.tell(fd, size, patience_s)
 
     def watch(self, meeting: int, lost: Callable[[RankLost], None]) -> None:
-        """Tells the meeting and ``lost`` of a rank whose process ends, unless it was told to."""
+        """Starts a thread that, if a rank's process ends unexpectedly, unblocks the ranks meeting at address
+        ``meeting`` and calls ``lost``.
+        """
         threading.Thread(target=self._watch, args=(meeting, lost), name="ranks", daemon=True).start()
 
     def _watch(self, meeting: int, lost: Callable[[RankLost], None]) -> None:
@@ -145,14 +155,14 @@ class Followers:
         return [follower.process.pid for follower in self._all]
 
     def leave(self, tell: Callable[[], None]) -> None:
-        """Tells the followers to leave by ``tell`` and ends those that don't; none of them counts as lost."""
+        """Ends the followers: ``tell`` asks them to leave, those that don't are killed; none counts as lost."""
         self._leaving = True
         tell()
         for follower in self._all:
             follower.end(LEAVE_S)
 
     def kill(self) -> None:
-        """Ends all of them now."""
+        """Kills all followers at once; none counts as lost."""
         self._leaving = True
         for follower in self._all:
             follower.process.kill()
@@ -160,5 +170,5 @@ class Followers:
 
 
 def ending(code: int) -> str:
-    """Returns how a process with return code ``code`` ended, in words."""
+    """Returns in words how a process with return code ``code`` ended: a signal or an exit status."""
     return f"signal {-code}" if code < 0 else f"exit status {code}"

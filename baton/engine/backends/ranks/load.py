@@ -25,7 +25,7 @@ from baton.protos.errors import ConfigError
 
 
 class LoadedRank(NamedTuple):
-    """Holds the model's whole program and what one rank has of it."""
+    """The model's whole program and one rank's share of it, with its weights."""
 
     program: Program
     native: NativeRankProgram
@@ -34,7 +34,9 @@ class LoadedRank(NamedTuple):
 
 
 def require_possible(config: EngineConfig, program: Program) -> None:
-    """Checks that ranks can run the model so. Raises ConfigError, which names the field and what works."""
+    """Raises ConfigError, naming the field and what works, unless ranks can run the model with this
+    configuration.
+    """
     widths = config.widths
     if config.device != "cpu":
         text = f"{widths}: several ranks run on the cpu only, device is {config.device}"
@@ -46,13 +48,15 @@ def require_possible(config: EngineConfig, program: Program) -> None:
 
 
 def rank_config(config: EngineConfig, cores: int) -> EngineConfig:
-    """Returns ``config`` with the threads of one rank; where none are named, ranks share ``cores``."""
+    """Returns ``config`` with the number of threads of one rank; unless threads are configured, the ranks share
+    ``cores``.
+    """
     return msgspec.structs.replace(config, threads=max(1, (config.threads or cores) // config.widths.count))
 
 
 def load_rank(config: EngineConfig, index: int) -> LoadedRank:
-    """Reads what rank ``index`` has of the weights. Raises CheckpointError and ConfigError."""
-    import torch  # by whoever computes alone
+    """Returns rank ``index``'s share of the model and its weights. Raises CheckpointError and ConfigError."""
+    import torch  # here, so that only processes that compute import it
 
     directory = locate(config.model)
     model = ModelConfig.read(directory)
@@ -66,10 +70,12 @@ def load_rank(config: EngineConfig, index: int) -> LoadedRank:
 
 
 def own_adapters(loaded: LoadedRank, config: EngineConfig) -> OwnAdapters:
-    """Returns what holds a rank's share of adapters, as many as may be loaded at once."""
+    """Returns the holder of a rank's share of adapters, with room for as many as may be loaded at once."""
     return OwnAdapters(loaded.native.own, numbers_of(config))
 
 
 def numbers_of(config: EngineConfig) -> int:
-    """Returns how many adapters may be held at once: one more than may be loaded, to take another's place."""
+    """Returns how many adapters need a number at once: one more than may be loaded, because one may replace
+    another; 0 without adapters.
+    """
     return 0 if config.adapters is None else config.adapters.max_loaded + 1

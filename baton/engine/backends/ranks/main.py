@@ -1,4 +1,4 @@
-"""A follower's process: load own part of the model, then run one plan of the lead after the other.
+"""The process of a follower rank: loads its part of the model, then runs one plan of the lead after the other.
 
 Knows nothing of schedulers or requests. Between two steps no Python runs: the native code waits for the next plan.
 """
@@ -21,11 +21,13 @@ from baton.engine.load import QUIET_THREADS
 from baton.kernels.abi import native
 from baton.protos.errors import to_info
 
-LOST_STATUS = 75  # exit status where another rank is gone: the lead says which
+LOST_STATUS = 75  # exit status if another rank is gone; the lead reports which
 
 
 def main() -> int:
-    """Runs one follower; returns exit status 0 when it was told to leave."""
+    """Runs one follower; returns its exit status: 0 when told to leave, 1 if loading failed, LOST_STATUS if another
+    rank is gone.
+    """
     args = child_arguments("baton.engine.backends.ranks.main", "RankSpec")
     os.environ.setdefault(*QUIET_THREADS)
     spec = msgspec.json.decode(args.spec, type=RankSpec)
@@ -60,7 +62,7 @@ def _follow(spec: RankSpec, loaded: LoadedRank, lead: socket.socket) -> int:
 
 
 def _received(lead: socket.socket) -> tuple[int, int]:
-    """A descriptor and a size. Leaves where the lead is gone."""
+    """Returns a descriptor and a size; exits the process if the lead is gone."""
     said, fds, _, _ = socket.recv_fds(lead, 8, 1)
     if not fds:
         sys.exit(0)

@@ -1,7 +1,7 @@
-"""Lays out what the ranks of a worker share: where they meet, the plan, rotary angles, registers and logits.
+"""Lays out the memory that a worker's ranks share: synchronization, plan, rotary angles, registers and logits.
 
-Knows nothing of processes or weights. It is one memfd whose memory the kernel gives as it is touched, so that its
-bounds are far above what steps use.
+Knows nothing of processes or weights. It is one memfd whose memory the kernel allocates on first use, so that
+its limits are far above what steps use.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from baton.kernels.abi.native import I32, I64, NativeFunction, P
 from baton.kernels.collective.native import Group, group_at, group_bytes
 from baton.kernels.step.structs import Model
 
-MOST_ROWS = 1 << 15  # rows of a step, and rows of it that want logits
-PLAN_BYTES = 256 << 20  # of tokens and block tables
-SLOT_BYTES = 64 << 10  # of what ranks copy to one another; a step copies nothing
+MOST_ROWS = 1 << 15  # most rows of a step, and most of these that need logits
+PLAN_BYTES = 256 << 20  # bytes of tokens and block tables
+SLOT_BYTES = 64 << 10  # bytes of copies between ranks; a step copies nothing
 PAGE = 4096
-HEAR = -2  # ranks.h
+HEAR = -2  # ranks.h: listen on the socket
 
 
 class RanksStruct(ctypes.Structure):
-    """Mirrors Ranks of step/ranks.h."""
+    """Mirrors the C struct Ranks of step/ranks.h."""
 
     _fields_ = (
         ("group", Group),
@@ -48,13 +48,13 @@ class RanksStruct(ctypes.Structure):
 
 
 class DealStruct(ctypes.Structure):
-    """Mirrors Deal of step/ranks.h."""
+    """Mirrors the C struct Deal of step/ranks.h."""
 
     _fields_ = (("owners", P), ("adapters", P), ("parts", I32), ("keeps", I32))
 
 
 class SharedSizes(msgspec.Struct, frozen=True):
-    """Holds the bytes of each part of the memory, in order."""
+    """The bytes of each part of the shared memory, in order."""
 
     group: int
     plan: int
@@ -64,12 +64,12 @@ class SharedSizes(msgspec.Struct, frozen=True):
 
     @property
     def total(self) -> int:
-        """Returns the bytes of all of it."""
+        """Returns the bytes of the whole memory."""
         return self.group + self.plan + self.turns + self.registers + self.logits
 
 
 def sizes_for(program: Program, own: NativeRankProgram) -> SharedSizes:
-    """Returns the sizes that every rank of ``program`` comes to by itself."""
+    """Returns the sizes of the shared memory of ``program``, which are the same for every rank's share ``own``."""
     parts = (
         group_bytes(own.own.rank.count, SLOT_BYTES),
         PLAN_BYTES,
@@ -81,7 +81,7 @@ def sizes_for(program: Program, own: NativeRankProgram) -> SharedSizes:
 
 
 class SharedMemory:
-    """Maps the ranks' memory. It owns ``fd``."""
+    """Maps the shared memory ``fd``, which it owns; ``meeting``, ``plan``, … are the addresses of its parts."""
 
     def __init__(self, fd: int, sizes: SharedSizes) -> None:
         self.fd, self.sizes = fd, sizes
@@ -95,13 +95,15 @@ class SharedMemory:
 
     @classmethod
     def create(cls, sizes: SharedSizes) -> SharedMemory:
-        """Makes new zeroed memory."""
+        """Returns new zeroed shared memory."""
         fd = os.memfd_create("baton-ranks", os.MFD_CLOEXEC)
         os.ftruncate(fd, sizes.total)
         return cls(fd, sizes)
 
     def struct(self, native: NativeRankProgram, bound_s: float) -> RanksStruct:
-        """Returns the view of the rank that ``native`` is of, but for its pages."""
+        """Returns the C struct of the rank whose program is ``native``, without its pages; ``bound_s`` limits the
+        seconds of waiting for another rank.
+        """
         sizes, own = self.sizes, native.own
         first, end = own.own_kv
         return RanksStruct(
@@ -121,31 +123,34 @@ class SharedMemory:
 
 
 def lead_step() -> NativeFunction:
-    """Returns baton_rank_lead(model, step, table, table's entries, deal, ranks)."""
+    """Returns the native function baton_rank_lead(model, step, table, table's entries, deal, ranks), which runs the
+    lead's step.
+    """
     return native.function("rank_lead", P, P, P, I64, P, P, result=I32)
 
 
 def follow(model: Model, ranks: RanksStruct) -> int:
-    """Runs a follower's part of all steps; returns 0 when told to leave, HEAR when told to listen and come again.
+    """Runs a follower's part of all steps; returns 0 when told to leave, HEAR when told to listen on its socket and
+    call this again.
 
-    Else it returns a collective's code of who is lost.
+    Otherwise it returns the collective's code of a lost rank.
     """
     call = native.function("rank_follow", P, P, result=I32)
     return call(ctypes.addressof(model), ctypes.addressof(ranks)) or 0
 
 
 def call(ranks: RanksStruct) -> None:
-    """Tells the followers to listen on their sockets; the next order is given once they have answered."""
+    """Tells the followers to listen on their sockets; they take the next order after they have answered."""
     native.function("rank_call", P)(ctypes.addressof(ranks))
 
 
 def expert_rows(ranks: RanksStruct, experts: int) -> tuple[int, ...]:
-    """Returns the rows that went to each of ``experts`` experts in all layers, ever."""
+    """Returns the number of rows that each of ``experts`` experts has processed so far, summed over layers."""
     found = (ctypes.c_int64 * experts)()
     native.function("rank_expert_rows", P, P, I32)(ctypes.addressof(ranks), ctypes.addressof(found), experts)
     return tuple(found)
 
 
 def dismiss(ranks: RanksStruct) -> None:
-    """Tells the followers to leave."""
+    """Tells the followers to end."""
     native.function("rank_dismiss", P)(ctypes.addressof(ranks))

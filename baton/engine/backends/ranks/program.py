@@ -1,6 +1,6 @@
-"""Compiles a rank's share of a program for the native step: own rows of weights, registers that all ranks fill.
+"""Compiles a rank's share of a program for the native step, with registers that all ranks fill together.
 
-Knows nothing of processes or of where the shared registers lie.
+Knows nothing of processes or of where the shared registers are.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ GATHER, EXPERTS, BIASED_EXPERTS, MIX, EXCHANGE = range(128, 133)  # step/ranks.h
 
 
 class Carried(ctypes.Structure):
-    """Mirrors Carried of step/ranks.h."""
+    """Mirrors the C struct Carried of step/ranks.h: registers that ranks pass to one another."""
 
     _fields_ = (("registers", P), ("first", I64), ("count", I32), ("pad", I32))
 
 
 class NativeRankProgram(NativeProgram):
-    """Owns what the C structs of one rank point at. ``own`` is its share."""
+    """One rank's share ``own`` of a program, compiled to C structs, and the memory to which these point."""
 
     def __init__(self, own: RankProgram, weights: Weights) -> None:
         self.own = own
@@ -44,14 +44,14 @@ class NativeRankProgram(NativeProgram):
 
     @property
     def _hidden(self) -> int:
-        """The width of the residual stream, which the head's norm has too."""
+        """Returns the width of the residual stream, which is that of the head's norm."""
         norm = self._weights[self.own.head.norm]
         assert isinstance(norm, Tensor)
         return norm.shape[0]
 
     @property
     def carried_floats(self) -> int:
-        """Returns the floats per row of the registers that ranks hand to one another."""
+        """Returns the number of floats per row in the registers that ranks pass to one another."""
         return self.own.carried * self.hidden
 
     def _carried(self, residual: Residual) -> Carried:
@@ -61,12 +61,12 @@ class NativeRankProgram(NativeProgram):
 
     @property
     def row_floats(self) -> int:
-        """Returns the floats per row of the registers that are the rank's alone."""
+        """Returns the number of floats per row in the registers that only this rank uses."""
         return self._floats_before(len(self.widths), shared=False)
 
     def register(self, arena: Tensor, rows: int, name: str) -> Tensor:
-        """Returns a register of the last step as (rows, width), a view of ``arena``: own registers or shared
-        ones.
+        """Returns register ``name`` of the last step as a view of ``arena``, (rows, width); ``arena`` has either
+        the own or the shared registers.
         """
         number = self.registers[name]
         at = rows * self._floats_before(number, bool(self._is_shared[number]))
@@ -77,7 +77,7 @@ class NativeRankProgram(NativeProgram):
 
     @property
     def is_shared(self) -> int:
-        """Returns the address of a flag per register, int32."""
+        """Returns the address of one int32 flag per register, 1 for those that all ranks fill."""
         return self._is_shared.ctypes.data
 
     def _register(self, name: str, width: int) -> int:
@@ -141,7 +141,9 @@ class NativeRankProgram(NativeProgram):
         )
 
     def _own_layer(self, op: p.OwnExperts, layer: AnyExperts) -> ExpertsStruct | BiasedMoeStruct:
-        """The struct of own experts; it counts all that the router ranks, weights begin with the first own one."""
+        """Returns the struct of own experts; its count includes all that the router ranks, its weights begin with
+        the first own one.
+        """
         plain = layer.struct
         plain.experts = op.experts
         if op.gate is None:

@@ -1,7 +1,7 @@
-"""Runs steps as the lead of several ranks: one native call, in which the ranks meet.
+"""Runs steps as the lead of several ranks, by one native call in which the ranks synchronize.
 
-Knows nothing of schedulers. The lead computes its own part, gives every plan to the others by shared memory and
-chooses the tokens; a step's results have the bits that one rank's have.
+Knows nothing of schedulers. The lead computes its own part, passes every plan to the others by shared memory and
+chooses the tokens; a step's results are bitwise those of a single rank.
 """
 
 from __future__ import annotations
@@ -43,7 +43,10 @@ TOO_LARGE = -1  # ranks.h
 
 
 class RankRunner(StepRunner):
-    """Implements ``Runner`` on several ranks of one host, and ``Ranks``."""
+    """Implements ``Runner`` and ``Ranks`` on several ranks of one host, as their lead.
+
+    ``bound_s`` limits the seconds of waiting for another rank.
+    """
 
     def __init__(
         self,
@@ -69,30 +72,32 @@ class RankRunner(StepRunner):
         self.adapters = None if adapters is None else RankAdapters(adapters, own, most_adapters, self._tell)
         self._run = lead_step()
         self._arena = torch.empty(0)
-        self._shown = 0  # positions whose angles the others see
+        self._shown = 0  # positions whose rotary angles are in shared memory
         self._buffer: memoryview | None = None
         self._kept: list[Array] = []  # of the step that runs
 
     @property
     def ranks(self) -> RankRunner:
-        """Returns this runner: it has ranks."""
+        """Returns this runner, which implements ``Ranks`` itself."""
         return self
 
     def expert_rows(self) -> tuple[int, ...]:
-        """Returns the rows that went to each expert in all layers, ever; empty where experts aren't dealt."""
+        """Returns the number of rows that each expert has processed so far, summed over layers; empty unless
+        experts are divided among ranks.
+        """
         return expert_rows(self._ranks, self.dealt_experts[-1][1]) if self.dealt_experts else ()
 
     def bind(self, buffer: memoryview, pages: int) -> None:
-        """Uses ``buffer`` as the KV pages; the other ranks get them by ``open_pages``."""
+        """Uses ``buffer`` as the KV pages of the lead; ``open_pages`` passes them to the other ranks."""
         self._buffer, self._pages = buffer, pages
         self._ranks.pages = ctypes.addressof(ctypes.c_char.from_buffer(buffer))
 
     def open_pages(self, fd: int, size: int) -> None:
-        """Gives the other ranks the pages that ``bind`` was given."""
+        """Passes the pages of ``bind``, memory file ``fd`` of ``size`` bytes, to the other ranks."""
         self._followers.share(fd, size)
 
     def watch(self, lost: Callable[[RankLost], None]) -> None:
-        """Has ``lost`` called when another rank's process is gone; a step in flight ends with RankLost then."""
+        """Calls ``lost`` if another rank's process ends unexpectedly; a step in progress then raises RankLost."""
         self._followers.watch(self._memory.meeting, lost)
 
     def _tell(self, fd: int, size: int) -> None:
@@ -100,7 +105,7 @@ class RankRunner(StepRunner):
         self._followers.tell(fd, size, self._bound_s)
 
     def leave(self) -> None:
-        """Ends the other ranks."""
+        """Ends the processes of the other ranks."""
         self._followers.leave(lambda: dismiss(self._ranks))
 
     def pids(self) -> list[int]:
@@ -125,7 +130,9 @@ class RankRunner(StepRunner):
             raise RankLost(f"{lost}, of {self._own.own.rank.count} ranks", rank=lost.rank)
 
     def _dealt(self, plan: StepPlan, batch: NativeBatch, step: Step) -> DealStruct:
-        """How the step's rows are dealt, in whose pieces ``step`` has its items from now on, and their adapters."""
+        """Returns how the step's rows are divided, and their adapters; replaces the items of ``step`` by their
+        pieces.
+        """
         own, found = self._own.own, DealStruct(parts=1, keeps=batch.pools)
         numbers = None if self.adapters is None else self.adapters.numbers(plan.items)
         if own.deal != BY_COLUMNS:
@@ -140,7 +147,7 @@ class RankRunner(StepRunner):
         return found
 
     def _numbers(self, values: list[int]) -> int:
-        """Returns the address at which ``values`` lie as int32 while the step runs."""
+        """Returns the address of ``values`` as int32, valid while the step runs."""
         found: int = self._hold(np.array(values, np.int32)).ctypes.data
         return found
 
@@ -152,7 +159,7 @@ class RankRunner(StepRunner):
         return self._own.own.head
 
     def _show_turns(self, positions: int) -> None:
-        """Puts the table of rotary angles where all ranks read it."""
+        """Copies the table of rotary angles to the shared memory."""
         self._reach(min(positions, self.spec.max_model_len))
         if len(self._turns) > self._shown:
             shown = self._turns[: self._memory.sizes.turns // (4 * self._turns.shape[1])]
@@ -179,7 +186,7 @@ class RankRunner(StepRunner):
 
 
 def cut(items: Array, pieces: Sequence[Piece]) -> Array:
-    """Returns the items' structs cut into ``pieces``; block tables stay where they are."""
+    """Returns the items' structs, dtype ITEM, cut into ``pieces``; the block tables are shared with ``items``."""
     of, first, count = (np.array([piece[at] for piece in pieces], np.int64) for at in range(3))
     found = items[of]
     found["first"] += first

@@ -1,4 +1,4 @@
-"""Holds adapters as torch's tensors, by site: what the reference of ``lora`` takes. Knows nothing of files."""
+"""Holds adapters as torch tensors, by site, for the reference kernel ``lora``. Knows nothing of files."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Spans = list[tuple[str, range]]  # adapters of a step's sequences, and their row
 
 
 class TorchAdapters:
-    """Implements ``AdapterHost``: matrices by adapter's id and site."""
+    """Implements ``AdapterHost`` with torch tensors."""
 
     def __init__(self, base: AdapterBase) -> None:
         self.base = base
@@ -29,29 +29,29 @@ class TorchAdapters:
         self._held[adapter] = matrices_of(packed)
 
     def drop(self, adapter: str) -> None:
-        """Forgets an adapter that no sequence names any more."""
+        """Removes an adapter that no sequence names any more."""
         self._held.pop(adapter, None)
 
     def rows(self, site: int, groups: dict[str, Tensor]) -> list[AdaptedRows]:
-        """Returns the groups of rows with what their adapters have at ``site``, where they have anything."""
+        """Returns those of ``groups``, rows by adapter, whose adapters have matrices at ``site``, with these."""
         return [
             AdaptedRows(rows, parts) for name, rows in groups.items() if (parts := self._held[name].get(site, ()))
         ]
 
     def require(self, items: Iterable[SequenceStep]) -> None:
-        """Raises AdapterNotLoaded for an item whose adapter isn't held."""
+        """Raises AdapterNotLoaded if an item names an adapter that isn't held."""
         for item in items:
             require_held(item.adapter, self._held)
 
 
 def require_held(adapter: str, held: Iterable[str]) -> None:
-    """Raises AdapterNotLoaded where ``adapter`` is named and isn't among ``held``."""
+    """Raises AdapterNotLoaded unless ``adapter`` is empty or among ``held``."""
     if adapter and adapter not in held:
         raise AdapterNotLoaded(f"adapter {adapter!r} is not loaded here", "adapter_id")
 
 
 def matrices_of(packed: PackedAdapter) -> Matrices:
-    """Returns an adapter's matrices by site; first ones are views of its memory."""
+    """Returns an adapter's matrices by site number; matrices A are views of its memory."""
     found: Matrices = {}
     for part in packed.parts:
         a, b = _tensor(packed.first(part)), _tensor(packed.plain_second(part))
@@ -61,7 +61,7 @@ def matrices_of(packed: PackedAdapter) -> Matrices:
 
 
 def grouped(spans: Spans) -> dict[str, Tensor]:
-    """Returns each adapter's rows; those without one are in no group."""
+    """Returns the rows of each adapter, int64; rows without an adapter are in no group."""
     found: dict[str, list[int]] = {}
     for adapter, rows in spans:
         if adapter:

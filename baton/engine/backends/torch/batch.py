@@ -1,8 +1,8 @@
-"""Turns a step plan into the tensors that kernels take: one flat list of rows, decodes first, then chunks.
+"""Converts a step plan to the tensors that kernels take: one flat list of rows, decodes first, then chunks.
 
-Knows nothing of weights or sampling. Two things keep a sequence's float32 bits free of who shares its step: rows
-are padded to a multiple of four (see ``kernels/linear``), and how far a decode's keys are padded depends on its own
-length alone.
+Knows nothing of weights or sampling. Two things make a sequence's float32 results bitwise independent of the other
+sequences of a step: rows are padded to a multiple of four (see ``kernels/linear``), and the padding of a decode's
+keys depends on its own length alone.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from baton.protos.nouns import BLOCK_TOKENS
 
 ROW_MULTIPLE = 4  # rows are padded to a multiple of it, because BLAS then computes each row alike
 QUERY_BLOCK = 256  # query rows of a chunk's attention in one job
-# Bytes of K and V that decodes gather together, because what is gathered is still in a core's L2 when it is read
+# Bytes of K and V that decodes gather at once, so that they are still in a core's L2 cache when they are read
 # (64 sequences of 1,000 tokens: 3 times faster than in one piece).
 GATHER_BYTES = 1 << 20
 
@@ -37,25 +37,24 @@ Ints = NDArray[np.int64]
 
 
 class StepBatch(NamedTuple):
-    """Holds a step's rows. ``slots[layer]`` says where the first rows' K and V go; ``jobs[window]`` is attention's
-    work; ``turns`` are each rope's cos and sin.
+    """The tensors of one step.
 
-    ``begun`` pages get their first tokens in this step and stay partly empty: they are zeroed before, so that what
-    an earlier owner left there (a NaN outlives any mask) reaches nobody. ``rows`` are those that need logits,
-    padded: first one for each choice of ``sampled``, then as many for each of ``scored`` as it has targets.
+    ``begun`` pages get their first tokens in this step and stay partly empty: they are zeroed before, so that
+    values of an earlier owner (a NaN passes any mask) have no effect. ``rows`` are those that need logits, padded:
+    first one for each choice of ``sampled``, then one for each target of ``scored``.
     """
 
-    tokens: Tensor
-    turns: tuple[tuple[Tensor, Tensor], ...]
+    tokens: Tensor  # token ids of all rows, padded
+    turns: tuple[tuple[Tensor, Tensor], ...]  # cos and sin of each rope
     begun: Tensor
-    slots: tuple[Tensor, ...]
-    jobs: dict[int, tuple[AttentionJob, ...]]
+    slots: tuple[Tensor, ...]  # by layer: where the rows' K and V are stored
+    jobs: dict[int, tuple[AttentionJob, ...]]  # attention's work, by window
     rows: Tensor
     sampled: tuple[tuple[SequenceStep, SampleSpec], ...]
     scored: tuple[SequenceStep, ...]
     pooled: tuple[tuple[SequenceStep, slice], ...]
     spans: tuple[Span, ...] = ()
-    adapted: dict[str, Tensor] = {}  # rows by their adapter
+    adapted: dict[str, Tensor] = {}  # rows by adapter
     observation: Observation = Observation(())
 
 
@@ -75,7 +74,7 @@ class BatchBuilder:
         )
 
     def build(self, plan: StepPlan) -> StepBatch:
-        """Returns the plan's tensors; the plan's items must be valid."""
+        """Returns the tensors of the step ``plan``, whose items must be valid."""
         items = sorted(
             plan.items, key=lambda i: (len(i.tokens) > 1, _bucket(_length(i)) if len(i.tokens) == 1 else 0)
         )
@@ -111,7 +110,9 @@ class BatchBuilder:
         )
 
     def _slots(self, items: Sequence[SequenceStep], positions: Ints) -> tuple[Tensor, ...]:
-        """Row numbers in the pages seen as (pages x layers x 2 x 16) rows: each token's k, then each one's v."""
+        """Returns, by layer, the tokens' row numbers in the pages seen as (pages x layers x 2 x 16) rows: each
+        token's k, then each one's v.
+        """
         pages = _concat([_token_pages(item) for item in items])
         keys = pages * (self._layers * 2 * BLOCK_TOKENS) + positions % BLOCK_TOKENS
         return self._per_layer(np.concatenate((keys, keys + BLOCK_TOKENS)), 2 * BLOCK_TOKENS)
@@ -152,7 +153,9 @@ class BatchBuilder:
         return self._split(first, tables, self._mask(tables, np.array([begin * BLOCK_TOKENS]), queries, window))
 
     def _mask(self, tables: Ints, starts: Ints, queries: Ints, window: int) -> Tensor:
-        """tables (batch, blocks), the position of each row's first key, its queries' positions -> 0 or -inf."""
+        """Returns a mask of 0 or -inf from tables (batch, blocks), the position of each row's first key and the
+        queries' positions.
+        """
         keys = torch.from_numpy(starts)[:, None, None] + torch.arange(tables.shape[1] * BLOCK_TOKENS)
         asked = torch.from_numpy(queries)[:, :, None]
         hidden = keys > asked
@@ -162,7 +165,7 @@ class BatchBuilder:
         return mask[:, None].to(self._device)
 
     def _split(self, first: int, tables: Ints, mask: Tensor) -> Iterator[AttentionJob]:
-        """Jobs of as many sequences as gather GATHER_BYTES, one at least."""
+        """Yields jobs of as many sequences as gather GATHER_BYTES, at least one."""
         batch, blocks = tables.shape
         queries, most = mask.shape[2], max(1, self._most_blocks // blocks)
         keys = tables * (2 * self._layers)
@@ -178,36 +181,40 @@ class BatchBuilder:
 
 
 def _blocks(item: SeenPart) -> int:
-    """Blocks up to the part's last row."""
+    """Returns the number of blocks up to the part's last row."""
     return -(-(item.start + item.queries) // BLOCK_TOKENS)
 
 
 def _visible(item: SeenPart, window: int) -> int:
-    """The last blocks a decode reads: as many as its window can touch, wherever it begins in a block."""
+    """Returns how many of the last blocks a decode reads: as many as its window can touch, wherever in a block it
+    begins.
+    """
     most = -(-(window - 1) // BLOCK_TOKENS) + 1
     return min(_blocks(item), most) if window else _blocks(item)
 
 
 def _bucket(blocks: int) -> int:
-    """``blocks`` rounded up to 1, 2, 3, 4, 6, 8, 12, 16, …: two sizes per octave, so that few jobs hold a batch."""
+    """Returns ``blocks`` rounded up to 1, 2, 3, 4, 6, 8, 12, 16, …: two sizes per octave, so that a batch has few
+    jobs.
+    """
     power = 1 << (blocks - 1).bit_length()
     return power * 3 // 4 if blocks <= power * 3 // 4 else power
 
 
 def _length(item: SequenceStep) -> int:
-    """Blocks that hold the sequence after the step."""
+    """Returns the number of blocks of the sequence after the step."""
     return -(-(item.start + len(item.tokens)) // BLOCK_TOKENS)
 
 
 def _token_pages(item: SequenceStep) -> Ints:
-    """Each token's page."""
+    """Returns each token's page."""
     at = np.arange(item.start, item.start + len(item.tokens)) // BLOCK_TOKENS
     first = int(at[0])
     return np.asarray(item.pages[first : int(at[-1]) + 1], np.int64)[at - first]
 
 
 def _begun(item: SequenceStep) -> Iterator[int]:
-    """The page that the step begins and doesn't fill, if there is one."""
+    """Yields the page that the step begins and doesn't fill, if there is one."""
     block, filled = divmod(item.start + len(item.tokens), BLOCK_TOKENS)
     if filled and block * BLOCK_TOKENS >= item.start:
         yield item.pages[block]
@@ -218,5 +225,5 @@ def _concat(parts: list[Ints]) -> Ints:
 
 
 def _padded(rows: Ints) -> Tensor:
-    """``rows`` with zeros up to the next multiple of four."""
+    """Returns ``rows`` with zeros up to the next multiple of four."""
     return torch.from_numpy(np.pad(rows, (0, -len(rows) % ROW_MULTIPLE)))

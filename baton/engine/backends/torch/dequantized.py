@@ -1,7 +1,7 @@
-"""Makes packed weights plain tensors of a device, for torch's own products on a GPU that our kernels don't run on.
+"""Converts packed weights to plain tensors on a device, for torch's ops on a GPU without the engine's kernels.
 
-Knows nothing of checkpoints. Rows are not rounded in front of such weights, so answers differ from those of the
-packed forms by that rounding; memory is that of the plain dtype.
+Knows nothing of checkpoints. Activations are not quantized before such weights, so results differ from those of
+the packed forms by that rounding; they need the memory of the plain dtype.
 """
 
 from __future__ import annotations
@@ -15,7 +15,9 @@ from baton.kernels.linear.packed import PackedWeight, one_of
 
 
 def for_torch(program: Program, weights: Weights, dtype: torch.dtype, device: str) -> Weights:
-    """Returns ``weights`` as tensors on ``device``: packed ones dequantized to ``dtype``, experts stacked again."""
+    """Returns ``weights`` as tensors on ``device``: packed ones dequantized to ``dtype``, the experts of a layer
+    concatenated again.
+    """
     experts = {name: op.experts for op in program.experts for name in (op.gate_up, op.down)}
     rows = {weight.name: sum(shape[0] for shape in weight.shapes) for weight in program.weights}
     made: Weights = {}
@@ -29,7 +31,7 @@ def for_torch(program: Program, weights: Weights, dtype: torch.dtype, device: st
 
 
 def _rows(whole: PackedWeight, count: int, n: int, dtype: torch.dtype) -> Tensor:
-    """All experts' rows (of a plain matrix: all rows), one behind the other, without the panels' padding."""
+    """Returns all rows of a matrix, or of all experts one after the other, without the padding of panels."""
     if count == 1:
         return whole.dequantized(dtype)
     return torch.cat([one_of(whole, expert, count, n).dequantized(dtype) for expert in range(count)])

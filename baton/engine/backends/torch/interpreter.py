@@ -1,4 +1,4 @@
-"""Runs a program op by op through the kernels: the oracle that faster ways of running it are held against.
+"""Runs a program op by op through the torch kernels; the reference with which faster runners are compared.
 
 Knows nothing of plans or requests. Ops are bound to their weights once; a step is then one call per op.
 """
@@ -42,23 +42,19 @@ Registers = dict[str, Tensor]
 
 
 class KvPages(NamedTuple):
-    """Views the pages in three ways over the same memory; ``memory`` (pages, bytes) uint8 is a fourth, where known.
+    """Views of the same KV pages in the shapes that ops need."""
 
-    ``pages`` (pages, layers x 2 x 16 x kv_heads x head_dim) to clear; ``rows`` (pages x layers x 2 x 16, kv_heads x
-    head_dim) to write; ``blocks`` (pages x layers x 2, 16, kv_heads, head_dim) to read.
-    """
-
-    pages: Tensor
-    rows: Tensor
-    blocks: Tensor
-    memory: Tensor | None = None
+    pages: Tensor  # (pages, layers x 2 x 16 x kv_heads x head_dim), to clear
+    rows: Tensor  # (pages x layers x 2 x 16, kv_heads x head_dim), to write
+    blocks: Tensor  # (pages x layers x 2, 16, kv_heads, head_dim), to read
+    memory: Tensor | None = None  # (pages, page bytes) uint8, if known
 
 
 Step = Callable[[Registers, StepBatch, KvPages], None]
 
 
 def gate_of(op: Moe, weights: Mapping[str, Any]) -> ExpertGate | None:
-    """Returns the gate of a layer of experts with its biases' values; None for SwiGLU."""
+    """Returns the activation gate of a layer of experts that has biases, with their values; None for SwiGLU."""
     if op.gate is None:
         return None
     gate_up, down = (weights[name].float() for name in (op.gate.gate_up_bias, op.gate.down_bias))
@@ -66,7 +62,9 @@ def gate_of(op: Moe, weights: Mapping[str, Any]) -> ExpertGate | None:
 
 
 class Interpreter:
-    """Binds a program to weights and kernels."""
+    """Runs a program with weights through ``kernels``. ``layout`` is needed for ops of latents and recurrent
+    state.
+    """
 
     def __init__(
         self,
@@ -82,13 +80,15 @@ class Interpreter:
         self._steps: list[Step] = [_BINDERS[type(op)](self, op) for op in program.ops]
 
     def logits(self, batch: StepBatch, kv: KvPages) -> Tensor:
-        """Writes the step's K and V. Returns the sampled rows' logits (rows, vocab) float32, padding
+        """Runs a step, writing its K and V; returns the logits of ``batch.rows``, float32 (rows, vocab), padding
         included.
         """
         return self.registers(batch, kv)["logits"]
 
     def registers(self, batch: StepBatch, kv: KvPages) -> Registers:
-        """Does what ``logits`` does and returns every register after the last op."""
+        """Runs a step, writing its K and V; returns every register after the last op, with the logits in
+        "logits".
+        """
         if batch.begun.numel():
             kv.pages.index_fill_(0, batch.begun, 0.0)
         registers: Registers = {}
@@ -96,7 +96,7 @@ class Interpreter:
         return registers
 
     def run(self, registers: Registers, batch: StepBatch, kv: KvPages) -> None:
-        """Runs every op over ``registers``, which hold what the first ones read."""
+        """Runs every op on ``registers``, which must contain what the first ops read."""
         self._spans = None if kv.memory is None else StepSpans(batch.spans, kv.memory)
         for step in self._steps:
             step(registers, batch, kv)
@@ -104,7 +104,7 @@ class Interpreter:
             self._spans.finish()
 
     def states(self, registers: Registers, rows: slice) -> Tensor:
-        """Returns the last layer's hidden states of ``rows``, normed as the head norms them."""
+        """Returns the last layer's hidden states of ``rows``, with the head's norm applied."""
         head = self._program.ops[-1]
         assert isinstance(head, LmHead)
         x, delta = registers[head.x][rows], registers[head.delta][rows]
@@ -112,7 +112,7 @@ class Interpreter:
         return states / head.scale
 
     def _span_op(self, op: Op) -> Step:
-        """An op that torch computes sequence by sequence, over the pages' bytes."""
+        """Binds an op that torch computes sequence by sequence, over the pages' bytes."""
         assert self._layout is not None, "its pages are read by their layout"
         run = SpanOps(self._program, self._weights, self._layout).bind(op)
 
@@ -248,7 +248,7 @@ class Interpreter:
 
 
 def _keys(blocks: Tensor, layers: int, layer: int, pages: Tensor) -> Tensor:
-    """The keys of a layer on ``pages``, (tokens, kv_heads, head_dim)."""
+    """Returns the keys of a layer on ``pages``, (tokens, kv_heads, head_dim)."""
     return blocks[(pages * layers + layer) * 2].flatten(0, 1)
 
 

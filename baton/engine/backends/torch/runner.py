@@ -1,8 +1,8 @@
-"""Loads the real runner and implements it by torch's ops: a model's program over paged KV in shared memory.
+"""Loads the runner of a model, and implements one by torch's ops over paged KV in shared memory.
 
-Knows nothing of schedulers, leases or processes. KV always lies in host memory, where the I/O process sends it from
-and writes it to; on a GPU a step of torch's ops moves what it reads and writes, and the engine's own kernels keep a
-mirror (backends/cuda/runner.py).
+Knows nothing of schedulers, leases or processes. KV is always in host memory, from which the I/O process sends it
+and to which it writes; on a GPU a step of torch's ops copies what it reads and writes, and the engine's own kernels
+keep a mirror (backends/cuda/runner.py).
 """
 
 from __future__ import annotations
@@ -57,13 +57,13 @@ log = logging.getLogger("baton.engine")
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 CHECK_ENV = "BATON_CHECK_STEP"
-STEP_ENV, OPS = "BATON_STEP", "ops"  # each op by itself, through torch.ops.baton: for profilers
+STEP_ENV, OPS = "BATON_STEP", "ops"  # value: run each op by itself, through torch.ops.baton, for profilers
 
 
 def load(config: EngineConfig) -> Runner:
-    """Returns the runner of ``config``'s model: native where the kernels build, and on a GPU where they do.
+    """Returns the runner of ``config``'s model: the engine's own kernels if they can run it, else torch's ops.
 
-    Raises CheckpointError and ConfigError.
+    Starts further processes if several ranks are configured. Raises CheckpointError and ConfigError.
     """
     check, by_ops = _is_on(CHECK_ENV, "1"), _is_on(STEP_ENV, OPS)
     widths = config.widths
@@ -108,7 +108,9 @@ def load(config: EngineConfig) -> Runner:
 
 
 def with_asked_kv(config: EngineConfig, model: ModelConfig) -> EngineConfig:
-    """Returns ``config`` with KV as the checkpoint wants it, unless another is asked for or kernels are missing."""
+    """Returns ``config`` with the KV dtype for which the checkpoint asks, unless another is configured or native
+    CPU kernels are missing.
+    """
     if config.kv_cache_dtype != "auto" or config.device != "cpu" or native.library() is None:
         return config
     return msgspec.structs.replace(config, kv_cache_dtype=asked_kv_dtype(model))
@@ -117,7 +119,7 @@ def with_asked_kv(config: EngineConfig, model: ModelConfig) -> EngineConfig:
 def _with_adapters(
     config: EngineConfig, program: Program, dtype: str, directory: Path
 ) -> tuple[Program, AdapterBase | None]:
-    """The program with places for adapters, and what these must fit, where any are wanted."""
+    """Returns the program with adapter sites, and the requirements on adapters, if any are configured."""
     if config.adapters is None:
         return program, None
     program, limits = adaptable(program), config.adapters
@@ -131,7 +133,7 @@ def _use_threads(count: int) -> None:
 
 
 def _on_ranks(config: EngineConfig) -> Runner:
-    """The runner that leads several ranks, which read their weights side by side."""
+    """Returns the runner that leads several ranks, which load their weights concurrently."""
     directory = locate(config.model)
     model = ModelConfig.read(directory)
     own = rank_config(with_asked_kv(config, model), len(os.sched_getaffinity(0)))
@@ -161,7 +163,7 @@ def _on_ranks(config: EngineConfig) -> Runner:
 def _on_own_kernels(
     config: EngineConfig, directory: Path, model: ModelConfig, planned: Program, dtype: str, plain: bool
 ) -> Runner | None:
-    """The runner on the GPU's own kernels; None where they can't be had, which the log says."""
+    """Returns the runner on the engine's CUDA kernels; None if they can't be used, with the reason in the log."""
     if (found := kernels_or_none()) is None:
         return None
     where = msgspec.structs.replace(config, device="cpu")  # weights are packed there, then copied
@@ -172,7 +174,9 @@ def _on_own_kernels(
 
 
 def _is_on(name: str, on: str) -> bool:
-    """Whether the environment says ``on``. Raises ConfigError where it says something else than that or nothing."""
+    """Returns whether environment variable ``name`` is ``on``. Raises ConfigError for another value than that, 0 or
+    nothing.
+    """
     value = os.environ.get(name, "")
     if value not in ("", "0", on):
         raise ConfigError(f"{name} is {value!r}; set it to {on}, or unset it", name)
@@ -189,7 +193,7 @@ def _require_cuda_ops(model: ModelConfig, planned: Program) -> None:
 
 
 def takes_kernels(gpu: Gpu) -> bool:
-    """Returns whether the engine's own kernels may run on ``gpu``; why not is in the log."""
+    """Returns whether the engine's own kernels may run on ``gpu``; if not, the log says why."""
     if said := without_kernels(gpu):
         log.warning("%s: %s", TORCH, said)
     return not said
@@ -205,9 +209,7 @@ def _require_torch_cuda() -> None:
 
 
 class TorchRunner:
-    """Implements ``Runner`` by torch's ops. One thread at a time; its tensors are its own except the bound
-    pages.
-    """
+    """Implements ``Runner`` by torch's ops. One thread at a time may call it."""
 
     def __init__(
         self,
@@ -240,7 +242,9 @@ class TorchRunner:
         self._pages = pages
 
     def run(self, plan: StepPlan) -> StepResult:
-        """Computes a step. Raises for the whole step and may be repeated: what it wrote, it writes again."""
+        """Computes a step and returns its results. An error is one of the whole step, which may be repeated: all
+        writes are repeated too.
+        """
         began = self._clock()
         for item in plan.items:
             require_computable(item, self.spec.vocab_size, self._pages)
@@ -273,7 +277,7 @@ class TorchRunner:
 
 
 def _scores(items: Sequence[SequenceStep], logits: Tensor) -> Iterator[tuple[int, tuple[TokenLogprobs, ...]]]:
-    """By sequence; ``logits`` has a row for each item's targets, in order."""
+    """Yields each item's scores by sequence; ``logits`` has a row for each item's targets, in order."""
     at = 0
     for item in items:
         count = len(item.targets)
@@ -293,7 +297,9 @@ def _dtype_name(config: EngineConfig) -> str:
 
 
 def _layout(config: EngineConfig, program: Program, dtype: str) -> KvLayout:
-    """Fidelity tells stored KV apart also by the precision it was computed in, and by longrope's factors."""
+    """Returns the KV layout; its fidelity also names the precision of computation, longrope's factors and the
+    selection.
+    """
     stored = KV_NAMES.get(config.kv_cache_dtype, dtype)
     extended = "+long" if program.rope.kind == LONGROPE and not program.plain_context else ""
     fidelity = stored if stored == dtype else f"{dtype}+{stored}"
@@ -302,7 +308,7 @@ def _layout(config: EngineConfig, program: Program, dtype: str) -> KvLayout:
 
 
 def _selection(config: EngineConfig, program: Program) -> Selection | Observed | None:
-    """What of a long context attention sees. Raises ConfigError where it can't be chosen."""
+    """Returns which part of a long context attention sees. Raises ConfigError if that isn't supported here."""
     selection = parsed(config.kv_selection)
     latent = any(isinstance(op, LatentAttention) for op in program.ops)
     windowed = isinstance(selection, Observed) and any(program.windows)
