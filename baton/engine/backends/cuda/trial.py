@@ -25,8 +25,8 @@ from baton.protos.nouns import LayerGroup
 
 HIDDEN, INNER, VOCAB, PAGES = 256, 384, 320, 16
 PROMPTS, CHUNK, DECODES = (5, 37, 18), 16, 4
-# Tolerances: ‖GPU - CPU‖ / ‖CPU‖ of a hidden state; difference of a log-likelihood. The GPU rounds q and the weights
-# of attention to bf16, and activations before bf16 matrices, as the CPU does.
+# Tolerances: ‖GPU - CPU‖ / ‖CPU‖ of a hidden state; difference of a log-likelihood. The GPU rounds q and
+# attention weights to bf16, and activations before bf16 matrices, as the CPU does.
 STATES, LOGPROB = 0.03, 0.3
 
 Make = Callable[[ModelSpec, Program, Weights], Runner]

@@ -29,7 +29,9 @@ Stretches = tuple[tuple[int, int], ...]
 
 
 class NativeInternals:
-    """Implements ``Internals``. ``make`` makes a runner of another program on the same weights."""
+    """Implements ``Internals`` for a native runner. ``make`` makes a runner of another program on the same
+    weights.
+    """
 
     def __init__(
         self, spec: ModelSpec, native: NativeProgram, make: Callable[[Program, ModelSpec], Runner]
@@ -63,8 +65,8 @@ class NativeInternals:
         return found
 
     def shallow(self, layers: int) -> Runner:
-        """Returns a runner of the first ``layers`` layers on the same weights; 0 means half of them. Raises
-        ConfigError.
+        """Returns a runner of ``layers`` of the model's layers on the same weights; 0 means half of them. Raises
+        ConfigError if that can't be done.
         """
         if any(isinstance(op, SPAN_OPS) for op in self._native.ops):
             text = "speculation self: this model has latents, a state or grouped experts; use another"
