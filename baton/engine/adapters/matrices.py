@@ -30,7 +30,7 @@ class MatrixPair(msgspec.Struct, frozen=True):
     a: TensorEntry
     b: TensorEntry
     rank: int
-    scale: float
+    scale: float  # factor of b times a
     narrow: bool  # stored as bf16, else as float32
 
     @property

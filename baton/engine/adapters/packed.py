@@ -25,7 +25,7 @@ class PackedPart(msgspec.Struct, frozen=True, array_like=True):
 
     site: Site
     rank: int
-    scale: float
+    scale: float  # factor of B times A, the site's gain included
     narrow: bool  # stored as bf16, else as float32
     a: int  # offset of matrix A in bytes
     b: int  # offset of matrix B in bytes

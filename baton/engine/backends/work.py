@@ -97,8 +97,8 @@ def peak_bytes(device: str) -> float:
 
 
 def peak_flops(weight: Tensor | PackedWeight | None, device: str) -> float:
-    """Returns the operations per second of ``device``, as measured, in the dtype in which it multiplies by
-    ``weight``.
+    """Returns the measured operations per second of ``device`` in the dtype in which it multiplies by ``weight``;
+    float32 if that is None.
     """
     threads = torch.get_num_threads()
     if device == "cpu" and isinstance(weight, PackedWeight) and native.library() is not None:

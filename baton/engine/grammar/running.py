@@ -83,7 +83,9 @@ class Grammars:
             self._trim()
 
     def wait(self, state: GrammarState, for_ever: bool = False) -> None:
-        """Waits until ``state`` is ready, but not beyond the step's limit unless ``for_ever``."""
+        """Waits until ``state`` is ready, at most for the rest of the step's ``grace_s`` seconds unless
+        ``for_ever``.
+        """
         if self._until == -math.inf:
             self._until = time.monotonic() + self._grace_s
         until = math.inf if for_ever else self._until
@@ -185,9 +187,9 @@ class GrammarState:
     @property
     def done(self) -> bool:
         """Returns whether the answer is complete, so that no token may follow; waits for the grammar as long as the
-        step's limit allows.
+        step's grace allows.
 
-        It is False if the limit ended first, and after an error, which ``mask`` raises.
+        It is False if the grace ended first, and after an error, which ``mask`` raises.
         """
         if not self.ready:
             self._grammars.wait(self)

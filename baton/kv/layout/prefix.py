@@ -87,5 +87,5 @@ class Chain:
         return filled
 
     def extend(self, tokens: Iterable[int]) -> list[bytes]:
-        """Adds tokens in order. Returns the hashes of the blocks that they completed."""
+        """Adds tokens to the chain, in order. Returns the hashes of the blocks that they completed."""
         return [filled for token in tokens if (filled := self.append(token)) is not None]

@@ -22,7 +22,7 @@ class ReceiverBlock(msgspec.Struct, frozen=True):
     fewer.
     """
 
-    index: int
+    index: int  # of the block in the receiver's prompt
     runs: tuple[tuple[int, int], ...]  # (the sender's page, index of the run in it) of each
 
 

@@ -13,8 +13,8 @@ from baton.kv.pages.lease import first_seen
 
 
 class BlockIndex:
-    """Maps the hashes of findable blocks to pages. ``block_of[page]`` is a page's block hash or None,
-    ``page_of[hash]`` its page.
+    """Maps block hashes to pages. ``block_of[page]`` is a page's block hash or None, ``page_of[hash]`` the page
+    that is found by it.
 
     ``version`` rises with every change: while it is the same, ``match`` returns the same. With ``watched`` False no
     changes are collected for ``drain_changes``.
@@ -29,7 +29,7 @@ class BlockIndex:
         self._removed: dict[bytes, None] = {}
 
     def match(self, hashes: Sequence[bytes]) -> int:
-        """Returns how many leading blocks of ``hashes`` are findable."""
+        """Returns how many leading blocks of ``hashes`` can be found here by hash."""
         known = self.page_of
         if not hashes or hashes[0] not in known:
             return 0
@@ -54,7 +54,9 @@ class BlockIndex:
         return found
 
     def publish(self, page: int, block: bytes) -> bool:
-        """Makes ``page`` findable by hash ``block``. Returns False if another page already is."""
+        """Makes ``page`` findable by hash ``block``. Returns False if another page is found by that hash
+        already.
+        """
         if self.block_of[page] is not None:
             assert self.block_of[page] == block, f"page {page} is sealed under another hash"
             return True
@@ -92,7 +94,9 @@ class BlockIndex:
                 added[block] = None
 
     def forget(self, pages: Iterable[int]) -> None:
-        """Removes the blocks of ``pages``, each of which must have one."""
+        """Removes the blocks of ``pages``, each of which must have one, so that they are no longer found by
+        hash.
+        """
         block_of, page_of, watched = self.block_of, self.page_of, self._watched
         added, removed = self._added, self._removed
         self.version += 1

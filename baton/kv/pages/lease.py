@@ -82,7 +82,8 @@ class PageLease:
         return [block for block in range(self.held, len(self.pages)) if not first <= block < end]
 
     def slide(self, tokens: int, shipped_from: int | None = None) -> None:
-        """Gives back the pages that no token from position ``tokens`` on attends to. They must be finished.
+        """Gives back the pages to which no token from position ``tokens`` on attends. Their blocks must be
+        completely written.
 
         Nothing happens for less than ``LEAST_SLIDE`` blocks, or while another process may access the pages, unless
         ``shipped_from`` says that it reads none before that block. ``pages`` is a new list afterwards.

@@ -84,7 +84,9 @@ class PagePool:
         return self.blocks.version
 
     def match(self, hashes: Sequence[bytes]) -> int:
-        """Returns how many leading blocks of ``hashes`` are findable here."""
+        """Returns how many leading blocks of ``hashes`` have a page here that is findable by hash, cached or
+        leased.
+        """
         return self.blocks.match(hashes)
 
     def open(
@@ -188,7 +190,9 @@ class PagePool:
         return PoolCounts(self.pages, free, cached, self.leased.count, self.quarantine.count, len(self.open_leases))
 
     def findable(self) -> tuple[bytes, ...]:
-        """Returns every hash that ``match`` would find, from which a lost prefix index can be rebuilt."""
+        """Returns the hash of every block that ``match`` would find, from which a lost prefix index can be
+        rebuilt.
+        """
         return tuple(self.blocks.page_of)
 
     def drain_changes(self) -> tuple[tuple[bytes, ...], tuple[bytes, ...]]:
@@ -205,14 +209,16 @@ class PagePool:
             self.supply.cached.priced(self.block_tokens * prefill_pair / prefill_token)
 
     def keep(self, block: bytes) -> int | None:
-        """Forbids the eviction of a findable block until ``unkeep``. Returns its page, or None if it isn't here."""
+        """Forbids the eviction of the page with the block of hash ``block`` until ``unkeep``; returns the page,
+        None if there is none.
+        """
         page = self.blocks.page_of.get(block)
         if page is not None:
             self.supply.keep(page)
         return page
 
     def unkeep(self, page: int) -> None:
-        """Reverts one ``keep`` of ``page``."""
+        """Reverts one ``keep`` of ``page``, which may be evicted once all are reverted."""
         self.supply.unkeep(page)
 
     def watch_idle(self) -> None:

@@ -66,7 +66,7 @@ class PageSupply:
         return len(self.free) + len(self.cached) - kept
 
     def evictable(self, pages: Sequence[int]) -> int:
-        """Returns how many of ``pages`` are cached and not kept."""
+        """Returns how many of ``pages`` are cached and not protected by ``keep``."""
         return sum(page in self.cached and page not in self.kept for page in pages)
 
     def take(self, count: int) -> list[int]:
@@ -104,7 +104,7 @@ class PageSupply:
         self.kept[page] = self.kept.get(page, 0) + 1
 
     def unkeep(self, page: int) -> None:
-        """Reverts one ``keep`` of ``page``."""
+        """Reverts one ``keep`` of ``page``, which may be evicted once all are reverted."""
         self.kept[page] -= 1
         if self.kept[page] == 0:
             del self.kept[page]

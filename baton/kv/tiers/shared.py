@@ -49,7 +49,9 @@ class Patience:
         self._rest_s = 0.0
 
     def failed(self) -> None:
-        """Records that a call of the store failed, which doubles the time until it is used again."""
+        """Records a failed call of the store, which is then not used for a time that doubles with each further
+        failure.
+        """
         self._rest_s = min(MOST_REST_S, 2 * self._rest_s or FIRST_REST_S)
         self._until = self._clock() + self._rest_s
 

@@ -102,7 +102,9 @@ class Slab:
         return tuple(self._slots)
 
     def touch(self, block: bytes) -> None:
-        """Makes ``block`` the most recently used one; does nothing if it isn't cached."""
+        """Makes ``block`` the most recently used one, so that it is evicted last; does nothing if it isn't
+        cached.
+        """
         slot = self._slots.get(block)
         if slot is not None:
             self._slots.move_to_end(block)

@@ -108,7 +108,7 @@ class Tiers:
         return {block for gone in pushed for block in gone if block not in self}
 
     async def touch(self, blocks: Sequence[bytes]) -> None:
-        """Makes ``blocks`` the most recently used ones of every tier."""
+        """Makes ``blocks`` the most recently used ones of every tier, so that they are evicted last."""
         await self._everywhere(_touch, blocks)
 
     async def load(self, blocks: Sequence[bytes], pages: Sequence[memoryview]) -> AsyncGenerator[int, None]:

@@ -42,7 +42,8 @@ CONNECT_S = 5.0  # seconds for the connection, and for the receiver to take the 
 class NcclTransport(SocketTransport):
     """Implements ``Transport`` to addresses ``host:port/rendezvous port``, with pages of ``memory``.
 
-    The mover process is ``mover``, or the one that all senders of the event loop share.
+    Blocks go over channels, torch.distributed groups of two. The mover, the process that calls torch.distributed,
+    is ``mover``, or the one that all senders of the event loop share.
     """
 
     def __init__(self, memory: PageMemory, mover: MoverClient | None = None) -> None:
@@ -53,7 +54,9 @@ class NcclTransport(SocketTransport):
         self._idle: dict[str, list[tuple[bytes, StagingChannel]]] = {}
 
     async def connect(self, address: str) -> HandoffStream:
-        """Returns a new stream, on a channel kept from an earlier stream or on a new one. Raises WorkerLost."""
+        """Returns a new stream, on a channel (torch.distributed group) of an earlier stream or on a new one. Raises
+        WorkerLost.
+        """
         target, _, meeting = address.rpartition("/")
         if not meeting.isdigit():
             raise WorkerLost(f"{address!r} is not host:port/port", "decode_address")
@@ -70,7 +73,7 @@ class NcclTransport(SocketTransport):
                 channel.leave()
 
     async def close(self) -> None:
-        """Closes every stream and channel."""
+        """Closes every stream, and every channel (torch.distributed group)."""
         await super().close()
         for kept in self._idle.values():
             for _, channel in kept:
@@ -114,7 +117,9 @@ class NcclTransport(SocketTransport):
 
 
 class NcclStream(SocketStream):
-    """Implements ``HandoffStream``: blocks' bytes go over the channel, everything else over the TCP connection."""
+    """Implements ``HandoffStream``: blocks' bytes go over ``channel``, a torch.distributed group of two, everything
+    else over TCP.
+    """
 
     def __init__(
         self, lane: Lane, streams: set[SocketStream], channel: StagingChannel, left: Callable[[], None]
@@ -248,7 +253,7 @@ def listen(
     """Starts a receiving server on the running loop; returns it and its address. Raises ConfigError if a port can't
     be bound.
 
-    The mover, a process with torch, starts now (``at_once``), or with the first sender.
+    The mover, the process that calls torch.distributed, starts now (``at_once``), or with the first sender.
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:

@@ -69,7 +69,7 @@ class Sink(Protocol):
     """
 
     def take(self, frame: Frame) -> None:
-        """Takes a frame without blocks."""
+        """Processes a frame without blocks."""
 
     def place(self, frame: Frame) -> Sequence[memoryview] | None:
         """Returns the memory to which the bytes of each block of ``frame`` may be written, or None if the blocks

@@ -28,10 +28,11 @@ STREAM_ID = struct.Struct("<8sI4s")  # the hello's: channel, messages over it so
 
 
 class StagingChannel:
-    """Owns the staging memory of one channel, two halves of ``half_bytes``, and counts its messages.
+    """One end of a channel, a torch.distributed group of two: its staging memory, two halves of ``half_bytes``, and
+    its messages' count.
 
-    ``count`` messages were given to the mover so far, ``done`` of them are complete. ``why`` says why the channel
-    is closed; it is empty while it works.
+    ``count`` messages were given to the mover (the process that calls torch.distributed) so far, ``done`` of them
+    are complete. ``why`` says why the channel is closed; it is empty while it works.
     """
 
     def __init__(
@@ -56,7 +57,9 @@ class StagingChannel:
             raise
 
     def hear(self, message: ChannelJoined | MoveDone | ChannelBroken) -> None:
-        """Handles a report of the mover and sets the event ``changed``."""
+        """Handles a report of the mover, the process that calls torch.distributed, and sets the event
+        ``changed``.
+        """
         if isinstance(message, ChannelJoined):
             self.joined = True
         elif isinstance(message, MoveDone):
@@ -95,7 +98,7 @@ class StagingChannel:
         return copying.checksums(places)
 
     def move(self, size: int) -> None:
-        """Makes the mover send or receive the next message, ``size`` bytes."""
+        """Makes the mover process send or receive the next message, ``size`` bytes, by torch.distributed."""
         self._mover.move(MoveBytes(self.name, self.count, self.count % 2 * self.half_bytes, size))
         self.count += 1
 

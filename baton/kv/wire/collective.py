@@ -31,7 +31,9 @@ JOINING_S = 90.0  # seconds for a stream to show a lease, because a sender's mov
 
 
 class NcclServer(SocketServer):
-    """Receives streams by the nccl transport and keeps their channels while senders use them."""
+    """Receives streams by the nccl transport and keeps their channels (torch.distributed groups) while senders use
+    them.
+    """
 
     idle_s = JOINING_S
 
@@ -61,8 +63,8 @@ class NcclServer(SocketServer):
         self._meeting.close()
 
     def enter(self, inlet: Inlet, said: bytes, fds: list[int]) -> IncomingStream:
-        """Returns a new stream for the hello ``said``, on a channel whose message count equals its sender's. Raises
-        CorruptFrame.
+        """Returns a new stream for the hello ``said``, on a channel with as many messages so far as its sender
+        counts. Raises CorruptFrame.
         """
         magic, version, _, pages, stream_id = HELLO.unpack(said)
         if magic != MAGIC or version != VERSION:
@@ -113,7 +115,9 @@ class ExpectedMessage(msgspec.Struct):
 
 
 class ReceivingChannel(StagingChannel):
-    """The receiving end of a channel: receives announced messages in order, at most two at a time."""
+    """The receiving end of a channel (torch.distributed group): receives announced messages in order, at most two
+    at a time.
+    """
 
     def __init__(self, mover: MoverClient, join: JoinChannel, half_bytes: int, pages: DevicePages | None) -> None:
         self.incoming: NcclIncomingStream | None = None
@@ -157,7 +161,7 @@ class ReceivingChannel(StagingChannel):
 
 
 class NcclIncomingStream(IncomingStream):
-    """Receives a stream whose blocks come over a channel."""
+    """Receives a stream whose blocks come over a channel, a torch.distributed group of two."""
 
     def __init__(self, accept: Accept, server: SocketServer, stream_id: bytes, channel: ReceivingChannel) -> None:
         super().__init__(accept, server, stream_id)
@@ -166,8 +170,8 @@ class NcclIncomingStream(IncomingStream):
         self._out += READY
 
     def fetch(self, frame: Frame) -> int:
-        """Announces the blocks of ``frame`` to the channel; later frames without blocks wait for them. Returns 1.
-        Raises CorruptFrame.
+        """Announces to the channel that the blocks of ``frame`` follow; later frames without blocks wait for them.
+        Returns 1. Raises CorruptFrame.
         """
         if not frame.blocks or not 0 < frame.unit <= self._channel.half_bytes:
             raise CorruptFrame(f"blocks of {frame.unit} bytes are no messages of this channel", "unit")

@@ -38,8 +38,8 @@ class ServeRendezvous(_Message, frozen=True):
 
 
 class JoinChannel(_Message, frozen=True):
-    """Asks the mover to open ``channel`` as ``rank`` of process group ``group``, whose rendezvous is at
-    ``host:port``.
+    """Asks the mover to open ``channel`` by joining process group ``group`` of two as ``rank``, with its rendezvous
+    at ``host:port``.
 
     The descriptor of the staging memory is sent with the message. ``device`` is staging memory on our GPU instead,
     which only NCCL can send.
@@ -104,7 +104,9 @@ Listener = Callable[[ChannelJoined | MoveDone | ChannelBroken], None]
 
 
 class MoverClient:
-    """Controls one mover process, which is started on demand and ends with ``close``."""
+    """Controls one mover process, which calls torch.distributed; it is started on demand and ends with
+    ``close``.
+    """
 
     def __init__(self) -> None:
         self.pid = 0
@@ -243,7 +245,9 @@ _lent: dict[asyncio.AbstractEventLoop, _Lent] = {}
 
 
 def borrow() -> MoverClient:
-    """Returns the mover that all senders of the running loop share. Call ``give_back`` when it is not needed."""
+    """Returns the client of the mover process that all senders of the running loop share. Call ``give_back`` after
+    use.
+    """
     lent = _lent.setdefault(asyncio.get_running_loop(), _Lent())
     lent.users += 1
     return lent.mover

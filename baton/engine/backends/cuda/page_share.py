@@ -48,8 +48,8 @@ class PageShare:
         self._resident.opened(pages)
 
     def landed(self, seq: int, table: Sequence[int], blocks: Sequence[int]) -> None:
-        """Records that a handoff has written blocks ``blocks`` of sequence ``seq`` to their pages of ``table``,
-        verified.
+        """Records that a handoff has written the blocks of sequence ``seq`` with indices ``blocks`` to their pages
+        of ``table``, verified.
         """
         self._resident.landed(seq, table, blocks)
 

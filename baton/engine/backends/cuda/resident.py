@@ -87,8 +87,8 @@ class DeviceResidency:
         self._touch(pages)
 
     def landed(self, seq: int, table: Sequence[int], blocks: Sequence[int]) -> None:
-        """Records that a handoff wrote blocks ``blocks`` of sequence ``seq`` to their pages of ``table``, on the
-        device and on the host.
+        """Records that a handoff wrote the blocks of sequence ``seq`` with indices ``blocks`` to their pages of
+        ``table``, on the device and the host.
         """
         known = self._landed.get(seq)
         if known is None or known.table is not table:

@@ -91,8 +91,8 @@ class NativeRunner(StepRunner):
             self._copies = BranchCopies(self.spec.layout, self._layers, self._memory)
 
     def run(self, plan: StepPlan) -> StepResult:
-        """Computes a step and returns its results. An error is one of the whole step, which may be repeated: all
-        writes are repeated too.
+        """Computes a step and returns its results. If it raises, the whole step has failed and may be run again,
+        which repeats all of its writes.
         """
         return self.internals.with_states(super().run(plan), plan)
 

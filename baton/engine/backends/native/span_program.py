@@ -28,7 +28,7 @@ class Registers(Protocol):
     """The parts of a native program that the compiler uses."""
 
     program: Program
-    registers: dict[str, int]
+    registers: dict[str, int]  # indices of registers by name
 
     def width_of(self, name: str) -> int:
         """Returns the number of floats in a row of register ``name``."""

@@ -59,9 +59,9 @@ class CheckContext(NamedTuple):
     """The batch, registers, pages and rotary angles on which an op works."""
 
     batch: NativeBatch
-    arena: Tensor
-    memory: Tensor
-    turns: Tensor
+    arena: Tensor  # registers
+    memory: Tensor  # all pages, (pages, page bytes) uint8
+    turns: Tensor  # rotary angles by position
 
 
 class StepCheck:

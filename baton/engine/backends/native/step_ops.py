@@ -26,8 +26,8 @@ class OpContext(NamedTuple):
 
     registers: Callable[[str], Tensor]  # returns a register by name, (rows, width)
     tokens: Tensor
-    memory: Tensor
-    turns: Tensor
+    memory: Tensor  # all pages, (pages, page bytes) uint8
+    turns: Tensor  # rotary angles by position
     table: Tensor  # block tables of all items, one after the other
     items: Tensor  # (items, 3): begin in table, first position, rows
 

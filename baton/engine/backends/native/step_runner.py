@@ -65,8 +65,8 @@ class StepRunner(ABC):
         return head_of(self._program.program)
 
     def run(self, plan: StepPlan) -> StepResult:
-        """Computes a step and returns its results. An error is one of the whole step, which may be repeated: all
-        writes are repeated too.
+        """Computes a step and returns its results. If it raises, the whole step has failed and may be run again,
+        which repeats all of its writes.
         """
         began = self._clock()
         if not plan.items or not self._pages:

@@ -37,8 +37,8 @@ class AdapterNote(msgspec.Struct, frozen=True, array_like=True):
 
 
 class OwnAdapters:
-    """Holds one rank's share of ``most`` adapters at most. ``table`` is the address of an array of them, by number,
-    for the native step.
+    """Holds one rank's share of adapters, at most ``most``. ``table`` is the address of an array of them, by
+    number, for the native step.
     """
 
     def __init__(self, own: RankProgram, most: int) -> None:

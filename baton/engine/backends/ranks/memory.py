@@ -56,9 +56,9 @@ class DealStruct(ctypes.Structure):
 class SharedSizes(msgspec.Struct, frozen=True):
     """The bytes of each part of the shared memory, in order."""
 
-    group: int
+    group: int  # synchronization of the ranks
     plan: int
-    turns: int
+    turns: int  # rotary angles
     registers: int
     logits: int
 

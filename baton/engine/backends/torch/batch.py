@@ -52,7 +52,7 @@ class StepBatch(NamedTuple):
     rows: Tensor
     sampled: tuple[tuple[SequenceStep, SampleSpec], ...]
     scored: tuple[SequenceStep, ...]
-    pooled: tuple[tuple[SequenceStep, slice], ...]
+    pooled: tuple[tuple[SequenceStep, slice], ...]  # items whose hidden states are pooled, and their rows
     spans: tuple[Span, ...] = ()
     adapted: dict[str, Tensor] = {}  # rows by adapter
     observation: Observation = Observation(())

@@ -242,8 +242,8 @@ class TorchRunner:
         self._pages = pages
 
     def run(self, plan: StepPlan) -> StepResult:
-        """Computes a step and returns its results. An error is one of the whole step, which may be repeated: all
-        writes are repeated too.
+        """Computes a step and returns its results. If it raises, the whole step has failed and may be run again,
+        which repeats all of its writes.
         """
         began = self._clock()
         for item in plan.items:
