@@ -146,7 +146,14 @@ def test_a_prompt_gives_its_first_token_and_every_block_before_it(bench: Bench, 
 
 
 def test_the_cache_is_told_what_reading_costs_by_the_steps_that_read() -> None:
-    runner = Recorder("test", step_seconds=lambda s: 1e-6 * s.prefill_tokens + 1e-8 * s.prefill_attention, **MODEL)
+    passed = [0.0]  # seconds by the runner's own clock, so that a step takes just what it is to take
+    runner = Recorder(
+        "test",
+        step_seconds=lambda s: 1e-6 * s.prefill_tokens + 1e-8 * s.prefill_attention,
+        sleep=lambda seconds: passed.append(passed[-1] + seconds),
+        clock=lambda: passed[-1],
+        **MODEL,
+    )
     bench, told = Bench(256, runner=runner), []
     bench.pool.priced = lambda token, pair: told.append(pair / token)  # type: ignore[method-assign]
     for key in range(1, 9):
