@@ -53,6 +53,16 @@ def test_a_gated_delta_rule_is_its_recurrence_however_the_tokens_are_cut(cuts: t
     assert torch.equal(past[0], mixed[-(KERNEL - 1) :].T) or sum(cuts) < KERNEL
 
 
+def test_a_gated_delta_rule_is_exact_where_some_tokens_leave_nothing_and_others_nearly_all() -> None:
+    """Sums of the decays reach -3000 in a stretch, where the next float32 is 2e-4 away."""
+    mixed, beta, decay, conv = inputs(3 * STRETCH)
+    decay = decay * torch.where(torch.rand_like(decay) < 0.5, 1e-3, 60.0)
+    past, state = torch.zeros(1, CHANNELS, KERNEL - 1), torch.zeros(1, VALUE_HEADS, KEY_DIM, VALUE_DIM)
+    found = gated_delta(mixed, beta, decay, conv, past, state, KEY_HEADS)
+    wanted = token_by_token(mixed, beta, decay, conv)
+    assert float((found - wanted).norm() / wanted.norm()) < 1e-6
+
+
 @pytest.mark.parametrize("cuts", CUTS)
 def test_a_state_space_layer_is_its_recurrence_however_the_tokens_are_cut(cuts: tuple[int, ...]) -> None:
     heads, head_dim, groups, size, tokens = 4, 5, 2, 7, sum(cuts)

@@ -58,20 +58,28 @@ def convolve(rows: Tensor, weight: Tensor, past: Tensor) -> Tensor:
     return F.conv1d(whole, weight[:, None], groups=len(weight)).transpose(1, 2).flatten(0, 1)
 
 
+def fades(decay: Tensor) -> Tensor:
+    """Returns (…, tokens, tokens): of what token j adds, the share that is left at token i; 0 where j is later.
+
+    decay (…, tokens): logarithms of what each token leaves. Each pair's are added up by themselves, because sums
+    from the beginning grow to thousands, and their differences would be only as exact as those.
+    """
+    tokens = decay.shape[-1]
+    later = torch.ones(tokens, tokens, dtype=torch.bool, device=decay.device).triu(1)
+    since = decay[..., None].expand(*decay.shape, tokens).tril(-1).cumsum(-2)
+    return since.masked_fill(later, -torch.inf).exp()
+
+
 def _advance(q: Tensor, k: Tensor, v: Tensor, beta: Tensor, decay: Tensor, state: Tensor) -> Tensor:
     """Computes one stretch: q, k (…, heads, tokens, key_dim), v (…, tokens, value_dim), gates (…, heads,
     tokens).
     """
-    total = decay.cumsum(-1)
-    since = total[..., None] - total[..., None, :]
-    faded = since.masked_fill(torch.ones_like(since, dtype=torch.bool).triu(1), -torch.inf).exp()
+    grown, faded = decay.cumsum(-1).exp()[..., None], fades(decay)
     alike = beta[..., None] * (k @ k.mT) * faded
-    grown = total.exp()[..., None]
     wanted = beta[..., None] * (v - grown * (k @ state))
     update = torch.linalg.solve_triangular(alike, wanted, upper=False, unitriangular=True)
     out = grown * (q @ state) + ((q @ k.mT) * faded) @ update
-    left = (total[..., -1:] - total).exp()[..., None]
-    state.mul_(total[..., -1].exp()[..., None, None]).add_((k * left).mT @ update)
+    state.mul_(grown[..., -1:, :]).add_((k * faded[..., -1, :, None]).mT @ update)
     return out
 
 

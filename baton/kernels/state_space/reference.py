@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from baton.kernels.gated_delta.reference import convolve
+from baton.kernels.gated_delta.reference import convolve, fades
 
 STRETCH = 64  # tokens that are computed at once, because what lies between them grows with their square
 
@@ -59,11 +59,9 @@ def _by_head(x: Tensor, heads: int) -> Tensor:
 
 def _advance(x: Tensor, b: Tensor, c: Tensor, dt: Tensor, fade: Tensor, state: Tensor) -> Tensor:
     """Computes one stretch: x (…, heads, tokens, head_dim), b and c (…, tokens, size), dt (…, heads, tokens)."""
-    total = (dt * fade[:, None]).cumsum(-1)
-    since = total[..., None] - total[..., None, :]
-    faded = since.masked_fill(torch.ones_like(since, dtype=torch.bool).triu(1), -torch.inf).exp()
+    decay = dt * fade[:, None]
+    grown, faded = decay.cumsum(-1).exp()[..., None], fades(decay)
     fed = dt[..., None] * x
-    out = ((c @ b.mT) * faded) @ fed + total.exp()[..., None] * (c @ state.mT)
-    left = (total[..., -1:] - total).exp()[..., None]
-    state.mul_(total[..., -1].exp()[..., None, None]).add_((fed * left).mT @ b)
+    out = ((c @ b.mT) * faded) @ fed + grown * (c @ state.mT)
+    state.mul_(grown[..., -1:, :]).add_((fed * faded[..., -1, :, None]).mT @ b)
     return out
