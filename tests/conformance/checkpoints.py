@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import json
 import random
+from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import torch
 import transformers
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from torch.overrides import TorchFunctionMode
 
 CONTEXT = 1024
 TEMPLATE = (
@@ -489,6 +492,33 @@ def reference(directory: Path, dtype: torch.dtype = torch.float32) -> Any:
     return transformers.AutoModelForCausalLM.from_pretrained(
         directory, dtype=dtype, attn_implementation="eager", **experts
     ).eval()
+
+
+class Float64(TorchFunctionMode):
+    """While entered, torch computes in float64 what is asked of it in float32.
+
+    Transformers' recurrences, norms and routers ask for float32 whatever the model's dtype is.
+    """
+
+    def __torch_function__(
+        self, call: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        wide = [_widened(value) for value in args], {name: _widened(v) for name, v in (kwargs or {}).items()}
+        return (torch.Tensor.double if call is torch.Tensor.float else call)(*wide[0], **wide[1])
+
+
+def _widened(value: Any) -> Any:
+    return torch.float64 if value is torch.float32 else value
+
+
+def expected(model: Any, prompt: list[int], answer: list[int]) -> torch.Tensor:
+    """Log-probabilities (answer, vocab) that transformers gives at each of the answer's positions.
+
+    A model in float64 computes nothing in float32.
+    """
+    with torch.inference_mode(), Float64() if model.dtype == torch.float64 else nullcontext():
+        logits = model(torch.tensor([prompt + answer]), logits_to_keep=len(answer) + 1).logits[0, :-1]
+    return logits.log_softmax(-1)
 
 
 def prompts(vocab_size: int, count: int = 20, seed: int = 0) -> list[list[int]]:

@@ -1,6 +1,6 @@
 """The same greedy answers three ways: transformers, one colocated worker, prefill and decode workers.
 
-Real processes, real handoffs, over REST; logprobs within 1e-4.
+Real processes, real handoffs, over REST; logprobs within 1e-4, or within 1e-3 of float64 where float32 is off.
 """
 
 import asyncio
@@ -10,7 +10,7 @@ import httpx
 import pytest
 import torch
 
-from tests.conformance.checkpoints import make, prompts, reference
+from tests.conformance.checkpoints import expected, make, prompts, reference
 from tests.e2e.fleet import Fleet
 
 TOKENS = 64
@@ -63,15 +63,15 @@ async def _answers(model: Path, asked: list[list[int]], colocated: bool) -> list
 )
 async def test_transformers_colocated_and_disaggregated_give_the_same_tokens(tmp_path, kind):
     directory = make(tmp_path / kind, kind, tokenizer=True)
-    model = reference(directory)
+    # Transformers' float32 is up to 1.2e-3 off float64 here, because it takes decays from differences of running
+    # sums that reach -2500. Ours go token by token and are within 3.3e-4.
+    dtype, close = (torch.float64, 1e-3) if kind == "qwen3_next" else (torch.float32, 1e-4)
+    model = reference(directory, dtype)
     asked = prompts(model.config.vocab_size, count=COUNT)
     colocated = await _answers(directory, asked, colocated=True)
     disaggregated = await _answers(directory, asked, colocated=False)
-    close = 5e-3 if kind == "qwen3_next" else 1e-4  # whose layers amplify rounding, transformers' own included
     for prompt, (one, near), (two, far) in zip(asked, colocated, disaggregated, strict=True):
-        with torch.inference_mode():
-            logits = model(torch.tensor([prompt + one]), logits_to_keep=TOKENS + 1).logits[0, :-1]
-        wanted = logits.log_softmax(-1)
+        wanted = expected(model, prompt, one)
         assert one == wanted.argmax(-1).tolist()
         assert two == one
         exact = wanted[torch.arange(TOKENS), torch.tensor(one)].tolist()

@@ -21,7 +21,7 @@ from baton.kernels.abi import native
 from baton.kernels.abi.native import I64, P
 from baton.kernels.dense.packed import pack_f32
 from baton.protos.nouns import Sampling
-from tests.conformance.checkpoints import KINDS, make, prompts, reference
+from tests.conformance.checkpoints import KINDS, expected, make, prompts, reference
 from tests.conformance.drive import Driver
 
 TOKENS = 64
@@ -94,13 +94,6 @@ def checkpoint(home: Path, kind: str) -> Path:
 
 def runner(directory: Path) -> Runner:
     return load_runner(EngineConfig(str(directory), threads=1))
-
-
-def expected(model: Any, prompt: list[int], answer: list[int]) -> torch.Tensor:
-    """Log-probabilities (answer, vocab) that transformers gives at each of the answer's positions."""
-    with torch.inference_mode():
-        logits = model(torch.tensor([prompt + answer]), logits_to_keep=len(answer) + 1).logits[0, :-1]
-    return logits.log_softmax(-1)
 
 
 def rounding(exact_model: Any, wanted: torch.Tensor, prompt: list[int], answer: list[int]) -> float:
