@@ -1,4 +1,4 @@
-"""What ``baton drill`` prints of simulated clusters. Knows nothing of flags."""
+"""Prints what ``baton drill`` finds in simulated clusters. Knows nothing of flags."""
 
 from __future__ import annotations
 

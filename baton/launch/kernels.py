@@ -1,4 +1,4 @@
-"""Whether a cluster that starts here has to compile CPU kernels first.
+"""Tells whether a cluster that starts here has to compile CPU kernels first.
 
 Knows nothing of what waits for them.
 """

@@ -245,7 +245,7 @@ def difference(
 
 
 def _is_like(entry: Mapping[str, Any], want: WantedAdapter) -> bool:
-    """Whether what is served is what is wanted. Workers pin the adapters of their configuration by themselves."""
+    """Returns whether the served adapter is the wanted one. Workers pin those of their configuration themselves."""
     if entry["tenant"] != want.tenant:
         return False
     if entry["by"] == BY_CONFIG:

@@ -54,7 +54,7 @@ def page(record: dict[str, Any], console: Console) -> None:
 
 
 def _asked(record: dict[str, Any]) -> str:
-    """What was asked for, and by whom, as far as it was said."""
+    """Returns in words what the request asked for, and who sent it, as far as the record has it."""
     slo = record.get("slo", {})
     parts = [
         record["model"] + (f" with adapter {record['adapter']}" if record.get("adapter") else ""),

@@ -104,7 +104,7 @@ def _validate(run: str, profile: str, model: str | None, json: str | None) -> in
 
 
 def _profile_of(pool: str) -> str:
-    """What a --pool runs on; whoever parses it refuses one that is spelled otherwise."""
+    """Returns the profile that a ``--pool`` names; the parser of pools refuses a malformed one."""
     return pool.partition("=")[2]
 
 

@@ -76,7 +76,7 @@ def work_of_ranks(
 
 
 class _Read(NamedTuple):
-    """What a step reads of weights, in any unit; of layers of experts, what one token uses."""
+    """Holds how much a step reads of the weights of each kind; of experts, what one token uses."""
 
     linears: float
     heads: float

@@ -198,7 +198,7 @@ class Decoder(msgspec.Struct, frozen=True):
         )
 
     def _norms_heads(self, layer: int) -> bool:
-        """Whether q and k of ``layer`` are normed head by head."""
+        """Returns whether q and k of ``layer`` are normed head by head."""
         return self.qk_norm
 
     def _before_rope(self, layer: int) -> Iterator[Op]:

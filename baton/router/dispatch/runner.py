@@ -82,7 +82,8 @@ class ChoiceRunner:
                     await self._serve(run)
             run.progress.complete()
         except TimeoutError:
-            text = f"the answer was not complete within {limit:.3g} s"
+            time = "its time" if limit is None else f"{limit:.3g} s"
+            text = f"the answer was not complete within {time}"
             run.stream.fail(DeadlineExceeded(f"{text}: the request's own timeout, or router.request_timeout_s"))
         except BatonError as error:
             run.stream.fail(error)

@@ -26,7 +26,8 @@ from baton.protos.errors import (
     WorkerLost,
 )
 from baton.protos.nouns import BLOCK_TOKENS, Sampling
-from baton.router.dispatch.runner import DispatchSettings
+from baton.router.dispatch.choice_run import ChoiceRun
+from baton.router.dispatch.runner import ChoiceRunner, DispatchSettings
 from baton.router.request.request import RouterRequest
 from tests.router.fake_workers import FakeIndex, answer_of, cluster, collect, until
 
@@ -611,6 +612,18 @@ async def test_a_deadline_in_prefill_ends_the_call():
         await c.idle()
         assert c.p[0].cancelled == 1
         assert [reason for _, reason in c.d[0].cancels] == ["deadline"]
+
+
+async def test_a_part_that_times_out_ends_a_request_without_a_deadline(monkeypatch: pytest.MonkeyPatch):
+    async def late(runner: ChoiceRunner, run: ChoiceRun) -> None:
+        raise TimeoutError
+
+    monkeypatch.setattr(ChoiceRunner, "_serve", late)
+    async with cluster() as c:
+        [stream] = c.open(SHORT)
+        with pytest.raises(DeadlineExceeded, match="within its time"):
+            await collect(stream)
+        await c.idle()
 
 
 async def test_a_deadline_in_the_queue_or_in_the_past_is_exceeded():
