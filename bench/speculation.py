@@ -42,7 +42,7 @@ from baton.engine.plan import Runner, SequenceStep, StepPlan, StepResult
 from baton.engine.speculate.draft import Draft, Speculator, Text
 from baton.engine.speculate.drafter import Drafter, Writer
 from baton.engine.speculate.names import AUTO, speculators
-from baton.engine.step_loop import EngineParts
+from baton.engine.steps.loop import EngineParts
 from baton.kernels.abi import native
 from baton.kv.pages.pool import PagePool
 from baton.protos import channel as ch

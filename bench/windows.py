@@ -20,7 +20,7 @@ from baton.bench.rows import Row, table
 from baton.decode_worker.engine.loop import DecodeLimits, DecodeLoop
 from baton.engine.backends.paced.runner import PacedRunner
 from baton.engine.plan import SampledToken, StepPlan, StepResult
-from baton.engine.step_loop import EngineParts
+from baton.engine.steps.loop import EngineParts
 from baton.kv.layout.page import layout_for
 from baton.kv.layout.selection import ALL, marked, parsed
 from baton.kv.pages.pool import PagePool

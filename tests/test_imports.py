@@ -14,8 +14,8 @@ TORCH_FREE = (
     "baton.worker", "baton.router_host", "baton.dashboards", "baton.grammars", "baton.tls",
 )  # fmt: skip
 TORCH_FREE_ENGINE = (
-    "baton.engine.sequence", "baton.engine.plan", "baton.engine.sharing", "baton.engine.backends.paced.runner",
-    "baton.engine.load",
+    "baton.engine.sequence", "baton.engine.plan", "baton.engine.steps.sharing",
+    "baton.engine.backends.paced.runner", "baton.engine.load",
 )  # fmt: skip
 
 PROBE = """

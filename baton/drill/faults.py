@@ -11,13 +11,13 @@ import random
 from collections.abc import Awaitable, Callable, Sequence
 
 from baton.cluster.holds import SlotHold
-from baton.drill.coverage import Coverage
+from baton.drill.checks.coverage import Coverage
 from baton.drill.loop import SeededLoop
-from baton.drill.network import Network
+from baton.drill.parts.network import Network
+from baton.drill.parts.router import SimulatedRouter
+from baton.drill.parts.worker import SimulatedWorker
 from baton.drill.redis.server import SimulatedRedis
-from baton.drill.router import SimulatedRouter
 from baton.drill.scenario import FAULTS, Fault, FaultKind
-from baton.drill.worker import SimulatedWorker
 from baton.protos.errors import BatonError
 
 Play = Callable[[Fault], Awaitable[None]]

@@ -11,8 +11,8 @@ from typing import Literal, NamedTuple, get_args
 
 import msgspec
 
-from baton.drill.network import KEEPALIVE_S
-from baton.drill.oracle import VOCABULARY
+from baton.drill.checks.oracle import VOCABULARY
+from baton.drill.parts.network import KEEPALIVE_S
 from baton.protos.nouns import Grammar, Sampling
 from baton.router.dispatch.runner import DispatchSettings
 

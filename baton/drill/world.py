@@ -7,22 +7,22 @@ import logging
 import random
 from typing import Any
 
-from baton.drill import oracle
-from baton.drill.batches import BatchClients
-from baton.drill.clients import Clients
-from baton.drill.coverage import Coverage
-from baton.drill.fairness import FairnessWitness
+from baton.drill.checks import oracle
+from baton.drill.checks.coverage import Coverage
+from baton.drill.checks.fairness import FairnessWitness
+from baton.drill.checks.judge import Judge
+from baton.drill.checks.watch import Answers, Departed
 from baton.drill.faults import REDIS, FaultInjector
-from baton.drill.judge import Judge
 from baton.drill.loop import SeededLoop
-from baton.drill.network import Conditions, Network
-from baton.drill.process import owning_factory
+from baton.drill.parts.batches import BatchClients
+from baton.drill.parts.clients import Clients
+from baton.drill.parts.network import Conditions, Network
+from baton.drill.parts.process import owning_factory
+from baton.drill.parts.router import SimulatedRouter
+from baton.drill.parts.worker import EPOCH_S, SimulatedWorker
 from baton.drill.redis.server import SimulatedRedis
-from baton.drill.router import SimulatedRouter
 from baton.drill.scenario import FAULTS, Request, Scenario
 from baton.drill.story import Story
-from baton.drill.watch import Answers, Departed
-from baton.drill.worker import EPOCH_S, SimulatedWorker
 from baton.protos.nouns import Sampling
 
 UP_S = 60.0  # seconds in which a cluster comes up

@@ -53,7 +53,7 @@ from baton.router.api.surfaces import (
 )
 from baton.router.compose.core import CoreDependencies, RouterCore, running_core
 from baton.router.compose.surfaces import make_generation, make_metering
-from baton.router.dispatch.adapter_control import AdapterBounds
+from baton.router.dispatch.adapters.control import AdapterBounds
 from baton.router.dispatch.dispatcher import DispatchObservers
 from baton.router.dispatch.prefix_control import PrefixControl
 from baton.router.dispatch.runner import DispatchSettings

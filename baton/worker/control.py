@@ -28,8 +28,8 @@ from baton.protos.rpc import abort
 from baton.protos.v1 import worker_pb2 as w
 from baton.protos.v1 import worker_pb2_grpc as stubs
 from baton.worker.adapter_calls import NO_ADAPTERS, AdapterCalls
+from baton.worker.cache.pins import PrefixPins
 from baton.worker.engine_progress import EngineProgress
-from baton.worker.pins import PrefixPins
 
 LOOK_EVERY_S = 0.02  # seconds between two looks whether requests have ended: a drain is that much longer at most
 AWAY_S = 0.05  # seconds in which routers hear that their requests go elsewhere, before those are cancelled

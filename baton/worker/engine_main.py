@@ -27,7 +27,7 @@ from baton.engine.grammar.running import GRACE_S, Grammars
 from baton.engine.load import EngineConfig, load_runner
 from baton.engine.plan import Runner, adapters_of, internals_of, mirror_of, ranks_of
 from baton.engine.program.shares import Widths
-from baton.engine.step_loop import EngineParts, StepLoop
+from baton.engine.steps.loop import EngineParts, StepLoop
 from baton.engine.wide_pages import widened
 from baton.kernels.abi.cores import LentCores, lend
 from baton.kv.layout.bridge import with_codec

@@ -40,7 +40,7 @@ from baton.process.time_limit import end_unless_turning, end_with, end_within
 from baton.protos.channel import EngineReady, SetRole
 from baton.protos.errors import StartupError, Unavailable, WorkerLost, to_info
 from baton.protos.nouns import WorkerInfo
-from baton.worker.block_exchange import WorkerBlocks
+from baton.worker.cache.block_exchange import WorkerBlocks
 from baton.worker.control import RoleSwitch
 from baton.worker.engine_process import EngineProcess
 from baton.worker.environment import WorkerEnvironment

@@ -40,7 +40,7 @@ from baton.protos.errors import BatonError, ConfigError, WorkerLost
 from baton.protos.nouns import WorkerInfo
 from baton.protos.v1 import worker_pb2_grpc as stubs
 from baton.tls.rpc import WORKER_CALLS, NameGuard, add_port, names_for
-from baton.worker.block_exchange import WorkerBlocks
+from baton.worker.cache.block_exchange import WorkerBlocks
 from baton.worker.control import RoleService, WorkerControl, WorkerShell
 from baton.worker.data_ports import open_data_ports
 from baton.worker.engine_progress import PATIENCE, EngineProgress

@@ -11,7 +11,7 @@ from typing import Any
 
 from baton.decode_worker.engine.loop import DecodeLimits, DecodeLoop
 from baton.engine.plan import Runner
-from baton.engine.step_loop import EngineParts, StepLoop
+from baton.engine.steps.loop import EngineParts, StepLoop
 from baton.kv.layout.state import state_pages
 from baton.kv.memory.host_pages import PageMemory
 from baton.kv.pages.pool import PagePool

@@ -30,7 +30,7 @@ from baton.engine.grammar.running import Grammars
 from baton.engine.load import EngineConfig, load_runner
 from baton.engine.plan import Runner, adapters_of
 from baton.engine.speculate.drafter import Drafter
-from baton.engine.step_loop import EngineParts
+from baton.engine.steps.loop import EngineParts
 from baton.kv.memory.host_pages import PageMemory
 from baton.kv.pages.pool import PagePool
 from baton.prefill_worker.engine.loop import PrefillLoop

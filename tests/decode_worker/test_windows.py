@@ -15,7 +15,7 @@ import pytest
 
 from baton.decode_worker.engine.loop import DecodeLimits, DecodeLoop
 from baton.engine.load import EngineConfig, load_runner
-from baton.engine.step_loop import EngineParts, StepLoop
+from baton.engine.steps.loop import EngineParts, StepLoop
 from baton.kv.memory.host_pages import PageMemory
 from baton.kv.pages.lease import LEAST_SLIDE
 from baton.kv.pages.pool import PagePool

@@ -96,7 +96,7 @@ BUGS = (
     ),
     Bug(
         "pages that were read for others stay pinned",
-        "engine/sharing.py",
+        "engine/steps/sharing.py",
         "        lease = self._pins.pop(message.key, None)\n        if lease is not None:\n"
         "            lease.close()",
         "        self._pins.pop(message.key, None)",

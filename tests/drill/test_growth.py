@@ -9,8 +9,8 @@ import msgspec
 import pytest
 
 from baton.drill import world
-from baton.drill.clients import Clients
 from baton.drill.loop import SeededLoop
+from baton.drill.parts.clients import Clients
 from baton.drill.run import end_loop
 from baton.drill.scenario import Size, draw
 from baton.drill.story import Story

@@ -12,8 +12,8 @@ import grpc.aio
 import pytest
 
 from baton.drill.loop import NothingLeft, SeededLoop
-from baton.drill.network import KEEPALIVE_S, Network
-from baton.drill.process import Process, owning_factory
+from baton.drill.parts.network import KEEPALIVE_S, Network
+from baton.drill.parts.process import Process, owning_factory
 from baton.drill.rpc.client import Channel
 from baton.drill.rpc.server import Server
 from baton.drill.rpc.stream import EOF

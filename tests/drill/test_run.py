@@ -15,7 +15,8 @@ import pytest
 from typer.testing import CliRunner
 
 from baton.console.main import app
-from baton.drill import many, oracle, world
+from baton.drill import many, world
+from baton.drill.checks import oracle
 from baton.drill.run import Verdict, as_test, play, shrink
 from baton.drill.scenario import FAULTS, Fault, FaultKind, Request, Scenario, Size, draw
 from baton.drill.world import World

@@ -8,7 +8,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from baton.engine.sharing import PageSharing
+from baton.engine.steps.sharing import PageSharing
 from baton.kv.exchange.filling import Filler
 from baton.kv.exchange.source import BlockSource
 from baton.kv.memory.host_pages import PageMemory

@@ -10,7 +10,7 @@ import grpc
 import pytest
 
 from baton.decode_worker.engine.loop import DecodeLoop
-from baton.engine.step_loop import StepLoop
+from baton.engine.steps.loop import StepLoop
 from baton.kernels.abi.cores import LentCores
 from baton.prefill_worker.engine.loop import PrefillLoop
 from baton.protos import channel as ch

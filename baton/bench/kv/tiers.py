@@ -26,7 +26,7 @@ from baton.bench.kv import beside
 from baton.bench.rows import RANDOM, Row, median, spread
 from baton.engine.load import EngineConfig, load_runner
 from baton.engine.plan import Runner, SequenceStep, StepPlan
-from baton.engine.sharing import PageSharing
+from baton.engine.steps.sharing import PageSharing
 from baton.kv.exchange.filling import Filler
 from baton.kv.memory.host_pages import PageMemory
 from baton.kv.pages.pool import PagePool

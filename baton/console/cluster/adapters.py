@@ -23,7 +23,7 @@ from rich.table import Table
 from baton.cluster.adapters import BY_CONFIG
 from baton.console.cluster.asking import router
 from baton.protos.errors import BatonError, CheckpointError, ConfigError, InvalidRequest, Unavailable
-from baton.router.dispatch.adapter_control import require_path
+from baton.router.dispatch.adapters.control import require_path
 
 Guard = Callable[[Callable[[], int]], int]
 TIMEOUT_S = 120.0

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from baton.engine.checks import blocks_for, holdable, holdable_of
 from baton.engine.plan import ModelSpec
+from baton.engine.request_checks import blocks_for, holdable, holdable_of
 from baton.engine.states import SequenceStates, Sight, StateRules, opened
 from baton.kv.layout import prefix
 from baton.kv.layout.selection import KeptPrompt, kept_of

@@ -10,8 +10,8 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 from baton.decode_worker.engine.swap import SwapEntry
-from baton.engine.checks import blocks_for, holdable_of
 from baton.engine.plan import Limb, SampledToken, SequenceStep
+from baton.engine.request_checks import blocks_for, holdable_of
 from baton.engine.sequence import SequenceState
 from baton.engine.speculate.draft import Draft
 from baton.engine.states import SequenceStates

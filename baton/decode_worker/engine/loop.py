@@ -22,14 +22,14 @@ from baton.decode_worker.engine.pace import StepPace
 from baton.decode_worker.engine.requests import RequestState
 from baton.decode_worker.engine.scheduler import DecodeScheduler
 from baton.decode_worker.engine.swap import SwapArea
-from baton.engine.checks import check_request
-from baton.engine.handlers import Table
-from baton.engine.isolate import StepOutcome
 from baton.engine.plan import SampledToken, SequenceStep, mirror_of
+from baton.engine.request_checks import check_request
 from baton.engine.speculate.draft import States
 from baton.engine.speculate.drafter import Drafter
 from baton.engine.states import Sight
-from baton.engine.step_loop import IDLE_WAIT_S, EngineParts, StepLoop, note
+from baton.engine.steps.handlers import Table
+from baton.engine.steps.isolate import StepOutcome
+from baton.engine.steps.loop import IDLE_WAIT_S, EngineParts, StepLoop, note
 from baton.protos import channel as ch
 from baton.protos.errors import Draining, HandoffRefused, LeaseUnknown, Overloaded, PoolExhausted, to_info
 from baton.protos.nouns import StepSample

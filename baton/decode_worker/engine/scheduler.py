@@ -13,8 +13,8 @@ from itertools import islice
 from baton.decode_worker.engine.budget import StepBudget
 from baton.decode_worker.engine.job import DecodeJob, Share, step_of
 from baton.decode_worker.engine.swap import SwapArea
-from baton.engine.checks import blocks_for
 from baton.engine.plan import Limb, StepPlan
+from baton.engine.request_checks import blocks_for
 from baton.engine.speculate.draft import Draft
 from baton.engine.speculate.drafter import Drafter
 from baton.engine.speculate.tree import depths, stretches

@@ -10,7 +10,7 @@ from typing import Any
 import grpc
 import grpc.aio
 
-from baton.drill.network import Network, NetworkConnection
+from baton.drill.parts.network import Network, NetworkConnection
 from baton.drill.rpc.server import ServerCall
 from baton.drill.rpc.stream import CANCELLED, EOF, UNAVAILABLE, Status, Stream, same
 from baton.tls.rpc import Dialer

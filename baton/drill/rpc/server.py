@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 import grpc
 
-from baton.drill.network import NetworkConnection
+from baton.drill.parts.network import NetworkConnection
 from baton.drill.rpc.stream import CANCELLED, EOF, Metadata, Status, Stream, same
 
 

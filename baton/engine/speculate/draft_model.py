@@ -16,8 +16,8 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
-from baton.engine.checks import blocks_for
 from baton.engine.plan import ModelSpec, Runner, SampleSpec, SequenceStep, StepPlan, StepResult
+from baton.engine.request_checks import blocks_for
 from baton.engine.speculate.draft import BatchSpeculator, Draft, States, Text
 from baton.protos.errors import ConfigError
 from baton.protos.nouns import Sampling

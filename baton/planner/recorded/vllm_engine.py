@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 import msgspec
 
-from baton.engine.checks import blocks_for, holdable
+from baton.engine.request_checks import blocks_for, holdable
 from baton.kv.pages.pool import PageLease, PagePool
 from baton.planner.costs.operators import PrefillChunk
 from baton.protos.errors import ConfigError, PoolExhausted

@@ -9,12 +9,12 @@ Knows nothing of gRPC or of who receives the blocks. Single-threaded: pages chan
 
 from __future__ import annotations
 
-from baton.engine.checks import check_request
-from baton.engine.handlers import Table
-from baton.engine.isolate import StepOutcome
 from baton.engine.plan import SequenceStep
+from baton.engine.request_checks import check_request
 from baton.engine.states import Sight
-from baton.engine.step_loop import EngineParts, StepLoop
+from baton.engine.steps.handlers import Table
+from baton.engine.steps.isolate import StepOutcome
+from baton.engine.steps.loop import EngineParts, StepLoop
 from baton.kv.layout import prefix
 from baton.kv.layout.selection import kept_of
 from baton.kv.layout.state import state_hashes

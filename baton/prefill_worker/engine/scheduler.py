@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from baton.engine.checks import blocks_for, holdable_of
 from baton.engine.plan import SequenceStep, StepPlan
+from baton.engine.request_checks import blocks_for, holdable_of
 from baton.engine.sequence import SequenceState
 from baton.engine.states import SequenceStates, Sight, StateRules, opened
 from baton.kv.layout.selection import KeptPrompt

@@ -14,7 +14,7 @@ import msgspec
 from opentelemetry.trace import Span
 
 from baton.cluster.metering.telemetry import Attributes, open_span
-from baton.engine.checks import blocks_for
+from baton.engine.request_checks import blocks_for
 from baton.kv.exchange.filling import NOTHING, FillReport
 from baton.kv.exchange.warming import Warmer
 from baton.kv.layout import prefix

@@ -17,7 +17,7 @@ from baton.cluster.holds import RosterWithHolds
 from baton.cluster.metering.telemetry import RouterMetrics
 from baton.router.access.gate import AccessGate
 from baton.router.answer.service import GenerationService
-from baton.router.dispatch.adapter_control import AdapterControl
+from baton.router.dispatch.adapters.control import AdapterControl
 from baton.router.dispatch.prefix_control import PrefixControl
 from baton.router.dispatch.role_control import RoleControl
 from baton.router.observe.overview import Overview

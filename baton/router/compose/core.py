@@ -20,9 +20,9 @@ import msgspec
 
 from baton.cluster.metering.telemetry import RouterMetrics
 from baton.router.adapters.registry import AdapterRegistry
-from baton.router.dispatch.adapter_control import AdapterBounds, AdapterControl
-from baton.router.dispatch.adapter_keeper import AdapterKeeper
-from baton.router.dispatch.adapter_loads import AdapterLoads
+from baton.router.dispatch.adapters.control import AdapterBounds, AdapterControl
+from baton.router.dispatch.adapters.keeper import AdapterKeeper
+from baton.router.dispatch.adapters.loads import AdapterLoads
 from baton.router.dispatch.admission import Admission
 from baton.router.dispatch.affinity import SessionHomes
 from baton.router.dispatch.blame import Blame

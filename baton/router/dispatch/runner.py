@@ -19,7 +19,7 @@ from baton.protos.errors import AdapterNotLoaded, AlreadyCommitted, BatonError, 
 from baton.protos.nouns import Station, WorkerInfo
 from baton.protos.rpc import heed_cancel, settled
 from baton.protos.v1 import worker_pb2 as w
-from baton.router.dispatch.adapter_loads import AdapterLoads
+from baton.router.dispatch.adapters.loads import AdapterLoads
 from baton.router.dispatch.blame import Blame, Overdue
 from baton.router.dispatch.choice_run import ChoiceRun
 from baton.router.dispatch.messages import Attempt, admit_message, prefill_message

@@ -11,8 +11,8 @@ from baton.cost.curves import step_seconds
 from baton.decode_worker.engine.budget import REFIT_EVERY, StepBudget
 from baton.decode_worker.engine.job import DecodeJob
 from baton.decode_worker.engine.scheduler import DecodeScheduler
-from baton.engine.checks import blocks_for
 from baton.engine.plan import StepPlan
+from baton.engine.request_checks import blocks_for
 from baton.engine.sequence import SequenceState
 from baton.kv.layout import prefix
 from baton.kv.pages.pool import PagePool

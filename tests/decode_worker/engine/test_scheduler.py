@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from baton.decode_worker.engine.job import DecodeJob
 from baton.decode_worker.engine.scheduler import DecodeScheduler
-from baton.engine.checks import blocks_for, holdable
 from baton.engine.plan import SampledToken
+from baton.engine.request_checks import blocks_for, holdable
 from baton.engine.sequence import SequenceState
 from baton.kv.layout import prefix
 from baton.kv.pages.pool import PagePool

@@ -15,11 +15,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from baton.engine.backends.encoder.ops import EncoderOps
+from baton.engine.backends.sequence_checks import require_computable
 from baton.engine.checkpoints.weights import Weights
 from baton.engine.plan import ModelSpec, PooledStates, SampledToken, SequenceStep, StepPlan, StepResult
 from baton.engine.program.ops import Classify
 from baton.engine.program.program import Program
-from baton.engine.validate import require_computable
 from baton.protos.errors import InvalidRequest
 from baton.protos.nouns import BLOCK_TOKENS, EngineWork
 

@@ -17,9 +17,9 @@ from numpy.typing import NDArray
 
 from baton.engine.backends.native.branches import Place, branches
 from baton.engine.backends.seen import seen_parts
+from baton.engine.backends.sequence_checks import require_computable
 from baton.engine.plan import SampleSpec, SequenceStep, StepPlan
 from baton.engine.sampling import COLDEST, uniform
-from baton.engine.validate import require_computable
 from baton.kernels.step.structs import CHOICE, ITEM
 from baton.kv.layout.selection import Selection
 from baton.protos.errors import BatonError

@@ -18,10 +18,10 @@ import xxhash
 from numpy.typing import NDArray
 
 from baton.engine.backends.paced.adapters import PacedAdapters
+from baton.engine.backends.sequence_checks import require_computable
 from baton.engine.masks import without
 from baton.engine.plan import ModelSpec, PooledStates, SampledToken, SampleSpec, SequenceStep, StepPlan, StepResult
 from baton.engine.sequence import GrammarCursor
-from baton.engine.validate import require_computable
 from baton.protos.errors import ConfigError
 from baton.protos.nouns import (
     BLOCK_TOKENS,

@@ -26,6 +26,7 @@ from baton.engine.backends.native.runner import NativeRunner
 from baton.engine.backends.ranks.followers import Followers
 from baton.engine.backends.ranks.load import load_rank, numbers_of, rank_config, require_possible
 from baton.engine.backends.ranks.runner import RankRunner
+from baton.engine.backends.sequence_checks import require_computable
 from baton.engine.backends.span_ops import SPAN_OPS
 from baton.engine.backends.torch.adapters import TorchAdapters
 from baton.engine.backends.torch.batch import BatchBuilder
@@ -44,7 +45,6 @@ from baton.engine.program.program import Program
 from baton.engine.program.rope import LONGROPE, settled
 from baton.engine.program.sites import adaptable, sites_of
 from baton.engine.sampling import choose, score
-from baton.engine.validate import require_computable
 from baton.kernels.abi import native
 from baton.kernels.cuda.library import on_shim
 from baton.kernels.registry import kernels

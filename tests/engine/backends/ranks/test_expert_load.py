@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from baton.engine.expert_load import ExpertMeter
 from baton.engine.load import EngineConfig, load_runner
+from baton.engine.steps.expert_load import ExpertMeter
 from baton.kernels.abi import native
 from baton.protos.nouns import Sampling
 from tests.conformance.checkpoints import make

@@ -16,7 +16,7 @@ from baton.protos.errors import BatonError
 from baton.protos.nouns import WorkerInfo
 from baton.protos.rpc import heed_cancel
 from baton.router.adapters.registry import AdapterRegistry
-from baton.router.dispatch.adapter_loads import AdapterLoads
+from baton.router.dispatch.adapters.loads import AdapterLoads
 from baton.router.workers.link import WorkerLink
 
 log = logging.getLogger("baton.router")

@@ -13,14 +13,14 @@ from collections.abc import AsyncIterator
 from typing import Any, cast
 
 from baton.decode_worker.engine.loop import DecodeLimits, DecodeLoop
-from baton.drill.grammar import SimulatedGrammars, Waits
-from baton.drill.oracle import EOS, MOST_TOKENS, ROW_BYTES, VOCABULARY
-from baton.drill.process import Process
+from baton.drill.checks.oracle import EOS, MOST_TOKENS, ROW_BYTES, VOCABULARY
+from baton.drill.checks.watch import EngineWitness
+from baton.drill.parts.grammar import SimulatedGrammars, Waits
+from baton.drill.parts.process import Process
 from baton.drill.scenario import Scenario
-from baton.drill.watch import EngineWitness
 from baton.engine.backends.paced.runner import PacedRunner
 from baton.engine.grammar.running import Grammars
-from baton.engine.step_loop import EngineParts, StepLoop
+from baton.engine.steps.loop import EngineParts, StepLoop
 from baton.kv.memory.host_pages import PageMemory
 from baton.kv.pages.pool import PagePool
 from baton.prefill_worker.engine.loop import PrefillLoop

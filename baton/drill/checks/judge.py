@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from baton.drill import oracle
+from baton.drill.checks import oracle
 from baton.drill.scenario import Request
 from baton.protos.errors import BatonError, QuotaExceeded, WorkerLost
 

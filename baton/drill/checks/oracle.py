@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 import xxhash
 
-from baton.drill.grammar import follow
+from baton.drill.parts.grammar import follow
 from baton.protos.nouns import Sampling
 
 ROW_BYTES = 16  # bytes of KV per token, one digest

@@ -25,7 +25,7 @@ from baton.protos.errors import (
 )
 from baton.protos.nouns import AdapterInfo
 from baton.router.adapters.registry import AdapterRegistry
-from baton.router.dispatch.adapter_loads import AdapterLoads, unknown
+from baton.router.dispatch.adapters.loads import AdapterLoads, unknown
 from baton.router.workers.link import WorkerLink
 from baton.router.workers.link_table import LinkTable
 

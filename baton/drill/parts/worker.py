@@ -21,22 +21,22 @@ from baton.cluster.membership import Membership, connect
 from baton.cluster.metering.telemetry import WorkerMetrics
 from baton.cluster.roles import RoleWishes
 from baton.cost.fit import StepFit, TransferFit
-from baton.drill.engine import MODEL_ID, Pace, SimulatedEngine
-from baton.drill.fairness import FairnessWitness
-from baton.drill.network import Network
-from baton.drill.process import Process
+from baton.drill.checks.fairness import FairnessWitness
+from baton.drill.checks.watch import Answers, Departed, EngineWitness
+from baton.drill.parts.engine import MODEL_ID, Pace, SimulatedEngine
+from baton.drill.parts.network import Network
+from baton.drill.parts.process import Process
+from baton.drill.parts.tier import FaultyStore, TierHealth
 from baton.drill.redis.server import URL, connections
 from baton.drill.rpc.client import SimulatedDialer
 from baton.drill.rpc.server import Server
 from baton.drill.scenario import Scenario
-from baton.drill.tier import FaultyStore, TierHealth
-from baton.drill.watch import Answers, Departed, EngineWitness
 from baton.kv.tiers.slab import Slab
 from baton.kv.transport.grpc import GrpcTransport
 from baton.protos.channel import SetRole
 from baton.protos.errors import WorkerLost
 from baton.protos.nouns import WorkerInfo
-from baton.worker.block_exchange import WorkerBlocks
+from baton.worker.cache.block_exchange import WorkerBlocks
 from baton.worker.control import RoleSwitch
 from baton.worker.environment import WorkerEnvironment
 from baton.worker.figures.report import Machine, WorkerReport

@@ -18,7 +18,7 @@ import pytest
 from baton.cluster.adapters import AdapterEntry
 from baton.protos.errors import AdapterTaken, AdapterUnknown, NoWorker, WeightsGone
 from baton.router.adapters import registry
-from baton.router.dispatch import adapter_keeper
+from baton.router.dispatch.adapters import keeper as adapter_keeper
 from baton.router.dispatch.runner import DispatchSettings
 from tests.router.fake_workers import Cluster, answer_of, cluster, collect, until
 

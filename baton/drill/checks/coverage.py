@@ -19,8 +19,8 @@ import baton
 from baton.prefill_worker.io.service import PrefillService
 
 if TYPE_CHECKING:
+    from baton.drill.parts.worker import Life, SimulatedWorker
     from baton.drill.scenario import Fault
-    from baton.drill.worker import Life, SimulatedWorker
 
 PACKAGE = Path(baton.__file__).parent
 ROOMS = (

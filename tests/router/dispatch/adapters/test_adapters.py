@@ -22,8 +22,10 @@ from baton.protos.errors import (
 )
 from baton.router.adapters import registry
 from baton.router.adapters.registry import AdapterRegistry
-from baton.router.dispatch import adapter_control, adapter_keeper, adapter_loads
-from baton.router.dispatch.adapter_control import AdapterBounds, require_path
+from baton.router.dispatch.adapters import control as adapter_control
+from baton.router.dispatch.adapters import keeper as adapter_keeper
+from baton.router.dispatch.adapters import loads as adapter_loads
+from baton.router.dispatch.adapters.control import AdapterBounds, require_path
 from tests.router.fake_workers import answer_of, cluster, collect, until
 
 PROMPT = list(range(40))

@@ -10,7 +10,7 @@ from baton.kv.exchange.warming import Warmer
 from baton.kv.layout import prefix
 from baton.protos.errors import InvalidRequest, PinsFull
 from baton.protos.nouns import EngineRequest, Sampling
-from baton.worker.pins import PrefixPins
+from baton.worker.cache.pins import PrefixPins
 from tests.kv.sharers import LAYOUT, Sharer, settle
 
 

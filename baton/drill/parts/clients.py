@@ -10,12 +10,12 @@ import asyncio
 import math
 from collections.abc import Callable, Sequence
 
-from baton.drill.engine import MODEL_ID
-from baton.drill.fairness import FairnessWitness, Wait
-from baton.drill.judge import Judge
-from baton.drill.router import RouterParts, SimulatedRouter
+from baton.drill.checks.fairness import FairnessWitness, Wait
+from baton.drill.checks.judge import Judge
+from baton.drill.checks.watch import Departed
+from baton.drill.parts.engine import MODEL_ID
+from baton.drill.parts.router import RouterParts, SimulatedRouter
 from baton.drill.scenario import FLOODING, Request
-from baton.drill.watch import Departed
 from baton.protos.errors import BatonError
 from baton.router.access.keys import ApiKey
 from baton.router.dispatch.fair_queue import work_of

@@ -17,9 +17,9 @@ from baton.kv.tiers.slab import Slab
 from baton.protos import channel as ch
 from baton.protos.errors import WorkerLost
 from baton.protos.nouns import WorkerInfo
+from baton.worker.cache.lower_tiers import WorkerTiers
+from baton.worker.cache.pins import PrefixPins
 from baton.worker.environment import Engine, WorkerEnvironment
-from baton.worker.lower_tiers import WorkerTiers
-from baton.worker.pins import PrefixPins
 from baton.worker.spec import WorkerSpec
 
 Publish = Callable[[Sequence[bytes], Sequence[bytes]], None]

@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from baton.drill.fairness import FairnessWitness
+from baton.drill.checks.fairness import FairnessWitness
 from baton.drill.scenario import Request
 from baton.protos import channel as ch
 from baton.protos.nouns import EngineRequest

@@ -14,15 +14,15 @@ import msgspec
 
 from baton.cost.fit import StepFit
 from baton.engine.adapters.table import AdapterTable, Answer
-from baton.engine.expert_load import ExpertMeter
 from baton.engine.grammar.running import COMPILE_WAIT_S, Grammars
-from baton.engine.handlers import Handlers, Table
-from baton.engine.isolate import StepOutcome, run_isolated
 from baton.engine.plan import Runner, StepPlan, mirror_of, ranks_of
 from baton.engine.sequence import SequenceState
-from baton.engine.sharing import PageSharing
 from baton.engine.states import StateRules
-from baton.engine.step_log import StepLog
+from baton.engine.steps.expert_load import ExpertMeter
+from baton.engine.steps.handlers import Handlers, Table
+from baton.engine.steps.isolate import StepOutcome, run_isolated
+from baton.engine.steps.log import StepLog
+from baton.engine.steps.sharing import PageSharing
 from baton.kernels.abi.cores import LentCores
 from baton.kv.pages.pool import PagePool
 from baton.protos import channel as ch

@@ -30,12 +30,12 @@ from baton.cluster.store.patience import CircuitBreaker
 from baton.cluster.store.records import RecordStore
 from baton.cluster.traffic import TrafficStore
 from baton.controller.loop import controlling
-from baton.drill.network import Network
-from baton.drill.process import Process
+from baton.drill.parts.network import Network
+from baton.drill.parts.process import Process
+from baton.drill.parts.worker import BEAT_S, EPOCH_S, NAMESPACE, Tell, Violated
 from baton.drill.redis.server import URL, connections
 from baton.drill.rpc.client import SimulatedDialer
 from baton.drill.scenario import Scenario
-from baton.drill.worker import BEAT_S, EPOCH_S, NAMESPACE, Tell, Violated
 from baton.router.access.gate import AccessGate
 from baton.router.answer.metering import NoMetering
 from baton.router.answer.quotas import Quotas

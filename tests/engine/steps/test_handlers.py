@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from baton.engine.handlers import Handlers
+from baton.engine.steps.handlers import Handlers
 from baton.protos import channel as ch
 
 

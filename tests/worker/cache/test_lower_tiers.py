@@ -12,7 +12,7 @@ from baton.kv.layout.page import layout_for
 from baton.kv.tiers.blobs import HEAD_BYTES, meaning_of
 from baton.kv.tiers.folder import FolderStore
 from baton.kv.tiers.shared import SharedTier
-from baton.worker.lower_tiers import page_coder
+from baton.worker.cache.lower_tiers import page_coder
 
 LAYOUT = layout_for("float32", 3, 2, 16)
 
