@@ -23,7 +23,7 @@ def mutant(name: str, sources: Iterable[str], isa: str | None = None) -> ctypes.
     flags += () if name == "NONE" else QUICKLY
     paths = [build.KERNELS / source / "cpu.cpp" for source in sources]
     paths += [build.KERNELS / "abi" / f"{name}.cpp" for name in ("threads", "amx")]
-    headers = b"".join(path.read_bytes() for path in sorted(build.KERNELS.glob("*/*.h")))
+    headers = b"".join(path.read_bytes() for path in build.cpu_sources(".h"))
     key = build._key(str(flags).encode(), headers, *(path.read_bytes() for path in paths))
     library = build.cache_dir() / "mutants" / f"{name}-{key}.so"
     library.parent.mkdir(parents=True, exist_ok=True)

@@ -79,8 +79,8 @@ def is_built(isa: str) -> bool:
 def _wanted(isa: str, compiler: str, flags: tuple[str, ...]) -> tuple[Path, dict[Path, str]]:
     """Returns the path of the library for the present sources, and the cache key of each source's object."""
     tag = f"{compiler} {_version(compiler)} {flags}".encode()
-    headers = b"".join(path.read_bytes() for path in _sources(".h"))
-    objects = {path: _key(tag, headers, path.read_bytes()) for path in _sources(".cpp")}
+    headers = b"".join(path.read_bytes() for path in cpu_sources(".h"))
+    objects = {path: _key(tag, headers, path.read_bytes()) for path in cpu_sources(".cpp")}
     name = f"baton-{isa}-{_key(tag, *map(str.encode, objects.values()))}.so"
     return cache_dir() / "kernels" / name, objects
 
@@ -89,7 +89,7 @@ def prebuilt_name(isa: str, flags: tuple[str, ...]) -> str:
     """Returns the file name of a library built on another machine, by the sources and the flags, whatever the
     compiler.
     """
-    sources = (path.read_bytes() for path in (*_sources(".h"), *_sources(".cpp")))
+    sources = (path.read_bytes() for path in (*cpu_sources(".h"), *cpu_sources(".cpp")))
     return f"baton-{isa}-prebuilt-{_key(str(flags).encode(), *sources)}.so"
 
 
@@ -99,8 +99,9 @@ def _prebuilt(isa: str, flags: tuple[str, ...]) -> Path | None:
     return path if path is not None and path.exists() else None
 
 
-def _sources(ending: str) -> list[Path]:
-    return sorted(KERNELS.glob(f"*/*{ending}"))
+def cpu_sources(ending: str) -> list[Path]:
+    """Returns the sources of the CPU kernels whose names end with ``ending``, sorted."""
+    return sorted(path for path in KERNELS.rglob(f"*{ending}") if "simt" not in path.parts)
 
 
 def _key(*parts: bytes) -> str:

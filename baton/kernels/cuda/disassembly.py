@@ -23,7 +23,7 @@ from baton.kernels.abi.build import BuildError, _run
 from baton.kernels.cuda import build
 from baton.kernels.cuda.names import short
 
-EXPECT = Path(__file__).with_name("expect.json")
+EXPECT = Path(__file__).with_name("records") / "expect.json"
 _LINE = re.compile(
     r"Function : (?P<name>\S+)|/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?(?P<mnemonic>[A-Z][A-Z0-9_.x]+)"
 )

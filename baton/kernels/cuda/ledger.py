@@ -19,7 +19,7 @@ from baton.kernels.abi.build import BuildError, _run
 from baton.kernels.cuda import build
 from baton.kernels.cuda.names import short
 
-LEDGER = Path(__file__).with_name("ledger.json")
+LEDGER = Path(__file__).with_name("records") / "ledger.json"
 COSTS = ("registers", "shared", "spills")
 Cost = dict[str, int]
 

@@ -20,7 +20,7 @@ from baton.kernels.abi.build import KERNELS
 from baton.kernels.cuda import build, ledger
 
 HERE = Path(__file__).parent
-FORMS, RAN, WORDS = HERE / "forms.json", HERE / "ran.json", HERE / "page.md"
+FORMS, RAN, WORDS = (HERE / "records" / name for name in ("forms.json", "ran.json", "page.md"))
 PAGE = KERNELS.parents[1] / "docs" / "cuda.md"
 ON_GPU = KERNELS.parents[1] / "bench" / "results" / "gpu.json"
 NOWHERE = "**No kernel on this page has run on a GPU.** No speed is claimed of any."

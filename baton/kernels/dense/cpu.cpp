@@ -4,7 +4,7 @@
 
 #include "../abi/threads.h"
 #include "../abi/vector.h"
-#include "../linear/narrow_forms.h"
+#include "../linear/panels/narrow_forms.h"
 
 namespace baton {
 namespace {

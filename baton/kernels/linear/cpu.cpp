@@ -9,14 +9,14 @@
 #include <atomic>
 #include <vector>
 
-#include "amx_panels.h"
-#include "half_panel.h"
-#include "narrow_forms.h"
-#include "order.h"
-#include "outliers.h"
-#include "results.h"
-#include "rows.h"
-#include "widen.h"
+#include "panels/amx_panels.h"
+#include "panels/half_panel.h"
+#include "panels/narrow_forms.h"
+#include "panels/order.h"
+#include "panels/outliers.h"
+#include "panels/results.h"
+#include "panels/rows.h"
+#include "panels/widen.h"
 
 namespace baton {
 namespace {

@@ -3,7 +3,7 @@
 
 #include <algorithm>
 
-#include "linear.h"
+#include "../linear.h"
 #include "tiles.h"
 
 namespace baton {

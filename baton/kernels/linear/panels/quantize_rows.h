@@ -4,7 +4,7 @@
 
 #include <cmath>
 
-#include "../abi/common.h"
+#include "../../abi/common.h"
 
 namespace baton {
 

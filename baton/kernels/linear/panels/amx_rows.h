@@ -2,7 +2,7 @@
 //
 //   [tile of rows][step][row][64 bytes: 64 int8 or 32 bf16], zeros past k and behind the last row
 #pragma once
-#include "../abi/amx.h"
+#include "../../abi/amx.h"
 #include "rows.h"
 
 #if BATON_AMX

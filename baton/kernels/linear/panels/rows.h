@@ -6,7 +6,7 @@
 
 #include <algorithm>
 
-#include "../abi/threads.h"
+#include "../../abi/threads.h"
 #include "narrow_forms.h"
 #include "quantize_rows.h"
 #include "tiles.h"

@@ -4,7 +4,7 @@
 
 #include <vector>
 
-#include "../abi/threads.h"
+#include "../../abi/threads.h"
 #include "narrow_forms.h"
 
 namespace baton {

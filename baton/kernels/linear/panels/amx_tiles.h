@@ -4,7 +4,7 @@
 #include "amx_rows.h"
 
 #if BATON_AMX
-#include "../abi/vector.h"
+#include "../../abi/vector.h"
 
 namespace baton {
 

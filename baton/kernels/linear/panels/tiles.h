@@ -4,7 +4,7 @@
 
 #include <algorithm>
 
-#include "linear.h"
+#include "../linear.h"
 
 namespace baton {
 

@@ -5,7 +5,7 @@
 #include <cmath>
 #include <vector>
 
-#include "../abi/threads.h"
+#include "../../abi/threads.h"
 #include "narrow_forms.h"
 
 namespace baton {
