@@ -28,7 +28,7 @@ def run(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
         text=True,
         cwd=ROOT,
         env=os.environ | environment,
-        timeout=60,
+        timeout=600,
         check=False,
     )
 
