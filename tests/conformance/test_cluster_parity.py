@@ -57,6 +57,7 @@ async def _answers(model: Path, asked: list[list[int]], colocated: bool) -> list
             for kind in (
                 *("gemma2", "phi3", "olmo2", "deepseek_v3", "qwen3_next"),
                 *("granite_hybrid", "glm4", "llama4", "cohere2", "ministral3", "glm4_moe"),
+                *("starcoder2", "hunyuan_moe", "jamba"),
             )
         ),
     ],

@@ -17,12 +17,14 @@ from tests.decode_worker.states import Pair, Worker, request
 
 TOKENS = 40
 GREEDY = Sampling(temperature=0.0, max_tokens=TOKENS, ignore_eos=True)
-KINDS = ["qwen3_next", pytest.param("bamba", marks=pytest.mark.thorough)]
+KINDS = ["qwen3_next", *(pytest.param(kind, marks=pytest.mark.thorough) for kind in ("bamba", "jamba"))]
+VOCABULARY = 1003
 
 
 @pytest.fixture(scope="module", params=KINDS)
 def runner(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Runner:
-    return load_runner(EngineConfig(str(make(tmp_path_factory.mktemp("hybrid"), request.param)), threads=1))
+    directory = make(tmp_path_factory.mktemp("hybrid"), request.param, vocab_size=VOCABULARY)
+    return load_runner(EngineConfig(str(directory), threads=1))
 
 
 def prompt_of(length: int, salt: int = 0) -> list[int]:

@@ -14,7 +14,15 @@ from baton.engine.backends.encoder.ops import _BINDERS as ENCODER_BINDERS
 from baton.engine.backends.torch.interpreter import _BINDERS
 from baton.engine.models import architectures, program_for
 from baton.engine.program.config import ModelConfig
-from baton.engine.program.ops import GatedDelta, LatentAttention, Op, PagedAttention, RopeAppend, StateSpace
+from baton.engine.program.ops import (
+    GatedDelta,
+    LatentAttention,
+    Op,
+    PagedAttention,
+    RopeAppend,
+    SelectiveScan,
+    StateSpace,
+)
 from baton.engine.program.program import Program
 from baton.engine.program.rope import RopeTables, settled
 from baton.kv.layout.page import keeps_tokens, layout_for
@@ -42,6 +50,8 @@ SIZES = {
 
 ONE_EXPERT = {"num_experts_per_tok": 1}
 OWN: dict[str, dict[str, Any]] = {
+    "hunyuan_v1_moe": {"num_experts": 4, "moe_topk": [2, 2, 2], "moe_intermediate_size": [96, 96, 96]},
+    "jamba": {"attn_layer_period": 3, "attn_layer_offset": 1, "num_experts": 4},
     "granitemoehybrid": {"layer_types": ["mamba", "attention", "mamba"]},
     "llama4": {"text_config": SIZES | ONE_EXPERT},
     "llama4_text": ONE_EXPERT,
@@ -77,7 +87,7 @@ def test_every_op_has_a_binder_and_every_layer_a_place_of_its_own(model_type: st
     assert {type(op) for op in found.ops} <= set(_BINDERS)
     latent = [op.layer for op in found.ops if isinstance(op, LatentAttention)]
     places = [op.layer for op in found.ops if isinstance(op, RopeAppend)]
-    kept = [op.layer for op in found.ops if isinstance(op, GatedDelta | StateSpace)]
+    kept = [op.layer for op in found.ops if isinstance(op, GatedDelta | StateSpace | SelectiveScan)]
     assert sorted(places or latent) == list(range(found.layers))
     assert all(sorted(kept) == list(range(plane.layers)) for plane in found.states)
     assert [op.layer for op in found.ops if isinstance(op, PagedAttention)] == places
@@ -155,6 +165,14 @@ def test_windows_alternate_as_each_family_has_them() -> None:
         ("gemma3_text", {"attn_logit_softcapping": 50.0}, "attn_logit_softcapping is 50.0"),
         ("phi3", {"rope_scaling": {"type": "llama3"}}, "rope type 'llama3'; default and longrope"),
         ("phi3", {"rope_scaling": {"type": "longrope", "short_factor": "x"}}, "short_factor must be a list"),
+        ("phimoe", {"rope_scaling": {"type": "longrope", "short_mscale": 1.1}}, "lacks long_mscale, original_max"),
+        ("phimoe", {"num_experts_per_tok": 3}, "num_experts_per_tok is 3"),
+        ("starcoder2", {"hidden_act": "relu"}, "hidden_act must be gelu_pytorch_tanh"),
+        ("hunyuan_v1_dense", {"use_cla": True}, "use_cla is True"),
+        ("hunyuan_v1_moe", {"num_shared_expert": [2, 2, 2]}, "num_shared_expert must be 1"),
+        ("jamba", {"attn_layer_offset": 8}, "attn_layer_offset is 8"),
+        ("jamba", {"attn_layer_period": 1, "attn_layer_offset": 0}, "attn_layer_period must give"),
+        ("jamba", {"mamba_d_conv": 1}, "mamba_d_conv is 1"),
     ],
     ids=str,
 )
@@ -187,6 +205,13 @@ def test_longrope_has_its_short_factors_up_to_the_original_context_alone() -> No
     assert long.plain_context == 0
     tables = [RopeTables(each.ropes, 16, 256).by_position(9) for each in (found, long)]
     assert not torch.equal(*tables)
+
+
+def test_phi_moes_longrope_has_a_factor_of_its_own_on_either_side_of_the_original_context() -> None:
+    factors = {"short_factor": [1.0] * 8, "long_factor": [1.0] * 8, "original_max_position_embeddings": 64}
+    found = program("phimoe", rope_scaling={"type": "longrope", "short_mscale": 1.5, "long_mscale": 3.0, **factors})
+    short, long = (RopeTables(settled(found, n).ropes, 16, 256).by_position(9) for n in (64, 65))
+    assert torch.equal(long, short * 2)
 
 
 @pytest.mark.parametrize(

@@ -12,29 +12,38 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from baton.engine.backends.activations import ACTIVATIONS
 from baton.engine.backends.spans import RotaryTables, Span, StepSpans, rows_of
 from baton.engine.program import rope
 from baton.engine.program.ops import (
     Activate,
     Center,
     Combine,
+    Convolve,
+    Divide,
     Gate,
     GatedDelta,
     GatedHeads,
     HalveHeads,
     LatentAttention,
+    LayerNorm,
     Op,
     RmsNorm,
     Route,
+    RouteTwo,
     ScaleRows,
+    SelectiveScan,
     StateSpace,
     TemperQueries,
+    TurnHeads,
 )
 from baton.engine.program.program import Program
+from baton.kernels.activate.native import activate
 from baton.kernels.latent_attention.reference import latent_rows, turn
 from baton.kernels.registry import kernels
 from baton.kernels.rms_norm.reference import normed
+from baton.kernels.rope_append.reference import rotate
+from baton.kernels.selective_scan.native import selective_scan
+from baton.kernels.selective_scan.reference import convolve_by_taps
 from baton.kv.layout.page import group_bytes, plane_bytes
 from baton.kv.layout.state import plane_bytes as plane_bytes_of
 from baton.kv.layout.state import state_offsets
@@ -43,6 +52,7 @@ from baton.protos.nouns import KvLayout
 
 Read = Callable[[str], Tensor]
 SpanOp = Callable[[Read, StepSpans], dict[str, Tensor]]
+SILU = "silu"
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -214,11 +224,76 @@ class SpanOps:
 
     def _activate(self, op: Activate) -> SpanOp:
         assert not op.gated, "gated ones have ops of their own"
-        activation = ACTIVATIONS[op.activation]
-        return lambda read, spans: {op.out: activation(read(op.x))}
+        return lambda read, spans: {op.out: activate(read(op.x), op.activation)}
 
     def _scale_rows(self, op: ScaleRows) -> SpanOp:
         return lambda read, spans: {op.out: read(op.x) * read(op.factor)}
+
+    def _layer_norm(self, op: LayerNorm) -> SpanOp:
+        weight, bias = self._tensor(op.weight), self._tensor(op.bias)
+        assert weight is not None
+
+        def run(read: Read, spans: StepSpans) -> dict[str, Tensor]:
+            x = read(op.x) if op.delta is None else read(op.x) + read(op.delta)
+            own = weight.to(x.dtype), None if bias is None else bias.to(x.dtype)
+            return {op.x: x, op.out: F.layer_norm(x, weight.shape, *own, op.eps)}
+
+        return run
+
+    def _turn_heads(self, op: TurnHeads) -> SpanOp:
+        width, turned = self._program.head_dim, self._program.heads + self._program.kv_heads
+
+        def run(read: Read, spans: StepSpans) -> dict[str, Tensor]:
+            rows = read(op.x).clone()
+            heads = rows[:, : turned * width].unflatten(1, (turned, width))
+            for span in spans.spans:
+                cos, sin = (table.to(rows.dtype) for table in self._turns.of(span))
+                heads[span.rows] = rotate(heads[span.rows], cos, sin)
+            return {op.out: rows}
+
+        return run
+
+    def _route_two(self, op: RouteTwo) -> SpanOp:
+        def run(read: Read, spans: StepSpans) -> dict[str, Tensor]:
+            found, factor = self._kernels.route_two(read(op.logits), op.jitter)
+            return {op.out: found, op.factor: factor}
+
+        return run
+
+    def _convolve(self, op: Convolve) -> SpanOp:
+        conv, bias = self._tensor(op.conv), self._tensor(op.conv_bias)
+        assert conv is not None
+        taps, past = conv.float().flatten(1), state_place(self._layout, "conv", op.layer)
+
+        def run(read: Read, spans: StepSpans) -> dict[str, Tensor]:
+            rows = read(op.x)[:, : op.width].float()
+            out = rows.new_zeros(rows.shape)
+            for batch in spans.batches:
+                at = rows_of(batch)
+                found = convolve_by_taps(rows[at], taps, spans.state(batch, *past))
+                out[at] = activate(found if bias is None else found + bias.float(), SILU)
+            return {op.out: out.to(read(op.x).dtype)}
+
+        return run
+
+    def _divide(self, op: Divide) -> SpanOp:
+        return lambda read, spans: dict(zip(op.outs, read(op.x).split(op.widths, -1), strict=True))
+
+    def _selective_scan(self, op: SelectiveScan) -> SpanOp:
+        a_log, skip = self._tensor(op.a_log), self._tensor(op.skip)
+        assert a_log is not None
+        assert skip is not None
+        fade, own, place = -a_log.float().exp(), skip.float(), state_place(self._layout, "ssm", op.layer)
+
+        def run(read: Read, spans: StepSpans) -> dict[str, Tensor]:
+            x, dt, b, c = (read(name).float() for name in (op.x, op.dt, op.b, op.c))
+            gate, out = read(op.gated)[:, -x.shape[1] :].float(), x.new_zeros(x.shape)
+            for batch in spans.batches:
+                at, state = rows_of(batch), spans.state(batch, *place)
+                out[at] = selective_scan(x[at], dt[at], b[at], c[at], fade, own, state)
+            return {op.out: (out * activate(gate, SILU)).to(read(op.x).dtype)}
+
+        return run
 
 
 _BINDERS: dict[type, Callable[[SpanOps, Any], SpanOp]] = {
@@ -235,10 +310,20 @@ _BINDERS: dict[type, Callable[[SpanOps, Any], SpanOp]] = {
     Center: SpanOps._center,
     ScaleRows: SpanOps._scale_rows,
     Activate: SpanOps._activate,
+    LayerNorm: SpanOps._layer_norm,
+    TurnHeads: SpanOps._turn_heads,
+    RouteTwo: SpanOps._route_two,
+    Convolve: SpanOps._convolve,
+    Divide: SpanOps._divide,
+    SelectiveScan: SpanOps._selective_scan,
 }
 
 SPAN_OPS = tuple(kind for kind in _BINDERS if kind is not RmsNorm)
-TORCH_OPS = (HalveHeads, TemperQueries, Center, ScaleRows, Activate)  # of these, those without native code
+# Those of these without native code.
+TORCH_OPS = (
+    HalveHeads, TemperQueries, Center, ScaleRows, Activate, LayerNorm, TurnHeads, RouteTwo, Convolve, Divide,
+    SelectiveScan,
+)  # fmt: skip
 
 
 def state_place(layout: KvLayout, name: str, layer: int) -> tuple[int, tuple[int, ...]]:
@@ -286,7 +371,7 @@ def outputs(op: Op, width: Callable[[str], int], heads: int) -> dict[str, int]:
     match op:
         case RmsNorm():
             return {op.out: width(op.x)}
-        case Route():
+        case Route() | RouteTwo():
             return {op.out: op.experts, op.factor: 1}
         case Combine():
             return {op.out: width(op.shared)}
@@ -294,7 +379,22 @@ def outputs(op: Op, width: Callable[[str], int], heads: int) -> dict[str, int]:
             return {op.out: width(op.q) // (op.plain + op.turned) * op.value}
         case GatedHeads():
             return {op.out: width(op.x) - heads, op.gate: heads}
-        case Activate() | Gate() | HalveHeads() | TemperQueries() | Center() | ScaleRows():
+        case (
+            Activate()
+            | Gate()
+            | HalveHeads()
+            | TemperQueries()
+            | Center()
+            | ScaleRows()
+            | LayerNorm()
+            | TurnHeads()
+        ):
+            return {op.out: width(op.x)}
+        case Convolve():
+            return {op.out: op.width}
+        case Divide():
+            return dict(zip(op.outs, op.widths, strict=True))
+        case SelectiveScan():
             return {op.out: width(op.x)}
         case GatedDelta():
             return {op.out: op.value_heads * op.value_dim}

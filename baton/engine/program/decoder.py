@@ -156,10 +156,8 @@ class Decoder(msgspec.Struct, frozen=True):
             raise config.error("partial_rotary_factor", "must be 1 in this architecture")
         slots = _slots(self.windows)
         layers = [op for layer in range(len(self.windows)) for op in self._layer(layer, slots[layer])]
-        head = "embed" if self.tied else "head"
-        last = LmHead("x", self._behind("down"), "norm", self.eps, head, self.final_softcap, self.logit_scale)
         return Program(
-            ops=(Embedding("embed", "x", self.embed_scale), *layers, last),
+            ops=(Embedding("embed", "x", self.embed_scale), *layers, *self._end()),
             weights=tuple(map(self._renamed, self._weights())),
             groups=tuple(self._groups()),
             rope=rope,
@@ -171,6 +169,10 @@ class Decoder(msgspec.Struct, frozen=True):
             local_ropes=self.local_ropes,
             query_scalar=self.query_scalar,
         )
+
+    def _end(self) -> tuple[Op, ...]:
+        head = "embed" if self.tied else "head"
+        return (LmHead("x", self._behind("down"), "norm", self.eps, head, self.final_softcap, self.logit_scale),)
 
     def _layer(self, layer: int, slot: int) -> tuple[Op, ...]:
         return (

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import msgspec
 
 from baton.engine.program.config import ModelConfig
-from baton.engine.program.ops import Combine, Linear, Moe, MoeGate, Op, Route, ScaleRows, SwiGlu
+from baton.engine.program.ops import Combine, Linear, Moe, MoeGate, Op, Route, RouteTwo, ScaleRows, SwiGlu
 from baton.engine.program.program import Weight
 
 MOST_CHOSEN, MOST_EXPERTS = 16, 512  # the most experts per token, and in all, that moe.h takes
@@ -62,6 +62,7 @@ class ExpertLayers(msgspec.Struct, frozen=True):
     stacked: tuple[float, float] | None = None
     names: StackedNames | None = None
     scaled: bool = False  # an expert's input, not its output, is multiplied by its score
+    jitter: float | None = None  # two experts are chosen by SparseMixer, with this number (``ops.RouteTwo``)
 
     @classmethod
     def read(
@@ -83,6 +84,8 @@ class ExpertLayers(msgspec.Struct, frozen=True):
 
     def ops(self, layer: int) -> tuple[Op, ...]:
         """Returns the ops of ``layer``, which read register ``h`` and write ``down``."""
+        if self.jitter is not None:
+            return self._mixed_two(layer, self.jitter)
         route, gate = self._route(layer), self._gate(layer)
         logits, factor = ("routed", "factor") if route else ("router", None)
         weights, mixed = (f"{layer}.experts_gate_up", f"{layer}.experts_down"), "mixed" if self.shared else "down"
@@ -94,6 +97,15 @@ class ExpertLayers(msgspec.Struct, frozen=True):
             *((ScaleRows("h", "factor", x),) if self.scaled else ()),
             Moe(x, logits, *weights, self.experts, self.chosen, renormalise, mixed, gate),
             *(self._shared(layer, None if self.scaled else factor) if self.shared else ()),
+        )
+
+    def _mixed_two(self, layer: int, jitter: float) -> tuple[Op, ...]:
+        weights = f"{layer}.experts_gate_up", f"{layer}.experts_down"
+        return (
+            Linear("h", f"{layer}.router", None, "router"),
+            RouteTwo("router", self.experts, jitter, "routed", "factor"),
+            Moe("h", "routed", *weights, self.experts, self.chosen, True, "mixed"),
+            ScaleRows("mixed", "factor", "down"),
         )
 
     def _route(self, layer: int) -> tuple[Op, ...]:

@@ -194,7 +194,7 @@ def require_unlimited_steps(config: ModelConfig) -> None:
 class HybridDecoder(Decoder, frozen=True):
     """Holds a decoder in which layer i is ``recurrent`` if ``keeps[i]``, and has attention otherwise."""
 
-    recurrent: GatedDeltaLayers | StateSpaceLayers | None = None
+    recurrent: Recurrent | None = None
     keeps: tuple[bool, ...] = ()
     gated: bool = False  # attention's output is multiplied by a gate, which q_proj computes beside q
 
@@ -210,7 +210,7 @@ class HybridDecoder(Decoder, frozen=True):
         return msgspec.structs.replace(super().program(config, max_position, rope), states=planes)
 
     @property
-    def _recurrent(self) -> GatedDeltaLayers | StateSpaceLayers:
+    def _recurrent(self) -> Recurrent:
         assert self.recurrent is not None, "a hybrid is made with its recurrent layers"
         return self.recurrent
 

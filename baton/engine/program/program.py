@@ -24,6 +24,7 @@ from baton.engine.program.ops import (
     Op,
     PagedAttention,
     Route,
+    RouteTwo,
 )
 from baton.protos.nouns import LayerGroup, StatePlane
 
@@ -77,8 +78,10 @@ def _forms_of(op: Op) -> Iterator[str]:
             yield "GELU gates"
         case Moe(gate=MoeGate()):
             yield "experts with biases"
-        case LmHead() if op.softcap:
-            yield "capped logits"
+        case LmHead():
+            yield from ("capped logits",) * bool(op.softcap) + ("biases of the head",) * bool(
+                op.norm_bias or op.bias
+            )
 
 
 class Program(msgspec.Struct, frozen=True):
@@ -140,7 +143,7 @@ class Program(msgspec.Struct, frozen=True):
     @property
     def routers(self) -> frozenset[str]:
         """Returns the names of the weights that choose or weigh experts; they are small and never quantized."""
-        logits = {op.logits for op in self.ops if isinstance(op, Moe | Route)}
+        logits = {op.logits for op in self.ops if isinstance(op, Moe | Route | RouteTwo)}
         logits |= {op.gate for op in self.ops if isinstance(op, Combine) and op.gate}
         return frozenset(op.weight for op in self.ops if isinstance(op, Linear) and op.out in logits)
 

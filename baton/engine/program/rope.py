@@ -101,6 +101,12 @@ def _default(theta: float, head_dim: int, parameters: dict[str, float]) -> tuple
     return 1.0 / (theta ** (torch.arange(0, head_dim, 2, dtype=torch.float) / head_dim)), 1.0
 
 
+def _dynamic(theta: float, head_dim: int, parameters: dict[str, float]) -> tuple[Tensor, float]:
+    """Returns the plain frequencies, or with Hunyuan's ``alpha`` those of a stretched base."""
+    alpha = parameters.get("alpha") or 1.0
+    return _default(theta * alpha ** (head_dim / (head_dim - 2)) if alpha != 1.0 else theta, head_dim, parameters)
+
+
 def _linear(theta: float, head_dim: int, parameters: dict[str, float]) -> tuple[Tensor, float]:
     return _default(theta, head_dim, parameters)[0] / parameters["factor"], 1.0
 
@@ -171,14 +177,18 @@ def settled(program: Program, context: int | None) -> Program:
     """
     if not program.plain_context or (context or 0) <= program.plain_context:
         return program
-    long = program.rope.factors[1]
-    return replace(program, rope=replace(program.rope, factors=(long, long)), plain_context=0)
+    long, parameters = program.rope.factors[1], program.rope.parameters
+    if "long_mscale" in parameters:
+        parameters = parameters | {"attention_factor": parameters["long_mscale"]}
+    return replace(
+        program, rope=replace(program.rope, factors=(long, long), parameters=parameters), plain_context=0
+    )
 
 
 _KINDS: dict[str, Callable[[float, int, dict[str, float]], tuple[Tensor, float]]] = {
     "default": _default,
     "linear": _linear,
-    "dynamic": _default,
+    "dynamic": _dynamic,
     "llama3": _llama3,
     "yarn": _yarn,
 }

@@ -150,9 +150,12 @@ class PrefillScheduler:
                 break
             if job.lease is None:
                 room = room and (self._comes_soon(job) or self._start(job, now))
-            if job.lease is not None and (job.sequence.ready or job.remaining > budget):
-                items.append(_chunk(job, job.lease, budget, self.rules))
-                budget = max(0, budget - len(items[-1].tokens))
+            if job.lease is None:
+                continue
+            item = _chunk(job, job.lease, budget, self.rules)
+            if item.sample is None or job.sequence.ready:  # else its grammar is being compiled
+                items.append(item)
+                budget = max(0, budget - len(item.tokens))
         return StepPlan(tuple(items))
 
     def _urgency(self, job: PrefillJob, now: float) -> tuple[int, float, int]:

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import cast
+
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from baton.engine.grammar.running import GrammarState
 from baton.engine.sequence import SequenceState
 from baton.kv.layout import prefix
+from baton.kv.layout.selection import Observed
 from baton.kv.pages.pool import PagePool
 from baton.prefill_worker.engine.scheduler import PrefillJob, PrefillScheduler
 from baton.protos.nouns import BLOCK_TOKENS, EngineRequest, Sampling
@@ -70,6 +75,20 @@ def test_a_prompt_that_finds_no_pages_waits_without_holding_back_what_runs() -> 
     add(scheduler, 2, 60, salt=2)
     assert run(scheduler) == [(1, 32)]
     assert scheduler.jobs[2].lease is None
+
+
+def test_a_prompt_that_selects_its_pages_holds_up_no_step_while_its_grammar_compiles() -> None:
+    """Its last tokens are taken together, beyond the budget; no token can be chosen after them yet."""
+    scheduler = PrefillScheduler(PagePool(64), chunk_tokens=32, max_batch=8)
+    request = EngineRequest("1", tuple(range(200)), 200, Sampling())
+    sequence = SequenceState(1, request, (), 8192, cast("GrammarState", SimpleNamespace(ready=False, mask=None)))
+    kept = Observed(112, 64).kept_of(200, BLOCK_TOKENS)
+    scheduler.add(PrefillJob(sequence, prefix.chain(ROOT, request.token_ids), 0.0, kept=kept))
+    while planned := run(scheduler):
+        assert planned == [(1, 32)]
+    assert sequence.computed == 128, "what can be read without choosing a token is read"
+    add(scheduler, 2, 20, salt=2)
+    assert run(scheduler) == [(2, 20)]
 
 
 @settings(max_examples=60, deadline=None)

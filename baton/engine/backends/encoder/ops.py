@@ -13,10 +13,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from baton.engine.backends.activations import ACTIVATIONS
 from baton.engine.program import rope
 from baton.engine.program.ops import Activate, Classify, EmbedText, FullAttention, LayerNorm, Linear
 from baton.engine.program.program import Program
+from baton.kernels.activate.reference import ACTIVATIONS
 from baton.kernels.linear.cpu import linear
 from baton.kernels.linear.packed import PackedWeight
 from baton.kernels.linear.torch_op import parts

@@ -39,11 +39,18 @@ class NativeBatch:
 
     ``items`` have the rows' positions and pages, ``seen`` what attention sees: the same, except where blocks are
     left out by ``selection`` or by items' gaps. ``copies`` are the slots of KV, (from, to), that branches of drafts
-    begin with, which are copied in each layer before attention.
+    begin with, which are copied in each layer before attention. With ``all_loud`` every row's logits are needed.
     """
 
-    def __init__(self, plan: StepPlan, vocab_size: int, pages: int, selection: Selection | None = None) -> None:
-        items = plan.items
+    def __init__(
+        self,
+        plan: StepPlan,
+        vocab_size: int,
+        pages: int,
+        selection: Selection | None = None,
+        all_loud: bool = False,
+    ) -> None:
+        items, self._all_loud = plan.items, all_loud
         self._kept: list[Array] = []
         self.observed: dict[int, NDArray[np.float32]] = {}  # as StepResult has it, once the step was run
         self.sampled = tuple([(item.seq, spec) for item in items if item.sample for spec in _asks(item)])
@@ -111,7 +118,7 @@ class NativeBatch:
         """Returns memory for the logits, (rows that need them, vocab_size), and the index there of each row that
         chooses.
         """
-        asked = [row for row, (_, spec) in enumerate(self.sampled) if loud(spec)]
+        asked = [row for row, (_, spec) in enumerate(self.sampled) if self._all_loud or loud(spec)]
         asked += range(len(self.sampled), len(self.wanted))
         logits = np.empty((len(asked), vocab_size), np.float32)
         for at, row in enumerate(asked):

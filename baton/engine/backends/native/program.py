@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from baton.engine.backends.native.span_program import SpanCompiler
@@ -21,6 +22,7 @@ from baton.engine.program.program import Program
 from baton.engine.program.rope import RopeTables
 from baton.engine.program.sites import head_site
 from baton.kernels.dense.packed import pack_floats
+from baton.kernels.linear.cpu import linear
 from baton.kernels.linear.packed import PackedWeight
 from baton.kernels.lora.structs import OP_LM_HEAD_ADAPTED, OP_LORA, AdaptedHead, LoraStep
 from baton.kernels.moe.native import AnyExperts, BiasedMoeStruct, experts_of
@@ -29,6 +31,20 @@ from baton.protos.nouns import KvLayout
 
 TABLE_DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}  # common.h: Dtype; embedding/cpu.cpp
 Weights = dict[str, Tensor | PackedWeight]
+
+
+class HeadBiases(NamedTuple):
+    """Holds what is added beside the native head: to the rows after its norm, float32 (hidden,), and to all logits,
+    float32 (vocab,).
+    """
+
+    of_norm: Tensor | None = None
+    of_logits: NDArray[np.float32] | None = None
+
+
+def _vector(weight: Tensor | PackedWeight) -> Tensor:
+    assert isinstance(weight, Tensor), "a bias is never packed"
+    return weight.float()
 
 
 class NativeProgram:
@@ -67,6 +83,7 @@ class NativeProgram:
         found = [self._compiled(op) for op in program.ops]
         self.foreign = frozenset(at for at, op in enumerate(found) if op.kind == structs.FOREIGN)
         self._array = (structs.Op * len(found))(*found)
+        self.head_biases = self._head_biases(weights)
         self._weights = weights if keep else {}  # without a check, what was packed needs no second copy
         self._widths = np.array(self.widths, np.int64)
         self.hidden = self.widths[self.registers["x"]]
@@ -314,6 +331,21 @@ class NativeProgram:
 
     def _head_site(self) -> int:
         return head_site(self.program)
+
+    def _head_biases(self, weights: Weights) -> HeadBiases:
+        """Returns the head's biases; that of its norm, which the native step lacks, adds to each logit a number of
+        its own.
+        """
+        head = self.ops[-1]
+        if self._like is not None or not isinstance(head, p.LmHead):
+            return HeadBiases() if self._like is None else self._like.head_biases
+        of_norm, of_logits = (
+            None if name is None else _vector(weights[name]) for name in (head.norm_bias, head.bias)
+        )
+        if of_norm is not None:
+            product = linear(of_norm[None], self._matrix(head.weight))[0]
+            of_logits = product if of_logits is None else product + of_logits
+        return HeadBiases(of_norm, None if of_logits is None else of_logits.numpy())
 
     def _lm_head(self, op: p.LmHead) -> structs.Op:
         plain = structs.LM_HEAD_CAPPED if op.softcap else structs.LM_HEAD

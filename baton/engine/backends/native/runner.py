@@ -28,7 +28,7 @@ from baton.engine.backends.observing import Observation
 from baton.engine.backends.span_ops import SPAN_OPS, TORCH_OPS, SpanOps
 from baton.engine.backends.spans import StepSpans, spans_of
 from baton.engine.plan import ModelSpec, StepPlan, StepResult
-from baton.engine.program.ops import PagedAttention
+from baton.engine.program.ops import Convolve, PagedAttention, SelectiveScan
 from baton.engine.program.program import Program
 from baton.engine.program.sites import head_site
 from baton.kernels.paged_attention.stored import read_layer
@@ -78,6 +78,7 @@ class NativeRunner(StepRunner):
         self._copies: BranchCopies | None = None
         by_torch = [at for at, op in enumerate(program.ops) if isinstance(op, TORCH_OPS)]
         bound = SpanOps(program, weights, spec.layout) if by_torch else None
+        self._torch_advances = any(isinstance(program.ops[at], Convolve | SelectiveScan) for at in by_torch)
         self._by_torch = {at: bound.bind(program.ops[at]) for at in by_torch} if bound is not None else {}
         self._stretches = tuple(_stretches(len(program.ops), self._attends | frozenset(by_torch)))
         self.internals = NativeInternals(spec, self._program, self._shallow)
@@ -120,7 +121,7 @@ class NativeRunner(StepRunner):
                 if not self._torch_ran(begin, batch, spans):
                     self._run(self._program.address, ctypes.byref(told), begin, end)
                 self.internals.passed(end, self._arena, batch.rows)
-            self._finish(batch, watched, states)
+            self._finish(batch, watched, states, spans)
             return
         state = batch, self._arena, self._memory, self._turns
         if self._check is not None:
@@ -134,7 +135,7 @@ class NativeRunner(StepRunner):
                     told = seeing if at in self._attends else step
                     self._run(self._program.address, ctypes.byref(told), at, at + 1)
             self.internals.passed(at + 1, self._arena, batch.rows)
-        self._finish(batch, watched, states)
+        self._finish(batch, watched, states, spans)
 
     def _torch_ran(self, at: int, batch: NativeBatch, spans: StepSpans | None) -> bool:
         """Returns whether op ``at`` is one that torch computes, after computing it."""
@@ -153,14 +154,18 @@ class NativeRunner(StepRunner):
         return self._ops is not None and self._ops.run(at, *state)
 
     def _states(self, plan: StepPlan) -> StepStates | None:
-        """Returns the recurrent states that the step changes; None if the model has none."""
-        if not self.spec.layout.states or self._program.spans is None:
+        """Returns the recurrent states that native ops of the step change; None if the model has none of these."""
+        if not self.spec.layout.states or self._program.spans is None or self._torch_advances:
             return None
         return StepStates(plan, self._memory, self._program.spans.states)
 
-    def _finish(self, batch: NativeBatch, watched: Observation, states: StepStates | None) -> None:
+    def _finish(
+        self, batch: NativeBatch, watched: Observation, states: StepStates | None, spans: StepSpans | None
+    ) -> None:
         if states is not None:
             states.finish()
+        if spans is not None:
+            spans.finish()
         batch.observed = watched.found()
 
     def _watch(self, at: int, batch: NativeBatch, watched: Observation) -> None:

@@ -72,8 +72,13 @@ class StepRunner(ABC):
         if not plan.items or not self._pages:
             return StepResult((), self._clock() - began)
         with torch.inference_mode():
-            batch = NativeBatch(plan, self.spec.vocab_size, self._pages, self._selection)
+            biases = self._program.head_biases
+            batch = NativeBatch(
+                plan, self.spec.vocab_size, self._pages, self._selection, biases.of_logits is not None
+            )
             self._compute(plan, batch)
+            if biases.of_logits is not None:
+                batch.logits += biases.of_logits
             sampled = tuple(self._chosen(batch))
             scored = dict(self._scores(batch)) if batch.scored else {}
             pooled = dict(self._pooled(plan, batch)) if batch.pools else {}
@@ -132,7 +137,9 @@ class StepRunner(ABC):
                 rows = slice(first, first + len(item.tokens))
                 x, delta = (self._rows(batch, name, rows) for name in (head.x, head.delta))
                 _, states = rms_norm(x, delta, self._program.vectors[head.norm], head.eps)
-                yield item.seq, PooledStates.of((states / head.scale).numpy())
+                states = states / head.scale
+                of_norm = self._program.head_biases.of_norm
+                yield item.seq, PooledStates.of((states if of_norm is None else states + of_norm).numpy())
 
     def _scores(self, batch: NativeBatch) -> Iterator[tuple[int, tuple[TokenLogprobs, ...]]]:
         at = len(batch.logits) - sum(len(item.targets) for item in batch.scored)

@@ -109,7 +109,8 @@ class Interpreter:
         assert isinstance(head, LmHead)
         x, delta = registers[head.x][rows], registers[head.delta][rows]
         states: Tensor = self._kernels.rms_norm(x, delta, self._weights[head.norm], head.eps)[1]
-        return states / head.scale
+        found = states / head.scale
+        return found if head.norm_bias is None else found + self._weights[head.norm_bias].to(found.dtype)
 
     def _span_op(self, op: Op) -> Step:
         """Binds an op that torch computes sequence by sequence, over the pages' bytes."""
@@ -237,14 +238,25 @@ class Interpreter:
 
     def _lm_head(self, op: LmHead) -> Step:
         kernel, norm, weight = self._kernels.lm_head, self._weights[op.norm], self._weights[op.weight]
-        adapters, site = self._adapters, head_site(self._program)
+        adapters, site, biases = self._adapters, head_site(self._program), self._head_biases(op)
 
         def step(registers: Registers, batch: StepBatch, kv: KvPages) -> None:
             x, delta = registers[op.x], registers[op.delta]
             beside = [] if adapters is None else adapters.rows(site, batch.adapted)
-            registers["logits"] = kernel(x, delta, batch.rows, norm, op.eps, weight, op.softcap, beside)
+            logits = kernel(x, delta, batch.rows, norm, op.eps, weight, op.softcap, beside)
+            registers["logits"] = logits if biases is None else logits + biases
 
         return step
+
+    def _head_biases(self, op: LmHead) -> Tensor | None:
+        """Returns what is added to all logits, float32 (vocab,): the head's bias, and the product of its norm's."""
+        found: Tensor | None = None if op.bias is None else self._weights[op.bias].float()
+        if op.norm_bias is not None:
+            product = self._kernels.linear(self._weights[op.norm_bias][None], self._weights[op.weight], None)[
+                0
+            ].float()
+            found = product if found is None else found + product
+        return found
 
 
 def _keys(blocks: Tensor, layers: int, layer: int, pages: Tensor) -> Tensor:

@@ -14,11 +14,12 @@ from baton.engine.program.ops.attention import (
     PagedAttention,
     RopeAppend,
     TemperQueries,
+    TurnHeads,
 )
 from baton.engine.program.ops.encoding import Activate, Classify, EmbedText, FullAttention, LayerNorm
-from baton.engine.program.ops.experts import Combine, Moe, MoeGate, Route
+from baton.engine.program.ops.experts import Combine, Moe, MoeGate, Route, RouteTwo
 from baton.engine.program.ops.ranks import Exchange, Meet, MixExperts, OwnExperts
-from baton.engine.program.ops.recurrent import GatedDelta, StateSpace
+from baton.engine.program.ops.recurrent import Convolve, Divide, GatedDelta, SelectiveScan, StateSpace
 from baton.engine.program.ops.rows import Adapt, Add, Center, GeGlu, Linear, NormPart, RmsNorm, ScaleRows, SwiGlu
 from baton.engine.program.ops.tokens import Embedding, LmHead
 
@@ -29,6 +30,8 @@ __all__ = [
     "Center",
     "Classify",
     "Combine",
+    "Convolve",
+    "Divide",
     "EmbedText",
     "Embedding",
     "Exchange",
@@ -53,10 +56,13 @@ __all__ = [
     "RmsNorm",
     "RopeAppend",
     "Route",
+    "RouteTwo",
     "ScaleRows",
+    "SelectiveScan",
     "StateSpace",
     "SwiGlu",
     "TemperQueries",
+    "TurnHeads",
 ]
 
 Op = (
@@ -92,4 +98,9 @@ Op = (
     | TemperQueries
     | Center
     | ScaleRows
+    | TurnHeads
+    | RouteTwo
+    | Convolve
+    | Divide
+    | SelectiveScan
 )

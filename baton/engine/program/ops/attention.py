@@ -105,3 +105,12 @@ class TemperQueries(BaseOp, frozen=True, tag=True):
     floor: float
     shift: int
     out: str
+
+
+class TurnHeads(BaseOp, frozen=True, tag=True):
+    """Rotates the heads of q and k in ``x`` to their positions by the program's first rope, before they are normed;
+    out has the same columns.
+    """
+
+    x: str
+    out: str

@@ -25,7 +25,7 @@ class LayerNorm(BaseOp, frozen=True, tag=True):
     """Adds ``delta`` to the residual and norms it by mean and variance: x += delta (unless None); out = norm(x) x
     weight + bias.
 
-    ``out`` may be ``x``.
+    ``out`` may be ``x``. Decoders such as Starcoder2 have it, too.
     """
 
     x: str

@@ -66,6 +66,21 @@ class Route(BaseOp, frozen=True, tag=True):
     factor: str
 
 
+class RouteTwo(BaseOp, frozen=True, tag=True):
+    """Chooses two experts for each row as SparseMixer does (https://arxiv.org/abs/2409.12136): each has the weight
+    of a softmax over the experts whose logits are near its own.
+
+    ``out`` are logits for ``Moe``, -inf for experts that aren't chosen; ``factor`` (rows, 1), the sum of the two
+    weights, multiplies the mixed rows. Experts are near within 2 x ``jitter`` of the larger of both logits' sizes.
+    """
+
+    logits: str
+    experts: int
+    jitter: float
+    out: str
+    factor: str
+
+
 class Combine(BaseOp, frozen=True, tag=True):
     """Adds routed and shared experts: out = factor x mixed + sigmoid(gate) x shared (None: without factor, without
     gate).

@@ -55,3 +55,46 @@ class StateSpace(BaseOp, frozen=True, tag=True):
     size: int  # numbers of B and C per group
     eps: float
     out: str
+
+
+class Convolve(BaseOp, frozen=True, tag=True):
+    """Convolves the first columns of ``x`` over time, channel by channel, and applies silu: out (rows, ``width``).
+
+    ``conv`` is the weight (width, 1, taps) of a causal convolution of recurrent layer ``layer``, whose last inputs
+    are a part of the sequence's state.
+    """
+
+    x: str
+    layer: int
+    conv: str
+    conv_bias: str | None
+    width: int
+    out: str
+
+
+class Divide(BaseOp, frozen=True, tag=True):
+    """Copies the columns of ``x`` to registers: the first ``widths[0]`` to ``outs[0]``, and so on."""
+
+    x: str
+    widths: tuple[int, ...]
+    outs: tuple[str, ...]
+
+
+class SelectiveScan(BaseOp, frozen=True, tag=True):
+    """Advances each sequence's state of recurrent layer ``layer`` by Mamba's recurrence; out = what is read from
+    it, times silu of the last columns of ``gated``.
+
+    ``x`` (rows, channels) was convolved; ``dt`` (rows, channels) are steps before softplus, ``b`` and ``c`` (rows,
+    size) what is written and read.
+    """
+
+    x: str
+    dt: str
+    b: str
+    c: str
+    gated: str
+    layer: int
+    a_log: str  # (channels, size): log of the decay's rate
+    skip: str  # (channels,): factor on x, which is added to the output
+    size: int
+    out: str

@@ -21,7 +21,7 @@ class LmHead(BaseOp, frozen=True, tag=True):
     becomes softcap x tanh(l / softcap).
 
     ``scale`` is the factor that the norm's weight already contains to scale logits; hidden states are returned
-    without it.
+    without it. ``norm_bias`` (hidden,) is added to the normed rows and ``bias`` (vocab,) to logits, unless None.
     """
 
     x: str
@@ -31,3 +31,5 @@ class LmHead(BaseOp, frozen=True, tag=True):
     weight: str
     softcap: float = 0.0
     scale: float = 1.0
+    norm_bias: str | None = None
+    bias: str | None = None

@@ -1,7 +1,4 @@
-"""Maps names of activations to torch functions, for ops without native code.
-
-Knows nothing of ops.
-"""
+"""Activations of MLPs without a gate. Knows nothing of the products around them."""
 
 from __future__ import annotations
 
@@ -20,3 +17,8 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "silu": F.silu,
     "tanh": torch.tanh,
 }
+
+
+def activate(x: Tensor, activation: str) -> Tensor:
+    """Returns ``activation``, a name of ``ACTIVATIONS``, of each number of ``x``."""
+    return ACTIVATIONS[activation](x)
