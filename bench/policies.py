@@ -106,8 +106,8 @@ class Replay:
         call.read_s = prefill_seconds(self._profile.step, call.uncached, call.tokens - call.uncached)
         writer.pages += call.pages
         writer.sequences += 1
-        reader.unread_requests += 1
-        reader.unread_tokens += call.uncached
+        reader.pending_prompts += 1
+        reader.pending_tokens += call.uncached
         reader.placed[id(call)] = decision
         fetched = taken.fetch_blocks * BLOCK_TOKENS - ask.cached(taken.reader) if taken.fetch_blocks else 0
         delay = transfer_seconds(self._profile.transfer, fetched * self._profile.kv_bytes_per_token)
@@ -152,8 +152,8 @@ class Replay:
         self._at(self._now + delay, lambda: self._begin(reader, writer, call))
 
     def _begin(self, reader: Worker, writer: Worker, call: Call) -> None:
-        reader.unread_requests -= 1
-        reader.unread_tokens -= call.uncached
+        reader.pending_prompts -= 1
+        reader.pending_tokens -= call.uncached
         call.first, call.written = self._now, 1
         writer.keep(call)
         if call.outputs <= 1:

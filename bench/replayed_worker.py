@@ -66,7 +66,7 @@ class Worker:
         self.busy = False
         self.pages = 0
         self.full_until = -1.0
-        self.sequences = self.unread_requests = self.unread_tokens = 0
+        self.sequences = self.pending_prompts = self.pending_tokens = 0
         self.load = WorkerLoad()
 
     def beat(self) -> None:
@@ -83,7 +83,12 @@ class Worker:
     def candidate(self, now: float) -> Candidate:
         """As the router's view would show it."""
         return Candidate(
-            self.info, self.load, self.sequences, self.unread_requests, self.unread_tokens, self.full_until > now
+            self.info,
+            self.load,
+            self.sequences,
+            self.pending_prompts,
+            self.pending_tokens,
+            self.full_until > now,
         )
 
     def held(self, call: Call) -> int:

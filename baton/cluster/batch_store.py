@@ -188,13 +188,13 @@ class BatchStore:
             found: Any = await self._redis.smembers(self._open)  # type: ignore[misc]
         return sorted(member.decode() for member in found)
 
-    async def ask_cancel(self, job_id: str) -> None:
+    async def request_cancel(self, job_id: str) -> None:
         """Asks whichever router works on the job to end it."""
         async with _reached():
             await self._redis.set(f"{self._jobs}{job_id}:cancel", b"1", ex=self._kept_s)
 
-    async def cancel_asked(self, job_id: str) -> bool:
-        """Returns whether ``ask_cancel`` was called for the job."""
+    async def is_cancel_requested(self, job_id: str) -> bool:
+        """Returns whether ``request_cancel`` was called for the job."""
         async with _reached():
             return bool(await self._redis.exists(f"{self._jobs}{job_id}:cancel"))
 

@@ -18,7 +18,7 @@ import redis as blocking
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
-from baton.cluster.store.redis_url import shown
+from baton.cluster.store.redis_url import masked
 
 KEPT, KEPT_S = 64, 3600
 WAIT_S = 1.0
@@ -92,7 +92,7 @@ def note_blocking(url: str, namespace: str, departure: Departure) -> None:
         with blocking.Redis.from_url(url, socket_timeout=WAIT_S, socket_connect_timeout=WAIT_S) as client:
             client.eval(_NOTE, 3, *_keys(namespace), *_args(departure))
     except (RedisError, OSError, ValueError) as error:
-        log.info("the departure of %s is not kept at %s: %s", departure.worker_id, shown(url), error)
+        log.info("the departure of %s is not kept at %s: %s", departure.worker_id, masked(url), error)
 
 
 def _keys(namespace: str) -> list[str]:

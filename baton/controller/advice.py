@@ -58,6 +58,6 @@ def kinds_of(decision: RatioDecision, replicas: ReplicaDecision, mode: str) -> t
     return (done if mode == "auto" else ("advise",)) if done else ("hold",)
 
 
-def joined(*reasons: str) -> str:
+def joined_reasons(*reasons: str) -> str:
     """Returns the reasons that aren't empty, separated by "; "."""
     return "; ".join(filter(None, reasons))

@@ -29,7 +29,7 @@ from baton.cluster.metering.telemetry import RouterMetrics
 from baton.cluster.store.lease import NamedLease
 from baton.cluster.traffic import TrafficSlice, TrafficStore
 from baton.controller import observation as observe
-from baton.controller.advice import advice_of, joined, kinds_of, slos
+from baton.controller.advice import advice_of, joined_reasons, kinds_of, slos
 from baton.controller.dial import DialAnswer, DialQuestion
 from baton.controller.dial_process import Dial
 from baton.controller.metrics import ControlMetrics
@@ -139,7 +139,7 @@ class Controller:
             decision = RatioDecision("hold", looked.prefill, looked.decode, text, withheld="several models")
         elif self._config.most_workers:
             replicas = await self._replicated(looked, decision, members)
-            decision = msgspec.structs.replace(decision, reason=joined(decision.reason, replicas.reason))
+            decision = msgspec.structs.replace(decision, reason=joined_reasons(decision.reason, replicas.reason))
         dialled = self._dialled(looked, workers, longer)
         advice = advice_of(at, "pinned" if pin else mode, looked, decision, dialled)
         await self._store.put(advice)

@@ -151,7 +151,7 @@ def _by_twin(
     if now.worst < settings.high:
         return _said(found, f"{says}: enough room"), history_of(history, 0)
     gain = (now.worst - best.worst) / now.worst
-    short = settings.horizon_s * lacking(now, best)
+    short = settings.horizon_s * undone_work(now, best)
     cost = abs(by) * (history.change_s or settings.change_s)
     then = f"{best.prefill_workers}:{best.decode_workers} would be {best.worst:.0%}"
     if gain < settings.least_gain or short < cost:
@@ -203,7 +203,7 @@ def _not_yet(
     return None
 
 
-def lacking(now: Pressure, best: Pressure) -> float:
+def undone_work(now: Pressure, best: Pressure) -> float:
     """Returns how many workers' worth of work is left undone at ``now`` but would be done at ``best``."""
     over, left = _over(now), _over(best)
     # Between "high" and full, what is short is what bursts will find taken.

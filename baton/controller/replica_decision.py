@@ -20,7 +20,7 @@ from collections.abc import Iterator
 import msgspec
 
 from baton.controller.pressure import Pressure, every_ratio, pressure
-from baton.controller.ratio_decision import RatioDecision, RatioObservation, lacking
+from baton.controller.ratio_decision import RatioDecision, RatioObservation, undone_work
 
 
 class ReplicaSettings(msgspec.Struct, frozen=True):
@@ -145,7 +145,7 @@ def _more(
         )
     wider = _fewest(look, room, settings)
     count = wider.prefill_workers + wider.decode_workers - look.prefill - look.decode
-    gain = settings.payback_s * lacking(best, wider)
+    gain = settings.payback_s * undone_work(best, wider)
     cost = count * (history.start_s or settings.start_s)
     then = f"{wider.prefill_workers}:{wider.decode_workers} would be {wider.worst:.0%}"
     priced = f"gains {gain:.0f} worker-seconds in {settings.payback_s:g} s, costs {cost:.0f}"

@@ -42,7 +42,7 @@ class ReplicaControl:
     def __init__(self, redis: Redis, config: BatonConfig) -> None:
         own, cluster = config.controller, config.cluster
         self._redis, self._namespace = redis, cluster.namespace
-        self._planned = ScaleRequest(cluster.readers, cluster.decode)
+        self._planned = ScaleRequest(cluster.prefill_workers, cluster.decode)
         self._timeout_s = cluster.start_timeout_s
         self.settings = ReplicaSettings(
             **{k: getattr(own, k) for k in ReplicaSettings.__struct_fields__ if hasattr(own, k)}

@@ -188,7 +188,7 @@ class World:
             self.judge.violated(f"at rest: {router.name} has {queued} requests queued")
         if held := core.dispatcher.held_bytes:
             self.judge.violated(f"at rest: {router.name} holds {held} bytes of requests")
-        if counts := core.view.own_counts():
+        if counts := core.view.local_counts():
             self.judge.violated(f"at rest: {router.name} counts {counts}")
         ready = sorted(name for name, worker in self.workers.items() if worker.life is not None)
         seen = sorted(info.worker_id for info in core.roles.workers() if info.state == "ready")

@@ -18,7 +18,7 @@ from baton.cluster.config import BatonConfig, ClusterConfig
 from baton.cluster.roles import forget_roles
 from baton.cluster.scale import forget_scale
 from baton.cluster.served_model import model_name
-from baton.cluster.store.redis_url import shown
+from baton.cluster.store.redis_url import masked
 from baton.launch.cores_page import CoresPage
 from baton.launch.plans import lent_cores, slots_of, worker_plans
 from baton.launch.ports import dialled, with_ports
@@ -78,7 +78,7 @@ class ClusterRun:
         check_redis(url)
         forget_roles(url, namespace)
         forget_scale(url, namespace)
-        return shown(url)
+        return masked(url)
 
     def tend_redis(self) -> bool:
         """Starts the private Redis again if it has ended; returns whether it had.

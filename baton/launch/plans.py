@@ -26,7 +26,7 @@ def slots_of(config: BatonConfig) -> list[tuple[str, str]]:
 
     Workers of a colocated cluster have the role decode and prefill their own prompts.
     """
-    names = [("prefill", i) for i in range(config.cluster.readers)] + [
+    names = [("prefill", i) for i in range(config.cluster.prefill_workers)] + [
         ("decode", i) for i in range(config.cluster.decode)
     ]
     pooled = [(f"{pool.name}-{i}", pool.role) for pool in config.cluster.pools for i in range(pool.count)]

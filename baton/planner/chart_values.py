@@ -21,7 +21,7 @@ def chart_values(scenario: ClusterScenario, met: bool) -> str:
 
     ``met``: the plan meets its SLOs; if not, a comment says so.
     """
-    if scenario.prefill.lacks or scenario.decode.lacks:
+    if scenario.prefill.unsupported or scenario.decode.unsupported:
         return ""
     settings = scenario.settings
     pools: Values = {"decode": _pool(scenario.decode, settings.decode_chunk, settings.max_batch)}

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import msgspec
 
 
-class Figures(msgspec.Struct, frozen=True):
+class Distribution(msgspec.Struct, frozen=True):
     """Summarises a set of values."""
 
     mean: float
@@ -26,17 +26,17 @@ def percentile(ordered: Sequence[float], share: float) -> float:
     return ordered[low] + (ordered[high] - ordered[low]) * (at - low)
 
 
-def figures(values: Sequence[float]) -> Figures:
+def distribution(values: Sequence[float]) -> Distribution:
     """Returns mean, median, 90th and 99th percentile of ``values``; zeros for none."""
     ordered = sorted(values)
     mean = sum(ordered) / len(ordered) if ordered else 0.0
-    return Figures(mean, percentile(ordered, 0.5), percentile(ordered, 0.9), percentile(ordered, 0.99))
+    return Distribution(mean, percentile(ordered, 0.5), percentile(ordered, 0.9), percentile(ordered, 0.99))
 
 
-def relative_errors(observed: Figures, simulated: Figures) -> dict[str, float | None]:
+def relative_errors(observed: Distribution, simulated: Distribution) -> dict[str, float | None]:
     """Returns (simulated - observed) / observed for each figure; None where 0 was observed but not simulated."""
     errors: dict[str, float | None] = {}
-    for name in Figures.__struct_fields__:
+    for name in Distribution.__struct_fields__:
         seen, said = getattr(observed, name), getattr(simulated, name)
         errors[name] = (said - seen) / seen if seen else (0.0 if said == seen else None)
     return errors

@@ -12,7 +12,7 @@ import msgspec
 
 from baton.cost.money import per_million
 from baton.planner.chart_values import chart_values
-from baton.planner.reach import Headroom, headroom, least_that_works
+from baton.planner.reach import Headroom, headroom, least_sufficient
 from baton.planner.score import Score, Slo, by_class, is_good, score
 from baton.planner.simulator.cluster import ClusterScenario
 from baton.planner.simulator.flight import Flight
@@ -177,7 +177,7 @@ def _missed(scenario: ClusterScenario, chosen: RatioOutcome, slo: Slo, want: flo
         return []
     begin = f"no ratio of these workers meets the SLOs for {want:.0%}: {chosen.name} reaches"
     begin = f"{begin} {chosen.score.attainment:.1%}"
-    return [f"{begin}; {least_that_works(scenario, slo, want, chosen.prefill + chosen.decode + 1)}"]
+    return [f"{begin}; {least_sufficient(scenario, slo, want, chosen.prefill + chosen.decode + 1)}"]
 
 
 def _advice(found: Sweep, chosen: RatioOutcome, room: Headroom | None) -> list[str]:

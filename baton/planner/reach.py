@@ -16,7 +16,7 @@ from baton.planner.costs.worker import WorkerCosts
 from baton.planner.score import Slo, is_good, tpot, ttft
 from baton.planner.simulator.cluster import ClusterScenario, ClusterSim
 from baton.planner.simulator.flight import Flight
-from baton.planner.sweep import RatioOutcome, at_ratio, simulate, why
+from baton.planner.sweep import RatioOutcome, at_ratio, miss_reason, simulate
 from baton.planner.traces.stats import cached_tokens
 from baton.planner.traces.trace import Trace
 
@@ -53,7 +53,7 @@ class Headroom(msgspec.Struct, frozen=True):
     reason: str
 
 
-def alone(scenario: ClusterScenario, slo: Slo, want: float) -> IdleWorkerTimes:
+def on_idle_workers(scenario: ClusterScenario, slo: Slo, want: float) -> IdleWorkerTimes:
     """Simulates each request by itself, on one worker that does both and on one of each role; returns the better
     result.
     """
@@ -97,11 +97,11 @@ def _tightest(served: list[Flight], count: int, slo: Slo, want: float) -> Slo | 
     return None
 
 
-def least_that_works(scenario: ClusterScenario, slo: Slo, want: float, workers: int) -> str:
+def least_sufficient(scenario: ClusterScenario, slo: Slo, want: float, workers: int) -> str:
     """Returns, in words, the fewest workers (at least ``workers``) that meet the SLOs, or the SLOs that can be met
     if no number suffices.
     """
-    idle = alone(scenario, slo, want)
+    idle = on_idle_workers(scenario, slo, want)
     if idle.slo is None:
         return f"{idle.refused:.1%} of the requests fit no worker's KV pages: take one with more memory for KV"
     if idle.attainment < want:
@@ -197,7 +197,7 @@ def highest_load(at: Callable[[float], RatioOutcome], want: float, sustained: fl
         met, _ = _judged(sustained, at(sustained), want, sustained, met, None)
     if over is None:
         return Headroom(met[0], met[1].score.attainment, None, 0.0, "")
-    return Headroom(met[0], met[1].score.attainment, over[0], over[1].score.attainment, why(over[1]))
+    return Headroom(met[0], met[1].score.attainment, over[0], over[1].score.attainment, miss_reason(over[1]))
 
 
 Tried = tuple[float, RatioOutcome]

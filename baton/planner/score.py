@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from baton.planner.figures import Figures, figures
+from baton.planner.figures import Distribution, distribution
 from baton.planner.simulator.flight import Flight
 
 
@@ -32,9 +32,9 @@ class Score(msgspec.Struct, frozen=True):
     goodput: float  # good requests per second
     late_first: float  # share with a late first token
     late_tokens: float  # share with a TPOT over the SLO
-    ttft: Figures
-    tpot: Figures
-    latency: Figures
+    ttft: Distribution
+    tpot: Distribution
+    latency: Distribution
 
 
 def ttft(flight: Flight) -> float:
@@ -65,9 +65,9 @@ def score(flights: Sequence[Flight], slo: Slo, duration: float) -> Score:
         goodput=good / duration if duration else 0.0,
         late_first=sum(ttft(f) > slo.ttft_s for f in served) / count,
         late_tokens=sum(tpot(f) > slo.tpot_s for f in served) / count,
-        ttft=figures([ttft(f) for f in served]),
-        tpot=figures([tpot(f) for f in served if f.outputs > 1]),
-        latency=figures([f.last_token - f.arrival for f in served]),
+        ttft=distribution([ttft(f) for f in served]),
+        tpot=distribution([tpot(f) for f in served if f.outputs > 1]),
+        latency=distribution([f.last_token - f.arrival for f in served]),
     )
 
 

@@ -20,10 +20,10 @@ from baton.planner.costs.worker import (
     accelerators,
     activation_bytes,
     at_precision,
-    lacks,
     roofline,
+    unsupported,
 )
-from baton.planner.reach import best_of_about, least_that_works, least_workers
+from baton.planner.reach import best_of_about, least_sufficient, least_workers
 from baton.planner.score import Slo
 from baton.planner.simulator.cluster import ClusterScenario, SimSettings
 from baton.planner.sweep import RatioOutcome
@@ -134,7 +134,7 @@ def _size(
         ):
             said.append(why)
             continue
-        if why := lacks(form, name, sheet, 1) or _too_big(form, sheet, question.longest):
+        if why := unsupported(form, name, sheet, 1) or _too_big(form, sheet, question.longest):
             said.append(why)
             continue
         last = form, _scenario(form, name, sheet, question.trace)
@@ -144,7 +144,7 @@ def _size(
             return _row(name, form, sheet, found, count, None if price is None else price * count, "; ".join(said))
         said.append(f"{form.precision.name}: {_missed(last[1], question)}")
     if last is not None:
-        said.append(least_that_works(last[1], question.slo, question.want, question.most + 1))
+        said.append(least_sufficient(last[1], question.slo, question.want, question.most + 1))
     return _row(name, last[0] if last else shape, sheet, None, 0, None, "; ".join(dict.fromkeys(said)))
 
 

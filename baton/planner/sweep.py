@@ -180,11 +180,11 @@ def _cliffs(ratios: Sequence[RatioOutcome], plateau: tuple[int, int], best: Rati
         over = by_prefill.get(beyond)
         if over is not None:
             lost = 1 - over.score.goodput / best.score.goodput if best.score.goodput else 0.0
-            found.append(Cliff(side, over.prefill, over.decode, over.score.goodput, lost, why(over)))
+            found.append(Cliff(side, over.prefill, over.decode, over.score.goodput, lost, miss_reason(over)))
     return found
 
 
-def why(ratio: RatioOutcome) -> str:
+def miss_reason(ratio: RatioOutcome) -> str:
     """Returns, in words, why a ratio misses SLOs."""
     s = ratio.score
     parts = []

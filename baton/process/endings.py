@@ -31,7 +31,7 @@ class OomKills:
         self._events = events
         self._before = self._kills()
 
-    def was_out(self) -> bool:
+    def was_killed(self) -> bool:
         """Returns whether there was such a kill; False if it can't be read."""
         return self._kills() > self._before
 
@@ -55,6 +55,6 @@ def ending_of(code: int, memory: OomKills) -> Ending:
     if code >= 0:
         return Ending("exit", f"exit status {code}")
     name = signal.Signals(-code).name
-    if code == -signal.SIGKILL and memory.was_out():
+    if code == -signal.SIGKILL and memory.was_killed():
         return Ending("oom", f"{name}: the kernel was out of memory for its control group")
     return Ending("signal", name)

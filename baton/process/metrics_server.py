@@ -20,7 +20,7 @@ from prometheus_client import make_wsgi_app
 from prometheus_client.registry import Collector
 
 from baton.tls.identity import Identity
-from baton.tls.reporting import complain
+from baton.tls.reporting import log_refusal
 
 PATIENCE_S = 5.0  # seconds until a peer must say something more
 LASTS_S = 15.0  # seconds that a connection lasts in all
@@ -112,7 +112,7 @@ class _Server(ThreadingMixIn, WSGIServer):
         try:
             secured = self.identity.current().server.wrap_socket(request.dup(), server_side=True)
         except (ssl.SSLError, OSError) as error:
-            complain(self.identity.where, error, f"{client_address[0]}:{client_address[1]}")
+            log_refusal(self.identity.where, error, f"{client_address[0]}:{client_address[1]}")
             return
         with secured:
             super().finish_request(secured, client_address)

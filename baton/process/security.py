@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from baton.cluster.hosts import LOOPBACK
 from baton.tls.identity import Identity, TlsFiles, only_roles
-from baton.tls.reporting import everybody
+from baton.tls.reporting import permit_all
 from baton.tls.rpc import PLAIN, Dialer
 
 if TYPE_CHECKING:  # pydantic takes 0.15 s to import, and a worker host reads no config
@@ -46,7 +46,7 @@ def identity_of(files: TlsFiles | None, where: str = "", roles: Sequence[str] = 
     """
     if files is None:
         return None
-    return Identity(files, where, only_roles(files, roles) if roles else everybody)
+    return Identity(files, where, only_roles(files, roles) if roles else permit_all)
 
 
 def router_dialer(config: BatonConfig) -> Dialer:

@@ -23,7 +23,7 @@ def end_within(seconds: float) -> None:
     faulthandler.dump_traceback_later(seconds, exit=True)
 
 
-async def end_unless_turning(seconds: float) -> None:
+async def end_if_loop_stalls(seconds: float) -> None:
     """Ends the process if its event loop stands still for ``seconds``, while this task runs."""
     while True:
         end_within(seconds)

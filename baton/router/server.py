@@ -24,8 +24,8 @@ from baton.cluster.config import RouterConfig
 from baton.cluster.hosts import LOOPBACK
 from baton.protos.errors import ConfigError
 from baton.protos.v1 import inference_pb2, inference_pb2_grpc, open_inference_pb2, open_inference_pb2_grpc
+from baton.router.api.access import AccessInterceptor
 from baton.router.api.app import make_app
-from baton.router.api.border import GrpcBorder
 from baton.router.api.grpc.service import InferenceService
 from baton.router.api.open_inference.grpc import OpenInferenceService
 from baton.router.api.surfaces import Surfaces
@@ -80,7 +80,7 @@ async def running_router(
     grpc_port, stop_grpc = await _start_grpc(config, surfaces, identity)
     try:
         app = make_app(surfaces)
-        open_to_all = not surfaces.door.gate.closed and not (identity and identity.files.ca)
+        open_to_all = not surfaces.access.gate.closed and not (identity and identity.files.ca)
         app = for_pages(config, app, open_to_all)
         port, stop_rest = await _start_rest(config, app, identity)
     except BaseException:
@@ -234,7 +234,7 @@ class _Health(health.aio.HealthServicer):
 async def _start_grpc(config: RouterConfig, surfaces: Surfaces, identity: Identity | None) -> tuple[int, Stop]:
     shared, most = config.processes > 1, edge_limits(config).max_connections
     options = _grpc_options(surfaces.generation.limits.max_body_bytes, shared, most)
-    server = grpc.aio.server(options=options, interceptors=(*_guards(identity), GrpcBorder(surfaces.door)))
+    server = grpc.aio.server(options=options, interceptors=(*_guards(identity), AccessInterceptor(surfaces.access)))
     inference_pb2_grpc.add_InferenceServicer_to_server(InferenceService(surfaces.generation), server)
     open_inference_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(
         OpenInferenceService(surfaces.generation), server

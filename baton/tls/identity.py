@@ -20,7 +20,7 @@ from typing import Any
 import msgspec
 
 from baton.protos.errors import ConfigError
-from baton.tls.reporting import Permit, ReloadingContext, everybody, report_on
+from baton.tls.reporting import Permit, ReloadingContext, permit_all, report_on
 
 ROLES = ("router", "worker", "client", "monitor")
 LOOK_S = 1.0
@@ -69,7 +69,7 @@ class Identity:
         self,
         files: TlsFiles,
         where: str = "",
-        permit: Permit = everybody,
+        permit: Permit = permit_all,
         clock: Callable[[], float] = time.monotonic,
         names: Sequence[str] = (),
     ) -> None:

@@ -34,7 +34,7 @@ CAUSES = {
 }
 
 
-def everybody(certificate: Mapping[str, Any]) -> str:
+def permit_all(certificate: Mapping[str, Any]) -> str:
     """Permits every peer whose certificate the CA has signed; returns ""."""
     return ""
 
@@ -58,7 +58,7 @@ def check_peer(connection: ssl.SSLObject | ssl.SSLSocket, permit: Permit) -> Non
         raise NotPermitted(f"the peer's certificate is refused: {against}")
 
 
-def complain(where: str, error: Exception, peer: str = "") -> None:
+def log_refusal(where: str, error: Exception, peer: str = "") -> None:
     """Logs a warning about a refused or failed connection from ``peer`` to the port that ``where`` names."""
     text = str(error.args[0]) if isinstance(error, NotPermitted) else cause(error)
     log.warning("TLS refused on %s%s: %s", where or "a port", f" from {peer}" * bool(peer), text)
@@ -78,7 +78,7 @@ def report_on(context: ssl.SSLContext, where: str, permit: Permit) -> None:
             except WAITS:
                 raise
             except ssl.SSLError as error:
-                complain(where, error)
+                log_refusal(where, error)
                 raise
 
     context.sslobject_class = Reporting  # type: ignore[assignment]

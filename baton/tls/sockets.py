@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from baton.tls.identity import Identity
-from baton.tls.reporting import WAITS, check_peer, complain
+from baton.tls.reporting import WAITS, check_peer, log_refusal
 
 RECORD_BYTES = 16 << 10
 Buffer = bytes | bytearray | memoryview
@@ -94,7 +94,7 @@ def step_handshake(sock: TlsSocket, identity: Identity, peer: str = "") -> str:
     except ssl.SSLWantWriteError:
         return "write"
     except (ssl.SSLError, OSError) as error:
-        complain(identity.where, error, peer)
+        log_refusal(identity.where, error, peer)
         raise
     return ""
 

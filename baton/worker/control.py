@@ -174,7 +174,7 @@ class WorkerControl:
         self._confirmed.set()
         return ask.incarnation
 
-    async def role_asked(self) -> RoleSwitch:
+    async def next_role_change(self) -> RoleSwitch:
         """Waits until a change of role is asked for and announced, and returns it."""
         await self._confirmed.wait()
         return self._role_asked.result()

@@ -69,14 +69,14 @@ def main() -> int:
             loop = successor(spec.steps, spec.engine, loop)
             loop.run()
     except RankLost as error:
-        end_without(error)
+        exit_rank_lost(error)
     if (ranks := ranks_of(loop.parts.runner)) is not None:
         ranks.leave()
     loop.parts.adapters.close()
     return _leave(channel, 0)
 
 
-def end_without(error: RankLost) -> NoReturn:
+def exit_rank_lost(error: RankLost) -> NoReturn:
     """Ends this process, and with it all ranks, at once; its exit status says which rank was lost."""
     logging.getLogger("baton.engine").error("%s: the worker ends", error.message)
     os._exit(rank_status(error.rank))
@@ -93,12 +93,12 @@ def build(spec: WorkerSpec, channel: EngineChannel) -> StepLoop:
     layout = with_codec(runner.spec.layout, spec.cache.kv_codec)
     runner.spec = msgspec.structs.replace(runner.spec, layout=layout)  # its fidelity is in every block's hash
     page_bytes = runner.spec.layout.page_bytes
-    pages = spec.cache.pages or profile_pages or pages_in(spec, page_bytes, runner.spec.weight_bytes)
+    pages = spec.cache.pages or profile_pages or page_count(spec, page_bytes, runner.spec.weight_bytes)
     memory = PageMemory.create(pages, page_bytes)
     runner.bind(memory.view(), pages)
     if (ranks := ranks_of(runner)) is not None:
         ranks.open_pages(memory.fd, memory.bytes)
-        ranks.watch(end_without)
+        ranks.watch(exit_rank_lost)
     channel.send_fd(memory.fd)
     model, mirror = runner.spec, mirror_of(runner)
     adapters = make_adapters(spec.lora, runner)
@@ -136,7 +136,7 @@ def build(spec: WorkerSpec, channel: EngineChannel) -> StepLoop:
     return make_loop(spec.role, spec.steps, spec.engine, parts)
 
 
-def pages_in(spec: WorkerSpec, page_bytes: int, weight_bytes: int) -> int:
+def page_count(spec: WorkerSpec, page_bytes: int, weight_bytes: int) -> int:
     """Returns the number of KV pages of ``page_bytes`` that fit beside ``weight_bytes``.
 
     Raises ConfigError if none does.

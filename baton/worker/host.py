@@ -36,7 +36,7 @@ from baton.process.heap import settle_heap
 from baton.process.liveness import alive_file, beat
 from baton.process.loop_watch import watching
 from baton.process.security import identity_of, show_end
-from baton.process.time_limit import end_unless_turning, end_with, end_within
+from baton.process.time_limit import end_if_loop_stalls, end_with, end_within
 from baton.protos.channel import EngineReady, SetRole
 from baton.protos.errors import StartupError, Unavailable, WorkerLost, to_info
 from baton.protos.nouns import WorkerInfo
@@ -45,7 +45,7 @@ from baton.worker.control import RoleSwitch
 from baton.worker.engine_process import EngineProcess
 from baton.worker.environment import WorkerEnvironment
 from baton.worker.figures.report import Machine, WorkerReport
-from baton.worker.membership import describe, join, present_role
+from baton.worker.membership import describe, join, start_role
 from baton.worker.server import CurrentRegistry, RoleRuntime, serve_grpc, serve_metrics
 from baton.worker.slot_guard import SlotGuard
 from baton.worker.slots import SlotRecord, WorkerSlot
@@ -106,7 +106,7 @@ class WorkerHost:
         """Runs the worker from start to end; returns the exit status."""
         watch_signals(self.stop)
         watch_owner(self.spec.owner_pid, self.stop)
-        self.spec = msgspec.structs.replace(self.spec, role=await present_role(self.spec, self.slot.read()))
+        self.spec = msgspec.structs.replace(self.spec, role=await start_role(self.spec, self.slot.read()))
         self._say(state="starting", role=self.spec.role)
         try:
             identity_of(self.spec.server.tls)  # what is wrong with it is said before a model is loaded
@@ -181,7 +181,7 @@ class WorkerHost:
     ) -> int | None:
         changing = asyncio.create_task(self._change(worker, engine, core), name="role")
         stopped = asyncio.create_task(self.stop.wait())
-        turning = asyncio.create_task(end_unless_turning(HUNG_S))
+        turning = asyncio.create_task(end_if_loop_stalls(HUNG_S))
         watching = asyncio.create_task(self._watch(worker, engine), name="engine watch")
         await asyncio.wait({listening, stopped}, return_when=asyncio.FIRST_COMPLETED)
         for task in (changing, stopped, turning, watching):
@@ -210,7 +210,7 @@ class WorkerHost:
 
     async def _watch(self, worker: RoleRuntime, engine: EngineProcess) -> None:
         """End an engine that gets on no more: whoever starts the worker again gives it a new one."""
-        await worker.stuck(self.spec.steps.stall_s)
+        await worker.wait_stuck(self.spec.steps.stall_s)
         log.error(
             "the engine of %s gave no answer for %g s: it is ended", self.spec.slot, 2 * self.spec.steps.stall_s
         )
@@ -221,7 +221,7 @@ class WorkerHost:
 
         An engine that doesn't get there is ended: whoever starts it again gets the new role that way.
         """
-        core.change = await worker.control.role_asked()
+        core.change = await worker.control.next_role_change()
         log.info("%s becomes a %s worker", self.spec.slot, core.change.role)
         try:
             await worker.control.leave_role(core.change)

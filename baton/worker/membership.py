@@ -23,7 +23,7 @@ from baton.worker.slots import SlotRecord
 from baton.worker.spec import WorkerSpec
 
 
-async def present_role(spec: WorkerSpec, record: SlotRecord | None) -> str:
+async def start_role(spec: WorkerSpec, record: SlotRecord | None) -> str:
     """Returns the role to start in: the one last wanted for this slot in Redis, else the recorded one, else the
     planned one.
     """

@@ -85,7 +85,7 @@ class RoleRuntime:
         )
         self.health, self.names = health_aio.HealthServicer(), [""]
         self.blocks, self._keys = blocks, keys
-        self.blocks.plays(spec.role)
+        self.blocks.set_role(spec.role)
         self.intake = Intake(engine.memory, info.layout, info.fingerprint, send)
         self.service: RoleService = (
             self._prefill(info, environment) if spec.role == "prefill" else self._decode(spec, info)
@@ -114,7 +114,7 @@ class RoleRuntime:
         self.service.lost(error)
         self.control.lost(error)
 
-    async def stuck(self, limit_s: float) -> None:
+    async def wait_stuck(self, limit_s: float) -> None:
         """Returns when the engine has been silent for twice ``limit_s`` seconds; after ``limit_s``, health and
         membership say that it is stalled.
         """

@@ -16,7 +16,9 @@ def test_every_request_is_read_and_written_once_and_nothing_is_left():
     assert all(c.written == c.outputs and c.left == 0 for c in calls)
     assert all(c.arrived <= c.first <= c.ended for c in calls)
     workers = run._workers.values()
-    assert not any(w.pages or w.sequences or w.unread_tokens or w.reading or w.writing or w.placed for w in workers)
+    assert not any(
+        w.pages or w.sequences or w.pending_tokens or w.reading or w.writing or w.placed for w in workers
+    )
     assert 0.3 < run.computed / sum(c.tokens for c in calls) < 1
 
 

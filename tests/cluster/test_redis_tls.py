@@ -13,7 +13,7 @@ from redis.exceptions import RedisError
 
 from baton.cluster.config import load_config
 from baton.cluster.membership import Membership, PolledRoster, connect
-from baton.cluster.store.redis_url import shown
+from baton.cluster.store.redis_url import masked
 from baton.launch.redis_server import RedisServer, check_redis
 from baton.protos.errors import ConfigError
 from baton.tls.identity import TlsFiles
@@ -102,9 +102,9 @@ async def test_a_new_connection_reads_renewed_certificates(port: int, tmp_path: 
 def test_credentials_are_put_into_the_url_and_not_shown() -> None:
     config = load_config(flags={"redis": {"url": "redis://h:1/0", "username": "u", "password": "a/b"}})
     assert config.redis.url == "redis://u:a%2Fb@h:1/0"
-    assert shown(config.redis.url) == "redis://u:…@h:1/0"
-    assert "secret" not in shown("unix:///s?password=secret")
-    assert shown("redis://h:1") == "redis://h:1"
+    assert masked(config.redis.url) == "redis://u:…@h:1/0"
+    assert "secret" not in masked("unix:///s?password=secret")
+    assert masked("redis://h:1") == "redis://h:1"
 
 
 @pytest.mark.parametrize(

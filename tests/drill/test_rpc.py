@@ -19,7 +19,7 @@ from baton.drill.rpc.server import Server
 from baton.drill.rpc.stream import EOF
 from baton.protos.errors import PoolExhausted
 from baton.protos.rpc import abort
-from baton.router.workers.call_errors import said
+from baton.router.workers.call_errors import attached_error
 
 T = TypeVar("T")
 
@@ -83,7 +83,7 @@ def test_a_unary_call_answers_and_a_typed_error_arrives_whole() -> None:
         with pytest.raises(grpc.aio.AioRpcError) as refused:
             await one(b"full")
         assert refused.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
-        assert isinstance(said(refused.value), PoolExhausted)
+        assert isinstance(attached_error(refused.value), PoolExhausted)
         with pytest.raises(grpc.aio.AioRpcError) as broken:
             await one(b"bad")
         assert broken.value.code() is grpc.StatusCode.UNKNOWN

@@ -12,7 +12,7 @@ from baton.planner.costs.worker import worker_costs
 from baton.planner.plan import Plan, plan
 from baton.planner.score import Slo, by_class, is_good
 from baton.planner.simulator.cluster import ClusterScenario, SimSettings
-from baton.planner.sweep import Flights, Sweep, at_ratio, simulate, sweep, why
+from baton.planner.sweep import Flights, Sweep, at_ratio, miss_reason, simulate, sweep
 from baton.planner.traces.trace import Trace, TraceRequest, read_trace
 from baton.protos.errors import ConfigError
 
@@ -165,6 +165,6 @@ def test_bad_input_is_one_line_and_a_failing_exit_code(flags: list[str]) -> None
 
 def test_colocated_workers_are_not_said_to_wait_for_prefill_workers(made: Plan) -> None:
     late = msgspec.structs.replace(made.sweep.colocated.score, late_first=0.5)
-    said = why(msgspec.structs.replace(made.sweep.colocated, score=late, decode_busy=0.9))
+    said = miss_reason(msgspec.structs.replace(made.sweep.colocated, score=late, decode_busy=0.9))
     assert "prefill" not in said
     assert "in steps 90% of the time" in said

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from baton.planner.costs.worker import worker_costs
-from baton.planner.reach import Headroom, alone, headroom, highest_load, least_that_works, least_workers
+from baton.planner.reach import Headroom, headroom, highest_load, least_sufficient, least_workers, on_idle_workers
 from baton.planner.score import Slo
 from baton.planner.simulator.cluster import ClusterScenario, SimSettings
 from baton.planner.sweep import RatioOutcome, at_ratio, simulate
@@ -71,19 +71,19 @@ def test_the_fewest_workers_do_and_one_fewer_does_not() -> None:
     fewer = [simulate(at_ratio(busy, p, count - 1 - p), slo).score.attainment for p in range(count - 1)]
     assert max(fewer) < 0.9
     assert least_workers(busy, slo, 0.9, 1, count - 1) is None
-    assert f"the fewest workers that do are {count} ({found.name}" in least_that_works(busy, slo, 0.9, 1)
+    assert f"the fewest workers that do are {count} ({found.name}" in least_sufficient(busy, slo, 0.9, 1)
 
 
 def test_what_an_idle_worker_cannot_do_no_number_can_and_the_least_slo_is_named() -> None:
-    idle = alone(scenario(AZURE), Slo(1e-3, 0.1), 0.9)
+    idle = on_idle_workers(scenario(AZURE), Slo(1e-3, 0.1), 0.9)
     assert idle.attainment == 0.0
     assert idle.slo is not None
-    assert alone(scenario(AZURE), idle.slo, 0.9).attainment >= 0.9
-    said = least_that_works(scenario(AZURE), Slo(1e-3, 0.1), 0.9, 3)
+    assert on_idle_workers(scenario(AZURE), idle.slo, 0.9).attainment >= 0.9
+    said = least_sufficient(scenario(AZURE), Slo(1e-3, 0.1), 0.9, 3)
     assert f"TTFT {idle.slo.ttft_s:.3g} s and TPOT 100 ms" in said
     assert "more workers don't help" in said
 
 
 def test_requests_that_no_worker_holds_are_said_to_want_memory() -> None:
     huge = Trace("t", tuple(TraceRequest(float(i), COSTS.kv_tokens, 10) for i in range(4)))
-    assert "100.0% of the requests fit no worker's KV pages" in least_that_works(scenario(huge), Slo(9, 9), 0.9, 1)
+    assert "100.0% of the requests fit no worker's KV pages" in least_sufficient(scenario(huge), Slo(9, 9), 0.9, 1)

@@ -467,7 +467,7 @@ class Cluster:
         left = [f"task {t.get_name()}" for t in self.dispatcher._open]
         left += [f"{d.info.worker_id} leases {list(d.leases)}" for d in self.d if d.leases]
         left += [f"{p.info.worker_id} runs {p.running}" for p in self.p if p.running]
-        left += [str(self.view.own_counts())] if self.view.own_counts() else []
+        left += [str(self.view.local_counts())] if self.view.local_counts() else []
         queue = self.dispatcher._admission
         left += ["queue"] if queue._queue or any(queue._counted.values()) else []
         return left

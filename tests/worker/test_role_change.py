@@ -21,7 +21,7 @@ from baton.protos.v1 import worker_pb2_grpc as stubs
 from baton.worker import engine_main
 from baton.worker.control import WorkerControl
 from baton.worker.engine_main import build, successor
-from baton.worker.membership import present_role
+from baton.worker.membership import start_role
 from baton.worker.slots import SlotRecord
 from baton.worker.spec import EngineSpec, StepSpec, WorkerSpec
 from tests.worker.test_host import Host
@@ -178,7 +178,7 @@ async def test_routers_are_told_before_requests_end_and_sessions_end_last() -> N
     service, sent = Service(), []
     ctl = control(service, sent)
     incarnation = await ctl.set_role("prefill", 0.1)
-    ask = await ctl.role_asked()
+    ask = await ctl.next_role_change()
     assert (ask.role, ask.incarnation, ctl.info.state) == ("prefill", incarnation, "draining")
     await ctl.leave_role(ask)
     assert service.heard == ["draining", "cancelled 2", "cancelled 0", "hung up"]
@@ -217,10 +217,10 @@ async def test_nothing_changes_when_routers_can_not_be_told() -> None:
 
 async def test_a_worker_comes_back_as_what_it_was_last() -> None:
     planned = spec("prefill")
-    assert await present_role(planned, None) == "prefill"
-    assert await present_role(planned, SlotRecord("s", 1, role="decode")) == "decode"
+    assert await start_role(planned, None) == "prefill"
+    assert await start_role(planned, SlotRecord("s", 1, role="decode")) == "decode"
     away = spec("prefill", redis_url="unix:///nowhere/redis.sock")
-    assert await present_role(away, SlotRecord("s", 1, role="decode")) == "decode"
+    assert await start_role(away, SlotRecord("s", 1, role="decode")) == "decode"
 
 
 async def test_a_host_plays_one_role_after_the_other_around_one_engine(tmp_path: Path) -> None:

@@ -70,7 +70,7 @@ class ClusterConfig(Section):
     start_timeout_s: float = Field(default=300.0, gt=0, description="a cluster that isn't up by then gives up")
 
     @property
-    def readers(self) -> int:
+    def prefill_workers(self) -> int:
         """Returns the number of prefill workers outside pools: 0 if ``colocated``."""
         return 0 if self.colocated else self.prefill
 

@@ -19,7 +19,7 @@ def require_form(url: str) -> str:
             parse_url(url)
     except ValueError as error:
         raise ConfigError(
-            f"redis.url {shown(url)} is no Redis URL ({error}): write redis://HOST:6379, rediss://HOST:6379 or "
+            f"redis.url {masked(url)} is no Redis URL ({error}): write redis://HOST:6379, rediss://HOST:6379 or "
             "unix:///PATH",
             "redis.url",
         ) from None
@@ -40,7 +40,7 @@ def with_credentials(url: str, username: str, password: str, ca: str, cert: str,
     parts = urlsplit(url)
     if any(files.values()) and parts.scheme != "rediss":
         raise ConfigError(
-            f"redis.ca, redis.cert and redis.key are for TLS, and {shown(url)} is not: begin redis.url with rediss://",
+            f"redis.ca, redis.cert and redis.key are for TLS, and {masked(url)} is not: begin redis.url with rediss://",
             "redis.url",
         )
     if bool(cert) != bool(key):
@@ -52,7 +52,7 @@ def with_credentials(url: str, username: str, password: str, ca: str, cert: str,
     return urlunsplit(parts._replace(netloc=place, query=urlencode(query)))
 
 
-def shown(url: str) -> str:
+def masked(url: str) -> str:
     """Returns ``url`` with its password masked, for messages and logs."""
     parts = urlsplit(url)
     if parts.password is None and "password=" not in parts.query:

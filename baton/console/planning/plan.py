@@ -24,7 +24,7 @@ if TYPE_CHECKING:  # loaded by the command that needs them
     from baton.planner.budget import WidthOutcome
     from baton.planner.costs.measured_forms import MeasuredForm
     from baton.planner.costs.worker import WorkerCosts
-    from baton.planner.figures import Figures
+    from baton.planner.figures import Distribution
     from baton.planner.plan import Plan
     from baton.planner.traces.trace import Trace
 
@@ -134,7 +134,7 @@ def simulate_command(
     from baton.planner.score import Slo
     from baton.planner.simulator.cluster import ClusterScenario, SimSettings
     from baton.planner.simulator.faults import parse_failure, parse_pool
-    from baton.planner.sweep import simulate, why
+    from baton.planner.sweep import miss_reason, simulate
 
     settings = SimSettings(**cluster)
     load_from = load(trace, *part, skip_bad=False)
@@ -164,14 +164,14 @@ def simulate_command(
     for name, f in (("TTFT s", s.ttft), ("TPOT ms", _scaled(s.tpot, 1e3)), ("latency s", s.latency)):
         table.add_row(name, *(f"{getattr(f, x):.2f}" for x in ("mean", "median", "p90", "p99")))
     out.print(table)
-    out.print(f"every SLO met by {s.attainment:.1%} ({s.goodput:.2f}/s); {why(found)}")
+    out.print(f"every SLO met by {s.attainment:.1%} ({s.goodput:.2f}/s); {miss_reason(found)}")
     out.print(f"prefix hits {found.hit_rate:.1%} of prompt tokens")
     if found.deaths:
         out.print(f"{found.deaths} deaths: {found.moved} answers moved, {found.read_again} prompts read again")
     return 0
 
 
-def _scaled(f: Figures, by: float) -> Figures:
+def _scaled(f: Distribution, by: float) -> Distribution:
     return type(f)(*(getattr(f, name) * by for name in f.__struct_fields__))
 
 

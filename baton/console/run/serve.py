@@ -60,7 +60,7 @@ def one_worker_for_an_encoder(config: BatonConfig) -> BatonConfig:
     """Returns ``config`` without its prefill worker where the model's directory holds an encoder, which has no KV
     to hand over; several workers stay as they are. Raises CheckpointError for a config.json that can't be read.
     """
-    if config.cluster.readers > 1 or encoder_of(config) is None:
+    if config.cluster.prefill_workers > 1 or encoder_of(config) is None:
         return config
     return config.model_copy(update={"cluster": config.cluster.model_copy(update={"colocated": True})})
 

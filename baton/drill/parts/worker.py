@@ -254,14 +254,14 @@ class Life:
         return "its engine died"
 
     async def _changes(self, runtime: RoleRuntime) -> None:
-        self._change = await runtime.control.role_asked()
+        self._change = await runtime.control.next_role_change()
         await runtime.control.leave_role(self._change)
         self.engine.channel.send(SetRole(self._change.role))
         await asyncio.sleep(CHANGE_S)
         self.engine.kill()
 
     async def _watch(self, runtime: RoleRuntime) -> None:
-        await runtime.stuck(STALL_S)
+        await runtime.wait_stuck(STALL_S)
         self.engine.kill()
 
     # ---- what it consists of ----

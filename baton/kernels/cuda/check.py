@@ -36,7 +36,7 @@ def costs() -> list[str]:
     serialized.
     """
     waits = [f"{made.op}: {line}" for made in build.cubins() for line in ledger.serialized(made.ptxas)]
-    return waits + ledger.differences(json.loads(ledger.LEDGER.read_text()), ledger.taken())
+    return waits + ledger.differences(json.loads(ledger.LEDGER.read_text()), ledger.current())
 
 
 def page() -> list[str]:
@@ -90,7 +90,7 @@ def main() -> int:
     strict, write = "--strict" in arguments, "--write" in arguments
     ran = suites([argument for argument in arguments if argument not in ("--strict", "--write")])
     if write and ran:
-        ledger.LEDGER.write_text(json.dumps(ledger.taken(), indent=1, sort_keys=True) + "\n")
+        ledger.LEDGER.write_text(json.dumps(ledger.current(), indent=1, sort_keys=True) + "\n")
         table.mark_run()
         table.PAGE.write_text(table.text())
     found = [gate(*each) for each in GATES]

@@ -71,7 +71,7 @@ def release() -> str:
     return found[1] if found else "unknown"
 
 
-def taken() -> Ledger:
+def current() -> Ledger:
     """Returns the ledger of the present sources, which it compiles. Raises BuildError."""
     kernels = {made.op: costs(made.ptxas) for made in build.cubins()}
     sources = {op: build.source_key(op) for op in kernels}
@@ -100,7 +100,7 @@ def differences(old: Ledger, new: Ledger) -> list[str]:
 def main() -> int:
     """Compares the ledger, or with --write rewrites it; returns exit status 1 if they differ, else 0."""
     try:
-        new = taken()
+        new = current()
     except BuildError as error:
         print(f"the ledger was not checked: {error}", file=sys.stderr)
         return 1

@@ -55,7 +55,7 @@ def passed() -> dict[str, str]:
     return {row["name"]: row["against"] for row in found}
 
 
-def said_of_gpu() -> str:
+def gpu_sentence() -> str:
     """Returns the sentence of docs/cuda.md on where kernels have run."""
     if not any(row[-1] == "yes" for row in rows()):
         return NOWHERE
@@ -68,7 +68,7 @@ def said_of_gpu() -> str:
 
 def text() -> str:
     """Returns the text of docs/cuda.md, made from the records."""
-    words = WORDS.read_text().replace("<!-- gpu -->", said_of_gpu())
+    words = WORDS.read_text().replace("<!-- gpu -->", gpu_sentence())
     return words + "".join(f"| {' | '.join(row)} |\n" for row in rows())
 
 

@@ -13,7 +13,7 @@ from baton.kv.wire.poller import Poller
 from baton.kv.wire.sending import wake
 from baton.protos.errors import WorkerLost
 from baton.tls.identity import Identity
-from baton.tls.reporting import cause, complain
+from baton.tls.reporting import cause, log_refusal
 from baton.tls.sockets import TlsSocket, dialling, step_handshake
 
 HANDSHAKE_S = 5.0  # seconds that a peer has for the TLS handshake
@@ -54,7 +54,7 @@ class TlsHandshake:
 
     def _too_late(self) -> None:
         if not self._over:
-            complain(self._identity.where, TimeoutError(f"no handshake within {HANDSHAKE_S:g} s"), self._peer)
+            log_refusal(self._identity.where, TimeoutError(f"no handshake within {HANDSHAKE_S:g} s"), self._peer)
             self.close()
 
     def _step(self) -> None:

@@ -18,7 +18,7 @@ from redis.exceptions import RedisError
 from baton.cluster.config import BatonConfig, ClusterConfig, load_config
 from baton.cluster.membership import connect
 from baton.cluster.scale import ScaleRequest, begin, read
-from baton.cluster.store.redis_url import shown
+from baton.cluster.store.redis_url import masked
 from baton.protos.errors import ConfigError
 
 LOOK_S = 0.5
@@ -87,7 +87,7 @@ class ScaleFollower:
 
     def _of_config(self) -> ScaleRequest:
         cluster = self._config.cluster
-        return ScaleRequest(cluster.readers, cluster.decode)
+        return ScaleRequest(cluster.prefill_workers, cluster.decode)
 
     def _give(self, asked: ScaleRequest | None) -> None:
         config = self._config
@@ -126,5 +126,5 @@ class ScaleFollower:
     def _miss(self, error: Exception) -> None:
         if not self._is_away:
             then = "nothing is placed until it is back" if self._given is None else "the numbers stay as they are"
-            log.warning("Redis is away at %s, %s: %s", shown(self._config.redis.url), then, error)
+            log.warning("Redis is away at %s, %s: %s", masked(self._config.redis.url), then, error)
         self._is_away = True

@@ -39,9 +39,9 @@ class WorkerCosts(msgspec.Struct, frozen=True):
     0 where ``sequence`` was measured with all that it costs). ``kv_tokens`` is how many tokens of KV it holds;
     ``transfer`` is over bytes of ``kv_bytes_per_token``. ``accelerators`` and ``watts`` are the whole worker's.
     ``acceptance`` are probabilities that drafts are accepted, by position; empty without speculation. ``overhead``
-    of its processes is zero where it wasn't measured. ``lacks`` says why Baton's engine can't run such a worker, ""
-    if it can. ``settings`` are the [worker] settings that it needs. ``ranks`` says what other numbers of ranks
-    cost, None if not measured.
+    of its processes is zero where it wasn't measured. ``unsupported`` says why Baton's engine can't run such
+    workers, "" if it can. ``settings`` are the [worker] settings that it needs. ``ranks`` says what other numbers
+    of ranks cost, None if not measured.
     """
 
     about: str
@@ -58,7 +58,7 @@ class WorkerCosts(msgspec.Struct, frozen=True):
     watts: float = 0.0
     written: float = 1.0
     overhead: Overhead = Overhead()
-    lacks: str = ""
+    unsupported: str = ""
     settings: tuple[tuple[str, str | int], ...] = ()
     acceptance: tuple[float, ...] = ()
     ranks: RankCosts | None = None
@@ -175,13 +175,13 @@ def roofline(shape: ModelShape, name: str, sheet: Accelerator, tp: int, max_chun
         transfer=TransferCurve(TRANSFER_S, 1 / (tp * sheet.network_bytes_per_s * NETWORK_SHARE)),
         accelerators=tp,
         watts=tp * sheet.power,
-        lacks=lacks(shape, name, sheet, tp),
+        unsupported=unsupported(shape, name, sheet, tp),
         settings=(("dtype", "bfloat16"), ("kv_memory_bytes", kv_tokens * shape.kv_bytes_per_token),
                   *shape.precision.settings),
     )  # fmt: skip
 
 
-def lacks(shape: ModelShape, name: str, sheet: Accelerator, count: int) -> str:
+def unsupported(shape: ModelShape, name: str, sheet: Accelerator, count: int) -> str:
     """Returns why Baton's engine can't run this model on ``count`` such accelerators; "" if it can."""
     if not sheet.cuda:
         return f"the engine runs on CUDA, and {name} has none"
@@ -250,7 +250,7 @@ def from_operators(profile: OperatorProfile, memory_tokens: int = 65536) -> Work
     return WorkerCosts(
         f"{profile.shape.name}, operator timings", fixed, 0.0, token, pair, sequence, context,
         memory_tokens, profile.shape.kv_bytes_per_token, TransferCurve(TRANSFER_S, 1 / 50e9), profile.tp,
-        written=0.0, lacks=too_wide(profile.tp),
+        written=0.0, unsupported=too_wide(profile.tp),
     )  # fmt: skip
 
 

@@ -12,7 +12,7 @@ import msgspec
 
 from baton.planner.costs.model_shape import ModelShape, model_shape
 from baton.planner.costs.operators import OperatorProfile
-from baton.planner.figures import Figures, figures, relative_errors
+from baton.planner.figures import Distribution, distribution, relative_errors
 from baton.planner.recorded.vllm_engine import RequestTimes, VllmEngine
 from baton.planner.recorded.vllm_run import RecordedRequest, VllmRun, settings_of
 from baton.protos.errors import ConfigError
@@ -24,8 +24,8 @@ class ValidationRow(msgspec.Struct, frozen=True):
     """Compares one metric, in seconds; ``error`` gives the relative error by figure."""
 
     metric: str
-    observed: Figures
-    simulated: Figures
+    observed: Distribution
+    simulated: Distribution
     error: dict[str, float | None]
 
 
@@ -76,7 +76,7 @@ def _is_of(name: str, shape: ModelShape) -> bool:
 
 
 def _row(metric: str, observed: Sequence[float], simulated: Sequence[float]) -> ValidationRow:
-    seen, said = figures(observed), figures(simulated)
+    seen, said = distribution(observed), distribution(simulated)
     return ValidationRow(metric, seen, said, relative_errors(seen, said))
 
 

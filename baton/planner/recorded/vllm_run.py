@@ -54,7 +54,7 @@ class VllmRun(msgspec.Struct, frozen=True):
     link: RankLink | None
     left_out: int = 0
 
-    def told(self, name: str, section: str = "") -> Any:
+    def setting(self, name: str, section: str = "") -> Any:
         """Returns a setting of the engine, as given or as it resolved it in ``section``; None if the run doesn't
         say.
         """
@@ -72,7 +72,7 @@ def load_run(folder: str) -> VllmRun:
         instance = config["nodes"][0]["instances"][0]
         run = VllmRun(str(meta["model"]), 1, requests, meta, instance, None, left_out)
         _require_one_engine(run, config)
-        tp = run.told("tensor_parallel_size", "parallel_config") or instance.get("tp_size") or 1
+        tp = run.setting("tensor_parallel_size", "parallel_config") or instance.get("tp_size") or 1
         tp = _count("tensor_parallel_size", tp)
         link = RankLink(float(config["link_bw"]) * 1e9, float(config["link_latency"]) * 1e-9) if tp > 1 else None
     except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
@@ -84,8 +84,8 @@ def _require_one_engine(run: VllmRun, config: dict[str, Any]) -> None:
     engines = sum(len(node["instances"]) for node in config["nodes"])
     for field, value, alone in (
         ("instances", engines, 1),
-        ("data_parallel_size", run.told("data_parallel_size", "parallel_config") or 1, 1),
-        ("pipeline_parallel_size", run.told("pipeline_parallel_size", "parallel_config") or 1, 1),
+        ("data_parallel_size", run.setting("data_parallel_size", "parallel_config") or 1, 1),
+        ("pipeline_parallel_size", run.setting("pipeline_parallel_size", "parallel_config") or 1, 1),
         ("pd_type", run.instance.get("pd_type"), None),
     ):
         if value != alone:
@@ -106,17 +106,17 @@ def settings_of(run: VllmRun, shape: ModelShape) -> VllmSettings:
 
 def _settings(run: VllmRun, shape: ModelShape) -> VllmSettings:
     cache = run.meta.get("kv_cache") or {}
-    blocks = cache.get("num_gpu_blocks") or run.told("num_gpu_blocks", "cache_config") or _fitting(run, shape)
-    size = cache.get("block_size") or run.told("block_size", "cache_config") or BLOCK_TOKENS
-    seqs = run.told("max_num_seqs", "scheduler_config") or 256
-    tokens = run.told("max_num_batched_tokens", "scheduler_config") or 2048
-    caching = cache.get("enable_prefix_caching", run.told("enable_prefix_caching", "cache_config"))
+    blocks = cache.get("num_gpu_blocks") or run.setting("num_gpu_blocks", "cache_config") or _fitting(run, shape)
+    size = cache.get("block_size") or run.setting("block_size", "cache_config") or BLOCK_TOKENS
+    seqs = run.setting("max_num_seqs", "scheduler_config") or 256
+    tokens = run.setting("max_num_batched_tokens", "scheduler_config") or 2048
+    caching = cache.get("enable_prefix_caching", run.setting("enable_prefix_caching", "cache_config"))
     return VllmSettings(
         pages=_count("num_gpu_blocks", blocks) * _count("block_size", size) // BLOCK_TOKENS - 1,
         max_num_seqs=_count("max_num_seqs", seqs),
         max_num_batched_tokens=_count("max_num_batched_tokens", tokens),
-        reserve_full_isl=_yes(run.told("scheduler_reserve_full_isl", "scheduler_config")),
-        async_scheduling=_yes(run.told("async_scheduling", "scheduler_config")),
+        reserve_full_isl=_yes(run.setting("scheduler_reserve_full_isl", "scheduler_config")),
+        async_scheduling=_yes(run.setting("async_scheduling", "scheduler_config")),
         prefix_caching=_yes(caching),
     )
 
@@ -140,13 +140,13 @@ def _fitting(run: VllmRun, shape: ModelShape) -> int:
         size = memory.get("mem_size")
         total = float(size) * GIB if size else float(device.get("device_total_memory_bytes") or 0)
         total = total or (sheet.memory if sheet else 0.0)
-        share = memory.get("mem_util") or run.told("gpu_memory_utilization", "cache_config") or VLLM_SHARE
+        share = memory.get("mem_util") or run.setting("gpu_memory_utilization", "cache_config") or VLLM_SHARE
         room = total * float(share) - shape.weight_bytes / run.tp
     except (TypeError, ValueError) as error:
         raise ConfigError(f"config.json: npu_mem: {error}", "run") from error
     if not total:
         raise ConfigError("without kv_cache.num_gpu_blocks in meta.json, config.json needs npu_mem.mem_size", "run")
-    narrow = "fp8" in str(run.told("kv_cache_dtype") or "")
+    narrow = "fp8" in str(run.setting("kv_cache_dtype") or "")
     per_token = shape.kv_bytes_per_token / (shape.bytes_per_value if narrow else 1)
     blocks = int(room / (per_token / run.tp * BLOCK_TOKENS))
     if blocks < 2:

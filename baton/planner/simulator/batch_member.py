@@ -12,14 +12,14 @@ from baton.planner.simulator.flight import Flight
 class BatchMember:
     """Holds one sequence of the batch.
 
-    ``reading``: prompt tokens left to compute. It generates from tick ``start`` to ``due``; ``gone``: it has left
-    the batch. ``age`` numbers members in order of joining.
+    ``prompt_left``: prompt tokens left to compute. It generates from tick ``start`` to ``due``; ``gone``: it has
+    left the batch. ``age`` numbers members in order of joining.
     """
 
-    __slots__ = ("age", "due", "flight", "gone", "lease", "reading", "start")
+    __slots__ = ("age", "due", "flight", "gone", "lease", "prompt_left", "start")
 
-    def __init__(self, flight: Flight, lease: PageLease, age: int, reading: int) -> None:
-        self.flight, self.lease, self.age, self.reading = flight, lease, age, reading
+    def __init__(self, flight: Flight, lease: PageLease, age: int, prompt_left: int) -> None:
+        self.flight, self.lease, self.age, self.prompt_left = flight, lease, age, prompt_left
         self.due = self.start = 0
         self.gone = False
 

@@ -19,9 +19,9 @@ from heapq import heappop
 import msgspec
 
 from baton.kv.pages.pool import PageLease
-from baton.planner.simulator.faults import Faults
+from baton.planner.simulator.faults import FailureInjection
 from baton.planner.simulator.flight import BlockIds, Flight
-from baton.planner.simulator.machines import Machines
+from baton.planner.simulator.machines import WorkerSimulation
 from baton.planner.simulator.place import SimWorker
 from baton.planner.simulator.place_maker import ClusterScenario, SimSettings
 from baton.protos.errors import PoolExhausted
@@ -33,7 +33,7 @@ from baton.router.policies.adjustments.prefix_fetch import uncached, with_fetch
 __all__ = ["ClusterScenario", "ClusterSim", "SimSettings"]
 
 
-class ClusterSim(Machines):
+class ClusterSim(WorkerSimulation):
     """Simulates a cluster over a trace; after ``run``, ``flights`` hold every request's times.
 
     ``placements`` counts local and disaggregated placements; ``pages_leased`` and ``seats_taken`` are the shares
@@ -60,7 +60,7 @@ class ClusterSim(Machines):
         self._reading_room = max((p.costs.kv_tokens for p in self.prefills.values()), default=self._room)
         self._unlike = bool(scenario.pools or scenario.failures)
         self._way_in = scenario.decode.overhead.request  # all of it: nothing waits for a first token's way back
-        self.faults = Faults(self, scenario.failures)
+        self.faults = FailureInjection(self, scenario.failures)
 
     def run(self) -> None:
         """Processes events until none is left; requests still waiting then are marked refused."""
@@ -172,9 +172,9 @@ class ClusterSim(Machines):
         reader = self._reader(flight)
         if reader is not decode:
             reader.sequences += 1
-        flight.unread = uncached(ask, taken)
-        reader.unread_requests += 1
-        reader.unread_tokens += flight.unread
+        flight.uncached = uncached(ask, taken)
+        reader.pending_prompts += 1
+        reader.pending_tokens += flight.uncached
         decode.changed()
         reader.changed()
         if taken.way == "local":
@@ -227,12 +227,12 @@ class ClusterSim(Machines):
         self._begin(reader)
 
     def _forget(self, reader: SimWorker, flight: Flight) -> None:
-        reader.unread_requests -= 1
-        reader.unread_tokens -= flight.unread
+        reader.pending_prompts -= 1
+        reader.pending_tokens -= flight.uncached
         reader.sequences -= 1
         reader.changed()
 
-    def lose_reader(self, flight: Flight) -> None:
+    def lose_prefill_worker(self, flight: Flight) -> None:
         """Queues a flight whose prefill worker died for another one; the KV at its decode worker stays."""
         if flight in self._readerless:
             return

@@ -51,7 +51,7 @@ class CompressedDecode:
         self._writing = 0
         self._due: list[tuple[int, int, BatchMember]] = []
         self._full: list[tuple[int, int, BatchMember]] = []
-        self._readers: deque[BatchMember] = deque()
+        self._prefilling: deque[BatchMember] = deque()
         self._members: dict[int, BatchMember] = {}  # by age: oldest first
         self._waiting: deque[BatchMember] = deque()
 
@@ -63,14 +63,14 @@ class CompressedDecode:
         return len(self._members) + len(self._waiting)
 
     @property
-    def readers(self) -> int:
+    def prefilling(self) -> int:
         """Returns the number of prompts being prefilled here."""
-        return len(self._readers)
+        return len(self._prefilling)
 
     @property
-    def reading_tokens(self) -> int:
+    def prefilling_tokens(self) -> int:
         """Returns the prompt tokens still to be computed here."""
-        return sum(m.reading for m in self._readers)
+        return sum(m.prompt_left for m in self._prefilling)
 
     def reserve(self, flight: Flight) -> PageLease:
         """Returns a lease of pages for the prompt, leaving those that running sequences need soon.
@@ -89,11 +89,11 @@ class CompressedDecode:
         assert not self._members or self.now >= now, "advance it to now first: somebody may have ended"
         self.now = max(self.now, now)
         self._ages += 1
-        reading = flight.prompt - lease.held * self.block if local else 0
-        member = BatchMember(flight, lease, self._ages, reading)
+        prompt_left = flight.prompt - lease.held * self.block if local else 0
+        member = BatchMember(flight, lease, self._ages, prompt_left)
         self._members[member.age] = member
-        if reading:
-            self._readers.append(member)
+        if prompt_left:
+            self._prefilling.append(member)
         else:
             member.seal()
             self._write(member)
@@ -104,7 +104,7 @@ class CompressedDecode:
         """
         if not self._members:
             return math.inf
-        if self._readers:
+        if self._prefilling:
             return self.now + self._mixed_seconds(*self._mixed())
         return self.now + self._run_seconds(self._run_length())
 
@@ -115,7 +115,7 @@ class CompressedDecode:
         """
         ended: list[Flight] = []
         while self._members and self.now < until:
-            if self._readers:
+            if self._prefilling:
                 self._take_mixed(ended)
             else:
                 steps = self._run_length()
@@ -127,7 +127,7 @@ class CompressedDecode:
     def stop(self) -> None:
         """Ends the worker, and records in each sequence how many tokens it had generated."""
         for member in self._members.values():
-            if not member.reading:
+            if not member.prompt_left:
                 member.wrote(self._tick)
 
     # ---- steps ---------------------------------------------------------------------------------------------
@@ -181,9 +181,9 @@ class CompressedDecode:
     def _mixed(self) -> tuple[int, float]:
         """Prompt tokens of the next chunk step, and their attention pairs."""
         budget, pairs = self.chunk, 0.0
-        for member in self._readers:
-            take = min(member.reading, budget)
-            before = member.tokens - member.reading
+        for member in self._prefilling:
+            take = min(member.prompt_left, budget)
+            before = member.tokens - member.prompt_left
             pairs += take * (before + take / 2)
             budget -= take
             if budget == 0:
@@ -201,12 +201,12 @@ class CompressedDecode:
         self.busy += seconds
         done: list[BatchMember] = []
         while tokens:
-            member = self._readers[0]
-            take = min(member.reading, tokens)
-            member.reading -= take
+            member = self._prefilling[0]
+            take = min(member.prompt_left, tokens)
+            member.prompt_left -= take
             tokens -= take
-            if member.reading == 0:
-                done.append(self._readers.popleft())
+            if member.prompt_left == 0:
+                done.append(self._prefilling.popleft())
         self._after(self._mixed_steps, ended)
         for member in done:
             if not member.gone:
@@ -260,12 +260,12 @@ class CompressedDecode:
 
     def _settle(self, member: BatchMember) -> None:
         """Its counters as of now, and out of the sums."""
-        if not member.reading:
+        if not member.prompt_left:
             member.wrote(self._tick)
             self._writing -= 1
             self._context -= member.tokens - 1
         else:
-            self._readers.remove(member)
+            self._prefilling.remove(member)
 
     def _preempt(self, member: BatchMember) -> None:
         self._settle(member)
@@ -288,10 +288,10 @@ class CompressedDecode:
                 lease = self.pool.open(member.flight.full_blocks, -(-tokens // self.block), reserve, limit)
             except PoolExhausted:
                 return
-            member.lease, member.reading = lease, tokens - lease.held * self.block
+            member.lease, member.prompt_left = lease, tokens - lease.held * self.block
             self._members[member.age] = member
             self._members = dict(sorted(self._members.items()))
-            self._readers.append(self._waiting.popleft())
+            self._prefilling.append(self._waiting.popleft())
 
     def _end(self, member: BatchMember, ended: list[Flight]) -> None:
         member.gone = True

@@ -88,7 +88,7 @@ def check_pools(pools: Sequence[SimPool], others: Iterable[WorkerCosts]) -> None
         raise ConfigError("two pools have the same name; give each its own", "pool")
 
 
-class Faults:
+class FailureInjection:
     """Schedules the failures in ``sim``; counts deaths, answers that ``moved`` and prompts that were
     ``read_again``.
 
@@ -139,11 +139,11 @@ class Faults:
     def _lose_reader(self, place: SimWorker) -> None:
         sim = self._sim
         lost = [flight for flight in sim.active.values() if flight.prefill == place.info.worker_id]
-        lost = [flight for flight in lost if sim.is_unread(flight)]
+        lost = [flight for flight in lost if sim.awaits_kv(flight)]
         place.die(sim.fresh_node(place))
         self.read_again += len(lost)
         for flight in lost:
-            sim.lose_reader(flight)
+            sim.lose_prefill_worker(flight)
 
     def _leg(self, flight: Flight) -> Flight:
         """What is left of an answer: its prompt with what was written, and the tokens that are still to be."""

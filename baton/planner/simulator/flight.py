@@ -20,13 +20,13 @@ class Flight:
     """Holds a request's state and times.
 
     ``full_blocks`` are the chained ids of the prompt's full blocks; ``prompt``, ``outputs``, ``written`` (so far),
-    ``cached`` and ``unread`` (uncached) count tokens.
+    ``cached`` and ``uncached`` (uncached) count tokens.
     """
 
     __slots__ = (
         "arrival", "cached", "decode", "epoch", "first_token", "full_blocks", "index", "last_token", "load",
         "moves", "order", "origin", "outputs", "placed", "preemptions", "prefill", "prompt", "refused", "seen",
-        "unread", "way", "written",
+        "uncached", "way", "written",
     )  # fmt: skip
     pool = queue = ""  # in the router's queue: all flights are of one model, and wait as one class
 
@@ -37,7 +37,7 @@ class Flight:
         self.full_blocks = full_blocks
         self.load = RequestLoad(work=work_of(self.prompt, self.outputs))
         self.order: Order = (0.0, 0)
-        self.written = self.cached = self.preemptions = self.unread = 0
+        self.written = self.cached = self.preemptions = self.uncached = 0
         self.placed = self.first_token = self.last_token = -1.0
         self.prefill = self.decode = self.way = ""
         self.refused = False

@@ -24,7 +24,7 @@ from baton.protos.nouns import BLOCK_TOKENS
 from baton.router.policies import Option
 
 
-class Machines(ABC):
+class WorkerSimulation(ABC):
     """Simulates the machines of ``scenario``; a subclass places requests in ``pump``.
 
     ``now`` is simulated seconds; ``active`` holds the flights that are placed and have not ended, by index. Raises
@@ -134,8 +134,8 @@ class Machines(ABC):
 
     def _read(self, place: SimWorker, flight: Flight, job: PrefillJob) -> None:
         """The prompt is read: its last blocks go to the decode worker, and its first token once those are taken."""
-        place.unread_requests -= 1
-        place.unread_tokens -= flight.unread
+        place.pending_prompts -= 1
+        place.pending_tokens -= flight.uncached
         place.sequences -= 1
         place.changed()
         flight.written = 1
@@ -196,10 +196,10 @@ class Machines(ABC):
         self._ended(place, ended)
 
     def _ended(self, place: SimWorker, ended: list[Flight]) -> None:
-        unread = place.node.reading_tokens
-        local_left = place.node.readers if unread else 0
-        if not self.prefills or place.unread_requests:
-            place.unread_tokens, place.unread_requests = unread, local_left
+        prompt_tokens = place.node.prefilling_tokens
+        local_left = place.node.prefilling if prompt_tokens else 0
+        if not self.prefills or place.pending_prompts:
+            place.pending_tokens, place.pending_prompts = prompt_tokens, local_left
             place.changed()
         for flight in ended:
             del self.active[flight.index]
@@ -226,6 +226,6 @@ class Machines(ABC):
         """Takes the steps that a decode worker has begun."""
         self._ended(place, place.node.advance(self.now))
 
-    def is_unread(self, flight: Flight) -> bool:
+    def awaits_kv(self, flight: Flight) -> bool:
         """Returns whether the flight's decode worker still waits for its prompt's KV."""
         return flight.index in self._leases

@@ -22,7 +22,7 @@ class SimWorker:
         self.info, self.node, self.costs = info, node, costs
         self._scale = block_tokens // BLOCK_TOKENS
         self.down = False
-        self.sequences = self.unread_requests = self.unread_tokens = 0
+        self.sequences = self.pending_prompts = self.pending_tokens = 0
         self.full = False
         self.nic_free = 0.0
         self.version = 0
@@ -38,11 +38,11 @@ class SimWorker:
 
     def die(self, node: Any) -> None:
         """Marks the worker dead and drops its requests; ``node`` replaces its engine and keeps its totals."""
-        for counted in ("busy", "generated", "read_tokens", "asked_tokens"):
+        for counted in ("busy", "generated", "computed_tokens", "prompt_tokens"):
             if hasattr(node, counted):
                 setattr(node, counted, getattr(self.node, counted))
         self.node, self.down, self.full = node, True, False
-        self.sequences = self.unread_requests = self.unread_tokens = 0
+        self.sequences = self.pending_prompts = self.pending_tokens = 0
         self.version += 1
         self.changed()
 
@@ -52,6 +52,6 @@ class SimWorker:
             leased = self.node.pool.snapshot_counts().leased * self._scale
             load = WorkerLoad(leased_pages=leased, step_curve=self.costs.curve, transfer_curve=self.costs.transfer)
             self._seen = Candidate(
-                self.info, load, self.sequences, self.unread_requests, self.unread_tokens, self.full
+                self.info, load, self.sequences, self.pending_prompts, self.pending_tokens, self.full
             )
         return self._seen

@@ -36,7 +36,7 @@ class PrefillNode:
         chunk = max(1, chunk_tokens // self.unit)
         self.scheduler = PrefillScheduler(self.pool, chunk, MAX_BATCH, AGING_TOKENS_PER_S / self.unit)
         self.busy = 0.0
-        self.read_tokens = self.asked_tokens = 0
+        self.computed_tokens = self.prompt_tokens = 0
         self._ship = ship
         self._flights: dict[int, Flight] = {}
         self._plan: StepPlan | None = None
@@ -54,7 +54,7 @@ class PrefillNode:
         hashes += (own_block(flight.index, i) for i in range(len(hashes), -(-units // BLOCK_TOKENS)))
         job = PrefillJob(SequenceState(flight.index, request, (), NO_LIMIT), hashes, now)
         self._flights[flight.index] = flight
-        self.asked_tokens += flight.prompt
+        self.prompt_tokens += flight.prompt
         self.scheduler.add(job)
 
     def hold(self, blocks: list[bytes]) -> None:
@@ -75,7 +75,7 @@ class PrefillNode:
             if job.lease is not None:
                 job.lease.close()
 
-    def unread(self, key: int) -> Flight:
+    def flight_of(self, key: int) -> Flight:
         """Returns the flight with index ``key``, whose prompt is being prefilled here."""
         return self._flights[key]
 
@@ -93,7 +93,7 @@ class PrefillNode:
             pairs += new * (start + new / 2)
         seconds = self.costs.step_seconds(tokens, pairs, 0, 0.0)
         self.busy += seconds
-        self.read_tokens += tokens
+        self.computed_tokens += tokens
         return seconds
 
     def finish(self) -> list[tuple[Flight, PrefillJob]]:

@@ -54,12 +54,12 @@ class StepwiseDecode:
         return len(self._flights)
 
     @property
-    def readers(self) -> int:
+    def prefilling(self) -> int:
         """Returns the number of prompts being prefilled here."""
         return sum(d.reading for d in self.scheduler.running) if self._may_read else 0
 
     @property
-    def reading_tokens(self) -> int:
+    def prefilling_tokens(self) -> int:
         """Returns the prompt tokens still to be computed here."""
         if not self._may_read:
             return 0

@@ -7,15 +7,15 @@ from __future__ import annotations
 
 import msgspec
 
-from baton.planner.figures import Figures, figures
+from baton.planner.figures import Distribution, distribution
 from baton.planner.traces.trace import Trace, TraceRequest
 
 
 class Lengths(msgspec.Struct, frozen=True):
     """Summarizes the input and output tokens per request."""
 
-    input: Figures
-    output: Figures
+    input: Distribution
+    output: Distribution
     input_max: int
     output_max: int
 
@@ -107,7 +107,7 @@ def cached_tokens(trace: Trace) -> list[int]:
 
 def _lengths(requests: tuple[TraceRequest, ...]) -> Lengths:
     inputs, outputs = [r.input_length for r in requests], [r.output_length for r in requests]
-    return Lengths(figures(inputs), figures(outputs), max(inputs), max(outputs))
+    return Lengths(distribution(inputs), distribution(outputs), max(inputs), max(outputs))
 
 
 def _arrivals(trace: Trace) -> Arrivals:

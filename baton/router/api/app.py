@@ -12,8 +12,8 @@ from starlette.types import ASGIApp
 
 from baton.protos.errors import BatonError
 from baton.protos.version import product_version
+from baton.router.api.access import AccessMiddleware
 from baton.router.api.batch.routes import batch_routes
-from baton.router.api.border import Border
 from baton.router.api.errors import error_response, plain_error
 from baton.router.api.open_inference.rest import open_inference_routes
 from baton.router.api.openai.embeddings import embeddings_routes
@@ -33,7 +33,7 @@ _CODES = {404: "not_found", 405: "method_not_allowed"}
 
 
 def make_app(surfaces: Surfaces) -> ASGIApp:
-    """Returns the ASGI application: every REST route, wrapped in the border that admits and identifies calls."""
+    """Returns the ASGI application: every REST route, behind the middleware that identifies callers."""
     generation = surfaces.generation
     app = FastAPI(title="Baton", version=product_version(), redirect_slashes=False)
     for routes in (
@@ -57,7 +57,7 @@ def make_app(surfaces: Surfaces) -> ASGIApp:
     app.add_exception_handler(HTTPException, _of_http)
     app.add_exception_handler(Exception, _unknown)
     describe(app)
-    return Border(app, surfaces.door, generation.limits.max_inflight_bytes)
+    return AccessMiddleware(app, surfaces.access, generation.limits.max_inflight_bytes)
 
 
 async def _ours(request: Request, error: Exception) -> Response:

@@ -37,7 +37,7 @@ _T = TypeVar("_T")
 _threads = ThreadPoolExecutor(max_workers=2, thread_name_prefix="large")
 
 
-class JsonWeight(msgspec.Struct, frozen=True):
+class JsonCounts(msgspec.Struct, frozen=True):
     """Counts what a JSON text is made of.
 
     ``values``: strings, objects and arrays; ``numbers``: commas outside of strings. ``lists``: (begin, end) byte
@@ -49,7 +49,7 @@ class JsonWeight(msgspec.Struct, frozen=True):
     lists: tuple[tuple[int, int], ...] = ()
 
 
-async def aside(is_large: bool, work: Callable[..., _T], *args: object) -> _T:
+async def offload_if(is_large: bool, work: Callable[..., _T], *args: object) -> _T:
     """Returns ``work(*args)``, run in a thread if ``is_large``.
 
     ``work`` should release the GIL now and then.
@@ -64,7 +64,7 @@ async def parsed(kind: type[B], raw: bytes) -> B:
 
     Raises InvalidRequest, also for a large body of too many values.
     """
-    return await aside(len(raw) > INLINE_BYTES, _parsed if len(raw) > INLINE_BYTES else parse_body, kind, raw)
+    return await offload_if(len(raw) > INLINE_BYTES, _parsed if len(raw) > INLINE_BYTES else parse_body, kind, raw)
 
 
 def require_light(text: str | bytes, param: str) -> None:
@@ -73,10 +73,10 @@ def require_light(text: str | bytes, param: str) -> None:
     Texts up to INLINE_BYTES always pass.
     """
     if len(text) > INLINE_BYTES:
-        _require(weigh(text.encode(errors="replace") if isinstance(text, str) else text), 0, param)
+        _require(count_json_values(text.encode(errors="replace") if isinstance(text, str) else text), 0, param)
 
 
-def weigh(raw: bytes) -> JsonWeight:
+def count_json_values(raw: bytes) -> JsonCounts:
     """Returns the counts of values in JSON ``raw`` without parsing it; for invalid JSON the counts are
     arbitrary.
     """
@@ -91,11 +91,11 @@ def weigh(raw: bytes) -> JsonWeight:
     commas = int(np.count_nonzero((text == COMMA) & outside))
     flat = (kinds[:-1] == OPEN) & (kinds[1:] == CLOSE) & (np.diff(marks) > LONG_LIST)
     found = tuple((int(marks[i]) + 1, int(marks[i + 1])) for i in np.flatnonzero(flat))
-    return JsonWeight(strings + containers, commas, found)
+    return JsonCounts(strings + containers, commas, found)
 
 
 def _parsed(kind: type[B], raw: bytes) -> B:
-    weight = weigh(raw)
+    weight = count_json_values(raw)
     fields = kind.id_lists
     spans = weight.lists if fields else ()
     commas = sum(raw.count(b",", low, high) for low, high in spans)
@@ -107,7 +107,7 @@ def _parsed(kind: type[B], raw: bytes) -> B:
     return body
 
 
-def _require(weight: JsonWeight, apart: int, param: str) -> None:
+def _require(weight: JsonCounts, apart: int, param: str) -> None:
     """``apart`` numbers are read apart."""
     if weight.values > MAX_VALUES or weight.numbers - apart > MAX_NUMBERS + MAX_VALUES:
         raise InvalidRequest(
@@ -190,7 +190,7 @@ def sliced_json(content: object) -> Iterator[bytes]:
 
 async def large_response(content: object, headers: dict[str, str] | None = None, is_large: bool = True) -> Response:
     """Returns a response with ``content`` as JSON, encoded in a thread if ``is_large``."""
-    body = await aside(is_large, _written if is_large else orjson.dumps, content)
+    body = await offload_if(is_large, _written if is_large else orjson.dumps, content)
     return Response(body, headers=headers, media_type="application/json")
 
 

@@ -58,7 +58,7 @@ PROBLEMS = {
     503: "Nobody can answer now: come back after Retry-After (retry-after-ms)",
     504: "The deadline passed before the answer was complete",
 }
-OPEN = ("/health", "/ready", "/version", "/metrics")  # as border.OPEN_PATHS
+OPEN = ("/health", "/ready", "/version", "/metrics")  # as access.OPEN_PATHS
 GENERATING = (
     "completions", "/v1/responses", "/v1/embeddings", "rerank", "score", "/infer", "/generate", "/generate_stream",
 )  # fmt: skip

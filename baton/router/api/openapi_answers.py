@@ -18,22 +18,22 @@ REASON: Json = {"enum": ["stop", "length", "tool_calls", None]}
 ERROR_TYPES = ["invalid_request_error", "rate_limit_error", "server_error"]
 
 
-def a(name: str) -> Json:
+def ref(name: str) -> Json:
     """Returns the JSON Schema reference to component ``name`` of the OpenAPI document."""
     return {"$ref": f"#/components/schemas/{name}"}
 
 
-def many(schema: Json) -> Json:
+def items(schema: Json) -> Json:
     """Returns the JSON Schema of an array of ``schema``."""
     return {"type": "array", "items": schema}
 
 
-def maybe(schema: Json) -> Json:
+def nullable(schema: Json) -> Json:
     """Returns the JSON Schema of a value that is ``schema`` or null."""
     return {"anyOf": [schema, {"type": "null"}]}
 
 
-def thing(kind: str | None = None, optional: tuple[str, ...] = (), /, **fields: Json) -> Json:
+def shape(kind: str | None = None, optional: tuple[str, ...] = (), /, **fields: Json) -> Json:
     """Returns the JSON Schema of an object with ``fields``, all required except ``optional``; ``kind`` is its
     constant ``object``.
     """
@@ -42,117 +42,117 @@ def thing(kind: str | None = None, optional: tuple[str, ...] = (), /, **fields: 
     return {"type": "object", "required": required, "properties": named | fields}
 
 
-def listing(of: Json, *more: str) -> Json:
+def list_of(of: Json, *more: str) -> Json:
     """Returns the JSON Schema of OpenAI's list object whose entries are ``of``; ``more`` names further keys of any
     type.
     """
-    return thing("list", data=many(of), **{name: {} for name in more})
+    return shape("list", data=items(of), **{name: {} for name in more})
 
 
 _ADAPTER: Json = {
     "id": TEXT, "parent": TEXT, "root": TEXT, "adapter_id": TEXT, "tenant": TEXT, "pinned": FLAG, "by": TEXT,
-    "created": TIME, "workers": many(TEXT),
+    "created": TIME, "workers": items(TEXT),
 }  # fmt: skip
 _ONE_LOGPROB = {"token": TEXT, "logprob": NUMBER, "bytes": IDS}
 _ANSWER: Json = {"id": TEXT, "created": TIME, "model": TEXT}
-_CHOICE_EXTRAS: Json = {"token_ids": IDS, "prompt_token_ids": maybe(IDS)}
-_COMPLETION_CHOICE = thing(
+_CHOICE_EXTRAS: Json = {"token_ids": IDS, "prompt_token_ids": nullable(IDS)}
+_COMPLETION_CHOICE = shape(
     None, ("token_ids", "prompt_token_ids", "prompt_logprobs"),
-    index=COUNT, text=TEXT, logprobs=maybe(a("CompletionLogprobs")), finish_reason=REASON,
-    prompt_logprobs=maybe(many(maybe({"type": "object"}))), **_CHOICE_EXTRAS,
+    index=COUNT, text=TEXT, logprobs=nullable(ref("CompletionLogprobs")), finish_reason=REASON,
+    prompt_logprobs=nullable(items(nullable({"type": "object"}))), **_CHOICE_EXTRAS,
 )  # fmt: skip
-_CALL = thing(None, id=TEXT, type={"const": "function"}, function=thing(None, name=TEXT, arguments=TEXT))
-_CALL_PART = thing(
+_CALL = shape(None, id=TEXT, type={"const": "function"}, function=shape(None, name=TEXT, arguments=TEXT))
+_CALL_PART = shape(
     None, ("id", "type"), index=COUNT, id=TEXT, type={"const": "function"},
-    function=thing(None, ("name",), name=TEXT, arguments=TEXT),
+    function=shape(None, ("name",), name=TEXT, arguments=TEXT),
 )  # fmt: skip
-_MESSAGE = thing(
+_MESSAGE = shape(
     None, ("tool_calls", "reasoning_content"),
-    role={"const": "assistant"}, content=maybe(TEXT), refusal={"type": "null"}, tool_calls=many(_CALL),
+    role={"const": "assistant"}, content=nullable(TEXT), refusal={"type": "null"}, tool_calls=items(_CALL),
     reasoning_content=TEXT,
 )  # fmt: skip
-_DELTA = thing(
+_DELTA = shape(
     None, ("role", "content", "tool_calls", "reasoning_content"),
-    role={"const": "assistant"}, content=TEXT, tool_calls=many(_CALL_PART), reasoning_content=TEXT,
+    role={"const": "assistant"}, content=TEXT, tool_calls=items(_CALL_PART), reasoning_content=TEXT,
 )  # fmt: skip
-_TENSOR = thing(
+_TENSOR = shape(
     None, ("data", "parameters"), name=TEXT, datatype=TEXT, shape=IDS, data={"type": "array"},
     parameters={"type": "object"},
 )  # fmt: skip
-_TENSOR_KIND = thing(None, name=TEXT, datatype=TEXT, shape=many({"type": "integer"}))
+_TENSOR_KIND = shape(None, name=TEXT, datatype=TEXT, shape=items({"type": "integer"}))
 
-_ERROR = thing(
+_ERROR = shape(
     None, message=TEXT, type={"enum": ERROR_TYPES}, param={"type": ["string", "null"]}, code=TEXT
 )  # fmt: skip
 
 COMPONENTS: dict[str, Json] = {
-    "Usage": thing(
+    "Usage": shape(
         None, ("completion_tokens_details",), prompt_tokens=COUNT, completion_tokens=COUNT, total_tokens=COUNT,
-        prompt_tokens_details=thing(None, cached_tokens=COUNT),
-        completion_tokens_details=thing(None, accepted_prediction_tokens=COUNT, rejected_prediction_tokens=COUNT),
+        prompt_tokens_details=shape(None, cached_tokens=COUNT),
+        completion_tokens_details=shape(None, accepted_prediction_tokens=COUNT, rejected_prediction_tokens=COUNT),
     ),
-    "CompletionLogprobs": thing(
-        None, tokens=many(TEXT), token_logprobs=many(maybe(NUMBER)), text_offset=IDS,
-        top_logprobs=many(maybe({"type": "object", "additionalProperties": NUMBER})),
+    "CompletionLogprobs": shape(
+        None, tokens=items(TEXT), token_logprobs=items(nullable(NUMBER)), text_offset=IDS,
+        top_logprobs=items(nullable({"type": "object", "additionalProperties": NUMBER})),
     ),
-    "ChatLogprobs": thing(
+    "ChatLogprobs": shape(
         None, refusal={"type": "null"},
-        content=many(thing(None, **_ONE_LOGPROB, top_logprobs=many(thing(None, **_ONE_LOGPROB)))),
+        content=items(shape(None, **_ONE_LOGPROB, top_logprobs=items(shape(None, **_ONE_LOGPROB)))),
     ),
-    "Completion": thing("text_completion", **_ANSWER, choices=many(_COMPLETION_CHOICE), usage=a("Usage")),
-    "CompletionChunk": thing(
-        "text_completion", ("usage",), **_ANSWER, choices=many(_COMPLETION_CHOICE), usage=maybe(a("Usage"))
+    "Completion": shape("text_completion", **_ANSWER, choices=items(_COMPLETION_CHOICE), usage=ref("Usage")),
+    "CompletionChunk": shape(
+        "text_completion", ("usage",), **_ANSWER, choices=items(_COMPLETION_CHOICE), usage=nullable(ref("Usage"))
     ),
-    "ChatCompletion": thing(
-        "chat.completion", ("prompt_token_ids", "prompt_logprobs"), **_ANSWER, usage=a("Usage"),
-        choices=many(thing(
-            None, ("token_ids",), index=COUNT, message=_MESSAGE, logprobs=maybe(a("ChatLogprobs")),
+    "ChatCompletion": shape(
+        "chat.completion", ("prompt_token_ids", "prompt_logprobs"), **_ANSWER, usage=ref("Usage"),
+        choices=items(shape(
+            None, ("token_ids",), index=COUNT, message=_MESSAGE, logprobs=nullable(ref("ChatLogprobs")),
             finish_reason=REASON, token_ids=IDS,
         )),
-        prompt_token_ids=IDS, prompt_logprobs=many(maybe({"type": "object"})),
+        prompt_token_ids=IDS, prompt_logprobs=items(nullable({"type": "object"})),
     ),
-    "ChatCompletionChunk": thing(
-        "chat.completion.chunk", ("usage", "prompt_token_ids"), **_ANSWER, usage=maybe(a("Usage")),
-        choices=many(thing(
-            None, ("token_ids",), index=COUNT, delta=_DELTA, logprobs=maybe(a("ChatLogprobs")),
+    "ChatCompletionChunk": shape(
+        "chat.completion.chunk", ("usage", "prompt_token_ids"), **_ANSWER, usage=nullable(ref("Usage")),
+        choices=items(shape(
+            None, ("token_ids",), index=COUNT, delta=_DELTA, logprobs=nullable(ref("ChatLogprobs")),
             finish_reason=REASON, token_ids=IDS,
         )),
         prompt_token_ids=IDS,
     ),
-    "Response": thing(
+    "Response": shape(
         "response", id=TEXT, created_at=TIME, model=TEXT,
         status={"enum": ["completed", "incomplete", "in_progress"]}, error={"type": "null"},
-        incomplete_details=maybe(thing(None, reason=TEXT)),
-        output=many(thing(None, ("status",), type=TEXT, id=TEXT)),
+        incomplete_details=nullable(shape(None, reason=TEXT)),
+        output=items(shape(None, ("status",), type=TEXT, id=TEXT)),
         parallel_tool_calls=FLAG, previous_response_id={"type": "null"}, store={"const": False},
-        usage=maybe(thing(
+        usage=nullable(shape(
             None, input_tokens=COUNT, output_tokens=COUNT, total_tokens=COUNT,
-            input_tokens_details=thing(None, cached_tokens=COUNT),
-            output_tokens_details=thing(None, reasoning_tokens=COUNT),
+            input_tokens_details=shape(None, cached_tokens=COUNT),
+            output_tokens_details=shape(None, reasoning_tokens=COUNT),
         )),
         metadata=NAMES, tools={"type": "array"}, text={"type": "object"},
     ),
-    "Embeddings": thing(
-        "list", model=TEXT, usage=thing(None, prompt_tokens=COUNT, total_tokens=COUNT),
-        data=many(thing("embedding", index=COUNT, embedding={"anyOf": [many(NUMBER), TEXT]})),
+    "Embeddings": shape(
+        "list", model=TEXT, usage=shape(None, prompt_tokens=COUNT, total_tokens=COUNT),
+        data=items(shape("embedding", index=COUNT, embedding={"anyOf": [items(NUMBER), TEXT]})),
     ),
-    "Reranked": thing(
-        None, id=TEXT, model=TEXT, usage=thing(None, prompt_tokens=COUNT, total_tokens=COUNT),
-        results=many(thing(
-            None, ("document",), index=COUNT, relevance_score=NUMBER, document=thing(None, text=TEXT),
+    "Reranked": shape(
+        None, id=TEXT, model=TEXT, usage=shape(None, prompt_tokens=COUNT, total_tokens=COUNT),
+        results=items(shape(
+            None, ("document",), index=COUNT, relevance_score=NUMBER, document=shape(None, text=TEXT),
         )),
     ),
-    "Scored": thing(
-        "list", id=TEXT, created=TIME, model=TEXT, data=many(thing("score", index=COUNT, score=NUMBER)),
-        usage=thing(None, prompt_tokens=COUNT, total_tokens=COUNT, completion_tokens=COUNT),
+    "Scored": shape(
+        "list", id=TEXT, created=TIME, model=TEXT, data=items(shape("score", index=COUNT, score=NUMBER)),
+        usage=shape(None, prompt_tokens=COUNT, total_tokens=COUNT, completion_tokens=COUNT),
     ),
-    "Model": thing(
-        "model", id=TEXT, created=TIME, owned_by=TEXT, root=TEXT, parent=maybe(TEXT), max_model_len=COUNT
+    "Model": shape(
+        "model", id=TEXT, created=TIME, owned_by=TEXT, root=TEXT, parent=nullable(TEXT), max_model_len=COUNT
     ),
-    "Adapter": thing("adapter", **_ADAPTER),
-    "AdapterChanged": thing("adapter", message=TEXT, **_ADAPTER),
-    "Adapters": listing(a("Adapter")),
-    "PinnedPrefix": thing(
+    "Adapter": shape("adapter", **_ADAPTER),
+    "AdapterChanged": shape("adapter", message=TEXT, **_ADAPTER),
+    "Adapters": list_of(ref("Adapter")),
+    "PinnedPrefix": shape(
         "cache.prefix",
         id=TEXT,
         model=TEXT,
@@ -160,49 +160,51 @@ COMPONENTS: dict[str, Json] = {
         tenant=TEXT,
         created=TIME,
         expires_at=TIME,
-        workers=many(thing(None, worker=TEXT, tokens=COUNT)),
-        lost_workers=many(TEXT),
+        workers=items(shape(None, worker=TEXT, tokens=COUNT)),
+        lost_workers=items(TEXT),
     ),
-    "PinnedPrefixes": listing(a("PinnedPrefix")),
-    "DeletedPrefix": thing("cache.prefix", id=TEXT, deleted={"const": True}),
-    "Models": listing(a("Model")),
-    "Tokenized": thing(
-        None, ("token_strs",), count=COUNT, max_model_len=COUNT, tokens=IDS, token_strs=many(TEXT)
+    "PinnedPrefixes": list_of(ref("PinnedPrefix")),
+    "DeletedPrefix": shape("cache.prefix", id=TEXT, deleted={"const": True}),
+    "Models": list_of(ref("Model")),
+    "Tokenized": shape(
+        None, ("token_strs",), count=COUNT, max_model_len=COUNT, tokens=IDS, token_strs=items(TEXT)
     ),
-    "Detokenized": thing(None, prompt=TEXT),
-    "File": thing("file", id=TEXT, bytes=COUNT, created_at=TIME, filename=TEXT, purpose=TEXT, status=TEXT),
-    "Files": listing(a("File"), "first_id", "last_id", "has_more"),
-    "DeletedFile": thing("file", id=TEXT, deleted={"const": True}),
-    "Batch": thing(
+    "Detokenized": shape(None, prompt=TEXT),
+    "File": shape("file", id=TEXT, bytes=COUNT, created_at=TIME, filename=TEXT, purpose=TEXT, status=TEXT),
+    "Files": list_of(ref("File"), "first_id", "last_id", "has_more"),
+    "DeletedFile": shape("file", id=TEXT, deleted={"const": True}),
+    "Batch": shape(
         "batch", id=TEXT, endpoint=TEXT, input_file_id=TEXT, completion_window=TEXT, created_at=TIME,
         status={"enum": [
             "validating", "failed", "in_progress", "finalizing", "completed", "expired", "cancelling", "cancelled",
         ]},
-        errors=maybe(listing({})), output_file_id=maybe(TEXT), error_file_id=maybe(TEXT), expires_at=TIME,
-        request_counts=thing(None, total=COUNT, completed=COUNT, failed=COUNT), metadata=maybe(NAMES),
+        errors=nullable(list_of({})), output_file_id=nullable(TEXT), error_file_id=nullable(TEXT), expires_at=TIME,
+        request_counts=shape(None, total=COUNT, completed=COUNT, failed=COUNT), metadata=nullable(NAMES),
     ),
-    "Batches": listing(a("Batch"), "first_id", "last_id", "has_more"),
-    "Explained": thing(
+    "Batches": list_of(ref("Batch"), "first_id", "last_id", "has_more"),
+    "Explained": shape(
         None, request_id=TEXT, asked_id=TEXT, router=TEXT, tenant=TEXT, model=TEXT, context_class=TEXT,
         adapter=TEXT, priority={"type": "integer"}, prompt_tokens=COUNT, max_tokens=COUNT,
-        slo={"type": "object"}, session=TEXT, state={"enum": ["over", "running"]}, choices=many({"type": "object"}),
+        slo={"type": "object"}, session=TEXT, state={"enum": ["over", "running"]},
+        choices=items({"type": "object"}),
     ),
-    "Status": thing(None, status=TEXT),
-    "Ready": thing(None, status={"const": "ready"}, models=many(TEXT)),
-    "Version": thing(None, version=TEXT),
-    "ProtocolServer": thing(None, name=TEXT, version=TEXT, extensions=many(TEXT)),
-    "ProtocolModel": thing(
-        None, name=TEXT, versions=many(TEXT), platform=TEXT, inputs=many(_TENSOR_KIND), outputs=many(_TENSOR_KIND)
+    "Status": shape(None, status=TEXT),
+    "Ready": shape(None, status={"const": "ready"}, models=items(TEXT)),
+    "Version": shape(None, version=TEXT),
+    "ProtocolServer": shape(None, name=TEXT, version=TEXT, extensions=items(TEXT)),
+    "ProtocolModel": shape(
+        None, name=TEXT, versions=items(TEXT), platform=TEXT, inputs=items(_TENSOR_KIND),
+        outputs=items(_TENSOR_KIND),
     ),
-    "ProtocolIndex": many(thing(None, name=TEXT, version=TEXT, state=TEXT)),
-    "ProtocolLive": thing(None, live=FLAG),
-    "ProtocolReady": thing(None, ready=FLAG),
-    "Inferred": thing(None, ("id",), model_name=TEXT, model_version=TEXT, id=TEXT, outputs=many(_TENSOR)),
-    "Generated": thing(
-        None, model_name=TEXT, model_version=TEXT, text_output={"anyOf": [TEXT, many(TEXT)]}
+    "ProtocolIndex": items(shape(None, name=TEXT, version=TEXT, state=TEXT)),
+    "ProtocolLive": shape(None, live=FLAG),
+    "ProtocolReady": shape(None, ready=FLAG),
+    "Inferred": shape(None, ("id",), model_name=TEXT, model_version=TEXT, id=TEXT, outputs=items(_TENSOR)),
+    "Generated": shape(
+        None, model_name=TEXT, model_version=TEXT, text_output={"anyOf": [TEXT, items(TEXT)]}
     ),
-    "Error": thing(None, error=_ERROR),
-    "ProtocolError": thing(None, error={"anyOf": [TEXT, _ERROR]}),
+    "Error": shape(None, error=_ERROR),
+    "ProtocolError": shape(None, error={"anyOf": [TEXT, _ERROR]}),
 }  # fmt: skip
 
 # What a 200 holds; a model's endpoints of the Open Inference Protocol are found by their path's end.
@@ -261,7 +263,7 @@ def event_of(path: str) -> Json | None:
     name, error, last = found
     data: Json = {"type": "string", "contentMediaType": "application/json"}
     if name:
-        data["contentSchema"] = {"anyOf": [a(name), a(error)]}
+        data["contentSchema"] = {"anyOf": [ref(name), ref(error)]}
     if last:
         data = {"anyOf": [{"const": last}, data]}
     return {"type": "object", "required": ["data"], "properties": {"event": TEXT, "data": data}}
@@ -272,4 +274,4 @@ def schema_of(method: str, path: str) -> Json:
     name = ANSWERS.get((method, path))
     if name is None and path.startswith("/v2/models/"):
         name = next((of for end, of in MODEL_ANSWERS.items() if path.endswith(end)), "ProtocolModel")
-    return {} if name is None else a(name)
+    return {} if name is None else ref(name)

@@ -28,7 +28,7 @@ from baton.router.api.openai.prepared_call import TIMEOUT_HEADER, timeout_s
 from baton.router.api.request_body import RequestBody, ignored_header
 from baton.router.request.context import RequestContext
 from baton.router.text.model import TextModel
-from baton.router.text.reranking import INSTRUCTION, JudgePrompt, Room, judge_of
+from baton.router.text.reranking import INSTRUCTION, JudgePrompt, TokenLimits, judge_of
 
 Pairs = Sequence[tuple[str, str]]
 Scores = tuple[list[float], int]  # one per pair, and the tokens of all prompts
@@ -158,7 +158,7 @@ class _Call:
             raise InvalidRequest(text, param)
         entry = await service.catalog.resolve(body.model or "")
         text_model = service.catalog.text(entry)
-        room = Room(entry.max_model_len - 1, most, body.query_field)
+        room = TokenLimits(entry.max_model_len - 1, most, body.query_field)
         judge = judge_of(text_model, entry.name) if entry.encoder is None else None
         if entry.encoder is not None and "instruction" in body.model_fields_set:
             raise InvalidRequest(f"{entry.name!r} is an encoder, which takes no instruction", "instruction")

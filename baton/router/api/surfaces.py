@@ -26,8 +26,8 @@ from baton.router.request.environment import Environment
 Exposition = Callable[[str], Awaitable[tuple[bytes, str]]]  # of an Accept header: the metrics, and their media type
 
 
-class Door(msgspec.Struct, frozen=True):
-    """Holds what a border needs to let callers in: the gate that checks keys, the metrics of refusals, and the
+class AccessDependencies(msgspec.Struct, frozen=True):
+    """Holds what the access middleware needs: the gate that checks keys, the metrics of refusals, and the
     environment.
     """
 
@@ -102,10 +102,10 @@ class Surfaces(msgspec.Struct, frozen=True):
     prefixes: PrefixSurface | None = None
 
     @property
-    def door(self) -> Door:
+    def access(self) -> AccessDependencies:
         """Returns what the REST and gRPC borders need."""
         quotas = self.generation.quotas
-        return Door(quotas.gate, quotas.metrics, self.generation.environment)
+        return AccessDependencies(quotas.gate, quotas.metrics, self.generation.environment)
 
 
 def registry_exposition(registry: CollectorRegistry) -> Exposition:

@@ -89,7 +89,7 @@ class ChoiceRun:
         """
         self.progress.take_decode(output)
         self.retries.fed = True
-        placed.has_read()
+        placed.mark_prefilled()
         if not self.home.done() and not self.progress.unscored:
             self.home.set_result(placed.taken.decode)
 

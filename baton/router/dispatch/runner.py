@@ -176,12 +176,12 @@ class ChoiceRunner:
             except BatonError as error:
                 if run.progress.answered:
                     break
-                placed.has_read()
+                placed.mark_prefilled()
                 broken = error if error.param == "decode_address" else None
                 if broken is None:
                     self._blame(run, placed.taken.prefill, error, refused=True)
             finally:
-                placed.has_read()
+                placed.mark_prefilled()
             try:
                 received = await lease.rearm()
             except AlreadyCommitted:

@@ -51,16 +51,16 @@ class ViewSettings(msgspec.Struct, frozen=True):
 class _WorkerCounts:
     """What this router has on one worker."""
 
-    __slots__ = ("full_until", "sequences", "tight_until", "unanswered", "unread_requests", "unread_tokens")
+    __slots__ = ("full_until", "pending_prompts", "pending_tokens", "sequences", "tight_until", "unanswered")
 
     def __init__(self) -> None:
-        self.sequences = self.unanswered = self.unread_requests = self.unread_tokens = 0
+        self.sequences = self.unanswered = self.pending_prompts = self.pending_tokens = 0
         self.full_until = self.tight_until = float("-inf")
 
     @property
     def is_idle(self) -> bool:
         """This router has nothing there."""
-        return not (self.sequences or self.unanswered or self.unread_requests or self.unread_tokens)
+        return not (self.sequences or self.unanswered or self.pending_prompts or self.pending_tokens)
 
     def is_full(self, now: float) -> bool:
         """It refused somebody just now; or lately, and has yet to answer the one that tries again."""
@@ -100,22 +100,22 @@ class Reservation:
             self._view.count(self.taken.decode, unanswered=-1)
             self._view.changed()
 
-    def has_read(self) -> None:
+    def mark_prefilled(self) -> None:
         """Notes that the prompt is prefilled, so that its worker has room for the next. Idempotent."""
         if self._reader is not None:
             self._view.count(self._reader, requests=-1, tokens=-self._uncached)
             if self._reader == self.taken.prefill:
-                self._view.roomy(self._reader)
+                self._view.clear_full(self._reader)
             self._reader = None
             self._view.changed()
 
     def close(self) -> None:
         """Ends the placement and subtracts its counts. Idempotent."""
-        self.has_read()
+        self.mark_prefilled()
         self.answered()
         if self._seat is not None:
             self._view.count(self._seat, sequences=-1)
-            self._view.roomy(self._seat)
+            self._view.clear_full(self._seat)
             self._seat = None
         if self._share is not None:
             self._share.close()
@@ -255,7 +255,7 @@ class ClusterView:
         self._snapshots.clear()
         asyncio.get_running_loop().call_later(seconds, self.changed)
 
-    def roomy(self, worker_id: str) -> None:
+    def clear_full(self, worker_id: str) -> None:
         """Offers a worker requests again, because one ended there."""
         self._of(worker_id).full_until = float("-inf")
         self.changed()
@@ -267,8 +267,8 @@ class ClusterView:
         own = self._of(worker_id)
         own.sequences += sequences
         own.unanswered += unanswered
-        own.unread_requests += requests
-        own.unread_tokens += tokens
+        own.pending_prompts += requests
+        own.pending_tokens += tokens
 
     def sequences(self, worker_id: str) -> int:
         """Returns the number of sequences that this router has on a worker."""
@@ -277,13 +277,13 @@ class ClusterView:
     def busy(self, worker_id: str) -> tuple[int, int]:
         """Returns a worker's load over all routers: (prompt tokens waiting there, sequences running or waiting)."""
         load, own = self._loads.get(worker_id, NO_LOAD), self._of(worker_id)
-        return max(load.waiting_tokens, own.unread_tokens), max(load.running + load.waiting, own.sequences)
+        return max(load.waiting_tokens, own.pending_tokens), max(load.running + load.waiting, own.sequences)
 
-    def own_counts(self) -> dict[str, tuple[int, int, int]]:
+    def local_counts(self) -> dict[str, tuple[int, int, int]]:
         """Returns, by worker id, this router's (sequences, requests not prefilled yet, their prompt tokens to
         compute); all-zero ones are left out.
         """
-        counts = {k: (o.sequences, o.unread_requests, o.unread_tokens) for k, o in self._own.items()}
+        counts = {k: (o.sequences, o.pending_prompts, o.pending_tokens) for k, o in self._own.items()}
         return {k: c for k, c in counts.items() if any(c)}
 
     def _served(self, model_id: str) -> ServedModel:
@@ -323,8 +323,8 @@ class ClusterView:
             info=link.info,
             load=self._loads.get(link.info.worker_id, NO_LOAD),
             sequences=own.sequences,
-            unread_requests=own.unread_requests,
-            unread_tokens=own.unread_tokens,
+            pending_prompts=own.pending_prompts,
+            pending_tokens=own.pending_tokens,
             full=crowded or own.is_full(self._clock()),
             adapter_s=adapter_s,
         )

@@ -168,7 +168,7 @@ class DecisionLog:
         ``tenant``).
         """
         alias = _alias(tenant, request_id)
-        bare = bare_id(request_id)
+        bare = request_id_in(request_id)
         for name in (request_id, bare, f"{bare}{FIRST_OF_SEVERAL}", self._aliases.get(alias, "")):
             if name in self._live:
                 return msgspec.json.encode(self._live[name].plain())
@@ -177,7 +177,7 @@ class DecisionLog:
         return None if self._store is None else await self._of_store(self._store, request_id, alias)
 
     async def _of_store(self, store: DecisionStore, request_id: str, alias: str) -> bytes | None:
-        bare = bare_id(request_id)
+        bare = request_id_in(request_id)
         own = () if bare.startswith(ASKED) else (bare, f"{bare}{FIRST_OF_SEVERAL}")  # an alias is no record
         for name in own:
             found = await store.get(name)
@@ -228,7 +228,7 @@ class DecisionLog:
             self._ring_bytes -= len(dropped)
 
 
-def bare_id(text: str) -> str:
+def request_id_in(text: str) -> str:
     """Returns the request id within an answer's id: ``abc`` for ``cmpl-abc``, ``chatcmpl-abc`` and ``resp_abc``."""
     for prefix in ("chatcmpl-", "cmpl-", "resp_"):
         if text.startswith(prefix):

@@ -13,7 +13,7 @@ from baton.protos.nouns import BLOCK_TOKENS
 KEPT_BLOCKS = 400_000  # blocks of a generation, of which there are two
 
 
-class EndlessCache:
+class UnboundedCache:
     """Remembers the block hashes of every prompt so far, in two generations of ``kept`` blocks.
 
     Prompts of other router processes are not seen: with several of them the hit rate is a lower bound.

@@ -33,7 +33,7 @@ from baton.router.observe.live import (
     verdict,
 )
 from baton.router.observe.recorder import TraceRecorder
-from baton.router.observe.reuse import EndlessCache
+from baton.router.observe.reuse import UnboundedCache
 
 MOST = 256  # choices that wait; they are folded in less than a millisecond
 _bucket, _length_bucket = partial(bisect_left, SECONDS), partial(bisect_left, TOKENS)
@@ -74,7 +74,7 @@ class Tallies:
         # Times that are no stations: they have instruments of their own.
         self._own = {"e2e": metrics.duration, "tpot": metrics.tpot, "longest_gap": metrics.longest_gap}
         self._tallies: dict[tuple[str, str], ClassTally] = {}
-        self._endless = EndlessCache()
+        self._endless = UnboundedCache()
         self._waiting = 0
         self._slot = 0
         self._due = 0.0

@@ -27,8 +27,8 @@ Way = Literal["local", "prefill"]
 class Candidate(msgspec.Struct, frozen=True):
     """Describes a reachable worker, and what this router itself has placed on it.
 
-    ``sequences``: this router's requests there; ``unread_tokens``: their uncached prompt tokens that are still to
-    be computed, in ``unread_requests`` prompts. These are exact; ``load`` counts all routers' requests and may be a
+    ``sequences``: this router's requests there; ``pending_tokens``: their uncached prompt tokens that are still to
+    be computed, in ``pending_prompts`` prompts. These are exact; ``load`` counts all routers' requests and may be a
     heartbeat old. ``full``: it refused a request a moment ago. ``adapter_s``: seconds until it could have the
     request's adapter, 0 if it has it or none is needed.
     """
@@ -36,8 +36,8 @@ class Candidate(msgspec.Struct, frozen=True):
     info: WorkerInfo
     load: WorkerLoad
     sequences: int = 0
-    unread_requests: int = 0
-    unread_tokens: int = 0
+    pending_prompts: int = 0
+    pending_tokens: int = 0
     full: bool = False
     adapter_s: float = 0.0
 
@@ -51,7 +51,7 @@ class Candidate(msgspec.Struct, frozen=True):
         """Returns the prompt tokens to be computed there before a new request's: the larger of this router's count
         and the worker's.
         """
-        return max(self.unread_tokens, self.load.waiting_tokens)
+        return max(self.pending_tokens, self.load.waiting_tokens)
 
     @property
     def running(self) -> int:
@@ -170,10 +170,10 @@ def has_room(worker: Candidate, uncached: int, window: int) -> bool:
     """Returns whether a prompt of ``uncached`` tokens could be given to the worker now: beyond one running prompt,
     at most ``window`` tokens may wait there.
     """
-    if worker.full or worker.unread_requests == 0:
+    if worker.full or worker.pending_prompts == 0:
         return not worker.full
-    alone = worker.unread_requests == 1 and uncached <= window
-    return alone or worker.unread_tokens + uncached <= window
+    alone = worker.pending_prompts == 1 and uncached <= window
+    return alone or worker.pending_tokens + uncached <= window
 
 
 def fits(first: Candidate, second: Candidate) -> bool:
@@ -204,8 +204,8 @@ def pairs(snapshot: ClusterSnapshot, request: RoutingRequest) -> Iterator[tuple[
 
 
 def _decodes(snapshot: ClusterSnapshot, request: RoutingRequest) -> list[Candidate]:
-    roomy = [d for d in snapshot.decode if d.sequences < d.info.max_batch and not d.full]
-    return preferred(roomy, request.avoid)
+    clear_full = [d for d in snapshot.decode if d.sequences < d.info.max_batch and not d.full]
+    return preferred(clear_full, request.avoid)
 
 
 def preferred(workers: tuple[Candidate, ...] | list[Candidate], avoid: frozenset[str]) -> list[Candidate]:

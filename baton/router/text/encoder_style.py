@@ -14,7 +14,7 @@ import numpy as np
 
 from baton.protos.errors import CheckpointError
 from baton.router.text.model import TextModel
-from baton.router.text.reranking import Room
+from baton.router.text.reranking import TokenLimits
 
 ENCODERS = ("bert", "roberta", "xlm-roberta", "modernbert")  # the ``model_type``s of encoders
 HEAD = "ForSequenceClassification"  # how the name of an architecture with a head ends
@@ -29,7 +29,7 @@ class EncoderStyle(msgspec.Struct, frozen=True):
     scores: bool = False  # a cross-encoder: its head scores a pair
     raw: bool = False  # scores are the head's logits, else their sigmoid
 
-    async def prompt(self, text: TextModel, query: str, document: str, most: Room) -> list[int]:
+    async def prompt(self, text: TextModel, query: str, document: str, most: TokenLimits) -> list[int]:
         """Returns the prompt's token ids for a pair; ids of the second segment are raised by ``vocab``.
 
         ``most`` limits the tokens. Raises ContextTooLong and InvalidRequest.

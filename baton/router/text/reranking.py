@@ -24,7 +24,7 @@ BEHIND = "<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n"
 TURN = "<|im_start|>"
 
 
-class Room(msgspec.Struct, frozen=True):
+class TokenLimits(msgspec.Struct, frozen=True):
     """Limits the tokens of a prompt, and of the document in it (None: as many as fit).
 
     ``query`` names the request's field of the query, for errors.
@@ -43,7 +43,7 @@ class JudgePrompt(msgspec.Struct, frozen=True):
     yes: int
     no: int
 
-    async def prompt(self, text: TextModel, asked: tuple[str, str], document: str, most: Room) -> list[int]:
+    async def prompt(self, text: TextModel, asked: tuple[str, str], document: str, most: TokenLimits) -> list[int]:
         """Returns the prompt's token ids for ``asked``, (instruction, query), and a document, whose end is cut to
         fit ``most``.
 

@@ -14,7 +14,7 @@ from baton.protos.rpc import ERROR_METADATA
 from baton.protos.v1 import worker_pb2 as w
 
 
-def said(error: grpc.aio.AioRpcError) -> BatonError | None:
+def attached_error(error: grpc.aio.AioRpcError) -> BatonError | None:
     """Returns the error that the worker itself attached to a failed call; None if the failure is the
     transport's.
     """

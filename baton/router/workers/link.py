@@ -26,7 +26,7 @@ from baton.protos.nouns import PROTOCOL, AdapterInfo, WorkerInfo
 from baton.protos.rpc import heed_cancel
 from baton.protos.v1 import worker_pb2 as w
 from baton.protos.v1 import worker_pb2_grpc as stubs
-from baton.router.workers.call_errors import from_rpc, is_of_worker, said
+from baton.router.workers.call_errors import attached_error, from_rpc, is_of_worker
 from baton.router.workers.decode_session import DecodeLease, DecodeSession, TokenSink
 from baton.tls.rpc import handshake_failure
 
@@ -91,7 +91,7 @@ class WorkerLink(ABC):
                 self._complain(WorkerLost(f"no TLS with {self.info.address}: {why}"))
             elif isinstance(error, grpc.aio.AioRpcError) and error.code() in BROKEN:
                 self._complain(WorkerLost(f"{error.code().name}: {error.details()}"))
-            elif isinstance(error, grpc.aio.AioRpcError) and (reason := said(error)):
+            elif isinstance(error, grpc.aio.AioRpcError) and (reason := attached_error(error)):
                 self._complain(reason)
         except asyncio.CancelledError:
             heed_cancel()  # ours; else a call was cancelled from elsewhere: a lost connection like any other
@@ -201,7 +201,7 @@ class WorkerLink(ABC):
             heed_cancel()
         except grpc.aio.AioRpcError as error:
             heed_cancel()
-            raise said(error) or from_rpc(error, self.info.worker_id) from None
+            raise attached_error(error) or from_rpc(error, self.info.worker_id) from None
         return reply
 
     async def _watch(self) -> None:
@@ -342,7 +342,7 @@ class PrefillLink(WorkerLink):
             raise kind(f"{self.info.worker_id} makes no progress") from None  # _give_up cancelled the call
         except grpc.aio.AioRpcError as error:
             heed_cancel()
-            reason = said(error) or from_rpc(error, self.info.worker_id)
+            reason = attached_error(error) or from_rpc(error, self.info.worker_id)
             if isinstance(reason, Cancelled):
                 reason = WorkerLost(f"{self.info.worker_id} cancelled the prefill by itself: {reason}")
             if is_of_worker(reason):

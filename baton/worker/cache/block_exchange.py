@@ -59,10 +59,10 @@ class WorkerBlocks:
         most = int(spec.cache.pinned_share * info.pages)
         self.pins = PrefixPins(self.source, self.warmer, most, info.layout.block_tokens)
 
-    def plays(self, role: str) -> None:
+    def set_role(self, role: str) -> None:
         """Sets the worker's role from now on."""
         if self._tiers is not None:
-            self._tiers.plays(role)
+            self._tiers.set_role(role)
 
     def announce_to(self, publish: Publish) -> None:
         """Passes every change of the cache to ``publish(added, removed)`` from now on, and the blocks that a disk

@@ -35,7 +35,7 @@ class WorkerTiers:
         self._disk: DiskTier | None = None
         self._shares_cores = spec.engine.device != "cuda"
         self._beside_decode = False
-        self.plays(spec.role)
+        self.set_role(spec.role)
         self.tiers = Tiers(self._open(spec, info), environment.copy_clock)
         self.holdings = Holdings(self.tiers)
         self.shared = _shared(spec.cache, info, environment.clock)
@@ -43,7 +43,7 @@ class WorkerTiers:
         self._writeback = WriteBack(send, memory, self.tiers, self.holdings, environment.clock, self.shared)
         self._task = asyncio.create_task(self._writeback.run(), name="write-back")
 
-    def plays(self, role: str) -> None:
+    def set_role(self, role: str) -> None:
         """Sets the worker's role from now on."""
         self._beside_decode = role == "decode" and self._shares_cores
 

@@ -12,7 +12,7 @@ from baton.cluster.metering.telemetry import WorkerMetrics
 from baton.cost.fit import StepFit
 from baton.protos.channel import Stats
 from baton.protos.nouns import EngineWork, ExpertLoad, SpeculationTotals, WorkerInfo, WorkerLoad
-from baton.worker.figures.rates import Rates, bytes_read, done, flops
+from baton.worker.figures.rates import Rates, bytes_read, flops, work_totals
 
 TOTALS = {
     "step": "steps",
@@ -66,7 +66,7 @@ class EngineFigures:
             self._count_speculation(now.speculation, self._last.speculation if self._last else None)
         if now.expert_load is not None:
             self._count_experts(now.expert_load, self._last.expert_load if self._last else None)
-        self._rates.now(done(now, self._work))
+        self._rates.now(work_totals(now, self._work))
         self._show_gauges(now)
         for sample in now.samples:
             self._fit.observe(sample)

@@ -40,7 +40,7 @@ class Rates:
         return {name: max(0.0, total - first.get(name, 0.0)) / elapsed for name, total in last.items()}
 
 
-def done(stats: Stats, work: EngineWork | None) -> dict[str, float]:
+def work_totals(stats: Stats, work: EngineWork | None) -> dict[str, float]:
     """Returns an engine's totals by name; FLOPs and bytes only if the cost of a step is known."""
     totals = {
         "prefill_tokens": float(stats.tokens_prefilled),

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from baton.kv.pages.pool import PagePool
 from baton.planner.costs.speculation import with_acceptance
 from baton.planner.costs.worker import WorkerCosts, worker_costs
-from baton.planner.figures import figures
+from baton.planner.figures import distribution
 from baton.planner.score import tpot, ttft
 from baton.planner.simulator.cluster import ClusterScenario, ClusterSim, SimSettings
 from baton.planner.simulator.flight import BlockIds, Flight, own_block
@@ -43,7 +43,7 @@ def check(sim: ClusterSim) -> None:
     for place in (*sim.prefills.values(), *sim.decodes.values()):
         place.node.pool.check()
         assert place.node.pool.snapshot_counts().leases == 0
-        assert (place.sequences, place.unread_requests, place.unread_tokens) == (0, 0, 0)
+        assert (place.sequences, place.pending_prompts, place.pending_tokens) == (0, 0, 0)
 
 
 @pytest.mark.parametrize("policy", names())
@@ -99,7 +99,7 @@ def test_compressed_time_is_held_against_the_real_schedulers_step_by_step() -> N
     quick, slow = run(trace, 5, 3), run(trace, 5, 3, stepwise=True)
     check(slow)
     for of in (ttft, tpot):
-        a, b = figures([of(f) for f in quick.flights]), figures([of(f) for f in slow.flights])
+        a, b = distribution([of(f) for f in quick.flights]), distribution([of(f) for f in slow.flights])
         assert a.mean == pytest.approx(b.mean, rel=0.03)
         assert a.p90 == pytest.approx(b.p90, rel=0.05)
 
@@ -108,7 +108,7 @@ def test_with_drafts_compressed_time_is_the_real_schedulers_and_answers_are_writ
     trace, drafted = mooncake(20), with_acceptance(LARGE, (0.8, 0.6, 0.4))
     plain, quick = run(trace, 3, 2), run(trace, 3, 2, drafted)
     slow = run(trace, 3, 2, drafted, stepwise=True)
-    means = [figures([tpot(f) for f in sim.flights]).mean for sim in (plain, quick, slow)]
+    means = [distribution([tpot(f) for f in sim.flights]).mean for sim in (plain, quick, slow)]
     assert means[1] == pytest.approx(means[2], rel=0.03)
     assert means[1] < 0.7 * means[0]
 
@@ -118,7 +118,7 @@ def test_at_8p8d_blocks_of_a_trace_give_what_blocks_of_16_tokens_and_single_step
     quick, slow = (run(mooncake(1e6), 8, 8, stepwise=stepwise) for stepwise in (False, True))
     assert (quick.block, slow.block) == (512, 16)
     for of in (ttft, tpot):
-        a, b = figures([of(f) for f in quick.flights]), figures([of(f) for f in slow.flights])
+        a, b = distribution([of(f) for f in quick.flights]), distribution([of(f) for f in slow.flights])
         assert (a.mean, a.median) == (pytest.approx(b.mean, rel=0.03), pytest.approx(b.median, rel=0.03))
         assert a.p99 == pytest.approx(b.p99, rel=0.05)
     hits = [sum(f.cached for f in sim.flights) for sim in (quick, slow)]

@@ -47,7 +47,7 @@ def check(sim: ClusterSim) -> None:
     for place in (*sim.prefills.values(), *sim.decodes.values()):
         place.node.pool.check()
         assert place.node.pool.snapshot_counts().leases == 0
-        assert (place.sequences, place.unread_requests, place.unread_tokens) == (0, 0, 0)
+        assert (place.sequences, place.pending_prompts, place.pending_tokens) == (0, 0, 0)
 
 
 def times(sim: ClusterSim) -> list[tuple[float, float, float]]:
@@ -140,7 +140,7 @@ def test_a_pool_of_faster_workers_is_given_more() -> None:
     quick = msgspec.structs.replace(LARGE, token=LARGE.token / 4, pair=LARGE.pair / 4, weights=LARGE.weights / 4)
     sim = run(mooncake(60), 1, 2, pools=(SimPool("quick", "prefill", 1, quick),))
     check(sim)
-    read = {name: place.node.read_tokens for name, place in sim.prefills.items()}
+    read = {name: place.node.computed_tokens for name, place in sim.prefills.items()}
     assert set(read) == {"p000", "quick-0"}
     assert read["quick-0"] > 1.5 * read["p000"]
 

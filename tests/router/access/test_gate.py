@@ -15,7 +15,7 @@ from baton.protos.v1 import worker_pb2 as w
 from baton.router.access.caller import Caller
 from baton.router.access.gate import AccessGate
 from baton.router.access.keys import ApiKey, KeyRing, add_key
-from baton.router.api.border import is_open
+from baton.router.api.access import is_open
 from baton.router.observe.decisions import DecisionLog
 
 COMPLETION = {"model": "tiny", "prompt": "x", "max_tokens": 4}

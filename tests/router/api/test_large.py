@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from baton.process.loop_watch import LoopWatch
 from baton.protos.errors import InvalidRequest
 from baton.router.api import large
-from baton.router.api.large import LONG_LIST, MAX_VALUES, parsed, sliced_json, weigh
+from baton.router.api.large import LONG_LIST, MAX_VALUES, count_json_values, parsed, sliced_json
 from baton.router.api.openai.schemas import ChatBody, CompletionBody, DetokenizeBody
 
 JSON = st.recursive(
@@ -36,7 +36,7 @@ def counted(value: object) -> int:
 @given(JSON, st.booleans())
 def test_a_text_is_weighed_as_it_would_be_parsed(value: object, ascii_only: bool) -> None:
     raw = json.dumps(value, ensure_ascii=ascii_only).encode(errors="surrogatepass")
-    assert weigh(raw).values == counted(value)
+    assert count_json_values(raw).values == counted(value)
 
 
 @given(JSON)
@@ -117,5 +117,5 @@ async def test_no_body_holds_the_loop(start_router, fake, model_dir, what: str) 
 
 
 async def test_work_aside_does_not_wait_for_the_tokenizer_of_prompts() -> None:
-    assert await large.aside(True, sum, [1, 2]) == 3
-    assert await large.aside(False, sum, [1, 2]) == 3
+    assert await large.offload_if(True, sum, [1, 2]) == 3
+    assert await large.offload_if(False, sum, [1, 2]) == 3

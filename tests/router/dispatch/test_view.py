@@ -79,20 +79,20 @@ async def test_a_draining_or_unreachable_worker_gets_nothing_new(view, roster):
 
 async def test_what_a_reservation_counts_it_gives_back_once(view):
     reservation = view.reserve(decision(), 40)
-    assert view.own_counts() == {"p0": (0, 1, 40), "d0": (1, 0, 0)}
-    reservation.has_read()
-    reservation.has_read()
-    assert view.own_counts() == {"d0": (1, 0, 0)}
+    assert view.local_counts() == {"p0": (0, 1, 40), "d0": (1, 0, 0)}
+    reservation.mark_prefilled()
+    reservation.mark_prefilled()
+    assert view.local_counts() == {"d0": (1, 0, 0)}
     with reservation:
         pass
     reservation.close()
-    assert view.own_counts() == {}
+    assert view.local_counts() == {}
 
 
 async def test_a_second_prefill_counts_no_second_seat(view):
     with view.reserve(decision(), 40), view.reserve(decision(), 40, seated=False):
-        assert view.own_counts() == {"p0": (0, 2, 80), "d0": (1, 0, 0)}
-    assert view.own_counts() == {}
+        assert view.local_counts() == {"p0": (0, 2, 80), "d0": (1, 0, 0)}
+    assert view.local_counts() == {}
 
 
 async def test_a_full_worker_is_offered_again_after_a_while_or_when_something_ends_there(view, clock):
@@ -127,7 +127,7 @@ async def test_every_change_tells_the_queue(view):
     told = view.changes
     told.clear()
     reservation = view.reserve(decision(), 40)
-    reservation.has_read()
+    reservation.mark_prefilled()
     reservation.close()
     next(iter(view._links))._set(False)
     assert len(told) >= 3
@@ -183,7 +183,7 @@ async def test_nothing_is_kept_of_a_worker_that_left_but_what_is_still_placed_th
     for link in list(view._links):
         link._set(False)
     view.refresh()
-    assert view.own_counts().keys() == {"p0", "d0"}
+    assert view.local_counts().keys() == {"p0", "d0"}
     held.close()
     view.refresh()
     assert view._own == {}

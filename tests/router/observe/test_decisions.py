@@ -7,7 +7,7 @@ import json
 from baton.protos.nouns import Sampling
 from baton.router.access.gate import AccessGate
 from baton.router.access.keys import KeyRing, add_key
-from baton.router.observe.decisions import DecisionLog, bare_id
+from baton.router.observe.decisions import DecisionLog, request_id_in
 from baton.router.policies import Option, RoutingDecision
 from baton.router.request.context import RequestContext
 from baton.router.request.request import ChoiceSummary, RouterRequest
@@ -148,7 +148,7 @@ async def test_the_name_under_which_another_ones_alias_is_kept_finds_nothing():
 
 
 def test_ids_of_answers_name_their_request():
-    assert [bare_id(t) for t in ("cmpl-x", "chatcmpl-x", "resp_x", "x")] == ["x"] * 4
+    assert [request_id_in(t) for t in ("cmpl-x", "chatcmpl-x", "resp_x", "x")] == ["x"] * 4
 
 
 async def test_the_endpoint_shows_a_record_to_its_tenant_alone(fake, model_dir, start_router, tmp_path):

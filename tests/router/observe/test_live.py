@@ -19,7 +19,7 @@ from baton.router.observe.live import (
     percentiles,
     verdict,
 )
-from baton.router.observe.reuse import EndlessCache
+from baton.router.observe.reuse import UnboundedCache
 from baton.router.observe.tallies import Tallies
 from tests.router.ends import ended
 
@@ -109,7 +109,7 @@ def test_processes_add_up_over_the_wire():
 
 
 def test_an_endless_cache_knows_every_prefix_it_has_seen():
-    cache = EndlessCache()
+    cache = UnboundedCache()
     chain = [i.to_bytes(HASH_BYTES, "little") for i in range(100, 140)]
     assert cache.seen(b"".join(chain[:20])) == 0
     assert cache.seen(b"".join(chain)) == 20
@@ -119,14 +119,14 @@ def test_an_endless_cache_knows_every_prefix_it_has_seen():
 
 
 def test_an_endless_cache_is_bounded_all_the_same():
-    cache = EndlessCache(kept=100)
+    cache = UnboundedCache(kept=100)
     for n in range(50):
         cache.seen(b"".join(f"{n:8d}{i:8d}".encode() for i in range(30)))
     assert len(cache) <= 230
 
 
 def test_an_endless_cache_knows_what_sets_of_blocks_would():
-    rng, cache, blocks, made = random.Random(3), EndlessCache(), set[bytes](), [[0]]
+    rng, cache, blocks, made = random.Random(3), UnboundedCache(), set[bytes](), [[0]]
     for _ in range(500):
         base = rng.choice(made)[: rng.randrange(25)]
         made.append(base + [rng.randrange(3) for _ in range(rng.randrange(12))])
@@ -138,6 +138,6 @@ def test_an_endless_cache_knows_what_sets_of_blocks_would():
 
 
 def test_what_an_endless_cache_holds_leaves_a_token_to_compute():
-    cache, chain = EndlessCache(), bytes(range(2 * HASH_BYTES))
+    cache, chain = UnboundedCache(), bytes(range(2 * HASH_BYTES))
     assert [cache.could_reuse(chain, tokens) for tokens in (32, 32, 40)] == [0, 31, 32]
     assert cache.could_reuse(b"", 5) == 0

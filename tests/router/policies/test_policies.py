@@ -42,8 +42,8 @@ candidates = st.builds(
     role=st.just("decode"),
     fingerprint=st.sampled_from(["f", "g"]),
     sequences=counts,
-    unread_requests=counts,
-    unread_tokens=st.integers(0, 9000),
+    pending_prompts=counts,
+    pending_tokens=st.integers(0, 9000),
     full=st.booleans(),
     load=st.builds(WorkerLoad, running=counts, waiting=counts, waiting_tokens=st.integers(0, 9000)),
 )
@@ -90,7 +90,7 @@ def test_a_policy_without_workers_or_room_chooses_nobody(name):
     choose = load_policy(name)
     assert choose(pool(0, 0), RoutingRequest(10, 10)) is None
     assert choose(pool(2, 0), RoutingRequest(10, 10)) is None
-    busy = [worker("p0", "prefill", unread_requests=2, unread_tokens=5000)]
+    busy = [worker("p0", "prefill", pending_prompts=2, pending_tokens=5000)]
     assert choose(snapshot(busy, [worker("d0", "decode")]), RoutingRequest(1000, 10)) is None
     crowded = [worker("d0", "decode", sequences=8)]
     assert choose(snapshot([worker("p0", "prefill")], crowded), RoutingRequest(1000, 10)) is None
@@ -137,7 +137,7 @@ def test_an_unknown_policy_lists_the_choices():
 
 
 def test_a_short_prompt_joins_a_lone_long_one_and_a_second_long_one_waits():
-    reading = worker("p0", "prefill", unread_requests=1, unread_tokens=50_000)
+    reading = worker("p0", "prefill", pending_prompts=1, pending_tokens=50_000)
     assert has_room(reading, 100, 4096)
     assert not has_room(reading, 50_000, 4096)
     assert not has_room(worker("p0", "prefill", full=True), 1, 8192)
@@ -147,7 +147,7 @@ def test_a_short_prompt_joins_a_lone_long_one_and_a_second_long_one_waits():
 
 
 def test_least_loaded_takes_the_shortest_line_and_the_emptiest_batch():
-    prefill = [worker("p0", "prefill", unread_requests=1, unread_tokens=4000), worker("p1", "prefill")]
+    prefill = [worker("p0", "prefill", pending_prompts=1, pending_tokens=4000), worker("p1", "prefill")]
     decode = [worker("d0", "decode", sequences=1), worker("d1", "decode", sequences=5)]
     taken = load_policy("least_loaded")(snapshot(prefill, decode), RoutingRequest(1000, 10)).taken
     assert (taken.prefill, taken.decode) == ("p1", "d0")
@@ -163,14 +163,17 @@ def test_least_loaded_believes_whichever_source_knows_of_more():
 
 def test_cost_prefers_a_cached_prefix_to_an_idle_worker():
     far = WorkerLoad(step_curve=CURVE, transfer_curve=TransferCurve(1e-3, 1e-9), fetch_curve=TransferCurve(1.0, 0))
-    prefill = [worker("p0", "prefill", load=far), worker("p1", "prefill", unread_requests=1, unread_tokens=200)]
+    prefill = [
+        worker("p0", "prefill", load=far),
+        worker("p1", "prefill", pending_prompts=1, pending_tokens=200),
+    ]
     snap = snapshot(prefill, [worker("d0", "decode")])
     assert load_policy("cost")(snap, RoutingRequest(4000, 64)).taken.prefill == "p0"
     assert load_policy("cost")(snap, RoutingRequest(4000, 64, {"p1": 243})).taken.prefill == "p1"
 
 
 def test_cost_leaves_a_cached_prefix_whose_worker_has_too_long_a_line():
-    prefill = [worker("p0", "prefill"), worker("p1", "prefill", unread_requests=1, unread_tokens=3000)]
+    prefill = [worker("p0", "prefill"), worker("p1", "prefill", pending_prompts=1, pending_tokens=3000)]
     snap = snapshot(prefill, [worker("d0", "decode")])
     assert load_policy("cost")(snap, RoutingRequest(1000, 64, {"p1": 60})).taken.prefill == "p0"
 
@@ -207,7 +210,7 @@ def test_cost_says_what_each_way_would_cost():
 
 def test_cost_pays_for_what_an_slo_would_miss():
     """Alone it would share p1's cached prefix; with little time it goes where nobody waits."""
-    prefill = [worker("p0", "prefill"), worker("p1", "prefill", unread_requests=1, unread_tokens=1900)]
+    prefill = [worker("p0", "prefill"), worker("p1", "prefill", pending_prompts=1, pending_tokens=1900)]
     snap = snapshot(prefill, [worker("d0", "decode")])
     ask = RoutingRequest(2000, 64, {"p1": 12})
     assert load_policy("cost")(snap, ask).taken.prefill == "p0"

@@ -75,7 +75,7 @@ def test_the_local_way_fetches_nothing():
 
 
 def test_cost_may_take_an_idle_worker_that_fetches_over_a_busy_one_that_holds():
-    busy = worker("p1", "prefill", load=QUICK, unread_requests=1, unread_tokens=2000)
+    busy = worker("p1", "prefill", load=QUICK, pending_prompts=1, pending_tokens=2000)
     snap = snapshot([worker("p0", "prefill", load=QUICK), busy], [D0])
     decision = load_policy("cost")(snap, RoutingRequest(4000, 64, {"p1": 243}))
     assert decision is not None

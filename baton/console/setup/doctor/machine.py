@@ -48,7 +48,7 @@ def clock() -> Finding:
 
 def cores(config: BatonConfig) -> Finding:
     """Checks that there are enough CPU cores for the workers that the configuration starts on one machine."""
-    have, workers = usable_cores(), config.cluster.decode + config.cluster.readers
+    have, workers = usable_cores(), config.cluster.decode + config.cluster.prefill_workers
     said = f"{have} usable of {os.cpu_count()}, {_isa()}"
     if config.worker.device == "cpu" and have < workers:
         remedy = "fewer workers (--prefill, --decode, --colocated), or more cores"
@@ -65,7 +65,7 @@ def _isa() -> str:
 def memory(config: BatonConfig) -> Finding:
     """Checks that there is memory for the KV pages and host tiers of every worker on one machine."""
     available = available_bytes()
-    workers = config.cluster.decode + config.cluster.readers
+    workers = config.cluster.decode + config.cluster.prefill_workers
     wanted = workers * ((config.worker.kv_memory_bytes or ON_A_CPU) + config.worker.host_tier_bytes)
     said = f"{available / GIB:.1f} GiB available, KV of {workers} workers takes {wanted / GIB:.1f}"
     if config.worker.device != "cuda" and wanted > 0.8 * available:

@@ -18,7 +18,7 @@ import redis
 
 from baton.cluster.config import BatonConfig
 from baton.cluster.served_model import resolve_model
-from baton.cluster.store.redis_url import shown
+from baton.cluster.store.redis_url import masked
 from baton.cluster.store.room import ANSWERS
 from baton.console.setup.findings import Finding, State
 from baton.launch.redis_server import find_server
@@ -69,7 +69,7 @@ def redis_server(config: BatonConfig) -> list[Finding]:
             return _asked(client, url)
     except (redis.RedisError, OSError, ValueError) as error:
         remedy = "correct redis.url, redis.password and redis.ca; a network policy or firewall may be between"
-        return [Finding("redis", "fail", f"{shown(url)}: {error}", remedy)]
+        return [Finding("redis", "fail", f"{masked(url)}: {error}", remedy)]
 
 
 def _asked(client: redis.Redis, url: str) -> list[Finding]:
@@ -78,7 +78,7 @@ def _asked(client: redis.Redis, url: str) -> list[Finding]:
     seconds, micros = client.time()  # type: ignore[misc]
     took = time.monotonic() - begun
     info: dict[str, object] = client.info()  # type: ignore[assignment]
-    said = f"{shown(url)}, version {info.get('redis_version')}, {took * 1e3:.2f} ms a round trip"
+    said = f"{masked(url)}, version {info.get('redis_version')}, {took * 1e3:.2f} ms a round trip"
     found = [
         Finding("redis", "warn" if took > SLOW_REDIS_S else "ok", said, "put it nearer to routers and workers")
     ]

@@ -205,7 +205,7 @@ class BatchLane:
         loop = asyncio.get_running_loop()
         while self._queued() or not self._service.serving.ready() or loop.time() > held.until:  # noqa: ASYNC110
             await asyncio.sleep(ROOM_EVERY_S)
-        while not (cancelled := await self._patiently(lambda: self._store.cancel_asked(job.id))):
+        while not (cancelled := await self._patiently(lambda: self._store.is_cancel_requested(job.id))):
             if await self._patiently(lambda: self._store.has_room(held.stored + LINE_BYTES)):
                 break
             if not held.waits:
@@ -244,7 +244,7 @@ class BatchLane:
                 return await answer_line(self._service, line, request_id)
             except QuotaExceeded as error:
                 failed, pause = error, min(MOST_PAUSE_S, max(error.retry_after_s, ROOM_EVERY_S))
-                if await self._patiently(lambda: self._store.cancel_asked(job.id)):
+                if await self._patiently(lambda: self._store.is_cancel_requested(job.id)):
                     break
             except BatonError as error:
                 failed, pause = error, min(2.0**attempt, max(error.retry_after_s, ROOM_EVERY_S))
@@ -259,7 +259,7 @@ class BatchLane:
     async def _close(self, job: BatchJob, held: _ClaimState, error: Json | None = None) -> None:
         """Make files of the answers and end the job, as failed where there is an ``error``. Raises ClaimLost."""
         now, claim = self._now(), held.claim
-        cancelled = await self._patiently(lambda: self._store.cancel_asked(job.id))
+        cancelled = await self._patiently(lambda: self._store.is_cancel_requested(job.id))
         counted = await self._patiently(lambda: self._store.job(job.id)) or job
         output, errors = await self._file(job, claim, True, now), await self._file(job, claim, False, now)
         done = msgspec.structs.replace(

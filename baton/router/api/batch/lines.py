@@ -16,7 +16,7 @@ from baton.router.access.json import Json
 from baton.router.answer.service import GenerationService
 from baton.router.api.errors import error_json
 from baton.router.api.large import parsed, require_light
-from baton.router.api.openai.prepared_call import NO_HEADERS, PreparedCall, chat_call, completion_call, whole
+from baton.router.api.openai.prepared_call import NO_HEADERS, PreparedCall, chat_call, completion_call, full_answer
 from baton.router.api.openai.schemas import ChatBody, CompletionBody
 from baton.router.api.responses.routes import responses_call
 from baton.router.api.responses.schemas import ResponsesBody
@@ -69,7 +69,7 @@ async def answer_line(service: GenerationService, line: BatchLine, request_id: s
         body: Any = await parsed(kind, orjson.dumps(line.body))
         if body.stream:
             raise InvalidRequest("stream is not possible in a batch: leave it out", "stream")
-        content, _ = await whole(service, await prepare(service, NO_HEADERS, body))
+        content, _ = await full_answer(service, await prepare(service, NO_HEADERS, body))
         status = 200
     except BatonError as error:
         if error.retryable or isinstance(error, QuotaExceeded):

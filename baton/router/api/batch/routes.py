@@ -23,7 +23,7 @@ from baton.router.access.json import Json
 from baton.router.api.batch.lines import read_lines
 from baton.router.api.body import body_docs
 from baton.router.api.errors import json_response
-from baton.router.api.large import INLINE_BYTES, aside, parsed
+from baton.router.api.large import INLINE_BYTES, offload_if, parsed
 from baton.router.api.limits import read_body
 from baton.router.api.request_body import RequestBody, ignored_header, refuse
 from baton.router.api.surfaces import BatchSurface
@@ -102,7 +102,7 @@ def batch_routes(surface: BatchSurface) -> APIRouter:
     async def cancel(job_id: str) -> Response:
         job = await _job(surface, job_id)
         if not job.ended:
-            await _store(surface).ask_cancel(job.id)
+            await _store(surface).request_cancel(job.id)
             job = msgspec.structs.replace(job, status="cancelling")
         return json_response(_job_json(job))
 
@@ -158,7 +158,7 @@ async def _add_job(surface: BatchSurface, body: BatchBody) -> BatchJob:
         int(surface.environment.wall_clock()),
     )
     content = await _store(surface).content(file.id)
-    lines, errors = await aside(len(content) > INLINE_BYTES, read_lines, content, body.endpoint)
+    lines, errors = await offload_if(len(content) > INLINE_BYTES, read_lines, content, body.endpoint)
     key = msgspec.json.encode(msgspec.structs.replace(caller.key, hash="")).decode() if caller.key else ""
     job = BatchJob(
         id=f"batch_{surface.environment.new_id()}",

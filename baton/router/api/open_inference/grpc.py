@@ -21,7 +21,7 @@ from baton.router.api.grpc.errors import grpc_errors
 from baton.router.api.large import MAX_NUMBERS
 from baton.router.api.open_inference import tensors as oip
 from baton.router.api.open_inference.tensors import Tensor
-from baton.router.api.openai.prepared_call import Headers, PreparedCall, whole
+from baton.router.api.openai.prepared_call import Headers, PreparedCall, full_answer
 
 Context: TypeAlias = grpc.aio.ServicerContext
 _CONTENTS = {
@@ -66,7 +66,7 @@ class OpenInferenceService(pb_grpc.GRPCInferenceServiceServicer):
         """Answers with the whole generation as tensors."""
         async with grpc_errors(context):
             call = await self._call(request, context, stream=False)
-            content, _ = await whole(self._service, call)
+            content, _ = await full_answer(self._service, call)
             return _response(request, content)
 
     async def ModelStreamInfer(

@@ -26,7 +26,7 @@ from baton.router.api.large import parsed
 from baton.router.api.limits import read_body
 from baton.router.api.open_inference import tensors as oip
 from baton.router.api.open_inference.tensors import Tensor
-from baton.router.api.openai.prepared_call import respond, whole
+from baton.router.api.openai.prepared_call import full_answer, respond
 from baton.router.api.openai.schemas import CompletionBody
 from baton.router.api.sse import EventStyle, event_bytes
 
@@ -153,7 +153,7 @@ async def _infer(service: GenerationService, request: Request) -> Response:
     asked, inputs = await _read_infer(await read_body(request, service.limits.max_body_bytes), request)
     body = oip.body_of(request.path_params["model"], inputs, asked.parameters, stream=False)
     call = await oip.call_of(service, request.headers, body, request.path_params.get("version", ""))
-    content, _ = await until_disconnect(request.receive, whole(service, call))
+    content, _ = await until_disconnect(request.receive, full_answer(service, call))
     outputs = oip.outputs_of(content, [output.name for output in asked.outputs])
     binary = {o.name for o in asked.outputs if o.parameters.get("binary_data")}
     if asked.parameters.get("binary_data_output") and not asked.outputs:
@@ -228,7 +228,7 @@ async def _generate(service: GenerationService, request: Request, stream: bool) 
     if stream:
         styled = msgspec.structs.replace(call, style=_GENERATED)
         return await until_disconnect(request.receive, respond(service, styled))
-    content, _ = await until_disconnect(request.receive, whole(service, call))
+    content, _ = await until_disconnect(request.receive, full_answer(service, call))
     return json_response(_generated(content))
 
 

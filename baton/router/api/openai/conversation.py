@@ -68,7 +68,7 @@ class ConversationBody(ToolsBody):
             [message.plain() for message in messages],
             self.add_generation_prompt is not False,
             self._switches(text.template_names, effort_param),
-            self.offered,
+            self.offered_tools,
             self.documents,
             continues,
         )

@@ -25,7 +25,7 @@ from baton.router.answer.service import GenerationService
 from baton.router.answer.stream import open_answer
 from baton.router.api.body import body_docs
 from baton.router.api.disconnect import until_disconnect
-from baton.router.api.large import aside, parsed
+from baton.router.api.large import offload_if, parsed
 from baton.router.api.limits import read_body
 from baton.router.api.openai.prepared_call import ROUTE_HEADER, TIMEOUT_HEADER, route_header, timeout_s
 from baton.router.api.openai.schemas import Prompts
@@ -91,7 +91,7 @@ async def _embeddings(service: GenerationService, request: Request, body: Embedd
     vectors, route = await _vectors(service, generation, text)
     usage = {"prompt_tokens": generation.prompt_tokens, "total_tokens": generation.prompt_tokens}
     is_large = sum(map(len, vectors)) > INLINE_FLOATS
-    written = await aside(is_large, _written, vectors, body)
+    written = await offload_if(is_large, _written, vectors, body)
     told = {"object": "list", "model": entry.name, "usage": usage}
     content = orjson.dumps(told)[:-1] + b',"data":[' + written + b"]}"
     headers = {ROUTE_HEADER: route, **ignored_header(body)}

@@ -22,7 +22,7 @@ from baton.router.answer.generation import Generation, GenerationOptions
 from baton.router.answer.service import GenerationService
 from baton.router.answer.stream import AnswerStream, TextDelta, open_answer
 from baton.router.answer.validate import COMPLETION_TOKENS
-from baton.router.api.large import INLINE_BYTES, aside, large_response
+from baton.router.api.large import INLINE_BYTES, large_response, offload_if
 from baton.router.api.openai.best_of import BestOf
 from baton.router.api.openai.messages import size_of
 from baton.router.api.openai.schemas import ChatBody, CompletionBody, GenerationBody
@@ -89,8 +89,8 @@ async def completion_call(service: GenerationService, headers: Headers, body: Co
         echoes,
         wants_prompt=body.prompt_logprobs is not None,
     )
-    if body.picks:
-        shown = BestOf(shape, generation.options.n, body.keeps, body.logprobs is not None)
+    if body.is_best_of:
+        shown = BestOf(shape, generation.options.n, body.returned_choices, body.logprobs is not None)
         return PreparedCall(generation, text, shown, body, told=ignored_header(body))
     return PreparedCall(generation, text, shape, body, told=ignored_header(body))
 
@@ -120,7 +120,7 @@ async def chat_generation(
     text = service.catalog.text(entry)
     effort = names.get("reasoning_effort", "reasoning_effort")
     is_large = bool(body.tools) or size_of(body.messages) > INLINE_BYTES
-    rendered = await aside(is_large, body.render, text, body.messages, effort)
+    rendered = await offload_if(is_large, body.render, text, body.messages, effort)
     cut = body.cut(entry.max_model_len, body.answer_tokens)
 
     async def prompts() -> list[Sequence[int]]:
@@ -140,11 +140,11 @@ def _answer_format(
     """How the answer is read, and whether its special tokens must stay in the text for that."""
     names = service.parsers
     reasoning = None if body.grammar() else reasoning_parsers.load(names.reasoning, text.template_source)
-    tools = tool_parsers.load(names.tools, text.template_source) if body.offered else None
+    tools = tool_parsers.load(names.tools, text.template_source) if body.offered_tools else None
     marks = [*(tools.MARKS if tools else ()), *(reasoning.MARKS if reasoning else ())]
     make_tools: Callable[[], ToolParser] | None = tools.make if tools else None
-    if body.demanded() is not None:
-        make_tools = body.demanded_parser
+    if body.forced_grammar() is not None:
+        make_tools = body.forced_parser
     form = AnswerFormat(
         tools=make_tools,
         reasoning=partial(reasoning.make, _thinking(body, rendered, reasoning)) if reasoning else None,
@@ -231,7 +231,7 @@ async def respond(service: GenerationService, call: PreparedCall) -> Response:
     A stream is returned once its first piece is there, so that an earlier error keeps its HTTP status.
     """
     if not call.body.stream:
-        content, summary = await whole(service, call)
+        content, summary = await full_answer(service, call)
         return await large_response(content, {ROUTE_HEADER: route_header(summary), **call.told}, is_scored(call))
     with ExitStack() as scope:
         answer = scope.enter_context(open_answer(service, call.generation, call.text))
@@ -242,13 +242,13 @@ async def respond(service: GenerationService, call: PreparedCall) -> Response:
     return EventStream(events, lambda: answer.close("client_gone"), headers, call.style)
 
 
-async def whole(service: GenerationService, call: PreparedCall) -> tuple[Json, ChoiceSummary]:
+async def full_answer(service: GenerationService, call: PreparedCall) -> tuple[Json, ChoiceSummary]:
     """Returns the unstreamed answer as a JSON object, and the summary of its first choice."""
     with open_answer(service, call.generation, call.text) as answer:
         parts: list[list[TextDelta]] = [[] for _ in range(answer.count)]
         async for piece in answer:
             parts[piece.index].append(piece)
-        shown = await aside(is_scored(call), lambda: call.shape.whole(collected(parts), answer.usage()))
+        shown = await offload_if(is_scored(call), lambda: call.shape.whole(collected(parts), answer.usage()))
         return shown, answer.summaries[0]
 
 

@@ -195,21 +195,23 @@ class CompletionBody(GenerationBody):
 
     @model_validator(mode="after")
     def _only_what_we_can_do(self) -> CompletionBody:
-        if self.best_of is not None and self.best_of < self.keeps:
-            raise InvalidRequest(f"best_of is {self.best_of}: it can't be below n, {self.keeps}", "best_of")
-        if self.picks and self.stream:
+        if self.best_of is not None and self.best_of < self.returned_choices:
+            raise InvalidRequest(
+                f"best_of is {self.best_of}: it can't be below n, {self.returned_choices}", "best_of"
+            )
+        if self.is_best_of and self.stream:
             raise InvalidRequest("best_of over n can't be streamed: leave one of them out", "best_of")
         return self
 
     @property
-    def keeps(self) -> int:
+    def returned_choices(self) -> int:
         """Returns the number of choices of each prompt that are returned to the client."""
         return 1 if self.n is None else self.n
 
     @property
-    def picks(self) -> bool:
+    def is_best_of(self) -> bool:
         """Returns whether more answers are generated than are returned (``best_of`` over ``n``)."""
-        return self.best_of is not None and self.best_of > self.keeps
+        return self.best_of is not None and self.best_of > self.returned_choices
 
     @property
     def prompt_only(self) -> bool:
@@ -227,7 +229,7 @@ class CompletionBody(GenerationBody):
         """Returns the sampling fields; ``logprobs`` is the number of alternatives per token, with ``echo`` also the
         prompt's.
         """
-        asked = 0 if self.picks and self.logprobs is None else self.logprobs
+        asked = 0 if self.is_best_of and self.logprobs is None else self.logprobs
         fields = super().sampling() | ({} if asked is None else {"logprobs": asked})
         if self.echo and self.logprobs is not None:
             fields["prompt_logprobs"] = max(self.logprobs, self.prompt_logprobs or 0)
@@ -263,12 +265,12 @@ class ChatBody(GenerationBody, ConversationBody):
 
         A demanded tool call is a grammar too. Raises InvalidRequest for more than one.
         """
-        asked, demanded = super().grammar(), self.demanded()
-        if demanded is None:
+        asked, forced = super().grammar(), self.forced_grammar()
+        if forced is None:
             return asked
         if asked is not None:
             raise InvalidRequest(f"{asked[1]} can't go with a tool_choice that demands a call", asked[1])
-        return demanded, "tools"
+        return forced, "tools"
 
     @property
     def retained(self) -> bool:

@@ -74,7 +74,7 @@ class ToolsBody(RequestBody):
         return self
 
     @property
-    def offered(self) -> list[Json] | None:
+    def offered_tools(self) -> list[Json] | None:
         """Returns the tools that the chat template shows to the model; None without tools or for tool_choice
         "none".
         """
@@ -82,7 +82,7 @@ class ToolsBody(RequestBody):
             return None
         return [tool.model_dump(exclude_none=True) for tool in self.tools]
 
-    def demanded(self) -> Grammar | None:
+    def forced_grammar(self) -> Grammar | None:
         """Returns the grammar of the call that ``tool_choice`` demands; None if it demands none."""
         if isinstance(self.tool_choice, NamedChoice):
             return _schema(self._named(self.tool_choice.function.name))
@@ -91,11 +91,11 @@ class ToolsBody(RequestBody):
         refusal = refusal_of([_parameters(tool) for tool in self.tools or ()])
         return Grammar("json_schema", refusal) if refusal else _schema(self._any_call())
 
-    def demanded_parser(self) -> ToolParser:
-        """Returns the parser of answers that follow ``demanded``'s grammar."""
+    def forced_parser(self) -> ToolParser:
+        """Returns the parser of answers that follow ``forced_grammar``'s grammar."""
         if isinstance(self.tool_choice, NamedChoice):
-            return OneCall(self.tool_choice.function.name)
-        return JsonCalls()
+            return SingleCallParser(self.tool_choice.function.name)
+        return CallListParser()
 
     def _named(self, name: str) -> Json:
         return next(_parameters(t) for t in self.tools or () if t.function.name == name)
@@ -107,7 +107,7 @@ class ToolsBody(RequestBody):
         return {"type": "array", "minItems": 1, **most, "items": {"anyOf": calls}, "$defs": definitions}
 
 
-class OneCall:
+class SingleCallParser:
     """Parses an answer that is, as a whole, the arguments of a call of function ``name``."""
 
     def __init__(self, name: str) -> None:
@@ -125,7 +125,7 @@ class OneCall:
         return []
 
 
-class JsonCalls:
+class CallListParser:
     """Parses an answer that is, as a whole, a JSON array of calls."""
 
     def __init__(self) -> None:

@@ -25,7 +25,7 @@ from baton.router.answer.stream import open_answer
 from baton.router.api.body import body_docs
 from baton.router.api.disconnect import until_disconnect
 from baton.router.api.errors import json_response
-from baton.router.api.large import INLINE_BYTES, aside, parsed
+from baton.router.api.large import INLINE_BYTES, offload_if, parsed
 from baton.router.api.limits import read_body
 from baton.router.api.openai.conversation import ConversationBody
 from baton.router.api.openai.messages import ConversationMessage, size_of
@@ -70,7 +70,7 @@ class PrefixBody(ConversationBody):
             return await text.encode(self.prompt, self.add_special_tokens is not False)
         messages = self.messages or []
         opened = self.model_copy(update={"add_generation_prompt": bool(self.add_generation_prompt)})
-        rendered = await aside(size_of(messages) > INLINE_BYTES, opened.render, text, messages)
+        rendered = await offload_if(size_of(messages) > INLINE_BYTES, opened.render, text, messages)
         return await text.encode(rendered, add_special_tokens=bool(self.add_special_tokens))
 
 

@@ -15,7 +15,7 @@ from baton.protos.version import product_version
 from baton.router.answer.service import CHARS_PER_TOKEN, LEAST_DETOKENIZED, GenerationService
 from baton.router.answer.validate import check_count, check_ids
 from baton.router.api.errors import json_response
-from baton.router.api.large import INLINE_BYTES, SLICE_ITEMS, aside, large_response, parsed
+from baton.router.api.large import INLINE_BYTES, SLICE_ITEMS, large_response, offload_if, parsed
 from baton.router.api.limits import read_body
 from baton.router.api.openai.messages import size_of
 from baton.router.api.openai.schemas import DetokenizeBody, TokenizeBody, body_docs
@@ -113,11 +113,11 @@ async def _tokenize(service: GenerationService, body: TokenizeBody) -> Response:
         raise InvalidRequest(f"the text has {size} characters: at most {most} are tokenized in one call", "prompt")
     await service.quotas.charge_tokenizer(entry, size // CHARS_PER_TOKEN)
     if body.messages:
-        rendered = await aside(size > INLINE_BYTES, body.render, text, body.messages)
+        rendered = await offload_if(size > INLINE_BYTES, body.render, text, body.messages)
         ids = await text.encode(rendered, add_special_tokens=bool(body.add_special_tokens))
     else:
         ids = await text.encode(body.prompt or "", body.add_special_tokens is not False)
     found = {"count": len(ids), "max_model_len": entry.max_model_len, "tokens": ids}
     if body.return_token_strs:
-        found["token_strs"] = await aside(len(ids) > SLICE_ITEMS, text.token_names, ids)
+        found["token_strs"] = await offload_if(len(ids) > SLICE_ITEMS, text.token_names, ids)
     return await large_response(found, ignored_header(body), len(ids) > SLICE_ITEMS)

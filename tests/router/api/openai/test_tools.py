@@ -117,7 +117,7 @@ def test_the_demanded_grammar_holds_each_tools_own_definitions() -> None:
     body = ChatBody.model_validate(
         {"messages": MESSAGES, "tools": TOOLS, "tool_choice": "required", "parallel_tool_calls": False}
     )
-    grammar = body.demanded()
+    grammar = body.forced_grammar()
     assert grammar is not None
     schema = json.loads(grammar.spec)
     good = [{"name": "weather", "parameters": {"at": "Ulm", "unit": "C"}}]

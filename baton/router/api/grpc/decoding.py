@@ -26,7 +26,7 @@ class _UnreadableMessage:
         raise InvalidRequest(f"the bytes are no message of this method's type: {self._why}")
 
 
-def tolerant(handler: Any) -> Any:
+def with_decode_errors(handler: Any) -> Any:
     """Returns the gRPC method handler wrapped so that undecodable requests end with InvalidRequest; None for
     None.
     """

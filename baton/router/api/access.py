@@ -17,10 +17,10 @@ from baton.protos.errors import BatonError
 from baton.router.access.caller import CALLER, NOBODY, with_call
 from baton.router.access.headers import clean_request_id
 from baton.router.api.errors import error_response
+from baton.router.api.grpc.decoding import with_decode_errors
 from baton.router.api.grpc.errors import grpc_errors
-from baton.router.api.grpc.reading import tolerant
 from baton.router.api.limits import BodiesInFlight
-from baton.router.api.surfaces import Door
+from baton.router.api.surfaces import AccessDependencies
 
 OPEN_PATHS = frozenset({"/health", "/ready", "/metrics", "/version"})
 OPEN_FILES = "/dashboard"  # a page without any data
@@ -28,14 +28,14 @@ OPEN_SERVICES = ("/grpc.health.", "/grpc.reflection.")
 REQUEST_ID = "x-request-id"
 
 
-class Border:
+class AccessMiddleware:
     """ASGI middleware: identifies callers, limits bodies in flight, and sets ``x-request-id`` on every response.
 
     That id is the caller's own if well formed, else this router's; ``explain`` finds a request by either.
     """
 
-    def __init__(self, app: ASGIApp, door: Door, max_inflight_bytes: int) -> None:
-        self._app, self._door = app, door
+    def __init__(self, app: ASGIApp, access: AccessDependencies, max_inflight_bytes: int) -> None:
+        self._app, self._access = app, access
         self._bodies = BodiesInFlight(max_inflight_bytes)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -43,7 +43,7 @@ class Border:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        headers, own_id = Headers(scope=scope), self._door.environment.new_id()
+        headers, own_id = Headers(scope=scope), self._access.environment.new_id()
         asked_id = clean_request_id(headers.get(REQUEST_ID))
 
         async def send_with_id(message: Message) -> None:
@@ -52,11 +52,11 @@ class Border:
             await send(message)
 
         try:
-            identify, authorization = self._door.gate.identify, headers.get("authorization")
+            identify, authorization = self._access.gate.identify, headers.get("authorization")
             caller = NOBODY if is_open(scope["path"]) else identify(authorization)
             CALLER.set(with_call(caller, own_id, asked_id, headers.get))
         except BatonError as error:
-            self._door.metrics.refused.labels(error.label).inc()
+            self._access.metrics.refused.labels(error.label).inc()
             await error_response(error)(scope, receive, send_with_id)
             return
         with self._bodies.counting(receive) as counted:
@@ -68,30 +68,30 @@ def is_open(path: str) -> bool:
     return path in OPEN_PATHS or path == OPEN_FILES or path.startswith(f"{OPEN_FILES}/")
 
 
-class GrpcBorder(grpc.aio.ServerInterceptor):
+class AccessInterceptor(grpc.aio.ServerInterceptor):
     """gRPC interceptor that identifies callers by metadata: ``authorization``, ``x-request-id``, ``x-slo-…``.
 
     Health and reflection need no key.
     """
 
-    def __init__(self, door: Door) -> None:
-        self._door = door
+    def __init__(self, access: AccessDependencies) -> None:
+        self._access = access
 
     async def intercept_service(
         self, continuation: Callable[[object], Awaitable[object]], details: grpc.HandlerCallDetails
     ) -> object:
         """Sets CALLER and returns the handler, or returns a handler that ends the call with the error."""
         if details.method.startswith(OPEN_SERVICES):
-            return tolerant(await continuation(details))
+            return with_decode_errors(await continuation(details))
         metadata = {key: value for key, value in details.invocation_metadata or () if isinstance(value, str)}
         try:
-            caller = self._door.gate.identify(metadata.get("authorization"))
+            caller = self._access.gate.identify(metadata.get("authorization"))
             asked_id = clean_request_id(metadata.get(REQUEST_ID))
-            CALLER.set(with_call(caller, self._door.environment.new_id(), asked_id, metadata.get))
+            CALLER.set(with_call(caller, self._access.environment.new_id(), asked_id, metadata.get))
         except BatonError as error:
-            self._door.metrics.refused.labels(error.label).inc()
-            return tolerant(_refusing(await continuation(details), error))
-        return tolerant(await continuation(details))
+            self._access.metrics.refused.labels(error.label).inc()
+            return with_decode_errors(_refusing(await continuation(details), error))
+        return with_decode_errors(await continuation(details))
 
 
 def _refusing(handler: Any, error: BatonError) -> Any:
