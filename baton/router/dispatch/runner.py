@@ -27,7 +27,7 @@ from baton.router.dispatch.placing import Placer
 from baton.router.dispatch.view import Reservation
 from baton.router.workers.call_errors import first_of
 from baton.router.workers.decode_session import DecodeLease
-from baton.router.workers.link import STALL_S
+from baton.router.workers.link import STALL_S, DecodeLink
 from baton.router.workers.link_table import LinkTable
 
 log = logging.getLogger("baton.router")
@@ -103,8 +103,6 @@ class ChoiceRunner:
                 try:
                     await self._attempt(run, placed)
                 except BatonError as error:
-                    if isinstance(error, AdapterNotLoaded) and not run.retries.admitted:
-                        self._links.decode(placed.taken.decode).lacks(run.request.context.adapter_id)
                     if not run.progress.answered:
                         placed.close()
                         self._blame(run, placed.taken.decode, error, refused=not run.retries.admitted)
@@ -132,6 +130,16 @@ class ChoiceRunner:
         if not run.request.pin.allows(link.info):
             raise WorkerLost(f"{placed.taken.decode} was replaced by one of other weights")
         await self._bring_adapter(run, placed)
+        loads = link.loads
+        try:
+            await self._lease(run, attempt, placed, link)
+        except AdapterNotLoaded:
+            if not run.retries.admitted:
+                link.lacks(run.request.context.adapter_id, loads)
+            raise
+
+    async def _lease(self, run: ChoiceRun, attempt: Attempt, placed: Reservation, link: DecodeLink) -> None:
+        """Holds the lease on the decode worker until the answer is complete."""
         admit = admit_message(attempt, local=placed.taken.way == "local")
         async with link.admit(admit, partial(run.take_decode, placed), run.cancel_reason) as lease:
             run.retries.admitted = True
@@ -198,11 +206,12 @@ class ChoiceRunner:
         if pinned is not None and link.info.fingerprint != pinned.fingerprint:
             raise WorkerLost(f"{placed.taken.prefill} was replaced by one of other weights")
         await self._adapters.bring(link, run.request.context.adapter_id)
+        loads = link.loads
         try:
             async with asyncio.timeout(self._hedge_after(run, placed)):
                 return await link.prefill(message, self._call_limit(run))
         except AdapterNotLoaded:
-            link.lacks(run.request.context.adapter_id)
+            link.lacks(run.request.context.adapter_id, loads)
             raise
         except TimeoutError:
             run.retries.hedged = True

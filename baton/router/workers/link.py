@@ -61,6 +61,8 @@ class WorkerLink(ABC):
         self._channel, self._settings = channel, settings
         self._doubts = asyncio.Event()  # it is down until it has answered a probe
         self._complaint = ""
+        self.loads = 0  # adapters that it has loaded for this router
+        self._loaded_at: dict[str, int] = {}  # by adapter, what ``loads`` was after its last load
         self._loaded: set[str] = set()  # adapters that it was given, and has yet to announce
         self._missed: set[str] = set()  # adapters that it announced, and lacked when it was asked for them
 
@@ -154,8 +156,15 @@ class WorkerLink(ABC):
         """Returns whether the worker has the adapter, as far as this router knows."""
         return adapter_id in self._loaded or (adapter_id in self.info.adapters and adapter_id not in self._missed)
 
-    def lacks(self, adapter_id: str) -> None:
-        """Notes that the worker has evicted or unloaded the adapter, whatever it announced last."""
+    def lacks(self, adapter_id: str, loads: int) -> None:
+        """Notes that the worker lacked the adapter when ``loads`` was as given, whatever it announced last.
+
+        Changes nothing if it has loaded the adapter since: the refusal of a request that was sent before says
+        nothing of what the worker holds now.
+        """
+        if self._loaded_at.get(adapter_id, 0) > loads:
+            return
+        self._loaded_at.pop(adapter_id, None)
         self._loaded.discard(adapter_id)
         self._missed.add(adapter_id)
 
@@ -167,6 +176,8 @@ class WorkerLink(ABC):
         """
         request = w.LoadAdapterRequest(name=name, path=path, digest=digest, pinned=pinned)
         found = adapter_from_pb(await self._asked(stubs.WorkerStub(self._channel).LoadAdapter, request, timeout_s))
+        self.loads += 1
+        self._loaded_at[found.id] = self.loads
         self._missed.discard(found.id)
         self._loaded.add(found.id)
         return found
@@ -179,7 +190,7 @@ class WorkerLink(ABC):
         request = w.UnloadAdapterRequest(id=adapter_id)
         with contextlib.suppress(AdapterUnknown):
             await self._asked(stubs.WorkerStub(self._channel).UnloadAdapter, request, timeout_s)
-        self.lacks(adapter_id)
+        self.lacks(adapter_id, self.loads)
 
     async def pin_prefix(self, request: w.PinPrefixRequest, timeout_s: float) -> int:
         """Asks the worker to pin a prefix's KV blocks; returns the number of pinned tokens.

@@ -88,6 +88,18 @@ async def test_a_worker_that_lacks_it_loads_it_once_for_all_requests_that_wait()
         await c.idle()
 
 
+async def test_a_refusal_of_a_request_sent_before_a_load_does_not_undo_it():
+    async with served(prefill=0, decode=1) as c:
+        entry = await add(c)
+        [link] = c.core.view._links
+        before = link.loads
+        await c.core.adapters.add(entry, in_place=True)  # loaded again, while the refusal is on its way
+        link.lacks(entry.adapter_id, before)
+        assert link.holds(entry.adapter_id)
+        link.lacks(entry.adapter_id, link.loads)
+        assert not link.holds(entry.adapter_id)
+
+
 async def test_requests_go_where_their_adapter_is():
     async with served(prefill=0, decode=3) as c:
         entry = await add(c)
@@ -174,7 +186,7 @@ async def test_a_worker_that_cannot_read_it_is_left_to_others():
         lacking.adapters.clear()
         lacking.files.clear()
         for link in c.core.view._links:
-            link.lacks(entry.adapter_id) if link.info.worker_id == "d0" else None
+            link.lacks(entry.adapter_id, link.loads) if link.info.worker_id == "d0" else None
         for _ in range(4):
             assert await ask(c, entry.adapter_id) == answer_of(PROMPT, 8, adapter=entry.adapter_id)
         assert len(lacking.admits) == 0
@@ -277,7 +289,7 @@ async def test_pinned_adapters_come_to_new_workers_by_themselves():
         c.d[0].adapters.clear()
         c.d[0].announce(c.roster)
         for link in c.core.view._links:
-            link.lacks(entry.adapter_id)
+            link.lacks(entry.adapter_id, link.loads)
         await until(lambda: entry.adapter_id in c.d[0].adapters)
         assert c.d[0].loads[-1].pinned
 
@@ -289,7 +301,7 @@ async def test_a_worker_that_loads_slowly_holds_up_no_other_and_no_later_look():
         c.d[0].hold_loads.clear()
         for _ in range(2):
             for link in (slow, quick):
-                link.lacks(entry.adapter_id)
+                link.lacks(entry.adapter_id, link.loads)
             await until(lambda: quick.holds(entry.adapter_id))
         await c.core.adapters.remove("other")
         await until(lambda: not quick.holds(other.adapter_id))
