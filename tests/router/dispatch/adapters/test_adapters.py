@@ -169,6 +169,7 @@ async def test_what_nobody_can_read_any_more_is_said_and_not_answered_by_another
         old = await add(c)
         c.d[0].hold_tokens.clear()
         [holding] = c.open(PROMPT, 4, adapter_id=old.adapter_id, request_id="r0")
+        await until(lambda: c.d[0].leases)
         files(c, sql=TWO)
         await add(c, in_place=True)
         c.d[0].adapters.pop(old.adapter_id)
