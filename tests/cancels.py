@@ -237,7 +237,7 @@ async def _cancelled(play: Play, strikes: Strikes) -> None:
 
 
 async def _nothing_left(before: set[asyncio.Task[Any]], complaints: list[str]) -> None:
-    deadline = asyncio.get_running_loop().time() + 2.0
+    deadline = asyncio.get_running_loop().time() + PATIENCE_S
     while left := asyncio.all_tasks() - before:
         assert asyncio.get_running_loop().time() < deadline, f"{left} are left"
         await asyncio.sleep(0.001)

@@ -455,11 +455,11 @@ class Cluster:
         for p in self.p:
             p.decodes = {d.info.address: d for d in self.d}
 
-    async def all_up(self, seconds: float = 5.0) -> None:
+    async def all_up(self, seconds: float = 30.0) -> None:
         want = len(self.roster.entries)
         await until(lambda: self.view.reachable("prefill") + self.view.reachable("decode") == want, seconds)
 
-    async def idle(self, seconds: float = 2.0) -> None:
+    async def idle(self, seconds: float = 30.0) -> None:
         """Nothing is left anywhere: tasks, counts, leases, calls, places in the queue."""
         await until(lambda: not self._left(), seconds, lambda: self._left())
 

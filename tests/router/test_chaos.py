@@ -63,7 +63,7 @@ async def test_no_answer_is_wrong_and_nothing_is_left_under_faults(seed):
         fates = await asyncio.gather(*(one(c, rng, i) for i in range(120)))
         enough.set()
         await breaking
-        await c.idle(5)
+        await c.idle()
     gc.collect()  # stopped servers want to be freed while their loop lives
     assert fates.count("right") > 60, fates
     assert not {"internal", "deadline_exceeded"} & set(fates), fates

@@ -83,7 +83,7 @@ async def soaked(requests: int, rounds: int) -> dict[str, list[int]]:
                 async with httpx.AsyncClient(base_url=address.url, timeout=30, verify=False) as http:
                     for _ in range(requests // AT_ONCE):
                         await asyncio.gather(*(one(c, http, rng) for _ in range(AT_ONCE)))
-                    await c.idle(10)
+                    await c.idle()
                     await http.get("/metrics")
                 await again(c, rng.choice([*c.p, *c.d]), number)
                 await c.core.decisions.flush()

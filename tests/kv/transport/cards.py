@@ -139,7 +139,7 @@ class LateCopies:
         self._settle(stream)
 
     def wait_for(self, event: int) -> None:
-        assert self._let.wait(10)
+        assert self._let.wait(30)
         self._run()
         self._wait_for(event)
 

@@ -165,5 +165,5 @@ async def test_a_thousand_handoffs_over_four_lanes_to_a_process_of_its_own_are_a
         assert ours.recv() == (True, {})
     ours.recv()
     ours.send("end")
-    process.join(10)
+    process.join(30)
     await transport.close()

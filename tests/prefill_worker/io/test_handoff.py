@@ -23,6 +23,7 @@ from baton.kv.transport.loopback import LoopbackTransport
 from baton.kv.wire import control, frames
 from baton.kv.wire.base import ReplyStream, Transport
 from baton.kv.wire.frames import Frame, Kind
+from baton.prefill_worker.io import handoff as handoff_module
 from baton.prefill_worker.io.handoff import Handoff
 from baton.prefill_worker.io.handoff_frames import Destination, Sender
 from baton.protos.channel import BlocksReceived, Commit, ReceiveClosed, ReceiveOpened, ShipBlock
@@ -477,7 +478,10 @@ async def test_a_stream_that_breaks_at_our_end_alone_is_not_waited_for(monkeypat
     assert stream.closed
 
 
-async def test_a_receiver_that_took_everything_over_is_believed_though_a_send_failed() -> None:
+async def test_a_receiver_that_took_everything_over_is_believed_though_a_send_failed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(handoff_module, "LAST_WORDS_S", 3600.0)  # which nobody waits for here
     stream, source = Broken(fails_at=3), Source()
     handoff = source.handoff(stream)
     handoff.ship(source.blocks)
@@ -487,5 +491,5 @@ async def test_a_receiver_that_took_everything_over_is_believed_though_a_send_fa
         await asyncio.sleep(0)
     for frame in stream.sent:
         stream.replies.put_nowait(frames.ack(frame, range(BLOCKS) if frame.kind is Kind.BLOCK else ()))
-    report = await asyncio.wait_for(running, 1)  # not after the wait for last words
+    report = await asyncio.wait_for(running, 30)
     assert report.shipped_blocks == BLOCKS

@@ -547,7 +547,7 @@ async def cancel_when(c, stream, phase) -> None:
     stream.cancel("client_gone")
     stream.cancel("client_gone")
     await cancelled(stream)
-    await c.idle(0.5)
+    await c.idle()
     assert [reason for _, reason in c.d[0].cancels] == ["client_gone"]
 
 
