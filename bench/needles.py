@@ -167,7 +167,8 @@ def main() -> None:
     parser.add_argument("--window", type=int, default=1024)
     parser.add_argument("--budget", type=int, default=512)
     args = parser.parse_args()
-    selections = f"sinks:{args.sinks},window:{args.window}", f"snapkv:{args.budget},window:64"
+    selections = tuple(f"{name}:{args.budget},window:64" for name in ("snapkv", "h2o"))
+    selections = f"sinks:{args.sinks},window:{args.window}", *selections
     Console(width=120).print(found(args.tokens, selections))
 
 

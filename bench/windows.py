@@ -19,7 +19,7 @@ from rich.console import Console
 from baton.bench.rows import Row, table
 from baton.decode_worker.engine.loop import DecodeLimits, DecodeLoop
 from baton.engine.backends.paced.runner import PacedRunner
-from baton.engine.plan import SampledToken, StepPlan, StepResult
+from baton.engine.plan import SampledToken, SequenceStep, StepPlan, StepResult
 from baton.engine.steps.loop import EngineParts
 from baton.kv.layout.page import layout_for
 from baton.kv.layout.selection import ALL, marked, parsed
@@ -53,8 +53,14 @@ class Counting(PacedRunner):
     def run(self, plan: StepPlan) -> StepResult:
         """Returns token 0 for each item that asks for one."""
         sampled = tuple(SampledToken(item.seq, 0) for item in plan.items if item.sample)
-        evenly = {item.seq: np.ones(item.watch // 16, np.float32) for item in plan.items if item.watch}
+        evenly = {item.seq: np.ones(_observed(item), np.float32) for item in plan.items if item.watch}
         return StepResult(sampled, 0.0, observed=evenly)
+
+
+def _observed(item: SequenceStep) -> tuple[int, ...]:
+    """The shape of what is observed of an item: by run before its watched tokens, or by each of these and run."""
+    end = item.start + len(item.tokens) - 16 * (item.gap[1] - item.gap[0])
+    return (len(item.tokens), -(-end // 16)) if item.watch_rows else ((item.watch or 0) // 16,)
 
 
 def parts(window: int, prompt: int, pages: int, selection: str = ALL) -> EngineParts:

@@ -37,9 +37,10 @@ class EngineConfig(msgspec.Struct, frozen=True):
 
     ``dtype`` "auto" is float32 on a CPU and bfloat16 on a GPU; float16 runs on a CPU only, and its sums are
     float32. ``kv_cache_dtype`` is the dtype of stored K and V, "auto" for ``dtype``; int8 and fp8 have a scale per
-    (token, head). ``kv_selection`` says which part of a long context attention reads: "all", "sinks:N,window:N" or
-    "snapkv:N,window:N" in tokens (the last two on a CPU only). ``quantization`` rounds the weights on load, "none"
-    takes them as stored; packed weights are cached under ``cache_dir``. ``quantization_overrides`` maps patterns of
+    (token, head). ``kv_selection`` says which part of a long context attention reads: "all", "sinks:N,window:N",
+    "snapkv:N,window:N" or "h2o:N,window:N" in tokens (but for "all" on a CPU only). ``quantization`` rounds the
+    weights on load, "none" takes them as stored; packed weights are cached under ``cache_dir``.
+    ``quantization_overrides`` maps patterns of
     layer names to other schemes (``checkpoints/layer_schemes.py``), "none" to leave a layer as stored.
 
     ``is_draft`` marks a draft model, whose ``quantization`` and overrides are its target's: patterns may match no

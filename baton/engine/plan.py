@@ -91,7 +91,8 @@ class SequenceStep(msgspec.Struct, frozen=True, gc=False):
     ``state_from`` are the pages with the recurrent state before ``start`` (None: there is no token before it),
     ``state_to`` the pages for the state after the last token; they never overlap. Entries ``gap[0]`` … ``gap[1] -
     1`` of ``pages`` are skipped by attention. ``watch`` is the position of one of the tokens: how much attention it
-    and the tokens after it pay to what is before them is to be returned (``StepResult.observed``).
+    and the tokens after it pay to what is before them is to be returned (``StepResult.observed``); with
+    ``watch_rows``, what each of them pays to all that it sees.
     """
 
     seq: int
@@ -110,6 +111,7 @@ class SequenceStep(msgspec.Struct, frozen=True, gc=False):
     limbs: tuple[Limb, ...] = ()
     gap: tuple[int, int] = (0, 0)
     watch: int | None = None
+    watch_rows: bool = False
 
     @property
     def trunk(self) -> int:
@@ -187,7 +189,8 @@ class StepResult(msgspec.Struct, frozen=True):
     The dicts are keyed by sequence and have entries only for items that asked: ``scored``, the logprobs of the
     item's ``targets``; ``pooled``, its pooled hidden states (``pool``); ``states``, (rows, layers x hidden)
     float32, the hidden states of its last rows if these are tapped (``Internals.tap``); ``observed``, float32, the
-    attention that each run of 16 tokens before ``watch`` got, summed over heads and layers.
+    attention that each run of 16 tokens before ``watch`` got, summed over heads and layers; with ``watch_rows``
+    (tokens, runs), what each token from ``watch`` on paid to each run that it sees, its own included.
     """
 
     sampled: tuple[SampledToken, ...]

@@ -57,12 +57,16 @@ class WidePages:
         return ranks_of(self._runner)
 
     def run(self, plan: StepPlan) -> StepResult:
-        """Computes a step whose plan names wide pages; ``observed`` sums are per wide page."""
+        """Computes a step whose plan names wide pages; ``observed`` sums are per wide page, rows' per run."""
         self._tables = {item.seq: (item.pages, self._table(item)) for item in plan.items}
         found = self._runner.run(StepPlan(tuple(self._narrow(item) for item in plan.items)))
         if not found.observed:
             return found
-        by_page = {seq: scores.reshape(-1, self._runs).sum(1) for seq, scores in found.observed.items()}
+        rows = {item.seq for item in plan.items if item.watch_rows}  # these stay by run
+        by_page = {
+            seq: scores if seq in rows else scores.reshape(-1, self._runs).sum(1)
+            for seq, scores in found.observed.items()
+        }
         return msgspec.structs.replace(found, observed=by_page)
 
     def _narrow(self, item: SequenceStep) -> SequenceStep:

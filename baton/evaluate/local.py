@@ -99,8 +99,10 @@ class Local:
             self._require_room(going.prompt, going.tokens)
             going.take(self._first(going))
         while live := [going for going in goings if not going.done]:
-            result = self._runner.run(StepPlan(tuple(going.step() for going in live)))
-            for going, sampled in zip(live, result.sampled, strict=True):
+            steps = tuple(going.step() for going in live)
+            result = self._runner.run(StepPlan(steps))
+            for going, step, sampled in zip(live, steps, result.sampled, strict=True):
+                going.kept.saw(step, result)
                 going.take(sampled)
         return [going.answer() for going in goings]
 

@@ -29,7 +29,9 @@ class EngineSpec(_Group, frozen=True):
     model_name: str = ""  # what clients call it; empty takes the model's (or profile's) last part
     dtype: str = "auto"
     kv_cache_dtype: str = "auto"
-    kv_selection: str = "all"  # what of a long context attention sees: all, sinks:N,window:N, snapkv:N,window:N
+    kv_selection: str = (
+        "all"  # what of a long context attention sees: all, sinks:N,window:N, snapkv:N or h2o:N,window:N
+    )
     quantization: str = "none"  # of plain weights, on load
     quantization_overrides: dict[str, str] = {}  # schemes of layers, by pattern
     activations: str = "auto"  # what rows are rounded to beside quantized weights: auto, bf16, fp8

@@ -31,9 +31,9 @@ class WorkerConfig(Section):
     )
     kv_selection: str = Field(
         default="all",
-        pattern=r"^(all|sinks:\d{1,9},window:\d{1,9}|snapkv:\d{1,9}(,window:\d{1,9})?)$",
-        description="what of a long context attention sees: all, sinks:64,window:4096 or snapkv:1024,window:64 "
-        "(tokens); lossy",
+        pattern=r"^(all|sinks:\d{1,9},window:\d{1,9}|(snapkv|h2o):\d{1,9}(,window:\d{1,9})?)$",
+        description="what of a long context attention sees: all, sinks:64,window:4096, snapkv:1024,window:64 or "
+        "h2o:1024,window:64 (tokens); lossy",
     )
     quantization: Literal["none", "int8", "int4"] = Field(default="none", description="of plain weights, on load")
     quantization_overrides: dict[str, str] = Field(

@@ -59,7 +59,7 @@ def evaluate_command(
         str, typer.Option(help="MODEL's KV: auto, float32, bf16, int8, fp8; several for --sweep: auto,fp8")
     ] = "auto",
     kv_selection: Annotated[
-        str, typer.Option(help="What MODEL sees of a long context: all, sinks:64,window:4096, snapkv:1024")
+        str, typer.Option(help="What MODEL sees: all, sinks:64,window:4096, snapkv:1024, h2o:1024")
     ] = "all",
     dtype: Annotated[str, typer.Option(help="MODEL's floats: auto, float32, bfloat16, float16")] = "auto",
     activations: Annotated[

@@ -12,7 +12,8 @@ from baton.engine.plan import ModelSpec
 from baton.engine.request_checks import blocks_for, holdable, holdable_of
 from baton.engine.states import SequenceStates, Sight, StateRules, opened
 from baton.kv.layout import prefix
-from baton.kv.layout.selection import KeptPrompt, kept_of
+from baton.kv.layout.running import RunningScores
+from baton.kv.layout.selection import KeptPrompt, chosen_from, kept_of, observed_of
 from baton.kv.layout.state import state_hashes
 from baton.kv.pages.pool import PageLease, PagePool
 from baton.protos import channel as ch
@@ -26,6 +27,7 @@ class OpenedPages(NamedTuple):
     pages: PageLease
     states: SequenceStates | None  # pages of recurrent state, if the model has one
     kept: KeptPrompt | None = None  # which of the prompt's blocks are selected to be kept; None: all
+    running: RunningScores | None = None  # scores by which its answer gives up pages; None: it keeps all
 
     def close(self) -> None:
         """Returns every page to the pool."""
@@ -53,12 +55,15 @@ def open_pages(
     request, size, sight = message.request, pool.block_tokens, Sight.of(spec.layout)
     root = prefix.root(spec.fingerprint, spec.layout.fidelity, request.adapter_id, request.tenant_salt)
     tokens, hashes = len(request.token_ids), prefix.chain(root, request.token_ids, size)
-    kept = kept_of(spec.layout, request.prompt_tokens)
+    prompt, observed = chosen_from(spec.layout, request, message.local), observed_of(spec.layout)
+    kept = kept_of(spec.layout, prompt)
+    running = RunningScores(observed, size, prompt, kept) if observed is not None and observed.running else None
     if kept is not None and not message.local:
         behind = pool.open_behind(hashes, kept.first, blocks_for(tokens, size), reserve, sunk=kept.slots)
-        return OpenedPages(root, hashes, behind, None, kept)
+        return OpenedPages(root, hashes, behind, None, kept, running)
     limit = holdable_of(request, tokens, size) if message.local else holdable(tokens, size)
     limit = limit if kept is None else min(limit, kept.first)
     asked = hashes[: tokens // size], blocks_for(tokens, size), limit, reserve
     sight = sight if message.local else sight.behind(tokens, size)
-    return OpenedPages(root, hashes, *opened(pool, rules, *asked, brought=not message.local, sight=sight), kept)
+    leased = opened(pool, rules, *asked, brought=not message.local, sight=sight)
+    return OpenedPages(root, hashes, *leased, kept, running)

@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 import msgspec
+import numpy as np
+from numpy.typing import NDArray
 
 from baton.decode_worker.engine.swap import SwapEntry
 from baton.engine.plan import Limb, SampledToken, SequenceStep
@@ -16,6 +18,7 @@ from baton.engine.sequence import SequenceState
 from baton.engine.speculate.draft import Draft
 from baton.engine.states import SequenceStates
 from baton.kv.layout.prefix import Chain
+from baton.kv.layout.running import RunningScores
 from baton.kv.layout.selection import MOST_TOKENS, KeptPrompt
 from baton.kv.pages.pool import PageLease
 from baton.protos.nouns import TokenRun
@@ -32,9 +35,11 @@ class DecodeJob:
         age: int,
         states: SequenceStates | None = None,
         kept: KeptPrompt | None = None,
+        running: RunningScores | None = None,
     ):
         self.sequence = sequence
         self.kept = kept  # what its tokens choose of the prompt, where that isn't all of it
+        self.running = running  # by which the answer gives up pages, where it does
         self._findable = self._findable_tokens(pages)
         self.pages, self.states = pages, states
         self.age = age
@@ -60,12 +65,27 @@ class DecodeJob:
         assert self.kept is not None, "all of the prompt is kept"
         self.pages.select(self.kept.chosen(scores), self.kept.first)
 
+    def weigh(self, paid: NDArray[np.float32]) -> None:
+        """Adds what the step's tokens ``paid`` to pages, and gives up the one with the least, if one is due."""
+        assert self.running is not None, "its answer keeps all pages"
+        self.running.add(paid)
+        kept = self.running.kept_at(self.sequence.computed)
+        if kept is not None:
+            self.pages.select(kept, self.running.first)
+
+    def cut(self, start: int, end: int) -> int:
+        """Returns the position at which a step from ``start`` that could extend to ``end`` has to stop for pages to
+        be selected.
+        """
+        end = end if self.kept is None else self.kept.cut(start, end)
+        return end if self.running is None else self.running.cut(start, end)
+
     def _findable_tokens(self, pages: PageLease) -> int:
         """Returns how many leading tokens' blocks others may find in the cache: of a prompt with selected blocks at
         most it.
         """
         if self.kept is None:
-            return MOST_TOKENS
+            return MOST_TOKENS if self.running is None else self.running.prompt
         return 0 if pages.hollow else self.kept.tokens
 
     @property
@@ -73,7 +93,7 @@ class DecodeJob:
         """Returns the range of blocks that later tokens don't see, because others were selected; (0, 0) for
         none.
         """
-        return (0, 0) if self.kept is None else self.pages.gap
+        return (0, 0) if self.kept is None and self.running is None else self.pages.gap
 
     @property
     def holdable(self) -> int:
@@ -141,6 +161,7 @@ class DecodeJob:
     def restart(self, pages: PageLease, states: SequenceStates | None = None) -> None:
         """Begins the sequence again on new pages, after the blocks that were found in the cache."""
         self.pages, self.sealed, self.states = pages, pages.held, states
+        self.running = None if self.running is None else self.running.fresh()
         self._findable = self._findable_tokens(pages)
         pages.hinted = self.sequence.request.retained
         self.sequence.computed = pages.held * pages.block_tokens
@@ -174,16 +195,18 @@ def step_of(
     """
     if job.states is None:
         step = _plain_step(job, take, reading, draft, limbs)
-        step = step if job.kept is None else _choosing(step, job, job.kept)
+        step = step if job.kept is None and job.running is None else _choosing(step, job)
         return _by_rejection(step, draft) if draft is not None and rejects else step
     assert draft is None, "a state isn't rolled back: nothing is drafted"
     states = job.states.source, job.states.target
     return msgspec.structs.replace(_plain_step(job, take, reading), state_from=states[0], state_to=states[1])
 
 
-def _choosing(step: SequenceStep, job: DecodeJob, kept: KeptPrompt) -> SequenceStep:
+def _choosing(step: SequenceStep, job: DecodeJob) -> SequenceStep:
     """Returns ``step`` for a sequence with selected blocks, or one that selects them."""
-    watch = kept.watched_in(step.start, step.start + len(step.tokens))
+    if job.running is not None and job.running.sees(step.start):
+        return msgspec.structs.replace(step, gap=job.gap, watch=step.start, watch_rows=True)
+    watch = None if job.kept is None else job.kept.watched_in(step.start, step.start + len(step.tokens))
     return msgspec.structs.replace(step, gap=job.gap, watch=watch)
 
 

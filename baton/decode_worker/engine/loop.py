@@ -214,7 +214,7 @@ class DecodeLoop(StepLoop):
         found.pages.hinted = message.request.retained
         sequence = self.sequence(key, message.request)
         self._ages += 1
-        job = DecodeJob(sequence, found.root, found.pages, self._ages, found.states, found.kept)
+        job = DecodeJob(sequence, found.root, found.pages, self._ages, found.states, found.kept, found.running)
         if not message.local:
             ttl_s = message.ttl_s or self.limits.ttl_s
             landing = None if found.states is None else found.states.landing()
@@ -267,7 +267,9 @@ class DecodeLoop(StepLoop):
         job = self.requests[item.seq].job
         job.sequence.score(item.start, outcome.scored.get(item.seq, ()))
         job.advance(len(item.tokens) - len(item.verify))
-        if item.watch is not None:
+        if item.watch_rows:
+            job.weigh(outcome.observed[item.seq])
+        elif item.watch is not None:
             job.choose(outcome.observed[item.seq].tolist())
         job.keep_state()
         job.sequence.pool(item.start, job.sequence.computed, outcome.pooled.get(item.seq))

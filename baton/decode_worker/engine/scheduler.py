@@ -121,14 +121,14 @@ class DecodeScheduler:
         Tokens that select what is kept of the prompt are taken together.
         """
         start, prompt = job.sequence.computed, len(job.sequence.request.token_ids)
-        if job.kept is not None and take:
-            return job.kept.cut(start, start + take) - start
+        if take and not (job.kept is None and job.running is None):
+            return job.cut(start, start + take) - start
         if self.rules is None:
             return take
         return self.rules.cut(start, start + take, prompt, self.pool.block_tokens) - start
 
     def _drafts(self, drafter: Drafter, shares: list[Share]) -> dict[int, Draft]:
-        sequences = [job.sequence for job, _, reading in shares if not reading]
+        sequences = [job.sequence for job, _, reading in shares if not reading and job.running is None]
         if not sequences:
             return {}
         prompt_tokens = 0 if len(sequences) == len(shares) else sum(take for _, take, reading in shares if reading)
@@ -236,7 +236,7 @@ class DecodeScheduler:
 
     def _preempt(self, job: DecodeJob) -> None:
         self.running.remove(job)
-        if self.swap is not None and not job.pages.hollow:
+        if self.swap is not None and not job.pages.hollow and job.running is None:
             state = () if job.states is None else job.states.source or ()
             job.swap_entry = self.swap.save(job.pages.pages, job.sequence.computed, state)
         job.close()

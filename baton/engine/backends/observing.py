@@ -26,8 +26,9 @@ class Watched(NamedTuple):
     seq: int
     first: int  # first row in the step
     end: int  # row after the last
-    place: int  # position of the first row
-    pages: Tensor  # the item's block table, int64
+    place: int  # place of the first row among the tokens on ``pages``
+    pages: Tensor  # the pages that the item sees, int64
+    by_row: bool  # each row's attention to all of them is wanted
 
 
 class Observation:
@@ -40,11 +41,9 @@ class Observation:
         for item in items:
             end = row + len(item.tokens)
             if item.watch is not None:
-                blocks = -(-(item.start + len(item.tokens)) // BLOCK_TOKENS)
-                pages = torch.tensor(item.pages[:blocks], dtype=torch.int64)
-                self._watched.append(Watched(item.seq, row + item.watch - item.start, end, item.watch, pages))
+                self._watched.append(_watched(item, item.watch, row, end))
             row = end
-        self._scores = {one.seq: torch.zeros(one.place // BLOCK_TOKENS) for one in self._watched}
+        self._scores = {one.seq: torch.zeros(_shape(one)) for one in self._watched}
 
     def __bool__(self) -> bool:
         return bool(self._watched)
@@ -55,11 +54,26 @@ class Observation:
         """
         for one in self._watched:
             queries = q[one.first : one.end]
-            keys = keys_of(one.pages)[: one.place + len(queries)]
-            self._scores[one.seq] += page_scores(queries, keys, scale, softcap)
+            keys, scores = keys_of(one.pages)[: one.place + len(queries)], self._scores[one.seq]
+            if not one.by_row:
+                scores += page_scores(queries, keys, scale, softcap)
+                continue
+            for at in range(len(queries)):  # row by row, so that each has the bits that it has alone
+                found = page_scores(queries[at : at + 1], keys[: one.place + at + 1], scale, softcap, every=True)
+                scores[at, : len(found)] += found
 
     def found(self) -> dict[int, NDArray[np.float32]]:
-        """Returns the sums over all layers by sequence: float32, one for each run of 16 tokens before the watched
-        ones.
-        """
+        """Returns the sums over all layers by sequence: float32, as ``StepResult.observed`` has them."""
         return {seq: scores.numpy() for seq, scores in self._scores.items()}
+
+
+def _watched(item: SequenceStep, watch: int, row: int, end: int) -> Watched:
+    (first, behind), blocks = item.gap, -(-(item.start + len(item.tokens)) // BLOCK_TOKENS)
+    seen = [*item.pages[:first], *item.pages[behind:blocks]] if behind > first else item.pages[:blocks]
+    place, pages = watch - (behind - first) * BLOCK_TOKENS, torch.tensor(seen, dtype=torch.int64)
+    return Watched(item.seq, row + watch - item.start, end, place, pages, item.watch_rows)
+
+
+def _shape(one: Watched) -> tuple[int, ...]:
+    rows = one.end - one.first
+    return (rows, -(-(one.place + rows) // BLOCK_TOKENS)) if one.by_row else (one.place // BLOCK_TOKENS,)

@@ -8,10 +8,13 @@ Knows nothing of pages or of attention. A selection is a fidelity of its own: it
                "float32@sinks:64,window:4096"  it sees the first 64, the last 4,096 and those in its own run of 16
                "float32@snapkv:1024,window:64" a prompt's tokens see all before them, and its last 64 select which
                                                the answer can see: about 1,024 tokens, the 64 included
+               "float32@h2o:1024,window:64"    so does it begin; the answer then gives up, page by page, what its
+                                               tokens attended to least, and sees about 1,024 tokens all along
 
-Attention sinks: https://arxiv.org/abs/2309.17453. SnapKV: https://arxiv.org/abs/2404.14469. Tokens keep their
-positions. With sinks, what a token sees depends on its position alone, in runs of 16 tokens, so that prompts may be
-split, cached and handed off at any run. With SnapKV other requests can find only the blocks of the prompt.
+Attention sinks: https://arxiv.org/abs/2309.17453. SnapKV: https://arxiv.org/abs/2404.14469. H2O:
+https://arxiv.org/abs/2306.14048 (``running.py``). Tokens keep their positions. With sinks, what a token sees
+depends on its position alone, in runs of 16 tokens, so that prompts may be split, cached and handed off at any run.
+With SnapKV and H2O other requests can find only the blocks of the prompt.
 """
 
 from __future__ import annotations
@@ -23,7 +26,7 @@ from hashlib import sha256
 from typing import NamedTuple
 
 from baton.protos.errors import ConfigError
-from baton.protos.nouns import BLOCK_TOKENS, KvLayout
+from baton.protos.nouns import BLOCK_TOKENS, EngineRequest, KvLayout
 
 ALL = "all"
 MARK = "@"  # separates the selection from the rest of a fidelity
@@ -63,14 +66,15 @@ class Selection(NamedTuple):
 
 class Observed(NamedTuple):
     """Keeps about ``budget`` tokens of a prompt: the last ``window``, and the pages that they attend to most
-    (SnapKV).
+    (SnapKV); if ``running``, of the answer, too (H2O).
     """
 
     budget: int
     window: int
+    running: bool = False
 
     def __str__(self) -> str:
-        return f"snapkv:{self.budget},window:{self.window}"
+        return f"{'h2o' if self.running else 'snapkv'}:{self.budget},window:{self.window}"
 
     def kept_of(self, prompt: int, block_tokens: int) -> KeptPrompt | None:
         """Returns which blocks of a prompt of ``prompt`` tokens are kept; None if all are."""
@@ -144,9 +148,9 @@ def parsed(text: str) -> Selection | Observed | None:
     """
     if text == ALL:
         return None
-    found = re.fullmatch(r"(sinks|snapkv):(\d{1,9})(?:,window:(\d{1,9}))?", text)
+    found = re.fullmatch(r"(sinks|snapkv|h2o):(\d{1,9})(?:,window:(\d{1,9}))?", text)
     if found is None or (found[1] == "sinks" and found[3] is None):
-        choices = "use all, sinks:64,window:4096 or snapkv:1024,window:64"
+        choices = "use all, sinks:64,window:4096, snapkv:1024,window:64 or h2o:1024,window:64"
         raise ConfigError(f"{SETTING} {text!r} is unknown; {choices}", SETTING)
     kept, window = int(found[2]), int(found[3] or WINDOW)
     if kept % BLOCK_TOKENS or window % BLOCK_TOKENS or not BLOCK_TOKENS <= window <= MOST_TOKENS:
@@ -159,7 +163,7 @@ def parsed(text: str) -> Selection | Observed | None:
     if kept <= window or window > MOST_WATCHED:
         text = f"{SETTING} {text!r}: give a window of {MOST_WATCHED} at most, and more tokens than it has"
         raise ConfigError(text, SETTING)
-    return Observed(kept, window)
+    return Observed(kept, window, found[1] == "h2o")
 
 
 def marked(fidelity: str, selection: Selection | Observed | None) -> str:
@@ -186,7 +190,7 @@ def selection_of(layout: KvLayout) -> Selection | None:
 
 
 def observed_of(layout: KvLayout) -> Observed | None:
-    """Returns the SnapKV selection of a worker of ``layout``; None if it has another one, or none."""
+    """Returns the SnapKV or H2O selection of a worker of ``layout``; None if it has another one, or none."""
     found = _of(layout)
     return found if isinstance(found, Observed) else None
 
@@ -195,3 +199,14 @@ def kept_of(layout: KvLayout, prompt: int) -> KeptPrompt | None:
     """Returns which blocks of a prompt of ``prompt`` tokens a worker of ``layout`` keeps; None if all."""
     observed = observed_of(layout)
     return None if observed is None else observed.kept_of(prompt, layout.block_tokens)
+
+
+def chosen_from(layout: KvLayout, request: EngineRequest, is_local: bool) -> int:
+    """Returns how many of a request's tokens count as the prompt, whose end selects what is kept of them.
+
+    These are the client's tokens. With H2O, an answer that goes on elsewhere begins with all tokens so far, because
+    the scores of its pages don't travel, unless the worker that goes on reads them itself (``is_local``).
+    """
+    observed = observed_of(layout)
+    whole = observed is not None and observed.running and not is_local
+    return len(request.token_ids) if whole else request.prompt_tokens

@@ -51,6 +51,7 @@ class PageLease:
         self._pool = pool
         self._holds = 0
         self._beside: list[int] = []  # pages of branches
+        self._left: list[int] = []  # pages of no block any more, which another process may still access
 
     @property
     def block_tokens(self) -> int:
@@ -64,9 +65,9 @@ class PageLease:
 
     @property
     def own(self) -> list[int]:
-        """Returns the leased pages, in the order of their blocks, those of branches last."""
+        """Returns the leased pages, in the order of their blocks, those of branches and of no block last."""
         first, end = self.gap
-        return self.pages[:first] + self.pages[end:] + self._beside
+        return self.pages[:first] + self.pages[end:] + self._beside + self._left
 
     @property
     def hollow(self) -> int:
@@ -100,17 +101,23 @@ class PageLease:
             self._pool.give_back(unseen, self.hinted)
 
     def select(self, chosen: Sequence[int], first: int) -> None:
-        """Keeps, of the blocks before ``first``, those of indices ``chosen``, and gives the other pages back.
+        """Keeps, of the pages before block ``first``, those of indices ``chosen``, and gives the others back.
 
-        The kept ones become the first blocks, in order; the gap follows them. They must be finished, and no other
-        process may hold the pages.
+        The blocks of an earlier gap have no pages and aren't counted. The kept ones become the first blocks, in
+        order; the gap follows them. They must be finished. Pages that another process may access are given back
+        when it has released them.
         """
-        assert not self.hollow, "it has no gap yet"
-        assert not self._holds, "somebody may read these pages by their places"
-        before, kept = self.pages[:first], set(chosen)
+        assert first >= self.gap[1], "the blocks of a gap have no pages to choose from"
+        before, kept = self.pages[: self.gap[0]] + self.pages[self.gap[1] : first], set(chosen)
         self.gap = len(chosen), first
         self.pages = _stood_for([*(before[block] for block in chosen), *self.pages[first:]], self.gap)
-        self._pool.give_back([page for block, page in enumerate(before) if block not in kept], self.hinted)
+        self._left += [page for block, page in enumerate(before) if block not in kept]
+        if not self._holds:
+            self._give_back_left()
+
+    def _give_back_left(self) -> None:
+        left, self._left = self._left, []
+        self._pool.give_back(left, self.hinted)
 
     def extend(self, blocks: int, reserve: int = 0) -> None:
         """Adds ``blocks`` pages at the end, leaving ``reserve`` available to others. Raises PoolExhausted with
@@ -189,8 +196,12 @@ class PageLease:
         """Ends one ``hold`` of the pages. The last release frees the pages of a closed lease."""
         assert self._holds > 0, "release without hold"
         self._holds -= 1
-        if self.closed and self._holds == 0:
+        if self._holds:
+            return
+        if self.closed:
             self._pool.release(self.own, self.hinted)
+        elif self._left:
+            self._give_back_left()
 
     def close(self) -> None:
         """Gives the pages back to the pool, the last block first. A second call does nothing."""

@@ -16,7 +16,7 @@ from baton.engine.steps.handlers import Table
 from baton.engine.steps.isolate import StepOutcome
 from baton.engine.steps.loop import EngineParts, StepLoop
 from baton.kv.layout import prefix
-from baton.kv.layout.selection import kept_of
+from baton.kv.layout.selection import chosen_from, kept_of
 from baton.kv.layout.state import state_hashes
 from baton.kv.pages.pool import PageLease
 from baton.prefill_worker.engine.scheduler import PrefillJob, PrefillScheduler
@@ -149,7 +149,7 @@ class PrefillLoop(StepLoop):
         sequence = self.sequence(message.key, request)
         size = self.pool.block_tokens
         hashes = prefix.chain(root, request.token_ids, size)
-        kept = kept_of(self.spec.layout, request.prompt_tokens)
+        kept = kept_of(self.spec.layout, chosen_from(self.spec.layout, request, is_local=False))
         job = PrefillJob(sequence, hashes, self.clock(), size, self._shipped_from(message), kept)
         self.shipments[message.key] = Shipment(job, message)
         self.scheduler.add(job)
