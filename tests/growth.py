@@ -6,10 +6,11 @@ cache that is bounded grows too until it is full: it is named by the test, with 
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import itertools
 from collections import Counter, deque
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from types import CellType, FunctionType, MethodType
 from typing import Any
 
@@ -21,6 +22,14 @@ ROUNDS = 3
 def sizes(roots: Mapping[str, object]) -> Counter[str]:
     """Elements of every container that can be reached, by the path of attributes to it; one path's together."""
     found: Counter[str] = Counter()
+    for path, thing in reached(roots):
+        if isinstance(thing, dict | list | set | deque) and getattr(thing, "maxlen", None) is None:
+            found[path] += len(thing)
+    return found
+
+
+def reached(roots: Mapping[str, object]) -> Iterator[tuple[str, object]]:
+    """Everything that attributes and containers lead to, each once, with the path to it."""
     seen: set[int] = set()
     ahead = deque(roots.items())
     while ahead:
@@ -28,14 +37,12 @@ def sizes(roots: Mapping[str, object]) -> Counter[str]:
         if isinstance(thing, PLAIN) or id(thing) in seen:
             continue
         seen.add(id(thing))
+        yield path, thing
         if isinstance(thing, dict | list | tuple | set | frozenset | deque):
-            if not isinstance(thing, tuple | frozenset) and getattr(thing, "maxlen", None) is None:
-                found[path] += len(thing)
             values = [*thing.values(), *thing.keys()] if isinstance(thing, dict) else list(thing)
             ahead.extend((f"{path}[]", value) for value in values)
         else:
             ahead.extend((f"{path}.{name}", value) for name, value in _parts(thing))
-    return found
 
 
 def _parts(thing: object) -> list[tuple[str, object]]:
@@ -47,7 +54,7 @@ def _parts(thing: object) -> list[tuple[str, object]]:
     if isinstance(thing, FunctionType):
         return [("cell", content) for cell in thing.__closure__ or () for content in _content(cell)]
     kind = type(thing)
-    if isinstance(thing, type) or not kind.__module__.startswith(WALKED):
+    if isinstance(thing, type | asyncio.Future) or not kind.__module__.startswith(WALKED):
         return []
     slots = [name for base in kind.__mro__ for name in _names(base)]
     return [*vars(thing).items()] if hasattr(thing, "__dict__") else [(n, getattr(thing, n, None)) for n in slots]

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 from typing import Any, cast
 
 import msgspec
@@ -61,10 +61,13 @@ class Departure(msgspec.Struct, frozen=True):
 
 
 class Departures:
-    """Keeps one cluster's departures in Redis; while Redis is away, writes are dropped and reads return nothing."""
+    """Keeps one cluster's departures in Redis; while Redis is away, writes are dropped and reads return nothing.
 
-    def __init__(self, redis: Redis, namespace: str) -> None:
-        self._redis, self._keys = redis, _keys(namespace)
+    ``wall_clock`` gives Unix seconds.
+    """
+
+    def __init__(self, redis: Redis, namespace: str, wall_clock: Callable[[], float] = time.time) -> None:
+        self._redis, self._keys, self._wall_clock = redis, _keys(namespace), wall_clock
         self._note = redis.register_script(_NOTE)
 
     async def note(self, departure: Departure) -> None:
@@ -82,7 +85,7 @@ class Departures:
                 rows = await cast(Awaitable[Any], self._redis.hvals(self._keys[0]))
         except (TimeoutError, RedisError, OSError):
             return ()
-        found = [d for row in rows if (d := _decoded(row)) is not None and d.at > time.time() - KEPT_S]
+        found = [d for row in rows if (d := _decoded(row)) is not None and d.at > self._wall_clock() - KEPT_S]
         return tuple(sorted(found, key=lambda departure: -departure.at))
 
 

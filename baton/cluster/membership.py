@@ -137,7 +137,7 @@ class Membership:
         self.load = WorkerLoad()
         self.index = PrefixPublisher(redis, namespace, info.worker_id, info.incarnation, ttl_s)
         self._redis, self._namespace = redis, namespace
-        self._departures = Departures(redis, namespace)
+        self._departures = Departures(redis, namespace, wall_clock)
         self._ttl_ms, self._beat_s, self._wall_clock = int(ttl_s * 1000), beat_s, wall_clock
         self._beat_script = redis.register_script(_BEAT)
         self._task: asyncio.Task[None] | None = None

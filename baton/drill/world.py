@@ -87,7 +87,9 @@ class World:
         for router in self.routers:
             router.start()
         await self._until_up()
-        clients = Clients(self.routers, self.judge, self.tell, own.requests_per_min, departed, fairness)
+        clients = Clients(
+            self.routers, self.judge, self.tell, own.requests_per_min, departed, fairness, own.delay_s
+        )
         await self._play(clients, loop.time())
         await asyncio.sleep(REST_S + own.lease_ttl_s)
         for unfair in fairness.unfair():

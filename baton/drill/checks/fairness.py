@@ -24,7 +24,7 @@ class Wait(msgspec.Struct):
     router: int  # index of the router
     tenant: str
     work: int  # tokens
-    came: float  # when the wait began
+    came: float  # when the wait began: once it can be told that there was no room at once
     ended: float | None = None  # None: it still waits
     placed: bool = False  # False at the end: its client left without a place
 
@@ -45,7 +45,7 @@ class FairnessWitness:
         """
         wait = self._waits.get(number)
         if wait is not None and wait.ended is None:
-            wait.ended, wait.placed = now, placed
+            wait.ended, wait.placed = max(now, wait.came), placed and now > wait.came
 
     def unfair(self) -> Iterator[str]:
         """Yields a message for each router and pair of tenants whose placed work differs by more than the bound."""

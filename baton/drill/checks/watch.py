@@ -15,7 +15,7 @@ from baton.drill.scenario import Request
 from baton.protos import channel as ch
 from baton.protos.nouns import EngineRequest
 
-Answers = dict[tuple[int, int], str]  # the weights that began an answer, by request and choice
+Answers = dict[tuple[str, int], str]  # the weights that began an answer, by request id and choice
 Departed = dict[tuple[int, int], float]  # when nobody waits any more for an answer, by request and choice
 TELLS_PROGRESS = (ch.Admit, ch.ReceiveOpened, ch.ReceiveClosed)
 EARLY_S = 0.001  # seconds by which a sweep may come before the lease's time, by rounding
@@ -96,7 +96,7 @@ class EngineWitness:
 
     def _began(self, asked: EngineRequest) -> None:
         """Checks that an answer that moved to this engine continues on the weights that it began with."""
-        key = number_of(asked.request_id), asked.choice
+        key = asked.request_id.partition(":")[0], asked.choice  # a batch line has no number of its own
         if asked.replayed and self._answers.get(key, self.fingerprint) != self.fingerprint:
             self._violated(f"request {key[0]} choice {key[1]} goes on at {self._name}, which has other weights")
         self._answers[key] = self.fingerprint

@@ -22,6 +22,7 @@ from baton.router.dispatch.fair_queue import work_of
 from baton.router.request.context import RequestContext
 from baton.router.request.request import ChoiceStream, RouterRequest
 
+WAY_DELAYS, WAY_S = 15, 0.02  # what a request that finds room needs until an engine has it: delays, and seconds
 LATE_S = 1.0  # seconds that a request may end after its deadline, beside its reader's own pause
 PATIENCE_S = 30.0  # seconds that a client waits for its router to be up
 
@@ -30,7 +31,7 @@ class Clients:
     """Plays the clients of a run against its routers; ``tell`` (who, what) adds a line to the story.
 
     ``requests_per_min`` is each tenant's rate limit, 0 for none. ``departed`` collects when clients stopped
-    waiting.
+    waiting. ``delay_s`` is the network's least delay in one direction.
     """
 
     def __init__(
@@ -41,8 +42,9 @@ class Clients:
         requests_per_min: int = 0,
         departed: Departed | None = None,
         fairness: FairnessWitness | None = None,
+        delay_s: float = 0.0,
     ) -> None:
-        self._fairness = fairness or FairnessWitness()
+        self._fairness, self._way_s = fairness or FairnessWitness(), WAY_S + WAY_DELAYS * delay_s
         self._routers, self._judge, self._tell, self._per_min = routers, judge, tell, requests_per_min
         self._departed: Departed = {} if departed is None else departed
 
@@ -91,7 +93,7 @@ class Clients:
         """Registers the request with the fairness witness if its tenant is one of FLOODING."""
         if request.tenant in FLOODING:
             work = work_of(len(request.prompt), request.sampling.max_tokens, request.n)
-            self._fairness.came(request.number, Wait(request.router, request.tenant, work, now))
+            self._fairness.came(request.number, Wait(request.router, request.tenant, work, now + self._way_s))
 
     def _departs(self, request: Request, choice: int) -> None:
         """Stores that the client stopped waiting for choice ``choice`` at this time."""

@@ -37,6 +37,7 @@ from baton.drill.redis.server import URL, connections
 from baton.drill.rpc.client import SimulatedDialer
 from baton.drill.scenario import Scenario
 from baton.router.access.gate import AccessGate
+from baton.router.adapters.registry import AdapterRegistry
 from baton.router.answer.metering import NoMetering
 from baton.router.answer.quotas import Quotas
 from baton.router.api.batch.lane import BatchLane
@@ -147,7 +148,7 @@ class SimulatedRouter:
             )
             holds = HoldStore(redis, NAMESPACE)
             roster = await stack.enter_async_context(
-                RosterWithHolds(joined, holds, BEAT_S, departures=Departures(redis, NAMESPACE))
+                RosterWithHolds(joined, holds, BEAT_S, departures=Departures(redis, NAMESPACE, wall_clock))
             )
             gate = AccessGate(None, clock, RateBuckets(redis, NAMESPACE, CircuitBreaker(clock=clock)))
             given = CoreDependencies(
@@ -160,6 +161,8 @@ class SimulatedRouter:
                 clock=clock,
                 rng=self._rng,
                 dialer=SimulatedDialer(self._network, self.process.name),
+                adapters=AdapterRegistry(clock=clock),
+                wall_clock=wall_clock,
             )
             settings = DispatchSettings(hedge_factor=own.hedge)
             core = await stack.enter_async_context(running_core(config, given, settings))

@@ -19,6 +19,7 @@ from typing import Protocol, runtime_checkable
 import msgspec
 
 from baton.cluster.metering.telemetry import RouterMetrics
+from baton.cluster.store.patience import CircuitBreaker
 from baton.router.adapters.registry import AdapterRegistry
 from baton.router.dispatch.adapters.control import AdapterBounds, AdapterControl
 from baton.router.dispatch.adapters.keeper import AdapterKeeper
@@ -133,7 +134,7 @@ async def running_core(
     loads = AdapterLoads(given.adapters, clock, metrics, revision.advance)
     view = ClusterView(given.roster, links, revision, clock, view_settings, throttle, loads.wait_s)
     decisions = DecisionLog(given.router_id, clock, given.store, observer=given.record_observer)
-    hints = PrefixHints(given.index, keeps=metrics.enabled)
+    hints = PrefixHints(given.index, CircuitBreaker(clock=clock), metrics.enabled)
     readable = given.adapters.is_readable
     placer = Placer(view, hints, policy, clock, settings.worker_wait_s, sessions, readable)
     blame = Blame(view, metrics, settings.max_attempts, settings.full_wait_s)

@@ -1,0 +1,27 @@
+"""What the witness of fair shares calls unfair, and what it doesn't."""
+
+from __future__ import annotations
+
+from baton.drill.checks.fairness import SLACK, FairnessWitness, Wait
+
+
+def told(order: str, placed_at: float, each: float) -> list[str]:
+    """Says what is unfair where requests of tenants a and b come at once, and are placed in ``order``.
+
+    They count as waiting from second 1 on; ``each`` is the time between two placements.
+    """
+    witness = FairnessWitness()
+    for number, tenant in enumerate(order):
+        witness.came(number, Wait(0, tenant, 10, 1.0))
+    for number in range(len(order)):
+        witness.ends(number, placed_at + each * number, placed=True)
+    return list(witness.unfair())
+
+
+def test_a_tenant_that_is_placed_after_all_of_another_is_treated_unfairly() -> None:
+    assert told("a" * (SLACK + 2) + "b", 1.5, 0.1)
+    assert not told("ab" * (SLACK + 2), 1.5, 0.1)
+
+
+def test_requests_that_found_room_on_arrival_waited_for_nobody() -> None:
+    assert not told("a" * (SLACK + 2) + "b", 0.5, 0.001)

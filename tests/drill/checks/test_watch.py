@@ -1,0 +1,30 @@
+"""What the witness of an engine's messages calls wrong."""
+
+from __future__ import annotations
+
+from baton.drill.checks.fairness import FairnessWitness
+from baton.drill.checks.watch import Answers, EngineWitness
+from baton.protos import channel as ch
+from baton.protos.nouns import EngineRequest, Sampling
+
+
+def witnessed(answers: Answers, said: list[str], weights: str) -> EngineWitness:
+    found = EngineWitness("d", {}, 2.0, said.append, answers, {}, 3.0, FairnessWitness())
+    found.fingerprint = weights
+    return found
+
+
+def admitted(request_id: str, emitted: int) -> ch.Admit:
+    return ch.Admit(1, EngineRequest(request_id, (1, 2, *range(emitted)), 2, Sampling(), 0), True, 2.0)
+
+
+def test_a_batch_line_may_begin_on_other_weights_than_another_line_but_not_go_on_there() -> None:
+    answers: Answers = {}
+    said: list[str] = []
+    old, new = witnessed(answers, said, "old"), witnessed(answers, said, "new")
+    old.told(admitted("aa:0:1", 0), 0.0)
+    new.told(admitted("bb:0:1", 0), 0.0)
+    new.told(admitted("bb:0:2", 3), 0.0)
+    assert not said
+    new.told(admitted("aa:0:2", 3), 0.0)
+    assert said == ["request aa choice 0 goes on at d, which has other weights"]
