@@ -21,7 +21,7 @@ from baton.drill.parts.process import owning_factory
 from baton.drill.parts.router import SimulatedRouter
 from baton.drill.parts.worker import EPOCH_S, SimulatedWorker
 from baton.drill.redis.server import SimulatedRedis
-from baton.drill.scenario import FAULTS, Request, Scenario
+from baton.drill.scenario import ENDING, FAULTS, Request, Scenario
 from baton.drill.story import Story
 from baton.protos.nouns import Sampling
 
@@ -29,7 +29,9 @@ UP_S = 60.0  # seconds in which a cluster comes up
 BATCH_S = 240.0  # seconds after everything else within which a batch job is complete
 SETTLE_S = 60.0  # seconds after the last fault and request within which everything has ended
 REST_S = 12.0  # seconds after that, and after a lease's time, in which what was left by lost peers is given back
-PHASES_S = 2 * (UP_S + SETTLE_S + BATCH_S + REST_S)  # seconds after which no run lasts, beside its own load
+PHASES_S = 2 * (
+    UP_S + SETTLE_S + BATCH_S + REST_S
+)  # seconds after which no run lasts, beside its own load and rest
 # Faults after which rates are counted by each router alone, or anew.
 UNCOUNTED = {kind for kind in FAULTS if kind.startswith("redis_")} | {"clock_jumps"}
 FAR_S = 0.03  # seconds to Redis from which on a router's first question is late, so that it counts alone
@@ -56,7 +58,7 @@ class World:
         )
         self.workers: dict[str, SimulatedWorker] = {}
         self._rng = rng
-        loop.limit_s = scenario.ends_at + 2 * self._longest() + scenario.lease_ttl_s + PHASES_S
+        loop.limit_s = scenario.ends_at + 2 * self._longest() + scenario.lease_ttl_s + self._slots_kept() + PHASES_S
 
     def tell(self, who: str, what: str) -> None:
         """Adds a line to the story: what happened to ``who``."""
@@ -91,7 +93,7 @@ class World:
             self.routers, self.judge, self.tell, own.requests_per_min, departed, fairness, own.delay_s
         )
         await self._play(clients, loop.time())
-        await asyncio.sleep(REST_S + own.lease_ttl_s)
+        await asyncio.sleep(REST_S + own.lease_ttl_s + self._slots_kept())
         for unfair in fairness.unfair():
             self.judge.violated(unfair)
         await self._probe(clients)
@@ -137,6 +139,11 @@ class World:
         steps = sum(r.n * r.sampling.max_tokens for r in self.scenario.requests)
         pauses = max((r.read_pause * r.sampling.max_tokens for r in self.scenario.requests), default=0.0)
         return 2 * (tokens * self.scenario.token_s + steps * self.scenario.step_s) + pauses
+
+    def _slots_kept(self) -> float:
+        """Returns the seconds by which Redis's clock may have put off the end of dead workers' leases on slots."""
+        jumps = [fault.factor for fault in self.scenario.faults if fault.kind == "clock_jumps"]
+        return sum(jumps) if any(fault.kind in ENDING for fault in self.scenario.faults) else 0.0
 
     # ---- at rest ----
 

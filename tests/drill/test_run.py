@@ -123,6 +123,15 @@ def test_a_step_that_takes_longer_than_any_stall_is_nobodys_fault(slot: str) -> 
     assert (verdict.answered, verdict.failed) == (3, 0)
 
 
+def test_what_a_prompt_gives_is_not_lost_to_a_hedge_that_comes_after_its_blocks() -> None:
+    scenario = one_of_each(3)
+    asks = Sampling(temperature=0.0, max_tokens=4, ignore_eos=True, prompt_logprobs=0)
+    scored = tuple(msgspec.structs.replace(r, at=0.3 * r.number, sampling=asks) for r in scenario.requests[:3])
+    verdict = play(msgspec.structs.replace(scenario, prefill=2, requests=scored, delay_s=0.03, hedge=1.5))
+    assert verdict.held, verdict.violations
+    assert verdict.answered == 3
+
+
 @pytest.mark.parametrize("kind", ["engine_dies", "leave"])
 def test_prompts_are_read_elsewhere_while_the_only_prefill_worker_goes_twice(kind: FaultKind) -> None:
     verdict = play(one_of_each(3, Fault(kind, 0.3, "prefill-0"), Fault(kind, 1.6, "prefill-0")))

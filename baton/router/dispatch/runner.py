@@ -218,9 +218,14 @@ class ChoiceRunner:
             raise Overdue(f"{placed.taken.prefill} took much longer than predicted") from None
 
     def _hedge_after(self, run: ChoiceRun, placed: Reservation) -> float | None:
-        """Seconds to give a prefill before somebody else gets it; None: as long as it takes."""
+        """Seconds to give a prefill before somebody else gets it; None: as long as it takes.
+
+        So it is where its reply brings what the prompt gives: the blocks may all be in when it is given up.
+        """
         settings, taken = self._settings, placed.taken
-        if not settings.hedge_factor or run.retries.hedged or not self._placer.others(run, taken):
+        if not settings.hedge_factor or run.retries.hedged or run.progress.unscored:
+            return None
+        if not self._placer.others(run, taken):
             return None
         predicted = sum(taken.terms.get(t, 0.0) for t in ("queue", "read", "ship"))
         return max(settings.hedge_least_s, settings.hedge_factor * predicted)
