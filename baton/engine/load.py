@@ -65,7 +65,7 @@ class EngineConfig(msgspec.Struct, frozen=True):
     quantization: Quantization = "none"
     cache_dir: str = ""  # empty: $BATON_CACHE_DIR, or the user's cache directory
     cuda_step: CudaStep = "auto"
-    adapters: AdapterLimits | None = None  # limits of LoRA adapters that may be loaded (CPU only); None: none may
+    adapters: AdapterLimits | None = None  # limits of LoRA adapters that may be loaded; None: none may
     tp: int = 1
     cp: int = 1
     pp: int = 1
@@ -109,9 +109,6 @@ def _require_known(config: EngineConfig) -> None:
         raise ConfigError(f"activations {config.activations!r} is unknown; use auto, bf16 or fp8", "activations")
     if config.cuda_step not in CudaStep.__args__:  # type: ignore[attr-defined]
         raise ConfigError(f"CUDA step {config.cuda_step!r} is unknown; use auto, graph or mega", "cuda_step")
-    if config.adapters is not None and config.device != "cpu":
-        text = f"adapters are applied on the cpu only, device is {config.device}; serve the base model there"
-        raise ConfigError(text, "worker.adapters")
     if config.threads is not None and config.threads < 1:
         raise ConfigError(f"threads is {config.threads}; use 1 or more", "threads")
     config.widths.require_known()

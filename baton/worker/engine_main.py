@@ -137,11 +137,13 @@ def build(spec: WorkerSpec, channel: EngineChannel) -> StepLoop:
 
 
 def page_count(spec: WorkerSpec, page_bytes: int, weight_bytes: int) -> int:
-    """Returns the number of KV pages of ``page_bytes`` that fit beside ``weight_bytes``.
+    """Returns the number of KV pages of ``page_bytes`` that fit beside ``weight_bytes`` and all adapters that may
+    be loaded.
 
     Raises ConfigError if none does.
     """
-    room = kv_bytes(spec.cache, spec.engine.device, weight_bytes)
+    beside = weight_bytes + (spec.lora.max_adapter_bytes if spec.lora.wanted else 0)
+    room = kv_bytes(spec.cache, spec.engine.device, beside)
     if room < page_bytes:
         text = f"{room} bytes don't hold one page of {page_bytes}; raise worker.kv_memory_bytes"
         raise ConfigError(text, "worker.kv_memory_bytes")

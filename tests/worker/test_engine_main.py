@@ -56,6 +56,14 @@ def test_the_pages_come_first_and_then_what_the_model_is(role: str, loop: type) 
     assert ready.pages == 16
 
 
+@pytest.mark.parametrize(("fields", "beside"), [({}, 100), ({"adapter_root": "/srv", "max_adapter_bytes": 7}, 107)])
+def test_pages_leave_room_for_the_weights_and_for_adapters_that_may_come(
+    fields: dict[str, Any], beside: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine_main, "kv_bytes", lambda cache, device, taken: 1000 - taken)
+    assert engine_main.page_count(spec(**fields), 1, 100) == 1000 - beside
+
+
 @pytest.mark.parametrize(
     "fields", [{"device": "paced:nothing"}, {"device": "tpu"}, {"device": "cpu", "model": "/no/where"}]
 )

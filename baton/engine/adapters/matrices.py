@@ -96,6 +96,8 @@ def _half(file: TensorFile, entry: TensorEntry, sites: Mapping[str, Site]) -> tu
 def _absent(module: str) -> str:
     if _EXPERT.search(module):
         return "stands beside an expert, where adapters aren't applied; target attention and the router"
+    if module == HEAD_MODULE:
+        return "stands beside the head, where adapters are applied on a CPU only; target other layers"
     return f"stands beside {module}, which isn't a layer of this model that adapters go to: another base?"
 
 

@@ -17,6 +17,7 @@ from baton.kernels.abi.native import I32, I64, F, NativeFunction, P
 OP_LORA, OP_LM_HEAD_ADAPTED = 96, 97  # lora.h, lm_head/adapted.h: of a native step
 PANEL = 64  # outputs of a panel of the second matrix
 MOST_RANK = 256  # that the op takes
+MOST_SITE_RANKS = 1024  # of all modules of a site together, on a GPU (rows.cuh)
 
 Array = NDArray[Any]
 

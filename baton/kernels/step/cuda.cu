@@ -62,10 +62,17 @@ __global__ void __launch_bounds__(PUBLISH_THREADS) publish(const Mirror m, const
   }
 }
 
+// The step's adapters in device memory, and room for their sums.
+struct Adapters {
+  const LoraGroup* groups;
+  int64_t count;
+  float* sums;
+};
+
 class Run {
  public:
-  Run(const Model& model, const Step& step, int32_t to, void* stream)
-      : m_(model), s_(step), fused_(model, step.rows, to), stream_(stream) {}
+  Run(const Model& model, const Step& step, const Adapters& adapters, int32_t to, void* stream)
+      : m_(model), s_(step), a_(adapters), fused_(model, step.rows, to), stream_(stream) {}
 
   // Op `i`, and those behind it that its launch does as well: `i` goes to the last of them.
   int op(int32_t& i) {
@@ -78,6 +85,7 @@ class Run {
       case OP_ATTENTION: return attention(o);
       case OP_SWIGLU: return baton_swiglu(at(o.in), s_.rows, width(o.out), at(o.out), stream_);
       case OP_LM_HEAD: return head(o);
+      case OP_LORA: return lora(o);
       case OP_MOE:
         return baton_moe(static_cast<const Moe*>(o.table), at(o.in), width(o.in), at(o.delta), s_.rows, at(o.out), width(o.out), stream_);
       default: return int(cudaErrorInvalidValue);
@@ -120,6 +128,13 @@ class Run {
     return product(o.weight, at(o.in), form == ROWS_BF16 ? BF16 : F32, width(o.in), s_.rows, o.bias, at(to), dtype, width(to), stream_);
   }
 
+  int lora(const Op& o) const {
+    if (!a_.count) return 0;
+    const float* x = o.in < 0 ? nullptr : at(o.in);
+    return baton_lora_rows(a_.groups, a_.count, s_.rows, o.layer, x, o.in < 0 ? 0 : width(o.in), s_.tokens, at(o.out), width(o.out),
+                           a_.sums, stream_);
+  }
+
   PagedKv kv(const Op& o) const {
     return {s_.pages, s_.page_bytes, o.layer * s_.layer_bytes, s_.kv_type, m_.kv_heads, m_.head_dim};
   }
@@ -154,6 +169,7 @@ class Run {
 
   const Model& m_;
   const Step& s_;
+  const Adapters& a_;
   const Fused fused_;
   void* stream_;
   RowForm form_ = ROWS_F32;
@@ -161,8 +177,9 @@ class Run {
 
 // Ops from … to - 1; `appended` is told of each layer whose keys and values are on their way into the pages.
 template <class Appended>
-int run_ops(const Model& model, const Step& step, int32_t from, int32_t to, void* stream, const Appended& appended) {
-  Run run(model, step, to, stream);
+int run_ops(const Model& model, const Step& step, const Adapters& adapters, int32_t from, int32_t to, void* stream,
+            const Appended& appended) {
+  Run run(model, step, adapters, to, stream);
   for (int32_t i = from; i < to; i++) {
     if (const int wrong = run.op(i)) return wrong;
     if (model.ops[i].kind != OP_ROPE_APPEND) continue;
@@ -174,9 +191,9 @@ int run_ops(const Model& model, const Step& step, int32_t from, int32_t to, void
 }  // namespace
 }  // namespace baton
 
-// Ops from … to - 1 as launches, neighbours in one where fused.cuh allows it. The first that fails ends it.
+// Ops from … to - 1 as launches, neighbours in one where fused.cuh allows it. The first that fails ends it. No row has an adapter.
 BATON_API int baton_step(const baton::Model* model, const baton::Step* step, int32_t from, int32_t to, void* stream) {
-  return baton::run_ops(*model, *step, from, to, stream, [](int32_t) { return 0; });
+  return baton::run_ops(*model, *step, {nullptr, 0, nullptr}, from, to, stream, [](int32_t) { return 0; });
 }
 
 #include "session.cuh"

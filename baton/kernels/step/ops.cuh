@@ -1,6 +1,7 @@
 // The ops' symbols that the step calls on a stream. Knows nothing of their order. Each op's cuda.cu defines its own.
 #pragma once
 #include "../cascade_attention/cascade.h"
+#include "../lora/rows.cuh"
 #include "../moe/moe.h"
 #include "step.h"
 

@@ -1,7 +1,8 @@
 // A model's steps on a device: pages, plan and registers in its memory, a captured graph per batch bucket. Knows nothing of
 // sequences, and which pages hold what only as it is told (engine/cuda_runner.py).
 //
-//   upload   a step of the host's addresses -> the device's plan, in one copy
+//   upload   a step of the host's addresses -> the device's plan, in one copy; without rows that have an adapter, the step is
+//            the program without places for any
 //   run      its launches one by one, or as a graph: a bucket runs plainly first (workspaces grow then), is captured the
 //            second time, and replayed from then on
 //            AT_ONCE: one launch does all ops of up to 8 rows but the head
@@ -14,6 +15,7 @@
 #include <map>
 #include <vector>
 
+#include "adapted.cuh"
 #include "at_once.cuh"
 #include "staging.cuh"
 
@@ -29,8 +31,9 @@ struct Counts {
 
 class Session {
  public:
-  Session(const Model& model, int64_t vocab) : model_(model), vocab_(vocab) {
+  Session(const Model& model, int64_t vocab) : program_(model), vocab_(vocab) {
     for (int32_t i = 0; i < model.registers; i++) row_floats_ += model.widths[i];
+    model_ = program_.of(0);
   }
 
   ~Session() {
@@ -90,25 +93,33 @@ class Session {
     sizes_.items = small ? bucket(host.item_count) : host.item_count;
     sizes_.sampled = small ? bucket(host.sampled_count) : host.sampled_count;
     sizes_.groups = small ? bucket(host.group_count) : host.group_count;
+    const LoraStep* adapters = program_.adapters();
+    const int32_t beside = adapters ? int32_t(adapters->count) : 0;
+    sizes_.adapters = small ? bucket(beside) : beside;
+    model_ = program_.of(beside);
     graphed_ = small;
     if (how != how_) forget();
-    how_ = how, at_once_ = how == AT_ONCE && sizes_.rows <= MEGA_ROWS && sizes_.items <= MEGA_ROWS && !sizes_.groups;
+    how_ = how, at_once_ = how == AT_ONCE && sizes_.rows <= MEGA_ROWS && sizes_.items <= MEGA_ROWS && !sizes_.groups && !sizes_.adapters;
     if (const int wrong = at_once_ ? all_.describe(model_, host.kv_type, stream_) : 0) return wrong;
     int64_t loud = 0;
     for (int32_t i = 0; i < host.sampled_count; i++) loud += host.choices[i].logits != nullptr;
     bool anywhere = false;
     if (const int wrong = logits_.reach(size_t(loud * vocab_) * 4, anywhere)) return wrong;
     if (const int wrong = reach(arena_, size_t(sizes_.rows * row_floats_) * 4)) return wrong;
+    const int64_t tiles = beside ? lora_tiles(sizes_.adapters, sizes_.rows) : 0;
+    if (const int wrong = reach(sums_, size_t(tiles * LORA_TILE * LORA_SUMS) * 4)) return wrong;
     step_ = host;
     bool moved = false;
-    if (const int wrong = staging_.upload(host, sizes_, vocab_, static_cast<float*>(logits_.at), stream_, step_, moved)) return wrong;
+    if (const int wrong = staging_.upload(host, adapters, sizes_, vocab_, static_cast<float*>(logits_.at), stream_, step_, moved)) return wrong;
     if (moved) forget();
     step_.turns = static_cast<const float*>(turns_.at);
     step_.pages = device_, step_.arena = static_cast<float*>(arena_.at);
     return 0;
   }
 
+  // Ops are numbered as the caller's program has them, the adapters' among them.
   int run(int32_t from, int32_t to, bool last) {
+    from = program_.number(from, sizes_.adapters), to = program_.number(to, sizes_.adapters);
     counts.at_once += is_whole(from, to);
     if (!graphed_ || from || !last) return counts.plain++, launches(from, to, last);
     if (buckets_.size() >= MOST_GRAPHS && !buckets_.count(sizes_)) forget();
@@ -195,12 +206,12 @@ class Session {
       from = to - 1;
     }
     if (last && !from && sizes_.rows > MOST_GRAPH_ROWS) return layer_by_layer(to);
-    if (const int wrong = baton_step(&model_, &step_, from, to, stream_)) return wrong;
+    if (const int wrong = run_ops(model_, step_, adapters(), from, to, stream_, [](int32_t) { return 0; })) return wrong;
     return last ? write_back(0, int32_t(step_.page_bytes / step_.layer_bytes), stream_) : 0;
   }
 
   int layer_by_layer(int32_t to) {
-    const int wrong = run_ops(model_, step_, 0, to, stream_, [&](int32_t layer) {
+    const int wrong = run_ops(model_, step_, adapters(), 0, to, stream_, [&](int32_t layer) {
       if (const int bad = event_record(appended_, stream_)) return bad;
 #if !defined(BATON_MUTATION_CUDA_STEP_FORK)
       if (const int bad = stream_wait_event(side_, appended_)) return bad;
@@ -216,6 +227,8 @@ class Session {
 #endif
   }
 
+  Adapters adapters() const { return {staging_.adapters(), sizes_.adapters, static_cast<float*>(sums_.at)}; }
+
   // What `count` layers from `layer` on have appended.
   int write_back(int32_t layer, int32_t count, void* stream) const {
     const int32_t element = step_.kv_type == KV_F32 ? 4 : step_.kv_type == KV_BF16 ? 2 : 1;
@@ -227,13 +240,14 @@ class Session {
     return BATON_LAUNCH_PDL(publish, grid, dim3(PUBLISH_THREADS), 0, stream, m, staging_.slots(), sizes_.rows);
   }
 
-  const Model model_;
+  const AdaptedProgram program_;
+  Model model_;  // as the present step runs it
   const int64_t vocab_;
   int64_t row_floats_ = 0, page_bytes_ = 0;
   char *host_ = nullptr, *seen_ = nullptr, *device_ = nullptr;
   void *stream_ = nullptr, *side_ = nullptr;
   Event appended_{}, published_{};
-  Room pages_, arena_, turns_, logits_;
+  Room pages_, arena_, turns_, logits_, sums_;
   Staging staging_;
   Step step_{};
   Sizes sizes_;

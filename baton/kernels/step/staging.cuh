@@ -1,6 +1,7 @@
 // One step's plan as one run of bytes: written into pinned memory, copied to the device in one go. Knows nothing of ops.
 //
-//   tokens | items | sampled rows | slots | choices | groups    at places that depend on the batch's padded sizes alone
+//   tokens | items | sampled rows | slots | choices | groups | adapters' groups | their rows
+//                                                       at places that depend on the batch's padded sizes alone
 //   block tables, histories, biases, masks, bans        behind them, found through items and choices
 //
 // Slots: page * 16 + token of each row, -1 of padding. Addresses in items and choices are the device's.
@@ -8,16 +9,17 @@
 #include <tuple>
 
 #include "../cuda/runtime.cuh"
+#include "../lora/lora.h"
 #include "groups.cuh"
 
 namespace baton {
 
 // Padded sizes; a step of these is one captured graph.
 struct Sizes {
-  int32_t rows = 0, items = 0, sampled = 0, groups = 0;
+  int32_t rows = 0, items = 0, sampled = 0, groups = 0, adapters = 0;
 
   bool operator<(const Sizes& o) const {
-    return std::tie(rows, items, sampled, groups) < std::tie(o.rows, o.items, o.sampled, o.groups);
+    return std::tie(rows, items, sampled, groups, adapters) < std::tie(o.rows, o.items, o.sampled, o.groups, o.adapters);
   }
 };
 
@@ -34,7 +36,8 @@ class Staging {
   ~Staging() { pinned_release(bytes_); }
 
   // `host` with addresses of the host -> the device's step, its plan on the way. `moved`: the plan's place is a new one.
-  int upload(const Step& host, Sizes sizes, int64_t vocab, float* logits, void* stream, Step& device, bool& moved) {
+  // `adapters`: which rows have which, their sites on the device already; null where nobody has one.
+  int upload(const Step& host, const LoraStep* adapters, Sizes sizes, int64_t vocab, float* logits, void* stream, Step& device, bool& moved) {
     if (const int wrong = reach(size_of(host, sizes, vocab), moved)) return wrong;
     base_ = static_cast<char*>(plan_.at), end_ = 0;
     device.tokens = put(host.tokens, host.rows, sizes.rows, 0);
@@ -44,6 +47,7 @@ class Staging {
     Choice* choices = room<Choice>(sizes.sampled, device.choices);
     PrefixGroup* groups = room<PrefixGroup>(sizes.groups, device.groups);
     for (int32_t i = 0; i < sizes.groups; i++) groups[i] = i < host.group_count ? host.groups[i] : NOBODY;
+    adapt(adapters, sizes);
     place(host, sizes, items, slots);
     choose(host, sizes, vocab, logits, choices);
     device.rows = sizes.rows, device.item_count = sizes.items, device.sampled_count = sizes.sampled;
@@ -52,6 +56,7 @@ class Staging {
   }
 
   const int32_t* slots() const { return slots_; }
+  const LoraGroup* adapters() const { return adapters_; }
 
  private:
   static size_t up(size_t bytes) { return (bytes + 15) / 16 * 16; }
@@ -59,7 +64,7 @@ class Staging {
 
   static size_t size_of(const Step& host, Sizes s, int64_t vocab) {
     size_t all = 2 * up(size_t(s.rows) * 4) + up(s.items * sizeof(AttentionItem)) + up(size_t(s.sampled) * 4) + up(s.sampled * sizeof(Choice)) +
-                 up(size_t(s.groups) * sizeof(PrefixGroup));
+                 up(size_t(s.groups) * sizeof(PrefixGroup)) + up(size_t(s.adapters) * sizeof(LoraGroup)) + up(size_t(s.adapters ? s.rows : 0) * 4);
     for (int32_t i = 0; i < host.item_count; i++) all += up(size_t(blocks(host.items[i])) * 4);
     for (int32_t i = 0; i < host.sampled_count; i++) {
       const Choice& c = host.choices[i];
@@ -98,6 +103,25 @@ class Staging {
     return there;
   }
 
+  // Groups that fill the table up to a graph's size have no rows.
+  void adapt(const LoraStep* adapters, Sizes sizes) {
+    LoraGroup* groups = room<LoraGroup>(sizes.adapters, adapters_);
+    const int32_t* there;
+    int32_t* rows = room<int32_t>(sizes.adapters ? sizes.rows : 0, there);
+    for (int32_t i = 0; i < sizes.adapters; i++) {
+      if (i >= adapters->count) {
+        groups[i] = {nullptr, nullptr, 0};
+        continue;
+      }
+      const LoraGroup& one = adapters->groups[i];
+      std::memcpy(rows, one.rows, size_t(one.count) * 4);
+      groups[i] = {one.sites, there, one.count};
+#if !defined(BATON_MUTATION_CUDA_STEP_ADAPTERS)
+      rows += one.count, there += one.count;
+#endif
+    }
+  }
+
   void place(const Step& host, Sizes sizes, AttentionItem* items, int32_t* slots) {
     for (int32_t i = 0; i < sizes.rows; i++) slots[i] = -1;
     for (int32_t i = 0; i < host.item_count; i++) {
@@ -132,6 +156,7 @@ class Staging {
   char *bytes_ = nullptr, *base_ = nullptr;
   size_t capacity_ = 0, end_ = 0;
   const int32_t* slots_ = nullptr;
+  const LoraGroup* adapters_ = nullptr;
 };
 
 }  // namespace baton

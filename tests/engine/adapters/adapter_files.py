@@ -17,22 +17,30 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-EMBEDDING, HEAD = "model.embed_tokens", "lm_head"
+EMBEDDINGS, HEAD = ("embed_tokens", "embeddings"), "lm_head"
 ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
 LATENT = ("q_a_proj", "q_b_proj", "kv_a_proj_with_mqa")
 LINEAR = (*ATTENTION, *LATENT, "qkv_proj", "gate_proj", "up_proj", "gate_up_proj", "down_proj")
-EVERYWHERE = (*LINEAR, "gate", "router", "embed_tokens", "lm_head")
+RECURRENT = ("in_proj", "out_proj", *(f"in_proj_{end}" for end in ("a", "b", "ba", "qkv", "qkvz", "z")))
+SHARED = ("shared_expert_gate", "input_linear", "output_linear")
+EVERYWHERE = (*LINEAR, *RECURRENT, *SHARED, "gate", "router", "layer", *EMBEDDINGS, HEAD)
 
 
 def checkpoint(model: Path) -> dict[str, Tensor]:
     return {name: one for file in sorted(model.glob("*.safetensors")) for name, one in load_file(file).items()}
 
 
+def table(weights: dict[str, Tensor]) -> Tensor:
+    """The embedding's weight."""
+    return next(one for name, one in weights.items() if name.split(".")[-2] in EMBEDDINGS)
+
+
 def modules_of(model: Path, targets: tuple[str, ...]) -> list[str]:
     """The checkpoint's modules whose last part is among ``targets``; experts are left out."""
-    names = [name.removesuffix(".weight") for name in checkpoint(model) if name.endswith(".weight")]
+    weights = checkpoint(model).items()
+    names = [name.removesuffix(".weight") for name, one in weights if name.endswith(".weight") and one.dim() == 2]
     found = [name for name in names if name.rpartition(".")[2] in targets and ".experts." not in name]
-    return sorted({*found, *([HEAD] if "lm_head" in targets else [])})
+    return sorted({*found, *([HEAD] if HEAD in targets else [])})
 
 
 def write(
@@ -51,8 +59,8 @@ def write(
     weights, generator = checkpoint(model), torch.Generator().manual_seed(seed)
     tensors: dict[str, Tensor] = {}
     for module in modules_of(model, targets):
-        n, k = weights[f"{module if f'{module}.weight' in weights else EMBEDDING}.weight"].shape
-        looked_up = module == EMBEDDING
+        n, k = (weights[f"{module}.weight"] if f"{module}.weight" in weights else table(weights)).shape
+        looked_up = module.rpartition(".")[2] in EMBEDDINGS
         a = torch.randn(rank, n if looked_up else k, generator=generator) * size
         b = torch.randn(k if looked_up else n, rank, generator=generator) * size
         prefix, ends = f"base_model.model.{module}", ("lora_A.weight", "lora_B.weight")
@@ -76,7 +84,7 @@ def merge(directory: Path, model: Path, adapter: Path) -> Path:
     rank, alpha = config["r"], config["lora_alpha"]
     scale = alpha / (math.sqrt(rank) if config.get("use_rslora") else rank)
     model_config = json.loads((model / "config.json").read_text())
-    weights.setdefault("lm_head.weight", weights[f"{EMBEDDING}.weight"].clone())
+    weights.setdefault("lm_head.weight", table(weights).clone())
     model_config["tie_word_embeddings"] = False
     tensors = {name: tensor.double() for name, tensor in load_file(adapter / "adapter_model.safetensors").items()}
     for name, a in tensors.items():

@@ -10,14 +10,16 @@ import pytest
 import torch
 
 from baton.engine.adapters.reading import read_here
+from baton.engine.backends.cuda.adapters import without_head
 from baton.engine.backends.native.runner import NativeRunner
+from baton.engine.backends.torch import runner as torch_runner
 from baton.engine.backends.torch.runner import TorchRunner
 from baton.engine.load import EngineConfig, load_runner
 from baton.engine.plan import Runner, SampleSpec, SequenceStep, StepPlan, adapters_of
 from baton.engine.program.sites import sites_of
 from baton.kernels.abi import native
 from baton.protos.channel import AdapterPlace
-from baton.protos.errors import AdapterNotLoaded, ConfigError
+from baton.protos.errors import AdapterNotLoaded, AdapterRefused, ConfigError
 from baton.protos.nouns import AdapterLimits, Sampling
 from tests.conformance.checkpoints import KINDS, SMALL, make
 from tests.conformance.drive import Driver
@@ -187,9 +189,47 @@ def test_an_adapter_that_is_not_held_fails_its_sequence_by_name(two: tuple[Path,
         runner.run(StepPlan((SequenceStep(1, [1, 2], 0, [0], adapter="gone@0123456789abcdef"),)))
 
 
-def test_a_gpu_takes_none_yet(two: tuple[Path, Path, Path]) -> None:
-    with pytest.raises(ConfigError, match="adapters are applied on the cpu only"):
+def test_a_gpu_without_the_engines_kernels_refuses_adapters(
+    two: tuple[Path, Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("BATON_CUDA_SIMT", "1")
+    monkeypatch.setattr(torch_runner, "kernels_or_none", lambda: None)
+    with pytest.raises(ConfigError, match=r"torch's ops, .* apply no adapters; serve the base model") as refused:
         load_runner(EngineConfig(str(two[0]), device="cuda", adapters=LIMITS))
+    assert refused.value.param == "worker.adapters"
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("kind", ["llama2", "qwen3", "mixtral"])
+def test_on_the_shim_it_answers_as_the_merged_model_does_there(
+    tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The CUDA step from a checkpoint and PEFT's files. bf16 products round, so likelihoods differ by that."""
+    monkeypatch.setenv("BATON_CUDA_SIMT", "1")
+    model = make(tmp_path / "model", kind)
+    adapter = write(tmp_path / "adapter", model, tuple(name for name in EVERYWHERE if name != "lm_head"))
+    merged = merge(tmp_path / "merged", model, adapter)
+    runner = load(model, device="cuda", dtype="bfloat16", kv_cache_dtype="bf16")
+    name = hold(runner, "a", adapter)
+    there = load_runner(EngineConfig(str(merged), device="cuda", dtype="bfloat16", kv_cache_dtype="bf16"))
+    asked = Sampling(max_tokens=1, prompt_logprobs=0)
+    read = []
+    for engine, adapters in ((runner, [name]), (there, []), (runner, [])):
+        driver = Driver(engine, pages=20)
+        driver.answer(PROMPTS[:1], asked, adapters=adapters)
+        read.append([one.chosen.logprob for one in driver.read[0][0]])
+    beside, wanted, base = (torch.tensor(one) for one in read)
+    assert float((beside - wanted).abs().mean()) <= 0.1
+    assert float((base - wanted).abs().mean()) > 5 * float((beside - wanted).abs().mean())
+
+
+def test_a_head_without_a_site_refuses_its_adapter_by_name(two: tuple[Path, Path, Path]) -> None:
+    host = adapters_of(load(two[0]))
+    assert host is not None
+    with pytest.raises(
+        AdapterRefused, match=r"lm_head.*stands beside the head, where adapters are applied on a CPU"
+    ):
+        read_here(AdapterPlace("many", str(two[2])), without_head(host.base))
 
 
 @pytest.mark.parametrize("kind", ["llama2", "mixtral", "qwen3_moe"])

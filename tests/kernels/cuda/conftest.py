@@ -16,6 +16,7 @@ QUICK = {  # beginnings of test names, by file
     "test_cascade_attention": ("test_suffixes_of_any_length_are_merged[fp8_e4m3-0]",),
     "test_linear": ("test_the_cpus_suite_holds_on_the_shim[bad_rows", "test_a_gate_in_the_epilogue"),
     "test_lm_head": ("test_logits_are_those_of_float64", "test_more_rows_than_one_tile"),
+    "test_lora": ("test_the_cpus_suite_holds_on_the_shim[parts", "test_a_rows_bits"),
     "test_megakernel": ("test_a_batch_of_more_rows", "test_no_access_of_shared_memory_races"),
     "test_paged_attention": ("test_narrow_heads_of_bfloat16_are_too[(1, 1, 8)]",),
     "test_prefill": ("test_bfloat16_rows_in_and_out", "test_a_row_has_the_same_bits_alone"),

@@ -26,6 +26,7 @@ STEP_OPS = (
     "embedding",
     "linear",
     "lm_head",
+    "lora",
     "megakernel",
     "moe",
     "paged_attention",

@@ -13,6 +13,7 @@ import os
 import torch
 from torch import Tensor
 
+from baton.engine.adapters.base import AdapterBase
 from baton.engine.backends.cuda.runner import AT_ONCE, BY_GRAPH, PLAIN, CudaRunner
 from baton.engine.backends.cuda.trial import trial
 from baton.engine.backends.native.program import Weights
@@ -62,11 +63,13 @@ def on_kernels(
     work: EngineWork | None = None,
     plain: bool = False,
     mega: bool = False,
+    adapters: AdapterBase | None = None,
 ) -> CudaRunner | None:
     """Returns a runner on the CUDA kernels, or None if they can't run the model, with the reason in the log.
 
     ``plain`` runs without CUDA graphs, ``mega`` small batches by the megakernel. ``weights`` are in host memory.
-    Raises ConfigError if ``mega`` is set and the megakernel has no form for an op.
+    ``adapters`` has the requirements on adapters, if the program is adaptable. Raises ConfigError if ``mega`` is
+    set and the megakernel has no form for an op.
     """
     how = AT_ONCE if mega and not plain else BY_GRAPH
     if (
@@ -77,7 +80,7 @@ def on_kernels(
         log.warning("%s: %s", TORCH, said)
         return None
     least = shared_least()
-    made = CudaRunner(spec, program, weights, found, work=work, how=PLAIN if plain else how)
+    made = CudaRunner(spec, program, weights, found, work=work, how=PLAIN if plain else how, adapters=adapters)
     if how == AT_ONCE and (said := made.misfit()):
         made.close()
         raise ConfigError(f"cuda_step is mega, and the megakernel has no form for {said}; use graph", "cuda_step")

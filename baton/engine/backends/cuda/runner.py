@@ -17,6 +17,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from baton.engine.adapters.base import AdapterBase
+from baton.engine.backends.cuda.adapters import CudaAdapters
 from baton.engine.backends.cuda.page_share import PageShare
 from baton.engine.backends.cuda.program import CudaProgram
 from baton.engine.backends.cuda.resident import DeviceResidency
@@ -25,6 +27,7 @@ from baton.engine.backends.native.program import Weights
 from baton.engine.backends.native.step_runner import StepRunner
 from baton.engine.plan import ModelSpec, StepPlan
 from baton.engine.program.program import Program
+from baton.engine.program.sites import head_site
 from baton.kernels.cuda.library import CudaLibrary, DeviceError
 from baton.kernels.step import structs
 from baton.protos.errors import BatonError, ConfigError
@@ -39,7 +42,8 @@ class CudaRunner(StepRunner):
     """Implements ``Runner`` on a GPU, by the engine's own kernels.
 
     ``how``: BY_GRAPH replays CUDA graphs; PLAIN launches each op by itself, for debugging; AT_ONCE runs all ops of
-    a small batch except the head in one launch, if ``misfit`` finds nothing.
+    a small batch except the head in one launch, if ``misfit`` finds nothing. ``adapters`` has the requirements on
+    adapters, if the program is adaptable.
     """
 
     def __init__(
@@ -51,9 +55,11 @@ class CudaRunner(StepRunner):
         clock: Callable[[], float] = time.perf_counter,
         work: EngineWork | None = None,
         how: int = BY_GRAPH,
+        adapters: AdapterBase | None = None,
     ) -> None:
-        self._cuda_program = CudaProgram(program, weights, device)
-        super().__init__(spec, self._cuda_program, clock, work)
+        made = self._cuda_program = CudaProgram(program, weights, device)
+        super().__init__(spec, made, clock, work)
+        self.adapters = None if adapters is None else CudaAdapters(adapters, head_site(program), made.lora, device)
         self._device, self.how = device, how
         self.mirror: PageShare | None = None
         self.shares = False  # whether ``bind`` lets the I/O process at the device's pages
@@ -122,11 +128,15 @@ class CudaRunner(StepRunner):
             self._call("session_close", self._session)
             self._session = ctypes.c_void_p()
             self._cuda_program.close()
+            if self.adapters is not None:
+                self.adapters.close()
         if self.mirror is not None:
             self.mirror.close()
             self.mirror = None
 
     def _compute(self, plan: StepPlan, batch: NativeBatch) -> None:
+        if self.adapters is not None:
+            self.adapters.group(plan.items)
         brought = self._resident.missing(plan.items)
         try:
             self._launch(batch, brought)

@@ -7,7 +7,8 @@ the next step.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -21,22 +22,63 @@ from baton.kernels.lora.reference import AdaptedRows
 from baton.kernels.lora.structs import LoraGroup, LoraPart, LoraSite, LoraStep
 
 
+class Applied(Protocol):
+    """An adapter as the step reads it; ``address`` is that of its array of LoraSite."""
+
+    address: int
+
+
 class NativeAdapter:
     """The C structs of one adapter, over its packed memory; ``address`` is that of its array of LoraSite."""
 
     def __init__(self, packed: PackedAdapter, sites: int) -> None:
         self.packed = packed
-        parts = sorted(packed.parts, key=lambda part: part.site.number)
-        base = np.frombuffer(packed.memory, np.uint8).ctypes.data
-        self._parts = (LoraPart * len(parts))(*[_struct(part, base) for part in parts])
-        numbers = [part.site.number for part in parts]
-        self._sites = (LoraSite * sites)(*[self._site(numbers, site) for site in range(sites)])
+        self._parts, numbers = parts_at(packed, np.frombuffer(packed.memory, np.uint8).ctypes.data)
+        self._sites = sites_at(numbers, sites, ctypes.addressof(self._parts))
         self.address = ctypes.addressof(self._sites)
 
-    def _site(self, numbers: list[int], site: int) -> LoraSite:
-        count = numbers.count(site)
-        at = numbers.index(site) * ctypes.sizeof(LoraPart) if count else 0
-        return LoraSite(ctypes.addressof(self._parts) + at, count)
+
+def parts_at(packed: PackedAdapter, base: int) -> tuple[ctypes.Array[LoraPart], list[int]]:
+    """Returns the structs of an adapter's parts, whose matrices are at address ``base``, and their sites' numbers,
+    ascending.
+    """
+    parts = sorted(packed.parts, key=lambda part: part.site.number)
+    return (LoraPart * len(parts))(*[_struct(part, base) for part in parts]), [part.site.number for part in parts]
+
+
+def sites_at(numbers: list[int], sites: int, base: int) -> ctypes.Array[LoraSite]:
+    """Returns the structs of ``sites`` sites; the parts are at address ``base``, in the order of ``numbers``."""
+
+    def site(number: int) -> LoraSite:
+        count = numbers.count(number)
+        return LoraSite(base + (numbers.index(number) * ctypes.sizeof(LoraPart) if count else 0), count)
+
+    return (LoraSite * sites)(*[site(number) for number in range(sites)])
+
+
+class RowGroups:
+    """Assigns adapters to the rows of the next step, in the C struct ``step``; ``rows`` has their indices by id."""
+
+    def __init__(self, step: LoraStep) -> None:
+        self._step = step
+        self._kept: list[object] = []  # that the struct points to
+        self.rows: dict[str, Array] = {}
+
+    def place(self, items: Sequence[SequenceStep], held: Mapping[str, Applied]) -> None:
+        """Writes to the struct which rows of ``items`` have which adapter of ``held``. Raises AdapterNotLoaded."""
+        rows: dict[str, list[int]] = {}
+        first = 0
+        for item in items:
+            count = len(item.tokens)
+            if item.adapter:
+                require_held(item.adapter, held)
+                rows.setdefault(item.adapter, []).extend(range(first, first + count))
+            first += count
+        self.rows = {name: np.array(found, np.int32) for name, found in rows.items()}
+        structs = [LoraGroup(held[name].address, at.ctypes.data, len(at)) for name, at in self.rows.items()]
+        groups = (LoraGroup * len(structs))(*structs)
+        self._kept = [self.rows, groups]
+        self._step.groups, self._step.count = ctypes.addressof(groups), len(structs)
 
 
 class NativeAdapters:
@@ -46,10 +88,8 @@ class NativeAdapters:
 
     def __init__(self, base: AdapterBase, sites: int, step: LoraStep) -> None:
         self.base = base
-        self._sites, self._step = sites, step
+        self._sites, self._groups = sites, RowGroups(step)
         self._held: dict[str, NativeAdapter] = {}
-        self._kept: list[object] = []  # of the step
-        self._groups: dict[str, Array] = {}
 
     def hold(self, adapter: str, packed: PackedAdapter) -> None:
         """Applies ``packed`` to sequences that name ``adapter``."""
@@ -61,33 +101,17 @@ class NativeAdapters:
 
     def group(self, items: Sequence[SequenceStep]) -> None:
         """Writes to the step's struct which rows of ``items`` have which adapter. Raises AdapterNotLoaded."""
-        rows: dict[str, list[int]] = {}
-        first = 0
-        for item in items:
-            count = len(item.tokens)
-            if item.adapter:
-                require_held(item.adapter, self._held)
-                rows.setdefault(item.adapter, []).extend(range(first, first + count))
-            first += count
-        self._place(rows)
+        self._groups.place(items, self._held)
 
     def rows(self, site: int) -> list[AdaptedRows]:
         """Returns the step's groups of rows with their adapters' matrices at ``site``, for the reference
         implementation.
         """
         found = []
-        for name, rows in self._groups.items():
+        for name, rows in self._groups.rows.items():
             if parts := matrices_of(self._held[name].packed).get(site, ()):
                 found.append(AdaptedRows(torch.from_numpy(rows), parts))
         return found
-
-    def _place(self, rows: dict[str, list[int]]) -> None:
-        which = {name: np.array(found, np.int32) for name, found in rows.items()}
-        structs = [LoraGroup(self._held[name].address, at.ctypes.data, len(at)) for name, at in which.items()]
-        groups = (LoraGroup * len(structs))(*structs)
-        self._kept = [which, groups]
-        self._groups = which
-        self._step.groups, self._step.count = ctypes.addressof(groups), len(structs)
 
 
 def _struct(part: PackedPart, base: int) -> LoraPart:

@@ -55,6 +55,8 @@ class NativeProgram:
     over the same model, has are shared with it. ``keep`` keeps the weights as they were loaded, for a check.
     """
 
+    ADAPTS_HEAD = True  # whether the head's op applies adapters
+
     def __init__(
         self,
         program: Program,
@@ -351,9 +353,10 @@ class NativeProgram:
         plain = structs.LM_HEAD_CAPPED if op.softcap else structs.LM_HEAD
         cap = self._keep(ctypes.c_float(op.softcap)) if op.softcap else None
         beside = AdaptedHead(ctypes.addressof(self.lora), self._head_site(), op.softcap)
+        adapted = bool(self._adapts) and self.ADAPTS_HEAD
         return structs.Op(
-            kind=OP_LM_HEAD_ADAPTED if self._adapts else plain,
-            table=self._keep(beside) if self._adapts else cap,
+            kind=OP_LM_HEAD_ADAPTED if adapted else plain,
+            table=self._keep(beside) if adapted else cap,
             input=self.registers[op.x],
             delta=self.registers[op.delta],
             norm=self._floats(op.norm),

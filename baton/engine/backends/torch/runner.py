@@ -90,6 +90,9 @@ def load(config: EngineConfig) -> Runner:
         require(elements * DTYPES[dtype].itemsize)
     if own_kernels and (own := _on_own_kernels(config, directory, model, planned, dtype, plain=check)) is not None:
         return own
+    if config.device == "cuda" and config.adapters is not None:
+        text = f"{TORCH}, as the log says why, and these apply no adapters; serve the base model there, or use cpu"
+        raise ConfigError(text, "worker.adapters")
     program, weights, fingerprint = load_weights(config, directory, model, planned, DTYPES[dtype])
     if config.device == "cuda":
         weights = for_torch(program, weights, DTYPES[dtype], config.device)
@@ -170,7 +173,8 @@ def _on_own_kernels(
     program, weights, fingerprint = load_weights(where, directory, model, planned, DTYPES[dtype])
     spec = _spec(config, model, program, dtype, fingerprint, weights)
     work = work_of(program, weights, spec.layout, "cpu" if on_shim() else "cuda")
-    return on_kernels(spec, program, weights, found, work, plain, mega=config.cuda_step == "mega")
+    program, base = _with_adapters(config, program, dtype, directory)
+    return on_kernels(spec, program, weights, found, work, plain, config.cuda_step == "mega", base)
 
 
 def _is_on(name: str, on: str) -> bool:

@@ -1,0 +1,196 @@
+"""Adapters beside the layers of a step on the SIMT shim: the CPU's answers, in any company, replayed."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from itertools import islice
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+import torch
+
+from baton.engine.adapters.base import AdapterBase
+from baton.engine.adapters.packed import PackedAdapter, PackedPart, pack
+from baton.engine.backends.cuda import trial as trials
+from baton.engine.backends.cuda.runner import CudaRunner
+from baton.engine.backends.native.runner import NativeRunner
+from baton.engine.plan import StepPlan
+from baton.engine.program.program import Program
+from baton.engine.program.sites import HEAD_MODULE, adaptable, sites_of
+from baton.kernels.abi import native
+from baton.kernels.cuda.library import CudaLibrary, DeviceError
+from baton.kernels.lora.structs import panelled
+from baton.protos.errors import AdapterNotLoaded, AdaptersFull
+from tests.kernels.cuda.steps import model, simt, steps
+from tests.kernels.mutants import is_caught
+from tests.kernels.thorough import first_now
+
+pytestmark = pytest.mark.skipif(native.library() is None, reason="no native kernels here")
+
+OFTEN = ("a", "", "b")  # the adapters of three sequences
+Pair = tuple[NativeRunner, CudaRunner]
+
+
+def adapter(program: Program, rank: int, seed: int, size: float = 0.4) -> PackedAdapter:
+    """Random matrices beside every layer and the embedding, every second pair as bf16."""
+    rng, parts, at = np.random.default_rng(seed), [], 0
+    for number, (module, site) in enumerate(sites_of(program).items()):
+        if module == HEAD_MODULE:
+            continue
+        narrow = number % 2 == 1
+        sizes = [rank * site.inputs, rank * panelled(site.outputs)]
+        a, b = (at, at + math.ceil(sizes[0] * 4 / 64) * 64)
+        at = b + math.ceil(sizes[1] * 4 / 64) * 64
+        parts.append(PackedPart(site, rank, size, narrow, a, b))
+    found = PackedAdapter(tuple(parts), memoryview(bytearray(at)))
+    for part in parts:
+        a, b = (
+            rng.standard_normal(shape, np.float32)
+            for shape in ((rank, part.site.inputs), (part.site.outputs, rank))
+        )
+        pack(found, part, a * part.site.inputs**-0.5, b * rank**-0.5)
+    return found
+
+
+@pytest.fixture(scope="module")
+def device() -> CudaLibrary:
+    return simt()
+
+
+@pytest.fixture
+def pair(device: CudaLibrary) -> Iterator[Callable[..., Pair]]:
+    """One layer with places for adapters on the CPU and on the shim; ``bare``: the shim's without places."""
+    made: list[CudaRunner] = []
+
+    def of(kind: Any = torch.bfloat16, bare: bool = False, on: CudaLibrary = device) -> Pair:
+        plain = trials.one_layer(model())
+        program = adaptable(plain)
+        spec, weights = trials.spec_of(plain, "bfloat16"), trials.random_weights(plain, kind, 3)
+        base = AdapterBase(sites_of(program), 256, 1 << 30)
+        if bare:
+            made.append(CudaRunner(spec, plain, weights, on))
+        else:
+            made.append(CudaRunner(spec, program, weights, on, adapters=base))
+        runners = NativeRunner(spec, program, weights, adapters=base), made[-1]
+        for runner in runners:
+            runner.bind(memoryview(bytearray(trials.PAGES * spec.layout.page_bytes)), trials.PAGES)
+            if runner.adapters is not None:
+                runner.adapters.hold("a", adapter(program, 4, 1))
+                runner.adapters.hold("b", adapter(program, 40, 2))
+        return runners
+
+    yield of
+    for runner in made:
+        runner.close()
+
+
+def plans(adapters: tuple[str, ...] = OFTEN, count: int = 4) -> list[StepPlan]:
+    """Prompts, then decodes, each sequence on its adapter."""
+    return [
+        StepPlan(tuple(msgspec.structs.replace(item, adapter=adapters[item.seq]) for item in plan.items))
+        for plan in islice(steps(trials.VOCAB, [5, 9, 3]), count)
+    ]
+
+
+def states(runner: NativeRunner | CudaRunner, adapters: tuple[str, ...] = OFTEN) -> list[dict[int, np.ndarray]]:
+    found = [runner.run(plan).pooled for plan in plans(adapters)]
+    return [{seq: pooled.last.copy() for seq, pooled in one.items()} for one in found]
+
+
+def agree(cpu: NativeRunner, gpu: CudaRunner, first: int = 0) -> None:
+    """Hidden states are as close as the start's trial asks."""
+    for plan in plans()[first:]:
+        wanted, found = cpu.run(plan).pooled, gpu.run(plan).pooled
+        for seq, states in wanted.items():
+            apart = np.linalg.norm(found[seq].last - states.last) / np.linalg.norm(states.last)
+            assert apart <= trials.STATES, seq
+
+
+@pytest.mark.parametrize("kind", first_now([torch.bfloat16, (8, 0), (4, 32)], 1, whole=True), ids=str)
+def test_each_row_answers_on_its_adapter_as_on_the_cpu_and_steps_are_replayed(pair: Any, kind: Any) -> None:
+    cpu, gpu = pair(kind)
+    agree(cpu, gpu)
+    assert gpu.counts()["captured"] == 1
+    assert gpu.counts()["replayed"] == 2
+
+
+def test_a_rows_bits_are_those_it_has_without_places_or_in_other_company(pair: Any) -> None:
+    mixed, one, none = states(pair()[1]), states(pair()[1], ("a", "a", "a")), states(pair(bare=True)[1], ("",) * 3)
+    for three, same, plain in zip(mixed, one, none, strict=True):
+        assert np.array_equal(three[0], same[0])
+        assert np.array_equal(three[1], plain[1])
+        assert not np.array_equal(three[0], plain[0])
+
+
+@pytest.mark.thorough
+def test_a_step_without_adapters_launches_what_a_program_without_places_does(
+    pair: Any, device: CudaLibrary
+) -> None:
+    taken = []
+    for bare in (False, True):
+        runner, count = pair(bare=bare)[1], device.library.baton_simt_launches
+        before = count()
+        answers = states(runner, ("",) * 3)
+        taken.append((count() - before, [one[0].tobytes() for one in answers]))
+    assert taken[0] == taken[1]
+
+
+def test_a_replaced_content_is_the_next_steps_and_captured_graphs_stay(pair: Any) -> None:
+    cpu, gpu = pair()
+    agree(cpu, gpu)
+    captured = gpu.counts()["captured"]
+    for runner in (cpu, gpu):
+        runner.adapters.drop("a")
+        runner.adapters.hold("a", adapter(adaptable(trials.one_layer(model())), 16, 7))
+    agree(cpu, gpu, first=3)
+    assert gpu.counts()["captured"] == captured
+
+
+def test_what_is_dropped_or_closed_leaves_no_memory_on_the_card(
+    pair: Any, device: CudaLibrary, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    there, put, release = set[int](), device.put, device.release
+    monkeypatch.setattr(device, "put", lambda at, size: (there.add(found := put(at, size)), found)[1])
+    monkeypatch.setattr(device, "release", lambda at: (there.remove(at), release(at)))
+    _, gpu = pair()
+    weights = len(there) - 6
+    gpu.adapters.drop("a")
+    assert len(there) == weights + 3
+    with pytest.raises(AdapterNotLoaded):
+        gpu.run(plans()[0])
+    gpu.close()
+    assert not there
+
+
+def test_a_card_without_room_refuses_the_adapter_by_name_and_keeps_nothing(
+    pair: Any, device: CudaLibrary, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, gpu = pair()
+    there, put, release = set[int](), device.put, device.release
+
+    def full(at: int, size: int) -> int:
+        if len(there) == 2:
+            raise DeviceError("device_allocate: out of memory (status 2)")
+        there.add(found := put(at, size))
+        return found
+
+    monkeypatch.setattr(device, "put", full)
+    monkeypatch.setattr(device, "release", lambda at: (there.remove(at), release(at)))
+    with pytest.raises(AdaptersFull, match=r"the card has no room for adapter c@1: .*out of memory"):
+        gpu.adapters.hold("c@1", adapter(adaptable(trials.one_layer(model())), 4, 1))
+    assert not there
+
+
+def test_the_head_has_no_site_on_a_card(pair: Any) -> None:
+    cpu, gpu = pair()
+    assert set(cpu.adapters.base.sites) - set(gpu.adapters.base.sites) == {HEAD_MODULE}
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("bug", ["LORA_GROUP", "STEP_ADAPTERS"])
+def test_a_planted_bug_is_caught(pair: Any, bug: str) -> None:
+    cpu, gpu = pair(on=simt((f"-DBATON_MUTATION_CUDA_{bug}",)))
+    assert is_caught(gpu, [lambda gpu: agree(cpu, gpu)])
