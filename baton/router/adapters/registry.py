@@ -55,6 +55,7 @@ class AdapterRegistry:
         self._served = served_of(self._configured, self._digests, self._kept)
         self._retired: dict[str, RetiredAdapter] = {}
         self._looked, self._looking = float("-inf"), asyncio.Lock()
+        self._written = 0  # entries that this router wrote, by which a look knows that it read what was before
         self.is_complete = store is None  # what other routers wrote has been read at least once
         self._patience = CircuitBreaker(clock=clock)
 
@@ -92,6 +93,7 @@ class AdapterRegistry:
         if self._store is not None and not await self._store.swap(entry, self._kept.get(entry.name)):
             await self.look()
             return False
+        self._written += 1
         self._take(self._kept | {entry.name: entry})
         return True
 
@@ -144,14 +146,21 @@ class AdapterRegistry:
             self._looked = self._clock()
 
     async def _read(self, store: AdapterStore) -> None:
+        written = -1
+        while written != self._written:
+            written = self._written
+            found = await self._all(store)
+            await store.forget_notes(found.values())
+        self._take(found)
+        self.is_complete = True
+
+    async def _all(self, store: AdapterStore) -> dict[str, AdapterEntry]:
         found = await store.all()
         if not found and self._kept:
             log.warning("Redis has lost the registry of adapters: it is written again")
             await store.restore(self._kept.values())  # what was taken out as well: the configuration may name it
             found = await store.all()
-        await store.forget_notes(found.values())
-        self._take(found)
-        self.is_complete = True
+        return found
 
     def _take(self, kept: Mapping[str, AdapterEntry]) -> None:
         before, self._kept = self._served, dict(kept)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import msgspec
 import pytest
 from redis.asyncio import Redis
@@ -46,6 +48,26 @@ async def test_of_two_routers_that_write_at_once_one_is_told_so(redis):
     assert not await second.put(sql(TWO))
     assert second.served()["sql"].digest == ONE
     assert await second.put(sql(TWO))
+
+
+@pytest.mark.parametrize("removed", [False, True])
+async def test_a_look_that_read_before_a_write_does_not_undo_it(redis, removed):
+    read, go_on = asyncio.Event(), asyncio.Event()
+
+    class Slow(AdapterStore):
+        async def forget_notes(self, entries):
+            read.set()
+            await go_on.wait()
+
+    here = AdapterRegistry((), Slow(redis, "ns"), Clock())
+    if removed:
+        assert await here.put(sql())
+    looking = asyncio.create_task(here.look())
+    await read.wait()
+    assert await here.put(sql(removed=removed))
+    go_on.set()
+    await looking
+    assert here.served() == ({} if removed else {"sql": sql()})
 
 
 async def test_a_restarted_router_finds_what_was_added(redis):
