@@ -405,13 +405,13 @@ def test_a_killed_host_takes_its_engine_along(tmp_path: Path) -> None:
 async def test_drain_finishes_what_runs_and_refuses_what_comes(tmp_path: Path) -> None:
     pair = Host(tmp_path, "prefill"), Host(tmp_path, "decode")
     async with routed(pair) as router:
-        answer = asyncio.create_task(router.answer("r", prompt_of(30), greedy(300), True))
+        answer = asyncio.create_task(router.answer("r", prompt_of(30), greedy(100), True))
         endless = await router.admit("e", prompt_of(30, 1), greedy(8000), True)
         assert endless.pages
-        drain = stubs.WorkerStub(router.channels[1]).Drain(w.DrainRequest(grace_seconds=2.0))
+        drain = stubs.WorkerStub(router.channels[1]).Drain(w.DrainRequest(grace_seconds=3.0))
         await router.drains()
         assert (await router.admit("late", [1], greedy())).error.type == "Draining"
-        assert await answer == paced_answer(prompt_of(30), greedy(300), **MODEL)
+        assert await answer == paced_answer(prompt_of(30), greedy(100), **MODEL)
         drained = await drain
         assert (drained.finished, drained.cancelled) == (1, 1)
         assert await router.over["e"] == "cancelled"

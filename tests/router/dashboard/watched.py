@@ -71,7 +71,7 @@ def bearer(key: str) -> dict[str, str]:
     return {"authorization": f"Bearer {key}"}
 
 
-def until(holds, seconds: float = 20.0):
+def until(holds, seconds: float = 60.0):
     """What ``holds`` gives once it is true."""
     deadline = time.monotonic() + seconds
     while not (found := holds()):
