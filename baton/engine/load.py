@@ -70,6 +70,8 @@ class EngineConfig(msgspec.Struct, frozen=True):
     cp: int = 1
     pp: int = 1
     ep: int = 1
+    rank_hosts: tuple[str, ...] = ()  # host:port of `baton ranks` on other hosts, among which ranks are dealt too
+    rank_key_file: str = ""  # with the key that all hosts have; empty: loopback only
     rank_bound_s: float = 10.0  # seconds others wait for a rank before it counts as stuck; 0: for ever
     quantization_overrides: dict[str, str] = {}
     is_draft: bool = False
@@ -79,6 +81,11 @@ class EngineConfig(msgspec.Struct, frozen=True):
     def widths(self) -> Widths:
         """Returns how many ranks share the model's columns, rows, layers and experts."""
         return Widths(self.tp, self.cp, self.pp, self.ep)
+
+    @property
+    def hosts(self) -> int:
+        """Returns how many hosts have ranks, the lead's included."""
+        return 1 + len(self.rank_hosts)
 
 
 def load_runner(config: EngineConfig) -> Runner:

@@ -100,6 +100,9 @@ def worker_spec(
     """
     tls = files_of(config.tls, "worker")
     check_secured(check_name(config.worker.kv_transport), tls)
+    if tls is not None and config.worker.rank_hosts:
+        text = "ranks of several hosts exchange rows and keys and values in plaintext, and TLS is on"
+        raise ConfigError(f"{text}: leave worker.rank_hosts empty, or tls.dir and tls.cert", "worker.rank_hosts")
     settings = config.worker.model_dump(exclude={"model", "threads"})
     settings["speculation"] = placed(config.worker.speculation)
     settings["pace_beside_prompts_s"] = pace_of(config)

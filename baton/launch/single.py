@@ -6,10 +6,13 @@ those of the parts' own hosts; whoever starts this process restarts it.
 
 from __future__ import annotations
 
+import logging
 import math
 import os
 import re
+import signal
 import socket
+import threading
 from pathlib import Path
 from typing import NoReturn
 
@@ -54,6 +57,21 @@ def run_worker(config: BatonConfig, role: str, slot: str = "") -> NoReturn:
     threads = config.worker.threads or usable_cores()
     spec = worker_spec(config, name, role, config.worker.model, config.redis.url, files.slots, threads)
     end_with(lambda: worker_host.run(spec))
+
+
+def run_ranks(config: BatonConfig, listen: str) -> int:
+    """Serves this host's cores to leads on other hosts, at ``listen`` (host:port), until SIGTERM or SIGINT;
+    returns 0. Raises ConfigError.
+    """
+    from baton.engine.backends.ranks.hosts.agent import RankAgent
+
+    logging.basicConfig(level=config.telemetry.log_level.upper(), format="%(asctime)s ranks %(message)s")
+    agent, ended = RankAgent(listen, config.worker.rank_key_file), threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: ended.set())
+    print(f"ranks of other hosts' workers start at {agent.address}", flush=True)  # for whoever asked for port 0
+    agent.serve(lambda: not ended.is_set())
+    return 0
 
 
 def drain_workers(config: BatonConfig) -> int:

@@ -213,6 +213,8 @@ def make_runner(spec: EngineSpec, lora: AdapterSpec = NO_ADAPTERS, stall_s: floa
         cp=spec.cp,
         pp=spec.pp,
         ep=spec.ep,
+        rank_hosts=spec.rank_hosts,
+        rank_key_file=spec.rank_key_file,
         rank_bound_s=stall_s,
     )
     runner = load_runner(config)

@@ -45,6 +45,8 @@ class EngineSpec(_Group, frozen=True):
     cp: int = 1  # processes that share the rows of each step
     pp: int = 1  # processes, or stages of ``tp`` of them, that share the model's layers
     ep: int = 1  # processes that share the model's experts
+    rank_hosts: tuple[str, ...] = ()  # host:port of `baton ranks`, which have some of these processes
+    rank_key_file: str = ""  # with the key that they ask for
     cores_page: str = ""  # memory by which the machine's engines lend one another cores; empty: none are lent
     all_cores: int = 0  # that are lent, of which ``threads`` are its own
 

@@ -7,14 +7,14 @@ one, so that a second run compiles nothing.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 
 from baton.kernels.abi import build, native
 
 QUICKLY = ("-O1",)  # behind the op's own -O3: a bug is one at any, and linear takes a third of the time to compile
 
 
-def mutant(name: str, sources: Iterable[str], isa: str | None = None) -> ctypes.CDLL:
+def mutant(name: str, sources: Collection[str], isa: str | None = None) -> ctypes.CDLL:
     """The sources (folders under kernels/) and the pool of threads, built with BATON_MUTATION_``name``.
 
     ``NONE`` has no bug, and is compiled as the real library is.
@@ -22,6 +22,7 @@ def mutant(name: str, sources: Iterable[str], isa: str | None = None) -> ctypes.
     flags = (*build.FLAGS, *build.ISA_FLAGS[isa or native.isa()], f"-DBATON_MUTATION_{name}")
     flags += () if name == "NONE" else QUICKLY
     paths = [build.KERNELS / source / "cpu.cpp" for source in sources]
+    paths += [build.KERNELS / "collective" / "links.cpp"] if "collective" in sources else []
     paths += [build.KERNELS / "abi" / f"{name}.cpp" for name in ("threads", "amx")]
     headers = b"".join(path.read_bytes() for path in build.cpu_sources(".h"))
     key = build._key(str(flags).encode(), headers, *(path.read_bytes() for path in paths))

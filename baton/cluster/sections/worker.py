@@ -69,6 +69,14 @@ class WorkerConfig(Section):
     ep: int = Field(
         default=1, ge=1, le=64, description="ranks that share the model's experts, and rows of each step"
     )
+    rank_hosts: list[str] = Field(
+        default=[],
+        description="host:port of `baton ranks` on other hosts: a worker's ranks are dealt among its own host and "
+        "these, in order and in equal numbers",
+    )
+    rank_key_file: str = Field(
+        default="", description="file with the key that hosts of ranks share; empty: loopback addresses only"
+    )
     pages: int = Field(default=0, ge=0, description="KV pages; 0 takes kv_memory_bytes")
     kv_memory_bytes: int = Field(
         default=0,

@@ -1,4 +1,4 @@
-"""``baton router``, ``worker``, ``place`` and ``drain``: one part of a cluster, by baton.toml and the environment.
+"""``baton router``, ``worker``, ``ranks``, ``place``, ``drain``: one part of a cluster, as baton.toml says.
 
 Knows nothing of the parts; ``launch.single`` does.
 """
@@ -16,7 +16,7 @@ _Config = Annotated[str | None, typer.Option(help="A baton.toml; default: ./bato
 
 
 def register(app: typer.Typer, guarded: Guard) -> None:
-    """Adds the commands ``router``, ``worker``, ``place`` and ``drain`` to the `baton` command."""
+    """Adds the commands ``router``, ``worker``, ``ranks``, ``place`` and ``drain`` to the `baton` command."""
 
     @app.command()
     def router(
@@ -53,6 +53,17 @@ def register(app: typer.Typer, guarded: Guard) -> None:
             raise typer.BadParameter(f"--role {role}: choose of {', '.join(ROLES)}")
         flags: dict[str, dict[str, object]] = {"worker": {"host": host, "port": port}, "redis": {"url": redis}}
         raise typer.Exit(guarded(lambda: run_worker(load_config(config, flags), role, slot)))
+
+    @app.command()
+    def ranks(
+        listen: Annotated[str, typer.Option(help="host:port on which workers' leads connect")] = "127.0.0.1:7100",
+        config: _Config = None,
+    ) -> None:
+        """Run ranks of workers whose leads are on other hosts, which name this one in worker.rank_hosts."""
+        from baton.cluster.config import load_config
+        from baton.launch.single import run_ranks
+
+        raise typer.Exit(guarded(lambda: run_ranks(load_config(config), listen)))
 
     @app.command()
     def place(config: _Config = None) -> None:

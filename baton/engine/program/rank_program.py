@@ -55,11 +55,15 @@ class Rank(msgspec.Struct, frozen=True):
 
 
 class Part(msgspec.Struct, frozen=True):
-    """Says that a rank's register is columns ``first`` … ``first + width - 1`` of register ``whole``."""
+    """Says that a rank's register is columns ``first`` … ``first + width - 1`` of register ``whole``.
+
+    ``by_rows`` says that the rank writes only the rows of its own tokens.
+    """
 
     whole: str
     first: int
     width: int
+    by_rows: bool = False
 
 
 class Residual(msgspec.Struct, frozen=True):

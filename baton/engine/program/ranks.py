@@ -169,7 +169,7 @@ class _Split:
         weight = next(weight for weight in self._program.weights if weight.name == op.weight)
         hidden, own = weight.shapes[0][1], f"{op.out}@"
         self._rows[op.weight] = (self._rank.part(self._program.vocab_size),)
-        self._parts[own] = Part("embedded", 0, hidden)
+        self._parts[own] = Part("embedded", 0, hidden, by_rows=True)
         self._widths["embedded"] = hidden
         return msgspec.structs.replace(op, out=own), p.Meet(own, op.out)
 

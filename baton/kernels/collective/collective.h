@@ -1,4 +1,5 @@
-// What ranks of one host do together over memory that all of them have mapped. Knows nothing of models.
+// What ranks do together over memory that all those of a host have mapped. Knows nothing of models. Ranks of other hosts have such
+// memory of their own, and what is written to one is written to all (links.h).
 //
 // A rank meets the others by raising its own word and waiting for theirs: it spins for some microseconds, then sleeps on
 // the word of the one that is late. What each rank puts into its slot before a meeting the others read behind it; there
@@ -28,6 +29,8 @@ struct Meeting {
   Seat seats[MOST_RANKS];
 };
 
+struct Links;  // links.h
+
 // One rank's view. `slots`: [2][count][slot_bytes], shared.
 struct Group {
   Meeting* meeting;
@@ -35,6 +38,7 @@ struct Group {
   int64_t slot_bytes, bound_ns;  // 0 ns: no bound
   int32_t rank, count;
   uint32_t turn, pad;            // meetings so far; the rank's own
+  Links* links;                  // null: all ranks are on this host
 };
 
 // Sleeps on a shared word while it holds `seen`, a few milliseconds at most; wakes all that sleep on it.
@@ -48,6 +52,9 @@ int32_t meet(Group& group);
 
 // Has `seat` come `turn` times, and wakes who waits for that.
 void arrive(Seat& seat, uint32_t turn);
+
+// Writes who is lost, a rank's number + 1 with or without RANK_STUCK, and wakes who waits; returns who was the first.
+int32_t declare(Meeting& meeting, uint32_t who);
 
 // Returns when rank `which` has had `seat`, its own or another one of it, come `turn` times: 0, or who is lost. Late is whoever
 // is at the end of the chain: a rank that is itself waited for in vain isn't called lost.

@@ -17,12 +17,13 @@ ALIGN = 4096
 
 
 class Group(ctypes.Structure):
-    """Mirrors Group of collective.h: one rank's view of the shared memory."""
+    """Mirrors Group of collective.h: one rank's view of the shared memory, and its connections to other hosts."""
 
     _fields_ = (
         *((name, P) for name in ("meeting", "slots")),
         *((name, I64) for name in ("slot_bytes", "bound_ns")),
         *((name, I32) for name in ("rank", "count", "turn", "pad")),
+        ("links", P),
     )
 
 
@@ -48,7 +49,7 @@ def group_at(address: int, rank: int, count: int, slot_bytes: int, bound_s: floa
     ``bound_s`` is the seconds that a collective waits for others at most; 0 for no limit.
     """
     slots = address + _meeting_bytes()
-    return Group(address, slots, slot_bytes, int(bound_s * 1e9), rank, count, 0, 0)
+    return Group(address, slots, slot_bytes, int(bound_s * 1e9), rank, count, 0, 0, None)
 
 
 class Collective:

@@ -4,6 +4,7 @@
 #include <memory>
 #include <vector>
 
+#include "elsewhere.h"
 #include "part.h"
 #include "run.h"
 
@@ -26,6 +27,7 @@ class Pieces {
   }
 
   bool fit() const { return at_ <= end_; }
+  int64_t taken() const { return at_ - int64_t(sizeof(PlanPage)); }
 
  private:
   char* base_;
@@ -35,6 +37,7 @@ class Pieces {
 struct Arrays {
   int32_t *tokens, *sampled, *table, *owners, *adapters;
   AttentionItem* items;
+  int64_t bytes;  // of all
   bool fit;
 
   Arrays(const Ranks& r, int64_t rows, int64_t sampled_count, int64_t item_count, int64_t table_count) {
@@ -42,7 +45,7 @@ struct Arrays {
     tokens = pieces.take<int32_t>(rows), sampled = pieces.take<int32_t>(sampled_count);
     items = pieces.take<AttentionItem>(item_count), table = pieces.take<int32_t>(table_count);
     owners = pieces.take<int32_t>(item_count), adapters = pieces.take<int32_t>(item_count);
-    fit = pieces.fit();
+    fit = pieces.fit(), bytes = pieces.taken();
   }
 };
 
@@ -75,9 +78,13 @@ void publish(const Step& s, const int32_t* table, int64_t table_count, const Dea
   plan.table_count = table_count, plan.item_count = s.item_count, plan.sampled_count = s.sampled_count, plan.kv_type = s.kv_type;
 }
 
-void announce(PlanPage& plan) {
-  plan.number.fetch_add(1, std::memory_order_seq_cst);
+// `bytes`: of the plan's arrays.
+void announce(Ranks& r, int64_t bytes = 0) {
+  PlanPage& plan = *r.plan;
+  const uint32_t number = plan.number.fetch_add(1, std::memory_order_seq_cst) + 1;
   if (plan.sleepers.load(std::memory_order_seq_cst)) wake_all(plan.number);
+  show_plan(r, bytes);
+  raise_elsewhere(r.group, other_hosts(r.group), plan.number, number);
 }
 
 // Returns 0 when there is a plan behind `seen`, or who is lost. An idle worker has no bound.
@@ -174,12 +181,15 @@ int32_t run_part(const Model& model, const Step& whole, const Part& part, Ranks&
     if (const int32_t lost = await(r.group, handed[before], ++r.taken, before)) return lost;
   const Step own = part.step(whole);
   Run run(model, own, &r, staged ? nullptr : part.rows.data());
-  run.carry(r.in, part.rows.data(), true);
+  run.take(r.in, part.rows.data());
   const Adapted adapted = part.adapters.empty() ? Adapted(r) : Adapted(r, own.items, part.adapters.data(), own.item_count);
   if (const int32_t lost = run_ops(model, own, run, r, part.wanted.data())) return lost;
   const bool hands_on = staged && first + r.columns < r.group.count;
-  if (speaks && (hands_on || r.plan->keeps)) run.carry(r.out, part.rows.data(), false);
-  if (speaks && hands_on) arrive(handed[r.group.rank], ++r.given);
+  if (speaks && (hands_on || r.plan->keeps)) run.hand_on(r.out, part.rows.data(), hands_on ? next_hosts(r) : lead_host(r));
+  if (speaks && hands_on) {
+    arrive(handed[r.group.rank], ++r.given);
+    raise_elsewhere(r.group, next_hosts(r), handed[r.group.rank].arrived, r.given);
+  }
   return staged ? meet_stage(r) : 0;  // the next part goes where this one's registers are read
 }
 
@@ -191,11 +201,13 @@ int32_t run_own(const Model& model, const Step& step, Ranks& r) {
     const Adapted adapted = adapters ? Adapted(r, step.items, adapters, step.item_count) : Adapted(r);
     Run run(model, step, &r);
     if (const int32_t lost = run_ops(model, step, run, r, nullptr)) return lost;
+    show_expert_rows(r);
     return meet(r.group);
   }
   const int32_t rank = r.group.rank, staged = r.deal == BY_LAYERS;
   for (int32_t at = staged ? 0 : rank; at < (staged ? r.plan->parts : rank + 1); at++)
     if (const int32_t lost = run_part(model, step, Part(step, plan.owners, adapters, at), r)) return lost;
+  show_expert_rows(r);
   return meet(r.group);
 }
 
@@ -207,6 +219,7 @@ int32_t meet_stage(Ranks& r) {
   const int32_t first = r.group.rank / r.columns * r.columns;
   Seat* seats = r.plan->columns;
   arrive(seats[r.group.rank], ++r.met);
+  raise_elsewhere(r.group, stage_hosts(r), seats[r.group.rank].arrived, r.met);
   for (int32_t rank = first; rank < first + r.columns; rank++)
     if (rank != r.group.rank)
       if (const int32_t lost = await(r.group, seats[rank], r.met, rank)) return lost;
@@ -221,7 +234,7 @@ BATON_API int32_t baton_rank_lead(const Model* model, const Step* step, const in
   const Arrays arrays(*ranks, step->rows, step->sampled_count, step->item_count, table_count);
   if (!fits(*step, *ranks, arrays)) return TOO_LARGE;
   publish(*step, table, table_count, *deal, arrays, *ranks);
-  announce(*ranks->plan);
+  announce(*ranks, arrays.bytes);
   if (const int32_t lost = run_own(*model, *step, *ranks)) return lost;
   choose_tokens(ranks->logits, ranks->vocab, step->sampled_count, step->choices);
   return 0;
@@ -239,12 +252,12 @@ BATON_API int32_t baton_rank_follow(const Model* model, Ranks* ranks) {
 
 BATON_API void baton_rank_dismiss(Ranks* ranks) {
   ranks->plan->order = ORDER_LEAVE;
-  announce(*ranks->plan);
+  announce(*ranks);
 }
 
 BATON_API void baton_rank_call(Ranks* ranks) {
   ranks->plan->order = ORDER_HEAR;
-  announce(*ranks->plan);
+  announce(*ranks);
 }
 
 BATON_API void baton_rank_expert_rows(const Ranks* ranks, int64_t* rows, int32_t experts) {

@@ -12,11 +12,14 @@
 // runs them over one part of the rows after the other; what the residual stream is between two stages lies in shared memory, and a
 // seat per stage tells how many parts it has handed on. A stage is one rank, or several that share its layers by columns.
 //
+// Ranks of other hosts have such memory, and pages, of their own (../collective/links.h, elsewhere.h): a rank writes its part there, too,
+// before it raises its seat. The lead's pages have all keys and values; another host's have those that its own ranks read.
+//
 // Between a read of a shared register and its next writing lies a meeting for another register: whoever splits a program
 // sees to that (engine/program/ranks.py).
 #pragma once
 #include "../abi/heads.h"
-#include "../collective/collective.h"
+#include "../collective/links.h"
 #include "../lora/lora.h"
 #include "../moe/own_experts.h"
 #include "step.h"
@@ -26,7 +29,8 @@ namespace baton {
 // Kinds of Op beside step.h's and forms.h's. In a program of ranks `delta` of LINEAR, SWIGLU, GEGLU and ATTENTION is the first column of the
 // rank's part of `out`; of EMBED it is the first token of its table, which has `layer` rows.
 enum RankOpKind : int32_t {
-  OP_GATHER = 128,    // meets the others: `in` is whole then; copied to `out` where that is another register
+  OP_GATHER = 128,    // meets the others: `in` is whole then; copied to `out` where that is another register. The rank's own part: `layer`
+                      // columns from `delta` on, of all rows, or where `window` is 1 of the rows whose tokens are its own
   OP_EXPERTS,         // as MOE, own experts alone: out (chosen x hidden), `layer` the first one, `window` their number
   OP_BIASED_EXPERTS,  // the same of BIASED_MOE
   OP_MIX,             // `in` of every expert, by the router's logits in `delta`, to `out`
@@ -87,6 +91,7 @@ struct Ranks {
   int64_t shared_floats, first_shared;  // per row: of all stages' shared registers, and of those before the own stage's
   int32_t columns;            // ranks of a stage; all ranks where there are no stages
   uint32_t met;               // meetings of the stage so far; the rank's own
+  int64_t own_tokens;         // of the vocabulary: the logits that the rank computes
 };
 
 // Returns when every rank of this one's stage has come as often as this one: 0, or who is lost.
@@ -107,5 +112,8 @@ BATON_API int32_t baton_rank_follow(const baton::Model* model, baton::Ranks* ran
 // Tells the others to leave, or to listen. The next order is given once they have answered.
 BATON_API void baton_rank_dismiss(baton::Ranks* ranks);
 BATON_API void baton_rank_call(baton::Ranks* ranks);
+// Copies the first `bytes` of the lead's rotary angles, and `count` of its pages, to other hosts, as of the next plan.
+BATON_API void baton_rank_show_turns(baton::Ranks* ranks, int64_t bytes);
+BATON_API void baton_rank_show_pages(baton::Ranks* ranks, const int32_t* pages, int64_t count, int64_t page_bytes);
 // rows (experts): those that went to each expert in all layers of all ranks, ever.
 BATON_API void baton_rank_expert_rows(const baton::Ranks* ranks, int64_t* rows, int32_t experts);

@@ -13,6 +13,7 @@
 #include "../rms_norm/rms_norm.h"
 #include "../rope_append/own_heads.h"
 #include "../swiglu/strided.h"
+#include "elsewhere.h"
 #include "forms.h"
 #include "ranks.h"
 #include "span_ops.h"
@@ -61,20 +62,17 @@ class Run {
       choices[size_t(i)].logits = r_->logits + (wanted ? wanted[i] : i) * r_->vocab + r_->first_token;
     if (o.kind == OP_LM_HEAD_ADAPTED) adapted(o, choices.data());
     else head(o, o.kind == OP_LM_HEAD_CAPPED ? *(const float*)o.table : 0, choices.data());
+    for (int32_t i = 0; i < s_.sampled_count; i++) show_logits(*r_, wanted ? wanted[i] : i);
   }
 
-  // Copies registers of this step's rows to where those of all rows lie, or from there; `rows` are their numbers there.
-  void carry(const Carried& c, const int32_t* rows, bool inwards) {
-    float* shared = r_->registers + (r_->shared_floats + c.first) * all_rows_;
-    for (int32_t i = 0; i < c.count; i++) {
-      const int64_t n = width(c.registers[i]);
-      float* own = at(c.registers[i]);
-      for (int64_t row = 0; row < s_.rows; row++) {
-        float *here = own + row * n, *there = shared + rows[row] * n;
-        std::memcpy(inwards ? here : there, inwards ? there : here, size_t(n) * 4);
-      }
-      shared += all_rows_ * n;
-    }
+  // Copies registers of this step's rows from where those of all rows lie; `rows` are their numbers there.
+  void take(const Carried& c, const int32_t* rows) { carry(c, rows, true); }
+
+  // Copies registers of this step's rows to where those of all rows lie, here and on the hosts `to`.
+  void hand_on(const Carried& c, const int32_t* rows, Hosts to) {
+    carry(c, rows, false);
+    const float* shared = carried(c);
+    for (int32_t i = 0; i < c.count; shared += all_rows_ * width(c.registers[i++])) show_rows(*r_, to, shared, rows, s_.rows, width(c.registers[i]));
   }
 
  private:
@@ -130,6 +128,21 @@ class Run {
     }
   }
 
+  float* carried(const Carried& c) const { return r_->registers + (r_->shared_floats + c.first) * all_rows_; }
+
+  void carry(const Carried& c, const int32_t* rows, bool inwards) {
+    float* shared = carried(c);
+    for (int32_t i = 0; i < c.count; i++) {
+      const int64_t n = width(c.registers[i]);
+      float* own = at(c.registers[i]);
+      for (int64_t row = 0; row < s_.rows; row++) {
+        float *here = own + row * n, *there = shared + rows[row] * n;
+        std::memcpy(inwards ? here : there, inwards ? there : here, size_t(n) * 4);
+      }
+      shared += all_rows_ * n;
+    }
+  }
+
   bool is_shared(int32_t reg) const { return r_ && r_->is_shared[reg]; }
   float* at(int32_t reg) const { return (is_shared(reg) ? r_->registers : s_.arena) + starts_[size_t(reg)]; }
   int64_t width(int32_t reg) const { return m_.widths[reg]; }
@@ -151,8 +164,21 @@ class Run {
   }
 
   void gather(const Op& o) {
+    show_part(o);
     if (!lost_) lost_ = meet_stage(*r_);
     if (o.in != o.out) std::memcpy(at(o.out), at(o.in), size_t(s_.rows * width(o.in)) * 4);
+  }
+
+  // The rank's part of a register that ranks fill together, to those of its stage on other hosts.
+  void show_part(const Op& o) {
+    const Hosts to = o.layer ? stage_hosts(*r_) : 0;
+    if (!to) return;
+    const int64_t n = width(o.in);
+    const float* own = at(o.in) + o.delta;
+    if (!o.window) return write_elsewhere(r_->group, to, LINK_RANKS, own, s_.rows, o.layer * 4, n * 4);
+    for (int64_t row = 0; row < s_.rows; row++)
+      if (const int64_t token = s_.tokens[row] - r_->first_token; token >= 0 && token < r_->own_tokens)
+        write_elsewhere(r_->group, to, LINK_RANKS, own + row * n, 1, n * 4, n * 4);
   }
 
   void experts(const Op& o, OwnExperts own, const Moe* moe, const BiasedMoe* biased) {
@@ -199,6 +225,7 @@ class Run {
   void rope(const Op& o, int32_t first, int32_t rotated) {
     append_heads(kv(o), own(), s_.items, s_.item_count, m_.heads, s_.turns + first, s_.turns_stride, rotated, o.q_norm, o.k_norm,
                  o.eps, at(o.in));
+    if (r_) show_kv(*r_, kv(o), s_.items, s_.item_count);
   }
 
   void attention(const Op& o, const AttentionForm& form) {

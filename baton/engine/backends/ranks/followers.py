@@ -18,6 +18,7 @@ from contextlib import suppress
 
 import msgspec
 
+from baton.engine.backends.ranks.hosts.links import LINK_S, LinkPlan
 from baton.engine.load import EngineConfig
 from baton.kernels.collective.native import lose
 from baton.protos.errors import ErrorInfo, RankLost, StartupError, from_info
@@ -30,10 +31,11 @@ LEAVE_S = 1.0  # seconds for a follower to leave when told to
 
 
 class RankSpec(msgspec.Struct, frozen=True):
-    """The configuration and the rank of a follower process."""
+    """The configuration and the rank of a follower process; ``hosted`` says that it must connect to other hosts."""
 
     config: EngineConfig
     index: int
+    hosted: bool = False
 
 
 class RankReady(msgspec.Struct, frozen=True):
@@ -87,6 +89,21 @@ class Follower:
         if not heard:
             raise RankLost(f"rank {self.rank} is gone", rank=self.rank)
 
+    def begin_link(self, plan: LinkPlan) -> None:
+        """Has the follower connect to other hosts, as ``plan`` says."""
+        with suppress(ConnectionError):  # whoever died is heard of by ``await_linked``
+            self._socket.send(msgspec.json.encode(plan))
+
+    def await_linked(self) -> None:
+        """Returns when the follower is connected. Raises StartupError."""
+        self._socket.settimeout(LINK_S)
+        try:
+            heard = self._socket.recv(len(HEARD))
+        except OSError:
+            heard = b""
+        if not heard:
+            raise StartupError(f"rank {self.rank} couldn't connect to the other hosts; see the worker's log")
+
     def end(self, patience_s: float) -> None:
         """Waits up to ``patience_s`` seconds for the process to end, then kills it; closes its socket."""
         self._socket.close()
@@ -98,15 +115,19 @@ class Follower:
 
 
 class Followers:
-    """The processes of all ranks except the lead's own."""
+    """The processes of a host's ranks except the lead's own: ``ranks``, or all of a worker's.
 
-    def __init__(self, config: EngineConfig) -> None:
+    ``hosted`` says that the worker has ranks on other hosts too.
+    """
+
+    def __init__(self, config: EngineConfig, ranks: range | None = None, hosted: bool = False) -> None:
         self._leaving = False
         self._lost: Callable[[RankLost], None] = lambda error: None
         self._all: list[Follower] = []
+        self._count = config.widths.count
         try:
-            for index in range(1, config.widths.count):
-                self._all.append(Follower(RankSpec(config, index)))
+            for index in range(1, self._count) if ranks is None else ranks:
+                self._all.append(Follower(RankSpec(config, index, hosted)))
         except BaseException:
             self.kill()
             raise
@@ -118,6 +139,26 @@ class Followers:
         for follower in self._all:
             if (theirs := follower.await_ready().fingerprint) != fingerprint:
                 raise StartupError(f"rank {follower.rank} read another checkpoint ({theirs[:12]}); start again")
+
+    @property
+    def all(self) -> tuple[Follower, ...]:
+        """Returns the followers, by rank."""
+        return tuple(self._all)
+
+    def agreed_fingerprint(self) -> str:
+        """Returns the fingerprint of the weights that all have loaded. Raises StartupError if they differ."""
+        fingerprint = self._all[0].await_ready().fingerprint
+        for follower in self._all[1:]:
+            if follower.await_ready().fingerprint != fingerprint:
+                raise StartupError(f"rank {follower.rank} read another checkpoint than its neighbours; start again")
+        return fingerprint
+
+    def link(self, plan: LinkPlan) -> None:
+        """Has all followers connect to other hosts, and returns when they are. Raises StartupError."""
+        for follower in self._all:
+            follower.begin_link(plan)
+        for follower in self._all:
+            follower.await_linked()
 
     def share(self, fd: int, size: int) -> None:
         """Sends every follower the descriptor ``fd`` of shared memory and its size in bytes."""
@@ -136,6 +177,8 @@ class Followers:
         """Starts a thread that, if a rank's process ends unexpectedly, unblocks the ranks meeting at address
         ``meeting`` and calls ``lost``.
         """
+        if not self._all:
+            return
         threading.Thread(target=self._watch, args=(meeting, lost), name="ranks", daemon=True).start()
 
     def _watch(self, meeting: int, lost: Callable[[RankLost], None]) -> None:
@@ -148,7 +191,7 @@ class Followers:
             return
         lose(meeting, gone.rank)
         code = gone.process.wait()
-        lost(RankLost(f"rank {gone.rank} of {len(of) + 1} ended by itself ({ending(code)})", rank=gone.rank))
+        lost(RankLost(f"rank {gone.rank} of {self._count} ended by itself ({ending(code)})", rank=gone.rank))
 
     def pids(self) -> list[int]:
         """Returns the followers' process ids, by rank from 1 on."""

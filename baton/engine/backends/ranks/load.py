@@ -11,6 +11,7 @@ from typing import NamedTuple
 import msgspec
 
 from baton.engine.backends.ranks.adapters import OwnAdapters
+from baton.engine.backends.ranks.hosts.layout import most_on_one, require_layout
 from baton.engine.backends.ranks.program import NativeRankProgram
 from baton.engine.checkpoints.hub import locate
 from baton.engine.checkpoints.weights import Weights, load_weights
@@ -45,13 +46,14 @@ def require_possible(config: EngineConfig, program: Program) -> None:
         text = f"{widths}: ranks need the native CPU kernels: install a C++ compiler"
         raise ConfigError(text, widths.field)
     widths.require(program)
+    require_layout(config, program)
 
 
 def rank_config(config: EngineConfig, cores: int) -> EngineConfig:
-    """Returns ``config`` with the number of threads of one rank; unless threads are configured, the ranks share
-    ``cores``.
+    """Returns ``config`` with the number of threads of one rank: those of a host share its configured threads, or
+    else ``cores``.
     """
-    return msgspec.structs.replace(config, threads=max(1, (config.threads or cores) // config.widths.count))
+    return msgspec.structs.replace(config, threads=max(1, (config.threads or cores) // most_on_one(config)))
 
 
 def load_rank(config: EngineConfig, index: int) -> LoadedRank:

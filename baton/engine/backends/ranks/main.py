@@ -13,9 +13,10 @@ import sys
 
 import msgspec
 
-from baton.engine.backends.ranks.followers import HEARD, RankReady, RankSpec
+from baton.engine.backends.ranks.followers import HEARD, MOST_WORDS, RankReady, RankSpec
+from baton.engine.backends.ranks.hosts.links import LinkPlan, Links
 from baton.engine.backends.ranks.load import LoadedRank, load_rank, own_adapters
-from baton.engine.backends.ranks.memory import HEAR, SharedMemory, follow, sizes_for
+from baton.engine.backends.ranks.memory import HEAR, RanksStruct, SharedMemory, follow, sizes_for
 from baton.engine.child import child_arguments
 from baton.engine.load import QUIET_THREADS
 from baton.kernels.abi import native
@@ -53,12 +54,23 @@ def _follow(spec: RankSpec, loaded: LoadedRank, lead: socket.socket) -> int:
     pages = mmap.mmap(fd, size, mmap.MAP_SHARED)
     struct = memory.struct(loaded.native, spec.config.rank_bound_s)
     struct.pages = ctypes.addressof(ctypes.c_char.from_buffer(pages))
+    if spec.hosted:
+        links = _linked(spec, struct, lead)
+        struct.group.links = links.address
     adapters = own_adapters(loaded, spec.config)
     struct.adapters = adapters.table
     while (code := follow(loaded.native.struct, struct)) == HEAR:
         adapters.take(*_received(lead))
         lead.send(HEARD)
     return LOST_STATUS if code else 0
+
+
+def _linked(spec: RankSpec, struct: RanksStruct, lead: socket.socket) -> Links:
+    """Returns the rank's connections to other hosts, which the next message names."""
+    plan = msgspec.json.decode(lead.recv(MOST_WORDS), type=LinkPlan)
+    links = Links(plan, spec.index, struct.group.meeting, struct.pages, spec.config.rank_bound_s)
+    lead.send(HEARD)
+    return links
 
 
 def _received(lead: socket.socket) -> tuple[int, int]:

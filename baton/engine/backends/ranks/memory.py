@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import mmap
 import os
+from collections.abc import Sequence
 
 import msgspec
 
@@ -44,6 +45,7 @@ class RanksStruct(ctypes.Structure):
         *((name, P) for name in ("adapters", "lora")),
         *((name, I64) for name in ("shared_floats", "first_shared")),
         *((name, I32) for name in ("columns", "met")),
+        ("own_tokens", I64),
     )
 
 
@@ -119,6 +121,7 @@ class SharedMemory:
             None,
             ctypes.addressof(native.lora),
             *(own.shared_floats, own.first_shared, own.columns, 0),
+            own.vocab[1] - own.vocab[0],
         )
 
 
@@ -142,6 +145,18 @@ def follow(model: Model, ranks: RanksStruct) -> int:
 def call(ranks: RanksStruct) -> None:
     """Tells the followers to listen on their sockets; they take the next order after they have answered."""
     native.function("rank_call", P)(ctypes.addressof(ranks))
+
+
+def show_turns(ranks: RanksStruct, size: int) -> None:
+    """Copies the first ``size`` bytes of the lead's rotary angles to other hosts, before the next step."""
+    native.function("rank_show_turns", P, I64)(ctypes.addressof(ranks), size)
+
+
+def show_pages(ranks: RanksStruct, pages: Sequence[int], page_bytes: int) -> None:
+    """Copies the lead's ``pages`` of ``page_bytes`` each to other hosts, before the next step."""
+    numbers = (ctypes.c_int32 * len(pages))(*pages)
+    call = native.function("rank_show_pages", P, P, I64, I64)
+    call(ctypes.addressof(ranks), ctypes.addressof(numbers), len(pages), page_bytes)
 
 
 def expert_rows(ranks: RanksStruct, experts: int) -> tuple[int, ...]:

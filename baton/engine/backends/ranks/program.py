@@ -112,7 +112,11 @@ class NativeRankProgram(NativeProgram):
         return self.own.head_site
 
     def _meeting(self, op: p.Meet) -> structs.Op:
-        return structs.Op(kind=GATHER, input=self.registers[op.x], output=self._register(op.out, self._width(op.x)))
+        part, given = self.own.parts.get(op.x), self.registers[op.x]
+        found = structs.Op(kind=GATHER, input=given, output=self._register(op.out, self._width(op.x)))
+        if part is not None:
+            found.delta, found.layer, found.window = part.first, part.width, part.by_rows
+        return found
 
     def _exchange(self, op: p.Exchange) -> structs.Op:
         return structs.Op(

@@ -15,11 +15,14 @@ import torch
 from torch import Tensor
 
 from baton.engine.adapters.base import AdapterBase
+from baton.engine.backends.cuda.resident import DeviceResidency
 from baton.engine.backends.native.batch import Array, NativeBatch
 from baton.engine.backends.native.step_runner import StepRunner
 from baton.engine.backends.ranks.adapters import OwnAdapters, RankAdapters
 from baton.engine.backends.ranks.dealing import Piece, among_ranks, in_parts
 from baton.engine.backends.ranks.followers import Followers
+from baton.engine.backends.ranks.hosts.lead import LeadHosts
+from baton.engine.backends.ranks.hosts.links import Mapped
 from baton.engine.backends.ranks.load import LoadedRank
 from baton.engine.backends.ranks.memory import (
     MOST_ROWS,
@@ -29,6 +32,8 @@ from baton.engine.backends.ranks.memory import (
     dismiss,
     expert_rows,
     lead_step,
+    show_pages,
+    show_turns,
     sizes_for,
 )
 from baton.engine.plan import ModelSpec, StepPlan
@@ -43,7 +48,8 @@ TOO_LARGE = -1  # ranks.h
 
 
 class RankRunner(StepRunner):
-    """Implements ``Runner`` and ``Ranks`` on several ranks of one host, as their lead.
+    """Implements ``Runner`` and ``Ranks`` on several ranks, as their lead: ``followers`` on this host, and those of
+    ``hosts`` on others.
 
     ``bound_s`` limits the seconds of waiting for another rank.
     """
@@ -58,9 +64,11 @@ class RankRunner(StepRunner):
         work: EngineWork | None = None,
         adapters: AdapterBase | None = None,
         most_adapters: int = 0,
+        hosts: LeadHosts | None = None,
     ) -> None:
         super().__init__(spec, loaded.native, clock, work)
-        self._own, self._followers = loaded.native, followers
+        self._own, self._followers, self._hosts = loaded.native, followers, hosts
+        self._current = DeviceResidency(0)  # pages that other hosts have as they are here
         self._layers = loaded.program.layers
         self.dealt_experts = dealt_experts(loaded.program, loaded.native.own)
         self._memory = SharedMemory.create(sizes_for(loaded.program, loaded.native))
@@ -91,22 +99,36 @@ class RankRunner(StepRunner):
         """Uses ``buffer`` as the KV pages of the lead; ``open_pages`` passes them to the other ranks."""
         self._buffer, self._pages = buffer, pages
         self._ranks.pages = ctypes.addressof(ctypes.c_char.from_buffer(buffer))
+        self._current = DeviceResidency(pages)
 
     def open_pages(self, fd: int, size: int) -> None:
-        """Passes the pages of ``bind``, memory file ``fd`` of ``size`` bytes, to the other ranks."""
+        """Passes the pages of ``bind``, memory file ``fd`` of ``size`` bytes, to the other ranks of this host; the
+        other hosts make as many. Raises StartupError.
+        """
         self._followers.share(fd, size)
+        if self._hosts is not None:
+            kept = self._memory, self._buffer
+            sizes = self._memory.meeting, self._memory.sizes.total, self._ranks.pages, size
+            self._ranks.group.links = self._hosts.connect(Mapped(*sizes, kept), self._followers).address
 
     def watch(self, lost: Callable[[RankLost], None]) -> None:
         """Calls ``lost`` if another rank's process ends unexpectedly; a step in progress then raises RankLost."""
         self._followers.watch(self._memory.meeting, lost)
+        if self._hosts is not None:
+            self._hosts.watch(lost)
 
     def _tell(self, fd: int, size: int) -> None:
         call(self._ranks)
         self._followers.tell(fd, size, self._bound_s)
+        if self._hosts is not None:
+            self._hosts.tell(fd, size, self._bound_s)
 
     def leave(self) -> None:
         """Ends the processes of the other ranks."""
         self._followers.leave(lambda: dismiss(self._ranks))
+        if self._hosts is not None:
+            self._ranks.group.links = None
+            self._hosts.leave()
 
     def pids(self) -> list[int]:
         """Returns the process ids of the other ranks."""
@@ -115,6 +137,7 @@ class RankRunner(StepRunner):
     def _compute(self, plan: StepPlan, batch: NativeBatch) -> None:
         self._kept = []
         self._show_turns(batch.reach)
+        missing = self._show_pages(plan)
         floats = batch.rows * self._own.row_floats
         if len(self._arena) < floats:
             self._arena = torch.empty(floats)
@@ -128,6 +151,8 @@ class RankRunner(StepRunner):
         if code:
             lost = RankIsLost(code)
             raise RankLost(f"{lost}, of {self._own.own.rank.count} ranks", rank=lost.rank)
+        if self._hosts is not None:
+            self._current.ran(plan.items, missing)
 
     def _dealt(self, plan: StepPlan, batch: NativeBatch, step: Step) -> DealStruct:
         """Returns how the step's rows are divided, and their adapters; replaces the items of ``step`` by their
@@ -165,6 +190,15 @@ class RankRunner(StepRunner):
             shown = self._turns[: self._memory.sizes.turns // (4 * self._turns.shape[1])]
             ctypes.memmove(self._memory.turns, shown.data_ptr(), shown.numel() * 4)
             self._shown = len(self._turns)
+            show_turns(self._ranks, shown.numel() * 4)
+
+    def _show_pages(self, plan: StepPlan) -> list[int]:
+        """Copies the pages that others may have written since to other hosts; returns their numbers."""
+        if self._hosts is None:
+            return []
+        missing = self._current.missing(plan.items)
+        show_pages(self._ranks, missing, self.spec.layout.page_bytes)
+        return missing
 
     def _rows(self, batch: NativeBatch, name: str, rows: slice) -> Tensor:
         if name in self._own.own.last.registers:

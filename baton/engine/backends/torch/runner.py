@@ -24,6 +24,8 @@ from baton.engine.backends.cuda.load import TORCH, kernels_or_none, on_kernels
 from baton.engine.backends.encoder.load import load_encoder
 from baton.engine.backends.native.runner import NativeRunner
 from baton.engine.backends.ranks.followers import Followers
+from baton.engine.backends.ranks.hosts.layout import most_on_one, ranks_on, require_hosts
+from baton.engine.backends.ranks.hosts.lead import LeadHosts
 from baton.engine.backends.ranks.load import load_rank, numbers_of, rank_config, require_possible
 from baton.engine.backends.ranks.runner import RankRunner
 from baton.engine.backends.sequence_checks import require_computable
@@ -67,6 +69,7 @@ def load(config: EngineConfig) -> Runner:
     """
     check, by_ops = _is_on(CHECK_ENV, "1"), _is_on(STEP_ENV, OPS)
     widths = config.widths
+    require_hosts(config)
     if widths.count > 1:
         if check or by_ops:
             raise ConfigError(f"{CHECK_ENV} and {STEP_ENV} are of one rank, {widths}; unset them", widths.field)
@@ -143,23 +146,31 @@ def _on_ranks(config: EngineConfig) -> Runner:
     assert own.threads is not None
     _use_threads(own.threads)
     planned = program_for(model)
+    widths = own.widths
     require_possible(own, planned)  # before a process is started for it
     _selection(own, planned)
-    followers = Followers(own)
+    hosts = LeadHosts(own) if own.rank_hosts else None
+    followers: Followers | None = None
     try:
+        followers = Followers(own, ranks_on(widths.count, own.hosts, 0)[1:], hosted=hosts is not None)
         loaded = load_rank(own, 0)
         followers.await_ready(loaded.fingerprint)
+        if hosts is not None:
+            hosts.await_ready(loaded.fingerprint)
         spec = _spec(own, model, loaded.program, _dtype_name(own), loaded.fingerprint, loaded.weights)
-        _use_threads(own.threads * own.widths.count)  # for what all cores can do: the other ranks wait
+        _use_threads(own.threads * most_on_one(own))  # for what all cores can do: the other ranks wait
         work = work_of_ranks(loaded.program, loaded.native.program, loaded.weights, spec.layout)
         _use_threads(own.threads)
         base = _with_adapters(config, loaded.program, _dtype_name(own), directory)[1]
         numbers = numbers_of(config)
         return RankRunner(
-            spec, loaded, followers, own.rank_bound_s, work=work, adapters=base, most_adapters=numbers
+            spec, loaded, followers, own.rank_bound_s, work=work, adapters=base, most_adapters=numbers, hosts=hosts
         )
     except BaseException:
-        followers.kill()
+        if followers is not None:
+            followers.kill()
+        if hosts is not None:
+            hosts.leave()
         raise
 
 

@@ -5,9 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from baton.engine.load import EngineConfig, load_runner
 from baton.protos.nouns import Sampling
 from tests.conformance.checkpoints import prompts
+from tests.engine.backends.ranks.far_threads import on_hosts
 from tests.engine.backends.ranks.threads import SharedDriver, on_ranks
 
 SPOKEN = Sampling(temperature=0.0, max_tokens=5, logprobs=3)
@@ -15,15 +18,19 @@ DRAWN = Sampling(temperature=0.8, top_p=0.95, seed=11, max_tokens=5, repetition_
 READ = Sampling(temperature=0.0, max_tokens=2, prompt_logprobs=2, pooling="mean")
 
 
-def same_bits(model: Path, count: int, share: str = "tp", chunk: int = 48, **fields: Any) -> None:
+def same_bits(model: Path, count: int, share: str = "tp", chunk: int = 48, hosts: int = 1, **fields: Any) -> None:
     """Holds tokens, logprobs, prompt scores and the pages' bytes of ranks against one rank's.
 
     ``share`` is what they share, or several such settings joined by +; each is ``count``, or the number behind it.
+    Ranks are dealt among ``hosts`` hosts.
     """
     alone = load_runner(EngineConfig(str(model), threads=1, **fields))
     widths = {each[:2]: int(each[2:] or count) for each in share.split("+")}
     config = EngineConfig(str(model), threads=1, rank_bound_s=60.0, **fields, **widths)
-    runner = on_ranks(alone.spec, config)
+    if hosts > 1:
+        runner = on_hosts(alone.spec, msgspec.structs.replace(config, rank_hosts=("elsewhere:1",) * (hosts - 1)))
+    else:
+        runner = on_ranks(alone.spec, config)
     asked = [prompt[: 70 + chunk] for prompt in prompts(alone.spec.vocab_size, 6)]
     one, many = SharedDriver(alone, 128, chunk=chunk), SharedDriver(runner, 128, chunk=chunk)
     try:

@@ -1,0 +1,76 @@
+"""Serves a host's cores to workers whose leads are elsewhere: what ``baton ranks`` runs.
+
+Knows nothing of models. Each lead that has the key gets a process of its own (``session.py``), which ends with the
+lead's connection; those that run end with this one.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+
+from baton.engine.backends.ranks.hosts.control import accept, read_key, require_key
+from baton.protos.errors import ConfigError
+
+log = logging.getLogger("baton.engine")
+
+LOOK_S = 1.0  # seconds between two looks at sessions that have ended
+SESSION = "baton.engine.backends.ranks.hosts.session"
+
+
+class RankAgent:
+    """Takes leads' connections at ``listen`` (host:port, port 0 for any); ``address`` is where. Raises ConfigError.
+
+    Call ``serve`` from the main thread, because sessions end with the thread that started them.
+    """
+
+    def __init__(self, listen: str, key_file: str = "") -> None:
+        self._key = read_key(key_file)
+        host, _, port = listen.rpartition(":")
+        if not host or not port.isdigit():
+            raise ConfigError(f"--listen {listen}: use host:port", "listen")
+        host = host.strip("[]")
+        try:
+            require_key(self._key, socket.gethostbyname(host) if ":" not in host else host)
+            family = socket.AF_INET6 if ":" in host else socket.AF_INET
+            self._listener = socket.create_server((host, int(port)), family=family)
+        except OSError as error:
+            raise ConfigError(f"--listen {listen}: {error.strerror or error}", "listen") from None
+        self._listener.settimeout(LOOK_S)
+        self.address = f"{host}:{self._listener.getsockname()[1]}"
+        self._sessions: list[subprocess.Popen[bytes]] = []
+
+    def serve(self, going: Callable[[], bool]) -> None:
+        """Starts a session for each lead as long as ``going()``; then ends those that run."""
+        try:
+            while going():
+                self._sessions = [session for session in self._sessions if session.poll() is None]
+                try:
+                    sock, peer = self._listener.accept()
+                except TimeoutError:
+                    continue
+                self._begin(sock, str(peer[0]))
+        finally:
+            self._listener.close()
+            for session in self._sessions:
+                session.kill()
+                session.wait()
+
+    def _begin(self, sock: socket.socket, peer: str) -> None:
+        with sock:
+            try:
+                known = accept(sock, self._key)
+            except OSError as error:
+                log.warning("%s said nothing of a lead: %s", peer, error)
+                return
+            if not known:
+                log.warning("%s hasn't the key of %s, and was refused", peer, self.address)
+                return
+            command = [sys.executable, "-m", SESSION, "--parent", str(os.getpid()), "--spec", "{}"]
+            command += ["--fd", str(sock.fileno())]
+            self._sessions.append(subprocess.Popen(command, pass_fds=[sock.fileno()], stdin=subprocess.DEVNULL))
+            log.info("ranks for the lead at %s start", peer)

@@ -1,0 +1,153 @@
+"""Carries messages between a worker's lead and the hosts of its other ranks, over one TCP connection each.
+
+Knows nothing of what is said. Both ends prove that they hold the same key, by HMAC of the other's random number
+(RFC 2104); nothing is encrypted. Without a key only loopback addresses may be used.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import ipaddress
+import os
+import socket
+from contextlib import suppress
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+
+from baton.kv.wire.keepalive import notice_dead_peers
+from baton.protos.errors import ConfigError, StartupError
+
+NONCE = 32  # bytes of a random number, and of its answer
+LENGTH = 8  # bytes of a message's length
+MOST_BYTES = 1 << 34  # of one message
+GREET_S = 10.0  # seconds that either end has to prove its key
+KEY_FIELD = "worker.rank_key_file"
+LEAD, HOST = b"lead", b"host"
+
+Message = TypeVar("Message")
+
+
+class Control:
+    """Sends and receives messages, JSON behind its length, over ``sock``, which it owns."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self.sock = sock
+        notice_dead_peers(sock)
+
+    @property
+    def here(self) -> str:
+        """Returns this end's IP address, at which the other end's host reaches this one."""
+        return str(self.sock.getsockname()[0])
+
+    def send(self, message: msgspec.Struct) -> None:
+        """Sends ``message``. Raises ConnectionError."""
+        self.send_bytes(msgspec.json.encode(message))
+
+    def send_bytes(self, said: bytes | memoryview) -> None:
+        """Sends bytes as one message. Raises ConnectionError."""
+        self.sock.sendall(len(said).to_bytes(LENGTH, "little"))
+        self.sock.sendall(said)
+
+    def receive(self, decoder: msgspec.json.Decoder[Message]) -> Message:
+        """Returns the next message, as ``decoder`` knows it. Raises ConnectionError, also for anything else."""
+        try:
+            return decoder.decode(self.receive_bytes())
+        except msgspec.MsgspecError as error:
+            raise ConnectionError(f"what came is no message that is due: {error}") from error
+
+    def receive_bytes(self) -> bytearray:
+        """Returns the bytes of the next message. Raises ConnectionError at the connection's end."""
+        size = int.from_bytes(exactly(self.sock, LENGTH), "little")
+        if size > MOST_BYTES:
+            raise ConnectionError(f"a message of {size} bytes")
+        return exactly(self.sock, size)
+
+    def close(self) -> None:
+        """Ends the connection, also for another thread that reads from it."""
+        with suppress(OSError):  # it has ended already
+            self.sock.shutdown(socket.SHUT_RDWR)
+        self.sock.close()
+
+
+def exactly(sock: socket.socket, size: int) -> bytearray:
+    """Returns the next ``size`` bytes of a connection. Raises ConnectionError if it ends before."""
+    found = bytearray(size)
+    view = memoryview(found)
+    while view:
+        got = sock.recv_into(view)
+        if not got:
+            raise ConnectionError("the connection has ended")
+        view = view[got:]
+    return found
+
+
+def read_key(path: str) -> bytes:
+    """Returns the key in the file at ``path``; empty if ``path`` is. Raises ConfigError."""
+    if not path:
+        return b""
+    try:
+        found = Path(path).read_bytes().strip()
+    except OSError as error:
+        raise ConfigError(f"{KEY_FIELD} {path}: {error.strerror}", KEY_FIELD) from None
+    if len(found) < 16:
+        raise ConfigError(f"{KEY_FIELD} {path}: a key has 16 bytes or more", KEY_FIELD)
+    return found
+
+
+def require_key(key: bytes, address: str) -> None:
+    """Checks that there is a key unless the IP ``address`` is a loopback one. Raises ConfigError."""
+    if not key and not ipaddress.ip_address(address.split("%")[0]).is_loopback:
+        text = f"{address}: ranks of other hosts need a key that all hosts have, in the file {KEY_FIELD}"
+        raise ConfigError(text, KEY_FIELD)
+
+
+def accept(sock: socket.socket, key: bytes) -> bool:
+    """Returns whether the lead at the other end of ``sock`` has the key, after it was told that this end has it."""
+    sock.settimeout(GREET_S)
+    asked = os.urandom(NONCE)
+    sock.sendall(asked)
+    proof, theirs = bytes(exactly(sock, NONCE)), bytes(exactly(sock, NONCE))
+    if not hmac.compare_digest(proof, _proof(key, LEAD, asked)):
+        return False
+    sock.sendall(_proof(key, HOST, theirs))
+    sock.settimeout(None)
+    return True
+
+
+def dial(address: str, key: bytes, field: str) -> Control:
+    """Returns a connection to the host of ranks at ``address`` (host:port). Raises ConfigError and StartupError."""
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdigit():
+        raise ConfigError(f"{field}: {address!r} is not host:port", field)
+    try:
+        sock = socket.create_connection((host.strip("[]"), int(port)), GREET_S)
+    except OSError as error:
+        raise StartupError(f"{field}: no `baton ranks` answers at {address}: {error}", field) from None
+    try:
+        require_key(key, sock.getpeername()[0])
+        _prove(sock, key, address)
+    except BaseException:
+        sock.close()
+        raise
+    return Control(sock)
+
+
+def _prove(sock: socket.socket, key: bytes, address: str) -> None:
+    ours = os.urandom(NONCE)
+    try:
+        asked = bytes(exactly(sock, NONCE))
+        sock.sendall(_proof(key, LEAD, asked) + ours)
+        if not hmac.compare_digest(bytes(exactly(sock, NONCE)), _proof(key, HOST, ours)):
+            raise ConnectionError("it has another key")
+    except OSError as error:
+        raise StartupError(
+            f"{address}: its {KEY_FIELD} isn't this one's, or it is no `baton ranks` ({error})"
+        ) from None
+    sock.settimeout(None)
+
+
+def _proof(key: bytes, role: bytes, asked: bytes) -> bytes:
+    return hmac.new(key, role + asked, hashlib.sha256).digest()

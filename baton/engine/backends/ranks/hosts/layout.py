@@ -1,0 +1,53 @@
+"""Decides which of a worker's ranks run on which host, and whether a model can be shared so.
+
+Knows nothing of processes or connections. Host 0 is the lead's; each host has consecutive ranks.
+"""
+
+from __future__ import annotations
+
+from baton.engine.load import EngineConfig
+from baton.engine.program.program import Program
+from baton.protos.errors import ConfigError
+
+FIELD = "worker.rank_hosts"
+MOST_HOSTS = 16  # links.h
+
+
+def ranks_on(count: int, hosts: int, host: int) -> range:
+    """Returns the numbers of the ranks on ``host`` if ``count`` ranks are dealt among ``hosts`` hosts."""
+    return range(count * host // hosts, count * (host + 1) // hosts)
+
+
+def hosts_of_ranks(count: int, hosts: int) -> tuple[int, ...]:
+    """Returns the host of each of ``count`` ranks."""
+    return tuple(host for host in range(hosts) for _ in ranks_on(count, hosts, host))
+
+
+def most_on_one(config: EngineConfig) -> int:
+    """Returns the largest number of ranks that one host of a worker has."""
+    return -(-config.widths.count // config.hosts)
+
+
+def require_hosts(config: EngineConfig) -> None:
+    """Checks that each host has a rank. Raises ConfigError."""
+    count, hosts = config.widths.count, config.hosts
+    if hosts > MOST_HOSTS:
+        raise ConfigError(f"{FIELD} names {hosts - 1} hosts; {MOST_HOSTS - 1} at most are known", FIELD)
+    if hosts > count:
+        text = f"{FIELD} names {hosts - 1} hosts beside the worker's own, and it has {count} ranks"
+        raise ConfigError(f"{text}; raise worker.pp or worker.tp to {hosts} or more, or name fewer hosts", FIELD)
+
+
+def require_layout(config: EngineConfig, program: Program) -> None:
+    """Checks that ranks which share a layer of experts are on one host, because experts' rows don't travel. Raises
+    ConfigError.
+    """
+    if config.hosts == 1 or not program.experts or config.widths.cp > 1:
+        return
+    places, columns = hosts_of_ranks(config.widths.count, config.hosts), max(config.tp, config.ep)
+    stages = [places[at : at + columns] for at in range(0, len(places), columns)]
+    if any(len(set(stage)) > 1 for stage in stages):
+        text = f"{config.widths}, on {config.hosts} hosts: ranks that share a layer of experts must be on one host"
+        raise ConfigError(
+            f"{text}; set worker.pp to a multiple of {config.hosts}, each stage then has its own", FIELD
+        )

@@ -1,0 +1,188 @@
+"""Leads the ranks of a worker that run on other hosts: starts them, passes notes on, hears of those that are lost.
+
+Knows nothing of models or steps. A host that goes away is a lost rank, its first one.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from queue import Empty, Queue
+
+import msgspec
+
+from baton.engine.backends.ranks.followers import Followers
+from baton.engine.backends.ranks.hosts.control import dial, read_key
+from baton.engine.backends.ranks.hosts.layout import FIELD, hosts_of_ranks, ranks_on
+from baton.engine.backends.ranks.hosts.links import TOKEN, LinkPlan, Links, LinkServer, Mapped
+from baton.engine.backends.ranks.hosts.messages import (
+    FROM_HOST,
+    FromHost,
+    HostDone,
+    HostFailed,
+    HostLoaded,
+    HostLost,
+    HostNote,
+    HostShare,
+    HostStart,
+)
+from baton.engine.load import EngineConfig
+from baton.kernels.collective.native import lose
+from baton.protos.errors import RankLost, StartupError, from_info
+
+LEAVE_S = 2.0  # seconds for other hosts' ranks to leave when told to
+
+
+class RemoteHost:
+    """Is one other host, ``number``, at ``address``, with the ranks ``ranks``."""
+
+    def __init__(self, config: EngineConfig, number: int, address: str, key: bytes) -> None:
+        self.address, self.ranks = address, ranks_on(config.widths.count, config.hosts, number)
+        self.control = dial(address, key, FIELD)
+        own = msgspec.structs.replace(config, rank_key_file="")
+        self.control.send(HostStart(own, number, self.ranks.start, self.ranks.stop))
+
+    def await_loaded(self) -> HostLoaded:
+        """Returns the host's report that its ranks have loaded their weights. Raises their error."""
+        found = self._said()
+        assert isinstance(found, HostLoaded), found
+        return found
+
+    def await_done(self) -> None:
+        """Returns when the host has done what it was told. Raises its error."""
+        self._said()
+
+    def _said(self) -> HostLoaded | HostDone | HostLost:
+        try:
+            found = self.control.receive(FROM_HOST)
+        except OSError as error:
+            raise StartupError(f"{FIELD}: the ranks at {self.address} are gone: {error}", FIELD) from None
+        if isinstance(found, HostFailed):
+            raise from_info(found.error)
+        return found
+
+
+class LeadHosts:
+    """Is all other hosts of a worker. Starts their ranks at once; raises ConfigError and StartupError."""
+
+    def __init__(self, config: EngineConfig) -> None:
+        self._config = config
+        self._links: Links | None = None
+        self._server: LinkServer | None = None
+        self._leaving = False
+        self._lost: Callable[[RankLost], None] | None = None
+        self._found: RankLost | None = None
+        self._lock = threading.Lock()
+        self._done = Queue[RemoteHost]()
+        self._meeting = 0
+        self._all: list[RemoteHost] = []
+        key = read_key(config.rank_key_file)
+        try:
+            for number, address in enumerate(config.rank_hosts, 1):
+                self._all.append(RemoteHost(config, number, address, key))
+        except BaseException:
+            self.leave()
+            raise
+
+    def await_ready(self, fingerprint: str) -> None:
+        """Returns when all ranks have loaded their weights. Raises StartupError unless they are ``fingerprint``'s,
+        the lead's.
+        """
+        self._ports = [host.await_loaded() for host in self._all]
+        for host, said in zip(self._all, self._ports, strict=True):
+            if said.fingerprint != fingerprint:
+                text = f"the ranks at {host.address} read another checkpoint ({said.fingerprint[:12]})"
+                raise StartupError(f"{text}; put the same files there")
+
+    def connect(self, mapped: Mapped, followers: Followers) -> Links:
+        """Has all hosts make memory like ``mapped``, the lead's, and connects all ranks, ``followers`` on this host
+        among them; returns the lead's connections. Raises StartupError.
+        """
+        self._meeting = mapped.memory
+        self._server = server = LinkServer(self._all[0].control.here)
+        plan = self._plan(server)
+        server.start(plan, 0, mapped)
+        for host in self._all:
+            host.control.send(HostShare(mapped.memory_bytes, mapped.page_bytes, plan))
+        links = self._links = Links(plan, 0, mapped.memory, mapped.pages, self._config.rank_bound_s)
+        followers.link(plan)
+        for host in self._all:
+            host.await_done()
+        server.await_all()
+        for host in self._all:
+            threading.Thread(target=self._hear, args=(host,), name="rank host", daemon=True).start()
+        return links
+
+    def _plan(self, server: LinkServer) -> LinkPlan:
+        theirs = [
+            (host.control.sock.getpeername()[0], said.port)
+            for host, said in zip(self._all, self._ports, strict=True)
+        ]
+        places = hosts_of_ranks(self._config.widths.count, self._config.hosts)
+        return LinkPlan(os.urandom(TOKEN), (server.address, *theirs), places)
+
+    def tell(self, fd: int, size: int, patience_s: float) -> None:
+        """Passes a note of ``size`` bytes in the memory file ``fd`` to all hosts, whose ranks must be listening;
+        returns when they have used it. Raises RankLost, also after ``patience_s`` seconds (0: no limit).
+        """
+        note = os.pread(fd, size, 0)
+        for host in self._all:
+            with suppress(OSError):  # whoever is gone is heard of
+                host.control.send(HostNote())
+                host.control.send_bytes(note)
+        for _ in self._all:
+            try:
+                self._done.get(timeout=patience_s or None)
+            except Empty:
+                raise RankLost("ranks of another host don't take what they are told", rank=self._first) from None
+            if self._found is not None:
+                raise self._found
+
+    @property
+    def _first(self) -> int:
+        return self._all[0].ranks.start
+
+    def watch(self, lost: Callable[[RankLost], None]) -> None:
+        """Has ``lost`` called, from a thread of its own, if a rank of another host or the host itself is lost."""
+        with self._lock:
+            self._lost, found = lost, self._found
+        if found is not None:
+            lost(found)
+
+    def leave(self) -> None:
+        """Ends the connections to all hosts, and with them their ranks; none counts as lost."""
+        self._leaving = True
+        for host in self._all:
+            host.control.close()
+        if self._server is not None:
+            self._server.join(LEAVE_S)
+            self._server.close()
+        if self._links is not None:
+            self._links.close()
+
+    def _hear(self, host: RemoteHost) -> None:
+        """Reads what a host says until it says that a rank is lost, or ends."""
+        while True:
+            said: FromHost
+            try:
+                said = host.control.receive(FROM_HOST)
+            except OSError:
+                said = HostLost(host.ranks.start, f"the host {host.address} of rank {host.ranks.start} is gone")
+            if isinstance(said, HostLost):
+                return self._report(said)
+            self._done.put(host)
+
+    def _report(self, said: HostLost) -> None:
+        if self._leaving:
+            return
+        lose(self._meeting, said.rank)
+        with self._lock:
+            if self._found is None:
+                self._found = RankLost(f"{said.how}, of {self._config.widths.count} ranks", rank=said.rank)
+            lost = self._lost
+        for host in self._all:
+            self._done.put(host)  # whoever waits for an answer
+        if lost is not None:
+            lost(self._found)

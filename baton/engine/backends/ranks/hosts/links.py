@@ -1,0 +1,168 @@
+"""Connects ranks of different hosts: each dials all other hosts, where a thread writes what it sends to memory.
+
+Knows nothing of steps. The native code sends and reads (kernels/collective/links.h); here connections begin.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hmac
+import socket
+import struct
+import threading
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import NamedTuple
+
+import msgspec
+
+from baton.engine.backends.ranks.hosts.control import exactly
+from baton.engine.backends.ranks.hosts.layout import MOST_HOSTS
+from baton.kernels.abi import native
+from baton.kernels.abi.native import I32, I64, P
+from baton.kv.wire.keepalive import notice_dead_peers
+from baton.protos.errors import StartupError
+
+TOKEN = 32  # bytes of a worker's random token
+RANK = 4  # bytes of a rank's number
+WELCOME = b"1"
+LINK_S = 60.0  # seconds in which all connections must come about; hosts may still map their memory
+
+
+class LinkPlan(msgspec.Struct, frozen=True):
+    """Says where a worker's hosts take connections (``addresses``, IP and port, by host), and which rank is
+    where.
+    """
+
+    token: bytes
+    addresses: tuple[tuple[str, int], ...]
+    places: tuple[int, ...]  # host of each rank
+
+    def ranks_elsewhere(self, host: int) -> set[int]:
+        """Returns the ranks that aren't on ``host``."""
+        return {rank for rank, place in enumerate(self.places) if place != host}
+
+
+class LinksStruct(ctypes.Structure):
+    """Mirrors the C struct Links of collective/links.h."""
+
+    _fields_ = (
+        *((name, P) for name in ("memory", "pages", "host_of", "queues")),
+        ("fds", I32 * MOST_HOSTS),
+        ("host", I32),
+        ("hosts", I32),
+    )
+
+
+class Mapped(NamedTuple):
+    """The addresses and sizes in bytes of a host's shared memory and its KV pages; ``kept`` keeps both mapped."""
+
+    memory: int
+    memory_bytes: int
+    pages: int
+    page_bytes: int
+    kept: tuple[object, ...]
+
+
+class Links:
+    """Holds the connections of rank ``rank`` to all other hosts; ``address`` is of the C struct."""
+
+    def __init__(self, plan: LinkPlan, rank: int, memory: int, pages: int, bound_s: float) -> None:
+        own = plan.places[rank]
+        self._host_of = (I32 * len(plan.places))(*plan.places)
+        self._sockets = {
+            host: _dialled(address, plan.token, rank, bound_s)
+            for host, address in enumerate(plan.addresses)
+            if host != own
+        }
+        fds = (self._sockets[host].fileno() if host in self._sockets else -1 for host in range(MOST_HOSTS))
+        at = ctypes.addressof(self._host_of)
+        self._struct = LinksStruct(memory, pages, at, None, (I32 * MOST_HOSTS)(*fds), own, len(plan.addresses))
+        self.address = ctypes.addressof(self._struct)
+
+    def close(self) -> None:
+        """Ends the connections; nothing may be sent over them any more."""
+        native.function("links_close", P)(self.address)
+        for sock in self._sockets.values():
+            sock.close()
+
+
+class LinkServer:
+    """Takes connections of other hosts' ranks at IP address ``here``; ``port`` is its own. Threads write what
+    comes.
+    """
+
+    def __init__(self, here: str) -> None:
+        family = socket.AF_INET6 if ":" in here else socket.AF_INET
+        self._listener = socket.create_server((here, 0), family=family, backlog=128)
+        self.address = (here, int(self._listener.getsockname()[1]))
+        self._linked = threading.Event()
+        self._threads: list[threading.Thread] = []
+
+    def start(self, plan: LinkPlan, host: int, mapped: Mapped) -> None:
+        """Begins to take the connections of all ranks that aren't on ``host``, the own one."""
+        awaited = plan.ranks_elsewhere(host)
+        threading.Thread(target=self._accept, args=(plan.token, awaited, mapped), name="links", daemon=True).start()
+
+    def await_all(self) -> None:
+        """Returns when all have connected. Raises StartupError after LINK_S seconds."""
+        if not self._linked.wait(LINK_S):
+            raise StartupError(f"ranks of other hosts didn't connect to {self.address} within {LINK_S:.0f} s")
+
+    def join(self, patience_s: float) -> None:
+        """Waits up to ``patience_s`` seconds for each connection's end."""
+        for thread in self._threads:
+            thread.join(patience_s)
+
+    def close(self) -> None:
+        """Stops to take connections."""
+        self._listener.close()
+
+    def _accept(self, token: bytes, awaited: set[int], mapped: Mapped) -> None:
+        with suppress(OSError):  # closed
+            while awaited:
+                sock, _ = self._listener.accept()
+                rank = _greeted(sock, token)
+                if rank not in awaited:
+                    sock.close()
+                    continue
+                awaited.discard(rank)
+                thread = threading.Thread(target=_receive, args=(sock, rank, mapped), name="link", daemon=True)
+                self._threads.append(thread)
+                thread.start()
+        if not awaited:
+            self._linked.set()
+
+
+def _greeted(sock: socket.socket, token: bytes) -> int:
+    """Returns the number of the rank that has connected; -1 for anyone else."""
+    try:
+        sock.settimeout(LINK_S)
+        said, rank = bytes(exactly(sock, TOKEN)), bytes(exactly(sock, RANK))
+        sock.settimeout(None)
+    except OSError:
+        return -1
+    return int.from_bytes(rank, "little") if hmac.compare_digest(said, token) else -1
+
+
+def _receive(sock: socket.socket, rank: int, mapped: Mapped) -> None:
+    with sock:
+        notice_dead_peers(sock)
+        sock.sendall(WELCOME)
+        receive = native.function("links_receive", I32, P, I64, P, I64, I32, result=I32)
+        receive(sock.fileno(), *mapped[:4], rank)
+
+
+def _dialled(address: Sequence[str | int], token: bytes, rank: int, bound_s: float) -> socket.socket:
+    """Returns a connection to a host; sending more than it takes for ``bound_s`` seconds fails (0: never)."""
+    host, port = address
+    try:
+        sock = socket.create_connection((str(host), int(port)), LINK_S)
+        notice_dead_peers(sock)
+        sock.sendall(token + rank.to_bytes(RANK, "little"))
+        exactly(sock, len(WELCOME))
+    except OSError as error:
+        raise StartupError(f"rank {rank} can't reach the ranks at {host}:{port}: {error}") from None
+    sock.settimeout(None)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", int(bound_s), int(bound_s % 1 * 1e6)))
+    return sock

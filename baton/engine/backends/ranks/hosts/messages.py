@@ -1,0 +1,64 @@
+"""Defines what a worker's lead and the hosts of its other ranks tell one another.
+
+Knows nothing of connections.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from baton.engine.backends.ranks.hosts.links import LinkPlan
+from baton.engine.load import EngineConfig
+from baton.protos.errors import ErrorInfo
+
+
+class HostStart(msgspec.Struct, frozen=True, tag=True):
+    """Tells a host that it is number ``host``, and to start ranks ``first`` … ``end`` - 1."""
+
+    config: EngineConfig
+    host: int
+    first: int
+    end: int
+
+
+class HostShare(msgspec.Struct, frozen=True, tag=True):
+    """Tells a host to make shared memory and KV pages of these sizes in bytes, and to connect its ranks."""
+
+    memory: int
+    pages: int
+    links: LinkPlan
+
+
+class HostNote(msgspec.Struct, frozen=True, tag=True):
+    """Tells a host that the next message is an adapter's note for its ranks, which listen already."""
+
+
+class HostLoaded(msgspec.Struct, frozen=True, tag=True):
+    """Tells the lead that a host has loaded weights of this fingerprint, and takes connections at ``port``."""
+
+    fingerprint: str
+    port: int
+
+
+class HostDone(msgspec.Struct, frozen=True, tag=True):
+    """Tells the lead that a host's ranks are connected, or have taken a note."""
+
+
+class HostFailed(msgspec.Struct, frozen=True, tag=True):
+    """Tells the lead why a host's ranks couldn't start."""
+
+    error: ErrorInfo
+
+
+class HostLost(msgspec.Struct, frozen=True, tag=True):
+    """Tells the lead that rank ``rank`` is gone, or stuck; ``how`` says so in words."""
+
+    rank: int
+    how: str
+
+
+FromLead = HostShare | HostNote
+FromHost = HostLoaded | HostDone | HostFailed | HostLost
+FROM_LEAD: msgspec.json.Decoder[FromLead] = msgspec.json.Decoder(FromLead)
+FROM_HOST: msgspec.json.Decoder[FromHost] = msgspec.json.Decoder(FromHost)
+START = msgspec.json.Decoder(HostStart)

@@ -1,0 +1,163 @@
+"""The process that has a worker's ranks on another host than its lead: starts them, and ends with the lead.
+
+Knows nothing of models or steps. It owns the host's shared memory and KV pages, and takes what ranks of other hosts
+write to them. Its ranks are its children; the lead hears of one that is lost.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+import select
+import socket
+import sys
+from collections.abc import Callable
+
+from baton.engine.backends.ranks.followers import Follower, Followers, ending
+from baton.engine.backends.ranks.hosts.control import Control
+from baton.engine.backends.ranks.hosts.links import LinkServer, Mapped
+from baton.engine.backends.ranks.hosts.messages import (
+    FROM_LEAD,
+    START,
+    FromLead,
+    HostDone,
+    HostFailed,
+    HostLoaded,
+    HostLost,
+    HostNote,
+    HostShare,
+    HostStart,
+)
+from baton.engine.child import child_arguments
+from baton.kernels.collective.native import RankIsLost
+from baton.protos.errors import RankLost, StartupError, to_info
+
+LEFT_S = 2.0  # seconds for the lead to read why this host ends
+
+
+def main() -> int:
+    """Runs the ranks of one worker; returns exit status 0 when the lead has ended the connection, else 1."""
+    control = Control(
+        socket.socket(fileno=child_arguments("baton.engine.backends.ranks.hosts.session", "nothing").fd)
+    )
+    try:
+        start = control.receive(START)
+        session = HostSession(start, control)
+    except ConnectionError:
+        return 0
+    except Exception as error:
+        control.send(HostFailed(to_info(error)))
+        return 1
+    try:
+        return session.run()
+    finally:
+        session.close()
+
+
+class HostSession:
+    """Runs the ranks that ``start`` names for the lead behind ``control``. Raises what they can't start for."""
+
+    def __init__(self, start: HostStart, control: Control) -> None:
+        self._start, self._control = start, control
+        self._meeting = 0
+        self._server = LinkServer(control.here)
+        self._followers = Followers(start.config, range(start.first, start.end), hosted=True)
+        try:
+            fingerprint = self._followers.agreed_fingerprint()
+        except BaseException:
+            self.close()
+            raise
+        control.send(HostLoaded(fingerprint, self._server.address[1]))
+
+    def run(self) -> int:
+        """Does what the lead says until it ends the connection, or a rank is lost; returns the exit status."""
+        poller, of = select.poll(), {follower.pidfd: follower for follower in self._followers.all}
+        poller.register(self._control.sock, select.POLLIN)
+        for fd in of:
+            poller.register(fd, select.POLLIN)
+        while True:
+            for fd, _ in poller.poll():
+                if fd not in of:
+                    if not self._hears():
+                        return 0
+                elif of[fd].process.wait() == 0:
+                    poller.unregister(fd)  # the lead has told it to leave
+                else:
+                    self._tell_of(of[fd])
+                    return 1
+
+    def close(self) -> None:
+        """Ends the ranks and all connections."""
+        self._followers.kill()
+        self._server.close()
+
+    def _hears(self) -> bool:
+        """Does the lead's next message; returns False if there is none any more."""
+        try:
+            said = self._control.receive(FROM_LEAD)
+        except ConnectionError:
+            return False
+        return self._tried(lambda: self._share(said) if isinstance(said, HostShare) else self._note(said))
+
+    def _tried(self, work: Callable[[], None]) -> bool:
+        try:
+            work()
+            self._control.send(HostDone())
+        except ConnectionError:
+            return False
+        except RankLost as error:
+            self._control.send(HostLost(error.rank, error.message))
+            return False
+        except StartupError as error:
+            self._control.send(HostFailed(to_info(error)))
+            return False
+        return True
+
+    def _share(self, said: HostShare) -> None:
+        files = [_memory("baton-ranks", said.memory), _memory("baton-kv", said.pages)]
+        maps = [mmap.mmap(fd, size, mmap.MAP_SHARED) for fd, size in zip(files, said_sizes(said), strict=True)]
+        self._meeting, pages = (ctypes.addressof(ctypes.c_char.from_buffer(each)) for each in maps)
+        mapped = Mapped(self._meeting, said.memory, pages, said.pages, (maps,))
+        self._server.start(said.links, self._start.host, mapped)
+        for fd, size in zip(files, said_sizes(said), strict=True):
+            self._followers.share(fd, size)
+        self._followers.link(said.links)
+        self._server.await_all()
+
+    def _note(self, said: FromLead) -> None:
+        assert isinstance(said, HostNote), "the lead begins once"
+        note = self._control.receive_bytes()
+        fd = _memory("baton-adapter", len(note))
+        try:
+            os.pwrite(fd, note, 0)
+            self._followers.tell(fd, len(note), self._start.config.rank_bound_s)
+        finally:
+            os.close(fd)
+
+    def _tell_of(self, gone: Follower) -> None:
+        """Names the rank that is lost: the one that another one waited for in vain, or else the one that ended."""
+        code = ctypes.c_uint32.from_address(self._meeting).value if self._meeting else 0
+        lost = RankIsLost(code) if code else None
+        how = f"rank {gone.rank} ended by itself ({ending(gone.process.wait())})" if lost is None else str(lost)
+        try:
+            self._control.send(HostLost(gone.rank if lost is None else lost.rank, how))
+            self._control.sock.shutdown(socket.SHUT_WR)
+            select.select([self._control.sock], [], [], LEFT_S)
+        except OSError:
+            pass  # the lead is gone, too
+
+
+def said_sizes(said: HostShare) -> tuple[int, int]:
+    """Returns the sizes of the shared memory and of the KV pages, in bytes."""
+    return said.memory, said.pages
+
+
+def _memory(name: str, size: int) -> int:
+    fd = os.memfd_create(name, os.MFD_CLOEXEC)
+    os.ftruncate(fd, size)
+    return fd
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,125 @@
+"""Ranks of several hosts as threads: each host has memory and pages of its own, and nothing joins them but TCP."""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+import threading
+from collections.abc import Callable
+
+from baton.engine.backends.ranks.hosts.layout import hosts_of_ranks, ranks_on
+from baton.engine.backends.ranks.hosts.links import LinkPlan, Links, LinkServer, Mapped
+from baton.engine.backends.ranks.load import LoadedRank, load_rank
+from baton.engine.backends.ranks.memory import SharedMemory, SharedSizes, follow, sizes_for
+from baton.engine.backends.ranks.runner import RankRunner
+from baton.engine.load import EngineConfig
+from baton.engine.plan import ModelSpec
+
+HERE, PATIENCE_S = "127.0.0.1", 60.0
+
+
+class Host:
+    """Stands in for one host's processes: ``ranks`` as threads over memory that ``mapped`` describes."""
+
+    def __init__(self, config: EngineConfig, ranks: list[LoadedRank]) -> None:
+        self.config, self.ranks, self.server = config, ranks, LinkServer(HERE)
+        self.mapped: Mapped | None = None
+        self._threads: list[threading.Thread] = []
+        self._linked = threading.Barrier(len(ranks) + 1)
+
+    def map(self, memory: int, pages: int) -> None:
+        """Makes the host's own memory of these sizes."""
+        maps = [mmap.mmap(-1, size) for size in (memory, pages)]
+        at = [ctypes.addressof(ctypes.c_char.from_buffer(each)) for each in maps]
+        self.mapped = Mapped(at[0], memory, at[1], pages, (maps,))
+
+    def start(self, plan: LinkPlan, fd: int) -> None:
+        """Runs the ranks, each over its own view of the memory."""
+        for rank in self.ranks:
+            thread = threading.Thread(target=self._run, args=(rank, plan, fd), daemon=True)
+            self._threads.append(thread)
+            thread.start()
+        self._linked.wait(PATIENCE_S)
+
+    def _run(self, rank: LoadedRank, plan: LinkPlan, fd: int) -> None:
+        assert self.mapped is not None
+        sizes, own = sizes_for(rank.program, rank.native), rank.native.own
+        memory = SharedMemory(os.dup(fd), sizes) if fd >= 0 else AnonymousMemory(self.mapped.memory, sizes)
+        struct = memory.struct(rank.native, self.config.rank_bound_s)
+        struct.pages = self.mapped.pages
+        links = Links(plan, own.rank.index, memory.meeting, self.mapped.pages, self.config.rank_bound_s)
+        struct.group.links = links.address
+        self._linked.wait(PATIENCE_S)
+        follow(rank.native.struct, struct)
+        links.close()
+
+    def join(self) -> None:
+        for thread in self._threads:
+            thread.join(PATIENCE_S)
+            assert not thread.is_alive()
+
+
+class AnonymousMemory(SharedMemory):
+    """Another host's memory, which is mapped already."""
+
+    def __init__(self, at: int, sizes: SharedSizes) -> None:
+        self.sizes, self.meeting = sizes, at
+        self.plan = at + sizes.group
+        self.turns = self.plan + sizes.plan
+        self.registers = self.turns + sizes.turns
+        self.logits = self.registers + sizes.registers
+
+
+class Hosts:
+    """Stands in for ``Followers`` and ``LeadHosts`` at once: all ranks but the lead, as threads."""
+
+    def __init__(self, config: EngineConfig, ranks: list[LoadedRank]) -> None:
+        self._config = config
+        dealt = [ranks_on(config.widths.count, config.hosts, host) for host in range(config.hosts)]
+        self.all = [Host(config, [ranks[index] for index in own if index]) for own in dealt]
+        self._memory = -1
+        self._links: Links | None = None
+
+    def share(self, fd: int, size: int) -> None:
+        if self._memory < 0:
+            self._memory = fd
+
+    def connect(self, mapped: Mapped, followers: Hosts) -> Links:
+        assert followers is self
+        addresses = tuple(host.server.address for host in self.all)
+        plan = LinkPlan(os.urandom(32), addresses, hosts_of_ranks(self._config.widths.count, self._config.hosts))
+        self.all[0].mapped = mapped
+        for number, host in enumerate(self.all):
+            if number:
+                host.map(mapped.memory_bytes, mapped.page_bytes)
+            assert host.mapped is not None
+            host.server.start(plan, number, host.mapped)
+        self._links = Links(plan, 0, mapped.memory, mapped.pages, self._config.rank_bound_s)
+        for number, host in enumerate(self.all):
+            host.start(plan, -1 if number else self._memory)
+        for host in self.all:
+            host.server.await_all()
+        return self._links
+
+    def pids(self) -> list[int]:
+        return []
+
+    def leave(self, tell: Callable[[], None] | None = None) -> None:
+        if tell is not None:
+            tell()
+            return
+        for host in self.all:
+            host.join()
+        if self._links is not None:
+            self._links.close()
+        for host in self.all:
+            host.server.join(PATIENCE_S)
+            host.server.close()
+
+
+def on_hosts(spec: ModelSpec, config: EngineConfig) -> RankRunner:
+    """Returns the lead of ``config``'s ranks, the others as threads of this host and others."""
+    ranks = [load_rank(config, index) for index in range(config.widths.count)]
+    hosts = Hosts(config, ranks)
+    return RankRunner(spec, ranks[0], hosts, config.rank_bound_s, hosts=hosts)  # type: ignore[arg-type]

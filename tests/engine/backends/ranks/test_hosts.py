@@ -1,0 +1,267 @@
+"""Ranks on several hosts that share nothing but TCP: one rank's bits, whom a host obeys, what is lost."""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import torch
+
+from baton.engine.backends.ranks.hosts.agent import RankAgent
+from baton.engine.backends.ranks.hosts.control import dial
+from baton.engine.backends.ranks.hosts.links import LinkPlan, Links, LinkServer, Mapped
+from baton.engine.backends.ranks.runner import RankRunner
+from baton.engine.load import EngineConfig, load_runner
+from baton.engine.sequence import SequenceState
+from baton.kernels.abi import native
+from baton.kernels.collective import oracle
+from baton.kernels.collective.native import Collective, group_at, group_bytes
+from baton.protos.errors import ConfigError, RankLost, StartupError
+from baton.protos.nouns import EngineRequest, Sampling
+from tests.conformance.checkpoints import make
+from tests.e2e.fleet import wait_for
+from tests.engine.backends.ranks.far_threads import on_hosts
+from tests.engine.backends.ranks.same_bits import same_bits
+from tests.engine.backends.ranks.threads import SharedDriver
+from tests.kernels.thorough import first_now, later
+
+pytestmark = pytest.mark.skipif(native.library() is None, reason="no native kernels here")
+
+GREEDY = Sampling(temperature=0.0, max_tokens=6)
+PROMPTS = [[1, 2, 3], [4] * 40]
+DEALT = [
+    ("qwen2_mixed", "pp", 2, 2), ("qwen3", "tp3+pp2", 6, 3), ("gemma2", "tp", 2, 2), ("mistral", "cp", 3, 2),
+    ("mixtral", "tp2+pp2", 4, 2), ("olmo2", "tp", 4, 3), ("gpt_oss", "pp", 2, 2), ("phi3_long", "tp", 3, 3),
+    ("llama3", "tp2+pp2", 4, 4), ("qwen3_moe", "pp", 2, 2), ("olmo2", "pp", 3, 3), ("gemma3", "tp2+pp2", 4, 3),
+]  # fmt: skip
+FORMS = [{"quantization": "int4", "kv_cache_dtype": "int8"}, {"dtype": "bfloat16", "kv_cache_dtype": "fp8"}]
+KEY = b"a key of enough bytes"
+HEAD = "<iiqqqq"  # links.cpp: LinkHead
+
+
+@pytest.mark.parametrize(("kind", "share", "count", "hosts"), first_now(DEALT, 3), ids=lambda value: str(value))
+def test_ranks_of_several_hosts_have_the_bits_of_one(
+    tmp_path: Path, kind: str, share: str, count: int, hosts: int
+) -> None:
+    same_bits(make(tmp_path, kind), count, share, chunk=170, hosts=hosts)
+
+
+@pytest.mark.parametrize("fields", first_now(FORMS, 1), ids=lambda fields: "-".join(fields.values()))
+def test_narrow_kv_of_another_hosts_heads_has_the_bits_of_one_rank(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fields: dict[str, str]
+) -> None:
+    monkeypatch.setenv("BATON_CACHE_DIR", str(Path(native.built(native.isa())).parents[1]))
+    for share in ("tp", "pp"):
+        cache = str(tmp_path / "cache")
+        same_bits(make(tmp_path / "model", "qwen2_mixed"), 2, share, hosts=2, cache_dir=cache, **fields)
+
+
+def test_what_a_handoff_wrote_on_the_leads_host_is_read_by_all_hosts(tmp_path: Path) -> None:
+    model = str(make(tmp_path, "qwen2"))
+    alone = load_runner(EngineConfig(model, threads=1))
+    far = EngineConfig(model, threads=1, pp=2, rank_bound_s=60.0, rank_hosts=("elsewhere:1",))
+    one, runner = SharedDriver(alone, 16), on_hosts(alone.spec, far)
+    try:
+        many, prompt = SharedDriver(runner, 16), list(range(3, 48))
+        for begin in (0, 5):  # the second prompt lands in the first one's pages
+            pages = one._free[-4:][::-1]
+            wanted = one.answer([prompt[begin:]], GREEDY)[0]
+            many.memory.view()[:] = one.memory.view()
+            assert continued(many, 10 + begin, prompt[begin:], pages) == wanted
+    finally:
+        runner.leave()
+
+
+def continued(driver: SharedDriver, seq: int, prompt: list[int], pages: list[int]) -> list[int]:
+    """The answer to a prompt of which all but the last token lies in ``pages`` already."""
+    spec = driver.runner.spec
+    request = EngineRequest(str(seq), tuple(prompt), len(prompt), GREEDY, 0, "")
+    sequence = SequenceState(seq, request, spec.eos_token_ids, spec.max_model_len, None)
+    sequence.computed = len(prompt) - 1
+    driver._states[seq] = None, [], []
+    while not sequence.finish_reason:
+        for found in driver._step({seq: (sequence, pages)}):
+            sequence.append(found.token_id, found.logprobs)
+    return sequence.tokens[len(prompt) :]
+
+
+class FarGroup:
+    """A group of one rank per host, each with memory of its own."""
+
+    def __init__(self, count: int, bound_s: float = 60.0, slot_bytes: int = 4096) -> None:
+        size = group_bytes(count, slot_bytes)
+        self._maps = [mmap.mmap(-1, size) for _ in range(count)]
+        self.at = [ctypes.addressof(ctypes.c_char.from_buffer(each)) for each in self._maps]
+        self.servers = [LinkServer("127.0.0.1") for _ in range(count)]
+        addresses = tuple(server.address for server in self.servers)
+        self.plan = LinkPlan(os.urandom(32), addresses, tuple(range(count)))
+        for rank, server in enumerate(self.servers):
+            server.start(self.plan, rank, Mapped(self.at[rank], size, self.at[rank], 0, (self._maps,)))
+        self.ranks = [Links(self.plan, rank, self.at[rank], self.at[rank], bound_s) for rank in range(count)]
+        self.collectives = [
+            Collective(group_at(self.at[rank], rank, count, slot_bytes, bound_s)) for rank in range(count)
+        ]
+        for collective, links in zip(self.collectives, self.ranks, strict=True):
+            collective.group.links = links.address
+
+    def together(self, work: Callable[[Collective, int], object]) -> None:
+        threads = [threading.Thread(target=work, args=(each, rank)) for rank, each in enumerate(self.collectives)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60)
+            assert not thread.is_alive()
+
+    def close(self) -> None:
+        for links, server in zip(self.ranks, self.servers, strict=True):
+            links.close()
+            server.close()
+        for server in self.servers:
+            server.join(30)
+
+
+def test_collectives_of_ranks_on_several_hosts_are_those_of_the_oracle() -> None:
+    count, n, made = 3, 1500, torch.Generator().manual_seed(1)  # more than a slot holds
+    parts = [torch.randn(n, generator=made) * 10.0**rank for rank in range(count)]
+    whole = [torch.randn(count, n, generator=made) for _ in range(count)]
+    summed, gathered = [part.clone() for part in parts], [torch.zeros(count * n) for _ in parts]
+    exchanged = [torch.zeros(count, n) for _ in parts]
+
+    def work(collective: Collective, rank: int) -> None:
+        for _ in range(3):
+            summed[rank].copy_(parts[rank])
+            collective.all_reduce(summed[rank].data_ptr(), n)
+        collective.all_gather(parts[rank].data_ptr(), n, gathered[rank].data_ptr())
+        collective.all_to_all(whole[rank].data_ptr(), n, exchanged[rank].data_ptr())
+        collective.meet()
+
+    group = FarGroup(count)
+    group.together(work)
+    group.close()
+    for rank in range(count):
+        assert torch.equal(summed[rank], oracle.all_reduce(parts))
+        assert torch.equal(gathered[rank], oracle.all_gather(parts))
+        assert torch.equal(exchanged[rank], oracle.all_to_all(whole, rank))
+
+
+@pytest.mark.parametrize("at", [-8, 1 << 40, 4096])
+def test_a_write_beyond_the_memory_ends_the_connection_and_its_rank_is_lost(at: int) -> None:
+    memory = mmap.mmap(-1, size := group_bytes(2, 128))
+    address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+    server = LinkServer("127.0.0.1")
+    plan = LinkPlan(os.urandom(32), (server.address, ("127.0.0.1", 1)), (0, 1))
+    server.start(plan, 0, Mapped(address, size, address, 0, (memory,)))
+    with socket.create_connection(server.address, 30) as stranger:
+        stranger.sendall(bytes(32) + (1).to_bytes(4, "little"))
+        assert stranger.recv(1) == b""  # it hasn't the worker's token
+    with socket.create_connection(server.address, 30) as rank:
+        rank.sendall(plan.token + (1).to_bytes(4, "little"))
+        assert rank.recv(1) == b"1"
+        rank.sendall(struct.pack(HEAD, 0, 0, at, 1, size, size) + bytes(size))
+        server.join(30)  # its reader has ended, though the connection hasn't
+    server.close()
+    assert int.from_bytes(memory[:4], "little") == 1 + 1
+    assert not any(memory[4:])
+
+
+@contextmanager
+def serving_agent(listen: str = "127.0.0.1:0", key_file: str = "") -> Iterator[RankAgent]:
+    agent, going = RankAgent(listen, key_file), threading.Event()
+    thread = threading.Thread(target=agent.serve, args=(lambda: not going.is_set(),))
+    thread.start()
+    try:
+        yield agent
+    finally:
+        going.set()
+        thread.join(30)
+
+
+def test_a_host_obeys_and_a_lead_trusts_only_whoever_has_the_key(tmp_path: Path) -> None:
+    own, other = tmp_path / "key", tmp_path / "other"
+    own.write_bytes(KEY)
+    other.write_bytes(KEY[::-1])
+    with serving_agent(key_file=str(own)) as agent:
+        with pytest.raises(StartupError, match=r"rank_key_file isn't this one's"):
+            dial(agent.address, other.read_bytes(), "worker.rank_hosts")
+        assert agent._sessions == []
+        dial(agent.address, KEY, "worker.rank_hosts").close()
+        wait_for(lambda: len(agent._sessions) == 0 or agent._sessions[0].poll() is not None)
+    with pytest.raises(StartupError, match=r"no `baton ranks` answers at"):
+        dial(agent.address, KEY, "worker.rank_hosts")
+    with pytest.raises(ConfigError, match=r"0\.0\.0\.0: ranks of other hosts need a key"):
+        RankAgent("0.0.0.0:0")
+
+
+def test_hosts_that_cannot_share_a_model_are_refused_with_what_works(tmp_path: Path) -> None:
+    model, far = str(make(tmp_path, "mixtral")), ("127.0.0.1:1", "127.0.0.1:2")
+    with pytest.raises(ConfigError, match="names 2 hosts beside the worker's own, and it has 1 ranks"):
+        load_runner(EngineConfig(model, rank_hosts=far))
+    with pytest.raises(ConfigError, match=r"share a layer of experts must be on one host; set worker\.pp"):
+        load_runner(EngineConfig(model, tp=2, rank_hosts=far[:1]))
+    (tmp_path / "key").write_bytes(b"short")
+    with pytest.raises(ConfigError, match="a key has 16 bytes or more"):
+        load_runner(EngineConfig(model, pp=2, rank_hosts=far[:1], rank_key_file=str(tmp_path / "key")))
+
+
+def children(pid: int) -> list[int]:
+    tasks = Path("/proc", str(pid), "task").iterdir()
+    return [int(child) for task in tasks for child in (task / "children").read_text().split()]
+
+
+@contextmanager
+def other_host() -> Iterator[tuple[str, int]]:
+    """Runs ``baton ranks`` as a user does; yields its address and its process id."""
+    command = [sys.executable, "-m", "baton", "ranks", "--listen", "127.0.0.1:0"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            yield process.stdout.readline().split()[-1], process.pid
+        finally:
+            process.terminate()
+            assert process.wait(30) == 0
+
+
+@pytest.mark.parametrize(
+    ("victim", "number", "said"),
+    [
+        ("rank", signal.SIGKILL, r"rank 1 ended by itself \(signal 9\), of 2 ranks"),
+        later("session", signal.SIGKILL, r"rank 1 is gone"),
+        later("rank", signal.SIGSTOP, "rank 1 is stuck"),
+    ],
+)
+def test_a_worker_of_two_hosts_answers_as_one_and_ends_when_the_other_hosts_rank_does(
+    tmp_path: Path, victim: str, number: signal.Signals, said: str
+) -> None:
+    model = str(make(tmp_path, "qwen2"))
+    alone = SharedDriver(load_runner(EngineConfig(model, threads=1)), 16).answer(PROMPTS, GREEDY)
+    heard, told = threading.Event(), list[RankLost]()
+    with other_host() as (address, agent):
+        bound_s = 60.0 if number is signal.SIGKILL else 1.0
+        runner = load_runner(EngineConfig(model, threads=1, pp=2, rank_bound_s=bound_s, rank_hosts=(address,)))
+        assert isinstance(runner, RankRunner)
+        try:
+            driver = SharedDriver(runner, 16)
+            assert driver.answer(PROMPTS, GREEDY) == alone
+            runner.watch(lambda error: (told.append(error), heard.set()))
+            session = children(agent)[0]
+            os.kill(session if victim == "session" else children(session)[0], number)
+            assert number is signal.SIGSTOP or heard.wait(60)
+            with pytest.raises(RankLost, match="rank 1 is"):
+                driver.answer(PROMPTS, GREEDY)
+        finally:
+            runner.leave()
+        wait_for(lambda: not children(agent))
+    if number is not signal.SIGSTOP:
+        assert told[0].rank == 1
+        assert said.split(r" \(")[0].split(",")[0] in told[0].message or victim == "session"
