@@ -10,6 +10,16 @@ namespace {
 
 int64_t element_bytes(int32_t type) { return type == KV_F32 ? 4 : type == KV_BF16 || type == KV_F16 ? 2 : 1; }
 
+// f(page, first token in it, token behind the last) for each page that the items' rows are in.
+template <class F>
+void for_each_page(const AttentionItem* items, int32_t count, F&& f) {
+  for (const AttentionItem* item = items; item < items + count; item++)
+    for (int64_t at = item->start, end = at + item->queries, next; at < end; at = next) {
+      next = std::min(end, (at / PAGE + 1) * PAGE);
+      f(item->pages[at / PAGE], at % PAGE, next - at / PAGE * PAGE);
+    }
+}
+
 // `tokens` rows of one plane's elements or scales, `head` bytes per KV head: the own heads' alone.
 void show_heads(Ranks& r, Hosts to, const char* first, int64_t tokens, int64_t head, int32_t kv_heads) {
   const int64_t row = head * kv_heads, own = head * r.own.count;
@@ -46,11 +56,17 @@ void show_plan(Ranks& r, int64_t bytes) {
 void show_kv(Ranks& r, const PagedKv& kv, const AttentionItem* items, int32_t count) {
   const Hosts to = r.deal == BY_ROWS ? other_hosts(r.group) : lead_host(r);
   if (!to) return;
-  for (const AttentionItem* item = items; item < items + count; item++)
-    for (int64_t at = item->start, end = at + item->queries, next; at < end; at = next) {
-      next = std::min(end, (at / PAGE + 1) * PAGE);
-      show_page(r, to, kv, item->pages[at / PAGE], at % PAGE, next - at / PAGE * PAGE);
-    }
+  for_each_page(items, count, [&](int32_t page, int64_t begin, int64_t end) { show_page(r, to, kv, page, begin, end); });
+}
+
+void show_latents(Ranks& r, const LatentAttention& op, const char* pages, int64_t page_bytes, const AttentionItem* items, int32_t count) {
+  const Hosts to = lead_host(r);
+  const int64_t token = (op.rank + op.turned) * element_bytes(op.kv_type);
+  if (!to) return;
+  for_each_page(items, count, [&](int32_t page, int64_t begin, int64_t end) {
+    const char* first = pages + page * page_bytes + op.place + begin * token;
+    write_elsewhere(r.group, to, LINK_PAGES, first, 1, (end - begin) * token, (end - begin) * token);
+  });
 }
 
 void show_rows(Ranks& r, Hosts to, const float* base, const int32_t* rows, int64_t count, int64_t width) {

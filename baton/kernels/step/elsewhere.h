@@ -1,6 +1,7 @@
 // What a rank's step writes to other hosts: the plan, its part of registers that ranks fill together, keys and values, logits. Knows
 // nothing of connections (../collective/links.h). On one host all of it is nothing.
 #pragma once
+#include "../latent_attention/latent.h"
 #include "ranks.h"
 
 namespace baton {
@@ -15,6 +16,8 @@ Hosts lead_host(const Ranks& ranks);
 void show_plan(Ranks& ranks, int64_t bytes);
 // What the rank's own heads of these items' rows have in a layer: to the lead, and by rows to all who attend to them.
 void show_kv(Ranks& ranks, const PagedKv& kv, const AttentionItem* items, int32_t count);
+// The latents of these items' rows in a layer, which every rank of a stage keeps: to the lead.
+void show_latents(Ranks& ranks, const LatentAttention& op, const char* pages, int64_t page_bytes, const AttentionItem* items, int32_t count);
 // `count` rows of `width` floats from `base` on, by their numbers.
 void show_rows(Ranks& ranks, Hosts to, const float* base, const int32_t* rows, int64_t count, int64_t width);
 // The rank's part of a sampled row's logits, to the lead.

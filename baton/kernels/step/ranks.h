@@ -26,8 +26,8 @@
 
 namespace baton {
 
-// Kinds of Op beside step.h's and forms.h's. In a program of ranks `delta` of LINEAR, SWIGLU, GEGLU and ATTENTION is the first column of the
-// rank's part of `out`; of EMBED it is the first token of its table, which has `layer` rows.
+// Kinds of Op beside step.h's and forms.h's. In a program of ranks `delta` of LINEAR, SWIGLU, GEGLU and ATTENTION, and `layer` of LATENT, is the first column of
+// the rank's part of `out`; of EMBED it is the first token of its table, which has `layer` rows.
 enum RankOpKind : int32_t {
   OP_GATHER = 128,    // meets the others: `in` is whole then; copied to `out` where that is another register. The rank's own part: `layer`
                       // columns from `delta` on, of all rows, or where `window` is 1 of the rows whose tokens are its own

@@ -112,9 +112,10 @@ class Run {
   }
 
   void latent(const Op& o) {
-    const LatentRows rows{at(o.in), at(o.delta), width(o.in), width(o.delta), at(o.out), width(o.out)};
-    baton_latent_attention((const LatentAttention*)o.table, s_.items, s_.item_count, s_.pages, s_.page_bytes, s_.turns, s_.turns_stride,
-                           &rows);
+    const LatentAttention& op = *(const LatentAttention*)o.table;
+    const LatentRows rows{at(o.in), at(o.delta), width(o.in), width(o.delta), at(o.out) + (r_ ? o.layer : 0), width(o.out)};
+    baton_latent_attention(&op, s_.items, s_.item_count, s_.pages, s_.page_bytes, s_.turns, s_.turns_stride, &rows);
+    if (r_) show_latents(*r_, op, s_.pages, s_.page_bytes, s_.items, s_.item_count);
   }
 
   void of_ranks(const Op& o) {
