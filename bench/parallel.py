@@ -6,6 +6,8 @@ turn about, and ratios are within a round.
 
     python -m bench.parallel [--size 0.5B] [--schemes bf16,int8] [--shares tp,cp,pp] [--rounds 7] [--json FILE]
 
+``--size 8x50M`` has experts, and takes ``--shares ep``, too.
+
 ``collectives``: all-reduce of 4 KB to 4 MB by two ranks, beside the copies alone that it takes (into a slot, out of
 two): the share of the shared memory's speed that is left of it; and a meeting without data. ``step``: tokens per
 second on two ranks of one thread each, over one rank of two threads and over one of one. The bits are the same.
@@ -27,7 +29,7 @@ from pathlib import Path
 import torch
 from rich.console import Console
 
-from baton.bench.engine.models import CONTEXT, SIZES, random_weights
+from baton.bench.engine.models import CONTEXT, EXPERTS, SIZES, random_weights
 from baton.bench.rows import Row, median, paired, spread, table, to_json
 from baton.engine.backends.native.runner import NativeRunner
 from baton.engine.backends.ranks.load import LoadedRank
@@ -55,6 +57,7 @@ WORK = {  # what is run, of how many sequences or tokens, and how often
     "tp": (("decode", 1, 10), ("decode", 8, 5), ("prompt", 256, 1)),
     "cp": (("decode", 8, 5), ("prompt", 2048, 1)),
     "pp": (("decode", 8, 5), ("prompt", 2048, 1)),
+    "ep": (("decode", 8, 5), ("prompt", 2048, 1)),
 }
 GREEDY = Sampling(temperature=0.0)
 
@@ -150,12 +153,14 @@ class ForkedFollower:
 def runners(size: str, scheme: str, widths: Widths) -> tuple[NativeRunner, RankRunner]:
     """Returns the same random model on one rank and on two."""
     program, weights, _ = random_weights(size, scheme)
+    widths.require(program)
     spec = ModelSpec("random", layout_for("bfloat16", program.groups), CONTEXT, program.vocab_size, ())
     loaded = []
     for index in range(RANKS):
         share = partial(widths.share, index=index)
         own = dealt(program, weights, share)
-        loaded.append(LoadedRank(program, NativeRankProgram(share(program), own), own, "random"))
+        found = NativeRankProgram(share(program), own, spec.layout)
+        loaded.append(LoadedRank(program, found, own, "random"))
     native.set_threads(1)
     lead = RankRunner(spec, loaded[0], ForkedFollower(loaded[1]), 0.0)  # type: ignore[arg-type]
     return NativeRunner(spec, program, weights), lead
@@ -208,7 +213,7 @@ def _best(runner: Runner, plans: list[StepPlan], times: int) -> float:
 def main() -> None:
     """Measures, prints a table and writes JSON where asked to."""
     parser = argparse.ArgumentParser(prog="bench.parallel")
-    parser.add_argument("--size", default="0.5B", choices=sorted(SIZES))
+    parser.add_argument("--size", default="0.5B", choices=sorted(SIZES | EXPERTS))
     parser.add_argument("--schemes", default="bf16,int8")
     parser.add_argument("--shares", default="tp,cp,pp", help="what the ranks share, by the settings' names")
     parser.add_argument("--rounds", type=int, default=7)

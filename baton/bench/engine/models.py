@@ -20,7 +20,7 @@ from baton.engine.program.ops import Linear, LmHead
 from baton.engine.program.program import Program
 from baton.engine.program.sites import adaptable, sites_of
 from baton.engine.quant import on_load
-from baton.kernels.linear.packed import PackedWeight, pack_bf16
+from baton.kernels.linear.packed import PackedWeight, beside, pack_bf16
 from baton.kv.layout.page import layout_for
 
 SIZES: dict[str, dict[str, Any]] = {
@@ -28,6 +28,11 @@ SIZES: dict[str, dict[str, Any]] = {
              "num_key_value_heads": 4, "vocab_size": 32000},
     "0.5B": {"hidden_size": 1280, "intermediate_size": 3456, "num_hidden_layers": 24, "num_attention_heads": 20,
              "num_key_value_heads": 4, "vocab_size": 32000},
+}  # fmt: skip
+EXPERTS: dict[str, dict[str, Any]] = {  # 8 experts, of which a token takes 2: some 170M of 400M weights
+    "8x50M": {"model_type": "mixtral", "hidden_size": 768, "intermediate_size": 1792, "num_hidden_layers": 12,
+              "num_attention_heads": 12, "num_key_value_heads": 4, "vocab_size": 32000, "num_local_experts": 8,
+              "num_experts_per_tok": 2, "sliding_window": None},
 }  # fmt: skip
 CONTEXT = 8192
 
@@ -56,10 +61,10 @@ def random_runner(
 
 
 def random_weights(size: str, scheme: str) -> tuple[Program, dict[str, Any], int]:
-    """Returns the program of ``size``, random weights in ``scheme``, and the bytes of them that a decode step
-    reads.
+    """Returns the program of ``size``, of SIZES or EXPERTS, random weights in ``scheme``, and the bytes of packed
+    ones, which a decode step reads.
     """
-    fields = {"model_type": "llama", "max_position_embeddings": CONTEXT} | SIZES[size]
+    fields = {"model_type": "llama", "max_position_embeddings": CONTEXT} | (SIZES | EXPERTS)[size]
     program = program_for(ModelConfig(Path("random"), fields, ()))
     torch.manual_seed(0)
     return program, *_weights(program, scheme)
@@ -68,12 +73,15 @@ def random_weights(size: str, scheme: str) -> tuple[Program, dict[str, Any], int
 def _weights(program: Program, scheme: str) -> tuple[dict[str, Any], int]:
     linear = {op.weight for op in program.ops if isinstance(op, Linear)}
     head = next(op.weight for op in program.ops if isinstance(op, LmHead))
+    experts = {name: op.experts for op in program.experts for name in (op.gate_up, op.down)}
     found: dict[str, Any] = {}
     for weight in program.weights:
         shape = (sum(part[0] for part in weight.shapes), *weight.shapes[0][1:])
         value: Any = torch.randn(shape) * 0.02 if len(shape) == 2 else torch.ones(shape)
-        if weight.name in linear or weight.name == head:
-            value = _packed(value, scheme, weight.name == head)
+        if weight.name in experts and scheme != "bf16":
+            value = beside([_packed(one, scheme, head=False) for one in value.chunk(experts[weight.name])])
+        elif weight.name in linear or weight.name == head:
+            value = _packed(value, "bf16" if weight.name in program.routers else scheme, weight.name == head)
         found[weight.name] = value.bfloat16() if isinstance(value, torch.Tensor) and value.dim() == 2 else value
     return found, sum(weight.nbytes for weight in found.values() if isinstance(weight, PackedWeight))
 

@@ -7,7 +7,7 @@ then the ranks' columns are put together. Small weights are on every rank: norms
 
     embedding    rows of the vocabulary          -> Meet (a row is on one rank)
     q, k, v      own heads; KV heads that several ranks need are on each of them
-    attention    own heads                       -> Meet
+    attention    own heads; of latents, own heads over latents that every rank has  -> Meet
     o, down      own outputs                     -> Meet
     gate, up     own inner columns, SwiGLU       -> Meet
     experts      own experts                     -> Meet, MixExperts
@@ -119,7 +119,7 @@ class _Split:
         self._widths: dict[str, int] = {}
         self._into_heads = {op.qkv for op in program.ops if isinstance(op, p.RopeAppend)}
         self._into_pairs = {op.gate_up for op in program.ops if isinstance(op, p.SwiGlu | p.GeGlu)}
-        self._into_routes = {op.logits for op in program.ops if isinstance(op, p.Moe)}
+        self._into_latents = {op.q: op for op in program.ops if isinstance(op, p.LatentAttention)}
         self._inner: dict[str, int] = {}  # of a register of gates and ups: how many of each there are in all
         self._whole_heads = norms_all_heads(program)
         heads = program.heads, program.kv_heads
@@ -175,8 +175,12 @@ class _Split:
 
     def linear(self, op: p.Linear) -> tuple[p.Op, ...]:
         """Computes the rank's own outputs; those that only the rank itself reads stay there."""
-        if op.out in self._into_routes:
+        if op.weight in self._program.routers:
             return (op,)
+        if op.out in self._into_latents:
+            latent, (begin, end) = self._into_latents[op.out], self._queries
+            width = latent.plain + latent.turned
+            return (self._of_rows(op, ((begin * width, end * width),)),)
         if op.out in self._into_heads:
             return self._whole_rows(op) if self._whole_heads else (self._of_rows(op, self._head_rows()),)
         if op.out in self._into_pairs:
@@ -217,6 +221,13 @@ class _Split:
         if op.sinks is not None:
             self._rows[op.sinks] = ((begin, end),)
         own, gather = self._gather(op.out, self._program.heads * dim, (begin * dim, end * dim))
+        return msgspec.structs.replace(op, out=own), gather
+
+    def latent(self, op: p.LatentAttention) -> tuple[p.Op, ...]:
+        """Attends with own heads; every rank keeps the same latents, because all heads read them."""
+        (begin, end), each = self._queries, op.plain + op.value
+        self._rows[op.expand] = ((begin * each, end * each),)
+        own, gather = self._gather(op.out, self._program.heads * op.value, (begin * op.value, end * op.value))
         return msgspec.structs.replace(op, out=own), gather
 
     def gated(self, op: p.SwiGlu | p.GeGlu) -> tuple[p.Op, ...]:
@@ -284,11 +295,14 @@ _SPLITS: dict[type, Callable[[_Split, Any], tuple[p.Op, ...]]] = {
     p.Adapt: _Split.adapt,
     p.RopeAppend: _Split.as_it_is,
     p.PagedAttention: _Split.attention,
+    p.LatentAttention: _Split.latent,
     p.SwiGlu: _Split.gated,
     p.GeGlu: _Split.gated,
     p.Add: _Split.as_it_is,
     p.NormPart: _Split.as_it_is,
     p.Moe: _Split.moe,
+    p.Route: _Split.as_it_is,
+    p.Combine: _Split.as_it_is,
     p.LmHead: _Split.head,
 }
 SPLIT_OPS = frozenset(_SPLITS)

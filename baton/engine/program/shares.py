@@ -112,6 +112,9 @@ def _obstacles(program: Program, widths: Widths) -> Iterator[str]:
     unknown = next((type(op).__name__ for op in program.ops if type(op) not in SPLIT_OPS), None)
     if unknown is not None:
         yield f"{unknown} runs on one rank only; use 1"
+    latent = any(isinstance(op, p.LatentAttention) for op in program.ops)
+    if latent and (widths.cp > 1 or widths.ep > widths.tp):
+        yield "latent attention isn't shared by rows; use 1, or tp or pp"
     layers = len(_starts(program))
     if widths.pp > layers:
         yield f"the model has {layers} layers; use 1 to {layers}"
@@ -214,7 +217,7 @@ def _starts(program: Program) -> tuple[int, ...]:
     alive, found = _alive(program), list[int]()
     least = 1  # behind the embedding
     for at, op in enumerate(program.ops):
-        if isinstance(op, p.RopeAppend):
+        if isinstance(op, p.RopeAppend | p.LatentAttention):
             found.append(max(i for i in range(least, at + 1) if alive[i] <= residual))
             least = at + 1
     return tuple(found)

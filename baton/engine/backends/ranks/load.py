@@ -15,13 +15,14 @@ from baton.engine.backends.ranks.hosts.layout import most_on_one, require_layout
 from baton.engine.backends.ranks.program import NativeRankProgram
 from baton.engine.checkpoints.hub import locate
 from baton.engine.checkpoints.weights import Weights, load_weights
-from baton.engine.load import EngineConfig
+from baton.engine.load import KV_NAMES, EngineConfig
 from baton.engine.models import program_for
 from baton.engine.program.config import ModelConfig
 from baton.engine.program.program import Program
 from baton.engine.program.rope import settled
 from baton.engine.program.sites import adaptable
 from baton.kernels.abi import native
+from baton.kv.layout.page import layout_for
 from baton.protos.errors import ConfigError
 
 
@@ -68,7 +69,9 @@ def load_rank(config: EngineConfig, index: int) -> LoadedRank:
     share = partial(config.widths.share, index=index)
     program, weights, fingerprint = load_weights(config, directory, model, planned, dtype, share)
     own = share(program if config.adapters is None else adaptable(program))
-    return LoadedRank(program, NativeRankProgram(own, weights), weights, fingerprint)
+    stored = KV_NAMES.get(config.kv_cache_dtype, "float32" if config.dtype == "auto" else config.dtype)
+    layout = layout_for(stored, program.groups, states=program.states)
+    return LoadedRank(program, NativeRankProgram(own, weights, layout), weights, fingerprint)
 
 
 def own_adapters(loaded: LoadedRank, config: EngineConfig) -> OwnAdapters:

@@ -16,6 +16,7 @@ from baton.engine.program.rank_program import RankProgram, Residual
 from baton.kernels.abi.native import I32, I64, P
 from baton.kernels.moe.native import AnyExperts, BiasedMoeStruct, ExpertsStruct, experts_of
 from baton.kernels.step import structs
+from baton.protos.nouns import KvLayout
 
 GATHER, EXPERTS, BIASED_EXPERTS, MIX, EXCHANGE = range(128, 133)  # step/ranks.h: RankOpKind
 
@@ -27,11 +28,13 @@ class Carried(ctypes.Structure):
 
 
 class NativeRankProgram(NativeProgram):
-    """One rank's share ``own`` of a program, compiled to C structs, and the memory to which these point."""
+    """One rank's share ``own`` of a program over pages of ``layout``, compiled to C structs, and the memory to
+    which these point.
+    """
 
-    def __init__(self, own: RankProgram, weights: Weights) -> None:
+    def __init__(self, own: RankProgram, weights: Weights, layout: KvLayout) -> None:
         self.own = own
-        super().__init__(own.program, weights)
+        super().__init__(own.program, weights, layout=layout)
         shared = {self.registers[name] for name in own.widths}
         self._is_shared = np.array([number in shared for number in range(len(self.widths))], np.int32)
         norm = weights[own.head.norm]  # of hidden states that are asked for
@@ -102,6 +105,8 @@ class NativeRankProgram(NativeProgram):
         if isinstance(op, p.Embedding):
             first, end = self.own.vocab
             found.delta, found.layer = first, end - first
+        elif isinstance(op, p.LatentAttention):
+            found.layer = 0 if part is None else part.first
         elif part is not None:
             found.delta = part.first
         if isinstance(op, p.Adapt):

@@ -43,6 +43,7 @@ PROMPTS = [[1, 2, 3], [4] * 40]
 DEALT = [
     ("qwen2_mixed", "pp", 2, 2), ("qwen3", "tp3+pp2", 6, 3), ("gemma2", "tp", 2, 2), ("mistral", "cp", 3, 2),
     ("mixtral", "tp2+pp2", 4, 2), ("olmo2", "tp", 4, 3), ("gpt_oss", "pp", 2, 2), ("phi3_long", "tp", 3, 3),
+    ("deepseek_v3", "tp2+pp2", 4, 2), ("deepseek_v2", "pp", 2, 2),
     ("llama3", "tp2+pp2", 4, 4), ("qwen3_moe", "pp", 2, 2), ("olmo2", "pp", 3, 3), ("gemma3", "tp2+pp2", 4, 3),
 ]  # fmt: skip
 FORMS = [{"quantization": "int4", "kv_cache_dtype": "int8"}, {"dtype": "bfloat16", "kv_cache_dtype": "fp8"}]

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from baton.engine.program.ranks import possible_widths, require_splittable
+from baton.engine.program.shares import Widths
 from baton.kernels.abi import native
 from baton.protos.errors import ConfigError
 from tests.conformance.checkpoints import KINDS, make
@@ -18,19 +19,22 @@ from tests.kernels.thorough import first_now
 pytestmark = pytest.mark.skipif(native.library() is None, reason="no native kernels here")
 
 WIDTHS = [
-    ("gpt_oss", 2), ("qwen2_mixed", 3), ("olmo2", 3), ("mistral", 5), ("gemma2", 6), ("gemma2", 4), ("llama3", 4),
+    ("gpt_oss", 2), ("qwen2_mixed", 3), ("olmo2", 3), ("deepseek_v3", 3), ("mistral", 5), ("gemma2", 6),
+    ("gemma2", 4), ("llama3", 4),
     ("gemma3", 3), ("olmo3", 2), ("olmo2", 4),
     ("qwen2_mixed", 4), ("llama2", 2), ("llama_yarn", 4), ("qwen3", 3), ("mixtral", 4), ("qwen2", 2),
     ("llama_linear", 4), ("llama3", 6), ("qwen2_mixed", 2), ("llama_dynamic", 2), ("mistral_full", 4),
     ("qwen3_moe_norm", 4), ("qwen3_bias", 2), ("qwen3_moe", 2), ("gemma3", 2), ("gemma3", 4), ("phi3", 2),
     ("phi3_long", 2), ("gemma2", 2), ("llama3", 2), ("qwen3_moe", 3), ("phi3", 3), ("gpt_oss", 5), ("qwen2", 3),
+    ("deepseek_v2", 2), ("deepseek_v2_lite", 4), ("qwen2_moe", 2), ("glm4_moe", 2),
 ]  # fmt: skip
 ROWS = [
     ("qwen3_moe", 3), ("gemma2", 2), ("olmo2", 2), ("llama3", 4), ("qwen2_mixed", 2), ("gpt_oss", 2),
     ("mixtral", 2), ("gemma3", 2), ("mistral", 3), ("qwen3", 2), ("phi3_long", 3),
 ]  # fmt: skip
 LAYERS = [
-    ("gemma2", 2), ("qwen3_moe", 2), ("olmo2", 3), ("llama3", 2), ("qwen2_mixed", 2), ("gpt_oss", 2),
+    ("gemma2", 2), ("deepseek_v2", 2), ("qwen3_moe", 2), ("olmo2", 3), ("glm4_moe", 2), ("llama3", 2),
+    ("qwen2_mixed", 2), ("gpt_oss", 2),
     ("mixtral", 2), ("gemma3", 2), ("mistral", 2), ("qwen3", 2), ("phi3_long", 2),
 ]  # fmt: skip
 DEALT = [
@@ -38,6 +42,7 @@ DEALT = [
     ("qwen3_moe_norm", "tp+pp", 2), ("gemma2", "tp+pp", 2), ("mixtral", "tp+pp+ep", 2), ("qwen3_moe", "ep", 4),
     ("qwen3_moe_norm", "ep", 5), ("gpt_oss", "tp+pp", 2), ("llama3", "tp+pp", 2), ("phi3_long", "tp+pp", 2),
     ("mistral", "tp5+pp2", 10), ("gpt_oss", "tp+ep", 2), ("qwen3", "tp3+pp2", 6), ("olmo2", "tp+pp", 2),
+    ("deepseek_v3", "tp+pp", 2), ("qwen2_moe", "ep", 2), ("deepseek_v2", "tp+ep", 2), ("glm4_moe", "ep", 3),
 ]  # fmt: skip
 FORMS: list[dict[str, Any]] = [
     {"quantization": "int8"},
@@ -69,6 +74,15 @@ def test_experts_or_stages_dealt_among_ranks_have_the_bits_of_one(
     same_bits(make(tmp_path, kind), count, share, chunk=170)
 
 
+@pytest.mark.parametrize("fields", first_now([{"quantization": "int8"}, {"dtype": "bfloat16"}], 0), ids=str)
+def test_latents_beside_rounded_weights_keep_their_bits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fields: dict[str, Any]
+) -> None:
+    monkeypatch.setenv("BATON_CACHE_DIR", str(Path(native.built(native.isa())).parents[1]))
+    for share in ("tp", "pp", "tp+pp"):
+        same_bits(make(tmp_path / "model", "deepseek_v3"), 2, share, cache_dir=str(tmp_path / "cache"), **fields)
+
+
 @pytest.mark.parametrize("fields", first_now(FORMS, 2), ids=lambda fields: "-".join(map(str, fields.values())))
 @pytest.mark.parametrize("kind", first_now(["qwen2_mixed", "qwen3_moe_norm"], 1))
 def test_rounded_weights_and_narrow_kv_keep_their_bits(
@@ -84,6 +98,12 @@ def test_a_context_that_rope_is_extended_for_has_the_same_factors_on_ranks(tmp_p
     same_bits(make(tmp_path, "phi3_long"), 2, max_model_len=1800)  # the original context is 1,000
 
 
+def test_latents_that_would_be_dealt_by_rows_are_refused_with_what_works() -> None:
+    for widths in (Widths(cp=2), Widths(ep=2)):
+        with pytest.raises(ConfigError, match="latent attention isn't shared by rows; use 1, or tp or pp"):
+            widths.require(program("deepseek_v3"))
+
+
 def test_every_architecture_that_can_be_split_is_held_to_one_rank() -> None:
     others = {str(KINDS[kind]["model_type"]) for kind in set(KINDS) - {kind for kind, _ in WIDTHS}}
     assert {model_type for model_type in others if possible_widths(program(model_type), 8) != (1,)} == set()
@@ -91,7 +111,7 @@ def test_every_architecture_that_can_be_split_is_held_to_one_rank() -> None:
 
 @pytest.mark.parametrize(
     ("model_type", "op"),
-    [("deepseek_v2", "LatentAttention"), ("deepseek_v3", "LatentAttention")],
+    [("qwen3_next", "GatedDelta"), ("bamba", "StateSpace")],
 )
 def test_an_architecture_with_an_op_of_one_rank_is_refused_by_name(model_type: str, op: str) -> None:
     with pytest.raises(ConfigError, match=f"{op} runs on one rank only; use 1"):
