@@ -18,6 +18,8 @@ from baton.kernels.page_scores.reference import page_scores
 from baton.protos.nouns import BLOCK_TOKENS
 
 KeysOf = Callable[[Tensor], Tensor]  # pages -> their tokens' keys of a layer, (tokens, kv_heads, head_dim)
+# Adds to the last tensor what a row (heads, head_dim), the last of some tokens on pages, pays to each run of them.
+AddRow = Callable[[Tensor, Tensor, int, Tensor], None]
 
 
 class Watched(NamedTuple):
@@ -48,23 +50,31 @@ class Observation:
     def __bool__(self) -> bool:
         return bool(self._watched)
 
-    def layer(self, q: Tensor, keys_of: KeysOf, scale: float, softcap: float) -> None:
+    def layer(
+        self, q: Tensor, keys_of: KeysOf, scale: float, softcap: float, add_row: AddRow | None = None
+    ) -> None:
         """Adds one layer's attention; ``q`` (rows, heads, head_dim) is rotated already, ``keys_of`` returns the
-        keys on pages.
+        keys on pages. ``add_row`` does quickly what else is computed from these for single rows.
         """
         for one in self._watched:
-            queries = q[one.first : one.end]
-            keys, scores = keys_of(one.pages)[: one.place + len(queries)], self._scores[one.seq]
+            queries, scores = q[one.first : one.end], self._scores[one.seq]
             if not one.by_row:
-                scores += page_scores(queries, keys, scale, softcap)
-                continue
-            for at in range(len(queries)):  # row by row, so that each has the bits that it has alone
-                found = page_scores(queries[at : at + 1], keys[: one.place + at + 1], scale, softcap, every=True)
-                scores[at, : len(found)] += found
+                scores += page_scores(queries, keys_of(one.pages)[: one.place + len(queries)], scale, softcap)
+            elif add_row is not None:
+                for at in range(len(queries)):
+                    add_row(queries[at], one.pages, one.place + at + 1, scores[at])
+            else:
+                _add_rows(scores, queries, keys_of(one.pages), one.place, scale, softcap)
 
     def found(self) -> dict[int, NDArray[np.float32]]:
         """Returns the sums over all layers by sequence: float32, as ``StepResult.observed`` has them."""
         return {seq: scores.numpy() for seq, scores in self._scores.items()}
+
+
+def _add_rows(scores: Tensor, queries: Tensor, keys: Tensor, place: int, scale: float, softcap: float) -> None:
+    for at in range(len(queries)):  # row by row, so that each has the bits that it has alone
+        found = page_scores(queries[at : at + 1], keys[: place + at + 1], scale, softcap, every=True)
+        scores[at, : len(found)] += found
 
 
 def _watched(item: SequenceStep, watch: int, row: int, end: int) -> Watched:

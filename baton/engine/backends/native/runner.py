@@ -31,6 +31,7 @@ from baton.engine.plan import ModelSpec, StepPlan, StepResult
 from baton.engine.program.ops import Convolve, PagedAttention, SelectiveScan
 from baton.engine.program.program import Program
 from baton.engine.program.sites import head_site
+from baton.kernels.page_scores.native import add_row_scores
 from baton.kernels.paged_attention.stored import read_layer
 from baton.kernels.step import structs
 from baton.kv.layout.selection import observed_of
@@ -179,8 +180,18 @@ class NativeRunner(StepRunner):
         def keys(pages: Tensor) -> Tensor:
             return read_layer(self._memory, pages, op.layer, *form)[0]
 
+        kv = structs.PagedKv(
+            self._memory.data_ptr(),
+            self.spec.layout.page_bytes,
+            op.layer * (self.spec.layout.page_bytes // m.layers),
+            *(structs.KV_TYPES[self.spec.layout.dtype], m.kv_heads, m.head_dim),
+        )
+
+        def add_row(q: Tensor, pages: Tensor, tokens: int, scores: Tensor) -> None:
+            add_row_scores(kv, pages.int(), tokens, q, m.scale, op.softcap, scores)
+
         q = self._program.register(self._arena, batch.rows, op.q).unflatten(1, (-1, m.head_dim))[:, : m.heads]
-        watched.layer(q, keys, m.scale, op.softcap)
+        watched.layer(q, keys, m.scale, op.softcap, add_row)
 
     def _copy(self, at: int, copies: Tensor | None) -> None:
         """Copies the KV that branches of drafts begin with, if op ``at`` is attention."""
