@@ -38,6 +38,7 @@ from baton.engine.program.ops import (
 )
 from baton.engine.program.program import Program
 from baton.kernels.activate.native import activate
+from baton.kernels.halve_heads.native import halve_heads, temper_queries
 from baton.kernels.latent_attention.reference import latent_rows, turn
 from baton.kernels.registry import kernels
 from baton.kernels.rms_norm.reference import normed
@@ -195,12 +196,7 @@ class SpanOps:
 
     def _halve_heads(self, op: HalveHeads) -> SpanOp:
         heads, width = self._program.heads + self._program.kv_heads, self._program.head_dim
-        order = torch.cat(
-            (torch.arange(0, op.width, 2), torch.arange(1, op.width, 2), torch.arange(op.width, width))
-        )
-        moved = (torch.arange(heads)[:, None] * width + order).flatten()
-        columns = torch.cat((moved, torch.arange(heads * width, (heads + self._program.kv_heads) * width)))
-        return lambda read, spans: {op.out: read(op.x)[:, columns]}
+        return lambda read, spans: {op.out: halve_heads(read(op.x), heads, width, op.width)}
 
     def _temper_queries(self, op: TemperQueries) -> SpanOp:
         queries = self._program.heads * self._program.head_dim
@@ -208,9 +204,7 @@ class SpanOps:
         def run(read: Read, spans: StepSpans) -> dict[str, Tensor]:
             rows = read(op.x).clone()
             for span in spans.spans:
-                at = torch.arange(span.start, span.end, dtype=torch.float32) + op.shift
-                factor = 1.0 + op.scale * torch.log1p(torch.floor(at / op.floor))
-                rows[span.rows, :queries] *= factor[:, None].to(rows.dtype)
+                temper_queries(rows[span.rows], queries, span.start, op.scale, op.floor, op.shift)
             return {op.out: rows}
 
         return run
