@@ -62,16 +62,20 @@ def read_and_written_here(selection: str, prompt: list[int], tokens: int) -> lis
 
 
 @pytest.mark.parametrize(
-    ("selection", "shipped_blocks"),
-    [("sinks:16,window:32", 5), pytest.param("snapkv:64,window:32", 2 + 3, marks=pytest.mark.thorough)],
+    ("selection", "shipped_blocks", "tokens"),
+    [
+        ("sinks:16,window:32", 5, 8),
+        pytest.param("snapkv:64,window:32", 2 + 3, 8, marks=pytest.mark.thorough),
+        pytest.param("h2o:64,window:32", 2 + 3, 44, marks=pytest.mark.thorough),
+    ],
 )
 async def test_a_cluster_that_selects_ships_what_is_seen_and_answers_as_one_worker(
-    selection: str, shipped_blocks: int
+    selection: str, shipped_blocks: int, tokens: int
 ) -> None:
     router = {"local_prefill_max_tokens": 0, "policy": "round_robin"}
     with Fleet(prefill=1, decode=1, worker={"model": DRAFT, "kv_selection": selection}, router=router) as fleet:
         prompt = list(range(3, 200))
-        assert answer(fleet, prompt, 8) == read_and_written_here(selection, prompt, 8)
+        assert answer(fleet, prompt, tokens) == read_and_written_here(selection, prompt, tokens)
         entries = await asyncio.to_thread(fleet.roster)
         layout = entries["prefill-0"].info.layout
         assert layout.fidelity == f"float32@{selection}"
