@@ -39,10 +39,16 @@ def register(app: typer.Typer, guarded: Guard) -> None:
             str | None, typer.Option(help="A baton.toml; default: ./baton.toml if there is one")
         ] = None,
         quick: Annotated[bool, typer.Option("--quick", help="Without measuring transports (2 s)")] = False,
+        gpu: Annotated[
+            bool, typer.Option("--gpu", help="Try the GPU's kernels op by op beside torch's, and keep the figures")
+        ] = False,
         json: _Json = False,
     ) -> None:
         """Examine this machine for what the config asks of it, with remedies. Exit code 1 when something fails."""
+        from baton.console.setup.doctor.card import try_card
         from baton.console.setup.doctor.examine import examine
         from baton.console.setup.findings import show
 
+        if gpu:
+            raise typer.Exit(guarded(lambda: show(try_card(), json)))
         raise typer.Exit(guarded(lambda: show(examine(config, quick), json)))

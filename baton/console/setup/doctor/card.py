@@ -1,0 +1,79 @@
+"""Tries this machine's card for ``baton doctor --gpu``: the kernels' results and times, op by op, beside torch's.
+
+Knows nothing of the configuration. What was measured is kept for the card, the driver and the kernels at hand, and
+``baton doctor`` says so afterwards.
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+from baton.console.setup.findings import Finding
+from baton.engine.backends.cuda.gpu import Gpu, Probe, probe, require, without_kernels
+from baton.kernels.abi.build import BuildError
+from baton.kernels.cuda.library import DeviceError, device, on_shim
+from baton.protos.errors import ConfigError
+
+if TYPE_CHECKING:
+    from baton.engine.backends.cuda.card_trials import CardTrials
+    from baton.engine.backends.cuda.op_trials import OpTrial
+
+SHIM = Gpu("the SIMT shim", (9, 0), (13, 0), 0)
+SLOWER = "slower than torch's: the step uses ours all the same"
+
+
+def try_card(ask: Probe = probe) -> list[Finding]:
+    """Returns a finding of the card, of each kind of step and of each op, and keeps the figures."""
+    try:
+        gpu = SHIM if on_shim() else require(ask=ask)
+    except ConfigError as error:
+        what, _, remedy = error.message.removeprefix("device cuda: ").rpartition("; ")
+        return [Finding("card", "fail", what, remedy)]
+    if said := without_kernels(gpu):
+        return [Finding("card", "warn", f"{gpu.name}: torch's ops serve", said)]
+    try:
+        return _tried(gpu)
+    except (BuildError, DeviceError) as error:
+        remedy = "torch's ops serve instead; `python -m baton.kernels.cuda.build` says more"
+        return [Finding("card", "fail", f"{gpu.name}: {str(error).splitlines()[0]}", remedy)]
+
+
+def shown(found: CardTrials) -> list[Finding]:
+    """Returns the findings of a record."""
+    steps = [
+        Finding("gpu step", "fail" if said else "ok", f"{kind} weights: {said or 'the answers of the CPU'}",
+                "the start's trial refuses it likewise, and torch's ops serve" if said else "")
+        for kind, said in found.steps.items()
+    ]  # fmt: skip
+    return [*steps, *map(_of_op, found.ops)]
+
+
+def earlier(gpu: Gpu) -> str:
+    """Returns what an earlier trial of ``gpu`` found, in words; empty if there was none."""
+    from baton.engine.backends.cuda.card_trials import kept
+
+    if (found := kept(gpu)) is None:
+        return ""
+    wrong = [op.op for op in found.ops if not op.right] + [kind for kind, said in found.steps.items() if said]
+    when = datetime.fromtimestamp(found.at, UTC).strftime("%Y-%m-%d %H:%M UTC")
+    faster = sum(op.own_us <= op.torch_us for op in found.ops)
+    said = f"wrong: {', '.join(wrong)}" if wrong else "all right"
+    return f"tried on {when}: {said}, {faster} of {len(found.ops)} ops as fast as torch's or faster"
+
+
+def _tried(gpu: Gpu) -> list[Finding]:
+    from baton.engine.backends.cuda import card_trials
+
+    found = card_trials.measured(gpu, device(), on_shim())
+    path = card_trials.keep(found, gpu)
+    return [Finding("card", "ok", f"{gpu.name}: tried, figures kept in {path}"), *shown(found)]
+
+
+def _of_op(op: OpTrial) -> Finding:
+    error = "not finite" if op.error is None else f"{op.error:.1e} off float32"
+    said = f"{op.op}: {op.own_us:.1f} us, torch {op.torch_us:.1f} us, {error}"
+    if not op.right:
+        return Finding("gpu op", "fail", said, "its result is wrong on this card: use --device cpu, and report it")
+    faster = op.own_us <= op.torch_us
+    return Finding("gpu op", "ok" if faster else "warn", said, "" if faster else SLOWER)

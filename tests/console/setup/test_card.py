@@ -1,0 +1,67 @@
+"""`baton doctor --gpu`: a machine without a card says so, figures are shown op by op and told later."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from baton.cluster.config import load_config
+from baton.console.main import app
+from baton.console.setup.doctor import card, machine
+from baton.engine.backends.cuda import card_trials, gpu
+from baton.engine.backends.cuda.card_trials import CardTrials
+from baton.engine.backends.cuda.gpu import Gpu
+from baton.engine.backends.cuda.op_trials import OpTrial
+from baton.kernels.abi.build import CACHE_ENV
+
+H100 = Gpu("NVIDIA H100", (9, 0), (13, 0), 80 << 30)
+OPS = OpTrial("swiglu, 1 rows", 1e-7, 3.0, 4.0), OpTrial("product int8, 1 rows", 1e-2, 5.0, 4.0)
+WRONG = OpTrial("rms_norm, 1 rows", None, 1.0, 2.0)
+
+
+def test_a_machine_without_a_card_fails_with_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpu.probe, "__defaults__", ("no-such-driver.so",))
+    result = CliRunner().invoke(app, ["doctor", "--gpu", "--json"])
+    assert result.exit_code == 1
+    (found,) = json.loads(result.output)["findings"]
+    assert (found["subject"], found["state"]) == ("card", "fail")
+    assert "no NVIDIA driver is here" in found["what"]
+    assert "--device cpu" in found["remedy"]
+
+
+def test_another_card_is_told_that_torchs_ops_serve() -> None:
+    (found,) = card.try_card(lambda: Gpu("NVIDIA L4", (8, 9), (13, 0), 24 << 30))
+    assert found.state == "warn"
+    assert "torch's ops serve" in found.what
+
+
+def test_each_step_and_op_is_a_finding_and_what_is_wrong_fails() -> None:
+    record = CardTrials("H100", 1e9, {"bf16": "", "int4": "step 2 of the trial: off"}, (*OPS, WRONG))
+    found = card.shown(record)
+    assert [one.state for one in found] == ["ok", "fail", "ok", "warn", "fail"]
+    assert found[2].what == "swiglu, 1 rows: 3.0 us, torch 4.0 us, 1.0e-07 off float32"
+    assert all(one.remedy for one in found if one.state != "ok")
+
+
+def test_the_plain_doctor_tells_what_was_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(CACHE_ENV, str(tmp_path))
+    config = load_config(flags={"worker": {"device": "cuda"}}, search=Path("/nowhere"))
+    assert "tried on" not in machine.gpu(config, lambda: H100).what
+    card_trials.keep(CardTrials("H100", 1e9, {"bf16": ""}, (*OPS, WRONG)), H100)
+    said = machine.gpu(config, lambda: H100).what
+    assert "tried on 2001-09-09 01:46 UTC: wrong: rms_norm, 1 rows, 2 of 3 ops as fast as torch's" in said
+
+
+@pytest.mark.thorough
+def test_on_the_shim_every_step_and_op_is_tried_and_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BATON_CUDA_SIMT", "1")
+    monkeypatch.setattr(card_trials, "_path", lambda gpu: tmp_path / "card.json")
+    result = CliRunner().invoke(app, ["doctor", "--gpu", "--json"])
+    found = json.loads(result.output)["findings"]
+    assert result.exit_code == 0
+    assert [one["subject"] for one in found[:4]] == ["card", *["gpu step"] * 3]
+    assert {one["state"] for one in found} <= {"ok", "warn"}
+    assert card_trials.kept(card.SHIM) is not None

@@ -1,0 +1,56 @@
+"""Trials of single ops and of a card: what is wrong is said, figures are kept by card and kernels."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from baton.engine.backends.cuda import card_trials
+from baton.engine.backends.cuda.card_trials import CardTrials
+from baton.engine.backends.cuda.gpu import Gpu
+from baton.engine.backends.cuda.op_trials import ON_THE_SHIM, OpTrial, Pair, _tried, try_ops
+from baton.kernels.abi.build import CACHE_ENV
+from tests.kernels.cuda.steps import simt
+
+H100 = Gpu("NVIDIA H100", (9, 0), (13, 0), 80 << 30)
+RECORD = CardTrials("NVIDIA H100", 1e9, {"bf16": "", "int8": ""}, (OpTrial("swiglu, 1 rows", 1e-7, 3.0, 4.0),))
+
+
+def test_an_op_that_writes_nothing_or_something_else_is_not_right() -> None:
+    wanted, out = torch.ones(4), torch.empty(4)
+    found = [
+        _tried(Pair("op", own, lambda: None, out, wanted), "cpu").right
+        for own in (lambda: None, lambda: out.fill_(1.1), lambda: out.fill_(1.001))
+    ]
+    assert found == [False, False, True]
+
+
+def test_figures_are_kept_for_a_card_its_driver_and_these_kernels(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(CACHE_ENV, str(tmp_path))
+    assert card_trials.kept(H100) is None
+    path = card_trials.keep(RECORD, H100)
+    assert card_trials.kept(H100) == RECORD
+    assert card_trials.kept(Gpu("NVIDIA H100", (9, 0), (13, 1), 80 << 30)) is None
+    path.write_text("{")
+    assert card_trials.kept(H100) is None
+    card_trials.keep(RECORD, H100)
+    monkeypatch.setattr(card_trials, "prebuilt_name", lambda: "of other sources")
+    assert card_trials.kept(H100) is None
+
+
+@pytest.mark.thorough
+def test_every_op_is_right_on_the_shim() -> None:
+    found = try_ops(simt(), "cpu", ON_THE_SHIM)
+    assert len(found) == 6 * len(ON_THE_SHIM.rows)
+    assert all(one.right for one in found), [one for one in found if not one.right]
+
+
+@pytest.mark.thorough
+def test_a_planted_bug_of_an_op_is_found() -> None:
+    library = simt(("-DBATON_MUTATION_CUDA_EMBEDDING_ROW",))
+    wrong = [one.op for one in try_ops(library, "cpu", ON_THE_SHIM) if not one.right]
+    assert wrong == ["embedding, 9 rows"]
