@@ -29,7 +29,6 @@ def main() -> int:
     """
     asked, memory, answer, parent = map(int, sys.argv[1:])
     die_with(parent)
-    os.nice(10)
     sys.stdin.buffer.read()  # until it is closed: ASK is complete then
     ask = msgspec.json.decode(os.pread(asked, os.fstat(asked).st_size, 0), type=ReadingAsk)
     _bound(ask.base.max_bytes)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import signal
 import struct
 import subprocess
 import time
@@ -19,7 +20,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from baton.engine.adapters.base import AdapterBase
-from baton.engine.adapters.reading import ChildReading, ReadingChildren, read_here
+from baton.engine.adapters.reading import NICE, ChildReading, ReadingChildren, read_here
 from baton.engine.adapters.table import ReadAdapter, Reading
 from baton.engine.program.sites import Site
 from baton.protos.adapter_id import is_adapter_id
@@ -343,3 +344,14 @@ def test_a_machine_without_a_process_to_spare_refuses_the_load_and_leaks_nothing
     assert isinstance(found, Unavailable)
     assert "no process to read it" in found.message
     assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_a_child_has_its_low_priority_before_it_has_started_up_and_is_ended_without_a_word(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    child = ChildReading()
+    wanted = max(NICE, os.getpriority(os.PRIO_PROCESS, 0))
+    assert os.getpriority(os.PRIO_PROCESS, child._process.pid) == wanted
+    child.close()
+    assert child._process.returncode == -signal.SIGKILL
+    assert capfd.readouterr().err == ""
