@@ -6,6 +6,7 @@ Knows nothing of leases' ids, of the batch or of the channel. Torch-free. If any
 
 from __future__ import annotations
 
+from functools import partial
 from typing import NamedTuple
 
 from baton.engine.plan import ModelSpec
@@ -59,11 +60,11 @@ def open_pages(
     kept = kept_of(spec.layout, prompt)
     running = RunningScores(observed, size, prompt, kept) if observed is not None and observed.running else None
     if kept is not None and not message.local:
-        behind = pool.open_behind(hashes, kept.first, blocks_for(tokens, size), reserve, sunk=kept.slots)
-        return OpenedPages(root, hashes, behind, None, kept, running)
+        behind = hashes, kept.first, blocks_for(tokens, size), reserve
+        return OpenedPages(root, hashes, pool.open_behind(*behind, sunk=kept.slots), None, kept, running)
     limit = holdable_of(request, tokens, size) if message.local else holdable(tokens, size)
     limit = limit if kept is None else min(limit, kept.first)
     asked = hashes[: tokens // size], blocks_for(tokens, size), limit, reserve
     sight = sight if message.local else sight.behind(tokens, size)
-    leased = opened(pool, rules, *asked, brought=not message.local, sight=sight)
-    return OpenedPages(root, hashes, *leased, kept, running)
+    lease = partial(opened, pool, rules, *asked, brought=not message.local, sight=sight)
+    return OpenedPages(root, hashes, *lease(), kept, running)  # one line: what is leased has an owner at once
