@@ -16,8 +16,8 @@ from statistics import mean
 from rich.console import Console
 
 from baton.bench.rows import Row, table, to_json
-from baton.evaluate.paths import agreeing
-from baton.evaluate.served import Served
+from baton.evaluate.paths import agreeing_tokens
+from baton.evaluate.served import ServerSubject
 from baton.evaluate.subject import Continuation
 from baton.launch.fleet import Fleet
 
@@ -38,19 +38,19 @@ def answers(codec: str, texts: list[str], tokens: int) -> list[Continuation]:
     """Greedy completions with log probabilities, from a cluster of its own."""
     worker, router = {"kv_codec": codec}, {"local_prefill_max_tokens": 0, "policy": "round_robin"}
     with Fleet(cluster={"prefill": 1, "decode": 1}, worker=worker, router=router) as fleet:
-        served = Served(fleet.url, fleet.name)
+        served = ServerSubject(fleet.url, fleet.name)
         return served.answers([served.encode(text) for text in texts], tokens, to_the_end=True)
 
 
 def moves(exact: Continuation, coded: Continuation) -> Iterator[float]:
     """By how much log probabilities differ where the tokens agree."""
-    for at in range(agreeing(exact.tokens, coded.tokens)):
+    for at in range(agreeing_tokens(exact.tokens, coded.tokens)):
         yield abs(exact.logprobs[at] - coded.logprobs[at])
 
 
 def rows(codec: str, pairs: list[tuple[Continuation, Continuation]], tokens: int) -> Iterator[Row]:
     """What the codec did to the answers."""
-    agree = [agreeing(a.tokens, b.tokens) for a, b in pairs]
+    agree = [agreeing_tokens(a.tokens, b.tokens) for a, b in pairs]
     moved = [move for a, b in pairs for move in moves(a, b)]
     yield Row(f"{codec} on the wire: answers that are equal", sum(n == tokens for n in agree) / len(pairs), "")
     yield Row(f"{codec}: tokens before the first difference", mean(agree) / tokens, "")

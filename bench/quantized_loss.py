@@ -15,7 +15,7 @@ from rich.console import Console
 
 from baton.bench.rows import Row, table, to_json
 from baton.engine.load import EngineConfig
-from baton.evaluate.local import Local
+from baton.evaluate.local import LocalSubject
 from baton.evaluate.loss import bits
 from baton.evaluate.text import cut, read_documents
 
@@ -33,7 +33,7 @@ class Text:
 
     def bits_per_byte(self, config: EngineConfig) -> float:
         """Returns the loss of one configuration."""
-        local = Local(config)
+        local = LocalSubject(config)
         return sum(bits(local, cut(self.texts, local.encode))) / self.bytes
 
 

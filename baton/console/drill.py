@@ -44,15 +44,18 @@ def drill_command(
         if live:
             asked = LivePlan(questions=requests, seed=first if seed is None else seed)
             return judge_live(live, key, model, asked, as_json)
-        from baton.console.drill_runs import many, one  # the whole router: `baton` starts twice as fast without
+        from baton.console.drill_runs import (  # the whole router: `baton` starts twice as fast without
+            run_scenario,
+            run_seeds,
+        )
 
         size = Size(workers, requests, most_faults, kinds=_kinds(faults))
         if seed is not None or scenario is not None:
             chosen = draw(seed or 0, size) if scenario is None else _read(scenario)
-            return one(chosen, trace, twice, as_json, make_small)
+            return run_scenario(chosen, trace, twice, as_json, make_small)
         count = None if minutes is not None and seeds is None else seeds or 1000
         limit = None if minutes is None else minutes * 60
-        return many(first, count, limit, size, cores or os.cpu_count() or 1, twice, as_json, make_small)
+        return run_seeds(first, count, limit, size, cores or os.cpu_count() or 1, twice, as_json, make_small)
 
     raise typer.Exit(guarded(run))
 

@@ -9,15 +9,15 @@ from rich.console import Console
 from rich.table import Table
 
 from baton.drill.checks.coverage import PHASES, await_points, reached
-from baton.drill.many import drill, judged
 from baton.drill.run import Verdict, as_test, play, shrink
+from baton.drill.run_seeds import drill, judged
 from baton.drill.scenario import FAULTS, Scenario, Size, draw
 
 SHOWN_EVERY = 200  # seeds between two lines of progress
 MOST_STORIES = 3  # failing seeds that are made small, because each takes up to 300 runs
 
 
-def many(
+def run_seeds(
     first: int,
     count: int | None,
     limit_s: float | None,
@@ -102,7 +102,7 @@ class _Sum:
         print(f"cancelled at {len(reached(self._cancelled_at))} of {len(await_points())} awaits")
 
 
-def one(chosen: Scenario, trace: bool, twice: bool, as_json: bool, small: bool) -> int:
+def run_scenario(chosen: Scenario, trace: bool, twice: bool, as_json: bool, small: bool) -> int:
     """Plays one scenario and prints its verdict, ``trace``: its story too; returns the exit status."""
     verdict = judged(chosen, twice, keep_story=trace)
     if as_json:

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from baton.engine.plan import SampledToken, SampleSpec
-from baton.kernels.sample.reference import kept
+from baton.kernels.sample.reference import probabilities
 from baton.kernels.speculative_accept.cpu import speculative_accept
 from baton.kernels.speculative_accept.reference import Rejection
 from baton.protos.errors import BatonError
@@ -63,7 +63,7 @@ def spread_of(row: Tensor, spec: SampleSpec) -> Tensor:
     if sampling.temperature < COLDEST:
         return torch.zeros_like(row).index_fill_(0, row.argmax(), 1.0)
     asked = (sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p)
-    return kept(row[None], *(torch.tensor([value]) for value in asked))[0]
+    return probabilities(row[None], *(torch.tensor([value]) for value in asked))[0]
 
 
 def _spread(row: Tensor, spec: SampleSpec) -> NDArray[np.float32] | None:

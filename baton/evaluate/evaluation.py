@@ -9,11 +9,11 @@ from collections.abc import Callable, Iterator, Sequence
 
 import msgspec
 
-from baton.evaluate.exact_match import solved, task_figures
+from baton.evaluate.exact_match import task_figures, task_results
 from baton.evaluate.figures import Figure
 from baton.evaluate.loss import bits, loss_figures
-from baton.evaluate.needle import Found, look, needle_figures, needles
-from baton.evaluate.paths import Path, openings, path_figures, walk
+from baton.evaluate.needle import NeedleResult, answer_needles, needle_figures, needles
+from baton.evaluate.paths import GreedyAnswer, greedy_answers, opening_prompts, path_figures
 from baton.evaluate.subject import Subject
 from baton.evaluate.tasks_file import Task
 from baton.evaluate.text import WINDOW, cut
@@ -62,9 +62,9 @@ def _paths(asked: Questions, subject: Subject, reference: Subject | None, say: S
     if reference is None:
         return
     tokens = [reference.encode(text) for text in asked.texts]
-    prompts = openings(tokens, asked.prompts, asked.prompt_tokens)
+    prompts = opening_prompts(tokens, asked.prompts, asked.prompt_tokens)
     say(f"{reference.name}: {len(prompts)} greedy answers of {asked.answer_tokens} tokens")
-    paths: list[Path] = walk(reference, prompts, asked.answer_tokens)
+    paths: list[GreedyAnswer] = greedy_answers(reference, prompts, asked.answer_tokens)
     say(f"{subject.name}: along {len(paths)} greedy answers of the reference")
     yield from path_figures(subject, reference, paths)
 
@@ -74,19 +74,19 @@ def _needle(asked: Questions, subject: Subject, reference: Subject | None, say: 
     if not hidden:
         return
     say(f"{subject.name}: {len(hidden)} needles")
-    found = look(subject, hidden)
-    known: list[Found] | None = None
+    found = answer_needles(subject, hidden)
+    known: list[NeedleResult] | None = None
     if reference is not None:
         say(f"{reference.name}: {len(hidden)} needles")
-        known = look(reference, hidden)
+        known = answer_needles(reference, hidden)
     yield from needle_figures(hidden, found, known)
 
 
 def _tasks(asked: Questions, subject: Subject, reference: Subject | None, say: Say) -> Iterator[Figure]:
     for name, tasks in asked.tasks.items():
         say(f"{subject.name}: {len(tasks)} tasks of {name}")
-        found = solved(subject, tasks)
-        known: Sequence[bool] | None = None if reference is None else solved(reference, tasks)
+        found = task_results(subject, tasks)
+        known: Sequence[bool] | None = None if reference is None else task_results(reference, tasks)
         yield from task_figures(name, found, known)
 
 

@@ -13,7 +13,7 @@ from baton.evaluate.subject import Subject
 from baton.evaluate.tasks_file import Task
 
 
-def solved(subject: Subject, tasks: Sequence[Task]) -> list[bool]:
+def task_results(subject: Subject, tasks: Sequence[Task]) -> list[bool]:
     """Returns, for each task, whether the subject's greedy answer is an accepted one."""
     found = [False] * len(tasks)
     for tokens, stop in sorted({(task.max_tokens, task.stop) for task in tasks}):

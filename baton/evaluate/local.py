@@ -15,7 +15,7 @@ from baton.engine.checkpoints.hub import locate
 from baton.engine.load import EngineConfig, load_runner
 from baton.engine.plan import Runner, SampledToken, SampleSpec, SequenceStep, StepPlan, StepResult
 from baton.evaluate.kept_pages import KeptPages
-from baton.evaluate.subject import TOP, Continuation, Ids, Scored, before
+from baton.evaluate.subject import TOP, Continuation, Ids, TokenScore, text_before
 from baton.evaluate.tokenizers import tokenizer_of
 from baton.protos.errors import InvalidRequest
 from baton.protos.nouns import BLOCK_TOKENS, Sampling, TokenLogprobs
@@ -25,7 +25,7 @@ CHUNK = 1024  # tokens that are read at once
 LOGITS = 1 << 25  # float32 logits of one chunk at most: 128 MiB
 
 
-class Local:
+class LocalSubject:
     """Implements ``Subject`` with an engine in this process."""
 
     def __init__(self, config: EngineConfig, name: str = "") -> None:
@@ -52,7 +52,7 @@ class Local:
         found: str = self._tokenizer.decode([token], skip_special_tokens=False)
         return found
 
-    def scores(self, prompts: Sequence[Ids], top: int = 0) -> Iterator[list[Scored]]:
+    def scores(self, prompts: Sequence[Ids], top: int = 0) -> Iterator[list[TokenScore]]:
         """Yields, for each prompt, the log-likelihoods of its tokens from the second on, with ``top`` alternatives
         each.
 
@@ -151,7 +151,7 @@ class _Going:
     """One answer in progress."""
 
     def __init__(
-        self, local: Local, seq: int, prompt: Ids, pages: list[int], tokens: int, stop: Sequence[str],
+        self, local: LocalSubject, seq: int, prompt: Ids, pages: list[int], tokens: int, stop: Sequence[str],
         ends: frozenset[int], sampling: Sampling | None = None,
     ) -> None:  # fmt: skip
         self.seq, self.prompt, self.tokens = seq, prompt, tokens
@@ -184,12 +184,12 @@ class _Going:
 
     def answer(self) -> Continuation:
         """Returns the continuation so far, its text up to the first stop string."""
-        return Continuation(before(self._text(), self._stop), tuple(self.found), tuple(self._logprobs))
+        return Continuation(text_before(self._text(), self._stop), tuple(self.found), tuple(self._logprobs))
 
     def _text(self) -> str:
         found: str = self._local._tokenizer.decode(self.found)
         return found
 
 
-def _scored(found: TokenLogprobs) -> Scored:
-    return Scored(found.chosen.logprob, {option.token_id: option.logprob for option in found.top[:TOP]})
+def _scored(found: TokenLogprobs) -> TokenScore:
+    return TokenScore(found.chosen.logprob, {option.token_id: option.logprob for option in found.top[:TOP]})

@@ -34,7 +34,7 @@ class Needle(NamedTuple):
     depth: float  # of the fact in the text, from 0 (start) to 1 (end)
 
 
-class Found(NamedTuple):
+class NeedleResult(NamedTuple):
     """A subject's result for one needle."""
 
     hit: bool  # whether it wrote the number
@@ -75,18 +75,21 @@ def _haystack(subject: Subject, sentences: Sequence[str], tokens: int, rng: rand
     return found
 
 
-def look(subject: Subject, asked: Sequence[Needle]) -> list[Found]:
+def answer_needles(subject: Subject, asked: Sequence[Needle]) -> list[NeedleResult]:
     """Returns the subject's result for each needle."""
     texts = [answer.text for answer in subject.answers([one.prompt for one in asked], DIGITS)]
     scored = subject.scores([one.prompt + one.answer for one in asked])
     nats = [
         -sum(token.logprob for token in found[-len(one.answer) :]) for one, found in zip(asked, scored, strict=True)
     ]
-    return [Found(text.strip().startswith(one.number), n) for one, text, n in zip(asked, texts, nats, strict=True)]
+    return [
+        NeedleResult(text.strip().startswith(one.number), n)
+        for one, text, n in zip(asked, texts, nats, strict=True)
+    ]
 
 
 def needle_figures(
-    asked: Sequence[Needle], found: Sequence[Found], reference: Sequence[Found] | None
+    asked: Sequence[Needle], found: Sequence[NeedleResult], reference: Sequence[NeedleResult] | None
 ) -> Iterator[Figure]:
     """Yields the share of needles found, in total and by depth, and the mean nats of a number.
 
@@ -110,6 +113,6 @@ def needle_figures(
     yield Figure("needle's number, added", sum(nats) / sum(known) - 1, "share", low - 1, high - 1, len(nats))
 
 
-def _hits(name: str, found: Sequence[Found]) -> Figure:
+def _hits(name: str, found: Sequence[NeedleResult]) -> Figure:
     hits = sum(one.hit for one in found)
     return Figure(name, hits / len(found), "share", *share_interval(hits, len(found)), len(found))

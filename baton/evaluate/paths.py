@@ -12,12 +12,12 @@ from typing import NamedTuple
 
 from baton.evaluate.figures import Figure
 from baton.evaluate.intervals import mean_interval, ratio_interval, share_interval
-from baton.evaluate.subject import TOP, Continuation, Ids, Key, Scored, Subject
+from baton.evaluate.subject import TOP, Continuation, Ids, Subject, TokenKey, TokenScore
 
 FLOOR = 1e-12  # of a probability: what rounding leaves of nothing
 
 
-class Path(NamedTuple):
+class GreedyAnswer(NamedTuple):
     """A prompt, the reference's greedy answer to it, and that answer's token ids."""
 
     prompt: tuple[int, ...]
@@ -25,21 +25,21 @@ class Path(NamedTuple):
     ids: tuple[int, ...]
 
 
-def openings(documents: Sequence[Ids], prompts: int, tokens: int) -> list[tuple[int, ...]]:
+def opening_prompts(documents: Sequence[Ids], prompts: int, tokens: int) -> list[tuple[int, ...]]:
     """Returns the first ``tokens`` tokens of ``prompts`` documents, spread evenly over all."""
     long = [document for document in documents if len(document) > 1]
     step = max(1, len(long) // prompts)
     return [tuple(document[:tokens]) for document in long[::step][:prompts]]
 
 
-def walk(reference: Subject, prompts: Sequence[tuple[int, ...]], tokens: int) -> list[Path]:
+def greedy_answers(reference: Subject, prompts: Sequence[tuple[int, ...]], tokens: int) -> list[GreedyAnswer]:
     """Returns the reference's greedy answers of ``tokens`` tokens each; empty answers are left out."""
     answers = reference.answers(prompts, tokens, to_the_end=True)
     ids = [answer.ids or tuple(reference.encode(answer.text)) for answer in answers]
-    return [Path(p, a, i) for p, a, i in zip(prompts, answers, ids, strict=True) if i]
+    return [GreedyAnswer(p, a, i) for p, a, i in zip(prompts, answers, ids, strict=True) if i]
 
 
-def path_figures(subject: Subject, reference: Subject, paths: Sequence[Path]) -> Iterator[Figure]:
+def path_figures(subject: Subject, reference: Subject, paths: Sequence[GreedyAnswer]) -> Iterator[Figure]:
     """Yields the KL divergence, the share of tokens that disagree, and how far the subject's own answers match the
     reference's.
     """
@@ -56,7 +56,7 @@ def path_figures(subject: Subject, reference: Subject, paths: Sequence[Path]) ->
     yield from _spoken([path.answer for path in paths], own, reference, subject)
 
 
-def _read(pairs: Sequence[Sequence[tuple[Scored, Scored]]]) -> Iterator[Figure]:
+def _read(pairs: Sequence[Sequence[tuple[TokenScore, TokenScore]]]) -> Iterator[Figure]:
     counts = [float(len(pair)) for pair in pairs]
     tokens = int(sum(counts))
     apart = [sum(divergence(k.top, f.top) for k, f in pair) for pair in pairs]
@@ -71,7 +71,7 @@ def _spoken(
 ) -> Iterator[Figure]:
     texts = any(answer.ids is None for answer in (*known, *own))
     both = [(_keys(k, reference, texts), _keys(o, subject, texts)) for k, o in zip(known, own, strict=True)]
-    agreed = [agreeing(k, o) for k, o in both]
+    agreed = [agreeing_tokens(k, o) for k, o in both]
     changed = sum(k != o[: len(k)] for k, o in both)
     count = len(both)
     interval = share_interval(changed, count)
@@ -89,7 +89,7 @@ def _spoken(
         yield Figure("change of log p until then", moved, "nats/token", *interval, int(sum(lengths)))
 
 
-def divergence(known: Mapping[Key, float], found: Mapping[Key, float]) -> float:
+def divergence(known: Mapping[TokenKey, float], found: Mapping[TokenKey, float]) -> float:
     """Returns KL(known || found) in nats, over the tokens that both name and all others merged into one outcome.
 
     Values are log probabilities in nats. Merging outcomes never increases the divergence, so this is a lower bound
@@ -102,28 +102,28 @@ def divergence(known: Mapping[Key, float], found: Mapping[Key, float]) -> float:
     return max(0.0, sum(terms) + rest_known * math.log(rest_known / rest_found))
 
 
-def agreeing(known: Sequence[Key], own: Sequence[Key]) -> int:
+def agreeing_tokens(known: Sequence[TokenKey], own: Sequence[TokenKey]) -> int:
     """Returns the number of leading tokens that are the same."""
     return next(
         (at for at, (a, b) in enumerate(zip(known, own, strict=False)) if a != b), min(len(known), len(own))
     )
 
 
-def _named(scored: Sequence[Scored], by: Subject, other: Sequence[Scored]) -> list[Scored]:
+def _named(scored: Sequence[TokenScore], by: Subject, other: Sequence[TokenScore]) -> list[TokenScore]:
     """Returns ``scored`` with texts in place of ids if ``other`` names its tokens by text."""
     if not any(isinstance(key, str) for token in other for key in token.top):
         return list(scored)
-    return [Scored(token.logprob, _by_text(token.top, by)) for token in scored]
+    return [TokenScore(token.logprob, _by_text(token.top, by)) for token in scored]
 
 
-def _by_text(top: Mapping[Key, float], by: Subject) -> dict[Key, float]:
+def _by_text(top: Mapping[TokenKey, float], by: Subject) -> dict[TokenKey, float]:
     """Returns log probabilities by text; of tokens with the same text the likeliest counts."""
     return {_text(key, by): top[key] for key in sorted(top, key=lambda key: top[key])}
 
 
-def _keys(answer: Continuation, by: Subject, texts: bool) -> tuple[Key, ...]:
+def _keys(answer: Continuation, by: Subject, texts: bool) -> tuple[TokenKey, ...]:
     return tuple(_text(token, by) for token in answer.tokens) if texts else answer.tokens
 
 
-def _text(key: Key, by: Subject) -> str:
+def _text(key: TokenKey, by: Subject) -> str:
     return key if isinstance(key, str) else by.token_text(key)

@@ -18,7 +18,7 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-from baton.evaluate.subject import TOP, Continuation, Ids, Key, Scored, before
+from baton.evaluate.subject import TOP, Continuation, Ids, TokenKey, TokenScore, text_before
 from baton.protos.errors import ConfigError, Forbidden, InvalidRequest, Unauthenticated, Unavailable
 
 Json = dict[str, Any]
@@ -30,7 +30,7 @@ FEW = 5  # alternatives that even OpenAI's own servers give
 _REFUSALS = {401: Unauthenticated, 403: Forbidden}
 
 
-class Served:
+class ServerSubject:
     """Implements ``Subject`` by calls to the server at ``url``.
 
     ``model`` is the name in requests, "" for the first that the server lists; ``key`` is a bearer token. Without a
@@ -68,7 +68,7 @@ class Served:
             return found
         return str(self._call("POST", "/detokenize", {"model": self._model, "tokens": [token]}).get("prompt"))
 
-    def scores(self, prompts: Sequence[Ids], top: int = 0) -> Iterator[list[Scored]]:
+    def scores(self, prompts: Sequence[Ids], top: int = 0) -> Iterator[list[TokenScore]]:
         """Yields, for each prompt, the log-likelihoods of its tokens from the second on, with ``top`` alternatives
         each.
         """
@@ -89,7 +89,7 @@ class Served:
         with ThreadPoolExecutor(AT_ONCE) as pool:
             return [_answer(choice, stop) for choice in pool.map(lambda p: self._complete(p, asked), prompts)]
 
-    def _scores(self, prompt: Ids, top: int) -> list[Scored]:
+    def _scores(self, prompt: Ids, top: int) -> list[TokenScore]:
         if self._says_ids:
             choice = self._complete(prompt, {"max_tokens": 1, "temperature": 0, "prompt_logprobs": top})
             return [
@@ -104,7 +104,9 @@ class Served:
                 f"{self.name} gave {len(own)} likelihoods for {len(prompt)} tokens: it must know echo with logprobs"
             )
             raise Unavailable(text)
-        return [Scored(p, dict(t or {})) for p, t in zip(own[1 : len(prompt)], tops[1 : len(prompt)], strict=True)]
+        return [
+            TokenScore(p, dict(t or {})) for p, t in zip(own[1 : len(prompt)], tops[1 : len(prompt)], strict=True)
+        ]
 
     @cached_property
     def _says_ids(self) -> bool:
@@ -150,14 +152,14 @@ class Served:
 
 def _answer(choice: Json, stop: Sequence[str]) -> Continuation:
     logprobs = choice.get("logprobs") or {}
-    tokens: Sequence[Key] = choice.get("token_ids") or logprobs.get("tokens") or []
-    text = before(str(choice.get("text", "")), stop)
+    tokens: Sequence[TokenKey] = choice.get("token_ids") or logprobs.get("tokens") or []
+    text = text_before(str(choice.get("text", "")), stop)
     return Continuation(text, tuple(tokens), tuple(logprobs.get("token_logprobs") or []))
 
 
-def _of_ids(entry: dict[str, Json], token: int) -> Scored:
-    top: dict[Key, float] = {int(key): float(one["logprob"]) for key, one in entry.items()}
-    return Scored(top[token], top)
+def _of_ids(entry: dict[str, Json], token: int) -> TokenScore:
+    top: dict[TokenKey, float] = {int(key): float(one["logprob"]) for key, one in entry.items()}
+    return TokenScore(top[token], top)
 
 
 def _reason(error: urllib.error.HTTPError) -> str:

@@ -11,17 +11,17 @@ from typing import NamedTuple, Protocol
 TOP = 20  # alternatives per token, because most servers give no more
 
 Ids = Sequence[int]
-Key = int | str  # a token: its id, or its text where the server doesn't say the id
+TokenKey = int | str  # a token: its id, or its text where the server doesn't say the id
 
 
-class Scored(NamedTuple):
+class TokenScore(NamedTuple):
     """The log-likelihood of one token of a text, and those of the likeliest tokens in its place, in nats."""
 
     logprob: float
-    top: dict[Key, float]
+    top: dict[TokenKey, float]
 
     @property
-    def best(self) -> Key:
+    def best(self) -> TokenKey:
         """Returns the likeliest token in the scored token's place."""
         return max(self.top, key=lambda key: self.top[key])
 
@@ -30,7 +30,7 @@ class Continuation(NamedTuple):
     """One greedy continuation of a prompt."""
 
     text: str
-    tokens: tuple[Key, ...]  # ids, or texts if the server gives no ids
+    tokens: tuple[TokenKey, ...]  # ids, or texts if the server gives no ids
     logprobs: tuple[float, ...]  # of the tokens, in nats
 
     @property
@@ -40,7 +40,7 @@ class Continuation(NamedTuple):
         return found if len(found) == len(self.tokens) else None
 
 
-def before(text: str, stops: Sequence[str]) -> str:
+def text_before(text: str, stops: Sequence[str]) -> str:
     """Returns ``text`` up to the first of the strings ``stops`` in it."""
     return text[: min((text.find(stop) for stop in stops if stop in text), default=len(text))]
 
@@ -57,7 +57,7 @@ class Subject(Protocol):
     def token_text(self, token: int) -> str:
         """Returns the text of one token id."""
 
-    def scores(self, prompts: Sequence[Ids], top: int = 0) -> Iterator[list[Scored]]:
+    def scores(self, prompts: Sequence[Ids], top: int = 0) -> Iterator[list[TokenScore]]:
         """Yields, for each prompt, the log-likelihoods of its tokens from the second on, with ``top`` alternatives
         each.
         """

@@ -13,7 +13,7 @@ import msgspec
 from baton.engine.load import EngineConfig, load_runner
 from baton.engine.quant import ON_LOAD
 from baton.evaluate.intervals import ratio_interval
-from baton.evaluate.local import Local
+from baton.evaluate.local import LocalSubject
 from baton.evaluate.loss import bits
 from baton.evaluate.text import cut
 from baton.evaluate.workload import CONTEXT, PROMPT, STEPS, Workload
@@ -91,14 +91,14 @@ def sweep(asked: Sequence[SweptScheme], texts: Sequence[str], say: Callable[[str
     known: list[float] = []
     for scheme in asked:
         say(f"{scheme.name}: speed and loss")
-        local = Local(scheme.config)
+        local = LocalSubject(scheme.config)
         documents = cut(list(texts), local.encode, min(1024, local.context))
         found = bits(local, documents)
         known = known or found
         yield _row(scheme, local, found, known, sum(document.bytes for document in documents))
 
 
-def _row(scheme: SweptScheme, local: Local, found: list[float], known: list[float], size: int) -> SweepRow:
+def _row(scheme: SweptScheme, local: LocalSubject, found: list[float], known: list[float], size: int) -> SweepRow:
     low, high = ratio_interval(found, known)
     one, many, prompt = _rates(scheme.config)
     work = local.runner.work

@@ -12,7 +12,7 @@ from pathlib import Path
 import msgspec
 
 from baton.engine.load import EngineConfig
-from baton.evaluate.local import BATCH, Local
+from baton.evaluate.local import BATCH, LocalSubject
 from baton.evaluate.tokenizers import tokenizer_of
 from baton.protos.errors import ConfigError
 from baton.protos.nouns import BLOCK_TOKENS
@@ -71,7 +71,7 @@ def own_text(directory: Path, samples: int, tokens: int, seed: int = 0) -> list[
 
     The method is that of https://arxiv.org/abs/2305.17888.
     """
-    local = Local(EngineConfig(str(directory)))
+    local = LocalSubject(EngineConfig(str(directory)))
     start = local.encode("") or list(local.runner.spec.eos_token_ids[:1]) or [0]
     found: list[list[int]] = []
     for at in range(0, samples, BATCH):

@@ -12,7 +12,7 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from baton.quantize.rounded import Rounded
+from baton.quantize.quantized_weight import QuantizedWeight
 
 TINY = 1e-10  # the least scale: that of a group of zeros
 SHRINKS = 40  # clipped ranges that are tried
@@ -35,7 +35,7 @@ class Fit(NamedTuple):
     zeros: Tensor | None
 
 
-def taken(better: Tensor, tried: Fit, best: Fit) -> Fit:
+def where_better(better: Tensor, tried: Fit, best: Fit) -> Fit:
     """Returns the scales and zeros of ``tried`` where ``better`` (n, groups) is true, those of ``best``
     elsewhere.
     """
@@ -66,11 +66,11 @@ class Grid(Protocol):
         broadcast to it.
         """
 
-    def finish(self, q: Tensor, fit: Fit) -> Rounded:
+    def finish(self, q: Tensor, fit: Fit) -> QuantizedWeight:
         """Returns the rounded weight that indices ``q`` (n, k) and ``fit`` make up."""
 
 
-def to_nearest(weight: Tensor, grid: Grid, fit: Fit | None = None) -> Rounded:
+def to_nearest(weight: Tensor, grid: Grid, fit: Fit | None = None) -> QuantizedWeight:
     """Returns a weight (n, k) rounded to the nearest number of ``grid``; scales are found unless ``fit`` gives
     them.
     """
@@ -109,7 +109,7 @@ class IntGrid(NamedTuple):
             error = self._error(parts, tried, weights)
             better = error < least
             least = torch.where(better, error, least)
-            best = taken(better, tried, best)
+            best = where_better(better, tried, best)
         return best
 
     def number(self, weight: Tensor, scales: Tensor, zeros: Tensor | None) -> Tensor:
@@ -117,9 +117,9 @@ class IntGrid(NamedTuple):
         assert zeros is not None
         return (torch.round(weight / scales) + zeros).clamp_(0, self.top).to(torch.int32)
 
-    def finish(self, q: Tensor, fit: Fit) -> Rounded:
+    def finish(self, q: Tensor, fit: Fit) -> QuantizedWeight:
         """Returns the rounded weight that integers ``q`` (n, k) and ``fit`` make up."""
-        return Rounded(q, fit.scales, self.bits, self.group, fit.zeros, wide=self.wide)
+        return QuantizedWeight(q, fit.scales, self.bits, self.group, fit.zeros, wide=self.wide)
 
     def ranged(self, parts: Tensor, share: float) -> Fit:
         """Returns scales and zeros for ``share`` of each group's range, which always includes zero.
@@ -156,7 +156,7 @@ class IntGrid(NamedTuple):
 class TableGrid(NamedTuple):
     """The entries of a table from -1 to 1, scaled by each block's largest magnitude, as NF4 in blocks of 64."""
 
-    codes: Tensor  # entries, ascending
+    codebook: Tensor  # entries, ascending
     group: int  # inputs per block
     bits: int = 4
 
@@ -166,12 +166,12 @@ class TableGrid(NamedTuple):
 
     def number(self, weight: Tensor, scales: Tensor, zeros: Tensor | None) -> Tensor:
         """Returns the index of the nearest table entry, as int32."""
-        between = (self.codes[1:] + self.codes[:-1]) / 2
+        between = (self.codebook[1:] + self.codebook[:-1]) / 2
         return torch.bucketize((weight / scales).contiguous(), between).to(torch.int32)
 
-    def finish(self, q: Tensor, fit: Fit) -> Rounded:
+    def finish(self, q: Tensor, fit: Fit) -> QuantizedWeight:
         """Returns the rounded weight that table indices ``q`` (n, k) and ``fit`` make up."""
-        return Rounded(q, fit.scales, self.bits, self.group, codes=self.codes)
+        return QuantizedWeight(q, fit.scales, self.bits, self.group, codebook=self.codebook)
 
 
 class MxGrid(NamedTuple):
@@ -199,9 +199,9 @@ class MxGrid(NamedTuple):
         place = torch.bucketize(scaled.abs().contiguous(), (heads[1:] + heads[:-1]) / 2)
         return (place + 8 * (scaled < 0)).to(torch.int32)
 
-    def finish(self, q: Tensor, fit: Fit) -> Rounded:
+    def finish(self, q: Tensor, fit: Fit) -> QuantizedWeight:
         """Returns the rounded weight that e2m1 bits ``q`` (n, k) and ``fit`` make up."""
-        return Rounded(q, fit.scales, self.bits, self.group, codes=torch.tensor(E2M1))
+        return QuantizedWeight(q, fit.scales, self.bits, self.group, codebook=torch.tensor(E2M1))
 
     def _error(self, parts: Tensor, scale: Tensor) -> Tensor:
         levels = torch.tensor(E2M1)[self.number(parts, scale[..., None], None).long()]
@@ -223,7 +223,7 @@ class Fp8Grid(NamedTuple):
         scaled = (weight / scales).clamp(-E4M3_TOP, E4M3_TOP)
         return scaled.to(torch.float8_e4m3fn).view(torch.uint8).to(torch.int32)
 
-    def finish(self, q: Tensor, fit: Fit) -> Rounded:
+    def finish(self, q: Tensor, fit: Fit) -> QuantizedWeight:
         """Returns the rounded weight that e4m3 bits ``q`` (n, k) and ``fit`` make up."""
         every = torch.arange(256, dtype=torch.uint8).view(torch.float8_e4m3fn).float().nan_to_num_()
-        return Rounded(q, fit.scales, self.bits, self.group, codes=every)
+        return QuantizedWeight(q, fit.scales, self.bits, self.group, codebook=every)

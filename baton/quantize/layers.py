@@ -107,7 +107,7 @@ class States:
         with (self.folder / f"{name}.new").open("ab" if sample else "wb") as file:
             rows.contiguous().numpy().tofile(file)
 
-    def turn(self, keep: Iterable[str]) -> None:
+    def advance(self, keep: Iterable[str]) -> None:
         """Replaces old registers by those written since, and deletes the registers that are not in ``keep``."""
         for path in self.folder.glob("*.new"):
             path.rename(path.with_suffix(""))
@@ -154,7 +154,7 @@ class LayerRun:
                 interpreter.run(registers, self._batch, self._kv)
                 for name in changed:
                     states.write(sample, name, registers[name])
-        states.turn(after)
+        states.advance(after)
 
 
 def embed(program: Program, table: Tensor, samples: Sequence[Sequence[int]], states: States) -> None:
@@ -163,7 +163,7 @@ def embed(program: Program, table: Tensor, samples: Sequence[Sequence[int]], sta
     assert isinstance(first, Embedding)
     for sample, ids in enumerate(samples):
         states.write(sample, first.out, table[torch.tensor(ids)].float() * first.scale)
-    states.turn({first.out})
+    states.advance({first.out})
 
 
 def _alone(op: Op) -> Op:

@@ -17,9 +17,9 @@ from baton.engine.program.ops import Embedding, Op
 from baton.engine.program.program import Program
 from baton.protos.errors import ConfigError
 from baton.quantize.formats import format_of
+from baton.quantize.layer_quantizer import LayerQuantizer, QuantizedLayer, quantized_names
 from baton.quantize.layers import States, embed, layers_of, live
 from baton.quantize.output import OutputFolder
-from baton.quantize.rounder import RoundedLayer, Rounder, rounded_names
 from baton.quantize.schemes import Recipe, scheme_of
 from baton.quantize.source import Source
 
@@ -65,7 +65,7 @@ def require_divisible(source: Source, recipe: Recipe) -> None:
 
 
 def _products(program: Program) -> list[str]:
-    return [name for ops in layers_of(program) for name in rounded_names(program, ops)]
+    return [name for ops in layers_of(program) for name in quantized_names(program, ops)]
 
 
 def _routers(source: Source) -> list[str]:
@@ -100,7 +100,7 @@ class _Work:
         if not self._output.has(0):
             rest = [name for name in self._source.weights if name not in own]
             self._output.write(0, {at: t for name in rest for at, t in self._plain(name).items()})
-        if self._scheme.reads_text and not any(self._output.work.glob("layer-*")):
+        if self._scheme.needs_text and not any(self._output.work.glob("layer-*")):
             first = program.ops[0]
             assert isinstance(first, Embedding)
             states = States(self._output.work / "begin", len(self._samples), len(self._samples[0]))
@@ -109,7 +109,7 @@ class _Work:
 
     def first(self) -> int:
         """Returns the number of the first layer that isn't finished."""
-        if self._scheme.reads_text:
+        if self._scheme.needs_text:
             return min(int(path.name.split("-")[1]) for path in self._output.work.glob("layer-*"))
         return next(
             (layer for layer in range(len(self._layers)) if not self._output.has(layer + 1)), len(self._layers)
@@ -120,13 +120,13 @@ class _Work:
         ops = self._layers[layer]
         names = [name for name in self._source.weights if name in _weights_of(ops)]
         dtypes = {name: self._source.dtype(name) for name in names}
-        rounder = Rounder(
+        rounder = LayerQuantizer(
             self._source.program, ops, self._source.wide(names), self._source.weights, self._scheme, dtypes
         )
-        found = self._over_text(layer, rounder) if self._scheme.reads_text else rounder.without_text()
+        found = self._over_text(layer, rounder) if self._scheme.needs_text else rounder.quantize_alone()
         self._output.write(layer + 1, self._tensors(found, names))
 
-    def _over_text(self, layer: int, rounder: Rounder) -> RoundedLayer:
+    def _over_text(self, layer: int, rounder: LayerQuantizer) -> QuantizedLayer:
         last = layer == len(self._layers) - 1
         kept = States(self._output.kept(layer), len(self._samples), len(self._samples[0]))
         states = kept.copy(self._output.work / "now")
@@ -135,12 +135,12 @@ class _Work:
         def after(done: int) -> set[str]:
             return live([*self._layers[layer][done:], *rest], {"x"})
 
-        found = rounder.over(states, after, last)
+        found = rounder.quantize_with_text(states, after, last)
         if not last:
             self._output.keep(states, layer + 1)
         return found
 
-    def _tensors(self, found: RoundedLayer, names: list[str]) -> dict[str, Tensor]:
+    def _tensors(self, found: QuantizedLayer, names: list[str]) -> dict[str, Tensor]:
         tensors: dict[str, Tensor] = {}
         for name in names:
             if name not in found.rounded:

@@ -17,7 +17,7 @@ from baton.quantize.grids import NF4, Fp8Grid, Grid, IntGrid, MxGrid, TableGrid,
 from baton.quantize.methods import awq, smoothquant
 from baton.quantize.methods.awq import Tie
 from baton.quantize.methods.gptq import gptq
-from baton.quantize.rounded import Rounded
+from baton.quantize.quantized_weight import QuantizedWeight
 from baton.quantize.stats import ActivationStats
 
 NF4_BLOCK, MX_BLOCK = 64, 32
@@ -68,15 +68,15 @@ class Recipe(msgspec.Struct, frozen=True):
 
 
 class Scheme(Protocol):
-    """Quantizes weights by one method. ``reads_text`` says whether it needs ``stats``, which are None otherwise."""
+    """Quantizes weights by one method. ``needs_text`` says whether it needs ``stats``, which are None otherwise."""
 
-    reads_text: bool
+    needs_text: bool
 
     @property
     def group(self) -> int:
         """Returns the number of inputs that share a scale; 0 for a whole row."""
 
-    def rounded(self, weight: Tensor, stats: ActivationStats | None) -> Rounded:
+    def rounded(self, weight: Tensor, stats: ActivationStats | None) -> QuantizedWeight:
         """Returns a weight (n, k) quantized; ``stats`` are those of its inputs over the calibration text."""
 
     def scales(self, weight: Tensor, stats: ActivationStats, tie: Tie) -> Tensor | None:
@@ -104,12 +104,12 @@ def scheme_of(recipe: Recipe) -> Scheme:
 class Nearest:
     """Implements ``Scheme`` by rounding each weight to the nearest number of a grid."""
 
-    reads_text = False
+    needs_text = False
 
     def __init__(self, grid: Grid) -> None:
         self._grid, self.group = grid, grid.group
 
-    def rounded(self, weight: Tensor, stats: ActivationStats | None) -> Rounded:
+    def rounded(self, weight: Tensor, stats: ActivationStats | None) -> QuantizedWeight:
         """Returns a weight (n, k) rounded to the nearest numbers; ``stats`` are not used."""
         return to_nearest(weight, self._grid)
 
@@ -121,12 +121,12 @@ class Nearest:
 class Gptq:
     """Implements ``Scheme`` by the method of ``methods/gptq.py``."""
 
-    reads_text = True
+    needs_text = True
 
     def __init__(self, grid: IntGrid, act_order: bool, regroup: bool) -> None:
         self._grid, self.group, self._act_order, self._regroup = grid, grid.group, act_order, regroup
 
-    def rounded(self, weight: Tensor, stats: ActivationStats | None) -> Rounded:
+    def rounded(self, weight: Tensor, stats: ActivationStats | None) -> QuantizedWeight:
         """Returns a weight (n, k) quantized so that later inputs compensate for the errors of earlier ones."""
         assert stats is not None
         return gptq(weight, stats.hessian, self._grid, self._act_order, self._regroup)
@@ -139,12 +139,12 @@ class Gptq:
 class Awq:
     """Implements ``Scheme`` by the method of ``methods/awq.py``."""
 
-    reads_text = True
+    needs_text = True
 
     def __init__(self, grid: IntGrid) -> None:
         self._grid, self.group = grid, grid.group
 
-    def rounded(self, weight: Tensor, stats: ActivationStats | None) -> Rounded:
+    def rounded(self, weight: Tensor, stats: ActivationStats | None) -> QuantizedWeight:
         """Returns a weight (n, k) rounded to the nearest numbers within clipped ranges of least output error."""
         assert stats is not None
         return awq.clipped(weight, stats.hessian, self._grid)
@@ -157,13 +157,13 @@ class Awq:
 class SmoothQuant:
     """Implements ``Scheme`` by the method of ``methods/smoothquant.py``: int8 weights with a scale per row."""
 
-    reads_text = True
+    needs_text = True
     group = 0
 
     def __init__(self) -> None:
         self._grid = IntGrid(8, 0, wide=True)
 
-    def rounded(self, weight: Tensor, stats: ActivationStats | None) -> Rounded:
+    def rounded(self, weight: Tensor, stats: ActivationStats | None) -> QuantizedWeight:
         """Returns a weight (n, k) rounded to int8 with a float32 scale per row; ``stats`` are not used."""
         return to_nearest(weight, self._grid)
 

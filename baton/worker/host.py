@@ -29,7 +29,7 @@ from prometheus_client import CollectorRegistry
 
 from baton.cluster.membership import Membership
 from baton.cluster.metering.telemetry import WorkerMetrics, setup_tracing
-from baton.engine.backends.cuda.gpu import settled
+from baton.engine.backends.cuda.gpu import resolved_device
 from baton.kv.exchange.filling import FillReport
 from baton.kv.memory import copying
 from baton.process.heap import settle_heap
@@ -80,7 +80,7 @@ def run(spec: WorkerSpec) -> int:
     logging.basicConfig(
         level=spec.observe.log_level.upper(), format=f"%(asctime)s {spec.slot} %(levelname)s %(message)s"
     )
-    engine = msgspec.structs.replace(spec.engine, device=settled(spec.engine.device))
+    engine = msgspec.structs.replace(spec.engine, device=resolved_device(spec.engine.device))
     spec = msgspec.structs.replace(spec, engine=engine)
     slot = WorkerSlot(spec.slot_dir, spec.slot)
     if not slot.acquire():

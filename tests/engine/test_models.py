@@ -24,7 +24,7 @@ from baton.engine.program.ops import (
     StateSpace,
 )
 from baton.engine.program.program import Program
-from baton.engine.program.rope import RopeTables, settled
+from baton.engine.program.rope import RopeTables, for_context
 from baton.kv.layout.page import keeps_tokens, layout_for
 from baton.protos.errors import CheckpointError
 from baton.protos.nouns import BLOCK_TOKENS
@@ -200,8 +200,8 @@ def test_longrope_has_its_short_factors_up_to_the_original_context_alone() -> No
     fields = {"rope_scaling": rope, "original_max_position_embeddings": 64, "max_position_embeddings": 256}
     found = program("phi3", **fields)
     assert found.plain_context == 64
-    assert settled(found, None) == settled(found, 64) == found
-    long = settled(found, 65)
+    assert for_context(found, None) == for_context(found, 64) == found
+    long = for_context(found, 65)
     assert long.plain_context == 0
     tables = [RopeTables(each.ropes, 16, 256).by_position(9) for each in (found, long)]
     assert not torch.equal(*tables)

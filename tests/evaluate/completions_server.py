@@ -10,7 +10,7 @@ import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, Self
 
-from baton.evaluate.local import Local
+from baton.evaluate.local import LocalSubject
 
 Json = dict[str, Any]
 MOST = 5  # alternatives that the plain form gives
@@ -19,7 +19,7 @@ MOST = 5  # alternatives that the plain form gives
 class CompletionsServer:
     """``with CompletionsServer(local) as server: server.url``. ``says_ids``: whether it knows vLLM's fields."""
 
-    def __init__(self, local: Local) -> None:
+    def __init__(self, local: LocalSubject) -> None:
         self.local, self.says_ids, self.asked = local, True, []  # type: ignore[var-annotated]
         self._lock = threading.Lock()  # one thread at a time calls a runner
         handler = type("Handler", (_Handler,), {"owner": self})

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from baton.engine.load import EngineConfig
-from baton.evaluate.local import Local
+from baton.evaluate.local import LocalSubject
 from tests.conformance.checkpoints import make
 from tests.evaluate.completions_server import CompletionsServer
 
@@ -19,17 +19,17 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def local(model: Path) -> Local:
-    return Local(EngineConfig(str(model), threads=1))
+def local(model: Path) -> LocalSubject:
+    return LocalSubject(EngineConfig(str(model), threads=1))
 
 
 @pytest.fixture(scope="session")
-def rounded(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Local:
+def rounded(model: Path, tmp_path_factory: pytest.TempPathFactory) -> LocalSubject:
     cache = str(tmp_path_factory.mktemp("cache"))
-    return Local(EngineConfig(str(model), threads=1, quantization="int4", cache_dir=cache))
+    return LocalSubject(EngineConfig(str(model), threads=1, quantization="int4", cache_dir=cache))
 
 
 @pytest.fixture(scope="session")
-def server(local: Local) -> Iterator[CompletionsServer]:
+def server(local: LocalSubject) -> Iterator[CompletionsServer]:
     with CompletionsServer(local) as running:
         yield running

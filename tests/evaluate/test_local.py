@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import pytest
 
-from baton.evaluate.local import Local
+from baton.evaluate.local import LocalSubject
 from baton.evaluate.loss import bits, loss_figures
-from baton.evaluate.needle import look, needle_figures, needles
+from baton.evaluate.needle import answer_needles, needle_figures, needles
 from baton.evaluate.text import cut
 from baton.protos.errors import InvalidRequest
 
 TEXTS = ["a river in the hills\n\nand the sea", "nobody on the platform could say why the night train left late"]
 
 
-def test_a_prompt_read_in_chunks_has_the_same_likelihoods(local: Local, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_prompt_read_in_chunks_has_the_same_likelihoods(
+    local: LocalSubject, monkeypatch: pytest.MonkeyPatch
+) -> None:
     ids = local.encode(TEXTS[1] * 3)
     whole = next(local.scores([ids], 3))
     monkeypatch.setattr(local, "_chunk", 16)
@@ -21,7 +23,7 @@ def test_a_prompt_read_in_chunks_has_the_same_likelihoods(local: Local, monkeypa
     assert len(whole) == len(ids) - 1
 
 
-def test_answers_are_the_likeliest_tokens_one_by_one(local: Local) -> None:
+def test_answers_are_the_likeliest_tokens_one_by_one(local: LocalSubject) -> None:
     prompts = [local.encode(text) for text in TEXTS]
     for prompt, answer in zip(prompts, local.answers(prompts, 6, to_the_end=True), strict=True):
         scored = next(local.scores([[*prompt, *(answer.ids or ())]], 1))[-6:]
@@ -29,19 +31,21 @@ def test_answers_are_the_likeliest_tokens_one_by_one(local: Local) -> None:
         assert [token.logprob for token in scored] == pytest.approx(answer.logprobs, abs=1e-4)
 
 
-def test_an_answer_ends_before_its_stop_string(local: Local) -> None:
+def test_an_answer_ends_before_its_stop_string(local: LocalSubject) -> None:
     prompt = local.encode(TEXTS[0])
     text = local.answers([prompt], 12)[0].text
     stop = text[len(text) // 2 :][:2]
     assert local.answers([prompt], 12, (stop,))[0].text == text[: text.index(stop)]
 
 
-def test_what_does_not_fit_the_context_is_refused(local: Local) -> None:
+def test_what_does_not_fit_the_context_is_refused(local: LocalSubject) -> None:
     with pytest.raises(InvalidRequest, match="don't fit a context of"):
         local.answers([[1] * (local.context - 3)], 4)
 
 
-def test_rounding_adds_to_the_loss_and_a_model_adds_nothing_to_itself(local: Local, rounded: Local) -> None:
+def test_rounding_adds_to_the_loss_and_a_model_adds_nothing_to_itself(
+    local: LocalSubject, rounded: LocalSubject
+) -> None:
     documents = cut(TEXTS, local.encode)
     known, found = bits(local, documents), bits(rounded, documents)
     own = list(loss_figures(documents, known, known))
@@ -52,12 +56,12 @@ def test_rounding_adds_to_the_loss_and_a_model_adds_nothing_to_itself(local: Loc
     assert figures[0].value == pytest.approx(sum(found) / sum(len(text.encode()) for text in TEXTS))
 
 
-def test_a_needle_is_where_it_was_put_and_its_number_is_weighed(local: Local) -> None:
+def test_a_needle_is_where_it_was_put_and_its_number_is_weighed(local: LocalSubject) -> None:
     hidden = needles(local, TEXTS, [160, 100_000])  # the second doesn't fit and is left out
     assert len(hidden) == 15
     assert {one.length for one in hidden} == {160}
     assert all(len(one.prompt) + len(one.answer) <= 160 + 64 for one in hidden)
-    found = look(local, hidden[:2])
+    found = answer_needles(local, hidden[:2])
     assert all(one.nats > 0 for one in found)
     names = [figure.name for figure in needle_figures(hidden[:2], found, found)]
     assert "needles lost" in names

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from baton.evaluate.evaluation import Questions, evaluate
-from baton.evaluate.local import Local
-from baton.evaluate.served import Served
+from baton.evaluate.local import LocalSubject
+from baton.evaluate.served import ServerSubject
 from baton.evaluate.tokenizers import tokenizer_of
 from baton.protos.errors import ConfigError, Unavailable
 from tests.evaluate.completions_server import CompletionsServer
@@ -24,8 +24,8 @@ def plain(server: CompletionsServer) -> Iterator[CompletionsServer]:
     server.says_ids = True
 
 
-def test_a_model_behind_a_server_is_the_model(local: Local, server: CompletionsServer) -> None:
-    found = {figure.name: figure.value for figure in evaluate(ASKED, Served(server.url), local)}
+def test_a_model_behind_a_server_is_the_model(local: LocalSubject, server: CompletionsServer) -> None:
+    found = {figure.name: figure.value for figure in evaluate(ASKED, ServerSubject(server.url), local)}
     assert found["added loss"] == pytest.approx(0, abs=1e-6)
     assert found["KL"] == pytest.approx(0, abs=1e-6)
     assert found["answers that change"] == 0
@@ -33,9 +33,9 @@ def test_a_model_behind_a_server_is_the_model(local: Local, server: CompletionsS
 
 
 def test_a_server_that_names_tokens_by_text_is_compared_by_text(
-    local: Local, plain: CompletionsServer, model: Path
+    local: LocalSubject, plain: CompletionsServer, model: Path
 ) -> None:
-    served = Served(plain.url, tokenizer=tokenizer_of(model))
+    served = ServerSubject(plain.url, tokenizer=tokenizer_of(model))
     found = {figure.name: figure.value for figure in evaluate(ASKED, served, local)}
     assert found["added loss"] == pytest.approx(0, abs=1e-6)
     assert found["another likeliest token"] == 0
@@ -43,26 +43,26 @@ def test_a_server_that_names_tokens_by_text_is_compared_by_text(
 
 
 def test_requests_carry_the_servers_model_and_its_context_is_kept(server: CompletionsServer) -> None:
-    served = Served(server.url + "/v1")
+    served = ServerSubject(server.url + "/v1")
     served.answers([[1, 2]], 2)
     assert server.asked[-1][1]["model"] == "tiny"
     assert served.context == server.local.context
 
 
-def test_an_answer_ends_before_any_of_many_stop_strings(local: Local, server: CompletionsServer) -> None:
+def test_an_answer_ends_before_any_of_many_stop_strings(local: LocalSubject, server: CompletionsServer) -> None:
     prompt = local.encode("the night train")
     text = local.answers([prompt], 12)[0].text
     stop = text[len(text) // 2 :][:2]
-    found = Served(server.url).answers([prompt], 12, ("\0a", "\0b", "\0c", "\0d", stop))[0]
+    found = ServerSubject(server.url).answers([prompt], 12, ("\0a", "\0b", "\0c", "\0d", stop))[0]
     assert found.text == text[: text.index(stop)]
     assert len(server.asked[-1][1]["stop"]) == 4
 
 
 def test_a_server_without_tokenize_asks_for_a_tokenizer(plain: CompletionsServer) -> None:
     with pytest.raises(ConfigError, match="--tokenizer"):
-        Served(plain.url).encode("river")
+        ServerSubject(plain.url).encode("river")
 
 
 def test_nothing_at_the_url_is_said_in_one_sentence() -> None:
     with pytest.raises(Unavailable, match="nothing answers at"):
-        Served("http://127.0.0.1:9")
+        ServerSubject("http://127.0.0.1:9")

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from baton.evaluate import make_tasks
-from baton.evaluate.exact_match import solved, task_figures
-from baton.evaluate.local import Local
+from baton.evaluate.exact_match import task_figures, task_results
+from baton.evaluate.local import LocalSubject
 from baton.evaluate.tasks_file import OWN, Task, own_sets, read_tasks
 from baton.protos.errors import ConfigError
 
@@ -57,10 +57,10 @@ def test_a_file_that_is_not_there_is_refused_with_the_packages_sets(tmp_path: Pa
         read_tasks(str(tmp_path / "none.jsonl"))
 
 
-def test_a_models_own_answers_are_exact_matches_and_others_are_not(local: Local) -> None:
+def test_a_models_own_answers_are_exact_matches_and_others_are_not(local: LocalSubject) -> None:
     text = local.answers([local.encode("river")], 4)[0].text
     right, wrong = Task("river", (text + "!", text), 4, ()), Task("river", ("no such answer",), 4, ())
-    assert solved(local, [wrong, right]) == [False, True]
+    assert task_results(local, [wrong, right]) == [False, True]
     share, reference, lost = task_figures("own", [False, True], [True, True])
     assert (share.value, reference.value, lost.value) == (0.5, 1.0, 0.5)
     assert lost.judged == "tasks"

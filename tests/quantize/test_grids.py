@@ -46,8 +46,8 @@ def test_a_searched_range_is_never_worse() -> None:
 def test_mxfp4_shares_a_power_of_two_and_its_numbers_are_e2m1s() -> None:
     found = to_nearest(torch.randn(4, 64), MxGrid())
     assert torch.equal(torch.log2(found.scales), torch.log2(found.scales).round())
-    assert found.codes is not None
-    assert found.codes.tolist() == list(E2M1)
+    assert found.codebook is not None
+    assert found.codebook.tolist() == list(E2M1)
     exact = torch.tensor([[6.0, -3.0, 0.5, *[0.0] * 29]]) * 2.0**-5
     assert torch.equal(to_nearest(exact, MxGrid()).values(), exact)
 

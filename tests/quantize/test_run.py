@@ -18,7 +18,7 @@ from baton.kernels.linear.packed import PackedWeight
 from baton.protos.errors import ConfigError
 from baton.quantize import run as running
 from baton.quantize.grids import IntGrid, to_nearest
-from baton.quantize.rounded import Rounded
+from baton.quantize.quantized_weight import QuantizedWeight
 from baton.quantize.run import quantize
 from baton.quantize.schemes import Recipe
 from baton.quantize.source import Source
@@ -86,12 +86,12 @@ def test_this_engine_reads_what_was_written(name: str, source: Source, samples: 
 class Moved:
     """Rounds so finely that it is hardly seen, and moves factors that are drawn from e^-reach to e^reach."""
 
-    reads_text, group = True, 32
+    needs_text, group = True, 32
 
     def __init__(self, reach: float) -> None:
         self._reach = reach
 
-    def rounded(self, weight: Tensor, stats: ActivationStats | None) -> Rounded:
+    def rounded(self, weight: Tensor, stats: ActivationStats | None) -> QuantizedWeight:
         return to_nearest(weight, IntGrid(8, 32, symmetric=False, wide=True))
 
     def scales(self, weight: Tensor, stats: ActivationStats, tie: Callable[[Tensor], Tensor]) -> Tensor:

@@ -173,12 +173,12 @@ class _Opener:
         if _is_url(name):
             return self._served(name, settings)
         from baton.engine.load import EngineConfig
-        from baton.evaluate.local import Local
+        from baton.evaluate.local import LocalSubject
 
-        return Local(msgspec.convert({"model": name, **settings}, EngineConfig, strict=False))
+        return LocalSubject(msgspec.convert({"model": name, **settings}, EngineConfig, strict=False))
 
     def _served(self, url: str, settings: Settings) -> Subject:
-        from baton.evaluate.served import Served
+        from baton.evaluate.served import ServerSubject
         from baton.evaluate.tokenizers import tokenizer_of
 
         if "quantization_overrides" in settings or set(settings.values()) - {
@@ -189,7 +189,7 @@ class _Opener:
         }:
             raise ConfigError(f"{url} is served as it is: leave out its quantization, KV and dtype", "quantization")
         found = tokenizer_of(Path(self._tokenizer)) if self._tokenizer else None
-        return Served(url, self._model_name, self._key, found)
+        return ServerSubject(url, self._model_name, self._key, found)
 
 
 def _judge(

@@ -99,7 +99,7 @@ def _text(source: Source, recipe: Recipe, calibration: str | None, samples: int,
     from baton.quantize.calibration import read_samples
     from baton.quantize.schemes import scheme_of
 
-    if not scheme_of(recipe).reads_text:
+    if not scheme_of(recipe).needs_text:
         return []
     if calibration is None:
         text = f"{recipe.method} reads text: give --calibration FILE, or --calibration self"

@@ -18,7 +18,7 @@ from rich.markup import escape
 
 from baton.cluster.config import BatonConfig, load_config
 from baton.console.setup.certs import ensure
-from baton.engine.backends.cuda.gpu import Probe, probe, require, settled
+from baton.engine.backends.cuda.gpu import Probe, probe, require, resolved_device
 from baton.launch.local import LocalCluster
 from baton.router.text.encoder_style import EncoderStyle, encoder_style
 
@@ -50,7 +50,7 @@ def on_this_machine(config: BatonConfig, ask: Probe = probe) -> BatonConfig:
     """
     if config.ray.address:
         return config  # each worker's own machine says
-    device = settled(config.worker.device, ask)
+    device = resolved_device(config.worker.device, ask)
     if config.worker.device == "cuda":
         require(ask=ask)
     return config.model_copy(update={"worker": config.worker.model_copy(update={"device": device})})

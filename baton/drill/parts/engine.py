@@ -15,7 +15,7 @@ from typing import Any, cast
 from baton.decode_worker.engine.loop import DecodeLimits, DecodeLoop
 from baton.drill.checks.oracle import EOS, MOST_TOKENS, ROW_BYTES, VOCABULARY
 from baton.drill.checks.watch import EngineWitness
-from baton.drill.parts.grammar import SimulatedGrammars, Waits
+from baton.drill.parts.grammar import GrammarDelays, SimulatedGrammars
 from baton.drill.parts.process import Process
 from baton.drill.scenario import Scenario
 from baton.engine.backends.paced.runner import PacedRunner
@@ -116,7 +116,7 @@ class SimulatedEngine:
         self.pool = PagePool(scenario.pages)
         if scenario.tier_pages:
             self.pool.watch_idle()
-        grammars = cast(Grammars, SimulatedGrammars(Waits(self._now, rng)))
+        grammars = cast(Grammars, SimulatedGrammars(GrammarDelays(self._now, rng)))
         memory = self.memory.view() if scenario.swap else None
         self._parts = EngineParts.around(runner, self.pool, self, self._now, grammars, memory)
         self.loop = self._made(role)

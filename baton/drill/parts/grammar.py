@@ -53,7 +53,7 @@ def follow(grammar: Grammar | None) -> GrammarCourse | None:
     return None if grammar is None else GrammarCourse(grammar)
 
 
-class Waits(NamedTuple):
+class GrammarDelays(NamedTuple):
     """The clock (seconds) and the random generator by which a simulated grammar's results are delayed."""
 
     clock: Callable[[], float]
@@ -65,7 +65,7 @@ class SimulatedGrammar:
 
     error = None
 
-    def __init__(self, request: EngineRequest, grammar: Grammar, waits: Waits) -> None:
+    def __init__(self, request: EngineRequest, grammar: Grammar, waits: GrammarDelays) -> None:
         self._waits, self._course = waits, GrammarCourse(grammar)
         for token in request.token_ids[request.prompt_tokens :]:
             self._course.take(token)
@@ -107,7 +107,7 @@ class SimulatedGrammar:
 class SimulatedGrammars:
     """Makes the grammars of one simulated engine's sequences."""
 
-    def __init__(self, waits: Waits) -> None:
+    def __init__(self, waits: GrammarDelays) -> None:
         self._waits = waits
         self._begun: list[SimulatedGrammar] = []
 

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from baton.engine.models.cohere import command
 from baton.engine.program.config import ModelConfig
-from baton.engine.program.decoder import partly_unturned
+from baton.engine.program.decoder import with_rope_in
 from baton.engine.program.program import Program
 
 MAX_POSITION = 8192
@@ -23,5 +23,5 @@ def program(config: ModelConfig) -> Program:
     """
     every = config.size("sliding_window_pattern", FULL_EVERY)
     windows = config.alternating_windows(config.window(WINDOW), every)
-    decoder = partly_unturned(replace(command(config), windows=windows), tuple(map(bool, windows)))
+    decoder = with_rope_in(replace(command(config), windows=windows), tuple(map(bool, windows)))
     return decoder.program(config, MAX_POSITION)

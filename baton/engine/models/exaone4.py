@@ -9,7 +9,7 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from baton.engine.program.config import ModelConfig
-from baton.engine.program.decoder import Decoder, Norms, partly_unturned
+from baton.engine.program.decoder import Decoder, Norms, with_rope_in
 from baton.engine.program.program import Program
 
 MAX_POSITION = 2048
@@ -24,5 +24,5 @@ def program(config: ModelConfig) -> Program:
     decoder = replace(Decoder.read(config, qk_norm=True), norms=Norms.AFTER, eps=config.number("rms_norm_eps", EPS))
     if window := config.window(WINDOW):
         windows = config.alternating_windows(window, config.size("sliding_window_pattern", FULL_EVERY))
-        decoder = partly_unturned(replace(decoder, windows=windows), tuple(map(bool, windows)))
+        decoder = with_rope_in(replace(decoder, windows=windows), tuple(map(bool, windows)))
     return decoder.program(config, MAX_POSITION)

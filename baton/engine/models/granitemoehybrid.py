@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from baton.engine.models.granite import multiplied
 from baton.engine.program.config import ModelConfig
-from baton.engine.program.decoder import Decoder, partly_unturned
+from baton.engine.program.decoder import Decoder, with_rope_in
 from baton.engine.program.expert_layers import ExpertLayers, StackedNames
 from baton.engine.program.hybrid import HybridDecoder, StateSpaceLayers
 from baton.engine.program.program import Program
@@ -35,7 +35,7 @@ def program(config: ModelConfig) -> Program:
     read = Decoder.read(config, qkv_bias=bias, o_bias=bias, fused_mlp=True)
     count = len(read.windows)
     plain = replace(read, inner=shared, renamed=RENAMED, experts=_experts(config, count, read.inner, shared))
-    plain = partly_unturned(plain, (config.fields.get("position_embedding_type") == "rope",) * count)
+    plain = with_rope_in(plain, (config.fields.get("position_embedding_type") == "rope",) * count)
     keeps = _keeps(config, count)
     if not any(keeps):
         return multiplied(config, plain).program(config, MAX_POSITION)

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from baton.engine.models.smollm3 import turned_layers
+from baton.engine.models.smollm3 import rotary_layers
 from baton.engine.program.config import ModelConfig
-from baton.engine.program.decoder import Decoder, Tempering, partly_unturned
+from baton.engine.program.decoder import Decoder, Tempering, with_rope_in
 from baton.engine.program.expert_layers import ExpertLayers, Routing, StackedNames
 from baton.engine.program.program import Program
 from baton.engine.program.unweighted import UnweightedNorms
@@ -46,8 +46,8 @@ def program(config: ModelConfig) -> Program:
         experts=_experts(config, count, read.inner),
         tempering=_tempering(config),
     )
-    turned = partly_unturned(plain, turned_layers(config, count, INTERVAL))
-    decoder = UnweightedNorms.of(turned) if config.flag("use_qk_norm", True) else turned
+    rotary = with_rope_in(plain, rotary_layers(config, count, INTERVAL))
+    decoder = UnweightedNorms.of(rotary) if config.flag("use_qk_norm", True) else rotary
     found = decoder.program(config, MAX_POSITION, config.rope(THETA))
     return replace(found, max_position=min(found.max_position, config.size("attention_chunk_size", CHUNK)))
 
@@ -55,7 +55,7 @@ def program(config: ModelConfig) -> Program:
 def _tempering(config: ModelConfig) -> Tempering | None:
     if not config.flag("attn_temperature_tuning", True):
         return None
-    return Tempering(config.number("attn_scale", 0.1), config.number("floor_scale", 8192), 1, unturned=True)
+    return Tempering(config.number("attn_scale", 0.1), config.number("floor_scale", 8192), 1, unrotated=True)
 
 
 def _experts(config: ModelConfig, count: int, inner: int) -> ExpertLayers:

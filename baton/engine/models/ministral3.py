@@ -41,6 +41,6 @@ def program(config: ModelConfig) -> Program:
         decoder,
         eps=config.number("rms_norm_eps", EPS),
         windows=(config.window(None),) * len(decoder.windows),
-        tempering=Tempering(rope.parameters[BETA], rope.parameters[ORIGINAL], 0, unturned=False),
+        tempering=Tempering(rope.parameters[BETA], rope.parameters[ORIGINAL], 0, unrotated=False),
     )
     return found.program(config, MAX_POSITION, rope)

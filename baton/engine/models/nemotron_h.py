@@ -9,7 +9,7 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from baton.engine.program.config import ModelConfig
-from baton.engine.program.decoder import Decoder, Norms, partly_unturned
+from baton.engine.program.decoder import Decoder, Norms, with_rope_in
 from baton.engine.program.hybrid import StateSpaceLayers, require_unlimited_steps
 from baton.engine.program.mixers import ATTENTION, MLP, STATES, MixerDecoder
 from baton.engine.program.program import Program
@@ -46,9 +46,9 @@ def program(config: ModelConfig) -> Program:
     )
     eps = config.number("layer_norm_epsilon", 1e-5)
     plain = replace(plain, norms=Norms.ONE, eps=eps, renamed=RENAMED, windows=(0,) * len(kinds))
-    unturned = partly_unturned(plain, (False,) * len(kinds))
+    unrotated = with_rope_in(plain, (False,) * len(kinds))
     keeps = tuple(kind == STATES for kind in kinds)
-    mixed = MixerDecoder.of(unturned, kinds=kinds, keeps=keeps, recurrent=_states(config, eps))
+    mixed = MixerDecoder.of(unrotated, kinds=kinds, keeps=keeps, recurrent=_states(config, eps))
     return mixed.program(config, MAX_POSITION)
 
 

@@ -44,13 +44,13 @@ def delta_hybrid(config: ModelConfig, kv_heads: int, experts: ExpertLayers | Non
         gated=True,
         experts=experts,
         recurrent=GatedDeltaLayers.read(config, plain.eps, grouped),
-        keeps=kept_layers(config, len(plain.windows)),
+        keeps=recurrent_layers(config, len(plain.windows)),
     )
     rotary = replace(rope, parameters={ROTARY: 0.25} | rope.parameters)
     return hybrid.program(config, MAX_POSITION, rotary)
 
 
-def kept_layers(config: ModelConfig, count: int) -> tuple[bool, ...]:
+def recurrent_layers(config: ModelConfig, count: int) -> tuple[bool, ...]:
     """Returns, for each of ``count`` layers, whether it keeps recurrent state, by ``layer_types`` or
     ``full_attention_interval``. Raises CheckpointError.
     """

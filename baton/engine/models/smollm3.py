@@ -6,7 +6,7 @@ Knows nothing of weights' values.
 from __future__ import annotations
 
 from baton.engine.program.config import ModelConfig
-from baton.engine.program.decoder import Decoder, partly_unturned
+from baton.engine.program.decoder import Decoder, with_rope_in
 from baton.engine.program.program import Program
 
 MAX_POSITION = 32768
@@ -24,11 +24,11 @@ def program(config: ModelConfig) -> Program:
     decoder = Decoder.read(
         config, None, KV_HEADS, True, qkv_bias=bias, o_bias=bias, mlp_bias=config.flag("mlp_bias", False)
     )
-    turned = turned_layers(config, len(decoder.windows), INTERVAL)
-    return partly_unturned(decoder, turned).program(config, MAX_POSITION, config.rope(THETA))
+    rotary = rotary_layers(config, len(decoder.windows), INTERVAL)
+    return with_rope_in(decoder, rotary).program(config, MAX_POSITION, config.rope(THETA))
 
 
-def turned_layers(config: ModelConfig, count: int, interval: int) -> tuple[bool, ...]:
+def rotary_layers(config: ModelConfig, count: int, interval: int) -> tuple[bool, ...]:
     """Returns, for each of ``count`` layers, whether it has rope. Raises CheckpointError.
 
     Unless ``no_rope_layers`` is given, every ``interval``-th layer has none.

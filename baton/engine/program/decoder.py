@@ -61,7 +61,7 @@ class Tempering(msgspec.Struct, frozen=True):
     scale: float
     floor: float  # tokens
     shift: int  # added to positions
-    unturned: bool  # in layers without rope only, otherwise in all
+    unrotated: bool  # in layers without rope only, otherwise in all
 
 
 class Decoder(msgspec.Struct, frozen=True):
@@ -209,12 +209,12 @@ class Decoder(msgspec.Struct, frozen=True):
         if self.wide_qk_norm:
             yield NormPart("qkv", 0, q, f"{layer}.q_norm", self.eps)
             yield NormPart("qkv", q, kv, f"{layer}.k_norm", self.eps)
-        if tempering is not None and not (tempering.unturned and self.turns(layer)):
+        if tempering is not None and not (tempering.unrotated and self.has_rope(layer)):
             yield TemperQueries("qkv", tempering.scale, tempering.floor, tempering.shift, "qkv")
-        if self.paired and self.turns(layer):
+        if self.paired and self.has_rope(layer):
             yield HalveHeads("qkv", self.paired, "qkv")
 
-    def turns(self, layer: int) -> bool:
+    def has_rope(self, layer: int) -> bool:
         """Returns whether ``layer`` has a rotary embedding."""
         return not self.ropes or self.ropes[layer] == 0 or self.local_ropes[self.ropes[layer] - 1].kind != NO_ROPE
 
@@ -298,11 +298,11 @@ class Decoder(msgspec.Struct, frozen=True):
             yield LayerGroup(kind, ("k", "v"), count, self.kv_heads, self.head_dim, window)
 
 
-def partly_unturned(decoder: Decoder, turned: Sequence[bool]) -> Decoder:
-    """Returns ``decoder`` with a rotary embedding only in the layers for which ``turned`` is true."""
-    if all(turned):
+def with_rope_in(decoder: Decoder, rotary: Sequence[bool]) -> Decoder:
+    """Returns ``decoder`` with a rotary embedding only in the layers for which ``rotary`` is true."""
+    if all(rotary):
         return decoder
-    ropes = tuple(int(not each) for each in turned)
+    ropes = tuple(int(not each) for each in rotary)
     return msgspec.structs.replace(decoder, ropes=ropes, local_ropes=(Rope(NO_ROPE, 1.0, {}),))
 
 

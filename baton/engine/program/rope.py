@@ -168,7 +168,7 @@ def _longrope(rope: Rope, head_dim: int, parameters: dict[str, float], max_posit
     return 1.0 / (torch.tensor(rope.factors[0], dtype=torch.float32) * powers), attention
 
 
-def settled(program: Program, context: int | None) -> Program:
+def for_context(program: Program, context: int | None) -> Program:
     """Returns ``program`` with longrope's factors for contexts of up to ``context`` tokens; others are returned
     unchanged.
 

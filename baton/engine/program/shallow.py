@@ -16,7 +16,7 @@ from baton.protos.errors import ConfigError
 from baton.protos.nouns import LayerGroup
 
 
-def kept_layers(layers: int, count: int) -> tuple[int, ...]:
+def spread_layers(layers: int, count: int) -> tuple[int, ...]:
     """Returns the indices of ``count`` (2 or more) of ``layers`` layers, evenly spaced from the first to the
     last.
     """
@@ -31,7 +31,7 @@ def shallow(program: Program, count: int) -> Program:
     if not 2 <= count < len(layers):
         text = f"speculation self:{count}: the model has {len(layers)} layers; give 2 to {len(layers) - 1} of them"
         raise ConfigError(text, "speculation")
-    kept = kept_layers(len(layers), count)
+    kept = spread_layers(len(layers), count)
     slots = sorted({slot for at in kept for slot in _slots(layers[at])})
     ops = [op for at in kept for op in layers[at]]
     return msgspec.structs.replace(

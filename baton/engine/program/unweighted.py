@@ -20,7 +20,7 @@ class UnweightedNorms(Decoder, frozen=True):
         return cls(**{name: getattr(plain, name) for name in Decoder.__struct_fields__})
 
     def _norms_heads(self, layer: int) -> bool:
-        return self.turns(layer)
+        return self.has_rope(layer)
 
     def _attention_weights(self, layer: int) -> Iterator[Weight]:
         for weight in super()._attention_weights(layer):

@@ -41,7 +41,7 @@ def reader(model: ModelConfig, tensors: Tensors) -> Reader:
     return BitsAndBytesReader(tensors, float(outliers))
 
 
-class State(msgspec.Struct, frozen=True):
+class QuantState(msgspec.Struct, frozen=True):
     """Holds the quant_state of a 4-bit weight."""
 
     quant_type: str  # "nf4" or "fp4"
@@ -99,7 +99,7 @@ class BitsAndBytesReader:
         codes = nibbles(packed.contiguous().view(torch.uint8).view(shape[0], -1), first_high=True)
         return Codes(codes, self._part(name, "quant_map", 16), group, scales)
 
-    def _absmax(self, name: str, state: State) -> Tensor:
+    def _absmax(self, name: str, state: QuantState) -> Tensor:
         """Returns each block's absmax, float32."""
         absmax = self._tensors.tensor(f"{name}.absmax")
         if absmax.dtype != torch.uint8:
@@ -118,13 +118,13 @@ class BitsAndBytesReader:
         self._require(found.numel() == size, f"{name}.{part}", f"has {found.numel()} numbers, not {size}")
         return found
 
-    def _state(self, name: str) -> State:
+    def _state(self, name: str) -> QuantState:
         found = next((other for other in self._names if other.startswith(f"{name}.{STATE}")), None)
         self._require(
             found is not None, f"{name}.{STATE}…", "is missing; save the model by transformers' save_pretrained"
         )
         try:
-            state = msgspec.json.decode(bytes(self._tensors.tensor(str(found)).tolist()), type=State)
+            state = msgspec.json.decode(bytes(self._tensors.tensor(str(found)).tolist()), type=QuantState)
         except (msgspec.MsgspecError, ValueError) as error:
             problem = f"can't be read as a quant_state ({error}); save the model by save_pretrained again"
             raise self._tensors.error(str(found), problem) from error

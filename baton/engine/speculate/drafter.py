@@ -10,8 +10,8 @@ import time
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
-from baton.engine.speculate.asking import Asking
-from baton.engine.speculate.chances import Chances, expected
+from baton.engine.speculate.acceptance import AcceptanceEstimate, expected
+from baton.engine.speculate.call_estimate import CallEstimate
 from baton.engine.speculate.comparison import Comparison
 from baton.engine.speculate.depth import best_depths
 from baton.engine.speculate.draft import (
@@ -96,8 +96,8 @@ class Drafter:
         self._speculators, self._clock = speculators, clock
         self._learning = [one for one in speculators if isinstance(one, LearningSpeculator)]
         self._seeing = [one for one in speculators if isinstance(one, StateSpeculator)]
-        self._chances, self._costs = Chances(), RowCost()
-        self._asking, self._probe = Asking(), Probe()
+        self._chances, self._costs = AcceptanceEstimate(), RowCost()
+        self._asking, self._probe = CallEstimate(), Probe()
         self._prompt_token_s = 0.0
         self._probed: int | None = None
         self._sequence_steps = 0  # steps of sequences that wrote

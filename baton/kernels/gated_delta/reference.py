@@ -58,7 +58,7 @@ def convolve(rows: Tensor, weight: Tensor, past: Tensor) -> Tensor:
     return F.conv1d(whole, weight[:, None], groups=len(weight)).transpose(1, 2).flatten(0, 1)
 
 
-def fades(decay: Tensor) -> Tensor:
+def decay_matrix(decay: Tensor) -> Tensor:
     """Returns (…, tokens, tokens): of what token j adds, the share that is left at token i; 0 where j is later.
 
     decay (…, tokens): logarithms of what each token leaves. Each pair's are added up by themselves, because sums
@@ -74,7 +74,7 @@ def _advance(q: Tensor, k: Tensor, v: Tensor, beta: Tensor, decay: Tensor, state
     """Computes one stretch: q, k (…, heads, tokens, key_dim), v (…, tokens, value_dim), gates (…, heads,
     tokens).
     """
-    grown, faded = decay.cumsum(-1).exp()[..., None], fades(decay)
+    grown, faded = decay.cumsum(-1).exp()[..., None], decay_matrix(decay)
     alike = beta[..., None] * (k @ k.mT) * faded
     wanted = beta[..., None] * (v - grown * (k @ state))
     update = torch.linalg.solve_triangular(alike, wanted, upper=False, unitriangular=True)

@@ -21,7 +21,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from baton.kernels.linear.rounding import EXACT, TINY, WHOLE, as_stored, best_scale, best_whole, rounded
+from baton.kernels.linear.rounding import EXACT, TINY, WHOLE, as_stored, best_integer_scales, best_scale, rounded
 
 PANEL = 64  # rows of a panel
 BF16, W8, W4 = 0, 1, 2  # kinds of weights: linear.h's LinearKind
@@ -322,7 +322,7 @@ def quantize(weight: Tensor, bits: int, group: int) -> PackedWeight:
     width = padded(k, group)
     parts = F.pad(weight.float(), (0, width - k)).view(n, -1, group or width)
     if bits == 4 and group and not EXACT % group:
-        whole, unit = best_whole(parts)
+        whole, unit = best_integer_scales(parts)
         q = rounded(parts, whole * unit, bits).view(n, width)[:, :k]
         return PackedWeight(W4, n, k, group, _steps_of(q, bits, group), _panels(whole), row_scale=_rows(unit[:, 0]))
     scale = (parts.abs().amax(-1) / 127).clamp_min(TINY) if bits == 8 else best_scale(parts)

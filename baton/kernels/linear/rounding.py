@@ -34,7 +34,7 @@ def best_scale(parts: Tensor) -> Tensor:
     return torch.cat([_best_of(some, (_not_tiny(_peaks(some) / r) for r in REACHES))[0] for some in _near(parts)])
 
 
-def best_whole(parts: Tensor) -> tuple[Tensor, Tensor]:
+def best_integer_scales(parts: Tensor) -> tuple[Tensor, Tensor]:
     """Returns 4-bit scales as whole numbers (n, groups) and a unit (n, 1) to multiply them by, with the least
     squared error.
     """

@@ -27,7 +27,7 @@ def sample(
     return torch.searchsorted(reached, target, right=True).squeeze(1).clamp_(max=logits.shape[1] - 1)
 
 
-def kept(logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor) -> Tensor:
+def probabilities(logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor) -> Tensor:
     """Returns the probabilities (rows, vocab) by which ``sample`` draws; each row's sum is 1."""
     probs = _kept(logits, temperature, top_k, top_p, min_p)
     return probs / probs.sum(-1, keepdim=True)

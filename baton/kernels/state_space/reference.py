@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from baton.kernels.gated_delta.reference import convolve, fades
+from baton.kernels.gated_delta.reference import convolve, decay_matrix
 
 STRETCH = 64  # tokens that are computed at once, because what lies between them grows with their square
 
@@ -60,7 +60,7 @@ def _by_head(x: Tensor, heads: int) -> Tensor:
 def _advance(x: Tensor, b: Tensor, c: Tensor, dt: Tensor, fade: Tensor, state: Tensor) -> Tensor:
     """Computes one stretch: x (…, heads, tokens, head_dim), b and c (…, tokens, size), dt (…, heads, tokens)."""
     decay = dt * fade[:, None]
-    grown, faded = decay.cumsum(-1).exp()[..., None], fades(decay)
+    grown, faded = decay.cumsum(-1).exp()[..., None], decay_matrix(decay)
     fed = dt[..., None] * x
     out = ((c @ b.mT) * faded) @ fed + grown * (c @ state.mT)
     state.mul_(grown[..., -1:, :]).add_((fed * faded[..., -1, :, None]).mT @ b)

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from baton.quantize.rounded import Rounded
+from baton.quantize.quantized_weight import QuantizedWeight
 from baton.quantize.schemes import Recipe
 
 
@@ -21,7 +21,7 @@ class Format(Protocol):
     def settings(self, recipe: Recipe, ignored: list[str]) -> dict[str, Any]:
         """Returns the ``quantization_config`` of config.json; ``ignored`` are the modules that stay unquantized."""
 
-    def tensors(self, rounded: Rounded, dtype: torch.dtype) -> dict[str, Tensor]:
+    def tensors(self, rounded: QuantizedWeight, dtype: torch.dtype) -> dict[str, Tensor]:
         """Returns a linear layer's tensors by the part of their name after the layer's; ``dtype`` is the plain
         weight's.
         """

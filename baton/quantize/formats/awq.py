@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from baton.quantize.packing import words
-from baton.quantize.rounded import Rounded
+from baton.quantize.quantized_weight import QuantizedWeight
 from baton.quantize.schemes import Recipe
 
 ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
@@ -30,7 +30,7 @@ def settings(recipe: Recipe, ignored: list[str]) -> dict[str, Any]:
     }
 
 
-def tensors(rounded: Rounded, dtype: torch.dtype) -> dict[str, Tensor]:
+def tensors(rounded: QuantizedWeight, dtype: torch.dtype) -> dict[str, Tensor]:
     """Returns a linear layer's tensors by name: qweight, qzeros and scales. ``dtype`` is not used."""
     assert rounded.zeros is not None
     return {

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from baton.quantize.packing import nibbles
-from baton.quantize.rounded import Rounded
+from baton.quantize.quantized_weight import QuantizedWeight
 from baton.quantize.schemes import Recipe
 
 NESTED = 256  # blocks whose magnitudes share a scale
@@ -36,11 +36,11 @@ def settings(recipe: Recipe, ignored: list[str]) -> dict[str, Any]:
     }
 
 
-def tensors(rounded: Rounded, dtype: torch.dtype) -> dict[str, Tensor]:
+def tensors(rounded: QuantizedWeight, dtype: torch.dtype) -> dict[str, Tensor]:
     """Returns a linear layer's tensors by name: weight and those that describe its scales. ``dtype`` is the plain
     weight's.
     """
-    assert rounded.codes is not None
+    assert rounded.codebook is not None
     flat = rounded.scales.flatten()
     offset = flat.mean()
     table = dynamic_table()
@@ -54,7 +54,7 @@ def tensors(rounded: Rounded, dtype: torch.dtype) -> dict[str, Tensor]:
     return {
         "weight": nibbles(rounded.q, True).view(-1, 1),
         "weight.absmax": places.to(torch.uint8),
-        "weight.quant_map": rounded.codes.clone(),  # a file holds no tensor twice
+        "weight.quant_map": rounded.codebook.clone(),  # a file holds no tensor twice
         "weight.nested_absmax": nested,
         "weight.nested_quant_map": table,
         "weight.quant_state.bitsandbytes__nf4": torch.frombuffer(

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from baton.quantize.grids import E4M3_TOP
 from baton.quantize.packing import nibbles, words
-from baton.quantize.rounded import Rounded
+from baton.quantize.quantized_weight import QuantizedWeight
 from baton.quantize.schemes import MX_BLOCK, Recipe
 
 BIAS = 127  # of E8M0 exponents
@@ -58,21 +58,21 @@ def _numbers(
     }  # fmt: skip
 
 
-def tensors(rounded: Rounded, dtype: torch.dtype) -> dict[str, Tensor]:
+def tensors(rounded: QuantizedWeight, dtype: torch.dtype) -> dict[str, Tensor]:
     """Returns a linear layer's tensors by name, in the format that fits ``rounded``; ``dtype`` is not used.
 
     8-bit integers with float32 scales become int8 weights for W8A8, other integers packed words.
     """
-    if rounded.codes is not None and rounded.bits == 4:
+    if rounded.codebook is not None and rounded.bits == 4:
         exponents = torch.log2(rounded.scales).round().int() + BIAS
         return {"weight_packed": nibbles(rounded.q, False), "weight_scale": exponents.to(torch.uint8)}
-    if rounded.codes is not None:
-        assert float(rounded.codes.max()) == E4M3_TOP
+    if rounded.codebook is not None:
+        assert float(rounded.codebook.max()) == E4M3_TOP
         return {"weight": rounded.q.to(torch.uint8).view(torch.float8_e4m3fn), "weight_scale": rounded.scales}
     return _packed(rounded) if rounded.bits == 4 or not rounded.wide else _bytes(rounded)
 
 
-def _packed(rounded: Rounded) -> dict[str, Tensor]:
+def _packed(rounded: QuantizedWeight) -> dict[str, Tensor]:
     found = {
         "weight_packed": words(rounded.q, rounded.bits),
         "weight_scale": rounded.scales.half(),
@@ -84,7 +84,7 @@ def _packed(rounded: Rounded) -> dict[str, Tensor]:
     return found | {"weight_zero_point": words(rounded.zeros.T.int(), rounded.bits).T.contiguous()}
 
 
-def _bytes(rounded: Rounded) -> dict[str, Tensor]:
+def _bytes(rounded: QuantizedWeight) -> dict[str, Tensor]:
     assert rounded.zeros is not None
     found = {"weight": (rounded.q - 128).to(torch.int8), "weight_scale": rounded.scales}
     return found if rounded.is_symmetric else found | {"weight_zero_point": (rounded.zeros - 128).to(torch.int8)}

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from baton.quantize.methods.gptq import DAMP
 from baton.quantize.packing import words
-from baton.quantize.rounded import Rounded, group_numbers
+from baton.quantize.quantized_weight import QuantizedWeight, group_numbers
 from baton.quantize.schemes import Recipe
 
 
@@ -35,7 +35,7 @@ def settings(recipe: Recipe, ignored: list[str]) -> dict[str, Any]:
     }
 
 
-def tensors(rounded: Rounded, dtype: torch.dtype) -> dict[str, Tensor]:
+def tensors(rounded: QuantizedWeight, dtype: torch.dtype) -> dict[str, Tensor]:
     """Returns a linear layer's tensors by name: qweight, qzeros, scales and g_idx. ``dtype`` is not used."""
     assert rounded.zeros is not None
     k, ones = rounded.q.shape[1], sum(1 << at for at in range(0, 32, rounded.bits))

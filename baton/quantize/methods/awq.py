@@ -11,8 +11,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from baton.quantize.grids import Fit, Grid, IntGrid, taken, to_nearest
-from baton.quantize.rounded import Rounded
+from baton.quantize.grids import Fit, Grid, IntGrid, to_nearest, where_better
+from baton.quantize.quantized_weight import QuantizedWeight
 from baton.quantize.stats import ActivationStats, output_error
 
 Tie = Callable[[Tensor], Tensor]
@@ -41,7 +41,7 @@ def best_scales(weight: Tensor, stats: ActivationStats, grid: Grid, tie: Tie) ->
     return best
 
 
-def clipped(weight: Tensor, hessian: Tensor, grid: IntGrid) -> Rounded:
+def clipped(weight: Tensor, hessian: Tensor, grid: IntGrid) -> QuantizedWeight:
     """Returns a weight (n, k) rounded with the clipped range of each group that has the least output error.
 
     ``hessian`` (k, k) is the mean of x xᵀ over the inputs.
@@ -64,5 +64,5 @@ def _clipped_rows(weight: Tensor, hessian: Tensor, grid: IntGrid) -> Fit:
         error = (torch.einsum("ngk,gkj->ngj", off, blocks) * off).sum(-1)
         better = error < least
         least = torch.where(better, error, least)
-        best = taken(better, fit, best)
+        best = where_better(better, fit, best)
     return best

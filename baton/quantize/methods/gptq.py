@@ -10,13 +10,15 @@ import torch
 from torch import Tensor
 
 from baton.quantize.grids import Fit, IntGrid
-from baton.quantize.rounded import Rounded, group_numbers
+from baton.quantize.quantized_weight import QuantizedWeight, group_numbers
 
 BLOCK = 128  # inputs whose errors are spread at once
 DAMP = 0.01  # of the mean second moment, added to each: the paper's
 
 
-def gptq(weight: Tensor, hessian: Tensor, grid: IntGrid, act_order: bool = True, regroup: bool = False) -> Rounded:
+def gptq(
+    weight: Tensor, hessian: Tensor, grid: IntGrid, act_order: bool = True, regroup: bool = False
+) -> QuantizedWeight:
     """Returns a weight (n, k) rounded for the least output error under ``hessian`` (k, k), the mean of x xᵀ."""
     k = weight.shape[1]
     moments = hessian.diagonal()

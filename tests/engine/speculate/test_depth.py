@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from baton.engine.speculate.asking import Asking
-from baton.engine.speculate.chances import Chances, expected
+from baton.engine.speculate.acceptance import AcceptanceEstimate, expected
+from baton.engine.speculate.call_estimate import CallEstimate
 from baton.engine.speculate.depth import MARGIN, best_depths
 from baton.engine.speculate.draft import Draft, Speculator, Text
 from baton.engine.speculate.drafter import Drafter
@@ -97,14 +97,16 @@ def test_a_hiccup_makes_no_number_of_rows_untouchable() -> None:
     assert costs.seconds(1, 1)[1] < 1.3 * machine(2)
 
 
-def judged(chances: Chances, seq: int, rate: float, count: int, rng: random.Random, grade: int = 0) -> None:
+def judged(
+    chances: AcceptanceEstimate, seq: int, rate: float, count: int, rng: random.Random, grade: int = 0
+) -> None:
     for _ in range(count):
         draft = Draft([1] * 4, "x", grade)
         chances.judge(seq, draft, next((at for at in range(4) if rng.random() >= rate), 4))
 
 
 def test_chances_are_those_of_what_was_accepted() -> None:
-    chances, rng = Chances(), random.Random(3)
+    chances, rng = AcceptanceEstimate(), random.Random(3)
     judged(chances, 1, 0.8, 400, rng)
     judged(chances, 2, 0.1, 400, rng, grade=5)
     assert chances.cumulative(1, Draft([1] * 3, "x", 0)) == pytest.approx([0.8, 0.64, 0.51], abs=0.15)
@@ -113,7 +115,7 @@ def test_chances_are_those_of_what_was_accepted() -> None:
 
 
 def test_a_sequence_has_chances_of_its_own() -> None:
-    chances, rng = Chances(), random.Random(4)
+    chances, rng = AcceptanceEstimate(), random.Random(4)
     judged(chances, 1, 0.95, 60, rng)
     judged(chances, 2, 0.0, 12, rng)
     assert chances.cumulative(1, Draft([1], "x", 0))[0] > 0.75
@@ -138,7 +140,7 @@ def test_probes_become_seldom_while_they_bring_nothing() -> None:
 
 
 def test_asking_those_who_bring_nothing_costs_next_to_nothing() -> None:
-    asking, texts = Asking(), [Written(seq, [1]) for seq in range(64)]
+    asking, texts = CallEstimate(), [Written(seq, [1]) for seq in range(64)]
     for _ in range(50):
         asking.took(10, 10 * 50e-6)
     assert asking.chosen(texts, 10e-3) == texts  # nobody knows yet

@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM
 from baton.engine.backends.native.runner import NativeRunner
 from baton.engine.load import EngineConfig, load_runner
 from baton.engine.plan import SampleSpec, SequenceStep, StepPlan
-from baton.engine.program.shallow import kept_layers
+from baton.engine.program.shallow import spread_layers
 from baton.engine.wide_pages import widened
 from baton.kernels.abi import native
 from baton.protos.errors import ConfigError
@@ -94,7 +94,7 @@ def test_some_of_the_layers_write_what_a_model_of_those_layers_would(model: Path
         with pytest.raises(ConfigError, match=f"the model has {layers} layers"):
             runner.internals.shallow(layers)
         return
-    kept = kept_layers(layers, layers - 1)
+    kept = spread_layers(layers, layers - 1)
     drafting = runner.internals.shallow(layers - 1)
     assert drafting.spec.layout.page_bytes < runner.spec.layout.page_bytes
     theirs = AutoModelForCausalLM.from_pretrained(str(model), dtype=torch.float32)
@@ -144,9 +144,9 @@ def test_heads_are_read_by_their_names_and_only_one_kind_looks_at_states(model: 
 
 
 def test_layers_that_stay_are_spread_from_the_first_to_the_last() -> None:
-    assert kept_layers(8, 4) == (0, 2, 5, 7)
+    assert spread_layers(8, 4) == (0, 2, 5, 7)
     for layers, count in itertools.product(range(3, 20), range(2, 19)):
         if count < layers:
-            kept = kept_layers(layers, count)
+            kept = spread_layers(layers, count)
             assert len(set(kept)) == count
             assert (kept[0], kept[-1]) == (0, layers - 1)

@@ -109,7 +109,7 @@ def without_kernels(gpu: Gpu) -> str:
     return f"they are built for compute capability {want} (H100, H200), and {gpu.name} has {have}"
 
 
-def settled(device: str, ask: Probe = probe) -> str:
+def resolved_device(device: str, ask: Probe = probe) -> str:
     """Returns ``device``, with "auto" replaced by "cuda" or "cpu"; the log says why it is the CPU."""
     if device != "auto":
         return device

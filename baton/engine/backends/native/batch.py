@@ -16,8 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from baton.engine.backends.native.branches import Place, branches
-from baton.engine.backends.seen import seen_parts
 from baton.engine.backends.sequence_checks import require_computable
+from baton.engine.backends.visible_parts import visible_parts
 from baton.engine.plan import SampleSpec, SequenceStep, StepPlan
 from baton.engine.sampling import COLDEST, uniform
 from baton.kernels.step.structs import CHOICE, ITEM
@@ -132,7 +132,7 @@ def _seen(
     """Returns what attention sees of each item, in parts; their tables join ``table``."""
     found = list[Run]()
     for item, (first, *_) in zip(items, runs, strict=True):
-        for part in seen_parts(item, selection):
+        for part in visible_parts(item, selection):
             found.append((first + part.first, len(table), part.queries, part.start))
             table += part.pages
     return found

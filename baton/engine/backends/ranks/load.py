@@ -19,7 +19,7 @@ from baton.engine.load import KV_NAMES, EngineConfig
 from baton.engine.models import program_for
 from baton.engine.program.config import ModelConfig
 from baton.engine.program.program import Program
-from baton.engine.program.rope import settled
+from baton.engine.program.rope import for_context
 from baton.engine.program.sites import adaptable
 from baton.kernels.abi import native
 from baton.kv.layout.page import layout_for
@@ -63,7 +63,7 @@ def load_rank(config: EngineConfig, index: int) -> LoadedRank:
 
     directory = locate(config.model)
     model = ModelConfig.read(directory)
-    planned = settled(program_for(model), config.max_model_len)
+    planned = for_context(program_for(model), config.max_model_len)
     require_possible(config, planned)
     dtype = torch.float32 if config.dtype == "auto" else getattr(torch, config.dtype)
     share = partial(config.widths.share, index=index)

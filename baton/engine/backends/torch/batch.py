@@ -17,9 +17,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from baton.engine.backends.observing import Observation
-from baton.engine.backends.seen import SeenPart, seen_parts
 from baton.engine.backends.spans import Span, span_of
 from baton.engine.backends.torch.adapters import grouped
+from baton.engine.backends.visible_parts import VisiblePart, visible_parts
 from baton.engine.plan import SampleSpec, SequenceStep, StepPlan
 from baton.engine.program.program import Program
 from baton.engine.program.rope import RopeTables
@@ -130,10 +130,12 @@ class BatchBuilder:
                 yield from self._chunk_jobs(first, part, part.start + begin, count, window)
                 first += count
 
-    def _seen(self, item: SequenceStep) -> Iterable[SeenPart]:
-        return seen_parts(item, self._selection)
+    def _seen(self, item: SequenceStep) -> Iterable[VisiblePart]:
+        return visible_parts(item, self._selection)
 
-    def _decode_jobs(self, first: int, items: list[SeenPart], blocks: int, window: int) -> Iterator[AttentionJob]:
+    def _decode_jobs(
+        self, first: int, items: list[VisiblePart], blocks: int, window: int
+    ) -> Iterator[AttentionJob]:
         tables, starts = np.empty((len(items), blocks), np.int64), np.empty(len(items), np.int64)
         for row, item in enumerate(items):
             begin, end = _blocks(item) - _visible(item, window), _blocks(item)
@@ -144,7 +146,7 @@ class BatchBuilder:
         return self._split(first, tables, self._mask(tables, starts, queries, window))
 
     def _chunk_jobs(
-        self, first: int, item: SeenPart, start: int, count: int, window: int
+        self, first: int, item: VisiblePart, start: int, count: int, window: int
     ) -> Iterator[AttentionJob]:
         begin = max(0, start - window + 1) // BLOCK_TOKENS if window else 0
         end = -(-(start + count) // BLOCK_TOKENS)
@@ -180,12 +182,12 @@ class BatchBuilder:
         return torch.from_numpy(numbers).unbind(0)
 
 
-def _blocks(item: SeenPart) -> int:
+def _blocks(item: VisiblePart) -> int:
     """Returns the number of blocks up to the part's last row."""
     return -(-(item.start + item.queries) // BLOCK_TOKENS)
 
 
-def _visible(item: SeenPart, window: int) -> int:
+def _visible(item: VisiblePart, window: int) -> int:
     """Returns how many of the last blocks a decode reads: as many as its window can touch, wherever in a block it
     begins.
     """

@@ -44,7 +44,7 @@ from baton.engine.plan import ModelSpec, PooledStates, Runner, SequenceStep, Ste
 from baton.engine.program.config import ModelConfig
 from baton.engine.program.ops import LatentAttention
 from baton.engine.program.program import Program
-from baton.engine.program.rope import LONGROPE, settled
+from baton.engine.program.rope import LONGROPE, for_context
 from baton.engine.program.sites import adaptable, sites_of
 from baton.engine.sampling import choose, score
 from baton.kernels.abi import native
@@ -83,7 +83,7 @@ def load(config: EngineConfig) -> Runner:
     directory = locate(config.model)
     model = ModelConfig.read(directory)
     config = with_asked_kv(config, model)
-    dtype, planned = _dtype_name(config), settled(program_for(model), config.max_model_len)
+    dtype, planned = _dtype_name(config), for_context(program_for(model), config.max_model_len)
     if planned.is_encoder:
         return load_encoder(config, directory, model, planned)
     if config.device == "cuda":

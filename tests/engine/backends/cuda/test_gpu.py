@@ -12,7 +12,7 @@ import pytest
 from baton.cluster.config import load_config
 from baton.console.run.serve import on_this_machine
 from baton.engine.backends.cuda import gpu
-from baton.engine.backends.cuda.gpu import Gpu, probe, require, settled
+from baton.engine.backends.cuda.gpu import Gpu, probe, require, resolved_device
 from baton.engine.backends.torch.runner import takes_kernels
 from baton.engine.load import EngineConfig, load_runner
 from baton.protos.errors import ConfigError
@@ -102,8 +102,8 @@ def test_other_cards_are_served_by_torchs_ops_which_the_log_says(
 
 
 def test_auto_takes_the_gpu_where_it_will_do_and_says_why_it_does_not(caplog: pytest.LogCaptureFixture) -> None:
-    assert settled("auto", lambda: H100) == "cuda"
-    assert settled("auto", lambda: Gpu("NVIDIA T4", (7, 5), (13, 0), 16 << 30)) == "cpu"
+    assert resolved_device("auto", lambda: H100) == "cuda"
+    assert resolved_device("auto", lambda: Gpu("NVIDIA T4", (7, 5), (13, 0), 16 << 30)) == "cpu"
     assert "running on the CPU, as NVIDIA T4 has compute capability 7.5" in caplog.text
 
 
@@ -112,7 +112,7 @@ def test_nothing_else_is_ever_replaced(device: str) -> None:
     def never() -> Gpu:
         raise AssertionError("asked")
 
-    assert settled(device, never) == device
+    assert resolved_device(device, never) == device
 
 
 def test_auto_is_a_device_of_the_config(tmp_path: Path) -> None:

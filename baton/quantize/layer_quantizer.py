@@ -16,21 +16,21 @@ from baton.engine.program.ops import Linear, Moe, Op
 from baton.engine.program.program import Program, Weight
 from baton.quantize.folds import Fold, fold_of, stored
 from baton.quantize.layers import LayerRun, States, pieces_of
-from baton.quantize.rounded import Rounded
+from baton.quantize.quantized_weight import QuantizedWeight
 from baton.quantize.schemes import Scheme
 from baton.quantize.stats import ActivationStats
 
 HESSIAN_BYTES = 512 << 20  # of experts that are looked at together
 
 
-class RoundedLayer(NamedTuple):
+class QuantizedLayer(NamedTuple):
     """One layer after quantization: its quantized and its plain weights."""
 
-    rounded: dict[str, list[Rounded]]  # by weight, a part for each tensor in the source's files
+    rounded: dict[str, list[QuantizedWeight]]  # by weight, a part for each tensor in the source's files
     plain: dict[str, Tensor]  # unquantized weights, which folded scales may have changed
 
 
-class Rounder:
+class LayerQuantizer:
     """Quantizes the linear and MoE weights of one layer.
 
     ``weights`` are float32, ``dtypes`` those that the checkpoint has them in.
@@ -48,17 +48,17 @@ class Rounder:
         self._program, self._ops, self._scheme, self._dtypes = program, ops, scheme, dtypes
         self._weights, self._shapes = weights, shapes
         self._outs = {name: len(weight) for name, weight in weights.items()}
-        self._rounded: dict[str, list[Rounded]] = {}
-        self._plain = {name: w for name, w in weights.items() if name not in rounded_names(program, ops)}
+        self._rounded: dict[str, list[QuantizedWeight]] = {}
+        self._plain = {name: w for name, w in weights.items() if name not in quantized_names(program, ops)}
 
-    def without_text(self) -> RoundedLayer:
+    def quantize_alone(self) -> QuantizedLayer:
         """Returns the layer with every weight quantized by itself."""
-        for name in rounded_names(self._program, self._ops):
+        for name in quantized_names(self._program, self._ops):
             parts = self._weights[name].split([shape[0] for shape in self._shapes[name].shapes])
             self._rounded[name] = [self._scheme.rounded(part, None) for part in parts]
-        return RoundedLayer(self._rounded, self._plain)
+        return QuantizedLayer(self._rounded, self._plain)
 
-    def over(self, states: States, after: Callable[[int], set[str]], last: bool) -> RoundedLayer:
+    def quantize_with_text(self, states: States, after: Callable[[int], set[str]], last: bool) -> QuantizedLayer:
         """Returns the layer quantized product by product over the calibration text.
 
         ``states`` holds the layer's input and, unless ``last``, ends as the next layer's. ``after(i)`` are the
@@ -75,7 +75,7 @@ class Rounder:
                 self._linear(product, states)
             elif product is not None:
                 self._experts(product, states)
-        return RoundedLayer(self._rounded, self._plain)
+        return QuantizedLayer(self._rounded, self._plain)
 
     def _linear(self, op: Linear, states: States) -> None:
         weight = self._weights[op.weight]
@@ -119,8 +119,8 @@ class Rounder:
         """Quantizes each expert on the rows routed to it; gate and up first, then down."""
         gate_up = self._weights[op.gate_up].unflatten(0, (op.experts, -1))
         down = self._weights[op.down].unflatten(0, (op.experts, -1))
-        ups: list[Rounded] = []
-        downs: list[Rounded] = []
+        ups: list[QuantizedWeight] = []
+        downs: list[QuantizedWeight] = []
         for some in _batches(op.experts, max(gate_up.shape[2], down.shape[2])):
             ups += self._some(op, some, gate_up, states, lambda rows, _: rows)
             wide = torch.stack([part.values() for part in ups[some.start :]])
@@ -138,7 +138,7 @@ class Rounder:
 
     def _some(
         self, op: Moe, some: range, weight: Tensor, states: States, inputs: Callable[[Tensor, int], Tensor]
-    ) -> Iterator[Rounded]:
+    ) -> Iterator[QuantizedWeight]:
         """Yields the quantized ``weight`` of some experts; ``inputs`` turns an expert's rows into what the weight
         reads.
         """
@@ -156,7 +156,7 @@ class Rounder:
             yield self._scheme.rounded(weight[e], stats[e])
 
 
-def rounded_names(program: Program, ops: tuple[Op, ...]) -> list[str]:
+def quantized_names(program: Program, ops: tuple[Op, ...]) -> list[str]:
     """Returns the names of a layer's weights that are quantized: those of linear and MoE ops, without routers."""
     linears = [op.weight for op in ops if isinstance(op, Linear) and op.weight not in program.routers]
     return [*linears, *(name for op in ops if isinstance(op, Moe) for name in (op.gate_up, op.down))]

@@ -20,7 +20,7 @@ from baton.kv.layout.selection import Selection
 from baton.protos.nouns import BLOCK_TOKENS
 
 
-class SeenPart(NamedTuple):
+class VisiblePart(NamedTuple):
     """Some rows of an item, beginning with its row ``first``, and what they see."""
 
     first: int
@@ -29,7 +29,7 @@ class SeenPart(NamedTuple):
     start: int  # place of the first row in this table
 
 
-def seen_parts(item: SequenceStep, selection: Selection | None) -> Iterator[SeenPart]:
+def visible_parts(item: SequenceStep, selection: Selection | None) -> Iterator[VisiblePart]:
     """Yields the item's rows, in order, in parts that see the same pages: those that see all before them, then one
     part per run of 16.
     """
@@ -46,11 +46,11 @@ def seen_parts(item: SequenceStep, selection: Selection | None) -> Iterator[Seen
         else:
             stop, first = min(end, (run + 1) * BLOCK_TOKENS), selection.first_run(run)
             pages, start = [*item.pages[:sunk], *item.pages[first : run + 1]], at - (first - sunk) * BLOCK_TOKENS
-        yield SeenPart(at - item.start, stop - at, pages, start)
+        yield VisiblePart(at - item.start, stop - at, pages, start)
         at = stop
 
 
-def _behind_gap(item: SequenceStep) -> SeenPart:
+def _behind_gap(item: SequenceStep) -> VisiblePart:
     first, end = item.gap
     pages = [*item.pages[:first], *item.pages[end:]] if end > first else item.pages
-    return SeenPart(0, len(item.tokens), pages, item.start - (end - first) * BLOCK_TOKENS)
+    return VisiblePart(0, len(item.tokens), pages, item.start - (end - first) * BLOCK_TOKENS)

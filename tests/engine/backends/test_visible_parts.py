@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from baton.engine.backends.seen import seen_parts
+from baton.engine.backends.visible_parts import visible_parts
 from baton.engine.plan import SequenceStep
 from baton.kv.layout.bridge import bridge
 from baton.kv.layout.page import layout_for, require_same, sliding_window, sunk_blocks
@@ -25,7 +25,7 @@ def test_each_token_finds_the_keys_that_it_sees_and_no_others(seed: int) -> None
     start, count = draw.randint(0, 200), draw.choice([1, 5, 16, 40, 100])
     pages = list(range(-(-(start + count) // 16)))  # page i holds block i
     rows = list[int]()
-    for part in seen_parts(SequenceStep(1, [0] * count, start, pages), selection):
+    for part in visible_parts(SequenceStep(1, [0] * count, start, pages), selection):
         assert part.first == len(rows)
         for row in range(part.queries):
             query, place = start + len(rows), part.start + row

@@ -21,7 +21,7 @@ MOST_REST = 64  # steps in a row in which no sequence is considered, because no 
 HOPE = 1.0  # accepted tokens expected of a call before any was made, and if the client predicts the answer
 
 
-class Asking:
+class CallEstimate:
     """Estimates how many accepted tokens a call for drafts brings per sequence, and what it costs in seconds."""
 
     def __init__(self) -> None:

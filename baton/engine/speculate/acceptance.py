@@ -59,7 +59,7 @@ class _Counts:
         return math.sqrt(chance * (1.0 - chance) / (tried + weight))
 
 
-class Chances:
+class AcceptanceEstimate:
     """Estimates the acceptance of drafts of one worker, and learns from their verdicts."""
 
     def __init__(self) -> None:

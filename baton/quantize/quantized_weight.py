@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 
-class Rounded(NamedTuple):
+class QuantizedWeight(NamedTuple):
     """A quantized weight: scales x (q - zeros) for integers, scales x codes[q] with a table."""
 
     q: Tensor  # (n, k) int32, from 0 up
@@ -19,24 +19,24 @@ class Rounded(NamedTuple):
     bits: int
     group: int  # inputs per scale; 0 for a whole row
     zeros: Tensor | None = None  # (n, groups) float32, for integers
-    codes: Tensor | None = None  # table of values that ``q`` indexes
+    codebook: Tensor | None = None  # table of values that ``q`` indexes
     groups_of: Tensor | None = None  # (k,) each input's group, if groups aren't neighbours
     wide: bool = False  # whether ``scales`` are kept as float32, else they are float16 numbers
 
     def values(self) -> Tensor:
         """Returns the weight's values, (n, k) float32."""
         of = self.groups_of if self.groups_of is not None else group_numbers(self.q.shape[1], self.group)
-        levels = self.q.float() if self.codes is None else self.codes[self.q.long()]
+        levels = self.q.float() if self.codebook is None else self.codebook[self.q.long()]
         if self.zeros is not None:
             levels = levels - self.zeros[:, of]
         return levels * self.scales[:, of]
 
-    def rows(self, first: int, last: int) -> Rounded:
+    def rows(self, first: int, last: int) -> QuantizedWeight:
         """Returns rows ``first`` to ``last`` (exclusive) of the weight."""
         zeros = None if self.zeros is None else self.zeros[first:last]
         return self._replace(q=self.q[first:last], scales=self.scales[first:last], zeros=zeros)
 
-    def times(self, factors: Tensor) -> Rounded:
+    def times(self, factors: Tensor) -> QuantizedWeight:
         """Returns the weight with each row multiplied by ``factors`` (n,), float32."""
         return self._replace(scales=self.scales * factors[:, None])
 
@@ -53,7 +53,7 @@ def group_numbers(k: int, group: int) -> Tensor:
     return torch.arange(k) // (group or k)
 
 
-def stacked(parts: list[Rounded]) -> Rounded:
+def stacked(parts: list[QuantizedWeight]) -> QuantizedWeight:
     """Returns the rows of all ``parts`` as one weight; everything but q, scales and zeros is taken from the
     first.
     """
