@@ -5,9 +5,11 @@ Knows nothing of where they are kept or who may see them.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import msgspec
+
+from baton.protos.json import Json
 
 
 class StoredFile(msgspec.Struct, frozen=True):
@@ -45,7 +47,7 @@ class BatchJob(msgspec.Struct, frozen=True):
     cancelled: int = 0
     output_file: str = ""
     error_file: str = ""
-    errors: tuple[dict[str, Any], ...] = ()
+    errors: tuple[Json, ...] = ()
 
 
 class JobClaim(NamedTuple):

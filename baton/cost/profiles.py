@@ -12,6 +12,7 @@ from typing import Any, Literal
 import msgspec
 
 from baton.protos.errors import ConfigError
+from baton.protos.json import Json
 from baton.protos.nouns import EngineWork, StepCurve, TransferCurve
 
 FOLDER = Path(__file__).parent / "profiles"
@@ -132,7 +133,7 @@ def on_ranks(profile: PacedProfile, shared: str, count: int) -> PacedProfile:
 
 def _parse(text: str, name: str) -> PacedProfile:
     try:
-        fields: dict[str, Any] = tomllib.loads(text)
+        fields: Json = tomllib.loads(text)
         fields["step"] = _in_order(fields.get("step"), StepCurve, "step")
         fields["transfer"] = _in_order(fields.get("transfer"), TransferCurve, "transfer")
         profile = msgspec.convert(fields, PacedProfile)

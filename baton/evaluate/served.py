@@ -14,14 +14,13 @@ import urllib.request
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
-from typing import Any
 
 from tokenizers import Tokenizer
 
 from baton.evaluate.subject import TOP, Continuation, Ids, TokenKey, TokenScore, text_before
 from baton.protos.errors import ConfigError, Forbidden, InvalidRequest, Unauthenticated, Unavailable
+from baton.protos.json import Json
 
-Json = dict[str, Any]
 TIMEOUT_S = 600.0  # of one call: a long prompt on a small machine takes minutes
 AT_ONCE = 8  # calls in flight
 CONTEXT = 2048  # of a server that doesn't say how long its model's is

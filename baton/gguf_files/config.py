@@ -7,11 +7,11 @@ in https://github.com/ggml-org/ggml/blob/master/docs/gguf.md.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 from baton.gguf_files.header import GgufHeader
+from baton.protos.json import Json
 
-Fields = dict[str, Any]
+Fields = Json
 
 
 def config_of(header: GgufHeader) -> Fields:

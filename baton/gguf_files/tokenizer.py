@@ -7,11 +7,11 @@ scores.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from baton.gguf_files.header import GgufHeader
+from baton.protos.json import Json
 
-Json = dict[str, Any]
 UNKNOWN, CONTROL, USER = 2, 3, 4  # of tokenizer.ggml.token_type
 SPACE = "\u2581"  # what SentencePiece writes for one
 _WORDS = (

@@ -6,14 +6,13 @@ plan knows: model, images, nodes.
 
 from __future__ import annotations
 
-from typing import Any
-
 import yaml
 
 from baton.planner.costs.worker import WorkerCosts
 from baton.planner.simulator.cluster import ClusterScenario
+from baton.protos.json import Json
 
-Values = dict[str, Any]
+Values = Json
 
 
 def chart_values(scenario: ClusterScenario, met: bool) -> str:

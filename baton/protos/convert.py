@@ -7,10 +7,10 @@ and read beside it. Whether a peer's protocol may be read at all is for the call
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
 
 from baton.protos import nouns
 from baton.protos.errors import ErrorInfo
+from baton.protos.json import Json
 from baton.protos.v1 import common_pb2 as c
 from baton.protos.v1 import worker_pb2 as w
 
@@ -54,10 +54,10 @@ def sampling_to_pb(s: nouns.Sampling) -> c.Sampling:
     return out
 
 
-def sampling_fields(pb: c.Sampling) -> dict[str, Any]:
+def sampling_fields(pb: c.Sampling) -> Json:
     """Returns only the sampling fields that are set in ``pb``, by name: what a client said, without defaults."""
     scalars = (*_SCALARS, "logprobs", "prompt_logprobs", "pooling", "max_drafts")
-    fields: dict[str, Any] = {n: getattr(pb, n) for n in scalars if pb.HasField(n)}
+    fields: Json = {n: getattr(pb, n) for n in scalars if pb.HasField(n)}
     if pb.logit_bias:
         fields["logit_bias"] = dict(pb.logit_bias)
     if pb.stop_token_ids:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import shutil
 from pathlib import Path
-from typing import Any
 
 import msgspec
 from safetensors import safe_open
@@ -18,6 +17,7 @@ from torch import Tensor
 
 from baton.engine.checkpoints.safetensors import INDEX
 from baton.protos.errors import ConfigError
+from baton.protos.json import Json
 from baton.quantize.layers import States
 
 WORK, ASKED = ".work", "asked.json"
@@ -32,14 +32,14 @@ class OutputFolder:
         self.folder, self.parts = folder, parts
         self.work = folder / WORK
 
-    def begin(self, asked: dict[str, Any]) -> bool:
+    def begin(self, asked: Json) -> bool:
         """Prepares the folder for the settings ``asked``; returns whether an interrupted run is resumed.
 
         Raises ConfigError if the folder holds anything else, or a run with other settings.
         """
         path = self.work / ASKED
         if path.exists():
-            before = msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
+            before = msgspec.json.decode(path.read_bytes(), type=Json)
             if other := next((name for name in asked if before.get(name) != asked[name]), None):
                 text = f"{self.folder} was begun with another {other}: remove it, or name another --out"
                 raise ConfigError(text, "out")
@@ -77,7 +77,7 @@ class OutputFolder:
         """Returns the folder of the stored input of layer ``layer``."""
         return self.work / f"layer-{layer:05d}"
 
-    def end(self, source: Path, config: dict[str, Any]) -> None:
+    def end(self, source: Path, config: Json) -> None:
         """Writes the index and config.json, copies the tokenizer and other small files from ``source``, and deletes
         ``.work``.
         """

@@ -15,9 +15,9 @@ from baton.cluster.metering.telemetry import RouterMetrics
 from baton.cluster.served_model import model_name
 from baton.controller.advice import slos
 from baton.controller.observation import ObservedWorker, fullness
+from baton.protos.json import Json
 from baton.protos.nouns import WorkerInfo, WorkerLoad
 from baton.protos.version import product_version
-from baton.router.access.json import Json
 from baton.router.compose.core import RouterCore
 from baton.router.observe.live import LiveStats
 from baton.router.observe.overview import Overview, Prices, RouterFacts, TrafficSources, WorkerSources

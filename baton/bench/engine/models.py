@@ -22,8 +22,9 @@ from baton.engine.program.sites import adaptable, sites_of
 from baton.engine.quant import on_load
 from baton.kernels.linear.packed import PackedWeight, beside, pack_bf16
 from baton.kv.layout.page import layout_for
+from baton.protos.json import Json
 
-SIZES: dict[str, dict[str, Any]] = {
+SIZES: dict[str, Json] = {
     "150M": {"hidden_size": 768, "intermediate_size": 2048, "num_hidden_layers": 12, "num_attention_heads": 12,
              "num_key_value_heads": 4, "vocab_size": 32000},
     "0.5B": {"hidden_size": 1280, "intermediate_size": 3456, "num_hidden_layers": 24, "num_attention_heads": 20,

@@ -35,13 +35,14 @@ from baton.kv.tiers.memory import host_slab
 from baton.kv.tiers.slab import RECORD_BYTES
 from baton.kv.tiers.stack import BESIDE_DECODE, Tier, Tiers
 from baton.protos import channel as ch
+from baton.protos.json import Json
 from baton.protos.nouns import BLOCK_TOKENS, KvLayout
 
 COMPUTED = 1024
 HOST_TARGET, DISK_TARGET = 20.0, 5.0
 CHUNK = 512
 WRITTEN = 128  # blocks that go down at once
-SHAPE: dict[str, Any] = {
+SHAPE: Json = {
     "hidden_size": 896, "intermediate_size": 4864, "num_hidden_layers": 24, "num_attention_heads": 14,
     "num_key_value_heads": 2, "vocab_size": 151936, "max_position_embeddings": 32768, "tie_word_embeddings": True,
 }  # fmt: skip

@@ -5,12 +5,13 @@ Knows nothing of where they run.
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Literal
 
 from pydantic import Field
 
 from baton.cluster.sections.base import Section
 from baton.cluster.sections.worker import WorkerConfig
+from baton.protos.json import Json
 
 ACCELERATORS_PER_ENGINE = 1  # that one worker's engine computes on; more would be reserved for nothing
 
@@ -30,7 +31,7 @@ class Pool(Section):
     gang: int = Field(
         default=1, ge=1, le=64, description="bundles of these resources per worker, all on one node or none"
     )
-    worker: dict[str, Any] = Field(default={}, description="settings of [worker] that differ here")
+    worker: Json = Field(default={}, description="settings of [worker] that differ here")
 
     def gpus(self, device: str) -> float:
         """Returns the GPUs that Ray reserves for one worker; if ``resources`` names none, one per bundle on device

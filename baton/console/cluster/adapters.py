@@ -23,6 +23,7 @@ from rich.table import Table
 from baton.cluster.adapters import BY_CONFIG
 from baton.console.cluster.asking import router
 from baton.protos.errors import BatonError, CheckpointError, ConfigError, InvalidRequest, Unavailable
+from baton.protos.json import Json
 from baton.router.dispatch.adapters.control import require_path
 
 Guard = Callable[[Callable[[], int]], int]
@@ -114,7 +115,7 @@ def _show(url: str | None, key: str, as_json: bool) -> int:
     return 0
 
 
-def table(entries: list[dict[str, Any]]) -> Table:
+def table(entries: list[Json]) -> Table:
     """Returns a terminal table with a row per adapter, from the entries of GET /v1/adapters."""
     shown = Table(box=None)
     for column in COLUMNS:

@@ -12,7 +12,6 @@ import tempfile
 import urllib.error
 import urllib.request
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
@@ -28,6 +27,7 @@ from baton.protos.errors import (
     Unauthenticated,
     Unavailable,
 )
+from baton.protos.json import Json
 
 TIMEOUT_S = 5.0
 _REFUSALS: dict[int, type[BatonError]] = {401: Unauthenticated, 403: Forbidden, 404: RequestUnknown}
@@ -42,9 +42,7 @@ class RouterEndpoint(msgspec.Struct, frozen=True):
     key: str = ""
     context: ssl.SSLContext | None = None
 
-    def call(
-        self, method: str, path: str, body: dict[str, Any] | None = None, timeout_s: float = TIMEOUT_S
-    ) -> dict[str, Any]:
+    def call(self, method: str, path: str, body: Json | None = None, timeout_s: float = TIMEOUT_S) -> Json:
         """Sends a request, ``body`` as JSON, and returns the router's JSON answer.
 
         Raises ConfigError if no router answers within ``timeout_s`` seconds, else the BatonError of its refusal.
@@ -56,7 +54,7 @@ class RouterEndpoint(msgspec.Struct, frozen=True):
         try:
             request = urllib.request.Request(self.url.rstrip("/") + path, data, headers, method=method)
             with urllib.request.urlopen(request, timeout=timeout_s, context=self.context) as response:
-                found: dict[str, Any] = json.load(response)
+                found: Json = json.load(response)
                 return found
         except urllib.error.HTTPError as error:
             raise refusal(error) from None

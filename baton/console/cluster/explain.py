@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import json
 import urllib.parse
-from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
 from baton.console.cluster.asking import router
+from baton.protos.json import Json
 
 
 def show(request_id: str, url: str | None, key: str, as_json: bool) -> int:
@@ -30,7 +30,7 @@ def show(request_id: str, url: str | None, key: str, as_json: bool) -> int:
     return 0
 
 
-def page(record: dict[str, Any], console: Console) -> None:
+def page(record: Json, console: Console) -> None:
     """Prints a decision record to ``console``: the request, every choice's placements with their candidates, then
     predicted against observed seconds.
     """
@@ -53,7 +53,7 @@ def page(record: dict[str, Any], console: Console) -> None:
         console.print("\n[dim]Columns after `cached` are the policy's terms: baton/router/policies/POLICY.md.[/]")
 
 
-def _asked(record: dict[str, Any]) -> str:
+def _asked(record: Json) -> str:
     """Returns in words what the request asked for, and who sent it, as far as the record has it."""
     slo = record.get("slo", {})
     parts = [
@@ -75,7 +75,7 @@ def _attempts(count: int) -> str:
     return "never placed" if not count else f"{count} attempt{'s' if count > 1 else ''}"
 
 
-def _drafts(choice: dict[str, Any]) -> str:
+def _drafts(choice: Json) -> str:
     accepted, rejected = choice.get("accepted_drafts", 0), choice.get("rejected_drafts", 0)
     if not accepted and not rejected:
         return ""
@@ -84,7 +84,7 @@ def _drafts(choice: dict[str, Any]) -> str:
     return f"{accepted} of {accepted + rejected} drafts accepted ({pace:.2f} tokens a step), "
 
 
-def _placed(placement: dict[str, Any]) -> str:
+def _placed(placement: Json) -> str:
     """When and by which policy it was placed, on whose weights, and why it didn't stay there."""
     text = f"after {placement['at_s']:.4f} s ({placement['waited_s']:.4f} s queued), by {placement['policy']}"
     if placement.get("weights"):
@@ -94,7 +94,7 @@ def _placed(placement: dict[str, Any]) -> str:
     return text
 
 
-def _candidates(placement: dict[str, Any]) -> Table:
+def _candidates(placement: Json) -> Table:
     """The option taken first, then the roads not taken."""
     table = Table(box=None)
     options = [placement["taken"], *placement["not_taken"]]

@@ -9,7 +9,7 @@ import json
 import urllib.parse
 from collections.abc import Callable
 from datetime import datetime
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.console import Console
@@ -17,6 +17,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from baton.console.cluster.asking import router
+from baton.protos.json import Json
 
 Guard = Callable[[Callable[[], int]], int]
 TIMEOUT_S = 120.0
@@ -61,14 +62,14 @@ def register(app: typer.Typer, guarded: Guard) -> None:
         raise typer.Exit(guarded(lambda: _change(slot, to, url, key, force)))
 
 
-def call(method: str, path: str, url: str | None, key: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
+def call(method: str, path: str, url: str | None, key: str, body: Json | None = None) -> Json:
     """Calls the router as ``RouterEndpoint.call``, and waits up to TIMEOUT_S, as long as a change of role may
     take.
     """
     return router(url, key).call(method, path, body, TIMEOUT_S)
 
 
-def _forced(body: dict[str, Any], force: bool) -> dict[str, Any]:
+def _forced(body: Json, force: bool) -> Json:
     """``body``, which a router of the version before takes too where nothing is forced."""
     return body | {"force": True} if force else body
 
@@ -80,7 +81,7 @@ def _change(slot: str, to: str, url: str | None, key: str, force: bool) -> int:
     return 0
 
 
-def _tell(found: dict[str, Any], as_json: bool) -> int:
+def _tell(found: Json, as_json: bool) -> int:
     if as_json:
         print(json.dumps(found, indent=1))
         return 0
@@ -90,7 +91,7 @@ def _tell(found: dict[str, Any], as_json: bool) -> int:
     return 0
 
 
-def page(found: dict[str, Any]) -> list[Table | str]:
+def page(found: Json) -> list[Table | str]:
     """Returns the parts that ``ratio show`` prints, from the answer of GET /v1/ratio."""
     parts: list[Table | str] = [f"[bold]{found['prefill']}:{found['decode']}[/] (prefill:decode)"]
     if found["pin"]:
@@ -107,7 +108,7 @@ def page(found: dict[str, Any]) -> list[Table | str]:
     return parts
 
 
-def _advice(advice: dict[str, Any]) -> list[Table | str]:
+def _advice(advice: Json) -> list[Table | str]:
     best = advice["recommended"]
     verdict = f"best now {best[0]}:{best[1]}" if best else "no recommendation"
     parts: list[Table | str] = [f"controller ({advice['mode']}): {verdict}; {escape(advice['reason'])}"]
@@ -123,7 +124,7 @@ def _advice(advice: dict[str, Any]) -> list[Table | str]:
     return parts
 
 
-def _dial(advice: dict[str, Any]) -> Table:
+def _dial(advice: Json) -> Table:
     table = Table("ratio", "goodput/s", "SLOs met", "TTFT p99", "TPOT p99", "", box=None)
     low, high = advice["plateau"]
     for point in advice["goodput_by_ratio"]:
@@ -140,7 +141,7 @@ def _dial(advice: dict[str, Any]) -> Table:
     return table
 
 
-def _timeline(changes: list[dict[str, Any]]) -> Table:
+def _timeline(changes: list[Json]) -> Table:
     table = Table("at", "what", "from", "to", "seconds", "by", "why", box=None)
     for change in changes:
         at = datetime.fromtimestamp(change["at"]).strftime("%H:%M:%S")

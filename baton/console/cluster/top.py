@@ -10,7 +10,6 @@ import sys
 import time
 from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 from rich.columns import Columns
 from rich.console import Console, Group, RenderableType
@@ -22,6 +21,7 @@ from rich.text import Text
 
 from baton.console.cluster.asking import router
 from baton.protos.errors import BatonError
+from baton.protos.json import Json
 
 BAR = 12
 WIDE = 120
@@ -52,7 +52,7 @@ def run(url: str | None, key: str, every_s: float, once: bool, as_json: bool) ->
             live.update(_latest(look, console.width), refresh=True)
 
 
-def page(found: dict[str, Any], width: int) -> RenderableType:
+def page(found: Json, width: int) -> RenderableType:
     """Returns a page for a terminal of ``width`` columns, from a /v1/cluster snapshot."""
     pools = [_pool(found, role) for role in ("prefill", "decode") if found["pools"][role]["workers"]]
     parts: list[RenderableType] = [_head(found), Columns(pools, expand=True), _classes(found, width >= WIDE)]
@@ -70,7 +70,7 @@ def page(found: dict[str, Any], width: int) -> RenderableType:
 # ---- parts -------------------------------------------------------------------------------------------
 
 
-def _head(found: dict[str, Any]) -> Text:
+def _head(found: Json) -> Text:
     t, pools, router = found["totals"], found["pools"], found["router"]
     waiting = sum(queue["waiting"] for queue in found["queues"])
     text = Text.assemble(
@@ -87,7 +87,7 @@ def _head(found: dict[str, Any]) -> Text:
     return text
 
 
-def _pool(found: dict[str, Any], role: str) -> Panel:
+def _pool(found: Json, role: str) -> Panel:
     table = Table(box=None, pad_edge=False, expand=True)
     for name in ("worker", "KV", "full", "run", "wait", "tok/s"):
         table.add_column(name, no_wrap=True, justify="left" if name in ("worker", "KV", "full") else "right")
@@ -105,7 +105,7 @@ def _pool(found: dict[str, Any], role: str) -> Panel:
     return Panel(table, title=role, title_align="left", border_style="blue" if role == "prefill" else "green")
 
 
-def _classes(found: dict[str, Any], wide: bool) -> Table:
+def _classes(found: Json, wide: bool) -> Table:
     table = Table(box=None, expand=True, pad_edge=False)
     table.add_column("class", no_wrap=True)
     columns = [c for c in CLASS_COLUMNS if wide or c[0] not in ONLY_WIDE]
@@ -116,7 +116,7 @@ def _classes(found: dict[str, Any], wide: bool) -> Table:
     return table
 
 
-def _adapters(adapters: list[dict[str, Any]]) -> Table:
+def _adapters(adapters: list[Json]) -> Table:
     """The adapters that most workers hold, with their content; of many how many more there are."""
     table = Table(box=None, pad_edge=False)
     for name in ("adapter", "content", "tenant", "workers", ""):
@@ -131,7 +131,7 @@ def _adapters(adapters: list[dict[str, Any]]) -> Table:
     return table
 
 
-def _advice(found: dict[str, Any]) -> Text:
+def _advice(found: Json) -> Text:
     advice, pin = found["advice"], found["pin"]
     text = Text("\nratio ", style="dim")
     if pin:
@@ -143,7 +143,7 @@ def _advice(found: dict[str, Any]) -> Text:
     return text
 
 
-def _recent(requests: list[dict[str, Any]], wide: bool) -> Table:
+def _recent(requests: list[Json], wide: bool) -> Table:
     """Ids are whole, so that they can be given to ``baton explain``; where there is no room for bars, these go."""
     longest = max((r["ttft_s"] or 0.0 for r in requests), default=0.0) or 1.0
     table = Table(box=None, pad_edge=False)
@@ -166,7 +166,7 @@ def _stations(seconds: dict[str, float], longest: float) -> Text:
     return bar
 
 
-def _changes(found: dict[str, Any]) -> Table:
+def _changes(found: Json) -> Table:
     table = Table(box=None, pad_edge=False, show_header=False)
     for change in found["decisions"][:CHANGES]:
         before, after = (":".join(map(str, change[k])) for k in ("before", "after"))
@@ -186,7 +186,7 @@ def _gauge(share: float | None) -> Text:
     return Text.assemble(("█" * filled, style), ("░" * (BAR - filled), "dim"), f" {share:4.0%}")
 
 
-def _away(worker: dict[str, Any]) -> str:
+def _away(worker: Json) -> str:
     if not worker["up"]:
         return "unreachable"
     if worker["hold"]:
@@ -194,7 +194,7 @@ def _away(worker: dict[str, Any]) -> str:
     return "" if worker["state"] == "ready" else worker["state"]
 
 
-def _time(one: dict[str, Any], name: str, which: str) -> str:
+def _time(one: Json, name: str, which: str) -> str:
     found = one["seconds"].get(name)
     return _seconds(found[which]) if found else NONE
 
@@ -226,11 +226,11 @@ def _span(seconds: float) -> str:
     return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
 
 
-def _timed(name: str, which: str) -> Callable[[dict[str, Any]], str]:
+def _timed(name: str, which: str) -> Callable[[Json], str]:
     return lambda one: _time(one, name, which)
 
 
-CLASS_COLUMNS: tuple[tuple[str, Callable[[dict[str, Any]], str | Text]], ...] = (
+CLASS_COLUMNS: tuple[tuple[str, Callable[[Json], str | Text]], ...] = (
     ("req/s", lambda one: _number(one["requests_per_s"])),
     ("good/s", lambda one: _number(one["goodput_per_s"])),
     ("met", lambda one: _met(one["attainment"])),
@@ -248,7 +248,7 @@ CLASS_COLUMNS: tuple[tuple[str, Callable[[dict[str, Any]], str | Text]], ...] = 
 ONLY_WIDE = ("TTFT p95", "queue", "prefill", "transfer")
 
 
-def _latest(look: Callable[[], dict[str, Any]], width: int) -> RenderableType:
+def _latest(look: Callable[[], Json], width: int) -> RenderableType:
     """The page, or why there is none now: a router that restarts is waited for."""
     try:
         return page(look(), width)

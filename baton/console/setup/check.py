@@ -11,7 +11,6 @@ import re
 import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 import yaml
 
@@ -21,9 +20,10 @@ from baton.cluster.served_model import is_paced
 from baton.console.setup.findings import Finding
 from baton.launch.servable import servable_model
 from baton.protos.errors import BatonError, ConfigError
+from baton.protos.json import Json
 
 CHART = Path(baton.__file__).resolve().parents[1] / "deploy" / "helm" / "baton"
-Values = dict[str, Any]
+Values = Json
 
 
 def check_files(files: Sequence[str], chart: str | None) -> list[Finding]:

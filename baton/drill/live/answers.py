@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 
 from baton.drill.live.http import BROKEN, Http, Unreachable
+from baton.protos.json import Json
 
 DONE = "[DONE]"
 
@@ -67,7 +68,7 @@ class Asker:
             return Answer(wrong=(f"what came is not of the API's shape: {error!r}",))
         return answer
 
-    def _body(self, question: Question, stream: bool) -> dict[str, Any]:
+    def _body(self, question: Question, stream: bool) -> Json:
         body = {
             "model": self._model, "prompt": question.prompt, "max_tokens": question.max_tokens, "n": question.n,
             "temperature": 0.0, "seed": question.seed, "stream": stream,
@@ -140,7 +141,7 @@ class _Stream:
         for choice in chunk.get("choices") or []:
             self._choice(choice)
 
-    def _choice(self, choice: dict[str, Any]) -> None:
+    def _choice(self, choice: Json) -> None:
         at, text = choice.get("index", 0), choice.get("text") or ""
         if not 0 <= at < self._question.n:
             self._wrong.append(f"a choice of index {at}")

@@ -11,10 +11,11 @@ import json
 import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Any
 from urllib.parse import urlsplit
 
 import msgspec
+
+from baton.protos.json import Json
 
 CONNECT_S = 10.0
 MOST_LINE = 1 << 20  # bytes of a line: a chunk of a stream, or a header
@@ -32,7 +33,7 @@ class HttpReply(msgspec.Struct):
     """A complete response: its status, and its JSON body, which is {} if it isn't JSON."""
 
     status: int
-    body: dict[str, Any]
+    body: Json
 
 
 class Http:
@@ -44,7 +45,7 @@ class Http:
         self._port = parts.port or (443 if self._tls else 80)
         self._root, self._key = parts.path.rstrip("/"), key
 
-    async def ask(self, path: str, body: dict[str, Any] | None = None) -> HttpReply:
+    async def ask(self, path: str, body: Json | None = None) -> HttpReply:
         """Returns the complete response to a GET, or to a POST of ``body`` as JSON. Raises Unreachable.
 
         A JSON body that is no object comes as {"data": body}.
@@ -63,7 +64,7 @@ class Http:
             return status, b"".join([part async for part in parts]).decode(errors="replace")
 
     @asynccontextmanager
-    async def events(self, path: str, body: dict[str, Any]) -> AsyncIterator[tuple[int, AsyncIterator[str]]]:
+    async def events(self, path: str, body: Json) -> AsyncIterator[tuple[int, AsyncIterator[str]]]:
         """Yields the status and an iterator over the data of the server-sent events that a POST of ``body``
         returns.
 
@@ -73,9 +74,7 @@ class Http:
             yield status, _events(parts)
 
     @asynccontextmanager
-    async def _asked(
-        self, path: str, body: dict[str, Any] | None
-    ) -> AsyncIterator[tuple[int, AsyncIterator[bytes]]]:
+    async def _asked(self, path: str, body: Json | None) -> AsyncIterator[tuple[int, AsyncIterator[bytes]]]:
         try:
             async with asyncio.timeout(CONNECT_S):
                 context = ssl.create_default_context() if self._tls else None
@@ -95,7 +94,7 @@ class Http:
         finally:
             writer.close()
 
-    def _request(self, path: str, body: dict[str, Any] | None) -> bytes:
+    def _request(self, path: str, body: Json | None) -> bytes:
         data = b"" if body is None else json.dumps(body).encode()
         lines = [
             f"{'GET' if body is None else 'POST'} {self._root}{path} HTTP/1.1",

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from baton.engine.adapters.tensors import KINDS, SIZES, TensorEntry, TensorFile
+from baton.protos.json import Json
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 PIECE = 1 << 24  # bytes compared at a time, because a table may not fit into free memory
@@ -25,7 +26,7 @@ REMEDY = "save the adapter with save_embedding_layers=False"
 class BaseTable:
     """Reads one tensor of a base's checkpoint in pieces. It is a context manager that closes the file."""
 
-    def __init__(self, path: Path, entry: dict[str, Any], data: int) -> None:
+    def __init__(self, path: Path, entry: Json, data: int) -> None:
         self.dtype, self.shape = str(entry["dtype"]), tuple(entry["shape"])
         self._begin = data + int(entry["data_offsets"][0])
         self._file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
@@ -82,11 +83,11 @@ def _file_of(model: Path, name: str) -> Path | None:
     index = model / INDEX
     if not index.is_file():
         return model / SINGLE
-    file = msgspec.json.decode(index.read_bytes(), type=dict[str, Any]).get("weight_map", {}).get(name)
+    file = msgspec.json.decode(index.read_bytes(), type=Json).get("weight_map", {}).get(name)
     return None if file is None else model / str(file)
 
 
-def _header(path: Path) -> tuple[dict[str, Any], int]:
+def _header(path: Path) -> tuple[Json, int]:
     with path.open("rb") as file:
         (length,) = struct.unpack("<Q", file.read(8))
-        return msgspec.json.decode(file.read(length), type=dict[str, Any]), 8 + length
+        return msgspec.json.decode(file.read(length), type=Json), 8 + length

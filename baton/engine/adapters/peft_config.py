@@ -15,6 +15,7 @@ import msgspec
 
 from baton.engine.adapters.directory import PARAM, AdapterFiles
 from baton.protos.errors import AdapterRefused
+from baton.protos.json import Json
 
 FILE = "adapter_config.json"
 MOST_BYTES = 1 << 20  # largest file
@@ -76,7 +77,7 @@ def read_config(files: AdapterFiles) -> LoraSettings:
         raw = os.pread(descriptor, size, 0)
     where = f"{files.path}/{FILE}"
     try:
-        fields = msgspec.json.decode(raw, type=dict[str, Any])
+        fields = msgspec.json.decode(raw, type=Json)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise AdapterRefused(f"{where} can't be read as a JSON object: {error}", PARAM) from None
     _require_plain(where, fields)
@@ -90,7 +91,7 @@ def read_config(files: AdapterFiles) -> LoraSettings:
     )
 
 
-def _require_plain(where: str, fields: dict[str, Any]) -> None:
+def _require_plain(where: str, fields: Json) -> None:
     if fields.get("peft_type") != "LORA":
         raise AdapterRefused(f"{where}: peft_type is {fields.get('peft_type')!r}; only LORA is served", "peft_type")
     if fields.get("bias", "none") != "none":
@@ -105,7 +106,7 @@ def _require_plain(where: str, fields: dict[str, Any]) -> None:
             raise AdapterRefused(f"{where}: {name} is {_short(value)}: {text}", name)
 
 
-def _patterns(where: str, name: str, fields: dict[str, Any]) -> list[tuple[str, Any]]:
+def _patterns(where: str, name: str, fields: Json) -> list[tuple[str, Any]]:
     found = fields.get(name) or {}
     if not isinstance(found, dict) or len(found) > MOST_PATTERNS:
         raise AdapterRefused(f"{where}: {name} must be an object of {MOST_PATTERNS} entries at most", name)
@@ -119,7 +120,7 @@ def _patterns(where: str, name: str, fields: dict[str, Any]) -> list[tuple[str, 
     return list(found.items())
 
 
-def _by_pattern(found: dict[str, Any], module: str, default: Any) -> Any:
+def _by_pattern(found: Json, module: str, default: Any) -> Any:
     for pattern, value in found.items():
         if pattern == module or re.fullmatch(rf"(.*\.)?({pattern})", module):
             return value

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from baton.engine.adapters.directory import PARAM, AdapterFiles
 from baton.protos.errors import AdapterRefused
+from baton.protos.json import Json
 
 FILE = "adapter_model.safetensors"
 MOST_HEADER = 8 << 20  # bytes; a header has some hundred per tensor
@@ -75,7 +76,7 @@ def read_header(files: AdapterFiles, descriptor: int, size: int, most_tensors: i
     where = f"{files.path}/{FILE}"
     length = _length(where, descriptor, size)
     try:
-        found = msgspec.json.decode(os.pread(descriptor, length, _LENGTH.size), type=dict[str, Any])
+        found = msgspec.json.decode(os.pread(descriptor, length, _LENGTH.size), type=Json)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise AdapterRefused(f"{where}: the header is no JSON object: {error}", PARAM) from None
     found.pop("__metadata__", None)
@@ -116,7 +117,7 @@ def _entry(file: TensorFile, name: str, raw: object) -> TensorEntry:
     return TensorEntry(name, dtype, shape, begin, end)
 
 
-def _two_numbers(file: TensorFile, name: str, raw: dict[str, Any], field: str) -> tuple[int, int]:
+def _two_numbers(file: TensorFile, name: str, raw: Json, field: str) -> tuple[int, int]:
     found = raw.get(field)
     if isinstance(found, list) and len(found) == 2 and all(type(x) is int and 0 <= x < 1 << 48 for x in found):
         return found[0], found[1]

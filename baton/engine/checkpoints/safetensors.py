@@ -20,6 +20,7 @@ from baton.engine.program.program import Weight
 from baton.engine.program.rank_program import Rows
 from baton.engine.program.stacked import part_of, stacked_source
 from baton.protos.errors import CheckpointError
+from baton.protos.json import Json
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -112,7 +113,7 @@ class Checkpoint:
         where = self._files.get(name) or next(iter(self._handles))
         return CheckpointError(f"{where}: tensor {name} {problem}", "model")
 
-    def fingerprint(self, config: dict[str, Any]) -> str:
+    def fingerprint(self, config: Json) -> str:
         """Returns a hex SHA-256 over ``config`` and each tensor's name, dtype, shape and bytes, in the order of
         names.
 
@@ -207,7 +208,7 @@ def _files(directory: Path) -> dict[str, Path]:
 
 def _weight_map(index: Path) -> dict[str, str]:
     try:
-        found = msgspec.json.decode(index.read_bytes(), type=dict[str, Any])
+        found = msgspec.json.decode(index.read_bytes(), type=Json)
         return msgspec.convert(found.get("weight_map"), dict[str, str])
     except (OSError, msgspec.MsgspecError) as error:
         raise CheckpointError(f"{index} can't be read as a shard index: {error}", "model") from error

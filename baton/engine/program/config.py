@@ -7,12 +7,12 @@ Knows nothing of tensors or architectures' defaults. It reads both spellings: tr
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
 from baton.engine.program.program import Rope
 from baton.protos.errors import CheckpointError
+from baton.protos.json import Json
 
 DEFAULT_ROPE_THETA = 10000.0  # Hugging Face's default base of the rotary frequencies
 
@@ -22,7 +22,7 @@ class ModelConfig:
     without one, CheckpointError names it.
     """
 
-    def __init__(self, path: Path, fields: dict[str, Any], eos_token_ids: tuple[int, ...]) -> None:
+    def __init__(self, path: Path, fields: Json, eos_token_ids: tuple[int, ...]) -> None:
         self.path = path
         self.fields = fields
         self.eos_token_ids = eos_token_ids
@@ -131,7 +131,7 @@ class ModelConfig:
         """Returns a copy of the config with field ``name`` set to ``value`` if it is absent or null."""
         return ModelConfig(self.path, self.fields | {name: self._get(name, value)}, self.eos_token_ids)
 
-    def part(self, name: str, defaults: dict[str, Any] | None = None) -> ModelConfig:
+    def part(self, name: str, defaults: Json | None = None) -> ModelConfig:
         """Returns the config in field ``name``, an object, completed by ``defaults``. Raises CheckpointError if it
         is no object.
         """
@@ -149,7 +149,7 @@ class ModelConfig:
             raise self.error("rope_parameters", "must be an object")
         return self.rope_of(raw, default_theta)
 
-    def rope_of(self, raw: dict[str, Any], default_theta: float) -> Rope:
+    def rope_of(self, raw: Json, default_theta: float) -> Rope:
         """Returns the rotary embedding's parameters in ``raw``, an object of config.json such as
         ``rope_parameters``. Raises CheckpointError.
         """
@@ -164,7 +164,7 @@ class ModelConfig:
                 parameters[name] = float(self.fields[name])
         return Rope(str(kind), float(theta), parameters, (self._factors(raw, "short"), self._factors(raw, "long")))
 
-    def _factors(self, raw: dict[str, Any], which: str) -> tuple[float, ...]:
+    def _factors(self, raw: Json, which: str) -> tuple[float, ...]:
         found = raw.get(f"{which}_factor") or []
         if not isinstance(found, list) or not all(isinstance(each, int | float) for each in found):
             raise self.error(f"{which}_factor", "must be a list of numbers")
@@ -179,7 +179,7 @@ class ModelConfig:
         return default if found is None else found
 
 
-def _read_json(path: Path) -> dict[str, Any]:
+def _read_json(path: Path) -> Json:
     try:
         return _decoded(path.read_bytes())
     except FileNotFoundError:
@@ -188,10 +188,10 @@ def _read_json(path: Path) -> dict[str, Any]:
         raise CheckpointError(f"{path} can't be read as a JSON object: {error}", "model") from error
 
 
-def _decoded(content: bytes) -> dict[str, Any]:
+def _decoded(content: bytes) -> Json:
     """Returns a JSON object; infinities, which Python writes and JSON lacks, are read as null."""
     try:
-        return msgspec.json.decode(content, type=dict[str, Any])
+        return msgspec.json.decode(content, type=Json)
     except msgspec.DecodeError:
         if b"Infinity" not in content:
             raise

@@ -15,8 +15,6 @@ for e4m3.
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
@@ -26,6 +24,7 @@ from baton.engine.quant.fp8 import rows_scale, scaled
 from baton.engine.quant.gptq import unpack
 from baton.kernels.linear.codes import Codes, e2m1, nibbles
 from baton.kernels.linear.integers import Integers, Scaled
+from baton.protos.json import Json
 
 PLAIN = ("int-quantized", "float-quantized", "naive-quantized", "pack-quantized", "mixed-precision")
 FORMATS = (*PLAIN, "mxfp4-pack-quantized", "nvfp4-pack-quantized")
@@ -53,7 +52,7 @@ def reader(model: ModelConfig, tensors: Tensors) -> Reader:
     return CompressedReader(tensors, next(iter(blocks), None), are_e4m3)
 
 
-def _require_known(model: ModelConfig, weights: dict[str, Any]) -> None:
+def _require_known(model: ModelConfig, weights: Json) -> None:
     kind = weights.get("type"), weights.get("num_bits")
     if kind not in KINDS:
         text = f"has {kind[1]}-bit {kind[0]} weights; int4, int8, fp8 and fp4 are known"

@@ -24,6 +24,7 @@ from baton.engine.quant.ggml.blocks import KINDS
 from baton.kernels.linear.codes import Codes
 from baton.kernels.linear.integers import Integers, Part
 from baton.protos.errors import CheckpointError
+from baton.protos.json import Json
 
 FULL_HASH_BYTES, SAMPLE_BYTES, SAMPLES = 256 << 20, 1 << 20, 32
 FAMILIES = ("llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen3_moe")  # whose names and values are known here
@@ -125,7 +126,7 @@ class GgufCheckpoint:
     def _error(self, found: Any, problem: str) -> CheckpointError:
         return CheckpointError(f"{self._path}: tensor {found.name} {problem}", "model")
 
-    def fingerprint(self, config: dict[str, Any]) -> str:
+    def fingerprint(self, config: Json) -> str:
         """Returns a hex SHA-256 over ``config`` and the file: all of it up to 256 MiB, above that 32 pieces of 1
         MiB.
         """

@@ -9,13 +9,13 @@ import json
 import re
 import tomllib
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
 from baton.gguf_files.folder import folder_of, is_gguf
 from baton.planner.costs.precision import Precision, of_checkpoint, of_gguf
 from baton.protos.errors import ConfigError
+from baton.protos.json import Json
 
 KNOWN = Path(__file__).parent / "models.toml"
 TIED = ("gemma2", "gemma3_text")  # architectures whose head is the table unless config.json says otherwise
@@ -98,7 +98,7 @@ def from_config(path: str) -> ModelShape:
     return shape if plain or not size else msgspec.structs.replace(shape, precision=of_gguf(size, shape.weights))
 
 
-def _shape(config: dict[str, Any], file: Path) -> ModelShape:
+def _shape(config: Json, file: Path) -> ModelShape:
     for field, what in UNMODELLED.items():
         if config.get(field):
             raise ConfigError(

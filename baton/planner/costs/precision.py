@@ -8,11 +8,11 @@ Torch-free. Knows nothing of shapes or hardware. The bits include scales and min
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import msgspec
 
 from baton.protos.errors import ConfigError
+from baton.protos.json import Json
 
 PLAIN = 16.0  # bits of bf16
 GROUP_BITS = 32.0  # a float16 scale and minimum per group of inputs
@@ -48,7 +48,7 @@ class Precision(msgspec.Struct, frozen=True):
         return self == Precision()
 
 
-def of_checkpoint(config: dict[str, Any]) -> Precision:
+def of_checkpoint(config: Json) -> Precision:
     """Returns the precision by a config.json's ``quantization_config``.
 
     Raises ConfigError for what the engine can't read.
@@ -79,7 +79,7 @@ def of_gguf(file_bytes: int, weights: int) -> Precision:
     return Precision(linear=bits, head=bits, packed=True, name="GGUF weights")
 
 
-def _grouped(settings: dict[str, Any]) -> float:
+def _grouped(settings: Json) -> float:
     """GPTQ's and AWQ's bits per weight."""
     bits = int(settings.get("bits") or settings.get("w_bit") or 0)
     if bits not in (2, 3, 4, 8):
@@ -89,7 +89,7 @@ def _grouped(settings: dict[str, Any]) -> float:
     return bits + (GROUP_BITS / group if group > 0 else 0.0)
 
 
-def _compressed(settings: dict[str, Any]) -> float:
+def _compressed(settings: Json) -> float:
     """compressed-tensors' bits per weight, of the widest of its groups of layers."""
     found = []
     for group in (settings.get("config_groups") or {}).values():
@@ -106,23 +106,23 @@ def _compressed(settings: dict[str, Any]) -> float:
     return max(found)
 
 
-def _bitsandbytes(settings: dict[str, Any]) -> float:
+def _bitsandbytes(settings: Json) -> float:
     """bitsandbytes' bits per weight: NF4's and FP4's blocks have a float16 scale each here."""
     return 8.0 if settings.get("load_in_8bit") else 4.0 + SCALE_BITS / NF4_BLOCK
 
 
-def _fp8(settings: dict[str, Any]) -> float:
+def _fp8(settings: Json) -> float:
     """Bits per weight of e4m3, in blocks or not."""
     block = settings.get("weight_block_size")
     return 8.0 + (SCALE_BITS / int(block[1]) if block else 0.0)
 
 
-def _mxfp4(settings: dict[str, Any]) -> float:
+def _mxfp4(settings: Json) -> float:
     """Returns the bits of experts, which are nearly all of the weights: 32 values of 4 bits share a scale of 8."""
     return 4.0 + 8.0 / 32.0
 
 
-_LINEAR_BITS: dict[str, Callable[[dict[str, Any]], float]] = {
+_LINEAR_BITS: dict[str, Callable[[Json], float]] = {
     "bitsandbytes": _bitsandbytes,
     "compressed-tensors": _compressed,
     "fp8": _fp8,

@@ -14,6 +14,7 @@ import yaml
 from baton.planner.costs.data_sheets import accelerators
 from baton.planner.costs.model_shape import ModelShape
 from baton.protos.errors import ConfigError
+from baton.protos.json import Json
 
 WIDTHS = ("intermediate_size", "num_attention_heads", "num_key_value_heads")
 ABOVE_PEAK = 1.1  # of the data sheet's bandwidth: a timing says more only if it is of a smaller part
@@ -83,7 +84,7 @@ class ProfileMeta:
         return self._number("alpha_default", fit.get("alpha_default") or 0.0)
 
     @property
-    def _overrides(self) -> dict[str, Any]:
+    def _overrides(self) -> Json:
         return self._section("engine_effective", "hf_overrides")
 
     def _section(self, *names: object) -> dict[Any, Any]:

@@ -18,6 +18,7 @@ from baton.planner.costs.model_shape import ModelShape
 from baton.planner.costs.operators import RankLink
 from baton.planner.recorded.vllm_engine import VllmSettings
 from baton.protos.errors import ConfigError
+from baton.protos.json import Json
 from baton.protos.nouns import BLOCK_TOKENS
 
 GIB = 1 << 30
@@ -49,8 +50,8 @@ class VllmRun(msgspec.Struct, frozen=True):
     model: str
     tp: int
     requests: tuple[RecordedRequest, ...]
-    meta: dict[str, Any]
-    instance: dict[str, Any]
+    meta: Json
+    instance: Json
     link: RankLink | None
     left_out: int = 0
 
@@ -80,7 +81,7 @@ def load_run(folder: str) -> VllmRun:
     return msgspec.structs.replace(run, tp=tp, link=link)
 
 
-def _require_one_engine(run: VllmRun, config: dict[str, Any]) -> None:
+def _require_one_engine(run: VllmRun, config: Json) -> None:
     engines = sum(len(node["instances"]) for node in config["nodes"])
     for field, value, alone in (
         ("instances", engines, 1),
@@ -169,7 +170,7 @@ def _requests(file: Path) -> tuple[tuple[RecordedRequest, ...], int]:
 
 def _request(file: Path, number: int, line: str) -> RecordedRequest | None:
     try:
-        fields = msgspec.json.decode(line, type=dict[str, Any])
+        fields = msgspec.json.decode(line, type=Json)
         if any(name in fields and fields[name] is None for name in NEEDED) or fields.get("output_toks") == 0:
             return None
         found = msgspec.convert(fields, RecordedRequest)
@@ -180,7 +181,7 @@ def _request(file: Path, number: int, line: str) -> RecordedRequest | None:
     return found
 
 
-def _json(file: Path) -> dict[str, Any]:
+def _json(file: Path) -> Json:
     try:
         found = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:

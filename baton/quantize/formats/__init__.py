@@ -11,6 +11,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from baton.protos.json import Json
 from baton.quantize.quantized_weight import QuantizedWeight
 from baton.quantize.schemes import Recipe
 
@@ -18,7 +19,7 @@ from baton.quantize.schemes import Recipe
 class Format(Protocol):
     """The functions of a module of this package."""
 
-    def settings(self, recipe: Recipe, ignored: list[str]) -> dict[str, Any]:
+    def settings(self, recipe: Recipe, ignored: list[str]) -> Json:
         """Returns the ``quantization_config`` of config.json; ``ignored`` are the modules that stay unquantized."""
 
     def tensors(self, rounded: QuantizedWeight, dtype: torch.dtype) -> dict[str, Tensor]:

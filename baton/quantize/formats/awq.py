@@ -6,11 +6,10 @@ Knows nothing of models. qweight int32 (k, n / 8) and qzeros int32 (groups, n / 
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
+from baton.protos.json import Json
 from baton.quantize.packing import words
 from baton.quantize.quantized_weight import QuantizedWeight
 from baton.quantize.schemes import Recipe
@@ -18,7 +17,7 @@ from baton.quantize.schemes import Recipe
 ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 
 
-def settings(recipe: Recipe, ignored: list[str]) -> dict[str, Any]:
+def settings(recipe: Recipe, ignored: list[str]) -> Json:
     """Returns the ``quantization_config`` of config.json; ``ignored`` are the modules that stay unquantized."""
     return {
         "quant_method": "awq",

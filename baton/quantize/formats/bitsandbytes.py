@@ -7,13 +7,12 @@ settings are JSON as bytes. Sources: https://arxiv.org/abs/2305.14314, https://a
 
 from __future__ import annotations
 
-from typing import Any
-
 import msgspec
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from baton.protos.json import Json
 from baton.quantize.packing import nibbles
 from baton.quantize.quantized_weight import QuantizedWeight
 from baton.quantize.schemes import Recipe
@@ -22,7 +21,7 @@ NESTED = 256  # blocks whose magnitudes share a scale
 NAMES = {torch.bfloat16: "bfloat16", torch.float16: "float16", torch.float32: "float32"}
 
 
-def settings(recipe: Recipe, ignored: list[str]) -> dict[str, Any]:
+def settings(recipe: Recipe, ignored: list[str]) -> Json:
     """Returns the ``quantization_config`` of config.json; ``ignored`` are the modules that stay unquantized."""
     return {
         "quant_method": "bitsandbytes",

@@ -5,11 +5,10 @@ Knows nothing of models. Source: https://github.com/vllm-project/compressed-tens
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
+from baton.protos.json import Json
 from baton.quantize.grids import E4M3_TOP
 from baton.quantize.packing import nibbles, words
 from baton.quantize.quantized_weight import QuantizedWeight
@@ -18,7 +17,7 @@ from baton.quantize.schemes import MX_BLOCK, Recipe
 BIAS = 127  # of E8M0 exponents
 
 
-def settings(recipe: Recipe, ignored: list[str]) -> dict[str, Any]:
+def settings(recipe: Recipe, ignored: list[str]) -> Json:
     """Returns the ``quantization_config`` of config.json; ``ignored`` are the modules that stay unquantized."""
     form, weights, inputs = _schemes(recipe)
     group = {"targets": ["Linear"], "weights": weights, "input_activations": inputs, "output_activations": None}
@@ -32,7 +31,7 @@ def settings(recipe: Recipe, ignored: list[str]) -> dict[str, Any]:
     }
 
 
-def _schemes(recipe: Recipe) -> tuple[str, dict[str, Any], dict[str, Any] | None]:
+def _schemes(recipe: Recipe) -> tuple[str, Json, Json | None]:
     """Returns the format's name, the scheme of the weights, and that of the activations (None: unquantized)."""
     if recipe.method == "fp8":
         return "float-quantized", _numbers("float", 8, "channel"), _numbers("float", 8, "token", dynamic=True)
@@ -49,9 +48,7 @@ def _schemes(recipe: Recipe) -> tuple[str, dict[str, Any], dict[str, Any] | None
     return "pack-quantized", weights, None
 
 
-def _numbers(
-    kind: str, bits: int, strategy: str, group: int | None = None, dynamic: bool = False
-) -> dict[str, Any]:
+def _numbers(kind: str, bits: int, strategy: str, group: int | None = None, dynamic: bool = False) -> Json:
     return {
         "type": kind, "num_bits": bits, "strategy": strategy, "group_size": group, "symmetric": True,
         "dynamic": dynamic,

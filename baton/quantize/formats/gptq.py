@@ -7,18 +7,17 @@ https://github.com/AutoGPTQ/AutoGPTQ.
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
+from baton.protos.json import Json
 from baton.quantize.methods.gptq import DAMP
 from baton.quantize.packing import words
 from baton.quantize.quantized_weight import QuantizedWeight, group_numbers
 from baton.quantize.schemes import Recipe
 
 
-def settings(recipe: Recipe, ignored: list[str]) -> dict[str, Any]:
+def settings(recipe: Recipe, ignored: list[str]) -> Json:
     """Returns the ``quantization_config`` of config.json; ``ignored`` is not used."""
     return {
         "quant_method": "gptq",

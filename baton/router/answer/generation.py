@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import msgspec
 
+from baton.protos.json import Json
 from baton.protos.nouns import Sampling
-from baton.router.access.json import Json
 from baton.router.request.context import RequestContext
 from baton.router.request.request import RouterRequest
 from baton.router.request.weights import WeightsPin

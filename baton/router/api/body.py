@@ -10,7 +10,7 @@ from typing import Any, ClassVar, TypeVar
 from pydantic import BaseModel, ConfigDict, GetCoreSchemaHandler, ValidationError
 
 from baton.protos.errors import InvalidRequest
-from baton.router.access.json import Json
+from baton.protos.json import Json
 
 SCHEMA_REF = "#/components/schemas/{model}"
 B = TypeVar("B", bound="Body")

@@ -11,7 +11,7 @@ import orjson
 from starlette.responses import Response
 
 from baton.protos.errors import BatonError
-from baton.router.access.json import Json
+from baton.protos.json import Json
 
 # Codes that clients of OpenAI look for; every other code is the error's own label.
 _CODES = {

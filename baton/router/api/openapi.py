@@ -13,7 +13,7 @@ from fastapi import FastAPI, Request
 from pydantic.json_schema import models_json_schema
 from starlette.responses import Response
 
-from baton.router.access.json import Json
+from baton.protos.json import Json
 from baton.router.api.batch.routes import BatchBody
 from baton.router.api.body import SCHEMA_REF, Body
 from baton.router.api.open_inference.rest import GenerateBody, InferBody

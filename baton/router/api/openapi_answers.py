@@ -5,7 +5,7 @@ Knows nothing of how an answer is made; ``tests/router/test_schemathesis.py`` ho
 
 from __future__ import annotations
 
-from baton.router.access.json import Json
+from baton.protos.json import Json
 
 TEXT: Json = {"type": "string"}
 COUNT: Json = {"type": "integer", "minimum": 0}

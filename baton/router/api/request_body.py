@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 from pydantic import ConfigDict, model_validator
 
 from baton.protos.errors import InvalidRequest
-from baton.router.access.json import Json
+from baton.protos.json import Json
 from baton.router.api.body import Body
 from baton.router.api.foreign_fields import reason, refusable, refusal
 

@@ -14,7 +14,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from baton.protos.errors import BatonError, Cancelled
-from baton.router.access.json import Json
+from baton.protos.json import Json
 from baton.router.api.disconnect import until_disconnect
 from baton.router.api.errors import error_json
 

@@ -19,8 +19,8 @@ from typing import Protocol
 import msgspec
 
 from baton.protos.errors import BatonError
+from baton.protos.json import Json
 from baton.protos.rpc import heed_cancel
-from baton.router.access.json import Json
 from baton.router.observe.trail import Trail, TrailWriter, choice_json
 from baton.router.request.request import ChoiceSummary, RouterRequest
 

@@ -10,7 +10,7 @@ from collections.abc import Callable
 import msgspec
 
 from baton.protos.errors import BatonError
-from baton.router.access.json import Json
+from baton.protos.json import Json
 from baton.router.policies import Option, RoutingDecision
 from baton.router.request.request import ChoiceSummary
 

@@ -15,8 +15,8 @@ import msgspec
 
 from baton.cluster.adapters import AdapterEntry
 from baton.protos.errors import CheckpointError, InvalidRequest, ModelNotFound, NoWorker
+from baton.protos.json import Json
 from baton.router.access.caller import CALLER
-from baton.router.access.json import Json
 from baton.router.request.request import ServedModel
 from baton.router.text.embedding_style import EmbeddingStyle, embedding_style
 from baton.router.text.encoder_style import EncoderStyle, encoder_style

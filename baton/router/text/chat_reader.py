@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import msgspec
 
-from baton.router.access.json import Json
+from baton.protos.json import Json
 from baton.router.text.reasoning_parsers import ReasoningParser
 from baton.router.text.tool_parsers import ArgumentsEvent, CallEvent, Event, TextEvent, ToolParser
 

@@ -19,7 +19,7 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from baton.protos.errors import CheckpointError, InvalidRequest
-from baton.router.access.json import Json
+from baton.protos.json import Json
 
 ChatMessage = Mapping[str, Any]
 PLAIN = """\

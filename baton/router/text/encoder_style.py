@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import numpy as np
 
 from baton.protos.errors import CheckpointError
+from baton.protos.json import Json
 from baton.router.text.model import TextModel
 from baton.router.text.reranking import TokenLimits
 
@@ -70,7 +70,7 @@ class _Config(msgspec.Struct):
     vocab_size: int = 0
     type_vocab_size: int = 2
     architectures: list[str] | None = None
-    sentence_transformers: dict[str, Any] | None = None
+    sentence_transformers: Json | None = None
     sbert_ce_default_activation_function: str | None = None
 
 

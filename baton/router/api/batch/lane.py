@@ -18,10 +18,10 @@ import orjson
 from baton.cluster.batch_nouns import BatchJob, JobClaim, JobClaimLost, StoredFile
 from baton.cluster.batch_store import BatchStore
 from baton.protos.errors import BatonError, QuotaExceeded, StorageFull, Unauthenticated, Unavailable
+from baton.protos.json import Json
 from baton.protos.outlasting import outlasted
 from baton.protos.rpc import heed_cancel, settled
 from baton.router.access.caller import CALLER, Caller
-from baton.router.access.json import Json
 from baton.router.access.keys import ApiKey
 from baton.router.answer.service import GenerationService
 from baton.router.api.batch.lines import BatchLine, answer_line, read_lines

@@ -12,7 +12,7 @@ import msgspec
 import orjson
 
 from baton.protos.errors import BatonError, InvalidRequest, QuotaExceeded
-from baton.router.access.json import Json
+from baton.protos.json import Json
 from baton.router.answer.service import GenerationService
 from baton.router.api.errors import error_json
 from baton.router.api.large import parsed, require_light

@@ -18,8 +18,8 @@ from starlette.responses import Response
 from baton.cluster.batch_nouns import BatchJob, ListPage, StoredFile
 from baton.cluster.batch_store import BatchStore
 from baton.protos.errors import BodyTooLarge, Cancelled, InvalidRequest, QuotaExceeded, RequestUnknown, Unavailable
+from baton.protos.json import Json
 from baton.router.access.caller import CALLER
-from baton.router.access.json import Json
 from baton.router.api.batch.lines import read_lines
 from baton.router.api.body import body_docs
 from baton.router.api.errors import json_response

@@ -11,9 +11,9 @@ from typing import TypeAlias
 import grpc
 
 from baton.protos.errors import BatonError, InvalidRequest
+from baton.protos.json import Json
 from baton.protos.v1 import open_inference_pb2 as pb
 from baton.protos.v1 import open_inference_pb2_grpc as pb_grpc
-from baton.router.access.json import Json
 from baton.router.answer.service import GenerationService
 from baton.router.answer.stream import open_answer
 from baton.router.answer.validate import check_count

@@ -16,7 +16,7 @@ from pydantic import Field
 from starlette.responses import Response
 
 from baton.protos.errors import BatonError, InvalidRequest, NoWorker
-from baton.router.access.json import Json
+from baton.protos.json import Json
 from baton.router.answer.service import GenerationService
 from baton.router.answer.validate import check_count
 from baton.router.api.body import Body, body_docs, read_body_of

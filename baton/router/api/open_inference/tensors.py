@@ -15,8 +15,8 @@ import msgspec
 import numpy as np
 
 from baton.protos.errors import InvalidRequest, ModelNotFound
+from baton.protos.json import Json
 from baton.protos.version import product_version
-from baton.router.access.json import Json
 from baton.router.answer.service import GenerationService
 from baton.router.answer.validate import check_count
 from baton.router.api.body import read_body_of

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from baton.router.access.json import Json
+from baton.protos.json import Json
 from baton.router.answer.stream import TextDelta, Usage
 from baton.router.api.openai.shapes import Shape
 

@@ -11,7 +11,7 @@ from typing import Literal
 from pydantic import model_validator
 
 from baton.protos.errors import InvalidRequest
-from baton.router.access.json import Json
+from baton.protos.json import Json
 from baton.router.api.openai.messages import ConversationMessage
 from baton.router.api.openai.tools import ToolsBody
 from baton.router.text.model import TextModel

@@ -18,8 +18,8 @@ from pydantic import Field
 from starlette.responses import Response
 
 from baton.protos.errors import InvalidRequest
+from baton.protos.json import Json
 from baton.router.access.headers import clean_traceparent
-from baton.router.access.json import Json
 from baton.router.answer.generation import Generation, GenerationOptions
 from baton.router.answer.service import GenerationService
 from baton.router.answer.stream import open_answer

@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, model_validator
 
-from baton.router.access.json import Json
+from baton.protos.json import Json
 from baton.router.api.body import Body, FailFastModel
 from baton.router.api.large import require_light
 

@@ -11,8 +11,8 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from baton.protos.errors import InvalidRequest
+from baton.protos.json import Json
 from baton.protos.nouns import Grammar
-from baton.router.access.json import Json
 from baton.router.answer.validate import COMPLETION_TOKENS
 from baton.router.api.body import SCHEMA_REF, Body, body_docs, parse_body
 from baton.router.api.openai.conversation import ConversationBody

@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from itertools import accumulate
 from typing import Protocol
 
+from baton.protos.json import Json
 from baton.protos.nouns import TokenLogprob, TokenLogprobs
-from baton.router.access.json import Json
 from baton.router.answer.generation import Generation
 from baton.router.answer.stream import TextDelta, Usage
 from baton.router.text.chat_reader import AnswerFormat, ChatReader

@@ -12,8 +12,8 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field, model_validator
 
 from baton.protos.errors import InvalidRequest
+from baton.protos.json import Json
 from baton.protos.nouns import Grammar
-from baton.router.access.json import Json
 from baton.router.api.body import Body
 from baton.router.api.openai.schema_text import schema_text
 from baton.router.api.request_body import RequestBody

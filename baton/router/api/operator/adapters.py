@@ -15,8 +15,8 @@ from starlette.responses import Response
 
 from baton.cluster.adapters import AdapterEntry
 from baton.protos.errors import Forbidden, InvalidRequest
+from baton.protos.json import Json
 from baton.router.access.caller import CALLER
-from baton.router.access.json import Json
 from baton.router.api.body import Body, body_docs
 from baton.router.api.errors import json_response
 from baton.router.api.large import parsed

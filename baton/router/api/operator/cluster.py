@@ -21,8 +21,8 @@ from starlette.responses import RedirectResponse, Response, StreamingResponse
 
 from baton.cluster.holds import SlotHold
 from baton.protos.errors import Forbidden, InvalidRequest, Unavailable, WorkerUnknown
+from baton.protos.json import Json
 from baton.router.access.caller import CALLER
-from baton.router.access.json import Json
 from baton.router.api.body import Body, body_docs
 from baton.router.api.errors import json_response
 from baton.router.api.large import parsed

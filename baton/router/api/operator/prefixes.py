@@ -16,9 +16,9 @@ from starlette.responses import Response
 
 from baton.cluster.prefix_pins import PinnedPrefix
 from baton.protos.errors import Forbidden, InvalidRequest
+from baton.protos.json import Json
 from baton.router.access.caller import CALLER
 from baton.router.access.headers import clean_traceparent
-from baton.router.access.json import Json
 from baton.router.answer.generation import Generation, GenerationOptions
 from baton.router.answer.service import GenerationService
 from baton.router.answer.stream import open_answer

@@ -17,8 +17,8 @@ from starlette.responses import Response
 
 from baton.cluster.advice import AdviceStore, RatioPin, TimelineEntry
 from baton.protos.errors import BatonError, Forbidden, InvalidRequest, Unavailable
+from baton.protos.json import Json
 from baton.router.access.caller import CALLER
-from baton.router.access.json import Json
 from baton.router.api.body import Body, body_docs
 from baton.router.api.errors import json_response
 from baton.router.api.large import parsed

@@ -8,7 +8,7 @@ from __future__ import annotations
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from baton.router.access.json import Json
+from baton.protos.json import Json
 from baton.router.answer.service import GenerationService
 from baton.router.api.disconnect import until_disconnect
 from baton.router.api.errors import error_json

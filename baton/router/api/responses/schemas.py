@@ -10,7 +10,7 @@ from typing import ClassVar, Literal
 from pydantic import Field, model_validator
 
 from baton.protos.errors import InvalidRequest
-from baton.router.access.json import Json
+from baton.protos.json import Json
 from baton.router.api.body import Body, read_body_of
 from baton.router.api.openai.schemas import ChatBody, SamplingBody, StreamOptions
 from baton.router.api.openai.tools import Name
