@@ -21,6 +21,7 @@ from baton.decode_worker.engine.job import DecodeJob
 from baton.decode_worker.engine.pace import StepPace
 from baton.decode_worker.engine.requests import RequestState
 from baton.decode_worker.engine.scheduler import DecodeScheduler
+from baton.decode_worker.engine.starvation import Starvation
 from baton.decode_worker.engine.swap import SwapArea
 from baton.engine.plan import SampledToken, SequenceStep, mirror_of
 from baton.engine.request_checks import check_request
@@ -35,7 +36,6 @@ from baton.protos.errors import Draining, HandoffRefused, LeaseUnknown, Overload
 from baton.protos.nouns import StepSample
 
 LEASE_ID_BYTES = 16  # too many to guess
-SHARED_S = 10.0  # seconds that a sequence without a page waits for pages that others read or fill
 
 
 class DecodeLimits(NamedTuple):
@@ -68,19 +68,13 @@ class DecodeLoop(StepLoop):
         self.pace = StepPace(limits.pace_s, parts.cores.prompts_beside, parts.clock)
         self.swap = SwapArea.beside(parts.memory, self.spec.layout, self.pool.pages) if parts.memory else None
         self.drafter, self.ahead = drafter, ReadAhead(drafter, parts.clock)
+        sight = Sight.of(self.spec.layout)
         self.scheduler = DecodeScheduler(
-            self.pool,
-            limits.max_batch,
-            limits.chunk_tokens,
-            self.budget,
-            self.swap,
-            drafter,
-            parts.rules,
-            Sight.of(self.spec.layout),
+            self.pool, limits.max_batch, limits.chunk_tokens, self.budget, self.swap, drafter, parts.rules, sight
         )
         self.entropy = entropy
         self.leases_swept = 0
-        self._starving_since: float | None = None
+        self.starvation = Starvation(self.pool, parts.sharing, parts.clock)
         self._ages = 0
         self._outputs: list[ch.Output] = []
         self._late: set[int] = set()  # answers whose grammars owe a word on the last token
@@ -100,7 +94,7 @@ class DecodeLoop(StepLoop):
         plan, took = self.scheduler.plan(), 0.0
         if plan.items:
             self.pace.begin()
-            self._starving_since = None
+            self.starvation.clear()
             outcome = self.compute(plan)
             took = outcome.seconds
             self._observe(plan.shape(took))
@@ -356,28 +350,15 @@ class DecodeLoop(StepLoop):
     def _fail_starved(self) -> bool:
         """Fails the oldest sequence if nothing can run and no page can come free for it; returns whether it did."""
         oldest = self.scheduler.starved()
-        if (
-            oldest is None
-            or self.pool.snapshot_counts().quarantined
-            or self._shares_may_end()
-            or any(a.awaited for a in self.requests.values())
-        ):
+        if oldest is None or not self.starvation.is_hopeless() or any(a.awaited for a in self.requests.values()):
             return False
-        self._starving_since = None
+        self.starvation.clear()
         error = PoolExhausted(
             f"{len(oldest.sequence.tokens)} tokens don't fit the pool of {self.pool.pages} pages; give it more",
             "pages",
         )
         self.fail(oldest.sequence.seq, error)
         return True
-
-    def _shares_may_end(self) -> bool:
-        """Returns whether pages that others read or fill may still come back in time."""
-        if not len(self.parts.sharing):
-            return False
-        if self._starving_since is None:
-            self._starving_since = self.clock()
-        return self.clock() - self._starving_since < SHARED_S
 
     # ---- counts ----
 

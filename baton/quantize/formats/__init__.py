@@ -6,7 +6,7 @@ Knows nothing of how weights were rounded. A module is named after its ``quant_m
 from __future__ import annotations
 
 from importlib import import_module
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor

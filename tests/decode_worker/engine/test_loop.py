@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from baton.decode_worker.engine.loop import SHARED_S, DecodeLimits, DecodeLoop
+from baton.decode_worker.engine.loop import DecodeLimits, DecodeLoop
+from baton.decode_worker.engine.starvation import SHARED_S
 from baton.engine.backends.paced.runner import PacedRunner, paced_answer, rows_after
 from baton.engine.plan import StepPlan, StepResult
 from baton.engine.steps.loop import EngineParts
