@@ -27,7 +27,8 @@ import msgspec
 
 from baton.cost.curves import exposed_seconds, prefill_seconds, transfer_seconds
 from baton.cost.profiles import PacedProfile, load_profile
-from baton.protos.nouns import BLOCK_TOKENS, StepCurve
+from baton.protos.measurements import StepCurve
+from baton.protos.nouns import BLOCK_TOKENS
 from baton.router.policies import ClusterSnapshot, Policy, RoutingRequest, load_policy, names
 from baton.router.policies.adjustments.prefix_fetch import uncached, with_fetch
 from bench.replayed_worker import SLO_TPOT_S, Call, Worker

@@ -41,7 +41,7 @@ from baton.planner.score import Slo, score, tpot, ttft
 from baton.planner.simulator.cluster import ClusterScenario, ClusterSim, SimSettings
 from baton.planner.simulator.flight import Flight
 from baton.planner.traces.trace import Trace, TraceRequest, read_trace
-from baton.protos.nouns import TransferCurve
+from baton.protos.measurements import TransferCurve
 
 DATA = Path(__file__).parent / "data" / "published.toml"
 LENGTHS = DATA.with_name("sharegpt_lengths.csv")

@@ -13,7 +13,8 @@ import msgspec
 from baton.cost.curves import decode_seconds
 from baton.cost.profiles import PacedProfile
 from baton.prefill_worker.engine.scheduler import AGING_TOKENS_PER_S
-from baton.protos.nouns import BLOCK_TOKENS, KvLayout, WorkerInfo, WorkerLoad
+from baton.protos.measurements import WorkerLoad
+from baton.protos.nouns import BLOCK_TOKENS, KvLayout, WorkerInfo
 from baton.router.policies import Candidate, RoutingDecision
 
 HASHED = 512  # tokens of a block of the trace

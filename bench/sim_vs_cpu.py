@@ -38,7 +38,8 @@ from baton.planner.simulator.flight import Flight
 from baton.planner.simulator.shared_cores import CoreSharing
 from baton.planner.traces.trace import Trace, TraceRequest
 from baton.protos.errors import StartupError
-from baton.protos.nouns import BLOCK_TOKENS, TransferCurve
+from baton.protos.measurements import TransferCurve
+from baton.protos.nouns import BLOCK_TOKENS
 from bench import sim_vs_paced
 from bench.paced_load import Answered, Arrival, drive
 from bench.sim_vs_paced import BATCH, LOCAL_TOKENS, Row, arrivals, figures, report

@@ -16,7 +16,8 @@ from baton.cluster.membership import PolledRoster
 from baton.cost.profiles import Overhead
 from baton.planner.figures import percentile
 from baton.protos.errors import NoWorker
-from baton.protos.nouns import TransferCurve, WorkerInfo
+from baton.protos.measurements import TransferCurve
+from baton.protos.nouns import WorkerInfo
 from baton.protos.v1 import worker_pb2 as w
 from baton.router.workers.decode_session import DecodeLease
 from baton.router.workers.link import DecodeLink, WorkerLink

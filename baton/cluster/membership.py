@@ -20,7 +20,8 @@ from redis.exceptions import RedisError
 
 from baton.cluster.departures import KEPT, Departure, Departures
 from baton.cluster.prefix_index import PrefixPublisher
-from baton.protos.nouns import WorkerInfo, WorkerLoad
+from baton.protos.measurements import WorkerLoad
+from baton.protos.nouns import WorkerInfo
 from baton.protos.rpc import heed_cancel
 
 log = logging.getLogger("baton.cluster")

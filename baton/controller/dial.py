@@ -22,7 +22,8 @@ from baton.planner.score import Slo
 from baton.planner.simulator.cluster import ClusterScenario, SimSettings
 from baton.planner.sweep import sweep
 from baton.planner.traces.trace import Trace, TraceRequest
-from baton.protos.nouns import BLOCK_TOKENS, StepCurve, TransferCurve
+from baton.protos.measurements import StepCurve, TransferCurve
+from baton.protos.nouns import BLOCK_TOKENS
 
 MOST_REQUESTS = 1500
 LEAST_REQUESTS = 20

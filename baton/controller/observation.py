@@ -13,7 +13,8 @@ import msgspec
 
 from baton.cluster.traffic import ClassTraffic, TrafficSlice, by_class
 from baton.controller.pressure import BURSTS, Backlog, Demand, WorkerLimits, capacity, pressure
-from baton.protos.nouns import BLOCK_TOKENS, StepCurve, TransferCurve, WorkerInfo, WorkerLoad
+from baton.protos.measurements import StepCurve, TransferCurve, WorkerLoad
+from baton.protos.nouns import BLOCK_TOKENS, WorkerInfo
 
 __all__ = [
     "BLOCK_TOKENS",

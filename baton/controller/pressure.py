@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import msgspec
 
-from baton.protos.nouns import StepCurve
+from baton.protos.measurements import StepCurve
 
 BURSTS = 0.8  # share of its time that a prefill worker can work before bursts wait for long
 FULL_POOL = 0.9

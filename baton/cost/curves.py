@@ -5,7 +5,7 @@ Knows nothing of how a curve came about (``fit`` or ``profiles``) or of what is 
 
 from __future__ import annotations
 
-from baton.protos.nouns import StepCurve, StepSample, TransferCurve
+from baton.protos.measurements import StepCurve, StepSample, TransferCurve
 
 
 def step_features(sample: StepSample) -> tuple[float, float, float, float, float]:

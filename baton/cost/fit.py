@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from baton.cost.curves import step_features
-from baton.protos.nouns import StepCurve, StepSample, TransferCurve
+from baton.protos.measurements import StepCurve, StepSample, TransferCurve
 
 PRIOR_STEP = StepCurve(2e-3, 5e-5, 1e-9, 2e-4, 1e-7)
 PRIOR_TRANSFER = TransferCurve(1e-3, 1e-9)

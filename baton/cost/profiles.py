@@ -13,7 +13,7 @@ import msgspec
 
 from baton.protos.errors import ConfigError
 from baton.protos.json import Json
-from baton.protos.nouns import EngineWork, StepCurve, TransferCurve
+from baton.protos.measurements import EngineWork, StepCurve, TransferCurve
 
 FOLDER = Path(__file__).parent / "profiles"
 ROW_BYTES_MULTIPLE = 16

@@ -39,7 +39,7 @@ from baton.kv.wire.moving import (
     ToMover,
 )
 from baton.protos.errors import ConfigError
-from baton.protos.nouns import SharedPages
+from baton.protos.measurements import SharedPages
 
 TIMEOUT_S = 60.0  # seconds to join, because the other mover may be loading torch, and for one message
 MAX_MESSAGE = 64 << 10  # bytes of one message between the I/O process and its mover

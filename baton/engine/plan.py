@@ -18,7 +18,8 @@ from baton.engine.adapters.base import AdapterBase
 from baton.engine.adapters.packed import PackedAdapter
 from baton.engine.masks import Allowed
 from baton.protos.errors import RankLost
-from baton.protos.nouns import EngineWork, KvLayout, Sampling, SharedPages, StepSample, TokenLogprobs
+from baton.protos.measurements import EngineWork, SharedPages, StepSample
+from baton.protos.nouns import KvLayout, Sampling, TokenLogprobs
 
 
 class DraftedToken(msgspec.Struct, frozen=True, gc=False):

@@ -16,7 +16,8 @@ from baton.cluster.served_model import model_name
 from baton.controller.advice import slos
 from baton.controller.observation import ObservedWorker, fullness
 from baton.protos.json import Json
-from baton.protos.nouns import WorkerInfo, WorkerLoad
+from baton.protos.measurements import WorkerLoad
+from baton.protos.nouns import WorkerInfo
 from baton.protos.version import product_version
 from baton.router.compose.core import RouterCore
 from baton.router.observe.live import LiveStats

@@ -12,7 +12,7 @@ from baton.planner.score import Slo, tpot, ttft
 from baton.planner.simulator.cluster import ClusterScenario, ClusterSim, SimSettings
 from baton.planner.sweep import ratio_name
 from baton.planner.traces.trace import Trace, TraceRequest, read_trace
-from baton.protos.nouns import StepCurve, TransferCurve
+from baton.protos.measurements import StepCurve, TransferCurve
 from bench import flip, rerole, sim_vs_cpu, sim_vs_paced
 from bench.own_time import ANSWER, PROMPT, split
 from bench.paced_load import Answered, Arrival

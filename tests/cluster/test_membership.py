@@ -7,7 +7,8 @@ from redis.asyncio import Redis
 
 from baton.cluster.membership import LEASE_S, Membership, PolledRoster, WorkerEntry, end_task
 from baton.launch.redis_server import RedisServer
-from baton.protos.nouns import KvLayout, WorkerInfo, WorkerLoad
+from baton.protos.measurements import WorkerLoad
+from baton.protos.nouns import KvLayout, WorkerInfo
 
 
 def worker(name: str = "prefill-0", incarnation: str = "a") -> WorkerInfo:

@@ -12,7 +12,8 @@ from baton.controller import observation as observe
 from baton.controller.dial import DialAnswer, DialQuestion, answer
 from baton.controller.pressure import Backlog, every_ratio
 from baton.controller.twin_error import twin_error
-from baton.protos.nouns import KvLayout, StepCurve, TransferCurve, WorkerInfo, WorkerLoad
+from baton.protos.measurements import StepCurve, TransferCurve, WorkerLoad
+from baton.protos.nouns import KvLayout, WorkerInfo
 from tests.controller.test_ratio_decision import WORKERS
 
 LAYOUT = KvLayout("bfloat16", (), 1024, "bfloat16")

@@ -15,7 +15,8 @@ from baton.cluster.traffic import TrafficStore
 from baton.controller.loop import CHANGE_S, Controller
 from baton.controller.metrics import ControlMetrics
 from baton.controller.replicas import ReplicaControl
-from baton.protos.nouns import KvLayout, StepCurve, WorkerInfo, WorkerLoad
+from baton.protos.measurements import StepCurve, WorkerLoad
+from baton.protos.nouns import KvLayout, WorkerInfo
 from baton.router.dispatch.role_control import RoleChange
 
 CURVE = StepCurve(0.03, 4e-4, 0.0, 1.25e-3, 0.0)

@@ -5,7 +5,8 @@ import pytest
 
 from baton.controller.observation import ObservedWorker, fullness
 from baton.controller.pressure import Backlog, Demand, WorkerLimits, every_ratio
-from baton.protos.nouns import KvLayout, StepCurve, WorkerInfo, WorkerLoad
+from baton.protos.measurements import StepCurve, WorkerLoad
+from baton.protos.nouns import KvLayout, WorkerInfo
 
 CURVE = StepCurve(0.005, 2e-5, 0.0, 1e-4, 1e-8)
 INFO = WorkerInfo("w", "i", "decode", "", "m", "", KvLayout("u8", (), 16, "u8"), 4096, 100, (), 1000, max_batch=64)

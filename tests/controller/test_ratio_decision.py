@@ -8,7 +8,7 @@ import pytest
 from baton.cluster.advice import RatioPin, TwinError
 from baton.controller.pressure import Backlog, Demand, WorkerLimits, capacity, every_ratio
 from baton.controller.ratio_decision import ControlSettings, History, RatioObservation, decide
-from baton.protos.nouns import StepCurve
+from baton.protos.measurements import StepCurve
 
 CURVE = StepCurve(
     fixed=0.03, prefill_token=4e-4, prefill_pair=0.0, decode_sequence=1.25e-3, decode_context_token=0.0

@@ -13,7 +13,7 @@ from baton.controller.replica_decision import (
     ReplicaSettings,
     decide_replicas,
 )
-from baton.protos.nouns import StepCurve
+from baton.protos.measurements import StepCurve
 
 CURVE = StepCurve(
     fixed=0.03, prefill_token=4e-4, prefill_pair=0.0, decode_sequence=1.25e-3, decode_context_token=0.0

@@ -12,7 +12,8 @@ from baton.cluster.roles import RoleWishes
 from baton.cluster.scale import ScaleRequest, ask, read
 from baton.controller.replica_decision import ReplicaDecision
 from baton.controller.replicas import ReplicaControl
-from baton.protos.nouns import KvLayout, WorkerInfo, WorkerLoad
+from baton.protos.measurements import WorkerLoad
+from baton.protos.nouns import KvLayout, WorkerInfo
 
 INFO = WorkerInfo("w", "w-1", "prefill", "", "m", "", KvLayout("float32", (), 64, "float32"), 64, 64, (), 8)
 ADD = ReplicaDecision("add", 2, 1, "it is full", (2, 1))

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from baton.cost.curves import decode_seconds, exposed_seconds, prefill_seconds, step_seconds, transfer_seconds
-from baton.protos.nouns import StepCurve, StepSample, TransferCurve
+from baton.protos.measurements import StepCurve, StepSample, TransferCurve
 
 CURVE = StepCurve(1.0, 0.1, 0.01, 0.001, 0.0001)
 LINK = TransferCurve(0.5, 0.25)

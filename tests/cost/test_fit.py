@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from baton.cost.curves import decode_seconds, prefill_seconds, step_seconds
 from baton.cost.fit import PRIOR_STEP, StepFit, TransferFit
 from baton.cost.profiles import load_profile
-from baton.protos.nouns import StepCurve, StepSample
+from baton.protos.measurements import StepCurve, StepSample
 
 PROFILES = ["laptop", "h100-llama3-8b", "a100-llama3-70b", "l4-llama3-8b"]
 

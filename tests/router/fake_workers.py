@@ -37,7 +37,8 @@ from baton.protos.errors import (
     WorkerLost,
     to_info,
 )
-from baton.protos.nouns import KvLayout, Sampling, WorkerInfo, WorkerLoad
+from baton.protos.measurements import WorkerLoad
+from baton.protos.nouns import KvLayout, Sampling, WorkerInfo
 from baton.protos.rpc import abort
 from baton.protos.v1 import common_pb2 as c
 from baton.protos.v1 import worker_pb2 as w

@@ -7,7 +7,8 @@ import msgspec
 from baton.cluster.membership import WorkerEntry
 from baton.kv.layout.page import layout_for
 from baton.protos.errors import WorkerLost
-from baton.protos.nouns import WorkerInfo, WorkerLoad
+from baton.protos.measurements import WorkerLoad
+from baton.protos.nouns import WorkerInfo
 from baton.worker.peers import AGAIN_S, Peers
 
 LAYOUT = layout_for("float32", 1, 1, 64)

@@ -30,7 +30,8 @@ from baton.kv.wire.base import Transport
 from baton.prefill_worker.io.handoff import FRAME_BYTES, Handoff
 from baton.prefill_worker.io.handoff_frames import Destination, Sender
 from baton.protos.channel import ShipBlock
-from baton.protos.nouns import KvLink, TokenRun, WorkerInfo
+from baton.protos.measurements import KvLink
+from baton.protos.nouns import TokenRun, WorkerInfo
 
 TRANSPORTS = ("shm", "tcp", "grpc")
 TARGETS = {"shm": ("memcpy", 0.6), "tcp": ("bare recv_into", 0.7), "grpc": ("best bare gRPC stream", 0.8)}

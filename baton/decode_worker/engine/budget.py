@@ -11,7 +11,8 @@ from collections.abc import Sequence
 
 from baton.cost.curves import decode_seconds
 from baton.cost.fit import StepFit
-from baton.protos.nouns import BLOCK_TOKENS, StepCurve, StepSample
+from baton.protos.measurements import StepCurve, StepSample
+from baton.protos.nouns import BLOCK_TOKENS
 
 REFIT_EVERY = 16  # steps between two fits, because a fit costs about a millisecond
 # Where decoding alone takes as long as the target, a prompt still gets on: its chunk may add so much to the step.

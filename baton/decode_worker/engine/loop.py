@@ -33,7 +33,7 @@ from baton.engine.steps.isolate import StepOutcome
 from baton.engine.steps.loop import IDLE_WAIT_S, EngineParts, StepLoop, note
 from baton.protos import channel as ch
 from baton.protos.errors import Draining, HandoffRefused, LeaseUnknown, Overloaded, PoolExhausted, to_info
-from baton.protos.nouns import StepSample
+from baton.protos.measurements import StepSample
 
 LEASE_ID_BYTES = 16  # too many to guess
 

@@ -14,7 +14,8 @@ from typing import NamedTuple
 
 from baton.cost.curves import prefill_seconds
 from baton.cost.fit import StepFit
-from baton.protos.nouns import KvLayout, StepCurve, StepSample
+from baton.protos.measurements import StepCurve, StepSample
+from baton.protos.nouns import KvLayout
 
 SHARE = 4  # the area holds 1/SHARE of the pages' memory at most, because few sequences are preempted at once
 REMEMBERED = 32  # steps that read prompts, and as many that only write, on which the curve is fitted

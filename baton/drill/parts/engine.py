@@ -26,7 +26,7 @@ from baton.kv.pages.pool import PagePool
 from baton.prefill_worker.engine.loop import PrefillLoop
 from baton.process.effort import Effort, Efforts
 from baton.protos.channel import EngineReady, ToEngine, ToIo
-from baton.protos.nouns import StepSample
+from baton.protos.measurements import StepSample
 
 MODEL_ID = "m"
 IDLE_LOOK_S = 0.5  # seconds between two looks of an engine that hears nothing

@@ -21,7 +21,8 @@ from baton.engine.program.program import Program
 from baton.kernels.abi import native
 from baton.kernels.abi.native import I32, I64, P
 from baton.kernels.linear.packed import ROUNDED_ROWS, W8_OUTLIERS, PackedWeight
-from baton.protos.nouns import EngineWork, KvLayout
+from baton.protos.measurements import EngineWork
+from baton.protos.nouns import KvLayout
 
 READ_BYTES = 128 << 20  # bytes of the buffer that is read, far more than the caches hold
 SIDE = {"cpu": 384, "cuda": 4096}  # rows and columns of the matrices

@@ -27,7 +27,7 @@ from baton.engine.speculate.draft import (
 from baton.engine.speculate.draft_model import DraftModel
 from baton.engine.speculate.probe import Probe
 from baton.engine.speculate.row_cost import RowCost, Vector
-from baton.protos.nouns import SpeculationTotals
+from baton.protos.measurements import SpeculationTotals
 
 MOST_ROWS = 256  # drafts in one step
 WATCHED = 8  # of so many steps without speculation one is timed, because the machine's speed drifts slowly

@@ -6,7 +6,7 @@ Knows nothing of models or metrics: ranks count, and the counts at the beginning
 from __future__ import annotations
 
 from baton.engine.plan import Ranks
-from baton.protos.nouns import ExpertLoad
+from baton.protos.measurements import ExpertLoad
 
 
 class ExpertMeter:

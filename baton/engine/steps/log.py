@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import deque
 from statistics import median
 
-from baton.protos.nouns import StepSample
+from baton.protos.measurements import StepSample
 
 MEDIAN_OVER = 512  # steps whose times the median is of
 SAMPLES_KEPT = 64  # samples kept until somebody takes them

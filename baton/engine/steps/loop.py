@@ -27,7 +27,8 @@ from baton.kernels.abi.cores import LentCores
 from baton.kv.pages.pool import PagePool
 from baton.protos import channel as ch
 from baton.protos.errors import BatonError, RankLost
-from baton.protos.nouns import EngineRequest, PoolSnapshot, StepSample
+from baton.protos.measurements import StepSample
+from baton.protos.nouns import EngineRequest, PoolSnapshot
 
 log = logging.getLogger("baton.engine")
 

@@ -20,7 +20,7 @@ from baton.kv.memory import copying
 from baton.kv.memory.cuda_driver import Driver, driver
 from baton.kv.memory.device_copy import Copier, copier
 from baton.protos.errors import ConfigError
-from baton.protos.nouns import SharedPages
+from baton.protos.measurements import SharedPages
 
 log = logging.getLogger("baton.kv")
 

@@ -25,7 +25,8 @@ from baton.kv.wire.base import HandoffStream, Transport, WatchedStream
 from baton.kv.wire.preflight import LinkSpeed
 from baton.protos import convert, version
 from baton.protos.errors import BatonError, HandoffRefused, WorkerLost
-from baton.protos.nouns import KvLayout, KvLink, WorkerInfo
+from baton.protos.measurements import KvLink
+from baton.protos.nouns import KvLayout, WorkerInfo
 from baton.protos.rpc import heed_cancel
 from baton.protos.v1 import worker_pb2, worker_pb2_grpc
 from baton.tls.identity import Identity

@@ -19,7 +19,7 @@ from baton.kv.memory.host_pages import PageMemory
 from baton.kv.wire.frames import Frame
 from baton.kv.wire.moving import ChannelBroken, ChannelJoined, JoinChannel, MoveBytes, MoveDone, MoverClient
 from baton.protos.errors import BatonError
-from baton.protos.nouns import SharedPages
+from baton.protos.measurements import SharedPages
 
 # Bytes of half the staging memory (a page, if that is larger): one message is sent while the next is copied.
 HALF_BYTES = 8 << 20

@@ -18,7 +18,7 @@ import msgspec
 
 from baton.kv.memory.host_pages import PageMemory
 from baton.protos.errors import WorkerLost
-from baton.protos.nouns import SharedPages
+from baton.protos.measurements import SharedPages
 
 MAX_MESSAGE = 64 << 10  # bytes of one message between the I/O process and its mover
 LINGER_S = 30.0  # seconds that an unused mover is kept, because a preflight precedes its use

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from baton.protos.errors import InvalidRequest
-from baton.protos.nouns import StepCurve
+from baton.protos.measurements import StepCurve
 
 COLUMNS = StepCurve.__struct_fields__
 LEAST_POINTS = 4

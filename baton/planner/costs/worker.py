@@ -19,7 +19,8 @@ from baton.planner.costs.operators import OperatorProfile, PrefillChunk, RankLin
 from baton.planner.costs.precision import as_set
 from baton.planner.costs.roofline_name import is_roofline, parse
 from baton.protos.errors import ConfigError
-from baton.protos.nouns import BLOCK_TOKENS, StepCurve, TransferCurve
+from baton.protos.measurements import StepCurve, TransferCurve
+from baton.protos.nouns import BLOCK_TOKENS
 
 MATRIX_SHARE, ATTENTION_SHARE, MEMORY_SHARE, LINK_SHARE, NETWORK_SHARE = 0.55, 0.40, 0.70, 0.80, 0.80
 STEP_S = 1.5e-3  # scheduling, sampling and bookkeeping of a step that no kernel hides

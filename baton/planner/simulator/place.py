@@ -8,7 +8,8 @@ from __future__ import annotations
 from typing import Any
 
 from baton.planner.costs.worker import WorkerCosts
-from baton.protos.nouns import BLOCK_TOKENS, WorkerInfo, WorkerLoad
+from baton.protos.measurements import WorkerLoad
+from baton.protos.nouns import BLOCK_TOKENS, WorkerInfo
 from baton.router.policies import Candidate
 
 

@@ -4,15 +4,8 @@ from __future__ import annotations
 
 from baton.protos.channel.message import Message
 from baton.protos.errors import ErrorInfo
-from baton.protos.nouns import (
-    EngineWork,
-    ExpertLoad,
-    KvLayout,
-    PoolSnapshot,
-    SharedPages,
-    SpeculationTotals,
-    StepSample,
-)
+from baton.protos.measurements import EngineWork, ExpertLoad, SharedPages, SpeculationTotals, StepSample
+from baton.protos.nouns import KvLayout, PoolSnapshot
 
 
 class Cancel(Message):

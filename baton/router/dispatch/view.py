@@ -14,7 +14,8 @@ import msgspec
 
 from baton.kv.layout.room import context_room
 from baton.protos.errors import Draining
-from baton.protos.nouns import WorkerInfo, WorkerLoad
+from baton.protos.measurements import WorkerLoad
+from baton.protos.nouns import WorkerInfo
 from baton.router.dispatch.revision import ClusterRevision
 from baton.router.dispatch.throttle import Throttle
 from baton.router.policies import Candidate, ClusterSnapshot, Option, RoutingDecision

@@ -18,7 +18,8 @@ from baton.cluster.departures import Departure, Departures
 from baton.cluster.holds import SlotHold
 from baton.cost.money import per_million
 from baton.protos.json import Json
-from baton.protos.nouns import SpeculationTotals, WorkerInfo, WorkerLoad
+from baton.protos.measurements import SpeculationTotals, WorkerLoad
+from baton.protos.nouns import WorkerInfo
 from baton.router.observe.live import ClassWindow, LiveState, LiveStats, merged, percentiles
 from baton.router.request.context_class import ContextClassLike
 from baton.router.request.environment import Environment

@@ -19,7 +19,8 @@ import msgspec
 
 from baton.kv.layout.bridge import can_ship
 from baton.protos.errors import ConfigError
-from baton.protos.nouns import BLOCK_TOKENS, WorkerInfo, WorkerLoad
+from baton.protos.measurements import WorkerLoad
+from baton.protos.nouns import BLOCK_TOKENS, WorkerInfo
 
 Way = Literal["local", "prefill"]
 

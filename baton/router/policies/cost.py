@@ -10,7 +10,8 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from baton.cost.curves import decode_seconds, exposed_seconds, prefill_seconds
-from baton.protos.nouns import BLOCK_TOKENS, StepCurve, TransferCurve
+from baton.protos.measurements import StepCurve, TransferCurve
+from baton.protos.nouns import BLOCK_TOKENS
 from baton.router.policies import (
     Candidate,
     ClusterSnapshot,

@@ -7,7 +7,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Protocol
 
-from baton.protos.nouns import WorkerInfo, WorkerLoad
+from baton.protos.measurements import WorkerLoad
+from baton.protos.nouns import WorkerInfo
 
 
 class RosterEntry(Protocol):

@@ -11,7 +11,8 @@ from collections.abc import Callable, Mapping
 from baton.cluster.metering.telemetry import WorkerMetrics
 from baton.cost.fit import StepFit
 from baton.protos.channel import Stats
-from baton.protos.nouns import EngineWork, ExpertLoad, SpeculationTotals, WorkerInfo, WorkerLoad
+from baton.protos.measurements import EngineWork, ExpertLoad, SpeculationTotals, WorkerLoad
+from baton.protos.nouns import WorkerInfo
 from baton.worker.figures.rates import Rates, bytes_read, flops, work_totals
 
 TOTALS = {

@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 
 from baton.protos.channel import Stats
-from baton.protos.nouns import EngineWork
+from baton.protos.measurements import EngineWork
 
 OVER_S = 5.0  # seconds that a rate looks back: a few reports, so that it neither jumps nor lags
 KEPT = 256  # totals at most, more than come in OVER_S

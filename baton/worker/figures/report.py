@@ -18,7 +18,8 @@ from baton.cost.fit import StepFit, TransferFit
 from baton.kv.exchange.filling import FillReport
 from baton.kv.tiers.shared import SharedTier
 from baton.kv.tiers.slab import Slab
-from baton.protos.nouns import EngineWork, WorkerInfo, WorkerLoad
+from baton.protos.measurements import EngineWork, WorkerLoad
+from baton.protos.nouns import WorkerInfo
 from baton.worker.figures.energy import Energy
 from baton.worker.figures.engine import EngineFigures
 from baton.worker.figures.rates import Rates

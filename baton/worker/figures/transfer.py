@@ -11,7 +11,7 @@ from collections.abc import Callable
 from baton.cluster.metering.telemetry import WorkerMetrics
 from baton.cost.fit import TransferFit
 from baton.prefill_worker.io.handoff import HandoffReport
-from baton.protos.nouns import KvLink, KvPair
+from baton.protos.measurements import KvLink, KvPair
 from baton.worker.figures.rates import Rates
 
 UNKNOWN = "unknown"  # the peer of a handoff that reached nobody

@@ -13,7 +13,8 @@ from baton.cluster.config import ContextClassSection
 from baton.cluster.metering.telemetry import RouterMetrics
 from baton.console.cluster.top import page
 from baton.console.main import app
-from baton.protos.nouns import KvLayout, WorkerInfo, WorkerLoad
+from baton.protos.measurements import WorkerLoad
+from baton.protos.nouns import KvLayout, WorkerInfo
 from baton.router.observe.live import ClassWindow, LiveStats, bin_of
 from baton.router.observe.overview import Overview, Prices, RouterFacts, TrafficSources, WorkerSources
 from baton.router.observe.tallies import Tallies

@@ -13,7 +13,8 @@ from baton.cluster.membership import WorkerEntry
 from baton.console.cluster.workers import RUN_DIR, meeting_place, show_workers, table, version_of
 from baton.launch.redis_server import RedisServer
 from baton.protos.errors import ConfigError, NoWorker
-from baton.protos.nouns import KvLayout, WorkerInfo, WorkerLoad
+from baton.protos.measurements import WorkerLoad
+from baton.protos.nouns import KvLayout, WorkerInfo
 from baton.protos.version import PROTOCOL
 
 INFO = WorkerInfo(

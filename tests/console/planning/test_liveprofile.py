@@ -11,7 +11,7 @@ from baton.planner.costs.measured import StepTiming, fit, predicted
 from baton.planner.costs.paced_file import to_toml
 from baton.planner.costs.worker import worker_costs
 from baton.protos.errors import InvalidRequest, NoWorker
-from baton.protos.nouns import StepCurve, TransferCurve
+from baton.protos.measurements import StepCurve, TransferCurve
 from tests.e2e.fleet import Fleet
 
 PROFILE = """

@@ -17,7 +17,7 @@ from baton.planner.budget import Budget, of_widths, spend
 from baton.planner.costs.paced_file import to_toml
 from baton.planner.costs.worker import from_curve, worker_costs
 from baton.protos.errors import ConfigError
-from baton.protos.nouns import StepCurve, TransferCurve
+from baton.protos.measurements import StepCurve, TransferCurve
 from tests.conformance.checkpoints import make
 from tests.engine.test_models import program
 from tests.kernels.conftest import needs_native

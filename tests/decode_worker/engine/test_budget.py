@@ -16,7 +16,8 @@ from baton.engine.request_checks import blocks_for
 from baton.engine.sequence import SequenceState
 from baton.kv.layout import prefix
 from baton.kv.pages.pool import PagePool
-from baton.protos.nouns import EngineRequest, Sampling, StepCurve, StepSample
+from baton.protos.measurements import StepCurve, StepSample
+from baton.protos.nouns import EngineRequest, Sampling
 
 ROOT = prefix.root("f", "test")
 MACHINE = StepCurve(1e-3, 2e-4, 2e-9, 5e-4, 1e-7)

@@ -12,7 +12,7 @@ from baton.decode_worker.engine.swap import SwapArea
 from baton.engine.backends.paced.runner import PacedRunner
 from baton.engine.load import EngineConfig, load_runner
 from baton.protos import channel as ch
-from baton.protos.nouns import StepSample
+from baton.protos.measurements import StepSample
 from tests.decode_worker.engine import test_loop
 from tests.decode_worker.engine.test_loop import CONTEXT, MODEL, Bench, answer, prompt_of
 

@@ -6,7 +6,7 @@ import pytest
 
 from baton.engine.speculate.comparison import STRETCH, Comparison
 from baton.engine.speculate.drafter import Drafter
-from baton.protos.nouns import SpeculationTotals
+from baton.protos.measurements import SpeculationTotals
 from tests.engine.speculate.test_depth import Right
 from tests.engine.speculate.texts import Written
 

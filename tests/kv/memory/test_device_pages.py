@@ -12,7 +12,7 @@ from baton.kv.memory.cuda_driver import Driver
 from baton.kv.memory.device_pages import open_pages, opened_or_none
 from baton.kv.memory.host_pages import PageMemory
 from baton.protos.errors import ConfigError
-from baton.protos.nouns import SharedPages
+from baton.protos.measurements import SharedPages
 from tests.kv.transport.cards import Shared, take_card
 from tests.kv.transport.rigs import stand_in_driver
 

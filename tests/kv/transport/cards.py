@@ -22,7 +22,8 @@ from baton.kv.memory.cuda_driver import Driver
 from baton.kv.memory.device_pages import DevicePages
 from baton.kv.memory.host_pages import PageMemory
 from baton.protos.channel import BlocksReceived, ShipBlock
-from baton.protos.nouns import KvLayout, SharedPages
+from baton.protos.measurements import SharedPages
+from baton.protos.nouns import KvLayout
 from tests.kernels.compilers import needs_compiler
 from tests.kv.transport.rigs import required_driver, stand_in_driver
 from tests.kv.transport.test_handoffs import BLOCKS, FIRST, LAYOUT, Pair

@@ -28,7 +28,8 @@ from baton.kv.wire.frames import Block, Frame, Kind
 from baton.kv.wire.preflight import LinkSpeed
 from baton.kv.wire.receiving import SocketServer
 from baton.protos.errors import ConfigError, HandoffRefused, WorkerLost
-from baton.protos.nouns import KvLink, WorkerInfo
+from baton.protos.measurements import KvLink
+from baton.protos.nouns import WorkerInfo
 from tests.kv.transport.test_handoffs import until
 
 LAYOUT = layout_for("float32", 1, 1, 64)

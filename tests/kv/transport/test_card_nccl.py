@@ -19,7 +19,7 @@ from baton.kv.wire.moving import ChannelLeft, JoinChannel, MoverClient
 from baton.kv.wire.poller import Poller
 from baton.kv.wire.sending import Lane
 from baton.protos.errors import BatonError, ConfigError, WorkerLost
-from baton.protos.nouns import SharedPages
+from baton.protos.measurements import SharedPages
 from tests.kv.transport.cards import Cards, known, take_card
 from tests.kv.transport.rigs import Rig, stand_in_driver
 from tests.kv.transport.test_handoffs import BLOCKS, until

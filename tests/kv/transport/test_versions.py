@@ -24,7 +24,8 @@ from baton.kv.wire.preflight import LinkSpeed
 from baton.kv.wire.sending import HELLO, MAGIC, VERSION
 from baton.protos import convert
 from baton.protos.errors import LayoutMismatch
-from baton.protos.nouns import KvLink, TokenRun, WorkerInfo
+from baton.protos.measurements import KvLink
+from baton.protos.nouns import TokenRun, WorkerInfo
 from baton.protos.v1 import worker_pb2
 from tests.kv.transport.test_contract import Peer, answer
 

@@ -14,7 +14,7 @@ from baton.planner.simulator.cluster import ClusterScenario, ClusterSim, SimSett
 from baton.planner.simulator.shared_cores import CoreSharing, SharedCores
 from baton.planner.traces.trace import Trace, TraceRequest
 from baton.protos.errors import ConfigError
-from baton.protos.nouns import StepCurve, TransferCurve
+from baton.protos.measurements import StepCurve, TransferCurve
 
 COSTS: WorkerCosts = from_curve(
     "a worker", StepCurve(0.01, 1e-3, 0.0, 0.0, 0.0), 65536, 64, TransferCurve(0.0, 0.0)

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from baton.protos.nouns import Sampling, WorkerLoad
+from baton.protos.measurements import WorkerLoad
+from baton.protos.nouns import Sampling
 from baton.router.access.keys import ApiKey
 from baton.router.dispatch.affinity import SessionHomes, rendezvous
 from baton.router.policies import Candidate, ClusterSnapshot, RoutingRequest, load_policy, names

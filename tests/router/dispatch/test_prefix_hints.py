@@ -9,7 +9,8 @@ import msgspec
 from baton.cluster.prefix_index import truncated
 from baton.cluster.store.patience import CircuitBreaker
 from baton.kv.layout import prefix
-from baton.protos.nouns import KvLayout, Sampling, WorkerInfo, WorkerLoad
+from baton.protos.measurements import WorkerLoad
+from baton.protos.nouns import KvLayout, Sampling, WorkerInfo
 from baton.router.dispatch import prefix_hints as hints
 from baton.router.dispatch.prefix_hints import PrefixHints
 from baton.router.policies import Candidate, ClusterSnapshot

@@ -8,7 +8,7 @@ import random
 import msgspec
 import pytest
 
-from baton.protos.nouns import WorkerLoad
+from baton.protos.measurements import WorkerLoad
 from baton.router.dispatch.revision import ClusterRevision
 from baton.router.dispatch.view import REMEMBER_MODEL_S, TIGHT_S, ClusterView
 from baton.router.policies import Option, RoutingDecision

@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from baton.protos.errors import ConfigError
-from baton.protos.nouns import KvLayout, StepCurve, TransferCurve, WorkerInfo, WorkerLoad
+from baton.protos.measurements import StepCurve, TransferCurve, WorkerLoad
+from baton.protos.nouns import KvLayout, WorkerInfo
 from baton.router import policies
 from baton.router.policies import Candidate, ClusterSnapshot, RoutingRequest, fits, has_room, load_policy, names
 

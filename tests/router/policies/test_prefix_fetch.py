@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from baton.protos.nouns import StepCurve, TransferCurve, WorkerLoad
+from baton.protos.measurements import StepCurve, TransferCurve, WorkerLoad
 from baton.router.policies import Option, RoutingDecision, RoutingRequest, load_policy
 from baton.router.policies.adjustments.prefix_fetch import best_fetch, uncached, with_fetch
 from tests.router.policies.test_policies import snapshot, worker

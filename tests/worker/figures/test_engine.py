@@ -7,7 +7,8 @@ from prometheus_client import CollectorRegistry, generate_latest
 from baton.cluster.metering.telemetry import WorkerMetrics
 from baton.cost.fit import StepFit
 from baton.protos.channel import Stats
-from baton.protos.nouns import ExpertLoad, KvLayout, SpeculationTotals, WorkerInfo
+from baton.protos.measurements import ExpertLoad, SpeculationTotals
+from baton.protos.nouns import KvLayout, WorkerInfo
 from baton.worker.figures.engine import EngineFigures
 
 INFO = WorkerInfo(

@@ -1,7 +1,7 @@
 """Rates from totals: over the last seconds, falling to nothing when nothing happens."""
 
 from baton.protos.channel import Stats
-from baton.protos.nouns import EngineWork
+from baton.protos.measurements import EngineWork
 from baton.worker.figures.rates import Rates, bytes_read, done, flops
 
 

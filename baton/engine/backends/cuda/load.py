@@ -24,7 +24,7 @@ from baton.kernels.abi import native
 from baton.kernels.abi.build import BuildError
 from baton.kernels.cuda.library import CudaLibrary, device, on_shim
 from baton.protos.errors import ConfigError
-from baton.protos.nouns import EngineWork
+from baton.protos.measurements import EngineWork
 
 log = logging.getLogger("baton.engine")
 

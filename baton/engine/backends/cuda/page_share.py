@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from baton.engine.backends.cuda.resident import DeviceResidency
 from baton.kv.memory.cuda_driver import Driver, driver
 from baton.protos.errors import ConfigError
-from baton.protos.nouns import SharedPages
+from baton.protos.measurements import SharedPages
 
 log = logging.getLogger("baton.engine")
 

@@ -31,7 +31,7 @@ from baton.engine.program.sites import head_site
 from baton.kernels.cuda.library import CudaLibrary, DeviceError
 from baton.kernels.step import structs
 from baton.protos.errors import BatonError, ConfigError
-from baton.protos.nouns import EngineWork
+from baton.protos.measurements import EngineWork
 
 log = logging.getLogger("baton.engine")
 

@@ -21,7 +21,8 @@ from baton.engine.plan import ModelSpec, PooledStates, SampledToken, SequenceSte
 from baton.engine.program.ops import Classify
 from baton.engine.program.program import Program
 from baton.protos.errors import InvalidRequest
-from baton.protos.nouns import BLOCK_TOKENS, EngineWork
+from baton.protos.measurements import EngineWork
+from baton.protos.nouns import BLOCK_TOKENS
 
 TOKEN = 0  # stands in for the token that a request ends with
 MOST_ROWS = 4096  # tokens computed at once, because an inner row takes 16 KB in a large model

@@ -35,7 +35,7 @@ from baton.kernels.page_scores.native import add_row_scores
 from baton.kernels.paged_attention.stored import read_layer
 from baton.kernels.step import structs
 from baton.kv.layout.selection import observed_of
-from baton.protos.nouns import EngineWork
+from baton.protos.measurements import EngineWork
 
 NativeStep = Callable[..., object]  # (program's address, step by reference, first op, op after the last)
 

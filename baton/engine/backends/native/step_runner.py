@@ -23,7 +23,8 @@ from baton.kernels.rms_norm.reference import rms_norm
 from baton.kernels.step import structs
 from baton.kv.layout.selection import selection_of
 from baton.protos.errors import BatonError
-from baton.protos.nouns import EngineWork, TokenLogprobs
+from baton.protos.measurements import EngineWork
+from baton.protos.nouns import TokenLogprobs
 
 FIRST_TURNS = 2048  # positions in the first table of rotary angles, which grows
 

@@ -23,16 +23,8 @@ from baton.engine.masks import without
 from baton.engine.plan import ModelSpec, PooledStates, SampledToken, SampleSpec, SequenceStep, StepPlan, StepResult
 from baton.engine.sequence import GrammarCursor
 from baton.protos.errors import ConfigError
-from baton.protos.nouns import (
-    BLOCK_TOKENS,
-    EngineWork,
-    KvLayout,
-    LayerGroup,
-    Sampling,
-    StepSample,
-    TokenLogprob,
-    TokenLogprobs,
-)
+from baton.protos.measurements import EngineWork, StepSample
+from baton.protos.nouns import BLOCK_TOKENS, KvLayout, LayerGroup, Sampling, TokenLogprob, TokenLogprobs
 
 DIGEST_BYTES = 16  # bytes of an XXH3-128, of which rows are made
 PART_BYTES = 512 << 10  # bytes gathered at a time, so that they stay in the cache until they are hashed

@@ -42,7 +42,7 @@ from baton.engine.program.rank_program import BY_COLUMNS, BY_ROWS, dealt_experts
 from baton.kernels.collective.native import RankIsLost
 from baton.kernels.step.structs import Step
 from baton.protos.errors import BatonError, RankLost
-from baton.protos.nouns import EngineWork
+from baton.protos.measurements import EngineWork
 
 TOO_LARGE = -1  # ranks.h
 

@@ -53,7 +53,8 @@ from baton.kernels.registry import kernels
 from baton.kv.layout.page import layout_for
 from baton.kv.layout.selection import SETTING, Observed, Selection, marked, parsed, selection_of
 from baton.protos.errors import CheckpointError, ConfigError
-from baton.protos.nouns import BLOCK_TOKENS, EngineWork, KvLayout, TokenLogprobs
+from baton.protos.measurements import EngineWork
+from baton.protos.nouns import BLOCK_TOKENS, KvLayout, TokenLogprobs
 
 log = logging.getLogger("baton.engine")
 

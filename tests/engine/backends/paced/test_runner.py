@@ -18,7 +18,8 @@ from baton.engine.backends.paced.runner import PacedRunner, paced_answer
 from baton.engine.plan import SampleSpec, SequenceStep, StepPlan
 from baton.protos.channel import AdapterPlace
 from baton.protos.errors import AdapterNotLoaded, BatonError, ConfigError, InvalidRequest
-from baton.protos.nouns import Sampling, StepSample
+from baton.protos.measurements import StepSample
+from baton.protos.nouns import Sampling
 from tests.conformance.drive import Driver
 
 VOCAB, ROW = 5000, 32
