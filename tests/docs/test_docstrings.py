@@ -25,9 +25,7 @@ FRAGMENTS = frozenset(
 FEWEST_WORDS = 4  # of a first sentence, because fewer have no room for a verb and what it is about
 # How many docstrings of each package may be fragments still. Numbers only ever get lower; a package that is done is
 # not named.
-CEILINGS = {
-    "engine": 7,
-}
+CEILINGS: dict[str, int] = {}
 Definition = ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 
 

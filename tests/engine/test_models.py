@@ -210,7 +210,7 @@ def test_longrope_has_its_short_factors_up_to_the_original_context_alone() -> No
 def test_phi_moes_longrope_has_a_factor_of_its_own_on_either_side_of_the_original_context() -> None:
     factors = {"short_factor": [1.0] * 8, "long_factor": [1.0] * 8, "original_max_position_embeddings": 64}
     found = program("phimoe", rope_scaling={"type": "longrope", "short_mscale": 1.5, "long_mscale": 3.0, **factors})
-    short, long = (RopeTables(settled(found, n).ropes, 16, 256).by_position(9) for n in (64, 65))
+    short, long = (RopeTables(for_context(found, n).ropes, 16, 256).by_position(9) for n in (64, 65))
     assert torch.equal(long, short * 2)
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from baton.engine.models.qwen3_moe import PARTS
 from baton.engine.program.config import ModelConfig
-from baton.engine.program.decoder import Decoder, partly_unturned
+from baton.engine.program.decoder import Decoder, with_rope_in
 from baton.engine.program.expert_layers import ExpertLayers
 from baton.engine.program.hybrid import HybridDecoder
 from baton.engine.program.program import Program
@@ -32,7 +32,7 @@ def program(config: ModelConfig) -> Program:
     if all(keeps) or not any(keeps):
         raise config.error("attn_layer_period", "must give some layers attention, and others Mamba")
     hybrid = HybridDecoder.of(
-        partly_unturned(plain, (False,) * layers),
+        with_rope_in(plain, (False,) * layers),
         recurrent=SelectiveLayers.read(config, plain.hidden, plain.eps),
         keeps=keeps,
         experts=_experts(config, layers, plain.inner),

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 from msgspec.structs import replace
 
-from baton.engine.program.decoder import Decoder, partly_unturned
+from baton.engine.program.decoder import Decoder, with_rope_in
 from baton.engine.program.ops import Op, TurnHeads
 
 
@@ -20,8 +20,8 @@ class LateNorms(Decoder, frozen=True):
     @classmethod
     def of(cls, plain: Decoder) -> LateNorms:
         """Returns ``plain`` with norms of q and k after the rotation, in all layers."""
-        unturned = partly_unturned(replace(plain, qk_norm=True), (False,) * len(plain.windows))
-        return cls(**{name: getattr(unturned, name) for name in Decoder.__struct_fields__})
+        ropeless = with_rope_in(replace(plain, qk_norm=True), (False,) * len(plain.windows))
+        return cls(**{name: getattr(ropeless, name) for name in Decoder.__struct_fields__})
 
     def _before_rope(self, layer: int) -> Iterator[Op]:
         yield TurnHeads("qkv", "qkv")
