@@ -24,7 +24,8 @@ from rich.console import Console
 from rich.table import Table
 from safetensors.torch import save_file
 
-from baton.engine.load import EngineConfig, load_runner
+from baton.engine.config import EngineConfig
+from baton.engine.load import load_runner
 from baton.engine.plan import Runner, SampleSpec, SequenceStep, StepPlan
 from baton.evaluate.kept_pages import KeptPages
 from baton.kv.layout.bridge import Bridge, land, with_codec

@@ -14,7 +14,7 @@ from pathlib import Path
 from rich.console import Console
 
 from baton.bench.rows import Row, table, to_json
-from baton.engine.load import EngineConfig
+from baton.engine.config import EngineConfig
 from baton.evaluate.local import LocalSubject
 from baton.evaluate.loss import bits
 from baton.evaluate.text import cut, read_documents

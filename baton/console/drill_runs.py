@@ -9,8 +9,8 @@ from rich.console import Console
 from rich.table import Table
 
 from baton.drill.checks.coverage import PHASES, await_points, reached
+from baton.drill.many import drill, judged
 from baton.drill.run import Verdict, as_test, play, shrink
-from baton.drill.run_seeds import drill, judged
 from baton.drill.scenario import FAULTS, Scenario, Size, draw
 
 SHOWN_EVERY = 200  # seeds between two lines of progress

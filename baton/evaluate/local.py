@@ -12,7 +12,8 @@ from collections.abc import Iterator, Sequence
 import msgspec
 
 from baton.engine.checkpoints.hub import locate
-from baton.engine.load import EngineConfig, load_runner
+from baton.engine.config import EngineConfig
+from baton.engine.load import load_runner
 from baton.engine.plan import Runner, SampledToken, SampleSpec, SequenceStep, StepPlan, StepResult
 from baton.evaluate.kept_pages import KeptPages
 from baton.evaluate.subject import TOP, Continuation, Ids, TokenScore, text_before

@@ -10,7 +10,8 @@ from statistics import median
 
 import msgspec
 
-from baton.engine.load import EngineConfig, load_runner
+from baton.engine.config import EngineConfig
+from baton.engine.load import load_runner
 from baton.engine.quant import ON_LOAD
 from baton.evaluate.intervals import ratio_interval
 from baton.evaluate.local import LocalSubject

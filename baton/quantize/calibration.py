@@ -11,7 +11,7 @@ from pathlib import Path
 
 import msgspec
 
-from baton.engine.load import EngineConfig
+from baton.engine.config import EngineConfig
 from baton.evaluate.local import BATCH, LocalSubject
 from baton.evaluate.tokenizers import tokenizer_of
 from baton.protos.errors import ConfigError

@@ -12,7 +12,8 @@ from importlib import import_module
 from pathlib import Path
 
 from baton.engine.checkpoints.hub import locate
-from baton.engine.load import EngineConfig, load_runner
+from baton.engine.config import EngineConfig
+from baton.engine.load import load_runner
 from baton.engine.plan import Internals, ModelSpec, Runner, branches_of, internals_of
 from baton.engine.speculate.draft import Speculator, StateSpeculator
 from baton.engine.speculate.draft_model import DraftModel, require_same_tokens

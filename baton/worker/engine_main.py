@@ -23,8 +23,9 @@ from baton.engine.adapters.reading import ReadingChildren, read_here
 from baton.engine.adapters.table import AdapterTable
 from baton.engine.checkpoints.hub import locate
 from baton.engine.child import child_arguments
+from baton.engine.config import EngineConfig
 from baton.engine.grammar.running import GRACE_S, Grammars
-from baton.engine.load import EngineConfig, load_runner
+from baton.engine.load import load_runner
 from baton.engine.plan import Runner, adapters_of, internals_of, mirror_of, ranks_of
 from baton.engine.program.shares import Widths
 from baton.engine.steps.loop import EngineParts, StepLoop

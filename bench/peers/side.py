@@ -15,7 +15,7 @@ from baton.bench.engine.memory import MemoryRead
 from baton.bench.engine.models import random_runner
 from baton.engine.backends.native.runner import NativeRunner
 from baton.engine.backends.torch.runner import load
-from baton.engine.load import EngineConfig
+from baton.engine.config import EngineConfig
 from baton.evaluate.workload import CONTEXT, PROMPT, STEPS, Workload
 from baton.protos.errors import ConfigError
 from bench.peers.environments import python_of

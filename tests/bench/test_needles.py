@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from baton.engine.load import EngineConfig, load_runner
+from baton.engine.config import EngineConfig
+from baton.engine.load import load_runner
 from bench import needles
 from bench.needles import coded, make, shares
 

@@ -11,7 +11,7 @@ import pytest
 from baton.bench.rows import Row, commit
 from baton.engine.backends.native.runner import NativeRunner
 from baton.engine.backends.torch.runner import load
-from baton.engine.load import EngineConfig
+from baton.engine.config import EngineConfig
 from baton.evaluate.workload import Workload
 from baton.kernels.abi import native
 from bench.peers import __main__ as comparison

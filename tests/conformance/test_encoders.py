@@ -7,7 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from baton.engine.load import EngineConfig, load_runner
+from baton.engine.config import EngineConfig
+from baton.engine.load import load_runner
 from baton.engine.plan import Runner
 from baton.protos.nouns import Sampling
 from tests.conformance.checkpoints import prompts

@@ -15,7 +15,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from baton.engine.load import EngineConfig, load_runner
+from baton.engine.config import EngineConfig
+from baton.engine.load import load_runner
 from baton.engine.plan import Runner
 from baton.kernels.abi import native
 from baton.kernels.abi.native import I64, P

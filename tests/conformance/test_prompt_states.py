@@ -12,7 +12,8 @@ from safetensors.torch import load_file
 
 from baton.engine.backends.torch.runner import TorchRunner
 from baton.engine.checkpoints.safetensors import Checkpoint
-from baton.engine.load import EngineConfig, load_runner
+from baton.engine.config import EngineConfig
+from baton.engine.load import load_runner
 from baton.engine.models import program_for
 from baton.engine.plan import Runner
 from baton.engine.program.config import ModelConfig

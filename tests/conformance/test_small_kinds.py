@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from baton.engine.load import EngineConfig, load_runner
+from baton.engine.config import EngineConfig
+from baton.engine.load import load_runner
 from baton.protos.nouns import Sampling
 from tests.conformance.checkpoints import SMALL, expected, make, prompts, reference
 from tests.conformance.drive import Driver

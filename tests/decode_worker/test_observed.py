@@ -14,7 +14,8 @@ import pytest
 import torch
 
 from baton.decode_worker.engine.loop import DecodeLoop
-from baton.engine.load import EngineConfig, load_runner
+from baton.engine.config import EngineConfig
+from baton.engine.load import load_runner
 from baton.engine.plan import Runner, SequenceStep, StepPlan
 from baton.engine.wide_pages import widened
 from baton.kv.layout.selection import KeptPrompt

@@ -26,8 +26,9 @@ from baton.engine.adapters.reading import read_here
 from baton.engine.adapters.table import AdapterTable
 from baton.engine.backends.paced.adapters import PacedAdapters
 from baton.engine.backends.paced.runner import PacedRunner
+from baton.engine.config import EngineConfig
 from baton.engine.grammar.running import Grammars
-from baton.engine.load import EngineConfig, load_runner
+from baton.engine.load import load_runner
 from baton.engine.plan import Runner, adapters_of
 from baton.engine.speculate.drafter import Drafter
 from baton.engine.steps.loop import EngineParts

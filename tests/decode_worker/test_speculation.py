@@ -9,7 +9,8 @@ import pytest
 
 from baton.decode_worker.engine.loop import DecodeLimits, DecodeLoop
 from baton.engine.backends.paced.runner import PacedRunner
-from baton.engine.load import EngineConfig, load_runner
+from baton.engine.config import EngineConfig
+from baton.engine.load import load_runner
 from baton.engine.plan import internals_of
 from baton.engine.speculate.draft import Speculator
 from baton.engine.speculate.draft_model import DraftModel

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from baton.decode_worker.engine.loop import DecodeLoop
-from baton.engine.load import EngineConfig, load_runner
+from baton.engine.config import EngineConfig
+from baton.engine.load import load_runner
 from baton.engine.plan import Runner
 from baton.engine.states import StateRules
 from baton.kv.layout.state import state_pages

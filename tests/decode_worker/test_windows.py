@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 
 from baton.decode_worker.engine.loop import DecodeLimits, DecodeLoop
-from baton.engine.load import EngineConfig, load_runner
+from baton.engine.config import EngineConfig
+from baton.engine.load import load_runner
 from baton.engine.steps.loop import EngineParts, StepLoop
 from baton.kv.memory.host_pages import PageMemory
 from baton.kv.pages.lease import LEAST_SLIDE

@@ -10,7 +10,8 @@ from typing import Any
 import httpx
 import pytest
 
-from baton.engine.load import EngineConfig, load_runner
+from baton.engine.config import EngineConfig
+from baton.engine.load import load_runner
 from baton.protos.nouns import Sampling
 from tests.conformance.checkpoints import make
 from tests.conformance.drive import Driver

@@ -11,7 +11,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from baton.engine.load import EngineConfig, load_runner
+from baton.engine.config import EngineConfig
+from baton.engine.load import load_runner
 from baton.kernels.cuda import build, library
 from baton.protos.nouns import Sampling
 from tests.conformance.checkpoints import make

@@ -11,7 +11,8 @@ from functools import cache
 
 import pytest
 
-from baton.engine.load import EngineConfig, load_runner
+from baton.engine.config import EngineConfig
+from baton.engine.load import load_runner
 from baton.engine.plan import Runner
 from baton.protos.nouns import Sampling
 from tests.e2e.fleet import DRAFT, Fleet, wait_for

@@ -15,7 +15,8 @@ import torch
 from baton.engine.backends.native.runner import NativeRunner
 from baton.engine.backends.torch.runner import TorchRunner
 from baton.engine.checkpoints.safetensors import Checkpoint
-from baton.engine.load import EngineConfig, load_runner
+from baton.engine.config import EngineConfig
+from baton.engine.load import load_runner
 from baton.engine.models import program_for
 from baton.engine.program.config import ModelConfig
 from baton.protos.nouns import Sampling

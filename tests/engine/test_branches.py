@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from baton.engine.backends.native.runner import NativeRunner
-from baton.engine.load import EngineConfig, load_runner
+from baton.engine.config import EngineConfig
+from baton.engine.load import load_runner
 from baton.engine.plan import Limb, SampleSpec, SequenceStep, StepPlan, branches_of
 from baton.engine.speculate.tree import path_to, stretches, tree_of
 from baton.engine.wide_pages import widened

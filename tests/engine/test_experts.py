@@ -13,7 +13,7 @@ from baton.engine.backends.cuda.load import wide_experts
 from baton.engine.backends.work import work_of
 from baton.engine.checkpoints.safetensors import Checkpoint
 from baton.engine.checkpoints.weights import load_weights
-from baton.engine.load import EngineConfig
+from baton.engine.config import EngineConfig
 from baton.engine.models import program_for
 from baton.engine.program.config import ModelConfig
 from baton.engine.program.ops import Linear, SwiGlu

@@ -11,7 +11,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from baton.engine.backends.torch.runner import TorchRunner
-from baton.engine.load import EngineConfig, load_runner
+from baton.engine.config import EngineConfig
+from baton.engine.load import load_runner
 from baton.engine.plan import SampleSpec, SequenceStep, StepPlan
 from baton.kernels.abi import native
 from baton.protos.errors import ConfigError

@@ -9,7 +9,8 @@ import torch
 
 from baton.engine.checkpoints import weights as loading
 from baton.engine.checkpoints.weights import HEAD, load_weights
-from baton.engine.load import EngineConfig, load_runner
+from baton.engine.config import EngineConfig
+from baton.engine.load import load_runner
 from baton.engine.models import program_for
 from baton.engine.plan import SampleSpec, SequenceStep, StepPlan
 from baton.engine.program.config import ModelConfig

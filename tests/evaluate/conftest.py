@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from baton.engine.load import EngineConfig
+from baton.engine.config import EngineConfig
 from baton.evaluate.local import LocalSubject
 from tests.conformance.checkpoints import make
 from tests.evaluate.completions_server import CompletionsServer

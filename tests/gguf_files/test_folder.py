@@ -19,7 +19,8 @@ from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_toke
 from baton.cluster.config import BatonConfig
 from baton.cluster.served_model import resolve_model, text_directory
 from baton.engine.checkpoints.hub import locate
-from baton.engine.load import EngineConfig, load_runner
+from baton.engine.config import EngineConfig
+from baton.engine.load import load_runner
 from baton.engine.models import program_for
 from baton.engine.program.config import ModelConfig
 from baton.engine.program.rope import frequencies

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from baton.engine.checkpoints.weights import load_weights
-from baton.engine.load import EngineConfig
+from baton.engine.config import EngineConfig
 from baton.engine.models import program_for
 from baton.engine.program.config import ModelConfig
 from baton.kernels.linear.packed import PackedWeight

@@ -12,7 +12,7 @@ import torch
 
 from baton.engine.adapters.base import AdapterBase
 from baton.engine.backends.native.runner import NativeRunner, NativeStep
-from baton.engine.load import KV_NAMES
+from baton.engine.config import KV_NAMES
 from baton.engine.models import program_for
 from baton.engine.plan import ModelSpec
 from baton.engine.program.config import ModelConfig

@@ -23,7 +23,8 @@ from typing import NamedTuple
 
 from baton.bench.rows import Row, interval, median
 from baton.cluster.served_model import DEMO
-from baton.engine.load import EngineConfig, load_runner
+from baton.engine.config import EngineConfig
+from baton.engine.load import load_runner
 from baton.engine.plan import SampleSpec, SequenceStep, StepPlan
 from baton.kv.memory.host_pages import PageMemory
 from baton.protos.nouns import BLOCK_TOKENS, Sampling

@@ -14,13 +14,11 @@ copies) it is larger than the share of wall time.
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from baton.bench.kv import setting
+from baton.bench.kv.transport_bench import TransportBench
 from baton.bench.rows import Row, interval, median
-
-if TYPE_CHECKING:
-    from baton.bench.kv.transports import TransportBench
 
 TARGETS = {"shm": 0.12, "tcp": 0.12, "grpc": 0.05}
 ROUNDS = 8  # for each of the other rows'

@@ -15,16 +15,13 @@ import asyncio
 import threading
 import time
 from itertools import pairwise
-from typing import TYPE_CHECKING
 
 from baton.bench.kv import setting
+from baton.bench.kv.transport_bench import TransportBench
 from baton.bench.rows import Row, median, paired, spread
 from baton.kv.transport.auto import AUTO
 from baton.prefill_worker.io.handoff import Handoff
 from baton.protos.nouns import TokenRun
-
-if TYPE_CHECKING:
-    from baton.bench.kv.transports import TransportBench
 
 TOKENS_PER_S, BYTES_PER_TOKEN = 45_000, 128 << 10
 PACE = 0.8

@@ -24,7 +24,8 @@ import numpy as np
 
 from baton.bench.kv import beside
 from baton.bench.rows import RANDOM, Row, median, spread
-from baton.engine.load import EngineConfig, load_runner
+from baton.engine.config import EngineConfig
+from baton.engine.load import load_runner
 from baton.engine.plan import Runner, SequenceStep, StepPlan
 from baton.engine.steps.sharing import PageSharing
 from baton.kv.exchange.filling import Filler

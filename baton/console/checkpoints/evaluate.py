@@ -172,7 +172,7 @@ class _Opener:
     def __call__(self, name: str, settings: Settings) -> Subject:
         if _is_url(name):
             return self._served(name, settings)
-        from baton.engine.load import EngineConfig
+        from baton.engine.config import EngineConfig
         from baton.evaluate.local import LocalSubject
 
         return LocalSubject(msgspec.convert({"model": name, **settings}, EngineConfig, strict=False))

@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from baton.engine.load import KvCacheDtype
+from baton.engine.config import KvCacheDtype
 from baton.engine.program.config import ModelConfig
 from baton.engine.quant import Tensors
 

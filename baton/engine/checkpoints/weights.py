@@ -19,7 +19,7 @@ from baton.engine.checkpoints.kv_scheme import require_sound_scales
 from baton.engine.checkpoints.layer_schemes import LayerSchemes
 from baton.engine.checkpoints.packed_cache import packed_weights
 from baton.engine.checkpoints.safetensors import Checkpoint
-from baton.engine.load import EngineConfig
+from baton.engine.config import EngineConfig
 from baton.engine.program.config import ModelConfig
 from baton.engine.program.ops import Linear, LmHead
 from baton.engine.program.program import Program, Weight

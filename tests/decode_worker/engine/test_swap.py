@@ -10,7 +10,8 @@ import pytest
 
 from baton.decode_worker.engine.swap import SwapArea
 from baton.engine.backends.paced.runner import PacedRunner
-from baton.engine.load import EngineConfig, load_runner
+from baton.engine.config import EngineConfig
+from baton.engine.load import load_runner
 from baton.protos import channel as ch
 from baton.protos.measurements import StepSample
 from tests.decode_worker.engine import test_loop

@@ -14,7 +14,8 @@ from baton.engine.backends.cuda.adapters import without_head
 from baton.engine.backends.native.runner import NativeRunner
 from baton.engine.backends.torch import runner as torch_runner
 from baton.engine.backends.torch.runner import TorchRunner
-from baton.engine.load import EngineConfig, load_runner
+from baton.engine.config import EngineConfig
+from baton.engine.load import load_runner
 from baton.engine.plan import Runner, SampleSpec, SequenceStep, StepPlan, adapters_of
 from baton.engine.program.sites import sites_of
 from baton.kernels.abi import native

@@ -10,7 +10,7 @@ import torch
 from baton.engine.backends.torch.dequantized import for_torch
 from baton.engine.backends.torch.runner import ModelConfig, TorchRunner
 from baton.engine.checkpoints.weights import load_weights
-from baton.engine.load import EngineConfig
+from baton.engine.config import EngineConfig
 from baton.engine.models import program_for
 from baton.engine.plan import ModelSpec
 from baton.kernels.linear.packed import PackedWeight

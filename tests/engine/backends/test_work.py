@@ -2,7 +2,8 @@
 
 import pytest
 
-from baton.engine.load import EngineConfig, load_runner
+from baton.engine.config import EngineConfig
+from baton.engine.load import load_runner
 from tests.conformance.checkpoints import make
 
 

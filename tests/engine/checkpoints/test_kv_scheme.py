@@ -9,7 +9,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from baton.engine.load import EngineConfig, load_runner
+from baton.engine.config import EngineConfig
+from baton.engine.load import load_runner
 from baton.kernels.abi import native
 from baton.planner.costs.model_shape import from_config
 from baton.protos.errors import CheckpointError

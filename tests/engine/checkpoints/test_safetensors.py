@@ -14,7 +14,8 @@ from safetensors.torch import load_file, save_file
 
 from baton.engine.checkpoints.hub import locate
 from baton.engine.checkpoints.safetensors import INDEX, Checkpoint
-from baton.engine.load import EngineConfig, load_runner
+from baton.engine.config import EngineConfig
+from baton.engine.load import load_runner
 from baton.engine.program.program import Weight
 from baton.protos.errors import CheckpointError, ConfigError
 from baton.protos.nouns import Sampling

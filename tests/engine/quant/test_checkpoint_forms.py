@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from baton.engine.checkpoints.weights import LoadedWeights, load_weights
-from baton.engine.load import EngineConfig
+from baton.engine.config import EngineConfig
 from baton.engine.models import program_for
 from baton.engine.program.config import ModelConfig
 from baton.engine.quant.ggml.blocks import KINDS as GGML_KINDS

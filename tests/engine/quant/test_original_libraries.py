@@ -12,7 +12,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from baton.engine.checkpoints.weights import LoadedWeights, load_weights
-from baton.engine.load import EngineConfig, load_runner
+from baton.engine.config import EngineConfig
+from baton.engine.load import load_runner
 from baton.engine.models import program_for
 from baton.engine.plan import SampleSpec, SequenceStep, StepPlan
 from baton.engine.program.config import ModelConfig

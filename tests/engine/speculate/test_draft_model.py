@@ -10,7 +10,8 @@ import pytest
 
 from baton.engine.backends.native.runner import NativeRunner
 from baton.engine.backends.paced.runner import PacedRunner, paced_answer
-from baton.engine.load import EngineConfig, load_runner
+from baton.engine.config import EngineConfig
+from baton.engine.load import load_runner
 from baton.engine.speculate.draft_model import DraftModel, require_same_tokens
 from baton.engine.speculate.drafter import Drafter
 from baton.kernels.abi import native

@@ -11,7 +11,8 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from baton.engine.backends.native.runner import NativeRunner
-from baton.engine.load import EngineConfig, load_runner
+from baton.engine.config import EngineConfig
+from baton.engine.load import load_runner
 from baton.engine.plan import SampleSpec, SequenceStep, StepPlan
 from baton.engine.program.shallow import spread_layers
 from baton.engine.wide_pages import widened

@@ -14,7 +14,8 @@ import torch
 from baton.engine.backends.cuda import trial as trials
 from baton.engine.backends.cuda.load import on_kernels
 from baton.engine.backends.cuda.runner import AT_ONCE, BY_GRAPH, CudaRunner
-from baton.engine.load import EngineConfig, load_runner
+from baton.engine.config import EngineConfig
+from baton.engine.load import load_runner
 from baton.engine.plan import StepPlan
 from baton.engine.program.program import Program
 from baton.kernels.abi import native

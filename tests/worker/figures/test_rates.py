@@ -2,7 +2,7 @@
 
 from baton.protos.channel import Stats
 from baton.protos.measurements import EngineWork
-from baton.worker.figures.rates import Rates, bytes_read, done, flops
+from baton.worker.figures.rates import Rates, bytes_read, flops, work_totals
 
 
 class Clock:
@@ -46,4 +46,4 @@ def test_what_steps_cost_follows_from_their_totals():
     )  # fmt: skip
     assert flops(stats, work) == 107 * 10 + 7 * 3 + 70 * 2
     assert bytes_read(stats, work) == 4 * 1000 + 20 * 8
-    assert "flops" not in done(stats, None)
+    assert "flops" not in work_totals(stats, None)

@@ -182,7 +182,7 @@ def transports() -> list[Finding]:
 
 
 async def _measured() -> list[Finding]:
-    from baton.bench.kv.transports import TRANSPORTS, TransportBench
+    from baton.bench.kv.transport_bench import TRANSPORTS, TransportBench
 
     bench, found = TransportBench(PAGE_BYTES, MEASURED_BYTES), []
     try:

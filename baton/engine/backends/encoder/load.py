@@ -14,7 +14,7 @@ from torch import Tensor
 from baton.engine.backends.encoder.runner import EncoderRunner
 from baton.engine.backends.work import work_of
 from baton.engine.checkpoints.weights import Weights, load_weights
-from baton.engine.load import EngineConfig
+from baton.engine.config import EngineConfig
 from baton.engine.plan import ModelSpec
 from baton.engine.program.config import ModelConfig
 from baton.engine.program.ops import FullAttention, Linear

@@ -15,7 +15,7 @@ from baton.engine.backends.ranks.hosts.layout import most_on_one, require_layout
 from baton.engine.backends.ranks.program import NativeRankProgram
 from baton.engine.checkpoints.hub import locate
 from baton.engine.checkpoints.weights import Weights, load_weights
-from baton.engine.load import KV_NAMES, EngineConfig
+from baton.engine.config import KV_NAMES, EngineConfig
 from baton.engine.models import program_for
 from baton.engine.program.config import ModelConfig
 from baton.engine.program.program import Program

@@ -38,7 +38,7 @@ from baton.engine.backends.work import work_of, work_of_ranks
 from baton.engine.checkpoints.hub import locate
 from baton.engine.checkpoints.kv_scheme import asked_kv_dtype
 from baton.engine.checkpoints.weights import Weights, load_weights
-from baton.engine.load import KV_NAMES, EngineConfig
+from baton.engine.config import KV_NAMES, EngineConfig
 from baton.engine.models import program_for
 from baton.engine.plan import ModelSpec, PooledStates, Runner, SequenceStep, StepPlan, StepResult
 from baton.engine.program.config import ModelConfig

@@ -14,7 +14,8 @@ from baton.console.run.serve import on_this_machine
 from baton.engine.backends.cuda import gpu
 from baton.engine.backends.cuda.gpu import Gpu, probe, require, resolved_device
 from baton.engine.backends.torch.runner import takes_kernels
-from baton.engine.load import EngineConfig, load_runner
+from baton.engine.config import EngineConfig
+from baton.engine.load import load_runner
 from baton.protos.errors import ConfigError
 
 H100 = Gpu("NVIDIA H100 80GB HBM3", (9, 0), (13, 0), 80 << 30)

@@ -15,7 +15,8 @@ from baton.engine.backends.native.runner import NativeRunner
 from baton.engine.backends.torch import runner as runner_module
 from baton.engine.backends.torch.runner import TorchRunner
 from baton.engine.checkpoints.safetensors import Checkpoint
-from baton.engine.load import EngineConfig, load_runner
+from baton.engine.config import EngineConfig
+from baton.engine.load import load_runner
 from baton.engine.models import program_for
 from baton.engine.plan import SampleSpec, SequenceStep, StepPlan
 from baton.engine.program.config import ModelConfig

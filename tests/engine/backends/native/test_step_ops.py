@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from baton.engine.backends.native.runner import NativeRunner
-from baton.engine.load import EngineConfig, load_runner
+from baton.engine.config import EngineConfig
+from baton.engine.load import load_runner
 from baton.engine.plan import SampleSpec, SequenceStep, StepPlan
 from baton.kernels.abi import native
 from baton.protos.errors import ConfigError

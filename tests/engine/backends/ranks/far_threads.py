@@ -13,7 +13,7 @@ from baton.engine.backends.ranks.hosts.links import LinkPlan, Links, LinkServer,
 from baton.engine.backends.ranks.load import LoadedRank, load_rank
 from baton.engine.backends.ranks.memory import SharedMemory, SharedSizes, follow, sizes_for
 from baton.engine.backends.ranks.runner import RankRunner
-from baton.engine.load import EngineConfig
+from baton.engine.config import EngineConfig
 from baton.engine.plan import ModelSpec
 
 HERE, PATIENCE_S = "127.0.0.1", 60.0

@@ -7,7 +7,8 @@ from typing import Any
 
 import msgspec
 
-from baton.engine.load import EngineConfig, load_runner
+from baton.engine.config import EngineConfig
+from baton.engine.load import load_runner
 from baton.protos.nouns import Sampling
 from tests.conformance.checkpoints import prompts
 from tests.engine.backends.ranks.far_threads import on_hosts

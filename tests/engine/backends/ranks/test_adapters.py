@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from baton.engine.load import EngineConfig, load_runner
+from baton.engine.config import EngineConfig
+from baton.engine.load import load_runner
 from baton.engine.plan import Runner, SequenceStep, StepPlan, adapters_of
 from baton.kernels.abi import native
 from baton.protos.errors import AdapterNotLoaded

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from baton.engine.load import EngineConfig, load_runner
+from baton.engine.config import EngineConfig
+from baton.engine.load import load_runner
 from baton.engine.steps.expert_load import ExpertMeter
 from baton.kernels.abi import native
 from baton.protos.nouns import Sampling

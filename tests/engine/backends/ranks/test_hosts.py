@@ -22,7 +22,8 @@ from baton.engine.backends.ranks.hosts.agent import RankAgent
 from baton.engine.backends.ranks.hosts.control import dial
 from baton.engine.backends.ranks.hosts.links import LinkPlan, Links, LinkServer, Mapped
 from baton.engine.backends.ranks.runner import RankRunner
-from baton.engine.load import EngineConfig, load_runner
+from baton.engine.config import EngineConfig
+from baton.engine.load import load_runner
 from baton.engine.sequence import SequenceState
 from baton.kernels.abi import native
 from baton.kernels.collective import oracle

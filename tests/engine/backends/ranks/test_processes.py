@@ -17,7 +17,8 @@ from baton.engine.backends.ranks.followers import Followers
 from baton.engine.backends.ranks.load import load_rank
 from baton.engine.backends.ranks.memory import RanksStruct, dismiss
 from baton.engine.backends.ranks.runner import RankRunner
-from baton.engine.load import EngineConfig, load_runner
+from baton.engine.config import EngineConfig
+from baton.engine.load import load_runner
 from baton.kernels.abi import native
 from baton.protos.errors import CheckpointError, ConfigError, RankLost
 from baton.protos.nouns import AdapterLimits, Sampling

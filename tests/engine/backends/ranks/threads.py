@@ -13,7 +13,7 @@ from baton.engine.adapters.base import AdapterBase
 from baton.engine.backends.ranks.load import LoadedRank, load_rank, numbers_of, own_adapters
 from baton.engine.backends.ranks.memory import HEAR, SharedMemory, follow, sizes_for
 from baton.engine.backends.ranks.runner import RankRunner
-from baton.engine.load import EngineConfig
+from baton.engine.config import EngineConfig
 from baton.engine.plan import ModelSpec, Runner, ranks_of
 from baton.kv.memory.host_pages import PageMemory
 from baton.protos.errors import RankLost

@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from baton.engine.backends.torch.batch import _bucket
-from baton.engine.load import EngineConfig, load_runner
+from baton.engine.config import EngineConfig
+from baton.engine.load import load_runner
 from baton.engine.plan import Runner, SampledToken, SampleSpec, SequenceStep, StepPlan
 from baton.kv.memory.host_pages import PageMemory
 from baton.protos.errors import BatonError, InvalidRequest

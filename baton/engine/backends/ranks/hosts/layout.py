@@ -5,7 +5,7 @@ Knows nothing of processes or connections. Host 0 is the lead's; each host has c
 
 from __future__ import annotations
 
-from baton.engine.load import EngineConfig
+from baton.engine.config import EngineConfig
 from baton.engine.program.program import Program
 from baton.protos.errors import ConfigError
 

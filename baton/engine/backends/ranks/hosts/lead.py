@@ -28,7 +28,7 @@ from baton.engine.backends.ranks.hosts.messages import (
     HostShare,
     HostStart,
 )
-from baton.engine.load import EngineConfig
+from baton.engine.config import EngineConfig
 from baton.kernels.collective.native import lose
 from baton.protos.errors import RankLost, StartupError, from_info
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import msgspec
 
 from baton.engine.backends.ranks.hosts.links import LinkPlan
-from baton.engine.load import EngineConfig
+from baton.engine.config import EngineConfig
 from baton.protos.errors import ErrorInfo
 
 
