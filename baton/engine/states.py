@@ -20,8 +20,8 @@ from typing import NamedTuple
 from baton.kv.layout.page import sliding_window, sunk_blocks
 from baton.kv.layout.room import WORKING_STATES
 from baton.kv.layout.state import state_hashes, state_pages
-from baton.kv.pages.lease import first_seen
 from baton.kv.pages.pool import MOST_BLOCKS, PageLease, PagePool
+from baton.kv.pages.window import first_seen
 from baton.protos.errors import PoolExhausted
 from baton.protos.nouns import KvLayout
 

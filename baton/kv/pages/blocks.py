@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from itertools import compress
 from operator import not_
 
-from baton.kv.pages.lease import first_seen
+from baton.kv.pages.window import first_seen
 
 
 class BlockIndex:

@@ -7,26 +7,47 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING
+from typing import Protocol
 
-if TYPE_CHECKING:
-    from baton.kv.pages.pool import PagePool
-
+from baton.kv.pages.blocks import BlockIndex
+from baton.kv.pages.supply import PageSupply
+from baton.kv.pages.window import first_seen
 
 LEAST_SLIDE = 4  # least blocks given back at once, because each time a new table is made
-
-
-def first_seen(tokens: int, window: int, block_tokens: int) -> int:
-    """Returns the index of the first block that the token at position ``tokens`` attends to, with a window of
-    ``window`` tokens, itself included; 0 if ``window`` is 0.
-    """
-    return max(0, tokens - window + 1) // block_tokens if window else 0
 
 
 def _stood_for(pages: list[int], gap: tuple[int, int]) -> list[int]:
     """Returns ``pages`` in the order of their blocks, with stand-ins for the blocks of ``gap``."""
     first, end = gap
     return pages[:first] + [pages[first]] * (end - first) + pages[first:] if end > first else pages
+
+
+class LeasedPool(Protocol):
+    """A pool as its leases use it (``PagePool``)."""
+
+    @property
+    def block_tokens(self) -> int:
+        """Returns the tokens that a page holds."""
+
+    @property
+    def supply(self) -> PageSupply:
+        """Returns the pages that nobody has leased."""
+
+    @property
+    def blocks(self) -> BlockIndex:
+        """Returns which page holds which block."""
+
+    def allocate(self, count: int, reserve: int = 0) -> list[int]:
+        """Returns ``count`` pages, leaving ``reserve`` available. Raises PoolExhausted."""
+
+    def give_back(self, pages: list[int], hinted: bool = False) -> None:
+        """Takes one lease from each of ``pages``, which no other process accesses."""
+
+    def release(self, pages: list[int], hinted: bool = False) -> None:
+        """Takes the pages of a closed lease out of quarantine."""
+
+    def close(self, lease: PageLease, held: bool) -> None:
+        """Ends ``lease``; its pages stay in quarantine if another process still accesses them (``held``)."""
 
 
 class PageLease:
@@ -43,7 +64,7 @@ class PageLease:
     """
 
     def __init__(
-        self, pool: PagePool, pages: list[int], held: int, gap: tuple[int, int] = (0, 0), window: int = 0
+        self, pool: LeasedPool, pages: list[int], held: int, gap: tuple[int, int] = (0, 0), window: int = 0
     ) -> None:
         self.pages = _stood_for(pages, gap)
         self.held, self.gap, self.window = held, gap, window

@@ -19,7 +19,7 @@ from heapq import heappop
 import msgspec
 
 from baton.kv.pages.pool import PageLease
-from baton.planner.simulator.faults import FailureInjection
+from baton.planner.simulator.failure_injection import FailureInjection
 from baton.planner.simulator.flight import BlockIds, Flight
 from baton.planner.simulator.machines import WorkerSimulation
 from baton.planner.simulator.place import SimWorker

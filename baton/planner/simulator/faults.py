@@ -1,9 +1,6 @@
-"""Deaths and returns of workers in a simulated cluster, and pools of workers unlike the others. Torch-free.
+"""Deaths and returns of workers to simulate, and pools of workers unlike the others. Torch-free.
 
-Knows nothing of how requests are placed. Requests continue as with the real router: a prompt whose prefill worker
-died is prefilled by another, and the KV at its decode worker stays; an answer whose decode worker died is admitted
-elsewhere as a prompt with its tokens so far, and its client sees a gap. Routers learn of a death at once, as from a
-broken connection. A worker dies when its step is over, and comes back with empty caches.
+Knows nothing of how they are simulated.
 """
 
 from __future__ import annotations
@@ -11,17 +8,11 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
 
 import msgspec
 
 from baton.planner.costs.worker import WorkerCosts, worker_costs
-from baton.planner.simulator.flight import Flight
-from baton.planner.simulator.place import SimWorker
 from baton.protos.errors import ConfigError
-
-if TYPE_CHECKING:
-    from baton.planner.simulator.cluster import ClusterSim
 
 FAILURE = re.compile(r"([a-z][a-z0-9-]*-\d+)@(\d+(?:\.\d+)?):(\d+(?:\.\d+)?|never)")
 POOL = re.compile(r"([a-z][a-z0-9-]{0,31}):(prefill|decode):(\d{1,4})=(.+)")
@@ -86,65 +77,3 @@ def check_pools(pools: Sequence[SimPool], others: Iterable[WorkerCosts]) -> None
         )
     if len({pool.name for pool in pools}) < len(pools):
         raise ConfigError("two pools have the same name; give each its own", "pool")
-
-
-class FailureInjection:
-    """Schedules the failures in ``sim``; counts deaths, answers that ``moved`` and prompts that were
-    ``read_again``.
-
-    Raises ConfigError for an unknown worker.
-    """
-
-    def __init__(self, sim: ClusterSim, failures: Sequence[Failure]) -> None:
-        self._sim = sim
-        self.deaths = self.moved = self.read_again = 0
-        for failure in sorted(failures, key=lambda f: (f.at, f.worker)):
-            place = self._place(failure.worker)
-            sim.at(failure.at, lambda place=place: self._die(place))  # type: ignore[misc]
-            if failure.until < math.inf:
-                sim.at(failure.until, lambda place=place: self._return(place))  # type: ignore[misc]
-
-    def _place(self, name: str) -> SimWorker:
-        found = {place.name: place for place in (*self._sim.prefills.values(), *self._sim.decodes.values())}
-        if name not in found:
-            raise ConfigError(f"there is no worker {name!r} to fail; there are {', '.join(found)}", "fail")
-        return found[name]
-
-    def _die(self, place: SimWorker) -> None:
-        if place.down:
-            return
-        self.deaths += 1
-        if place.info.role == "decode":
-            self._lose_writer(place)
-        else:
-            self._lose_reader(place)
-        self._sim.pump()
-
-    def _return(self, place: SimWorker) -> None:
-        place.down = False
-        place.changed()
-        self._sim.pump()
-
-    def _lose_writer(self, place: SimWorker) -> None:
-        sim = self._sim
-        sim.settle(place)
-        place.node.stop()
-        lost = [flight for flight in sim.active.values() if flight.decode == place.info.worker_id]
-        place.die(sim.fresh_node(place))
-        for flight in lost:
-            sim.drop(flight)
-        self.moved += len(lost)
-        sim.put_back([self._leg(flight) for flight in lost])
-
-    def _lose_reader(self, place: SimWorker) -> None:
-        sim = self._sim
-        lost = [flight for flight in sim.active.values() if flight.prefill == place.info.worker_id]
-        lost = [flight for flight in lost if sim.awaits_kv(flight)]
-        place.die(sim.fresh_node(place))
-        self.read_again += len(lost)
-        for flight in lost:
-            sim.lose_prefill_worker(flight)
-
-    def _leg(self, flight: Flight) -> Flight:
-        """What is left of an answer: its prompt with what was written, and the tokens that are still to be."""
-        return flight.again(self._sim.new_index(), self._sim.block)

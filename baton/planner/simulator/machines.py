@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from heapq import heappush
 from typing import Any
 
@@ -59,6 +59,22 @@ class WorkerSimulation(ABC):
     @abstractmethod
     def pump(self) -> None:
         """Places waiting requests, because there may be room."""
+
+    @abstractmethod
+    def new_index(self) -> int:
+        """Returns a new index, for a flight that continues another's answer."""
+
+    @abstractmethod
+    def put_back(self, flights: Sequence[Flight]) -> None:
+        """Returns flights to their places in the router's queue."""
+
+    @abstractmethod
+    def drop(self, flight: Flight) -> None:
+        """Removes a flight from its dead decode worker, with its lease."""
+
+    @abstractmethod
+    def lose_prefill_worker(self, flight: Flight) -> None:
+        """Queues a flight whose prefill worker died for another one."""
 
     def at(self, when: float, act: Callable[[], None]) -> None:
         """Schedules ``act`` for time ``when``, in seconds of the simulated clock."""

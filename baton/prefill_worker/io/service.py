@@ -24,7 +24,7 @@ from baton.kv.layout.repaging import Repaging
 from baton.kv.layout.selection import chosen_from, kept_of, selection_of
 from baton.kv.layout.state import state_pages
 from baton.kv.memory.host_pages import PageMemory
-from baton.kv.pages.lease import first_seen
+from baton.kv.pages.window import first_seen
 from baton.kv.wire.base import Transport
 from baton.prefill_worker.io.handoff import Handoff, HandoffReport
 from baton.prefill_worker.io.handoff_frames import Destination, Sender

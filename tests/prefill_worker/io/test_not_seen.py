@@ -7,8 +7,8 @@ import pytest
 from baton.kv.layout.page import in_pages_of, layout_for, sliding_window, sunk_blocks
 from baton.kv.layout.repaging import Repaging
 from baton.kv.layout.selection import marked, parsed
-from baton.kv.pages.lease import first_seen
 from baton.kv.pages.pool import PagePool
+from baton.kv.pages.window import first_seen
 from baton.prefill_worker.io.service import PrefillCall, _not_seen
 from baton.protos.channel import ShipBlock
 from baton.protos.nouns import EngineRequest, Sampling

@@ -1,0 +1,10 @@
+"""Which blocks a sliding attention window reaches. Knows nothing of pages."""
+
+from __future__ import annotations
+
+
+def first_seen(tokens: int, window: int, block_tokens: int) -> int:
+    """Returns the index of the first block that the token at position ``tokens`` attends to, with a window of
+    ``window`` tokens, itself included; 0 if ``window`` is 0.
+    """
+    return max(0, tokens - window + 1) // block_tokens if window else 0
