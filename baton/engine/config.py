@@ -31,8 +31,8 @@ class EngineConfig(msgspec.Struct, frozen=True):
     (token, head). ``kv_selection`` says which part of a long context attention reads: "all", "sinks:N,window:N",
     "snapkv:N,window:N" or "h2o:N,window:N" in tokens (but for "all" on a CPU only). ``quantization`` rounds the
     weights on load, "none" takes them as stored; packed weights are cached under ``cache_dir``.
-    ``quantization_overrides`` maps patterns of
-    layer names to other schemes (``checkpoints/layer_schemes.py``), "none" to leave a layer as stored.
+    ``quantization_overrides`` maps patterns of layer names to other schemes (``checkpoints/layer_schemes.py``),
+    "none" to leave a layer as stored.
 
     ``is_draft`` marks a draft model, whose ``quantization`` and overrides are its target's: patterns may match no
     layer, and weights that are quantized already stay as they are. ``activations`` is the precision that rows are

@@ -90,6 +90,6 @@ class CudaAdapters:
         self._groups.place(items, self._held)
 
     def close(self) -> None:
-        """Frees every adapter."""
+        """Frees the memory of every adapter on the card."""
         for adapter in list(self._held):
             self.drop(adapter)

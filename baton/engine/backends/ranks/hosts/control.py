@@ -43,7 +43,7 @@ class Control:
         return str(self.sock.getsockname()[0])
 
     def send(self, message: msgspec.Struct) -> None:
-        """Sends ``message``. Raises ConnectionError."""
+        """Sends ``message`` as JSON to the other end. Raises ConnectionError."""
         self.send_bytes(msgspec.json.encode(message))
 
     def send_bytes(self, said: bytes | memoryview) -> None:
