@@ -4,7 +4,7 @@ STAMP := .venv/.baton-installed
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 PROTOC = $(BIN)/python -m grpc_tools.protoc -I . --python_out=$(1) --pyi_out=$(1) --grpc_python_out=$(1) baton/protos/v1/*.proto
 
-.PHONY: test-times drill conformance dashboards helm-check images reference setup serve test soak thorough soak-ray identity fuzz check kernels cuda-check proto proto-check bench bench-peers
+.PHONY: test-times drill conformance dashboards helm-check images reference setup serve test soak thorough soak-ray identity rank-kills fuzz check kernels cuda-check proto proto-check bench bench-peers
 .DEFAULT_GOAL := serve
 unexport PYTHONDONTWRITEBYTECODE  # what runs here imports the same modules in hundreds of processes
 
@@ -44,6 +44,9 @@ drill: $(STAMP)  ## the planted bugs, then ARGS="--minutes 60" or "--seeds 10000
 
 identity: $(STAMP)  ## 10^4 answers with drafts of every kind, preempted and killed, against those without
 	@BATON_IDENTITY=$${BATON_IDENTITY:-10000} $(BIN)/pytest -m soak --timeout 3600 -s tests/decode_worker/test_identity.py $(ARGS)
+
+rank-kills: $(STAMP)  ## 200 seeded kills of ranks under load (BATON_RANK_KILLS=N)
+	@$(BIN)/pytest -m soak --timeout 7200 -s tests/e2e/test_rank_kills.py $(ARGS)
 
 fuzz: $(STAMP)  ## 10^5 odd inputs to a whole cluster beside clients that hang on every port; make soak sends 10^6
 	@BATON_FUZZ=$${BATON_FUZZ:-100000} $(BIN)/pytest -m soak -s tests/e2e/test_fuzz.py $(ARGS)

@@ -14,6 +14,7 @@ from baton.engine.load import load_runner
 from baton.protos.nouns import Sampling
 from tests.conformance.checkpoints import make
 from tests.e2e.fleet import DRAFT, Fleet, wait_for
+from tests.engine.backends.ranks.other_host import children, other_host
 from tests.engine.backends.ranks.threads import SharedDriver
 from tests.kernels.thorough import first_now
 
@@ -101,6 +102,29 @@ def test_experts_on_two_ranks_send_to_columns_on_three_and_say_what_they_did(tmp
         wait_for(lambda: fleet.metric("prefill-0", ROWS) == 150 * 2 * 2, what="every row, layer and chosen expert")
         wait_for(lambda: fleet.metric("decode-0", ROWS) == 19 * 2 * 2, what="a row for each token but the first")
         fleet.wait_for_baseline()
+
+
+@pytest.mark.thorough
+def test_workers_of_two_hosts_each_hand_off_answer_as_one_rank_and_survive_a_rank_of_the_other_host() -> None:
+    tokens = prompt(1, 200)
+    with other_host() as (address, agent):
+        worker = {"model": DRAFT, "pp": 2, "rank_hosts": [address]}
+        with Fleet(1, 1, worker=worker, router=PREFILL_FIRST) as fleet:
+            assert [followers(fleet, f"{role}-0") for role in ("prefill", "decode")] == [[], []]
+            assert len(children(agent)) == 2
+            answer, _ = ask(fleet, tokens, 40)
+            assert answer == one_rank(tokens, 40)
+            more = [*tokens, *answer, *prompt(2, 30)]
+            assert ask(fleet, more, 20) == (one_rank(more, 20), 224)
+            before = {role: fleet.record(f"{role}-0") for role in ("prefill", "decode")}
+            for session in children(agent):
+                os.kill(children(session)[0], signal.SIGKILL)
+            for role, record in before.items():
+                fleet.wait_for_return(f"{role}-0", record.incarnation)
+                assert "rank 1 " in fleet.log(f"{role}-0")
+            assert ask(fleet, more, 20)[0] == one_rank(more, 20)
+            fleet.wait_for_baseline()
+        wait_for(lambda: not children(agent), what="the end of the other host's ranks")
 
 
 def until_it_runs(

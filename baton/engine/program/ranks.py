@@ -120,6 +120,7 @@ class _Split:
         self._into_heads = {op.qkv for op in program.ops if isinstance(op, p.RopeAppend)}
         self._into_pairs = {op.gate_up for op in program.ops if isinstance(op, p.SwiGlu | p.GeGlu)}
         self._into_latents = {op.q: op for op in program.ops if isinstance(op, p.LatentAttention)}
+        self._mixed = {op.out for op in program.ops if isinstance(op, p.Moe | p.Combine)}  # by each rank, whole
         self._inner: dict[str, int] = {}  # of a register of gates and ups: how many of each there are in all
         self._whole_heads = norms_all_heads(program)
         heads = program.heads, program.kv_heads
@@ -128,6 +129,10 @@ class _Split:
     def done(self) -> RankProgram:
         ops = _adapted_first([part for op in self._program.ops for part in _SPLITS[type(op)](self, op)])
         assert not any(self._overtakes(ops, register) for register in self._widths), "a register may be overwritten"
+        writers = (op for op in ops if not isinstance(op, p.Meet))
+        assert not {getattr(op, "out", "") for op in writers} & set(self._widths), (
+            "ranks would write the same columns"
+        )
         own = msgspec.structs.replace(self._program, ops=ops, heads=self._queries[1] - self._queries[0])
         return msgspec.structs.replace(
             RankProgram.undivided(self._program, self._rank),
@@ -189,8 +194,18 @@ class _Split:
             return (self._of_rows(op, ((begin, end), (inner + begin, inner + end))),)
         total = _rows_of(self._program, op.weight)
         part = self._rank.part(total)
+        if op.out in self._mixed:
+            return self._copied(op, part, total)
         own, gather = self._gather(op.out, total, part)
         return msgspec.structs.replace(self._of_rows(op, (part,)), out=own), gather
+
+    def _copied(self, op: p.Linear, part: tuple[int, int], total: int) -> tuple[p.Op, ...]:
+        """Computes the rank's own outputs; every rank gets a copy of all, because in other layers each rank writes
+        all of ``op.out`` itself, and would write what others still read.
+        """
+        own, whole = f"{op.out}@", f"{op.out} of all"
+        self._parts[own], self._widths[whole] = Part(whole, part[0], part[1] - part[0]), total
+        return msgspec.structs.replace(self._of_rows(op, (part,)), out=own), p.Meet(own, op.out)
 
     def _whole_rows(self, op: p.Linear) -> tuple[p.Op, ...]:
         """Computes the rank's own outputs; every rank gets a copy of all, because they are normed and rotated in

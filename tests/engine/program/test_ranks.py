@@ -56,6 +56,22 @@ def test_ranks_have_all_rows_of_every_matrix_between_them(kind: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("kind", "changes"),
+    [
+        ("qwen3_moe", {"mlp_only_layers": [0]}),
+        ("deepseek_v3", {"first_k_dense_replace": 1}),
+        ("deepseek_v2", {"first_k_dense_replace": 1}),
+    ],
+)
+def test_what_each_rank_computes_whole_is_in_no_shared_register(kind: str, changes: dict[str, Any]) -> None:
+    own = split(program(kind, **changes), Rank(0, 2))
+    mixed = {op.out for op in own.program.ops if isinstance(op, p.MixExperts | p.Combine)}
+    dense = {op.out for op in own.program.ops if isinstance(op, p.Meet)}
+    assert mixed & dense, "layers with and without experts write the same register"
+    assert not mixed & set(own.widths)
+
+
+@pytest.mark.parametrize(
     ("changes", "count", "says"),
     [
         (

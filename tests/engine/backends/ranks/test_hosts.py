@@ -8,8 +8,6 @@ import os
 import signal
 import socket
 import struct
-import subprocess
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -33,6 +31,7 @@ from baton.protos.nouns import EngineRequest, Sampling
 from tests.conformance.checkpoints import make
 from tests.e2e.fleet import wait_for
 from tests.engine.backends.ranks.far_threads import on_hosts
+from tests.engine.backends.ranks.other_host import children, other_host
 from tests.engine.backends.ranks.same_bits import same_bits
 from tests.engine.backends.ranks.threads import SharedDriver
 from tests.kernels.thorough import first_now, later
@@ -214,24 +213,6 @@ def test_hosts_that_cannot_share_a_model_are_refused_with_what_works(tmp_path: P
     (tmp_path / "key").write_bytes(b"short")
     with pytest.raises(ConfigError, match="a key has 16 bytes or more"):
         load_runner(EngineConfig(model, pp=2, rank_hosts=far[:1], rank_key_file=str(tmp_path / "key")))
-
-
-def children(pid: int) -> list[int]:
-    tasks = Path("/proc", str(pid), "task").iterdir()
-    return [int(child) for task in tasks for child in (task / "children").read_text().split()]
-
-
-@contextmanager
-def other_host() -> Iterator[tuple[str, int]]:
-    """Runs ``baton ranks`` as a user does; yields its address and its process id."""
-    command = [sys.executable, "-m", "baton", "ranks", "--listen", "127.0.0.1:0"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-        try:
-            assert process.stdout is not None
-            yield process.stdout.readline().split()[-1], process.pid
-        finally:
-            process.terminate()
-            assert process.wait(30) == 0
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,27 @@
+"""Another host of a worker's ranks: what ``baton ranks`` runs, beside this process on one machine."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+
+def children(pid: int) -> list[int]:
+    tasks = Path("/proc", str(pid), "task").iterdir()
+    return [int(child) for task in tasks for child in (task / "children").read_text().split()]
+
+
+@contextmanager
+def other_host() -> Iterator[tuple[str, int]]:
+    """Runs ``baton ranks`` as a user does; yields its address and its process id."""
+    command = [sys.executable, "-m", "baton", "ranks", "--listen", "127.0.0.1:0"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            yield process.stdout.readline().split()[-1], process.pid
+        finally:
+            process.terminate()
+            assert process.wait(30) == 0
