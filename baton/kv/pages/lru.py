@@ -72,6 +72,10 @@ class PageOrder:
         self._count -= count
         return taken
 
+    def discard(self, pages: Sequence[int]) -> None:
+        """Removes each of ``pages``, all of which must be there."""
+        self.remove(pages)
+
     def remove(self, pages: Sequence[int]) -> None:
         """Removes each of ``pages``, all of which must be there."""
         after, before = self._next, self._before

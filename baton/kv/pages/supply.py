@@ -29,6 +29,9 @@ class EvictionOrder(Protocol):
     def remove(self, pages: Sequence[int]) -> None:
         """Removes pages because they are leased again."""
 
+    def discard(self, pages: Sequence[int]) -> None:
+        """Removes pages whose blocks are lost, which counts as no use of them."""
+
     def take(self, count: int, kept: Collection[int] = ()) -> list[int]:
         """Removes and returns the ``count`` pages to evict, none of ``kept``; there must be that many."""
 

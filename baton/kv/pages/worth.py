@@ -117,6 +117,16 @@ class WorthOrder:
             self._shrink(run, len(used))
         self._count -= len(pages)
 
+    def discard(self, pages: Sequence[int]) -> None:
+        """Removes pages whose blocks are lost, and their histories; all must be there."""
+        for page in pages:
+            run = self._run[page]
+            assert run is not None, "a page isn't cached"
+            self._table.left(run.cls, run.at, 1.0)
+            self._run[page], self._kind[page] = None, NEW
+            self._shrink(run, 1)
+        self._count -= len(pages)
+
     def take(self, count: int, kept: Collection[int] = ()) -> list[int]:
         """Removes and returns the ``count`` pages worth least, none of ``kept``; there must be that many."""
         taken: list[int] = []

@@ -164,7 +164,7 @@ class Slab:
         """Removes a block; does nothing if it isn't cached."""
         slot = self._slots.pop(block, None)
         if slot is not None:
-            self._order.remove([slot])
+            self._order.discard([slot])
             self._blank(slot)
 
     def check(self) -> None:

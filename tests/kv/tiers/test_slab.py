@@ -93,6 +93,18 @@ def test_blocks_that_come_back_outlast_those_that_never_do():
     assert found("lru") == 0
 
 
+def test_a_block_that_was_lost_counts_as_no_use_and_leaves_the_next_in_its_slot_no_history():
+    memory = Bytes()
+    slab = Slab(MemoryStore(memory.pages, memoryview(memory.records)))
+    put(slab, 1)
+    memory.pages[:] ^= 1
+    assert loaded(slab, 1) is None
+    slab.check()
+    assert [put(slab, number) for number in range(2, 2 + SLOTS)] == [None] * SLOTS
+    assert put(slab, 9) == block(2), "none was ever used, and it is the oldest"
+    slab.check()
+
+
 def test_what_is_worth_least_is_learned_anew_after_a_restart():
     memory = Bytes()
     slab = Slab(MemoryStore(memory.pages, memoryview(memory.records)))
