@@ -125,7 +125,7 @@ def loads(bench: Bench, directory: Path, rounds: int) -> list[Row]:
     for _ in range(rounds):
         calm.append(_p99(between_tokens(bench, BUSY_S, lambda: None)))
         loading = Loading(bench, directory)
-        busy.append(_p99(between_tokens(bench, BUSY_S, loading.turn)))
+        busy.append(_p99(between_tokens(bench, BUSY_S, loading.turn, loading.any)))
         loading.close()
         turns += loading.taken
         again.append(_p99(between_tokens(bench, BUSY_S, lambda: None)))
@@ -171,17 +171,25 @@ class Loading:
         self.taken.append(time.thread_time() - began)
         self._reading = self._start()
 
+    def any(self) -> bool:
+        """Returns whether an adapter was loaded."""
+        return bool(self.taken)
+
     def close(self) -> None:
         """Ends what goes on."""
         self._reading.close()
         self._children.close()
 
 
-def between_tokens(bench: Bench, seconds: float, turn: Callable[[], None]) -> list[float]:
-    """Seconds of each step and what is done before it, for ``seconds`` seconds; sequences are on one adapter."""
+def between_tokens(
+    bench: Bench, seconds: float, turn: Callable[[], None], enough: Callable[[], bool] = lambda: True
+) -> list[float]:
+    """Seconds of each step and what is done before it, for ``seconds`` seconds and until there was ``enough``;
+    sequences are on one adapter.
+    """
     found: list[float] = []
     until = time.perf_counter() + seconds
-    while time.perf_counter() < until:
+    while time.perf_counter() < until or not enough():
         for plan in [bench.on(plan, 1) for plan in bench.work.plans(bench.batch)]:
             began = time.perf_counter()
             turn()

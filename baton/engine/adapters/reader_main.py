@@ -15,7 +15,7 @@ import sys
 import msgspec
 
 from baton.engine.adapters.reader import read_adapter
-from baton.engine.adapters.reading import ReadingAnswer, ReadingAsk
+from baton.engine.adapters.reading import NICE, UP, ReadingAnswer, ReadingAsk
 from baton.engine.child import die_with
 from baton.protos.errors import BatonError, to_info
 
@@ -29,6 +29,8 @@ def main() -> int:
     """
     asked, memory, answer, parent = map(int, sys.argv[1:])
     die_with(parent)
+    os.nice(max(0, NICE - os.getpriority(os.PRIO_PROCESS, 0)))
+    os.write(answer, UP)
     sys.stdin.buffer.read()  # until it is closed: ASK is complete then
     ask = msgspec.json.decode(os.pread(asked, os.fstat(asked).st_size, 0), type=ReadingAsk)
     _bound(ask.base.max_bytes)

@@ -2,9 +2,9 @@
 damaged files can't harm the engine. Torch-free.
 
 Knows nothing of loaded adapters. The child gets three memory files: the request, room for the matrices, its answer.
-It has a lower priority than the engine (NICE) from its first instruction, and limits of CPU time and memory. The
-next child is started as soon as one has begun to read: starting takes a third of a second of CPU, reading an
-adapter of 16 MB a tenth of it.
+While it reads it has a lower priority than the engine (NICE), and limits of CPU time and memory. Starting takes a
+third of a second of CPU, reading an adapter of 16 MB a tenth of it. So the next child is started, at that priority,
+as soon as one has begun to read. A load that comes before it is up starts another, which may hurry.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ from baton.engine.adapters.table import ReadAdapter, Reading
 from baton.protos.channel import AdapterPlace
 from baton.protos.errors import AdapterRefused, BatonError, ErrorInfo, Unavailable, from_info
 
-NICE = 15  # of a child: the scheduler's weight is then 36 beside 1,024, 3.5% of a core that a step wants as well
+NICE = 10  # while a child reads or is started ahead: a tenth of a core's share for a step that wants it as well
+UP = b"\n"  # what a child writes before its answer once it is up: JSON takes it for space
 LIMIT_S = 120.0  # seconds to read one adapter, because a file system that hangs must not keep others from loading
 
 
@@ -60,13 +61,13 @@ class ReadingChildren:
             return NoReading(f"adapter {source.path!r}: no process to read it: {error.strerror}")
         found.begin(source, self._base)
         with suppress(OSError):  # the next load starts its own, or says why it can't
-            self._ready = ChildReading()
+            self._ready = ChildReading(NICE)
         return found
 
     def _waiting(self) -> ChildReading | None:
-        """Returns the child that is ready, if there is one that still runs."""
+        """Returns the child that is ready, if there is one that is up and still runs."""
         found, self._ready = self._ready, None
-        if found is not None and not found.alive:
+        if found is not None and not (found.up and found.alive):
             found.close()
             return None
         return found
@@ -93,14 +94,17 @@ class NoReading:
 
 
 class ChildReading:
-    """A child process that reads one adapter, once ``begin`` names it. Close it after its result, or to end it."""
+    """A child process that reads one adapter, once ``begin`` names it. Close it after its result, or to end it.
 
-    def __init__(self) -> None:
+    ``nice`` is its priority while it starts up, beside this process's; then it is NICE.
+    """
+
+    def __init__(self, nice: int = 0) -> None:
         self._files: list[int] = []
         try:
             for what in ("ask", "memory", "answer"):
                 self._files.append(os.memfd_create(f"adapter-{what}"))
-            self._process = self._started()
+            self._process = self._started(nice)
         except OSError:
             self._close_files()
             raise
@@ -111,12 +115,17 @@ class ChildReading:
         """Returns whether the child still runs."""
         return self._process.poll() is None
 
-    def _started(self) -> subprocess.Popen[bytes]:
+    @property
+    def up(self) -> bool:
+        """Returns whether the child has started up, so that it reads at once when asked."""
+        return os.fstat(self._files[2]).st_size > 0
+
+    def _started(self, nice: int) -> subprocess.Popen[bytes]:
         command = [sys.executable, "-m", "baton.engine.adapters.reader_main", *map(str, self._files)]
         command.append(str(os.getpid()))
         made = subprocess.Popen(command, pass_fds=self._files, stdin=subprocess.PIPE)
         with suppress(ProcessLookupError):  # it has ended: ``result`` says so
-            os.setpriority(os.PRIO_PROCESS, made.pid, max(NICE, os.getpriority(os.PRIO_PROCESS, 0)))
+            os.setpriority(os.PRIO_PROCESS, made.pid, max(nice, os.getpriority(os.PRIO_PROCESS, 0)))
         return made
 
     def begin(self, source: AdapterPlace, base: AdapterBase) -> None:

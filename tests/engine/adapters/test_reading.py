@@ -19,6 +19,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from baton.engine.adapters import reading
 from baton.engine.adapters.base import AdapterBase
 from baton.engine.adapters.reading import NICE, ChildReading, ReadingChildren, read_here
 from baton.engine.adapters.table import ReadAdapter, Reading
@@ -287,12 +288,12 @@ def test_beneath_a_root_no_link_is_followed(tmp_path: Path, adapter: Path) -> No
     assert read(root / "team" / "linked").info.id  # an operator's own path may be a link
 
 
-def outcome(reading: Reading) -> ReadAdapter | BatonError:
+def outcome(begun: Reading) -> ReadAdapter | BatonError:
     until = time.monotonic() + 60
-    while (found := reading.result()) is None:
+    while (found := begun.result()) is None:
         assert time.monotonic() < until
         time.sleep(0.005)
-    reading.close()
+    begun.close()
     return found
 
 
@@ -346,12 +347,33 @@ def test_a_machine_without_a_process_to_spare_refuses_the_load_and_leaks_nothing
     assert len(os.listdir("/proc/self/fd")) == before
 
 
-def test_a_child_has_its_low_priority_before_it_has_started_up_and_is_ended_without_a_word(
+def test_a_child_that_is_started_ahead_has_its_low_priority_from_the_first_and_is_ended_without_a_word(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
-    child = ChildReading()
-    wanted = max(NICE, os.getpriority(os.PRIO_PROCESS, 0))
-    assert os.getpriority(os.PRIO_PROCESS, child._process.pid) == wanted
+    child = ChildReading(NICE)
+    assert os.getpriority(os.PRIO_PROCESS, child._process.pid) == max(NICE, os.getpriority(os.PRIO_PROCESS, 0))
     child.close()
     assert child._process.returncode == -signal.SIGKILL
     assert capfd.readouterr().err == ""
+
+
+def test_a_load_does_not_wait_for_a_child_that_is_still_started_ahead(
+    adapter: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started: list[int] = []
+
+    class Slow(ChildReading):
+        """One that is started ahead never gets a core."""
+
+        def __init__(self, nice: int = 0) -> None:
+            super().__init__(nice)
+            started.append(nice)
+            if nice:
+                os.kill(self._process.pid, signal.SIGSTOP)
+
+    monkeypatch.setattr(reading, "ChildReading", Slow)
+    children = ReadingChildren(BASE)
+    for _ in range(2):
+        assert isinstance(outcome(children.start(AdapterPlace("a", str(adapter)))), ReadAdapter)
+    children.close()
+    assert started == [0, NICE, 0, NICE]
