@@ -32,8 +32,9 @@ HEADS, ON_SHIM_HEADS = (8, 2, 128), (4, 2, 16)  # query heads, KV heads, head si
 
 
 class CardTrials(msgspec.Struct, frozen=True):
-    """What was measured on a card, at Unix seconds ``at``. ``steps`` has by kind of weights what was wrong with the
-    step, "" for nothing.
+    """Holds what was measured on a card, at Unix seconds ``at``.
+
+    ``steps`` has by kind of weights what was wrong with the step, "" for nothing.
     """
 
     card: str
