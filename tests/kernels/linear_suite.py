@@ -196,6 +196,17 @@ def rows_do_not_depend_on_company(library: ctypes.CDLL, most: int = 140) -> None
     set_threads(library, 2)
 
 
+def few_rows_do_not_depend_on_company(library: ctypes.CDLL) -> None:
+    """Each of two to nine rows has the bits that it has alone: few rows have inner loops by their number."""
+    linear = bound(library)
+    for form in forms_of(library):
+        torch.manual_seed(11)
+        weight, x = forms_of(library)[form](torch.randn(66, 700)), torch.randn(9, 700)
+        alone = torch.cat([cpu.run(linear, row[None], weight) for row in x])
+        for m in range(2, 10):
+            assert torch.equal(cpu.run(linear, x[:m], weight), alone[:m]), (form, m)
+
+
 def set_threads(library: ctypes.CDLL, count: int) -> bool:
     """Where the library has threads of its own."""
     if not hasattr(library, "baton_set_threads"):
@@ -295,6 +306,7 @@ SHARED_CHECKS: tuple[Callable[[ctypes.CDLL], None], ...] = (
 )
 CHECKS = (
     *SHARED_CHECKS,
+    few_rows_do_not_depend_on_company,
     inputs_may_be_many,
     sums_are_exact_at_their_largest,
     threads_finish_before_it_returns,

@@ -58,9 +58,15 @@ BATON_INLINE void clear(int64_t m, float* sums) {
   for (int64_t r = 0; r < m; ++r) std::memset(sums + r * kPanel, 0, Columns * 4);
 }
 
-// A tile alone reads weights from memory, and asks for them so far ahead, since hardware stops at every page. Of several the first
-// four fetch a quarter each of what comes after the chunk.
+// A tile alone reads weights from memory, and asks for them so far ahead, since hardware stops at every page. Of several, and of a
+// tile that passes its chunk more than once, the first four fetch a share each of what comes after the chunk.
 constexpr int64_t kAhead = 2048;
+
+// Tile t's share of `bytes` from `next` on, where rows are wide: all of it in one's steps.
+inline Ahead share_of(const char* next, int64_t bytes, int64_t t, int64_t tiles) {
+  const int64_t share = bytes / std::min<int64_t>(tiles, 4);
+  return Ahead{next + t * share, 0, share};
+}
 
 // f(size as a constant, the tile's rows) for each tile, whose sums begin at zero and end in the result.
 template <int Columns = kPanel, class F>
@@ -78,11 +84,12 @@ BATON_INLINE void each_tile(const Call& call, const Work& work, F&& f) {
 #else
     if (!work.from) clear<Columns>(count, sums);
 #endif
-    const Ahead own{work.at + kAhead, 64, 256}, far{next + t * work.bytes / 4, 0, 64}, nothing{next, 0, 0};
+    const Ahead own{work.at + kAhead, 64, 256}, nothing{next, 0, 0};
+    const Ahead far = rows.spread() ? share_of(next, work.bytes, t, tiles) : Ahead{next + t * work.bytes / 4, 0, 64};
     TileRows tile{rows.at(work.from, first),
                   rows.starts + first * rows.groups + work.from / rows.group * count,
                   sums,
-                  tiles == 1 ? own : t < 4 && !work.column ? far : nothing,
+                  tiles == 1 && !rows.spread() ? own : t < 4 && !work.column ? far : nothing,
                   results.lines<Columns>(n0, first, last ? count : 0)};
     with_rows<kRows>(count, [&](auto size) { f(size, tile); });
     if (last && each) results.write<Columns>(n0, first, count, sums);
@@ -106,13 +113,14 @@ void chunk_widened(const Call& call, const Work& work) {
   const int64_t width = rows.width(work.from), count = w.group ? width / w.group * kPanel : 0;
   float *scales = (float*)work.unpacked, *mins = has_mins(w) ? scales + count : nullptr;
   uint16_t* wide = (uint16_t*)(scales + group_floats(w, width));
-  widen_to_bf16(w, (const uint8_t*)work.at, width, wide);
-  if (!count) return each_tile(call, work, [&](auto size, const TileRows& tile) { tile_bf16<size>(wide, width / 2, tile); });
-  const int64_t from = (work.panel * (rows.padded / w.group) + work.from / w.group) * kPanel;
+  const int64_t from = (work.panel * (rows.padded / std::max(w.group, 1)) + work.from / std::max(w.group, 1)) * kPanel;
   for (int64_t i = 0; i < count; ++i) scales[i] = from_fp16(w.scales[from + i]);
   for (int64_t i = 0; mins && i < count; ++i) mins[i] = from_fp16(w.mins[from + i]);
-  each_tile(call, work, [&](auto size, const TileRows& tile) {
-    tile_bf16_groups<size>(wide, width, w.group, GroupScales{scales, mins}, tile, rows.are_e4m3);
+  with_floats(w, (const uint8_t*)work.at, width, rows.m, wide, [&](const auto& floats) {
+    each_tile(call, work, [&](auto size, const TileRows& tile) {
+      if (!count) return floats.template add<size>(0, width, tile);
+      tile_groups<size>(floats, width, w.group, GroupScales{scales, mins}, tile, rows.are_e4m3);
+    });
   });
 }
 

@@ -8,9 +8,9 @@ namespace baton {
 #if BATON_AVX2
 
 // Without VNNI bytes are multiplied in one of two ways, both of which give whole numbers:
-//   1 or 2 rows    weights come from memory as one stream; their bytes times the rows' bytes, by vpmaddubsw
-//   3 to 6 rows    weights come from a near cache; bytes widen to 16 bits, as the rows did when they were dealt, by vpmaddwd
-constexpr int kRows = 6, kRowsW4 = 2, kFewRows = 2;
+//   1 row, or int4  weights come from memory as one stream; their bytes times the rows' bytes, by vpmaddubsw
+//   2 to 6 rows       bytes widen to 16 bits, as the rows did when they were dealt, by vpmaddwd: wide_rows.h
+constexpr int kRows = 6, kRowsW4 = 6, kFewRows = 1;
 
 BATON_INLINE __m256i vector_at(const void* at) { return _mm256_loadu_si256((const __m256i*)at); }
 
@@ -25,8 +25,6 @@ BATON_INLINE __m256i eight_bytes(const void* at) {
   std::memcpy(&bits, at, 8);
   return _mm256_set1_epi64x(bits);
 }
-
-BATON_INLINE __m256i sixteen_bytes(const void* at) { return _mm256_cvtepu8_epi16(_mm_loadu_si128((const __m128i*)at)); }
 
 // acc += w · x by pairs. Written out, since g++ 12 makes all products first, and then has no register for them.
 BATON_INLINE void dot(__m256i& acc, __m256i w, __m256i x) {
@@ -47,8 +45,18 @@ BATON_INLINE void add_scaled(float* out, __m256i whole, int32_t start, const Til
   _mm256_storeu_ps(out, total);
 }
 
+// Of a pair of bf16 in 32 bits: the first, the second.
+BATON_INLINE __m256 first_of(__m256i pair) { return _mm256_castsi256_ps(_mm256_slli_epi32(pair, 16)); }
+BATON_INLINE __m256 second_of(__m256i pair) {
+  return _mm256_castsi256_ps(_mm256_and_si256(pair, _mm256_set1_epi32(int(0xffff0000u))));
+}
+
+}  // namespace baton
+#include "wide_rows.h"
+namespace baton {
+
 // Steps of [64][4] bytes: w - 128 by the row's bytes, the weight's sign put on the row's byte. 128 x 127 twice fits 16 bits.
-template <int R, int V, bool Fetch>
+template <int R, int V>
 struct FewBytes {
   static constexpr bool kSigned = true;  // sums need no start
   static constexpr int kRow = 4;         // bytes of a row per step
@@ -65,13 +73,13 @@ struct FewBytes {
           acc[r][v] = _mm256_add_epi32(acc[r][v], _mm256_madd_epi16(pairs, ones));
         });
       });
-      if (Fetch) ahead.fetch<R>();
+      ahead.fetch<R>();
     }
   }
 };
 
 // Steps of [64][4] bytes with two nibbles each. Four steps' sums fit 16 bits: 16 x 15 x 127.
-template <int R, int V, bool Fetch>
+template <int R, int V>
 struct FewNibbles {
   static constexpr bool kSigned = false;
   static constexpr int kRow = 8;
@@ -95,7 +103,7 @@ struct FewNibbles {
         }
         unroll<R>([&](auto r) BATON_LAMBDA { acc[r][v] = _mm256_add_epi32(acc[r][v], _mm256_madd_epi16(pairs[r], ones)); });
       });
-      for (int64_t i = 0; Fetch && i < count; ++i) ahead.fetch<R>();
+      for (int64_t i = 0; i < count; ++i) R > kFewRows ? ahead.fetch_lines<(V + 1) / 2>() : ahead.fetch<R>();
     }
   }
 };
@@ -115,7 +123,8 @@ BATON_INLINE void add_to(float* out, const float* sums, bool two) {
 
 // A chunk's V vectors of eight outputs from `column` on, group by group.
 template <Scales S, int R, int V, class Step>
-BATON_INLINE void few_columns(const TileWeights weights, TileRows rows, int column, const Step step) {
+BATON_INLINE void few_columns(const TileWeights weights, TileRows& given, int column, const Step step) {
+  TileRows rows = given;
   const uint8_t* w = weights.w + 4 * column;
   const char* x = rows.x;
   alignas(32) float exact[S == WHOLE_SCALES ? 2 * R * kPanel : 1];
@@ -145,55 +154,23 @@ BATON_INLINE void few_columns(const TileWeights weights, TileRows rows, int colu
       second = !second;
     }
   }
-}
-
-// Of two rows half a panel at a time: sixteen registers hold no more. What is ahead is fetched beside the first half.
-template <Scales S, int R, template <int, int, bool> class Step>
-inline void few_rows_of(const TileWeights& weights, const TileRows& rows) {
-  if constexpr (R == 1) {
-    few_columns<S, 1, 8>(weights, rows, 0, Step<1, 8, true>());
-  } else {
-    few_columns<S, R, 4>(weights, rows, 0, Step<R, 4, true>());
-    few_columns<S, R, 4>(weights, rows, 32, Step<R, 4, false>());
-  }
-}
-
-// Eight outputs of R rows that were widened, and one group. An accumulator holds two partial sums per output.
-template <Scales S, int R>
-BATON_INLINE void eight_outputs(const TileWeights& weights, const TileRows& rows, int64_t g, int j) {
-  __m256i acc[R][2];
-  unroll<R>([&](auto r) BATON_LAMBDA { acc[r][0] = acc[r][1] = _mm256_setzero_si256(); });
-  const uint8_t* w = weights.w + g * weights.steps * 256 + 32 * j;
-  const char* x = rows.x + g * weights.steps * 8 * R;
-  const int64_t steps = g + 1 < weights.groups ? weights.steps : weights.last;
-  for (int64_t s = 0; s < steps; ++s, w += 256, x += 8 * R) {
-    const __m256i w0 = sixteen_bytes(w), w1 = sixteen_bytes(w + 16);
-    unroll<R>([&](auto r) BATON_LAMBDA {
-      const __m256i b = eight_bytes(x + 8 * r);
-      dot(acc[r][0], w0, b), dot(acc[r][1], w1, b);
-    });
-  }
-  unroll<R>([&](auto r) BATON_LAMBDA {
-    const int32_t start = rows.starts[g * R + r];
-    const __m256i mixed = _mm256_hadd_epi32(acc[r][0], acc[r][1]);  // outputs 0 1 4 5 | 2 3 6 7
-    const __m256i whole = _mm256_permute4x64_epi64(mixed, 0xd8);
-    add_scaled<S>(rows.out + r * kPanel + 8 * j, _mm256_add_epi32(whole, _mm256_set1_epi32(start)), start, weights,
-                  g * kGroupStride + 8 * j);
-  });
+  given.ahead = rows.ahead;
 }
 
 template <Scales S, int R>
-inline void wide_rows_of(const TileWeights& weights, const TileRows& rows) {
-  for (int64_t g = 0; g < weights.groups; ++g)
-    for (int j = 0; j < 8; ++j) eight_outputs<S, R>(weights, rows, g, j);
-}
-
-template <Scales S, int R>
-BATON_INLINE void bytes_with(const TileWeights& weights, const TileRows& rows) {
+BATON_INLINE void bytes_with(const TileWeights& weights, TileRows rows) {
   if constexpr (R <= kFewRows)
-    few_rows_of<S, R, FewBytes>(weights, rows);
+    few_columns<S, R, 8>(weights, rows, 0, FewBytes<R, 8>());
   else
     wide_rows_of<S, R>(weights, rows);
+}
+
+// One row's panel at once; of more as many columns as sixteen registers hold sums of, pass by pass.
+template <Scales S, int R>
+BATON_INLINE void nibbles_with(const TileWeights& weights, TileRows rows) {
+  constexpr int V = R == 1 ? 8 : R == 2 ? 4 : R <= 4 ? 2 : 1, kPasses = 8 / V;
+  if (R > kFewRows) rows.ahead = spread(rows.ahead, kPasses * ((weights.groups - 1) * weights.steps + weights.last));
+  for (int v = 0; v < 8; v += V) few_columns<S, R, V>(weights, rows, 8 * v, FewNibbles<R, V>());
 }
 
 template <int R>
@@ -208,86 +185,38 @@ inline void tile_w8(const TileWeights& weights, const TileRows& rows) {
 
 template <int R>
 inline void tile_w4(const TileWeights& weights, const TileRows& rows) {
-  if constexpr (R <= kFewRows) {
-    if (weights.mins)
-      few_rows_of<SCALES_AND_MINS, R, FewNibbles>(weights, rows);
-    else if (kExact && weights.exact)
-      few_rows_of<WHOLE_SCALES, R, FewNibbles>(weights, rows);
-    else if (weights.scales)
-      few_rows_of<SCALES, R, FewNibbles>(weights, rows);
-    else
-      few_rows_of<NO_SCALES, R, FewNibbles>(weights, rows);
-  }
+  if (weights.mins)
+    nibbles_with<SCALES_AND_MINS, R>(weights, rows);
+  else if (kExact && weights.exact)
+    nibbles_with<WHOLE_SCALES, R>(weights, rows);
+  else if (weights.scales)
+    nibbles_with<SCALES, R>(weights, rows);
+  else
+    nibbles_with<NO_SCALES, R>(weights, rows);
 }
 
-// Of a pair of bf16 in 32 bits: the first, the second.
-BATON_INLINE __m256 first_of(__m256i pair) { return _mm256_castsi256_ps(_mm256_slli_epi32(pair, 16)); }
-BATON_INLINE __m256 second_of(__m256i pair) {
-  return _mm256_castsi256_ps(_mm256_and_si256(pair, _mm256_set1_epi32(int(0xffff0000u))));
-}
-
-// V vectors of eight outputs from `column` on; rows of [step][row][2] bf16.
-template <int R, int V>
-BATON_INLINE void few_pairs(const uint16_t* w, int64_t steps, const TileRows& rows, Ahead ahead, int column) {
-  __m256 acc[R][V];
-  float* const out = rows.out + column;
-  unroll<R>([&](auto r) BATON_LAMBDA {
-    unroll<V>([&](auto v) BATON_LAMBDA { acc[r][v] = _mm256_loadu_ps(out + r * kPanel + 8 * v); });
-  });
-  w += 2 * column;
-  const char* x = rows.x;
-  for (int64_t s = 0; s < steps; ++s, w += 128, x += 4 * R) {
-    __m256 x0[R], x1[R];
-    unroll<R>([&](auto r) BATON_LAMBDA { x0[r] = first_of(four_bytes(x + 4 * r)), x1[r] = second_of(four_bytes(x + 4 * r)); });
-    unroll<V>([&](auto v) BATON_LAMBDA {
+// One row of [step][2] bf16.
+BATON_INLINE void one_row_of_pairs(const uint16_t* w, int64_t steps, TileRows row) {
+  __m256 acc[8];
+  unroll<8>([&](auto v) BATON_LAMBDA { acc[v] = _mm256_loadu_ps(row.out + 8 * v); });
+  for (int64_t s = 0; s < steps; ++s, w += 128) {
+    const __m256i both = four_bytes(row.x + 4 * s);
+    const __m256 x0 = first_of(both), x1 = second_of(both);
+    unroll<8>([&](auto v) BATON_LAMBDA {
       const __m256i pair = vector_at(w + 16 * v);
-      const __m256 w0 = first_of(pair), w1 = second_of(pair);
-      unroll<R>([&](auto r) BATON_LAMBDA { acc[r][v] = _mm256_fmadd_ps(w1, x1[r], _mm256_fmadd_ps(w0, x0[r], acc[r][v])); });
+      acc[v] = _mm256_fmadd_ps(second_of(pair), x1, _mm256_fmadd_ps(first_of(pair), x0, acc[v]));
     });
-    ahead.fetch<R>();
+    row.ahead.fetch<1>();
   }
-  unroll<R>([&](auto r) BATON_LAMBDA {
-    unroll<V>([&](auto v) BATON_LAMBDA { _mm256_storeu_ps(out + r * kPanel + 8 * v, acc[r][v]); });
-  });
-}
-
-// Sixteen outputs of R rows; rows of [step][row][2] float.
-template <int R>
-BATON_INLINE void sixteen_outputs(const uint16_t* w, int64_t steps, const TileRows& rows, int j) {
-  __m256 acc[R][2];
-  float* const out = rows.out + 16 * j;
-  unroll<R>([&](auto r) BATON_LAMBDA {
-    unroll<2>([&](auto v) BATON_LAMBDA { acc[r][v] = _mm256_loadu_ps(out + r * kPanel + 8 * v); });
-  });
-  w += 32 * j;
-  const float* x = (const float*)rows.x;
-  for (int64_t s = 0; s < steps; ++s, w += 128, x += 2 * R) {
-    const __m256 low0 = first_of(vector_at(w)), high0 = first_of(vector_at(w + 16));
-    unroll<R>([&](auto r) BATON_LAMBDA {
-      const __m256 b = _mm256_broadcast_ss(x + 2 * r);
-      acc[r][0] = _mm256_fmadd_ps(low0, b, acc[r][0]), acc[r][1] = _mm256_fmadd_ps(high0, b, acc[r][1]);
-    });
-    const __m256 low1 = second_of(vector_at(w)), high1 = second_of(vector_at(w + 16));
-    unroll<R>([&](auto r) BATON_LAMBDA {
-      const __m256 b = _mm256_broadcast_ss(x + 2 * r + 1);
-      acc[r][0] = _mm256_fmadd_ps(low1, b, acc[r][0]), acc[r][1] = _mm256_fmadd_ps(high1, b, acc[r][1]);
-    });
-  }
-  unroll<R>([&](auto r) BATON_LAMBDA {
-    unroll<2>([&](auto v) BATON_LAMBDA { _mm256_storeu_ps(out + r * kPanel + 8 * v, acc[r][v]); });
-  });
+  unroll<8>([&](auto v) BATON_LAMBDA { _mm256_storeu_ps(row.out + 8 * v, acc[v]); });
 }
 
 template <int R>
 inline void tile_bf16(const uint16_t* w, int64_t steps, const TileRows& rows) {
-  if constexpr (R == 1) {
-    few_pairs<R, 8>(w, steps, rows, rows.ahead, 0);
-  } else if constexpr (R == 2) {
-    few_pairs<R, 4>(w, steps, rows, rows.ahead, 0);
-    few_pairs<R, 4>(w, steps, rows, Ahead{rows.ahead.at, 0, 0}, 32);
-  } else {
-    for (int j = 0; j < 4; ++j) sixteen_outputs<R>(w, steps, rows, j);
-  }
+  if constexpr (R <= kFewRows)
+    one_row_of_pairs(w, steps, rows);
+  else
+    wide_pairs<R>(w, steps, rows);
 }
 
 #else

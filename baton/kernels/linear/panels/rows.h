@@ -22,7 +22,7 @@ constexpr int64_t kChunk = BATON_AVX512 ? 8192 : 384;
 constexpr int64_t kHalfChunk = 2048;  // where tiles go through half a panel
 constexpr int64_t kNarrowChunk = 384;  // where weights become wider first, and lie in the nearest caches for it
 // Rows from which on int4 with whole scales becomes int8 first: a turn from group to group costs more for small groups.
-constexpr int64_t kManyRows = 96, kManyRowsSmall = 24;
+constexpr int64_t kManyRows = 96, kManyRowsSmall = 24, kManyRowsNarrow = BATON_AVX2 ? 17 : 1;
 
 // A planted bug, which the op's tests must catch: every other step gets the inputs of the one before.
 #ifdef BATON_MUTATION_LINEAR_DEAL
@@ -45,18 +45,20 @@ inline bool small_groups(const PackedLinear& w) { return w.group && w.group < 12
 
 // int4 times its scales, which are whole, is int8: whether a chunk of it is made first.
 inline bool widens(const PackedLinear& w, int64_t m) {
-  const int64_t many = !BATON_AVX512 ? kFewRows + 1 : small_groups(w) ? kManyRowsSmall : kManyRows;
+  const int64_t many = !BATON_AVX512 ? kManyRowsNarrow : small_groups(w) ? kManyRowsSmall : kManyRows;
   return w.exact && m >= many;
 }
 
 // int4 is taken apart in registers, beside the dot products: with AVX-512, and of few rows; else a chunk's bytes are made first.
 inline bool in_registers(const PackedLinear& w, int64_t m) {
-  return w.kind == LINEAR_W4 && (BATON_AVX512 || m <= kFewRows) && !widens(w, m);
+  return w.kind == LINEAR_W4 && (BATON_AVX512 || m < kManyRowsNarrow) && !widens(w, m);
 }
 
 // Tiles go through half a panel each, then all through the other half, if int4 has small groups, whose float sums are better
 // in registers. One tile alone reads a panel as one stream.
-inline bool by_halves(const PackedLinear& w, int64_t m) { return in_registers(w, m) && small_groups(w) && m > kRowsW4; }
+inline bool by_halves(const PackedLinear& w, int64_t m) {
+  return BATON_AVX512 && in_registers(w, m) && small_groups(w) && m > kRowsW4;
+}
 
 struct Rows {  // what is multiplied, in the calling thread's scratch
   int64_t m, tiles, k, padded, unit;  // unit: inputs in 4 bytes
@@ -75,8 +77,9 @@ struct Rows {  // what is multiplied, in the calling thread's scratch
 #else
   int64_t first(int64_t tile) const { return m * tile / tiles; }
 #endif
+  bool spread() const { return BATON_AVX2 && !BATON_AVX512 && m > kFewRows; }  // what a tile fetches, over its passes
   int64_t width(int64_t from) const { return std::min(chunk, padded - from); }
-  int64_t word() const { return word_bytes(m); }
+  int64_t word() const { return in_registers ? 4 : word_bytes(m); }
   char* at(int64_t from, int64_t row) const { return x + (from * m + row * width(from)) / unit * word(); }
 };
 
@@ -114,10 +117,12 @@ struct Dealer {
 #endif
 
 #if BATON_AVX2 && !BATON_AVX512
-// Two floats or four int16 for each of four words of a row, `apart` places from one word's to the next one's.
+// Two floats for each of four words of a row, or four int16, of inputs 0, 2, 1 and 3 (wide_rows.h), `apart` places from one word's
+// to the next one's.
 BATON_INLINE void put_wide(const uint32_t* words, bool integers, int64_t apart, uint64_t* out) {
   const __m128i four = _mm_loadu_si128((const __m128i*)words);
-  const __m256i wide = integers ? _mm256_cvtepi8_epi16(four) : _mm256_slli_epi32(_mm256_cvtepu16_epi32(four), 16);
+  const __m128i dealt = _mm_setr_epi8(0, 2, 1, 3, 4, 6, 5, 7, 8, 10, 9, 11, 12, 14, 13, 15);
+  const __m256i wide = integers ? _mm256_cvtepi8_epi16(_mm_shuffle_epi8(four, dealt)) : _mm256_slli_epi32(_mm256_cvtepu16_epi32(four), 16);
   const __m128i low = _mm256_castsi256_si128(wide), high = _mm256_extracti128_si256(wide, 1);
   out[0] = uint64_t(_mm_cvtsi128_si64(low)), out[apart] = uint64_t(_mm_extract_epi64(low, 1));
   out[2 * apart] = uint64_t(_mm_cvtsi128_si64(high)), out[3 * apart] = uint64_t(_mm_extract_epi64(high, 1));
@@ -126,7 +131,7 @@ BATON_INLINE void put_wide(const uint32_t* words, bool integers, int64_t apart, 
 inline uint64_t wide_word(uint32_t word, bool integers) {
   if (!integers) return uint64_t(word << 16) | uint64_t(word & 0xffff0000u) << 32;
   uint64_t wide = 0;
-  for (int i = 0; i < 4; ++i) wide |= uint64_t(uint16_t(int8_t(word >> 8 * i))) << 16 * i;
+  for (int i = 0; i < 4; ++i) wide |= uint64_t(uint16_t(int8_t(word >> 8 * i))) << 16 * (i == 1 ? 2 : i == 2 ? 1 : i);
   return wide;
 }
 

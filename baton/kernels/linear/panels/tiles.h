@@ -18,7 +18,7 @@ constexpr int64_t kGroupStride = kPanel;
 #endif
 
 // What is fetched beside a step of 256 bytes of weights: four lines, `apart` bytes each from each, beside few rows; one beside many,
-// where each costs and weights come from a cache.
+// where each costs and weights come from a cache. Where rows are wide, `bytes` are all that a tile fetches (wide_rows.h).
 struct Ahead {
   const char* at;
   int64_t apart, bytes;  // bytes: from step to step
@@ -26,6 +26,13 @@ struct Ahead {
   template <int Rows>
   BATON_INLINE void fetch() {
     for (int line = 0; line < (Rows > 4 ? 1 : 4); ++line) __builtin_prefetch(at + line * apart, 0, 2);
+    at += bytes;
+  }
+
+  // Up to 64 `Lines` bytes, which is what `bytes` may be.
+  template <int Lines>
+  BATON_INLINE void fetch_lines() {
+    for (int line = 0; line < Lines; ++line) __builtin_prefetch(at + 64 * line, 0, 2);
     at += bytes;
   }
 };

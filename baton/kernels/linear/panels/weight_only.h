@@ -8,10 +8,15 @@
 #include <algorithm>
 #include <cmath>
 
+#include "narrow_floats.h"
 #include "narrow_forms.h"
 #include "quantize_rows.h"
 
 namespace baton {
+
+// Rows up to which weights become floats in registers, for each tile anew: more are bound by products, which e4m3 shares its pipes
+// with.
+constexpr int64_t kRegisterRows = 8, kRegisterE4m3 = 4;
 
 #if BATON_AVX512
 using Bytes = __m512i;
@@ -126,16 +131,63 @@ struct GroupScales {
   const float *scales, *mins;
 };
 
-// w: `width` inputs as bf16, in groups: each group's sum times its scale, less its minimum times its inputs, is added to the rows'.
-template <int R>
-inline void tile_bf16_groups(const uint16_t* w, int64_t width, int64_t group, GroupScales of, TileRows tile, bool scaled_rows) {
+// A chunk's weights that became bf16: [two inputs][64][2].
+struct AsBf16 {
+  const uint16_t* w;
+
+  static constexpr int64_t read(int64_t inputs) { return 0; }  // bytes from memory
+  template <int R>
+  void add(int64_t from, int64_t inputs, const TileRows& tile) const {
+    tile_bf16<R>(w + from * kPanel, inputs / 2, tile);
+  }
+};
+
+#if BATON_AVX2 && !BATON_AVX512
+// A chunk's weights as they lie.
+template <class Form>
+struct AsTheyLie {
+  const uint8_t* w;
+
+  static constexpr int64_t read(int64_t inputs) { return inputs * kPanel * 4 / Form::kInputs; }
+  template <int R>
+  void add(int64_t from, int64_t inputs, const TileRows& tile) const {
+    tile_narrow<Form, R>(w + read(from), inputs, tile);
+  }
+};
+#endif
+
+// Whether weights become floats in registers: where that is no more work than the rows' products leave room for.
+inline bool lie_as_read(const PackedLinear& w, int64_t m) {
+  const int32_t form = form_of(w.kind);
+  if (!BATON_AVX2 || BATON_AVX512 || w.kind == LINEAR_E4M3_A8 || form == LINEAR_CODES) return false;
+  return m <= (is_e4m3(form) ? kRegisterE4m3 : kRegisterRows);
+}
+
+// f(the chunk's weights, of any of these forms, as the tiles take them); `memory`: of lie_as_read, or of their bf16.
+template <class F>
+BATON_INLINE void with_floats(const PackedLinear& w, const uint8_t* at, int64_t width, int64_t m, uint16_t* memory, F&& f) {
+#if BATON_AVX2 && !BATON_AVX512
+  if (lie_as_read(w, m)) {
+    if (is_e4m3(w.kind)) return f(AsTheyLie<WideE4m3>{at});
+    return is_of_bytes(w.kind) ? f(AsTheyLie<WideBytes>{at}) : f(AsTheyLie<WideNibbles>{at});
+  }
+#endif
+  widen_to_bf16(w, at, width, memory);
+  f(AsBf16{memory});
+}
+
+// `width` inputs in groups: each group's sum times its scale, less its minimum times its inputs, is added to the rows'.
+template <int R, class Floats>
+inline void tile_groups(const Floats& w, int64_t width, int64_t group, GroupScales of, TileRows tile, bool scaled_rows) {
   alignas(64) float sums[R * kPanel];
   float* const out = tile.out;
   const float* own = (const float*)tile.starts;
+  const int64_t share = R > kFewRows ? tile.ahead.bytes * group / width : Floats::read(group);
   tile.out = sums;
-  for (int64_t at = 0; at < width; at += group, w += group * kPanel, tile.x += group / 2 * word_bytes(R) * R, own += R) {
+  if (R > kFewRows) tile.ahead.bytes = share;
+  for (int64_t at = 0; at < width; at += group, tile.x += group / 2 * word_bytes(R) * R, own += R) {
     std::memset(sums, 0, sizeof sums);
-    tile_bf16<R>(w, std::min(group, width - at) / 2, tile);
+    w.template add<R>(at, std::min(group, width - at), tile);
     for (int64_t r = 0; r < R; ++r) {
       const float times = scaled_rows ? own[r] : 1.0f, less = of.mins ? own[r] : 0.0f;
       for (int64_t n = 0; n < kPanel; ++n) out[r * kPanel + n] += sums[r * kPanel + n] * (of.scales[n] * times);
@@ -143,6 +195,7 @@ inline void tile_bf16_groups(const uint16_t* w, int64_t width, int64_t group, Gr
     }
     of.scales += kGroupStride;
     if (of.mins) of.mins += kGroupStride;
+    tile.ahead.at += share;
   }
 }
 
