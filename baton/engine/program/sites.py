@@ -43,12 +43,15 @@ def head_site(program: Program) -> int:
 
 def sites_of(program: Program) -> dict[str, Site]:
     """Returns the sites of an adaptable program by the checkpoint's module name, such as
-    "model.layers.0.self_attn.q_proj".
+    "model.layers.0.self_attn.q_proj". A head whose norm has a bias isn't one.
     """
     weights, adapts = {weight.name: weight for weight in program.weights}, enumerate(_adapts(program))
     gains = {op.weight: op.scale for op in program.ops if isinstance(op, Embedding)}
     found = dict(at for number, op in adapts for at in _modules(number, weights[op.weight], op, gains))
-    rows, width = weights[_head(program)].shapes[0]
+    head = _head(program)
+    if head.norm_bias is not None:
+        return found  # an adapter's product would need the norm's bias, which the head adds to logits alone
+    rows, width = weights[head.weight].shapes[0]
     return found | {HEAD_MODULE: Site(head_site(program), 0, rows, width)}
 
 
@@ -56,8 +59,8 @@ def _adapts(program: Program) -> list[Adapt]:
     return [op for op in program.ops if isinstance(op, Adapt)]
 
 
-def _head(program: Program) -> str:
-    return next(op.weight for op in program.ops if isinstance(op, LmHead))
+def _head(program: Program) -> LmHead:
+    return next(op for op in program.ops if isinstance(op, LmHead))
 
 
 def _with_adapters(op: Op) -> tuple[Op, ...]:

@@ -24,7 +24,7 @@ from baton.protos.errors import AdapterNotLoaded, AdapterRefused, ConfigError
 from baton.protos.nouns import AdapterLimits, Sampling
 from tests.conformance.checkpoints import KINDS, SMALL, make
 from tests.conformance.drive import Driver
-from tests.engine.adapters.adapter_files import ATTENTION, EVERYWHERE, merge, write
+from tests.engine.adapters.adapter_files import ATTENTION, EVERYWHERE, HEAD, merge, write
 from tests.kernels.thorough import first_now
 
 pytestmark = pytest.mark.skipif(native.library() is None, reason="no native kernels here")
@@ -32,6 +32,7 @@ pytestmark = pytest.mark.skipif(native.library() is None, reason="no native kern
 SAMPLES = Path(__file__).parents[2] / "data" / "adapters"
 LIMITS = AdapterLimits(16, 1 << 30, 256)
 SPOKEN = Sampling(temperature=0.0, max_tokens=8, logprobs=1)
+HEADS_WITH_BIASES = ("phimoe", "starcoder2")
 PROMPTS = [[5, 6, 7, 8, 9] * 7, [3, 4], [11, 12, 13] * 6]
 
 
@@ -65,11 +66,19 @@ def close(found: list[Any], wanted: list[Any]) -> bool:
 def merged_and_beside(root: Path, kind: str, **settings: Any) -> tuple[list[Any], list[Any], list[Any]]:
     """Answers of the merged model, of the one with an adapter everywhere, and of the base alone."""
     model = make(root / "model", kind)
-    adapter = write(root / "adapter", model, EVERYWHERE, **settings)
+    targets = tuple(name for name in EVERYWHERE if name != HEAD or kind not in HEADS_WITH_BIASES)
+    adapter = write(root / "adapter", model, (*targets, "c_fc", "c_proj"), **settings)
     runner = load(model)
     name = hold(runner, "a", adapter)
     merged = load_runner(EngineConfig(str(merge(root / "merged", model, adapter)), threads=2))
     return answers(merged, []), answers(runner, [name] * 3), answers(runner, [])
+
+
+def test_an_adapter_of_a_head_whose_norm_has_a_bias_is_refused_by_name(tmp_path: Path) -> None:
+    model = make(tmp_path / "model", "starcoder2")
+    runner, adapter = load(model), write(tmp_path / "adapter", model, (*ATTENTION, HEAD))
+    with pytest.raises(AdapterRefused, match="lm_head"):
+        hold(runner, "a", adapter)
 
 
 @pytest.mark.parametrize("kind", ["llama2", "qwen3", "mixtral", *first_now(sorted({**KINDS, **SMALL}), 0)])
