@@ -27,9 +27,11 @@ from baton.kernels.abi import native
 from baton.kernels.collective import oracle
 from baton.kernels.collective.native import Collective, group_at, group_bytes
 from baton.protos.errors import ConfigError, RankLost, StartupError
-from baton.protos.nouns import EngineRequest, Sampling
+from baton.protos.nouns import AdapterLimits, EngineRequest, Sampling
 from tests.conformance.checkpoints import make
 from tests.e2e.fleet import wait_for
+from tests.engine.adapters.adapter_files import EVERYWHERE, write
+from tests.engine.adapters.test_equality import hold
 from tests.engine.backends.ranks.far_threads import on_hosts
 from tests.engine.backends.ranks.other_host import children, other_host
 from tests.engine.backends.ranks.same_bits import same_bits
@@ -248,3 +250,22 @@ def test_a_worker_of_two_hosts_answers_as_one_and_ends_when_the_other_hosts_rank
     if number is not signal.SIGSTOP:
         assert told[0].rank == 1
         assert said.split(r" \(")[0].split(",")[0] in told[0].message or victim == "session"
+
+
+@pytest.mark.thorough
+def test_an_adapter_reaches_the_ranks_of_another_host(tmp_path: Path) -> None:
+    model = make(tmp_path / "model", "qwen2")
+    adapter, limits = write(tmp_path / "adapter", model, EVERYWHERE), AdapterLimits(2, 1 << 30, 64)
+    alone = load_runner(EngineConfig(str(model), threads=1, adapters=limits))
+    with other_host() as (address, _):
+        far = EngineConfig(str(model), threads=1, tp=2, rank_bound_s=60.0, rank_hosts=(address,), adapters=limits)
+        runner = load_runner(far)
+        assert isinstance(runner, RankRunner)
+        try:
+            found = []
+            for each in (alone, runner):
+                driver = SharedDriver(each, 16)
+                found.append(driver.answer(PROMPTS, GREEDY, adapters=[hold(each, "a", adapter), ""]))
+            assert found[0] == found[1]
+        finally:
+            runner.leave()
