@@ -156,18 +156,18 @@ def _splits(scenario: ClusterScenario, workers: int) -> Iterator[int]:
     yield from sorted({max(1, middle - 1), middle, min(workers - 1, middle + 1)})
 
 
-def prefill_share(reader: WorkerCosts, writer: WorkerCosts, trace: Trace) -> float:
+def prefill_share(prefill: WorkerCosts, decode: WorkerCosts, trace: Trace) -> float:
     """Returns the share (0 to 1) of the trace's compute seconds that is prefill, taking decode batches of 32, and
     half of what could be reused from the cache as reused.
     """
-    reads = writes = 0.0
+    prefill_s = decode_s = 0.0
     for request, held in zip(trace.requests, cached_tokens(trace), strict=True):
         new = request.input_length - held / 2
-        reads += reader.step_seconds(int(new), new * request.input_length / 2, 0, 0.0)
-        writes += (
-            request.output_length * writer.step_seconds(0, 0.0, DECODES, DECODES * request.input_length) / DECODES
+        prefill_s += prefill.step_seconds(int(new), new * request.input_length / 2, 0, 0.0)
+        decode_s += (
+            request.output_length * decode.step_seconds(0, 0.0, DECODES, DECODES * request.input_length) / DECODES
         )
-    return reads / (reads + writes)
+    return prefill_s / (prefill_s + decode_s)
 
 
 def headroom(scenario: ClusterScenario, slo: Slo, want: float) -> Headroom:

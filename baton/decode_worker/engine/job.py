@@ -172,7 +172,7 @@ class DecodeJob:
         return self.sequence.request.priority, self.age
 
     @property
-    def reading(self) -> bool:
+    def prefilling(self) -> bool:
         """Returns whether prompt tokens are to be computed or, after a preemption, all tokens again."""
         computed = self.sequence.computed
         return len(self.sequence.tokens) - computed > 1 or computed < self._prompt
@@ -184,22 +184,23 @@ Share = tuple[DecodeJob, int, bool]  # who, how many tokens, whether they are a 
 def step_of(
     job: DecodeJob,
     take: int,
-    reading: bool,
+    prefilling: bool,
     draft: Draft | None = None,
     limbs: tuple[Limb, ...] = (),
     rejects: bool = False,
 ) -> SequenceStep:
     """Returns the runner's step for ``take`` tokens of ``job``; with ``rejects``, drafts are judged by rejection.
 
-    ``reading`` says that the tokens are a prompt's, ``draft`` the tokens to verify, ``limbs`` its branches' pages.
+    ``prefilling`` says that the tokens are a prompt's; ``draft`` holds the tokens to verify, ``limbs`` the pages of
+    its branches.
     """
     if job.states is None:
-        step = _plain_step(job, take, reading, draft, limbs)
+        step = _plain_step(job, take, prefilling, draft, limbs)
         step = step if job.kept is None and job.running is None else _choosing(step, job)
         return _by_rejection(step, draft) if draft is not None and rejects else step
     assert draft is None, "a state isn't rolled back: nothing is drafted"
     states = job.states.source, job.states.target
-    return msgspec.structs.replace(_plain_step(job, take, reading), state_from=states[0], state_to=states[1])
+    return msgspec.structs.replace(_plain_step(job, take, prefilling), state_from=states[0], state_to=states[1])
 
 
 def _choosing(step: SequenceStep, job: DecodeJob) -> SequenceStep:
@@ -222,7 +223,7 @@ def _by_rejection(step: SequenceStep, draft: Draft) -> SequenceStep:
 
 
 def _plain_step(
-    job: DecodeJob, take: int, reading: bool, draft: Draft | None = None, limbs: tuple[Limb, ...] = ()
+    job: DecodeJob, take: int, prefilling: bool, draft: Draft | None = None, limbs: tuple[Limb, ...] = ()
 ) -> SequenceStep:
     sequence, pages = job.sequence, job.pages.pages
     start, end = sequence.computed, sequence.computed + take
@@ -233,7 +234,7 @@ def _plain_step(
         specs = sequence.verify_specs(draft.paths())
         drafted = [*tokens, *draft.tokens]
         return SequenceStep(sequence.seq, drafted, start, pages, sample, verify=specs, adapter=adapter, limbs=limbs)
-    if not reading:
+    if not prefilling:
         return SequenceStep(sequence.seq, tokens, start, pages, sample, adapter=adapter)
     return SequenceStep(
         seq=sequence.seq,

@@ -88,7 +88,7 @@ class DecodeLoop(StepLoop):
         """
         self._sweep()
         self._end_late()
-        if self.scheduler.only_writes and self.pace.holds():
+        if self.scheduler.only_decodes and self.pace.holds():
             self._tell()
             return False
         plan, took = self.scheduler.plan(), 0.0
@@ -372,9 +372,9 @@ class DecodeLoop(StepLoop):
         computed.
         """
         running = self.scheduler.running
-        reading = sum(d.sequence.pending for d in (*running, *self.scheduler.waiting) if d.reading)
+        prefilling = sum(d.sequence.pending for d in (*running, *self.scheduler.waiting) if d.prefilling)
         beyond = max(0, len(running) - self.scheduler.max_batch)
-        return len(running) - beyond, len(self.scheduler.waiting) + beyond, reading
+        return len(running) - beyond, len(self.scheduler.waiting) + beyond, prefilling
 
     def _stats(self) -> ch.Stats:
         found = super()._stats()

@@ -50,9 +50,9 @@ class DecodeScheduler:
         self.preemptions = 0
 
     @property
-    def only_writes(self) -> bool:
+    def only_decodes(self) -> bool:
         """Returns whether there are answers to generate, and no prompt to compute."""
-        return bool(self.running) and not any(job.reading for job in self.running)
+        return bool(self.running) and not any(job.prefilling for job in self.running)
 
     @property
     def growth_reserve(self) -> int:
@@ -103,16 +103,16 @@ class DecodeScheduler:
             job = running[at]
             at += 1
             sequence = job.sequence
-            reading, pending = job.reading, len(sequence.tokens) - sequence.computed
-            if not reading and writers == 0:
+            prefilling, pending = job.prefilling, len(sequence.tokens) - sequence.computed
+            if not prefilling and writers == 0:
                 continue
-            take = self._whole(job, min(pending, max(0, budget))) if reading else 1
+            take = self._whole(job, min(pending, max(0, budget))) if prefilling else 1
             waits = take == pending and not sequence.ready
             if take == 0 or waits or not self._grow(job, take):
                 continue
-            shares.append((job, take, reading))
-            budget -= take if reading else 0
-            writers -= not reading
+            shares.append((job, take, prefilling))
+            budget -= take if prefilling else 0
+            writers -= not prefilling
         return shares
 
     def _whole(self, job: DecodeJob, take: int) -> int:
@@ -128,14 +128,16 @@ class DecodeScheduler:
         return self.rules.cut(start, start + take, prompt, self.pool.block_tokens) - start
 
     def _drafts(self, drafter: Drafter, shares: list[Share]) -> dict[int, Draft]:
-        sequences = [job.sequence for job, _, reading in shares if not reading and job.running is None]
+        sequences = [job.sequence for job, _, prefilling in shares if not prefilling and job.running is None]
         if not sequences:
             return {}
-        prompt_tokens = 0 if len(sequences) == len(shares) else sum(take for _, take, reading in shares if reading)
+        prompt_tokens = (
+            0 if len(sequences) == len(shares) else sum(take for _, take, prefilling in shares if prefilling)
+        )
         found, self._limbs = drafter.plan(sequences, prompt_tokens, self.budget.limit_s), {}
         if not found:
             return {}
-        writers = {job.sequence.seq: job for job, _, reading in shares if not reading}
+        writers = {job.sequence.seq: job for job, _, prefilling in shares if not prefilling}
         fitting = {seq: self._fitting(writers[seq], draft) for seq, draft in found.items()}
         return {seq: draft for seq, draft in fitting.items() if draft.tokens}
 
@@ -177,9 +179,9 @@ class DecodeScheduler:
         """Returns how many answers this step may advance, and how many prompt tokens it may compute."""
         if not self.budget.limits:
             return self.max_batch, self.chunk_tokens
-        writing = [d.sequence.computed + 1 for d in self.running if not d.reading]
+        writing = [d.sequence.computed + 1 for d in self.running if not d.prefilling]
         writers = self.budget.batch(writing, self.max_batch)
-        first = next((d for d in self.running if d.reading), None)
+        first = next((d for d in self.running if d.prefilling), None)
         if first is None:
             return writers, self.chunk_tokens
         beside = writing[:writers]

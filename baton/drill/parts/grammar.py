@@ -24,7 +24,7 @@ LATE_S = 0.004  # seconds that the word on a token takes at most
 LATE_ONE_IN = 8  # of so many tokens, one is late
 
 
-class GrammarCourse:
+class GrammarAutomaton:
     """The state of a grammar after some tokens of one answer; the engine and the oracle both compute it this
     way.
     """
@@ -48,9 +48,9 @@ class GrammarCourse:
         return (np.arange(vocabulary) + self._state % SHARE) % SHARE == 0
 
 
-def follow(grammar: Grammar | None) -> GrammarCourse | None:
+def follow(grammar: Grammar | None) -> GrammarAutomaton | None:
     """Returns the initial state of ``grammar``; None if that is None."""
-    return None if grammar is None else GrammarCourse(grammar)
+    return None if grammar is None else GrammarAutomaton(grammar)
 
 
 class GrammarDelays(NamedTuple):
@@ -66,7 +66,7 @@ class SimulatedGrammar:
     error = None
 
     def __init__(self, request: EngineRequest, grammar: Grammar, waits: GrammarDelays) -> None:
-        self._waits, self._course = waits, GrammarCourse(grammar)
+        self._waits, self._course = waits, GrammarAutomaton(grammar)
         for token in request.token_ids[request.prompt_tokens :]:
             self._course.take(token)
         self._ready_at = waits.clock() + waits.rng.uniform(0.0, COMPILE_S)

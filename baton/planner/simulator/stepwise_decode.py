@@ -39,7 +39,7 @@ class StepwiseDecode:
         self.generated = 0
         self.stretched: Callable[[float, float], float] | None = None
         self._ages = 0
-        self._may_read = False  # a prompt came to be read, or a preempted sequence will
+        self._may_prefill = False  # a prompt came to be read, or a preempted sequence will
         self._flights: dict[int, tuple[Flight, DecodeJob]] = {}
         self._planned: tuple[StepPlan, float] | None = None
 
@@ -56,15 +56,15 @@ class StepwiseDecode:
     @property
     def prefilling(self) -> int:
         """Returns the number of prompts being prefilled here."""
-        return sum(d.reading for d in self.scheduler.running) if self._may_read else 0
+        return sum(d.prefilling for d in self.scheduler.running) if self._may_prefill else 0
 
     @property
     def prefilling_tokens(self) -> int:
         """Returns the prompt tokens still to be computed here."""
-        if not self._may_read:
+        if not self._may_prefill:
             return 0
-        found = sum(d.sequence.pending for d in self.scheduler.running if d.reading)
-        self._may_read = bool(found or self.scheduler.waiting)
+        found = sum(d.sequence.pending for d in self.scheduler.running if d.prefilling)
+        self._may_prefill = bool(found or self.scheduler.waiting)
         return found
 
     def reserve(self, flight: Flight) -> PageLease:
@@ -93,7 +93,7 @@ class StepwiseDecode:
         job.chain.hashes[:0] = flight.full_blocks
         sequence.tokens = tokens
         self._flights[flight.index] = (flight, job)
-        self._may_read = self._may_read or local
+        self._may_prefill = self._may_prefill or local
         if not local:
             job.advance(job.sequence.pending)
             self._take(flight, job)
@@ -126,7 +126,7 @@ class StepwiseDecode:
         if self._planned is None:
             preempted = self.scheduler.preemptions
             plan = self.scheduler.plan()
-            self._may_read = self._may_read or self.scheduler.preemptions > preempted
+            self._may_prefill = self._may_prefill or self.scheduler.preemptions > preempted
             shape = plan.shape()
             seconds = self.costs.step_seconds(
                 shape.prefill_tokens, shape.prefill_attention, shape.decode_sequences, shape.decode_context

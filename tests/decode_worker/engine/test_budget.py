@@ -85,7 +85,7 @@ def test_decodes_keep_their_pace_while_a_long_prompt_is_read() -> None:
         advance(scheduler.plan(), by_seq)
     by_seq[9] = join(scheduler, 9, 1500)
     steps = 0
-    while by_seq[9].reading:
+    while by_seq[9].prefilling:
         plan = scheduler.plan()
         assert len(plan.items) == 9
         assert step_seconds(MACHINE, plan.shape()) < 0.035
