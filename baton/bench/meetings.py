@@ -22,7 +22,7 @@ from baton.process.processes import die_with_parent
 
 RANKS, SLOT_BYTES = 2, 4096
 MEETINGS, ROUNDS = 2000, 5  # a round of this many takes some hundredths of a second
-PATIENCE_S = 120.0  # for all of it, kernels' compilation included
+PATIENCE_S = 600.0  # for all of it, kernels' compilation included
 
 
 def measured_meeting() -> float | None:
