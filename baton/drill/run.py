@@ -94,7 +94,7 @@ def shrink(scenario: Scenario, fails: Callable[[Scenario], bool], most: int = 30
     ``fails`` is called at most ``most`` times.
     """
     tries = 0
-    for field in ("faults", "requests", "batches"):
+    for field in ("faults", "requests", "batches", "adapters"):
         size = max(1, len(getattr(scenario, field)) // 2)
         while size and tries < most:
             at, parts = 0, list(getattr(scenario, field))
@@ -139,7 +139,14 @@ def _fewer(role: str) -> Callable[[Scenario], Scenario]:
     return simpler
 
 
-PLAIN: dict[str, object] = {"n": 1, "cancels": (), "read_pause": 0.0, "deadline_after": None, "tenant": ""}
+PLAIN: dict[str, object] = {
+    "adapter": "",
+    "n": 1,
+    "cancels": (),
+    "read_pause": 0.0,
+    "deadline_after": None,
+    "tenant": "",
+}
 # Steps by which a run gets easier to read; each is tried on what the steps before it have left.
 SIMPLER = (
     _plain(**PLAIN),

@@ -39,6 +39,7 @@ class Shares(NamedTuple):
 
 
 USUAL, PRESSED = Shares(0.08, 0.18, 0.4), Shares(0.25, 0.5, 0.7)
+ADAPTERS = ("one", "two", "three")  # one more than a worker holds
 POLICIES = ("cost", "round_robin", "least_loaded")
 
 
@@ -55,6 +56,7 @@ class Request(msgspec.Struct, frozen=True):
     cancels: tuple[float, ...] = ()  # times after asking at which the client cancels
     read_pause: float = 0.0  # between two reads of the stream
     deadline_after: float | None = None  # seconds after asking; None for no deadline
+    adapter: str = ""  # the name of a LoRA adapter, "" for none
 
 
 class Fault(msgspec.Struct, frozen=True):
@@ -74,6 +76,17 @@ class Batch(msgspec.Struct, frozen=True):
     at: float
     prompts: tuple[tuple[int, ...], ...]
     max_tokens: int
+
+
+class AdapterChange(msgspec.Struct, frozen=True):
+    """An operator's change of adapter ``name`` at ``at`` seconds: it is loaded anew from ``path``, or unloaded."""
+
+    at: float
+    name: str
+    content: int | None  # the number of the files' content; None: unload it
+    path: str
+    router: int = 0  # index of the router that the operator asks
+    pinned: bool = False  # whether every worker is to hold it
 
 
 class Scenario(msgspec.Struct, frozen=True):
@@ -100,11 +113,13 @@ class Scenario(msgspec.Struct, frozen=True):
     faults: tuple[Fault, ...]
     batches: tuple[Batch, ...] = ()
     controller: bool = False  # whether a controller changes workers' roles
+    adapters: tuple[AdapterChange, ...] = ()  # by time
 
     @property
     def ends_at(self) -> float:
         """Returns the time, in seconds, at which the last request has come and the last fault is over."""
         times = [r.at for r in self.requests] + [f.at + f.seconds for f in self.faults]
+        times += [change.at for change in self.adapters]
         return max(times, default=0.0)
 
     @property
@@ -130,6 +145,7 @@ class Size(msgspec.Struct, frozen=True):
     faults: int = 6
     seconds: float = 20.0  # in which requests and faults come
     kinds: tuple[FaultKind, ...] = FAULTS  # faults to draw from
+    adapted: float = 0.15  # share of scenarios with adapters
     pressed: float = 0.15  # share of scenarios with so many requests on so few pages that sequences are preempted
 
 
@@ -154,7 +170,7 @@ def draw(seed: int, size: Size = Size()) -> Scenario:
     kinds = rng.sample(size.kinds, rng.randint(0, len(size.kinds))) if size.kinds else []
     faults = [_fault(rng, kinds, span, workers, names) for _ in range(rng.randint(0, size.faults) if kinds else 0)]
     faults = [] if flooded else faults  # what is fair is told without them
-    return Scenario(
+    drawn = Scenario(
         seed=seed,
         prefill=prefill,
         decode=decode,
@@ -177,6 +193,31 @@ def draw(seed: int, size: Size = Size()) -> Scenario:
         batches=tuple(_batch(rng, span) for _ in range(rng.choice((0, 0, 1, 2)))),
         controller=rng.random() < 0.25,
     )
+    return drawn if flooded else _with_adapters(drawn, span, size.adapted)
+
+
+def _with_adapters(scenario: Scenario, span: float, share: float) -> Scenario:
+    """Returns ``scenario``, in ``share`` of them with adapters that come, change and go, and requests on them."""
+    rng = random.Random(f"adapters {scenario.seed}")
+    if rng.random() >= share:
+        return scenario
+    changes = [change for name in ADAPTERS for change in _changes(rng, name, span, scenario.routers)]
+    requests = [
+        msgspec.structs.replace(r, adapter=rng.choice(ADAPTERS) if rng.random() < 0.7 else "")
+        for r in scenario.requests
+    ]
+    by_time = tuple(sorted(changes, key=lambda change: change.at))
+    return msgspec.structs.replace(scenario, requests=tuple(requests), adapters=by_time)
+
+
+def _changes(rng: random.Random, name: str, span: float, routers: int) -> Iterator[AdapterChange]:
+    """Draws the changes of one adapter: loaded early, then replaced or unloaded, at the same path or at another."""
+    pinned = rng.random() < 0.3
+    times = sorted(rng.uniform(0.0, span) for _ in range(rng.choice((0, 0, 1, 2, 3))))
+    for number, at in enumerate([0.0, *times]):
+        content = None if number and rng.random() < 0.3 else rng.randrange(3)
+        path = f"{name}/{rng.choice((0, number))}"
+        yield AdapterChange(at, name, content, path, rng.randrange(routers), pinned)
 
 
 def _request(

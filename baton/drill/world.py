@@ -8,15 +8,18 @@ import random
 from typing import Any
 
 from baton.drill.checks import oracle
+from baton.drill.checks.adapters import AdapterLedger
 from baton.drill.checks.coverage import Coverage
 from baton.drill.checks.fairness import FairnessWitness
 from baton.drill.checks.judge import Judge
 from baton.drill.checks.watch import Answers, Departed
 from baton.drill.faults import REDIS, FaultInjector
 from baton.drill.loop import SeededLoop
+from baton.drill.parts.adapters import AdapterFiles
 from baton.drill.parts.batches import BatchClients
 from baton.drill.parts.clients import Clients
 from baton.drill.parts.network import Conditions, Network
+from baton.drill.parts.operators import AdapterOperators
 from baton.drill.parts.process import owning_factory
 from baton.drill.parts.router import SimulatedRouter
 from baton.drill.parts.worker import EPOCH_S, SimulatedWorker
@@ -34,6 +37,8 @@ PHASES_S = 2 * (
 )  # seconds after which no run lasts, beside its own load and rest
 # Faults after which rates are counted by each router alone, or anew.
 UNCOUNTED = {kind for kind in FAULTS if kind.startswith("redis_")} | {"clock_jumps"}
+# Faults after which a router may not have heard of an adapter's change.
+UNHEARD = {"cut", "cut_one_way", "break", "router_dies", "tier_slow"}
 FAR_S = 0.03  # seconds to Redis from which on a router's first question is late, so that it counts alone
 # Faults that may end a lease by its time.
 SWEEPING = ("cut", "cut_one_way", "stuck", "slow", "tier_slow", "cancel_again")
@@ -57,6 +62,7 @@ class World:
             bool(scenario.faults) or scenario.pages < 100, scenario.requests, halt, scenario.spares_requests
         )
         self.workers: dict[str, SimulatedWorker] = {}
+        self.operators: AdapterOperators | None = None
         self._rng = rng
         loop.limit_s = scenario.ends_at + 2 * self._longest() + scenario.lease_ttl_s + self._slots_kept() + PHASES_S
 
@@ -74,9 +80,23 @@ class World:
         answers: Answers = {}
         departed: Departed = {}
         fairness = FairnessWitness()
+        kinds = {fault.kind for fault in own.faults}
+        unsure = bool(kinds.intersection(UNCOUNTED | UNHEARD)) or any(f.other == REDIS for f in own.faults)
+        ledger = AdapterLedger(self.judge.violated, unsure)
+        self.judge.adapters = ledger.of_request
+        files = AdapterFiles(loop.time, self._rng, ledger.of_request) if own.adapters else None
         self.workers = {
             f"{role}-{i}": SimulatedWorker(
-                f"{role}-{i}", role, own, self.network, self.judge.violated, self.tell, answers, departed, fairness
+                f"{role}-{i}",
+                role,
+                own,
+                self.network,
+                self.judge.violated,
+                self.tell,
+                answers,
+                departed,
+                fairness,
+                files,
             )
             for role, i in roles
         }
@@ -90,8 +110,9 @@ class World:
             router.start()
         await self._until_up()
         clients = Clients(
-            self.routers, self.judge, self.tell, own.requests_per_min, departed, fairness, own.delay_s
+            self.routers, self.judge, self.tell, own.requests_per_min, departed, fairness, own.delay_s, ledger
         )
+        self.operators = AdapterOperators(files, ledger, self.routers, self.tell) if files else None
         await self._play(clients, loop.time())
         await asyncio.sleep(REST_S + own.lease_ttl_s + self._slots_kept())
         for unfair in fairness.unfair():
@@ -107,6 +128,7 @@ class World:
 
     async def _play(self, clients: Clients, began: float) -> None:
         own = self.scenario
+        changing = asyncio.ensure_future(self.operators.play(own.adapters, began)) if self.operators else None
         asking = [asyncio.ensure_future(clients.ask(request, began)) for request in own.requests]
         faults = FaultInjector(
             self.workers, self.routers, self.network, self.redis, self._rng, self.tell, self.coverage
@@ -117,6 +139,8 @@ class World:
         await asyncio.gather(*playing)
         await faults.put_all_back()
         await self._all_end(asking, began)
+        if changing is not None:
+            await changing
         await asyncio.gather(*bringing)
         await asyncio.gather(*(batches.judge(i, batch, BATCH_S) for i, batch in enumerate(own.batches)))
         await batches.close()
@@ -197,6 +221,8 @@ class World:
             self.judge.violated(f"at rest: {router.name} has {queued} requests queued")
         if held := core.dispatcher.held_bytes:
             self.judge.violated(f"at rest: {router.name} holds {held} bytes of requests")
+        if retired := sorted(core.adapters.registry.retired()):
+            self.judge.violated(f"at rest: {router.name} still has {retired} to unload")
         if counts := core.view.local_counts():
             self.judge.violated(f"at rest: {router.name} counts {counts}")
         ready = sorted(name for name, worker in self.workers.items() if worker.life is not None)

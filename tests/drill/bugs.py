@@ -15,7 +15,8 @@ class Bug(NamedTuple):
     """A replacement in a file of the package; ``also`` names others (file, old, new) that the bug takes.
 
     ``faults`` are the kinds that it is hunted with, because it shows under those alone; all kinds by default.
-    ``pressed`` hunts it where sequences are preempted. ``missed`` says why it can't be found yet.
+    ``pressed`` hunts it where sequences are preempted, ``adapted`` where requests are on adapters.
+    ``missed`` says why it can't be found yet.
     """
 
     name: str
@@ -25,6 +26,7 @@ class Bug(NamedTuple):
     also: tuple[tuple[str, str, str], ...] = ()
     faults: tuple[FaultKind, ...] = ()
     pressed: bool = False
+    adapted: bool = False
     missed: str = ""
 
     @property
@@ -312,6 +314,43 @@ BUGS = (
         "router/dispatch/runner.py",
         "async with asyncio.timeout(limit) as run.timer:",
         "async with asyncio.timeout(None) as run.timer:",
+    ),
+    Bug(
+        "the hash root has no adapter in it",
+        "kv/layout/prefix.py",
+        "adapter.encode(), salt)",
+        "b'', salt)",
+        adapted=True,
+    ),
+    Bug(
+        "an adapter is evicted while a sequence uses it",
+        "engine/adapters/table.py",
+        "return not (self.pinned or self.users)",
+        "return not self.pinned",
+        adapted=True,
+    ),
+    Bug(
+        "an adapter that was replaced in place is taken for the one that it was",
+        "router/adapters/registry.py",
+        "        before, self._kept = self._served, dict(kept)\n",
+        "        before, self._kept = self._served, dict(kept) | self._kept\n",
+        adapted=True,
+    ),
+    Bug(
+        "a sequence that ended goes on using its adapter",
+        "decode_worker/engine/loop.py",
+        "        self.scheduler.remove(job)\n        self.parts.adapters.release(key)\n",
+        "        self.scheduler.remove(job)\n",
+        adapted=True,
+    ),
+    Bug(
+        "a migration forgets the adapter",
+        "router/dispatch/messages.py",
+        "        adapter_id=context.adapter_id,\n        token_ids=attempt.tokens,",
+        "        adapter_id='' if len(attempt.tokens) > len(request.token_ids) else context.adapter_id,\n"
+        "        token_ids=attempt.tokens,",
+        faults=("kill", "leave"),
+        adapted=True,
     ),
     Bug(
         "a prompt that waits as the role ends reaches the next role's engine",

@@ -24,7 +24,7 @@ class Walked(World):
     real: tuple[str, ...] = ()
 
     def _at_rest(self) -> None:
-        roots = {router.name: router.parts for router in self.routers}
+        roots: dict[str, object] = {router.name: router.parts for router in self.routers}
         roots |= {slot: worker.life and worker.life.runtime for slot, worker in self.workers.items()}
         self.real = tuple(path for path, thing in reached(roots) if any(thing is one for one in REAL))
         super()._at_rest()

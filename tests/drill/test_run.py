@@ -18,7 +18,7 @@ from baton.console.main import app
 from baton.drill import many, world
 from baton.drill.checks import oracle
 from baton.drill.run import Verdict, as_test, play, shrink
-from baton.drill.scenario import FAULTS, Fault, FaultKind, Request, Scenario, Size, draw
+from baton.drill.scenario import FAULTS, AdapterChange, Fault, FaultKind, Request, Scenario, Size, draw
 from baton.drill.world import World
 from baton.protos.nouns import Sampling
 from baton.router.dispatch.role_control import RoleChange, RoleControl
@@ -130,6 +130,20 @@ def test_what_a_prompt_gives_is_not_lost_to_a_hedge_that_comes_after_its_blocks(
     verdict = play(msgspec.structs.replace(scenario, prefill=2, requests=scored, delay_s=0.03, hedge=1.5))
     assert verdict.held, verdict.violations
     assert verdict.answered == 3
+
+
+def test_an_answer_ends_on_the_adapter_that_it_began_on_whatever_becomes_of_the_name() -> None:
+    scenario = one_of_each(3)
+    requests = tuple(msgspec.structs.replace(r, at=1.0 + 0.2 * r.number, adapter="one") for r in scenario.requests)
+    changes = (
+        AdapterChange(0.0, "one", 1, "a"),
+        AdapterChange(1.5, "one", 2, "a"),  # in place: the files of the first are gone
+        AdapterChange(2.3, "one", None, "a"),
+    )
+    verdict = play(msgspec.structs.replace(scenario, requests=requests, adapters=changes), keep_story=True)
+    assert verdict.held, verdict.violations
+    assert verdict.answered >= 6
+    assert any("choice 0" not in line and "is refused: model_not_found" in line for line in verdict.lines)
 
 
 @pytest.mark.parametrize("kind", ["engine_dies", "leave"])

@@ -6,7 +6,7 @@ page that was read was the right one, complete, and of the same sequence.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -18,6 +18,10 @@ from baton.protos.errors import BatonError, QuotaExceeded, WorkerLost
 if TYPE_CHECKING:
     from baton.router.request.request import ChoiceStream
 
+# Errors that a request on an adapter may end with while adapters come and go, or are more than a worker holds.
+OF_ADAPTERS = {
+    "model_not_found", "weights_gone", "adapter_not_loaded", "adapters_full", "no_worker", "unavailable",
+}  # fmt: skip
 CLOSE = 1e-5  # of numbers of a vector, by which sums in another order differ
 
 
@@ -39,7 +43,8 @@ class Judge:
         self.violations: list[str] = []
         self._halt = halt
         self._requests = requests
-        self._expected: dict[tuple[int, int], tuple[list[int], str]] = {}
+        self.adapters: Mapping[int, str] = {}  # the adapter id of each request that was asked on one, by number
+        self._expected: dict[tuple[int, int, str], tuple[list[int], str]] = {}
         self.answered = self.failed = self.cancelled = 0
         self._faulty = faulty
         self._charged: dict[str, list[tuple[float, int]]] = {}
@@ -55,7 +60,8 @@ class Judge:
         to blame.
         """
         self.failed += 1
-        if not self._faulty and not (request.tenant and isinstance(error, QuotaExceeded)):
+        limited = request.tenant and isinstance(error, QuotaExceeded)
+        if not self._faulty and not limited and not _for_its_adapter(request, error):
             self.violated(f"request {request.number}: refused without a fault: {error}")
 
     def charged(self, request: Request, now: float) -> None:
@@ -103,7 +109,7 @@ class Judge:
             scored = request.sampling.pooling or request.sampling.prompt_logprobs is not None
             if self._spared and isinstance(error, WorkerLost) and not scored:
                 self.violated(f"{name}: lost though fewer workers ended than it had tries: {error.message}")
-            if not self._faulty and request.deadline_after is None:
+            if not self._faulty and request.deadline_after is None and not _for_its_adapter(request, error):
                 self.violated(f"{name}: failed without a fault: {error.label}: {error.message}")
 
     def _finished(
@@ -113,7 +119,7 @@ class Judge:
         summary = stream.summary
         if tokens != want:
             self.violated(f"{name}: ended after {len(tokens)} of {len(want)} tokens, as if complete")
-        reason = self._expected[request.number, stream.choice][1]
+        reason = self._expected[self._key(request, stream.choice)][1]
         if summary.finish_reason != reason and not (reason == "stop" and len(want) == request.sampling.max_tokens):
             self.violated(f"{name}: finish reason {summary.finish_reason!r}, the oracle's is {reason!r}")
         if summary.completion_tokens != len(tokens) or summary.prompt_tokens != len(request.prompt):
@@ -130,23 +136,36 @@ class Judge:
                 self.violated(f"{name}: {len(scored)} tokens of the prompt are scored, or others than it has")
         if stream.choice == 0 and sampling.pooling:
             found = np.frombuffer(summary.pooled, "<f4")
-            want = np.frombuffer(oracle.pooled(request.prompt, sampling.pooling), "<f4")
+            want = np.frombuffer(oracle.pooled(request.prompt, sampling.pooling, self._on(request)), "<f4")
             if found.shape != want.shape or not np.allclose(found, want, atol=CLOSE):
                 self.violated(f"{name}: the embedding is not the oracle's")
 
     def _shareable(self, request: Request) -> int:
-        """Returns the length of the longest prefix of the prompt that another request of the same tenant may have
-        cached.
+        """Returns the length of the longest prefix of the prompt that another request of this tenant and adapter
+        may have cached.
         """
-        others = (r for r in self._requests if r.tenant == request.tenant and r.number != request.number)
+        mine = request.tenant, self._on(request)
+        others = (r for r in self._requests if (r.tenant, self._on(r)) == mine and r.number != request.number)
         texts = ((*r.prompt, *self._answer(r, choice)) for r in others for choice in range(r.n))
         return max((_common(request.prompt, text) for text in texts), default=0)
 
     def _answer(self, request: Request, choice: int) -> list[int]:
-        key = request.number, choice
+        key = self._key(request, choice)
         if key not in self._expected:
-            self._expected[key] = oracle.answer(request.prompt, request.sampling, choice)
+            self._expected[key] = oracle.answer(request.prompt, request.sampling, choice, self._on(request))
         return self._expected[key][0]
+
+    def _key(self, request: Request, choice: int) -> tuple[int, int, str]:
+        return request.number, choice, self._on(request)
+
+    def _on(self, request: Request) -> str:
+        """Returns the id of the adapter that the request was asked on, "" for none."""
+        return self.adapters.get(request.number, "")
+
+
+def _for_its_adapter(request: Request, error: BaseException) -> bool:
+    """Returns whether ``error`` may be due to the adapter that the request is on."""
+    return bool(request.adapter) and isinstance(error, BatonError) and error.label in OF_ADAPTERS
 
 
 def _common(a: Sequence[int], b: Sequence[int]) -> int:

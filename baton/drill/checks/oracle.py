@@ -1,6 +1,7 @@
 """Computes what the paced engine must answer, from the request alone: without pages, batches or the engine's code.
 
-Row i of a sequence is XXH3-128(row i-1, token i, i), repeated to the row's size; the next token is XXH3-64 of all
+Row i of a sequence is XXH3-128(row i-1, token i, i), repeated to the row's size; the row before the first is the
+adapter's id; the next token is XXH3-64 of all
 rows, keyed by seed and choice if it is sampled. A grammar of ``SimulatedGrammar`` says which ids are allowed.
 """
 
@@ -20,9 +21,11 @@ EOS = 11
 MOST_TOKENS = 2048  # prompt and answer together
 
 
-def answer(prompt: Sequence[int], sampling: Sampling, choice: int) -> tuple[list[int], str]:
-    """Returns every output token of choice number ``choice``, and its finish reason: "stop" or "length"."""
-    row, digest, at = b"", xxhash.xxh3_64(), 0
+def answer(prompt: Sequence[int], sampling: Sampling, choice: int, adapter: str = "") -> tuple[list[int], str]:
+    """Returns every output token of choice number ``choice`` on ``adapter`` (an id), and its finish reason, "stop"
+    or "length".
+    """
+    row, digest, at = adapter.encode(), xxhash.xxh3_64(), 0
     outputs: list[int] = []
     grammar = follow(sampling.grammar)
     stops = set(sampling.stop_token_ids) | (set() if sampling.ignore_eos else {EOS})
@@ -52,11 +55,11 @@ def answer(prompt: Sequence[int], sampling: Sampling, choice: int) -> tuple[list
     return outputs, "length"
 
 
-def pooled(prompt: Sequence[int], how: str) -> bytes:
+def pooled(prompt: Sequence[int], how: str, adapter: str = "") -> bytes:
     """Returns the embedding of ``prompt``, as little-endian float32 bytes: the mean (``how`` "mean") or the last of
     its rows.
     """
-    row, rows = b"", []
+    row, rows = adapter.encode(), []
     for at, token in enumerate(prompt):
         row = xxhash.xxh3_128_digest(row + token.to_bytes(8, "little") + at.to_bytes(8, "little"))
         rows.append(np.frombuffer(row, np.uint8))

@@ -5,7 +5,8 @@ Knows nothing of pools or of how an engine works.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import msgspec
@@ -25,7 +26,7 @@ class EngineWitness:
     """Watches the messages of engine ``name``; each violation is passed to ``violated``.
 
     ``requests`` are the clients' requests by number. ``patience_s`` is how long an answer may still be written
-    after its client left.
+    after its client left. ``adapters`` are the ids of the adapters that requests were asked on, by number.
     """
 
     def __init__(
@@ -38,8 +39,9 @@ class EngineWitness:
         departed: Departed,
         patience_s: float,
         fairness: FairnessWitness,
+        adapters: Mapping[int, str] = MappingProxyType({}),
     ) -> None:
-        self._fairness = fairness
+        self._fairness, self._adapters = fairness, adapters
         self._name, self._requests, self._ttl_s, self._violated = name, requests, lease_ttl_s, violated
         self._progress: dict[int, float] = {}
         self._epochs: dict[int, int] = {}
@@ -112,6 +114,8 @@ class EngineWitness:
             want = msgspec.structs.replace(want, prompt_logprobs=None)
         if asked.sampling != want:
             self._violated(f"{name}: the engine is asked with another sampling than the client asked with")
+        if asked.adapter_id != self._adapters.get(number, ""):
+            self._violated(f"{name}: the engine is asked on adapter {asked.adapter_id!r}")
         if asked.tenant_salt != request.tenant.encode() or asked.choice >= request.n:
             self._violated(f"{name}: the engine is asked for another tenant or choice")
         if tuple(asked.token_ids[: asked.prompt_tokens]) != request.prompt:

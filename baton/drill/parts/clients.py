@@ -10,13 +10,14 @@ import asyncio
 import math
 from collections.abc import Callable, Sequence
 
+from baton.drill.checks.adapters import AdapterLedger
 from baton.drill.checks.fairness import FairnessWitness, Wait
 from baton.drill.checks.judge import Judge
 from baton.drill.checks.watch import Departed
 from baton.drill.parts.engine import MODEL_ID
 from baton.drill.parts.router import RouterParts, SimulatedRouter
 from baton.drill.scenario import FLOODING, Request
-from baton.protos.errors import BatonError
+from baton.protos.errors import BatonError, ModelNotFound
 from baton.router.access.keys import ApiKey
 from baton.router.dispatch.fair_queue import work_of
 from baton.router.request.context import RequestContext
@@ -43,7 +44,9 @@ class Clients:
         departed: Departed | None = None,
         fairness: FairnessWitness | None = None,
         delay_s: float = 0.0,
+        ledger: AdapterLedger | None = None,
     ) -> None:
+        self._ledger = ledger
         self._fairness, self._way_s = fairness or FairnessWitness(), WAY_S + WAY_DELAYS * delay_s
         self._routers, self._judge, self._tell, self._per_min = routers, judge, tell, requests_per_min
         self._departed: Departed = {} if departed is None else departed
@@ -60,7 +63,8 @@ class Clients:
         try:
             parts = await self._up(router)
             await self._charge(parts, request)
-            streams = parts.core.dispatcher.open(asked(request, loop.time()))
+            adapter = await self._adapter(parts, request)
+            streams = parts.core.dispatcher.open(asked(request, loop.time(), adapter))
         except (BatonError, TimeoutError) as error:
             self._tell(name, f"is refused: {getattr(error, 'label', 'no router')}")
             self._judge.refused(request, error)
@@ -108,6 +112,22 @@ class Clients:
             await parts.gate.charge(key, MODEL_ID, request.n, len(request.prompt))
             self._judge.charged(request, asyncio.get_running_loop().time())
 
+    async def _adapter(self, parts: RouterParts, request: Request) -> str:
+        """Returns the id that the request's adapter stands for now, as the router's API handlers take it.
+
+        Raises BatonError.
+        """
+        if not request.adapter or self._ledger is None:
+            return ""
+        now = asyncio.get_running_loop().time
+        try:
+            found = (await parts.catalog.resolve(request.adapter)).adapter_id
+        except ModelNotFound:
+            self._ledger.resolved(request.number, request.adapter, None, now())
+            raise
+        self._ledger.resolved(request.number, request.adapter, found, now())
+        return found
+
     async def _up(self, router: SimulatedRouter) -> RouterParts:
         async with asyncio.timeout(PATIENCE_S):
             while router.parts is None:  # noqa: ASYNC110
@@ -142,9 +162,9 @@ class Clients:
         self._tell(f"client {request.number}", f"choice {stream.choice}: {len(tokens)} tokens, {label}")
 
 
-def asked(request: Request, now: float) -> RouterRequest:
-    """Returns ``request`` as the router's dispatcher takes it; ``now`` is the loop time that its deadline counts
-    from.
+def asked(request: Request, now: float, adapter: str = "") -> RouterRequest:
+    """Returns ``request`` as the router's dispatcher takes it, on ``adapter`` (an id); ``now`` is the loop time
+    that its deadline counts from.
     """
     key = ApiKey(request.tenant, request.tenant, "") if request.tenant else None
     return RouterRequest(
@@ -155,6 +175,7 @@ def asked(request: Request, now: float) -> RouterRequest:
         n=request.n,
         context=RequestContext(
             tenant_salt=request.tenant.encode(),
+            adapter_id=adapter,
             deadline=None if request.deadline_after is None else now + request.deadline_after,
             key=key,
         ),

@@ -15,9 +15,12 @@ from typing import Any, cast
 from baton.decode_worker.engine.loop import DecodeLimits, DecodeLoop
 from baton.drill.checks.oracle import EOS, MOST_TOKENS, ROW_BYTES, VOCABULARY
 from baton.drill.checks.watch import EngineWitness
+from baton.drill.parts.adapters import LIMITS, MOST_BYTES, MOST_RANK, AdapterFiles
 from baton.drill.parts.grammar import GrammarDelays, SimulatedGrammars
 from baton.drill.parts.process import Process
 from baton.drill.scenario import Scenario
+from baton.engine.adapters.table import AdapterTable
+from baton.engine.backends.paced.adapters import PacedAdapters
 from baton.engine.backends.paced.runner import PacedRunner
 from baton.engine.grammar.running import Grammars
 from baton.engine.steps.loop import EngineParts, StepLoop
@@ -90,6 +93,7 @@ class SimulatedEngine:
         rng: random.Random,
         witness: EngineWitness,
         weights: int,
+        adapters: AdapterFiles | None = None,
     ) -> None:
         self.process, self.channel = Process(f"{name} engine"), ChannelEnd(self)
         self._scenario, self._pace, self._rng, self.witness = scenario, pace, rng, witness
@@ -106,6 +110,7 @@ class SimulatedEngine:
             self._pass,
             clock=lambda: self._now() + self._ahead,
             eos_token_ids=(EOS,),
+            adapters=PacedAdapters(MOST_RANK, MOST_BYTES) if adapters else None,
         )
         layout, witness.fingerprint = runner.spec.layout, runner.spec.fingerprint
         self.memory = PageMemory.create(scenario.pages, layout.page_bytes)
@@ -118,7 +123,8 @@ class SimulatedEngine:
             self.pool.watch_idle()
         grammars = cast(Grammars, SimulatedGrammars(GrammarDelays(self._now, rng)))
         memory = self.memory.view() if scenario.swap else None
-        self._parts = EngineParts.around(runner, self.pool, self, self._now, grammars, memory)
+        table = AdapterTable(runner.adapters, LIMITS, adapters.start) if adapters else None
+        self._parts = EngineParts.around(runner, self.pool, self, self._now, grammars, memory, adapters=table)
         self.loop = self._made(role)
         self.role = role
         self._inbox: list[Any] = []

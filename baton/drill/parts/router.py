@@ -16,6 +16,7 @@ import msgspec
 from prometheus_client import CollectorRegistry
 from redis.asyncio import Redis
 
+from baton.cluster.adapters import AdapterStore
 from baton.cluster.advice import AdviceStore
 from baton.cluster.batch_store import BatchStore
 from baton.cluster.config import BatonConfig
@@ -71,6 +72,7 @@ class RouterParts(msgspec.Struct, frozen=True):
     core: RouterCore
     holds: HoldStore
     gate: AccessGate
+    catalog: ModelCatalog
 
 
 class SimulatedRouter:
@@ -150,6 +152,8 @@ class SimulatedRouter:
             roster = await stack.enter_async_context(
                 RosterWithHolds(joined, holds, BEAT_S, departures=Departures(redis, NAMESPACE, wall_clock))
             )
+            adapters = AdapterRegistry((), AdapterStore(redis, NAMESPACE) if own.adapters else None, clock)
+            await adapters.begin()
             gate = AccessGate(None, clock, RateBuckets(redis, NAMESPACE, CircuitBreaker(clock=clock)))
             given = CoreDependencies(
                 roster=roster,
@@ -161,7 +165,7 @@ class SimulatedRouter:
                 clock=clock,
                 rng=self._rng,
                 dialer=SimulatedDialer(self._network, self.process.name),
-                adapters=AdapterRegistry(clock=clock),
+                adapters=adapters,
                 wall_clock=wall_clock,
             )
             settings = DispatchSettings(hedge_factor=own.hedge)
@@ -179,7 +183,7 @@ class SimulatedRouter:
                         set_up, redis, given.router_id, core.roles, roster, advice, given.metrics, wall_clock
                     )
                 )
-            yield RouterParts(core, holds, gate)
+            yield RouterParts(core, holds, gate, ModelCatalog(core.dispatcher.models, {}, wall_clock, adapters))
 
     def _lane(
         self, config: RouterConfig, given: CoreDependencies, core: RouterCore, gate: AccessGate, redis: Redis

@@ -23,6 +23,7 @@ from baton.cluster.roles import RoleWishes
 from baton.cost.fit import StepFit, TransferFit
 from baton.drill.checks.fairness import FairnessWitness
 from baton.drill.checks.watch import Answers, Departed, EngineWitness
+from baton.drill.parts.adapters import LIMITS, AdapterFiles
 from baton.drill.parts.engine import MODEL_ID, Pace, SimulatedEngine
 from baton.drill.parts.network import Network
 from baton.drill.parts.process import Process
@@ -33,7 +34,7 @@ from baton.drill.rpc.server import Server
 from baton.drill.scenario import Scenario
 from baton.kv.tiers.slab import Slab
 from baton.kv.transport.grpc import GrpcTransport
-from baton.protos.channel import SetRole
+from baton.protos.channel import ListAdapters, SetRole
 from baton.protos.errors import WorkerLost
 from baton.protos.nouns import WorkerInfo
 from baton.worker.cache.block_exchange import WorkerBlocks
@@ -78,7 +79,9 @@ class SimulatedWorker:
         answers: Answers,
         departed: Departed,
         fairness: FairnessWitness,
+        adapters: AdapterFiles | None = None,
     ) -> None:
+        self.adapters = adapters
         self.departed, self.fairness = departed, fairness
         self.slot, self.role, self.weights, self.answers = slot, role, 0, answers
         self.scenario, self.network, self.violated, self.tell = scenario, network, violated, tell
@@ -142,9 +145,14 @@ class Life:
             worker.departed,
             worker.scenario.heard_s,
             worker.fairness,
+            {} if worker.adapters is None else worker.adapters.of_request,
         )
-        self.engine = SimulatedEngine(
-            self.process.name, self.role, worker.scenario, worker.pace, worker.rng, witness, worker.weights
+        self.engine = self._made(witness)
+
+    def _made(self, witness: EngineWitness) -> SimulatedEngine:
+        own = self.worker
+        return SimulatedEngine(
+            self.process.name, self.role, own.scenario, own.pace, own.rng, witness, own.weights, own.adapters
         )
 
     async def begin(self) -> str:
@@ -166,6 +174,9 @@ class Life:
         held = {"leased pages": counts.leased, "quarantined pages": counts.quarantined, "leases": counts.leases}
         swap = getattr(self.engine.loop, "swap", None)
         held["bytes set aside"] = 0 if swap is None else swap.used
+        adapters = self.engine.loop.parts.adapters.listed(ListAdapters(0)).adapters
+        held["uses of adapters"] = sum(adapter.running for adapter in adapters)
+        held["adapters that are to go"] = sum(adapter.leaving for adapter in adapters)
         held["pages shared with the I/O side"] = len(self.engine.loop.parts.sharing)
         if self.runtime is not None:
             held["requests of the service"] = self.runtime.service.active
@@ -181,9 +192,7 @@ class Life:
             self.role = await RoleWishes(redis, NAMESPACE).of(own.slot) or self.role
         if self.role != self.engine.role:
             self.engine.memory.close()
-            self.engine = SimulatedEngine(
-                self.process.name, self.role, own.scenario, own.pace, own.rng, self.engine.witness, own.weights
-            )
+            self.engine = self._made(self.engine.witness)
         place = f"node-{own.rng.randrange(2)}"  # a successor may come on another node, and waits for the slot then
         guard = SlotGuard(self._spec(), self.stop, self._waits, redis, self.incarnation, place)
         async with guard as mine:
@@ -279,6 +288,9 @@ class Life:
             beat_s=BEAT_S,
             lease_ttl_s=own.lease_ttl_s,
             host_tier_bytes=own.tier_pages * (self.engine.ready.layout.page_bytes + 64),
+            adapter_root=LIMITS.root if own.adapters else "",
+            max_adapters=LIMITS.max_loaded,
+            max_adapter_bytes=LIMITS.max_bytes,
         )
 
     def _environment(self) -> WorkerEnvironment:
