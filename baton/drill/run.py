@@ -141,6 +141,8 @@ def _fewer(role: str) -> Callable[[Scenario], Scenario]:
 
 PLAIN: dict[str, object] = {
     "adapter": "",
+    "stops": (),
+    "over_http": "",
     "n": 1,
     "cancels": (),
     "read_pause": 0.0,

@@ -57,6 +57,8 @@ class Request(msgspec.Struct, frozen=True):
     read_pause: float = 0.0  # between two reads of the stream
     deadline_after: float | None = None  # seconds after asking; None for no deadline
     adapter: str = ""  # the name of a LoRA adapter, "" for none
+    over_http: str = ""  # "whole" or "stream": it is asked over HTTP, for text; "": at the dispatcher
+    stops: tuple[str, ...] = ()  # stop strings, over HTTP alone
 
 
 class Fault(msgspec.Struct, frozen=True):
@@ -146,6 +148,7 @@ class Size(msgspec.Struct, frozen=True):
     seconds: float = 20.0  # in which requests and faults come
     kinds: tuple[FaultKind, ...] = FAULTS  # faults to draw from
     adapted: float = 0.15  # share of scenarios with adapters
+    http: float = 0.2  # share of scenarios with requests over HTTP
     pressed: float = 0.15  # share of scenarios with so many requests on so few pages that sequences are preempted
 
 
@@ -193,7 +196,30 @@ def draw(seed: int, size: Size = Size()) -> Scenario:
         batches=tuple(_batch(rng, span) for _ in range(rng.choice((0, 0, 1, 2)))),
         controller=rng.random() < 0.25,
     )
-    return drawn if flooded else _with_adapters(drawn, span, size.adapted)
+    return drawn if flooded else _over_http(_with_adapters(drawn, span, size.adapted), size.http)
+
+
+def _over_http(scenario: Scenario, share: float) -> Scenario:
+    """Returns ``scenario``, in ``share`` of them with requests that are asked over HTTP; embeddings never are."""
+    rng = random.Random(f"http {scenario.seed}")
+    if rng.random() >= share:
+        return scenario
+    asked = (r if r.sampling.pooling or rng.random() < 0.3 else _for_text(rng, r) for r in scenario.requests)
+    return msgspec.structs.replace(scenario, requests=tuple(asked))
+
+
+def _for_text(rng: random.Random, request: Request) -> Request:
+    """Most of the simulated engine's tokens read as a number in angle brackets, so a stop string may span two."""
+    stops = tuple(rng.choice(("<{0}", "{0}>", "{0}><", "><{0}")).format(rng.randrange(10)) for _ in range(2))
+    own = request.sampling
+    how = rng.choice(("whole", "stream")) if own.prompt_logprobs is None else "whole"
+    return msgspec.structs.replace(
+        request,
+        over_http=how,
+        stops=stops if rng.random() < 0.5 and not own.min_tokens else (),
+        sampling=msgspec.structs.replace(own, min_tokens=min(own.min_tokens, own.max_tokens)),
+        cancels=request.cancels[:1],
+    )
 
 
 def _with_adapters(scenario: Scenario, span: float, share: float) -> Scenario:

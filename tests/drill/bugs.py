@@ -15,7 +15,8 @@ class Bug(NamedTuple):
     """A replacement in a file of the package; ``also`` names others (file, old, new) that the bug takes.
 
     ``faults`` are the kinds that it is hunted with, because it shows under those alone; all kinds by default.
-    ``pressed`` hunts it where sequences are preempted, ``adapted`` where requests are on adapters.
+    ``pressed`` hunts it where sequences are preempted, ``adapted`` where requests are on adapters, ``over_http``
+    where they ask for text.
     ``missed`` says why it can't be found yet.
     """
 
@@ -27,6 +28,7 @@ class Bug(NamedTuple):
     faults: tuple[FaultKind, ...] = ()
     pressed: bool = False
     adapted: bool = False
+    over_http: bool = False
     missed: str = ""
 
     @property
@@ -351,6 +353,28 @@ BUGS = (
         "        token_ids=attempt.tokens,",
         faults=("kill", "leave"),
         adapted=True,
+    ),
+    Bug(
+        "a stop string that two tokens make is passed over",
+        "router/text/detokenize.py",
+        "        keep = max((m.matched for m in self._matchers), default=0)\n",
+        "        keep = 0\n        self._matchers = tuple(_Matcher(m.stop) for m in self._matchers)\n",
+        over_http=True,
+    ),
+    Bug(
+        "the router writes on for a client that hung up in the middle of a stream",
+        "router/api/sse.py",
+        "            await until_disconnect(receive, self._send_all(send))\n",
+        "            await self._send_all(send)\n",
+        over_http=True,
+    ),
+    Bug(
+        "usage counts tokens after a stop string",
+        "router/answer/stream.py",
+        '            if stopped:\n                return self._piece(run, taken, text, "stop")\n',
+        "            if stopped:\n                self.tokens += len(run.token_ids) - taken + 1\n"
+        '                return self._piece(run, taken, text, "stop")\n',
+        over_http=True,
     ),
     Bug(
         "a prompt that waits as the role ends reaches the next role's engine",

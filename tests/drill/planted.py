@@ -26,9 +26,9 @@ RUN = """
 import sys, time
 from baton.drill.run import play
 from baton.drill.scenario import Size, draw
-limit = float(sys.argv[1])
-size = Size(kinds=tuple(sys.argv[2].split(",")), pressed=float(sys.argv[3]), adapted=float(sys.argv[4]))
-skipped = set(map(int, sys.argv[5].split(","))) if sys.argv[5] else ()
+limit, shares = float(sys.argv[1]), map(float, sys.argv[3].split(","))
+size = Size(kinds=tuple(sys.argv[2].split(",")), **dict(zip(("pressed", "adapted", "http"), shares)))
+skipped = set(map(int, sys.argv[4].split(","))) if sys.argv[4] else ()
 seed = 0
 while time.process_time() < limit:
     if seed not in skipped:
@@ -43,7 +43,8 @@ CHECK = """
 import sys
 from baton.drill.run import play
 from baton.drill.scenario import Size, draw
-size = Size(kinds=tuple(sys.argv[2].split(",")), pressed=float(sys.argv[3]), adapted=float(sys.argv[4]))
+shares = map(float, sys.argv[3].split(","))
+size = Size(kinds=tuple(sys.argv[2].split(",")), **dict(zip(("pressed", "adapted", "http"), shares)))
 sys.exit(0 if play(draw(int(sys.argv[1]), size), first_only=True).held else 1)
 """
 
@@ -60,8 +61,9 @@ def find(bug: Bug, seconds: float = MOST_SECONDS) -> Finding:
     """Hunts ``bug`` for so many CPU seconds. Raises AssertionError where the source no longer has its text."""
     with tempfile.TemporaryDirectory(prefix="planted-") as root:
         plant(bug, Path(root))
-        pressed, adapted = 1.0 if bug.pressed else Size().pressed, 1.0 if bug.adapted else Size().adapted
-        drawn = ",".join(bug.faults or FAULTS), str(pressed), str(adapted)
+        usual, wanted = Size(), (bug.pressed, bug.adapted, bug.over_http)
+        shares = (1.0 if w else u for w, u in zip(wanted, (usual.pressed, usual.adapted, usual.http), strict=True))
+        drawn = ",".join(bug.faults or FAULTS), ",".join(map(str, shares))
         skipped: list[str] = []  # seeds that fail without the bug as well, and so find nothing
         while True:
             done = _run(RUN, root, str(seconds), *drawn, ",".join(skipped))

@@ -132,6 +132,17 @@ def test_what_a_prompt_gives_is_not_lost_to_a_hedge_that_comes_after_its_blocks(
     assert verdict.answered == 3
 
 
+def test_text_over_http_is_the_oracles_up_to_its_stop_string() -> None:
+    scenario = one_of_each(3)
+    special = [{"over_http": how, "stops": ("><1", "7>"), "n": 2} for how in ("whole", "stream", "whole", "stream")]
+    special.append(special[1])
+    asked = tuple(msgspec.structs.replace(r, **special[r.number]) for r in scenario.requests[:5])
+    leaves = msgspec.structs.replace(asked[4], cancels=(0.3,))
+    verdict = play(msgspec.structs.replace(scenario, requests=(*asked[:4], leaves)), keep_story=True)
+    assert verdict.held, verdict.violations
+    assert sum("status 200, complete" in line for line in verdict.lines) == 4
+
+
 def test_an_answer_ends_on_the_adapter_that_it_began_on_whatever_becomes_of_the_name() -> None:
     scenario = one_of_each(3)
     requests = tuple(msgspec.structs.replace(r, at=1.0 + 0.2 * r.number, adapter="one") for r in scenario.requests)

@@ -10,8 +10,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
+import orjson
 
-from baton.drill.checks import oracle
+from baton.drill.checks import oracle, text
 from baton.drill.scenario import Request
 from baton.protos.errors import BatonError, QuotaExceeded, WorkerLost
 
@@ -112,6 +113,32 @@ class Judge:
             if not self._faulty and request.deadline_after is None and not _for_its_adapter(request, error):
                 self.violated(f"{name}: failed without a fault: {error.label}: {error.message}")
 
+    def replied(self, request: Request, status: int, body: bytes) -> str:
+        """Compares a whole reply over HTTP with the oracle's; returns its error's code, "complete" for none."""
+        name = f"request {request.number}"
+        if status != 200:
+            error = orjson.loads(body)["error"]["code"]
+        else:
+            reply = text.read(request, body)
+            error = reply.error
+        if error:
+            self._failed_over_http(request, error)
+            return str(error)
+        self.answered += request.n
+        want = [text.text_of(request, *self._whole(request, choice)) for choice in range(request.n)]
+        for said in text.wrong(request, reply, want):
+            self.violated(f"{name}: {said}")
+        return "complete"
+
+    def _failed_over_http(self, request: Request, error: str) -> None:
+        self.failed += 1
+        scored = request.sampling.prompt_logprobs is not None
+        if self._spared and error == "worker_lost" and not scored:
+            self.violated(f"request {request.number}: lost though fewer workers ended than it had tries")
+        excused = request.deadline_after is not None or (request.adapter and error in OF_ADAPTERS)
+        if not self._faulty and not excused:
+            self.violated(f"request {request.number}: failed without a fault: {error}")
+
     def _finished(
         self, name: str, stream: ChoiceStream, tokens: list[int], want: list[int], request: Request
     ) -> None:
@@ -150,10 +177,13 @@ class Judge:
         return max((_common(request.prompt, text) for text in texts), default=0)
 
     def _answer(self, request: Request, choice: int) -> list[int]:
+        return self._whole(request, choice)[0]
+
+    def _whole(self, request: Request, choice: int) -> tuple[list[int], str]:
         key = self._key(request, choice)
         if key not in self._expected:
             self._expected[key] = oracle.answer(request.prompt, request.sampling, choice, self._on(request))
-        return self._expected[key][0]
+        return self._expected[key]
 
     def _key(self, request: Request, choice: int) -> tuple[int, int, str]:
         return request.number, choice, self._on(request)

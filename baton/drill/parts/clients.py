@@ -9,12 +9,14 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 
 from baton.drill.checks.adapters import AdapterLedger
 from baton.drill.checks.fairness import FairnessWitness, Wait
 from baton.drill.checks.judge import Judge
 from baton.drill.checks.watch import Departed
 from baton.drill.parts.engine import MODEL_ID
+from baton.drill.parts.http import NUMBER, HttpCall
 from baton.drill.parts.router import RouterParts, SimulatedRouter
 from baton.drill.scenario import FLOODING, Request
 from baton.protos.errors import BatonError, ModelNotFound
@@ -60,6 +62,9 @@ class Clients:
         loop, router = asyncio.get_running_loop(), self._routers[request.router]
         await asyncio.sleep(began + request.at - loop.time())
         name = f"client {request.number}"
+        if request.over_http:
+            await self._ask_for_text(router, request, name)
+            return
         try:
             parts = await self._up(router)
             await self._charge(parts, request)
@@ -88,6 +93,44 @@ class Clients:
                 self._judge.lost()
                 for choice in range(request.n):
                     self._departs(request, choice)
+
+    async def _ask_for_text(self, router: SimulatedRouter, request: Request, name: str) -> None:
+        """Asks over HTTP, and has the judge read the reply, unless the client left or the router died before its
+        end.
+        """
+        loop, call = asyncio.get_running_loop(), HttpCall(request)
+        try:
+            parts = await self._up(router)
+            with suppress(BatonError):  # the application finds it itself: the judge is to know which it will be
+                await self._adapter(parts, request)
+        except TimeoutError:
+            self._judge.refused(request, TimeoutError())
+            return
+        NUMBER.set(request.number)
+        self._tell(name, f"asks for text of {len(request.prompt)} tokens, n {request.n}, {request.over_http}")
+        began = loop.time()
+        replying = router.process.spawn(call.play(parts.app, request), f"http {name}")
+        for after in request.cancels:
+            loop.call_later(after, self._hangs_up, request, call)
+        await asyncio.wait({replying})
+        for choice in range(request.n):
+            self._departs(request, choice)
+        self._over(request, call, replying, loop.time() - began)
+
+    def _over(self, request: Request, call: HttpCall, replying: asyncio.Task[None], took: float) -> None:
+        name = f"client {request.number}"
+        if not replying.cancelled() and replying.exception() is not None:
+            self._judge.violated(f"request {request.number}: the application failed: {replying.exception()!r}")
+        elif call.left.is_set() or not call.over:
+            self._judge.lost()
+            self._tell(name, f"left after {len(call.body)} bytes")
+        else:
+            self._tell(name, f"status {call.status}, {self._judge.replied(request, call.status, bytes(call.body))}")
+
+    def _hangs_up(self, request: Request, call: HttpCall) -> None:
+        for choice in range(request.n):
+            self._departs(request, choice)
+        call.left.set()
 
     def _leave(self, request: Request, stream: ChoiceStream) -> None:
         self._departs(request, stream.choice)

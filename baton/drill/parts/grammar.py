@@ -8,6 +8,7 @@ carried over wrongly, other ids are allowed, and the answer differs from the ora
 
 from __future__ import annotations
 
+import asyncio
 import random
 from collections.abc import Callable
 from typing import NamedTuple
@@ -18,6 +19,7 @@ from numpy.typing import NDArray
 
 from baton.protos.nouns import EngineRequest, Grammar
 
+CHECK_S = 0.05  # seconds that the check of a grammar before its request takes at most
 SHARE = 7  # one id of so many is allowed
 COMPILE_S = 0.05  # seconds that a grammar compiles at most
 LATE_S = 0.004  # seconds that the word on a token takes at most
@@ -129,3 +131,14 @@ class SimulatedGrammars:
 
     def turn(self) -> None:
         """Does nothing: simulated results arrive by the clock."""
+
+
+class SimulatedCheck:
+    """Takes the place of the router's check of grammars before dispatch; it finds every grammar good."""
+
+    def __init__(self, rng: random.Random) -> None:
+        self._rng = rng
+
+    async def check(self, grammar: Grammar, param: str, tenant: str = "", salt: bytes = b"") -> None:
+        """Returns after at most CHECK_S seconds."""
+        await asyncio.sleep(self._rng.uniform(0.0, CHECK_S))

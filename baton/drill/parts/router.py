@@ -11,10 +11,12 @@ import random
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import cache
+from typing import cast
 
 import msgspec
 from prometheus_client import CollectorRegistry
 from redis.asyncio import Redis
+from starlette.types import ASGIApp
 
 from baton.cluster.adapters import AdapterStore
 from baton.cluster.advice import AdviceStore
@@ -31,6 +33,8 @@ from baton.cluster.store.patience import CircuitBreaker
 from baton.cluster.store.records import RecordStore
 from baton.cluster.traffic import TrafficStore
 from baton.controller.loop import controlling
+from baton.drill.parts.grammar import SimulatedCheck
+from baton.drill.parts.http import NumberingEnvironment
 from baton.drill.parts.network import Network
 from baton.drill.parts.process import Process
 from baton.drill.parts.worker import BEAT_S, EPOCH_S, NAMESPACE, Tell, Violated
@@ -39,15 +43,20 @@ from baton.drill.rpc.client import SimulatedDialer
 from baton.drill.scenario import Scenario
 from baton.router.access.gate import AccessGate
 from baton.router.adapters.registry import AdapterRegistry
+from baton.router.answer.grammar_check import GrammarCheck
 from baton.router.answer.metering import NoMetering
 from baton.router.answer.quotas import Quotas
+from baton.router.answer.service import GenerationService
+from baton.router.api.access import AccessMiddleware
+from baton.router.api.app import app_of
 from baton.router.api.batch.lane import BatchLane
+from baton.router.api.openai.routes import openai_routes
+from baton.router.api.surfaces import AccessDependencies
 from baton.router.compose.core import CoreDependencies, RouterCore, running_core
 from baton.router.compose.surfaces import make_generation
 from baton.router.dispatch.runner import DispatchSettings
 from baton.router.observe.traffic import TrafficMeter
 from baton.router.request.context_class import ContextClasses
-from baton.router.request.environment import Environment
 from baton.router.text.catalog import ModelCatalog
 from baton.router_host.compose import pushing_traffic
 
@@ -73,6 +82,7 @@ class RouterParts(msgspec.Struct, frozen=True):
     holds: HoldStore
     gate: AccessGate
     catalog: ModelCatalog
+    app: ASGIApp  # the generating endpoints, over HTTP
 
 
 class SimulatedRouter:
@@ -171,8 +181,10 @@ class SimulatedRouter:
             settings = DispatchSettings(hedge_factor=own.hedge)
             core = await stack.enter_async_context(running_core(config, given, settings))
             await stack.enter_async_context(gate.settling())
+            catalog = ModelCatalog(core.dispatcher.models, {}, wall_clock, adapters)
+            service = self._generation(config, given, core, gate, catalog)
             if own.batches:
-                await stack.enter_async_context(self._lane(config, given, core, gate, redis).running())
+                await stack.enter_async_context(self._lane(service, given, core, redis).running())
             if own.controller:
                 await stack.enter_async_context(
                     pushing_traffic(meter, TrafficStore(redis, NAMESPACE), core.decisions)
@@ -183,15 +195,31 @@ class SimulatedRouter:
                         set_up, redis, given.router_id, core.roles, roster, advice, given.metrics, wall_clock
                     )
                 )
-            yield RouterParts(core, holds, gate, ModelCatalog(core.dispatcher.models, {}, wall_clock, adapters))
+            yield RouterParts(core, holds, gate, catalog, _app(service))
+
+    def _generation(
+        self,
+        config: RouterConfig,
+        given: CoreDependencies,
+        core: RouterCore,
+        gate: AccessGate,
+        catalog: ModelCatalog,
+    ) -> GenerationService:
+        """Returns the API's own generation service, in which a token is a byte."""
+        environment = NumberingEnvironment(given.clock, given.wall_clock, self._rng.randbytes)
+        quotas = Quotas(gate, given.metrics, core.decisions, ContextClasses(config.context_classes))
+        made = make_generation(config, core.dispatcher, catalog, quotas, NoMetering(), environment)
+        return msgspec.structs.replace(made, grammars=cast(GrammarCheck, SimulatedCheck(self._rng)))
 
     def _lane(
-        self, config: RouterConfig, given: CoreDependencies, core: RouterCore, gate: AccessGate, redis: Redis
+        self, service: GenerationService, given: CoreDependencies, core: RouterCore, redis: Redis
     ) -> BatchLane:
-        """Returns the runner of batch jobs, over the API's own generation service; a token is a byte there."""
-        environment = Environment(given.clock, lambda: EPOCH_S + given.clock(), self._rng.randbytes)
-        quotas = Quotas(gate, given.metrics, core.decisions, ContextClasses(config.context_classes))
-        catalog = ModelCatalog(core.dispatcher.models, {}, environment.wall_clock)
-        service = make_generation(config, core.dispatcher, catalog, quotas, NoMetering(), environment)
+        """Returns the runner of batch jobs, over the API's own generation service."""
         store = BatchStore(redis, NAMESPACE, clock=given.clock)
         return BatchLane(service, store, given.router_id, core.dispatcher.queued)
+
+
+def _app(service: GenerationService) -> ASGIApp:
+    quotas = service.quotas
+    access = AccessDependencies(quotas.gate, quotas.metrics, service.environment)
+    return AccessMiddleware(app_of(openai_routes(service)), access, service.limits.max_inflight_bytes)

@@ -5,7 +5,7 @@ Knows nothing of sockets or processes.
 
 from __future__ import annotations
 
-from fastapi import FastAPI, Request
+from fastapi import APIRouter, FastAPI, Request
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 from starlette.types import ASGIApp
@@ -35,8 +35,7 @@ _CODES = {404: "not_found", 405: "method_not_allowed"}
 def make_app(surfaces: Surfaces) -> ASGIApp:
     """Returns the ASGI application: every REST route, behind the middleware that identifies callers."""
     generation = surfaces.generation
-    app = FastAPI(title="Baton", version=product_version(), redirect_slashes=False)
-    for routes in (
+    app = app_of(
         openai_routes(generation),
         responses_routes(generation),
         embeddings_routes(generation),
@@ -51,13 +50,20 @@ def make_app(surfaces: Surfaces) -> ASGIApp:
         open_inference_routes(generation),
         ops_routes(generation.serving, generation.catalog, surfaces.exposition),
         page_routes(),
-    ):
+    )
+    describe(app)
+    return AccessMiddleware(app, surfaces.access, generation.limits.max_inflight_bytes)
+
+
+def app_of(*routers: APIRouter) -> FastAPI:
+    """Returns an application of ``routers`` that words errors as OpenAI does."""
+    app = FastAPI(title="Baton", version=product_version(), redirect_slashes=False)
+    for routes in routers:
         app.include_router(routes)
     app.add_exception_handler(BatonError, _ours)
     app.add_exception_handler(HTTPException, _of_http)
     app.add_exception_handler(Exception, _unknown)
-    describe(app)
-    return AccessMiddleware(app, surfaces.access, generation.limits.max_inflight_bytes)
+    return app
 
 
 async def _ours(request: Request, error: Exception) -> Response:

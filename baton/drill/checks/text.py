@@ -1,0 +1,99 @@
+"""The text that a request over HTTP must give, and what is wrong with a reply. Shares no code with the router's."""
+
+from __future__ import annotations
+
+import codecs
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import orjson
+
+from baton.drill.checks.oracle import EOS
+from baton.drill.scenario import Request
+
+DONE = "[DONE]"
+
+
+class Text(NamedTuple):
+    """The text of one choice, the number of its tokens that count, and its finish reason."""
+
+    text: str
+    tokens: int
+    finish: str
+
+
+class Reply(NamedTuple):
+    """Holds what came of a reply.
+
+    ``texts``, ``scored`` (tokens with log-probabilities) and ``finishes`` are by choice; ``error`` is its code, and
+    ``whole`` says whether the reply ended as one does.
+    """
+
+    texts: Mapping[int, str]
+    scored: Mapping[int, int]
+    finishes: Mapping[int, list[str]]
+    usage: Mapping[str, Any] | None
+    error: str
+    whole: bool
+
+
+def text_of(request: Request, tokens: Sequence[int], finish: str) -> Text:
+    """Returns what the oracle's ``tokens`` of one choice, which end by ``finish``, read as, up to a stop string."""
+    own = request.sampling
+    ends = set(own.stop_token_ids) | (set() if own.ignore_eos else {EOS})
+    utf8, text = codecs.getincrementaldecoder("utf-8")("replace"), ""
+    for count, token in enumerate(tokens, 1):
+        last = count == len(tokens)
+        hidden = last and finish == "stop" and token in ends and count > own.min_tokens
+        text += "" if hidden else utf8.decode(_bytes(token))
+        text += utf8.decode(b"", final=True) if last else ""
+        found = [at for stop in request.stops if (at := text.find(stop)) >= 0]
+        if found:
+            return Text(text[: min(found)], count, "stop")
+    return Text(text, len(tokens), finish)
+
+
+def read(request: Request, body: bytes) -> Reply:
+    """Returns what a reply with status 200 held, streamed or not."""
+    if request.over_http == "whole":
+        whole = orjson.loads(body)
+        return _read([whole], whole.get("usage"), True)
+    lines = [line.removeprefix("data: ") for line in body.decode().split("\n\n") if line]
+    events = [orjson.loads(line) for line in lines if line != DONE]
+    usage = next((event["usage"] for event in events if event.get("usage")), None)
+    return _read(events, usage, lines[-1:] == [DONE] and lines.count(DONE) == 1)
+
+
+def _read(events: Sequence[Mapping[str, Any]], usage: Mapping[str, Any] | None, whole: bool) -> Reply:
+    texts: dict[int, str] = {}
+    scored: dict[int, int] = {}
+    finishes: dict[int, list[str]] = {}
+    for choice in (choice for event in events for choice in event.get("choices", ())):
+        index, scores = choice["index"], choice["logprobs"]
+        texts[index] = texts.get(index, "") + choice["text"]
+        scored[index] = scored.get(index, 0) + (len(scores["tokens"]) if scores else 0)
+        finishes.setdefault(index, []).extend([choice["finish_reason"]] if choice["finish_reason"] else [])
+    error = next((event["error"]["code"] for event in events if "error" in event), "")
+    return Reply(texts, scored, finishes, usage, error, whole)
+
+
+def wrong(request: Request, reply: Reply, want: Sequence[Text]) -> Iterator[str]:
+    """Yields what is wrong with a reply that came to its end without an error."""
+    for index, text in enumerate(want):
+        if reply.texts.get(index) != text.text:
+            yield f"choice {index}: the text is not the oracle's: {reply.texts.get(index)!r}, not {text.text!r}"
+        if reply.finishes.get(index) != [text.finish]:
+            yield f"choice {index}: finish reasons {reply.finishes.get(index)}, the oracle's is {text.finish}"
+        if request.sampling.logprobs is not None and reply.scored.get(index) != text.tokens:
+            yield f"choice {index}: {reply.scored.get(index)} log-probabilities of {text.tokens} tokens"
+    if not reply.whole or len(reply.texts) != len(want):
+        yield f"{len(reply.texts)} choices of {len(want)}, ended as a reply does: {reply.whole}"
+    usage, written = reply.usage or {}, sum(text.tokens for text in want)
+    if (usage.get("prompt_tokens"), usage.get("completion_tokens")) != (len(request.prompt), written):
+        yield f"usage {usage}, and there are {len(request.prompt)} + {written} tokens"
+
+
+def _bytes(token: int) -> bytes:
+    if token == EOS:
+        return b""  # a special one
+    return bytes([token]) if token < 256 else f"<{token}>".encode()

@@ -1,0 +1,92 @@
+"""Calls of the router's own HTTP application, without sockets: it gets a request's body and is told when the client
+leaves, and what it sends is kept.
+
+Knows nothing of routes or of what an answer must be.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+
+import orjson
+from starlette.types import ASGIApp, Message, Scope
+
+from baton.drill.parts.engine import MODEL_ID
+from baton.drill.scenario import Request
+from baton.router.request.environment import Environment
+
+NUMBER: contextvars.ContextVar[int | None] = contextvars.ContextVar("number", default=None)
+
+
+class NumberingEnvironment(Environment, frozen=True):
+    """An environment that names a simulated client's request by its number, as the witnesses know it."""
+
+    def new_id(self) -> str:
+        """Returns the id of the client's request in whose call this is; a random one elsewhere."""
+        number = NUMBER.get()
+        return super().new_id() if number is None else f"r{number}"
+
+
+class HttpCall:
+    """One call: ``status`` and ``body`` are what came of it, and ``over`` says whether that is all."""
+
+    def __init__(self, request: Request) -> None:
+        self.status, self.body, self.over = 0, bytearray(), False
+        self.left = asyncio.Event()
+        self._asks, self._pause, self._is_told = body_of(request), request.read_pause, False
+
+    def scope(self, request: Request) -> Scope:
+        """Returns the ASGI scope of the call."""
+        timeout = request.deadline_after
+        headers = [] if timeout is None else [(b"x-request-timeout", str(timeout).encode())]
+        path = "/v1/completions"
+        return {
+            "type": "http", "asgi": {"version": "3.0"}, "http_version": "1.1", "method": "POST", "scheme": "http",
+            "path": path, "raw_path": path.encode(), "query_string": b"", "root_path": "", "server": ("router", 80),
+            "client": ("client", 1), "headers": [(b"content-type", b"application/json"), *headers],
+        }  # fmt: skip
+
+    async def play(self, app: ASGIApp, request: Request) -> None:
+        """Calls ``app``; returns when it has answered or given up."""
+        await app(self.scope(request), self.receive, self.send)
+
+    async def receive(self) -> Message:
+        """Returns the body, then waits until the client leaves."""
+        if not self._is_told:
+            self._is_told = True
+            return {"type": "http.request", "body": self._asks, "more_body": False}
+        await self.left.wait()
+        return {"type": "http.disconnect"}
+
+    async def send(self, message: Message) -> None:
+        """Keeps a part of the response, at the client's pace; drops it once the client has left."""
+        if self.left.is_set():
+            return
+        if message["type"] == "http.response.start":
+            self.status = message["status"]
+            return
+        self.body += message.get("body", b"")
+        self.over = not message.get("more_body", False)
+        if self._pause and not self.over:
+            await asyncio.sleep(self._pause)
+
+
+def body_of(request: Request) -> bytes:
+    """Returns the body of ``request`` as a client of OpenAI's completions sends it."""
+    own = request.sampling
+    fields: dict[str, object] = {
+        "model": request.adapter or MODEL_ID, "prompt": list(request.prompt), "n": request.n, "stop": request.stops,
+        "stream": request.over_http == "stream", "temperature": own.temperature, "seed": own.seed,
+        "max_tokens": own.max_tokens, "min_tokens": own.min_tokens, "ignore_eos": own.ignore_eos,
+        "stop_token_ids": own.stop_token_ids, "cache_salt": request.tenant or None,
+    }  # fmt: skip
+    if own.logprobs is not None:
+        fields["logprobs"] = own.logprobs
+    if own.prompt_logprobs is not None:
+        fields["prompt_logprobs"] = own.prompt_logprobs
+    if own.grammar is not None:
+        fields["structured_outputs"] = {own.grammar.kind: own.grammar.spec}
+    if request.over_http == "stream":
+        fields["stream_options"] = {"include_usage": True}
+    return orjson.dumps(fields)

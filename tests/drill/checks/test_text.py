@@ -1,0 +1,48 @@
+"""What the judge of text holds a reply over HTTP against."""
+
+from __future__ import annotations
+
+import json
+
+import msgspec
+
+from baton.drill.checks import text
+from baton.drill.checks.oracle import EOS
+from baton.drill.scenario import Request
+from baton.protos.nouns import Sampling
+
+ASKED = Request(0, 0.0, (1, 2), Sampling(max_tokens=8), over_http="whole", stops=("><30",))
+
+
+def reply(words: str, finish: str, tokens: int) -> bytes:
+    usage = {"prompt_tokens": 2, "completion_tokens": tokens}
+    return json.dumps({
+        "choices": [{"index": 0, "text": words, "logprobs": None, "finish_reason": finish}], "usage": usage,
+    }).encode()  # fmt: skip
+
+
+def test_a_stop_string_ends_the_text_and_the_count() -> None:
+    assert text.text_of(ASKED, [400, 65, 300, 301, 302], "length") == ("<400>A<300", 4, "stop")
+    assert text.text_of(ASKED, [400, 65], "length") == ("<400>A", 2, "length")
+
+
+def test_the_id_that_ended_an_answer_is_no_text_and_half_a_character_is_replaced() -> None:
+    assert text.text_of(ASKED, [65, EOS], "stop") == ("A", 2, "stop")
+    assert text.text_of(ASKED, [65, 0xE4], "length") == ("A\ufffd", 2, "length")
+
+
+def test_a_reply_as_the_oracle_says_is_right_and_each_other_one_is_wrong() -> None:
+    want = [text.text_of(ASKED, [65, 66], "length")]
+    assert not list(text.wrong(ASKED, text.read(ASKED, reply("AB", "length", 2)), want))
+    for other in (reply("AC", "length", 2), reply("AB", "stop", 2), reply("AB", "length", 3)):
+        assert list(text.wrong(ASKED, text.read(ASKED, other), want))
+
+
+def test_a_stream_without_its_end_or_with_two_finish_reasons_is_wrong() -> None:
+    streamed = msgspec.structs.replace(ASKED, over_http="stream")
+    want = [text.text_of(ASKED, [65, 66], "length")]
+    events = [b"data: " + reply(part, finish, 2) + b"\n\n" for part, finish in (("A", ""), ("B", "length"))]
+    done = b"data: [DONE]\n\n"
+    assert not list(text.wrong(streamed, text.read(streamed, b"".join(events) + done), want))
+    assert list(text.wrong(streamed, text.read(streamed, b"".join(events)), want))
+    assert list(text.wrong(streamed, text.read(streamed, b"".join([*events, events[1]]) + done), want))
