@@ -47,6 +47,8 @@ class ReadAhead:
         count = self._drafter.read_ahead(sequence, idle=not step_s)
         if step_s:
             self._saved_s, self._call_s = 0.0, max(self._clock() - began, 1e-6)
-        if not count and not step_s:
+        if not count:
             del self._waiting[seq]  # all of it was read, or all that can be
+            if step_s:
+                self._waiting[seq] = sequence  # last: beside steps less can be read than without any
         return bool(count) or bool(self._waiting)
