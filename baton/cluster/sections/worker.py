@@ -98,7 +98,7 @@ class WorkerConfig(Section):
         default=0.0, ge=0, description="seconds wanted between an answer's tokens; decode steps keep to it; 0: off"
     )
     pace_beside_prompts_s: float = Field(
-        default=0.05,
+        default=0.15,
         ge=0,
         le=1,
         description="seconds between two decode steps while a prefill worker of the same machine, with which cores "
