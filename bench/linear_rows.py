@@ -1,4 +1,4 @@
-"""What a linear layer of 1 to 16 rows takes beside one of a single row, and beside another build of the library.
+"""Measures what a linear layer of 1 to 16 rows takes beside a single row, and beside another build of the library.
 
 Each weight form multiplies the matrices of a decode step, as often as there are layers, so that weights come from
 memory. Rounds take all forms and numbers of rows in turn; ratios are within a round, medians over rounds. Knows

@@ -106,7 +106,7 @@ def coded(codec: str) -> Spoil:
 def finds(
     runner: Runner, tokens: int, depth: float, seed: int, spoil: Spoil | None = None, twice: bool = False
 ) -> bool:
-    """Whether the model names the needle that lies at ``depth`` of ``tokens``, when it is asked behind the prompt.
+    """Returns whether the model names the needle at ``depth`` of ``tokens``, when it is asked behind the prompt.
 
     With ``twice`` the prompt ends with the question, too.
     """

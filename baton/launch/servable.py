@@ -1,4 +1,4 @@
-"""Whether a model can be served, checked before anything is started.
+"""Checks whether a model can be served, before anything is started.
 
 Knows nothing of processes or weights.
 """

@@ -1,4 +1,4 @@
-"""What a worker measures of itself and reports: its load, cost curves, links and drafts, as frozen structs.
+"""Defines what a worker measures of itself and reports: its load, cost curves, links and drafts, as frozen structs.
 
 Knows nothing of gRPC, torch or how a figure is taken. ``convert.py`` turns what crosses the wire into protobuf.
 """

@@ -19,7 +19,7 @@ from baton.quantize.layers import reads, writes
 
 
 class Fold(NamedTuple):
-    """Where the inputs of a linear layer come from, so that their scales can be divided out there."""
+    """Names where the inputs of a linear layer come from, so that their scales can be divided out there."""
 
     norm: str = ""  # weight of an RMS norm; "" if ``product`` is set
     product: str = ""  # weight of a linear layer

@@ -76,5 +76,5 @@ class FailureInjection:
             sim.lose_prefill_worker(flight)
 
     def _leg(self, flight: Flight) -> Flight:
-        """What is left of an answer: its prompt with what was written, and the tokens that are still to be."""
+        """Returns the rest of an answer: its prompt with what was written, and the tokens that are left."""
         return flight.again(self._sim.new_index(), self._sim.block)

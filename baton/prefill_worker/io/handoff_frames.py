@@ -28,7 +28,7 @@ class Sender(msgspec.Struct, frozen=True):
 
 
 class Destination(msgspec.Struct, frozen=True):
-    """Where one request's blocks are sent, and how many there are."""
+    """Holds where one request's blocks are sent, and their number."""
 
     address: str
     lease: bytes
