@@ -21,7 +21,7 @@ from packaging.requirements import Requirement
 
 from baton.kernels.abi import build as cpu
 from baton.kernels.abi.build import BuildError
-from baton.kernels.cuda.library import keep_in
+from baton.kernels.cuda.build import keep_in
 from bench.cuda.rows import commit
 
 PLATFORMS = (*(f"manylinux_2_{minor}_x86_64" for minor in range(39, 4, -1)), "manylinux2014_x86_64")

@@ -9,8 +9,8 @@ place is given out, and a stream that was stopped gives out no place and counts 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
 
+from baton.decode_worker.io.handoff_leases import HandoffLeases
 from baton.decode_worker.io.intake_lease import IntakeLease
 from baton.kv.layout.bridge import codec_of, land, land_part, shard_of, wire_bytes
 from baton.kv.layout.page import require_same
@@ -29,24 +29,19 @@ from baton.protos.errors import (
     StaleEpoch,
 )
 
-if TYPE_CHECKING:
-    from baton.decode_worker.io.intake import Intake
-
 REPORT_BLOCKS = 64  # blocks at most between two reports to the engine, so that a commit has little left to tell
 MAX_PROBE_BYTES = 8 << 20  # of a preflight's frame, because anybody may send one
 
 
 class HandoffSink:
-    """Takes the frames of one stream (a Sink). ``intake`` has the leases, the pages and the channel to the
-    engine.
-    """
+    """Takes the frames of one stream (a Sink). ``leases`` has also the pages and the channel to the engine."""
 
-    def __init__(self, intake: Intake, line: ReplyStream) -> None:
+    def __init__(self, leases: HandoffLeases, line: ReplyStream) -> None:
         self.lease: IntakeLease | None = None
         self.epoch = 0
         self.rank = self.shards = 0
-        self._layout = intake.layout  # of what comes: ours, or the part of ours that the sender holds
-        self._intake = intake
+        self._layout = leases.layout  # of what comes: ours, or the part of ours that the sender holds
+        self._leases = leases
         self._line = line
         self._stopped = False
         self._placed: set[int] = set()
@@ -92,7 +87,7 @@ class HandoffSink:
         if self._stopped:
             return
         self._stopped = True
-        self._intake.refusals[error.label] += 1
+        self._leases.refusals[error.label] += 1
         lease = frames.NO_LEASE if self.lease is None else self.lease.lease_id
         self._line.reply(frames.encode(Frame(Kind.ERROR, lease, self.epoch, control.encode_error(error))))
         self._line.end()
@@ -116,7 +111,7 @@ class HandoffSink:
             return
         self._report()
         if lease.leave(self, self.rank):
-            self._intake.tell(ReceiveClosed(lease.key, self.epoch))
+            self._leases.tell(ReceiveClosed(lease.key, self.epoch))
 
     def _depart(self) -> None:
         """Leaves the lease, and stops the streams that bring other shards of the same blocks, which can't be
@@ -156,7 +151,7 @@ class HandoffSink:
 
     def _find(self, frame: Frame) -> IntakeLease:
         """Returns the lease that the frame names. Raises the reason if the frame doesn't fit it."""
-        lease = self._intake.lease(frame.lease)
+        lease = self._leases.lease(frame.lease)
         if lease is None:
             raise LeaseUnknown(
                 "no such lease here: it ended, or is another worker's; admit the request again", "lease"
@@ -183,13 +178,13 @@ class HandoffSink:
     def _open(self, frame: Frame, lease: IntakeLease) -> None:
         if self.lease is not None:
             raise HandoffRefused("this stream was already opened", "kind")
-        ours, opening = self._intake.layout, control.decode_opening(frame.body)
+        ours, opening = self._leases.layout, control.decode_opening(frame.body)
         layout = shard_of(ours, frame.shard_rank, frame.shard_count)
         require_same(opening.layout, layout)
-        if opening.fingerprint != self._intake.fingerprint:
+        if opening.fingerprint != self._leases.fingerprint:
             raise LayoutMismatch(
                 f"the blocks are of weights {opening.fingerprint[:16]}…, this worker runs "
-                f"{self._intake.fingerprint[:16]}…; start both with the same checkpoint",
+                f"{self._leases.fingerprint[:16]}…; start both with the same checkpoint",
                 "fingerprint",
             )
         if opening.total_blocks != len(lease.hashes):
@@ -201,7 +196,7 @@ class HandoffSink:
         self.lease, self.epoch, self._layout = lease, lease.epoch, layout
         self.rank, self.shards = frame.shard_rank, frame.shard_count
         if is_first:
-            self._intake.tell(ReceiveOpened(lease.key, lease.epoch))
+            self._leases.tell(ReceiveOpened(lease.key, lease.epoch))
         self._line.reply(frames.ack(frame))
 
     def _places(self, frame: Frame) -> list[memoryview]:
@@ -216,10 +211,10 @@ class HandoffSink:
         if len(set(numbers)) != len(numbers) or not self._placed.isdisjoint(numbers):
             raise ForeignBlock(f"a block of {numbers[0]}…{numbers[-1]} came twice on one stream", "index")
         self._placed.update(numbers)
-        if codec_of(self._layout) or self._layout is not self._intake.layout:
+        if codec_of(self._layout) or self._layout is not self._leases.layout:
             self._coded.update({n: memoryview(bytearray(unit)) for n in numbers})
             return [self._coded[n] for n in numbers]
-        page = self._intake.memory.page
+        page = self._leases.memory.page
         # what an earlier epoch brought is verified and must stay so: a copy of it lands in scratch memory
         return [page(lease.pages[n]) if n not in lease.received else memoryview(bytearray(unit)) for n in numbers]
 
@@ -234,7 +229,7 @@ class HandoffSink:
         """Returns memory for the bytes of a preflight probe, which are checked and dropped."""
         if frame.unit * len(frame.blocks) > MAX_PROBE_BYTES:
             raise CorruptFrame(f"a probe has at most {MAX_PROBE_BYTES} bytes", "unit")
-        whole = self._intake.scratch(frame.unit * len(frame.blocks))
+        whole = self._leases.scratch(frame.unit * len(frame.blocks))
         return [whole[i * frame.unit : (i + 1) * frame.unit] for i in range(len(frame.blocks))]
 
     def _arrived(self, frame: Frame, checksums: Sequence[int], resident: bool) -> None:
@@ -245,20 +240,20 @@ class HandoffSink:
         lease, numbers = self._mine(frame), [block.index for block in frame.blocks]
         for number in numbers:
             if (coded := self._coded.pop(number, None)) is not None and lease.needs(number, self.rank):
-                self._land(coded, self._intake.memory.page(lease.pages[number]))
+                self._land(coded, self._leases.memory.page(lease.pages[number]))
         whole = lease.arrived(numbers, self.rank)
         self._unacked += numbers
         self._unreported += whole
         if resident:
             self._resident += whole
-        self._intake.count(len(whole), len(numbers) * frame.unit)
+        self._leases.count(len(whole), len(numbers) * frame.unit)
         if frame.wants_ack or len(self._unacked) >= REPORT_BLOCKS:
             self._report()
             blocks, self._unacked = self._unacked, []
             self._line.reply(frames.ack(frame, blocks))
 
     def _land(self, coded: memoryview, page: memoryview) -> None:
-        ours = self._intake.layout
+        ours = self._leases.layout
         if self._layout is ours:
             land(coded, page, ours)
         else:
@@ -273,10 +268,10 @@ class HandoffSink:
         self._commit_frame = frame
         said = lease.commit(self.rank, closing)
         if said is not None:
-            self._intake.tell(Commit(lease.key, self.epoch, said.first, said.cached_tokens))
+            self._leases.tell(Commit(lease.key, self.epoch, said.first, said.cached_tokens))
 
     def _report(self) -> None:
         if self.lease is not None and self._unreported:
             resident, self._resident = tuple(self._resident), []
-            self._intake.tell(BlocksReceived(self.lease.key, self.epoch, tuple(self._unreported), resident))
+            self._leases.tell(BlocksReceived(self.lease.key, self.epoch, tuple(self._unreported), resident))
             self._unreported = []

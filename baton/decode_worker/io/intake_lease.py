@@ -9,13 +9,22 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
+from typing import Protocol
 
-from baton.protos.errors import HandoffRefused
+from baton.kv.wire.control import Closing
+from baton.protos.errors import BatonError, HandoffRefused
 
-if TYPE_CHECKING:
-    from baton.decode_worker.io.handoff_sink import HandoffSink
-    from baton.kv.wire.control import Closing
+
+class LeaseStream(Protocol):
+    """A handoff stream that writes under a lease, of the lease's epoch ``epoch``."""
+
+    epoch: int
+
+    def stop(self, error: BatonError) -> None:
+        """Refuses the stream with ``error``; it writes nothing from now on."""
+
+    def committed(self) -> None:
+        """Sends the last acknowledgement, because the engine has taken the handoff over."""
 
 
 class IntakeLease:
@@ -48,12 +57,12 @@ class IntakeLease:
         self.received = set(range(*unseen))
         self.committing = False
         self._senders = 1
-        self._streams: dict[int, HandoffSink] = {}  # by the sender's shard
+        self._streams: dict[int, LeaseStream] = {}  # by the sender's shard
         self._parts: defaultdict[int, set[int]] = defaultdict(set)  # of blocks that aren't whole yet
         self._closings: dict[int, Closing] = {}
 
     @property
-    def open_streams(self) -> tuple[HandoffSink, ...]:
+    def open_streams(self) -> tuple[LeaseStream, ...]:
         """Returns the streams that may write at present."""
         return tuple(self._streams.values())
 
@@ -68,7 +77,7 @@ class IntakeLease:
         for parts in self._parts.values():
             parts.difference_update(chosen)
 
-    def join(self, stream: HandoffSink, rank: int, senders: int) -> bool:
+    def join(self, stream: LeaseStream, rank: int, senders: int) -> bool:
         """Lets ``stream`` write shard ``rank`` of ``senders``; returns whether it is the first. Raises
         HandoffRefused.
         """
@@ -83,14 +92,14 @@ class IntakeLease:
         self._streams[rank] = stream
         return len(self._streams) == 1
 
-    def leave(self, stream: HandoffSink, rank: int) -> bool:
+    def leave(self, stream: LeaseStream, rank: int) -> bool:
         """Removes ``stream`` from those that may write; returns whether it was one, and the last."""
         if self._streams.get(rank) is not stream:
             return False
         del self._streams[rank]
         return not self._streams
 
-    def has(self, stream: HandoffSink, rank: int) -> bool:
+    def has(self, stream: LeaseStream, rank: int) -> bool:
         """Returns whether ``stream`` may write shard ``rank``."""
         return self._streams.get(rank) is stream
 

@@ -19,7 +19,6 @@ import sys
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from importlib import import_module
 from pathlib import Path
 
 from baton.kernels.abi import build as cpu
@@ -229,6 +228,15 @@ def _folder(name: str) -> Path:
     return folder
 
 
+def keep_in(folder: Path) -> Path:
+    """Builds the library and copies it to ``folder`` for machines without nvcc; returns its path there.
+
+    Raises BuildError and OSError.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    return Path(shutil.copy2(library(), folder / prebuilt_name()))
+
+
 def main() -> int:
     """Builds what the arguments ask for; returns exit status 1 if that fails, else 0."""
     try:
@@ -236,7 +244,7 @@ def main() -> int:
             print(f"simt: {simt()}")
             return 0
         if sys.argv[1:]:
-            print(import_module("baton.kernels.cuda.library").keep_in(Path(sys.argv[1])))
+            print(keep_in(Path(sys.argv[1])))
             return 0
         for made in cubins():
             print(f"{made.op}: {made.cubin}")

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import ctypes
 import os
-import shutil
 from functools import cache
 from pathlib import Path
 
@@ -99,12 +98,3 @@ def device() -> CudaLibrary:
         return CudaLibrary(path)
     except (OSError, AttributeError) as error:
         raise cpu.BuildError(f"the CUDA kernels can't be loaded: {error}") from error
-
-
-def keep_in(folder: Path) -> Path:
-    """Builds the library and copies it to ``folder`` for machines without nvcc; returns its path there.
-
-    Raises BuildError and OSError.
-    """
-    folder.mkdir(parents=True, exist_ok=True)
-    return Path(shutil.copy2(build.library(), folder / build.prebuilt_name()))

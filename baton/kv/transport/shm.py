@@ -23,7 +23,8 @@ from baton.kv.memory import copying
 from baton.kv.memory.host_pages import PageMemory
 from baton.kv.wire.base import Accept, HandoffStream, Transport
 from baton.kv.wire.frames import Frame
-from baton.kv.wire.receiving import IncomingStream, SocketServer
+from baton.kv.wire.incoming import IncomingStream
+from baton.kv.wire.receiving import SocketServer
 from baton.kv.wire.sending import ANCHOR, Lane, SocketStream, SocketTransport, hello
 from baton.protos.errors import ConfigError, CorruptFrame, WorkerLost
 

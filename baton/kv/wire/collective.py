@@ -17,10 +17,11 @@ from baton.kv.memory.device_pages import DevicePages
 from baton.kv.wire.base import Accept
 from baton.kv.wire.channels import READY, STREAM_ID, StagingChannel, parts
 from baton.kv.wire.frames import Frame
+from baton.kv.wire.incoming import IncomingStream
 from baton.kv.wire.inlet import Inlet
 from baton.kv.wire.keepalive import notice_dead_peers
 from baton.kv.wire.moving import ChannelBroken, ChannelJoined, JoinChannel, MoveDone, MoverClient
-from baton.kv.wire.receiving import IncomingStream, SocketServer
+from baton.kv.wire.receiving import SocketServer
 from baton.kv.wire.sending import HELLO, MAGIC, VERSION
 from baton.protos.errors import ConfigError, CorruptFrame
 

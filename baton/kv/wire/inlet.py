@@ -12,15 +12,14 @@ import os
 import socket
 import struct
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from baton.kv.wire import frames
 from baton.kv.wire.frames import HEADER_BYTES, PIECE_BYTES, Frame
+from baton.kv.wire.incoming import IncomingStream
+from baton.kv.wire.poller import Poller
 from baton.kv.wire.secured import holds_bytes
 from baton.protos.errors import BatonError, CorruptFrame
-
-if TYPE_CHECKING:
-    from baton.kv.wire.receiving import IncomingStream, SocketServer
 
 log = logging.getLogger("baton.kv")
 
@@ -96,10 +95,23 @@ class Landing:
                 self._digest.reset()
 
 
+class InletServer(Protocol):
+    """The server that accepted a connection. A stream's first ``hello_bytes`` bytes name it."""
+
+    hello_bytes: int
+    poller: Poller
+
+    def enter(self, inlet: Inlet, said: bytes, fds: list[int]) -> IncomingStream:
+        """Returns the stream that the hello ``said`` names. Raises CorruptFrame."""
+
+    def gone(self, inlet: Inlet) -> None:
+        """Removes a connection that was closed."""
+
+
 class Inlet:
     """Reads the frames of one incoming connection, one after the other."""
 
-    def __init__(self, sock: socket.socket, server: SocketServer) -> None:
+    def __init__(self, sock: socket.socket, server: InletServer) -> None:
         self.incoming: IncomingStream | None = None
         self.sock = sock
         self._server = server

@@ -19,10 +19,11 @@ import msgspec
 from baton.kv.memory import copying
 from baton.kv.wire.base import Accept
 from baton.kv.wire.frames import Frame
+from baton.kv.wire.incoming import IncomingStream
 from baton.kv.wire.inlet import Inlet
 from baton.kv.wire.keepalive import notice_dead_peers
 from baton.kv.wire.one_sided import MOST_METADATA, NixlReader, Remote, Staging
-from baton.kv.wire.receiving import IncomingStream, SocketServer
+from baton.kv.wire.receiving import SocketServer
 from baton.kv.wire.sending import HELLO
 from baton.protos.errors import BatonError, ConfigError, CorruptFrame
 

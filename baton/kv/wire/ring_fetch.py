@@ -25,7 +25,8 @@ from baton.kv.memory.device_pages import DevicePages
 from baton.kv.wire import frames
 from baton.kv.wire.base import Accept
 from baton.kv.wire.frames import Frame, Kind
-from baton.kv.wire.receiving import IncomingStream, SocketServer
+from baton.kv.wire.incoming import IncomingStream
+from baton.kv.wire.receiving import SocketServer
 from baton.protos.errors import ConfigError, CorruptFrame
 
 log = logging.getLogger("baton.kv")

@@ -55,6 +55,19 @@ def test_the_plain_doctor_tells_what_was_kept(tmp_path: Path, monkeypatch: pytes
     assert "tried on 2001-09-09 01:46 UTC: wrong: rms_norm, 1 rows, 2 of 3 ops as fast as torch's" in said
 
 
+def test_figures_that_cannot_be_kept_are_shown_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("BATON_CUDA_SIMT", "1")
+    monkeypatch.setenv(CACHE_ENV, str(tmp_path / "file"))
+    monkeypatch.setattr(card, "device", lambda: None)
+    monkeypatch.setattr(card_trials, "measured", lambda gpu, library, shim: CardTrials("shim", 1e9, {}, OPS))
+    kept, *ops = card.try_card()
+    assert (kept.state, len(ops)) == ("warn", len(OPS))
+    assert CACHE_ENV in kept.remedy
+
+
 @pytest.mark.thorough
 def test_on_the_shim_every_step_and_op_is_tried_and_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("BATON_CUDA_SIMT", "1")

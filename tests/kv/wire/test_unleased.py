@@ -14,7 +14,7 @@ import pytest
 
 from baton.kv.transport import tcp
 from baton.kv.transport.grpc import MAX_MESSAGE_BYTES, RECEIVED_BYTES, SERVER_OPTIONS, server_options
-from baton.kv.wire import frames, inlet, receiving, unleased
+from baton.kv.wire import frames, incoming, inlet, receiving, unleased
 from baton.kv.wire.frames import Frame, Kind
 from baton.kv.wire.receiving import SocketServer
 from baton.kv.wire.sending import hello
@@ -138,7 +138,7 @@ async def test_nothing_large_is_read_before_a_lease_was_shown(door: Door) -> Non
 
 
 async def test_a_stream_of_too_many_lanes_is_refused_the_rest(door: Door, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(receiving, "MAX_LANES", 3)
+    monkeypatch.setattr(incoming, "MAX_LANES", 3)
     lanes = [door.knock(hello(number, b"s" * 16)) for number in range(5)]
     await until(lambda: sum(map(is_closed, lanes)) == 2)
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from baton.console.setup.findings import Finding
 from baton.engine.backends.cuda.gpu import Gpu, Probe, probe, require, without_kernels
-from baton.kernels.abi.build import BuildError
+from baton.kernels.abi.build import CACHE_ENV, BuildError
 from baton.kernels.cuda.library import DeviceError, device, on_shim
 from baton.protos.errors import ConfigError
 
@@ -66,8 +66,17 @@ def _tried(gpu: Gpu) -> list[Finding]:
     from baton.engine.backends.cuda import card_trials
 
     found = card_trials.measured(gpu, device(), on_shim())
-    path = card_trials.keep(found, gpu)
-    return [Finding("card", "ok", f"{gpu.name}: tried, figures kept in {path}"), *shown(found)]
+    return [_record(found, gpu), *shown(found)]
+
+
+def _record(found: CardTrials, gpu: Gpu) -> Finding:
+    from baton.engine.backends.cuda import card_trials
+
+    try:
+        return Finding("card", "ok", f"{gpu.name}: tried, figures kept in {card_trials.keep(found, gpu)}")
+    except OSError as error:
+        remedy = f"set {CACHE_ENV} to a directory that can be written"
+        return Finding("card", "warn", f"{gpu.name}: tried, figures not kept: {error}", remedy)
 
 
 def _of_op(op: OpTrial) -> Finding:
