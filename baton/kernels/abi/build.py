@@ -89,8 +89,16 @@ def prebuilt_name(isa: str, flags: tuple[str, ...]) -> str:
     """Returns the file name of a library built on another machine, by the sources and the flags, whatever the
     compiler.
     """
-    sources = (path.read_bytes() for path in (*cpu_sources(".h"), *cpu_sources(".cpp")))
-    return f"baton-{isa}-prebuilt-{_key(str(flags).encode(), *sources)}.so"
+    return f"baton-{isa}-prebuilt-{_key(str(flags).encode(), *_sources())}.so"
+
+
+def sources_key() -> str:
+    """Returns a short digest of the kernels' sources, the same on every machine that has them."""
+    return _key(*_sources())
+
+
+def _sources() -> Iterator[bytes]:
+    return (path.read_bytes() for path in (*cpu_sources(".h"), *cpu_sources(".cpp")))
 
 
 def _prebuilt(isa: str, flags: tuple[str, ...]) -> Path | None:

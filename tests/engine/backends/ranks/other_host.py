@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+
+from baton.engine.backends.ranks.hosts.agent import RankAgent
 
 
 def children(pid: int) -> list[int]:
@@ -25,3 +28,16 @@ def other_host() -> Iterator[tuple[str, int]]:
         finally:
             process.terminate()
             assert process.wait(30) == 0
+
+
+@contextmanager
+def serving_agent(listen: str = "127.0.0.1:0", key_file: str = "") -> Iterator[RankAgent]:
+    """Runs what ``baton ranks`` does on a thread of this process."""
+    agent, going = RankAgent(listen, key_file), threading.Event()
+    thread = threading.Thread(target=agent.serve, args=(lambda: not going.is_set(),))
+    thread.start()
+    try:
+        yield agent
+    finally:
+        going.set()
+        thread.join(30)

@@ -9,8 +9,7 @@ import signal
 import socket
 import struct
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -33,7 +32,7 @@ from tests.e2e.fleet import wait_for
 from tests.engine.adapters.adapter_files import EVERYWHERE, write
 from tests.engine.adapters.test_equality import hold
 from tests.engine.backends.ranks.far_threads import on_hosts
-from tests.engine.backends.ranks.other_host import children, other_host
+from tests.engine.backends.ranks.other_host import children, other_host, serving_agent
 from tests.engine.backends.ranks.same_bits import same_bits
 from tests.engine.backends.ranks.threads import SharedDriver
 from tests.kernels.thorough import first_now, later
@@ -102,7 +101,7 @@ def continued(driver: SharedDriver, seq: int, prompt: list[int], pages: list[int
 class FarGroup:
     """A group of one rank per host, each with memory of its own."""
 
-    def __init__(self, count: int, bound_s: float = 60.0, slot_bytes: int = 4096) -> None:
+    def __init__(self, count: int, bound_s: float = 60.0, slot_bytes: int = 4096, strangers: int = 0) -> None:
         size = group_bytes(count, slot_bytes)
         self._maps = [mmap.mmap(-1, size) for _ in range(count)]
         self.at = [ctypes.addressof(ctypes.c_char.from_buffer(each)) for each in self._maps]
@@ -111,6 +110,7 @@ class FarGroup:
         self.plan = LinkPlan(os.urandom(32), addresses, tuple(range(count)))
         for rank, server in enumerate(self.servers):
             server.start(self.plan, rank, Mapped(self.at[rank], size, self.at[rank], 0, (self._maps,)))
+        self.strangers = [socket.create_connection(at, 30) for at in addresses for _ in range(strangers)]
         self.ranks = [Links(self.plan, rank, self.at[rank], self.at[rank], bound_s) for rank in range(count)]
         self.collectives = [
             Collective(group_at(self.at[rank], rank, count, slot_bytes, bound_s)) for rank in range(count)
@@ -132,6 +132,8 @@ class FarGroup:
             server.close()
         for server in self.servers:
             server.join(30)
+        for stranger in self.strangers:
+            stranger.close()
 
 
 def test_collectives_of_ranks_on_several_hosts_are_those_of_the_oracle() -> None:
@@ -178,18 +180,6 @@ def test_a_write_beyond_the_memory_ends_the_connection_and_its_rank_is_lost(at: 
     assert not any(memory[4:])
 
 
-@contextmanager
-def serving_agent(listen: str = "127.0.0.1:0", key_file: str = "") -> Iterator[RankAgent]:
-    agent, going = RankAgent(listen, key_file), threading.Event()
-    thread = threading.Thread(target=agent.serve, args=(lambda: not going.is_set(),))
-    thread.start()
-    try:
-        yield agent
-    finally:
-        going.set()
-        thread.join(30)
-
-
 def test_a_host_obeys_and_a_lead_trusts_only_whoever_has_the_key(tmp_path: Path) -> None:
     own, other = tmp_path / "key", tmp_path / "other"
     own.write_bytes(KEY)
@@ -204,6 +194,18 @@ def test_a_host_obeys_and_a_lead_trusts_only_whoever_has_the_key(tmp_path: Path)
         dial(agent.address, KEY, "worker.rank_hosts")
     with pytest.raises(ConfigError, match=r"0\.0\.0\.0: ranks of other hosts need a key"):
         RankAgent("0.0.0.0:0")
+    for wrong in ("localhost", "127.0.0.1:x", "127.0.0.1:65536"):
+        with pytest.raises(ConfigError, match="host:port"):
+            RankAgent(wrong)
+        with pytest.raises(ConfigError, match="host:port"):
+            dial(wrong, KEY, "worker.rank_hosts")
+
+
+def test_strangers_on_a_port_of_links_delay_no_rank() -> None:
+    group = FarGroup(2, strangers=2)
+    group.together(lambda collective, rank: collective.meet())
+    group.close()
+    assert [collective.group.turn for collective in group.collectives] == [1, 1]
 
 
 def test_hosts_that_cannot_share_a_model_are_refused_with_what_works(tmp_path: Path) -> None:

@@ -12,8 +12,17 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import partial
 
-from baton.engine.backends.ranks.hosts.control import accept, read_key, require_key
+from baton.engine.backends.ranks.hosts.control import (
+    MOST_PORT,
+    NONCE,
+    SAID,
+    answer_to_lead,
+    read_key,
+    require_key,
+)
+from baton.engine.backends.ranks.hosts.greeting import Greeted, Greeter
 from baton.protos.errors import ConfigError
 
 log = logging.getLogger("baton.engine")
@@ -31,7 +40,7 @@ class RankAgent:
     def __init__(self, listen: str, key_file: str = "") -> None:
         self._key = read_key(key_file)
         host, _, port = listen.rpartition(":")
-        if not host or not port.isdigit():
+        if not host or not port.isdigit() or int(port) > MOST_PORT:
             raise ConfigError(f"--listen {listen}: use host:port", "listen")
         host = host.strip("[]")
         try:
@@ -40,37 +49,38 @@ class RankAgent:
             self._listener = socket.create_server((host, int(port)), family=family)
         except OSError as error:
             raise ConfigError(f"--listen {listen}: {error.strerror or error}", "listen") from None
-        self._listener.settimeout(LOOK_S)
         self.address = f"{host}:{self._listener.getsockname()[1]}"
         self._sessions: list[subprocess.Popen[bytes]] = []
 
     def serve(self, going: Callable[[], bool]) -> None:
         """Starts a session for each lead as long as ``going()``; then ends those that run."""
         try:
-            while going():
-                self._sessions = [session for session in self._sessions if session.poll() is None]
-                try:
-                    sock, peer = self._listener.accept()
-                except TimeoutError:
-                    continue
-                self._begin(sock, str(peer[0]))
+            with Greeter(self._listener, SAID, partial(os.urandom, NONCE)) as greeter:
+                while going():
+                    self._sessions = [session for session in self._sessions if session.poll() is None]
+                    for greeted in greeter.poll(LOOK_S):
+                        self._answer(greeted)
         finally:
-            self._listener.close()
             for session in self._sessions:
                 session.kill()
                 session.wait()
 
-    def _begin(self, sock: socket.socket, peer: str) -> None:
-        with sock:
+    def _answer(self, greeted: Greeted) -> None:
+        """Starts a session for a lead that has the key."""
+        answer = answer_to_lead(self._key, greeted.asked, greeted.said)
+        with greeted.sock as sock:
+            if answer is None:
+                log.warning("%s hasn't the key of %s, and was refused", greeted.peer, self.address)
+                return
             try:
-                known = accept(sock, self._key)
-            except OSError as error:
-                log.warning("%s said nothing of a lead: %s", peer, error)
+                sock.sendall(answer)
+                self._begin(sock)
+            except OSError as error:  # it is gone, or no process is to be had
+                log.warning("no ranks for the lead at %s: %s", greeted.peer, error)
                 return
-            if not known:
-                log.warning("%s hasn't the key of %s, and was refused", peer, self.address)
-                return
-            command = [sys.executable, "-m", SESSION, "--parent", str(os.getpid()), "--spec", "{}"]
-            command += ["--fd", str(sock.fileno())]
-            self._sessions.append(subprocess.Popen(command, pass_fds=[sock.fileno()], stdin=subprocess.DEVNULL))
-            log.info("ranks for the lead at %s start", peer)
+            log.info("ranks for the lead at %s start", greeted.peer)
+
+    def _begin(self, sock: socket.socket) -> None:
+        command = [sys.executable, "-m", SESSION, "--parent", str(os.getpid()), "--spec", "{}"]
+        command += ["--fd", str(sock.fileno())]
+        self._sessions.append(subprocess.Popen(command, pass_fds=[sock.fileno()], stdin=subprocess.DEVNULL))

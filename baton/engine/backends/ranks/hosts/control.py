@@ -17,13 +17,15 @@ from typing import TypeVar
 
 import msgspec
 
+from baton.engine.backends.ranks.hosts.greeting import GREET_S
 from baton.kv.wire.keepalive import notice_dead_peers
 from baton.protos.errors import ConfigError, StartupError
 
 NONCE = 32  # bytes of a random number, and of its answer
+SAID = 2 * NONCE  # bytes that a lead says first: its answer, and a random number of its own
 LENGTH = 8  # bytes of a message's length
 MOST_BYTES = 1 << 34  # of one message
-GREET_S = 10.0  # seconds that either end has to prove its key
+MOST_PORT = 65535
 KEY_FIELD = "worker.rank_key_file"
 LEAD, HOST = b"lead", b"host"
 
@@ -104,23 +106,18 @@ def require_key(key: bytes, address: str) -> None:
         raise ConfigError(text, KEY_FIELD)
 
 
-def accept(sock: socket.socket, key: bytes) -> bool:
-    """Returns whether the lead at the other end of ``sock`` has the key, after it was told that this end has it."""
-    sock.settimeout(GREET_S)
-    asked = os.urandom(NONCE)
-    sock.sendall(asked)
-    proof, theirs = bytes(exactly(sock, NONCE)), bytes(exactly(sock, NONCE))
-    if not hmac.compare_digest(proof, _proof(key, LEAD, asked)):
-        return False
-    sock.sendall(_proof(key, HOST, theirs))
-    sock.settimeout(None)
-    return True
+def answer_to_lead(key: bytes, asked: bytes, said: bytes) -> bytes | None:
+    """Returns the proof that this end has the key, for a lead that was asked ``asked`` and has said ``said``, SAID
+    bytes; None if the lead hasn't the key.
+    """
+    proof, theirs = said[:NONCE], said[NONCE:]
+    return _proof(key, HOST, theirs) if hmac.compare_digest(proof, _proof(key, LEAD, asked)) else None
 
 
 def dial(address: str, key: bytes, field: str) -> Control:
     """Returns a connection to the host of ranks at ``address`` (host:port). Raises ConfigError and StartupError."""
     host, _, port = address.rpartition(":")
-    if not host or not port.isdigit():
+    if not host or not port.isdigit() or int(port) > MOST_PORT:
         raise ConfigError(f"{field}: {address!r} is not host:port", field)
     try:
         sock = socket.create_connection((host.strip("[]"), int(port)), GREET_S)

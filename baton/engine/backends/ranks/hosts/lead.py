@@ -5,6 +5,7 @@ Knows nothing of models or steps. A host that goes away is a lost rank, its firs
 
 from __future__ import annotations
 
+import mmap
 import os
 import threading
 from collections.abc import Callable
@@ -29,6 +30,7 @@ from baton.engine.backends.ranks.hosts.messages import (
     HostStart,
 )
 from baton.engine.config import EngineConfig
+from baton.kernels.abi.build import sources_key
 from baton.kernels.collective.native import lose
 from baton.protos.errors import RankLost, StartupError, from_info
 
@@ -42,7 +44,11 @@ class RemoteHost:
         self.address, self.ranks = address, ranks_on(config.widths.count, config.hosts, number)
         self.control = dial(address, key, FIELD)
         own = msgspec.structs.replace(config, rank_key_file="")
-        self.control.send(HostStart(own, number, self.ranks.start, self.ranks.stop))
+        try:
+            self.control.send(HostStart(own, number, self.ranks.start, self.ranks.stop, sources_key()))
+        except OSError as error:
+            self.control.close()
+            raise self._gone(error) from None
 
     def await_loaded(self) -> HostLoaded:
         """Returns the host's report that its ranks have loaded their weights. Raises their error."""
@@ -54,14 +60,19 @@ class RemoteHost:
         """Returns when the host has done what it was told. Raises its error."""
         self._said()
 
-    def _said(self) -> HostLoaded | HostDone | HostLost:
+    def _said(self) -> HostLoaded | HostDone:
         try:
             found = self.control.receive(FROM_HOST)
         except OSError as error:
-            raise StartupError(f"{FIELD}: the ranks at {self.address} are gone: {error}", FIELD) from None
+            raise self._gone(error) from None
         if isinstance(found, HostFailed):
             raise from_info(found.error)
+        if isinstance(found, HostLost):
+            raise self._gone(found.how)
         return found
+
+    def _gone(self, why: object) -> StartupError:
+        return StartupError(f"{FIELD}: the ranks at {self.address} are gone: {why}", FIELD)
 
 
 class LeadHosts:
@@ -127,11 +138,11 @@ class LeadHosts:
         """Passes a note of ``size`` bytes in the memory file ``fd`` to all hosts, whose ranks must be listening;
         returns when they have used it. Raises RankLost, also after ``patience_s`` seconds (0: no limit).
         """
-        note = os.pread(fd, size, 0)
-        for host in self._all:
-            with suppress(OSError):  # whoever is gone is heard of
-                host.control.send(HostNote())
-                host.control.send_bytes(note)
+        with mmap.mmap(fd, size, mmap.MAP_SHARED, mmap.PROT_READ) as note, memoryview(note) as said:
+            for host in self._all:
+                with suppress(OSError):  # whoever is gone is heard of
+                    host.control.send(HostNote())
+                    host.control.send_bytes(said)
         for _ in self._all:
             try:
                 self._done.get(timeout=patience_s or None)

@@ -11,12 +11,12 @@ import socket
 import struct
 import threading
 from collections.abc import Sequence
-from contextlib import suppress
 from typing import NamedTuple
 
 import msgspec
 
 from baton.engine.backends.ranks.hosts.control import exactly
+from baton.engine.backends.ranks.hosts.greeting import Greeter
 from baton.engine.backends.ranks.hosts.layout import MOST_HOSTS
 from baton.kernels.abi import native
 from baton.kernels.abi.native import I32, I64, P
@@ -26,6 +26,7 @@ from baton.protos.errors import StartupError
 TOKEN = 32  # bytes of a worker's random token
 RANK = 4  # bytes of a rank's number
 WELCOME = b"1"
+LOOK_S = 1.0  # seconds between two looks at whether connections are still taken
 LINK_S = 60.0  # seconds in which all connections must come about; hosts may still map their memory
 
 
@@ -96,13 +97,16 @@ class LinkServer:
         family = socket.AF_INET6 if ":" in here else socket.AF_INET
         self._listener = socket.create_server((here, 0), family=family, backlog=128)
         self.address = (here, int(self._listener.getsockname()[1]))
-        self._linked = threading.Event()
+        self._linked, self._closed = threading.Event(), threading.Event()
+        self._greets: threading.Thread | None = None
         self._threads: list[threading.Thread] = []
 
     def start(self, plan: LinkPlan, host: int, mapped: Mapped) -> None:
         """Begins to take the connections of all ranks that aren't on ``host``, the own one."""
         awaited = plan.ranks_elsewhere(host)
-        threading.Thread(target=self._accept, args=(plan.token, awaited, mapped), name="links", daemon=True).start()
+        arguments = plan.token, awaited, mapped
+        self._greets = threading.Thread(target=self._accept, args=arguments, name="links", daemon=True)
+        self._greets.start()
 
     def await_all(self) -> None:
         """Returns when all have connected. Raises StartupError after LINK_S seconds."""
@@ -116,33 +120,31 @@ class LinkServer:
 
     def close(self) -> None:
         """Stops to take connections."""
-        self._listener.close()
+        self._closed.set()
+        if self._greets is None:
+            self._listener.close()
 
     def _accept(self, token: bytes, awaited: set[int], mapped: Mapped) -> None:
-        with suppress(OSError):  # closed
-            while awaited:
-                sock, _ = self._listener.accept()
-                rank = _greeted(sock, token)
-                if rank not in awaited:
-                    sock.close()
-                    continue
-                awaited.discard(rank)
-                thread = threading.Thread(target=_receive, args=(sock, rank, mapped), name="link", daemon=True)
-                self._threads.append(thread)
-                thread.start()
+        """Takes each awaited rank's connection once; what strangers do delays none of them."""
+        with Greeter(self._listener, TOKEN + RANK) as greeter:
+            while awaited and not self._closed.is_set():
+                for greeted in greeter.poll(LOOK_S):
+                    rank = _rank_of(greeted.said, token)
+                    if rank not in awaited:
+                        greeted.sock.close()
+                        continue
+                    awaited.discard(rank)
+                    arguments = greeted.sock, rank, mapped
+                    thread = threading.Thread(target=_receive, args=arguments, name="link", daemon=True)
+                    self._threads.append(thread)
+                    thread.start()
         if not awaited:
             self._linked.set()
 
 
-def _greeted(sock: socket.socket, token: bytes) -> int:
-    """Returns the number of the rank that has connected; -1 for anyone else."""
-    try:
-        sock.settimeout(LINK_S)
-        said, rank = bytes(exactly(sock, TOKEN)), bytes(exactly(sock, RANK))
-        sock.settimeout(None)
-    except OSError:
-        return -1
-    return int.from_bytes(rank, "little") if hmac.compare_digest(said, token) else -1
+def _rank_of(said: bytes, token: bytes) -> int:
+    """Returns the number of the rank that has said so; -1 for anyone who hasn't the token."""
+    return int.from_bytes(said[TOKEN:], "little") if hmac.compare_digest(said[:TOKEN], token) else -1
 
 
 def _receive(sock: socket.socket, rank: int, mapped: Mapped) -> None:

@@ -13,12 +13,16 @@ from baton.protos.errors import ErrorInfo
 
 
 class HostStart(msgspec.Struct, frozen=True, tag=True):
-    """Tells a host that it is number ``host``, and to start ranks ``first`` … ``end`` - 1."""
+    """Tells a host that it is number ``host``, and to start ranks ``first`` … ``end`` - 1.
+
+    ``kernels`` identifies the sources of the lead's kernels, which must be the host's too.
+    """
 
     config: EngineConfig
     host: int
     first: int
     end: int
+    kernels: str
 
 
 class HostShare(msgspec.Struct, frozen=True, tag=True):

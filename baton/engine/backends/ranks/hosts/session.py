@@ -12,6 +12,7 @@ import os
 import select
 import socket
 import sys
+import threading
 from collections.abc import Callable
 
 from baton.engine.backends.ranks.followers import Follower, Followers, ending
@@ -30,6 +31,7 @@ from baton.engine.backends.ranks.hosts.messages import (
     HostStart,
 )
 from baton.engine.child import child_arguments
+from baton.kernels.abi.build import sources_key
 from baton.kernels.collective.native import RankIsLost
 from baton.protos.errors import RankLost, StartupError, to_info
 
@@ -41,6 +43,7 @@ def main() -> int:
     control = Control(
         socket.socket(fileno=child_arguments("baton.engine.backends.ranks.hosts.session", "nothing").fd)
     )
+    end_with_lead(control.sock)
     try:
         start = control.receive(START)
         session = HostSession(start, control)
@@ -55,10 +58,25 @@ def main() -> int:
         session.close()
 
 
+def end_with_lead(sock: socket.socket) -> None:
+    """Ends this process, and with it its ranks, as soon as the lead ends the connection ``sock``: also while ranks
+    load and nobody reads from it.
+    """
+    threading.Thread(target=_await_end, args=(sock.fileno(),), name="lead", daemon=True).start()
+
+
+def _await_end(fd: int) -> None:
+    poller = select.poll()
+    poller.register(fd, select.POLLRDHUP)
+    poller.poll()
+    os._exit(0)
+
+
 class HostSession:
     """Runs the ranks that ``start`` names for the lead behind ``control``. Raises what they can't start for."""
 
     def __init__(self, start: HostStart, control: Control) -> None:
+        require_same_kernels(start.kernels)
         self._start, self._control = start, control
         self._meeting = 0
         self._server = LinkServer(control.here)
@@ -109,7 +127,7 @@ class HostSession:
         except RankLost as error:
             self._control.send(HostLost(error.rank, error.message))
             return False
-        except StartupError as error:
+        except (StartupError, OSError) as error:  # OSError: no memory of that size
             self._control.send(HostFailed(to_info(error)))
             return False
         return True
@@ -130,7 +148,8 @@ class HostSession:
         note = self._control.receive_bytes()
         fd = _memory("baton-adapter", len(note))
         try:
-            os.pwrite(fd, note, 0)
+            with open(fd, "wb", closefd=False) as file:
+                file.write(note)
             self._followers.tell(fd, len(note), self._start.config.rank_bound_s)
         finally:
             os.close(fd)
@@ -146,6 +165,14 @@ class HostSession:
             select.select([self._control.sock], [], [], LEFT_S)
         except OSError:
             pass  # the lead is gone, too
+
+
+def require_same_kernels(theirs: str) -> None:
+    """Checks that the lead's kernels have this host's sources, because ranks write into one another's memory.
+    Raises StartupError.
+    """
+    if theirs != sources_key():
+        raise StartupError("ranks of this host are of another version of Baton than their lead; install the same")
 
 
 def said_sizes(said: HostShare) -> tuple[int, int]:
