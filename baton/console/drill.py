@@ -5,6 +5,7 @@ printed.
 from __future__ import annotations
 
 import os
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
@@ -12,52 +13,87 @@ import msgspec
 import typer
 
 from baton.console.drill_live import LivePlan, judge_live
+from baton.console.option_groups import with_groups
 from baton.console.output import guarded
 from baton.drill.scenario import FAULTS, FaultKind, Scenario, Size, draw
 from baton.protos.errors import ConfigError
 
 
+@dataclass(frozen=True)
+class SeedOptions:
+    """Says which seeds are run, and for how long."""
+
+    seeds: Annotated[int | None, typer.Option(help="How many seeds to run", min=1)] = None
+    first: Annotated[int, typer.Option(help="The first seed")] = 0
+    seed: Annotated[int | None, typer.Option(help="Run this seed alone")] = None
+    trace: Annotated[bool, typer.Option("--trace", help="Print the story of the seed")] = False
+    minutes: Annotated[float | None, typer.Option(help="Run seeds for so long", min=0.0)] = None
+
+
+@dataclass(frozen=True)
+class SizeOptions:
+    """Bounds the clusters that are drawn from seeds, and the cores on which they run."""
+
+    faults: Annotated[str, typer.Option(help=f"Kinds of faults, of {', '.join(FAULTS)}")] = ",".join(FAULTS)
+    most_faults: Annotated[int, typer.Option(help="Faults per run at most", min=0)] = 6
+    requests: Annotated[int, typer.Option(help="Requests per run at most", min=1)] = 40
+    workers: Annotated[int, typer.Option(help="Workers per role at most", min=1)] = 4
+    cores: Annotated[int, typer.Option(help="Processes; 0: one per core", min=0)] = 0
+
+
+@dataclass(frozen=True)
+class ReplayOptions:
+    """Says which runs are repeated: a scenario, each seed twice, or failures made small."""
+
+    scenario: Annotated[Path | None, typer.Option(help="Replay a scenario that was printed (JSON)")] = None
+    twice: Annotated[bool, typer.Option("--twice", help="Play each seed twice; the stories must not differ")] = (
+        False
+    )
+    make_small: Annotated[bool, typer.Option("--shrink/--no-shrink", help="Make what fails small")] = True
+
+
+@dataclass(frozen=True)
+class LiveOptions:
+    """Names a running server, to be judged in place of simulated clusters."""
+
+    live: Annotated[str, typer.Option(help="Judge the running server at this URL instead, by its answers")] = ""
+    key: Annotated[str, typer.Option(help="The key that --live sends", envvar="BATON_API_KEY")] = ""
+    model: Annotated[str, typer.Option(help="The model that --live asks; the first served by default")] = ""
+
+
+@with_groups
 def drill_command(
-    seeds: Annotated[int | None, typer.Option(help="How many seeds to run", min=1)] = None,
-    first: Annotated[int, typer.Option(help="The first seed")] = 0,
-    seed: Annotated[int | None, typer.Option(help="Run this seed alone")] = None,
-    trace: Annotated[bool, typer.Option("--trace", help="Print the story of the seed")] = False,
-    minutes: Annotated[float | None, typer.Option(help="Run seeds for so long", min=0.0)] = None,
-    faults: Annotated[str, typer.Option(help=f"Kinds of faults, of {', '.join(FAULTS)}")] = ",".join(FAULTS),
-    most_faults: Annotated[int, typer.Option(help="Faults per run at most", min=0)] = 6,
-    requests: Annotated[int, typer.Option(help="Requests per run at most", min=1)] = 40,
-    workers: Annotated[int, typer.Option(help="Workers per role at most", min=1)] = 4,
-    cores: Annotated[int, typer.Option(help="Processes; 0: one per core", min=0)] = 0,
-    scenario: Annotated[Path | None, typer.Option(help="Replay a scenario that was printed (JSON)")] = None,
-    twice: Annotated[
-        bool, typer.Option("--twice", help="Play each seed twice; the stories must not differ")
-    ] = False,
-    make_small: Annotated[bool, typer.Option("--shrink/--no-shrink", help="Make what fails small")] = True,
-    live: Annotated[str, typer.Option(help="Judge the running server at this URL instead, by its answers")] = "",
-    key: Annotated[str, typer.Option(help="The key that --live sends", envvar="BATON_API_KEY")] = "",
-    model: Annotated[str, typer.Option(help="The model that --live asks; the first served by default")] = "",
+    asked: SeedOptions,
+    bounds: SizeOptions,
+    replay: ReplayOptions,
+    server: LiveOptions,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON")] = False,
 ) -> None:
     """Plays simulated clusters with faults and holds every answer and every resource against what must be."""
 
     def run() -> int:
-        if live:
-            asked = LivePlan(questions=requests, seed=first if seed is None else seed)
-            return judge_live(live, key, model, asked, as_json)
-        from baton.console.drill_runs import (  # the whole router: `baton` starts twice as fast without
-            run_scenario,
-            run_seeds,
-        )
-
-        size = Size(workers, requests, most_faults, kinds=_kinds(faults))
-        if seed is not None or scenario is not None:
-            chosen = draw(seed or 0, size) if scenario is None else _read(scenario)
-            return run_scenario(chosen, trace, twice, as_json, make_small)
-        count = None if minutes is not None and seeds is None else seeds or 1000
-        limit = None if minutes is None else minutes * 60
-        return run_seeds(first, count, limit, size, cores or os.cpu_count() or 1, twice, as_json, make_small)
+        if server.live:
+            load = LivePlan(questions=bounds.requests, seed=asked.first if asked.seed is None else asked.seed)
+            return judge_live(server.live, server.key, server.model, load, as_json)
+        return _simulate(asked, bounds, replay, as_json)
 
     raise typer.Exit(guarded(run))
+
+
+def _simulate(asked: SeedOptions, bounds: SizeOptions, replay: ReplayOptions, as_json: bool) -> int:
+    from baton.console.drill_runs import (  # the whole router: `baton` starts twice as fast without
+        run_scenario,
+        run_seeds,
+    )
+
+    size = Size(bounds.workers, bounds.requests, bounds.most_faults, kinds=_kinds(bounds.faults))
+    if asked.seed is not None or replay.scenario is not None:
+        chosen = draw(asked.seed or 0, size) if replay.scenario is None else _read(replay.scenario)
+        return run_scenario(chosen, asked.trace, replay.twice, as_json, replay.make_small)
+    count = None if asked.minutes is not None and asked.seeds is None else asked.seeds or 1000
+    limit = None if asked.minutes is None else asked.minutes * 60
+    cores = bounds.cores or os.cpu_count() or 1
+    return run_seeds(asked.first, count, limit, size, cores, replay.twice, as_json, replay.make_small)
 
 
 def _kinds(text: str) -> tuple[FaultKind, ...]:

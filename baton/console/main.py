@@ -6,6 +6,7 @@ Knows nothing of how a cluster comes up; it reads flags, shows progress, and tur
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from typing import Annotated, Any
 
@@ -15,6 +16,7 @@ from rich.console import Console
 from baton.console.checkpoints import register as checkpoints
 from baton.console.cluster import adapters, ratio, scale
 from baton.console.drill import drill_command
+from baton.console.option_groups import with_groups
 from baton.console.planning import register as planning
 from baton.console.run import single
 from baton.console.run.serve_flags import flagged, settings_of
@@ -88,26 +90,42 @@ app.add_typer(keys_app, name="keys")
 _KeysFile = Annotated[str | None, _flag("The file of keys; default: router.keys_file of the config, or keys.json")]
 
 
+@dataclass(frozen=True)
+class KeyLimits:
+    """Holds a key's name, its rate limits, and its share of the queue."""
+
+    name: Annotated[str, typer.Option(help="To tell keys apart")] = ""
+    rpm: Annotated[int, typer.Option(help="Requests per minute; 0: no limit")] = 0
+    tpm: Annotated[int, typer.Option(help="Tokens per minute, prompt and answer; 0: no limit")] = 0
+    weight: Annotated[float, typer.Option(help="Its share when requests must wait")] = 1.0
+    priority: Annotated[int, typer.Option(help="Lower is sooner")] = 0
+
+
+@dataclass(frozen=True)
+class KeyRights:
+    """Says which models, adapters and requests a key gives access to."""
+
+    model: Annotated[list[str] | None, typer.Option(help="A model or adapter it may use; default: all")] = None
+    adapter: Annotated[list[str] | None, typer.Option(help="Of adapters, one it may use; default: all")] = None
+    bound: Annotated[str, typer.Option(help="The adapter that answers where it names a model or nothing")] = ""
+    admin: Annotated[bool, typer.Option("--admin", help="May look at every tenant's requests")] = False
+
+
 @keys_app.command("add")
+@with_groups
 def keys_add(
     tenant: Annotated[str, typer.Argument(help="Whose key it is: its share of the queue and its cache are theirs")],
-    name: Annotated[str, typer.Option(help="To tell keys apart")] = "",
-    rpm: Annotated[int, typer.Option(help="Requests per minute; 0: no limit")] = 0,
-    tpm: Annotated[int, typer.Option(help="Tokens per minute, prompt and answer; 0: no limit")] = 0,
-    weight: Annotated[float, typer.Option(help="Its share when requests must wait")] = 1.0,
-    priority: Annotated[int, typer.Option(help="Lower is sooner")] = 0,
-    model: Annotated[list[str] | None, typer.Option(help="A model or adapter it may use; default: all")] = None,
-    adapter: Annotated[list[str] | None, typer.Option(help="Of adapters, one it may use; default: all")] = None,
-    bound: Annotated[str, typer.Option(help="The adapter that answers where it names a model or nothing")] = "",
-    admin: Annotated[bool, typer.Option("--admin", help="May look at every tenant's requests")] = False,
+    limits: KeyLimits,
+    rights: KeyRights,
     file: _KeysFile = None,
 ) -> None:
     """Make a key and show it, once."""
     from baton.console.setup.keys import add
 
     fields = {
-        "name": name, "requests_per_min": rpm, "tokens_per_min": tpm, "weight": weight, "priority": priority,
-        "models": tuple(model or ()), "admin": admin, "adapters": tuple(adapter or ()), "adapter": bound,
+        "name": limits.name, "requests_per_min": limits.rpm, "tokens_per_min": limits.tpm, "weight": limits.weight,
+        "priority": limits.priority, "models": tuple(rights.model or ()), "admin": rights.admin,
+        "adapters": tuple(rights.adapter or ()), "adapter": rights.bound,
     }  # fmt: skip
     raise typer.Exit(_guarded(lambda: add(file, tenant, fields)))
 

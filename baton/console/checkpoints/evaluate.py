@@ -5,7 +5,7 @@ Knows nothing of how it is measured; it reads flags and prints. Exit code 3: a f
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -14,6 +14,17 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from baton.console.checkpoints.evaluate_options import (
+    Many,
+    ModelOptions,
+    Name,
+    QuestionOptions,
+    ReferenceOptions,
+    ServerOptions,
+    Settings,
+    VerdictOptions,
+)
+from baton.console.option_groups import with_groups
 from baton.console.output import guarded, write_json
 from baton.gguf_files.folder import folder_of, is_gguf
 from baton.process.output_files import require_place
@@ -29,117 +40,60 @@ ABOVE = 3  # the exit code of a verdict, told from 1 (it couldn't be measured) a
 HELDOUT = "heldout.txt"  # a model's own text to be judged on, where its folder has one
 
 
-def _option(text: str, *names: str) -> typer.models.OptionInfo:
-    found: typer.models.OptionInfo = typer.Option(*names, help=text, show_default=False)
-    return found
-
-
-Many = list[str] | None
-Settings = Mapping[str, object]
-Name = str | None
-
-
+@with_groups
 def evaluate_command(
     model: Annotated[str, typer.Argument(help="A model's folder or hub id, or a server's URL (OpenAI's API)")],
-    against: Annotated[Name, _option("The reference: a folder, a hub id or a URL")] = None,
-    text: Annotated[Name, _option("Documents to be judged on, form feeds between (its heldout.txt)")] = None,
-    documents: Annotated[int | None, typer.Option(min=1, help="The first so many; all unless told")] = None,
-    tasks: Annotated[
-        Many, _option("JSONL of prompt and answers, or math, code, extraction; again for more (all three)")
-    ] = None,
-    only: Annotated[Many, _option("loss, paths, needle or tasks; again for more (all)")] = None,
-    prompts: Annotated[int, typer.Option(min=1, help="Greedy answers of the reference to follow")] = 32,
-    tokens: Annotated[int, typer.Option(min=1, help="Tokens of each of them")] = 64,
-    needle: Annotated[list[int] | None, _option("Tokens around a needle; again for more (256 512 1024)")] = None,
-    quantization: Annotated[str, typer.Option(help="MODEL's weights rounded on load: none, int8, int4")] = "none",
-    quantization_override: Annotated[
-        Many, _option("PATTERN=SCHEME: other layers' scheme, as worker.quantization_overrides; again for more")
-    ] = None,
-    kv_cache_dtype: Annotated[
-        str, typer.Option(help="MODEL's KV: auto, float32, bf16, int8, fp8; several for --sweep: auto,fp8")
-    ] = "auto",
-    kv_selection: Annotated[
-        str, typer.Option(help="What MODEL sees: all, sinks:64,window:4096, snapkv:1024, h2o:1024")
-    ] = "all",
-    dtype: Annotated[str, typer.Option(help="MODEL's floats: auto, float32, bfloat16, float16")] = "auto",
-    activations: Annotated[
-        str,
-        typer.Option(help="Beside quantized weights: auto, bf16, fp8; several for --sweep: auto,bf16"),
-    ] = "auto",
-    against_quantization: Annotated[str, typer.Option(help="The same of the reference")] = "none",
-    against_kv_cache_dtype: Annotated[str, typer.Option(help="The same of the reference")] = "auto",
-    against_dtype: Annotated[str, typer.Option(help="The same of the reference")] = "auto",
-    threads: Annotated[int | None, typer.Option(min=1, help="Of the engine; default: one per core")] = None,
-    tokenizer: Annotated[Name, _option("Folder with the tokenizer of what a server serves")] = None,
-    model_name: Annotated[str, typer.Option(help="The name that requests to a server carry")] = "",
-    key: Annotated[str, typer.Option(help="API key for a server", envvar="BATON_API_KEY")] = "",
-    fail_above: Annotated[
-        Many,
-        _option("1% (of loss) or NAME=SHARE: loss, kl, disagreement, divergence, needle, tasks; again for more"),
-    ] = None,
-    sweep: Annotated[
-        bool, typer.Option("--sweep", help="Size, speed and loss of every scheme on this machine")
-    ] = False,
-    also: Annotated[Many, _option("Another checkpoint of the model, for --sweep; again for more")] = None,
-    plot: Annotated[Name, _option("Draw the sweep's frontier into this .png or .svg (needs matplotlib)")] = None,
-    json: Annotated[Name, _option("Write the result there; - prints it")] = None,
-) -> None:  # fmt: skip
+    asked: QuestionOptions,
+    own: ModelOptions,
+    other: ReferenceOptions,
+    server: ServerOptions,
+    verdict: VerdictOptions,
+) -> None:
     """Judge a checkpoint or a server: loss, agreement with a reference, retrieval, tasks; with a verdict."""
     from baton.evaluate.figures import tolerances
 
-    own = {
-        "quantization": quantization, "kv_cache_dtype": kv_cache_dtype, "dtype": dtype, "threads": threads,
-        "kv_selection": kv_selection, "activations": activations,
-    }  # fmt: skip
-    overrides = quantization_override or []
-    other = {
-        "quantization": against_quantization, "kv_cache_dtype": against_kv_cache_dtype, "dtype": against_dtype,
-        "threads": threads,
-    }  # fmt: skip
-
     def run() -> int:
-        require_place(None if json == "-" else json, plot)
-        if plot is not None:
-            _require_plot(plot, sweep)
-        allowed = tolerances(fail_above or ())
-        texts = _texts(model, against, text, documents, set(only or ["loss"]) != {"tasks"})
-        if sweep:
-            _require_swept(quantization, overrides, kv_selection, dtype, against)
-            return _sweep(model, also or (), texts, (kv_cache_dtype, activations), threads, json, plot)
-        asked = _questions(texts, tasks, only, prompts, tokens, needle)
-        opened = _Opener(tokenizer or _folder(model) or _folder(against), model_name, key)
+        require_place(None if verdict.json == "-" else verdict.json, verdict.plot)
+        if verdict.plot is not None:
+            _require_plot(verdict.plot, verdict.sweep)
+        allowed = tolerances(verdict.fail_above or ())
+        texts = _texts(model, asked)
+        if verdict.sweep:
+            _require_swept(own, asked.against)
+            return _sweep(model, texts, own, other.threads, verdict)
+        questions = _questions(texts, asked)
+        tokenizer = server.tokenizer or _folder(model) or _folder(asked.against)
+        opened = _Opener(tokenizer, server.model_name, server.key)
         with Console(stderr=True, highlight=False).status("loading") as status:
-            subject = opened(model, own | ({"quantization_overrides": _pairs(overrides)} if overrides else {}))
-            reference = opened(against, other) if against else None
-            found = _judge(asked, subject, reference, allowed, status.update)
-        return _show(model, against, found, json)
+            subject = opened(model, {**own.settings(other.threads), **_overrides(own.quantization_override)})
+            reference = opened(asked.against, other.settings) if asked.against else None
+            found = _judge(questions, subject, reference, allowed, status.update)
+        return _show(model, asked.against, found, verdict.json)
 
     raise typer.Exit(guarded(run))
 
 
-def _questions(
-    texts: Sequence[str], tasks: Many, only: Many, prompts: int, tokens: int, needle: list[int] | None
-) -> Questions:
+def _questions(texts: Sequence[str], asked: QuestionOptions) -> Questions:
     from baton.evaluate.evaluation import PARTS, Questions
     from baton.evaluate.tasks_file import own_sets, read_tasks
 
-    parts = tuple(only or PARTS)
+    parts = tuple(asked.only or PARTS)
     if unknown := set(parts) - set(PARTS):
         raise ConfigError(f"--only {', '.join(sorted(unknown))}: use {', '.join(PARTS)}", "only")
-    sets = {name: tuple(read_tasks(name)) for name in tasks or own_sets()} if "tasks" in parts else {}
-    lengths = tuple(needle or Questions().needle_lengths)
-    return Questions(tuple(texts), sets, parts, prompts, answer_tokens=tokens, needle_lengths=lengths)
+    sets = {name: tuple(read_tasks(name)) for name in asked.tasks or own_sets()} if "tasks" in parts else {}
+    lengths = tuple(asked.needle or Questions().needle_lengths)
+    return Questions(tuple(texts), sets, parts, asked.prompts, answer_tokens=asked.tokens, needle_lengths=lengths)
 
 
-def _texts(model: str, against: Name, text: Name, documents: int | None, needed: bool) -> list[str]:
+def _texts(model: str, asked: QuestionOptions) -> list[str]:
     from baton.evaluate.text import read_documents
 
-    folders = [folder for folder in (_folder(model), _folder(against)) if folder]
+    folders = [folder for folder in (_folder(model), _folder(asked.against)) if folder]
     own = next((Path(folder) / HELDOUT for folder in folders if (Path(folder) / HELDOUT).exists()), None)
-    path = Path(text) if text else own
-    if path is None and needed:
+    path = Path(asked.text) if asked.text else own
+    if path is None and set(asked.only or ["loss"]) != {"tasks"}:
         raise ConfigError(f"--text is needed: a text to be judged on (no {HELDOUT} beside the model)", "text")
-    return read_documents(path, documents) if path else []
+    return read_documents(path, asked.documents) if path else []
 
 
 def _folder(model: Name) -> Name:
@@ -150,13 +104,15 @@ def _folder(model: Name) -> Name:
     return model if Path(model).is_dir() else None
 
 
-def _pairs(overrides: Sequence[str]) -> dict[str, str]:
+def _overrides(overrides: Many) -> Settings:
+    if not overrides:
+        return {}
     found = dict(each.rpartition("=")[::2] for each in overrides)
     if not all(found):
         wrong = next(each for each in overrides if "=" not in each or each.startswith("="))
         text = f"--quantization-override {wrong!r}: write PATTERN=SCHEME, as *.down_proj=int8"
         raise ConfigError(text, "quantization_override")
-    return found
+    return {"quantization_overrides": found}
 
 
 def _is_url(model: str) -> bool:
@@ -239,11 +195,11 @@ def _number(value: float, unit: str) -> str:
     return f"{100 * value:.3g}%" if unit == "share" else f"{value:.4g}"
 
 
-def _require_swept(quantization: str, overrides: Sequence[str], selection: str, dtype: str, against: Name) -> None:
+def _require_swept(own: ModelOptions, against: Name) -> None:
     """Raises ConfigError naming the flags that a sweep would pass over: its rows have every scheme, with all KV."""
     flags = {
-        "quantization": quantization != "none", "quantization-override": bool(overrides),
-        "kv-selection": selection != "all", "dtype": dtype != "auto", "against": against is not None,
+        "quantization": own.quantization != "none", "quantization-override": bool(own.quantization_override),
+        "kv-selection": own.kv_selection != "all", "dtype": own.dtype != "auto", "against": against is not None,
     }  # fmt: skip
     if given := [f"--{flag}" for flag, is_given in flags.items() if is_given]:
         raise ConfigError(f"--sweep measures every scheme beside bfloat16; leave out {', '.join(given)}", "sweep")
@@ -257,10 +213,7 @@ def _require_plot(plot: str, sweep: bool) -> None:
     require_drawable(plot)
 
 
-def _sweep(
-    model: str, also: Sequence[str], texts: Sequence[str], forms: tuple[str, str], threads: int | None, json: Name,
-    plot: Name,
-) -> int:  # fmt: skip
+def _sweep(model: str, texts: Sequence[str], own: ModelOptions, threads: int | None, result: VerdictOptions) -> int:
     from baton.evaluate.frontier import draw
     from baton.evaluate.recommend import recommended
     from baton.evaluate.sweep import schemes, sweep
@@ -268,13 +221,13 @@ def _sweep(
     if _is_url(model):
         raise ConfigError("--sweep measures checkpoints on this machine; give a model's folder", "sweep")
     with Console(stderr=True, highlight=False).status("loading") as status:
-        kvs, activations = (each.split(",") for each in forms)
-        asked = schemes(model, also, kvs, threads=threads, activations=activations)
+        kvs, activations = own.kv_cache_dtype.split(","), own.activations.split(",")
+        asked = schemes(model, result.also or (), kvs, threads=threads, activations=activations)
         found = list(sweep(asked, texts, status.update))
-    if plot is not None:
-        draw(found, plot)
+    if result.plot is not None:
+        draw(found, result.plot)
     advice = recommended(found)
-    if not write_json(json, {"model": model, **msgspec.to_builtins({"rows": found, "recommended": advice})}):
+    if not write_json(result.json, {"model": model, **msgspec.to_builtins({"rows": found, "recommended": advice})}):
         out = Console(highlight=False)
         out.print(sweep_table(found))
         for each in advice:

@@ -5,6 +5,7 @@ Knows nothing of how weights are rounded; it reads flags and shows progress.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -19,6 +20,7 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
+from baton.console.option_groups import with_groups
 from baton.console.output import guarded
 from baton.protos.errors import ConfigError
 
@@ -27,14 +29,21 @@ if TYPE_CHECKING:
     from baton.quantize.source import Source
 
 
-def quantize_command(
-    model: Annotated[str, typer.Argument(help="A plain model's folder or hub id")],
-    out: Annotated[str, typer.Option(help="A new folder; one that was left half done is gone on with")],
-    method: Annotated[str, typer.Option(help="rtn, gptq, awq, smoothquant, nf4, fp8 or mxfp4")] = "gptq",
-    bits: Annotated[int, typer.Option(help="4 or 8, of rtn, gptq and awq")] = 4,
-    group: Annotated[
-        int, typer.Option(help="Inputs that share a scale, of rtn, gptq and awq; 0: a whole row")
-    ] = 128,
+@dataclass(frozen=True)
+class MethodOptions:
+    """Says how weights are rounded: method, bits, group size."""
+
+    method: Annotated[str, typer.Option(help="rtn, gptq, awq, smoothquant, nf4, fp8 or mxfp4")] = "gptq"
+    bits: Annotated[int, typer.Option(help="4 or 8, of rtn, gptq and awq")] = 4
+    group: Annotated[int, typer.Option(help="Inputs that share a scale, of rtn, gptq and awq; 0: a whole row")] = (
+        128
+    )
+
+
+@dataclass(frozen=True)
+class CalibrationOptions:
+    """Names the text that a method reads, and how much of it."""
+
     calibration: Annotated[
         str | None,
         typer.Option(
@@ -42,19 +51,32 @@ def quantize_command(
             "self: the model writes it",
             show_default=False,
         ),
-    ] = None,
-    samples: Annotated[int, typer.Option(min=1, help="Pieces of that text")] = 128,
-    tokens: Annotated[int, typer.Option(min=16, help="Tokens of each")] = 512,
-    asymmetric: Annotated[
-        bool, typer.Option("--asymmetric", help="Zeros of their own; awq always has them")
-    ] = False,
-    act_order: Annotated[bool, typer.Option(help="gptq takes inputs by falling weight")] = True,
+    ] = None
+    samples: Annotated[int, typer.Option(min=1, help="Pieces of that text")] = 128
+    tokens: Annotated[int, typer.Option(min=16, help="Tokens of each")] = 512
+
+
+@dataclass(frozen=True)
+class FormOptions:
+    """Says in which form the rounded weights are stored."""
+
+    asymmetric: Annotated[bool, typer.Option("--asymmetric", help="Zeros of their own; awq always has them")] = (
+        False
+    )
+    act_order: Annotated[bool, typer.Option(help="gptq takes inputs by falling weight")] = True
     regroup: Annotated[
         bool, typer.Option("--regroup", help="gptq's groups follow that order (desc_act), else they are neighbours")
-    ] = False,
-    format: Annotated[
-        str, typer.Option(help="gptq, awq or compressed-tensors, where the method has a choice")
-    ] = "",
+    ] = False
+    format: Annotated[str, typer.Option(help="gptq, awq or compressed-tensors, where the method has a choice")] = ""
+
+
+@with_groups
+def quantize_command(
+    model: Annotated[str, typer.Argument(help="A plain model's folder or hub id")],
+    out: Annotated[str, typer.Option(help="A new folder; one that was left half done is gone on with")],
+    method: MethodOptions,
+    calibration: CalibrationOptions,
+    form: FormOptions,
     threads: Annotated[int | None, typer.Option(min=1, help="Default: one per core")] = None,
 ) -> None:
     """Quantize a checkpoint, layer by layer; a run that was stopped goes on with the same command."""
@@ -62,29 +84,33 @@ def quantize_command(
     def run() -> int:
         import torch
 
-        from baton.quantize.schemes import Recipe
         from baton.quantize.source import Source
 
-        symmetric = not asymmetric and method != "awq"
-        recipe = Recipe(method, bits, group, symmetric, act_order, regroup, format).checked()
+        recipe = _recipe(method, form)
         if threads:
             torch.set_num_threads(threads)
-        return _quantize(Source(model), recipe, calibration, samples, tokens, Path(out))
+        return _quantize(Source(model), recipe, calibration, Path(out))
 
     raise typer.Exit(guarded(run))
 
 
-def _quantize(source: Source, recipe: Recipe, calibration: str | None, samples: int, tokens: int, out: Path) -> int:
+def _recipe(of: MethodOptions, form: FormOptions) -> Recipe:
+    from baton.quantize.schemes import Recipe
+
+    symmetric = not form.asymmetric and of.method != "awq"
+    return Recipe(of.method, of.bits, of.group, symmetric, form.act_order, form.regroup, form.format).checked()
+
+
+def _quantize(source: Source, recipe: Recipe, calibration: CalibrationOptions, out: Path) -> int:
     from baton.quantize.calibration import FEW
     from baton.quantize.run import quantize, require_divisible
 
     console = Console(stderr=True, highlight=False)
     require_divisible(source, recipe)
-    text = _text(source, recipe, calibration, samples, tokens)
+    text = _text(source, recipe, calibration)
     if 0 < len(text) < FEW:
-        console.print(
-            f"[yellow]only {len(text)} samples of {tokens} tokens:[/] give more text for a better checkpoint"
-        )
+        few = f"[yellow]only {len(text)} samples of {calibration.tokens} tokens:[/]"
+        console.print(f"{few} give more text for a better checkpoint")
     with _progress(console) as progress:
         task = progress.add_task(f"{recipe.method}, layers", total=None)
         quantize(source, recipe, text, out, lambda done, of: progress.update(task, completed=done, total=of))
@@ -95,16 +121,16 @@ def _quantize(source: Source, recipe: Recipe, calibration: str | None, samples: 
     return 0
 
 
-def _text(source: Source, recipe: Recipe, calibration: str | None, samples: int, tokens: int) -> list[list[int]]:
+def _text(source: Source, recipe: Recipe, asked: CalibrationOptions) -> list[list[int]]:
     from baton.quantize.calibration import read_samples
     from baton.quantize.schemes import scheme_of
 
     if not scheme_of(recipe).needs_text:
         return []
-    if calibration is None:
+    if asked.calibration is None:
         text = f"{recipe.method} reads text: give --calibration FILE, or --calibration self"
         raise ConfigError(text, "calibration")
-    return read_samples(source.directory, calibration, samples, tokens)
+    return read_samples(source.directory, asked.calibration, asked.samples, asked.tokens)
 
 
 def _progress(console: Console) -> Progress:

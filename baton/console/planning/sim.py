@@ -5,69 +5,154 @@ Knows nothing of how it is simulated; it reads flags and prints.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Annotated
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 import typer
 from rich.console import Console
 from rich.table import Table
 
+from baton.console.option_groups import with_groups
 from baton.console.output import guarded, write_json
-from baton.console.planning import plan
+from baton.console.planning.options import (
+    AcceptanceFlag,
+    AdapterCostFlag,
+    MeasuredOptions,
+    PartOptions,
+    PolicyFlag,
+    SeedFlag,
+    SloOptions,
+    acceptance_from,
+)
+
+if TYPE_CHECKING:  # loaded by the command that needs them
+    from baton.planner.costs.worker import WorkerCosts
+    from baton.planner.sweep import RatioOutcome
 
 app = typer.Typer(help="Simulate a cluster over a trace, or check the simulator against a recorded run.")
 Json = Annotated[str | None, typer.Option("--json", help="Write the result there; - prints it instead of a table")]
 
 
-@app.callback(invoke_without_command=True)
-def sim_command(
-    context: typer.Context,
-    trace: Annotated[str | None, typer.Option(help="A .jsonl (Mooncake) or .csv (Azure) file")] = None,
+@dataclass(frozen=True)
+class ClusterOptions:
+    """Describes the cluster, and names the trace that it serves."""
+
+    trace: Annotated[str | None, typer.Option(help="A .jsonl (Mooncake) or .csv (Azure) file")] = None
     profile: Annotated[
         str | None, typer.Option(help="roofline:MODEL@GPUxN, a folder of operator timings, or a paced profile")
-    ] = None,
-    decode_profile: Annotated[str | None, typer.Option(help="Of decode workers, if another")] = None,
-    prefill: Annotated[int, typer.Option(min=0, help="Prefill workers; 0: colocated")] = 1,
-    decode: Annotated[int, typer.Option(min=1, help="Decode workers")] = 1,
-    policy: plan.PolicyFlag = "cost",
-    ttft: plan.TtftFlag = 10.0,
-    tpot: plan.TpotFlag = 0.1,
-    speed: plan.SpeedFlag = 1.0,
-    start: plan.FromFlag = 0.0,
-    seconds: plan.SecondsFlag = 0.0,
+    ] = None
+    decode_profile: Annotated[str | None, typer.Option(help="Of decode workers, if another")] = None
+    prefill: Annotated[int, typer.Option(min=0, help="Prefill workers; 0: colocated")] = 1
+    decode: Annotated[int, typer.Option(min=1, help="Decode workers")] = 1
+    policy: PolicyFlag = "cost"
+
+
+@dataclass(frozen=True)
+class WorldOptions:
+    """Adds failures, other workers and adapters to a cluster of equal workers."""
+
     stepwise: Annotated[
         bool, typer.Option("--stepwise", help="Compress nothing: blocks of 16, the real decode scheduler")
-    ] = False,
+    ] = False
     fail: Annotated[
         list[str] | None, typer.Option(help="WORKER@FROM:UNTIL in seconds: it dies and comes back; again for more")
-    ] = None,
+    ] = None
     pool: Annotated[
         list[str] | None,
         typer.Option(help="NAME:ROLE:COUNT=PROFILE: more workers, unlike the others; again for more"),
-    ] = None,
-    adapter_cost: plan.AdapterCostFlag = 1.0,
-    measured: plan.MeasuredFlag = None,
-    most_loss: plan.MostLossFlag = 0.01,
-    acceptance: plan.AcceptanceFlag = "",
-    seed: plan.SeedFlag = 0,
+    ] = None
+    adapter_cost: AdapterCostFlag = 1.0
+
+
+@dataclass(frozen=True)
+class ChanceOptions:
+    """Holds the acceptance of drafts, and the seed."""
+
+    acceptance: AcceptanceFlag = ""
+    seed: SeedFlag = 0
+
+
+@app.callback(invoke_without_command=True)
+@with_groups
+def sim_command(
+    context: typer.Context,
+    cluster: ClusterOptions,
+    slo: SloOptions,
+    part: PartOptions,
+    world: WorldOptions,
+    measured: MeasuredOptions,
+    chance: ChanceOptions,
     json: Json = None,
 ) -> None:
     """Simulate a cluster over a trace."""
     if context.invoked_subcommand is not None:
         return
-    if trace is None or profile is None:
+    if cluster.trace is None or cluster.profile is None:
         raise typer.BadParameter("--trace and --profile are needed; or use `baton sim validate`")
-    raise typer.Exit(
-        guarded(
-            lambda: _allowed([profile, decode_profile, *map(_profile_of, pool or [])], measured, most_loss, json)
-            or plan.simulate_command(
-                trace, profile, decode_profile, json, (ttft, tpot), (speed, start, seconds), pool or [], fail or [],
-                prefill=prefill, decode=decode, policy=policy, stepwise=stepwise, seed=seed,
-                adapter_cost=adapter_cost, acceptance=acceptance,
-            )
-        )
+
+    def run() -> int:
+        named = [cluster.profile, cluster.decode_profile, *map(_profile_of, world.pool or [])]
+        facts = measured.require_allowed([name for name in named if name])
+        for fact in () if json else facts:
+            Console(highlight=False).print(fact)
+        return _simulate(cluster, slo, part, world, chance, json)
+
+    raise typer.Exit(guarded(run))
+
+
+def _simulate(
+    cluster: ClusterOptions, slo: SloOptions, part: PartOptions, world: WorldOptions, chance: ChanceOptions,
+    json: str | None,
+) -> int:  # fmt: skip
+    """Simulates one ratio over a trace and prints the outcome; returns 0."""
+    from baton.planner.costs.speculation import with_acceptance
+    from baton.planner.costs.worker import with_adapters, worker_costs
+    from baton.planner.simulator.cluster import ClusterScenario, SimSettings
+    from baton.planner.simulator.faults import parse_failure, parse_pool
+    from baton.planner.sweep import simulate
+
+    assert cluster.trace is not None
+    assert cluster.profile is not None
+    settings = SimSettings(
+        prefill=cluster.prefill, decode=cluster.decode, policy=cluster.policy, stepwise=world.stepwise,
+        seed=chance.seed,
     )  # fmt: skip
+    load = part.read(cluster.trace)
+
+    def adapted(costs: WorkerCosts) -> WorkerCosts:
+        return with_adapters(costs, load.adapted_share, world.adapter_cost)
+
+    costs = adapted(worker_costs(cluster.profile, settings.prefill_chunk))
+    writes = worker_costs(cluster.decode_profile, settings.prefill_chunk) if cluster.decode_profile else None
+    chances = acceptance_from(chance.acceptance)
+    decode = with_acceptance(adapted(writes) if writes else costs, chances)
+    began = time.process_time()
+    parsed = [parse_pool(text, settings.prefill_chunk) for text in world.pool or ()]
+    pools = [msgspec.structs.replace(p, costs=with_acceptance(adapted(p.costs), chances)) for p in parsed]
+    deaths = [parse_failure(text) for text in world.fail or ()]
+    found = simulate(ClusterScenario(settings, costs, decode, load, pools, deaths), slo.slo)
+    took = time.process_time() - began
+    result = {"trace": load.source, "profile": costs.about, "acceptance": chances, "cpu_seconds": took}
+    if not write_json(json, result | {"result": msgspec.to_builtins(found)}):
+        _show(found, costs.about, found.score.requests / took)
+    return 0
+
+
+def _show(found: RatioOutcome, about: str, speed: float) -> None:
+    from baton.planner.sweep import miss_reason
+
+    out, s = Console(highlight=False), found.score
+    out.print(f"{found.name}, {about}: {s.requests:,} requests, {speed:,.0f} simulated per CPU second")
+    table = Table("", "mean", "median", "p90", "p99")
+    for name, f, scale in (("TTFT s", s.ttft, 1.0), ("TPOT ms", s.tpot, 1e3), ("latency s", s.latency, 1.0)):
+        table.add_row(name, *(f"{getattr(f, x) * scale:.2f}" for x in ("mean", "median", "p90", "p99")))
+    out.print(table)
+    out.print(f"every SLO met by {s.attainment:.1%} ({s.goodput:.2f}/s); {miss_reason(found)}")
+    out.print(f"prefix hits {found.hit_rate:.1%} of prompt tokens")
+    if found.deaths:
+        out.print(f"{found.deaths} deaths: {found.moved} answers moved, {found.read_again} prompts read again")
 
 
 @app.command("validate")
@@ -106,14 +191,6 @@ def _validate(run: str, profile: str, model: str | None, json: str | None) -> in
 def _profile_of(pool: str) -> str:
     """Returns the profile that a ``--pool`` names; the parser of pools refuses a malformed one."""
     return pool.partition("=")[2]
-
-
-def _allowed(profiles: Sequence[str | None], measured: str | None, most_loss: float, json: str | None) -> int:
-    """0, so that the simulation follows, with what was measured of its forms said first."""
-    facts = plan.require_allowed([name for name in profiles if name], measured, most_loss)
-    for fact in () if json else facts:
-        Console(highlight=False).print(fact)
-    return 0
 
 
 def _time(seconds: float) -> str:
