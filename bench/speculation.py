@@ -39,7 +39,7 @@ from baton.bench.rows import Row, interval, median, spread, table, to_json
 from baton.decode_worker.engine.loop import DecodeLimits, DecodeLoop
 from baton.engine.backends.native.runner import NativeRunner
 from baton.engine.plan import Runner, SequenceStep, StepPlan, StepResult
-from baton.engine.speculate.draft import Draft, Speculator, Text
+from baton.engine.speculate.draft import Draft, SequenceView, Speculator
 from baton.engine.speculate.drafter import Drafter, Writer
 from baton.engine.speculate.names import AUTO, speculators
 from baton.engine.steps.loop import EngineParts
@@ -104,13 +104,13 @@ class Oracle(Speculator):
     def __init__(self, scripts: Scripts, chance: float, seed: int = 0) -> None:
         self._scripts, self._chance, self._rng = scripts, chance, random.Random(seed)
 
-    def propose(self, text: Text, budget: int) -> Draft | None:
+    def propose(self, text: SequenceView, budget: int) -> Draft | None:
         """Returns what comes next, spoiled."""
         script = self._scripts[text.request.request_id]
         coming = script[text.outputs : text.outputs + budget]
         return Draft([t if self._rng.random() < self._chance else t ^ 1 for t in coming], "oracle", 0)
 
-    def end(self, text: Text) -> None:
+    def end(self, text: SequenceView) -> None:
         """Remembers nothing."""
 
 

@@ -31,7 +31,7 @@ from bench.peers import results
 from bench.peers.environments import HOME
 from bench.peers.random_checkpoint import nf4_of
 from bench.peers.random_gguf import folder_of
-from bench.peers.side import FILE, PEERS, Memory, Ours, Peer, Side
+from bench.peers.side import FILE, PEERS, BatonPeer, Memory, Peer, Side
 
 LLAMA, BEST, PROMPT_TARGET, FLOOR = {1: 1.3, 16: 2.0}, {16: 1.3}, 1.2, 0.9
 # The same blocks, and how much of what reading them allows is wanted at one sequence.
@@ -98,12 +98,12 @@ def _compare(size: str, scheme: str, batches: list[int], rounds: int, peers: lis
         side.close()
 
 
-def _own_sides(folder: Path, size: str, scheme: str, most: int) -> Iterator[Ours]:
+def _own_sides(folder: Path, size: str, scheme: str, most: int) -> Iterator[BatonPeer]:
     """Our own form where there is one, then the file that others read; bf16's are the same."""
     if scheme in OWN:
-        yield Ours.rounded(size, scheme, most)
+        yield BatonPeer.rounded(size, scheme, most)
     if scheme != "bf16":
-        yield Ours.of_file(folder, most)
+        yield BatonPeer.of_file(folder, most)
 
 
 def _joins(name: str, scheme: str) -> bool:

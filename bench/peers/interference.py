@@ -34,12 +34,12 @@ from baton.launch.ports import HOST, free_ports
 from baton.protos.nouns import BLOCK_TOKENS
 from bench.peers.environments import HOME, server
 from bench.peers.random_gguf import NAME, folder_of
-from bench.peers.streams import Load, Seen, run
+from bench.peers.streams import Load, StreamTimes, run
 
 OURS, DEFAULT_BATCH = "Baton", 2048
 SLOT_TOKENS, PROMPT_SLOTS = 4096, 2
 UP_S, WARM_S, REST_S = 60.0, 4.0, 2.0
-FIGURES: tuple[tuple[str, str, float, bool, Callable[[Seen], float]], ...] = (
+FIGURES: tuple[tuple[str, str, float, bool, Callable[[StreamTimes], float]], ...] = (
     ("p99 ITL", "ms", 4.0, True, lambda seen: 1e3 * seen.itl(0.99)),
     ("p50 ITL", "ms", 0.0, True, lambda seen: 1e3 * seen.itl(0.5)),
     ("answers' tokens", "tok/s", 1.0, False, lambda seen: seen.rate),
@@ -66,9 +66,9 @@ def main() -> None:
         Path(asked.json).write_text(to_json(rows) + "\n")
 
 
-def _turn_about(ports: dict[str, int], load: Load, rounds: int) -> dict[str, list[Seen]]:
+def _turn_about(ports: dict[str, int], load: Load, rounds: int) -> dict[str, list[StreamTimes]]:
     """What the clients of each saw, per round; a short first round isn't counted."""
-    seen: dict[str, list[Seen]] = {name: [] for name in ports}
+    seen: dict[str, list[StreamTimes]] = {name: [] for name in ports}
     for number in range(rounds + 1):
         part = load if number else msgspec.structs.replace(load, seconds=WARM_S)
         for name, port in ports.items():
@@ -131,7 +131,7 @@ def _await_health(process: subprocess.Popen[bytes], port: int, log: Path) -> Non
     raise SystemExit(f"llama-server did not come up; it said why in {log}")
 
 
-def _rows(what: str, mine: list[Seen], name: str, others: list[Seen]) -> Iterator[Row]:
+def _rows(what: str, mine: list[StreamTimes], name: str, others: list[StreamTimes]) -> Iterator[Row]:
     """The ratio says how many times better ours is."""
     for shown, unit, target, less_is_better, value in FIGURES:
         own, other = [value(seen) for seen in mine], [value(seen) for seen in others]

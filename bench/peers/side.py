@@ -44,7 +44,7 @@ class Side(Protocol):
         """End it."""
 
 
-class Ours:
+class BatonPeer:
     """Our engine: weights rounded by ``scheme``, or those of the peers' own file."""
 
     def __init__(self, name: str, runner: NativeRunner, most: int, weight_bytes: int) -> None:
@@ -53,13 +53,13 @@ class Ours:
         self.kv_bytes = self._work.kv_bytes
 
     @classmethod
-    def rounded(cls, size: str, scheme: str, most: int) -> Ours:
+    def rounded(cls, size: str, scheme: str, most: int) -> BatonPeer:
         """With our own form of ``scheme``, as --quantization gives."""
         runner, read = random_runner(size, scheme, "bf16")
         return cls(scheme, runner, most, read)
 
     @classmethod
-    def of_file(cls, folder: Path, most: int) -> Ours:
+    def of_file(cls, folder: Path, most: int) -> BatonPeer:
         """With the blocks of the peers' file as they are."""
         runner = load(EngineConfig(model=str(folder), dtype="float32", kv_cache_dtype="bf16"))
         if not isinstance(runner, NativeRunner):

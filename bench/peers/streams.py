@@ -31,7 +31,7 @@ class Load(msgspec.Struct, frozen=True):
     seconds: float
 
 
-class Seen(msgspec.Struct):
+class StreamTimes(msgspec.Struct):
     """What came within ``seconds``: gaps between a stream's tokens, tokens, times to a prompt's token."""
 
     seconds: float
@@ -60,9 +60,9 @@ class Seen(msgspec.Struct):
         return sorted(self.prompts)[len(self.prompts) // 2] if self.prompts else self.seconds
 
 
-async def run(port: int, load: Load, seed: str) -> Seen:
+async def run(port: int, load: Load, seed: str) -> StreamTimes:
     """The load on the server at ``port``; what its clients saw. Raises RuntimeError for an answer that fails."""
-    rng, seen = random.Random(seed), Seen(load.seconds, load.prompt)
+    rng, seen = random.Random(seed), StreamTimes(load.seconds, load.prompt)
     begin = time.monotonic() + SETTLE_S
     window = begin, begin + load.seconds
     streams = [asyncio.create_task(_stream(port, rng, window, seen)) for _ in range(load.streams)]
@@ -82,7 +82,7 @@ async def run(port: int, load: Load, seed: str) -> Seen:
     return seen
 
 
-async def _stream(port: int, rng: random.Random, window: tuple[float, float], seen: Seen) -> None:
+async def _stream(port: int, rng: random.Random, window: tuple[float, float], seen: StreamTimes) -> None:
     """One answer after another until it is cancelled."""
     while True:
         last = 0.0
@@ -93,7 +93,9 @@ async def _stream(port: int, rng: random.Random, window: tuple[float, float], se
             last = now
 
 
-async def _prompt(port: int, rng: random.Random, length: int, window: tuple[float, float], seen: Seen) -> None:
+async def _prompt(
+    port: int, rng: random.Random, length: int, window: tuple[float, float], seen: StreamTimes
+) -> None:
     since = time.monotonic()
     async for now in _tokens(port, rng, length, 1):
         if now <= window[1]:

@@ -42,7 +42,7 @@ class ServingLoad(msgspec.Struct, frozen=True):
 LOADS = (ServingLoad(1, 512, 64), ServingLoad(8, 512, 64), ServingLoad(16, 256, 128), ServingLoad(4, 1536, 32))
 
 
-class Seen(msgspec.Struct):
+class ClientTimes(msgspec.Struct):
     """What clients saw within a window of ``seconds``: tokens, seconds to first tokens and between two events."""
 
     seconds: float = 0.0
@@ -71,7 +71,7 @@ class _Window:
     """The span that counts; it opens with every client's first token."""
 
     def __init__(self, clients: int) -> None:
-        self.seen, self.open, self.closed = Seen(), asyncio.Event(), False
+        self.seen, self.open, self.closed = ClientTimes(), asyncio.Event(), False
         self._missing, self._since = set(range(clients)), 0.0
 
     def heard(self, client: int) -> None:
@@ -87,7 +87,7 @@ class _Window:
         self.closed, self.seen.seconds = True, time.monotonic() - self._since
 
 
-async def run(ask: Ask, load: ServingLoad, seconds: float, seed: str) -> Seen:
+async def run(ask: Ask, load: ServingLoad, seconds: float, seed: str) -> ClientTimes:
     """Returns what the clients of ``load`` saw. Raises RuntimeError for an answer that fails or doesn't begin."""
     window = _Window(load.clients)
     clients = [

@@ -8,11 +8,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from baton.bench.rows import Row, median, paired, spread
-from bench.serving.client import Ask, Seen, ServingLoad, run
+from bench.serving.client import Ask, ClientTimes, ServingLoad, run
 
 REST_S = 1.0  # between two servers: what was hung up on ends, so that nobody works while another is measured
 WARM, WARM_S = ServingLoad(2, 64, 8), 1.0
-Found = dict[str, list[Seen]]  # by server, per round
+Found = dict[str, list[ClientTimes]]  # by server, per round
 
 
 class Figure(NamedTuple):
@@ -21,7 +21,7 @@ class Figure(NamedTuple):
     name: str
     unit: str
     less_is_better: bool
-    value: Callable[[Seen], float]
+    value: Callable[[ClientTimes], float]
 
 
 RATE = Figure("tokens of answers", "tok/s", False, lambda seen: seen.rate)

@@ -16,7 +16,7 @@ from baton.evaluate.workload import Workload
 from baton.kernels.abi import native
 from bench.peers import __main__ as comparison
 from bench.peers import random_checkpoint, random_gguf, results, side, vllm_environment
-from bench.peers.streams import Load, Seen, run
+from bench.peers.streams import Load, StreamTimes, run
 
 TINY = {"hidden_size": 256, "intermediate_size": 256, "num_hidden_layers": 2, "num_attention_heads": 4,
         "num_key_value_heads": 2, "vocab_size": 512}  # fmt: skip
@@ -169,6 +169,6 @@ async def test_an_answer_that_fails_ends_the_measurement() -> None:
 
 
 def test_a_server_that_answers_nothing_is_as_slow_as_the_window() -> None:
-    nothing = Seen(2.0, 10)
+    nothing = StreamTimes(2.0, 10)
     assert (nothing.itl(0.99), nothing.prompt_median) == (2.0, 2.0)
     assert (nothing.rate, nothing.prompt_rate) == (0.5, 5.0)

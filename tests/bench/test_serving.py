@@ -11,7 +11,7 @@ import pytest
 
 from bench.peers import vllm_servers
 from bench.serving import client
-from bench.serving.client import Event, Seen, ServingLoad, answered, body_of, completions, run
+from bench.serving.client import ClientTimes, Event, ServingLoad, answered, body_of, completions, run
 from bench.serving.comparison import FIRST, GAP, RATE, rows
 
 LOAD = ServingLoad(3, 20, 4)
@@ -106,7 +106,7 @@ async def test_a_server_that_is_busy_is_asked_again(monkeypatch: pytest.MonkeyPa
 
 
 def test_a_ratio_says_how_many_times_better_it_is() -> None:
-    fast, slow = Seen(1.0, 20, 1, [0.1], [0.01]), Seen(1.0, 10, 1, [0.3], [0.04])
+    fast, slow = ClientTimes(1.0, 20, 1, [0.1], [0.01]), ClientTimes(1.0, 10, 1, [0.3], [0.04])
     found = list(rows(LOAD, {"a": [fast], "b": [slow]}, "a", "b", ((RATE, 1.5), (GAP, 2.0), (FIRST, 0.0))))
     assert [round(row.ratio, 3) for row in found] == [2.0, 4.0, 3.0]
     assert [row.reached for row in found] == [True, True, None]

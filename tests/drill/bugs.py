@@ -165,7 +165,7 @@ BUGS = (
     Bug(
         "pages are given back while a tier's thread still writes them",
         "kv/tiers/stack.py",
-        "            await loan.take_back()\n            raise",
+        "            await access.revoke()\n            raise",
         "            raise",
         faults=("tier_slow", "cancel_again"),
     ),

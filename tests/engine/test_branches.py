@@ -10,7 +10,7 @@ from baton.engine.backends.native.runner import NativeRunner
 from baton.engine.config import EngineConfig
 from baton.engine.load import load_runner
 from baton.engine.plan import Limb, SampleSpec, SequenceStep, StepPlan, branches_of
-from baton.engine.speculate.tree import path_to, stretches, tree_of
+from baton.engine.speculate.tree import chains, path_to, tree_of
 from baton.engine.wide_pages import widened
 from baton.kernels.abi import native
 from baton.protos.errors import BatonError
@@ -52,7 +52,7 @@ def tree(seq: int, root: int, start: int, pages: list[int], spare: list[int]) ->
     """The item of PATHS' tree behind ``root``, which is at ``start``."""
     tokens, parents = tree_of(PATHS, 99)
     limbs = []
-    for part in stretches(parents)[1:]:
+    for part in chains(parents)[1:]:
         end = start + 1 + len(path_to(part.first - 1, parents)) + part.rows
         limbs.append(Limb(*part, pages=[spare.pop() for _ in range(-(-end // 16) - start // 16)]))
     verify = tuple(spec(start + 2) for _ in tokens)

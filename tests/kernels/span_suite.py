@@ -235,7 +235,7 @@ class Deltas:
     ) -> tuple[Tensor, Tensor]:
         past, state = self.past[of].clone(), self.state[of].clone()
         kept = torch.cat((past.flatten(1), state.flatten(1)), 1).contiguous()
-        states = s.SequenceStates(kept.data_ptr(), kept.shape[1] * 4)
+        states = s.StatesStruct(kept.data_ptr(), kept.shape[1] * 4)
         mixed, gates, taps = self.mixed[rows].contiguous(), self.gates[rows].contiguous(), self.conv.T.contiguous()
         fade, op = self.a_log.exp(), self.op
         sizes = TAPS, op.key_heads, op.value_heads, op.key_dim, op.value_dim, op.grouped
@@ -289,7 +289,7 @@ class Spaces:
         self, library: ctypes.CDLL, counts: Sequence[int] = COUNTS, rows: slice = ALL, of: slice = ALL
     ) -> tuple[Tensor, Tensor]:
         kept = torch.cat((self.past[of].flatten(1), self.state[of].flatten(1)), 1).contiguous()
-        states, taps = s.SequenceStates(kept.data_ptr(), kept.shape[1] * 4), self.conv.T.contiguous()
+        states, taps = s.StatesStruct(kept.data_ptr(), kept.shape[1] * 4), self.conv.T.contiguous()
         mixed = self.mixed[rows].contiguous()
         vectors = (x.data_ptr() for x in (taps, self.bias, self.fade, self.skip, self.dt_bias, self.norm))
         sizes = TAPS, self.heads, self.head_dim, self.groups, self.size

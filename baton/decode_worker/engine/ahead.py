@@ -15,7 +15,7 @@ SHARE = 0.004  # of the steps' time that reading may take beside them
 FIRST_S = 200e-6  # what one call is thought to take before one was made
 
 
-class ReadAhead:
+class PromptReader:
     """Feeds waiting sequences to ``drafter``, which is None if nothing is drafted. ``clock`` gives seconds."""
 
     def __init__(self, drafter: Drafter | None, clock: Callable[[], float]) -> None:
@@ -44,7 +44,7 @@ class ReadAhead:
         if step_s and self._saved_s < self._call_s:
             return False
         began, (seq, sequence) = self._clock(), next(iter(self._waiting.items()))
-        count = self._drafter.read_ahead(sequence, idle=not step_s)
+        count = self._drafter.read_prompt(sequence, idle=not step_s)
         if step_s:
             self._saved_s, self._call_s = 0.0, max(self._clock() - began, 1e-6)
         if not count:

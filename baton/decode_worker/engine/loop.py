@@ -14,7 +14,7 @@ from typing import NamedTuple
 import msgspec
 
 from baton.decode_worker.engine.admission import OpenedPages, open_pages
-from baton.decode_worker.engine.ahead import ReadAhead
+from baton.decode_worker.engine.ahead import PromptReader
 from baton.decode_worker.engine.budget import StepBudget
 from baton.decode_worker.engine.handoffs import HandoffTable
 from baton.decode_worker.engine.job import DecodeJob
@@ -67,7 +67,7 @@ class DecodeLoop(StepLoop):
         self.budget = StepBudget(limits.itl_target_s)
         self.pace = StepPace(limits.pace_s, parts.cores.prompts_beside, parts.clock)
         self.swap = SwapArea.beside(parts.memory, self.spec.layout, self.pool.pages) if parts.memory else None
-        self.drafter, self.ahead = drafter, ReadAhead(drafter, parts.clock)
+        self.drafter, self.ahead = drafter, PromptReader(drafter, parts.clock)
         sight = Sight.of(self.spec.layout)
         self.scheduler = DecodeScheduler(
             self.pool, limits.max_batch, limits.chunk_tokens, self.budget, self.swap, drafter, parts.rules, sight

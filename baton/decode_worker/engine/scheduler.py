@@ -17,7 +17,7 @@ from baton.engine.plan import Limb, StepPlan
 from baton.engine.request_checks import blocks_for
 from baton.engine.speculate.draft import Draft
 from baton.engine.speculate.drafter import Drafter
-from baton.engine.speculate.tree import depths, stretches
+from baton.engine.speculate.tree import chains, depths
 from baton.engine.states import Sight, StateRules, opened
 from baton.kv.pages.pool import PagePool
 from baton.protos.errors import PoolExhausted
@@ -161,7 +161,7 @@ class DecodeScheduler:
     def _branches(self, job: DecodeJob, draft: Draft) -> tuple[Limb, ...]:
         """Returns the branches of a draft tree, with pages. Raises PoolExhausted with nothing changed."""
         start, size, deep = job.sequence.computed, self.pool.block_tokens, depths(draft.parents)
-        parts = stretches(draft.parents)[1:]
+        parts = chains(draft.parents)[1:]
         ends = [start + 1 + deep[part.first - 1] + part.rows for part in parts]
         counts = [blocks_for(end, size) - start // size for end in ends]
         pages = iter(job.pages.branch(sum(counts), self.growth_reserve))

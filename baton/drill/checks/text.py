@@ -14,7 +14,7 @@ from baton.drill.scenario import Request
 DONE = "[DONE]"
 
 
-class Text(NamedTuple):
+class AnswerText(NamedTuple):
     """The text of one choice, the number of its tokens that count, and its finish reason."""
 
     text: str
@@ -37,7 +37,7 @@ class Reply(NamedTuple):
     whole: bool
 
 
-def text_of(request: Request, tokens: Sequence[int], finish: str) -> Text:
+def text_of(request: Request, tokens: Sequence[int], finish: str) -> AnswerText:
     """Returns what the oracle's ``tokens`` of one choice, which end by ``finish``, read as, up to a stop string."""
     own = request.sampling
     ends = set(own.stop_token_ids) | (set() if own.ignore_eos else {EOS})
@@ -49,8 +49,8 @@ def text_of(request: Request, tokens: Sequence[int], finish: str) -> Text:
         text += utf8.decode(b"", final=True) if last else ""
         found = [at for stop in request.stops if (at := text.find(stop)) >= 0]
         if found:
-            return Text(text[: min(found)], count, "stop")
-    return Text(text, len(tokens), finish)
+            return AnswerText(text[: min(found)], count, "stop")
+    return AnswerText(text, len(tokens), finish)
 
 
 def read(request: Request, body: bytes) -> Reply:
@@ -77,7 +77,7 @@ def _read(events: Sequence[Mapping[str, Any]], usage: Mapping[str, Any] | None, 
     return Reply(texts, scored, finishes, usage, error, whole)
 
 
-def wrong(request: Request, reply: Reply, want: Sequence[Text]) -> Iterator[str]:
+def wrong(request: Request, reply: Reply, want: Sequence[AnswerText]) -> Iterator[str]:
     """Yields what is wrong with a reply that came to its end without an error."""
     for index, text in enumerate(want):
         if reply.texts.get(index) != text.text:

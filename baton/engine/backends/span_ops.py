@@ -113,7 +113,7 @@ class SpanOps:
         norm, expand = self._tensor(op.norm), self._tensor(op.expand)
         assert norm is not None
         assert expand is not None
-        heads = expand.view(-1, op.plain + op.value, op.rank)
+        heads = expand.view(-1, op.nope_dim + op.value_dim, op.rank)
         at, size = plane_place(self._layout, op.layer)
         if self._layout.dtype not in DTYPES:
             text = f"KV as {self._layout.dtype} isn't known for latents; use auto, float32 or bf16"
@@ -124,14 +124,14 @@ class SpanOps:
             cos, sin = (table.to(q.dtype) for table in self._turns.of(span))
             rows = latent_rows(latent, norm.to(latent.dtype), op.eps, cos, sin, op.paired)
             spans.store(span, at, size, rows.to(stored))
-            asked = torch.cat((q[..., : op.plain], turn(q[..., op.plain :], cos, sin, op.paired)), -1)
+            asked = torch.cat((q[..., : op.nope_dim], turn(q[..., op.nope_dim :], cos, sin, op.paired)), -1)
             kept = spans.rows_of(span, at, size, stored)
             found: Tensor = self._kernels.latent_attention(asked, kept, span.start, heads, op.rank, op.scale)
             return found.flatten(1)
 
         def run(read: Read, spans: StepSpans) -> dict[str, Tensor]:
             q, latent = read(op.q), read(op.latent)
-            out = q.new_zeros(len(q), len(heads) * op.value)
+            out = q.new_zeros(len(q), len(heads) * op.value_dim)
             for span in spans.spans:
                 asked = q[span.rows].unflatten(1, (len(heads), -1))
                 out[span.rows] = attend(asked, latent[span.rows], span, spans)
@@ -235,11 +235,11 @@ class SpanOps:
         return run
 
     def _turn_heads(self, op: TurnHeads) -> SpanOp:
-        width, turned = self._program.head_dim, self._program.heads + self._program.kv_heads
+        width, rotated = self._program.head_dim, self._program.heads + self._program.kv_heads
 
         def run(read: Read, spans: StepSpans) -> dict[str, Tensor]:
             rows = read(op.x).clone()
-            heads = rows[:, : turned * width].unflatten(1, (turned, width))
+            heads = rows[:, : rotated * width].unflatten(1, (rotated, width))
             for span in spans.spans:
                 cos, sin = (table.to(rows.dtype) for table in self._turns.of(span))
                 heads[span.rows] = rotate(heads[span.rows], cos, sin)
@@ -370,7 +370,7 @@ def outputs(op: Op, width: Callable[[str], int], heads: int) -> dict[str, int]:
         case Combine():
             return {op.out: width(op.shared)}
         case LatentAttention():
-            return {op.out: width(op.q) // (op.plain + op.turned) * op.value}
+            return {op.out: width(op.q) // (op.nope_dim + op.rope_dim) * op.value_dim}
         case GatedHeads():
             return {op.out: width(op.x) - heads, op.gate: heads}
         case (

@@ -76,7 +76,7 @@ def work_of_ranks(
     )
 
 
-class _Read(NamedTuple):
+class _WeightReads(NamedTuple):
     """Holds how much a step reads of the weights of each kind; of experts, what one token uses."""
 
     linears: float
@@ -84,12 +84,12 @@ class _Read(NamedTuple):
     experts: float
 
 
-def _read(program: Program, each: Mapping[str, float]) -> _Read:
+def _read(program: Program, each: Mapping[str, float]) -> _WeightReads:
     linears = {op.weight for op in program.ops if isinstance(op, Linear)}
     heads = {op.weight for op in program.ops if isinstance(op, LmHead)}
     layers = [op for op in program.ops if isinstance(op, Moe | OwnExperts)]
     experts = sum(each[name] * op.chosen / op.experts for op in layers for name in (op.gate_up, op.down))
-    return _Read(sum(each[name] for name in linears), sum(each[name] for name in heads), experts)
+    return _WeightReads(sum(each[name] for name in linears), sum(each[name] for name in heads), experts)
 
 
 def peak_bytes(device: str) -> float:

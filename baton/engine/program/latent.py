@@ -25,9 +25,9 @@ NORM_EPS = 1e-6  # of the norms of compressed queries and latents, whatever the 
 class Latent(msgspec.Struct, frozen=True):
     """Holds the sizes of latent attention."""
 
-    plain: int  # numbers of a head's key that aren't rotated
-    turned: int  # numbers of a head's key that are rotated
-    value: int  # numbers of a head's value
+    nope_dim: int  # numbers of a head's key without rotary positions (qk_nope_head_dim)
+    rope_dim: int  # numbers of a head's key with rotary positions (qk_rope_head_dim)
+    value_dim: int  # numbers of a head's value (v_head_dim)
     rank: int  # numbers of a latent
     q_rank: int  # numbers of a compressed query; 0: queries aren't compressed
     paired: bool  # rotation pairs neighbours instead of halves
@@ -36,12 +36,12 @@ class Latent(msgspec.Struct, frozen=True):
     @classmethod
     def read(cls, config: ModelConfig, paired: bool) -> Latent:
         """Reads the sizes from ``config``. Raises CheckpointError."""
-        plain, turned = config.size("qk_nope_head_dim", 128), config.size("qk_rope_head_dim", 64)
-        if turned % 2:
-            raise config.error("qk_rope_head_dim", f"is {turned}; it must be even")
+        nope_dim, rope_dim = config.size("qk_nope_head_dim", 128), config.size("qk_rope_head_dim", 64)
+        if rope_dim % 2:
+            raise config.error("qk_rope_head_dim", f"is {rope_dim}; it must be even")
         q_rank = 0 if config.fields.get("q_lora_rank", 1536) is None else config.size("q_lora_rank", 1536)
-        rank, value = config.size("kv_lora_rank", 512), config.size("v_head_dim", 128)
-        return cls(plain, turned, value, rank, q_rank, paired, _scale(config.rope(), plain + turned))
+        rank, value_dim = config.size("kv_lora_rank", 512), config.size("v_head_dim", 128)
+        return cls(nope_dim, rope_dim, value_dim, rank, q_rank, paired, _scale(config.rope(), nope_dim + rope_dim))
 
 
 class LatentDecoder(Decoder, frozen=True):
@@ -55,14 +55,14 @@ class LatentDecoder(Decoder, frozen=True):
     def of(cls, config: ModelConfig, latent: Latent, experts: ExpertLayers) -> LatentDecoder:
         """Returns the decoder of ``config`` with the given attention and expert layers. Raises CheckpointError."""
         bias = config.flag("attention_bias", False)
-        plain = Decoder.read(config, head_dim=latent.turned, kv_heads=config.size("num_attention_heads"))
+        plain = Decoder.read(config, head_dim=latent.rope_dim, kv_heads=config.size("num_attention_heads"))
         fields = {name: getattr(plain, name) for name in Decoder.__struct_fields__}
-        own = {"kv_heads": 1, "head_dim": latent.rank + latent.turned, "qkv_bias": bias, "o_bias": bias}
+        own = {"kv_heads": 1, "head_dim": latent.rank + latent.rope_dim, "qkv_bias": bias, "o_bias": bias}
         return cls(**(fields | own | {"experts": experts, "latent": latent}))
 
     def program(self, config: ModelConfig, max_position: int, rope: Rope | None = None) -> Program:
         """Returns the program of this decoder. Raises CheckpointError."""
-        return replace(super().program(config, max_position, rope), rope_dim=self._latent.turned)
+        return replace(super().program(config, max_position, rope), rope_dim=self._latent.rope_dim)
 
     @property
     def _latent(self) -> Latent:
@@ -93,24 +93,24 @@ class LatentDecoder(Decoder, frozen=True):
     def _attend(self, layer: int, slot: int) -> Op:
         m = self._latent
         names = f"{layer}.kv_a_norm", f"{layer}.kv_b"
-        sizes = m.plain, m.turned, m.value, m.rank
+        sizes = m.nope_dim, m.rope_dim, m.value_dim, m.rank
         return LatentAttention("q", "latent", slot, *names, NORM_EPS, *sizes, m.paired, m.scale, "a")
 
     def _attention_weights(self, layer: int) -> Iterator[Weight]:
         m = self._latent
-        attention, width = f"model.layers.{layer}.self_attn", m.plain + m.turned
+        attention, width = f"model.layers.{layer}.self_attn", m.nope_dim + m.rope_dim
         if m.q_rank:
             yield from _projection(f"{layer}.q_a", f"{attention}.q_a_proj", m.q_rank, self.hidden, self.qkv_bias)
             yield Weight(f"{layer}.q_a_norm", (f"{attention}.q_a_layernorm.weight",), ((m.q_rank,),))
             yield from _projection(f"{layer}.q_b", f"{attention}.q_b_proj", self.heads * width, m.q_rank, False)
         else:
             yield from _projection(f"{layer}.q", f"{attention}.q_proj", self.heads * width, self.hidden, False)
-        kept, kv_a = m.rank + m.turned, f"{attention}.kv_a_proj_with_mqa"
+        kept, kv_a = m.rank + m.rope_dim, f"{attention}.kv_a_proj_with_mqa"
         yield from _projection(f"{layer}.kv_a", kv_a, kept, self.hidden, self.qkv_bias)
         yield Weight(f"{layer}.kv_a_norm", (f"{attention}.kv_a_layernorm.weight",), ((m.rank,),))
-        expanded = self.heads * (m.plain + m.value)
+        expanded = self.heads * (m.nope_dim + m.value_dim)
         yield from _projection(f"{layer}.kv_b", f"{attention}.kv_b_proj", expanded, m.rank, False)
-        values = self.heads * m.value
+        values = self.heads * m.value_dim
         yield from _projection(f"{layer}.o", f"{attention}.o_proj", self.hidden, values, self.o_bias)
 
     def _groups(self) -> Iterator[LayerGroup]:

@@ -184,7 +184,7 @@ class _Split:
             return (op,)
         if op.out in self._into_latents:
             latent, (begin, end) = self._into_latents[op.out], self._queries
-            width = latent.plain + latent.turned
+            width = latent.nope_dim + latent.rope_dim
             return (self._of_rows(op, ((begin * width, end * width),)),)
         if op.out in self._into_heads:
             return self._whole_rows(op) if self._whole_heads else (self._of_rows(op, self._head_rows()),)
@@ -240,9 +240,11 @@ class _Split:
 
     def latent(self, op: p.LatentAttention) -> tuple[p.Op, ...]:
         """Attends with own heads; every rank keeps the same latents, because all heads read them."""
-        (begin, end), each = self._queries, op.plain + op.value
+        (begin, end), each = self._queries, op.nope_dim + op.value_dim
         self._rows[op.expand] = ((begin * each, end * each),)
-        own, gather = self._gather(op.out, self._program.heads * op.value, (begin * op.value, end * op.value))
+        own, gather = self._gather(
+            op.out, self._program.heads * op.value_dim, (begin * op.value_dim, end * op.value_dim)
+        )
         return msgspec.structs.replace(op, out=own), gather
 
     def gated(self, op: p.SwiGlu | p.GeGlu) -> tuple[p.Op, ...]:

@@ -10,9 +10,9 @@ import math
 from collections.abc import Sequence
 from typing import TypeVar
 
-from baton.engine.speculate.draft import Text
+from baton.engine.speculate.draft import SequenceView
 
-T = TypeVar("T", bound=Text)
+T = TypeVar("T", bound=SequenceView)
 
 SHARE = 0.004  # of the steps' time that may go into drafts which bring nothing
 MOST_SAVED = 4.0  # calls that the time saved up may pay at once
@@ -70,7 +70,7 @@ class CallEstimate:
         self._brings[seq] = before + NEW * (tokens - before)
         self._usual += NEW * (tokens - self._usual)
 
-    def _expected(self, text: Text) -> float:
+    def _expected(self, text: SequenceView) -> float:
         found = self._brings.get(text.seq)
         if found is None:
             return HOPE if text.request.prediction else self._usual

@@ -23,7 +23,7 @@ MOST_NODES = 32  # of one sequence's tree
 States = NDArray[np.float32]
 
 
-class Text(Protocol):
+class SequenceView(Protocol):
     """Is a sequence as speculators see it; ``tokens`` is the prompt, then the answer so far, and only grows."""
 
     @property
@@ -113,14 +113,14 @@ class Speculator(ABC):
     branches = False
 
     @abstractmethod
-    def propose(self, text: Text, budget: int) -> Draft | None:
+    def propose(self, text: SequenceView, budget: int) -> Draft | None:
         """Returns a draft for the sequence, at most ``budget`` places deep, or None without a guess."""
 
     @abstractmethod
-    def end(self, text: Text) -> None:
+    def end(self, text: SequenceView) -> None:
         """Forgets a sequence that ended; may learn from its answer."""
 
-    def read_ahead(self, text: Text, idle: bool) -> int:
+    def read_prompt(self, text: SequenceView, idle: bool) -> int:
         """Processes part of a prompt before its answer begins; returns the number of tokens processed, 0 if nothing
         is left.
 
@@ -135,7 +135,7 @@ class LearningSpeculator(Speculator):
     """
 
     @abstractmethod
-    def verified(self, text: Text, draft: Sequence[int], chosen: Sequence[int]) -> None:
+    def verified(self, text: SequenceView, draft: Sequence[int], chosen: Sequence[int]) -> None:
         """Takes the results of a step, before its tokens join ``text``: ``chosen[i]`` is the target's token after
         ``text`` and ``draft[:i]``.
         """
@@ -149,7 +149,7 @@ class BatchSpeculator(Speculator):
     round_s = 0.0
 
     @abstractmethod
-    def prepare(self, texts: Sequence[Text], budget: int) -> None:
+    def prepare(self, texts: Sequence[SequenceView], budget: int) -> None:
         """Announces the sequences that ``propose`` is asked for next, and the most tokens for each."""
 
 
@@ -165,7 +165,7 @@ class StateSpeculator(BatchSpeculator):
     every_row = False
 
     @abstractmethod
-    def saw(self, text: Text, first: int, states: States) -> None:
+    def saw(self, text: SequenceView, first: int, states: States) -> None:
         """Takes the states (rows, layers x hidden) of positions ``first``, ``first`` + 1, … of ``text``; positions
         of rejected drafts are left out.
         """

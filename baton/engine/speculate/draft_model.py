@@ -18,7 +18,7 @@ import msgspec
 
 from baton.engine.plan import ModelSpec, Runner, SampleSpec, SequenceStep, StepPlan, StepResult
 from baton.engine.request_checks import blocks_for
-from baton.engine.speculate.draft import BatchSpeculator, Draft, States, Text
+from baton.engine.speculate.draft import BatchSpeculator, Draft, SequenceView, States
 from baton.protos.errors import ConfigError
 from baton.protos.nouns import Sampling
 
@@ -40,10 +40,10 @@ class DraftModel(BatchSpeculator):
         self._memory = bytearray(pages * runner.spec.layout.page_bytes)
         runner.bind(memoryview(self._memory), pages)
         self._free = list(range(pages))
-        self._known: OrderedDict[int, _Known] = OrderedDict()
+        self._known: OrderedDict[int, _DraftState] = OrderedDict()
         self._drafts: dict[int, list[int]] = {}
 
-    def prepare(self, texts: Sequence[Text], budget: int) -> None:
+    def prepare(self, texts: Sequence[SequenceView], budget: int) -> None:
         """Drafts ``budget`` tokens for each text whose KV is up to date, and computes KV of the others; takes
         ``budget`` steps of the draft model.
         """
@@ -52,12 +52,12 @@ class DraftModel(BatchSpeculator):
         for _ in range(budget):
             turns = self._step(turns)
 
-    def propose(self, text: Text, budget: int) -> Draft | None:
+    def propose(self, text: SequenceView, budget: int) -> Draft | None:
         """Returns the draft that ``prepare`` made for the text, or None."""
         drafted = self._drafts.get(text.seq, [])[:budget]
         return Draft(drafted, self.name, 0, self._spreads.get(text.seq, ())) if drafted else None
 
-    def read_ahead(self, text: Text, idle: bool) -> int:
+    def read_prompt(self, text: SequenceView, idle: bool) -> int:
         """Computes KV of part of the prompt if the engine is idle and pages are free for all of it; returns the
         tokens computed.
         """
@@ -65,22 +65,22 @@ class DraftModel(BatchSpeculator):
         short = blocks_for(len(text.tokens) + 1) - (len(known.pages) if known else 0)
         if not idle or short > len(self._free) or len(text.tokens) + 1 >= self._runner.spec.max_model_len:
             return 0
-        known = self._known.setdefault(text.seq, _Known(text))
+        known = self._known.setdefault(text.seq, _DraftState(text))
         known.pages += [self._free.pop() for _ in range(short)]
         if (item := known.unsaid()) is None or not self._ran((item,)):
             return 0
         known.wrote(item)
         return len(item.tokens)
 
-    def end(self, text: Text) -> None:
+    def end(self, text: SequenceView) -> None:
         """Returns the text's pages to the pool."""
         known = self._known.pop(text.seq, None)
         if known is not None:
             self._free += known.pages
 
-    def _turn(self, text: Text, budget: int) -> _Known | None:
+    def _turn(self, text: SequenceView, budget: int) -> _DraftState | None:
         """Returns the text's state with pages for its draft; None if it is too long or there are too few pages."""
-        known = self._known.setdefault(text.seq, _Known(text))
+        known = self._known.setdefault(text.seq, _DraftState(text))
         self._known.move_to_end(text.seq)
         known.follow()
         length = len(text.tokens) + budget
@@ -88,7 +88,7 @@ class DraftModel(BatchSpeculator):
             return None
         return known
 
-    def _has_pages(self, known: _Known, tokens: int) -> bool:
+    def _has_pages(self, known: _DraftState, tokens: int) -> bool:
         short = blocks_for(tokens) - len(known.pages)
         while short > len(self._free) and next(iter(self._known.values())) is not known:
             self._free += self._known.popitem(last=False)[1].pages
@@ -97,7 +97,7 @@ class DraftModel(BatchSpeculator):
         known.pages += [self._free.pop() for _ in range(short)]
         return True
 
-    def _step(self, turns: list[_Known]) -> list[_Known]:
+    def _step(self, turns: list[_DraftState]) -> list[_DraftState]:
         """Drafts one more token for each text, and returns the texts that go on; those whose prompt isn't computed
         yet leave.
         """
@@ -131,10 +131,10 @@ class DraftModel(BatchSpeculator):
             return None
 
 
-class _Known:
+class _DraftState:
     """Holds one text's state: the tokens whose KV is in ``pages``, and the tokens to run next."""
 
-    def __init__(self, text: Text) -> None:
+    def __init__(self, text: SequenceView) -> None:
         self.seq, self._text = text.seq, text
         self.pages: list[int] = []
         self._kv: list[int] = []  # tokens whose KV is there, drafted ones included

@@ -19,10 +19,10 @@ from baton.engine.speculate.draft import (
     BatchSpeculator,
     Draft,
     LearningSpeculator,
+    SequenceView,
     Speculator,
     States,
     StateSpeculator,
-    Text,
 )
 from baton.engine.speculate.draft_model import DraftModel
 from baton.engine.speculate.probe import Probe
@@ -34,7 +34,7 @@ WATCHED = 8  # of so many steps without speculation one is timed, because the ma
 PROMPT_NEW = 0.1  # weight of a step's time per prompt token
 
 
-class Writer(Text, Protocol):
+class Writer(SequenceView, Protocol):
     """Is a sequence that gets its next token in this step."""
 
     @property
@@ -177,15 +177,15 @@ class Drafter:
             each = max(0.0, seconds - alone) / prompt_tokens
             self._prompt_token_s += PROMPT_NEW * (each - self._prompt_token_s)
 
-    def read_ahead(self, text: Text, idle: bool) -> int:
+    def read_prompt(self, text: SequenceView, idle: bool) -> int:
         """Lets speculators process the prompt of a text whose KV is still on its way; returns the tokens
         processed.
         """
-        count = sum(speculator.read_ahead(text, idle) for speculator in self._speculators)
+        count = sum(speculator.read_prompt(text, idle) for speculator in self._speculators)
         self._read_ahead += count
         return count
 
-    def saw(self, text: Text, first: int, states: States) -> None:
+    def saw(self, text: SequenceView, first: int, states: States) -> None:
         """Passes the target's hidden states of positions ``first``, ``first`` + 1, … to speculators; rejected
         drafts' are left out.
         """
@@ -199,7 +199,7 @@ class Drafter:
         self.tally = self.tally._replace(seconds=self.tally.seconds + took)
 
     def judge(
-        self, text: Text, draft: Draft, accepted: int, chosen: Sequence[int] = (), rows: Sequence[int] = ()
+        self, text: SequenceView, draft: Draft, accepted: int, chosen: Sequence[int] = (), rows: Sequence[int] = ()
     ) -> None:
         """Records that the target accepted ``accepted`` of the draft's tokens, all of which were verified; of a
         chain the first ones.
@@ -243,7 +243,7 @@ class Drafter:
             self._read_ahead,
         )
 
-    def end(self, text: Text) -> None:
+    def end(self, text: SequenceView) -> None:
         """Forgets a sequence that ended; speculators may learn from it."""
         self._chances.end(text.seq)
         self._asking.end(text.seq)
@@ -281,7 +281,7 @@ class Drafter:
         weighed = [_Weighed.of(text, draft, self._chances.cumulative(text.seq, draft)) for draft in drafts]
         return max(weighed, key=lambda one: expected(one.chances), default=None)
 
-    def _branches(self, text: Text) -> bool:
+    def _branches(self, text: SequenceView) -> bool:
         """Returns whether several guesses at a place can be verified, which rejection sampling can't."""
         return self._trees and not (self.by_rejection and text.request.sampling.temperature)
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from baton.engine.speculate.draft import Draft, LearningSpeculator, Text
+from baton.engine.speculate.draft import Draft, LearningSpeculator, SequenceView
 
 NAME = "lookahead"
 MOST_NGRAMS = 4096  # of a text, some 150 bytes each; the oldest go
@@ -24,26 +24,26 @@ class Lookahead(LearningSpeculator):
     name = NAME
 
     def __init__(self) -> None:
-        self._known: dict[int, _Known] = {}
+        self._known: dict[int, _DraftState] = {}
 
-    def propose(self, text: Text, budget: int) -> Draft | None:
+    def propose(self, text: SequenceView, budget: int) -> Draft | None:
         """Returns a draft of ``budget`` tokens: from the text's n-grams, else from the last iteration's guesses,
         else repeated tokens.
         """
-        known = self._known.setdefault(text.seq, _Known())
+        known = self._known.setdefault(text.seq, _DraftState())
         tokens, grade = known.guess(text.tokens, budget)
         return Draft(tokens, NAME, grade) if tokens else None
 
-    def verified(self, text: Text, draft: Sequence[int], chosen: Sequence[int]) -> None:
+    def verified(self, text: SequenceView, draft: Sequence[int], chosen: Sequence[int]) -> None:
         """Stores the choices after ``draft``'s tokens as n-grams, whichever speculator drafted them."""
-        self._known.setdefault(text.seq, _Known()).learn(text.tokens, draft, chosen)
+        self._known.setdefault(text.seq, _DraftState()).learn(text.tokens, draft, chosen)
 
-    def end(self, text: Text) -> None:
+    def end(self, text: SequenceView) -> None:
         """Forgets the text's n-grams and guesses."""
         self._known.pop(text.seq, None)
 
 
-class _Known:
+class _DraftState:
     """Holds one text's n-grams, and the guesses of its last iteration."""
 
     def __init__(self) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from baton.engine.speculate.draft import GRADES, Draft, Speculator, Text, graded
+from baton.engine.speculate.draft import GRADES, Draft, SequenceView, Speculator, graded
 from baton.engine.speculate.pairs import Match, PairIndex, following
 
 NAME = "prompt_lookup"
@@ -24,9 +24,9 @@ class PromptLookup(Speculator):
     name = NAME
 
     def __init__(self) -> None:
-        self._known: dict[int, _Known] = {}
+        self._known: dict[int, _DraftState] = {}
 
-    def propose(self, text: Text, budget: int) -> Draft | None:
+    def propose(self, text: SequenceView, budget: int) -> Draft | None:
         """Returns the tokens that followed the longest of the latest matches with the text's end; None if there is
         no match.
 
@@ -48,27 +48,27 @@ class PromptLookup(Speculator):
             return Draft.of_paths([found, *known.others(best, matches, budget)], NAME, graded(best.length))
         return Draft(found, NAME, graded(best.length))
 
-    def read_ahead(self, text: Text, idle: bool) -> int:
+    def read_prompt(self, text: SequenceView, idle: bool) -> int:
         """Indexes part of the prompt; returns the number of tokens indexed."""
         known = self._of(text)
         behind = known.index.behind
         known.catch_up()
         return behind - known.index.behind
 
-    def end(self, text: Text) -> None:
+    def end(self, text: SequenceView) -> None:
         """Forgets the text's index."""
         self._known.pop(text.seq, None)
 
-    def _of(self, text: Text) -> _Known:
+    def _of(self, text: SequenceView) -> _DraftState:
         if (known := self._known.get(text.seq)) is None:
-            known = self._known[text.seq] = _Known(text)
+            known = self._known[text.seq] = _DraftState(text)
         return known
 
 
-class _Known:
+class _DraftState:
     """Holds one text's index. A prediction, if there is one, is put before the text in a list of its own."""
 
-    def __init__(self, text: Text) -> None:
+    def __init__(self, text: SequenceView) -> None:
         self._text = text.tokens
         prediction = text.request.prediction
         self._own = [*prediction, NOTHING, *text.tokens] if prediction else None
@@ -97,7 +97,7 @@ class _Known:
         self.index.catch_up(CATCH_UP)
 
 
-def _begun(text: Text, budget: int) -> Draft | None:
+def _begun(text: SequenceView, budget: int) -> Draft | None:
     """Returns a draft of the prediction while the answer, too short for a look-up, agrees with it; else None."""
     prediction, outputs = text.request.prediction, text.outputs
     if outputs >= 2 or len(prediction) <= outputs:

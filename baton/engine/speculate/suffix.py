@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from baton.engine.speculate.automaton import SuffixAutomaton
 from baton.engine.speculate.corpus import GAP, Corpus
-from baton.engine.speculate.draft import Draft, Speculator, Text, graded
+from baton.engine.speculate.draft import Draft, SequenceView, Speculator, graded
 from baton.engine.speculate.pairs import following
 
 NAME = "suffix"
@@ -28,9 +28,9 @@ class Suffix(Speculator):
     def __init__(self, own: bool = True, corpus: Corpus | None = None) -> None:
         self.corpus = corpus or Corpus()
         self._own = own
-        self._known: dict[int, _Known] = {}
+        self._known: dict[int, _DraftState] = {}
 
-    def propose(self, text: Text, budget: int) -> Draft | None:
+    def propose(self, text: SequenceView, budget: int) -> Draft | None:
         """Returns the tokens that followed the longest match with the text's end, in the text or in the tenant's
         answers; None without a match.
         """
@@ -46,21 +46,21 @@ class Suffix(Speculator):
             found = found[: found.index(GAP)]
         return Draft(found, NAME, graded(length)) if found else None
 
-    def read_ahead(self, text: Text, idle: bool) -> int:
+    def read_prompt(self, text: SequenceView, idle: bool) -> int:
         """Adds part of the prompt to the text's automaton, if its own tokens are searched; returns the number of
         tokens added.
         """
         return self._of(text).read() if self._own else 0
 
-    def end(self, text: Text) -> None:
+    def end(self, text: SequenceView) -> None:
         """Forgets the text; its answer is queued for the tenant's corpus."""
         self._known.pop(text.seq, None)
         tokens = text.tokens
         self.corpus.take(_tenant(text), tokens[len(tokens) - text.outputs :])
 
-    def _of(self, text: Text) -> _Known:
+    def _of(self, text: SequenceView) -> _DraftState:
         if (known := self._known.get(text.seq)) is None:
-            known = self._known[text.seq] = _Known(text)
+            known = self._known[text.seq] = _DraftState(text)
         return known
 
 
@@ -68,10 +68,10 @@ Match = tuple[SuffixAutomaton | None, int, int]  # automaton, end position, leng
 NO_MATCH: Match = (None, 0, 0)
 
 
-class _Known:
+class _DraftState:
     """Holds the state of one text: its own automaton, and its place in the tenant's."""
 
-    def __init__(self, text: Text) -> None:
+    def __init__(self, text: SequenceView) -> None:
         self._text = text
         self._own = SuffixAutomaton()
         self.place = _Place()
@@ -98,7 +98,7 @@ class _Place:
         self._states: dict[int, tuple[int, int]] = {}
         self._read = 0
 
-    def match(self, corpus: Corpus, text: Text) -> Match:
+    def match(self, corpus: Corpus, text: SequenceView) -> Match:
         """Returns the longest match over all automata, after following the text's new tokens."""
         automata, tokens = corpus.automata(_tenant(text)), text.tokens
         fresh = tokens[max(self._read, len(tokens) - LOOK_BACK) :]
@@ -115,6 +115,6 @@ class _Place:
         return best
 
 
-def _tenant(text: Text) -> bytes:
+def _tenant(text: SequenceView) -> bytes:
     request = text.request
     return request.tenant_salt + b"/" + request.adapter_id.encode()

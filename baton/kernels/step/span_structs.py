@@ -13,7 +13,7 @@ from baton.kernels.abi.native import I32, I64, F, P
 NORM_ROWS, LATENT, ROUTE, COMBINE, GATED_HEADS, GATE, GATED_DELTA, STATE_SPACE = range(160, 168)
 
 
-class SequenceStates(ctypes.Structure):
+class StatesStruct(ctypes.Structure):
     """Mirrors SequenceStates of abi/states.h."""
 
     _fields_ = [("at", P), ("bytes", I64)]

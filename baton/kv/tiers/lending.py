@@ -14,12 +14,12 @@ from contextlib import contextmanager
 from baton.protos.outlasting import outlasted
 
 
-class TakenBack(Exception):
+class AccessRevoked(Exception):
     """Raised on the borrowing thread once the pages were taken back, so that it abandons its work."""
 
 
-class Loan:
-    """Allows a thread to access pages until ``take_back`` has returned."""
+class PageAccess:
+    """Allows a thread to access pages until ``revoke`` has returned."""
 
     def __init__(self) -> None:
         self._copying = threading.Lock()
@@ -27,13 +27,13 @@ class Loan:
 
     @contextmanager
     def touching(self) -> Iterator[None]:
-        """Returns a context in which the borrowing thread may access the pages for one copy. Raises TakenBack."""
+        """Returns a context in which a thread may access the pages for one copy. Raises AccessRevoked."""
         with self._copying:
             if self._over:
-                raise TakenBack
+                raise AccessRevoked
             yield
 
-    async def take_back(self) -> None:
+    async def revoke(self) -> None:
         """Forbids further access and waits for the copy in progress, even if cancelled any number of times."""
         self._over = True
         if self._copying.acquire(blocking=False):

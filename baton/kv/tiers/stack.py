@@ -19,7 +19,7 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar, TypeVarTuple
 
-from baton.kv.tiers.lending import Loan
+from baton.kv.tiers.lending import PageAccess
 from baton.kv.tiers.slab import Slab, Touching
 
 T = TypeVar("T")
@@ -56,15 +56,15 @@ class Tier:
         the caller is cancelled, no page is accessed after this has ended, though the thread may still wait for its
         device.
         """
-        loan, loop = Loan(), asyncio.get_running_loop()
-        job = loop.run_in_executor(self._thread, work, self.slab, loan.touching, *args)
+        access, loop = PageAccess(), asyncio.get_running_loop()
+        job = loop.run_in_executor(self._thread, work, self.slab, access.touching, *args)
         try:
             return await asyncio.shield(job)
         except asyncio.CancelledError:
             job.add_done_callback(_seen)
             if not self.hung:
                 self._given_up = job, loop.time()
-            await loan.take_back()
+            await access.revoke()
             raise
 
     def close(self) -> None:

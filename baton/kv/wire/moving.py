@@ -234,21 +234,21 @@ class MoverClient:
             let_go()
 
 
-class _Lent:
+class _SharedMover:
     """A mover shared by all senders of an event loop, kept for a while after its last user."""
 
     def __init__(self) -> None:
         self.mover, self.users = MoverClient(), 0
 
 
-_lent: dict[asyncio.AbstractEventLoop, _Lent] = {}
+_lent: dict[asyncio.AbstractEventLoop, _SharedMover] = {}
 
 
 def borrow() -> MoverClient:
     """Returns the client of the mover process that all senders of the running loop share. Call ``give_back`` after
     use.
     """
-    lent = _lent.setdefault(asyncio.get_running_loop(), _Lent())
+    lent = _lent.setdefault(asyncio.get_running_loop(), _SharedMover())
     lent.users += 1
     return lent.mover
 
@@ -261,6 +261,6 @@ def give_back() -> None:
     loop.call_later(LINGER_S, _end_if_unused, lent)
 
 
-def _end_if_unused(lent: _Lent) -> None:
+def _end_if_unused(lent: _SharedMover) -> None:
     if not lent.users:
         lent.mover.close()  # the next who borrows it starts it again

@@ -156,7 +156,7 @@ class Remote(NamedTuple):
     size: int
 
 
-class Read(NamedTuple):
+class ReadRequest(NamedTuple):
     """A request to read the blocks at offsets ``places`` of a remote's memory, ``unit`` bytes each, side by side
     into ``into``.
     """
@@ -174,9 +174,9 @@ class NixlReader:
     def __init__(self) -> None:
         self._agent = NixlAgent()
         self._loop = asyncio.get_running_loop()
-        self._asked: queue.SimpleQueue[Read | None] = queue.SimpleQueue()
+        self._asked: queue.SimpleQueue[ReadRequest | None] = queue.SimpleQueue()
         self._names: dict[bytes, str] = {}
-        self._under_way: list[tuple[Any, Read, float]] = []
+        self._under_way: list[tuple[Any, ReadRequest, float]] = []
         self._idle: list[Staging] = []
         self._thread = threading.Thread(target=self._run, name="nixl-reads", daemon=True)
         self._thread.start()
@@ -200,7 +200,7 @@ class NixlReader:
         end within ABANDONED_S seconds is given up with its memory, to which NIXL may still write.
         """
         done = self._loop.create_future()
-        self._asked.put(Read(remote, tuple(places), unit, into, done))
+        self._asked.put(ReadRequest(remote, tuple(places), unit, into, done))
         return done
 
     def close(self) -> None:
@@ -229,7 +229,7 @@ class NixlReader:
                 return False
             self._start(asked)
 
-    def _start(self, asked: Read) -> None:
+    def _start(self, asked: ReadRequest) -> None:
         remote, unit = asked.remote, asked.unit
         try:
             if remote.metadata not in self._names:
@@ -256,7 +256,7 @@ class NixlReader:
                 self._failed(read, error)
         self._under_way = still
 
-    def _failed(self, read: Read, error: Exception) -> None:
+    def _failed(self, read: ReadRequest, error: Exception) -> None:
         """Reports a failed read and forgets its sender, which announces itself again, in another process."""
         name = self._names.pop(read.remote.metadata, None)
         if name is not None:
@@ -266,7 +266,7 @@ class NixlReader:
                 log.warning("NIXL can't forget %s: %s", name, other)
         self._tell(read, ConfigError(f"NIXL can't read the sender's memory: {error}", "kv_transport"))
 
-    def _tell(self, read: Read, error: ConfigError | None) -> None:
+    def _tell(self, read: ReadRequest, error: ConfigError | None) -> None:
         def tell() -> None:
             if read.done.cancelled():
                 self.give_back(read.into)

@@ -40,7 +40,7 @@ def test_another_card_is_told_that_torchs_ops_serve() -> None:
 
 def test_each_step_and_op_is_a_finding_and_what_is_wrong_fails() -> None:
     record = CardTrials("H100", 1e9, {"bf16": "", "int4": "step 2 of the trial: off"}, (*OPS, WRONG))
-    found = card.shown(record)
+    found = card.findings_of(record)
     assert [one.state for one in found] == ["ok", "fail", "ok", "warn", "fail"]
     assert found[2].what == "swiglu, 1 rows: 3.0 us, torch 4.0 us, 1.0e-07 off float32"
     assert all(one.remedy for one in found if one.state != "ok")
@@ -50,7 +50,7 @@ def test_the_plain_doctor_tells_what_was_kept(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setenv(CACHE_ENV, str(tmp_path))
     config = load_config(flags={"worker": {"device": "cuda"}}, search=Path("/nowhere"))
     assert "tried on" not in machine.gpu(config, lambda: H100).what
-    card_trials.keep(CardTrials("H100", 1e9, {"bf16": ""}, (*OPS, WRONG)), H100)
+    card_trials.save_record(CardTrials("H100", 1e9, {"bf16": ""}, (*OPS, WRONG)), H100)
     said = machine.gpu(config, lambda: H100).what
     assert "tried on 2001-09-09 01:46 UTC: wrong: rms_norm, 1 rows, 2 of 3 ops as fast as torch's" in said
 
@@ -62,7 +62,7 @@ def test_figures_that_cannot_be_kept_are_shown_all_the_same(
     monkeypatch.setenv("BATON_CUDA_SIMT", "1")
     monkeypatch.setenv(CACHE_ENV, str(tmp_path / "file"))
     monkeypatch.setattr(card, "device", lambda: None)
-    monkeypatch.setattr(card_trials, "measured", lambda gpu, library, shim: CardTrials("shim", 1e9, {}, OPS))
+    monkeypatch.setattr(card_trials, "run_trials", lambda gpu, library, shim: CardTrials("shim", 1e9, {}, OPS))
     kept, *ops = card.try_card()
     assert (kept.state, len(ops)) == ("warn", len(OPS))
     assert CACHE_ENV in kept.remedy
@@ -77,4 +77,4 @@ def test_on_the_shim_every_step_and_op_is_tried_and_kept(tmp_path: Path, monkeyp
     assert result.exit_code == 0
     assert [one["subject"] for one in found[:4]] == ["card", *["gpu step"] * 3]
     assert {one["state"] for one in found} <= {"ok", "warn"}
-    assert card_trials.kept(card.SHIM) is not None
+    assert card_trials.load_record(card.SHIM) is not None

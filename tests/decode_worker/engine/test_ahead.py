@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
-from baton.decode_worker.engine.ahead import ReadAhead
+from baton.decode_worker.engine.ahead import PromptReader
 
 
 class Reading:
@@ -14,15 +14,15 @@ class Reading:
     def __init__(self, left: dict[int, int]) -> None:
         self.left = left
 
-    def read_ahead(self, sequence: Any, idle: bool) -> int:
+    def read_prompt(self, sequence: Any, idle: bool) -> int:
         count = min(4, self.left[sequence.seq])
         self.left[sequence.seq] -= count
         return count
 
 
-def ahead_of(left: dict[int, int]) -> tuple[ReadAhead, Reading]:
+def ahead_of(left: dict[int, int]) -> tuple[PromptReader, Reading]:
     drafter, clock = Reading(left), iter(range(1 << 20))
-    found = ReadAhead(drafter, lambda: next(clock) * 1e-6)  # type: ignore[arg-type]
+    found = PromptReader(drafter, lambda: next(clock) * 1e-6)  # type: ignore[arg-type]
     for seq in left:
         found.begin(SimpleNamespace(seq=seq, draft_room=8))  # type: ignore[arg-type]
     return found, drafter

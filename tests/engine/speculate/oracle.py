@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Mapping, Sequence
 
-from baton.engine.speculate.draft import BatchSpeculator, Draft, Speculator, Text
+from baton.engine.speculate.draft import BatchSpeculator, Draft, SequenceView, Speculator
 from baton.engine.speculate.drafter import Drafter, Writer
 
 
@@ -16,13 +16,13 @@ class Oracle(Speculator):
         self._answers, self._chance, self._vocab = answers, chance, vocab_size
         self._rng = random.Random(seed)
 
-    def propose(self, text: Text, budget: int) -> Draft | None:
+    def propose(self, text: SequenceView, budget: int) -> Draft | None:
         answer = self._answers.get(text.request.request_id, ())
         coming = answer[text.outputs : text.outputs + budget]
         tokens = [t if self._rng.random() < self._chance else (t + 1) % self._vocab for t in coming]
         return Draft(tokens, "oracle", 0) if tokens else None
 
-    def end(self, text: Text) -> None:
+    def end(self, text: SequenceView) -> None:
         """Nothing is remembered."""
 
 
@@ -49,7 +49,7 @@ class Eager(Drafter):
 class Bushy(Oracle):
     """Proposes trees: at each of some places the right token, if it is there, stands among wrong ones."""
 
-    def propose(self, text: Text, budget: int) -> Draft | None:
+    def propose(self, text: SequenceView, budget: int) -> Draft | None:
         answer = self._answers.get(text.request.request_id, ())
         coming, rng = list(answer[text.outputs : text.outputs + budget]), self._rng
         if not coming:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from baton.engine.speculate.acceptance import AcceptanceEstimate, expected
 from baton.engine.speculate.call_estimate import CallEstimate
 from baton.engine.speculate.depth import MARGIN, best_depths
-from baton.engine.speculate.draft import Draft, Speculator, Text
+from baton.engine.speculate.draft import Draft, SequenceView, Speculator
 from baton.engine.speculate.drafter import Drafter
 from baton.engine.speculate.probe import LAST, Probe
 from baton.engine.speculate.row_cost import RowCost
@@ -179,10 +179,10 @@ def test_what_brings_nothing_takes_next_to_nothing_even_of_very_short_steps(sequ
 class Right(Speculator):
     """Proposes ones; the model of these tests writes ones where ``right``."""
 
-    def propose(self, text: Text, budget: int) -> Draft | None:
+    def propose(self, text: SequenceView, budget: int) -> Draft | None:
         return Draft([1] * budget, "right", 0)
 
-    def end(self, text: Text) -> None:
+    def end(self, text: SequenceView) -> None:
         """Nothing is remembered."""
 
 
@@ -209,10 +209,10 @@ def driven(sequences: int, chance: float, steps: int, seed: int = 0) -> tuple[fl
 class Second(Speculator):
     """Proposes two tokens at each of two places; the model of these tests writes ones."""
 
-    def propose(self, text: Text, budget: int) -> Draft | None:
+    def propose(self, text: SequenceView, budget: int) -> Draft | None:
         return Draft.of_paths([[2, 1], [1, 2], [1, 1]], "second", 0)
 
-    def end(self, text: Text) -> None:
+    def end(self, text: SequenceView) -> None:
         """Nothing is remembered."""
 
 

@@ -8,13 +8,13 @@ from hypothesis import strategies as st
 from baton.engine.speculate.draft import Draft, accepted
 from baton.engine.speculate.tree import (
     ROOT,
-    Stretch,
+    Chain,
+    chains,
     depths,
     first_chain,
     path_to,
     pruned,
     ranks,
-    stretches,
     tree_of,
     walked,
 )
@@ -30,7 +30,7 @@ def test_paths_with_a_common_beginning_share_its_nodes() -> None:
     assert depths(parents) == [0, 1, 2, 2, 1, 0, 1]
     assert ranks(parents) == [0, 0, 0, 1, 1, 1, 0]
     assert first_chain(parents) == 3
-    assert stretches(parents) == [Stretch(ROOT, 0, 4), Stretch(2, 4, 1), Stretch(1, 5, 1), Stretch(0, 6, 2)]
+    assert chains(parents) == [Chain(ROOT, 0, 4), Chain(2, 4, 1), Chain(1, 5, 1), Chain(0, 6, 2)]
     assert path_to(6, parents) == [5, 6]
     assert tree_of(PATHS, 4) == ([1, 2, 3, 5], [ROOT, 0, 1, 0])
 
@@ -50,9 +50,9 @@ def test_whatever_is_chosen_what_stands_is_a_path_of_it(given_paths: list[list[i
     rows = walked(tokens, parents, chosen[: len(tokens) + 1])
     assert [tokens[row - 1] for row in rows[1:]] == [chosen[row] for row in rows[:-1]]
     assert [row - 1 for row in rows[1:]] == path_to(rows[-1] - 1, parents)
-    ends = [s.first + s.rows for s in stretches(parents)]
+    ends = [s.first + s.rows for s in chains(parents)]
     assert ends[-1] == len(tokens) + 1
-    assert [s.first for s in stretches(parents)] == [0, *ends[:-1]]
+    assert [s.first for s in chains(parents)] == [0, *ends[:-1]]
     every = {tuple(tokens[node] for node in path_to(node, parents)) for node in range(len(tokens))}
     assert len(every) == len(tokens)
     assert len(tokens) == 32 or every == {tuple(path[:n]) for path in given_paths for n in range(1, len(path) + 1)}

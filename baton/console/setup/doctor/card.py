@@ -33,13 +33,13 @@ def try_card(ask: Probe = probe) -> list[Finding]:
     if said := without_kernels(gpu):
         return [Finding("card", "warn", f"{gpu.name}: torch's ops serve", said)]
     try:
-        return _tried(gpu)
+        return _trial(gpu)
     except (BuildError, DeviceError) as error:
         remedy = "torch's ops serve instead; `python -m baton.kernels.cuda.build` says more"
         return [Finding("card", "fail", f"{gpu.name}: {str(error).splitlines()[0]}", remedy)]
 
 
-def shown(found: CardTrials) -> list[Finding]:
+def findings_of(found: CardTrials) -> list[Finding]:
     """Returns the findings of a record."""
     steps = [
         Finding("gpu step", "fail" if said else "ok", f"{kind} weights: {said or 'the answers of the CPU'}",
@@ -49,11 +49,11 @@ def shown(found: CardTrials) -> list[Finding]:
     return [*steps, *map(_of_op, found.ops)]
 
 
-def earlier(gpu: Gpu) -> str:
+def earlier_trial(gpu: Gpu) -> str:
     """Returns what an earlier trial of ``gpu`` found, in words; empty if there was none."""
-    from baton.engine.backends.cuda.card_trials import kept
+    from baton.engine.backends.cuda.card_trials import load_record
 
-    if (found := kept(gpu)) is None:
+    if (found := load_record(gpu)) is None:
         return ""
     wrong = [op.op for op in found.ops if not op.right] + [kind for kind, said in found.steps.items() if said]
     when = datetime.fromtimestamp(found.at, UTC).strftime("%Y-%m-%d %H:%M UTC")
@@ -62,18 +62,18 @@ def earlier(gpu: Gpu) -> str:
     return f"tried on {when}: {said}, {faster} of {len(found.ops)} ops as fast as torch's or faster"
 
 
-def _tried(gpu: Gpu) -> list[Finding]:
+def _trial(gpu: Gpu) -> list[Finding]:
     from baton.engine.backends.cuda import card_trials
 
-    found = card_trials.measured(gpu, device(), on_shim())
-    return [_record(found, gpu), *shown(found)]
+    found = card_trials.run_trials(gpu, device(), on_shim())
+    return [_record(found, gpu), *findings_of(found)]
 
 
 def _record(found: CardTrials, gpu: Gpu) -> Finding:
     from baton.engine.backends.cuda import card_trials
 
     try:
-        return Finding("card", "ok", f"{gpu.name}: tried, figures kept in {card_trials.keep(found, gpu)}")
+        return Finding("card", "ok", f"{gpu.name}: tried, figures kept in {card_trials.save_record(found, gpu)}")
     except OSError as error:
         remedy = f"set {CACHE_ENV} to a directory that can be written"
         return Finding("card", "warn", f"{gpu.name}: tried, figures not kept: {error}", remedy)

@@ -43,7 +43,7 @@ class CardTrials(msgspec.Struct, frozen=True):
     ops: tuple[OpTrial, ...]
 
 
-def measured(gpu: Gpu, library: CudaLibrary, shim: bool = False) -> CardTrials:
+def run_trials(gpu: Gpu, library: CudaLibrary, shim: bool = False) -> CardTrials:
     """Returns the trials of this machine's card, or of the shim. Raises DeviceError where a launch fails."""
     sizes: Sizes = ON_THE_SHIM if shim else ON_A_CARD
     ops = try_ops(library, "cpu" if shim else "cuda", sizes)
@@ -51,7 +51,7 @@ def measured(gpu: Gpu, library: CudaLibrary, shim: bool = False) -> CardTrials:
     return CardTrials(gpu.name, time.time(), steps, tuple(ops))
 
 
-def keep(found: CardTrials, gpu: Gpu) -> Path:
+def save_record(found: CardTrials, gpu: Gpu) -> Path:
     """Writes the record and returns its path. Raises OSError."""
     path = _path(gpu)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -59,7 +59,7 @@ def keep(found: CardTrials, gpu: Gpu) -> Path:
     return path
 
 
-def kept(gpu: Gpu) -> CardTrials | None:
+def load_record(gpu: Gpu) -> CardTrials | None:
     """Returns the record of ``gpu`` with the present kernels; None if there is none that can be read."""
     try:
         return msgspec.json.decode(_path(gpu).read_bytes(), type=CardTrials)

@@ -51,7 +51,7 @@ class SpanCompiler:
     def __init__(self, to: Registers, weights: dict[str, Tensor | PackedWeight], layout: KvLayout) -> None:
         self._to, self._weights, self._layout = to, weights, layout
         self._kept: list[Tensor] = []
-        self.states = s.SequenceStates(None, 0)
+        self.states = s.StatesStruct(None, 0)
 
     def compiled(self, op: p.Op) -> Op:
         """Returns ``op`` in the native step's form, FOREIGN if torch has to compute it. Raises ConfigError for a KV
@@ -91,14 +91,14 @@ class SpanCompiler:
             raise ConfigError(text, "kv_cache_dtype")
         expand = self._tensor(op.expand)
         expand = expand if expand.dtype in EXPANSIONS else expand.float()
-        heads = expand.numel() // op.rank // (op.plain + op.value)
+        heads = expand.numel() // op.rank // (op.nope_dim + op.value_dim)
         struct = s.LatentStruct(
             self._floats(op.norm),
             self._place(expand),
             plane_place(self._layout, op.layer)[0],
             EXPANSIONS[expand.dtype],
             KV_TYPES[dtype],
-            *(heads, op.plain, op.turned, op.value, op.rank, op.paired, op.eps, op.scale),
+            *(heads, op.nope_dim, op.rope_dim, op.value_dim, op.rank, op.paired, op.eps, op.scale),
         )
         return self._op(s.LATENT, struct, op.q, op.latent, op.out)
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from baton.engine.plan import SequenceStep, StepPlan
-from baton.kernels.step.span_structs import SequenceStates
+from baton.kernels.step.span_structs import StatesStruct
 from baton.protos.errors import BatonError
 
 
@@ -19,7 +19,7 @@ class StepStates:
     ``memory`` (pages, page bytes) uint8 has all pages.
     """
 
-    def __init__(self, plan: StepPlan, memory: Tensor, struct: SequenceStates) -> None:
+    def __init__(self, plan: StepPlan, memory: Tensor, struct: StatesStruct) -> None:
         self._memory, self._to = memory, torch.tensor(_targets(plan), dtype=torch.int64)
         begun = [at for at, item in enumerate(plan.items) if item.state_from is not None]
         pages = torch.tensor([page for at in begun for page in _source(plan.items[at])], dtype=torch.int64)

@@ -41,12 +41,12 @@ class PagedAttention(BaseOp, frozen=True, tag=True):
 
 class LatentAttention(BaseOp, frozen=True, tag=True):
     """Stores latents and attends to them with absorbed projections (https://arxiv.org/abs/2405.04434); out is
-    (rows, heads x value).
+    (rows, heads x value_dim).
 
-    ``q`` is (rows, heads x (plain + turned)), its last ``turned`` numbers per head to be rotated. ``latent`` is
-    (rows, rank + turned): the first ``rank`` numbers are normed by ``norm``, the others are the key that all heads
-    share; ``layer`` stores both. ``expand`` (heads x (plain + value), rank) makes each head's key and value of a
-    latent. ``paired`` rotates neighbours instead of halves; ``scale`` multiplies scores.
+    ``q`` is (rows, heads x (nope_dim + rope_dim)), its last ``rope_dim`` numbers per head to be rotated.
+    ``latent`` is (rows, rank + rope_dim): the first ``rank`` numbers are normed by ``norm``, the others are the key
+    that all heads share; ``layer`` stores both. ``expand`` (heads x (nope_dim + value_dim), rank) makes each head's
+    key and value of a latent. ``paired`` rotates neighbours instead of halves; ``scale`` multiplies scores.
     """
 
     q: str
@@ -55,9 +55,9 @@ class LatentAttention(BaseOp, frozen=True, tag=True):
     norm: str
     expand: str
     eps: float
-    plain: int
-    turned: int
-    value: int
+    nope_dim: int
+    rope_dim: int
+    value_dim: int
     rank: int
     paired: bool
     scale: float

@@ -14,12 +14,12 @@ from torch import Tensor
 
 from baton.engine.plan import SampleSpec
 from baton.engine.sampling import COLDEST, choose
-from baton.engine.speculate.draft import GRADES, Text
+from baton.engine.speculate.draft import GRADES, SequenceView
 from baton.engine.speculate.draft_model import plain_sampling
 from baton.kernels.registry import kernels
 
 
-def drawn(logits: Tensor, texts: Sequence[Text], ahead: int) -> list[int]:
+def drawn(logits: Tensor, texts: Sequence[SequenceView], ahead: int) -> list[int]:
     """Returns a token for each row of ``logits`` (texts, vocab), the one that follows ``ahead`` drafts of its
     text.
     """
@@ -33,7 +33,7 @@ def drawn(logits: Tensor, texts: Sequence[Text], ahead: int) -> list[int]:
     return found
 
 
-def may_branch(text: Text) -> bool:
+def may_branch(text: SequenceView) -> bool:
     """Returns whether the text is decoded greedily, so that several guesses at a place make sense; a random draw
     has one.
     """
@@ -66,6 +66,6 @@ def grades(logits: Tensor) -> list[int]:
     return [min(GRADES - 1, int(GRADES * p)) for p in best.tolist()]
 
 
-def _spec(text: Text, ahead: int) -> SampleSpec:
+def _spec(text: SequenceView, ahead: int) -> SampleSpec:
     request, position = text.request, len(text.tokens) + ahead
     return SampleSpec(plain_sampling(request.sampling), request.choice, position, (), request.prompt_tokens)

@@ -80,7 +80,7 @@ class Rows:
             self.base, self.count = self.end - keep, keep
 
 
-class Stretch(NamedTuple):
+class LayerInput(NamedTuple):
     """Names consecutive positions of one text: ``states`` (positions, hidden) and, for each, the token that
     follows.
     """
@@ -115,16 +115,16 @@ class Eagle3Layer:
         """
         return linear(states, self._fc)
 
-    def forward(self, stretches: Sequence[Stretch]) -> Tensor:
-        """Returns the layer's output states (rows, hidden), and appends keys and values to each stretch's
+    def forward(self, inputs: Sequence[LayerInput]) -> Tensor:
+        """Returns the layer's output states (rows, hidden), and appends keys and values to each input's
         ``rows``.
         """
-        tokens = [token for stretch in stretches for token in stretch.tokens]
+        tokens = [token for layer_input in inputs for token in layer_input.tokens]
         embedded = torch.from_numpy(self._embed(tokens))
-        states = torch.cat([stretch.states for stretch in stretches])
+        states = torch.cat([layer_input.states for layer_input in inputs])
         normed = self._normed(states, "hidden_norm")
         both = torch.cat((self._normed(embedded, "input_layernorm"), normed), -1)
-        residual = (normed if self.sizes.norms_residual else states) + self._attended(both, stretches)
+        residual = (normed if self.sizes.norms_residual else states) + self._attended(both, inputs)
         gate, up = linear(self._normed(residual, "post_attention_layernorm"), self._gate_up).chunk(2, -1)
         return residual + linear(F.silu(gate) * up, self._down)
 
@@ -138,17 +138,17 @@ class Eagle3Layer:
         found[:, self.ids] = logits
         return found
 
-    def _attended(self, both: Tensor, stretches: Sequence[Stretch]) -> Tensor:
+    def _attended(self, both: Tensor, inputs: Sequence[LayerInput]) -> Tensor:
         s, at, found = self.sizes, 0, []
         qkv = linear(both, self._qkv).view(len(both), -1, s.head_dim)
-        for stretch in stretches:
-            own = qkv[at : at + len(stretch.tokens)]
+        for layer_input in inputs:
+            own = qkv[at : at + len(layer_input.tokens)]
             at += len(own)
-            start = stretch.rows.end
+            start = layer_input.rows.end
             [(cos, sin)] = self._turns.of(torch.arange(start, start + len(own)), torch.float32)
             q, k, v = own.split((s.heads, s.kv_heads, s.kv_heads), 1)
-            stretch.rows.append(_turned(k, cos, sin), v)
-            found.append(_attention(_turned(q, cos, sin), *stretch.rows.seen()))
+            layer_input.rows.append(_turned(k, cos, sin), v)
+            found.append(_attention(_turned(q, cos, sin), *layer_input.rows.seen()))
         return linear(torch.cat(found).flatten(1), self._o)
 
     def _normed(self, x: Tensor, name: str) -> Tensor:

@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from baton.engine.speculate.draft import MOST_DRAFTS, MOST_NODES, Draft, States, StateSpeculator, Text
+from baton.engine.speculate.draft import MOST_DRAFTS, MOST_NODES, Draft, SequenceView, States, StateSpeculator
 from baton.engine.speculate.heads.draws import drawn, grades, likeliest_paths, may_branch
 from baton.engine.speculate.heads.files import HeadFiles, Matrix, Packing, Target
 from baton.kernels.linear.cpu import linear
@@ -55,11 +55,11 @@ class Medusa(StateSpeculator):
         self._seen: dict[int, tuple[int, Tensor]] = {}
         self._drafts: dict[int, Draft] = {}
 
-    def saw(self, text: Text, first: int, states: States) -> None:
+    def saw(self, text: SequenceView, first: int, states: States) -> None:
         """Keeps the state of the last position."""
         self._seen[text.seq] = first + len(states) - 1, torch.from_numpy(states[-1].copy())
 
-    def prepare(self, texts: Sequence[Text], budget: int) -> None:
+    def prepare(self, texts: Sequence[SequenceView], budget: int) -> None:
         """Drafts up to ``budget`` tokens, one per head, for each text whose last state is known."""
         ready = [text for text in texts if self._is_current(text)]
         self._drafts = {}
@@ -78,12 +78,12 @@ class Medusa(StateSpeculator):
                 draft = Draft.of_paths(paths, NAME, ranks[row])
             self._drafts[text.seq] = draft
 
-    def propose(self, text: Text, budget: int) -> Draft | None:
+    def propose(self, text: SequenceView, budget: int) -> Draft | None:
         """Returns the draft that ``prepare`` made, at most ``budget`` places deep, or None."""
         found = self._drafts.get(text.seq)
         return None if found is None else found.cut(budget)
 
-    def end(self, text: Text) -> None:
+    def end(self, text: SequenceView) -> None:
         """Forgets the text's state."""
         self._seen.pop(text.seq, None)
 
@@ -92,7 +92,7 @@ class Medusa(StateSpeculator):
         found = logits.softmax(-1).topk(min(GUESSES, logits.shape[-1]), -1)
         return found.indices.tolist(), found.values.clamp_min(LEAST).tolist()
 
-    def _is_current(self, text: Text) -> bool:
+    def _is_current(self, text: SequenceView) -> bool:
         """Returns whether the state kept is that of the token before the last, which chose the last."""
         seen = self._seen.get(text.seq)
         return seen is not None and seen[0] == len(text.tokens) - 2

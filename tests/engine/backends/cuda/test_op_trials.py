@@ -31,15 +31,15 @@ def test_figures_are_kept_for_a_card_its_driver_and_these_kernels(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(CACHE_ENV, str(tmp_path))
-    assert card_trials.kept(H100) is None
-    path = card_trials.keep(RECORD, H100)
-    assert card_trials.kept(H100) == RECORD
-    assert card_trials.kept(Gpu("NVIDIA H100", (9, 0), (13, 1), 80 << 30)) is None
+    assert card_trials.load_record(H100) is None
+    path = card_trials.save_record(RECORD, H100)
+    assert card_trials.load_record(H100) == RECORD
+    assert card_trials.load_record(Gpu("NVIDIA H100", (9, 0), (13, 1), 80 << 30)) is None
     path.write_text("{")
-    assert card_trials.kept(H100) is None
-    card_trials.keep(RECORD, H100)
+    assert card_trials.load_record(H100) is None
+    card_trials.save_record(RECORD, H100)
     monkeypatch.setattr(card_trials, "prebuilt_name", lambda: "of other sources")
-    assert card_trials.kept(H100) is None
+    assert card_trials.load_record(H100) is None
 
 
 @pytest.mark.thorough
