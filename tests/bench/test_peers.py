@@ -55,7 +55,7 @@ def test_nf4_is_written_as_a_checkpoint_that_our_engine_measures_itself_on(
     monkeypatch.setitem(random_gguf.SIZES, "tiny", TINY)
     folder = random_checkpoint.nf4_of(tmp_path, "tiny")
     assert json.loads((folder / "config.json").read_text())["quantization_config"]["bnb_4bit_quant_type"] == "nf4"
-    ours = side.Ours.of_file(folder, most=2)
+    ours = side.BatonPeer.of_file(folder, most=2)
     assert ours.decode_seconds(2) > 0
     assert 0 < ours.weight_bytes < 8 * sum(path.stat().st_size for path in folder.glob("*.safetensors"))
 

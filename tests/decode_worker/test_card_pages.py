@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from baton.engine.backends.cuda.resident import DeviceResidency
 from baton.engine.backends.paced.runner import PacedRunner, rows_after
+from baton.engine.backends.residency import PageResidency
 from baton.engine.plan import StepPlan, StepResult
 from baton.engine.wide_pages import WideMirror
 from baton.protos import channel as ch
@@ -24,7 +24,7 @@ PAGE = 16 * KV
 class Mirror:
     """As engine/backends/cuda/page_share.py, without a driver."""
 
-    def __init__(self, resident: DeviceResidency) -> None:
+    def __init__(self, resident: PageResidency) -> None:
         self.opened, self.landed = resident.opened, resident.landed
 
 
@@ -34,7 +34,7 @@ class CardRunner(PacedRunner):
     def bind(self, buffer: memoryview, pages: int) -> None:
         self.card = memoryview(bytearray(b"\xee" * (pages * PAGE)))
         super().bind(self.card, pages)
-        self.host, self.resident, self.brought = buffer, DeviceResidency(pages), 0
+        self.host, self.resident, self.brought = buffer, PageResidency(pages), 0
         self.mirror = Mirror(self.resident)
 
     def run(self, plan: StepPlan) -> StepResult:
@@ -162,18 +162,18 @@ def test_a_block_that_is_said_to_be_on_the_card_and_is_not_gives_a_wrong_answer(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A planted bug: whoever brings one block counts for all behind it."""
-    landed = DeviceResidency.landed
+    landed = PageResidency.landed
 
-    def too_much(resident: DeviceResidency, seq: int, table: Sequence[int], blocks: Sequence[int]) -> None:
+    def too_much(resident: PageResidency, seq: int, table: Sequence[int], blocks: Sequence[int]) -> None:
         landed(resident, seq, table, range(min(blocks), len(table)))
 
-    monkeypatch.setattr(DeviceResidency, "landed", too_much)
+    monkeypatch.setattr(PageResidency, "landed", too_much)
     with pytest.raises(AssertionError, match="of seed"):
         all(busy(seed) is None for seed in range(6))
 
 
 def test_pages_of_another_size_tell_the_pages_beneath() -> None:
-    resident = DeviceResidency(12)
+    resident = PageResidency(12)
     heard: list[Any] = []
     beneath = Mirror(resident)
     beneath.landed = lambda seq, table, blocks: heard.append((seq, table, list(blocks)))  # type: ignore[method-assign]

@@ -1,7 +1,7 @@
 """Shares the GPU's pages with the I/O process, which opens them by a CUDA IPC handle. Torch-free.
 
 Knows nothing of handoffs. The engine is told what other processes write there (``opened``, ``landed``) and records
-it in its ``DeviceResidency``. If there is no driver, or the driver refuses, nothing is shared: handoffs read and
+it in its ``PageResidency``. If there is no driver, or the driver refuses, nothing is shared: handoffs read and
 write the host's pages, and the log says why.
 """
 
@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 
-from baton.engine.backends.cuda.resident import DeviceResidency
+from baton.engine.backends.residency import PageResidency
 from baton.kv.memory.cuda_driver import Driver, driver
 from baton.protos.errors import ConfigError
 from baton.protos.measurements import SharedPages
@@ -23,7 +23,7 @@ class PageShare:
     them.
     """
 
-    def __init__(self, cuda: Driver, size: int, resident: DeviceResidency) -> None:
+    def __init__(self, cuda: Driver, size: int, resident: PageResidency) -> None:
         self._cuda, self._resident = cuda, resident
         self.at = cuda.allocate(size)
         try:
@@ -33,7 +33,7 @@ class PageShare:
             raise
 
     @classmethod
-    def made(cls, size: int, resident: DeviceResidency) -> PageShare | None:
+    def made(cls, size: int, resident: PageResidency) -> PageShare | None:
         """Returns a share of ``size`` bytes; None if they can't be allocated or shared, with the reason in the
         log.
         """

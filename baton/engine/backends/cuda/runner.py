@@ -21,10 +21,10 @@ from baton.engine.adapters.base import AdapterBase
 from baton.engine.backends.cuda.adapters import CudaAdapters
 from baton.engine.backends.cuda.page_share import PageShare
 from baton.engine.backends.cuda.program import CudaProgram
-from baton.engine.backends.cuda.resident import DeviceResidency
 from baton.engine.backends.native.batch import NativeBatch
 from baton.engine.backends.native.program import Weights
 from baton.engine.backends.native.step_runner import StepRunner
+from baton.engine.backends.residency import PageResidency
 from baton.engine.plan import ModelSpec, StepPlan
 from baton.engine.program.program import Program
 from baton.engine.program.sites import head_site
@@ -64,7 +64,7 @@ class CudaRunner(StepRunner):
         self.mirror: PageShare | None = None
         self.shares = False  # whether ``bind`` lets the I/O process at the device's pages
         self._session = ctypes.c_void_p()
-        self._resident = DeviceResidency(0)
+        self._resident = PageResidency(0)
         try:
             self._call("session_open", self._program.address, spec.vocab_size, ctypes.byref(self._session))
         except BatonError:
@@ -76,7 +76,7 @@ class CudaRunner(StepRunner):
         little memory.
         """
         self._memory = torch.frombuffer(buffer, dtype=torch.uint8)  # keeps the buffer
-        page_bytes, resident, earlier = self.spec.layout.page_bytes, DeviceResidency(pages), self.mirror
+        page_bytes, resident, earlier = self.spec.layout.page_bytes, PageResidency(pages), self.mirror
         mirror = PageShare.made(pages * page_bytes, resident) if self.shares else None
         at = None if mirror is None else mirror.at
         size = f"{pages * page_bytes / (1 << 30):.2f} GiB of KV pages"

@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 
 from baton.engine.adapters.base import AdapterBase
-from baton.engine.backends.cuda.resident import DeviceResidency
 from baton.engine.backends.native.batch import Array, NativeBatch
 from baton.engine.backends.native.step_runner import StepRunner
 from baton.engine.backends.ranks.adapters import OwnAdapters, RankAdapters
@@ -36,6 +35,7 @@ from baton.engine.backends.ranks.memory import (
     show_turns,
     sizes_for,
 )
+from baton.engine.backends.residency import PageResidency
 from baton.engine.plan import ModelSpec, StepPlan
 from baton.engine.program.ops import LmHead
 from baton.engine.program.rank_program import BY_COLUMNS, BY_ROWS, dealt_experts
@@ -68,7 +68,7 @@ class RankRunner(StepRunner):
     ) -> None:
         super().__init__(spec, loaded.native, clock, work)
         self._own, self._followers, self._hosts = loaded.native, followers, hosts
-        self._current = DeviceResidency(0)  # pages that other hosts have as they are here
+        self._current = PageResidency(0)  # pages that other hosts have as they are here
         self._layers = loaded.program.layers
         self.dealt_experts = dealt_experts(loaded.program, loaded.native.own)
         self._memory = SharedMemory.create(sizes_for(loaded.program, loaded.native))
@@ -99,7 +99,7 @@ class RankRunner(StepRunner):
         """Uses ``buffer`` as the KV pages of the lead; ``open_pages`` passes them to the other ranks."""
         self._buffer, self._pages = buffer, pages
         self._ranks.pages = ctypes.addressof(ctypes.c_char.from_buffer(buffer))
-        self._current = DeviceResidency(pages)
+        self._current = PageResidency(pages)
 
     def open_pages(self, fd: int, size: int) -> None:
         """Passes the pages of ``bind``, memory file ``fd`` of ``size`` bytes, to the other ranks of this host; the

@@ -1,4 +1,4 @@
-"""Tracks which of the host's pages have a current copy on the device. Torch-free.
+"""Tracks which of the host's pages have a current copy on a device: a GPU, or other hosts' ranks. Torch-free.
 
 Knows nothing of devices or copies. Others (handoffs, tiers) read and write the host's pages, and every step writes
 back what it appended. So a page's device copy is valid for a sequence only while nothing but the sequence itself,
@@ -29,7 +29,7 @@ MOST_RECORDS = 8192  # sequences remembered; the oldest is forgotten first
 class LastRun:
     """The state of a sequence when it last ran."""
 
-    at: int  # value of the clock of writes (``DeviceResidency``)
+    at: int  # value of the clock of writes (``PageResidency``)
     table: Sequence[int]  # the same object as the sequence's: from one step to the next it only grows
     pages: list[int]  # its pages with tokens before position ``end``, full or not
     end: int
@@ -45,7 +45,7 @@ class HandoffBlocks:
     blocks: set[int] = field(default_factory=set)
 
 
-class DeviceResidency:
+class PageResidency:
     """Tracks which of ``pages`` pages are current on the device; at first none is."""
 
     def __init__(self, pages: int) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from baton.engine.backends.cuda.resident import MOST_RECORDS, DeviceResidency
+from baton.engine.backends.residency import MOST_RECORDS, PageResidency
 from baton.engine.plan import SequenceStep
 
 
@@ -15,34 +15,34 @@ def item(seq: int, start: int, pages: list[int], count: int = 1) -> SequenceStep
     return SequenceStep(seq, [0] * count, start, pages)
 
 
-def run(resident: DeviceResidency, *items: SequenceStep) -> list[int]:
+def run(resident: PageResidency, *items: SequenceStep) -> list[int]:
     brought = resident.missing(items)
     resident.ran(items, brought)
     return brought
 
 
 def test_a_prompt_needs_nothing_and_its_decodes_neither() -> None:
-    resident = DeviceResidency(8)
+    resident = PageResidency(8)
     assert run(resident, item(1, 0, [3, 5], 20)) == []
     assert run(resident, item(1, 20, [3, 5])) == []
     assert run(resident, item(1, 21, [3, 5])) == []
 
 
 def test_a_prefix_or_a_handoff_brings_what_lies_below_its_start_alone() -> None:
-    resident = DeviceResidency(8)
+    resident = PageResidency(8)
     assert run(resident, item(1, 17, [6, 2, 4], 30)) == [2, 6]
     assert run(resident, item(1, 47, [6, 2, 4])) == []
 
 
 def test_two_that_share_a_prefix_do_not_bring_it_step_after_step() -> None:
-    resident = DeviceResidency(8)
+    resident = PageResidency(8)
     assert run(resident, item(1, 16, [0, 1])) == [0]
     assert run(resident, item(1, 17, [0, 1]), item(2, 16, [0, 2])) == [0]
     assert run(resident, item(1, 18, [0, 1]), item(2, 17, [0, 2])) == []
 
 
 def test_one_that_was_away_brings_what_others_touched_meanwhile() -> None:
-    resident = DeviceResidency(8)
+    resident = PageResidency(8)
     run(resident, item(1, 0, [0, 1], 32))
     run(resident, item(2, 0, [1], 3))  # took over a page of the first, which came back to it by a tier
     assert run(resident, item(1, 32, [0, 1, 2])) == [1]
@@ -50,13 +50,13 @@ def test_one_that_was_away_brings_what_others_touched_meanwhile() -> None:
 
 
 def test_another_page_at_the_same_place_is_brought() -> None:
-    resident = DeviceResidency(8)
+    resident = PageResidency(8)
     run(resident, item(1, 0, [0, 1], 32))
     assert run(resident, item(1, 32, [0, 4, 5])) == [4]
 
 
 def test_a_step_that_is_repeated_or_taken_back_needs_nothing() -> None:
-    resident = DeviceResidency(8)
+    resident = PageResidency(8)
     run(resident, item(1, 0, [0, 1], 20))
     run(resident, item(1, 20, [0, 1], 4))
     assert run(resident, item(1, 20, [0, 1], 4)) == []
@@ -64,27 +64,27 @@ def test_a_step_that_is_repeated_or_taken_back_needs_nothing() -> None:
 
 
 def test_a_start_beyond_what_was_run_brings_all() -> None:
-    resident = DeviceResidency(8)
+    resident = PageResidency(8)
     run(resident, item(1, 0, [0, 1], 8))
     assert run(resident, item(1, 16, [0, 1])) == [0]
 
 
 def test_after_a_failure_everything_comes_again() -> None:
-    resident = DeviceResidency(8)
+    resident = PageResidency(8)
     run(resident, item(1, 0, [0, 1], 20))
     resident.failed()
     assert run(resident, item(1, 20, [0, 1])) == [0, 1]
 
 
 def test_records_of_sequences_long_gone_are_dropped() -> None:
-    resident = DeviceResidency(2)
+    resident = PageResidency(2)
     for seq in range(MOST_RECORDS + 5):
         run(resident, item(seq, 0, [0]))
     assert len(resident._records) == MOST_RECORDS
 
 
 def test_what_landed_on_the_device_is_not_brought_and_what_did_not_is() -> None:
-    resident, table = DeviceResidency(8), [6, 2, 4, 1]
+    resident, table = PageResidency(8), [6, 2, 4, 1]
     resident.opened(table[1:])
     resident.landed(1, table, [1])
     resident.landed(1, table, [3])
@@ -94,7 +94,7 @@ def test_what_landed_on_the_device_is_not_brought_and_what_did_not_is() -> None:
 
 def test_what_landed_counts_on_its_own_table_alone() -> None:
     """Preempted before it ran: the pages that it gets back are others', or may have been."""
-    resident, table = DeviceResidency(8), [6, 2]
+    resident, table = PageResidency(8), [6, 2]
     resident.landed(1, table, [0, 1])
     assert run(resident, item(1, 30, [*table])) == [2, 6]
     resident.landed(2, table, [0, 1])
@@ -103,7 +103,7 @@ def test_what_landed_counts_on_its_own_table_alone() -> None:
 
 def test_pages_that_a_handoff_may_have_written_are_brought_again_for_whoever_had_them() -> None:
     for ran_last in (True, False):
-        resident = DeviceResidency(8)
+        resident = PageResidency(8)
         run(resident, item(1, 0, [0, 1], 32))
         if not ran_last:
             run(resident, item(2, 0, [5], 3))
@@ -112,7 +112,7 @@ def test_pages_that_a_handoff_may_have_written_are_brought_again_for_whoever_had
 
 
 def test_a_failed_step_leaves_nothing_of_what_landed() -> None:
-    resident, table = DeviceResidency(8), [6, 2]
+    resident, table = PageResidency(8), [6, 2]
     resident.landed(1, table, [0, 1])
     resident.failed()
     assert run(resident, item(1, 30, table)) == [2, 6]
@@ -121,7 +121,7 @@ def test_a_failed_step_leaves_nothing_of_what_landed() -> None:
 class Both:
     """What the host and a device that follows ``resident`` have on each page: a number for each writing."""
 
-    def __init__(self, resident: DeviceResidency, pages: int) -> None:
+    def __init__(self, resident: PageResidency, pages: int) -> None:
         self.host, self.device, self._resident, self._last = [0] * pages, [0] * pages, resident, 1
 
     def number(self) -> int:
@@ -149,7 +149,7 @@ class Both:
         self._resident.ran(items, brought)
 
 
-def follow(resident: DeviceResidency, seed: int) -> None:
+def follow(resident: PageResidency, seed: int) -> None:
     """Sequences come by host and by card, are moved away and back, at random; streams leave rubbish behind."""
     rng = random.Random(seed)
     both = Both(resident, 16)
@@ -186,12 +186,12 @@ def follow(resident: DeviceResidency, seed: int) -> None:
 
 def test_a_device_that_handoffs_write_to_has_what_the_host_has_wherever_it_is_read() -> None:
     for seed in range(3):
-        follow(DeviceResidency(16), seed)
+        follow(PageResidency(16), seed)
 
 
 @pytest.mark.parametrize("bug", ["opened", "landed", "table", "touched"])
 def test_planted_bugs_in_what_it_knows_are_caught(bug: str) -> None:
-    class Wrong(DeviceResidency):
+    class Wrong(PageResidency):
         def opened(self, pages: Sequence[int]) -> None:
             if bug != "opened":
                 super().opened(pages)
@@ -214,7 +214,7 @@ def test_planted_bugs_in_what_it_knows_are_caught(bug: str) -> None:
 def test_a_device_that_follows_it_always_has_what_the_host_has() -> None:
     """Sequences come, go, move to other pages and share them, at random; others rewrite pages between steps."""
     rng = random.Random(4)
-    resident, live = DeviceResidency(24), dict[int, tuple[list[int], int]]()
+    resident, live = PageResidency(24), dict[int, tuple[list[int], int]]()
     both = Both(resident, 24)
     for turn in range(3000):
         free = [page for page in range(24) if all(page not in pages for pages, _ in live.values())]
