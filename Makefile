@@ -33,7 +33,7 @@ conformance: $(STAMP)  ## answers beside transformers', on each ISA of this CPU 
 	@$(BIN)/python -m tests.conformance.every_isa $(ARGS)
 
 soak-ray: $(STAMP)  ## several Ray nodes on this machine: placement, gangs, a node's death, scaling under load
-	@$(BIN)/pytest -m soak --timeout 3600 -s tests/e2e/test_ray_nodes.py tests/e2e/test_ray_pools.py $(ARGS)
+	@$(BIN)/pytest -m soak --timeout 3600 -s tests/e2e/test_ray_nodes.py tests/e2e/test_ray_pools.py tests/e2e/test_ray_rank_hosts.py $(ARGS)
 
 check: $(STAMP) proto-check
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy && $(BIN)/lint-imports && $(BIN)/python -m baton.dashboards --check

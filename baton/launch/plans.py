@@ -70,14 +70,49 @@ def in_pool(config: BatonConfig, plan: HostPlan) -> HostPlan:
     """Returns the plan with the node resources and labels that its slot's pool asks for; unchanged if it is in no
     pool.
 
-    A worker of several ranks asks for one bundle of resources per rank.
+    A worker of several ranks asks for one bundle of resources per rank; those of a worker on several nodes are
+    dealt among them. Raises ConfigError.
     """
     pool = _pool_of(config, plan.slot)
     if pool is None:
         return plan
-    ranks = ranks_of(pool_worker(config.worker, pool)).count if pool.resources else 1
-    asked = {"resources": dict(pool.resources), "labels": dict(pool.labels), "gang": max(pool.gang, ranks)}
-    return msgspec.structs.replace(plan, **asked)
+    worker = pool_worker(config.worker, pool)
+    _require_hosts(config, pool, worker)
+    ranks = ranks_of(worker).count if pool.resources else 1
+    return msgspec.structs.replace(
+        plan,
+        resources=dict(pool.resources),
+        labels=dict(pool.labels),
+        gang=max(pool.gang, -(-ranks // pool.hosts)),
+        hosts=pool.hosts,
+        rank_key_file=worker.rank_key_file,
+    )
+
+
+def _require_hosts(config: BatonConfig, pool: Pool, worker: WorkerConfig) -> None:
+    """Checks that a worker of a pool can be on as many nodes as the pool says. Raises ConfigError."""
+    field, ranks = f"cluster.pools.{pool.name}.hosts", ranks_of(worker).count
+    if pool.hosts == 1:
+        return
+    if not config.ray.address:
+        raise ConfigError(
+            f"{field} is {pool.hosts}, and there is one node: join a Ray cluster (ray.address)", field
+        )
+    if worker.rank_hosts:
+        raise ConfigError(f"{field} is {pool.hosts}, and worker.rank_hosts names hosts: drop one of them", field)
+    if ranks < pool.hosts:
+        text = f"{field} is {pool.hosts}, and a worker has {ranks} ranks: raise worker.pp or worker.tp"
+        raise ConfigError(f"{text} to {pool.hosts} or more, or lower hosts", field)
+    _require_plain_links(config)
+
+
+def _require_plain_links(config: BatonConfig) -> None:
+    """Checks that TLS is off, because ranks of several hosts don't encrypt. Raises ConfigError."""
+    if files_of(config.tls, "worker") is not None:
+        text = "ranks of several hosts exchange rows and keys and values in plaintext, and TLS is on"
+        raise ConfigError(
+            f"{text}: leave worker.rank_hosts and pools' hosts unset, or tls.dir and tls.cert", "worker.rank_hosts"
+        )
 
 
 def _pool_of(config: BatonConfig, slot: str) -> Pool | None:
@@ -100,9 +135,8 @@ def worker_spec(
     """
     tls = files_of(config.tls, "worker")
     check_secured(check_name(config.worker.kv_transport), tls)
-    if tls is not None and config.worker.rank_hosts:
-        text = "ranks of several hosts exchange rows and keys and values in plaintext, and TLS is on"
-        raise ConfigError(f"{text}: leave worker.rank_hosts empty, or tls.dir and tls.cert", "worker.rank_hosts")
+    if config.worker.rank_hosts:
+        _require_plain_links(config)
     settings = config.worker.model_dump(exclude={"model", "threads"})
     settings["speculation"] = placed(config.worker.speculation)
     settings["pace_beside_prompts_s"] = pace_of(config)

@@ -44,7 +44,9 @@ class HostPlan(msgspec.Struct, frozen=True):
     command: tuple[str, ...] = ()
     resources: dict[str, float] = {}  # Ray resources per bundle; empty: one baton_<role>
     labels: dict[str, str] = {}  # labels that the node must carry
-    gang: int = 1  # bundles of these resources, all on one node
+    gang: int = 1  # bundles of these resources on each node
+    hosts: int = 1  # nodes of the worker: its own, and further ones that have ranks of it
+    rank_key_file: str = ""  # with the key that these nodes share; empty: loopback addresses only
 
 
 class SlotStatus(msgspec.Struct, frozen=True, omit_defaults=True):

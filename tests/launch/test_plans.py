@@ -178,6 +178,33 @@ def test_experts_and_stages_of_several_ranks_are_settings_of_a_role_and_of_a_poo
     }  # fmt: skip
 
 
+WIDE = {"name": "wide", "role": "decode", "resources": {"GPU": 1.0}, "hosts": 2}
+
+
+def test_ranks_of_a_worker_on_several_nodes_are_dealt_among_them(tmp_path: Path) -> None:
+    pool = WIDE | {"worker": {"tp": 2, "pp": 3, "rank_key_file": "/key"}}
+    settings = config(cluster={"pools": [pool]}, worker={"device": "paced:zero"}, ray={"address": "head:6379"})
+    (wide,) = worker_plans(settings, "", "unix:///x", tmp_path, tmp_path)[2:]
+    assert (wide.hosts, wide.gang, wide.rank_key_file) == (2, 3, "/key")
+
+
+@pytest.mark.parametrize(
+    ("address", "worker", "said"),
+    [
+        ("", {"pp": 2}, "there is one node: join a Ray cluster"),
+        ("head:6379", {}, "a worker has 1 ranks: raise worker.pp or worker.tp to 2"),
+        ("head:6379", {"pp": 2, "rank_hosts": ["h:1"]}, "worker.rank_hosts names hosts: drop one"),
+    ],
+)
+def test_nodes_that_a_worker_cannot_have_are_refused(
+    tmp_path: Path, address: str, worker: dict[str, object], said: str
+) -> None:
+    pools = [WIDE | {"worker": worker}]
+    settings = config(cluster={"pools": pools}, worker={"device": "paced:zero"}, ray={"address": address})
+    with pytest.raises(ConfigError, match=said):
+        worker_plans(settings, "", "unix:///x", tmp_path, tmp_path)
+
+
 @pytest.mark.parametrize(
     ("sections", "lending", "lent"),
     [

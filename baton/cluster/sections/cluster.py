@@ -31,6 +31,12 @@ class Pool(Section):
     gang: int = Field(
         default=1, ge=1, le=64, description="bundles of these resources per worker, all on one node or none"
     )
+    hosts: int = Field(
+        default=1,
+        ge=1,
+        le=16,
+        description="Ray nodes of each worker, all or none, among which its ranks are dealt in equal numbers",
+    )
     worker: Json = Field(default={}, description="settings of [worker] that differ here")
 
     def gpus(self, device: str) -> float:

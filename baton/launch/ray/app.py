@@ -180,6 +180,6 @@ def _needs_of(plan: HostPlan, gpus: bool) -> str:
     needs = plan.resources or {resource_of(plan.role): 1}
     words = ", ".join(f"{amount * plan.gang:g} {name}" for name, amount in sorted(needs.items()))
     words += ", a GPU or its share of one" if gpus and "GPU" not in needs else ""
-    gang = " all on one node" if plan.gang > 1 else ""
+    gang = f" on each of {plan.hosts} nodes" if plan.hosts > 1 else " all on one node" if plan.gang > 1 else ""
     labels = ", ".join(f"{name}={value}" for name, value in sorted(plan.labels.items()))
     return f"{words}{gang}" + (f" labelled {labels}" if labels else "")

@@ -31,8 +31,8 @@ class RayNode(msgspec.Struct, frozen=True):
 
 
 class SlotRequest(msgspec.Struct, frozen=True):
-    """Describes a slot that needs a node: ``gang`` bundles of resources ``needs``, all on one node that carries
-    ``labels``.
+    """Describes a slot that needs ``hosts`` different nodes: ``gang`` bundles of resources ``needs`` on each, which
+    carries ``labels``.
     """
 
     slot: str
@@ -40,32 +40,44 @@ class SlotRequest(msgspec.Struct, frozen=True):
     needs: dict[str, float]
     gang: int = 1
     labels: dict[str, str] = {}
+    hosts: int = 1
 
 
 class Seat(msgspec.Struct, frozen=True):
-    """Describes a slot that has a node: its request and the node's id."""
+    """Describes a slot that has its nodes: its request, the id of the node of its worker, and those of the further
+    nodes that have ranks of it.
+    """
 
     wish: SlotRequest
     node_id: str
+    further: tuple[str, ...] = ()
+
+    @property
+    def node_ids(self) -> tuple[str, ...]:
+        """Returns the ids of all its nodes, the worker's first."""
+        return (self.node_id, *self.further)
 
 
-def choose(
+def choose_seats(
     wishes: Sequence[SlotRequest], nodes: Iterable[RayNode], taken: Iterable[Seat], strategy: str = "peers"
-) -> dict[str, str]:
-    """Returns slot -> node id for every request that there is room for; the others are left out.
+) -> dict[str, Seat]:
+    """Returns slot -> seat for every request that there is room for, on all of its nodes; the others are left out.
 
     ``taken`` are the seats in use; ``strategy`` is one of STRATEGIES.
     """
-    room, found = _NodeUsage(list(nodes), taken), dict[str, str]()
+    room, found = _NodeUsage(list(nodes), taken), dict[str, Seat]()
     ranked = _in_turn(wishes)
     for number, wish in enumerate(ranked):
         fitting = [node for node in room.nodes if room.fits(wish, node)]
-        if not fitting:
+        if len(fitting) < wish.hosts:
             continue
         peers = _SlotNeighbours(room, wish, ranked[number + 1 :]) if strategy == "peers" else None
-        best = min(fitting, key=lambda node: _cost(wish, node, room, peers, strategy))
-        found[wish.slot] = best.node_id
-        room.take(Seat(wish, best.node_id))
+        ranked_nodes = sorted(fitting, key=lambda node: _cost(wish, node, room, peers, strategy))
+        best = ranked_nodes[0]
+        near = sorted(ranked_nodes[1:], key=lambda node: node.fabric != best.fabric)  # ranks exchange much
+        seat = Seat(wish, best.node_id, tuple(node.node_id for node in near[: wish.hosts - 1]))
+        found[wish.slot] = seat
+        room.take(seat)
     return found
 
 
@@ -92,15 +104,16 @@ class _NodeUsage:
             self.take(seat)
 
     def take(self, seat: Seat) -> None:
-        """Counts ``seat`` as used from now on, unless its node has gone."""
-        if seat.node_id not in self.on_node:
-            return
-        self.on_node[seat.node_id][seat.wish.role] += 1
-        self.in_fabric[self._fabrics[seat.node_id]][seat.wish.role] += 1
-        _add(self._used[seat.node_id], seat.wish)
+        """Counts ``seat`` as used from now on, except on nodes that have gone."""
+        for node_id in seat.node_ids:
+            if node_id in self._used:
+                _add(self._used[node_id], seat.wish)
+        if seat.node_id in self.on_node:
+            self.on_node[seat.node_id][seat.wish.role] += 1
+            self.in_fabric[self._fabrics[seat.node_id]][seat.wish.role] += 1
 
     def fits(self, wish: SlotRequest, node: RayNode, besides: SlotRequest | None = None) -> bool:
-        """Whether all of the gang finds room there, also when ``besides`` has sat down."""
+        """Whether all of a node's part of the gang finds room there, also when ``besides`` has sat down."""
         if any(node.labels.get(name) != value for name, value in wish.labels.items()):
             return False
         used = dict(self._used[node.node_id])
@@ -123,7 +136,7 @@ class _SlotNeighbours:
     def __init__(self, room: _NodeUsage, wish: SlotRequest, waiting: Sequence[SlotRequest]) -> None:
         self._room, self._wish = room, wish
         others = (other for other in waiting if other.role != wish.role)
-        alike = {(w.gang, *sorted(w.needs.items()), *sorted(w.labels.items())): w for w in others}
+        alike = {(w.gang, w.hosts, *sorted(w.needs.items()), *sorted(w.labels.items())): w for w in others}
         self._kinds = list(alike.values())
         self._open = {node.node_id for node in room.nodes if any(room.fits(kind, node) for kind in self._kinds)}
         self._by_fabric = Counter(node.fabric for node in room.nodes if node.node_id in self._open)

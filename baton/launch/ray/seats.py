@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 
 from baton.launch.ray.actors import ANSWER_S, ActorRecord, Actors, mark_of
-from baton.launch.ray.node_choice import RayNode, SlotRequest, choose
+from baton.launch.ray.node_choice import RayNode, Seat, SlotRequest, choose_seats
 from baton.launch.supervise import BACKOFF_S, HostPlan, SlotStatus
 from baton.protos.errors import ConfigError
 
@@ -82,8 +82,9 @@ class Seats:
         self._adopt()
         nodes, draining = self._nodes(), self._draining()
         for slot, seated in list(self._seats.items()):
-            if seated.leaving is None and seated.seat.node_id not in nodes:
-                self._lose(slot, f"its node {seated.seat.node_id[:12]} is gone")
+            gone = [node_id for node_id in seated.seat.node_ids if node_id not in nodes]
+            if seated.leaving is None and gone:
+                self._lose(slot, f"its node {gone[0][:12]} is gone")
             elif seated.leaving is None and self._has_ended(slot):
                 self._lose(slot, "it was told to end, by an earlier placer or its node")
         self._finish_leaving()
@@ -134,12 +135,12 @@ class Seats:
         if not plans:
             return
         wishes = [self._wish(plan, nodes) for plan in plans]
-        chosen = choose(wishes, nodes, [seated.seat for seated in self._seats.values()], self._strategy)
-        for plan, wish in zip(plans, wishes, strict=True):
+        chosen = choose_seats(wishes, nodes, [seated.seat for seated in self._seats.values()], self._strategy)
+        for plan in plans:
             if plan.slot in chosen:
-                placed = self._actors.start(plan, wish, chosen[plan.slot])
+                placed = self._actors.start(plan, chosen[plan.slot])
                 self._seats[plan.slot] = _SeatedSlot(placed, self._clock())
-                log.info("%s goes to node %s", plan.slot, placed.seat.node_id[:12])
+                log.info("%s goes to node %s", plan.slot, _named(placed.seat))
 
     def _adopt(self) -> None:
         """Once: take over what an earlier one of us left. Of two of one slot the second goes."""
@@ -153,13 +154,13 @@ class Seats:
                 self._actors.remove(placed)
             else:
                 self._seats[slot] = _SeatedSlot(placed, self._clock())
-                log.info("%s is on node %s already", slot, placed.seat.node_id[:12] or "(not said)")
+                log.info("%s is on node %s already", slot, _named(placed.seat) or "(not said)")
 
     def _wish(self, plan: HostPlan, nodes: Sequence[RayNode]) -> SlotRequest:
         needs: dict[str, float] = plan.resources or {resource_of(plan.role): 1}
         if self._gpus and "GPU" not in needs:
             needs = {**needs, "GPU": 1.0 if self._lasting else self._gpu_share(nodes)}
-        return SlotRequest(plan.slot, plan.role, needs, max(1, plan.gang), plan.labels)
+        return SlotRequest(plan.slot, plan.role, needs, max(1, plan.gang), plan.labels, plan.hosts)
 
     def _gpu_share(self, nodes: Sequence[RayNode]) -> float:
         """A worker takes a whole GPU, or an equal share where the cluster has fewer GPUs than workers."""
@@ -175,9 +176,10 @@ class Seats:
         plan = self._wanted.get(slot)
         if plan is None:
             return "it is not wanted any more"
-        deadline = draining.get(seated.seat.node_id)
-        if deadline is not None and self._may_leave(slot, deadline):
-            return f"its node {seated.seat.node_id[:12]} will be taken away"
+        going = [node_id for node_id in seated.seat.node_ids if node_id in draining]
+        soonest = min((draining[node_id] for node_id in going if draining[node_id]), default=0.0)
+        if going and self._may_leave(slot, soonest):
+            return f"its node {going[0][:12]} will be taken away"
         if mark_of(plan) != seated.placed.mark and self._may_leave(slot):
             return "it shall run something else"
         return ""
@@ -259,6 +261,11 @@ def resource_of(role: str) -> str:
     run.
     """
     return f"baton_{role}"
+
+
+def _named(seat: Seat) -> str:
+    """Returns the beginnings of the ids of a seat's nodes."""
+    return " and ".join(node_id[:12] for node_id in seat.node_ids)
 
 
 def _hex(node: Any) -> str:

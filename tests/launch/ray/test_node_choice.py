@@ -5,7 +5,14 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from baton.launch.ray.node_choice import FABRIC, STRATEGIES, RayNode, Seat, SlotRequest, choose
+from baton.launch.ray.node_choice import FABRIC, STRATEGIES, RayNode, Seat, SlotRequest, choose_seats
+
+
+def choose(*arguments) -> dict[str, str]:
+    """Slot -> its node, of slots on one node each."""
+    found = choose_seats(*arguments)
+    assert not any(seat.further for seat in found.values())
+    return {slot: seat.node_id for slot, seat in found.items()}
 
 
 def node(name: str, prefill: int = 2, decode: int = 2, fabric: str = "") -> RayNode:
@@ -125,3 +132,16 @@ def test_who_is_placed_anew_goes_to_the_peer_that_has_none_left() -> None:
     assert choose([SlotRequest("prefill-9", "prefill", {"baton_prefill": 1})], nodes, sitting) == {
         "prefill-9": "b0"
     }
+
+
+def test_a_worker_on_several_nodes_has_room_on_all_of_them_or_none() -> None:
+    nodes = [node("a", 2, fabric="x"), node("b", 1, fabric="y"), node("c", 2, fabric="x"), node("d", 2, fabric="y")]
+    for strategy in STRATEGIES:
+        asked = wishes(3, 0, gang=2, hosts=2)
+        seats = choose_seats(asked, nodes, [], strategy)
+        (slot, seat), *more = seats.items()
+        assert (slot, more) == ("prefill-0", []), "one bundle at b is no half of a worker"
+        assert {*seat.node_ids} == {"a", "c"} or strategy == "pack", "of one fabric, where there is such a node"
+        assert choose_seats(asked[1:], nodes, [seat], strategy) == {}
+        left = choose_seats(wishes(1, 0), nodes, [seat], strategy)["prefill-0"].node_id
+        assert left not in seat.node_ids, "what it uses is used on each"

@@ -14,6 +14,7 @@ import pytest
 from baton.cluster.config import load_config
 from baton.launch.ports import free_ports
 from baton.launch.ray.actors import actor_name
+from baton.launch.ray.node_choice import Seat, SlotRequest
 from baton.launch.ray.placer import plans_of, spec_of
 from baton.launch.redis_server import RedisServer
 from baton.launch.single import drain_workers, run_worker, usable_cores
@@ -47,9 +48,10 @@ def test_every_slot_runs_the_command_that_a_pod_would_with_its_nodes_own_config(
 
 def test_another_plan_is_another_actor() -> None:
     before, after = plans_of(config(), "/a.toml")[0], plans_of(config(), "/b.toml")[0]
-    assert actor_name(before, "n") != actor_name(after, "n")
-    assert actor_name(before, "n") == actor_name(plans_of(config(prefill=3), "/a.toml")[0], "n")
-    assert actor_name(before, "n") != actor_name(before, "m"), "elsewhere is another one"
+    here, there = (Seat(SlotRequest(before.slot, before.role, {}), node) for node in "nm")
+    assert actor_name(before, here) != actor_name(after, here)
+    assert actor_name(before, here) == actor_name(plans_of(config(prefill=3), "/a.toml")[0], here)
+    assert actor_name(before, here) != actor_name(before, there), "elsewhere is another one"
 
 
 def test_a_pools_workers_ask_for_its_nodes() -> None:

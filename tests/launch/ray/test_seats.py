@@ -2,11 +2,13 @@
 
 import sys
 import types
+from functools import partial
 from typing import Any
 
 import msgspec
 import pytest
 
+from baton.launch.ray.actors import RankActor
 from baton.launch.ray.seats import Seats
 from baton.launch.supervise import HostPlan, SlotStatus
 
@@ -16,10 +18,10 @@ class RayError(Exception):
 
 
 class Actor:
-    """Of one slot; ``stop`` is answered when the test says so."""
+    """Of one slot, ``ranks`` on further nodes; ``stop`` is answered when the test says so."""
 
-    def __init__(self, plan: HostPlan) -> None:
-        self.plan, self.state, self.killed = plan, "ready", False
+    def __init__(self, plan: HostPlan, *ranks: "RanksActor") -> None:
+        self.plan, self.ranks, self.state, self.killed = plan, ranks, "ready", False
         self.status = types.SimpleNamespace(remote=lambda: ("status", self))
         self.stop = types.SimpleNamespace(remote=self._stop)
 
@@ -27,15 +29,23 @@ class Actor:
         return ("stop", self)
 
 
+class RanksActor:
+    """Of a further node of a slot."""
+
+    def __init__(self, key_file: str) -> None:
+        self.key_file, self.killed = key_file, False
+
+
 class FakeRay:
     """As much of Ray as Seats asks for. ``stopped`` holds slots whose hosts have ended."""
 
     def __init__(self) -> None:
         self.alive: dict[str, dict[str, float]] = {}
-        self.named: dict[str, Actor] = {}
+        self.named: dict[str, Any] = {}
         self.named_groups: dict[str, Any] = {}
         self.draining: dict[str, int] = {}
         self.actors: list[Actor] = []
+        self.ranks: list[tuple[RanksActor, int]] = []  # and the bundles that they are in
         self.groups: list[str] = []
         self.stopped: set[str] = set()
         self.new_actors_are = "ready"
@@ -51,19 +61,26 @@ class FakeRay:
         return [{"NodeID": n, "Alive": True, "Resources": r, "Labels": {}} for n, r in self.alive.items()]
 
     def remote(self, **_: Any) -> Any:
-        def start(plan: str, name: str) -> Actor:
-            self.actors.append(Actor(msgspec.json.decode(plan, type=HostPlan)))
-            self.actors[-1].state = self.new_actors_are
+        def start(kind: type, name: str, bundle: int, *arguments: Any) -> Any:
+            made: Any
+            if kind is RankActor:
+                made = RanksActor(*arguments)
+                self.ranks.append((made, bundle))
+            else:
+                made = Actor(msgspec.json.decode(arguments[0], type=HostPlan), *arguments[1:])
+                self.actors.append(made)
+                made.state = self.new_actors_are
             if name:
-                self.named[name] = self.actors[-1]
-            return self.actors[-1]
+                self.named[name] = made
+            return made
 
-        def options(name: str = "", **_: Any) -> Any:
-            return types.SimpleNamespace(remote=lambda plan: start(plan, name))
+        def options(kind: type, scheduling_strategy: dict[str, Any], name: str = "", **_: Any) -> Any:
+            bundle = scheduling_strategy["placement_group_bundle_index"]
+            return types.SimpleNamespace(remote=lambda *arguments: start(kind, name, bundle, *arguments))
 
-        return lambda kind: types.SimpleNamespace(options=options)
+        return lambda kind: types.SimpleNamespace(options=partial(options, kind))
 
-    def get_actor(self, name: str) -> Actor:
+    def get_actor(self, name: str) -> Any:
         return self.named[name]
 
     def _group_named(self, name: str) -> Any:
@@ -84,7 +101,7 @@ class FakeRay:
     def get(self, answer: Any) -> bytes:
         return msgspec.json.encode(SlotStatus(answer[1].plan.slot, answer[1].state))
 
-    def kill(self, actor: Actor) -> None:
+    def kill(self, actor: Actor | RanksActor) -> None:
         actor.killed = True
         self.named = {name: other for name, other in self.named.items() if other is not actor}
 
@@ -146,6 +163,46 @@ def test_slots_of_a_dead_node_go_elsewhere_and_pauses_grow_with_each_loss(ray: F
         later(made, clock)
         assert made.where() == {"decode-0": spare}
     assert [actor.killed for actor in ray.actors] == [True] * 4 + [False]
+
+
+def on_two_nodes(ray: FakeRay, clock: Clock) -> Seats:
+    """A lasting worker of four ranks, two on each of two nodes."""
+    wide = HostPlan("decode-0", "decode", "{}", "/slots", "/log", gang=2, hosts=2, rank_key_file="/key")
+    made = Seats(ray, clock=clock, wall_clock=clock, lasting=True)
+    made.want([wide])
+    made.tend()
+    made.statuses()
+    return made
+
+
+def test_a_worker_on_two_nodes_waits_for_both_and_has_an_actor_on_each(ray: FakeRay, clock: Clock) -> None:
+    ray.alive = {"a": {"baton_decode": 2}, "b": {"baton_decode": 1}}
+    made = on_two_nodes(ray, clock)
+    assert made.where() == {}
+    assert ray.groups == [], "no half is held"
+    ray.alive["b"] = {"baton_decode": 2}
+    later(made, clock)
+    pins = [f"{{'ray.io/node-id': '{name}'}}" for name in "aabb"]
+    assert f"[{', '.join(pins)}]" in ray.groups[0], "two bundles on each"
+    (ranks, bundle), (actor,) = ray.ranks[0], ray.actors
+    assert (ranks.key_file, bundle, actor.ranks) == ("/key", 2, (ranks,))
+
+
+@pytest.mark.parametrize("dead", ["a", "b"])
+def test_a_worker_on_two_nodes_loses_its_place_with_either_also_one_taken_over(
+    ray: FakeRay, clock: Clock, dead: str
+) -> None:
+    ray.alive = {"a": {"baton_decode": 2}, "b": {"baton_decode": 2}}
+    on_two_nodes(ray, clock)
+    made = on_two_nodes(ray, clock)
+    assert len(ray.actors) == 1, "it is taken over"
+    ray.alive = {**ray.alive, "c": {"baton_decode": 2}}
+    del ray.alive[dead]
+    later(made, clock)
+    assert [actor.killed for actor in ray.actors] == [True, False]
+    assert [ranks.killed for ranks, _ in ray.ranks] == [True, False]
+    later(made, clock)
+    assert made.where()["decode-0"] != dead
 
 
 def test_who_finds_no_room_waits_and_is_seated_when_a_node_joins(ray: FakeRay, clock: Clock) -> None:

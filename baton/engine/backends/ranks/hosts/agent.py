@@ -34,11 +34,12 @@ SESSION = "baton.engine.backends.ranks.hosts.session"
 class RankAgent:
     """Takes leads' connections at ``listen`` (host:port, port 0 for any); ``address`` is where. Raises ConfigError.
 
-    Call ``serve`` from the main thread, because sessions end with the thread that started them.
+    ``environment`` is that of sessions; None: this process's. Call ``serve`` from a thread that lives as long as
+    this process, because sessions end with the thread that started them.
     """
 
-    def __init__(self, listen: str, key_file: str = "") -> None:
-        self._key = read_key(key_file)
+    def __init__(self, listen: str, key_file: str = "", environment: dict[str, str] | None = None) -> None:
+        self._key, self._environment = read_key(key_file), environment
         host, _, port = listen.rpartition(":")
         if not host or not port.isdigit() or int(port) > MOST_PORT:
             raise ConfigError(f"--listen {listen}: use host:port", "listen")
@@ -83,4 +84,6 @@ class RankAgent:
     def _begin(self, sock: socket.socket) -> None:
         command = [sys.executable, "-m", SESSION, "--parent", str(os.getpid()), "--spec", "{}"]
         command += ["--fd", str(sock.fileno())]
-        self._sessions.append(subprocess.Popen(command, pass_fds=[sock.fileno()], stdin=subprocess.DEVNULL))
+        self._sessions.append(
+            subprocess.Popen(command, pass_fds=[sock.fileno()], stdin=subprocess.DEVNULL, env=self._environment)
+        )
