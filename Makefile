@@ -27,7 +27,7 @@ soak: $(STAMP)
 	@$(BIN)/pytest -m soak --timeout 3600 $(ARGS)
 
 thorough: $(STAMP)  ## every planted bug and form of the kernels, and what takes long beside the others
-	@$(BIN)/pytest -m thorough $(ARGS)
+	@$(BIN)/pytest -m "thorough and not soak" $(ARGS)
 
 conformance: $(STAMP)  ## answers beside transformers', on each ISA of this CPU and on each dispatch of the BLAS under the references
 	@$(BIN)/python -m tests.conformance.every_isa $(ARGS)

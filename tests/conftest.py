@@ -19,17 +19,25 @@ from tests import cpu_times, seeds, warm
 NO_AUTHORITY = Path(__file__).parent / "data/no_authority.pem"
 """A certificate that signs nothing, because an HTTP client reads the public ones for 28 ms, and none is called."""
 
-LONG = (
+WAITING = (
     "e2e/test_serve",
     "launch/ray/",
     "e2e/test_rolling",
     "e2e/test_migration",
+    "e2e/test_parity_matrix",
+    "e2e/test_rerole",
+    "e2e/test_controller",
+    "e2e/test_adapter_api",
+    "router/dashboard/",
     "e2e/",
-    "launch/",
     "worker/",
-    "conformance/",
+    "launch/",
+    "kv/transport/test_nccl",
+    "router/test_survival",
 )
-"""How paths of files begin that take long, below ``tests``: whoever got one last would keep the others waiting."""
+"""How paths of files begin, below ``tests``, that mostly wait for other processes; the longest first."""
+COLLECT_AFTER = 20_000  # objects that are new, in each process of tests
+LAST_SHARE = 0.15  # of the files that compute is dealt after the last that waits, because nobody may end alone
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -37,6 +45,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    gc.disable()  # until all is collected: what is imported stays
     os.environ.setdefault("SSL_CERT_FILE", str(NO_AUTHORITY))
     os.environ.setdefault(*QUIET_THREADS)  # before torch is imported: spinning threads take the others' cores
     if config.getoption(cpu_times.OPTION):
@@ -52,19 +61,28 @@ def pytest_report_header() -> str:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Deal long files first (``make test`` deals them in this order)."""
+    """Deals files that wait in between those that compute, so that neither cores nor processes stand still."""
+    files: dict[str, list[pytest.Item]] = {}
+    for item in items:
+        files.setdefault(item.nodeid.partition("::")[0], []).append(item)
+    waiting = sorted((file for file in files if _waits(file) < len(WAITING)), key=_waits)
+    computing = [file for file in files if _waits(file) == len(WAITING)]
+    every = max(1.0, (1 - LAST_SHARE) * len(computing) / max(1, len(waiting)))
+    at = {file: number * every for number, file in enumerate(waiting)}
+    at |= {file: number + 0.5 for number, file in enumerate(computing)}
+    items[:] = [item for file in sorted(files, key=at.__getitem__) for item in files[file]]
 
-    def rank(item: pytest.Item) -> int:
-        file = item.nodeid.partition("::")[0]
-        return next((at for at, part in enumerate(LONG) if f"/{part}" in file), len(LONG))
 
-    items.sort(key=rank)
+def _waits(file: str) -> int:
+    return next((at for at, part in enumerate(WAITING) if f"tests/{part}" in file), len(WAITING))
 
 
 def pytest_collection_finish() -> None:
     """Leave what was imported out of garbage collections: a full one would walk millions of objects."""
     gc.collect()
     gc.freeze()
+    gc.set_threshold(COLLECT_AFTER)  # a fifth of what computes much in Python was spent in collections
+    gc.enable()
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -16,6 +16,7 @@ import zlib
 from hypothesis import settings
 
 ENV = "BATON_TEST_SEED"
+EXAMPLES = 40  # of each property, because the same ones are drawn in every run
 
 
 def run_seed() -> int:
@@ -43,7 +44,10 @@ def seed_all(seed: int) -> None:
 def choose_examples() -> None:
     """Has Hypothesis draw the same examples in every run, unless another seed is asked for.
 
-    No example has a deadline, because a busy machine would decide which test fails.
+    They are ``EXAMPLES`` where a test asks for no number, and Hypothesis's own number with another seed. No example
+    has a deadline, because a busy machine would decide which test fails.
     """
-    settings.register_profile("baton", deadline=None, derandomize=run_seed() == 0, print_blob=True)
+    same = run_seed() == 0
+    number = {"max_examples": EXAMPLES} if same else {}
+    settings.register_profile("baton", deadline=None, derandomize=same, print_blob=True, **number)
     settings.load_profile("baton")

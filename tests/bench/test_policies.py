@@ -3,7 +3,7 @@
 import pytest
 
 from baton.cost.profiles import load_profile
-from baton.router.policies import load_policy, names
+from baton.router.policies import load_policy
 from bench.policies import TRACE, Replay, calls_of, replay
 
 PROFILE = load_profile("h100-llama3-8b")
@@ -30,6 +30,7 @@ def test_a_replay_is_deterministic():
 @pytest.mark.timeout(120)
 def test_cost_answers_the_most_requests_of_a_real_trace_in_time():
     """Workers that are not alike: the others can't know that p0 is slow."""
-    goodput = {name: replay(name, 15, 3, 2, PROFILE, slow=2.0, repeats=1).goodput for name in names()}
+    found = ("cost", "least_loaded", "round_robin")
+    goodput = {name: replay(name, 15, 3, 2, PROFILE, slow=2.0, repeats=1).goodput for name in found}
     assert goodput["cost"] > 1.02 * goodput["least_loaded"]
     assert goodput["cost"] > 1.02 * goodput["round_robin"]

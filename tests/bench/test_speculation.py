@@ -1,4 +1,4 @@
-"""What the study of speculation says: its rows on a tiny model, its rule, and what it does without a peer."""
+"""The benchmark of speculation gives all its rows on a tiny model, judges them by its rule and needs no peer."""
 
 from __future__ import annotations
 

@@ -47,15 +47,15 @@ def test_a_model_that_is_not_there_is_one_line_and_a_failing_exit() -> None:
 def test_a_port_in_use_is_named_with_its_remedy() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
-        done = baton("serve", "--device", "paced:zero", "--port", port)
-    assert done.returncode == 1
+        done = run(app, ["serve", "--device", "paced:zero", "--port", port])
+    assert done.exit_code == 1
     assert f"port {port} on 127.0.0.1" in done.stderr
     assert "--port" in done.stderr
 
 
 def test_a_routable_address_without_insecure_is_refused() -> None:
-    done = baton("serve", "--device", "paced:zero", "--host", "0.0.0.0")
-    assert done.returncode == 1
+    done = run(app, ["serve", "--device", "paced:zero", "--host", "0.0.0.0"])
+    assert done.exit_code == 1
     assert "--insecure" in done.stderr
 
 
@@ -63,8 +63,8 @@ def test_a_routable_address_without_insecure_is_refused() -> None:
 def test_a_bad_config_file_is_named(tmp_path: Path, text: str) -> None:
     file = tmp_path / "baton.toml"
     file.write_text(text)
-    done = baton("serve", "--config", str(file))
-    assert done.returncode == 1
+    done = run(app, ["serve", "--config", str(file)])
+    assert done.exit_code == 1
     assert "router.prot" in done.stderr or "baton.toml" in done.stderr
 
 

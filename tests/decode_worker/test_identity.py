@@ -49,7 +49,7 @@ class Lives:
         self._run = self._begun()
 
     def answers(self, rng: random.Random | None) -> dict[int, Answer]:
-        """What each request is told; with ``rng`` sequences are preempted and engines killed."""
+        """Returns each request's answer; ``rng`` draws which sequences are preempted and which engines killed."""
         deadline = time.monotonic() + LONGEST_S
         while not self._run.loop.empty:
             assert time.monotonic() < deadline, "it doesn't end"

@@ -69,7 +69,10 @@ def wanted(model: Path) -> dict[int, list[int]]:
 
 
 def paid(model: Path, length: int) -> torch.Tensor:
-    """What transformers' last tokens pay to each run before them, summed over layers and heads."""
+    """Returns the attention that the prompt's last tokens pay to each run of 16 tokens in transformers.
+
+    The sum over layers and heads, (runs,).
+    """
     theirs = reference(model)
     theirs.config._attn_implementation = "eager"
     with torch.no_grad():

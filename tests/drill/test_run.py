@@ -23,8 +23,9 @@ from baton.drill.world import World
 from baton.protos.nouns import Sampling
 from baton.router.dispatch.role_control import RoleChange, RoleControl
 from baton.router.workers.decode_session import DecodeLease
+from tests.kernels.thorough import first_now
 
-SEEDS = (1, 2, 12)
+SEEDS = (1, 12)
 TURNED = 9  # a seed whose controller turns workers, where many ask few pages for answers
 
 
@@ -33,7 +34,7 @@ def story(seed: int) -> Verdict:
     return play(draw(seed), keep_story=True)
 
 
-@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("seed", first_now(SEEDS))
 def test_every_invariant_holds_under_faults_of_every_kind(seed: int) -> None:
     verdict = story(seed)
     assert verdict.held, verdict.violations
@@ -108,14 +109,14 @@ def one_of_each(seed: int, *faults: Fault) -> Scenario:
     return msgspec.structs.replace(quiet, requests=requests, faults=faults, **plain)
 
 
-@pytest.mark.parametrize("seed", [0, 8])
+@pytest.mark.parametrize("seed", first_now([0, 8]))
 def test_no_request_is_lost_with_the_only_prefill_workers_engine(seed: int) -> None:
     verdict = play(one_of_each(seed, Fault("engine_dies", 0.3, "prefill-0")))
     assert verdict.held, verdict.violations
     assert verdict.answered == 12
 
 
-@pytest.mark.parametrize("slot", ["prefill-0", "decode-0"])
+@pytest.mark.parametrize("slot", first_now(["prefill-0", "decode-0"]))
 def test_a_step_that_takes_longer_than_any_stall_is_nobodys_fault(slot: str) -> None:
     scenario = one_of_each(3, Fault("slow", 0.1, slot, seconds=40.0, factor=100.0))
     verdict = play(msgspec.structs.replace(scenario, requests=scenario.requests[:3], step_s=0.12))

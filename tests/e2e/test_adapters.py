@@ -96,7 +96,8 @@ async def load(client: httpx.AsyncClient, url: str, **more: Any) -> None:
     assert response.status_code == 200, response.text
 
 
-@pytest.mark.parametrize("colocated", [False, pytest.param(True, marks=pytest.mark.thorough)])
+@pytest.mark.thorough  # a cluster's: test_adapter_api.py; merged models: tests/engine/adapters/test_equality.py
+@pytest.mark.parametrize("colocated", [False, True])
 async def test_adapters_answer_as_merged_models_and_a_replaced_one_never_meets_old_kv(
     tmp_path: Path, colocated: bool
 ) -> None:

@@ -49,7 +49,7 @@ async def load_until(fleet: Fleet, condition, limit_s: float = 100.0) -> dict:
     return seen
 
 
-async def test_it_says_what_it_would_do_then_does_it_then_honours_a_pin(fleet):
+async def test_it_says_what_it_would_do_then_does_it_then_honours_a_pin_and_simulates_the_dial(fleet):
     def advised(seen: dict) -> bool:
         advice = seen["advice"]
         return bool(advice and (advice["recommended"] or [0])[0] > 1 and seen["timeline"][0]["kind"] == "advise")
@@ -65,13 +65,12 @@ async def test_it_says_what_it_would_do_then_does_it_then_honours_a_pin(fleet):
     turn(fleet, "1:3")
     until = time.monotonic() + 3
 
-    held = await load_until(fleet, lambda seen: time.monotonic() > until)
+    def pinned_and_simulated(seen: dict) -> bool:
+        return time.monotonic() > until and bool(seen["advice"]["goodput_by_ratio"])
+
+    held = await load_until(fleet, pinned_and_simulated)
     assert (held["prefill"], held["advice"]["mode"]) == (1, "pinned")
-    fleet.wait_for_baseline()
-
-
-async def test_the_dial_is_simulated_from_what_was_served(fleet):
-    seen = await load_until(fleet, lambda seen: seen["advice"] and seen["advice"]["goodput_by_ratio"])
-    points = seen["advice"]["goodput_by_ratio"]
+    points = held["advice"]["goodput_by_ratio"]  # simulated from what was served
     assert [(p["prefill"], p["decode"]) for p in points] == [(1, 3), (2, 2), (3, 1)]
-    assert seen["advice"]["twin_error"]["samples"] > 0
+    assert held["advice"]["twin_error"]["samples"] > 0
+    fleet.wait_for_baseline()

@@ -52,7 +52,7 @@ async def _answers(model: str, asked: list[list[int]], together: bool, colocated
 @pytest.mark.parametrize("kind", KINDS, ids=str)
 async def test_company_chunks_and_handoffs_change_no_bit(tmp_path, kind):
     model = str(make(tmp_path / "model", "qwen3", tokenizer=True))
-    asked = [prompt[:400] for prompt in prompts(1024, count=9, seed=8)]
+    asked = [prompt[:400] for prompt in prompts(1024, count=5, seed=8)]
     alone = await _answers(model, asked, False, True, prefill_chunk_tokens=512, **kind)
     handed = await _answers(model, asked, True, False, prefill_chunk_tokens=48, **kind)
     assert handed == alone

@@ -123,7 +123,7 @@ def cluster(tmp_path_factory):
     ("slot", "part"),
     [
         ("prefill-0", "engine"),
-        ("decode-1", "io"),
+        pytest.param("decode-1", "io", marks=pytest.mark.thorough),
         pytest.param("prefill-0", "io", marks=pytest.mark.thorough),
         pytest.param("decode-1", "engine", marks=pytest.mark.thorough),
     ],

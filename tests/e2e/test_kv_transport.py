@@ -25,7 +25,11 @@ def answer(fleet: Fleet, prompt: list[int], tokens: int = 8) -> list[int]:
 
 @pytest.mark.parametrize(
     ("wanted", "expected"),
-    [("auto", "shm"), pytest.param("tcp", "tcp", marks=pytest.mark.thorough), ("nccl", "nccl")],
+    [
+        ("auto", "shm"),
+        pytest.param("tcp", "tcp", marks=pytest.mark.thorough),
+        pytest.param("nccl", "nccl", marks=pytest.mark.thorough),
+    ],
 )
 async def test_kv_goes_by_the_best_way_or_the_one_that_is_set(tmp_path: Path, wanted: str, expected: str) -> None:
     profile = slow_profile(tmp_path, fixed=0.002, prefill=0.00002)

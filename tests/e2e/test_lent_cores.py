@@ -6,6 +6,8 @@ import os
 import struct
 from concurrent.futures import ThreadPoolExecutor
 
+import pytest
+
 from baton.kernels.abi.cores import PAGE_BYTES, SEATS
 from tests.e2e.fleet import DRAFT, Fleet, wait_for
 from tests.e2e.test_ranks import ask, one_rank, prompt
@@ -27,6 +29,7 @@ def engines(fleet: Fleet) -> list[int]:
     return [fleet.record(f"{role}-0").engine_pid for role in ("prefill", "decode")]
 
 
+@pytest.mark.thorough  # of engines without a cluster: tests/kernels/test_lent_cores.py
 def test_answers_keep_their_tokens_and_a_killed_engine_keeps_no_core() -> None:
     tokens, share = prompt(3, 600), max(1, len(os.sched_getaffinity(0)) // 2)
     router = {"local_prefill_max_tokens": 0}

@@ -42,11 +42,11 @@ async def over(fleet: Fleet, key: str, request_id: str) -> dict:
 
 async def test_any_process_explains_any_request(fleet):
     running, keys = fleet
-    answers = await asyncio.gather(*(ask(running, keys["boss"]) for _ in range(12)))
+    answers = await asyncio.gather(*(ask(running, keys["boss"]) for _ in range(4)))
     ids = [answer.json()["id"] for answer in answers]
-    for _ in range(3):
+    for _ in range(2):
         records = await asyncio.gather(*(over(running, keys["boss"], i) for i in ids))
-    while len({record["router"] for record in records}) < 2:  # the kernel may have picked the same for all twelve
+    while len({record["router"] for record in records}) < 2:  # the kernel may have picked the same for all four
         another = (await ask(running, keys["boss"])).json()["id"]
         records.append(await over(running, keys["boss"], another))
 

@@ -49,6 +49,7 @@ def test_a_conversation_over_pages_of_two_sizes_is_right_and_found_again(
         fleet.wait_for_baseline()
 
 
+@pytest.mark.thorough
 def test_the_demo_model_answers_the_same_whatever_the_pages(tmp_path: Path) -> None:
     prompt = [(7 * i) % 400 + 3 for i in range(150)]
     asked = {"max_tokens": 60, "n": 1, "logprobs": 2}

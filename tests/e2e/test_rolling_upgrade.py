@@ -164,6 +164,7 @@ async def test_a_rolling_upgrade_and_its_rollback_fail_nobody(fleet, rest: tuple
     running.wait_for_baseline()
 
 
+@pytest.mark.thorough  # of one link: tests/router/workers/test_link_table.py
 @pytest.mark.skipif(bool(PREVIOUS), reason="of this build alone")
 async def test_a_worker_two_versions_apart_is_refused_by_name_and_the_others_serve(tmp_path: Path) -> None:
     profile = slow_profile(tmp_path, fixed=0.002, prefill=0.0001, kv=1024)

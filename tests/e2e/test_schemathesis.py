@@ -43,6 +43,7 @@ def run(folder: Path, *arguments: str) -> str:
     return done.stdout
 
 
+@pytest.mark.thorough  # of single operations: tests/router/api/test_openapi.py
 def test_a_short_run_finds_no_server_error_and_nothing_undescribed(tmp_path: Path) -> None:
     assert "No issues found" in run(tmp_path, "-n", "2", "--phases", "examples,fuzzing", "--seed", "5")
 

@@ -13,8 +13,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 from baton.cluster.served_model import DEMO
+from baton.console.main import app
 from baton.process.processes import wait_exit
 
 PACED = ("--device", "paced:zero", "--prefill", "1", "--decode", "1", "--port", "0", "--grpc-port", "0")
@@ -46,9 +48,14 @@ class Serving:
 
     def family(self) -> list[int]:
         """Every process that came of it, by the run directory or parenthood."""
+        return sorted({self.process.pid, *_of_run(self.run_dir), *_descendants(self.process.pid)})
+
+    @property
+    def run_dir(self) -> str:
+        """The folder that it names as it starts."""
         folder = re.search(r"(/\S+)/logs", "".join(self.lines))
         assert folder is not None
-        return sorted({self.process.pid, *_of_run(folder.group(1)), *_descendants(self.process.pid)})
+        return folder.group(1)
 
     def end(self, number: signal.Signals) -> int:
         self.process.send_signal(number)
@@ -106,7 +113,7 @@ def complete(url: str, prompt: list[int], tokens: int = 8) -> dict:
         return json.load(response)
 
 
-def test_it_outlives_a_killed_worker_and_a_killed_raylet_and_ctrl_c_leaves_no_process(
+def test_it_scales_and_outlives_a_killed_worker_and_a_killed_raylet_and_ctrl_c_leaves_no_process(
     serve: Callable[..., Serving],
 ) -> None:
     serving = serve(*PACED)
@@ -121,12 +128,23 @@ def test_it_outlives_a_killed_worker_and_a_killed_raylet_and_ctrl_c_leaves_no_pr
     again = complete(serving.url, list(range(1, 200)))
     assert again["choices"][0]["token_ids"] == answer["choices"][0]["token_ids"]
 
+    a_worker_more_is_placed_and_taken_away_again(serving)
     a_killed_raylet_stops_no_request_and_the_next_ray_adopts_the_workers(serving)
     family = serving.family()
     assert len(family) >= 9, "redis, router, ray's own, two hosts, two engines, us"
     assert serving.end(signal.SIGINT) == 0
     assert [pid for pid in family if not wait_exit(pid, 10.0)] == []
     assert "no process is left" in serving.lines[-1]
+
+
+def a_worker_more_is_placed_and_taken_away_again(serving: Serving) -> None:
+    redis = f"unix://{serving.run_dir}/redis/redis.sock"
+    for count, state in ((2, "ready"), (1, "ended")):
+        command = ["scale", f"decode={count}", "--redis", redis, "--namespace", "baton"]
+        done = CliRunner().invoke(app, command)
+        assert done.exit_code == 0, done.output
+        assert f"prefill=1 decode={count}" in done.output
+        serving.until(rf"decode-1\s+{state}")
 
 
 def a_killed_raylet_stops_no_request_and_the_next_ray_adopts_the_workers(serving: Serving) -> None:

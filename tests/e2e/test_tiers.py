@@ -8,6 +8,7 @@ import pytest
 
 from tests.e2e.fleet import Fleet, wait_for
 from tests.e2e.paced import Oracle, slow_profile
+from tests.kernels.thorough import first_now
 
 PAGES, PROMPT = 80, 500  # two prompts at once: a lift must find room while the answer before gives its pages back
 MANY = 5  # prompts of 32 blocks each: more than the device holds
@@ -27,7 +28,9 @@ def tier_blocks(fleet: Fleet, slot: str, tier: str) -> float:
     return sum(float(x.split()[-1]) for x in lines)
 
 
-@pytest.mark.parametrize("shape", [{"prefill": 1, "decode": 1}, {"decode": 1, "colocated": True}], ids=str)
+@pytest.mark.parametrize(
+    "shape", first_now([{"prefill": 1, "decode": 1}, {"decode": 1, "colocated": True}]), ids=str
+)
 def test_what_the_device_evicted_is_found_in_the_tiers_also_after_a_kill(tmp_path, shape):
     profile = slow_profile(tmp_path, fixed=0.001, prefill=0.0001, kv=1024)
     worker = {

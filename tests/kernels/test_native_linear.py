@@ -113,6 +113,7 @@ def test_a_planted_bug_is_caught(bug: str) -> None:
     assert is_caught(mutant(bug, ["linear"], "avx2" if bug in NARROW else None), suite.CHECKS)
 
 
+@pytest.mark.thorough
 def test_a_pool_that_returns_early_is_caught() -> None:
     """In a process of its own: a task that outlives its call may take the process down."""
     code = f"""

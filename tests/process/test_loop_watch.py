@@ -11,6 +11,7 @@ import pytest
 import uvloop
 
 from baton.process.loop_watch import LoopWatch
+from tests.kernels.thorough import later
 
 pytestmark = pytest.mark.usefixtures("settled_heap")
 
@@ -32,7 +33,7 @@ async def watched(work, stall_s: float = 0.05) -> LoopWatch:
     return watch
 
 
-@pytest.mark.parametrize("run", [asyncio.run, uvloop.run], ids=["asyncio", "uvloop"])
+@pytest.mark.parametrize("run", [uvloop.run, later(asyncio.run)], ids=["uvloop", "asyncio"])
 def test_a_callback_that_holds_the_loop_is_seen_with_its_stack(run, caplog) -> None:
     async def work() -> None:
         spin(0.25)
@@ -43,7 +44,7 @@ def test_a_callback_that_holds_the_loop_is_seen_with_its_stack(run, caplog) -> N
     assert "stood still" in caplog.text
 
 
-@pytest.mark.parametrize("in_thread", [True, False], ids=["in another thread", "on the loop"])
+@pytest.mark.parametrize("in_thread", [True, later(False)], ids=["in another thread", "on the loop"])
 def test_code_in_c_that_holds_the_interpreters_lock_is_seen_too(in_thread: bool) -> None:
     numbers = list(range(1 << 19))
     random.Random(1).shuffle(numbers)

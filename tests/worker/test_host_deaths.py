@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from baton.process.processes import wait_exit
+from tests.kernels.thorough import first_now
 from tests.worker.test_host import Host
 
 PLANTED = """
@@ -36,7 +37,7 @@ class Planted(Host):
             super().__init__(folder, "decode", log=log)
 
 
-@pytest.mark.parametrize("trouble", IN_LEAVING.values(), ids=IN_LEAVING.keys())
+@pytest.mark.parametrize("trouble", first_now([*IN_LEAVING.values()]), ids=IN_LEAVING.keys())
 def test_one_that_hangs_after_its_engine_was_killed_ends_and_says_where(tmp_path: Path, trouble: str) -> None:
     host = Planted(tmp_path, trouble)
     os.kill(host.record().engine_pid, signal.SIGKILL)
@@ -84,7 +85,7 @@ def test_a_thread_that_never_ends_does_not_keep_the_slot(tmp_path: Path) -> None
     assert host.end() == 0
 
 
-@pytest.mark.parametrize("after_s", [0.0, 0.1, 0.4])
+@pytest.mark.parametrize("after_s", first_now([0.1, 0.0, 0.4]))
 def test_an_engine_whose_host_is_killed_while_both_start_ends_too(tmp_path: Path, after_s: float) -> None:
     host = Host(tmp_path, "decode")
     engine = child_of(host.process.pid)

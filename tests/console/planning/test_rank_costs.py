@@ -21,6 +21,7 @@ from baton.protos.measurements import StepCurve, TransferCurve
 from tests.conformance.checkpoints import make
 from tests.engine.test_models import program
 from tests.kernels.conftest import needs_native
+from tests.kernels.thorough import later
 from tests.planner.test_budget import planned
 
 KINDS = ["deepseek_v2", "gemma2", "gpt_oss", "llama", "mixtral", "olmo2", "phi3", "qwen2", "qwen3_moe"]
@@ -45,7 +46,7 @@ def test_every_width_that_a_profile_names_can_be_run_and_no_other(kind: str, sha
 
 
 @pytest.mark.parametrize(
-    ("kind", "own", "most"), [("qwen2", Widths(), 3), ("mixtral", Widths(ep=2), 4)], ids=["tp", "ep"]
+    ("kind", "own", "most"), [("qwen2", Widths(), 3), later("mixtral", Widths(ep=2), 4)], ids=["tp", "ep"]
 )
 def test_a_recommended_width_is_one_that_can_be_run(tmp_path: Path, kind: str, own: Widths, most: int) -> None:
     model = program(kind, num_attention_heads=3, num_key_value_heads=3, num_hidden_layers=4, head_dim=16)

@@ -1,4 +1,4 @@
-"""What ``baton serve`` makes of a directory with an encoder: one worker, and a question that it can answer."""
+"""``baton serve`` starts one worker for an encoder, and first asks it something that encoders answer."""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ def dense(directory: Path, plain: Path) -> nn.Module:
 
 
 def main() -> None:
-    """Makes it."""
+    """Has AutoAWQ quantize a tiny model, and writes the checkpoint with what is expected of it."""
     generator = torch.Generator().manual_seed(1)
     rows = torch.randint(0, SIZES["vocab_size"], (40, 64), generator=generator).tolist()
     text = [" ".join(f"t{i}" for i in row) for row in rows]

@@ -211,9 +211,15 @@ def check(manifest: Manifest, version: str) -> None:
 
 def check_native(manifest: Manifest, version: str) -> None:
     """By the schemas of Kubernetes itself; unknown fields are refused."""
+    _check_text(json.dumps(manifest, sort_keys=True), version)
+
+
+@cache
+def _check_text(manifest: str, version: str) -> None:
+    """Most manifests are the same whatever option is set; an invalid one raises each time."""
     import kubernetes_validate
 
-    kubernetes_validate.validate(manifest, version, strict=True)
+    kubernetes_validate.validate(json.loads(manifest), version, strict=True)
 
 
 def check_custom(manifest: Manifest, crd: dict[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""What the ledger of adapters calls a wrong content."""
+"""The ledger of adapters reports a request that was given another content than its adapter had at the time."""
 
 from __future__ import annotations
 

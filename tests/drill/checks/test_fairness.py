@@ -1,4 +1,4 @@
-"""What the witness of fair shares calls unfair, and what it doesn't."""
+"""The witness of fair shares reports a tenant that waited while another was served beyond its share."""
 
 from __future__ import annotations
 

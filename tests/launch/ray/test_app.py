@@ -104,6 +104,7 @@ def test_ray_listens_on_loopback_with_a_token_of_its_own(plan: Callable[..., Hos
     assert "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER" not in joined
 
 
+@pytest.mark.thorough  # `baton scale` writes it: tests/e2e/test_serve.py
 def test_a_line_on_stdin_takes_a_slot_away_and_brings_another(
     folder: Path, plan: Callable[..., HostPlan], ray_host: Callable[[], RayHost]
 ) -> None:

@@ -15,6 +15,7 @@ from baton.planner.recorded.validate import validate
 from baton.planner.recorded.vllm_engine import RequestTimes, VllmEngine, VllmSettings
 from baton.planner.recorded.vllm_run import load_run
 from baton.protos.errors import ConfigError
+from tests.kernels.thorough import first_now
 
 RUNS = Path(__file__).parents[2] / "data" / "vllm_real"
 
@@ -121,7 +122,7 @@ def errors_of(run: Path, profile: Path) -> dict[str, float | None]:
     return {row.metric: row.error["mean"] for row in rows}
 
 
-@pytest.mark.parametrize("name", ["rtx4090_llama-3.1-8b", "rtxpro6000_qwen3-32b"])
+@pytest.mark.parametrize("name", first_now(["rtx4090_llama-3.1-8b", "rtxpro6000_qwen3-32b"]))
 def test_what_a_run_need_not_say_is_not_needed(tmp_path: Path, name: str) -> None:
     def less(meta: dict) -> None:
         meta["engine_kwargs"].pop("tensor_parallel_size")  # config.json has tp_size

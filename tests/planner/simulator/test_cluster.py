@@ -113,6 +113,7 @@ def test_with_drafts_compressed_time_is_the_real_schedulers_and_answers_are_writ
     assert means[1] < 0.7 * means[0]
 
 
+@pytest.mark.thorough
 def test_at_8p8d_blocks_of_a_trace_give_what_blocks_of_16_tokens_and_single_steps_give() -> None:
     """The cluster and trace of the simulator's speed: whoever plans with the quick one is told the same."""
     quick, slow = (run(mooncake(1e6), 8, 8, stepwise=stepwise) for stepwise in (False, True))

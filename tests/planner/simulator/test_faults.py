@@ -16,6 +16,7 @@ from baton.planner.simulator.cluster import ClusterScenario, ClusterSim, SimSett
 from baton.planner.simulator.faults import Failure, SimPool, parse_failure, parse_pool
 from baton.planner.traces.trace import Trace, TraceRequest, read_trace
 from baton.protos.errors import ConfigError
+from tests.kernels.thorough import first_now
 
 DATA = Path(__file__).parents[2] / "data"
 LARGE, SMALL = worker_costs("roofline:llama-3-70b@a800x8"), worker_costs("roofline:llama-3-8b@h100")
@@ -54,8 +55,10 @@ def times(sim: ClusterSim) -> list[tuple[float, float, float]]:
     return [(f.placed, f.first_token, f.last_token) for f in sim.flights]
 
 
-@pytest.mark.parametrize("stepwise", [False, True])
-@pytest.mark.parametrize("worker", ["prefill-0", "decode-0"])
+@pytest.mark.parametrize(
+    ("worker", "stepwise"),
+    first_now([("prefill-0", False), ("decode-0", True), ("prefill-0", True), ("decode-0", False)], 2),
+)
 def test_a_worker_that_dies_loses_no_request(worker: str, stepwise: bool) -> None:
     trace = mooncake(45)
     sim, calm = (run(trace, 2, 2, *failures, stepwise=stepwise) for failures in ((Failure(worker, 20, 40),), ()))

@@ -53,7 +53,7 @@ def ranks_of(model: Path, bound_s: float = 60.0, share: str = "tp") -> Iterator[
 
 
 SHARES = [
-    ("qwen2", "tp"), ("qwen2", "cp"), ("qwen2", "pp"), ("mixtral", "ep"),
+    ("qwen2", "tp"), ("mixtral", "ep"), later("qwen2", "cp"), later("qwen2", "pp"),
     later("qwen2", "tp+pp"), later("mixtral", "tp"), later("mixtral", "tp+pp"), later("gpt_oss", "ep"),
 ]  # fmt: skip
 
@@ -118,7 +118,7 @@ def test_a_rank_that_ends_before_it_took_what_it_was_given_is_left_to_the_watch(
     assert fingerprint
 
 
-@pytest.mark.parametrize("share", ["tp", "pp"])
+@pytest.mark.parametrize("share", ["tp", later("pp")])
 def test_a_rank_that_stands_still_is_lost_after_the_bound(model: Path, share: str) -> None:
     with ranks_of(model, 0.5, share) as runner:
         driver = SharedDriver(runner, 16)
@@ -130,7 +130,11 @@ def test_a_rank_that_stands_still_is_lost_after_the_bound(model: Path, share: st
 
 @pytest.mark.parametrize(
     ("kind", "share", "rank"),
-    [("mixtral", "ep", 1), *(later("qwen2", "tp+pp", rank) for rank in (1, 2, 3)), later("mixtral", "tp+pp", 3)],
+    [
+        later("mixtral", "ep", 1),
+        *(later("qwen2", "tp+pp", rank) for rank in (1, 2, 3)),
+        later("mixtral", "tp+pp", 3),
+    ],
 )
 def test_whoever_stands_still_among_experts_or_stages_is_the_one_that_is_named(
     tmp_path: Path, kind: str, share: str, rank: int

@@ -21,6 +21,7 @@ from baton.cluster.membership import connect
 from baton.router.api.batch import lane as batch_lane
 from baton.router.api.batch.lane import AT_ONCE, BatchLane
 from baton.router.text.catalog import ModelCatalog
+from tests.kernels.thorough import first_now
 from tests.router.parts import generation_of
 
 LINES = 1200
@@ -143,7 +144,7 @@ async def test_a_lane_that_cannot_renew_stops_and_what_it_has_is_stored_once(ben
     assert await bench.store.open_jobs() == []
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", first_now(range(3)))
 async def test_a_store_that_fails_now_and_then_loses_no_answer_and_no_work(bench, computed, seed) -> None:
     rng = random.Random(seed)
     job = await bench.submit(200)
