@@ -4,7 +4,7 @@ Knows nothing of clusters. Rounds of the base and of each number of adapters tak
 falls on all; a ratio is of one round. A step has as many sequences as the batch, each on the next adapter in turn.
 
     python -m bench.adapters [--size 150M] [--scheme bf16] [--rank 16] [--targets qv|all] [--batch 16] [--rounds 9]
-                             [--threads 0]
+                             [--threads 0] [--only throughput|loads]
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from baton.bench.engine.models import SIZES, random_runner
 from baton.bench.engine.report import SCHEMES
 from baton.bench.rows import Row, spread, table
 from baton.engine.adapters.packed import PackedAdapter, PackedPart
-from baton.engine.adapters.reading import ReadingChildren, room
-from baton.engine.adapters.table import ReadAdapter
+from baton.engine.adapters.reading import AdapterReader, room
+from baton.engine.adapters.table import ReadAdapter, Reading
 from baton.engine.plan import StepPlan
 from baton.engine.program.sites import Site
 from baton.evaluate.workload import Workload
@@ -41,6 +41,7 @@ TARGETS = {
     "all": ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"),
 }
 LOADED_BYTES = 16 << 20
+ENDLESS = 1 << 30  # loads: more than a round has
 BUSY_S = 6.0  # seconds of a round's steps with or without loads, because a p99 needs some hundreds of steps
 
 
@@ -113,29 +114,32 @@ def _beside(found: dict[int, list[float]], count: int, batch: int, target: float
 
 
 def loads(bench: Bench, directory: Path, rounds: int) -> list[Row]:
-    """The 99th percentile of the time between tokens while adapters are loaded one after the other, beside none.
+    """The 99th percentile of the time between tokens with one load, and with one after the other, beside none.
 
-    Rounds with and without loads take turns, so that the machine's drift falls on both; a ratio is of one round.
+    Rounds of each take turns, so that the machine's drift falls on all; a ratio is of one round.
     """
     write(directory, bench)
     calm: list[float] = []
-    busy: list[float] = []
     again: list[float] = []  # without loads as well: how far two equal rounds are apart
-    turns: list[float] = []
+    busy: dict[int, list[float]] = {1: [], ENDLESS: []}
+    done: dict[int, list[float]] = {1: [], ENDLESS: []}
+    loading = Loading(bench, directory)
     for _ in range(rounds):
         calm.append(_p99(between_tokens(bench, BUSY_S, lambda: None)))
-        loading = Loading(bench, directory)
-        busy.append(_p99(between_tokens(bench, BUSY_S, loading.turn, loading.any)))
-        loading.close()
-        turns += loading.taken
+        for count, found in busy.items():
+            loading.begin(count)
+            found.append(_p99(between_tokens(bench, BUSY_S, loading.turn, loading.any)))
+            loading.end()
+            done[count] += loading.taken
         again.append(_p99(between_tokens(bench, BUSY_S, lambda: None)))
-    size = (directory / "adapter_model.safetensors").stat().st_size / (1 << 20)
-    name = f"p99 between tokens while {len(turns)} loads of {size:.0f} MB went on"
+    loading.close()
+    size = f"{(directory / 'adapter_model.safetensors').stat().st_size / (1 << 20):.0f} MB"
     return [
         Row("p99 between tokens", 1e3 * statistics.median(calm), "ms"),
-        _slower(name, busy, calm, MOST_SLOWER),
+        _slower(f"p99 with a load of {size}", busy[1], calm, MOST_SLOWER),
+        _slower(f"p99 while {len(done[ENDLESS])} loads of {size} went on", busy[ENDLESS], calm, MOST_SLOWER),
         _slower("the same without loads once more", again, calm, 0),
-        Row("of a load, the loop's own CPU time, at most", 1e3 * max(turns, default=0.0), "ms"),
+        Row("of a load, the loop's own CPU time", 1e3 * statistics.median(done[1] + done[ENDLESS]), "ms"),
     ]
 
 
@@ -153,32 +157,44 @@ class Loading:
     """Loads one adapter after the other as an engine's loop does: it looks between two steps."""
 
     def __init__(self, bench: Bench, directory: Path) -> None:
-        self._bench, self._children = bench, ReadingChildren(bench.base)
-        self._start = partial(self._children.start, AdapterPlace("more", str(directory)))
-        self._reading = self._start()
+        self._bench, self._reader = bench, AdapterReader(bench.base)
+        self._reader.warm()
+        self._start = partial(self._reader.start, AdapterPlace("more", str(directory)))
+        self._reading: Reading | None = None
+        self._left = 0
         self.taken: list[float] = []  # of each load, seconds of this thread's CPU time between two steps
 
+    def begin(self, count: int) -> None:
+        """Begins the first of ``count`` loads."""
+        self._reading, self._left, self.taken = self._start(), count - 1, []
+
     def turn(self) -> None:
-        """Takes in what was read, and begins anew."""
+        """Takes in what was read, and begins the next load."""
         began = time.thread_time()
-        if (found := self._reading.result()) is None:
+        if self._reading is None or (found := self._reading.result()) is None:
             return
         if not isinstance(found, ReadAdapter):
             raise found
         assert self._bench.runner.adapters is not None
         self._bench.runner.adapters.hold(found.info.id, found.packed)
         self._reading.close()
+        self._left -= 1
+        self._reading = self._start() if self._left >= 0 else None
         self.taken.append(time.thread_time() - began)
-        self._reading = self._start()
 
     def any(self) -> bool:
         """Returns whether an adapter was loaded."""
         return bool(self.taken)
 
+    def end(self) -> None:
+        """Waits for the load that goes on, so that no other round has it."""
+        self._left = 0
+        while self._reading is not None:
+            self.turn()
+
     def close(self) -> None:
-        """Ends what goes on."""
-        self._reading.close()
-        self._children.close()
+        """Ends the process that reads."""
+        self._reader.close()
 
 
 def between_tokens(
@@ -224,14 +240,16 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=16)
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--threads", type=int, default=0, help="0: as many as there are cores")
+    parser.add_argument("--only", choices=("throughput", "loads"), default="")
     args = parser.parse_args()
     if args.threads:
         native.set_threads(args.threads)
     bench = Bench(args.size, args.scheme, args.rank, TARGETS[args.targets], args.batch)
     title = f"{args.size} {args.scheme}, adapters of rank {args.rank} beside {args.targets}, batch {args.batch}"
-    rows = throughput(bench, args.rounds)
-    with tempfile.TemporaryDirectory() as directory:
-        rows += loads(bench, Path(directory), args.rounds)
+    rows = [] if args.only == "loads" else throughput(bench, args.rounds)
+    if args.only != "throughput":
+        with tempfile.TemporaryDirectory() as directory:
+            rows += loads(bench, Path(directory), args.rounds)
     Console().print(title)
     Console().print(table(rows))
 

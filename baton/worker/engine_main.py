@@ -19,7 +19,7 @@ from typing import NoReturn
 import msgspec
 
 from baton.decode_worker.engine.loop import DecodeLimits, DecodeLoop
-from baton.engine.adapters.reading import ReadingChildren, read_here
+from baton.engine.adapters.reading import AdapterReader, read_here
 from baton.engine.adapters.table import AdapterTable
 from baton.engine.checkpoints.hub import locate
 from baton.engine.child import child_arguments
@@ -168,7 +168,10 @@ def make_adapters(spec: AdapterSpec, runner: Runner) -> AdapterTable:
     host = adapters_of(runner)
     if host is None:
         return AdapterTable()
-    table = AdapterTable(host, spec.limits, ReadingChildren(host.base).start)
+    reader = AdapterReader(host.base)
+    if spec.limits.root:
+        reader.warm()
+    table = AdapterTable(host, spec.limits, reader.start)
     for name, path in spec.adapters.items():
         try:
             table.hold(read_here(AdapterPlace(name, path), host.base), pinned=True)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import struct
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from baton.engine.adapters.tensors import KINDS, SIZES, TensorEntry, TensorFile
 from baton.protos.json import Json
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
-PIECE = 1 << 24  # bytes compared at a time, because a table may not fit into free memory
+PIECE = 1 << 16  # elements compared at a time, a fraction of a millisecond's work; a table may not fit into memory
 REMEDY = "save the adapter with save_embedding_layers=False"
 
 
@@ -43,9 +44,13 @@ class BaseTable:
         return as_float(os.pread(self._file, count * size, self._begin + at * size), self.dtype)
 
 
-def require_same(file: TensorFile, descriptor: int, entry: TensorEntry, module: str, model: str) -> None:
+def require_same(
+    file: TensorFile, descriptor: int, entry: TensorEntry, module: str, model: str, pace: Callable[[], None]
+) -> None:
     """Raises AdapterRefused unless tensor ``entry`` equals the table of ``module`` in the checkpoint in folder
     ``model``.
+
+    ``pace`` is called between short parts of the work.
     """
     table = _table(Path(model), module) if model else None
     if table is None:
@@ -55,8 +60,9 @@ def require_same(file: TensorFile, descriptor: int, entry: TensorEntry, module: 
             text = f"has shape {entry.shape}, the base's table has {table.shape}: it was trained on another base"
             raise file.error(entry.name, text)
         size, count = SIZES[entry.dtype], entry.shape[0] * entry.shape[1]
-        for at in range(0, count, PIECE // 4):
-            some = min(PIECE // 4, count - at)
+        for at in range(0, count, PIECE):
+            pace()
+            some = min(PIECE, count - at)
             raw = file.piece(descriptor, entry, at * size, some * size)
             if not np.array_equal(as_float(raw, entry.dtype), table.read(at, some)):
                 raise file.error(entry.name, "isn't the base's table: the adapter was trained with another one")

@@ -73,9 +73,23 @@ def pack(adapter: PackedAdapter, part: PackedPart, a: Array, b: Array) -> None:
     """Writes matrices ``a`` (rank, inputs) and ``b`` (outputs, rank), float32 or bf16's bits as uint16, to their
     place in ``adapter``.
     """
-    a, b = _stored(a, part.narrow), _stored(b, part.narrow)
-    adapter.first(part)[:] = a.T if part.site.looked_up else a
-    pack_b(b, adapter.second(part))
+    pack_first(adapter, part, 0, a)
+    pack_second(adapter, part, 0, b)
+
+
+def pack_first(adapter: PackedAdapter, part: PackedPart, first: int, rows: Array) -> None:
+    """Writes ``rows`` of matrix A, (rank, inputs), from row ``first`` on."""
+    stored, packed = _stored(rows, part.narrow), adapter.first(part)
+    if part.site.looked_up:
+        packed[:, first : first + len(rows)] = stored.T
+    else:
+        packed[first : first + len(rows)] = stored
+
+
+def pack_second(adapter: PackedAdapter, part: PackedPart, first: int, rows: Array) -> None:
+    """Writes ``rows`` of matrix B, (outputs, rank), from row ``first`` on, a multiple of PANEL."""
+    panels = adapter.second(part)[first // PANEL : -(-(first + len(rows)) // PANEL)]
+    pack_b(_stored(rows, part.narrow), panels)
 
 
 def _aligned(pair: MatrixPair, which: int) -> int:

@@ -7,7 +7,7 @@ the field or tensor, or AdapterChanged if the content hasn't the requested diges
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import msgspec
 import numpy as np
@@ -16,17 +16,22 @@ from baton.engine.adapters.base import AdapterBase
 from baton.engine.adapters.copies import require_same
 from baton.engine.adapters.directory import AdapterFiles, opened
 from baton.engine.adapters.matrices import MatrixPair, copied, matched
-from baton.engine.adapters.packed import Array, PackedAdapter, PackedPart, laid_out, pack
+from baton.engine.adapters.packed import Array, PackedAdapter, PackedPart, laid_out, pack_first, pack_second
 from baton.engine.adapters.peft_config import LoraSettings, read_config
-from baton.engine.adapters.tensors import FILE, TensorEntry, TensorFile, read_header, values
-from baton.kernels.lora.structs import MOST_RANK
+from baton.engine.adapters.tensors import FILE, SIZES, TensorEntry, TensorFile, read_header, values
+from baton.kernels.lora.structs import MOST_RANK, PANEL
 from baton.protos.adapter_id import DIGEST_DIGITS, adapter_id
 from baton.protos.channel import AdapterPlace
 from baton.protos.errors import AdapterChanged, AdapterRefused
 from baton.protos.nouns import AdapterInfo
 
 ANY_SITES = 1 << 15  # most modules of an adapter if the engine has no weights and thus no sites
+PIECE_BYTES = 1 << 18  # read at a time, a fraction of a millisecond's work
 SPARE_TENSORS = 8  # beyond two per site, so that an error about a few wrong tensors names them
+
+
+def no_pace() -> None:
+    """Lets the work go on at once."""
 
 
 class AdapterContent(msgspec.Struct, frozen=True):
@@ -37,10 +42,12 @@ class AdapterContent(msgspec.Struct, frozen=True):
 
 
 def read_adapter(
-    source: AdapterPlace, base: AdapterBase, memory: Callable[[int], memoryview]
+    source: AdapterPlace, base: AdapterBase, memory: Callable[[int], memoryview], pace: Callable[[], None] = no_pace
 ) -> tuple[AdapterContent, memoryview]:
     """Returns the adapter at ``source`` and the buffer ``memory(bytes)`` with its packed matrices. Raises
     AdapterRefused and AdapterChanged.
+
+    ``pace`` is called between short parts of the work.
     """
     with opened(source.path, source.root) as files:
         settings = read_config(files)
@@ -48,14 +55,18 @@ def read_adapter(
             file = read_header(files, descriptor, size, 2 * (len(base.sites) or ANY_SITES) + SPARE_TENSORS)
             pairs = _fitting(file, settings, base)
             for name, module in copied(file, base.sites).items() if base.sites else ():
-                require_same(file, descriptor, file.entries[name], module, base.model)
+                require_same(file, descriptor, file.entries[name], module, base.model, pace)
             room = memory(sum(pair.bytes for pair in pairs))
             parts = laid_out(pairs)
             digest = _Digest(pairs)
             adapter = PackedAdapter(parts, room)
             for pair, part in zip(pairs, parts, strict=True):
-                a, b = (digest.read(file, descriptor, entry) for entry in (pair.a, pair.b))
-                pack(adapter, part, a, b)
+                for first, rows in digest.read(file, descriptor, pair.a, 1):
+                    pack_first(adapter, part, first, rows)
+                    pace()
+                for first, rows in digest.read(file, descriptor, pair.b, PANEL):
+                    pack_second(adapter, part, first, rows)
+                    pace()
     info = _info(source, files, pairs, digest.hex)
     return AdapterContent(info, parts), room
 
@@ -80,18 +91,25 @@ class _Digest:
     def hex(self) -> str:
         return self._digest.hexdigest()[:DIGEST_DIGITS]
 
-    def read(self, file: TensorFile, descriptor: int, entry: TensorEntry) -> Array:
-        """Returns one tensor's values, after adding them to the digest. Raises AdapterRefused if one isn't
-        finite.
+    def read(
+        self, file: TensorFile, descriptor: int, entry: TensorEntry, least: int
+    ) -> Iterator[tuple[int, Array]]:
+        """Yields one tensor's values by a multiple of ``least`` rows, each with its first row's index, after adding
+        them to the digest. Raises AdapterRefused if one isn't finite.
         """
-        raw = file.read(descriptor, entry)
         self._digest.update(f"{entry.name} {entry.dtype} {entry.shape}".encode())
-        self._digest.update(raw)
-        found = values(raw, entry)
-        finite = (found & 0x7F80) != 0x7F80 if found.dtype == np.uint16 else np.isfinite(found)
-        if not finite.all():
-            raise file.error(entry.name, "holds a NaN or an infinity")
-        return found
+        count, width = entry.shape
+        row_bytes = width * SIZES[entry.dtype]
+        step = least * max(1, PIECE_BYTES // (least * row_bytes))
+        for first in range(0, count, step):
+            rows = min(step, count - first)
+            raw = file.piece(descriptor, entry, first * row_bytes, rows * row_bytes)
+            self._digest.update(raw)
+            found = values(raw, entry.dtype, width)
+            finite = (found & 0x7F80) != 0x7F80 if found.dtype == np.uint16 else np.isfinite(found)
+            if not finite.all():
+                raise file.error(entry.name, "holds a NaN or an infinity")
+            yield first, found
 
 
 def _info(source: AdapterPlace, files: AdapterFiles, pairs: tuple[MatrixPair, ...], digest: str) -> AdapterInfo:

@@ -1,19 +1,22 @@
-"""Reads an adapter in a child process, so that steps wait neither for the interpreter's lock nor for files, and
-damaged files can't harm the engine. Torch-free.
+"""Reads adapters in processes of their own, so that steps wait neither for the interpreter's lock nor for files,
+and damaged files can't harm the engine. Torch-free.
 
-Knows nothing of loaded adapters. The child gets three memory files: the request, room for the matrices, its answer.
-While it reads it has a lower priority than the engine (NICE), and limits of CPU time and memory. Starting takes a
-third of a second of CPU, reading an adapter of 16 MB a tenth of it. So the next child is started, at that priority,
-as soon as one has begun to read. A load that comes before it is up starts another, which may hurry.
+Knows nothing of loaded adapters. One process (``reader_main.py``) is started with the engine, before there are
+steps, and forks a child per adapter, because starting an interpreter takes several times the CPU time that reading
+an adapter of 16 MB does. A child has a low priority, paces itself (``pace.py``) and has limits of CPU time and
+memory. It leaves the packed matrices in a memory file; the engine only maps that, and the process frees it later.
 """
 
 from __future__ import annotations
 
+import logging
 import mmap
 import os
+import socket
 import subprocess
 import sys
 import time
+import weakref
 from contextlib import suppress
 
 import msgspec
@@ -25,16 +28,12 @@ from baton.engine.adapters.table import ReadAdapter, Reading
 from baton.protos.channel import AdapterPlace
 from baton.protos.errors import AdapterRefused, BatonError, ErrorInfo, Unavailable, from_info
 
-NICE = 10  # while a child reads or is started ahead: a tenth of a core's share for a step that wants it as well
-UP = b"\n"  # what a child writes before its answer once it is up: JSON takes it for space
+log = logging.getLogger("baton.engine")
+
+NICE = 10  # of a child, and of what forks it once it is up
 LIMIT_S = 120.0  # seconds to read one adapter, because a file system that hangs must not keep others from loading
-
-
-class ReadingAsk(msgspec.Struct, frozen=True):
-    """A request to a child process: which adapter to read, and what it must fit."""
-
-    source: AdapterPlace
-    base: AdapterBase
+STATUS_BYTES = 16  # more than a child's status has digits
+FREE = b"free"  # beside a descriptor: the reader closes it, which frees the memory and takes 2 ms per 16 MB
 
 
 class ReadingAnswer(msgspec.Struct, frozen=True):
@@ -44,39 +43,94 @@ class ReadingAnswer(msgspec.Struct, frozen=True):
     error: ErrorInfo | None = None
 
 
-class ReadingChildren:
-    """Starts child processes that read adapters for ``base``; after the first, one is always kept ready."""
+class AdapterReader:
+    """Reads adapters for ``base``, one at a time, through a process that forks; starts that again if it ended."""
 
     def __init__(self, base: AdapterBase) -> None:
         self._base = base
-        self._ready: ChildReading | None = None
+        self._server: ReadServer | None = None
+
+    def warm(self) -> None:
+        """Starts the process, so that the first load finds it up. A machine that has none to spare says so then."""
+        with suppress(OSError):
+            self._server = ReadServer(self._base)
 
     def start(self, source: AdapterPlace) -> Reading:
         """Returns a child that has begun to read ``source``, or, if none could be started, a ``Reading`` whose
         result is the error.
         """
         try:
-            found = self._waiting() or ChildReading()
+            return ForkedReading(self._running(), source)
         except OSError as error:
             return NoReading(f"adapter {source.path!r}: no process to read it: {error.strerror}")
-        found.begin(source, self._base)
-        with suppress(OSError):  # the next load starts its own, or says why it can't
-            self._ready = ChildReading(NICE)
-        return found
-
-    def _waiting(self) -> ChildReading | None:
-        """Returns the child that is ready, if there is one that is up and still runs."""
-        found, self._ready = self._ready, None
-        if found is not None and not (found.up and found.alive):
-            found.close()
-            return None
-        return found
 
     def close(self) -> None:
-        """Ends the child that is kept ready."""
-        if self._ready is not None:
-            self._ready.close()
-            self._ready = None
+        """Ends the process and what it forked."""
+        if self._server is not None:
+            self._server.end()
+            self._server = None
+
+    def _running(self) -> ReadServer:
+        if self._server is None or not self._server.alive:
+            if self._server is not None:
+                log.warning("the process that reads adapters ended; it is started again")
+                self._server.end()
+            self._server = ReadServer(self._base, NICE)
+        return self._server
+
+
+class ReadServer:
+    """The process that forks a child per adapter. Raises OSError if it can't be started.
+
+    ``nice`` is its priority while it starts up, beside this process's; then it is NICE.
+    """
+
+    def __init__(self, base: AdapterBase, nice: int = 0) -> None:
+        self.socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        asked = os.memfd_create("adapter-base")
+        try:
+            os.write(asked, msgspec.json.encode(base))
+            fds = [theirs.fileno(), asked]
+            command = [sys.executable, "-m", "baton.engine.adapters.reader_main", *map(str, fds), str(os.getpid())]
+            env = {**os.environ, "OPENBLAS_NUM_THREADS": "1"}  # because a process with threads shouldn't fork
+            self._process = subprocess.Popen(command, pass_fds=fds, stdin=subprocess.DEVNULL, env=env)
+        except OSError:
+            self.socket.close()
+            raise
+        finally:
+            theirs.close()
+            os.close(asked)
+        self.pid = self._process.pid
+        self.socket.setblocking(False)
+        with suppress(ProcessLookupError):  # it has ended: ``alive`` says so
+            os.setpriority(os.PRIO_PROCESS, self.pid, max(nice, os.getpriority(os.PRIO_PROCESS, 0)))
+
+    @property
+    def alive(self) -> bool:
+        """Returns whether the process still runs and takes adapters to read."""
+        return self.socket.fileno() >= 0 and self._process.poll() is None
+
+    def mapped(self, file: int) -> memoryview:
+        """Returns the bytes of memory file ``file``. Pages are mapped as they are first used, 16 at a time, which
+        takes half of what mapping them at once does.
+        """
+        memory = mmap.mmap(file, 0)
+        weakref.finalize(memory, self._free, os.dup(file)).atexit = False
+        return memoryview(memory)
+
+    def _free(self, file: int) -> None:
+        """Leaves it to the process to free the memory, once this one has unmapped it."""
+        with suppress(OSError):  # it has ended: closing frees it here
+            socket.send_fds(self.socket, [FREE], [file])
+        os.close(file)
+
+    def end(self) -> None:
+        """Kills the process, if it runs; the kernel ends its child with it. Doesn't wait for the child, which may
+        hang in a file system.
+        """
+        self.socket.close()
+        self._process.kill()
+        self._process.wait()
 
 
 class NoReading:
@@ -93,70 +147,50 @@ class NoReading:
         """Does nothing, because nothing is open."""
 
 
-class ChildReading:
-    """A child process that reads one adapter, once ``begin`` names it. Close it after its result, or to end it.
-
-    ``nice`` is its priority while it starts up, beside this process's; then it is NICE.
+class ForkedReading:
+    """The reading of ``source`` by a child of ``server``. Close it after its result, or to end it. Raises
+    OSError.
     """
 
-    def __init__(self, nice: int = 0) -> None:
+    def __init__(self, server: ReadServer, source: AdapterPlace) -> None:
+        self._server, self._path, self._until = server, source.path, time.monotonic() + LIMIT_S
+        self._ended = False
         self._files: list[int] = []
         try:
-            for what in ("ask", "memory", "answer"):
+            for what in ("memory", "answer"):
                 self._files.append(os.memfd_create(f"adapter-{what}"))
-            self._process = self._started(nice)
+            socket.send_fds(server.socket, [msgspec.json.encode(source)], self._files)
         except OSError:
             self._close_files()
             raise
-        self._path, self._until = "", float("inf")
-
-    @property
-    def alive(self) -> bool:
-        """Returns whether the child still runs."""
-        return self._process.poll() is None
-
-    @property
-    def up(self) -> bool:
-        """Returns whether the child has started up, so that it reads at once when asked."""
-        return os.fstat(self._files[2]).st_size > 0
-
-    def _started(self, nice: int) -> subprocess.Popen[bytes]:
-        command = [sys.executable, "-m", "baton.engine.adapters.reader_main", *map(str, self._files)]
-        command.append(str(os.getpid()))
-        made = subprocess.Popen(command, pass_fds=self._files, stdin=subprocess.PIPE)
-        with suppress(ProcessLookupError):  # it has ended: ``result`` says so
-            os.setpriority(os.PRIO_PROCESS, made.pid, max(nice, os.getpriority(os.PRIO_PROCESS, 0)))
-        return made
-
-    def begin(self, source: AdapterPlace, base: AdapterBase) -> None:
-        """Makes the child read the adapter at ``source``."""
-        self._path, self._until = source.path, time.monotonic() + LIMIT_S
-        os.write(self._files[0], msgspec.json.encode(ReadingAsk(source, base)))
-        assert self._process.stdin is not None
-        with suppress(BrokenPipeError):  # it has ended: ``result`` says so
-            self._process.stdin.close()
 
     def result(self) -> ReadAdapter | BatonError | None:
         """Returns the adapter or the error; None while it is being read. After LIMIT_S seconds it is an error."""
-        status = self._process.poll()
-        if status is None:
+        try:
+            status = self._server.socket.recv(STATUS_BYTES)
+        except BlockingIOError:
             late = time.monotonic() > self._until
             return self._failed(f"takes longer than {LIMIT_S:g} s to read") if late else None
-        if status:
-            return self._failed(f"ended its reader (status {status})")
-        answer = msgspec.json.decode(_whole(self._files[2]), type=ReadingAnswer)
+        except OSError:
+            status = b""
+        if not status:
+            return Unavailable(
+                f"adapter {self._path!r}: the process that read it ended; load it again", "lora_path"
+            )
+        self._ended = True
+        if status != b"0":
+            return self._failed(f"ended its reader (status {status.decode()})")
+        answer = msgspec.json.decode(_whole(self._files[1]), type=ReadingAnswer)
         if answer.error is not None:
             return from_info(answer.error)
         assert answer.content is not None
-        return ReadAdapter(answer.content.info, PackedAdapter(answer.content.parts, mapped(self._files[1])))
+        memory = self._server.mapped(self._files[0])
+        return ReadAdapter(answer.content.info, PackedAdapter(answer.content.parts, memory))
 
     def close(self) -> None:
-        """Ends the child if it still runs; the memory of the matrices stays mapped."""
-        if self._process.poll() is None:
-            self._process.kill()
-            self._process.wait()
-        if self._process.stdin is not None:
-            self._process.stdin.close()  # not before: it would take that for the end of what it is asked
+        """Ends the child if it still reads; the memory of the matrices stays mapped."""
+        if not self._ended:
+            self._server.end()
         self._close_files()
 
     def _close_files(self) -> None:
@@ -177,11 +211,6 @@ def read_here(source: AdapterPlace, base: AdapterBase) -> ReadAdapter:
 def room(size: int) -> memoryview:
     """Returns ``size`` bytes (at least 1) of new zeroed memory of this process, page-aligned."""
     return memoryview(mmap.mmap(-1, max(1, size)))
-
-
-def mapped(file: int) -> memoryview:
-    """Returns the bytes of memory file ``file``, mapped with all pages present, so that first uses don't fault."""
-    return memoryview(mmap.mmap(file, 0, mmap.MAP_SHARED | mmap.MAP_POPULATE))
 
 
 def _whole(file: int) -> bytes:

@@ -39,7 +39,7 @@ class ReadAdapter(NamedTuple):
 
 
 class Reading(Protocol):
-    """The reading of one adapter, in progress; implemented by ``reading.ChildReading``."""
+    """The reading of one adapter, in progress; implemented by ``reading.ForkedReading``."""
 
     def result(self) -> ReadAdapter | BatonError | None:
         """Returns the adapter or the error; None while it is being read."""

@@ -46,12 +46,6 @@ class TensorFile:
         """Returns an AdapterRefused error that names the file and tensor ``name`` and ends with ``problem``."""
         return AdapterRefused(f"{self.where}: tensor {name} {problem}", PARAM)
 
-    def read(self, descriptor: int, entry: TensorEntry) -> bytes:
-        """Returns the bytes of one tensor of the open file. Raises AdapterRefused if the file was truncated
-        meanwhile.
-        """
-        return self.piece(descriptor, entry, 0, entry.end - entry.begin)
-
     def piece(self, descriptor: int, entry: TensorEntry, first: int, size: int) -> bytes:
         """Returns ``size`` bytes of one tensor from its byte ``first`` on. Raises AdapterRefused if the file was
         truncated meanwhile.
@@ -90,10 +84,10 @@ def read_header(files: AdapterFiles, descriptor: int, size: int, most_tensors: i
     return file
 
 
-def values(raw: bytes, entry: TensorEntry) -> NDArray[Any]:
-    """Returns a tensor's values in its shape: float32 for F32 and F16, the bits as uint16 for BF16."""
-    found: NDArray[Any] = np.frombuffer(raw, KINDS[entry.dtype]).reshape(entry.shape)
-    return found.astype(np.float32) if entry.dtype == "F16" else found
+def values(raw: bytes, dtype: str, width: int) -> NDArray[Any]:
+    """Returns rows of ``width`` values: float32 for dtypes "F32" and "F16", the bits as uint16 for "BF16"."""
+    found: NDArray[Any] = np.frombuffer(raw, KINDS[dtype]).reshape(-1, width)
+    return found.astype(np.float32) if dtype == "F16" else found
 
 
 def _length(where: str, descriptor: int, size: int) -> int:

@@ -9,7 +9,7 @@ import signal
 import struct
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,10 @@ from torch import Tensor
 
 from baton.engine.adapters import reading
 from baton.engine.adapters.base import AdapterBase
-from baton.engine.adapters.reading import NICE, ChildReading, ReadingChildren, read_here
+from baton.engine.adapters.pace import PIECE_S, SHARE, Pace
+from baton.engine.adapters.packed import PackedAdapter
+from baton.engine.adapters.reader import read_adapter
+from baton.engine.adapters.reading import AdapterReader, read_here, room
 from baton.engine.adapters.table import ReadAdapter, Reading
 from baton.engine.program.sites import Site
 from baton.protos.adapter_id import is_adapter_id
@@ -38,6 +41,7 @@ SITES = {
 }
 BASE = AdapterBase(SITES, max_rank=16, max_bytes=1 << 20)
 FIRST = f"base_model.model.{Q}.lora_A.weight"
+LOW = reading.NICE
 Change = Callable[[dict[str, Tensor]], None]
 
 
@@ -259,7 +263,7 @@ def test_an_adapter_above_the_bound_is_refused_before_a_tensor_is_read(
     adapter: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        "baton.engine.adapters.tensors.TensorFile.read", lambda *_: pytest.fail("a tensor was read")
+        "baton.engine.adapters.tensors.TensorFile.piece", lambda *_: pytest.fail("a tensor was read")
     )
     with pytest.raises(AdapterRefused, match=r"adapters\.max_bytes"):
         read(adapter, AdapterBase(SITES, 16, 1000))
@@ -297,40 +301,116 @@ def outcome(begun: Reading) -> ReadAdapter | BatonError:
     return found
 
 
-def test_a_process_of_its_own_reads_the_same(adapter: Path) -> None:
-    children, wanted = ReadingChildren(BASE), read(adapter)
-    for _ in range(2):  # the second is read by a child that was ready
-        found = outcome(children.start(AdapterPlace("sql", str(adapter))))
+@pytest.fixture(scope="module")
+def reader() -> Iterator[AdapterReader]:
+    """One for all tests; a process that a test has killed is started again at once, whatever else runs here."""
+    made = AdapterReader(BASE)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(reading, "NICE", 0)
+        yield made
+    made.close()
+
+
+def pid_of(reader: AdapterReader) -> int:
+    assert reader._server is not None
+    return reader._server.pid
+
+
+def test_a_process_of_its_own_reads_the_same(adapter: Path, reader: AdapterReader) -> None:
+    wanted = read(adapter)
+    pids = set()
+    for _ in range(2):  # both by children of one process
+        found = outcome(reader.start(AdapterPlace("sql", str(adapter))))
         assert isinstance(found, ReadAdapter)
         assert found.info == wanted.info
         assert found.packed.parts == wanted.packed.parts
         assert bytes(found.packed.memory) == bytes(wanted.packed.memory)
-    children.close()
-    children.close()
+        pids.add(pid_of(reader))
+    assert len(pids) == 1
+    assert os.getpriority(os.PRIO_PROCESS, pids.pop()) == max(LOW, os.getpriority(os.PRIO_PROCESS, 0))
 
 
-def test_what_it_refuses_is_told_and_a_reader_that_is_ended_is_named(adapter: Path) -> None:
-    children = ReadingChildren(BASE)
-    refused = outcome(children.start(AdapterPlace("sql", str(adapter), digest="0" * 16)))
+def test_what_it_refuses_is_told_and_a_reader_that_is_ended_is_named(adapter: Path, reader: AdapterReader) -> None:
+    refused = outcome(reader.start(AdapterPlace("sql", str(adapter), digest="0" * 16)))
     assert isinstance(refused, AdapterChanged)
-    child = ChildReading()
-    child._process.kill()
-    child.begin(AdapterPlace("sql", str(adapter)), BASE)
-    ended = outcome(child)
-    children.close()
+    os.kill(pid_of(reader), signal.SIGSTOP)
+    begun = reader.start(AdapterPlace("sql", str(adapter)))
+    os.kill(pid_of(reader), signal.SIGKILL)
+    ended = outcome(begun)
+    assert isinstance(ended, Unavailable)
+    assert "the process that read it ended; load it again" in ended.message
+
+
+def test_a_child_that_needs_too_much_is_ended_and_the_next_adapter_is_read(
+    adapter: Path, tmp_path: Path, model: Path, reader: AdapterReader
+) -> None:
+    endless = {"rank_pattern": {r"(\w+\s?)*[0-9]": 4}}  # a pattern that backtracks for years over a module's name
+    long = write(tmp_path / "long", model, ("q_proj",), **endless)
+    begun = reader.start(AdapterPlace("long", str(long)))
+    server = pid_of(reader)
+    child = wait_for(lambda: children_of(server))
+    os.kill(child, signal.SIGKILL)  # as the limit of CPU time does
+    ended = outcome(begun)
     assert isinstance(ended, AdapterRefused)
-    assert "ended its reader" in ended.message
+    assert "ended its reader (status -9)" in ended.message
+    assert isinstance(outcome(reader.start(AdapterPlace("sql", str(adapter)))), ReadAdapter)
+    assert pid_of(reader) == server
 
 
-def test_a_child_that_was_killed_while_it_waited_costs_nobody_a_load(adapter: Path) -> None:
-    children = ReadingChildren(BASE)
-    outcome(children.start(AdapterPlace("sql", str(adapter))))
-    assert children._ready is not None
-    children._ready._process.kill()
-    children._ready._process.wait()
-    found = outcome(children.start(AdapterPlace("sql", str(adapter))))
-    children.close()
+def children_of(pid: int) -> int:
+    found = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    return int(found[0]) if found else 0
+
+
+def wait_for(found: Callable[[], int]) -> int:
+    until = time.monotonic() + 60
+    while not (value := found()):
+        assert time.monotonic() < until
+        time.sleep(0.005)
+    return value
+
+
+def test_a_process_that_was_killed_while_it_waited_costs_nobody_a_load(
+    adapter: Path, reader: AdapterReader
+) -> None:
+    reader.warm()
+    assert reader._server is not None
+    first = reader._server
+    first._process.kill()
+    first._process.wait()
+    assert isinstance(outcome(reader.start(AdapterPlace("sql", str(adapter)))), ReadAdapter)
+    assert pid_of(reader) != first.pid
+
+
+def test_a_load_that_is_given_up_holds_up_no_other(adapter: Path, reader: AdapterReader) -> None:
+    reader.warm()
+    first = pid_of(reader)
+    os.kill(first, signal.SIGSTOP)  # as in a file system that hangs
+    begun = reader.start(AdapterPlace("sql", str(adapter)))
+    assert begun.result() is None
+    begun.close()
+    assert isinstance(outcome(reader.start(AdapterPlace("sql", str(adapter)))), ReadAdapter)
+    assert pid_of(reader) != first
+
+
+def test_an_adapters_memory_is_freed_with_it_and_no_descriptor_is_left(
+    adapter: Path, reader: AdapterReader
+) -> None:
+    def descriptors() -> tuple[int, int]:
+        own, theirs = "/proc/self/fd", f"/proc/{pid_of(reader)}/fd"
+        return len(os.listdir(own)), len(os.listdir(theirs))
+
+    assert isinstance(outcome(reader.start(AdapterPlace("sql", str(adapter)))), ReadAdapter)
+    first = descriptors()
+    found = outcome(reader.start(AdapterPlace("sql", str(adapter))))
     assert isinstance(found, ReadAdapter)
+    held = descriptors()
+    assert held[0] > first[0]
+    del found
+    assert descriptors()[0] == first[0]
+    again = outcome(reader.start(AdapterPlace("sql", str(adapter))))  # behind what it was told to free
+    assert descriptors() == held
+    del again
 
 
 def test_a_machine_without_a_process_to_spare_refuses_the_load_and_leaks_nothing(
@@ -340,40 +420,39 @@ def test_a_machine_without_a_process_to_spare_refuses_the_load_and_leaks_nothing
         raise OSError(errno.EAGAIN, "Resource temporarily unavailable")
 
     monkeypatch.setattr(subprocess, "Popen", none_left)
-    before, children = len(os.listdir("/proc/self/fd")), ReadingChildren(BASE)
-    found = children.start(AdapterPlace("sql", str(adapter))).result()
+    before, reader = len(os.listdir("/proc/self/fd")), AdapterReader(BASE)
+    reader.warm()
+    found = reader.start(AdapterPlace("sql", str(adapter))).result()
     assert isinstance(found, Unavailable)
     assert "no process to read it" in found.message
     assert len(os.listdir("/proc/self/fd")) == before
 
 
-def test_a_child_that_is_started_ahead_has_its_low_priority_from_the_first_and_is_ended_without_a_word(
-    capfd: pytest.CaptureFixture[str],
-) -> None:
-    child = ChildReading(NICE)
-    assert os.getpriority(os.PRIO_PROCESS, child._process.pid) == max(NICE, os.getpriority(os.PRIO_PROCESS, 0))
-    child.close()
-    assert child._process.returncode == -signal.SIGKILL
-    assert capfd.readouterr().err == ""
+def test_a_reader_pauses_after_each_piece_and_for_long_where_others_want_the_core() -> None:
+    ran, waited, slept = [0.0], [0.0], list[float]()
+    pace = Pace(lambda: ran[0], lambda: waited[0], slept.append)
+    pace()
+    assert slept == []
+    ran[0] += PIECE_S
+    pace()
+    pace()
+    assert slept == [PIECE_S]
+    ran[0], waited[0] = ran[0] + 2 * PIECE_S, 1.0
+    pace()
+    assert slept[1:] == [pytest.approx(2 * PIECE_S / SHARE - 2 * PIECE_S)]
 
 
-def test_a_load_does_not_wait_for_a_child_that_is_still_started_ahead(
+def test_tensors_are_read_in_short_pieces_with_the_same_outcome(
     adapter: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    started: list[int] = []
+    def packed() -> tuple[ReadAdapter, int]:
+        pieces = list[None]()
+        content, memory = read_adapter(AdapterPlace("sql", str(adapter)), BASE, room, lambda: pieces.append(None))
+        return ReadAdapter(content.info, PackedAdapter(content.parts, memory)), len(pieces)
 
-    class Slow(ChildReading):
-        """One that is started ahead never gets a core."""
-
-        def __init__(self, nice: int = 0) -> None:
-            super().__init__(nice)
-            started.append(nice)
-            if nice:
-                os.kill(self._process.pid, signal.SIGSTOP)
-
-    monkeypatch.setattr(reading, "ChildReading", Slow)
-    children = ReadingChildren(BASE)
-    for _ in range(2):
-        assert isinstance(outcome(children.start(AdapterPlace("a", str(adapter)))), ReadAdapter)
-    children.close()
-    assert started == [0, NICE, 0, NICE]
+    whole, few = packed()
+    monkeypatch.setattr("baton.engine.adapters.reader.PIECE_BYTES", 1)
+    cut, many = packed()
+    assert many > few
+    assert cut.info == whole.info
+    assert bytes(cut.packed.memory) == bytes(whole.packed.memory)

@@ -48,12 +48,13 @@ def parts_at(packed: PackedAdapter, base: int) -> tuple[ctypes.Array[LoraPart], 
 
 def sites_at(numbers: list[int], sites: int, base: int) -> ctypes.Array[LoraSite]:
     """Returns the structs of ``sites`` sites; the parts are at address ``base``, in the order of ``numbers``."""
-
-    def site(number: int) -> LoraSite:
-        count = numbers.count(number)
-        return LoraSite(base + (numbers.index(number) * ctypes.sizeof(LoraPart) if count else 0), count)
-
-    return (LoraSite * sites)(*[site(number) for number in range(sites)])
+    found = (LoraSite * sites)(*[LoraSite(base, 0) for _ in range(sites)])
+    for at, number in enumerate(numbers):
+        site = found[number]
+        if not site.count:
+            site.parts = base + at * ctypes.sizeof(LoraPart)
+        site.count += 1
+    return found
 
 
 class RowGroups:
