@@ -5,6 +5,7 @@ Knows nothing of what the messages mean beyond the first two.
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import socket
@@ -20,9 +21,11 @@ from baton.process.effort import Efforts, efforts_of
 from baton.process.endings import OomKills, ending_of
 from baton.process.processes import die_with_parent
 from baton.protos.channel import EngineFailed, EngineReady, Shutdown
-from baton.protos.errors import StartupError, from_info
+from baton.protos.errors import ConfigError, StartupError, from_info
 from baton.worker.channel import IoChannel
 from baton.worker.spec import MemberSpec, WorkerSpec, dump_spec
+
+log = logging.getLogger("baton.worker")
 
 FROM_CARD = ("auto", "cuda_ipc", "nccl")  # transports that take blocks from a card; a context there costs memory
 
@@ -103,13 +106,26 @@ class EngineProcess:
         return ending_of(code, self._memory).detail
 
     def leave(self, patience_s: float = 1.0) -> None:
-        """Asks the engine to end, and kills it after ``patience_s`` seconds."""
+        """Closes the engine's memory on its GPU, asks the engine to end, and kills it after ``patience_s``
+        seconds.
+        """
+        self._close_card()
         self.channel.send(Shutdown())
         self.channel.close()
         try:
             self.process.wait(patience_s)
         except subprocess.TimeoutExpired:
             self.kill()
+
+    def _close_card(self) -> None:
+        """Closes the memory before the engine frees it, which is undefined while another process has it open."""
+        device, self.memory.device = self.memory.device, None
+        if device is None:
+            return
+        try:
+            device.close()
+        except ConfigError as error:
+            log.warning("the engine's pages on its card could not be closed: %s", error.message)
 
     def kill(self) -> None:
         """Kills the engine process and waits for its end."""

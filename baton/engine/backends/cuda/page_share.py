@@ -54,5 +54,7 @@ class PageShare:
         self._resident.landed(seq, table, blocks)
 
     def close(self) -> None:
-        """Frees the memory; a process that has it open keeps it until it closes it."""
+        """Frees the GPU memory, which other processes must have closed. The I/O process closes it before it tells
+        the engine to end.
+        """
         self._cuda.free(self.at)
