@@ -63,6 +63,7 @@ class EngineConfig(msgspec.Struct, frozen=True):
     ep: int = 1
     rank_hosts: tuple[str, ...] = ()  # host:port of `baton ranks` on other hosts, among which ranks are dealt too
     rank_key_file: str = ""  # with the key that all hosts have; empty: loopback only
+    rank_wait_s: float = 0.0  # seconds to wait at start for rank_hosts that don't answer yet
     rank_bound_s: float = 10.0  # seconds others wait for a rank before it counts as stuck; 0: for ever
     quantization_overrides: dict[str, str] = {}
     is_draft: bool = False

@@ -61,7 +61,7 @@ def run_worker(config: BatonConfig, role: str, slot: str = "") -> NoReturn:
 
 def run_ranks(config: BatonConfig, listen: str) -> int:
     """Serves this host's cores to leads on other hosts, at ``listen`` (host:port), until SIGTERM or SIGINT;
-    returns 0. Raises ConfigError.
+    returns 0. Those that run then have worker.drain_grace_s seconds until they are ended. Raises ConfigError.
     """
     from baton.engine.backends.ranks.hosts.agent import RankAgent
 
@@ -70,7 +70,7 @@ def run_ranks(config: BatonConfig, listen: str) -> int:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: ended.set())
     print(f"ranks of other hosts' workers start at {agent.address}", flush=True)  # for whoever asked for port 0
-    agent.serve(lambda: not ended.is_set())
+    agent.serve(lambda: not ended.is_set(), config.worker.drain_grace_s)
     return 0
 
 

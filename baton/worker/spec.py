@@ -47,6 +47,7 @@ class EngineSpec(_Group, frozen=True):
     ep: int = 1  # processes that share the model's experts
     rank_hosts: tuple[str, ...] = ()  # host:port of `baton ranks`, which have some of these processes
     rank_key_file: str = ""  # with the key that they ask for
+    rank_wait_s: float = 0.0  # seconds to wait for them at start
     cores_page: str = ""  # memory by which the machine's engines lend one another cores; empty: none are lent
     all_cores: int = 0  # that are lent, of which ``threads`` are its own
 

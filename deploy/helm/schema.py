@@ -70,6 +70,7 @@ def pool(**more: Schema) -> Schema:
         schedulerName=TEXT,
         minReplicas=SOME,
         maxReplicas=SOME,
+        rankHosts={"type": "integer", "minimum": 0, "maximum": 15},
         diskTier=table(enabled=FLAG, size=QUANTITY, storageClass=TEXT),
         **placement(),
         **more,
@@ -93,7 +94,8 @@ def workers() -> Schema:
     }
     return table(
         mode={"enum": ["pods", "raycluster"]},
-        ports=table(grpc=PORT, data=PORT, metrics=PORT),
+        ports=table(grpc=PORT, data=PORT, metrics=PORT, ranks=PORT),
+        rankKey=table(existingSecret=TEXT),
         drainSeconds=SECONDS,
         startupSeconds={"type": "integer", "minimum": 10, "maximum": 86400},
         defaults=pool(),

@@ -77,6 +77,9 @@ class WorkerConfig(Section):
     rank_key_file: str = Field(
         default="", description="file with the key that hosts of ranks share; empty: loopback addresses only"
     )
+    rank_wait_s: float = Field(
+        default=0, ge=0, le=86400, description="seconds to wait at start for rank_hosts that don't answer yet"
+    )
     pages: int = Field(default=0, ge=0, description="KV pages; 0 takes kv_memory_bytes")
     kv_memory_bytes: int = Field(
         default=0,

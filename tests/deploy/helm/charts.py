@@ -55,6 +55,10 @@ EXTRAS: dict[str, dict[str, Any]] = {
         },
         "networkPolicy": {"clients": SCRAPER},
     },
+    "ranks in further pods": {
+        "ratio": {"prefill": 2, "decode": 1},
+        "workers": {"pools": {"prefill": {"rankHosts": 2, "settings": {"pp": 3}}}},
+    },
     "disk tier": {"workers": {"pools": {"decode": {"diskTier": {"enabled": True, "storageClass": "nvme"}}}}},
     "settings": {
         "config": {

@@ -9,6 +9,7 @@ import contextlib
 import itertools
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -81,7 +82,8 @@ class Pod:
                 ref = source["secretKeyRef"]
                 found[variable["name"]] = self.place.secret(ref["name"])[ref["key"]]
             else:
-                found[variable["name"]] = self.local(variable["value"])
+                value = re.sub(r"\$\((\w+)\)", lambda at: found[at[1]], variable["value"])
+                found[variable["name"]] = self.local(value)
         found["BATON_KERNELS_DIR"] = str(self.place.kernels)  # the image has it
         found["TMPDIR"] = found["HOME"] = str(self.mounts.get("/tmp", self.root))
         for file in self.root.glob("*/baton.toml"):
@@ -152,6 +154,7 @@ class Place(contextlib.AbstractContextManager):
         self._secrets = secrets or {}
         self._stack = contextlib.ExitStack()
         self.pods: dict[str, Pod] = {}
+        self.names: dict[str, str] = {}  # what name servers would say
         self.kernels = self.folder / "k"
         self.kernels.mkdir()
         flags = (*build.FLAGS, *build.ISA_FLAGS[native.isa()])
@@ -162,6 +165,8 @@ class Place(contextlib.AbstractContextManager):
         self._path = f"{tools}:{ROOT / '.venv' / 'bin'}:{Path(sys.executable).parent}"
 
     def local(self, text: str) -> str:
+        for name, address in self.names.items():
+            text = text.replace(name, address)
         return text.replace("demo-baton-redis:6379", f"127.0.0.1:{self.redis_port}").replace(
             "--port 6379 --bind '* -::*'", f"--port {self.redis_port} --bind 127.0.0.1"
         )
@@ -292,3 +297,35 @@ def test_with_mutual_tls_the_rendered_pods_answer_as_well(tmp_path: Path) -> Non
 def test_the_dev_profile_answers_with_the_demo_model() -> None:
     values = profile("values-dev.yaml")
     serve({**values, "model": {"path": str(ROOT / "models" / "demo")}})
+
+
+@pytest.mark.soak
+def test_a_worker_whose_further_pod_comes_later_answers_and_ends_in_order() -> None:
+    network = f"127.{os.getpid() % 200 + 20}.{os.getpid() // 200 % 250}"
+    values = {
+        "workers": {
+            "drainSeconds": 5,
+            "pools": {"prefill": {"rankHosts": 1, "settings": {"pp": 2}}},
+            "defaults": {"settings": {"kv_memory_bytes": 67108864}},
+        },
+        "model": {"path": str(ROOT / "models" / "demo")},
+        "router": {"drainSeconds": 2},
+    }
+    with Place(values) as place:
+        place.names["demo-baton-prefill-0-ranks-0.demo-baton-prefill-ranks"] = f"{network}.4"
+        _wait(place.start("StatefulSet", "demo-baton-redis", "127.0.0.1"), "startupProbe")
+        decode = place.start("StatefulSet", "demo-baton-decode", f"{network}.3")
+        lead = place.start("StatefulSet", "demo-baton-prefill", f"{network}.2")
+        router = place.start("Deployment", "demo-baton-router", "127.0.0.1")
+        _wait(decode, "readinessProbe")
+        assert not lead.passes("startupProbe"), "it waits for its ranks"
+        ranks = place.start("StatefulSet", "demo-baton-prefill-0-ranks", f"{network}.4")
+        _wait(ranks, "readinessProbe")
+        for pod in (lead, router):
+            _wait(pod, "readinessProbe")
+        assert ranks.passes("livenessProbe")
+        _ask(place, router)
+        ranks.process.send_signal(signal.SIGTERM)  # as an upgrade tells all pods at once
+        assert lead.stop() == 0, lead.log()
+        assert ranks.stop() == 0, ranks.log()
+        assert "ended by itself" not in lead.log(), "its ranks waited until it had drained"

@@ -59,6 +59,10 @@ imagePullSecrets:
 {{- default (printf "%s-redis" (include "baton.fullname" .)) .Values.redis.existingSecret -}}
 {{- end -}}
 
+{{- define "baton.secretName.rankKey" -}}
+{{- default (printf "%s-rank-key" (include "baton.fullname" .)) .Values.workers.rankKey.existingSecret -}}
+{{- end -}}
+
 {{- define "baton.secretName.keys" -}}
 {{- default (printf "%s-keys" (include "baton.fullname" .)) .Values.auth.existingSecret -}}
 {{- end -}}

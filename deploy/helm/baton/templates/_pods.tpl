@@ -22,6 +22,11 @@ securityContext:
 {{/* The environment of a router or worker: where Redis is (with its password), and where may be written. */}}
 {{- define "baton.environment" -}}
 {{- include "baton.redisEnvironment" . }}
+{{- include "baton.folderEnvironment" . }}
+{{- end -}}
+
+{{/* Where may be written, and whence a model comes. */}}
+{{- define "baton.folderEnvironment" }}
 - {name: HOME, value: /tmp}
 - {name: TMPDIR, value: /tmp}
 - {name: BATON_CACHE_DIR, value: /var/cache/baton}

@@ -51,8 +51,9 @@
 {{- if and (eq $device "cuda") (eq $gpus 0) -}}{{ include "baton.refuse" (printf "workers.pools.%s.device is cuda but its gpus is 0: set gpus: 1" $name) }}{{- end -}}
 {{- if gt $gpus 1 -}}{{ include "baton.refuse" (printf "workers.pools.%s.gpus is %d, and a worker's engine computes on one: set gpus: 1, and more workers" $name $gpus) }}{{- end -}}
 {{- if and (ne $device "cuda") (gt $gpus 0) -}}{{ include "baton.refuse" (printf "workers.pools.%s.gpus is %d but its device is %s: set device: cuda" $name $gpus $device) }}{{- end -}}
+{{- include "baton.validateRanks" (dict "root" $ "pool" $pool "name" $name) -}}
 {{- range $key, $_ := default dict $pool.settings -}}
-{{- if has $key (list "model" "host" "port" "data_port" "metrics_port" "drain_grace_s" "device") -}}{{ include "baton.refuse" (printf "workers.pools.%s.settings.%s is set by the chart: use model, workers.ports, workers.drainSeconds or the pool's device" $name $key) }}{{- end -}}
+{{- if has $key (list "model" "host" "port" "data_port" "metrics_port" "drain_grace_s" "device" "rank_hosts" "rank_key_file" "rank_wait_s") -}}{{ include "baton.refuse" (printf "workers.pools.%s.settings.%s is set by the chart: use model, workers.ports, workers.drainSeconds or the pool's device and rankHosts" $name $key) }}{{- end -}}
 {{- end -}}
 {{- end -}}
 {{- end -}}
@@ -74,6 +75,22 @@
 {{- if eq (int .Values.router.ports.http) (int .Values.router.ports.grpc) -}}{{ include "baton.refuse" "router.ports: http and grpc must be two different ports" }}{{- end -}}
 {{- end -}}
 
+{{/* Ranks in further pods: (dict "root" $ "pool" its own values "name" "prefill"). */}}
+{{- define "baton.validateRanks" -}}
+{{- $values := .root.Values -}}
+{{- $hosts := default $values.workers.defaults.rankHosts .pool.rankHosts | int -}}
+{{- if gt $hosts 0 -}}
+{{- $field := printf "workers.pools.%s.rankHosts is %d" .name $hosts -}}
+{{- $own := mergeOverwrite (deepCopy (default dict $values.config.worker)) (deepCopy (default dict $values.workers.defaults.settings)) (deepCopy (default dict .pool.settings)) -}}
+{{- $ranks := max (mul (default 1 $own.tp | int) (default 1 $own.pp | int)) (default 1 $own.cp | int) (default 1 $own.ep | int) | int -}}
+{{- if ne $values.workers.mode "pods" -}}{{ include "baton.refuse" (printf "%s and needs workers.mode: pods, whose StatefulSets it adds to" $field) }}{{- end -}}
+{{- if $values.workers.autoscaling.enabled -}}{{ include "baton.refuse" (printf "%s, and workers.autoscaling would make workers without them: disable it, change ratio or the pool's replicas" $field) }}{{- end -}}
+{{- if ne $values.tls.mode "off" -}}{{ include "baton.refuse" (printf "%s, and ranks of several pods don't encrypt what they exchange: set tls.mode: off, or rankHosts: 0" $field) }}{{- end -}}
+{{- if ne (default $values.workers.defaults.device .pool.device) "cpu" -}}{{ include "baton.refuse" (printf "%s, and ranks run on the cpu only: set device: cpu" $field) }}{{- end -}}
+{{- if le $ranks $hosts -}}{{ include "baton.refuse" (printf "%s and its worker has %d ranks: set settings.pp to %d, or to a multiple of it" $field $ranks (add1 $hosts)) }}{{- end -}}
+{{- end -}}
+{{- end -}}
+
 {{- define "baton.validateAccess" -}}
 {{- if and (not .Values.auth.enabled) (not .Values.auth.allowInsecure) -}}{{ include "baton.refuse" "auth.enabled is false, so that anybody who reaches the router may use it: set auth.allowInsecure: true if you want that" }}{{- end -}}
 {{- if and (not .Values.redis.enabled) (not .Values.redis.external.url) -}}{{ include "baton.refuse" "redis.enabled is false and redis.external.url is empty: give redis://host:6379, or enable the chart's own" }}{{- end -}}
@@ -91,7 +108,7 @@
 {{- define "baton.validateConfig" -}}
 {{- $owned := dict
   "router" (dict "host" "the pod's" "port" "router.ports.http" "grpc_port" "router.ports.grpc" "shutdown_grace_s" "router.drainSeconds" "insecure" "auth.allowInsecure" "keys_file" "auth.existingSecret")
-  "worker" (dict "model" "model" "model_name" "model.name" "host" "the pod's" "port" "workers.ports.grpc" "data_port" "workers.ports.data" "metrics_port" "workers.ports.metrics" "drain_grace_s" "workers.drainSeconds" "device" "workers.defaults.device")
+  "worker" (dict "model" "model" "model_name" "model.name" "host" "the pod's" "port" "workers.ports.grpc" "data_port" "workers.ports.data" "metrics_port" "workers.ports.metrics" "drain_grace_s" "workers.drainSeconds" "device" "workers.defaults.device" "rank_hosts" "workers.pools.NAME.rankHosts" "rank_key_file" "workers.rankKey" "rank_wait_s" "workers.startupSeconds")
   "cluster" (dict "prefill" "ratio" "decode" "ratio" "namespace" "the release's" "run_dir" "the chart's")
   "redis" (dict "url" "redis.external.url" "password" "redis.external.existingSecret" "username" "redis.external.existingSecret" "ca" "redis.external.caSecret" "cert" "the chart's" "key" "the chart's")
   "telemetry" (dict "otlp_endpoint" "telemetry.otlpEndpoint" "log_level" "telemetry.logLevel")

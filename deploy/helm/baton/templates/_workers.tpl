@@ -15,6 +15,11 @@ env:
     valueFrom: {fieldRef: {fieldPath: status.podIP}}
   {{- include "baton.environment" $root | nindent 2 }}
   {{- include "baton.poolEnvironment" .pool | nindent 2 }}
+  {{- if gt (int .pool.rankHosts) 0 }}
+  - {name: BATON_WORKER__RANK_HOSTS, value: {{ include "baton.rankAddresses" . | quote }}}
+  - {name: BATON_WORKER__RANK_KEY_FILE, value: /etc/baton/rank/key}
+  - {name: BATON_WORKER__RANK_WAIT_S, value: {{ $root.Values.workers.startupSeconds | quote }}}
+  {{- end }}
 ports:
   - {name: grpc, containerPort: {{ $root.Values.workers.ports.grpc }}}
   {{- if eq .pool.role "decode" }}
@@ -55,6 +60,80 @@ volumeMounts:
   {{- if .pool.diskTier.enabled }}
   - {name: kv, mountPath: /var/lib/baton/kv}
   {{- end }}
+  {{- if gt (int .pool.rankHosts) 0 }}
+  - {name: rank-key, mountPath: /etc/baton/rank, readOnly: true}
+  {{- end }}
+{{- end -}}
+
+{{/* Where a worker's further pods are, as JSON: by the name of the worker's own pod, which the kubelet puts in. */}}
+{{- define "baton.rankAddresses" -}}
+{{- $service := printf "%s-%s-ranks" (include "baton.fullname" .root) .name -}}
+{{- $found := list -}}
+{{- range $i := until (int .pool.rankHosts) -}}
+{{- $found = append $found (printf "$(POD_NAME)-ranks-%d.%s:%d" $i $service (int $.root.Values.workers.ports.ranks)) -}}
+{{- end -}}
+{{ toJson $found }}
+{{- end -}}
+
+{{/* The container that has ranks of one pool's worker: (dict "root" $ "pool" $pool "name" "prefill"). */}}
+{{- define "baton.ranksContainer" -}}
+{{- $root := .root -}}
+name: ranks
+image: {{ include "baton.image" (dict "root" $root "image" $root.Values.image.worker) }}
+imagePullPolicy: {{ $root.Values.image.worker.pullPolicy }}
+{{ include "baton.containerSecurity" $root }}
+command: [baton]
+args: [ranks, --listen, $(POD_IP):{{ $root.Values.workers.ports.ranks }}, --config, /etc/baton/config/baton.toml]
+env:
+  - name: POD_IP
+    valueFrom: {fieldRef: {fieldPath: status.podIP}}
+  {{- include "baton.folderEnvironment" $root | nindent 2 }}
+  - {name: BATON_WORKER__RANK_KEY_FILE, value: /etc/baton/rank/key}
+  {{- with .pool.extraEnv }}
+  {{- toYaml . | nindent 2 }}
+  {{- end }}
+ports:
+  - {name: ranks, containerPort: {{ $root.Values.workers.ports.ranks }}}
+readinessProbe:
+  tcpSocket: {port: ranks}
+  periodSeconds: 5
+  timeoutSeconds: 3
+livenessProbe:
+  tcpSocket: {port: ranks}
+  initialDelaySeconds: 30
+  periodSeconds: 10
+  timeoutSeconds: 5
+  failureThreshold: 6
+resources: {{- include "baton.poolResources" .pool | nindent 2 }}
+volumeMounts:
+  {{- include "baton.mounts" $root | nindent 2 }}
+  - {name: rank-key, mountPath: /etc/baton/rank, readOnly: true}
+{{- end -}}
+
+{{- define "baton.rankKeyVolume" -}}
+- name: rank-key
+  secret: {secretName: {{ include "baton.secretName.rankKey" . }}, items: [{key: key, path: key}], defaultMode: 288}
+{{- end -}}
+
+{{/* Labels of a pod with ranks: (dict "root" $ "pool" $pool "name" "prefill"). */}}
+{{- define "baton.rankLabels" -}}
+{{ include "baton.labels" (dict "root" .root "component" "ranks") }}
+baton.dev/pool: {{ .name }}
+{{- with .pool.podLabels }}
+{{ toYaml . }}
+{{- end }}
+{{- end -}}
+
+{{- define "baton.rankSelector" -}}
+{{ include "baton.selector" (dict "root" .root "component" "ranks") }}
+baton.dev/pool: {{ .pool }}
+{{- end -}}
+
+{{/* Whether a pool has ranks in further pods. */}}
+{{- define "baton.hasRankHosts" -}}
+{{- range $_, $pool := include "baton.pools" . | fromYaml -}}
+{{- if gt (int $pool.rankHosts) 0 -}}true{{- end -}}
+{{- end -}}
 {{- end -}}
 
 {{- define "baton.workerReady" -}}

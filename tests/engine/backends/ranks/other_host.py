@@ -31,13 +31,16 @@ def other_host() -> Iterator[tuple[str, int]]:
 
 
 @contextmanager
-def serving_agent(listen: str = "127.0.0.1:0", key_file: str = "") -> Iterator[RankAgent]:
-    """Runs what ``baton ranks`` does on a thread of this process."""
-    agent, going = RankAgent(listen, key_file), threading.Event()
-    thread = threading.Thread(target=agent.serve, args=(lambda: not going.is_set(),))
+def serving_agent(
+    listen: str = "127.0.0.1:0", key_file: str = "", grace_s: float = 0.0, ended: threading.Event | None = None
+) -> Iterator[RankAgent]:
+    """Runs what ``baton ranks`` does on a thread of this process, until ``ended``."""
+    agent, ended = RankAgent(listen, key_file), ended or threading.Event()
+    thread = threading.Thread(target=agent.serve, args=(lambda: not ended.is_set(), grace_s))
     thread.start()
     try:
         yield agent
     finally:
-        going.set()
-        thread.join(30)
+        ended.set()
+        thread.join(60)
+        assert not thread.is_alive()

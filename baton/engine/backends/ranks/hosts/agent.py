@@ -11,7 +11,9 @@ import os
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 
 from baton.engine.backends.ranks.hosts.control import (
@@ -53,18 +55,30 @@ class RankAgent:
         self.address = f"{host}:{self._listener.getsockname()[1]}"
         self._sessions: list[subprocess.Popen[bytes]] = []
 
-    def serve(self, going: Callable[[], bool]) -> None:
-        """Starts a session for each lead as long as ``going()``; then ends those that run."""
+    def serve(self, going: Callable[[], bool], grace_s: float = 0.0) -> None:
+        """Starts a session for each lead as long as ``going()``; then ends those that are left after ``grace_s``
+        seconds, in which their leads may drain.
+        """
         try:
             with Greeter(self._listener, SAID, partial(os.urandom, NONCE)) as greeter:
                 while going():
                     self._sessions = [session for session in self._sessions if session.poll() is None]
                     for greeted in greeter.poll(LOOK_S):
-                        self._answer(greeted)
+                        if going():
+                            self._answer(greeted)
+                        else:
+                            greeted.sock.close()
+            self._await_sessions(grace_s)
         finally:
             for session in self._sessions:
                 session.kill()
                 session.wait()
+
+    def _await_sessions(self, grace_s: float) -> None:
+        until = time.monotonic() + grace_s
+        for session in self._sessions:
+            with suppress(subprocess.TimeoutExpired):
+                session.wait(max(0.0, until - time.monotonic()))
 
     def _answer(self, greeted: Greeted) -> None:
         """Starts a session for a lead that has the key."""

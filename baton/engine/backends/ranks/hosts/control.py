@@ -11,6 +11,7 @@ import hmac
 import ipaddress
 import os
 import socket
+import time
 from contextlib import suppress
 from pathlib import Path
 from typing import TypeVar
@@ -26,6 +27,7 @@ SAID = 2 * NONCE  # bytes that a lead says first: its answer, and a random numbe
 LENGTH = 8  # bytes of a message's length
 MOST_BYTES = 1 << 34  # of one message
 MOST_PORT = 65535
+RETRY_S = 0.5  # between two tries to reach a host
 KEY_FIELD = "worker.rank_key_file"
 LEAD, HOST = b"lead", b"host"
 
@@ -114,15 +116,14 @@ def answer_to_lead(key: bytes, asked: bytes, said: bytes) -> bytes | None:
     return _proof(key, HOST, theirs) if hmac.compare_digest(proof, _proof(key, LEAD, asked)) else None
 
 
-def dial(address: str, key: bytes, field: str) -> Control:
-    """Returns a connection to the host of ranks at ``address`` (host:port). Raises ConfigError and StartupError."""
+def dial(address: str, key: bytes, field: str, wait_s: float = 0.0) -> Control:
+    """Returns a connection to the host of ranks at ``address`` (host:port), for which it waits up to ``wait_s``
+    seconds. Raises ConfigError and StartupError.
+    """
     host, _, port = address.rpartition(":")
     if not host or not port.isdigit() or int(port) > MOST_PORT:
         raise ConfigError(f"{field}: {address!r} is not host:port", field)
-    try:
-        sock = socket.create_connection((host.strip("[]"), int(port)), GREET_S)
-    except OSError as error:
-        raise StartupError(f"{field}: no `baton ranks` answers at {address}: {error}", field) from None
+    sock = _reached(host.strip("[]"), int(port), field, time.monotonic() + wait_s)
     try:
         require_key(key, sock.getpeername()[0])
         _prove(sock, key, address)
@@ -130,6 +131,20 @@ def dial(address: str, key: bytes, field: str) -> Control:
         sock.close()
         raise
     return Control(sock)
+
+
+def _reached(host: str, port: int, field: str, until: float) -> socket.socket:
+    """Returns a connection to whoever listens there by the time ``until``, as time.monotonic has it. Raises
+    StartupError.
+    """
+    while True:
+        try:
+            return socket.create_connection((host, port), GREET_S)
+        except OSError as error:
+            if time.monotonic() >= until:
+                text = f"{field}: no `baton ranks` answers at {host}:{port}: {error}"
+                raise StartupError(text, field) from None
+        time.sleep(RETRY_S)
 
 
 def _prove(sock: socket.socket, key: bytes, address: str) -> None:

@@ -42,7 +42,7 @@ class RemoteHost:
 
     def __init__(self, config: EngineConfig, number: int, address: str, key: bytes) -> None:
         self.address, self.ranks = address, ranks_on(config.widths.count, config.hosts, number)
-        self.control = dial(address, key, FIELD)
+        self.control = dial(address, key, FIELD, config.rank_wait_s)
         own = msgspec.structs.replace(config, rank_key_file="")
         try:
             self.control.send(HostStart(own, number, self.ranks.start, self.ranks.stop, sources_key()))

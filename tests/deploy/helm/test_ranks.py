@@ -1,0 +1,81 @@
+"""Pools whose workers have ranks in further pods: who finds whom, and who may."""
+
+import json
+
+from baton.engine.backends.ranks.hosts.layout import MOST_HOSTS
+from tests.deploy.helm.charts import EXTRAS, Manifest, one, render
+
+VALUES = EXTRAS["ranks in further pods"]
+
+
+def environment(spec: Manifest) -> dict[str, str]:
+    return {each["name"]: each.get("value", "") for each in spec["containers"][0]["env"]}
+
+
+def pod_spec(manifests: list[Manifest], name: str) -> Manifest:
+    found: Manifest = one(manifests, "StatefulSet", name)["spec"]["template"]["spec"]
+    return found
+
+
+def test_each_worker_names_the_pods_of_a_set_of_its_own() -> None:
+    manifests = render(VALUES)
+    leads, service = "demo-baton-prefill", one(manifests, "Service", "demo-baton-prefill-ranks")
+    hosts = environment(pod_spec(manifests, leads))["BATON_WORKER__RANK_HOSTS"]
+    for worker in range(2):
+        ranks = one(manifests, "StatefulSet", f"{leads}-{worker}-ranks")
+        name, spec = ranks["metadata"]["name"], ranks["spec"]
+        pods = [f"{name}-{at}.{spec['serviceName']}:8103" for at in range(spec["replicas"])]
+        assert json.loads(hosts.replace("$(POD_NAME)", f"{leads}-{worker}")) == pods
+        labels = spec["template"]["metadata"]["labels"]
+        assert spec["serviceName"] == service["metadata"]["name"]
+        assert service["spec"]["selector"].items() <= labels.items()
+        assert spec["selector"]["matchLabels"].items() <= labels.items()
+        other = one(manifests, "StatefulSet", f"{leads}-{1 - worker}-ranks")["spec"]["selector"]["matchLabels"]
+        assert not other.items() <= labels.items(), "a set has its own pods alone"
+    assert service["spec"]["publishNotReadyAddresses"]
+    assert not [m for m in manifests if m["metadata"]["name"].startswith("demo-baton-decode-0-ranks")]
+    assert MOST_HOSTS == 16, "the schema has 15 beside a worker's own"
+
+
+def test_a_worker_and_its_further_pods_have_one_key_and_no_other_pod_has_it() -> None:
+    manifests = render(VALUES)
+    having = set()
+    for manifest in manifests:
+        spec = manifest.get("spec", {}).get("template", {}).get("spec", {})
+        if "rank-key" in {volume["name"] for volume in spec.get("volumes", [])}:
+            (mount,) = [m for m in spec["containers"][0]["volumeMounts"] if m["name"] == "rank-key"]
+            assert environment(spec)["BATON_WORKER__RANK_KEY_FILE"] == mount["mountPath"] + "/key"
+            having.add(manifest["metadata"]["name"])
+    assert having == {"demo-baton-prefill", "demo-baton-prefill-0-ranks", "demo-baton-prefill-1-ranks"}
+    assert "BATON_REDIS__PASSWORD" not in environment(pod_spec(manifests, "demo-baton-prefill-0-ranks"))
+    assert one(manifests, "Secret", "demo-baton-rank-key")["data"]["key"]
+    own = {"workers": VALUES["workers"] | {"rankKey": {"existingSecret": "mine"}}}
+    assert [m for m in render(own) if m["metadata"]["name"] == "demo-baton-rank-key"] == []
+
+
+def test_a_pools_pods_reach_one_another_and_ranks_are_reached_by_nobody_else() -> None:
+    manifests = render(VALUES)
+    labels = one(manifests, "StatefulSet", "demo-baton-prefill-0-ranks")["spec"]["template"]["metadata"]["labels"]
+    policies = [m["spec"] for m in manifests if m["kind"] == "NetworkPolicy"]
+    rules = [p for p in policies if selects(p["podSelector"], labels) and p.get("ingress")]
+    assert [rule["ingress"] for rule in rules] == [[{"from": [{"podSelector": rules[0]["podSelector"]}]}]]
+    peers = rules[0]["podSelector"]
+    assert rules[0]["egress"][0] == {"to": [{"podSelector": peers}]}
+    lead = one(manifests, "StatefulSet", "demo-baton-prefill")["spec"]["template"]["metadata"]["labels"]
+    decode = one(manifests, "StatefulSet", "demo-baton-decode")["spec"]["template"]["metadata"]["labels"]
+    router = one(manifests, "Deployment", "demo-baton-router")["spec"]["template"]["metadata"]["labels"]
+    assert [selects(peers, each) for each in (lead, labels, decode, router)] == [True, True, False, False]
+    budgets = {
+        m["metadata"]["name"]: m["spec"]["selector"] for m in manifests if m["kind"] == "PodDisruptionBudget"
+    }
+    assert selects(budgets["demo-baton-prefill-ranks"], labels)
+    assert not selects(budgets["demo-baton-prefill"], labels)
+
+
+def selects(selector: Manifest, labels: dict[str, str]) -> bool:
+    """Whether a label selector of Kubernetes takes a pod with these labels."""
+    for expression in selector.get("matchExpressions", []):
+        assert expression["operator"] == "In"
+        if labels.get(expression["key"]) not in expression["values"]:
+            return False
+    return bool(selector.get("matchLabels", {}).items() <= labels.items())
