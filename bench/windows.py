@@ -1,9 +1,10 @@
 """Pages leased and bytes shipped for one long prompt, with and without a window: the real loops and pools.
 
-    .venv/bin/python -m bench.windows [--window 4096 | --selection snapkv:1024] [--prompt 8192 32768]
+    .venv/bin/python -m bench.windows [--window 4096 | --selection snapkv:1024 | --mixed gpt-oss-20b] [--prompt N]
 
-Sizes are Mistral 7B's (32 layers, 8 KV heads of 128, bfloat16): 2 MiB per block of 16 tokens. Nothing is computed:
-the engines are stand-ins that choose token 0, because only pages and blocks are counted.
+Sizes are Mistral 7B's (32 layers, 8 KV heads of 128, bfloat16), 2 MiB per block of 16 tokens, or those of a model
+that mixes layers with a window and without, whose layers with a window then have pages of their own. Nothing is
+computed: the engines are stand-ins that choose token 0, because only pages and blocks are counted.
 """
 
 from __future__ import annotations
@@ -23,10 +24,11 @@ from baton.engine.plan import SampledToken, SequenceStep, StepPlan, StepResult
 from baton.engine.steps.loop import EngineParts
 from baton.kv.layout.page import layout_for
 from baton.kv.layout.selection import ALL, marked, parsed
+from baton.kv.layout.tables import by_window, table_count
 from baton.kv.pages.pool import PagePool
 from baton.prefill_worker.engine.loop import PrefillLoop
 from baton.protos import channel as ch
-from baton.protos.nouns import EngineRequest, LayerGroup, Sampling
+from baton.protos.nouns import EngineRequest, KvLayout, LayerGroup, Sampling
 
 MIB = 1 << 20
 
@@ -63,23 +65,43 @@ def _observed(item: SequenceStep) -> tuple[int, ...]:
     return (len(item.tokens), -(-end // 16)) if item.watch_rows else ((item.watch or 0) // 16,)
 
 
-def parts(window: int, prompt: int, pages: int, selection: str = ALL) -> EngineParts:
-    """Returns an engine of Mistral 7B's layout with ``window``, or with what is selected."""
+def mistral(window: int = 0, selection: str = ALL) -> KvLayout:
+    """Returns Mistral 7B's layout with ``window``, or with what is selected."""
+    group = LayerGroup("window" if window else "full", ("k", "v"), 32, 8, 128, window)
+    return layout_for("bfloat16", (group,), fidelity=marked("bfloat16", parsed(selection)))
+
+
+# Layers that see all, layers with a window, KV heads, numbers of a head, tokens of the window.
+MIXED = {
+    "gemma-3-27b": (10, 52, 16, 128, 1024),
+    "gemma-3-4b": (5, 29, 4, 256, 1024),
+    "gpt-oss-20b": (12, 12, 8, 64, 128),
+    "gpt-oss-120b": (18, 18, 8, 64, 128),
+}
+
+
+def mixed(name: str) -> KvLayout:
+    """Returns the layout of a model of ``MIXED`` whose pages hold blocks of all layers."""
+    whole, windowed, heads, head_dim, window = MIXED[name]
+    full = LayerGroup("full", ("k", "v"), whole, heads, head_dim)
+    return layout_for("bfloat16", (full, LayerGroup("window", ("k", "v"), windowed, heads, head_dim, window)))
+
+
+def parts(layout: KvLayout, prompt: int, pages: int) -> EngineParts:
+    """Returns an engine of ``layout``."""
     runner = Counting(
         "m", kv_bytes_per_token=16, vocab_size=8, max_model_len=2 * prompt, step_seconds=lambda s: 0.0
     )
-    group = LayerGroup("window" if window else "full", ("k", "v"), 32, 8, 128, window)
-    layout = layout_for("bfloat16", (group,), fidelity=marked("bfloat16", parsed(selection)))
     runner.spec = msgspec.structs.replace(runner.spec, layout=layout)
     return EngineParts.around(runner, PagePool(pages), Tape(), lambda: 0.0)
 
 
-def measured(window: int, prompt: int, answer: int, selection: str = ALL) -> tuple[int, int, int]:
-    """Returns (blocks shipped, decode pages leased as the answer begins, the most of them while it is written)."""
-    pages = 2 * (prompt + answer) // 16
+def measured(layout: KvLayout, prompt: int, answer: int) -> tuple[int, int, int]:
+    """Returns (pages shipped, decode pages leased as the answer begins, the most of them while it is written)."""
+    pages = 2 * (prompt + answer) // 16 * table_count(layout)
     ids = itertools.count(1)
-    reader = PrefillLoop(parts(window, prompt, pages, selection), chunk_tokens=512)
-    at = parts(window, prompt, pages, selection)
+    reader = PrefillLoop(parts(layout, prompt, pages), chunk_tokens=512)
+    at = parts(layout, prompt, pages)
     writer = DecodeLoop(at, DecodeLimits(), lambda n: next(ids).to_bytes(n, "big"))
     sampling = Sampling(temperature=0.0, max_tokens=answer, ignore_eos=True)
     request = EngineRequest("r", (1,) * prompt, prompt, sampling, 0)
@@ -99,20 +121,15 @@ def measured(window: int, prompt: int, answer: int, selection: str = ALL) -> tup
     return len(shipped), first, most
 
 
-def rows(window: int, prompts: list[int], answer: int, selection: str = ALL) -> list[Row]:
-    """Returns what is shipped and held for each prompt, before and with the window, or what is selected."""
-    window = window if selection == ALL else 0
+def rows(whole: KvLayout, less: KvLayout, prompts: list[int], answer: int) -> list[Row]:
+    """Returns what is shipped and held for each prompt with either layout."""
     made = list[Row]()
     for prompt in prompts:
-        before, after = measured(0, prompt, answer), measured(window, prompt, answer, selection)
+        before, after = measured(whole, prompt, answer), measured(less, prompt, answer)
         names = ("shipped", "held by the decode worker as the answer begins", "held at most while it is written")
-        for name, whole, windowed in zip(names, before, after, strict=True):
-            block = layout_for("bfloat16", 32, 8, 128).page_bytes / MIB
-            made.append(
-                Row(
-                    f"{prompt:,} tokens: {name}", windowed * block, "MiB", f"{whole * block:,.0f}", windowed / whole
-                )
-            )
+        for name, many, few in zip(names, before, after, strict=True):
+            now, then = few * less.page_bytes / MIB, many * whole.page_bytes / MIB
+            made.append(Row(f"{prompt:,} tokens: {name}", now, "MiB", f"{then:,.0f}", now / then))
     return made
 
 
@@ -120,7 +137,11 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--window", type=int, default=4096)
     parser.add_argument("--selection", default=ALL)
+    parser.add_argument("--mixed", choices=MIXED)
     parser.add_argument("--prompt", type=int, nargs="+", default=[8192, 32_768])
     parser.add_argument("--answer", type=int, default=256)
     args = parser.parse_args()
-    Console(width=120).print(table(rows(args.window, args.prompt, args.answer, args.selection)))
+    whole = mixed(args.mixed) if args.mixed else mistral()
+    window = args.window if args.selection == ALL else 0
+    less = by_window(whole) if args.mixed else mistral(window, args.selection)
+    Console(width=120).print(table(rows(whole, less, args.prompt, args.answer)))

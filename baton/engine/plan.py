@@ -93,7 +93,8 @@ class SequenceStep(msgspec.Struct, frozen=True, gc=False):
     ``state_to`` the pages for the state after the last token; they never overlap. Entries ``gap[0]`` … ``gap[1] -
     1`` of ``pages`` are skipped by attention. ``watch`` is the position of one of the tokens: how much attention it
     and the tokens after it pay to what is before them is to be returned (``StepResult.observed``); with
-    ``watch_rows``, what each of them pays to all that it sees.
+    ``watch_rows``, what each of them pays to all that it sees. ``tables`` are the further page tables of a layout
+    with ``windows``, like ``pages``: those of its second page per block, its third, …
     """
 
     seq: int
@@ -113,6 +114,7 @@ class SequenceStep(msgspec.Struct, frozen=True, gc=False):
     gap: tuple[int, int] = (0, 0)
     watch: int | None = None
     watch_rows: bool = False
+    tables: tuple[Sequence[int], ...] = ()
 
     @property
     def trunk(self) -> int:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from baton.engine.plan import ModelSpec
 from baton.kv.layout.room import WORKING_STATES
 from baton.kv.layout.state import state_pages
+from baton.kv.layout.tables import table_count
 from baton.protos.errors import ContextTooLong, InvalidRequest
 from baton.protos.nouns import BLOCK_TOKENS, EngineRequest
 
@@ -47,6 +48,7 @@ def check_request(request: EngineRequest, spec: ModelSpec, pages: int) -> None:
         raise InvalidRequest(f"token ids must be in 0..{spec.vocab_size - 1}", "token_ids")
     if count >= spec.max_model_len:
         raise ContextTooLong(f"{count} tokens leave no room in a context of {spec.max_model_len}", "token_ids")
-    blocks = blocks_for(count, spec.layout.block_tokens) + WORKING_STATES * state_pages(spec.layout)
+    blocks = blocks_for(count, spec.layout.block_tokens) * table_count(spec.layout)
+    blocks += WORKING_STATES * state_pages(spec.layout)
     if blocks > pages:
         raise ContextTooLong(f"{count} tokens need {blocks} pages; the pool has {pages}", "token_ids")

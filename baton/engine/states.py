@@ -21,6 +21,7 @@ from baton.kv.layout.page import sliding_window, sunk_blocks
 from baton.kv.layout.room import WORKING_STATES
 from baton.kv.layout.state import state_hashes, state_pages
 from baton.kv.pages.pool import MOST_BLOCKS, PageLease, PagePool
+from baton.kv.pages.tables import open_tables, open_tables_behind
 from baton.kv.pages.window import first_seen
 from baton.protos.errors import PoolExhausted
 from baton.protos.nouns import KvLayout
@@ -221,27 +222,39 @@ class Sight(NamedTuple):
     blocks.
 
     ``first`` is the first block that they attend to if all tokens before them are computed elsewhere, None if not.
-    Blocks from ``wanted_from`` on get pages in any case, because other requests may use them.
+    Blocks from ``wanted_from`` on get pages in any case, because other requests may use them. ``windows`` are those
+    of the page tables, where a block has several pages; ``tokens`` are then the tokens that are computed elsewhere.
     """
 
     window: int = 0
     sunk: int = 0
     first: int | None = None
     wanted_from: int = MOST_BLOCKS
+    windows: tuple[int, ...] = ()
+    tokens: int | None = None
 
     @classmethod
     def of(cls, layout: KvLayout) -> Sight:
         """Returns the sight of a worker whose layers have ``layout``."""
-        return cls(sliding_window(layout), sunk_blocks(layout))
+        return cls(sliding_window(layout), sunk_blocks(layout), windows=layout.windows)
 
     def behind(self, tokens: int, block_tokens: int) -> Sight:
         """Returns the sight of tokens from position ``tokens`` on if all before are computed elsewhere."""
-        return self._replace(first=first_seen(tokens, self.window, block_tokens))
+        return self._replace(first=first_seen(tokens, self.window, block_tokens), tokens=tokens)
+
+    @property
+    def tables(self) -> int:
+        """Returns the number of pages that a block has."""
+        return max(1, len(self.windows))
 
     def opened(self, pool: PagePool, hashes: Sequence[bytes], blocks: int, limit: int, reserve: int) -> PageLease:
         """Leases pages for those of ``blocks`` blocks that are attended to, at most ``limit`` from the cache,
         leaving ``reserve`` pages free. Raises PoolExhausted.
         """
+        if self.windows and self.tokens is not None:
+            return open_tables_behind(pool, hashes, self.windows, self.tokens, reserve, limit)
+        if self.windows:
+            return open_tables(pool, hashes, self.windows, blocks, reserve, limit)
         if self.first is None:
             return pool.open(hashes, blocks, reserve, limit, self.window, self.wanted_from, self.sunk)
         return pool.open_behind(hashes, self.first, blocks, reserve, limit, self.window, self.sunk)

@@ -71,7 +71,8 @@ class WidePages:
 
     def _narrow(self, item: SequenceStep) -> SequenceStep:
         """Returns the item with its pages, gap and states in the wrapped runner's pages."""
-        narrow = msgspec.structs.replace(item, pages=self._tables[item.seq][1], gap=self._gap(item))
+        tables = tuple(_grown([], table, self._runs) for table in item.tables)
+        narrow = msgspec.structs.replace(item, pages=self._tables[item.seq][1], gap=self._gap(item), tables=tables)
         if not item.state_to:
             return narrow
         source = None if item.state_from is None else _grown([], item.state_from, self._runs)

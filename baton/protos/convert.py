@@ -154,6 +154,7 @@ def layout_to_pb(layout: nouns.KvLayout) -> c.KvLayout:
         shard_count=layout.shard_count,
         fidelity=layout.fidelity,
         states=[c.StatePlane(name=s.name, layers=s.layers, shape=s.shape) for s in layout.states],
+        windows=layout.windows,
     )
 
 
@@ -171,6 +172,7 @@ def layout_from_pb(pb: c.KvLayout) -> nouns.KvLayout:
         shard_count=pb.shard_count,
         version=pb.version,
         states=tuple(nouns.StatePlane(s.name, s.layers, tuple(s.shape)) for s in pb.states),
+        windows=tuple(pb.windows),
     )
 
 

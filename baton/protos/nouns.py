@@ -136,7 +136,9 @@ class KvLayout(msgspec.Struct, frozen=True):
 
     A page of more than 16 tokens is runs of 16 in a row, each laid out as a page of 16 (kv/layout/page.py).
     ``fidelity`` names how exact the stored values are. ``states`` are the planes of a sequence's recurrent state,
-    which lies in pages of its own (kv/layout/state.py).
+    which lies in pages of its own (kv/layout/state.py). With ``windows`` a block has several pages, each with
+    as many layers as ``groups`` say: one for each entry, which is these layers' window in tokens, 0 for none
+    (kv/layout/tables.py).
     """
 
     dtype: str
@@ -148,6 +150,7 @@ class KvLayout(msgspec.Struct, frozen=True):
     shard_count: int = 1
     version: int = 1
     states: tuple[StatePlane, ...] = ()
+    windows: tuple[int, ...] = ()
 
     @property
     def runs(self) -> int:

@@ -207,6 +207,7 @@ def make_runner(spec: EngineSpec, lora: AdapterSpec = NO_ADAPTERS, stall_s: floa
         threads=spec.threads or None,
         kv_cache_dtype=spec.kv_cache_dtype,  # type: ignore[arg-type]
         kv_selection=spec.kv_selection,
+        window_pages=spec.window_pages,  # type: ignore[arg-type]
         quantization=spec.quantization,  # type: ignore[arg-type]
         quantization_overrides=spec.quantization_overrides,
         activations=spec.activations,  # type: ignore[arg-type]

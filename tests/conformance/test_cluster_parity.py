@@ -5,6 +5,7 @@ Real processes, real handoffs, over REST; logprobs within 1e-4, or within 1e-3 o
 
 import asyncio
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -32,9 +33,12 @@ async def _ask(client: httpx.AsyncClient, url: str, prompt: list[int]) -> tuple[
     return choice["token_ids"], choice["logprobs"]["token_logprobs"]
 
 
-async def _answers(model: Path, asked: list[list[int]], colocated: bool) -> list[tuple[list[int], list[float]]]:
+async def _answers(
+    model: Path, asked: list[list[int]], colocated: bool, **settings: str
+) -> list[tuple[list[int], list[float]]]:
+    worker = {"model": str(model), "dtype": "float32", **settings}
     router = {"local_prefill_max_tokens": 0}
-    with Fleet(1, 1, colocated=colocated, worker={"model": str(model), "dtype": "float32"}, router=router) as fleet:
+    with Fleet(1, 1, colocated=colocated, worker=worker, router=router) as fleet:
         async with httpx.AsyncClient(timeout=100) as client:
             found = await asyncio.gather(*(_ask(client, fleet.url, p) for p in asked))
         snapshots = fleet.wait_for_baseline()
@@ -68,9 +72,21 @@ async def test_transformers_colocated_and_disaggregated_give_the_same_tokens(tmp
     # sums that reach -2500. Ours go token by token and are within 3.3e-4.
     dtype, close = (torch.float64, 1e-3) if kind == "qwen3_next" else (torch.float32, 1e-4)
     model = reference(directory, dtype)
+    await _same_as(directory, model, close)
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("kind", ["gemma3", "gpt_oss"])
+async def test_layers_whose_windows_have_pages_of_their_own_give_transformers_tokens(tmp_path, kind):
+    directory = make(tmp_path / kind, kind, tokenizer=True)
+    await _same_as(directory, reference(directory), 1e-4, window_pages="own")
+
+
+async def _same_as(directory: Path, model: Any, close: float, **settings: str) -> None:
+    """Checks answers of a colocated and of a disaggregated cluster with ``settings`` against ``model``."""
     asked = prompts(model.config.vocab_size, count=COUNT)
-    colocated = await _answers(directory, asked, colocated=True)
-    disaggregated = await _answers(directory, asked, colocated=False)
+    colocated = await _answers(directory, asked, colocated=True, **settings)
+    disaggregated = await _answers(directory, asked, colocated=False, **settings)
     for prompt, (one, near), (two, far) in zip(asked, colocated, disaggregated, strict=True):
         wanted = expected(model, prompt, one)
         assert one == wanted.argmax(-1).tolist()

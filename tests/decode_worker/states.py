@@ -29,7 +29,7 @@ class Worker:
     def __init__(self, runner: Runner, pages: int, role: str, chunk: int = 48, memory: bool = False) -> None:
         self.runner, self.pages = runner, pages
         self.memory = PageMemory.create(pages, runner.spec.layout.page_bytes)
-        self.pool, self.tape, self.now = PagePool(pages), Tape(), 0.0
+        self.pool, self.tape, self.now = PagePool(pages, runner.spec.layout.block_tokens), Tape(), 0.0
         view = self.memory.view() if memory else None
         parts = EngineParts.around(runner, self.pool, self.tape, lambda: self.now, memory=view, state_every=EVERY)
         ids = itertools.count(1)

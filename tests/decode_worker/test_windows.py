@@ -35,8 +35,8 @@ ANSWER = Sampling(temperature=0.0, max_tokens=120, ignore_eos=True)
 class Side:
     """One worker's engine: model, pages, loop."""
 
-    def __init__(self, model: Path, loop: type[StepLoop], pages: int = 64, kv_selection: str = "all") -> None:
-        runner = load_runner(EngineConfig(str(model), threads=1, dtype="float32", kv_selection=kv_selection))
+    def __init__(self, model: Path, loop: type[StepLoop], pages: int = 64, **settings: Any) -> None:
+        runner = load_runner(EngineConfig(str(model), threads=1, dtype="float32", **settings))
         self.memory = PageMemory.create(pages, runner.spec.layout.page_bytes)
         runner.bind(self.memory.view(), pages)
         self.pool, self.tape, self.most = PagePool(pages), Tape(), 0
@@ -89,12 +89,15 @@ def wanted(model: Path) -> dict[int, list[int]]:
     return {n: driver.answer([prompt_of(n)], ANSWER)[0] for n in (5, 37, 300)}
 
 
-def hand_over(prefill: Side, decode: Side, prompt: tuple[int, ...]) -> list[int]:
+def hand_over(
+    prefill: Side, decode: Side, prompt: tuple[int, ...], asked: EngineRequest | None = None
+) -> list[int]:
     """Admits, reads and commits ``prompt``; returns the blocks that were shipped."""
-    decode.say(ch.Admit(1, request(prompt), False, 30.0))
+    asked = asked or request(prompt)
+    decode.say(ch.Admit(1, asked, False, 30.0))
     (admitted,) = decode.tape.of(ch.Admitted)
     unseen = tuple(range(*admitted.unseen))
-    prefill.say(ch.Prefill(1, request(prompt), admitted.held_blocks, unseen))
+    prefill.say(ch.Prefill(1, asked, admitted.held_blocks, unseen))
     prefill.finish()
     shipped = [block for ready in prefill.tape.of(ch.BlocksReady) for block in ready.blocks]
     for block in shipped:

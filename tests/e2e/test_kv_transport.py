@@ -10,6 +10,7 @@ from baton.console.cluster.workers import links_table
 from baton.decode_worker.engine.loop import DecodeLoop
 from baton.protos.channel import Admit
 from baton.protos.nouns import EngineRequest, Sampling
+from tests.conformance.checkpoints import make
 from tests.decode_worker.test_windows import Side
 from tests.e2e.fleet import DRAFT, Fleet, wait_for
 from tests.e2e.paced import Oracle, slow_profile
@@ -90,6 +91,28 @@ async def test_a_cluster_that_selects_ships_what_is_seen_and_answers_as_one_work
         ]
         assert shipped < (shipped_blocks + 1) * layout.page_bytes, "of 13 blocks"
         fleet.wait_for_baseline()
+
+
+@pytest.mark.thorough
+async def test_a_cluster_whose_windows_have_pages_of_their_own_ships_what_they_show(tmp_path: Path) -> None:
+    model = str(make(tmp_path / "gemma3", "gemma3", tokenizer=True))
+    router = {"local_prefill_max_tokens": 0, "policy": "round_robin"}
+    answers, shipped = list[list[int]](), list[float]()
+    for pages in ("shared", "own"):
+        worker = {"model": model, "dtype": "float32", "window_pages": pages}
+        with Fleet(prefill=1, decode=1, worker=worker, router=router) as fleet:
+            answers.append(answer(fleet, list(range(3, 200)), 40))
+            entries = await asyncio.to_thread(fleet.roster)
+            address = entries["prefill-0"].info.metrics_address
+            metrics = httpx.get(f"http://{address}/metrics", timeout=30).text.splitlines()
+            shipped += [
+                float(line.split()[-1]) for line in metrics if line.startswith("baton_kv_transfer_bytes_total{")
+            ]
+            assert entries["prefill-0"].info.layout.windows == (() if pages == "shared" else (0, 29, 29, 29))
+            fleet.wait_for_baseline()
+    assert answers[0] == answers[1]
+    whole, divided = shipped
+    assert divided == whole * (13 + 3 * 3) / (4 * 13)
 
 
 async def test_a_cluster_with_a_wire_codec_answers_and_labels_its_kv(tmp_path: Path) -> None:

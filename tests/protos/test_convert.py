@@ -63,6 +63,7 @@ FIELDS: dict[type, dict[str, st.SearchStrategy]] = {
         "states": st.lists(
             st.builds(nouns.StatePlane, texts, ids, st.lists(ids, max_size=3).map(tuple)), max_size=2
         ).map(tuple),
+        "windows": st.lists(ids, max_size=3).map(tuple),
     },
 }
 samplings, runs, layouts = (st.builds(noun, **fields) for noun, fields in FIELDS.items())

@@ -35,6 +35,11 @@ class WorkerConfig(Section):
         description="what of a long context attention sees: all, sinks:64,window:4096, snapkv:1024,window:64 or "
         "h2o:1024,window:64 (tokens); lossy",
     )
+    window_pages: Literal["shared", "own"] = Field(
+        default="shared",
+        description="own: layers that see a window, beside others that see all, have pages that are given back "
+        "behind it; all workers alike (cpu only)",
+    )
     quantization: Literal["none", "int8", "int4"] = Field(default="none", description="of plain weights, on load")
     quantization_overrides: dict[str, str] = Field(
         default={}, description='other schemes for layers, by pattern: {"*.down_proj" = "int8", lm_head = "none"}'

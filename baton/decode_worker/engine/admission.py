@@ -17,6 +17,7 @@ from baton.kv.layout.running import RunningScores
 from baton.kv.layout.selection import KeptPrompt, chosen_from, kept_of, observed_of
 from baton.kv.layout.state import state_hashes
 from baton.kv.pages.pool import PageLease, PagePool
+from baton.kv.pages.tables import TablesLease
 from baton.protos import channel as ch
 
 
@@ -40,6 +41,8 @@ class OpenedPages(NamedTuple):
         """Returns the message to the I/O process that assigns pages to blocks, those of a recurrent state last."""
         table, hashes = self.pages.pages, self.hashes
         slots = 0
+        if isinstance(self.pages, TablesLease) and not message.local:
+            table, hashes = self.pages.landing, [*hashes, *self.pages.landing_hashes(hashes)]
         if self.kept is not None and not message.local:
             slots, hashes = self.kept.slots, self.kept.named(hashes)
         if self.states is not None and not message.local:

@@ -233,9 +233,10 @@ def _plain_step(
     if draft is not None:
         specs = sequence.verify_specs(draft.paths())
         drafted = [*tokens, *draft.tokens]
-        return SequenceStep(sequence.seq, drafted, start, pages, sample, verify=specs, adapter=adapter, limbs=limbs)
+        of = drafted, start, pages, sample
+        return SequenceStep(sequence.seq, *of, verify=specs, adapter=adapter, limbs=limbs, tables=job.pages.tables)
     if not prefilling:
-        return SequenceStep(sequence.seq, tokens, start, pages, sample, adapter=adapter)
+        return SequenceStep(sequence.seq, tokens, start, pages, sample, adapter=adapter, tables=job.pages.tables)
     return SequenceStep(
         seq=sequence.seq,
         tokens=tokens,
@@ -247,4 +248,5 @@ def _plain_step(
         pool=sequence.pools,
         score_top=sequence.request.sampling.prompt_logprobs or 0,
         adapter=adapter,
+        tables=job.pages.tables,
     )

@@ -59,7 +59,7 @@ class HandoffLease:
     def table(self) -> list[int]:
         """Returns the pages by block index, those of a state last; without a state it is the lease's own list."""
         pages, *state = self._leases
-        return [*pages.pages, *state[0].pages] if state else pages.pages
+        return [*pages.landing, *state[0].pages] if state else pages.landing
 
     @property
     def settled(self) -> bool:

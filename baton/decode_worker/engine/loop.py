@@ -66,7 +66,8 @@ class DecodeLoop(StepLoop):
         self.limits = limits
         self.budget = StepBudget(limits.itl_target_s)
         self.pace = StepPace(limits.pace_s, parts.cores.prompts_beside, parts.clock)
-        self.swap = SwapArea.beside(parts.memory, self.spec.layout, self.pool.pages) if parts.memory else None
+        memory = None if self.spec.layout.windows else parts.memory  # copies are of one page table
+        self.swap = SwapArea.beside(memory, self.spec.layout, self.pool.pages) if memory else None
         self.drafter, self.ahead = drafter, PromptReader(drafter, parts.clock)
         sight = Sight.of(self.spec.layout)
         self.scheduler = DecodeScheduler(

@@ -59,7 +59,7 @@ class DecodeScheduler:
         """Returns the number of pages to leave free at an admission, because each running sequence will soon need
         one.
         """
-        return min(len(self.running), self.pool.pages // 8)
+        return min(len(self.running) * self.sight.tables, self.pool.pages // 8)
 
     def add(self, job: DecodeJob) -> None:
         """Inserts a job into the batch by its rank."""

@@ -20,7 +20,7 @@ def require_computable(item: SequenceStep, vocab_size: int, pages: int) -> None:
     if min(item.tokens) < 0 or max(item.tokens) >= vocab_size:
         raise InvalidRequest(f"a token id is outside the vocabulary, 0 … {vocab_size - 1}", "prompt")
     end = -(-(item.start + item.trunk) // BLOCK_TOKENS)
-    if len(item.pages) < end:
+    if min(map(len, (item.pages, *item.tables))) < end:
         raise BatonError(f"sequence {item.seq} has {len(item.pages)} pages, too few for its tokens")
     written = [*item.pages[item.start // BLOCK_TOKENS : end], *(page for limb in item.limbs for page in limb.pages)]
     if min(written) < 0 or max(written) >= pages:

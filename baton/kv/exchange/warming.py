@@ -25,8 +25,8 @@ class Warmer:
     """Warms one worker's KV cache for requests.
 
     ``observe`` is called with the report of every fetch that brought blocks or failed; the cost curve is fitted to
-    these. A model with recurrent state (``stateful``) is not warmed, because blocks without the state after them
-    save no computation.
+    these. A worker whose blocks are of no use without recurrent state or further pages (``stateful``) isn't
+    warmed.
     """
 
     def __init__(

@@ -252,6 +252,8 @@ def _obstacles(sender: KvLayout, receiver: KvLayout) -> Iterator[str]:
     yield from differences(shards_only, receiver)
     if sender.block_tokens != receiver.block_tokens and observed_of(receiver) is not None:
         yield f"block_tokens: pages chosen by {sender.block_tokens} tokens aren't {receiver.block_tokens} tokens'"
+    if sender.block_tokens != receiver.block_tokens and receiver.windows:
+        yield "block_tokens: pages of layers with a window aren't made of pages of another size"
     yield from _unbridged_state(sender, receiver)
     yield from _dtypes(sender, receiver)
     if len(sender.groups) != len(receiver.groups):

@@ -1,6 +1,7 @@
 """Defines how KV is laid out in a page, and compares the layouts of two workers. Torch-free.
 
-Knows nothing of memory or of tensors. A page holds one block, group after group, and inside a group
+Knows nothing of memory or of tensors. A page holds one block (a part of its layers where these have pages of their
+own, ``tables.py``), group after group, and inside a group
 
     [layer][plane][token 0..15][kv_head][head_dim]        contiguous, in the dtype's native little-endian order
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from baton.kv.layout.page import sliding_window
 from baton.kv.layout.state import state_pages
+from baton.kv.layout.tables import table_count
 from baton.protos.nouns import KvLayout
 
 WORKING_STATES = 2  # recurrent states of a sequence that need pages: the one a step reads and the one it writes
@@ -14,7 +15,7 @@ WORKING_STATES = 2  # recurrent states of a sequence that need pages: the one a 
 
 def prompt_room(layout: KvLayout, pages: int) -> int:
     """Returns the most tokens of a prompt whose KV and recurrent states fit into ``pages`` pages."""
-    return max(0, pages - WORKING_STATES * state_pages(layout)) * layout.block_tokens
+    return max(0, pages - WORKING_STATES * state_pages(layout)) // table_count(layout) * layout.block_tokens
 
 
 def context_room(layout: KvLayout, pages: int, most: int) -> int:

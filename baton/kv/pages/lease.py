@@ -91,6 +91,16 @@ class PageLease:
         return self.pages[:first] + self.pages[end:] + self._beside + self._left
 
     @property
+    def tables(self) -> tuple[list[int], ...]:
+        """Returns the page tables beside ``pages``, where blocks have several pages (``TablesLease``)."""
+        return ()
+
+    @property
+    def landing(self) -> list[int]:
+        """Returns the pages that a handoff may write, by its block index; this very list if they are ``pages``."""
+        return self.pages
+
+    @property
     def hollow(self) -> int:
         """Returns how many blocks have no page."""
         return self.gap[1] - self.gap[0]
@@ -132,7 +142,11 @@ class PageLease:
         before, kept = self.pages[: self.gap[0]] + self.pages[self.gap[1] : first], set(chosen)
         self.gap = len(chosen), first
         self.pages = _stood_for([*(before[block] for block in chosen), *self.pages[first:]], self.gap)
-        self._left += [page for block, page in enumerate(before) if block not in kept]
+        self._leave([page for block, page in enumerate(before) if block not in kept])
+
+    def _leave(self, pages: list[int]) -> None:
+        """Gives ``pages``, which are no block's any more, back as soon as no other process may access them."""
+        self._left += pages
         if not self._holds:
             self._give_back_left()
 
@@ -159,28 +173,29 @@ class PageLease:
         return found
 
     def graft(self, first: int, pages: Sequence[int]) -> None:
-        """Puts ``pages`` of a branch in the places of the blocks from ``first`` on, none of them sealed.
+        """Puts ``pages`` of a branch in the places of the blocks from ``first`` on.
 
-        The pages that were there become the branch's.
+        The pages that were there become the branch's. One that is sealed stays findable, and its readers keep it.
         """
         taken, put = self.pages[first : first + len(pages)], set(pages)
         self._beside = [page for page in self._beside if page not in put] + taken
         self.pages = [*self.pages[:first], *pages, *self.pages[first + len(taken) :]]
 
     def prune(self) -> None:
-        """Gives the pages of branches back to the pool."""
+        """Gives the pages of branches back to the pool, when no other process may access the lease's pages."""
         if self._beside:
             spare, self._beside = self._beside, []
-            self._pool.give_back(spare)
+            self._leave(spare)
 
     def shrink(self, blocks: int) -> None:
-        """Gives back the pages after the first ``blocks``, none of which may be sealed.
+        """Gives back the pages after the first ``blocks``, none of which may be sealed, when no other process may
+        access the lease's pages.
 
         ``pages`` is a new list afterwards, so that users of a growing list notice that it didn't only grow.
         """
         assert not self.closed, "a closed lease has no pages to give back"
         spare, self.pages = self.pages[blocks:], self.pages[:blocks]
-        self._pool.give_back(spare)
+        self._leave(spare)
 
     def seal(self, index: int, block: bytes) -> bool:
         """Makes block ``index``, full and finished, findable by hash ``block``. Returns False if another page

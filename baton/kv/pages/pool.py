@@ -144,16 +144,23 @@ class PagePool:
         """
         first, end = gap
         cached = (*hashes[: min(first, held)], *hashes[end:held])
+        pages = self.acquire(cached, max(0, blocks - end) + min(first, blocks), reserve)
+        lease = PageLease(self, pages, held, gap, window)
+        self.open_leases.add(lease)
+        return lease
+
+    def acquire(self, cached: Sequence[bytes], wanted: int, reserve: int) -> list[int]:
+        """Returns ``wanted`` pages with one lease more each; the first are those of the findable blocks ``cached``.
+
+        Raises PoolExhausted, with nothing changed, if fewer than ``reserve`` would stay available.
+        """
         found = list(map(self.blocks.page_of.__getitem__, cached))
-        available, wanted = self.supply.available, max(0, blocks - end) + min(first, blocks)
-        needed = wanted - len(found)
+        available, needed = self.supply.available, wanted - len(found)
         if available - wanted < reserve and available - self.supply.evictable(found) - needed < reserve:
             raise self._exhausted(needed, reserve)
         if found:
             self._pin(found)
-        lease = PageLease(self, found + self._take(needed), held, gap, window)
-        self.open_leases.add(lease)
-        return lease
+        return found + self._take(needed)
 
     def allocate(self, count: int, reserve: int = 0) -> list[int]:
         """Returns ``count`` pages for a lease that grows, leaving ``reserve`` available. Raises PoolExhausted."""

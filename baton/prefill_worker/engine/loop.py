@@ -9,6 +9,8 @@ Knows nothing of gRPC or of who receives the blocks. Single-threaded: pages chan
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+
 from baton.engine.plan import SequenceStep
 from baton.engine.request_checks import check_request
 from baton.engine.states import Sight
@@ -19,6 +21,7 @@ from baton.kv.layout import prefix
 from baton.kv.layout.selection import chosen_from, kept_of
 from baton.kv.layout.state import state_hashes
 from baton.kv.pages.pool import PageLease
+from baton.kv.pages.tables import parts_of, table_hash
 from baton.prefill_worker.engine.scheduler import PrefillJob, PrefillScheduler
 from baton.protos import channel as ch
 from baton.protos.errors import Cancelled, Draining, to_info
@@ -28,8 +31,9 @@ from baton.protos.nouns import Station
 class Shipment:
     """The blocks of one job that the decode worker lacks, and the pages that the I/O process may be reading."""
 
-    def __init__(self, job: PrefillJob, message: ch.Prefill):
+    def __init__(self, job: PrefillJob, message: ch.Prefill, windows: Sequence[int] = ()):
         self.job = job
+        self._parts = parts_of(windows, job.tokens, job.block_tokens)
         self._names = job.hashes if job.kept is None else job.kept.named(job.hashes)
         self._held_blocks = message.held_blocks
         self._received = frozenset(message.received_blocks)
@@ -48,6 +52,7 @@ class Shipment:
             return ()  # what is chosen isn't known
         blocks = computed // self.job.block_tokens if computed < self.job.tokens else len(self.job.hashes)
         fresh = tuple(self._block(i, resident) for i in range(self._next, blocks) if self._wanted(i))
+        fresh += tuple(self._further(range(self._next, blocks), resident))
         self._next = max(self._next, blocks)
         if fresh:
             self._pin(self.job.held_lease)
@@ -92,10 +97,22 @@ class Shipment:
             return False
         return index >= self._held_blocks and index not in self._received
 
-    def _block(self, index: int, resident: bool) -> ch.ShipBlock:
+    def _further(self, blocks: range, resident: bool) -> Iterator[ch.ShipBlock]:
+        """Yields the pages of finished ``blocks`` in further tables that the answer's first token sees."""
+        for part, table in zip(self._parts, self.job.held_lease.tables, strict=True):
+            for block in blocks:
+                index = part.at + block - part.first
+                if block >= part.first and self._wanted(index):
+                    name = table_hash(self.job.hashes[block], part.number)
+                    yield ch.ShipBlock(index, table[block], name, self._tokens_of(block), resident)
+
+    def _tokens_of(self, block: int) -> int:
         size = self.job.block_tokens
-        tokens = min(size, self.job.tokens - index * size)
-        return ch.ShipBlock(index, self.job.held_lease.pages[index], self._names[index], tokens, resident)
+        return min(size, self.job.tokens - block * size)
+
+    def _block(self, index: int, resident: bool) -> ch.ShipBlock:
+        page, tokens = self.job.held_lease.pages[index], self._tokens_of(index)
+        return ch.ShipBlock(index, page, self._names[index], tokens, resident)
 
 
 class PrefillLoop(StepLoop):
@@ -151,7 +168,7 @@ class PrefillLoop(StepLoop):
         hashes = prefix.chain(root, request.token_ids, size)
         kept = kept_of(self.spec.layout, chosen_from(self.spec.layout, request, is_local=False))
         job = PrefillJob(sequence, hashes, self.clock(), size, self._shipped_from(message), kept)
-        self.shipments[message.key] = Shipment(job, message)
+        self.shipments[message.key] = Shipment(job, message, self._sight.windows)
         self.scheduler.add(job)
 
     def _shipped_from(self, message: ch.Prefill) -> int:

@@ -218,4 +218,5 @@ def _chunk(job: PrefillJob, lease: PageLease, budget: int, rules: StateRules | N
         adapter=sequence.request.adapter_id,
         gap=lease.gap if job.kept is not None else (0, 0),
         watch=watch,
+        tables=lease.tables,
     )

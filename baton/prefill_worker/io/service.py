@@ -24,6 +24,7 @@ from baton.kv.layout.repaging import Repaging
 from baton.kv.layout.selection import chosen_from, kept_of, selection_of
 from baton.kv.layout.state import state_pages
 from baton.kv.memory.host_pages import PageMemory
+from baton.kv.pages.tables import count_of
 from baton.kv.pages.window import first_seen
 from baton.kv.wire.base import Transport
 from baton.prefill_worker.io.handoff import Handoff, HandoffReport
@@ -269,12 +270,13 @@ class PrefillService:
     def _handoff(self, call: PrefillCall) -> Handoff:
         size = self._sender.layout.block_tokens
         blocks, layout = blocks_for(len(call.request.token_ids), size), self._sender.layout
+        further = count_of(layout.windows, len(call.request.token_ids), size)
         destination = Destination(
             address=call.decode_address,
             lease=call.lease,
             epoch=call.epoch,
             request_id=call.request.request_id,
-            total_blocks=blocks + state_pages(layout),
+            total_blocks=blocks + state_pages(layout) + further,
             tail_tokens=len(call.request.token_ids) - (blocks - 1) * size,
             adapter_id=call.request.adapter_id,
         )

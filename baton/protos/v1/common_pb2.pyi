@@ -136,7 +136,7 @@ class StatePlane(_message.Message):
     def __init__(self, name: _Optional[str] = ..., layers: _Optional[int] = ..., shape: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class KvLayout(_message.Message):
-    __slots__ = ("version", "block_tokens", "dtype", "groups", "page_bytes", "shard_rank", "shard_count", "fidelity", "states")
+    __slots__ = ("version", "block_tokens", "dtype", "groups", "page_bytes", "shard_rank", "shard_count", "fidelity", "states", "windows")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     BLOCK_TOKENS_FIELD_NUMBER: _ClassVar[int]
     DTYPE_FIELD_NUMBER: _ClassVar[int]
@@ -146,6 +146,7 @@ class KvLayout(_message.Message):
     SHARD_COUNT_FIELD_NUMBER: _ClassVar[int]
     FIDELITY_FIELD_NUMBER: _ClassVar[int]
     STATES_FIELD_NUMBER: _ClassVar[int]
+    WINDOWS_FIELD_NUMBER: _ClassVar[int]
     version: int
     block_tokens: int
     dtype: str
@@ -155,7 +156,8 @@ class KvLayout(_message.Message):
     shard_count: int
     fidelity: str
     states: _containers.RepeatedCompositeFieldContainer[StatePlane]
-    def __init__(self, version: _Optional[int] = ..., block_tokens: _Optional[int] = ..., dtype: _Optional[str] = ..., groups: _Optional[_Iterable[_Union[LayerGroup, _Mapping]]] = ..., page_bytes: _Optional[int] = ..., shard_rank: _Optional[int] = ..., shard_count: _Optional[int] = ..., fidelity: _Optional[str] = ..., states: _Optional[_Iterable[_Union[StatePlane, _Mapping]]] = ...) -> None: ...
+    windows: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, version: _Optional[int] = ..., block_tokens: _Optional[int] = ..., dtype: _Optional[str] = ..., groups: _Optional[_Iterable[_Union[LayerGroup, _Mapping]]] = ..., page_bytes: _Optional[int] = ..., shard_rank: _Optional[int] = ..., shard_count: _Optional[int] = ..., fidelity: _Optional[str] = ..., states: _Optional[_Iterable[_Union[StatePlane, _Mapping]]] = ..., windows: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Station(_message.Message):
     __slots__ = ("name", "seconds")

@@ -52,7 +52,7 @@ class WorkerBlocks:
             self._tiers.tiers if self._tiers else None,
             self._tiers.holdings if self._tiers else None,
             info.layout.block_tokens,
-            stateful=bool(info.layout.states),
+            stateful=bool(info.layout.states or info.layout.windows),
             shared=self._tiers.shared if self._tiers else None,
         )
         self.source = BlockSource(send, memory, info.layout, info.model_id, self.warmer.lift)

@@ -26,6 +26,25 @@ def test_a_branch_that_stands_takes_its_place_and_the_other_pages_go_back() -> N
     assert pool.available == 10
 
 
+def test_pages_that_another_process_may_still_write_wait_for_it() -> None:
+    pool = PagePool(10)
+    lease = pool.open((), 3)
+    last, branch = lease.pages[-1], lease.branch(2)
+    lease.hold()
+    lease.graft(2, branch)
+    lease.prune()
+    lease.shrink(3)
+    pool.check()
+    assert lease.pages[-1] == branch[0]
+    assert pool.available == 5
+    lease.release()
+    pool.check()
+    assert pool.available == 7
+    assert last in pool.supply.free
+    lease.close()
+    assert pool.available == 10
+
+
 def test_a_lease_that_ends_gives_its_branches_back_too_and_what_is_reserved_stays() -> None:
     pool = PagePool(6)
     lease = pool.open((), 2)

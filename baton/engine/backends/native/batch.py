@@ -39,7 +39,8 @@ class NativeBatch:
 
     ``items`` have the rows' positions and pages, ``seen`` what attention sees: the same, except where blocks are
     left out by ``selection`` or by items' gaps. ``copies`` are the slots of KV, (from, to), that branches of drafts
-    begin with, which are copied in each layer before attention. With ``all_loud`` every row's logits are needed.
+    begin with, which are copied in each layer before attention. ``tables`` has the addresses
+    of the items as they are in each page table. With ``all_loud`` every row's logits are needed.
     """
 
     def __init__(
@@ -58,6 +59,7 @@ class NativeBatch:
         tokens, table, wanted, scores, runs = self._runs(items)
         hidden = selection is not None or any(item.gap[1] for item in items)
         seen = _seen(items, runs, table, selection) if hidden else None
+        further = [_further(items, runs, table, number) for number in range(_tables(items))]
         self.rows = len(tokens)
         if (found := _within(tokens, vocab_size)) is None or (flat := _within(table, pages)) is None:
             _explain(items, vocab_size, pages)
@@ -68,6 +70,8 @@ class NativeBatch:
         self.items, self.wanted = np.frombuffer(structs, ITEM), np.frombuffer(rows, np.int32)
         self.choices, self.seen = np.frombuffer(choices, CHOICE), np.frombuffer(seen_structs, ITEM)
         self.seen_at = _address(seen_structs)
+        self._further = [bytearray(_items(each, flat.buffer_info()[0])) for each in further]
+        self.tables = _address(structs), *map(_address, self._further)
         self.addresses = found.buffer_info()[0], _address(structs), rows.buffer_info()[0], _address(choices)
         self.logits, self.loud = self._logits(vocab_size)
         for row, (_, spec) in enumerate(self.sampled):
@@ -135,6 +139,22 @@ def _seen(
         for part in visible_parts(item, selection):
             found.append((first + part.first, len(table), part.queries, part.start))
             table += part.pages
+    return found
+
+
+def _tables(items: Sequence[SequenceStep]) -> int:
+    """Returns the number of page tables that each item has beside its first."""
+    return len(items[0].tables) if items else 0
+
+
+def _further(items: Sequence[SequenceStep], runs: list[Run], table: list[int], number: int) -> list[Run]:
+    """Returns the place of each item in its further page table ``number``; the tables join ``table``."""
+    found = list[Run]()
+    for item, (first, _, count, start) in zip(items, runs, strict=True):
+        found.append((first, len(table), count, start))
+        last = -(-(start + count) // BLOCK_TOKENS)
+        own = item.tables[number][:last]
+        table += own if len(own) == last else (-1,)  # too short: it is refused
     return found
 
 

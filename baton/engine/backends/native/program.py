@@ -27,6 +27,7 @@ from baton.kernels.linear.packed import PackedWeight
 from baton.kernels.lora.structs import OP_LM_HEAD_ADAPTED, OP_LORA, AdaptedHead, LoraStep
 from baton.kernels.moe.native import AnyExperts, BiasedMoeStruct, experts_of
 from baton.kernels.step import structs
+from baton.kv.layout.tables import layers_of_page
 from baton.protos.nouns import KvLayout
 
 TABLE_DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}  # common.h: Dtype; embedding/cpu.cpp
@@ -79,6 +80,8 @@ class NativeProgram:
         self.lora = LoraStep(None, 0)  # of the step that is run next
         self._adapts = 0
         self._layers: dict[str, int] = {}  # addresses of layers of experts, by the first weight's name
+        split = layout if layout is not None and layout.windows else None
+        self._page_layers = max(1, program.layers if split is None else layers_of_page(split))
         self.spans = None if layout is None else SpanCompiler(self, weights, layout)
         for name, width in self._given().items():
             self._register(name, width)
@@ -100,6 +103,15 @@ class NativeProgram:
             scale=program.scale,
         )
         self.address = ctypes.addressof(self.struct)
+
+    def page_tables(self) -> list[int]:
+        """Returns, for each op, which page table it reads or writes; for others that of the op before."""
+        found, table = list[int](), 0
+        for op in self.ops:
+            if isinstance(op, p.RopeAppend | p.PagedAttention):
+                table = op.layer // self._page_layers
+            found.append(table)
+        return found
 
     @property
     def row_floats(self) -> int:
@@ -280,7 +292,7 @@ class NativeProgram:
             delta=first,
             input=self.registers[op.qkv],
             output=self.registers[op.qkv],
-            layer=op.layer,
+            layer=op.layer % self._page_layers,
             q_norm=self._floats(op.q_norm),
             k_norm=self._floats(op.k_norm),
             eps=op.eps,
@@ -293,7 +305,7 @@ class NativeProgram:
             table=self._keep(structs.AttentionForm(op.softcap, self._floats(op.sinks))) if form else None,
             input=self.registers[op.q],
             output=self._register(op.out, self.program.heads * self.program.head_dim),
-            layer=op.layer,
+            layer=op.layer % self._page_layers,
             window=op.window,
         )
 

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import ctypes
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import nullcontext
+from itertools import groupby
 
 import torch
 from torch import Tensor
@@ -73,7 +74,7 @@ class NativeRunner(StepRunner):
         selects = self._selection is not None or observed_of(spec.layout) is not None
         self._attends = frozenset(attends if selects else ())
         spanned = any(isinstance(op, SPAN_OPS) for op in program.ops)
-        self.branches = not selects and not spanned and copyable(spec.layout)
+        self.branches = not selects and not spanned and not spec.layout.windows and copyable(spec.layout)
         self._branching = tuple(_stretches(len(program.ops), frozenset(attends))) if self.branches else ()
         self._layer_of = attends
         self._copies: BranchCopies | None = None
@@ -81,7 +82,9 @@ class NativeRunner(StepRunner):
         bound = SpanOps(program, weights, spec.layout) if by_torch else None
         self._torch_advances = any(isinstance(program.ops[at], Convolve | SelectiveScan) for at in by_torch)
         self._by_torch = {at: bound.bind(program.ops[at]) for at in by_torch} if bound is not None else {}
-        self._stretches = tuple(_stretches(len(program.ops), self._attends | frozenset(by_torch)))
+        self._tables = self._program.page_tables()
+        whole = _stretches(len(program.ops), self._attends | frozenset(by_torch))
+        self._stretches = tuple(_by_table(whole, self._tables))
         self.internals = NativeInternals(spec, self._program, self._shallow)
 
     def bind(self, buffer: memoryview, pages: int) -> None:
@@ -114,11 +117,12 @@ class NativeRunner(StepRunner):
         states = self._states(plan)
         spans = StepSpans(spans_of(plan), self._memory) if self._by_torch else None
         copies = index_of(batch.copies) if batch.copies else None
+        told_of = [step, *(_with_items(step, items) for items in batch.tables[1:])]
         if self._check is None and self._ops is None:
             for begin, end in self.internals.stretches(self._stretches if copies is None else self._branching):
                 self._copy(begin, copies)
                 self._watch(begin, batch, watched)
-                told = seeing if begin in self._attends else step
+                told = seeing if begin in self._attends else told_of[self._tables[begin]]
                 if not self._torch_ran(begin, batch, spans):
                     self._run(self._program.address, ctypes.byref(told), begin, end)
                 self.internals.passed(end, self._arena, batch.rows)
@@ -209,6 +213,21 @@ class NativeRunner(StepRunner):
 
     def _rows(self, batch: NativeBatch, name: str, rows: slice) -> Tensor:
         return self._program.register(self._arena, batch.rows, name)[rows].clone()
+
+
+def _with_items(step: structs.Step, items: int) -> structs.Step:
+    """Returns a copy of ``step`` with the items at address ``items``, as many."""
+    found = structs.Step.from_buffer_copy(step)
+    found.items = items
+    return found
+
+
+def _by_table(ranges: Iterable[tuple[int, int]], tables: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """Yields ``ranges`` of ops, cut where ``tables``, which has each op's page table, changes."""
+    for begin, end in ranges:
+        for _, group in groupby(range(begin, end), key=tables.__getitem__):
+            ops = list(group)
+            yield ops[0], ops[-1] + 1
 
 
 def _stretches(count: int, apart: frozenset[int]) -> Iterator[tuple[int, int]]:

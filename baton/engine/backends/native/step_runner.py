@@ -22,6 +22,7 @@ from baton.kernels.registry import kernels
 from baton.kernels.rms_norm.reference import rms_norm
 from baton.kernels.step import structs
 from baton.kv.layout.selection import selection_of
+from baton.kv.layout.tables import layers_of_page
 from baton.protos.errors import BatonError
 from baton.protos.measurements import EngineWork
 from baton.protos.nouns import TokenLogprobs
@@ -46,7 +47,8 @@ class StepRunner(ABC):
         self._rope = native.rope
         self._turns = torch.empty((0, self._rope.width))
         self._draw = kernels().sample
-        self._pages, self._layers = 0, native.program.layers
+        self._pages = 0
+        self._layers = layers_of_page(spec.layout) if spec.layout.windows else native.program.layers
         self._selection = selection_of(spec.layout)
 
     @abstractmethod

@@ -51,7 +51,8 @@ from baton.kernels.abi import native
 from baton.kernels.cuda.library import on_shim
 from baton.kernels.registry import kernels
 from baton.kv.layout.page import layout_for
-from baton.kv.layout.selection import SETTING, Observed, Selection, marked, parsed, selection_of
+from baton.kv.layout.selection import ALL, SETTING, Observed, Selection, marked, parsed, selection_of
+from baton.kv.layout.tables import by_window
 from baton.protos.errors import CheckpointError, ConfigError
 from baton.protos.measurements import EngineWork
 from baton.protos.nouns import BLOCK_TOKENS, KvLayout, TokenLogprobs
@@ -150,6 +151,7 @@ def _on_ranks(config: EngineConfig) -> Runner:
     widths = own.widths
     require_possible(own, planned)  # before a process is started for it
     _selection(own, planned)
+    _takes_own_pages(own)
     hosts = LeadHosts(own) if own.rank_hosts else None
     followers: Followers | None = None
     try:
@@ -320,7 +322,26 @@ def _layout(config: EngineConfig, program: Program, dtype: str) -> KvLayout:
     extended = "+long" if program.rope.kind == LONGROPE and not program.plain_context else ""
     fidelity = stored if stored == dtype else f"{dtype}+{stored}"
     fidelity = marked(fidelity + extended, _selection(config, program))
-    return layout_for(stored, program.groups, fidelity=fidelity, states=program.states)
+    layout = layout_for(stored, program.groups, fidelity=fidelity, states=program.states)
+    return by_window(layout) if _takes_own_pages(config) else layout
+
+
+def _takes_own_pages(config: EngineConfig) -> bool:
+    """Returns whether layers with a window are to have pages of their own. Raises ConfigError if they can't."""
+    if config.window_pages == "shared":
+        return False
+    obstacles = [
+        *([f"device {config.device}"] if config.device != "cpu" else ()),
+        *([f"{config.widths.field} {config.widths.count}"] if config.widths.count > 1 else ()),
+        *([f"{SETTING} {config.kv_selection}"] if config.kv_selection != ALL else ()),
+        *(["no native CPU kernels"] if native.library() is None else ()),
+        *([CHECK_ENV] if _is_on(CHECK_ENV, "1") else ()),
+        *([STEP_ENV] if _is_on(STEP_ENV, OPS) else ()),
+    ]
+    if obstacles:
+        text = f"worker.window_pages own isn't known with {', '.join(obstacles)}; use shared"
+        raise ConfigError(text, "worker.window_pages")
+    return True
 
 
 def _selection(config: EngineConfig, program: Program) -> Selection | Observed | None:

@@ -1,0 +1,228 @@
+"""Layers with a window in pages of their own, beside layers that see all: these are given back behind the window
+and never shipped, and answers stay the same.
+
+Real checkpoints, real loops on both sides, blocks copied by hand. Whatever no lease has is evicted and overwritten
+between any two steps (``Side.finish``), so a token that read a page given back would be another.
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from baton.decode_worker.engine.loop import DecodeLoop
+from baton.engine.config import EngineConfig
+from baton.engine.load import load_runner
+from baton.engine.wide_pages import widened
+from baton.kv.layout.bridge import bridge
+from baton.kv.layout.tables import MARK
+from baton.kv.pages.lease import LEAST_SLIDE
+from baton.kv.pages.tables import parts_of, table_hash
+from baton.prefill_worker.engine.loop import PrefillLoop
+from baton.protos import channel as ch
+from baton.protos.errors import ConfigError, LayoutMismatch
+from baton.protos.nouns import EngineRequest
+from tests.conformance.checkpoints import make
+from tests.conformance.drive import Driver
+from tests.decode_worker.states import Pair, Worker
+from tests.decode_worker.test_windows import ANSWER, VOCAB, Side, hand_over, prompt_of, request
+from tests.engine.speculate.oracle import Eager, Oracle
+
+KINDS = {"gemma3": (0, 29, 29, 29), "gpt_oss": (0, 33, 33)}  # with the windows of their page tables
+OWN = {"window_pages": "own"}
+LENGTHS = (5, 33, 300)
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def kind(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture(scope="module")
+def model(kind: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make(tmp_path_factory.mktemp("mixed") / kind, kind)
+
+
+@pytest.fixture(scope="module")
+def wanted(model: Path) -> dict[int, list[int]]:
+    """Answers to prompts by length, with every page kept."""
+    driver = Driver(load_runner(EngineConfig(str(model), threads=1, dtype="float32")), pages=80)
+    return {n: driver.answer([prompt_of(n)], ANSWER)[0] for n in LENGTHS}
+
+
+def own(model: Path, loop: type, pages: int = 120) -> Side:
+    return Side(model, loop, pages, **OWN)
+
+
+def most(windows: tuple[int, ...], tokens: int) -> int:
+    """Pages that a sequence of so many tokens may lease while it is written."""
+    kept = sum(-(-window // 16) + 2 + LEAST_SLIDE for window in windows[1:])
+    return -(-tokens // 16) + kept
+
+
+@pytest.mark.parametrize("length", LENGTHS)
+def test_a_handoff_ships_of_layers_with_a_window_what_it_shows(
+    kind: str, model: Path, wanted: dict[int, list[int]], length: int
+) -> None:
+    prefill, decode = own(model, PrefillLoop), own(model, DecodeLoop)
+    shipped = hand_over(prefill, decode, prompt_of(length))
+    decode.finish()
+    assert decode.tokens(1) == wanted[length]
+    blocks, windows = -(-length // 16), KINDS[kind]
+    shown = [blocks - max(0, length - window + 1) // 16 for window in windows[1:]]
+    assert sorted(shipped) == list(range(blocks + sum(shown)))
+    assert decode.most <= most(windows, length + ANSWER.max_tokens)
+    for side in (prefill, decode):
+        side.pool.check()
+        assert side.loop.snapshot().at_baseline
+
+
+def test_a_worker_that_reads_the_prompt_itself_gives_pages_back_as_it_reads(
+    kind: str, model: Path, wanted: dict[int, list[int]]
+) -> None:
+    decode = own(model, DecodeLoop)
+    decode.say(ch.Admit(1, request(prompt_of(300)), True, 30.0))
+    decode.finish()
+    assert decode.tokens(1) == wanted[300]
+    assert decode.pool.snapshot_counts().leased == 0
+    assert decode.most > most(KINDS[kind], 300), "it leases all pages as it begins"
+
+
+@pytest.mark.parametrize("role", [PrefillLoop, DecodeLoop])
+@pytest.mark.parametrize("kept", [True, False])
+def test_a_prefix_is_found_as_far_as_the_windows_pages_are_there(
+    kind: str, model: Path, wanted: dict[int, list[int]], role: type, kept: bool
+) -> None:
+    side, prompt, windows = own(model, role), prompt_of(300), KINDS[kind]
+    local = role is DecodeLoop
+
+    def ask(key: int) -> None:
+        side.say(ch.Admit(key, request(prompt), True, 30.0) if local else ch.Prefill(key, request(prompt), 0, ()))
+        side.finish(forget=False)
+        if not local:
+            side.say(ch.SendClosed(key))
+
+    ask(1)
+    chain = [block for block in side.pool.blocks.page_of if table_hash(block, 1) in side.pool.blocks.page_of][:18]
+    shown = 0 if not kept else 3
+    named = [table_hash(block, n) for n in range(1, len(windows)) for block in chain[18 - shown :]]
+    pages = [side.pool.keep(block) for block in [*chain, *named]]
+    side.forget()
+    for page in pages:
+        side.pool.unkeep(page)
+    ask(2)
+    if local:
+        outputs = [o for t in side.tape.of(ch.Tokens) for o in t.outputs if o.key == 2]
+        assert sum(o.cached_tokens for o in outputs) == (18 * 16 if kept else 0)
+        assert side.tokens(2) == wanted[300]
+    else:
+        done = side.tape.of(ch.PrefillDone)[1]
+        assert done.cached_tokens == (18 * 16 if kept else 0)
+        assert done.first.token_ids[0] == wanted[300][0]
+
+
+def test_a_second_prefill_brings_what_the_first_did_not(model: Path, wanted: dict[int, list[int]]) -> None:
+    runner = load_runner(EngineConfig(str(model), threads=1, dtype="float32", **OWN))
+    pair, prompt = Pair(runner), list(prompt_of(33))
+    admitted = pair.decode.admit(1, prompt, local=False, max_tokens=ANSWER.max_tokens)
+    pair.move(pair.compute(1, prompt, admitted.held_blocks), admitted, most=4)
+    rearmed = next(m for m in pair.decode.say(ch.Rearm(1, admitted.lease, 2)) if isinstance(m, ch.Rearmed))
+    assert len(rearmed.received_blocks) == 4
+    pair.decode.say(ch.ReceiveClosed(1, 1))
+    first, pair.prefill = pair.prefill, Worker(runner, 400, "prefill", chunk=32)
+    said = pair.compute(2, prompt, admitted.held_blocks, rearmed.received_blocks)
+    pair.move(said, admitted, epoch=2)
+    pair.commit(said, 1, epoch=2)
+    pair.decode.finish()
+    assert pair.decode.tokens(1) == wanted[33]
+    first.say(ch.SendClosed(1))
+    assert all(worker.at_baseline() for worker in (first, pair.prefill, pair.decode))
+
+
+def test_an_answer_that_goes_on_elsewhere_stays_the_same(model: Path, wanted: dict[int, list[int]]) -> None:
+    begun = (*prompt_of(33), *wanted[33][:50])
+    rest = EngineRequest("r", begun, 33, msgspec.structs.replace(ANSWER, max_tokens=120), 0)
+    prefill, decode = own(model, PrefillLoop), own(model, DecodeLoop)
+    hand_over(prefill, decode, begun, rest)
+    decode.finish()
+    assert decode.tokens(1) == wanted[33][50:]
+
+
+def test_preempted_sequences_go_on_as_they_would_have(model: Path, wanted: dict[int, list[int]]) -> None:
+    side = own(model, DecodeLoop, pages=64)
+    loop = side.loop
+    assert isinstance(loop, DecodeLoop)
+    assert loop.swap is None, "what is set aside is of one page table"
+    side.say(*(ch.Admit(key, request(prompt_of(33)), True, 30.0) for key in (1, 2, 3)))
+    for at in range(600):
+        if not loop.turn([]):
+            break
+        if at % 50 == 30 and loop.scheduler.running:
+            loop.scheduler._preempt(loop.scheduler.running[-1])
+        side.pool.check()
+        side.forget()
+    assert loop.scheduler.preemptions
+    assert [side.tokens(key) for key in (1, 2, 3)] == [wanted[33]] * 3
+
+
+def test_drafts_change_nothing(model: Path, wanted: dict[int, list[int]]) -> None:
+    side = own(model, DecodeLoop)
+    loop = side.loop
+    assert isinstance(loop, DecodeLoop)
+    drafter = Eager(Oracle({"r": wanted[300]}, 0.7, VOCAB))
+    loop.drafter = loop.scheduler.drafter = drafter
+    side.say(ch.Admit(1, request(prompt_of(300)), True, 30.0))
+    side.finish()
+    assert side.tokens(1) == wanted[300]
+    assert drafter.tally.verified
+
+
+def test_pages_of_48_tokens_give_the_same_answers(model: Path, wanted: dict[int, list[int]]) -> None:
+    runner = load_runner(EngineConfig(str(model), threads=1, dtype="float32", **OWN))
+    pair = Pair(widened(runner, 48), pages=120)
+    assert pair.answer(1, list(prompt_of(300))) == wanted[300][:40]
+    shown = len(parts_of(runner.spec.layout.windows, 300, 48))
+    assert pair.shipped == 7 + shown * 2
+    assert pair.prefill.at_baseline()
+    assert pair.decode.at_baseline()
+
+
+def test_a_worker_of_the_other_kind_is_refused_by_name(model: Path) -> None:
+    shared, divided = (
+        load_runner(EngineConfig(str(model), threads=1, dtype="float32", window_pages=pages)).spec.layout
+        for pages in ("shared", "own")
+    )
+    assert divided.fidelity == shared.fidelity + MARK
+    for ours, theirs in ((shared, divided), (divided, shared)):
+        with pytest.raises(LayoutMismatch, match=r"windows: sender .*fidelity: sender"):
+            bridge(ours, theirs)
+    with pytest.raises(LayoutMismatch, match="pages of layers with a window"):
+        bridge(divided, msgspec.structs.replace(divided, block_tokens=32, page_bytes=2 * divided.page_bytes))
+
+
+@pytest.mark.parametrize(
+    ("settings", "named"),
+    [({"tp": 2}, "tp 2"), ({"kv_selection": "sinks:16,window:32"}, "kv_selection sinks:16,window:32")],
+)
+def test_what_has_no_pages_by_window_is_refused_by_name(
+    model: Path, settings: dict[str, object], named: str
+) -> None:
+    with pytest.raises(ConfigError, match=named) as refused:
+        load_runner(EngineConfig(str(model), threads=2, dtype="float32", **OWN, **settings))  # type: ignore[arg-type]
+    assert refused.value.param == "worker.window_pages"
+
+
+def test_a_model_of_one_kind_of_layers_has_one_page_table(tmp_path: Path) -> None:
+    directory = make(tmp_path / "mistral", "mistral", sliding_window=37)
+    runner = load_runner(EngineConfig(str(directory), threads=1, dtype="float32", **OWN))
+    assert runner.spec.layout.windows == ()
+    assert MARK not in runner.spec.layout.fidelity
+
+
+def test_parts_of_a_handoff_follow_one_another() -> None:
+    parts = parts_of((0, 32, 100), 330, 16)
+    assert [(part.number, part.first, part.at) for part in parts] == [(1, 18, 21), (2, 14, 24)]
+    assert all(before.at < after.at for before, after in pairwise(parts))
