@@ -189,7 +189,7 @@ def test_what_was_packed_is_unpacked_with_the_same_sums() -> None:
         ("cascade int8", {4: torch.tensor([[0, 2, 16], [1, 1, 16]])}, "in one of them at most"),
         ("cascade int8", {4: torch.tensor([0, 2, 16])}, "are \\(n, 3\\)"),
         ("cascade int8", {6: 3}, "heads a multiple of kv_heads"),
-        ("append int8", {4: torch.rand(9, DIM)}, "turns is"),
+        ("append int8", {4: torch.rand(9, DIM)}, "rope_angles is"),
         ("append int8", {5: None}, "both norms or none"),
         ("append int8", {6: torch.rand(DIM - 1)}, "a norm is"),
         ("linear int8", {0: torch.randn(3, 41)}, "x is"),

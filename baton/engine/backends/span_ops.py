@@ -63,7 +63,7 @@ class SpanOps:
     def __init__(self, program: Program, weights: Mapping[str, Any], layout: KvLayout) -> None:
         self._program, self._weights, self._layout = program, weights, layout
         self._kernels = kernels()
-        self._turns = RotaryTables(*rope.frequencies(program.rope, program.rotated, program.max_position))
+        self._rope_angles = RotaryTables(*rope.frequencies(program.rope, program.rotated, program.max_position))
 
     def bind(self, op: Op) -> SpanOp:
         """Returns a function that computes ``op``: from registers, read by name, and spans to the outputs by
@@ -121,7 +121,7 @@ class SpanOps:
         stored = DTYPES[self._layout.dtype]
 
         def attend(q: Tensor, latent: Tensor, span: Span, spans: StepSpans) -> Tensor:
-            cos, sin = (table.to(q.dtype) for table in self._turns.of(span))
+            cos, sin = (table.to(q.dtype) for table in self._rope_angles.of(span))
             rows = latent_rows(latent, norm.to(latent.dtype), op.eps, cos, sin, op.paired)
             spans.store(span, at, size, rows.to(stored))
             asked = torch.cat((q[..., : op.nope_dim], turn(q[..., op.nope_dim :], cos, sin, op.paired)), -1)
@@ -241,7 +241,7 @@ class SpanOps:
             rows = read(op.x).clone()
             heads = rows[:, : rotated * width].unflatten(1, (rotated, width))
             for span in spans.spans:
-                cos, sin = (table.to(rows.dtype) for table in self._turns.of(span))
+                cos, sin = (table.to(rows.dtype) for table in self._rope_angles.of(span))
                 heads[span.rows] = rotate(heads[span.rows], cos, sin)
             return {op.out: rows}
 

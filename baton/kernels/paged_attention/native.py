@@ -106,7 +106,7 @@ def append(
     qkv: Tensor,
     kv: Pages,
     items: Sequence[Item],
-    turns: Tensor,
+    rope_angles: Tensor,
     norms: tuple[Tensor, Tensor] | None = None,
     eps: float = 0.0,
     rotated: int | None = None,
@@ -114,13 +114,14 @@ def append(
     """Rotates q and k of qkv (rows, heads + 2 kv_heads, head_dim) float32 in place, and stores k and v in the
     pages.
 
-    ``turns`` (positions, head_dim) are the cosines, then the sines of each position's angles; if only ``rotated``
-    dimensions are rotated, only as many columns are read. ``norms`` are the weights of q's and k's RMS norms.
+    ``rope_angles`` (positions, head_dim) are the cosines, then the sines of each position's angles; if only
+    ``rotated`` dimensions are rotated, only as many columns are read. ``norms`` are the weights of q's and k's RMS
+    norms.
     """
     table, kept = item_table(items)
     weights = (None, None) if norms is None else tuple(norm.data_ptr() for norm in norms)
     asked = ctypes.byref(kv.struct), table.ctypes.data, len(items), qkv.shape[1] - 2 * kv.kv_heads
-    angles, rest = (turns.data_ptr(), turns.stride(0)), (*weights, eps, qkv.data_ptr())
+    angles, rest = (rope_angles.data_ptr(), rope_angles.stride(0)), (*weights, eps, qkv.data_ptr())
     if rotated is None:
         declare(library, "rope_append", P, P, I32, I32, P, I64, P, P, F, P)(*asked, *angles, *rest)
     else:

@@ -1,7 +1,7 @@
 """Defines torch.ops.baton.rope_append, which norms and rotates q and k in place and stores k and v in their pages.
 
-Knows nothing of models. ``turns`` (positions, head_dim) holds the cosines of each position's angles, then their
-sines.
+Knows nothing of models. ``rope_angles`` (positions, head_dim) holds the cosines of each position's angles, then
+their sines.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from baton.kernels.rms_norm.reference import normed
 from baton.kernels.rope_append.reference import rotate
 
 SCHEMA = (
-    f"rope_append(Tensor(a!) qkv, Tensor(b!) memory, {ITEMS}, Tensor turns, Tensor? q_norm, Tensor? k_norm, "
+    f"rope_append(Tensor(a!) qkv, Tensor(b!) memory, {ITEMS}, Tensor rope_angles, Tensor? q_norm, Tensor? k_norm, "
     f"float eps, {PAGES}) -> ()"
 )
 Norms = tuple[Tensor | None, Tensor | None]
@@ -31,7 +31,7 @@ def _fake(
     memory: Tensor,
     table: Tensor,
     items: Tensor,
-    turns: Tensor,
+    rope_angles: Tensor,
     q_norm: Tensor | None,
     k_norm: Tensor | None,
     eps: float,
@@ -50,7 +50,7 @@ def rope_append(
     memory: Tensor,
     table: Tensor,
     items: Tensor,
-    turns: Tensor,
+    rope_angles: Tensor,
     q_norm: Tensor | None,
     k_norm: Tensor | None,
     eps: float,
@@ -65,31 +65,34 @@ def rope_append(
     Rows are at the positions that their sequences say. Raises ValueError for shapes that don't fit.
     """
     call = symbol("rope_append", P, P, I32, I32, P, I64, P, P, F, P)
-    _fake(qkv, memory, table, items, turns, q_norm, k_norm, eps, dtype, kv_heads)
+    _fake(qkv, memory, table, items, rope_angles, q_norm, k_norm, eps, dtype, kv_heads)
     kv = paged(memory, qkv.shape[2], dtype, kv_heads, layers, layer)
     found = sequences(table, items, len(memory), len(qkv))
     reach = max((start + count for _, start, count in found.numbers), default=0)
-    require(turns.shape[0] >= reach and turns.shape[1:] == qkv.shape[2:], f"turns is ({reach} or more, head_dim)")
+    require(
+        rope_angles.shape[0] >= reach and rope_angles.shape[1:] == qkv.shape[2:],
+        f"rope_angles is ({reach} or more, head_dim)",
+    )
     require((q_norm is None) == (k_norm is None), "rope_append takes both norms or none")
     wide = all(w is None or w.shape == qkv.shape[2:] for w in (q_norm, k_norm))
     require(wide, "rope_append: a norm is (head_dim,)")
-    native = runs_natively(qkv, turns, q_norm, k_norm) and qkv.is_contiguous() and memory.is_contiguous()
+    native = runs_natively(qkv, rope_angles, q_norm, k_norm) and qkv.is_contiguous() and memory.is_contiguous()
     if call is None or not native:
-        return _by_reference(qkv, kv, found, turns, (q_norm, k_norm), eps)
-    angles, norms = turns.contiguous(), [None if w is None else w.contiguous() for w in (q_norm, k_norm)]
+        return _by_reference(qkv, kv, found, rope_angles, (q_norm, k_norm), eps)
+    angles, norms = rope_angles.contiguous(), [None if w is None else w.contiguous() for w in (q_norm, k_norm)]
     struct = kv.struct
     call(ctypes.addressof(struct), found.structs.ctypes.data, len(found.numbers), qkv.shape[1] - 2 * kv_heads,
          angles.data_ptr(), angles.stride(0), *map(address, norms), eps, qkv.data_ptr())  # fmt: skip
     return None
 
 
-def _by_reference(qkv: Tensor, kv: Pages, found: Sequences, turns: Tensor, norms: Norms, eps: float) -> None:
+def _by_reference(qkv: Tensor, kv: Pages, found: Sequences, rope_angles: Tensor, norms: Norms, eps: float) -> None:
     runs = [torch.arange(start, start + count) for _, start, count in found.numbers]
     if not runs:
         return
     positions, heads = torch.cat(runs), qkv.shape[1] - 2 * kv.kv_heads
     pages = torch.cat([found.pages(at)[run // PAGE] for at, run in enumerate(runs)])
-    half = turns[positions].unflatten(1, (2, -1))
+    half = rope_angles[positions].unflatten(1, (2, -1))
     cos, sin = torch.cat((half[:, 0], half[:, 0]), -1), torch.cat((-half[:, 1], half[:, 1]), -1)
     q, k, v = qkv.split((heads, kv.kv_heads, kv.kv_heads), 1)
     if norms[0] is not None and norms[1] is not None:

@@ -88,12 +88,12 @@ class EncoderOps:
         return lambda registers, texts: registers.update({op.out: linear(registers[op.x], weight, bias)})
 
     def _attend(self, op: FullAttention) -> EncoderOp:
-        heads, turns = self._program.heads, None if op.rope is None else self._ropes[op.rope]
+        heads, rope_angles = self._program.heads, None if op.rope is None else self._ropes[op.rope]
 
         def attend(qkv: Tensor) -> Tensor:
             q, k, v = qkv.unflatten(1, (3, heads, -1)).unbind(1)
-            if turns is not None:
-                cos, sin = rope.tables(torch.arange(len(q)), *turns, torch.float32)
+            if rope_angles is not None:
+                cos, sin = rope.tables(torch.arange(len(q)), *rope_angles, torch.float32)
                 q, k = rotate(q, cos, sin), rotate(k, cos, sin)
             mask = _near(len(q), op.window) if 0 < op.window < len(q) else None
             q, k, v = (each.transpose(0, 1)[None] for each in (q, k, v))

@@ -112,7 +112,7 @@ class NativeRunner(StepRunner):
         if len(self._arena) < floats:
             self._arena = torch.empty(floats)
         step, count = self._step(batch), len(self._program.ops)
-        step.turns, step.pages, step.arena = (t.data_ptr() for t in (self._turns, self._memory, self._arena))
+        step.turns, step.pages, step.arena = (t.data_ptr() for t in (self._rope_angles, self._memory, self._arena))
         seeing, watched = self._seeing(step, batch), Observation(plan.items)
         states = self._states(plan)
         spans = StepSpans(spans_of(plan), self._memory) if self._by_torch else None
@@ -128,7 +128,7 @@ class NativeRunner(StepRunner):
                 self.internals.passed(end, self._arena, batch.rows)
             self._finish(batch, watched, states, spans)
             return
-        state = batch, self._arena, self._memory, self._turns
+        state = batch, self._arena, self._memory, self._rope_angles
         if self._check is not None:
             self._check.begin(plan, self._memory)
         for at in range(count):

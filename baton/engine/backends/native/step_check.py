@@ -61,7 +61,7 @@ class CheckContext(NamedTuple):
     batch: NativeBatch
     arena: Tensor  # registers
     memory: Tensor  # all pages, (pages, page bytes) uint8
-    turns: Tensor  # rotary angles by position
+    rope_angles: Tensor  # rotary angles by position
 
 
 class StepCheck:
@@ -82,14 +82,16 @@ class StepCheck:
         self._spans = StepSpans(spans_of(plan), memory)
 
     @contextmanager
-    def op(self, number: int, batch: NativeBatch, arena: Tensor, memory: Tensor, turns: Tensor) -> Iterator[None]:
+    def op(
+        self, number: int, batch: NativeBatch, arena: Tensor, memory: Tensor, rope_angles: Tensor
+    ) -> Iterator[None]:
         """Returns a context in which op ``number`` has to be run natively; computes the reference before and
         compares afterwards.
 
         Raises BatonError if they differ by more than the op's tolerance.
         """
         op = self._native.ops[number]
-        compare = _REFERENCES[type(op)](self, op, CheckContext(batch, arena, memory, turns))
+        compare = _REFERENCES[type(op)](self, op, CheckContext(batch, arena, memory, rope_angles))
         yield
         for what, found, wanted, most in compare():
             error = float((found.double() - wanted.double()).norm() / wanted.double().norm().clamp_min(1e-30))
@@ -168,7 +170,7 @@ class StepCheck:
         pages, positions = self._rows(state)
         first = self._native.rope.offsets[op.rope]
         own = slice(first, first + self._native.rope.rotated[op.rope])
-        half = state.turns[positions.long()][:, own].unflatten(1, (2, -1))
+        half = state.rope_angles[positions.long()][:, own].unflatten(1, (2, -1))
         cos = torch.cat((half[:, 0], half[:, 0]), -1)[:, None]
         sin = torch.cat((-half[:, 1], half[:, 1]), -1)[:, None]
         store = torch.zeros(2 * rows, m.kv_heads * m.head_dim)

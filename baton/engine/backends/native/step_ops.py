@@ -27,7 +27,7 @@ class OpContext(NamedTuple):
     registers: Callable[[str], Tensor]  # returns a register by name, (rows, width)
     tokens: Tensor
     memory: Tensor  # all pages, (pages, page bytes) uint8
-    turns: Tensor  # rotary angles by position
+    rope_angles: Tensor  # rotary angles by position
     table: Tensor  # block tables of all items, one after the other
     items: Tensor  # (items, 3): begin in table, first position, rows
 
@@ -41,23 +41,23 @@ class StepOps:
         self._native, self._program, self._layout = program, program.program, layout
         self._ops: Any = torch_ops()
 
-    def run(self, number: int, batch: NativeBatch, arena: Tensor, memory: Tensor, turns: Tensor) -> bool:
+    def run(self, number: int, batch: NativeBatch, arena: Tensor, memory: Tensor, rope_angles: Tensor) -> bool:
         """Runs op ``number`` and returns True; returns False if torch has no op for it, so that the native step
         must run it.
         """
         op = self._native.ops[number]
         if (found := _OPS.get(type(op))) is None or (self._native.is_form(number) and not isinstance(op, p.GeGlu)):
             return False
-        return found(self, op, self._state(batch, arena, memory, turns)) is not False
+        return found(self, op, self._state(batch, arena, memory, rope_angles)) is not False
 
-    def _state(self, batch: NativeBatch, arena: Tensor, memory: Tensor, turns: Tensor) -> OpContext:
+    def _state(self, batch: NativeBatch, arena: Tensor, memory: Tensor, rope_angles: Tensor) -> OpContext:
         offsets = [(at - batch.flat.ctypes.data) // batch.flat.itemsize for at in batch.items["pages"].tolist()]
         runs = zip(offsets, batch.items["start"].tolist(), batch.items["queries"].tolist(), strict=True)
         return OpContext(
             lambda name: self._native.register(arena, batch.rows, name),
             torch.from_numpy(batch.tokens),
             memory,
-            turns,
+            rope_angles,
             torch.from_numpy(batch.flat),
             torch.tensor(list(runs)),
         )
@@ -88,7 +88,7 @@ class StepOps:
         qkv = state.registers(op.qkv).unflatten(1, (-1, self._program.head_dim))
         norms = self._vector(op.q_norm), self._vector(op.k_norm)
         at = state.memory, state.table, state.items
-        self._ops.rope_append(qkv, *at, state.turns, *norms, op.eps, *self._pages(op.layer))
+        self._ops.rope_append(qkv, *at, state.rope_angles, *norms, op.eps, *self._pages(op.layer))
 
     def _attention(self, op: p.PagedAttention, state: OpContext) -> None:
         m, at = self._program, (state.memory, state.table, state.items)

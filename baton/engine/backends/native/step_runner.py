@@ -45,7 +45,7 @@ class StepRunner(ABC):
         self.spec, self.work = spec, work
         self._program, self._clock = native, clock
         self._rope = native.rope
-        self._turns = torch.empty((0, self._rope.width))
+        self._rope_angles = torch.empty((0, self._rope.width))
         self._draw = kernels().sample
         self._pages = 0
         self._layers = layers_of_page(spec.layout) if spec.layout.windows else native.program.layers
@@ -99,7 +99,7 @@ class StepRunner(ABC):
             rows=batch.rows,
             page_bytes=layout.page_bytes,
             layer_bytes=layout.page_bytes // self._layers,
-            turns_stride=self._turns.shape[1],
+            turns_stride=self._rope_angles.shape[1],
             item_count=len(batch.items),
             sampled_count=len(batch.wanted),
             kv_type=structs.KV_TYPES[layout.dtype],
@@ -109,11 +109,11 @@ class StepRunner(ABC):
         """Extends the table of rotary angles, cos then sin of each position, to ``positions``; returns whether it
         is a new one.
         """
-        have = len(self._turns)
+        have = len(self._rope_angles)
         if positions <= have:
             return False
         end = max(positions, 2 * have, FIRST_TURNS)
-        self._turns = self._rope.by_position(end)
+        self._rope_angles = self._rope.by_position(end)
         return True
 
     def _chosen(self, batch: NativeBatch) -> Iterator[SampledToken]:

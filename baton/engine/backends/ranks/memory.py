@@ -60,14 +60,14 @@ class SharedSizes(msgspec.Struct, frozen=True):
 
     group: int  # synchronization of the ranks
     plan: int
-    turns: int  # rotary angles
+    rope_angles: int  # rotary angles
     registers: int
     logits: int
 
     @property
     def total(self) -> int:
         """Returns the bytes of the whole memory."""
-        return self.group + self.plan + self.turns + self.registers + self.logits
+        return self.group + self.plan + self.rope_angles + self.registers + self.logits
 
 
 def sizes_for(program: Program, own: NativeRankProgram) -> SharedSizes:
@@ -91,8 +91,8 @@ class SharedMemory:
         self._byte = ctypes.c_char.from_buffer(self._map)
         self.meeting = ctypes.addressof(self._byte)
         self.plan = self.meeting + sizes.group
-        self.turns = self.plan + sizes.plan
-        self.registers = self.turns + sizes.turns
+        self.rope_angles = self.plan + sizes.plan
+        self.registers = self.rope_angles + sizes.rope_angles
         self.logits = self.registers + sizes.registers
 
     @classmethod
@@ -110,7 +110,7 @@ class SharedMemory:
         first, end = own.own_kv
         return RanksStruct(
             group_at(self.meeting, own.rank.index, own.rank.count, SLOT_BYTES, bound_s),
-            *(self.plan, self.turns, None, self.registers, self.logits),
+            *(self.plan, self.rope_angles, None, self.registers, self.logits),
             *(sizes.plan, sizes.registers // 4, sizes.logits // 4),
             native.is_shared,
             *(own.program.vocab_size, own.vocab[0]),

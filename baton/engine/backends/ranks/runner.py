@@ -142,7 +142,7 @@ class RankRunner(StepRunner):
         if len(self._arena) < floats:
             self._arena = torch.empty(floats)
         step = self._step(batch)
-        step.turns, step.pages, step.arena = self._memory.turns, self._ranks.pages, self._arena.data_ptr()
+        step.turns, step.pages, step.arena = self._memory.rope_angles, self._ranks.pages, self._arena.data_ptr()
         table, deal = (batch.flat.ctypes.data, len(batch.flat)), ctypes.byref(self._dealt(plan, batch, step))
         code = self._run(self._own.address, ctypes.byref(step), *table, deal, ctypes.addressof(self._ranks))
         if code == TOO_LARGE:
@@ -186,10 +186,10 @@ class RankRunner(StepRunner):
     def _show_turns(self, positions: int) -> None:
         """Copies the table of rotary angles to the shared memory."""
         self._reach(min(positions, self.spec.max_model_len))
-        if len(self._turns) > self._shown:
-            shown = self._turns[: self._memory.sizes.turns // (4 * self._turns.shape[1])]
-            ctypes.memmove(self._memory.turns, shown.data_ptr(), shown.numel() * 4)
-            self._shown = len(self._turns)
+        if len(self._rope_angles) > self._shown:
+            shown = self._rope_angles[: self._memory.sizes.rope_angles // (4 * self._rope_angles.shape[1])]
+            ctypes.memmove(self._memory.rope_angles, shown.data_ptr(), shown.numel() * 4)
+            self._shown = len(self._rope_angles)
             show_turns(self._ranks, shown.numel() * 4)
 
     def _show_pages(self, plan: StepPlan) -> list[int]:

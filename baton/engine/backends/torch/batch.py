@@ -45,7 +45,7 @@ class StepBatch(NamedTuple):
     """
 
     tokens: Tensor  # token ids of all rows, padded
-    turns: tuple[tuple[Tensor, Tensor], ...]  # cos and sin of each rope
+    rope_angles: tuple[tuple[Tensor, Tensor], ...]  # cos and sin of each rope
     begun: Tensor
     slots: tuple[Tensor, ...]  # by layer: where the rows' K and V are stored
     jobs: dict[int, tuple[AttentionJob, ...]]  # attention's work, by window
@@ -82,7 +82,7 @@ class BatchBuilder:
         ends = np.cumsum(counts)
         positions = _concat([np.arange(i.start, i.start + len(i.tokens)) for i in items])
         tokens = _concat([np.asarray(i.tokens, np.int64) for i in items])
-        turns = self._rope.of(_padded(positions), self._dtype)
+        rope_angles = self._rope.of(_padded(positions), self._dtype)
         sampled = [
             (item, spec, row)
             for item, end in zip(items, ends, strict=True)
@@ -96,7 +96,7 @@ class BatchBuilder:
         rows = _concat([np.array([row for *_, row in sampled], np.int64), *(rows for _, rows in scored)])
         return StepBatch(
             _padded(tokens).to(self._device),
-            tuple((cos.to(self._device), sin.to(self._device)) for cos, sin in turns),
+            tuple((cos.to(self._device), sin.to(self._device)) for cos, sin in rope_angles),
             torch.tensor([page for item in items for page in _begun(item)], dtype=torch.int64),
             self._slots(items, positions),
             {window: tuple(self._jobs(items, window)) for window in self._windows},

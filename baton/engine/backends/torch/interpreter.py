@@ -190,7 +190,7 @@ class Interpreter:
             heads = qkv.view(qkv.shape[0], -1, head_dim)
             slots = batch.slots[op.layer]
             registers[op.out] = kernel(
-                heads, *batch.turns[op.rope], kv.rows, slots, kv_heads, q_norm, k_norm, op.eps
+                heads, *batch.rope_angles[op.rope], kv.rows, slots, kv_heads, q_norm, k_norm, op.eps
             )
 
         return step

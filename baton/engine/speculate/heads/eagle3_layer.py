@@ -107,7 +107,7 @@ class Eagle3Layer:
         self._read(target, pack)
         self.ids = _ids(files, self.sizes.vocab, target)
         rope, most = files.config.rope(), files.config.size("max_position_embeddings", MOST_POSITION)
-        self._turns = RopeTables((rope,), self.sizes.head_dim, most)
+        self._rope_angles = RopeTables((rope,), self.sizes.head_dim, most)
 
     def joined(self, states: Tensor) -> Tensor:
         """Returns the target's states, side by side (rows, 3 x the target's hidden size), projected to (rows,
@@ -145,7 +145,7 @@ class Eagle3Layer:
             own = qkv[at : at + len(layer_input.tokens)]
             at += len(own)
             start = layer_input.rows.end
-            [(cos, sin)] = self._turns.of(torch.arange(start, start + len(own)), torch.float32)
+            [(cos, sin)] = self._rope_angles.of(torch.arange(start, start + len(own)), torch.float32)
             q, k, v = own.split((s.heads, s.kv_heads, s.kv_heads), 1)
             layer_input.rows.append(_turned(k, cos, sin), v)
             found.append(_attention(_turned(q, cos, sin), *layer_input.rows.seen()))

@@ -66,8 +66,8 @@ class AnonymousMemory(SharedMemory):
     def __init__(self, at: int, sizes: SharedSizes) -> None:
         self.sizes, self.meeting = sizes, at
         self.plan = at + sizes.group
-        self.turns = self.plan + sizes.plan
-        self.registers = self.turns + sizes.turns
+        self.rope_angles = self.plan + sizes.plan
+        self.registers = self.rope_angles + sizes.rope_angles
         self.logits = self.registers + sizes.registers
 
 
