@@ -1,9 +1,9 @@
 """Writes docs/cuda.md: which forms of each op compile, ran on the SIMT shim, and ran on a GPU. Torch-free.
 
-The facts come from files: ``forms.json`` names the forms that an op's suite covers, ``ledger.json`` the sources
-that nvcc compiled, ``ran.json`` those with which the suites passed on the shim (``make cuda-check ARGS=--write``
-writes it), bench/results/gpu.json those with which they passed on a GPU (bench/gpu.py), and ``page.md`` the text
-above the table.
+The facts come from files: ``forms.json`` names the forms that an op's suite covers, ``bits.json`` those of them
+whose rows may have other bits in company than alone, ``ledger.json`` the sources that nvcc compiled, ``ran.json``
+those with which the suites passed on the shim (``make cuda-check ARGS=--write`` writes it), bench/results/gpu.json
+those with which they passed on a GPU (bench/gpu.py), and ``page.md`` the text above the table.
 
     python -m baton.kernels.cuda.table             writes the page
     python -m baton.kernels.cuda.table --check     exit status 1 if a record is of other sources than these
@@ -20,7 +20,7 @@ from baton.kernels.abi.build import KERNELS
 from baton.kernels.cuda import build, ledger
 
 HERE = Path(__file__).parent
-FORMS, RAN, WORDS = (HERE / "records" / name for name in ("forms.json", "ran.json", "page.md"))
+FORMS, BITS, RAN, WORDS = (HERE / "records" / name for name in ("forms.json", "bits.json", "ran.json", "page.md"))
 PAGE = KERNELS.parents[1] / "docs" / "cuda.md"
 ON_GPU = KERNELS.parents[1] / "bench" / "results" / "gpu.json"
 NOWHERE = "**No kernel on this page has run on a GPU.** No speed is claimed of any."
@@ -37,15 +37,20 @@ def mark_run() -> None:
     RAN.write_text(json.dumps({op: key for op, key in keys().items() if op in _read(FORMS)}, indent=1) + "\n")
 
 
-def rows() -> list[tuple[str, str, str, str, str]]:
-    """Returns the table's rows: op, form, and "yes" or "no" for compiles, ran on the shim, ran on a GPU."""
+def rows() -> list[tuple[str, str, str, str, str, str]]:
+    """Returns the table's rows: op, form, which bits are promised, and "yes" or "no" for compiles, ran on the shim,
+    ran on a GPU.
+    """
     forms: dict[str, list[str]] = _read(FORMS)
+    bits: dict[str, dict[str, str]] = _read(BITS)
     compiled, ran, on_gpu = _read(ledger.LEDGER).get("sources", {}), _read(RAN), passed()
     found = []
     for op, key in keys().items():
         state = compiled.get(op) == key, ran.get(op) == key, on_gpu.get(op) == key
         compiles, simt, gpu = ("yes" if each else "no" for each in state)
-        found += [(op, form, compiles, simt, gpu) for form in forms.get(op, [NOT_LISTED])]
+        kept = bits.get(op, {})
+        names = forms.get(op, [NOT_LISTED])
+        found += [(op, form, kept.get(form, kept.get("*", "yes")), compiles, simt, gpu) for form in names]
     return found
 
 
