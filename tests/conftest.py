@@ -33,7 +33,11 @@ WAITING = (
     "worker/",
     "launch/",
     "kv/transport/test_nccl",
+    "conformance/test_cluster",
+    "conformance/test_encoder",
+    "bench/test_peers",
     "router/test_survival",
+    "router/test_overload",
 )
 """How paths of files begin, below ``tests``, that mostly wait for other processes; the longest first."""
 COLLECT_AFTER = 20_000  # objects that are new, in each process of tests

@@ -7,7 +7,7 @@ import random
 from statistics import median
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from baton.cost.curves import decode_seconds, prefill_seconds, step_seconds
@@ -138,7 +138,6 @@ SAMPLES = st.builds(
 )
 
 
-@settings(deadline=None, max_examples=60)
 @given(st.lists(SAMPLES, min_size=1, max_size=80))
 def test_whatever_is_measured_a_curve_is_finite_and_never_negative(samples: list[StepSample]) -> None:
     fit = StepFit(memory=16)

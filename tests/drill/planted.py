@@ -78,7 +78,7 @@ def find(bug: Bug, seconds: float = MOST_SECONDS) -> Finding:
 def plant(bug: Bug, root: Path) -> None:
     """Copies the package to ``root`` with the bug in it."""
     copy = root / "baton"
-    shutil.copytree(PACKAGE, copy, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(PACKAGE, copy)  # with its bytecode, which holds for all files but those that are edited
     for file, old, new in bug.edits:
         source = (copy / file).read_text()
         assert source.count(old) == 1, f"{bug.name}: {file} has its text {source.count(old)} times"

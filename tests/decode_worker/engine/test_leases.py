@@ -82,7 +82,7 @@ class ReceiveMachine(RuleBasedStateMachine):
 
 
 TestReceive = ReceiveMachine.TestCase
-TestReceive.settings = settings(max_examples=60, stateful_step_count=25, deadline=None)
+TestReceive.settings = settings(stateful_step_count=25, deadline=None)
 
 
 def test_a_committed_lease_is_not_rearmed_and_a_foreign_one_is_unknown() -> None:

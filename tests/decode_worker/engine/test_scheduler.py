@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from baton.decode_worker.engine.job import DecodeJob
@@ -120,7 +120,6 @@ def run_drafted(scheduler: DecodeScheduler, by_seq: dict[int, DecodeJob], rng: r
     return len(plan.items)
 
 
-@settings(max_examples=60, deadline=None)
 @given(st.lists(st.tuples(st.integers(1, 80), st.integers(1, 60)), min_size=1, max_size=8), st.integers(9, 30))
 def test_with_drafts_everything_finishes_and_only_known_tokens_are_findable(
     sizes: list[tuple[int, int]], pages: int
@@ -159,7 +158,6 @@ def test_drafts_take_no_page_that_another_will_need() -> None:
     assert len(by_seq[1].pages.pages) == 2
 
 
-@settings(max_examples=60, deadline=None)
 @given(st.lists(st.tuples(st.integers(1, 80), st.integers(1, 60)), min_size=1, max_size=8), st.integers(9, 30))
 def test_everything_finishes_and_every_page_comes_back(sizes: list[tuple[int, int]], pages: int) -> None:
     scheduler = DecodeScheduler(PagePool(pages), max_batch=4, chunk_tokens=24)

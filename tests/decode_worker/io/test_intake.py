@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from baton.decode_worker.io.intake import Intake
@@ -575,7 +575,6 @@ MOVES = st.lists(
 )
 
 
-@settings(max_examples=150, deadline=None)
 @given(MOVES)
 def test_whatever_comes_a_page_holds_its_own_block_or_nothing(moves: list[tuple[str, int, int]]) -> None:
     asyncio.run(_play(moves))

@@ -143,7 +143,7 @@ class Bare:
         self.store = KeySpace(time.time)
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(st.one_of(COMMANDS, SCRIPTS, OPENING), min_size=1, max_size=40))
 def test_the_model_answers_as_a_real_server_does(real: Real, asked: list[tuple[str, ...]]) -> None:
     real.ask(("DISCARD",))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from baton.engine.speculate.automaton import NONE, SuffixAutomaton
@@ -15,7 +15,6 @@ def ends(text: list[int], part: list[int]) -> set[int]:
     return {at for at in range(len(part), len(text) + 1) if text[at - len(part) : at] == part}
 
 
-@settings(max_examples=200, deadline=None)
 @given(TEXTS, st.lists(st.integers(0, 4), max_size=8))
 def test_it_accepts_exactly_the_substrings(text: list[int], part: list[int]) -> None:
     automaton, state = SuffixAutomaton(text), 0
@@ -27,7 +26,6 @@ def test_it_accepts_exactly_the_substrings(text: list[int], part: list[int]) -> 
         assert automaton.end(state) in ends(text, part)
 
 
-@settings(max_examples=200, deadline=None)
 @given(TEXTS)
 def test_after_each_token_it_knows_the_longest_end_that_was_there_before(text: list[int]) -> None:
     automaton = SuffixAutomaton()
@@ -40,7 +38,6 @@ def test_after_each_token_it_knows_the_longest_end_that_was_there_before(text: l
         assert not length or end in ends(read[:-1], part)
 
 
-@settings(max_examples=200, deadline=None)
 @given(TEXTS, st.lists(st.tuples(st.integers(0, 3), st.booleans()), max_size=30))
 def test_following_a_text_finds_its_longest_known_end_though_the_automaton_grows(
     text: list[int], asked: list[tuple[int, bool]]

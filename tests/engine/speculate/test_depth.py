@@ -7,7 +7,7 @@ import random
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from baton.engine.speculate.acceptance import AcceptanceEstimate, expected
@@ -24,7 +24,6 @@ def falling(chances: list[float]) -> list[float]:
     return list(itertools.accumulate(chances, lambda all_before, one: all_before * one))
 
 
-@settings(max_examples=150, deadline=None)
 @given(
     st.lists(st.lists(st.floats(0.0, 1.0), max_size=3).map(falling), min_size=1, max_size=3),
     st.lists(st.floats(0.0, 1.0), min_size=9, max_size=9),

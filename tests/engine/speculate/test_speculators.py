@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from baton.engine.speculate import prompt_lookup, suffix
@@ -125,7 +125,6 @@ def test_what_followed_several_places_is_proposed_as_a_tree_where_trees_are_veri
     assert (list(one.tokens), one.parents) == ([3, 1], ())  # there is one place alone
 
 
-@settings(max_examples=100, deadline=None)
 @given(st.lists(st.integers(0, 2), min_size=3, max_size=50))
 def test_a_pair_index_matches_what_is_really_there(tokens: list[int]) -> None:
     index = PairIndex(tokens)

@@ -309,7 +309,7 @@ class PoolMachine(RuleBasedStateMachine):
         assert (counts.leased, counts.quarantined, counts.leases) == (0, 0, 0), "pages leaked"
 
 
-PoolMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+PoolMachine.TestCase.settings = settings(stateful_step_count=40, deadline=None)
 TestPoolAgainstItsModel = PoolMachine.TestCase
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from baton.kv.tiers import disk, stack
@@ -315,7 +315,6 @@ steps = st.lists(
 )  # fmt: skip
 
 
-@settings(max_examples=60, deadline=None)
 @given(steps, st.integers(4, 30), st.booleans())
 def test_any_order_of_use_eviction_copy_and_lift_keeps_every_byte_right(played, host, with_disk):
     async def play(folder: Path) -> None:

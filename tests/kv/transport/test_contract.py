@@ -14,8 +14,8 @@ import pytest
 import uvloop
 
 from baton.kv.memory.host_pages import PageMemory
-from baton.kv.transport import names
-from baton.kv.wire import frames
+from baton.kv.transport import grpc, names
+from baton.kv.wire import frames, incoming
 from baton.kv.wire.base import HandoffStream, ReplyStream, Transport
 from baton.kv.wire.frames import Block, Frame, Kind
 from baton.protos.errors import BatonError, WorkerLost
@@ -208,7 +208,9 @@ async def test_a_block_is_a_copy(rig: Rigged) -> None:
     await stream.close()
 
 
-async def test_the_receiver_may_end_the_stream(rig: Rigged) -> None:
+async def test_the_receiver_may_end_the_stream(rig: Rigged, monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (incoming, grpc):
+        monkeypatch.setattr(module, "LINGER_S", 0.1)  # for which this sender would write on
     rig.peer.stop_after = 1
     stream = await rig.connect()
     await stream.send(note(b"one"))

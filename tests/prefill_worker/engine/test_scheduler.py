@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import cast
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from baton.engine.grammar.running import GrammarState
@@ -91,7 +91,6 @@ def test_a_prompt_that_selects_its_pages_holds_up_no_step_while_its_grammar_comp
     assert run(scheduler) == [(2, 20)]
 
 
-@settings(max_examples=60, deadline=None)
 @given(
     st.lists(st.tuples(st.integers(1, 150), st.integers(0, 2), st.integers(-1, 1)), min_size=1, max_size=12),
     st.integers(10, 40),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
 
@@ -53,7 +53,6 @@ def answer(
     return collected([pieces])[0]
 
 
-@settings(max_examples=200, deadline=None)
 @given(data=st.data())
 def test_an_answer_is_the_same_however_its_runs_are_cut(text: TextModel, data: st.DataObject) -> None:
     ids = data.draw(st.lists(st.integers(2, 399), min_size=1, max_size=30))

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from baton.protos.errors import ConfigError
@@ -59,7 +59,6 @@ def renamed(many: list[Candidate], letter: str) -> tuple[Candidate, ...]:
 
 
 @pytest.mark.parametrize("name", names())
-@settings(max_examples=60, deadline=None)
 @given(data=st.data())
 def test_a_policy_takes_only_workers_that_fit_and_have_room(name, data):
     snap = ClusterSnapshot(

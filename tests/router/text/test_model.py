@@ -9,7 +9,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models
 
@@ -27,14 +27,12 @@ def streamed(tokenizer, ids: list[int], **options) -> str:
     return "".join(detokenizer.push(i) for i in ids) + detokenizer.flush()
 
 
-@settings(max_examples=200, deadline=None)
 @given(data=st.data())
 def test_streamed_text_is_the_whole_decode_for_any_ids(tokenizer: HfTokenizer, vocab_size: int, data) -> None:
     ids = data.draw(st.lists(st.integers(0, vocab_size - 1), max_size=40))
     assert streamed(tokenizer, ids) == tokenizer.decode(ids)
 
 
-@settings(max_examples=200, deadline=None)
 @given(data=st.data())
 def test_pieces_of_several_tokens_join_to_the_same_text(tokenizer: HfTokenizer, vocab_size: int, data) -> None:
     ids = data.draw(st.lists(st.integers(0, vocab_size - 1), max_size=40))
@@ -44,7 +42,6 @@ def test_pieces_of_several_tokens_join_to_the_same_text(tokenizer: HfTokenizer, 
     assert "".join(pieces) + detokenizer.flush() == tokenizer.decode(ids)
 
 
-@settings(max_examples=100, deadline=None)
 @given(text=st.text(max_size=60))
 def test_text_survives_the_way_to_ids_and_back_in_pieces(tokenizer: HfTokenizer, text: str) -> None:
     assert streamed(tokenizer, tokenizer.encode(text, False), skip_special_tokens=False) == text
@@ -103,7 +100,6 @@ def test_names_of_tokens_that_are_no_text_are_openais() -> None:
     assert token_name(b"\xe4\xbd") == "bytes:\\xe4\\xbd"
 
 
-@settings(max_examples=200, deadline=None)
 @given(
     text=st.text("ab", max_size=30),
     stops=st.lists(st.text("ab", min_size=1, max_size=4), max_size=3),
