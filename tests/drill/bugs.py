@@ -52,7 +52,7 @@ BUGS = (
     ),
     Bug(
         "a stream of an old epoch goes on, and its frames are taken",
-        "decode_worker/io/intake.py",
+        "decode_worker/io/handoff_leases.py",
         "        for stream in lease.open_streams:\n            stream.stop(StaleEpoch",
         "        for stream in ():\n            stream.stop(StaleEpoch",
         (("decode_worker/io/handoff_sink.py", "        if frame.epoch != lease.epoch:", "        if False:"),),
