@@ -166,7 +166,7 @@ class BatchStore:
         return await self._counted([msgspec.json.decode(job, type=BatchJob) for job in found if job]), more
 
     async def _counted(self, jobs: list[BatchJob]) -> list[BatchJob]:
-        """With what is answered by now; an ended one says so itself."""
+        """Returns the jobs with their current numbers of answers and errors; an ended job has its own."""
         running = [job for job in jobs if not job.ended]
         async with _reached():
             pipe = self._redis.pipeline(transaction=False)
@@ -287,7 +287,7 @@ class BatchStore:
 
 
 def _lists(prefix: str, tenant: str) -> tuple[str, str]:
-    """Where it is to be found: among all, and among its tenant's."""
+    """Returns the keys of the lists that name a tenant's job: of all jobs, and of the tenant's."""
     return _listed(prefix, None), _listed(prefix, tenant)
 
 

@@ -68,7 +68,7 @@ class BatonConfig(Section):
 
 
 class _Sources(BatonConfig, BaseSettings):  # type: ignore[misc]
-    """Where the values come from: flags, then the environment, then the file."""
+    """Loads values from the flags, then the environment, then the file; the first that has one wins."""
 
     model_config = SettingsConfigDict(env_prefix="BATON_", env_nested_delimiter="__", extra="forbid", frozen=True)
 

@@ -95,7 +95,7 @@ class _ReloadingConnection(SSLConnection):
     """Reads its certificates again whenever it connects: they may have been renewed."""
 
     async def connect(self) -> None:
-        """As before, with what the files hold now."""
+        """Connects as before, with what the files hold now."""
         self.ssl_context.context = None
         await super().connect()
 

@@ -57,7 +57,9 @@ class Dial:
             log.warning("the ratio dial could not be simulated: %r", error)
 
     def _answered(self, question: bytes) -> bytes:
-        """On a thread, by vfork: the event loop's own way would fork a process that holds gRPC's threads."""
+        """Runs the simulation's process from a thread, by vfork, because the event loop's own way would fork a
+        process with gRPC's threads.
+        """
         command, pipe, quiet = python("baton.controller.dial"), subprocess.PIPE, subprocess.DEVNULL
         with subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=quiet, env=child_environment()) as process:
             self._process = process

@@ -150,7 +150,7 @@ class Controller:
     async def _replicated(
         self, looked: RatioObservation, decision: RatioDecision, members: Mapping[str, WorkerEntry]
     ) -> ReplicaDecision:
-        """What the look means for the number of workers; and what became of the last change of it."""
+        """Returns the decision on the number of workers, after recording the outcome of the last change."""
         control = self._replicas
         placed, news = await control.placed(looked.at, members)
         if news is not None:
@@ -195,7 +195,9 @@ class Controller:
         decode: int,
         longer: list[TrafficSlice],
     ) -> TwinError:
-        """Of answers since the last change: predictions are made for a cluster that stays as it is."""
+        """Returns the prediction's error over answers since the last change, because it is made for a cluster that
+        stays as it is.
+        """
         since = max(at - TWIN_S, self._history.changed_at)
         lately = [s for s in longer if s.at - s.seconds >= since]
         rates: tuple[float | None, float | None] = (None, None)

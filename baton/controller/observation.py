@@ -88,7 +88,7 @@ def backlog(workers: Sequence[ObservedWorker], now: Sequence[TrafficSlice], at: 
 
 
 def _decode_is_full(writers: Sequence[ObservedWorker], reading: bool) -> bool:
-    """Whether newcomers wait for decode: most seats write, or pages are taken while nothing is read.
+    """Returns whether newcomers wait for decode: most seats write, or pages are taken while nothing is read.
 
     A seat is also taken while its prompt is read; those are prefill's to free.
     """

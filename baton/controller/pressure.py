@@ -131,7 +131,7 @@ def capacity(workers: WorkerLimits, context: float) -> float:
 
 
 def _prefill(demand: Demand, backlog: Backlog, workers: WorkerLimits, horizon_s: float) -> float:
-    """Worker-seconds per second."""
+    """Returns the load on prefill workers, in worker-seconds per second."""
     arriving = workers.prompt_seconds(demand.prefill_tokens, demand.pairs)
     per_token = arriving / demand.prefill_tokens if demand.prefill_tokens else workers.prompt_seconds(1.0, 0.0)
     return arriving + backlog.prefill_tokens * per_token / horizon_s

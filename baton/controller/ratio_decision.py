@@ -169,7 +169,7 @@ def _by_twin(
 def _by_queues(
     found: RatioDecision, look: RatioObservation, workers: WorkerLimits, history: History, settings: ControlSettings
 ) -> tuple[RatioDecision, History]:
-    """Without the twin's word: queues longer than the SLO, beside a role that has next to nothing to do."""
+    """Decides without the simulated twin, by queues longer than the SLO beside a role that has little to do."""
     queued = workers.prompt_seconds(look.backlog.prefill_tokens, 0.0) / max(look.prefill, 1)
     seats = (look.backlog.running + look.backlog.waiting) / (workers.max_batch * look.decode)
     by = 0
@@ -188,7 +188,7 @@ def _by_queues(
 def _not_yet(
     look: RatioObservation, history: History, settings: ControlSettings, worst: float, gain: float
 ) -> str | None:
-    """Why not now, though it would be better."""
+    """Returns why a better ratio is not applied yet."""
     since = look.at - history.changed_at
     goes_on = worst >= FAR_OFF and history.wanted == history.changed_by
     cooldown = settings.cooldown_s / 2 if goes_on else settings.cooldown_s

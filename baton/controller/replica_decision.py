@@ -125,7 +125,7 @@ def decide_replicas(
 def _enough(
     look: RatioObservation, placed: PlannedSlots, history: ReplicaHistory, settings: ReplicaSettings
 ) -> tuple[ReplicaDecision, ReplicaHistory]:
-    """As many as there must be at least; where nothing else says of which kind, evenly."""
+    """Adds workers up to the minimum, evenly over the roles if nothing else says of which."""
     history, count = _seen(history, 1), settings.least_workers - placed.workers
     if wait := _not_yet(look, history, 1, settings):
         return _hold(placed, f"there are fewer than {settings.least_workers} workers; {wait}"), history
@@ -169,7 +169,7 @@ def _fewest(look: RatioObservation, room: int, settings: ReplicaSettings) -> Pre
 
 
 def _wider(look: RatioObservation, count: int, settings: ReplicaSettings) -> Iterator[Pressure]:
-    """Every way of sharing ``count`` more workers among the roles."""
+    """Yields the pressure of every way of sharing ``count`` more workers among the roles."""
     assert look.workers is not None
     for prefill in range(count + 1):
         yield pressure(
@@ -189,7 +189,7 @@ def _by_queues(
     history: ReplicaHistory,
     settings: ReplicaSettings,
 ) -> tuple[ReplicaDecision, ReplicaHistory]:
-    """Without the twin's word: both roles have more to do than they can, by what waits there now."""
+    """Decides without the simulated twin: adds a worker if what waits is more than both roles can do."""
     assert look.workers is not None
     queued = look.workers.prompt_seconds(look.backlog.prefill_tokens, 0.0) / look.prefill
     seats = (look.backlog.running + look.backlog.waiting) / (look.workers.max_batch * look.decode)
@@ -246,7 +246,7 @@ def _without_one(
 
 
 def _not_yet(look: RatioObservation, history: ReplicaHistory, needed: int, settings: ReplicaSettings) -> str:
-    """Why not now, though it would be better; empty: now."""
+    """Returns why a change that would be better is not made yet; empty if it is."""
     slow = history.wanted < 0 or history.by_operator
     pause = settings.payback_s if slow else settings.scale_cooldown_s
     left = max(

@@ -26,7 +26,7 @@ log = logging.getLogger("baton.controller")
 
 
 class _PendingScale(msgspec.Struct, frozen=True):
-    """What we asked for, and what there was before."""
+    """Holds the numbers of workers that the controller requested, and those before."""
 
     change: TimelineEntry
     before: ScaleRequest
@@ -91,7 +91,7 @@ class ReplicaControl:
         return change
 
     async def _scale(self, at: float) -> ScaleRequest:
-        """What was asked last, by anybody; an operator's asking is a change that isn't ours."""
+        """Returns the last request for workers; one by an operator counts as a change that isn't ours."""
         scale = await read(self._redis, self._namespace) or self._planned
         if scale.serial != self._serial:
             if self._serial is not None and scale.by != BY:

@@ -67,7 +67,7 @@ class _Fit:
             self._solve()
 
     def coefficients(self) -> list[float]:
-        """The best estimate now."""
+        """Returns the best estimate of the coefficients by now."""
         if self._stale:
             self._solve()
         return [float(c) for c in self._coefficients]
@@ -79,7 +79,7 @@ class _Fit:
             self._log_speed += weight * (math.log(seconds / guess) - self._log_speed)
 
     def _reference(self, x: Vector, seconds: float) -> float:
-        """What the sample's error is measured against."""
+        """Returns the seconds that the sample's error is measured against."""
         if self.samples <= _WARM:
             return seconds
         predicted = float(x @ self._coefficients)

@@ -1,4 +1,4 @@
-"""How much grammars may cost: one of them, a tenant's, and all together.
+"""Bounds what grammars may cost: one of them, a tenant's, and all together.
 
 Knows nothing of who enforces it: the kernel enforces ``ProcessBounds``, the engine and the router the rest.
 """

@@ -111,7 +111,7 @@ class ForkServer:
                 socket.send_fds(self._control, [msgspec.msgpack.encode(message)], fds)
 
     def _ended(self) -> bool:
-        """Whether the process closed its end, and what it said as it did."""
+        """Returns whether the process closed its end, after recording what it said as it did."""
         try:
             while self._control is not None and (said := self._control.recv(PACKET_BYTES, socket.MSG_DONTWAIT)):
                 self._failure = msgspec.msgpack.decode(said, type=TokenizerFailed).reason

@@ -166,7 +166,7 @@ def worker_spec(
 
 
 def _on_gpu(config: BatonConfig) -> int:
-    """How many workers divide this machine's GPU; one where Ray gives each its own."""
+    """Returns how many workers divide this machine's GPU; 1 where Ray gives each its own."""
     devices = [config_of(config, slot, role).worker.device for slot, role in slots_of(config)]
     return 1 if config.ray.address else max(1, devices.count("cuda"))
 

@@ -106,7 +106,9 @@ def usable_cores(cpu_max: Path = CPU_MAX) -> int:
 
 
 def _complete(config: BatonConfig) -> BatonConfig:
-    """With the model found. Raises ConfigError when there is no Redis to meet the other parts in."""
+    """Returns the configuration with the model's path resolved. Raises ConfigError when there is no Redis to meet
+    the other parts in.
+    """
     if not config.redis.url:
         raise ConfigError(
             "redis.url is empty, and a router and a worker that are started alone meet in Redis: set it in "

@@ -196,7 +196,7 @@ class HostSupervisor:
             self._tell(pid, ending)
 
     def _tell(self, pid: int, ending: Ending) -> None:
-        """Where the worker served and its spec says which Redis: what it died of, unless it said so itself."""
+        """Reports to Redis what a worker died of, if it had served and didn't report it itself."""
         record = self._slot.current(pid)
         if record is None or not record.address or not self._plan.spec or self._over():
             return

@@ -1,5 +1,4 @@
-"""What a budget buys: how many workers of which width (accelerators that share one copy of the model) serve the
-most.
+"""Finds what a budget buys: how many workers of which width (accelerators that share a model) serve the most.
 
 Knows nothing of consoles or of how a plan is made.
 """

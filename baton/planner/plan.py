@@ -172,7 +172,7 @@ def _tokens(flights: Sequence[Flight]) -> tuple[int, int]:
 
 
 def _missed(scenario: ClusterScenario, chosen: RatioOutcome, slo: Slo, want: float) -> list[str]:
-    """What the least is that meets what was asked, where this doesn't."""
+    """Returns sentences on the fewest workers that meet the objectives, if ``chosen`` doesn't."""
     if chosen.score.attainment >= want:
         return []
     begin = f"no ratio of these workers meets the SLOs for {want:.0%}: {chosen.name} reaches"
@@ -191,7 +191,7 @@ def _advice(found: Sweep, chosen: RatioOutcome, room: Headroom | None) -> list[s
 
 
 def _turning_point(chosen: RatioOutcome, room: Headroom | None) -> str:
-    """What is short, or the simulated load at which something is."""
+    """Returns in words what is short, or the simulated load at which something is."""
     s = chosen.score
     if room is None:
         if s.late_first > s.late_tokens:

@@ -202,7 +202,7 @@ def miss_reason(ratio: RatioOutcome) -> str:
 
 
 def _held_up(ratio: RatioOutcome) -> str:
-    """What a late first token waits for."""
+    """Returns in words what a late first token waits for."""
     if max(ratio.decode_pages, ratio.decode_seats) > FULL and ratio.prefill_busy < FULL:
         pages, seats = f"{ratio.decode_pages:.0%} of decode pages", f"{ratio.decode_seats:.0%} of decode seats"
         reading = f", prefill busy {ratio.prefill_busy:.0%}" if ratio.prefill else ""

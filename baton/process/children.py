@@ -69,7 +69,9 @@ class ChildProcess:
             process = await self._start_again(note)
 
     async def _start_again(self, note: Callable[[str], None]) -> asyncio.subprocess.Process:
-        """Until it works: a machine that has no process or memory to give now may have it soon."""
+        """Starts the process again and again until it works: a machine without memory to give now may have some
+        soon.
+        """
         while True:
             try:
                 return await self.start()

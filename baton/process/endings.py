@@ -1,4 +1,4 @@
-"""How a process ended: by its exit status, by a signal, or because memory ran out.
+"""Describes how a process ended: by its exit status, by a signal, or because memory ran out.
 
 Knows nothing of workers.
 """

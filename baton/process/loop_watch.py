@@ -105,7 +105,7 @@ class LoopWatch:
             self._judge_wait(before, self._last)
 
     def _judge_wait(self, before: _Used, now: _Used) -> None:
-        """Whether other threads kept the loop from running since the last beat."""
+        """Reports if other threads kept the loop from running since the last beat."""
         own, others = now.own - before.own, now.process - before.process - (now.own - before.own)
         waited = now.wall - before.wall - own - (now.delayed - before.delayed) - self._every
         if min(waited, others) >= self._stall_s:
@@ -168,11 +168,11 @@ class _Delay:
             self._file = -1
 
     def seconds(self) -> float:
-        """So far."""
+        """Returns the seconds that the thread was delayed so far."""
         return int(os.pread(self._file, 64, 0).split()[1]) / 1e9 if self._file >= 0 else 0.0
 
     def close(self) -> None:
-        """Of no use any more."""
+        """Closes the file that is read; call it once the thread is watched no more."""
         if self._file >= 0:
             os.close(self._file)
             self._file = -1
@@ -183,7 +183,7 @@ def _stack(frame: FrameType | None) -> str:
 
 
 def _root(frame: FrameType | None) -> FrameType | None:
-    """What stands for the callback that runs: the outermost frame above the loop's own."""
+    """Returns the outermost frame above the loop's own, which stands for the callback that runs."""
     found = frame
     while frame is not None:
         if frame.f_code.co_filename.endswith(_LOOPS):

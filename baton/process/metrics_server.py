@@ -98,13 +98,13 @@ class _Server(ThreadingMixIn, WSGIServer):
                 self._end(request)
 
     def shutdown_request(self, request: Any) -> None:
-        """Done with one."""
+        """Removes the connection of an answered request, and closes it."""
         with self._lock:
             self._open.pop(request, None)
         super().shutdown_request(request)
 
     def finish_request(self, request: Any, client_address: Any) -> None:
-        """Shake hands, then serve."""
+        """Makes the TLS handshake, then serves the request."""
         request.settimeout(PATIENCE_S)
         if self.identity is None:
             super().finish_request(request, client_address)
@@ -127,7 +127,7 @@ class _Server(ThreadingMixIn, WSGIServer):
                 self._end(next(iter(self._open)))
 
     def _end(self, request: socket.socket) -> None:
-        """Its thread wakes up to a closed connection."""
+        """Closes a connection, at which its thread wakes up."""
         self._open.pop(request, None)
         try:
             request.shutdown(socket.SHUT_RDWR)
@@ -139,4 +139,4 @@ class _Quiet(WSGIRequestHandler):
     """Logs no requests."""
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Nothing."""
+        """Logs nothing."""

@@ -54,7 +54,7 @@ def byte_tokenizer(vocab_size: int = BYTES) -> LLTokenizer:
 
 
 def _definition(grammar: Grammar) -> str:
-    """In the library's own form. Raises InvalidRequest for an unknown kind."""
+    """Returns the grammar in the library's own form. Raises InvalidRequest for an unknown kind."""
     if grammar.kind not in GRAMMAR_KINDS:
         raise InvalidRequest(f"grammar kind {grammar.kind!r}: use {', '.join(GRAMMAR_KINDS)}", "grammar")
     try:
@@ -73,7 +73,7 @@ def _lark(text: str) -> str:
 
 
 class _Bytes:
-    """What llguidance asks of a tokenizer."""
+    """Implements what llguidance asks of a tokenizer."""
 
     bos_token_id = None
 

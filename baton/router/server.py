@@ -223,10 +223,10 @@ class _Uvicorn(uvicorn.Server):
 
 
 class _Health(health.aio.HealthServicer):
-    """With ``List``, which the library leaves out."""
+    """Implements the health service with ``List``, which the library leaves out."""
 
     async def List(self, request: health_pb2.HealthListRequest, context: object) -> health_pb2.HealthListResponse:
-        """Every service's status."""
+        """Returns every service's status."""
         found = {k: health_pb2.HealthCheckResponse(status=v) for k, v in self._server_status.items()}
         return health_pb2.HealthListResponse(statuses=found)
 

@@ -70,7 +70,7 @@ def make_overview(
 
 
 def _fullness(config: BatonConfig) -> Callable[[WorkerInfo, WorkerLoad], float | None]:
-    """By the controller's own measure, so that its advice and what is shown agree."""
+    """Returns the fullness by the controller's own measure, so that its advice and what is shown agree."""
     ttft_s, tpot_s = slos(config)
     chunk, horizon_s = config.worker.prefill_chunk_tokens, config.controller.horizon_s
     return lambda info, load: fullness(ObservedWorker(info, load), chunk, ttft_s, tpot_s, horizon_s)

@@ -196,7 +196,7 @@ def _is_signed_by(cert: x509.Certificate, issuer: x509.Certificate) -> bool:
 
 
 def _replace(path: Path, data: bytes) -> None:
-    """All of it or nothing, readable for the owner alone."""
+    """Writes all of a file or nothing, readable for the owner alone."""
     draft = path.with_name(f".{path.name}.{os.getpid()}")
     fd = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     with os.fdopen(fd, "wb") as file:

@@ -133,7 +133,9 @@ class Identity:
 
 
 def _context(files: TlsFiles, protocol: Any) -> ssl.SSLContext:
-    """Where certificates are asked for (``ca``) it is TLS 1.3; a port that is open to all takes 1.2 as well."""
+    """Returns the TLS context: 1.3 where certificates are asked for (``ca``); a port that is open to all takes 1.2
+    as well.
+    """
     context = ssl.SSLContext(protocol)
     context.minimum_version = ssl.TLSVersion.TLSv1_3 if files.ca else ssl.TLSVersion.TLSv1_2
     try:

@@ -68,7 +68,7 @@ def report_on(context: ssl.SSLContext, where: str, permit: Permit) -> None:
     """Has ``context`` log failed handshakes on event loops, and refuse peers to which ``permit`` objects."""
 
     class Reporting(ssl.SSLObject):
-        """One connection's TLS."""
+        """Reports one connection's TLS state."""
 
         def do_handshake(self) -> None:
             try:

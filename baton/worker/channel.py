@@ -28,7 +28,7 @@ M = TypeVar("M")
 
 
 class _Inbound(Generic[M]):
-    """Bytes in, messages out."""
+    """Decodes received bytes to messages."""
 
     def __init__(self, decode: Callable[[bytes | memoryview], M]) -> None:
         self._decode = decode

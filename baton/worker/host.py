@@ -203,7 +203,7 @@ class WorkerHost:
         return EXIT_ENGINE_LOST
 
     def _leaving(self) -> tuple[str, str]:
-        """Why an orderly end was asked for."""
+        """Returns why an orderly end was asked for."""
         if self._guard.lost:
             return "slot_lost", "another node serves its slot now"
         return "drained", "told to stop; it drained"
@@ -217,7 +217,7 @@ class WorkerHost:
         engine.process.kill()
 
     async def _change(self, worker: RoleRuntime, engine: EngineProcess, core: WorkerCore) -> None:
-        """When asked to, let go of every request and tell the engine; ``listen`` hears that it is done.
+        """Lets go of every request when asked to, and tells the engine; ``listen`` hears that it is done.
 
         An engine that doesn't get there is ended: whoever starts it again gets the new role that way.
         """

@@ -109,7 +109,7 @@ async def enter(
 
 
 async def _announce(member: Membership, wishes: RoleWishes, info: WorkerInfo, role: str) -> bool:
-    """It drains, to come back in ``role``."""
+    """Announces that the worker drains, to come back in ``role``."""
     member.info = info
     return await wishes.want(info.worker_id, role) and await member.beat()
 

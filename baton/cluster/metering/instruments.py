@@ -145,7 +145,7 @@ class VllmNames(Collector):
 
 
 def _renamed(family: Family, name: str, label: str = "", value: str = "") -> Family:
-    """With ``label``, only the samples that have ``value`` there, and without it."""
+    """Returns the samples renamed; with ``label``, only those that have ``value`` there, and without it."""
     other = Family(name, family.documentation, family.type)
     other.samples = [
         Sample(name + s.name.removeprefix(family.name), _labels(s.labels, label), s.value, s.timestamp, s.exemplar)

@@ -85,7 +85,7 @@ def _drafts(choice: Json) -> str:
 
 
 def _placed(placement: Json) -> str:
-    """When and by which policy it was placed, on whose weights, and why it didn't stay there."""
+    """Returns in words when and by which policy a choice was placed, on whose weights, and why it left."""
     text = f"after {placement['at_s']:.4f} s ({placement['waited_s']:.4f} s queued), by {placement['policy']}"
     if placement.get("weights"):
         text += f", weights {placement['weights']}"

@@ -178,7 +178,7 @@ class _AnswerTimes:
         self.prefill_s = 0.0
 
     def take(self, output: w.RequestTokens) -> None:
-        """Some more of it."""
+        """Records the times of the tokens that ``output`` brings."""
         now, count = time.monotonic(), len(output.run.token_ids)
         last = self.times[-1] if self.times else now
         self.times += [last + (now - last) * (i + 1) / count for i in range(count)]

@@ -200,7 +200,7 @@ def _check_sections(sections: Values) -> list[Finding]:
 
 
 def _advice(values: Values) -> list[Finding]:
-    """What is allowed, and seldom wanted in production."""
+    """Returns findings for settings that are allowed and seldom wanted in production."""
     found = []
     if not values["auth"]["enabled"]:
         found.append(Finding("auth.enabled", "warn", "anybody who reaches the router may use it", "enable auth"))

@@ -1,4 +1,4 @@
-"""All handoffs to a decode worker, in its I/O process: which stream may write to which lease.
+"""Receives all handoffs to a decode worker, in its I/O process: which stream may write to which lease.
 
 Knows nothing of gRPC or sockets, of the page pool or of sequences. The engine says which pages a lease may fill
 (``handoff_leases.py``); a stream writes only while its lease, epoch, shard, indices and hashes are all right, and

@@ -128,7 +128,9 @@ class Filler:
         return FillReport(held, done - held, size, self._clock() - began, failed)
 
     async def _next(self, progress: AsyncGenerator[int, None]) -> int | None:
-        """Not by ``asyncio.wait_for``: until Python 3.12 it swallows a cancellation that meets the result."""
+        """Returns the next progress within the time limit, not by ``asyncio.wait_for``, which until Python 3.12
+        swallows a cancellation that meets the result.
+        """
         async with asyncio.timeout(self._stall_s):
             return await anext(progress, None)
 

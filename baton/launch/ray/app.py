@@ -176,7 +176,7 @@ def _no_room(missing: Sequence[HostPlan], gpus: bool) -> ConfigError:
 
 
 def _needs_of(plan: HostPlan, gpus: bool) -> str:
-    """In words: resources, how often, and the labels that a node must carry."""
+    """Returns in words what a request asks for: resources, how often, and the labels that a node must carry."""
     needs = plan.resources or {resource_of(plan.role): 1}
     words = ", ".join(f"{amount * plan.gang:g} {name}" for name, amount in sorted(needs.items()))
     words += ", a GPU or its share of one" if gpus and "GPU" not in needs else ""

@@ -76,7 +76,7 @@ class ScaleFollower:
                 await redis.aclose()
 
     async def _numbers(self, redis: Redis) -> ScaleRequest:
-        """What holds now. A Redis that lost it is told again."""
+        """Returns the numbers of workers that are in force. A Redis that lost it is told again."""
         planned, namespace = self._of_config(), self._config.cluster.namespace
         asked = await read(redis, namespace) if planned == self._planned else None
         if asked is None:

@@ -113,7 +113,7 @@ class _NodeUsage:
             self.in_fabric[self._fabrics[seat.node_id]][seat.wish.role] += 1
 
     def fits(self, wish: SlotRequest, node: RayNode, besides: SlotRequest | None = None) -> bool:
-        """Whether all of a node's part of the gang finds room there, also when ``besides`` has sat down."""
+        """Returns whether all of a node's part of the gang finds room there, also when ``besides`` has sat down."""
         if any(node.labels.get(name) != value for name, value in wish.labels.items()):
             return False
         used = dict(self._used[node.node_id])
@@ -165,8 +165,8 @@ def _cost(
 
 
 def _nearness(wish: SlotRequest, node: RayNode, room: _NodeUsage, peers: _SlotNeighbours) -> tuple[int, int]:
-    """Of a fabric, 3: it holds a peer without a partner; 2: one could come; 1: it holds one. And how many of the
-    same role it has.
+    """Returns 3 if the fabric holds a peer without a partner, 2 if one could come, 1 if it holds one; and how many
+    workers of the same role it has.
     """
     inside = room.in_fabric[node.fabric]
     alike = inside[wish.role]

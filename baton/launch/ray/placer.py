@@ -76,7 +76,9 @@ def run_placer(config: BatonConfig, config_file: str) -> int:
 
 
 def _keep_placing(placement: RayPlacement, follow: ScaleFollower, stop: threading.Event, config_file: str) -> None:
-    """As many as are asked for. Before that is known nobody is placed, and nobody sent away."""
+    """Places as many workers as are requested, until ``stop`` is set. Before that is known nobody is placed, and
+    nobody sent away.
+    """
     known = False
     while not stop.wait(POLL_S):
         if (wanted := follow.take()) is not None:

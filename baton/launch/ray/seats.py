@@ -172,7 +172,7 @@ class Seats:
     # ---- out -------------------------------------------------------------------------------------------
 
     def _why_leave(self, slot: str, seated: _SeatedSlot, draining: Mapping[str, float]) -> str:
-        """Empty: it stays."""
+        """Returns why a slot's worker must leave its node; empty if it stays."""
         plan = self._wanted.get(slot)
         if plan is None:
             return "it is not wanted any more"
@@ -185,8 +185,8 @@ class Seats:
         return ""
 
     def _may_leave(self, slot: str, deadline: float = 0.0) -> bool:
-        """Whether its turn has come, when it has to be gone at ``deadline`` (0: nobody said). One of a role after
-        the other, as long as there is time: another that is ready goes on serving meanwhile.
+        """Returns whether a worker may leave now, if it has to be gone at ``deadline`` (0: nobody said). One of a
+        role after the other, as long as there is time: another that is ready goes on serving meanwhile.
         """
         role = self._seats[slot].seat.wish.role
         alike = {s: seated for s, seated in self._seats.items() if s != slot and seated.seat.wish.role == role}

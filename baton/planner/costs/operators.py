@@ -119,7 +119,7 @@ class OperatorProfile:
         return (self.tp - 1) * (self.link.latency_s + 2 * size / self.tp / self.link.bytes_per_s)
 
     def _gather(self, sequences: int) -> float:
-        """Each rank's share of the vocabulary's logits goes once around."""
+        """Returns the seconds for which each rank's share of the vocabulary's logits goes once around."""
         if self.link is None or self.tp == 1:
             return 0.0
         size = sequences * self.shape.vocab_size * self.shape.bytes_per_value

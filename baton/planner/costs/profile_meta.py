@@ -88,7 +88,7 @@ class ProfileMeta:
         return self._section("engine_effective", "hf_overrides")
 
     def _section(self, *names: object) -> dict[Any, Any]:
-        """What lies under these names, one in the other; empty where there is nothing."""
+        """Returns the section that lies under these names, one inside the other; empty if there is none."""
         found = self._found
         for name in names:
             found = found.get(name) or {}
@@ -110,7 +110,7 @@ class ProfileMeta:
         return whole // measured
 
     def _too_quick(self, shape: ModelShape, tp: int, head_s: float | None) -> bool:
-        """Whether a rank of ``tp`` would have read its part of the head faster than its memory can."""
+        """Returns whether a rank of ``tp`` would have read its part of the head faster than its memory can."""
         sheet = accelerators().get(str(self._found.get("hardware", "")).lower())
         if sheet is None or not head_s:
             return False

@@ -66,7 +66,7 @@ def validate(run: VllmRun, profile: OperatorProfile) -> Validation:
 
 
 def _is_of(name: str, shape: ModelShape) -> bool:
-    """Whether the profile's model is the run's, or one of the same sizes (tuned, say)."""
+    """Returns whether the profile's model is the run's, or one of the same sizes (a tuned one, say)."""
     if name.rsplit("/", 1)[-1].lower() == shape.name:
         return True
     try:
@@ -81,7 +81,8 @@ def _row(metric: str, observed: Sequence[float], simulated: Sequence[float]) -> 
 
 
 def _before(recorded: Sequence[RecordedRequest], start: float) -> list[float]:
-    """When each arrived at the client's side, on the engine's clock: the quickest way in took no time.
+    """Returns when each request arrived at the client's side, on the engine's clock: the quickest way in took no
+    time.
 
     Where that wasn't recorded: when it entered the engine.
     """

@@ -165,7 +165,7 @@ class VllmEngine:
 
     @staticmethod
     def _answered(live: _LiveRequest) -> bool:
-        """Whether the token in flight is the last one asked for."""
+        """Returns whether the token in flight is the last one that was asked for."""
         return live.ahead > 0 and live.known + live.ahead >= live.timed.outputs
 
     def _grow(self, live: _LiveRequest, take: int) -> bool:

@@ -156,7 +156,7 @@ def _fitting(run: VllmRun, shape: ModelShape) -> int:
 
 
 def _requests(file: Path) -> tuple[tuple[RecordedRequest, ...], int]:
-    """Those that were answered, and how many were not."""
+    """Returns the requests that were answered, and how many were not."""
     try:
         lines = file.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:

@@ -88,7 +88,7 @@ class ClusterSim(WorkerSimulation):
         self.pump()
 
     def _look_around(self) -> None:
-        """What a newcomer finds: the shares of decode workers' pages and seats that are taken."""
+        """Records what a newcomer finds: the shares of decode workers' pages and seats that are taken."""
         counts = [d.node.pool.snapshot_counts() for d in self.decodes.values()]
         self.pages_leased.append(sum(c.leased for c in counts) / sum(c.pages for c in counts))
         seats = self.settings.max_batch * len(self.decodes)
@@ -166,7 +166,7 @@ class ClusterSim(WorkerSimulation):
     def _give(
         self, flight: Flight, taken: Option, ask: RoutingRequest, decode: SimWorker, lease: PageLease
     ) -> None:
-        """To who reads the prompt."""
+        """Passes an admitted request to the worker that computes its prompt."""
         flight.way, flight.prefill = taken.way, taken.prefill
         self.placements[taken.way] += 1
         reader = self._reader(flight)

@@ -213,7 +213,7 @@ class CompressedDecode:
                 self._finish_reading(member, ended)
 
     def _finish_reading(self, member: BatchMember, ended: list[Flight]) -> None:
-        """Its prompt is computed, and with it the next token chosen."""
+        """Moves a member on whose prompt is computed, and with it the first token."""
         member.seal()
         flight = member.flight
         flight.written += 1
@@ -229,7 +229,7 @@ class CompressedDecode:
     # ---- members -------------------------------------------------------------------------------------------
 
     def _write(self, member: BatchMember) -> None:
-        """From now on it writes a token per step; the first one it has already."""
+        """Adds a member to those that write a token per step; it has its first one already."""
         member.begin(self._tick)
         self._writing += 1
         self._context += member.tokens - 1
@@ -259,7 +259,7 @@ class CompressedDecode:
                 return
 
     def _settle(self, member: BatchMember) -> None:
-        """Its counters as of now, and out of the sums."""
+        """Brings a member's counters up to date, and takes it out of the sums."""
         if not member.prompt_left:
             member.wrote(self._tick)
             self._writing -= 1

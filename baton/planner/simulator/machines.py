@@ -88,7 +88,7 @@ class WorkerSimulation(ABC):
     # ---- to the reader -------------------------------------------------------------------------------------
 
     def _between_steps(self, place: SimWorker) -> float:
-        """When a decode worker's engine, which listens between two steps, hears of what is said now."""
+        """Returns when a decode worker's engine, which listens between two steps, hears of what is said now."""
         self._ended(place, place.node.advance(self.now))
         self._expect(place)
         return max(self.now, place.node.now)
@@ -102,7 +102,7 @@ class WorkerSimulation(ABC):
         return self.prefills[flight.prefill] if flight.prefill else self.decodes[flight.decode]
 
     def _fetch(self, flight: Flight, taken: Option) -> float:
-        """When the blocks that another worker holds are at the reader's; now if there is nothing to fetch."""
+        """Returns when another worker's blocks are at the reader's; now if there is nothing to fetch."""
         if not taken.fetch_blocks:
             return self.now
         blocks = taken.fetch_blocks * BLOCK_TOKENS // self.block
@@ -171,7 +171,9 @@ class WorkerSimulation(ABC):
         sender.nic_free = receiver.nic_free = start + fresh * costs.kv_bytes_per_token * costs.transfer.per_byte
 
     def _commit(self, flight: Flight) -> None:
-        """Every block is in: the prefill worker's pages are free, the decode worker writes."""
+        """Ends a handoff whose blocks have all come: the prefill worker's pages become free, the decode worker
+        writes.
+        """
         self._jobs.pop(flight.index).held_lease.close()
         self._begin(self.prefills[flight.prefill])
         self._join(flight, self.decodes[flight.decode], self._leases.pop(flight.index), local=False)

@@ -1,4 +1,4 @@
-"""How one prompt's blocks are sent to one receiver: in its layout, its block size and with its hashes. Torch-free.
+"""Plans how one prompt's blocks are sent to one receiver: layout, block size, hashes. Torch-free.
 
 Knows nothing of streams or frames.
 """

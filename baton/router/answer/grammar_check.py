@@ -87,7 +87,7 @@ class GrammarCheck:
                 turn.set_result(None)
 
     def _forget(self, known: OrderedDict[GrammarKey, GrammarVerdict]) -> None:
-        """Of a tenant the verdicts that were asked for least lately go, of all the tenants."""
+        """Forgets the verdicts that were asked for longest ago: a tenant's beyond its bound, then whole tenants."""
         while len(known) > TENANT_KNOWN:
             known.popitem(last=False)
         while len(self._known) > TENANTS_KNOWN:
@@ -109,7 +109,7 @@ class GrammarCheck:
 
 
 async def _heard(child: ForkedGrammar) -> CompileResult | None:
-    """Its verdict; None when it ended without one."""
+    """Returns a process's verdict; None if it ended without one."""
     loop, readable = asyncio.get_running_loop(), asyncio.Event()
     loop.add_reader(child.socket, readable.set)
     try:

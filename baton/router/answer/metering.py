@@ -1,4 +1,4 @@
-"""What answers add to the router's metrics, as a client sees them: seconds from arrival, tokens, outcomes, SLOs.
+"""Meters answers as a client sees them: seconds from arrival, tokens, outcomes, SLOs.
 
 Knows nothing of workers; times are by the router's own clock. One choice counts as one request. A piece of several
 tokens costs what a piece of one does, which is a division and two additions to lists.
@@ -87,7 +87,7 @@ class Meter:
             tallies.recorder.record(lasted, self._prompt, self._tokens, summary.chain, self._adapter_id)
 
     def _seen(self, outcome: str, lasted: float) -> ChoiceOutcome:
-        """What its client saw: values alone, so that nothing large waits with them."""
+        """Returns what the client saw, as values alone, so that nothing large waits with them."""
         summary, tokens = self._summary, self._tokens
         ttft = self._first_at - self._arrived if tokens else None
         tpot = (self._last_at - self._first_at) / (tokens - 1) if tokens > 1 else None

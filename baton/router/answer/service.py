@@ -117,7 +117,9 @@ class GenerationService(msgspec.Struct, frozen=True):
     def _samplings(
         self, entry: ModelEntry, options: GenerationOptions, prompts: Sequence[Sequence[int]]
     ) -> tuple[Sampling, ...]:
-        """Without a seed of the client's, each prompt gets its own: equal prompts of a batch then differ."""
+        """Returns the sampling of each prompt; without a seed of the client's each gets its own, so that equal
+        prompts of a batch differ.
+        """
         given, most, names = options.sampling, options.default_max_tokens, options.names
         return tuple(
             resolve_sampling(given, entry, len(ids), most, self.environment.new_seed(), names) for ids in prompts

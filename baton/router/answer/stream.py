@@ -124,7 +124,9 @@ class ChoiceText:
         return self._piece(run, len(run.token_ids), text, "")
 
     def _taken_whole(self, run: TokenRun) -> TextDelta:
-        """Where no string can stop it. The id that ended the choice is no part of its text."""
+        """Returns a run's whole text, where no string can stop it. The id that ended the choice is no part of its
+        text.
+        """
         self.tokens += len(run.token_ids)
         shown = run.token_ids[:-1] if run.finish_reason and run.stop_token_id is not None else run.token_ids
         text = self._detokenizer.push_all(shown)
@@ -205,7 +207,7 @@ class AnswerStream:
         self._first = await anext(self._pieces)
 
     async def __aiter__(self) -> AsyncIterator[TextDelta]:
-        """Every piece, in each choice's order. Raises the first error of any choice."""
+        """Yields every piece, in each choice's order. Raises the first error of any choice."""
         if self._first is not None:
             first, self._first = self._first, None
             yield first

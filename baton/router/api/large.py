@@ -126,7 +126,7 @@ def _without(raw: bytes, spans: tuple[tuple[int, int], ...]) -> bytes:
 
 
 def _put_back(body: object, fields: tuple[str, ...], lists: dict[int, bytes]) -> None:
-    """Each list where its mark stands: as a field's value, or one of the field's values."""
+    """Replaces the mark of each list by the list: as a field's value, or one of the field's values."""
     for field in fields:
         value = getattr(body, field)
         if isinstance(value, list):

@@ -104,7 +104,9 @@ def describe(app: FastAPI) -> None:
 
 @functools.cache
 def _bodies() -> Json:
-    """Every body's schema by name: made when somebody first asks for the document, for it takes a while."""
+    """Returns every body's schema by name, made when somebody first asks for the document, because it takes a
+    while.
+    """
     _, found = models_json_schema([(body, "validation") for body in BODIES], ref_template=SCHEMA_REF)
     return dict(found["$defs"])
 
@@ -167,7 +169,7 @@ def _headers() -> list[Json]:
 
 
 def _contents(method: str, path: str) -> Json:
-    """By media type."""
+    """Returns an endpoint's answers by media type."""
     told: Json = {"application/json": {"schema": schema_of(method, path)}}
     if path == "/metrics":
         return {"text/plain": {"schema": {"type": "string"}}}

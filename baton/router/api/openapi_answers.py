@@ -1,4 +1,4 @@
-"""What each endpoint answers, as JSON Schemas: the half of the OpenAPI document that no code is generated from.
+"""Describes each endpoint's answers as JSON Schemas, the half of OpenAPI's document that code doesn't give.
 
 Knows nothing of how an answer is made; ``tests/router/test_schemathesis.py`` holds the two together.
 """

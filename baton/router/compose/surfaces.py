@@ -67,7 +67,7 @@ def make_metering(
 def _recorder(
     config: RouterConfig, wall_clock: Callable[[], float], entropy: Callable[[int], bytes]
 ) -> TraceRecorder | None:
-    """Each router process writes a file of its own."""
+    """Returns the recorder of this router process, which writes a file of its own."""
     if not config.trace_file:
         return None
     path = Path(config.trace_file)

@@ -189,14 +189,14 @@ class Admission:
         self._queue.pump(self._clock(), self._attempt)
 
     def _attempt(self, ticket: Ticket) -> bool:
-        """Whether its wait is over: it was placed, or it came too late."""
+        """Places a ticket whose turn has come; returns whether its wait is over, also because it came too late."""
         if not self._is_late(ticket) and not ticket.take_turn():
             return False
         self._placed(ticket)
         return True
 
     def _is_late(self, ticket: Ticket) -> bool:
-        """Its first token could no longer come in time: it gives way to those that can be served well."""
+        """Returns whether the first token can't come in time any more, so that others are served first."""
         slo = ticket.load.slo_ttft_s
         if not slo or not ticket.counted:
             return False

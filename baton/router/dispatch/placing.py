@@ -133,7 +133,9 @@ class Placer:
             raise self._absence(run)
 
     def _absence(self, run: ChoiceRun) -> Unavailable:
-        """What is missing: any decode worker, or one of the weights that the answer began on."""
+        """Returns the error that says what is missing: any decode worker, or one of the weights that the answer
+        began on.
+        """
         request, pin = run.request, run.request.pin
         if pin.fixed and self._view.snapshot(request.model_id, request.context.adapter_id).decode:
             return WeightsGone(

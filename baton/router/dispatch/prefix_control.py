@@ -105,7 +105,7 @@ class PrefixControl:
         return entry
 
     async def _pinned(self, pin: str, wish: PrefixWish, targets: Sequence[WorkerLink]) -> dict[str, int]:
-        """How many tokens each worker keeps that does."""
+        """Pins a prefix on ``targets``; returns how many tokens each of those keeps that does."""
         first, *others = targets
         held = {first.info.worker_id: await first.pin_prefix(_message(pin, wish, ""), PIN_S)}
         asked = [other.pin_prefix(_message(pin, wish, first.info.address), PIN_S) for other in others]

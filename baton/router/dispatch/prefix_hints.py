@@ -76,7 +76,9 @@ class PrefixHints:
 
 
 def _chains(workers: Sequence[WorkerInfo], fingerprint: str) -> dict[tuple[str, int], list[str]]:
-    """Who shares block hashes: by (fidelity, tokens in a block). One, but where these are mixed."""
+    """Returns the workers that share block hashes, by (fidelity, tokens in a block). One, but where these are
+    mixed.
+    """
     found: dict[tuple[str, int], list[str]] = {}
     for worker in workers:
         if worker.fingerprint == fingerprint and worker.layout.runs:

@@ -201,7 +201,7 @@ class ChoiceRunner:
             run.progress.complete()
 
     async def _prefill(self, run: ChoiceRun, placed: Reservation, message: w.PrefillRequest) -> w.PrefillResponse:
-        """The call itself. Raises Overdue when it takes too long and somebody else could do it."""
+        """Calls the prefill worker. Raises Overdue when it takes too long and somebody else could do it."""
         link, pinned = self._links.prefill(placed.taken.prefill), run.request.pin.weights
         if pinned is not None and link.info.fingerprint != pinned.fingerprint:
             raise WorkerLost(f"{placed.taken.prefill} was replaced by one of other weights")
@@ -243,6 +243,6 @@ class ChoiceRunner:
         return None if deadline is None else max(0.0, deadline - self.clock())
 
     def _call_limit(self, run: ChoiceRun) -> float | None:
-        """For a worker's sake alone: our own timer goes off first."""
+        """Returns the call's deadline for the worker's sake alone: our own timer goes off first."""
         remaining = self._remaining(run)
         return None if remaining is None else remaining + 1.0

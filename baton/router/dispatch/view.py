@@ -50,7 +50,7 @@ class ViewSettings(msgspec.Struct, frozen=True):
 
 
 class _WorkerCounts:
-    """What this router has on one worker."""
+    """Counts what this router has on one worker."""
 
     __slots__ = ("full_until", "pending_prompts", "pending_tokens", "sequences", "tight_until", "unanswered")
 
@@ -60,11 +60,13 @@ class _WorkerCounts:
 
     @property
     def is_idle(self) -> bool:
-        """This router has nothing there."""
+        """Returns whether this router has nothing there."""
         return not (self.sequences or self.unanswered or self.pending_prompts or self.pending_tokens)
 
     def is_full(self, now: float) -> bool:
-        """It refused somebody just now; or lately, and has yet to answer the one that tries again."""
+        """Returns whether the worker refused a request just now; or lately, and has yet to answer the one that
+        tries again.
+        """
         return self.full_until > now or (self.tight_until > now and self.unanswered > 0)
 
 
@@ -288,8 +290,8 @@ class ClusterView:
         return {k: c for k, c in counts.items() if any(c)}
 
     def _served(self, model_id: str) -> ServedModel:
-        """What every worker of the name can keep, because a request may be placed on any of them; of pools the
-        largest counts, as placing keeps what doesn't fit from the others.
+        """Returns what every worker of the name can keep, because a request may be placed on any of them; of pools
+        the largest counts, as placing keeps what doesn't fit from the others.
         """
         infos = [link.info for link in self._links if link.info.model_id == model_id]
         most = min(info.max_model_len for info in infos)
@@ -332,7 +334,7 @@ class ClusterView:
 
 
 def _can_go_on(other: WorkerInfo, leaving: WorkerInfo) -> bool:
-    """Whether one takes the other's requests."""
+    """Returns whether ``other`` takes the requests of ``leaving``."""
     same = (other.model_id, weights_of(other)) == (leaving.model_id, weights_of(leaving))
     return same and other.role == "decode" and other.state == "ready"
 

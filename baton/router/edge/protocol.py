@@ -73,7 +73,7 @@ class BoundedHttp(HttpToolsProtocol):
                 return
 
     def _linger(self, size: int) -> None:
-        """What comes after a refusal is thrown away."""
+        """Throws away what comes after a refusal."""
         self._quiet += size
         if self._quiet > LINGER_BYTES:
             self.transport.abort()
@@ -219,13 +219,13 @@ class BoundedHttp(HttpToolsProtocol):
             self.transport.close()
 
     def _waiting_for_earlier(self) -> bool:
-        """Whether an answer is under way, or a whole request waits for one: neither is what is refused."""
+        """Returns whether an answer is under way, or a whole request waits for one: neither is what is refused."""
         cycle = self.cycle
         return cycle is not None and not cycle.response_complete and (cycle.response_started or not cycle.more_body)
 
 
 async def _crowded(scope: Scope, receive: Receive, send: Send) -> None:
-    """What anybody hears beyond the limits, but for PROBED."""
+    """Answers everything beyond the limits, but for PROBED."""
     text = "too many connections (router.max_connections, router.max_connections_per_address): try again later"
     headers = {"retry-after": "1", "connection": "close"}
     await plain_error(503, text, "too_many_connections", headers)(scope, receive, send)

@@ -214,7 +214,7 @@ class Overview:
         }
 
     def _cost(self, workers: list[Json], input_per_s: float, output_per_s: float) -> Json | None:
-        """As ``cost.money`` defines it; None without prices."""
+        """Returns the cost as ``cost.money`` defines it; None without prices."""
         dollars = {r: self._facts.prices.of(r) * sum(w["role"] == r for w in workers) for r in ROLES}
         if not any(dollars.values()):
             return None
@@ -228,7 +228,9 @@ class Overview:
 
 
 def _served(entries: Iterable[RosterEntry]) -> dict[str, str]:
-    """Which models the workers serve; a router's own setting names the one whose text it reads, served or not."""
+    """Returns the models that the workers serve; a router's own setting names the one whose text it reads, served
+    or not.
+    """
     names = sorted({entry.info.model_id for entry in entries})
     return {"model": ", ".join(names)} if names else {}
 
@@ -273,7 +275,7 @@ def _worker(entry: RosterEntry, up: bool, hold: SlotHold | None) -> Json:
 
 
 def _speculation(totals: SpeculationTotals | None) -> Json | None:
-    """What drafts brought since the worker's start, None without any; ``gain`` is None until it is known."""
+    """Returns what drafts brought since the worker began, None without any; ``gain`` is None until it is known."""
     if totals is None or not totals.sequence_steps:
         return None
     return {

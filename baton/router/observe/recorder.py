@@ -124,7 +124,7 @@ class TraceRecorder:
         return self._adapters.setdefault(adapter, len(self._adapters) + 1) if adapter else 0
 
     def _blocks(self, tokens: int, chain: bytes, rest: Sequence[int], adapter: str) -> list[int]:
-        """What tells each block of a prompt, and those before it, from others."""
+        """Returns the numbers that tell each block of a prompt, with those before it, from others."""
         if not chain:
             return self._hashed(rest, hash((self._root, adapter)) if adapter else self._root)
         ends = range(BLOCK_BYTES, len(chain) + 1, BLOCK_BYTES)

@@ -52,8 +52,9 @@ class _Fork:
 
 
 class _Chains:
-    """A radix tree. A chain is its blocks' hashes in a row; where no two part, that is all there is of it: a prompt
-    that shares nothing is one ``bytes`` in a dict, which no garbage collection walks.
+    """Stores chains of block hashes in a radix tree. A chain is its blocks' hashes in a row; where no two part,
+    that is all there is of it: a prompt that shares nothing is one ``bytes`` in a dict, which no garbage collection
+    walks.
     """
 
     def __init__(self) -> None:
@@ -75,7 +76,9 @@ class _Chains:
         return at
 
     def _follow(self, chain: bytes) -> tuple[int, dict[bytes, bytes | _Fork], int]:
-        """As far as it is known: bytes, the branches last looked at, and how much of one of them is in it."""
+        """Follows ``chain`` as far as it is known: returns the bytes, the branches last looked at, and how much of
+        one of them is in it.
+        """
         at, branches = 0, self._heads
         while True:
             found = branches.get(chain[at : at + HASH_BYTES])

@@ -163,7 +163,7 @@ class Tallies:
                 metrics.prediction_tokens.labels(*labels, outcome).inc(tokens)
 
     def _count_prompts(self, tally: ClassTally, counts: dict[str, int]) -> None:
-        """And what an endless cache would have held of them."""
+        """Counts prompts, and what an endless cache would have held of them."""
         metrics, labels, prompts, chains = self.metrics, tally.labels, tally.prompts, tally.chains
         if not prompts:
             return

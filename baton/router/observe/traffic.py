@@ -102,7 +102,9 @@ class TrafficMeter:
 
 
 def _twin(record: DecisionRecord, trail: Trail) -> PredictedAnswer | None:
-    """None where nothing was predicted, or the request had to go elsewhere: that isn't the prediction's fault."""
+    """Returns the predicted answer beside the observed one; None where nothing was predicted, or the request had to
+    go elsewhere.
+    """
     if len(trail.placements) != 1 or trail.error:
         return None
     compared = predicted_against_observed(trail).get("ttft")

@@ -93,7 +93,7 @@ def _disaggregated(
 def _with_lateness(
     terms: dict[str, float], request: RoutingRequest, first_s: float, step_s: float
 ) -> dict[str, float]:
-    """What is predicted to come after an SLO weighs more; without SLOs there is no such term."""
+    """Adds the term for what is predicted to come after an SLO; without SLOs there is no such term."""
     late = 0.0
     if request.slo_ttft_s:
         late += max(0.0, first_s - request.slo_ttft_s)

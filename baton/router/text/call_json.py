@@ -57,7 +57,7 @@ class CallParser:
 
     @property
     def _own(self) -> bool:
-        """Whether we are among a call's own keys."""
+        """Returns whether the position is among a call's own keys."""
         return len(self._stack) == self._level > 0
 
     def _take(self, char: str, events: list[Event]) -> None:

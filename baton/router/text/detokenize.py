@@ -136,7 +136,9 @@ class _Matcher:
         self.stop, self._fallback, self.matched = stop, _fallbacks(stop), 0
 
     def push(self, text: str) -> int | None:
-        """Where the stop string begins, counted from the beginning of ``text`` (below 0: before it), or None."""
+        """Returns where the stop string begins, counted from the beginning of ``text`` (below 0: before it), or
+        None.
+        """
         stop, fallback, matched, at = self.stop, self._fallback, self.matched, 0
         while at < len(text):
             if not matched:  # nothing begun: the next first character, found in C
@@ -157,7 +159,7 @@ class _Matcher:
 
 @functools.lru_cache(maxsize=256)
 def _fallbacks(stop: str) -> tuple[int, ...]:
-    """For each length of a beginning of ``stop``, the longest shorter one that it ends with."""
+    """Returns, for each length of a beginning of ``stop``, the longest shorter one that it ends with."""
     lengths = [0, 0]
     for char in stop[1:]:
         length = lengths[-1]

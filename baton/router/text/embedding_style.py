@@ -1,4 +1,4 @@
-"""How a model makes one vector of a text, by its sentence-transformers files: pooling, and named prompts.
+"""Describes how a model makes one vector of a text, by its sentence-transformers files: pooling, and named prompts.
 
 Knows nothing of requests or workers.
 """
@@ -85,7 +85,7 @@ def embedding_style(directory: Path | None) -> EmbeddingStyle:
 
 
 def _kinds(directory: Path | None) -> list[str]:
-    """What a sentence-transformers model is made of: the last words of its modules' types."""
+    """Returns what a sentence-transformers model is made of: the last words of its modules' types."""
     return [each.type.rpartition(".")[2] for each in _read(directory, MODULES, list[_Module]) or ()]
 
 

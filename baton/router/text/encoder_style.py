@@ -75,6 +75,6 @@ class _Config(msgspec.Struct):
 
 
 def _is_raw(found: _Config) -> bool:
-    """Whether sentence-transformers leaves scores as they are: a class's name, in either spelling."""
+    """Returns whether sentence-transformers leaves scores as they are, by a class's name in either spelling."""
     said = (found.sentence_transformers or {}).get("activation_fn") or found.sbert_ce_default_activation_function
     return str(said or "").endswith(IDENTITY)

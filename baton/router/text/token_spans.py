@@ -82,7 +82,7 @@ class TokenSpans:
         return taken
 
     def _skip_marks(self) -> None:
-        """What stands between two parts can hold the letters of the second."""
+        """Skips what stands between two parts, because it can hold the letters of the second."""
         rest = self._text.lstrip()
         mark = next((mark for mark in self._marks if rest.startswith(mark)), None)
         if mark is not None:

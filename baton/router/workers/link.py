@@ -115,7 +115,7 @@ class WorkerLink(ABC):
         """Connect, be up as long as the worker answers; returns or raises when it doesn't any more."""
 
     async def _probe(self) -> None:
-        """Whether it makes progress: its engine answers between two steps. Raises WorkerLost.
+        """Checks that the worker makes progress: its engine answers between two steps. Raises WorkerLost.
 
         A stopped or hung process keeps its connections; only an answer tells. One that computes a step for longer
         than anybody would wait for an answer says so (``worker.engine_progress``).
@@ -392,7 +392,7 @@ class PrefillLink(WorkerLink):
             await asyncio.gather(*waits, return_exceptions=True)
 
     def _give_up(self) -> None:
-        """It makes no progress: down first, so that its calls are placed elsewhere."""
+        """Gives up a worker that makes no progress: it is down first, so that its calls are placed elsewhere."""
         self._set(False)
         for call in list(self._calls):
             call.cancel()

@@ -162,7 +162,7 @@ def gpu(config: BatonConfig, ask: Probe = probe) -> Finding:
 
 
 def _chosen(path: Path) -> str:
-    """The word in brackets."""
+    """Returns the word in brackets, which is the choice that is in force."""
     return _text(path).partition("[")[2].partition("]")[0]
 
 

@@ -1,4 +1,4 @@
-"""Also runs each op of a native step by its reference, on the same inputs, and compares. Slow; for debugging.
+"""Runs each op of a native step by its reference as well, on the same inputs, and compares. Slow; for debugging.
 
 Knows nothing of how the native step works inside. Turned on by BATON_CHECK_STEP=1. Raises BatonError naming the op
 and its error relative to the reference's norm.

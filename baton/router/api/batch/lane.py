@@ -139,7 +139,9 @@ class BatchLane:
             log.warning("batch lane: the lease of %s: %s", claim.job_id, error.message)
 
     async def _patiently(self, call: Callable[[], Awaitable[T]]) -> T:
-        """What ``call`` gives, as soon as the store can be reached and has room: nothing computed is given up."""
+        """Returns what ``call`` gives, as soon as the store can be reached and has room: nothing computed is given
+        up.
+        """
         said = ""
         while True:
             try:
@@ -187,7 +189,7 @@ class BatchLane:
         return found
 
     def _key_now(self, job: BatchJob) -> tuple[ApiKey | None, Json | None]:
-        """Its owner's key with the rates of now; or why there is to be no further line."""
+        """Returns the owner's key with its current rates; or the error for which no further line is answered."""
         try:
             return self._service.quotas.gate.renewed(
                 msgspec.json.decode(job.key, type=ApiKey) if job.key else None
@@ -236,7 +238,9 @@ class BatchLane:
             places.release()
 
     async def _answered(self, job: BatchJob, line: BatchLine, request_id: str) -> tuple[dict[str, object], bool]:
-        """A line's answer. A rate that is used up is waited for; what else may pass is tried some times."""
+        """Returns the answer to a line. A rate that is used up is waited for; what else may pass is tried some
+        times.
+        """
         failed: BatonError = BatonError("it was not tried")
         attempt = 0
         while attempt < TRIES:

@@ -101,7 +101,7 @@ class OpenInferenceService(pb_grpc.GRPCInferenceServiceServicer):
 
 
 def _headers(context: Context) -> Headers:
-    """What REST has as headers: metadata, and the call's own deadline."""
+    """Returns what REST has as headers: metadata, and the call's own deadline."""
     headers = {key: value for key, value in context.invocation_metadata() or () if isinstance(value, str)}
     remaining = context.time_remaining()
     return headers if remaining is None else headers | {"x-request-timeout": str(max(remaining, 0.001))}

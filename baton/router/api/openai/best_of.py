@@ -44,7 +44,7 @@ class BestOf:
         return answer | {"choices": kept}
 
     def _best(self, pieces: list[TextDelta]) -> Iterator[int]:
-        """Indices, prompt by prompt."""
+        """Yields the indices of the best choices, prompt by prompt."""
         for first in range(0, len(pieces), self._of):
             group = range(first, first + self._of)
             yield from sorted(group, key=lambda at: -mean_logprob(pieces[at]))[: self._keep]

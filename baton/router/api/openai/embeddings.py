@@ -99,7 +99,7 @@ async def _embeddings(service: GenerationService, request: Request, body: Embedd
 
 
 def _worded(body: EmbeddingsBody, style: EmbeddingStyle) -> Sequence[str | Sequence[int]]:
-    """Each input behind the prompt that was named; ids are taken as they are, and an empty text stays one."""
+    """Returns each input behind the named prompt; ids are taken as they are, and an empty text stays empty."""
     before = style.prompt(body.prompt_name)
     if body.prompt_name and not all(isinstance(each, str) for each in body.input):
         raise InvalidRequest("prompt_name goes before texts: give input as text", "prompt_name")
@@ -139,7 +139,7 @@ def _cut(vector: Vector, dimensions: int | None) -> Vector:
 
 
 def _written(vectors: list[Vector], body: EmbeddingsBody) -> bytes:
-    """As JSON, one after the other: a thousand of them at once would hold up everybody."""
+    """Writes vectors as JSON, one after the other: a thousand of them at once would hold up everybody."""
     form = body.encoding_format
     return b",".join(
         orjson.dumps(_embedding(at, _cut(vector, body.dimensions), form)) for at, vector in enumerate(vectors)

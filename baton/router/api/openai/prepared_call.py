@@ -137,7 +137,7 @@ async def chat_generation(
 def _answer_format(
     service: GenerationService, text: TextModel, body: ChatBody, rendered: str
 ) -> tuple[AnswerFormat, bool]:
-    """How the answer is read, and whether its special tokens must stay in the text for that."""
+    """Returns how the answer is read, and whether its special tokens must stay in the text for that."""
     names = service.parsers
     reasoning = None if body.grammar() else reasoning_parsers.load(names.reasoning, text.template_source)
     tools = tool_parsers.load(names.tools, text.template_source) if body.offered_tools else None
@@ -157,7 +157,9 @@ def _answer_format(
 
 
 def _thinking(body: ChatBody, rendered: str, reasoning: ModuleType) -> bool:
-    """Whether the answer begins inside a thought: one that the template opened, or that the client left open."""
+    """Returns whether the answer begins inside a thought: one that the template opened, or that the client left
+    open.
+    """
     if not body.continue_final_message:
         return rendered.rstrip().endswith(reasoning.BEGIN)
     said = body.messages[-1].content or ""

@@ -142,7 +142,7 @@ class CompletionShape:
         return found if names else None
 
     def _of_prompt(self, index: int, scores: tuple[TokenLogprobs, ...]) -> Json:
-        """As ``_logprobs``, of the prompt's tokens; nothing is known of how likely the first one was."""
+        """Returns the prompt's log-probabilities, as ``_logprobs`` does the answer's; the first token has none."""
         ids = self._generation.prompts[index // self._generation.options.n]
         top = self._generation.options.sampling.get("logprobs", 0)
         lengths = [len(self._tokenizer.token_bytes(i, True).decode(errors="ignore")) for i in ids]

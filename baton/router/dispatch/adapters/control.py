@@ -178,7 +178,7 @@ def require_path(path: str) -> None:
 
 
 def _may_pass(error: BaseException) -> bool:
-    """Whether a load that failed says nothing of the files."""
+    """Returns whether a load failed for a reason that says nothing of the files."""
     return isinstance(error, BatonError) and error.retryable
 
 

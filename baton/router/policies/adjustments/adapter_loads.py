@@ -47,7 +47,9 @@ def _holders(snapshot: ClusterSnapshot) -> ClusterSnapshot:
 
 
 def _lost_a_role(holders: ClusterSnapshot, snapshot: ClusterSnapshot) -> bool:
-    """Whether nobody of a role holds it: without prefill workers a policy would let decode workers read it all."""
+    """Returns whether nobody of a role holds the adapter: without prefill workers a policy would let decode workers
+    read it all.
+    """
     return not holders.decode or (bool(snapshot.prefill) and not holders.prefill)
 
 

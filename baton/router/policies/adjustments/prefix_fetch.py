@@ -71,7 +71,7 @@ def uncached(request: RoutingRequest, option: Option) -> int:
 
 
 def _fullest(snapshot: ClusterSnapshot, request: RoutingRequest, reader: Candidate, own: int) -> Candidate | None:
-    """Who holds the most, if that is more than ``own``; equals by id."""
+    """Returns the worker that holds the most, if that is more than ``own``; equals by id."""
     most, found = own, None
     for worker in (*snapshot.prefill, *snapshot.decode):
         held, a, b = request.hits.get(worker.id, 0), worker.info, reader.info

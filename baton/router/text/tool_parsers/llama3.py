@@ -39,7 +39,7 @@ class Llama3:
         return [TextEvent(held)] if held else []
 
     def _judge(self, text: str) -> str:
-        """What to read of the text so far; empty while it may still be either."""
+        """Returns what to read of the text so far; empty while it may still be either."""
         self._start.append(text)
         self._blank = self._blank and not text.strip()
         if self._blank:

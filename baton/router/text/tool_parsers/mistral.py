@@ -71,7 +71,7 @@ class Mistral:
         return ""
 
     def _read_head(self, text: str, events: list[Event]) -> str:
-        """What to read as JSON: all of it in the older form, the arguments in the newer one."""
+        """Returns what to read as JSON: all of it in the older form, the arguments in the newer one."""
         assert self._head is not None
         self._head.append(text)
         if self._blank:
