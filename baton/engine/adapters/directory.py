@@ -6,6 +6,7 @@ is opened relative to the one before, so that none can be exchanged meanwhile.
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 from collections.abc import Iterator
@@ -81,5 +82,6 @@ def _open(name: str, within: int | None, path: str, more: int = 0) -> int:
         return os.open(name, _DIRECTORY | more, dir_fd=within)
     except (OSError, ValueError) as error:
         text = getattr(error, "strerror", None) or str(error)
-        links = "; links aren't followed there" if more & os.O_NOFOLLOW else ""
+        refused = more & os.O_NOFOLLOW and getattr(error, "errno", 0) in (errno.ELOOP, errno.ENOTDIR)
+        links = "; links aren't followed there" if refused else ""
         raise AdapterRefused(f"adapter path {path!r}: {text}{links}", PARAM) from None

@@ -16,13 +16,17 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import grpc
 import httpx
+import numpy as np
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
+from safetensors.numpy import save_file
 
+from baton.engine.adapters.tensors import FILE as ADAPTER_FILE
 from baton.kernels.abi import build, native
 from baton.launch.ports import free_ports
 from baton.launch.redis_server import find_server
@@ -38,7 +42,7 @@ class Pod:
         self, name: str, container: Manifest, address: str, place: "Place", volumes: list[Manifest]
     ) -> None:
         self.name, self.address, self.container = name, address, container
-        self.place, self.root = place, place.folder / str(len(place.pods))  # short: sockets lie in it
+        self.place, self.root = place, place.folder / str(next(place.numbers))  # short: sockets lie in it
         self.root.mkdir()
         sources = {v["name"]: v for v in volumes}
         self.mounts = {m["mountPath"]: self._mounted(m, sources[m["name"]]) for m in container["volumeMounts"]}
@@ -52,6 +56,8 @@ class Pod:
             )
 
     def _mounted(self, mount: Manifest, volume: Manifest) -> Path:
+        if "hostPath" in volume:
+            return Path(volume["hostPath"]["path"])
         folder = self.root / str(len(list(self.root.iterdir())))
         folder.mkdir()
         if "configMap" in volume:
@@ -149,12 +155,12 @@ class Place(contextlib.AbstractContextManager):
         self._scratch = tempfile.TemporaryDirectory(prefix="bh-")
         self.folder = Path(self._scratch.name)
         self.redis_port, self.http, self.grpc = free_ports(3)
-        values = {**values, "router": {**values.get("router", {}), "ports": {"http": self.http, "grpc": self.grpc}}}
-        self.manifests = render(values)
+        self.manifests = self._rendered(values)
         self._secrets = secrets or {}
         self._stack = contextlib.ExitStack()
         self.pods: dict[str, Pod] = {}
         self.names: dict[str, str] = {}  # what name servers would say
+        self.numbers = itertools.count()
         self.kernels = self.folder / "k"
         self.kernels.mkdir()
         flags = (*build.FLAGS, *build.ISA_FLAGS[native.isa()])
@@ -167,6 +173,7 @@ class Place(contextlib.AbstractContextManager):
     def local(self, text: str) -> str:
         for name, address in self.names.items():
             text = text.replace(name, address)
+        text = re.sub(r"demo-baton-router:80\b", f"127.0.0.1:{self.http}", text)
         return text.replace("demo-baton-redis:6379", f"127.0.0.1:{self.redis_port}").replace(
             "--port 6379 --bind '* -::*'", f"--port {self.redis_port} --bind 127.0.0.1"
         )
@@ -178,8 +185,17 @@ class Place(contextlib.AbstractContextManager):
         data = one(self.manifests, "Secret", name)["data"]
         return {key: base64.b64decode(value).decode() for key, value in data.items()}
 
+    def upgrade(self, values: Manifest) -> None:
+        """As `helm upgrade`: Secrets stay."""
+        kept = [m for m in self.manifests if m["kind"] == "Secret"]
+        self.manifests = kept + [m for m in self._rendered(values) if m["kind"] != "Secret"]
+
+    def _rendered(self, values: Manifest) -> list[Manifest]:
+        ports = {"http": self.http, "grpc": self.grpc}
+        return render({**values, "router": {**values.get("router", {}), "ports": ports}})
+
     def start(self, kind: str, name: str, address: str) -> Pod:
-        """The first pod of a Deployment or StatefulSet."""
+        """The first pod of a Deployment, StatefulSet or Job."""
         spec = one(self.manifests, kind, name)["spec"]["template"]["spec"]
         before = os.environ["PATH"]
         os.environ["PATH"] = f"{self._path}:{before}"
@@ -214,8 +230,11 @@ def _wait(pod: Pod, probe: str) -> None:
         time.sleep(0.1)
 
 
-def serve(values: Manifest, secrets: dict[str, dict[str, str]] | None = None) -> None:
-    """Start every pod, ask, and stop them as an upgrade would."""
+@contextlib.contextmanager
+def up(
+    values: Manifest, secrets: dict[str, dict[str, str]] | None = None
+) -> Iterator[tuple[Place, list[Pod], Pod]]:
+    """Every pod of a release, ready: the place, its workers and its router."""
     network = f"127.{os.getpid() % 200 + 20}.{os.getpid() // 200 % 250}"
     with Place(values, secrets) as place:
         if any(m["metadata"]["name"] == "demo-baton-redis" and m["kind"] == "StatefulSet" for m in place.manifests):
@@ -233,6 +252,12 @@ def serve(values: Manifest, secrets: dict[str, dict[str, str]] | None = None) ->
             assert pod.passes("livenessProbe")
         _wait(router, "readinessProbe")
         assert router.passes("livenessProbe")
+        yield place, workers, router
+
+
+def serve(values: Manifest, secrets: dict[str, dict[str, str]] | None = None) -> None:
+    """Start every pod, ask, and stop them as an upgrade would."""
+    with up(values, secrets) as (place, workers, router):
         _ask(place, router)
         for pod in workers:
             assert pod.stop() == 0, pod.log()
@@ -271,6 +296,43 @@ PACED = {
 
 def test_the_rendered_pods_answer_a_request_with_the_generated_key_and_password() -> None:
     serve(PACED)
+
+
+@pytest.mark.thorough  # make helm-check runs it too
+def test_the_adapters_job_serves_what_the_values_name_and_an_upgrade_takes_out_what_they_name_no_more(
+    tmp_path: Path,
+) -> None:
+    for name in ("sql", "style"):
+        _write_adapter(tmp_path / name)
+    adapters: Manifest = {"source": "hostPath", "hostPath": str(tmp_path), "prune": True}
+    both, one_left = ({"serve": {name: {"path": name} for name in names}} for names in (("sql", "style"), ("sql",)))
+    with up({**PACED, "adapters": {**adapters, **both}}) as (place, _, _):
+        assert _applied(place) == {"sql", "style"}
+        assert _applied(place) == {"sql", "style"}, "again, as a schedule does"
+        place.upgrade({**PACED, "adapters": {**adapters, **one_left}})
+        assert _applied(place) == {"sql"}
+
+
+def _write_adapter(folder: Path) -> None:
+    """A paced engine takes modules of any name."""
+    folder.mkdir()
+    module = "base_model.model.model.layers.0.self_attn.q_proj.lora"
+    save_file({f"{module}_{half}.weight": np.ones((4, 4), np.float32) for half in "AB"}, folder / ADAPTER_FILE)
+    (folder / "adapter_config.json").write_text('{"peft_type": "LORA", "r": 4, "lora_alpha": 4}')
+
+
+def _applied(place: Place) -> set[str]:
+    """What the Job has served, asked for by the chart's own key and answered on."""
+    job = next(m["metadata"]["name"] for m in place.manifests if m["kind"] == "Job")
+    pod = place.start("Job", job, "127.0.0.1")
+    assert pod.process.wait(UP_S) == 0, pod.log()
+    headers = {"Authorization": f"Bearer {place.secret('demo-baton-keys')['api-key']}"}
+    with httpx.Client(base_url=f"http://127.0.0.1:{place.http}", headers=headers, timeout=60) as client:
+        served = {model["id"] for model in client.get("/v1/models").json()["data"] if model.get("parent")}
+        for name in served:
+            answer = client.post("/v1/completions", json={"model": name, "prompt": [7] * 40, "max_tokens": 4})
+            assert answer.status_code == 200, answer.text
+    return served
 
 
 @pytest.mark.thorough  # make helm-check runs it too

@@ -286,6 +286,8 @@ def test_beneath_a_root_no_link_is_followed(tmp_path: Path, adapter: Path) -> No
     for path in ("team/linked", "team/copy"):
         with pytest.raises(AdapterRefused, match="links"):
             read_here(AdapterPlace("sql", path, str(root)), BASE)
+    with pytest.raises(AdapterRefused, match=r"'team/absent': No such file or directory$"):
+        read_here(AdapterPlace("sql", "team/absent", str(root)), BASE)
     (copy / "adapter_model.safetensors").unlink()
     os.link(adapter / "adapter_model.safetensors", copy / "adapter_model.safetensors")
     assert read_here(AdapterPlace("sql", "team/copy", str(root)), BASE).info.path == "team/copy"

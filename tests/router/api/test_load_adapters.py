@@ -82,6 +82,7 @@ BAD = [
     (BODY | {"lora_path": "nowhere"}, 400, "lora_path"),
     (BODY | {"base_model_name": "other"}, 404, "model"),
     (BODY | {"is_3d_lora_weight": True}, 400, "is_3d_lora_weight"),
+    (BODY | {"tennant": "acme"}, 400, "tennant"),
 ]
 
 

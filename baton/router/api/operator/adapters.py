@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Annotated
 
 from fastapi import APIRouter, Request
-from pydantic import Field
+from pydantic import ConfigDict, Field
 from starlette.responses import Response
 
 from baton.cluster.adapters import AdapterEntry
@@ -28,7 +28,13 @@ from baton.router.text.catalog import ModelCatalog
 _Name = Annotated[str, Field(max_length=256, description="the name that clients say as `model`")]
 
 
-class LoadAdapterBody(Body):
+class AdapterBody(Body):
+    """Refuses unknown fields, because a misspelled ``tenant`` would serve an adapter to everybody."""
+
+    model_config = ConfigDict(extra="forbid")
+
+
+class LoadAdapterBody(AdapterBody):
     """Describes an adapter to serve: PEFT's two files in the folder ``lora_path`` beneath adapters.root.
 
     ``load_inplace`` replaces another content of the name. ``base_model_name`` may be left out if one model is
@@ -44,7 +50,7 @@ class LoadAdapterBody(Body):
     tenant: Annotated[str, Field(max_length=64)] = ""
 
 
-class UnloadAdapterBody(Body):
+class UnloadAdapterBody(AdapterBody):
     """Names an adapter to stop serving; requests in flight end on it.
 
     ``lora_int_id`` is accepted as in vLLM and ignored.
