@@ -21,7 +21,7 @@ from torch import Tensor
 
 from baton.engine.adapters import reading
 from baton.engine.adapters.base import AdapterBase
-from baton.engine.adapters.pace import PIECE_S, SHARE, Pace
+from baton.engine.adapters.pace import PIECE_S, SHARE, Pace, share_for
 from baton.engine.adapters.packed import PackedAdapter
 from baton.engine.adapters.reader import read_adapter
 from baton.engine.adapters.reading import AdapterReader, read_here, room
@@ -442,6 +442,10 @@ def test_a_reader_pauses_after_each_piece_and_for_long_where_others_want_the_cor
     ran[0], waited[0] = ran[0] + 2 * PIECE_S, 1.0
     pace()
     assert slept[1:] == [pytest.approx(2 * PIECE_S / SHARE - 2 * PIECE_S)]
+
+
+def test_a_large_adapter_takes_a_larger_share_and_no_longer_than_a_bound() -> None:
+    assert [share_for(seconds) for seconds in (0.05, 1.0, 3.0, 60.0)] == [SHARE, 0.1, 0.3, 0.5]
 
 
 def test_tensors_are_read_in_short_pieces_with_the_same_outcome(
