@@ -224,6 +224,7 @@ class Sight(NamedTuple):
     ``first`` is the first block that they attend to if all tokens before them are computed elsewhere, None if not.
     Blocks from ``wanted_from`` on get pages in any case, because other requests may use them. ``windows`` are those
     of the page tables, where a block has several pages; ``tokens`` are then the tokens that are computed elsewhere.
+    With ``grows`` the worker leases pages behind a window chunk by chunk, because it can preempt for them.
     """
 
     window: int = 0
@@ -232,11 +233,12 @@ class Sight(NamedTuple):
     wanted_from: int = MOST_BLOCKS
     windows: tuple[int, ...] = ()
     tokens: int | None = None
+    grows: bool = False
 
     @classmethod
-    def of(cls, layout: KvLayout) -> Sight:
+    def of(cls, layout: KvLayout, grows: bool = False) -> Sight:
         """Returns the sight of a worker whose layers have ``layout``."""
-        return cls(sliding_window(layout), sunk_blocks(layout), windows=layout.windows)
+        return cls(sliding_window(layout), sunk_blocks(layout), windows=layout.windows, grows=grows)
 
     def behind(self, tokens: int, block_tokens: int) -> Sight:
         """Returns the sight of tokens from position ``tokens`` on if all before are computed elsewhere."""
@@ -254,7 +256,7 @@ class Sight(NamedTuple):
         if self.windows and self.tokens is not None:
             return open_tables_behind(pool, hashes, self.windows, self.tokens, reserve, limit)
         if self.windows:
-            return open_tables(pool, hashes, self.windows, blocks, reserve, limit)
+            return open_tables(pool, hashes, self.windows, blocks, reserve, limit, self.grows)
         if self.first is None:
             return pool.open(hashes, blocks, reserve, limit, self.window, self.wanted_from, self.sunk)
         return pool.open_behind(hashes, self.first, blocks, reserve, limit, self.window, self.sunk)

@@ -56,7 +56,7 @@ def open_pages(
     message: ch.Admit, spec: ModelSpec, pool: PagePool, rules: StateRules | None, reserve: int
 ) -> OpenedPages:
     """Leases the pages that the request of ``message`` needs, leaving ``reserve`` free. Raises PoolExhausted."""
-    request, size, sight = message.request, pool.block_tokens, Sight.of(spec.layout)
+    request, size, sight = message.request, pool.block_tokens, Sight.of(spec.layout, grows=True)
     root = prefix.root(spec.fingerprint, spec.layout.fidelity, request.adapter_id, request.tenant_salt)
     tokens, hashes = len(request.token_ids), prefix.chain(root, request.token_ids, size)
     prompt, observed = chosen_from(spec.layout, request, message.local), observed_of(spec.layout)

@@ -69,7 +69,7 @@ class DecodeLoop(StepLoop):
         memory = None if self.spec.layout.windows else parts.memory  # copies are of one page table
         self.swap = SwapArea.beside(memory, self.spec.layout, self.pool.pages) if memory else None
         self.drafter, self.ahead = drafter, PromptReader(drafter, parts.clock)
-        sight = Sight.of(self.spec.layout)
+        sight = Sight.of(self.spec.layout, grows=True)
         self.scheduler = DecodeScheduler(
             self.pool, limits.max_batch, limits.chunk_tokens, self.budget, self.swap, drafter, parts.rules, sight
         )

@@ -146,11 +146,9 @@ class DecodeScheduler:
         end, size = job.sequence.computed + 1, self.pool.block_tokens
         chain = draft.chain().tokens
         try:
-            short = blocks_for(end + len(chain), size) - len(job.pages.pages)
-            if short > 0:
-                job.pages.extend(short, self.growth_reserve)
+            job.pages.reach(blocks_for(end + len(chain), size), self.growth_reserve)
         except PoolExhausted:
-            return draft.chain()._replace(tokens=chain[: len(job.pages.pages) * size - end])
+            return draft.chain()._replace(tokens=chain[: job.pages.blocks * size - end])
         if draft.parents:
             try:
                 self._limbs[job.sequence.seq] = self._branches(job, draft)
@@ -219,14 +217,10 @@ class DecodeScheduler:
         """Leases pages for ``take`` more tokens, preempting the last sequences if needed; returns False if ``job``
         must wait.
         """
-        tokens, size, held = job.sequence.computed + take, self.pool.block_tokens, len(job.pages.pages)
-        if tokens <= held * size:
-            return True
-        short = blocks_for(tokens, size) - held
-        while short > 0:
+        tokens, size = job.sequence.computed + take, self.pool.block_tokens
+        while tokens > job.pages.blocks * size:
             try:
-                job.pages.extend(short)
-                return True
+                job.pages.reach(blocks_for(tokens, size))
             except PoolExhausted:
                 victim = self.running[-1]
                 if victim is self.running[0]:

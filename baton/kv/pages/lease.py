@@ -96,6 +96,11 @@ class PageLease:
         return ()
 
     @property
+    def blocks(self) -> int:
+        """Returns the number of leading blocks that have all pages that tokens in them write."""
+        return len(self.pages)
+
+    @property
     def landing(self) -> list[int]:
         """Returns the pages that a handoff may write, by its block index; this very list if they are ``pages``."""
         return self.pages
@@ -160,6 +165,14 @@ class PageLease:
         """
         assert not self.closed, "a closed lease can't grow"
         self.pages.extend(self._pool.allocate(blocks, reserve))
+
+    def reach(self, blocks: int, reserve: int = 0) -> None:
+        """Adds pages at the end until ``blocks`` blocks have theirs, leaving ``reserve`` available to others.
+
+        Raises PoolExhausted with nothing changed.
+        """
+        if blocks > len(self.pages):
+            self.extend(blocks - len(self.pages), reserve)
 
     def branch(self, blocks: int, reserve: int = 0) -> list[int]:
         """Leases ``blocks`` more pages outside of ``pages``, for an alternative continuation, and returns them.

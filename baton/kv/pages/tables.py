@@ -88,7 +88,7 @@ def count_of(windows: Sequence[int], tokens: int, block_tokens: int) -> int:
 
 class TablesLease(PageLease):
     """Owns the pages of one request in several tables. It is itself the first table's lease; ``further`` are the
-    others, whose gaps are the blocks that their windows have passed.
+    others, whose gaps are the blocks that their windows have passed. They may end before the first one.
     """
 
     def __init__(self, pool: LeasedPool, pages: list[int], held: int, further: Sequence[PageLease]) -> None:
@@ -99,6 +99,13 @@ class TablesLease(PageLease):
     def tables(self) -> tuple[list[int], ...]:
         """Returns the further tables, each with a page for every block, as ``pages``."""
         return tuple([lease.pages for lease in self.further])
+
+    @property
+    def blocks(self) -> int:
+        """Returns the number of leading blocks that have a page in the first table, and in others unless it was
+        given back.
+        """
+        return min(len(self.pages), *(len(lease.pages) for lease in self.further))
 
     @property
     def landing(self) -> list[int]:
@@ -120,13 +127,23 @@ class TablesLease(PageLease):
             lease.slide(tokens, None if shipped_from is None else len(lease.pages) - 1)
 
     def extend(self, blocks: int, reserve: int = 0) -> None:
-        """Adds ``blocks`` pages at the end of every table, leaving ``reserve`` available to others. Raises
-        PoolExhausted with nothing changed.
+        """Adds ``blocks`` pages at the end of the first table, and as many to the others as they lack then, leaving
+        ``reserve`` available to others. Raises PoolExhausted with nothing changed.
+        """
+        self.reach(len(self.pages) + blocks, reserve)
+
+    def reach(self, blocks: int, reserve: int = 0) -> None:
+        """Adds pages at the end of every table until it has ``blocks`` blocks, leaving ``reserve`` available to
+        others. Raises PoolExhausted with nothing changed.
         """
         assert not self.closed, "a closed lease can't grow"
-        found = self._pool.allocate(blocks * (1 + len(self.further)), reserve)
-        for at, lease in enumerate((self, *self.further)):
-            lease.pages.extend(found[at * blocks : (at + 1) * blocks])
+        tables = [lease.pages for lease in (self, *self.further)]
+        short = [max(0, blocks - len(table)) for table in tables]
+        if not any(short):
+            return
+        found = iter(self._pool.allocate(sum(short), reserve))
+        for table, count in zip(tables, short, strict=True):
+            table.extend(islice(found, count))
 
     def branch(self, blocks: int, reserve: int = 0) -> list[int]:
         """Raises AssertionError, because no runner reads branches in several tables."""
@@ -181,17 +198,20 @@ def open_tables(
     blocks: int,
     reserve: int = 0,
     limit_held: int = 0,
+    grows: bool = False,
 ) -> TablesLease:
     """Leases pages for ``blocks`` blocks in tables of ``windows`` (tokens, the first 0).
 
     The first ``held`` blocks, ``limit_held`` at most, are cached ones of ``hashes``; in further tables only those
-    have pages that the next token sees. ``reserve`` pages stay available to others. Raises PoolExhausted.
+    have pages that the next token sees. If it ``grows``, those have no page yet after the next token's block.
+    ``reserve`` pages stay available to others. Raises PoolExhausted.
     """
     size = pool.block_tokens
     held = deepest(pool.blocks, hashes[: min(blocks, limit_held)], windows, size)
     firsts = [min(first_seen(held * size, window, size), blocks - 1) for window in windows[1:]]
     named = [[table_hash(block, number) for block in hashes[at:held]] for number, at in enumerate(firsts, 1)]
-    return _opened(pool, [hashes[:held], *named], [0, *firsts], windows, blocks, reserve)
+    end = min(blocks, held + 1) if grows else blocks
+    return _opened(pool, [hashes[:held], *named], [0, *firsts], windows, (blocks, end), reserve)
 
 
 def open_tables_behind(
@@ -210,7 +230,7 @@ def open_tables_behind(
     """
     held, blocks = pool.match(hashes[:limit_held]), -(-tokens // pool.block_tokens)
     firsts = [part.first for part in parts_of(windows, tokens, pool.block_tokens)]
-    return _opened(pool, [hashes[:held], *([] for _ in firsts)], [0, *firsts], windows, blocks, reserve)
+    return _opened(pool, [hashes[:held], *([] for _ in firsts)], [0, *firsts], windows, (blocks, blocks), reserve)
 
 
 def _opened(
@@ -218,13 +238,13 @@ def _opened(
     cached: Sequence[Sequence[bytes]],
     firsts: Sequence[int],
     windows: Sequence[int],
-    blocks: int,
+    blocks: tuple[int, int],
     reserve: int,
 ) -> TablesLease:
     """Leases, in each table, the pages of the blocks from its entry of ``firsts`` on, which begin with those of its
-    entry of ``cached``.
+    entry of ``cached``. ``blocks`` are the numbers of blocks of the first table, and of the others.
     """
-    held, wanted = len(cached[0]), [blocks - first for first in firsts]
+    held, wanted = len(cached[0]), [blocks[0], *(blocks[1] - first for first in firsts[1:])]
     found = iter(pool.acquire([block for names in cached for block in names], sum(wanted), reserve))
     begins = [list(islice(found, len(names))) for names in cached]
     tables = [[*begin, *islice(found, count - len(begin))] for begin, count in zip(begins, wanted, strict=True)]

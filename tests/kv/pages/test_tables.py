@@ -61,7 +61,8 @@ def test_no_page_that_a_lease_still_reads_is_freed_or_another_s(story: list[tupl
     for act, which, amount in story:
         try:
             if act == 0:
-                lease = open_tables(pool, CHAIN[:30], WINDOWS, max(1, amount % 20), limit_held=amount % 20)
+                blocks, grows = max(1, amount % 20), bool(which % 2)
+                lease = open_tables(pool, CHAIN[:30], WINDOWS, blocks, limit_held=amount % 20, grows=grows)
                 live.append((lease, lease.held * SIZE))
             elif act == 1:
                 lease = open_tables_behind(pool, CHAIN[:30], WINDOWS, amount * 5, limit_held=amount // 8)
@@ -78,10 +79,9 @@ def test_no_page_that_a_lease_still_reads_is_freed_or_another_s(story: list[tupl
                     lease.release()
                     continue
                 end = min(len(CHAIN) * SIZE, tokens + amount)
-                short = -(-end // SIZE) - len(lease.pages)
                 live.append((lease, tokens))
-                if short > 0:
-                    lease.extend(short)
+                lease.reach(-(-end // SIZE))
+                assert lease.blocks * SIZE >= end
                 tables = (lease.pages, *lease.tables)
                 for number, table in enumerate(tables):
                     for at in range(tokens // SIZE, end // SIZE):
