@@ -105,6 +105,24 @@ def test_experts_on_two_ranks_send_to_columns_on_three_and_say_what_they_did(tmp
 
 
 @pytest.mark.thorough
+def test_recurrent_states_of_stages_are_handed_off_cached_and_answer_as_one_rank(tmp_path: Path) -> None:
+    model = str(make(tmp_path, "qwen3_next", tokenizer=True))
+    tokens = [at * at % 200 + 3 for at in range(150)]
+    alone = SharedDriver(load_runner(EngineConfig(model, threads=2)), 128)
+    spoken = Sampling(temperature=0.0, max_tokens=20, ignore_eos=True)
+    widths = {"prefill_pp": 2, "decode_pp": 3}
+    with Fleet(1, 1, cluster=widths, worker={"model": model}, router=PREFILL_FIRST) as fleet:
+        assert [len(followers(fleet, f"{role}-0")) + 1 for role in ("prefill", "decode")] == [2, 3]
+        answer, _ = ask(fleet, tokens, 20)
+        assert [answer] == alone.answer([tokens], spoken)
+        more = [*tokens, *answer, *tokens[:40]]
+        again, cached = ask(fleet, more, 20)
+        assert [again] == alone.answer([more], spoken)
+        assert cached >= 128
+        fleet.wait_for_baseline()
+
+
+@pytest.mark.thorough
 def test_workers_of_two_hosts_each_hand_off_answer_as_one_rank_and_survive_a_rank_of_the_other_host() -> None:
     tokens = prompt(1, 200)
     with other_host() as (address, agent):

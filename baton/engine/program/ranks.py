@@ -72,9 +72,11 @@ def _obstacles(program: Program, count: int) -> Iterator[str]:
         return
     if program.heads < count and not norms_all_heads(program):
         yield f"the model has {program.heads} attention heads"
-    unknown = next((type(op).__name__ for op in program.ops if type(op) not in _SPLITS), None)
-    if unknown is not None:
-        yield f"{unknown} runs on one rank only"
+    unknown = next((type(op) for op in program.ops if type(op) not in _SPLITS), None)
+    if unknown in WHOLE_OPS:
+        yield f"{unknown.__name__} isn't shared by columns, but with its layer (pp)"
+    elif unknown is not None:
+        yield f"{unknown.__name__} runs on one rank only"
     few = min((_rows_of(program, name) for name in _split_weights(program)), default=count)
     if few < count:
         yield f"a matrix has {few} rows only"
@@ -323,3 +325,5 @@ _SPLITS: dict[type, Callable[[_Split, Any], tuple[p.Op, ...]]] = {
     p.LmHead: _Split.head,
 }
 SPLIT_OPS = frozenset(_SPLITS)
+# Ops that a rank with a layer of its own runs as one rank does, and that ranks don't divide.
+WHOLE_OPS: frozenset[type] = frozenset({p.GatedDelta, p.StateSpace, p.GatedHeads, p.Gate})

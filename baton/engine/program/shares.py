@@ -30,6 +30,7 @@ from baton.engine.program.rank_program import (
 from baton.engine.program.ranks import (
     EXPERTS,
     SPLIT_OPS,
+    WHOLE_OPS,
     deal_experts,
     few_experts,
     possible_widths,
@@ -109,9 +110,11 @@ class Widths(msgspec.Struct, frozen=True):
 def _obstacles(program: Program, widths: Widths) -> Iterator[str]:
     if widths.count == 1:
         return
-    unknown = next((type(op).__name__ for op in program.ops if type(op) not in SPLIT_OPS), None)
-    if unknown is not None:
-        yield f"{unknown} runs on one rank only; use 1"
+    unknown = {type(op) for op in program.ops} - SPLIT_OPS
+    if rest := sorted(op.__name__ for op in unknown - WHOLE_OPS):
+        yield f"{rest[0]} runs on one rank only; use 1"
+    elif unknown and widths.pp != widths.count:
+        yield f"{min(op.__name__ for op in unknown)} isn't shared by columns or rows; use 1, or pp alone"
     latent = any(isinstance(op, p.LatentAttention) for op in program.ops)
     if latent and (widths.cp > 1 or widths.ep > widths.tp):
         yield "latent attention isn't shared by rows; use 1, or tp or pp"
@@ -210,14 +213,14 @@ def _handed(whole: RankProgram, stages: int) -> tuple[tuple[Residual, ...], tupl
 
 
 def _starts(program: Program) -> tuple[int, ...]:
-    """Returns the index of each layer's first op: the last place before attention where only the residual stream is
-    alive.
+    """Returns the index of each layer's first op: the last place before attention, or before a recurrent op, where
+    only the residual stream is alive.
     """
     residual = {"x"} | {op.delta for op in program.ops if isinstance(op, p.RmsNorm | p.Add | p.LmHead) and op.delta}
     alive, found = _alive(program), list[int]()
     least = 1  # behind the embedding
     for at, op in enumerate(program.ops):
-        if isinstance(op, p.RopeAppend | p.LatentAttention):
+        if isinstance(op, p.RopeAppend | p.LatentAttention | p.GatedDelta | p.StateSpace):
             found.append(max(i for i in range(least, at + 1) if alive[i] <= residual))
             least = at + 1
     return tuple(found)

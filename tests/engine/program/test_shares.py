@@ -89,7 +89,8 @@ def test_a_stage_of_several_ranks_has_its_layers_columns(kind: str) -> None:
         ("llama", Widths(cp=65), "cp is 65; use 1 to 64"),
         ("llama", Widths(tp=0), "tp is 0; use 1 to 64"),
         ("deepseek_v3", Widths(cp=2), "cp is 2, and latent attention isn't shared by rows; use 1, or tp or pp"),
-        ("qwen3_next", Widths(pp=2), "pp is 2, and GatedDelta runs on one rank only; use 1"),
+        ("qwen3_next", Widths(cp=2), "cp is 2, and Gate isn't shared by columns or rows; use 1, or pp alone"),
+        ("jamba", Widths(pp=2), "pp is 2, and Convolve runs on one rank only; use 1"),
     ],
 )
 def test_what_cannot_be_is_refused_with_what_can(kind: str, widths: Widths, says: str) -> None:
@@ -104,6 +105,8 @@ def test_the_widths_that_work_are_named_for_each_kind() -> None:
     assert Widths(tp=2).possible(whole, 8) == (1, 2, 3, 4)
     assert Widths(cp=2).possible(whole, 4) == (1, 2, 3, 4)
     assert Widths(pp=2).possible(whole, 8) == (1, 2, 3)
+    recurrent = program("qwen3_next", num_hidden_layers=4)
+    assert Widths(pp=2).possible(recurrent, 8) == (1, 2, 3, 4)
     latent = program("deepseek_v3", num_hidden_layers=3)
     assert Widths(cp=2).possible(latent, 8) == (1,)
     assert Widths(pp=2).possible(latent, 8) == (1, 2, 3)

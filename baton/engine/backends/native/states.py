@@ -16,10 +16,11 @@ from baton.protos.errors import BatonError
 class StepStates:
     """The recurrent states of one step's items, to which ``struct`` points while this object lives.
 
-    ``memory`` (pages, page bytes) uint8 has all pages.
+    ``memory`` (pages, page bytes) uint8 has all pages. If ``room`` (sequences, bytes of a state) uint8 is given,
+    the step finds the states there, because other processes run some of it.
     """
 
-    def __init__(self, plan: StepPlan, memory: Tensor, struct: StatesStruct) -> None:
+    def __init__(self, plan: StepPlan, memory: Tensor, struct: StatesStruct, room: Tensor | None = None) -> None:
         self._memory, self._to = memory, torch.tensor(_targets(plan), dtype=torch.int64)
         begun = [at for at, item in enumerate(plan.items) if item.state_from is not None]
         pages = torch.tensor([page for at in begun for page in _source(plan.items[at])], dtype=torch.int64)
@@ -30,10 +31,16 @@ class StepStates:
             whole[begun] = found
             found = whole
         self._found = found
-        struct.at, struct.bytes = found.data_ptr(), found.shape[1]
+        self._room = None if room is None else room[: len(plan.items)]
+        if self._room is None:
+            struct.at, struct.bytes = found.data_ptr(), found.shape[1]
+        else:
+            self._room.copy_(found[:, : self._room.shape[1]])
 
     def finish(self) -> None:
         """Writes the states after the step to the pages that the plan names."""
+        if self._room is not None:
+            self._found[:, : self._room.shape[1]] = self._room
         self._memory.index_copy_(0, self._to, self._found.view(len(self._to), -1))
 
 

@@ -71,6 +71,11 @@ def in_parts(counts: Sequence[int], ranks: int) -> tuple[Piece, ...]:
     return tuple(found)
 
 
+def in_one_part(counts: Sequence[int]) -> tuple[Piece, ...]:
+    """Returns the whole items of a step as its only part: one stage after the other runs all rows."""
+    return tuple(Piece(item, 0, count, 0) for item, count in enumerate(counts))
+
+
 def _cut(begin: int, end: int, cuts: Iterable[int]) -> Iterator[tuple[int, int]]:
     for cut in cuts:
         if begin < cut < end:

@@ -22,6 +22,7 @@ from baton.kernels.collective.native import Group, group_at, group_bytes
 from baton.kernels.step.structs import Model
 
 MOST_ROWS = 1 << 15  # most rows of a step, and most of these that need logits
+MOST_STATES = 512  # most sequences of a step of a model with recurrent state
 PLAN_BYTES = 256 << 20  # bytes of tokens and block tables
 SLOT_BYTES = 64 << 10  # bytes of copies between ranks; a step copies nothing
 PAGE = 4096
@@ -63,11 +64,12 @@ class SharedSizes(msgspec.Struct, frozen=True):
     rope_angles: int  # rotary angles
     registers: int
     logits: int
+    states: int  # recurrent, of a step's items
 
     @property
     def total(self) -> int:
         """Returns the bytes of the whole memory."""
-        return self.group + self.plan + self.rope_angles + self.registers + self.logits
+        return self.group + self.plan + self.rope_angles + self.registers + self.logits + self.states
 
 
 def sizes_for(program: Program, own: NativeRankProgram) -> SharedSizes:
@@ -78,6 +80,7 @@ def sizes_for(program: Program, own: NativeRankProgram) -> SharedSizes:
         4 * max(program.max_position, FIRST_TURNS) * own.rope.width,
         4 * MOST_ROWS * (own.own.shared_floats + own.carried_floats),
         4 * MOST_ROWS * program.vocab_size,
+        MOST_STATES * own.state_stride,
     )
     return SharedSizes(*(-(-part // PAGE) * PAGE for part in parts))
 
@@ -94,6 +97,7 @@ class SharedMemory:
         self.rope_angles = self.plan + sizes.plan
         self.registers = self.rope_angles + sizes.rope_angles
         self.logits = self.registers + sizes.registers
+        self.states = self.logits + sizes.logits
 
     @classmethod
     def create(cls, sizes: SharedSizes) -> SharedMemory:
@@ -107,6 +111,7 @@ class SharedMemory:
         seconds of waiting for another rank.
         """
         sizes, own = self.sizes, native.own
+        native.place_states(self.states)
         first, end = own.own_kv
         return RanksStruct(
             group_at(self.meeting, own.rank.index, own.rank.count, SLOT_BYTES, bound_s),

@@ -16,8 +16,10 @@ from baton.engine.program.rank_program import RankProgram, Residual
 from baton.kernels.abi.native import I32, I64, P
 from baton.kernels.moe.native import AnyExperts, BiasedMoeStruct, ExpertsStruct, experts_of
 from baton.kernels.step import structs
+from baton.kv.layout.state import state_bytes
 from baton.protos.nouns import KvLayout
 
+ALIGN = 64  # bytes
 GATHER, EXPERTS, BIASED_EXPERTS, MIX, EXCHANGE = range(128, 133)  # step/ranks.h: RankOpKind
 
 
@@ -40,7 +42,18 @@ class NativeRankProgram(NativeProgram):
         norm = weights[own.head.norm]  # of hidden states that are asked for
         assert isinstance(norm, Tensor)
         self.vectors[own.head.norm] = norm.float()
+        self.state_bytes = state_bytes(layout)
         self.carried = tuple(self._carried(residual) for residual in (own.given, own.handed))
+
+    def place_states(self, at: int) -> None:
+        """Sets the address of the recurrent states of a step's items, ``state_stride`` bytes apart."""
+        assert self.spans is not None
+        self.spans.states.at, self.spans.states.bytes = at, self.state_stride
+
+    @property
+    def state_stride(self) -> int:
+        """Returns the bytes between the states of two items in the ranks' memory, a multiple of 64."""
+        return -(-self.state_bytes // ALIGN) * ALIGN
 
     def _given(self) -> dict[str, int]:
         return dict.fromkeys(self.own.given.registers, self._hidden)

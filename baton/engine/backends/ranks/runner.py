@@ -16,15 +16,17 @@ from torch import Tensor
 
 from baton.engine.adapters.base import AdapterBase
 from baton.engine.backends.native.batch import Array, NativeBatch
+from baton.engine.backends.native.states import StepStates
 from baton.engine.backends.native.step_runner import StepRunner
 from baton.engine.backends.ranks.adapters import OwnAdapters, RankAdapters
-from baton.engine.backends.ranks.dealing import Piece, among_ranks, in_parts
+from baton.engine.backends.ranks.dealing import Piece, among_ranks, in_one_part, in_parts
 from baton.engine.backends.ranks.followers import Followers
 from baton.engine.backends.ranks.hosts.lead import LeadHosts
 from baton.engine.backends.ranks.hosts.links import Mapped
 from baton.engine.backends.ranks.load import LoadedRank
 from baton.engine.backends.ranks.memory import (
     MOST_ROWS,
+    MOST_STATES,
     DealStruct,
     SharedMemory,
     call,
@@ -82,6 +84,7 @@ class RankRunner(StepRunner):
         self._arena = torch.empty(0)
         self._shown = 0  # positions whose rotary angles are in shared memory
         self._buffer: memoryview | None = None
+        self._paged = torch.empty((0, 0), dtype=torch.uint8)  # (pages, bytes of a page), the buffer
         self._kept: list[Array] = []  # of the step that runs
 
     @property
@@ -98,6 +101,7 @@ class RankRunner(StepRunner):
     def bind(self, buffer: memoryview, pages: int) -> None:
         """Uses ``buffer`` as the KV pages of the lead; ``open_pages`` passes them to the other ranks."""
         self._buffer, self._pages = buffer, pages
+        self._paged = torch.frombuffer(buffer, dtype=torch.uint8).view(pages, -1)
         self._ranks.pages = ctypes.addressof(ctypes.c_char.from_buffer(buffer))
         self._current = PageResidency(pages)
 
@@ -136,6 +140,7 @@ class RankRunner(StepRunner):
 
     def _compute(self, plan: StepPlan, batch: NativeBatch) -> None:
         self._kept = []
+        states = self._states(plan)
         self._show_turns(batch.reach)
         missing = self._show_pages(plan)
         floats = batch.rows * self._own.row_floats
@@ -153,6 +158,21 @@ class RankRunner(StepRunner):
             raise RankLost(f"{lost}, of {self._own.own.rank.count} ranks", rank=lost.rank)
         if self._hosts is not None:
             self._current.ran(plan.items, missing)
+        if states is not None:
+            states.finish()
+
+    def _states(self, plan: StepPlan) -> StepStates | None:
+        """Copies the items' recurrent states where all ranks find them; returns None if the model has none."""
+        own = self._own
+        if not own.state_bytes or own.spans is None:
+            return None
+        if len(plan.items) > MOST_STATES:
+            text = f"a step of {len(plan.items)} sequences is more than {MOST_STATES} whose states ranks share"
+            raise BatonError(f"{text}; lower worker.max_batch", "worker.max_batch")
+        held = (ctypes.c_uint8 * self._memory.sizes.states).from_address(self._memory.states)
+        room = torch.frombuffer(held, dtype=torch.uint8)[: MOST_STATES * own.state_stride]
+        room = room.view(MOST_STATES, own.state_stride)[:, : own.state_bytes]
+        return StepStates(plan, self._paged, own.spans.states, room)
 
     def _dealt(self, plan: StepPlan, batch: NativeBatch, step: Step) -> DealStruct:
         """Returns how the step's rows are divided, and their adapters; replaces the items of ``step`` by their
@@ -163,7 +183,10 @@ class RankRunner(StepRunner):
         if own.deal != BY_COLUMNS:
             starts, counts = (batch.items[field].tolist() for field in ("start", "queries"))
             by_rows = own.deal == BY_ROWS
-            pieces = among_ranks(starts, counts, own.rank.count) if by_rows else in_parts(counts, own.stages)
+            if by_rows:
+                pieces = among_ranks(starts, counts, own.rank.count)
+            else:  # a state is carried on through all rows of its item, and found by the item's number
+                pieces = in_one_part(counts) if self._own.state_bytes else in_parts(counts, own.stages)
             items = self._hold(cut(batch.items, pieces))
             step.items, step.item_count = items.ctypes.data, len(items)
             found.owners, found.parts = self._numbers([piece.owner for piece in pieces]), pieces[-1].owner + 1

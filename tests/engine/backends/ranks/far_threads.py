@@ -69,6 +69,7 @@ class AnonymousMemory(SharedMemory):
         self.rope_angles = self.plan + sizes.plan
         self.registers = self.rope_angles + sizes.rope_angles
         self.logits = self.registers + sizes.registers
+        self.states = self.logits + sizes.logits
 
 
 class Hosts:

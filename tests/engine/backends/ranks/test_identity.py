@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 
+from baton.engine.backends.ranks import runner
 from baton.engine.program.ranks import possible_widths, require_splittable
 from baton.engine.program.shares import Widths
 from baton.kernels.abi import native
-from baton.protos.errors import ConfigError
+from baton.protos.errors import BatonError, ConfigError
 from tests.conformance.checkpoints import KINDS, make
 from tests.engine.backends.ranks.same_bits import same_bits
 from tests.engine.test_models import program
@@ -33,7 +34,8 @@ ROWS = [
     ("mixtral", 2), ("gemma3", 2), ("mistral", 3), ("qwen3", 2), ("phi3_long", 3),
 ]  # fmt: skip
 LAYERS = [
-    ("gemma2", 2), ("deepseek_v2", 2), ("qwen3_moe", 2), ("olmo2", 3), ("glm4_moe", 2), ("llama3", 2),
+    ("gemma2", 2), ("qwen3_next", 2), ("deepseek_v2", 2), ("qwen3_moe", 2), ("olmo2", 3), ("bamba", 2),
+    ("qwen3_5", 2), ("granite_hybrid", 2), ("glm4_moe", 2), ("llama3", 2),
     ("qwen2_mixed", 2), ("gpt_oss", 2),
     ("mixtral", 2), ("gemma3", 2), ("mistral", 2), ("qwen3", 2), ("phi3_long", 2),
 ]  # fmt: skip
@@ -113,6 +115,14 @@ def test_every_architecture_that_can_be_split_is_held_to_one_rank() -> None:
     ("model_type", "op"),
     [("qwen3_next", "GatedDelta"), ("bamba", "StateSpace")],
 )
-def test_an_architecture_with_an_op_of_one_rank_is_refused_by_name(model_type: str, op: str) -> None:
-    with pytest.raises(ConfigError, match=f"{op} runs on one rank only; use 1"):
+def test_an_architecture_whose_columns_ranks_cannot_share_is_refused_by_name(model_type: str, op: str) -> None:
+    with pytest.raises(ConfigError, match=rf"{op} isn't shared by columns, but with its layer \(pp\); use 1"):
         require_splittable(program(model_type), 2)
+
+
+def test_more_sequences_than_ranks_share_states_of_are_refused_in_words(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runner, "MOST_STATES", 1)
+    with pytest.raises(BatonError, match=r"6 sequences is more than 1 whose states .*; lower worker\.max_batch"):
+        same_bits(make(tmp_path, "bamba"), 2, "pp")

@@ -39,9 +39,11 @@ def require_hosts(config: EngineConfig) -> None:
 
 
 def require_layout(config: EngineConfig, program: Program) -> None:
-    """Checks that ranks which share a layer of experts are on one host, because experts' rows don't travel. Raises
-    ConfigError.
+    """Checks that ranks which share a layer of experts are on one host, and all where there is recurrent state,
+    because neither experts' rows nor states travel. Raises ConfigError.
     """
+    if config.hosts > 1 and program.states:
+        raise ConfigError(f"{FIELD}: a model with recurrent state runs on ranks of one host; leave it empty", FIELD)
     if config.hosts == 1 or not program.experts or config.widths.cp > 1:
         return
     places, columns = hosts_of_ranks(config.widths.count, config.hosts), max(config.tp, config.ep)
