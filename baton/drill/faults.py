@@ -10,14 +10,17 @@ import asyncio
 import random
 from collections.abc import Awaitable, Callable, Sequence
 
+import msgspec
+
 from baton.cluster.holds import SlotHold
 from baton.drill.checks.coverage import Coverage
 from baton.drill.loop import SeededLoop
+from baton.drill.parts.aims import Aims
 from baton.drill.parts.network import Network
 from baton.drill.parts.router import SimulatedRouter
 from baton.drill.parts.worker import SimulatedWorker
 from baton.drill.redis.server import SimulatedRedis
-from baton.drill.scenario import FAULTS, Fault, FaultKind
+from baton.drill.scenario import ABRUPT, FAULTS, PEER, Fault, FaultKind
 from baton.protos.errors import BatonError
 
 Play = Callable[[Fault], Awaitable[None]]
@@ -37,7 +40,9 @@ class FaultInjector:
         rng: random.Random,
         tell: Callable[[str, str], None],
         coverage: Coverage,
+        aims: Aims,
     ) -> None:
+        self._aims = aims
         self._workers, self._network, self._redis, self._rng = workers, network, redis, rng
         self._routers = {router.name: router for router in routers}
         self._tell, self._coverage = tell, coverage
@@ -45,13 +50,23 @@ class FaultInjector:
         self._plays: dict[FaultKind, Play] = {kind: getattr(self, f"_{kind}") for kind in FAULTS}
 
     async def play(self, fault: Fault, began: float) -> None:
-        """Waits until ``fault.at`` seconds after ``began`` (loop time), injects ``fault``, and returns when it is
-        over.
+        """Waits until ``fault.at`` seconds after ``began`` (loop time) and for its aim, injects ``fault``, and
+        returns when it is over.
         """
         await asyncio.sleep(began + fault.at - asyncio.get_running_loop().time())
+        if fault.aim:
+            fault = await self._at_aim(fault)
         self._tell(fault.target, f"fault: {fault.kind} {fault.other} for {fault.seconds:.3f} s")
         self._coverage.fault(fault, self._workers)
         await self._plays[fault.kind](fault)
+
+    async def _at_aim(self, fault: Fault) -> Fault:
+        """Waits for the phase that ``fault`` is aimed at; returns the fault with its target."""
+        target = await self._aims.wait(fault.request, fault.aim) or fault.target
+        await asyncio.sleep(fault.after)
+        peers = (self._aims.who(fault.request, phase) for phase in ("reading", "admitted"))
+        peer = next((one for one in peers if one and one != target), next(iter(self._routers)))
+        return msgspec.structs.replace(fault, target=target, other=peer if fault.other == PEER else fault.other)
 
     # ---- processes ----
 
@@ -227,9 +242,14 @@ class FaultInjector:
         await asyncio.sleep(0)
 
     async def _weights(self, fault: Fault) -> None:
-        """Has the worker drain and return with other weights under the same model name, as in a rolling upgrade."""
+        """Has the worker drain, or be killed, and return with other weights under the same model name, as in a
+        rolling upgrade.
+        """
         self._workers[fault.target].weights ^= 1
-        await self._leave(fault)
+        if fault.factor == ABRUPT:
+            self._workers[fault.target].kill()
+        else:
+            await self._leave(fault)
 
     # ---- tasks ----
 

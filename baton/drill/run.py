@@ -52,7 +52,7 @@ def play(scenario: Scenario, keep_story: bool = False, first_only: bool = False)
     before = random.getstate()
     random.seed(f"library {scenario.seed}")  # redis-py draws its pauses between retries
     world = World(scenario, story, loop, first_only)
-    complaints, product = Complaints(world.judge), logging.getLogger("baton")
+    complaints, product = Complaints(world.judge, scenario.faults), logging.getLogger("baton")
     product.addHandler(complaints)
     propagates, product.propagate = product.propagate, False
     try:

@@ -25,6 +25,15 @@ FAULTS: tuple[FaultKind, ...] = get_args(FaultKind)
 HINDERING = ("cut", "cut_one_way", "stuck", "slow", "tier_slow")  # faults that delay the word that a client left
 ENDING = ("kill", "engine_dies", "leave")  # faults that end a worker, and hinder nobody else
 GONE_S = 3.0  # seconds that the word that a client left takes at most, without such a fault
+Phase = Literal["", "reading", "admitted", "receiving", "writing"]
+PHASES: tuple[Phase, ...] = ("reading", "admitted", "receiving", "writing")
+# Faults that may come while their target works on a certain request; those of the network towards its peer in that.
+AIMED: frozenset[FaultKind] = frozenset(FAULTS) - {
+    "index_lies", "router_dies", "redis_stalls", "redis_flushed", "redis_restarts", "redis_forgets", "clock_jumps",
+}  # fmt: skip
+PEER = "peer"  # the other end of an aimed fault: who has the request's other half
+AIM_S = 5.0  # seconds for which an aimed fault waits for its request's phase at most
+ABRUPT = 100.0  # the factor of a fault of weights whose worker ends without draining
 FLOODING = ("flood", "drop")  # tenants that are held against fair shares
 
 
@@ -62,7 +71,11 @@ class Request(msgspec.Struct, frozen=True):
 
 
 class Fault(msgspec.Struct, frozen=True):
-    """Something that goes wrong at ``at`` seconds after the start of the run and lasts for ``seconds``."""
+    """Something that goes wrong at ``at`` seconds after the start of the run and lasts for ``seconds``.
+
+    With an ``aim`` it waits until a worker begins that phase of request ``request``, for AIM_S at most, and
+    ``after`` seconds more; that worker is the target then.
+    """
 
     kind: FaultKind
     at: float
@@ -70,6 +83,14 @@ class Fault(msgspec.Struct, frozen=True):
     other: str = ""  # the other end of a network fault
     seconds: float = 0.0
     factor: float = 1.0  # how bad it is; its unit depends on ``kind``
+    aim: Phase = ""
+    request: int = -1
+    after: float = 0.0
+
+    @property
+    def ends_at(self) -> float:
+        """Returns the time, in seconds after the start of the run, at which the fault is over at the latest."""
+        return self.at + self.seconds + (AIM_S + self.after if self.aim else 0.0)
 
 
 class Batch(msgspec.Struct, frozen=True):
@@ -120,7 +141,7 @@ class Scenario(msgspec.Struct, frozen=True):
     @property
     def ends_at(self) -> float:
         """Returns the time, in seconds, at which the last request has come and the last fault is over."""
-        times = [r.at for r in self.requests] + [f.at + f.seconds for f in self.faults]
+        times = [r.at for r in self.requests] + [f.ends_at for f in self.faults]
         times += [change.at for change in self.adapters]
         return max(times, default=0.0)
 
@@ -149,6 +170,7 @@ class Size(msgspec.Struct, frozen=True):
     kinds: tuple[FaultKind, ...] = FAULTS  # faults to draw from
     adapted: float = 0.15  # share of scenarios with adapters
     http: float = 0.2  # share of scenarios with requests over HTTP
+    aimed: float = 0.6  # share of faults that come soon after a request or while a worker is at it
     pressed: float = 0.15  # share of scenarios with so many requests on so few pages that sequences are preempted
 
 
@@ -170,9 +192,10 @@ def draw(seed: int, size: Size = Size()) -> Scenario:
     ]
     flooded = rng.random() < 0.1
     requests += _flood(rng, len(requests), span) if flooded else ()
-    kinds = rng.sample(size.kinds, rng.randint(0, len(size.kinds))) if size.kinds else []
-    faults = [_fault(rng, kinds, span, workers, names) for _ in range(rng.randint(0, size.faults) if kinds else 0)]
-    faults = [] if flooded else faults  # what is fair is told without them
+    kinds = _kinds(rng, size)
+    faults = [_fault(rng, kinds, span, workers, names) for _ in range(rng.randint(1, size.faults) if kinds else 0)]
+    # What is fair is told without faults.
+    faults = [] if flooded else _aimed(seed, [*faults, *_rolling(seed, kinds, span, workers)], requests, size.aimed)
     drawn = Scenario(
         seed=seed,
         prefill=prefill,
@@ -199,6 +222,13 @@ def draw(seed: int, size: Size = Size()) -> Scenario:
     return drawn if flooded else _over_http(_with_adapters(drawn, span, size.adapted), size.http)
 
 
+def _kinds(rng: random.Random, size: Size) -> list[FaultKind]:
+    """Draws the kinds of faults of a run; an eighth of the runs have none."""
+    if not size.kinds or not size.faults or rng.random() < 0.125:
+        return []
+    return rng.sample(size.kinds, rng.randint(1, len(size.kinds)))
+
+
 def _over_http(scenario: Scenario, share: float) -> Scenario:
     """Returns ``scenario``, in ``share`` of them with requests that are asked over HTTP; embeddings never are."""
     rng = random.Random(f"http {scenario.seed}")
@@ -220,6 +250,41 @@ def _for_text(rng: random.Random, request: Request) -> Request:
         sampling=msgspec.structs.replace(own, min_tokens=min(own.min_tokens, own.max_tokens)),
         cancels=request.cancels[:1],
     )
+
+
+def _aimed(seed: int, faults: list[Fault], requests: list[Request], share: float) -> list[Fault]:
+    """Returns ``faults`` with ``share`` of them aimed at requests, because most workers are idle at most times."""
+    rng = random.Random(f"aimed {seed}")
+    return [_at(rng, fault, rng.choice(requests)) if rng.random() < share else fault for fault in faults]
+
+
+def _at(rng: random.Random, fault: Fault, request: Request) -> Fault:
+    """Returns ``fault`` in a phase of ``request``, or soon after it is sent if no worker is the fault's target."""
+    if fault.kind not in AIMED:
+        return msgspec.structs.replace(fault, at=request.at + rng.uniform(0.0, 0.4))
+    after = rng.choice((0.0, rng.uniform(0.0, 0.02), rng.uniform(0.0, 0.5)))
+    brief = fault.kind in ("role", "ratio") and rng.random() < 0.5  # no time for what is open to end
+    return msgspec.structs.replace(
+        fault,
+        at=request.at,
+        aim=rng.choice(PHASES),
+        request=request.number,
+        after=after,
+        other=PEER if rng.random() < 0.5 else fault.other,
+        seconds=rng.uniform(0.0, 0.1) if brief else fault.seconds,
+    )
+
+
+def _rolling(seed: int, kinds: list[FaultKind], span: float, workers: list[str]) -> Iterator[Fault]:
+    """Draws the faults of a rolling upgrade, in a third of the runs that change weights: one worker after another,
+    of which some are killed.
+    """
+    rng = random.Random(f"rolling {seed}")
+    if "weights" not in kinds or rng.random() >= 0.33:
+        return
+    for at, worker in zip(sorted(rng.uniform(0.0, span) for _ in workers), workers, strict=True):
+        if rng.random() < 0.7:
+            yield Fault("weights", at, worker, factor=rng.choice((1.0, ABRUPT)))
 
 
 def _with_adapters(scenario: Scenario, span: float, share: float) -> Scenario:

@@ -6,12 +6,13 @@ import math
 import random
 from statistics import median
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from baton.cost.curves import decode_seconds, prefill_seconds, step_seconds
-from baton.cost.fit import PRIOR_STEP, StepFit, TransferFit
+from baton.cost.fit import PRIOR_STEP, StepFit, TransferFit, _non_negative, _of_all_sets
 from baton.cost.profiles import load_profile
 from baton.protos.measurements import StepCurve, StepSample
 
@@ -156,3 +157,13 @@ def test_exact_samples_of_the_prior_leave_the_prior() -> None:
         sample = mixed(rng)
         fit.observe(timed(sample, step_seconds(PRIOR_STEP, sample)))
     assert error(fit.curve, PRIOR_STEP, rng) < 1e-6
+
+
+def test_the_coefficients_are_those_that_every_set_of_positive_ones_tried_in_turn_gives() -> None:
+    rng = np.random.default_rng(0)
+    for size in [1, 2, 3, 4, 5] * 20:
+        rows = rng.normal(size=(rng.integers(1, 9), size))
+        square, linear = rows.T @ rows + 1e-3 * np.eye(size), rows.T @ rng.normal(size=len(rows))
+        found = _non_negative(square, linear)
+        assert (found >= 0).all()
+        assert np.allclose(found, _of_all_sets(square, linear), atol=1e-6)

@@ -186,7 +186,7 @@ BUGS = (
             ("router/dispatch/runner.py", "        if not run.request.pin.allows(link.info):", "        if False:"),
             ("router/request/weights.py", "        assert self.weights in (None, weights)\n", ""),
         ),
-        faults=("weights",),
+        faults=("weights", "kill"),
     ),
     Bug(
         "an admission that fails between its pages and its registration keeps them",

@@ -12,15 +12,28 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from starlette.types import Send
 from typer.testing import CliRunner
 
 from baton.console.main import app
 from baton.drill import many, world
 from baton.drill.checks import oracle
 from baton.drill.run import Verdict, as_test, play, shrink
-from baton.drill.scenario import FAULTS, AdapterChange, Fault, FaultKind, Request, Scenario, Size, draw
+from baton.drill.scenario import (
+    FAULTS,
+    PEER,
+    PHASES,
+    AdapterChange,
+    Fault,
+    FaultKind,
+    Request,
+    Scenario,
+    Size,
+    draw,
+)
 from baton.drill.world import World
 from baton.protos.nouns import Sampling
+from baton.router.api.sse import EventStream
 from baton.router.dispatch.role_control import RoleChange, RoleControl
 from baton.router.workers.decode_session import DecodeLease
 from tests.kernels.thorough import first_now
@@ -156,6 +169,35 @@ def test_an_answer_ends_on_the_adapter_that_it_began_on_whatever_becomes_of_the_
     assert verdict.held, verdict.violations
     assert verdict.answered >= 6
     assert any("choice 0" not in line and "is refused: model_not_found" in line for line in verdict.lines)
+
+
+def test_a_slot_that_a_restored_redis_gives_to_a_dead_life_is_served_again() -> None:
+    forgets = Fault("redis_forgets", 0.2, "prefill-0", seconds=3.0)
+    away = Fault("redis_restarts", 0.9, "prefill-0", seconds=8.0)
+    scenario = one_of_each(2, forgets, Fault("engine_dies", 0.4, "decode-0"), away)
+    verdict = play(msgspec.structs.replace(scenario, requests=scenario.requests[:3]), keep_story=True)
+    assert verdict.held, verdict.violations
+    assert any("its slot is served elsewhere" in line for line in verdict.lines)
+
+
+def test_a_fault_that_is_aimed_meets_the_worker_that_is_at_the_request() -> None:
+    aimed = [Fault("break", 0.0, "router-0", other=PEER, aim=phase, request=i) for i, phase in enumerate(PHASES)]
+    scenario = one_of_each(3, *aimed)
+    verdict = play(msgspec.structs.replace(scenario, requests=scenario.requests[:4]), keep_story=True)
+    assert verdict.held, verdict.violations
+    told = [tuple(line.split()[i] for i in (1, 4)) for line in verdict.lines if "fault:" in line]
+    assert sorted(told) == [("decode-0", "prefill-0")] * 2 + [("decode-0", "router-0"), ("prefill-0", "decode-0")]
+
+
+def test_a_stream_over_http_that_has_no_end_is_a_violation(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def half(self: EventStream, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+
+    monkeypatch.setattr(EventStream, "_send_all", half)
+    scenario = one_of_each(3)
+    asked = msgspec.structs.replace(scenario.requests[0], over_http="stream")
+    verdict = play(msgspec.structs.replace(scenario, requests=(asked,)), first_only=True)
+    assert "without the end of its reply" in verdict.violations[0]
 
 
 @pytest.mark.parametrize("kind", ["engine_dies", "leave"])

@@ -172,7 +172,11 @@ class Judge:
         may have cached.
         """
         mine = request.tenant, self._on(request)
-        others = (r for r in self._requests if (r.tenant, self._on(r)) == mine and r.number != request.number)
+        others = (
+            r
+            for r in self._requests
+            if r.prompt[:1] == request.prompt[:1] and (r.tenant, self._on(r)) == mine and r.number != request.number
+        )
         texts = ((*r.prompt, *self._answer(r, choice)) for r in others for choice in range(r.n))
         return max((_common(request.prompt, text) for text in texts), default=0)
 
@@ -199,4 +203,6 @@ def _for_its_adapter(request: Request, error: BaseException) -> bool:
 
 
 def _common(a: Sequence[int], b: Sequence[int]) -> int:
+    if a[:1] != b[:1]:
+        return 0
     return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))

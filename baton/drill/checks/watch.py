@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from baton.drill.checks.fairness import FairnessWitness
-from baton.drill.scenario import Request
+from baton.drill.scenario import Phase, Request
 from baton.protos import channel as ch
 from baton.protos.nouns import EngineRequest
 
@@ -27,6 +27,7 @@ class EngineWitness:
 
     ``requests`` are the clients' requests by number. ``patience_s`` is how long an answer may still be written
     after its client left. ``adapters`` are the ids of the adapters that requests were asked on, by number.
+    ``reached`` is told each phase of a request that this engine begins.
     """
 
     def __init__(
@@ -40,7 +41,9 @@ class EngineWitness:
         patience_s: float,
         fairness: FairnessWitness,
         adapters: Mapping[int, str] = MappingProxyType({}),
+        reached: Callable[[int, Phase], None] = lambda number, phase: None,
     ) -> None:
+        self._reached = reached
         self._fairness, self._adapters = fairness, adapters
         self._name, self._requests, self._ttl_s, self._violated = name, requests, lease_ttl_s, violated
         self._progress: dict[int, float] = {}
@@ -56,6 +59,10 @@ class EngineWitness:
         if isinstance(message, ch.Admit | ch.Prefill):
             self._fairness.ends(number_of(message.request.request_id), now, placed=True)
             self._hold(message.request)
+            is_admit = isinstance(message, ch.Admit)
+            self._reached(number_of(message.request.request_id), "admitted" if is_admit else "reading")
+        if isinstance(message, ch.ReceiveOpened) and message.key in self._asked:
+            self._reached(self._asked[message.key][0], "receiving")
         if isinstance(message, ch.Admit):
             self._began(message.request)
             self._asked[message.key] = number_of(message.request.request_id), message.request.choice
@@ -76,7 +83,10 @@ class EngineWitness:
             if isinstance(message, ch.Tokens) and any(one.key in self._cancelled for one in message.outputs):
                 self._violated(f"{self._name}: a sequence writes on after its cancel")
             if isinstance(message, ch.Tokens):
-                self._wanted([self._asked[one.key] for one in message.outputs], now)
+                written = [self._asked[one.key] for one in message.outputs]
+                self._wanted(written, now)
+                for number, _ in written:
+                    self._reached(number, "writing")
         self._cancelled |= self._leaving
         self._leaving.clear()
         for message in said if swept else ():

@@ -108,24 +108,30 @@ class Clients:
             return
         NUMBER.set(request.number)
         self._tell(name, f"asks for text of {len(request.prompt)} tokens, n {request.n}, {request.over_http}")
-        began = loop.time()
-        replying = router.process.spawn(call.play(parts.app, request), f"http {name}")
+        began, process = loop.time(), router.process
+        replying = process.spawn(call.play(parts.app, request), f"http {name}")
         for after in request.cancels:
             loop.call_later(after, self._hangs_up, request, call)
         await asyncio.wait({replying})
         for choice in range(request.n):
             self._departs(request, choice)
-        self._over(request, call, replying, loop.time() - began)
-
-    def _over(self, request: Request, call: HttpCall, replying: asyncio.Task[None], took: float) -> None:
-        name = f"client {request.number}"
-        if not replying.cancelled() and replying.exception() is not None:
-            self._judge.violated(f"request {request.number}: the application failed: {replying.exception()!r}")
-        elif call.left.is_set() or not call.over:
+        if replying.cancelled() or not process.alive or call.left.is_set():
             self._judge.lost()
-            self._tell(name, f"left after {len(call.body)} bytes")
+            self._tell(name, f"{'left' if call.left.is_set() else 'lost its router'} after {len(call.body)} bytes")
         else:
-            self._tell(name, f"status {call.status}, {self._judge.replied(request, call.status, bytes(call.body))}")
+            self._over(request, call, replying.exception(), loop.time() - began)
+
+    def _over(self, request: Request, call: HttpCall, error: BaseException | None, took: float) -> None:
+        """Has the judge read a reply whose client stayed and whose router lives; ``took`` is in seconds."""
+        name = f"request {request.number}"
+        if error is not None or not call.over:
+            self._judge.violated(f"{name}: the application ended without the end of its reply: {error!r}")
+            return
+        late = took - (request.deadline_after or math.inf)
+        if late > LATE_S + (request.n + 2) * request.read_pause:
+            self._judge.violated(f"{name} ends {late:.1f} s after its deadline")
+        said = self._judge.replied(request, call.status, bytes(call.body))
+        self._tell(f"client {request.number}", f"status {call.status}, {said}")
 
     def _hangs_up(self, request: Request, call: HttpCall) -> None:
         for choice in range(request.n):

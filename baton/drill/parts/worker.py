@@ -24,6 +24,7 @@ from baton.cost.fit import StepFit, TransferFit
 from baton.drill.checks.fairness import FairnessWitness
 from baton.drill.checks.watch import Answers, Departed, EngineWitness
 from baton.drill.parts.adapters import LIMITS, AdapterFiles
+from baton.drill.parts.aims import Aims
 from baton.drill.parts.engine import MODEL_ID, Pace, SimulatedEngine
 from baton.drill.parts.network import Network
 from baton.drill.parts.process import Process
@@ -79,9 +80,10 @@ class SimulatedWorker:
         answers: Answers,
         departed: Departed,
         fairness: FairnessWitness,
+        aims: Aims,
         adapters: AdapterFiles | None = None,
     ) -> None:
-        self.adapters = adapters
+        self.adapters, self.aims = adapters, aims
         self.departed, self.fairness = departed, fairness
         self.slot, self.role, self.weights, self.answers = slot, role, 0, answers
         self.scenario, self.network, self.violated, self.tell = scenario, network, violated, tell
@@ -146,6 +148,7 @@ class Life:
             worker.scenario.heard_s,
             worker.fairness,
             {} if worker.adapters is None else worker.adapters.of_request,
+            lambda number, phase: worker.aims.reached(number, phase, worker.slot),
         )
         self.engine = self._made(witness)
 

@@ -13,6 +13,7 @@ from typing import Any
 
 CLASSES = {"d": "[0-9]", "a": "[A-Za-z]", "w": "[0-9A-Za-z]", "s": r"\s"}
 NUMERAL = re.compile(rb"\s*[-+]?(\d+\.?\d*|\.\d+)(e[-+]?\d+)?\s*", re.IGNORECASE)
+EXACT_DIGITS = 16  # of an integer from which on a double may not hold it
 Value = Any  # None, bool, int, float, bytes, Table, or a function of a list of values
 
 
@@ -55,15 +56,22 @@ def tonumber(given: list[Value]) -> Value:
     """
     value = given[0] if given else None
     if isinstance(value, bytes):
+        if value.isdigit():
+            return int(value) if len(value) < EXACT_DIGITS else _integral(float(value))
         if not NUMERAL.fullmatch(value):
             return None
-        number = float(value)
-        return int(number) if math.isfinite(number) and number == int(number) else number
+        return _integral(float(value))
     return value if isinstance(value, int | float) and not isinstance(value, bool) else None
+
+
+def _integral(number: float) -> int | float:
+    return int(number) if math.isfinite(number) and number == int(number) else number
 
 
 def number(value: Value) -> Value:
     """Returns ``value`` as a number; strings that spell one are converted. Raises LuaError for other values."""
+    if type(value) is int or type(value) is float:
+        return value
     found = tonumber([value])
     if found is None:
         raise LuaError(f"arithmetic on {value!r}")

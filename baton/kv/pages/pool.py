@@ -246,22 +246,18 @@ class PagePool:
             for page in lease.own:
                 refs[page] += 1
         assert refs == leased.of, "reference counts differ from the open leases"
-        free, cached = set(self.supply.free), set(self.supply.cached)
+        free, cached, waiting = set(self.supply.free), set(self.supply.cached), self.quarantine.holds
         assert len(free) == len(self.supply.free), "a page is free twice"
-        for page in range(self.pages):
-            self._check_page(page, page in free, page in cached)
+        for page, (block, leases) in enumerate(zip(blocks.block_of, leased.of, strict=True)):
+            idle = not leases and page not in waiting
+            assert (page in free) == (idle and block is None), f"page {page}: free list is wrong"
+            assert (page in cached) == (idle and block is not None), f"page {page}: cached list is wrong"
+            assert block is None or blocks.page_of[block] == page, f"page {page}: its hash finds another page"
+            assert leases < 2 or block is not None, f"page {page} is shared but not sealed"
         assert leased.count == sum(r > 0 for r in refs), "the count of leased pages is off"
         assert self.quarantine.count == sum(refs[page] == 0 for page in self.quarantine.holds)
         assert len(blocks.page_of) == sum(h is not None for h in blocks.block_of), "the hash index is off"
         assert all(blocks.block_of[page] is not None for page in self.supply.kept), "a kept page was evicted"
-
-    def _check_page(self, page: int, free: bool, cached: bool) -> None:
-        block, leases = self.blocks.block_of[page], self.leased.of[page]
-        busy = leases > 0 or page in self.quarantine.holds
-        assert free == (not busy and block is None), f"page {page}: free list is wrong"
-        assert cached == (not busy and block is not None), f"page {page}: cached list is wrong"
-        assert block is None or self.blocks.page_of[block] == page, f"page {page}: its hash finds another page"
-        assert leases < 2 or block is not None, f"page {page} is shared but not sealed"
 
     def _exhausted(self, needed: int, reserve: int) -> PoolExhausted:
         counts = self.snapshot_counts()
