@@ -255,7 +255,13 @@ def _for_text(rng: random.Random, request: Request) -> Request:
 def _aimed(seed: int, faults: list[Fault], requests: list[Request], share: float) -> list[Fault]:
     """Returns ``faults`` with ``share`` of them aimed at requests, because most workers are idle at most times."""
     rng = random.Random(f"aimed {seed}")
-    return [_at(rng, fault, rng.choice(requests)) if rng.random() < share else fault for fault in faults]
+    return [_at(rng, fault, _worth_it(rng, requests)) if rng.random() < share else fault for fault in faults]
+
+
+def _worth_it(rng: random.Random, requests: list[Request]) -> Request:
+    """Draws three requests and returns the one that goes on longest, with a grammar before without."""
+    drawn = [rng.choice(requests) for _ in range(3)]
+    return max(drawn, key=lambda r: (r.sampling.grammar is not None, r.sampling.max_tokens))
 
 
 def _at(rng: random.Random, fault: Fault, request: Request) -> Fault:
@@ -267,7 +273,7 @@ def _at(rng: random.Random, fault: Fault, request: Request) -> Fault:
     return msgspec.structs.replace(
         fault,
         at=request.at,
-        aim=rng.choice(PHASES),
+        aim=rng.choice((*PHASES, "writing")),
         request=request.number,
         after=after,
         other=PEER if rng.random() < 0.5 else fault.other,
