@@ -149,8 +149,11 @@ def _rank_of(said: bytes, token: bytes) -> int:
 
 def _receive(sock: socket.socket, rank: int, mapped: Mapped) -> None:
     with sock:
-        notice_dead_peers(sock)
-        sock.sendall(WELCOME)
+        try:
+            notice_dead_peers(sock)
+            sock.sendall(WELCOME)
+        except OSError:  # it has gone again: it says itself that it couldn't connect
+            return
         receive = native.function("links_receive", I32, P, I64, P, I64, I32, result=I32)
         receive(sock.fileno(), *mapped[:4], rank)
 
