@@ -32,6 +32,7 @@ def test_agents_calls_hold_their_conversation_so_far_and_forks_share_it():
     assert parents.most_common(1)[0][1] > 1
 
 
+@pytest.mark.thorough
 def test_the_pool_finds_more_of_agents_conversations_than_an_lru_under_pressure():
     trace = agents(1500)
     capacity = blocks_of(trace) // 16

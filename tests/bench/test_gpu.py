@@ -251,6 +251,7 @@ def test_wheels_are_of_what_ours_needs_and_never_of_torch() -> None:
     assert "msgspec" not in {pin.partition("==")[0] for pin in pins(there=("msgspec",))}
 
 
+@pytest.mark.thorough
 def test_all_that_a_process_allocates_lies_in_its_heap() -> None:
     """What a driver is told of once must hold whatever a suite's structs point at."""
     code = """

@@ -6,6 +6,7 @@ from baton.bench.kv import prefix_index, tiers
 from baton.cluster.served_model import DEMO
 
 
+@pytest.mark.thorough
 def test_the_index_is_measured_at_full_size():
     rows = {row.name.split(" (")[0]: row for row in prefix_index.rows(questions=10)}
     assert 0 < rows["index look-up p50"].value < 50

@@ -220,6 +220,7 @@ def test_what_would_read_elsewhere_is_refused(op: str, change: dict[int, Any], t
         getattr(torch_ops(), name)(*(change.get(at, value) for at, value in enumerate(arguments)))
 
 
+@pytest.mark.thorough
 def test_nothing_is_defined_before_it_is_asked_for() -> None:
     code = "import torch, baton.kernels.registry as r; r.kernels(); assert not hasattr(torch.ops.baton, 'swiglu')"
     subprocess.run([sys.executable, "-c", code + "; r.torch_ops().swiglu"], check=True)
