@@ -64,6 +64,7 @@ def share_for(seconds: float) -> float:
 def pause_s(ran: float, waited: float, share: float = SHARE) -> float:
     """Returns the pause in seconds after ``ran`` seconds of work, for which the process waited ``waited`` seconds.
 
-    It is as long as the work; or, where others wanted the core, so long that the work takes ``share`` of the time.
+    It is as long as the work; or, where others wanted the core, so long that the work takes ``share`` of the time,
+    in which it also waited.
     """
-    return ran / share - ran if waited > SOME * ran else ran
+    return max(ran, ran / share - ran - waited) if waited > SOME * ran else ran
