@@ -26,7 +26,7 @@ def needed(end: int) -> set[bytes]:
     return names
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(st.integers(0, 20), st.sets(st.tuples(st.integers(0, 2), st.integers(0, 19)), max_size=8))
 def test_the_longest_prefix_is_found_whose_continuation_sees_nothing_lost(
     length: int, lost: set[tuple[int, int]]
@@ -52,7 +52,7 @@ def readable(lease: TablesLease, tokens: int) -> list[tuple[int, bytes]]:
     return found
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 3), st.integers(1, 40)), max_size=40))
 def test_no_page_that_a_lease_still_reads_is_freed_or_another_s(story: list[tuple[int, int, int]]) -> None:
     pool = PagePool(PAGES)
@@ -116,7 +116,7 @@ def test_a_lease_that_finds_too_few_pages_changes_nothing() -> None:
     assert len(lease.pages) == len(lease.tables[0]) == len(lease.tables[1]) == 3
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(st.integers(1, 6), st.integers(0, 3), st.lists(st.tuples(st.integers(0, 2), st.integers(1, 3)), max_size=6))
 def test_a_graft_over_a_sealed_block_frees_no_page_of_its_readers(
     blocks: int, sealed: int, grafts: list[tuple[int, int]]
