@@ -7,6 +7,8 @@ https://github.com/AutoGPTQ/AutoGPTQ.
 
 from __future__ import annotations
 
+import re
+
 import torch
 from torch import Tensor
 
@@ -18,7 +20,10 @@ from baton.quantize.schemes import Recipe
 
 
 def settings(recipe: Recipe, ignored: list[str]) -> Json:
-    """Returns the ``quantization_config`` of config.json; ``ignored`` is not used."""
+    """Returns the ``quantization_config`` of config.json; ``ignored`` are the modules that stay unquantized, told
+    as GPTQModel tells them, by patterns in ``dynamic``.
+    """
+    dynamic: Json = {"dynamic": {f"-:^{re.escape(module)}$": {} for module in ignored}} if ignored else {}
     return {
         "quant_method": "gptq",
         "bits": recipe.bits,
@@ -31,6 +36,7 @@ def settings(recipe: Recipe, ignored: list[str]) -> Json:
         "checkpoint_format": "gptq",
         "lm_head": False,
         "modules_in_block_to_quantize": None,
+        **dynamic,
     }
 
 
