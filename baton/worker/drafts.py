@@ -67,7 +67,8 @@ def _heads(name: str, engine: EngineSpec, runner: Runner) -> Speculator:
     inside = _internals(name, runner)
     files, heads = (import_module(f"baton.engine.speculate.heads.{each}") for each in ("files", "medusa"))
     target = files.Target(inside.hidden, runner.spec.vocab_size, inside.layers)
-    pack, path = files.packing(engine.dtype, engine.quantization), name.partition(":")[2]
+    pack = files.packing(engine.dtype, engine.quantization, engine.activations)
+    path = name.partition(":")[2]
     if name.startswith(MEDUSA):
         medusa: Speculator = heads.Medusa(heads.read_medusa(path, target, pack), inside.layers)
         return medusa
@@ -105,6 +106,7 @@ def _draft_model(model: str, engine: EngineSpec, target: ModelSpec, pages: int) 
             threads=engine.threads or None,
             quantization=engine.quantization,  # type: ignore[arg-type]
             quantization_overrides=engine.quantization_overrides,
+            activations=engine.activations,  # type: ignore[arg-type]
             max_model_len=engine.max_model_len or None,
             cache_dir=engine.cache_dir,
             is_draft=True,

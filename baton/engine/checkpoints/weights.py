@@ -69,7 +69,7 @@ def load_weights(
     overrides = dict(config.quantization_overrides)
     is_plain = reader is None and config.quantization == NONE and not overrides
     if isinstance(checkpoint, Checkpoint) and is_plain:
-        if config.activations != "auto":
+        if config.activations != "auto" and not config.is_draft:
             text = f"activations is {config.activations}, and no weight is quantized; use auto, or set quantization"
             raise ConfigError(text, "activations")
         wanted, rows = _own(program, share)
@@ -81,7 +81,8 @@ def load_weights(
     own = own_head(program)
     schemes = None if reader is not None else LayerSchemes(config.quantization, overrides, HEAD, config.is_draft)
     make = _Maker(own, checkpoint, reader, schemes)
-    packed = with_rows(packed_weights(fingerprint, scheme, make.packed, config.cache_dir), config.activations)
+    packed = packed_weights(fingerprint, scheme, make.packed, config.cache_dir)
+    packed = with_rows(packed, config.activations, config.is_draft)
     if config.activations != "auto":
         fingerprint = hashlib.sha256(f"{fingerprint} {config.activations}".encode()).hexdigest()
     plain = [weight for weight in _own(own, share)[0] if weight.name not in packed]
@@ -92,16 +93,16 @@ def load_weights(
     return LoadedWeights(own, dealt(own, weights | packed, share), fingerprint)
 
 
-def with_rows(packed: dict[str, PackedWeight], activations: str) -> dict[str, PackedWeight]:
+def with_rows(packed: dict[str, PackedWeight], activations: str, is_draft: bool = False) -> dict[str, PackedWeight]:
     """Returns the weights set up for activations rounded to ``activations``, "auto", "bf16" or "fp8". Raises
-    ConfigError if "fp8" fits none of them.
+    ConfigError if "fp8" fits none of them, unless they are a draft model's.
     """
     if activations == "auto":
         return packed
     if activations == "bf16":
         return {name: weight.with_bf16_rows() for name, weight in packed.items()}
     found = {name: weight.with_published_rows() for name, weight in packed.items()}
-    if not any(weight.kind == E4M3_A8 for weight in found.values()):
+    if not (is_draft or any(weight.kind == E4M3_A8 for weight in found.values())):
         text = (
             "activations is fp8, but the checkpoint has no fp8 weights that are meant for fp8 activations; use auto"
         )

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+import torch
 
 from baton.engine.backends.native.runner import NativeRunner
 from baton.engine.backends.paced.runner import PacedRunner, paced_answer
@@ -14,7 +15,9 @@ from baton.engine.config import EngineConfig
 from baton.engine.load import load_runner
 from baton.engine.speculate.draft_model import DraftModel, require_same_tokens
 from baton.engine.speculate.drafter import Drafter
+from baton.engine.speculate.heads.files import packing
 from baton.kernels.abi import native
+from baton.kernels.linear import packed
 from baton.protos.errors import ConfigError
 from baton.protos.nouns import Sampling
 from baton.worker.drafts import make_drafter
@@ -129,6 +132,7 @@ def test_a_draft_model_is_cut_and_rounded_as_its_target_as_far_as_that_fits(tmp_
         max_model_len=40,
         quantization="int8",
         quantization_overrides=overrides,
+        activations="bf16",
         cache_dir=str(tmp_path),
     )
     drafter = make_drafter(f"draft:{made}", engine, target, 64)
@@ -138,6 +142,17 @@ def test_a_draft_model_is_cut_and_rounded_as_its_target_as_far_as_that_fits(tmp_
     runner = model._runner
     assert isinstance(runner, NativeRunner)
     assert runner.spec.max_model_len == 40
-    kinds = {name: packed.kind for name, packed in runner._program._packed.items()}
+    kinds = {name: weight.kind for name, weight in runner._program._packed.items()}
     [most] = {kind for name, kind in kinds.items() if "down" not in name}
     assert {name for name, kind in kinds.items() if kind != most} == {"0.down", "1.down"}
+    assert {kinds["0.down"], most} == {packed.W4 + packed.A16, packed.W8 + packed.A16}
+    # Of the target's own weights; a plain draft model has none to choose for.
+    plain = EngineSpec(model=str(made), threads=1, activations="fp8", cache_dir=str(tmp_path))
+    assert make_drafter(f"draft:{made}", plain, target, 64) is not None
+
+
+def test_heads_have_the_form_of_the_targets_weights() -> None:
+    weight = torch.randn(64, 64)
+    assert packing("bfloat16", "int4", "bf16")(weight).kind == packed.W4 + packed.A16
+    assert packing("bfloat16", "int8", "bf16")(weight).kind == packed.W8 + packed.A16
+    assert packing("bfloat16", "int8")(weight).kind == packed.W8

@@ -18,7 +18,8 @@ from baton.engine.program.config import ModelConfig
 from baton.kernels.linear.packed import PackedWeight, pack_bf16, quantize
 from baton.protos.errors import CheckpointError
 
-INT4_GROUP = 32  # inputs that share a scale, as the engine's own int4 has them
+# Bits, and inputs that share a scale (0: all), as the engine has them of weights that it quantizes on load.
+QUANTIZED = {"int8": (8, 0), "int4": (4, 32)}
 Matrix = Tensor | PackedWeight
 Packing = Callable[[Tensor], Matrix]
 
@@ -72,12 +73,15 @@ class HeadFiles:
         return CheckpointError(f"{self.directory}: tensor {name} {problem}", "speculation")
 
 
-def packing(dtype: str, quantization: str) -> Packing:
-    """Returns the function that packs matrices of heads, in the form of the target's own weights."""
-    if quantization == "int8":
-        return lambda weight: quantize(weight, 8, 0)
-    if quantization == "int4":
-        return lambda weight: quantize(weight, 4, INT4_GROUP)
+def packing(dtype: str, quantization: str, activations: str = "auto") -> Packing:
+    """Returns the function that packs matrices of heads, in the form of the target's own weights, for the same
+    ``activations``.
+    """
+    if quantization in QUANTIZED:
+        bits, group = QUANTIZED[quantization]
+        if activations == "bf16":
+            return lambda weight: quantize(weight, bits, group).with_bf16_rows()
+        return lambda weight: quantize(weight, bits, group)
     if dtype == "bfloat16":
         return lambda weight: pack_bf16(weight.to(torch.bfloat16))
     return lambda weight: weight
