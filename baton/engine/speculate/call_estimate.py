@@ -14,9 +14,10 @@ from baton.engine.speculate.draft import SequenceView
 
 T = TypeVar("T", bound=SequenceView)
 
-SHARE = 0.004  # of the steps' time that may go into drafts which bring nothing
+SHARE = 0.002  # of the steps' time that may go into drafts which bring nothing
 MOST_SAVED = 4.0  # calls that the time saved up may pay at once
 NEW = 0.1  # weight of the last measurement
+MOST_OFF = 4.0  # a call that takes so many times as long as expected, or more (the core was lent), counts as that
 MOST_REST = 64  # steps in a row in which no sequence is considered, because no call would pay
 HOPE = 1.0  # accepted tokens expected of a call before any was made, and if the client predicts the answer
 
@@ -62,7 +63,7 @@ class CallEstimate:
 
     def took(self, calls: int, seconds: float) -> None:
         """Records that ``calls`` calls took ``seconds`` together."""
-        self.call_s += NEW * (seconds / calls - self.call_s)
+        self.call_s += NEW * (min(seconds / calls, MOST_OFF * self.call_s) - self.call_s)
 
     def brought(self, seq: int, tokens: int) -> None:
         """Records that a call for sequence ``seq`` brought ``tokens`` accepted tokens."""

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
 from baton.engine.speculate.acceptance import AcceptanceEstimate, expected
+from baton.engine.speculate.allowance import Allowance, Stake, lengthened
 from baton.engine.speculate.call_estimate import CallEstimate
 from baton.engine.speculate.comparison import Comparison
 from baton.engine.speculate.depth import best_depths
@@ -97,7 +98,8 @@ class Drafter:
         self._learning = [one for one in speculators if isinstance(one, LearningSpeculator)]
         self._seeing = [one for one in speculators if isinstance(one, StateSpeculator)]
         self._chances, self._costs = AcceptanceEstimate(), RowCost()
-        self._asking, self._probe = CallEstimate(), Probe()
+        self._asking, self._probe, self._allowance = CallEstimate(), Probe(), Allowance()
+        self._staked: Stake | None = None  # of the last step, if it had drafts
         self._prompt_token_s = 0.0
         self._probed: int | None = None
         self._sequence_steps = 0  # steps of sequences that wrote
@@ -113,6 +115,7 @@ class Drafter:
         """
         is_control, count = self._comparison.begin(), len(writers)
         self._sequence_steps += count
+        self._settle()
         if is_control or not writers or self._rests(writers):
             self._comparison.add(count, 0.0)
             return {}
@@ -150,7 +153,12 @@ class Drafter:
         asked = self._asking.chosen(able, float(seconds[0]), steps)
         weighed = self._weighed(asked, seconds, len(writers))
         depths = best_depths([one.chances for one in weighed], len(writers), seconds, limit_s) if weighed else []
-        self._add_probe(weighed, depths, steps)
+        self._allowance.save(steps)
+        if not self._allowance.allows(lengthened(seconds, sum(depths))):
+            depths = [0] * len(depths)
+        self._add_probe(weighed, depths, steps, seconds)
+        if any(depths):
+            self._staked = Stake(len(writers), seconds)
         chosen = {
             one.text.seq: one.draft.of(one.order[:depth])
             for one, depth in zip(weighed, depths, strict=True)
@@ -209,6 +217,8 @@ class Drafter:
         """
         seq = text.seq
         self._comparison.add(accepted, 0.0)
+        if self._staked is not None:
+            self._staked = self._staked.judged(len(draft.tokens), accepted)
         went_on = not draft.parents or rows[-1] - 1 in draft.parents
         for at in range(min(len(draft.tokens), accepted + 1) if went_on else accepted):
             self._judged[at] += 1
@@ -285,9 +295,16 @@ class Drafter:
         """Returns whether several guesses at a place can be verified, which rejection sampling can't."""
         return self._trees and not (self.by_rejection and text.request.sampling.temperature)
 
-    def _add_probe(self, weighed: Sequence[_Weighed], depths: list[int], steps: int) -> None:
-        """Lengthens the most promising draft by one token if a probe is due."""
-        if not self._probe.due(steps):
+    def _settle(self) -> None:
+        """Settles what the last step's drafts brought, as far as they were verified."""
+        if self._staked is not None and self._staked.verified:
+            self._allowance.settle(self._staked.gain)
+        self._staked = None
+
+    def _add_probe(self, weighed: Sequence[_Weighed], depths: list[int], steps: int, seconds: Vector) -> None:
+        """Lengthens the most promising draft by one token if a probe is due and may be risked."""
+        due = self._probe.due(steps) or (self._allowance.is_new and not any(depths))
+        if not due or not self._allowance.allows(lengthened(seconds, sum(depths) + 1)):
             return
         left = [
             (one.chances[depth] if depth < len(one.chances) else 0.0, at)

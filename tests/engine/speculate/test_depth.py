@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from baton.engine.speculate.acceptance import AcceptanceEstimate, expected
+from baton.engine.speculate.allowance import START, Allowance
 from baton.engine.speculate.call_estimate import CallEstimate
 from baton.engine.speculate.depth import MARGIN, best_depths
 from baton.engine.speculate.draft import Draft, SequenceView, Speculator
@@ -138,6 +139,23 @@ def test_probes_become_seldom_while_they_bring_nothing() -> None:
     assert not probe.due()
 
 
+def test_what_drafts_gained_may_be_risked_and_beyond_that_what_steps_saved_up() -> None:
+    allowance = Allowance()
+    allowance.save(START)
+    assert allowance.allows(0.5)
+    allowance.settle(-0.5)
+    assert not allowance.allows(0.6), "half a step is left"
+    allowance.save(10_000)
+    assert allowance.allows(0.6)
+    assert not allowance.allows(1.1), "a long rest saves up no burst of long steps"
+    for _ in range(3):
+        allowance.settle(0.9)
+    assert allowance.allows(15.0), "drafts pay"
+    for _ in range(3):
+        allowance.settle(-1.0)
+    assert not allowance.allows(1.1), "they did"
+
+
 def test_asking_those_who_bring_nothing_costs_next_to_nothing() -> None:
     asking, texts = CallEstimate(), [Written(seq, [1]) for seq in range(64)]
     for _ in range(50):
@@ -145,6 +163,9 @@ def test_asking_those_who_bring_nothing_costs_next_to_nothing() -> None:
     assert asking.chosen(texts, 10e-3) == texts  # nobody knows yet
     for text in texts * 100:
         asking.brought(text.seq, 0)
+    before = asking.call_s
+    asking.took(1, 1.0)
+    assert asking.call_s < 1.5 * before, "a core that was lent meanwhile says nothing of a call"
     asked = sum(len(asking.chosen(texts, 10e-3)) for _ in range(1000))
     assert asked * 50e-6 < 0.01 * 1000 * 10e-3
     assert asked > 0
@@ -187,7 +208,7 @@ class Right(Speculator):
 
 def driven(sequences: int, chance: float, steps: int, seed: int = 0) -> tuple[float, float]:
     """Tokens per second with speculation on a modelled machine, over those without; the last steps' mean depth."""
-    drafter, rng, clock = Drafter([Right()]), random.Random(seed), 0.0
+    drafter, rng, clock = Drafter([Right()], lambda: 0.0), random.Random(seed), 0.0
     texts, tokens, depth = [Written(seq, [1]) for seq in range(sequences)], 0, 0.0
     for step in range(steps):
         drafts = drafter.plan(texts)
@@ -240,6 +261,25 @@ def test_what_is_never_accepted_costs_next_to_nothing(sequences: int) -> None:
     gain, depth = driven(sequences, 0.0, 1500)
     assert gain > 0.98
     assert sequences < 4 or depth < 0.05
+
+
+@pytest.mark.parametrize(("sequences", "chance"), [(1, 0.0), (1, 1 / 16), (8, 1 / 16)])
+def test_fewer_steps_are_lengthened_in_vain_than_a_99th_percentile_sees(sequences: int, chance: float) -> None:
+    """Drafts that stand now and then by luck, on a machine where one row more costs a tenth of a step."""
+    drafter, rng, lengthened = Drafter([Right()], lambda: 0.0), random.Random(0), list[int]()
+    texts = [Written(seq, [1]) for seq in range(sequences)]
+    for step in range(START + 800):
+        drafts = drafter.plan(texts)
+        drafted = sum(len(draft.tokens) for draft in drafts.values())
+        drafter.observe(sequences + drafted, 0, 1e-3 * (1 + drafted / sequences / 10))
+        for seq, draft in drafts.items():
+            stood = next((at for at in range(len(draft.tokens)) if rng.random() >= chance), len(draft.tokens))
+            drafter.judge(texts[seq], draft, stood)
+        if drafted:
+            lengthened.append(step)
+    assert len(lengthened) > 0, "it is tried"
+    assert sum(step >= START for step in lengthened) < 8
+    assert max(sum(at <= step < at + 320 for step in lengthened) for at in range(START, 544)) < 4
 
 
 @pytest.mark.parametrize("sequences", [1, 4, 16])
