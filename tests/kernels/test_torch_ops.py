@@ -16,7 +16,8 @@ from baton.kernels.abi import native as abi
 from baton.kernels.abi import torch_library
 from baton.kernels.cascade_attention.native import groups_of
 from baton.kernels.dense.packed import pack_f32
-from baton.kernels.linear.packed import pack_bf16, quantize
+from baton.kernels.linear.integers import Integers, stack
+from baton.kernels.linear.packed import PackedWeight, pack_bf16, quantize
 from baton.kernels.linear.torch_op import parts
 from baton.kernels.paged_attention.native import page_bytes
 from baton.kernels.paged_attention.stored import ELEMENTS
@@ -24,11 +25,22 @@ from baton.kernels.registry import ops, torch_ops
 from tests.kernels.conftest import needs_native
 from tests.kernels.thorough import first_now
 
+
+def ordered(weight: Tensor, bits: int) -> PackedWeight:
+    """Integers with minimums, whose inputs lie in an order of their own, as GPTQ's act-order leaves them."""
+    n, k = weight.shape
+    q, groups = torch.randint(-7, 8, (n, k), dtype=torch.int8), (n, -(-k // 32))
+    scales, mins = torch.rand(groups) / 99, torch.rand(groups) / 9
+    return stack([Integers(q, bits, 32, scales, mins, order=torch.randperm(k, dtype=torch.int32))])
+
+
 FORMS: dict[str, Callable[[Tensor], Any]] = {
     "float32": pack_f32,
     "bf16": pack_bf16,
     "int8": lambda weight: quantize(weight, 8, 0),
     "int4": lambda weight: quantize(weight, 4, 32),
+    "int8 ordered": lambda weight: ordered(weight, 8),
+    "int4 ordered": lambda weight: ordered(weight, 4),
 }
 KV_HEADS, HEADS, DIM, LAYERS, LAYER = 2, 4, 16, 2, 1
 TABLE = torch.tensor([3, 1, 4, 3, 1, 6], dtype=torch.int64)
@@ -200,6 +212,9 @@ def test_what_was_packed_is_unpacked_with_the_same_sums() -> None:
         ("linear int4", {3: torch.ones(256)}, "mins is 256 of torch.float16"),
         ("linear int4", {6: 24}, "a multiple of 16"),
         ("linear bf16", {6: 32}, "a multiple of 16"),
+        ("linear int4 ordered", {9: None}, "needs its order"),
+        ("linear int4 ordered", {9: torch.full((40,), 40, dtype=torch.int32)}, "order has inputs from 0 to 39"),
+        ("linear int4", {9: torch.arange(40, dtype=torch.int32)}, "has no order"),
         ("linear float32", {4: torch.ones(128)}, "has no row_scale"),
         ("lm_head int4", {2: None}, "needs its scales"),
         ("embedding", {0: torch.tensor([5])}, "tokens are 0 to 4"),

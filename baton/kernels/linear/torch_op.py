@@ -23,17 +23,23 @@ from baton.kernels.linear.packed import (
     E4M3,
     E4M3_A8,
     E4M3_A16,
+    ORDERED,
     PANEL,
     W4,
+    W4_ORDERED,
     W8,
+    W8_ORDERED,
     W8_OUTLIERS,
     PackedWeight,
     padded,
 )
 from baton.kernels.step.structs import LINEAR_F16, LINEAR_F32
 
-# Of CODES, W8_OUTLIERS and E4M3_A8 ``mins`` is the table.
-PACKED = "Tensor data, Tensor? scales, Tensor? mins, Tensor? row_scale, int kind, int group, int n, int k"
+# Of CODES, W8_OUTLIERS and E4M3_A8 ``mins`` is the table; ordered kinds alone have an ``order``.
+PACKED = (
+    "Tensor data, Tensor? scales, Tensor? mins, Tensor? row_scale, int kind, int group, int n, int k, Tensor? order"
+)
+PARTS = 9  # arguments that PACKED makes up
 HALF_BYTES = {
     BF16: 4,
     W8: 2,
@@ -46,10 +52,13 @@ HALF_BYTES = {
     W8 + A16: 2,
     W4 + A16: 1,
     CODES + A16: 1,
+    **dict.fromkeys((W8_ORDERED, W8_ORDERED + A16), 2),
+    **dict.fromkeys((W4_ORDERED, W4_ORDERED + A16), 1),
     LINEAR_F32: 8,
     LINEAR_F16: 4,
 }  # of one element
-GROUPED = (W8, W4, CODES, E4M3_A16, E4M3_A8, W8 + A16, W4 + A16, CODES + A16)
+ORDERED_KINDS = (*ORDERED.values(), *(kind + A16 for kind in ORDERED.values()))
+GROUPED = (W8, W4, CODES, E4M3_A16, E4M3_A8, W8 + A16, W4 + A16, CODES + A16, *ORDERED_KINDS)
 # The dtype and numbers of a kind's table.
 TABLES = {
     CODES: (torch.int8, 3 * CODE_COUNT),
@@ -58,18 +67,19 @@ TABLES = {
     E4M3_A8: (torch.float32, 1),
 }
 
-Parts = tuple[Tensor, Tensor | None, Tensor | None, Tensor | None, int, int, int, int]
+Parts = tuple[Tensor, Tensor | None, Tensor | None, Tensor | None, int, int, int, int, Tensor | None]
 
 
 def parts(weight: PackedWeight) -> Parts:
     """Returns the arguments of an op that ``PACKED`` declares, for ``weight``."""
     w = weight
-    return w.data, w.scales, w.table if w.kind in TABLES else w.mins, w.row_scale, w.kind, w.group, w.n, w.k
+    order = w.table if w.is_ordered else None
+    return w.data, w.scales, w.table if w.kind in TABLES else w.mins, w.row_scale, w.kind, w.group, w.n, w.k, order
 
 
 def whole(found: Any) -> PackedWeight:
     """Returns the weight that the arguments ``PACKED`` make up. Raises ValueError if they don't fit one another."""
-    data, scales, mins, row_scale, kind, group, n, k = found
+    data, scales, mins, row_scale, kind, group, n, k, order = found
     require(kind in HALF_BYTES, f"linear: kind {kind} is none of {sorted(HALF_BYTES)}")
     grouped = kind in GROUPED and group > 0 and group % 16 == 0
     require(
@@ -86,7 +96,10 @@ def whole(found: Any) -> PackedWeight:
         _require_part("mins", mins, torch.float16, rows * width // group if grouped else None)
     if not (kind == BF16 or is_float) or row_scale is not None:
         _require_part("row_scale", row_scale, torch.float32, None if is_float else rows)
-    lows, table = (None, mins) if kind in TABLES else (mins, None)
+    _require_part("order", order, torch.int32, k if kind in ORDERED_KINDS else None)
+    inside = order is None or not k or (int(order.min()) >= 0 and int(order.max()) < k)
+    require(inside, f"linear: order has inputs from 0 to {k - 1}")
+    lows, table = (None, mins) if kind in TABLES else (mins, order)
     return PackedWeight(kind, n, k, group, data, scales, lows, row_scale, table)
 
 
@@ -108,7 +121,7 @@ def by_reference(x: Tensor, weight: PackedWeight, bias: Tensor | None) -> Tensor
 
 
 def _fake(x: Tensor, *rest: Any) -> Tensor:
-    n, k, bias = rest[6], rest[7], rest[8]
+    n, k, bias = rest[6], rest[7], rest[PARTS]
     require(x.dim() == 2 and x.shape[1] == k, f"linear: x is (rows, {k})")
     require(bias is None or bias.shape == (n,), f"linear: the bias is ({n},)")
     return x.new_empty((x.shape[0], n))
@@ -122,7 +135,7 @@ def linear(x: Tensor, *rest: Any) -> Tensor:
     Raises ValueError for arguments that don't fit.
     """
     call, out = symbol("dense", P, P, I64, I64, P, P, I64), _fake(x, *rest)
-    weight, bias = whole(rest[:8]), rest[8]
+    weight, bias = whole(rest[:PARTS]), rest[PARTS]
     if call is None or weight.kind == E4M3 or not runs_natively(x, bias):
         return out.copy_(by_reference(x, weight, bias))
     rows, sent = dense(x), None if bias is None else bias.contiguous()

@@ -15,7 +15,7 @@ from torch import Tensor
 from baton.kernels.abi.native import I32, I64, P
 from baton.kernels.abi.torch_library import define, dense, require, runs_natively, symbol
 from baton.kernels.linear.packed import E4M3
-from baton.kernels.linear.torch_op import PACKED, by_reference, whole
+from baton.kernels.linear.torch_op import PACKED, PARTS, by_reference, whole
 from baton.kernels.sample.reference import sample
 from baton.kernels.step.structs import CHOICE
 
@@ -24,7 +24,7 @@ FIELDS = ("temperature", "top_k", "top_p", "min_p", "uniform")
 
 def _fake(x: Tensor, *rest: Any) -> Tensor:
     require(x.dim() == 2 and x.shape[1] == rest[7], f"lm_head: x is (rows, {rest[7]})")
-    for name, values in zip(FIELDS, rest[8:], strict=True):
+    for name, values in zip(FIELDS, rest[PARTS:], strict=True):
         require(values.shape == x.shape[:1], f"lm_head: {name} is (rows,)")
     return x.new_empty((x.shape[0],), dtype=torch.int64)
 
@@ -39,7 +39,7 @@ def lm_head(x: Tensor, *rest: Any) -> Tensor:
     """
     call = symbol("lm_head", P, P, I64, I32, P)
     _fake(x, *rest)
-    weight, fields = whole(rest[:8]), dict(zip(FIELDS, rest[8:], strict=True))
+    weight, fields = whole(rest[:PARTS]), dict(zip(FIELDS, rest[PARTS:], strict=True))
     if call is None or weight.kind == E4M3 or not runs_natively(x):
         return _by_reference(by_reference(x, weight, None).float(), **fields)
     choices, rows = np.zeros(len(x), CHOICE), dense(x)

@@ -78,8 +78,6 @@ class StepOps:
 
     def _linear(self, op: p.Linear, state: OpContext) -> bool:
         matrix = self._native.matrix(op.weight)
-        if matrix.is_ordered:
-            return False  # which torch's op has no form for
         weight = parts(matrix)
         state.registers(op.out).copy_(self._ops.linear(state.registers(op.x), *weight, self._vector(op.bias)))
         return True
