@@ -27,7 +27,7 @@ from safetensors.torch import save_file
 from baton.engine.config import EngineConfig
 from baton.engine.load import load_runner
 from baton.engine.plan import Runner, SampleSpec, SequenceStep, StepPlan
-from baton.evaluate.kept_pages import KeptPages
+from baton.evaluate.attended_pages import AttendedPages
 from baton.kv.layout.bridge import Bridge, land, with_codec
 from baton.kv.layout.selection import observed_of
 from baton.protos.nouns import BLOCK_TOKENS, Sampling
@@ -115,7 +115,7 @@ def finds(
     hay[round(depth * (tokens - 1))] = needle
     hay += [QUESTION] if twice else []
     pages, layout, start = -(-(len(hay) + 1) // BLOCK_TOKENS), runner.spec.layout, 0
-    memory, kept = bytearray(pages * layout.page_bytes), KeptPages(layout, len(hay), list(range(pages)))
+    memory, kept = bytearray(pages * layout.page_bytes), AttendedPages(layout, len(hay), list(range(pages)))
     runner.bind(memoryview(memory), pages)
     while start < len(hay):
         end = kept.cut(start, min(start + CHUNK, len(hay)))

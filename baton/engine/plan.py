@@ -64,7 +64,7 @@ class SampleSpec(msgspec.Struct, frozen=True, gc=False):
         return not (asks or self.banned or self.allowed is not None or self.spread)
 
 
-class Limb(msgspec.Struct, frozen=True, gc=False):
+class DraftBranch(msgspec.Struct, frozen=True, gc=False):
     """Describes a branch of a tree of drafts: consecutive rows of an item that follow row ``parent``, not the row
     before them.
 
@@ -86,8 +86,8 @@ class SequenceStep(msgspec.Struct, frozen=True, gc=False):
     before ``start`` is already there. ``sample`` says how to choose the next token, None for a part of a prompt
     that isn't its end. ``targets[i]``, the known token at ``start + i + 1``, is to be scored, with ``score_top``
     alternatives. ``verify`` marks the last tokens as drafts, one per entry: ``sample`` then chooses the token after
-    the last known one, and ``verify[i]`` the token after draft i. ``limbs`` are the branches if drafts form a tree
-    (``branches_of``): ``start + i`` is then the position of token i only before the first branch.
+    the last known one, and ``verify[i]`` the token after draft i. ``draft_branches`` are the branches if drafts
+    form a tree (``branches_of``): ``start + i`` is then the position of token i only before the first branch.
 
     ``state_from`` are the pages with the recurrent state before ``start`` (None: there is no token before it),
     ``state_to`` the pages for the state after the last token; they never overlap. Entries ``gap[0]`` … ``gap[1] -
@@ -110,7 +110,7 @@ class SequenceStep(msgspec.Struct, frozen=True, gc=False):
     state_from: Sequence[int] | None = None
     state_to: Sequence[int] = ()
     adapter: str = ""  # id of a LoRA adapter that the runner holds; empty for none
-    limbs: tuple[Limb, ...] = ()
+    draft_branches: tuple[DraftBranch, ...] = ()
     gap: tuple[int, int] = (0, 0)
     watch: int | None = None
     watch_rows: bool = False
@@ -119,7 +119,7 @@ class SequenceStep(msgspec.Struct, frozen=True, gc=False):
     @property
     def trunk(self) -> int:
         """Returns the number of rows that follow one another from ``start`` on, before any branch."""
-        return self.limbs[0].first if self.limbs else len(self.tokens)
+        return self.draft_branches[0].first if self.draft_branches else len(self.tokens)
 
     @property
     def asks(self) -> tuple[SampleSpec, ...]:
@@ -136,7 +136,7 @@ class SequenceStep(msgspec.Struct, frozen=True, gc=False):
     def undrafted(self) -> SequenceStep:
         """Returns the same step without its drafts."""
         known = self.tokens[: len(self.tokens) - len(self.verify)]
-        return msgspec.structs.replace(self, tokens=known, verify=(), limbs=())
+        return msgspec.structs.replace(self, tokens=known, verify=(), draft_branches=())
 
 
 class StepPlan(msgspec.Struct, frozen=True, gc=False):
@@ -317,7 +317,7 @@ class Internals(Protocol):
 
 
 def branches_of(runner: Runner) -> bool:
-    """Returns whether a runner computes items with ``limbs``, i.e. trees of drafts."""
+    """Returns whether a runner computes items with ``draft_branches``, i.e. trees of drafts."""
     return bool(getattr(runner, "branches", False))
 
 

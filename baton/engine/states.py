@@ -217,7 +217,7 @@ class SequenceStates:
             lease.seal(index, part)
 
 
-class Sight(NamedTuple):
+class AttentionReach(NamedTuple):
     """Says which blocks the tokens to come attend to: ``window`` tokens back, 0 for all, and the first ``sunk``
     blocks.
 
@@ -236,12 +236,12 @@ class Sight(NamedTuple):
     grows: bool = False
 
     @classmethod
-    def of(cls, layout: KvLayout, grows: bool = False) -> Sight:
-        """Returns the sight of a worker whose layers have ``layout``."""
+    def of(cls, layout: KvLayout, grows: bool = False) -> AttentionReach:
+        """Returns the reach of a worker whose layers have ``layout``."""
         return cls(sliding_window(layout), sunk_blocks(layout), windows=layout.windows, grows=grows)
 
-    def behind(self, tokens: int, block_tokens: int) -> Sight:
-        """Returns the sight of tokens from position ``tokens`` on if all before are computed elsewhere."""
+    def behind(self, tokens: int, block_tokens: int) -> AttentionReach:
+        """Returns the reach of tokens from position ``tokens`` on if all before are computed elsewhere."""
         return self._replace(first=first_seen(tokens, self.window, block_tokens), tokens=tokens)
 
     @property
@@ -270,17 +270,17 @@ def opened(
     limit: int,
     reserve: int = 0,
     brought: bool = False,
-    sight: Sight = Sight(),
+    reach: AttentionReach = AttentionReach(),
 ) -> tuple[PageLease, SequenceStates | None]:
     """Leases pages for ``blocks`` blocks, the first of them from the cache, and the recurrent states that continue
     after these (None for a model without).
 
     At most ``limit`` blocks are taken from the cache; for a model with state only as many as have a checkpoint
     after them, unless the state is ``brought`` by a handoff or a restored copy. ``reserve`` pages stay free, and
-    blocks out of ``sight`` get no page. Raises PoolExhausted, with nothing leased.
+    blocks out of ``reach`` get no page. Raises PoolExhausted, with nothing leased.
     """
     if rules is None:
-        return sight.opened(pool, hashes, blocks, limit, reserve), None
+        return reach.opened(pool, hashes, blocks, limit, reserve), None
     held = limit if brought else rules.deepest(pool, hashes, limit)
     block = None if brought or not held else hashes[held - 1]
     states = SequenceStates(pool, rules, block)  # a checkpoint is pinned before anything is evicted

@@ -15,7 +15,7 @@ from baton.engine.checkpoints.hub import locate
 from baton.engine.config import EngineConfig
 from baton.engine.load import load_runner
 from baton.engine.plan import Runner, SampledToken, SampleSpec, SequenceStep, StepPlan, StepResult
-from baton.evaluate.kept_pages import KeptPages
+from baton.evaluate.attended_pages import AttendedPages
 from baton.evaluate.subject import TOP, Continuation, Ids, TokenScore, text_before
 from baton.evaluate.tokenizers import tokenizer_of
 from baton.protos.errors import InvalidRequest
@@ -119,14 +119,14 @@ class LocalSubject:
                 return result.sampled[0]
             start = end
 
-    def _run(self, step: SequenceStep, kept: KeptPages) -> StepResult:
+    def _run(self, step: SequenceStep, kept: AttendedPages) -> StepResult:
         step = kept.marked(step)
         result = self._runner.run(StepPlan((step,)))
         kept.saw(step, result)
         return result
 
     def _read(self, prompt: Ids, pages: list[int], top: int) -> Iterator[TokenLogprobs]:
-        start, kept = 0, KeptPages(self._runner.spec.layout, len(prompt) // 2, pages)
+        start, kept = 0, AttendedPages(self._runner.spec.layout, len(prompt) // 2, pages)
         while start < len(prompt) - 1:
             end = kept.cut(start, min(start + self._chunk, len(prompt) - 1))
             part, targets = prompt[start:end], prompt[start + 1 : end + 1]
@@ -156,7 +156,7 @@ class _Going:
         ends: frozenset[int], sampling: Sampling | None = None,
     ) -> None:  # fmt: skip
         self.seq, self.prompt, self.tokens = seq, prompt, tokens
-        self.kept = KeptPages(local.runner.spec.layout, len(prompt), pages)
+        self.kept = AttendedPages(local.runner.spec.layout, len(prompt), pages)
         self._local, self._stop, self._ends = local, stop, ends
         self._sampling = sampling or Sampling(temperature=0.0, max_tokens=tokens, logprobs=0)
         self.found: list[int] = []

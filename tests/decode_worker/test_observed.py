@@ -18,7 +18,7 @@ from baton.engine.config import EngineConfig
 from baton.engine.load import load_runner
 from baton.engine.plan import Runner, SequenceStep, StepPlan
 from baton.engine.wide_pages import widened
-from baton.kv.layout.selection import KeptPrompt
+from baton.kv.layout.selection import PromptSelection
 from baton.prefill_worker.engine.loop import PrefillLoop
 from baton.protos import channel as ch
 from baton.protos.errors import ConfigError
@@ -31,7 +31,7 @@ from tests.engine.speculate.oracle import Eager, Oracle
 BUDGET, WINDOW = 128, 32
 SELECTION = f"snapkv:{BUDGET},window:{WINDOW}"
 ANSWER = Sampling(temperature=0.0, max_tokens=40, ignore_eos=True)
-KEPT = {300: KeptPrompt(6, 16, 300, 16), 165: KeptPrompt(6, 8, 165, 16), 100: None}
+KEPT = {300: PromptSelection(6, 16, 300, 16), 165: PromptSelection(6, 8, 165, 16), 100: None}
 LENGTHS = tuple(KEPT)
 
 

@@ -15,7 +15,7 @@ import torch
 
 from baton.decode_worker.engine.loop import DecodeLoop
 from baton.kv.layout.running import RunningScores
-from baton.kv.layout.selection import KeptPrompt, Observed
+from baton.kv.layout.selection import Observed, PromptSelection
 from baton.prefill_worker.engine.loop import PrefillLoop
 from baton.protos import channel as ch
 from baton.protos.nouns import EngineRequest, Sampling
@@ -62,7 +62,7 @@ def wanted(model: Path) -> dict[int, list[int]]:
 @pytest.mark.parametrize("length", first_now(LENGTHS))
 def test_answers_are_those_of_transformers_under_the_mask_that_its_own_attention_makes(model, wanted, length):
     """The mask grows by a row for each token, whose own attention decides what the next ones see."""
-    theirs, kept = reference(model), H2O.kept_of(length, 16)
+    theirs, kept = reference(model), H2O.prompt_selection_of(length, 16)
     tokens, scores = [*prompt_of(length), *wanted[length]], RunningScores(H2O, 16, length, kept)
     seen = torch.ones(len(tokens), len(tokens)).tril().bool()
     blocks, mine = list(range(-(-length // 16))), []
@@ -157,8 +157,8 @@ def test_an_answer_that_goes_on_elsewhere_begins_with_all_that_was_said(model, w
     monkeypatch.setattr("tests.decode_worker.test_windows.request", lambda prompt: again)
     prefill, decode = Weighing(model, PrefillLoop), Weighing(model, DecodeLoop)
     shipped = handed_over(prefill, decode, again.token_ids)
-    kept = KeptPrompt(4, 13, 253, 16)
-    assert H2O.kept_of(253, 16) == kept
+    kept = PromptSelection(4, 13, 253, 16)
+    assert H2O.prompt_selection_of(253, 16) == kept
     assert shipped == [block for block in range(16) if block < kept.slots or block >= kept.first]
     decode.finish()
     assert len(decode.tokens(1)) == 44 - 23

@@ -9,7 +9,7 @@ import pytest
 from baton.engine.backends.native.runner import NativeRunner
 from baton.engine.config import EngineConfig
 from baton.engine.load import load_runner
-from baton.engine.plan import Limb, SampleSpec, SequenceStep, StepPlan, branches_of
+from baton.engine.plan import DraftBranch, SampleSpec, SequenceStep, StepPlan, branches_of
 from baton.engine.speculate.tree import chains, path_to, tree_of
 from baton.engine.wide_pages import widened
 from baton.kernels.abi import native
@@ -51,12 +51,14 @@ def told(runner: NativeRunner, *items: SequenceStep) -> list[tuple[int, TokenLog
 def tree(seq: int, root: int, start: int, pages: list[int], spare: list[int]) -> SequenceStep:
     """The item of PATHS' tree behind ``root``, which is at ``start``."""
     tokens, parents = tree_of(PATHS, 99)
-    limbs = []
+    draft_branches = []
     for part in chains(parents)[1:]:
         end = start + 1 + len(path_to(part.first - 1, parents)) + part.rows
-        limbs.append(Limb(*part, pages=[spare.pop() for _ in range(-(-end // 16) - start // 16)]))
+        draft_branches.append(DraftBranch(*part, pages=[spare.pop() for _ in range(-(-end // 16) - start // 16)]))
     verify = tuple(spec(start + 2) for _ in tokens)
-    return SequenceStep(seq, [root, *tokens], start, pages, spec(start + 1), verify=verify, limbs=tuple(limbs))
+    return SequenceStep(
+        seq, [root, *tokens], start, pages, spec(start + 1), verify=verify, draft_branches=tuple(draft_branches)
+    )
 
 
 @pytest.mark.parametrize("start", [13, 15, 16, 28])
@@ -76,10 +78,10 @@ def test_every_row_has_the_bits_of_its_own_path(
         path = [99, *(tokens[at] for at in path_to(node, parents))]
         [alone] = told(runner, SequenceStep(1, path, start, range(8, 16), spec(start + len(path))))
         assert rows[node + 1] == alone, node
-    for limb in item.limbs:  # whoever goes on with a branch's pages reads its own path's KV
-        path = [tokens[at] for at in path_to(limb.first + limb.rows - 2, parents)]
+    for draft_branch in item.draft_branches:  # whoever goes on with a branch's pages reads its own path's KV
+        path = [tokens[at] for at in path_to(draft_branch.first + draft_branch.rows - 2, parents)]
         first, end = start // 16, start + 1 + len(path)
-        pages = [*range(first), *limb.pages]
+        pages = [*range(first), *draft_branch.pages]
         [behind] = told(runner, SequenceStep(0, [77], end, [*pages, 61], spec(end + 1)))
         told(runner, SequenceStep(1, [99, *path], start, range(8, 16)))
         [wanted] = told(runner, SequenceStep(1, [77], end, range(8, 16), spec(end + 1)))
@@ -104,5 +106,5 @@ def test_pages_that_are_not_there_are_refused_and_other_page_sizes_have_no_trees
     item = tree(0, 99, 20, list(range(8)), [*range(20, 59), 64])
     with pytest.raises(BatonError, match="names a page outside 0 … 63"):
         told(runner, item)
-    assert item.undrafted().limbs == ()
+    assert item.undrafted().draft_branches == ()
     assert not branches_of(widened(runner, 32))

@@ -11,10 +11,10 @@ from typing import NamedTuple
 
 from baton.engine.plan import ModelSpec
 from baton.engine.request_checks import blocks_for, holdable, holdable_of
-from baton.engine.states import SequenceStates, Sight, StateRules, opened
+from baton.engine.states import AttentionReach, SequenceStates, StateRules, opened
 from baton.kv.layout import prefix
 from baton.kv.layout.running import RunningScores
-from baton.kv.layout.selection import KeptPrompt, chosen_from, kept_of, observed_of
+from baton.kv.layout.selection import PromptSelection, chosen_from, observed_of, prompt_selection_of
 from baton.kv.layout.state import state_hashes
 from baton.kv.pages.pool import PageLease, PagePool
 from baton.kv.pages.tables import TablesLease
@@ -28,7 +28,7 @@ class OpenedPages(NamedTuple):
     hashes: list[bytes]  # including that of the partial last block
     pages: PageLease
     states: SequenceStates | None  # pages of recurrent state, if the model has one
-    kept: KeptPrompt | None = None  # which of the prompt's blocks are selected to be kept; None: all
+    kept: PromptSelection | None = None  # which of the prompt's blocks are selected to be kept; None: all
     running: RunningScores | None = None  # scores by which its answer gives up pages; None: it keeps all
 
     def close(self) -> None:
@@ -56,11 +56,11 @@ def open_pages(
     message: ch.Admit, spec: ModelSpec, pool: PagePool, rules: StateRules | None, reserve: int
 ) -> OpenedPages:
     """Leases the pages that the request of ``message`` needs, leaving ``reserve`` free. Raises PoolExhausted."""
-    request, size, sight = message.request, pool.block_tokens, Sight.of(spec.layout, grows=True)
+    request, size, reach = message.request, pool.block_tokens, AttentionReach.of(spec.layout, grows=True)
     root = prefix.root(spec.fingerprint, spec.layout.fidelity, request.adapter_id, request.tenant_salt)
     tokens, hashes = len(request.token_ids), prefix.chain(root, request.token_ids, size)
     prompt, observed = chosen_from(spec.layout, request, message.local), observed_of(spec.layout)
-    kept = kept_of(spec.layout, prompt)
+    kept = prompt_selection_of(spec.layout, prompt)
     running = RunningScores(observed, size, prompt, kept) if observed is not None and observed.running else None
     if kept is not None and not message.local:
         behind = hashes, kept.first, blocks_for(tokens, size), reserve
@@ -68,6 +68,6 @@ def open_pages(
     limit = holdable_of(request, tokens, size) if message.local else holdable(tokens, size)
     limit = limit if kept is None else min(limit, kept.first)
     asked = hashes[: tokens // size], blocks_for(tokens, size), limit, reserve
-    sight = sight if message.local else sight.behind(tokens, size)
-    lease = partial(opened, pool, rules, *asked, brought=not message.local, sight=sight)
+    reach = reach if message.local else reach.behind(tokens, size)
+    lease = partial(opened, pool, rules, *asked, brought=not message.local, reach=reach)
     return OpenedPages(root, hashes, *lease(), kept, running)  # one line: what is leased has an owner at once

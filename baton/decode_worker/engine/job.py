@@ -12,14 +12,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from baton.decode_worker.engine.swap import SwapEntry
-from baton.engine.plan import Limb, SampledToken, SequenceStep
+from baton.engine.plan import DraftBranch, SampledToken, SequenceStep
 from baton.engine.request_checks import blocks_for, holdable_of
 from baton.engine.sequence import SequenceState
 from baton.engine.speculate.draft import Draft
 from baton.engine.states import SequenceStates
 from baton.kv.layout.prefix import Chain
 from baton.kv.layout.running import RunningScores
-from baton.kv.layout.selection import MOST_TOKENS, KeptPrompt
+from baton.kv.layout.selection import MOST_TOKENS, PromptSelection
 from baton.kv.pages.pool import PageLease
 from baton.protos.nouns import TokenRun
 
@@ -34,7 +34,7 @@ class DecodeJob:
         pages: PageLease,
         age: int,
         states: SequenceStates | None = None,
-        kept: KeptPrompt | None = None,
+        kept: PromptSelection | None = None,
         running: RunningScores | None = None,
     ):
         self.sequence = sequence
@@ -140,9 +140,9 @@ class DecodeJob:
 
     def settle(self, step: SequenceStep, row: int) -> None:
         """Makes the KV up to ``row`` of a step the sequence's own, also if it lies in a draft branch's pages."""
-        for limb in step.limbs:
-            if limb.first <= row < limb.first + limb.rows:
-                self.pages.graft(step.start // self._size, limb.pages)
+        for draft_branch in step.draft_branches:
+            if draft_branch.first <= row < draft_branch.first + draft_branch.rows:
+                self.pages.graft(step.start // self._size, draft_branch.pages)
 
     def give_back(self) -> None:
         """Frees the pages that only rejected drafts needed."""
@@ -186,16 +186,16 @@ def step_of(
     take: int,
     prefilling: bool,
     draft: Draft | None = None,
-    limbs: tuple[Limb, ...] = (),
+    draft_branches: tuple[DraftBranch, ...] = (),
     rejects: bool = False,
 ) -> SequenceStep:
     """Returns the runner's step for ``take`` tokens of ``job``; with ``rejects``, drafts are judged by rejection.
 
-    ``prefilling`` says that the tokens are a prompt's; ``draft`` holds the tokens to verify, ``limbs`` the pages of
-    its branches.
+    ``prefilling`` says that the tokens are a prompt's; ``draft`` holds the tokens to verify,
+    ``draft_branches`` the pages of its branches.
     """
     if job.states is None:
-        step = _plain_step(job, take, prefilling, draft, limbs)
+        step = _plain_step(job, take, prefilling, draft, draft_branches)
         step = step if job.kept is None and job.running is None else _choosing(step, job)
         return _by_rejection(step, draft) if draft is not None and rejects else step
     assert draft is None, "a state isn't rolled back: nothing is drafted"
@@ -223,7 +223,11 @@ def _by_rejection(step: SequenceStep, draft: Draft) -> SequenceStep:
 
 
 def _plain_step(
-    job: DecodeJob, take: int, prefilling: bool, draft: Draft | None = None, limbs: tuple[Limb, ...] = ()
+    job: DecodeJob,
+    take: int,
+    prefilling: bool,
+    draft: Draft | None = None,
+    draft_branches: tuple[DraftBranch, ...] = (),
 ) -> SequenceStep:
     sequence, pages = job.sequence, job.pages.pages
     start, end = sequence.computed, sequence.computed + take
@@ -234,7 +238,9 @@ def _plain_step(
         specs = sequence.verify_specs(draft.paths())
         drafted = [*tokens, *draft.tokens]
         of = drafted, start, pages, sample
-        return SequenceStep(sequence.seq, *of, verify=specs, adapter=adapter, limbs=limbs, tables=job.pages.tables)
+        return SequenceStep(
+            sequence.seq, *of, verify=specs, adapter=adapter, draft_branches=draft_branches, tables=job.pages.tables
+        )
     if not prefilling:
         return SequenceStep(sequence.seq, tokens, start, pages, sample, adapter=adapter, tables=job.pages.tables)
     return SequenceStep(

@@ -27,7 +27,7 @@ from baton.engine.plan import SampledToken, SequenceStep, mirror_of
 from baton.engine.request_checks import check_request
 from baton.engine.speculate.draft import States
 from baton.engine.speculate.drafter import Drafter
-from baton.engine.states import Sight
+from baton.engine.states import AttentionReach
 from baton.engine.steps.handlers import Table
 from baton.engine.steps.isolate import StepOutcome
 from baton.engine.steps.loop import IDLE_WAIT_S, EngineParts, StepLoop, note
@@ -69,9 +69,9 @@ class DecodeLoop(StepLoop):
         memory = None if self.spec.layout.windows else parts.memory  # copies are of one page table
         self.swap = SwapArea.beside(memory, self.spec.layout, self.pool.pages) if memory else None
         self.drafter, self.ahead = drafter, PromptReader(drafter, parts.clock)
-        sight = Sight.of(self.spec.layout, grows=True)
+        reach = AttentionReach.of(self.spec.layout, grows=True)
         self.scheduler = DecodeScheduler(
-            self.pool, limits.max_batch, limits.chunk_tokens, self.budget, self.swap, drafter, parts.rules, sight
+            self.pool, limits.max_batch, limits.chunk_tokens, self.budget, self.swap, drafter, parts.rules, reach
         )
         self.entropy = entropy
         self.leases_swept = 0

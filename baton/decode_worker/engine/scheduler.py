@@ -13,12 +13,12 @@ from itertools import islice
 from baton.decode_worker.engine.budget import StepBudget
 from baton.decode_worker.engine.job import DecodeJob, Share, step_of
 from baton.decode_worker.engine.swap import SwapArea
-from baton.engine.plan import Limb, StepPlan
+from baton.engine.plan import DraftBranch, StepPlan
 from baton.engine.request_checks import blocks_for
 from baton.engine.speculate.draft import Draft
 from baton.engine.speculate.drafter import Drafter
 from baton.engine.speculate.tree import chains, depths
-from baton.engine.states import Sight, StateRules, opened
+from baton.engine.states import AttentionReach, StateRules, opened
 from baton.kv.pages.pool import PagePool
 from baton.protos.errors import PoolExhausted
 
@@ -35,12 +35,12 @@ class DecodeScheduler:
         swap: SwapArea | None = None,
         drafter: Drafter | None = None,
         rules: StateRules | None = None,
-        sight: Sight = Sight(),
+        reach: AttentionReach = AttentionReach(),
     ):
-        self.pool, self.rules, self.sight = pool, rules, sight
+        self.pool, self.rules, self.reach = pool, rules, reach
         self.drafter = drafter
         self.drafts: dict[int, Draft] = {}  # that the last plan verifies, by sequence
-        self._limbs: dict[int, tuple[Limb, ...]] = {}  # of those that are trees
+        self._draft_branches: dict[int, tuple[DraftBranch, ...]] = {}  # of those that are trees
         self.budget = budget or StepBudget()
         self.swap = swap
         self.max_batch = max_batch
@@ -59,7 +59,7 @@ class DecodeScheduler:
         """Returns the number of pages to leave free at an admission, because each running sequence will soon need
         one.
         """
-        return min(len(self.running) * self.sight.tables, self.pool.pages // 8)
+        return min(len(self.running) * self.reach.tables, self.pool.pages // 8)
 
     def add(self, job: DecodeJob) -> None:
         """Inserts a job into the batch by its rank."""
@@ -91,7 +91,10 @@ class DecodeScheduler:
         drafted = [(share, share[0].sequence.seq) for share in shares]
         return StepPlan(
             tuple(
-                [step_of(*share, self.drafts.get(seq), self._limbs.get(seq, ()), rejects) for share, seq in drafted]
+                [
+                    step_of(*share, self.drafts.get(seq), self._draft_branches.get(seq, ()), rejects)
+                    for share, seq in drafted
+                ]
             )
         )
 
@@ -134,7 +137,7 @@ class DecodeScheduler:
         prompt_tokens = (
             0 if len(sequences) == len(shares) else sum(take for _, take, prefilling in shares if prefilling)
         )
-        found, self._limbs = drafter.plan(sequences, prompt_tokens, self.budget.limit_s), {}
+        found, self._draft_branches = drafter.plan(sequences, prompt_tokens, self.budget.limit_s), {}
         if not found:
             return {}
         writers = {job.sequence.seq: job for job, _, prefilling in shares if not prefilling}
@@ -151,12 +154,12 @@ class DecodeScheduler:
             return draft.chain()._replace(tokens=chain[: job.pages.blocks * size - end])
         if draft.parents:
             try:
-                self._limbs[job.sequence.seq] = self._branches(job, draft)
+                self._draft_branches[job.sequence.seq] = self._branches(job, draft)
             except PoolExhausted:
                 return draft.chain()
         return draft
 
-    def _branches(self, job: DecodeJob, draft: Draft) -> tuple[Limb, ...]:
+    def _branches(self, job: DecodeJob, draft: Draft) -> tuple[DraftBranch, ...]:
         """Returns the branches of a draft tree, with pages. Raises PoolExhausted with nothing changed."""
         start, size, deep = job.sequence.computed, self.pool.block_tokens, depths(draft.parents)
         parts = chains(draft.parents)[1:]
@@ -164,7 +167,10 @@ class DecodeScheduler:
         counts = [blocks_for(end, size) - start // size for end in ends]
         pages = iter(job.pages.branch(sum(counts), self.growth_reserve))
         return tuple(
-            [Limb(*part, pages=list(islice(pages, count))) for part, count in zip(parts, counts, strict=True)]
+            [
+                DraftBranch(*part, pages=list(islice(pages, count)))
+                for part, count in zip(parts, counts, strict=True)
+            ]
         )
 
     def starved(self) -> DecodeJob | None:
@@ -195,7 +201,7 @@ class DecodeScheduler:
             asked = job.chain.hashes, blocks_for(tokens, size), limit, self.growth_reserve
             try:
                 brought = aside is not None
-                pages, states = opened(self.pool, self.rules, *asked, brought=brought, sight=self.sight)
+                pages, states = opened(self.pool, self.rules, *asked, brought=brought, reach=self.reach)
             except PoolExhausted:
                 return
             job.restart(pages, states)

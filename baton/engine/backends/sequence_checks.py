@@ -22,6 +22,9 @@ def require_computable(item: SequenceStep, vocab_size: int, pages: int) -> None:
     end = -(-(item.start + item.trunk) // BLOCK_TOKENS)
     if min(map(len, (item.pages, *item.tables))) < end:
         raise BatonError(f"sequence {item.seq} has {len(item.pages)} pages, too few for its tokens")
-    written = [*item.pages[item.start // BLOCK_TOKENS : end], *(page for limb in item.limbs for page in limb.pages)]
+    written = [
+        *item.pages[item.start // BLOCK_TOKENS : end],
+        *(page for draft_branch in item.draft_branches for page in draft_branch.pages),
+    ]
     if min(written) < 0 or max(written) >= pages:
         raise BatonError(f"sequence {item.seq} names a page outside 0 … {pages - 1}; were pages bound?")

@@ -76,14 +76,14 @@ class Observed(NamedTuple):
     def __str__(self) -> str:
         return f"{'h2o' if self.running else 'snapkv'}:{self.budget},window:{self.window}"
 
-    def kept_of(self, prompt: int, block_tokens: int) -> KeptPrompt | None:
+    def prompt_selection_of(self, prompt: int, block_tokens: int) -> PromptSelection | None:
         """Returns which blocks of a prompt of ``prompt`` tokens are kept; None if all are."""
         first = max(0, prompt - self.window) // block_tokens
         slots = (self.budget - self.window) // block_tokens
-        return KeptPrompt(slots, first, prompt, block_tokens) if slots < first else None
+        return PromptSelection(slots, first, prompt, block_tokens) if slots < first else None
 
 
-class KeptPrompt(NamedTuple):
+class PromptSelection(NamedTuple):
     """Represents which blocks, of ``block_tokens`` tokens each, are kept of a prompt that is longer than the
     budget.
 
@@ -195,10 +195,10 @@ def observed_of(layout: KvLayout) -> Observed | None:
     return found if isinstance(found, Observed) else None
 
 
-def kept_of(layout: KvLayout, prompt: int) -> KeptPrompt | None:
+def prompt_selection_of(layout: KvLayout, prompt: int) -> PromptSelection | None:
     """Returns which blocks of a prompt of ``prompt`` tokens a worker of ``layout`` keeps; None if all."""
     observed = observed_of(layout)
-    return None if observed is None else observed.kept_of(prompt, layout.block_tokens)
+    return None if observed is None else observed.prompt_selection_of(prompt, layout.block_tokens)
 
 
 def chosen_from(layout: KvLayout, request: EngineRequest, is_local: bool) -> int:

@@ -13,12 +13,12 @@ from collections.abc import Iterator, Sequence
 
 from baton.engine.plan import SequenceStep
 from baton.engine.request_checks import check_request
-from baton.engine.states import Sight
+from baton.engine.states import AttentionReach
 from baton.engine.steps.handlers import Table
 from baton.engine.steps.isolate import StepOutcome
 from baton.engine.steps.loop import EngineParts, StepLoop
 from baton.kv.layout import prefix
-from baton.kv.layout.selection import chosen_from, kept_of
+from baton.kv.layout.selection import chosen_from, prompt_selection_of
 from baton.kv.layout.state import state_hashes
 from baton.kv.pages.pool import PageLease
 from baton.kv.pages.tables import parts_of, table_hash
@@ -123,8 +123,8 @@ class PrefillLoop(StepLoop):
 
     def __init__(self, parts: EngineParts, chunk_tokens: int = 512, max_batch: int = 64):
         super().__init__(parts)
-        self._sight = Sight.of(self.spec.layout)
-        self.scheduler = PrefillScheduler(self.pool, chunk_tokens, max_batch, rules=parts.rules, sight=self._sight)
+        self._reach = AttentionReach.of(self.spec.layout)
+        self.scheduler = PrefillScheduler(self.pool, chunk_tokens, max_batch, rules=parts.rules, reach=self._reach)
         self.shipments: dict[int, Shipment] = {}
         self._hit_tokens = self._asked_tokens = 0
 
@@ -166,14 +166,14 @@ class PrefillLoop(StepLoop):
         sequence = self.sequence(message.key, request)
         size = self.pool.block_tokens
         hashes = prefix.chain(root, request.token_ids, size)
-        kept = kept_of(self.spec.layout, chosen_from(self.spec.layout, request, is_local=False))
+        kept = prompt_selection_of(self.spec.layout, chosen_from(self.spec.layout, request, is_local=False))
         job = PrefillJob(sequence, hashes, self.clock(), size, self._shipped_from(message), kept)
-        self.shipments[message.key] = Shipment(job, message, self._sight.windows)
+        self.shipments[message.key] = Shipment(job, message, self._reach.windows)
         self.scheduler.add(job)
 
     def _shipped_from(self, message: ch.Prefill) -> int:
         """Returns the first block that the receiver may want, apart from sink blocks, which every token sees."""
-        first, received = max(message.held_blocks, self._sight.sunk), frozenset(message.received_blocks)
+        first, received = max(message.held_blocks, self._reach.sunk), frozenset(message.received_blocks)
         while first in received:
             first += 1
         return first

@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from baton.engine.plan import SequenceStep, StepPlan
 from baton.engine.request_checks import blocks_for, holdable_of
 from baton.engine.sequence import SequenceState
-from baton.engine.states import SequenceStates, Sight, StateRules, opened
-from baton.kv.layout.selection import KeptPrompt
+from baton.engine.states import AttentionReach, SequenceStates, StateRules, opened
+from baton.kv.layout.selection import PromptSelection
 from baton.kv.pages.pool import PageLease, PagePool
 from baton.protos.errors import PoolExhausted
 from baton.protos.nouns import BLOCK_TOKENS
@@ -33,7 +33,7 @@ class PrefillJob:
         now: float,
         block_tokens: int = BLOCK_TOKENS,
         shipped_from: int = 0,
-        kept: KeptPrompt | None = None,
+        kept: PromptSelection | None = None,
     ):
         self.kept = kept  # what its tokens choose of the prompt, where that isn't all of it
         self.shipped_from = shipped_from  # the first block that its receiver may want
@@ -113,9 +113,9 @@ class PrefillScheduler:
         max_batch: int,
         aging: float = AGING_TOKENS_PER_S,
         rules: StateRules | None = None,
-        sight: Sight = Sight(),
+        reach: AttentionReach = AttentionReach(),
     ):
-        self.pool, self.rules, self.sight = pool, rules, sight
+        self.pool, self.rules, self.reach = pool, rules, reach
         self.chunk_tokens = chunk_tokens
         self.max_batch = max_batch
         self.aging = aging
@@ -180,8 +180,8 @@ class PrefillScheduler:
         try:
             limit = job.holdable
             blocks = blocks_for(job.tokens, job.block_tokens)
-            sight = self.sight._replace(wanted_from=job.shipped_from)
-            lease, job.states = opened(self.pool, self.rules, job.full_hashes(), blocks, limit, sight=sight)
+            reach = self.reach._replace(wanted_from=job.shipped_from)
+            lease, job.states = opened(self.pool, self.rules, job.full_hashes(), blocks, limit, reach=reach)
         except PoolExhausted:
             return False
         job.lease, job.started = lease, now

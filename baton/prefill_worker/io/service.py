@@ -21,7 +21,7 @@ from baton.kv.layout import prefix
 from baton.kv.layout.bridge import bridge, wire_layout
 from baton.kv.layout.page import sliding_window, sunk_blocks
 from baton.kv.layout.repaging import Repaging
-from baton.kv.layout.selection import chosen_from, kept_of, selection_of
+from baton.kv.layout.selection import chosen_from, prompt_selection_of, selection_of
 from baton.kv.layout.state import state_pages
 from baton.kv.memory.host_pages import PageMemory
 from baton.kv.pages.tables import count_of
@@ -295,7 +295,7 @@ class PrefillService:
             return WirePlan(theirs, made)
         root = prefix.root(self._sender.fingerprint, theirs.fidelity, request.adapter_id, request.tenant_salt)
         chain = prefix.chain(root, request.token_ids, theirs.block_tokens)
-        kept = kept_of(theirs, chosen_from(theirs, request, is_local=False))
+        kept = prompt_selection_of(theirs, chosen_from(theirs, request, is_local=False))
         return WirePlan(theirs, made, tuple(chain if kept is None else kept.named(chain)), paging)
 
     def _require_engine(self) -> None:

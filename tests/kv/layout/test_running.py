@@ -36,7 +36,7 @@ def test_the_page_that_was_paid_least_goes_when_one_leaves_the_window() -> None:
 @pytest.mark.parametrize("prompt", [20, 150, 700])
 def test_the_kept_pages_are_those_of_a_plain_account(size: int, prompt: int) -> None:
     rng, observed = np.random.default_rng(prompt), Observed(288, 96, running=True)
-    kept = observed.kept_of(prompt, size)
+    kept = observed.prompt_selection_of(prompt, size)
     scores, slots = RunningScores(observed, size, prompt, kept), 192 // size
     first = max(0, prompt - 96) // size
     seen = list(range(first if kept is None else slots))  # stand-ins for what was chosen

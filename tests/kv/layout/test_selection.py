@@ -9,7 +9,15 @@ from hypothesis import strategies as st
 
 from baton.kv.layout.bridge import bridge, can_ship
 from baton.kv.layout.page import in_pages_of, layout_for, sliding_window
-from baton.kv.layout.selection import KeptPrompt, Observed, Selection, kept_of, marked, observed_of, parsed
+from baton.kv.layout.selection import (
+    Observed,
+    PromptSelection,
+    Selection,
+    marked,
+    observed_of,
+    parsed,
+    prompt_selection_of,
+)
 from baton.kv.pages.pool import PagePool
 from baton.protos.errors import ConfigError, LayoutMismatch
 
@@ -33,15 +41,15 @@ def test_what_can_not_be_is_refused_by_name(text: str):
 
 
 def test_prompts_within_the_budget_keep_all():
-    assert kept_of(ALL, 10_000) is None
-    assert kept_of(SOME, 128) is None
-    assert kept_of(SOME, 145) == KeptPrompt(6, 7, 145, 16)
-    assert kept_of(in_pages_of(SOME, 48), 500) == KeptPrompt(2, 9, 500, 48)
+    assert prompt_selection_of(ALL, 10_000) is None
+    assert prompt_selection_of(SOME, 128) is None
+    assert prompt_selection_of(SOME, 145) == PromptSelection(6, 7, 145, 16)
+    assert prompt_selection_of(in_pages_of(SOME, 48), 500) == PromptSelection(2, 9, 500, 48)
 
 
 @given(st.integers(145, 2000), st.integers(0, 300), st.integers(1, 300))
 def test_those_that_choose_are_computed_in_one_step_and_nothing_behind_them_with_them(prompt, emitted, most):
-    kept, end, at = kept_of(SOME, prompt), prompt + emitted, 0
+    kept, end, at = prompt_selection_of(SOME, prompt), prompt + emitted, 0
     watched = list[int | None]()
     while at < end:
         stop = kept.cut(at, min(at + most, end))
@@ -53,7 +61,7 @@ def test_those_that_choose_are_computed_in_one_step_and_nothing_behind_them_with
 
 
 def test_ties_go_to_earlier_blocks_and_names_are_those_of_the_prompt():
-    kept = KeptPrompt(2, 5, 100, 16)
+    kept = PromptSelection(2, 5, 100, 16)
     assert kept.chosen([1.0, 3.0, 2.0, 3.0, 2.0]) == [1, 3]
     assert kept.chosen([0.0] * 5) == [0, 1]
     one, other = ([bytes([salt]) * 32 for salt in range(first, first + 7)] for first in (0, 9))

@@ -82,7 +82,7 @@ def test_a_prompt_that_selects_its_pages_holds_up_no_step_while_its_grammar_comp
     scheduler = PrefillScheduler(PagePool(64), chunk_tokens=32, max_batch=8)
     request = EngineRequest("1", tuple(range(200)), 200, Sampling())
     sequence = SequenceState(1, request, (), 8192, cast("GrammarState", SimpleNamespace(ready=False, mask=None)))
-    kept = Observed(112, 64).kept_of(200, BLOCK_TOKENS)
+    kept = Observed(112, 64).prompt_selection_of(200, BLOCK_TOKENS)
     scheduler.add(PrefillJob(sequence, prefix.chain(ROOT, request.token_ids), 0.0, kept=kept))
     while planned := run(scheduler):
         assert planned == [(1, 32)]

@@ -101,12 +101,12 @@ class NativeBatch:
                 table.append(-1)  # too short: it is refused
             if last > self.reach:
                 self.reach = last
-            if item.limbs:
-                for limb, branch in zip(item.limbs, branches(item), strict=True):
-                    runs.append((first + limb.first, len(table), limb.rows, branch.start))
+            if item.draft_branches:
+                for draft_branch, branch in zip(item.draft_branches, branches(item), strict=True):
+                    runs.append((first + draft_branch.first, len(table), draft_branch.rows, branch.start))
                     table += branch.table
                     self.copies += branch.copies
-                    self.reach = max(self.reach, branch.start + limb.rows)
+                    self.reach = max(self.reach, branch.start + draft_branch.rows)
                 count = len(item.tokens)
             if item.sample:
                 if item.verify:

@@ -30,25 +30,28 @@ class Branch(NamedTuple):
 
 
 def branches(item: SequenceStep) -> list[Branch]:
-    """Returns the place of each of ``item.limbs``, in order, each of which follows the trunk or an earlier one."""
+    """Returns the place of each of ``item.draft_branches``, in order; each follows the trunk or an earlier one."""
     first = item.start // BLOCK_TOKENS
     own: list[Sequence[int]] = [item.pages[first:]] * item.trunk  # by row: its pages from block ``first`` on
     position = list(range(item.start, item.start + item.trunk))
     before = list(range(-1, item.trunk - 1))
     found = list[Branch]()
-    for limb in item.limbs:
-        start = position[limb.parent] + 1
-        path = _path(limb.parent, before)
+    for draft_branch in item.draft_branches:
+        start = position[draft_branch.parent] + 1
+        path = _path(draft_branch.parent, before)
         copies = [
-            (_place(own[0 if at < item.start else path[at - item.start]], at, first), _place(limb.pages, at, first))
+            (
+                _place(own[0 if at < item.start else path[at - item.start]], at, first),
+                _place(draft_branch.pages, at, first),
+            )
             for at in range(first * BLOCK_TOKENS, start)
         ]
-        end = start + limb.rows
-        table = [*item.pages[:first], *limb.pages[: -(-end // BLOCK_TOKENS) - first]]
+        end = start + draft_branch.rows
+        table = [*item.pages[:first], *draft_branch.pages[: -(-end // BLOCK_TOKENS) - first]]
         found.append(Branch(start, table, copies))
-        own += [limb.pages] * limb.rows
+        own += [draft_branch.pages] * draft_branch.rows
         position += range(start, end)
-        before += [limb.parent, *range(limb.first, limb.first + limb.rows - 1)]
+        before += [draft_branch.parent, *range(draft_branch.first, draft_branch.first + draft_branch.rows - 1)]
     return found
 
 

@@ -10,15 +10,15 @@ import msgspec
 
 from baton.engine.plan import SequenceStep, StepResult
 from baton.kv.layout.running import RunningScores
-from baton.kv.layout.selection import kept_of, observed_of
+from baton.kv.layout.selection import observed_of, prompt_selection_of
 from baton.protos.nouns import KvLayout
 
 
-class KeptPages:
+class AttendedPages:
     """The pages of one sequence, whose first ``prompt`` tokens are its prompt."""
 
     def __init__(self, layout: KvLayout, prompt: int, pages: list[int]) -> None:
-        self._kept, observed = kept_of(layout, prompt), observed_of(layout)
+        self._kept, observed = prompt_selection_of(layout, prompt), observed_of(layout)
         self._running: RunningScores | None = None
         if observed is not None and observed.running:
             self._running = RunningScores(observed, layout.block_tokens, prompt, self._kept)
