@@ -19,6 +19,7 @@ from typing import Any
 
 import msgspec
 from redis.asyncio import Redis
+from redis.commands.core import AsyncScript
 from redis.exceptions import OutOfMemoryError, RedisError
 
 from baton.cluster.batch_nouns import BatchJob, JobClaim, JobClaimLost, ListPage, StoredFile
@@ -118,7 +119,7 @@ class BatchStore:
             pipe = self._redis.pipeline(transaction=False)
             for file_id in ids:
                 pipe.hget(self._files + file_id, "about")
-            found: list[Any] = await pipe.execute() if ids else []
+            found: list[bytes | None] = await pipe.execute() if ids else []
         return [msgspec.json.decode(about, type=StoredFile) for about in found if about], more
 
     async def drop_file(self, file: StoredFile) -> None:
@@ -250,7 +251,9 @@ class BatchStore:
         await self._fenced(self._answer, claim, keys, [line, answer, self._kept_s])
         self._room.wrote(len(answer))
 
-    async def _fenced(self, script: Any, claim: JobClaim, keys: list[str], args: list[str | bytes | float]) -> None:
+    async def _fenced(
+        self, script: AsyncScript, claim: JobClaim, keys: list[str], args: list[str | bytes | float]
+    ) -> None:
         async with _reached():
             if not await script(keys=keys, args=[claim.number, *args]):
                 raise JobClaimLost(claim.job_id)

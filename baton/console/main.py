@@ -19,7 +19,7 @@ from baton.console.drill import drill_command
 from baton.console.option_groups import with_groups
 from baton.console.planning import register as planning
 from baton.console.run import single
-from baton.console.run.serve_flags import flagged, settings_of
+from baton.console.run.serve_flags import Setting, flagged, settings_of
 from baton.console.setup import certs, diagnosis
 from baton.protos.errors import BatonError
 
@@ -39,7 +39,8 @@ def _flag(help_text: str, *names: str) -> Any:
 @app.command()
 @flagged
 def serve(
-    config: Annotated[str | None, _flag("A baton.toml; default: ./baton.toml if there is one")] = None, **flags: Any
+    config: Annotated[str | None, _flag("A baton.toml; default: ./baton.toml if there is one")] = None,
+    **flags: Setting,
 ) -> None:
     """Bring up a router, workers, Redis and Ray; Ctrl-C takes all of it down."""
     from baton.console.run.serve import run

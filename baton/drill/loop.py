@@ -33,7 +33,7 @@ AGAIN = (" choice ", ": /baton.")
 class CancelWitness(Protocol):
     """The interface by which the loop reports cancelled coroutines; ``coverage.Coverage`` implements it."""
 
-    def cancelled(self, work: Any) -> None:
+    def cancelled(self, work: object) -> None:
         """Receives the coroutine of a task that is about to be cancelled."""
 
 
@@ -241,7 +241,7 @@ class SeededLoop(base_events.BaseEventLoop):
     def _write_to_self(self) -> None:
         """Does nothing, because there is no other thread that would wake this loop."""
 
-    def run_in_executor(self, executor: Any, func: Callable[..., Any], *args: Any) -> asyncio.Future[Any]:  # type: ignore[override]
+    def run_in_executor(self, executor: object, func: Callable[..., Any], *args: object) -> asyncio.Future[Any]:  # type: ignore[override]
         """Runs ``func`` on the loop after a random delay of at most ``thread_s``, and returns a future of its
         result.
         """

@@ -167,7 +167,7 @@ def only_roles(files: TlsFiles, roles: Sequence[str]) -> Permit:
     """Returns a permit for certificates that carry the name of one of ``roles``."""
     wanted = {files.name_of(role) for role in roles}
 
-    def permit(certificate: Mapping[str, Any]) -> str:
+    def permit(certificate: Mapping[str, object]) -> str:
         names = names_in(certificate)
         return (
             ""
@@ -182,7 +182,7 @@ def only_names(allowed: Sequence[str]) -> Permit:
     """Returns a permit for certificates that carry one of the ``allowed`` names; for all if there are none."""
     wanted = set(allowed)
 
-    def permit(certificate: Mapping[str, Any]) -> str:
+    def permit(certificate: Mapping[str, object]) -> str:
         names = names_in(certificate)
         return (
             ""

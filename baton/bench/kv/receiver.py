@@ -20,7 +20,6 @@ from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
 
 import grpc
 import grpc.aio
@@ -50,7 +49,7 @@ class Receiver:
     def _admit(self, count: int) -> None:
         self.intake.register(IntakeLease(count, setting.lease(count), 1, range(count), self._hashes[:count], 0))
 
-    def _tell(self, message: Any) -> None:
+    def _tell(self, message: object) -> None:
         if isinstance(message, Commit):
             self.intake.on_committed(message.key, message.epoch)
         elif isinstance(message, ReceiveClosed):
@@ -109,12 +108,12 @@ def bare_tcp(view: memoryview) -> str:
 def bare_aio() -> grpc.GenericRpcHandler:
     """Returns an asyncio handler with a client-streaming method that discards its input, and a unary echo."""
 
-    async def drop(messages: AsyncIterator[bytes], context: Any) -> bytes:
+    async def drop(messages: AsyncIterator[bytes], context: object) -> bytes:
         async for _ in messages:
             pass
         return b"!"
 
-    async def echo(message: bytes, context: Any) -> bytes:
+    async def echo(message: bytes, context: object) -> bytes:
         return message
 
     return grpc.method_handlers_generic_handler(
@@ -128,7 +127,7 @@ def bare_sync() -> tuple[grpc.Server, str]:
     address.
     """
 
-    def drop(messages: Iterator[bytes], context: Any) -> bytes:
+    def drop(messages: Iterator[bytes], context: object) -> bytes:
         for _ in messages:
             pass
         return b"!"

@@ -18,7 +18,6 @@ import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -96,7 +95,7 @@ class EmptyPool:
         self._sharing = PageSharing(PagePool(self.memory.pages))
         self.filler = Filler(self._tell, self.memory, time.perf_counter)
 
-    def _tell(self, message: Any) -> None:
+    def _tell(self, message: object) -> None:
         answer = getattr(self._sharing, type(message).__name__.lower())(message)
         if isinstance(answer, ch.Filling):
             asyncio.get_running_loop().call_soon(self.filler.take, answer)

@@ -49,7 +49,7 @@ class _ResponseReader(asyncio.Protocol):
         self._over: asyncio.Future[None] | None = None
         self.transport: Any = None
 
-    def connection_made(self, transport: Any) -> None:
+    def connection_made(self, transport: object) -> None:
         self.transport = transport
 
     def ask(self, raw: bytes) -> asyncio.Future[None]:

@@ -6,12 +6,13 @@ Knows nothing of what a key means: ``cluster/sections`` checks its value and nam
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Annotated, Any, NamedTuple
 
 import typer
 
-Settings = dict[str, dict[str, str | int | bool | None]]
+Setting = str | int | bool | None
+Settings = dict[str, dict[str, Setting]]
 
 
 class ServeFlag(NamedTuple):
@@ -97,7 +98,7 @@ FLAGS = (
 )  # fmt: skip
 
 
-def settings_of(given: dict[str, Any]) -> Settings:
+def settings_of(given: Mapping[str, Setting]) -> Settings:
     """Returns section -> key -> value of the flags in ``given``, which maps a flag's name to its value (None if
     absent).
     """

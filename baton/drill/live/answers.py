@@ -162,7 +162,7 @@ class _Stream:
         return Answer(tuple(self._texts), (*wrong, *more), tokens=tokens)
 
 
-def _usage(usage: Any, question: Question) -> tuple[int | None, list[str]]:
+def _usage(usage: object, question: Question) -> tuple[int | None, list[str]]:
     """Returns the completion tokens that the server's ``usage`` counts (None if absent), and what is impossible in
     it.
     """

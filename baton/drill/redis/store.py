@@ -212,7 +212,7 @@ def _to_lua(answer: Answer) -> Any:
     return answer
 
 
-def _from_lua(value: Any) -> Answer:
+def _from_lua(value: object) -> Answer:
     if value is None or value is False:
         return None
     if value is True:
@@ -237,7 +237,7 @@ def _info(store: KeySpace, args: list[bytes]) -> Answer:
     return b"# Memory\r\nused_memory:%d\r\nmaxmemory:%d\r\n" % (used, store.max_bytes)
 
 
-def _size(value: Any) -> int:
+def _size(value: object) -> int:
     if isinstance(value, bytes):
         return len(value) + 50
     if isinstance(value, dict):

@@ -115,7 +115,7 @@ class NixlAgent:
         self._agent.transfer(handle)
         return handle
 
-    def ended(self, handle: Any) -> bool:
+    def ended(self, handle: object) -> bool:
         """Returns whether a read has ended, and if so releases its handle. Raises ConfigError or NIXL's own error
         if the read failed.
         """
@@ -127,7 +127,7 @@ class NixlAgent:
             raise ConfigError(f"NIXL says {state} of a read", "kv_transport")
         return True
 
-    def give_up(self, handle: Any) -> None:
+    def give_up(self, handle: object) -> None:
         """Releases the handle of a read that hasn't ended."""
         self._agent.release_xfer_handle(handle)
 

@@ -17,7 +17,7 @@ B = TypeVar("B", bound="Body")
 _UNION_ARMS = frozenset({"str", "int", "bool", "float", "dict", "[key]"})
 
 
-def _fail_fast(schema: Any) -> None:
+def _fail_fast(schema: object) -> None:
     if isinstance(schema, dict):
         if schema.get("type") in ("list", "set", "tuple"):
             schema["fail_fast"] = True
@@ -35,7 +35,7 @@ class FailFastModel(BaseModel):
     """
 
     @classmethod
-    def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> Any:
+    def __get_pydantic_core_schema__(cls, source: object, handler: GetCoreSchemaHandler) -> Any:
         """Returns pydantic's own schema, its lists failing fast."""
         schema = handler(source)
         _fail_fast(schema)

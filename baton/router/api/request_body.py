@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from itertools import islice
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from pydantic import ConfigDict, model_validator
 
@@ -61,7 +61,7 @@ class RequestBody(Body):
                 yield from value.ignored()
 
 
-def refuse(surface: str, name: str, value: Any, inside: str = "") -> None:
+def refuse(surface: str, name: str, value: object, inside: str = "") -> None:
     """Raises InvalidRequest if field ``name`` is refused at ``surface`` and ``value`` asks for something.
 
     ``inside`` is prefixed to the name in the error.
