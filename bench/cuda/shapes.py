@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from baton.kernels.cuda import build
 from baton.kernels.linear.packed import PackedWeight, pack_bf16, pack_e4m3, quantize
 from bench.cuda import cases, clock
 from bench.cuda.clock import Call
@@ -59,7 +60,7 @@ def products(ops: Ops, form: str, name: str) -> Iterator[Row]:
         out = torch.empty(m, n, device=clock.DEVICE)
         call = ops.linear(weight, x, out)
         error = product_error(call, packed, x, out)
-        yield told(f"{name} {form} M={m}", error, NARROW, differing(call, out))
+        yield told(f"{name} {form} M={m}", "linear", error, NARROW, differing(call, out))
 
 
 def decodes(ops: Ops, dtype: str, group: int) -> Iterator[Row]:
@@ -84,7 +85,8 @@ def _attention(ops: Ops, dtype: str, group: int, batch: int, queries: int, befor
     call = ops.attention(pool, q, item_table(tables, starts, queries), out)
     error = attention_error(call, pool, tables, starts, q, out)
     what = f"decode B={batch}" if queries == 1 else f"chunk of {queries}"
-    return told(f"attention {dtype} GQA {group} {what} behind {before}", error, ROUNDED, differing(call, out))
+    name = f"attention {dtype} GQA {group} {what} behind {before}"
+    return told(name, "paged_attention", error, ROUNDED, differing(call, out))
 
 
 def differing(call: Call, out: Tensor) -> int:
@@ -98,11 +100,14 @@ def differing(call: Call, out: Tensor) -> int:
     return found
 
 
-def told(name: str, error: float, most: float, other: int) -> Row:
-    """Returns a row of 1 where the result is right and always the same."""
+def told(name: str, op: str, error: float, most: float, other: int) -> Row:
+    """Returns a row of 1 where the result is right and always the same; ``against`` names the sources of ``op``."""
     said = [f"off by {error:.1e}, at most {most:.0e}"] if not error <= most else []
     said += [f"{other} of {repeats()} repeats had other bits"] if other else []
-    return Row(part="shapes", name=name, value=float(not said), unit="passed", said="; ".join(said), error=error)
+    passed, key = float(not said), build.source_key(op)
+    return Row(
+        part="shapes", name=name, value=passed, unit="passed", against=key, said="; ".join(said), error=error
+    )
 
 
 def names() -> list[str]:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from baton.kernels.cuda import build, table
+from bench.cuda import paper, shapes
 
 
 @pytest.fixture
@@ -22,6 +24,38 @@ def write(path: Path, **passed: str) -> None:
     rows.append({"part": "checks", "name": "swiglu", "value": 0.0, "against": build.source_key("swiglu")})
     rows.append({"part": "rows", "name": "rope_append", "value": 1.0, "against": "copy"})
     path.write_text(json.dumps({"machine": "NVIDIA H100", "commit": "abc", "date": "2026-11-21", "rows": rows}))
+
+
+def shape_row(name: str, value: float = 1.0) -> dict[str, Any]:
+    return {"part": "shapes", "name": name, "value": value, "against": build.source_key("linear")}
+
+
+def linear_forms() -> dict[str, str]:
+    return {row[1]: row[-1] for row in table.rows() if row[0] == "linear"}
+
+
+def test_a_form_of_large_shapes_has_run_where_these_were_right_and_not_by_its_ops_suite(results: Path) -> None:
+    large, key = "many rows by wgmma: bf16, W8A8, fp8 e4m3", build.source_key("linear")
+    write(results, linear=key)
+    said = linear_forms()
+    assert (said["W8A8"], said[large]) == ("yes", "no")
+    kept = json.loads(results.read_text())
+    right = [shape_row(f"qkv {form} M=2048") for form in ("bf16", "int8", "fp8 e4m3")]
+    for more, wanted in (([], "yes"), ([shape_row("down int8 M=2048", 0.0)], "no")):
+        results.write_text(json.dumps(kept | {"rows": kept["rows"] + right + more}))
+        assert linear_forms()[large] == wanted
+    results.write_text(json.dumps(kept | {"rows": kept["rows"] + [row | {"against": "old"} for row in right]}))
+    assert linear_forms()[large] == "no"
+
+
+def test_the_large_shapes_are_those_that_the_bench_has(results: Path) -> None:
+    """And on 132 multiprocessors dispatch takes the form for one of them at least."""
+    names = [f"{form} M={m}" for form in shapes.FORMS for m in shapes.SIZES["m"]]
+    forms = json.loads(table.FORMS.read_text())
+    for (op, form), endings in table.LARGE.items():
+        assert form in forms[op]
+        assert set(endings) <= set(names)
+    assert {paper.tile_of(n, 2048) for n, _ in shapes.SIZES["products"].values()} == {paper.MANY}
 
 
 def gpu_column() -> dict[str, str]:
