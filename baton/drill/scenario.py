@@ -32,7 +32,8 @@ AIMED: frozenset[FaultKind] = frozenset(FAULTS) - {
     "index_lies", "router_dies", "redis_stalls", "redis_flushed", "redis_restarts", "redis_forgets", "clock_jumps",
 }  # fmt: skip
 PEER = "peer"  # the other end of an aimed fault: who has the request's other half
-AIM_S = 5.0  # seconds for which an aimed fault waits for its request's phase at most
+AIM_S = 15.0  # seconds for which an aimed fault waits for its request's phase at most
+SLOW_SHARE, SLOW_STEP_S = 0.4, 0.1  # of runs with faults: answers go on for so long that faults meet them
 ABRUPT = 100.0  # the factor of a fault of weights whose worker ends without draining
 FLOODING = ("flood", "drop")  # tenants that are held against fair shares
 
@@ -219,6 +220,8 @@ def draw(seed: int, size: Size = Size()) -> Scenario:
         batches=tuple(_batch(rng, span) for _ in range(rng.choice((0, 0, 1, 2)))),
         controller=rng.random() < 0.25,
     )
+    if faults and random.Random(f"pace {seed}").random() < SLOW_SHARE:
+        drawn = msgspec.structs.replace(drawn, step_s=SLOW_STEP_S)
     return drawn if flooded else _over_http(_with_adapters(drawn, span, size.adapted), size.http)
 
 
@@ -259,21 +262,24 @@ def _aimed(seed: int, faults: list[Fault], requests: list[Request], share: float
 
 
 def _worth_it(rng: random.Random, requests: list[Request]) -> Request:
-    """Draws three requests and returns the one that goes on longest, with a grammar before without."""
+    """Draws three requests and returns the one that goes on longest, if it isn't left, with a grammar before
+    without.
+    """
     drawn = [rng.choice(requests) for _ in range(3)]
-    return max(drawn, key=lambda r: (r.sampling.grammar is not None, r.sampling.max_tokens))
+    return max(drawn, key=lambda r: (not r.cancels, r.sampling.grammar is not None, r.sampling.max_tokens))
 
 
 def _at(rng: random.Random, fault: Fault, request: Request) -> Fault:
     """Returns ``fault`` in a phase of ``request``, or soon after it is sent if no worker is the fault's target."""
     if fault.kind not in AIMED:
         return msgspec.structs.replace(fault, at=request.at + rng.uniform(0.0, 0.4))
-    after = rng.choice((0.0, rng.uniform(0.0, 0.02), rng.uniform(0.0, 0.5)))
+    after = rng.choice((0.0, rng.uniform(0.0, 0.02), rng.uniform(0.0, 1.0)))
     brief = fault.kind in ("role", "ratio") and rng.random() < 0.5  # no time for what is open to end
+    moved = fault.kind in (*ENDING, "weights") and rng.random() < 0.5  # an answer goes on elsewhere
     return msgspec.structs.replace(
         fault,
         at=request.at,
-        aim=rng.choice((*PHASES, "writing")),
+        aim="writing" if moved else rng.choice(PHASES),
         request=request.number,
         after=after,
         other=PEER if rng.random() < 0.5 else fault.other,
