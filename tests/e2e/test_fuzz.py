@@ -94,7 +94,7 @@ class Fuzzer:
 
     async def _rpc(self, seed: int, rng: random.Random, channel: grpc.aio.Channel) -> None:
         asked = rpc.call(rng, self._fleet.name)
-        wrong = await rpc.server_error(channel, asked)
+        wrong = await rpc.server_error(channel, self._fleet.grpc, asked)
         self.seen[f"grpc {'bad' if wrong else 'fine'}"] += 1
         if wrong:
             self.bad.append(f"{seed}: {wrong} to {asked}"[:2000])

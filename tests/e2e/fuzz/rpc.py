@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 from typing import Any, NamedTuple
 
@@ -58,16 +59,15 @@ def call(rng: random.Random, model: str) -> Call:
 
 
 # What grpc.aio's client says of a write that came after the server had ended the stream: no word of the server's.
-OUR_OWN, ASK_AGAIN = "Internal error from Core", 8
+# The blocking client says the server's status then.
+OUR_OWN = "Internal error from Core"
 
 
-async def server_error(channel: grpc.aio.Channel, asked: Call) -> str:
-    """What the server did wrong; "" when nothing."""
+async def server_error(channel: grpc.aio.Channel, target: str, asked: Call) -> str:
+    """Returns what the server at ``target`` (host:port), behind ``channel``, did wrong; "" when nothing."""
     code, details = await _ask(channel, asked)
-    for _ in range(ASK_AGAIN):
-        if OUR_OWN not in details:
-            break
-        code, details = await _ask(channel, asked)
+    if OUR_OWN in details:
+        code, details = await asyncio.to_thread(_ask_blocking, target, asked)
     if asked.readable or code is grpc.StatusCode.UNIMPLEMENTED:
         return f"{code.name}: {details}" if code in SERVER_ERRORS else ""
     return "" if code in REFUSALS else f"{code.name} for bytes that are no message: {details}"
@@ -88,6 +88,23 @@ async def _ask(channel: grpc.aio.Channel, asked: Call) -> tuple[grpc.StatusCode,
             await made
     except grpc.aio.AioRpcError as error:
         return error.code(), error.details() or ""
+    return grpc.StatusCode.OK, ""
+
+
+def _ask_blocking(target: str, asked: Call) -> tuple[grpc.StatusCode, str]:
+    with grpc.insecure_channel(target) as channel:
+        kinds = {
+            (False, False): channel.unary_unary, (False, True): channel.unary_stream,
+            (True, False): channel.stream_unary, (True, True): channel.stream_stream,
+        }  # fmt: skip
+        sent = iter(asked.messages) if asked.streams[0] else asked.messages[0]
+        try:
+            made = kinds[asked.streams](asked.path)(sent, timeout=ANSWER_S, metadata=asked.metadata)
+            if asked.streams[1]:
+                for _ in made:
+                    pass
+        except grpc.RpcError as error:
+            return error.code(), error.details() or ""
     return grpc.StatusCode.OK, ""
 
 
