@@ -135,18 +135,25 @@ class Warm:
         self.name, self._process = name, process
 
     @classmethod
-    def started(cls, preload: Sequence[str]) -> Warm:
-        """Returns a new one that imports ``preload``; whoever asks it meanwhile waits."""
+    def started(cls, preload: Sequence[str], module: Sequence[str] = ("tests.warm",)) -> Warm:
+        """Returns a new one that runs ``module`` and imports ``preload``; whoever asks it meanwhile waits."""
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         listener.bind("")  # a name that the kernel chooses, in no folder
         listener.listen()
         fd = listener.fileno()
         process = subprocess.Popen(
-            [sys.executable, "-m", "tests.warm", str(fd), *preload],
+            [sys.executable, "-m", *module, str(fd), *preload],
             pass_fds=[fd], stdin=subprocess.PIPE, env=host_environment() | THREADS,
         )  # fmt: skip
         with listener:
             return cls(listener.getsockname(), process)
+
+    def end(self) -> None:
+        """Ends the process, if this one started it; its children live on."""
+        if self._process is not None:
+            assert self._process.stdin is not None
+            self._process.stdin.close()
+            self._process.wait()
 
     def start(self, command: Sequence[str], log: BinaryIO, session: bool = True) -> Forked | None:
         """Runs ``python -m MODULE …`` with its output in ``log``, as leader of a session or to die with us.

@@ -27,6 +27,7 @@ def test_a_replay_is_deterministic():
     assert first == again
 
 
+@pytest.mark.thorough
 @pytest.mark.timeout(120)
 def test_cost_answers_the_most_requests_of_a_real_trace_in_time():
     """Workers that are not alike: the others can't know that p0 is slow."""

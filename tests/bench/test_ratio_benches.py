@@ -37,6 +37,7 @@ def test_good_needs_both_slos_and_an_answer():
     assert not any(flip.is_good(b) for b in bad)
 
 
+@pytest.mark.thorough
 def test_the_held_out_half_is_not_what_was_chosen_on():
     trace = read_trace(TRACE).faster(3)
     first, second = halves(trace)

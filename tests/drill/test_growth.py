@@ -10,6 +10,7 @@ import pytest
 
 from baton.drill import world
 from baton.drill.loop import SeededLoop
+from baton.drill.parts.aims import Aims
 from baton.drill.parts.clients import Clients
 from baton.drill.run import end_loop
 from baton.drill.scenario import Size, draw
@@ -46,7 +47,7 @@ class Rounds(World):
         found |= {f"{slot} engine": life.engine.loop for slot, life in lives.items()}
         return found | {router.name: router.parts.core for router in self.routers if router.parts is not None}
 
-    async def _play(self, clients: Clients, began: float) -> None:
+    async def _play(self, clients: Clients, aims: Aims, began: float) -> None:
         async def serve(number: int) -> None:
             own = [msgspec.structs.replace(r, number=r.number + 1000 * number) for r in self.scenario.requests]
             await asyncio.gather(*(clients.ask(request, self.loop.time()) for request in own))

@@ -146,11 +146,16 @@ class Fleet(fleet.Fleet):
         return sum(float(x.split()[-1]) for x in text.splitlines() if x.startswith((name + "{", name + " ")))
 
     def wait_for_baseline(self, timeout_s: float = 30.0) -> dict[str, PoolSnapshot]:
-        """Every pool of every worker, once all are at baseline; fails when they don't get there."""
+        """Returns every pool of every worker, once all are up and at baseline; fails when they don't get there."""
         found: dict[str, PoolSnapshot] = {}
 
         def calm() -> bool:
-            found.update({slot: self.snapshot(slot) for slot in self.slots})
+            try:
+                found.update({slot: self.snapshot(slot) for slot in self.slots})
+            except grpc.RpcError as error:  # a worker that was killed isn't back yet
+                if error.code() is not grpc.StatusCode.UNAVAILABLE:
+                    raise
+                return False
             return all(s.at_baseline and not s.running and not s.waiting for s in found.values())
 
         try:

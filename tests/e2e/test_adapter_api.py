@@ -95,16 +95,16 @@ async def test_base_and_adapters_together_answer_as_alone_also_when_a_worker_is_
     together = await asyncio.gather(*(ask(fleet, body(model)) for model in models * 2))
     assert [ids(heard) for heard in together] == wanted * 2
 
-    killed: list[str] = []
+    killed: list[tuple[str, str]] = []
 
     def kill(slot: str) -> None:
         if not killed:
-            killed.append(fleet.record(slot).incarnation)
+            killed.append((slot, fleet.record(slot).incarnation))
             fleet.kill(slot, "engine")
 
     broken = await asyncio.gather(*(ask(fleet, body(model), 3, kill) for model in models * 2))
     assert [ids(heard) for heard in broken] == wanted * 2
-    await asyncio.to_thread(wait_for, fleet.answers, what="the worker being back")
+    await asyncio.to_thread(fleet.wait_for_return, *killed[0])
     assert await alone(fleet, *models) == wanted
     fleet.wait_for_baseline()
 

@@ -12,6 +12,7 @@ from tests.e2e.fleet import DRAFT, Fleet, complete
 from tests.e2e.paced import Oracle
 
 
+@pytest.mark.thorough  # paced ones below; of the real engine: test_determinism.py
 async def test_16_streams_of_mixed_length_on_the_real_engine_answer_as_they_do_alone():
     rng = random.Random(64)
     shared = [rng.randrange(300, 1500) for _ in range(200)]

@@ -70,6 +70,7 @@ def test_the_next_prefill_worker_fetches_what_another_worker_holds(fleet):
     fleet.wait_for_baseline()
 
 
+@pytest.mark.thorough  # of one fetch: tests/kv/exchange
 def test_a_holder_that_hangs_costs_no_more_than_computing_once_more(fleet):
     head, holder = held_by_one(fleet, 11)
     pid = fleet.record(holder).pid

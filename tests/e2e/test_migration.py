@@ -134,6 +134,7 @@ def test_what_a_worker_died_of_is_in_the_clusters_view_until_it_is_old(paced, ca
     assert "the engine of decode-0 died" in capsys.readouterr().out
 
 
+@pytest.mark.thorough  # of the paced engine: above; of the real one: tests/decode_worker/test_families.py
 async def test_a_kill_mid_stream_is_token_identical_on_the_cpu_engine_too():
     with cpu_fleet() as fleet:
         kill = await kill_under(fleet, 11, 500)  # a grammar with several choices

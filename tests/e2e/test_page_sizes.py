@@ -60,6 +60,7 @@ def test_the_demo_model_answers_the_same_whatever_the_pages(tmp_path: Path) -> N
         fleet.wait_for_baseline()
 
 
+@pytest.mark.thorough  # a kill by pages of one size: test_handoff_kills.py
 def test_what_arrived_before_a_prefill_worker_was_killed_is_kept_in_pages_of_another_size(tmp_path: Path) -> None:
     profile = slow_profile(tmp_path, fixed=0.002, prefill=0.001, kv=KV_BYTES)
     pool = {"name": "narrow", "role": "prefill", "count": 2, "worker": {"device": f"paced:{profile}"}}

@@ -13,13 +13,17 @@ import os
 import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from subprocess import Popen
+from typing import Any, BinaryIO
 
 import httpx
 import pytest
 
 from baton.cluster.membership import PolledRoster, connect
 from baton.launch.ports import free_ports
+from baton.launch.supervise import HostProcess
 from baton.protos.version import PROTOCOL, product_version
+from tests import warm
 from tests.e2e import other_build
 from tests.e2e.fleet import Fleet, complete, wait_for
 from tests.e2e.paced import Oracle, slow_profile
@@ -42,7 +46,29 @@ def new(module: str) -> tuple[str, ...]:
 
 
 class Upgraded(Fleet):
-    """Starts with everything of the old build."""
+    """Starts with everything of the old build, whose processes fork from one that has imported it."""
+
+    def __init__(self, prefill: int, decode: int, **sections: Any) -> None:
+        super().__init__(prefill, decode, **sections)
+        self._old = None if PREVIOUS else warm.Warm.started(warm.LIGHT, old("tests.warm")[2:])
+
+    def close(self) -> None:
+        super().close()
+        if self._old is not None:
+            self._old.end()
+
+    def run_host(self, command: list[str], log: BinaryIO) -> HostProcess:
+        return self._forked(command, log) or super().run_host(command, log)
+
+    def run_router(self, command: list[str], log: BinaryIO) -> Popen[bytes]:
+        return self._forked(command, log, session=False) or super().run_router(command, log)
+
+    def _forked(self, command: list[str], log: BinaryIO, session: bool = True) -> Any:
+        """Returns a process of the old build; None if ``command`` is of the new one."""
+        prefix = [*old("")[:-1]]
+        if self._old is None or command[: len(prefix)] != prefix:
+            return None
+        return self._old.start([sys.executable, "-m", *command[len(prefix) :]], log, session)
 
     def next_router(self, command: tuple[str, ...], asked: Callable[[], Iterable[str]]) -> None:
         """Another router beside the first; who asks from now on asks it; the first finishes what it has.

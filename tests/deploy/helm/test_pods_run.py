@@ -294,6 +294,7 @@ PACED = {
 }
 
 
+@pytest.mark.thorough  # run by make helm-check
 def test_the_rendered_pods_answer_a_request_with_the_generated_key_and_password() -> None:
     serve(PACED)
 

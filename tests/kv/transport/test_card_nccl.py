@@ -30,6 +30,7 @@ def card(monkeypatch: pytest.MonkeyPatch) -> Driver:
     return take_card(monkeypatch)
 
 
+@pytest.mark.thorough  # the stand-in of a card beside real processes; without them: test_card.py
 async def test_by_nccl_a_channels_staging_lies_on_the_card(
     card: Driver, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

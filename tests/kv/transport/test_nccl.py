@@ -169,6 +169,7 @@ async def until_it_breaks(stream: HandoffStream, memory: PageMemory) -> None:
         await acknowledged(stream, memory, 3)
 
 
+@pytest.mark.thorough  # its parts by themselves are below, and by every transport in test_kills.py
 async def test_workers_join_die_and_rejoin(memory: PageMemory, far: list[Far]) -> None:
     transport = nccl.NcclTransport(memory, MOVER.here())
     for _ in range(2):

@@ -86,6 +86,7 @@ def test_a_rank_that_is_killed_is_told_of_at_once_and_ends_the_step(model: Path)
     assert (told[0].rank, told[0].message) == (1, "rank 1 of 2 ended by itself (signal 9)")
 
 
+@pytest.mark.thorough  # of a lost one: below
 def test_ranks_that_were_told_to_leave_are_not_called_lost(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     told = list[RankLost]()
     with ranks_of(model) as runner:
@@ -102,6 +103,7 @@ def test_ranks_that_were_told_to_leave_are_not_called_lost(model: Path, monkeypa
     assert told == []
 
 
+@pytest.mark.thorough  # of one that is killed in a step: above
 def test_a_rank_that_ends_before_it_took_what_it_was_given_is_left_to_the_watch(model: Path) -> None:
     followers = Followers(EngineConfig(str(model), threads=1, tp=2))
     try:
