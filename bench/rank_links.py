@@ -1,4 +1,4 @@
-"""What ranks of several hosts pay for TCP: meetings, all-reduces and KV pages between two processes by loopback.
+"""Measures what ranks of several hosts pay for TCP: meetings, all-reduces, KV pages; two processes by loopback.
 
 Knows nothing of models. The other host is a fork of this process with memory of its own. Beside pages: the same
 bytes by a plain TCP connection. Loopback says what the software costs, not what a network does.

@@ -25,7 +25,7 @@ PROMPT_TILE = 128  # query rows that would share K and V where q is rounded to b
 
 
 class Tile(NamedTuple):
-    """What a block of a product takes: it reads its weights once for ``rows``, its rows once for ``outputs``."""
+    """Describes a block of a product: it reads its weights once for ``rows``, its rows once for ``outputs``."""
 
     form: str
     rows: int
@@ -40,7 +40,7 @@ SKINNY, WIDE, MANY = Tile("skinny", 64, 32), Tile("wide", 128, 128), Tile("wgmma
 
 
 class Work(NamedTuple):
-    """What one call does: bytes from memory and by L2, and floating-point operations by ``peak``."""
+    """Counts what one call does: bytes from memory and by L2, and floating-point operations by ``peak``."""
 
     memory: float
     flops: float

@@ -74,9 +74,8 @@ class DecodeLoop(StepLoop):
             self.pool, limits.max_batch, limits.chunk_tokens, self.budget, self.swap, drafter, parts.rules, reach
         )
         self.entropy = entropy
-        self.leases_swept = 0
+        self.leases_swept = self._ages = 0
         self.starvation = Starvation(self.pool, parts.sharing, parts.clock)
-        self._ages = 0
         self._outputs: list[ch.Output] = []
         self._late: set[int] = set()  # answers whose grammars owe a word on the last token
         self._hit_tokens = self._asked_tokens = 0

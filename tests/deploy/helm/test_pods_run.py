@@ -186,7 +186,7 @@ class Place(contextlib.AbstractContextManager):
         return {key: base64.b64decode(value).decode() for key, value in data.items()}
 
     def upgrade(self, values: Manifest) -> None:
-        """As `helm upgrade`: Secrets stay."""
+        """Installs the chart anew as `helm upgrade` does, which keeps Secrets."""
         kept = [m for m in self.manifests if m["kind"] == "Secret"]
         self.manifests = kept + [m for m in self._rendered(values) if m["kind"] != "Secret"]
 

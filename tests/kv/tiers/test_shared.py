@@ -226,8 +226,11 @@ async def test_prompts_that_come_at_once_all_find_their_blocks(folder, monkeypat
         monkeypatch.setattr(shared, limit, 30.0)
     writer, store = Worker(FolderStore(folder), pages=40), BadStore(folder, "slow")
     reader, chains = Worker(store, pages=40), [chain(4, salt=n) for n in range(6)]
+    reader.filler._stall_s = 30.0
     for hashes in chains:
         await writer.share(hashes)
+        for block in hashes:
+            reader.shared._note(block)  # else a search waits for the threads that others' reads hold
     finds = [asyncio.create_task(reader.warmer._take_shared(hashes, 0)) for hashes in chains]
     while len(reader.filler._asked) < 6:
         await asyncio.sleep(0)
