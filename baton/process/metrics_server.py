@@ -139,4 +139,4 @@ class _Quiet(WSGIRequestHandler):
     """Logs no requests."""
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Logs nothing."""
+        """Drops a log line of the HTTP server, which would write one per scrape."""

@@ -1,4 +1,4 @@
-"""What an 8B's ops could take on a card at best, on paper: bytes and products against the data sheet.
+"""Estimates how long an 8B's ops take on a card at best, on paper: bytes and products against the data sheet.
 
 Knows no clock and no card: nothing here is measured. A floor counts every byte once from the card's memory, and
 every product once at the peak of the tensor cores. "As built" counts what these kernels do beyond that: what they

@@ -323,7 +323,7 @@ def _write_adapter(folder: Path) -> None:
 
 
 def _applied(place: Place) -> set[str]:
-    """What the Job has served, asked for by the chart's own key and answered on."""
+    """Returns the adapters that the chart's own key sees after the Job; each has answered."""
     job = next(m["metadata"]["name"] for m in place.manifests if m["kind"] == "Job")
     pod = place.start("Job", job, "127.0.0.1")
     assert pod.process.wait(UP_S) == 0, pod.log()

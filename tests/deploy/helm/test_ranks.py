@@ -73,7 +73,7 @@ def test_a_pools_pods_reach_one_another_and_ranks_are_reached_by_nobody_else() -
 
 
 def selects(selector: Manifest, labels: dict[str, str]) -> bool:
-    """Whether a label selector of Kubernetes takes a pod with these labels."""
+    """Returns whether a label selector of Kubernetes takes a pod with these labels."""
     for expression in selector.get("matchExpressions", []):
         assert expression["operator"] == "In"
         if labels.get(expression["key"]) not in expression["values"]:

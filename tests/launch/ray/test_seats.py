@@ -18,7 +18,7 @@ class RayError(Exception):
 
 
 class Actor:
-    """Of one slot, ``ranks`` on further nodes; ``stop`` is answered when the test says so."""
+    """Stands for a slot's actors, with ``ranks`` on further nodes; ``stop`` is answered when the test says so."""
 
     def __init__(self, plan: HostPlan, *ranks: "RanksActor") -> None:
         self.plan, self.ranks, self.state, self.killed = plan, ranks, "ready", False

@@ -1,4 +1,4 @@
-"""What ranks of several hosts can't share."""
+"""Ranks of several hosts refuse by name the shares that need one host's memory."""
 
 import pytest
 
