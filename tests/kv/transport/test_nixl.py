@@ -104,11 +104,10 @@ async def test_a_frame_that_the_sink_can_not_place_keeps_no_staging(rigged: Rigg
         one_sided.Staging, "__init__", lambda self, agent, size: made.append(size) or real(self, agent, size)
     )
     monkeypatch.setattr(PeerSink, "place", lambda self, frame: (_ for _ in ()).throw(CorruptFrame("no", "unit")))
-    for _ in range(4):
-        rigged.peer.ended.clear()
+    for number in range(4):
         stream = await rigged.connect()
         await stream.send(*rigged.pages(1))
-        await asyncio.wait_for(rigged.peer.ended.wait(), 20)
+        await until(lambda streams=number + 1: len(rigged.peer.errors) == streams)
         await stream.close()
     assert len(made) <= nixl_receiving.AT_ONCE
 
