@@ -10,6 +10,7 @@ under several schedules, with planted bugs. If nvcc or cuobjdump is missing, its
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import subprocess
@@ -86,16 +87,26 @@ def suites(arguments: list[str]) -> bool:
 
 def main() -> int:
     """Runs every check; returns exit status 1 if one fails, else 0."""
-    arguments = sys.argv[1:]
-    strict, write = "--strict" in arguments, "--write" in arguments
-    ran = suites([argument for argument in arguments if argument not in ("--strict", "--write")])
-    if write and ran:
+    asked, of_pytest = _parser().parse_known_args()
+    ran = suites(of_pytest)
+    if asked.write and ran:
         ledger.LEDGER.write_text(json.dumps(ledger.current(), indent=1, sort_keys=True) + "\n")
         table.mark_run()
         table.PAGE.write_text(table.text())
     found = [gate(*each) for each in GATES]
-    fine = ran and all(result is not False for result in found) and not (strict and None in found)
+    fine = ran and all(result is not False for result in found) and not (asked.strict and None in found)
     return 0 if fine else 1
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        "python -m baton.kernels.cuda.check",
+        description="Runs all checks of the CUDA kernels that need no GPU. What isn't named here goes to pytest.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("--strict", action="store_true", help="fail where nvcc or cuobjdump is missing")
+    parser.add_argument("--write", action="store_true", help="renew the records that describe these sources")
+    return parser
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ from __future__ import annotations
 import copy
 import json
 import shutil
+import sys
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -139,3 +140,20 @@ def test_a_source_that_changed_since_its_suite_ran_is_not_said_to_have_run(
 
 def _read(path: Path) -> Any:
     return json.loads(path.read_text())
+
+
+def test_asking_for_help_runs_nothing(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(sys, "argv", ["check", "--help"])
+    monkeypatch.setattr(check, "suites", pytest.fail)
+    with pytest.raises(SystemExit, match="0"):
+        check.main()
+    assert "--strict" in capsys.readouterr().out
+
+
+def test_what_check_does_not_know_goes_to_pytest(monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[list[str]] = []
+    monkeypatch.setattr(sys, "argv", ["check", "--strict", "-k", "rope", "-x"])
+    monkeypatch.setattr(check, "suites", lambda arguments: given.append(arguments) is None)
+    monkeypatch.setattr(check, "GATES", ())
+    assert check.main() == 0
+    assert given == [["-k", "rope", "-x"]]

@@ -1,7 +1,7 @@
 """Runs steps on a GPU as a sequence of kernel launches or as a CUDA graph of them (kernels/step/session.cuh).
 
 Knows nothing of schedulers or processes. The device's pages mirror the host's, which others read and write: pages
-that a step needs and that aren't current on the device (``resident.py``) are copied there before it, and what it
+that a step needs and that aren't current on the device (``residency.py``) are copied there before it, and what it
 appends is copied back after its last launch. A handoff between two workers on one GPU goes from device pages to
 device pages (``page_share.py``).
 """

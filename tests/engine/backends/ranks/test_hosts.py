@@ -16,8 +16,10 @@ import pytest
 import torch
 
 from baton.engine.backends.ranks.hosts.agent import RankAgent
-from baton.engine.backends.ranks.hosts.control import dial
+from baton.engine.backends.ranks.hosts.control import Control, dial
+from baton.engine.backends.ranks.hosts.lead import RemoteHost
 from baton.engine.backends.ranks.hosts.links import LinkPlan, Links, LinkServer, Mapped
+from baton.engine.backends.ranks.hosts.messages import HostShare
 from baton.engine.backends.ranks.runner import RankRunner
 from baton.engine.config import EngineConfig
 from baton.engine.load import load_runner
@@ -194,11 +196,31 @@ def test_a_host_obeys_and_a_lead_trusts_only_whoever_has_the_key(tmp_path: Path)
         dial(agent.address, KEY, "worker.rank_hosts")
     with pytest.raises(ConfigError, match=r"0\.0\.0\.0: ranks of other hosts need a key"):
         RankAgent("0.0.0.0:0")
-    for wrong in ("localhost", "127.0.0.1:x", "127.0.0.1:65536"):
+    for wrong in ("localhost", "127.0.0.1:x", "127.0.0.1:\N{SUPERSCRIPT TWO}", "127.0.0.1:65536"):
         with pytest.raises(ConfigError, match="host:port"):
             RankAgent(wrong)
         with pytest.raises(ConfigError, match="host:port"):
             dial(wrong, KEY, "worker.rank_hosts")
+    for nobody in ("a..b:1", "[::zz]:1"):
+        with pytest.raises(ConfigError, match="--listen"):
+            RankAgent(nobody)
+        with pytest.raises((ConfigError, StartupError), match=r"worker\.rank_hosts"):
+            dial(nobody, KEY, "worker.rank_hosts")
+
+
+def test_a_host_that_goes_while_its_lead_makes_the_pages_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    def gone(self: Control, message: object) -> None:
+        raise BrokenPipeError("Broken pipe")
+
+    with serving_agent() as agent:
+        config = EngineConfig("model", pp=2, rank_hosts=(agent.address,))
+        host = RemoteHost(config, 1, agent.address, b"")
+        try:
+            monkeypatch.setattr(Control, "send", gone)
+            with pytest.raises(StartupError, match=f"the ranks at {agent.address} are gone: Broken pipe"):
+                host.tell(HostShare(4096, 4096, LinkPlan(b"", (), ())))
+        finally:
+            host.control.close()
 
 
 def test_strangers_on_a_port_of_links_delay_no_rank() -> None:

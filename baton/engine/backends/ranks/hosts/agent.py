@@ -43,15 +43,16 @@ class RankAgent:
     def __init__(self, listen: str, key_file: str = "", environment: dict[str, str] | None = None) -> None:
         self._key, self._environment = read_key(key_file), environment
         host, _, port = listen.rpartition(":")
-        if not host or not port.isdigit() or int(port) > MOST_PORT:
+        if not host or not port.isdecimal() or int(port) > MOST_PORT:
             raise ConfigError(f"--listen {listen}: use host:port", "listen")
         host = host.strip("[]")
         try:
             require_key(self._key, socket.gethostbyname(host) if ":" not in host else host)
             family = socket.AF_INET6 if ":" in host else socket.AF_INET
             self._listener = socket.create_server((host, int(port)), family=family)
-        except OSError as error:
-            raise ConfigError(f"--listen {listen}: {error.strerror or error}", "listen") from None
+        except (OSError, ValueError) as error:  # ValueError: neither a name nor an address
+            why = error.strerror if isinstance(error, OSError) else None
+            raise ConfigError(f"--listen {listen}: {why or error}", "listen") from None
         self.address = f"{host}:{self._listener.getsockname()[1]}"
         self._sessions: list[subprocess.Popen[bytes]] = []
 

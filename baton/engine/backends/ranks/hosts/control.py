@@ -121,7 +121,7 @@ def dial(address: str, key: bytes, field: str, wait_s: float = 0.0) -> Control:
     seconds. Raises ConfigError and StartupError.
     """
     host, _, port = address.rpartition(":")
-    if not host or not port.isdigit() or int(port) > MOST_PORT:
+    if not host or not port.isdecimal() or int(port) > MOST_PORT:
         raise ConfigError(f"{field}: {address!r} is not host:port", field)
     sock = _reached(host.strip("[]"), int(port), field, time.monotonic() + wait_s)
     try:
@@ -144,6 +144,8 @@ def _reached(host: str, port: int, field: str, until: float) -> socket.socket:
             if time.monotonic() >= until:
                 text = f"{field}: no `baton ranks` answers at {host}:{port}: {error}"
                 raise StartupError(text, field) from None
+        except ValueError as error:  # of a label that no host name may have
+            raise ConfigError(f"{field}: {host!r} is no host's name or address: {error}", field) from None
         time.sleep(RETRY_S)
 
 

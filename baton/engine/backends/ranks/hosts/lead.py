@@ -45,9 +45,16 @@ class RemoteHost:
         self.control = dial(address, key, FIELD, config.rank_wait_s)
         own = msgspec.structs.replace(config, rank_key_file="")
         try:
-            self.control.send(HostStart(own, number, self.ranks.start, self.ranks.stop, sources_key()))
-        except OSError as error:
+            self.tell(HostStart(own, number, self.ranks.start, self.ranks.stop, sources_key()))
+        except StartupError:
             self.control.close()
+            raise
+
+    def tell(self, said: HostStart | HostShare) -> None:
+        """Sends ``said`` to the host. Raises StartupError if it is gone."""
+        try:
+            self.control.send(said)
+        except OSError as error:
             raise self._gone(error) from None
 
     def await_loaded(self) -> HostLoaded:
@@ -116,7 +123,7 @@ class LeadHosts:
         plan = self._plan(server)
         server.start(plan, 0, mapped)
         for host in self._all:
-            host.control.send(HostShare(mapped.memory_bytes, mapped.page_bytes, plan))
+            host.tell(HostShare(mapped.memory_bytes, mapped.page_bytes, plan))
         links = self._links = Links(plan, 0, mapped.memory, mapped.pages, self._config.rank_bound_s)
         followers.link(plan)
         for host in self._all:
@@ -181,6 +188,8 @@ class LeadHosts:
                 said = host.control.receive(FROM_HOST)
             except OSError:
                 said = HostLost(host.ranks.start, f"the host {host.address} of rank {host.ranks.start} is gone")
+            if isinstance(said, HostFailed):  # it couldn't take a note, and ends
+                said = HostLost(host.ranks.start, f"the host {host.address} failed: {said.error.message}")
             if isinstance(said, HostLost):
                 return self._report(said)
             self._done.put(host)
