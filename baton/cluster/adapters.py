@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Iterable
-from typing import Any, cast
+from typing import cast
 
 import msgspec
 from redis.asyncio import Redis
@@ -88,8 +88,8 @@ class AdapterStore:
             known = _decoded(row) if row else None
             if known is not before and not (known is not None and known.is_like(before)):
                 return False
-            script = cast(Any, self._redis.eval(_SWAP, 1, self._key, entry.name, row or b"", _encoded(entry)))
-            return bool(await script)
+            script = self._redis.eval(_SWAP, 1, self._key, entry.name, row or b"", _encoded(entry))
+            return bool(await cast(Awaitable[int], script))
         except (RedisError, OSError) as error:
             raise Unavailable(
                 "Redis is away: other routers would not hear of the adapter; try again", retry_after_s=1.0

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Sequence
-from typing import Any, TypeVar, cast
+from typing import TypeVar, cast
 
 import msgspec
 from redis.asyncio import Redis
@@ -140,7 +140,7 @@ class AdviceStore:
     async def timeline(self, most: int = TIMELINE) -> tuple[TimelineEntry, ...]:
         """Returns the last ``most`` entries of the timeline, newest first."""
         try:
-            rows = cast(list[bytes], await cast(Awaitable[Any], self._redis.lrange(self._timeline, 0, most - 1)))
+            rows = await cast(Awaitable[list[bytes]], self._redis.lrange(self._timeline, 0, most - 1))
         except (RedisError, OSError):
             return ()
         return _changes(rows)

@@ -13,9 +13,9 @@ later claim was given (one script checks and writes), so a holder that paused ca
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import cast
 
 import msgspec
 from redis.asyncio import Redis
@@ -100,13 +100,13 @@ class BatchStore:
         if ":" in file_id:
             return None
         async with _reached():
-            found: Any = await self._redis.hget(self._files + file_id, "about")  # type: ignore[misc]
+            found = await cast(Awaitable[bytes | None], self._redis.hget(self._files + file_id, "about"))
         return msgspec.json.decode(found, type=StoredFile) if found else None
 
     async def content(self, file_id: str) -> bytes:
         """Returns a file's bytes; b"" if there is no such file."""
         async with _reached():
-            found: Any = await self._redis.hget(self._files + file_id, "content")  # type: ignore[misc]
+            found = await cast(Awaitable[bytes | None], self._redis.hget(self._files + file_id, "content"))
         return found or b""
 
     async def files(self, asked: ListPage) -> tuple[list[StoredFile], bool]:
@@ -163,7 +163,7 @@ class BatchStore:
         """
         ids, more = await self._page(self._jobs, asked)
         async with _reached():
-            found: list[Any] = await self._redis.mget([self._jobs + job_id for job_id in ids]) if ids else []
+            found = await self._redis.mget([self._jobs + job_id for job_id in ids]) if ids else []
         return await self._counted([msgspec.json.decode(job, type=BatchJob) for job in found if job]), more
 
     async def _counted(self, jobs: list[BatchJob]) -> list[BatchJob]:
@@ -186,7 +186,7 @@ class BatchStore:
     async def open_jobs(self) -> list[str]:
         """Returns the ids of jobs that aren't ended yet, sorted."""
         async with _reached():
-            found: Any = await self._redis.smembers(self._open)  # type: ignore[misc]
+            found = await cast(Awaitable[set[bytes]], self._redis.smembers(self._open))
         return sorted(member.decode() for member in found)
 
     async def request_cancel(self, job_id: str) -> None:
@@ -271,7 +271,8 @@ class BatchStore:
     async def answers(self, job_id: str, good: bool) -> Mapping[int, bytes]:
         """Returns the answers so far, by line number; ``good`` tells output from errors."""
         async with _reached():
-            found: Any = await self._redis.hgetall(self._answers(job_id)[not good])  # type: ignore[misc]
+            rows = self._redis.hgetall(self._answers(job_id)[not good])
+            found = await cast(Awaitable[dict[bytes, bytes]], rows)
         return {int(line): answer for line, answer in sorted(found.items(), key=lambda pair: int(pair[0]))}
 
     # ---- lists -------------------------------------------------------------------------------------
@@ -281,11 +282,11 @@ class BatchStore:
         listed, first = _listed(prefix, asked.tenant), 0
         async with _reached():
             if asked.after:
-                rank: Any = await self._redis.zrevrank(listed, asked.after)
+                rank = cast(int | None, await self._redis.zrevrank(listed, asked.after))
                 if rank is None:
                     raise InvalidRequest(f"after is {asked.after!r}, which is not in the list", "after")
                 first = rank + 1
-            found: Any = await self._redis.zrevrange(listed, first, first + asked.limit)
+            found = cast(list[bytes], await self._redis.zrevrange(listed, first, first + asked.limit))
         return [member.decode() for member in found[: asked.limit]], len(found) > asked.limit
 
 

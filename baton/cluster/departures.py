@@ -11,7 +11,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable
-from typing import Any, cast
+from typing import cast
 
 import msgspec
 import redis as blocking
@@ -82,7 +82,7 @@ class Departures:
         """Returns the departures of the last hour, newest first."""
         try:
             async with asyncio.timeout(WAIT_S):
-                rows = await cast(Awaitable[Any], self._redis.hvals(self._keys[0]))
+                rows = await cast(Awaitable[list[bytes]], self._redis.hvals(self._keys[0]))
         except (TimeoutError, RedisError, OSError):
             return ()
         found = [d for row in rows if (d := _decoded(row)) is not None and d.at > self._wall_clock() - KEPT_S]

@@ -10,8 +10,8 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, cast
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple
 
 import msgspec
 from redis.asyncio import Redis, SSLConnection
@@ -81,7 +81,7 @@ class _CancellableConnection(AbstractConnection):
     cancellation comes in the turn in which the write ends: the caller would go on with work that nobody wants.
     """
 
-    async def send_packed_command(self, command: Any, check_health: bool = True) -> None:
+    async def send_packed_command(self, command: bytes | str | Iterable[bytes], check_health: bool = True) -> None:
         """Write; raises a cancellation that came meanwhile."""
         task = asyncio.current_task()
         before = task.cancelling() if task else 0
@@ -275,7 +275,7 @@ class PolledRoster:
                 log.exception("the roster could not be read")
             heed_cancel()
 
-    def _take(self, rows: Sequence[Any]) -> None:
+    def _take(self, rows: Sequence[tuple[bytes, bytes, bytes, int]]) -> None:
         now = self._clock()
         for raw_id, raw_info, raw_load, age_ms in rows:
             entry = _decode(raw_info, raw_load)
@@ -285,7 +285,7 @@ class PolledRoster:
                 self._seen.pop(raw_id.decode(), None)
             else:
                 self._notice(self._seen.get(raw_id.decode()), entry[0])
-                self._seen[raw_id.decode()] = (*entry, now - max(0, cast(int, age_ms)) / 1000)
+                self._seen[raw_id.decode()] = (*entry, now - max(0, age_ms) / 1000)
         for info, _, beat in self._seen.values():
             if now - beat >= self._forget_s:
                 self._miss(info, "lease_lost", f"no heartbeat for {now - beat:.0f} s")

@@ -7,7 +7,8 @@ Knows nothing of who places workers, nor whether there is room.
 from __future__ import annotations
 
 import contextlib
-from typing import Any, cast
+from collections.abc import Awaitable
+from typing import cast
 
 import msgspec
 import redis as blocking
@@ -65,14 +66,14 @@ async def ask(
     while True:
         async with redis.pipeline(transaction=True) as pipe:
             await pipe.watch(key(namespace))
-            before = _decoded(cast(Any, await pipe.get(key(namespace))))
+            before = _decoded(await cast(Awaitable[bytes | None], pipe.get(key(namespace))))
             asked = msgspec.structs.replace(scale, serial=before.serial + 1 if before else 1)
             known = slots_of(before or present or scale)
             fresh = {slot: role for slot, role in slots_of(asked).items() if slot not in known}
             pipe.multi()
             pipe.set(key(namespace), msgspec.msgpack.encode(asked))
             if fresh:
-                pipe.hset(roles_key(namespace), mapping=cast(Any, fresh))
+                pipe.hset(roles_key(namespace), mapping=dict(fresh.items()))
             with contextlib.suppress(WatchError):  # somebody else asked meanwhile: his serial comes first
                 await pipe.execute()
                 return asked
@@ -80,7 +81,7 @@ async def ask(
 
 async def read(redis: Redis, namespace: str) -> ScaleRequest | None:
     """Returns the last request; None if there is none, or it is unreadable."""
-    return _decoded(cast(Any, await redis.get(key(namespace))))
+    return _decoded(cast(bytes | None, await redis.get(key(namespace))))
 
 
 async def begin(

@@ -7,7 +7,7 @@ minutes, and may be lost without harm. No prompt, token or tenant is in them.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Iterable
-from typing import Any, cast
+from typing import cast
 
 import msgspec
 from redis.asyncio import Redis
@@ -110,7 +110,7 @@ class TrafficStore:
     async def recent(self, since: float, most: int = KEPT_SLICES) -> list[TrafficSlice]:
         """Returns the slices, of the last ``most``, that ended after ``since`` (Unix seconds), oldest first."""
         try:
-            rows = await cast(Awaitable[Any], self._redis.lrange(self._key, 0, most - 1))
+            rows = await cast(Awaitable[list[bytes]], self._redis.lrange(self._key, 0, most - 1))
         except (RedisError, OSError):
             return []
         found = [one for row in rows if (one := _decoded(row)) is not None and one.at > since]

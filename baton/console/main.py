@@ -8,10 +8,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.console import Console
+from typer.models import OptionInfo
 
 from baton.console.checkpoints import register as checkpoints
 from baton.console.cluster import adapters, ratio, scale
@@ -32,7 +33,7 @@ app = typer.Typer(
 FAILED, INTERRUPTED = 1, 130
 
 
-def _flag(help_text: str, *names: str) -> Any:
+def _flag(help_text: str, *names: str) -> OptionInfo:
     return typer.Option(*names, help=help_text, show_default=False)
 
 

@@ -10,7 +10,7 @@ import inspect
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import MISSING, Field, fields, is_dataclass
 from functools import wraps
-from typing import Any, get_type_hints
+from typing import get_type_hints
 
 Command = Callable[..., None]
 
@@ -53,5 +53,5 @@ def _parameters(own: Mapping[str, inspect.Parameter], groups: Mapping[str, type]
             )
 
 
-def _default(field: Field[Any]) -> object:
+def _default(field: Field[object]) -> object:
     return inspect.Parameter.empty if field.default is MISSING else field.default

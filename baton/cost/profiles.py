@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import tomllib
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import msgspec
 
@@ -143,7 +143,7 @@ def _parse(text: str, name: str) -> PacedProfile:
     return profile
 
 
-def _in_order(table: object, curve: type[msgspec.Struct], name: str) -> list[Any]:
+def _in_order(table: object, curve: type[msgspec.Struct], name: str) -> list[object]:
     """The table's values as the curve's array form wants them."""
     wanted = curve.__struct_fields__
     if not isinstance(table, dict) or set(table) != set(wanted):

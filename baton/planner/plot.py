@@ -7,11 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from baton.planner.plan import Plan
 from baton.planner.sweep import RatioOutcome
 from baton.protos.errors import ConfigError
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 FORMATS = (".png", ".svg")
 
@@ -50,7 +54,7 @@ def _share(ratios: Iterable[RatioOutcome], prefill: int) -> float:
     return next(r.score.attainment for r in ratios if r.prefill == prefill) * 100
 
 
-def _canvas() -> tuple[Any, Any]:
+def _canvas() -> tuple[Figure, Axes]:
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
@@ -59,7 +63,7 @@ def _canvas() -> tuple[Any, Any]:
     return figure, figure.subplots()
 
 
-def _save(figure: Any, path: str) -> None:
+def _save(figure: Figure, path: str) -> None:
     try:
         figure.savefig(path, dpi=120)
     except OSError as error:

@@ -29,6 +29,9 @@ REST_S = 0.25  # seconds without accepting, while there are no descriptors
 SCARCE = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 log = logging.getLogger("baton.worker")
 
+Request = socket.socket | tuple[bytes, socket.socket]  # as socketserver types it; a stream server's is a socket
+PeerAddress = Any  # as Python's socket gives it: (host, port), for IPv6 with flow and scope
+
 
 def start_metrics(
     port: int, host: str, registry: Collector, identity: Identity | None
@@ -55,10 +58,10 @@ class _Server(ThreadingMixIn, WSGIServer):
     identity: Identity | None
     _complained = False
 
-    def __init__(self, *args: Any, **fields: Any) -> None:
+    def __init__(self, address: tuple[str, int], handler: type[WSGIRequestHandler]) -> None:
         self._open: dict[socket.socket, float] = {}  # when each was accepted, in that order
         self._lock = threading.Lock()
-        super().__init__(*args, **fields)
+        super().__init__(address, handler)
 
     def server_bind(self) -> None:
         """Bind without asking a name server who we are."""
@@ -68,7 +71,7 @@ class _Server(ThreadingMixIn, WSGIServer):
         self.server_name, self.server_port = "baton", self.server_address[1]  # type: ignore[misc]
         self.setup_environ()
 
-    def get_request(self) -> tuple[socket.socket, Any]:
+    def get_request(self) -> tuple[socket.socket, PeerAddress]:
         """Accept; without descriptors, the oldest gives his back, and we rest: the listener stays readable."""
         try:
             accepted = super().get_request()
@@ -83,8 +86,9 @@ class _Server(ThreadingMixIn, WSGIServer):
         self._complained = False
         return accepted
 
-    def process_request(self, request: Any, client_address: Any) -> None:
+    def process_request(self, request: Request, client_address: PeerAddress) -> None:
         """Start its thread, in the place of the oldest where all are taken."""
+        assert isinstance(request, socket.socket)
         self._make_room(AT_ONCE - 1)
         with self._lock:
             self._open[request] = time.monotonic()
@@ -97,14 +101,15 @@ class _Server(ThreadingMixIn, WSGIServer):
             for request in [request for request, since in self._open.items() if since < before]:
                 self._end(request)
 
-    def shutdown_request(self, request: Any) -> None:
+    def shutdown_request(self, request: Request) -> None:
         """Removes the connection of an answered request, and closes it."""
         with self._lock:
-            self._open.pop(request, None)
+            self._open.pop(request, None)  # type: ignore[arg-type]  # the listener is a stream socket's
         super().shutdown_request(request)
 
-    def finish_request(self, request: Any, client_address: Any) -> None:
+    def finish_request(self, request: Request, client_address: PeerAddress) -> None:
         """Makes the TLS handshake, then serves the request."""
+        assert isinstance(request, socket.socket)
         request.settimeout(PATIENCE_S)
         if self.identity is None:
             super().finish_request(request, client_address)
@@ -117,7 +122,7 @@ class _Server(ThreadingMixIn, WSGIServer):
         with secured:
             super().finish_request(secured, client_address)
 
-    def handle_error(self, request: Any, client_address: Any) -> None:
+    def handle_error(self, request: Request, client_address: PeerAddress) -> None:
         """A scraper that went away is no news."""
         log.debug("a scrape from %s broke", client_address, exc_info=True)
 
@@ -138,5 +143,5 @@ class _Server(ThreadingMixIn, WSGIServer):
 class _Quiet(WSGIRequestHandler):
     """Logs no requests."""
 
-    def log_message(self, format: str, *args: Any) -> None:
+    def log_message(self, format: str, *args: object) -> None:
         """Drops a log line of the HTTP server, which would write one per scrape."""

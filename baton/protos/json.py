@@ -4,4 +4,5 @@ from __future__ import annotations
 
 from typing import Any, TypeAlias
 
-Json: TypeAlias = dict[str, Any]  # an object whose values are whatever JSON holds: the one place where Any is true
+JsonValue: TypeAlias = Any  # whatever JSON holds, its shape unknown until it is asked
+Json: TypeAlias = dict[str, JsonValue]

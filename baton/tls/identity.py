@@ -13,14 +13,14 @@ import os
 import ssl
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import cast
 
 import msgspec
 
 from baton.protos.errors import ConfigError
-from baton.tls.reporting import Permit, ReloadingContext, permit_all, report_on
+from baton.tls.reporting import Certificate, Permit, ReloadingContext, permit_all, report_on
 
 ROLES = ("router", "worker", "client", "monitor")
 LOOK_S = 1.0
@@ -132,7 +132,7 @@ class Identity:
         return material
 
 
-def _context(files: TlsFiles, protocol: Any) -> ssl.SSLContext:
+def _context(files: TlsFiles, protocol: ssl._SSLMethod) -> ssl.SSLContext:
     """Returns the TLS context: 1.3 where certificates are asked for (``ca``); a port that is open to all takes 1.2
     as well.
     """
@@ -158,16 +158,17 @@ def _context(files: TlsFiles, protocol: Any) -> ssl.SSLContext:
     return context
 
 
-def names_in(certificate: Mapping[str, Any] | None) -> tuple[str, ...]:
+def names_in(certificate: Certificate | None) -> tuple[str, ...]:
     """Returns the DNS names in a peer's certificate, given as ``getpeercert`` does."""
-    return tuple(value for kind, value in (certificate or {}).get("subjectAltName", ()) if kind == "DNS")
+    pairs = cast(Iterable[tuple[str, str]], (certificate or {}).get("subjectAltName", ()))
+    return tuple(value for kind, value in pairs if kind == "DNS")
 
 
 def only_roles(files: TlsFiles, roles: Sequence[str]) -> Permit:
     """Returns a permit for certificates that carry the name of one of ``roles``."""
     wanted = {files.name_of(role) for role in roles}
 
-    def permit(certificate: Mapping[str, object]) -> str:
+    def permit(certificate: Certificate) -> str:
         names = names_in(certificate)
         return (
             ""
@@ -182,7 +183,7 @@ def only_names(allowed: Sequence[str]) -> Permit:
     """Returns a permit for certificates that carry one of the ``allowed`` names; for all if there are none."""
     wanted = set(allowed)
 
-    def permit(certificate: Mapping[str, object]) -> str:
+    def permit(certificate: Certificate) -> str:
         names = names_in(certificate)
         return (
             ""

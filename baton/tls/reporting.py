@@ -13,8 +13,9 @@ from typing import Any
 
 log = logging.getLogger("baton.tls")
 
-Permit = Callable[[Mapping[str, Any]], str]
-"""What speaks against a peer with this verified certificate (as ``getpeercert`` shows it); "" lets it in."""
+Certificate = Mapping[str, object]  # as ``getpeercert`` shows it
+Permit = Callable[[Certificate], str]
+"""What speaks against a peer with this verified certificate ; "" lets it in."""
 
 WAITS = (ssl.SSLWantReadError, ssl.SSLWantWriteError)
 PLAINTEXT = "what came is not TLS: the peer speaks plaintext"
@@ -34,7 +35,7 @@ CAUSES = {
 }
 
 
-def permit_all(certificate: Mapping[str, Any]) -> str:
+def permit_all(certificate: Certificate) -> str:
     """Permits every peer whose certificate the CA has signed; returns ""."""
     return ""
 

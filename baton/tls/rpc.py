@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 import logging
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
 import grpc
@@ -20,7 +20,10 @@ from baton.tls.identity import Identity, TlsMaterial
 
 log = logging.getLogger("baton.tls")
 
-Options = Sequence[tuple[str, Any]]
+Options = Sequence[tuple[str, str | int]]
+Continuation = Callable[[grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler | None]]
+StreamHandler = Callable[..., Any]  # a coroutine that writes, or a generator that yields: gRPC takes either
+Check = Callable[[grpc.aio.ServicerContext], Forbidden | None]
 Allowed = Mapping[str, Sequence[str]]
 """Names that may call a method, by the beginning of its full name; the longest that fits counts."""
 
@@ -128,8 +131,8 @@ class NameGuard(grpc.aio.ServerInterceptor):
         self._told: set[tuple[str, str]] = set()
 
     async def intercept_service(
-        self, continuation: Callable[[Any], Awaitable[Any]], details: grpc.HandlerCallDetails
-    ) -> Any:
+        self, continuation: Continuation, details: grpc.HandlerCallDetails
+    ) -> grpc.RpcMethodHandler | None:
         """Returns the handler, wrapped in a check of the caller's names if ``allowed`` has its method."""
         handler = await continuation(details)
         fitting = [prefix for prefix in self._allowed if details.method.startswith(prefix)]
@@ -138,7 +141,7 @@ class NameGuard(grpc.aio.ServerInterceptor):
         names = frozenset(self._allowed[max(fitting, key=len)])
         return _guarded(handler, lambda context: self._against(context, details.method, names))
 
-    def _against(self, context: Any, method: str, names: frozenset[str]) -> Forbidden | None:
+    def _against(self, context: grpc.aio.ServicerContext, method: str, names: frozenset[str]) -> Forbidden | None:
         found = peer_names(context)
         if names & found:
             return None
@@ -157,12 +160,12 @@ class NameGuard(grpc.aio.ServerInterceptor):
         )
 
 
-def peer_names(context: Any) -> frozenset[str]:
+def peer_names(context: grpc.aio.ServicerContext) -> frozenset[str]:
     """Returns the DNS names in the certificate of a gRPC call's caller."""
     return frozenset(name.decode() for name in context.auth_context().get("peer_dns", ()))
 
 
-def _guarded(handler: Any, against: Callable[[Any], Forbidden | None]) -> Any:
+def _guarded(handler: grpc.RpcMethodHandler, against: Check) -> grpc.RpcMethodHandler:
     """``handler``, whose calls end with what ``against`` says."""
     streams_in, codec = handler.request_streaming, (handler.request_deserializer, handler.response_serializer)
     if handler.response_streaming:
@@ -172,7 +175,7 @@ def _guarded(handler: Any, against: Callable[[Any], Forbidden | None]) -> Any:
     unary = grpc.stream_unary_rpc_method_handler if streams_in else grpc.unary_unary_rpc_method_handler
     inner = handler.stream_unary if streams_in else handler.unary_unary
 
-    async def call(request: Any, context: Any) -> Any:
+    async def call(request: object, context: grpc.aio.ServicerContext) -> object:
         if (error := against(context)) is not None:
             await abort(context, error)
         return await inner(request, context)
@@ -180,15 +183,15 @@ def _guarded(handler: Any, against: Callable[[Any], Forbidden | None]) -> Any:
     return unary(call, *codec)
 
 
-def _guarded_stream(inner: Any, against: Callable[[Any], Forbidden | None]) -> Any:
+def _guarded_stream(inner: StreamHandler, against: Check) -> StreamHandler:
     """gRPC takes coroutines that write and generators that yield for different things: keep the kind."""
 
-    async def write(request: Any, context: Any) -> None:
+    async def write(request: object, context: grpc.aio.ServicerContext) -> None:
         if (error := against(context)) is not None:
             await abort(context, error)
         await inner(request, context)
 
-    async def generate(request: Any, context: Any) -> Any:
+    async def generate(request: object, context: grpc.aio.ServicerContext) -> AsyncIterator[object]:
         if (error := against(context)) is not None:
             await abort(context, error)
         async for item in inner(request, context):

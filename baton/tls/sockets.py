@@ -10,10 +10,13 @@ from __future__ import annotations
 import socket
 import ssl
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING
 
 from baton.tls.identity import Identity
 from baton.tls.reporting import WAITS, check_peer, log_refusal
+
+if TYPE_CHECKING:
+    from _typeshed import ReadableBuffer, WriteableBuffer
 
 RECORD_BYTES = 16 << 10
 Buffer = bytes | bytearray | memoryview
@@ -31,14 +34,14 @@ class TlsSocket(ssl.SSLSocket):
         except WAITS:
             raise BlockingIOError from None
 
-    def recv_into(self, buffer: Any, nbytes: int | None = None, flags: int = 0) -> int:
+    def recv_into(self, buffer: WriteableBuffer, nbytes: int | None = None, flags: int = 0) -> int:
         """Receives straight into ``buffer``; returns the number of bytes. Raises BlockingIOError."""
         try:
             return super().recv_into(buffer, nbytes or 0)
         except WAITS:
             raise BlockingIOError from None
 
-    def recvmsg_into(self, buffers: Sequence[memoryview], *rest: Any) -> tuple[int, list[Any], int, None]:  # type: ignore[override]
+    def recvmsg_into(self, buffers: Sequence[memoryview], *rest: object) -> tuple[int, list[object], int, None]:  # type: ignore[override]
         """Receives into the buffers in order, beyond the first receive only what is decrypted already.
 
         Returns as ``socket.recvmsg_into`` does. Raises BlockingIOError.
@@ -55,7 +58,7 @@ class TlsSocket(ssl.SSLSocket):
                 at, total = at + count, total + count
         return total, [], 0, None
 
-    def send(self, data: Any, flags: int = 0) -> int:
+    def send(self, data: ReadableBuffer, flags: int = 0) -> int:
         """Sends ``data``; returns the number of bytes taken.
 
         After BlockingIOError, OpenSSL needs the same bytes again; more may follow them.
@@ -65,7 +68,7 @@ class TlsSocket(ssl.SSLSocket):
         except WAITS:
             raise BlockingIOError from None
 
-    def sendmsg(self, buffers: Sequence[Buffer], *rest: Any) -> int:  # type: ignore[override]
+    def sendmsg(self, buffers: Sequence[Buffer], *rest: object) -> int:  # type: ignore[override]
         """Sends the first buffer, joined with following small ones up to RECORD_BYTES; returns the number of bytes
         taken.
         """
@@ -111,7 +114,10 @@ def dialling(sock: socket.socket, identity: Identity, role: str) -> TlsSocket:
     return _wrapped(identity.current().client, sock, server_hostname=identity.files.name_of(role))
 
 
-def _wrapped(context: ssl.SSLContext, sock: socket.socket, **options: Any) -> TlsSocket:
+def _wrapped(
+    context: ssl.SSLContext, sock: socket.socket, server_side: bool = False, server_hostname: str | None = None
+) -> TlsSocket:
     context.sslsocket_class = TlsSocket
-    made: TlsSocket = context.wrap_socket(sock, do_handshake_on_connect=False, **options)  # type: ignore[assignment]
+    made = context.wrap_socket(sock, server_side, do_handshake_on_connect=False, server_hostname=server_hostname)
+    assert isinstance(made, TlsSocket)
     return made

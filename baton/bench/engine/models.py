@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from baton.engine.adapters.base import AdapterBase
 from baton.engine.backends.native.runner import NativeRunner, NativeStep
@@ -30,7 +31,7 @@ SIZES: dict[str, Json] = {
     "0.5B": {"hidden_size": 1280, "intermediate_size": 3456, "num_hidden_layers": 24, "num_attention_heads": 20,
              "num_key_value_heads": 4, "vocab_size": 32000},
 }  # fmt: skip
-EXPERTS: dict[str, dict[str, Any]] = {  # 8 experts, of which a token takes 2: some 170M of 400M weights
+EXPERTS: dict[str, Json] = {  # 8 experts, of which a token takes 2: some 170M of 400M weights
     "8x50M": {"model_type": "mixtral", "hidden_size": 768, "intermediate_size": 1792, "num_hidden_layers": 12,
               "num_attention_heads": 12, "num_key_value_heads": 4, "vocab_size": 32000, "num_local_experts": 8,
               "num_experts_per_tok": 2, "sliding_window": None},
@@ -61,7 +62,7 @@ def random_runner(
     return NativeRunner(spec, program, weights, by_ops=by_ops, native_step=native_step, adapters=base), read
 
 
-def random_weights(size: str, scheme: str) -> tuple[Program, dict[str, Any], int]:
+def random_weights(size: str, scheme: str) -> tuple[Program, dict[str, Tensor | PackedWeight], int]:
     """Returns the program of ``size``, of SIZES or EXPERTS, random weights in ``scheme``, and the bytes of packed
     ones, which a decode step reads.
     """
@@ -71,11 +72,11 @@ def random_weights(size: str, scheme: str) -> tuple[Program, dict[str, Any], int
     return program, *_weights(program, scheme)
 
 
-def _weights(program: Program, scheme: str) -> tuple[dict[str, Any], int]:
+def _weights(program: Program, scheme: str) -> tuple[dict[str, Tensor | PackedWeight], int]:
     linear = {op.weight for op in program.ops if isinstance(op, Linear)}
     head = next(op.weight for op in program.ops if isinstance(op, LmHead))
     experts = {name: op.experts for op in program.experts for name in (op.gate_up, op.down)}
-    found: dict[str, Any] = {}
+    found: dict[str, Tensor | PackedWeight] = {}
     for weight in program.weights:
         shape = (sum(part[0] for part in weight.shapes), *weight.shapes[0][1:])
         value: Any = torch.randn(shape) * 0.02 if len(shape) == 2 else torch.ones(shape)

@@ -12,7 +12,6 @@ import random
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
-from typing import Any
 
 import msgspec
 
@@ -47,9 +46,10 @@ class _ResponseReader(asyncio.Protocol):
         self._in_body = False
         self._left = -1
         self._over: asyncio.Future[None] | None = None
-        self.transport: Any = None
+        self.transport: asyncio.Transport | None = None
 
-    def connection_made(self, transport: object) -> None:
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
         self.transport = transport
 
     def ask(self, raw: bytes) -> asyncio.Future[None]:
@@ -57,8 +57,14 @@ class _ResponseReader(asyncio.Protocol):
         self.outcome, self._head, self._tail, self._in_body, self._left = RequestOutcome(), b"", b"", False, -1
         self._over = asyncio.get_running_loop().create_future()
         self._sent = time.perf_counter()
+        assert self.transport is not None, "requests are sent on an open connection"
         self.transport.write(raw)
         return self._over
+
+    def close(self) -> None:
+        """Closes the connection."""
+        if self.transport is not None:
+            self.transport.close()
 
     def data_received(self, data: bytes) -> None:
         now = time.perf_counter() - self._sent
@@ -121,7 +127,7 @@ async def connected(host: str, port: int) -> AsyncIterator[Callable[[bytes], Awa
     try:
         yield ask
     finally:
-        reader.transport.close()
+        reader.close()
 
 
 def request(prompt: str | Sequence[int], max_tokens: int, headers: str = "") -> bytes:

@@ -53,7 +53,12 @@ class NullInstrument:
 
 
 Instrument = Counter | Gauge | Histogram
-_KINDS: dict[str, Any] = {"counter": Counter, "gauge": Gauge, "histogram": ManyHistogram}
+AnyInstrument = Any  # the definition's kind says at run time which of Instrument it is, or NullInstrument
+_KINDS: dict[str, Callable[..., Instrument]] = {
+    "counter": Counter,
+    "gauge": Gauge,
+    "histogram": ManyHistogram,
+}
 VLLM_LABELS = {"model": "model_name", "outcome": "finished_reason", "worker": "engine"}
 
 
@@ -65,7 +70,7 @@ class PendingTotal:
 
     __slots__ = ("_instrument", "added")
 
-    def __init__(self, instrument: Any) -> None:
+    def __init__(self, instrument: Counter | Gauge) -> None:
         self._instrument, self.added = instrument, 0
 
     def __enter__(self) -> None:
@@ -106,26 +111,25 @@ class ScrapeListener(Collector):
         return []
 
 
-def make_nothing(definitions: Mapping[str, Metric]) -> dict[str, Any]:
+def make_nothing(definitions: Mapping[str, Metric]) -> dict[str, AnyInstrument]:
     """Returns a NullInstrument for each definition, by the same key."""
     return dict.fromkeys(definitions, NullInstrument())
 
 
-def make(definitions: Mapping[str, Metric], registry: CollectorRegistry) -> dict[str, Any]:
+def make(definitions: Mapping[str, Metric], registry: CollectorRegistry) -> dict[str, AnyInstrument]:
     """Returns an instrument for each definition, by the same key, registered with ``registry``."""
     return {key: _make(metric, registry) for key, metric in definitions.items()}
 
 
 def _make(metric: Metric, registry: CollectorRegistry) -> Instrument:
     more = {"buckets": metric.buckets} if metric.kind == "histogram" else {}
-    made: Instrument = _KINDS[metric.kind](metric.full_name, metric.help, metric.labels, registry=registry, **more)
-    return made
+    return _KINDS[metric.kind](metric.full_name, metric.help, metric.labels, registry=registry, **more)
 
 
 class VllmNames(Collector):
     """Shows instruments that have a vLLM name in their definition a second time, under that name."""
 
-    def __init__(self, definitions: Mapping[str, Metric], made: Mapping[str, Any]) -> None:
+    def __init__(self, definitions: Mapping[str, Metric], made: Mapping[str, AnyInstrument]) -> None:
         self._named = [(metric, made[key]) for key, metric in definitions.items() if metric.vllm or metric.vllm_by]
 
     def describe(self) -> Iterable[Family]:

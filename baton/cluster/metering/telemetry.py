@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
-from typing import Any
 
 from opentelemetry import propagate, trace
 from opentelemetry.context import Context
@@ -146,7 +145,7 @@ class WorkerMetrics:
         self.registry, self.enabled = registry, enabled
         self._labels = {"role": role, "worker": worker, "model": model}
         self._link_labels: list[dict[str, str]] = []
-        self._ready: dict[tuple[str, ...], Any] = {}
+        self._ready: dict[tuple[str, ...], instruments.AnyInstrument] = {}
         self._made = (
             instruments.make(metrics.WORKER, registry) if enabled else instruments.make_nothing(metrics.WORKER)
         )
@@ -156,7 +155,7 @@ class WorkerMetrics:
         if vllm_names and enabled:
             registry.register(instruments.VllmNames(metrics.WORKER, self._made))
 
-    def optional(self, key: str) -> Any:
+    def optional(self, key: str) -> instruments.AnyInstrument:
         """Returns the instrument of a key in OPTIONAL, which is exported only once this was called."""
         return self._with(key)
 
@@ -220,7 +219,7 @@ class WorkerMetrics:
         if reason:
             self._with("fallbacks", transport=transport, reason=reason).inc()
 
-    def _with(self, key: str, **labels: str) -> Any:
+    def _with(self, key: str, **labels: str) -> instruments.AnyInstrument:
         found = self._ready.get((key, *labels.values()))
         if found is None:
             found = self._ready[key, *labels.values()] = self._made[key].labels(**self._labels, **labels)

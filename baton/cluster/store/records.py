@@ -10,7 +10,6 @@ import itertools
 import logging
 import time
 from collections.abc import Callable, Mapping
-from typing import Any
 
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
@@ -77,7 +76,8 @@ class RecordStore:
             most = min(self._most, int(limit * MOST_SHARE)) if limit else self._most
             rows = iter(records.items())
             while some := list(itertools.islice(rows, AT_ONCE)):
-                args: list[Any] = [self._prefix, self._kept_ms, most, *itertools.chain.from_iterable(some)]
+                pairs = [part for pair in some for part in pair]
+                args = [self._prefix, self._kept_ms, most, *pairs]
                 await self._script(keys=self._keys, args=args)
         except (TimeoutError, RedisError, OSError) as error:
             self._note(False, error)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import Any, cast
+from typing import cast
 
 from redis.asyncio import Redis
 from redis.exceptions import ResponseError
@@ -59,7 +59,7 @@ class RedisMemory:
 
     async def _look(self) -> tuple[int, int]:
         try:
-            info = cast(dict[str, Any], await self._redis.info("memory"))
+            info = cast(dict[str, int], await self._redis.info("memory"))
         except ResponseError:  # INFO isn't ours to ask there
             return 0, 0
-        return int(info.get("used_memory", 0)), int(info.get("maxmemory", 0))
+        return info.get("used_memory", 0), info.get("maxmemory", 0)

@@ -6,7 +6,7 @@ has that directory's file lock, which proves that the earlier holder is gone, an
 
 from __future__ import annotations
 
-from typing import Any, cast
+from typing import cast
 
 from redis.asyncio import Redis
 
@@ -43,8 +43,8 @@ class SlotLease:
 
     async def take(self) -> str:
         """Takes the lease and returns ""; returns the holder's place if another place has it."""
-        answer = cast(Any, await self._take(keys=[self._key], args=self._args))
-        return "" if answer == 1 else answer.decode()
+        answer = cast(int | bytes, await self._take(keys=[self._key], args=self._args))
+        return answer.decode() if isinstance(answer, bytes) else ""
 
     async def keep(self) -> bool:
         """Renews the lease; returns False if another owner has it."""

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from datetime import datetime
 from functools import partial
 from pathlib import Path, PurePosixPath
-from typing import Annotated, Any
+from typing import Annotated
 
 import msgspec
 import typer
@@ -236,16 +236,14 @@ def read_wanted(file: Path) -> dict[str, WantedAdapter]:
         raise ConfigError(f"{file}: {error}", "file") from None
 
 
-def difference(
-    wanted: Mapping[str, WantedAdapter], served: Mapping[str, Mapping[str, Any]]
-) -> tuple[list[str], list[str]]:
+def difference(wanted: Mapping[str, WantedAdapter], served: Mapping[str, Json]) -> tuple[list[str], list[str]]:
     """Returns (names to load or replace, served names that are not wanted and not from the configuration)."""
     adding = [name for name, want in wanted.items() if name not in served or not _is_like(served[name], want)]
     leaving = [name for name, entry in served.items() if name not in wanted and entry["by"] != BY_CONFIG]
     return adding, leaving
 
 
-def _is_like(entry: Mapping[str, Any], want: WantedAdapter) -> bool:
+def _is_like(entry: Json, want: WantedAdapter) -> bool:
     """Returns whether the served adapter is the wanted one. Workers pin those of their configuration themselves."""
     if entry["tenant"] != want.tenant:
         return False

@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import errno
 from collections.abc import Callable, Iterator
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 from urllib.parse import urlsplit
 
 from baton.kv.tiers.blobs import Entry
 from baton.protos.errors import ConfigError
+
+if TYPE_CHECKING:
+    from botocore.client import BaseClient
 
 T = TypeVar("T")
 SETTING = "worker.shared_tier"
@@ -75,7 +78,7 @@ class BucketStore:
             raise OSError(errno.EIO, f"the bucket can't be reached: {error}") from None
 
 
-def _connected(endpoint: str) -> tuple[Any, tuple[type[Exception], ...]]:
+def _connected(endpoint: str) -> tuple[BaseClient, tuple[type[Exception], ...]]:
     """Returns an S3 client and the exceptions that its calls raise."""
     try:
         import boto3

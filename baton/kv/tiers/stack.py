@@ -17,7 +17,7 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, TypeVar, TypeVarTuple
+from typing import TypeVar, TypeVarTuple
 
 from baton.kv.tiers.lending import PageAccess
 from baton.kv.tiers.slab import Slab, Touching
@@ -40,12 +40,12 @@ class Tier:
     def __init__(self, name: str, slab: Slab) -> None:
         self.name, self.slab = name, slab
         self._thread = ThreadPoolExecutor(1, thread_name_prefix=f"tier-{name}")
-        self._given_up: tuple[asyncio.Future[Any], float] | None = None
+        self._given_up: tuple[Callable[[], bool], float] | None = None
 
     @property
     def hung(self) -> bool:
         """Returns whether the thread is still busy with work that was cancelled more than HUNG_S seconds ago."""
-        if self._given_up is None or self._given_up[0].done():
+        if self._given_up is None or self._given_up[0]():
             return False
         return asyncio.get_running_loop().time() - self._given_up[1] > HUNG_S
 
@@ -63,7 +63,7 @@ class Tier:
         except asyncio.CancelledError:
             job.add_done_callback(_seen)
             if not self.hung:
-                self._given_up = job, loop.time()
+                self._given_up = job.done, loop.time()
             await access.revoke()
             raise
 
@@ -167,7 +167,7 @@ class Tiers:
         return done
 
 
-def _seen(job: asyncio.Future[Any]) -> None:
+def _seen(job: asyncio.Future[T]) -> None:
     """Retrieves the exception of a job that nobody waits for any more."""
     if not job.cancelled():
         job.exception()

@@ -22,7 +22,7 @@ import threading
 import time
 from collections.abc import Sequence
 from types import ModuleType
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from baton.kv.memory import copying
 from baton.protos.errors import ConfigError
@@ -64,10 +64,10 @@ class NixlAgent:
         self.name = f"baton-{os.getpid()}-{os.urandom(4).hex()}"
         try:
             config = api.nixl_agent_config(enable_prog_thread=PROGRESS_THREAD, backends=["UCX"])
-            self._agent: Any = api.nixl_agent(self.name, config)
+            self._agent = api.nixl_agent(self.name, config)
         except Exception as error:
             raise ConfigError(f"kv_transport nixl: no UCX agent can be made ({error})", "kv_transport") from None
-        self._registered: list[Any] = []
+        self._registered: list[object] = []
 
     def register(self, view: memoryview) -> int:
         """Registers ``view``, so that anyone who has the agent's metadata can read and write it; returns its
@@ -103,7 +103,7 @@ class NixlAgent:
         """Removes the agent ``name`` that ``know`` added."""
         self._agent.remove_remote_agent(name)
 
-    def start(self, name: str, local: Sequence[Piece], remote: Sequence[Piece]) -> Any:
+    def start(self, name: str, local: Sequence[Piece], remote: Sequence[Piece]) -> object:
         """Starts a read of the ``remote`` pieces of agent ``name`` into ``local`` pieces of the same sizes; returns
         its handle.
         """
@@ -176,7 +176,7 @@ class NixlReader:
         self._loop = asyncio.get_running_loop()
         self._asked: queue.SimpleQueue[ReadRequest | None] = queue.SimpleQueue()
         self._names: dict[bytes, str] = {}
-        self._under_way: list[tuple[Any, ReadRequest, float]] = []
+        self._under_way: list[tuple[object, ReadRequest, float]] = []
         self._idle: list[Staging] = []
         self._thread = threading.Thread(target=self._run, name="nixl-reads", daemon=True)
         self._thread.start()

@@ -15,7 +15,8 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from types import ModuleType
+from typing import TYPE_CHECKING, BinaryIO, NamedTuple, cast
 
 import msgspec
 
@@ -23,6 +24,11 @@ from baton.launch.ray.node_choice import Seat, SlotRequest
 from baton.launch.supervise import HostPlan, HostProcess, HostSupervisor, host_environment, start_host
 from baton.process.processes import wait_exit
 from baton.worker.spec import dump_spec, load_spec
+
+if TYPE_CHECKING:
+    from ray import ObjectRef
+    from ray.actor import ActorClass, ActorHandle
+    from ray.util.placement_group import PlacementGroup
 
 ANSWER_S = 2.0
 RAYLET_ENV = "RAY_RAYLET_PID"  # Ray says it to each of its workers
@@ -40,7 +46,7 @@ class WorkerActor:
     could then tell it to stop; the next actor of the slot adopts the host.
     """
 
-    def __init__(self, plan: str, *ranks: Any) -> None:
+    def __init__(self, plan: str, *ranks: ActorHandle) -> None:
         _end_with_raylet()
         self._ranks, self._plan = ranks, msgspec.json.decode(plan, type=HostPlan)
         self._supervisor = HostSupervisor(self._plan, self._start if ranks else start_host)
@@ -95,11 +101,11 @@ class ActorRecord(NamedTuple):
     (``mark_of``), and the handles of the actors on its further nodes.
     """
 
-    actor: Any
-    group: Any
+    actor: ActorHandle
+    group: PlacementGroup | None
     seat: Seat
     mark: str
-    ranks: tuple[Any, ...] = ()
+    ranks: tuple[ActorHandle, ...] = ()
 
 
 class Actors:
@@ -108,7 +114,7 @@ class Actors:
     ``lasting`` actors outlive this process, and a later one finds them.
     """
 
-    def __init__(self, ray: Any, lasting: bool = False) -> None:
+    def __init__(self, ray: ModuleType, lasting: bool = False) -> None:
         self._ray, self._lasting = ray, lasting
 
     def start(self, plan: HostPlan, seat: Seat) -> ActorRecord:
@@ -124,18 +130,19 @@ class Actors:
         group = placement_group(bundles, strategy=strategy, bundle_label_selector=pinned, **kept)
         ranks = tuple(self._rank(plan, seat, group, number) for number in range(1, len(seat.node_ids)))
         actor = self._actor(WorkerActor, wish, group, 0, name)
-        return ActorRecord(
-            actor.remote(msgspec.json.encode(plan).decode(), *ranks), group, seat, mark_of(plan), ranks
-        )
+        handle = cast("ActorHandle", actor.remote(msgspec.json.encode(plan).decode(), *ranks))
+        return ActorRecord(handle, group, seat, mark_of(plan), ranks)
 
-    def _rank(self, plan: HostPlan, seat: Seat, group: Any, number: int) -> Any:
+    def _rank(self, plan: HostPlan, seat: Seat, group: PlacementGroup, number: int) -> ActorHandle:
         """Asks Ray for the actor on node ``number`` of a slot."""
         actor = self._actor(
             RankActor, seat.wish, group, number * seat.wish.gang, _rank_name(plan.slot, seat, number)
         )
-        return actor.remote(plan.rank_key_file)
+        return cast("ActorHandle", actor.remote(plan.rank_key_file))
 
-    def _actor(self, kind: type, wish: SlotRequest, group: Any, bundle: int, name: str) -> Any:
+    def _actor(
+        self, kind: type, wish: SlotRequest, group: PlacementGroup, bundle: int, name: str
+    ) -> ActorClass[object]:
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
         custom = {each: amount for each, amount in wish.needs.items() if each != "GPU"}
@@ -155,7 +162,7 @@ class Actors:
                 continue
             yield self._known(name, actor)
 
-    def stop(self, placed: ActorRecord, grace_s: float) -> Any:
+    def stop(self, placed: ActorRecord, grace_s: float) -> ObjectRef:
         """Asks an actor to end its host within ``grace_s`` seconds; returns a Ray reference that is done once the
         host has ended.
         """
@@ -173,7 +180,7 @@ class Actors:
         except (self._ray.exceptions.RayError, ValueError) as error:
             log.warning("%s was not let go of in order: %s", placed.seat.wish.slot, error)
 
-    def _known(self, name: str, actor: Any) -> ActorRecord:
+    def _known(self, name: str, actor: ActorHandle) -> ActorRecord:
         slot, role, mark, nodes = (*name.removeprefix(PREFIX).split("/"), "", "", "")[:4]
         node_id, *further = nodes.split(",")
         try:
@@ -185,7 +192,7 @@ class Actors:
         seat = Seat(wish, node_id, tuple(further))
         return ActorRecord(actor, group, seat, mark, tuple(self._ranks_of(slot, seat)))
 
-    def _ranks_of(self, slot: str, seat: Seat) -> Iterator[Any]:
+    def _ranks_of(self, slot: str, seat: Seat) -> Iterator[ActorHandle]:
         """Yields the lasting actors on the further nodes of a slot."""
         for number in range(1, len(seat.node_ids)):
             with suppress(ValueError):  # it has gone

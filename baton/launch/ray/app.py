@@ -11,7 +11,7 @@ import os
 import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from types import ModuleType
 
 import msgspec
 
@@ -140,7 +140,7 @@ class RayPlacement:
         """Disconnects from Ray; a private Ray ends."""
         self.ray.shutdown()
 
-    def _private(self) -> dict[str, Any]:
+    def _private(self) -> dict[str, object]:
         room = {resource_of(role): SEATS for role in ("prefill", "decode")}
         room |= {name: SEATS for plan in self._spec.plans for name in plan.resources if name not in ("CPU", "GPU")}
         return {
@@ -149,14 +149,14 @@ class RayPlacement:
             "_temp_dir": self._spec.temp_dir, **_QUIET,
         }  # fmt: skip
 
-    def _join(self) -> dict[str, Any]:
+    def _join(self) -> dict[str, object]:
         return {"address": self._spec.address, **_QUIET}
 
 
 _QUIET = {"log_to_driver": False, "logging_level": "ERROR", "namespace": "baton"}
 
 
-def _import_ray(spec: PlacementSpec) -> Any:
+def _import_ray(spec: PlacementSpec) -> ModuleType:
     os.environ.update(quiet_environment(spec))
     try:
         import ray

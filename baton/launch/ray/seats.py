@@ -10,7 +10,8 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from types import ModuleType
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -18,6 +19,9 @@ from baton.launch.ray.actors import ANSWER_S, ActorRecord, Actors, mark_of
 from baton.launch.ray.node_choice import RayNode, Seat, SlotRequest, choose_seats
 from baton.launch.supervise import BACKOFF_S, HostPlan, SlotStatus
 from baton.protos.errors import ConfigError
+
+if TYPE_CHECKING:
+    from ray import ObjectRef
 
 LOOK_S = 1.0  # between two looks at the nodes
 SETTLED_S = 30.0  # in place for so long: the next loss is a first one again
@@ -32,7 +36,7 @@ class _SeatedSlot:
 
     def __init__(self, placed: ActorRecord, since: float) -> None:
         self.placed, self.seat, self.since = placed, placed.seat, since
-        self.leaving: Any = None  # the answer to ``stop``, once it was asked
+        self.leaving: ObjectRef | None = None  # the answer to ``stop``, once it was asked
         self.leave_by = 0.0
 
 
@@ -45,7 +49,7 @@ class Seats:
 
     def __init__(
         self,
-        ray: Any,
+        ray: ModuleType,
         strategy: str = "peers",
         gpus: bool = False,
         drain_s: float = 2.0,
@@ -249,7 +253,7 @@ class Seats:
             log.debug("Ray doesn't say which nodes drain", exc_info=True)
             return {}
 
-    def _read(self, answer: Any) -> SlotStatus | None:
+    def _read(self, answer: ObjectRef) -> SlotStatus | None:
         try:
             return msgspec.json.decode(self._ray.get(answer), type=SlotStatus)
         except self._ray.exceptions.RayError:
@@ -268,5 +272,5 @@ def _named(seat: Seat) -> str:
     return " and ".join(node_id[:12] for node_id in seat.node_ids)
 
 
-def _hex(node: Any) -> str:
+def _hex(node: object) -> str:
     return str(node.hex() if hasattr(node, "hex") else node)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 
 class Axis:
@@ -26,7 +25,7 @@ class Axis:
         for key, seconds in rows:
             groups.setdefault(key[0], []).append((key[1:], seconds))
         self._points = sorted(groups)
-        self._next: list[Any] = [_branch(groups[point]) for point in self._points]
+        self._next: list[Axis | float] = [_branch(groups[point]) for point in self._points]
 
     def at(self, *key: float) -> float:
         """Returns the interpolated seconds at ``key``, one coordinate per nesting."""
@@ -54,5 +53,5 @@ class Axis:
         return self._points
 
 
-def _branch(rows: list[tuple[Sequence[float], float]]) -> Any:
+def _branch(rows: list[tuple[Sequence[float], float]]) -> Axis | float:
     return Axis(rows) if rows[0][0] else float(sum(seconds for _, seconds in rows) / len(rows))

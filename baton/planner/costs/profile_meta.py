@@ -16,6 +16,8 @@ from baton.planner.costs.model_shape import ModelShape
 from baton.protos.errors import ConfigError
 from baton.protos.json import Json
 
+YamlValue = Any  # whatever YAML holds
+Yaml = dict[YamlValue, YamlValue]  # a mapping of the file, whose keys may be numbers
 WIDTHS = ("intermediate_size", "num_attention_heads", "num_key_value_heads")
 ABOVE_PEAK = 1.1  # of the data sheet's bandwidth: a timing says more only if it is of a smaller part
 
@@ -34,7 +36,7 @@ class ProfileMeta:
             raise ConfigError(f"a profile needs {file}: {error}", "profile") from error
         if not isinstance(found, dict):
             raise ConfigError(f"{file} must be a mapping that names the model", "profile")
-        self._file, self._home, self._found = file, home, dict[Any, Any](found)
+        self._file, self._home, self._found = file, home, Yaml(found)
 
     @property
     def model(self) -> str:
@@ -87,7 +89,7 @@ class ProfileMeta:
     def _overrides(self) -> Json:
         return self._section("engine_effective", "hf_overrides")
 
-    def _section(self, *names: object) -> dict[Any, Any]:
+    def _section(self, *names: object) -> Yaml:
         """Returns the section that lies under these names, one inside the other; empty if there is none."""
         found = self._found
         for name in names:
@@ -96,7 +98,7 @@ class ProfileMeta:
                 raise ConfigError(f"{self._file}: {name} must be a mapping", "profile")
         return found
 
-    def _number(self, name: str, value: Any) -> float:
+    def _number(self, name: str, value: YamlValue) -> float:
         try:
             return float(value)
         except (TypeError, ValueError) as error:

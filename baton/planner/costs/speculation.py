@@ -7,14 +7,14 @@ tokens that it is expected to give, so that a simulated step still gives one tok
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from itertools import takewhile, zip_longest
-from typing import Any
 
 import msgspec
 
 from baton.planner.costs.worker import WorkerCosts
 from baton.protos.errors import ConfigError
+from baton.protos.json import Json
 
 MOST_POSITIONS = 16  # as many drafts as a worker verifies of a sequence in a step
 
@@ -43,7 +43,7 @@ def parse_acceptance(text: str) -> tuple[float, ...]:
     return found
 
 
-def acceptance_of(cluster: Mapping[str, Any]) -> tuple[float, ...]:
+def acceptance_of(cluster: Json) -> tuple[float, ...]:
     """Returns, per draft position, the mean probability that a drafted token is accepted, from a ``/v1/cluster``
     snapshot.
 

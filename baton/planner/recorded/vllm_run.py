@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
@@ -18,7 +17,7 @@ from baton.planner.costs.model_shape import ModelShape
 from baton.planner.costs.operators import RankLink
 from baton.planner.recorded.vllm_engine import VllmSettings
 from baton.protos.errors import ConfigError
-from baton.protos.json import Json
+from baton.protos.json import Json, JsonValue
 from baton.protos.nouns import BLOCK_TOKENS
 
 GIB = 1 << 30
@@ -55,7 +54,7 @@ class VllmRun(msgspec.Struct, frozen=True):
     link: RankLink | None
     left_out: int = 0
 
-    def setting(self, name: str, section: str = "") -> Any:
+    def setting(self, name: str, section: str = "") -> JsonValue:
         """Returns a setting of the engine, as given or as it resolved it in ``section``; None if the run doesn't
         say.
         """
@@ -122,13 +121,13 @@ def _settings(run: VllmRun, shape: ModelShape) -> VllmSettings:
     )
 
 
-def _count(name: str, value: Any) -> int:
+def _count(name: str, value: JsonValue) -> int:
     if int(value) < 1:
         raise ConfigError(f"the run has {name} {value}; it must be 1 or more", "run")
     return int(value)
 
 
-def _yes(value: Any) -> bool:
+def _yes(value: object) -> bool:
     """vLLM's defaults, where nothing is said."""
     return True if value is None else bool(value)
 

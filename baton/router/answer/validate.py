@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
 
 import msgspec
 
 from baton.protos.errors import ContextTooLong, InvalidRequest
+from baton.protos.json import JsonValue
 from baton.protos.nouns import MAX_LOGPROBS, POOLINGS, Sampling
 from baton.router.text.catalog import ModelEntry
 
@@ -43,6 +43,9 @@ RANGES: dict[str, tuple[float, float]] = {
 ABOVE_ZERO = frozenset({"top_p", "repetition_penalty"})
 
 
+SamplingFields = Mapping[str, JsonValue]  # by the names of ``Sampling``, as they came from JSON or protobuf
+
+
 class Limits(msgspec.Struct, frozen=True):
     """Limits what one request may ask for, and what the router holds: bytes, counts, seconds."""
 
@@ -56,7 +59,7 @@ class Limits(msgspec.Struct, frozen=True):
 
 
 def resolve_sampling(
-    sampling: Mapping[str, Any],
+    sampling: SamplingFields,
     entry: ModelEntry,
     prompt_tokens: int,
     default_max_tokens: int | None,
@@ -82,7 +85,7 @@ def resolve_sampling(
     return Sampling(**fields)
 
 
-def check_sampling(sampling: Mapping[str, Any], entry: ModelEntry, names: Mapping[str, str] | None = None) -> None:
+def check_sampling(sampling: SamplingFields, entry: ModelEntry, names: Mapping[str, str] | None = None) -> None:
     """Checks every sampling field; ``names`` maps field names to those shown in errors. Raises InvalidRequest."""
     shown = dict(names or {})
     for field, (low, high) in RANGES.items():
@@ -179,7 +182,7 @@ def check_words(words: Sequence[str]) -> None:
         raise InvalidRequest(text, "bad_words")
 
 
-def _check_allowed(sampling: Mapping[str, Any], entry: ModelEntry, names: Mapping[str, str]) -> None:
+def _check_allowed(sampling: SamplingFields, entry: ModelEntry, names: Mapping[str, str]) -> None:
     allowed = sampling.get("allowed_token_ids")
     if allowed is None:
         return

@@ -6,8 +6,7 @@ Knows nothing of endpoints or keys: the gate identifies callers and refuses them
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
-from typing import Any
+from collections.abc import AsyncIterator, Awaitable, Callable
 
 import grpc
 from starlette.datastructures import Headers, MutableHeaders
@@ -78,8 +77,10 @@ class AccessInterceptor(grpc.aio.ServerInterceptor):
         self._access = access
 
     async def intercept_service(
-        self, continuation: Callable[[object], Awaitable[object]], details: grpc.HandlerCallDetails
-    ) -> object:
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler | None]],
+        details: grpc.HandlerCallDetails,
+    ) -> grpc.RpcMethodHandler | None:
         """Sets CALLER and returns the handler, or returns a handler that ends the call with the error."""
         if details.method.startswith(OPEN_SERVICES):
             return with_decode_errors(await continuation(details))
@@ -94,16 +95,16 @@ class AccessInterceptor(grpc.aio.ServerInterceptor):
         return with_decode_errors(await continuation(details))
 
 
-def _refusing(handler: Any, error: BatonError) -> Any:
+def _refusing(handler: grpc.RpcMethodHandler | None, error: BatonError) -> grpc.RpcMethodHandler | None:
     """A handler of the same kind that raises ``error``."""
     if handler is None:
         return None
 
-    async def refuse(request: Any, context: Any) -> Any:
+    async def refuse(request: object, context: grpc.aio.ServicerContext) -> None:
         async with grpc_errors(context):
             raise error
 
-    async def refuse_stream(request: Any, context: Any) -> Any:
+    async def refuse_stream(request: object, context: grpc.aio.ServicerContext) -> AsyncIterator[None]:
         async with grpc_errors(context):
             raise error
         yield  # the handler's kind: it yields nothing

@@ -5,9 +5,10 @@ Knows nothing of what any body means.
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, TypeVar
+from typing import ClassVar, TypeVar
 
 from pydantic import BaseModel, ConfigDict, GetCoreSchemaHandler, ValidationError
+from pydantic_core import CoreSchema
 
 from baton.protos.errors import InvalidRequest
 from baton.protos.json import Json
@@ -35,7 +36,7 @@ class FailFastModel(BaseModel):
     """
 
     @classmethod
-    def __get_pydantic_core_schema__(cls, source: object, handler: GetCoreSchemaHandler) -> Any:
+    def __get_pydantic_core_schema__(cls, source: object, handler: GetCoreSchemaHandler) -> CoreSchema:
         """Returns pydantic's own schema, its lists failing fast."""
         schema = handler(source)
         _fail_fast(schema)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from starlette.types import Receive
 
@@ -17,7 +17,7 @@ from baton.protos.errors import Cancelled
 T = TypeVar("T")
 
 
-async def until_disconnect(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
+async def until_disconnect(receive: Receive, work: Coroutine[object, None, T]) -> T:
     """Runs ``work`` and returns its result.
 
     If the client disconnects first, ``work`` is cancelled at once and Cancelled is raised.

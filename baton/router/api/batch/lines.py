@@ -6,7 +6,6 @@ Knows nothing of stores or lanes. https://platform.openai.com/docs/api-reference
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from typing import Any
 
 import msgspec
 import orjson
@@ -23,7 +22,8 @@ from baton.router.api.responses.schemas import ResponsesBody
 
 MAX_LINES = 50_000  # requests of one file, as OpenAI has it
 MAX_TOLD = 20  # errors of a bad file that are told
-CALLS: dict[str, tuple[type, Callable[..., Awaitable[PreparedCall]]]] = {
+BatchBody = ChatBody | CompletionBody | ResponsesBody
+CALLS: dict[str, tuple[type[BatchBody], Callable[..., Awaitable[PreparedCall]]]] = {
     "/v1/chat/completions": (ChatBody, chat_call),
     "/v1/completions": (CompletionBody, completion_call),
     "/v1/responses": (ResponsesBody, responses_call),
@@ -66,7 +66,7 @@ async def answer_line(service: GenerationService, line: BatchLine, request_id: s
     """
     kind, prepare = CALLS[line.url]
     try:
-        body: Any = await parsed(kind, orjson.dumps(line.body))
+        body = await parsed(kind, orjson.dumps(line.body))
         if body.stream:
             raise InvalidRequest("stream is not possible in a batch: leave it out", "stream")
         content, _ = await full_answer(service, await prepare(service, NO_HEADERS, body))

@@ -6,14 +6,21 @@ Knows nothing of which messages there are.
 from __future__ import annotations
 
 import inspect
-from collections.abc import AsyncIterator, Callable
-from typing import Any
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import TypeAlias, TypeVar
 
 import grpc
+import grpc.aio
 from google.protobuf.message import DecodeError
 
 from baton.protos.errors import InvalidRequest
 from baton.router.api.grpc.errors import grpc_errors
+
+Context: TypeAlias = grpc.aio.ServicerContext
+R = TypeVar("R")
+Requests = AsyncIterator[object]
+ToOne = Callable[[R, Context], Awaitable[object]]
+ToMany = Callable[[R, Context], AsyncIterator[object]]
 
 
 class _UnreadableMessage:
@@ -26,7 +33,7 @@ class _UnreadableMessage:
         raise InvalidRequest(f"the bytes are no message of this method's type: {self._why}")
 
 
-def with_decode_errors(handler: Any) -> Any:
+def with_decode_errors(handler: grpc.RpcMethodHandler | None) -> grpc.RpcMethodHandler | None:
     """Returns the gRPC method handler wrapped so that undecodable requests end with InvalidRequest; None for
     None.
     """
@@ -49,8 +56,8 @@ def _reading(deserialize: Callable[[bytes], object]) -> Callable[[bytes], object
     return read
 
 
-def _one(behaviour: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
-    async def answer(request: Any, context: Any) -> Any:
+def _one(behaviour: ToOne[object]) -> ToOne[object]:
+    async def answer(request: object, context: Context) -> object:
         if isinstance(request, _UnreadableMessage):
             async with grpc_errors(context):
                 request.refuse()
@@ -59,8 +66,8 @@ def _one(behaviour: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
     return answer
 
 
-def _one_to_many(behaviour: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
-    async def answer(request: Any, context: Any) -> Any:
+def _one_to_many(behaviour: ToMany[object]) -> ToMany[object]:
+    async def answer(request: object, context: Context) -> Requests:
         if isinstance(request, _UnreadableMessage):
             async with grpc_errors(context):
                 request.refuse()
@@ -70,16 +77,16 @@ def _one_to_many(behaviour: Callable[[Any, Any], Any]) -> Callable[[Any, Any], A
     return answer
 
 
-def _many_to_one(behaviour: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
-    async def answer(requests: Any, context: Any) -> Any:
+def _many_to_one(behaviour: ToOne[Requests]) -> ToOne[Requests]:
+    async def answer(requests: Requests, context: Context) -> object:
         async with grpc_errors(context):
             return await behaviour(_whole(requests), context)
 
     return answer
 
 
-def _many_to_many(behaviour: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
-    async def answer(requests: Any, context: Any) -> Any:
+def _many_to_many(behaviour: ToMany[Requests]) -> ToMany[Requests]:
+    async def answer(requests: Requests, context: Context) -> Requests:
         async with grpc_errors(context):
             async for response in behaviour(_whole(requests), context):
                 yield response
@@ -87,20 +94,20 @@ def _many_to_many(behaviour: Callable[[Any, Any], Any]) -> Callable[[Any, Any], 
     return answer
 
 
-async def _whole(requests: Any) -> AsyncIterator[Any]:
+async def _whole(requests: Requests) -> Requests:
     async for request in requests:
         if isinstance(request, _UnreadableMessage):
             request.refuse()
         yield request
 
 
-_MAKERS: dict[tuple[bool, bool], Any] = {
+_MAKERS = {
     (False, False): grpc.unary_unary_rpc_method_handler,
     (False, True): grpc.unary_stream_rpc_method_handler,
     (True, False): grpc.stream_unary_rpc_method_handler,
     (True, True): grpc.stream_stream_rpc_method_handler,
 }
-_WRAPS: dict[tuple[bool, bool], Any] = {
+_WRAPS: dict[tuple[bool, bool], Callable[..., object]] = {
     (False, False): _one,
     (False, True): _one_to_many,
     (True, False): _many_to_one,

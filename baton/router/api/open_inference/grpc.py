@@ -5,7 +5,7 @@ Knows nothing of what tensors mean (``open_inference.tensors``).
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from typing import TypeAlias
 
 import grpc
@@ -20,7 +20,7 @@ from baton.router.answer.validate import check_count
 from baton.router.api.grpc.errors import grpc_errors
 from baton.router.api.large import MAX_NUMBERS
 from baton.router.api.open_inference import tensors as oip
-from baton.router.api.open_inference.tensors import Tensor
+from baton.router.api.open_inference.tensors import Tensor, TensorValue
 from baton.router.api.openai.prepared_call import Headers, PreparedCall, full_answer
 
 Context: TypeAlias = grpc.aio.ServicerContext
@@ -123,7 +123,7 @@ def _tensors(request: pb.ModelInferRequest) -> list[Tensor]:
     return tensors
 
 
-def _contents(one: pb.ModelInferRequest.InferInputTensor) -> list[object]:
+def _contents(one: pb.ModelInferRequest.InferInputTensor) -> Sequence[TensorValue]:
     if one.datatype not in _CONTENTS:
         raise InvalidRequest(f"{one.name} has datatype {one.datatype!r}: use {', '.join(_CONTENTS)}", one.name)
     found = getattr(one.contents, _CONTENTS[one.datatype])

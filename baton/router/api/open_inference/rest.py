@@ -6,8 +6,7 @@ them.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Coroutine
-from typing import Any
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 
 import msgspec
 import orjson
@@ -16,7 +15,7 @@ from pydantic import Field
 from starlette.responses import Response
 
 from baton.protos.errors import BatonError, InvalidRequest, NoWorker
-from baton.protos.json import Json
+from baton.protos.json import Json, JsonValue
 from baton.router.answer.service import GenerationService
 from baton.router.answer.validate import check_count
 from baton.router.api.body import Body, body_docs, read_body_of
@@ -25,7 +24,7 @@ from baton.router.api.errors import json_response, retry_headers
 from baton.router.api.large import parsed
 from baton.router.api.limits import read_body
 from baton.router.api.open_inference import tensors as oip
-from baton.router.api.open_inference.tensors import Tensor
+from baton.router.api.open_inference.tensors import Tensor, TensorValue
 from baton.router.api.openai.prepared_call import full_answer, respond
 from baton.router.api.openai.schemas import CompletionBody
 from baton.router.api.sse import EventStyle, event_bytes
@@ -43,7 +42,7 @@ class InferInput(Body):
     datatype: str
     shape: list[int] = Field(max_length=8)
     parameters: Json = {}
-    data: list[Any] | None = None
+    data: list[JsonValue] | None = None
 
 
 class InferOutput(Body):
@@ -138,7 +137,7 @@ def _docs(path: str, body: type[Body] | None = None) -> Json:
     return {"parameters": parameters} | (body_docs(body) if body else {})
 
 
-async def _answered(request: Request, work: Coroutine[Any, Any, Response]) -> Response:
+async def _answered(request: Request, work: Coroutine[object, None, Response]) -> Response:
     """``work``'s response, or the error as the protocol words it."""
     try:
         if request.method == "POST" and "content-encoding" in request.headers:
@@ -181,7 +180,7 @@ async def _read_infer(raw: bytes, request: Request) -> tuple[InferBody, list[Ten
     return asked, tensors
 
 
-def _flat(one: InferInput) -> list[Any]:
+def _flat(one: InferInput) -> Sequence[TensorValue]:
     """JSON data, nested or not, flattened to any depth that a shape may have."""
     check_count(f"{one.name}.shape", len(one.shape), oip.MAX_DIMENSIONS)
     values = one.data or []
@@ -237,7 +236,7 @@ def _generated(completion: Json) -> Json:
     if "error" in completion:
         return completion
     texts = [choice["text"] for choice in completion["choices"]]
-    text: Any = texts[0] if len(texts) == 1 else texts
+    text = texts[0] if len(texts) == 1 else texts
     return {"model_name": completion["model"], "model_version": oip.VERSION, "text_output": text}
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import struct
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import cast
 
 import msgspec
 import numpy as np
@@ -25,6 +25,7 @@ from baton.router.api.openai.prepared_call import Headers, PreparedCall, complet
 from baton.router.api.openai.schemas import CompletionBody
 from baton.router.text.catalog import ModelEntry
 
+TensorValue = bool | int | float | str | bytes
 VERSION = "1"
 EXTENSIONS = ("binary_tensor_data", "generate", "model_repository(index)", "parameters")
 INPUTS = (("text_input", "BYTES", [-1]), ("input_ids", "INT32", [-1]), ("sampling_parameters", "BYTES", [1]),
@@ -47,7 +48,7 @@ class Tensor(msgspec.Struct, frozen=True):
     name: str
     datatype: str
     shape: list[int]
-    values: list[Any]
+    values: Sequence[TensorValue]
 
     def __post_init__(self) -> None:
         check_count(f"{self.name}.shape", len(self.shape), MAX_DIMENSIONS)
@@ -61,7 +62,7 @@ class Tensor(msgspec.Struct, frozen=True):
 MAX_DIMENSIONS = 8  # dimensions of an input's shape
 
 
-def unpacked(name: str, datatype: str, raw: bytes) -> list[Any]:
+def unpacked(name: str, datatype: str, raw: bytes) -> Sequence[TensorValue]:
     """Returns the values of a tensor in binary form: little-endian numbers, or BYTES each after its uint32 length.
 
     Raises InvalidRequest.
@@ -74,14 +75,14 @@ def unpacked(name: str, datatype: str, raw: bytes) -> list[Any]:
     if len(raw) % dtype.itemsize:
         raise InvalidRequest(f"{name} has {len(raw)} bytes, no multiple of {dtype.itemsize}", name)
     check_count(name, len(raw) // dtype.itemsize, MAX_NUMBERS)
-    values: list[Any] = np.frombuffer(raw, dtype).tolist()
+    values: list[TensorValue] = np.frombuffer(raw, dtype).tolist()
     return values
 
 
 def packed(tensor: Tensor) -> bytes:
     """Returns a tensor's values in binary form: little-endian numbers, or BYTES each after its uint32 length."""
     if tensor.datatype == "BYTES":
-        return b"".join(struct.pack("<I", len(value)) + value for value in tensor.values)
+        return b"".join(struct.pack("<I", len(value)) + value for value in cast(Sequence[bytes], tensor.values))
     return np.array(tensor.values, DTYPES[tensor.datatype]).tobytes()
 
 

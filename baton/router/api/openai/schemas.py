@@ -6,7 +6,7 @@ whose effect can't be given is refused (``foreign_fields``), an unknown one is n
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
@@ -51,7 +51,7 @@ def _prompts(value: object) -> list[Prompt]:
     return value
 
 
-def _stops(value: Any) -> list[str]:
+def _stops(value: object) -> object:
     return [value] if isinstance(value, str) else value if value is not None else []
 
 

@@ -9,9 +9,9 @@ browser marks as cross-site are refused.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from importlib.resources import files
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import orjson
 from fastapi import APIRouter, Request
@@ -29,6 +29,7 @@ from baton.router.api.large import parsed
 from baton.router.api.limits import read_body
 from baton.router.api.surfaces import ClusterSurface
 from baton.router.observe.overview import Overview
+from baton.router.workers.roster import RosterEntry
 
 STREAM_S = 1.0  # seconds between two events of the stream
 PAGE = "/dashboard"
@@ -128,7 +129,7 @@ async def _hold(surface: ClusterSurface, slot: str, how: str) -> Json:
     return {"worker": slot, "hold": how, "state": after.info.state if after else "absent"}
 
 
-def _require_another(workers: Any, slot: str) -> None:
+def _require_another(workers: Mapping[str, RosterEntry], slot: str) -> None:
     """The last decode worker of a model stays: without it nothing could be answered."""
     leaving = workers.get(slot)
     if leaving is None or leaving.info.role != "decode":
