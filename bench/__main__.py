@@ -15,7 +15,7 @@ NAMES = ("engine", "kv", "router")
 
 
 def main() -> int:
-    """Run them; the first failure's exit status, or 0."""
+    """Runs the benchmarks named in the command line, or all; returns the first failure's exit status, else 0."""
     wanted = sys.argv[1:] or NAMES
     unknown = set(wanted) - set(NAMES)
     if unknown:

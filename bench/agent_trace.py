@@ -41,7 +41,7 @@ MOST_TOKENS = 120_000
 
 
 class Agent:
-    """Holds one conversation: its blocks' ids, and what follows its next call."""
+    """Holds one conversation: the ids of its blocks, and what follows its next call."""
 
     def __init__(self, ids: list[int], tokens: int, last: float, parent: Agent | None = None) -> None:
         self.ids, self.tokens, self.last, self.parent = ids, tokens, last, parent
@@ -49,7 +49,7 @@ class Agent:
 
 
 class Call(NamedTuple):
-    """One request: when it is sent (seconds), by whom."""
+    """Holds one request: when it is sent (seconds), its order, and the conversation that sends it."""
 
     at: float
     order: int

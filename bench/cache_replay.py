@@ -105,7 +105,7 @@ def lru_rate(trace: Sequence[Request], capacity: int) -> float:
 
 
 def best_rate(trace: Sequence[Request], capacity: int) -> float:
-    """With knowledge of the future: what is needed last is dropped first."""
+    """Returns the hit rate of a cache that knows the future and evicts the block that is needed last."""
     uses: dict[int, list[int]] = defaultdict(list)
     for at, request in reversed(list(enumerate(trace))):
         for block in request.blocks:
@@ -145,7 +145,7 @@ REPLAYS: dict[str, Replay] = {"pool": pool_rate, "tier": tier_rate, "lru": lru_r
 
 
 def blocks_of(trace: Sequence[Request]) -> int:
-    """How many different blocks the trace has: a cache of so many pages never evicts."""
+    """Returns how many different blocks the trace has; a cache of as many pages never evicts."""
     return len({block for request in trace for block in request.blocks})
 
 

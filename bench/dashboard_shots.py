@@ -97,7 +97,7 @@ class Load:
 
 @contextmanager
 def opened(browser: Any, url: str, scheme: str = "light", **settings: Any) -> Iterator[Any]:
-    """The page, live."""
+    """Opens the dashboard in ``browser`` and yields the page once it shows live data."""
     context = browser.new_context(color_scheme=scheme, **settings)
     page = context.new_page()
     page.goto(url + "/dashboard/")
@@ -132,7 +132,7 @@ def take(fleet: Fleet, load: Load, browser: Any, out: Path, seconds: float) -> N
 
 
 def change(url: str, worker: str, role: str) -> None:
-    """As the button does."""
+    """Changes a worker's role by the request that the dashboard's button sends."""
     httpx.post(
         f"{url}/v1/workers/{worker}/role", json={"role": role, "grace_s": 5.0}, timeout=60
     ).raise_for_status()

@@ -56,7 +56,7 @@ class ChosenStep:
 
 
 def steps(size: str, given: Libraries, rounds: int) -> Iterator[Row]:
-    """Whole decode steps."""
+    """Measures whole decode steps with each of the libraries."""
     native = ChosenStep(given)
     runner, _ = random_runner(size, "int8", "bf16", native_step=native)
     work = Workload(runner, max(BATCHES))

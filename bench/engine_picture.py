@@ -25,7 +25,7 @@ SHORT = 0.3  # a bar that its text doesn't fit into
 
 
 class Bar(msgspec.Struct, frozen=True):
-    """One op: its share of the ceiling, how far its rounds lay apart, and the target (0: none)."""
+    """Holds one op's bar: its share of the ceiling, how far its rounds lay apart, and the target (0: none)."""
 
     name: str
     group: str
@@ -36,7 +36,7 @@ class Bar(msgspec.Struct, frozen=True):
 
 
 def main() -> None:
-    """Read, draw, write."""
+    """Reads the rows and draws the picture."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--rows", default="bench/results/engine.json")
     parser.add_argument("--out", default="docs/figures/engine.svg")

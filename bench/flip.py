@@ -57,7 +57,7 @@ TAIL_S = 10.0
 
 
 class Kind(msgspec.Struct, frozen=True):
-    """A phase's requests: tokens in and out, and requests per second and worker."""
+    """Holds the requests of a phase: tokens in and out, and requests per second and worker."""
 
     name: str
     prompt: int
@@ -71,7 +71,7 @@ PHASES = (PREFILL_HEAVY, DECODE_HEAVY, PREFILL_HEAVY)
 
 
 class Outcome(msgspec.Struct, frozen=True):
-    """One run."""
+    """Holds the figures of one run."""
 
     name: str
     requests: int
@@ -95,13 +95,13 @@ def arrivals(phase_s: float, workers: int, seed: int) -> list[Arrival]:
 
 
 def is_good(answered: Answered) -> bool:
-    """Whether every SLO was met."""
+    """Returns whether an answer met every SLO."""
     in_time = answered.ttft_s is not None and answered.ttft_s <= TTFT_S
     return not answered.failed and in_time and answered.tpot_s is not None and answered.tpot_s <= TPOT_S
 
 
 def outcome(name: str, answers: list[Answered], phase_s: float, changes: list[dict[str, Any]]) -> Outcome:
-    """The run's figures; prints why requests failed, if any did."""
+    """Returns the run's figures, after printing why requests failed."""
     good = sum(is_good(a) for a in answers)
     for why in sorted({a.failed for a in answers if a.failed})[:3]:
         print(f"  failed: {why}", file=sys.stderr)

@@ -53,7 +53,7 @@ LEAST_S = 5.0
 
 
 def arguments(argv: Sequence[str]) -> argparse.Namespace:
-    """Parsed; an unknown part is said with the choices."""
+    """Parses the command line; an unknown part ends it with a message that lists the choices."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--only", default=",".join(DEFAULT), help=f"of {', '.join(PARTS)}; default all but tools")
     parser.add_argument("--seconds", type=float, default=SECONDS, help=f"at most ({SECONDS:.0f})")
@@ -98,7 +98,7 @@ def machine() -> Iterator[Row]:
 
 
 def ceilings() -> Iterator[Row]:
-    """What this card does at all, now."""
+    """Yields the rows of what this card can do at all."""
     from bench.cuda.cases import ceilings as measured
 
     yield from measured()[1]

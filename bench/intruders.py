@@ -29,7 +29,9 @@ SERVED = "served"
 
 
 class Papers(NamedTuple):
-    """What a visitor shows (empty: nothing) and whom it trusts; ``ca`` empty speaks plaintext."""
+    """Holds the certificate and key that a visitor shows (empty: none) and the CA that it trusts (empty: it speaks
+    plaintext).
+    """
 
     cert: str = ""
     key: str = ""
@@ -37,7 +39,7 @@ class Papers(NamedTuple):
 
 
 class Port(NamedTuple):
-    """A port: how it is spoken to, which role may, and the name in the certificate that it should show."""
+    """Describes a port: how it is spoken to, which role may, and the name that its certificate should carry."""
 
     name: str
     kind: str  # http, inference, worker, kv or redis
@@ -47,7 +49,7 @@ class Port(NamedTuple):
 
 
 class Visit(NamedTuple):
-    """What became of it: ``outcome`` is SERVED or the refusal as the visitor sees it."""
+    """Holds the outcome of one visit: SERVED, or the refusal as the visitor sees it."""
 
     port: Port
     visitor: str
@@ -55,7 +57,7 @@ class Visit(NamedTuple):
 
     @property
     def served(self) -> bool:
-        """Whether the port answered."""
+        """Returns whether the port answered."""
         return self.outcome == SERVED
 
 
@@ -109,7 +111,7 @@ def describe(address: str, papers: Papers) -> worker_pb2.WorkerInfo:
 
 
 def shown_certificate(port: Port, papers: Papers) -> bytes:
-    """What the port shows now, DER. For ports that speak TLS 1.3 or HTTP."""
+    """Returns the certificate that a port (TLS 1.3 or HTTP) shows now, in DER."""
     host, _, number = port.address.rpartition(":")
     context = ssl.create_default_context(cafile=papers.ca)
     context.load_cert_chain(papers.cert, papers.key)

@@ -138,7 +138,7 @@ async def beside_a_spinner(idle: subprocess.Popen[bytes], target: str, sequences
 
 
 def main() -> None:
-    """Parse and compare."""
+    """Parses the command line and prints the comparison."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--sequences", type=int, default=4)

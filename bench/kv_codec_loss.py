@@ -49,7 +49,7 @@ def moves(exact: Continuation, coded: Continuation) -> Iterator[float]:
 
 
 def rows(codec: str, pairs: list[tuple[Continuation, Continuation]], tokens: int) -> Iterator[Row]:
-    """What the codec did to the answers."""
+    """Yields the rows on how the codec changed the answers."""
     agree = [agreeing_tokens(a.tokens, b.tokens) for a, b in pairs]
     moved = [move for a, b in pairs for move in moves(a, b)]
     yield Row(f"{codec} on the wire: answers that are equal", sum(n == tokens for n in agree) / len(pairs), "")

@@ -37,7 +37,9 @@ COMPUTED_FLAT = 1.3  # a block's rounding; unlike time it doesn't depend on what
 
 
 class Turn(NamedTuple):
-    """One question: its length, how much of it was found, seconds to the first token, what was answered."""
+    """Holds one question: its length, how many of its tokens were cached, seconds to the first token, and the
+    answer.
+    """
 
     prompt_tokens: int
     cached_tokens: int
@@ -46,12 +48,12 @@ class Turn(NamedTuple):
 
     @property
     def computed_tokens(self) -> int:
-        """What nobody held."""
+        """Returns how many of the prompt's tokens no worker had cached."""
         return self.prompt_tokens - self.cached_tokens
 
 
 def ask(client: httpx.Client, prompt: list[int], max_tokens: int) -> Turn:
-    """One streamed completion."""
+    """Asks for one streamed completion of ``prompt``."""
     body = {
         "prompt": prompt, "max_tokens": max_tokens, "temperature": 0, "ignore_eos": True, "stream": True,
         "return_token_ids": True, "stream_options": {"include_usage": True},
@@ -164,7 +166,7 @@ def _ready(url: str) -> bool:
 
 
 def main() -> None:
-    """Measure, print, draw."""
+    """Measures, prints the table and draws the picture."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--turns", type=int, default=30)
     parser.add_argument("--user", type=int, default=40, help="new tokens of each turn")

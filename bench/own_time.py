@@ -22,14 +22,19 @@ PROMPT, ANSWER = 200, 24
 
 
 def own_time(fleet: Fleet, costs: WorkerCosts, chunk_tokens: int) -> Overhead:
-    """Of ``fleet``, whose workers cost ``costs``. Raises NoWorker where no prefill worker is ready."""
+    """Returns the overhead of requests on ``fleet``, whose workers cost ``costs``.
+
+    Raises NoWorker if no prefill worker is ready.
+    """
     handed = asyncio.run(_handed(fleet.config, chunk_tokens))
     asked = [asyncio.run(drive(fleet, [Arrival(0.0, 0, PROMPT, ANSWER)], f"own {i}"))[0] for i in range(TIMES)]
     return split(overhead(handed, costs.transfer, chunk_tokens).handoff, asked, costs)
 
 
 def split(handoff_s: float, asked: list[Answered], costs: WorkerCosts) -> Overhead:
-    """What is left of the first token's time is the request's, of the others' the step's."""
+    """Returns the overhead by part: what is left of the first token's time is the request's, of the other tokens'
+    the step's.
+    """
     size = PROMPT * costs.kv_bytes_per_token
     alone = costs.step_seconds(PROMPT, PROMPT * PROMPT / 2, 0, 0.0)
     alone += costs.transfer.fixed + costs.transfer.per_byte * size + handoff_s

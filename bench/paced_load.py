@@ -29,7 +29,9 @@ class Arrival(msgspec.Struct, frozen=True):
 
 
 class Answered(msgspec.Struct, frozen=True):
-    """What its client saw. ``tpot_s`` None: one token, or none. ``sent``: seconds after the load's begin."""
+    """Holds what a client saw of its answer; ``tpot_s`` is None below two tokens, ``sent`` counts seconds from the
+    load's begin.
+    """
 
     phase: int
     ttft_s: float | None

@@ -41,7 +41,7 @@ class HeldOut(msgspec.Struct, frozen=True):
 
 
 def halves(trace: Trace) -> tuple[Trace, Trace]:
-    """By time."""
+    """Returns the first and the second half of the trace, by time."""
     middle = trace.duration / 2
     return trace.between(0.0, middle), trace.between(middle, trace.duration + 1.0)
 

@@ -78,7 +78,7 @@ class Replay:
         self._pump()
 
     def _pump(self) -> None:
-        """The router's queue: in order, a few may pass one that finds no room."""
+        """Places queued requests in order; a few may pass one that finds no room."""
         misses, at = 0, 0
         while at < len(self._queue) and misses < LOOK_AHEAD:
             if self._place(self._queue[at]):
@@ -116,7 +116,7 @@ class Replay:
         return True
 
     def _read(self, reader: Worker, call: Call) -> None:
-        """It has what it fetches: the rest is to be computed."""
+        """Computes the rest of a prompt whose fetched part has arrived."""
         reader.reading.append(call)
         self._step(reader)
 
@@ -195,7 +195,9 @@ def calls_of(
 
 
 class Result(msgspec.Struct, frozen=True):
-    """What one policy made of one load. Seconds; ``goodput`` in requests per second of the trace's own time."""
+    """Holds what one policy made of one load: seconds, and ``goodput`` in requests per second of the trace's own
+    time.
+    """
 
     policy: str
     rate: float
@@ -211,9 +213,10 @@ def replay(
     policy: str, rate: float, prefill: int, decode: int, profile: PacedProfile, trace: Path = TRACE,
     count: int = 1 << 30, repeats: int = 1, slow: float = 1.0,
 ) -> Result:  # fmt: skip
-    """Deterministic. ``repeats`` replays begin at as many points of the trace, and count as one.
+    """Returns the deterministic result of ``policy``.
 
-    The first prefill worker is ``slow`` times as slow as the others.
+    The ``repeats`` replays begin at as many points of the trace and count as one. The first prefill worker is
+    ``slow`` times as slow as the others.
     """
     calls: list[Call] = []
     span = computed = 0.0
@@ -233,7 +236,7 @@ def replay(
 
 
 def main() -> None:
-    """The table."""
+    """Prints the table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--trace", type=Path, default=TRACE)
     parser.add_argument("--rates", type=float, nargs="+", default=[9.0, 12.0, 15.0, 18.0])

@@ -128,7 +128,9 @@ def late_alone(data: dict[str, Any], lengths: Lengths, ttft_s: float, count: int
 
 
 def attainment(system: System, slo: Slo, runs: Sequence[Trace]) -> tuple[float, float]:
-    """Percent: mean over the runs, and one run's standard deviation."""
+    """Returns the mean share of requests within the SLOs over the runs, in percent, and one run's standard
+    deviation.
+    """
     found = [attained(*system, trace, slo) for trace in runs]
     return fmean(found), pstdev(found)
 
@@ -181,7 +183,7 @@ def vllm_2023(data: dict[str, Any], writers_wait: bool) -> System:
 def _costs(
     about: str, fixed: float, token: float, pair: float, sequence: float, context: float, kv_tokens: int
 ) -> WorkerCosts:
-    """From milliseconds."""
+    """Returns a worker's costs from figures in milliseconds."""
     token, pair, sequence, context = (x / 1e3 for x in (token, pair, sequence, context))
     return WorkerCosts(about, fixed / 1e3, 0.0, token, pair, sequence, context, kv_tokens, 1, FREE, written=0.0)
 
@@ -266,7 +268,9 @@ def highest_rate(
 def poisson(
     lengths: Lengths, rate: float, seed: int, block: int, count: int = 1 << 30, seconds: float = math.inf
 ) -> Trace:
-    """So many requests, or so many seconds of them; their KV is held in blocks of ``block`` tokens."""
+    """Returns a Poisson trace of ``count`` requests or ``seconds`` seconds; their KV is held in blocks of
+    ``block`` tokens.
+    """
     rng, at = random.Random(seed), 0.0
     requests: list[TraceRequest] = []
     while len(requests) < count and (at := at + rng.expovariate(rate)) < seconds:
@@ -275,7 +279,7 @@ def poisson(
 
 
 def keeps(data: dict[str, Any], flights: Sequence[Flight], alone: WorkerCosts) -> bool:
-    """Whether every slowdown's median, p90 and p99 is within its bound; slowdown: over an idle DGX-A100."""
+    """Returns whether median, p90 and p99 of every slowdown (over an idle DGX-A100) are within their bounds."""
     slow: dict[str, list[float]] = {"ttft": [], "tpot": [], "e2e": []}
     step = alone.step_seconds(0, 0.0, 1, 0.0)
     for flight in flights:

@@ -38,7 +38,7 @@ class Text:
 
 
 def weights(model: str, text: Text) -> Iterator[Row]:
-    """What int8 and int4 weights add to the loss of bfloat16 ones. KV is float32 throughout."""
+    """Yields what int8 and int4 weights add to the loss of bfloat16 ones; KV is float32 throughout."""
     base = text.bits_per_byte(EngineConfig(model, dtype="bfloat16", kv_cache_dtype="float32"))
     yield Row("loss, bfloat16 weights", base, "bits/byte")
     yield Row("loss, float32", text.bits_per_byte(EngineConfig(model)), "bits/byte")
@@ -47,7 +47,7 @@ def weights(model: str, text: Text) -> Iterator[Row]:
 
 
 def kv(model: str, text: Text) -> Iterator[Row]:
-    """What int8 and fp8 KV add to the loss with bfloat16 KV. Weights are as the checkpoint has them."""
+    """Yields what int8 and fp8 KV add to the loss with bfloat16 KV; weights are as in the checkpoint."""
     base = text.bits_per_byte(EngineConfig(model, kv_cache_dtype="bf16"))
     yield Row("loss, bf16 KV", base, "bits/byte")
     for stored, most in KV.items():
@@ -61,7 +61,7 @@ def _pair(what: str, text: Text, config: EngineConfig, base: float, most: float)
 
 
 def measure(model: Path, path: Path, documents: int) -> Iterator[Row]:
-    """Every row."""
+    """Yields every row."""
     text = Text(path, documents)
     yield Row(f"{len(text.texts)} documents", text.bytes, "bytes")
     yield from weights(str(model), text)

@@ -47,7 +47,7 @@ class Call(msgspec.Struct):
 
     @property
     def pages(self) -> int:
-        """Of 16 tokens, for prompt and answer."""
+        """Returns the number of pages of 16 tokens for prompt and answer."""
         return -(-(self.tokens + self.outputs) // BLOCK_TOKENS)
 
 
@@ -71,7 +71,7 @@ class Worker:
         self.load = WorkerLoad()
 
     def beat(self) -> None:
-        """What it tells the world."""
+        """Publishes the worker's load, as a heartbeat does."""
         self.load = WorkerLoad(
             running=len(self.writing),
             waiting=len(self.reading),
@@ -82,7 +82,7 @@ class Worker:
         )
 
     def candidate(self, now: float) -> Candidate:
-        """As the router's view would show it."""
+        """Returns the worker as the router's view would show it."""
         return Candidate(
             self.info,
             self.load,

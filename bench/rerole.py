@@ -66,7 +66,7 @@ def load(rate: float, seconds: float, seed: int) -> list[Arrival]:
 
 
 def outcome(model: str, changes: list[Change], answers: list[Answered]) -> Outcome:
-    """What is told."""
+    """Returns the figures of the run, after printing why requests failed."""
     failed = [a for a in answers if a.failed or a.ttft_s is None]
     for why in sorted({a.failed or "too late" for a in failed})[:3]:
         print(f"failed: {why}", file=sys.stderr)
@@ -74,7 +74,7 @@ def outcome(model: str, changes: list[Change], answers: list[Answered]) -> Outco
 
 
 async def change(fleet: Fleet, count: int) -> list[Change]:
-    """So many changes, each followed by a pause."""
+    """Makes ``count`` changes of role, each followed by a pause; returns them."""
     found = []
     await asyncio.sleep(WARM_S)
     for slot, to in itertools.islice(itertools.cycle(CHANGES), count):

@@ -26,7 +26,7 @@ QUEUED_PACKETS = 20_000  # per direction; more are dropped, as a router does
 
 
 class Roughness(NamedTuple):
-    """One way. ``loss`` is a probability; ``seed`` decides which packets."""
+    """Describes one direction: ``loss`` is a probability, ``seed`` decides which packets are lost."""
 
     delay_s: float = 0.0
     loss: float = 0.0
@@ -49,7 +49,7 @@ class OneWay:
             self._waiting.append((now + self._rough.delay_s, packet))
 
     def leave(self, now: float) -> list[bytes]:
-        """What arrives by now, in order."""
+        """Returns the packets that arrive by ``now``, in order."""
         due = []
         while self._waiting and self._waiting[0][0] <= now:
             due.append(self._waiting.popleft()[1])
@@ -57,7 +57,7 @@ class OneWay:
         return due
 
     def next_at(self) -> float | None:
-        """When the next one arrives."""
+        """Returns when the next packet arrives; None if none is under way."""
         return self._waiting[0][0] if self._waiting else None
 
 
@@ -110,7 +110,7 @@ def _relay(first: int, second: int, ways: tuple[OneWay, OneWay], over: threading
 
 
 def _read(fd: int) -> Iterator[bytes]:
-    """What is there, some at a time: the other direction has its turn too."""
+    """Yields up to 256 packets that are there, so that the other direction has its turn too."""
     with contextlib.suppress(OSError):
         for _ in range(256):
             yield os.read(fd, MTU_BYTES)

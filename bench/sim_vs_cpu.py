@@ -57,14 +57,14 @@ SPACE = "\u0120"  # how byte-level tokenizers write it
 
 
 class Machine(msgspec.Struct, frozen=True):
-    """What was measured before the loads: each role's costs alone, and what being together does to them."""
+    """Holds what was measured before the loads: each role's costs alone, and the effect of running together."""
 
     reads: WorkerCosts
     writes: WorkerCosts
     sharing: CoreSharing
 
     def told(self) -> str:
-        """In a line."""
+        """Returns the figures as one line."""
         own, sharing = self.reads.overhead, self.sharing
         return (
             f"alone: {PROMPT} tokens read in {self.prompt_s * 1e3:.0f} ms, a step of one answer"
@@ -96,7 +96,7 @@ def shipping(costs: WorkerCosts, tokens: int) -> float:
 
 
 def curves(fleet: Fleet) -> dict[str, WorkerEntry]:
-    """What the workers tell of themselves now, by role. Raises StartupError while one has no curve."""
+    """Returns the workers' entries by role. Raises StartupError while one of them has no curve."""
 
     async def read() -> dict[str, WorkerEntry]:
         redis = connect(fleet.config.redis.url)
@@ -134,9 +134,9 @@ def simulated(machine: Machine, load: list[Arrival], sent: list[float]) -> list[
 
 
 class Vocabulary(msgspec.Struct, frozen=True):
-    """How many tokens there are, and ids of some that are a word each.
+    """Holds the number of tokens and ids of some that are a word each.
 
-    A client sees a token when it has text. Of a character's first bytes, which random weights like to write, it
+    A client sees a token once it has text: of a character's first bytes, which random weights like to write, it
     sees nothing until the rest is there or the answer ends.
     """
 
@@ -178,7 +178,7 @@ def measured(fleet: Fleet, vocabulary: Vocabulary, seed: int) -> Machine:
 
 
 def overhead(reads: WorkerCosts, writes: WorkerCosts, answers: list[tuple[Arrival, Answered]]) -> Overhead:
-    """What requests that were alone took beyond their steps and their transfer."""
+    """Returns what requests that were alone took beyond their steps and their transfer."""
     first = [
         a.ttft_s - reading(reads, asked.prompt) - shipping(reads, asked.prompt)
         for asked, a in answers

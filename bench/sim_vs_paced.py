@@ -111,7 +111,7 @@ class Row(msgspec.Struct, frozen=True):
 
 
 def profile_text(slow: float) -> str:
-    """What the workers step by, ``slow`` times as slow."""
+    """Returns the profile by which the workers step, ``slow`` times as slow."""
     return PROFILE.format(**{name: seconds * slow for name, seconds in STEP.items()})
 
 
@@ -130,7 +130,7 @@ def report(rows: list[Row], out: str | None, **about: object) -> int:
 
 
 def slowness(prefill: int, decode: int, cores: int) -> int:
-    """How many times as slow so many workers, with router, Redis and client, are run on so many cores."""
+    """Returns how many times as slow these workers, with router, Redis and client, must be on ``cores`` cores."""
     return max(1, math.ceil((2 * (prefill + decode) + 3) / (PER_CORE * cores)))
 
 
@@ -143,7 +143,7 @@ def rate_of(workers: WorkerLimits, load: tuple[int, int], prefill: int, decode: 
 
 
 def arrivals(load: tuple[int, int], rate: float, seconds: float, seed: int) -> list[Arrival]:
-    """Poisson; lengths within a third of the mean."""
+    """Returns Poisson arrivals whose lengths lie within a third of the mean."""
     rng, found, at = random.Random(seed), [], 0.0
     while (at := at + rng.expovariate(rate)) < seconds:
         prompt, answer = (round(mean * rng.uniform(0.67, 1.33)) for mean in load)
@@ -182,7 +182,7 @@ def figures(first: list[float], steps: list[float]) -> dict[str, float]:
 
 
 def cpu_seconds(fleet: Fleet) -> float:
-    """Of every process that takes part, this one included."""
+    """Returns the CPU seconds of every process that takes part, this one included."""
     records = [fleet.record(slot) for slot in fleet.slots]
     router = fleet.router.pid if fleet.router else None
     pids = [os.getpid(), router, fleet.redis_pid, *(pid for r in records for pid in (r.pid, r.engine_pid))]

@@ -140,21 +140,21 @@ class Tape:
                 self.tokens[output.key] = self.tokens.get(output.key, 0) + len(output.run.token_ids)
 
     def poll(self, timeout_s: float) -> list[Any]:
-        """Nothing comes."""
+        """Returns no message."""
         return []
 
 
 class Timed(msgspec.Struct):
-    """One run: tokens per second over all sequences, and its steps' seconds."""
+    """Holds one run: tokens per second over all sequences, and the seconds of its steps."""
 
     rate: float
     steps: list[float]
 
 
 class Bench:
-    """One model; ``run`` decodes sequences until each got ``extent.tokens`` on the average.
+    """Runs one model; ``run`` decodes sequences until they got ``extent.tokens`` on average.
 
-    Prompts that were read once stay in the cache: the runs of a round read them once.
+    Prompts stay in the cache, so that the runs of a round read them once.
     """
 
     def __init__(

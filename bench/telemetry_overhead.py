@@ -78,7 +78,7 @@ class Compared(msgspec.Struct):
 
     @property
     def row(self) -> Row:
-        """For the table."""
+        """Returns the load's row of the table."""
         (with_it, without), (low, high) = self.rates, interval(self.ratios)
         return Row(
             self.name, with_it, self.unit, peer=f"without: {without:.4g}", ratio=median(self.ratios),
@@ -191,7 +191,7 @@ class Side:
         self._watch = Watch(running) if running.config.telemetry.enabled else None
 
     async def measure(self, load: Load, number: int) -> tuple[float, Counter[str]]:
-        """What the load does per second, and the CPU seconds that each part of it took, by process."""
+        """Runs ``load``; returns its rate per second, and the CPU seconds that it took, by process."""
         async with self._watch.open() if self._watch else contextlib.nullcontext():
             threads, began = _threads(self.running), time.perf_counter()
             done, seconds, turn = 0, 0.0, 0
@@ -278,7 +278,7 @@ def _span(ratios: list[float]) -> str:
 
 
 def main() -> int:
-    """Print the rows; exit status 1 when one misses."""
+    """Prints the rows; returns exit status 1 if one misses its target."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--pairs", type=int, default=8, help="of clusters")
     parser.add_argument("--rounds", type=int, default=2, help="on each pair")

@@ -53,7 +53,10 @@ PARTS = {
 
 
 class Clock:
-    """Time by part: as a context, that of the part that was named. ``cold``: the caches are swept before each."""
+    """Sums time by part: as a context manager, for the part that was named last.
+
+    ``cold`` sweeps the caches before each.
+    """
 
     def __init__(self, cold: bool) -> None:
         self.spent = Counter[str]()
@@ -61,7 +64,7 @@ class Clock:
         self._name, self._began = "", 0
 
     def part(self, name: str) -> Clock:
-        """The next block's."""
+        """Names the part to which the next block's time counts; returns this clock."""
         if self._junk is not None:
             self._junk += 1
         self._name = name
@@ -127,7 +130,7 @@ async def measured(requests: int, tokens: int, cold: bool) -> dict[str, float]:
 
 
 def least(requests: int, tokens: int, repeats: int, cold: bool) -> dict[str, float]:
-    """Of some repeats, by part; without the collector, whose turn comes when it comes."""
+    """Returns the least of ``repeats`` measurements, by part, with the garbage collector off."""
     gc.disable()
     try:
         found = [asyncio.run(measured(requests, tokens, cold)) for _ in range(repeats)]
@@ -137,7 +140,7 @@ def least(requests: int, tokens: int, repeats: int, cold: bool) -> dict[str, flo
 
 
 def main() -> None:
-    """Print the table."""
+    """Prints the table."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--requests", type=int, default=3000)
     parser.add_argument("--tokens", type=int, default=1000, help="of each prompt")

@@ -23,12 +23,12 @@ class Front:
         self._server: asyncio.Server | None = None
 
     async def start(self, host: str = "127.0.0.1", port: int = 0) -> int:
-        """Listen; the port."""
+        """Starts listening; returns the port."""
         self._server = await asyncio.start_server(self._carry, host, port, ssl=self._identity.listener())
         return int(self._server.sockets[0].getsockname()[1])
 
     async def stop(self) -> None:
-        """Take no more."""
+        """Stops accepting connections."""
         if self._server is not None:
             self._server.close()
 

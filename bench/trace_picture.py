@@ -32,7 +32,7 @@ STATIONS = ("route", "queue", "prefill", "transfer", "decode")
 
 @dataclass(frozen=True)
 class Span:
-    """One span: times in seconds since the epoch."""
+    """Holds one span; times are in seconds since the epoch."""
 
     trace: str
     name: str
@@ -50,7 +50,7 @@ class Receiver(otlp_grpc.TraceServiceServicer):
         self._lock = threading.Lock()
 
     def Export(self, request: Any, context: Any) -> Any:
-        """Take one batch."""
+        """Stores one batch of spans."""
         with self._lock:
             for resource in request.resource_spans:
                 service = {a.key: a.value.string_value for a in resource.resource.attributes}["service.name"]
@@ -166,7 +166,7 @@ def draw(spans: list[Span], title: str, out: Path) -> None:
 
 
 def main() -> None:
-    """Run it all."""
+    """Runs a cluster, traces a request and draws the picture."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--prompt-tokens", type=int, default=1200)
     parser.add_argument("--tokens", type=int, default=64)

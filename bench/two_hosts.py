@@ -42,7 +42,7 @@ ROOT = Path(__file__).resolve().parents[1]
 
 
 class Hosts:
-    """What runs on both. ``close`` ends all of it."""
+    """Owns what runs on both hosts; ``close`` ends all of it."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.certs = folder, folder / "certs"
@@ -52,7 +52,7 @@ class Hosts:
         self.config = folder / "baton.toml"
 
     def start(self) -> None:
-        """Everything; returns before it is ready."""
+        """Starts all processes; returns before they are ready."""
         addresses = list(ADDRESS.values())
         for made in (self.ours, self.stranger):
             made.make(hosts=addresses)
@@ -77,7 +77,7 @@ class Hosts:
         self._redis.stop()
 
     def log(self, name: str) -> str:
-        """What a process said."""
+        """Returns the log of process ``name``."""
         return (self.folder / f"{name}.log").read_text(errors="replace")
 
     def dead(self) -> str:
@@ -139,7 +139,7 @@ def on_host(host: str, task: Task) -> Any:
 
 
 def do(task: Task) -> Any:
-    """Here and now."""
+    """Performs the task on this host, at once."""
     if task.visits:
         return [visit(port, papers) for port, papers, _ in task.visits]
     return ask(Path(task.certs), task.requests)
@@ -206,7 +206,7 @@ def ports(hosts: Hosts) -> list[tuple[str, Port]]:
 
 
 async def _members(hosts: Hosts) -> tuple[dict[str, WorkerInfo], list[str]]:
-    """As Redis has them, asked over its unix socket on this host."""
+    """Returns the workers and their links as Redis has them, asked over its unix socket on this host."""
     client = connect(f"unix://baton:{SECRET}@{hosts.folder}/redis/redis.sock")
     entries = await PolledRoster(client, "baton").refresh()
     await client.aclose()
@@ -219,7 +219,7 @@ async def _members(hosts: Hosts) -> tuple[dict[str, WorkerInfo], list[str]]:
 
 
 def prove(requests: int, rough: Roughness | None = None) -> dict[str, Any]:
-    """Start, ask, visit; what came of it. Raises Impossible, RuntimeError."""
+    """Starts the cluster, asks, visits, and returns what came of it. Raises Impossible and RuntimeError."""
     with tempfile.TemporaryDirectory(prefix="b2-") as name, two_hosts(rough) as link:
         hosts = Hosts(Path(name))
         try:
@@ -263,7 +263,7 @@ def _tour(hosts: Hosts, known: list[tuple[str, Port]]) -> list[Visit]:
 
 
 def main() -> int:
-    """Print the table; 0 when all is as it must be."""
+    """Prints the table; returns 0 if all is as it must be."""
     parser = argparse.ArgumentParser(prog="bench.two_hosts", description=__doc__)
     parser.add_argument("--requests", type=int, default=40)
     parser.add_argument("--json", help="write what was seen to this file")

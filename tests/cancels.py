@@ -24,7 +24,9 @@ POISON = 0xA5
 
 
 class How(NamedTuple):
-    """``times`` cancels: the first at a suspension, the others at the work's next ones, or ``apart`` ticks on."""
+    """Describes ``times`` cancels: the first at a suspension, the others at the work's next ones, or ``apart``
+    ticks later.
+    """
 
     times: int
     apart: int = 0
@@ -36,7 +38,7 @@ ALL = (ONCE, TWICE, TICKS_LATER, THRICE)
 
 
 class Gate:
-    """Holds up threads: each call passes by the event loop's leave, and while the gate is shut none does."""
+    """Holds up threads: a call passes when the event loop lets it, and none does while the gate is shut."""
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
@@ -44,11 +46,11 @@ class Gate:
         self._shut = False
 
     def shut(self) -> None:
-        """From now on nobody passes."""
+        """Lets nobody pass from now on."""
         self._shut = True
 
     def open(self) -> None:
-        """Who waits may pass, and whoever comes."""
+        """Lets those who wait pass, and all who come later."""
         self._shut = False
         while self._waiting:
             self._waiting.pop().set()
@@ -116,7 +118,7 @@ class Strikes:
         self.work = work
 
     def suspended(self, inner: Any, task: asyncio.Task[Any] | None) -> None:
-        """A task waits."""
+        """Counts a suspension of the watched work, and cancels it if its turn has come."""
         if self.work is None or self.work.done():
             return
         self.suspensions += 1

@@ -46,7 +46,7 @@ def reached(roots: Mapping[str, object]) -> Iterator[tuple[str, object]]:
 
 
 def _parts(thing: object) -> list[tuple[str, object]]:
-    """What an object of ours leads to; a callback leads to what it is bound to."""
+    """Returns the objects that an object of ours leads to; a callback leads to what it is bound to."""
     if isinstance(thing, MethodType):
         return [("self", thing.__self__)]
     if isinstance(thing, functools.partial):

@@ -97,7 +97,7 @@ def _matches(op, value, character: str) -> bool:
 
 
 def flaw(pattern: str, anywhere: bool) -> str:
-    """What makes ``pattern`` slower than linear; empty where nothing does."""
+    """Returns what makes ``pattern`` slower than linear; "" if nothing does."""
     tree = parser.parse(pattern)
     lines = bool(tree.state.flags & re.MULTILINE)
     try:

@@ -173,7 +173,7 @@ class Warm:
 
 
 class Request(NamedTuple):
-    """What a child is to be: a module with its arguments, its surroundings, where its output goes."""
+    """Describes a child: a module with its arguments, its environment and folder, and where its output goes."""
 
     arguments: list[str]
     environment: dict[str, str]

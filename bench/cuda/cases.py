@@ -45,7 +45,7 @@ Part = Callable[[Ops, Ceilings], Iterator[Row]]
 
 
 def ceilings() -> tuple[Ceilings, list[Row]]:
-    """What this card does at all, now: read, copy, multiply."""
+    """Measures how fast this card reads, copies and multiplies; returns these ceilings and their rows."""
     size, side = SIZES["ceilings"]
     source, to = (torch.zeros(size // 4, dtype=torch.float32, device=clock.DEVICE) for _ in range(2))
     read = [measure([lambda: source.sum()]), measure([lambda: source.view(torch.int32).amax()])]

@@ -93,7 +93,7 @@ def _tested(test: str, thorough: bool) -> Iterator[Row]:
 
 
 def verdict(test: str, output: str) -> Row:
-    """What pytest's words say of one test: 1, 0, or none where it was skipped."""
+    """Returns a test's row from pytest's output: 1 if it passed, 0 if it failed, None if it was skipped."""
     passed = ran_something(output)
     value = 1.0 if passed else None if re.search(r"^\d* ?skipped|^s+\s+\[", output, re.M) else 0.0
     return Row(part="test", name=test, value=value, unit="passed", said=summary(output))
@@ -150,7 +150,7 @@ def _under(prefix: Sequence[str], tool: str, ops: Sequence[str], tests: Sequence
 
 
 def summary(output: str) -> str:
-    """What went wrong first, else pytest's last line."""
+    """Returns the last error line of a tool's output, else its last line."""
     errors = [
         line
         for line in output.splitlines()

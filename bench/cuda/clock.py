@@ -22,7 +22,7 @@ Call = Callable[[], object]
 
 
 def variants(nbytes: float) -> int:
-    """How many inputs of this size are past the L2 cache together."""
+    """Returns how many inputs of ``nbytes`` bytes together exceed the L2 cache, 2 to 64."""
     return max(2, min(64, -(-PAST_L2 // max(1, int(nbytes)))))
 
 

@@ -27,7 +27,7 @@ GROUP = np.dtype([("first", "<i4"), ("count", "<i4"), ("keys", "<i4")])  # casca
 
 
 class Ops:
-    """Of a loaded library."""
+    """Makes timed calls of a loaded CUDA library's ops."""
 
     def __init__(self, device: CudaLibrary) -> None:
         self._library = device.library
@@ -43,7 +43,7 @@ class Ops:
         return run
 
     def rms_norm(self, x: Tensor, delta: Tensor, weight: Tensor, out: Tensor) -> Call:
-        """x += delta; out = norm(x) x weight."""
+        """Returns a call that computes x += delta, then out = norm(x) times weight."""
         at = x.data_ptr(), delta.data_ptr(), weight.data_ptr(), 1e-5, *x.shape, out.data_ptr()
         return self.call("rms_norm", (P, P, P, F, I64, I64, P), *at, alive=(x, delta, weight, out))
 
@@ -55,7 +55,9 @@ class Ops:
     def rounded_norm(
         self, x: Tensor, delta: Tensor, weight: Tensor, rounding: int, out: Tensor, scales: Tensor
     ) -> Call:
-        """x += delta; out = norm(x) x weight as int8 (1), e4m3 (2), both with ``scales``, or bf16 (3)."""
+        """Returns a call that computes x += delta, then norm(x) times weight into ``out``: as int8 (``rounding``
+        1) or e4m3 (2), both with ``scales``, or as bf16 (3).
+        """
         at = x.data_ptr(), delta.data_ptr(), weight.data_ptr(), 1e-5, *x.shape, rounding, out.data_ptr()
         kinds, kept = (P, P, P, F, I64, I64, I32, P, P), (x, delta, weight, out, scales)
         return self.call("rms_norm_quantized", kinds, *at, scales.data_ptr(), alive=kept)
@@ -81,7 +83,9 @@ class Ops:
         return self.call("moe", (P, P, I64, P, I64, P, I64), *at, out.stride(0), alive=kept)
 
     def accept(self, drafts: Tensor, vocab: int, kept: object) -> Call:
-        """How many drafted tokens stand; drafts as ``draft_table`` makes them."""
+        """Returns a call that counts the drafted tokens that are accepted; ``drafts`` are as ``draft_table`` makes
+        them.
+        """
         at = drafts.data_ptr(), len(drafts) // DRAFT.itemsize, vocab
         return self.call("speculative_accept", (P, I32, I64), *at, alive=(drafts, kept))
 

@@ -27,7 +27,9 @@ MFU = 0.6  # of bf16, as the issue asks of a prompt
 
 
 def matrices(ops: Ops, top: Ceilings) -> Iterator[Row]:
-    """M > 64: wgmma where it fills the device (linear/prefill.cuh), mma.sync else."""
+    """Measures products of more than 64 rows: by wgmma where it fills the device (linear/prefill.cuh), else by
+    mma.sync.
+    """
     hidden, inner = cases.HIDDEN, cases.INNER
     for what, (n, k) in {"gate-up": (2 * inner, hidden), "down": (hidden, inner), "o": (hidden, hidden)}.items():
         plain = torch.randn(n, k) * k**-0.5
@@ -121,7 +123,7 @@ def _sdpa(q: Tensor, kv_heads: int) -> list[Call]:
 
 
 def prompts(ops: Ops, top: Ceilings) -> Iterator[Row]:
-    """Attention first: it is the shorter one."""
+    """Measures what a prompt needs: attention first, because it takes less time, then the products."""
     yield from attention(ops, top)
     yield from matrices(ops, top)
 

@@ -18,7 +18,7 @@ COMMIT_ENV = "BATON_COMMIT"
 
 
 class Where(msgspec.Struct, frozen=True):
-    """What a run's figures are of."""
+    """Names the machine, the commit and the date of a run's figures."""
 
     machine: str
     commit: str
@@ -52,12 +52,12 @@ class Sample(msgspec.Struct, frozen=True):
 
     @property
     def median(self) -> float:
-        """The figure."""
+        """Returns the median of the sample, in seconds."""
         return statistics.median(self.seconds)
 
     @property
     def spread(self) -> float:
-        """A/A: odd samples against even ones."""
+        """Returns how far the medians of odd and even samples lie apart, as a share of the median."""
         if len(self.seconds) < 2:
             return 0.0
         halves = [statistics.median(self.seconds[at::2]) for at in (0, 1)]
@@ -65,7 +65,9 @@ class Sample(msgspec.Struct, frozen=True):
 
 
 class Ceilings(msgspec.Struct, frozen=True):
-    """Of this run: bytes read per second, bytes read and written per second, operations per second in bf16."""
+    """Holds this run's ceilings: bytes read per second, bytes read and written per second, bf16 operations per
+    second.
+    """
 
     read: float
     copy: float
@@ -75,7 +77,9 @@ class Ceilings(msgspec.Struct, frozen=True):
 def rated(
     part: str, name: str, sample: Sample, work: float, of: str, ceilings: Ceilings, target: float | None = None
 ) -> Row:
-    """``work`` bytes (of: read, copy) or operations (of: flops) in a call, as a share of the ceiling."""
+    """Returns a row that gives a call's rate as a share of the ceiling ``of``: ``work`` is in bytes ("read",
+    "copy") or operations ("flops").
+    """
     rate, ceiling = (
         work / sample.median,
         {"read": ceilings.read, "copy": ceilings.copy, "flops": ceilings.flops}[of],
@@ -96,7 +100,7 @@ def rated(
 def versus(
     part: str, name: str, sample: Sample, peer: str, other: Sample, target: float | None = None, said: str = ""
 ) -> Row:
-    """How many times as quick as a peer on the same inputs in the same run."""
+    """Returns a row that says how many times as fast as a peer a call is, on the same inputs in the same run."""
     return Row(
         part=part,
         name=name,
@@ -130,7 +134,7 @@ def commit(root: Path = ROOT) -> str:
 
 
 def where(machine: str) -> Where:
-    """Here and now."""
+    """Returns the machine's name with the present commit and time."""
     return Where(machine, commit(), datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"))
 
 

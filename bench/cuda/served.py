@@ -50,7 +50,9 @@ def _asked(url: str, transport: str) -> Row:
 
 
 def way(logs: Sequence[Path], transport: str) -> Row:
-    """How KV went, as the workers' logs say: the preflight's rate, and what kept it from the card."""
+    """Returns a row on how KV travelled, from the workers' logs: the preflight's rate, and what kept KV off the
+    card.
+    """
     said = "\n".join(path.read_text(errors="replace") for path in logs)
     name = f"KV over {transport}, as the preflight measured it"
     found = re.search(rf"KV to \S+: {transport}, ([\d.]+) GB/s, ([\d.]+) ms", said)

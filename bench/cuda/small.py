@@ -91,7 +91,7 @@ def _rope(ops: Ops, top: Ceilings, count: int) -> Iterator[Row]:
 
 
 def _after(call: Call, found: Callable[[], Tensor], wanted: Tensor) -> float:
-    """How far off what ``call`` leaves is."""
+    """Runs ``call`` and returns how far its result is from ``wanted``."""
     call()
     clock.wait()
     return off(found(), wanted)
@@ -157,7 +157,9 @@ def _embedded(tokens: Tensor, table: Tensor) -> Tensor:
 
 
 def _not_captured(calls: list[partial[Tensor]]) -> list[Call]:
-    """Which experts have rows is known on the host alone: these calls can't be captured, so all experts run."""
+    """Returns the calls as they are: only the host knows which experts have rows, so no graph can be captured and
+    all experts run.
+    """
     return list(calls)
 
 

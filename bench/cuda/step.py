@@ -179,7 +179,7 @@ def random_matrix(kind: str, n: int, k: int) -> PackedWeight:
 
 
 def llama() -> Program:
-    """The 8B's program."""
+    """Returns the program of an 8B Llama."""
     s, eps, layers = SHAPE, 1e-5, SHAPE["layers"]
     q, kv = s["heads"] * s["head_dim"], s["kv_heads"] * s["head_dim"]
     sizes: dict[str, tuple[int, ...]] = {

@@ -125,7 +125,9 @@ def _turn_about(sides: list[Side], ask: Callable[[Side], float], rounds: int) ->
 
 
 def _decode_target(peer: Side, batch: int, took: dict[str, list[float]], read: int) -> float:
-    """How far ahead of ``peer`` is wanted; where reading ``read`` bytes leaves less room, FLOOR of that room."""
+    """Returns how many times as fast as ``peer`` decoding should be; if reading ``read`` bytes leaves less room,
+    FLOOR of that room.
+    """
     wanted = (LLAMA if peer.name.startswith("llama.cpp") else BEST).get(batch, 0.0)
     if Memory.name not in took:
         return wanted
@@ -134,7 +136,7 @@ def _decode_target(peer: Side, batch: int, took: dict[str, list[float]], read: i
 
 
 def _same_weights(peer: Side, batch: int) -> float:
-    """How far ahead of ``peer`` on the same weights is wanted."""
+    """Returns how many times as fast as ``peer`` decoding should be on the same weights."""
     return (SAME_FILE if peer.name.startswith("llama.cpp") else SAME_NF4).get(batch, 0.0)
 
 
@@ -147,7 +149,9 @@ def _row(what: str, side: Side, peer: Side, took: dict[str, list[float]], tokens
 
 
 def _floor_row(what: str, rates: list[float], ceilings: list[float], target: float) -> Row:
-    """How much of what memory gives is used: at one sequence nobody can be faster than that."""
+    """Returns a row on the share of the memory's bandwidth that is used, which bounds the speed of a single
+    sequence.
+    """
     shown = f"memory read, {median(ceilings) / 1e9:.3g} GB/s"
     share = paired(rates, ceilings)
     return Row(f"{what}, bytes read", median(rates) / 1e9, "GB/s", shown, share, spread(rates), target)

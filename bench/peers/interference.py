@@ -67,7 +67,9 @@ def main() -> None:
 
 
 def _turn_about(ports: dict[str, int], load: Load, rounds: int) -> dict[str, list[StreamTimes]]:
-    """What the clients of each saw, per round; a short first round isn't counted."""
+    """Loads the servers in turn, and returns what the clients of each saw, by round; a short first round isn't
+    counted.
+    """
     seen: dict[str, list[StreamTimes]] = {name: [] for name in ports}
     for number in range(rounds + 1):
         part = load if number else msgspec.structs.replace(load, seconds=WARM_S)

@@ -46,7 +46,7 @@ def nf4_of(home: Path, size: str) -> Path:
 
 
 def _complete(folder: Path) -> None:
-    """What transformers' classes want beside config.json and tokenizer.json."""
+    """Writes the files that transformers' classes want beside config.json and tokenizer.json."""
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | {"torch_dtype": "bfloat16"}))
     told = {"tokenizer_class": "PreTrainedTokenizerFast", "bos_token": SPECIAL[0], "eos_token": SPECIAL[1]}

@@ -26,7 +26,9 @@ def merge(path: str, rows: Sequence[Row], memory: str = "") -> None:
 
 
 def measured(path: str, size: str, scheme: str) -> bool:
-    """Whether the file has the last question of ``size`` in ``scheme``, asked by this commit on such a machine."""
+    """Returns whether the file at ``path`` has the last row of ``size`` in ``scheme`` by this commit on such a
+    machine.
+    """
     last, here = f"prompt of {PROMPT} tokens, {size} {scheme} (", (commit(), machine(), isa())
     asked = [row for row in _read(path) if row["name"].startswith(last)]
     return any((row["commit"], row["machine"], row.get("isa")) == here for row in asked)
@@ -40,5 +42,7 @@ def _read(path: str) -> Rows:
 
 
 def _key(row: dict[str, Any]) -> tuple[str, ...]:
-    """What is compared with whom, and where; a peer's figure and version follow its name."""
+    """Returns what identifies a comparison: its name, the peer without its figure and version, the machine and the
+    ISA.
+    """
     return row["name"], row["peer"].split(" ")[0].split(",")[0], row["machine"], row.get("isa", "")

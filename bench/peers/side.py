@@ -35,17 +35,17 @@ class Side(Protocol):
     name: str
 
     def decode_seconds(self, batch: int) -> float:
-        """Of a step, on average."""
+        """Returns the mean seconds of a decode step of ``batch`` sequences."""
 
     def prompt_seconds(self) -> float:
-        """Of reading a prompt."""
+        """Returns the mean seconds of reading a prompt."""
 
     def close(self) -> None:
-        """End it."""
+        """Ends the engine's process."""
 
 
 class BatonPeer:
-    """Our engine: weights rounded by ``scheme``, or those of the peers' own file."""
+    """Runs our engine, with weights rounded by ``scheme`` or those of the peers' own file."""
 
     def __init__(self, name: str, runner: NativeRunner, most: int, weight_bytes: int) -> None:
         self.name, self.weight_bytes = name, weight_bytes  # of weights that a decode step reads
@@ -54,13 +54,13 @@ class BatonPeer:
 
     @classmethod
     def rounded(cls, size: str, scheme: str, most: int) -> BatonPeer:
-        """With our own form of ``scheme``, as --quantization gives."""
+        """Returns our engine with weights in our own form of ``scheme``, as ``--quantization`` gives them."""
         runner, read = random_runner(size, scheme, "bf16")
         return cls(scheme, runner, most, read)
 
     @classmethod
     def of_file(cls, folder: Path, most: int) -> BatonPeer:
-        """With the blocks of the peers' file as they are."""
+        """Returns our engine with the blocks of the peers' file as they are."""
         runner = load(EngineConfig(model=str(folder), dtype="float32", kv_cache_dtype="bf16"))
         if not isinstance(runner, NativeRunner):
             raise ConfigError("the comparison needs the native kernels: install a C++ compiler", "device")
@@ -68,19 +68,19 @@ class BatonPeer:
         return cls(FILE, runner, most, int(runner.work.step_bytes))
 
     def decode_seconds(self, batch: int) -> float:
-        """Of a step, on average."""
+        """Returns the mean seconds of a decode step of ``batch`` sequences."""
         return self._work.decode_seconds(batch)
 
     def prompt_seconds(self) -> float:
-        """Of reading a prompt."""
+        """Returns the mean seconds of reading a prompt."""
         return self._work.prompt_seconds()
 
     def close(self) -> None:
-        """Nothing to end."""
+        """Does nothing, because the engine runs in this process."""
 
 
 class Memory:
-    """Not an engine: reads memory, the floor of decoding one sequence, in the same rounds."""
+    """Reads memory in the same rounds, which bounds the decoding of one sequence; it is no engine."""
 
     name = "memory read"
 
@@ -88,15 +88,15 @@ class Memory:
         self._read = MemoryRead()
 
     def decode_seconds(self, batch: int) -> float:
-        """Of reading a gigabyte."""
+        """Returns the seconds of reading a gigabyte."""
         return 1e9 / self._read.rate()
 
     def prompt_seconds(self) -> float:
-        """The same: it reads no prompts."""
+        """Returns the same as ``decode_seconds``, because there is no prompt to read."""
         return self.decode_seconds(1)
 
     def close(self) -> None:
-        """Nothing to end."""
+        """Does nothing, because nothing is open."""
 
 
 class Peer:
@@ -131,15 +131,15 @@ class Peer:
             raise
 
     def decode_seconds(self, batch: int) -> float:
-        """Of a step, on average."""
+        """Returns the mean seconds of a decode step of ``batch`` sequences."""
         return self._ask(batch=batch, context=CONTEXT, steps=STEPS)
 
     def prompt_seconds(self) -> float:
-        """Of reading a prompt."""
+        """Returns the mean seconds of reading a prompt."""
         return self._ask(prompt=PROMPT)
 
     def close(self) -> None:
-        """End it."""
+        """Ends the engine's process."""
         self._process.communicate(timeout=60)
 
     def _ask(self, **question: Any) -> float:

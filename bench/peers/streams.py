@@ -23,7 +23,7 @@ SETTLE_S = 2.5  # until all streams decode
 
 
 class Load(msgspec.Struct, frozen=True):
-    """How many streams, how long a prompt, how often one comes, for how long (seconds)."""
+    """Describes a load: how many streams, how long a prompt, how often one comes, and for how long (seconds)."""
 
     streams: int
     prompt: int
@@ -32,7 +32,9 @@ class Load(msgspec.Struct, frozen=True):
 
 
 class StreamTimes(msgspec.Struct):
-    """What came within ``seconds``: gaps between a stream's tokens, tokens, times to a prompt's token."""
+    """Holds what came within ``seconds``: gaps between a stream's tokens, tokens, and times to a prompt's first
+    token.
+    """
 
     seconds: float
     prompt: int
@@ -104,7 +106,7 @@ async def _prompt(
 
 
 async def _tokens(port: int, rng: random.Random, length: int, answer: int) -> AsyncIterator[float]:
-    """When each token of a streamed completion came."""
+    """Yields the times at which the tokens of a streamed completion come."""
     body = {
         "prompt": [rng.randrange(VOCABULARY) for _ in range(length)], "max_tokens": answer, "stream": True,
         "ignore_eos": True, "temperature": 1.0, "cache_prompt": False, "seed": rng.randrange(1 << 30),
@@ -127,7 +129,7 @@ async def _tokens(port: int, rng: random.Random, length: int, answer: int) -> As
 
 
 def _has_token(event: dict[str, Any]) -> bool:
-    """Whether the event is of the answer; raises RuntimeError where it is of a failure."""
+    """Returns whether the event carries part of the answer. Raises RuntimeError if it reports a failure."""
     if "error" in event:
         raise RuntimeError(str(event["error"]))
     return bool(event.get("choices")) and not (

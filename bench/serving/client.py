@@ -27,7 +27,7 @@ Ask = Callable[[list[int], int], AsyncIterator[Event]]  # a prompt's tokens and 
 
 
 class ServingLoad(msgspec.Struct, frozen=True):
-    """How many clients ask at once, for how many tokens after how many."""
+    """Describes a load: how many clients ask at once, and the tokens of their prompts and answers."""
 
     clients: int
     prompt: int
@@ -43,7 +43,7 @@ LOADS = (ServingLoad(1, 512, 64), ServingLoad(8, 512, 64), ServingLoad(16, 256, 
 
 
 class ClientTimes(msgspec.Struct):
-    """What clients saw within a window of ``seconds``: tokens, seconds to first tokens and between two events."""
+    """Holds what clients saw within ``seconds``: tokens, seconds to first tokens and between two events."""
 
     seconds: float = 0.0
     tokens: int = 0
@@ -213,7 +213,7 @@ async def _posted(port: int, body: dict[str, Any], headers: str) -> tuple[*Conne
 
 
 def _tokens(event: dict[str, Any]) -> int:
-    """How many tokens an event brings; raises RuntimeError where it is of a failure."""
+    """Returns how many tokens an event brings. Raises RuntimeError if it reports a failure."""
     if "error" in event:
         raise RuntimeError(str(event["error"]))
     return sum(len(choice.get("token_ids") or ()) for choice in event.get("choices", ()))

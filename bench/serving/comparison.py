@@ -16,7 +16,9 @@ Found = dict[str, list[ClientTimes]]  # by server, per round
 
 
 class Figure(NamedTuple):
-    """What is told of a load: its name and unit, whether less is better, and how it is read from what was seen."""
+    """Describes a figure of a load: its name and unit, whether less is better, and how it is read from what
+    clients saw.
+    """
 
     name: str
     unit: str

@@ -253,7 +253,7 @@ def test_wheels_are_of_what_ours_needs_and_never_of_torch() -> None:
 
 @pytest.mark.thorough
 def test_all_that_a_process_allocates_lies_in_its_heap() -> None:
-    """What a driver is told of once must hold whatever a suite's structs point at."""
+    """A driver that is told of the heap once must know whatever a suite's structs point at."""
     code = """
 import ctypes, sys
 from pathlib import Path
@@ -309,7 +309,7 @@ def shim() -> Iterator[CudaLibrary]:
 
 @pytest.mark.thorough
 def test_every_measured_call_runs_without_a_gpu(shim: CudaLibrary) -> None:
-    """What is proved are the calls, not figures."""
+    """This proves that the calls run; the figures mean nothing here."""
     found = list(dry.parts(shim))
     assert [(row.name, row.said) for row in found if row.value is None] == []
     assert {row.part for row in found} == {"ceilings", *gpu.OPS, gpu.SHAPES, gpu.STEP}

@@ -35,7 +35,7 @@ async def port() -> AsyncIterator[int]:
 
 @asynccontextmanager
 async def fronted(server: RedisServer, folder: Path) -> AsyncIterator[int]:
-    """With a user of its own, and the default one shut out."""
+    """Yields the port of a TLS front before the server, which has a user "baton" and no default user."""
     admin = connect(server.url)
     await admin.execute_command("ACL", "SETUSER", "baton", "on", ">p@ss word", "~*", "&*", "+@all")
     await admin.execute_command("ACL", "SETUSER", "default", "off")

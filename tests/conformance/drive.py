@@ -20,7 +20,7 @@ MOST = 20  # sequences at once that keep a recurrent state
 
 @dataclass
 class Driver:
-    """Runs requests together: ``chunk`` prompt tokens per step and sequence, decodes mixed in."""
+    """Runs requests together, with ``chunk`` prompt tokens per step and sequence and decodes mixed in."""
 
     runner: Runner
     pages: int

@@ -78,7 +78,7 @@ ILL_CONDITIONED: list[tuple[str, int, dict[str, Any]]] = [
 
 
 def torch_rounds_as_we_do() -> bool:
-    """Whether a layer's output has the same bits: so with MKL on the CPUs whose order ``dense`` follows."""
+    """Returns whether a layer's output has the same bits, as with MKL on the CPUs whose order ``dense`` follows."""
     if native.library() is None:
         return False
     x, weight, out = torch.randn(8, 400), torch.randn(64, 400), torch.empty(8, 64)
@@ -103,7 +103,8 @@ def runner(directory: Path) -> Runner:
 
 
 def rounding(exact_model: Any, wanted: torch.Tensor, prompt: list[int], answer: list[int]) -> float:
-    """How far ``wanted``, transformers' float32, is from its float64 on this CPU, in nats: the most of any token.
+    """Returns the most that any token of ``wanted``, transformers' float32, is from its float64 on this CPU, in
+    nats.
 
     Two sums that round in other places may be as far from each other as from float64, each to its own side.
     """

@@ -22,7 +22,7 @@ PAGE = 16 * KV
 
 
 class Mirror:
-    """As engine/backends/cuda/page_share.py, without a driver."""
+    """Stands for engine/backends/cuda/page_share.py, without a driver."""
 
     def __init__(self, resident: PageResidency) -> None:
         self.opened, self.landed = resident.opened, resident.landed
@@ -52,7 +52,7 @@ class CardRunner(PacedRunner):
 
 
 class Cards(Bench):
-    """And an I/O process that may write the card's pages, by hand."""
+    """Adds an I/O process, played by hand, that may write the card's pages."""
 
     def __init__(self, pages: int = 64, **limits: Any) -> None:
         self.card = CardRunner("test", step_seconds=lambda s: 0.0, **MODEL)
@@ -161,7 +161,7 @@ def test_answers_are_right_whatever_pages_change_hands(seed: int) -> None:
 def test_a_block_that_is_said_to_be_on_the_card_and_is_not_gives_a_wrong_answer(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A planted bug: whoever brings one block counts for all behind it."""
+    """The planted bug counts all blocks behind a brought one as brought."""
     landed = PageResidency.landed
 
     def too_much(resident: PageResidency, seq: int, table: Sequence[int], blocks: Sequence[int]) -> None:

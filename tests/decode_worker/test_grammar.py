@@ -27,7 +27,7 @@ def outputs(messages: list[Any], key: int) -> list[int]:
 
 
 def until_ended(bench: Bench, *keys: int, told: tuple[Any, ...] = (), within_s: float = 60.0) -> list[Any]:
-    """What the loop says, once ``told`` something, until each of ``keys`` ended."""
+    """Returns what the loop says, once it was ``told`` something, until each of ``keys`` has ended."""
     said: list[Any] = []
     left = set(keys)
     deadline = time.monotonic() + within_s

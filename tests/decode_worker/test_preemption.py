@@ -50,7 +50,7 @@ NEARLY = 1e-4  # of logprobs and vectors: a row read in a chunk is summed in ano
 
 
 class Way(Enum):
-    """How a preempted sequence's KV comes back."""
+    """Names the ways in which a preempted sequence's KV comes back."""
 
     KEPT = "what it wrote is still in the cache"
     EVICTED = "the cache was evicted: all is computed again"
@@ -59,7 +59,7 @@ class Way(Enum):
 
 
 class Told(NamedTuple):
-    """What a client gets of one answer."""
+    """Holds what a client gets of one answer."""
 
     tokens: tuple[int, ...]
     logprobs: tuple[TokenLogprobs, ...]
@@ -169,7 +169,7 @@ class Run:
         return self._steps({at} - {None})
 
     def told(self) -> dict[str, Told]:
-        """What came of each."""
+        """Returns what each request's client got."""
         return {request.request_id: told(self.tape, key) for key, request in self.engine.requests.items()}
 
     def _twin(self, key: int, request: EngineRequest) -> None:
@@ -298,7 +298,7 @@ def real() -> Engine:
 
 @functools.cache
 def undisturbed(engine: Engine) -> tuple[dict[str, Told], int]:
-    """What every request is told where nothing is preempted, and in how many steps."""
+    """Returns what every request is told if nothing is preempted, and the number of steps."""
     steps = (run := Run(engine)).local()
     return run.told(), steps
 

@@ -149,7 +149,7 @@ def test_what_was_handed_over_goes_on_with_drafts() -> None:
 
 @pytest.mark.parametrize("beside", [False, True])
 def test_drafts_are_prepared_while_the_prompts_kv_is_on_its_way(beside: bool) -> None:
-    """With steps ``beside`` look-ups read within a share of their time; where nothing runs, whoever reads does."""
+    """With steps ``beside``, look-ups read within a share of their time; without any, every reader goes on."""
     now = [0.0]
     model, own = (
         PacedRunner(

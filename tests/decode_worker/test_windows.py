@@ -33,7 +33,7 @@ ANSWER = Sampling(temperature=0.0, max_tokens=120, ignore_eos=True)
 
 
 class Side:
-    """One worker's engine: model, pages, loop."""
+    """Holds one worker's engine: model, pages and loop."""
 
     def __init__(self, model: Path, loop: type[StepLoop], pages: int = 64, **settings: Any) -> None:
         runner = load_runner(EngineConfig(str(model), threads=1, dtype="float32", **settings))

@@ -27,7 +27,7 @@ POD = re.compile(r"kubectl [^\n`]*? -- (baton [^\n`]*)")
 
 
 def commands(text: str) -> Iterator[str]:
-    """As they stand in fenced blocks and between backticks."""
+    """Yields the commands of a page: those in fenced blocks and those between backticks."""
     joined = re.sub(r"\\\n\s*", "", text)
     fenced = "\n".join(re.findall(r"^```\w*\n(.*?)^```", joined, re.S | re.M)) or joined
     inline = re.sub(r"^```\w*\n.*?^```", "", joined, flags=re.S | re.M)
@@ -36,7 +36,7 @@ def commands(text: str) -> Iterator[str]:
 
 
 def words(command: str) -> list[str]:
-    """Of a shell line; … and ALL-CAPS stand for what a reader fills in."""
+    """Returns the words of a shell line; … and ALL-CAPS stand for what a reader fills in."""
     try:
         return shlex.split(command)
     except ValueError:

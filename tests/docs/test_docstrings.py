@@ -37,7 +37,7 @@ class Documented(NamedTuple):
 
 
 def definitions(node: ast.AST) -> Iterator[Definition]:
-    """Public ones: not inside functions, nor in a private class."""
+    """Yields the public definitions: those not inside functions, nor in a private class."""
     for child in ast.iter_child_nodes(node):
         if isinstance(child, Definition) and not child.name.startswith("_"):
             yield child
@@ -119,7 +119,9 @@ def names_in(text: str) -> Iterator[str]:
 
 
 def exists(name: str, folder: Path = ROOT / "baton") -> bool:
-    """Whether it is a module, something that one defines, or a setting; names may be relative to ``folder``."""
+    """Returns whether ``name`` is a module, something that one defines, or a setting; names may be relative to
+    ``folder``.
+    """
     return is_setting(name) or any(is_defined(name, place) for place in (ROOT / "baton", folder))
 
 
@@ -130,7 +132,7 @@ def is_setting(name: str) -> bool:
 
 
 def is_defined(name: str, place: Path) -> bool:
-    """Of a class only that it binds the attribute somewhere is looked up."""
+    """Returns whether ``name`` is defined below ``place``; an attribute counts if its class binds it somewhere."""
     parts = re.split(r"[./]", name.removesuffix(".py").removeprefix("baton.").removeprefix("baton/"))
     while parts and (place / parts[0]).is_dir():
         place /= parts.pop(0)
@@ -144,7 +146,7 @@ def is_defined(name: str, place: Path) -> bool:
 
 @cache
 def names_of(module: Path) -> frozenset[str]:
-    """What a module binds: definitions, assignments, attributes and imports."""
+    """Returns the names that a module binds: definitions, assignments, attributes and imports."""
     [tree] = [tree for path, tree in modules() if path == module]
     found: set[str] = set()
     for node in ast.walk(tree):

@@ -15,7 +15,7 @@ MANIFESTS, VALUES = re.findall(r"^```yaml\n(.*?)^```", PAGE, re.S | re.M)
 
 
 def rendered(values: dict) -> list[dict]:
-    """As `helm install baton … -n llm` would."""
+    """Returns the manifests of `helm install baton … -n llm`."""
     import helm_python
 
     from baton.console.setup.check import CHART

@@ -33,7 +33,7 @@ class Bug(NamedTuple):
 
     @property
     def edits(self) -> tuple[tuple[str, str, str], ...]:
-        """Returns every replacement: file, old text, new text."""
+        """Returns every replacement as (file, old text, new text)."""
         return ((self.file, self.old, self.new), *self.also)
 
 

@@ -50,7 +50,7 @@ sys.exit(0 if play(draw(int(sys.argv[1]), size), first_only=True).held else 1)
 
 
 class Finding(NamedTuple):
-    """What a hunt came to. ``seconds`` is CPU time; ``seed`` is None where nothing was found."""
+    """Holds the outcome of a hunt: ``seconds`` is CPU time, ``seed`` None if nothing was found."""
 
     seed: int | None
     seconds: float

@@ -64,7 +64,9 @@ class Fleet(fleet.Fleet):
         assert not stalls, stalls
 
     def stalls(self) -> str:
-        """Where an event loop of a router or an I/O process stood still; empty when none did."""
+        """Returns the log of the first event loop (of a router or an I/O process) that stood still; "" if none
+        did.
+        """
         for path in sorted(self.files.logs.glob("*.log")):
             before, found, after = path.read_text(errors="replace").partition(STOOD_STILL)
             if found:

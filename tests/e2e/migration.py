@@ -38,7 +38,7 @@ KINDS: dict[str, Callable[[random.Random], dict[str, Any]]] = {
 
 
 def drawn(rng: random.Random, vocab: int, kind: str) -> dict[str, Any]:
-    """A request's body."""
+    """Draws a request's body."""
     body = {
         "prompt": [rng.randrange(2, vocab) for _ in range(rng.choice([20, 130, 300]))],
         "max_tokens": MAX_TOKENS,
@@ -52,7 +52,7 @@ def drawn(rng: random.Random, vocab: int, kind: str) -> dict[str, Any]:
 
 
 class Heard:
-    """One streamed answer: per choice its ids, text, logprobs and ends, and when each piece came."""
+    """Collects one streamed answer: ids, text, logprobs and ends by choice, and the time of each piece."""
 
     def __init__(self) -> None:
         self.choices: dict[int, dict[str, list[Any]]] = {}
@@ -91,7 +91,7 @@ class Heard:
 async def ask(
     fleet: Fleet, body: dict[str, Any], after: int = 0, disturb: Callable[[str], object] | None = None
 ) -> Heard:
-    """Stream it; once ``after`` tokens are there, ``disturb`` the decode worker that writes it."""
+    """Streams an answer; once ``after`` tokens have come, calls ``disturb`` with the decode worker that writes it."""
     heard = Heard()
     async with (
         httpx.AsyncClient(timeout=60) as http,
@@ -110,7 +110,7 @@ async def ask(
 
 
 class Damage(NamedTuple):
-    """How two answers differ, in tokens over all choices. ``other``: 1 if anything besides the ids does."""
+    """Counts how two answers differ, in tokens over all choices; ``other`` is 1 if anything besides the ids does."""
 
     wrong: int = 0
     lost: int = 0
@@ -119,7 +119,9 @@ class Damage(NamedTuple):
 
 
 class Kill(NamedTuple):
-    """One run. ``gap_s``: the longest silence of a choice from the kill on; ``back_s``: until the worker is."""
+    """Holds one run: ``gap_s`` is the longest silence of a choice from the kill on, ``back_s`` the time until the
+    worker is back.
+    """
 
     seed: int
     kind: str
@@ -130,7 +132,7 @@ class Kill(NamedTuple):
 
 
 def damage(got: Heard, want: Heard) -> Damage:
-    """Of the broken run against the unbroken one."""
+    """Returns how the disturbed run differs from the undisturbed one."""
     wrong = lost = repeated = 0
     for index in want.choices.keys() | got.choices.keys():
         mine, theirs = (h.choices.get(index, {"ids": []})["ids"] for h in (got, want))

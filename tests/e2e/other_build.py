@@ -42,7 +42,7 @@ def become(protocol: str, build: str) -> None:
 
 
 def command(protocol: str, build: str, module: str) -> tuple[str, ...]:
-    """What starts it."""
+    """Returns the command that starts ``module`` of another build."""
     return (sys.executable, "-m", "tests.e2e.other_build", protocol, build, module)
 
 

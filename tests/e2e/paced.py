@@ -29,14 +29,16 @@ per_byte = 1e-9
 
 
 def slow_profile(folder: Path, fixed: float = 0.01, prefill: float = 0.0003, kv: int = 16384) -> str:
-    """A profile file; ``fixed`` is a decode step in seconds, ``prefill`` the seconds per prompt token."""
+    """Writes a profile and returns its path; ``fixed`` is a decode step in seconds, ``prefill`` the seconds per
+    prompt token.
+    """
     path = folder / "slow.toml"
     path.write_text(SLOW.format(fixed=fixed, prefill=prefill, kv=kv))
     return str(path)
 
 
 class Oracle:
-    """What a paced cluster of ``profile`` answers."""
+    """Computes what a paced cluster of ``profile`` answers."""
 
     def __init__(self, profile: str):
         self._profile = load_profile(profile)
@@ -54,7 +56,7 @@ class Oracle:
         )
 
     def prompt(self, seed: int, length: int, shared: int = 0) -> list[int]:
-        """Ids; prompts with the same ``shared`` > 0 begin with the same half."""
+        """Returns token ids; prompts with the same ``shared`` above 0 begin with the same half."""
         vocab = self._profile.vocab_size
         head = [(shared * 31 + i * 7) % vocab for i in range(length // 2)] if shared else []
         return head + [(seed * 7919 + i * 104729) % vocab for i in range(length - len(head))]

@@ -62,7 +62,7 @@ class Nodes:
         return self.ray.add_node(num_cpus=1, resources=room, labels=labels, object_store_memory=STORE)
 
     def serve_with(self, *arguments: str) -> None:
-        """Start it; ``until`` says when its workers are there."""
+        """Starts `baton serve` with ``arguments``; wait with ``until`` for its workers."""
         command = [
             sys.executable, "-m", "baton", "serve", "--device", f"paced:{self.profile}", "--ray-address",
             self.ray.address, "--redis", self.redis.url, "--port", str(PORT), "--grpc-port", str(GRPC),
@@ -78,7 +78,7 @@ class Nodes:
         )  # fmt: skip
 
     def close(self) -> None:
-        """End everything."""
+        """Ends all processes."""
         if self.serve is not None:
             self.serve.send_signal(signal.SIGTERM)
             with contextlib.suppress(subprocess.TimeoutExpired):
@@ -139,7 +139,7 @@ class Nodes:
         return ours + (ray.read_text(errors="replace")[-2500:] if ray.exists() else "")
 
     async def scale(self, *numbers: str) -> str:
-        """`baton scale`."""
+        """Runs `baton scale` and returns its output."""
         command = [sys.executable, "-m", "baton", "scale", *numbers, "--redis", self.redis.url]
         child = await asyncio.create_subprocess_exec(
             *command, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT, env=child_environment()
@@ -150,7 +150,7 @@ class Nodes:
 
 
 def parent_of(pid: int) -> int:
-    """Of a living process."""
+    """Returns the parent of a process; 0 if it is gone."""
     with contextlib.suppress(OSError):
         return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
     return 0
@@ -164,7 +164,7 @@ def ancestors(pid: int) -> Iterator[int]:
 
 @contextlib.contextmanager
 def ray_nodes() -> Iterator[Nodes]:
-    """A head; all of it ends with the block."""
+    """Yields a Ray cluster with a head node, all of which ends with the block."""
     with tempfile.TemporaryDirectory(prefix="br-") as name:
         made = Nodes(Path(name))
         try:

@@ -39,7 +39,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def held(fleet: Fleet) -> set[str]:
-    """What workers say that they hold."""
+    """Returns the adapters that workers report."""
     return {adapter for entry in fleet.roster().values() for adapter in entry.info.adapters}
 
 

@@ -47,7 +47,7 @@ class Ledger:
         return self.changes[name][-1].content
 
     def between(self, name: str, begin: float, end: float) -> set[int | None]:
-        """What answers a request that was there from ``begin`` to ``end``."""
+        """Returns the contents that may answer a request that ran from ``begin`` to ``end``."""
         found, past = set[int | None](), self.changes[name]
         for at, change in enumerate(past):
             over = past[at + 1].ended if at + 1 < len(past) else float("inf")

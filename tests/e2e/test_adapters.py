@@ -66,7 +66,7 @@ def close(found: Answer, wanted: Answer) -> bool:
 
 
 def oracle(model: Path, prompt: list[int] = PROMPT, count: int = TOKENS) -> Answer:
-    """What one engine without adapters answers, of merged weights."""
+    """Returns the answer of one engine without adapters, from merged weights."""
     driver = Driver(load_runner(EngineConfig(str(model), threads=1)), pages=40)
     (tokens,) = driver.answer([prompt], Sampling(temperature=0.0, max_tokens=count, ignore_eos=True, logprobs=1))
     return tokens, [one.chosen.logprob for one in driver.logprobs[0]]

@@ -43,7 +43,7 @@ class Client:
                     self.tokens += 1
 
     async def drop(self) -> float:
-        """Close the connection; the time at which it was closed."""
+        """Closes the connection; returns the time at which it was closed."""
         self._task.cancel()
         await asyncio.gather(self._task, return_exceptions=True)
         return time.monotonic()

@@ -16,7 +16,9 @@ SLOTS = ("prefill-0", "prefill-1")
 
 
 def ask(fleet: Fleet, prompt: list[int]) -> tuple[int, str]:
-    """How many of the prompt's tokens were found, and which prefill worker read it; the answer is the oracle's."""
+    """Returns how many of the prompt's tokens were cached and which prefill worker read it, after comparing the
+    answer with the oracle's.
+    """
     body = {"prompt": prompt, "max_tokens": 4, "temperature": 0, "ignore_eos": True, "return_token_ids": True}
     reply = httpx.post(fleet.url + "/v1/completions", json=body, timeout=60)
     answer, reader = reply.json(), re.search(r"prefill=(\S+);", reply.headers["x-baton-route"])
@@ -46,7 +48,7 @@ def fleet(tmp_path_factory):
 
 
 def knows_its_pace(fleet: Fleet, slot: str) -> bool:
-    """Whether routers hear how slowly the worker computes: so long they let it fetch before they give it up."""
+    """Returns whether routers know how slowly the worker computes; until then they let it fetch."""
     curve = fleet.roster()[slot].load.step_curve
     return curve is not None and curve.prefill_token > PREFILL_S / 2
 

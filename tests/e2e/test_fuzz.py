@@ -62,7 +62,7 @@ class Fuzzer:
         self._ids: deque[str] = deque(maxlen=20)
 
     async def run(self) -> None:
-        """All of them; stops early once it has found enough to look at."""
+        """Sends all inputs; stops early once it has found enough to look at."""
         async with grpc.aio.insecure_channel(self._fleet.grpc) as channel:
             await asyncio.gather(*(self._lane(channel) for _ in range(AT_ONCE)))
 

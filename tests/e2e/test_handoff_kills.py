@@ -26,14 +26,14 @@ KILLS = int(os.environ.get("BATON_SOAK_KILLS", "200"))
 
 
 class Answer(NamedTuple):
-    """What became of one stream: "right", "typed: …" or "wrong: …", and when each token came."""
+    """Holds the verdict on one stream ("right", "typed: …" or "wrong: …") and the time of each token."""
 
     verdict: str
     times: list[float]
 
 
 class Kill(NamedTuple):
-    """One run: what was asked for, what came of it, seconds until tokens and until the worker were back."""
+    """Holds one run: step and victim, the answers, and the seconds until tokens and until the worker were back."""
 
     step: str
     victim: str
@@ -134,7 +134,7 @@ async def test_a_kill_at_each_step_costs_no_wrong_token_and_no_page(cluster):
 
 
 async def many_kills(fleet: Fleet, oracle: Oracle, ways: list[tuple[str, str]], count: int) -> None:
-    """That many, each step and victim in turn, with a report."""
+    """Makes ``count`` kills, each step and victim in turn, and prints a report."""
     kills: list[Kill] = []
     run = 1000
     while len(kills) < count:
@@ -165,7 +165,7 @@ async def test_a_killed_receiver_costs_no_wrong_token_on_any_transport(tmp_path,
 
 
 def _report(kills: list[Kill]) -> None:
-    """By step: runs, streams that ended right, and recovery times."""
+    """Prints by step: runs, streams that ended right, and recovery times."""
     for step in (*watched_host.STEPS, "all"):
         some = [k for k in kills if step in (k.step, "all")]
         verdicts = [a.verdict for k in some for a in k.answers]

@@ -18,7 +18,7 @@ TYPED = {"worker_lost", "no_worker", "draining", "unavailable", "overloaded", "p
 
 
 class Outcome:
-    """What became of one request: "right", "typed:…" or "wrong: …"."""
+    """Counts the fates of requests: "right", "typed:…" or "wrong: …"."""
 
     def __init__(self) -> None:
         self.counts: dict[str, int] = {}

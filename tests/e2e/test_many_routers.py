@@ -34,7 +34,7 @@ async def explained(fleet: Fleet, key: str, request_id: str) -> dict:
 
 
 async def over(fleet: Fleet, key: str, request_id: str) -> dict:
-    """What a process, whichever is asked, says of a request that is over; it hears of it soon."""
+    """Waits until the asked process knows that a request is over; returns the request's decision record."""
     while (record := await explained(fleet, key, request_id)).get("state") != "over":
         await asyncio.sleep(0.05)
     return record

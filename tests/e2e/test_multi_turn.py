@@ -18,13 +18,13 @@ WAYS = [
 
 
 def fetched_blocks(fleet: Fleet) -> float:
-    """What prefill-0 took from others, by its own metric."""
+    """Returns how many blocks prefill-0 has fetched from others, by its own metric."""
     text = httpx.get(f"http://{fleet.record('prefill-0').metrics_address}/metrics", timeout=30).text
     return sum(float(x.split()[-1]) for x in text.splitlines() if x.startswith("baton_kv_fetched_blocks_total{"))
 
 
 def expected(oracle: Oracle) -> list[list[int]]:
-    """What the oracle answers to the same conversation."""
+    """Returns the oracle's answers to the same conversation."""
     rng, said, answers = random.Random(7), [], []
     for number in range(TURNS):
         said += [rng.randrange(*multi_turn.IDS) for _ in range(USER)]

@@ -106,7 +106,7 @@ def fleets() -> Iterator[dict[str, Fleet]]:
 
 
 def answers(fleets: dict[str, Fleet], path: str, body: dict) -> dict[str, dict]:
-    """What each way answers, less what names the call."""
+    """Returns each cluster's answer, without the fields that name the call."""
     found = {}
     for way, fleet in fleets.items():
         response = httpx.post(fleet.url + path, json=body, timeout=60)

@@ -37,7 +37,7 @@ def ask(fleet: Fleet, tokens: list[int], count: int) -> tuple[list[int], int]:
 
 
 def one_rank(tokens: list[int], count: int, model: str = DRAFT) -> list[int]:
-    """What one rank answers, without a cluster."""
+    """Returns the answer of one rank, without a cluster."""
     driver = SharedDriver(load_runner(EngineConfig(model, threads=2)), -(-(len(tokens) + count) // 16))
     return driver.answer([tokens], Sampling(temperature=0.0, max_tokens=count, ignore_eos=True))[0]
 
@@ -51,7 +51,7 @@ def followers(fleet: Fleet, slot: str) -> list[int]:
 
 
 def gone(pid: int) -> bool:
-    """Whether a process is none any more, or one that nobody waits for."""
+    """Returns whether a process has ended; a zombie counts as ended."""
     try:
         return Path("/proc", str(pid), "stat").read_text().rpartition(")")[2].split()[0] == "Z"
     except (FileNotFoundError, ProcessLookupError):

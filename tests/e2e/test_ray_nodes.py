@@ -19,7 +19,7 @@ pytest.importorskip("ray")
 
 
 def room(role: str) -> dict[str, float]:
-    """For three workers."""
+    """Returns the Ray resources of a node for three workers of ``role``."""
     return {f"baton_{role}": 3}
 
 

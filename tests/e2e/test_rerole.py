@@ -29,7 +29,7 @@ def set_role(fleet: Fleet, slot: str, role: str, **fields) -> httpx.Response:
 
 
 async def changed(fleet: Fleet, slot: str, role: str, **fields) -> float:
-    """Change it; the seconds that the router counted."""
+    """Changes a worker's role; returns the seconds that the router counted."""
     reply = await asyncio.to_thread(set_role, fleet, slot, role, **fields)
     assert reply.status_code == 200, (reply.text, fleet.log(slot))
     return reply.json()["seconds"]
@@ -107,7 +107,9 @@ async def all_indexed(fleet, holders: list[str], asked: list[list[int]]) -> None
 
 
 async def test_cached_blocks_stay_valid_through_a_change(paced):
-    """Of one prompt of three: a router on a busy machine doesn't wait for the index, and then lets it rest."""
+    """One of three prompts suffices, because a router on a busy machine doesn't wait for the index, and then lets
+    it rest.
+    """
     asked = prompts(random.Random(4), 3, VOCAB, 800)
     async with httpx.AsyncClient(timeout=60) as client:
         holders = [holder_of(await post(client, paced, prompt)) for prompt in asked]

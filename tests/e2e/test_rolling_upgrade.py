@@ -91,7 +91,7 @@ class Upgraded(Fleet):
         assert before.wait(60) == 0
 
     def upgrade(self, slot: str, command: tuple[str, ...]) -> None:
-        """As a StatefulSet does it: ready again before the next one goes."""
+        """Replaces a worker as a StatefulSet does, and waits until it is ready again."""
         before = self.record(slot).incarnation
         self.replace(slot, command)
         self.wait_for_return(slot, before)

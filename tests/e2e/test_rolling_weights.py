@@ -50,7 +50,7 @@ async def test_a_killed_and_a_replaced_worker_leave_no_answer_of_two_weights(rol
     prompts = [old.prompt(seed, 40 + 30 * (seed % 3)) for seed in range(8)]
 
     def right(prompt: list[int], heard: Heard) -> str:
-        """Of which weights the answer is; "" for a mixture."""
+        """Returns which weights the answer is from, "old" or "new"; "" for a mixture."""
         got = heard.choices[0]["ids"]
         named = {"old": old.answer(prompt, TOKENS), "new": new.answer(prompt, TOKENS)}
         return next((name for name, whole in named.items() if got == whole[: len(got)]), "")

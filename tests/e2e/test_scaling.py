@@ -33,7 +33,7 @@ def fleet(tmp_path_factory: pytest.TempPathFactory):
 
 @contextlib.asynccontextmanager
 async def placing(fleet: Fleet) -> AsyncIterator[None]:
-    """What `baton serve` does with what is asked, without Ray."""
+    """Follows requests to scale as `baton serve` does, without Ray."""
 
     async def apply(scale: ScaleRequest) -> None:
         await asyncio.to_thread(fleet.scale, scale.prefill, scale.decode)
@@ -52,7 +52,9 @@ def seen(url: str) -> dict:
 
 
 async def until(url: str, condition, every_s: float, prompts: int = 0, limit_s: float = 120.0) -> dict:
-    """What was seen when it came true; meanwhile ``prompts`` at a time are asked, and all must be answered."""
+    """Waits until ``condition`` holds and returns what was seen then; meanwhile asks ``prompts`` at a time, all of
+    which must be answered.
+    """
     rng, asked, deadline = random.Random(1), [], time.monotonic() + limit_s
     async with httpx.AsyncClient(timeout=180, limits=httpx.Limits(max_connections=None)) as client:
         while not condition(now := await asyncio.to_thread(seen, url)):

@@ -26,7 +26,7 @@ pytestmark = pytest.mark.skipif(not TOOL.exists(), reason="schemathesis is missi
 
 
 def run(folder: Path, *arguments: str) -> str:
-    """The tool's output; fails with it when a check failed."""
+    """Returns the tool's output; fails with it if a check failed."""
     profile = folder / "quick.toml"
     profile.write_text(PROFILE)
     with Fleet(prefill=1, decode=1, worker={"device": f"paced:{profile}"}) as fleet:

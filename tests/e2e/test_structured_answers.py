@@ -17,7 +17,7 @@ AT_ONCE = 16
 
 
 def random_schema(rng: random.Random, depth: int = 0) -> dict:
-    """A bounded schema: whatever answers it ends."""
+    """Draws a bounded schema, so that every answer to it ends."""
     kinds = ["string", "integer", "number", "boolean", "null", "enum", "const", "pattern"]
     kind = rng.choice(kinds + ["object", "array", "anyOf"] * (3 if depth < 3 else 0))
     if kind == "string":
@@ -64,7 +64,7 @@ def body_of(seed: int) -> tuple[dict, dict]:
 
 
 async def ask(client: httpx.AsyncClient, url: str, seed: int) -> list[int]:
-    """The answer's ids; fails unless it is complete and valid."""
+    """Returns the answer's ids; fails unless the answer is complete and valid."""
     schema, body = body_of(seed)
     response = await client.post(url + "/v1/completions", json=body)
     assert response.status_code == 200, (seed, response.text)
@@ -114,6 +114,6 @@ async def test_a_killed_decode_worker_changes_no_structured_answer(fleet: Fleet,
 
 
 def back(fleet: Fleet, slot: str, before: str) -> bool:
-    """Whether another incarnation of ``slot`` serves, and everybody is reached."""
+    """Returns whether another incarnation of ``slot`` serves and every worker is reached."""
     record = fleet.record(slot)
     return record.incarnation != before and record.state == "ready" and fleet.reachable() == 3

@@ -22,7 +22,7 @@ def ask(fleet: Fleet, prompt: list[int]) -> tuple[list[int], int]:
 
 
 def tier_blocks(fleet: Fleet, slot: str, tier: str) -> float:
-    """What the worker says its tier holds."""
+    """Returns how many blocks the worker's tier holds, by its metric."""
     text = httpx.get(f"http://{fleet.record(slot).metrics_address}/metrics", timeout=30).text
     lines = (x for x in text.splitlines() if x.startswith("baton_kv_tier_blocks{") and f'tier="{tier}"' in x)
     return sum(float(x.split()[-1]) for x in lines)

@@ -93,7 +93,7 @@ def test_every_port_serves_its_own_and_refuses_everybody_else_with_the_cause_in_
 
 
 def certificate_ends(fleet: Fleet, ours: Authority) -> dict[str, float]:
-    """When each certificate ends, by the metrics of the router and of every worker."""
+    """Returns when each certificate ends, by the metrics of the router and of every worker."""
     context = ssl.create_default_context(cafile=ours.folder / "ca.crt")
     context.check_hostname = False  # workers are known by role, not by address
     context.load_cert_chain(ours.folder / "monitor.crt", ours.folder / "monitor.key")

@@ -50,7 +50,7 @@ def arm(folder: Path, step: str, victim: str, nth: int, after: bool, prefill: st
 
 
 def hit(folder: Path) -> dict[str, Any] | None:
-    """Who was killed and when (monotonic seconds), once it happened."""
+    """Returns who was killed and when (monotonic seconds); None before it happened."""
     try:
         return json.loads((folder / "hit").read_text())
     except (OSError, ValueError):

@@ -23,7 +23,7 @@ EDGES = 1 / 200
 
 
 def accepted(library: ctypes.CDLL, sequences: list[Sequence]) -> list[tuple[Tensor, int]]:
-    """What was emitted, and how many drafts stand."""
+    """Returns, per sequence, the emitted tokens and how many drafts were accepted."""
     return cpu.run(declare(library, "speculative_accept", *cpu.ARGUMENTS), sequences)
 
 
@@ -39,14 +39,16 @@ def rejection(rng: random.Random, vocab: int, count: int, temperature: float, ce
 
 
 def said(sequence: Sequence, emitted: Tensor, stand: int) -> tuple[int, int]:
-    """How many stand and the token behind, once the rest of ``emitted`` is as it must be."""
+    """Returns how many drafts were accepted and the token behind them, after checking the rest of ``emitted``."""
     assert emitted[:stand].tolist() == sequence[0][:stand].tolist()
     assert bool((emitted[stand + 1 :] == -1).all())
     return stand, int(emitted[stand])
 
 
 def it_is_the_references(library: ctypes.CDLL, vocabs: tuple[int, ...], cases: int) -> None:
-    """Ragged batches: every count, with and without the drafter's probabilities, warm, hot and greedy."""
+    """Compares ragged batches with the reference: every count, with and without the drafter's probabilities, warm,
+    hot and greedy.
+    """
     rng, wrong = random.Random(2), 0
     torch.manual_seed(2)
     for vocab in vocabs:
@@ -76,7 +78,7 @@ def choices_are_matched(library: ctypes.CDLL) -> None:
 
 
 def what_is_beyond_the_most_is_left_out(library: ctypes.CDLL) -> None:
-    """Seventeen good drafts: sixteen stand, and the target's own token comes behind."""
+    """Of seventeen good drafts sixteen are accepted, and the target's own token follows them."""
     tokens = torch.arange(MOST + 3)
     [found] = accepted(library, [(tokens, torch.arange(MOST + 4))])
     assert said((tokens, tokens), *found) == (MOST, MOST)
@@ -106,7 +108,7 @@ def bad_rows_end_it_there(library: ctypes.CDLL) -> None:
 
 
 def drafts_outside_of_the_vocabulary_fall(library: ctypes.CDLL) -> None:
-    """They have no probability: the target's own token comes instead."""
+    """Such drafts have no probability, so the target's own token comes instead."""
     rng = random.Random(6)
     torch.manual_seed(6)
     for token in (-1, 70, 2**31 - 1):

@@ -29,7 +29,7 @@ def products(library: ctypes.CDLL) -> int:
 
 
 def tiles_are_given_back(library: ctypes.CDLL) -> None:
-    """Whether no thread has tiles between calls, and none did what hardware faults on."""
+    """Asserts that no thread has tiles between calls, and that none did what hardware faults on."""
     assert native.declare(library, "amx_users", result=native.I32)() == 0, "tiles are still configured"
     if hasattr(library, "baton_amx_faults"):
         assert native.declare(library, "amx_faults", result=native.I64)() == 0, (
@@ -53,7 +53,9 @@ def rows_are_their_own(library: ctypes.CDLL) -> None:
 
 
 def prompts_are_the_oracles(library: ctypes.CDLL) -> None:
-    """Attention by tiles: bf16 and int8 pages, chunks and decodes, a window, company."""
+    """Compares attention by tiles with the oracle: bf16 and int8 pages, chunks and decodes, a window, other
+    sequences beside.
+    """
     for dtype in ("bfloat16", "int8"):
         attention_suite.attention_is_the_oracles(library, dtype, (6, 2, 24))
         attention_suite.attention_is_the_oracles(library, dtype, (5, 1, 80), 37)

@@ -63,7 +63,7 @@ def _error(found: Tensor, wanted: Tensor) -> float:
 
 
 def it_is_the_oracles(library: ctypes.CDLL, dtype: str, shape: tuple[int, int, int], which: int = 1) -> None:
-    """And flat attention's by the same library; rows between which others lie stay as they are."""
+    """Compares with the oracle and with flat attention of the same library; rows in between stay as they are."""
     case = prepared(library, which, dtype, shape, FAMILIES[which])
     wide = torch.full((len(case.q), case.heads + 1, case.head_dim), torch.nan)
     found, wanted = cascade(library, case.q, case.kv, case.items, case.groups, wide[:, :-1]), oracle(case, 0)

@@ -21,7 +21,7 @@ ROWS = 400
 
 
 def dense(library: ctypes.CDLL, weight: PackedWeight, x: Tensor, bias: Tensor | None = None) -> Tensor:
-    """One call; what lies between its rows must stay NaN."""
+    """Returns the product of one call, after checking that what lies between its rows stays NaN."""
     call = declare(library, "dense", P, P, I64, I64, P, P, I64)
     out = torch.full((len(x), weight.n + 3), torch.nan)
     at_bias = None if bias is None else bias.data_ptr()
@@ -31,7 +31,7 @@ def dense(library: ctypes.CDLL, weight: PackedWeight, x: Tensor, bias: Tensor | 
 
 
 def is_close_and_a_rows_bits_are_its_own(library: ctypes.CDLL, n: int, k: int) -> None:
-    """Against float64; and a row is the same bits alone, in the middle and at the end of a batch."""
+    """Compares with float64; a row has the same bits alone, in the middle and at the end of a batch."""
     weight, bias = torch.randn(n, k), torch.randn(n)
     packed, x = pack_f32(weight), torch.randn(ROWS, k)
     whole = dense(library, packed, x, bias)
@@ -77,7 +77,7 @@ def a_bad_row_stays_alone(library: ctypes.CDLL) -> None:
 
 
 def halves_are_multiplied_as_the_floats_that_they_stand_for(library: ctypes.CDLL) -> None:
-    """Of every magnitude that float16 has, subnormal ones too: the same bits as of float32 weights."""
+    """Values of every magnitude of float16, subnormal ones included, give the bits of float32 weights."""
     for n, k in ((1, 1), (65, 257), (130, 600)):
         weight = (torch.randn(n, k) * torch.exp2(torch.randint(-20, 12, (n, k)).float())).half()
         packed, x, bias = pack_f16(weight), torch.randn(33, k), torch.randn(n)

@@ -50,7 +50,7 @@ DRAWS: list[dict[str, Any]] = [
 
 
 def ask(**fields: Any) -> SampleSpec:
-    """How a row chooses; greedy unless it says otherwise."""
+    """Returns how a row chooses its token: greedily unless ``fields`` say otherwise."""
     history = fields.pop("history", [1, 2, 3])
     prompt, banned = fields.pop("prompt", 1), fields.pop("banned", ())
     allowed = fields.pop("allowed", None)
@@ -77,7 +77,7 @@ def drawn(
     logits: dict[int, Tensor] | None = None,
     softcap: float = 0.0,
 ) -> list[int]:
-    """Each row's token; the rows in ``logits`` get theirs written there instead."""
+    """Returns each row's token; rows in ``logits`` get their logits written there instead."""
     choices, kept = np.zeros(len(specs), CHOICE), []
     for row, spec in enumerate(specs):
         kept += fill(choices[row], spec, weight.n)
@@ -261,7 +261,7 @@ def frequencies_follow_the_softmax(library: ctypes.CDLL, fields: dict[str, Any],
 
 
 def chi_square(counts: Tensor, probs: Tensor) -> None:
-    """Whether ``counts`` may come from ``probs``: within five standard deviations of what chi-square is."""
+    """Asserts that ``counts`` may come from ``probs``: within five standard deviations of chi-square's mean."""
     draws = int(counts.sum())
     assert bool((counts[probs == 0] == 0).all())
     likely = probs * draws >= 5

@@ -43,7 +43,9 @@ def copies_and_sums_are_right(library: ctypes.CDLL, sizes: Sequence[int] = SIZES
 
 
 def what_is_hashed_is_the_copy(library: ctypes.CDLL) -> None:
-    """Also where the source has changed since: here the copy itself runs over it, 16 bytes behind the reading."""
+    """The copy overwrites its own source, 16 bytes behind the reading, so that the source has changed when it is
+    hashed.
+    """
     for size in (1089, 1135, 4000):
         for offset in (0, 1):
             memory = np.zeros(size + 256, np.uint8)

@@ -155,7 +155,7 @@ def is_the_exact_oracles(library: ctypes.CDLL, form: str, n: int, k: int, m: int
 
 
 def guarded(library: ctypes.CDLL, x: Tensor, weight: PackedWeight, bias: Tensor | None) -> Tensor:
-    """The op's result; what lies before, after and between its rows must stay what it was: NaN."""
+    """Returns the op's result, after checking that memory before, after and between its rows stays NaN."""
     m, n, gap = x.shape[0], weight.n, 3
     memory = torch.full((m + 2, n + gap), torch.nan, dtype=x.dtype)
     code = cpu.CODES[x.dtype]
@@ -172,7 +172,7 @@ def guarded(library: ctypes.CDLL, x: Tensor, weight: PackedWeight, bias: Tensor 
 
 
 def every_form_and_shape(library: ctypes.CDLL) -> None:
-    """The schema, walked."""
+    """Compares every form at every shape with the oracle."""
     for number, (n, k) in enumerate(SHAPES):
         for form in forms_of(library):
             is_the_exact_oracles(library, form, n, k, ROWS[(number * 7) % len(ROWS)], torch.float32)
@@ -208,7 +208,7 @@ def few_rows_do_not_depend_on_company(library: ctypes.CDLL) -> None:
 
 
 def set_threads(library: ctypes.CDLL, count: int) -> bool:
-    """Where the library has threads of its own."""
+    """Sets the number of threads; returns False if the library has none of its own."""
     if not hasattr(library, "baton_set_threads"):
         return False
     library.baton_set_threads(count)

@@ -30,7 +30,7 @@ Kind = tuple[int, int] | torch.dtype
 
 @dataclass(frozen=True)
 class Shape:
-    """Of a Llama. ``layers`` share their weights' sizes, not their values."""
+    """Describes a Llama; its ``layers`` share their weights' sizes, not their values."""
 
     hidden: int = 64
     inner: int = 96
@@ -44,7 +44,7 @@ class Shape:
 
 
 def llama(s: Shape) -> Program:
-    """What engine/program/decoder.py makes of such a model."""
+    """Returns the program that engine/program/decoder.py makes of such a model."""
     q, kv = s.heads * s.head_dim, s.kv_heads * s.head_dim
     shapes: dict[str, tuple[int, ...]] = {
         "embed": (VOCAB, s.hidden),
@@ -82,7 +82,9 @@ def llama(s: Shape) -> Program:
 
 @dataclass
 class Batch:
-    """A step's rows: (tokens that are there, new ones) of each sequence; ``padding``: rows behind them."""
+    """Describes a step's rows: (tokens that are there, new ones) of each sequence, and ``padding`` rows behind
+    them.
+    """
 
     items: list[tuple[int, int]]
     padding: int = 0

@@ -44,7 +44,7 @@ class Case:
         self.experts = Experts(gate_up, down, chosen, renormalise)
 
     def oracle(self, gate: ExpertGate | None = None) -> Tensor:
-        """In float64."""
+        """Returns the result in float64."""
         of = self.experts
         x, logits = self.x.double(), self.logits.double()
         return reference(x, logits, of.gate_up, of.down, of.chosen, of.renormalise, gate)
@@ -56,14 +56,14 @@ class Case:
 
 
 def close(found: Tensor, wanted: Tensor) -> bool:
-    """Row by row."""
+    """Returns whether each row is close to the wanted one."""
     return bool(((found - wanted).norm(dim=-1) <= CLOSE * wanted.norm(dim=-1)).all())
 
 
 def it_is_the_oracles(
     library: ctypes.CDLL, shape: tuple[int, int, int, int, int], renormalise: bool = True
 ) -> None:
-    """And nothing is written between the rows."""
+    """Compares with the oracle, and asserts that nothing is written between the rows."""
     case = Case(7, shape, renormalise)
     wide = torch.full((shape[0], shape[1] + 5), torch.nan)
     found = moe(library, case.experts, case.x, case.logits, wide[:, : shape[1]])
@@ -72,7 +72,9 @@ def it_is_the_oracles(
 
 
 def biased_experts_are_the_oracles(library: ctypes.CDLL) -> None:
-    """With biases and limits in SwiGLU's place; a row's bits are its own."""
+    """Compares experts with biases and limits in SwiGLU's place with the oracle; a row's bits don't depend on
+    others.
+    """
     for shape in SHAPES[1:4]:
         case = Case(6, shape)
         gate = case.gate()
@@ -110,7 +112,7 @@ def ties_go_to_the_lower_expert(library: ctypes.CDLL) -> None:
 
 
 def no_rows_are_no_work(library: ctypes.CDLL) -> None:
-    """Nothing is read or written."""
+    """A call without rows reads and writes nothing."""
     case = Case(1, (2, 8, 8, 2, 1))
     assert moe(library, case.experts, case.x[:0], case.logits[:0]).shape == (0, 8)
 

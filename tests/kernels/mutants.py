@@ -33,7 +33,7 @@ def mutant(name: str, sources: Collection[str], isa: str | None = None) -> ctype
 
 
 def is_caught(library: ctypes.CDLL, checks: Iterable[Callable[[ctypes.CDLL], None]]) -> bool:
-    """Whether any of ``checks`` fails on ``library``."""
+    """Returns whether any of ``checks`` fails on ``library``."""
     for check in checks:
         try:
             check(library)

@@ -42,7 +42,7 @@ class Engine:
 
     @property
     def cores(self) -> int:
-        """What an op of it may use now; asking makes it busy."""
+        """Returns how many cores an op of the process may use now; asking makes it busy."""
         return int(self.ask("cores"))
 
     def close(self) -> None:

@@ -134,7 +134,7 @@ def copied(arguments: Arguments) -> Arguments:
 
 
 def called(op: str, arguments: Arguments) -> list[Tensor]:
-    """What an op returns, and what it left in its arguments; those given stay as they are."""
+    """Returns an op's results and what it left in its arguments, of which it gets copies."""
     mine = copied(arguments)
     found = getattr(torch_ops(), op)(*mine)
     returned = [] if found is None else list(found) if isinstance(found, tuple) else [found]

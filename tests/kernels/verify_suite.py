@@ -33,7 +33,7 @@ class Run(NamedTuple):
 
 
 def spec(sequence: int, place: int) -> SampleSpec:
-    """How a place chooses: greedy, drawn, or drawn of a nucleus; by its own number."""
+    """Returns how a place chooses its token: greedily, drawn, or drawn from a nucleus, by its own random number."""
     fields = ({}, {"temperature": 1.0}, {"temperature": 0.8, "top_p": 0.9})[sequence % 3]
     return ask(seed=100 * sequence + place, **fields)
 
@@ -53,7 +53,9 @@ def decoded(library: ctypes.CDLL, dtype: str) -> Run:
 
 
 def a_verified_run_is_the_decoded_one(library: ctypes.CDLL, dtype: str) -> None:
-    """Of 2 to 8 rows; then with a draft that is wrong at any place, at which the decoded token comes instead."""
+    """Verifies runs of 2 to 8 rows; then with a draft that is wrong at any place, at which the decoded token comes
+    instead.
+    """
     run = decoded(library, dtype)
     for most in range(2, LONGEST + 1):
         lengths = [most, *(2 + (most + sequence) % 7 for sequence in range(1, len(STARTS)))]

@@ -25,7 +25,7 @@ def chain(count: int, salt: int = 0) -> list[bytes]:
 
 
 def content(block: bytes) -> bytes:
-    """What the page of a block holds."""
+    """Returns what the page of a block holds."""
     return (block * (PAGE // len(block) + 1))[:PAGE]
 
 
@@ -55,7 +55,7 @@ class Sharer:
             self.kept(answer)
 
     def compute(self, hashes: Sequence[bytes]) -> None:
-        """As a request would: the blocks are here and cached afterwards."""
+        """Computes blocks as a request would, after which they are cached."""
         with self.pool.open(hashes, len(hashes)) as lease:
             for index in range(lease.held, len(hashes)):
                 self.memory.page(lease.pages[index])[:] = content(hashes[index])

@@ -52,7 +52,7 @@ async def tiered(tier: str, gate: Gate) -> AsyncIterator[Tiered]:
 
 
 async def rests(worker: Sharer) -> None:
-    """Nothing is held, and whatever can be found is right."""
+    """Asserts that nothing is held and that whatever can be found is right."""
     await until(worker.at_baseline)
     for known in (CHAIN, chain(22, salt=1)):
         worker.holds(known)
@@ -152,7 +152,7 @@ async def fetch() -> AsyncIterator[Play]:
 
 @asynccontextmanager
 async def handoff(rig: str, aborts: bool = False) -> AsyncIterator[Play]:
-    """Sent and received; what was verified is right afterwards, though the sender's pages are others' by then."""
+    """Sends and receives a handoff; what was verified stays right though the sender's pages are others' by then."""
     pair = Pair()
     with tempfile.TemporaryDirectory() as folder:
         pair.rig = await RIGS[rig](pair.intake.accept, pair.source, Path(folder))

@@ -147,7 +147,7 @@ def test_adapters_and_their_limits_reach_each_worker(tmp_path: Path) -> None:
 
 
 def test_each_role_has_its_ranks_and_a_pool_its_own(tmp_path: Path) -> None:
-    """Of a pool that asks for resources each rank has a bundle, all on one node."""
+    """In a pool that asks for resources each rank has a bundle, all on one node."""
     pool = {"name": "wide", "role": "prefill", "resources": {"CPU": 4.0}, "worker": {"tp": 4}}
     widths = {"prefill_tp": 2, "pools": [pool]}
     settings = config(cluster=widths, worker={"device": "paced:zero", "tp": 3})

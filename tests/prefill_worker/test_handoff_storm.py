@@ -35,7 +35,7 @@ PAGES = 48
 
 
 class Decode:
-    """A decode worker: a small pool, so that pages are reused all the time, and an engine by the book."""
+    """Plays a decode worker with a small pool, so that pages are reused all the time."""
 
     def __init__(self, rng: random.Random) -> None:
         self.rng = rng
@@ -58,7 +58,7 @@ class Decode:
             self.intake.on_committed(message.key, message.epoch)
 
     def verify(self, key: int) -> None:
-        """What decoding would read now."""
+        """Asserts that decoding request ``key`` now would read the right pages, and seals them."""
         pages = [bytes(self.memory.page(page)) for page in self.leases[key].pages]
         assert pages == self.answers[key], f"request {key} would decode from wrong pages"
         for index, block in enumerate(self.hashes[key][:-1]):

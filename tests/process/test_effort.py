@@ -29,7 +29,7 @@ def running(code: str) -> Iterator[int]:
 
 
 def gains(pid: int, seconds: float) -> bool:
-    """Whether a thread of ``pid`` gets on by so much, within a generous time."""
+    """Returns whether the threads of ``pid`` gain ``seconds`` of effort within 30 s."""
     before, until = efforts_of(pid), time.monotonic() + 30
     while gained(before, efforts_of(pid)).total < seconds and time.monotonic() < until:
         time.sleep(0.01)

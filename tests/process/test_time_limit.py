@@ -22,7 +22,7 @@ end_with(main)
 
 
 def run(code: str) -> subprocess.CompletedProcess[str]:
-    """What became of it, before its threads would end by themselves."""
+    """Returns the outcome of ``code``; its threads would end by themselves only later."""
     return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=55, check=False)
 
 

@@ -47,7 +47,7 @@ def source(model: Path) -> Source:
 
 @pytest.fixture
 def samples() -> list[list[int]]:
-    """Drawn ids: eight samples of 32 tokens."""
+    """Draws eight samples of 32 token ids."""
     return torch.randint(0, 512, (8, 32), generator=torch.Generator().manual_seed(1)).tolist()
 
 

@@ -50,7 +50,7 @@ def loaded(folder: Path) -> dict[str, Tensor]:
 
 
 def logits(folder: Path, weights: dict[str, Tensor], ids: list[int]) -> Tensor:
-    """What the engine's torch runner makes of weights in float32."""
+    """Returns the logits of the engine's torch runner for ``weights`` in float32."""
     from baton.engine.backends.torch.batch import BatchBuilder
     from baton.engine.backends.torch.interpreter import Interpreter, KvPages
     from baton.engine.checkpoints.weights import own_head

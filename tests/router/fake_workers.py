@@ -283,7 +283,7 @@ class FakeDecode(FakeWorker, stubs.DecodeWorkerServicer):
         out.put_nowait(w.SessionDown(rearmed=rearmed))
 
     def commit(self, request: w.PrefillRequest) -> None:
-        """What a handoff's commit does."""
+        """Commits a handoff as a decode worker does."""
         lease = self.leases.get(request.request_id)
         if lease is None or lease.id != request.lease:
             raise LeaseUnknown("no such lease")
@@ -393,7 +393,7 @@ class FakePrefill(FakeWorker, stubs.PrefillWorkerServicer):
 
 
 class FakeRoster:
-    """Who joined, as the roster would say."""
+    """Holds the workers that joined, as the roster would give them."""
 
     def __init__(self) -> None:
         self.entries: dict[str, SimpleNamespace] = {}
@@ -461,7 +461,7 @@ class Cluster:
         await until(lambda: self.view.reachable("prefill") + self.view.reachable("decode") == want, seconds)
 
     async def idle(self, seconds: float = 30.0) -> None:
-        """Nothing is left anywhere: tasks, counts, leases, calls, places in the queue."""
+        """Waits until nothing is left: tasks, counts, leases, calls, places in the queue."""
         await until(lambda: not self._left(), seconds, lambda: self._left())
 
     def _left(self) -> list[str]:
@@ -505,7 +505,7 @@ async def cluster(
     prepare: Callable[[Cluster], object] = lambda cluster: None,
     **fields,
 ) -> AsyncIterator[Cluster]:
-    """A running cluster; on leaving, everything is stopped and no task of the router may be left."""
+    """Yields a running cluster; on leaving, everything is stopped and no task of the router may be left."""
     before = asyncio.all_tasks()
     running = Cluster(prefill, decode, **fields)
     prepare(running)

@@ -36,7 +36,7 @@ async def break_things(c, rng: random.Random, enough: asyncio.Event) -> None:
 
 
 async def one(c, rng: random.Random, i: int) -> str:
-    """A request's fate: "right", "cancelled" or an error's label."""
+    """Makes a request; returns its fate: "right", "cancelled" or an error's label."""
     await asyncio.sleep(rng.random())
     prompt = tuple(rng.randrange(1000) for _ in range(rng.choice((3, 20, 70, 300))))
     [stream] = c.open(prompt, max_tokens=rng.choice((1, 5, 30)))

@@ -29,7 +29,7 @@ async def served(prefill: int = 0, decode: int = 1, max_queue: int = 100, inflig
 
 
 def refused(response: httpx.Response, status: int, code: str) -> float:
-    """It is that refusal; the seconds after which it says to come back."""
+    """Asserts that ``response`` is that refusal; returns the seconds after which the client should come back."""
     assert (response.status_code, response.json()["error"]["code"]) == (status, code), response.text
     seconds = int(response.headers["retry-after-ms"]) / 1000
     assert int(response.headers["retry-after"]) >= seconds
@@ -37,7 +37,7 @@ def refused(response: httpx.Response, status: int, code: str) -> float:
 
 
 async def reason(clients: Clients, response: httpx.Response) -> str:
-    """What explain says of it."""
+    """Returns the error that `baton explain` gives for the request."""
     found = await clients.http.get(f"/v1/requests/{response.headers['x-request-id']}/explain")
     assert found.status_code == 200, found.text
     record = found.json()

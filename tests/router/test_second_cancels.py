@@ -40,7 +40,7 @@ async def request(prompt: tuple[int, ...], **fields: Any) -> AsyncIterator[Play]
 
 @asynccontextmanager
 async def watched_call() -> AsyncIterator[Play]:
-    """What a surface awaits for a client that may go."""
+    """Plays what a surface awaits for a client that may leave."""
     cleaned: list[int] = []
 
     async def work() -> None:

@@ -33,6 +33,6 @@ def files(role: str, ca: str = "ours", of: str = "ours") -> TlsFiles:
 
 
 def identity(role: str = "worker", where: str = "a port", roles: tuple[str, ...] = (), **which: str) -> Identity:
-    """Ready to use; only ``roles`` may connect, if any are named."""
+    """Returns an identity that is ready to use; only ``roles`` may connect, if any are named."""
     found = files(role, **which)
     return Identity(found, where, only_roles(found, roles)) if roles else Identity(found, where)

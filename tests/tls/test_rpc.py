@@ -15,7 +15,7 @@ REFUSED, OPEN = grpc.StatusCode.PERMISSION_DENIED, grpc.StatusCode.UNIMPLEMENTED
 
 
 class Everything(stubs.WorkerServicer, stubs.PrefillWorkerServicer, stubs.DecodeWorkerServicer):
-    """Answers nothing: a call that gets past the guard is UNIMPLEMENTED, or streams one message."""
+    """Does nothing: a call that passes the guard is UNIMPLEMENTED, or streams one message."""
 
     async def Describe(self, request, context):
         return w.WorkerInfo(worker_id="decode-0")

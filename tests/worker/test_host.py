@@ -80,7 +80,7 @@ class Host:
             )
 
     def record(self, state: str = "ready") -> SlotRecord:
-        """What it says of itself once it is in ``state``."""
+        """Waits until the worker is in ``state``; returns its record."""
         deadline = time.monotonic() + 60
         while time.monotonic() < deadline:
             record = self.slot.current(self.process.pid)
@@ -420,7 +420,7 @@ async def test_drain_finishes_what_runs_and_refuses_what_comes(tmp_path: Path) -
 
 
 def published(seen: Mapping[str, WorkerEntry]) -> bool:
-    """Whether both workers' loads tell of the request that they answered."""
+    """Returns whether both workers' loads tell of the request that they answered."""
     loads = {name: entry.load for name, entry in seen.items()}
     return (
         loads.keys() == {"prefill-0", "decode-0"}

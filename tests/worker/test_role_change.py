@@ -56,7 +56,7 @@ def request(name: str, max_tokens: int = 4) -> EngineRequest:
 
 
 def turns(loop: StepLoop, *messages: Any) -> list[Any]:
-    """What is said while ``messages`` are taken and all there is to compute is computed."""
+    """Returns what the loop says while it takes ``messages`` and computes all there is."""
     wire: Any = loop.channel
     before, busy = len(wire.sent), loop.turn(list(messages))
     while busy:

@@ -64,16 +64,16 @@ class Engine:
         self.news = asyncio.Event()
 
     def send(self, message: Any) -> None:
-        """From the loop: delivered later, in order."""
+        """Queues a message of the loop, delivered later and in order."""
         self.outbox.append(message)
 
     def tell(self, message: Any) -> None:
-        """From the I/O side."""
+        """Queues a message of the I/O side."""
         self.inbox.append(message)
         self.news.set()
 
     async def run(self) -> None:
-        """For ever."""
+        """Runs the loop's turns for ever."""
         while True:
             messages, self.inbox = self.inbox, []
             busy = self.loop.turn(messages)
@@ -91,7 +91,7 @@ class Engine:
                 await self.news.wait()
 
     def at_baseline(self) -> bool:
-        """Nothing leased, quarantined or remembered."""
+        """Returns whether nothing is leased, quarantined or remembered."""
         self.pool.check()
         counts = self.pool.snapshot_counts()
         return not (counts.leased or counts.quarantined or counts.leases)
@@ -107,12 +107,12 @@ class Router:
         self.finished: dict[str, asyncio.Event] = {}
 
     def expect(self, request_id: str) -> None:
-        """Remember what comes."""
+        """Prepares to collect the answer to ``request_id``."""
         self.tokens[request_id] = []
         self.said[request_id], self.finished[request_id] = asyncio.Queue(), asyncio.Event()
 
     async def read(self) -> None:
-        """For ever."""
+        """Collects tokens and messages for ever."""
         async for item in self.session.outgoing():
             if not isinstance(item, TokenFrame):
                 self.said[item.request_id].put_nowait(item.message)

@@ -46,7 +46,7 @@ class Answers(BaseHTTPRequestHandler):
         self.wfile.write(data)
 
     def log_message(self, *_: object) -> None:
-        """Nothing."""
+        """Drops the log line."""
 
 
 @pytest.fixture

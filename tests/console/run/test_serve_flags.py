@@ -18,7 +18,7 @@ USAGE = 2  # exit status of a command line that can't be read
 
 @pytest.fixture
 def seen(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """What ``serve`` was run with."""
+    """Returns the list of calls that ``serve`` gets instead of running."""
     calls: list[Any] = []
     monkeypatch.setattr(serve, "run", lambda config, flags: calls.append((config, flags)) or 0)
     return calls

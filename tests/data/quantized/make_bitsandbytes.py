@@ -32,7 +32,7 @@ def dense(layer: nn.Module) -> Tensor:
 
 
 def main() -> None:
-    """All of them."""
+    """Writes every form."""
     with tempfile.TemporaryDirectory() as made:
         plain = base(Path(made))
         for name, settings in FORMS.items():

@@ -62,7 +62,7 @@ def quantized(ggml: ctypes.CDLL, value: np.ndarray, kind: str) -> np.ndarray:
 
 
 def paired(weight: np.ndarray, heads: int) -> np.ndarray:
-    """As llama.cpp's converter reorders the rows of q and k."""
+    """Returns the rows of q or k in the order of llama.cpp's converter."""
     rows, inputs = weight.shape
     return weight.reshape(heads, 2, rows // heads // 2, inputs).swapaxes(1, 2).reshape(rows, inputs)
 
@@ -120,7 +120,7 @@ def write(ggml: ctypes.CDLL, plain: Path, directory: Path, kinds: dict[str, str]
 
 
 def main() -> None:
-    """Both of them."""
+    """Writes both files."""
     ggml = ctypes.CDLL(sys.argv[1], mode=os.RTLD_LAZY)
     sizes = {"hidden_size": 256, "intermediate_size": 256, "num_key_value_heads": 1}
     with tempfile.TemporaryDirectory() as made:

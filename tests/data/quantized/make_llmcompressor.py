@@ -41,7 +41,7 @@ FP8 = ("ct_fp8_channel", "ct_fp8_static", "ct_fp8_block")
 
 
 def dense(layer: nn.Module) -> Tensor:
-    """A layer's values: transformers has decompressed them by the library's own arithmetic."""
+    """Returns a layer's values, which transformers has decompressed by the library's own arithmetic."""
     return layer.weight
 
 

@@ -37,7 +37,7 @@ def join(scheduler: DecodeScheduler, seq: int, prompt: int, max_tokens: int = 40
 
 
 def run(scheduler: DecodeScheduler, by_seq: dict[int, DecodeJob]) -> list[tuple[int, int]]:
-    """One step; every sampled token is 1. What was planned, as (seq, tokens)."""
+    """Runs one step, in which every sampled token is 1; returns what was planned, as (seq, tokens)."""
     plan = scheduler.plan()
     for item in plan.items:
         job = by_seq[item.seq]

@@ -31,7 +31,7 @@ FIRST = TokenRun(0, (42,))
 
 
 class Lease:
-    """One admitted request: its pages from a real pool, and the frames that a right sender would send."""
+    """Holds one admitted request: its pages from a real pool, and the frames that a correct sender would send."""
 
     def __init__(self, rig: Rig, key: int, tokens: int, held: int = 0) -> None:
         self.rig, self.key, self.epoch = rig, key, 1
@@ -121,7 +121,7 @@ class Rig:
         return {page: data for page, data in pages if any(data)}
 
     def end(self) -> None:
-        """Close everything: nothing may be left leased or in quarantine."""
+        """Closes everything, and asserts that nothing is left leased or in quarantine."""
         for key, lease in self.leases.items():
             self.intake.close(key)
             lease.pages.close()
@@ -431,7 +431,7 @@ async def test_a_late_frame_after_the_commit_is_refused(rig: Rig) -> None:
 
 
 async def turns() -> None:
-    """Of the loop, so many that whatever was sent has been read."""
+    """Gives the event loop 50 turns, enough to read whatever was sent."""
     for _ in range(50):
         await asyncio.sleep(0)
 

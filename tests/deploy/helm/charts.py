@@ -116,7 +116,7 @@ def _rendered(values: str) -> dict[str, str]:
 
 
 def render(values: dict[str, Any] | None = None) -> list[Manifest]:
-    """Every manifest."""
+    """Returns every manifest of the chart with ``values``."""
     found = []
     for name, text in sorted(render_text(values).items()):
         if not name.endswith(".txt"):
@@ -125,7 +125,9 @@ def render(values: dict[str, Any] | None = None) -> list[Manifest]:
 
 
 def render_in_cluster(values: dict[str, Any], live: dict[str, int]) -> list[Manifest]:
-    """As an upgrade sees it: ``lookup`` asks an API server that has these (statefulsets/NAME: replicas) in llm."""
+    """Returns the manifests of an upgrade: ``lookup`` asks an API server that has ``live`` (statefulsets/NAME:
+    replicas) in namespace llm.
+    """
     import helm_python
 
     with api_server(live) as address:
@@ -141,7 +143,7 @@ def render_in_cluster(values: dict[str, Any], live: dict[str, int]) -> list[Mani
 
 @contextlib.contextmanager
 def api_server(live: dict[str, int]) -> Iterator[str]:
-    """As much of Kubernetes' API as ``lookup`` asks."""
+    """Yields the address of a server for as much of Kubernetes' API as ``lookup`` asks."""
     kinds = {"apps/v1": {"StatefulSet": "statefulsets", "Deployment": "deployments"}, "v1": {"Secret": "secrets"}}
     answers: dict[str, Any] = {}
     for version, names in kinds.items():

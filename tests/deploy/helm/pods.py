@@ -79,7 +79,7 @@ class Pod:
         return folder
 
     def _put_kernels(self, cache: Path) -> None:
-        """What the image has in another folder."""
+        """Puts the compiled kernels, which the image has in another folder, into the cache."""
         (cache / "prebuilt").mkdir()
         flags = (*build.FLAGS, *build.ISA_FLAGS[native.isa()])
         name = build.prebuilt_name(native.isa(), flags)
@@ -93,7 +93,9 @@ class Pod:
         return {"args": [IP, "netns", "exec", self.ns, "sh", "-c", script, "pod", *command], "env": env}
 
     def _mount(self, folder: Path, path: str) -> list[str]:
-        """The commands. What an image would have of its own, our programs, stays where it is below ``path``."""
+        """Returns the commands that mount ``folder`` at ``path``; programs that the image would have below
+        ``path`` stay there.
+        """
         below = [p for p in PROGRAMS if p.is_relative_to(path)]
         kept = [p for p in below if not any(p != other and p.is_relative_to(other) for other in below)]
         for place in kept:
@@ -126,7 +128,7 @@ class Pod:
             )
 
     def succeeds(self, container: Manifest, command: list[str]) -> bool:
-        """Of a probe or a hook."""
+        """Returns whether a command of a probe or a hook ends with status 0."""
         told = self.inside(container, command, self.environment(container, {}))
         return subprocess.run(**told, capture_output=True, check=False).returncode == 0
 
@@ -160,7 +162,9 @@ class Release:
             (folder / key).write_text(text)
 
     def upgrade(self, decode: int) -> None:
-        """As `helm upgrade` with another ratio: Secrets stay, and the kubelet brings the placer its numbers."""
+        """Upgrades to another ratio as `helm upgrade` does: Secrets stay, and the kubelet brings the placer its
+        numbers.
+        """
         secrets_of = [m for m in self.manifests if m["kind"] == "Secret"]
         self.manifests = secrets_of + [m for m in render(values(decode)) if m["kind"] != "Secret"]
         self.write_config("demo-baton-placer", self.pods["head"].folders["config"])

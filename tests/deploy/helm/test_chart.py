@@ -234,7 +234,7 @@ def test_a_raycluster_has_a_group_per_pool_that_offers_its_role() -> None:
 
 
 def test_the_placer_reads_its_numbers_from_a_configmap_of_its_own_and_reaches_redis(tmp_path) -> None:
-    """So that another ratio is taken up where it runs, and restarts nobody."""
+    """A running placer takes up another ratio without a restart of any pod."""
     from baton.cluster.config import load_config
 
     heterogeneous = profile("values-heterogeneous.yaml")

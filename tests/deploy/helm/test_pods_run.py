@@ -97,7 +97,7 @@ class Pod:
         return found
 
     def passes(self, probe: str) -> bool:
-        """What the kubelet would find, by the probe as it was rendered."""
+        """Returns the kubelet's verdict by the probe as it was rendered."""
         assert self.process.poll() is None, self.log()
         asked = self.container[probe]
         if "exec" in asked:

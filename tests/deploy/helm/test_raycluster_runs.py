@@ -32,7 +32,7 @@ UNITS = {"Ki": 2**10, "Mi": 2**20, "Gi": 2**30}
 
 
 def ray_start(group: Manifest, head: bool) -> list[str]:
-    """KubeRay's: generateRayStartCommand, with what setMissingRayStartParams adds."""
+    """Returns the command of KubeRay's generateRayStartCommand, with what setMissingRayStartParams adds."""
     limit = group["template"]["spec"]["containers"][0]["resources"]["limits"]["memory"]
     params = {
         **({} if head else {"address": f"{HEAD}:6379"}),

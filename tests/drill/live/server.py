@@ -11,7 +11,7 @@ WORDS = "ember quartz walnut plume cobalt fennel gravel tulip".split()  # noqa: 
 
 
 class SmallServer:
-    """``async with`` it; ``url`` is its address then. ``fault`` names what it does wrong; empty: nothing."""
+    """Serves completions at ``url`` while it is entered; ``fault`` names what it does wrong, "" for nothing."""
 
     def __init__(self, fault: str = "") -> None:
         self.fault, self.url = fault, ""

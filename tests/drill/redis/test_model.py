@@ -137,7 +137,7 @@ def real(server: RealServer) -> Iterator[Real]:
 
 
 class Bare:
-    """What a session needs of a server."""
+    """Has the attributes that a session needs of a server."""
 
     def __init__(self) -> None:
         self.store = KeySpace(time.time)

@@ -72,14 +72,14 @@ class Case(NamedTuple):
 
 
 class Reply(NamedTuple):
-    """Status 0: the server closed the connection without an answer."""
+    """Holds a reply; status 0 means that the server closed the connection without an answer."""
 
     status: int
     body: bytes
 
 
 def operations(document: dict[str, Any], without: tuple[str, ...] = ()) -> list[Operation]:
-    """Of an OpenAPI document, less the paths that begin with one of ``without``."""
+    """Returns the operations of an OpenAPI document, less the paths that begin with one of ``without``."""
     found = []
     for path, item in document["paths"].items():
         for method, operation in item.items():
@@ -93,7 +93,7 @@ def operations(document: dict[str, Any], without: tuple[str, ...] = ()) -> list[
 def case(
     rng: random.Random, found: list[Operation], schemas: dict[str, Any], model: str, ids: tuple[str, ...] = ()
 ) -> Case:
-    """One input. ``ids``: of files and batches that earlier answers named."""
+    """Draws one input; ``ids`` are of files and batches that earlier answers named."""
     if rng.random() < 0.02:
         return _upload(rng)
     if ids and rng.random() < 0.02:
@@ -219,7 +219,7 @@ class Connection:
         return reply
 
     def close(self) -> None:
-        """Now, without a farewell."""
+        """Closes the connection at once."""
         if self._streams is not None:
             self._streams[1].close()
             self._streams = None

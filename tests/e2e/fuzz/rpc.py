@@ -45,7 +45,7 @@ class Call(NamedTuple):
 
 
 def call(rng: random.Random, model: str) -> Call:
-    """One input."""
+    """Draws one input."""
     methods = [m for s in SERVICES for m in s.methods if m.name not in ENDLESS]
     method = rng.choice(methods)
     kind = GetMessageClass(method.input_type)

@@ -75,7 +75,7 @@ def drip(opened: list[socket.socket], seconds: float) -> None:
 
 
 def cut_off(opened: list[socket.socket]) -> int:
-    """How many the server has closed."""
+    """Returns how many of the connections the server has closed."""
     count = 0
     for one in opened:
         try:
@@ -97,7 +97,7 @@ def resident(fleet: Fleet) -> dict[str, int]:
 
 
 def _resident(pid: int) -> int:
-    """Without what is shared: KV pages are."""
+    """Returns a process's resident memory in MiB, without shared pages such as KV."""
     fields = Path(f"/proc/{pid}/status").read_text().split("RssAnon:")[1].split()
     return int(fields[0]) >> 10
 

@@ -85,7 +85,7 @@ def _scalar(rng: random.Random, kind: str | None) -> Any:
 
 
 def encoded(rng: random.Random, value: Any) -> bytes:
-    """As JSON, with or without escapes; half characters as what they aren't."""
+    """Returns ``value`` as JSON, with or without escapes; lone surrogates are replaced."""
     return json.dumps(value, ensure_ascii=rng.random() < 0.7).encode(errors="replace")
 
 

@@ -31,7 +31,7 @@ def checkpoint(model: Path) -> dict[str, Tensor]:
 
 
 def table(weights: dict[str, Tensor]) -> Tensor:
-    """The embedding's weight."""
+    """Returns the embedding's weight."""
     return next(one for name, one in weights.items() if name.split(".")[-2] in EMBEDDINGS)
 
 

@@ -180,7 +180,9 @@ def test_drafted_rows_are_on_their_sequences_adapter(two: tuple[Path, Path, Path
 
 @pytest.mark.parametrize("sample", ["plain", "spread"])
 def test_what_peft_saved_answers_as_in_peft(sample: str) -> None:
-    """Its own files: rank-stabilised, patterns, embedding and head with copies of their tables."""
+    """The samples are PEFT's own files: rank-stabilised, with patterns, and with copies of the tables of embedding
+    and head.
+    """
     said = json.loads((SAMPLES / "answers.json").read_text())
     runner = load(SAMPLES / "base")
     name = hold(runner, "a", SAMPLES / sample)

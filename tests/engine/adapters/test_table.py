@@ -52,7 +52,7 @@ class Read:
         return ReadAdapter(info, PackedAdapter((), memoryview(b"")))
 
     def close(self) -> None:
-        """Nothing is open."""
+        """Does nothing, because nothing is open."""
 
 
 class Table:

@@ -119,7 +119,7 @@ def test_a_failed_step_leaves_nothing_of_what_landed() -> None:
 
 
 class Both:
-    """What the host and a device that follows ``resident`` have on each page: a number for each writing."""
+    """Holds what the host and a device that follows ``resident`` have on each page, as the number of the write."""
 
     def __init__(self, resident: PageResidency, pages: int) -> None:
         self.host, self.device, self._resident, self._last = [0] * pages, [0] * pages, resident, 1

@@ -32,7 +32,7 @@ class Form(NamedTuple):
 
 
 def base(directory: Path) -> Path:
-    """What ``write`` starts from."""
+    """Makes the model that ``write`` starts from."""
     return make(directory, "qwen2", hidden_size=128, intermediate_size=256, head_dim=32)
 
 
@@ -43,7 +43,7 @@ def experts_base(directory: Path) -> Path:
 
 
 def gguf_base(directory: Path) -> Path:
-    """What ``write_gguf`` starts from: a llama, whose q and k rows GGUF reorders."""
+    """Makes the model that ``write_gguf`` starts from: a llama, whose q and k rows GGUF reorders."""
     size = {"hidden_size": 256, "intermediate_size": 512, "num_attention_heads": 4, "num_key_value_heads": 2}
     return make(directory, "llama2", head_dim=64, vocab_size=128, **size)
 
@@ -150,7 +150,7 @@ def awq(group: int = 32) -> Form:
 
 
 def compressed(kind: str, strategy: str, group: int = 32) -> Form:
-    """kind: int8, int8_asymmetric, fp8, int4."""
+    """Returns a compressed-tensors form; ``kind`` is int8, int8_asymmetric, fp8 or int4."""
     weights = {"num_bits": 4 if kind == "int4" else 8, "type": "float" if kind == "fp8" else "int"}
     weights |= {"strategy": strategy, "symmetric": kind != "int8_asymmetric", "group_size": group}
     form = {"fp8": "float-quantized", "int4": "pack-quantized"}.get(kind, "int-quantized")
@@ -240,7 +240,9 @@ def random_blocks(rng: np.random.Generator, kind: str, n: int, k: int) -> np.nda
 
 
 def unpaired(weight: np.ndarray, heads: int) -> np.ndarray:
-    """What llama.cpp's converter would have been given, by trying its own reordering on row numbers."""
+    """Returns the rows in the order that llama.cpp's converter would be given, found by applying its reordering to
+    row numbers.
+    """
     rows = np.arange(len(weight))
     given = (
         rows.reshape(heads, 2, len(rows) // heads // 2).swapaxes(1, 2).reshape(-1)

@@ -39,7 +39,7 @@ def loaded(directory: Path, cache: Path, **settings: Any) -> LoadedWeights:
 
 
 def off(directory: Path, cache: Path, wanted: Tensor, **settings: Any) -> float:
-    """How far the likeliest tokens' log-probabilities are from ``wanted`` (prompts, tokens), as a mean."""
+    """Returns the mean distance of the likeliest tokens' log-probabilities from ``wanted`` (prompts, tokens)."""
     runner = load_runner(EngineConfig(str(directory), threads=1, cache_dir=str(cache), **settings))
     runner.bind(memoryview(bytearray(8 * runner.spec.layout.page_bytes)), 8)
     errors: list[float] = []

@@ -82,7 +82,7 @@ def answers(directory: Path, cache: Path) -> list[tuple[int, float]]:
 
 
 def prompts() -> list[list[int]]:
-    """As common.py there has them."""
+    """Returns the prompts of tests/data/quantized/common.py."""
     return torch.randint(0, 128, (4, 24), generator=torch.Generator().manual_seed(1)).tolist()
 
 

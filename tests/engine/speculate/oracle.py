@@ -23,7 +23,7 @@ class Oracle(Speculator):
         return Draft(tokens, "oracle", 0) if tokens else None
 
     def end(self, text: SequenceView) -> None:
-        """Nothing is remembered."""
+        """Does nothing, because nothing is remembered."""
 
 
 class Eager(Drafter):
@@ -47,7 +47,7 @@ class Eager(Drafter):
 
 
 class Bushy(Oracle):
-    """Proposes trees: at each of some places the right token, if it is there, stands among wrong ones."""
+    """Proposes trees: at some places the right token, if the draft has it, stands among wrong ones."""
 
     def propose(self, text: SequenceView, budget: int) -> Draft | None:
         answer = self._answers.get(text.request.request_id, ())
@@ -58,6 +58,6 @@ class Bushy(Oracle):
         return Draft.of_paths(paths, "oracle", 0)
 
     def _path(self, coming: list[int], length: int) -> list[int]:
-        """What comes, wrong from some place on."""
+        """Returns the coming tokens, wrong from some place on."""
         right = next((at for at in range(length) if self._rng.random() >= self._chance), length)
         return coming[:right] + [self._rng.randrange(self._vocab) for _ in range(length - right)]

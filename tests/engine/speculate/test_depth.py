@@ -52,7 +52,7 @@ def test_a_step_that_should_be_short_holds_fewer_drafts() -> None:
 
 
 def machine(rows: int, speed: float = 1.0) -> float:
-    """A step's seconds: free up to four rows, then dear."""
+    """Returns a step's seconds: the same up to four rows, then more for each."""
     return speed * 1e-3 * (10 + 2 * max(0, rows - 4))
 
 
@@ -203,7 +203,7 @@ class Right(Speculator):
         return Draft([1] * budget, "right", 0)
 
     def end(self, text: SequenceView) -> None:
-        """Nothing is remembered."""
+        """Does nothing, because nothing is remembered."""
 
 
 def driven(sequences: int, chance: float, steps: int, seed: int = 0) -> tuple[float, float]:
@@ -233,7 +233,7 @@ class Second(Speculator):
         return Draft.of_paths([[2, 1], [1, 2], [1, 1]], "second", 0)
 
     def end(self, text: SequenceView) -> None:
-        """Nothing is remembered."""
+        """Does nothing, because nothing is remembered."""
 
 
 @pytest.mark.parametrize("trees", [True, False])

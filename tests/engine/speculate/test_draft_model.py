@@ -47,7 +47,7 @@ def drafted(model: DraftModel, text: Written, budget: int = 4) -> list[int]:
 
 
 def own(tokens: list[int], count: int, sampling: Sampling = GREEDY) -> list[int]:
-    """What the draft model itself would write."""
+    """Returns what the draft model itself would write."""
     return paced_answer(tokens, msgspec.structs.replace(sampling, max_tokens=count), **SHAPE)
 
 

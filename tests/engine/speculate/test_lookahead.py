@@ -9,7 +9,7 @@ from tests.engine.speculate.texts import Written
 
 
 def follow(tokens: list[int]) -> int:
-    """A model: the next token depends on the last two, and its texts come round after 22."""
+    """Returns the next token of a model that depends on the last two; its texts repeat after 22 tokens."""
     return (3 * tokens[-1] + 5 * tokens[-2] + 1) % 23
 
 

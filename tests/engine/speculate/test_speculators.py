@@ -22,7 +22,7 @@ LOOK_UPS = (prompt_lookup.NAME, suffix.NAME)
 
 
 def settled(speculator: Speculator, text: Written, budget: int = 4) -> list[int]:
-    """What is proposed once a long text was read in."""
+    """Returns what is proposed after a long text was read in."""
     for _ in range(200):
         draft = speculator.propose(text, budget)
     return list(draft.tokens) if draft else []

@@ -75,7 +75,7 @@ def steps(vocab: int, lengths: list[int], sampling: Sampling | None = None, firs
 
 
 def pages_agree(cpu: NativeRunner, gpu: CudaRunner, plan: StepPlan) -> bool:
-    """Whether what lies in the host's pages, which each step writes back to, is the same."""
+    """Returns whether the host's pages, to which each step writes back, are the same for both runners."""
     program, layout = gpu._program.program, gpu.spec.layout
     mine = gpu._memory.view(trials.PAGES, -1)
     for item in plan.items:

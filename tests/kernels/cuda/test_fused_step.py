@@ -35,7 +35,7 @@ def device() -> CudaLibrary:
 
 
 def program_of(parallel: bool = False) -> Program:
-    """The trial's layer; ``parallel``: what the first norm wrote is read again, behind attention."""
+    """Returns the trial's layer; with ``parallel``, what the first norm wrote is read again behind attention."""
     made = trials.one_layer(steps.model())
     if not parallel:
         return made
@@ -56,7 +56,7 @@ def launched(runner: CudaRunner) -> int:
 
 
 def results(runner: CudaRunner, plan: StepPlan, one_by_one: bool) -> tuple[list[Tensor], int]:
-    """What the head reads, and how many launches there were."""
+    """Returns what the head reads, and the number of launches."""
     with torch.inference_mode():
         batch = NativeBatch(plan, runner.spec.vocab_size, trials.PAGES)
         runner._reach(batch.reach)
@@ -108,7 +108,7 @@ def test_float32_matrices_share_no_launch(device: CudaLibrary) -> None:
 
 @pytest.mark.thorough
 def test_a_register_that_is_read_again_is_not_thrown_away() -> None:
-    """The planted bug: nobody looks whether another op reads what two share."""
+    """The planted bug doesn't look whether another op reads what two ops share."""
     broken = steps.simt(("-DBATON_MUTATION_CUDA_STEP_READERS",))
     (alone, _), (together, _) = both(BF16, broken, [5], parallel=True)
     assert not torch.equal(alone[1], together[1])

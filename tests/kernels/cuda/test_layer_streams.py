@@ -63,7 +63,7 @@ def plan(rows: int = ROWS) -> StepPlan:
 
 
 def pages_apart(cpu: NativeRunner, gpu: CudaRunner) -> float:
-    """How far the host's pages are from the CPU's, in the worst page and layer."""
+    """Returns how far the host's pages are from the CPU's, in the worst page and layer."""
     want, have = (r._memory.view(torch.bfloat16).view(PAGES * 2, -1).double() for r in (cpu, gpu))
     return float(((have - want).norm(dim=1) / want.norm(dim=1).clamp_min(1e-3)).max())
 
@@ -80,7 +80,7 @@ def test_each_layers_rows_are_in_the_hosts_pages_when_the_step_is_done(device: C
 @pytest.mark.thorough
 @pytest.mark.parametrize("bug", ["FORK", "JOIN"])
 def test_a_stream_that_does_not_wait_is_noticed(bug: str) -> None:
-    """Planted bugs: rows go back before they are there; the step ends before they have arrived."""
+    """One planted bug sends rows back before they are there; the other ends the step before they have arrived."""
     cpu, gpu = runners(steps.simt((f"-DBATON_MUTATION_CUDA_STEP_{bug}",)))
     cpu.run(plan())
     if bug == "FORK":

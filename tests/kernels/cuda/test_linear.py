@@ -153,7 +153,9 @@ def of_int4(n: int, k: int, m: int) -> Callable[[ctypes.CDLL], None]:
 
 
 def int4_rows_keep_their_bits(library: ctypes.CDLL) -> None:
-    """Of a checkpoint's scales: sums over whole ones, our own, are the same in any order."""
+    """The scales are a checkpoint's, because sums over whole ones, as our own are, have the same bits in any
+    order.
+    """
     torch.manual_seed(15)
     x, q = torch.randn(140, 1000), torch.randint(-8, 8, (40, 1000), dtype=torch.int8)
     weight = pack_integers(q, 4, 32, torch.rand(40, 32) * 0.1 + 0.01)

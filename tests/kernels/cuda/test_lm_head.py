@@ -40,7 +40,7 @@ def test_more_rows_than_one_tile_are_too(form: str) -> None:
 
 @pytest.mark.parametrize(("vocab", "k", "rows"), [(65, 40, 3), (130, 385, 18)])
 def test_e4m3_weights_meet_e4m3_rows(vocab: int, k: int, rows: int) -> None:
-    """As linear's reference has them; the CPU's library has no such form."""
+    """The oracle is linear's reference, because the CPU's library has no such form."""
     weight = pack_e4m3((torch.randn(vocab, k) * 20).to(torch.float8_e4m3fn), torch.rand(vocab) + 0.5)
     x = torch.randn(rows, k) * 3
     q, scale = e4m3_rows(x)

@@ -24,7 +24,7 @@ def shim() -> Simt:
 
 
 def meet(shim: Simt, counts: np.ndarray, rows: list[int]) -> None:
-    """One launch; every row must have seen what all blocks wrote before its meeting."""
+    """Launches once; every row must have seen what all blocks wrote before its meeting."""
     call, asked = shim["baton_meet"], np.array(rows, np.int32)
     call.argtypes = [P, P, I32, P, P, I32]
     written, sums = np.zeros(BLOCKS, np.uint32), np.zeros((len(rows), MOST_ROWS), np.uint32)

@@ -90,7 +90,7 @@ def library(*flags: str, seed: int = 3, preempt: int = 0, races: bool = False) -
 @pytest.fixture(scope="module")
 @needs_compiler()
 def ops() -> ctypes.CDLL:
-    """The op-by-op step."""
+    """Returns a library with the op-by-op step."""
     return shim.as_library(build.simt(STEP_OPS))
 
 

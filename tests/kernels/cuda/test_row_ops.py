@@ -56,7 +56,7 @@ def copies(library: ctypes.CDLL) -> None:
 
 
 def the_sum_is_of_what_was_stored(library: ctypes.CDLL) -> None:
-    """Also where places overlap their sources, so that what is read changes meanwhile."""
+    """Places overlap their sources too, so that what is read changes meanwhile."""
     for size in (1089, 4000, 33_000):
         memory = np.resize(kv_copy_suite.DATA, size + 256)
         at = memory.ctypes.data + -memory.ctypes.data % 64
@@ -66,7 +66,7 @@ def the_sum_is_of_what_was_stored(library: ctypes.CDLL) -> None:
 
 
 def copies_alone(library: ctypes.CDLL) -> None:
-    """Without sums nothing is hashed, and shorter blocks will do."""
+    """Without sums nothing is hashed, and blocks may be shorter."""
     call = declare(library, "kv_copy", P, P, I64, I64, P)
     for size in (64, 79, 4096, 33_001):
         places = np.full(2 * size + 32, 0xEE, np.uint8)
@@ -234,6 +234,6 @@ def test_a_planted_bug_is_caught(bug: str, op: str, check: Check) -> None:
 
 @pytest.mark.parametrize("bug", ["CUDA_REDUCE_BARRIER", "CUDA_KV_COPY_BARRIER"])
 def test_a_dropped_barrier_is_caught_by_the_random_schedule_alone(bug: str) -> None:
-    """Without race checks: what is read too early is poison, or a sum that isn't whole."""
+    """Race checks are off: what is read too early is poison, or an incomplete sum."""
     op, check = next((op, check) for name, op, check in BUGS if name == bug)
     assert is_caught(library([op], (f"-DBATON_MUTATION_{bug}",)), [check])

@@ -104,7 +104,7 @@ def test_the_engine_shares_where_its_setting_says_so(device: CudaLibrary, monkey
 
 @pytest.mark.thorough
 def test_a_page_too_many_is_noticed() -> None:
-    """The planted bug: one page more than the sequences have in common counts as shared."""
+    """The planted bug counts one page more than the sequences have in common as shared."""
     cpu, gpu = runners("bfloat16", steps.simt(("-DBATON_MUTATION_CUDA_STEP_GROUPS",)), least=16)
     shorter = list(plans(cpu.spec.vocab_size))[:2]
     for runner in (cpu, gpu):

@@ -147,7 +147,7 @@ RIGHT, UNSWIZZLED, NO_FENCE, NO_WAIT, CHANGED_A, CROOKED, TWO_DESCRIPTORS, WRONG
 
 
 def grouped(shim: Simt, how: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """What the warp group's product gave, and what it should."""
+    """Returns the warp group's product and the right one."""
     torch.manual_seed(3)
     a, b = torch.randn(64, 16).bfloat16(), torch.randn(128, 16).bfloat16()
     d = floats(64 * 128)

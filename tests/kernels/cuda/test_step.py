@@ -190,7 +190,7 @@ def test_what_the_host_held_may_change_once_the_plan_is_uploaded(pair: Any) -> N
 
 
 def test_pages_that_others_wrote_come_over_and_stay(pair: Any) -> None:
-    """A handoff: the prompt's KV lies in the host's pages, and this device has seen none of it."""
+    """A handoff leaves the prompt's KV in the host's pages, and this device has seen none of it."""
     cpu, gpu = pair(torch.bfloat16, "int8")
     asked = steps(cpu.spec.vocab_size, [40, 21])
     cpu.run(next(asked))
@@ -249,7 +249,7 @@ def test_a_session_that_cannot_be_opened_leaves_no_weights_on_the_device(
 
 
 def test_the_host_can_not_look_at_device_memory(device: CudaLibrary) -> None:
-    """So that host code which does is found here, not on a GPU."""
+    """Host code that looks at device memory is found by this test, before it runs on a GPU."""
     code = (
         "import ctypes; from pathlib import Path; from baton.kernels.cuda.library import CudaLibrary\n"
         f"d = CudaLibrary(Path({str(device.path)!r})); at = d.put(id(d), 16); ctypes.string_at(at, 1)"

@@ -49,7 +49,7 @@ def test_a_form_of_large_shapes_has_run_where_these_were_right_and_not_by_its_op
 
 
 def test_the_large_shapes_are_those_that_the_bench_has(results: Path) -> None:
-    """And on 132 multiprocessors dispatch takes the form for one of them at least."""
+    """On 132 multiprocessors dispatch takes the form for at least one of these shapes."""
     names = [f"{form} M={m}" for form in shapes.FORMS for m in shapes.SIZES["m"]]
     forms = json.loads(table.FORMS.read_text())
     for (op, form), endings in table.LARGE.items():

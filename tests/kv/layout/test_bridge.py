@@ -32,7 +32,7 @@ def layout(dtype: str = "float32", rank: int = 0, count: int = 1) -> KvLayout:
 
 
 def values(seed: int = 1) -> list[np.ndarray]:
-    """What the model computed, group by group: [layer x plane x token][head][dim]."""
+    """Returns what the model computed, group by group: [layer x plane x token][head][dim]."""
     rng = np.random.default_rng(seed)
     return [
         rng.normal(size=(g.layers * 2 * 16, g.kv_heads, g.head_dim)).astype(np.float32) for g in GROUPS

@@ -46,14 +46,14 @@ class Worker(Sharer):
         self._task = asyncio.create_task(self.writeback.run())
 
     async def share(self, hashes: Sequence[bytes]) -> None:
-        """As a request that ended: its blocks are in the store, if it takes them."""
+        """Ends a request: its blocks are written to the store, if the store takes them."""
         self.compute(hashes)
         self.writeback.idle(self.pool.drain_idle())
         await self.writeback.settled()
         await self.shared.settled()
 
     async def find(self, hashes: Sequence[bytes]) -> int:
-        """As a request that comes: how many leading blocks are on the device then, each byte right."""
+        """Begins a request; returns how many leading blocks are on the device then, after checking each byte."""
         await self.warmer._take_shared(hashes, 0)
         await settle()
         held = self.pool.match(hashes)

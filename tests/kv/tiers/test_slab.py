@@ -24,7 +24,7 @@ def content(number: int) -> bytes:
 
 
 class Bytes:
-    """What a slab lies in: it outlives it."""
+    """Holds the memory that a slab lies in and that outlives it."""
 
     def __init__(self) -> None:
         self.pages = np.zeros((SLOTS, PAGE), np.uint8)

@@ -56,7 +56,7 @@ class Tiered(Sharer):
         self.index.update(added)
 
     def report(self) -> None:
-        """As the engine does ten times a second."""
+        """Reports changes and idle pages, as the engine does ten times a second."""
         self.holdings.changed(*self.pool.drain_changes())
         self.writeback.idle(self.pool.drain_idle())
 
@@ -205,7 +205,9 @@ async def with_a_chain_below(**sizes: Any) -> Tiered:
 
 
 async def is_next_owner_alone(worker: Tiered, stuck: Stuck, ended: Awaitable[Any]) -> bool:
-    """Whether the next request, with all pages that are free now, keeps what it writes while the thread goes on."""
+    """Returns whether the next request, with all pages that are free now, keeps what it writes while the thread
+    goes on.
+    """
     with worker.pool.open([], worker.pool.available) as owner:
         for page in owner.pages:
             worker.memory.page(page)[:] = b"n" * PAGE

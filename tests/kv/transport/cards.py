@@ -36,14 +36,14 @@ def known() -> int:
 
 @functools.cache
 def kernels() -> Any:
-    """What ``library.device()`` gives, of kv_copy alone."""
+    """Returns what ``library.device()`` gives, with kv_copy alone."""
     library = ctypes.CDLL(str(build.simt(["kv_copy"])))
     library.baton_device_error = lambda status: b"an illegal address"  # type: ignore[assignment]
     return SimpleNamespace(library=library)
 
 
 def take_card(monkeypatch: pytest.MonkeyPatch) -> Driver:
-    """From here on this process has the stand-in card, with kernels. Skips without a compiler."""
+    """Gives this process the stand-in card, with kernels, for the rest of the test; skips without a compiler."""
     if on_gpu.asked():
         return cuda_driver.driver()
     monkeypatch.setattr(cuda_driver, "LIBRARY", required_driver())
@@ -55,7 +55,9 @@ def take_card(monkeypatch: pytest.MonkeyPatch) -> Driver:
 
 
 class Shared:
-    """What an engine has on the card for ``memory``'s pages, and its I/O process's view of it, in ``memory``."""
+    """Holds an engine's GPU memory for the pages of ``memory``, and its I/O process's view of it, also in
+    ``memory``.
+    """
 
     def __init__(self, cuda: Driver, memory: PageMemory) -> None:
         self.size, self._cuda = len(memory.view()), cuda

@@ -26,7 +26,7 @@ from tests.kv.transport.test_handoffs import FINGERPRINT, LAYOUT, LEASE
 
 
 async def serve(path: str, hashes: list[bytes]) -> None:
-    """Until stdin ends."""
+    """Receives until stdin ends."""
     memory = PageMemory.create(len(hashes), LAYOUT.page_bytes)
     card, resident = Shared(cuda_driver.driver(), memory), set[int]()
 

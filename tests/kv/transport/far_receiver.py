@@ -23,7 +23,7 @@ class Sink:
         self._line = line
 
     def take(self, frame: Frame) -> None:
-        """Nothing."""
+        """Does nothing with the frame."""
 
     def place(self, frame: Frame) -> Sequence[memoryview]:
         return [memoryview(bytearray(frame.unit)) for _ in frame.blocks]
@@ -37,7 +37,7 @@ class Sink:
 
 
 async def serve() -> None:
-    """Until stdin ends."""
+    """Receives until stdin ends."""
     server, address = nccl.listen("127.0.0.1", Sink)
     print(address, flush=True)
     await asyncio.to_thread(sys.stdin.read)

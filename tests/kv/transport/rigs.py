@@ -146,7 +146,7 @@ def stand_in_driver() -> str:
 
 
 def required_driver() -> str:
-    """The stand-in; a test that needs it is skipped without."""
+    """Returns the path of the stand-in for the driver; skips the test without a C compiler."""
     return stand_in_driver() or pytest.skip("no C compiler for the driver's stand-in")
 
 

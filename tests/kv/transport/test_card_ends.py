@@ -66,7 +66,7 @@ async def test_the_planted_bug_that_does_not_wait_for_the_card_is_caught(
 async def test_a_card_that_fails_breaks_the_stream_and_the_log_says_why(
     pair: Cards, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, when: str
 ) -> None:
-    """So that the sender measures its ways anew, and finds another."""
+    """The sender then measures its ways anew, and finds another."""
 
     def broken(event: int) -> None:
         raise ConfigError("worker.kv_transport cuda_ipc: cuEventSynchronize: an illegal address (700)")

@@ -99,7 +99,7 @@ async def test_a_channel_that_is_not_opened_leaves_nothing_on_the_card(
 
 @pytest.mark.parametrize("end", ["lets go", "dies"])
 async def test_staging_on_the_card_stays_until_the_mover_has_let_go_of_it(card: Driver, end: str) -> None:
-    """It may be in the middle of a message when the channel is left."""
+    """The mover may be in the middle of a message when the channel is left."""
     pair, client = Cards(card), MoverClient()
     client._sock, mover_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     client._watch()
@@ -142,7 +142,7 @@ async def test_a_sender_without_room_on_its_card_hangs_up(card: Driver, monkeypa
 
 
 async def test_a_stream_whose_card_takes_no_bytes_is_lost(card: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
-    """So that its sender measures its ways anew."""
+    """The sender then measures its ways anew."""
     pair, client, poller = Cards(card), MoverClient(), Poller()
     monkeypatch.setattr(client, "join", lambda *arguments: None)
     join = JoinChannel("1-a", "a", 1, "127.0.0.1", 1, "127.0.0.1", 0)

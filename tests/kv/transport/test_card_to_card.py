@@ -132,7 +132,7 @@ async def test_a_byte_flipped_in_the_ring_is_refused_and_counts_for_nothing(
 async def test_blocks_that_are_bridged_go_by_the_host_and_are_said_to_lie_where_they_do(
     card: Driver, tmp_path: Path, kind: str
 ) -> None:
-    """Of another dtype they land on the card as they came; under a codec they are expanded on the host alone."""
+    """Blocks of another dtype land on the card as they came; under a codec they are expanded on the host alone."""
     theirs = RECEIVERS[kind]
     pair = Cards(card, theirs)
     computed = np.random.default_rng(5).normal(size=BLOCKS * LAYOUT.page_bytes // 4).astype(np.float32)

@@ -53,7 +53,7 @@ class Gathering:
             self.intake.on_committed(message.key, message.epoch)
 
     def handoff(self, rank: int, shards: int = SHARDS) -> Handoff:
-        """Of one shard's sender."""
+        """Returns the handoff of one shard's sender."""
         ours = shard_of(WHOLE, rank, shards)
         part = wire_layout(ours, WHOLE)
         sender = Sender(f"p{rank}", "m", FINGERPRINT, ours)
@@ -68,7 +68,7 @@ class Gathering:
         return [ShipBlock(n, rank * BLOCKS + n, HASHES[n], 16) for n in numbers]
 
     async def both(self) -> None:
-        """A complete handoff."""
+        """Runs a complete handoff by all shards' senders."""
         handoffs = [self.handoff(rank) for rank in range(SHARDS)]
         for rank, handoff in enumerate(handoffs):
             handoff.ship(self.ship(rank, *range(BLOCKS)))

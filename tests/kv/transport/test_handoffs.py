@@ -99,7 +99,7 @@ class Pair:
         return Frame(Kind.OPEN, LEASE, self.epoch, control.encode_opening(said))
 
     async def refusal(self, *sent: tuple[Frame, list[memoryview]]) -> BatonError:
-        """What a sender hears that opens rightly and then sends this."""
+        """Returns the error that a sender gets after a right opening followed by ``sent``."""
         stream = await self.rig.transport.connect(self.rig.address)
         try:
             for frame, payload in ((self.opening(), []), *sent):

@@ -49,7 +49,7 @@ MANY = pytest.param(200, marks=[pytest.mark.soak, pytest.mark.timeout(900)])
 
 
 class Receiver:
-    """A receiving process."""
+    """Runs a receiving process."""
 
     def __init__(self) -> None:
         command = [sys.executable, "-m", "baton.bench.kv.receiver", str(PAGE), str(PAGES)]

@@ -174,7 +174,7 @@ async def test_a_sender_of_the_first_version_is_understood_and_hears_nothing_new
 
 
 async def test_frames_of_the_second_version_are_refused_by_a_receiver_of_the_first() -> None:
-    """It was never told that they exist: should a sender be wrong about it, nothing lands."""
+    """Such a receiver doesn't know these frames; if a sender is wrong about it, nothing lands."""
     there, pair = first_version.Receiver(), Pair()
     pair.epoch = 1
     stream = await tcp.TcpTransport(1).connect(there.address)

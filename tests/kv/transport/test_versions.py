@@ -48,7 +48,7 @@ def test_what_an_older_sender_does_not_say_has_its_default() -> None:
 
 
 def older(info: WorkerInfo) -> WorkerInfo:
-    """As a worker says it that knows no field after the first release's."""
+    """Returns ``info`` as a worker reports it that knows no field after the first release's."""
     said = convert.info_to_pb(info)
     for field in worker_pb2.WorkerInfo.DESCRIPTOR.fields:
         if field.number > FIRST_RELEASE:

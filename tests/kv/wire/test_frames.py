@@ -36,7 +36,7 @@ FRAMES = CONTROL | CARRYING
 
 
 def raw(frame: Frame) -> bytes:
-    """As a message with bytes for each block."""
+    """Returns ``frame`` as a message with bytes for each block."""
     return frames.message(frame, [bytes(range(frame.unit))] * len(frame.blocks))
 
 
@@ -48,7 +48,7 @@ def block_frame(*pages: bytes, **fields: Any) -> tuple[Frame, bytes]:
 
 
 def read(message: bytes) -> None:
-    """What a receiver does before it believes a message."""
+    """Checks a message as a receiver does before it believes it."""
     frame, payload = frames.split(message)
     frames.check_blocks(frame, [frames.checksum(page) for page in payload])
 

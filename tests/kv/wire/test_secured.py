@@ -27,7 +27,7 @@ def receiver():
 
 
 class Answering:
-    """Acknowledges probes: a real Intake, of which nothing else is asked here."""
+    """Acknowledges probes by a real Intake, of which nothing else is asked in this file."""
 
     def accept(self, line: ReplyStream):
         memory = PageMemory.create(1, 4096)

@@ -62,7 +62,7 @@ def written(file: Path, url: str, prefill: int) -> str:
 
 
 def taken(following: ScaleFollower) -> tuple[int, int]:
-    """The next numbers."""
+    """Waits for the next numbers and returns them."""
     deadline = time.monotonic() + PATIENCE_S
     while (found := following.take()) is None:
         assert time.monotonic() < deadline
@@ -79,7 +79,7 @@ def logged(caplog, text: str) -> None:
 
 
 def wish(url: str, prefill: int, decode: int) -> None:
-    """As `baton scale` does."""
+    """Asks for other numbers, as `baton scale` does."""
 
     async def say() -> None:
         client = connect(url)

@@ -30,14 +30,14 @@ class Actor:
 
 
 class RanksActor:
-    """Of a further node of a slot."""
+    """Stands for the actor on a further node of a slot."""
 
     def __init__(self, key_file: str) -> None:
         self.key_file, self.killed = key_file, False
 
 
 class FakeRay:
-    """As much of Ray as Seats asks for. ``stopped`` holds slots whose hosts have ended."""
+    """Has as much of Ray as Seats asks for; ``stopped`` holds slots whose hosts have ended."""
 
     def __init__(self) -> None:
         self.alive: dict[str, dict[str, float]] = {}

@@ -37,7 +37,7 @@ class Tape:
 
 
 class Bench:
-    """A prefill loop; remembers each step's plan."""
+    """Runs a prefill loop and records each step's plan."""
 
     def __init__(self, pages: int = 64, chunk_tokens: int = 64, runner: Any = None):
         self.now = 0.0

@@ -30,7 +30,10 @@ def add(
 
 
 def run(scheduler: PrefillScheduler, now: float = 0.0) -> list[tuple[int, int]]:
-    """One step: blocks are sealed, finished prompts give their pages back. What was planned, as (seq, tokens)."""
+    """Runs one step: blocks are sealed, finished prompts give their pages back.
+
+    Returns what was planned, as (seq, tokens).
+    """
     plan = scheduler.plan(now)
     for item in plan.items:
         job = scheduler.jobs[item.seq]

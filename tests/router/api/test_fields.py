@@ -210,7 +210,7 @@ def _without_ids(value: Any) -> Any:
 
 
 def placed(surface: str, said: dict[str, Any]) -> tuple[str, dict[str, Any]]:
-    """Where fields are sent, those inside a field too."""
+    """Returns the surface to which fields are sent and the body, for fields inside another one too."""
     if surface not in INSIDE:
         return surface, said
     outer, beside = INSIDE[surface]

@@ -37,7 +37,7 @@ async def judge(start_router, fake, model_dir: Path, judge_dir: Path) -> AsyncIt
 
 
 def score(tokens: int) -> float:
-    """What the fake's likelihoods of yes and no make."""
+    """Returns the score that the fake's likelihoods of yes and no make."""
     return 1 / (1 + math.exp(-1.0 - tokens / 10 + 10.0))
 
 

@@ -175,7 +175,7 @@ def test_it_fits_a_phone(watched, opened):
 
 @pytest.mark.parametrize("scheme", ["light", pytest.param("dark", marks=pytest.mark.thorough)])
 def test_text_is_readable_in_both_schemes(opened, scheme):
-    """WCAG AA: 4.5 to 1 for the inks that text is set in, on the card they lie on."""
+    """WCAG AA asks for 4.5 to 1 between the inks of text and the card that they lie on."""
     page = opened(viewport={"width": 1300, "height": 900}, color_scheme=scheme)
     ratios = page.evaluate(
         """() => {

@@ -72,7 +72,7 @@ def bearer(key: str) -> dict[str, str]:
 
 
 def until(holds, seconds: float = 60.0):
-    """What ``holds`` gives once it is true."""
+    """Waits until ``holds`` returns something true, and returns it."""
     deadline = time.monotonic() + seconds
     while not (found := holds()):
         assert time.monotonic() < deadline, "it did not come to be"

@@ -231,7 +231,7 @@ async def test_requests_in_flight_hold_so_many_bytes_and_no_more(clock):
 
 
 async def placed_each(admission: Admission, clock: Clock, every_s: float, count: int) -> None:
-    """A pace: one placement each ``every_s``, of 100 tokens."""
+    """Makes ``count`` placements of 100 tokens, one each ``every_s`` seconds."""
     for ticket in [admission.join("m", "short", RequestLoad(work=100)) for _ in range(count)]:
         clock.now += every_s
         await ticket.wait(Room(1).attempt)

@@ -15,7 +15,7 @@ from baton.router.request.request import ChoiceSummary
 
 
 class Store(dict[str, PinnedPrefix]):
-    """What Redis would hold; ``away`` makes it fail."""
+    """Stands for Redis; ``away`` makes it fail."""
 
     away = False
 

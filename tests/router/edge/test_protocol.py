@@ -30,7 +30,7 @@ async def app(scope: Scope, receive: Receive, send: Send) -> None:
 
 
 class Line:
-    """One connection."""
+    """Speaks over one connection."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.reader, self.writer = reader, writer
@@ -40,7 +40,7 @@ class Line:
         await self.writer.drain()
 
     async def status(self) -> int:
-        """Of the next answer; 0: closed without one."""
+        """Returns the status of the next answer; 0 if the connection is closed without one."""
         async with asyncio.timeout(30):
             head = await self.reader.readuntil(b"\r\n\r\n") if not self.reader.at_eof() else b""
             size = int(head.lower().partition(b"content-length: ")[2].partition(b"\r\n")[0] or 0)

@@ -17,7 +17,7 @@ PROMPT = tuple(range(40))
 
 
 class Store:
-    """What Redis would keep."""
+    """Stands for Redis."""
 
     def __init__(self) -> None:
         self.held: dict[str, bytes] = {}

@@ -32,7 +32,7 @@ class Clock:
 
 
 class Router:
-    """What counts the answers of one."""
+    """Holds what counts the answers of one router."""
 
     def __init__(self, enabled: bool = True) -> None:
         self.clock, self.registry = Clock(), CollectorRegistry()

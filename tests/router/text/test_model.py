@@ -64,7 +64,7 @@ def test_special_tokens_are_left_out_unless_asked_for(tokenizer: HfTokenizer) ->
 
 @pytest.fixture(scope="module")
 def sentencepiece(tmp_path_factory) -> HfTokenizer:
-    """A Llama-2-like vocabulary: ▁ for spaces, bytes as <0xAB>, a decoder that strips the first space."""
+    """Returns a tokenizer like Llama 2's: ▁ for spaces, bytes as <0xAB>, a decoder that strips the first space."""
     words = ["<unk>", "▁Hello", "▁world", "!", *(f"<0x{b:02X}>" for b in range(256))]
     tokenizer = Tokenizer(
         models.BPE({w: i for i, w in enumerate(words)}, [], unk_token="<unk>", byte_fallback=True)

@@ -83,7 +83,7 @@ def eagle(directory: Path, dtype: str = "float32") -> Eagle3:
 
 
 def states_of(tokens: list[int]) -> Tensor:
-    """What a target's states might be: of each position and what is before it."""
+    """Returns made-up states of a target, each depending on its position's token and all before it."""
     rows = [published.drawn(sum(tokens[: at + 1]) * 31 + at, 3 * HIDDEN) * 8 for at in range(len(tokens))]
     return torch.stack(rows)
 

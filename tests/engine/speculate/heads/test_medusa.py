@@ -26,7 +26,9 @@ pytestmark = pytest.mark.skipif(native.library() is None, reason="no native kern
 
 
 def reference(tensors: dict[str, Tensor], state: Tensor) -> list[Tensor]:
-    """What the published code computes: ResBlock(x) = x + SiLU(Wx + b), then a linear without bias, by head."""
+    """Returns by head what the published code computes: ResBlock(x) = x + SiLU(Wx + b), then a linear without
+    bias.
+    """
     found = []
     for head in range(published.MEDUSA_HEADS):
         x = state

@@ -37,7 +37,7 @@ def short_leases(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def computed(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
-    """How often each line was answered by a worker."""
+    """Counts how often each line was answered by a worker."""
     counts: Counter[str] = Counter()
 
     async def answer(service, line, request_id):

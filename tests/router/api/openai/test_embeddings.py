@@ -117,7 +117,9 @@ async def test_a_bad_field_is_a_400_that_names_it(router, fields, param) -> None
 
 
 def watch_open(fake, refuse_every: int = 0) -> list[int]:
-    """How many requests ran as each was opened; every so many-th open finds the queue full."""
+    """Returns the list of how many requests ran as each was opened; every ``refuse_every``-th open finds the queue
+    full.
+    """
     running: list[int] = []
     opened, calls = fake.open, itertools.count(1)
 

@@ -30,7 +30,7 @@ SETTINGS = DispatchSettings(max_attempts=6, worker_wait_s=5.0, full_wait_s=0.02)
 
 
 class Storm:
-    """One seed's run; ``told`` counts what came of requests and acts."""
+    """Runs one seed; ``told`` counts the outcomes of requests and acts."""
 
     def __init__(self, c: Cluster, seed: int) -> None:
         self.c, self.rng, self.told = c, random.Random(seed), Counter[str]()
@@ -46,7 +46,7 @@ class Storm:
         return path
 
     def is_gone(self, adapter: str) -> bool:
-        """Whether no worker could read that content any more."""
+        """Returns whether no worker could read that content any more."""
         entry = self.c.core.adapters.registry.of_id(adapter)
         return entry is None or self.c.d[0].files[entry.path] != entry.digest
 

@@ -41,7 +41,7 @@ def quick(monkeypatch):
 
 
 def files(c, **digests: str) -> None:
-    """What lies on every worker's disk."""
+    """Puts files with these digests on every worker's disk."""
     for worker in (*c.p, *c.d):
         worker.files |= digests
 
