@@ -1,4 +1,4 @@
-"""`make bench`: every benchmark of the command line, one after the other, quietly one at a time.
+"""`make bench` runs every benchmark of the command line, one after the other.
 
     make bench [ARGS="kv engine"]      names: engine, kv, router; default all
 

@@ -1,4 +1,5 @@
-"""What LoRA adapters cost a decode step beside the same steps of the base, and what loading one costs meanwhile.
+"""Measures what LoRA adapters cost a decode step beside the same steps of the base, and what loading one costs
+meanwhile.
 
 Knows nothing of clusters. Rounds of the base and of each number of adapters take turns, so that the machine's drift
 falls on all; a ratio is of one round. A step has as many sequences as the batch, each on the next adapter in turn.

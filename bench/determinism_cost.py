@@ -1,4 +1,5 @@
-"""What batch invariance costs: attention's fixed splits of keys beside splits that an engine might choose by batch.
+"""Measures what batch invariance costs: attention's fixed splits of keys beside splits that an engine might choose
+by batch.
 
 Knows nothing of tokens. A row's bits are its own because sums over inputs and keys are cut at places that don't
 depend on who shares the step. In linear layers that forbids nothing that would be faster here: integers add up

@@ -1,4 +1,4 @@
-"""Who gets in at a port, and who doesn't: with good, foreign, expired and no certificates, and in plaintext.
+"""Shows who gets in at a port and who doesn't: with good, foreign, expired and no certificates, and in plaintext.
 
 Each visit goes as far as an answer of the port's own protocol, because in TLS 1.3 a client believes itself
 connected before the server has looked at its certificate. Knows nothing of how a cluster is started.

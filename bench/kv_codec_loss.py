@@ -1,4 +1,4 @@
-"""What the lossy wire codecs cost in answers: the demo model, disaggregated, with and without each codec.
+"""Measures what the lossy wire codecs cost in answers: the demo model, disaggregated, with and without each codec.
 
     .venv/bin/python -m bench.kv_codec_loss [--prompts 12] [--tokens 48] [--json bench/results/kv_codec_loss.json]
 

@@ -1,4 +1,4 @@
-"""What a running cluster's processes and messages take beside its engines' steps, measured on it while it is idle.
+"""Measures what processes and messages of an idle running cluster take beside its engines' steps.
 
 Knows nothing of what a step costs: that is given. Requests go one after another, so none waits for another; the
 handoff's share is told by the workers' own clocks, and of what a client sees the rest is the request's.

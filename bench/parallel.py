@@ -1,5 +1,4 @@
-"""What ranks of one host cost and bring: collectives beside the memory's ceiling, a model on two of them beside
-one.
+"""Measures what ranks of one host cost and bring: collectives beside the memory's ceiling, two ranks beside one.
 
 Knows nothing of clusters or checkpoints: weights are random, and the other rank is a fork of this process. Runs go
 turn about, and ratios are within a round.

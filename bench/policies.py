@@ -1,4 +1,6 @@
-"""Which routing policy answers more requests in time? A real trace, the real policies, workers on a virtual clock.
+"""Compares routing policies by the requests that they answer in time.
+
+A real trace, the real policies, workers on a virtual clock.
 
     .venv/bin/python -m bench.policies [--trace FILE] [--rates 8 12] [--prefill 3] [--decode 2] [--profile NAME]
 

@@ -1,4 +1,4 @@
-"""What others published, beside what this simulator says of the same inputs.
+"""Compares what others published with what this simulator says of the same inputs.
 
     .venv/bin/python -m bench.published distserve [--runs 40] [--ttft 2.5] [--mixed] [--spreads 0.3 0.5 0.7]
     .venv/bin/python -m bench.published splitwise --trace azure_2023_conversation.csv [--scale 1.0] [--seconds 30]

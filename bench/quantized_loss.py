@@ -1,4 +1,5 @@
-"""What quantization costs: a model's loss on held-out text, in bits per byte, by scheme, through the engine itself.
+"""Measures what quantization costs: a model's loss on held-out text, in bits per byte, by scheme, through the
+engine itself.
 
 Knows nothing of how weights or KV are rounded, or of how a loss is measured (``baton.evaluate``).
 

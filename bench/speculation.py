@@ -1,4 +1,5 @@
-"""What speculation brings, and what it costs where it brings nothing: the real loop over a random-weight Llama.
+"""Measures what speculation brings, and what it costs where it brings nothing: the real loop over a random-weight
+Llama.
 
 The model's steps are computed; what they "chose" is then replaced by a script, so that acceptance is ours to set.
 Knows nothing of clusters. Runs with and without drafts go turn about, and ratios are within a round.

@@ -1,4 +1,4 @@
-"""Where a step's time goes, op by op, by torch's profiler: a random-weight Llama's decode or prompt.
+"""Measures where a step's time goes, op by op, by torch's profiler: a random-weight Llama's decode or prompt.
 
 Knows nothing of targets. Ops are called one by one (BATON_STEP=ops): an op's time and its share of all of them is
 that of the native step; what Python and torch cost between them, which that step lacks, is a row of its own.

@@ -1,4 +1,5 @@
-"""What telemetry costs: throughput of router and workers with all of it, over the same without any, in pairs.
+"""Measures what telemetry costs: throughput of router and workers with all of it, over the same without any, in
+pairs.
 
     .venv/bin/python bench/telemetry_overhead.py [--pairs 8] [--rounds 2] [--loads streamed …] [--null]
                                                  [--json FILE]

@@ -1,4 +1,5 @@
-"""What telemetry takes of a router's CPU, by part: microseconds per request, each part as the router calls it.
+"""Measures what telemetry takes of a router's CPU, by part: microseconds per request, each part as the router
+calls it.
 
     .venv/bin/python -m bench.telemetry_parts [--requests 3000] [--tokens 1000] [--repeats 3]
 

@@ -1,4 +1,4 @@
-"""Which containers of a service grow with the requests that it has served: found by walking its attributes.
+"""Finds the containers of a service that grow with the requests that it has served, by walking its attributes.
 
 ``grown`` runs the same round of requests again and again and names each container that every round left larger. A
 cache that is bounded grows too until it is full: it is named by the test, with its bound.

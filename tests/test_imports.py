@@ -1,4 +1,4 @@
-"""What loads without torch and without Ray, and that no module imports itself in a circle."""
+"""Tests what loads without torch and without Ray, and that no module imports itself in a circle."""
 
 import ast
 import subprocess

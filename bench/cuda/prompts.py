@@ -1,4 +1,4 @@
-"""What a prompt is made of, on the shapes of an 8B Llama: matrices of many rows, attention over pages.
+"""Measures what a prompt is made of, on the shapes of an 8B Llama: products of many rows, attention over pages.
 
 Knows nothing of budgets or of how rows are shown. Beside cuBLAS in the same numbers where torch has them, and SDPA.
 """

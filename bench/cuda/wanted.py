@@ -1,4 +1,6 @@
-"""What ops must compute, in plain torch over the same inputs: of large ones the first and last rows. Knows no time.
+"""Computes in plain torch what ops must give for the same inputs; of large ones the first and last rows.
+
+Knows no time.
 
 Packed weights are multiplied on the CPU, from what the kernels' panels unpack to; attention reads pages as the spec
 of their formats does (``kernels/paged_attention/stored.py``).

@@ -1,4 +1,4 @@
-"""What `make bench-peers` sets up: each peer in an environment of its own under ``build/peers``, from the registry.
+"""Sets up what `make bench-peers` needs: each peer in an environment of its own under ``build/peers``.
 
     python -m bench.peers.environments [llama_cpp] [openvino] [transformers] [bitsandbytes] [llama_server] [vllm]
 

@@ -48,7 +48,9 @@ def folder_of(home: Path, size: str, scheme: str) -> Path:
 
 
 def vocabulary(size: int) -> list[str]:
-    """Returns ``size`` tokens: the 256 bytes as GPT-2 spells them, one pair of them, numbered words, and SPECIAL."""
+    """Returns ``size`` tokens: the 256 bytes as GPT-2 spells them, one pair of them, numbered words, and
+    SPECIAL.
+    """
     kept = [*range(33, 127), *range(161, 173), *range(174, 256)]
     letters = [chr(code) for code in (*kept, *range(256, 256 + 256 - len(kept)))]
     words = [f"w{number}" for number in range(size - len(letters) - 1 - len(SPECIAL))]

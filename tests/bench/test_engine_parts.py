@@ -1,4 +1,4 @@
-"""The engine's benchmark: which of its parts run, and the ceiling beside large products."""
+"""Tests the engine's benchmark: which of its parts run, and the ceiling beside large products."""
 
 from __future__ import annotations
 

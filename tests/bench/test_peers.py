@@ -1,4 +1,4 @@
-"""What a comparison with other engines stands on: the file that all read, and what clients count."""
+"""Tests what a comparison with other engines stands on: the file that all read, and what clients count."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What quantization costs, on the demo model's first document: every row, and its target."""
+"""Tests what quantization costs, on the demo model's first document: every row, and its target."""
 
 from __future__ import annotations
 

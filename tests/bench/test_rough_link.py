@@ -1,4 +1,4 @@
-"""The user-space link: what goes through it, when, and how much is lost."""
+"""Tests the user-space link: what goes through it, when, and how much is lost."""
 
 from __future__ import annotations
 

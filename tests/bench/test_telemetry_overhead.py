@@ -1,4 +1,6 @@
-"""Telemetry's benchmark: rounds are paired and turned, and a cluster that is slower in every round is found so."""
+"""Tests telemetry's benchmark: rounds are paired and turned, and a cluster that is slower in every round is found
+so.
+"""
 
 import asyncio
 from collections import Counter

@@ -1,4 +1,4 @@
-"""What the controller, its routers and their workers leave in Redis for one another."""
+"""Tests what the controller, its routers and their workers leave in Redis for one another."""
 
 import asyncio
 

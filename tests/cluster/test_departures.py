@@ -1,4 +1,4 @@
-"""Who left and what of is kept for a while, and the one who knows best is believed."""
+"""Tests that who left and why is kept for a while, and that the one who knows best is believed."""
 
 from __future__ import annotations
 

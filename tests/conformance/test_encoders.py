@@ -1,4 +1,6 @@
-"""Encoders against transformers: states by every pooling and scores of pairs, in parts, together and alone."""
+"""Tests encoders against transformers: states by every pooling and scores of pairs, in parts, together and
+alone.
+"""
 
 from __future__ import annotations
 

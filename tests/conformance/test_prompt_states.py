@@ -1,4 +1,4 @@
-"""What a prompt itself gives, its logprobs and its pooled hidden state, against Hugging Face transformers."""
+"""Tests what a prompt itself gives, its logprobs and its pooled hidden state, against Hugging Face transformers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The live dial: what is observed, how far the twin is off, and the ratios simulated from recent traffic."""
+"""Tests the live dial: what is observed, how far the twin is off, and the ratios simulated from recent traffic."""
 
 import random
 import subprocess

@@ -1,4 +1,4 @@
-"""How full a worker is, by the measure that the controller decides with."""
+"""Tests how full a worker is, by the measure that the controller decides with."""
 
 import msgspec
 import pytest

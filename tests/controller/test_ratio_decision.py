@@ -1,4 +1,4 @@
-"""The controller's decisions: pure, so every failing of controllers elsewhere is a test here."""
+"""Tests the controller's decisions: pure, so every failing of controllers elsewhere is a test here."""
 
 from itertools import pairwise
 

@@ -1,4 +1,4 @@
-"""Whether to add or remove workers: pure, so each rule and each known failing is a test."""
+"""Tests whether to add or remove workers: pure, so each rule and each known failing is a test."""
 
 import msgspec
 import pytest

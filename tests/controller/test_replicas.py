@@ -30,7 +30,9 @@ def control(redis: Redis, tmp_path: Path) -> ReplicaControl:
 
 
 def members(**roles: str) -> dict[str, WorkerEntry]:
-    """Returns workers by slot: ``prefill_0="prefill"`` plays that role, ``decode_0="draining"`` is in that state."""
+    """Returns workers by slot: ``prefill_0="prefill"`` plays that role, ``decode_0="draining"`` is in that
+    state.
+    """
     found = {}
     for name, role in roles.items():
         slot = name.replace("_", "-")

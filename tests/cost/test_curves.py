@@ -1,4 +1,4 @@
-"""Curves, evaluated."""
+"""Tests the evaluation of cost curves."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a million tokens cost, in one definition."""
+"""Tests the cost of a million tokens."""
 
 from baton.cost.money import PerMillion, per_million
 

@@ -1,4 +1,4 @@
-"""With drafts verified, each kind of answer has the bits that it has without."""
+"""Tests that with drafts verified each kind of answer has the bits that it has without them."""
 
 from __future__ import annotations
 

@@ -91,7 +91,9 @@ class Heard:
 async def ask(
     fleet: Fleet, body: dict[str, Any], after: int = 0, disturb: Callable[[str], object] | None = None
 ) -> Heard:
-    """Streams an answer; once ``after`` tokens have come, calls ``disturb`` with the decode worker that writes it."""
+    """Streams an answer; once ``after`` tokens have come, calls ``disturb`` with the decode worker that writes
+    it.
+    """
     heard = Heard()
     async with (
         httpx.AsyncClient(timeout=60) as http,
@@ -110,7 +112,9 @@ async def ask(
 
 
 class Damage(NamedTuple):
-    """Counts how two answers differ, in tokens over all choices; ``other`` is 1 if anything besides the ids does."""
+    """Counts how two answers differ, in tokens over all choices; ``other`` is 1 if anything besides the ids
+    does.
+    """
 
     wrong: int = 0
     lost: int = 0

@@ -1,4 +1,4 @@
-"""Many at once: every answer equals its answer alone, and afterwards no page is held anywhere."""
+"""Tests many requests at once: every answer equals its answer alone, and afterwards no page is held anywhere."""
 
 import asyncio
 import random

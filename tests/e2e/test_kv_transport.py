@@ -1,4 +1,4 @@
-"""Which way KV takes between real workers, and who is told."""
+"""Tests which way KV takes between real workers, and who is told."""
 
 import asyncio
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""A conversation: each turn finds the ones before it, answers included, wherever they were written."""
+"""Tests a conversation: each turn finds the ones before it, answers included, wherever they were written."""
 
 import random
 

@@ -30,7 +30,9 @@ def asked(seed: int) -> list[int]:
 
 
 def keep_asking(fleet: Fleet, stop: threading.Event, seed: int) -> tuple[int, int]:
-    """Returns how many requests a client made until it was told to stop, and how many of their answers were wrong."""
+    """Returns how many requests a client made until it was told to stop, and how many of their answers were
+    wrong.
+    """
     draw, made, wrong = random.Random(seed), 0, 0
     while not stop.is_set():
         which = draw.randrange(PROMPTS)

@@ -1,4 +1,6 @@
-"""Models with experts: every op against its reference, the bits of a row, quantization, configs that are off."""
+"""Tests models with experts: every op against its reference, the bits of a row, quantization, configs that are
+off.
+"""
 
 from __future__ import annotations
 

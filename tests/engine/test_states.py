@@ -1,4 +1,6 @@
-"""Where a sequence's recurrent states lie: what is read, what is written and what stays findable never mix."""
+"""Tests where a sequence's recurrent states lie: what is read, what is written and what stays findable never
+mix.
+"""
 
 from __future__ import annotations
 

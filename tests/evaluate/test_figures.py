@@ -1,4 +1,4 @@
-"""Tolerances: how they are written, what they judge, and what is refused."""
+"""Tests tolerances: how they are written, what they judge, and what is refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Servers: a model behind HTTP has the figures of the model, by ids or by texts; what goes wrong has a remedy."""
+"""Tests servers: a model behind HTTP has the figures of the model, by ids or by texts; what goes wrong has a
+remedy.
+"""
 
 from __future__ import annotations
 

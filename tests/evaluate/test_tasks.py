@@ -1,4 +1,4 @@
-"""Task sets: those of the package are as drawn, a bad line is named, and answers count word for word."""
+"""Tests task sets: those of the package are as drawn, a bad line is named, and answers count word for word."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What holds of baton_speculative_accept, whichever library it is in: checks that take the library.
+"""Checks what holds of baton_speculative_accept, whichever library it is in; each check takes the library.
 
 The oracle is the reference, in float64; that the tokens' distribution is the target's is shown by chi-square.
 """

@@ -1,4 +1,4 @@
-"""What holds of AMX's tiles beside what the ops' own suites say: checks that take a library with tiles.
+"""Checks what holds of AMX's tiles beside what the ops' own suites say; each check takes a library with tiles.
 
 Knows nothing of pytest. Where tiles are emulated, what hardware would fault on is counted, and which threads keep
 theirs.

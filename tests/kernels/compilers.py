@@ -1,4 +1,4 @@
-"""What tests build of the CUDA kernels, for the shim or a GPU; they are skipped where nothing can be compiled."""
+"""Builds the CUDA kernels for tests, for the shim or a GPU; tests are skipped where nothing can be compiled."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What holds of baton_dense over float32 and float16 weights, in any library: checks that take the library.
+"""Checks what holds of baton_dense over float32 and float16 weights, in any library; each check takes the library.
 
 Knows nothing of pytest. Each check raises AssertionError where the library is wrong.
 """

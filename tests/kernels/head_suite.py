@@ -1,4 +1,6 @@
-"""What holds of baton_lm_head, whichever library it is in: checks that take the library. Raises AssertionError.
+"""Checks what holds of baton_lm_head, whichever library it is in; each check takes the library.
+
+Raises AssertionError.
 
 Two oracles: raw logits against the same numbers in float64, tokens against the reference's sampling of the
 library's own logits with the same seeds. Knows nothing of pytest.

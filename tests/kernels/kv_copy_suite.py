@@ -1,4 +1,5 @@
-"""What holds of baton_kv_copy, whichever library it is in: checks that take the library, by the xxhash library.
+"""Checks what holds of baton_kv_copy, whichever library it is in; each check takes the library, by the xxhash
+library.
 
 Knows nothing of pytest. Each check raises AssertionError where the library is wrong.
 """

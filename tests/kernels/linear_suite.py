@@ -1,4 +1,6 @@
-"""What holds of baton_linear, whichever library it is in: checks that take the library. Raises AssertionError.
+"""Checks what holds of baton_linear, whichever library it is in; each check takes the library.
+
+Raises AssertionError.
 
 Two oracles, never mixed: ``exact`` is the same quantized numbers in float64 (tight); quality against the
 unquantized weights is the tests' own business.

@@ -1,4 +1,4 @@
-"""What holds of rms_norm, swiglu and embedding, whichever library they are in: checks that take the library.
+"""Checks what holds of rms_norm, swiglu and embedding, whichever library they are in; each check takes the library.
 
 Knows nothing of pytest. Each check raises AssertionError where the library is wrong.
 """

@@ -1,4 +1,4 @@
-"""How native code is built, found, loaded and threaded."""
+"""Tests how native code is built, found, loaded and threaded."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""AMX's tiles: oracles, company, tiles given back, planted bugs.
+"""Tests AMX's tiles: oracles, company, tiles given back, planted bugs.
 
 They run on this CPU's tiles or on emulated ones; each test's name says which.
 """

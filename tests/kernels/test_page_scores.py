@@ -1,4 +1,4 @@
-"""What is paid to runs of tokens is what a softmax over all keys gives them, head by head."""
+"""Tests that what is paid to runs of tokens is what a softmax over all keys gives them, head by head."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The seam itself: what an op's folder must hold, and what happens when a backend lacks an op."""
+"""Tests the seam itself: what an op's folder must hold, and what happens when a backend lacks an op."""
 
 from __future__ import annotations
 

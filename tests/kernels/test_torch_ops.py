@@ -1,4 +1,4 @@
-"""torch.ops.baton: torch's own checks of each op, native code beside the reference, and what is refused."""
+"""Tests torch.ops.baton: torch's own checks of each op, native code beside the reference, and what is refused."""
 
 from __future__ import annotations
 

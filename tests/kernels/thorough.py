@@ -1,4 +1,4 @@
-"""Which of many cases run in every suite, and which with ``make thorough`` and ``make cuda-check`` alone."""
+"""Says which of many cases run in every suite, and which with ``make thorough`` and ``make cuda-check`` alone."""
 
 from __future__ import annotations
 

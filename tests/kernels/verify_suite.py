@@ -1,4 +1,4 @@
-"""What a speculative verify must be: K rows of one sequence at once are K decode steps, to the bit and the token.
+"""Checks that a speculative verify of K rows of a sequence equals K decode steps, to the bit and the token.
 
 Through rope_append, paged_attention, lm_head and speculative_accept of one library. Knows nothing of pytest.
 """

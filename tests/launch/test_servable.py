@@ -1,4 +1,4 @@
-"""What can't be served is refused before anything is started."""
+"""Tests that what can't be served is refused before anything is started."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""What a budget buys, of which width, and what is said where it buys nothing."""
+"""Tests what a budget buys, of which width, and what is said where it buys nothing."""
 
 from pathlib import Path
 

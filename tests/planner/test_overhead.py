@@ -1,4 +1,6 @@
-"""What processes and messages take: a profile says it, a simulated request waits for it where a real one does."""
+"""Tests what processes and messages take: a profile says it, a simulated request waits for it where a real one
+does.
+"""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""How many of which accelerator, of one rank each, and in which precision."""
+"""Tests how many of which accelerator, of one rank each, and in which precision."""
 
 from pathlib import Path
 

@@ -20,7 +20,9 @@ REST = "time.sleep(60)"
 
 @asynccontextmanager
 async def with_heir(process: asyncio.subprocess.Process) -> AsyncIterator[asyncio.subprocess.Process]:
-    """Yields the process for 30 s at most, then kills the heir whose pid it prints first, which closes the pipes."""
+    """Yields the process for 30 s at most, then kills the heir whose pid it prints first, which closes the
+    pipes.
+    """
     assert process.stdout is not None
     heir = int(await process.stdout.readline())
     try:

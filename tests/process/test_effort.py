@@ -1,4 +1,4 @@
-"""How much the threads of another process get on, as the kernel counts it."""
+"""Tests how much the threads of another process get on, as the kernel counts it."""
 
 from __future__ import annotations
 

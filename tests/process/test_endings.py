@@ -1,4 +1,4 @@
-"""What a child's return code says, in words."""
+"""Tests what a child's return code says, in words."""
 
 from __future__ import annotations
 

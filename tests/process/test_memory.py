@@ -1,4 +1,4 @@
-"""How much memory is left, as the machine and a container's limit say."""
+"""Tests how much memory is left, as the machine and a container's limit say."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the config makes of certificates, and when they end, for everybody to see."""
+"""Tests what the config makes of certificates, and when they end, for everybody to see."""
 
 import time
 from pathlib import Path

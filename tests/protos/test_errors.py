@@ -1,4 +1,4 @@
-"""The error tree: one place that maps an error to gRPC, HTTP and a metric label."""
+"""Tests the error tree: one place that maps an error to gRPC, HTTP and a metric label."""
 
 import re
 

@@ -1,4 +1,4 @@
-"""Calibration text: what is read of it, and the line by which it is refused."""
+"""Tests calibration text: what is read of it, and the line by which it is refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Grids: the nearest number is taken, ranges hold their groups, and published arithmetic comes out."""
+"""Tests grids: the nearest number is taken, ranges hold their groups, and published arithmetic comes out."""
 
 from __future__ import annotations
 

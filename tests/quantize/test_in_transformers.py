@@ -1,4 +1,4 @@
-"""What ``baton quantize`` writes, beside what transformers makes of it (tests/data/quantized/make_own.py)."""
+"""Tests what ``baton quantize`` writes, beside what transformers makes of it (tests/data/quantized/make_own.py)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Whole checkpoints: every method's is loaded and near its twin, on every architecture; a broken run goes on."""
+"""Tests whole checkpoints: every method's is loaded and near its twin, on every architecture; a broken run goes
+on.
+"""
 
 from __future__ import annotations
 

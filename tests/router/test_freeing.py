@@ -1,4 +1,4 @@
-"""What an answer was made of is freed as it ends: a collection has nothing of it to find."""
+"""Tests that what an answer was made of is freed as it ends: a collection has nothing of it to find."""
 
 from __future__ import annotations
 

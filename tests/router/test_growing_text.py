@@ -1,4 +1,6 @@
-"""What reads an answer as it comes keeps no growing string: each piece would copy all of those before it."""
+"""Tests that what reads an answer as it comes keeps no growing string: each piece would copy all of those before
+it.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Bad input: each a 400 that names the field; and what good input becomes."""
+"""Tests bad input: each a 400 that names the field; and what good input becomes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Certificates for tests: a CA with every role, a stranger's CA, and leaves that are over or not ours."""
+"""Makes certificates for tests: a CA with every role, a stranger's CA, and leaves that are over or not ours."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""baton.tls.authority: what a development CA writes."""
+"""Tests baton.tls.authority: what a development CA writes."""
 
 import datetime
 import stat

@@ -1,4 +1,4 @@
-"""baton.tls.identity: files that are missing, don't fit, end, or change."""
+"""Tests baton.tls.identity: files that are missing, don't fit, end, or change."""
 
 import asyncio
 import logging

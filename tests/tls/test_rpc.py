@@ -1,4 +1,4 @@
-"""baton.tls.rpc: who may call what, and whom we talk to."""
+"""Tests baton.tls.rpc: who may call what, and whom we talk to."""
 
 import asyncio
 

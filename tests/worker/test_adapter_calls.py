@@ -1,4 +1,6 @@
-"""What an I/O process asks of its engine's adapters: answers by ticket, also across roles, and after its end."""
+"""Tests what an I/O process asks of its engine's adapters: answers by ticket, also across roles, and after its
+end.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The command: what it prints, what it writes, and how a verdict ends it."""
+"""Tests `baton evaluate`: what it prints, what it writes, and how a verdict ends it."""
 
 from __future__ import annotations
 

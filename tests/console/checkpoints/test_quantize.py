@@ -1,4 +1,4 @@
-"""The command: what it refuses before it begins, and that it ends with a checkpoint to judge."""
+"""Tests `baton quantize`: what it refuses before it begins, and that it ends with a checkpoint to judge."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""`baton adapters`: what a file asks for beside what is served, over HTTP, and what is fetched from the hub."""
+"""Tests `baton adapters`: what a file asks for beside what is served, over HTTP, and what is fetched from the
+hub.
+"""
 
 from __future__ import annotations
 

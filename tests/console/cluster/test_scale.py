@@ -1,4 +1,4 @@
-"""`baton scale`: what it takes, whom it asks, and that the roles it reports are those that are played."""
+"""Tests `baton scale`: what it takes, whom it asks, and that the roles it reports are those that are played."""
 
 import asyncio
 

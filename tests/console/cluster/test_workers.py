@@ -1,4 +1,4 @@
-"""What `baton workers` says of each worker's version."""
+"""Tests what `baton workers` says of each worker's version."""
 
 import tempfile
 from io import StringIO

@@ -1,4 +1,4 @@
-"""`baton profile measure`: through real workers, back to the curve they were given."""
+"""Tests `baton profile measure`: it finds the curve that real workers were given."""
 
 import asyncio
 

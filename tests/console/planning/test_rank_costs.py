@@ -1,4 +1,4 @@
-"""What a profile says of ranks: each width that it names can be run, no other; a meeting is measured."""
+"""Tests what a profile says of ranks: each width that it names can be run, no other; a meeting is measured."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`baton doctor --gpu`: a machine without a card says so, figures are shown op by op and told later."""
+"""Tests `baton doctor --gpu`: a machine without a card says so, figures are shown op by op and told later."""
 
 from __future__ import annotations
 

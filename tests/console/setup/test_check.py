@@ -1,4 +1,4 @@
-"""`baton check`: what is right passes, what is wrong is named with its key, in text and in JSON."""
+"""Tests `baton check`: what is right passes, what is wrong is named with its key, in text and in JSON."""
 
 import json
 from pathlib import Path

@@ -1,5 +1,5 @@
-"""What the scripts here share: the plain model that they quantize, what a library says of it, the record of
-versions.
+"""Holds what the scripts of this folder share: the plain model that they quantize, what a library says of it, the
+record of versions.
 
 Run in an environment of the libraries' own (versions.json of each folder has them), never by the tests.
 """

@@ -1,4 +1,6 @@
-"""A session's outbox: order is kept, a slow reader gets merged frames, a cancelled request's tokens vanish."""
+"""Tests a session's outbox: order is kept, a slow reader gets merged frames, a cancelled request's tokens
+vanish.
+"""
 
 from __future__ import annotations
 

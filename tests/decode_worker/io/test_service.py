@@ -1,4 +1,4 @@
-"""What the I/O side of a decode worker answers its engine."""
+"""Tests what the I/O side of a decode worker answers its engine."""
 
 from __future__ import annotations
 

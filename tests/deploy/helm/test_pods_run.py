@@ -1,4 +1,4 @@
-"""What the chart's pods run, run here: the rendered commands, environment and config, as local processes.
+"""Runs what the chart's pods run: the rendered commands, environment and config, as local processes.
 
 A pod's address is a loopback address of its own, a mounted folder a folder of the test's; everything else is as it
 was rendered, probes and the order to stop included.

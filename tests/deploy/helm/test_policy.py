@@ -1,4 +1,6 @@
-"""What an operator's admission policies ask: every pod restricted, no secret in a ConfigMap, KV ports closed."""
+"""Tests what an operator's admission policies ask: every pod restricted, no secret in a ConfigMap, KV ports
+closed.
+"""
 
 import re
 

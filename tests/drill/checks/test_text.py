@@ -1,4 +1,4 @@
-"""What the judge of text holds a reply over HTTP against."""
+"""Tests what the judge of text holds a reply over HTTP against."""
 
 from __future__ import annotations
 

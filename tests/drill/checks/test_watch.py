@@ -1,4 +1,4 @@
-"""What the witness of an engine's messages calls wrong."""
+"""Tests what the witness of an engine's messages calls wrong."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Fuzzed HTTP: every operation of a router's OpenAPI document, asked oddly over sockets that are kept alive."""
+"""Fuzzes HTTP: asks every operation of a router's OpenAPI document oddly, over sockets that are kept alive."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Fuzzed gRPC: every method of the services' descriptors, with odd messages, damaged bytes and odd metadata."""
+"""Fuzzes gRPC: calls every method of the services with odd messages, damaged bytes and odd metadata."""
 
 from __future__ import annotations
 

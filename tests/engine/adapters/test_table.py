@@ -1,4 +1,6 @@
-"""Who goes when there is no room, who never goes, what is answered: the table alone, with readings in memory."""
+"""Tests who goes when there is no room, who never goes, what is answered: the table alone, with readings in
+memory.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which pages come over to a device before a step: what could have changed since, and no others."""
+"""Tests which pages come over to a device before a step: what could have changed since, and no others."""
 
 from __future__ import annotations
 

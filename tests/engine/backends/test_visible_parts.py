@@ -1,4 +1,4 @@
-"""What attention sees under a selection: the parts of a step, held against the definition token by token."""
+"""Tests what attention sees under a selection: the parts of a step, held against the definition token by token."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a step costs and what the machine can do: plausible, and of the model that was loaded."""
+"""Tests what a step costs and what the machine can do: plausible, and of the model that was loaded."""
 
 import pytest
 

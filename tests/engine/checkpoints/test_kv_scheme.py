@@ -1,4 +1,6 @@
-"""What a quantized checkpoint says of KV: its dtype is taken unless another is asked for, scales are checked."""
+"""Tests what a quantized checkpoint says of KV: its dtype is taken unless another is asked for, scales are
+checked.
+"""
 
 from __future__ import annotations
 

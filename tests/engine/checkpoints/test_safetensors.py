@@ -1,4 +1,4 @@
-"""Loading: every way a checkpoint can be bad gives a CheckpointError that names the file or the field."""
+"""Tests loading: every way a checkpoint can be bad gives a CheckpointError that names the file or the field."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Grammars: what they allow, that replays rebuild them, that bad ones fail alone and big ones are refused."""
+"""Tests grammars: what they allow, that replays rebuild them, that bad ones fail alone and big ones are refused."""
 
 from __future__ import annotations
 

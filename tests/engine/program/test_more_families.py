@@ -1,4 +1,6 @@
-"""What is special in smaller families: multipliers, wrappers, layers without rope, stacked experts, refusals."""
+"""Tests what is special in smaller families: multipliers, wrappers, layers without rope, stacked experts,
+refusals.
+"""
 
 from __future__ import annotations
 

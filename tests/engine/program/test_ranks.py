@@ -1,4 +1,6 @@
-"""How a program is dealt among ranks: every row to somebody, heads with the KV they read, widths that can't be."""
+"""Tests how a program is dealt among ranks: every row to somebody, heads with the KV they read, widths that can't
+be.
+"""
 
 from __future__ import annotations
 

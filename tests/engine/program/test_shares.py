@@ -1,4 +1,4 @@
-"""What each rank has of a program, by rows and by layers, and what is refused in words."""
+"""Tests what each rank has of a program, by rows and by layers, and what is refused in words."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""What rows of activations are rounded to beside quantized weights: a choice, held to the original libraries."""
+"""Tests what rows of activations are rounded to beside quantized weights: a choice, held to the original
+libraries.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Live comparison: a set share of the steps drafts nothing, and beside them shows what drafts bring."""
+"""Tests live comparison: a set share of the steps drafts nothing, and beside them shows what drafts bring."""
 
 from __future__ import annotations
 

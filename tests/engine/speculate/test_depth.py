@@ -1,4 +1,4 @@
-"""How deep to speculate: the best of all choices, from costs and chances that are learned."""
+"""Tests how deep to speculate: the best of all choices, from costs and chances that are learned."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Jacobi iterations: what was chosen behind guesses comes back as drafts, and in time drafts are right."""
+"""Tests Jacobi iterations: what was chosen behind guesses comes back as drafts, and in time drafts are right."""
 
 from __future__ import annotations
 

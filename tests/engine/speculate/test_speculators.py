@@ -1,4 +1,6 @@
-"""What is proposed by look-up and by suffix: the continuation of what stood there before, and nobody else's."""
+"""Tests what is proposed by look-up and by suffix: the continuation of what stood there before, and nobody
+else's.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Shapes of trees: what stands, which rows branch off, and what is left when nodes are left out."""
+"""Tests shapes of trees: what stands, which rows branch off, and what is left when nodes are left out."""
 
 from __future__ import annotations
 

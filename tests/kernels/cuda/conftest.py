@@ -1,4 +1,4 @@
-"""Which of the shim's suites run with ``make test``: a quick one of each op. The rest are thorough.
+"""Chooses which of the shim's suites run with ``make test``: a quick one of each op. The rest are thorough.
 
 The SIMT shim computes a GPU's threads one by one, so these suites take minutes. ``make cuda-check`` runs them all
 and keeps a record of the sources that they ran on; ``make check`` refuses sources that no run has seen.

@@ -1,4 +1,4 @@
-"""The SIMT shim: right kernels give right numbers under any schedule, wrong ones are told what is wrong."""
+"""Tests the SIMT shim: right kernels give right numbers under any schedule, wrong ones are told what is wrong."""
 
 from __future__ import annotations
 

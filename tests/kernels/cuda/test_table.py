@@ -1,4 +1,4 @@
-"""What the support table says of an op that ran, did not run, or changed since it ran on a GPU."""
+"""Tests what the support table says of an op that ran, did not run, or changed since it ran on a GPU."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Layouts: sizes, and mismatches in words."""
+"""Tests layouts: sizes, and mismatches in words."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Block hashes: golden vectors made by another program, and the laws of a chain."""
+"""Tests block hashes: golden vectors made by another program, and the laws of a chain."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How long a prompt and its answer may be for a pool of so many pages."""
+"""Tests how long a prompt and its answer may be for a pool of so many pages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which pages an answer gives up: by hand for a few, and against a plain account of every page for many."""
+"""Tests which pages an answer gives up: by hand for a few, and against a plain account of every page for many."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What settings say, which blocks a prompt keeps, how steps are cut, and peers that say something else."""
+"""Tests what settings say, which blocks a prompt keeps, how steps are cut, and peers that say something else."""
 
 from __future__ import annotations
 

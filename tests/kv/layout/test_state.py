@@ -1,4 +1,6 @@
-"""State planes: their sizes and hashes, what differs in words, what a hybrid ships, and that damage is seen."""
+"""Tests state planes: their sizes and hashes, what differs in words, what a hybrid ships, and that damage is
+seen.
+"""
 
 from __future__ import annotations
 

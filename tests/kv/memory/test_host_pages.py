@@ -1,4 +1,4 @@
-"""Page memory: one set of bytes, two mappings."""
+"""Tests page memory: one set of bytes under two mappings."""
 
 from __future__ import annotations
 

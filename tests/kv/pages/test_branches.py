@@ -1,4 +1,4 @@
-"""Pages of branches: a lease's own until they are given back, and in the table's place where one stands."""
+"""Tests pages of branches: a lease's own until they are given back, and in the table's place where one stands."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is learned of reuse, held against the obvious computation."""
+"""Tests what is learned of reuse, held against the obvious computation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Eviction by worth: what a pool keeps once it has seen how blocks are used."""
+"""Tests eviction by worth: what a pool keeps once it has seen how blocks are used."""
 
 from __future__ import annotations
 

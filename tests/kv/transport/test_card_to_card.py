@@ -1,4 +1,4 @@
-"""From one engine's pages on a card to another's: right bytes there and on the host, or a refusal by name."""
+"""Tests handoffs from one card's pages to another's: right bytes there and on the host, or a refusal by name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What every transport in baton/kv/transport must do; a new file there needs a rig in rigs.py."""
+"""Tests what every transport in baton/kv/transport must do; a new file there needs a rig in rigs.py."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""What cuda_ipc adds to the contract: refusals by name, the ring's room, and nothing of the card left behind."""
+"""Tests what cuda_ipc adds to the contract: refusals by name, the ring's room, and nothing of the card left
+behind.
+"""
 
 from __future__ import annotations
 

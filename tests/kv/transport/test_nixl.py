@@ -1,4 +1,6 @@
-"""What is nixl's own: a host without it, a sender that shows too much or goes away, memory that others own."""
+"""Tests what is nixl's own: a host without it, a sender that shows too much or goes away, memory that others
+own.
+"""
 
 from __future__ import annotations
 

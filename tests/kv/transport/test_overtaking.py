@@ -24,7 +24,9 @@ from tests.kv.transport.test_handoffs import BLOCKS, FIRST, LAYOUT, LEASE, Pair,
 
 @pytest.fixture
 def lane_0_is_read_last(monkeypatch: pytest.MonkeyPatch) -> list[Frame]:
-    """Delays reading a stream's first lane until a frame came on another one; returns the frames that came there."""
+    """Delays reading a stream's first lane until a frame came on another one; returns the frames that came
+    there.
+    """
     seen: list[Frame] = []
     turn, deal = Inlet._turn, Inlet._frame
 

@@ -1,4 +1,4 @@
-"""Frames: what is written is read, and no damaged bit passes."""
+"""Tests frames: what is written is read, and no damaged bit passes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `baton place` is to have, over a real Redis: the config's numbers, and who asks for others."""
+"""Tests what `baton place` is to have, over a real Redis: the config's numbers, and who asks for others."""
 
 import asyncio
 import tempfile

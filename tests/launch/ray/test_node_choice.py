@@ -1,4 +1,4 @@
-"""baton.launch.ray.node_choice: who goes where."""
+"""Tests baton.launch.ray.node_choice: who goes where."""
 
 from collections import Counter
 

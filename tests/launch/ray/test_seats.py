@@ -1,4 +1,4 @@
-"""baton.launch.ray.seats without Ray: a small stand-in that keeps nodes, actors and placement groups."""
+"""Tests baton.launch.ray.seats without Ray: a small stand-in that keeps nodes, actors and placement groups."""
 
 import sys
 import types

@@ -1,4 +1,6 @@
-"""What a sweep measured, as an axis of size, plan and sim: what loses too much or wasn't measured is left out."""
+"""Tests what a sweep measured, as an axis of size, plan and sim: what loses too much or wasn't measured is left
+out.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Worker costs: roofline, operator timings, paced profiles."""
+"""Tests worker costs: roofline, operator timings, paced profiles."""
 
 from pathlib import Path
 

@@ -1,4 +1,6 @@
-"""The simulated cluster: nothing is lost, the same seed gives the same answer, compressed is as uncompressed."""
+"""Tests the simulated cluster: nothing is lost, the same seed gives the same answer, compressed is as
+uncompressed.
+"""
 
 import hashlib
 import struct

@@ -39,7 +39,9 @@ class Clock:
 
 
 def reads(writing: list[tuple[float, bool]], seconds: float = 1.0) -> float:
-    """Returns when a step ends that takes ``seconds`` alone and begins at 0, while a decode worker comes and goes."""
+    """Returns when a step ends that takes ``seconds`` alone and begins at 0, while a decode worker comes and
+    goes.
+    """
     clock, ended = Clock(), []
     cores = SharedCores(CoreSharing(2.0, 3.0), clock.at)
     for when, busy in writing:

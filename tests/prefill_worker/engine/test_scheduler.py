@@ -1,4 +1,4 @@
-"""Which prompts a step reads: over a real pool, with the time passed in; no engine."""
+"""Tests which prompts a step reads: over a real pool, with the time passed in; no engine."""
 
 from __future__ import annotations
 

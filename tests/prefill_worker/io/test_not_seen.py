@@ -1,4 +1,4 @@
-"""What a sender leaves out where tokens see sinks and a window, for receivers with pages of any size."""
+"""Tests what a sender leaves out where tokens see sinks and a window, for receivers with pages of any size."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the I/O side of a prefill worker tells its engine, and when it no longer may."""
+"""Tests what the I/O side of a prefill worker tells its engine, and when it no longer may."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who comes in by which surface, and how much of it: 401, 403 and 429 as clients of OpenAI know them."""
+"""Tests who comes in by which surface, and how much of it: 401, 403 and 429 as clients of OpenAI know them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a router serves by name: the configuration's adapters, what Redis says, and Redis gone or flushed."""
+"""Tests what a router serves by name: the configuration's adapters, what Redis says, and Redis gone or flushed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is large is weighed, read and written without holding up the loop."""
+"""Tests that what is large is weighed, read and written without holding up the loop."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The router's queue: order, bounds, patience, and that nothing leaks when a waiter is cancelled."""
+"""Tests the router's queue: order, bounds, patience, and that nothing leaks when a waiter is cancelled."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who may pin how much, and which workers are asked; workers and Redis are lists here."""
+"""Tests who may pin how much, and which workers are asked; workers and Redis are lists here."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Prefix hints: bounded in time, of the same weights only, off the loop for long prompts."""
+"""Tests prefix hints: bounded in time, of the same weights only, off the loop for long prompts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The view: links decide who is here, own counts come back to nothing, refusals are remembered a while."""
+"""Tests the view: links decide who is here, own counts come back to nothing, refusals are remembered a while."""
 
 from __future__ import annotations
 

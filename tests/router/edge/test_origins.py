@@ -1,4 +1,4 @@
-"""Which web pages may use the router: rebound names and foreign origins without keys, CORS with its rules."""
+"""Tests which web pages may use the router: rebound names and foreign origins without keys, CORS with its rules."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is kept of a decision: every candidate and term, predicted against observed; bounded, shared, one's own."""
+"""Tests what is kept of a decision: every candidate and term, predicted against observed; bounded, and shared."""
 
 from __future__ import annotations
 

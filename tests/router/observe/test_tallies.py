@@ -1,4 +1,4 @@
-"""What is folded is what counting one by one would show, at the moment that somebody looks."""
+"""Tests that what is folded is what counting one by one would show, at the moment that somebody looks."""
 
 import random
 import sys

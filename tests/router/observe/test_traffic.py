@@ -1,4 +1,4 @@
-"""What a router tells of its traffic, from its decision records."""
+"""Tests what a router tells of its traffic, from its decision records."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Fetch or compute: decided by measured curves, and said in the decision."""
+"""Tests fetch or compute: decided by measured curves, and said in the decision."""
 
 from __future__ import annotations
 

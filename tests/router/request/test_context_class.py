@@ -1,4 +1,4 @@
-"""Context classes."""
+"""Tests context classes."""
 
 from __future__ import annotations
 

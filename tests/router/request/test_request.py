@@ -1,4 +1,4 @@
-"""A choice's stream: each index once and in order, whatever is replayed; an end that is one of three."""
+"""Tests a choice's stream: each index once and in order, whatever is replayed; an end that is one of three."""
 
 from __future__ import annotations
 

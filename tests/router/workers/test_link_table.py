@@ -1,4 +1,6 @@
-"""Links: up and down by their own connection, reconnecting, and never mistaking one incarnation for another."""
+"""Tests links: up and down by their own connection, reconnecting, and never mistaking one incarnation for
+another.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rates from totals: over the last seconds, falling to nothing when nothing happens."""
+"""Tests rates from totals: over the last seconds, falling to nothing when nothing happens."""
 
 from baton.protos.channel import Stats
 from baton.protos.measurements import EngineWork

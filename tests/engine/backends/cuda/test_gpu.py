@@ -1,4 +1,6 @@
-"""What is said of a GPU that isn't there or won't do: the real driver's absence, and drivers of our own making."""
+"""Tests what is said of a GPU that isn't there or won't do: the real driver's absence, and drivers of our own
+making.
+"""
 
 from __future__ import annotations
 

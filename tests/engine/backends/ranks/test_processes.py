@@ -1,4 +1,4 @@
-"""Ranks as processes: answers, what one that can't start says, one that is killed, one that stands still."""
+"""Tests ranks as processes: answers, what one that can't start says, one that is killed, one that stands still."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""EAGLE-3 as published: its arithmetic over a whole text, drafts after any acceptance, what is refused by name."""
+"""Tests EAGLE-3 as published: its arithmetic over a whole text, drafts after any acceptance, what is refused by
+name.
+"""
 
 from __future__ import annotations
 

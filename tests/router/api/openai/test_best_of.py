@@ -1,4 +1,4 @@
-"""best_of: the likeliest answers per token come back, in order, and all of them are counted."""
+"""Tests best_of: the likeliest answers per token come back, in order, and all of them are counted."""
 
 from __future__ import annotations
 

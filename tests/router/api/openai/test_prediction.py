@@ -1,4 +1,6 @@
-"""What clients say of speculation reaches the workers, and what became of drafts is told in the usage."""
+"""Tests that what clients say of speculation reaches the workers, and what became of drafts is told in the
+usage.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What clients may ask of an answer's form, and what becomes of a bad ask, over REST."""
+"""Tests what clients may ask of an answer's form, and what becomes of a bad ask, over REST."""
 
 from __future__ import annotations
 
