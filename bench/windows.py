@@ -31,6 +31,7 @@ from baton.protos import channel as ch
 from baton.protos.nouns import EngineRequest, KvLayout, LayerGroup, Sampling
 
 MIB = 1 << 20
+DECODE = ("held by the decode worker as the answer begins", "held at most while it is written")
 
 
 class Tape(list[Any]):
@@ -52,8 +53,12 @@ class Tape(list[Any]):
 class Counting(PacedRunner):
     """Chooses token 0 of every sequence, without a look at its KV."""
 
+    pool: PagePool
+    most = 0  # pages leased at once in a step
+
     def run(self, plan: StepPlan) -> StepResult:
         """Returns token 0 for each item that asks for one."""
+        self.most = max(self.most, self.pool.snapshot_counts().leased)
         sampled = tuple(SampledToken(item.seq, 0) for item in plan.items if item.sample)
         evenly = {item.seq: np.ones(_observed(item), np.float32) for item in plan.items if item.watch}
         return StepResult(sampled, 0.0, observed=evenly)
@@ -87,22 +92,30 @@ def mixed(name: str) -> KvLayout:
     return layout_for("bfloat16", (full, LayerGroup("window", ("k", "v"), windowed, heads, head_dim, window)))
 
 
-def parts(layout: KvLayout, prompt: int, pages: int) -> EngineParts:
-    """Returns an engine of ``layout``."""
+def counting(layout: KvLayout, prompt: int, pages: int) -> Counting:
+    """Returns a runner of ``layout`` with a pool of ``pages`` pages."""
     runner = Counting(
         "m", kv_bytes_per_token=16, vocab_size=8, max_model_len=2 * prompt, step_seconds=lambda s: 0.0
     )
     runner.spec = msgspec.structs.replace(runner.spec, layout=layout)
-    return EngineParts.around(runner, PagePool(pages), Tape(), lambda: 0.0)
+    runner.pool = PagePool(pages)
+    return runner
 
 
-def measured(layout: KvLayout, prompt: int, answer: int) -> tuple[int, int, int]:
-    """Returns (pages shipped, decode pages leased as the answer begins, the most of them while it is written)."""
+def parts(runner: Counting) -> EngineParts:
+    """Returns an engine of ``runner``."""
+    return EngineParts.around(runner, runner.pool, Tape(), lambda: 0.0)
+
+
+def measured(layout: KvLayout, prompt: int, answer: int) -> tuple[int, int, int, int]:
+    """Returns (pages shipped, the most that the prefill worker leases, decode pages leased as the answer begins,
+    the most of them while it is written).
+    """
     pages = 2 * (prompt + answer) // 16 * table_count(layout)
     ids = itertools.count(1)
-    reader = PrefillLoop(parts(layout, prompt, pages), chunk_tokens=512)
-    at = parts(layout, prompt, pages)
-    writer = DecodeLoop(at, DecodeLimits(), lambda n: next(ids).to_bytes(n, "big"))
+    prefill, decode = counting(layout, prompt, pages), counting(layout, prompt, pages)
+    reader = PrefillLoop(parts(prefill), chunk_tokens=512)
+    writer = DecodeLoop(parts(decode), DecodeLimits(), lambda n: next(ids).to_bytes(n, "big"))
     sampling = Sampling(temperature=0.0, max_tokens=answer, ignore_eos=True)
     request = EngineRequest("r", (1,) * prompt, prompt, sampling, 0)
     writer.turn([ch.Admit(1, request, False, 30.0)])
@@ -115,10 +128,10 @@ def measured(layout: KvLayout, prompt: int, answer: int) -> tuple[int, int, int]
     (done,) = told.of(ch.PrefillDone)
     came = ch.BlocksReceived(1, 1, tuple(shipped))
     writer.turn([ch.ReceiveOpened(1, 1), came, ch.Commit(1, 1, done.first, 0), ch.ReceiveClosed(1, 1)])
-    first = most = writer.pool.snapshot_counts().leased
+    first = writer.pool.snapshot_counts().leased
     while writer.turn([]):
-        most = max(most, writer.pool.snapshot_counts().leased)
-    return len(shipped), first, most
+        pass
+    return len(shipped), prefill.most, first, max(first, decode.most)
 
 
 def rows(whole: KvLayout, less: KvLayout, prompts: list[int], answer: int) -> list[Row]:
@@ -126,7 +139,7 @@ def rows(whole: KvLayout, less: KvLayout, prompts: list[int], answer: int) -> li
     made = list[Row]()
     for prompt in prompts:
         before, after = measured(whole, prompt, answer), measured(less, prompt, answer)
-        names = ("shipped", "held by the decode worker as the answer begins", "held at most while it is written")
+        names = ("shipped", "held at most by the prefill worker", *DECODE)
         for name, many, few in zip(names, before, after, strict=True):
             now, then = few * less.page_bytes / MIB, many * whole.page_bytes / MIB
             made.append(Row(f"{prompt:,} tokens: {name}", now, "MiB", f"{then:,.0f}", now / then))

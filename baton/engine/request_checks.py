@@ -6,9 +6,7 @@ Knows nothing of load: a request that passes may still have to wait. Sampling ra
 from __future__ import annotations
 
 from baton.engine.plan import ModelSpec
-from baton.kv.layout.room import WORKING_STATES
-from baton.kv.layout.state import state_pages
-from baton.kv.layout.tables import table_count
+from baton.kv.layout.room import CHUNK_TOKENS, prompt_pages
 from baton.protos.errors import ContextTooLong, InvalidRequest
 from baton.protos.nouns import BLOCK_TOKENS, EngineRequest
 
@@ -35,9 +33,9 @@ def holdable_of(request: EngineRequest, tokens: int, block_tokens: int = BLOCK_T
     return 0 if wanted and tokens <= request.prompt_tokens else holdable(tokens, block_tokens)
 
 
-def check_request(request: EngineRequest, spec: ModelSpec, pages: int) -> None:
-    """Checks that a worker with a model of ``spec`` and ``pages`` KV pages can ever compute ``request``. Raises
-    InvalidRequest or ContextTooLong, naming the field.
+def check_request(request: EngineRequest, spec: ModelSpec, pages: int, chunk_tokens: int = CHUNK_TOKENS) -> None:
+    """Checks that a worker with a model of ``spec`` and ``pages`` KV pages, which reads ``chunk_tokens`` tokens
+    in a step, can ever compute ``request``. Raises InvalidRequest or ContextTooLong, naming the field.
 
     The request's adapter is checked elsewhere (adapters/table.py).
     """
@@ -48,7 +46,6 @@ def check_request(request: EngineRequest, spec: ModelSpec, pages: int) -> None:
         raise InvalidRequest(f"token ids must be in 0..{spec.vocab_size - 1}", "token_ids")
     if count >= spec.max_model_len:
         raise ContextTooLong(f"{count} tokens leave no room in a context of {spec.max_model_len}", "token_ids")
-    blocks = blocks_for(count, spec.layout.block_tokens) * table_count(spec.layout)
-    blocks += WORKING_STATES * state_pages(spec.layout)
-    if blocks > pages:
-        raise ContextTooLong(f"{count} tokens need {blocks} pages; the pool has {pages}", "token_ids")
+    needed = prompt_pages(spec.layout, blocks_for(count, spec.layout.block_tokens), chunk_tokens)
+    if needed > pages:
+        raise ContextTooLong(f"{count} tokens need {needed} pages; the pool has {pages}", "token_ids")

@@ -224,7 +224,8 @@ class AttentionReach(NamedTuple):
     ``first`` is the first block that they attend to if all tokens before them are computed elsewhere, None if not.
     Blocks from ``wanted_from`` on get pages in any case, because other requests may use them. ``windows`` are those
     of the page tables, where a block has several pages; ``tokens`` are then the tokens that are computed elsewhere.
-    With ``grows`` the worker leases pages behind a window chunk by chunk, because it can preempt for them.
+    With ``grows`` the worker leases pages of layers with a window chunk by chunk. If it can't preempt for them,
+    ``most`` are the pages that each further table may have at once, which stay available.
     """
 
     window: int = 0
@@ -234,11 +235,12 @@ class AttentionReach(NamedTuple):
     windows: tuple[int, ...] = ()
     tokens: int | None = None
     grows: bool = False
+    most: tuple[int, ...] = ()
 
     @classmethod
-    def of(cls, layout: KvLayout, grows: bool = False) -> AttentionReach:
+    def of(cls, layout: KvLayout, grows: bool = False, most: tuple[int, ...] = ()) -> AttentionReach:
         """Returns the reach of a worker whose layers have ``layout``."""
-        return cls(sliding_window(layout), sunk_blocks(layout), windows=layout.windows, grows=grows)
+        return cls(sliding_window(layout), sunk_blocks(layout), windows=layout.windows, grows=grows, most=most)
 
     def behind(self, tokens: int, block_tokens: int) -> AttentionReach:
         """Returns the reach of tokens from position ``tokens`` on if all before are computed elsewhere."""
@@ -256,7 +258,7 @@ class AttentionReach(NamedTuple):
         if self.windows and self.tokens is not None:
             return open_tables_behind(pool, hashes, self.windows, self.tokens, reserve, limit)
         if self.windows:
-            return open_tables(pool, hashes, self.windows, blocks, reserve, limit, self.grows)
+            return open_tables(pool, hashes, self.windows, blocks, reserve, limit, self.grows, self.most)
         if self.first is None:
             return pool.open(hashes, blocks, reserve, limit, self.window, self.wanted_from, self.sunk)
         return pool.open_behind(hashes, self.first, blocks, reserve, limit, self.window, self.sunk)

@@ -18,13 +18,14 @@ from baton.engine.config import EngineConfig
 from baton.engine.load import load_runner
 from baton.engine.wide_pages import widened
 from baton.kv.layout.bridge import bridge
+from baton.kv.layout.room import prompt_pages
 from baton.kv.layout.tables import MARK
 from baton.kv.pages.lease import LEAST_SLIDE
 from baton.kv.pages.tables import parts_of, table_hash
 from baton.prefill_worker.engine.loop import PrefillLoop
 from baton.protos import channel as ch
 from baton.protos.errors import ConfigError, LayoutMismatch
-from baton.protos.nouns import EngineRequest
+from baton.protos.nouns import EngineRequest, KvLayout
 from tests.conformance.checkpoints import make
 from tests.conformance.drive import Driver
 from tests.decode_worker.states import Pair, Worker
@@ -57,6 +58,10 @@ def own(model: Path, loop: type, pages: int = 120) -> Side:
     return Side(model, loop, pages, **OWN)
 
 
+def layout_of(side: Side) -> KvLayout:
+    return side.loop.spec.layout
+
+
 def most(windows: tuple[int, ...], tokens: int) -> int:
     """Pages that a sequence of so many tokens may lease while it is written."""
     kept = sum(-(-window // 16) + 2 + LEAST_SLIDE for window in windows[1:])
@@ -75,6 +80,7 @@ def test_a_handoff_ships_of_layers_with_a_window_what_it_shows(
     shown = [blocks - max(0, length - window + 1) // 16 for window in windows[1:]]
     assert sorted(shipped) == list(range(blocks + sum(shown)))
     assert decode.most <= most(windows, length + ANSWER.max_tokens)
+    assert prefill.most <= prompt_pages(layout_of(prefill), blocks, 48)
     for side in (prefill, decode):
         side.pool.check()
         assert side.loop.snapshot().at_baseline
@@ -125,6 +131,45 @@ def test_a_prefix_is_found_as_far_as_the_windows_pages_are_there(
         done = side.tape.of(ch.PrefillDone)[1]
         assert done.cached_tokens == (18 * 16 if kept else 0)
         assert done.first.token_ids[0] == wanted[300][0]
+
+
+def test_prompts_read_at_once_leave_each_other_the_pages_of_their_windows(
+    kind: str, model: Path, wanted: dict[int, list[int]]
+) -> None:
+    """Three prompts in a pool that holds two: none takes what another needs for its next chunk."""
+    side = own(model, PrefillLoop, pages=2 * prompt_pages(layout_of(own(model, PrefillLoop)), 19, 48))
+    for key, length in enumerate((300, 200, 120), 1):  # each shorter than what is left of those before
+        side.say(ch.Prefill(key, request(prompt_of(length, seed=key)), 0, ()))
+    assert sum(job.lease is not None for job in side.loop.scheduler.jobs.values()) == 2
+    for _ in range(100):
+        if not side.loop.turn([]) and len(side.tape.of(ch.PrefillDone)) == 3:
+            break
+        side.pool.check()
+        side.forget()
+        for done in side.tape.of(ch.PrefillDone):
+            side.say(ch.SendClosed(done.key))
+    firsts = {done.key: done.first.token_ids[0] for done in side.tape.of(ch.PrefillDone)}
+    assert firsts[1] == wanted[300][0]
+    assert len(firsts) == 3
+    assert not side.tape.of(ch.PrefillFailed)
+    assert side.loop.snapshot().at_baseline
+
+
+def test_a_prompt_gives_way_where_pages_that_it_will_need_are_pinned(kind: str, model: Path) -> None:
+    side = own(model, PrefillLoop, pages=2 * prompt_pages(layout_of(own(model, PrefillLoop)), 19, 48))
+    for key, length in enumerate((300, 200), 1):
+        side.say(ch.Prefill(key, request(prompt_of(length, seed=key)), 0, ()))
+    taken = side.pool.open((), side.pool.available)
+    while side.loop.turn([]):
+        side.pool.check()
+    failed = side.tape.of(ch.PrefillFailed)
+    assert [(one.key, one.error.type) for one in failed] == [(1, "PoolExhausted")]
+    taken.close()
+    side.say(ch.SendClosed(1))
+    side.finish(forget=False)
+    assert [done.key for done in side.tape.of(ch.PrefillDone)] == [2]
+    side.say(ch.SendClosed(2))
+    assert side.loop.snapshot().at_baseline
 
 
 def test_a_second_prefill_brings_what_the_first_did_not(model: Path, wanted: dict[int, list[int]]) -> None:

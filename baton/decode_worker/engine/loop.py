@@ -193,7 +193,7 @@ class DecodeLoop(StepLoop):
             raise Overloaded("preempted sequences wait for pages here; ask another", retry_after_s=1.0)
         request = message.request
         self.parts.adapters.require(request.adapter_id)
-        check_request(request, self.spec, self.pool.pages)
+        check_request(request, self.spec, self.pool.pages, self.scheduler.chunk_tokens)
         found = open_pages(message, self.spec, self.pool, self.parts.rules, self.scheduler.growth_reserve)
         try:
             lease_id = self._register(message, found)

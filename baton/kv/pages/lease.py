@@ -174,6 +174,10 @@ class PageLease:
         if blocks > len(self.pages):
             self.extend(blocks - len(self.pages), reserve)
 
+    def growth(self, blocks: int, most: Sequence[int]) -> int:
+        """Returns how many pages more than now tables beside ``pages`` may need (``TablesLease``)."""
+        return 0
+
     def branch(self, blocks: int, reserve: int = 0) -> list[int]:
         """Leases ``blocks`` more pages outside of ``pages``, for an alternative continuation, and returns them.
 

@@ -145,6 +145,13 @@ class TablesLease(PageLease):
         for table, count in zip(tables, short, strict=True):
             table.extend(islice(found, count))
 
+    def growth(self, blocks: int, most: Sequence[int]) -> int:
+        """Returns how many pages more than now the further tables may have at once until the lease has ``blocks``
+        blocks, if each table has at most its number of ``most`` at once.
+        """
+        spans = ((len(lease.pages), lease.gap[1]) for lease in self.further)
+        return sum(_growth(end, first, blocks, pages) for (end, first), pages in zip(spans, most, strict=True))
+
     def branch(self, blocks: int, reserve: int = 0) -> list[int]:
         """Raises AssertionError, because no runner reads branches in several tables."""
         raise AssertionError("branches have one table")
@@ -191,6 +198,11 @@ class TablesLease(PageLease):
         super().close()
 
 
+def _growth(end: int, first: int, blocks: int, most: int) -> int:
+    """Returns how many more pages, up to ``most``, a table with those of blocks ``first`` to ``end`` may have."""
+    return max(0, min(most - (end - first), blocks - end))
+
+
 def open_tables(
     pool: PagePool,
     hashes: Sequence[bytes],
@@ -199,18 +211,22 @@ def open_tables(
     reserve: int = 0,
     limit_held: int = 0,
     grows: bool = False,
+    most: Sequence[int] = (),
 ) -> TablesLease:
     """Leases pages for ``blocks`` blocks in tables of ``windows`` (tokens, the first 0).
 
     The first ``held`` blocks, ``limit_held`` at most, are cached ones of ``hashes``; in further tables only those
     have pages that the next token sees. If it ``grows``, those have no page yet after the next token's block.
-    ``reserve`` pages stay available to others. Raises PoolExhausted.
+    ``most``, if given, is the number of pages that each further table may have at once while it grows; these stay
+    available now. ``reserve`` pages more stay available to others. Raises PoolExhausted.
     """
     size = pool.block_tokens
     held = deepest(pool.blocks, hashes[: min(blocks, limit_held)], windows, size)
     firsts = [min(first_seen(held * size, window, size), blocks - 1) for window in windows[1:]]
     named = [[table_hash(block, number) for block in hashes[at:held]] for number, at in enumerate(firsts, 1)]
     end = min(blocks, held + 1) if grows else blocks
+    if most:
+        reserve += sum(_growth(end, first, blocks, pages) for first, pages in zip(firsts, most, strict=True))
     return _opened(pool, [hashes[:held], *named], [0, *firsts], windows, (blocks, end), reserve)
 
 

@@ -18,13 +18,14 @@ from baton.engine.steps.handlers import Table
 from baton.engine.steps.isolate import StepOutcome
 from baton.engine.steps.loop import EngineParts, StepLoop
 from baton.kv.layout import prefix
+from baton.kv.layout.room import window_room
 from baton.kv.layout.selection import chosen_from, prompt_selection_of
 from baton.kv.layout.state import state_hashes
 from baton.kv.pages.pool import PageLease
 from baton.kv.pages.tables import parts_of, table_hash
 from baton.prefill_worker.engine.scheduler import PrefillJob, PrefillScheduler
 from baton.protos import channel as ch
-from baton.protos.errors import Cancelled, Draining, to_info
+from baton.protos.errors import Cancelled, Draining, PoolExhausted, to_info
 from baton.protos.nouns import Station
 
 
@@ -123,7 +124,8 @@ class PrefillLoop(StepLoop):
 
     def __init__(self, parts: EngineParts, chunk_tokens: int = 512, max_batch: int = 64):
         super().__init__(parts)
-        self._reach = AttentionReach.of(self.spec.layout)
+        most = window_room(self.spec.layout, chunk_tokens)
+        self._reach = AttentionReach.of(self.spec.layout, grows=True, most=most)
         self.scheduler = PrefillScheduler(self.pool, chunk_tokens, max_batch, rules=parts.rules, reach=self._reach)
         self.shipments: dict[int, Shipment] = {}
         self._hit_tokens = self._asked_tokens = 0
@@ -134,12 +136,23 @@ class PrefillLoop(StepLoop):
         """
         plan = self.scheduler.plan(self.clock())
         if not plan.items:
-            return False
+            return self._made_way()
         for item in plan.items:
             self._announce(item.seq)  # cached blocks leave while the first chunk computes
         outcome = self.compute(plan)
         for item in plan.items:
             self._advance(item, outcome)
+        return True
+
+    def _made_way(self) -> bool:
+        """Fails the last of several prompts that lack pages for their next chunks, so that others get its pages;
+        returns whether it did.
+        """
+        stuck, shipping = self.scheduler.stuck, len(self.shipments) - len(self.scheduler.jobs)
+        if len(stuck) < 2 or shipping:
+            return False  # pages that are being read come free
+        text = "pages that prompts here will need were taken by pinned prefixes or fetches; ask another worker"
+        self.fail(stuck[-1], PoolExhausted(text, "pages"))
         return True
 
     # ---- messages ----
@@ -159,7 +172,7 @@ class PrefillLoop(StepLoop):
             raise Draining("this prefill worker is draining; ask another")
         request = message.request
         self.parts.adapters.require(request.adapter_id)
-        check_request(request, self.spec, self.pool.pages)
+        check_request(request, self.spec, self.pool.pages, self.scheduler.chunk_tokens)
         root = prefix.root(
             self.spec.fingerprint, self.spec.layout.fidelity, request.adapter_id, request.tenant_salt
         )

@@ -120,6 +120,7 @@ class PrefillScheduler:
         self.max_batch = max_batch
         self.aging = aging
         self.jobs: dict[int, PrefillJob] = {}
+        self.stuck: tuple[int, ...] = ()  # those of an empty plan that lack pages for their chunk, in its order
         self._coming: dict[int, set[bytes]] = {}  # by started job, the blocks that it is the first to compute
 
     def add(self, job: PrefillJob) -> None:
@@ -144,7 +145,7 @@ class PrefillScheduler:
         ``now`` is in monotonic seconds.
         """
         items: list[SequenceStep] = []
-        budget, room = self.chunk_tokens, True
+        budget, room, stuck = self.chunk_tokens, True, list[int]()
         for job in sorted(self.jobs.values(), key=lambda j: self._urgency(j, now)):
             if budget == 0 or len(items) == self.max_batch:
                 break
@@ -152,10 +153,15 @@ class PrefillScheduler:
                 room = room and (self._comes_soon(job) or self._start(job, now))
             if job.lease is None:
                 continue
-            item = _chunk(job, job.lease, budget, self.rules)
+            take = _taken(job, budget, self.rules)
+            if not _reaches(job, job.lease, take):
+                stuck.append(job.sequence.seq)
+                continue
+            item = _chunk(job, job.lease, take)
             if item.sample is None or job.sequence.ready:  # else its grammar is being compiled
                 items.append(item)
                 budget = max(0, budget - len(item.tokens))
+        self.stuck = () if items else tuple(stuck)
         return StepPlan(tuple(items))
 
     def _urgency(self, job: PrefillJob, now: float) -> tuple[int, float, int]:
@@ -176,12 +182,23 @@ class PrefillScheduler:
             have = min(self.pool.match(job.full_hashes()), limit)
         return have < limit and any(job.hashes[have] in blocks for blocks in self._coming.values())
 
+    @property
+    def _growth(self) -> int:
+        """Returns the number of pages that the started jobs may still need, which stay available to them."""
+        if not self.reach.most:
+            return 0
+        leases = ((job.tokens, job.lease) for job in self.jobs.values() if job.lease is not None)
+        size = self.pool.block_tokens
+        return sum(lease.growth(blocks_for(tokens, size), self.reach.most) for tokens, lease in leases)
+
     def _start(self, job: PrefillJob, now: float) -> bool:
         try:
             limit = job.holdable
             blocks = blocks_for(job.tokens, job.block_tokens)
             reach = self.reach._replace(wanted_from=job.shipped_from)
-            lease, job.states = opened(self.pool, self.rules, job.full_hashes(), blocks, limit, reach=reach)
+            lease, job.states = opened(
+                self.pool, self.rules, job.full_hashes(), blocks, limit, self._growth, reach=reach
+            )
         except PoolExhausted:
             return False
         job.lease, job.started = lease, now
@@ -192,21 +209,31 @@ class PrefillScheduler:
         return True
 
 
-def _chunk(job: PrefillJob, lease: PageLease, budget: int, rules: StateRules | None) -> SequenceStep:
-    sequence, states = job.sequence, job.states
-    take = min(sequence.pending, budget)
+def _taken(job: PrefillJob, budget: int, rules: StateRules | None) -> int:
+    """Returns the number of tokens that the next step computes of ``job``, ``budget`` at most."""
+    start = job.sequence.computed
+    end = start + min(job.sequence.pending, budget)
     if rules is not None:
-        end = rules.cut(sequence.computed, sequence.computed + take, job.tokens, job.block_tokens)
-        take = end - sequence.computed
-    watch: int | None = None
-    if job.kept is not None:
-        start = sequence.computed
-        take = job.kept.cut(start, start + take) - start
-        watch = job.kept.watched_in(start, start + take)
+        end = rules.cut(start, end, job.tokens, job.block_tokens)
+    return (end if job.kept is None else job.kept.cut(start, end)) - start
+
+
+def _reaches(job: PrefillJob, lease: PageLease, take: int) -> bool:
+    """Leases the pages that ``take`` more tokens write; returns False if there are too few."""
+    try:
+        lease.reach(blocks_for(job.sequence.computed + take, job.block_tokens))
+    except PoolExhausted:
+        return False
+    return True
+
+
+def _chunk(job: PrefillJob, lease: PageLease, take: int) -> SequenceStep:
+    sequence, states = job.sequence, job.states
+    start = sequence.computed
     return SequenceStep(
         seq=sequence.seq,
-        tokens=sequence.tokens[sequence.computed : sequence.computed + take],
-        start=sequence.computed,
+        tokens=sequence.tokens[start : start + take],
+        start=start,
         pages=lease.pages,
         sample=sequence.sample_spec() if take == sequence.pending else None,
         is_prefill=True,
@@ -217,6 +244,6 @@ def _chunk(job: PrefillJob, lease: PageLease, budget: int, rules: StateRules | N
         state_to=() if states is None else states.target,
         adapter=sequence.request.adapter_id,
         gap=lease.gap if job.kept is not None else (0, 0),
-        watch=watch,
+        watch=None if job.kept is None else job.kept.watched_in(start, start + take),
         tables=lease.tables,
     )

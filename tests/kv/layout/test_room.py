@@ -6,8 +6,9 @@ import msgspec
 import pytest
 
 from baton.kv.layout.page import layout_for
-from baton.kv.layout.room import context_room, prompt_room
+from baton.kv.layout.room import LEAST_SLIDE, context_room, prompt_pages, prompt_room
 from baton.kv.layout.state import state_pages
+from baton.kv.pages import lease
 from baton.protos.nouns import KvLayout, LayerGroup, StatePlane
 
 
@@ -26,6 +27,18 @@ def test_recurrent_states_take_pages_too() -> None:
     assert state_pages(found) == 2
     assert prompt_room(found, 10) == 6 * 16
     assert prompt_room(found, 3) == 0
+
+
+@pytest.mark.parametrize("windows", [(), (0, 64), (0, 64, 64, 64), (0, 64, 4096)])
+@pytest.mark.parametrize("pages", [1, 10, 100, 150, 400, 5000])
+def test_a_prompt_has_room_where_its_pages_at_once_fit(windows: tuple[int, ...], pages: int) -> None:
+    found = layout(0, windows=windows)
+    blocks = prompt_room(found, pages) // 16
+    assert prompt_pages(found, blocks) <= pages < prompt_pages(found, blocks + 1)
+
+
+def test_pages_behind_a_window_are_given_back_by_as_many_as_is_counted_with() -> None:
+    assert LEAST_SLIDE == lease.LEAST_SLIDE
 
 
 @pytest.mark.parametrize(("windows", "room"), [((0,), 160), ((64, 0), 160), ((64, 64), 4096)])
