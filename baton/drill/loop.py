@@ -15,8 +15,9 @@ from asyncio import base_events
 from collections import deque
 from collections.abc import Callable
 from contextvars import Context, copy_context
-from typing import Any, Protocol, TypeVarTuple
+from typing import Any, Protocol, TypeVar, TypeVarTuple
 
+T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
 
 RESOLUTION_S = 1e-9
@@ -70,7 +71,7 @@ class _Handle(asyncio.TimerHandle):
         self,
         when: float,
         callback: Callable[..., object],
-        args: tuple[Any, ...],
+        args: tuple[object, ...],
         loop: SeededLoop,
         context: Context | None,
     ) -> None:
@@ -235,17 +236,17 @@ class SeededLoop(base_events.BaseEventLoop):
         if self._idle_turns > MOST_IDLE_TURNS:
             raise RunEnds(f"tasks take {MOST_IDLE_TURNS} turns and no time passes")
 
-    def _process_events(self, event_list: list[Any]) -> None:
+    def _process_events(self, event_list: list[object]) -> None:
         """Does nothing, because the loop has no sockets."""
 
     def _write_to_self(self) -> None:
         """Does nothing, because there is no other thread that would wake this loop."""
 
-    def run_in_executor(self, executor: object, func: Callable[..., Any], *args: object) -> asyncio.Future[Any]:  # type: ignore[override]
+    def run_in_executor(self, executor: object, func: Callable[..., T], *args: object) -> asyncio.Future[T]:  # type: ignore[override]
         """Runs ``func`` on the loop after a random delay of at most ``thread_s``, and returns a future of its
         result.
         """
-        done: asyncio.Future[Any] = self.create_future()
+        done: asyncio.Future[T] = self.create_future()
 
         def run() -> None:
             if done.cancelled():
@@ -260,7 +261,7 @@ class SeededLoop(base_events.BaseEventLoop):
         self.call_later(self._rng.uniform(0.0, self.thread_s), run)
         return done
 
-    def cancelled(self, task: asyncio.Task[Any]) -> None:
+    def cancelled(self, task: asyncio.Task[T]) -> None:
         """Reports ``task``, about to be cancelled, to the coverage; while ``again_s`` is set, also cancels it once
         more soon.
         """

@@ -6,7 +6,6 @@ import asyncio
 import logging
 import random
 from collections.abc import Iterable, Mapping
-from typing import Any
 
 from baton.drill.checks import oracle
 from baton.drill.checks.adapters import AdapterLedger
@@ -248,7 +247,7 @@ class World:
             for life in (*worker.dead, *([worker.life] if worker.life else [])):
                 life.engine.memory.close()
 
-    def _unhandled(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    def _unhandled(self, loop: asyncio.AbstractEventLoop, context: dict[str, object]) -> None:
         error = context.get("exception")
         self.judge.violated(f"unhandled: {context.get('message')}: {error!r}")
 

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping
 from functools import cache
 from pathlib import Path
 from types import CodeType, CoroutineType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import baton
 from baton.prefill_worker.io.service import PrefillService
@@ -48,7 +48,7 @@ class Coverage:
         for phase in phases(worker.life):
             self.met[f"{fault.kind} {worker.life.role if worker.life else worker.role} {phase}"] += 1
 
-    def cancelled(self, work: Any) -> None:
+    def cancelled(self, work: object) -> None:
         """Stores the file and line at which coroutine ``work``, about to be cancelled, waits, if those lie in the
         package.
         """
@@ -76,7 +76,7 @@ def phases(life: Life | None) -> list[str]:
     return [phase for phase, there in found.items() if there] or ["idle"]
 
 
-def awaits_at(work: Any) -> tuple[str, int] | None:
+def awaits_at(work: object) -> tuple[str, int] | None:
     """Returns (file, line) of the innermost frame within ``baton`` at which coroutine ``work`` waits; None if there
     is none.
     """

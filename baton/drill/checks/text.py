@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import codecs
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import orjson
 
 from baton.drill.checks.oracle import EOS
 from baton.drill.scenario import Request
+from baton.protos.json import Json
 
 DONE = "[DONE]"
 
@@ -32,7 +33,7 @@ class Reply(NamedTuple):
     texts: Mapping[int, str]
     scored: Mapping[int, int]
     finishes: Mapping[int, list[str]]
-    usage: Mapping[str, Any] | None
+    usage: Json | None
     error: str
     whole: bool
 
@@ -64,7 +65,7 @@ def read(request: Request, body: bytes) -> Reply:
     return _read(events, usage, lines[-1:] == [DONE] and lines.count(DONE) == 1)
 
 
-def _read(events: Sequence[Mapping[str, Any]], usage: Mapping[str, Any] | None, whole: bool) -> Reply:
+def _read(events: Sequence[Json], usage: Json | None, whole: bool) -> Reply:
     texts: dict[int, str] = {}
     scored: dict[int, int] = {}
     finishes: dict[int, list[str]] = {}

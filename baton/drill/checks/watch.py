@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any
 
 import msgspec
 
@@ -54,7 +53,7 @@ class EngineWitness:
         self._departed, self._patience_s = departed, patience_s
         self._asked: dict[int, tuple[int, int]] = {}  # request and choice by the engine's key
 
-    def told(self, message: Any, now: float) -> None:
+    def told(self, message: ch.ToEngine, now: float) -> None:
         """Checks and stores a message that the engine receives at ``now``."""
         if isinstance(message, ch.Admit | ch.Prefill):
             self._fairness.ends(number_of(message.request.request_id), now, placed=True)
@@ -75,7 +74,7 @@ class EngineWitness:
         if isinstance(message, TELLS_PROGRESS):
             self._progress[message.key] = now
 
-    def turned(self, swept: int, said: Sequence[Any], now: float) -> None:
+    def turned(self, swept: int, said: Sequence[ch.ToIo], now: float) -> None:
         """Checks the messages ``said`` that one turn of the engine sent; ``swept`` leases timed out in that
         turn.
         """

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from typing import Any
+from collections.abc import Awaitable
 
 import msgspec
 
@@ -56,10 +56,10 @@ class Asker:
         """Asks ``question`` as a stream and closes the connection after ``events`` events."""
         return await self._within(self._left(question, events))
 
-    async def _within(self, asking: Any) -> Answer:
+    async def _within(self, asking: Awaitable[Answer]) -> Answer:
         try:
             async with asyncio.timeout(self._limit_s):
-                answer: Answer = await asking
+                answer = await asking
         except TimeoutError:
             return Answer(wrong=(f"no end within {self._limit_s:g} s",))
         except Unreachable as error:
@@ -116,7 +116,7 @@ class _Stream:
         self._texts = [""] * question.n
         self._reasons: list[list[str]] = [[] for _ in range(question.n)]
         self._wrong: list[str] = []
-        self._usage: Any = None
+        self._usage: Json | None = None
         self._done = False
 
     def wrong(self, text: str) -> None:

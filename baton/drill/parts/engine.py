@@ -10,7 +10,7 @@ import asyncio
 import random
 from collections import deque
 from collections.abc import AsyncIterator
-from typing import Any, cast
+from typing import cast
 
 from baton.decode_worker.engine.loop import DecodeLimits, DecodeLoop
 from baton.drill.checks.oracle import EOS, MOST_TOKENS, ROW_BYTES, VOCABULARY
@@ -127,8 +127,8 @@ class SimulatedEngine:
         self._parts = EngineParts.around(runner, self.pool, self, self._now, grammars, memory, adapters=table)
         self.loop = self._made(role)
         self.role = role
-        self._inbox: list[Any] = []
-        self._outbox: list[Any] = []
+        self._inbox: list[ToEngine] = []
+        self._outbox: list[ToIo] = []
         self._before_step: int | None = None
         self._news = asyncio.Event()
         self.turns = 0
@@ -193,7 +193,7 @@ class SimulatedEngine:
         await asyncio.sleep(took)
         self._worked, self._step_began = self._worked + took, None
 
-    def _turn(self, messages: list[Any]) -> tuple[bool, int]:
+    def _turn(self, messages: list[ToEngine]) -> tuple[bool, int]:
         """Runs one turn of the loop; returns whether there may be more to compute, and the number of computed
         tokens.
         """

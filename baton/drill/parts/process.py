@@ -21,13 +21,13 @@ class Process:
         self.alive = True
         self._tasks: dict[asyncio.Task[Any], None] = {}  # in order, so that a run can be repeated
 
-    def spawn(self, work: Coroutine[Any, Any, T], name: str = "") -> asyncio.Task[T]:
+    def spawn(self, work: Coroutine[object, None, T], name: str = "") -> asyncio.Task[T]:
         """Starts ``work`` as a task of this process and returns the task."""
         context = contextvars.copy_context()
         context.run(OWNER.set, self)
         return asyncio.get_running_loop().create_task(work, name=f"{self.name}: {name}", context=context)
 
-    def own(self, task: asyncio.Task[Any]) -> None:
+    def own(self, task: asyncio.Task[T]) -> None:
         """Adds ``task`` to this process's tasks; cancels it if the process is dead."""
         if not self.alive:
             task.cancel()
@@ -41,14 +41,14 @@ class Process:
         for task in list(self._tasks):
             task.cancel()
 
-    def _forget(self, task: asyncio.Task[Any]) -> None:
+    def _forget(self, task: asyncio.Task[T]) -> None:
         self._tasks.pop(task, None)
 
 
 class DrillTask(Numbered, asyncio.Task[T]):
     """A task that tells its loop before it is cancelled; sets of such tasks have the same order in every run."""
 
-    def cancel(self, msg: Any = None) -> bool:
+    def cancel(self, msg: object = None) -> bool:
         """Cancels the task, as asyncio does, after telling the loop; returns False if it was done."""
         loop = self.get_loop()
         if not self.done() and isinstance(loop, SeededLoop):
@@ -58,7 +58,7 @@ class DrillTask(Numbered, asyncio.Task[T]):
 
 def owning_factory(
     loop: asyncio.AbstractEventLoop,
-    work: Coroutine[Any, Any, T] | Generator[Any, None, T],
+    work: Coroutine[object, None, T] | Generator[object, None, T],
     context: contextvars.Context | None = None,
 ) -> asyncio.Task[T]:
     """Returns a new task of ``work`` that belongs to the simulated process whose code started it, if there is

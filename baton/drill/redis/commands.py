@@ -7,7 +7,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from decimal import Context, Decimal
-from typing import Any
+from typing import TypeVar
 
 from baton.drill.redis.store import (
     OK,
@@ -22,6 +22,7 @@ from baton.drill.redis.store import (
     pairs,
 )
 
+T = TypeVar("T")
 LONG_DOUBLE = Context(prec=17)  # digits that HINCRBYFLOAT answers with
 
 # ---- strings ----
@@ -85,7 +86,7 @@ def _add(store: KeySpace, key: bytes, by: int) -> int:
 # ---- containers of members ----
 
 
-def _grown(store: KeySpace, key: bytes, kind: str, members: Mapping[bytes, Any]) -> int:
+def _grown(store: KeySpace, key: bytes, kind: str, members: Mapping[bytes, object]) -> int:
     """Adds members to a hash, a set or a sorted set; returns how many are new."""
     found = store.make(key, kind, dict)
     before = len(found)
@@ -234,7 +235,7 @@ def _ltrim(store: KeySpace, args: list[bytes]) -> Answer:
     return OK
 
 
-def _slice(items: list[Any], first: bytes, last: bytes) -> list[Any]:
+def _slice(items: list[T], first: bytes, last: bytes) -> list[T]:
     a, b = integer(first), integer(last)
     start = max(0, a if a >= 0 else len(items) + a)
     stop = (b if b >= 0 else len(items) + b) + 1

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, TypeVar
 
 from redis.asyncio.connection import AbstractConnection
 
@@ -185,6 +185,9 @@ def encoded(answer: Answer) -> bytes:
     return b"*%d\r\n" % len(answer) + b"".join(encoded(item) for item in answer)
 
 
+T = TypeVar("T")
+
+
 class _Writer:
     """The stream writer of a connection's client end, as redis-py uses it."""
 
@@ -218,7 +221,7 @@ class _Writer:
     async def wait_closed(self) -> None:
         """Returns immediately, because a simulated connection closes within ``close``."""
 
-    def get_extra_info(self, name: str, default: Any = None) -> Any:
+    def get_extra_info(self, name: str, default: T) -> T:
         """Returns ``default``, because there is no socket."""
         return default
 
@@ -243,11 +246,11 @@ def connections(network: Network, process: str) -> type[AbstractConnection]:
             self.host, self.port = host, port
             super().__init__(**options)
 
-        def repr_pieces(self) -> list[tuple[str, Any]]:
+        def repr_pieces(self) -> list[tuple[str, object]]:
             """Returns the parts of the connection's name in errors."""
             return [("process", process)]
 
-        def _connection_arguments(self) -> dict[str, Any]:
+        def _connection_arguments(self) -> dict[str, object]:
             return {}
 
         def _host_error(self) -> str:

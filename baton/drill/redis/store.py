@@ -16,9 +16,11 @@ from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 from baton.drill.redis.lua import Script
-from baton.drill.redis.lua_values import LuaError, Table
+from baton.drill.redis.lua_values import LuaError, Table, Value
 
+StoredValue = Any  # bytes, dict or list, as ``KeySpace.kinds`` says of its key
 Answer = Any  # None, int, bytes, Status, or a list of these
+Snapshot = tuple[dict[bytes, StoredValue], dict[bytes, str], dict[bytes, float]]
 Handler = Callable[["KeySpace", list[bytes]], Answer]
 WRONG_TYPE = "WRONGTYPE Operation against a key holding the wrong kind of value"
 WHOLE = re.compile(rb"0|-?[1-9][0-9]*")
@@ -59,7 +61,7 @@ class KeySpace:
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self.clock = clock
-        self.values: dict[bytes, Any] = {}
+        self.values: dict[bytes, StoredValue] = {}
         self.kinds: dict[bytes, str] = {}
         self.expires: dict[bytes, float] = {}
         self.versions: dict[bytes, int] = {}  # of keys, for WATCH
@@ -76,11 +78,11 @@ class KeySpace:
         except IndexError:
             raise CommandError("ERR wrong number of arguments") from None
 
-    def snapshot(self) -> tuple[Any, ...]:
+    def snapshot(self) -> Snapshot:
         """Returns a deep copy of all data, for ``restore``."""
         return copy.deepcopy((self.values, self.kinds, self.expires))
 
-    def restore(self, snapshot: tuple[Any, ...]) -> None:
+    def restore(self, snapshot: Snapshot) -> None:
         """Replaces all data by those of ``snapshot``."""
         self.values, self.kinds, self.expires = copy.deepcopy(snapshot)
         self._touch_all()
@@ -94,7 +96,7 @@ class KeySpace:
 
     # ---- keys ----
 
-    def find(self, key: bytes, kind: str) -> Any:
+    def find(self, key: bytes, kind: str) -> StoredValue:
         """Returns the value of ``key``, None if it doesn't exist. Raises CommandError if its type isn't
         ``kind``.
         """
@@ -105,7 +107,7 @@ class KeySpace:
             raise CommandError(WRONG_TYPE)
         return self.values[key]
 
-    def make(self, key: bytes, kind: str, empty: Callable[[], Any]) -> Any:
+    def make(self, key: bytes, kind: str, empty: Callable[[], StoredValue]) -> StoredValue:
         """Returns the value of ``key`` for changing it, after creating it by ``empty()`` if needed; counts a
         change.
 
@@ -193,7 +195,7 @@ def _read(text: bytes) -> Script:
 def _run(store: KeySpace, script: Script, args: list[bytes]) -> Answer:
     count = int(args[0])
 
-    def call(words: list[bytes]) -> Any:
+    def call(words: list[bytes]) -> Value:
         return _to_lua(store.run(words))
 
     try:
@@ -202,7 +204,7 @@ def _run(store: KeySpace, script: Script, args: list[bytes]) -> Answer:
         raise CommandError(f"ERR {error}") from None
 
 
-def _to_lua(answer: Answer) -> Any:
+def _to_lua(answer: Answer) -> Value:
     if answer is None:
         return False
     if isinstance(answer, Status):

@@ -5,15 +5,24 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Generator
-from typing import Any
 
 import grpc
 import grpc.aio
 
 from baton.drill.parts.network import Network, NetworkConnection
 from baton.drill.rpc.server import ServerCall
-from baton.drill.rpc.stream import CANCELLED, EOF, UNAVAILABLE, Status, Stream, same
-from baton.tls.rpc import Dialer
+from baton.drill.rpc.stream import (
+    CANCELLED,
+    EOF,
+    UNAVAILABLE,
+    Deserialize,
+    Message,
+    Serialize,
+    Status,
+    Stream,
+    same,
+)
+from baton.tls.rpc import Dialer, Options
 
 Ready = grpc.ChannelConnectivity
 
@@ -48,7 +57,7 @@ class Call:
 
     # ---- what the product calls ----
 
-    async def write(self, message: Any) -> None:
+    async def write(self, message: Message) -> None:
         """Sends a message and waits until the flow-control window has room.
 
         Raises AioRpcError if the call fails meanwhile, InvalidStateError if it had ended before.
@@ -72,7 +81,7 @@ class Call:
         if self._status is None and self._connection is not None and self._server is not None:
             self._connection.up.send(self._server.requests.end, 10)
 
-    async def read(self) -> Any:
+    async def read(self) -> Message:
         """Returns the next reply, or EOF after the last. Raises AioRpcError if the call failed."""
         data = await self._next()
         if data is not None:
@@ -108,13 +117,13 @@ class Call:
         assert self._status is not None
         return self._status[1]
 
-    def __await__(self) -> Generator[Any, None, Any]:
+    def __await__(self) -> Generator[object, None, Message]:
         return self._whole().__await__()
 
-    def __aiter__(self) -> AsyncIterator[Any]:
+    def __aiter__(self) -> AsyncIterator[Message]:
         return self._each()
 
-    async def _each(self) -> AsyncIterator[Any]:
+    async def _each(self) -> AsyncIterator[Message]:
         while (message := await self.read()) is not EOF:
             yield message
 
@@ -132,7 +141,7 @@ class Call:
             raise
         return data
 
-    async def _whole(self) -> Any:
+    async def _whole(self) -> Message:
         data = await self._next(last=True)
         self._raise()
         assert data is not None, "a call that succeeded has a reply"
@@ -140,7 +149,7 @@ class Call:
 
     # ---- the network's side ----
 
-    def send_request(self, message: Any) -> None:
+    def send_request(self, message: Message) -> None:
         """Sends the single request of a unary call."""
         if self._server is not None and self._connection is not None:
             self._send(self._method.serialize(message))
@@ -203,11 +212,13 @@ class Call:
 class _Method:
     """A method of a channel; calling it starts an RPC and returns its ``Call``."""
 
-    def __init__(self, channel: Channel, path: str, unary: bool, serialize: Any, deserialize: Any) -> None:
+    def __init__(
+        self, channel: Channel, path: str, unary: bool, serialize: Serialize | None, deserialize: Deserialize | None
+    ) -> None:
         self.channel, self.path, self._unary = channel, path, unary
         self.serialize, self.deserialize = serialize or same, deserialize or same
 
-    def __call__(self, request: Any = None, *, timeout: float | None = None, **_: object) -> Call:
+    def __call__(self, request: Message = None, *, timeout: float | None = None, **_: object) -> Call:
         call = Call(self, timeout)
         if self._unary:
             call.send_request(request)
@@ -226,20 +237,32 @@ class Channel:
         self._changes: deque[asyncio.Event] = deque()
 
     def unary_unary(
-        self, path: str, request_serializer: Any = None, response_deserializer: Any = None, **_: object
-    ) -> Any:
+        self,
+        path: str,
+        request_serializer: Serialize | None = None,
+        response_deserializer: Deserialize | None = None,
+        **_: object,
+    ) -> _Method:
         """Returns a callable for the method ``path``, which sends one message and receives one."""
         return _Method(self, path, True, request_serializer, response_deserializer)
 
     def unary_stream(
-        self, path: str, request_serializer: Any = None, response_deserializer: Any = None, **_: object
-    ) -> Any:
+        self,
+        path: str,
+        request_serializer: Serialize | None = None,
+        response_deserializer: Deserialize | None = None,
+        **_: object,
+    ) -> _Method:
         """Returns a callable for the method ``path``, which sends one message and receives many."""
         return _Method(self, path, True, request_serializer, response_deserializer)
 
     def stream_stream(
-        self, path: str, request_serializer: Any = None, response_deserializer: Any = None, **_: object
-    ) -> Any:
+        self,
+        path: str,
+        request_serializer: Serialize | None = None,
+        response_deserializer: Deserialize | None = None,
+        **_: object,
+    ) -> _Method:
         """Returns a callable for the method ``path``, which sends many messages and receives many."""
         return _Method(self, path, False, request_serializer, response_deserializer)
 
@@ -293,7 +316,7 @@ class SimulatedDialer(Dialer):
         super().__init__(None)
         self._network, self._process = network, process
 
-    def channel(self, address: str, role: str = "worker", options: Any = ()) -> Any:
+    def channel(self, address: str, role: str = "worker", options: Options = ()) -> grpc.aio.Channel:
         """Returns a new simulated channel to ``address``; ``role`` and ``options`` have no effect."""
         return Channel(self._network, self._process, address)
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable, Sequence
-from typing import Any, Protocol
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from typing import Protocol
 
 import grpc
 
 from baton.drill.parts.network import NetworkConnection
-from baton.drill.rpc.stream import CANCELLED, EOF, Metadata, Status, Stream, same
+from baton.drill.rpc.stream import CANCELLED, EOF, Deserialize, Message, Metadata, Serialize, Status, Stream, same
 
 
 class ClientEnd(Protocol):
@@ -34,15 +34,15 @@ class Aborted(Exception):
 class Context:
     """The view that a handler has of its call, as ``grpc.aio.ServicerContext``."""
 
-    def __init__(self, call: ServerCall, deserialize: Callable[[bytes], Any], serialize: Callable[[Any], bytes]):
+    def __init__(self, call: ServerCall, deserialize: Deserialize, serialize: Serialize):
         self._call, self._deserialize, self._serialize = call, deserialize, serialize
 
-    async def read(self) -> Any:
+    async def read(self) -> Message:
         """Returns the next request, or EOF after the last."""
         data = await self._call.requests.next()
         return EOF if data is None else self._deserialize(data)
 
-    async def write(self, message: Any) -> None:
+    async def write(self, message: Message) -> None:
         """Sends a reply and waits until the flow-control window has room."""
         await self._call.reply(self._serialize(message))
 
@@ -59,7 +59,7 @@ class Context:
         """Returns (), because simulated calls carry no metadata."""
         return ()
 
-    async def requests(self) -> AsyncIterator[Any]:
+    async def requests(self) -> AsyncIterator[Message]:
         """Yields the requests until the client has sent its last."""
         while (message := await self.read()) is not EOF:
             yield message
@@ -118,7 +118,7 @@ class ServerCall:
             client = self._client
             self.connection.down.send(lambda: client.ended(status), 50)
 
-    async def _run(self, handler: Any) -> None:
+    async def _run(self, handler: grpc.RpcMethodHandler) -> None:
         context = Context(self, handler.request_deserializer or same, handler.response_serializer or same)
         try:
             await _handle(handler, context)
@@ -133,7 +133,7 @@ class ServerCall:
         self.finish((grpc.StatusCode.OK, "", ()))
 
 
-async def _handle(handler: Any, context: Context) -> None:
+async def _handle(handler: grpc.RpcMethodHandler, context: Context) -> None:
     if not handler.request_streaming and not handler.response_streaming:
         request = await context.read()
         await context.write(await handler.unary_unary(request, context))
@@ -152,17 +152,17 @@ async def _handle(handler: Any, context: Context) -> None:
 class Server:
     """A gRPC server of one simulated process. ``spawn`` (work, name) starts a task of that process."""
 
-    def __init__(self, spawn: Callable[[Any, str], asyncio.Task[None]]) -> None:
+    def __init__(self, spawn: Callable[[Coroutine[object, object, None], str], asyncio.Task[None]]) -> None:
         self.spawn = spawn
-        self._methods: dict[str, Any] = {}
+        self._methods: dict[str, grpc.RpcMethodHandler] = {}
         self._calls: dict[ServerCall, None] = {}
-        self._generic: list[Any] = []
+        self._generic: list[grpc.GenericRpcHandler] = []
 
-    def add_generic_rpc_handlers(self, handlers: Sequence[Any]) -> None:
+    def add_generic_rpc_handlers(self, handlers: Sequence[grpc.GenericRpcHandler]) -> None:
         """Registers generic handlers, which look methods up by path."""
         self._generic += handlers
 
-    def add_registered_method_handlers(self, service: str, handlers: dict[str, Any]) -> None:
+    def add_registered_method_handlers(self, service: str, handlers: dict[str, grpc.RpcMethodHandler]) -> None:
         """Registers the handlers of a service's methods, by method name."""
         self._methods |= {f"/{service}/{name}": handler for name, handler in handlers.items()}
 
@@ -185,7 +185,7 @@ class Server:
             call.cancel()
             call.connection.break_now()
 
-    def handler(self, path: str) -> Any:
+    def handler(self, path: str) -> grpc.RpcMethodHandler | None:
         """Returns the handler of the method ``path``; None if there is none."""
         if path in self._methods:
             return self._methods[path]

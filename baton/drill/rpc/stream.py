@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import grpc
@@ -15,6 +15,9 @@ import grpc.aio
 
 WINDOW_BYTES = 64 << 10  # bytes of one call and direction that may wait unread, as in HTTP/2
 EOF = grpc.aio.EOF
+Message = Any  # of protobuf's classes, whose types its generated code doesn't give; bytes without a serializer
+Serialize = Callable[[Message], bytes]
+Deserialize = Callable[[bytes], Message]
 Metadata = Sequence[tuple[str, str | bytes]]
 Status = tuple[grpc.StatusCode, str, Metadata]
 UNAVAILABLE, CANCELLED = grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED
@@ -75,6 +78,6 @@ class Stream:
         return data
 
 
-def same(message: Any) -> Any:
+def same(message: Message) -> Message:
     """Returns ``message`` unchanged; stands in for a serializer if messages are bytes."""
     return message

@@ -10,7 +10,6 @@ import os
 import struct
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import numpy as np
@@ -38,7 +37,7 @@ class BaseTable:
     def __exit__(self, *_: object) -> None:
         os.close(self._file)
 
-    def read(self, at: int, count: int) -> NDArray[Any]:
+    def read(self, at: int, count: int) -> NDArray[np.float32]:
         """Returns the ``count`` elements from index ``at`` on of the flattened tensor, as float32."""
         size = SIZES[self.dtype]
         return as_float(os.pread(self._file, count * size, self._begin + at * size), self.dtype)
@@ -68,9 +67,9 @@ def require_same(
                 raise file.error(entry.name, "isn't the base's table: the adapter was trained with another one")
 
 
-def as_float(raw: bytes, dtype: str) -> NDArray[Any]:
+def as_float(raw: bytes, dtype: str) -> NDArray[np.float32]:
     """Returns the elements of ``raw``, bytes of safetensors dtype "F32", "F16" or "BF16", as float32."""
-    found: NDArray[Any] = np.frombuffer(raw, KINDS[dtype])
+    found: NDArray[np.generic] = np.frombuffer(raw, KINDS[dtype])
     return (found.astype(np.uint32) << 16).view(np.float32) if dtype == "BF16" else found.astype(np.float32)
 
 

@@ -7,7 +7,6 @@ in panels (kernels/lora/lora.h). Each begins at a multiple of 64 bytes.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import msgspec
 import numpy as np
@@ -17,7 +16,7 @@ from baton.engine.adapters.matrices import MatrixPair
 from baton.engine.program.sites import Site
 from baton.kernels.lora.structs import PANEL, pack_b, panelled, unpack_b
 
-Array = NDArray[Any]
+Array = NDArray[np.generic]
 
 
 class PackedPart(msgspec.Struct, frozen=True, array_like=True):
@@ -31,7 +30,7 @@ class PackedPart(msgspec.Struct, frozen=True, array_like=True):
     b: int  # offset of matrix B in bytes
 
     @property
-    def dtype(self) -> np.dtype[Any]:
+    def dtype(self) -> np.dtype[np.generic]:
         """Returns the numpy dtype of the stored matrices: float32, or uint16 for the bits of bf16."""
         return np.dtype(np.uint16 if self.narrow else np.float32)
 

@@ -9,13 +9,12 @@ from __future__ import annotations
 import math
 import os
 import re
-from typing import Any
 
 import msgspec
 
 from baton.engine.adapters.directory import PARAM, AdapterFiles
 from baton.protos.errors import AdapterRefused
-from baton.protos.json import Json
+from baton.protos.json import Json, JsonValue
 
 FILE = "adapter_config.json"
 MOST_BYTES = 1 << 20  # largest file
@@ -106,7 +105,7 @@ def _require_plain(where: str, fields: Json) -> None:
             raise AdapterRefused(f"{where}: {name} is {_short(value)}: {text}", name)
 
 
-def _patterns(where: str, name: str, fields: Json) -> list[tuple[str, Any]]:
+def _patterns(where: str, name: str, fields: Json) -> list[tuple[str, JsonValue]]:
     found = fields.get(name) or {}
     if not isinstance(found, dict) or len(found) > MOST_PATTERNS:
         raise AdapterRefused(f"{where}: {name} must be an object of {MOST_PATTERNS} entries at most", name)
@@ -120,7 +119,7 @@ def _patterns(where: str, name: str, fields: Json) -> list[tuple[str, Any]]:
     return list(found.items())
 
 
-def _by_pattern(found: Json, module: str, default: Any) -> Any:
+def _by_pattern(found: Json, module: str, default: JsonValue) -> JsonValue:
     for pattern, value in found.items():
         if pattern == module or re.fullmatch(rf"(.*\.)?({pattern})", module):
             return value

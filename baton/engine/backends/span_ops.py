@@ -60,7 +60,7 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 class SpanOps:
     """Computes such ops of a program, with its weights, over pages of ``layout``."""
 
-    def __init__(self, program: Program, weights: Mapping[str, Any], layout: KvLayout) -> None:
+    def __init__(self, program: Program, weights: Mapping[str, object], layout: KvLayout) -> None:
         self._program, self._weights, self._layout = program, weights, layout
         self._kernels = kernels()
         self._rope_angles = RotaryTables(*rope.frequencies(program.rope, program.rotated, program.max_position))
@@ -71,8 +71,7 @@ class SpanOps:
 
         Raises ConfigError for a KV dtype that the op can't read.
         """
-        found: SpanOp = _BINDERS[type(op)](self, op)
-        return found
+        return _BINDERS[type(op)](self, op)
 
     def _tensor(self, name: str | None) -> Tensor | None:
         if name is None:

@@ -17,7 +17,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import BinaryIO
 
 import msgspec
 import torch
@@ -143,7 +143,7 @@ def _write(path: Path, weights: dict[str, PackedWeight]) -> None:
         Path(temporary).unlink(missing_ok=True)
 
 
-def _fill(file: Any, entries: dict[str, WeightEntry], weights: dict[str, PackedWeight]) -> None:
+def _fill(file: BinaryIO, entries: dict[str, WeightEntry], weights: dict[str, PackedWeight]) -> None:
     base = _up(PREFIX + len(msgspec.json.encode(entries)) + 32 * sum(len(e.parts) for e in entries.values()))
     moved = {name: _moved(entry, base) for name, entry in entries.items()}
     header = msgspec.json.encode(moved)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import torch
@@ -214,7 +213,7 @@ def _weight_map(index: Path) -> dict[str, str]:
         raise CheckpointError(f"{index} can't be read as a shard index: {error}", "model") from error
 
 
-def _open(path: Path) -> Any:
+def _open(path: Path) -> safe_open:
     if not path.exists():
         raise CheckpointError(f"{path} is missing, though {INDEX} names it", "model")
     try:

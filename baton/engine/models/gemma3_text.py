@@ -6,14 +6,13 @@ Knows nothing of weights' values.
 
 from __future__ import annotations
 
-from typing import Any
-
 from msgspec.structs import replace
 
 from baton.engine.models.gemma2 import gemma
 from baton.engine.program.config import ModelConfig
 from baton.engine.program.decoder import Decoder
 from baton.engine.program.program import Program, Rope
+from baton.protos.json import Json
 
 MAX_POSITION = 131072
 WINDOW = 4096
@@ -58,7 +57,7 @@ def ropes_of(config: ModelConfig, global_theta: float, local_theta: float) -> tu
     return config.rope_of(everywhere, global_theta), Rope("default", theta, {})
 
 
-def _object(config: ModelConfig, fields: dict[str, Any], name: str) -> dict[str, Any]:
+def _object(config: ModelConfig, fields: Json, name: str) -> Json:
     found = fields.get(name) or {}
     if not isinstance(found, dict):
         raise config.error(name, "must be an object")

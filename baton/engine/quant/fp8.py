@@ -9,14 +9,13 @@ scales of their own (per token; with blocks per token and block's inputs); else 
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
 from baton.engine.program.config import ModelConfig
 from baton.engine.quant import LEAST_GROUP, Reader, Tensors
 from baton.kernels.linear.integers import Scaled
+from baton.protos.json import JsonValue
 
 SCALES = ("weight_scale_inv", "weight_scale")
 ACTIVATIONS = ("dynamic", "static")
@@ -38,7 +37,7 @@ def reader(model: ModelConfig, tensors: Tensors) -> Reader:
     return Fp8Reader(tensors, _block(model, settings.get("weight_block_size")), is_static)
 
 
-def _block(model: ModelConfig, found: Any) -> tuple[int, int] | None:
+def _block(model: ModelConfig, found: JsonValue) -> tuple[int, int] | None:
     if found is None:
         return None
     whole = (

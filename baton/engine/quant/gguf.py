@@ -12,7 +12,7 @@ import hashlib
 import re
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
@@ -25,6 +25,9 @@ from baton.kernels.linear.codes import Codes
 from baton.kernels.linear.integers import Integers, Part
 from baton.protos.errors import CheckpointError
 from baton.protos.json import Json
+
+if TYPE_CHECKING:
+    from gguf import GGUFReader, ReaderTensor
 
 FULL_HASH_BYTES, SAMPLE_BYTES, SAMPLES = 256 << 20, 1 << 20, 32
 FAMILIES = ("llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen3_moe")  # whose names and values are known here
@@ -106,7 +109,7 @@ class GgufCheckpoint:
         heads = {"q_proj": self._heads, "k_proj": self._kv_heads}.get(name.split(".")[-2])
         return _halves(value, heads) if heads and self._paired else value
 
-    def _value(self, found: Any, shape: tuple[int, ...], expert: int | None) -> Tensor | Part:
+    def _value(self, found: ReaderTensor, shape: tuple[int, ...], expert: int | None) -> Tensor | Part:
         """Returns a tensor's values, or those of one expert of it."""
         kind, size = found.tensor_type.name, tuple(int(d) for d in found.shape)[::-1]
         if kind not in PLAIN and kind not in KINDS:
@@ -123,7 +126,7 @@ class GgufCheckpoint:
         block, read = KINDS[kind]
         return read(values.view(-1, block), shape[0])
 
-    def _error(self, found: Any, problem: str) -> CheckpointError:
+    def _error(self, found: ReaderTensor, problem: str) -> CheckpointError:
         return CheckpointError(f"{self._path}: tensor {found.name} {problem}", "model")
 
     def fingerprint(self, config: Json) -> str:
@@ -150,7 +153,7 @@ def gguf_name(name: str) -> str:
     return f"{layer}{PLACES.get(place, place)}.{kind}"
 
 
-def _open(path: Path) -> Any:
+def _open(path: Path) -> GGUFReader:
     try:
         from gguf import GGUFReader
 

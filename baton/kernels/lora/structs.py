@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import ctypes
 from functools import cache
-from typing import Any
 
+import numpy as np
 from numpy.typing import NDArray
 
 from baton.kernels.abi import native
@@ -19,7 +19,7 @@ PANEL = 64  # outputs of a panel of the second matrix
 MOST_RANK = 256  # that the op takes
 MOST_SITE_RANKS = 1024  # of all modules of a site together, on a GPU (rows.cuh)
 
-Array = NDArray[Any]
+Array = NDArray[np.generic]
 
 
 class LoraPart(ctypes.Structure):

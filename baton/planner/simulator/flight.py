@@ -13,7 +13,8 @@ from baton.planner.traces.trace import TraceRequest
 from baton.router.dispatch.fair_queue import Order, RequestLoad, work_of
 
 BLOCK_BITS = 24  # of a block's place in a prompt
-Blocks = list[Any]  # numbers where workers have hashes: a pool only asks whether two are equal
+AnyBlock = Any  # a number where workers have hashes: a pool only asks whether two are equal
+Blocks = list[AnyBlock]
 
 
 class Flight:
