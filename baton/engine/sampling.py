@@ -46,7 +46,7 @@ def choose(
     if random:
         tokens[random] = _drawn(edited, random, specs, draw)
     for row in (row for row in random if specs[row].drafted is not None):
-        tokens[row] = _judged(edited[row], specs[row])
+        tokens[row] = _judged(edited[row].cpu(), specs[row])
     found = tokens.tolist()
     likelihoods = _likelihoods(logits, tokens, specs)
     return tuple(
@@ -69,7 +69,7 @@ def spread_of(row: Tensor, spec: SampleSpec) -> Tensor:
 def _spread(row: Tensor, spec: SampleSpec) -> NDArray[np.float32] | None:
     if not spec.spread:
         return None
-    found: NDArray[np.float32] = spread_of(row, spec).numpy()
+    found: NDArray[np.float32] = spread_of(row.cpu(), spec).numpy()
     return found
 
 

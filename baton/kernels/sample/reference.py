@@ -21,10 +21,14 @@ def sample(
     Filters apply in the order temperature, top_k (0 keeps all), top_p (1 keeps all), min_p (0 keeps all); ties at a
     threshold are kept.
     """
-    probs = _kept(logits, temperature, top_k, top_p, min_p)
+    return by_inverse(_kept(logits, temperature, top_k, top_p, min_p), uniform)
+
+
+def by_inverse(probs: Tensor, uniform: Tensor) -> Tensor:
+    """Returns token ids (rows,) int64 by inverse transform; ``probs`` (rows, vocab) needn't sum to 1."""
     reached = probs.double().cumsum(-1)
     target = uniform.double()[:, None] * reached[:, -1:]
-    return torch.searchsorted(reached, target, right=True).squeeze(1).clamp_(max=logits.shape[1] - 1)
+    return torch.searchsorted(reached, target, right=True).squeeze(1).clamp_(max=probs.shape[1] - 1)
 
 
 def probabilities(logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor) -> Tensor:
@@ -36,7 +40,11 @@ def probabilities(logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Ten
 def _kept(logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor) -> Tensor:
     probs = torch.softmax(logits / temperature[:, None], -1)
     probs = _keep_top_k(probs, top_k)
-    probs = _keep_top_p(probs, top_p)
+    return keep_min_p(_keep_top_p(probs, top_p), min_p)
+
+
+def keep_min_p(probs: Tensor, min_p: Tensor) -> Tensor:
+    """Returns ``probs`` (rows, vocab) without those below ``min_p`` (rows,) times their row's largest."""
     return probs.masked_fill(probs < min_p[:, None] * probs.amax(-1, keepdim=True), 0.0)
 
 

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 from typer.testing import CliRunner
 
 from baton.cluster.config import load_config
@@ -15,6 +16,8 @@ from baton.engine.backends.cuda import card_trials, gpu
 from baton.engine.backends.cuda.card_trials import CardTrials
 from baton.engine.backends.cuda.gpu import Gpu
 from baton.engine.backends.cuda.op_trials import OpTrial
+from baton.engine.backends.torch import card_ops
+from baton.engine.backends.torch.card_ops import OpChoice
 from baton.kernels.abi.build import CACHE_ENV
 
 H100 = Gpu("NVIDIA H100", (9, 0), (13, 0), 80 << 30)
@@ -36,6 +39,23 @@ def test_another_card_is_told_that_torchs_ops_serve() -> None:
     (found,) = card.try_card(lambda: Gpu("NVIDIA L4", (8, 9), (13, 0), 24 << 30))
     assert found.state == "warn"
     assert "torch's ops serve" in found.what
+
+
+def test_another_card_is_tried_again_and_what_computes_which_op_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    l4, ops = Gpu("NVIDIA L4", (8, 9), (13, 0), 24 << 30), (OpTrial("16 decodes", 1e-3, 30.0, 90.0),)
+    config = load_config(flags={"worker": {"device": "cuda"}}, search=Path("/nowhere"))
+    monkeypatch.setenv(CACHE_ENV, str(tmp_path))
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    for why, state in ((card_ops.WITHOUT, "warn"), ("", "ok")):
+        way = card_ops.TORCH if why else card_ops.FLASHINFER
+        chosen = OpChoice(card_ops.ATTENTION, way, why, () if why else ops)
+        monkeypatch.setattr(card_ops, "try_library", lambda *_, chosen=chosen: (chosen,))
+        told = card.try_card(lambda: l4)[1]
+        assert (told.subject, told.state, bool(told.remedy)) == ("gpu op", state, bool(why))
+        assert chosen.told in machine.gpu(config, lambda: l4).what
+    assert told.what == "decode attention: flashinfer (flashinfer 30 us, torch 90 us)"
 
 
 def test_each_step_and_op_is_a_finding_and_what_is_wrong_fails() -> None:

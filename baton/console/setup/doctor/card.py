@@ -31,7 +31,7 @@ def try_card(ask: Probe = probe) -> list[Finding]:
         what, _, remedy = error.message.removeprefix("device cuda: ").rpartition("; ")
         return [Finding("card", "fail", what, remedy)]
     if said := without_kernels(gpu):
-        return [Finding("card", "warn", f"{gpu.name}: torch's ops serve", said)]
+        return [Finding("card", "warn", f"{gpu.name}: torch's ops serve", said), *_choices(gpu)]
     try:
         return _trial(gpu)
     except (BuildError, DeviceError) as error:
@@ -60,6 +60,35 @@ def earlier_trial(gpu: Gpu) -> str:
     faster = sum(op.own_us <= op.torch_us for op in found.ops)
     said = f"wrong: {', '.join(wrong)}" if wrong else "all right"
     return f"tried on {when}: {said}, {faster} of {len(found.ops)} ops as fast as torch's or faster"
+
+
+def told_choices(gpu: Gpu) -> str:
+    """Returns what computes which op where torch's ops serve ``gpu``, in words; empty if it was never tried."""
+    from baton.engine.backends.torch.card_ops import earlier_choices
+
+    found = earlier_choices(gpu)
+    return "" if found is None else "; ".join(choice.told for choice in found.choices)
+
+
+def _choices(gpu: Gpu) -> list[Finding]:
+    """Tries what computes which op, for the attention of an 8B; nothing if torch can't use the card. Workers try
+    their own models' again at their next start.
+    """
+    import torch
+
+    from baton.engine.backends.torch.card_ops import FASTER, USUAL, choices_on, forget_choices
+
+    if not torch.cuda.is_available():
+        return []
+    forget_choices(gpu)
+    found = choices_on(gpu, USUAL, "cuda").choices
+    remedy = "install the extra [gpu] and what it compiles with (nvcc); until then torch computes it"
+    return [
+        Finding("gpu op", "warn", choice.told, remedy)
+        if choice.why not in ("", FASTER)
+        else Finding("gpu op", "ok", choice.told)
+        for choice in found
+    ]
 
 
 def _trial(gpu: Gpu) -> list[Finding]:

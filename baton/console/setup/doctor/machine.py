@@ -11,7 +11,7 @@ import resource
 from pathlib import Path
 
 from baton.cluster.config import BatonConfig
-from baton.console.setup.doctor.card import earlier_trial
+from baton.console.setup.doctor.card import earlier_trial, told_choices
 from baton.console.setup.findings import Finding
 from baton.engine.backends.cuda.gpu import Probe, probe, require, without_kernels
 from baton.kernels.abi import build, native
@@ -148,6 +148,7 @@ def gpu(config: BatonConfig, ask: Probe = probe) -> Finding:
     said = f"{found.name}, {found.memory_bytes / GIB:.0f} GiB, a driver for CUDA {release}"
     if why := without_kernels(found):
         said += f"; torch's ops serve there, not our own kernels: {why}"
+        said += f" ({figures})" if (figures := told_choices(found)) else ""
     elif figures := earlier_trial(found):
         said += f"; {figures} (baton doctor --gpu)"
     if device not in ("cuda", "auto"):

@@ -77,15 +77,27 @@ def try_ops(library: CudaLibrary, device: str, sizes: Sizes) -> list[OpTrial]:
 def _tried(pair: Pair, device: str) -> OpTrial:
     pair.out.fill_(torch.nan)
     pair.own()
+    return compare_ops(pair.name, pair.own, pair.peer, pair.wanted, device, pair.out)
+
+
+def compare_ops(
+    name: str,
+    own: Call,
+    peer: Call,
+    wanted: Tensor,
+    device: str,
+    found: Tensor | None = None,
+) -> OpTrial:
+    """Returns the trial of ``own`` beside ``peer``. ``found`` is the result, by default what ``own`` returns; it is
+    compared with ``wanted``, float32.
+    """
+    out = own() if found is None else found
+    assert isinstance(out, Tensor)
     if device == "cuda":
         torch.cuda.synchronize()
-    error = float((pair.out.float() - pair.wanted).norm() / pair.wanted.norm())
-    return OpTrial(
-        pair.name,
-        error if math.isfinite(error) else None,
-        _microseconds(pair.own, device),
-        _microseconds(pair.peer, device),
-    )
+    error = float((out.float() - wanted).norm() / wanted.norm())
+    shown = error if math.isfinite(error) else None
+    return OpTrial(name, shown, _microseconds(own, device), _microseconds(peer, device))
 
 
 def _microseconds(call: Call, device: str) -> float:

@@ -19,6 +19,7 @@ from torch import Tensor
 from baton.engine.backends.observing import Observation
 from baton.engine.backends.spans import Span, span_of
 from baton.engine.backends.torch.adapters import grouped
+from baton.engine.backends.torch.decode_tables import DecodeTables, decode_tables
 from baton.engine.backends.visible_parts import VisiblePart, visible_parts
 from baton.engine.plan import SampleSpec, SequenceStep, StepPlan
 from baton.engine.program.program import Program
@@ -56,14 +57,26 @@ class StepBatch(NamedTuple):
     spans: tuple[Span, ...] = ()
     adapted: dict[str, Tensor] = {}  # rows by adapter
     observation: Observation = Observation(())
+    decodes: dict[int, DecodeTables] = {}  # by window; the jobs are then those of chunks alone
 
 
 class BatchBuilder:
-    """Builds batches for one program. Positions, rope and masks are computed once per step, for all layers."""
+    """Builds batches for one program. Positions, rope and masks are computed once per step, for all layers.
+
+    ``pages`` is the device that KV pages are on. ``by_tables`` leaves decodes out of attention's jobs, for kernels
+    that follow tables.
+    """
 
     def __init__(
-        self, program: Program, dtype: torch.dtype, device: str, selection: Selection | None = None
+        self,
+        program: Program,
+        dtype: torch.dtype,
+        device: str,
+        selection: Selection | None = None,
+        pages: str = "cpu",
+        by_tables: bool = False,
     ) -> None:
+        self._pages, self._by_tables = pages, by_tables
         self._selection = selection
         self._layers = program.layers
         self._windows = program.windows
@@ -97,7 +110,7 @@ class BatchBuilder:
         return StepBatch(
             _padded(tokens).to(self._device),
             tuple((cos.to(self._device), sin.to(self._device)) for cos, sin in rope_angles),
-            torch.tensor([page for item in items for page in _begun(item)], dtype=torch.int64),
+            torch.tensor([page for item in items for page in _begun(item)], dtype=torch.int64, device=self._pages),
             self._slots(items, positions),
             {window: tuple(self._jobs(items, window)) for window in self._windows},
             _padded(rows).to(self._device),
@@ -107,7 +120,18 @@ class BatchBuilder:
             tuple(span_of(item, end - len(item.tokens)) for item, end in zip(items, ends.tolist(), strict=True)),
             grouped([(i.adapter, range(e - len(i.tokens), e)) for i, e in zip(items, ends.tolist(), strict=True)]),
             Observation(items),
+            self._tables(items) if self._by_tables else {},
         )
+
+    def _tables(self, items: Sequence[SequenceStep]) -> dict[int, DecodeTables]:
+        """Returns the tables of the step's decodes, by window; empty if there are none."""
+        decodes = [part for item in items if len(item.tokens) == 1 for part in self._seen(item)]
+        if not decodes:
+            return {}
+        last = [part.start % BLOCK_TOKENS + 1 for part in decodes]
+        return {
+            window: decode_tables([_in_window(one, window) for one in decodes], last) for window in self._windows
+        }
 
     def _slots(self, items: Sequence[SequenceStep], positions: Ints) -> tuple[Tensor, ...]:
         """Returns, by layer, the tokens' row numbers in the pages seen as (pages x layers x 2 x 16) rows: each
@@ -119,8 +143,9 @@ class BatchBuilder:
 
     def _jobs(self, items: Sequence[SequenceStep], window: int) -> Iterator[AttentionJob]:
         decodes = [part for item in items if len(item.tokens) == 1 for part in self._seen(item)]
-        first = 0
-        for blocks, group in groupby(decodes, key=lambda part: _bucket(_visible(part, window))):
+        first = len(decodes) if self._by_tables else 0
+        alike = groupby(decodes[first:], key=lambda part: _bucket(_visible(part, window)))
+        for blocks, group in alike:
             together = list(group)
             yield from self._decode_jobs(first, together, blocks, window)
             first += len(together)
@@ -138,10 +163,10 @@ class BatchBuilder:
     ) -> Iterator[AttentionJob]:
         tables, starts = np.empty((len(items), blocks), np.int64), np.empty(len(items), np.int64)
         for row, item in enumerate(items):
-            begin, end = _blocks(item) - _visible(item, window), _blocks(item)
-            tables[row, : end - begin] = item.pages[begin:end]
-            tables[row, end - begin :] = item.pages[end - 1]
-            starts[row] = begin * BLOCK_TOKENS
+            pages = _in_window(item, window)
+            tables[row, : len(pages)] = pages
+            tables[row, len(pages) :] = pages[-1]
+            starts[row] = (_blocks(item) - len(pages)) * BLOCK_TOKENS
         queries = np.array([[item.start] for item in items])
         return self._split(first, tables, self._mask(tables, starts, queries, window))
 
@@ -179,7 +204,7 @@ class BatchBuilder:
 
     def _per_layer(self, base: Ints, step: int) -> tuple[Tensor, ...]:
         numbers = base[None] + step * np.arange(self._layers)[:, None]
-        return torch.from_numpy(numbers).unbind(0)
+        return torch.from_numpy(numbers).to(self._pages).unbind(0)
 
 
 def _blocks(item: VisiblePart) -> int:
@@ -193,6 +218,12 @@ def _visible(item: VisiblePart, window: int) -> int:
     """
     most = -(-(window - 1) // BLOCK_TOKENS) + 1
     return min(_blocks(item), most) if window else _blocks(item)
+
+
+def _in_window(item: VisiblePart, window: int) -> Sequence[int]:
+    """Returns the pages that a decode reads."""
+    end = _blocks(item)
+    return item.pages[end - _visible(item, window) : end]
 
 
 def _bucket(blocks: int) -> int:

@@ -17,6 +17,7 @@ from baton.engine.backends.span_ops import SPAN_OPS, SpanOps
 from baton.engine.backends.spans import StepSpans
 from baton.engine.backends.torch.adapters import TorchAdapters
 from baton.engine.backends.torch.batch import StepBatch
+from baton.engine.backends.torch.decode_tables import DecodeAttention
 from baton.engine.program.ops import (
     Adapt,
     Add,
@@ -63,7 +64,7 @@ def gate_of(op: Moe, weights: Mapping[str, Any]) -> ExpertGate | None:
 
 class Interpreter:
     """Runs a program with weights through ``kernels``. ``layout`` is needed for ops of latents and recurrent
-    state.
+    state. ``decodes`` attends for the decodes of batches that have tables of them.
     """
 
     def __init__(
@@ -73,8 +74,10 @@ class Interpreter:
         kernels: SimpleNamespace,
         layout: KvLayout | None = None,
         adapters: TorchAdapters | None = None,
+        decodes: DecodeAttention | None = None,
     ) -> None:
         self._program, self._weights, self._kernels, self._adapters = program, weights, kernels, adapters
+        self._decodes = decodes
         self._layout, self._adapts = layout, 0
         self._spans: StepSpans | None = None  # of the step that runs
         self._steps: list[Step] = [_BINDERS[type(op)](self, op) for op in program.ops]
@@ -91,6 +94,8 @@ class Interpreter:
         """
         if batch.begun.numel():
             kv.pages.index_fill_(0, batch.begun, 0.0)
+        if self._decodes is not None and batch.decodes:
+            self._decodes.plan(batch.decodes)
         registers: Registers = {}
         self.run(registers, batch, kv)
         return registers
@@ -199,10 +204,16 @@ class Interpreter:
         kernel, scale = self._kernels.paged_attention, self._program.scale
         heads, head_dim = self._program.heads, self._program.head_dim
         form = op.softcap, self._weight(op.sinks)
+        decodes, layers = self._decodes, self._program.layers
 
         def step(registers: Registers, batch: StepBatch, kv: KvPages) -> None:
             q = registers[op.q]
             registers[op.out] = kernel(q, kv.blocks, batch.jobs[op.window], op.layer, scale, *form)
+            if decodes is not None and batch.decodes:
+                k, v = kv.blocks.view(-1, layers, 2, *kv.blocks.shape[1:])[:, op.layer].unbind(1)
+                rows = slice(len(batch.decodes[op.window].last))
+                attended = decodes.attend(q[rows], k, v, op.window, op.softcap)
+                registers[op.out][rows] = attended.flatten(1)
             if batch.observation:
                 keys = partial(_keys, kv.blocks, self._program.layers, op.layer)
                 batch.observation.layer(q.view(len(q), -1, head_dim)[:, :heads], keys, scale, op.softcap)

@@ -1,8 +1,8 @@
 """Loads the runner of a model, and implements one by torch's ops over paged KV in shared memory.
 
 Knows nothing of schedulers, leases or processes. KV is always in host memory, from which the I/O process sends it
-and to which it writes; on a GPU a step of torch's ops copies what it reads and writes, and the engine's own kernels
-keep a mirror (backends/cuda/runner.py).
+and to which it writes; on a GPU torch's ops (card_pages.py) and the engine's own kernels (backends/cuda/runner.py)
+keep a mirror.
 """
 
 from __future__ import annotations
@@ -32,7 +32,10 @@ from baton.engine.backends.sequence_checks import require_computable
 from baton.engine.backends.span_ops import SPAN_OPS
 from baton.engine.backends.torch.adapters import TorchAdapters
 from baton.engine.backends.torch.batch import BatchBuilder
+from baton.engine.backends.torch.card_ops import CardOps, ops_on
+from baton.engine.backends.torch.card_pages import CardPages
 from baton.engine.backends.torch.dequantized import for_torch
+from baton.engine.backends.torch.flash_infer import shape_of
 from baton.engine.backends.torch.interpreter import Interpreter, KvPages
 from baton.engine.backends.work import work_of, work_of_ranks
 from baton.engine.checkpoints.hub import locate
@@ -112,7 +115,10 @@ def load(config: EngineConfig) -> Runner:
             text = f"device cuda: torch's ops, which the GPU runs here, have none for KV as {config.kv_cache_dtype}"
             text += "; the log says why the engine's own kernels don't run; use auto"
         raise ConfigError(text, "kv_cache_dtype")
-    return TorchRunner(spec, program, weights, work, adapters=base)
+    if config.device != "cuda" or on_shim():
+        return TorchRunner(spec, program, weights, work, adapters=base)
+    ops = ops_on(require(), shape_of(program, DTYPES[dtype]))
+    return TorchRunner(spec, program, weights, work, adapters=base, ops=ops, card=config.device)
 
 
 def with_asked_kv(config: EngineConfig, model: ModelConfig) -> EngineConfig:
@@ -227,7 +233,11 @@ def _require_torch_cuda() -> None:
 
 
 class TorchRunner:
-    """Implements ``Runner`` by torch's ops. One thread at a time may call it."""
+    """Implements ``Runner`` by torch's ops. One thread at a time may call it.
+
+    ``card`` is the device on which KV pages are mirrored; empty: they are read where they are. ``ops`` compute
+    there what torch doesn't.
+    """
 
     def __init__(
         self,
@@ -237,22 +247,33 @@ class TorchRunner:
         work: EngineWork | None = None,
         clock: Callable[[], float] = time.perf_counter,
         adapters: AdapterBase | None = None,
+        ops: CardOps = CardOps(),
+        card: str = "",
     ) -> None:
         self.spec, self.work = spec, work
         self.adapters = None if adapters is None else TorchAdapters(adapters)
         self._program, self._clock = program, clock
         self._dtype = DTYPES[spec.layout.dtype]
         self._kernels = kernels()
-        self._interpreter = Interpreter(program, weights, self._kernels, spec.layout, self.adapters)
+        self._draw = ops.draw or self._kernels.sample
+        self._interpreter = Interpreter(program, weights, self._kernels, spec.layout, self.adapters, ops.attention)
         selection = selection_of(spec.layout)
-        self._builder = BatchBuilder(program, self._dtype, _device(weights), selection)
+        by_tables = ops.attention is not None
+        self._builder = BatchBuilder(program, self._dtype, _device(weights), selection, card or "cpu", by_tables)
         self._kv: KvPages | None = None
+        self._card = card
+        self._mirror: CardPages | None = None
         self._pages = 0
 
     def bind(self, buffer: memoryview, pages: int) -> None:
-        """Uses ``buffer`` as the KV pages, [page][layer][k|v][16][kv_heads][head_dim]."""
+        """Uses ``buffer`` as the KV pages, [page][layer][k|v][16][kv_heads][head_dim]. Raises ConfigError if the
+        card has too little memory for their mirror.
+        """
         p, size = self._program, self.spec.layout.page_bytes
         memory = torch.frombuffer(buffer, dtype=torch.uint8, count=pages * size).view(pages, size)
+        if self._card:
+            self._mirror = CardPages(memory, self._card)
+            memory = self._mirror.memory
         flat = memory.view(-1).view(self._dtype)
         rows = flat.view(-1, p.kv_heads * p.head_dim)
         blocks = flat.view(-1, BLOCK_TOKENS, p.kv_heads, p.head_dim)
@@ -271,7 +292,19 @@ class TorchRunner:
         if not plan.items or self._kv is None:
             return StepResult((), self._clock() - began)
         with torch.inference_mode():
-            return self._compute(plan, self._kv, began)
+            return self._mirrored(self._mirror, plan, self._kv, began)
+
+    def _mirrored(self, mirror: CardPages | None, plan: StepPlan, kv: KvPages, began: float) -> StepResult:
+        if mirror is None:
+            return self._compute(plan, kv, began)
+        brought = mirror.bring(plan.items)
+        try:
+            found = self._compute(plan, kv, began)
+            mirror.write_back(plan.items, brought)
+        except BaseException:
+            mirror.failed()
+            raise
+        return msgspec.structs.replace(found, seconds=self._clock() - began)
 
     def _compute(self, plan: StepPlan, kv: KvPages, began: float) -> StepResult:
         batch = self._builder.build(plan)
@@ -279,9 +312,7 @@ class TorchRunner:
         every = registers["logits"]
         logits = every[: len(batch.sampled)]
         specs = [spec for _, spec in batch.sampled]
-        found = (
-            choose(logits, [item.seq for item, _ in batch.sampled], specs, self._kernels.sample) if specs else ()
-        )
+        found = choose(logits, [item.seq for item, _ in batch.sampled], specs, self._draw) if specs else ()
         place = {id(item): at for at, item in enumerate(plan.items)}
         order = sorted(range(len(found)), key=lambda row: place[id(batch.sampled[row][0])])
         scored = dict(_scores(batch.scored, every[len(batch.sampled) :]))
