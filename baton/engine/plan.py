@@ -239,6 +239,15 @@ def mirror_of(runner: Runner) -> Mirror | None:
     return found
 
 
+def warm(runner: Runner, sequences: int, chunk: int) -> None:
+    """Lets ``runner`` prepare for steps of up to ``sequences`` decodes and ``chunk`` tokens of a prompt, once pages
+    are bound and before any is leased. Does nothing for runners that needn't. Raises ConfigError.
+    """
+    prepare: Callable[[int, int], None] | None = getattr(runner, "warm", None)
+    if prepare is not None:
+        prepare(sequences, chunk)
+
+
 class AdapterHost(Protocol):
     """Holds the LoRA adapters that a runner's steps may name. ``base`` describes the model, which adapters must
     fit.

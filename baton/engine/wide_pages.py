@@ -22,6 +22,7 @@ from baton.engine.plan import (
     internals_of,
     mirror_of,
     ranks_of,
+    warm,
 )
 from baton.kv.layout.page import in_pages_of
 from baton.protos.nouns import BLOCK_TOKENS
@@ -44,6 +45,10 @@ class WidePages:
     def bind(self, buffer: memoryview, pages: int) -> None:
         """Uses ``buffer`` as ``pages`` wide pages."""
         self._runner.bind(buffer, pages * self._runs)
+
+    def warm(self, sequences: int, chunk: int) -> None:
+        """Lets the wrapped runner prepare for its steps. Raises ConfigError."""
+        warm(self._runner, sequences, chunk)
 
     @property
     def mirror(self) -> Mirror | None:

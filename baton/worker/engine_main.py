@@ -26,7 +26,7 @@ from baton.engine.child import child_arguments
 from baton.engine.config import EngineConfig
 from baton.engine.grammar.running import GRACE_S, Grammars
 from baton.engine.load import load_runner
-from baton.engine.plan import Runner, adapters_of, internals_of, mirror_of, ranks_of
+from baton.engine.plan import Runner, adapters_of, internals_of, mirror_of, ranks_of, warm
 from baton.engine.program.shares import Widths
 from baton.engine.steps.loop import EngineParts, StepLoop
 from baton.engine.wide_pages import widened
@@ -100,6 +100,7 @@ def build(spec: WorkerSpec, channel: EngineChannel) -> StepLoop:
     if (ranks := ranks_of(runner)) is not None:
         ranks.open_pages(memory.fd, memory.bytes)
         ranks.watch(exit_rank_lost)
+    warm(runner, spec.steps.max_batch, spec.steps.prefill_chunk_tokens)
     channel.send_fd(memory.fd)
     model, mirror = runner.spec, mirror_of(runner)
     adapters = make_adapters(spec.lora, runner)

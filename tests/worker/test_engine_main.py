@@ -10,6 +10,7 @@ import msgspec
 import pytest
 
 from baton.decode_worker.engine.loop import DecodeLoop
+from baton.engine.backends.paced.runner import PacedRunner
 from baton.prefill_worker.engine.loop import PrefillLoop
 from baton.protos.channel import EngineReady
 from baton.protos.errors import BatonError, ConfigError, RankLost
@@ -54,6 +55,17 @@ def test_the_pages_come_first_and_then_what_the_model_is(role: str, loop: type) 
     assert isinstance(fd, int)
     assert isinstance(ready, EngineReady)
     assert ready.pages == 16
+
+
+@pytest.mark.parametrize("block_tokens", [16, 32])
+def test_a_runner_prepares_for_its_steps_before_anybody_hears_of_it(
+    monkeypatch: pytest.MonkeyPatch, block_tokens: int
+) -> None:
+    wire, heard = Wire(), list[tuple[int, int, int]]()
+    warm = lambda self, sequences, chunk: heard.append((sequences, chunk, len(wire.sent)))  # noqa: E731
+    monkeypatch.setattr(PacedRunner, "warm", warm, raising=False)
+    build(spec(max_batch=7, prefill_chunk_tokens=96, block_tokens=block_tokens), wire)  # type: ignore[arg-type]
+    assert heard == [(7, 96, 0)]
 
 
 @pytest.mark.parametrize(("fields", "beside"), [({}, 100), ({"adapter_root": "/srv", "max_adapter_bytes": 7}, 107)])

@@ -24,7 +24,15 @@ QUICK = {  # beginnings of test names, by file
     "test_shared_prefixes": ("test_who_shares_a_prefix_answers_as_on_the_cpu[bfloat16-1]",),
     "test_shim": ("test_",),
     "test_speculative_accept": ("test_what_else_holds_of_it", "test_no_schedule_races"),
-    "test_step": ("test_each_op_answers", "test_pages_that_others", "test_a_step_that_fails", "test_the_host"),
+    "test_step": (
+        "test_each_op_answers",
+        "test_pages_that_others",
+        "test_a_step_that_fails",
+        "test_the_host",
+        "test_after_warming",
+        "test_a_card_without",
+        "test_nothing_is",
+    ),
 }
 SLOW = ("test_a_barrier_orders_a_block_under_any_schedule", "spin-no progress", "norms_are_right")
 

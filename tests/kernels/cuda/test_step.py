@@ -18,14 +18,15 @@ import pytest
 import torch
 
 from baton.engine.backends.cuda import trial as trials
-from baton.engine.backends.cuda.runner import BY_GRAPH, PLAIN, CudaRunner
+from baton.engine.backends.cuda import warming
+from baton.engine.backends.cuda.runner import AT_ONCE, BY_GRAPH, PLAIN, CudaRunner
 from baton.engine.backends.native.batch import NativeBatch
 from baton.engine.backends.native.runner import NativeRunner
 from baton.engine.plan import StepPlan
 from baton.engine.program import ops as p
 from baton.kernels.abi import native
 from baton.kernels.cuda.library import CudaLibrary, DeviceError
-from baton.protos.errors import BatonError
+from baton.protos.errors import BatonError, ConfigError
 from baton.protos.nouns import Sampling
 from tests.kernels.cuda.steps import DRAWN, Kind, model, pages_agree, simt, steps
 
@@ -263,3 +264,46 @@ def test_planted_bugs_are_caught(pair: Any, bug: str) -> None:
     plan = next(steps(cpu.spec.vocab_size, [19, 7], Sampling(temperature=0.0)))
     tokens = [[s.token_id for s in runner.run(plan).sampled] for runner in (cpu, gpu)]
     assert tokens[0] != tokens[1] or not pages_agree(cpu, gpu, plan)
+
+
+def test_after_warming_no_decode_is_captured_and_no_graph_is_dropped_in_traffic(pair: Any) -> None:
+    _, gpu = pair((8, 0), "int8")
+    gpu.warms = True
+    gpu.warm(2, 16)  # more rows than the prompts have
+    warmed = gpu.counts()
+    assert warmed["captured"] == len(warming.sizes(2)) == 2
+    drive = steps(gpu.spec.vocab_size, [4, 9], DRAWN)
+    for _ in range(4):
+        gpu.run(next(drive))
+    found = gpu.counts()
+    assert found["captured"] == warmed["captured"]
+    assert found["replayed"] == warmed["replayed"] + 3  # the decodes; the prompts are of another size
+    assert found["plain"] == warmed["plain"] + 1
+
+
+def test_a_card_without_room_to_warm_ends_the_start_with_what_to_do(
+    pair: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(batch: object, brought: object) -> None:
+        raise DeviceError("out of memory")
+
+    _, gpu = pair((8, 0), "int8")
+    monkeypatch.setattr(gpu, "_launch", full)
+    gpu.warm(4, 24)  # it warms where it is told to
+    gpu.warms = True
+    with pytest.raises(ConfigError, match=r"4 sequences and 24 tokens: out of memory; lower worker\.max_batch"):
+        gpu.warm(4, 24)
+
+
+@pytest.mark.parametrize(("how", "rows", "plain"), [(AT_ONCE, 8, True), (AT_ONCE, 9, False), (BY_GRAPH, 1, False)])
+def test_nothing_is_launched_programmatically_behind_the_megakernel(
+    pair: Any, monkeypatch: pytest.MonkeyPatch, how: int, rows: int, plain: bool
+) -> None:
+    called: list[tuple[str, int]] = []
+    _, gpu = pair((8, 0), "int8")
+    gpu.how = how
+    with monkeypatch.context() as patch:
+        patch.setattr(gpu._device, "call", lambda name, *rest: called.append((name, rest[0])))
+        gpu._run(rows)
+    run = ("session_run", gpu._session)
+    assert called == ([("device_programmatic", 0), run, ("device_programmatic", 1)] if plain else [run])

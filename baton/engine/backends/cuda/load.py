@@ -86,6 +86,7 @@ def on_kernels(
         raise ConfigError(f"cuda_step is mega, and the megakernel has no form for {said}; use graph", "cuda_step")
     made.share(least)
     made.shares = True
+    made.warms = not on_shim()
     return made
 
 

@@ -21,6 +21,7 @@ from baton.engine.adapters.base import AdapterBase
 from baton.engine.backends.cuda.adapters import CudaAdapters
 from baton.engine.backends.cuda.page_share import PageShare
 from baton.engine.backends.cuda.program import CudaProgram
+from baton.engine.backends.cuda.warming import warm_steps
 from baton.engine.backends.native.batch import NativeBatch
 from baton.engine.backends.native.program import Weights
 from baton.engine.backends.native.step_runner import StepRunner
@@ -32,10 +33,12 @@ from baton.kernels.cuda.library import CudaLibrary, DeviceError
 from baton.kernels.step import structs
 from baton.protos.errors import BatonError, ConfigError
 from baton.protos.measurements import EngineWork
+from baton.protos.nouns import BLOCK_TOKENS
 
 log = logging.getLogger("baton.engine")
 
 PLAIN, BY_GRAPH, AT_ONCE = 0, 1, 2  # session.cuh: How
+MOST_AT_ONCE = 8  # rows of a step by the megakernel (mega.h: MEGA_ROWS)
 
 
 class CudaRunner(StepRunner):
@@ -63,6 +66,7 @@ class CudaRunner(StepRunner):
         self._device, self.how = device, how
         self.mirror: PageShare | None = None
         self.shares = False  # whether ``bind`` lets the I/O process at the device's pages
+        self.warms = False  # whether ``warm`` runs its steps
         self._session = ctypes.c_void_p()
         self._resident = PageResidency(0)
         try:
@@ -91,6 +95,35 @@ class CudaRunner(StepRunner):
         self._pages, self._resident, self.mirror = pages, resident, mirror
         if earlier is not None:
             earlier.close()
+
+    def warm(self, sequences: int, chunk: int) -> None:
+        """Grows workspaces to what a step of ``sequences`` decodes and ``chunk`` tokens of a prompt needs, and
+        captures the graphs of up to ``sequences`` decodes. No page may be in use. Raises ConfigError if there is
+        too little memory.
+        """
+        if not self.warms or self.how == PLAIN:
+            return
+        began, before = self._clock(), self.counts()["captured"]
+        context = min(self.spec.max_model_len, self._pages * BLOCK_TOKENS)
+        try:
+            with torch.inference_mode():
+                for plan in warm_steps(sequences, chunk, self._pages, context):
+                    self._rehearse(plan, context)
+        except DeviceError as error:
+            text = f"device cuda: the card has no room for a step of {sequences} sequences and {chunk} tokens"
+            raise ConfigError(
+                f"{text}: {error}; lower worker.max_batch or the memory for KV", "max_batch"
+            ) from error
+        captured, seconds = self.counts()["captured"] - before, self._clock() - began
+        log.info("%d graphs of decodes are captured, in %.1f s", captured, seconds)
+
+    def _rehearse(self, plan: StepPlan, context: int) -> None:
+        """Runs a step whose pages nobody holds, with the table of rotary angles as long as it will ever be."""
+        batch = NativeBatch(plan, self.spec.vocab_size, self._pages)
+        batch.reach = context
+        if self.adapters is not None:
+            self.adapters.group(plan.items)
+        self._launch(batch, [])
 
     def share(self, least: int) -> None:
         """Lets adjacent sequences of a step that have ``least`` or more leading tokens in common read their KV once
@@ -153,8 +186,22 @@ class CudaRunner(StepRunner):
             pages = np.array(brought, np.int32)
             device.call("session_admit", session, pages.ctypes.data, len(pages))
         device.call("session_upload", session, ctypes.byref(self._step(batch)), self.how)
-        device.call("session_run", session, 0, len(self._program.ops), 1)
+        self._run(batch.rows)
         device.call("session_fetch", session, batch.choices.ctypes.data, len(batch.choices))
+
+    def _run(self, rows: int) -> None:
+        """Runs the uploaded step. The head behind the megakernel is launched plainly, because a cooperative launch
+        has no programmatic dependents.
+        """
+        run = self._session, 0, len(self._program.ops), 1
+        if self.how != AT_ONCE or rows > MOST_AT_ONCE:
+            self._device.call("session_run", *run)
+            return
+        self._device.call("device_programmatic", 0)
+        try:
+            self._device.call("session_run", *run)
+        finally:
+            self._device.call("device_programmatic", 1)
 
     def _rows(self, batch: NativeBatch, name: str, rows: slice) -> Tensor:
         number = self._program.registers[name]

@@ -88,7 +88,7 @@ class CardChoices(msgspec.Struct, frozen=True):
 
 
 class CardOps(NamedTuple):
-    """What computes a step's decodes and draws on a card; None where torch does."""
+    """Names what computes a step's decodes and draws on a card; None where torch does."""
 
     attention: DecodeAttention | None = None
     draw: Draw | None = None

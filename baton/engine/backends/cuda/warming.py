@@ -1,0 +1,68 @@
+"""Plans the steps that a CUDA session runs before traffic, so that no graph is captured or dropped in its midst.
+
+Knows nothing of sessions or devices. A graph holds addresses of workspaces, and a workspace that grows drops all
+graphs: so the largest step comes first, then each size of decodes twice, of which the second one is captured.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+from numpy.typing import NDArray
+
+from baton.engine.plan import SampleSpec, SequenceStep, StepPlan
+from baton.protos.nouns import BLOCK_TOKENS, Sampling
+
+RUNS = 2  # of each size: by launches, then captured (session.cuh)
+MOST_HISTORY = 1 << 22  # tokens of all histories of the largest step, 16 MB of a plan
+GREEDY = Sampling(temperature=0.0)
+PENALISED = Sampling(temperature=0.0, repetition_penalty=1.1)  # its history goes over with the plan
+
+
+def bucket(count: int) -> int:
+    """Returns the size that has a graph for ``count`` sequences, as staging.cuh has it."""
+    if count <= 2:
+        return count
+    if count <= 8:
+        return 4 if count <= 4 else 8
+    step = 8 if count <= 64 else 16 if count <= 128 else 32
+    return -(-count // step) * step
+
+
+def sizes(sequences: int) -> list[int]:
+    """Returns the numbers of decodes with a graph of their own, up to ``sequences``, the largest first."""
+    return sorted({min(bucket(count), sequences) for count in range(1, sequences + 1)}, reverse=True)
+
+
+def largest_step(sequences: int, chunk: int, pages: int, context: int) -> StepPlan:
+    """Returns a step of ``sequences`` decodes, each with a mask and a history, and of a prompt's ``chunk`` tokens.
+
+    There are ``pages`` pages, and positions up to ``context``; the step takes fewer rows if pages are few.
+    """
+    rows = max(1, min(chunk, context, pages * BLOCK_TOKENS))
+    needed = list(range(-(-rows // BLOCK_TOKENS)))
+    history = [0] * max(1, min(context, MOST_HISTORY // sequences))
+    decodes = [_decode(seq, pages, SampleSpec(PENALISED, 0, 1, history, 1, (), _all)) for seq in range(sequences)]
+    return StepPlan((*decodes, SequenceStep(sequences, [0] * rows, 0, needed)))
+
+
+def decodes(count: int, pages: int) -> StepPlan:
+    """Returns a step of ``count`` sequences that decode a token each."""
+    return StepPlan(tuple(_decode(seq, pages, SampleSpec(GREEDY, 0, 1, [0], 1)) for seq in range(count)))
+
+
+def warm_steps(sequences: int, chunk: int, pages: int, context: int) -> Iterator[StepPlan]:
+    """Yields all steps in their order."""
+    yield largest_step(sequences, chunk, pages, context)
+    for count in sizes(sequences):
+        for _ in range(RUNS):
+            yield decodes(count, pages)
+
+
+def _decode(seq: int, pages: int, spec: SampleSpec) -> SequenceStep:
+    return SequenceStep(seq, [0], 0, [seq % pages], spec)
+
+
+def _all(vocab: int) -> NDArray[np.bool_]:
+    return np.ones(vocab, np.bool_)
