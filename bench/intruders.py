@@ -23,7 +23,7 @@ from baton.kv.wire.sending import hello
 from baton.protos.v1 import inference_pb2, inference_pb2_grpc, worker_pb2, worker_pb2_grpc
 from baton.tls.authority import Authority
 
-PATIENCE_S = 5.0
+PATIENCE_S = 60.0
 DOMAIN = "baton.internal"
 SERVED = "served"
 

@@ -13,7 +13,7 @@ import random
 import sys
 import zlib
 
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 ENV = "BATON_TEST_SEED"
 EXAMPLES = 40  # of each property, because the same ones are drawn in every run
@@ -45,9 +45,10 @@ def choose_examples() -> None:
     """Has Hypothesis draw the same examples in every run, unless another seed is asked for.
 
     They are ``EXAMPLES`` where a test asks for no number, and Hypothesis's own number with another seed. No example
-    has a deadline, because a busy machine would decide which test fails.
+    has a deadline, and none is too slow to draw, because a busy machine would decide which test fails.
     """
     same = run_seed() == 0
     number = {"max_examples": EXAMPLES} if same else {}
-    settings.register_profile("baton", deadline=None, derandomize=same, print_blob=True, **number)
+    patient = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
+    settings.register_profile("baton", derandomize=same, print_blob=True, **patient, **number)
     settings.load_profile("baton")

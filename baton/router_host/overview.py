@@ -56,7 +56,7 @@ def make_overview(
     return Overview(
         WorkerSources(
             roster,
-            core.view.reachable_ids,
+            core.view.reachable_incarnations,
             holds=lambda: roster.holds,
             departures=roster.departures,
             fullness=_fullness(config),

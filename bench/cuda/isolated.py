@@ -74,6 +74,13 @@ class Child:
         self._rows += found
         return found
 
+    def _take_rest(self) -> None:
+        """Keeps rows that it had written when its time was up."""
+        os.set_blocking(self.pipe, False)
+        with contextlib.suppress(BlockingIOError):
+            while self.take() is not None:
+                continue
+
     def kill(self) -> None:
         """Ends the child and all that it started, because its time is up."""
         self._said = f"killed after {time.monotonic() - self.began:.0f} s"
@@ -81,8 +88,9 @@ class Child:
 
     def end(self) -> Outcome:
         """Waits for the child, which has closed its pipe or was killed; returns how it went."""
-        os.close(self.pipe)
         status = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+        self._take_rest()
+        os.close(self.pipe)
         size = self._log.seek(0, os.SEEK_END)
         self._log.seek(max(0, size - TAIL))
         output = self._log.read().decode(errors="replace")

@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -22,7 +23,7 @@ from baton.kernels.linear.packed import pack_bf16
 from baton.kernels.linear.reference import linear
 from baton.kernels.step.structs import CHOICE
 from bench import gpu, on_card
-from bench.cuda import cases, checks, clock, dry, prompts, rows, served, shapes, small, step
+from bench.cuda import cases, checks, clock, dry, isolated, prompts, rows, served, shapes, small, step
 from bench.cuda.carry import pins
 from bench.cuda.isolated import Case, Outcome, run
 from bench.cuda.results import Results, is_wrong
@@ -123,17 +124,27 @@ def broken() -> Iterator[Row]:
 
 
 def hangs() -> Iterator[Row]:
-    yield row("before")
+    yield row("begun")
     time.sleep(600)
 
 
-def test_a_case_that_crashes_hangs_or_raises_ends_alone_and_its_rows_are_kept() -> None:
-    found = played(
-        Case("p", "crash", killed, 60), Case("p", "raise", broken, 60), Case("p", "hang", hangs, 1.0),
-        Case("p", "good", lambda: [row("a"), row("b")], 60), jobs=2,
-    )  # fmt: skip
+def test_a_case_that_crashes_hangs_or_raises_ends_alone_and_its_rows_are_kept(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    late = [0.0]  # seconds that the clock is ahead, once the case that hangs has begun
+
+    def seen(found: Row) -> None:
+        late[0] += 100.0 if found.name == "begun" else 0.0
+
+    ahead = SimpleNamespace(monotonic=lambda: time.monotonic() + late[0])
+    monkeypatch.setattr(isolated, "time", ahead)
+    cases = [
+        Case("p", "crash", killed, 900), Case("p", "raise", broken, 900), Case("p", "hang", hangs, 100),
+        Case("p", "good", lambda: [row("a"), row("b")], 900),
+    ]  # fmt: skip
+    found = {each.case.name: each for each in run(cases, time.monotonic() + 900, 2, seen)}
     assert {name: [each.name for each in outcome.rows] for name, outcome in found.items()} == {
-        "crash": ["before"], "raise": ["before"], "hang": ["before"], "good": ["a", "b"],
+        "crash": ["before"], "raise": ["before"], "hang": ["begun"], "good": ["a", "b"],
     }  # fmt: skip
     assert found["crash"].said == "ended by SIGKILL"
     assert found["raise"].said == "RuntimeError: an illegal address"

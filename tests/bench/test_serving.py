@@ -23,7 +23,8 @@ async def steady(prompt: list[int], tokens: int) -> AsyncIterator[Event]:
         yield time.monotonic(), 2
 
 
-async def test_a_window_counts_tokens_first_tokens_gaps_and_answers() -> None:
+async def test_a_window_counts_tokens_first_tokens_gaps_and_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client, "LATE", 1000)  # a busy machine may take long for an answer each
     seen = await run(steady, LOAD, 0.05, "seed")
     assert seen.answers >= LOAD.clients
     assert seen.tokens >= 4 * (seen.answers - LOAD.clients)

@@ -13,6 +13,7 @@ from baton.cluster.batch_store import BatchStore
 from baton.cluster.membership import Membership, PolledRoster
 from baton.cluster.store.buckets import RateBuckets
 from baton.cluster.store.lease import NamedLease
+from baton.cluster.store.patience import CircuitBreaker
 from baton.cluster.store.records import RecordStore
 from baton.cluster.store.room import RedisMemory
 from baton.cluster.store.slot_lease import SlotLease
@@ -48,8 +49,15 @@ async def fill(store: BatchStore) -> list[StoredFile]:
 
 async def test_a_full_store_refuses_files_and_nothing_else(small: Redis) -> None:
     store, worker = BatchStore(small, "t"), info("d0", "decode")
-    slot, lease = SlotLease(small, "t", "d0", "me", "here", 5.0), NamedLease(small, "t", "controller", "me", 5.0)
-    buckets, member, records = RateBuckets(small, "t"), Membership(small, "t", worker), RecordStore(small, "t")
+    slot, lease = (
+        SlotLease(small, "t", "d0", "me", "here", 600.0),
+        NamedLease(small, "t", "controller", "me", 600.0),
+    )
+    buckets, member, records = (
+        RateBuckets(small, "t", CircuitBreaker(60.0)),
+        Membership(small, "t", worker),
+        RecordStore(small, "t"),
+    )
     assert await slot.take() == ""
     assert await lease.hold()
     assert await member.beat()
@@ -70,7 +78,7 @@ async def test_a_full_store_refuses_files_and_nothing_else(small: Redis) -> None
     assert await buckets.take({"key": (60, 60)}), "the rate that was used up still is"
     for number, file in enumerate(kept):
         assert await store.content(file.id) == bytes([number]) * FILE
-    claim = await store.claim(job.id, "lane", 5.0)
+    claim = await store.claim(job.id, "lane", 600.0)
     await store.answer(claim, 0, b"{}", True)
     assert await store.answers(job.id, True) == {0: b"{}"}
 

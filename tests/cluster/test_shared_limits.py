@@ -2,11 +2,14 @@
 
 from baton.cluster.membership import connect
 from baton.cluster.store.buckets import RateBuckets
+from baton.cluster.store.patience import CircuitBreaker
 from baton.cluster.store.records import RecordStore
+
+PATIENCE_S = 60.0  # for a Redis of a busy machine
 
 
 async def test_two_routers_draw_from_one_bucket(redis):
-    first, second = RateBuckets(redis, "ns"), RateBuckets(redis, "ns")
+    first, second = (RateBuckets(redis, "ns", CircuitBreaker(PATIENCE_S)) for _ in range(2))
     assert await first.take({"requests:k": (2, 1)}) == 0.0
     assert await second.take({"requests:k": (2, 1)}) == 0.0
     wait = await first.take({"requests:k": (2, 1)})
@@ -15,7 +18,7 @@ async def test_two_routers_draw_from_one_bucket(redis):
 
 
 async def test_taking_is_all_or_nothing_and_spending_overdraws(redis):
-    buckets = RateBuckets(redis, "ns")
+    buckets = RateBuckets(redis, "ns", CircuitBreaker(PATIENCE_S))
     both = {"requests:k": (1, 1), "tokens:k": (600, 500)}
     assert await buckets.take(both) == 0.0
     await buckets.spend({"tokens:k": 200})

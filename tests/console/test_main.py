@@ -15,7 +15,7 @@ run = CliRunner().invoke
 def baton(*arguments: str) -> subprocess.CompletedProcess[str]:
     """The real command, in a process of its own."""
     command = [sys.executable, "-c", "from baton.console.main import app; app()", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    return subprocess.run(command, capture_output=True, text=True, timeout=250, check=False)
 
 
 def test_the_version_is_printed() -> None:

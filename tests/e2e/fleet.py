@@ -1,10 +1,13 @@
 """The cluster that end-to-end tests run against: ``launch.fleet`` with what tests ask of it, and can do to it."""
 
 import asyncio
+import contextlib
 import json
 import os
 import signal
 import time
+import urllib.error
+import urllib.request
 from subprocess import Popen
 from typing import BinaryIO
 
@@ -24,6 +27,8 @@ from baton.protos.v1 import worker_pb2, worker_pb2_grpc
 from tests import warm
 
 UP_S = fleet.UP_S
+SLOW_S = 60.0  # for one answer of a process of a busy machine
+LATE = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)  # a worker that isn't back yet, or busy
 DRAFT = str(DEMO.parent / "demo-draft")  # the smaller of the models that are here
 HUNG = "Timeout (0:"  # how faulthandler begins, in the log of a process that was ended because it hung
 
@@ -86,13 +91,35 @@ class Fleet(fleet.Fleet):
         os.kill(pid, signal.SIGKILL)
         return pid
 
+    def reachable(self) -> int:
+        """How many workers the router reaches; -1 if it is too busy to say, or gone."""
+        with contextlib.suppress(OSError):
+            return super().reachable()
+        return -1
+
+    def reaches(self, slot: str, incarnation: str) -> bool:
+        """Whether the router has a link to that incarnation of the slot's worker, rather than to one before it."""
+        url = f"{self.url}/v1/cluster"
+        try:
+            with urllib.request.urlopen(url, timeout=SLOW_S, context=self._tls) as response:
+                workers = json.load(response)["workers"]
+        except urllib.error.HTTPError as error:
+            return error.code in (401, 403)  # it tells only whoever has a key: nothing else speaks against it
+        except OSError:
+            return False
+        # A router of an older build doesn't say which incarnation it reaches.
+        return any(
+            w["id"] == slot and w["up"] and w.get("incarnation", incarnation) == incarnation for w in workers
+        )
+
     def wait_for_return(self, slot: str, before: str, timeout_s: float = UP_S) -> float:
         """Until another incarnation than ``before`` serves, to the router's knowledge; when that was."""
 
         def back() -> bool:
             record = self.record(slot)
-            everybody = len(self.slots)
-            return record.incarnation != before and record.state == "ready" and self.reachable() == everybody
+            if record.incarnation == before or record.state != "ready":
+                return False
+            return self.reaches(slot, record.incarnation) and self.reachable() == len(self.slots)
 
         try:
             wait_for(back, timeout_s, f"{slot} being back")
@@ -113,7 +140,7 @@ class Fleet(fleet.Fleet):
         """The worker's pool, counted now."""
         address = self.record(slot).address
         channel = self._channels.setdefault(address, grpc.insecure_channel(address))
-        reply = worker_pb2_grpc.WorkerStub(channel).Snapshot(worker_pb2.SnapshotRequest(), timeout=10)
+        reply = worker_pb2_grpc.WorkerStub(channel).Snapshot(worker_pb2.SnapshotRequest(), timeout=30)
         return convert.snapshot_from_pb(reply)
 
     def wait_for_index(self, slot: str, prompt: list[int], tokens: int) -> None:
@@ -144,18 +171,18 @@ class Fleet(fleet.Fleet):
 
     def metric(self, slot: str, name: str) -> float:
         """A metric of the slot's worker, summed over its labels."""
-        text = httpx.get(f"http://{self.record(slot).metrics_address}/metrics", timeout=30).text
+        text = httpx.get(f"http://{self.record(slot).metrics_address}/metrics", timeout=SLOW_S).text
         return sum(float(x.split()[-1]) for x in text.splitlines() if x.startswith((name + "{", name + " ")))
 
-    def wait_for_baseline(self, timeout_s: float = 30.0) -> dict[str, PoolSnapshot]:
+    def wait_for_baseline(self, timeout_s: float = UP_S) -> dict[str, PoolSnapshot]:
         """Returns every pool of every worker, once all are up and at baseline; fails when they don't get there."""
         found: dict[str, PoolSnapshot] = {}
 
         def calm() -> bool:
             try:
                 found.update({slot: self.snapshot(slot) for slot in self.slots})
-            except grpc.RpcError as error:  # a worker that was killed isn't back yet
-                if error.code() is not grpc.StatusCode.UNAVAILABLE:
+            except grpc.RpcError as error:
+                if error.code() not in LATE:
                     raise
                 return False
             return all(s.at_baseline and not s.running and not s.waiting for s in found.values())

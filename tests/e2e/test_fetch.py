@@ -11,7 +11,7 @@ from tests.e2e.fleet import Fleet, wait_for
 from tests.e2e.paced import Oracle, slow_profile
 
 PROMPT, BLOCKS = 320, 20
-PREFILL_S = 0.003  # a token: a second for the prompt, in which a fetch may be late on a busy machine
+PREFILL_S = 0.006  # a token: two seconds for the prompt, in which a fetch may be late on a busy machine
 SLOTS = ("prefill-0", "prefill-1")
 
 

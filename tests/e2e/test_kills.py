@@ -143,7 +143,7 @@ def test_a_worker_that_dies_while_redis_hangs_is_back_when_redis_is(cluster):
         fleet.kill("decode-0", "io")
         time.sleep(2.5)  # longer than the clients' patience with Redis
         body = {"prompt": prompt, "max_tokens": 5, "temperature": 0, "ignore_eos": True, "return_token_ids": True}
-        answer = httpx.post(fleet.url + "/v1/completions", json=body, timeout=30).json()["choices"][0]
+        answer = httpx.post(fleet.url + "/v1/completions", json=body, timeout=60).json()["choices"][0]
         assert answer["token_ids"] == oracle.answer(prompt, 5)  # the other one serves meanwhile
     finally:
         os.kill(fleet.redis_pid, signal.SIGCONT)

@@ -19,7 +19,7 @@ from tests.e2e.paced import Oracle, slow_profile
 def answer(fleet: Fleet, prompt: list[int], tokens: int = 8) -> list[int]:
     body = {"model": fleet.name, "prompt": prompt, "max_tokens": tokens, "temperature": 0, "ignore_eos": True}
     body |= {"return_token_ids": True, "repetition_penalty": 1.0}  # the checkpoint's own default is another
-    reply = httpx.post(fleet.url + "/v1/completions", json=body, timeout=30)
+    reply = httpx.post(fleet.url + "/v1/completions", json=body, timeout=60)
     assert reply.status_code == 200, reply.text
     return reply.json()["choices"][0]["token_ids"]
 
@@ -37,8 +37,11 @@ async def test_kv_goes_by_the_best_way_or_the_one_that_is_set(tmp_path: Path, wa
     worker = {"device": f"paced:{profile}", "kv_transport": wanted}
     with Fleet(prefill=1, decode=1, worker=worker, router={"local_prefill_max_tokens": 0}) as fleet:
         oracle = Oracle(profile)
-        linked = lambda: fleet.roster()["prefill-0"].load.kv_links  # noqa: E731
-        await asyncio.to_thread(wait_for, linked, what="the pair being measured, before anybody asks")
+        links = lambda: fleet.roster()["prefill-0"].load.kv_links  # noqa: E731
+        (first,) = await asyncio.to_thread(wait_for, links, what="the pair being measured, before anybody asks")
+        # A busy machine may make the best way slower than another for once: then the pair is measured again.
+        best = lambda: links()[0].transport == expected  # noqa: E731
+        await asyncio.to_thread(wait_for, best, 200, "the best way")
         entries = await asyncio.to_thread(fleet.roster)
         for seed in range(3):
             prompt = oracle.prompt(seed, 900)
@@ -49,12 +52,17 @@ async def test_kv_goes_by_the_best_way_or_the_one_that_is_set(tmp_path: Path, wa
         shown = links_table(entries)
         assert shown is not None
         assert shown.row_count == 1
-        metrics = httpx.get(f"http://{entries['prefill-0'].info.metrics_address}/metrics", timeout=30).text
+        metrics = httpx.get(f"http://{entries['prefill-0'].info.metrics_address}/metrics", timeout=60).text
         info = [line for line in metrics.splitlines() if line.startswith("baton_kv_transport_info{")]
         assert any(f'transport="{expected}"' in line and line.endswith(" 1.0") for line in info), info
-        assert "baton_kv_transport_fallbacks_total{" not in metrics
+        assert ("baton_kv_transport_fallbacks_total{" in metrics) == (first.transport != expected)
         assert entries["decode-0"].info.data_addresses.keys() == ({"shm", "tcp"} if wanted == "auto" else {wanted})
         fleet.wait_for_baseline()
+
+
+def shipped_bytes(fleet: Fleet) -> float:
+    """KV bytes of the one handoff there was: its sender counts them after the answer has begun."""
+    return wait_for(lambda: fleet.metric("prefill-0", "baton_kv_transfer_bytes_total"), what="its bytes counted")
 
 
 def read_and_written_here(selection: str, prompt: list[int], tokens: int) -> list[int]:
@@ -84,11 +92,7 @@ async def test_a_cluster_that_selects_ships_what_is_seen_and_answers_as_one_work
         entries = await asyncio.to_thread(fleet.roster)
         layout = entries["prefill-0"].info.layout
         assert layout.fidelity == f"float32@{selection}"
-        address = entries["prefill-0"].info.metrics_address
-        metrics = httpx.get(f"http://{address}/metrics", timeout=30).text.splitlines()
-        (shipped,) = [
-            float(line.split()[-1]) for line in metrics if line.startswith("baton_kv_transfer_bytes_total{")
-        ]
+        shipped = await asyncio.to_thread(shipped_bytes, fleet)
         assert shipped < (shipped_blocks + 1) * layout.page_bytes, "of 13 blocks"
         fleet.wait_for_baseline()
 
@@ -103,11 +107,7 @@ async def test_a_cluster_whose_windows_have_pages_of_their_own_ships_what_they_s
         with Fleet(prefill=1, decode=1, worker=worker, router=router) as fleet:
             answers.append(answer(fleet, list(range(3, 200)), 40))
             entries = await asyncio.to_thread(fleet.roster)
-            address = entries["prefill-0"].info.metrics_address
-            metrics = httpx.get(f"http://{address}/metrics", timeout=30).text.splitlines()
-            shipped += [
-                float(line.split()[-1]) for line in metrics if line.startswith("baton_kv_transfer_bytes_total{")
-            ]
+            shipped.append(await asyncio.to_thread(shipped_bytes, fleet))
             assert entries["prefill-0"].info.layout.windows == (() if pages == "shared" else (0, 29, 29, 29))
             fleet.wait_for_baseline()
     assert answers[0] == answers[1]
@@ -122,10 +122,6 @@ async def test_a_cluster_with_a_wire_codec_answers_and_labels_its_kv(tmp_path: P
         entries = await asyncio.to_thread(fleet.roster)
         layout = entries["prefill-0"].info.layout
         assert (layout.dtype, layout.fidelity) == ("float32", "float32~int8")
-        address = entries["prefill-0"].info.metrics_address
-        metrics = httpx.get(f"http://{address}/metrics", timeout=30).text.splitlines()
-        (shipped,) = [
-            float(line.split()[-1]) for line in metrics if line.startswith("baton_kv_transfer_bytes_total{")
-        ]
+        shipped = await asyncio.to_thread(shipped_bytes, fleet)
         assert 0 < shipped < 0.35 * 13 * layout.page_bytes, "a quarter of float32, and the scales"
         fleet.wait_for_baseline()

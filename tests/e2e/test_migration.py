@@ -92,7 +92,7 @@ async def test_draining_a_worker_moves_its_requests_and_none_fails(paced):
     finally:
         before = paced.record(drained[0]).incarnation
         paced.kill(drained[0], "io")  # a drained worker stays so until it is started again
-        wait_for(lambda: paced.record(drained[0]).incarnation != before and paced.answers(), what="a new worker")
+        paced.wait_for_return(drained[0], before)
 
 
 @pytest.mark.parametrize("part", ["engine", "io"])

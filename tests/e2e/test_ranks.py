@@ -88,7 +88,7 @@ def test_widths_may_differ_and_a_block_that_one_cached_serves_the_other(
         assert cached >= 192
         fleet.wait_for_baseline()
         left = followers(fleet, "prefill-0") + followers(fleet, "decode-0")
-    assert all(gone(pid) for pid in left), "a rank outlived its cluster"
+    wait_for(lambda: all(gone(pid) for pid in left), what="the end of every rank, which no cluster outlives")
 
 
 @pytest.mark.thorough

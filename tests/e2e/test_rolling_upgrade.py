@@ -143,6 +143,12 @@ class Load:
             else:
                 self.wrong.append(f"wrong: {len(ids)} tokens")
 
+    async def more(self, than: int = 0) -> int:
+        """How many were right, once these are more ``than`` that, or one was wrong."""
+        while self.right <= than and not self.wrong:
+            await asyncio.sleep(0.05)
+        return self.right
+
     def stop(self) -> None:
         self._over = True
 
@@ -170,7 +176,7 @@ async def test_a_rolling_upgrade_and_its_rollback_fail_nobody(fleet, rest: tuple
         for slot in ("prefill-0", "decode-0"):
             await asyncio.to_thread(running.upgrade, slot, new(HOST))
         await asyncio.to_thread(running.next_router, new(ROUTER), asked)  # now before workers of both builds
-        mixed = load.right
+        mixed = await load.more()
         for slot in rest:
             await asyncio.to_thread(running.upgrade, slot, new(HOST))
         assert list((await running.builds()).values()).count(product_version()) == 2 + len(rest)
@@ -178,9 +184,8 @@ async def test_a_rolling_upgrade_and_its_rollback_fail_nobody(fleet, rest: tuple
             await asyncio.to_thread(running.upgrade, slot, old(HOST))
         await asyncio.to_thread(running.next_router, old(ROUTER), asked)  # an old one, likewise
         assert sorted((await running.builds()).values()) == ["", "", "", product_version()]
-        back = load.right
-        while load.right < back + 2 * ASKING and not load.wrong:
-            await asyncio.sleep(0.05)
+        back = await load.more(mixed)
+        await load.more(back + 2 * ASKING)
     finally:
         load.stop()
         await asyncio.gather(*clients)

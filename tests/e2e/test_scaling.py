@@ -47,7 +47,7 @@ async def placing(fleet: Fleet) -> AsyncIterator[None]:
 
 
 def seen(url: str) -> dict:
-    found = httpx.get(url + "/v1/ratio", timeout=10).json()
+    found = httpx.get(url + "/v1/ratio", timeout=60).json()
     return found | {"kinds": [c["kind"] for c in found["timeline"]], "workers": found["prefill"] + found["decode"]}
 
 
@@ -74,7 +74,7 @@ async def grow_and_shrink(url: str) -> None:
     added = next(c for c in grown["timeline"] if c["kind"] == "add")
     assert "every ratio of" in added["reason"]
     assert added["by"] == "controller"
-    text = httpx.get(url + "/metrics", timeout=10).text
+    text = httpx.get(url + "/metrics", timeout=60).text
     assert 'baton_controller_decisions_total{kind="add"}' in text
     age = next(line for line in text.splitlines() if line.startswith("baton_controller_decision_age_seconds{"))
     assert 'mode="auto"' in age

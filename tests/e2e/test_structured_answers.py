@@ -4,13 +4,12 @@ import asyncio
 import json
 import random
 from collections.abc import Iterator
-from functools import partial
 
 import httpx
 import jsonschema
 import pytest
 
-from tests.e2e.fleet import Fleet, wait_for
+from tests.e2e.fleet import Fleet
 from tests.e2e.paced import slow_profile
 
 AT_ONCE = 16
@@ -109,11 +108,5 @@ async def test_a_killed_decode_worker_changes_no_structured_answer(fleet: Fleet,
         before = fleet.record(slot).incarnation
         await asyncio.to_thread(fleet.kill, slot, part)
         assert await asking == unbroken
-        await asyncio.to_thread(wait_for, partial(back, fleet, slot, before), what=f"{slot} being back")
+        await asyncio.to_thread(fleet.wait_for_return, slot, before)
     fleet.wait_for_baseline()
-
-
-def back(fleet: Fleet, slot: str, before: str) -> bool:
-    """Returns whether another incarnation of ``slot`` serves and every worker is reached."""
-    record = fleet.record(slot)
-    return record.incarnation != before and record.state == "ready" and fleet.reachable() == 3

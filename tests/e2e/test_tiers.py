@@ -53,9 +53,8 @@ def test_what_the_device_evicted_is_found_in_the_tiers_also_after_a_kill(tmp_pat
 
         before = fleet.record(slot)
         os.kill(before.pid, signal.SIGKILL)
-        wait_for(lambda: fleet.record(slot).incarnation != before.incarnation, what="another life")
-        wait_for(lambda: fleet.record(slot).state == "ready" and fleet.answers(), what="being back")
-        assert tier_blocks(fleet, slot, "disk") >= MANY * (PROMPT // 16)
+        fleet.wait_for_return(slot, before.incarnation)
+        wait_for(lambda: tier_blocks(fleet, slot, "disk") >= MANY * (PROMPT // 16), what="the disk's blocks")
         for prompt in prompts:
             assert ask(fleet, prompt) == (oracle.answer(prompt, 4), PROMPT // 16 * 16)
         fleet.wait_for_baseline()

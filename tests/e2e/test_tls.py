@@ -2,6 +2,7 @@
 
 import ssl
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import httpx
@@ -47,7 +48,7 @@ def secured_fleet(folder: Path, transport: str = "tcp") -> Fleet:
 def client_of(ours: Authority) -> httpx.Client:
     context = ssl.create_default_context(cafile=ours.folder / "ca.crt")
     context.load_cert_chain(ours.folder / "client.crt", ours.folder / "client.key")
-    return httpx.Client(verify=context, timeout=30)
+    return httpx.Client(verify=context, timeout=60)
 
 
 def ask(fleet: Fleet, client: httpx.Client, prompt: list[int]) -> list[int]:
@@ -87,9 +88,14 @@ def test_every_port_serves_its_own_and_refuses_everybody_else_with_the_cause_in_
         assert not wrong, wrong
         for name in ("router", "prefill-0", "decode-0"):
             for visitor in {v.visitor for v in visits if v.port.name.startswith(name)} - {"the right role"}:
-                assert any(cause in fleet.log(name, 100_000) for cause in CAUSES[visitor]), (name, visitor)
+                wait_for(partial(is_told, fleet, name, visitor), what=f"the cause of {visitor} in {name}'s log")
         prompt = oracle.prompt(9, 300)
         assert ask(fleet, client, prompt) == oracle.answer(prompt, 8), "the visits left something behind"
+
+
+def is_told(fleet: Fleet, name: str, visitor: str) -> bool:
+    """Whether the log of a process says why it refused the visitor: it may after the visitor has left."""
+    return any(cause in fleet.log(name, 100_000) for cause in CAUSES[visitor])
 
 
 def certificate_ends(fleet: Fleet, ours: Authority) -> dict[str, float]:
@@ -98,7 +104,7 @@ def certificate_ends(fleet: Fleet, ours: Authority) -> dict[str, float]:
     context.check_hostname = False  # workers are known by role, not by address
     context.load_cert_chain(ours.folder / "monitor.crt", ours.folder / "monitor.key")
     found = {}
-    with httpx.Client(verify=context, timeout=30) as scraper:
+    with httpx.Client(verify=context, timeout=60) as scraper:
         scraped = [fleet.record(slot).metrics_address for slot in fleet.slots]
         for address in scraped:
             found |= _ends(scraper.get(f"https://{address}/metrics").text)

@@ -16,7 +16,7 @@ def test_a_private_server_answers_on_its_socket_and_leaves_nothing_running(folde
     with client.Redis.from_url(server.url) as connection:
         assert connection.config_get("port") == {"port": "0"}
     server.stop()
-    assert wait_exit(pid, 1)
+    assert wait_exit(pid, 30)
     assert server.pid is None
 
 

@@ -28,7 +28,7 @@ def supervise() -> Iterator[Callable[[HostPlan], HostSupervisor]]:
         supervisor.stop(0.2)
 
 
-def until(supervisor: HostSupervisor, state: str, timeout_s: float = 20, other_than: int = -1) -> SlotStatus:
+def until(supervisor: HostSupervisor, state: str, timeout_s: float = 90, other_than: int = -1) -> SlotStatus:
     deadline = time.monotonic() + timeout_s
     while (status := supervisor.status()).state != state or status.pid == other_than:
         assert time.monotonic() < deadline, status
@@ -84,7 +84,7 @@ def test_nothing_is_started_in_a_closed_folder(plan: Plan, supervise: Callable[[
     pid = until(supervisor, "ready").pid
     close_slots(plan().folder)
     os.kill(pid, signal.SIGKILL)
-    assert wait_exit(pid, 5)
+    assert wait_exit(pid, 30)
     until(supervisor, "ended")
 
 

@@ -23,7 +23,8 @@ PAGE_BYTES = 1 << 20  # bytes of one probe block
 PAGES = 4
 SMALL_BYTES = 4096  # bytes of the block whose round trip is taken as the fixed cost
 ROUNDS = 3
-SLOW_S = 0.1  # seconds; if one probe block takes longer, no more are sent
+SLOW_S = 0.1  # seconds; if one probe block takes longer, several at once aren't sent
+BUSY_S = 0.4  # seconds in which a block that was slow is sent again, because the machines may be busy, not the link
 TIMEOUT_S = 5.0
 # Seconds, if TIMEOUT_S isn't enough: nccl's movers load torch first, nixl's agents connect with the first read.
 PATIENCE_S = {"nccl": 60.0, "nixl": 30.0}
@@ -71,7 +72,9 @@ async def measure(
             stream = await transport.connect(address)
             try:
                 fixed = min([await _round(stream, memory, 1, SMALL_BYTES, clock) for _ in range(ROUNDS)])
-                pages, whole = 1, await _round(stream, memory, 1, PAGE_BYTES, clock)
+                pages, whole, begun = 1, await _round(stream, memory, 1, PAGE_BYTES, clock), clock()
+                while whole >= SLOW_S and clock() - begun < BUSY_S - whole:
+                    whole = min(whole, await _round(stream, memory, 1, PAGE_BYTES, clock))
                 if whole < SLOW_S:
                     pages = PAGES
                     whole = min([await _round(stream, memory, PAGES, PAGE_BYTES, clock) for _ in range(ROUNDS)])

@@ -232,9 +232,9 @@ class ClusterView:
         """Returns the number of workers of the role whose link is up."""
         return sum(k.up and k.info.role == role for k in self._links)
 
-    def reachable_ids(self) -> frozenset[str]:
-        """Returns the ids of the workers whose link is up."""
-        return frozenset(k.info.worker_id for k in self._links if k.up)
+    def reachable_incarnations(self) -> dict[str, str]:
+        """Returns the incarnation of each worker whose link is up, by worker id."""
+        return {k.info.worker_id: k.info.incarnation for k in self._links if k.up}
 
     def reserve(
         self, decision: RoutingDecision, uncached: int, seated: bool = True, share: PinShare | None = None

@@ -57,12 +57,12 @@ class Prices(msgspec.Struct, frozen=True):
 class WorkerSources(msgspec.Struct, frozen=True):
     """Holds the sources of a snapshot's figures of workers.
 
-    ``reachable`` gives the ids of those whose link is up. ``fullness`` is a worker's load by the controller's
-    definition, None while its costs aren't known. ``adapters`` gives those that are served, by name.
+    ``reachable`` gives the incarnations of those whose link is up, by id. ``fullness`` is a worker's load by the
+    controller's definition, None while its costs aren't known. ``adapters`` gives those that are served, by name.
     """
 
     roster: RosterReader
-    reachable: Callable[[], frozenset[str]]
+    reachable: Callable[[], Mapping[str, str]]
     holds: Callable[[], Mapping[str, SlotHold]] = dict
     departures: Departures | None = None
     fullness: Callable[[WorkerInfo, WorkerLoad], float | None] = lambda info, load: None
@@ -136,7 +136,8 @@ class Overview:
         state = merged([self.state(), *(await others() if others else ())])
         entries, up, holds = sources.roster.snapshot(), sources.reachable(), sources.holds()
         workers = [
-            _worker(entry, name in up, holds.get(name)) | {"full": sources.fullness(entry.info, entry.load)}
+            _worker(entry, up.get(name) == entry.info.incarnation, holds.get(name))
+            | {"full": sources.fullness(entry.info, entry.load)}
             for name, entry in sorted(entries.items())
         ]
         advice, pin, timeline = await self._control()
@@ -240,6 +241,7 @@ def _worker(entry: RosterEntry, up: bool, hold: SlotHold | None) -> Json:
     unused = load.free_pages + load.cached_pages
     return {
         "id": info.worker_id,
+        "incarnation": info.incarnation,
         "role": info.role,
         "state": info.state,
         "up": up,

@@ -55,7 +55,7 @@ async def snapshot():
     live.refused("short", had_slo=True)
     workers = WorkerSources(
         Roster(),
-        lambda: frozenset({"prefill-0", "decode-0", "decode-1"}),
+        lambda: dict.fromkeys(("prefill-0", "decode-0", "decode-1"), "i"),
         fullness=lambda info, load: 0.09 if info.role == "decode" else None,
     )
     router = {"model": "demo", "policy": "cost", "processes": 1}

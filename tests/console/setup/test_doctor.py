@@ -15,6 +15,7 @@ from baton.console.main import app
 from baton.console.setup.doctor import examine, machine, services
 from baton.console.setup.findings import Finding, exit_code
 from baton.engine.backends.cuda.gpu import Gpu, probe
+from baton.launch.ports import free_ports
 from baton.launch.redis_server import find_server
 from baton.tls.authority import Authority
 
@@ -57,8 +58,8 @@ def test_a_wrong_config_is_the_one_finding(tmp_path: Path) -> None:
 
 
 def test_a_port_that_is_taken_fails_with_the_key() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
+    [port] = free_ports(1)  # that nobody else takes once it is free again
+    with socket.create_server(("127.0.0.1", port)):
         found = services.ports(config(router={"port": port, "grpc_port": 0}))
     assert states(found) == {f"port {port}": "fail"}
     assert "router.port" in found[0].what
@@ -66,8 +67,7 @@ def test_a_port_that_is_taken_fails_with_the_key() -> None:
 
 
 def test_a_redis_that_answers_and_one_that_does_not(tmp_path: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port = probe.getsockname()[1]
+    [port] = free_ports(1)
     away = services.redis_server(config(redis={"url": f"redis://:secret@127.0.0.1:{port}/0"}))
     assert states(away) == {"redis": "fail"}
     assert "secret" not in away[0].what
@@ -75,10 +75,11 @@ def test_a_redis_that_answers_and_one_that_does_not(tmp_path: Path) -> None:
     options += ["--maxmemory", "64mb", "--maxmemory-policy", "volatile-lru"]
     server = subprocess.Popen([find_server(), *options], stdout=subprocess.DEVNULL)
     try:
-        for _ in range(200):
-            found = services.redis_server(config(redis={"url": f"redis://127.0.0.1:{port}/0"}))
-            if "clocks" in states(found):
-                break
+        deadline = time.monotonic() + 90
+        while "clocks" not in states(
+            found := services.redis_server(config(redis={"url": f"redis://127.0.0.1:{port}/0"}))
+        ):
+            assert time.monotonic() < deadline, found
             time.sleep(0.05)
         assert states(found)["clocks"] == "ok"
         assert states(found)["redis memory"] == "fail"

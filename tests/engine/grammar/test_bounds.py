@@ -98,7 +98,7 @@ def test_a_poisonous_tenant_delays_nobody_elses_ordinary_schema() -> None:
     assert ordinary.mask(400)[ord("7")]
     assert sum(state.ready for state in poisons) <= 1
     assert len(grammars._compiling) <= 1
-    assert len(forked(grammars)) <= 3
+    until(lambda: len(forked(grammars)) <= 3, grammars)  # one that was ended may not be buried yet
 
 
 def test_a_grammar_whose_client_left_stops_compiling_and_the_next_one_begins() -> None:

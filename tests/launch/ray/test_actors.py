@@ -18,13 +18,13 @@ from types import SimpleNamespace
 from baton.launch.ray import actors as ray_actors
 ray_actors.HostSupervisor = lambda plan, start: SimpleNamespace(start=lambda: print("supervises", flush=True))
 ray_actors.WorkerActor('{"slot": "s", "role": "decode", "spec": "", "folder": "", "log": ""}')
-time.sleep(60)
+time.sleep(600)
 """
 
 
 @pytest.mark.parametrize("when", ["before the actor looks", "later"])
 def test_an_actor_ends_with_its_raylet(when: str) -> None:
-    raylet = subprocess.Popen(["sleep", "60"])
+    raylet = subprocess.Popen(["sleep", "600"])
     if when != "later":
         raylet.kill()
         raylet.wait()
@@ -37,7 +37,7 @@ def test_an_actor_ends_with_its_raylet(when: str) -> None:
             assert actor.stdout.readline() == "supervises\n"
             raylet.kill()
             raylet.wait()
-        assert actor.wait(30) == 1
+        assert actor.wait(90) == 1
 
 
 def test_a_worker_hears_of_its_ranks_by_its_spec_or_its_environment(tmp_path: Path) -> None:
