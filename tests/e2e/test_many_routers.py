@@ -12,14 +12,14 @@ import pytest
 from baton.router.access.keys import add_key
 from tests.e2e.fleet import Fleet, wait_for
 
-FEW = [f"few-{number}" for number in range(6)]  # keys with a rate of six requests
+FEW = [f"few-{number}" for number in range(6)]  # keys with a rate of two requests
 
 
 @pytest.fixture(scope="module")
 def fleet(tmp_path_factory):
     keys = Path(tmp_path_factory.mktemp("keys")) / "keys.json"
     found = {"boss": add_key(keys, "boss", 0.0, admin=True)}
-    found |= {name: add_key(keys, name, 0.0, requests_per_min=6) for name in FEW}
+    found |= {name: add_key(keys, name, 0.0, requests_per_min=2) for name in FEW}
     router = {"processes": 2, "keys_file": str(keys)}
     with Fleet(0, 1, colocated=True, worker={"device": "paced:zero"}, router=router) as running:
         yield running, found
@@ -27,12 +27,12 @@ def fleet(tmp_path_factory):
 
 async def ask(fleet: Fleet, key: str, **fields) -> httpx.Response:
     """On a connection of its own, so that the kernel picks a process."""
-    async with httpx.AsyncClient(timeout=60, headers={"authorization": f"Bearer {key}"}) as http:
+    async with httpx.AsyncClient(timeout=60, verify=False, headers={"authorization": f"Bearer {key}"}) as http:
         return await http.post(fleet.url + "/v1/completions", json={"prompt": "hello", "max_tokens": 4} | fields)
 
 
 async def explained(fleet: Fleet, key: str, request_id: str) -> dict:
-    async with httpx.AsyncClient(timeout=60, headers={"authorization": f"Bearer {key}"}) as http:
+    async with httpx.AsyncClient(timeout=60, verify=False, headers={"authorization": f"Bearer {key}"}) as http:
         found = await http.get(f"{fleet.url}/v1/requests/{request_id}/explain")
         return found.json() if found.status_code == 200 else {}
 
@@ -61,9 +61,9 @@ async def test_a_rate_is_one_for_all_processes(fleet):
     for name in FEW:
         answers = await asyncio.gather(*(ask(running, keys[name]) for _ in range(20)))
         counts = Counter(answer.status_code for answer in answers)
-        if counts == {200: 6, 429: 14}:
+        if counts == {200: 2, 429: 18}:
             break
-    assert counts == {200: 6, 429: 14}
+    assert counts == {200: 2, 429: 18}
 
 
 def total(fleet: Fleet) -> float:
@@ -72,10 +72,10 @@ def total(fleet: Fleet) -> float:
 
 
 def settled(fleet: Fleet) -> float:
-    """What ten looks in a row agree on: a look leaves out a process that is late."""
+    """What six looks in a row agree on: a look leaves out a process that is late."""
 
     def same() -> list[float]:
-        totals = {total(fleet) for _ in range(10)}
+        totals = {total(fleet) for _ in range(6)}
         return [*totals] if len(totals) == 1 else []
 
     return wait_for(same, what="one number of requests")[0]
