@@ -226,8 +226,9 @@ class SeededLoop(base_events.BaseEventLoop):
             raise RunEnds(f"it has not ended after {self.limit_s:g} s")
 
     def _count_turn(self) -> None:
-        """Counts a turn. Raises Halted after ``halt``, RunEnds after MOST_IDLE_TURNS turns in which no time
-        passed.
+        """Counts one turn of the loop.
+
+        Raises Halted after ``halt``, RunEnds after MOST_IDLE_TURNS turns in which no time passed.
         """
         if self._halted:
             raise Halted("the run was ended")

@@ -15,7 +15,7 @@ from baton.drill.checks.judge import Judge
 from baton.drill.checks.watch import Answers, Departed
 from baton.drill.faults import REDIS, FaultInjector
 from baton.drill.loop import SeededLoop
-from baton.drill.parts.adapters import AdapterFiles
+from baton.drill.parts.adapters import SimulatedFiles
 from baton.drill.parts.aims import Aims
 from baton.drill.parts.batches import BatchClients
 from baton.drill.parts.clients import Clients
@@ -88,7 +88,7 @@ class World:
         unsure = bool(kinds.intersection(UNCOUNTED | UNHEARD)) or any(f.other == REDIS for f in own.faults)
         ledger = AdapterLedger(self.judge.violated, unsure)
         self.judge.adapters = ledger.of_request
-        files = AdapterFiles(loop.time, self._rng, ledger.of_request) if own.adapters else None
+        files = SimulatedFiles(loop.time, self._rng, ledger.of_request) if own.adapters else None
         self.workers = {
             f"{role}-{i}": SimulatedWorker(
                 f"{role}-{i}",

@@ -99,7 +99,7 @@ class ChildProcess:
 
 
 async def _ended(process: asyncio.subprocess.Process) -> int:
-    """Its exit code. ``wait`` alone returns when its pipes are closed, and whoever inherited them may live on."""
+    """Waits for the exit code of ``process``; ``wait`` alone also waits for its pipes, which heirs may hold."""
     while process.returncode is None:
         with suppress(TimeoutError):
             await asyncio.wait_for(process.wait(), LOOK_S)

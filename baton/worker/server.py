@@ -164,7 +164,7 @@ class RoleRuntime:
                 self._report.transfers.refusals(self.intake.refusals)
             case ch.SnapshotIs():
                 self.control.answered(message)
-            case ch.Pinned() | ch.Kept() | ch.Filling() | ch.CacheChanged() | ch.CacheIdle():
+            case ch.Pinned() | ch.KeepAnswer() | ch.Filling() | ch.CacheChanged() | ch.CacheIdle():
                 self.blocks.take(message)
             case ch.AdapterIs() | ch.AdapterFailed() | ch.AdaptersAre() | ch.AdaptersChanged():
                 self.control.adapters.take(message)

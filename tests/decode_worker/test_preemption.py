@@ -58,7 +58,7 @@ class Way(Enum):
     SWAPPED = "it was set aside in host memory"
 
 
-class Told(NamedTuple):
+class ClientAnswer(NamedTuple):
     """Holds what a client gets of one answer."""
 
     tokens: tuple[int, ...]
@@ -161,14 +161,14 @@ class Run:
             self.loop.take(ch.Admit(key, request, True, 0.0))
         return self._steps({at, again} - {None})
 
-    def handed_over(self, prefilled: dict[int, Handed], at: int | None = None) -> int:
+    def handed_over(self, prefilled: dict[int, PrefilledPrompt], at: int | None = None) -> int:
         """Every prompt was read elsewhere."""
         for key, request in self.engine.requests.items():
             self.loop.take(ch.Admit(key, request, False, 0.0))
             self._deliver(self._answer_to(key), prefilled[key])
         return self._steps({at} - {None})
 
-    def told(self) -> dict[str, Told]:
+    def told(self) -> dict[str, ClientAnswer]:
         """Returns what each request's client got."""
         return {request.request_id: told(self.tape, key) for key, request in self.engine.requests.items()}
 
@@ -178,7 +178,7 @@ class Run:
         twin = msgspec.structs.replace(request, request_id=f"twin {key}", sampling=sooner, priority=-1)
         self.loop.take(ch.Admit(1000 + key, twin, True, 0.0))
 
-    def _deliver(self, admitted: ch.Admitted, handed: Handed) -> None:
+    def _deliver(self, admitted: ch.Admitted, handed: PrefilledPrompt) -> None:
         for page, content in zip(admitted.pages, handed.blocks, strict=True):
             self.memory.page(page)[:] = content
         key = admitted.key
@@ -216,14 +216,14 @@ class Run:
             self.pool.open([], self.pool.available).close()
 
 
-class Handed(NamedTuple):
+class PrefilledPrompt(NamedTuple):
     """A prompt that a prefill worker has read: its blocks' bytes, and what it said."""
 
     blocks: list[bytes]
     done: ch.PrefillDone
 
 
-def prefilled(engine: Engine) -> dict[int, Handed]:
+def prefilled(engine: Engine) -> dict[int, PrefilledPrompt]:
     """Every request's prompt, read by a prefill worker's loop."""
     memory, tape = PageMemory.create(PAGES, engine.page_bytes), Tape()
     engine.runner.bind(memory.view(), PAGES)
@@ -239,12 +239,14 @@ def prefilled(engine: Engine) -> dict[int, Handed]:
     assert set(done) == set(engine.requests), tape
     shipped = [(m.key, block) for m in tape if isinstance(m, ch.BlocksReady) for block in m.blocks]
     return {
-        key: Handed([bytes(memory.page(block.page)) for owner, block in shipped if owner == key], done[key])
+        key: PrefilledPrompt(
+            [bytes(memory.page(block.page)) for owner, block in shipped if owner == key], done[key]
+        )
         for key in engine.requests
     }
 
 
-def told(tape: list[Any], key: int) -> Told:
+def told(tape: list[Any], key: int) -> ClientAnswer:
     """Joined over its steps. What the prompt gave comes with the first output, or not at all."""
     outputs = [o for m in tape if isinstance(m, ch.Tokens) for o in m.outputs if o.key == key]
     errors = [m.error for m in tape if isinstance(m, (ch.Ended, ch.Refused)) and m.key == key]
@@ -253,7 +255,7 @@ def told(tape: list[Any], key: int) -> Told:
     assert [o.run.output_index for o in outputs] == list(begins)
     assert not any(o.prompt_logprobs or o.pooled for o in outputs[1:])
     runs, first = [o.run for o in outputs], outputs[0]
-    return Told(
+    return ClientAnswer(
         tuple(token for run in runs for token in run.token_ids),
         tuple(one for run in runs for one in run.logprobs),
         (runs[-1].finish_reason, runs[-1].stop_token_id),
@@ -262,7 +264,7 @@ def told(tape: list[Any], key: int) -> Told:
     )
 
 
-def same(found: dict[str, Told], wanted: dict[str, Told], when: str) -> None:
+def same(found: dict[str, ClientAnswer], wanted: dict[str, ClientAnswer], when: str) -> None:
     """Tokens and ends exactly; likelihoods and vectors to what summing in another order costs."""
     for name, told in found.items():
         whole, of = wanted[name], f"{name}, {when}"
@@ -278,7 +280,7 @@ def likelihoods(scores: tuple[TokenLogprobs, ...]) -> list[float]:
     return [one.logprob for score in scores for one in (score.chosen, *score.top)]
 
 
-def vector(told: Told) -> Any:
+def vector(told: ClientAnswer) -> Any:
     return np.frombuffer(told.pooled, "<f4")
 
 
@@ -297,7 +299,7 @@ def real() -> Engine:
 
 
 @functools.cache
-def undisturbed(engine: Engine) -> tuple[dict[str, Told], int]:
+def undisturbed(engine: Engine) -> tuple[dict[str, ClientAnswer], int]:
     """Returns what every request is told if nothing is preempted, and the number of steps."""
     steps = (run := Run(engine)).local()
     return run.told(), steps

@@ -27,10 +27,20 @@ FOREIGN_WORDS = {
 }
 QUOTED = re.compile(r"`([^`\n]+)`")
 PATH = re.compile(r"[\w{},*-][\w.{},*-]*(?:/[\w.{},*-]+)*/?")
+PUBLIC_CLASS = re.compile(r"^class ([A-Z]\w*)", re.M)
 IDENTIFIER = re.compile(r"\w*(?:[a-z][A-Z]|\w_\w|^_\w)\w*")
 DOTTED = re.compile(r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)+")
 # Made of a shorter name in the sources: metrics get a prefix and a unit, settings' variables the section's name.
 DERIVED = re.compile(r"baton_\w+|BATON_\w+__\w+")
+
+
+def test_a_class_name_has_one_meaning_in_the_package() -> None:
+    places: dict[str, list[str]] = {}
+    for path in sorted((ROOT / "baton").rglob("*.py")):
+        if "_pb2" not in path.name:
+            for name in PUBLIC_CLASS.findall(path.read_text()):
+                places.setdefault(name, []).append(str(path.relative_to(ROOT)))
+    assert {name: found for name, found in places.items() if len(found) > 1} == {}
 
 
 @cache

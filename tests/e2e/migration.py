@@ -51,7 +51,7 @@ def drawn(rng: random.Random, vocab: int, kind: str) -> dict[str, Any]:
     return body | KINDS[kind](rng)
 
 
-class Heard:
+class StreamedAnswer:
     """Collects one streamed answer: ids, text, logprobs and ends by choice, and the time of each piece."""
 
     def __init__(self) -> None:
@@ -90,11 +90,11 @@ class Heard:
 
 async def ask(
     fleet: Fleet, body: dict[str, Any], after: int = 0, disturb: Callable[[str], object] | None = None
-) -> Heard:
+) -> StreamedAnswer:
     """Streams an answer; once ``after`` tokens have come, calls ``disturb`` with the decode worker that writes
     it.
     """
-    heard = Heard()
+    heard = StreamedAnswer()
     async with (
         httpx.AsyncClient(timeout=60) as http,
         http.stream("POST", fleet.url + "/v1/completions", json=body) as response,
@@ -135,7 +135,7 @@ class Kill(NamedTuple):
     back_s: float
 
 
-def damage(got: Heard, want: Heard) -> Damage:
+def damage(got: StreamedAnswer, want: StreamedAnswer) -> Damage:
     """Returns how the disturbed run differs from the undisturbed one."""
     wrong = lost = repeated = 0
     for index in want.choices.keys() | got.choices.keys():

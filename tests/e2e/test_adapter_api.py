@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 
 from baton.console.main import app
 from tests.e2e.fleet import DRAFT, Fleet, wait_for
-from tests.e2e.migration import Heard, ask
+from tests.e2e.migration import StreamedAnswer, ask
 from tests.engine.adapters.adapter_files import write
 
 PROMPT = [7 + at % 90 for at in range(70)]
@@ -77,7 +77,7 @@ def body(model: str, tokens: int = 24, **more: Any) -> dict[str, Any]:
     return asked | {"stream": True, "return_token_ids": True, "stream_options": {"include_usage": True}} | more
 
 
-def ids(heard: Heard) -> list[int]:
+def ids(heard: StreamedAnswer) -> list[int]:
     assert heard.error is None, heard.error
     return heard.choices[0]["ids"]
 

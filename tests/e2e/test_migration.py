@@ -21,7 +21,7 @@ from baton.launch import supervise
 from baton.protos.v1 import worker_pb2, worker_pb2_grpc
 from tests.conformance.checkpoints import make
 from tests.e2e.fleet import DRAFT, Fleet, wait_for
-from tests.e2e.migration import KINDS, Damage, Heard, ask, damage, drawn, kill_under, report
+from tests.e2e.migration import KINDS, Damage, StreamedAnswer, ask, damage, drawn, kill_under, report
 from tests.e2e.paced import slow_profile
 from tests.kernels.thorough import first_now
 
@@ -141,9 +141,9 @@ async def test_a_kill_mid_stream_is_token_identical_on_the_cpu_engine_too():
         assert kill.damage == Damage(), kill
 
 
-def heard(*choices: list[int]) -> Heard:
+def heard(*choices: list[int]) -> StreamedAnswer:
     """An answer with these ids."""
-    answer = Heard()
+    answer = StreamedAnswer()
     for index, ids in enumerate(choices):
         answer.take({"choices": [{"index": index, "token_ids": ids, "text": "", "finish_reason": "length"}]})
     return answer
@@ -160,7 +160,7 @@ def heard(*choices: list[int]) -> Heard:
     ],
     ids=["same", "wrong", "lost", "repeated", "a choice lost"],
 )
-def test_what_a_migration_may_not_do_is_counted(broken: Heard, found: Damage) -> None:
+def test_what_a_migration_may_not_do_is_counted(broken: StreamedAnswer, found: Damage) -> None:
     assert damage(broken, heard([1, 2, 3], [4, 5])) == found
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.fleet import Fleet, wait_for
-from tests.e2e.migration import Heard, ask
+from tests.e2e.migration import StreamedAnswer, ask
 from tests.e2e.paced import Oracle, slow_profile
 
 TOKENS = 60
@@ -49,7 +49,7 @@ async def test_a_killed_and_a_replaced_worker_leave_no_answer_of_two_weights(rol
     fleet, (old, new) = rolling
     prompts = [old.prompt(seed, 40 + 30 * (seed % 3)) for seed in range(8)]
 
-    def right(prompt: list[int], heard: Heard) -> str:
+    def right(prompt: list[int], heard: StreamedAnswer) -> str:
         """Returns which weights the answer is from, "old" or "new"; "" for a mixture."""
         got = heard.choices[0]["ids"]
         named = {"old": old.answer(prompt, TOKENS), "new": new.answer(prompt, TOKENS)}

@@ -51,7 +51,7 @@ class Sharer:
             self.source.take(answer)
         elif isinstance(answer, ch.Filling):
             self.filler.take(answer)
-        elif isinstance(answer, ch.Kept):
+        elif isinstance(answer, ch.KeepAnswer):
             self.kept(answer)
 
     def compute(self, hashes: Sequence[bytes]) -> None:

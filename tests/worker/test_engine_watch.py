@@ -21,7 +21,7 @@ from tests.worker.test_host import PROFILE, Host
 LIMIT_S = 1.5
 
 
-class Asked:
+class AnsweringEngine:
     """An engine that answers while ``answers`` is set, and what was told of it."""
 
     def __init__(self) -> None:
@@ -43,7 +43,7 @@ async def until(done: Callable[[], bool]) -> None:
 
 
 async def test_one_that_answers_is_asked_again_and_nothing_is_told() -> None:
-    engine = Asked()
+    engine = AnsweringEngine()
     engine.answers.set()
     watching = asyncio.create_task(EngineWatch(engine.ask, engine.tell, 0.05).run())
     await until(lambda: engine.count > 3)
@@ -52,7 +52,7 @@ async def test_one_that_answers_is_asked_again_and_nothing_is_told() -> None:
 
 
 async def test_one_that_answers_late_is_back() -> None:
-    engine = Asked()
+    engine = AnsweringEngine()
     watching = asyncio.create_task(EngineWatch(engine.ask, engine.tell, 0.5).run())
     await until(lambda: engine.told == [True])
     engine.answers.set()
@@ -61,13 +61,13 @@ async def test_one_that_answers_late_is_back() -> None:
 
 
 async def test_one_that_never_answers_is_given_up() -> None:
-    engine = Asked()
+    engine = AnsweringEngine()
     await asyncio.wait_for(EngineWatch(engine.ask, engine.tell, 0.1).run(), 20)
     assert engine.told == [True]
 
 
 async def test_without_a_limit_nobody_is_asked() -> None:
-    engine = Asked()
+    engine = AnsweringEngine()
     watching = asyncio.create_task(EngineWatch(engine.ask, engine.tell, 0.0).run())
     for _ in range(10):
         await asyncio.sleep(0)

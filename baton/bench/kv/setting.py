@@ -105,7 +105,7 @@ def skipped() -> Iterator[None]:
 
     class NoChecksum:
         def update(self, data: frames.Bytes) -> None:
-            """Ignores ``data``."""
+            """Ignores ``data``, because no checksum is kept."""
 
         def reset(self) -> None:
             """Begins another block; no checksum is kept, so nothing has to be cleared."""

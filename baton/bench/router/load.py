@@ -62,7 +62,7 @@ class _ResponseReader(asyncio.Protocol):
         return self._over
 
     def close(self) -> None:
-        """Closes the connection."""
+        """Closes the connection if it was opened."""
         if self.transport is not None:
             self.transport.close()
 

@@ -41,7 +41,7 @@ class CandidateOptions:
 
 
 @dataclass(frozen=True)
-class GoalOptions(SloOptions):
+class SizeGoalOptions(SloOptions):
     """Holds the objectives, and the share of requests that must meet them."""
 
     ttft: Annotated[float, typer.Option("--ttft", min=0.001, help="SLO: seconds to the first token")] = 2.0
@@ -49,7 +49,7 @@ class GoalOptions(SloOptions):
 
 
 @dataclass(frozen=True)
-class FormOptions(MeasuredOptions):
+class AllowedFormOptions(MeasuredOptions):
     """Says which forms of weights and KV are allowed."""
 
     exact: Annotated[bool, typer.Option(help="Round nothing: neither weights nor KV that come plain")] = False
@@ -60,8 +60,8 @@ def size_command(
     model: Annotated[str, typer.Option(help="A known model's name, or a config.json")],
     trace: TraceFlag,
     candidates: CandidateOptions,
-    goal: GoalOptions,
-    forms: FormOptions,
+    goal: SizeGoalOptions,
+    forms: AllowedFormOptions,
     part: PartOptions,
     json: JsonFlag = None,
 ) -> None:

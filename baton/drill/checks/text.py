@@ -23,7 +23,7 @@ class AnswerText(NamedTuple):
     finish: str
 
 
-class Reply(NamedTuple):
+class TextReply(NamedTuple):
     """Holds what came of a reply.
 
     ``texts``, ``scored`` (tokens with log-probabilities) and ``finishes`` are by choice; ``error`` is its code, and
@@ -54,7 +54,7 @@ def text_of(request: Request, tokens: Sequence[int], finish: str) -> AnswerText:
     return AnswerText(text, len(tokens), finish)
 
 
-def read(request: Request, body: bytes) -> Reply:
+def read(request: Request, body: bytes) -> TextReply:
     """Returns what a reply with status 200 held, streamed or not."""
     if request.over_http == "whole":
         whole = orjson.loads(body)
@@ -65,7 +65,7 @@ def read(request: Request, body: bytes) -> Reply:
     return _read(events, usage, lines[-1:] == [DONE] and lines.count(DONE) == 1)
 
 
-def _read(events: Sequence[Json], usage: Json | None, whole: bool) -> Reply:
+def _read(events: Sequence[Json], usage: Json | None, whole: bool) -> TextReply:
     texts: dict[int, str] = {}
     scored: dict[int, int] = {}
     finishes: dict[int, list[str]] = {}
@@ -75,10 +75,10 @@ def _read(events: Sequence[Json], usage: Json | None, whole: bool) -> Reply:
         scored[index] = scored.get(index, 0) + (len(scores["tokens"]) if scores else 0)
         finishes.setdefault(index, []).extend([choice["finish_reason"]] if choice["finish_reason"] else [])
     error = next((event["error"]["code"] for event in events if "error" in event), "")
-    return Reply(texts, scored, finishes, usage, error, whole)
+    return TextReply(texts, scored, finishes, usage, error, whole)
 
 
-def wrong(request: Request, reply: Reply, want: Sequence[AnswerText]) -> Iterator[str]:
+def wrong(request: Request, reply: TextReply, want: Sequence[AnswerText]) -> Iterator[str]:
     """Yields what is wrong with a reply that came to its end without an error."""
     for index, text in enumerate(want):
         if reply.texts.get(index) != text.text:

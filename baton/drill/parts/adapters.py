@@ -34,7 +34,7 @@ def digest_of(content: int) -> str:
     return hashlib.sha256(f"content {content}".encode()).hexdigest()[:DIGEST_DIGITS]
 
 
-class AdapterFiles:
+class SimulatedFiles:
     """The files that all workers read: ``contents`` holds content numbers by path.
 
     ``of_request`` is the ledger's: the id of the adapter that each request was asked on, by the request's number.
@@ -53,7 +53,7 @@ class AdapterFiles:
 class SimulatedReading:
     """The reading of one adapter: what its files hold when it ends is what was read."""
 
-    def __init__(self, files: AdapterFiles, source: AdapterPlace, now: Callable[[], float], ends: float) -> None:
+    def __init__(self, files: SimulatedFiles, source: AdapterPlace, now: Callable[[], float], ends: float) -> None:
         self._files, self._source, self._now, self._ends = files, source, now, ends
 
     def result(self) -> ReadAdapter | BatonError | None:

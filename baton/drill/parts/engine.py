@@ -15,7 +15,7 @@ from typing import cast
 from baton.decode_worker.engine.loop import DecodeLimits, DecodeLoop
 from baton.drill.checks.oracle import EOS, MOST_TOKENS, ROW_BYTES, VOCABULARY
 from baton.drill.checks.watch import EngineWitness
-from baton.drill.parts.adapters import LIMITS, MOST_BYTES, MOST_RANK, AdapterFiles
+from baton.drill.parts.adapters import LIMITS, MOST_BYTES, MOST_RANK, SimulatedFiles
 from baton.drill.parts.grammar import GrammarDelays, SimulatedGrammars
 from baton.drill.parts.process import Process
 from baton.drill.scenario import Scenario
@@ -72,7 +72,7 @@ class ChannelEnd:
             await self._news.wait()
 
 
-class Pace:
+class SimulatedPace:
     """The pace of the engines of a worker slot: steps take ``slow`` times as long, and none begins before
     ``stuck_until``.
     """
@@ -89,11 +89,11 @@ class SimulatedEngine:
         name: str,
         role: str,
         scenario: Scenario,
-        pace: Pace,
+        pace: SimulatedPace,
         rng: random.Random,
         witness: EngineWitness,
         weights: int,
-        adapters: AdapterFiles | None = None,
+        adapters: SimulatedFiles | None = None,
     ) -> None:
         self.process, self.channel = Process(f"{name} engine"), ChannelEnd(self)
         self._scenario, self._pace, self._rng, self.witness = scenario, pace, rng, witness

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from baton.cluster.adapters import AdapterEntry
 from baton.drill.checks.adapters import AdapterLedger
-from baton.drill.parts.adapters import AdapterFiles, id_of
+from baton.drill.parts.adapters import SimulatedFiles, id_of
 from baton.drill.parts.engine import MODEL_ID
 from baton.drill.parts.router import SimulatedRouter
 from baton.drill.scenario import AdapterChange
@@ -21,7 +21,7 @@ class AdapterOperators:
 
     def __init__(
         self,
-        files: AdapterFiles,
+        files: SimulatedFiles,
         ledger: AdapterLedger,
         routers: Sequence[SimulatedRouter],
         tell: Callable[[str, str], None],

@@ -23,9 +23,9 @@ from baton.cluster.roles import RoleWishes
 from baton.cost.fit import StepFit, TransferFit
 from baton.drill.checks.fairness import FairnessWitness
 from baton.drill.checks.watch import Answers, Departed, EngineWitness
-from baton.drill.parts.adapters import LIMITS, AdapterFiles
+from baton.drill.parts.adapters import LIMITS, SimulatedFiles
 from baton.drill.parts.aims import Aims
-from baton.drill.parts.engine import MODEL_ID, Pace, SimulatedEngine
+from baton.drill.parts.engine import MODEL_ID, SimulatedEngine, SimulatedPace
 from baton.drill.parts.network import Network
 from baton.drill.parts.process import Process
 from baton.drill.parts.tier import FaultyStore, TierHealth
@@ -81,14 +81,14 @@ class SimulatedWorker:
         departed: Departed,
         fairness: FairnessWitness,
         aims: Aims,
-        adapters: AdapterFiles | None = None,
+        adapters: SimulatedFiles | None = None,
     ) -> None:
         self.adapters, self.aims = adapters, aims
         self.departed, self.fairness = departed, fairness
         self.slot, self.role, self.weights, self.answers = slot, role, 0, answers
         self.scenario, self.network, self.violated, self.tell = scenario, network, violated, tell
         self.rng = random.Random(f"{scenario.seed} {slot}")
-        self.pace, self.tier_health = Pace(), TierHealth()
+        self.pace, self.tier_health = SimulatedPace(), TierHealth()
         self.requests = {request.number: request for request in scenario.requests}
         self._lives = itertools.count(1)
         self.life: Life | None = None

@@ -15,7 +15,7 @@ from baton.drill.redis.lua_run import (
     Expression,
     Frame,
     Index,
-    Returned,
+    ReturnValue,
     Statement,
     Variable,
     called,
@@ -75,7 +75,7 @@ class Script:
         frame[0], frame[1], frame[2] = Table(keys), Table(args), _redis(call)
         frame[3:7] = STRING, MATH, tonumber, ipairs
         ended = self._body(frame)
-        return ended.value if isinstance(ended, Returned) else None
+        return ended.value if isinstance(ended, ReturnValue) else None
 
 
 def _redis(call: Call) -> Table:
@@ -232,9 +232,9 @@ class _Reader:
 
     def _return(self) -> Statement:
         if self._sees("end", "else", "elseif", ""):
-            return lambda frame: Returned(None)
+            return lambda frame: ReturnValue(None)
         value = self.expression()
-        return lambda frame: Returned(value(frame))
+        return lambda frame: ReturnValue(value(frame))
 
     # ---- expressions ----
 

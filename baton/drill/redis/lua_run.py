@@ -12,10 +12,10 @@ from baton.drill.redis.lua_values import OPERATIONS, LuaError, Table, Value, num
 
 Frame = list[Value]
 Expression = Callable[[Frame], Value]
-Statement = Callable[[Frame], object]  # returns None to go on, BREAK, or a Returned
+Statement = Callable[[Frame], object]  # returns None to go on, BREAK, or a ReturnValue
 
 
-class Returned(NamedTuple):
+class ReturnValue(NamedTuple):
     """The result of a statement that returned from the script, with its value."""
 
     value: Value

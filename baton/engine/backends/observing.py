@@ -22,7 +22,7 @@ KeysOf = Callable[[Tensor], Tensor]  # pages -> their tokens' keys of a layer, (
 AddRow = Callable[[Tensor, Tensor, int, Tensor], None]
 
 
-class Watched(NamedTuple):
+class WatchedRows(NamedTuple):
     """The watched rows of one item of a step, whose attention selects pages."""
 
     seq: int
@@ -39,7 +39,7 @@ class Observation:
     """
 
     def __init__(self, items: Iterable[SequenceStep]) -> None:
-        self._watched, row = list[Watched](), 0
+        self._watched, row = list[WatchedRows](), 0
         for item in items:
             end = row + len(item.tokens)
             if item.watch is not None:
@@ -77,13 +77,13 @@ def _add_rows(scores: Tensor, queries: Tensor, keys: Tensor, place: int, scale: 
         scores[at, : len(found)] += found
 
 
-def _watched(item: SequenceStep, watch: int, row: int, end: int) -> Watched:
+def _watched(item: SequenceStep, watch: int, row: int, end: int) -> WatchedRows:
     (first, behind), blocks = item.gap, -(-(item.start + len(item.tokens)) // BLOCK_TOKENS)
     seen = [*item.pages[:first], *item.pages[behind:blocks]] if behind > first else item.pages[:blocks]
     place, pages = watch - (behind - first) * BLOCK_TOKENS, torch.tensor(seen, dtype=torch.int64)
-    return Watched(item.seq, row + watch - item.start, end, place, pages, item.watch_rows)
+    return WatchedRows(item.seq, row + watch - item.start, end, place, pages, item.watch_rows)
 
 
-def _shape(one: Watched) -> tuple[int, ...]:
+def _shape(one: WatchedRows) -> tuple[int, ...]:
     rows = one.end - one.first
     return (rows, -(-(one.place + rows) // BLOCK_TOKENS)) if one.by_row else (one.place // BLOCK_TOKENS,)

@@ -155,7 +155,7 @@ def _yarn_attention(factor: float, parameters: dict[str, float]) -> float:
 
 
 def _longrope(rope: Rope, head_dim: int, parameters: dict[str, float], max_position: int) -> tuple[Tensor, float]:
-    """https://arxiv.org/abs/2402.13753"""
+    """Returns LongRoPE's frequencies and attention factor (https://arxiv.org/abs/2402.13753)."""
     if len(rope.factors[0]) != head_dim // 2:
         text = f"rope type longrope has {len(rope.factors[0])} factors for {head_dim // 2} frequencies"
         raise CheckpointError(text, "rope_parameters")

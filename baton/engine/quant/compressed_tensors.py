@@ -23,7 +23,7 @@ from baton.engine.quant import LEAST_GROUP, Reader, Tensors
 from baton.engine.quant.fp8 import rows_scale, scaled
 from baton.engine.quant.gptq import unpack
 from baton.kernels.linear.codes import Codes, e2m1, nibbles
-from baton.kernels.linear.integers import Integers, Scaled
+from baton.kernels.linear.integers import Integers, ScaledFloats
 from baton.protos.json import Json
 
 PLAIN = ("int-quantized", "float-quantized", "naive-quantized", "pack-quantized", "mixed-precision")
@@ -75,7 +75,7 @@ class CompressedReader:
         self._tensors, self._block, self._are_e4m3 = tensors, block, are_e4m3
         self._names = set(tensors.names())
 
-    def read(self, name: str, shape: tuple[int, ...]) -> Integers | Scaled | Codes | None:
+    def read(self, name: str, shape: tuple[int, ...]) -> Integers | ScaledFloats | Codes | None:
         """Returns the weight ``name`` of ``shape`` (n, k); None if it isn't quantized. Raises CheckpointError if
         its tensors don't fit.
         """
@@ -95,18 +95,18 @@ class CompressedReader:
             raise self._tensors.error(name, f"is {values.dtype}; int8 and float8_e4m3fn are known")
         return self._integers(name, values, 8)
 
-    def _fp8(self, name: str, values: Tensor) -> Scaled:
+    def _fp8(self, name: str, values: Tensor) -> ScaledFloats:
         given = f"{name.removesuffix('weight')}input_scale"
         static = self._are_e4m3 and given in self._names
         rows = rows_scale(self._tensors, given) if static else 0.0 if self._are_e4m3 else None
         return self._fp8_weight(name, values)._replace(rows=rows)
 
-    def _fp8_weight(self, name: str, values: Tensor) -> Scaled:
+    def _fp8_weight(self, name: str, values: Tensor) -> ScaledFloats:
         groups = self._tensors.tensor(f"{name}_scale").shape
         if self._block is not None or len(groups) < 2 or groups[1] == 1:
             return scaled(self._tensors, name, values, f"{name}_scale", self._block)
         scale, group = self._scales(name, values.shape)
-        return Scaled(values, scale, group)
+        return ScaledFloats(values, scale, group)
 
     def _fp4(self, name: str, packed: Tensor, shape: tuple[int, ...]) -> Codes:
         if tuple(packed.shape) != (shape[0], shape[1] // 2):

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from baton.engine.program.config import ModelConfig
 from baton.engine.quant import LEAST_GROUP, Reader, Tensors
-from baton.kernels.linear.integers import Scaled
+from baton.kernels.linear.integers import ScaledFloats
 from baton.protos.json import JsonValue
 
 SCALES = ("weight_scale_inv", "weight_scale")
@@ -62,7 +62,7 @@ class Fp8Reader:
         self._tensors, self._block, self._is_static = tensors, block, is_static
         self._names = set(tensors.names())
 
-    def read(self, name: str, shape: tuple[int, ...]) -> Scaled | None:
+    def read(self, name: str, shape: tuple[int, ...]) -> ScaledFloats | None:
         """Returns the weight ``name`` of ``shape`` (n, k); None if it isn't quantized. Raises CheckpointError if
         its tensors don't fit.
         """
@@ -89,7 +89,7 @@ def rows_scale(tensors: Tensors, name: str) -> float:
     return float(found.max())
 
 
-def scaled(tensors: Tensors, name: str, values: Tensor, scales: str, block: tuple[int, int] | None) -> Scaled:
+def scaled(tensors: Tensors, name: str, values: Tensor, scales: str, block: tuple[int, int] | None) -> ScaledFloats:
     """Returns the e4m3 weight ``values`` (n, k) named ``name`` with the scales in tensor ``scales``: one number,
     one per row, or one per ``block``. Raises CheckpointError.
     """
@@ -101,7 +101,7 @@ def scaled(tensors: Tensors, name: str, values: Tensor, scales: str, block: tupl
             raise tensors.error(
                 scales, f"has shape {tuple(found.shape)}; one number or {n} are known without blocks"
             )
-        return Scaled(values, found.reshape(-1, 1).expand(n, 1).contiguous())
+        return ScaledFloats(values, found.reshape(-1, 1).expand(n, 1).contiguous())
     asked = tuple(-(-size // of) for size, of in zip((n, k), block, strict=True))
     if tuple(found.shape) != asked:
         text = (
@@ -109,4 +109,4 @@ def scaled(tensors: Tensors, name: str, values: Tensor, scales: str, block: tupl
         )
         remedy = "weight_block_size in config.json must be what the model was quantized with"
         raise tensors.error(scales, f"{text}: {remedy}")
-    return Scaled(values, found.repeat_interleave(block[0], 0)[:n].contiguous(), block[1])
+    return ScaledFloats(values, found.repeat_interleave(block[0], 0)[:n].contiguous(), block[1])

@@ -15,7 +15,7 @@ from torch import Tensor
 from baton.engine.program.config import ModelConfig
 from baton.engine.quant import LEAST_GROUP, Reader, Tensors
 from baton.engine.quant.fp8 import scaled
-from baton.kernels.linear.integers import Integers, Scaled
+from baton.kernels.linear.integers import Integers, ScaledFloats
 
 
 def reader(model: ModelConfig, tensors: Tensors) -> Reader:
@@ -29,7 +29,7 @@ class TorchAoReader:
     def __init__(self, tensors: Tensors) -> None:
         self._tensors, self._names = tensors, set(tensors.names())
 
-    def read(self, name: str, shape: tuple[int, ...]) -> Integers | Scaled | None:
+    def read(self, name: str, shape: tuple[int, ...]) -> Integers | ScaledFloats | None:
         """Returns the weight ``name`` of ``shape`` (n, k); None if it isn't quantized. Raises CheckpointError if
         its tensors don't fit or are int4.
         """

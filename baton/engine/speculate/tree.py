@@ -13,7 +13,7 @@ from typing import NamedTuple
 ROOT = -1
 
 
-class Chain(NamedTuple):
+class RowChain(NamedTuple):
     """Names ``rows`` consecutive rows of a step from row ``first`` on, each the child of the row before; the first
     is row ``parent``'s child.
     """
@@ -81,15 +81,15 @@ def first_chain(parents: Sequence[int]) -> int:
     return next((node for node, parent in enumerate(parents) if parent != node - 1), len(parents))
 
 
-def chains(parents: Sequence[int]) -> list[Chain]:
+def chains(parents: Sequence[int]) -> list[RowChain]:
     """Returns the step's rows as chains: the first begins at row 0, each other one where a branch begins."""
-    found = [Chain(ROOT, 0, 1)]
+    found = [RowChain(ROOT, 0, 1)]
     for node, parent in enumerate(parents):
         last = found[-1]
         if parent + 1 == node and last.first + last.rows == node + 1:
             found[-1] = last._replace(rows=last.rows + 1)
         else:
-            found.append(Chain(parent + 1, node + 1, 1))
+            found.append(RowChain(parent + 1, node + 1, 1))
     return found
 
 

@@ -42,13 +42,13 @@ class PageSharing:
         if lease is not None:
             lease.close()
 
-    def keep(self, message: ch.Keep) -> ch.Kept:
+    def keep(self, message: ch.Keep) -> ch.KeepAnswer:
         """Protects the cached ones among the blocks from eviction, so that they may be copied, and returns their
         hashes and pages; their order of use stays.
         """
         found = {block: page for block in message.hashes if (page := self._pool.keep(block)) is not None}
         self._kept[message.key] = tuple(found.values())
-        return ch.Kept(message.key, tuple(found), tuple(found.values()))
+        return ch.KeepAnswer(message.key, tuple(found), tuple(found.values()))
 
     def unkeep(self, message: ch.Unkeep) -> None:
         """Ends a keep, whose pages were copied."""

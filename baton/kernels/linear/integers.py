@@ -47,7 +47,7 @@ class Integers(NamedTuple):
     order: Tensor | None = None  # (k,) int32, the input that each column multiplies; None for their own order
 
 
-class Scaled(NamedTuple):
+class ScaledFloats(NamedTuple):
     """A weight of narrow floats: value = scale x narrow."""
 
     narrow: Tensor  # (n, k) float8_e4m3fn
@@ -56,7 +56,7 @@ class Scaled(NamedTuple):
     rows: float | None = None  # scale for rounding activations to e4m3, 0: each row's own; None: they stay
 
 
-Part = Integers | Scaled | Codes
+Part = Integers | ScaledFloats | Codes
 
 
 def packed_of(parts: Sequence[Tensor | Part]) -> PackedWeight | None:
@@ -119,7 +119,7 @@ def _stack(parts: Sequence[Integers]) -> PackedWeight:
     return dataclasses.replace(packed, kind=W8_OUTLIERS, table=torch.tensor([least]))
 
 
-def stack_scaled(parts: Sequence[Scaled]) -> PackedWeight:
+def stack_scaled(parts: Sequence[ScaledFloats]) -> PackedWeight:
     """Returns the parts stacked along the rows and packed; scales per row become scales per group if any part has
     groups.
     """
@@ -130,7 +130,7 @@ def stack_scaled(parts: Sequence[Scaled]) -> PackedWeight:
     return dataclasses.replace(packed, table=torch.tensor([max(own)]))
 
 
-def _stack_scaled(parts: Sequence[Scaled]) -> PackedWeight:
+def _stack_scaled(parts: Sequence[ScaledFloats]) -> PackedWeight:
     values, group = torch.cat([part.narrow for part in parts]), math.gcd(*(part.group for part in parts))
     if not group:
         return pack_e4m3(values, torch.cat([part.scale[:, 0] for part in parts]), E4M3_A16)
@@ -160,6 +160,6 @@ def _spread(x: Tensor, part: Integers, group: int) -> Tensor:
 
 _STACKS: dict[type, Callable[..., PackedWeight | None]] = {
     Integers: stack,
-    Scaled: stack_scaled,
+    ScaledFloats: stack_scaled,
     Codes: stack_codes,
 }

@@ -204,9 +204,7 @@ class Slab:
         self._write(slot, signed + struct.pack("<Q", xxhash.xxh3_64_intdigest(signed)))
 
     def _write(self, slot: int, record: bytes) -> None:
-        """Writes a record. If that fails, it is wrong or missing after a restart, which the page's checksum
-        reveals.
-        """
+        """Writes a record; a failed one is wrong or missing after a restart, which the page's checksum reveals."""
         try:
             self.store.record(slot, record)
         except OSError as error:

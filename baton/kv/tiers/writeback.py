@@ -44,7 +44,7 @@ class WriteBack:
         self._send, self._memory, self._tiers, self._holdings = send, memory, tiers, holdings
         self._clock = clock
         self._keys = itertools.count(-2, -1)  # downwards: never a request's key
-        self._asked: dict[int, asyncio.Future[ch.Kept]] = {}
+        self._asked: dict[int, asyncio.Future[ch.KeepAnswer]] = {}
         self._queue: dict[bytes, None] = {}
         self._news, self._calm = asyncio.Event(), asyncio.Event()
         self._calm.set()
@@ -77,7 +77,7 @@ class WriteBack:
                 log.exception("blocks could not be written back")
             await asyncio.sleep((self._clock() - began) * (1 / DUTY - 1))
 
-    def take(self, message: ch.Kept) -> None:
+    def take(self, message: ch.KeepAnswer) -> None:
         """Takes the engine's answer: the pages that may be copied."""
         asked = self._asked.get(message.key)
         if asked is not None and not asked.done():

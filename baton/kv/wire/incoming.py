@@ -22,7 +22,7 @@ LINGER_S = 1.0  # seconds for which an ended stream is still read, so that a res
 MAX_LANES = 32  # connections of one stream
 
 
-class Lane(DataPortConnection, Protocol):
+class IncomingLane(DataPortConnection, Protocol):
     """One connection of a stream."""
 
     sock: socket.socket
@@ -44,8 +44,8 @@ class IncomingStream:
     """Receives one stream, over one or more lanes (connections), for the ``Sink`` that takes its frames."""
 
     def __init__(self, accept: Accept, server: StreamServer, stream_id: bytes) -> None:
-        self.inlets: list[Lane] = []
-        self.primary: Lane | None = None
+        self.inlets: list[IncomingLane] = []
+        self.primary: IncomingLane | None = None
         self.landed = self.taken = 0  # frames with blocks, and without
         self.ended = False
         self.stream_id = stream_id
@@ -59,7 +59,7 @@ class IncomingStream:
         """Returns whether the sender has shown a lease (its first frame was accepted) and the stream goes on."""
         return bool(self.taken) and not self.ended
 
-    def join(self, inlet: Lane, lane: int) -> None:
+    def join(self, inlet: IncomingLane, lane: int) -> None:
         """Adds a connection as number ``lane``; replies are sent on lane 0. Raises CorruptFrame if there are too
         many.
         """

@@ -35,7 +35,7 @@ from baton.protos.channel.cache import (
     Filled,
     Filling,
     Keep,
-    Kept,
+    KeepAnswer,
     Pin,
     Pinned,
     Unkeep,
@@ -85,7 +85,7 @@ ToEngine = ToDecodeEngine | ToPrefillEngine
 FromDecodeEngine = Admitted | Refused | Rearmed | Committed | Tokens | Ended | CloseReceive
 FromPrefillEngine = BlocksReady | PrefillDone | PrefillFailed
 FromEitherRole = FromDecodeEngine | FromPrefillEngine
-FromCache = Pinned | Kept | Filling | CacheChanged | CacheIdle
+FromCache = Pinned | KeepAnswer | Filling | CacheChanged | CacheIdle
 FromAdapters = AdapterIs | AdapterFailed | AdaptersAre | AdaptersChanged
 ToIo = FromEitherRole | FromCache | FromAdapters | EngineReady | EngineFailed | SnapshotIs | RoleIs | Stats
 
@@ -123,7 +123,7 @@ __all__ = [
     "FromPrefillEngine",
     "IntakeClosed",
     "Keep",
-    "Kept",
+    "KeepAnswer",
     "ListAdapters",
     "LoadAdapter",
     "Output",

@@ -25,7 +25,7 @@ class Unpin(Message):
 
 
 class Keep(Message):
-    """Asks not to evict those of ``hashes`` that are cached, until Unkeep; answered by Kept."""
+    """Asks not to evict those of ``hashes`` that are cached, until Unkeep; answered by KeepAnswer."""
 
     key: int
     hashes: tuple[bytes, ...]
@@ -60,7 +60,7 @@ class Pinned(Message):
     pages: tuple[int, ...]
 
 
-class Kept(Message):
+class KeepAnswer(Message):
     """Answers Keep with those of the blocks that are cached, and their pages."""
 
     key: int

@@ -147,7 +147,7 @@ class _Call:
         self.model, self._id = "", ""
 
     def name(self, kind: str) -> str:
-        """The answer's id."""
+        """Returns the answer's id, which begins with ``kind``."""
         return f"{kind}-{self._id}"
 
     async def scores(self, pairs: Pairs, param: str, most: int | None = None) -> Scores:

@@ -48,13 +48,20 @@ class Waiting(Protocol):
     """
 
     @property
-    def pool(self) -> str: ...
+    def pool(self) -> str:
+        """Returns the model that the request is for."""
+
     @property
-    def queue(self) -> str: ...
+    def queue(self) -> str:
+        """Returns the name of its queue within the pool."""
+
     @property
-    def order(self) -> Order: ...
+    def order(self) -> Order:
+        """Returns its place in the queue; the lowest is next."""
+
     @property
-    def since(self) -> float: ...
+    def since(self) -> float:
+        """Returns when it began to wait, in seconds."""
 
 
 def work_of(prompt_tokens: int, max_tokens: int, choices: int = 1) -> int:

@@ -89,7 +89,7 @@ class WorkerBlocks:
                 self.source.take(message)
             case ch.Filling():
                 self._filler.take(message)
-            case ch.Kept() | ch.CacheIdle():
+            case ch.KeepAnswer() | ch.CacheIdle():
                 assert self._tiers is not None, "an engine tells of idle blocks only where there are lower tiers"
                 self._tiers.take(message)
             case _:

@@ -53,12 +53,12 @@ class WorkerTiers:
         """
         self.tiers.duty = BESIDE_DECODE if self._beside_decode and sequences else 1.0
 
-    def take(self, message: ch.Kept | ch.CacheIdle) -> None:
+    def take(self, message: ch.KeepAnswer | ch.CacheIdle) -> None:
         """Handles one message of the engine about blocks that may be written back."""
         match message:
             case ch.CacheIdle():
                 self._writeback.idle(message.hashes)
-            case ch.Kept():
+            case ch.KeepAnswer():
                 self._writeback.take(message)
             case _:
                 assert_never(message)

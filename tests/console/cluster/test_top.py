@@ -22,7 +22,7 @@ from baton.router.request.environment import Environment
 from tests.router.ends import ended
 
 
-class Seen:
+class ListedWorker:
     def __init__(self, name: str, role: str, **fields) -> None:
         layout = KvLayout("uint8", (), 16, "paced")
         self.info = WorkerInfo(
@@ -34,8 +34,11 @@ class Seen:
 
 class Roster:
     def snapshot(self):
-        held = Seen("decode-1", "decode", state="standby")
-        return {s.info.worker_id: s for s in (Seen("prefill-0", "prefill"), Seen("decode-0", "decode"), held)}
+        held = ListedWorker("decode-1", "decode", state="standby")
+        return {
+            s.info.worker_id: s
+            for s in (ListedWorker("prefill-0", "prefill"), ListedWorker("decode-0", "decode"), held)
+        }
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from baton.engine.speculate.draft import Draft, accepted
 from baton.engine.speculate.tree import (
     ROOT,
-    Chain,
+    RowChain,
     chains,
     depths,
     first_chain,
@@ -30,7 +30,7 @@ def test_paths_with_a_common_beginning_share_its_nodes() -> None:
     assert depths(parents) == [0, 1, 2, 2, 1, 0, 1]
     assert ranks(parents) == [0, 0, 0, 1, 1, 1, 0]
     assert first_chain(parents) == 3
-    assert chains(parents) == [Chain(ROOT, 0, 4), Chain(2, 4, 1), Chain(1, 5, 1), Chain(0, 6, 2)]
+    assert chains(parents) == [RowChain(ROOT, 0, 4), RowChain(2, 4, 1), RowChain(1, 5, 1), RowChain(0, 6, 2)]
     assert path_to(6, parents) == [5, 6]
     assert tree_of(PATHS, 4) == ([1, 2, 3, 5], [ROOT, 0, 1, 0])
 

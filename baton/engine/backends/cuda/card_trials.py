@@ -14,7 +14,7 @@ import msgspec
 import torch
 
 from baton.engine.backends.cuda.gpu import Gpu
-from baton.engine.backends.cuda.op_trials import ON_A_CARD, ON_THE_SHIM, OpTrial, Sizes, try_ops
+from baton.engine.backends.cuda.op_trials import ON_A_CARD, ON_THE_SHIM, OpTrial, TrialSizes, try_ops
 from baton.engine.backends.cuda.runner import CudaRunner
 from baton.engine.backends.cuda.trial import one_layer, random_weights, trial
 from baton.engine.backends.native.program import Weights
@@ -45,7 +45,7 @@ class CardTrials(msgspec.Struct, frozen=True):
 
 def run_trials(gpu: Gpu, library: CudaLibrary, shim: bool = False) -> CardTrials:
     """Returns the trials of this machine's card, or of the shim. Raises DeviceError where a launch fails."""
-    sizes: Sizes = ON_THE_SHIM if shim else ON_A_CARD
+    sizes: TrialSizes = ON_THE_SHIM if shim else ON_A_CARD
     ops = try_ops(library, "cpu" if shim else "cuda", sizes)
     steps = {kind: _step(library, weights, shim) for kind, weights in KINDS.items()}
     return CardTrials(gpu.name, time.time(), steps, tuple(ops))

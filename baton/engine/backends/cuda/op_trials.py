@@ -29,7 +29,7 @@ WARM, TIMED = 3, 20  # calls before those that are timed, and timed ones
 Call = Callable[[], object]
 
 
-class Sizes(NamedTuple):
+class TrialSizes(NamedTuple):
     """The sizes of the ops that are tried."""
 
     hidden: int
@@ -38,7 +38,7 @@ class Sizes(NamedTuple):
     rows: tuple[int, ...]  # of a step: a decode, a batch, a prompt's chunk
 
 
-ON_A_CARD, ON_THE_SHIM = Sizes(4096, 14336, 32768, (1, 16, 64, 512)), Sizes(128, 192, 256, (1, 9))
+ON_A_CARD, ON_THE_SHIM = TrialSizes(4096, 14336, 32768, (1, 16, 64, 512)), TrialSizes(128, 192, 256, (1, 9))
 
 
 class OpTrial(msgspec.Struct, frozen=True):
@@ -65,7 +65,7 @@ class Pair(NamedTuple):
     wanted: Tensor
 
 
-def try_ops(library: CudaLibrary, device: str, sizes: Sizes) -> list[OpTrial]:
+def try_ops(library: CudaLibrary, device: str, sizes: TrialSizes) -> list[OpTrial]:
     """Returns the trials of all ops on ``device``, "cuda" or the shim's "cpu". Raises DeviceError where a launch
     fails.
     """
@@ -119,7 +119,7 @@ def _microseconds(call: Call, device: str) -> float:
 class Ops:
     """The ops of a loaded library over random tensors of ``device``."""
 
-    def __init__(self, library: CudaLibrary, device: str, sizes: Sizes) -> None:
+    def __init__(self, library: CudaLibrary, device: str, sizes: TrialSizes) -> None:
         self._library, self._device, self._sizes = library, device, sizes
 
     def pairs(self, rows: int) -> Iterator[Pair]:

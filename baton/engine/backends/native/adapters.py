@@ -22,7 +22,7 @@ from baton.kernels.lora.reference import AdaptedRows
 from baton.kernels.lora.structs import LoraGroup, LoraPart, LoraSite, LoraStep
 
 
-class Applied(Protocol):
+class StepAdapter(Protocol):
     """An adapter as the step reads it; ``address`` is that of its array of LoraSite."""
 
     address: int
@@ -65,7 +65,7 @@ class RowGroups:
         self._kept: list[object] = []  # that the struct points to
         self.rows: dict[str, Array] = {}
 
-    def place(self, items: Sequence[SequenceStep], held: Mapping[str, Applied]) -> None:
+    def place(self, items: Sequence[SequenceStep], held: Mapping[str, StepAdapter]) -> None:
         """Writes to the struct which rows of ``items`` have which adapter of ``held``. Raises AdapterNotLoaded."""
         rows: dict[str, list[int]] = {}
         first = 0

@@ -60,7 +60,7 @@ def cluster_routes(surface: ClusterSurface) -> APIRouter:
 
     @routes.get("/v1/cluster")
     async def cluster() -> Response:
-        """Everything, now."""
+        """Returns every figure of the cluster at this moment."""
         return json_response(await _overview(surface).snapshot(), headers={"cache-control": "no-store"})
 
     @routes.get("/v1/cluster/stream")
