@@ -17,11 +17,12 @@ from baton.decode_worker.engine.loop import DecodeLoop
 from baton.engine.config import EngineConfig
 from baton.engine.load import load_runner
 from baton.engine.wide_pages import widened
+from baton.kv.layout import prefix
 from baton.kv.layout.bridge import bridge
 from baton.kv.layout.room import prompt_pages
 from baton.kv.layout.tables import MARK
 from baton.kv.pages.lease import LEAST_SLIDE
-from baton.kv.pages.tables import parts_of, table_hash
+from baton.kv.pages.tables import parts_of, seen_behind, table_hash
 from baton.prefill_worker.engine.loop import PrefillLoop
 from baton.protos import channel as ch
 from baton.protos.errors import ConfigError, LayoutMismatch
@@ -170,6 +171,27 @@ def test_a_prompt_gives_way_where_pages_that_it_will_need_are_pinned(kind: str, 
     assert [done.key for done in side.tape.of(ch.PrefillDone)] == [2]
     side.say(ch.SendClosed(2))
     assert side.loop.snapshot().at_baseline
+
+
+def test_an_answer_from_a_prefix_that_another_worker_read_is_the_same(
+    kind: str, model: Path, wanted: dict[int, list[int]]
+) -> None:
+    """The pages that a fetch or a lower tier brings, as ``Warmer`` asks for them: windows first."""
+    holder, asker, prompt = own(model, PrefillLoop), own(model, DecodeLoop), prompt_of(300)
+    holder.say(ch.Prefill(1, request(prompt), 0, ()))
+    holder.finish(forget=False)
+    spec = holder.loop.spec
+    blocks = prefix.chain(prefix.root(spec.fingerprint, spec.layout.fidelity), prompt, 16)[:18]
+    for names in (seen_behind(blocks, KINDS[kind], 16), blocks):
+        asker.say(ch.Fill(-2, tuple(names)))
+        filling = asker.tape.of(ch.Filling)[-1]
+        for name, page in zip(names, filling.pages, strict=True):
+            asker.memory.page(page)[:] = holder.memory.page(holder.pool.blocks.page_of[name])
+        asker.say(ch.Filled(-2, len(names)))
+    asker.say(ch.Admit(1, request(prompt), True, 30.0))
+    asker.finish()
+    assert sum(o.cached_tokens for t in asker.tape.of(ch.Tokens) for o in t.outputs) == 18 * 16
+    assert asker.tokens(1) == wanted[300]
 
 
 def test_a_second_prefill_brings_what_the_first_did_not(model: Path, wanted: dict[int, list[int]]) -> None:

@@ -6,6 +6,7 @@ import signal
 import httpx
 import pytest
 
+from tests.conformance.checkpoints import make
 from tests.e2e.fleet import Fleet, wait_for
 from tests.e2e.paced import Oracle, slow_profile
 from tests.kernels.thorough import first_now
@@ -79,4 +80,21 @@ def test_a_later_cluster_finds_in_the_shared_tier_what_an_earlier_one_computed(t
         wait_for(lambda: tier_blocks(fleet, "prefill-0", "shared") >= PROMPT // 16, what="sharing")
     with Fleet(prefill=1, decode=1, worker=worker) as fleet:
         assert ask(fleet, prompt) == (oracle.answer(prompt, 4), PROMPT // 16 * 16)
+        fleet.wait_for_baseline()
+
+
+@pytest.mark.thorough  # tests/kv/exchange/test_own_windows.py holds it in make test
+def test_a_prefix_of_layers_with_a_window_comes_back_from_the_host_tier(tmp_path):
+    model = str(make(tmp_path / "gemma3", "gemma3", tokenizer=True))
+    worker = {"model": model, "dtype": "float32", "window_pages": "own", "pages": 120, "host_tier_bytes": 64 << 20}
+    prompts = [[3 + (seed * 31 + i * i) % 700 for i in range(300)] for seed in range(4)]
+    with Fleet(decode=1, colocated=True, worker=worker, redis={"beat_s": 0.05}) as fleet:
+        assert fleet.roster()["decode-0"].info.layout.windows
+        answers = []
+        for prompt in prompts:
+            answers.append(ask(fleet, prompt)[0])
+            stored = len(answers) * 18 * 4
+            wait_for(lambda stored=stored: tier_blocks(fleet, "decode-0", "host") >= stored, what="write-back")
+        for prompt, answer in zip(prompts, answers, strict=True):
+            assert ask(fleet, prompt) == (answer, 18 * 16)
         fleet.wait_for_baseline()

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing, suppress
 from functools import partial
 
@@ -33,6 +33,9 @@ Bring = Callable[[tuple[bytes, ...], Sequence[memoryview]], AsyncGenerator[int, 
 """Writes blocks for the hashes to the pages, in order, verified; yields how many more were written each time."""
 
 
+Then = Callable[[], Awaitable["FillReport"]]
+
+
 class FillReport(msgspec.Struct, frozen=True):
     """Reports a fill: ``blocks`` new blocks of ``bytes`` bytes in all came in ``seconds``.
 
@@ -44,6 +47,16 @@ class FillReport(msgspec.Struct, frozen=True):
     bytes: int
     seconds: float
     failed: bool = False
+
+    def joined(self, later: FillReport) -> FillReport:
+        """Returns the report of this fill and a later one."""
+        return FillReport(
+            self.held + later.held,
+            self.blocks + later.blocks,
+            self.bytes + later.bytes,
+            self.seconds + later.seconds,
+            self.failed or later.failed,
+        )
 
 
 NOTHING = FillReport(0, 0, 0, 0.0)
@@ -77,20 +90,27 @@ class Filler:
         It ends at the first block that is missing or wrong, after ``limit_s`` seconds (None: no limit) and after
         ``stall_s`` seconds without a block.
         """
-        return await self.load(hashes, partial(self._verified, source), limit_s)
+        return await self.load(hashes, self.verified(source), limit_s)
 
-    async def load(self, hashes: Sequence[bytes], bring: Bring, limit_s: float | None = None) -> FillReport:
+    def verified(self, source: Source) -> Bring:
+        """Returns what writes blocks from ``source`` to pages, each after it was verified."""
+        return partial(self._verified, source)
+
+    async def load(
+        self, hashes: Sequence[bytes], bring: Bring, limit_s: float | None = None, then: Then | None = None
+    ) -> FillReport:
         """Caches leading blocks of ``hashes`` by ``bring``, which writes verified blocks to pages itself, and
         returns a report.
 
         Of several concurrent callers that want the same blocks, one brings them; the others wait and then find
-        them. The time limits are those of ``fill``.
+        them. The time limits are those of ``fill``. If all came, ``then`` is another fill that happens before the
+        pages of this one may be evicted; the report is of both.
         """
         if not hashes or not await self._our_turn(hashes[-1], limit_s):
             return NOTHING
         self._flying[hashes[-1]] = landed = asyncio.Event()
         try:
-            return await self._load(hashes, bring, limit_s)
+            return await self._load(hashes, bring, limit_s, then)
         finally:
             del self._flying[hashes[-1]]
             landed.set()
@@ -105,19 +125,24 @@ class Filler:
                     await landed.wait()
         return last not in self._flying and not self._lost
 
-    async def _load(self, hashes: Sequence[bytes], bring: Bring, limit_s: float | None) -> FillReport:
+    async def _load(
+        self, hashes: Sequence[bytes], bring: Bring, limit_s: float | None, then: Then | None
+    ) -> FillReport:
         began, key = self._clock(), next(self._keys)
         self._asked[key] = asked = asyncio.get_running_loop().create_future()
         self._send(ch.Fill(key, tuple(hashes)))
-        done, held, failed = 0, 0, False
+        done, held, failed, later = 0, 0, False, NOTHING
         try:
             filling = await asked
             done = held = filling.held
-            if len(filling.pages) > held:
-                pages = [self._memory.page(page) for page in filling.pages[held:]]
-                async with asyncio.timeout(limit_s), aclosing(bring(tuple(hashes[held:]), pages)) as progress:
-                    while (more := await self._next(progress)) is not None:
-                        done += more
+            async with asyncio.timeout(limit_s):
+                if len(filling.pages) > held:
+                    pages = [self._memory.page(page) for page in filling.pages[held:]]
+                    async with aclosing(bring(tuple(hashes[held:]), pages)) as progress:
+                        while (more := await self._next(progress)) is not None:
+                            done += more
+                if then is not None and done == len(hashes):
+                    later = await then()
         except (BatonError, OSError, TimeoutError) as error:
             self.failures, failed = self.failures + 1, True
             log.info("a fill ended after %d of %d blocks, the rest is computed: %s", done, len(hashes), error)
@@ -125,7 +150,8 @@ class Filler:
             del self._asked[key]
             self._send(ch.Filled(key, done))  # also when cancelled: no write follows it
         size = (done - held) * self._memory.page_bytes
-        return FillReport(held, done - held, size, self._clock() - began, failed)
+        report = FillReport(held, done - held, size, self._clock() - began - later.seconds, failed)
+        return report if later is NOTHING else report.joined(later)
 
     async def _next(self, progress: AsyncGenerator[int, None]) -> int | None:
         """Returns the next progress within the time limit, not by ``asyncio.wait_for``, which until Python 3.12

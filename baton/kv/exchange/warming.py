@@ -11,8 +11,9 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from baton.kv.exchange.fetch import BlockFetcher
-from baton.kv.exchange.filling import NOTHING, Filler, FillReport
+from baton.kv.exchange.filling import NOTHING, Bring, Filler, FillReport
 from baton.kv.layout import prefix
+from baton.kv.pages.tables import deepest, seen_behind
 from baton.kv.tiers.holdings import Holdings
 from baton.kv.tiers.shared import SharedTier
 from baton.kv.tiers.stack import Tiers
@@ -25,8 +26,9 @@ class Warmer:
     """Warms one worker's KV cache for requests.
 
     ``observe`` is called with the report of every fetch that brought blocks or failed; the cost curve is fitted to
-    these. A worker whose blocks are of no use without recurrent state or further pages (``stateful``) isn't
-    warmed.
+    these. A worker whose blocks are of no use without recurrent state (``stateful``) isn't warmed.
+    Where blocks have several pages (``windows``: those of their tables), those of layers with a window that the
+    next token sees come first, because the others are of no use without them.
     """
 
     def __init__(
@@ -41,8 +43,9 @@ class Warmer:
         block_tokens: int = BLOCK_TOKENS,
         stateful: bool = False,
         shared: SharedTier | None = None,
+        windows: Sequence[int] = (),
     ) -> None:
-        self._shared = shared
+        self._shared, self._windows = shared, windows
         self._stateful = stateful
         self._block_tokens = block_tokens
         self._filler, self._fetcher, self._observe = filler, fetcher, observe
@@ -68,13 +71,41 @@ class Warmer:
         most = (len(request.token_ids) - 1) // self._block_tokens
         wanted = min(blocks * BLOCK_TOKENS // self._block_tokens, most) if address else 0
         hashes = await self.hashes(request, most if self.has_tiers else wanted)
-        lifted = await self._take_shared(hashes, await self.lift(hashes))
+        lifted = await self._take_shared(hashes, await self._lift_prompt(hashes))
         if wanted <= lifted:
             return NOTHING
-        report = await self._filler.fill(hashes[:wanted], partial(self._fetcher.blocks, address), limit_s)
+        bring = self._filler.verified(partial(self._fetcher.blocks, address))
+        report = await self._load(hashes[:wanted], bring, limit_s)
         if report.blocks or report.failed:
             self._observe(report)  # what failed took its time as well: the router should know
         return report
+
+    async def _load(self, hashes: Sequence[bytes], bring: Bring, limit_s: float | None = None) -> FillReport:
+        """Caches blocks ``hashes`` of a prompt by ``bring``, and before them the further pages without which they
+        couldn't be continued; returns a report.
+        """
+        whole = partial(self._filler.load, hashes, bring, limit_s)
+        seen = self.seen_behind(hashes)
+        return await (self._filler.load(seen, bring, limit_s, whole) if seen else whole())
+
+    def _cached(self, report: FillReport, hashes: Sequence[bytes]) -> int:
+        """Returns how many blocks of ``hashes`` are cached here after the fill of ``report``."""
+        return max(0, report.held + report.blocks - len(self.seen_behind(hashes)))
+
+    async def _lift_prompt(self, hashes: Sequence[bytes]) -> int:
+        """Brings the leading blocks of a prompt that can be continued up from the lower tiers; returns how many are
+        in the device's cache then, as far as is known.
+        """
+        if not self._windows or self._tiers is None or self._holdings is None:
+            return await self.lift(hashes)
+        found = hashes[: deepest(self._holdings, hashes, self._windows, self._block_tokens)]
+        if not self._holdings.leading([*self.seen_behind(found), *found])[1]:
+            return len(found)
+        return self._cached(await self._load(found, self._tiers.load), found)
+
+    def seen_behind(self, hashes: Sequence[bytes]) -> list[bytes]:
+        """Returns the hashes of the further pages without which the prefix ``hashes`` can't be continued."""
+        return seen_behind(hashes, self._windows, self._block_tokens)
 
     async def lift(self, hashes: Sequence[bytes]) -> int:
         """Brings leading blocks of ``hashes`` up from the lower tiers; returns how many are in the device's cache
@@ -95,8 +126,8 @@ class Warmer:
         more = await self._shared.leading(hashes[here:]) if self._shared is not None else 0
         if self._shared is None or not more:
             return here
-        report = await self._filler.load(hashes[: here + more], self._shared.load)
-        return max(here, report.held + report.blocks)
+        wanted = hashes[: here + more]
+        return max(here, self._cached(await self._load(wanted, self._shared.load), wanted))
 
     async def hashes(self, request: EngineRequest, blocks: int) -> list[bytes]:
         """Returns the hashes of the first ``blocks`` full blocks of the request's tokens."""

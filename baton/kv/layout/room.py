@@ -24,6 +24,11 @@ def window_room(layout: KvLayout, chunk_tokens: int) -> tuple[int, ...]:
     return tuple([-(-(window - 1 + chunk_tokens) // size) + LEAST_SLIDE for window in layout.windows[1:]])
 
 
+def window_bytes(layout: KvLayout, tokens: int) -> int:
+    """Returns about how many bytes the further pages have that the next token after ``tokens`` tokens sees."""
+    return sum(min(window, tokens) for window in layout.windows[1:]) * layout.page_bytes // layout.block_tokens
+
+
 def prompt_pages(layout: KvLayout, blocks: int, chunk_tokens: int = CHUNK_TOKENS) -> int:
     """Returns the most pages that a prompt of ``blocks`` blocks has at once, those of recurrent states included."""
     windowed = sum(min(blocks, most) for most in window_room(layout, chunk_tokens))

@@ -14,12 +14,12 @@ sees. A handoff brings these as blocks that follow the prompt's own, table by ta
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from hashlib import sha256
-from itertools import islice
+from itertools import compress, islice
+from operator import not_
 from typing import NamedTuple
 
-from baton.kv.pages.blocks import BlockIndex
 from baton.kv.pages.lease import LeasedPool, PageLease
 from baton.kv.pages.pool import PagePool
 from baton.kv.pages.window import first_seen
@@ -32,18 +32,25 @@ def table_hash(block: bytes, number: int) -> bytes:
     return sha256(_DOMAIN + block + struct.pack("<I", number)).digest()
 
 
-def deepest(index: BlockIndex, hashes: Sequence[bytes], windows: Sequence[int], block_tokens: int) -> int:
-    """Returns the length of the longest prefix of ``hashes`` that can be continued from pages in ``index``.
+def deepest(known: Container[bytes], hashes: Sequence[bytes], windows: Sequence[int], block_tokens: int) -> int:
+    """Returns the length of the longest prefix of ``hashes`` that can be continued from the blocks in ``known``.
 
     ``windows`` are the tables' windows in tokens, the first of them 0.
     """
-    end = index.match(hashes)
+    end = next(compress(range(len(hashes)), map(not_, map(known.__contains__, hashes))), len(hashes))
     while end:
-        lacking = [_last_lacking(index, hashes, number, end, windows, block_tokens) for number in _further(windows)]
-        if max(lacking) < 0:
+        lacking = [_last_lacking(known, hashes, number, end, windows, block_tokens) for number in _further(windows)]
+        if max(lacking, default=-1) < 0:
             return end
         end = max(lacking)  # every longer prefix sees that block, too
     return 0
+
+
+def seen_behind(hashes: Sequence[bytes], windows: Sequence[int], block_tokens: int) -> list[bytes]:
+    """Returns the hashes of the pages in further tables that the token after the blocks ``hashes`` sees."""
+    end = len(hashes)
+    firsts = [first_seen(end * block_tokens, window, block_tokens) for window in windows]
+    return [table_hash(block, number) for number in _further(windows) for block in hashes[firsts[number] :]]
 
 
 def _further(windows: Sequence[int]) -> range:
@@ -51,11 +58,16 @@ def _further(windows: Sequence[int]) -> range:
 
 
 def _last_lacking(
-    index: BlockIndex, hashes: Sequence[bytes], number: int, end: int, windows: Sequence[int], block_tokens: int
+    known: Container[bytes],
+    hashes: Sequence[bytes],
+    number: int,
+    end: int,
+    windows: Sequence[int],
+    block_tokens: int,
 ) -> int:
-    """Returns the last block before ``end`` that table ``number`` needs and ``index`` lacks; -1 for none."""
+    """Returns the last block before ``end`` that table ``number`` needs and ``known`` lacks; -1 for none."""
     first = first_seen(end * block_tokens, windows[number], block_tokens)
-    lacking = (at for at in reversed(range(first, end)) if table_hash(hashes[at], number) not in index.page_of)
+    lacking = (at for at in reversed(range(first, end)) if table_hash(hashes[at], number) not in known)
     return next(lacking, -1)
 
 
@@ -221,7 +233,7 @@ def open_tables(
     available now. ``reserve`` pages more stay available to others. Raises PoolExhausted.
     """
     size = pool.block_tokens
-    held = deepest(pool.blocks, hashes[: min(blocks, limit_held)], windows, size)
+    held = deepest(pool.blocks.page_of, hashes[: min(blocks, limit_held)], windows, size)
     firsts = [min(first_seen(held * size, window, size), blocks - 1) for window in windows[1:]]
     named = [[table_hash(block, number) for block in hashes[at:held]] for number, at in enumerate(firsts, 1)]
     end = min(blocks, held + 1) if grows else blocks

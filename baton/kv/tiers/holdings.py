@@ -23,6 +23,10 @@ class Holdings:
         self._device: set[bytes] = set()
         self._publish: Publish = lambda added, removed: None
 
+    def __contains__(self, block: object) -> bool:
+        """Returns whether ``block`` is here, on the device or in a lower tier."""
+        return isinstance(block, bytes) and (block in self._device or block in self._tiers)
+
     def announce_to(self, publish: Publish) -> None:
         """Calls ``publish`` with the blocks that are here now, and from now on with every change."""
         self._publish = publish

@@ -52,12 +52,13 @@ class WorkerBlocks:
             self._tiers.tiers if self._tiers else None,
             self._tiers.holdings if self._tiers else None,
             info.layout.block_tokens,
-            stateful=bool(info.layout.states or info.layout.windows),
+            stateful=bool(info.layout.states),
             shared=self._tiers.shared if self._tiers else None,
+            windows=info.layout.windows,
         )
         self.source = BlockSource(send, memory, info.layout, info.model_id, self.warmer.lift)
         most = int(spec.cache.pinned_share * info.pages)
-        self.pins = PrefixPins(self.source, self.warmer, most, info.layout.block_tokens)
+        self.pins = PrefixPins(self.source, self.warmer, most, info.layout.block_tokens, info.layout.windows)
 
     def set_role(self, role: str) -> None:
         """Sets the worker's role from now on."""

@@ -93,8 +93,8 @@ class WorkerTiers:
 
 
 def _shared(cache: CacheSpec, info: WorkerInfo, clock: Callable[[], float]) -> SharedTier | None:
-    """The tier that workers share; None without one, and where blocks are of no use without further pages."""
-    if not cache.shared_tier or info.layout.states or info.layout.windows:
+    """The tier that workers share; None without one, and where blocks are of no use without recurrent state."""
+    if not cache.shared_tier or info.layout.states:
         return None
     store: BlobStore
     if cache.shared_tier.startswith("s3://"):

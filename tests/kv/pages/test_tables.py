@@ -37,7 +37,7 @@ def test_the_longest_prefix_is_found_whose_continuation_sees_nothing_lost(
     for page, name in enumerate(sorted(there)):
         pool.blocks.publish(page, name)
     wanted = max(end for end in range(length + 1) if needed(end) <= there)
-    assert deepest(pool.blocks, CHAIN[:length], WINDOWS, SIZE) == wanted
+    assert deepest(pool.blocks.page_of, CHAIN[:length], WINDOWS, SIZE) == wanted
 
 
 def readable(lease: TablesLease, tokens: int) -> list[tuple[int, bytes]]:

@@ -13,6 +13,7 @@ import msgspec
 
 from baton.cost.curves import prefill_seconds, transfer_seconds
 from baton.cost.fit import PRIOR_STEP, PRIOR_TRANSFER
+from baton.kv.layout.room import window_bytes
 from baton.protos.nouns import BLOCK_TOKENS
 from baton.router.policies import Candidate, ClusterSnapshot, Option, RoutingDecision, RoutingRequest
 
@@ -42,7 +43,9 @@ def best_fetch(snapshot: ClusterSnapshot, request: RoutingRequest, reader: Candi
     if source is None:
         return None
     blocks = min(request.hits[source.id], (request.tokens - 1) // BLOCK_TOKENS)
-    seconds = _fetch_seconds(reader, (blocks - own) * source.info.layout.run_bytes)
+    layout = source.info.layout
+    size = (blocks - own) * layout.run_bytes + window_bytes(layout, blocks * BLOCK_TOKENS)
+    seconds = _fetch_seconds(reader, size)
     saved = _compute_seconds(reader, own, blocks) - seconds
     return Fetch(source, blocks, seconds, saved) if saved > 0 else None
 
