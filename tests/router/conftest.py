@@ -187,7 +187,10 @@ class Clients:
 
     @functools.cached_property
     def openai(self) -> openai.AsyncOpenAI:
-        return openai.AsyncOpenAI(base_url=f"{self.address.url}/v1", api_key="none", max_retries=0)
+        http = openai.DefaultAsyncHttpxClient(verify=False)
+        return openai.AsyncOpenAI(
+            base_url=f"{self.address.url}/v1", api_key="none", max_retries=0, http_client=http
+        )
 
     async def close(self) -> None:
         if "openai" in self.__dict__:
