@@ -59,7 +59,9 @@ class _Sample(msgspec.Struct, frozen=True):
 
 
 class _Used(msgspec.Struct, frozen=True):
-    """Seconds: by the wall, CPU of all threads, CPU of the loop's, those that it waited for a core."""
+    """Seconds: by the wall, CPU of all threads but the watch's own, CPU of the loop's, those that it waited for a
+    core.
+    """
 
     wall: float
     process: float
@@ -79,6 +81,7 @@ class LoopWatch:
         self._every = stall_s / LOOKS
         self._beats, self._ended = 0, threading.Event()
         self._timer: asyncio.TimerHandle | None = None
+        self._watch_clock_id: int | None = None
         self._last: _Used | None = None
 
     def __enter__(self) -> Self:
@@ -88,6 +91,7 @@ class LoopWatch:
         self._beat()
         self._thread = threading.Thread(target=self._watch, name="loop watch", daemon=True)
         self._thread.start()
+        self._watch_clock_id = time.pthread_getcpuclockid(self._thread.ident or 0)
         return self
 
     def __exit__(self, *exc: object) -> None:
@@ -133,7 +137,8 @@ class LoopWatch:
 
     def _used(self) -> _Used:
         own = time.clock_gettime(self._clock_id)
-        return _Used(time.monotonic(), time.process_time(), own, self._delay.seconds())
+        looks = 0.0 if self._watch_clock_id is None else time.clock_gettime(self._watch_clock_id)
+        return _Used(time.monotonic(), time.process_time() - looks, own, self._delay.seconds())
 
     def _judge(self, samples: list[_Sample]) -> None:
         """The longest hold of one callback among ``samples``, which lie between two beats."""

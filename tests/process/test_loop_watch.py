@@ -6,10 +6,12 @@ import subprocess
 import sys
 import threading
 import time
+from types import FrameType
 
 import pytest
 import uvloop
 
+from baton.process import loop_watch
 from baton.process.loop_watch import LoopWatch
 from tests.kernels.thorough import later
 
@@ -76,6 +78,26 @@ def test_many_short_callbacks_in_a_row_are_no_stall() -> None:
         spin(0.005)
 
     assert not uvloop.run(watched(work)).stalls
+
+
+def test_the_watchs_own_looks_are_no_stall(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A busy machine takes the core from the watch while it holds the interpreter's lock, and the loop waits."""
+    real, looks = loop_watch._stack, list[int]()
+
+    def slow(frame: FrameType | None) -> str:
+        looks.append(1)
+        spin(0.02)
+        return real(frame)
+
+    async def work() -> None:
+        await asyncio.gather(*(one() for _ in range(60)))
+
+    async def one() -> None:
+        spin(0.005)
+
+    monkeypatch.setattr(loop_watch, "_stack", slow)
+    assert not uvloop.run(watched(work)).stalls
+    assert looks
 
 
 def test_a_busy_machine_is_no_stall() -> None:

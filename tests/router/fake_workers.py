@@ -9,9 +9,10 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import random
+import socket
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from types import SimpleNamespace
 
 import grpc
@@ -54,6 +55,8 @@ from baton.router.request.request import ChoiceStream, RouterRequest
 from baton.router.request.weights import WeightsPin
 
 LAYOUT = KvLayout("bytes", (), 256, "bytes")
+PATIENT = DispatchSettings(worker_wait_s=30.0, full_wait_s=0.05, late_reply_s=30.0, stall_s=30.0)
+"""How long a router waits where nothing is to be lost: longer than a busy machine keeps anybody waiting."""
 
 
 def next_token(tokens: Sequence[int], choice: int, adapter: str = "") -> int:
@@ -99,6 +102,7 @@ class FakeWorker(stubs.WorkerServicer):
     def __init__(self, worker_id: str, **fields) -> None:
         self.info = info(worker_id, self.role, **fields)
         self.server: grpc.aio.Server | None = None
+        self.probes = 0
         self.hold_engine = asyncio.Event()
         self.hold_engine.set()
         self.engine_died: BatonError | None = None  # what a worker whose engine is gone says until its server ends
@@ -111,7 +115,8 @@ class FakeWorker(stubs.WorkerServicer):
         self.hold_loads.set()
 
     async def start(self, port: int = 0) -> None:
-        self.server = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
+        """Serves on a free port, or on ``port``, which the caller keeps bound meanwhile (``held_port``)."""
+        self.server = grpc.aio.server(options=[("grpc.so_reuseport", int(port > 0))])
         stubs.add_WorkerServicer_to_server(self, self.server)
         self.register(self.server)
         port = self.server.add_insecure_port(f"127.0.0.1:{port}")
@@ -167,14 +172,27 @@ class FakeWorker(stubs.WorkerServicer):
         roster.join(self)
 
     async def Snapshot(self, request, context):
+        self.probes += 1
         await self.hold_engine.wait()
         if self.engine_died is not None:
             await abort(context, self.engine_died)
         return w.PoolSnapshot(pages=self.info.pages, incarnation=self.says_incarnation)
 
 
+@contextmanager
+def held_port() -> Iterator[int]:
+    """Reserves a port, which nobody else gets while the block runs, also while no server listens there."""
+    with socket.socket() as holding:
+        holding.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        holding.bind(("127.0.0.1", 0))
+        yield holding.getsockname()[1]
+
+
 class FakeDecode(FakeWorker, stubs.DecodeWorkerServicer):
-    """``refusals`` are given to the next Admits; holds stall; after ``die_after`` tokens of a request it dies."""
+    """``refusals`` are given to the next Admits; holds stall.
+
+    While ``hold_tokens`` is cleared, an answer stalls once its first ``free_tokens`` were written.
+    """
 
     role = "decode"
 
@@ -193,7 +211,7 @@ class FakeDecode(FakeWorker, stubs.DecodeWorkerServicer):
         self.hold_tokens.set()
         self.pace_s = 0.0
         self.per_frame = 1
-        self.die_after: int | None = None
+        self.free_tokens = 0
         self.held_blocks = 0
         self.pages_free = 1 << 30  # a page per lease
         self.granted: list[str] = []
@@ -203,6 +221,11 @@ class FakeDecode(FakeWorker, stubs.DecodeWorkerServicer):
 
     def register(self, server: grpc.aio.Server) -> None:
         stubs.add_DecodeWorkerServicer_to_server(self, server)
+
+    def stall_after(self, tokens: int) -> None:
+        """Makes each answer stall here, from now on, once so many tokens were written."""
+        self.free_tokens = tokens
+        self.hold_tokens.clear()
 
     async def Session(self, requests, context):
         self.sessions += 1
@@ -297,7 +320,8 @@ class FakeDecode(FakeWorker, stubs.DecodeWorkerServicer):
         """Every token from the first index on, a few per frame."""
         admit, tokens, sent = lease.admit, list(lease.admit.token_ids), 0
         while True:
-            await self.hold_tokens.wait()
+            if sent >= self.free_tokens:
+                await self.hold_tokens.wait()
             await asyncio.sleep(self.pace_s)
             if self.end_with:
                 ended = w.Ended(request_id=admit.request_id, error=error_to_pb(to_info(self.end_with.pop(0))))
@@ -310,11 +334,6 @@ class FakeDecode(FakeWorker, stubs.DecodeWorkerServicer):
                 self.leases.pop(admit.request_id, None)
             lease.out.put_nowait(w.SessionDown(tokens=w.TokenFrame(step=sent, outputs=[output])))
             sent += len(run.token_ids)
-            if self.die_after is not None and sent >= self.die_after:
-                self.die_after = None
-                await asyncio.sleep(0.02)
-                self._dying = asyncio.create_task(self.die())
-                return
             if run.finish_reason:
                 return
 
@@ -379,7 +398,9 @@ class FakePrefill(FakeWorker, stubs.PrefillWorkerServicer):
         if self.engine_died is not None:
             raise self.engine_died
         self.require_adapter(request.adapter_id)
-        self.decodes[request.decode_address].commit(request)
+        if (decode := self.decodes.get(request.decode_address)) is None:
+            raise WorkerLost("nobody answers there", "decode_address")
+        decode.commit(request)
         if self.lose_reply:
             raise WorkerLost("the reply was lost")
         await asyncio.sleep(self.reply_after_s)
@@ -460,6 +481,17 @@ class Cluster:
         want = len(self.roster.entries)
         await until(lambda: self.view.reachable("prefill") + self.view.reachable("decode") == want, seconds)
 
+    async def silence(self, worker: FakeWorker, within_s: float = 0.3) -> None:
+        """Stops a worker's engine; the router gives the worker up when a probe has waited for ``within_s`` seconds.
+
+        Others have as long as ever: on a busy machine a healthy worker may take longer than that.
+        """
+        [link] = [link for link in self.view._links if link.info.worker_id == worker.info.worker_id]
+        link._settings = msgspec.structs.replace(link._settings, stall_s=within_s)
+        before = worker.probes
+        await until(lambda: worker.probes >= before + 2)  # the first may be of those that would wait for long
+        worker.hold_engine.clear()
+
     async def idle(self, seconds: float = 30.0) -> None:
         """Waits until nothing is left: tasks, counts, leases, calls, places in the queue."""
         await until(lambda: not self._left(), seconds, lambda: self._left())
@@ -490,6 +522,14 @@ async def collect(stream: ChoiceStream) -> list[int]:
     return ids
 
 
+async def collect_beyond(stream: ChoiceStream, worker: FakeDecode, tokens: int) -> list[int]:
+    """Returns every id of an answer whose ``worker``, told to stall after ``tokens`` of them, is killed then."""
+    reading = asyncio.create_task(collect(stream))
+    await until(lambda: len(stream.emitted) >= tokens)
+    await worker.die()
+    return await reading
+
+
 @asynccontextmanager
 async def cluster(
     prefill: int = 1,
@@ -499,7 +539,7 @@ async def cluster(
     max_queue: int = 100,
     local_max: int = 4,
     index: FakeIndex | None = None,
-    settings: DispatchSettings = DispatchSettings(worker_wait_s=2.0, full_wait_s=0.05),
+    settings: DispatchSettings = PATIENT,
     max_inflight_bytes: int = 1 << 30,
     adapters: AdapterRegistry | None = None,
     prepare: Callable[[Cluster], object] = lambda cluster: None,

@@ -8,10 +8,11 @@ import time
 from contextlib import asynccontextmanager
 
 import httpx
+import msgspec
 
 from baton.protos.errors import WorkerLost
 from tests.router.conftest import Clients, router_before
-from tests.router.fake_workers import Cluster, cluster, until
+from tests.router.fake_workers import PATIENT, Cluster, cluster, until
 
 BODY = {"model": "m", "prompt": [1] * 40, "max_tokens": 4}
 URL = "/v1/completions"
@@ -37,12 +38,13 @@ def refused(response: httpx.Response, status: int, code: str) -> float:
 
 
 async def reason(clients: Clients, response: httpx.Response) -> str:
-    """Returns the error that `baton explain` gives for the request."""
-    found = await clients.http.get(f"/v1/requests/{response.headers['x-request-id']}/explain")
-    assert found.status_code == 200, found.text
-    record = found.json()
-    assert record["state"] == "over"
-    return record["choices"][0]["error"]
+    """Returns the error that `baton explain` gives for the request, whose record may be closed after its answer."""
+    async with asyncio.timeout(30):
+        while True:
+            found = await clients.http.get(f"/v1/requests/{response.headers['x-request-id']}/explain")
+            assert found.status_code == 200, found.text
+            if (record := found.json())["state"] == "over":
+                return record["choices"][0]["error"]
 
 
 async def fill(c: Cluster, clients: Clients, waiting: int, **fields) -> list[asyncio.Task[httpx.Response]]:
@@ -136,7 +138,8 @@ async def test_a_deadline_that_passes_in_the_queue_is_told_and_kept() -> None:
 
 
 async def test_no_worker_and_a_lost_one_are_503_with_a_record() -> None:
-    async with served(prefill=1, decode=1) as (c, clients):
+    settings = msgspec.structs.replace(PATIENT, worker_wait_s=0.3)
+    async with served(prefill=1, decode=1, settings=settings) as (c, clients):
         c.d[0].end_with = [WorkerLost("gone")] * 3
         lost = await clients.http.post(URL, json=BODY)
         refused(lost, 503, "worker_lost")
@@ -155,13 +158,16 @@ async def test_steps_over_their_slo_shrink_what_a_worker_gets_at_once() -> None:
         c.d[0].pace_s = 0.02
         headers = {"x-slo-tpot-ms": "5"}
 
-        async def wave() -> int:
+        async def wave(at_once: int = 0) -> int:
             c.d[0].most = 0
-            answers = await asyncio.gather(*(clients.http.post(URL, json=BODY, headers=headers) for _ in range(12)))
-            assert {r.status_code for r in answers} == {200}
+            c.d[0].hold_tokens.clear()
+            asked = [asyncio.create_task(clients.http.post(URL, json=BODY, headers=headers)) for _ in range(12)]
+            await until(lambda: len(c.d[0].leases) >= at_once)
+            c.d[0].hold_tokens.set()
+            assert {r.status_code for r in await asyncio.gather(*asked)} == {200}
             return c.d[0].most
 
-        assert await wave() == 12
+        assert await wave(at_once=12) == 12, "nobody knows yet how long a step takes"
         seen: list[int] = []
         while not seen or seen[-1] > 8:
             assert len(seen) < 60, seen

@@ -8,17 +8,17 @@ import msgspec
 import pytest
 
 from baton.protos.errors import InvalidRequest, RequestBlamed
-from baton.router.dispatch.runner import DispatchSettings
 from baton.router.workers import link
-from tests.router.fake_workers import answer_of, cluster, collect, until
+from tests.router.fake_workers import PATIENT, answer_of, cluster, collect, until
 
 PROMPT, SHORT = tuple(range(40)), (1, 2, 3)
-SOON = DispatchSettings(worker_wait_s=3.0, full_wait_s=0.05, stall_s=0.5)
 
 
 async def _begin(c, count: int = 1, **fields) -> tuple[list, list[list[int]]]:
-    """Requests that have some tokens."""
+    """Requests that have a token, and get no other before ``_go_on``."""
     streams, got = [], []
+    for d in c.d:
+        d.stall_after(1)
     for i in range(count):
         found = c.open(PROMPT, 20, request_id=f"r{i}", **fields)
         streams += found
@@ -26,6 +26,11 @@ async def _begin(c, count: int = 1, **fields) -> tuple[list, list[list[int]]]:
         run = await anext(stream)
         got.append(list(run.token_ids))
     return streams, got
+
+
+def _go_on(c) -> None:
+    for d in c.d:
+        d.hold_tokens.set()
 
 
 async def _rest(streams, got) -> list[list[int]]:
@@ -37,8 +42,6 @@ async def _rest(streams, got) -> list[list[int]]:
 
 async def test_draining_a_decode_worker_moves_its_requests_and_none_fails():
     async with cluster(1, 2) as c:
-        for d in c.d:
-            d.pace_s = 0.02
         streams, got = await _begin(c, 4)
         left = c.d[0]
         moved = len(left.leases)
@@ -46,6 +49,7 @@ async def test_draining_a_decode_worker_moves_its_requests_and_none_fails():
         left.info = msgspec.structs.replace(left.info, state="draining")
         c.roster.join(left)
         await until(lambda: not left.leases)
+        _go_on(c)
         assert await _rest(streams, got) == [answer_of(PROMPT, 20)] * 4
         assert len(left.cancels) == moved
         assert {s.summary.decode_worker for s in streams} == {"d1"}
@@ -55,34 +59,36 @@ async def test_draining_a_decode_worker_moves_its_requests_and_none_fails():
 
 async def test_a_lone_decode_worker_that_drains_finishes_what_it_has():
     async with cluster(1, 1) as c:
-        c.d[0].pace_s = 0.02
         streams, got = await _begin(c)
         c.d[0].info = msgspec.structs.replace(c.d[0].info, state="draining")
         c.roster.join(c.d[0])
+        await until(
+            lambda: all(link.info.state == "draining" for link in c.view._links if link.info.role == "decode")
+        )
+        _go_on(c)
         assert await _rest(streams, got) == [answer_of(PROMPT, 20)]
         assert c.d[0].cancels == []
 
 
 async def test_every_choice_of_a_request_moves():
     async with cluster(1, 2) as c:
-        for d in c.d:
-            d.pace_s = 0.02
         streams, got = await _begin(c, 1, n=3)
         [home] = [d for d in c.d if d.leases]
         home.info = msgspec.structs.replace(home.info, state="draining")
         c.roster.join(home)
+        await until(lambda: not home.leases)
+        _go_on(c)
         assert await _rest(streams, got) == [answer_of(PROMPT, 20, choice) for choice in range(3)]
         await c.idle()
 
 
-async def test_a_decode_worker_whose_engine_stands_still_is_left_within_its_limit():
-    async with cluster(1, 2, settings=SOON) as c:
-        for d in c.d:
-            d.pace_s = 0.02
+async def test_a_decode_worker_whose_engine_stands_still_is_left_within_its_limit(monkeypatch):
+    monkeypatch.setattr(link, "PROBE_EVERY_S", 0.02)
+    async with cluster(1, 2) as c:
         streams, got = await _begin(c, 2)
-        still = next(d for d in c.d if d.leases)
-        still.hold_engine.clear()
-        still.hold_tokens.clear()
+        still, other = c.d if c.d[0].leases else c.d[::-1]
+        await c.silence(still)
+        other.hold_tokens.set()
         assert await _rest(streams, got) == [answer_of(PROMPT, 20)] * 2
         assert c.view.reachable("decode") == 1
         await c.idle()
@@ -91,17 +97,16 @@ async def test_a_decode_worker_whose_engine_stands_still_is_left_within_its_limi
         await until(lambda: c.view.reachable("decode") == 2)
 
 
-async def test_a_prefill_worker_whose_engine_stands_still_is_left_within_its_limit():
-    async with cluster(2, 1, settings=SOON) as c:
+async def test_a_prefill_worker_whose_engine_stands_still_is_left_within_its_limit(monkeypatch):
+    monkeypatch.setattr(link, "PROBE_EVERY_S", 0.02)
+    async with cluster(2, 1) as c:
         c.p[0].hold.clear()
-        c.p[0].hold_engine.clear()
         c.p[1].hold.clear()
-        c.p[1].hold_engine.clear()
         streams = c.open(PROMPT, 8)
         await until(lambda: c.p[0].running + c.p[1].running == 1)
         still, other = (c.p[0], c.p[1]) if c.p[0].running else (c.p[1], c.p[0])
+        await c.silence(still)
         other.hold.set()
-        other.hold_engine.set()
         assert await collect(streams[0]) == answer_of(PROMPT, 8)
         assert streams[0].summary.prefill_worker == other.info.worker_id
         still.hold.set()
@@ -111,13 +116,13 @@ async def test_a_prefill_worker_whose_engine_stands_still_is_left_within_its_lim
 
 async def test_a_request_whose_second_engine_falls_silent_is_blamed_and_given_to_no_third(monkeypatch):
     monkeypatch.setattr(link, "PROBE_EVERY_S", 0.02)
-    async with cluster(0, 3, settings=SOON) as c:
+    async with cluster(0, 3) as c:
         for d in c.d:
             d.hold_tokens.clear()
         [stream] = c.open(SHORT, 8)
         for _ in range(2):
             await until(lambda: any(d.leases and d.hold_engine.is_set() for d in c.d))
-            next(d for d in c.d if d.leases and d.hold_engine.is_set()).hold_engine.clear()
+            await c.silence(next(d for d in c.d if d.leases and d.hold_engine.is_set()))
         with pytest.raises(RequestBlamed, match="2 workers' engines"):
             await collect(stream)
         assert sorted(len(d.admits) for d in c.d) == [0, 1, 1]
@@ -129,16 +134,16 @@ async def test_a_request_whose_second_engine_falls_silent_is_blamed_and_given_to
 
 async def test_a_silent_engine_that_had_given_a_request_tokens_is_no_mark_against_it(monkeypatch):
     monkeypatch.setattr(link, "PROBE_EVERY_S", 0.02)
-    async with cluster(0, 3, settings=SOON) as c:
+    async with cluster(0, 3) as c:
         for d in c.d:
-            d.pace_s = 0.01
+            d.stall_after(1)
         [stream] = c.open(SHORT, 20)
         got = [list((await anext(stream)).token_ids)]
-        for _ in range(2):
-            await until(lambda: any(d.leases and d.hold_engine.is_set() for d in c.d))
-            still = next(d for d in c.d if d.leases and d.hold_engine.is_set())
-            still.hold_engine.clear()
-            still.hold_tokens.clear()
+        for given in (1, 2):
+            await until(lambda given=given: len(stream.emitted) == given)
+            await c.silence(next(d for d in c.d if d.leases and d.hold_engine.is_set()))
+        await until(lambda: len(stream.emitted) == 3)
+        _go_on(c)
         assert await _rest([stream], got) == [answer_of(SHORT, 20)]
         assert stream.summary.attempts == 3
         for d in c.d:
@@ -158,7 +163,7 @@ async def test_a_request_that_a_worker_refuses_for_what_it_is_goes_to_no_other()
 
 
 async def test_a_slow_prefill_is_taken_over_by_another_worker_once():
-    hedging = DispatchSettings(worker_wait_s=1.0, hedge_factor=2.0, hedge_least_s=0.05)
+    hedging = msgspec.structs.replace(PATIENT, hedge_factor=2.0, hedge_least_s=0.05)
     async with cluster(2, 1, settings=hedging, policy="cost", local_max=0) as c:
         c.p[0].hold.clear()
         c.p[1].hold.clear()
@@ -166,7 +171,7 @@ async def test_a_slow_prefill_is_taken_over_by_another_worker_once():
         await until(lambda: c.p[0].running + c.p[1].running == 1)
         slow, other = (c.p[0], c.p[1]) if c.p[0].running else (c.p[1], c.p[0])
         await until(lambda: other.running == 1)
-        assert slow.running == 0
+        await until(lambda: slow.running == 0)
         assert len(c.d[0].rearms) == 1
         await asyncio.sleep(0.15)
         assert other.running == 1  # once: however long this one takes
@@ -177,7 +182,7 @@ async def test_a_slow_prefill_is_taken_over_by_another_worker_once():
 
 
 async def test_without_another_worker_a_slow_prefill_is_waited_for():
-    hedging = DispatchSettings(worker_wait_s=1.0, hedge_factor=1.0, hedge_least_s=0.02)
+    hedging = msgspec.structs.replace(PATIENT, hedge_factor=1.0, hedge_least_s=0.02)
     async with cluster(1, 1, settings=hedging, policy="cost", local_max=0) as c:
         c.p[0].reply_after_s = 0.2
         [stream] = c.open(PROMPT, 8)

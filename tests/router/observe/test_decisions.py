@@ -11,7 +11,7 @@ from baton.router.observe.decisions import DecisionLog, request_id_in
 from baton.router.policies import Option, RoutingDecision
 from baton.router.request.context import RequestContext
 from baton.router.request.request import ChoiceSummary, RouterRequest
-from tests.router.fake_workers import answer_of, cluster, collect
+from tests.router.fake_workers import answer_of, cluster, collect, collect_beyond
 
 PROMPT = tuple(range(40))
 
@@ -68,11 +68,9 @@ async def test_a_served_request_tells_its_candidates_and_what_was_observed():
 
 async def test_a_moved_request_tells_why_it_left():
     async with cluster(1, 2) as c:
-        for d in c.d:
-            d.pace_s = 0.01
-        c.d[0].die_after = 3  # the first turn's
+        c.d[0].stall_after(3)  # the first turn's
         [stream] = c.open(PROMPT)
-        assert await collect(stream) == answer_of(PROMPT, 8)
+        assert await collect_beyond(stream, c.d[0], 3) == answer_of(PROMPT, 8)
         await c.idle()
         [choice] = (await found(c.core.decisions, "r"))["choices"]
         assert choice["decode_worker"] == "d1"

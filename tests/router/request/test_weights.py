@@ -13,16 +13,25 @@ import pytest
 
 from baton.protos.errors import LeaseUnknown, WeightsGone
 from baton.protos.nouns import Sampling
-from baton.router.dispatch.runner import DispatchSettings
 from baton.router.request.request import RouterRequest
 from baton.router.request.weights import WeightsPin, weights_of
-from tests.router.fake_workers import LAYOUT, FakeIndex, answer_of, cluster, collect, info, until
+from tests.router.fake_workers import (
+    LAYOUT,
+    PATIENT,
+    FakeIndex,
+    answer_of,
+    cluster,
+    collect,
+    collect_beyond,
+    info,
+    until,
+)
 
 PROMPT = tuple(range(40))
 SHORT = (1, 2, 3)
 OTHER = {"fingerprint": "g"}
 LOSSY = {"layout": msgspec.structs.replace(LAYOUT, fidelity="bytes~int8")}
-WAITS = DispatchSettings(worker_wait_s=0.2, full_wait_s=0.05)
+WAITS = msgspec.structs.replace(PATIENT, worker_wait_s=0.2)
 
 
 @asynccontextmanager
@@ -40,10 +49,10 @@ async def rolling(other: dict = OTHER, prefill: int = 0, decode: int = 2, change
 @pytest.mark.parametrize("other", [OTHER, LOSSY], ids=["weights", "kv"])
 async def test_a_half_written_answer_is_not_continued_on_other_weights(other):
     async with rolling(other) as c:
-        c.d[0].die_after = 3
+        c.d[0].stall_after(3)
         [stream] = c.open(SHORT)
         with pytest.raises(WeightsGone, match="bytes KV"):
-            await asyncio.wait_for(collect(stream), 20)
+            await asyncio.wait_for(collect_beyond(stream, c.d[0], 3), 60)
         assert stream.emitted == answer_of(SHORT, 3)
         assert c.d[1].admits == []
         record = msgspec.json.decode(await c.core.decisions.find("r"))
@@ -55,10 +64,9 @@ async def test_a_half_written_answer_is_not_continued_on_other_weights(other):
 
 async def test_it_goes_on_where_the_same_weights_are_however_many_others_there_are():
     async with rolling(decode=3) as c:
-        c.d[0].die_after = 3
-        c.d[0].pace_s = 0.01
+        c.d[0].stall_after(3)
         [stream] = c.open(SHORT)
-        assert await collect(stream) == answer_of(SHORT, 8)
+        assert await collect_beyond(stream, c.d[0], 3) == answer_of(SHORT, 8)
         assert stream.summary.decode_worker == "d1"
         c.d[0].leases.clear()
         await c.idle()
@@ -115,13 +123,15 @@ async def test_the_prompts_of_one_call_are_answered_on_the_same_weights():
 
 
 async def test_tokens_held_back_for_the_prompts_scores_are_forgotten_when_other_weights_begin_anew():
-    def dies(c) -> None:
-        c.d[0].die_after = 3
-        c.d[1].hold_tokens.clear()
+    def stall(c) -> None:
+        c.d[0].stall_after(3)
+        c.d[1].stall_after(0)
 
-    async with rolling(change=dies) as c:
+    async with rolling(change=stall) as c:
         [stream] = c.dispatcher.open(RouterRequest("r", "m", SHORT, Sampling(max_tokens=8, prompt_logprobs=0)))
-        await until(lambda: c.d[1].granted, 20)
+        await until(lambda: any(run.progress._early for run in c.dispatcher._open.values()))
+        await c.d[0].die()
+        await until(lambda: c.d[1].granted)
         assert list(c.d[1].admits[0].token_ids) == list(SHORT), "nothing was given out: it is read anew"
         [run] = c.dispatcher._open.values()
         assert run.progress._early == []
@@ -131,7 +141,7 @@ async def test_tokens_held_back_for_the_prompts_scores_are_forgotten_when_other_
 
 
 async def test_no_prefill_is_hedged_to_weights_that_the_decode_worker_does_not_run():
-    settings = DispatchSettings(worker_wait_s=0.2, hedge_factor=1.0, hedge_least_s=0.05)
+    settings = msgspec.structs.replace(PATIENT, hedge_factor=1.0, hedge_least_s=0.05)
 
     def differ(c) -> None:
         c.p[1].info = msgspec.structs.replace(c.p[1].info, **OTHER)
@@ -167,10 +177,9 @@ async def test_a_worker_that_was_replaced_by_other_weights_after_the_choice_gets
 async def test_hints_are_asked_of_the_weights_that_the_answer_needs():
     index = FakeIndex({"d0": 1, "d1": 1})
     async with rolling(index=index, decode=3) as c:
-        c.d[0].die_after = 3
-        c.d[0].pace_s = 0.01
+        c.d[0].stall_after(3)
         [stream] = c.open(PROMPT)
-        await collect(stream)
+        await collect_beyond(stream, c.d[0], 3)
         assert index.asked[-1][0] == ["d1"]
         c.d[0].leases.clear()
 

@@ -9,7 +9,6 @@ import os
 import random
 import signal
 import sys
-import time
 
 import msgspec
 import pytest
@@ -20,7 +19,7 @@ from baton.protos.v1 import worker_pb2 as w
 from baton.router.workers.decode_session import DecodeLease, DecodeSession
 from baton.router.workers.link import DecodeLink, PrefillLink, WorkerLink
 from baton.router.workers.link_table import LinkTable
-from tests.router.fake_workers import FakeDecode, FakePrefill, cluster, info, until
+from tests.router.fake_workers import FakeDecode, FakePrefill, cluster, held_port, info, until
 
 
 class Watched:
@@ -56,21 +55,21 @@ async def worker(request):
 async def test_a_link_comes_up_and_goes_down_with_its_worker(watched, worker):
     watched.links.sync({"w": worker.info})
     await until(lambda: watched.up() == {"w"})
-    started = time.monotonic()
     await worker.die()
-    await until(lambda: not watched.up())
-    assert time.monotonic() - started < 10
+    await until(lambda: not watched.up(), 20)
     assert watched.changes == 2
 
 
 async def test_a_link_comes_back_when_the_same_incarnation_does(watched, worker):
-    watched.links.sync({"w": worker.info})
-    await until(lambda: watched.up() == {"w"})
-    port = int(worker.info.address.rpartition(":")[2])
     await worker.die()
-    await until(lambda: not watched.up())
-    await worker.start(port)
-    await until(lambda: watched.up() == {"w"}, 30)
+    with held_port() as port:
+        await worker.start(port)
+        watched.links.sync({"w": worker.info})
+        await until(lambda: watched.up() == {"w"})
+        await worker.die()
+        await until(lambda: not watched.up())
+        await worker.start(port)
+        await until(lambda: watched.up() == {"w"})
 
 
 async def test_another_incarnation_on_the_same_port_is_not_taken_for_the_old_one(watched, worker):
@@ -203,10 +202,8 @@ async def test_a_killed_process_is_known_dead_by_its_connection(watched):
     lease = watched.links.decode("w").admit(w.Admit(request_id="r"), lambda _: None, lambda: "retry")
     async with lease:
         os.kill(process.pid, signal.SIGKILL)
-        started = time.monotonic()
         with pytest.raises(WorkerLost):
-            await lease.ended
-    assert time.monotonic() - started < 10
+            await asyncio.wait_for(lease.ended, 20)
     assert not watched.up()
     await process.wait()
 

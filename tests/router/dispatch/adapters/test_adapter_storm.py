@@ -19,21 +19,24 @@ from baton.cluster.adapters import AdapterEntry
 from baton.protos.errors import AdapterTaken, AdapterUnknown, NoWorker, WeightsGone
 from baton.router.adapters import registry
 from baton.router.dispatch.adapters import keeper as adapter_keeper
-from baton.router.dispatch.runner import DispatchSettings
 from tests.kernels.thorough import first_now
-from tests.router.fake_workers import Cluster, answer_of, cluster, collect, until
+from tests.router.fake_workers import PATIENT, Cluster, answer_of, cluster, collect, until
 
 NAMES = ("sql", "style", "code", "law")
 REQUESTS, ACTS, KILLS = 40, 14, 2
 SOAK = int(os.environ.get("BATON_SOAK_STORMS", "100"))
-SETTINGS = DispatchSettings(max_attempts=6, worker_wait_s=5.0, full_wait_s=0.02)
+SETTINGS = msgspec.structs.replace(PATIENT, max_attempts=6, full_wait_s=0.02)
 
 
 class Storm:
-    """Runs one seed; ``told`` counts the outcomes of requests and acts."""
+    """Runs one seed; ``told`` counts the outcomes of requests and acts.
+
+    Operator, killer and requests draw from generators of their own, so that how long each takes changes no draw.
+    """
 
     def __init__(self, c: Cluster, seed: int) -> None:
-        self.c, self.rng, self.told = c, random.Random(seed), Counter[str]()
+        self.c, self.told = c, Counter[str]()
+        self.rng, self.killer, self.asking = (random.Random(f"{who} {seed}") for who in ("acts", "kills", "asks"))
         self.wrong: list[str] = []
         self.versions: Counter[str] = Counter()
 
@@ -54,7 +57,7 @@ class Storm:
         await self.act("load")
         async with asyncio.TaskGroup() as scope:
             for at in range(REQUESTS):
-                scope.create_task(self.request(at, self.rng.random() * 0.4))
+                scope.create_task(self.request(at, self.asking.random() * 0.4))
             scope.create_task(self.operate())
             scope.create_task(self.kill())
 
@@ -79,11 +82,11 @@ class Storm:
 
     async def kill(self) -> None:
         for _ in range(KILLS):
-            await asyncio.sleep(self.rng.uniform(0.05, 0.2))
-            worker = self.rng.choice((*self.c.p, *self.c.d))
+            await asyncio.sleep(self.killer.uniform(0.05, 0.2))
+            worker = self.killer.choice((*self.c.p, *self.c.d))
             await worker.die()
             self.told["kill"] += 1
-            await asyncio.sleep(self.rng.uniform(0.0, 0.1))
+            await asyncio.sleep(self.killer.uniform(0.0, 0.1))
             worker.adapters.clear()
             number = int(worker.info.incarnation.rpartition("-")[2]) + 1
             name = f"{worker.info.worker_id}-{number}"
@@ -96,8 +99,8 @@ class Storm:
     async def request(self, at: int, after_s: float) -> None:
         await asyncio.sleep(after_s)
         served = [entry.adapter_id for entry in self.c.core.adapters.registry.served().values()]
-        adapter = self.rng.choice(["", *served])
-        prompt = [self.rng.randrange(1000) for _ in range(self.rng.choice((3, 40, 90)))]
+        adapter = self.asking.choice(["", *served])
+        prompt = [self.asking.randrange(1000) for _ in range(self.asking.choice((3, 40, 90)))]
         [stream] = self.c.open(prompt, 12, adapter_id=adapter, request_id=f"r{at}")
         try:
             answer = await collect(stream)
