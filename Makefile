@@ -46,7 +46,7 @@ drill: $(STAMP)  ## the planted bugs, then ARGS="--minutes 60" or "--seeds 10000
 identity: $(STAMP)  ## 10^4 answers with drafts of every kind, preempted and killed, against those without
 	@BATON_IDENTITY=$${BATON_IDENTITY:-10000} $(BIN)/pytest -m soak --timeout 3600 -s tests/decode_worker/test_identity.py $(ARGS)
 
-rank-kills: $(STAMP)  ## 200 seeded kills of ranks under load (BATON_RANK_KILLS=N)
+rank-kills: $(STAMP)  ## 200 seeded kills of ranks under load (BATON_RANK_KILLS=N, BATON_RANK_KILLS_SEED=S)
 	@$(BIN)/pytest -m soak --timeout 7200 -s tests/e2e/test_rank_kills.py $(ARGS)
 
 fuzz: $(STAMP)  ## 10^5 odd inputs to a whole cluster beside clients that hang on every port; make soak sends 10^6

@@ -15,6 +15,7 @@ from tests.e2e.fleet import DRAFT, Fleet, wait_for
 from tests.e2e.test_ranks import PREFILL_FIRST, ask, followers, gone, one_rank, prompt
 
 KILLS = int(os.environ.get("BATON_RANK_KILLS", "200"))
+SEED = int(os.environ.get("BATON_RANK_KILLS_SEED", "7"))
 PROMPTS, COUNT, CLIENTS = 6, 60, 3
 WORKER = {"model": DRAFT, "stall_s": 5.0, "prefill_chunk_tokens": 16}
 OTHERS = [{"name": f"other-{role}", "role": role, "count": 1} for role in ("prefill", "decode")]
@@ -48,7 +49,7 @@ def all_gone(pids: list[int]) -> bool:
 def test_kills_of_ranks_under_load_lose_no_answer_and_leave_no_rank() -> None:
     for seed in range(PROMPTS):
         expected(seed)
-    draw, stop, took, left = random.Random(7), threading.Event(), list[float](), list[int]()
+    draw, stop, took, left = random.Random(SEED), threading.Event(), list[float](), list[int]()
     cluster = {"prefill_tp": 2, "decode_tp": 2, "pools": OTHERS}
     with (
         Fleet(1, 1, cluster=cluster, worker=WORKER, router=PREFILL_FIRST) as fleet,
