@@ -31,6 +31,7 @@ from rich.console import Console
 from baton.bench.engine.models import CONTEXT, EXPERTS, SIZES, random_weights
 from baton.bench.rows import Row, median, paired, spread, table, to_json
 from baton.engine.backends.native.runner import NativeRunner
+from baton.engine.backends.ranks.experts import OwnExpertLayers
 from baton.engine.backends.ranks.load import LoadedRank
 from baton.engine.backends.ranks.memory import SharedMemory, follow, sizes_for
 from baton.engine.backends.ranks.program import NativeRankProgram
@@ -159,7 +160,7 @@ def runners(size: str, scheme: str, widths: Widths) -> tuple[NativeRunner, RankR
         share = partial(widths.share, index=index)
         own = dealt(program, weights, share)
         found = NativeRankProgram(share(program), own, spec.layout)
-        loaded.append(LoadedRank(program, found, own, "random"))
+        loaded.append(LoadedRank(program, found, own, "random", OwnExpertLayers(found, program, None)))
     native.set_threads(1)
     lead = RankRunner(spec, loaded[0], ForkedFollower(loaded[1]), 0.0)  # type: ignore[arg-type]
     return NativeRunner(spec, program, weights), lead

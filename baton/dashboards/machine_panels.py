@@ -115,6 +115,19 @@ MACHINES: tuple[tuple[str, tuple[Panel, ...]], ...] = (
                 about="Where ranks have experts of their own (worker.ep, or tp of a model with experts).",
             ),
             Panel(
+                "Copies of busy experts",
+                (
+                    PanelQuery(q.level(W["expert_copies"], "worker", ALL_WORKERS), "{{worker}} copies"),
+                    PanelQuery(q.rate(W["expert_moves"], "worker", ALL_WORKERS), "{{worker}} moves/s"),
+                    PanelQuery(
+                        q.level(W["expert_rank_imbalance"], "worker, placement", ALL_WORKERS),
+                        "{{worker}} imbalance {{placement}}",
+                    ),
+                ),
+                "short",
+                about="With worker.expert_replicas: how uneven ranks are with copies (placed) and without (home).",
+            ),
+            Panel(
                 "Power of hosts",
                 (
                     PanelQuery(

@@ -64,6 +64,7 @@ class EngineConfig(msgspec.Struct, frozen=True):
     cp: int = 1
     pp: int = 1
     ep: int = 1
+    expert_replicas: int = 0  # places per rank and layer for copies of other ranks' busy experts
     rank_hosts: tuple[str, ...] = ()  # host:port of `baton ranks` on other hosts, among which ranks are dealt too
     rank_key_file: str = ""  # with the key that all hosts have; empty: loopback only
     rank_wait_s: float = 0.0  # seconds to wait at start for rank_hosts that don't answer yet

@@ -23,6 +23,7 @@ from baton.engine.config import (
 from baton.engine.plan import Runner
 from baton.protos.errors import ConfigError
 
+MOST_REPLICAS = 64  # copies of experts that a rank may have of each layer
 # OpenMP reads this when torch is first imported. Its threads spin between ops by default; with more busy
 # threads than cores a spinning one holds the core that another's work waits for (5x on the median step).
 QUIET_THREADS = ("OMP_WAIT_POLICY", "PASSIVE")
@@ -62,5 +63,11 @@ def _require_known(config: EngineConfig) -> None:
     if config.threads is not None and config.threads < 1:
         raise ConfigError(f"threads is {config.threads}; use 1 or more", "threads")
     config.widths.require_known()
+    if not 0 <= config.expert_replicas <= MOST_REPLICAS:
+        text = f"expert_replicas is {config.expert_replicas}; use 0 to {MOST_REPLICAS}"
+        raise ConfigError(text, "expert_replicas")
+    if config.expert_replicas and config.widths.count == 1:
+        text = f"expert_replicas is {config.expert_replicas}, and one rank has all experts; set worker.ep, or 0"
+        raise ConfigError(text, "expert_replicas")
     if config.max_model_len is not None and config.max_model_len < 1:
         raise ConfigError(f"max_model_len is {config.max_model_len}; use 1 or more", "max_model_len")

@@ -18,7 +18,7 @@ from baton.engine.adapters.base import AdapterBase
 from baton.engine.adapters.packed import PackedAdapter
 from baton.engine.masks import Allowed
 from baton.protos.errors import RankLost
-from baton.protos.measurements import EngineWork, SharedPages, StepSample
+from baton.protos.measurements import EngineWork, ExpertRows, SharedPages, StepSample
 from baton.protos.nouns import KvLayout, Sampling, TokenLogprobs
 
 
@@ -271,17 +271,11 @@ def adapters_of(runner: Runner) -> AdapterHost | None:
 
 
 class Ranks(Protocol):
-    """Controls the processes that share a runner's model.
+    """Controls the processes that share a runner's model."""
 
-    ``dealt_experts`` is the range [begin, end) of experts that each rank has of every layer; empty if experts
-    aren't divided.
-    """
-
-    dealt_experts: tuple[tuple[int, int], ...]
-
-    def expert_rows(self) -> tuple[int, ...]:
-        """Returns, per expert, the rows that it computed in all layers since the start; empty if experts aren't
-        divided among ranks.
+    def expert_rows(self) -> ExpertRows | None:
+        """Returns the rows that experts computed in all layers since the start; None if experts aren't divided
+        among ranks.
         """
 
     def open_pages(self, fd: int, size: int) -> None:

@@ -32,12 +32,34 @@ class SpeculationTotals(msgspec.Struct, frozen=True, array_like=True):
         return self.tokens[0] / self.seconds[0] / (self.tokens[1] / self.seconds[1])
 
 
+class ExpertCopies(msgspec.Struct, frozen=True, array_like=True):
+    """Describes the copies of busy experts that ranks have, as of the last look at what goes to experts.
+
+    An imbalance is the busiest rank's rows divided by the mean over ranks, summed over layers, and 0 before the
+    first look.
+    """
+
+    copies: int = 0  # that compute rows, in all layers
+    moves: int = 0  # copies that were made since the start
+    imbalance_at_home: float = 0.0  # if there were no copies
+    imbalance: float = 0.0
+
+
+class ExpertRows(msgspec.Struct, frozen=True):
+    """Counts token rows that experts computed in all layers since the start."""
+
+    by_rank: tuple[int, ...]
+    by_expert: tuple[int, ...]
+    copies: ExpertCopies = ExpertCopies()
+
+
 class ExpertLoad(msgspec.Struct, frozen=True, array_like=True):
     """Counts token rows that experts computed since the engine took its role."""
 
     rows: tuple[int, ...] = ()  # by rank
     busiest: int = 0  # rows of the busiest expert
     experts: int = 0  # number of experts
+    copies: ExpertCopies = ExpertCopies()
 
     @property
     def imbalance(self) -> float:

@@ -219,6 +219,7 @@ def make_runner(spec: EngineSpec, lora: AdapterSpec = NO_ADAPTERS, stall_s: floa
         cp=spec.cp,
         pp=spec.pp,
         ep=spec.ep,
+        expert_replicas=spec.expert_replicas,
         rank_hosts=spec.rank_hosts,
         rank_key_file=spec.rank_key_file,
         rank_wait_s=spec.rank_wait_s,

@@ -46,6 +46,7 @@ class EngineSpec(_Group, frozen=True):
     cp: int = 1  # processes that share the rows of each step
     pp: int = 1  # processes, or stages of ``tp`` of them, that share the model's layers
     ep: int = 1  # processes that share the model's experts
+    expert_replicas: int = 0  # places per rank and layer for copies of busy experts
     rank_hosts: tuple[str, ...] = ()  # host:port of `baton ranks`, which have some of these processes
     rank_key_file: str = ""  # with the key that they ask for
     rank_wait_s: float = 0.0  # seconds to wait for them at start

@@ -274,6 +274,16 @@ WORKER: dict[str, Metric] = {
     "expert_imbalance": _gauge(
         "expert_imbalance_ratio", "Rows of the busiest expert over the mean of all, since the role began", _WORKER
     ),
+    "expert_copies": _gauge(
+        "expert_copies", "Copies of busy experts that compute rows, in all layers (worker.expert_replicas)", _WORKER
+    ),
+    "expert_moves": _count("expert_moves", "Copies of busy experts that ranks were given", _WORKER),
+    "expert_rank_imbalance": _gauge(
+        "expert_rank_imbalance_ratio",
+        "Rows of the busiest rank's experts over the mean of ranks, with their copies (placed) and as it would be "
+        "without (home), as of the last look",
+        (*_WORKER, "placement"),
+    ),
     "sequence_steps": _count(
         "sequence_steps", "Steps of sequences that write, where worker.speculation is on", _WORKER
     ),

@@ -29,6 +29,8 @@ OPTIONAL = frozenset(
         "sequence_steps",
         "draft_read_ahead",
         "expert_imbalance",
+        "expert_copies",
+        "expert_moves",
     }
 )
 Attributes = Mapping[str, str | int | float | bool]
@@ -181,6 +183,10 @@ class WorkerMetrics:
     def experts_computed(self, rank: int, rows: int) -> None:
         """Counts token rows that the experts of rank ``rank`` computed."""
         self._with("expert_rows", rank=str(rank)).inc(rows)
+
+    def experts_placed(self, placement: str, imbalance: float) -> None:
+        """Shows how uneven ranks' loads are with a ``placement`` of experts, "placed" or "home"."""
+        self._with("expert_rank_imbalance", placement=placement).set(imbalance)
 
     def tier_blocks(self, tier: str) -> Gauge:
         """Returns the gauge of KV blocks in the lower cache tier ``tier``."""

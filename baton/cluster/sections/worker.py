@@ -74,6 +74,12 @@ class WorkerConfig(Section):
     ep: int = Field(
         default=1, ge=1, le=64, description="ranks that share the model's experts, and rows of each step"
     )
+    expert_replicas: int = Field(
+        default=0,
+        ge=0,
+        le=64,
+        description="copies of busy experts of other ranks that each rank has room for, per layer of experts",
+    )
     rank_hosts: list[str] = Field(
         default=[],
         description="host:port of `baton ranks` on other hosts: a worker's ranks are dealt among its own host and "

@@ -36,14 +36,18 @@ Weights = dict[str, Tensor | PackedWeight]
 Share = Callable[[Program], RankProgram]
 
 
+RowSource = Callable[[str, Rows], Tensor | PackedWeight]  # reads ranges of rows of a stacked weight
+
+
 class LoadedWeights(NamedTuple):
     """Holds the weights of a model. ``program`` differs from the one passed in if a tied head got weights of its
-    own.
+    own. ``rows_of`` reads further rows of weights, in the form that these have.
     """
 
     program: Program
     weights: Weights
     fingerprint: str  # hex SHA-256 of checkpoint and quantization
+    rows_of: RowSource
 
 
 def load_weights(
@@ -74,7 +78,7 @@ def load_weights(
             raise ConfigError(text, "activations")
         wanted, rows = _own(program, share)
         plain_weights = checkpoint.weights(wanted, dtype, config.device, rows)
-        return LoadedWeights(program, dict(plain_weights), fingerprint)
+        return LoadedWeights(program, dict(plain_weights), fingerprint, _rows_of_plain(program, checkpoint, dtype))
     scheme = config.quantization if reader is None else AS_STORED
     mixed = f" {list(overrides.items())}" if overrides else ""
     fingerprint = hashlib.sha256(f"{fingerprint} {scheme} {VERSION}{mixed}".encode()).hexdigest()
@@ -90,7 +94,22 @@ def load_weights(
     # Those that the checkpoint's maker left unquantized.
     kinds = dict.fromkeys(experts, torch.bfloat16) if reader is not None else {}
     weights = {weight.name: make.plain(weight, kinds.get(weight.name, dtype)) for weight in plain}
-    return LoadedWeights(own, dealt(own, weights | packed, share), fingerprint)
+    rows_of = _rows_of_packed(own, packed, lambda weight: make.plain(weight, kinds.get(weight.name, dtype)))
+    return LoadedWeights(own, dealt(own, weights | packed, share), fingerprint, rows_of)
+
+
+def _rows_of_plain(program: Program, checkpoint: Checkpoint, dtype: torch.dtype) -> RowSource:
+    named = {weight.name: weight for weight in program.weights}
+    return lambda name, rows: checkpoint.weights([named[name]], dtype, "cpu", {name: rows})[name]
+
+
+def _rows_of_packed(
+    program: Program, packed: dict[str, PackedWeight], plain: Callable[[Weight], Tensor]
+) -> RowSource:
+    named = {weight.name: weight for weight in program.weights}
+    return lambda name, rows: _dealt(
+        program, name, packed[name] if name in packed else plain(named[name]), {name: rows}
+    )
 
 
 def with_rows(packed: dict[str, PackedWeight], activations: str, is_draft: bool = False) -> dict[str, PackedWeight]:

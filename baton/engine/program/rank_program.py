@@ -18,10 +18,11 @@ Rows = tuple[tuple[int, int], ...]  # ranges [begin, end) of a stacked weight's 
 
 
 class Rank(msgspec.Struct, frozen=True):
-    """Identifies rank ``index`` of ``count``."""
+    """Identifies rank ``index`` of ``count``, with room for ``spare`` copies of other ranks' experts per layer."""
 
     index: int = 0
     count: int = 1
+    spare: int = 0
 
     def part(self, total: int) -> tuple[int, int]:
         """Returns the rank's range [begin, end) of ``total`` rows; ranks' ranges differ by a panel of 64 rows at
@@ -103,6 +104,7 @@ class RankProgram(msgspec.Struct, frozen=True):
     columns: int = 1
     shared_floats: int = 0  # floats per row of registers that ranks fill together, in all stages
     first_shared: int = 0  # those of the stages before the rank's own
+    expert_layers: int = 0  # layers of the whole program whose experts are divided
 
     @classmethod
     def undivided(cls, program: Program, rank: Rank) -> RankProgram:

@@ -145,6 +145,7 @@ class _Split:
             widths=self._widths,
             vocab=self._rank.part(self._program.vocab_size),
             shared_floats=sum(self._widths.values()),
+            expert_layers=len(self._program.experts),
         )
 
     def _overtakes(self, ops: tuple[p.Op, ...], register: str) -> bool:
@@ -258,7 +259,7 @@ class _Split:
         """Gives the rank whole experts; each rank mixes all experts' outputs, so that nothing more is gathered."""
         dealt = deal_experts(self._program, self._rank, op)
         self._rows |= dealt.rows
-        self._gather(EXPERTS, dealt.columns, (0, dealt.columns))
+        self._gather(EXPERTS, dealt.columns, (0, 0))  # outputs go to other hosts one by one
         return dealt.ops
 
     def adapt(self, op: p.Adapt) -> tuple[p.Op, ...]:
@@ -284,13 +285,15 @@ def deal_experts(program: Program, rank: Rank, op: p.Moe, x: str = "", logits: s
     rank has some whole experts and mixes the outputs of all.
     """
     first, end = rank.experts(op.experts)
+    spare = ((first, first + 1),) * rank.spare  # until a copy is wanted there
     biases = () if op.gate is None else (op.gate.gate_up_bias, op.gate.down_bias)
     rows = dict[str, Rows]()
     for name in (op.gate_up, op.down, *biases):
         each = _rows_of(program, name) // op.experts
-        rows[name] = ((first * each, end * each),)
+        rows[name] = tuple((begin * each, last * each) for begin, last in ((first, end), *spare))
     own, at, numbers = f"{EXPERTS}@", (x or op.x, logits or op.logits), (op.experts, first, end - first, op.chosen)
-    run = p.OwnExperts(*at, op.gate_up, op.down, *numbers, op.renormalise, own, op.gate)
+    place = program.experts.index(op), rank.index, rank.count, rank.spare
+    run = p.OwnExperts(*at, op.gate_up, op.down, *numbers, op.renormalise, own, op.gate, *place)
     mix = p.MixExperts(EXPERTS, op.logits, op.gate_up, op.out)
     columns = op.chosen * (_rows_of(program, op.down) // op.experts)
     return DealtExperts(rows, columns, (run, p.Meet(own, EXPERTS), mix))

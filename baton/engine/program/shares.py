@@ -99,9 +99,11 @@ class Widths(msgspec.Struct, frozen=True):
         counts = (msgspec.structs.replace(self, **{self.field: count}) for count in range(1, most + 1))
         return tuple(each.count for each in counts if not any(_obstacles(program, each)))
 
-    def share(self, program: Program, index: int) -> RankProgram:
-        """Returns the share of ``program`` that rank ``index`` runs."""
-        rank = Rank(index, self.count)
+    def share(self, program: Program, index: int, spare: int = 0) -> RankProgram:
+        """Returns the share of ``program`` that rank ``index`` runs, with room for ``spare`` copies of other ranks'
+        experts per layer.
+        """
+        rank = Rank(index, self.count, spare)
         if self.pp > 1:
             return _by_layers(program, rank, self.tp)
         return split(program, rank) if self.tp > 1 else _by_rows(program, rank, self.ep > 1)
@@ -146,13 +148,14 @@ def _by_rows(program: Program, rank: Rank, deals: bool) -> RankProgram:
         whole,
         program=msgspec.structs.replace(program, ops=tuple(ops)),
         rows=rows,
-        parts={f"{EXPERTS}@": Part(EXPERTS, 0, columns)} if deals else {},
+        parts={f"{EXPERTS}@": Part(EXPERTS, 0, 0)} if deals else {},
         widths=widths,
         shared_floats=sum(widths.values()),
         deal=BY_ROWS,
         handed=last,
         last=last,
         carried=2,
+        expert_layers=len(program.experts) if deals else 0,
     )
 
 
@@ -172,7 +175,7 @@ def _by_layers(program: Program, rank: Rank, columns: int) -> RankProgram:
     """
     whole = RankProgram.undivided(program, rank)
     if columns > 1:
-        whole = split(program, Rank(rank.index % columns, columns))
+        whole = split(program, Rank(rank.index % columns, columns, rank.spare))
     all_ops, stage, stages = whole.program.ops, rank.index // columns, rank.count // columns
     between, cuts = _handed(whole, stages)
     begin, end = (0, *cuts, len(all_ops))[stage : stage + 2]

@@ -16,13 +16,15 @@ class ExpertMeter:
 
     def __init__(self, ranks: Ranks | None) -> None:
         self._ranks = ranks
-        self._before = ranks.expert_rows() if ranks is not None else ()
+        self._before = ranks.expert_rows() if ranks is not None else None
 
     def load(self) -> ExpertLoad | None:
         """Returns the rows that experts computed so far, by rank; None if experts aren't divided among ranks."""
-        if self._ranks is None or not self._before:
+        if self._ranks is None or (before := self._before) is None or (now := self._ranks.expert_rows()) is None:
             return None
-        now = self._ranks.expert_rows()
-        rows = tuple(count - before for count, before in zip(now, self._before, strict=True))
-        by_rank = tuple(sum(rows[begin:end]) for begin, end in self._ranks.dealt_experts)
-        return ExpertLoad(by_rank, max(rows), len(rows))
+        rows = _since(now.by_expert, before.by_expert)
+        return ExpertLoad(_since(now.by_rank, before.by_rank), max(rows), len(rows), now.copies)
+
+
+def _since(now: tuple[int, ...], before: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(count - earlier for count, earlier in zip(now, before, strict=True))

@@ -35,7 +35,8 @@ void lose_host(Group& g, int32_t host, bool stuck) {
   declare(*g.meeting, uint32_t(rank + 1) | (stuck ? uint32_t(RANK_STUCK) : 0));
 }
 
-// Sends what waits for a host. The socket's own limit of time says when the other side is stuck.
+// Sends what waits for a host. The socket's own limit of time says when the other side is stuck: a message may then have gone out in
+// part, so the connection ends, lest the reader take the next message's bytes for the rest of this one.
 void send_all(Group& g, int32_t host) {
   Queue& queue = queues(*g.links)[host];
   for (size_t at = 0; at < queue.size();) {
@@ -43,6 +44,7 @@ void send_all(Group& g, int32_t host) {
     if (sent > 0) at += size_t(sent);
     else if (errno != EINTR) {
       lose_host(g, host, errno == EAGAIN || errno == EWOULDBLOCK);
+      shutdown(g.links->fds[host], SHUT_RDWR);
       break;
     }
   }

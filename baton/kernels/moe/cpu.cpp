@@ -19,11 +19,12 @@ constexpr int64_t MOST_ROWS = 256;         // at a time, to bound what lies betw
 constexpr int64_t OUTPUTS = 32, TOGETHER = 4;  // outputs of a task; rows that a weight row meets at once
 
 struct Routed {
-  std::vector<int32_t> experts, order, place, ends;  // by row and rank; by place; by row and rank; by expert
+  std::vector<int32_t> slots, order, place, ends;  // by row and rank (-1: not here); by place; by row and rank; by slot
   std::vector<float> weights;
-  OwnExperts own;  // the experts whose weights are there
 
-  int32_t begin(int32_t expert) const { return expert ? ends[size_t(expert - 1)] : 0; }
+  int32_t slot_count() const { return int32_t(ends.size()); }
+  int32_t begin(int32_t slot) const { return slot ? ends[size_t(slot - 1)] : 0; }
+  int32_t rows(int32_t slot) const { return ends[size_t(slot)] - begin(slot); }
 };
 
 // The best `chosen` experts of a row, best first.
@@ -53,17 +54,26 @@ void route(const Moe& m, const float* logits, int32_t* experts, float* weights) 
   for (int k = 0; k < m.chosen; k++) weights[k] /= total;
 }
 
-Routed sorted(const Moe& m, OwnExperts own, const float* logits, int64_t rows) {
+// The slot of `expert` for the row of this number; -1: somebody else's. Without `own` all experts are here, in order.
+int32_t slot_of(const OwnExperts* own, int32_t expert, int64_t row) {
+  if (!own) return expert;
+  return own->owners[expert * EXPERT_SHARES + row % EXPERT_SHARES] == own->owner ? own->slot_of[expert] : -1;
+}
+
+// `first`: the number of the first row.
+Routed sorted(const Moe& m, const OwnExperts* own, const float* logits, int64_t first, int64_t rows) {
   Routed r;
-  r.own = own;
-  const size_t n = size_t(rows) * size_t(m.chosen);
-  r.experts.resize(n), r.weights.resize(n), r.order.resize(n), r.place.resize(n), r.ends.assign(size_t(m.experts), 0);
-  for (int64_t i = 0; i < rows; i++) route(m, logits + i * m.experts, r.experts.data() + i * m.chosen, r.weights.data() + i * m.chosen);
-  for (const int32_t e : r.experts) r.ends[size_t(e)]++;
+  const size_t n = size_t(rows) * size_t(m.chosen), chosen = size_t(m.chosen);
+  r.slots.resize(n), r.weights.resize(n), r.order.resize(n), r.place.resize(n), r.ends.assign(size_t(own ? own->slots : m.experts), 0);
+  for (int64_t i = 0; i < rows; i++) route(m, logits + i * m.experts, r.slots.data() + i * m.chosen, r.weights.data() + i * m.chosen);
+  for (size_t i = 0; i < n; i++) r.slots[i] = slot_of(own, r.slots[i], first + int64_t(i / chosen));
+  for (const int32_t slot : r.slots)
+    if (slot >= 0) r.ends[size_t(slot)]++;
   int32_t before = 0;
   for (int32_t& end : r.ends) before += end, end = before - end;
   for (size_t i = 0; i < n; i++) {
-    const int32_t at = r.ends[size_t(r.experts[i])]++;
+    if (r.slots[i] < 0) continue;
+    const int32_t at = r.ends[size_t(r.slots[i])]++;
     r.order[size_t(at)] = int32_t(i), r.place[i] = at;
   }
   return r;
@@ -118,18 +128,18 @@ struct Form {
   }
 };
 
-// f(own expert, first place, rows of it (at most TOGETHER), first output, outputs) for all, over threads.
+// f(slot, first place, rows of it (at most TOGETHER), first output, outputs) for all, over threads.
 template <class F>
 void each_tile(const Routed& r, int64_t outputs, F&& f) {
   std::vector<int32_t> active;
-  for (int32_t e = r.own.first; e < r.own.first + r.own.count; e++)
-    if (r.ends[size_t(e)] > r.begin(e)) active.push_back(e);
+  for (int32_t e = 0; e < r.slot_count(); e++)
+    if (r.rows(e)) active.push_back(e);
   const int64_t blocks = (outputs + OUTPUTS - 1) / OUTPUTS;
   parallel_for(int32_t(int64_t(active.size()) * blocks), [&](int32_t task) {
     const int32_t e = active[size_t(task / blocks)], end = r.ends[size_t(e)];
     const int64_t first = task % blocks * OUTPUTS, count = outputs - first < OUTPUTS ? outputs - first : OUTPUTS;
     for (int32_t at = r.begin(e); at < end; at += TOGETHER)
-      f(e - r.own.first, at, end - at < TOGETHER ? end - at : TOGETHER, first, count);
+      f(e, at, end - at < TOGETHER ? end - at : TOGETHER, first, count);
   });
 }
 
@@ -168,9 +178,9 @@ void layers(const Moe& m, const Form& form, const Routed& r, const float* x, flo
 // The same by tiles, beside bf16 weights.
 void tile_layers(const Moe& m, const Form& form, const Routed& r, const float* x, float* between, float* y) {
   std::vector<ExpertRows> all;
-  for (int32_t e = r.own.first; e < r.own.first + r.own.count; e++)
-    if (const int64_t count = r.ends[size_t(e)] - r.begin(e))
-      all.push_back({e - r.own.first, r.begin(e), count, all.empty() ? 0 : all.back().tile + all.back().tiles()});
+  for (int32_t e = 0; e < r.slot_count(); e++)
+    if (const int64_t count = r.rows(e))
+      all.push_back({e, r.begin(e), count, all.empty() ? 0 : all.back().tile + all.back().tiles()});
   const auto rows_from = [](const uint16_t* matrix, int64_t row, int64_t k, int64_t left) {
     return WeightRows{(const char*)(matrix + row * k), k * 2, std::max<int64_t>(0, std::min<int64_t>(TILE_ROWS, left))};
   };
@@ -202,12 +212,12 @@ void tile_layers(const Moe& m, const Form& form, const Routed& r, const float* x
 void packed_layers(const Moe& m, const Form& form, const Routed& r, const float* x, float* between, float* y) {
   const size_t most = r.order.size();
   size_t longest = 0;  // an expert's rows
-  for (int32_t e = r.own.first; e < r.own.first + r.own.count; e++) longest = std::max(longest, size_t(r.ends[size_t(e)] - r.begin(e)));
+  for (int32_t e = 0; e < r.slot_count(); e++) longest = std::max(longest, size_t(r.rows(e)));
   std::vector<float> rows(most * size_t(m.hidden)), both(longest * 2 * size_t(m.inner));
-  for (int64_t i = r.begin(r.own.first); i < r.begin(r.own.first + r.own.count); i++)
+  for (int64_t i = 0; i < r.begin(r.slot_count()); i++)
     std::memcpy(rows.data() + i * m.hidden, x + r.order[size_t(i)] / m.chosen * m.hidden, size_t(m.hidden) * 4);
-  for (int32_t e = 0; e < r.own.count; e++) {
-    const int64_t begin = r.begin(r.own.first + e), count = r.ends[size_t(r.own.first + e)] - begin;
+  for (int32_t e = 0; e < r.slot_count(); e++) {
+    const int64_t begin = r.begin(e), count = r.rows(e);
     if (!count) continue;
     const PackedLinear gate_up = expert_of(m.gate_up, e, 2 * m.inner), down = expert_of(m.down, e, m.hidden);
     float* own = between + begin * m.inner;
@@ -273,7 +283,7 @@ void in_parts(int64_t rows, F&& f) {
 void all_rows(const Moe& m, const Form& form, const float* x, int64_t x_stride, const float* logits, int64_t rows, float* out,
               int64_t out_stride) {
   in_parts(rows, [&](int64_t first, int64_t some) {
-    const Routed r = sorted(m, {0, m.experts}, logits + first * m.experts, some);
+    const Routed r = sorted(m, nullptr, logits + first * m.experts, first, some);
     const float* y = outputs_of(m, form, r, x + first * x_stride, x_stride, some);
     mix(m, r, some, y, out + first * out_stride, out_stride);
   });
@@ -281,22 +291,27 @@ void all_rows(const Moe& m, const Form& form, const float* x, int64_t x_stride, 
 
 }  // namespace
 
-void run_own_experts(const Moe& m, const BiasedMoe* biased, OwnExperts own, const float* x, int64_t x_stride, const float* logits,
-                     int64_t rows, float* y, std::atomic<int64_t>* loads) {
+int64_t run_own_experts(const Moe& m, const BiasedMoe* biased, const OwnExperts& own, const float* x, int64_t x_stride, const float* logits,
+                        int64_t rows, float* y, std::atomic<int64_t>* loads, std::vector<int64_t>* places) {
+  int64_t computed = 0;
   in_parts(rows, [&](int64_t first, int64_t some) {
-    const Routed r = sorted(m, own, logits + first * m.experts, some);
-    for (int32_t e = own.first; loads && e < own.first + own.count; e++)
-      loads[e].fetch_add(r.ends[size_t(e)] - r.begin(e), std::memory_order_relaxed);
+    const Routed r = sorted(m, &own, logits + first * m.experts, first, some);
+    for (int32_t e = 0; e < m.experts; e++)
+      if (const int32_t slot = own.slot_of[e]; slot >= 0 && r.rows(slot)) loads[e].fetch_add(r.rows(slot), std::memory_order_relaxed);
     const float* found = outputs_of(m, {biased}, r, x + first * x_stride, x_stride, some);
-    float* to = y + first * m.chosen * m.hidden;
-    for (int32_t at = r.begin(own.first); at < r.begin(own.first + own.count); at++)
-      std::memcpy(to + r.order[size_t(at)] * m.hidden, found + at * m.hidden, size_t(m.hidden) * 4);
+    for (int32_t at = 0; at < r.begin(r.slot_count()); at++) {
+      const int64_t place = first * m.chosen + r.order[size_t(at)];
+      std::memcpy(y + place * m.hidden, found + at * m.hidden, size_t(m.hidden) * 4);
+      if (places) places->push_back(place);
+    }
+    computed += r.begin(r.slot_count());
   });
+  return computed;
 }
 
 void mix_experts(const Moe& m, const float* logits, int64_t rows, const float* y, float* out, int64_t out_stride) {
   in_parts(rows, [&](int64_t first, int64_t some) {
-    Routed r = sorted(m, {0, m.experts}, logits + first * m.experts, some);
+    Routed r = sorted(m, nullptr, logits + first * m.experts, first, some);
     for (size_t i = 0; i < r.place.size(); i++) r.place[i] = int32_t(i);  // y lies by row and rank
     mix(m, r, some, y + first * m.chosen * m.hidden, out + first * out_stride, out_stride);
   });

@@ -69,7 +69,8 @@ void show_latents(Ranks& r, const LatentAttention& op, const char* pages, int64_
   });
 }
 
-void show_rows(Ranks& r, Hosts to, const float* base, const int32_t* rows, int64_t count, int64_t width) {
+template <class Number>
+void show_rows(Ranks& r, Hosts to, const float* base, const Number* rows, int64_t count, int64_t width) {
   if (!to) return;
   for (int64_t at = 0, end; at < count; at = end) {
     for (end = at + 1; end < count && rows[end] == rows[at] + (end - at);) end++;
@@ -77,6 +78,9 @@ void show_rows(Ranks& r, Hosts to, const float* base, const int32_t* rows, int64
     write_elsewhere(r.group, to, LINK_RANKS, base + rows[at] * width, 1, bytes, bytes);
   }
 }
+
+template void show_rows(Ranks&, Hosts, const float*, const int32_t*, int64_t, int64_t);
+template void show_rows(Ranks&, Hosts, const float*, const int64_t*, int64_t, int64_t);
 
 void show_logits(Ranks& r, int64_t place) {
   const int64_t bytes = r.own_tokens * 4;
@@ -86,9 +90,12 @@ void show_logits(Ranks& r, int64_t place) {
 void show_expert_rows(Ranks& r) {
   const Hosts to = lead_host(r);
   if (!to) return;
-  for (std::atomic<int64_t>& rows : r.plan->expert_rows)
+  const auto tell = [&](std::atomic<int64_t>& rows) {
     if (rows.load(std::memory_order_relaxed))
       if (const int64_t since = rows.exchange(0, std::memory_order_relaxed)) add_elsewhere(r.group, to, rows, since);
+  };
+  for (int64_t at = 0; at < r.expert_layers * MOST_EXPERTS; at++) tell(r.plan->expert_rows[at]);
+  for (std::atomic<int64_t>& rows : r.plan->rank_rows) tell(rows);
 }
 
 }  // namespace baton

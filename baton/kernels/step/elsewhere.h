@@ -18,8 +18,9 @@ void show_plan(Ranks& ranks, int64_t bytes);
 void show_kv(Ranks& ranks, const PagedKv& kv, const AttentionItem* items, int32_t count);
 // The latents of these items' rows in a layer, which every rank of a stage keeps: to the lead.
 void show_latents(Ranks& ranks, const LatentAttention& op, const char* pages, int64_t page_bytes, const AttentionItem* items, int32_t count);
-// `count` rows of `width` floats from `base` on, by their numbers.
-void show_rows(Ranks& ranks, Hosts to, const float* base, const int32_t* rows, int64_t count, int64_t width);
+// `count` rows of `width` floats from `base` on, by their numbers, which rise.
+template <class Number>  // int32_t or int64_t
+void show_rows(Ranks& ranks, Hosts to, const float* base, const Number* rows, int64_t count, int64_t width);
 // The rank's part of a sampled row's logits, to the lead.
 void show_logits(Ranks& ranks, int64_t place);
 // What went to experts on this host since the last time, to the lead.

@@ -260,6 +260,10 @@ BATON_API void baton_rank_call(Ranks* ranks) {
   announce(*ranks);
 }
 
-BATON_API void baton_rank_expert_rows(const Ranks* ranks, int64_t* rows, int32_t experts) {
-  for (int32_t e = 0; e < experts; e++) rows[e] = ranks->plan->expert_rows[e].load(std::memory_order_relaxed);
+BATON_API void baton_rank_expert_rows(const Ranks* ranks, int64_t* rows, int32_t experts, int64_t* by_rank) {
+  const PlanPage& plan = *ranks->plan;
+  for (int64_t layer = 0; layer < ranks->expert_layers; layer++)
+    for (int32_t e = 0; e < experts; e++)
+      rows[layer * experts + e] = plan.expert_rows[layer * MOST_EXPERTS + e].load(std::memory_order_relaxed);
+  for (int32_t rank = 0; rank < ranks->group.count; rank++) by_rank[rank] = plan.rank_rows[rank].load(std::memory_order_relaxed);
 }

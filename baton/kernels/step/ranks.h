@@ -31,13 +31,20 @@ namespace baton {
 enum RankOpKind : int32_t {
   OP_GATHER = 128,    // meets the others: `in` is whole then; copied to `out` where that is another register. The rank's own part: `layer`
                       // columns from `delta` on, of all rows, or where `window` is 1 of the rows whose tokens are its own
-  OP_EXPERTS,         // as MOE, own experts alone: out (chosen x hidden), `layer` the first one, `window` their number
+  OP_EXPERTS,         // as MOE, own experts alone, of the RankExperts in `table`: out (chosen x hidden)
   OP_BIASED_EXPERTS,  // the same of BIASED_MOE
   OP_MIX,             // `in` of every expert, by the router's logits in `delta`, to `out`
   OP_EXCHANGE,        // own rows of `in` and of the router's logits in `delta` to all ranks' `out` and `layer`; then meets the others
 };
 
 constexpr int32_t MOST_EXPERTS = 512;  // moe.h
+constexpr int32_t MOST_EXPERT_LAYERS = 256;
+
+// A layer of experts of which a rank has some.
+struct RankExperts {
+  BiasedMoe layer;  // its biases are null where it has none
+  OwnExperts own;
+};
 
 enum DealKind : int32_t { BY_COLUMNS, BY_ROWS, BY_LAYERS };
 
@@ -60,7 +67,8 @@ struct PlanPage {
   int32_t item_count, sampled_count, kv_type, order, parts, keeps, adapted, pad;
   Seat handed[MOST_RANKS];   // parts that each stage, by its first rank, has handed to the next, ever
   Seat columns[MOST_RANKS];  // where the ranks of one stage meet
-  std::atomic<int64_t> expert_rows[MOST_EXPERTS];  // that went to each expert in all layers, ever
+  std::atomic<int64_t> rank_rows[MOST_RANKS];  // that each rank's experts computed in all layers, ever
+  std::atomic<int64_t> expert_rows[MOST_EXPERT_LAYERS * MOST_EXPERTS];  // that went to each expert of each layer, ever
 };
 
 // Registers that a rank hands to another: of all rows, one register behind the other, `first` floats per row into shared memory.
@@ -92,6 +100,7 @@ struct Ranks {
   int32_t columns;            // ranks of a stage; all ranks where there are no stages
   uint32_t met;               // meetings of the stage so far; the rank's own
   int64_t own_tokens;         // of the vocabulary: the logits that the rank computes
+  int64_t expert_layers;      // of the whole model, whose experts are divided
 };
 
 // Returns when every rank of this one's stage has come as often as this one: 0, or who is lost.
@@ -115,5 +124,5 @@ BATON_API void baton_rank_call(baton::Ranks* ranks);
 // Copies the first `bytes` of the lead's rotary angles, and `count` of its pages, to other hosts, as of the next plan.
 BATON_API void baton_rank_show_turns(baton::Ranks* ranks, int64_t bytes);
 BATON_API void baton_rank_show_pages(baton::Ranks* ranks, const int32_t* pages, int64_t count, int64_t page_bytes);
-// rows (experts): those that went to each expert in all layers of all ranks, ever.
-BATON_API void baton_rank_expert_rows(const baton::Ranks* ranks, int64_t* rows, int32_t experts);
+// rows (layers, experts): those that went to each expert of each layer, on all ranks, ever. by_rank: those that each rank computed.
+BATON_API void baton_rank_expert_rows(const baton::Ranks* ranks, int64_t* rows, int32_t experts, int64_t* by_rank);

@@ -1,5 +1,6 @@
 // The interpreter of a step's ops, for one process or as one of several ranks. Knows nothing of where a plan comes from.
 #pragma once
+#include <algorithm>
 #include <vector>
 
 #include "../abi/threads.h"
@@ -119,10 +120,10 @@ class Run {
   }
 
   void of_ranks(const Op& o) {
-    const OwnExperts own{o.layer, o.window};
+    const RankExperts* experts_here = (const RankExperts*)o.table;
     switch (o.kind) {
-      case OP_EXPERTS: return experts(o, own, (const Moe*)o.table, nullptr);
-      case OP_BIASED_EXPERTS: return experts(o, own, (const Moe*)o.table, (const BiasedMoe*)o.table);
+      case OP_EXPERTS: return experts(o, experts_here->own, nullptr);
+      case OP_BIASED_EXPERTS: return experts(o, experts_here->own, &experts_here->layer);
       case OP_MIX: return mix(o);
       case OP_EXCHANGE: return exchange(o);
       default: return gather(o);
@@ -182,12 +183,19 @@ class Run {
         write_elsewhere(r_->group, to, LINK_RANKS, own + row * n, 1, n * 4, n * 4);
   }
 
-  void experts(const Op& o, OwnExperts own, const Moe* moe, const BiasedMoe* biased) {
+  void experts(const Op& o, const OwnExperts& own, const BiasedMoe* biased) {
+    const Moe& moe = *(const Moe*)o.table;
     const int64_t rows = is_shared(o.in) ? all_rows_ : s_.rows;
-    run_own_experts(*moe, biased, own, at(o.in), width(o.in), at(o.delta), rows, at(o.out), r_->plan->expert_rows);
+    const Hosts to = stage_hosts(*r_);
+    std::vector<int64_t> places;
+    const int64_t computed = run_own_experts(moe, biased, own, at(o.in), width(o.in), at(o.delta), rows, at(o.out),
+                                             r_->plan->expert_rows + own.layer * MOST_EXPERTS, to ? &places : nullptr);
+    r_->plan->rank_rows[r_->group.rank].fetch_add(computed, std::memory_order_relaxed);
+    std::sort(places.begin(), places.end());
+    show_rows(*r_, to, at(o.out), places.data(), int64_t(places.size()), moe.hidden);
   }
 
-  // To every rank's rows: each reads those that its own experts are chosen for.
+  // To every rank's rows: each reads those that its own experts are chosen for, on other hosts too.
   void exchange(const Op& o) {
     copy_to_all(o.in, o.out), copy_to_all(o.delta, o.layer);
     if (!lost_) lost_ = meet(r_->group);
@@ -196,6 +204,7 @@ class Run {
   void copy_to_all(int32_t from, int32_t to) {
     const size_t n = size_t(width(from));
     for (int64_t row = 0; row < s_.rows; row++) std::memcpy(at(to) + numbers_[row] * n, at(from) + row * n, n * 4);
+    show_rows(*r_, other_hosts(r_->group), at(to), numbers_, s_.rows, int64_t(n));
   }
 
   // Rows that lie side by side among all ranks' are mixed together.

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from baton.cluster.metering.telemetry import WorkerMetrics
 from baton.cost.fit import StepFit
 from baton.protos.channel import Stats
-from baton.protos.measurements import EngineWork, ExpertLoad, SpeculationTotals, WorkerLoad
+from baton.protos.measurements import EngineWork, ExpertCopies, ExpertLoad, SpeculationTotals, WorkerLoad
 from baton.protos.nouns import WorkerInfo
 from baton.worker.figures.rates import Rates, bytes_read, flops, work_totals
 
@@ -115,6 +115,14 @@ class EngineFigures:
         for rank, (rows, earlier) in enumerate(zip(now.rows, before, strict=True)):
             self._metrics.experts_computed(rank, rows - earlier)
         self._metrics.optional("expert_imbalance").set(now.imbalance)
+        if now.copies.imbalance_at_home:
+            self._show_copies(now.copies, last.copies if last else ExpertCopies())
+
+    def _show_copies(self, now: ExpertCopies, last: ExpertCopies) -> None:
+        self._metrics.optional("expert_copies").set(now.copies)
+        self._metrics.optional("expert_moves").inc(now.moves - last.moves)
+        self._metrics.experts_placed("placed", now.imbalance)
+        self._metrics.experts_placed("home", now.imbalance_at_home)
 
     def _utilisation(self, rates: Mapping[str, float]) -> tuple[float | None, float | None]:
         """MFU and MBU of the last seconds, shown too; None where no ceiling was measured."""

@@ -34,7 +34,7 @@ def load_encoder(config: EngineConfig, directory: Path, model: ModelConfig, plan
     support.
     """
     _require_possible(config, model)
-    program, weights, fingerprint = load_weights(config, directory, model, planned, DTYPES[config.dtype])
+    program, weights, fingerprint, _ = load_weights(config, directory, model, planned, DTYPES[config.dtype])
     spec = ModelSpec(
         fingerprint=fingerprint,
         layout=layout_for(STORED, program.groups, fidelity="tokens"),

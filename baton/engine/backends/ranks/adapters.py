@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import ctypes
 import mmap
-import os
 from collections.abc import Callable, Iterator, Sequence
 
 import msgspec
@@ -16,6 +15,7 @@ import numpy as np
 from baton.engine.adapters.base import AdapterBase
 from baton.engine.adapters.packed import Array, PackedAdapter, PackedPart
 from baton.engine.backends.native.adapters import NativeAdapter
+from baton.engine.backends.ranks.notes import AdapterNote, written
 from baton.engine.backends.torch.adapters import require_held
 from baton.engine.plan import SequenceStep
 from baton.engine.program.rank_program import RankProgram, Rows
@@ -23,17 +23,7 @@ from baton.kernels.lora.structs import PANEL, pack_b, panelled
 from baton.protos.errors import AdaptersFull
 
 ALIGN = 64  # bytes, to a multiple of which each matrix is aligned
-LENGTH = 8  # bytes at the end of the memory, with the note's length
 Tell = Callable[[int, int], None]  # (descriptor of a note, its bytes): returns when every rank has taken it
-
-
-class AdapterNote(msgspec.Struct, frozen=True, array_like=True):
-    """A message to the ranks: adapter ``number`` consists of ``parts``, whose matrices are stored before the note;
-    without parts it is removed.
-    """
-
-    number: int
-    parts: tuple[PackedPart, ...] = ()
 
 
 class OwnAdapters:
@@ -57,14 +47,10 @@ class OwnAdapters:
         self._table[number] = None
         self._held.pop(number, None)
 
-    def take(self, fd: int, size: int) -> None:
-        """Applies the note in the memory file ``fd`` of ``size`` bytes, and closes it."""
-        memory = mmap.mmap(fd, size, mmap.MAP_SHARED, mmap.PROT_READ)
-        os.close(fd)
-        end = size - LENGTH
-        note = msgspec.json.decode(memory[end - int.from_bytes(memory[end:], "little") : end], type=AdapterNote)
+    def take(self, note: AdapterNote, memory: memoryview) -> None:
+        """Applies ``note``, whose matrices are in ``memory``."""
         if note.parts:
-            self.hold(note.number, PackedAdapter(note.parts, memoryview(memory)))
+            self.hold(note.number, PackedAdapter(note.parts, memory))
         else:
             self.drop(note.number)
 
@@ -109,14 +95,8 @@ class RankAdapters:
         return [self._numbers[item.adapter] if item.adapter else -1 for item in items]
 
     def _note(self, note: AdapterNote, matrices: memoryview) -> None:
-        said = msgspec.json.encode(note)
-        fd = os.memfd_create("baton-adapter", os.MFD_CLOEXEC)
-        try:
-            with open(fd, "wb", closefd=False) as file:
-                file.writelines((matrices, said, len(said).to_bytes(LENGTH, "little")))
-            self._tell(fd, os.fstat(fd).st_size)
-        finally:
-            os.close(fd)
+        with written(note, matrices) as (fd, size):
+            self._tell(fd, size)
 
 
 def own_share(own: RankProgram, packed: PackedAdapter) -> PackedAdapter:

@@ -11,7 +11,9 @@ from typing import NamedTuple
 import msgspec
 
 from baton.engine.backends.ranks.adapters import OwnAdapters
+from baton.engine.backends.ranks.experts import OwnExpertLayers
 from baton.engine.backends.ranks.hosts.layout import most_on_one, require_layout
+from baton.engine.backends.ranks.notes import AdapterNote, read
 from baton.engine.backends.ranks.program import NativeRankProgram
 from baton.engine.checkpoints.hub import locate
 from baton.engine.checkpoints.weights import Weights, load_weights
@@ -33,6 +35,7 @@ class LoadedRank(NamedTuple):
     native: NativeRankProgram
     weights: Weights
     fingerprint: str
+    experts: OwnExpertLayers
 
 
 def require_possible(config: EngineConfig, program: Program) -> None:
@@ -48,6 +51,9 @@ def require_possible(config: EngineConfig, program: Program) -> None:
         raise ConfigError(text, widths.field)
     widths.require(program)
     require_layout(config, program)
+    if config.expert_replicas and not (program.experts and max(widths.tp, widths.ep) > 1):
+        text = f"expert_replicas is {config.expert_replicas}, and {widths} divides no experts among ranks"
+        raise ConfigError(f"{text}; set worker.ep, or worker.tp of a model with experts, or 0", "expert_replicas")
 
 
 def rank_config(config: EngineConfig, cores: int) -> EngineConfig:
@@ -66,12 +72,29 @@ def load_rank(config: EngineConfig, index: int) -> LoadedRank:
     planned = for_context(program_for(model), config.max_model_len)
     require_possible(config, planned)
     dtype = torch.float32 if config.dtype == "auto" else getattr(torch, config.dtype)
-    share = partial(config.widths.share, index=index)
-    program, weights, fingerprint = load_weights(config, directory, model, planned, dtype, share)
+    share = partial(config.widths.share, index=index, spare=config.expert_replicas)
+    program, weights, fingerprint, rows_of = load_weights(config, directory, model, planned, dtype, share)
     own = share(program if config.adapters is None else adaptable(program))
     stored = KV_NAMES.get(config.kv_cache_dtype, "float32" if config.dtype == "auto" else config.dtype)
     layout = layout_for(stored, program.groups, states=program.states)
-    return LoadedRank(program, NativeRankProgram(own, weights, layout), weights, fingerprint)
+    compiled = NativeRankProgram(own, weights, layout)
+    experts = OwnExpertLayers(compiled, program, rows_of if config.expert_replicas else None)
+    return LoadedRank(program, compiled, weights, fingerprint, experts)
+
+
+class RankNotes:
+    """Applies the lead's notes to one rank's share of the model; its adapters are in ``adapters``."""
+
+    def __init__(self, loaded: LoadedRank, config: EngineConfig) -> None:
+        self.adapters, self._experts = own_adapters(loaded, config), loaded.experts
+
+    def take(self, fd: int, size: int) -> None:
+        """Applies the note in the memory file ``fd`` of ``size`` bytes, and closes it."""
+        note, memory = read(fd, size)
+        if isinstance(note, AdapterNote):
+            self.adapters.take(note, memory)
+        else:
+            self._experts.place(note)
 
 
 def own_adapters(loaded: LoadedRank, config: EngineConfig) -> OwnAdapters:

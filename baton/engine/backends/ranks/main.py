@@ -15,7 +15,7 @@ import msgspec
 
 from baton.engine.backends.ranks.followers import HEARD, MOST_WORDS, RankReady, RankSpec
 from baton.engine.backends.ranks.hosts.links import LinkPlan, Links
-from baton.engine.backends.ranks.load import LoadedRank, load_rank, own_adapters
+from baton.engine.backends.ranks.load import LoadedRank, RankNotes, load_rank
 from baton.engine.backends.ranks.memory import HEAR, RanksStruct, SharedMemory, follow, sizes_for
 from baton.engine.child import child_arguments
 from baton.engine.load import QUIET_THREADS
@@ -57,10 +57,10 @@ def _follow(spec: RankSpec, loaded: LoadedRank, lead: socket.socket) -> int:
     if spec.hosted:
         links = _linked(spec, struct, lead)
         struct.group.links = links.address
-    adapters = own_adapters(loaded, spec.config)
-    struct.adapters = adapters.table
+    notes = RankNotes(loaded, spec.config)
+    struct.adapters = notes.adapters.table
     while (code := follow(loaded.native.struct, struct)) == HEAR:
-        adapters.take(*_received(lead))
+        notes.take(*_received(lead))
         lead.send(HEARD)
     return LOST_STATUS if code else 0
 

@@ -10,8 +10,11 @@ import ctypes
 import mmap
 import os
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import msgspec
+import numpy as np
+from numpy.typing import NDArray
 
 from baton.engine.backends.native.step_runner import FIRST_TURNS
 from baton.engine.backends.ranks.program import Carried, NativeRankProgram
@@ -47,6 +50,7 @@ class RanksStruct(ctypes.Structure):
         *((name, I64) for name in ("shared_floats", "first_shared")),
         *((name, I32) for name in ("columns", "met")),
         ("own_tokens", I64),
+        ("expert_layers", I64),
     )
 
 
@@ -127,6 +131,7 @@ class SharedMemory:
             ctypes.addressof(native.lora),
             *(own.shared_floats, own.first_shared, own.columns, 0),
             own.vocab[1] - own.vocab[0],
+            own.expert_layers,
         )
 
 
@@ -164,11 +169,20 @@ def show_pages(ranks: RanksStruct, pages: Sequence[int], page_bytes: int) -> Non
     call(ctypes.addressof(ranks), ctypes.addressof(numbers), len(pages), page_bytes)
 
 
-def expert_rows(ranks: RanksStruct, experts: int) -> tuple[int, ...]:
-    """Returns the number of rows that each of ``experts`` experts has processed so far, summed over layers."""
-    found = (ctypes.c_int64 * experts)()
-    native.function("rank_expert_rows", P, P, I32)(ctypes.addressof(ranks), ctypes.addressof(found), experts)
-    return tuple(found)
+class CountedRows(NamedTuple):
+    """Holds the rows that went to each expert of each layer, (layers, experts), and that each rank computed."""
+
+    by_expert: NDArray[np.int64]
+    by_rank: NDArray[np.int64]
+
+
+def expert_rows(ranks: RanksStruct, experts: int) -> CountedRows:
+    """Returns the rows that the ``experts`` experts of each layer have processed so far."""
+    layers, count = ranks.expert_layers, ranks.group.count
+    found = CountedRows(np.zeros((layers, experts), np.int64), np.zeros(count, np.int64))
+    call = native.function("rank_expert_rows", P, P, I32, P)
+    call(ctypes.addressof(ranks), found.by_expert.ctypes.data, experts, found.by_rank.ctypes.data)
+    return found
 
 
 def dismiss(ranks: RanksStruct) -> None:

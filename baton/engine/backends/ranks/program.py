@@ -6,15 +6,18 @@ Knows nothing of processes or of where the shared registers are.
 from __future__ import annotations
 
 import ctypes
+from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 from torch import Tensor
 
 from baton.engine.backends.native.program import NativeProgram, Weights
+from baton.engine.backends.ranks.placement import EMPTY, Placement
 from baton.engine.program import ops as p
 from baton.engine.program.rank_program import RankProgram, Residual
 from baton.kernels.abi.native import I32, I64, P
-from baton.kernels.moe.native import AnyExperts, BiasedMoeStruct, ExpertsStruct, experts_of
+from baton.kernels.moe.native import AnyExperts, BiasedMoeStruct, experts_of
 from baton.kernels.step import structs
 from baton.kv.layout.state import state_bytes
 from baton.protos.nouns import KvLayout
@@ -29,6 +32,32 @@ class Carried(ctypes.Structure):
     _fields_ = (("registers", P), ("first", I64), ("count", I32), ("pad", I32))
 
 
+class OwnExpertsStruct(ctypes.Structure):
+    """Mirrors the C struct OwnExperts of moe/own_experts.h."""
+
+    _fields_ = (("slot_of", P), ("owners", P), *((name, I32) for name in ("slots", "owner", "layer", "pad")))
+
+
+class RankExpertsStruct(ctypes.Structure):
+    """Mirrors the C struct RankExperts of step/ranks.h."""
+
+    _fields_ = (("layer", BiasedMoeStruct), ("own", OwnExpertsStruct))
+
+
+class DealtLayer(NamedTuple):
+    """Says which experts of a layer are here, and who computes their rows; the native step reads both."""
+
+    slot_of: NDArray[np.int16]  # by expert: its place among the rank's weights, or EMPTY
+    owners: NDArray[np.uint8]  # (experts x SHARES,)
+
+    @classmethod
+    def of(cls, op: p.OwnExperts) -> DealtLayer:
+        """Returns the tables of a layer without copies."""
+        slot_of = np.full(op.experts, EMPTY, np.int16)
+        slot_of[op.first : op.first + op.count] = np.arange(op.count)
+        return cls(slot_of, np.frombuffer(Placement.at_home(op.experts, op.ranks, 0).owners, np.uint8).copy())
+
+
 class NativeRankProgram(NativeProgram):
     """One rank's share ``own`` of a program over pages of ``layout``, compiled to C structs, and the memory to
     which these point.
@@ -36,6 +65,7 @@ class NativeRankProgram(NativeProgram):
 
     def __init__(self, own: RankProgram, weights: Weights, layout: KvLayout) -> None:
         self.own = own
+        self.dealt: dict[str, DealtLayer] = {}  # by the name of the layer's first weight
         super().__init__(own.program, weights, layout=layout)
         shared = {self.registers[name] for name in own.widths}
         self._is_shared = np.array([number in shared for number in range(len(self.widths))], np.int32)
@@ -147,7 +177,7 @@ class NativeRankProgram(NativeProgram):
 
     def _own_experts(self, op: p.OwnExperts) -> structs.Op:
         weights = self._weights[op.gate_up], self._weights[op.down]
-        layer = experts_of(*weights, op.count, op.chosen, op.renormalise)
+        layer = experts_of(*weights, op.count + op.spare, op.chosen, op.renormalise)
         struct = self._own_layer(op, layer)
         self.experts[op.gate_up] = layer
         self._kept += (layer, struct)
@@ -157,21 +187,22 @@ class NativeRankProgram(NativeProgram):
             input=self.registers[op.x],
             delta=self.registers[op.logits],
             output=self._register(op.out, 0),
-            layer=op.first,
-            window=op.count,
             table=self._layers[op.gate_up],
         )
 
-    def _own_layer(self, op: p.OwnExperts, layer: AnyExperts) -> ExpertsStruct | BiasedMoeStruct:
+    def _own_layer(self, op: p.OwnExperts, layer: AnyExperts) -> RankExpertsStruct:
         """Returns the struct of own experts; its count includes all that the router ranks, its weights begin with
         the first own one.
         """
-        plain = layer.struct
+        plain, dealt = layer.struct, DealtLayer.of(op)
         plain.experts = op.experts
+        self.dealt[op.gate_up] = dealt
+        addresses = dealt.slot_of.ctypes.data, dealt.owners.ctypes.data
+        own = OwnExpertsStruct(*addresses, op.count + op.spare, op.rank, op.layer, 0)
         if op.gate is None:
-            return plain
+            return RankExpertsStruct(BiasedMoeStruct(plain, None, None, 0.0, 0.0), own)
         biases = self._floats(op.gate.gate_up_bias), self._floats(op.gate.down_bias)
-        return BiasedMoeStruct(plain, *biases, op.gate.alpha, op.gate.limit)
+        return RankExpertsStruct(BiasedMoeStruct(plain, *biases, op.gate.alpha, op.gate.limit), own)
 
     def _mix(self, op: p.MixExperts) -> structs.Op:
         return structs.Op(

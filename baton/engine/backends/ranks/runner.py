@@ -19,6 +19,7 @@ from baton.engine.backends.native.batch import Array, NativeBatch
 from baton.engine.backends.native.states import StepStates
 from baton.engine.backends.native.step_runner import StepRunner
 from baton.engine.backends.ranks.adapters import OwnAdapters, RankAdapters
+from baton.engine.backends.ranks.balancing import LOOK_ROWS, ExpertBalancer
 from baton.engine.backends.ranks.dealing import Piece, among_ranks, in_one_part, in_parts
 from baton.engine.backends.ranks.followers import Followers
 from baton.engine.backends.ranks.hosts.lead import LeadHosts
@@ -27,6 +28,7 @@ from baton.engine.backends.ranks.load import LoadedRank
 from baton.engine.backends.ranks.memory import (
     MOST_ROWS,
     MOST_STATES,
+    CountedRows,
     DealStruct,
     SharedMemory,
     call,
@@ -37,6 +39,7 @@ from baton.engine.backends.ranks.memory import (
     show_turns,
     sizes_for,
 )
+from baton.engine.backends.ranks.notes import written
 from baton.engine.backends.residency import PageResidency
 from baton.engine.plan import ModelSpec, StepPlan
 from baton.engine.program.ops import LmHead
@@ -44,7 +47,7 @@ from baton.engine.program.rank_program import BY_COLUMNS, BY_ROWS, dealt_experts
 from baton.kernels.collective.native import RankIsLost
 from baton.kernels.step.structs import Step
 from baton.protos.errors import BatonError, RankLost
-from baton.protos.measurements import EngineWork
+from baton.protos.measurements import EngineWork, ExpertCopies, ExpertRows
 
 TOO_LARGE = -1  # ranks.h
 
@@ -53,7 +56,8 @@ class RankRunner(StepRunner):
     """Implements ``Runner`` and ``Ranks`` on several ranks, as their lead: ``followers`` on this host, and those of
     ``hosts`` on others.
 
-    ``bound_s`` limits the seconds of waiting for another rank.
+    ``bound_s`` limits the seconds of waiting for another rank. After each ``look_rows`` rows of steps busy experts
+    get copies on other ranks, if there are places for them.
     """
 
     def __init__(
@@ -67,16 +71,22 @@ class RankRunner(StepRunner):
         adapters: AdapterBase | None = None,
         most_adapters: int = 0,
         hosts: LeadHosts | None = None,
+        look_rows: int = LOOK_ROWS,
     ) -> None:
         super().__init__(spec, loaded.native, clock, work)
         self._own, self._followers, self._hosts = loaded.native, followers, hosts
         self._current = PageResidency(0)  # pages that other hosts have as they are here
         self._layers = loaded.program.layers
-        self.dealt_experts = dealt_experts(loaded.program, loaded.native.own)
+        self._dealt_experts = dealt_experts(loaded.program, loaded.native.own)
+        self._own_experts = loaded.experts
         self._memory = SharedMemory.create(sizes_for(loaded.program, loaded.native))
         followers.share(self._memory.fd, self._memory.sizes.total)
         self._ranks = self._memory.struct(loaded.native, bound_s)
         self._bound_s = bound_s
+        self._balancer: ExpertBalancer | None = None
+        if loaded.native.own.rank.spare:
+            ranks, spare = len(self._dealt_experts), loaded.native.own.rank.spare
+            self._balancer = ExpertBalancer(lambda: self._counted().by_expert, ranks, spare, look_rows)
         own = OwnAdapters(loaded.native.own, most_adapters)
         self._ranks.adapters = own.table
         self.adapters = None if adapters is None else RankAdapters(adapters, own, most_adapters, self._tell)
@@ -92,11 +102,26 @@ class RankRunner(StepRunner):
         """Returns this runner, which implements ``Ranks`` itself."""
         return self
 
-    def expert_rows(self) -> tuple[int, ...]:
-        """Returns the number of rows that each expert has processed so far, summed over layers; empty unless
-        experts are divided among ranks.
-        """
-        return expert_rows(self._ranks, self.dealt_experts[-1][1]) if self.dealt_experts else ()
+    def expert_rows(self) -> ExpertRows | None:
+        """Returns the rows that experts have computed so far; None unless experts are divided among ranks."""
+        if not self._dealt_experts:
+            return None
+        rows = self._counted()
+        by_place = rows.by_rank.reshape(-1, len(self._dealt_experts)).sum(0)  # a rank's place in its stage
+        copies = ExpertCopies() if self._balancer is None else self._balancer.copies
+        return ExpertRows(tuple(by_place.tolist()), tuple(rows.by_expert.sum(0).tolist()), copies)
+
+    def _counted(self) -> CountedRows:
+        return expert_rows(self._ranks, self._dealt_experts[-1][1])
+
+    def _place_experts(self, rows: int) -> None:
+        """Gives ranks the copies of busy experts that they should have before a step of ``rows`` rows."""
+        if self._balancer is None or (note := self._balancer.due(rows)) is None:
+            return
+        with written(note) as (fd, size):
+            self._tell(fd, size)
+        self._own_experts.place(note)
+        self._balancer.placed(note)
 
     def bind(self, buffer: memoryview, pages: int) -> None:
         """Uses ``buffer`` as the KV pages of the lead; ``open_pages`` passes them to the other ranks."""
@@ -140,6 +165,7 @@ class RankRunner(StepRunner):
 
     def _compute(self, plan: StepPlan, batch: NativeBatch) -> None:
         self._kept = []
+        self._place_experts(batch.rows)
         states = self._states(plan)
         self._show_turns(batch.reach)
         missing = self._show_pages(plan)

@@ -101,7 +101,7 @@ def load(config: EngineConfig) -> Runner:
     if config.device == "cuda" and config.adapters is not None:
         text = f"{TORCH}, as the log says why, and these apply no adapters; serve the base model there, or use cpu"
         raise ConfigError(text, "worker.adapters")
-    program, weights, fingerprint = load_weights(config, directory, model, planned, DTYPES[dtype])
+    program, weights, fingerprint, _ = load_weights(config, directory, model, planned, DTYPES[dtype])
     if config.device == "cuda":
         weights = for_torch(program, weights, DTYPES[dtype], config.device)
     spec = _spec(config, model, program, dtype, fingerprint, weights)
@@ -190,7 +190,7 @@ def _on_own_kernels(
     if (found := kernels_or_none()) is None:
         return None
     where = msgspec.structs.replace(config, device="cpu")  # weights are packed there, then copied
-    program, weights, fingerprint = load_weights(where, directory, model, planned, DTYPES[dtype])
+    program, weights, fingerprint, _ = load_weights(where, directory, model, planned, DTYPES[dtype])
     spec = _spec(config, model, program, dtype, fingerprint, weights)
     work = work_of(program, weights, spec.layout, "cpu" if on_shim() else "cuda")
     program, base = _with_adapters(config, program, dtype, directory)

@@ -34,6 +34,9 @@ class Exchange(BaseOp, frozen=True, tag=True):
 class OwnExperts(BaseOp, frozen=True, tag=True):
     """Runs a rank's own experts, ``first`` … ``first + count - 1``: out = their outputs, at their places among the
     ``chosen`` experts of each row; other places are left to other ranks.
+
+    Behind the weights of own experts lie those of ``spare`` copies of others. ``layer`` is the layer's number among
+    those with experts, ``rank`` this rank's number among the ``ranks`` that divide it.
     """
 
     x: str
@@ -47,6 +50,10 @@ class OwnExperts(BaseOp, frozen=True, tag=True):
     renormalise: bool
     out: str
     gate: MoeGate | None = None
+    layer: int = 0
+    rank: int = 0
+    ranks: int = 1
+    spare: int = 0
 
 
 class MixExperts(BaseOp, frozen=True, tag=True):

@@ -18,15 +18,17 @@ import torch
 from baton.engine.backends.ranks.hosts.agent import RankAgent
 from baton.engine.backends.ranks.hosts.control import Control, dial
 from baton.engine.backends.ranks.hosts.lead import RemoteHost
-from baton.engine.backends.ranks.hosts.links import LinkPlan, Links, LinkServer, Mapped
+from baton.engine.backends.ranks.hosts.links import RANK, TOKEN, LinkPlan, Links, LinkServer, Mapped
 from baton.engine.backends.ranks.hosts.messages import HostShare
+from baton.engine.backends.ranks.memory import RanksStruct
 from baton.engine.backends.ranks.runner import RankRunner
 from baton.engine.config import EngineConfig
 from baton.engine.load import load_runner
 from baton.engine.sequence import SequenceState
 from baton.kernels.abi import native
+from baton.kernels.abi.native import I64, P
 from baton.kernels.collective import oracle
-from baton.kernels.collective.native import Collective, group_at, group_bytes
+from baton.kernels.collective.native import Collective, RankIsLost, group_at, group_bytes
 from baton.protos.errors import ConfigError, RankLost, StartupError
 from baton.protos.nouns import AdapterLimits, EngineRequest, Sampling
 from tests.conformance.checkpoints import make
@@ -44,7 +46,8 @@ pytestmark = pytest.mark.skipif(native.library() is None, reason="no native kern
 GREEDY = Sampling(temperature=0.0, max_tokens=6)
 PROMPTS = [[1, 2, 3], [4] * 40]
 DEALT = [
-    ("qwen2_mixed", "pp", 2, 2), ("qwen3", "tp3+pp2", 6, 3), ("gemma2", "tp", 2, 2), ("mistral", "cp", 3, 2),
+    ("qwen2_mixed", "pp", 2, 2), ("qwen3", "tp3+pp2", 6, 3), ("mixtral", "ep", 2, 2), ("gemma2", "tp", 2, 2),
+    ("mistral", "cp", 3, 2), ("qwen3_moe", "ep", 4, 3), ("gpt_oss", "tp", 2, 2), ("glm4_moe", "tp", 3, 3),
     ("mixtral", "tp2+pp2", 4, 2), ("olmo2", "tp", 4, 3), ("gpt_oss", "pp", 2, 2), ("phi3_long", "tp", 3, 3),
     ("deepseek_v3", "tp2+pp2", 4, 2), ("deepseek_v2", "pp", 2, 2),
     ("llama3", "tp2+pp2", 4, 4), ("qwen3_moe", "pp", 2, 2), ("olmo2", "pp", 3, 3), ("gemma3", "tp2+pp2", 4, 3),
@@ -182,6 +185,36 @@ def test_a_write_beyond_the_memory_ends_the_connection_and_its_rank_is_lost(at: 
     assert not any(memory[4:])
 
 
+def test_nothing_is_sent_behind_a_message_that_went_out_in_part() -> None:
+    size = group_bytes(2, 128) + (64 << 20)
+    memory = mmap.mmap(-1, size)
+    address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        dial = threading.Thread(target=lambda: made.append(Links(plan, 0, address, address, 0.2)))
+        plan, made = LinkPlan(bytes(32), (("127.0.0.1", 1), listener.getsockname()), (0, 1)), list[Links]()
+        dial.start()
+        far, _ = listener.accept()
+        with far:
+            far.settimeout(30)
+            far.recv(TOKEN + RANK, socket.MSG_WAITALL)
+            far.sendall(b"1")
+            dial.join(30)
+            group = group_at(address, 0, 2, 128, 0.2)
+            group.links = made[0].address
+            show = native.function("rank_show_pages", P, P, I64, I64)
+            ranks = RanksStruct(group=group, pages=address)
+            numbers = (ctypes.c_int32 * 1)(0)
+            for _ in range(2):  # more than the sockets hold, and nobody reads
+                show(ctypes.addressof(ranks), ctypes.addressof(numbers), 1, size)
+            read = 0
+            while got := len(far.recv(1 << 20)):  # the connection has ended
+                read += got
+        made[0].close()
+    assert 0 < read < size
+    lost = RankIsLost(int.from_bytes(memory[:4], "little"))
+    assert (lost.rank, lost.stuck) == (1, True)
+
+
 def test_a_host_obeys_and_a_lead_trusts_only_whoever_has_the_key(tmp_path: Path) -> None:
     own, other = tmp_path / "key", tmp_path / "other"
     own.write_bytes(KEY)
@@ -234,30 +267,31 @@ def test_hosts_that_cannot_share_a_model_are_refused_with_what_works(tmp_path: P
     model, far = str(make(tmp_path, "mixtral")), ("127.0.0.1:1", "127.0.0.1:2")
     with pytest.raises(ConfigError, match="names 2 hosts beside the worker's own, and it has 1 ranks"):
         load_runner(EngineConfig(model, rank_hosts=far))
-    with pytest.raises(ConfigError, match=r"share a layer of experts must be on one host; set worker\.pp"):
-        load_runner(EngineConfig(model, tp=2, rank_hosts=far[:1]))
     (tmp_path / "key").write_bytes(b"short")
     with pytest.raises(ConfigError, match="a key has 16 bytes or more"):
         load_runner(EngineConfig(model, pp=2, rank_hosts=far[:1], rank_key_file=str(tmp_path / "key")))
 
 
 @pytest.mark.parametrize(
-    ("victim", "number", "said"),
+    ("victim", "number", "said", "share"),
     [
-        ("rank", signal.SIGKILL, r"rank 1 ended by itself \(signal 9\), of 2 ranks"),
-        later("session", signal.SIGKILL, r"rank 1 is gone"),
-        later("rank", signal.SIGSTOP, "rank 1 is stuck"),
+        ("rank", signal.SIGKILL, r"rank 1 ended by itself \(signal 9\), of 2 ranks", "pp"),
+        later("session", signal.SIGKILL, r"rank 1 is gone", "pp"),
+        later("rank", signal.SIGSTOP, "rank 1 is stuck", "pp"),
+        later("rank", signal.SIGKILL, r"rank 1 ended by itself \(signal 9\), of 2 ranks", "ep"),
+        later("rank", signal.SIGSTOP, "rank 1 is stuck", "ep"),
     ],
 )
 def test_a_worker_of_two_hosts_answers_as_one_and_ends_when_the_other_hosts_rank_does(
-    tmp_path: Path, victim: str, number: signal.Signals, said: str
+    tmp_path: Path, victim: str, number: signal.Signals, said: str, share: str
 ) -> None:
-    model = str(make(tmp_path, "qwen2"))
+    model = str(make(tmp_path, "qwen2" if share == "pp" else "mixtral"))
     alone = SharedDriver(load_runner(EngineConfig(model, threads=1)), 16).answer(PROMPTS, GREEDY)
     heard, told = threading.Event(), list[RankLost]()
     with other_host() as (address, agent):
         bound_s = 60.0 if number is signal.SIGKILL else 1.0
-        runner = load_runner(EngineConfig(model, threads=1, pp=2, rank_bound_s=bound_s, rank_hosts=(address,)))
+        far = {share: 2, "rank_bound_s": bound_s, "rank_hosts": (address,)}
+        runner = load_runner(EngineConfig(model, threads=1, **far))  # type: ignore[arg-type]
         assert isinstance(runner, RankRunner)
         try:
             driver = SharedDriver(runner, 16)

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from queue import Queue
 
 from baton.engine.adapters.base import AdapterBase
-from baton.engine.backends.ranks.load import LoadedRank, load_rank, numbers_of, own_adapters
+from baton.engine.backends.ranks.load import LoadedRank, RankNotes, load_rank, numbers_of
 from baton.engine.backends.ranks.memory import HEAR, SharedMemory, follow, sizes_for
 from baton.engine.backends.ranks.runner import RankRunner
 from baton.engine.config import EngineConfig
@@ -44,10 +44,10 @@ class ThreadFollowers:
     def _run(self, rank: LoadedRank, memory: SharedMemory, pages: mmap.mmap, notes: Queue[tuple[int, int]]) -> None:
         struct = memory.struct(rank.native, self._config.rank_bound_s)
         struct.pages = ctypes.addressof(ctypes.c_char.from_buffer(pages))
-        adapters = own_adapters(rank, self._config)
-        struct.adapters = adapters.table
+        told = RankNotes(rank, self._config)
+        struct.adapters = told.adapters.table
         while (code := follow(rank.native.struct, struct)) == HEAR:
-            adapters.take(*notes.get(timeout=30))
+            told.take(*notes.get(timeout=30))
             notes.task_done()
         self.codes.append(code)
 

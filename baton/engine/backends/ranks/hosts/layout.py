@@ -39,17 +39,8 @@ def require_hosts(config: EngineConfig) -> None:
 
 
 def require_layout(config: EngineConfig, program: Program) -> None:
-    """Checks that ranks which share a layer of experts are on one host, and all where there is recurrent state,
-    because neither experts' rows nor states travel. Raises ConfigError.
+    """Checks that all ranks are on one host if the model has recurrent state, because states don't travel. Raises
+    ConfigError.
     """
     if config.hosts > 1 and program.states:
         raise ConfigError(f"{FIELD}: a model with recurrent state runs on ranks of one host; leave it empty", FIELD)
-    if config.hosts == 1 or not program.experts or config.widths.cp > 1:
-        return
-    places, columns = hosts_of_ranks(config.widths.count, config.hosts), max(config.tp, config.ep)
-    stages = [places[at : at + columns] for at in range(0, len(places), columns)]
-    if any(len(set(stage)) > 1 for stage in stages):
-        text = f"{config.widths}, on {config.hosts} hosts: ranks that share a layer of experts must be on one host"
-        raise ConfigError(
-            f"{text}; set worker.pp to a multiple of {config.hosts}, each stage then has its own", FIELD
-        )

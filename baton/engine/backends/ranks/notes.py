@@ -1,0 +1,59 @@
+"""Defines what the lead tells the other ranks between two steps: a note behind its bytes, in a memory file.
+
+Knows nothing of how ranks are reached, or of what they do with a note.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import msgspec
+
+from baton.engine.adapters.packed import PackedPart
+from baton.engine.backends.ranks.placement import Placement
+
+LENGTH = 8  # bytes at the end of the memory, with the note's length
+
+
+class AdapterNote(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """A message to the ranks: adapter ``number`` consists of ``parts``, whose matrices are stored before the note;
+    without parts it is removed.
+    """
+
+    number: int
+    parts: tuple[PackedPart, ...] = ()
+
+
+class ExpertsNote(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """A message to the ranks: from the next step on, the experts of layer ``layer`` are placed so."""
+
+    layer: int
+    placement: Placement
+
+
+Note = AdapterNote | ExpertsNote
+_DECODER: msgspec.json.Decoder[Note] = msgspec.json.Decoder(Note)
+
+
+@contextmanager
+def written(note: Note, matrices: memoryview = memoryview(b"")) -> Iterator[tuple[int, int]]:
+    """Yields the descriptor and the bytes of a memory file with ``matrices`` and ``note``, and closes it."""
+    said = msgspec.json.encode(note)
+    fd = os.memfd_create("baton-note", os.MFD_CLOEXEC)
+    try:
+        with open(fd, "wb", closefd=False) as file:
+            file.writelines((matrices, said, len(said).to_bytes(LENGTH, "little")))
+        yield fd, os.fstat(fd).st_size
+    finally:
+        os.close(fd)
+
+
+def read(fd: int, size: int) -> tuple[Note, memoryview]:
+    """Returns the note in the memory file ``fd`` of ``size`` bytes, and the file's memory; closes ``fd``."""
+    memory = mmap.mmap(fd, size, mmap.MAP_SHARED, mmap.PROT_READ)
+    os.close(fd)
+    end = size - LENGTH
+    return _DECODER.decode(memory[end - int.from_bytes(memory[end:], "little") : end]), memoryview(memory)
