@@ -240,8 +240,9 @@ class Deltas:
         fade, op = self.a_log.exp(), self.op
         sizes = TAPS, op.key_heads, op.value_heads, op.key_dim, op.value_dim, op.grouped
         at = (x.data_ptr() for x in (taps, fade, self.dt_bias, self.norm))
-        struct = s.GatedDeltaStruct(ctypes.addressof(states), *at, 0, past[0].numel() * 4, *sizes, op.eps)
-        out, items = torch.full((len(mixed), op.value_heads * op.value_dim), torch.nan), stepped(counts)
+        width = op.value_heads * op.value_dim
+        struct = s.GatedDeltaStruct(ctypes.addressof(states), *at, 0, past[0].numel() * 4, *sizes, op.eps, width)
+        out, items = torch.full((len(mixed), width), torch.nan), stepped(counts)
         call = declare(library, "gated_delta", P, P, I32, I64, P, P, P)
         rows_at = mixed.data_ptr(), gates.data_ptr(), out.data_ptr()
         call(ctypes.addressof(struct), items.ctypes.data, len(items), len(mixed), *rows_at)
@@ -293,7 +294,8 @@ class Spaces:
         mixed = self.mixed[rows].contiguous()
         vectors = (x.data_ptr() for x in (taps, self.bias, self.fade, self.skip, self.dt_bias, self.norm))
         sizes = TAPS, self.heads, self.head_dim, self.groups, self.size
-        struct = s.StateSpaceStruct(ctypes.addressof(states), *vectors, 0, self.past[0].numel() * 4, *sizes, 1e-5)
+        at = 0, self.past[0].numel() * 4
+        struct = s.StateSpaceStruct(ctypes.addressof(states), *vectors, *at, *sizes, 1e-5, self.inner)
         out, items = torch.full((len(mixed), self.inner), torch.nan), stepped(counts)
         call = declare(library, "state_space", P, P, I32, I64, P, P)
         call(ctypes.addressof(struct), items.ctypes.data, len(items), len(mixed), mixed.data_ptr(), out.data_ptr())

@@ -8,6 +8,7 @@ then the ranks' columns are put together. Small weights are on every rank: norms
     embedding    rows of the vocabulary          -> Meet (a row is on one rank)
     q, k, v      own heads; KV heads that several ranks need are on each of them
     attention    own heads; of latents, own heads over latents that every rank has  -> Meet
+    recurrence   own heads and their states      -> Meet
     o, down      own outputs                     -> Meet
     gate, up     own inner columns, SwiGLU       -> Meet
     experts      own experts                     -> Meet, MixExperts
@@ -27,6 +28,7 @@ import msgspec
 from baton.engine.program import ops as p
 from baton.engine.program.program import Program
 from baton.engine.program.rank_program import MOST, Part, Rank, RankProgram, Rows
+from baton.engine.program.rank_states import own_heads, state_obstacles
 from baton.protos.errors import ConfigError
 
 EXPERTS = "experts"  # the register of all experts' outputs
@@ -73,10 +75,9 @@ def _obstacles(program: Program, count: int) -> Iterator[str]:
     if program.heads < count and not norms_all_heads(program):
         yield f"the model has {program.heads} attention heads"
     unknown = next((type(op) for op in program.ops if type(op) not in _SPLITS), None)
-    if unknown in WHOLE_OPS:
-        yield f"{unknown.__name__} isn't shared by columns, but with its layer (pp)"
-    elif unknown is not None:
+    if unknown is not None:
         yield f"{unknown.__name__} runs on one rank only"
+    yield from state_obstacles(program, count)
     few = min((_rows_of(program, name) for name in _split_weights(program)), default=count)
     if few < count:
         yield f"a matrix has {few} rows only"
@@ -120,6 +121,10 @@ class _Split:
         self._parts: dict[str, Part] = {}
         self._widths: dict[str, int] = {}
         self._into_heads = {op.qkv for op in program.ops if isinstance(op, p.RopeAppend)}
+        self._into_gated = {op.x for op in program.ops if isinstance(op, p.GatedHeads)}
+        self._gated = {op.x for op in program.ops if isinstance(op, p.Gate)}
+        recurrent = (op for op in program.ops if isinstance(op, p.GatedDelta | p.StateSpace))
+        self._into_states = {name: rows for op in recurrent for name, rows in own_heads(op, rank).inputs.items()}
         self._into_pairs = {op.gate_up for op in program.ops if isinstance(op, p.SwiGlu | p.GeGlu)}
         self._into_latents = {op.q: op for op in program.ops if isinstance(op, p.LatentAttention)}
         self._mixed = {op.out for op in program.ops if isinstance(op, p.Moe | p.Combine)}  # by each rank, whole
@@ -189,6 +194,10 @@ class _Split:
             latent, (begin, end) = self._into_latents[op.out], self._queries
             width = latent.nope_dim + latent.rope_dim
             return (self._of_rows(op, ((begin * width, end * width),)),)
+        if op.out in self._into_states:
+            return (self._of_rows(op, self._into_states[op.out]),)
+        if op.out in self._into_gated:
+            return (self._of_rows(op, self._head_rows(gated=True)),)
         if op.out in self._into_heads:
             return self._whole_rows(op) if self._whole_heads else (self._of_rows(op, self._head_rows()),)
         if op.out in self._into_pairs:
@@ -226,20 +235,39 @@ class _Split:
             self._rows[op.bias] = rows
         return op
 
-    def _head_rows(self) -> Rows:
-        m, dim = self._program, self._program.head_dim
+    def _head_rows(self, gated: bool = False) -> Rows:
+        """Returns the rows of own heads of q, k and v; ``gated``: each head of q is followed by its gate."""
+        m, dim, wide = self._program, self._program.head_dim, self._program.head_dim * (2 if gated else 1)
         (q0, q1), (k0, k1) = self._queries, self._kv
-        keys, values = m.heads * dim, (m.heads + m.kv_heads) * dim
-        return (q0 * dim, q1 * dim), (keys + k0 * dim, keys + k1 * dim), (values + k0 * dim, values + k1 * dim)
+        keys, values = m.heads * wide, m.heads * wide + m.kv_heads * dim
+        return (q0 * wide, q1 * wide), (keys + k0 * dim, keys + k1 * dim), (values + k0 * dim, values + k1 * dim)
 
     def attention(self, op: p.PagedAttention) -> tuple[p.Op, ...]:
-        if self._whole_heads:
+        if self._whole_heads or op.out in self._gated:
             return (op,)
         dim, (begin, end) = self._program.head_dim, self._queries
         if op.sinks is not None:
             self._rows[op.sinks] = ((begin, end),)
         own, gather = self._gather(op.out, self._program.heads * dim, (begin * dim, end * dim))
         return msgspec.structs.replace(op, out=own), gather
+
+    def gate(self, op: p.Gate) -> tuple[p.Op, ...]:
+        """Gates the rank's own heads of attention."""
+        dim, (begin, end) = self._program.head_dim, self._queries
+        own, gather = self._gather(op.out, self._program.heads * dim, (begin * dim, end * dim))
+        return msgspec.structs.replace(op, out=own), gather
+
+    def recurrent(self, op: p.GatedDelta | p.StateSpace) -> tuple[p.Op, ...]:
+        """Advances the states of the rank's own heads."""
+        mine = own_heads(op, self._rank)
+        self._rows |= mine.rows
+        if mine.norm is None:
+            own, gather = self._gather(op.out, mine.total, mine.columns)
+            return msgspec.structs.replace(mine.op, out=own), gather
+        own, whole = f"{op.out}@", f"{op.out} of all"  # every rank norms a copy of all
+        self._parts[own] = Part(whole, mine.columns[0], mine.columns[1] - mine.columns[0])
+        self._widths[whole] = mine.total
+        return msgspec.structs.replace(mine.op, out=own), p.Meet(own, op.out), mine.norm
 
     def latent(self, op: p.LatentAttention) -> tuple[p.Op, ...]:
         """Attends with own heads; every rank keeps the same latents, because all heads read them."""
@@ -326,7 +354,9 @@ _SPLITS: dict[type, Callable[[_Split, Any], tuple[p.Op, ...]]] = {
     p.Route: _Split.as_it_is,
     p.Combine: _Split.as_it_is,
     p.LmHead: _Split.head,
+    p.GatedHeads: _Split.as_it_is,
+    p.Gate: _Split.gate,
+    p.GatedDelta: _Split.recurrent,
+    p.StateSpace: _Split.recurrent,
 }
 SPLIT_OPS = frozenset(_SPLITS)
-# Ops that a rank with a layer of its own runs as one rank does, and that ranks don't divide.
-WHOLE_OPS: frozenset[type] = frozenset({p.GatedDelta, p.StateSpace, p.GatedHeads, p.Gate})

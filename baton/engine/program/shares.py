@@ -30,7 +30,6 @@ from baton.engine.program.rank_program import (
 from baton.engine.program.ranks import (
     EXPERTS,
     SPLIT_OPS,
-    WHOLE_OPS,
     deal_experts,
     few_experts,
     possible_widths,
@@ -113,10 +112,10 @@ def _obstacles(program: Program, widths: Widths) -> Iterator[str]:
     if widths.count == 1:
         return
     unknown = {type(op) for op in program.ops} - SPLIT_OPS
-    if rest := sorted(op.__name__ for op in unknown - WHOLE_OPS):
-        yield f"{rest[0]} runs on one rank only; use 1"
-    elif unknown and widths.pp != widths.count:
-        yield f"{min(op.__name__ for op in unknown)} isn't shared by columns or rows; use 1, or pp alone"
+    if unknown:
+        yield f"{min(op.__name__ for op in unknown)} runs on one rank only; use 1"
+    if program.states and (widths.cp > 1 or widths.ep > widths.tp):
+        yield "a recurrent state isn't shared by rows; use 1, or tp or pp"
     latent = any(isinstance(op, p.LatentAttention) for op in program.ops)
     if latent and (widths.cp > 1 or widths.ep > widths.tp):
         yield "latent attention isn't shared by rows; use 1, or tp or pp"
@@ -231,7 +230,7 @@ def _starts(program: Program) -> tuple[int, ...]:
 
 def _alive(program: Program) -> list[frozenset[str]]:
     """Returns, for each op, the registers that it and later ops read before they are written again."""
-    registers = {getattr(op, "out", "") for op in program.ops}
+    registers = {op.out for op in program.ops if hasattr(op, "out")}
     found, alive = list[frozenset[str]](), frozenset[str]()
     for op in reversed(program.ops):
         adds = isinstance(op, p.Adapt)  # to what is in ``out``

@@ -88,7 +88,7 @@ void advance(const GatedDelta& op, int64_t tokens, int n, const float* q, const 
 void head_of(const GatedDelta& op, const Columns& columns, const AttentionItem& item, float* state, int64_t head, const float* mixed,
              const float* gates, const float* rows, float* out) {
   const int64_t tokens = item.queries, keys = op.key_dim, values = op.value_dim, channels = columns.channels();
-  const int64_t key_head = head / columns.each(), width = int64_t(op.value_heads) * values;
+  const int64_t key_head = head / columns.each(), width = op.out_stride;
   float* q = (float*)scratch(SCRATCH_TASK, size_t(tokens) * (2 * keys * 4 + sizeof(Token)) + size_t(values) * 4);
   float *k = q + tokens * keys, *normed = k + tokens * keys;
   Token* each = (Token*)(normed + values);
@@ -102,8 +102,7 @@ void head_of(const GatedDelta& op, const Columns& columns, const AttentionItem& 
   const float* v = rows + item.first * channels + 2 * op.key_heads * keys + head * values;
   float* to = out + item.first * width + head * values;
   for (int64_t j = 0; j < values; j += LANES)
-    advance(op, tokens, int(std::min<int64_t>(values - j, LANES)), q, k, each, v + j, channels, state + head * keys * values + j, to + j,
-            width);
+    advance(op, tokens, int(std::min<int64_t>(values - j, LANES)), q, k, each, v + j, channels, state + j, to + j, width);
   for (int64_t t = 0; t < tokens; t++) {
     const float* z = columns.z(mixed + (item.first + t) * columns.width(), head);
     norm_row(to + t * width, op.norm, op.eps, int(values), normed);
@@ -124,12 +123,13 @@ BATON_API void baton_gated_delta(const baton::GatedDelta* op, const baton::Atten
   const int64_t channels = columns.channels();
   float* gathered = (float*)scratch(SCRATCH_STEP, size_t(rows * channels) * 8);
   float* convolved = gathered + rows * channels;
-  const auto part_of = [&](int64_t item, int64_t at) { return (float*)(op->states->at + item * op->states->bytes + at); };
   parallel_for(int32_t(rows), [&](int32_t row) { columns.gather(mixed + row * columns.width(), gathered + row * channels); });
-  convolve({op->taps, nullptr, op->tap_count, channels}, items, count, [&](int64_t row) { return gathered + row * channels; },
-           [&](int64_t item) { return part_of(item, op->past); }, convolved);
+  convolve({op->taps, nullptr, op->tap_count, channels, op->places}, items, count,
+           [&](int64_t row) { return gathered + row * channels; }, *op->states, op->past, convolved);
+  const int64_t each = int64_t(op->key_dim) * op->value_dim * 4;  // bytes of a head's state
   parallel_for(count * op->value_heads, [&](int32_t task) {
     const int32_t item = task / op->value_heads, head = task % op->value_heads;
-    head_of(*op, columns, items[item], part_of(item, op->state), head, mixed, gates, convolved, out);
+    float* state = op->states->moved(item, op->state + head * each, each);
+    head_of(*op, columns, items[item], state, head, mixed, gates, convolved, out);
   });
 }

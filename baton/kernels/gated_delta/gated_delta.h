@@ -17,6 +17,8 @@ struct GatedDelta {
   int64_t past, state;                    // bytes into a sequence's states: (channels, taps - 1), (value_heads, key_dim, value_dim)
   int32_t tap_count, key_heads, value_heads, key_dim, value_dim, grouped;
   float eps;
+  int64_t out_stride;                     // floats between two rows of out
+  ChannelPlaces places;                   // of a rank's own heads: `past` and `state` count from the begin of all heads'
 };
 
 }  // namespace baton

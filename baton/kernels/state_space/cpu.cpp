@@ -51,8 +51,8 @@ void head_of(const StateSpace& op, const Columns& columns, const AttentionItem& 
   }
   const float *row = rows + item.first * channels, *b = row + inner + group * op.size, *c = b + int64_t(op.groups) * op.size;
   for (int64_t d = 0; d < op.head_dim; d++)
-    advance(op, tokens, each, row + head * op.head_dim + d, b, c, channels, op.skip[head], state + (head * op.head_dim + d) * op.size,
-            out + item.first * inner + head * op.head_dim + d, inner);
+    advance(op, tokens, each, row + head * op.head_dim + d, b, c, channels, op.skip[head], state + d * op.size,
+            out + item.first * op.out_stride + head * op.head_dim + d, op.out_stride);
 }
 
 void gate_and_norm(const StateSpace& op, const Columns& columns, const float* mixed, float* out) {
@@ -61,7 +61,7 @@ void gate_and_norm(const StateSpace& op, const Columns& columns, const float* mi
     const int n = int(std::min<int64_t>(inner - i, LANES));
     store_part(out + i, load_part(out + i, n) * silu(load_part(mixed + i, n)), n);
   }
-  for (int64_t g = 0; g < op.groups; g++) norm_row(out + g * each, op.norm + g * each, op.eps, int(each), out + g * each);
+  for (int64_t g = 0; op.norm && g < op.groups; g++) norm_row(out + g * each, op.norm + g * each, op.eps, int(each), out + g * each);
 }
 
 }  // namespace
@@ -73,12 +73,13 @@ BATON_API void baton_state_space(const baton::StateSpace* op, const baton::Atten
   const Columns columns{*op};
   const int64_t inner = columns.inner(), width = columns.width();
   float* convolved = (float*)scratch(SCRATCH_STEP, size_t(rows * columns.channels()) * 4);
-  const auto part_of = [&](int64_t item, int64_t at) { return (float*)(op->states->at + item * op->states->bytes + at); };
-  convolve({op->taps, op->bias, op->tap_count, columns.channels()}, items, count, [&](int64_t row) { return mixed + row * width + inner; },
-           [&](int64_t item) { return part_of(item, op->past); }, convolved);
+  convolve({op->taps, op->bias, op->tap_count, columns.channels(), op->places}, items, count,
+           [&](int64_t row) { return mixed + row * width + inner; }, *op->states, op->past, convolved);
+  const int64_t each = int64_t(op->head_dim) * op->size * 4;  // bytes of a head's state
   parallel_for(count * op->heads, [&](int32_t task) {
     const int32_t item = task / op->heads, head = task % op->heads;
-    head_of(*op, columns, items[item], part_of(item, op->state), head, mixed, convolved, out);
+    float* state = op->states->moved(item, op->state + head * each, each);
+    head_of(*op, columns, items[item], state, head, mixed, convolved, out);
   });
-  parallel_for(int32_t(rows), [&](int32_t row) { gate_and_norm(*op, columns, mixed + row * width, out + row * inner); });
+  parallel_for(int32_t(rows), [&](int32_t row) { gate_and_norm(*op, columns, mixed + row * width, out + row * op->out_stride); });
 }

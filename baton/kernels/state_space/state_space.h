@@ -13,10 +13,12 @@ namespace baton {
 struct StateSpace {
   const SequenceStates* states;
   const float *taps, *bias;                  // (taps, channels): x of all heads, B and C of all groups; (channels), or null
-  const float *fade, *skip, *dt_bias, *norm; // (heads), A above; (heads), D; (heads); (heads x head_dim)
+  const float *fade, *skip, *dt_bias, *norm; // (heads), A above; (heads), D; (heads); (heads x head_dim), or null: isn't normed
   int64_t past, state;                       // bytes into a sequence's states: (channels, taps - 1), (heads, head_dim, size)
   int32_t tap_count, heads, head_dim, groups, size;
   float eps;
+  int64_t out_stride;                        // floats between two rows of out
+  ChannelPlaces places;                      // of a rank's own heads
 };
 
 }  // namespace baton

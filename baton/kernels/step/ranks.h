@@ -26,7 +26,7 @@
 
 namespace baton {
 
-// Kinds of Op beside step.h's and forms.h's. In a program of ranks `delta` of LINEAR, SWIGLU, GEGLU and ATTENTION, and `layer` of LATENT, is the first column of
+// Kinds of Op beside step.h's and forms.h's. In a program of ranks `delta` of LINEAR, SWIGLU, GEGLU and ATTENTION, and `layer` of LATENT, GATE, GATED_DELTA and STATE_SPACE, is the first column of
 // the rank's part of `out`; of EMBED it is the first token of its table, which has `layer` rows.
 enum RankOpKind : int32_t {
   OP_GATHER = 128,    // meets the others: `in` is whole then; copied to `out` where that is another register. The rank's own part: `layer`

@@ -105,16 +105,27 @@ class Run {
       case OP_GATED_HEADS:
         return baton_gated_heads(at(o.in), s_.rows, o.layer, o.window, width(o.out) - int64_t(o.layer) * o.window, at(o.out),
                                  at(o.delta));
-      case OP_GATE: return baton_gate(at(o.in), at(o.delta), s_.rows, width(o.in), at(o.out));
+      case OP_GATE: return gate(o);
       case OP_GATED_DELTA:
-        return baton_gated_delta((const GatedDelta*)o.table, s_.items, s_.item_count, s_.rows, at(o.in), at(o.delta), at(o.out));
-      default: return baton_state_space((const StateSpace*)o.table, s_.items, s_.item_count, s_.rows, at(o.in), at(o.out));
+        return baton_gated_delta((const GatedDelta*)o.table, s_.items, s_.item_count, s_.rows, at(o.in), at(o.delta), own_columns(o));
+      default: return baton_state_space((const StateSpace*)o.table, s_.items, s_.item_count, s_.rows, at(o.in), own_columns(o));
     }
+  }
+
+  // Where the rank's own columns of an op's result begin, of an op that has another register in `delta`.
+  float* own_columns(const Op& o) const { return at(o.out) + (r_ ? o.layer : 0); }
+
+  void gate(const Op& o) {
+    const int64_t n = width(o.in), apart = width(o.out);
+    if (n == apart) return baton_gate(at(o.in), at(o.delta), s_.rows, n, at(o.out));
+    parallel_for(int32_t(s_.rows), [&](int32_t row) {
+      baton_gate(at(o.in) + row * n, at(o.delta) + row * n, 1, n, own_columns(o) + row * apart);
+    });
   }
 
   void latent(const Op& o) {
     const LatentAttention& op = *(const LatentAttention*)o.table;
-    const LatentRows rows{at(o.in), at(o.delta), width(o.in), width(o.delta), at(o.out) + (r_ ? o.layer : 0), width(o.out)};
+    const LatentRows rows{at(o.in), at(o.delta), width(o.in), width(o.delta), own_columns(o), width(o.out)};
     baton_latent_attention(&op, s_.items, s_.item_count, s_.pages, s_.page_bytes, s_.turns, s_.turns_stride, &rows);
     if (r_) show_latents(*r_, op, s_.pages, s_.page_bytes, s_.items, s_.item_count);
   }

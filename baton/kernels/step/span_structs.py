@@ -16,7 +16,13 @@ NORM_ROWS, LATENT, ROUTE, COMBINE, GATED_HEADS, GATE, GATED_DELTA, STATE_SPACE =
 class StatesStruct(ctypes.Structure):
     """Mirrors SequenceStates of abi/states.h."""
 
-    _fields_ = [("at", P), ("bytes", I64)]
+    _fields_ = [("at", P), ("bytes", I64), ("to", P)]
+
+
+class ChannelPlaces(ctypes.Structure):
+    """Mirrors ChannelPlaces of abi/states.h."""
+
+    _fields_ = [("counts", I64 * 2), ("shifts", I64 * 3)]
 
 
 class LatentStruct(ctypes.Structure):
@@ -59,6 +65,8 @@ class GatedDeltaStruct(ctypes.Structure):
         *((name, I64) for name in ("past", "state")),
         *((name, I32) for name in ("tap_count", "key_heads", "value_heads", "key_dim", "value_dim", "grouped")),
         ("eps", F),
+        ("out_stride", I64),
+        ("places", ChannelPlaces),
     ]
 
 
@@ -70,4 +78,6 @@ class StateSpaceStruct(ctypes.Structure):
         *((name, I64) for name in ("past", "state")),
         *((name, I32) for name in ("tap_count", "heads", "head_dim", "groups", "size")),
         ("eps", F),
+        ("out_stride", I64),
+        ("places", ChannelPlaces),
     ]

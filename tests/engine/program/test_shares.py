@@ -89,7 +89,7 @@ def test_a_stage_of_several_ranks_has_its_layers_columns(kind: str) -> None:
         ("llama", Widths(cp=65), "cp is 65; use 1 to 64"),
         ("llama", Widths(tp=0), "tp is 0; use 1 to 64"),
         ("deepseek_v3", Widths(cp=2), "cp is 2, and latent attention isn't shared by rows; use 1, or tp or pp"),
-        ("qwen3_next", Widths(cp=2), "cp is 2, and Gate isn't shared by columns or rows; use 1, or pp alone"),
+        ("qwen3_next", Widths(cp=2), "cp is 2, and a recurrent state isn't shared by rows; use 1, or tp or pp"),
         ("jamba", Widths(pp=2), "pp is 2, and Convolve runs on one rank only; use 1"),
     ],
 )

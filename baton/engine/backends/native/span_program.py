@@ -121,28 +121,42 @@ class SpanCompiler:
 
     def _gated_delta(self, op: p.GatedDelta) -> Op:
         taps = self._tensor(op.conv).float().flatten(1)
+        keys, first = op.key_heads * op.key_dim, op.first_key_head * op.value_heads // op.key_heads
+        others = ((op.all_key_heads or op.key_heads) - op.key_heads) * op.key_dim  # of q, and of k
+        begin = op.first_key_head * op.key_dim
+        shifts = begin, others + begin, 2 * others + first * op.value_dim
         struct = s.GatedDeltaStruct(
             ctypes.addressof(self.states),
             self._place(taps.T),
             self._place(self._tensor(op.a_log).float().exp()),
             *(self._floats(op.dt_bias), self._floats(op.norm)),
-            *(state_place(self._layout, name, op.layer)[0] for name in ("conv", "delta")),
+            state_place(self._layout, "conv", op.layer)[0],
+            state_place(self._layout, "delta", op.layer)[0] + 4 * first * op.key_dim * op.value_dim,
             *(taps.shape[1], op.key_heads, op.value_heads, op.key_dim, op.value_dim, op.grouped),
             op.eps,
+            self._to.width_of(op.out),
+            s.ChannelPlaces((keys, keys), shifts),
         )
         return self._op(s.GATED_DELTA, struct, op.mixed, op.gates, op.out)
 
     def _state_space(self, op: p.StateSpace) -> Op:
         taps = self._tensor(op.conv).float().flatten(1)
+        heads = ((op.all_heads or op.heads) - op.heads) * op.head_dim  # others' numbers of x
+        groups = ((op.all_groups or op.groups) - op.groups) * op.size
+        begin = heads + op.first_group * op.size
+        shifts = op.first_head * op.head_dim, begin, begin + groups
         struct = s.StateSpaceStruct(
             ctypes.addressof(self.states),
             self._place(taps.T),
             self._floats(op.conv_bias),
             self._place(-self._tensor(op.a_log).float().exp()),
-            *(self._floats(op.skip), self._floats(op.dt_bias), self._floats(op.norm)),
-            *(state_place(self._layout, name, op.layer)[0] for name in ("conv", "ssm")),
+            *(self._floats(op.skip), self._floats(op.dt_bias), self._floats(op.norm or None)),
+            state_place(self._layout, "conv", op.layer)[0],
+            state_place(self._layout, "ssm", op.layer)[0] + 4 * op.first_head * op.head_dim * op.size,
             *(taps.shape[1], op.heads, op.head_dim, op.groups, op.size),
             op.eps,
+            self._to.width_of(op.out),
+            s.ChannelPlaces((op.heads * op.head_dim, op.groups * op.size), shifts),
         )
         return self._op(s.STATE_SPACE, struct, op.mixed, None, op.out)
 

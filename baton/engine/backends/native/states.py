@@ -5,6 +5,8 @@ Knows nothing of states' contents. A step that failed has changed no page of sta
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
@@ -13,14 +15,23 @@ from baton.kernels.step.span_structs import StatesStruct
 from baton.protos.errors import BatonError
 
 
+class StateRoom(NamedTuple):
+    """Holds where a step finds its items' states, and where it leaves them, (sequences, bytes of a state) uint8
+    each; both may be one.
+    """
+
+    before: Tensor
+    after: Tensor
+
+
 class StepStates:
     """The recurrent states of one step's items, to which ``struct`` points while this object lives.
 
-    ``memory`` (pages, page bytes) uint8 has all pages. If ``room`` (sequences, bytes of a state) uint8 is given,
-    the step finds the states there, because other processes run some of it.
+    ``memory`` (pages, page bytes) uint8 has all pages. If ``room`` is given, the step finds the states there,
+    because other processes run some of it.
     """
 
-    def __init__(self, plan: StepPlan, memory: Tensor, struct: StatesStruct, room: Tensor | None = None) -> None:
+    def __init__(self, plan: StepPlan, memory: Tensor, struct: StatesStruct, room: StateRoom | None = None) -> None:
         self._memory, self._to = memory, torch.tensor(_targets(plan), dtype=torch.int64)
         begun = [at for at, item in enumerate(plan.items) if item.state_from is not None]
         pages = torch.tensor([page for at in begun for page in _source(plan.items[at])], dtype=torch.int64)
@@ -31,16 +42,17 @@ class StepStates:
             whole[begun] = found
             found = whole
         self._found = found
-        self._room = None if room is None else room[: len(plan.items)]
-        if self._room is None:
+        self._after: Tensor | None = None
+        if room is None:
             struct.at, struct.bytes = found.data_ptr(), found.shape[1]
         else:
-            self._room.copy_(found[:, : self._room.shape[1]])
+            before, self._after = (each[: len(plan.items)] for each in room)
+            before.copy_(found[:, : before.shape[1]])
 
     def finish(self) -> None:
         """Writes the states after the step to the pages that the plan names."""
-        if self._room is not None:
-            self._found[:, : self._room.shape[1]] = self._room
+        if self._after is not None:
+            self._found[:, : self._after.shape[1]] = self._after
         self._memory.index_copy_(0, self._to, self._found.view(len(self._to), -1))
 
 

@@ -68,7 +68,7 @@ class SharedSizes(msgspec.Struct, frozen=True):
     rope_angles: int  # rotary angles
     registers: int
     logits: int
-    states: int  # recurrent, of a step's items
+    states: int  # recurrent, of a step's items: before it, then behind it
 
     @property
     def total(self) -> int:
@@ -84,7 +84,7 @@ def sizes_for(program: Program, own: NativeRankProgram) -> SharedSizes:
         4 * max(program.max_position, FIRST_TURNS) * own.rope.width,
         4 * MOST_ROWS * (own.own.shared_floats + own.carried_floats),
         4 * MOST_ROWS * program.vocab_size,
-        MOST_STATES * own.state_stride,
+        2 * MOST_STATES * own.state_stride,
     )
     return SharedSizes(*(-(-part // PAGE) * PAGE for part in parts))
 
@@ -115,7 +115,7 @@ class SharedMemory:
         seconds of waiting for another rank.
         """
         sizes, own = self.sizes, native.own
-        native.place_states(self.states)
+        native.place_states(self.states, self.states + MOST_STATES * native.state_stride)
         first, end = own.own_kv
         return RanksStruct(
             group_at(self.meeting, own.rank.index, own.rank.count, SLOT_BYTES, bound_s),

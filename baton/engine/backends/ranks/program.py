@@ -75,10 +75,18 @@ class NativeRankProgram(NativeProgram):
         self.state_bytes = state_bytes(layout)
         self.carried = tuple(self._carried(residual) for residual in (own.given, own.handed))
 
-    def place_states(self, at: int) -> None:
-        """Sets the address of the recurrent states of a step's items, ``state_stride`` bytes apart."""
+    def place_states(self, at: int, after: int) -> None:
+        """Sets the addresses of the recurrent states of a step's items before and after the step, ``state_stride``
+        bytes apart. Only ranks that divide a layer need two, because one may write what another still reads.
+        """
         assert self.spans is not None
         self.spans.states.at, self.spans.states.bytes = at, self.state_stride
+        self.spans.states.to = after if self.divides_states else None
+
+    @property
+    def divides_states(self) -> bool:
+        """Returns whether several ranks have heads of the same recurrent layer."""
+        return bool(self.state_bytes) and self.own.columns > 1
 
     @property
     def state_stride(self) -> int:
@@ -148,7 +156,7 @@ class NativeRankProgram(NativeProgram):
         if isinstance(op, p.Embedding):
             first, end = self.own.vocab
             found.delta, found.layer = first, end - first
-        elif isinstance(op, p.LatentAttention):
+        elif isinstance(op, p.LatentAttention | p.Gate | p.GatedDelta | p.StateSpace):
             found.layer = 0 if part is None else part.first
         elif part is not None:
             found.delta = part.first

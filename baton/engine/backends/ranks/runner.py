@@ -16,7 +16,7 @@ from torch import Tensor
 
 from baton.engine.adapters.base import AdapterBase
 from baton.engine.backends.native.batch import Array, NativeBatch
-from baton.engine.backends.native.states import StepStates
+from baton.engine.backends.native.states import StateRoom, StepStates
 from baton.engine.backends.native.step_runner import StepRunner
 from baton.engine.backends.ranks.adapters import OwnAdapters, RankAdapters
 from baton.engine.backends.ranks.balancing import LOOK_ROWS, ExpertBalancer
@@ -196,8 +196,9 @@ class RankRunner(StepRunner):
             text = f"a step of {len(plan.items)} sequences is more than {MOST_STATES} whose states ranks share"
             raise BatonError(f"{text}; lower worker.max_batch", "worker.max_batch")
         held = (ctypes.c_uint8 * self._memory.sizes.states).from_address(self._memory.states)
-        room = torch.frombuffer(held, dtype=torch.uint8)[: MOST_STATES * own.state_stride]
-        room = room.view(MOST_STATES, own.state_stride)[:, : own.state_bytes]
+        rooms = torch.frombuffer(held, dtype=torch.uint8)[: 2 * MOST_STATES * own.state_stride]
+        before, after = rooms.view(2, MOST_STATES, own.state_stride)[:, :, : own.state_bytes]
+        room = StateRoom(before, after if own.divides_states else before)
         return StepStates(plan, self._paged, own.spans.states, room)
 
     def _dealt(self, plan: StepPlan, batch: NativeBatch, step: Step) -> DealStruct:

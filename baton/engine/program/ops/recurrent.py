@@ -14,7 +14,7 @@ class GatedDelta(BaseOp, frozen=True, tag=True):
 
     ``mixed`` has q, k, v and z side by side, ``gates`` b and a; with ``grouped`` both lie key head by key head. The
     output is normed head by head by ``norm`` and gated by z. ``conv`` is the weight of a causal convolution over q,
-    k and v.
+    k and v. A rank's op has key heads from ``first_key_head`` on, of ``all_key_heads``; 0 means that it has all.
     """
 
     mixed: str
@@ -31,6 +31,8 @@ class GatedDelta(BaseOp, frozen=True, tag=True):
     grouped: bool
     eps: float
     out: str
+    first_key_head: int = 0
+    all_key_heads: int = 0
 
 
 class StateSpace(BaseOp, frozen=True, tag=True):
@@ -38,7 +40,8 @@ class StateSpace(BaseOp, frozen=True, tag=True):
     it.
 
     ``mixed`` has a gate, x, B and C of ``groups`` groups and dt side by side. The output, times silu(gate), is
-    normed group by group by ``norm``. ``conv`` is the weight of a causal convolution over x, B and C.
+    normed group by group by ``norm``, empty for none. ``conv`` is the weight of a causal convolution over x, B and
+    C. A rank's op has heads from ``first_head`` on, of ``all_heads``, and groups likewise; 0 means that it has all.
     """
 
     mixed: str
@@ -55,6 +58,10 @@ class StateSpace(BaseOp, frozen=True, tag=True):
     size: int  # numbers of B and C per group
     eps: float
     out: str
+    first_head: int = 0
+    all_heads: int = 0
+    first_group: int = 0
+    all_groups: int = 0
 
 
 class Convolve(BaseOp, frozen=True, tag=True):
