@@ -9,7 +9,9 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
-from baton.engine.backends.cuda.gpu import ROOM_BYTES, Probe, probe
+import msgspec
+
+from baton.engine.backends.cuda.gpu import ROOM_BYTES, Gpu, Probe, probe
 from baton.kernels.cuda.library import on_shim
 from baton.process.memory import available_bytes
 from baton.protos.errors import ConfigError
@@ -18,7 +20,27 @@ from baton.worker.spec import CacheSpec
 log = logging.getLogger("baton.engine")
 
 ON_A_CPU = 512 << 20  # bytes, because a laptop has other work to do
-HOST_SHARE = 0.8  # of the memory available, as the rest is for weights that are read and for other processes
+
+
+class KvRoom(msgspec.Struct, frozen=True):
+    """Says how many bytes of KV pages the card of one worker has room for, and its host for their copies."""
+
+    card: int
+    host: int
+
+    @property
+    def told(self) -> str:
+        """Returns both, and which one bounds KV, in words."""
+        bound = "the host's bounds it" if self.host < self.card else "the card's bounds it"
+        return f"the card has room for {_gib(self.card)} of KV, the host for copies of {_gib(self.host)}: {bound}"
+
+
+def kv_room(cache: CacheSpec, gpu: Gpu, weight_bytes: int, available: int) -> KvRoom:
+    """Returns the room of one of ``kv_sharers`` workers on ``gpu`` whose weights take ``weight_bytes``. The host
+    has ``available`` bytes. The card's is negative where the weights alone don't fit.
+    """
+    part = int(gpu.memory_bytes * cache.kv_memory_share) // cache.kv_sharers
+    return KvRoom(part - weight_bytes - ROOM_BYTES, int(available * cache.kv_host_share) // cache.kv_sharers)
 
 
 def kv_bytes(
@@ -38,18 +60,18 @@ def kv_bytes(
     if device != "cuda" or on_shim():
         return ON_A_CPU
     gpu = ask()
-    part = int(gpu.memory_bytes * cache.kv_memory_share) // cache.kv_sharers
-    left, host = part - weight_bytes - ROOM_BYTES, int(available() * HOST_SHARE) // cache.kv_sharers
-    if left <= 0:
+    room = kv_room(cache, gpu, weight_bytes, available())
+    if room.card <= 0:
+        part = room.card + weight_bytes + ROOM_BYTES
         text = (
             f"of {gpu.name}'s {_gib(gpu.memory_bytes)} this worker may take {_gib(part)}, and weights and what "
             f"runs them need {_gib(weight_bytes + ROOM_BYTES)}; raise worker.kv_memory_share, put fewer "
             "workers on the card, or take a smaller model"
         )
         raise ConfigError(text, "worker.kv_memory_share")
-    if host < left:
-        log.warning("KV takes %s: the card has room for %s, the host's memory for no more", _gib(host), _gib(left))
-    return min(left, host)
+    if room.host < room.card:
+        log.warning("%s; worker.kv_host_share (%g) says how much of it", room.told, cache.kv_host_share)
+    return min(room.card, room.host)
 
 
 def _gib(size: int) -> str:

@@ -91,6 +91,7 @@ class CacheSpec(_Group, frozen=True):
     block_tokens: int = 16  # tokens in a page: a multiple of 16
     kv_memory_bytes: int = 0  # what the pages may take where ``pages`` is 0; 0: as much as there is room for
     kv_memory_share: float = 0.85  # of a GPU's memory, that its workers take together
+    kv_host_share: float = 0.8  # of the host's available memory, that mirrors of GPUs' pages take together
     kv_sharers: int = 1  # workers on this machine that divide its GPU and its memory
     eviction: Literal["worth", "lru"] = "worth"  # which cached pages go first
     kv_codec: str = "none"  # how blocks are coded on their way here: none, int8, fp8, int4

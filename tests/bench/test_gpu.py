@@ -24,7 +24,7 @@ from baton.kernels.linear.reference import linear
 from baton.kernels.step.structs import CHOICE
 from bench import gpu, on_card
 from bench.cuda import cases, checks, clock, dry, isolated, prompts, rows, served, shapes, small, step
-from bench.cuda.carry import pins
+from bench.cuda.carry import checkout_bytes, judged_size, pins
 from bench.cuda.isolated import Case, Outcome, run
 from bench.cuda.results import Results, is_wrong
 from bench.cuda.right import error_of, judged, off
@@ -239,6 +239,18 @@ def test_the_tests_of_a_gpu_are_listed_by_name() -> None:
     names = [each.name for each in listed.rows]
     assert checks.HANDOFF in names
     assert any(name.startswith("tests/kernels/cuda/test_dense.py::") for name in names)
+
+
+def test_a_folder_that_is_too_large_beside_the_checkout_names_the_largest_wheels(tmp_path: Path) -> None:
+    for name, size in (("big_one-1-py3.whl", 3 << 20), ("small-1-py3.whl", 1 << 20), ("kernels.so", 1 << 20)):
+        (tmp_path / name).write_bytes(bytes(size))
+    assert judged_size(tmp_path, 2 << 20, 7 << 20)[1]
+    said, fits = judged_size(tmp_path, 2 << 20, 6 << 20)
+    assert not fits
+    assert said.endswith(
+        "2.0 in the checkout: 1.0 too many; name with --there what the machine has of big-one 3.0, small 1.0"
+    )
+    assert 10 << 20 < checkout_bytes() < 64 << 20
 
 
 def test_commit_is_told_where_there_is_no_git(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from baton.engine.backends.cuda.gpu import ROOM_BYTES, Gpu
 from baton.protos.errors import ConfigError
-from baton.worker.kv_memory import HOST_SHARE, ON_A_CPU, kv_bytes
+from baton.worker.kv_memory import ON_A_CPU, KvRoom, kv_bytes, kv_room
 from baton.worker.spec import CacheSpec
 
 GIB = 1 << 30
@@ -36,8 +36,15 @@ def test_a_card_s_workers_take_its_share_together_weights_and_room_included(shar
 
 def test_a_small_host_bounds_its_mirror_and_the_log_says_so(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.WARNING)
-    assert on_card(CacheSpec(kv_sharers=2), host=10 * GIB) == int(10 * GIB * HOST_SHARE) // 2
-    assert "KV takes 4.0 GiB: the card has room for 17.0 GiB" in caplog.text
+    assert on_card(CacheSpec(kv_sharers=2), host=10 * GIB) == 4 * GIB
+    assert "room for 17.0 GiB of KV, the host for copies of 4.0 GiB: the host's bounds it" in caplog.text
+    assert on_card(CacheSpec(kv_sharers=2, kv_host_share=0.5), host=10 * GIB) == int(2.5 * GIB)
+
+
+def test_which_memory_bounds_kv_is_said() -> None:
+    room = kv_room(CacheSpec(kv_memory_share=0.5), H100, 16 * GIB, 100 * GIB)
+    assert room == KvRoom(23 * GIB, 80 * GIB)
+    assert room.told.endswith("23.0 GiB of KV, the host for copies of 80.0 GiB: the card's bounds it")
 
 
 def test_a_card_without_room_beside_the_weights_is_refused_with_the_remedy() -> None:

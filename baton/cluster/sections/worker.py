@@ -100,6 +100,12 @@ class WorkerConfig(Section):
     kv_memory_share: float = Field(
         default=0.85, gt=0, le=1, description="of a GPU's memory, that the workers on it take together"
     )
+    kv_host_share: float = Field(
+        default=0.8,
+        gt=0,
+        le=1,
+        description="of the host's available memory, that copies of GPUs' KV pages take together; they bound KV",
+    )
     max_model_len: int = Field(default=0, ge=0, description="0 takes the model's own")
     max_batch: int = Field(default=64, ge=1, description="sequences in one step")
     prefill_chunk_tokens: int = Field(default=512, ge=16, description="prompt tokens of one step")

@@ -8,6 +8,7 @@ staging and pages.
 from __future__ import annotations
 
 import asyncio
+import os
 import socket
 import subprocess
 import sys
@@ -21,6 +22,9 @@ from baton.protos.errors import WorkerLost
 from baton.protos.measurements import SharedPages
 
 MAX_MESSAGE = 64 << 10  # bytes of one message between the I/O process and its mover
+# Channels to other cards have a communicator each, whose kernels wait for their peers in the card: each needs a
+# hardware queue of its own, of which CUDA makes 8 unless told, and few blocks, so that all fit beside the engine's.
+MOVER_ENVIRONMENT = {"CUDA_DEVICE_MAX_CONNECTIONS": "32", "NCCL_MAX_CTAS": "8"}
 LINGER_S = 30.0  # seconds that an unused mover is kept, because a preflight precedes its use
 
 
@@ -182,7 +186,10 @@ class MoverClient:
         ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 20)
         fd = theirs.fileno()
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "baton.engine.mover", str(fd)], pass_fds=(fd,), stdin=subprocess.DEVNULL
+            [sys.executable, "-m", "baton.engine.mover", str(fd)],
+            pass_fds=(fd,),
+            stdin=subprocess.DEVNULL,
+            env=MOVER_ENVIRONMENT | os.environ,
         )
         theirs.close()
         self.pid = self._process.pid

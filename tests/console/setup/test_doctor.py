@@ -125,6 +125,11 @@ def test_a_gpu_that_is_asked_for_and_not_here_or_too_old_fails_with_its_remedy()
     other = machine.gpu(config(worker={"device": "auto"}), lambda: Gpu("L40S", (8, 9), (13, 0), 48 << 30))
     assert other.state == "ok"
     assert "torch's ops serve there, not our own kernels" in other.what
+    assert ": the host's bounds it; " in other.what or ": the card's bounds it; " in other.what
+    named = machine.gpu(
+        config(worker={"device": "cuda", "pages": 9}), lambda: Gpu("H100", (9, 0), (13, 0), 80 << 30)
+    )
+    assert "KV takes what worker.kv_memory_bytes or worker.pages says" in named.what
 
 
 def test_which_way_kv_leaves_a_gpu_is_said_and_what_keeps_it_from_the_card() -> None:

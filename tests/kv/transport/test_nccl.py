@@ -197,6 +197,8 @@ async def test_a_mover_that_is_killed_breaks_its_streams_and_is_started_anew(
     transport = nccl.NcclTransport(memory)
     stream = await transport.connect(far[0].address)
     assert await acknowledged(stream, memory, 5, 0) == (5, 0)
+    told = Path(f"/proc/{transport._mover.pid}/environ").read_bytes().split(b"\0")
+    assert b"CUDA_DEVICE_MAX_CONNECTIONS=32" in told  # each channel's kernels wait in a queue of their own
     os.kill(transport._mover.pid, signal.SIGKILL)
     with pytest.raises(WorkerLost):
         await asyncio.wait_for(stream.receive(), 60)

@@ -13,12 +13,13 @@ from pathlib import Path
 from baton.cluster.config import BatonConfig
 from baton.console.setup.doctor.card import earlier_trial, told_choices
 from baton.console.setup.findings import Finding
-from baton.engine.backends.cuda.gpu import Probe, probe, require, without_kernels
+from baton.engine.backends.cuda.gpu import Gpu, Probe, probe, require, without_kernels
 from baton.kernels.abi import build, native
 from baton.launch.single import usable_cores
 from baton.process.memory import available_bytes
 from baton.protos.errors import ConfigError
-from baton.worker.kv_memory import ON_A_CPU
+from baton.worker.kv_memory import ON_A_CPU, kv_room
+from baton.worker.spec import CacheSpec
 
 TIME_ERROR, STA_UNSYNC = 5, 0x0040
 MIB, GIB = 1 << 20, 1 << 30
@@ -153,6 +154,7 @@ def gpu(config: BatonConfig, ask: Probe = probe) -> Finding:
         said += f"; {figures} (baton doctor --gpu)"
     if device not in ("cuda", "auto"):
         return Finding("gpu", "ok", f"{said}; none is asked for")
+    said += f"; before weights, {_kv_room(config, found)}"
     way = config.worker.kv_transport
     if way in ("shm", "tcp", "grpc"):
         return Finding("gpu", "ok", f"{said}; KV leaves by the host's pages (worker.kv_transport is {way})")
@@ -160,6 +162,17 @@ def gpu(config: BatonConfig, ask: Probe = probe) -> Finding:
         what = f"{said}, and one process at a time may use it: no handoff goes from card to card"
         return Finding("gpu", "warn", what, "nvidia-smi -c DEFAULT, or kv_transport = shm")
     return Finding("gpu", "ok", f"{said}; KV goes from card to card: cuda_ipc on one, nccl between two")
+
+
+def _kv_room(config: BatonConfig, gpu: Gpu) -> str:
+    """Returns what each of this machine's workers may take for KV, weights not counted, in words."""
+    worker, workers = config.worker, config.cluster.decode + config.cluster.prefill_workers
+    if worker.kv_memory_bytes or worker.pages:
+        return "KV takes what worker.kv_memory_bytes or worker.pages says"
+    cache = CacheSpec(
+        kv_memory_share=worker.kv_memory_share, kv_host_share=worker.kv_host_share, kv_sharers=max(1, workers)
+    )
+    return kv_room(cache, gpu, 0, available_bytes()).told
 
 
 def _chosen(path: Path) -> str:
