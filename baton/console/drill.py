@@ -15,7 +15,8 @@ import typer
 from baton.console.drill_live import LivePlan, judge_live
 from baton.console.option_groups import with_groups
 from baton.console.output import guarded
-from baton.drill.scenario import FAULTS, FaultKind, Scenario, Size, draw
+from baton.drill.draw import draw
+from baton.drill.scenario import FAULTS, FaultKind, Scenario, Size
 from baton.protos.errors import ConfigError
 
 

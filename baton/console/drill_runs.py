@@ -9,9 +9,10 @@ from rich.console import Console
 from rich.table import Table
 
 from baton.drill.checks.coverage import PHASES, await_points, reached
+from baton.drill.draw import draw
 from baton.drill.many import drill, judged
 from baton.drill.run import Verdict, as_test, play, shrink
-from baton.drill.scenario import FAULTS, Scenario, Size, draw
+from baton.drill.scenario import FAULTS, Scenario, Size
 
 SHOWN_EVERY = 200  # seeds between two lines of progress
 MOST_STORIES = 3  # failing seeds that are made small, because each takes up to 300 runs

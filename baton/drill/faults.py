@@ -20,12 +20,11 @@ from baton.drill.parts.network import Network
 from baton.drill.parts.router import SimulatedRouter
 from baton.drill.parts.worker import SimulatedWorker
 from baton.drill.redis.server import SimulatedRedis
-from baton.drill.scenario import ABRUPT, FAULTS, PEER, Fault, FaultKind
+from baton.drill.scenario import ABRUPT, FAULTS, PEER, REDIS, Fault, FaultKind
 from baton.protos.errors import BatonError
 
 Play = Callable[[Fault], Awaitable[None]]
 LIE_EVERY_S = 0.5  # seconds between two lies of the index
-REDIS = "redis"
 
 
 class FaultInjector:

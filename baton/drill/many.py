@@ -10,8 +10,9 @@ from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wai
 
 import msgspec
 
+from baton.drill.draw import draw
 from baton.drill.run import Verdict, play
-from baton.drill.scenario import Scenario, Size, draw
+from baton.drill.scenario import Scenario, Size
 
 AHEAD = 4  # seeds per core that are handed out before the first of them is done
 

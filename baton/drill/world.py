@@ -13,7 +13,7 @@ from baton.drill.checks.coverage import Coverage
 from baton.drill.checks.fairness import FairnessWitness
 from baton.drill.checks.judge import Judge
 from baton.drill.checks.watch import Answers, Departed
-from baton.drill.faults import REDIS, FaultInjector
+from baton.drill.faults import FaultInjector
 from baton.drill.loop import SeededLoop
 from baton.drill.parts.adapters import SimulatedFiles
 from baton.drill.parts.aims import Aims
@@ -25,7 +25,7 @@ from baton.drill.parts.process import owning_factory
 from baton.drill.parts.router import SimulatedRouter
 from baton.drill.parts.worker import EPOCH_S, SimulatedWorker
 from baton.drill.redis.server import SimulatedRedis
-from baton.drill.scenario import ENDING, FAULTS, Fault, FaultKind, Request, Scenario
+from baton.drill.scenario import ENDING, FAULTS, REDIS, Fault, FaultKind, Request, Scenario
 from baton.drill.story import Story
 from baton.protos.nouns import Sampling
 
@@ -148,6 +148,7 @@ class World:
             await changing
         await asyncio.gather(*bringing)
         await asyncio.gather(*(batches.judge(i, batch, BATCH_S) for i, batch in enumerate(own.batches)))
+        await asyncio.gather(*(batches.at_rest(i) for i in range(len(own.batches))))
         await batches.close()
 
     async def _all_end(self, asking: list[asyncio.Task[None]], began: float) -> None:

@@ -8,15 +8,25 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from baton.drill.scenario import FaultKind
+import msgspec
+
+from baton.drill.scenario import FAULTS, FaultKind, Size
+
+USUAL = Size(crowded=0.0, tiered=0.0, hasty=0.0, split=0.0)
+PRESSED, ADAPTED = (msgspec.structs.replace(USUAL, **{share: 1.0}) for share in ("pressed", "adapted"))
+OVER_HTTP, FLOODED = (msgspec.structs.replace(USUAL, **{share: 1.0}) for share in ("http", "flooded"))
+SMALL = msgspec.structs.replace(USUAL, flooded=0.0, pressed=0.0, workers=2)
+CROWDED = msgspec.structs.replace(SMALL, crowded=1.0, requests=24)
+TIERED = msgspec.structs.replace(SMALL, tiered=1.0, requests=30, seconds=8.0)
+HASTY = msgspec.structs.replace(SMALL, hasty=1.0, requests=16, seconds=5.0)
+SPLIT = msgspec.structs.replace(SMALL, split=1.0, requests=6, seconds=8.0)
 
 
 class Bug(NamedTuple):
     """A replacement in a file of the package; ``also`` names others (file, old, new) that the bug takes.
 
     ``faults`` are the kinds that it is hunted with, because it shows under those alone; all kinds by default.
-    ``pressed`` hunts it where sequences are preempted, ``adapted`` where requests are on adapters, ``over_http``
-    where they ask for text.
+    ``size`` says what its scenarios are like, such as one of those above.
     ``missed`` says why it can't be found yet.
     """
 
@@ -26,15 +36,18 @@ class Bug(NamedTuple):
     new: str
     also: tuple[tuple[str, str, str], ...] = ()
     faults: tuple[FaultKind, ...] = ()
-    pressed: bool = False
-    adapted: bool = False
-    over_http: bool = False
+    size: Size = USUAL
     missed: str = ""
 
     @property
     def edits(self) -> tuple[tuple[str, str, str], ...]:
         """Returns every replacement as (file, old text, new text)."""
         return ((self.file, self.old, self.new), *self.also)
+
+    @property
+    def hunted(self) -> Size:
+        """Returns what the scenarios are like in which it is hunted."""
+        return msgspec.structs.replace(self.size, kinds=self.faults or FAULTS)
 
 
 BUGS = (
@@ -153,6 +166,8 @@ BUGS = (
         "decode_worker/engine/leases.py",
         "    def _progress(self, now: float) -> None:\n        self._deadline = now + self._ttl_s",
         "    def _progress(self, now: float) -> None:\n        pass",
+        faults=("kill", "break", "engine_dies"),
+        size=HASTY,
     ),
     Bug(
         "a preempted sequence goes on after blocks that it no longer has",
@@ -160,14 +175,15 @@ BUGS = (
         "        self.sequence.computed = pages.held * pages.block_tokens\n",
         "        self.sequence.computed = max(self.sequence.computed, pages.held * pages.block_tokens)\n",
         (("decode_worker/engine/scheduler.py", "        job.sequence.computed = 0\n", ""),),
-        pressed=True,
+        size=PRESSED,
     ),
     Bug(
         "pages are given back while a tier's thread still writes them",
         "kv/tiers/stack.py",
         "            await access.revoke()\n            raise",
         "            raise",
-        faults=("tier_slow", "cancel_again"),
+        faults=("tier_slow",),
+        size=TIERED,
     ),
     Bug(
         "a preempted embedding goes on in the middle of its sum",
@@ -175,7 +191,7 @@ BUGS = (
         "limit, aside = job.holdable, job.swap_entry",
         "limit, aside = (tokens - 1) // size, job.swap_entry",
         (("engine/sequence.py", "            assert start == 0 or before,", "            assert True,"),),
-        pressed=True,
+        size=PRESSED,
     ),
     Bug(
         "a half-written answer goes on on other weights",
@@ -231,6 +247,18 @@ BUGS = (
         "decode_worker/engine/loop.py",
         "        return not self.requests and not self.receives",
         "        return True",
+        (
+            (
+                "worker/control.py",
+                '            self._service.cancel_all("it changes its role")\n        await',
+                "            pass\n        await",
+            ),
+            (
+                "worker/control.py",
+                '        if self._service.cancel_all("it changes its role"):',
+                "        if False:",
+            ),
+        ),
         faults=("role", "ratio"),
     ),
     Bug(
@@ -238,32 +266,37 @@ BUGS = (
         "kv/exchange/filling.py",
         "self._send(ch.Filled(key, done))",
         "self._send(ch.Filled(key, min(done + 1, len(hashes)) if done else 0))",
+        faults=("tier_slow", "tier_fails", "cut"),
+        size=TIERED,
     ),
     Bug(
         "a sequence that was set aside comes back with its pages in another order",
         "decode_worker/engine/swap.py",
         "[*entry.pages[held:], *entry.state]",
         "[*entry.pages[held:][::-1], *entry.state]",
-        pressed=True,
+        size=CROWDED,
     ),
     Bug(
         "what was set aside of a sequence that ended is kept",
         "decode_worker/engine/scheduler.py",
         "            self.swap.drop(job.swap_entry)\n            job.swap_entry = None",
         "            job.swap_entry = None",
-        pressed=True,
+        size=CROWDED,
     ),
     Bug(
         "the engine never hears that an ended lease takes no more streams",
         "decode_worker/io/service.py",
         "                self._send(ch.IntakeClosed(message.key))",
         "                pass",
+        faults=("cut", "cut_one_way"),
+        size=HASTY,
     ),
     Bug(
         "the engine never hears that a cancelled handoff reads no more",
         "prefill_worker/io/service.py",
         "        self._send(ch.SendClosed(key))",
         "        if job.done is not None:\n            self._send(ch.SendClosed(key))",
+        size=HASTY,
     ),
     Bug(
         "frames that share a write lose the first one's log-probabilities",
@@ -276,7 +309,7 @@ BUGS = (
         "engine/sequence.py",
         "            self.scores += found[len(self.scores) - start :]",
         "            self.scores += found",
-        pressed=True,
+        size=PRESSED,
     ),
     Bug(
         "a router that lost its claim on a batch job writes on",
@@ -290,14 +323,16 @@ BUGS = (
                 "",
             ),
         ),
-        faults=("redis_stalls", "cut"),
+        faults=("cut", "router_dies"),
+        size=SPLIT,
     ),
     Bug(
         "a batch job that another router began is not gone on with",
         "router/api/batch/lane.py",
         "            found |= answers.keys()",
         "            found |= {number + 1 for number in answers}",
-        faults=("router_dies",),
+        faults=("cut", "router_dies"),
+        size=SPLIT,
     ),
     Bug(
         "a rate takes nothing from its bucket",
@@ -310,6 +345,7 @@ BUGS = (
         "router/dispatch/fair_queue.py",
         "self._last.get((pool, load.tenant), 0.0)",
         "max(self._last.values(), default=0.0)",
+        size=FLOODED,
     ),
     Bug(
         "a deadline is not kept",
@@ -322,28 +358,28 @@ BUGS = (
         "kv/layout/prefix.py",
         "adapter.encode(), salt)",
         "b'', salt)",
-        adapted=True,
+        size=ADAPTED,
     ),
     Bug(
         "an adapter is evicted while a sequence uses it",
         "engine/adapters/table.py",
         "return not (self.pinned or self.users)",
         "return not self.pinned",
-        adapted=True,
+        size=ADAPTED,
     ),
     Bug(
         "an adapter that was replaced in place is taken for the one that it was",
         "router/adapters/registry.py",
         "        before, self._kept = self._served, dict(kept)\n",
         "        before, self._kept = self._served, dict(kept) | self._kept\n",
-        adapted=True,
+        size=ADAPTED,
     ),
     Bug(
         "a sequence that ended goes on using its adapter",
         "decode_worker/engine/loop.py",
         "        self.scheduler.remove(job)\n        self.parts.adapters.release(key)\n",
         "        self.scheduler.remove(job)\n",
-        adapted=True,
+        size=ADAPTED,
     ),
     Bug(
         "a migration forgets the adapter",
@@ -352,21 +388,21 @@ BUGS = (
         "        adapter_id='' if len(attempt.tokens) > len(request.token_ids) else context.adapter_id,\n"
         "        token_ids=attempt.tokens,",
         faults=("kill", "leave"),
-        adapted=True,
+        size=ADAPTED,
     ),
     Bug(
         "a stop string that two tokens make is passed over",
         "router/text/detokenize.py",
         "        keep = max((m.matched for m in self._matchers), default=0)\n",
         "        keep = 0\n        self._matchers = tuple(_Matcher(m.stop) for m in self._matchers)\n",
-        over_http=True,
+        size=OVER_HTTP,
     ),
     Bug(
         "the router writes on for a client that hung up in the middle of a stream",
         "router/api/sse.py",
         "            await until_disconnect(receive, self._send_all(send))\n",
         "            await self._send_all(send)\n",
-        over_http=True,
+        size=OVER_HTTP,
     ),
     Bug(
         "usage counts tokens after a stop string",
@@ -374,13 +410,14 @@ BUGS = (
         '            if stopped:\n                return self._piece(run, taken, text, "stop")\n',
         "            if stopped:\n                self.tokens += len(run.token_ids) - taken + 1\n"
         '                return self._piece(run, taken, text, "stop")\n',
-        over_http=True,
+        size=OVER_HTTP,
     ),
     Bug(
         "a prompt that waits as the role ends reaches the next role's engine",
         "prefill_worker/io/service.py",
         '        self._lost = Draining("the prefill worker changes its role; ask another")',
         "        pass",
-        faults=("role", "ratio"),
+        faults=("role", "ratio", "tier_slow"),
+        size=TIERED,
     ),
 )

@@ -16,19 +16,21 @@ import tempfile
 from pathlib import Path
 from typing import NamedTuple
 
+import msgspec
+
 import baton
-from baton.drill.scenario import FAULTS, Size
 from tests.drill.bugs import BUGS, Bug
 
 PACKAGE = Path(baton.__file__).parent
 MOST_SECONDS = 600.0  # CPU seconds that a hunt takes at most
 RUN = """
 import sys, time
+import msgspec
 from baton.drill.run import play
-from baton.drill.scenario import Size, draw
-limit, shares = float(sys.argv[1]), map(float, sys.argv[3].split(","))
-size = Size(kinds=tuple(sys.argv[2].split(",")), **dict(zip(("pressed", "adapted", "http"), shares)))
-skipped = set(map(int, sys.argv[4].split(","))) if sys.argv[4] else ()
+from baton.drill.draw import draw
+from baton.drill.scenario import Size
+limit, size = float(sys.argv[1]), msgspec.json.decode(sys.argv[2], type=Size)
+skipped = set(map(int, sys.argv[3].split(","))) if sys.argv[3] else ()
 seed = 0
 while time.process_time() < limit:
     if seed not in skipped:
@@ -41,10 +43,11 @@ print(seed, round(time.process_time(), 1), "every seed held")
 """
 CHECK = """
 import sys
+import msgspec
 from baton.drill.run import play
-from baton.drill.scenario import Size, draw
-shares = map(float, sys.argv[3].split(","))
-size = Size(kinds=tuple(sys.argv[2].split(",")), **dict(zip(("pressed", "adapted", "http"), shares)))
+from baton.drill.draw import draw
+from baton.drill.scenario import Size
+size = msgspec.json.decode(sys.argv[2], type=Size)
 sys.exit(0 if play(draw(int(sys.argv[1]), size), first_only=True).held else 1)
 """
 
@@ -61,16 +64,14 @@ def find(bug: Bug, seconds: float = MOST_SECONDS) -> Finding:
     """Hunts ``bug`` for so many CPU seconds. Raises AssertionError where the source no longer has its text."""
     with tempfile.TemporaryDirectory(prefix="planted-") as root:
         plant(bug, Path(root))
-        usual, wanted = Size(), (bug.pressed, bug.adapted, bug.over_http)
-        shares = (1.0 if w else u for w, u in zip(wanted, (usual.pressed, usual.adapted, usual.http), strict=True))
-        drawn = ",".join(bug.faults or FAULTS), ",".join(map(str, shares))
+        drawn = msgspec.json.encode(bug.hunted).decode()
         skipped: list[str] = []  # seeds that fail without the bug as well, and so find nothing
         while True:
-            done = _run(RUN, root, str(seconds), *drawn, ",".join(skipped))
+            done = _run(RUN, root, str(seconds), drawn, ",".join(skipped))
             seed, took, said = done.stdout.strip().split(" ", 2) if done.stdout else ("", "0", done.stderr[-500:])
             if done.returncode != 1 or not seed:
                 return Finding(None, float(took), said)
-            if _run(CHECK, str(PACKAGE.parent), seed, *drawn).returncode == 0:
+            if _run(CHECK, str(PACKAGE.parent), seed, drawn).returncode == 0:
                 return Finding(int(seed), float(took), said)
             skipped.append(seed)
 

@@ -8,9 +8,10 @@ import time
 
 import msgspec
 
+from baton.drill.draw import draw
 from baton.drill.loop import SeededLoop
 from baton.drill.run import end_loop
-from baton.drill.scenario import Size, draw
+from baton.drill.scenario import Size
 from baton.drill.story import Story
 from baton.drill.world import World
 from tests.growth import reached

@@ -9,11 +9,12 @@ import msgspec
 import pytest
 
 from baton.drill import world
+from baton.drill.draw import draw
 from baton.drill.loop import SeededLoop
 from baton.drill.parts.aims import Aims
 from baton.drill.parts.clients import Clients
 from baton.drill.run import end_loop
-from baton.drill.scenario import Size, draw
+from baton.drill.scenario import Size
 from baton.drill.story import Story
 from baton.drill.world import World
 from baton.kv.pages.worth import REMEMBERED

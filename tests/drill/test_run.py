@@ -18,6 +18,7 @@ from typer.testing import CliRunner
 from baton.console.main import app
 from baton.drill import many, world
 from baton.drill.checks import oracle
+from baton.drill.draw import draw
 from baton.drill.run import Verdict, as_test, play, shrink
 from baton.drill.scenario import (
     FAULTS,
@@ -29,7 +30,6 @@ from baton.drill.scenario import (
     Request,
     Scenario,
     Size,
-    draw,
 )
 from baton.drill.world import World
 from baton.protos.nouns import Sampling
@@ -77,6 +77,15 @@ def test_who_writes_on_for_a_client_that_left_is_seen(monkeypatch: pytest.Monkey
     scenario = msgspec.structs.replace(quiet, requests=(request,), batches=(), pages=300, step_s=0.02, swap=False)
     verdict = play(scenario, first_only=True)
     assert "after it was left" in verdict.violations[0]
+
+
+def test_who_reads_a_complete_answer_slowly_is_not_late() -> None:
+    quiet = draw(21, Size(workers=1, requests=1, kinds=()))
+    asks = Sampling(temperature=1.0, seed=1, max_tokens=30, ignore_eos=True)
+    request = Request(0, 0.0, tuple(range(20)), asks, n=4, read_pause=0.2, deadline_after=2.0, over_http="stream")
+    verdict = play(msgspec.structs.replace(quiet, requests=(request,), batches=(), pages=300, step_s=0.02))
+    assert verdict.held, verdict.violations
+    assert verdict.answered == request.n
 
 
 def test_a_seed_gives_the_same_story_to_the_byte() -> None:
@@ -291,6 +300,6 @@ def test_a_seed_gives_the_same_story_whatever_the_hashes_of_strings() -> None:
 
 
 def _digest_with(hash_seed: str) -> str:
-    code = "from baton.drill.run import play; from baton.drill.scenario import draw; print(play(draw(3)).digest)"
+    code = "from baton.drill.run import play; from baton.drill.draw import draw; print(play(draw(3)).digest)"
     env = {**os.environ, "PYTHONHASHSEED": hash_seed}
     return subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True).stdout

@@ -6,7 +6,7 @@ page that was read was the right one, complete, and of the same sequence.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 OF_ADAPTERS = {
     "model_not_found", "weights_gone", "adapter_not_loaded", "adapters_full", "no_worker", "unavailable",
 }  # fmt: skip
-CLOSE = 1e-5  # of numbers of a vector, by which sums in another order differ
 
 
 class Judge:
@@ -116,23 +115,26 @@ class Judge:
     def replied(self, request: Request, status: int, body: bytes) -> str:
         """Compares a whole reply over HTTP with the oracle's; returns its error's code, "complete" for none."""
         name = f"request {request.number}"
-        if status != 200:
-            error = orjson.loads(body)["error"]["code"]
-        else:
-            reply = text.read(request, body)
-            error = reply.error
+        reply = None if status != 200 or request.sampling.pooling else text.read(request, body)
+        error = orjson.loads(body)["error"]["code"] if status != 200 else "" if reply is None else reply.error
         if error:
             self._failed_over_http(request, error)
             return str(error)
         self.answered += request.n
-        want = [text.text_of(request, *self._whole(request, choice)) for choice in range(request.n)]
-        for said in text.wrong(request, reply, want):
+        for said in self._wrong_over_http(request, reply, body):
             self.violated(f"{name}: {said}")
         return "complete"
 
+    def _wrong_over_http(self, request: Request, reply: text.TextReply | None, body: bytes) -> Iterator[str]:
+        """Returns what is wrong with a reply with status 200; ``reply`` is None for an embedding's."""
+        if reply is None:
+            return text.vector_wrong(request, body, self._on(request))
+        want = [text.text_of(request, *self._whole(request, choice)) for choice in range(request.n)]
+        return text.wrong(request, reply, want)
+
     def _failed_over_http(self, request: Request, error: str) -> None:
         self.failed += 1
-        scored = request.sampling.prompt_logprobs is not None
+        scored = request.sampling.pooling or request.sampling.prompt_logprobs is not None
         if self._spared and error == "worker_lost" and not scored:
             self.violated(f"request {request.number}: lost though fewer workers ended than it had tries")
         excused = request.deadline_after is not None or (request.adapter and error in OF_ADAPTERS)
@@ -164,7 +166,7 @@ class Judge:
         if stream.choice == 0 and sampling.pooling:
             found = np.frombuffer(summary.pooled, "<f4")
             want = np.frombuffer(oracle.pooled(request.prompt, sampling.pooling, self._on(request)), "<f4")
-            if found.shape != want.shape or not np.allclose(found, want, atol=CLOSE):
+            if found.shape != want.shape or not np.allclose(found, want, atol=text.CLOSE):
                 self.violated(f"{name}: the embedding is not the oracle's")
 
     def _shareable(self, request: Request) -> int:

@@ -7,7 +7,8 @@ rows, keyed by seed and choice if it is sampled. A grammar of ``SimulatedGrammar
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import xxhash
@@ -53,6 +54,16 @@ def answer(prompt: Sequence[int], sampling: Sampling, choice: int, adapter: str 
         if (grammar is not None and grammar.done) or (token in stops and len(outputs) > sampling.min_tokens):
             return outputs, "stop"
     return outputs, "length"
+
+
+def scored(prompt: Sequence[int], top: int) -> list[Mapping[int, float] | None]:
+    """Returns the log-probabilities by token id at each position of ``prompt``, of its token and of the ``top``
+    likeliest; None for the first.
+
+    All tokens are equally likely to the paced engine; it names those that follow the prompt's token first.
+    """
+    flat = -math.log(VOCABULARY)
+    return [None, *({(token + i) % VOCABULARY: flat for i in range(max(1, top))} for token in prompt[1:])]
 
 
 def pooled(prompt: Sequence[int], how: str, adapter: str = "") -> bytes:

@@ -6,13 +6,16 @@ import codecs
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
+import numpy as np
 import orjson
 
+from baton.drill.checks import oracle
 from baton.drill.checks.oracle import EOS
 from baton.drill.scenario import Request
 from baton.protos.json import Json
 
 DONE = "[DONE]"
+CLOSE = 1e-5  # of numbers of a vector, by which sums in another order differ
 
 
 class AnswerText(NamedTuple):
@@ -26,8 +29,8 @@ class AnswerText(NamedTuple):
 class TextReply(NamedTuple):
     """Holds what came of a reply.
 
-    ``texts``, ``scored`` (tokens with log-probabilities) and ``finishes`` are by choice; ``error`` is its code, and
-    ``whole`` says whether the reply ended as one does.
+    ``texts``, ``scored`` (tokens with log-probabilities), ``finishes`` and ``prompts`` (``prompt_logprobs`` as vLLM
+    writes them) are by choice; ``error`` is its code, and ``whole`` says whether the reply ended as one does.
     """
 
     texts: Mapping[int, str]
@@ -36,6 +39,7 @@ class TextReply(NamedTuple):
     usage: Json | None
     error: str
     whole: bool
+    prompts: Mapping[int, Sequence[Json | None]] = {}
 
 
 def text_of(request: Request, tokens: Sequence[int], finish: str) -> AnswerText:
@@ -69,13 +73,16 @@ def _read(events: Sequence[Json], usage: Json | None, whole: bool) -> TextReply:
     texts: dict[int, str] = {}
     scored: dict[int, int] = {}
     finishes: dict[int, list[str]] = {}
+    prompts: dict[int, Sequence[Json | None]] = {}
     for choice in (choice for event in events for choice in event.get("choices", ())):
         index, scores = choice["index"], choice["logprobs"]
         texts[index] = texts.get(index, "") + choice["text"]
         scored[index] = scored.get(index, 0) + (len(scores["tokens"]) if scores else 0)
         finishes.setdefault(index, []).extend([choice["finish_reason"]] if choice["finish_reason"] else [])
+        if "prompt_logprobs" in choice:
+            prompts[index] = choice["prompt_logprobs"]
     error = next((event["error"]["code"] for event in events if "error" in event), "")
-    return TextReply(texts, scored, finishes, usage, error, whole)
+    return TextReply(texts, scored, finishes, usage, error, whole, prompts)
 
 
 def wrong(request: Request, reply: TextReply, want: Sequence[AnswerText]) -> Iterator[str]:
@@ -89,9 +96,44 @@ def wrong(request: Request, reply: TextReply, want: Sequence[AnswerText]) -> Ite
             yield f"choice {index}: {reply.scored.get(index)} log-probabilities of {text.tokens} tokens"
     if not reply.whole or len(reply.texts) != len(want):
         yield f"{len(reply.texts)} choices of {len(want)}, ended as a reply does: {reply.whole}"
+    yield from _prompt_wrong(request, reply)
     usage, written = reply.usage or {}, sum(text.tokens for text in want)
     if (usage.get("prompt_tokens"), usage.get("completion_tokens")) != (len(request.prompt), written):
         yield f"usage {usage}, and there are {len(request.prompt)} + {written} tokens"
+
+
+def _prompt_wrong(request: Request, reply: TextReply) -> Iterator[str]:
+    """Yields what is wrong with a prompt's log-probabilities: every choice tells them, if they were asked for."""
+    top = request.sampling.prompt_logprobs
+    told = sorted(reply.prompts)
+    if told != ([] if top is None else list(range(request.n))):
+        yield f"choices {told} of {request.n} have log-probabilities of the prompt, and {top} were asked for"
+    want = oracle.scored(request.prompt, top or 0)
+    for index, scores in reply.prompts.items():
+        found = [
+            None if one is None else {int(token): entry["logprob"] for token, entry in one.items()}
+            for one in scores
+        ]
+        if len(found) != len(want) or not all(map(_alike, found, want)):
+            yield f"choice {index}: the prompt's log-probabilities are not the oracle's"
+
+
+def _alike(found: Mapping[int, float] | None, want: Mapping[int, float] | None) -> bool:
+    if found is None or want is None:
+        return found is want
+    return found.keys() == want.keys() and all(abs(found[token] - want[token]) < CLOSE for token in want)
+
+
+def vector_wrong(request: Request, body: bytes, adapter: str) -> Iterator[str]:
+    """Yields what is wrong with the reply to an embedding's request, which is the oracle's at length 1."""
+    reply = orjson.loads(body)
+    want = np.frombuffer(oracle.pooled(request.prompt, request.sampling.pooling, adapter), "<f4")
+    want = want / max(float(np.linalg.norm(want)), CLOSE)
+    found = [np.asarray(one["embedding"], "<f4") for one in reply["data"]]
+    if len(found) != 1 or found[0].shape != want.shape or not np.allclose(found[0], want, atol=CLOSE):
+        yield f"the embedding is not the oracle's: {len(found)} of them"
+    if reply["usage"] != {"prompt_tokens": len(request.prompt), "total_tokens": len(request.prompt)}:
+        yield f"usage {reply['usage']}, and there are {len(request.prompt)} tokens"
 
 
 def _bytes(token: int) -> bytes:

@@ -81,6 +81,17 @@ class BatchClients:
         content = await self._patiently(lambda: self._store.content(job.output_file)) if job.output_file else b""
         self._hold(number, batch, job, content)
 
+    async def at_rest(self, number: int) -> None:
+        """Reports a violation if answers of job ``number`` are kept although it has ended, as when a router whose
+        claim was over wrote on.
+        """
+        job = await self._patiently(lambda: self._store.job(_job_id(number)))
+        if job is None or not job.ended or self._may_vanish:
+            return
+        for good in (True, False):
+            if kept := await self._patiently(lambda good=good: self._store.answers(job.id, good)):  # type: ignore[misc]
+                self._violated(f"batch job {number} has ended, and {len(kept)} of its answers are kept")
+
     async def close(self) -> None:
         """Closes the Redis connection that the jobs were written and read through."""
         await self._redis.aclose()

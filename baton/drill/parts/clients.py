@@ -21,6 +21,7 @@ from baton.drill.parts.router import RouterParts, SimulatedRouter
 from baton.drill.scenario import FLOODING, Request
 from baton.protos.errors import BatonError, ModelNotFound
 from baton.router.access.keys import ApiKey
+from baton.router.answer.stream import QUEUED_PIECES
 from baton.router.dispatch.fair_queue import work_of
 from baton.router.request.context import RequestContext
 from baton.router.request.request import ChoiceStream, RouterRequest
@@ -107,7 +108,8 @@ class Clients:
             self._judge.refused(request, TimeoutError())
             return
         NUMBER.set(request.number)
-        self._tell(name, f"asks for text of {len(request.prompt)} tokens, n {request.n}, {request.over_http}")
+        what = "an embedding" if request.sampling.pooling else "text"
+        self._tell(name, f"asks for {what} of {len(request.prompt)} tokens, n {request.n}, {request.over_http}")
         began, process = loop.time(), router.process
         replying = process.spawn(call.play(parts.app, request), f"http {name}")
         for after in request.cancels:
@@ -128,7 +130,7 @@ class Clients:
             self._judge.violated(f"{name}: the application ended without the end of its reply: {error!r}")
             return
         late = took - (request.deadline_after or math.inf)
-        if late > LATE_S + (request.n + 2) * request.read_pause:
+        if late > LATE_S + (QUEUED_PIECES + request.n + 2) * request.read_pause:  # what is written may be read late
             self._judge.violated(f"{name} ends {late:.1f} s after its deadline")
         said = self._judge.replied(request, call.status, bytes(call.body))
         self._tell(f"client {request.number}", f"status {call.status}, {said}")

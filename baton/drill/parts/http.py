@@ -40,7 +40,7 @@ class HttpCall:
         """Returns the ASGI scope of the call."""
         timeout = request.deadline_after
         headers = [] if timeout is None else [(b"x-request-timeout", str(timeout).encode())]
-        path = "/v1/completions"
+        path = "/v1/embeddings" if request.sampling.pooling else "/v1/completions"
         return {
             "type": "http", "asgi": {"version": "3.0"}, "http_version": "1.1", "method": "POST", "scheme": "http",
             "path": path, "raw_path": path.encode(), "query_string": b"", "root_path": "", "server": ("router", 80),
@@ -73,10 +73,13 @@ class HttpCall:
 
 
 def body_of(request: Request) -> bytes:
-    """Returns the body of ``request`` as a client of OpenAI's completions sends it."""
-    own = request.sampling
+    """Returns the body of ``request`` as a client of OpenAI's completions or embeddings sends it."""
+    own, model = request.sampling, request.adapter or MODEL_ID
+    if own.pooling:
+        asked = {"model": model, "input": list(request.prompt), "pooling": own.pooling}
+        return orjson.dumps({**asked, "cache_salt": request.tenant or None})
     fields: dict[str, object] = {
-        "model": request.adapter or MODEL_ID, "prompt": list(request.prompt), "n": request.n, "stop": request.stops,
+        "model": model, "prompt": list(request.prompt), "n": request.n, "stop": request.stops,
         "stream": request.over_http == "stream", "temperature": own.temperature, "seed": own.seed,
         "max_tokens": own.max_tokens, "min_tokens": own.min_tokens, "ignore_eos": own.ignore_eos,
         "stop_token_ids": own.stop_token_ids, "cache_salt": request.tenant or None,

@@ -50,6 +50,7 @@ from baton.router.answer.service import GenerationService
 from baton.router.api.access import AccessMiddleware
 from baton.router.api.app import app_of
 from baton.router.api.batch.lane import BatchLane
+from baton.router.api.openai.embeddings import embeddings_routes
 from baton.router.api.openai.routes import openai_routes
 from baton.router.api.surfaces import AccessDependencies
 from baton.router.compose.core import CoreDependencies, RouterCore, running_core
@@ -222,4 +223,6 @@ class SimulatedRouter:
 def _app(service: GenerationService) -> ASGIApp:
     quotas = service.quotas
     access = AccessDependencies(quotas.gate, quotas.metrics, service.environment)
-    return AccessMiddleware(app_of(openai_routes(service)), access, service.limits.max_inflight_bytes)
+    return AccessMiddleware(
+        app_of(openai_routes(service), embeddings_routes(service)), access, service.limits.max_inflight_bytes
+    )

@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 
 import msgspec
+import numpy as np
 
-from baton.drill.checks import text
+from baton.drill.checks import oracle, text
 from baton.drill.checks.oracle import EOS
 from baton.drill.scenario import Request
 from baton.protos.nouns import Sampling
@@ -46,3 +47,44 @@ def test_a_stream_without_its_end_or_with_two_finish_reasons_is_wrong() -> None:
     assert not list(text.wrong(streamed, text.read(streamed, b"".join(events) + done), want))
     assert list(text.wrong(streamed, text.read(streamed, b"".join(events)), want))
     assert list(text.wrong(streamed, text.read(streamed, b"".join([*events, events[1]]) + done), want))
+
+
+SCORED = Request(0, 0.0, (1, 2), Sampling(max_tokens=8, prompt_logprobs=2), over_http="whole")
+
+
+def scored_reply(*prompt: object) -> bytes:
+    choice = {"index": 0, "text": "A", "logprobs": None, "finish_reason": "length"}
+    told = {"prompt_logprobs": list(prompt)} if prompt else {}
+    usage = {"prompt_tokens": 2, "completion_tokens": 1}
+    return json.dumps({"choices": [choice | told], "usage": usage}).encode()
+
+
+def test_a_prompts_log_probabilities_are_the_oracles_position_by_position() -> None:
+    want = [text.text_of(SCORED, [65], "length")]
+    flat = {"logprob": oracle.scored((1, 2), 2)[1][2]}
+    good = [None, {"2": flat, "3": flat}]
+    assert not list(text.wrong(SCORED, text.read(SCORED, scored_reply(*good)), want))
+    for other in (
+        [None, {"2": flat}],
+        [*good, {"2": flat}],
+        [{"1": flat}, good[1]],
+        [None, {"2": flat, "3": {"logprob": 0.0}}],
+        [],
+    ):
+        assert list(text.wrong(SCORED, text.read(SCORED, scored_reply(*other)), want)), other
+    assert list(text.wrong(ASKED, text.read(ASKED, scored_reply(*good)), want))
+
+
+def test_an_embedding_over_http_is_the_oracles_at_length_1() -> None:
+    asked = Request(0, 0.0, (1, 2), Sampling(max_tokens=1, pooling="mean"), over_http="whole")
+    vector = np.frombuffer(oracle.pooled((1, 2), "mean"), "<f4")
+    unit = (vector / np.linalg.norm(vector)).tolist()
+
+    def said(*vectors: object, tokens: int = 2) -> list[str]:
+        usage = {"prompt_tokens": tokens, "total_tokens": tokens}
+        body = {"data": [{"embedding": one} for one in vectors], "usage": usage}
+        return list(text.vector_wrong(asked, json.dumps(body).encode(), ""))
+
+    assert not said(unit)
+    for wrong in (said(vector.tolist()), said(unit, unit), said(unit[:-1]), said(unit, tokens=3)):
+        assert wrong

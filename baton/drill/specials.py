@@ -1,0 +1,146 @@
+"""Makes a drawn scenario special: sequences that are preempted, prompts in tiers, leases that nearly run out, batch
+jobs that routers lose, text over HTTP, adapters.
+
+Knows nothing of what is usual. Each draws from randomness of its own, so that the rest of a scenario stays.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+
+import msgspec
+
+from baton.drill.checks.oracle import VOCABULARY
+from baton.drill.scenario import REDIS, SLOW_STEP_S, AdapterChange, Batch, Fault, Request, Scenario, Size
+from baton.protos.nouns import Sampling
+
+Special = Callable[[Scenario, float], Scenario]  # makes a scenario, which lasts for so many seconds, special
+FED = ("reading", "receiving")  # phases in which a prompt is on its way
+ADAPTERS = ("one", "two", "three")  # one more than a worker holds
+
+
+def specials_of(seed: int, size: Size) -> list[Special]:
+    """Draws which special scenarios that of ``seed`` is; most are none."""
+    rng = random.Random(f"special {seed}")
+    split = size.split if {"cut", "router_dies"} <= set(size.kinds) else 0.0
+    shares = (_crowded, size.crowded), (_tiered, size.tiered), (_hasty, size.hasty), (_split, split)
+    return [special for special, share in shares if rng.random() < share]
+
+
+def _crowded(scenario: Scenario, span: float) -> Scenario:
+    """Returns ``scenario`` with many short sequences on the pages of few, some of which their clients leave."""
+    rng = random.Random(f"crowd {scenario.seed}")
+    requests = (_short(rng, request, min(span, 1.0)) for request in scenario.requests)
+    few = {"decode": 1, "pages": 40, "max_batch": 16, "local_max": 64, "swap": True, "step_s": 0.02}
+    kept = [f for f in scenario.faults if not f.target.startswith("decode") or f.target == "decode-0"]
+    return msgspec.structs.replace(scenario, requests=tuple(requests), faults=tuple(kept), **few)
+
+
+def _short(rng: random.Random, request: Request, span: float) -> Request:
+    """Returns ``request`` early, with a short prompt and an answer of some pages; a third of clients leave it."""
+    own, end = request.sampling, rng.randint(10, 60)
+    long = own if own.pooling else msgspec.structs.replace(own, max_tokens=rng.randint(40, 100), ignore_eos=True)
+    cancels = (rng.uniform(0.3, 3.0),) if rng.random() < 0.3 else ()
+    at = rng.uniform(0.0, span)
+    return msgspec.structs.replace(request, at=at, prompt=request.prompt[:end], sampling=long, cancels=cancels)
+
+
+def _tiered(scenario: Scenario, span: float) -> Scenario:
+    """Returns ``scenario`` with few long prompts, each asked many times, which tiers hold and the pages don't."""
+    rng = random.Random(f"prompts {scenario.seed}")
+    prompts = [tokens_of(rng, rng.randint(400, 560)) for _ in range(6)]
+    requests = (msgspec.structs.replace(r, prompt=rng.choice(prompts), tenant="") for r in scenario.requests)
+    return msgspec.structs.replace(scenario, requests=tuple(requests), pages=80, tier_pages=200)
+
+
+def _hasty(scenario: Scenario, span: float) -> Scenario:
+    """Returns ``scenario`` with prompts whose handoffs go on for longer than leases last without progress."""
+    rng = random.Random(f"long {scenario.seed}")
+    requests = (
+        msgspec.structs.replace(r, prompt=(*r.prompt[:100], *tokens_of(rng, rng.randint(150, 300))))
+        for r in scenario.requests
+    )
+    faults = (
+        msgspec.structs.replace(f, aim="receiving", after=rng.uniform(0.0, 5.0)) if f.aim in FED else f
+        for f in scenario.faults
+    )
+    paced = {"step_s": SLOW_STEP_S, "chunk_tokens": 24, "lease_ttl_s": 2.0, "local_max": 0}
+    return msgspec.structs.replace(scenario, requests=tuple(requests), faults=tuple(faults), **paced)
+
+
+def _split(scenario: Scenario, span: float) -> Scenario:
+    """Returns ``scenario`` with two routers, which die or are cut from Redis during a long batch job."""
+    rng = random.Random(f"apart {scenario.seed}")
+    batch = Batch(rng.uniform(0.0, 1.0), tuple(tokens_of(rng, rng.randint(1, 40)) for _ in range(30)), 60)
+    faults = [_of_router(rng, batch.at + rng.uniform(0.5, 6.0)) for _ in range(rng.randint(1, 3))]
+    faults = sorted((*scenario.faults, *faults), key=lambda fault: fault.at)
+    return msgspec.structs.replace(scenario, routers=2, batches=(batch,), step_s=0.02, faults=tuple(faults))
+
+
+def _of_router(rng: random.Random, at: float) -> Fault:
+    router = f"router-{rng.randrange(2)}"
+    if rng.random() < 0.5:
+        return Fault("router_dies", at, router)
+    return Fault("cut", at, router, REDIS, rng.uniform(8.0, 25.0))
+
+
+def with_http(scenario: Scenario, share: float) -> Scenario:
+    """Returns ``scenario``, in ``share`` of them with requests that are asked over HTTP, embeddings among them."""
+    rng = random.Random(f"http {scenario.seed}")
+    if rng.random() >= share:
+        return scenario
+    asked = (
+        _for_vector(r) if r.sampling.pooling else r if rng.random() < 0.3 else _for_text(rng, r)
+        for r in scenario.requests
+    )
+    return msgspec.structs.replace(scenario, requests=tuple(asked))
+
+
+def _for_vector(request: Request) -> Request:
+    """Returns the request for an embedding over HTTP, which chooses nothing but the pooling."""
+    sampling = Sampling(temperature=0.0, seed=request.sampling.seed, max_tokens=1, pooling=request.sampling.pooling)
+    return msgspec.structs.replace(request, over_http="whole", sampling=sampling, cancels=request.cancels[:1])
+
+
+def _for_text(rng: random.Random, request: Request) -> Request:
+    """Most of the simulated engine's tokens read as a number in angle brackets, so a stop string may span two."""
+    stops = tuple(rng.choice(("<{0}", "{0}>", "{0}><", "><{0}")).format(rng.randrange(10)) for _ in range(2))
+    own = request.sampling
+    how = rng.choice(("whole", "stream")) if own.prompt_logprobs is None else "whole"
+    return msgspec.structs.replace(
+        request,
+        over_http=how,
+        stops=stops if rng.random() < 0.5 and not own.min_tokens else (),
+        sampling=msgspec.structs.replace(own, min_tokens=min(own.min_tokens, own.max_tokens)),
+        cancels=request.cancels[:1],
+    )
+
+
+def with_adapters(scenario: Scenario, span: float, share: float) -> Scenario:
+    """Returns ``scenario``, in ``share`` of them with adapters that come, change and go, and requests on them."""
+    rng = random.Random(f"adapters {scenario.seed}")
+    if rng.random() >= share:
+        return scenario
+    changes = [change for name in ADAPTERS for change in _changes(rng, name, span, scenario.routers)]
+    requests = [
+        msgspec.structs.replace(r, adapter=rng.choice(ADAPTERS) if rng.random() < 0.7 else "")
+        for r in scenario.requests
+    ]
+    by_time = tuple(sorted(changes, key=lambda change: change.at))
+    return msgspec.structs.replace(scenario, requests=tuple(requests), adapters=by_time)
+
+
+def _changes(rng: random.Random, name: str, span: float, routers: int) -> Iterator[AdapterChange]:
+    """Draws the changes of one adapter: loaded early, then replaced or unloaded, at the same path or at another."""
+    pinned = rng.random() < 0.3
+    times = sorted(rng.uniform(0.0, span) for _ in range(rng.choice((0, 0, 1, 2, 3))))
+    for number, at in enumerate([0.0, *times]):
+        content = None if number and rng.random() < 0.3 else rng.randrange(3)
+        path = f"{name}/{rng.choice((0, number))}"
+        yield AdapterChange(at, name, content, path, rng.randrange(routers), pinned)
+
+
+def tokens_of(rng: random.Random, count: int) -> tuple[int, ...]:
+    """Draws ``count`` token ids."""
+    return tuple(rng.randrange(VOCABULARY) for _ in range(count))
