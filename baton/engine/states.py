@@ -224,8 +224,9 @@ class AttentionReach(NamedTuple):
     ``first`` is the first block that they attend to if all tokens before them are computed elsewhere, None if not.
     Blocks from ``wanted_from`` on get pages in any case, because other requests may use them. ``windows`` are those
     of the page tables, where a block has several pages; ``tokens`` are then the tokens that are computed elsewhere.
-    With ``grows`` the worker leases pages of layers with a window chunk by chunk. If it can't preempt for them,
-    ``most`` are the pages that each further table may have at once, which stay available.
+    With ``grows`` the worker leases further tables' pages chunk by chunk. If it can't preempt for them, ``most``
+    are the pages that each may have at once, which stay available; or, if all layers see a window, those of the one
+    table.
     """
 
     window: int = 0
@@ -260,7 +261,8 @@ class AttentionReach(NamedTuple):
         if self.windows:
             return open_tables(pool, hashes, self.windows, blocks, reserve, limit, self.grows, self.most)
         if self.first is None:
-            return pool.open(hashes, blocks, reserve, limit, self.window, self.wanted_from, self.sunk)
+            most = self.most[0] if self.most else 0
+            return pool.open(hashes, blocks, reserve, limit, self.window, self.wanted_from, self.sunk, most)
         return pool.open_behind(hashes, self.first, blocks, reserve, limit, self.window, self.sunk)
 
 

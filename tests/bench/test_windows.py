@@ -7,6 +7,7 @@ from bench.windows import measured, mistral, mixed
 def test_with_a_window_fewer_blocks_are_shipped_and_leased():
     assert measured(mistral(), 512, 40) == (32, 32, 33, 35)
     assert measured(mistral(64), 512, 40) == (4, 32, 5, 7)
+    assert measured(mistral(64), 2048, 40) == (4, 36, 5, 7)
 
 
 def test_with_sinks_beside_the_window_these_are_shipped_and_leased_too():

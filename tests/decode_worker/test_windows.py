@@ -29,6 +29,7 @@ from tests.conformance.drive import Driver
 
 WINDOW, VOCAB = 37, 777
 SEEN = -(-WINDOW // 16) + 1  # blocks that a token can see
+CHUNK = SEEN + LEAST_SLIDE + 48 // 16  # pages that a prompt may have as it is read
 ANSWER = Sampling(temperature=0.0, max_tokens=120, ignore_eos=True)
 
 
@@ -119,6 +120,7 @@ def test_a_handoff_ships_what_the_window_shows_and_the_answer_is_the_same(model,
     blocks = -(-length // 16)
     assert shipped == list(range(max(0, length - WINDOW + 1) // 16, blocks))
     assert decode.most <= SEEN + LEAST_SLIDE + 1
+    assert prefill.most <= min(blocks, CHUNK)
     for side in (prefill, decode):
         side.pool.check()
         assert side.loop.snapshot().at_baseline
@@ -130,6 +132,26 @@ def test_a_worker_that_reads_the_prompt_itself_gives_pages_back_as_it_reads(mode
     decode.finish()
     assert decode.tokens(1) == wanted[300]
     assert decode.pool.snapshot_counts().leased == 0
+
+
+def test_prompts_read_at_once_leave_each_other_the_pages_of_their_window(model, wanted):
+    prefill = Side(model, PrefillLoop, pages=2 * CHUNK)
+    for key, length in enumerate((300, 200, 120), 1):  # each shorter than what is left of those before
+        unseen = (length - WINDOW + 1) // 16
+        prefill.say(ch.Prefill(key, request(prompt_of(length, seed=key)), 0, tuple(range(unseen))))
+    assert sum(job.lease is not None for job in prefill.loop.scheduler.jobs.values()) == 2
+    for _ in range(100):
+        if not prefill.loop.turn([]) and len(prefill.tape.of(ch.PrefillDone)) == 3:
+            break
+        prefill.pool.check()
+        prefill.forget()
+        for done in prefill.tape.of(ch.PrefillDone):
+            prefill.say(ch.SendClosed(done.key))
+    firsts = {done.key: done.first.token_ids[0] for done in prefill.tape.of(ch.PrefillDone)}
+    assert firsts[1] == wanted[300][0]
+    assert len(firsts) == 3
+    assert not prefill.tape.of(ch.PrefillFailed)
+    assert prefill.loop.snapshot().at_baseline
 
 
 def test_a_receiver_that_wants_every_block_gets_every_block(model):

@@ -8,6 +8,7 @@ from __future__ import annotations
 from itertools import accumulate
 
 from baton.kv.layout.page import sliding_window
+from baton.kv.layout.selection import selection_of
 from baton.kv.layout.state import state_pages
 from baton.protos.nouns import KvLayout
 
@@ -22,6 +23,16 @@ def window_room(layout: KvLayout, chunk_tokens: int) -> tuple[int, ...]:
     """
     size = layout.block_tokens
     return tuple([-(-(window - 1 + chunk_tokens) // size) + LEAST_SLIDE for window in layout.windows[1:]])
+
+
+def reading_room(layout: KvLayout, chunk_tokens: int) -> tuple[int, ...]:
+    """Returns ``window_room``, or that of the one page table if all layers see a window and nothing before it.
+
+    Returns () if pages aren't given back while a prompt is read.
+    """
+    if (window := sliding_window(layout)) and selection_of(layout) is None:
+        return (-(-(window - 1 + chunk_tokens) // layout.block_tokens) + LEAST_SLIDE,)
+    return window_room(layout, chunk_tokens)
 
 
 def window_bytes(layout: KvLayout, tokens: int) -> int:

@@ -11,7 +11,7 @@ from typing import Protocol
 
 from baton.kv.pages.blocks import BlockIndex
 from baton.kv.pages.supply import PageSupply
-from baton.kv.pages.window import first_seen
+from baton.kv.pages.window import first_seen, growth
 
 LEAST_SLIDE = 4  # least blocks given back at once, because each time a new table is made
 
@@ -128,7 +128,8 @@ class PageLease:
         if not self.window or (self._holds and shipped_from is None):
             return
         first = first_seen(tokens, self.window, self._pool.block_tokens)
-        first = min(first, len(self.pages) - 1 if shipped_from is None else shipped_from)
+        last = len(self.pages) - 1
+        first = min(first, last if shipped_from is None else min(last, shipped_from))
         sunk, end = self.gap
         if first - end >= LEAST_SLIDE:
             unseen, kept = self.pages[end:first], self.pages[:sunk] + self.pages[first:]
@@ -175,8 +176,10 @@ class PageLease:
             self.extend(blocks - len(self.pages), reserve)
 
     def growth(self, blocks: int, most: Sequence[int]) -> int:
-        """Returns how many pages more than now tables beside ``pages`` may need (``TablesLease``)."""
-        return 0
+        """Returns how many pages more than now the lease may have at once until it has ``blocks`` blocks, if it
+        never has more than the number in ``most``.
+        """
+        return growth(len(self.pages), self.hollow, blocks, most[0])
 
     def branch(self, blocks: int, reserve: int = 0) -> list[int]:
         """Leases ``blocks`` more pages outside of ``pages``, for an alternative continuation, and returns them.

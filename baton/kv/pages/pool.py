@@ -27,6 +27,7 @@ from baton.kv.pages.lease import PageLease
 from baton.kv.pages.leased import LeaseCounts, Quarantine
 from baton.kv.pages.lru import PageOrder
 from baton.kv.pages.supply import PageSupply
+from baton.kv.pages.window import growth
 from baton.kv.pages.worth import WorthOrder
 from baton.protos.errors import PoolExhausted
 from baton.protos.nouns import BLOCK_TOKENS
@@ -98,6 +99,7 @@ class PagePool:
         window: int = 0,
         wanted_from: int = MOST_BLOCKS,
         sunk: int = 0,
+        most: int = 0,
     ) -> PageLease:
         """Leases pages for ``blocks`` blocks, the first ``held`` of which are cached blocks of ``hashes``,
         ``limit_held`` at most.
@@ -106,12 +108,18 @@ class PagePool:
         lease's ``gap``), except the first ``sunk`` and those from ``wanted_from`` on; only the others need to be
         cached. ``reserve`` pages stay available to others. Raises PoolExhausted, with nothing changed, if there are
         too few pages.
+
+        If ``most`` isn't 0, blocks after the next token's have no page yet: the lease grows (``reach``) while it
+        gives pages back. The pages that it may need, ``most`` at once, stay available now.
         """
         limit, index = blocks if limit_held is None else min(blocks, limit_held), self.blocks
         if window:
             first, held = index.match_window(hashes[:limit], window, self.block_tokens, wanted_from, sunk)
         else:
             first, held = 0, index.match(hashes[:limit])
+        if most:
+            end = min(blocks, held + 1)
+            reserve, blocks = reserve + growth(end, max(first, sunk) - sunk, blocks, most), end
         return self._lease(hashes, (sunk, max(first, sunk)), held, blocks, reserve, window)
 
     def open_behind(

@@ -22,7 +22,7 @@ from typing import NamedTuple
 
 from baton.kv.pages.lease import LeasedPool, PageLease
 from baton.kv.pages.pool import PagePool
-from baton.kv.pages.window import first_seen
+from baton.kv.pages.window import first_seen, growth
 
 _DOMAIN = b"baton.table.v1\x00"
 
@@ -162,7 +162,7 @@ class TablesLease(PageLease):
         blocks, if each table has at most its number of ``most`` at once.
         """
         spans = ((len(lease.pages), lease.gap[1]) for lease in self.further)
-        return sum(_growth(end, first, blocks, pages) for (end, first), pages in zip(spans, most, strict=True))
+        return sum(growth(end, first, blocks, pages) for (end, first), pages in zip(spans, most, strict=True))
 
     def branch(self, blocks: int, reserve: int = 0) -> list[int]:
         """Raises AssertionError, because no runner reads branches in several tables."""
@@ -210,11 +210,6 @@ class TablesLease(PageLease):
         super().close()
 
 
-def _growth(end: int, first: int, blocks: int, most: int) -> int:
-    """Returns how many more pages, up to ``most``, a table with those of blocks ``first`` to ``end`` may have."""
-    return max(0, min(most - (end - first), blocks - end))
-
-
 def open_tables(
     pool: PagePool,
     hashes: Sequence[bytes],
@@ -238,7 +233,7 @@ def open_tables(
     named = [[table_hash(block, number) for block in hashes[at:held]] for number, at in enumerate(firsts, 1)]
     end = min(blocks, held + 1) if grows else blocks
     if most:
-        reserve += sum(_growth(end, first, blocks, pages) for first, pages in zip(firsts, most, strict=True))
+        reserve += sum(growth(end, first, blocks, pages) for first, pages in zip(firsts, most, strict=True))
     return _opened(pool, [hashes[:held], *named], [0, *firsts], windows, (blocks, end), reserve)
 
 

@@ -8,3 +8,10 @@ def first_seen(tokens: int, window: int, block_tokens: int) -> int:
     ``window`` tokens, itself included; 0 if ``window`` is 0.
     """
     return max(0, tokens - window + 1) // block_tokens if window else 0
+
+
+def growth(end: int, first: int, blocks: int, most: int) -> int:
+    """Returns how many more pages, until it has ``most`` at once, a table with those of blocks ``first`` to ``end``
+    may have while it grows to ``blocks`` blocks.
+    """
+    return max(0, min(most - (end - first), blocks - end))

@@ -18,7 +18,7 @@ from baton.engine.steps.handlers import Table
 from baton.engine.steps.isolate import StepOutcome
 from baton.engine.steps.loop import EngineParts, StepLoop
 from baton.kv.layout import prefix
-from baton.kv.layout.room import window_room
+from baton.kv.layout.room import reading_room
 from baton.kv.layout.selection import chosen_from, prompt_selection_of
 from baton.kv.layout.state import state_hashes
 from baton.kv.pages.pool import PageLease
@@ -124,7 +124,7 @@ class PrefillLoop(StepLoop):
 
     def __init__(self, parts: EngineParts, chunk_tokens: int = 512, max_batch: int = 64):
         super().__init__(parts)
-        most = window_room(self.spec.layout, chunk_tokens)
+        most = reading_room(self.spec.layout, chunk_tokens)
         self._reach = AttentionReach.of(self.spec.layout, grows=True, most=most)
         self.scheduler = PrefillScheduler(self.pool, chunk_tokens, max_batch, rules=parts.rules, reach=self._reach)
         self.shipments: dict[int, Shipment] = {}

@@ -15,6 +15,7 @@ from baton.engine.sequence import SequenceState
 from baton.engine.states import AttentionReach, SequenceStates, StateRules, opened
 from baton.kv.layout.selection import PromptSelection
 from baton.kv.pages.pool import PageLease, PagePool
+from baton.kv.pages.window import first_seen
 from baton.protos.errors import PoolExhausted
 from baton.protos.nouns import BLOCK_TOKENS
 
@@ -191,11 +192,17 @@ class PrefillScheduler:
         size = self.pool.block_tokens
         return sum(lease.growth(blocks_for(tokens, size), self.reach.most) for tokens, lease in leases)
 
+    def _reach_of(self, job: PrefillJob) -> AttentionReach:
+        """Returns which blocks ``job`` needs pages for; all, if its receiver wants some before the window."""
+        reach, size = self.reach._replace(wanted_from=job.shipped_from), self.pool.block_tokens
+        wants_more = reach.window and job.shipped_from < first_seen(job.tokens, reach.window, size)
+        return reach._replace(most=()) if wants_more else reach
+
     def _start(self, job: PrefillJob, now: float) -> bool:
         try:
             limit = job.holdable
             blocks = blocks_for(job.tokens, job.block_tokens)
-            reach = self.reach._replace(wanted_from=job.shipped_from)
+            reach = self._reach_of(job)
             lease, job.states = opened(
                 self.pool, self.rules, job.full_hashes(), blocks, limit, self._growth, reach=reach
             )
