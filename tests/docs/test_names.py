@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fnmatch
 import re
+from collections import Counter
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -27,6 +28,9 @@ FOREIGN_WORDS = {
 }
 QUOTED = re.compile(r"`([^`\n]+)`")
 PATH = re.compile(r"[\w{},*-][\w.{},*-]*(?:/[\w.{},*-]+)*/?")
+# Lines of code that name the type Any: dispatch by type, libraries without types, values of JSON.
+ANNOTATED = re.compile(r"^(?!from |import )[^\n\"#]*(?:[\[:(,|=]|->) ?Any\b.*$", re.M)
+MOST_ANY = 64
 PUBLIC_CLASS = re.compile(r"^class ([A-Z]\w*)", re.M)
 IDENTIFIER = re.compile(r"\w*(?:[a-z][A-Z]|\w_\w|^_\w)\w*")
 DOTTED = re.compile(r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)+")
@@ -41,6 +45,16 @@ def test_a_class_name_has_one_meaning_in_the_package() -> None:
             for name in PUBLIC_CLASS.findall(path.read_text()):
                 places.setdefault(name, []).append(str(path.relative_to(ROOT)))
     assert {name: found for name, found in places.items() if len(found) > 1} == {}
+
+
+def test_any_only_gets_rarer() -> None:
+    used = Counter(
+        str(path.relative_to(ROOT))
+        for path in (ROOT / "baton").rglob("*.py")
+        if "_pb2" not in path.name
+        for line in ANNOTATED.findall(path.read_text())
+    )
+    assert sum(used.values()) <= MOST_ANY, f"name the type, or say in an alias why there is none: {used}"
 
 
 @cache

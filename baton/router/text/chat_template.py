@@ -19,9 +19,9 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from baton.protos.errors import CheckpointError, InvalidRequest
-from baton.protos.json import Json
+from baton.protos.json import Json, JsonValue
 
-ChatMessage = Mapping[str, Any]
+ChatMessage = Mapping[str, JsonValue]
 PLAIN = """\
 {%- for m in messages %}{{ m.role }}: {{ m.content }}
 {% endfor %}{% if add_generation_prompt %}assistant:{% endif %}"""
@@ -60,9 +60,9 @@ class ChatTemplate:
         self,
         messages: Sequence[ChatMessage],
         add_generation_prompt: bool = True,
-        switches: Mapping[str, Any] | None = None,
-        tools: Sequence[Mapping[str, Any]] | None = None,
-        documents: Sequence[Mapping[str, Any]] | None = None,
+        switches: Mapping[str, JsonValue] | None = None,
+        tools: Sequence[Mapping[str, JsonValue]] | None = None,
+        documents: Sequence[Mapping[str, JsonValue]] | None = None,
     ) -> str:
         """Returns the prompt's text; ``switches`` are variables of the template's own (enable_thinking, …).
 
@@ -76,15 +76,21 @@ class ChatTemplate:
         except (TypeError, ValueError, ArithmeticError, LookupError, AttributeError) as error:
             raise InvalidRequest(f"the model's chat template can't render this: {error}", "messages") from None
 
-    def render_open(self, messages: Sequence[ChatMessage], *rest: Any) -> str:
+    def render_open(
+        self,
+        messages: Sequence[ChatMessage],
+        switches: Mapping[str, JsonValue] | None = None,
+        tools: Sequence[Mapping[str, JsonValue]] | None = None,
+        documents: Sequence[Mapping[str, JsonValue]] | None = None,
+    ) -> str:
         """Returns the prompt's text up to the end of the last message's content, for an answer that continues it.
 
-        ``rest`` are ``render``'s switches, tools and documents. Follows transformers' ``continue_final_message``.
+        The other parameters are those of ``render``. Follows transformers' ``continue_final_message``.
         Raises InvalidRequest if the template drops part of the content.
         """
         content: str = messages[-1]["content"]
         opened = [*messages[:-1], {**messages[-1], "content": content + OPEN_END}]
-        text = self.render(opened, False, *rest)
+        text = self.render(opened, False, switches, tools, documents)
         end = text.rfind(OPEN_END.strip())
         if end < 0 or content.strip() not in text:
             why = "the model's chat template leaves out (part of) the final message: it can't be continued"
@@ -148,5 +154,5 @@ def _refuse(message: str) -> NoReturn:
 _now: Callable[[str], str] = lambda form: datetime.now().strftime(form)  # noqa: E731
 
 
-def _to_json(value: Any, ensure_ascii: bool = False, indent: int | None = None, **options: Any) -> str:
+def _to_json(value: JsonValue, ensure_ascii: bool = False, indent: int | None = None, **options: Any) -> str:
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, **options)
