@@ -90,7 +90,7 @@ def wrong(request: Request, reply: TextReply, want: Sequence[AnswerText]) -> Ite
     for index, text in enumerate(want):
         if reply.texts.get(index) != text.text:
             yield f"choice {index}: the text is not the oracle's: {reply.texts.get(index)!r}, not {text.text!r}"
-        if reply.finishes.get(index) != [text.finish]:
+        if reply.finishes.get(index) not in _finishes(request, text):
             yield f"choice {index}: finish reasons {reply.finishes.get(index)}, the oracle's is {text.finish}"
         if request.sampling.logprobs is not None and reply.scored.get(index) != text.tokens:
             yield f"choice {index}: {reply.scored.get(index)} log-probabilities of {text.tokens} tokens"
@@ -100,6 +100,14 @@ def wrong(request: Request, reply: TextReply, want: Sequence[AnswerText]) -> Ite
     usage, written = reply.usage or {}, sum(text.tokens for text in want)
     if (usage.get("prompt_tokens"), usage.get("completion_tokens")) != (len(request.prompt), written):
         yield f"usage {usage}, and there are {len(request.prompt)} + {written} tokens"
+
+
+def _finishes(request: Request, text: AnswerText) -> Sequence[list[str]]:
+    """Returns the finish reasons that a choice may have: the oracle's, or "length" where a grammar is complete at
+    the last token that was allowed, because its word may come later.
+    """
+    at_once = request.sampling.grammar is not None and text.tokens == request.sampling.max_tokens
+    return [[text.finish], ["length"]] if at_once else [[text.finish]]
 
 
 def _prompt_wrong(request: Request, reply: TextReply) -> Iterator[str]:

@@ -10,7 +10,7 @@ import numpy as np
 from baton.drill.checks import oracle, text
 from baton.drill.checks.oracle import EOS
 from baton.drill.scenario import Request
-from baton.protos.nouns import Sampling
+from baton.protos.nouns import Grammar, Sampling
 
 ASKED = Request(0, 0.0, (1, 2), Sampling(max_tokens=8), over_http="whole", stops=("><30",))
 
@@ -37,6 +37,14 @@ def test_a_reply_as_the_oracle_says_is_right_and_each_other_one_is_wrong() -> No
     assert not list(text.wrong(ASKED, text.read(ASKED, reply("AB", "length", 2)), want))
     for other in (reply("AC", "length", 2), reply("AB", "stop", 2), reply("AB", "length", 3)):
         assert list(text.wrong(ASKED, text.read(ASKED, other), want))
+
+
+def test_a_grammar_that_is_complete_at_the_last_token_may_end_by_length_and_no_earlier_one_may() -> None:
+    asked = msgspec.structs.replace(ASKED, sampling=Sampling(max_tokens=2, grammar=Grammar("regex", ".")))
+    for tokens, allowed in (([65, 66], True), ([65], False)):
+        want = [text.text_of(asked, tokens, "stop")]
+        ended = reply("AB"[: len(tokens)], "length", len(tokens))
+        assert (not list(text.wrong(asked, text.read(asked, ended), want))) == allowed
 
 
 def test_a_stream_without_its_end_or_with_two_finish_reasons_is_wrong() -> None:
