@@ -24,8 +24,8 @@ from typing import Literal, NamedTuple
 
 from baton.kv.pages.blocks import BlockIndex
 from baton.kv.pages.lease import PageLease
-from baton.kv.pages.leased import LeaseCounts, Quarantine
 from baton.kv.pages.lru import PageOrder
+from baton.kv.pages.page_users import LeaseCounts, Quarantine
 from baton.kv.pages.supply import PageSupply
 from baton.kv.pages.window import growth
 from baton.kv.pages.worth import WorthOrder

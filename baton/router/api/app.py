@@ -13,12 +13,12 @@ from starlette.types import ASGIApp
 from baton.protos.errors import BatonError
 from baton.protos.version import product_version
 from baton.router.api.access import AccessMiddleware
+from baton.router.api.api_document import describe
 from baton.router.api.batch.routes import batch_routes
 from baton.router.api.errors import error_response, plain_error
 from baton.router.api.open_inference.rest import open_inference_routes
 from baton.router.api.openai.embeddings import embeddings_routes
 from baton.router.api.openai.routes import openai_routes
-from baton.router.api.openapi import describe
 from baton.router.api.operator.adapters import adapter_routes
 from baton.router.api.operator.cluster import cluster_routes, page_routes
 from baton.router.api.operator.explain import explain_routes
