@@ -17,6 +17,12 @@ from baton.protos.convert import error_to_pb
 from baton.protos.errors import BY_NAME, BatonError, to_info
 
 ERROR_METADATA = "baton-error-bin"
+UNACCEPTED = ("grpc.server_max_unrequested_time_in_server", 3600)
+"""The option of each of our servers by which calls may wait that long, in seconds, until the event loop takes them.
+
+gRPC's own 30 end the calls that a busy machine's server hasn't taken yet as CANCELLED, without a word of ours; what
+bounds a wait is the caller's deadline.
+"""
 
 
 async def abort(context: grpc.aio.ServicerContext, error: Exception) -> NoReturn:

@@ -23,6 +23,7 @@ from starlette.types import ASGIApp
 from baton.cluster.config import RouterConfig
 from baton.cluster.hosts import LOOPBACK
 from baton.protos.errors import ConfigError
+from baton.protos.rpc import UNACCEPTED
 from baton.protos.v1 import inference_pb2, inference_pb2_grpc, open_inference_pb2, open_inference_pb2_grpc
 from baton.router.api.access import AccessInterceptor
 from baton.router.api.app import make_app
@@ -273,6 +274,7 @@ def _grpc_options(max_message_bytes: int, shared: bool, max_connections: int) ->
         ("grpc.max_metadata_size", GRPC_METADATA_BYTES),
         ("grpc.absolute_max_metadata_size", GRPC_METADATA_BYTES),
         ("grpc.max_concurrent_streams", GRPC_STREAMS),
+        UNACCEPTED,
         ("grpc.max_allowed_incoming_connections", max_connections),
     ]
 

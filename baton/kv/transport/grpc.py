@@ -19,7 +19,7 @@ from baton.kv.memory.host_pages import PageMemory
 from baton.kv.wire.base import Accept, HandoffStream, QueuedReplyStream, Sink, Transport, deliver, message
 from baton.kv.wire.frames import WITH_BLOCKS, Frame
 from baton.protos.errors import WorkerLost
-from baton.protos.rpc import heed_cancel
+from baton.protos.rpc import UNACCEPTED, heed_cancel
 from baton.tls.identity import Identity
 from baton.tls.rpc import PLAIN, Dialer
 
@@ -53,6 +53,7 @@ SERVER_OPTIONS: list[tuple[str, int]] = [
     ("grpc.max_concurrent_streams", 4096),
     ("grpc.max_metadata_size", 16 << 10),
     ("grpc.absolute_max_metadata_size", 16 << 10),
+    UNACCEPTED,
 ]
 
 RECEIVED_BYTES = 32 << 20  # bytes of the largest message from a peer, as calls with the longest prompts need
