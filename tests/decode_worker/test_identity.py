@@ -28,7 +28,7 @@ from tests.decode_worker.test_preemption import NEARLY, VOCAB, Engine, Run, Way,
 from tests.engine.speculate.oracle import Bushy, Eager, Oracle
 
 pytestmark = pytest.mark.skipif(native.library() is None, reason="no native kernels here")
-LONGEST_S = 60.0  # of a round, whose grammars may have to be compiled
+LONGEST_S = 250.0  # of a round, whose grammars may have to be compiled
 AT_ONCE = 20  # requests of a round
 PREEMPTED, KILLED = 0.1, 0.02  # chances before each step
 

@@ -30,9 +30,12 @@ def content(block: bytes) -> bytes:
 
 
 class Sharer:
-    """Engine and I/O side, joined by the event loop."""
+    """Engine and I/O side, joined by the event loop.
 
-    def __init__(self, pages: int = 64, stall_s: float = 0.6) -> None:
+    ``stall_s`` is longer than a busy machine keeps a block waiting; a test of a stall says how long itself.
+    """
+
+    def __init__(self, pages: int = 64, stall_s: float = 60.0) -> None:
         self.memory = PageMemory.create(pages, PAGE)
         self.pool = PagePool(pages)
         self.sharing = PageSharing(self.pool)

@@ -90,7 +90,7 @@ def test_the_watchs_own_looks_are_no_stall(monkeypatch: pytest.MonkeyPatch) -> N
         return real(frame)
 
     async def work() -> None:
-        await asyncio.gather(*(one() for _ in range(60)))
+        await asyncio.gather(*(one() for _ in range(30)))
 
     async def one() -> None:
         spin(0.005)

@@ -45,7 +45,7 @@ def test_what_ignores_sigterm_is_killed_after_the_grace() -> None:
 def test_a_process_that_is_gone_needs_no_waiting() -> None:
     process = subprocess.Popen(["true"])
     process.wait()
-    assert wait_exit(process.pid, 5)
+    assert wait_exit(process.pid, 60)
 
 
 def test_a_process_is_waited_for_with_many_descriptors_open() -> None:
@@ -59,7 +59,7 @@ def test_a_process_is_waited_for_with_many_descriptors_open() -> None:
     try:
         assert not wait_exit(process.pid, 0.01)
         process.kill()
-        assert wait_exit(process.pid, 5)
+        assert wait_exit(process.pid, 60)
     finally:
         for fd in [null, *copies]:
             os.close(fd)

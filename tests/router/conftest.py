@@ -73,6 +73,12 @@ def vocab_size(model_dir: Path) -> int:
     return Tokenizer.from_file(str(model_dir / "tokenizer.json")).get_vocab_size()
 
 
+@pytest.fixture(autouse=True)
+def patient_links(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lets a worker on a busy machine take longer for its first answer than one that would be lost in earnest."""
+    monkeypatch.setattr("baton.router.workers.link.HELLO_TIMEOUT_S", 60.0)
+
+
 class FakeDispatcher:
     """Streams ``say(request, choice)`` one token per ``pace_s``, through the real ChoiceStream.
 

@@ -14,6 +14,11 @@ from baton.router_host.metrics import SharedMetrics, merged
 from baton.router_host.pool import require_free
 
 
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("baton.router_host.metrics.WAIT_S", 60.0)
+
+
 def metrics(requests: int, workers: int) -> CollectorRegistry:
     registry = CollectorRegistry()
     counted = RouterMetrics(registry)

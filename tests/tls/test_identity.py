@@ -128,7 +128,7 @@ async def test_a_ca_that_is_taken_out_lets_its_leaves_in_no_more(house: Authorit
     new.make(["worker"])
     server = Identity(of(house), clock=clock)
     async with listening(server) as port:
-        old_client, new_client = Identity(of(house)), Identity(of(new))
+        old_client, new_client = Identity(of(house), clock=Clock()), Identity(of(new), clock=Clock())
         assert await greeted(port, old_client.current().client) == b"hello"
         both = Path(of(house).ca).read_bytes() + Path(of(new).ca).read_bytes()
         Path(of(house).ca).write_bytes(both)
@@ -163,12 +163,16 @@ def test_a_refused_handshake_is_in_the_log_with_the_ports_name_and_the_cause(
             assert await greeted(port, identity().current().client) == b"hello"
             with pytest.raises((OSError, AssertionError)):
                 assert await greeted(port, context(who)) == b"hello"
-            await asyncio.sleep(0.05)
+            async with asyncio.timeout(30):
+                while not told():
+                    await asyncio.sleep(0.01)
+
+    def told() -> list[str]:
+        said = [record.getMessage() for record in caplog.records if record.name == "baton.tls"]
+        return [line for line in said if "refused on the KV port of decode-0" in line and cause in line]
 
     with asyncio.Runner(loop_factory=loop) as runner, caplog.at_level(logging.WARNING):
         runner.run(visit())
-    told = [record.getMessage() for record in caplog.records if record.name == "baton.tls"]
-    assert any("refused on the KV port of decode-0" in line and cause in line for line in told), told
 
 
 def context(who: str | None) -> ssl.SSLContext | None:

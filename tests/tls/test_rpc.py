@@ -110,6 +110,6 @@ async def test_many_calls_at_once_shake_hands_and_pass(port: str) -> None:
         async with Dialer(identity("router")).channel(
             port, options=[("grpc.use_local_subchannel_pool", 1)]
         ) as channel:
-            return (await stubs.WorkerStub(channel).Describe(w.DescribeRequest(), timeout=20)).worker_id
+            return (await stubs.WorkerStub(channel).Describe(w.DescribeRequest(), timeout=60)).worker_id
 
     assert await asyncio.gather(*(one() for _ in range(20))) == ["decode-0"] * 20

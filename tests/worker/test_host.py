@@ -185,10 +185,13 @@ class Router:
         while (await stub.Describe(w.DescribeRequest())).state != "draining":
             await asyncio.sleep(0.001)
 
+    async def steps(self) -> int:
+        """Returns how many steps the prefill worker's engine has made."""
+        return int((await self.snapshots())[0].steps)
+
     async def prefills(self, steps: int) -> None:
-        """Until the prefill worker's engine has made that many steps more."""
-        before = (await self.snapshots())[0].steps
-        while (await self.snapshots())[0].steps < before + steps:
+        """Waits until the prefill worker's engine has made that many steps in all."""
+        while await self.steps() < steps:
             await asyncio.sleep(0.001)
 
     async def settles(self, within_s: float = 30.0) -> bool:
@@ -287,15 +290,30 @@ async def test_a_lost_session_frees_everything(workers: tuple[Host, Host]) -> No
         del calls
 
 
+async def broken_off(router: Router, prompt: list[int]) -> tuple[Any, w.Rearmed | None]:
+    """Returns a lease whose prefill was broken off, rearmed; None where the prefill was over before."""
+    lease, before = await router.admit("r", prompt, greedy()), await router.steps()
+    first = router.prefill("r", prompt, greedy(), lease)
+    await router.prefills(before + 4)
+    first.cancel()
+    await router.write(w.SessionUp(rearm=w.Rearm(request_id="r", lease=lease.lease, epoch=2)))
+    said = asyncio.ensure_future(router.said["r"].get())
+    await asyncio.wait({said, router.over["r"]}, return_when=asyncio.FIRST_COMPLETED)
+    if said.done() and isinstance(said.result(), w.Rearmed):
+        return lease, said.result()
+    said.cancel()
+    await router.over["r"]
+    return lease, None
+
+
 async def test_a_second_prefill_finishes_what_the_first_began(workers: tuple[Host, Host]) -> None:
     async with routed(workers) as router:
-        prompt = prompt_of(8000, 50)
-        lease = await router.admit("r", prompt, greedy())
-        first = router.prefill("r", prompt, greedy(), lease)
-        await router.prefills(4)
-        first.cancel()
-        await router.write(w.SessionUp(rearm=w.Rearm(request_id="r", lease=lease.lease, epoch=2)))
-        rearmed = await router.said["r"].get()
+        for salt in range(50, 70):  # a busy machine may hear of the fourth step after the last one
+            prompt = prompt_of(8000, salt)
+            lease, rearmed = await broken_off(router, prompt)
+            if rearmed is not None:
+                break
+        assert rearmed is not None
         assert len(rearmed.received_blocks) > 10
         with pytest.raises(grpc.aio.AioRpcError) as refused:
             await router.prefill("r", prompt, greedy(), lease)
@@ -371,12 +389,14 @@ def test_neither_process_of_a_paced_worker_loads_torch(workers: tuple[Host, Host
 
 async def test_a_killed_engine_ends_its_host_at_once_and_its_requests_with_worker_lost(tmp_path: Path) -> None:
     slow = tmp_path / "slow.toml"
-    slow.write_text(PROFILE.replace("prefill_token = 0.00005", "prefill_token = 0.005"))
+    slow.write_text(
+        PROFILE.replace("prefill_token = 0.00005", "prefill_token = 0.002").replace("fixed = 0.001", "fixed = 0.01")
+    )
     pair = Host(tmp_path, "prefill", device=f"paced:{slow}"), Host(tmp_path, "decode", device=f"paced:{slow}")
     async with routed(pair) as router:
-        prompt = prompt_of(6000)
+        prompt = prompt_of(8000)
         lease = await router.admit("r", prompt, greedy())
-        assert (await router.admit("local", prompt_of(50), greedy(5000), True)).pages
+        assert (await router.admit("local", prompt_of(50), greedy(8000), True)).pages
         call = router.prefill("r", prompt, greedy(), lease)
         await router.prefills(1)
         os.kill(pair[0].record().engine_pid, signal.SIGKILL)
@@ -386,7 +406,7 @@ async def test_a_killed_engine_ends_its_host_at_once_and_its_requests_with_worke
         os.kill(pair[1].record().engine_pid, signal.SIGKILL)
         assert await asyncio.wait_for(router.over["local"], 20) == "WorkerLost"
         for host in pair:
-            assert await asyncio.to_thread(host.process.wait, 30) == 70
+            assert await asyncio.to_thread(host.process.wait, 60) == 70
 
 
 def test_a_killed_host_takes_its_engine_along(tmp_path: Path) -> None:
@@ -403,17 +423,22 @@ def test_a_killed_host_takes_its_engine_along(tmp_path: Path) -> None:
 
 
 async def test_drain_finishes_what_runs_and_refuses_what_comes(tmp_path: Path) -> None:
-    pair = Host(tmp_path, "prefill"), Host(tmp_path, "decode")
+    slow = tmp_path / "slow.toml"
+    slow.write_text(PROFILE.replace("fixed = 0.001", "fixed = 0.01"))
+    pair = Host(tmp_path, "prefill"), Host(tmp_path, "decode", device=f"paced:{slow}")
     async with routed(pair) as router:
-        answer = asyncio.create_task(router.answer("r", prompt_of(30), greedy(100), True))
+        answer = asyncio.create_task(router.answer("r", prompt_of(30), greedy(200), True))
         endless = await router.admit("e", prompt_of(30, 1), greedy(8000), True)
         assert endless.pages
-        drain = stubs.WorkerStub(router.channels[1]).Drain(w.DrainRequest(grace_seconds=3.0))
+        worker = stubs.WorkerStub(router.channels[1])
+        drain = worker.Drain(w.DrainRequest(grace_seconds=500.0))
         await router.drains()
         assert (await router.admit("late", [1], greedy())).error.type == "Draining"
-        assert await answer == paced_answer(prompt_of(30), greedy(100), **MODEL)
+        assert await answer == paced_answer(prompt_of(30), greedy(200), **MODEL)
+        impatient = await worker.Drain(w.DrainRequest(grace_seconds=0.0))
+        assert (impatient.finished, impatient.cancelled) == (0, 1)
         drained = await drain
-        assert (drained.finished, drained.cancelled) == (1, 1)
+        assert (drained.finished, drained.cancelled) == (1, 0)
         assert await router.over["e"] == "cancelled"
         assert await router.settles()
     assert [host.end() for host in pair] == [0, 0]
@@ -463,7 +488,7 @@ def test_a_slot_is_never_held_twice_and_an_owners_end_is_the_hosts(tmp_path: Pat
     assert Host(tmp_path, "decode").process.wait(60) == 3
     owner.kill()
     owner.wait()
-    assert host.process.wait(30) == 0
+    assert host.process.wait(60) == 0
 
 
 def test_a_worker_that_can_not_start_says_why(tmp_path: Path) -> None:
@@ -472,7 +497,7 @@ def test_a_worker_that_can_not_start_says_why(tmp_path: Path) -> None:
         mistakes = [({"device": "paced:no-such-profile"}, "no-such-profile"), ({"port": port}, f"127.0.0.1:{port}")]
         hosts = [Host(tmp_path, "decode", slot=f"w{i}", **fields) for i, (fields, _) in enumerate(mistakes)]
         for host, (_, named) in zip(hosts, mistakes, strict=True):
-            assert host.process.wait(20) == 1
+            assert host.process.wait(60) == 1
             record = host.slot.current(host.process.pid)
             assert record is not None
             assert record.state == "failed"

@@ -55,7 +55,7 @@ def test_one_that_hangs_as_it_opens_its_ports_is_ended_with_its_engine(tmp_path:
 
 def test_one_whose_event_loop_stands_still_is_ended_with_its_engine(tmp_path: Path) -> None:
     blocks = (
-        "async def block(*a): await asyncio.sleep(0.5); hang()\nhost.RoleRuntime.listen, host.HUNG_S = block, 1.0"
+        "async def block(*a): await asyncio.sleep(0.5); hang()\nhost.RoleRuntime.listen, host.HUNG_S = block, 3.0"
     )
     host = Planted(tmp_path, blocks)
     engine = host.record().engine_pid

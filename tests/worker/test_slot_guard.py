@@ -23,9 +23,9 @@ from baton.worker.spec import WorkerSpec, dump_spec
 
 async def test_a_lease_is_one_holders_until_it_ends_or_its_own_place_takes_it_over(server: RedisServer) -> None:
     redis = connect(server.url)
-    first = SlotLease(redis, "a", "decode-0", "one", "node-1 /slots", 5)
-    other = SlotLease(redis, "a", "decode-0", "two", "node-2 /slots", 5)
-    heir = SlotLease(redis, "a", "decode-0", "three", "node-1 /slots", 5)
+    first = SlotLease(redis, "a", "decode-0", "one", "node-1 /slots", 60)
+    other = SlotLease(redis, "a", "decode-0", "two", "node-2 /slots", 60)
+    heir = SlotLease(redis, "a", "decode-0", "three", "node-1 /slots", 60)
     assert await first.take() == ""
     assert await other.take() == "node-1 /slots"
     await other.drop()
@@ -53,7 +53,7 @@ class Hosts:
         folder = self._folder / node
         folder.mkdir(exist_ok=True)
         spec = WorkerSpec.of(
-            "decode-0", "decode", str(folder), device="paced:zero", redis_url=self._url, lease_s=3.0, beat_s=0.1,
+            "decode-0", "decode", str(folder), device="paced:zero", redis_url=self._url, lease_s=60.0, beat_s=0.1,
             namespace="b", drain_grace_s=0.1,
         )  # fmt: skip
         self.processes[node] = subprocess.Popen(
@@ -96,9 +96,13 @@ def test_a_host_on_another_node_waits_until_the_first_is_gone_and_serves_then(ho
     assert waiting.state == "starting"
     assert waiting.error is not None
     assert "decode-0 is served from" in waiting.error.message
-    time.sleep(1.5)
-    assert not ready(hosts.wait("two", lambda record: True)), "as long as the first beats, it waits"
+    time.sleep(0.5)
+    assert not ready(hosts.wait("two", lambda record: True)), "as long as the first holds it, it waits"
     os.kill(hosts.processes["one"].pid, signal.SIGKILL)
+    hosts.processes["one"].wait(60)
+    assert sync_redis.Redis.from_url(hosts._url).pexpire("{b}:slot:decode-0", 100), (
+        "as if its lease's time were over"
+    )
     assert hosts.wait("two", ready).error is None
 
 

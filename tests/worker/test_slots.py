@@ -5,7 +5,10 @@ import subprocess
 import threading
 from pathlib import Path
 
+import pytest
+
 from baton.process.processes import wait_exit
+from baton.worker import slots
 from baton.worker.slots import SlotRecord, WorkerSlot, close_slots, holders, slots_closed
 
 
@@ -20,7 +23,7 @@ def start_holder(folder: Path) -> int:
     ready = context.Event()
     process = context.Process(target=hold, args=(str(folder), ready), daemon=True)
     process.start()
-    assert ready.wait(20)
+    assert ready.wait(120)
     assert process.pid
     return process.pid
 
@@ -32,7 +35,7 @@ def test_a_slot_is_held_once_and_free_again_when_its_holder_is_killed(folder: Pa
     assert holders(folder) == {"decode-0": pid}
     assert not slot.acquire(patience_s=0.05)
     os.kill(pid, signal.SIGKILL)
-    assert wait_exit(pid, 5)
+    assert wait_exit(pid, 60)
     assert slot.holder() is None
     assert slot.acquire()
 
@@ -48,7 +51,7 @@ def test_readers_do_not_keep_a_host_from_its_slot(folder: Path) -> None:
         slot.release()
 
 
-def test_a_pid_of_one_that_is_gone_is_not_the_holders(folder: Path) -> None:
+def test_a_pid_of_one_that_is_gone_is_not_the_holders(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Between taking the lock and writing its pid, a host's slot still names the one before."""
     gone = subprocess.Popen(["true"])
     gone.wait()
@@ -57,6 +60,7 @@ def test_a_pid_of_one_that_is_gone_is_not_the_holders(folder: Path) -> None:
     lock = folder / "a.lock"
     lock.write_text(str(gone.pid))
     assert slot.holder() is None
+    monkeypatch.setattr(slots, "NAMED_S", 60.0)
     threading.Timer(0.02, lambda: lock.write_text(str(os.getpid()))).start()
     assert slot.holder() == os.getpid()
 

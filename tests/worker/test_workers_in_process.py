@@ -276,7 +276,7 @@ class Chaos:
         r = request(f"r{n}", prompt_of(rng.randrange(1, 300), n % 5), max_tokens=rng.randrange(1, 40))
         await asyncio.sleep(rng.random() * 0.05)
         try:
-            async with asyncio.timeout(rng.random() * 0.05 if rng.random() < 0.5 else 20):
+            async with asyncio.timeout(rng.random() * 0.05 if rng.random() < 0.5 else 200):
                 await self.answered(r)
         except TimeoutError:
             self.gone += 1

@@ -221,12 +221,9 @@ async def test_what_others_keep_in_the_folder_is_neither_removed_nor_counted(fol
     await worker.close()
 
 
-async def test_prompts_that_come_at_once_all_find_their_blocks(folder, monkeypatch):
-    for limit in ("LOOK_S", "FIRST_READ_S"):  # a busy machine is not a slow store
-        monkeypatch.setattr(shared, limit, 30.0)
+async def test_prompts_that_come_at_once_all_find_their_blocks(folder):
     writer, store = Worker(FolderStore(folder), pages=40), BadStore(folder, "slow")
     reader, chains = Worker(store, pages=40), [chain(4, salt=n) for n in range(6)]
-    reader.filler._stall_s = 30.0
     for hashes in chains:
         await writer.share(hashes)
         for block in hashes:

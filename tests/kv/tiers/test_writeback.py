@@ -247,9 +247,11 @@ async def test_a_disk_that_hangs_costs_one_request_its_patience_and_the_others_n
         worker = await with_a_chain_below(host=0, disk=60, folder=Path(folder))
         [tier] = worker.tiers.tiers
         stuck = Stuck(tier.slab.store, "fetch")
+        patient, worker.filler._stall_s = worker.filler._stall_s, 0.3
         lifting = asyncio.create_task(worker.lift(CHAIN[:20]))
         await until(stuck.began)
         await asyncio.wait_for(lifting, 20)
+        worker.filler._stall_s = patient
         assert worker.filler.failures == 1
         assert worker.at_baseline(), "its pages are not the disk's"
         assert tier.hung

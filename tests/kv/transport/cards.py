@@ -125,7 +125,7 @@ class LateCopies:
 
     def __init__(self, cuda: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
         self.launched: list[tuple[Any, ...]] = []
-        self.ran = 0
+        self.ran = self.waited = 0
         self._let, self._lock = threading.Event(), threading.Lock()
         self._settle, self._wait_for = cuda.settle, cuda.wait_for
         made = device_copy.copier()
@@ -145,6 +145,7 @@ class LateCopies:
         assert self._let.wait(30)
         self._run()
         self._wait_for(event)
+        self.waited += 1
 
     def _kept(self, arguments: Sequence[Any]) -> tuple[Any, ...]:
         return tuple(arguments)

@@ -109,7 +109,7 @@ def send(
     """A prefill worker's whole handoff of ``blocks`` (hash and bytes of each); every reply up to the end."""
     host, port = address.split(":")
     replies: list[Read] = []
-    with socket.create_connection((host, int(port)), timeout=10) as sock:
+    with socket.create_connection((host, int(port)), timeout=60) as sock:
         sock.sendall(HELLO.pack(b"BKVH", 1, 0, 0, b"a stream's own id"[:16]))
         sock.sendall(frame(OPEN, lease, 1, opening))
         for index, (block, page) in enumerate(blocks):

@@ -38,7 +38,7 @@ async def aborted(pair: Cards, monkeypatch: pytest.MonkeyPatch) -> tuple[bytes, 
     pair.theirs.write(page, b"N" * LAYOUT.page_bytes)  # of the page's next owner
     pair.memory.page(page)[:] = b"N" * LAYOUT.page_bytes
     late.let()
-    await until(lambda: late.ran == 1)
+    await until(lambda: late.ran == late.waited == 1)
     await error_of(stream)
     await transport.close()
     await asyncio.sleep(0.02)

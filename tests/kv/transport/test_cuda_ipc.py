@@ -27,6 +27,7 @@ from baton.kv.wire.base import ReplyStream
 from baton.kv.wire.frames import Block, Frame, Kind
 from baton.protos.errors import BatonError, ConfigError, WorkerLost
 from tests.kv.transport.rigs import required_driver, stand_in_driver
+from tests.kv.transport.test_handoffs import until
 
 
 def known() -> int:
@@ -114,8 +115,7 @@ async def test_many_times_the_rings_size_goes_through_it_and_nothing_is_left(car
     await stream.close()
     await transport.close()
     server.close()
-    await asyncio.sleep(0.01)
-    assert known() == 0
+    await until(lambda: known() == 0)
 
 
 async def test_whoever_waits_for_room_hears_that_the_stream_was_closed(card: str, tmp_path: Path) -> None:

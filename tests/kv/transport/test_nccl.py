@@ -59,10 +59,7 @@ class Near:
         await stream.send(*blocks(self.memory, *numbers))
         await answer(stream)
         await stream.close()
-        for _ in range(1000):
-            if not self.server.streams:
-                return
-            await asyncio.sleep(0.01)
+        await until(lambda: not self.server.streams, 60)
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ import msgspec
 import pytest
 
 from baton.kv.transport import tcp
-from baton.kv.wire import control, frames, inlet
+from baton.kv.wire import control, frames, incoming, inlet
 from baton.kv.wire.frames import HEADER_BYTES, Frame, Kind
 from baton.kv.wire.inlet import Inlet
 from baton.kv.wire.sending import hello
@@ -82,6 +82,7 @@ async def test_blocks_whose_opening_never_comes_are_refused_after_a_while_and_no
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(inlet, "OVERTAKEN_S", 0.05)
+    monkeypatch.setattr(incoming, "LINGER_S", 60.0)  # the refused stream is still known when its first lane comes
     async with admitted("tcp, 3 lanes", tmp_path) as pair:
         stream = b"s" * 16
         block, payload = pair.frame(0)

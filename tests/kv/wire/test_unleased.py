@@ -70,13 +70,13 @@ def is_closed(sock: socket.socket) -> bool:
 async def test_who_says_nothing_after_hello_is_told_so_and_closed_and_who_holds_a_lease_may_be_silent(
     door: Door, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(SocketServer, "idle_s", 0.05)
+    monkeypatch.setattr(SocketServer, "idle_s", 0.25)
     peer = door.knock(hello(0, b"p" * 16), frames.encode(door.pair.opening()))
     assert (await answer(peer)).kind is Kind.ACK
     idle = door.knock(hello(0, b"i" * 16))
     said = await answer(idle)
     assert said.kind is Kind.ERROR
-    assert b"no lease was shown for 0.05 s" in bytes(said.body)
+    assert b"no lease was shown for 0.25 s" in bytes(said.body)
     assert door.pair.intake.open_streams == 1
     assert not is_closed(peer)
 
@@ -160,11 +160,13 @@ async def test_a_port_without_descriptors_rests_says_so_once_and_goes_on(
     await until(lambda: len(door.server.unleased) == 1)
     door.server._sock = Scarce(fileno=door.server._sock.detach())
     with caplog.at_level(logging.WARNING, logger="baton.kv"):
+        begun = asyncio.get_running_loop().time()
         door.knock()
-        await until(lambda: Scarce.asked == 1)
+        await until(lambda: Scarce.asked > 0)
         for _ in range(50):
             await asyncio.sleep(0)
-        assert Scarce.asked <= 2, "it does not spin"
+        rests = (asyncio.get_running_loop().time() - begun) / receiving.REST_S
+        assert Scarce.asked <= 1 + rests, "it does not spin"
         await until(lambda: is_closed(stranger))
         await door.pair.whole()
     assert Scarce.asked > 3

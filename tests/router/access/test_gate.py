@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-
 import grpc
 import openai
 import pytest
@@ -223,7 +221,7 @@ def test_a_priority_beyond_32_bits_is_the_last_or_the_first_there_is(key, asked,
 async def test_the_tokenizer_is_charged_to_the_keys_rates(start_router, fake, model_dir, tmp_path) -> None:
     path = tmp_path / "keys.json"
     text = add_key(path, "acme", 1.0, requests_per_min=3)
-    gate = AccessGate(KeyRing(path, time.monotonic), time.monotonic)
+    gate = AccessGate(KeyRing(path, Clock()), Clock())
     async with start_router(fake, {"tiny": model_dir}, gate=gate) as clients:
         clients.http.headers["authorization"] = f"Bearer {text}"
         for path_, body in (("/tokenize", {"prompt": "x"}), ("/detokenize", {"tokens": [5]})):

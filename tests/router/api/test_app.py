@@ -44,7 +44,7 @@ async def test_a_client_may_shorten_the_deadline(router, fake) -> None:
     for said in ("5", "1e9"):
         await router.http.post("/v1/completions", json=COMPLETION, headers={"x-request-timeout": said})
     short, most = (request.context.deadline for request in fake.requests)
-    assert 500 < most - short < 600
+    assert 500 < most - short < 800  # 595, and the time between the two
     bad = await router.http.post("/v1/completions", json=COMPLETION, headers={"x-request-timeout": "soon"})
     assert (bad.status_code, error_of(bad)["param"]) == (400, "x-request-timeout")
 

@@ -116,9 +116,10 @@ async def test_trailers_count_as_headers() -> None:
 
 
 async def test_a_head_that_does_not_come_is_408_and_a_silent_connection_is_closed() -> None:
-    async with listening(header_timeout_s=0.05) as connect:
-        half, silent = await connect(), await connect()
+    async with listening(header_timeout_s=0.5) as connect:
+        half = await connect()
         await half.say(b"GET / HTTP/1.1\r\nhost:")
+        silent = await connect()
         assert await half.status() == 408
         assert await half.closed()
         assert await silent.closed()
@@ -134,7 +135,7 @@ async def test_a_body_that_trickles_is_408_and_its_application_hears_of_it() -> 
 
 
 async def test_an_idle_connection_is_closed_after_its_time_and_not_before_it_is_used_again() -> None:
-    async with listening(keep_alive_s=0.6, header_timeout_s=30) as connect:
+    async with listening(keep_alive_s=1.0, header_timeout_s=30) as connect:
         line = await connect()
         for _ in range(2):
             await line.say(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n")
