@@ -95,12 +95,17 @@ def test_widths_may_differ_and_a_block_that_one_cached_serves_the_other(
 def test_experts_on_two_ranks_send_to_columns_on_three_and_say_what_they_did(tmp_path: Path) -> None:
     model = make(tmp_path, "mixtral", tokenizer=True, hidden_size=96, num_attention_heads=6, num_key_value_heads=6)
     tokens = [at * at % 200 + 3 for at in range(150)]
-    widths, worker = {"prefill_ep": 2, "decode_tp": 3}, {"model": str(model)}
+    widths, worker = {"prefill_ep": 2, "decode_tp": 3}, {"model": str(model), "expert_replicas": 1}
     with Fleet(1, 1, cluster=widths, worker=worker, router=PREFILL_FIRST) as fleet:
         assert [len(followers(fleet, f"{role}-0")) + 1 for role in ("prefill", "decode")] == [2, 3]
         assert ask(fleet, tokens, 20)[0] == one_rank(tokens, 20, str(model))
         wait_for(lambda: fleet.metric("prefill-0", ROWS) == 150 * 2 * 2, what="every row, layer and chosen expert")
         wait_for(lambda: fleet.metric("decode-0", ROWS) == 19 * 2 * 2, what="a row for each token but the first")
+        for first in range(3, 9):  # rows of one token go to the same experts
+            same = [first, *[77] * 800]
+            assert ask(fleet, same, 4)[0] == one_rank(same, 4, str(model))
+        wait_for(lambda: fleet.metric("prefill-0", "baton_expert_copies") > 0, what="copies of busy experts")
+        assert fleet.metric("prefill-0", "baton_expert_moves_total") > 0
         fleet.wait_for_baseline()
 
 

@@ -78,7 +78,8 @@ class WorkerConfig(Section):
         default=0,
         ge=0,
         le=64,
-        description="copies of busy experts of other ranks that each rank has room for, per layer of experts",
+        description="copies of busy experts of other ranks that each rank has room for, per layer; workers "
+        "with all experts on one rank have none",
     )
     rank_hosts: list[str] = Field(
         default=[],

@@ -5,6 +5,8 @@ Knows nothing of models or metrics: ranks count, and the counts at the beginning
 
 from __future__ import annotations
 
+import msgspec
+
 from baton.engine.plan import Ranks
 from baton.protos.measurements import ExpertLoad
 
@@ -23,7 +25,8 @@ class ExpertMeter:
         if self._ranks is None or (before := self._before) is None or (now := self._ranks.expert_rows()) is None:
             return None
         rows = _since(now.by_expert, before.by_expert)
-        return ExpertLoad(_since(now.by_rank, before.by_rank), max(rows), len(rows), now.copies)
+        copies = msgspec.structs.replace(now.copies, moves=now.copies.moves - before.copies.moves)
+        return ExpertLoad(_since(now.by_rank, before.by_rank), max(rows), len(rows), copies)
 
 
 def _since(now: tuple[int, ...], before: tuple[int, ...]) -> tuple[int, ...]:

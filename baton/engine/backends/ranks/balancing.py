@@ -1,14 +1,14 @@
 """Follows what goes to each expert and says when a layer's copies should change; what they become: placement.py.
 
-Knows nothing of processes, weights or clocks. Loads are looked at after a number of rows, and layers change one per
-step, so that no step waits for more than one layer's copies.
+Knows nothing of processes, weights or clocks. Loads are looked at after a number of rows. Then one layer per step
+is judged, so that no step waits for more than one layer.
 """
 
 from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,8 +36,9 @@ class ExpertBalancer:
         layers, experts = self._before.shape
         self._home = Placement.at_home(experts, ranks, spare)
         self._placed = [self._home] * layers
-        self._due = deque[ExpertsNote]()
+        self._looked = deque[tuple[int, list[int]]]()  # layers to be judged, and their loads
         self._computed, self._moves = 0, 0
+        self._busiest = [0.0, 0.0, 0.0]  # rows of layers' busiest ranks without copies and with them, and of all
         self._imbalance = 0.0, 0.0
 
     @property
@@ -47,10 +48,10 @@ class ExpertBalancer:
 
     def due(self, rows: int) -> ExpertsNote | None:
         """Returns the placement that one layer should have before a step of ``rows`` rows; None for most steps."""
-        if not self._due and self._computed >= self._look_rows:
+        if not self._looked and self._computed >= self._look_rows:
             self._look()
         self._computed += rows
-        return self._due.popleft() if self._due else None
+        return self._judged(*self._looked.popleft()) if self._looked else None
 
     def placed(self, note: ExpertsNote) -> None:
         """Reports that all ranks have placed a layer so."""
@@ -62,17 +63,17 @@ class ExpertBalancer:
 
     def _look(self) -> None:
         now = self._rows()
-        rows = (now - self._before).tolist()
-        self._before, self._computed = now, 0
-        self._imbalance = _imbalance(rows, [self._home] * len(rows)), _imbalance(rows, self._placed)
-        for layer, (loads, placed) in enumerate(zip(rows, self._placed, strict=True)):
-            wanted = place(loads, self._spare, placed)
-            if max(wanted.loads(loads)) <= WORTH * max(placed.loads(loads)):
-                self._due.append(ExpertsNote(layer, wanted))
+        self._looked.extend(enumerate((now - self._before).tolist()))
+        self._before, self._computed, self._busiest = now, 0, [0.0, 0.0, 0.0]
 
-
-def _imbalance(rows: Iterable[list[int]], placed: Iterable[Placement]) -> float:
-    """Returns the busiest rank's rows over the mean of ranks, summed over layers; 0 where there are none."""
-    loads = [placement.loads(of_layer) for of_layer, placement in zip(rows, placed, strict=True)]
-    total = sum(map(sum, loads))
-    return sum(map(max, loads)) * len(loads[0]) / total if total else 0.0
+    def _judged(self, layer: int, rows: list[int]) -> ExpertsNote | None:
+        """Returns the placement of a layer for these ``rows`` of its experts; None if that isn't worth it."""
+        placed = self._placed[layer]
+        most = max(placed.loads(rows))
+        for at, more in enumerate((max(self._home.loads(rows)), most, sum(rows))):
+            self._busiest[at] += more
+        home, with_copies, total = self._busiest
+        if not self._looked and total:
+            self._imbalance = home * len(placed.held) / total, with_copies * len(placed.held) / total
+        wanted = place(rows, self._spare, placed)
+        return ExpertsNote(layer, wanted) if max(wanted.loads(rows)) <= WORTH * most and most else None

@@ -87,6 +87,7 @@ class _Dealt:
         for home, count in zip(self._homes, rows, strict=True):
             self._loads[home] += SHARES * count
         self._copies = [set[int]() for _ in range(ranks)]
+        self._on = [{e for e, own in enumerate(self._homes) if own == rank} for rank in range(ranks)]
 
     def held(self) -> list[set[int]]:
         """Returns the experts of which each rank needs a copy."""
@@ -96,7 +97,7 @@ class _Dealt:
         """Moves rows of one expert from the busiest rank to a less busy one; returns False if none can take any."""
         busiest = max(range(self._ranks), key=lambda rank: (self._loads[rank], -rank))
         for idle in sorted(range(self._ranks), key=lambda rank: (self._loads[rank], rank)):
-            found = max((self._movable(expert, busiest, idle) for expert in range(len(self._rows))), default=None)
+            found = max((self._movable(expert, busiest, idle) for expert in self._on[busiest]), default=None)
             if found is not None and found[0] > 0:
                 self._move(-found[1], found[2], busiest, idle)
                 return True
@@ -104,8 +105,8 @@ class _Dealt:
 
     def _movable(self, expert: int, source: int, target: int) -> tuple[int, int, int]:
         """Returns the load that may move, the negative number of the expert, and its sixteenths."""
-        share, count = self.shares[expert].get(source, 0), self._rows[expert]
-        if not share or not count or source == target or not self._has_room(expert, target):
+        share, count = self.shares[expert][source], self._rows[expert]
+        if not count or source == target or not self._has_room(expert, target):
             return 0, -expert, 0
         # Half of the difference, to the nearest share that leaves the target less than the source had.
         sixteenths = min(share, (self._loads[source] - self._loads[target] + count - 1) // (2 * count))
@@ -124,6 +125,8 @@ class _Dealt:
         if not shares[source]:
             del shares[source]
             self._copies[source].discard(expert)
+            self._on[source].discard(expert)
+        self._on[target].add(expert)
         if target != self._homes[expert]:
             self._copies[target].add(expert)
 

@@ -11,6 +11,7 @@ from safetensors.torch import load_file, save_file
 from baton.engine.backends.ranks.runner import RankRunner
 from baton.engine.config import EngineConfig
 from baton.engine.load import load_runner
+from baton.engine.steps.expert_load import ExpertMeter
 from baton.kernels.abi import native
 from baton.protos.errors import ConfigError
 from baton.protos.nouns import Sampling
@@ -70,6 +71,9 @@ def test_answers_are_one_ranks_before_and_behind_a_move_and_loads_are_evener(
         assert rows is not None
         assert sum(rows.by_rank) == sum(rows.by_expert)
         assert rows.copies.copies > 0
+        later = ExpertMeter(runner).load()  # of the next role
+        assert later is not None
+        assert (later.copies.copies, later.copies.moves) == (rows.copies.copies, 0)
         assert rows.copies.imbalance < rows.copies.imbalance_at_home
         if kind == "gpt_oss" and fields == {"ep": 2}:
             assert rows.copies.imbalance < 1.1 < 1.25 < rows.copies.imbalance_at_home
