@@ -12,8 +12,9 @@ import hashlib
 import logging
 import os
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, BinaryIO, NamedTuple, cast
@@ -172,13 +173,15 @@ class Actors:
         """Removes the actors and their placement group; a host that its actor has not ended keeps running."""
         from ray.util.placement_group import remove_placement_group
 
-        try:
-            for actor in (placed.actor, *placed.ranks):
-                self._ray.kill(actor)
-            if placed.group is not None:
-                remove_placement_group(placed.group)
-        except (self._ray.exceptions.RayError, ValueError) as error:
-            log.warning("%s was not let go of in order: %s", placed.seat.wish.slot, error)
+        actors = (placed.actor, *placed.ranks)
+        steps: list[Callable[[], object]] = [partial(self._ray.kill, actor) for actor in actors]
+        if placed.group is not None:
+            steps.append(partial(remove_placement_group, placed.group))
+        for step in steps:  # each, whatever becomes of those before it: what stays reserved nobody else gets
+            try:
+                step()
+            except (self._ray.exceptions.RayError, ValueError) as error:
+                log.warning("%s was not let go of in order: %s", placed.seat.wish.slot, error)
 
     def _known(self, name: str, actor: ActorHandle) -> ActorRecord:
         slot, role, mark, nodes = (*name.removeprefix(PREFIX).split("/"), "", "", "")[:4]

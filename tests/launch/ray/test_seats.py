@@ -49,6 +49,8 @@ class FakeRay:
         self.groups: list[str] = []
         self.stopped: set[str] = set()
         self.new_actors_are = "ready"
+        self.unkillable: list[Any] = []
+        self.removed: list[Any] = []
         self.exceptions = types.SimpleNamespace(RayError=RayError)
         client = types.SimpleNamespace(get_draining_nodes=lambda: self.draining)
         worker = types.SimpleNamespace(global_worker=types.SimpleNamespace(gcs_client=client))
@@ -102,6 +104,8 @@ class FakeRay:
         return msgspec.json.encode(SlotStatus(answer[1].plan.slot, answer[1].state))
 
     def kill(self, actor: Actor | RanksActor) -> None:
+        if actor in self.unkillable:
+            raise RayError("its node does not answer")
         actor.killed = True
         self.named = {name: other for name, other in self.named.items() if other is not actor}
 
@@ -118,7 +122,7 @@ def ray(monkeypatch: pytest.MonkeyPatch) -> FakeRay:
     made = FakeRay()
     groups = types.ModuleType("ray.util.placement_group")
     groups.placement_group = made.place  # type: ignore[attr-defined]
-    groups.remove_placement_group = lambda group: None  # type: ignore[attr-defined]
+    groups.remove_placement_group = made.removed.append  # type: ignore[attr-defined]
     strategies = types.ModuleType("ray.util.scheduling_strategies")
     strategies.PlacementGroupSchedulingStrategy = lambda **options: options  # type: ignore[attr-defined]
     for name, module in (("placement_group", groups), ("scheduling_strategies", strategies)):
@@ -203,6 +207,16 @@ def test_a_worker_on_two_nodes_loses_its_place_with_either_also_one_taken_over(
     assert [ranks.killed for ranks, _ in ray.ranks] == [True, False]
     later(made, clock)
     assert made.where()["decode-0"] != dead
+
+
+def test_an_actor_that_cannot_be_ended_keeps_neither_its_ranks_nor_their_nodes(ray: FakeRay, clock: Clock) -> None:
+    ray.alive = {"a": {"baton_decode": 2}, "b": {"baton_decode": 2}}
+    made = on_two_nodes(ray, clock)
+    ray.unkillable = list(ray.actors)
+    del ray.alive["a"]
+    later(made, clock)
+    assert [ranks.killed for ranks, _ in ray.ranks] == [True]
+    assert len(ray.removed) == 1
 
 
 def test_who_finds_no_room_waits_and_is_seated_when_a_node_joins(ray: FakeRay, clock: Clock) -> None:
