@@ -97,8 +97,8 @@ class ModelCatalog:
     """Knows the models of ``models()`` by id, and the adapters on them; ``sources`` gives the directory of a
     model's files (None or absent: no files).
 
-    A model that was seen stays known, so that a request while its workers restart gets 503, not 404. A caller sees
-    only adapters that its tenant may use.
+    A model that was seen stays known, so that a request while its workers restart gets 503, not 404. Other tenants'
+    adapters are unknown to a caller; what its key may not use isn't listed to it.
     """
 
     def __init__(
@@ -115,9 +115,11 @@ class ModelCatalog:
         self._texts: dict[str, TextModel] = {}
 
     def entries(self) -> list[ModelEntry]:
-        """Returns what is served now: models by id, then the adapters that the caller may use."""
-        models = self._model_entries()
-        return models + [found for entry in self._adapters.served().values() if (found := self._on(entry))]
+        """Returns what is served now and the caller may use: models by id, then adapters."""
+        adapters = (self._on(entry) for entry in self._adapters.served().values())
+        found = [*self._model_entries(), *(entry for entry in adapters if entry is not None)]
+        key = CALLER.get().key
+        return [entry for entry in found if key is None or key.allows(entry.model_id, _adapter_of(entry))]
 
     async def resolve(self, name: str, adapter: str = "") -> ModelEntry:
         """Returns the entry of a model or adapter ``name``; "" means the only model, or the adapter that the
@@ -189,6 +191,9 @@ class ModelCatalog:
             on = self.find(adapter)
             if on.adapter is None or found.model_id != on.model_id:
                 raise ModelNotFound(f"adapter {adapter!r} is not served with {found.name!r}", "adapter")
+            if found.adapter is not None and found.name != on.name:
+                text = f"the model {found.name!r} is an adapter, and {on.name!r} another: name one of them"
+                raise InvalidRequest(text, "adapter")
             return on
         if bound and found.adapter is None and (own := self.find(bound)).model_id == found.model_id:
             return own
@@ -237,6 +242,11 @@ class ModelCatalog:
             embedding=embedding_style(source),
             encoder=encoder_style(source),
         )
+
+
+def _adapter_of(entry: ModelEntry) -> str:
+    """Returns the name of an entry's adapter; "" for a base model."""
+    return "" if entry.adapter is None else entry.adapter.name
 
 
 def generation_defaults(directory: Path | None) -> Json:

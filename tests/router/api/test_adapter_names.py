@@ -91,6 +91,10 @@ async def test_grpc_takes_the_name_as_model_or_beside_it(router, fake):
         with pytest.raises(grpc.aio.AioRpcError) as refused:
             await stub.Generate(wrong)
         assert refused.value.code() is grpc.StatusCode.NOT_FOUND
+    with pytest.raises(grpc.aio.AioRpcError) as two:
+        await stub.Generate(pb.GenerateRequest(model="sql", adapter="style", text="x"))
+    assert two.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert "name one of them" in str(two.value.details())
 
 
 async def test_the_open_inference_protocol_takes_the_name(router, fake):
@@ -176,6 +180,9 @@ async def test_keys_see_and_use_their_tenants_adapters_alone(fake, model_dir, ke
         assert await ask("ops", "mine") == (200, "mine")
         assert "mine" in await listed("acme")
         assert "mine" not in await listed("other")
+        assert await listed("limited") == {"tiny", "sql"}
+        assert await listed("by_model") == {"sql"}
+        assert await listed("bound") == await listed("other")
         assert await ask("limited", "sql") == (200, "sql")
         assert await ask("limited", "style") == (403, "")
         assert await ask("limited", "tiny") == (200, "tiny")

@@ -110,7 +110,7 @@ def _allowed(surface: AdapterSurface | None, request: Request) -> AdapterSurface
 def _require_admin() -> None:
     key = CALLER.get().key
     if key is not None and not key.admin:
-        raise Forbidden("adapters are loaded with keys made with --admin", "authorization")
+        raise Forbidden("adapters are listed, loaded and unloaded with keys made with --admin", "authorization")
 
 
 def _told(surface: AdapterSurface, entry: AdapterEntry, what: str) -> Json:
