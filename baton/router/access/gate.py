@@ -96,7 +96,7 @@ class AccessGate:
         return Caller(key=self._keys.find(text.strip()))
 
     def renewed(self, key: ApiKey | None) -> ApiKey | None:
-        """Returns the current entry (rates, rights) of a key that was found earlier; None for None.
+        """Returns the current entry (rates, rights) of a key that was found earlier and ``noted``; None for None.
 
         Raises Unauthenticated if the key was removed or revoked meanwhile.
         """

@@ -131,6 +131,13 @@ def hash_of(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
+def noted(key: ApiKey) -> ApiKey:
+    """Returns ``key`` with the hash of its hash: enough for ``KeyRing.renewed`` to know it again, and the file's
+    own hash stays in the file.
+    """
+    return msgspec.structs.replace(key, hash=hash_of(key.hash))
+
+
 class KeyRing:
     """Looks up API keys of a file, and reads the file again when it changes.
 
@@ -160,13 +167,13 @@ class KeyRing:
         return entry
 
     def renewed(self, key: ApiKey) -> ApiKey:
-        """Returns the current entry of ``key``, an entry found earlier.
+        """Returns the current entry of ``key``, an entry found earlier, as ``noted`` writes it down.
 
-        Raises Unauthenticated if it was removed or revoked.
+        Raises Unauthenticated if it was removed or revoked, or if another key has its id now.
         """
         self._look()
         entry = self._keys.get(key.id)
-        if entry is None or entry.revoked or entry.hash != key.hash:
+        if entry is None or entry.revoked or noted(entry).hash != key.hash:
             raise Unauthenticated("the API key is not valid any more; `baton keys add TENANT` makes one")
         return entry
 

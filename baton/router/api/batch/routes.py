@@ -20,6 +20,7 @@ from baton.cluster.batch_store import BatchStore
 from baton.protos.errors import BodyTooLarge, Cancelled, InvalidRequest, QuotaExceeded, RequestUnknown, Unavailable
 from baton.protos.json import Json
 from baton.router.access.caller import CALLER
+from baton.router.access.keys import noted
 from baton.router.api.batch.lines import read_lines
 from baton.router.api.body import body_docs
 from baton.router.api.errors import json_response
@@ -159,7 +160,7 @@ async def _add_job(surface: BatchSurface, body: BatchBody) -> BatchJob:
     )
     content = await _store(surface).content(file.id)
     lines, errors = await offload_if(len(content) > INLINE_BYTES, read_lines, content, body.endpoint)
-    key = msgspec.json.encode(msgspec.structs.replace(caller.key, hash="")).decode() if caller.key else ""
+    key = msgspec.json.encode(noted(caller.key)).decode() if caller.key else ""
     job = BatchJob(
         id=f"batch_{surface.environment.new_id()}",
         tenant=caller.tenant,

@@ -17,7 +17,7 @@ from baton.cluster.config import RouterConfig
 from baton.cluster.membership import connect
 from baton.protos.errors import InvalidRequest, Overloaded, QuotaExceeded, Unavailable
 from baton.router.access.gate import AccessGate
-from baton.router.access.keys import KeyRing, add_key, revoke_key
+from baton.router.access.keys import KeyRing, add_key, noted, revoke_key
 from baton.router.api.batch.lane import BatchLane
 from baton.router.api.batch.lines import answer_line
 from baton.router.server import running_router
@@ -259,6 +259,24 @@ async def test_a_rate_that_is_used_up_is_waited_for(bench) -> None:
     assert (done.request_counts.completed, done.request_counts.failed) == (1, 0)
 
 
+async def test_a_batch_that_was_sent_with_a_key_is_answered_for_it(fake, model_dir, redis, tmp_path) -> None:
+    path = tmp_path / "keys.json"
+    text = add_key(path, "acme", 0.0)
+    config = RouterConfig(port=0, grpc_port=0, shutdown_grace_s=0.0, max_stored_bytes=100_000)
+    store, gate = BatchStore(redis, "t"), AccessGate(KeyRing(path, lambda: 0.0))
+    service = generation_of(config, fake, ModelCatalog(fake.models, {"tiny": model_dir}), gate)
+    async with running_router(config, surfaces_of(config, service, store)) as address:
+        clients = Clients(address)
+        clients.openai.api_key = text
+        bench = Bench(clients, service, store)
+        batch = await bench.submit(CHAT)
+        assert json.loads((await store.job(batch.id)).key)["hash"] not in path.read_text()
+        async with bench.lane().running():
+            done = await bench.ended(batch.id)
+        await clients.close()
+    assert (done.status, done.request_counts.completed) == ("completed", 1)
+
+
 async def test_a_batch_whose_key_is_revoked_goes_no_further(fake, model_dir, redis, tmp_path) -> None:
     path = tmp_path / "keys.json"
     text = add_key(path, "acme", 0.0)
@@ -270,7 +288,7 @@ async def test_a_batch_whose_key_is_revoked_goes_no_further(fake, model_dir, red
     service = generation_of(RouterConfig(), fake, ModelCatalog(fake.models, {"tiny": model_dir}), gate)
     await store.add_file(StoredFile("file-1", "acme", "x", "batch", len(content), 1), content)
     job = BatchJob(
-        "batch_1", "acme", "/v1/chat/completions", "file-1", "24h", 20, 1, msgspec.json.encode(key).decode()
+        "batch_1", "acme", "/v1/chat/completions", "file-1", "24h", 20, 1, msgspec.json.encode(noted(key)).decode()
     )
     await store.put(job, is_open=True)
     valid = True
