@@ -81,7 +81,7 @@ def test_a_planted_bug_in_attention_is_caught(bug: str) -> None:
 
 @pytest.mark.parametrize("bug", first_now(["AMX_EXPERT", "AMX_RELEASE"], 0))
 def test_a_planted_bug_in_experts_is_caught(bug: str) -> None:
-    assert is_caught(mutant(bug, ("moe", "dense", "linear"), suite.ON), suite.EXPERTS)
+    assert is_caught(mutant(bug, ("moe", "dense", "linear", "lora"), suite.ON), suite.EXPERTS)
 
 
 @pytest.mark.parametrize("check", suite.EXPERTS, ids=lambda check: check.__name__)

@@ -12,6 +12,7 @@ from baton.kernels.linear.packed import beside, one_of, quantize
 from baton.kernels.moe.native import Experts, PackedExperts, moe
 from baton.kernels.moe.reference import moe as reference
 from baton.kernels.moe.reference import route
+from tests.kernels import expert_adapters_suite
 from tests.kernels import moe_suite as suite
 from tests.kernels.conftest import needs_native
 from tests.kernels.mutants import is_caught, mutant
@@ -39,7 +40,20 @@ def test_biased_experts_are_those_of_the_float64_oracle(library: ctypes.CDLL) ->
 
 @pytest.mark.thorough
 def test_a_limit_of_one_side_is_caught() -> None:
-    assert is_caught(mutant("MOE_LIMIT", ("moe", "linear", "dense")), [suite.biased_experts_are_the_oracles])
+    assert is_caught(
+        mutant("MOE_LIMIT", ("moe", "linear", "dense", "lora")), [suite.biased_experts_are_the_oracles]
+    )
+
+
+@pytest.mark.parametrize("check", expert_adapters_suite.CHECKS, ids=lambda check: check.__name__)
+def test_checks_with_adapters_beside_experts_hold(library: ctypes.CDLL, check: expert_adapters_suite.Check) -> None:
+    check(library)
+
+
+@pytest.mark.thorough
+def test_an_adapter_of_another_row_is_caught() -> None:
+    bug = mutant("MOE_ADAPTER", ("moe", "linear", "dense", "lora"))
+    assert is_caught(bug, expert_adapters_suite.CHECKS)
 
 
 def test_threads_change_no_bit(library: ctypes.CDLL) -> None:
@@ -101,7 +115,7 @@ def test_weights_are_a_softmax_over_the_chosen_or_over_all() -> None:
 
 @pytest.mark.parametrize("bug", first_now(["MOE_TIES", "MOE_PLACE"], 0))
 def test_a_planted_bug_is_caught(bug: str) -> None:
-    assert is_caught(mutant(bug, ("moe", "linear", "dense")), suite.QUICK)
+    assert is_caught(mutant(bug, ("moe", "linear", "dense", "lora")), suite.QUICK)
 
 
 @pytest.mark.thorough

@@ -13,13 +13,12 @@ import msgspec
 
 from baton.engine.adapters.peft_config import LoraSettings
 from baton.engine.adapters.tensors import TensorEntry, TensorFile
-from baton.engine.program.sites import HEAD_MODULE, Site
+from baton.engine.program.sites import HEAD_MODULE, Site, is_expert
 from baton.kernels.lora.structs import panelled
 from baton.protos.errors import AdapterRefused
 
 _NAME = re.compile(r"^(?:base_model\.model\.)?(.+)\.(?:lora_([AB])\.weight|lora_embedding_([AB]))")
 _COPY = re.compile(r"^(?:base_model\.model\.)?(.+?)(?:\.base_layer)?\.weight")
-_EXPERT = re.compile(r"\.experts(\.|$)")
 
 
 class MatrixPair(msgspec.Struct, frozen=True):
@@ -87,15 +86,15 @@ def _half(file: TensorFile, entry: TensorEntry, sites: Mapping[str, Site]) -> tu
     if not sites:
         return module, found[2] or found[3]
     if module not in sites:
-        raise file.error(entry.name, _absent(module))
+        raise file.error(entry.name, _absent(module, any(map(is_expert, sites))))
     if looked_up is not sites[module].looked_up:
         raise file.error(entry.name, f"is {'' if looked_up else 'not '}an embedding's, unlike the model's {module}")
     return module, found[2] or found[3]
 
 
-def _absent(module: str) -> str:
-    if _EXPERT.search(module):
-        return "stands beside an expert, where adapters aren't applied; target attention and the router"
+def _absent(module: str, experts: bool) -> str:
+    if is_expert(module) and not experts:
+        return "stands beside an expert, which takes a CPU and one process, without ranks; target other layers"
     if module == HEAD_MODULE:
         return "stands beside the head, where adapters are applied on a CPU only; target other layers"
     return f"stands beside {module}, which isn't a layer of this model that adapters go to: another base?"

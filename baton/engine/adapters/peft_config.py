@@ -32,7 +32,7 @@ REFUSED = {
     "use_dora": "DoRA isn't applied; merge it into its base, or train it without",
     "modules_to_save": "whole layers of an adapter aren't served; train it without, or merge it into its base",
     "trainable_token_indices": "trained rows of the embedding aren't served; merge it into its base",
-    "target_parameters": "adapters on parameters, such as fused experts, aren't applied; target linear layers",
+    "target_parameters": "adapters on parameters that hold all experts aren't applied; target each expert's layers",
     "lora_bias": "biases of adapters aren't applied; train it without",
     "layer_replication": "repeated layers are another model; merge it into its base",
     "fan_in_fan_out": "weights that lie the other way round are of other architectures",

@@ -25,7 +25,7 @@ from baton.protos.channel import AdapterPlace
 from baton.protos.errors import AdapterChanged, AdapterRefused
 from baton.protos.nouns import AdapterInfo
 
-ANY_SITES = 1 << 15  # most modules of an adapter if the engine has no weights and thus no sites
+ANY_SITES = 1 << 15  # modules that an adapter may have, so that an error about a wrong one names it and no number
 PIECE_BYTES = 1 << 18  # read at a time, a fraction of a millisecond's work
 SPARE_TENSORS = 8  # beyond two per site, so that an error about a few wrong tensors names them
 
@@ -52,7 +52,7 @@ def read_adapter(
     with opened(source.path, source.root) as files:
         settings = read_config(files)
         with files.open(FILE) as (descriptor, size):
-            file = read_header(files, descriptor, size, 2 * (len(base.sites) or ANY_SITES) + SPARE_TENSORS)
+            file = read_header(files, descriptor, size, 2 * max(len(base.sites), ANY_SITES) + SPARE_TENSORS)
             pairs = _fitting(file, settings, base)
             for name, module in copied(file, base.sites).items() if base.sites else ():
                 require_same(file, descriptor, file.entries[name], module, base.model, pace)

@@ -1,11 +1,13 @@
 """Finds the sites of a program, the places where an adapter may add to a layer's output.
 
 Knows nothing of adapters' files. A site is a weight that rows are multiplied by, or an embedding table; a weight
-stacked from several of the checkpoint's tensors is one site of several modules.
+stacked from several of the checkpoint's tensors is one site of several modules. A layer of experts has two sites,
+each of all experts' modules.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 import msgspec
@@ -14,6 +16,7 @@ from baton.engine.program.ops import Adapt, Embedding, Linear, LmHead, Op
 from baton.engine.program.program import Program, Weight
 
 HEAD_MODULE = "lm_head"  # even if the head's weight is the embedding table
+_EXPERT = re.compile(r"\.experts(\.|$)")
 
 
 class Site(msgspec.Struct, frozen=True, array_like=True):
@@ -30,8 +33,8 @@ class Site(msgspec.Struct, frozen=True, array_like=True):
 
 
 def adaptable(program: Program) -> Program:
-    """Returns the program with an ``Adapt`` op after each matrix product and embedding; the head's op applies
-    adapters itself.
+    """Returns the program with an ``Adapt`` op after each matrix product and embedding; the ops of the head and of
+    experts apply adapters themselves.
     """
     return msgspec.structs.replace(program, ops=tuple(after for op in program.ops for after in _with_adapters(op)))
 
@@ -41,13 +44,26 @@ def head_site(program: Program) -> int:
     return len(_adapts(program))
 
 
+def expert_sites(program: Program) -> dict[str, int]:
+    """Returns the numbers of the sites of experts' weights, by the weight's name; they come after the head's."""
+    names = [name for op in program.experts for name in (op.gate_up, op.down)]
+    return {name: number for number, name in enumerate(names, head_site(program) + 1)}
+
+
+def site_count(program: Program) -> int:
+    """Returns the number of sites of an adaptable program."""
+    return head_site(program) + 1 + len(expert_sites(program))
+
+
 def sites_of(program: Program) -> dict[str, Site]:
     """Returns the sites of an adaptable program by the checkpoint's module name, such as
     "model.layers.0.self_attn.q_proj". A head whose norm has a bias isn't one.
     """
     weights, adapts = {weight.name: weight for weight in program.weights}, enumerate(_adapts(program))
     gains = {op.weight: op.scale for op in program.ops if isinstance(op, Embedding)}
-    found = dict(at for number, op in adapts for at in _modules(number, weights[op.weight], op, gains))
+    found = dict(at for number, op in adapts for at in _modules(number, weights[op.weight], op.x is None, gains))
+    for name, number in expert_sites(program).items():
+        found |= _modules(number, weights[name], looked_up=False, gains=gains)
     head = _head(program)
     if head.norm_bias is not None:
         return found  # an adapter's product would need the norm's bias, which the head adds to logits alone
@@ -69,10 +85,15 @@ def _with_adapters(op: Op) -> tuple[Op, ...]:
     return (op, Adapt(None, op.weight, op.out)) if isinstance(op, Embedding) else (op,)
 
 
-def _modules(number: int, weight: Weight, op: Adapt, gains: dict[str, float]) -> Iterator[tuple[str, Site]]:
-    first, looked_up = 0, op.x is None
-    gain = gains[op.weight] if looked_up else 1.0
+def is_expert(module: str) -> bool:
+    """Returns whether a module of a checkpoint is one expert's."""
+    return _EXPERT.search(module) is not None
+
+
+def _modules(number: int, weight: Weight, looked_up: bool, gains: dict[str, float]) -> Iterator[tuple[str, Site]]:
+    first, gain = 0, gains[weight.name] if looked_up else 1.0
     for source, (rows, width) in zip(weight.sources, weight.shapes, strict=True):
         outputs, inputs = (width, rows) if looked_up else (rows, width)
-        yield source.removesuffix(".weight"), Site(number, first, outputs, inputs, looked_up, gain)
+        if not source.endswith("]"):  # stacked.py: a part of a tensor of all experts is no module
+            yield source.removesuffix(".weight"), Site(number, first, outputs, inputs, looked_up, gain)
         first += rows

@@ -1,5 +1,5 @@
 // lora on a CPU: a task takes some rows of one adapter through A and then B, whose few rows stay in a near cache.
-#include "lora.h"
+#include "rows.h"
 
 #include <algorithm>
 #include <vector>
@@ -152,6 +152,14 @@ void all(const LoraSite& site, const int32_t* which, int64_t count, const Rows& 
   }
 }
 
+template <class T, int R = ROWS>
+void anywhere(const LoraPart& p, const float* const* x, int64_t count, float* const* t, float* const* out) {
+  if constexpr (R > 0) {
+    for (; count >= R; count -= R, x += R, out += R) rows_of<R, T>(p, x, nullptr, t, out);
+    anywhere<T, R - 1>(p, x, count, t, out);
+  }
+}
+
 struct Piece {
   const LoraSite* site;
   const int32_t* rows;
@@ -191,6 +199,13 @@ void lora_expand(const LoraPart& part, const float* t, int64_t begin, int64_t n,
     expand<1>(part, (const bf16*)part.b, &t, begin, n, &out);
   else
     expand<1>(part, (const float*)part.b, &t, begin, n, &out);
+}
+
+void lora_rows(const LoraPart& part, const float* const* x, int64_t count, float* const* out) {
+  alignas(64) float room[ROWS * 256];
+  float* t[ROWS];
+  for (int r = 0; r < ROWS; r++) t[r] = room + r * 256;
+  part.dtype == BF16 ? anywhere<bf16>(part, x, count, t, out) : anywhere<float>(part, x, count, t, out);
 }
 
 }  // namespace baton

@@ -1,12 +1,8 @@
 // Rows are sorted by expert, so that an expert's weights pass once for all of its rows; a row's products are summed in one order,
 // whatever the rows beside it, and its experts' outputs in order of their rank.
-#include "own_experts.h"
-
-#include <algorithm>
-#include <vector>
+#include "routed.h"
 
 #include "../abi/kv.h"
-#include "../abi/threads.h"
 #include "../linear/linear.h"
 #include "amx_layers.h"
 #include "form.h"
@@ -17,67 +13,6 @@ namespace {
 
 constexpr int64_t MOST_ROWS = 256;         // at a time, to bound what lies between the layers
 constexpr int64_t OUTPUTS = 32, TOGETHER = 4;  // outputs of a task; rows that a weight row meets at once
-
-struct Routed {
-  std::vector<int32_t> slots, order, place, ends;  // by row and rank (-1: not here); by place; by row and rank; by slot
-  std::vector<float> weights;
-
-  int32_t slot_count() const { return int32_t(ends.size()); }
-  int32_t begin(int32_t slot) const { return slot ? ends[size_t(slot - 1)] : 0; }
-  int32_t rows(int32_t slot) const { return ends[size_t(slot)] - begin(slot); }
-};
-
-// The best `chosen` experts of a row, best first.
-void route(const Moe& m, const float* logits, int32_t* experts, float* weights) {
-  std::vector<bool> taken(size_t(m.experts), false);
-  bool fine = true;
-  for (int e = 0; e < m.experts; e++) fine &= logits[e] == logits[e];
-  for (int k = 0; k < m.chosen; k++) {
-    int best = -1;
-    for (int e = 0; e < m.experts; e++) {
-      if (taken[size_t(e)]) continue;
-#if defined(BATON_MUTATION_MOE_TIES)
-      if (best < 0 || logits[e] >= logits[best]) best = e;
-#else
-      if (best < 0 || logits[e] > logits[best]) best = e;
-#endif
-    }
-    taken[size_t(best)] = true, experts[k] = best;
-  }
-  float total = 0;
-  const float top = logits[experts[0]];
-  for (int k = 0; k < m.chosen; k++) weights[k] = fine ? std::exp(logits[experts[k]] - top) : NAN;
-  if (m.renormalise)
-    for (int k = 0; k < m.chosen; k++) total += weights[k];
-  else
-    for (int e = 0; e < m.experts; e++) total += std::exp(logits[e] - top);
-  for (int k = 0; k < m.chosen; k++) weights[k] /= total;
-}
-
-// The slot of `expert` for the row of this number; -1: somebody else's. Without `own` all experts are here, in order.
-int32_t slot_of(const OwnExperts* own, int32_t expert, int64_t row) {
-  if (!own) return expert;
-  return own->owners[expert * EXPERT_SHARES + row % EXPERT_SHARES] == own->owner ? own->slot_of[expert] : -1;
-}
-
-// `first`: the number of the first row.
-Routed sorted(const Moe& m, const OwnExperts* own, const float* logits, int64_t first, int64_t rows) {
-  Routed r;
-  const size_t n = size_t(rows) * size_t(m.chosen), chosen = size_t(m.chosen);
-  r.slots.resize(n), r.weights.resize(n), r.order.resize(n), r.place.resize(n), r.ends.assign(size_t(own ? own->slots : m.experts), 0);
-  for (int64_t i = 0; i < rows; i++) route(m, logits + i * m.experts, r.slots.data() + i * m.chosen, r.weights.data() + i * m.chosen);
-  for (size_t i = 0; i < n; i++) r.slots[i] = slot_of(own, r.slots[i], first + int64_t(i / chosen));
-  for (const int32_t slot : r.slots)
-    if (slot >= 0) r.ends[size_t(slot)]++;
-  int32_t before = 0;
-  for (int32_t& end : r.ends) before += end, end = before - end;
-  for (size_t i = 0; i < n; i++) {
-    if (r.slots[i] < 0) continue;
-    const int32_t at = r.ends[size_t(r.slots[i])]++;
-    r.order[size_t(at)] = int32_t(i), r.place[i] = at;
-  }
-  return r;
-}
 
 // sums[r] = w . x[r] over k, sixteen chains in order.
 template <int T, int R>
@@ -111,7 +46,9 @@ float silu(float x) {
 struct Form {
   const BiasedMoe* biased;
 
-  float between(const Moe& m, int32_t expert, int64_t j, float gate, float up) const {
+  // `added`: what adapters have beside the expert's first layer, or null.
+  float between(const Moe& m, int32_t expert, int64_t j, float gate, float up, const float* added) const {
+    if (added) gate += added[j], up += added[m.inner + j];
     if (!biased) return silu(gate) * up;
     const float* bias = biased->gate_up_bias + expert * 2 * m.inner;
     gate += bias[j], up += bias[m.inner + j];
@@ -154,13 +91,13 @@ void layers(const Moe& m, const Form& form, const Routed& r, const float* x, flo
   const char *gate_up = (const char*)m.gate_up, *down = (const char*)m.down;
   const int64_t in = m.hidden * kv_bytes<T>(), out = m.inner * kv_bytes<T>();  // bytes of a row of inputs
   each_tile(r, m.inner, [&](int32_t e, int32_t at, int64_t rows, int64_t first, int64_t count) {
-    const float* from[TOGETHER];
+    const float *from[TOGETHER], *added[TOGETHER];
     float gates[TOGETHER], ups[TOGETHER];
-    for (int64_t i = 0; i < rows; i++) from[i] = x + r.order[size_t(at + i)] / m.chosen * m.hidden;
+    for (int64_t i = 0; i < rows; i++) from[i] = x + r.row(at + i) * m.hidden, added[i] = r.added(at + i, m.inner);
     for (int64_t j = first; j < first + count; j++) {
       const char* gate = gate_up + (e * 2 * m.inner + j) * in;
       dots<T>(gate, from, m.hidden, rows, gates), dots<T>(gate + m.inner * in, from, m.hidden, rows, ups);
-      for (int64_t i = 0; i < rows; i++) between[(at + i) * m.inner + j] = rounded<T>(form.between(m, e, j, gates[i], ups[i]));
+      for (int64_t i = 0; i < rows; i++) between[(at + i) * m.inner + j] = rounded<T>(form.between(m, e, j, gates[i], ups[i], added[i]));
     }
   });
   each_tile(r, m.hidden, [&](int32_t e, int32_t at, int64_t rows, int64_t first, int64_t count) {
@@ -192,7 +129,7 @@ void tile_layers(const Moe& m, const Form& form, const Routed& r, const float* x
       },
       [&](const ExpertRows& e, int64_t part, int64_t n, float gate, float up, int64_t place) {
         const int64_t j = 16 * part + n;
-        if (j < m.inner) between[place * m.inner + j] = rounded<KV_BF16>(form.between(m, e.expert, j, gate, up));
+        if (j < m.inner) between[place * m.inner + j] = rounded<KV_BF16>(form.between(m, e.expert, j, gate, up, r.added(place, m.inner)));
       });
   expert_layer(
       all, m.inner, (m.hidden + 31) / 32, [&](int64_t place) { return between + place * m.inner; },
@@ -223,8 +160,8 @@ void packed_layers(const Moe& m, const Form& form, const Routed& r, const float*
     float* own = between + begin * m.inner;
     dense(gate_up, rows.data() + begin * m.hidden, m.hidden, count, nullptr, both.data(), 2 * m.inner);
     parallel_for(int32_t(count), [&](int32_t i) {
-      const float *gates = both.data() + i * 2 * m.inner, *ups = gates + m.inner;
-      for (int64_t j = 0; j < m.inner; j++) own[i * m.inner + j] = form.between(m, e, j, gates[j], ups[j]);
+      const float *gates = both.data() + i * 2 * m.inner, *ups = gates + m.inner, *added = r.added(begin + i, m.inner);
+      for (int64_t j = 0; j < m.inner; j++) own[i * m.inner + j] = form.between(m, e, j, gates[j], ups[j], added);
     });
     const float* bias = form.biased ? form.biased->down_bias + e * m.hidden : nullptr;
     dense(down, own, m.inner, count, bias, y + begin * m.hidden, m.hidden);
@@ -233,28 +170,40 @@ void packed_layers(const Moe& m, const Form& form, const Routed& r, const float*
 
 constexpr int MOE_T_PACKED = -1;  // in place of a kind of number
 
+// `r.sums` for rows x, side by side.
+void add_first(const Moe& m, const ExpertAdapters& of, Routed& r, const float* x) {
+  r.sums.assign(size_t(r.adapters.rows() * m.chosen * 2 * m.inner), 0);
+  add_adapters(r, of.gate_up, 2 * m.inner, [&](int64_t place) { return x + r.row(place) * m.hidden; },
+               [&](int64_t place) { return const_cast<float*>(r.added(place, m.inner)); });
+}
+
 // The outputs of own experts by place, in scratch memory.
 template <int T>
-const float* outputs(const Moe& m, const Form& form, const Routed& r, const float* x, int64_t x_stride, int64_t rows) {
+const float* outputs(const Moe& m, const Form& form, const ExpertAdapters& of, Routed& r, const float* x, int64_t x_stride, int64_t rows) {
   const int64_t n = rows * m.chosen;
   // A dense layer has the caller's scratch for its own.
   float* own = (float*)scratch(T == MOE_T_PACKED ? SCRATCH_STEP : SCRATCH_CALLER, size_t(rows * m.hidden + n * (m.inner + m.hidden)) * 4);
   float *between = own + rows * m.hidden, *y = between + n * m.inner;
   for (int64_t i = 0; i < rows; i++)
     for (int64_t j = 0; j < m.hidden; j++) own[i * m.hidden + j] = rounded<T>(x[i * x_stride + j]);
-#if BATON_AMX
-  if constexpr (T == KV_BF16) return tile_layers(m, form, r, own, between, y), y;
-#endif
+  if (r.adapters.rows()) add_first(m, of, r, own);
   if constexpr (T == MOE_T_PACKED)
     packed_layers(m, form, r, own, between, y);
+#if BATON_AMX
+  else if constexpr (T == KV_BF16)
+    tile_layers(m, form, r, own, between, y);
+#endif
   else
     layers<T>(m, form, r, own, between, y);
+  add_adapters(r, of.down, m.hidden, [&](int64_t place) { return between + place * m.inner; },
+               [&](int64_t place) { return y + place * m.hidden; });
   return y;
 }
 
-const float* outputs_of(const Moe& m, const Form& form, const Routed& r, const float* x, int64_t x_stride, int64_t rows) {
-  if (m.dtype == MOE_PACKED) return outputs<MOE_T_PACKED>(m, form, r, x, x_stride, rows);
-  return m.dtype == F32 ? outputs<KV_F32>(m, form, r, x, x_stride, rows) : outputs<KV_BF16>(m, form, r, x, x_stride, rows);
+const float* outputs_of(const Moe& m, const Form& form, const ExpertAdapters& of, Routed& r, const float* x, int64_t x_stride,
+                        int64_t rows) {
+  if (m.dtype == MOE_PACKED) return outputs<MOE_T_PACKED>(m, form, of, r, x, x_stride, rows);
+  return m.dtype == F32 ? outputs<KV_F32>(m, form, of, r, x, x_stride, rows) : outputs<KV_BF16>(m, form, of, r, x, x_stride, rows);
 }
 
 // y by place -> the rows' sums by weight.
@@ -280,11 +229,12 @@ void in_parts(int64_t rows, F&& f) {
   for (int64_t at = 0; at < rows; at += MOST_ROWS) f(at, rows - at < MOST_ROWS ? rows - at : MOST_ROWS);
 }
 
-void all_rows(const Moe& m, const Form& form, const float* x, int64_t x_stride, const float* logits, int64_t rows, float* out,
-              int64_t out_stride) {
+void all_rows(const Moe& m, const Form& form, const ExpertAdapters& of, const float* x, int64_t x_stride, const float* logits,
+              int64_t rows, float* out, int64_t out_stride) {
   in_parts(rows, [&](int64_t first, int64_t some) {
-    const Routed r = sorted(m, nullptr, logits + first * m.experts, first, some);
-    const float* y = outputs_of(m, form, r, x + first * x_stride, x_stride, some);
+    Routed r = sorted(m, nullptr, logits + first * m.experts, first, some);
+    r.adapters = RowAdapters(of, first, some);
+    const float* y = outputs_of(m, form, of, r, x + first * x_stride, x_stride, some);
     mix(m, r, some, y, out + first * out_stride, out_stride);
   });
 }
@@ -295,10 +245,10 @@ int64_t run_own_experts(const Moe& m, const BiasedMoe* biased, const OwnExperts&
                         int64_t rows, float* y, std::atomic<int64_t>* loads, std::vector<int64_t>* places) {
   int64_t computed = 0;
   in_parts(rows, [&](int64_t first, int64_t some) {
-    const Routed r = sorted(m, &own, logits + first * m.experts, first, some);
+    Routed r = sorted(m, &own, logits + first * m.experts, first, some);
     for (int32_t e = 0; e < m.experts; e++)
       if (const int32_t slot = own.slot_of[e]; slot >= 0 && r.rows(slot)) loads[e].fetch_add(r.rows(slot), std::memory_order_relaxed);
-    const float* found = outputs_of(m, {biased}, r, x + first * x_stride, x_stride, some);
+    const float* found = outputs_of(m, {biased}, {}, r, x + first * x_stride, x_stride, some);
     for (int32_t at = 0; at < r.begin(r.slot_count()); at++) {
       const int64_t place = first * m.chosen + r.order[size_t(at)];
       std::memcpy(y + place * m.hidden, found + at * m.hidden, size_t(m.hidden) * 4);
@@ -321,10 +271,15 @@ void mix_experts(const Moe& m, const float* logits, int64_t rows, const float* y
 
 BATON_API void baton_moe(const baton::Moe* moe, const float* x, int64_t x_stride, const float* logits, int64_t rows, float* out,
                          int64_t out_stride) {
-  baton::all_rows(*moe, {nullptr}, x, x_stride, logits, rows, out, out_stride);
+  baton::all_rows(*moe, {nullptr}, {}, x, x_stride, logits, rows, out, out_stride);
 }
 
 BATON_API void baton_biased_moe(const baton::BiasedMoe* moe, const float* x, int64_t x_stride, const float* logits, int64_t rows,
                                 float* out, int64_t out_stride) {
-  baton::all_rows(moe->moe, {moe}, x, x_stride, logits, rows, out, out_stride);
+  baton::all_rows(moe->moe, {moe}, {}, x, x_stride, logits, rows, out, out_stride);
+}
+
+BATON_API void baton_adapted_moe(const baton::AdaptedMoe* moe, const baton::ExpertAdapters* of, const float* x, int64_t x_stride,
+                                 const float* logits, int64_t rows, float* out, int64_t out_stride) {
+  baton::all_rows(*moe->moe, {moe->biased}, *of, x, x_stride, logits, rows, out, out_stride);
 }

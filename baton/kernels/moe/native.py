@@ -15,6 +15,7 @@ from baton.kernels.moe.reference import ExpertGate, Matrices
 from baton.kernels.step.structs import LINEAR_F16, LINEAR_F32
 
 PACKED = 100  # packed.h: MOE_PACKED
+OP_MOE_ADAPTED = 98  # adapted.h: of a native step
 
 
 class ExpertsStruct(ctypes.Structure):
@@ -35,6 +36,18 @@ class BiasedMoeStruct(ctypes.Structure):
         *(("gate_up_bias", ctypes.c_void_p), ("down_bias", ctypes.c_void_p)),
         *(("alpha", ctypes.c_float), ("limit", ctypes.c_float)),
     )
+
+
+class AdaptedMoeStruct(ctypes.Structure):
+    """Mirrors AdaptedMoe of adapted.h."""
+
+    _fields_ = (*((name, ctypes.c_void_p) for name in ("moe", "biased", "lora")), ("gate_up", I64), ("down", I64))
+
+
+class ExpertAdaptersStruct(ctypes.Structure):
+    """Mirrors ExpertAdapters of adapted.h."""
+
+    _fields_ = (("groups", ctypes.c_void_p), *((name, I64) for name in ("count", "gate_up", "down")))
 
 
 @dataclass(frozen=True)
@@ -117,6 +130,19 @@ def biased(experts: AnyExperts, gate: ExpertGate) -> BiasedMoeStruct:
     """
     biases = gate.gate_up_bias.data_ptr(), gate.down_bias.data_ptr()
     return BiasedMoeStruct(experts.struct, *biases, gate.alpha, gate.limit)
+
+
+def adapted(
+    experts: AnyExperts, gate: ExpertGate | None, sites: tuple[int, int], lora: int | None = None
+) -> tuple[AdaptedMoeStruct, tuple[ctypes.Structure, ...]]:
+    """Returns the struct that the library takes for experts with adapters at ``sites`` (gate_up, down), and the
+    structs that it points at. ``lora`` is the address of a step's LoraStep.
+    """
+    plain, form = experts.struct, None if gate is None else biased(experts, gate)
+    struct = AdaptedMoeStruct(
+        ctypes.addressof(plain), None if form is None else ctypes.addressof(form), lora, *sites
+    )
+    return struct, (plain,) if form is None else (plain, form)
 
 
 def moe(

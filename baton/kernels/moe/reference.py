@@ -6,7 +6,7 @@ the two layers are rounded to bfloat16 too; everything else has the precision of
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import torch
@@ -14,6 +14,7 @@ from torch import Tensor
 
 from baton.kernels.linear.packed import PackedWeight
 from baton.kernels.linear.reference import linear
+from baton.kernels.lora.reference import AdaptedRows, LoraMatrices, delta
 from baton.kernels.swiglu.reference import swiglu
 
 Matrices = Tensor | Sequence[Tensor | PackedWeight]
@@ -42,15 +43,28 @@ class ExpertGate(NamedTuple):
         return y + self.down_bias.view(experts, -1)[expert].to(y.dtype)
 
 
+class ExpertAdapters(NamedTuple):
+    """The adapters of rows beside the experts' two layers; a matrix's ``first`` counts the outputs of all experts,
+    stacked as in ``Experts``.
+    """
+
+    gate_up: Sequence[AdaptedRows] = ()
+    down: Sequence[AdaptedRows] = ()
+
+
+NO_ADAPTERS = ExpertAdapters()
+
+
 def moe(
     x: Tensor, logits: Tensor, gate_up: Matrices, down: Matrices, chosen: int, renormalise: bool = True,
-    gate: ExpertGate | None = None,
+    gate: ExpertGate | None = None, adapters: ExpertAdapters = NO_ADAPTERS,
 ) -> Tensor:  # fmt: skip
     """Returns the weighted sum of the chosen experts' outputs, in the shape and dtype of x (rows, hidden).
 
     Logits are (rows, experts), gate_up and down as in ``native.Experts``, or one packed matrix per expert, which
     rounds its rows as a dense layer does. Of equal logits the lower expert is chosen; a row with a NaN logit is
-    NaN. ``gate`` replaces SwiGLU.
+    NaN. ``gate`` replaces SwiGLU. ``adapters`` are added to each layer's products, before biases and
+    activation.
     """
     of = logits.shape[-1]
     experts, weights = route(logits.to(x.dtype), chosen, renormalise)
@@ -60,14 +74,32 @@ def moe(
         for expert in experts[:, rank].unique().tolist():
             rows = (experts[:, rank] == expert).nonzero()[:, 0]
             both = _product(rounded[rows], gate_up[expert])
+            _adapt(both, rounded[rows], rows, expert, adapters.gate_up)
             between = _rounded(swiglu(both) if gate is None else gate.between(expert, of, both), dtype)
             y = _product(between, down[expert])
+            _adapt(y, between, rows, expert, adapters.down)
             out[rows] += weights[rows, rank, None] * (y if gate is None else gate.after(expert, of, y))
     return out
 
 
 def _product(x: Tensor, weight: Tensor | PackedWeight) -> Tensor:
     return linear(x, weight) if isinstance(weight, PackedWeight) else x @ weight.to(x.dtype).T
+
+
+def _adapt(y: Tensor, x: Tensor, rows: Tensor, expert: int, groups: Sequence[AdaptedRows]) -> None:
+    """Adds to an expert's outputs ``y`` of ``rows``, whose inputs are ``x``, what the rows' adapters have beside
+    it.
+    """
+    first = expert * y.shape[1]
+    for group in groups:
+        own = torch.isin(rows, group.rows)
+        for part in _beside(group.parts, first, first + y.shape[1]):
+            at = part.first - first
+            y[own, at : at + len(part.b)] += delta(x[own], part).to(y.dtype)
+
+
+def _beside(parts: Iterable[LoraMatrices], first: int, end: int) -> list[LoraMatrices]:
+    return [part for part in parts if first <= part.first < end]
 
 
 def route(logits: Tensor, chosen: int, renormalise: bool) -> tuple[Tensor, Tensor]:

@@ -8,6 +8,7 @@
 #include "../geglu/geglu.h"
 #include "../lm_head/adapted.h"
 #include "../lm_head/choose.h"
+#include "../moe/adapted.h"
 #include "../moe/own_experts.h"
 #include "../paged_attention/own_heads.h"
 #include "../rms_norm/part.h"
@@ -88,6 +89,7 @@ class Run {
       case OP_BIASED_MOE:
         return baton_biased_moe((const BiasedMoe*)o.table, at(o.in), width(o.in), at(o.delta), s_.rows, at(o.out), width(o.out));
       case OP_LORA: return adapt(o);
+      case OP_MOE_ADAPTED: return adapted_experts(o);
       case OP_LM_HEAD_ADAPTED: return adapted(o, s_.choices);
       case OP_LM_HEAD_CAPPED: return head(o, *(const float*)o.table, s_.choices);
       default: return o.kind >= OP_NORM_ROWS ? span(o) : of_ranks(o);
@@ -259,6 +261,12 @@ class Run {
     const bool tokens = o.in < 0;
     baton_lora(lora.groups, lora.count, o.layer, tokens ? nullptr : at(o.in), tokens ? 0 : width(o.in), s_.tokens, part(o),
                width(o.out));
+  }
+
+  void adapted_experts(const Op& o) {
+    const AdaptedMoe& moe = *(const AdaptedMoe*)o.table;
+    const ExpertAdapters of{moe.lora->groups, moe.lora->count, moe.gate_up, moe.down};
+    baton_adapted_moe(&moe, &of, at(o.in), width(o.in), at(o.delta), s_.rows, at(o.out), width(o.out));
   }
 
   // What the sampled rows' adapters have beside the head, null where nothing; empty where no row has an adapter.

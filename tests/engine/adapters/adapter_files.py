@@ -23,6 +23,8 @@ LATENT = ("q_a_proj", "q_b_proj", "kv_a_proj_with_mqa")
 LINEAR = (*ATTENTION, *LATENT, "qkv_proj", "gate_proj", "up_proj", "gate_up_proj", "down_proj")
 RECURRENT = ("in_proj", "out_proj", *(f"in_proj_{end}" for end in ("a", "b", "ba", "qkv", "qkvz", "z")))
 SHARED = ("shared_expert_gate", "input_linear", "output_linear")
+EXPERTS = ".experts."  # among targets: layers of experts too, in their checkpoint's names
+MIXTRAL = ("w1", "w2", "w3")
 EVERYWHERE = (*LINEAR, *RECURRENT, *SHARED, "gate", "router", "layer", *EMBEDDINGS, HEAD)
 
 
@@ -36,10 +38,11 @@ def table(weights: dict[str, Tensor]) -> Tensor:
 
 
 def modules_of(model: Path, targets: tuple[str, ...]) -> list[str]:
-    """The checkpoint's modules whose last part is among ``targets``; experts are left out."""
+    """The checkpoint's modules whose last part is among ``targets``; experts are left out unless EXPERTS is."""
     weights = checkpoint(model).items()
     names = [name.removesuffix(".weight") for name, one in weights if name.endswith(".weight") and one.dim() == 2]
-    found = [name for name in names if name.rpartition(".")[2] in targets and ".experts." not in name]
+    found = [name for name in names if name.rpartition(".")[2] in targets]
+    found = [name for name in found if EXPERTS in targets or EXPERTS not in name]
     return sorted({*found, *([HEAD] if HEAD in targets else [])})
 
 

@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 import torch
 
+from baton.engine.adapters.base import without_experts
 from baton.engine.adapters.reading import read_here
-from baton.engine.backends.cuda.adapters import without_head
+from baton.engine.backends.cuda.adapters import on_device
 from baton.engine.backends.native.runner import NativeRunner
 from baton.engine.backends.torch import runner as torch_runner
 from baton.engine.backends.torch.runner import TorchRunner
@@ -24,7 +25,7 @@ from baton.protos.errors import AdapterNotLoaded, AdapterRefused, ConfigError
 from baton.protos.nouns import AdapterLimits, Sampling
 from tests.conformance.checkpoints import KINDS, SMALL, make
 from tests.conformance.drive import Driver
-from tests.engine.adapters.adapter_files import ATTENTION, EVERYWHERE, HEAD, merge, write
+from tests.engine.adapters.adapter_files import ATTENTION, EVERYWHERE, EXPERTS, HEAD, MIXTRAL, merge, write
 from tests.kernels.thorough import first_now
 
 pytestmark = pytest.mark.skipif(native.library() is None, reason="no native kernels here")
@@ -67,7 +68,7 @@ def merged_and_beside(root: Path, kind: str, **settings: Any) -> tuple[list[Any]
     """Answers of the merged model, of the one with an adapter everywhere, and of the base alone."""
     model = make(root / "model", kind)
     targets = tuple(name for name in EVERYWHERE if name != HEAD or kind not in HEADS_WITH_BIASES)
-    adapter = write(root / "adapter", model, (*targets, "c_fc", "c_proj"), **settings)
+    adapter = write(root / "adapter", model, (*targets, "c_fc", "c_proj", EXPERTS, *MIXTRAL), **settings)
     runner = load(model)
     name = hold(runner, "a", adapter)
     merged = load_runner(EngineConfig(str(merge(root / "merged", model, adapter)), threads=2))
@@ -241,7 +242,7 @@ def test_a_head_without_a_site_refuses_its_adapter_by_name(two: tuple[Path, Path
     with pytest.raises(
         AdapterRefused, match=r"lm_head.*stands beside the head, where adapters are applied on a CPU"
     ):
-        read_here(AdapterPlace("many", str(two[2])), without_head(host.base))
+        read_here(AdapterPlace("many", str(two[2])), on_device(host.base))
 
 
 @pytest.mark.parametrize("kind", ["llama2", "mixtral", "qwen3_moe"])
@@ -251,6 +252,64 @@ def test_sites_are_the_checkpoints_modules(tmp_path: Path, kind: str) -> None:
     sites = sites_of(runner._program.program)
     last = {name.rpartition(".")[2] for name in sites}
     assert {*ATTENTION, "embed_tokens", "lm_head"} <= last
-    assert not any(".experts." in name for name in sites)
+    assert {"mixtral": {*MIXTRAL}, "llama2": set()}.get(kind, {"gate_proj", "up_proj", "down_proj"}) == {
+        name.rpartition(".")[2] for name in sites if EXPERTS in name
+    }
     assert ("gate" in last) == (kind != "llama2")
     assert sorted({site.number for site in sites.values()}) == list(range(len({s.number for s in sites.values()})))
+
+
+@pytest.fixture(scope="module")
+def experts(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, Path]:
+    """A model with experts, an adapter beside these, and one beside attention alone."""
+    root = tmp_path_factory.mktemp("experts")
+    model = make(root / "model", "qwen3_moe")
+    deep = write(root / "deep", model, ("gate_proj", "up_proj", "down_proj", EXPERTS), rank=4, seed=4)
+    return model, deep, write(root / "attention", model, ATTENTION, rank=4, seed=5)
+
+
+@pytest.mark.parametrize("kind", first_now(KINDS_OF_WEIGHTS, 1), ids=str)
+def test_beside_experts_company_changes_no_bit(
+    experts: tuple[Path, Path, Path], tmp_path: Path, kind: dict[str, str]
+) -> None:
+    model, deep, attention = experts
+    runner = load(model, cache_dir=str(tmp_path), **kind)
+    adapters = [hold(runner, "deep", deep), "", hold(runner, "attention", attention)]
+    together = answers(runner, adapters, chunk=16)
+    for key in range(3):
+        assert answers(runner, [adapters[key]], [PROMPTS[key]]) == [together[key]]
+    assert together[0] != answers(runner, [], [PROMPTS[0]])[0]
+
+
+@pytest.mark.parametrize("kind", first_now([{"quantization": "int4"}, {"dtype": "bfloat16"}], 0), ids=str)
+def test_beside_experts_of_any_weights_the_same_product_is_added(
+    experts: tuple[Path, Path, Path], tmp_path: Path, kind: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("BATON_CHECK_STEP", "1")
+    model, deep, attention = experts
+    runner = load(model, cache_dir=str(tmp_path), **kind)
+    answers(runner, [hold(runner, "deep", deep), hold(runner, "attention", attention), ""])
+
+
+@pytest.mark.thorough
+def test_torchs_ops_apply_adapters_beside_experts_alike(
+    experts: tuple[Path, Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, deep, _ = experts
+    runner = load(model)
+    native_answers = answers(runner, [hold(runner, "deep", deep), ""], PROMPTS[1:])
+    monkeypatch.setattr(native, "library", lambda: None)
+    other = load_runner(EngineConfig(str(model), adapters=LIMITS))
+    assert close(answers(other, [hold(other, "deep", deep), ""], PROMPTS[1:]), native_answers)
+
+
+def test_an_engine_without_sites_beside_experts_refuses_their_adapters_by_name(
+    experts: tuple[Path, Path, Path],
+) -> None:
+    host = adapters_of(load(experts[0]))
+    assert host is not None
+    for base in (on_device(host.base), without_experts(host.base)):
+        with pytest.raises(
+            AdapterRefused, match=r"experts\.0\.down_proj.* stands beside an expert, .*without ranks"
+        ):
+            read_here(AdapterPlace("deep", str(experts[1])), base)

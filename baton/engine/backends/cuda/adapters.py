@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import msgspec
 import numpy as np
 
-from baton.engine.adapters.base import AdapterBase
+from baton.engine.adapters.base import AdapterBase, without_experts
 from baton.engine.adapters.packed import PackedAdapter
 from baton.engine.backends.native.adapters import RowGroups, parts_at, sites_at
 from baton.engine.plan import SequenceStep
@@ -23,10 +23,13 @@ from baton.kernels.lora.structs import MOST_RANK, MOST_SITE_RANKS, LoraPart, Lor
 from baton.protos.errors import AdaptersFull
 
 
-def without_head(base: AdapterBase) -> AdapterBase:
-    """Returns ``base`` without the head's site, because the head's kernel chooses tokens from its own products."""
-    sites = {module: site for module, site in base.sites.items() if module != HEAD_MODULE}
-    return msgspec.structs.replace(base, sites=sites)
+def on_device(base: AdapterBase) -> AdapterBase:
+    """Returns ``base`` without the sites of the head, whose kernel chooses tokens from its own products, and of
+    experts, whose kernel keeps what is between their layers to itself.
+    """
+    found = without_experts(base)
+    sites = {module: site for module, site in found.sites.items() if module != HEAD_MODULE}
+    return msgspec.structs.replace(found, sites=sites)
 
 
 class DeviceAdapter:
@@ -65,9 +68,9 @@ class CudaAdapters:
     """
 
     def __init__(self, base: AdapterBase, sites: int, step: LoraStep, device: CudaLibrary) -> None:
-        modules = Counter(site.number for site in base.sites.values())
+        self.base = on_device(base)
+        modules = Counter(site.number for site in self.base.sites.values())
         assert max(modules.values()) * MOST_RANK <= MOST_SITE_RANKS, "rows.cuh has room for four modules of a site"
-        self.base = without_head(base)
         self._sites, self._device, self._groups = sites, device, RowGroups(step)
         self._held: dict[str, DeviceAdapter] = {}
 

@@ -20,7 +20,7 @@ from baton.kernels.moe.native import AnyExperts, Experts
 class CudaProgram(NativeProgram):
     """A native program whose weights are in memory of ``device`` until ``close``."""
 
-    ADAPTS_HEAD = False  # adapters.py: without_head
+    ADAPTS_HEAD = ADAPTS_EXPERTS = False  # adapters.py: on_device
 
     def __init__(self, program: Program, weights: Weights, device: CudaLibrary) -> None:
         self._device = device

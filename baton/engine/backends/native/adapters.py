@@ -17,9 +17,11 @@ from baton.engine.adapters.base import AdapterBase
 from baton.engine.adapters.packed import Array, PackedAdapter, PackedPart
 from baton.engine.backends.torch.adapters import matrices_of, require_held
 from baton.engine.plan import SequenceStep
+from baton.engine.program.ops import Moe
 from baton.kernels.abi.native import BF16, F32
 from baton.kernels.lora.reference import AdaptedRows
 from baton.kernels.lora.structs import LoraGroup, LoraPart, LoraSite, LoraStep
+from baton.kernels.moe.reference import ExpertAdapters
 
 
 class StepAdapter(Protocol):
@@ -40,9 +42,9 @@ class NativeAdapter:
 
 def parts_at(packed: PackedAdapter, base: int) -> tuple[ctypes.Array[LoraPart], list[int]]:
     """Returns the structs of an adapter's parts, whose matrices are at address ``base``, and their sites' numbers,
-    ascending.
+    ascending; a site's parts are in the order of their outputs.
     """
-    parts = sorted(packed.parts, key=lambda part: part.site.number)
+    parts = sorted(packed.parts, key=lambda part: (part.site.number, part.site.first))
     return (LoraPart * len(parts))(*[_struct(part, base) for part in parts]), [part.site.number for part in parts]
 
 
@@ -113,6 +115,10 @@ class NativeAdapters:
             if parts := matrices_of(self._held[name].packed).get(site, ()):
                 found.append(AdaptedRows(torch.from_numpy(rows), parts))
         return found
+
+    def beside_experts(self, sites: Mapping[str, int], op: Moe) -> ExpertAdapters:
+        """Returns the same beside the two layers of ``op``, whose weights' sites are ``sites``."""
+        return ExpertAdapters(*(self.rows(sites[name]) for name in (op.gate_up, op.down)))
 
 
 def _struct(part: PackedPart, base: int) -> LoraPart:

@@ -20,12 +20,12 @@ from baton.engine.backends.span_ops import SPAN_OPS, outputs
 from baton.engine.program import ops as p
 from baton.engine.program.program import Program
 from baton.engine.program.rope import RopeTables
-from baton.engine.program.sites import head_site
+from baton.engine.program.sites import expert_sites, head_site
 from baton.kernels.dense.packed import pack_floats
 from baton.kernels.linear.cpu import linear
 from baton.kernels.linear.packed import PackedWeight
 from baton.kernels.lora.structs import OP_LM_HEAD_ADAPTED, OP_LORA, AdaptedHead, LoraStep
-from baton.kernels.moe.native import AnyExperts, BiasedMoeStruct, experts_of
+from baton.kernels.moe.native import OP_MOE_ADAPTED, AdaptedMoeStruct, AnyExperts, BiasedMoeStruct, experts_of
 from baton.kernels.step import structs
 from baton.kv.layout.tables import layers_of_page
 from baton.protos.nouns import KvLayout
@@ -56,7 +56,7 @@ class NativeProgram:
     over the same model, has are shared with it. ``keep`` keeps the weights as they were loaded, for a check.
     """
 
-    ADAPTS_HEAD = True  # whether the head's op applies adapters
+    ADAPTS_HEAD = ADAPTS_EXPERTS = True  # whether the ops of the head and of experts apply adapters
 
     def __init__(
         self,
@@ -78,7 +78,7 @@ class NativeProgram:
         self._packed: dict[str, PackedWeight] = {}
         self._weights = weights
         self.lora = LoraStep(None, 0)  # of the step that is run next
-        self._adapts = 0
+        self._adapts, self._expert_sites = 0, expert_sites(program)
         self._layers: dict[str, int] = {}  # addresses of layers of experts, by the first weight's name
         split = layout if layout is not None and layout.windows else None
         self._page_layers = max(1, program.layers if split is None else layers_of_page(split))
@@ -330,13 +330,22 @@ class NativeProgram:
             gate_up, down = self._weights[op.gate_up], self._weights[op.down]
             layer = experts_of(gate_up, down, op.experts, op.chosen, op.renormalise)
         plain = self._place_experts(op.gate_up, layer)
+        biased = None if op.gate is None else self._keep_biased(op.gate, layer)
+        kind, table = (structs.MOE, plain) if biased is None else (structs.BIASED_MOE, biased)
+        if self._adapts and self.ADAPTS_EXPERTS:
+            kind, table = OP_MOE_ADAPTED, self._keep_adapted(op, plain, biased)
         return structs.Op(
-            kind=structs.MOE if op.gate is None else structs.BIASED_MOE,
+            kind=kind,
             input=self.registers[op.x],
             delta=self.registers[op.logits],
             output=self._register(op.out, self._width(op.x)),
-            table=plain if op.gate is None else self._keep_biased(op.gate, layer),
+            table=table,
         )
+
+    def _keep_adapted(self, op: p.Moe, plain: int, biased: int | None) -> int:
+        """Returns the address of the struct of a layer of experts with places for adapters."""
+        sites = (self._expert_sites[name] for name in (op.gate_up, op.down))
+        return self._keep(AdaptedMoeStruct(plain, biased, ctypes.addressof(self.lora), *sites))
 
     def _keep_biased(self, gate: p.MoeGate, layer: AnyExperts) -> int:
         """Returns the address of the struct of a layer of experts with biases."""

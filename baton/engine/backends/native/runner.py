@@ -31,7 +31,7 @@ from baton.engine.backends.spans import StepSpans, spans_of
 from baton.engine.plan import ModelSpec, StepPlan, StepResult
 from baton.engine.program.ops import Convolve, PagedAttention, SelectiveScan
 from baton.engine.program.program import Program
-from baton.engine.program.sites import head_site
+from baton.engine.program.sites import site_count
 from baton.kernels.page_scores.native import add_row_scores
 from baton.kernels.paged_attention.stored import read_layer
 from baton.kernels.step import structs
@@ -63,7 +63,7 @@ class NativeRunner(StepRunner):
         like: NativeProgram | None = None,
     ) -> None:
         super().__init__(spec, NativeProgram(program, weights, check, like, spec.layout), clock, work)
-        made = None if adapters is None else NativeAdapters(adapters, head_site(program) + 1, self._program.lora)
+        made = None if adapters is None else NativeAdapters(adapters, site_count(program), self._program.lora)
         self.adapters = made
         self._run = native_step or structs.run_step()
         self._arena = torch.empty(0)

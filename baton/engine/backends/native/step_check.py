@@ -23,8 +23,9 @@ from baton.engine.backends.spans import StepSpans, spans_of
 from baton.engine.backends.torch.interpreter import gate_of
 from baton.engine.plan import StepPlan
 from baton.engine.program import ops as p
-from baton.engine.program.sites import head_site
+from baton.engine.program.sites import expert_sites, head_site
 from baton.kernels.linear import packed
+from baton.kernels.moe.reference import NO_ADAPTERS
 from baton.kernels.paged_attention.stored import attend_stored, quantized, read_layer
 from baton.kernels.registry import kernels
 from baton.kernels.step.structs import ITEM, LINEAR_F16, LINEAR_F32
@@ -160,7 +161,10 @@ class StepCheck:
     def _moe(self, op: p.Moe, state: CheckContext) -> Callable[[], Named]:
         of, x, logits = self._native.experts[op.gate_up], self._get(state, op.x), self._get(state, op.logits)
         gate = gate_of(op, self._native.vectors)
-        wanted = self._kernels.moe(x, logits, *of.singly(), of.chosen, of.renormalise, gate)
+        beside = NO_ADAPTERS
+        if self._adapters is not None:
+            beside = self._adapters.beside_experts(expert_sites(self._program), op)
+        wanted = self._kernels.moe(x, logits, *of.singly(), of.chosen, of.renormalise, gate, beside)
         most = LINEAR[_kind(of.down)]
         return lambda: [("out", self._get(state, op.out), wanted, most)]
 

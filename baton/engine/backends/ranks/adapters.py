@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 import msgspec
 import numpy as np
 
-from baton.engine.adapters.base import AdapterBase
+from baton.engine.adapters.base import AdapterBase, without_experts
 from baton.engine.adapters.packed import Array, PackedAdapter, PackedPart
 from baton.engine.backends.native.adapters import NativeAdapter
 from baton.engine.backends.ranks.notes import AdapterNote, written
@@ -56,10 +56,12 @@ class OwnAdapters:
 
 
 class RankAdapters:
-    """Implements ``AdapterHost`` for the lead rank. ``tell`` sends a note to all other ranks."""
+    """Implements ``AdapterHost`` for the lead rank, except beside experts. ``tell`` sends a note to all other
+    ranks.
+    """
 
     def __init__(self, base: AdapterBase, own: OwnAdapters, most: int, tell: Tell) -> None:
-        self.base = base
+        self.base = without_experts(base)
         self._own, self._tell = own, tell
         self._numbers: dict[str, int] = {}
         self._free = list(range(most))

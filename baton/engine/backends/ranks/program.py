@@ -63,6 +63,8 @@ class NativeRankProgram(NativeProgram):
     which these point.
     """
 
+    ADAPTS_EXPERTS = False  # adapters.py: without_experts
+
     def __init__(self, own: RankProgram, weights: Weights, layout: KvLayout) -> None:
         self.own = own
         self.dealt: dict[str, DealtLayer] = {}  # by the name of the layer's first weight

@@ -34,9 +34,9 @@ from baton.engine.program.ops import (
     SwiGlu,
 )
 from baton.engine.program.program import Program
-from baton.engine.program.sites import head_site
+from baton.engine.program.sites import expert_sites, head_site
 from baton.kernels.moe.native import experts_of
-from baton.kernels.moe.reference import ExpertGate
+from baton.kernels.moe.reference import NO_ADAPTERS, ExpertAdapters, ExpertGate
 from baton.protos.nouns import KvLayout
 
 Registers = dict[str, Tensor]
@@ -239,13 +239,21 @@ class Interpreter:
     def _moe(self, op: Moe) -> Step:
         kernel, of = self._kernels.moe, (op.experts, op.chosen, op.renormalise)
         gate_up, down = experts_of(self._weights[op.gate_up], self._weights[op.down], *of).singly()
-        gate = gate_of(op, self._weights)
+        gate, sites = gate_of(op, self._weights), expert_sites(self._program)
+        beside = sites[op.gate_up], sites[op.down]
 
         def step(registers: Registers, batch: StepBatch, kv: KvPages) -> None:
             x, logits = registers[op.x], registers[op.logits]
-            registers[op.out] = kernel(x, logits, gate_up, down, op.chosen, op.renormalise, gate)
+            own = self._beside_experts(beside, batch)
+            registers[op.out] = kernel(x, logits, gate_up, down, op.chosen, op.renormalise, gate, own)
 
         return step
+
+    def _beside_experts(self, sites: tuple[int, int], batch: StepBatch) -> ExpertAdapters:
+        """Returns what the rows' adapters have beside a layer of experts, whose two sites are ``sites``."""
+        if self._adapters is None or not batch.adapted:
+            return NO_ADAPTERS
+        return ExpertAdapters(*(self._adapters.rows(site, batch.adapted) for site in sites))
 
     def _lm_head(self, op: LmHead) -> Step:
         kernel, norm, weight = self._kernels.lm_head, self._weights[op.norm], self._weights[op.weight]
