@@ -1,7 +1,8 @@
 """Adapters loaded, replaced, unloaded, workers killed under load, on real engines: every answer equals its oracle.
 
-$BATON_ADAPTER_RUNS seeds (100). A request names an adapter; whatever content the name stood for while the request
-was there may answer, and nothing else. What can't be answered is a typed error, and its count is printed.
+$BATON_ADAPTER_RUNS seeds (100), from $BATON_ADAPTER_FIRST (0) on. A request names an adapter; whatever content the
+name stood for while the request was there may answer, and nothing else. What can't be answered is a typed error,
+and its count is printed.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from tests.e2e.fleet import Fleet
 from tests.e2e.test_adapters import PROMPT, oracle
 from tests.engine.adapters.adapter_files import EVERYWHERE, merge, write
 
-RUNS = int(os.environ.get("BATON_ADAPTER_RUNS", "100"))
+RUNS, FIRST = (int(os.environ.get(f"BATON_ADAPTER_{name}", given)) for name, given in (("RUNS", 100), ("FIRST", 0)))
 ACTS, ASKED = 5, 3  # changes of a run, and requests beside each
 NAMES, CONTENTS = ("sql", "style"), 3
 KILLED = 0.3  # of the runs
@@ -146,7 +147,7 @@ async def test_every_answer_is_of_a_content_that_its_name_stood_for(tmp_path: Pa
     with Fleet(1, 2, **sections) as fleet:
         async with httpx.AsyncClient(timeout=120) as client:
             scene = Scene(fleet, client, oracles)
-            for seed in range(RUNS):
+            for seed in range(FIRST, FIRST + RUNS):
                 await scene.run(seed)
                 assert scene.wrong == [], f"seed {seed}"
         print(f"{RUNS} runs: {dict(scene.outcomes)}")
