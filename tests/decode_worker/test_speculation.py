@@ -31,9 +31,9 @@ from bench.windows import Tape
 from tests.decode_worker.test_preemption import (
     DEMO,
     VOCAB,
+    ClientAnswer,
     Engine,
     Run,
-    Told,
     Way,
     every,
     kinds,
@@ -54,7 +54,7 @@ def drafted(engine: Engine, chance: float, seed: int = 0) -> Eager:
     return Eager(Oracle(answers, chance, VOCAB, seed), seed=seed)
 
 
-def exactly(found: dict[str, Told], wanted: dict[str, Told]) -> None:
+def exactly(found: dict[str, ClientAnswer], wanted: dict[str, ClientAnswer]) -> None:
     for name, told in found.items():
         assert told == wanted[name], name
 

@@ -21,6 +21,8 @@ TIERED = msgspec.structs.replace(SMALL, tiered=1.0, requests=30, seconds=8.0)
 HASTY = msgspec.structs.replace(SMALL, hasty=1.0, requests=16, seconds=5.0)
 SPLIT = msgspec.structs.replace(SMALL, split=1.0, requests=6, seconds=8.0)
 
+BETWEEN_STEPS = "a prompt would have to be preempted between two of its steps, and find its own blocks again"
+
 
 class Bug(NamedTuple):
     """A replacement in a file of the package; ``also`` names others (file, old, new) that the bug takes.
@@ -192,6 +194,7 @@ BUGS = (
         "limit, aside = (tokens - 1) // size, job.swap_entry",
         (("engine/sequence.py", "            assert start == 0 or before,", "            assert True,"),),
         size=PRESSED,
+        missed=BETWEEN_STEPS,
     ),
     Bug(
         "a half-written answer goes on on other weights",
@@ -260,6 +263,7 @@ BUGS = (
             ),
         ),
         faults=("role", "ratio"),
+        missed="routers cancel their streams within milliseconds of a change unless they are cut off just then",
     ),
     Bug(
         "a fill counts a block that has not come",
@@ -310,6 +314,7 @@ BUGS = (
         "            self.scores += found[len(self.scores) - start :]",
         "            self.scores += found",
         size=PRESSED,
+        missed=BETWEEN_STEPS,
     ),
     Bug(
         "a router that lost its claim on a batch job writes on",

@@ -71,7 +71,7 @@ def test_quantization_rounds_experts_and_leaves_routers(home: Path, kind: str) -
         EngineConfig(str(directory), quantization="int8", cache_dir=str(home)),
         ModelConfig.read(directory),
     )
-    program, weights, _ = load_weights(config, directory, fields, program_for(fields), torch.float32)
+    program, weights, *_ = load_weights(config, directory, fields, program_for(fields), torch.float32)
     plain = dict(Checkpoint(directory).weights(program_for(fields).weights, torch.float32, "cpu"))
     for op in program.experts:
         router = weights[op.gate_up.replace("experts_gate_up", "router")]

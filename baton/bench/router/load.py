@@ -12,6 +12,7 @@ import random
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
+from typing import cast
 
 import msgspec
 
@@ -49,8 +50,7 @@ class _ResponseReader(asyncio.Protocol):
         self.transport: asyncio.Transport | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self.transport = transport
+        self.transport = cast(asyncio.Transport, transport)  # uvloop's transports derive from no class of asyncio's
 
     def ask(self, raw: bytes) -> asyncio.Future[None]:
         """Sends the request ``raw``; returns a future that is done when the response is complete."""

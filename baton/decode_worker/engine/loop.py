@@ -67,7 +67,8 @@ class DecodeLoop(StepLoop):
         self.budget = StepBudget(limits.itl_target_s)
         self.pace = StepPace(limits.pace_s, parts.cores.prompts_beside, parts.clock)
         memory = None if self.spec.layout.windows else parts.memory  # copies are of one page table
-        self.swap = SwapArea.beside(memory, self.spec.layout, self.pool.pages) if memory else None
+        pages, clock = self.pool.pages, parts.clock
+        self.swap = SwapArea.beside(memory, self.spec.layout, pages, clock) if memory else None
         self.drafter, self.ahead = drafter, PromptReader(drafter, parts.clock)
         reach = AttentionReach.of(self.spec.layout, grows=True)
         self.scheduler = DecodeScheduler(

@@ -56,9 +56,12 @@ class SwapArea:
         self._writes: deque[StepSample] = deque(maxlen=REMEMBERED)
 
     @classmethod
-    def beside(cls, memory: memoryview, layout: KvLayout, pages: int) -> SwapArea:
-        """Returns an area for ``pages`` pages with room for 1/SHARE of them; memory is allocated as it is used."""
-        return cls(memory, layout.page_bytes, layout.block_tokens, pages * layout.page_bytes // SHARE)
+    def beside(cls, memory: memoryview, layout: KvLayout, pages: int, clock: Callable[[], float]) -> SwapArea:
+        """Returns an area for ``pages`` pages with room for 1/SHARE of them; memory is allocated as it is used.
+
+        ``clock`` returns monotonic seconds.
+        """
+        return cls(memory, layout.page_bytes, layout.block_tokens, pages * layout.page_bytes // SHARE, clock)
 
     def observe(self, sample: StepSample) -> None:
         """Adds a step that was run to the data for the fit."""

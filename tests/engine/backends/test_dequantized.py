@@ -32,7 +32,7 @@ def test_a_quantized_model_answers_by_plain_products(
     directory = make(tmp_path / "model", kind, **ONE_LAYER)
     model = ModelConfig.read(directory)
     config = EngineConfig(str(directory), device="cuda", quantization=quantization, cache_dir=str(tmp_path))
-    program, packed, _ = load_weights(config, directory, model, program_for(model), torch.float32)
+    program, packed, *_ = load_weights(config, directory, model, program_for(model), torch.float32)
     plain = for_torch(program, packed, torch.float32, "cpu")
     exact = load_weights(EngineConfig(str(directory)), directory, model, program_for(model), torch.float32).weights
     for name, weight in exact.items():
