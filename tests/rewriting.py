@@ -6,6 +6,7 @@ Knows nothing of tests. pytest offers no other way to fill its cache than to imp
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 import sys
@@ -23,11 +24,12 @@ def rewrite_share(config: pytest.Config, folder: Path) -> None:
     does nothing in a run of one process.
     """
     worker = getattr(config, "workerinput", None)
-    if worker is None or sys.dont_write_bytecode:
+    if worker is None or sys.dont_write_bytecode or rewrite.assertstate_key not in config.stash:
         return
     number, count = int(worker["workerid"].removeprefix("gw")), worker["workercount"]
     for path in itertools.islice(_modules(folder), number % count, None, count):
-        rewrite_module(config, path)
+        with contextlib.suppress(OSError, SyntaxError, ValueError):  # pytest tells, if it collects that module
+            rewrite_module(config, path)
 
 
 def rewrite_module(config: pytest.Config, path: Path) -> Path:

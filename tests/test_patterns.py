@@ -127,8 +127,8 @@ def found() -> list[tuple[str, str, bool]]:
 
 
 def test_patterns_over_others_text_are_linear(found: list[tuple[str, str, bool]]) -> None:
-    flaws = {where: flaw(pattern, anywhere) for pattern, where, anywhere in found}
-    assert {where: why for where, why in flaws.items() if why} == {}
+    flaws = [(where, pattern, flaw(pattern, anywhere)) for pattern, where, anywhere in found]
+    assert [each for each in flaws if each[2]] == []
 
 
 @pytest.mark.parametrize(

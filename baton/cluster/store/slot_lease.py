@@ -44,7 +44,7 @@ class SlotLease:
     async def take(self) -> str:
         """Takes the lease and returns ""; returns the holder's place if another place has it."""
         answer = cast(int | bytes, await self._take(keys=[self._key], args=self._args))
-        return answer.decode() if isinstance(answer, bytes) else ""
+        return "" if answer == 1 else cast(bytes, answer).decode()
 
     async def keep(self) -> bool:
         """Renews the lease; returns False if another owner has it."""

@@ -221,7 +221,7 @@ class _Writer:
     async def wait_closed(self) -> None:
         """Returns immediately, because a simulated connection closes within ``close``."""
 
-    def get_extra_info(self, name: str, default: T) -> T:
+    def get_extra_info(self, name: str, default: T | None = None) -> T | None:
         """Returns ``default``, because there is no socket."""
         return default
 

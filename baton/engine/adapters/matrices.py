@@ -94,7 +94,8 @@ def _half(file: TensorFile, entry: TensorEntry, sites: Mapping[str, Site]) -> tu
 
 def _absent(module: str, experts: bool) -> str:
     if is_expert(module) and not experts:
-        return "stands beside an expert, which takes a CPU and one process, without ranks; target other layers"
+        where = "a CPU, one process without ranks, and a checkpoint with a tensor per expert"
+        return f"stands beside an expert, which takes {where}; target other layers"
     if module == HEAD_MODULE:
         return "stands beside the head, where adapters are applied on a CPU only; target other layers"
     return f"stands beside {module}, which isn't a layer of this model that adapters go to: another base?"

@@ -31,6 +31,7 @@ from baton.engine.program.rank_program import MOST, Part, Rank, RankProgram, Row
 from baton.engine.program.rank_states import own_heads, state_obstacles
 from baton.protos.errors import ConfigError
 
+MOST_EXPERT_LAYERS = 256  # layers of experts whose rows are counted, as in kernels/step/ranks.h
 EXPERTS = "experts"  # the register of all experts' outputs
 PROJECTED = "projected"  # the register of all heads' q, k and v, which every rank copies
 
@@ -88,6 +89,8 @@ def few_experts(program: Program, count: int) -> Iterator[str]:
     """Yields the reason why the experts of ``program`` can't be divided among ``count`` ranks; nothing if
     they can.
     """
+    if len(program.experts) > MOST_EXPERT_LAYERS:
+        yield f"it has {len(program.experts)} layers of experts, and {MOST_EXPERT_LAYERS} at most can be divided"
     if any(op.experts < count for op in program.experts):
         yield f"a layer has {program.experts[0].experts} experts only"
 

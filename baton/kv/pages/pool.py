@@ -2,7 +2,7 @@
 
 Knows nothing of bytes, sockets, sequences or time: pages are numbers, blocks are hashes. Single-threaded. Each part
 of the pool's state has its own class: the block index (``blocks``), pages without a lease (``supply``), the count
-of leases and the quarantine (``leased``).
+of leases and the quarantine (``page_users``).
 
 A page is in exactly one state:
 

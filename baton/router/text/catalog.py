@@ -14,7 +14,7 @@ from typing import Protocol
 import msgspec
 
 from baton.cluster.adapters import AdapterEntry
-from baton.protos.errors import CheckpointError, InvalidRequest, ModelNotFound, NoWorker
+from baton.protos.errors import CheckpointError, Forbidden, InvalidRequest, ModelNotFound, NoWorker
 from baton.protos.json import Json
 from baton.router.access.caller import CALLER
 from baton.router.request.request import ServedModel
@@ -118,8 +118,16 @@ class ModelCatalog:
         """Returns what is served now and the caller may use: models by id, then adapters."""
         adapters = (self._on(entry) for entry in self._adapters.served().values())
         found = [*self._model_entries(), *(entry for entry in adapters if entry is not None)]
-        key = CALLER.get().key
-        return [entry for entry in found if key is None or key.allows(entry.model_id, _adapter_of(entry))]
+        return [entry for entry in found if _may_use(entry)]
+
+    async def described(self, name: str) -> ModelEntry:
+        """Returns the entry of a model or adapter ``name`` for a caller who asks about it. Raises as ``resolve``,
+        and Forbidden if the caller's key may not use it.
+        """
+        found = await self.resolve(name)
+        if not _may_use(found):
+            raise Forbidden(f"this key may not use {found.name!r}; /v1/models lists what it may", "model")
+        return found
 
     async def resolve(self, name: str, adapter: str = "") -> ModelEntry:
         """Returns the entry of a model or adapter ``name``; "" means the only model, or the adapter that the
@@ -214,7 +222,7 @@ class ModelCatalog:
         known = entries or [entry for _, entry in self._entries.values()]
         if len(known) == 1:
             return known[0]
-        names = ", ".join(repr(entry.model_id) for entry in known)
+        names = ", ".join(repr(entry.model_id) for entry in known if _may_use(entry)) or "none to this key"
         raise InvalidRequest(f"name one of the models that are served: {names}", "model")
 
     def _require_any(self) -> None:
@@ -242,6 +250,11 @@ class ModelCatalog:
             embedding=embedding_style(source),
             encoder=encoder_style(source),
         )
+
+
+def _may_use(entry: ModelEntry) -> bool:
+    key = CALLER.get().key
+    return key is None or key.allows(entry.model_id, _adapter_of(entry))
 
 
 def _adapter_of(entry: ModelEntry) -> str:

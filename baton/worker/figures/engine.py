@@ -116,7 +116,8 @@ class EngineFigures:
             self._metrics.experts_computed(rank, rows - earlier)
         self._metrics.optional("expert_imbalance").set(now.imbalance)
         if now.copies.imbalance_at_home:
-            self._show_copies(now.copies, last.copies if last else ExpertCopies())
+            shown = last is not None and last.copies.imbalance_at_home  # else none of the moves was counted yet
+            self._show_copies(now.copies, last.copies if last is not None and shown else ExpertCopies())
 
     def _show_copies(self, now: ExpertCopies, last: ExpertCopies) -> None:
         self._metrics.optional("expert_copies").set(now.copies)

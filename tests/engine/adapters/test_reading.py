@@ -400,7 +400,7 @@ def test_a_load_that_is_given_up_holds_up_no_other(adapter: Path, reader: Adapte
 
 
 def test_an_adapters_memory_is_freed_with_it_and_no_descriptor_is_left(
-    adapter: Path, reader: AdapterReader
+    settled_heap: None, adapter: Path, reader: AdapterReader
 ) -> None:
     def descriptors() -> tuple[int, int]:
         own, theirs = "/proc/self/fd", f"/proc/{pid_of(reader)}/fd"

@@ -170,6 +170,10 @@ async def test_keys_see_and_use_their_tenants_adapters_alone(fake, model_dir, ke
             done = await running.clients.http.post("/v1/completions", json=body, headers=headers)
             return done.status_code, done.json().get("model", "")
 
+        async def described(key: str, path: str) -> int:
+            headers = {"authorization": f"Bearer {made[key]}"}
+            return (await running.clients.http.get(path, headers=headers)).status_code
+
         async def listed(key: str) -> set[str]:
             headers = {"authorization": f"Bearer {made[key]}"}
             found = (await running.clients.http.get("/v1/models", headers=headers)).json()
@@ -182,6 +186,9 @@ async def test_keys_see_and_use_their_tenants_adapters_alone(fake, model_dir, ke
         assert "mine" not in await listed("other")
         assert await listed("limited") == {"tiny", "sql"}
         assert await listed("by_model") == {"sql"}
+        assert await described("by_model", "/v1/models/sql") == 200
+        assert {await described("by_model", f"/{way}/models/tiny") for way in ("v1", "v2")} == {403}
+        assert await described("by_model", "/v2/models/tiny/ready") == 403
         assert await listed("bound") == await listed("other")
         assert await ask("limited", "sql") == (200, "sql")
         assert await ask("limited", "style") == (403, "")

@@ -73,8 +73,8 @@ def test_rows_of_experts_are_counted_by_rank_and_show_how_uneven_they_are():
         assert registry.get_sample_value("baton_expert_rows_total", labels | {"rank": rank}) == rows
     assert registry.get_sample_value("baton_expert_imbalance_ratio", labels) == 2.5
     assert registry.get_sample_value("baton_expert_copies", labels) is None  # no rank has room for any
-    for moves in (3, 5):
-        figures.observe(stats(experts=ExpertLoad((30, 10), 25, 4, ExpertCopies(2, moves, 1.5, 1.1))))
+    for copies in (ExpertCopies(1, 1), ExpertCopies(2, 3, 1.5, 1.1), ExpertCopies(2, 5, 1.5, 1.1)):
+        figures.observe(stats(experts=ExpertLoad((30, 10), 25, 4, copies)))
     found = {name: registry.get_sample_value(f"baton_expert_{name}", labels) for name in ("copies", "moves_total")}
     assert found == {"copies": 2, "moves_total": 5}
     for placement, imbalance in (("home", 1.5), ("placed", 1.1)):

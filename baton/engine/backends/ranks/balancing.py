@@ -37,14 +37,14 @@ class ExpertBalancer:
         self._home = Placement.at_home(experts, ranks, spare)
         self._placed = [self._home] * layers
         self._looked = deque[tuple[int, list[int]]]()  # layers to be judged, and their loads
-        self._computed, self._moves = 0, 0
+        self._computed, self._moves, self._copies = 0, 0, 0
         self._busiest = [0.0, 0.0, 0.0]  # rows of layers' busiest ranks without copies and with them, and of all
         self._imbalance = 0.0, 0.0
 
     @property
     def copies(self) -> ExpertCopies:
         """Returns what the placements are like, as of the last look."""
-        return ExpertCopies(sum(placed.copies() for placed in self._placed), self._moves, *self._imbalance)
+        return ExpertCopies(self._copies, self._moves, *self._imbalance)
 
     def due(self, rows: int) -> ExpertsNote | None:
         """Returns the placement that one layer should have before a step of ``rows`` rows; None for most steps."""
@@ -56,6 +56,7 @@ class ExpertBalancer:
     def placed(self, note: ExpertsNote) -> None:
         """Reports that all ranks have placed a layer so."""
         new = changed(self._placed[note.layer], note.placement)
+        self._copies += note.placement.copies() - self._placed[note.layer].copies()
         self._placed[note.layer] = note.placement
         self._moves += len(new)
         where = ", ".join(f"expert {expert} to rank {rank}" for expert, rank in new) or "rows dealt anew"

@@ -74,13 +74,17 @@ class Follower:
         """Sends the descriptor ``fd`` of shared memory and its size in bytes."""
         socket.send_fds(self._socket, [size.to_bytes(8, "little")], [fd])
 
-    def tell(self, fd: int, size: int, patience_s: float) -> None:
-        """Sends a descriptor and its size, and returns when the follower has used it. Raises RankLost, also after
-        ``patience_s`` seconds (0: no limit).
+    def begin_tell(self, fd: int, size: int) -> None:
+        """Sends a descriptor and its size, which the follower uses by and by (``await_heard``)."""
+        with suppress(ConnectionError):  # whoever died is heard of by ``await_heard``
+            self.give(fd, size)
+
+    def await_heard(self, patience_s: float) -> None:
+        """Returns when the follower has used what ``begin_tell`` sent. Raises RankLost, also after ``patience_s``
+        seconds (0: no limit).
         """
         self._socket.settimeout(patience_s or None)
         try:
-            self.give(fd, size)
             heard = self._socket.recv(len(HEARD))
         except TimeoutError:
             raise RankLost(f"rank {self.rank} is stuck: it doesn't take what it is told", rank=self.rank) from None
@@ -171,7 +175,9 @@ class Followers:
         have used it. Raises RankLost.
         """
         for follower in self._all:
-            follower.tell(fd, size, patience_s)
+            follower.begin_tell(fd, size)
+        for follower in self._all:
+            follower.await_heard(patience_s)
 
     def watch(self, meeting: int, lost: Callable[[RankLost], None]) -> None:
         """Starts a thread that, if a rank's process ends unexpectedly, unblocks the ranks meeting at address

@@ -120,7 +120,10 @@ class RankRunner(StepRunner):
             return
         with written(note) as (fd, size):
             self._tell(fd, size)
-        self._own_experts.place(note)
+        try:
+            self._own_experts.place(note)
+        except Exception as error:  # the others have placed it, so nobody would compute some rows
+            raise RankLost(f"rank 0 couldn't place copies of experts: {error}", rank=0) from error
         self._balancer.placed(note)
 
     def bind(self, buffer: memoryview, pages: int) -> None:

@@ -22,8 +22,8 @@ from baton.router.api.responses.schemas import ResponsesBody
 
 MAX_LINES = 50_000  # requests of one file, as OpenAI has it
 MAX_TOLD = 20  # errors of a bad file that are told
-BatchBody = ChatBody | CompletionBody | ResponsesBody
-CALLS: dict[str, tuple[type[BatchBody], Callable[..., Awaitable[PreparedCall]]]] = {
+LineBody = ChatBody | CompletionBody | ResponsesBody
+CALLS: dict[str, tuple[type[LineBody], Callable[..., Awaitable[PreparedCall]]]] = {
     "/v1/chat/completions": (ChatBody, chat_call),
     "/v1/completions": (CompletionBody, completion_call),
     "/v1/responses": (ResponsesBody, responses_call),

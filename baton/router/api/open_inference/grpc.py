@@ -60,7 +60,9 @@ class OpenInferenceService(pb_grpc.GRPCInferenceServiceServicer):
         """Answers with the names, datatypes and shapes of a model's input and output tensors."""
         async with grpc_errors(context):
             oip.require_version(request.version)
-            return pb.ModelMetadataResponse(**oip.model_metadata(await self._service.catalog.resolve(request.name)))
+            return pb.ModelMetadataResponse(
+                **oip.model_metadata(await self._service.catalog.described(request.name))
+            )
 
     async def ModelInfer(self, request: pb.ModelInferRequest, context: Context) -> pb.ModelInferResponse:
         """Answers with the whole generation as tensors."""

@@ -249,12 +249,12 @@ _GENERATED = EventStyle(
 
 async def _metadata(service: GenerationService, request: Request) -> Response:
     oip.require_version(request.path_params.get("version", ""))
-    return json_response(oip.model_metadata(await service.catalog.resolve(request.path_params["model"])))
+    return json_response(oip.model_metadata(await service.catalog.described(request.path_params["model"])))
 
 
 async def _model_ready(service: GenerationService, request: Request) -> Response:
     oip.require_version(request.path_params.get("version", ""))
-    entry = await service.catalog.resolve(request.path_params["model"])
+    entry = await service.catalog.described(request.path_params["model"])
     return _readiness(oip.served(service, entry.name))
 
 

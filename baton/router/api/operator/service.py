@@ -67,7 +67,7 @@ def model_routes(service: GenerationService) -> APIRouter:
 
     @routes.get("/v1/models/{model_id:path}")
     async def model(model_id: str) -> Response:
-        return json_response(_model(await service.catalog.resolve(model_id)))
+        return json_response(_model(await service.catalog.described(model_id)))
 
     @routes.post("/tokenize", openapi_extra=body_docs(TokenizeBody))
     async def tokenize(request: Request) -> Response:

@@ -289,7 +289,7 @@ def test_a_worker_of_two_hosts_answers_as_one_and_ends_when_the_other_hosts_rank
     alone = SharedDriver(load_runner(EngineConfig(model, threads=1)), 16).answer(PROMPTS, GREEDY)
     heard, told = threading.Event(), list[RankLost]()
     with other_host() as (address, agent):
-        bound_s = 60.0 if number is signal.SIGKILL else 1.0
+        bound_s = 60.0 if number is signal.SIGKILL else 5.0
         far = {share: 2, "rank_bound_s": bound_s, "rank_hosts": (address,)}
         runner = load_runner(EngineConfig(model, threads=1, **far))  # type: ignore[arg-type]
         assert isinstance(runner, RankRunner)

@@ -13,7 +13,7 @@ from baton.engine.config import EngineConfig
 from baton.engine.load import load_runner
 from baton.engine.steps.expert_load import ExpertMeter
 from baton.kernels.abi import native
-from baton.protos.errors import ConfigError
+from baton.protos.errors import ConfigError, RankLost
 from baton.protos.nouns import Sampling
 from tests.conformance.checkpoints import make, prompts
 from tests.e2e.fleet import wait_for
@@ -77,6 +77,27 @@ def test_answers_are_one_ranks_before_and_behind_a_move_and_loads_are_evener(
         assert rows.copies.imbalance < rows.copies.imbalance_at_home
         if kind == "gpt_oss" and fields == {"ep": 2}:
             assert rows.copies.imbalance < 1.1 < 1.25 < rows.copies.imbalance_at_home
+    finally:
+        runner.leave()
+
+
+def test_a_lead_that_cannot_place_its_copies_ends_the_worker(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = str(skewed(tmp_path, "gpt_oss"))
+    alone = load_runner(EngineConfig(model, threads=1))
+    runner = on_ranks(alone.spec, EngineConfig(model, threads=1, ep=2, rank_bound_s=60.0, expert_replicas=1))
+    try:
+        looking_often(runner, 60)
+
+        def unreadable(note: object) -> None:
+            raise OSError("no such checkpoint any more")
+
+        monkeypatch.setattr(runner._own_experts, "place", unreadable)
+        driver = SharedDriver(runner, 64, chunk=40)
+        asked = [prompt[:90] for prompt in prompts(alone.spec.vocab_size, 5)] * 3
+        with pytest.raises(RankLost, match="rank 0 couldn't place copies of experts: no such checkpoint"):
+            driver.answer(asked, SPOKEN)
     finally:
         runner.leave()
 

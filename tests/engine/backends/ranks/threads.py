@@ -47,8 +47,10 @@ class ThreadFollowers:
         told = RankNotes(rank, self._config)
         struct.adapters = told.adapters.table
         while (code := follow(rank.native.struct, struct)) == HEAR:
-            told.take(*notes.get(timeout=30))
-            notes.task_done()
+            try:
+                told.take(*notes.get(timeout=30))
+            finally:
+                notes.task_done()
         self.codes.append(code)
 
     def tell(self, fd: int, size: int, patience_s: float) -> None:

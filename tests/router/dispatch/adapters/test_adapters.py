@@ -6,6 +6,7 @@ An answer depends on the adapter's content, so a request that met another conten
 import asyncio
 from contextlib import asynccontextmanager
 
+import msgspec
 import pytest
 
 from baton.cluster.adapters import AdapterEntry
@@ -26,7 +27,7 @@ from baton.router.dispatch.adapters import control as adapter_control
 from baton.router.dispatch.adapters import keeper as adapter_keeper
 from baton.router.dispatch.adapters import loads as adapter_loads
 from baton.router.dispatch.adapters.control import AdapterBounds, require_path
-from tests.router.fake_workers import answer_of, cluster, collect, until
+from tests.router.fake_workers import PATIENT, answer_of, cluster, collect, until
 
 PROMPT = list(range(40))
 ONE, TWO = "1" * 16, "2" * 16
@@ -166,7 +167,8 @@ async def test_a_killed_workers_request_goes_on_with_its_content_on_another():
 
 
 async def test_what_nobody_can_read_any_more_is_said_and_not_answered_by_another_content():
-    async with served(prefill=0, decode=1) as c:
+    settings = msgspec.structs.replace(PATIENT, worker_wait_s=0.3)  # no worker comes that has the old content
+    async with served(prefill=0, decode=1, settings=settings) as c:
         old = await add(c)
         c.d[0].hold_tokens.clear()
         [holding] = c.open(PROMPT, 4, adapter_id=old.adapter_id, request_id="r0")
