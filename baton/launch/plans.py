@@ -42,7 +42,7 @@ def worker_plans(
     """
     _require_own_ports(config)
     threads, owner = config.worker.threads or _share_of_cores(config), 0 if config.ray.address else os.getpid()
-    plans, lent, sharers = [], lent_cores(config), _on_gpu(config)
+    plans, lent, sharers = [], lent_cores(config), workers_on_gpu(config)
     for slot, role in slots_of(config):
         own = config_of(config, slot, role)
         spec = worker_spec(own, slot, role, model, redis_url, slot_dir, own.worker.threads or threads, owner)
@@ -165,7 +165,7 @@ def worker_spec(
     )
 
 
-def _on_gpu(config: BatonConfig) -> int:
+def workers_on_gpu(config: BatonConfig) -> int:
     """Returns how many workers divide this machine's GPU; 1 where Ray gives each its own."""
     devices = [config_of(config, slot, role).worker.device for slot, role in slots_of(config)]
     return 1 if config.ray.address else max(1, devices.count("cuda"))

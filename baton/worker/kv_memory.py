@@ -71,6 +71,8 @@ def kv_bytes(
         raise ConfigError(text, "worker.kv_memory_share")
     if room.host < room.card:
         log.warning("%s; worker.kv_host_share (%g) says how much of it", room.told, cache.kv_host_share)
+    else:
+        log.info("%s; worker.kv_memory_share (%g) says how much of it", room.told, cache.kv_memory_share)
     return min(room.card, room.host)
 
 

@@ -41,10 +41,13 @@ def test_a_small_host_bounds_its_mirror_and_the_log_says_so(caplog: pytest.LogCa
     assert on_card(CacheSpec(kv_sharers=2, kv_host_share=0.5), host=10 * GIB) == int(2.5 * GIB)
 
 
-def test_which_memory_bounds_kv_is_said() -> None:
+def test_which_memory_bounds_kv_is_said(caplog: pytest.LogCaptureFixture) -> None:
     room = kv_room(CacheSpec(kv_memory_share=0.5), H100, 16 * GIB, 100 * GIB)
     assert room == KvRoom(23 * GIB, 80 * GIB)
     assert room.told.endswith("23.0 GiB of KV, the host for copies of 80.0 GiB: the card's bounds it")
+    caplog.set_level(logging.INFO, "baton.engine")
+    on_card(CacheSpec(kv_memory_share=0.5), host=100 * GIB)
+    assert "the card's bounds it; worker.kv_memory_share (0.5)" in caplog.text
 
 
 def test_a_card_without_room_beside_the_weights_is_refused_with_the_remedy() -> None:

@@ -48,6 +48,7 @@ def test_another_card_is_tried_again_and_what_computes_which_op_is_told(
     config = load_config(flags={"worker": {"device": "cuda"}}, search=Path("/nowhere"))
     monkeypatch.setenv(CACHE_ENV, str(tmp_path))
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(card_ops, "_free", lambda device: None)
     for why, state in ((card_ops.WITHOUT, "warn"), ("", "ok")):
         way = card_ops.TORCH if why else card_ops.FLASHINFER
         chosen = OpChoice(card_ops.ATTENTION, way, why, () if why else ops)
@@ -56,6 +57,22 @@ def test_another_card_is_tried_again_and_what_computes_which_op_is_told(
         assert (told.subject, told.state, bool(told.remedy)) == ("gpu op", state, bool(why))
         assert chosen.told in machine.gpu(config, lambda: l4).what
     assert told.what == "decode attention: flashinfer (flashinfer 30 us, torch 90 us)"
+
+
+def test_a_trial_that_leaves_the_card_unusable_is_a_finding(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    l4 = Gpu("NVIDIA L4", (8, 9), (13, 0), 24 << 30)
+    monkeypatch.setenv(CACHE_ENV, str(tmp_path))
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    full = OpChoice(card_ops.ATTENTION, card_ops.TORCH, "there was too little memory", lasts=False)
+    monkeypatch.setattr(card_ops, "try_library", lambda *_: (full,))
+    monkeypatch.setattr(card_ops, "_free", lambda device: None)
+    assert card.try_card(lambda: l4)[1].remedy == card.FREE
+    monkeypatch.setattr(card_ops, "_free", lambda device: 1 / 0)
+    found = card.try_card(lambda: l4)[1]
+    assert (found.state, found.remedy) == ("fail", "start again")
+    assert "left the card unusable" in found.what
 
 
 def test_each_step_and_op_is_a_finding_and_what_is_wrong_fails() -> None:

@@ -132,6 +132,19 @@ def test_a_gpu_that_is_asked_for_and_not_here_or_too_old_fails_with_its_remedy()
     assert "KV takes what worker.kv_memory_bytes or worker.pages says" in named.what
 
 
+def test_the_room_for_kv_is_divided_as_a_start_divides_it() -> None:
+    paced = {"name": "far", "role": "decode", "count": 3, "worker": {"device": "paced:zero"}}
+
+    def said(**sections: object) -> str:
+        card = Gpu("H100", (9, 0), (13, 0), 80 << 30)
+        return machine.gpu(config(worker={"device": "auto"}, **sections), lambda: card).what
+
+    half, whole = "the card has room for 33.0 GiB", "the card has room for 67.0 GiB"
+    assert half in said()
+    assert half in said(cluster={"pools": [paced]})
+    assert whole in said(ray={"address": "ray://a"}, redis={"url": "redis://a"})
+
+
 def test_which_way_kv_leaves_a_gpu_is_said_and_what_keeps_it_from_the_card() -> None:
     def said(exclusive: bool, way: str) -> Finding:
         gpu = Gpu("H100", (9, 0), (13, 0), 80 << 30, exclusive)

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from baton.engine.backends.cuda.op_trials import OpTrial
 
 SHIM = Gpu("the SIMT shim", (9, 0), (13, 0), 0)
+INSTALL = "install the extra [gpu] and what it compiles with (nvcc); until then torch computes it"
+FREE = "try again while nothing else is on the card; a worker's start tries it, too"
 SLOWER = "slower than torch's: the step uses ours all the same"
 
 
@@ -28,8 +30,7 @@ def try_card(ask: Probe = probe) -> list[Finding]:
     try:
         gpu = SHIM if on_shim() else require(ask=ask)
     except ConfigError as error:
-        what, _, remedy = error.message.removeprefix("device cuda: ").rpartition("; ")
-        return [Finding("card", "fail", what, remedy)]
+        return [_refused(error)]
     if said := without_kernels(gpu):
         return [Finding("card", "warn", f"{gpu.name}: torch's ops serve", said), *_choices(gpu)]
     try:
@@ -80,15 +81,24 @@ def _choices(gpu: Gpu) -> list[Finding]:
 
     if not torch.cuda.is_available():
         return []
-    forget_choices(gpu)
-    found = choices_on(gpu, USUAL, "cuda").choices
-    remedy = "install the extra [gpu] and what it compiles with (nvcc); until then torch computes it"
+    try:
+        forget_choices(gpu)
+        found = choices_on(gpu, USUAL, "cuda").choices
+    except ConfigError as error:
+        return [_refused(error)]
+    except OSError as error:
+        return [Finding("gpu op", "warn", f"not tried: {error}", f"set {CACHE_ENV} to a directory of yours")]
     return [
-        Finding("gpu op", "warn", choice.told, remedy)
+        Finding("gpu op", "warn", choice.told, INSTALL if choice.lasts else FREE)
         if choice.why not in ("", FASTER)
         else Finding("gpu op", "ok", choice.told)
         for choice in found
     ]
+
+
+def _refused(error: ConfigError) -> Finding:
+    what, _, remedy = error.message.removeprefix("device cuda: ").rpartition("; ")
+    return Finding("card", "fail", what, remedy)
 
 
 def _trial(gpu: Gpu) -> list[Finding]:

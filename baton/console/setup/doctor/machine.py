@@ -15,6 +15,7 @@ from baton.console.setup.doctor.card import earlier_trial, told_choices
 from baton.console.setup.findings import Finding
 from baton.engine.backends.cuda.gpu import Gpu, Probe, probe, require, without_kernels
 from baton.kernels.abi import build, native
+from baton.launch.plans import workers_on_gpu
 from baton.launch.single import usable_cores
 from baton.process.memory import available_bytes
 from baton.protos.errors import ConfigError
@@ -166,11 +167,15 @@ def gpu(config: BatonConfig, ask: Probe = probe) -> Finding:
 
 def _kv_room(config: BatonConfig, gpu: Gpu) -> str:
     """Returns what each of this machine's workers may take for KV, weights not counted, in words."""
-    worker, workers = config.worker, config.cluster.decode + config.cluster.prefill_workers
+    worker = config.worker
     if worker.kv_memory_bytes or worker.pages:
         return "KV takes what worker.kv_memory_bytes or worker.pages says"
+    if worker.device == "auto":  # a start resolves it likewise
+        config = config.model_copy(update={"worker": worker.model_copy(update={"device": "cuda"})})
     cache = CacheSpec(
-        kv_memory_share=worker.kv_memory_share, kv_host_share=worker.kv_host_share, kv_sharers=max(1, workers)
+        kv_memory_share=worker.kv_memory_share,
+        kv_host_share=worker.kv_host_share,
+        kv_sharers=workers_on_gpu(config),
     )
     return kv_room(cache, gpu, 0, available_bytes()).told
 

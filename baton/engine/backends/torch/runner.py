@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from baton.engine.adapters.base import AdapterBase
-from baton.engine.backends.cuda.gpu import Gpu, require, without_kernels
+from baton.engine.backends.cuda.gpu import require
 from baton.engine.backends.cuda.load import TORCH, kernels_or_none, on_kernels
 from baton.engine.backends.encoder.load import load_encoder
 from baton.engine.backends.native.runner import NativeRunner
@@ -29,14 +29,14 @@ from baton.engine.backends.ranks.hosts.lead import LeadHosts
 from baton.engine.backends.ranks.load import load_rank, numbers_of, rank_config, require_possible
 from baton.engine.backends.ranks.runner import RankRunner
 from baton.engine.backends.sequence_checks import require_computable
-from baton.engine.backends.span_ops import SPAN_OPS
 from baton.engine.backends.torch.adapters import TorchAdapters
-from baton.engine.backends.torch.batch import BatchBuilder
+from baton.engine.backends.torch.batch import BatchBuilder, StepBatch
 from baton.engine.backends.torch.card_ops import CardOps, ops_on
 from baton.engine.backends.torch.card_pages import CardPages
+from baton.engine.backends.torch.card_requirements import require_cuda_ops, require_torch_cuda, takes_kernels
 from baton.engine.backends.torch.dequantized import for_torch
 from baton.engine.backends.torch.flash_infer import shape_of
-from baton.engine.backends.torch.interpreter import Interpreter, KvPages
+from baton.engine.backends.torch.interpreter import Interpreter, KvPages, Registers
 from baton.engine.backends.work import work_of, work_of_ranks
 from baton.engine.checkpoints.hub import locate
 from baton.engine.checkpoints.kv_scheme import asked_kv_dtype
@@ -84,7 +84,7 @@ def load(config: EngineConfig) -> Runner:
     ask_gpu, own_kernels = config.device == "cuda" and not on_shim(), config.device == "cuda"
     if ask_gpu:
         own_kernels = takes_kernels(require())  # before a model is fetched for it
-        _require_torch_cuda()
+        require_torch_cuda()
     directory = locate(config.model)
     model = ModelConfig.read(directory)
     config = with_asked_kv(config, model)
@@ -92,7 +92,7 @@ def load(config: EngineConfig) -> Runner:
     if planned.is_encoder:
         return load_encoder(config, directory, model, planned)
     if config.device == "cuda":
-        _require_cuda_ops(model, planned)
+        require_cuda_ops(model, planned)
     if ask_gpu:
         elements = sum(math.prod(shape) for weight in planned.weights for shape in weight.shapes)
         require(elements * DTYPES[dtype].itemsize)
@@ -207,31 +207,6 @@ def _is_on(name: str, on: str) -> bool:
     return value == on
 
 
-def _require_cuda_ops(model: ModelConfig, planned: Program) -> None:
-    lacking = sorted({type(op).__name__ for op in planned.ops if isinstance(op, SPAN_OPS)})
-    if lacking:
-        text = (
-            f"device cuda: {model.model_type} needs {', '.join(lacking)}, which no GPU kernel computes yet; use cpu"
-        )
-        raise ConfigError(text, "device")
-
-
-def takes_kernels(gpu: Gpu) -> bool:
-    """Returns whether the engine's own kernels may run on ``gpu``; if not, the log says why."""
-    if said := without_kernels(gpu):
-        log.warning("%s: %s", TORCH, said)
-    return not said
-
-
-def _require_torch_cuda() -> None:
-    if torch.version.cuda is None:
-        text = "device cuda: this torch is built without CUDA; install the CUDA build of its version, or use cpu"
-        raise ConfigError(text, "device")
-    if not torch.cuda.is_available():
-        text = f"device cuda: torch (CUDA {torch.version.cuda}) can't use the GPU; update the driver, or use cpu"
-        raise ConfigError(text, "device")
-
-
 class TorchRunner:
     """Implements ``Runner`` by torch's ops. One thread at a time may call it.
 
@@ -296,19 +271,21 @@ class TorchRunner:
 
     def _mirrored(self, mirror: CardPages | None, plan: StepPlan, kv: KvPages, began: float) -> StepResult:
         if mirror is None:
-            return self._compute(plan, kv, began)
-        brought = mirror.bring(plan.items)
+            return self._chosen(plan, *self._computed(plan, kv), began)
         try:
-            found = self._compute(plan, kv, began)
+            brought = mirror.bring(plan.items)
+            found = self._computed(plan, kv)
             mirror.write_back(plan.items, brought)
         except BaseException:
             mirror.failed()
             raise
-        return msgspec.structs.replace(found, seconds=self._clock() - began)
+        return self._chosen(plan, *found, began)  # a request at fault here leaves the pages current
 
-    def _compute(self, plan: StepPlan, kv: KvPages, began: float) -> StepResult:
+    def _computed(self, plan: StepPlan, kv: KvPages) -> tuple[StepBatch, Registers]:
         batch = self._builder.build(plan)
-        registers = self._interpreter.registers(batch, kv)
+        return batch, self._interpreter.registers(batch, kv)
+
+    def _chosen(self, plan: StepPlan, batch: StepBatch, registers: Registers, began: float) -> StepResult:
         every = registers["logits"]
         logits = every[: len(batch.sampled)]
         specs = [spec for _, spec in batch.sampled]

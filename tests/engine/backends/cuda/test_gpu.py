@@ -15,7 +15,7 @@ from baton.cluster.config import load_config
 from baton.console.run.serve import on_this_machine
 from baton.engine.backends.cuda import gpu
 from baton.engine.backends.cuda.gpu import Gpu, probe, require, resolved_device
-from baton.engine.backends.torch.runner import takes_kernels
+from baton.engine.backends.torch.card_requirements import takes_kernels
 from baton.engine.config import EngineConfig
 from baton.engine.load import load_runner
 from baton.protos.errors import ConfigError

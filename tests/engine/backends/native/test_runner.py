@@ -215,7 +215,7 @@ def test_what_latent_attention_lacks_is_refused_by_name(
     latent: Path, fields: dict[str, Any], named: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(runner_module, "require", lambda *_: Gpu("a card", CAPABILITY, (13, 0), 80 << 30))
-    monkeypatch.setattr(runner_module, "_require_torch_cuda", lambda: None)
+    monkeypatch.setattr(runner_module, "require_torch_cuda", lambda: None)
     with pytest.raises(ConfigError, match=named):
         load_runner(EngineConfig(str(latent), **fields))
 

@@ -9,19 +9,21 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 from baton.engine.backends.cuda import op_trials
 from baton.engine.backends.cuda.gpu import Gpu
 from baton.engine.backends.torch import card_ops, card_pages, flash_infer
+from baton.engine.backends.torch.batch import BatchBuilder
 from baton.engine.backends.torch.card_ops import ATTENTION, DRAW, CardOps, OpChoice, Sizes, choices_on, ops_on
 from baton.engine.backends.torch.card_pages import CardPages
 from baton.engine.backends.torch.flash_infer import AttentionShape, FlashInferDecode, FlashInferDraw, shape_of
 from baton.engine.backends.torch.runner import ModelConfig, TorchRunner
 from baton.engine.checkpoints.safetensors import Checkpoint
 from baton.engine.models import program_for
-from baton.engine.plan import ModelSpec, SequenceStep, StepPlan
+from baton.engine.plan import ModelSpec, SampleSpec, SequenceStep, StepPlan
 from baton.kernels.abi.build import CACHE_ENV
 from baton.kernels.sample.reference import sample
 from baton.kv.layout.page import layout_for
@@ -38,6 +40,7 @@ L4 = Gpu("NVIDIA L4", (8, 9), (13, 0), 24 << 30)
 SHAPE = AttentionShape(4, 2, 16, "bfloat16", 0.25, ((0, 0.0), (24, 30.0)))
 TINY = Sizes(((2, 37), (1, 16)), (3,), 64)
 SLOW, FAST = 9.0, 2.0
+_HAS_NVCC = card_ops._has_nvcc
 
 
 @pytest.fixture(autouse=True)
@@ -150,6 +153,43 @@ def test_a_step_that_fails_leaves_no_page_current(gemma: Model, monkeypatch: pyt
     assert card.run(decode).scored == wanted
 
 
+def test_a_copy_to_the_card_that_fails_half_way_leaves_no_page_current(
+    gemma: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    card, table = gemma.on_card(), [0, 1, 2]
+    card.bind(memoryview(bytearray(6 * gemma.spec.layout.page_bytes)), 6)
+    card.run(StepPlan((SequenceStep(1, [4] * 20, 0, table),)))
+    assert card._mirror is not None
+    with monkeypatch.context() as broken:
+        broken.setattr(torch.Tensor, "index_copy_", _broken)
+        with pytest.raises(BatonError, match="launch failed"):
+            card.run(StepPlan((SequenceStep(2, [4], 20, [3, 4]),)))
+    assert card._mirror.bring((SequenceStep(1, [4], 20, table),)) == [0, 1]
+
+
+def test_a_request_whose_token_cannot_be_chosen_leaves_pages_current_and_on_the_host(gemma: Model) -> None:
+    card, table = gemma.on_card(), [0, 1, 2]
+    buffer, size = bytearray(4 * gemma.spec.layout.page_bytes), 2 * gemma.spec.layout.page_bytes
+    card.bind(memoryview(buffer), 4)
+    greedy = Sampling(temperature=0.0, max_tokens=2)
+    nothing = SampleSpec(greedy, 0, 20, [4] * 20, 20, (), lambda size: np.zeros(size, bool))
+    with pytest.raises(BatonError):
+        card.run(StepPlan((SequenceStep(1, [4] * 20, 0, table, sample=nothing),)))
+    assert card._mirror is not None
+    assert card._mirror.bring((SequenceStep(1, [4], 20, table),)) == []
+    assert bytes(buffer[:size]) == bytes(card._mirror.memory[:2].flatten().numpy())
+    assert any(buffer[:size])
+
+
+def test_decodes_on_a_card_are_gathered_in_few_pieces(gemma: Model) -> None:
+    def jobs(pages: str) -> int:
+        builder = BatchBuilder(gemma.program, torch.bfloat16, "cpu", pages=pages)
+        items = [SequenceStep(at, [1], 4095, range(256)) for at in range(64)]
+        return len(builder.build(StepPlan(tuple(items))).jobs[0])
+
+    assert (jobs("cpu"), jobs("meta")) == (32, 1)
+
+
 def _broken(*_: object, **__: object) -> None:
     raise BatonError("launch failed")
 
@@ -191,7 +231,7 @@ def test_what_is_right_and_faster_is_taken_and_kept_with_its_figures(monkeypatch
     assert card_ops.earlier_choices(L4) is None
 
 
-@pytest.mark.parametrize("changed", ["driver", "shape", "version", "sources"])
+@pytest.mark.parametrize("changed", ["driver", "shape", "version", "sources", "compiler"])
 def test_a_record_of_another_environment_is_not_used(monkeypatch: pytest.MonkeyPatch, changed: str) -> None:
     ops_on(L4, SHAPE, "cpu", TINY)
     tried: list[AttentionShape] = []
@@ -199,6 +239,8 @@ def test_a_record_of_another_environment_is_not_used(monkeypatch: pytest.MonkeyP
     gpu = Gpu("NVIDIA L4", (8, 9), (13, 1), 24 << 30) if changed == "driver" else L4
     if changed == "version":
         monkeypatch.setattr(card_ops, "_version", lambda package: "9.9")
+    if changed == "compiler":
+        monkeypatch.setattr(card_ops, "_has_nvcc", lambda: not _HAS_NVCC())
     if changed == "sources":
         monkeypatch.setattr(Path, "read_bytes", _other_sources(Path.read_bytes))
     shape = AttentionShape(8, 2, 16, "bfloat16", 0.25, ((0, 0.0),)) if changed == "shape" else SHAPE
@@ -222,6 +264,68 @@ def test_what_is_slower_wrong_or_fails_is_not_taken_and_the_reason_is_kept(monke
     with monkeypatch.context() as changed:
         changed.setattr(wrapper, "plan", _broken)
         assert ways()[0] == (card_ops.TORCH, "flashinfer failed: BatonError: launch failed")
+
+
+@pytest.mark.parametrize("broken", ["import", "gone", "plan", "result", "draw"])
+def test_what_a_record_takes_and_does_not_run_today_is_left_to_torch(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, broken: str
+) -> None:
+    ops_on(L4, SHAPE, "cpu", TINY)
+    record, wrapper = card_ops.earlier_choices(L4), fake_flashinfer.BatchDecodeWithPagedKVCacheWrapper
+    if broken == "import":
+        monkeypatch.setattr(card_ops, "imported", _broken)
+    elif broken == "gone":
+        monkeypatch.setitem(sys.modules, "flashinfer", None)
+    elif broken == "plan":
+        monkeypatch.setattr(wrapper, "plan", _broken)
+    elif broken == "result":
+        monkeypatch.setattr(wrapper, "run", lambda self, q, cache: torch.full_like(q, torch.nan))
+    else:
+        monkeypatch.setattr(fake_flashinfer.sampling, "top_p_renorm_probs", _broken)
+    assert ops_on(L4, SHAPE, "cpu", TINY) == CardOps()
+    assert "torch computes what was chosen for flashinfer: " in caplog.text
+    assert card_ops.earlier_choices(L4) == record  # a start with all that it needs takes it again
+
+
+def test_a_kernel_that_faults_is_noted_and_the_next_start_takes_torchs_ops(monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as faulty:
+        faulty.setattr(card_ops, "_free", _broken)
+        with pytest.raises(ConfigError, match=r"unusable for this process: .*launch failed; it is noted") as told:
+            ops_on(L4, SHAPE, "cpu", TINY)
+    assert told.value.param == "device"
+    assert ops_on(L4, SHAPE, "cpu", TINY) == CardOps()
+    record = card_ops.earlier_choices(L4)
+    assert record is not None
+    assert {choice.why for choice in record.choices} == {"flashinfer failed: BatonError: launch failed"}
+
+
+def test_want_of_memory_is_of_one_start_and_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    with monkeypatch.context() as crowded:
+        crowded.setattr(card_ops, "paged_attention", full)  # the reference
+        ops = ops_on(L4, SHAPE, "cpu", TINY)
+        assert (ops.attention, ops.draw is None) == (None, False)
+        assert ways()[0] == (card_ops.TORCH, "there was too little memory to try flashinfer: CUDA out of memory")
+    assert card_ops.earlier_choices(L4) is None
+    assert ops_on(L4, SHAPE, "cpu", TINY).attention is not None
+
+
+def test_the_compiler_is_looked_for_where_the_library_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "nvcc").touch(0o755)
+    for name in ("CUDA_HOME", "CUDA_PATH"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("PATH", "")
+    monkeypatch.setattr(card_ops, "NVCC", str(tmp_path / "nvcc"))
+    assert not card_ops._has_nvcc()
+    monkeypatch.setattr(card_ops, "NVCC", str(tmp_path / "bin" / "nvcc"))
+    assert card_ops._has_nvcc()
+    monkeypatch.setenv("CUDA_HOME", str(tmp_path / "other"))
+    assert not card_ops._has_nvcc()
+    monkeypatch.setenv("CUDA_HOME", str(tmp_path))
+    assert card_ops._has_nvcc()
 
 
 def ways() -> list[tuple[str, str]]:
