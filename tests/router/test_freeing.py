@@ -22,16 +22,21 @@ async def of_several_choices(c: Cluster) -> None:
     await asyncio.gather(*map(collect, c.open(PROMPT, n=2)))
 
 
-def left(others: set[int]) -> list[str]:
+def runs() -> list[ChoiceRun]:
+    return [o for o in gc.get_objects() if isinstance(o, ChoiceRun)]
+
+
+def left(others: list[ChoiceRun]) -> list[str]:
     """Returns the runs of choices that are still there; a call of gRPC's may end a little after its answer."""
-    return [repr(o) for o in gc.get_objects() if isinstance(o, ChoiceRun) and id(o) not in others]
+    known = {id(o) for o in others}
+    return [repr(o) for o in runs() if id(o) not in known]
 
 
 @pytest.mark.parametrize("how", [answered, of_several_choices])
 async def test_an_answer_leaves_no_cycle(how) -> None:
     gc.collect()
     gc.disable()  # only what nobody refers to is freed from here on
-    others = {id(o) for o in gc.get_objects() if isinstance(o, ChoiceRun)}
+    others = runs()  # held, so that no later run has the id of one of them
     try:
         async with cluster() as c:
             await how(c)

@@ -139,6 +139,13 @@ class StepLoop(ABC):
         return {}
 
     @property
+    def reserved(self) -> int:
+        """Returns the number of available pages that are not to be shared with the I/O process, because what runs
+        will need them.
+        """
+        return 0
+
+    @property
     @abstractmethod
     def empty(self) -> bool:
         """Returns whether no request is left and no page is leased except by the cache or by shares with the I/O
@@ -249,13 +256,13 @@ class StepLoop(ABC):
         self.channel.send(ch.SnapshotIs(message.ticket, self.snapshot()))
 
     def _pin(self, message: ch.Pin) -> None:
-        self.channel.send(self.parts.sharing.pin(message))
+        self.channel.send(self.parts.sharing.pin(message, self.reserved))
 
     def _keep(self, message: ch.Keep) -> None:
         self.channel.send(self.parts.sharing.keep(message))
 
     def _fill(self, message: ch.Fill) -> None:
-        self.channel.send(self.parts.sharing.fill(message))
+        self.channel.send(self.parts.sharing.fill(message, self.reserved))
 
     def _load_adapter(self, message: ch.LoadAdapter) -> None:
         self._tell_adapters(self.parts.adapters.load(message))

@@ -30,10 +30,16 @@ class PageSharing:
         """Returns the number of open shares."""
         return len(self._pins) + len(self._fills) + len(self._kept)
 
-    def pin(self, message: ch.Pin) -> ch.Pinned:
-        """Leases the leading cached blocks of a fetch and returns their pages."""
+    def pin(self, message: ch.Pin, reserve: int = 0) -> ch.Pinned:
+        """Leases the leading cached blocks of a fetch and returns their pages; returns none if fewer than
+        ``reserve`` pages would stay available.
+        """
         found = self._pool.match(message.hashes)
-        lease = self._pins[message.key] = self._pool.open(message.hashes[:found], found)
+        try:
+            lease = self._pool.open(message.hashes[:found], found, reserve)
+        except PoolExhausted:
+            return ch.Pinned(message.key, ())
+        self._pins[message.key] = lease
         return ch.Pinned(message.key, tuple(lease.pages))
 
     def unpin(self, message: ch.Unpin) -> None:
@@ -55,13 +61,13 @@ class PageSharing:
         for page in self._kept.pop(message.key, ()):
             self._pool.unkeep(page)
 
-    def fill(self, message: ch.Fill) -> ch.Filling:
-        """Leases pages for blocks that come from another worker or store, and returns them; returns none if too few
-        pages are free.
+    def fill(self, message: ch.Fill, reserve: int = 0) -> ch.Filling:
+        """Leases pages for blocks that come from another worker or store, and returns them; returns none if fewer
+        than ``reserve`` pages, or those kept for requests, would stay available.
         """
         try:
-            reserve = self._pool.pages // KEPT_FOR_REQUESTS
-            lease = self._pool.open(message.hashes, len(message.hashes), reserve)
+            kept = max(reserve, self._pool.pages // KEPT_FOR_REQUESTS)
+            lease = self._pool.open(message.hashes, len(message.hashes), kept)
         except PoolExhausted:
             return ch.Filling(message.key, 0, ())
         self._fills[message.key] = lease, message.hashes

@@ -32,8 +32,8 @@ Source = Callable[[tuple[bytes, ...]], AsyncGenerator[FetchedPage, None]]
 Bring = Callable[[tuple[bytes, ...], Sequence[memoryview]], AsyncGenerator[int, None]]
 """Writes blocks for the hashes to the pages, in order, verified; yields how many more were written each time."""
 
-
-Then = Callable[[], Awaitable["FillReport"]]
+Then = Callable[[float | None], Awaitable["FillReport"]]
+"""Is a fill that follows another, told the seconds that are left for it (None: no limit)."""
 
 
 class FillReport(msgspec.Struct, frozen=True):
@@ -104,7 +104,7 @@ class Filler:
 
         Of several concurrent callers that want the same blocks, one brings them; the others wait and then find
         them. The time limits are those of ``fill``. If all came, ``then`` is another fill that happens before the
-        pages of this one may be evicted; the report is of both.
+        pages of this one may be evicted, in the time that is left; the report is of both.
         """
         if not hashes or not await self._our_turn(hashes[-1], limit_s):
             return NOTHING
@@ -135,14 +135,14 @@ class Filler:
         try:
             filling = await asked
             done = held = filling.held
-            async with asyncio.timeout(limit_s):
+            async with asyncio.timeout(limit_s) as limit:
                 if len(filling.pages) > held:
                     pages = [self._memory.page(page) for page in filling.pages[held:]]
                     async with aclosing(bring(tuple(hashes[held:]), pages)) as progress:
                         while (more := await self._next(progress)) is not None:
                             done += more
-                if then is not None and done == len(hashes):
-                    later = await then()
+            if then is not None and done == len(hashes):
+                later = await then(_left(limit.when()))  # it keeps to its limit itself, and reports what it did
         except (BatonError, OSError, TimeoutError) as error:
             self.failures, failed = self.failures + 1, True
             log.info("a fill ended after %d of %d blocks, the rest is computed: %s", done, len(hashes), error)
@@ -185,6 +185,11 @@ class Filler:
                 _require_whole(block, expected, len(page))
                 page[:] = block.data
                 yield 1
+
+
+def _left(until: float | None) -> float | None:
+    """Returns the seconds until the loop's time ``until``; None for None."""
+    return None if until is None else max(0.0, until - asyncio.get_running_loop().time())
 
 
 def _require_whole(block: FetchedPage, expected: bytes, page_bytes: int) -> None:

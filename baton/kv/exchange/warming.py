@@ -84,9 +84,10 @@ class Warmer:
         """Caches blocks ``hashes`` of a prompt by ``bring``, and before them the further pages without which they
         couldn't be continued; returns a report.
         """
-        whole = partial(self._filler.load, hashes, bring, limit_s)
-        seen = self.seen_behind(hashes)
-        return await (self._filler.load(seen, bring, limit_s, whole) if seen else whole())
+        whole, seen = partial(self._filler.load, hashes, bring), self.seen_behind(hashes)
+        if self._holdings is not None:  # a source may lack what is on the device: a fill passes over it only first
+            seen = sorted(seen, key=self._holdings.on_device, reverse=True)
+        return await (self._filler.load(seen, bring, limit_s, whole) if seen else whole(limit_s))
 
     def _cached(self, report: FillReport, hashes: Sequence[bytes]) -> int:
         """Returns how many blocks of ``hashes`` are cached here after the fill of ``report``."""

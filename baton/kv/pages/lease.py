@@ -10,6 +10,7 @@ from types import TracebackType
 from typing import Protocol
 
 from baton.kv.pages.blocks import BlockIndex
+from baton.kv.pages.page_users import LeaseCounts
 from baton.kv.pages.supply import PageSupply
 from baton.kv.pages.window import first_seen, growth
 
@@ -36,6 +37,10 @@ class LeasedPool(Protocol):
     @property
     def blocks(self) -> BlockIndex:
         """Returns which page holds which block."""
+
+    @property
+    def leased(self) -> LeaseCounts:
+        """Returns how many leases each page has."""
 
     def allocate(self, count: int, reserve: int = 0) -> list[int]:
         """Returns ``count`` pages, leaving ``reserve`` available. Raises PoolExhausted."""
@@ -179,7 +184,12 @@ class PageLease:
         """Returns how many pages more than now the lease may have at once until it has ``blocks`` blocks, if it
         never has more than the number in ``most``.
         """
-        return growth(len(self.pages), self.hollow, blocks, most[0])
+        return growth(len(self.pages), self.hollow, blocks, most[0], self.shared)
+
+    @property
+    def shared(self) -> int:
+        """Returns how many pages that ``slide`` may give back have another lease, too."""
+        return self._pool.leased.more_than(1, self.pages[self.gap[1] :])
 
     def branch(self, blocks: int, reserve: int = 0) -> list[int]:
         """Leases ``blocks`` more pages outside of ``pages``, for an alternative continuation, and returns them.

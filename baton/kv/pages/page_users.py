@@ -15,6 +15,11 @@ class LeaseCounts:
         self.of = [0] * pages
         self.count = 0
 
+    def more_than(self, leases: int, pages: Sequence[int]) -> int:
+        """Returns how many of ``pages`` have more than ``leases`` leases."""
+        of = self.of
+        return sum(of[page] > leases for page in pages)
+
     def begin(self, pages: Sequence[int]) -> None:
         """Gives each of ``pages``, none of which is leased, its first lease."""
         of = self.of

@@ -119,7 +119,8 @@ class PagePool:
             first, held = 0, index.match(hashes[:limit])
         if most:
             end = min(blocks, held + 1)
-            reserve, blocks = reserve + growth(end, max(first, sunk) - sunk, blocks, most), end
+            shared = self.shared(hashes[max(first, sunk) : held])
+            reserve, blocks = reserve + growth(end, max(first, sunk) - sunk, blocks, most, shared), end
         return self._lease(hashes, (sunk, max(first, sunk)), held, blocks, reserve, window)
 
     def open_behind(
@@ -156,6 +157,10 @@ class PagePool:
         lease = PageLease(self, pages, held, gap, window)
         self.open_leases.add(lease)
         return lease
+
+    def shared(self, cached: Sequence[bytes]) -> int:
+        """Returns how many of the findable blocks ``cached`` are leased."""
+        return self.leased.more_than(0, list(map(self.blocks.page_of.__getitem__, cached)))
 
     def acquire(self, cached: Sequence[bytes], wanted: int, reserve: int) -> list[int]:
         """Returns ``wanted`` pages with one lease more each; the first are those of the findable blocks ``cached``.

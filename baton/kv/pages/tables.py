@@ -161,8 +161,8 @@ class TablesLease(PageLease):
         """Returns how many pages more than now the further tables may have at once until the lease has ``blocks``
         blocks, if each table has at most its number of ``most`` at once.
         """
-        spans = ((len(lease.pages), lease.gap[1]) for lease in self.further)
-        return sum(growth(end, first, blocks, pages) for (end, first), pages in zip(spans, most, strict=True))
+        tables = zip(self.further, most, strict=True)
+        return sum(growth(len(t.pages), t.gap[1], blocks, pages, t.shared) for t, pages in tables)
 
     def branch(self, blocks: int, reserve: int = 0) -> list[int]:
         """Raises AssertionError, because no runner reads branches in several tables."""
@@ -233,7 +233,8 @@ def open_tables(
     named = [[table_hash(block, number) for block in hashes[at:held]] for number, at in enumerate(firsts, 1)]
     end = min(blocks, held + 1) if grows else blocks
     if most:
-        reserve += sum(growth(end, first, blocks, pages) for first, pages in zip(firsts, most, strict=True))
+        tables = zip(firsts, most, map(pool.shared, named), strict=True)
+        reserve += sum(growth(end, first, blocks, pages, shared) for first, pages, shared in tables)
     return _opened(pool, [hashes[:held], *named], [0, *firsts], windows, (blocks, end), reserve)
 
 

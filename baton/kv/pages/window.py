@@ -10,8 +10,10 @@ def first_seen(tokens: int, window: int, block_tokens: int) -> int:
     return max(0, tokens - window + 1) // block_tokens if window else 0
 
 
-def growth(end: int, first: int, blocks: int, most: int) -> int:
+def growth(end: int, first: int, blocks: int, most: int, shared: int = 0) -> int:
     """Returns how many more pages, until it has ``most`` at once, a table with those of blocks ``first`` to ``end``
     may have while it grows to ``blocks`` blocks.
+
+    ``shared`` of its pages have another lease, too: given back, they don't become available.
     """
-    return max(0, min(most - (end - first), blocks - end))
+    return max(0, min(most + shared - (end - first), blocks - end))

@@ -27,6 +27,10 @@ class Holdings:
         """Returns whether ``block`` is here, on the device or in a lower tier."""
         return isinstance(block, bytes) and (block in self._device or block in self._tiers)
 
+    def on_device(self, block: bytes) -> bool:
+        """Returns whether ``block`` is in the device cache, as far as is known."""
+        return block in self._device
+
     def announce_to(self, publish: Publish) -> None:
         """Calls ``publish`` with the blocks that are here now, and from now on with every change."""
         self._publish = publish

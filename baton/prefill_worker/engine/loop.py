@@ -253,6 +253,11 @@ class PrefillLoop(StepLoop):
     # ---- counts ----
 
     @property
+    def reserved(self) -> int:
+        """Returns the number of pages that the started prompts may still need."""
+        return self.scheduler.growth
+
+    @property
     def empty(self) -> bool:
         """Returns whether no prompt is being computed or shipped."""
         return not self.scheduler.jobs and not self.shipments

@@ -181,10 +181,18 @@ class PrefillScheduler:
             have = self.rules.deepest(self.pool, job.full_hashes(), limit)
         else:
             have = min(self.pool.match(job.full_hashes()), limit)
-        return have < limit and any(job.hashes[have] in blocks for blocks in self._coming.values())
+        return have < limit and any(
+            job.hashes[have] in blocks and self._comes(other, have) for other, blocks in self._coming.items()
+        )
+
+    def _comes(self, key: int, block: int) -> bool:
+        """Returns whether job ``key`` still has to compute its block ``block``: one that it computed may be behind
+        its window and evicted. With recurrent state a computed block may wait for its checkpoint.
+        """
+        return self.rules is not None or self.jobs[key].sequence.computed < (block + 1) * self.pool.block_tokens
 
     @property
-    def _growth(self) -> int:
+    def growth(self) -> int:
         """Returns the number of pages that the started jobs may still need, which stay available to them."""
         if not self.reach.most:
             return 0
@@ -204,7 +212,7 @@ class PrefillScheduler:
             blocks = blocks_for(job.tokens, job.block_tokens)
             reach = self._reach_of(job)
             lease, job.states = opened(
-                self.pool, self.rules, job.full_hashes(), blocks, limit, self._growth, reach=reach
+                self.pool, self.rules, job.full_hashes(), blocks, limit, self.growth, reach=reach
             )
         except PoolExhausted:
             return False

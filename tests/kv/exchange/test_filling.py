@@ -294,3 +294,24 @@ async def test_a_reader_that_stalls_or_dawdles_holds_no_page_for_long_and_gets_a
     assert [page.data for page in got] == [content(page.hash) for page in got]
     await settle()
     assert holder.at_baseline()
+
+
+async def test_a_fill_that_follows_another_keeps_the_limit_and_reports_what_it_brought():
+    holder, asker = Sharer(), Sharer()
+    holder.compute(CHAIN[:10])
+
+    async def slow(hashes):
+        async for page in of(holder)(hashes[:3]):
+            yield page
+        await asyncio.Event().wait()
+
+    for limit_s in (0.3, 3.0, 30.0):  # the longer ones on a machine on which the blocks take longer
+        asker = Sharer()
+        then = partial(asker.filler.load, CHAIN[:8], asker.filler.verified(slow))
+        report = await asker.filler.load(CHAIN[8:10], asker.filler.verified(of(holder)), limit_s, then)
+        await settle()
+        if report.blocks == 5:
+            break
+    assert (report.blocks, report.bytes, report.failed) == (5, 5 * LAYOUT.page_bytes, True)
+    assert asker.filler.failures == 1
+    assert asker.at_baseline()

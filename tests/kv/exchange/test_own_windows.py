@@ -149,6 +149,19 @@ async def test_lower_tiers_bring_a_prefix_back_as_far_as_its_windows_are_there(g
         assert worker.found() == (BLOCKS if gone is None else gone)
 
 
+async def test_a_window_is_lifted_whose_first_pages_a_tier_has_and_whose_last_the_device() -> None:
+    async with workers(1) as (worker,):
+        seen = seen_behind(CHAIN, WINDOWS, 16)
+        worker.compute([*CHAIN, *seen[:4]])
+        await worker.rest()
+        await worker.evict()
+        worker.compute(seen[4:])
+        worker.holdings.changed(*worker.pool.drain_changes())  # no tier has these yet
+        await worker.warmer.warm(REQUEST)
+        await settle()
+        assert worker.found() == BLOCKS
+
+
 async def test_what_a_prefix_needs_stays_while_the_rest_of_it_is_brought_into_a_full_pool() -> None:
     async with workers(1, pages=24) as (worker,):
         for blocks in (CHAIN, NAMES[:BLOCKS], NAMES[BLOCKS:], chain(24)):

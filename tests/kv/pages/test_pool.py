@@ -335,3 +335,20 @@ def test_a_pool_that_nobody_watches_keeps_no_changes() -> None:
         finished(pool, names(number, number + 100))
     pool.check()
     assert pool.drain_changes() == ((), ())
+
+
+def test_a_page_of_a_window_that_another_lease_has_is_counted_as_if_it_did_not_come_back() -> None:
+    pool, hashes = PagePool(64), [bytes([at]) * 32 for at in range(20)]
+    with pool.open(hashes, 4) as lease:
+        lease.seal_run(0, hashes[:4])
+    alone = pool.open(hashes, 20, window=64, most=8)
+    assert (alone.held, alone.growth(20, (8,))) == (4, 3)
+    other = pool.open(hashes[:4], 4)
+    assert alone.growth(20, (8,)) == 3 + 4
+    with pytest.raises(PoolExhausted):
+        pool.open(hashes, 20, reserve=pool.available - 1 - 3 - 3, window=64, most=8)
+    pool.open(hashes, 20, reserve=pool.available - 1 - 3 - 4, window=64, most=8).close()
+    other.close()
+    assert alone.growth(20, (8,)) == 3
+    alone.close()
+    pool.check()

@@ -100,8 +100,8 @@ async def test_one_host_uses_shared_memory_and_two_use_tcp(house: House) -> None
         assert await used(house, auto) == expected
         link, reason = house.links[-1]
         assert (link.peer, link.fallback, reason) == ("decode-0", "", "")
-        assert link.bytes_per_s > 0
-        assert link.fixed_s > 0
+        assert link.bytes_per_s > 1e5
+        assert 0 < link.fixed_s < 30
         await auto.close()
     assert not house.intake.refusals
     assert not house.told, "a preflight is no handoff"

@@ -112,3 +112,14 @@ def test_every_prompt_is_read_whole_and_every_page_comes_back(
             break
     assert all(job.sequence.computed == job.tokens for job in jobs)
     assert scheduler.pool.snapshot_counts().leases == 0
+
+
+def test_nobody_waits_for_a_block_that_was_computed_and_evicted() -> None:
+    scheduler = PrefillScheduler(PagePool(64), chunk_tokens=32, max_batch=8)
+    first = add(scheduler, 1, 200)
+    run(scheduler)
+    scheduler.pool.match = lambda hashes: 0  # type: ignore[method-assign]
+    second = add(scheduler, 2, 150)
+    scheduler.plan(0.0)
+    assert first.lease is not None
+    assert second.lease is not None

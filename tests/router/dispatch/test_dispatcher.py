@@ -599,13 +599,14 @@ async def test_a_deadline_ends_the_call_and_is_told_to_the_worker(tokens: int, c
             c.p[0].hold.clear()
         for seconds in (0.5, 5.0, 50.0):  # the longer ones on a machine on which it passed before
             c.p[0].cancelled = 0
+            c.p[0].requests.clear()
             c.d[0].cancels.clear()
             [stream] = c.open(PROMPT, max_tokens=1000, deadline=time.monotonic() + seconds)
             with pytest.raises(DeadlineExceeded):
                 await collect(stream)
             await c.idle()
-            if (len(stream.emitted), c.p[0].cancelled) == (tokens, calls):
-                break
+            if len(stream.emitted) >= tokens and c.p[0].requests:
+                break  # else it came too late for what is asked of the worker
         assert (len(stream.emitted), c.p[0].cancelled) == (tokens, calls)
         assert [reason for _, reason in c.d[0].cancels] == ["deadline"]
 

@@ -1,0 +1,27 @@
+"""What is shared with the I/O process leaves the pages that running prompts will need."""
+
+from __future__ import annotations
+
+import pytest
+
+from baton.engine.steps.sharing import PageSharing
+from baton.kv.pages.pool import PagePool
+from baton.protos import channel as ch
+from tests.kv.sharers import chain
+
+CHAIN = tuple(chain(8))
+
+
+@pytest.mark.parametrize(("reserve", "shared"), [(12, 4), (13, 0)])
+def test_pins_and_fills_leave_the_reserve(reserve: int, shared: int) -> None:
+    pool = PagePool(16)
+    sharing = PageSharing(pool)
+    with pool.open(CHAIN, 4) as lease:
+        lease.seal_run(0, CHAIN[:4])
+    assert len(sharing.pin(ch.Pin(1, CHAIN), reserve).pages) == shared
+    sharing.unpin(ch.Unpin(1))
+    assert len(sharing.fill(ch.Fill(2, CHAIN[4:]), reserve).pages) == shared
+    sharing.filled(ch.Filled(2, 0))
+    assert not len(sharing)
+    pool.check()
+    assert pool.available == 16
