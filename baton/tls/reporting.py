@@ -15,7 +15,7 @@ log = logging.getLogger("baton.tls")
 
 Certificate = Mapping[str, object]  # as ``getpeercert`` shows it
 Permit = Callable[[Certificate], str]
-"""What speaks against a peer with this verified certificate; "" lets it in."""
+"""Returns the reason why a peer with this verified certificate is refused; "" lets the peer in."""
 
 WAITS = (ssl.SSLWantReadError, ssl.SSLWantWriteError)
 PLAINTEXT = "what came is not TLS: the peer speaks plaintext"
