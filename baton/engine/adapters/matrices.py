@@ -94,7 +94,7 @@ def _half(file: TensorFile, entry: TensorEntry, sites: Mapping[str, Site]) -> tu
 
 def _absent(module: str, experts: bool) -> str:
     if is_expert(module) and not experts:
-        where = "a CPU, one process without ranks, and a checkpoint with a tensor per expert"
+        where = "a CPU, and a checkpoint with a tensor per expert"
         return f"stands beside an expert, which takes {where}; target other layers"
     if module == HEAD_MODULE:
         return "stands beside the head, where adapters are applied on a CPU only; target other layers"

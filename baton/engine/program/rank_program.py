@@ -9,7 +9,7 @@ import msgspec
 
 from baton.engine.program import ops as p
 from baton.engine.program.program import Program
-from baton.engine.program.sites import head_site
+from baton.engine.program.sites import expert_sites, head_site
 
 PANEL = 64  # rows that a kernel multiplies by together: ranks' parts begin with a panel unless one would be empty
 MOST = 64  # ranks, as many as collective.h takes
@@ -94,7 +94,7 @@ class RankProgram(msgspec.Struct, frozen=True):
     vocab: tuple[int, int]  # the rank's range of token ids
     head: p.LmHead  # of the whole program
     sites: dict[int, str]
-    head_site: int  # number of the head's adapter site
+    head_site: int  # number of the head's adapter site; those of experts come after it
     deal: int = BY_COLUMNS  # what ranks share: BY_COLUMNS, BY_ROWS or BY_LAYERS (``shares.py``)
     given: Residual = Residual()
     handed: Residual = Residual()
@@ -119,6 +119,11 @@ class RankProgram(msgspec.Struct, frozen=True):
         return self.rank.count // self.columns
 
     @property
+    def expert_sites(self) -> dict[str, int]:
+        """Returns the numbers of the adapter sites of the rank's experts, by the weight's name."""
+        return {name: number for number, name in self.sites.items() if number > self.head_site}
+
+    @property
     def shared(self) -> frozenset[str]:
         """Returns the registers that the ranks fill together."""
         return frozenset(self.widths)
@@ -132,9 +137,10 @@ def head_of(program: Program) -> p.LmHead:
 
 
 def weights_at(program: Program) -> dict[int, str]:
-    """Returns the weight's name at each adapter site of a program, by the site's number; the head's is the last."""
+    """Returns the weight's name at each adapter site of a program, by the site's number."""
     adapts = [op.weight for op in program.ops if isinstance(op, p.Adapt)]
-    return dict(enumerate([*adapts, head_of(program).weight]))
+    experts = {number: name for name, number in expert_sites(program).items()}
+    return dict(enumerate([*adapts, head_of(program).weight])) | experts
 
 
 def dealt_experts(program: Program, own: RankProgram) -> tuple[tuple[int, int], ...]:

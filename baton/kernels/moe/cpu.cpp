@@ -241,14 +241,15 @@ void all_rows(const Moe& m, const Form& form, const ExpertAdapters& of, const fl
 
 }  // namespace
 
-int64_t run_own_experts(const Moe& m, const BiasedMoe* biased, const OwnExperts& own, const float* x, int64_t x_stride, const float* logits,
-                        int64_t rows, float* y, std::atomic<int64_t>* loads, std::vector<int64_t>* places) {
+int64_t run_own_experts(const Moe& m, const BiasedMoe* biased, const OwnExperts& own, const ExpertAdapters& adapters, const float* x,
+                        int64_t x_stride, const float* logits, int64_t rows, float* y, std::atomic<int64_t>* loads, std::vector<int64_t>* places) {
   int64_t computed = 0;
   in_parts(rows, [&](int64_t first, int64_t some) {
     Routed r = sorted(m, &own, logits + first * m.experts, first, some);
     for (int32_t e = 0; e < m.experts; e++)
       if (const int32_t slot = own.slot_of[e]; slot >= 0 && r.rows(slot)) loads[e].fetch_add(r.rows(slot), std::memory_order_relaxed);
-    const float* found = outputs_of(m, {biased}, {}, r, x + first * x_stride, x_stride, some);
+    r.adapters = RowAdapters(adapters, first, some);
+    const float* found = outputs_of(m, {biased}, adapters, r, x + first * x_stride, x_stride, some);
     for (int32_t at = 0; at < r.begin(r.slot_count()); at++) {
       const int64_t place = first * m.chosen + r.order[size_t(at)];
       std::memcpy(y + place * m.hidden, found + at * m.hidden, size_t(m.hidden) * 4);

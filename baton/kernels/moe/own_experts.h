@@ -3,7 +3,7 @@
 #include <atomic>
 #include <vector>
 
-#include "form.h"
+#include "adapted.h"
 
 namespace baton {
 
@@ -19,10 +19,10 @@ struct OwnExperts {
 
 // y (rows, chosen, hidden): the outputs of the rows' chosen experts that `own` computes; what others' are stays as it is. moe.gate_up
 // and moe.down have the experts of `own` by slot, as the biases of `biased` where it isn't null; moe.experts counts all that logits
-// (rows, experts) rank. `loads`, by expert, gets the rows added that went to each here. Returns how many outputs were computed, and
-// where `places` isn't null adds their places (row x chosen + rank) to it.
-int64_t run_own_experts(const Moe& moe, const BiasedMoe* biased, const OwnExperts& own, const float* x, int64_t x_stride, const float* logits,
-                        int64_t rows, float* y, std::atomic<int64_t>* loads, std::vector<int64_t>* places);
+// (rows, experts) rank. Adapters' parts beside experts that aren't here are passed over. `loads`, by expert, gets the rows added that
+// went to each here. Returns how many outputs were computed, and where `places` isn't null adds their places (row x chosen + rank) to it.
+int64_t run_own_experts(const Moe& moe, const BiasedMoe* biased, const OwnExperts& own, const ExpertAdapters& adapters, const float* x,
+                        int64_t x_stride, const float* logits, int64_t rows, float* y, std::atomic<int64_t>* loads, std::vector<int64_t>* places);
 
 // out (rows, hidden) of y with every expert's output in it: the bits of baton_moe.
 void mix_experts(const Moe& moe, const float* logits, int64_t rows, const float* y, float* out, int64_t out_stride);

@@ -39,12 +39,14 @@ class RowAdapters {
 
 struct Routed {
   std::vector<int32_t> slots, order, place, ends;  // by row and rank (-1: not here); by place; by row and rank; by slot
+  std::vector<int32_t> experts;  // by slot; empty where all experts are here, in order
   std::vector<float> weights;
   int32_t chosen = 1;
   RowAdapters adapters;
   std::vector<float> sums;  // what adapters add to gates and ups: (rows that have one, chosen, 2 inner)
 
   int32_t slot_count() const { return int32_t(ends.size()); }
+  int32_t expert(int32_t slot) const { return experts.empty() ? slot : experts[size_t(slot)]; }
   int32_t begin(int32_t slot) const { return slot ? ends[size_t(slot - 1)] : 0; }
   int32_t rows(int32_t slot) const { return ends[size_t(slot)] - begin(slot); }
   int64_t row(int64_t place) const { return order[size_t(place)] / chosen; }
@@ -101,6 +103,11 @@ Routed sorted(const Moe& m, const OwnExperts* own, const float* logits, int64_t 
   for (const int32_t slot : r.slots)
     if (slot >= 0) r.ends[size_t(slot)]++;
   int32_t before = 0;
+  if (own) {
+    r.experts.resize(r.ends.size());
+    for (int32_t e = 0; e < m.experts; e++)
+      if (own->slot_of[e] >= 0) r.experts[size_t(own->slot_of[e])] = e;
+  }
   for (int32_t& end : r.ends) before += end, end = before - end;
   for (size_t i = 0; i < n; i++) {
     if (r.slots[i] < 0) continue;
@@ -131,9 +138,10 @@ void add_adapters(const Routed& r, int64_t site, int64_t outputs, X&& x, Out&& o
   if (!r.adapters.rows()) return;
   std::vector<int32_t> places;
   std::vector<Piece> pieces;
-  for (int32_t e = 0; e < r.slot_count(); e++) {  // all experts are here
+  for (int32_t slot = 0; slot < r.slot_count(); slot++) {
+    const int64_t first = r.expert(slot) * outputs;
     size_t at = places.size();
-    for (int32_t place = r.begin(e); place < r.ends[size_t(e)]; place++)
+    for (int32_t place = r.begin(slot); place < r.ends[size_t(slot)]; place++)
       if (r.sites(place)) places.push_back(place);
     std::stable_sort(places.begin() + int64_t(at), places.end(), [&](int32_t a, int32_t b) { return r.sites(a) < r.sites(b); });
     for (size_t end; at < places.size(); at = end) {
@@ -143,8 +151,8 @@ void add_adapters(const Routed& r, int64_t site, int64_t outputs, X&& x, Out&& o
 #else
       for (end = at + 1; end < places.size() && r.sites(places[end]) == own && int64_t(end - at) < MOST;) end++;
 #endif
-      const LoraSite parts = parts_of(own[site], e * outputs, outputs);
-      if (parts.count) pieces.push_back({parts, e * outputs, at, end});
+      const LoraSite parts = parts_of(own[site], first, outputs);
+      if (parts.count) pieces.push_back({parts, first, at, end});
     }
   }
   parallel_for(int32_t(pieces.size()), [&](int32_t task) {

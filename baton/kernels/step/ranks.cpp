@@ -146,16 +146,16 @@ int32_t run_ops(const Model& model, const Step& step, Run& run, const Ranks& ran
   return 0;
 }
 
-// The adapters of `count` items, as the ops read them while this lives.
+// The adapters of `count` items in `to`, where ops read them while this lives.
 class Adapted {
  public:
-  Adapted(const Ranks& r, const AttentionItem* items, const int32_t* adapters, int32_t count) : lora_(r.lora) {
+  Adapted(LoraStep& to, const Ranks& r, const AttentionItem* items, const int32_t* adapters, int32_t count) : lora_(&to) {
     for (int32_t i = 0; i < count; i++)
       if (adapters[i] >= 0) add(r.adapters[adapters[i]], items[i]);
     for (size_t g = 0; g < groups_.size(); g++) groups_[g].rows = rows_[g].data(), groups_[g].count = int64_t(rows_[g].size());
     *lora_ = {groups_.data(), int64_t(groups_.size())};
   }
-  explicit Adapted(const Ranks& r) : lora_(r.lora) {}
+  explicit Adapted(LoraStep& to) : lora_(&to) {}
   Adapted(const Adapted&) = delete;
   ~Adapted() { *lora_ = {nullptr, 0}; }
 
@@ -182,7 +182,7 @@ int32_t run_part(const Model& model, const Step& whole, const Part& part, Ranks&
   const Step own = part.step(whole);
   Run run(model, own, &r, staged ? nullptr : part.rows.data());
   run.take(r.in, part.rows.data());
-  const Adapted adapted = part.adapters.empty() ? Adapted(r) : Adapted(r, own.items, part.adapters.data(), own.item_count);
+  const Adapted adapted = part.adapters.empty() ? Adapted(*r.lora) : Adapted(*r.lora, r, own.items, part.adapters.data(), own.item_count);
   if (const int32_t lost = run_ops(model, own, run, r, part.wanted.data())) return lost;
   const bool hands_on = staged && first + r.columns < r.group.count;
   if (speaks && (hands_on || r.plan->keeps)) run.hand_on(r.out, part.rows.data(), hands_on ? next_hosts(r) : lead_host(r));
@@ -198,13 +198,15 @@ int32_t run_own(const Model& model, const Step& step, Ranks& r) {
   const Arrays plan = arrays_of(r);
   const int32_t* adapters = r.plan->adapted ? plan.adapters : nullptr;
   if (r.deal == BY_COLUMNS) {
-    const Adapted adapted = adapters ? Adapted(r, step.items, adapters, step.item_count) : Adapted(r);
+    const Adapted adapted = adapters ? Adapted(*r.lora, r, step.items, adapters, step.item_count) : Adapted(*r.lora);
     Run run(model, step, &r);
     if (const int32_t lost = run_ops(model, step, run, r, nullptr)) return lost;
     show_expert_rows(r);
     return meet(r.group);
   }
   const int32_t rank = r.group.rank, staged = r.deal == BY_LAYERS;
+  const bool exchanges = adapters && r.expert_layers && !staged;
+  const Adapted everyones = exchanges ? Adapted(r.everyones, r, step.items, adapters, step.item_count) : Adapted(r.everyones);
   for (int32_t at = staged ? 0 : rank; at < (staged ? r.plan->parts : rank + 1); at++)
     if (const int32_t lost = run_part(model, step, Part(step, plan.owners, adapters, at), r)) return lost;
   show_expert_rows(r);

@@ -44,6 +44,7 @@ constexpr int32_t MOST_EXPERT_LAYERS = 256;
 struct RankExperts {
   BiasedMoe layer;  // its biases are null where it has none
   OwnExperts own;
+  int64_t gate_up, down;  // sites of adapters; -1: there are no adapters
 };
 
 enum DealKind : int32_t { BY_COLUMNS, BY_ROWS, BY_LAYERS };
@@ -96,6 +97,7 @@ struct Ranks {
   Carried in, out;
   const LoraSite* const* adapters;  // by number: what this rank has of each
   LoraStep* lora;                   // which the ops point at
+  LoraStep everyones;               // of all ranks' rows, where ranks exchange these
   int64_t shared_floats, first_shared;  // per row: of all stages' shared registers, and of those before the own stage's
   int32_t columns;            // ranks of a stage; all ranks where there are no stages
   uint32_t met;               // meetings of the stage so far; the rank's own

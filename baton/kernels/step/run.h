@@ -135,8 +135,8 @@ class Run {
   void of_ranks(const Op& o) {
     const RankExperts* experts_here = (const RankExperts*)o.table;
     switch (o.kind) {
-      case OP_EXPERTS: return experts(o, experts_here->own, nullptr);
-      case OP_BIASED_EXPERTS: return experts(o, experts_here->own, &experts_here->layer);
+      case OP_EXPERTS: return experts(o, *experts_here, nullptr);
+      case OP_BIASED_EXPERTS: return experts(o, *experts_here, &experts_here->layer);
       case OP_MIX: return mix(o);
       case OP_EXCHANGE: return exchange(o);
       default: return gather(o);
@@ -196,12 +196,15 @@ class Run {
         write_elsewhere(r_->group, to, LINK_RANKS, own + row * n, 1, n * 4, n * 4);
   }
 
-  void experts(const Op& o, const OwnExperts& own, const BiasedMoe* biased) {
+  void experts(const Op& o, const RankExperts& here, const BiasedMoe* biased) {
     const Moe& moe = *(const Moe*)o.table;
+    const OwnExperts& own = here.own;
     const int64_t rows = is_shared(o.in) ? all_rows_ : s_.rows;
+    const LoraStep& lora = is_shared(o.in) ? r_->everyones : *r_->lora;
+    const ExpertAdapters adapters = here.gate_up < 0 ? ExpertAdapters{} : ExpertAdapters{lora.groups, lora.count, here.gate_up, here.down};
     const Hosts to = stage_hosts(*r_);
     std::vector<int64_t> places;
-    const int64_t computed = run_own_experts(moe, biased, own, at(o.in), width(o.in), at(o.delta), rows, at(o.out),
+    const int64_t computed = run_own_experts(moe, biased, own, adapters, at(o.in), width(o.in), at(o.delta), rows, at(o.out),
                                              r_->plan->expert_rows + own.layer * MOST_EXPERTS, to ? &places : nullptr);
     r_->plan->rank_rows[r_->group.rank].fetch_add(computed, std::memory_order_relaxed);
     std::sort(places.begin(), places.end());

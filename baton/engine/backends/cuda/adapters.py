@@ -43,7 +43,7 @@ class DeviceAdapter:
         self._taken: list[int] = []
         try:
             matrices = np.frombuffer(packed.memory, np.uint8)
-            parts, numbers = parts_at(packed, self._put(matrices.ctypes.data, matrices.nbytes))
+            parts, numbers = parts_at((packed, self._put(matrices.ctypes.data, matrices.nbytes)))
             self.address = self._put_structs(sites_at(numbers, sites, self._put_structs(parts)))
         except BaseException:
             self.close()

@@ -31,21 +31,31 @@ class StepAdapter(Protocol):
 
 
 class NativeAdapter:
-    """The C structs of one adapter, over its packed memory; ``address`` is that of its array of LoraSite."""
+    """The C structs of one adapter, over its packed memory; ``address`` is that of its array of LoraSite.
 
-    def __init__(self, packed: PackedAdapter, sites: int) -> None:
-        self.packed = packed
-        self._parts, numbers = parts_at(packed, np.frombuffer(packed.memory, np.uint8).ctypes.data)
+    ``beside`` has further parts of the same adapter, in another memory.
+    """
+
+    def __init__(self, packed: PackedAdapter, sites: int, *beside: PackedAdapter) -> None:
+        self.packed, self._beside = packed, beside
+        self._parts, numbers = parts_at(*((one, _address(one)) for one in (packed, *beside)))
         self._sites = sites_at(numbers, sites, ctypes.addressof(self._parts))
         self.address = ctypes.addressof(self._sites)
 
 
-def parts_at(packed: PackedAdapter, base: int) -> tuple[ctypes.Array[LoraPart], list[int]]:
-    """Returns the structs of an adapter's parts, whose matrices are at address ``base``, and their sites' numbers,
-    ascending; a site's parts are in the order of their outputs.
+def parts_at(*pieces: tuple[PackedAdapter, int]) -> tuple[ctypes.Array[LoraPart], list[int]]:
+    """Returns the structs of the parts of one adapter's ``pieces``, each with the address of its matrices, and the
+    parts' sites' numbers, ascending; a site's parts are in the order of their outputs.
     """
-    parts = sorted(packed.parts, key=lambda part: (part.site.number, part.site.first))
-    return (LoraPart * len(parts))(*[_struct(part, base) for part in parts]), [part.site.number for part in parts]
+    placed = [(part, base) for packed, base in pieces for part in packed.parts]
+    placed.sort(key=lambda each: (each[0].site.number, each[0].site.first))
+    numbers = [part.site.number for part, _ in placed]
+    return (LoraPart * len(placed))(*[_struct(part, base) for part, base in placed]), numbers
+
+
+def _address(packed: PackedAdapter) -> int:
+    found: int = np.frombuffer(packed.memory, np.uint8).ctypes.data
+    return found
 
 
 def sites_at(numbers: list[int], sites: int, base: int) -> ctypes.Array[LoraSite]:

@@ -78,7 +78,7 @@ class NativeProgram:
         self._packed: dict[str, PackedWeight] = {}
         self._weights = weights
         self.lora = LoraStep(None, 0)  # of the step that is run next
-        self._adapts, self._expert_sites = 0, expert_sites(program)
+        self._adapts, self._expert_sites = 0, self._sites_of_experts()
         self._layers: dict[str, int] = {}  # addresses of layers of experts, by the first weight's name
         split = layout if layout is not None and layout.windows else None
         self._page_layers = max(1, program.layers if split is None else layers_of_page(split))
@@ -354,6 +354,9 @@ class NativeProgram:
 
     def _head_site(self) -> int:
         return head_site(self.program)
+
+    def _sites_of_experts(self) -> dict[str, int]:
+        return expert_sites(self.program)
 
     def _head_biases(self, weights: Weights) -> HeadBiases:
         """Returns the head's biases; that of its norm, which the native step lacks, adds to each logit a number of

@@ -1,21 +1,24 @@
 """Holds adapters on every rank: the lead passes each by shared memory, a rank keeps the part for its own rows.
 
-Knows nothing of files or steps. Ranks identify adapters by numbers, which the lead assigns to items.
+Knows nothing of files or steps. Ranks identify adapters by numbers, which the lead assigns to items. Matrices that
+are cut are copied; the others, those beside experts among them, stay in the memory that the ranks of a host share.
 """
 
 from __future__ import annotations
 
 import ctypes
 import mmap
+import os
 from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
 
-from baton.engine.adapters.base import AdapterBase, without_experts
+from baton.engine.adapters.base import AdapterBase
 from baton.engine.adapters.packed import Array, PackedAdapter, PackedPart
 from baton.engine.backends.native.adapters import NativeAdapter
-from baton.engine.backends.ranks.notes import AdapterNote, written
+from baton.engine.backends.ranks.notes import AdapterNote, mapped, written
 from baton.engine.backends.torch.adapters import require_held
 from baton.engine.plan import SequenceStep
 from baton.engine.program.rank_program import RankProgram, Rows
@@ -32,14 +35,15 @@ class OwnAdapters:
     """
 
     def __init__(self, own: RankProgram, most: int) -> None:
-        self._own = own
+        self._own, self._sites = own, max(own.sites, default=-1) + 1
         self._held: dict[int, NativeAdapter] = {}
         self._table = (ctypes.c_void_p * most)()
         self.table = ctypes.addressof(self._table)
 
     def hold(self, number: int, packed: PackedAdapter) -> None:
         """Keeps this rank's share of ``packed``, whose memory must stay valid."""
-        found = NativeAdapter(own_share(self._own, packed), self._own.head_site + 1)
+        share = own_share(self._own, packed)
+        found = NativeAdapter(share.whole, self._sites, share.cut)
         self._held[number], self._table[number] = found, found.address
 
     def drop(self, number: int) -> None:
@@ -56,12 +60,10 @@ class OwnAdapters:
 
 
 class RankAdapters:
-    """Implements ``AdapterHost`` for the lead rank, except beside experts. ``tell`` sends a note to all other
-    ranks.
-    """
+    """Implements ``AdapterHost`` for the lead rank. ``tell`` sends a note to all other ranks."""
 
     def __init__(self, base: AdapterBase, own: OwnAdapters, most: int, tell: Tell) -> None:
-        self.base = without_experts(base)
+        self.base = base
         self._own, self._tell = own, tell
         self._numbers: dict[str, int] = {}
         self._free = list(range(most))
@@ -75,15 +77,17 @@ class RankAdapters:
                 )
             self._numbers[adapter] = self._free.pop()
         number = self._numbers[adapter]
-        self._own.hold(number, packed)
-        self._note(AdapterNote(number, packed.parts), packed.memory)
+        with written(AdapterNote(number, packed.parts), packed.memory) as (fd, size):
+            self._own.hold(number, PackedAdapter(packed.parts, mapped(os.dup(fd), size)))
+            self._tell(fd, size)
 
     def drop(self, adapter: str) -> None:
         """Removes an adapter that no sequence names any more. Raises RankLost."""
         number = self._numbers.pop(adapter, None)
         if number is not None:
             self._own.drop(number)
-            self._note(AdapterNote(number), memoryview(b""))
+            with written(AdapterNote(number)) as (fd, size):
+                self._tell(fd, size)
             self._free.append(number)
 
     def numbers(self, items: Sequence[SequenceStep]) -> list[int] | None:
@@ -96,26 +100,27 @@ class RankAdapters:
             return None
         return [self._numbers[item.adapter] if item.adapter else -1 for item in items]
 
-    def _note(self, note: AdapterNote, matrices: memoryview) -> None:
-        with written(note, matrices) as (fd, size):
-            self._tell(fd, size)
+
+class OwnShare(NamedTuple):
+    """The parts of an adapter that apply to a rank's part of the model."""
+
+    whole: PackedAdapter  # those with all their outputs, in the adapter's memory
+    cut: PackedAdapter  # those of the rank's own outputs alone, numbered as there, in a memory of their own
 
 
-def own_share(own: RankProgram, packed: PackedAdapter) -> PackedAdapter:
-    """Returns the parts of an adapter that apply to the rank's part of the model, with outputs numbered as
-    there.
-    """
+def own_share(own: RankProgram, packed: PackedAdapter) -> OwnShare:
+    """Returns the rank's share of an adapter; beside experts that is each part whose expert is or may come here."""
     here = [part for part in packed.parts if part.site.number in own.sites]
-    if not own.rows:
-        return PackedAdapter(tuple(here), packed.memory)
-    room = _Room()
-    parts = [found for part in here for found in _cut(packed, part, _rows_beside(own, part), room)]
-    return PackedAdapter(tuple(parts), room.memory())
-
-
-def _rows_beside(own: RankProgram, part: PackedPart) -> Rows | None:
-    """Returns the ranges of rows that the rank has of the weight at a part's site; None if it has all outputs."""
-    return None if part.site.looked_up else own.rows.get(own.sites[part.site.number])
+    room, whole, cut = _Room(), list[PackedPart](), list[PackedPart]()
+    for part in here:
+        rows = None if part.site.looked_up else own.rows.get(own.sites[part.site.number])
+        if rows is None:
+            whole.append(part)
+        elif part.site.number <= own.head_site:
+            cut += _cut(packed, part, rows, room)
+        elif own.rank.spare or rows[0][0] <= part.site.first < rows[0][1]:
+            whole.append(part)
+    return OwnShare(PackedAdapter(tuple(whole), packed.memory), PackedAdapter(tuple(cut), room.memory()))
 
 
 class _Room:
@@ -143,12 +148,12 @@ class _Room:
         return memoryview(found)
 
 
-def _cut(packed: PackedAdapter, part: PackedPart, rows: Rows | None, room: _Room) -> Iterator[PackedPart]:
+def _cut(packed: PackedAdapter, part: PackedPart, rows: Rows, room: _Room) -> Iterator[PackedPart]:
     """Yields the pieces of a part for each of ``rows``; they share matrix A."""
     site = part.site
     a, b = room.put(packed.first(part)), packed.plain_second(part)
     local = 0
-    for begin, end in rows or ((0, site.first + site.outputs),):
+    for begin, end in rows:
         low, high = max(begin, site.first), min(end, site.first + site.outputs)
         if low < high:
             own = b[low - site.first : high - site.first]

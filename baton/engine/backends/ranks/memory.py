@@ -22,6 +22,7 @@ from baton.engine.program.program import Program
 from baton.kernels.abi import native
 from baton.kernels.abi.native import I32, I64, NativeFunction, P
 from baton.kernels.collective.native import Group, group_at, group_bytes
+from baton.kernels.lora.structs import LoraStep
 from baton.kernels.step.structs import Model
 
 MOST_ROWS = 1 << 15  # most rows of a step, and most of these that need logits
@@ -47,6 +48,7 @@ class RanksStruct(ctypes.Structure):
         ("in", Carried),
         ("out", Carried),
         *((name, P) for name in ("adapters", "lora")),
+        ("everyones", LoraStep),
         *((name, I64) for name in ("shared_floats", "first_shared")),
         *((name, I32) for name in ("columns", "met")),
         ("own_tokens", I64),
@@ -129,6 +131,7 @@ class SharedMemory:
             *native.carried,
             None,
             ctypes.addressof(native.lora),
+            LoraStep(None, 0),
             *(own.shared_floats, own.first_shared, own.columns, 0),
             own.vocab[1] - own.vocab[0],
             own.expert_layers,

@@ -53,7 +53,12 @@ def written(note: Note, matrices: memoryview = memoryview(b"")) -> Iterator[tupl
 
 def read(fd: int, size: int) -> tuple[Note, memoryview]:
     """Returns the note in the memory file ``fd`` of ``size`` bytes, and the file's memory; closes ``fd``."""
+    memory, end = mapped(fd, size), size - LENGTH
+    return _DECODER.decode(memory[end - int.from_bytes(memory[end:], "little") : end]), memory
+
+
+def mapped(fd: int, size: int) -> memoryview:
+    """Returns the memory of the memory file ``fd`` of ``size`` bytes, matrices first; closes ``fd``."""
     memory = mmap.mmap(fd, size, mmap.MAP_SHARED, mmap.PROT_READ)
     os.close(fd)
-    end = size - LENGTH
-    return _DECODER.decode(memory[end - int.from_bytes(memory[end:], "little") : end]), memoryview(memory)
+    return memoryview(memory)

@@ -41,7 +41,7 @@ class OwnExpertsStruct(ctypes.Structure):
 class RankExpertsStruct(ctypes.Structure):
     """Mirrors the C struct RankExperts of step/ranks.h."""
 
-    _fields_ = (("layer", BiasedMoeStruct), ("own", OwnExpertsStruct))
+    _fields_ = (("layer", BiasedMoeStruct), ("own", OwnExpertsStruct), ("gate_up", I64), ("down", I64))
 
 
 class DealtLayer(NamedTuple):
@@ -62,8 +62,6 @@ class NativeRankProgram(NativeProgram):
     """One rank's share ``own`` of a program over pages of ``layout``, compiled to C structs, and the memory to
     which these point.
     """
-
-    ADAPTS_EXPERTS = False  # adapters.py: without_experts
 
     def __init__(self, own: RankProgram, weights: Weights, layout: KvLayout) -> None:
         self.own = own
@@ -169,6 +167,9 @@ class NativeRankProgram(NativeProgram):
     def _head_site(self) -> int:
         return self.own.head_site
 
+    def _sites_of_experts(self) -> dict[str, int]:
+        return self.own.expert_sites
+
     def _meeting(self, op: p.Meet) -> structs.Op:
         part, given = self.own.parts.get(op.x), self.registers[op.x]
         found = structs.Op(kind=GATHER, input=given, output=self._register(op.out, self._width(op.x)))
@@ -209,10 +210,11 @@ class NativeRankProgram(NativeProgram):
         self.dealt[op.gate_up] = dealt
         addresses = dealt.slot_of.ctypes.data, dealt.owners.ctypes.data
         own = OwnExpertsStruct(*addresses, op.count + op.spare, op.rank, op.layer, 0)
+        sites = [self._expert_sites[name] if self._adapts else -1 for name in (op.gate_up, op.down)]
         if op.gate is None:
-            return RankExpertsStruct(BiasedMoeStruct(plain, None, None, 0.0, 0.0), own)
+            return RankExpertsStruct(BiasedMoeStruct(plain, None, None, 0.0, 0.0), own, *sites)
         biases = self._floats(op.gate.gate_up_bias), self._floats(op.gate.down_bias)
-        return RankExpertsStruct(BiasedMoeStruct(plain, *biases, op.gate.alpha, op.gate.limit), own)
+        return RankExpertsStruct(BiasedMoeStruct(plain, *biases, op.gate.alpha, op.gate.limit), own, *sites)
 
     def _mix(self, op: p.MixExperts) -> structs.Op:
         return structs.Op(

@@ -14,7 +14,7 @@ from baton.kernels.abi import native
 from baton.protos.errors import AdapterNotLoaded
 from baton.protos.nouns import AdapterLimits, Sampling
 from tests.conformance.checkpoints import make
-from tests.engine.adapters.adapter_files import EVERYWHERE, write
+from tests.engine.adapters.adapter_files import EVERYWHERE, EXPERTS, MIXTRAL, write
 from tests.engine.adapters.test_equality import hold
 from tests.engine.backends.ranks.threads import SharedDriver, on_ranks
 from tests.kernels.thorough import first_now
@@ -22,13 +22,15 @@ from tests.kernels.thorough import first_now
 pytestmark = pytest.mark.skipif(native.library() is None, reason="no native kernels here")
 
 LIMITS = AdapterLimits(2, 1 << 30, 64)
+ALL = (*EVERYWHERE, EXPERTS, *MIXTRAL)
 SPOKEN = Sampling(temperature=0.0, max_tokens=6, logprobs=1)
 READ = Sampling(temperature=0.0, max_tokens=1, prompt_logprobs=1, pooling="mean")
 PROMPTS = [[5, 6, 7, 8, 9] * 31, [3, 4], [11, 12, 13] * 6]
 CASES = [
-    ("qwen2_mixed", "tp"), ("mixtral", "pp"), ("mixtral", "ep"), ("qwen2_mixed", "tp+pp"), ("olmo2", "tp"),
+    ("qwen2_mixed", "tp"), ("mixtral", "ep"), ("mixtral", "pp"), ("qwen2_mixed", "tp+pp"), ("olmo2", "tp"),
     ("llama3", "cp"), ("qwen2_mixed", "cp"), ("qwen2_mixed", "pp"),
     ("mixtral", "tp"), ("phi3", "tp"), ("gemma2", "tp"), ("gemma2", "pp"), ("qwen3_moe", "cp"), ("gpt_oss", "tp"),
+    ("qwen3_moe", "tp+pp"), ("qwen3_moe", "ep"),
 ]  # fmt: skip
 
 
@@ -40,8 +42,8 @@ def test_adapters_give_the_bits_of_one_rank(
     monkeypatch.setenv("BATON_CACHE_DIR", str(Path(native.built(native.isa())).parents[1]))
     model = make(tmp_path / "model", kind)
     few = write(tmp_path / "few", model, ("q_proj", "v_proj", "qkv_proj"), rank=4, seed=2)
-    many = write(tmp_path / "many", model, EVERYWHERE, rank=16, seed=3)
-    again = write(tmp_path / "again", model, EVERYWHERE, rank=8, seed=4)
+    many = write(tmp_path / "many", model, ALL, rank=16, seed=3)
+    again = write(tmp_path / "again", model, ALL, rank=8, seed=4)
     config = EngineConfig(str(model), threads=1, adapters=LIMITS, cache_dir=str(tmp_path / "cache"), **fields)
     alone = load_runner(config)
     ranks = on_ranks(

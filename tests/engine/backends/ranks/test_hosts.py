@@ -33,7 +33,7 @@ from baton.protos.errors import ConfigError, RankLost, StartupError
 from baton.protos.nouns import AdapterLimits, EngineRequest, Sampling
 from tests.conformance.checkpoints import make
 from tests.e2e.fleet import wait_for
-from tests.engine.adapters.adapter_files import EVERYWHERE, write
+from tests.engine.adapters.adapter_files import EVERYWHERE, EXPERTS, MIXTRAL, write
 from tests.engine.adapters.test_equality import hold
 from tests.engine.backends.ranks.far_threads import on_hosts
 from tests.engine.backends.ranks.other_host import children, other_host, serving_agent
@@ -312,11 +312,11 @@ def test_a_worker_of_two_hosts_answers_as_one_and_ends_when_the_other_hosts_rank
 
 @pytest.mark.thorough
 def test_an_adapter_reaches_the_ranks_of_another_host(tmp_path: Path) -> None:
-    model = make(tmp_path / "model", "qwen2")
-    adapter, limits = write(tmp_path / "adapter", model, EVERYWHERE), AdapterLimits(2, 1 << 30, 64)
+    model, targets = make(tmp_path / "model", "mixtral"), (*EVERYWHERE, EXPERTS, *MIXTRAL)
+    adapter, limits = write(tmp_path / "adapter", model, targets), AdapterLimits(2, 1 << 30, 64)
     alone = load_runner(EngineConfig(str(model), threads=1, adapters=limits))
     with other_host() as (address, _):
-        far = EngineConfig(str(model), threads=1, tp=2, rank_bound_s=60.0, rank_hosts=(address,), adapters=limits)
+        far = EngineConfig(str(model), threads=1, ep=2, rank_bound_s=60.0, rank_hosts=(address,), adapters=limits)
         runner = load_runner(far)
         assert isinstance(runner, RankRunner)
         try:

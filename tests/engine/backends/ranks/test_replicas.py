@@ -5,18 +5,22 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from safetensors.torch import load_file, save_file
 
 from baton.engine.backends.ranks.runner import RankRunner
 from baton.engine.config import EngineConfig
 from baton.engine.load import load_runner
+from baton.engine.plan import adapters_of
 from baton.engine.steps.expert_load import ExpertMeter
 from baton.kernels.abi import native
 from baton.protos.errors import ConfigError, RankLost
-from baton.protos.nouns import Sampling
+from baton.protos.nouns import AdapterLimits, Sampling
 from tests.conformance.checkpoints import make, prompts
 from tests.e2e.fleet import wait_for
+from tests.engine.adapters.adapter_files import EXPERTS, MIXTRAL, write
+from tests.engine.adapters.test_equality import hold
 from tests.engine.backends.ranks.other_host import children, other_host
 from tests.engine.backends.ranks.threads import SharedDriver, on_ranks
 from tests.kernels.thorough import first_now
@@ -77,6 +81,35 @@ def test_answers_are_one_ranks_before_and_behind_a_move_and_loads_are_evener(
         assert rows.copies.imbalance < rows.copies.imbalance_at_home
         if kind == "gpt_oss" and fields == {"ep": 2}:
             assert rows.copies.imbalance < 1.1 < 1.25 < rows.copies.imbalance_at_home
+    finally:
+        runner.leave()
+
+
+def test_adapters_go_with_the_copies_of_their_experts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Held before copies are made, and while they are there, by ranks that had none of the copied experts."""
+    monkeypatch.setenv("BATON_CACHE_DIR", str(Path(native.built(native.isa())).parents[1]))
+    model = make(tmp_path / "model", "mixtral")
+    first, second = (write(tmp_path / f"{n}", model, (EXPERTS, *MIXTRAL), rank=4, seed=n) for n in (1, 2))
+    config = EngineConfig(str(model), threads=1, adapters=AdapterLimits(2, 1 << 30, 64), rank_bound_s=60.0)
+    alone = load_runner(config)
+    host = adapters_of(alone)
+    assert host is not None
+    runner = on_ranks(alone.spec, msgspec.structs.replace(config, ep=2, expert_replicas=1), host.base)
+    try:
+        looking_often(runner, 60)
+        asked = [prompt[:90] for prompt in prompts(alone.spec.vocab_size, 4)]
+        one, many = SharedDriver(alone, 64, chunk=40), SharedDriver(runner, 64, chunk=40)
+        names = ["", ""]
+        for at, directory in enumerate((first, second)):
+            names[at], there = (hold(each, f"a{at}", directory) for each in (alone, runner))
+            of_rows = [names[0], "", names[1], there]
+            bare, found = (one.answer(asked, SPOKEN, adapters=of) for of in ([], of_rows))
+            assert [many.answer(asked, SPOKEN, adapters=of) for of in ([], of_rows)] == [bare, found]
+            assert found != bare
+            assert many.logprobs == one.logprobs
+            rows = runner.expert_rows()
+            assert rows is not None
+            assert rows.copies.copies > 0
     finally:
         runner.leave()
 
