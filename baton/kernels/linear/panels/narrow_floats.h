@@ -65,7 +65,7 @@ inline void one_row_of(const uint8_t* w, int64_t steps, TileRows row) {
       unroll<8>([&](auto v) BATON_LAMBDA {
         const __m256i packed = Form::ready(vector_at(w + 32 * v));
         unroll<4>([&](auto i) BATON_LAMBDA {
-          acc[v] = _mm256_fmadd_ps(Form::template value<4 * half + i>(packed), x[i], acc[v]);
+          acc[v] = _mm256_fmadd_ps(Form::template value<4 * half + (i ^ 1)>(packed), x[i ^ 1], acc[v]);
         });
       });
     });
@@ -84,7 +84,8 @@ BATON_INLINE void pass_of(const uint8_t* w, int64_t steps, const float* x, float
   for (int64_t s = 0; s < steps; ++s, w += 256, x += Form::kInputs * R) {
     __m256i packed[V];
     unroll<V>([&](auto v) BATON_LAMBDA { packed[v] = Form::ready(vector_at(w + 32 * v)); });
-    unroll<Form::kInputs>([&](auto i) BATON_LAMBDA {
+    unroll<Form::kInputs>([&](auto n) BATON_LAMBDA {
+      constexpr int i = n ^ 1;
       __m256 wide[V];
       unroll<V>([&](auto v) BATON_LAMBDA { wide[v] = Form::template value<i>(packed[v]); });
       unroll<R>([&](auto r) BATON_LAMBDA {

@@ -195,7 +195,7 @@ inline void tile_w4(const TileWeights& weights, const TileRows& rows) {
     nibbles_with<NO_SCALES, R>(weights, rows);
 }
 
-// One row of [step][2] bf16.
+// One row of [step][2] bf16. A pair's second product is added first, as vdpbf16ps does: so sums have AVX-512's bits.
 BATON_INLINE void one_row_of_pairs(const uint16_t* w, int64_t steps, TileRows row) {
   __m256 acc[8];
   unroll<8>([&](auto v) BATON_LAMBDA { acc[v] = _mm256_loadu_ps(row.out + 8 * v); });
@@ -204,7 +204,7 @@ BATON_INLINE void one_row_of_pairs(const uint16_t* w, int64_t steps, TileRows ro
     const __m256 x0 = first_of(both), x1 = second_of(both);
     unroll<8>([&](auto v) BATON_LAMBDA {
       const __m256i pair = vector_at(w + 16 * v);
-      acc[v] = _mm256_fmadd_ps(second_of(pair), x1, _mm256_fmadd_ps(first_of(pair), x0, acc[v]));
+      acc[v] = _mm256_fmadd_ps(first_of(pair), x0, _mm256_fmadd_ps(second_of(pair), x1, acc[v]));
     });
     row.ahead.fetch<1>();
   }
@@ -250,7 +250,7 @@ inline void tile_bf16(const uint16_t* w, int64_t steps, const TileRows& rows) {
   for (int64_t s = 0; s < steps; ++s, w += 128, x += 2) {
     float x0 = from_bf16(x[0]), x1 = from_bf16(x[1]);
     for (int n = 0; n < kPanel; ++n)
-      rows.out[n] = rows.out[n] + from_bf16(w[2 * n]) * x0 + from_bf16(w[2 * n + 1]) * x1;
+      rows.out[n] = rows.out[n] + from_bf16(w[2 * n + 1]) * x1 + from_bf16(w[2 * n]) * x0;  // products are exact
   }
 }
 

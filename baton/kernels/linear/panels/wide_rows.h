@@ -4,7 +4,8 @@
 //   registers. Meanwhile what the tile was told to fetch comes from memory, evenly over its passes: so a tile
 //   costs what its products do or what memory does, not both.
 //
-// Bits: integers' sums are exact, and a float sum takes its inputs in order whatever the passes are.
+// Bits: integers' sums are exact, and a float sum takes its inputs in one order whatever the passes are: pair by pair, a pair's
+// second product first, as vdpbf16ps does.
 #pragma once
 
 namespace baton {
@@ -117,11 +118,11 @@ BATON_INLINE void pass_of_pairs(const uint16_t* w, int64_t steps, const float* x
       });
     };
     __m256 first[V], second[V];
-    unroll<V>([&](auto v) BATON_LAMBDA { first[v] = first_of(vector_at(w + 16 * v)); });
-    if (R != kSwapped) add(first, x);
     unroll<V>([&](auto v) BATON_LAMBDA { second[v] = second_of(vector_at(w + 16 * v)); });
-    add(second, x + 1);
-    if (R == kSwapped) add(first, x);
+    if (R != kSwapped) add(second, x + 1);
+    unroll<V>([&](auto v) BATON_LAMBDA { first[v] = first_of(vector_at(w + 16 * v)); });
+    add(first, x);
+    if (R == kSwapped) add(second, x + 1);
     ahead.fetch_lines<V / 2>();
   }
   unroll<R>([&](auto r) BATON_LAMBDA {
