@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import random
 import time
+from collections.abc import Callable
 
 from baton.engine.plan import Runner, SampleSpec, SequenceStep, StepPlan
 from baton.protos.nouns import BLOCK_TOKENS, Sampling
@@ -22,11 +23,13 @@ class Workload:
     """Times steps of ``runner``, on pages of its own for ``most`` sequences.
 
     Decoding is of sequences with CONTEXT tokens of KV; a prompt has no prefix. Token ids below ``vocab`` are drawn
-    anew for each step.
+    anew for each step, and ``clock`` counts seconds.
     """
 
-    def __init__(self, runner: Runner, most: int, vocab: int = 32000) -> None:
-        self.runner, self._rng, self._vocab = runner, random.Random(0), vocab
+    def __init__(
+        self, runner: Runner, most: int, vocab: int = 32000, clock: Callable[[], float] = time.perf_counter
+    ) -> None:
+        self.runner, self._rng, self._vocab, self._clock = runner, random.Random(0), vocab, clock
         self._leased = [list(range(seq * PAGES, (seq + 1) * PAGES)) for seq in range(most)]  # as leases have them
         pages = most * PAGES + PROMPT // BLOCK_TOKENS
         self._buffer = bytearray(pages * runner.spec.layout.page_bytes)
@@ -46,10 +49,10 @@ class Workload:
 
     def run_seconds(self, plans: list[StepPlan]) -> float:
         """Returns the seconds to run all of ``plans``, one after the other."""
-        began = time.perf_counter()
+        began = self._clock()
         for plan in plans:
             self.runner.run(plan)
-        return time.perf_counter() - began
+        return self._clock() - began
 
     def plans(self, batch: int) -> list[StepPlan]:
         """Returns the plans of STEPS consecutive decode steps of ``batch`` sequences.

@@ -2,10 +2,12 @@
 
     python -m bench.peers [--sizes 150M,0.5B] [--schemes int8,int4,bf16] [--batches 1,4,16] [--rounds 7]
                           [--peers llama.cpp,OpenVINO,transformers,bitsandbytes] [--json FILE] [--resume]
-    python -m bench.peers --sizes 150M --schemes int4,q4_1,q4_k,q5_k,q6_k,iq4_nl,int8,nf4 --batches 1,16 --rounds 2
-                          --peers llama.cpp,bitsandbytes --json bench/results/packed_forms.json
+    python -m bench.peers --sizes 150M --schemes int4,q4_1,q4_k,q5_k,q6_k,iq4_nl,iq4_xs,mxfp4,int8,nf4
+                          --batches 1,16 --rounds 2 --peers llama.cpp,bitsandbytes --json FILE
+    PEER_CLOCK=cpu taskset -c 0 python -m bench.peers …
 
-Needs a quiet machine; sets up what `make bench-peers` hasn't. Like for like: int4 beside Q4_0, int8 beside Q8_0, a
+Needs a quiet machine; beside other work, take CPU seconds of one thread, as the last command does. Sets up what
+`make bench-peers` hasn't. Like for like: int4 beside Q4_0, int8 beside Q8_0, a
 head in int8 on all sides; transformers joins in bf16, its own best on a CPU. KV is bf16 here, f16 in llama.cpp and
 int8 in OpenVINO (its default). Other schemes are GGUF's forms, beside llama.cpp on the same file, and "nf4", beside
 bitsandbytes in transformers on the same checkpoint. "int8" and "int4" are our own forms of --quantization, "the
@@ -19,6 +21,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -28,6 +31,7 @@ from baton.bench.engine.memory import MemoryRead
 from baton.bench.rows import Row, median, paired, spread, table
 from baton.evaluate.workload import PROMPT
 from bench.peers import results
+from bench.peers.answering import clock
 from bench.peers.environments import HOME
 from bench.peers.random_checkpoint import nf4_of
 from bench.peers.random_gguf import folder_of
@@ -42,6 +46,7 @@ OWN, NF4 = ("int8", "int4", "bf16"), "nf4"  # schemes that --quantization gives;
 def main() -> None:
     """Print the table, and write it where ``--json`` says."""
     asked = _arguments()
+    _require_one_thread()
     batches = [int(batch) for batch in asked.batches.split(",")]
     rows: list[Row] = []
     for size in asked.sizes.split(","):
@@ -66,6 +71,12 @@ def _arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
+def _require_one_thread() -> None:
+    """Ends the process if CPU seconds are asked for of several threads, which count waiting at barriers as work."""
+    if clock is time.process_time and len(os.sched_getaffinity(0)) > 1:
+        raise SystemExit("PEER_CLOCK=cpu takes one thread: run it under taskset -c 0")
+
+
 def _compare(size: str, scheme: str, batches: list[int], rounds: int, peers: list[str]) -> Iterator[Row]:
     folder = nf4_of(HOME, size) if scheme == NF4 else folder_of(HOME, size, scheme)
     threads, most = len(os.sched_getaffinity(0)), max(batches)
@@ -75,7 +86,7 @@ def _compare(size: str, scheme: str, batches: list[int], rounds: int, peers: lis
     theirs: list[Side] = [Peer(name, folder, threads, most) for name in peers if _joins(name, scheme)]
     memory: list[Side] = [Memory()]
     for batch in batches:
-        floor = memory if batch == 1 else []
+        floor = memory if batch == 1 and clock is not time.process_time else []
         took = _turn_about([*mine, *theirs, *floor], lambda side, b=batch: side.decode_seconds(b), rounds)  # type: ignore[misc]
         what, count = f"decode, {size} {scheme}, batch {batch}", batch
         read = weights + ours.kv_bytes(batch)

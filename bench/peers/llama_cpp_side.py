@@ -7,10 +7,9 @@ KV cache is f16.
 import ctypes
 import random
 import sys
-import time
 
 import llama_cpp as llama
-from answering import answer
+from answering import answer, clock
 
 VOCABULARY = 31000  # below the special tokens
 
@@ -47,12 +46,12 @@ class Model:
             self.batch.n_seq_id[at] = 1
             self.batch.seq_id[at][0] = sequence
             self.batch.logits[at] = wanted
-        began = time.perf_counter()
+        began = clock()
         if llama.llama_decode(self.context, self.batch) != 0:
             raise SystemExit("llama_decode failed")
         logits = llama.llama_get_logits_ith(self.context, len(rows) - 1)
         ctypes.cast(logits, ctypes.POINTER(ctypes.c_float))[0]
-        return time.perf_counter() - began
+        return clock() - began
 
     def prompt(self, length):
         self.clear()

@@ -28,9 +28,11 @@ TYPES = {
     "q5_k": (gguf.GGMLQuantizationType.Q5_K, gguf.LlamaFileType.MOSTLY_Q5_K_M),
     "q6_k": (gguf.GGMLQuantizationType.Q6_K, gguf.LlamaFileType.MOSTLY_Q6_K),
     "iq4_nl": (gguf.GGMLQuantizationType.IQ4_NL, gguf.LlamaFileType.MOSTLY_IQ4_NL),
+    "iq4_xs": (gguf.GGMLQuantizationType.IQ4_XS, gguf.LlamaFileType.MOSTLY_IQ4_XS),
+    "mxfp4": (gguf.GGMLQuantizationType.MXFP4, gguf.LlamaFileType.MOSTLY_MXFP4_MOE),
 }
 # Where a block's float16 scales lie: its first byte, how many.
-BLOCKS = {"q4_k": (0, 2), "q5_k": (0, 2), "q6_k": (208, 1), "iq4_nl": (0, 1)}
+BLOCKS = {"q4_k": (0, 2), "q5_k": (0, 2), "q6_k": (208, 1), "iq4_nl": (0, 1), "iq4_xs": (0, 1)}
 SCALE = 1e-3  # of a random block
 NAME, EPS, THETA, DEVIATION = "model.gguf", 1e-6, 10000.0, 0.02
 SPECIAL = ("<s>", "</s>")  # the vocabulary's last two

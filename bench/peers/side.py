@@ -18,6 +18,7 @@ from baton.engine.backends.torch.runner import load
 from baton.engine.config import EngineConfig
 from baton.evaluate.workload import CONTEXT, PROMPT, STEPS, Workload
 from baton.protos.errors import ConfigError
+from bench.peers.answering import clock
 from bench.peers.environments import python_of
 from bench.peers.random_gguf import NAME
 
@@ -49,7 +50,7 @@ class BatonPeer:
 
     def __init__(self, name: str, runner: NativeRunner, most: int, weight_bytes: int) -> None:
         self.name, self.weight_bytes = name, weight_bytes  # of weights that a decode step reads
-        self._work = Workload(runner, most, runner.spec.vocab_size)
+        self._work = Workload(runner, most, runner.spec.vocab_size, clock)
         self.kv_bytes = self._work.kv_bytes
 
     @classmethod
