@@ -11,6 +11,7 @@ import msgspec
 
 from baton.engine.program.shares import Widths
 from baton.protos.nouns import AdapterLimits
+from baton.tls.identity import TlsFiles
 
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 Device = Literal["cpu", "cuda"]
@@ -66,9 +67,10 @@ class EngineConfig(msgspec.Struct, frozen=True):
     ep: int = 1
     expert_replicas: int = 0  # places per rank and layer for copies of other ranks' busy experts
     rank_hosts: tuple[str, ...] = ()  # host:port of `baton ranks` on other hosts, among which ranks are dealt too
-    rank_key_file: str = ""  # with the key that all hosts have; empty: loopback only
+    rank_key_file: str = ""  # with the key that all hosts have; empty: loopback or TLS only
     rank_wait_s: float = 0.0  # seconds to wait at start for rank_hosts that don't answer yet
     rank_bound_s: float = 10.0  # seconds others wait for a rank before it counts as stuck; 0: for ever
+    tls: TlsFiles | None = None  # this host's, for connections between hosts of ranks; None: plaintext
     quantization_overrides: dict[str, str] = {}
     is_draft: bool = False
     activations: Activations = "auto"

@@ -86,6 +86,7 @@ def in_pool(config: BatonConfig, plan: HostPlan) -> HostPlan:
         gang=max(pool.gang, -(-ranks // pool.hosts)),
         hosts=pool.hosts,
         rank_key_file=worker.rank_key_file,
+        rank_tls=files_of(config.tls, "worker") if pool.hosts > 1 else None,
     )
 
 
@@ -103,16 +104,6 @@ def _require_hosts(config: BatonConfig, pool: Pool, worker: WorkerConfig) -> Non
     if ranks < pool.hosts:
         text = f"{field} is {pool.hosts}, and a worker has {ranks} ranks: raise worker.pp or worker.tp"
         raise ConfigError(f"{text} to {pool.hosts} or more, or lower hosts", field)
-    _require_plain_links(config)
-
-
-def _require_plain_links(config: BatonConfig) -> None:
-    """Checks that TLS is off, because ranks of several hosts don't encrypt. Raises ConfigError."""
-    if files_of(config.tls, "worker") is not None:
-        text = "ranks of several hosts exchange rows and keys and values in plaintext, and TLS is on"
-        raise ConfigError(
-            f"{text}: leave worker.rank_hosts and pools' hosts unset, or tls.dir and tls.cert", "worker.rank_hosts"
-        )
 
 
 def _pool_of(config: BatonConfig, slot: str) -> Pool | None:
@@ -135,8 +126,6 @@ def worker_spec(
     """
     tls = files_of(config.tls, "worker")
     check_secured(check_name(config.worker.kv_transport), tls)
-    if config.worker.rank_hosts:
-        _require_plain_links(config)
     settings = config.worker.model_dump(exclude={"model", "threads"})
     settings["speculation"] = placed(config.worker.speculation)
     settings["pace_beside_prompts_s"] = pace_of(config)

@@ -21,6 +21,7 @@ from baton.cluster.served_model import resolve_model
 from baton.launch.plans import config_of, worker_spec
 from baton.launch.run_files import RunFiles, choose_root
 from baton.process.processes import end_sessions
+from baton.process.security import files_of
 from baton.process.time_limit import end_with
 from baton.protos.errors import ConfigError
 from baton.worker.slots import close_slots, holders
@@ -61,12 +62,14 @@ def run_worker(config: BatonConfig, role: str, slot: str = "") -> NoReturn:
 
 def run_ranks(config: BatonConfig, listen: str) -> int:
     """Serves this host's cores to leads on other hosts, at ``listen`` (host:port), until SIGTERM or SIGINT;
-    returns 0. Those that run then have worker.drain_grace_s seconds until they are ended. Raises ConfigError.
+    returns 0. Those that run then have worker.drain_grace_s seconds until they are ended. With [tls] leads must
+    show a worker's certificate. Raises ConfigError.
     """
     from baton.engine.backends.ranks.hosts.agent import RankAgent
 
     logging.basicConfig(level=config.telemetry.log_level.upper(), format="%(asctime)s ranks %(message)s")
-    agent, ended = RankAgent(listen, config.worker.rank_key_file), threading.Event()
+    tls, ended = files_of(config.tls, "worker"), threading.Event()
+    agent = RankAgent(listen, config.worker.rank_key_file, tls=tls)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: ended.set())
     print(f"ranks of other hosts' workers start at {agent.address}", flush=True)  # for whoever asked for port 0

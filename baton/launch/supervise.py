@@ -21,6 +21,7 @@ from baton.process.children import BACKOFF_S, HEALTHY_S, child_environment
 from baton.process.endings import Ending, OomKills, ending_of
 from baton.process.processes import end_sessions, kill_session, wait_exit
 from baton.protos.errors import ConfigError, ErrorInfo
+from baton.tls.identity import TlsFiles
 from baton.worker.slots import SlotRecord, WorkerSlot, slots_closed
 from baton.worker.spec import load_spec
 
@@ -46,7 +47,8 @@ class HostPlan(msgspec.Struct, frozen=True):
     labels: dict[str, str] = {}  # labels that the node must carry
     gang: int = 1  # bundles of these resources on each node
     hosts: int = 1  # nodes of the worker: its own, and further ones that have ranks of it
-    rank_key_file: str = ""  # with the key that these nodes share; empty: loopback addresses only
+    rank_key_file: str = ""  # with the key that these nodes share; empty: loopback or TLS only
+    rank_tls: TlsFiles | None = None  # by which these nodes encrypt, at the same paths on each; None: plaintext
 
 
 class SlotStatus(msgspec.Struct, frozen=True, omit_defaults=True):

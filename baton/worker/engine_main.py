@@ -41,6 +41,7 @@ from baton.process.heap import settle_heap
 from baton.protos.channel import AdapterPlace, EngineFailed, EngineReady
 from baton.protos.errors import BatonError, ConfigError, RankLost, to_info
 from baton.protos.nouns import BLOCK_TOKENS
+from baton.tls.identity import TlsFiles
 from baton.worker.channel import EngineChannel
 from baton.worker.drafts import make_drafter
 from baton.worker.kv_memory import kv_bytes
@@ -88,7 +89,7 @@ def build(spec: WorkerSpec, channel: EngineChannel) -> StepLoop:
 
     Raises CheckpointError, ConfigError.
     """
-    runner, profile_pages = make_runner(spec.engine, spec.lora, spec.steps.stall_s)
+    runner, profile_pages = make_runner(spec.engine, spec.lora, spec.steps.stall_s, spec.server.tls)
     runner = widened(runner, spec.cache.block_tokens)
     profile_pages = profile_pages * BLOCK_TOKENS // spec.cache.block_tokens  # a profile counts pages of 16
     layout = with_codec(runner.spec.layout, spec.cache.kv_codec)
@@ -191,11 +192,14 @@ def make_cores(spec: EngineSpec) -> LentCores:
     return lend(spec.cores_page, spec.threads, spec.all_cores) if spec.cores_page else LentCores()
 
 
-def make_runner(spec: EngineSpec, lora: AdapterSpec = NO_ADAPTERS, stall_s: float = 0.0) -> tuple[Runner, int]:
+def make_runner(
+    spec: EngineSpec, lora: AdapterSpec = NO_ADAPTERS, stall_s: float = 0.0, tls: TlsFiles | None = None
+) -> tuple[Runner, int]:
     """Returns the model's runner, a paced or a real one, and the number of KV pages of 16 tokens that a paced
     profile or an encoder asks for (0: none).
 
-    A rank that others wait for longer than ``stall_s`` seconds counts as stuck; 0: they wait without limit.
+    A rank that others wait for longer than ``stall_s`` seconds counts as stuck; 0: they wait without limit. With
+    ``tls`` ranks of several hosts encrypt what they exchange.
     """
     if spec.paced_profile:
         require_one_rank(spec)
@@ -224,6 +228,7 @@ def make_runner(spec: EngineSpec, lora: AdapterSpec = NO_ADAPTERS, stall_s: floa
         rank_key_file=spec.rank_key_file,
         rank_wait_s=spec.rank_wait_s,
         rank_bound_s=stall_s,
+        tls=tls if spec.rank_hosts else None,
     )
     runner = load_runner(config)
     return runner, ENCODER_PAGES if keeps_tokens(runner.spec.layout) else 0

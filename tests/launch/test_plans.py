@@ -7,6 +7,7 @@ from baton.cluster.config import BatonConfig, load_config
 from baton.cluster.served_model import DEMO, model_name, resolve_model, text_directory
 from baton.launch.plans import lent_cores, slots_of, worker_plans
 from baton.protos.errors import CheckpointError, ConfigError
+from baton.tls.identity import TlsFiles
 from baton.worker.spec import load_spec
 
 ROLES = ("prefill", "decode")
@@ -185,7 +186,19 @@ def test_ranks_of_a_worker_on_several_nodes_are_dealt_among_them(tmp_path: Path)
     pool = WIDE | {"worker": {"tp": 2, "pp": 3, "rank_key_file": "/key"}}
     settings = config(cluster={"pools": [pool]}, worker={"device": "paced:zero"}, ray={"address": "head:6379"})
     (wide,) = worker_plans(settings, "", "unix:///x", tmp_path, tmp_path)[2:]
-    assert (wide.hosts, wide.gang, wide.rank_key_file) == (2, 3, "/key")
+    assert (wide.hosts, wide.gang, wide.rank_key_file, wide.rank_tls) == (2, 3, "/key", None)
+
+
+def test_ranks_of_several_hosts_encrypt_with_the_workers_certificate(tmp_path: Path) -> None:
+    sections = {"tls": {"dir": str(tmp_path)}, "ray": {"address": "head:6379"}}
+    pool, far = WIDE | {"worker": {"pp": 2}}, {"device": "paced:zero", "rank_hosts": ["h:1"], "pp": 2}
+    (wide,) = worker_plans(
+        config(cluster={"pools": [pool]}, worker={"device": "paced:zero"}, **sections),
+        "", "unix:///x", tmp_path, tmp_path,
+    )[2:]  # fmt: skip
+    assert wide.rank_tls == TlsFiles(*(str(tmp_path / name) for name in ("worker.crt", "worker.key", "ca.crt")))
+    named = worker_plans(config(worker=far, **sections), "", "unix:///x", tmp_path, tmp_path)
+    assert {load_spec(plan.spec).server.tls for plan in named} == {wide.rank_tls}
 
 
 @pytest.mark.parametrize(

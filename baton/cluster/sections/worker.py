@@ -87,7 +87,9 @@ class WorkerConfig(Section):
         "these, in order and in equal numbers",
     )
     rank_key_file: str = Field(
-        default="", description="file with the key that hosts of ranks share; empty: loopback addresses only"
+        default="",
+        description="file with the key that hosts of ranks share; empty: loopback addresses only, unless there is "
+        "[tls]",
     )
     rank_wait_s: float = Field(
         default=0, ge=0, le=86400, description="seconds to wait at start for rank_hosts that don't answer yet"

@@ -24,6 +24,7 @@ import msgspec
 from baton.launch.ray.node_choice import Seat, SlotRequest
 from baton.launch.supervise import HostPlan, HostProcess, HostSupervisor, host_environment, start_host
 from baton.process.processes import wait_exit
+from baton.tls.identity import TlsFiles
 from baton.worker.spec import dump_spec, load_spec
 
 if TYPE_CHECKING:
@@ -77,18 +78,20 @@ class WorkerActor:
 
 
 class RankActor:
-    """Serves its node to a slot's worker on another one, as ``baton ranks`` does, with the key in ``key_file``.
+    """Serves its node to a slot's worker on another one, as ``baton ranks`` does, with the key in ``key_file`` and
+    the TlsFiles in the JSON ``tls``, of the same paths as the worker's.
 
     If it dies, the worker's ranks here do, and the worker; Ray restarts it, and the worker finds it by its address.
     """
 
-    def __init__(self, key_file: str) -> None:
+    def __init__(self, key_file: str, tls: str = "null") -> None:
         from ray.util import get_node_ip_address
 
         from baton.engine.backends.ranks.hosts.agent import RankAgent
 
         _end_with_raylet()
-        self._agent = RankAgent(f"{get_node_ip_address()}:0", key_file, host_environment())
+        files = msgspec.json.decode(tls, type=TlsFiles | None)
+        self._agent = RankAgent(f"{get_node_ip_address()}:0", key_file, host_environment(), files)
         # a thread that lives as long as this process: sessions end with the one that started them
         threading.Thread(target=self._agent.serve, args=(lambda: True,), name="ranks", daemon=True).start()
 
@@ -139,7 +142,7 @@ class Actors:
         actor = self._actor(
             RankActor, seat.wish, group, number * seat.wish.gang, _rank_name(plan.slot, seat, number)
         )
-        return cast("ActorHandle", actor.remote(plan.rank_key_file))
+        return cast("ActorHandle", actor.remote(plan.rank_key_file, msgspec.json.encode(plan.rank_tls).decode()))
 
     def _actor(
         self, kind: type, wish: SlotRequest, group: PlacementGroup, bundle: int, name: str
@@ -244,6 +247,7 @@ def mark_of(plan: HostPlan) -> str:
     node doesn't need: earlier versions didn't know it, and what they placed shall stay.
     """
     fields: dict[str, object] = msgspec.to_builtins(msgspec.structs.replace(plan, spec=""))
-    if plan.hosts == 1:
-        fields = {name: value for name, value in fields.items() if name not in ("hosts", "rank_key_file")}
+    unneeded = {"hosts", "rank_key_file"} if plan.hosts == 1 else set()
+    unneeded |= {"rank_tls"} if plan.rank_tls is None else set()
+    fields = {name: value for name, value in fields.items() if name not in unneeded}
     return hashlib.sha256(msgspec.json.encode(fields)).hexdigest()[:12]

@@ -1,6 +1,7 @@
 """Pools whose workers have ranks in further pods: who finds whom, and who may."""
 
 import json
+import tomllib
 
 from baton.engine.backends.ranks.hosts.layout import MOST_HOSTS
 from tests.deploy.helm.charts import EXTRAS, Manifest, one, render
@@ -51,6 +52,19 @@ def test_a_worker_and_its_further_pods_have_one_key_and_no_other_pod_has_it() ->
     assert one(manifests, "Secret", "demo-baton-rank-key")["data"]["key"]
     own = {"workers": VALUES["workers"] | {"rankKey": {"existingSecret": "mine"}}}
     assert [m for m in render(own) if m["metadata"]["name"] == "demo-baton-rank-key"] == []
+
+
+def test_a_worker_and_its_further_pods_encrypt_by_one_certificate() -> None:
+    secrets = {role: f"our-{role}" for role in ("router", "worker", "redis", "monitor")}
+    manifests = render(VALUES | {"tls": {"mode": "secret", "existingSecrets": secrets}})
+    for name in ("demo-baton-prefill", "demo-baton-prefill-0-ranks"):
+        spec = pod_spec(manifests, name)
+        held = {volume["name"]: volume.get("secret", {}).get("secretName") for volume in spec["volumes"]}
+        assert held["tls"] == "our-worker"
+        mounts = {mount["name"]: mount["mountPath"] for mount in spec["containers"][0]["volumeMounts"]}
+        (config,) = [m["data"]["baton.toml"] for m in manifests if "baton.toml" in m.get("data", {})]
+        settings = tomllib.loads(config)["tls"]
+        assert {settings[key].rpartition("/")[0] for key in ("cert", "key", "ca")} == {mounts["tls"]}
 
 
 def test_a_pools_pods_reach_one_another_and_ranks_are_reached_by_nobody_else() -> None:

@@ -38,7 +38,6 @@ WRONG = {
     "workers: {pools: {decode: {rankHosts: 3, settings: {tp: 3}}}}": "its worker has 3 ranks: set settings.pp to 4",
     "workers: {mode: raycluster, defaults: {rankHosts: 1, settings: {pp: 2}}}": "needs workers.mode: pods",
     "workers: {defaults: {rankHosts: 1, settings: {pp: 2}, device: 'paced:zero'}}": "ranks run on the cpu only",
-    "{workers: {defaults: {rankHosts: 1, settings: {pp: 2}}}, tls: {mode: secret}}": "don't encrypt what they exch",
     "{workers: {autoscaling: {enabled: true}, defaults: {rankHosts: 1, settings: {pp: 2}}}}": "autoscaling would",
     "config: {worker: {rank_hosts: ['a:1']}}": "config.worker.rank_hosts is set by the chart",
     "router: {replicas: 0}": "/router/replicas",

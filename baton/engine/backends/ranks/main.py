@@ -15,6 +15,7 @@ import msgspec
 
 from baton.engine.backends.ranks.followers import HEARD, MOST_WORDS, RankReady, RankSpec
 from baton.engine.backends.ranks.hosts.links import LinkPlan, Links
+from baton.engine.backends.ranks.hosts.secured import rank_identity
 from baton.engine.backends.ranks.load import LoadedRank, RankNotes, load_rank
 from baton.engine.backends.ranks.memory import HEAR, RanksStruct, SharedMemory, follow, sizes_for
 from baton.engine.child import child_arguments
@@ -68,7 +69,8 @@ def _follow(spec: RankSpec, loaded: LoadedRank, lead: socket.socket) -> int:
 def _linked(spec: RankSpec, struct: RanksStruct, lead: socket.socket) -> Links:
     """Returns the rank's connections to other hosts, which the next message names."""
     plan = msgspec.json.decode(lead.recv(MOST_WORDS), type=LinkPlan)
-    links = Links(plan, spec.index, struct.group.meeting, struct.pages, spec.config.rank_bound_s)
+    identity = rank_identity(spec.config.tls, f"rank {spec.index}")
+    links = Links(plan, spec.index, struct.group.meeting, struct.pages, spec.config.rank_bound_s, identity)
     lead.send(HEARD)
     return links
 

@@ -85,7 +85,6 @@
 {{- $ranks := max (mul (default 1 $own.tp | int) (default 1 $own.pp | int)) (default 1 $own.cp | int) (default 1 $own.ep | int) | int -}}
 {{- if ne $values.workers.mode "pods" -}}{{ include "baton.refuse" (printf "%s and needs workers.mode: pods, whose StatefulSets it adds to" $field) }}{{- end -}}
 {{- if $values.workers.autoscaling.enabled -}}{{ include "baton.refuse" (printf "%s, and workers.autoscaling would make workers without them: disable it, change ratio or the pool's replicas" $field) }}{{- end -}}
-{{- if ne $values.tls.mode "off" -}}{{ include "baton.refuse" (printf "%s, and ranks of several pods don't encrypt what they exchange: set tls.mode: off, or rankHosts: 0" $field) }}{{- end -}}
 {{- if ne (default $values.workers.defaults.device .pool.device) "cpu" -}}{{ include "baton.refuse" (printf "%s, and ranks run on the cpu only: set device: cpu" $field) }}{{- end -}}
 {{- if le $ranks $hosts -}}{{ include "baton.refuse" (printf "%s and its worker has %d ranks: set settings.pp to %d, or to a multiple of it" $field $ranks (add1 $hosts)) }}{{- end -}}
 {{- end -}}

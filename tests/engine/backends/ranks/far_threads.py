@@ -1,4 +1,4 @@
-"""Ranks of several hosts as threads: each host has memory and pages of its own, and nothing joins them but TCP."""
+"""Ranks of several hosts as threads: each host has memory and pages of its own, and TCP or TLS joins them."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 from baton.engine.backends.ranks.hosts.layout import hosts_of_ranks, ranks_on
 from baton.engine.backends.ranks.hosts.links import LinkPlan, Links, LinkServer, Mapped
+from baton.engine.backends.ranks.hosts.secured import rank_identity
 from baton.engine.backends.ranks.load import LoadedRank, load_rank
 from baton.engine.backends.ranks.memory import SharedMemory, SharedSizes, follow, sizes_for
 from baton.engine.backends.ranks.runner import RankRunner
@@ -23,7 +24,9 @@ class Host:
     """Stands in for one host's processes: ``ranks`` as threads over memory that ``mapped`` describes."""
 
     def __init__(self, config: EngineConfig, ranks: list[LoadedRank]) -> None:
-        self.config, self.ranks, self.server = config, ranks, LinkServer(HERE)
+        self.config, self.ranks = config, ranks
+        self.identity = rank_identity(config.tls, "a port of links")
+        self.server = LinkServer(HERE, self.identity)
         self.mapped: Mapped | None = None
         self._threads: list[threading.Thread] = []
         self._linked = threading.Barrier(len(ranks) + 1)
@@ -48,7 +51,8 @@ class Host:
         memory = SharedMemory(os.dup(fd), sizes) if fd >= 0 else AnonymousMemory(self.mapped.memory, sizes)
         struct = memory.struct(rank.native, self.config.rank_bound_s)
         struct.pages = self.mapped.pages
-        links = Links(plan, own.rank.index, memory.meeting, self.mapped.pages, self.config.rank_bound_s)
+        bound_s = self.config.rank_bound_s
+        links = Links(plan, own.rank.index, memory.meeting, self.mapped.pages, bound_s, self.identity)
         struct.group.links = links.address
         self._linked.wait(PATIENCE_S)
         follow(rank.native.struct, struct)
@@ -96,7 +100,8 @@ class Hosts:
                 host.map(mapped.memory_bytes, mapped.page_bytes)
             assert host.mapped is not None
             host.server.start(plan, number, host.mapped)
-        self._links = Links(plan, 0, mapped.memory, mapped.pages, self._config.rank_bound_s)
+        bound_s, identity = self._config.rank_bound_s, self.all[0].identity
+        self._links = Links(plan, 0, mapped.memory, mapped.pages, bound_s, identity)
         for number, host in enumerate(self.all):
             host.start(plan, -1 if number else self._memory)
         for host in self.all:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import threading
@@ -10,6 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from baton.engine.backends.ranks.hosts.agent import RankAgent
+from baton.tls.identity import TlsFiles
 
 
 def children(pid: int) -> list[int]:
@@ -18,10 +20,10 @@ def children(pid: int) -> list[int]:
 
 
 @contextmanager
-def other_host() -> Iterator[tuple[str, int]]:
-    """Runs ``baton ranks`` as a user does; yields its address and its process id."""
+def other_host(**environment: str) -> Iterator[tuple[str, int]]:
+    """Runs ``baton ranks`` as a user does, with further ``environment``; yields its address and its process id."""
     command = [sys.executable, "-m", "baton", "ranks", "--listen", "127.0.0.1:0"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=os.environ | environment) as process:
         try:
             assert process.stdout is not None
             yield process.stdout.readline().split()[-1], process.pid
@@ -32,10 +34,14 @@ def other_host() -> Iterator[tuple[str, int]]:
 
 @contextmanager
 def serving_agent(
-    listen: str = "127.0.0.1:0", key_file: str = "", grace_s: float = 0.0, ended: threading.Event | None = None
+    listen: str = "127.0.0.1:0",
+    key_file: str = "",
+    grace_s: float = 0.0,
+    ended: threading.Event | None = None,
+    tls: TlsFiles | None = None,
 ) -> Iterator[RankAgent]:
     """Runs what ``baton ranks`` does on a thread of this process, until ``ended``."""
-    agent, ended = RankAgent(listen, key_file), ended or threading.Event()
+    agent, ended = RankAgent(listen, key_file, tls=tls), ended or threading.Event()
     thread = threading.Thread(target=agent.serve, args=(lambda: not ended.is_set(), grace_s))
     thread.start()
     try:

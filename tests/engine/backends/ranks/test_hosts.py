@@ -20,6 +20,7 @@ from baton.engine.backends.ranks.hosts.control import Control, dial
 from baton.engine.backends.ranks.hosts.lead import RemoteHost
 from baton.engine.backends.ranks.hosts.links import RANK, TOKEN, LinkPlan, Links, LinkServer, Mapped
 from baton.engine.backends.ranks.hosts.messages import HostShare
+from baton.engine.backends.ranks.hosts.secured import rank_identity
 from baton.engine.backends.ranks.memory import RanksStruct
 from baton.engine.backends.ranks.runner import RankRunner
 from baton.engine.config import EngineConfig
@@ -31,6 +32,7 @@ from baton.kernels.collective import oracle
 from baton.kernels.collective.native import Collective, RankIsLost, group_at, group_bytes
 from baton.protos.errors import ConfigError, RankLost, StartupError
 from baton.protos.nouns import AdapterLimits, EngineRequest, Sampling
+from baton.tls.identity import Identity
 from tests.conformance.checkpoints import make
 from tests.e2e.fleet import wait_for
 from tests.engine.adapters.adapter_files import EVERYWHERE, EXPERTS, MIXTRAL, write
@@ -40,6 +42,7 @@ from tests.engine.backends.ranks.other_host import children, other_host, serving
 from tests.engine.backends.ranks.same_bits import same_bits
 from tests.engine.backends.ranks.threads import SharedDriver
 from tests.kernels.thorough import first_now, later
+from tests.tls.papers import files
 
 pytestmark = pytest.mark.skipif(native.library() is None, reason="no native kernels here")
 
@@ -106,17 +109,26 @@ def continued(driver: SharedDriver, seq: int, prompt: list[int], pages: list[int
 class FarGroup:
     """A group of one rank per host, each with memory of its own."""
 
-    def __init__(self, count: int, bound_s: float = 60.0, slot_bytes: int = 4096, strangers: int = 0) -> None:
+    def __init__(
+        self,
+        count: int,
+        bound_s: float = 60.0,
+        slot_bytes: int = 4096,
+        strangers: int = 0,
+        identity: Identity | None = None,
+    ) -> None:
         size = group_bytes(count, slot_bytes)
         self._maps = [mmap.mmap(-1, size) for _ in range(count)]
         self.at = [ctypes.addressof(ctypes.c_char.from_buffer(each)) for each in self._maps]
-        self.servers = [LinkServer("127.0.0.1") for _ in range(count)]
+        self.servers = [LinkServer("127.0.0.1", identity) for _ in range(count)]
         addresses = tuple(server.address for server in self.servers)
         self.plan = LinkPlan(os.urandom(32), addresses, tuple(range(count)))
         for rank, server in enumerate(self.servers):
             server.start(self.plan, rank, Mapped(self.at[rank], size, self.at[rank], 0, (self._maps,)))
         self.strangers = [socket.create_connection(at, 30) for at in addresses for _ in range(strangers)]
-        self.ranks = [Links(self.plan, rank, self.at[rank], self.at[rank], bound_s) for rank in range(count)]
+        self.ranks = [
+            Links(self.plan, rank, self.at[rank], self.at[rank], bound_s, identity) for rank in range(count)
+        ]
         self.collectives = [
             Collective(group_at(self.at[rank], rank, count, slot_bytes, bound_s)) for rank in range(count)
         ]
@@ -141,7 +153,8 @@ class FarGroup:
             stranger.close()
 
 
-def test_collectives_of_ranks_on_several_hosts_are_those_of_the_oracle() -> None:
+@pytest.mark.parametrize("encrypted", [False, True])
+def test_collectives_of_ranks_on_several_hosts_are_those_of_the_oracle(encrypted: bool) -> None:
     count, n, made = 3, 1500, torch.Generator().manual_seed(1)  # more than a slot holds
     parts = [torch.randn(n, generator=made) * 10.0**rank for rank in range(count)]
     whole = [torch.randn(count, n, generator=made) for _ in range(count)]
@@ -156,7 +169,7 @@ def test_collectives_of_ranks_on_several_hosts_are_those_of_the_oracle() -> None
         collective.all_to_all(whole[rank].data_ptr(), n, exchanged[rank].data_ptr())
         collective.meet()
 
-    group = FarGroup(count)
+    group = FarGroup(count, identity=rank_identity(files("worker"), "a port") if encrypted else None)
     group.together(work)
     group.close()
     for rank in range(count):

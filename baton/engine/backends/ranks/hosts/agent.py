@@ -16,16 +16,22 @@ from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 
+import msgspec
+
 from baton.engine.backends.ranks.hosts.control import (
     MOST_PORT,
     NONCE,
     SAID,
     answer_to_lead,
     read_key,
+    refusal,
     require_key,
 )
 from baton.engine.backends.ranks.hosts.greeting import Greeted, Greeter
+from baton.engine.backends.ranks.hosts.messages import SessionSpec
+from baton.engine.backends.ranks.hosts.secured import rank_identity
 from baton.protos.errors import ConfigError
+from baton.tls.identity import TlsFiles
 
 log = logging.getLogger("baton.engine")
 
@@ -36,18 +42,27 @@ SESSION = "baton.engine.backends.ranks.hosts.session"
 class RankAgent:
     """Takes leads' connections at ``listen`` (host:port, port 0 for any); ``address`` is where. Raises ConfigError.
 
-    ``environment`` is that of sessions; None: this process's. Call ``serve`` from a thread that lives as long as
-    this process, because sessions end with the thread that started them.
+    ``environment`` is that of sessions; None: this process's. With ``tls`` leads and other hosts' ranks must show a
+    worker's certificate. Call ``serve`` from a thread that lives as long as this process, because sessions end with
+    the thread that started them.
     """
 
-    def __init__(self, listen: str, key_file: str = "", environment: dict[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        listen: str,
+        key_file: str = "",
+        environment: dict[str, str] | None = None,
+        tls: TlsFiles | None = None,
+    ) -> None:
         self._key, self._environment = read_key(key_file), environment
+        self._tls, self._identity = tls, rank_identity(tls, f"the port of `baton ranks` at {listen}")
         host, _, port = listen.rpartition(":")
         if not host or not port.isdecimal() or int(port) > MOST_PORT:
             raise ConfigError(f"--listen {listen}: use host:port", "listen")
         host = host.strip("[]")
         try:
-            require_key(self._key, socket.gethostbyname(host) if ":" not in host else host)
+            if tls is None:
+                require_key(self._key, socket.gethostbyname(host) if ":" not in host else host)
             family = socket.AF_INET6 if ":" in host else socket.AF_INET
             self._listener = socket.create_server((host, int(port)), family=family)
         except (OSError, ValueError) as error:  # ValueError: neither a name nor an address
@@ -61,7 +76,8 @@ class RankAgent:
         seconds, in which their leads may drain.
         """
         try:
-            with Greeter(self._listener, SAID, partial(os.urandom, NONCE)) as greeter:
+            ask = partial(os.urandom, NONCE)
+            with Greeter(self._listener, SAID, ask, identity=self._identity) as greeter:
                 while going():
                     self._sessions = [session for session in self._sessions if session.poll() is None]
                     for greeted in greeter.poll(LOOK_S):
@@ -86,19 +102,19 @@ class RankAgent:
         answer = answer_to_lead(self._key, greeted.asked, greeted.said)
         with greeted.sock as sock:
             if answer is None:
-                log.warning("%s hasn't the key of %s, and was refused", greeted.peer, self.address)
+                log.warning("refused %s at %s: it %s", greeted.peer, self.address, refusal(greeted.said))
                 return
             try:
                 sock.sendall(answer)
-                self._begin(sock)
+                self._begin(sock, SessionSpec(greeted.here, greeted.peer, self._tls))
             except OSError as error:  # it is gone, or no process is to be had
                 log.warning("no ranks for the lead at %s: %s", greeted.peer, error)
                 return
             log.info("ranks for the lead at %s start", greeted.peer)
 
-    def _begin(self, sock: socket.socket) -> None:
-        command = [sys.executable, "-m", SESSION, "--parent", str(os.getpid()), "--spec", "{}"]
-        command += ["--fd", str(sock.fileno())]
+    def _begin(self, sock: socket.socket, spec: SessionSpec) -> None:
+        command = [sys.executable, "-m", SESSION, "--parent", str(os.getpid()), "--fd", str(sock.fileno())]
+        command += ["--spec", msgspec.json.encode(spec).decode()]
         self._sessions.append(
             subprocess.Popen(command, pass_fds=[sock.fileno()], stdin=subprocess.DEVNULL, env=self._environment)
         )

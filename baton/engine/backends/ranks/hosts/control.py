@@ -1,7 +1,8 @@
 """Carries messages between a worker's lead and the hosts of its other ranks, over one TCP connection each.
 
 Knows nothing of what is said. Both ends prove that they hold the same key, by HMAC of the other's random number
-(RFC 2104); nothing is encrypted. Without a key only loopback addresses may be used.
+(RFC 2104). Where the cluster has certificates, connections are TLS's and both ends show a worker's certificate;
+without, nothing is encrypted. With neither certificates nor a key only loopback addresses may be used.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import hmac
 import ipaddress
 import os
 import socket
+import ssl
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -19,11 +21,16 @@ from typing import TypeVar
 import msgspec
 
 from baton.engine.backends.ranks.hosts.greeting import GREET_S
+from baton.engine.backends.ranks.hosts.relay import relayed
+from baton.engine.backends.ranks.hosts.secured import ALERT_BEGIN, TLS_HELLO_BEGIN, dial_securely, reason
 from baton.kv.wire.keepalive import notice_dead_peers
 from baton.protos.errors import ConfigError, StartupError
+from baton.tls.identity import Identity
+from baton.tls.sockets import TlsSocket
 
 NONCE = 32  # bytes of a random number, and of its answer
-SAID = 2 * NONCE  # bytes that a lead says first: its answer, and a random number of its own
+HELLO = b"baton ranks\n"  # what a lead says before anything else, so that a port of another kind shows itself
+SAID = len(HELLO) + 2 * NONCE  # bytes that a lead says: HELLO, its answer, and a random number of its own
 LENGTH = 8  # bytes of a message's length
 MOST_BYTES = 1 << 34  # of one message
 MOST_PORT = 65535
@@ -35,16 +42,16 @@ Message = TypeVar("Message")
 
 
 class Control:
-    """Sends and receives messages, JSON behind its length, over ``sock``, which it owns."""
+    """Sends and receives messages, JSON behind its length, over ``sock``, which it owns.
 
-    def __init__(self, sock: socket.socket) -> None:
+    ``here`` is this end's IP address, at which the other end's host reaches this one, and ``there`` the other's;
+    empty: the socket's own, which a relay's hasn't.
+    """
+
+    def __init__(self, sock: socket.socket, here: str = "", there: str = "") -> None:
         self.sock = sock
-        notice_dead_peers(sock)
-
-    @property
-    def here(self) -> str:
-        """Returns this end's IP address, at which the other end's host reaches this one."""
-        return str(self.sock.getsockname()[0])
+        self.here = here or str(sock.getsockname()[0])
+        self.there = there or str(sock.getpeername()[0])
 
     def send(self, message: msgspec.Struct) -> None:
         """Sends ``message`` as JSON to the other end. Raises ConnectionError."""
@@ -112,25 +119,45 @@ def answer_to_lead(key: bytes, asked: bytes, said: bytes) -> bytes | None:
     """Returns the proof that this end has the key, for a lead that was asked ``asked`` and has said ``said``, SAID
     bytes; None if the lead hasn't the key.
     """
-    proof, theirs = said[:NONCE], said[NONCE:]
+    proof, theirs = said[len(HELLO) : -NONCE], said[-NONCE:]
     return _proof(key, HOST, theirs) if hmac.compare_digest(proof, _proof(key, LEAD, asked)) else None
 
 
-def dial(address: str, key: bytes, field: str, wait_s: float = 0.0) -> Control:
+def refusal(said: bytes) -> str:
+    """Returns in words why a lead that has said ``said`` is refused."""
+    if said.startswith(TLS_HELLO_BEGIN):
+        return "speaks TLS, and this host has no [tls]"
+    return "hasn't the key"
+
+
+def dial(address: str, key: bytes, field: str, wait_s: float = 0.0, identity: Identity | None = None) -> Control:
     """Returns a connection to the host of ranks at ``address`` (host:port), for which it waits up to ``wait_s``
-    seconds. Raises ConfigError and StartupError.
+    seconds; by TLS if there is an ``identity``. Raises ConfigError and StartupError.
     """
     host, _, port = address.rpartition(":")
     if not host or not port.isdecimal() or int(port) > MOST_PORT:
         raise ConfigError(f"{field}: {address!r} is not host:port", field)
     sock = _reached(host.strip("[]"), int(port), field, time.monotonic() + wait_s)
     try:
-        require_key(key, sock.getpeername()[0])
-        _prove(sock, key, address)
+        notice_dead_peers(sock)
+        here, there = str(sock.getsockname()[0]), str(sock.getpeername()[0])
+        if identity is None:
+            require_key(key, there)
+        else:
+            sock = _secured(sock, identity, address, field)
+        _prove(sock, key, address, field)
+        return Control(relayed(sock) if isinstance(sock, TlsSocket) else sock, here, there)
     except BaseException:
         sock.close()
         raise
-    return Control(sock)
+
+
+def _secured(sock: socket.socket, identity: Identity, address: str, field: str) -> TlsSocket:
+    try:
+        return dial_securely(sock, identity, address)
+    except OSError as error:
+        text = f"{field}: no TLS with `baton ranks` at {address}: {reason(error)}"
+        raise StartupError(text, field) from None
 
 
 def _reached(host: str, port: int, field: str, until: float) -> socket.socket:
@@ -149,18 +176,34 @@ def _reached(host: str, port: int, field: str, until: float) -> socket.socket:
         time.sleep(RETRY_S)
 
 
-def _prove(sock: socket.socket, key: bytes, address: str) -> None:
-    ours = os.urandom(NONCE)
+def _prove(sock: socket.socket, key: bytes, address: str, field: str) -> None:
+    ours, asked = os.urandom(NONCE), b""
+    early, late = (b"", HELLO) if isinstance(sock, TlsSocket) else (HELLO, b"")  # of TLS an alert is read first
     try:
-        asked = bytes(exactly(sock, NONCE))
-        sock.sendall(_proof(key, LEAD, asked) + ours)
+        sock.sendall(early)
+        while len(asked) < NONCE and (got := sock.recv(NONCE - len(asked))):
+            asked += got
+        if len(asked) < NONCE:
+            raise StartupError(f"{field}: {address} {_silence(sock, asked)}", field)
+        sock.sendall(late + _proof(key, LEAD, asked) + ours)
         if not hmac.compare_digest(bytes(exactly(sock, NONCE)), _proof(key, HOST, ours)):
             raise ConnectionError("it has another key")
+    except ssl.SSLError as error:  # TLS 1.3: a server refuses after the client's handshake
+        raise StartupError(f"{field}: no TLS with `baton ranks` at {address}: {reason(error)}", field) from None
     except OSError as error:
         raise StartupError(
             f"{address}: its {KEY_FIELD} isn't this one's, or it is no `baton ranks` ({error})"
         ) from None
     sock.settimeout(None)
+
+
+def _silence(sock: socket.socket, said: bytes) -> str:
+    """Returns in words why a host ended the connection before it has asked for a proof."""
+    if isinstance(sock, TlsSocket):
+        return "refuses this worker's certificate, and its log says why: it takes those of a worker"
+    if said.startswith(ALERT_BEGIN):
+        return "speaks TLS, and this worker doesn't: set [tls] here, with a certificate of the same CA"
+    return "ended the connection at once: it is no `baton ranks`, or has too many connections"
 
 
 def _proof(key: bytes, role: bytes, asked: bytes) -> bytes:

@@ -29,10 +29,12 @@ from baton.engine.backends.ranks.hosts.messages import (
     HostShare,
     HostStart,
 )
+from baton.engine.backends.ranks.hosts.secured import rank_identity
 from baton.engine.config import EngineConfig
 from baton.kernels.abi.build import sources_key
 from baton.kernels.collective.native import lose
 from baton.protos.errors import RankLost, StartupError, from_info
+from baton.tls.identity import Identity
 
 LEAVE_S = 2.0  # seconds for other hosts' ranks to leave when told to
 
@@ -40,10 +42,12 @@ LEAVE_S = 2.0  # seconds for other hosts' ranks to leave when told to
 class RemoteHost:
     """Is one other host, ``number``, at ``address``, with the ranks ``ranks``."""
 
-    def __init__(self, config: EngineConfig, number: int, address: str, key: bytes) -> None:
+    def __init__(
+        self, config: EngineConfig, number: int, address: str, key: bytes, identity: Identity | None = None
+    ) -> None:
         self.address, self.ranks = address, ranks_on(config.widths.count, config.hosts, number)
-        self.control = dial(address, key, FIELD, config.rank_wait_s)
-        own = msgspec.structs.replace(config, rank_key_file="")
+        self.control = dial(address, key, FIELD, config.rank_wait_s, identity)
+        own = msgspec.structs.replace(config, rank_key_file="", tls=None)  # these files are of this host
         try:
             self.tell(HostStart(own, number, self.ranks.start, self.ranks.stop, sources_key()))
         except StartupError:
@@ -97,9 +101,10 @@ class LeadHosts:
         self._meeting = 0
         self._all: list[RemoteHost] = []
         key = read_key(config.rank_key_file)
+        self._identity = rank_identity(config.tls, "the port of ranks")
         try:
             for number, address in enumerate(config.rank_hosts, 1):
-                self._all.append(RemoteHost(config, number, address, key))
+                self._all.append(RemoteHost(config, number, address, key, self._identity))
         except BaseException:
             self.leave()
             raise
@@ -119,12 +124,13 @@ class LeadHosts:
         among them; returns the lead's connections. Raises StartupError.
         """
         self._meeting = mapped.memory
-        self._server = server = LinkServer(self._all[0].control.here)
+        self._server = server = LinkServer(self._all[0].control.here, self._identity)
         plan = self._plan(server)
         server.start(plan, 0, mapped)
         for host in self._all:
             host.tell(HostShare(mapped.memory_bytes, mapped.page_bytes, plan))
-        links = self._links = Links(plan, 0, mapped.memory, mapped.pages, self._config.rank_bound_s)
+        bound_s = self._config.rank_bound_s
+        links = self._links = Links(plan, 0, mapped.memory, mapped.pages, bound_s, self._identity)
         followers.link(plan)
         for host in self._all:
             host.await_done()
@@ -134,10 +140,7 @@ class LeadHosts:
         return links
 
     def _plan(self, server: LinkServer) -> LinkPlan:
-        theirs = [
-            (host.control.sock.getpeername()[0], said.port)
-            for host, said in zip(self._all, self._ports, strict=True)
-        ]
+        theirs = [(host.control.there, said.port) for host, said in zip(self._all, self._ports, strict=True)]
         places = hosts_of_ranks(self._config.widths.count, self._config.hosts)
         return LinkPlan(os.urandom(TOKEN), (server.address, *theirs), places)
 

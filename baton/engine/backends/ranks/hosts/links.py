@@ -18,10 +18,14 @@ import msgspec
 from baton.engine.backends.ranks.hosts.control import exactly
 from baton.engine.backends.ranks.hosts.greeting import Greeter
 from baton.engine.backends.ranks.hosts.layout import MOST_HOSTS
+from baton.engine.backends.ranks.hosts.relay import relayed
+from baton.engine.backends.ranks.hosts.secured import dial_securely, reason
 from baton.kernels.abi import native
 from baton.kernels.abi.native import I32, I64, P
 from baton.kv.wire.keepalive import notice_dead_peers
 from baton.protos.errors import StartupError
+from baton.tls.identity import Identity
+from baton.tls.sockets import TlsSocket
 
 TOKEN = 32  # bytes of a worker's random token
 RANK = 4  # bytes of a rank's number
@@ -66,13 +70,23 @@ class Mapped(NamedTuple):
 
 
 class Links:
-    """Holds the connections of rank ``rank`` to all other hosts; ``address`` is of the C struct."""
+    """Holds the connections of rank ``rank`` to all other hosts, by TLS if there is an ``identity``; ``address`` is
+    of the C struct.
+    """
 
-    def __init__(self, plan: LinkPlan, rank: int, memory: int, pages: int, bound_s: float) -> None:
+    def __init__(
+        self,
+        plan: LinkPlan,
+        rank: int,
+        memory: int,
+        pages: int,
+        bound_s: float,
+        identity: Identity | None = None,
+    ) -> None:
         own = plan.places[rank]
         self._host_of = (I32 * len(plan.places))(*plan.places)
         self._sockets = {
-            host: _dialled(address, plan.token, rank, bound_s)
+            host: _dialled(address, plan.token, rank, bound_s, identity)
             for host, address in enumerate(plan.addresses)
             if host != own
         }
@@ -89,11 +103,12 @@ class Links:
 
 
 class LinkServer:
-    """Takes connections of other hosts' ranks at IP address ``here``; ``port`` is its own. Threads write what
-    comes.
+    """Takes connections of other hosts' ranks at IP address ``here``, by TLS if there is an ``identity``; ``port``
+    is its own. Threads write what comes.
     """
 
-    def __init__(self, here: str) -> None:
+    def __init__(self, here: str, identity: Identity | None = None) -> None:
+        self._identity = identity
         family = socket.AF_INET6 if ":" in here else socket.AF_INET
         self._listener = socket.create_server((here, 0), family=family, backlog=128)
         self.address = (here, int(self._listener.getsockname()[1]))
@@ -126,7 +141,7 @@ class LinkServer:
 
     def _accept(self, token: bytes, awaited: set[int], mapped: Mapped) -> None:
         """Takes each awaited rank's connection once; what strangers do delays none of them."""
-        with Greeter(self._listener, TOKEN + RANK) as greeter:
+        with Greeter(self._listener, TOKEN + RANK, identity=self._identity) as greeter:
             while awaited and not self._closed.is_set():
                 for greeted in greeter.poll(LOOK_S):
                     rank = _rank_of(greeted.said, token)
@@ -150,7 +165,6 @@ def _rank_of(said: bytes, token: bytes) -> int:
 def _receive(sock: socket.socket, rank: int, mapped: Mapped) -> None:
     with sock:
         try:
-            notice_dead_peers(sock)
             sock.sendall(WELCOME)
         except OSError:  # it has gone again: it says itself that it couldn't connect
             return
@@ -158,16 +172,22 @@ def _receive(sock: socket.socket, rank: int, mapped: Mapped) -> None:
         receive(sock.fileno(), *mapped[:4], rank)
 
 
-def _dialled(address: Sequence[str | int], token: bytes, rank: int, bound_s: float) -> socket.socket:
+def _dialled(
+    address: Sequence[str | int], token: bytes, rank: int, bound_s: float, identity: Identity | None
+) -> socket.socket:
     """Returns a connection to a host; sending more than it takes for ``bound_s`` seconds fails (0: never)."""
     host, port = address
     try:
         sock = socket.create_connection((str(host), int(port)), LINK_S)
         notice_dead_peers(sock)
+        if identity is not None:
+            sock = dial_securely(sock, identity, f"{host}:{port}")
         sock.sendall(token + rank.to_bytes(RANK, "little"))
         exactly(sock, len(WELCOME))
     except OSError as error:
-        raise StartupError(f"rank {rank} can't reach the ranks at {host}:{port}: {error}") from None
+        raise StartupError(f"rank {rank} can't reach the ranks at {host}:{port}: {reason(error)}") from None
+    if isinstance(sock, TlsSocket):
+        sock = relayed(sock)
     sock.settimeout(None)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", int(bound_s), int(bound_s % 1 * 1e6)))
     return sock

@@ -10,6 +10,15 @@ import msgspec
 from baton.engine.backends.ranks.hosts.links import LinkPlan
 from baton.engine.config import EngineConfig
 from baton.protos.errors import ErrorInfo
+from baton.tls.identity import TlsFiles
+
+
+class SessionSpec(msgspec.Struct, frozen=True):
+    """Says to a session where it is: this end's IP address and the lead's, and the host's own TLS files."""
+
+    here: str
+    there: str
+    tls: TlsFiles | None = None
 
 
 class HostStart(msgspec.Struct, frozen=True, tag=True):

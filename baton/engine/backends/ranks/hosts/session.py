@@ -15,6 +15,8 @@ import sys
 import threading
 from collections.abc import Callable
 
+import msgspec
+
 from baton.engine.backends.ranks.followers import Follower, Followers, ending
 from baton.engine.backends.ranks.hosts.control import Control
 from baton.engine.backends.ranks.hosts.links import LinkServer, Mapped
@@ -29,24 +31,27 @@ from baton.engine.backends.ranks.hosts.messages import (
     HostNote,
     HostShare,
     HostStart,
+    SessionSpec,
 )
+from baton.engine.backends.ranks.hosts.secured import rank_identity
 from baton.engine.child import child_arguments
 from baton.kernels.abi.build import sources_key
 from baton.kernels.collective.native import RankIsLost
 from baton.protos.errors import RankLost, StartupError, to_info
+from baton.tls.identity import TlsFiles
 
 LEFT_S = 2.0  # seconds for the lead to read why this host ends
 
 
 def main() -> int:
     """Runs the ranks of one worker; returns exit status 0 when the lead has ended the connection, else 1."""
-    control = Control(
-        socket.socket(fileno=child_arguments("baton.engine.backends.ranks.hosts.session", "nothing").fd)
-    )
+    arguments = child_arguments("baton.engine.backends.ranks.hosts.session", "SessionSpec")
+    spec = msgspec.json.decode(arguments.spec, type=SessionSpec)
+    control = Control(socket.socket(fileno=arguments.fd), spec.here, spec.there)
     end_with_lead(control.sock)
     try:
         start = control.receive(START)
-        session = HostSession(start, control)
+        session = HostSession(start, control, spec.tls)
     except ConnectionError:
         return 0
     except Exception as error:
@@ -73,14 +78,17 @@ def _await_end(fd: int) -> None:
 
 
 class HostSession:
-    """Runs the ranks that ``start`` names for the lead behind ``control``. Raises what they can't start for."""
+    """Runs the ranks that ``start`` names for the lead behind ``control``; ``tls`` is of this host. Raises
+    what they can't start for.
+    """
 
-    def __init__(self, start: HostStart, control: Control) -> None:
+    def __init__(self, start: HostStart, control: Control, tls: TlsFiles | None = None) -> None:
         require_same_kernels(start.kernels)
         self._start, self._control = start, control
         self._meeting = 0
-        self._server = LinkServer(control.here)
-        self._followers = Followers(start.config, range(start.first, start.end), hosted=True)
+        self._server = LinkServer(control.here, rank_identity(tls, "the port of ranks"))
+        config = msgspec.structs.replace(start.config, tls=tls)
+        self._followers = Followers(config, range(start.first, start.end), hosted=True)
         try:
             fingerprint = self._followers.agreed_fingerprint()
         except BaseException:
