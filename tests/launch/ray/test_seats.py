@@ -11,6 +11,9 @@ import pytest
 from baton.launch.ray.actors import RankActor
 from baton.launch.ray.seats import Seats
 from baton.launch.supervise import HostPlan, SlotStatus
+from baton.tls.identity import TlsFiles
+
+CERTIFICATE = TlsFiles("/crt", "/key", "/ca")
 
 
 class RayError(Exception):
@@ -32,8 +35,8 @@ class Actor:
 class RanksActor:
     """Stands for the actor on a further node of a slot."""
 
-    def __init__(self, key_file: str) -> None:
-        self.key_file, self.killed = key_file, False
+    def __init__(self, key_file: str, tls: str) -> None:
+        self.key_file, self.tls, self.killed = key_file, tls, False
 
 
 class FakeRay:
@@ -171,7 +174,8 @@ def test_slots_of_a_dead_node_go_elsewhere_and_pauses_grow_with_each_loss(ray: F
 
 def on_two_nodes(ray: FakeRay, clock: Clock) -> Seats:
     """A lasting worker of four ranks, two on each of two nodes."""
-    wide = HostPlan("decode-0", "decode", "{}", "/slots", "/log", gang=2, hosts=2, rank_key_file="/key")
+    shared = {"hosts": 2, "rank_key_file": "/key", "rank_tls": CERTIFICATE}
+    wide = HostPlan("decode-0", "decode", "{}", "/slots", "/log", gang=2, **shared)
     made = Seats(ray, clock=clock, wall_clock=clock, lasting=True)
     made.want([wide])
     made.tend()
@@ -190,6 +194,7 @@ def test_a_worker_on_two_nodes_waits_for_both_and_has_an_actor_on_each(ray: Fake
     assert f"[{', '.join(pins)}]" in ray.groups[0], "two bundles on each"
     (ranks, bundle), (actor,) = ray.ranks[0], ray.actors
     assert (ranks.key_file, bundle, actor.ranks) == ("/key", 2, (ranks,))
+    assert msgspec.json.decode(ranks.tls, type=TlsFiles) == CERTIFICATE
 
 
 @pytest.mark.parametrize("dead", ["a", "b"])

@@ -40,7 +40,7 @@ class _Flow:
         self._source, self._sink = source, sink
         self._room = memoryview(bytearray(AT_ONCE))
         self._rest = self._room[:0]
-        self.ended = False
+        self.ended, self._is_last = False, False  # the second: the source has ended behind what is held
         self.waits: tuple[socket.socket, int] | None = None  # for which event; None: there is more to do at once
 
     def move(self) -> None:
@@ -59,7 +59,7 @@ class _Flow:
     def _step(self) -> None:
         if self._rest:
             self._rest = self._rest[self._sink.send(self._rest) :]
-        elif got := self._read():
+        elif not self._is_last and (got := self._read()):
             self._rest = self._room[:got]
         else:
             self.ended, self.waits = True, None
@@ -73,7 +73,7 @@ class _Flow:
                 got = self._source.recv_into(self._room[found:])
             except BlockingIOError:
                 break
-            found += got
+            found, self._is_last = found + got, not got  # OpenSSL tells an end once
         return found
 
 
