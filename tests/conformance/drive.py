@@ -13,6 +13,7 @@ from baton.engine.grammar.running import Grammars, GrammarState
 from baton.engine.plan import Runner, SampledToken, SequenceStep, StepPlan
 from baton.engine.sequence import SequenceState
 from baton.kv.layout.state import state_pages
+from baton.kv.layout.tables import table_count
 from baton.protos.nouns import BLOCK_TOKENS, EngineRequest, Sampling, TokenLogprobs
 
 MOST = 20  # sequences at once that keep a recurrent state
@@ -48,7 +49,7 @@ class Driver:
             adapter = adapters[key] if adapters else ""
             request = EngineRequest(str(key), tuple(prompt), len(prompt), sampling, choice, adapter)
             blocks = -(-(len(prompt) + sampling.max_tokens) // BLOCK_TOKENS)
-            pages = [self._free.pop() for _ in range(blocks)]
+            pages = [self._free.pop() for _ in range(blocks * table_count(spec.layout))]
             sets = [[self._free.pop() for _ in range(state_pages(spec.layout))] for _ in range(2)]
             self._states[key] = None, sets[0], sets[0] + sets[1]
             live[key] = (
@@ -91,12 +92,13 @@ class Driver:
         last = count == sequence.pending
         tokens = sequence.tokens[start : start + count]
         sample = sequence.sample_spec() if last else None
+        table, *further = _tables(pages, table_count(self.runner.spec.layout))
         targets, top = sequence.targets(count), sequence.request.sampling.prompt_logprobs or 0
         return SequenceStep(
             sequence.seq,
             tokens,
             start,
-            pages,
+            table,
             sample,
             count > 1,
             targets=targets,
@@ -105,4 +107,11 @@ class Driver:
             state_from=self._states[sequence.seq][0],
             state_to=self._states[sequence.seq][1],
             adapter=sequence.request.adapter_id,
+            tables=tuple(further),
         )
+
+
+def _tables(pages: list[int], count: int) -> list[list[int]]:
+    """Returns a sequence's ``count`` page tables: ``pages`` itself, or equal parts of it."""
+    each = len(pages) // count
+    return [pages] if count == 1 else [pages[at * each : (at + 1) * each] for at in range(count)]

@@ -16,6 +16,7 @@ import pytest
 from baton.decode_worker.engine.loop import DecodeLoop
 from baton.engine.config import EngineConfig
 from baton.engine.load import load_runner
+from baton.engine.plan import ranks_of
 from baton.engine.wide_pages import widened
 from baton.kv.layout import prefix
 from baton.kv.layout.bridge import bridge
@@ -31,6 +32,7 @@ from tests.conformance.checkpoints import make
 from tests.conformance.drive import Driver
 from tests.decode_worker.states import Pair, Worker
 from tests.decode_worker.test_windows import ANSWER, VOCAB, Side, hand_over, prompt_of, request
+from tests.engine.backends.ranks.threads import on_ranks
 from tests.engine.speculate.oracle import Eager, Oracle
 
 KINDS = {"gemma3": (0, 29, 29, 29), "gpt_oss": (0, 33, 33)}  # with the windows of their page tables
@@ -221,6 +223,35 @@ def test_an_answer_that_goes_on_elsewhere_stays_the_same(model: Path, wanted: di
     assert decode.tokens(1) == wanted[33][50:]
 
 
+@pytest.mark.parametrize(
+    ("read_by", "written_by"),
+    [({"tp": 2}, {}), pytest.param({"pp": 2}, {"tp": 2}, marks=pytest.mark.thorough), ({}, {"pp": 2})],
+    ids=str,
+)
+def test_ranks_hand_over_to_other_numbers_of_ranks(
+    model: Path, wanted: dict[int, list[int]], read_by: dict[str, int], written_by: dict[str, int]
+) -> None:
+    config = EngineConfig(str(model), threads=1, dtype="float32", rank_bound_s=60.0, **OWN)
+    alone = load_runner(config)
+    leads = [
+        on_ranks(alone.spec, msgspec.structs.replace(config, **widths)) if widths else alone
+        for widths in (read_by, written_by)
+    ]
+    prefill, decode = Side(model, PrefillLoop, 120, leads[0]), Side(model, DecodeLoop, 120, leads[1])
+    try:
+        shipped = hand_over(prefill, decode, prompt_of(300))
+        decode.finish()
+        windows = alone.spec.layout.windows
+        assert decode.tokens(1) == wanted[300]
+        assert len(shipped) == 19 + sum(19 - (300 - window + 1) // 16 for window in windows[1:])
+        assert decode.most <= most(windows, 300 + ANSWER.max_tokens)
+        assert all(side.loop.snapshot().at_baseline for side in (prefill, decode))
+    finally:
+        for lead in leads:
+            if (ranks := ranks_of(lead)) is not None:
+                ranks.leave()
+
+
 def test_preempted_sequences_go_on_as_they_would_have(model: Path, wanted: dict[int, list[int]]) -> None:
     side = own(model, DecodeLoop, pages=64)
     loop = side.loop
@@ -273,15 +304,10 @@ def test_a_worker_of_the_other_kind_is_refused_by_name(model: Path) -> None:
         bridge(divided, msgspec.structs.replace(divided, block_tokens=32, page_bytes=2 * divided.page_bytes))
 
 
-@pytest.mark.parametrize(
-    ("settings", "named"),
-    [({"tp": 2}, "tp 2"), ({"kv_selection": "sinks:16,window:32"}, "kv_selection sinks:16,window:32")],
-)
-def test_what_has_no_pages_by_window_is_refused_by_name(
-    model: Path, settings: dict[str, object], named: str
-) -> None:
-    with pytest.raises(ConfigError, match=named) as refused:
-        load_runner(EngineConfig(str(model), threads=2, dtype="float32", **OWN, **settings))  # type: ignore[arg-type]
+def test_what_has_no_pages_by_window_is_refused_by_name(model: Path) -> None:
+    selects = "sinks:16,window:32"
+    with pytest.raises(ConfigError, match=f"kv_selection {selects}") as refused:
+        load_runner(EngineConfig(str(model), threads=2, dtype="float32", kv_selection=selects, **OWN))
     assert refused.value.param == "worker.window_pages"
 
 

@@ -16,6 +16,7 @@ import pytest
 from baton.decode_worker.engine.loop import DecodeLimits, DecodeLoop
 from baton.engine.config import EngineConfig
 from baton.engine.load import load_runner
+from baton.engine.plan import Runner
 from baton.engine.steps.loop import EngineParts, StepLoop
 from baton.kv.memory.host_pages import PageMemory
 from baton.kv.pages.lease import LEAST_SLIDE
@@ -26,6 +27,7 @@ from baton.protos.nouns import EngineRequest, Sampling
 from bench.windows import Tape
 from tests.conformance.checkpoints import make
 from tests.conformance.drive import Driver
+from tests.engine.backends.ranks.threads import bind
 
 WINDOW, VOCAB = 37, 777
 SEEN = -(-WINDOW // 16) + 1  # blocks that a token can see
@@ -36,10 +38,12 @@ ANSWER = Sampling(temperature=0.0, max_tokens=120, ignore_eos=True)
 class Side:
     """Holds one worker's engine: model, pages and loop."""
 
-    def __init__(self, model: Path, loop: type[StepLoop], pages: int = 64, **settings: Any) -> None:
-        runner = load_runner(EngineConfig(str(model), threads=1, dtype="float32", **settings))
+    def __init__(
+        self, model: Path, loop: type[StepLoop], pages: int = 64, runner: Runner | None = None, **settings: Any
+    ) -> None:
+        runner = runner or load_runner(EngineConfig(str(model), threads=1, dtype="float32", **settings))
         self.memory = PageMemory.create(pages, runner.spec.layout.page_bytes)
-        runner.bind(self.memory.view(), pages)
+        bind(runner, self.memory)
         self.pool, self.tape, self.most = PagePool(pages), Tape(), 0
         ids = itertools.count(1)
         parts = EngineParts.around(runner, self.pool, self.tape, lambda: 0.0, memory=self.memory.view())

@@ -136,9 +136,37 @@ bool is_head(const Op& op) { return op.kind == OP_LM_HEAD || op.kind == OP_LM_HE
 // Ops that a rank without rows has a part in: meetings, and experts, which run over all ranks' rows.
 bool is_everybodys(const Op& op) { return op.kind >= OP_GATHER && op.kind != OP_MIX; }
 
-// Runs the rank's ops over `step`, whose logits go to `wanted` places.
-int32_t run_ops(const Model& model, const Step& step, Run& run, const Ranks& ranks, const int32_t* wanted) {
+// A step whose items have several page tables, as one op after the other sees it: each with its own table.
+class Tabled {
+ public:
+  Tabled(const Step& whole, const Ranks& r) : step_(whole), tables_(r.op_tables), stride_(r.plan->table_count / r.page_tables) {
+    if (!tables_) return;
+    items_.assign(whole.items, whole.items + whole.item_count);
+    step_.items = items_.data();
+  }
+  Tabled(const Tabled&) = delete;
+
+  const Step& step() const { return step_; }
+
+  void turn_to(int64_t op) {
+    if (!tables_ || tables_[op] == at_) return;
+    for (AttentionItem& item : items_) item.pages += (tables_[op] - at_) * stride_;
+    at_ = tables_[op];
+  }
+
+ private:
+  Step step_;
+  const int32_t* tables_;
+  int64_t stride_;
+  int32_t at_ = 0;
+  std::vector<AttentionItem> items_;
+};
+
+// Runs the rank's ops over `tabled`, whose logits go to `wanted` places.
+int32_t run_ops(const Model& model, Tabled& tabled, Run& run, const Ranks& ranks, const int32_t* wanted) {
+  const Step& step = tabled.step();
   for (const Op* op = model.ops; op < model.ops + ranks.op_count; op++) {
+    tabled.turn_to(op - model.ops);
     if (is_head(*op)) run.own_logits(*op, wanted);
     else if (step.rows || is_everybodys(*op)) run.op(*op);
     if (run.lost()) return run.lost();
@@ -179,11 +207,12 @@ int32_t run_part(const Model& model, const Step& whole, const Part& part, Ranks&
   Seat* handed = r.plan->handed;
   if (staged && first)
     if (const int32_t lost = await(r.group, handed[before], ++r.taken, before)) return lost;
-  const Step own = part.step(whole);
+  Tabled tabled(part.step(whole), r);
+  const Step& own = tabled.step();
   Run run(model, own, &r, staged ? nullptr : part.rows.data());
   run.take(r.in, part.rows.data());
   const Adapted adapted = part.adapters.empty() ? Adapted(*r.lora) : Adapted(*r.lora, r, own.items, part.adapters.data(), own.item_count);
-  if (const int32_t lost = run_ops(model, own, run, r, part.wanted.data())) return lost;
+  if (const int32_t lost = run_ops(model, tabled, run, r, part.wanted.data())) return lost;
   const bool hands_on = staged && first + r.columns < r.group.count;
   if (speaks && (hands_on || r.plan->keeps)) run.hand_on(r.out, part.rows.data(), hands_on ? next_hosts(r) : lead_host(r));
   if (speaks && hands_on) {
@@ -199,8 +228,9 @@ int32_t run_own(const Model& model, const Step& step, Ranks& r) {
   const int32_t* adapters = r.plan->adapted ? plan.adapters : nullptr;
   if (r.deal == BY_COLUMNS) {
     const Adapted adapted = adapters ? Adapted(*r.lora, r, step.items, adapters, step.item_count) : Adapted(*r.lora);
-    Run run(model, step, &r);
-    if (const int32_t lost = run_ops(model, step, run, r, nullptr)) return lost;
+    Tabled tabled(step, r);
+    Run run(model, tabled.step(), &r);
+    if (const int32_t lost = run_ops(model, tabled, run, r, nullptr)) return lost;
     show_expert_rows(r);
     return meet(r.group);
   }

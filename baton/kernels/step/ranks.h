@@ -103,6 +103,8 @@ struct Ranks {
   uint32_t met;               // meetings of the stage so far; the rank's own
   int64_t own_tokens;         // of the vocabulary: the logits that the rank computes
   int64_t expert_layers;      // of the whole model, whose experts are divided
+  const int32_t* op_tables;   // per op: the page table that it reads or writes; null where items have one
+  int64_t page_tables;        // of an item: all have entries for the same blocks, and those of a step lie table by table
 };
 
 // Returns when every rank of this one's stage has come as often as this one: 0, or who is lost.

@@ -25,6 +25,7 @@ from baton.engine.program.rope import for_context
 from baton.engine.program.sites import adaptable
 from baton.kernels.abi import native
 from baton.kv.layout.page import layout_for
+from baton.kv.layout.tables import by_window
 from baton.protos.errors import ConfigError
 
 
@@ -77,6 +78,7 @@ def load_rank(config: EngineConfig, index: int) -> LoadedRank:
     own = share(program if config.adapters is None else adaptable(program))
     stored = KV_NAMES.get(config.kv_cache_dtype, "float32" if config.dtype == "auto" else config.dtype)
     layout = layout_for(stored, program.groups, states=program.states)
+    layout = by_window(layout) if config.window_pages == "own" else layout
     compiled = NativeRankProgram(own, weights, layout)
     experts = OwnExpertLayers(compiled, program, rows_of if config.expert_replicas else None)
     return LoadedRank(program, compiled, weights, fingerprint, experts)

@@ -53,6 +53,8 @@ class RanksStruct(ctypes.Structure):
         *((name, I32) for name in ("columns", "met")),
         ("own_tokens", I64),
         ("expert_layers", I64),
+        ("op_tables", P),
+        ("page_tables", I64),
     )
 
 
@@ -135,6 +137,7 @@ class SharedMemory:
             *(own.shared_floats, own.first_shared, own.columns, 0),
             own.vocab[1] - own.vocab[0],
             own.expert_layers,
+            *(native.op_tables, native.table_count),
         )
 
 

@@ -20,6 +20,7 @@ from baton.kernels.abi.native import I32, I64, P
 from baton.kernels.moe.native import AnyExperts, BiasedMoeStruct, experts_of
 from baton.kernels.step import structs
 from baton.kv.layout.state import state_bytes
+from baton.kv.layout.tables import table_count
 from baton.protos.nouns import KvLayout
 
 ALIGN = 64  # bytes
@@ -73,7 +74,14 @@ class NativeRankProgram(NativeProgram):
         assert isinstance(norm, Tensor)
         self.vectors[own.head.norm] = norm.float()
         self.state_bytes = state_bytes(layout)
+        self.table_count = table_count(layout)
+        self._op_tables = np.array(self.page_tables(), np.int32)
         self.carried = tuple(self._carried(residual) for residual in (own.given, own.handed))
+
+    @property
+    def op_tables(self) -> int | None:
+        """Returns the address of one int32 per op, the page table that it uses; None if sequences have one."""
+        return self._op_tables.ctypes.data if self.table_count > 1 else None
 
     def place_states(self, at: int, after: int) -> None:
         """Sets the addresses of the recurrent states of a step's items before and after the step, ``state_stride``

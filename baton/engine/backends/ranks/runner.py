@@ -10,6 +10,7 @@ import ctypes
 import time
 from collections.abc import Callable, Sequence
 
+import msgspec
 import numpy as np
 import torch
 from torch import Tensor
@@ -41,11 +42,12 @@ from baton.engine.backends.ranks.memory import (
 )
 from baton.engine.backends.ranks.notes import written
 from baton.engine.backends.residency import PageResidency
-from baton.engine.plan import ModelSpec, StepPlan
+from baton.engine.plan import ModelSpec, SequenceStep, StepPlan
 from baton.engine.program.ops import LmHead
 from baton.engine.program.rank_program import BY_COLUMNS, BY_ROWS, dealt_experts
 from baton.kernels.collective.native import RankIsLost
 from baton.kernels.step.structs import Step
+from baton.kv.layout.tables import layers_of_page
 from baton.protos.errors import BatonError, RankLost
 from baton.protos.measurements import EngineWork, ExpertCopies, ExpertRows
 
@@ -75,8 +77,8 @@ class RankRunner(StepRunner):
     ) -> None:
         super().__init__(spec, loaded.native, clock, work)
         self._own, self._followers, self._hosts = loaded.native, followers, hosts
-        self._current = PageResidency(0)  # pages that other hosts have as they are here
-        self._layers = loaded.program.layers
+        self._current: list[PageResidency] = []  # by page table: the pages that other hosts have as they are here
+        self._layers = layers_of_page(spec.layout) if spec.layout.windows else loaded.program.layers
         self._dealt_experts = dealt_experts(loaded.program, loaded.native.own)
         self._own_experts = loaded.experts
         self._memory = SharedMemory.create(sizes_for(loaded.program, loaded.native))
@@ -131,7 +133,7 @@ class RankRunner(StepRunner):
         self._buffer, self._pages = buffer, pages
         self._paged = torch.frombuffer(buffer, dtype=torch.uint8).view(pages, -1)
         self._ranks.pages = ctypes.addressof(ctypes.c_char.from_buffer(buffer))
-        self._current = PageResidency(pages)
+        self._current = [PageResidency(pages) for _ in range(self._own.table_count)]
 
     def open_pages(self, fd: int, size: int) -> None:
         """Passes the pages of ``bind``, memory file ``fd`` of ``size`` bytes, to the other ranks of this host; the
@@ -186,7 +188,8 @@ class RankRunner(StepRunner):
             lost = RankIsLost(code)
             raise RankLost(f"{lost}, of {self._own.own.rank.count} ranks", rank=lost.rank)
         if self._hosts is not None:
-            self._current.ran(plan.items, missing)
+            for number, current in enumerate(self._current):
+                current.ran(in_table(plan.items, number), missing)
         if states is not None:
             states.finish()
 
@@ -249,7 +252,8 @@ class RankRunner(StepRunner):
         """Copies the pages that others may have written since to other hosts; returns their numbers."""
         if self._hosts is None:
             return []
-        missing = self._current.missing(plan.items)
+        of_tables = [current.missing(in_table(plan.items, table)) for table, current in enumerate(self._current)]
+        missing = sorted({page for pages in of_tables for page in pages})
         show_pages(self._ranks, missing, self.spec.layout.page_bytes)
         return missing
 
@@ -270,6 +274,13 @@ class RankRunner(StepRunner):
     def _shared(self, count: int) -> Tensor:
         held = (ctypes.c_float * count).from_address(self._memory.registers)
         return torch.frombuffer(held, dtype=torch.float32)
+
+
+def in_table(items: Sequence[SequenceStep], table: int) -> Sequence[SequenceStep]:
+    """Returns the items with the pages of their page table ``table`` as their first one."""
+    if not table:
+        return items
+    return [msgspec.structs.replace(item, pages=item.tables[table - 1]) for item in items]
 
 
 def cut(items: Array, pieces: Sequence[Piece]) -> Array:

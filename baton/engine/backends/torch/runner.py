@@ -340,7 +340,6 @@ def _takes_own_pages(config: EngineConfig) -> bool:
         return False
     obstacles = [
         *([f"device {config.device}"] if config.device != "cpu" else ()),
-        *([f"{config.widths.field} {config.widths.count}"] if config.widths.count > 1 else ()),
         *([f"{SETTING} {config.kv_selection}"] if config.kv_selection != ALL else ()),
         *(["no native CPU kernels"] if native.library() is None else ()),
         *([CHECK_ENV] if _is_on(CHECK_ENV, "1") else ()),

@@ -9,6 +9,7 @@ import msgspec
 
 from baton.engine.config import EngineConfig
 from baton.engine.load import load_runner
+from baton.kv.layout.tables import table_count
 from baton.protos.nouns import Sampling
 from tests.conformance.checkpoints import prompts
 from tests.engine.backends.ranks.far_threads import on_hosts
@@ -33,7 +34,8 @@ def same_bits(model: Path, count: int, share: str = "tp", chunk: int = 48, hosts
     else:
         runner = on_ranks(alone.spec, config)
     asked = [prompt[: 70 + chunk] for prompt in prompts(alone.spec.vocab_size, 6)]
-    one, many = SharedDriver(alone, 128, chunk=chunk), SharedDriver(runner, 128, chunk=chunk)
+    pages = 128 * table_count(alone.spec.layout)
+    one, many = SharedDriver(alone, pages, chunk=chunk), SharedDriver(runner, pages, chunk=chunk)
     try:
         for sampling in (SPOKEN, DRAWN, READ):
             assert many.answer(asked, sampling) == one.answer(asked, sampling)

@@ -49,6 +49,10 @@ DEALT = [
     ("qwen3_next", "tp+pp", 2), ("bamba", "tp+pp", 2), ("granite_hybrid", "tp3+pp2", 6),
     ("deepseek_v3", "tp+pp", 2), ("qwen2_moe", "ep", 2), ("deepseek_v2", "tp+ep", 2), ("glm4_moe", "ep", 3),
 ]  # fmt: skip
+OWN_WINDOWS = [
+    ("gemma3", "tp", 2, 1), ("gpt_oss", "pp", 2, 1), ("gpt_oss", "tp+ep", 2, 2), ("gemma3", "cp", 3, 1),
+    ("gemma3", "tp2+pp2", 4, 2), ("gpt_oss", "ep", 2, 1), ("olmo3", "tp", 2, 1),
+]  # fmt: skip
 FORMS: list[dict[str, Any]] = [
     {"quantization": "int8"},
     {"quantization": "int4", "kv_cache_dtype": "int8"},
@@ -77,6 +81,13 @@ def test_experts_or_stages_dealt_among_ranks_have_the_bits_of_one(
     tmp_path: Path, kind: str, share: str, count: int
 ) -> None:
     same_bits(make(tmp_path, kind), count, share, chunk=170)
+
+
+@pytest.mark.parametrize(("kind", "share", "count", "hosts"), first_now(OWN_WINDOWS, 3), ids=str)
+def test_ranks_read_windows_from_pages_of_their_own(
+    tmp_path: Path, kind: str, share: str, count: int, hosts: int
+) -> None:
+    same_bits(make(tmp_path, kind), count, share, chunk=170, hosts=hosts, window_pages="own")
 
 
 @pytest.mark.parametrize("fields", first_now([{"quantization": "int8"}, {"dtype": "bfloat16"}], 0), ids=str)
