@@ -114,7 +114,7 @@ def run_from_pb(pb: c.TokenRun) -> nouns.TokenRun:
     return nouns.TokenRun(
         output_index=pb.output_index,
         token_ids=tuple(pb.token_ids),
-        logprobs=tuple(logprobs_from_pb(x) for x in pb.logprobs),
+        logprobs=tuple([logprobs_from_pb(x) for x in pb.logprobs]) if pb.logprobs else (),
         finish_reason=pb.finish_reason,
         stop_token_id=pb.stop_token_id if pb.HasField("stop_token_id") else None,
         accepted_drafts=pb.accepted_drafts,

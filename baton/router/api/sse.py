@@ -64,9 +64,10 @@ class EventStream(Response):
 
     async def _send_all(self, send: Send) -> None:
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        encode = self._style.encode
         try:
             async for event in self._events:
-                await _send(send, self._style.encode(event))
+                await send({"type": "http.response.body", "body": encode(event), "more_body": True})
             await _send(send, self._style.done)
         except Exception as error:
             if not isinstance(error, BatonError):

@@ -263,17 +263,18 @@ def is_scored(call: PreparedCall) -> bool:
 
 async def _events(answer: AnswerStream, shape: Shape, body: GenerationBody) -> AsyncIterator[Json]:
     told = 0  # tokens that the client was sent: choices that are ahead of their chunks don't count yet
+    continuous = body.continuous_usage
 
     def with_usage(chunk: Json) -> Json:
         usage = msgspec.structs.replace(answer.usage(), completion_tokens=told)
-        return chunk | {"usage": usage_json(usage)} if body.continuous_usage else chunk
+        return chunk | {"usage": usage_json(usage)}
 
     for chunk in shape.opening():
-        yield with_usage(chunk)
+        yield with_usage(chunk) if continuous else chunk
     async for piece in answer:
         told += len(piece.token_ids)
         for chunk in shape.chunks(piece):
-            yield with_usage(chunk)
+            yield with_usage(chunk) if continuous else chunk
     if body.include_usage or shape.always_closes:
         yield shape.closing(answer.usage())
 

@@ -129,6 +129,9 @@ class CompletionShape:
         return choice
 
     def _logprobs(self, piece: TextDelta) -> Json | None:
+        of_prompt = self._echoed and self._wants_logprobs and piece.prompt_logprobs is not None
+        if not piece.logprobs and not of_prompt:
+            return None
         names = [self._name(entry.chosen) for entry in piece.logprobs]
         found: Json = {
             "tokens": names,
