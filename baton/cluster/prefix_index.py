@@ -83,7 +83,8 @@ class PrefixPublisher:
     def publish(self, added: Sequence[bytes], removed: Sequence[bytes]) -> None:
         """Notes block hashes, full or truncated, that entered and left the worker's cache."""
         gone, new = {h[:HASH_BYTES] for h in removed}, {h[:HASH_BYTES] for h in added}
-        self._held = (self._held - gone) | new
+        self._held -= gone  # in place: it holds every block of the cache, and changes come ten times a second
+        self._held |= new
         self._removed = (self._removed | gone) - new
         self._added = (self._added - gone) | new
 

@@ -53,9 +53,9 @@ class _Fit:
 
     def observe(self, features: Sequence[float], seconds: float) -> None:
         """One measurement; nonsense (not finite, not positive) is passed over."""
-        x = np.array(features, np.float64)
-        if not (math.isfinite(seconds) and seconds > 0.0 and np.isfinite(x).all() and (x >= 0).all()):
+        if not (math.isfinite(seconds) and seconds > 0.0 and min(features) >= 0 and math.isfinite(sum(features))):
             return
+        x = np.array(features, np.float64)
         self.samples += 1
         self._note_speed(x, seconds)
         x, y = x / (reference := self._reference(x, seconds)), seconds / reference
