@@ -1,7 +1,8 @@
 """Matches an adapter's tensors with the layers of a model, by names and shapes alone, without reading them.
 
 Knows nothing of files' bytes. Names are PEFT's: ``base_model.model.<module>.lora_A.weight`` and ``lora_B``; of
-an embedding ``lora_embedding_A`` and ``lora_embedding_B``.
+an embedding ``lora_embedding_A`` and ``lora_embedding_B``. One pair may hold the matrices of all experts
+(``stacks.py``).
 """
 
 from __future__ import annotations
@@ -11,7 +12,9 @@ from collections.abc import Mapping
 
 import msgspec
 
+from baton.engine.adapters.base import AdapterBase
 from baton.engine.adapters.peft_config import LoraSettings
+from baton.engine.adapters.stacks import Stack, TensorPair, parameters, resolved
 from baton.engine.adapters.tensors import TensorEntry, TensorFile
 from baton.engine.program.sites import HEAD_MODULE, Site, is_expert
 from baton.kernels.lora.structs import panelled
@@ -22,7 +25,10 @@ _COPY = re.compile(r"^(?:base_model\.model\.)?(.+?)(?:\.base_layer)?\.weight")
 
 
 class MatrixPair(msgspec.Struct, frozen=True):
-    """The two LoRA matrices of one module: ``b`` times ``a``, scaled, is added to its weight."""
+    """The two LoRA matrices of one module: ``b`` times ``a``, scaled, is added to its weight.
+
+    Of a parameter of all experts they are those of every expert, and ``site`` is the first expert's.
+    """
 
     module: str
     site: Site
@@ -31,41 +37,47 @@ class MatrixPair(msgspec.Struct, frozen=True):
     rank: int
     scale: float  # factor of b times a
     narrow: bool  # stored as bf16, else as float32
+    stack: Stack | None = None
+
+    @property
+    def sites(self) -> tuple[Site, ...]:
+        """Returns the sites of the pair's matrices: one, or that of each expert."""
+        if self.stack is None:
+            return (self.site,)
+        return tuple(self.stack.site.site_of(expert) for expert in range(self.stack.site.experts))
 
     @property
     def bytes(self) -> int:
         """Returns the bytes of the packed matrices, each rounded up to a multiple of 64."""
-        each = 2 if self.narrow else 4
-        return sum(-(-count * each // 64) * 64 for count in self.elements)
+        each, count = 2 if self.narrow else 4, 1 if self.stack is None else self.stack.site.experts
+        return count * sum(-(-elements * each // 64) * 64 for elements in self.elements)
 
     @property
     def elements(self) -> tuple[int, int]:
-        """Returns the numbers of elements of the packed ``a`` and ``b``."""
+        """Returns the numbers of elements of the packed ``a`` and ``b`` at one site."""
         return self.rank * self.site.inputs, self.rank * panelled(self.site.outputs)
 
 
-def matched(
-    file: TensorFile, settings: LoraSettings, sites: Mapping[str, Site], max_rank: int, narrow: bool
-) -> tuple[MatrixPair, ...]:
+def matched(file: TensorFile, settings: LoraSettings, base: AdapterBase, max_rank: int) -> tuple[MatrixPair, ...]:
     """Returns the adapter's matrix pairs, sorted by module. Raises AdapterRefused naming the tensor.
 
-    Refused are tensors of a module that isn't among ``sites``, of a wrong shape or rank, or without their partner.
-    With ``narrow`` all pairs become bf16, else those that are bf16 in the file.
+    Refused are tensors of a module that ``base`` lacks, of a wrong shape or rank, or without their partner. If the
+    base is narrow all pairs become bf16, else those that are bf16 in the file.
     """
     halves: dict[str, dict[str, TensorEntry]] = {}
-    copies = copied(file, sites)
+    copies = copied(file, base.sites)
     for entry in file.entries.values():
         if entry.name in copies:
             continue
-        module, half = _half(file, entry, sites)
+        module, half = _half(file, entry, base)
         if (other := halves.setdefault(module, {}).setdefault(half, entry)) is not entry:
             raise file.error(entry.name, f"is {module}'s lora_{half}, as {other.name} is; one of them is meant")
     if not halves:
         raise AdapterRefused(f"{file.where}: holds copies of the base's tables alone, and no adapter", "lora_path")
-    return tuple(
-        _pair(file, settings, module, halves[module], sites.get(module), max_rank, narrow)
-        for module in sorted(halves)
-    )
+    pairs = {module: _whole(file, found) for module, found in sorted(halves.items())}
+    stacks = resolved(file, settings, {name: pair for name, pair in pairs.items() if parameters(name, base)}, base)
+    bound = msgspec.structs.replace(base, max_rank=max_rank)
+    return tuple(_pair(file, settings, module, pair, stacks.get(module), bound) for module, pair in pairs.items())
 
 
 def copied(file: TensorFile, sites: Mapping[str, Site]) -> dict[str, str]:
@@ -78,15 +90,16 @@ def copied(file: TensorFile, sites: Mapping[str, Site]) -> dict[str, str]:
     return {name: module for name, module in modules.items() if not sites or module in tables}
 
 
-def _half(file: TensorFile, entry: TensorEntry, sites: Mapping[str, Site]) -> tuple[str, str]:
+def _half(file: TensorFile, entry: TensorEntry, base: AdapterBase) -> tuple[str, str]:
     found = _NAME.fullmatch(entry.name)
     if found is None:
         raise file.error(entry.name, "is none of LoRA's; lora_A, lora_B and lora_embedding_A, _B are served")
     module, looked_up = found[1], found[3] is not None
-    if not sites:
+    sites = base.sites
+    if not sites or (parameters(module, base) and not looked_up):
         return module, found[2] or found[3]
     if module not in sites:
-        raise file.error(entry.name, _absent(module, any(map(is_expert, sites))))
+        raise file.error(entry.name, _absent(module, bool(base.stacked) or any(map(is_expert, sites))))
     if looked_up is not sites[module].looked_up:
         raise file.error(entry.name, f"is {'' if looked_up else 'not '}an embedding's, unlike the model's {module}")
     return module, found[2] or found[3]
@@ -94,35 +107,36 @@ def _half(file: TensorFile, entry: TensorEntry, sites: Mapping[str, Site]) -> tu
 
 def _absent(module: str, experts: bool) -> str:
     if is_expert(module) and not experts:
-        where = "a CPU, and a checkpoint with a tensor per expert"
-        return f"stands beside an expert, which takes {where}; target other layers"
+        return "stands beside an expert, where adapters are applied on a CPU only; target other layers"
     if module == HEAD_MODULE:
         return "stands beside the head, where adapters are applied on a CPU only; target other layers"
     return f"stands beside {module}, which isn't a layer of this model that adapters go to: another base?"
 
 
-def _pair(
-    file: TensorFile,
-    settings: LoraSettings,
-    module: str,
-    halves: dict[str, TensorEntry],
-    known: Site | None,
-    max_rank: int,
-    narrow: bool,
-) -> MatrixPair:
+def _whole(file: TensorFile, halves: dict[str, TensorEntry]) -> TensorPair:
     if len(halves) < 2:
         (half, entry), other = next(iter(halves.items())), "B" if "A" in halves else "A"
         raise file.error(entry.name, f"is lora_{half} without a lora_{other} beside it")
-    a, b, rank = halves["A"], halves["B"], settings.rank_of(module)
-    site = known or Site(0, 0, b.shape[0], a.shape[1])
-    if rank > max_rank:
-        raise AdapterRefused(
-            f"{settings.file}: {module} has rank {rank}; {max_rank} at most (adapters.max_rank)", "r"
-        )
+    return TensorPair(halves["A"], halves["B"])
+
+
+def _pair(
+    file: TensorFile, settings: LoraSettings, module: str, pair: TensorPair, stack: Stack | None, base: AdapterBase
+) -> MatrixPair:
+    (a, b), name = pair, module if stack is None else stack.parameter
+    rank, scale = settings.rank_of(name), settings.scale_of(name)
+    if rank > base.max_rank:
+        text = f"{name} has rank {rank}; {base.max_rank} at most (adapters.max_rank)"
+        raise AdapterRefused(f"{settings.file}: {text}", "r")
+    bf16 = base.narrow or (a.dtype == b.dtype == "BF16")
+    if stack is not None:
+        return MatrixPair(name, stack.site.site_of(0), a, b, rank, scale, bf16, stack)
+    site = base.sites.get(module) or Site(0, 0, b.shape[0], a.shape[1])
+    if not base.sites and settings.stacked and a.shape[0] % rank == 0:
+        rank = a.shape[0]  # perhaps of all experts: nothing is known of the model
     _require_shape(file, a, (rank, site.inputs), site)
     _require_shape(file, b, (site.outputs, rank), site)
-    bf16 = narrow or (a.dtype == b.dtype == "BF16")
-    return MatrixPair(module, site, a, b, rank, settings.scale_of(module), bf16)
+    return MatrixPair(name, site, a, b, rank, scale, bf16)
 
 
 def _require_shape(file: TensorFile, entry: TensorEntry, wanted: tuple[int, int], site: Site) -> None:

@@ -7,6 +7,7 @@ in panels (kernels/lora/lora.h). Each begins at a multiple of 64 bytes.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 import msgspec
 import numpy as np
@@ -59,12 +60,16 @@ class PackedAdapter(msgspec.Struct, frozen=True):
 
 
 def laid_out(pairs: Sequence[MatrixPair]) -> tuple[PackedPart, ...]:
-    """Returns the place of each pair's matrices in one buffer, whose size is the sum of the pairs' ``bytes``."""
+    """Returns the place of each pair's matrices in one buffer, whose size is the sum of the pairs' ``bytes``.
+
+    A pair of all experts has a part of each.
+    """
     parts, at = [], 0
     for pair in pairs:
-        a, at = at, at + _aligned(pair, 0)
-        b, at = at, at + _aligned(pair, 1)
-        parts.append(PackedPart(pair.site, pair.rank, pair.scale * pair.site.gain, pair.narrow, a, b))
+        for site in pair.sites:
+            a, at = at, at + _aligned(pair, 0)
+            b, at = at, at + _aligned(pair, 1)
+            parts.append(PackedPart(site, pair.rank, pair.scale * site.gain, pair.narrow, a, b))
     return tuple(parts)
 
 
@@ -76,26 +81,40 @@ def pack(adapter: PackedAdapter, part: PackedPart, a: Array, b: Array) -> None:
     pack_second(adapter, part, 0, b)
 
 
+class Packer:
+    """Packs the two matrices of one part by rows, as they are read."""
+
+    def __init__(self, adapter: PackedAdapter, part: PackedPart) -> None:
+        self.first = partial(pack_first, adapter, part)
+        self.second = partial(pack_second, adapter, part)
+
+
 def pack_first(adapter: PackedAdapter, part: PackedPart, first: int, rows: Array) -> None:
     """Writes ``rows`` of matrix A, (rank, inputs), from row ``first`` on."""
-    stored, packed = _stored(rows, part.narrow), adapter.first(part)
+    kept, packed = stored(rows, part.narrow), adapter.first(part)
     if part.site.looked_up:
-        packed[:, first : first + len(rows)] = stored.T
+        packed[:, first : first + len(rows)] = kept.T
     else:
-        packed[first : first + len(rows)] = stored
+        packed[first : first + len(rows)] = kept
 
 
 def pack_second(adapter: PackedAdapter, part: PackedPart, first: int, rows: Array) -> None:
     """Writes ``rows`` of matrix B, (outputs, rank), from row ``first`` on, a multiple of PANEL."""
     panels = adapter.second(part)[first // PANEL : -(-(first + len(rows)) // PANEL)]
-    pack_b(_stored(rows, part.narrow), panels)
+    pack_b(stored(rows, part.narrow), panels)
+
+
+def pack_at(adapter: PackedAdapter, part: PackedPart, rank: int, outputs: NDArray[np.int64], rows: Array) -> None:
+    """Writes ``rows`` of matrix B, (len(outputs), ranks), to ``outputs`` and the ranks from ``rank`` on."""
+    packed = adapter.second(part)[:, rank : rank + rows.shape[1]]
+    packed[outputs // PANEL, :, outputs % PANEL] = stored(rows, part.narrow)
 
 
 def _aligned(pair: MatrixPair, which: int) -> int:
     return -(-pair.elements[which] * (2 if pair.narrow else 4) // 64) * 64
 
 
-def _stored(values: Array, narrow: bool) -> Array:
+def stored(values: Array, narrow: bool) -> Array:
     """Returns ``values`` as float32, or as bf16's bits, rounded to nearest even as torch does."""
     if narrow == (values.dtype == np.uint16):
         return values

@@ -25,14 +25,13 @@ SILENT = {
     "alpha_pattern", "auto_mapping", "base_model_name_or_path", "bias", "corda_config", "eva_config",
     "exclude_modules", "inference_mode", "init_lora_weights", "layers_pattern", "layers_to_transform",
     "loftq_config", "lora_alpha", "lora_dropout", "lora_ga_config", "megatron_core", "peft_type", "peft_version",
-    "qalora_group_size", "r", "rank_pattern", "revision", "runtime_config", "target_modules", "task_type",
-    "use_rslora",
+    "qalora_group_size", "r", "rank_pattern", "revision", "runtime_config", "target_modules",
+    "target_parameters", "task_type", "use_rslora",
 }  # fmt: skip
 REFUSED = {
     "use_dora": "DoRA isn't applied; merge it into its base, or train it without",
     "modules_to_save": "whole layers of an adapter aren't served; train it without, or merge it into its base",
     "trainable_token_indices": "trained rows of the embedding aren't served; merge it into its base",
-    "target_parameters": "adapters on parameters that hold all experts aren't applied; target each expert's layers",
     "lora_bias": "biases of adapters aren't applied; train it without",
     "layer_replication": "repeated layers are another model; merge it into its base",
     "fan_in_fan_out": "weights that lie the other way round are of other architectures",
@@ -53,6 +52,7 @@ class LoraSettings(msgspec.Struct, frozen=True):
     rank_stabilised: bool
     ranks: dict[str, int]
     alphas: dict[str, float]
+    stacked: bool = False  # it has target_parameters: a tensor may hold the matrices of all experts of a layer
 
     def rank_of(self, module: str) -> int:
         """Returns the rank that the matrices of ``module`` must have."""
@@ -87,6 +87,7 @@ def read_config(files: AdapterFiles) -> LoraSettings:
         fields.get("use_rslora") is True,
         {name: _rank(where, f"rank_pattern {name}", r) for name, r in _patterns(where, "rank_pattern", fields)},
         {name: _alpha(where, f"alpha_pattern {name}", a) for name, a in _patterns(where, "alpha_pattern", fields)},
+        bool(fields.get("target_parameters")),
     )
 
 

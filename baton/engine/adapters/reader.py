@@ -16,8 +16,9 @@ from baton.engine.adapters.base import AdapterBase
 from baton.engine.adapters.copies import require_same
 from baton.engine.adapters.directory import AdapterFiles, opened
 from baton.engine.adapters.matrices import MatrixPair, copied, matched
-from baton.engine.adapters.packed import Array, PackedAdapter, PackedPart, laid_out, pack_first, pack_second
+from baton.engine.adapters.packed import Array, PackedAdapter, PackedPart, Packer, laid_out
 from baton.engine.adapters.peft_config import LoraSettings, read_config
+from baton.engine.adapters.stack_packing import StackPacker
 from baton.engine.adapters.tensors import FILE, SIZES, TensorEntry, TensorFile, read_header, values
 from baton.kernels.lora.structs import MOST_RANK, PANEL
 from baton.protos.adapter_id import DIGEST_DIGITS, adapter_id
@@ -59,20 +60,21 @@ def read_adapter(
             room = memory(sum(pair.bytes for pair in pairs))
             parts = laid_out(pairs)
             digest = _Digest(pairs)
-            adapter = PackedAdapter(parts, room)
-            for pair, part in zip(pairs, parts, strict=True):
-                for first, rows in digest.read(file, descriptor, pair.a, 1):
-                    pack_first(adapter, part, first, rows)
-                    pace()
-                for first, rows in digest.read(file, descriptor, pair.b, PANEL):
-                    pack_second(adapter, part, first, rows)
-                    pace()
+            at, adapter = 0, PackedAdapter(parts, room)
+            for pair in pairs:
+                own = parts[at : at + len(pair.sites)]
+                at += len(own)
+                packer = Packer(adapter, own[0]) if pair.stack is None else StackPacker(adapter, own, pair.stack)
+                for entry, least, pack in ((pair.a, 1, packer.first), (pair.b, PANEL, packer.second)):
+                    for first, rows in digest.read(file, descriptor, entry, least):
+                        pack(first, rows)
+                        pace()
     info = _info(source, files, pairs, digest.hex)
     return AdapterContent(info, parts), room
 
 
 def _fitting(file: TensorFile, settings: LoraSettings, base: AdapterBase) -> tuple[MatrixPair, ...]:
-    pairs = matched(file, settings, base.sites, min(base.max_rank, MOST_RANK), base.narrow)
+    pairs = matched(file, settings, base, min(base.max_rank, MOST_RANK))
     count = sum(pair.bytes for pair in pairs)
     if count > base.max_bytes:
         text = f"its matrices take {count} bytes; {base.max_bytes} at most (adapters.max_bytes)"

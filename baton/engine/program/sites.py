@@ -2,7 +2,8 @@
 
 Knows nothing of adapters' files. A site is a weight that rows are multiplied by, or an embedding table; a weight
 stacked from several of the checkpoint's tensors is one site of several modules. A layer of experts has two sites,
-each of all experts' modules.
+each of all experts' modules, which PEFT also knows as the parameters ``gate_up_proj`` and ``down_proj`` of one
+module.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from baton.engine.program.program import Program, Weight
 
 HEAD_MODULE = "lm_head"  # even if the head's weight is the embedding table
 _EXPERT = re.compile(r"\.experts(\.|$)")
+_STACK = re.compile(r"^(.+\.experts)[.\[]")
 
 
 class Site(msgspec.Struct, frozen=True, array_like=True):
@@ -30,6 +32,22 @@ class Site(msgspec.Struct, frozen=True, array_like=True):
     inputs: int  # width of its input; of an embedding, the vocabulary's size
     looked_up: bool = False  # inputs are token ids
     gain: float = 1.0  # factor on its outputs
+
+
+class StackedSite(msgspec.Struct, frozen=True, array_like=True):
+    """Locates a parameter that holds all experts' matrices of a layer: expert e is outputs ``e * outputs`` … of
+    site ``number``.
+    """
+
+    number: int
+    experts: int
+    outputs: int  # of one expert
+    inputs: int
+    woven: bool = False  # the parameter has gates and ups in turn; the site has an expert's gates first
+
+    def site_of(self, expert: int) -> Site:
+        """Returns the site of one expert's matrix."""
+        return Site(self.number, expert * self.outputs, self.outputs, self.inputs)
 
 
 def adaptable(program: Program) -> Program:
@@ -69,6 +87,24 @@ def sites_of(program: Program) -> dict[str, Site]:
         return found  # an adapter's product would need the norm's bias, which the head adds to logits alone
     rows, width = weights[head.weight].shapes[0]
     return found | {HEAD_MODULE: Site(head_site(program), 0, rows, width)}
+
+
+def stacked_sites(program: Program) -> dict[str, StackedSite]:
+    """Returns the sites of experts' parameters by transformers' names of them, such as
+    "model.layers.0.mlp.experts.gate_up_proj".
+    """
+    numbers, weights, found = expert_sites(program), {weight.name: weight for weight in program.weights}, {}
+    for op in program.experts:
+        for name, parameter in ((op.gate_up, "gate_up_proj"), (op.down, "down_proj")):
+            weight = weights[name]
+            if (stack := _STACK.match(weight.sources[0])) is None:
+                continue
+            outputs = sum(shape[0] for shape in weight.shapes) // op.experts
+            woven = weight.sources[0].endswith(",even]")
+            site = StackedSite(numbers[name], op.experts, outputs, weight.shapes[0][1], woven)
+            for module in (stack[1], stack[1].replace(".block_sparse_moe.", ".mlp.")):
+                found[f"{module}.{parameter}"] = site
+    return found
 
 
 def _adapts(program: Program) -> list[Adapt]:

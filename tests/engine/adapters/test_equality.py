@@ -195,6 +195,22 @@ def test_what_peft_saved_answers_as_in_peft(sample: str) -> None:
         assert max(abs(a - b) for a, b in zip(found, wanted, strict=True)) <= 1e-4
 
 
+@pytest.mark.parametrize(
+    ("model", "adapter"), [("gpt_oss", "adapter"), ("qwen3_moe", "adapter"), ("qwen3_moe", "crossed")]
+)
+def test_what_peft_saved_of_parameters_of_all_experts_answers_as_in_peft(model: str, adapter: str) -> None:
+    """Gates and ups in turn or one after the other, matrices of either orientation, square ones among them."""
+    at = SAMPLES / "stacked" / model
+    said = json.loads((at / ("crossed.json" if adapter == "crossed" else "answers.json")).read_text())
+    runner = load(at / "base")
+    name = hold(runner, "a", at / adapter)
+    driver = Driver(runner, pages=8)
+    driver.answer(said["tokens"], Sampling(max_tokens=1, prompt_logprobs=0), adapters=[name] * 2)
+    for key, wanted in enumerate(said["logprobs"]):
+        found = [one.chosen.logprob for one in driver.read[key][0]]
+        assert max(abs(a - b) for a, b in zip(found, wanted, strict=True)) <= 1e-4
+
+
 def test_an_adapter_that_is_not_held_fails_its_sequence_by_name(two: tuple[Path, Path, Path]) -> None:
     runner = load(two[0])
     Driver(runner, pages=20)
@@ -310,6 +326,7 @@ def test_an_engine_without_sites_beside_experts_refuses_their_adapters_by_name(
     assert host is not None
     for base in (on_device(host.base), without_experts(host.base)):
         with pytest.raises(
-            AdapterRefused, match=r"experts\.0\.down_proj.* stands beside an expert, which takes a CPU"
+            AdapterRefused,
+            match=r"experts\.0\.down_proj.* stands beside an expert, where adapters are applied on a CPU",
         ):
             read_here(AdapterPlace("deep", str(experts[1])), base)

@@ -138,7 +138,6 @@ REFUSED_SETTINGS = [
     ({"bias": "all"}, "bias", "only none"),
     ({"peft_type": "IA3"}, "peft_type", "LORA"),
     ({"init_lora_weights": "pissa"}, "init_lora_weights", "changed"),
-    ({"target_parameters": ["experts.gate_up_proj"]}, "target_parameters", "experts"),
     ({"use_newest_idea": True}, "use_newest_idea", "nothing here knows"),
     ({"r": 0}, "r", "whole number"),
     ({"lora_alpha": None}, "lora_alpha", "number"),

@@ -48,7 +48,7 @@ from baton.engine.program.config import ModelConfig
 from baton.engine.program.ops import LatentAttention
 from baton.engine.program.program import Program
 from baton.engine.program.rope import LONGROPE, for_context
-from baton.engine.program.sites import adaptable, sites_of
+from baton.engine.program.sites import adaptable, sites_of, stacked_sites
 from baton.engine.sampling import choose, score
 from baton.kernels.abi import native
 from baton.kernels.cuda.library import on_shim
@@ -138,7 +138,8 @@ def _with_adapters(
         return program, None
     program, limits = adaptable(program), config.adapters
     narrow = dtype == "bfloat16"
-    return program, AdapterBase(sites_of(program), limits.max_rank, limits.max_bytes, narrow, str(directory))
+    sites, stacked = sites_of(program), stacked_sites(program)
+    return program, AdapterBase(sites, limits.max_rank, limits.max_bytes, narrow, stacked, str(directory))
 
 
 def _use_threads(count: int) -> None:

@@ -15,7 +15,7 @@ from baton.protos.errors import AdapterNotLoaded
 from baton.protos.nouns import AdapterLimits, Sampling
 from tests.conformance.checkpoints import make
 from tests.engine.adapters.adapter_files import EVERYWHERE, EXPERTS, MIXTRAL, write
-from tests.engine.adapters.test_equality import hold
+from tests.engine.adapters.test_equality import SAMPLES, hold
 from tests.engine.backends.ranks.threads import SharedDriver, on_ranks
 from tests.kernels.thorough import first_now
 
@@ -62,6 +62,24 @@ def test_adapters_give_the_bits_of_one_rank(
         same(one, several, [names[0][2], other, ""])
         with pytest.raises(AdapterNotLoaded, match="few@"):
             ranks.run(StepPlan((SequenceStep(1, [1], 0, [0], adapter=names[0][0]),)))
+    finally:
+        ranks.leave()
+
+
+@pytest.mark.parametrize("fields", [{"ep": 2, "expert_replicas": 1}, {"tp": 2}], ids=str)
+def test_what_peft_saved_of_parameters_of_all_experts_gives_the_bits_of_one_rank(fields: dict[str, Any]) -> None:
+    model = SAMPLES / "stacked" / "gpt_oss"
+    config = EngineConfig(str(model / "base"), threads=1, adapters=LIMITS)
+    alone = load_runner(config)
+    ranks = on_ranks(alone.spec, EngineConfig(**(config_fields(config) | fields)), base_of(alone))
+    one, several = (SharedDriver(runner, 64, chunk=7) for runner in (alone, ranks))
+    try:
+        names = [hold(runner, "a", model / "adapter") for runner in (alone, ranks)]
+        prompts, adapters = [[5, 6, 7, 8] * 4, [3, 4], [11, 12, 13]], [names[0], "", names[1]]
+        found = one.answer(prompts, SPOKEN, adapters=adapters)
+        assert several.answer(prompts, SPOKEN, adapters=adapters) == found
+        assert several.logprobs == one.logprobs
+        assert one.answer(prompts, SPOKEN) != found
     finally:
         ranks.leave()
 
