@@ -10,6 +10,7 @@ import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+from baton.router.api.anthropic.schemas import CountTokensBody, MessagesBody, OutputConfig, Thinking
 from baton.router.api.batch.routes import BatchBody
 from baton.router.api.foreign_fields import HARMLESS_AT, reason, refusal
 from baton.router.api.openai.embeddings import EmbeddingsBody
@@ -25,6 +26,8 @@ BODIES: dict[str, type[RequestBody]] = {
     "completions": CompletionBody,
     "chat": ChatBody,
     "responses": ResponsesBody,
+    "messages": MessagesBody,
+    "count_tokens": CountTokensBody,
     "embeddings": EmbeddingsBody,
     "tokenize": TokenizeBody,
     "detokenize": DetokenizeBody,
@@ -34,10 +37,19 @@ BODIES: dict[str, type[RequestBody]] = {
     "reasoning": Reasoning,
     "text": TextOptions,
     "stream_options": StreamOptions,
+    "thinking": Thinking,
+    "output_config": OutputConfig,
     "response_format": ResponseFormat,
 }
 FILES = frozenset({"file", "purpose"})  # a form, no body
-NAMES = {"openai": "OpenAI", "vllm": "vLLM", "sglang": "SGLang", "dynamo": "Dynamo", "baton": "Baton alone"}
+NAMES = {
+    "openai": "OpenAI",
+    "vllm": "vLLM",
+    "sglang": "SGLang",
+    "dynamo": "Dynamo",
+    "anthropic": "Anthropic",
+    "baton": "Baton alone",
+}
 Listed = dict[str, dict[str, list[str]]]
 
 
@@ -83,8 +95,8 @@ def _add(found: Listed, surface: str, source: str, names: Iterable[str]) -> None
 def _head() -> Iterator[str]:
     yield "# Fields of requests"
     yield ""
-    yield "Written by `make reference` from the code and the request schemas of OpenAI, vLLM, SGLang and Dynamo"
-    yield "(names, versions and commits: `tests/data/request_fields.json`)."
+    yield "Written by `make reference` from the code and the request schemas of OpenAI, Anthropic, vLLM, SGLang"
+    yield "and Dynamo (names, versions and commits: `tests/data/request_fields.json`)."
     yield ""
     yield "**done**: obeyed. **refused**: a 400 that names the field and says what to do instead. **harmless**:"
     yield "changes no answer, and is ignored. Empty: none of them has it there; it is ignored, and named in the"
@@ -92,8 +104,8 @@ def _head() -> Iterator[str]:
 
 
 TABLES: dict[str, tuple[str, ...]] = {
-    "Endpoints": ("completions", "chat", "responses", "embeddings", "tokenize"),
-    "Other endpoints": ("detokenize", "files", "batches"),
+    "Endpoints": ("completions", "chat", "responses", "messages", "embeddings", "tokenize"),
+    "Other endpoints": ("count_tokens", "detokenize", "files", "batches"),
     **{f"Inside `{s}`": (s,) for s in BODIES if BODIES[s].inside},
 }
 

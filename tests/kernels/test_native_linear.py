@@ -80,7 +80,7 @@ def test_whole_numbers_come_to_the_same_bits_on_every_isa(form: str) -> None:
 
 def is_added_by_tiles(form: str) -> bool:
     """AMX's tiles add bf16 products of bf16 and fp8 weights, in an order of their own."""
-    return form == "bf16" or form.startswith(("fp8", "e4m3")) and "by e4m3" not in form
+    return form == "bf16" or (form.startswith(("fp8", "e4m3")) and "by e4m3" not in form)
 
 
 @pytest.mark.parametrize(

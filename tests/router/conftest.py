@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+import anthropic
 import grpc
 import httpx
 import openai
@@ -198,7 +199,14 @@ class Clients:
             base_url=f"{self.address.url}/v1", api_key="none", max_retries=0, http_client=http
         )
 
+    @functools.cached_property
+    def anthropic(self) -> anthropic.AsyncAnthropic:
+        http = anthropic.DefaultAsyncHttpxClient(verify=False)
+        return anthropic.AsyncAnthropic(base_url=self.address.url, api_key="none", max_retries=0, http_client=http)
+
     async def close(self) -> None:
+        if "anthropic" in self.__dict__:
+            await self.anthropic.close()
         if "openai" in self.__dict__:
             await self.openai.close()
         await self.http.aclose()

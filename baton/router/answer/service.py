@@ -77,7 +77,7 @@ class GenerationService(msgspec.Struct, frozen=True):
         """
         arrived = self.environment.clock()
         check_n(options.n, self.limits)
-        check_stops(options.stops, self.limits)
+        check_stops(options.stops, self.limits, options.names.get("stop", "stop"))
         check_sampling(options.sampling, entry, options.names)
         options = await self._with_words(entry, options)
         await self._check_grammar(options)

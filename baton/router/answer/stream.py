@@ -31,7 +31,7 @@ class TextDelta(msgspec.Struct, frozen=True):
 
     ``text`` may lag behind ``token_ids``; ``logprobs`` is empty or has one entry per id. ``finish_reason`` is ""
     before the last piece. ``prompt_logprobs``, of the prompt's tokens from the second on, is on a choice's first
-    piece where asked for.
+    piece where asked for. ``stop_string``: the stop string that ended the choice, "" if none did.
     """
 
     index: int
@@ -40,6 +40,7 @@ class TextDelta(msgspec.Struct, frozen=True):
     logprobs: tuple[TokenLogprobs, ...] = ()
     finish_reason: str = ""
     prompt_logprobs: tuple[TokenLogprobs, ...] | None = None
+    stop_string: str = ""
 
 
 class Usage(msgspec.Struct, frozen=True):
@@ -159,7 +160,8 @@ class ChoiceText:
         return released + self._stops.flush(), stopped
 
     def _piece(self, run: TokenRun, taken: int, text: str, finish_reason: str) -> TextDelta:
-        return TextDelta(self.index, text, run.token_ids[:taken], run.logprobs[:taken], finish_reason)
+        ids, scores = run.token_ids[:taken], run.logprobs[:taken]
+        return TextDelta(self.index, text, ids, scores, finish_reason, stop_string=self._stops.found)
 
 
 class AnswerStream:

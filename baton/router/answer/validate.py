@@ -18,6 +18,8 @@ from baton.protos.nouns import MAX_LOGPROBS, POOLINGS, Sampling
 from baton.router.text.catalog import ModelEntry
 
 COMPLETION_TOKENS = 16  # OpenAI's default of /v1/completions
+LEAST_TOKENIZED = 1 << 20  # characters that one call may have tokenized, or
+CHARS_OF_CONTEXT = 8  # times as many as the model's context holds tokens
 MAX_BIASES = 1024
 MAX_STOP_TOKENS = 128
 MAX_LOGPROB_TOKENS = 64  # tokens whose likelihoods a request may name
@@ -161,14 +163,23 @@ def check_n(n: int, limits: Limits) -> None:
         raise InvalidRequest(f"n is {n}: it must be from 1 to {limits.max_n}", "n")
 
 
-def check_stops(stops: Sequence[str], limits: Limits) -> None:
+def check_stops(stops: Sequence[str], limits: Limits, param: str = "stop") -> None:
     """Checks stop strings: at most ``limits.max_stop``, of 1 to MAX_STOP_CHARS characters.
 
-    Raises InvalidRequest.
+    Raises InvalidRequest naming ``param``.
     """
-    check_count("stop", len(stops), limits.max_stop)
+    check_count(param, len(stops), limits.max_stop)
     if not all(0 < len(stop) <= MAX_STOP_CHARS for stop in stops):
-        raise InvalidRequest(f"stop: each string must have 1 to {MAX_STOP_CHARS} characters", "stop")
+        raise InvalidRequest(f"{param}: each string must have 1 to {MAX_STOP_CHARS} characters", param)
+
+
+def check_tokenized(size: int, max_model_len: int, param: str) -> None:
+    """Checks the size in characters of a text that is only tokenized: LEAST_TOKENIZED at most, or CHARS_OF_CONTEXT
+    per token of the context where that is more. Raises InvalidRequest naming ``param``.
+    """
+    most = max(LEAST_TOKENIZED, CHARS_OF_CONTEXT * max_model_len)
+    if size > most:
+        raise InvalidRequest(f"the text has {size} characters: at most {most} are tokenized in one call", param)
 
 
 def check_words(words: Sequence[str]) -> None:

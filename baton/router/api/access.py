@@ -15,7 +15,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from baton.protos.errors import BatonError
 from baton.router.access.caller import CALLER, NOBODY, with_call
 from baton.router.access.headers import clean_request_id
-from baton.router.api.errors import error_response
+from baton.router.api.error_wording import error_at
 from baton.router.api.grpc.decoding import with_decode_errors
 from baton.router.api.grpc.errors import grpc_errors
 from baton.router.api.limits import BodiesInFlight
@@ -25,6 +25,7 @@ OPEN_PATHS = frozenset({"/health", "/ready", "/metrics", "/version"})
 OPEN_FILES = "/dashboard"  # a page without any data
 OPEN_SERVICES = ("/grpc.health.", "/grpc.reflection.")
 REQUEST_ID = "x-request-id"
+KEY_HEADER = "x-api-key"  # where Anthropic's clients put the key
 
 
 class AccessMiddleware:
@@ -51,15 +52,21 @@ class AccessMiddleware:
             await send(message)
 
         try:
-            identify, authorization = self._access.gate.identify, headers.get("authorization")
+            identify, authorization = self._access.gate.identify, authorization_of(headers)
             caller = NOBODY if is_open(scope["path"]) else identify(authorization)
             CALLER.set(with_call(caller, own_id, asked_id, headers.get))
         except BatonError as error:
             self._access.metrics.refused.labels(error.label).inc()
-            await error_response(error)(scope, receive, send_with_id)
+            await error_at(scope["path"], error)(scope, receive, send_with_id)
             return
         with self._bodies.counting(receive) as counted:
             await self._app(scope, counted, send_with_id)
+
+
+def authorization_of(headers: Headers) -> str | None:
+    """Returns the Authorization header's value, or one made of the key in KEY_HEADER, or None."""
+    key = headers.get(KEY_HEADER)
+    return headers.get("authorization") or (f"Bearer {key}" if key else None)
 
 
 def is_open(path: str) -> bool:

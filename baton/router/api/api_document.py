@@ -14,6 +14,8 @@ from pydantic.json_schema import models_json_schema
 from starlette.responses import Response
 
 from baton.protos.json import Json
+from baton.router.api.anthropic.errors import is_messages_path
+from baton.router.api.anthropic.schemas import CountTokensBody, MessagesBody
 from baton.router.api.batch.routes import BatchBody
 from baton.router.api.body import SCHEMA_REF, Body
 from baton.router.api.open_inference.rest import GenerateBody, InferBody
@@ -31,6 +33,8 @@ BODIES: tuple[type[Body], ...] = (
     CompletionBody,
     ChatBody,
     ResponsesBody,
+    MessagesBody,
+    CountTokensBody,
     EmbeddingsBody,
     RerankBody,
     ScoreBody,
@@ -60,8 +64,10 @@ PROBLEMS = {
 }
 OPEN = ("/health", "/ready", "/version", "/metrics")  # as access.OPEN_PATHS
 GENERATING = (
-    "completions", "/v1/responses", "/v1/embeddings", "rerank", "score", "/infer", "/generate", "/generate_stream",
+    "completions", "/v1/responses", "/v1/messages", "/v1/embeddings", "rerank", "score", "/infer", "/generate",
+    "/generate_stream",
 )  # fmt: skip
+TOKENIZING = ("/tokenize", "/detokenize", "/v1/messages/count_tokens")
 STREAM = "text/event-stream"
 BINARY: Json = {"type": "string", "format": "binary"}
 CALL_HEADERS = {
@@ -111,12 +117,19 @@ def _bodies() -> Json:
     return dict(found["$defs"])
 
 
+def _error_of(path: str) -> str:
+    """Returns the name of the schema of an endpoint's errors."""
+    if is_messages_path(path):
+        return "AnthropicError"
+    return "ProtocolError" if _is_open_inference(path) else "Error"
+
+
 def _is_open_inference(path: str) -> bool:
     return path.startswith("/v2") and path != "/v2/rerank"
 
 
 def _describe(method: str, path: str, operation: Json) -> None:
-    error = {"$ref": SCHEMA_REF.format(model="ProtocolError" if _is_open_inference(path) else "Error")}
+    error = {"$ref": SCHEMA_REF.format(model=_error_of(path))}
     responses = operation["responses"]
     responses.pop("422", None)
     responses.pop("default", None)
@@ -142,7 +155,7 @@ def _problems(path: str, operation: Json) -> list[int]:
     found = {400, 500}
     if path not in OPEN:
         found |= {401}
-    if "{" in path or path in ("/tokenize", "/detokenize"):
+    if "{" in path or path in TOKENIZING:
         found |= {404}
     if "requestBody" in operation:
         found |= {413, 429}
@@ -156,7 +169,7 @@ def _problems(path: str, operation: Json) -> list[int]:
         found |= {403, 404, 409, 503, 504}
     if path.startswith(("/v1/files", "/v1/batches")) or path.endswith("/ready"):
         found |= {404, 503}
-    if path.startswith(("/v1/models", "/tokenize", "/detokenize", "/v2/models")):
+    if path.startswith(("/v1/models", "/v2/models", *TOKENIZING)):
         found |= {503}  # before the first worker came
     return sorted(found)
 

@@ -1,4 +1,4 @@
-"""The REST surface as one ASGI application: routes, errors in OpenAI's shape, request ids.
+"""The REST surface as one ASGI application: routes, errors, request ids.
 
 Knows nothing of sockets or processes.
 """
@@ -13,9 +13,10 @@ from starlette.types import ASGIApp
 from baton.protos.errors import BatonError
 from baton.protos.version import product_version
 from baton.router.api.access import AccessMiddleware
+from baton.router.api.anthropic.routes import messages_routes
 from baton.router.api.api_document import describe
 from baton.router.api.batch.routes import batch_routes
-from baton.router.api.errors import error_response, plain_error
+from baton.router.api.error_wording import error_at, http_error_at
 from baton.router.api.open_inference.rest import open_inference_routes
 from baton.router.api.openai.embeddings import embeddings_routes
 from baton.router.api.openai.routes import openai_routes
@@ -38,6 +39,7 @@ def make_app(surfaces: Surfaces) -> ASGIApp:
     app = app_of(
         openai_routes(generation),
         responses_routes(generation),
+        messages_routes(generation),
         embeddings_routes(generation),
         rerank_routes(generation),
         batch_routes(surfaces.batch),
@@ -56,7 +58,7 @@ def make_app(surfaces: Surfaces) -> ASGIApp:
 
 
 def app_of(*routers: APIRouter) -> FastAPI:
-    """Returns an application of ``routers`` that words errors as OpenAI does."""
+    """Returns an application of ``routers`` that words errors as each endpoint's clients expect."""
     app = FastAPI(title="Baton", version=product_version(), redirect_slashes=False)
     for routes in routers:
         app.include_router(routes)
@@ -67,15 +69,15 @@ def app_of(*routers: APIRouter) -> FastAPI:
 
 
 async def _ours(request: Request, error: Exception) -> Response:
-    return error_response(error)
+    return error_at(request.url.path, error)
 
 
 async def _of_http(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     message = f"{request.method} {request.url.path}: {error.detail}"
     code = _CODES.get(error.status_code, "http_error")
-    return plain_error(error.status_code, message, code, dict(error.headers or {}))
+    return http_error_at(request.url.path, error.status_code, message, code, dict(error.headers or {}))
 
 
 async def _unknown(request: Request, error: Exception) -> Response:
-    return error_response(error)
+    return error_at(request.url.path, error)

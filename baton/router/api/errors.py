@@ -1,4 +1,4 @@
-"""Converts errors to OpenAI's error object, HTTP status and headers; every REST error is worded here.
+"""Converts errors to OpenAI's error object, HTTP status and headers; ``error_wording`` chooses between wordings.
 
 Knows nothing of endpoints. An exception that is no BatonError becomes a 500 whose details stay in the log.
 """
@@ -53,7 +53,12 @@ def retry_headers(error: BaseException) -> dict[str, str]:
 
 def plain_error(status: int, message: str, code: str, headers: dict[str, str] | None = None) -> Response:
     """Returns the response of an HTTP error that is no BatonError: an unknown path, a wrong method."""
-    return json_response(_object(message, status, None, code), status, headers)
+    return json_response(plain_json(status, message, code), status, headers)
+
+
+def plain_json(status: int, message: str, code: str) -> Json:
+    """Returns OpenAI's error object for an error that is no BatonError and has no parameter at fault."""
+    return _object(message, status, None, code)
 
 
 def json_response(content: object, status: int = 200, headers: dict[str, str] | None = None) -> Response:

@@ -124,7 +124,9 @@ HARMLESS: dict[str, str] = {
     **_same("user safety_identifier request_id rid custom_labels", NAMES_IT),
     **_same("metadata store", NOT_STORED),
     **_same("service_tier", "there is one tier; priority orders requests"),
-    **_same("prompt_cache_options prompt_cache_retention", "how long a prefix is cached changes no answer"),
+    **_same(
+        "prompt_cache_options prompt_cache_retention cache_control", "how long a prefix is cached changes no answer"
+    ),
     **_same("prediction ngram_corpus_id", "a guess that may speed an answer up, and changes none"),
     **_same("stream_interval", "how many tokens come in one event changes no answer"),
     **_same("include_obfuscation", "padding of events against listeners: TLS is what is offered here"),
@@ -155,9 +157,24 @@ OF_RESPONSES = {
     "max_output_tokens": Refusal("max_tokens is its name here"),
     "text": Refusal("response_format is its name here"),
 }
+NAMES_OF_MESSAGES = {
+    "stop_sequences": Refusal("stop is its name here"),
+    "output_config": Refusal("response_format and reasoning_effort are its names here"),
+}
+OF_MESSAGES: dict[str, Refusal] = {
+    "max_output_tokens": Refusal("max_tokens is its name here"),
+    **_each("input prompt instructions", "give messages, and what the system says in system"),
+    "output_format": Refusal("output_config.format is its name here"),
+    **_each("reasoning reasoning_effort", "output_config.effort and thinking are its names here"),
+    **_each("container mcp_servers", "no tool runs here: give tools, and run what the answer calls"),
+    "inference_geo": Refusal("requests run where this cluster is: leave it out", (*NOTHING, "global")),
+    "speed": Refusal("there is one speed: leave it out", (*NOTHING, "standard")),
+}
 REFUSED_AT: dict[str, dict[str, Refusal]] = {
     "completions": {
         **OF_RESPONSES,
+        **NAMES_OF_MESSAGES,
+        "system": Refusal("write it into prompt"),
         **_each("input instructions", "give prompt"),
         "reasoning": Refusal(PROMPT_AS_IS),
         **_each("messages tools tool_choice", CHAT),
@@ -170,6 +187,8 @@ REFUSED_AT: dict[str, dict[str, Refusal]] = {
     },
     "chat": {
         **OF_RESPONSES,
+        **NAMES_OF_MESSAGES,
+        "system": Refusal("give it as a message of role system"),
         **_each("input instructions", "give messages"),
         "prompt": Refusal("give messages, or use /v1/completions"),
         "input_ids": Refusal("/v1/completions takes token ids as its prompt"),
@@ -178,6 +197,9 @@ REFUSED_AT: dict[str, dict[str, Refusal]] = {
         "reasoning": Refusal("give reasoning_effort"),
     },
     "responses": {
+        "stop_sequences": Refusal("stop is its name here"),
+        "output_config": Refusal("text.format and reasoning.effort are its names here"),
+        "system": Refusal("instructions is its name here"),
         "prompt": Refusal("prompt templates are stored at OpenAI: give input"),
         "messages": Refusal("give input"),
         "n": Refusal("a response is one answer: ask again, or use /v1/chat/completions", (1,)),
@@ -191,6 +213,21 @@ REFUSED_AT: dict[str, dict[str, Refusal]] = {
         **_each("echo return_token_ids continue_final_message documents add_special_tokens", CHAT),
         **_each("prompt_logprobs truncate_prompt_tokens", CHAT),
     },
+    "messages": {
+        **OF_MESSAGES,
+        "stream_options": Refusal("a stream's events tell the usage here: leave it out"),
+        "n": Refusal("a message is one answer: ask again, or use /v1/chat/completions", (1,)),
+        "best_of": Refusal("use /v1/completions", (1,)),
+        "max_completion_tokens": Refusal("max_tokens is its name here"),
+        **_each("response_format text", "output_config.format is its name here"),
+        **_each("parallel_tool_calls", Refusal("tool_choice.disable_parallel_tool_use is its name here", (True,))),
+        **_each("logprobs top_logprobs prompt_logprobs return_token_ids echo documents", CHAT),
+        **_each("truncate_prompt_tokens add_special_tokens", CHAT),
+        "include_reasoning": Refusal("thinking.display is its name here", (True,)),
+        "add_generation_prompt": Refusal(CHAT, (True,)),
+        "continue_final_message": Refusal("end with the assistant's message: it is continued", (False,)),
+    },
+    "count_tokens": dict(OF_MESSAGES),
     "reasoning": {
         **_each("summary generate_summary", Refusal("the thought itself comes, whole: leave it out", ("auto",))),
         "context": Refusal("thoughts of earlier turns are not shown to the model again", ("auto", "current_turn")),
@@ -202,7 +239,14 @@ REFUSED_AT: dict[str, dict[str, Refusal]] = {
     },
 }
 GOES_WITH_CUT = "goes with truncate_prompt_tokens, which is refused"
+OF_ANTHROPIC = {
+    **_same("user_profile_id workspace_id", NAMES_IT),
+    "diagnostics": "the header x-baton-route tells how it went",
+}
 HARMLESS_AT: dict[str, dict[str, str]] = {
+    "messages": {**OF_ANTHROPIC, "truncation_side": GOES_WITH_CUT, "include": "of logprobs, which are refused"},
+    "count_tokens": OF_ANTHROPIC,
+    "thinking": {"budget_tokens": "a target in Anthropic's API: max_tokens bounds thought and answer"},
     "completions": {"parallel_tool_calls": "goes with tools, which are refused"},
     "responses": {"truncation_side": GOES_WITH_CUT, "stream_options": "has only include_obfuscation here"},
     "tokenize": {"truncation_side": GOES_WITH_CUT, "parallel_tool_calls": "goes with an answer"},

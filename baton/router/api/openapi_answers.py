@@ -75,6 +75,11 @@ _DELTA = shape(
     None, ("role", "content", "tool_calls", "reasoning_content"),
     role={"const": "assistant"}, content=TEXT, tool_calls=items(_CALL_PART), reasoning_content=TEXT,
 )  # fmt: skip
+_BLOCK = shape(
+    None, ("text", "thinking", "signature", "id", "name", "input"),
+    type={"enum": ["text", "thinking", "tool_use"]}, text=TEXT, thinking=TEXT, signature=TEXT, id=TEXT, name=TEXT,
+    input={"type": "object"},
+)  # fmt: skip
 _TENSOR = shape(
     None, ("data", "parameters"), name=TEXT, datatype=TEXT, shape=IDS, data={"type": "array"},
     parameters={"type": "object"},
@@ -132,6 +137,17 @@ COMPONENTS: dict[str, Json] = {
         )),
         metadata=NAMES, tools={"type": "array"}, text={"type": "object"},
     ),
+    "Message": shape(
+        None, id=TEXT, type={"const": "message"}, role={"const": "assistant"}, model=TEXT,
+        content=items(_BLOCK),
+        stop_reason={"enum": ["end_turn", "max_tokens", "stop_sequence", "tool_use", None]},
+        stop_sequence=nullable(TEXT),
+        usage=shape(
+            None, input_tokens=COUNT, cache_creation_input_tokens=COUNT, cache_read_input_tokens=COUNT,
+            output_tokens=COUNT,
+        ),
+    ),
+    "CountedTokens": shape(None, input_tokens=COUNT),
     "Embeddings": shape(
         "list", model=TEXT, usage=shape(None, prompt_tokens=COUNT, total_tokens=COUNT),
         data=items(shape("embedding", index=COUNT, embedding={"anyOf": [items(NUMBER), TEXT]})),
@@ -204,6 +220,9 @@ COMPONENTS: dict[str, Json] = {
         None, model_name=TEXT, model_version=TEXT, text_output={"anyOf": [TEXT, items(TEXT)]}
     ),
     "Error": shape(None, error=_ERROR),
+    "AnthropicError": shape(
+        None, type={"const": "error"}, error=shape(None, ("param",), type=TEXT, message=TEXT, param=TEXT)
+    ),
     "ProtocolError": shape(None, error={"anyOf": [TEXT, _ERROR]}),
 }  # fmt: skip
 
@@ -212,6 +231,8 @@ ANSWERS: dict[tuple[str, str], str] = {
     ("post", "/v1/completions"): "Completion",
     ("post", "/v1/chat/completions"): "ChatCompletion",
     ("post", "/v1/responses"): "Response",
+    ("post", "/v1/messages"): "Message",
+    ("post", "/v1/messages/count_tokens"): "CountedTokens",
     ("post", "/v1/embeddings"): "Embeddings",
     **{("post", path): "Reranked" for path in ("/v1/rerank", "/rerank", "/v2/rerank")},
     **{("post", path): "Scored" for path in ("/v1/score", "/score")},
@@ -248,6 +269,7 @@ EVENTS = {
     "/v1/completions": ("CompletionChunk", "Error", "[DONE]"),
     "/v1/chat/completions": ("ChatCompletionChunk", "Error", "[DONE]"),
     "/v1/responses": ("", "", ""),
+    "/v1/messages": ("", "", ""),
     "/v1/cluster/stream": ("", "", ""),
     "/generate_stream": ("Generated", "ProtocolError", ""),
 }

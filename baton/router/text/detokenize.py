@@ -90,23 +90,24 @@ class WindowDetokenizer:
 class StopStrings:
     """Passes text on up to the first stop string; holds back a tail that may be the beginning of one.
 
-    ``include``: the stop string itself is passed on, too.
+    ``include``: the stop string itself is passed on, too. ``found`` is the stop string that ended the text, or "".
     """
 
     def __init__(self, stops: Sequence[str], include: bool = False) -> None:
         self._matchers = tuple(map(_Matcher, stops))
         self._include = include
         self._tail = ""
+        self.found = ""
 
     def push(self, text: str) -> tuple[str, bool]:
         """Returns the text to pass on, and whether a stop string ended it."""
         held = len(self._tail)
-        found = [(held + at, len(m.stop)) for m in self._matchers if (at := m.push(text)) is not None]
+        found = [(held + at, m.stop) for m in self._matchers if (at := m.push(text)) is not None]
         text = self._tail + text
         if found:
-            at, length = min(found)
+            at, self.found = min(found, key=_first_and_shortest)
             self._tail = ""
-            return text[: at + length if self._include else at], True
+            return text[: at + len(self.found) if self._include else at], True
         keep = max((m.matched for m in self._matchers), default=0)
         self._tail = text[len(text) - keep :]
         return text[: len(text) - keep], False
@@ -122,6 +123,10 @@ class StopStrings:
         for matcher in self._matchers:
             matcher.matched = 0
         return tail
+
+
+def _first_and_shortest(found: tuple[int, str]) -> tuple[int, int]:
+    return found[0], len(found[1])
 
 
 class _Matcher:

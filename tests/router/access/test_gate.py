@@ -177,6 +177,7 @@ CHARGED = [
     ("/v1/completions", COMPLETION),
     ("/v1/chat/completions", {"messages": [{"role": "user", "content": "x"}], "max_tokens": 1}),
     ("/v1/responses", {"input": "x", "max_output_tokens": 1}),
+    ("/v1/messages", {"messages": [{"role": "user", "content": "x"}], "max_tokens": 1}),
     ("/v1/embeddings", {"input": [[5] * 10, [6] * 10]}),
     ("/v2/models/tiny/generate", {"text_input": "x"}),
     ("/v2/models/tiny/infer", {"inputs": [TENSOR]}),

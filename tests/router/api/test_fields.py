@@ -9,9 +9,12 @@ import typing
 from pathlib import Path
 from typing import Any
 
+import anthropic
 import msgspec
 import openai
 import pytest
+from anthropic.types import message_count_tokens_params, message_create_params
+from anthropic.types.output_config_param import OutputConfigParam
 from openai.types import batch_create_params, completion_create_params, embedding_create_params, file_create_params
 from openai.types.chat import completion_create_params as chat_create_params
 from openai.types.chat.chat_completion_stream_options_param import ChatCompletionStreamOptionsParam
@@ -47,15 +50,37 @@ OPENAI = {
     "text": ResponseTextConfigParam,
     "stream_options": ChatCompletionStreamOptionsParam,
 }
+ANTHROPIC = {
+    "messages": message_create_params.MessageCreateParamsBase,
+    "count_tokens": message_count_tokens_params.MessageCountTokensParams,
+    "output_config": OutputConfigParam,
+}
 LISTED = fields.listed()
-SURFACES = ("completions", "chat", "responses", "embeddings", "tokenize", "detokenize")
-PATHS = {"chat": "/v1/chat/completions", "tokenize": "/tokenize", "detokenize": "/detokenize"}
+SURFACES = (
+    "completions",
+    "chat",
+    "responses",
+    "messages",
+    "count_tokens",
+    "embeddings",
+    "tokenize",
+    "detokenize",
+)
+GENERATING = ("completions", "chat", "responses", "messages")
+PATHS = {
+    "chat": "/v1/chat/completions",
+    "count_tokens": "/v1/messages/count_tokens",
+    "tokenize": "/tokenize",
+    "detokenize": "/detokenize",
+}
 TURN = [{"role": "user", "content": "Hello there"}]
 SURE = {"temperature": 0, "seed": 1}
 BASE: dict[str, dict[str, Any]] = {
     "completions": {"prompt": "Hello there", "max_tokens": 30, **SURE},
     "chat": {"messages": TURN, "max_tokens": 30, **SURE},
     "responses": {"input": "Hello there", "max_output_tokens": 30, **SURE},
+    "messages": {"messages": TURN, "max_tokens": 30, **SURE},
+    "count_tokens": {"messages": TURN},
     "embeddings": {"input": "Hello there"},
     "tokenize": {"messages": TURN},
     "detokenize": {"tokens": [3, 70, 71]},
@@ -68,10 +93,13 @@ INSIDE: dict[str, tuple[str, dict[str, Any]]] = {
     "nvext": ("completions", {}),
     "reasoning": ("responses", {}),
     "text": ("responses", {}),
+    "thinking": ("messages", {}),
+    "output_config": ("messages", {}),
     "stream_options": ("chat", {"stream": True, "max_tokens": 1}),  # more could come in chunks of any size
 }
 FUNCTION = {"name": "f", "parameters": {"type": "object"}}
 TOOL, FLAT = {"type": "function", "function": FUNCTION}, {"type": "function", **FUNCTION}
+PLAIN = {"name": "f", "input_schema": {"type": "object"}}
 # What is sent to see a field obeyed: a value, and the fields that it needs beside it.
 SENT: dict[str, Any] = {
     "model": "another", "prompt": "Bye", "messages": [{"role": "user", "content": "Bye"}], "input": "Bye",
@@ -89,6 +117,8 @@ SENT: dict[str, Any] = {
     "return_token_ids": True, "tools": [TOOL],
     "add_generation_prompt": False, "continue_final_message": True, "documents": [{"text": "d"}],
     "chat_template_kwargs": {"enable_thinking": False}, "reasoning_effort": "low", "include_reasoning": False,
+    "system": "Be brief.", "stop_sequences": ["quick"], "thinking": {"type": "disabled"},
+    "output_config": {"effort": "low"}, "cache_control": {"type": "ephemeral"},
     "instructions": "Be brief.", "metadata": {"a": "b"}, "include": ["message.output_text.logprobs"],
     "reasoning": {"effort": "low"}, "text": {"format": {"type": "json_object"}}, "encoding_format": "base64",
     "dimensions": 2, "pooling": "last", "return_token_strs": True, "tokens": [70],
@@ -109,6 +139,14 @@ OTHERWISE: dict[tuple[str, str], tuple[Any, dict[str, Any]]] = {
     ("responses", "parallel_tool_calls"): (False, {"tools": [FLAT], "tool_choice": "required"}),
     ("responses", "top_logprobs"): (2, {"include": ["message.output_text.logprobs"]}),
     ("responses", "stream_options"): ({}, {"stream": True, "max_output_tokens": 1}),
+    ("messages", "tools"): ([PLAIN], {}),
+    ("messages", "tool_choice"): ({"type": "any"}, {"tools": [PLAIN]}),
+    ("count_tokens", "tools"): ([PLAIN], {}),
+    ("count_tokens", "tool_choice"): ({"type": "none"}, {"tools": [PLAIN]}),
+    ("thinking", "type"): ("disabled", {}),
+    ("thinking", "display"): ("omitted", {"type": "enabled"}),
+    ("output_config", "effort"): ("low", {}),
+    ("output_config", "format"): ({"type": "json_schema", "schema": {"type": "object"}}, {}),
     ("tokenize", "prompt"): ("Bye", {"messages": None}),
     ("tokenize", "add_special_tokens"): (True, {}),
     ("tokenize", "tool_choice"): ("none", {"tools": [TOOL]}),
@@ -126,6 +164,7 @@ OTHERWISE: dict[tuple[str, str], tuple[Any, dict[str, Any]]] = {
     ("reasoning", "effort"): ("low", {}),
     ("text", "format"): ({"type": "json_object"}, {}),
 }  # fmt: skip
+NEEDS = {"response_format": {"type": "text"}, "thinking": {"type": "enabled"}}  # what the body can't lack
 # What can't be seen from here is held by tests that can: of the batch store, with a real Redis.
 HELD = {
     "batches": "tests/router/api/batch/test_batches.py::test_a_batch_is_answered_line_by_line_good_and_bad_apart",
@@ -234,12 +273,21 @@ def test_the_copied_names_are_those_of_openais_client_as_it_says() -> None:
             f"names are of openai {copied['version']}; its newer fields are ignored and named, as any other"
         )
     for surface, kind in OPENAI.items():
-        streams = {"stream"} if surface in ("completions", "chat", "responses") else set()
+        streams = {"stream"} if surface in GENERATING else set()
+        assert {*typing.get_type_hints(kind), *streams} == {*copied["fields"][surface].split()}, surface
+
+
+def test_the_copied_names_are_those_of_anthropics_client_as_it_says() -> None:
+    copied = json.loads(fields.DATA.read_text())["anthropic"]
+    if anthropic.__version__ != copied["version"]:
+        pytest.skip(f"names are of anthropic {copied['version']}; its newer fields are ignored and named")
+    for surface, kind in ANTHROPIC.items():
+        streams = {"stream"} if surface in GENERATING else set()
         assert {*typing.get_type_hints(kind), *streams} == {*copied["fields"][surface].split()}, surface
 
 
 def test_what_one_generating_endpoint_obeys_no_other_drops() -> None:
-    surfaces = ("completions", "chat", "responses")
+    surfaces = GENERATING
     obeyed = {field for surface in surfaces for field in fields.declared(surface)}
     dropped = {s: [f for f in sorted(obeyed) if fields.verdict(s, f) == "unknown"] for s in surfaces}
     assert dropped == {surface: [] for surface in surfaces}
@@ -272,7 +320,7 @@ async def test_a_field_that_is_refused_is_named_with_what_to_do_instead(rich, su
 
 @pytest.mark.parametrize("surface", [*SURFACES, *INSIDE])
 async def test_a_refused_field_that_asks_for_nothing_passes_and_changes_nothing(rich, surface: str) -> None:
-    needs = {"type": "text"} if surface == "response_format" else {}
+    needs = NEEDS.get(surface, {})
     without = await rich.seen(*placed(surface, needs))
     assert without[1] == 200
     for field in of(surface, "refused"):
@@ -291,7 +339,7 @@ async def test_a_harmless_field_changes_nothing_and_is_not_called_unknown(rich, 
 
 @pytest.mark.parametrize("surface", SURFACES)
 async def test_a_field_that_nobody_knows_is_ignored_and_named(rich, surface: str) -> None:
-    for more in ({}, {"stream": True}) if surface in ("completions", "chat", "responses") else ({},):
+    for more in ({}, {"stream": True}) if surface in GENERATING else ({},):
         answer = await rich.send(surface, {"frobnicate": {"a": 1}, "line\nbreak": 1, "naïve": 1, **more})
         assert (answer.status_code, answer.headers[IGNORED_HEADER]) == (200, "frobnicate")
     many = await rich.send(surface, {f"odd_{i}": 0 for i in range(99)})

@@ -70,6 +70,8 @@ WHOLE = [
     ("post", "/v1/chat/completions", {"messages": [CALL], "max_tokens": 2, "n": 2}),
     ("post", "/v1/responses", {"input": "x", "max_output_tokens": 2, "metadata": {"a": "b"}}),
     ("post", "/v1/responses", {"input": "x"}),
+    ("post", "/v1/messages", {"messages": [CALL], "max_tokens": 2}),
+    ("post", "/v1/messages/count_tokens", {"messages": [CALL]}),
     ("post", "/v1/embeddings", {"input": ["x", "y"]}),
     ("post", "/v1/embeddings", {"input": "x", "encoding_format": "base64"}),
     ("post", "/tokenize", {"prompt": "x", "return_token_strs": True}),

@@ -310,6 +310,7 @@ def collected(pieces: list[list[TextDelta]]) -> list[TextDelta]:
             logprobs=tuple(p for piece in parts for p in piece.logprobs),
             finish_reason=parts[-1].finish_reason,
             prompt_logprobs=parts[0].prompt_logprobs,
+            stop_string=parts[-1].stop_string,
         )
         for index, parts in enumerate(pieces)
     ]

@@ -10,10 +10,10 @@ from pathlib import PurePosixPath
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from baton.protos.errors import InvalidRequest, NoWorker
+from baton.protos.errors import NoWorker
 from baton.protos.version import product_version
 from baton.router.answer.service import CHARS_PER_TOKEN, LEAST_DETOKENIZED, GenerationService
-from baton.router.answer.validate import check_count, check_ids
+from baton.router.answer.validate import check_count, check_ids, check_tokenized
 from baton.router.api.errors import json_response
 from baton.router.api.large import INLINE_BYTES, SLICE_ITEMS, large_response, offload_if, parsed
 from baton.router.api.limits import read_body
@@ -23,9 +23,6 @@ from baton.router.api.request_body import ignored_header
 from baton.router.api.surfaces import Exposition
 from baton.router.request.request import ServingBackend
 from baton.router.text.catalog import ModelCatalog, ModelEntry
-
-LEAST_TOKENIZED = 1 << 20  # characters in one call, or
-CHARS_OF_CONTEXT = 8  # times as many as the model's context holds tokens
 
 
 def ops_routes(serving: ServingBackend, catalog: ModelCatalog, exposition: Exposition) -> APIRouter:
@@ -108,9 +105,7 @@ async def _tokenize(service: GenerationService, body: TokenizeBody) -> Response:
     entry = await service.catalog.resolve(body.model or "")
     text = service.catalog.text(entry)
     size = size_of(body.messages) if body.messages else len(body.prompt or "")
-    most = max(LEAST_TOKENIZED, CHARS_OF_CONTEXT * entry.max_model_len)
-    if size > most:
-        raise InvalidRequest(f"the text has {size} characters: at most {most} are tokenized in one call", "prompt")
+    check_tokenized(size, entry.max_model_len, "prompt")
     await service.quotas.charge_tokenizer(entry, size // CHARS_PER_TOKEN)
     if body.messages:
         rendered = await offload_if(size > INLINE_BYTES, body.render, text, body.messages)

@@ -1,0 +1,131 @@
+"""Conversion of Anthropic's messages, whose content is a list of typed blocks, to chat messages.
+
+Knows nothing of models, sampling or answers. https://docs.anthropic.com/en/api/messages
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import orjson
+
+from baton.protos.errors import InvalidRequest
+from baton.protos.json import Json
+
+ROLES = ("user", "assistant", "system")
+UNSEEN = frozenset({"thinking", "redacted_thinking"})  # thoughts of earlier turns are not shown to a model again
+ERROR_MARK = "Error: "  # what the result of a tool that failed begins with, because templates have no field for it
+
+
+def chat_messages(system: str | list[Json] | None, messages: list[Json]) -> list[Json]:
+    """Returns a conversation as chat messages, the system's first.
+
+    Text blocks of the system or of a user's message are joined by newlines; those of an assistant's message are
+    joined as they are. A ``cache_control`` on a block is kept on its message. Raises InvalidRequest naming the
+    block at fault.
+    """
+    said: list[Json] = []
+    if system:
+        said.append(_message("system", _texts(system, "system"), "\n", _hinted(system)))
+    for at, message in enumerate(messages):
+        said.extend(_converted(message, f"messages[{at}]"))
+    return said
+
+
+def _converted(message: Json, param: str) -> Iterator[Json]:
+    """Yields the chat messages of one message."""
+    role, content = message.get("role"), message.get("content")
+    if role not in ROLES:
+        raise InvalidRequest(f"{param}.role is {role!r}: give user, assistant or system", f"{param}.role")
+    if role == "system":
+        yield _message("system", _texts(content, f"{param}.content"), "\n", _hinted(content))
+    elif role == "assistant":
+        yield _of_assistant(content, f"{param}.content")
+    else:
+        yield from _of_user(content, f"{param}.content")
+
+
+def _of_user(content: object, param: str) -> Iterator[Json]:
+    """Yields tool results and the text between them, in their order."""
+    texts: list[str] = []
+    hinted = False
+    for where, block in _blocks(content, param):
+        if block["type"] == "tool_result":
+            if texts:
+                yield _message("user", texts, "\n", hinted)
+                texts, hinted = [], False
+            yield _result(block, where)
+        else:
+            texts.append(_text(block, where))
+            hinted = hinted or "cache_control" in block
+    if texts:
+        yield _message("user", texts, "\n", hinted)
+
+
+def _of_assistant(content: object, param: str) -> Json:
+    texts: list[str] = []
+    calls: list[Json] = []
+    for where, block in _blocks(content, param):
+        if block["type"] == "tool_use":
+            calls.append(_call(block, where))
+        elif block["type"] not in UNSEEN:
+            texts.append(_text(block, where))
+    said = _message("assistant", texts, "", _hinted(content))
+    return said | {"tool_calls": calls} if calls else said
+
+
+def _result(block: Json, param: str) -> Json:
+    text = "\n".join(_texts(block.get("content") or "", f"{param}.content"))
+    if block.get("is_error"):
+        text = ERROR_MARK + text
+    said: Json = {"role": "tool", "tool_call_id": _string(block, "tool_use_id", param), "content": text}
+    return said | {"cache_control": True} if "cache_control" in block else said
+
+
+def _call(block: Json, param: str) -> Json:
+    given = block.get("input")
+    if not isinstance(given, dict):
+        raise InvalidRequest(f"{param}.input should be an object", f"{param}.input")
+    called = {"name": _string(block, "name", param), "arguments": orjson.dumps(given).decode()}
+    return {"id": _string(block, "id", param), "type": "function", "function": called}
+
+
+def _message(role: str, texts: list[str], between: str, hinted: bool) -> Json:
+    said: Json = {"role": role, "content": between.join(texts)}
+    return said | {"cache_control": True} if hinted else said
+
+
+def _hinted(content: object) -> bool:
+    return isinstance(content, list) and any(isinstance(b, dict) and "cache_control" in b for b in content)
+
+
+def _texts(content: object, param: str) -> list[str]:
+    return [_text(block, where) for where, block in _blocks(content, param)]
+
+
+def _blocks(content: object, param: str) -> Iterator[tuple[str, Json]]:
+    """Yields each block with its path; a string is one text block."""
+    if isinstance(content, str):
+        yield param, {"type": "text", "text": content}
+        return
+    if not isinstance(content, list) or not content:
+        raise InvalidRequest(f"{param} should be a string or an array of one or more blocks", param)
+    for at, block in enumerate(content):
+        where = f"{param}[{at}]"
+        if not isinstance(block, dict) or not isinstance(block.get("type"), str):
+            raise InvalidRequest(f'{where} should be an object with a "type"', where)
+        yield where, block
+
+
+def _text(block: Json, param: str) -> str:
+    if block["type"] != "text" or not isinstance(block.get("text"), str):
+        text = f'{param} should be {{"type": "text", "text": …}} here: this model reads text only'
+        raise InvalidRequest(text, param)
+    return str(block["text"])
+
+
+def _string(block: Json, key: str, param: str) -> str:
+    value = block.get(key)
+    if not isinstance(value, str) or not value:
+        raise InvalidRequest(f"{param}.{key} should be a string", f"{param}.{key}")
+    return value

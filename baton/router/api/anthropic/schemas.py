@@ -1,0 +1,190 @@
+"""The bodies of Anthropic's Messages API, and their conversion to a chat body.
+
+Knows nothing of models or streams. https://docs.anthropic.com/en/api/messages
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+from pydantic import Field, model_validator
+
+from baton.protos.errors import InvalidRequest
+from baton.protos.json import Json
+from baton.router.api.anthropic.conversation import chat_messages
+from baton.router.api.body import Body, read_body_of
+from baton.router.api.openai.conversation import THINKING
+from baton.router.api.openai.schemas import ChatBody, SamplingBody
+from baton.router.api.openai.tools import MAX_TOOLS, Name
+from baton.router.api.request_body import RequestBody
+
+CHOICES = {"auto": "auto", "any": "required", "none": "none"}
+NO_SERVER_TOOLS = "no tool runs here: give name and input_schema, and run what the answer calls"
+
+
+class ClientTool(Body):
+    """Describes a tool that the client runs; ``input_schema`` is a JSON schema of the call's input."""
+
+    type: str | None = None
+    name: Name
+    description: str | None = None
+    input_schema: Json | None = None
+    cache_control: object = None
+
+    def function(self, at: int) -> Json:
+        """Returns the tool as chat bodies declare it; ``at`` is its place.
+
+        Raises InvalidRequest for a tool that Anthropic's servers would run.
+        """
+        if self.type not in (None, "custom"):
+            raise InvalidRequest(f"tools[{at}].type is {self.type!r}: {NO_SERVER_TOOLS}", f"tools[{at}].type")
+        told = {"name": self.name, "description": self.description, "parameters": self.input_schema}
+        return {"type": "function", "function": {name: value for name, value in told.items() if value is not None}}
+
+
+class ToolChoice(Body):
+    """Describes ``tool_choice``: "any" demands a call, "tool" a call of ``name``."""
+
+    type: Literal["auto", "any", "tool", "none"]
+    name: Name | None = None
+    disable_parallel_tool_use: bool | None = None
+
+    @property
+    def chosen(self) -> object:
+        """Returns the choice as chat bodies have it."""
+        if self.type != "tool":
+            return CHOICES[self.type]
+        if self.name is None:
+            raise InvalidRequest("tool_choice.name is missing: give the tool's", "tool_choice.name")
+        return {"type": "function", "function": {"name": self.name}}
+
+
+class Thinking(RequestBody):
+    """Describes ``thinking``: whether the model thinks before it answers.
+
+    The client's ``budget_tokens``, a target in Anthropic's API, bounds nothing here: ``max_tokens`` does.
+    """
+
+    surface: ClassVar[str] = "thinking"
+    inside: ClassVar[str] = "thinking."
+
+    type: Literal["enabled", "adaptive", "disabled"]
+    display: Literal["summarized", "omitted"] | None = None
+
+    @property
+    def is_on(self) -> bool:
+        """Returns whether the model may think."""
+        return self.type != "disabled"
+
+    @property
+    def is_shown(self) -> bool:
+        """Returns whether thoughts are part of the answer."""
+        return self.is_on and self.display != "omitted"
+
+
+class OutputFormat(Body):
+    """Describes ``output_config.format``, the JSON schema that the answer must match."""
+
+    type: Literal["json_schema"]
+    schema_: Json = Field(alias="schema")
+
+
+class OutputConfig(RequestBody):
+    """Describes ``output_config``: the answer's form, and how much the model should think."""
+
+    surface: ClassVar[str] = "output_config"
+    inside: ClassVar[str] = "output_config."
+
+    effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
+    format: OutputFormat | None = None
+
+
+class MessagesPrompt(RequestBody):
+    """Declares the fields of which the prompt is made; the last message, if it is the assistant's, is continued."""
+
+    messages: list[Json] = Field(min_length=1)
+    system: str | list[Json] | None = None
+    tools: list[ClientTool] | None = Field(default=None, max_length=MAX_TOOLS)
+    tool_choice: ToolChoice | None = None
+    thinking: Thinking | None = None
+    output_config: OutputConfig | None = None
+    chat_template_kwargs: Json | None = None
+
+    def prompt(self) -> Json:
+        """Returns the fields of a chat body that make the same prompt. Raises InvalidRequest."""
+        messages = chat_messages(self.system, self.messages)
+        said: Json = {"messages": messages, "chat_template_kwargs": self._switches()}
+        said["tools"] = [tool.function(at) for at, tool in enumerate(self.tools or ())]
+        if self.tool_choice is not None:
+            said["tool_choice"] = self.tool_choice.chosen
+            said["parallel_tool_calls"] = not self.tool_choice.disable_parallel_tool_use
+        if self.output_config is not None:
+            said["reasoning_effort"] = self.output_config.effort
+        if messages[-1]["role"] == "assistant":
+            said["continue_final_message"] = _continued(messages[-1], f"messages[{len(self.messages) - 1}]")
+        return said
+
+    def _switches(self) -> Json:
+        """Returns the template's switches, those of ``thinking`` among them."""
+        thinks = {} if self.thinking is None else dict.fromkeys(THINKING, self.thinking.is_on)
+        return thinks | (self.chat_template_kwargs or {})
+
+
+class CountTokensBody(MessagesPrompt):
+    """Describes the body of POST /v1/messages/count_tokens."""
+
+    surface: ClassVar[str] = "count_tokens"
+
+    model: str | None = None
+
+    def chat(self) -> ChatBody:
+        """Returns a chat body of the same prompt. Raises InvalidRequest."""
+        return _chat_body(self.prompt() | {"model": self.model})
+
+
+class MessagesBody(SamplingBody, MessagesPrompt):
+    """Describes the body of POST /v1/messages; fields that Anthropic's API lacks are those of the chat endpoint."""
+
+    surface: ClassVar[str] = "messages"
+
+    max_tokens: int
+    stop_sequences: list[str] | None = None
+    cache_control: object = None
+
+    @model_validator(mode="after")
+    def _one_constraint(self) -> MessagesBody:
+        constraint = self.grammar()
+        if constraint is not None and self._form() is not None:
+            name = constraint[1]
+            raise InvalidRequest(f"give one of output_config.format and {name}, not both", name)
+        return self
+
+    def chat(self) -> ChatBody:
+        """Returns the equivalent chat body. Raises InvalidRequest."""
+        said = {field.alias or name: getattr(self, name) for name, field in SamplingBody.model_fields.items()}
+        said |= self.prompt() | {"max_tokens": self.max_tokens, "response_format": self._form()}
+        if self._is_hinted():
+            said["messages"][-1] |= {"cache_control": True}
+        said["stop"] = [*self.stop, *(self.stop_sequences or ())]
+        said["include_reasoning"] = self.thinking is None or self.thinking.is_shown
+        return _chat_body(said)
+
+    def _is_hinted(self) -> bool:
+        """Returns whether a breakpoint of the cache stands on the whole prompt or on a tool."""
+        return self.cache_control is not None or any(tool.cache_control is not None for tool in self.tools or ())
+
+    def _form(self) -> Json | None:
+        asked = self.output_config.format if self.output_config else None
+        return None if asked is None else {"type": "json_schema", "json_schema": {"schema": asked.schema_}}
+
+
+def _continued(message: Json, param: str) -> bool:
+    """Checks that the last message can be continued; returns True. Raises InvalidRequest."""
+    if "tool_calls" in message:
+        text = f"{param} calls a tool: give its tool_result in a user message behind it"
+        raise InvalidRequest(text, param)
+    return True
+
+
+def _chat_body(said: Json) -> ChatBody:
+    return read_body_of(ChatBody, {name: value for name, value in said.items() if value not in (None, [], {})})
