@@ -9,7 +9,7 @@ the worker's sequences.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 
 from baton.engine.speculate.draft import Draft
 from baton.engine.speculate.tree import ROOT, depths, ranks
@@ -104,18 +104,22 @@ class AcceptanceEstimate:
                 return worse.chance(0, FIRST_GUESS, 1.0)
         return FIRST_GUESS
 
-    def judge(self, seq: int, draft: Draft, accepted: int, rows: Sequence[int] = ()) -> None:
+    def judge(
+        self, seq: int, draft: Draft, accepted: int, rows: Sequence[int] = (), known: Container[int] = ()
+    ) -> None:
         """Learns that the target accepted the first ``accepted`` tokens of ``draft``, as far as it was verified.
 
-        Of a tree, ``rows`` are the accepted rows of the step (``tree.walked``).
+        Of a tree, ``rows`` are the accepted rows of the step (``tree.walked``). The nodes ``known`` were judged
+        before.
         """
         if not draft.parents:
             for at in range(min(len(draft.tokens), accepted + 1)):
-                self._note(seq, (draft.source, draft.grade, 0), at, at < accepted)
+                if at not in known:
+                    self._note(seq, (draft.source, draft.grade, 0), at, at < accepted)
             return
         stood = {row: depth for depth, row in enumerate(rows)}
         for node, (parent, rank) in enumerate(zip(draft.parents, ranks(draft.parents), strict=True)):
-            if (depth := stood.get(parent + 1)) is not None:
+            if node not in known and (depth := stood.get(parent + 1)) is not None:
                 self._note(seq, (draft.source, draft.grade, rank), depth, node + 1 in stood)
 
     def _note(self, seq: int, kind: Kind, at: int, stood: bool) -> None:

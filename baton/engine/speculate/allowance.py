@@ -1,9 +1,11 @@
 """Decides whether a step may hold drafts that could lengthen it in vain.
 
-Knows nothing of drafts or of who proposes them. It counts in plain steps, those without drafts. What drafts gained
-of late may be risked again. Beyond that, a step with drafts is paid for from what plain steps save up. So steps
-lengthened in vain are fewer than a 99th percentile sees, and lose a bounded share of the time, however wrong the
-estimates are.
+Knows nothing of drafts or of who proposes them. It keeps an account, in tokens, of what drafts brought or would
+have brought, less what they cost: a cumulative sum (Page, 1954: https://doi.org/10.1093/biomet/41.1-2.100) that
+luck seldom lifts to PROVEN. A step that users would feel has to bring clearly more than it costs.
+
+Where the worth of drafts can't be seen cheaply without verifying them, a few steps may be lengthened on trial:
+fewer than a 99th percentile sees, after a new worker's first steps.
 """
 
 from __future__ import annotations
@@ -13,65 +15,87 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-SHARE = 500  # plain steps that save up for a step lengthened in vain: a 99th percentile sees one in a hundred
+from baton.engine.speculate.depth import cost, lengthened
+
+SHARE = 500  # plain steps that save up for a step lengthened on trial: a 99th percentile sees one in a hundred
 MOST_SAVED = 2.0  # steps saved up at most: what is lost in a row stays below a hundredth of a few hundred steps
-FIRST_SAVED = (
-    12.0  # steps that a new worker may lose, to tell apart drafts that stand by a third and those that don't
-)
+FIRST_SAVED = 12.0  # steps that a new worker may lose, to tell apart drafts that stand by a third from others
 START = 64  # steps in which what is left of these is forfeited
-PROVEN = 1.0  # net gain that isn't luck: several of the last steps with drafts brought more than they cost
-MOST_EARNED = 4.0  # gained steps that may be risked: when drafts that paid begin to fail, no more is lost by them
+PROVEN = 5.0  # tokens gained that aren't luck: drafts that don't pay seldom bring so many
+OWN_PROVEN = 1.0  # tokens gained by a sequence's own drafts, before they may make steps longer
+OWN_MOST = 6.0  # of which it may lose all
+MOST_LOST = 4.0  # steps that may be lost, all sequences together, when drafts that paid begin to fail
 
 
 class Allowance:
-    """Keeps account of the gains and losses of one worker's drafts."""
+    """Keeps account of the gains and losses of one worker's drafts; ``tries`` allows steps lengthened on trial."""
 
-    def __init__(self) -> None:
-        self._saved, self._earned = FIRST_SAVED, 0.0
+    def __init__(self, tries: bool = False) -> None:
+        self._tries, self._saved, self._earned = tries, FIRST_SAVED if tries else 0.0, 0.0
+        self._own: dict[int, float] = {}
 
     @property
     def is_new(self) -> bool:
         """Returns whether there is still something to be lost of what a new worker may lose."""
         return self._saved > MOST_SAVED
 
+    @property
+    def is_proven(self) -> bool:
+        """Returns whether drafts have paid of late."""
+        return self._earned >= PROVEN
+
     def save(self, steps: int) -> None:
         """Records that ``steps`` more steps were run."""
         if self.is_new:
             self._saved = max(MOST_SAVED, self._saved - steps * (FIRST_SAVED - MOST_SAVED) / START)
-        else:
+        elif self._tries:
             self._saved = min(self._saved + steps / SHARE, MOST_SAVED)
 
     def allows(self, extra: float) -> bool:
         """Returns whether a step may be run that takes ``extra`` of a plain one more."""
-        return self._earned >= PROVEN or self._saved >= 1.0 + extra
+        return self.is_proven or self._saved >= 1.0 + extra
 
-    def settle(self, gain: float) -> None:
-        """Records a step with drafts: what they brought less what they cost, in plain steps."""
-        if gain < 0.0 and self._earned < PROVEN:
-            self._saved -= 1.0 - gain
-        self._earned = min(max(self._earned + gain, 0.0), MOST_EARNED)
+    def trusts(self, seq: int) -> bool:
+        """Returns whether the drafts of the sequence ``seq`` have paid of late, by its own account."""
+        return self._tries or self._own.get(seq, 0.0) >= OWN_PROVEN
+
+    def settle(self, seq: int, gain: float, sequences: int) -> None:
+        """Records that the drafts of ``seq`` in a step of ``sequences`` brought ``gain`` tokens more than they
+        cost, or would have.
+        """
+        self._earned = min(max(self._earned + gain, 0.0), PROVEN + MOST_LOST * sequences)
+        self._own[seq] = min(max(self._own.get(seq, 0.0) + gain, 0.0), OWN_MOST)
+
+    def charge(self, extra: float) -> None:
+        """Records that a step that took ``extra`` of a plain one more brought less than it cost."""
+        if self._tries and not self.is_proven:
+            self._saved -= 1.0 + extra
+
+    def end(self, seq: int) -> None:
+        """Forgets the account of the sequence ``seq``."""
+        self._own.pop(seq, None)
 
 
 class Stake(NamedTuple):
-    """Holds a step with drafts and what was verified of them; ``seconds[k]`` is the duration of a step with k
-    drafts.
+    """Holds a step with drafts and the verdicts over them; ``seconds[k]`` is the duration of a step with k drafts,
+    and a verdict names a sequence, and how many of its drafts were verified and accepted.
     """
 
     sequences: int
     seconds: NDArray[np.float64]
-    verified: int = 0
-    accepted: int = 0
+    verdicts: tuple[tuple[int, int, int], ...] = ()
 
-    def judged(self, verified: int, accepted: int) -> Stake:
-        """Returns the stake with ``verified`` more tokens, of which ``accepted`` were accepted."""
-        return self._replace(verified=self.verified + verified, accepted=self.accepted + accepted)
+    def judged(self, seq: int, verified: int, accepted: int) -> Stake:
+        """Returns the stake with a verdict more."""
+        return self._replace(verdicts=(*self.verdicts, (seq, verified, accepted)))
 
-    @property
-    def gain(self) -> float:
-        """Returns what the drafts brought less what they cost, in steps without drafts."""
-        return self.accepted / self.sequences - lengthened(self.seconds, self.verified)
-
-
-def lengthened(seconds: NDArray[np.float64], drafts: int) -> float:
-    """Returns the share of a step without drafts that ``drafts`` drafts add to it."""
-    return float(seconds[min(drafts, len(seconds) - 1)] / seconds[0]) - 1.0
+    def settle(self, allowance: Allowance) -> None:
+        """Records what the drafts brought less what they cost."""
+        verified = sum(one[1] for one in self.verdicts)
+        if not verified:
+            return
+        price = cost(self.seconds, verified, self.sequences)
+        if sum(one[2] for one in self.verdicts) < price:
+            allowance.charge(lengthened(self.seconds, verified))
+        for seq, count, accepted in self.verdicts:
+            allowance.settle(seq, accepted - price * count / verified, self.sequences)

@@ -15,10 +15,13 @@ from baton.engine.speculate.draft import SequenceView
 T = TypeVar("T", bound=SequenceView)
 
 SHARE = 0.002  # of the steps' time that may go into drafts which bring nothing
-MOST_SAVED = 4.0  # calls that the time saved up may pay at once
+UNFELT = 0.03  # share of a step's time that a call may take without being felt
+SELDOM = 125  # steps between calls that are felt
+MOST_SAVED = 1.0  # calls that the time saved up may pay at once
 NEW = 0.1  # weight of the last measurement
 MOST_OFF = 4.0  # a call that takes so many times as long as expected, or more (the core was lent), counts as that
 MOST_REST = 64  # steps in a row in which no sequence is considered, because no call would pay
+FIRST_S = 50e-6  # seconds of a call until they are known, more than most take: the first ones come one by one
 HOPE = 1.0  # accepted tokens expected of a call before any was made, and if the client predicts the answer
 
 
@@ -26,24 +29,28 @@ class CallEstimate:
     """Estimates how many accepted tokens a call for drafts brings per sequence, and what it costs in seconds."""
 
     def __init__(self) -> None:
-        self.call_s = 5e-6  # mean seconds of a call
+        self.call_s = FIRST_S  # mean seconds of a call
         self._saved_s = 0.0
         self._brings: dict[int, float] = {}  # accepted tokens per call, faded
         self._usual = HOPE  # of all sequences: where a new one begins
         self._turn = 0
         self._rest_s = 0.0  # a step's share of time, where nobody's drafts pay
 
-    def chosen(self, texts: Sequence[T], step_s: float, steps: int = 1) -> list[T]:
+    def chosen(
+        self, texts: Sequence[T], step_s: float, steps: int = 1, hopeful: Sequence[T] | None = None
+    ) -> list[T]:
         """Returns the sequences of ``texts`` to ask for drafts.
 
         A step of all ``texts`` takes ``step_s`` seconds and brings each one token; ``steps`` were run since the
-        last call.
+        last call. Of ``hopeful`` ones (None: of all), those are asked whose drafts are expected to be worth a call.
         """
         token_s = step_s / max(1, len(texts))
-        asked = [text for text in texts if self._expected(text) * token_s > self.call_s]
-        self._saved_s = min(self._saved_s + steps * SHARE * step_s, max(MOST_SAVED * self.call_s, SHARE * step_s))
+        hopeful = texts if hopeful is None else hopeful
+        asked = [text for text in hopeful if self._expected(text) * token_s > self.call_s]
+        share_s = SHARE * step_s if self.call_s < UNFELT * step_s else min(SHARE * step_s, self.call_s / SELDOM)
+        self._saved_s = min(self._saved_s + steps * share_s, max(MOST_SAVED * self.call_s, share_s))
         count = min(int(self._saved_s / self.call_s), len(texts) - len(asked))
-        self._rest_s = 0.0 if asked else SHARE * step_s
+        self._rest_s = 0.0 if asked else share_s
         if count <= 0:
             return asked
         paying = {text.seq for text in asked}

@@ -11,10 +11,10 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
 from baton.engine.speculate.acceptance import AcceptanceEstimate, expected
-from baton.engine.speculate.allowance import Allowance, Stake, lengthened
+from baton.engine.speculate.allowance import Allowance, Stake
 from baton.engine.speculate.call_estimate import CallEstimate
 from baton.engine.speculate.comparison import Comparison
-from baton.engine.speculate.depth import best_depths
+from baton.engine.speculate.depth import best_depths, cost, lengthened
 from baton.engine.speculate.draft import (
     MOST_DRAFTS,
     BatchSpeculator,
@@ -28,10 +28,15 @@ from baton.engine.speculate.draft import (
 from baton.engine.speculate.draft_model import DraftModel
 from baton.engine.speculate.probe import Probe
 from baton.engine.speculate.row_cost import RowCost, Vector
+from baton.engine.speculate.watch import DraftVerdict, Watch, Watches
 from baton.protos.measurements import SpeculationTotals
 
 MOST_ROWS = 256  # drafts in one step
 WATCHED = 8  # of so many steps without speculation one is timed, because the machine's speed drifts slowly
+MOST_FOR_OTHERS = (
+    0.25  # share by which drafts lengthen a step at most if some of its sequences gain nothing by them
+)
+LEAST_WATCHED = 4  # places ahead that a draft is compared with what is written
 PROMPT_NEW = 0.1  # weight of a step's time per prompt token
 
 
@@ -98,7 +103,11 @@ class Drafter:
         self._learning = [one for one in speculators if isinstance(one, LearningSpeculator)]
         self._seeing = [one for one in speculators if isinstance(one, StateSpeculator)]
         self._chances, self._costs = AcceptanceEstimate(), RowCost()
-        self._asking, self._probe, self._allowance = CallEstimate(), Probe(), Allowance()
+        # What look-ups are worth is seen without verifying them; what models draft takes too long for that.
+        models = LearningSpeculator, BatchSpeculator
+        self._tries = by_rejection or any(isinstance(one, models) for one in speculators)
+        self._asking, self._probe, self._allowance = CallEstimate(), Probe(), Allowance(self._tries)
+        self._watches = Watches()
         self._staked: Stake | None = None  # of the last step, if it had drafts
         self._prompt_token_s = 0.0
         self._probed: int | None = None
@@ -121,7 +130,9 @@ class Drafter:
             return {}
         began = self._clock()
         asked, found = self._planned(writers, prompt_tokens, limit_s)
-        self._rest, self._rested, took = self._asking.rest(), 0, self._clock() - began
+        rest = self._asking.rest()
+        self._rest = min(rest, LEAST_WATCHED) if asked else rest  # a verdict over what they draft is soon due
+        self._rested, took = 0, self._clock() - began
         self._comparison.add(count, took)
         self.tally = self.tally._replace(seconds=self.tally.seconds + took)
         if asked:
@@ -147,28 +158,99 @@ class Drafter:
         able = [writer for writer in writers if writer.draft_room > 0]
         if not able or not self._costs.known:
             return 0, {}
-        seconds = self._costs.seconds(len(writers), MOST_ROWS)
+        seconds = self._costs.seconds(len(writers), min(MOST_ROWS, self._costs.reach(len(writers)) - len(writers)))
         if prompt_tokens:
             seconds = seconds + prompt_tokens * self._prompt_token_s
-        asked = self._asking.chosen(able, float(seconds[0]), steps)
-        weighed = self._weighed(asked, seconds, len(writers))
-        depths = best_depths([one.chances for one in weighed], len(writers), seconds, limit_s) if weighed else []
         self._allowance.save(steps)
-        if not self._allowance.allows(lengthened(seconds, sum(depths))):
-            depths = [0] * len(depths)
-        self._add_probe(weighed, depths, steps, seconds)
-        if any(depths):
+        for text in able:
+            self._learn(text.seq, self._watches.verdict(text.seq, text.tokens))
+        asked = self._asking.chosen(able, float(seconds[0]), steps, self._hopeful(able))
+        if not asked:
+            return 0, {}
+        opened = [text for text in asked if self._is_open(text.seq)]
+        weighed = self._weighed(opened, seconds, len(writers))
+        depths = best_depths([one.chances for one in weighed], len(writers), seconds, limit_s)
+        verified = self._allowed(weighed, depths, writers, seconds, limit_s)
+        self._add_probe(weighed, verified, steps, seconds)
+        if any(verified):
             self._staked = Stake(len(writers), seconds)
+        self._watch(weighed, depths, verified, cost(seconds, sum(depths), len(writers)), len(writers))
         chosen = {
             one.text.seq: one.draft.of(one.order[:depth])
-            for one, depth in zip(weighed, depths, strict=True)
+            for one, depth in zip(weighed, verified, strict=True)
             if depth
         }
-        for text in asked:
-            if text.seq not in chosen:
+        waiting = set[int]()  # for a verdict
+        if not self._allowance.is_proven:
+            waiting = {one.text.seq for one, depth in zip(weighed, depths, strict=True) if depth}
+        for text in opened:
+            if text.seq not in waiting and text.seq not in chosen:
                 self._asking.brought(text.seq, 0)
         self.tally = self.tally._replace(proposed=self.tally.proposed + len(weighed))
         return len(asked), chosen
+
+    def _hopeful(self, texts: Sequence[Writer]) -> Sequence[Writer]:
+        """Returns the sequences to ask if enough is expected of them: all where drafts pay, else those whose own
+        did or whose client predicts the answer.
+        """
+        if self._tries or self._allowance.is_proven:
+            return texts
+        return [text for text in texts if self._allowance.trusts(text.seq) or text.request.prediction]
+
+    def _is_open(self, seq: int) -> bool:
+        """Returns whether a further draft of the sequence ``seq`` is of use while one may be watched."""
+        return self._tries or self._allowance.is_proven or seq not in self._watches
+
+    def _learn(self, seq: int, verdict: DraftVerdict | None) -> None:
+        if verdict is None:
+            return
+        watch, rows = verdict.watch, verdict.rows
+        known = verdict.unseen if watch.cost is not None else {*watch.nodes, *verdict.unseen}
+        self._chances.judge(seq, watch.draft, len(rows) - 1, rows, known)
+        if watch.cost is not None and watch.nodes:
+            if not self._allowance.is_proven:
+                self._asking.brought(seq, verdict.brought)
+            self._allowance.settle(seq, verdict.brought - watch.cost, watch.sequences)
+
+    def _allowed(
+        self,
+        weighed: Sequence[_Weighed],
+        depths: list[int],
+        writers: Sequence[Writer],
+        seconds: Vector,
+        limit_s: float,
+    ) -> list[int]:
+        """Returns ``depths`` as far as they may be verified: none unless drafts have paid, nor of sequences whose
+        own haven't; for their sake, others' are fewer.
+        """
+        if not any(depths) or not self._allowance.allows(lengthened(seconds, sum(depths))):
+            return [0] * len(depths)
+        others = {text.seq for text in writers if not self._is_trusted(text)}
+        if not others:
+            return depths
+        chances = [() if one.text.seq in others else one.chances for one in weighed]
+        shared_s = (1.0 + MOST_FOR_OTHERS) * float(seconds[0])
+        return best_depths(chances, len(writers), seconds, min(limit_s, shared_s) if limit_s else shared_s)
+
+    def _is_trusted(self, text: Writer) -> bool:
+        """Returns whether the sequence's drafts have paid, or the watched one agrees with what was written."""
+        return self._allowance.trusts(text.seq) or self._watches.agrees(text.seq, len(text.tokens))
+
+    def _watch(
+        self, weighed: Sequence[_Weighed], depths: Sequence[int], verified: Sequence[int], price: float, count: int
+    ) -> None:
+        """Watches what isn't verified of the drafts; ``price`` is that of all ``depths``, in tokens, in a step of
+        ``count`` sequences.
+        """
+        rows = max(1, sum(depths))
+        for one, depth, done in zip(weighed, depths, verified, strict=True):
+            if self.by_rejection and one.text.request.sampling.temperature:
+                continue  # it may stand where it isn't what the target draws by itself
+            if done < len(one.draft.tokens):
+                due, nodes = None if done else price * depth / rows, one.order[: done or depth]
+                enough = done + 1 if done else max(depth, LEAST_WATCHED)
+                watch = Watch(one.draft, len(one.text.tokens), enough, nodes, due, count)
+                self._watches.begin(one.text.seq, watch)
 
     def observe(self, rows: int, prompt_tokens: int, seconds: float) -> None:
         """Records a step of ``seconds`` that computed ``rows`` rows of answers, drafts included, and
@@ -218,7 +300,7 @@ class Drafter:
         seq = text.seq
         self._comparison.add(accepted, 0.0)
         if self._staked is not None:
-            self._staked = self._staked.judged(len(draft.tokens), accepted)
+            self._staked = self._staked.judged(seq, len(draft.tokens), accepted)
         went_on = not draft.parents or rows[-1] - 1 in draft.parents
         for at in range(min(len(draft.tokens), accepted + 1) if went_on else accepted):
             self._judged[at] += 1
@@ -233,10 +315,8 @@ class Drafter:
         if self._probed == seq:
             self._probe.made(accepted == len(draft.tokens) if not draft.parents else accepted > 0)
             self._probed = None
-        t = self.tally
-        self.tally = t._replace(
-            verified=t.verified + len(draft.tokens), accepted=t.accepted + accepted, drafts=t.drafts + 1
-        )
+        t, count = self.tally, len(draft.tokens)
+        self.tally = t._replace(verified=t.verified + count, accepted=t.accepted + accepted, drafts=t.drafts + 1)
 
     @property
     def totals(self) -> SpeculationTotals:
@@ -255,7 +335,9 @@ class Drafter:
 
     def end(self, text: SequenceView) -> None:
         """Forgets a sequence that ended; speculators may learn from it."""
+        self._learn(text.seq, self._watches.verdict(text.seq, text.tokens, is_last=True))
         self._chances.end(text.seq)
+        self._allowance.end(text.seq)
         self._asking.end(text.seq)
         for speculator in self._speculators:
             speculator.end(text)
@@ -279,7 +361,7 @@ class Drafter:
         brought, best, rounds = float(sequences), 0.0, 1
         for count in range(1, room + 1):
             brought += sum(one[count - 1] for one in chances if count <= len(one))
-            took = float(seconds[min(count * len(asked), MOST_ROWS)]) + count * speculator.round_s
+            took = float(seconds[min(count * len(asked), len(seconds) - 1)]) + count * speculator.round_s
             if brought / took > best:
                 best, rounds = brought / took, count
         return rounds
@@ -297,13 +379,13 @@ class Drafter:
 
     def _settle(self) -> None:
         """Settles what the last step's drafts brought, as far as they were verified."""
-        if self._staked is not None and self._staked.verified:
-            self._allowance.settle(self._staked.gain)
+        if self._staked is not None:
+            self._staked.settle(self._allowance)
         self._staked = None
 
     def _add_probe(self, weighed: Sequence[_Weighed], depths: list[int], steps: int, seconds: Vector) -> None:
         """Lengthens the most promising draft by one token if a probe is due and may be risked."""
-        due = self._probe.due(steps) or (self._allowance.is_new and not any(depths))
+        due = self._tries and (self._probe.due(steps) or (self._allowance.is_new and not any(depths)))
         if not due or not self._allowance.allows(lengthened(seconds, sum(depths) + 1)):
             return
         left = [

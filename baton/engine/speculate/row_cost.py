@@ -18,8 +18,10 @@ KNOWN = 8  # steps after which a deviation counts as the machine's drift
 MOST_OFF = math.log(2.0)  # a step that deviates by more (a hiccup) counts as this much
 # Slope of log time by log rows beyond the most rows seen. Costs rise in stairs, and a number of rows that seems too
 # expensive is never tried: one step corrects an optimistic estimate, none a pessimistic one.
-FIRST_SLOPE = 0.5
+FIRST_SLOPE = 0.25
+GROWTH = 2  # times as many rows as were seen, at most, are tried
 RENEW = 8  # steps between two interpolations
+STALE = 4096  # observed steps in which a number of rows has to be seen again, else it is forgotten
 MOST_ROWS = 1024
 
 Vector = NDArray[np.float64]
@@ -33,6 +35,8 @@ class RowCost:
         self._log: dict[int, float] = {}  # less ``_drift``, which all have in common
         self._drift = 0.0
         self._seen: dict[int, int] = {}
+        self._steps = 0
+        self._last: dict[int, int] = {}  # by number of rows: the step that had them
         self._curve: Vector = np.empty(0)
         self._stale = 0
 
@@ -56,19 +60,33 @@ class RowCost:
             self._drift += DRIFT * off
         self._log[rows] = before + max(NEW, 1 / (seen + 1)) * off
         self._seen[rows] = seen + 1
+        self._steps += 1
+        self._last[rows] = self._steps
         self._stale += 1
         if seen == 0 or self._stale >= RENEW:
             self._curve, self._stale = np.empty(0), 0
+
+    def reach(self, rows: int) -> int:
+        """Returns the most rows that a step may have whose duration is estimated: twice as many as were seen, or as
+        ``rows``, because estimates far beyond are guesses.
+        """
+        return GROWTH * max(rows, max(self._log, default=0))
 
     def seconds(self, rows: int, more: int) -> Vector:
         """Returns the estimated seconds, float64 (more + 1,), of steps with ``rows``, ``rows + 1``, … ``rows +
         more`` rows; never falling.
         """
         if not len(self._curve):
+            self._forget()
             self._curve = self._interpolated()
         if rows + more <= MOST_ROWS:
             return self._curve[rows : rows + more + 1]
         return self._curve[np.minimum(np.arange(rows, rows + more + 1), MOST_ROWS)]
+
+    def _forget(self) -> None:
+        """Drops what was seen long ago, so that a number of rows that once seemed too expensive is tried again."""
+        for rows in [rows for rows, last in self._last.items() if self._steps - last > STALE]:
+            del self._last[rows], self._log[rows], self._seen[rows]
 
     def _interpolated(self) -> Vector:
         """Returns the seconds for 0 … MOST_ROWS rows; fewer rows never cost more than more rows."""

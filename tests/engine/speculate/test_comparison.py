@@ -9,6 +9,7 @@ from baton.engine.speculate.drafter import Drafter
 from baton.protos.measurements import SpeculationTotals
 from tests.engine.speculate.test_depth import Right
 from tests.engine.speculate.texts import Written
+from tests.engine.speculate.world import wrote
 
 
 @pytest.mark.parametrize("share", [0.0, 0.01, 0.1, 0.5])
@@ -42,8 +43,7 @@ def test_a_drafter_tells_what_stood_by_place_and_drafts_nothing_in_the_share() -
         drafts = drafter.plan(texts)
         drafted += bool(drafts)
         drafter.observe(1 + sum(len(draft.tokens) for draft in drafts.values()), 0, 0.01)
-        for draft in drafts.values():
-            drafter.judge(texts[0], draft, min(2, len(draft.tokens)))
+        wrote(drafter, texts[0], drafts.get(1), [1, 1, 2])
     totals = drafter.totals
     assert totals.sequence_steps == 800
     assert 0 < drafted <= 608

@@ -1,0 +1,107 @@
+"""Compares drafts with what the target wrote without them: they are judged, and no step gets longer.
+
+Knows nothing of costs or estimates. A draft that is accepted by choice would have been accepted exactly as far as
+it equals the tokens that follow.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from baton.engine.speculate.draft import Draft
+from baton.engine.speculate.tree import ROOT, depths
+
+AGREED = 2  # tokens in which a draft and its text agree, seldom by chance
+
+
+class Watch(NamedTuple):
+    """Holds a draft of which not every token was verified.
+
+    ``at`` is the length of its text when it was proposed, and ``enough`` the number of further tokens that are
+    waited for. ``nodes`` were verified or, if ``cost`` isn't None, would have been, had that been allowed; ``cost``
+    is what they had to bring, in tokens, in a step of ``sequences``.
+    """
+
+    draft: Draft
+    at: int
+    enough: int
+    nodes: Sequence[int] = ()
+    cost: float | None = None
+    sequences: int = 1
+
+
+class DraftVerdict(NamedTuple):
+    """Says which rows of a step with the whole draft would have been accepted, row 0 (the last known token) first.
+    Nothing is known yet of the nodes ``unseen``.
+    """
+
+    watch: Watch
+    rows: Sequence[int]
+    unseen: Sequence[int]
+
+    @property
+    def brought(self) -> int:
+        """Returns how many tokens of the watched nodes stood."""
+        wanted = set(self.watch.nodes)
+        return sum(row - 1 in wanted for row in self.rows[1:])
+
+
+class Watches:
+    """Holds at most one watched draft per sequence."""
+
+    def __init__(self) -> None:
+        self._watched: dict[int, Watch] = {}
+
+    def __contains__(self, seq: int) -> bool:
+        return seq in self._watched
+
+    def begin(self, seq: int, watch: Watch) -> None:
+        """Watches a draft of sequence ``seq``, unless one is watched."""
+        self._watched.setdefault(seq, watch)
+
+    def agrees(self, seq: int, length: int) -> bool:
+        """Returns whether a draft of sequence ``seq`` is watched that agrees with AGREED or more tokens of its text
+        of ``length`` tokens; ``verdict`` was asked before.
+        """
+        watch = self._watched.get(seq)
+        return watch is not None and length >= watch.at + AGREED
+
+    def verdict(self, seq: int, tokens: Sequence[int], is_last: bool = False) -> DraftVerdict | None:
+        """Returns the verdict over the sequence's draft, and forgets it, once ``tokens`` differ from it, have as
+        many as are waited for, or are the last ones; None before.
+        """
+        watch = self._watched.get(seq)
+        if watch is None or (len(tokens) == watch.at and not is_last):
+            return None
+        coming = tokens[watch.at : watch.at + len(watch.draft.tokens)]
+        rows, ended = _stood(watch.draft, coming)
+        if not ended and len(coming) < watch.enough and not is_last:
+            return None
+        del self._watched[seq]
+        return DraftVerdict(watch, rows, () if ended else _beyond(watch.draft, len(coming)))
+
+
+def _stood(draft: Draft, coming: Sequence[int]) -> tuple[Sequence[int], bool]:
+    """Returns the rows of ``draft`` that equal the tokens ``coming``, and whether no further one can."""
+    if not draft.parents:
+        for count, (token, wrote) in enumerate(zip(draft.tokens, coming, strict=False)):
+            if token != wrote:
+                return range(count + 1), True
+        return range(len(coming) + 1), len(coming) >= len(draft.tokens)
+    rows, node = [0], ROOT
+    for wrote in coming:
+        children = [at for at, parent in enumerate(draft.parents) if parent == node]
+        found = next((at for at in children if draft.tokens[at] == wrote), None)
+        if found is None:
+            return rows, True
+        node = found
+        rows.append(node + 1)
+    return rows, node not in draft.parents
+
+
+def _beyond(draft: Draft, places: int) -> Sequence[int]:
+    """Returns the nodes of ``draft`` that are more than ``places`` ahead."""
+    if not draft.parents:
+        return range(places, len(draft.tokens))
+    return [node for node, depth in enumerate(depths(draft.parents)) if depth >= places]

@@ -1,0 +1,83 @@
+"""Decode loops in virtual time: speculation can't be felt where it doesn't help, and helps where text copies."""
+
+from __future__ import annotations
+
+import pytest
+
+from baton.engine.speculate.drafter import Drafter
+from baton.engine.speculate.names import AUTO, speculators
+from tests.engine.speculate.world import (
+    Clock,
+    Costly,
+    Machine,
+    Played,
+    Text,
+    copied,
+    flat,
+    misleading,
+    new,
+    p99,
+    play,
+    sloped,
+    stairs,
+)
+
+MACHINES = (flat, sloped, stairs)
+
+
+def played(machine: Machine, kinds: tuple[Text, ...], batch: int, steps: int = 600, seed: int = 0) -> Played:
+    clock = Clock()
+    drafter = Drafter([Costly(one, clock) for one in speculators(AUTO)], clock, trees=True)
+    return play(drafter, clock, machine, kinds, batch, steps, seed)
+
+
+@pytest.mark.parametrize("machine", MACHINES)
+@pytest.mark.parametrize("kind", [new, misleading])
+@pytest.mark.parametrize("batch", [1, 2, 8, 32, 64])
+def test_text_that_does_not_repeat_is_written_as_without_speculation(
+    machine: Machine, kind: Text, batch: int
+) -> None:
+    found = played(machine, (kind,), batch, 400 if batch > 2 else 800)
+    assert found.rate >= 0.99
+    assert sum(step > 1.02 for step in found.steps) == 0, "no step is felt, from a new worker's first on"
+    assert max(map(max, found.clients.values())) < 1.02
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_luck_lengthens_no_step_in_a_hundred_of_a_long_misleading_run(seed: int) -> None:
+    for machine in MACHINES:
+        found = played(machine, (misleading,), 1, 4000, seed)
+        assert p99(found.steps) < 1.02
+        assert found.rate >= 0.98
+
+
+@pytest.mark.parametrize(("machine", "batch", "least"), [(flat, 1, 3.0), (sloped, 1, 2.0), (sloped, 8, 1.15)])
+def test_text_that_copies_is_written_faster(machine: Machine, batch: int, least: float) -> None:
+    assert played(machine, (copied,), batch).rate >= least
+
+
+@pytest.mark.parametrize("machine", MACHINES)
+def test_a_client_whose_text_misleads_feels_nothing_of_those_before_whose_texts_copied(machine: Machine) -> None:
+    """Texts that copy and texts that mislead take turns, so that the worker's own experience is of both."""
+    found = played(machine, (copied, misleading), 1, 3000)
+    felt = [one > 1.02 for one in found.clients[misleading]]
+    assert len(felt) > 8
+    assert sum(felt) <= len(felt) // 8
+    assert found.rate > 1.15
+
+
+def test_beside_texts_that_copy_a_client_waits_a_quarter_longer_at_most() -> None:
+    found = played(sloped, (copied, misleading), 8, 600)
+    late = found.clients[misleading][8:]
+    assert late
+    assert sum(one > 1.3 for one in late) <= len(late) // 8
+    assert found.rate > 1.0
+
+
+@pytest.mark.parametrize("machine", MACHINES)
+def test_where_rows_cost_too_much_copying_text_loses_no_more_than_what_it_takes_to_learn_that(
+    machine: Machine,
+) -> None:
+    found = played(machine, (copied,), 64, 400)
+    assert found.rate >= 0.98
+    assert sum(step > 1.1 for step in found.steps) < 20
