@@ -1,23 +1,28 @@
 """Each op's suite on the GPU: the tests that run on the SIMT shim, a process each; and under compute-sanitizer.
 
 Knows nothing of the ops. Planted bugs stay out: that the suites catch them is shown on the shim, and each would
-cost a build here. An op's row has value 1 where all of its tests passed, 0 where one failed, and none where one did
-not run to its end; ``against`` names the sources that did.
+cost a build here. Ops whose grids or kernels are chosen by the number of multiprocessors are tested for the
+card's own number and for the shim's, which takes the kernels of many rows for small shapes, and gives a block
+several units of work. An op's row has value 1 where all of its tests passed, 0 where one failed, and none where one
+did not run to its end; ``against`` names the sources that did, ``launched`` the kernels.
 """
 
 from __future__ import annotations
 
 import contextlib
 import io
+import os
 import re
 import shutil
 import subprocess
 import sys
 from collections.abc import Iterable, Iterator, Sequence
-from functools import partial
+from functools import cache, partial
 from importlib import import_module
 
-from baton.kernels.cuda import build, on_gpu
+import msgspec
+
+from baton.kernels.cuda import build, library, on_gpu, table
 from bench.cuda.isolated import Case, Outcome
 from bench.cuda.rows import ROOT, Row
 
@@ -28,11 +33,13 @@ LEFT_OUT = "not caught and not races and not race and not schedule"
 OF = {
     "row_ops": ("embedding", "kv_copy", "rms_norm", "rope_append", "swiglu"),
     **dict.fromkeys(("step", "fused_step", "layer_streams", "shared_prefixes"), ("step",)),
-    **dict.fromkeys(("linear", "prefill"), ("linear",)),
+    **dict.fromkeys(("linear", "prefill", "dispatch"), ("linear",)),
     "verify": ("paged_attention",),
     "paged_attention": ("paged_attention",),
 }
 NOT_OPS = {"shim", "gates", "table", "meetings"}
+# Multiprocessors that dispatch takes a card to have beside its own number, and the shim, which has three.
+AS_SHIM, AS_CARD = 3, 132
 TOOLS = ("memcheck", "racecheck")
 SANITIZERS = ("compute-sanitizer", "/usr/local/cuda/bin/compute-sanitizer")
 COLLECT_S, TEST_S, TOOL_S = 60.0, 60.0, 240.0  # limits of a listing, a test, a file under a tool
@@ -78,17 +85,50 @@ def _pytest(arguments: list[str]) -> int:
 
 
 def cases(tests: Iterable[str], thorough: bool = True) -> list[Case]:
-    """A case for each test, by the names that ``listing`` gave."""
-    return [Case("checks", test, partial(_tested, test, thorough), TEST_S) for test in tests]
+    """A case for each test, by the names that ``listing`` gave; then those that another number of multiprocessors
+    changes once more, for that number.
+    """
+    names, other = list(tests), AS_SHIM if on_gpu.asked() else AS_CARD
+    again = [test for test in names if _changes(test)]
+    return [_case(test, thorough, 0) for test in names] + [_case(test, thorough, other) for test in again]
 
 
-def _tested(test: str, thorough: bool) -> Iterator[Row]:
+def _case(test: str, thorough: bool, processors: int) -> Case:
+    name = f"{test} as of {processors} processors" if processors else test
+    return Case("checks", name, partial(_tested, test, thorough, processors), TEST_S)
+
+
+def _changes(test: str) -> bool:
+    """Tells whether the number of multiprocessors changes what a test launches: on a card the kernels or the units
+    of a block, on the shim the kernels alone, because blocks without work take its time.
+    """
+    ops = next((ops for ops, files_ in files().items() if test.partition("::")[0] in files_), ())
+    return any(op in by_processors() if on_gpu.asked() else op == "linear" for op in ops)
+
+
+@cache
+def by_processors() -> frozenset[str]:
+    """Returns the ops that ask for the number of multiprocessors in their own files."""
+    asked = (op for op in build.ops() for path in build.source(op).parent.glob("*.cu*") if _asks(path.read_text()))
+    return frozenset(asked)
+
+
+def _asks(text: str) -> bool:
+    return "processors()" in text
+
+
+def _tested(test: str, thorough: bool, processors: int) -> Iterator[Row]:
+    os.environ[library.LAUNCHES_ENV] = "1"  # of this child
+    if processors:
+        os.environ[library.PROCESSORS_ENV] = str(processors)
     if on_gpu.asked():
         on_gpu.heap_only()
     marks = ["-m", ""] if thorough else []
     with contextlib.redirect_stdout(io.StringIO()) as said:
         _pytest(["-q", "-p", "no:cacheprovider", *marks, test])
-    yield verdict(test, said.getvalue())
+    row = verdict(test, said.getvalue())
+    launched = tuple(sorted(library.launched())) if row.value == 1 else ()
+    yield msgspec.structs.replace(row, launched=launched)
     print(said.getvalue())
 
 
@@ -101,12 +141,14 @@ def verdict(test: str, output: str) -> Row:
 
 def by_op(outcomes: Sequence[Outcome]) -> Iterator[Row]:
     """A row for each op, from how its tests went; one for the handoff from card to card."""
+    launched = {kernel for each in outcomes for row in each.rows for kernel in row.launched}
     for ops, tests in files().items():
         mine = [each for each in outcomes if each.case.name.partition("::")[0] in tests]
         value, said = _together(mine)
         for op in ops:
             key = build.source_key(op)
-            yield Row(part="checks", name=op, value=value, unit="passed", against=key, said=said)
+            kernels = tuple(table.of_op(launched, op))
+            yield Row(part="checks", name=op, value=value, unit="passed", against=key, said=said, launched=kernels)
     value, said = _together([each for each in outcomes if each.case.name.startswith(HANDOFF)])
     yield Row(part="handoff", name="from card to card, two processes", value=value, unit="passed", said=said)
 

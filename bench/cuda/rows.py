@@ -30,7 +30,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
 
     ``spread``: by how much the medians of the odd and of the even samples differ, as a share (A/A). ``error``: how
     far the result that was timed is off a plain one, ‖found - wanted‖ / ‖wanted‖. ``said``: why there is no value,
-    or what else must be known.
+    or what else must be known. ``launched``: the kernels that a passing test or shape launched.
     """
 
     part: str
@@ -43,6 +43,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     target: float | None = None
     said: str = ""
     error: float | None = None
+    launched: tuple[str, ...] = ()
 
 
 class Sample(msgspec.Struct, frozen=True):

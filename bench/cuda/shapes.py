@@ -1,8 +1,10 @@
 """Ops at the shapes that a model of 8B has, and at the edges of what dispatch decides by the card: results alone.
 
 Knows no clock. A suite's small shapes never fill 132 multiprocessors, so that dispatch takes other kernels there
-than for prompts; here the shapes are the served ones. Every result is compared, computed twenty times (a hundred by
-$BATON_GPU_REPEATS) into poisoned outputs, and has to have the same bits each time.
+than for prompts; here the shapes are the served ones. Every result is compared, computed a hundred times (or
+$BATON_GPU_REPEATS) into poisoned outputs, and has to have the same bits each time. Products of more than 64 rows
+are computed by each kernel that takes them on whatever card, too, by the number of multiprocessors that dispatch is
+told. Whether these have the bits of the card's own choice is a row of its own: it is not promised of each form.
 """
 
 from __future__ import annotations
@@ -15,14 +17,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from baton.kernels.cuda import build
+from baton.kernels.cuda import build, table
 from baton.kernels.linear.packed import PackedWeight, pack_bf16, pack_e4m3, quantize
 from bench.cuda import cases, clock
 from bench.cuda.clock import Call
 from bench.cuda.ops import DeviceWeight, KvPool, Ops, item_table
+from bench.cuda.paper import MANY
 from bench.cuda.right import NARROW, ROUNDED, poison
 from bench.cuda.rows import Row
-from bench.cuda.wanted import attention_error, product_error
+from bench.cuda.wanted import attention_error, product_rows, rows_error
 
 REPEATS_ENV = "BATON_GPU_REPEATS"
 # Rows of products; outputs and inputs of an 8B's four; query heads per KV head; decodes' batch and context; a
@@ -47,20 +50,48 @@ FORMS: dict[str, Callable[[Tensor], PackedWeight]] = {
 
 def repeats() -> int:
     """Returns how often a result is computed again, which finds races that one run misses."""
-    return int(os.environ.get(REPEATS_ENV, "20" if clock.DEVICE == "cuda" else "2"))
+    return int(os.environ.get(REPEATS_ENV, "100" if clock.DEVICE == "cuda" else "2"))
 
 
 def products(ops: Ops, form: str, name: str) -> Iterator[Row]:
-    """One matrix in one form, over all numbers of rows."""
+    """One matrix in one form, over all numbers of rows and by every kernel."""
     n, k = SIZES["products"][name]
     packed = FORMS[form](torch.randn(n, k) * k**-0.5)
     weight = DeviceWeight(packed)
     for m in SIZES["m"]:
         x = torch.randn(m, k, device=clock.DEVICE)
         out = torch.empty(m, n, device=clock.DEVICE)
-        call = ops.linear(weight, x, out)
-        error = product_error(call, packed, x, out)
-        yield told(f"{name} {form} M={m}", "linear", error, NARROW, differing(call, out))
+        call, wanted = ops.linear(weight, x, out), product_rows(packed, x)
+        yield _product(ops, f"{name} {form} M={m}", call, wanted, out)
+        own = out.clone()
+        for way, count in ways(form, n, m).items():
+            with ops.rehearsal.dispatching(count):
+                yield _product(ops, f"{name} {form} M={m} by {way}", call, wanted, out)
+            yield _beside(f"{name} {form} M={m} by {way}", out, own)
+
+
+def _product(ops: Ops, name: str, call: Call, wanted: Tensor, out: Tensor) -> Row:
+    ops.rehearsal.note()
+    error = rows_error(call, wanted, out)
+    other = differing(call, out)
+    kernels = table.of_op(ops.rehearsal.launched(), "linear")
+    return told(name, "linear", error, NARROW, other, kernels)
+
+
+def _beside(name: str, out: Tensor, own: Tensor) -> Row:
+    """Says how many elements have other bits than by the kernel that the card's own number takes."""
+    count = float((out != own).sum())
+    return Row(part="bits", name=name, value=count, unit=f"of {out.numel()}", against=build.source_key("linear"))
+
+
+def ways(form: str, n: int, m: int) -> dict[str, int]:
+    """Returns, by the kernel that dispatch then takes for ``n`` outputs and ``m`` rows (linear/cuda.cu), a number
+    of multiprocessors; none where there is one kernel for all of them.
+    """
+    if m <= 64:
+        return {}
+    found = {"wide": 2 * MANY.blocks(n, m), "skinny": 1_000_000}
+    return found if form.startswith("int4") else {"prefill": 1, **found}
 
 
 def decodes(ops: Ops, dtype: str, group: int) -> Iterator[Row]:
@@ -86,7 +117,10 @@ def _attention(ops: Ops, dtype: str, group: int, batch: int, queries: int, befor
     error = attention_error(call, pool, tables, starts, q, out)
     what = f"decode B={batch}" if queries == 1 else f"chunk of {queries}"
     name = f"attention {dtype} GQA {group} {what} behind {before}"
-    return told(name, "paged_attention", error, ROUNDED, differing(call, out))
+    ops.rehearsal.note()
+    other = differing(call, out)
+    kernels = table.of_op(ops.rehearsal.launched(), "paged_attention")
+    return told(name, "paged_attention", error, ROUNDED, other, kernels)
 
 
 def differing(call: Call, out: Tensor) -> int:
@@ -100,13 +134,21 @@ def differing(call: Call, out: Tensor) -> int:
     return found
 
 
-def told(name: str, op: str, error: float, most: float, other: int) -> Row:
-    """Returns a row of 1 where the result is right and always the same; ``against`` names the sources of ``op``."""
+def told(name: str, op: str, error: float, most: float, other: int, kernels: Sequence[str]) -> Row:
+    """Returns a row of 1 where the result is right and always the same; ``against`` names the sources of ``op``,
+    ``launched`` its ``kernels`` that computed it.
+    """
     said = [f"off by {error:.1e}, at most {most:.0e}"] if not error <= most else []
     said += [f"{other} of {repeats()} repeats had other bits"] if other else []
-    passed, key = float(not said), build.source_key(op)
     return Row(
-        part="shapes", name=name, value=passed, unit="passed", against=key, said="; ".join(said), error=error
+        part="shapes",
+        name=name,
+        value=float(not said),
+        unit="passed",
+        against=build.source_key(op),
+        said="; ".join(said),
+        error=error,
+        launched=tuple(kernels),
     )
 
 

@@ -35,15 +35,24 @@ def product_error(call: Call, weight: PackedWeight, x: Tensor, out: Tensor, gate
     """Returns how far off ``call`` computes out = x · weightᵀ, by a few rows; ``gated``: silu(first half) x the
     second.
     """
-    poison(out)
-    call()
-    clock.wait()
-    rows = ends(len(x))
-    found = linear(x[rows].float().cpu(), weight)
+    return rows_error(call, product_rows(weight, x, gated), out)
+
+
+def product_rows(weight: PackedWeight, x: Tensor, gated: bool = False) -> Tensor:
+    """Returns what the first and last rows of such a product have to be."""
+    found = linear(x[ends(len(x))].float().cpu(), weight)
     if gated:
         gate, up = found.chunk(2, -1)
         found = torch.nn.functional.silu(gate) * up
-    return off(out[rows].float().cpu(), found) if bool(torch.isfinite(out).all()) else float("inf")
+    return found
+
+
+def rows_error(call: Call, wanted: Tensor, out: Tensor) -> float:
+    """Returns how far off ``call`` leaves the first and last rows of ``out``; infinity where a row isn't finite."""
+    poison(out)
+    call()
+    clock.wait()
+    return off(out[ends(len(out))].float().cpu(), wanted) if bool(torch.isfinite(out).all()) else float("inf")
 
 
 def attention_error(

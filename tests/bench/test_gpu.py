@@ -26,6 +26,7 @@ from bench import gpu, on_card
 from bench.cuda import cases, checks, clock, dry, isolated, prompts, rows, served, shapes, small, step
 from bench.cuda.carry import checkout_bytes, judged_size, pins
 from bench.cuda.isolated import Case, Outcome, run
+from bench.cuda.paper import MANY, WIDE
 from bench.cuda.results import Results, is_wrong
 from bench.cuda.right import error_of, judged, off
 from bench.cuda.rows import Ceilings, Row, Sample, absent, merged, rated, versus
@@ -233,6 +234,60 @@ def test_an_ops_row_says_how_its_tests_went() -> None:
     assert dense(good, outcome("d", None, "ended by SIGSEGV")).value == 0.0
 
 
+def test_an_ops_row_names_the_kernels_that_passing_tests_launched_and_no_failing_ones() -> None:
+    case = Case("checks", "tests/kernels/cuda/test_prefill.py::a", list, 1)
+    one = Row(
+        part="test", name="a", value=1.0, unit="passed", launched=("linear prefill<0>", "swiglu swiglu<float>")
+    )
+    found = {row.name: row.launched for row in checks.by_op([Outcome(case, (one,), 0.1, "", "")])}
+    assert (found["linear"], found["swiglu"], found["dense"]) == (("prefill<0>",), ("swiglu<float>",), ())
+
+
+def test_a_test_is_played_for_the_shims_number_of_multiprocessors_too_where_that_changes_launches(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    folder = "tests/kernels/cuda/test_"
+    tests = [f"{folder}{name}.py::x" for name in ("linear", "lora", "megakernel", "verify", "swiglu")] + [
+        checks.HANDOFF
+    ]
+    again = {True: ("linear", "megakernel", "verify"), False: ("linear",)}
+    for card, names in again.items():
+        monkeypatch.setattr(on_gpu, "asked", lambda card=card: card)
+        played_ = [case.name for case in checks.cases(tests)]
+        count = checks.AS_SHIM if card else checks.AS_CARD
+        assert played_ == [*tests, *(f"{folder}{name}.py::x as of {count} processors" for name in names)]
+
+
+def test_a_test_runs_for_the_number_it_is_played_for_and_tells_what_it_launched() -> None:
+    """In a process of its own, because a fork of one whose OpenMP has threads may wait for them."""
+    test = "tests/kernels/cuda/test_prefill.py::test_bfloat16_rows_in_and_out[bf16]"
+    with needs_compiler():
+        build.simt(("linear", "swiglu"))
+    play = (
+        "import json, sys, time; from bench.cuda import checks, isolated; "
+        "found = isolated.run(checks.cases(sys.argv[1:]), time.monotonic() + 900); "
+        "print(json.dumps([[each.said, each.rows[0].value, each.rows[0].launched] for each in found]))"
+    )
+    done = subprocess.run([sys.executable, "-c", play, test], capture_output=True, text=True, check=True)
+    own, card = json.loads(done.stdout)
+    assert own[:2] == card[:2] == ["", 1.0]
+    assert "linear prefill<0>" in set(own[2]) - set(card[2])
+    assert "linear skinny<0, 0, 8>" in set(card[2]) - set(own[2])
+
+
+@pytest.mark.parametrize(
+    ("n", "m"), [(*shape[:1], m) for shape in shapes.SIZES["products"].values() for m in (65, 2048)]
+)
+def test_each_kernel_of_many_rows_has_a_number_of_multiprocessors(n: int, m: int) -> None:
+    """The conditions are those of ``fits_prefill`` and ``run`` (linear/cuda.cu)."""
+    tiles, wide = MANY.blocks(n, m), WIDE.blocks(n, m)
+    for form in shapes.FORMS:
+        for way, count in shapes.ways(form, n, m).items():
+            prefill = tiles * 4 >= count * 3 and not form.startswith("int4")
+            assert way == ("prefill" if prefill else "wide" if wide * 2 >= count else "skinny")
+    assert shapes.ways("bf16", n, 64) == {}
+
+
 def test_the_tests_of_a_gpu_are_listed_by_name() -> None:
     [listed] = played(checks.listing(thorough=False)).values()
     assert listed.said == ""
@@ -335,7 +390,7 @@ def test_every_measured_call_runs_without_a_gpu(shim: CudaLibrary) -> None:
     """This proves that the calls run; the figures mean nothing here."""
     found = list(dry.parts(shim))
     assert [(row.name, row.said) for row in found if row.value is None] == []
-    assert {row.part for row in found} == {"ceilings", *gpu.OPS, gpu.SHAPES, gpu.STEP}
+    assert {row.part for row in found} == {"ceilings", *gpu.OPS, gpu.SHAPES, "bits", gpu.STEP}
     assert [row.name for row in found if is_wrong(row)] == []
 
 

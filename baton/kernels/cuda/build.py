@@ -39,6 +39,7 @@ RUNTIME = KERNELS / "cuda" / "simt"
 _INCLUDE = re.compile(r'^\s*#\s*include "([^"]+)"')
 _OPENED = re.compile(r"^\s*#\s*if(?:(ndef\s+BATON_DEVICE\b)|)")
 _CLOSED = re.compile(r"^\s*#\s*endif\b")
+_PLANTED = "-DBATON_MUTATION_"  # how the flag of a planted bug begins
 
 
 @dataclass(frozen=True)
@@ -137,6 +138,8 @@ def on_shim(kernels: Iterable[Path], extra: tuple[str, ...] = (), races: bool = 
 
     def compiled(path: Path) -> Path:
         concerned = [flag for flag in extra if _concerns(flag, path)]
+        if any(flag.startswith(_PLANTED) for flag in concerned):
+            concerned.append("-DBATON_PLANTED")
         mine = (*flags, *concerned, *(RACE_FLAGS if races else ())) if path.suffix == ".cu" else flags
         name = f"{path.parent.name}-{path.stem}-{_key(f'{compiler} {version} {mine}'.encode(), path)}.o"
         return cpu._made(_folder("simt") / name, [compiler, *mine, "-x", "c++", "-c", str(path)])
@@ -153,7 +156,7 @@ def _concerns(flag: str, path: Path) -> bool:
     """Returns whether a flag can change what ``path`` compiles to: one op's planted bug leaves others' objects
     alone.
     """
-    if not flag.startswith("-DBATON_MUTATION_"):
+    if not flag.startswith(_PLANTED):
         return True
     return any(flag.removeprefix("-D") in each.read_text() for each in sources(path))
 

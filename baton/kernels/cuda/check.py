@@ -15,15 +15,19 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 from baton.kernels.abi.build import BuildError
 from baton.kernels.cuda import build, disassembly, ledger, table
+from baton.kernels.cuda.library import LAUNCHES_ENV
 
 SCHEDULES = "8"
 SUITES = "tests/kernels/cuda"
 SEEDS_ENV = "BATON_CUDA_SEEDS"
+LAUNCHED_ENV = "BATON_CUDA_LAUNCHED"  # the file to which the tests' process writes what it launched
 
 
 def compiled() -> list[str]:
@@ -76,22 +80,25 @@ def gate(name: str, needs: Callable[[], object], check: Callable[[], list[str]])
     return not said
 
 
-def suites(arguments: list[str]) -> bool:
+def suites(arguments: list[str]) -> tuple[bool, list[str]]:
     """Runs the tests on the shim, under several schedules, with pytest's ``arguments``; returns whether they
-    passed.
+    passed, and the kernels that they launched, each as "op kernel".
     """
-    environment = {SEEDS_ENV: SCHEDULES, **os.environ}
-    command = [sys.executable, "-m", "pytest", "-q", "-m", "", SUITES, *arguments]
-    return subprocess.run(command, env=environment, check=False).returncode == 0
+    with tempfile.TemporaryDirectory() as folder:
+        told = Path(folder) / "launched"
+        environment = {SEEDS_ENV: SCHEDULES, **os.environ, LAUNCHES_ENV: "1", LAUNCHED_ENV: str(told)}
+        command = [sys.executable, "-m", "pytest", "-q", "-m", "", SUITES, *arguments]
+        passed = subprocess.run(command, env=environment, check=False).returncode == 0
+        return passed, sorted({*told.read_text().splitlines()}) if told.exists() else []
 
 
 def main() -> int:
     """Runs every check; returns exit status 1 if one fails, else 0."""
     asked, of_pytest = _parser().parse_known_args()
-    ran = suites(of_pytest)
+    ran, launched = suites(of_pytest)
     if asked.write and ran:
         ledger.LEDGER.write_text(json.dumps(ledger.current(), indent=1, sort_keys=True) + "\n")
-        table.mark_run()
+        table.mark_run(launched)
         table.PAGE.write_text(table.text())
     found = [gate(*each) for each in GATES]
     fine = ran and all(result is not False for result in found) and not (asked.strict and None in found)

@@ -14,13 +14,68 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <mutex>
+#include <set>
+#include <string>
 #include <type_traits>
 
 #define BATON_API extern "C" __attribute__((visibility("default")))
 
 namespace baton {
 inline bool programmatic_launches = true;  // false: BATON_LAUNCH_PDL launches plainly, for a measurement beside it
+
+// What tests set and read, in every library whatever its ops (library.py). How many multiprocessors dispatch and grids take the
+// device to have, 0: as many as it has; and which kernels were launched, a line of the launching file and the kernel each.
+struct Rehearsal {
+  std::mutex lock;
+  int processors = 0;
+  bool noting = false;
+  std::set<std::string> kernels;
+};
+
+inline Rehearsal& rehearsal() {
+  static Rehearsal only;
+  return only;
 }
+
+template <auto Kernel>
+const char* kernel_name() {
+  return __PRETTY_FUNCTION__;
+}
+
+inline void note_launch(const char* file, const char* kernel) {
+#ifndef BATON_PLANTED  // a planted bug's launches show nothing of the kernel as it is
+  Rehearsal& of = rehearsal();
+  if (!of.noting) return;
+  std::lock_guard<std::mutex> held(of.lock);
+  of.kernels.insert(std::string(file) + '\t' + kernel);
+#else
+  (void)file, (void)kernel;
+#endif
+}
+}  // namespace baton
+
+#define BATON_REHEARSAL extern "C" inline __attribute__((visibility("default"), used))
+
+BATON_REHEARSAL int baton_device_processors(int32_t count) { return baton::rehearsal().processors = count, 0; }
+// From here on, or no longer; what was noted before is forgotten.
+BATON_REHEARSAL int baton_device_note(int32_t on) {
+  baton::Rehearsal& of = baton::rehearsal();
+  std::lock_guard<std::mutex> held(of.lock);
+  return of.kernels.clear(), of.noting = on != 0, 0;
+}
+// The lines noted so far, as much of them as `room` holds, a zero behind; *bytes: what all of them take.
+BATON_REHEARSAL int baton_device_noted(char* text, int64_t room, int64_t* bytes) {
+  baton::Rehearsal& of = baton::rehearsal();
+  std::lock_guard<std::mutex> held(of.lock);
+  std::string all;
+  for (const std::string& each : of.kernels) all += each + '\n';
+  *bytes = int64_t(all.size()) + 1;
+  if (room > 0) text[all.copy(text, size_t(room - 1))] = 0;
+  return 0;
+}
+
+#define BATON_NOTE(kernel) baton::note_launch(__FILE__, baton::kernel_name<(kernel)>())
 
 #ifdef BATON_SIMT
 #include "simt/simt.h"
@@ -31,10 +86,10 @@ inline bool programmatic_launches = true;  // false: BATON_LAUNCH_PDL launches p
   type* const name =                                                                                              \
       static_cast<type*>(baton::simt::static_shared(name##_site, sizeof(type) * static_cast<size_t>(count)))
 #define BATON_LAUNCH(kernel, grid, block, shared_bytes, stream, ...) \
-  baton::launch_simt(#kernel, false, kernel, grid, block, shared_bytes, stream, __VA_ARGS__)
+  (BATON_NOTE(kernel), baton::launch_simt(#kernel, false, kernel, grid, block, shared_bytes, stream, __VA_ARGS__))
 #define BATON_LAUNCH_PDL BATON_LAUNCH
 #define BATON_LAUNCH_RESIDENT(kernel, grid, block, shared_bytes, stream, ...) \
-  baton::launch_simt(#kernel, true, kernel, grid, block, shared_bytes, stream, __VA_ARGS__)
+  (BATON_NOTE(kernel), baton::launch_simt(#kernel, true, kernel, grid, block, shared_bytes, stream, __VA_ARGS__))
 
 namespace baton {
 
@@ -62,11 +117,11 @@ int launch_simt(const char* name, bool resident, void (*kernel)(Expected...), di
   type* const name = reinterpret_cast<type*>(baton_dynamic_shared)
 #define BATON_STATIC_SHARED(type, name, count) __shared__ __align__(16) type name[count]
 #define BATON_LAUNCH(kernel, grid, block, shared_bytes, stream, ...) \
-  baton::launch_cuda(cudaLaunchAttributeIgnore, kernel, grid, block, shared_bytes, stream, __VA_ARGS__)
+  (BATON_NOTE(kernel), baton::launch_cuda(cudaLaunchAttributeIgnore, kernel, grid, block, shared_bytes, stream, __VA_ARGS__))
 #define BATON_LAUNCH_PDL(kernel, grid, block, shared_bytes, stream, ...) \
-  baton::launch_cuda(cudaLaunchAttributeProgrammaticStreamSerialization, kernel, grid, block, shared_bytes, stream, __VA_ARGS__)
+  (BATON_NOTE(kernel), baton::launch_cuda(cudaLaunchAttributeProgrammaticStreamSerialization, kernel, grid, block, shared_bytes, stream, __VA_ARGS__))
 #define BATON_LAUNCH_RESIDENT(kernel, grid, block, shared_bytes, stream, ...) \
-  baton::launch_cuda(cudaLaunchAttributeCooperative, kernel, grid, block, shared_bytes, stream, __VA_ARGS__)
+  (BATON_NOTE(kernel), baton::launch_cuda(cudaLaunchAttributeCooperative, kernel, grid, block, shared_bytes, stream, __VA_ARGS__))
 
 namespace baton {
 

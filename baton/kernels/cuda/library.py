@@ -5,20 +5,26 @@ Knows nothing of ops or models. It is looked for in this order:
     $BATON_CUDA_SIMT=1        the shim, for tests: the same code on the CPU, a thousand times slower
     $BATON_KERNELS_DIR        where ``python -m baton.kernels.cuda.build DIR`` put it, for images without nvcc
     nvcc                      built now, or by an earlier start
+
+For tests, $BATON_CUDA_PROCESSORS is how many multiprocessors dispatch takes the device to have, and
+$BATON_CUDA_LAUNCHES=1 makes a library note which kernels it launches.
 """
 
 from __future__ import annotations
 
 import ctypes
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 
 from baton.kernels.abi import build as cpu
 from baton.kernels.abi.native import CType
-from baton.kernels.cuda import build
+from baton.kernels.cuda import build, names
 
 SIMT_ENV = "BATON_CUDA_SIMT"
+PROCESSORS_ENV, LAUNCHES_ENV = "BATON_CUDA_PROCESSORS", "BATON_CUDA_LAUNCHES"
 P, I32, I64 = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64
 _FUNCTIONS: dict[str, tuple[CType, ...]] = {
     "session_open": (P, I64, P),
@@ -45,6 +51,73 @@ _FUNCTIONS: dict[str, tuple[CType, ...]] = {
 }
 
 
+# What any library has, whatever its ops (device.cuh).
+_REHEARSAL = {"device_processors": (I32,), "device_note": (I32,), "device_noted": (P, I64, P)}
+_NOTING: dict[str, Rehearsal] = {}  # libraries of this process that note their launches, by path
+_NOTED: set[str] = set()  # what they launched before they forgot it
+
+
+class Rehearsal:
+    """Tests' hold on a loaded library: for how many multiprocessors it dispatches, and which kernels it launched.
+
+    Follows $BATON_CUDA_PROCESSORS and $BATON_CUDA_LAUNCHES from the start.
+    """
+
+    def __init__(self, path: Path, library: ctypes.CDLL) -> None:
+        self._path = str(path)
+        self._functions = {name: library[f"baton_{name}"] for name in _REHEARSAL}
+        for name, arguments in _REHEARSAL.items():
+            self._functions[name].argtypes = list(arguments)
+        if wanted := processors_wanted():
+            self.processors(wanted)
+        if os.environ.get(LAUNCHES_ENV) == "1" and self._path not in _NOTING:
+            self.note()
+            _NOTING[self._path] = self
+
+    def processors(self, count: int) -> None:
+        """Makes dispatch and grids take the device to have ``count`` multiprocessors; 0: as many as it has."""
+        self._functions["device_processors"](count)
+
+    def note(self) -> None:
+        """Begins to note launches; ``launched`` forgets those noted before."""
+        if self._path in _NOTING:
+            _NOTED.update(self.launched())
+        self._functions["device_note"](1)
+
+    @contextmanager
+    def dispatching(self, count: int) -> Iterator[Rehearsal]:
+        """Dispatches for ``count`` multiprocessors in the block, of which ``launched`` then tells."""
+        self.processors(count)
+        self.note()
+        try:
+            yield self
+        finally:
+            self.processors(processors_wanted())
+
+    def launched(self) -> frozenset[str]:
+        """Returns the kernels that were launched since ``note``, as "op kernel<2, 4>". Those of a build with a
+        planted bug don't count.
+        """
+        needed = I64()
+        self._functions["device_noted"](None, 0, ctypes.byref(needed))
+        text = ctypes.create_string_buffer(needed.value)
+        self._functions["device_noted"](text, needed, ctypes.byref(needed))
+        return frozenset(map(names.noted, text.value.decode().splitlines()))
+
+
+def processors_wanted() -> int:
+    """Returns $BATON_CUDA_PROCESSORS, 0 where it isn't set. Raises BuildError where it is no count."""
+    told = os.environ.get(PROCESSORS_ENV, "0")
+    if not told.isdecimal():
+        raise cpu.BuildError(f"{PROCESSORS_ENV}: {told!r} is no number of multiprocessors; give one, or unset it")
+    return int(told)
+
+
+def launched() -> frozenset[str]:
+    """Returns the kernels that all libraries of this process have launched that note them."""
+    return frozenset(_NOTED).union(*(each.launched() for each in _NOTING.values()))
+
+
 class DeviceError(RuntimeError):
     """Raised if a call of the library fails; the message is CUDA's, or the shim's."""
 
@@ -59,6 +132,7 @@ class CudaLibrary:
         for name, arguments in _FUNCTIONS.items():
             found = self._functions[name] = self.library[f"baton_{name}"]
             found.argtypes, found.restype = list(arguments), ctypes.c_int
+        self.rehearsal = Rehearsal(path, self.library)
 
     def call(self, name: str, *arguments: object) -> None:
         """Calls the function ``baton_<name>``. Raises DeviceError if it returns an error."""

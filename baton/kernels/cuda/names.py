@@ -10,12 +10,24 @@ import ctypes
 import ctypes.util
 import re
 from functools import cache
+from pathlib import Path
 
 
 def short(mangled: str) -> str:
     """Returns the kernel's name without namespaces and arguments, but with its template arguments."""
     plain = re.sub(r"\(anonymous namespace\)::|\bbaton::|^void ", "", _demangled(mangled))
     return re.sub(r"\(int\)", "", plain[: _arguments_at(plain)])
+
+
+def noted(line: str) -> str:
+    """Returns "op kernel<2, 4>" for a line that a library noted of a launch: the file with BATON_LAUNCH, a tab, and
+    what the compiler calls the function ``kernel_name`` (device.cuh).
+    """
+    file, _, said = line.partition("\t")
+    found = re.search(r"\[with auto Kernel = (.*)\]$", said)
+    plain = re.sub(r"\{anonymous\}::|_GLOBAL__N__\w+::|\bbaton::|\bsimt::", "", found[1] if found else said)
+    plain = re.sub(r"\((?:int|\w*Kind|\w*Type)\)", "", plain).replace("short unsigned int", "unsigned short")
+    return f"{Path(file).parent.name} {plain}"
 
 
 def _arguments_at(name: str) -> int:

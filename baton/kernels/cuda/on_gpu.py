@@ -56,6 +56,7 @@ class OnGpu:
 
     def __init__(self, path: Path) -> None:
         self.path, self.device, self.calls = path, CudaLibrary(path), 0
+        self.rehearsal = self.device.rehearsal
         pageable = ctypes.c_int()
         self.device.call("device_pageable", ctypes.byref(pageable))
         self._pageable = bool(pageable.value)

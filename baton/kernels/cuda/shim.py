@@ -16,6 +16,7 @@ from typing import cast
 
 from baton.kernels.abi.native import CType
 from baton.kernels.cuda import on_gpu
+from baton.kernels.cuda.library import Rehearsal
 
 
 class SimtError(AssertionError):
@@ -46,6 +47,7 @@ class Simt:
         self.path, self.library = path, ctypes.CDLL(str(path))
         self.library.baton_simt_error.restype = ctypes.c_char_p
         self.library.baton_simt_launches.restype = ctypes.c_uint64
+        self.rehearsal = Rehearsal(path, self.library)
         self.schedule(seed, preempt, blocks)
         weakref.finalize(self, self.library.baton_simt_rest).atexit = False
 

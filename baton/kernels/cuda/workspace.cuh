@@ -41,7 +41,7 @@ inline void* workspace(WorkspaceSlot slot, size_t bytes, void* stream) {
 }
 
 // Multiprocessors of the current device; a few for the shim, so that blocks take more than one unit of work each.
-inline int processors() {
+inline int own_processors() {
 #ifdef BATON_SIMT
   return 3;
 #else
@@ -54,5 +54,15 @@ inline int processors() {
   return found;
 #endif
 }
+
+// How many of them dispatch and grids are for: another number where a test says so (baton_device_processors), so that one device
+// takes the kernels and the units per block of another.
+inline int processors() {
+  const int wanted = rehearsal().processors;
+  return wanted > 0 ? wanted : own_processors();
+}
+
+// Of a grid whose blocks wait for one another: no more than are there.
+inline int resident_processors() { return processors() < own_processors() ? processors() : own_processors(); }
 
 }  // namespace baton

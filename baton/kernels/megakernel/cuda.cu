@@ -241,5 +241,5 @@ BATON_API int baton_megakernel(const baton::Model* model, const baton::Step* ste
   j.counts = (uint32_t*)memory, j.head_counts = j.counts + COUNTS;
   j.rounded = {memory + counts, (float*)(memory + counts + rows)};
   j.partial = (float*)(partial + attention::SLOTS * 4), j.arrived = (int*)partial;
-  return by_weights(j, *ops[QKV_AT].weight, blocks ? blocks : processors(), stream);
+  return by_weights(j, *ops[QKV_AT].weight, blocks ? blocks : resident_processors(), stream);
 }

@@ -6,12 +6,24 @@ and keeps a record of the sources that they ran on; ``make check`` refuses sourc
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 
+from baton.kernels.cuda.check import LAUNCHED_ENV
+from baton.kernels.cuda.library import launched
+
 HERE = Path(__file__).parent
-QUICK_FILES = {"test_dense", "test_moe", "test_fused_step", "test_gates", "test_meetings", "test_table"}
+QUICK_FILES = {
+    "test_dense",
+    "test_moe",
+    "test_dispatch",
+    "test_fused_step",
+    "test_gates",
+    "test_meetings",
+    "test_table",
+}
 QUICK = {  # beginnings of test names, by file
     "test_cascade_attention": ("test_suffixes_of_any_length_are_merged[fp8_e4m3-0]",),
     "test_linear": ("test_the_cpus_suite_holds_on_the_shim[bad_rows", "test_a_gate_in_the_epilogue"),
@@ -48,3 +60,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if HERE in item.path.parents and not quick(item):
             item.add_marker(pytest.mark.thorough)
+
+
+def pytest_sessionfinish() -> None:
+    """Tells ``make cuda-check`` which kernels were launched."""
+    if path := os.environ.get(LAUNCHED_ENV):
+        with Path(path).open("a") as file:  # several processes may run the tests
+            file.write("".join(f"{kernel}\n" for kernel in sorted(launched())))

@@ -30,7 +30,12 @@ def test_a_cascade_of_bfloat16_is_that_of_the_float64_oracle(shape: tuple[int, i
 
 
 @pytest.mark.parametrize(
-    ("dtype", "shape"), [("int8", (6, 2, 48)), ("fp8_e4m3", (5, 1, 80)), ("int8", (2, 1, 256))], ids=str
+    ("dtype", "shape"),
+    [
+        *(("int8", (6, 2, 48)), ("int8", (2, 1, 128)), ("int8", (2, 1, 256))),
+        *(("fp8_e4m3", (5, 1, 80)), ("fp8_e4m3", (2, 1, 256))),
+    ],
+    ids=str,
 )
 def test_of_8_bits_it_is_too(dtype: str, shape: tuple[int, int, int]) -> None:
     suite.it_is_the_oracles(library(), dtype, shape)

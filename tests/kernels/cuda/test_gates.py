@@ -122,7 +122,8 @@ def test_every_op_has_its_ledger_and_its_instructions() -> None:
 def test_an_op_without_a_suite_is_not_said_to_have_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(table, "RAN", tmp_path / "ran.json")
     monkeypatch.setattr(table, "keys", lambda: {"ceiling": "a", "swiglu": "b"})
-    table.mark_run()
+    monkeypatch.setattr(table, "unlaunched", lambda op, form, launched: [])
+    table.mark_run([])
     assert [(op, ran) for op, *_, ran, _ in table.rows()] == [("ceiling", "no"), ("swiglu", "yes")]
 
 
@@ -130,9 +131,9 @@ def test_a_source_that_changed_since_its_suite_ran_is_not_said_to_have_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(table, "RAN", tmp_path / "ran.json")
-    table.mark_run()
+    table.mark_run(["swiglu swiglu<float>", "swiglu swiglu<float4>"])
     assert {row[-2] for row in table.rows() if row[0] == "swiglu"} == {"yes"}
-    ran = _read(table.RAN) | {"swiglu": "another"}
+    ran = _read(table.RAN) | {"swiglu": _read(table.RAN)["swiglu"] | {"sources": "another"}}
     table.RAN.write_text(json.dumps(ran))
     assert {row[-2] for row in table.rows() if row[0] == "swiglu"} == {"no"}
     assert {row[-1] for row in table.rows()} == {"no"}
@@ -153,7 +154,7 @@ def test_asking_for_help_runs_nothing(monkeypatch: pytest.MonkeyPatch, capsys: p
 def test_what_check_does_not_know_goes_to_pytest(monkeypatch: pytest.MonkeyPatch) -> None:
     given: list[list[str]] = []
     monkeypatch.setattr(sys, "argv", ["check", "--strict", "-k", "rope", "-x"])
-    monkeypatch.setattr(check, "suites", lambda arguments: given.append(arguments) is None)
+    monkeypatch.setattr(check, "suites", lambda arguments: (given.append(arguments) is None, []))
     monkeypatch.setattr(check, "GATES", ())
     assert check.main() == 0
     assert given == [["-k", "rope", "-x"]]

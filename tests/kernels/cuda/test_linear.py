@@ -118,6 +118,34 @@ def test_int4_by_bfloat16_rows_is_the_float64_oracles(form: str) -> None:
         assert torch.equal(run(checked, "linear_a16", x[:m], weight, bias, 70), whole[:m])
 
 
+TILES = (5, 12, 24, 40)  # rows: each has skinny tiles of its own
+
+
+@pytest.mark.parametrize("group", [0, 32, 64])
+@pytest.mark.parametrize("bits", [4, 8])
+def test_every_tile_of_rows_has_the_bits_of_the_wide_ones(bits: int, group: int) -> None:
+    """Groups of 64 have minimums, which is a form of its own; so is int4 by bfloat16 rows."""
+    torch.manual_seed(17)
+    plain, x, checked = torch.randn(70, 264), torch.randn(140, 264), library()
+    weight = suite.random_integers(plain, bits, group) if group == 64 else quantize(plain, bits, group)
+    for name in ("linear", "linear_a16")[: 2 if bits == 4 else 1]:
+        whole = run(checked, name, x, weight, None, 70)
+        rows = x.bfloat16().double() if name == "linear_a16" else None
+        exact = suite.exact(x, weight) if rows is None else rows @ weight.dequantized(torch.float64).T
+        assert suite.off(whole, exact) < 2e-6
+        for m in TILES:
+            assert torch.equal(run(checked, name, x[:m], weight, None, 70), whole[:m])
+
+
+def test_fp8_and_int4_take_bfloat16_rows_with_the_bits_of_the_same_numbers_in_float32() -> None:
+    torch.manual_seed(18)
+    checked, x = library(), torch.randn(24, 264).bfloat16()
+    for name, weight in (("linear", fp8(70, 264)), ("linear_a16", quantize(torch.randn(70, 264), 4, 32))):
+        wide = run(checked, name, x.float(), weight, None, 70)
+        for m in (12, 24):
+            assert torch.equal(run(checked, name, x[:m], weight, None, 70), wide[:m].bfloat16())
+
+
 def fp8(n: int, k: int) -> PackedWeight:
     return pack_e4m3((torch.randn(n, k) * 20).to(torch.float8_e4m3fn), torch.rand(n) + 0.5)
 

@@ -35,6 +35,10 @@ def test_narrow_heads_of_bfloat16_are_too(shape: tuple[int, int, int]) -> None:
     suite.attention_is_the_oracles(library(), "bfloat16", shape)
 
 
+def test_wide_heads_of_fp8_are_too() -> None:
+    suite.attention_is_the_oracles(library(), "fp8_e4m3", (2, 1, 256))
+
+
 @pytest.mark.parametrize("window", [1, 37, 300])
 @pytest.mark.parametrize("dtype", first_now(DTYPES))
 def test_a_window_hides_what_is_older(dtype: str, window: int) -> None:

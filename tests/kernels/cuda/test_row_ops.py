@@ -120,7 +120,7 @@ def long_batches(library: ctypes.CDLL) -> None:
 def rounded_norms(library: ctypes.CDLL) -> None:
     """Against the reference's norm, rounded by the reference; a row with a NaN keeps it to itself."""
     call = declare(library, "rms_norm_quantized", P, P, P, F, I64, I64, I32, P, P)
-    for rows, hidden in ((1, 4), (3, 260), (4, 257), (2, 1028), (2, 5000)):
+    for rows, hidden in ((1, 4), (3, 260), (4, 257), (2, 1028), (2, 5000), (2, 8200)):
         x, delta, weight = torch.randn(rows, hidden), torch.randn(rows, hidden), torch.rand(hidden) + 0.1
         x[-1, 0] = torch.nan
         for rounding, kind in ((INT8, torch.int8), (E4M3, torch.float8_e4m3fn)):

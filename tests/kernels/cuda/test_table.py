@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from baton.kernels.cuda import build, table
+from baton.kernels.cuda import build, ledger, table
 from bench.cuda import paper, shapes
 
 
@@ -19,8 +19,15 @@ def results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return path
 
 
+def all_of(op: str) -> list[str]:
+    return list(json.loads(ledger.LEDGER.read_text())["kernels"][op])
+
+
 def write(path: Path, **passed: str) -> None:
-    rows = [{"part": "checks", "name": op, "value": 1.0, "against": key} for op, key in passed.items()]
+    rows: list[dict[str, Any]] = [
+        {"part": "checks", "name": op, "value": 1.0, "against": key, "launched": all_of(op)}
+        for op, key in passed.items()
+    ]
     rows.append({"part": "checks", "name": "swiglu", "value": 0.0, "against": build.source_key("swiglu")})
     rows.append({"part": "rows", "name": "rope_append", "value": 1.0, "against": "copy"})
     path.write_text(json.dumps({"machine": "NVIDIA H100", "commit": "abc", "date": "2026-11-21", "rows": rows}))
@@ -46,6 +53,45 @@ def test_a_form_of_large_shapes_has_run_where_these_were_right_and_not_by_its_op
         assert linear_forms()[large] == wanted
     results.write_text(json.dumps(kept | {"rows": kept["rows"] + [row | {"against": "old"} for row in right]}))
     assert linear_forms()[large] == "no"
+
+
+def test_a_form_has_run_where_its_kernels_were_launched_and_not_where_its_ops_suite_passed_alone(
+    results: Path,
+) -> None:
+    """Three multiprocessors take other kernels than 132 for a suite's shapes."""
+    key = build.source_key("linear")
+    write(results, linear=key)
+    kept = json.loads(results.read_text())
+    kept["rows"][0]["launched"] = [name for name in all_of("linear") if not name.startswith("wide<1")]
+    results.write_text(json.dumps(kept))
+    said = linear_forms()
+    assert (said["W8A8"], said["bf16 weights and rows"], said["W4A16"]) == ("no", "yes", "yes")
+    assert table.unlaunched("linear", "W8A8", kept["rows"][0]["launched"]) == ["wide<1, 0>"]
+    shape = shape_row("qkv int8 M=256") | {"launched": ["wide<1, 0>"]}
+    for value, wanted in ((0.0, "no"), (1.0, "yes")):
+        results.write_text(json.dumps(kept | {"rows": [*kept["rows"], shape | {"value": value}]}))
+        assert linear_forms()["W8A8"] == wanted
+
+
+def test_each_kernel_is_of_a_form_and_each_form_has_kernels() -> None:
+    compiled = json.loads(ledger.LEDGER.read_text())["kernels"]
+    for op, forms in json.loads(table.FORMS.read_text()).items():
+        found = {form: table.unlaunched(op, form, ()) for form in forms}
+        assert all(found.values())
+        assert {kernel for kernels in found.values() for kernel in kernels} == set(compiled[op])
+
+
+def test_the_page_says_which_kernels_nothing_has_launched(
+    results: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(table, "RAN", tmp_path / "ran.json")
+    table.mark_run(["swiglu swiglu<float>", "swiglu gone<1>", "moe route"])
+    of = {row[0]: row[1:] for row in table.launches()}
+    assert of["swiglu"] == ("1 of 2", "0 of 2", "`swiglu<float4>`")
+    write(results, swiglu=build.source_key("swiglu"))
+    results.write_text(results.read_text().replace('"value": 0.0', '"value": 1.0'))
+    assert {row[0]: row[1:] for row in table.launches()}["swiglu"] == ("1 of 2", "2 of 2", "")
+    assert "| moe | 1 of 5 |" in table.text()
 
 
 def test_the_large_shapes_are_those_that_the_bench_has(results: Path) -> None:
@@ -81,7 +127,8 @@ def test_what_is_recorded_is_of_these_sources_or_the_cheap_gate_says_which_is_no
 ) -> None:
     """A header that an op includes through another header changed since."""
     keys = table.keys()
-    books = {"RAN": keys, "LEDGER": {"sources": keys}}
+    ran = {op: {"sources": key, "launched": []} for op, key in keys.items()}
+    books = {"RAN": ran, "LEDGER": {"sources": keys}}
     for name, book in books.items():
         (tmp_path / name).write_text(json.dumps(book))
     monkeypatch.setattr(table, "RAN", tmp_path / "RAN")
@@ -89,7 +136,7 @@ def test_what_is_recorded_is_of_these_sources_or_the_cheap_gate_says_which_is_no
     monkeypatch.setattr(table, "PAGE", tmp_path / "cuda.md")
     table.PAGE.write_text(table.text())
     assert table.check() == 0
-    (tmp_path / "RAN").write_text(json.dumps(keys | {"swiglu": "other"}))
+    (tmp_path / "RAN").write_text(json.dumps(ran | {"swiglu": {"sources": "other"}}))
     (tmp_path / "LEDGER").write_text(json.dumps({"sources": keys | {"moe": "other"}}))
     assert table.check() == 1
     said = capsys.readouterr().err
