@@ -81,6 +81,11 @@ def test_each_kernel_is_of_a_form_and_each_form_has_kernels() -> None:
         assert {kernel for kernels in found.values() for kernel in kernels} == set(compiled[op])
 
 
+def test_the_suites_launch_every_kernel_that_is_compiled() -> None:
+    """By the committed records: a kernel that is in the ledger and in no run is one that no suite reaches."""
+    assert {op: left for op, _, _, left in table.launches() if left} == {}
+
+
 def test_the_page_says_which_kernels_nothing_has_launched(
     results: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
