@@ -87,6 +87,12 @@ void show_logits(Ranks& r, int64_t place) {
   write_elsewhere(r.group, lead_host(r), LINK_RANKS, r.logits + place * r.vocab + r.first_token, 1, bytes, bytes);
 }
 
+void show_own_states(Ranks& r, int64_t items) {
+  const SharedStates& states = r.states;
+  for (const StateSpan* span = states.own; span < states.own + states.count; span++)
+    write_elsewhere(r.group, lead_host(r), LINK_RANKS, states.after + span->at, items, span->bytes, states.stride);
+}
+
 void show_expert_rows(Ranks& r) {
   const Hosts to = lead_host(r);
   if (!to) return;
@@ -104,6 +110,11 @@ using namespace baton;
 
 BATON_API void baton_rank_show_turns(Ranks* ranks, int64_t bytes) {
   write_elsewhere(ranks->group, other_hosts(ranks->group), LINK_RANKS, ranks->turns, 1, bytes, bytes);
+}
+
+BATON_API void baton_rank_show_states(Ranks* ranks, int64_t items) {
+  const SharedStates& states = ranks->states;
+  write_elsewhere(ranks->group, other_hosts(ranks->group), LINK_RANKS, states.before, items, states.bytes, states.stride);
 }
 
 BATON_API void baton_rank_show_pages(Ranks* ranks, const int32_t* pages, int64_t count, int64_t page_bytes) {

@@ -23,6 +23,8 @@ template <class Number>  // int32_t or int64_t
 void show_rows(Ranks& ranks, Hosts to, const float* base, const Number* rows, int64_t count, int64_t width);
 // The rank's part of a sampled row's logits, to the lead.
 void show_logits(Ranks& ranks, int64_t place);
+// What the rank wrote of the items' recurrent states, to the lead.
+void show_own_states(Ranks& ranks, int64_t items);
 // What went to experts on this host since the last time, to the lead.
 void show_expert_rows(Ranks& ranks);
 

@@ -222,6 +222,13 @@ int32_t run_part(const Model& model, const Step& whole, const Part& part, Ranks&
   return staged ? meet_stage(r) : 0;  // the next part goes where this one's registers are read
 }
 
+// Tells the lead what isn't a register's; returns when all ranks have done their part.
+int32_t leave_step(Ranks& r, int64_t items) {
+  show_own_states(r, items);
+  show_expert_rows(r);
+  return meet(r.group);
+}
+
 // What the rank has of a step; returns when all have theirs.
 int32_t run_own(const Model& model, const Step& step, Ranks& r) {
   const Arrays plan = arrays_of(r);
@@ -231,16 +238,14 @@ int32_t run_own(const Model& model, const Step& step, Ranks& r) {
     Tabled tabled(step, r);
     Run run(model, tabled.step(), &r);
     if (const int32_t lost = run_ops(model, tabled, run, r, nullptr)) return lost;
-    show_expert_rows(r);
-    return meet(r.group);
+    return leave_step(r, step.item_count);
   }
   const int32_t rank = r.group.rank, staged = r.deal == BY_LAYERS;
   const bool exchanges = adapters && r.expert_layers && !staged;
   const Adapted everyones = exchanges ? Adapted(r.everyones, r, step.items, adapters, step.item_count) : Adapted(r.everyones);
   for (int32_t at = staged ? 0 : rank; at < (staged ? r.plan->parts : rank + 1); at++)
     if (const int32_t lost = run_part(model, step, Part(step, plan.owners, adapters, at), r)) return lost;
-  show_expert_rows(r);
-  return meet(r.group);
+  return leave_step(r, step.item_count);
 }
 
 }  // namespace

@@ -79,6 +79,19 @@ struct Carried {
   int32_t count, pad;
 };
 
+// Bytes `at` … `at` + `bytes` - 1 of a sequence's recurrent state.
+struct StateSpan {
+  int64_t at, bytes;
+};
+
+// Where the recurrent states of a step's items lie in shared memory, `stride` bytes apart; `own` are those parts that the rank writes.
+struct SharedStates {
+  const char *before, *after;
+  int64_t stride, bytes;  // of each
+  const StateSpan* own;
+  int64_t count;
+};
+
 // One rank's view.
 struct Ranks {
   Group group;
@@ -105,6 +118,7 @@ struct Ranks {
   int64_t expert_layers;      // of the whole model, whose experts are divided
   const int32_t* op_tables;   // per op: the page table that it reads or writes; null where items have one
   int64_t page_tables;        // of an item: all have entries for the same blocks, and those of a step lie table by table
+  SharedStates states;        // all zeros where there are none
 };
 
 // Returns when every rank of this one's stage has come as often as this one: 0, or who is lost.
@@ -128,5 +142,7 @@ BATON_API void baton_rank_call(baton::Ranks* ranks);
 // Copies the first `bytes` of the lead's rotary angles, and `count` of its pages, to other hosts, as of the next plan.
 BATON_API void baton_rank_show_turns(baton::Ranks* ranks, int64_t bytes);
 BATON_API void baton_rank_show_pages(baton::Ranks* ranks, const int32_t* pages, int64_t count, int64_t page_bytes);
+// Copies the recurrent states of the next step's `items` items to other hosts.
+BATON_API void baton_rank_show_states(baton::Ranks* ranks, int64_t items);
 // rows (layers, experts): those that went to each expert of each layer, on all ranks, ever. by_rank: those that each rank computed.
 BATON_API void baton_rank_expert_rows(const baton::Ranks* ranks, int64_t* rows, int32_t experts, int64_t* by_rank);

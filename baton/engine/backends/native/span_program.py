@@ -45,13 +45,15 @@ class Registers(Protocol):
 class SpanCompiler:
     """Compiles ops of latent attention, grouped routing and recurrent state of one program.
 
-    ``states`` is the C struct with the place of the states in each step.
+    ``states`` is the C struct with the place of the states in each step, ``written`` the stretches (begin, bytes)
+    of a sequence's state that the ops write.
     """
 
     def __init__(self, to: Registers, weights: dict[str, Tensor | PackedWeight], layout: KvLayout) -> None:
         self._to, self._weights, self._layout = to, weights, layout
         self._kept: list[Tensor] = []
         self.states = s.StatesStruct(None, 0)
+        self.written: list[tuple[int, int]] = []
 
     def compiled(self, op: p.Op) -> Op:
         """Returns ``op`` in the native step's form, FOREIGN if torch has to compute it. Raises ConfigError for a KV
@@ -137,6 +139,7 @@ class SpanCompiler:
             self._to.width_of(op.out),
             s.ChannelPlaces((keys, keys), shifts),
         )
+        self._writes(struct, taps, 4 * op.value_heads * op.key_dim * op.value_dim)
         return self._op(s.GATED_DELTA, struct, op.mixed, op.gates, op.out)
 
     def _state_space(self, op: p.StateSpace) -> Op:
@@ -158,7 +161,16 @@ class SpanCompiler:
             self._to.width_of(op.out),
             s.ChannelPlaces((op.heads * op.head_dim, op.groups * op.size), shifts),
         )
+        self._writes(struct, taps, 4 * op.heads * op.head_dim * op.size)
         return self._op(s.STATE_SPACE, struct, op.mixed, None, op.out)
+
+    def _writes(self, op: s.GatedDeltaStruct | s.StateSpaceStruct, taps: Tensor, size: int) -> None:
+        """Notes which bytes of a state ``op`` writes: those of its channels' past, and ``size`` of its heads."""
+        channels, channel = taps.shape[0], 4 * (taps.shape[1] - 1)
+        ends = (op.places.counts[0], sum(op.places.counts), channels)
+        for first, end, shift in zip((0, *ends), ends, op.places.shifts, strict=False):
+            self.written.append((op.past + (first + shift) * channel, (end - first) * channel))
+        self.written.append((op.state, size))
 
     def _op(self, kind: int, struct: ctypes.Structure, x: str, beside: str | None, out: str) -> Op:
         table = self._to.keep_struct(struct)

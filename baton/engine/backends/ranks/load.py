@@ -12,7 +12,7 @@ import msgspec
 
 from baton.engine.backends.ranks.adapters import OwnAdapters
 from baton.engine.backends.ranks.experts import OwnExpertLayers
-from baton.engine.backends.ranks.hosts.layout import most_on_one, require_layout
+from baton.engine.backends.ranks.hosts.layout import most_on_one
 from baton.engine.backends.ranks.notes import AdapterNote, read
 from baton.engine.backends.ranks.program import NativeRankProgram
 from baton.engine.checkpoints.hub import locate
@@ -51,7 +51,6 @@ def require_possible(config: EngineConfig, program: Program) -> None:
         text = f"{widths}: ranks need the native CPU kernels: install a C++ compiler"
         raise ConfigError(text, widths.field)
     widths.require(program)
-    require_layout(config, program)
     if config.expert_replicas and not (program.experts and max(widths.tp, widths.ep) > 1):
         text = f"expert_replicas is {config.expert_replicas}, and {widths} divides no experts among ranks"
         raise ConfigError(f"{text}; set worker.ep, or worker.tp of a model with experts, or 0", "expert_replicas")

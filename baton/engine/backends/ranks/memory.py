@@ -33,6 +33,12 @@ PAGE = 4096
 HEAR = -2  # ranks.h: listen on the socket
 
 
+class SharedStatesStruct(ctypes.Structure):
+    """Mirrors the C struct SharedStates of step/ranks.h."""
+
+    _fields_ = (("before", P), ("after", P), ("stride", I64), ("bytes", I64), ("own", P), ("count", I64))
+
+
 class RanksStruct(ctypes.Structure):
     """Mirrors the C struct Ranks of step/ranks.h."""
 
@@ -55,6 +61,7 @@ class RanksStruct(ctypes.Structure):
         ("expert_layers", I64),
         ("op_tables", P),
         ("page_tables", I64),
+        ("states", SharedStatesStruct),
     )
 
 
@@ -138,7 +145,16 @@ class SharedMemory:
             own.vocab[1] - own.vocab[0],
             own.expert_layers,
             *(native.op_tables, native.table_count),
+            self._states_of(native),
         )
+
+    def _states_of(self, native: NativeRankProgram) -> SharedStatesStruct:
+        """Returns where the recurrent states of a step's items lie; zeros if the model has none."""
+        if not native.state_bytes:
+            return SharedStatesStruct()
+        stride, own = native.state_stride, native.own_states
+        after = self.states + (MOST_STATES * stride if native.divides_states else 0)
+        return SharedStatesStruct(self.states, after, stride, native.state_bytes, own.ctypes.data, len(own))
 
 
 def lead_step() -> NativeFunction:
@@ -166,6 +182,11 @@ def call(ranks: RanksStruct) -> None:
 def show_turns(ranks: RanksStruct, size: int) -> None:
     """Copies the first ``size`` bytes of the lead's rotary angles to other hosts, before the next step."""
     native.function("rank_show_turns", P, I64)(ctypes.addressof(ranks), size)
+
+
+def show_states(ranks: RanksStruct, items: int) -> None:
+    """Copies the recurrent states of the next step's ``items`` items to other hosts."""
+    native.function("rank_show_states", P, I64)(ctypes.addressof(ranks), items)
 
 
 def show_pages(ranks: RanksStruct, pages: Sequence[int], page_bytes: int) -> None:

@@ -6,6 +6,7 @@ Knows nothing of processes or of where the shared registers are.
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -25,6 +26,17 @@ from baton.protos.nouns import KvLayout
 
 ALIGN = 64  # bytes
 GATHER, EXPERTS, BIASED_EXPERTS, MIX, EXCHANGE = range(128, 133)  # step/ranks.h: RankOpKind
+
+
+def joined(spans: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Returns stretches (begin, bytes) in order, those that touch or overlap as one."""
+    found: list[tuple[int, int]] = []
+    for begin, size in sorted(spans):
+        if found and begin <= sum(found[-1]):
+            found[-1] = found[-1][0], max(sum(found[-1]), begin + size) - found[-1][0]
+        else:
+            found.append((begin, size))
+    return found
 
 
 class Carried(ctypes.Structure):
@@ -76,6 +88,8 @@ class NativeRankProgram(NativeProgram):
         self.state_bytes = state_bytes(layout)
         self.table_count = table_count(layout)
         self._op_tables = np.array(self.page_tables(), np.int32)
+        written = [] if self.spans is None else joined(self.spans.written)
+        self.own_states = np.array(written, np.int64).reshape(-1, 2)  # (stretches, begin and bytes) in a state
         self.carried = tuple(self._carried(residual) for residual in (own.given, own.handed))
 
     @property

@@ -37,6 +37,7 @@ from baton.engine.backends.ranks.memory import (
     expert_rows,
     lead_step,
     show_pages,
+    show_states,
     show_turns,
     sizes_for,
 )
@@ -205,7 +206,10 @@ class RankRunner(StepRunner):
         rooms = torch.frombuffer(held, dtype=torch.uint8)[: 2 * MOST_STATES * own.state_stride]
         before, after = rooms.view(2, MOST_STATES, own.state_stride)[:, :, : own.state_bytes]
         room = StateRoom(before, after if own.divides_states else before)
-        return StepStates(plan, self._paged, own.spans.states, room)
+        found = StepStates(plan, self._paged, own.spans.states, room)
+        if self._hosts is not None:
+            show_states(self._ranks, len(plan.items))
+        return found
 
     def _dealt(self, plan: StepPlan, batch: NativeBatch, step: Step) -> DealStruct:
         """Returns how the step's rows are divided, and their adapters; replaces the items of ``step`` by their

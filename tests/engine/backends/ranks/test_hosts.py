@@ -49,10 +49,12 @@ pytestmark = pytest.mark.skipif(native.library() is None, reason="no native kern
 GREEDY = Sampling(temperature=0.0, max_tokens=6)
 PROMPTS = [[1, 2, 3], [4] * 40]
 DEALT = [
+    ("qwen3_next", "tp2+pp2", 4, 2), ("bamba", "tp", 2, 2),
     ("qwen2_mixed", "pp", 2, 2), ("qwen3", "tp3+pp2", 6, 3), ("mixtral", "ep", 2, 2), ("gemma2", "tp", 2, 2),
     ("mistral", "cp", 3, 2), ("qwen3_moe", "ep", 4, 3), ("gpt_oss", "tp", 2, 2), ("glm4_moe", "tp", 3, 3),
     ("mixtral", "tp2+pp2", 4, 2), ("olmo2", "tp", 4, 3), ("gpt_oss", "pp", 2, 2), ("phi3_long", "tp", 3, 3),
     ("deepseek_v3", "tp2+pp2", 4, 2), ("deepseek_v2", "pp", 2, 2),
+    ("granite_hybrid", "tp3+pp2", 6, 3), ("qwen3_5", "pp", 2, 2), ("bamba", "pp", 3, 3), ("qwen3_next", "tp", 2, 2),
     ("llama3", "tp2+pp2", 4, 4), ("qwen3_moe", "pp", 2, 2), ("olmo2", "pp", 3, 3), ("gemma3", "tp2+pp2", 4, 3),
 ]  # fmt: skip
 FORMS = [{"quantization": "int4", "kv_cache_dtype": "int8"}, {"dtype": "bfloat16", "kv_cache_dtype": "fp8"}]
@@ -60,7 +62,7 @@ KEY = b"a key of enough bytes"
 HEAD = "<iiqqqq"  # links.cpp: LinkHead
 
 
-@pytest.mark.parametrize(("kind", "share", "count", "hosts"), first_now(DEALT, 3), ids=lambda value: str(value))
+@pytest.mark.parametrize(("kind", "share", "count", "hosts"), first_now(DEALT, 5), ids=lambda value: str(value))
 def test_ranks_of_several_hosts_have_the_bits_of_one(
     tmp_path: Path, kind: str, share: str, count: int, hosts: int
 ) -> None:

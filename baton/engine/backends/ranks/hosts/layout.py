@@ -1,4 +1,4 @@
-"""Decides which of a worker's ranks run on which host, and whether a model can be shared so.
+"""Decides which of a worker's ranks run on which host.
 
 Knows nothing of processes or connections. Host 0 is the lead's; each host has consecutive ranks.
 """
@@ -6,7 +6,6 @@ Knows nothing of processes or connections. Host 0 is the lead's; each host has c
 from __future__ import annotations
 
 from baton.engine.config import EngineConfig
-from baton.engine.program.program import Program
 from baton.protos.errors import ConfigError
 
 FIELD = "worker.rank_hosts"
@@ -36,11 +35,3 @@ def require_hosts(config: EngineConfig) -> None:
     if hosts > count:
         text = f"{FIELD} names {hosts - 1} hosts beside the worker's own, and it has {count} ranks"
         raise ConfigError(f"{text}; raise worker.pp or worker.tp to {hosts} or more, or name fewer hosts", FIELD)
-
-
-def require_layout(config: EngineConfig, program: Program) -> None:
-    """Checks that all ranks are on one host if the model has recurrent state, because states don't travel. Raises
-    ConfigError.
-    """
-    if config.hosts > 1 and program.states:
-        raise ConfigError(f"{FIELD}: a model with recurrent state runs on ranks of one host; leave it empty", FIELD)
