@@ -18,7 +18,7 @@ Device = Literal["cpu", "cuda"]
 KvCacheDtype = Literal["auto", "float32", "bf16", "fp16", "int8", "fp8"]
 Quantization = Literal["none", "int8", "int4"]
 Activations = Literal["auto", "bf16", "fp8"]
-WindowPages = Literal["shared", "own"]
+WindowPages = Literal["auto", "shared", "own"]
 CudaStep = Literal["auto", "graph", "mega"]
 
 # Names of K's and V's dtype in a page's layout, by the setting's name.
@@ -32,8 +32,9 @@ class EngineConfig(msgspec.Struct, frozen=True):
     float32. ``kv_cache_dtype`` is the dtype of stored K and V, "auto" for ``dtype``; int8 and fp8 have a scale per
     (token, head). ``kv_selection`` says which part of a long context attention reads: "all", "sinks:N,window:N",
     "snapkv:N,window:N" or "h2o:N,window:N" in tokens (but for "all" on a CPU only). With ``window_pages`` "own"
-    layers that see a window have pages of their own, which are given back (on a CPU only). ``quantization`` rounds
-    the weights on load, "none" takes them as stored; packed weights are cached under ``cache_dir``.
+    layers that see a window have pages of their own, which are given back (on a CPU only); "auto" is "own" where
+    that is possible, else "shared". ``quantization`` rounds the weights on load, "none" takes them as stored;
+    packed weights are cached under ``cache_dir``.
     ``quantization_overrides`` maps patterns of layer names to other schemes (``checkpoints/layer_schemes.py``),
     "none" to leave a layer as stored.
 

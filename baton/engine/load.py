@@ -51,7 +51,7 @@ def _require_known(config: EngineConfig) -> None:
         text = f"KV cache dtype {config.kv_cache_dtype!r} is unknown; use auto, float32, bf16, fp16, int8 or fp8"
         raise ConfigError(text, "kv_cache_dtype")
     if config.window_pages not in WindowPages.__args__:  # type: ignore[attr-defined]
-        text = f"window_pages {config.window_pages!r} is unknown; use shared or own"
+        text = f"window_pages {config.window_pages!r} is unknown; use auto, shared or own"
         raise ConfigError(text, "worker.window_pages")
     if config.quantization not in Quantization.__args__:  # type: ignore[attr-defined]
         text = f"quantization {config.quantization!r} is unknown; use none, int8 or int4"

@@ -33,6 +33,7 @@ from baton.engine.wide_pages import widened
 from baton.kernels.abi.cores import LentCores, lend
 from baton.kv.layout.bridge import with_codec
 from baton.kv.layout.page import keeps_tokens
+from baton.kv.layout.tables import table_count
 from baton.kv.memory.host_pages import PageMemory
 from baton.kv.pages.pool import PagePool
 from baton.prefill_worker.engine.loop import PrefillLoop
@@ -40,7 +41,7 @@ from baton.process.endings import rank_status
 from baton.process.heap import settle_heap
 from baton.protos.channel import AdapterPlace, EngineFailed, EngineReady
 from baton.protos.errors import BatonError, ConfigError, RankLost, to_info
-from baton.protos.nouns import BLOCK_TOKENS
+from baton.protos.nouns import BLOCK_TOKENS, KvLayout
 from baton.tls.identity import TlsFiles
 from baton.worker.channel import EngineChannel
 from baton.worker.drafts import make_drafter
@@ -89,13 +90,15 @@ def build(spec: WorkerSpec, channel: EngineChannel) -> StepLoop:
 
     Raises CheckpointError, ConfigError.
     """
-    runner, profile_pages = make_runner(spec.engine, spec.lora, spec.steps.stall_s, spec.server.tls)
+    runner, profile_pages = make_runner(_with_window_pages(spec), spec.lora, spec.steps.stall_s, spec.server.tls)
     runner = widened(runner, spec.cache.block_tokens)
     profile_pages = profile_pages * BLOCK_TOKENS // spec.cache.block_tokens  # a profile counts pages of 16
     layout = with_codec(runner.spec.layout, spec.cache.kv_codec)
     runner.spec = msgspec.structs.replace(runner.spec, layout=layout)  # its fidelity is in every block's hash
     page_bytes = runner.spec.layout.page_bytes
-    pages = spec.cache.pages or profile_pages or page_count(spec, page_bytes, runner.spec.weight_bytes)
+    pages = (
+        _configured_pages(spec, layout) or profile_pages or page_count(spec, page_bytes, runner.spec.weight_bytes)
+    )
     memory = PageMemory.create(pages, page_bytes)
     runner.bind(memory.view(), pages)
     if (ranks := ranks_of(runner)) is not None:
@@ -137,6 +140,20 @@ def build(spec: WorkerSpec, channel: EngineChannel) -> StepLoop:
         make_cores(spec.engine),
     )
     return make_loop(spec.role, spec.steps, spec.engine, parts)
+
+
+def _with_window_pages(spec: WorkerSpec) -> EngineSpec:
+    """Returns the engine's settings: with a wire codec, which codes whole blocks, "auto" means shared pages."""
+    if spec.cache.kv_codec == "none" or spec.engine.window_pages != "auto":
+        return spec.engine
+    return msgspec.structs.replace(spec.engine, window_pages="shared")
+
+
+def _configured_pages(spec: WorkerSpec, layout: KvLayout) -> int:
+    """Returns the configured number of KV pages, 0 for none. Where the worker itself has chosen to divide blocks
+    among several pages it counts blocks, so that the memory stays about the same.
+    """
+    return spec.cache.pages * (table_count(layout) if spec.engine.window_pages == "auto" else 1)
 
 
 def page_count(spec: WorkerSpec, page_bytes: int, weight_bytes: int) -> int:

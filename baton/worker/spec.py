@@ -32,7 +32,7 @@ class EngineSpec(_Group, frozen=True):
     kv_selection: str = (
         "all"  # what of a long context attention sees: all, sinks:N,window:N, snapkv:N or h2o:N,window:N
     )
-    window_pages: str = "shared"  # of layers with a window beside others without: shared, own (given back)
+    window_pages: str = "auto"  # of layers with a window beside others without: shared, own (given back), auto
     quantization: str = "none"  # of plain weights, on load
     quantization_overrides: dict[str, str] = {}  # schemes of layers, by pattern
     activations: str = "auto"  # what rows are rounded to beside quantized weights: auto, bf16, fp8

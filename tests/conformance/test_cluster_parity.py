@@ -77,9 +77,9 @@ async def test_transformers_colocated_and_disaggregated_give_the_same_tokens(tmp
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("kind", ["gemma3", "gpt_oss"])
-async def test_layers_whose_windows_have_pages_of_their_own_give_transformers_tokens(tmp_path, kind):
+async def test_layers_whose_windows_share_pages_with_others_give_transformers_tokens(tmp_path, kind):
     directory = make(tmp_path / kind, kind, tokenizer=True)
-    await _same_as(directory, reference(directory), 1e-4, window_pages="own")
+    await _same_as(directory, reference(directory), 1e-4, window_pages="shared")
 
 
 async def _same_as(directory: Path, model: Any, close: float, **settings: str) -> None:

@@ -28,12 +28,14 @@ from baton.prefill_worker.engine.loop import PrefillLoop
 from baton.protos import channel as ch
 from baton.protos.errors import ConfigError, LayoutMismatch
 from baton.protos.nouns import EngineRequest, KvLayout
+from baton.worker.engine_main import build
 from tests.conformance.checkpoints import make
 from tests.conformance.drive import Driver
 from tests.decode_worker.states import Pair, Worker
 from tests.decode_worker.test_windows import ANSWER, VOCAB, Side, hand_over, prompt_of, request
 from tests.engine.backends.ranks.threads import on_ranks
 from tests.engine.speculate.oracle import Eager, Oracle
+from tests.worker.test_engine_main import Wire, spec
 
 KINDS = {"gemma3": (0, 29, 29, 29), "gpt_oss": (0, 33, 33)}  # with the windows of their page tables
 OWN = {"window_pages": "own"}
@@ -175,6 +177,32 @@ def test_a_prompt_gives_way_where_pages_that_it_will_need_are_pinned(kind: str, 
     assert side.loop.snapshot().at_baseline
 
 
+@pytest.mark.parametrize("fill", [False, True], ids=["pin", "fill"])
+def test_what_runs_keeps_the_pages_that_it_needs_where_its_window_is_pinned(
+    kind: str, model: Path, wanted: dict[int, list[int]], fill: bool
+) -> None:
+    """A pin takes no available page where a running prompt has all of them, but these don't come back to it as its
+    window passes them.
+    """
+    runner = load_runner(EngineConfig(str(model), threads=1, dtype="float32", **OWN))
+    blocks, windows = -(-300 // 16), KINDS[kind]
+    side = Side(model, PrefillLoop, prompt_pages(runner.spec.layout, blocks, 48), runner)
+    side.say(ch.Prefill(1, request(prompt_of(300)), 0, ()))
+    refused = 0
+    for turn in range(60):
+        found = side.pool.blocks.page_of
+        named = [table_hash(block, n) for block in list(found) for n in range(1, len(windows))]
+        own = tuple(name for name in named if name in found and side.pool.leased.more_than(0, [found[name]]))
+        if own:
+            side.say(ch.Fill(-turn, own) if fill else ch.Pin(turn, own))
+            refused += not side.tape.of(ch.Filling if fill else ch.Pinned)[-1].pages
+        elif not side.loop.turn([]):
+            break
+    done = side.tape.of(ch.PrefillDone)
+    assert [one.first.token_ids[0] for one in done] == [wanted[300][0]]
+    assert refused
+
+
 def test_an_answer_from_a_prefix_that_another_worker_read_is_the_same(
     kind: str, model: Path, wanted: dict[int, list[int]]
 ) -> None:
@@ -309,6 +337,30 @@ def test_what_has_no_pages_by_window_is_refused_by_name(model: Path) -> None:
     with pytest.raises(ConfigError, match=f"kv_selection {selects}") as refused:
         load_runner(EngineConfig(str(model), threads=2, dtype="float32", kv_selection=selects, **OWN))
     assert refused.value.param == "worker.window_pages"
+
+
+def test_auto_divides_pages_where_that_is_possible(model: Path, kind: str) -> None:
+    def windows(**settings: object) -> tuple[int, ...]:
+        config = EngineConfig(str(model), threads=1, dtype="float32", window_pages="auto", **settings)  # type: ignore[arg-type]
+        return load_runner(config).spec.layout.windows
+
+    assert windows() == KINDS[kind]
+    assert windows(kv_selection="sinks:16,window:32") == ()
+
+
+@pytest.mark.parametrize(
+    ("settings", "divided"),
+    [({}, True), ({"kv_codec": "int8"}, False), ({"window_pages": "shared"}, False)],
+    ids=str,
+)
+def test_a_worker_divides_pages_by_itself_and_keeps_its_memory(
+    model: Path, kind: str, settings: dict[str, str], divided: bool
+) -> None:
+    wire = Wire()
+    build(spec(device="cpu", model=str(model), threads=1, dtype="float32", **settings), wire)  # type: ignore[arg-type]
+    ready = wire.sent[1]
+    assert ready.layout.windows == (KINDS[kind] if divided else ())
+    assert ready.pages == 16 * (len(KINDS[kind]) if divided else 1)
 
 
 def test_a_model_of_one_kind_of_layers_has_one_page_table(tmp_path: Path) -> None:

@@ -35,10 +35,10 @@ class WorkerConfig(Section):
         description="what of a long context attention sees: all, sinks:64,window:4096, snapkv:1024,window:64 or "
         "h2o:1024,window:64 (tokens); lossy",
     )
-    window_pages: Literal["shared", "own"] = Field(
-        default="shared",
+    window_pages: Literal["auto", "shared", "own"] = Field(
+        default="auto",
         description="own: layers that see a window, beside others that see all, have pages that are given back "
-        "behind it; all workers alike (cpu only)",
+        "behind it (cpu only); auto: own where it is possible, else shared; workers of both kinds exchange no KV",
     )
     quantization: Literal["none", "int8", "int4"] = Field(default="none", description="of plain weights, on load")
     quantization_overrides: dict[str, str] = Field(
@@ -94,7 +94,11 @@ class WorkerConfig(Section):
     rank_wait_s: float = Field(
         default=0, ge=0, le=86400, description="seconds to wait at start for rank_hosts that don't answer yet"
     )
-    pages: int = Field(default=0, ge=0, description="KV pages; 0 takes kv_memory_bytes")
+    pages: int = Field(
+        default=0,
+        ge=0,
+        description="KV pages; 0 takes kv_memory_bytes; with window_pages auto blocks, of several pages",
+    )
     kv_memory_bytes: int = Field(
         default=0,
         ge=0,

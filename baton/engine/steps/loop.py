@@ -256,13 +256,13 @@ class StepLoop(ABC):
         self.channel.send(ch.SnapshotIs(message.ticket, self.snapshot()))
 
     def _pin(self, message: ch.Pin) -> None:
-        self.channel.send(self.parts.sharing.pin(message, self.reserved))
+        self.channel.send(self.parts.sharing.pin(message, lambda: self.reserved))
 
     def _keep(self, message: ch.Keep) -> None:
         self.channel.send(self.parts.sharing.keep(message))
 
     def _fill(self, message: ch.Fill) -> None:
-        self.channel.send(self.parts.sharing.fill(message, self.reserved))
+        self.channel.send(self.parts.sharing.fill(message, lambda: self.reserved))
 
     def _load_adapter(self, message: ch.LoadAdapter) -> None:
         self._tell_adapters(self.parts.adapters.load(message))

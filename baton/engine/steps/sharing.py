@@ -8,11 +8,18 @@ Unkeep, Filled), which comes after its last read or write; if that process dies,
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+
 from baton.kv.pages.pool import PageLease, PagePool
 from baton.protos import channel as ch
 from baton.protos.errors import PoolExhausted
 
 KEPT_FOR_REQUESTS = 8  # fills leave an eighth of the pages, so that what is fetched doesn't starve what is computed
+
+
+def nothing() -> int:
+    """Returns 0: no page is reserved."""
+    return 0
 
 
 class PageSharing:
@@ -30,17 +37,32 @@ class PageSharing:
         """Returns the number of open shares."""
         return len(self._pins) + len(self._fills) + len(self._kept)
 
-    def pin(self, message: ch.Pin, reserve: int = 0) -> ch.Pinned:
+    def pin(self, message: ch.Pin, reserved: Callable[[], int] = nothing) -> ch.Pinned:
         """Leases the leading cached blocks of a fetch and returns their pages; returns none if fewer than
-        ``reserve`` pages would stay available.
+        ``reserved()`` pages would stay available.
         """
         found = self._pool.match(message.hashes)
-        try:
-            lease = self._pool.open(message.hashes[:found], found, reserve)
-        except PoolExhausted:
+        lease = self._leased(message.hashes[:found], 0, reserved)
+        if lease is None:
             return ch.Pinned(message.key, ())
         self._pins[message.key] = lease
         return ch.Pinned(message.key, tuple(lease.pages))
+
+    def _leased(self, hashes: Sequence[bytes], kept: int, reserved: Callable[[], int]) -> PageLease | None:
+        """Leases pages for the blocks ``hashes``; returns None if fewer than ``kept`` or ``reserved()`` pages would
+        stay available.
+
+        What runs needs more once its own pages are shared, because they don't become available as its window
+        passes them. So it is asked again after that.
+        """
+        try:
+            lease = self._pool.open(hashes, len(hashes), max(kept, reserved()))
+        except PoolExhausted:
+            return None
+        if self._pool.available >= reserved():
+            return lease
+        lease.close()
+        return None
 
     def unpin(self, message: ch.Unpin) -> None:
         """Ends a pin, whose pages were read."""
@@ -61,14 +83,12 @@ class PageSharing:
         for page in self._kept.pop(message.key, ()):
             self._pool.unkeep(page)
 
-    def fill(self, message: ch.Fill, reserve: int = 0) -> ch.Filling:
+    def fill(self, message: ch.Fill, reserved: Callable[[], int] = nothing) -> ch.Filling:
         """Leases pages for blocks that come from another worker or store, and returns them; returns none if fewer
-        than ``reserve`` pages, or those kept for requests, would stay available.
+        than ``reserved()`` pages, or those kept for requests, would stay available.
         """
-        try:
-            kept = max(reserve, self._pool.pages // KEPT_FOR_REQUESTS)
-            lease = self._pool.open(message.hashes, len(message.hashes), kept)
-        except PoolExhausted:
+        lease = self._leased(message.hashes, self._pool.pages // KEPT_FOR_REQUESTS, reserved)
+        if lease is None:
             return ch.Filling(message.key, 0, ())
         self._fills[message.key] = lease, message.hashes
         return ch.Filling(message.key, lease.held, tuple(lease.pages))

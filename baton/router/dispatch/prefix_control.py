@@ -140,7 +140,9 @@ class PrefixControl:
         return found
 
     def _targets(self, wish: PrefixWish, read_by: ChoiceSummary) -> Sequence[WorkerLink]:
-        """The worker that read the prompt, then others of its role and weights."""
+        """The worker that read the prompt, then others of its role and weights: first those that can fetch from
+        it.
+        """
         reader = read_by.prefill_worker or read_by.decode_worker
         links = {link.info.worker_id: link for link in self._links if link.up}
         if reader not in links:
@@ -154,7 +156,8 @@ class PrefixControl:
         if wish.workers > 1 + len(kin):
             there = f"{1 + len(kin)} {first.info.role} workers of the model are there"
             raise InvalidRequest(f"workers is {wish.workers}: {there}", "workers")
-        return [first, *sorted(kin, key=lambda link: link.info.worker_id)[: wish.workers - 1]]
+        kin.sort(key=lambda link: (link.info.layout != first.info.layout, link.info.worker_id))
+        return [first, *kin[: wish.workers - 1]]
 
     async def _undo(self, pin: str, links: Iterable[WorkerLink]) -> None:
         """Unpins in a task of its own, because whoever is cancelled may be cancelled again."""

@@ -12,12 +12,13 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from baton.kv.layout.tables import MARK
 from baton.protos.nouns import WorkerInfo
 
 
 class WeightsId(NamedTuple):
     """Identifies a version of the weights that decide an answer: their fingerprint, quantization included, and the
-    fidelity of the KV cache.
+    fidelity of the KV cache, without what only says how it is divided among pages.
     """
 
     fingerprint: str
@@ -29,7 +30,7 @@ class WeightsId(NamedTuple):
 
 def weights_of(info: WorkerInfo) -> WeightsId:
     """Returns the version of weights, and KV fidelity, that decode worker ``info`` answers with."""
-    return WeightsId(info.fingerprint, info.layout.fidelity)
+    return WeightsId(info.fingerprint, info.layout.fidelity.removesuffix(MARK))
 
 
 class PinShare:

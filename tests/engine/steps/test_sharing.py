@@ -18,9 +18,9 @@ def test_pins_and_fills_leave_the_reserve(reserve: int, shared: int) -> None:
     sharing = PageSharing(pool)
     with pool.open(CHAIN, 4) as lease:
         lease.seal_run(0, CHAIN[:4])
-    assert len(sharing.pin(ch.Pin(1, CHAIN), reserve).pages) == shared
+    assert len(sharing.pin(ch.Pin(1, CHAIN), lambda: reserve).pages) == shared
     sharing.unpin(ch.Unpin(1))
-    assert len(sharing.fill(ch.Fill(2, CHAIN[4:]), reserve).pages) == shared
+    assert len(sharing.fill(ch.Fill(2, CHAIN[4:]), lambda: reserve).pages) == shared
     sharing.filled(ch.Filled(2, 0))
     assert not len(sharing)
     pool.check()

@@ -9,9 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from baton.kv.layout.page import layout_for
+from baton.kv.layout.tables import by_window
 from baton.protos.errors import ConfigError
 from baton.protos.measurements import StepCurve, TransferCurve, WorkerLoad
-from baton.protos.nouns import KvLayout, WorkerInfo
+from baton.protos.nouns import KvLayout, LayerGroup, WorkerInfo
 from baton.router import policies
 from baton.router.policies import Candidate, ClusterSnapshot, RoutingRequest, fits, has_room, load_policy, names
 
@@ -112,6 +114,22 @@ def test_a_policy_never_pairs_workers_of_other_weights(name):
     assert load_policy(name)(snapshot(old, decode), RoutingRequest(1000, 10)).taken.way == "local"
     both = [*old, worker("p1", "prefill", "new")]
     assert load_policy(name)(snapshot(both, decode), RoutingRequest(1000, 10)).taken.prefill == "p1"
+
+
+@pytest.mark.parametrize("name", names())
+def test_a_policy_pairs_workers_that_divide_pages_of_windows_alike(name):
+    """As in a rolling upgrade whose older workers share pages."""
+    groups = tuple(LayerGroup(f"w{window}", ("k", "v"), 4, 2, 8, window) for window in (0, 32))
+    shared = layout_for("float32", groups)
+
+    def of(worker_id: str, role: str, layout: KvLayout) -> Candidate:
+        found = worker(worker_id, role)
+        return msgspec.structs.replace(found, info=msgspec.structs.replace(found.info, layout=layout))
+
+    old, decode = of("p0", "prefill", shared), of("d0", "decode", by_window(shared))
+    assert load_policy(name)(snapshot([old], [decode]), RoutingRequest(1000, 10)).taken.way == "local"
+    both = [old, of("p1", "prefill", by_window(shared))]
+    assert load_policy(name)(snapshot(both, [decode]), RoutingRequest(1000, 10)).taken.prefill == "p1"
 
 
 @pytest.mark.parametrize("name", names())

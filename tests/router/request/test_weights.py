@@ -11,6 +11,7 @@ from contextlib import asynccontextmanager
 import msgspec
 import pytest
 
+from baton.kv.layout.tables import MARK
 from baton.protos.errors import LeaseUnknown, WeightsGone
 from baton.protos.nouns import Sampling
 from baton.router.request.request import RouterRequest
@@ -58,6 +59,17 @@ async def test_a_half_written_answer_is_not_continued_on_other_weights(other):
         record = msgspec.json.decode(await c.core.decisions.find("r"))
         assert record["choices"][0]["error"].startswith("weights_gone: ")
         assert record["choices"][0]["placements"][0]["weights"] == str(weights_of(c.d[0].info))
+        c.d[0].leases.clear()
+        await c.idle()
+
+
+async def test_it_goes_on_where_only_the_pages_of_windows_are_divided_otherwise():
+    divided = msgspec.structs.replace(LAYOUT, fidelity=LAYOUT.fidelity + MARK, windows=(0, 32))
+    async with rolling({"layout": divided}) as c:
+        c.d[0].stall_after(3)
+        [stream] = c.open(SHORT)
+        assert await collect_beyond(stream, c.d[0], 3) == answer_of(SHORT, 8)
+        assert stream.summary.decode_worker == "d1"
         c.d[0].leases.clear()
         await c.idle()
 

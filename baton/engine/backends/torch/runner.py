@@ -158,7 +158,7 @@ def _on_ranks(config: EngineConfig) -> Runner:
     widths = own.widths
     require_possible(own, planned)  # before a process is started for it
     _selection(own, planned)
-    _takes_own_pages(own)
+    own = msgspec.structs.replace(own, window_pages="own" if _takes_own_pages(own) else "shared")
     hosts = LeadHosts(own) if own.rank_hosts else None
     followers: Followers | None = None
     try:
@@ -336,7 +336,9 @@ def _layout(config: EngineConfig, program: Program, dtype: str) -> KvLayout:
 
 
 def _takes_own_pages(config: EngineConfig) -> bool:
-    """Returns whether layers with a window are to have pages of their own. Raises ConfigError if they can't."""
+    """Returns whether layers with a window are to have pages of their own. Raises ConfigError if "own" is asked for
+    and they can't.
+    """
     if config.window_pages == "shared":
         return False
     obstacles = [
@@ -346,10 +348,10 @@ def _takes_own_pages(config: EngineConfig) -> bool:
         *([CHECK_ENV] if _is_on(CHECK_ENV, "1") else ()),
         *([STEP_ENV] if _is_on(STEP_ENV, OPS) else ()),
     ]
-    if obstacles:
-        text = f"worker.window_pages own isn't known with {', '.join(obstacles)}; use shared"
+    if obstacles and config.window_pages == "own":
+        text = f"worker.window_pages own isn't known with {', '.join(obstacles)}; use auto or shared"
         raise ConfigError(text, "worker.window_pages")
-    return True
+    return not obstacles
 
 
 def _selection(config: EngineConfig, program: Program) -> Selection | Observed | None:
