@@ -152,8 +152,9 @@ def _on_ranks(config: EngineConfig) -> Runner:
     directory = locate(config.model)
     model = ModelConfig.read(directory)
     own = rank_config(with_asked_kv(config, model), len(os.sched_getaffinity(0)))
-    assert own.threads is not None
-    _use_threads(own.threads)
+    threads = own.threads
+    assert threads is not None
+    _use_threads(threads)
     planned = program_for(model)
     widths = own.widths
     require_possible(own, planned)  # before a process is started for it
@@ -168,9 +169,9 @@ def _on_ranks(config: EngineConfig) -> Runner:
         if hosts is not None:
             hosts.await_ready(loaded.fingerprint)
         spec = _spec(own, model, loaded.program, _dtype_name(own), loaded.fingerprint, loaded.weights)
-        _use_threads(own.threads * most_on_one(own))  # for what all cores can do: the other ranks wait
+        _use_threads(threads * most_on_one(own))  # for what all cores can do: the other ranks wait
         work = work_of_ranks(loaded.program, loaded.native.program, loaded.weights, spec.layout)
-        _use_threads(own.threads)
+        _use_threads(threads)
         base = _with_adapters(config, loaded.program, _dtype_name(own), directory)[1]
         numbers = numbers_of(config)
         return RankRunner(
