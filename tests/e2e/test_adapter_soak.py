@@ -63,6 +63,7 @@ class Scene:
     def __init__(self, fleet: Fleet, client: httpx.AsyncClient, oracles: list[list[int]]) -> None:
         self.fleet, self.client, self.oracles = fleet, client, oracles
         self.ledger, self.outcomes, self.wrong = Ledger(), Counter[str](), list[str]()
+        self.killed: set[int] = set()
 
     async def change(self, name: str, content: int | None) -> None:
         began, now = time.monotonic(), self.ledger.now(name)
@@ -112,9 +113,14 @@ class Scene:
 
     def kill(self, slot: str, part: str) -> None:
         """Kills a process of a worker that is there; one that is coming back is left to it."""
-        if self.fleet.record(slot).state == "ready":
-            self.fleet.kill(slot, part)
+        record = self.fleet.record(slot)
+        if record.state != "ready":
+            return
+        try:
+            self.killed.add(self.fleet.kill(slot, part))
             self.outcomes["kills"] += 1
+        except ProcessLookupError:  # killed a moment ago, and its record doesn't say so yet
+            assert self.killed & {record.pid, record.engine_pid}, f"{slot} ended by itself: {record}"
 
     async def run(self, seed: int) -> None:
         rng = random.Random(seed)
