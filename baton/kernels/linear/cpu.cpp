@@ -114,8 +114,8 @@ void chunk_widened(const Call& call, const Work& work) {
   float *scales = (float*)work.unpacked, *mins = has_mins(w) ? scales + count : nullptr;
   uint16_t* wide = (uint16_t*)(scales + group_floats(w, width));
   const int64_t from = (work.panel * (rows.padded / std::max(w.group, 1)) + work.from / std::max(w.group, 1)) * kPanel;
-  for (int64_t i = 0; i < count; ++i) scales[i] = from_fp16(w.scales[from + i]);
-  for (int64_t i = 0; mins && i < count; ++i) mins[i] = from_fp16(w.mins[from + i]);
+  for (int64_t i = 0; i < count; i += LANES) store(scales + i, load_halves(w.scales + from + i));
+  for (int64_t i = 0; mins && i < count; i += LANES) store(mins + i, load_halves(w.mins + from + i));
   with_floats(w, (const uint8_t*)work.at, width, rows.m, wide, [&](const auto& floats) {
     each_tile(call, work, [&](auto size, const TileRows& tile) {
       if (!count) return floats.template add<size>(0, width, tile);

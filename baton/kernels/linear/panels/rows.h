@@ -204,7 +204,7 @@ inline Rows prepare(const PackedLinear& w, const void* x, int32_t dtype, int64_t
   rows.group = rows.widened ? 2 * w.exact : w.group ? w.group : wide ? rows.padded : kSum;
   rows.halves = by_halves(w, m);
   if (wide)
-    rows.chunk = up(kNarrowChunk, w.group ? w.group : 8);
+    rows.chunk = up(BATON_AVX512 && lie_as_read(w, m) ? kChunk : kNarrowChunk, w.group ? w.group : 8);
   else
     rows.chunk = up(w.kind == LINEAR_CODES ? kNarrowChunk : rows.halves ? kHalfChunk : kChunk, w.exact ? 2 * w.exact : rows.group);
   rows.groups = up(rows.padded, rows.group) / rows.group;

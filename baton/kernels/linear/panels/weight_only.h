@@ -8,15 +8,17 @@
 #include <algorithm>
 #include <cmath>
 
+#include "../../abi/vector.h"
 #include "narrow_floats.h"
 #include "narrow_forms.h"
 #include "quantize_rows.h"
+#include "register_floats.h"
 
 namespace baton {
 
 // Rows up to which weights become floats in registers, for each tile anew: more are bound by products, which e4m3 shares its pipes
-// with.
-constexpr int64_t kRegisterRows = 8, kRegisterE4m3 = 4;
+// with. With AVX-512, where they are looked up, any form.
+constexpr int64_t kRegisterRows = 8, kRegisterE4m3 = 4, kLookedUpRows = 18;
 
 #if BATON_AVX512
 using Bytes = __m512i;
@@ -135,7 +137,7 @@ struct GroupScales {
 struct AsBf16 {
   const uint16_t* w;
 
-  static constexpr int64_t read(int64_t inputs) { return 0; }  // bytes from memory
+  static constexpr int64_t ahead(int64_t inputs, const Ahead& each) { return 0; }  // bytes that are asked for beside them
   template <int R>
   void add(int64_t from, int64_t inputs, const TileRows& tile) const {
     tile_bf16<R>(w + from * kPanel, inputs / 2, tile);
@@ -149,6 +151,7 @@ struct AsTheyLie {
   const uint8_t* w;
 
   static constexpr int64_t read(int64_t inputs) { return inputs * kPanel * 4 / Form::kInputs; }
+  static constexpr int64_t ahead(int64_t inputs, const Ahead& each) { return read(inputs); }
   template <int R>
   void add(int64_t from, int64_t inputs, const TileRows& tile) const {
     tile_narrow<Form, R>(w + read(from), inputs, tile);
@@ -156,17 +159,40 @@ struct AsTheyLie {
 };
 #endif
 
+#if BATON_AVX512
+// A chunk's weights as they lie.
+template <class Form>
+struct AsLookedUp {
+  const uint8_t* w;
+  const Form form;
+
+  static constexpr int64_t ahead(int64_t inputs, const Ahead& each) { return inputs / Form::kInputs * each.bytes; }
+  template <int R>
+  void add(int64_t from, int64_t inputs, const TileRows& tile) const {
+    tile_looked_up<R>(form, w + from / Form::kInputs * 256, inputs, tile);
+  }
+};
+#endif
+
 // Whether weights become floats in registers: where that is no more work than the rows' products leave room for.
 inline bool lie_as_read(const PackedLinear& w, int64_t m) {
   const int32_t form = form_of(w.kind);
-  if (!BATON_AVX2 || BATON_AVX512 || w.kind == LINEAR_E4M3_A8 || form == LINEAR_CODES) return false;
+  if (BATON_AVX512) return m <= kLookedUpRows;
+  if (!BATON_AVX2 || w.kind == LINEAR_E4M3_A8 || form == LINEAR_CODES) return false;
   return m <= (is_e4m3(form) ? kRegisterE4m3 : kRegisterRows);
 }
 
 // f(the chunk's weights, of any of these forms, as the tiles take them); `memory`: of lie_as_read, or of their bf16.
 template <class F>
 BATON_INLINE void with_floats(const PackedLinear& w, const uint8_t* at, int64_t width, int64_t m, uint16_t* memory, F&& f) {
-#if BATON_AVX2 && !BATON_AVX512
+#if BATON_AVX512
+  if (lie_as_read(w, m)) {
+    if (is_e4m3(w.kind)) return f(AsLookedUp<LookedUpE4m3>{at, LookedUpE4m3()});
+    if (is_of_bytes(w.kind)) return f(AsLookedUp<LookedUpBytes>{at, LookedUpBytes()});
+    const NibbleTable table(form_of(w.kind) == LINEAR_CODES ? wide_table_of(w) : nullptr);
+    return f(AsLookedUp<LookedUpNibbles>{at, LookedUpNibbles(table.low, table.high)});
+  }
+#elif BATON_AVX2
   if (lie_as_read(w, m)) {
     if (is_e4m3(w.kind)) return f(AsTheyLie<WideE4m3>{at});
     return is_of_bytes(w.kind) ? f(AsTheyLie<WideBytes>{at}) : f(AsTheyLie<WideNibbles>{at});
@@ -182,17 +208,19 @@ inline void tile_groups(const Floats& w, int64_t width, int64_t group, GroupScal
   alignas(64) float sums[R * kPanel];
   float* const out = tile.out;
   const float* own = (const float*)tile.starts;
-  const int64_t share = R > kFewRows ? tile.ahead.bytes * group / width : Floats::read(group);
+  const int64_t share = R > kFewRows ? tile.ahead.bytes * group / width : Floats::ahead(group, tile.ahead);
   tile.out = sums;
   if (R > kFewRows) tile.ahead.bytes = share;
   for (int64_t at = 0; at < width; at += group, tile.x += group / 2 * word_bytes(R) * R, own += R) {
     std::memset(sums, 0, sizeof sums);
     w.template add<R>(at, std::min(group, width - at), tile);
-    for (int64_t r = 0; r < R; ++r) {
-      const float times = scaled_rows ? own[r] : 1.0f, less = of.mins ? own[r] : 0.0f;
-      for (int64_t n = 0; n < kPanel; ++n) out[r * kPanel + n] += sums[r * kPanel + n] * (of.scales[n] * times);
-      for (int64_t n = 0; of.mins && n < kPanel; ++n) out[r * kPanel + n] -= of.mins[n] * less;
-    }
+    for (int64_t n = 0; n < kPanel; n += LANES)
+      for (int64_t r = 0; r < R; ++r) {
+        float* to = out + r * kPanel + n;
+        const vf scale = load(of.scales + n) * splat(scaled_rows ? own[r] : 1.0f);
+        const vf total = load(to) + load(sums + r * kPanel + n) * scale;
+        store(to, of.mins ? total - load(of.mins + n) * splat(own[r]) : total);
+      }
     of.scales += kGroupStride;
     if (of.mins) of.mins += kGroupStride;
     tile.ahead.at += share;
