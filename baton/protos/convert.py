@@ -98,15 +98,26 @@ def logprobs_from_pb(t: c.TokenLogprobs) -> nouns.TokenLogprobs:
 
 def run_to_pb(run: nouns.TokenRun) -> c.TokenRun:
     """Returns a run of tokens as protobuf."""
-    return c.TokenRun(
-        output_index=run.output_index,
-        token_ids=run.token_ids,
-        logprobs=[logprobs_to_pb(x) for x in run.logprobs],
-        finish_reason=run.finish_reason,
-        stop_token_id=run.stop_token_id,
-        accepted_drafts=run.accepted_drafts,
-        rejected_drafts=run.rejected_drafts,
-    )
+    out = c.TokenRun()
+    write_run(out, run)
+    return out
+
+
+def write_run(out: c.TokenRun, run: nouns.TokenRun) -> None:
+    """Writes a run of tokens into ``out``, an empty message; what most runs lack costs nothing where it is absent.
+
+    A message that is passed to another one's constructor is serialized and parsed for the copy.
+    """
+    out.output_index = run.output_index
+    out.token_ids.extend(run.token_ids)
+    if run.logprobs:
+        out.logprobs.extend(map(logprobs_to_pb, run.logprobs))
+    if run.finish_reason:
+        out.finish_reason = run.finish_reason
+    if run.stop_token_id is not None:
+        out.stop_token_id = run.stop_token_id
+    if run.accepted_drafts or run.rejected_drafts:
+        out.accepted_drafts, out.rejected_drafts = run.accepted_drafts, run.rejected_drafts
 
 
 def run_from_pb(pb: c.TokenRun) -> nouns.TokenRun:

@@ -70,7 +70,7 @@ class DecodeShell(stubs.DecodeWorkerServicer):
 def down_to_pb(item: Reply | TokenFrame) -> w.SessionDown:
     """Returns one queued item as a protobuf message."""
     if isinstance(item, TokenFrame):
-        return w.SessionDown(tokens=_frame(item))
+        return _frame(item)
     message, request_id = item.message, item.request_id
     if isinstance(message, ch.Admitted):
         return w.SessionDown(
@@ -91,16 +91,24 @@ def down_to_pb(item: Reply | TokenFrame) -> w.SessionDown:
     return w.SessionDown(ended=w.Ended(request_id=request_id, error=error))
 
 
-def _frame(frame: TokenFrame) -> w.TokenFrame:
-    outputs = [
-        w.RequestTokens(
-            request_id=request_id,
-            run=convert.run_to_pb(output.run),
-            cached_tokens=output.cached_tokens,
-            stations=convert.stations_to_pb(output.stations),
-            prompt_logprobs=map(convert.logprobs_to_pb, output.prompt_logprobs),
-            pooled=output.pooled,
-        )
-        for request_id, output in frame.outputs.items()
-    ]
-    return w.TokenFrame(step=frame.step, outputs=outputs)
+def _frame(frame: TokenFrame) -> w.SessionDown:
+    down = w.SessionDown()
+    tokens = down.tokens
+    tokens.step = frame.step
+    for request_id, output in frame.outputs.items():
+        _write_output(tokens.outputs.add(), request_id, output)
+    return down
+
+
+def _write_output(out: w.RequestTokens, request_id: str, output: ch.Output) -> None:
+    """Writes one request's outputs in place; only its first and last ones have more than a run."""
+    out.request_id = request_id
+    convert.write_run(out.run, output.run)
+    if output.cached_tokens:
+        out.cached_tokens = output.cached_tokens
+    if output.stations:
+        out.stations.extend(convert.stations_to_pb(output.stations))
+    if output.prompt_logprobs:
+        out.prompt_logprobs.extend(map(convert.logprobs_to_pb, output.prompt_logprobs))
+    if output.pooled:
+        out.pooled = output.pooled

@@ -1,0 +1,33 @@
+"""What a decode worker writes to a router: protobuf messages of a session's queued items."""
+
+from __future__ import annotations
+
+from baton.decode_worker.io.router_session import TokenFrame
+from baton.decode_worker.io.shell import down_to_pb
+from baton.protos import channel as ch
+from baton.protos import convert
+from baton.protos.nouns import Station, TokenLogprob, TokenLogprobs, TokenRun
+from baton.protos.v1 import worker_pb2 as w
+
+SCORES = (TokenLogprobs(TokenLogprob(5, -0.5, 1), (TokenLogprob(6, -1.5, 2),)),)
+FULL = ch.Output(1, TokenRun(0, (7,), SCORES, "stop", 7, 1, 2), 16, (Station("prefill", 0.5),), SCORES, b"\x01\x02")
+PLAIN = ch.Output(2, TokenRun(3, (8, 9)))
+
+
+def test_a_frame_carries_all_that_its_outputs_have() -> None:
+    sent = down_to_pb(TokenFrame(11, {"full": FULL, "plain": PLAIN})).SerializeToString()
+    frame = w.SessionDown.FromString(sent).tokens
+    assert frame.step == 11
+    assert [read(one) for one in frame.outputs] == [("full", FULL), ("plain", PLAIN)]
+
+
+def test_a_frame_without_outputs_is_still_a_frame() -> None:
+    down = w.SessionDown.FromString(down_to_pb(TokenFrame(0, {})).SerializeToString())
+    assert down.WhichOneof("message") == "tokens"
+
+
+def read(pb: w.RequestTokens) -> tuple[str, ch.Output]:
+    scores = tuple(map(convert.logprobs_from_pb, pb.prompt_logprobs))
+    stations = convert.stations_from_pb(pb.stations)
+    run, key = convert.run_from_pb(pb.run), 1 if pb.request_id == "full" else 2
+    return pb.request_id, ch.Output(key, run, pb.cached_tokens, stations, scores, pb.pooled)
