@@ -307,7 +307,7 @@ class DecodeLoop(StepLoop):
         run = job.take(chosen, drafts)
         if state.first_at is None:
             state.first_at = now
-        stations = (*(state.first_stations(now) if first else ()), *state.last_stations(run, now))
+        stations = (state.first_stations(now) if first else ()) + state.last_stations(run, now)
         scores, pooled = (tuple(job.sequence.scores), job.sequence.pooled()) if first else ((), b"")
         self._outputs.append(ch.Output(key, run, state.cached_tokens if first else 0, stations, scores, pooled))
         if run.finish_reason:

@@ -20,11 +20,10 @@ def require_computable(item: SequenceStep, vocab_size: int, pages: int) -> None:
     if min(item.tokens) < 0 or max(item.tokens) >= vocab_size:
         raise InvalidRequest(f"a token id is outside the vocabulary, 0 … {vocab_size - 1}", "prompt")
     end = -(-(item.start + item.trunk) // BLOCK_TOKENS)
-    if min(map(len, (item.pages, *item.tables))) < end:
+    if len(item.pages) < end or (item.tables and min(map(len, item.tables)) < end):
         raise BatonError(f"sequence {item.seq} has {len(item.pages)} pages, too few for its tokens")
-    written = [
-        *item.pages[item.start // BLOCK_TOKENS : end],
-        *(page for draft_branch in item.draft_branches for page in draft_branch.pages),
-    ]
+    written = item.pages[item.start // BLOCK_TOKENS : end]
+    if item.draft_branches:
+        written = [*written, *(page for draft_branch in item.draft_branches for page in draft_branch.pages)]
     if min(written) < 0 or max(written) >= pages:
         raise BatonError(f"sequence {item.seq} names a page outside 0 … {pages - 1}; were pages bound?")
