@@ -119,8 +119,10 @@ class ChoiceProgress:
 
     def _score(self, news: w.RequestTokens | w.PrefillResponse) -> None:
         """Takes what is known of the prompt, once, and then gives out the tokens that came before it."""
+        if not self._unscored:
+            return
         alone = len(self._request.token_ids) == 1 and not self._request.sampling.pooling
-        if self._unscored and (news.prompt_logprobs or news.pooled or alone):
+        if news.prompt_logprobs or news.pooled or alone:
             self._unscored = False
             self._request.pin.fix()
             self.summary.pooled = news.pooled

@@ -103,6 +103,7 @@ class ChoiceStream:
         self.cancel_reason = ""
         self._clock = clock
         self._waiting: list[TokenRun] = []
+        self._loop: asyncio.AbstractEventLoop | None = None  # the reader's, which costs a system call to ask for
         self._wake: asyncio.Future[None] | None = None  # the reader's, while it waits for anything
         self._holding = False  # it waits for the end alone: what comes joins what waits
         self._ended = False
@@ -138,7 +139,7 @@ class ChoiceStream:
         seconds = max(behind, given_at + QUICK_S - now)
         if seconds > 0:
             self._holding = True
-            timer = asyncio.get_running_loop().call_later(seconds, self._tell)
+            timer = self._reading_loop().call_later(seconds, self._tell)
             try:
                 await self._woken()
             finally:
@@ -146,11 +147,16 @@ class ChoiceStream:
                 timer.cancel()
 
     async def _woken(self) -> None:
-        self._wake = asyncio.get_running_loop().create_future()
+        self._wake = self._reading_loop().create_future()
         try:
             await self._wake
         finally:
             self._wake = None
+
+    def _reading_loop(self) -> asyncio.AbstractEventLoop:
+        if self._loop is None:
+            self._loop = asyncio.get_running_loop()
+        return self._loop
 
     def _tell(self) -> None:
         if self._wake is not None and not self._wake.done():
