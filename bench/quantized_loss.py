@@ -4,14 +4,20 @@ engine itself.
 Knows nothing of how weights or KV are rounded, or of how a loss is measured (``baton.evaluate``).
 
     python -m bench.quantized_loss [--model DIRECTORY] [--documents N] [--json bench/results/quantized_loss.json]
+    python -m bench.quantized_loss --folds 10 [--methods gptq,awq] [--threads 1]
+
+The second judges what `baton quantize` makes, in groups of 128. The text is dealt into folds; each is judged by a
+checkpoint that was calibrated on the others, so that every document counts and none was read before.
 """
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator
+import tempfile
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+import torch
 from rich.console import Console
 
 from baton.bench.rows import Row, table, to_json
@@ -19,10 +25,20 @@ from baton.engine.config import EngineConfig
 from baton.evaluate.local import LocalSubject
 from baton.evaluate.loss import bits
 from baton.evaluate.text import cut, read_documents
+from baton.quantize.calibration import read_samples
+from baton.quantize.run import quantize
+from baton.quantize.schemes import Recipe, scheme_of
+from baton.quantize.source import Source
 
 DEMO = Path(__file__).parents[1] / "models" / "demo"
 WEIGHTS = {"int8": 0.002, "int4": 0.03}  # at most this share of the loss of bfloat16 weights
 KV = {"int8": 0.002, "fp8": 0.01}  # of the loss with bfloat16 KV
+# Each method's recipe, rounding to the nearest in the same grid, and at most this share of what that adds.
+MADE = {
+    "gptq": (Recipe("gptq"), Recipe("rtn", format="gptq"), 0.5),
+    "awq": (Recipe("awq", symmetric=False), Recipe("rtn", symmetric=False, format="gptq"), 0.7),
+}
+SAMPLES, TOKENS = 128, 512  # of calibration text, as `baton quantize` takes them
 
 
 class Text:
@@ -61,6 +77,46 @@ def _pair(what: str, text: Text, config: EngineConfig, base: float, most: float)
     yield Row(f"added by {what}", 100 * (found / base - 1), "%", target=100 * most, ceiling=True)
 
 
+class Folds:
+    """Held-out text in folds, each judged by a checkpoint that was calibrated on the others."""
+
+    def __init__(self, model: Path, text: Text, folds: int, threads: int | None) -> None:
+        self._source, self._threads = Source(str(model)), threads
+        self._folds = [text.texts[at::folds] for at in range(folds)]
+        self._plain = sum(self._bits(model, fold) for fold in self._folds)
+
+    def added(self, recipe: Recipe) -> float:
+        """Returns what checkpoints by ``recipe`` add to the loss, as a share of it."""
+        return sum(self._made(recipe.checked(), at) for at in range(len(self._folds))) / self._plain - 1
+
+    def _made(self, recipe: Recipe, judged: int) -> float:
+        with tempfile.TemporaryDirectory() as folder:
+            out, text = Path(folder, "out"), Path(folder, "calibration.txt")
+            rest = [fold for at, fold in enumerate(self._folds) if at != judged]
+            text.write_text("\f".join(document for fold in rest for document in fold))
+            quantize(self._source, recipe, self._samples(recipe, text), out)
+            return self._bits(out, self._folds[judged])
+
+    def _samples(self, recipe: Recipe, text: Path) -> list[list[int]]:
+        needed = scheme_of(recipe).needs_text
+        return read_samples(self._source.directory, str(text), SAMPLES, TOKENS) if needed else []
+
+    def _bits(self, model: Path, texts: Sequence[str]) -> float:
+        with tempfile.TemporaryDirectory() as cache:
+            local = LocalSubject(EngineConfig(str(model), threads=self._threads, cache_dir=cache))
+            return sum(bits(local, cut(list(texts), local.encode)))
+
+
+def made(folds: Folds, methods: Sequence[str]) -> Iterator[Row]:
+    """Yields what checkpoints that ``baton quantize`` makes add to the loss, beside rounding to the nearest."""
+    for method in methods:
+        recipe, nearest, most = MADE[method]
+        least, found = folds.added(nearest), folds.added(recipe)
+        yield Row(f"added by rounding to the nearest in the grid of {method}", 100 * least, "%")
+        yield Row(f"added by {method}", 100 * found, "%")
+        yield Row(f"{method}, of rounding to the nearest", found / least, "x", target=most, ceiling=True)
+
+
 def measure(model: Path, path: Path, documents: int) -> Iterator[Row]:
     """Yields every row."""
     text = Text(path, documents)
@@ -75,9 +131,18 @@ def main() -> None:
     parser.add_argument("--model", type=Path, default=DEMO)
     parser.add_argument("--text", type=Path, default=DEMO / "heldout.txt")
     parser.add_argument("--documents", type=int, default=1 << 20, help="the first N; all unless told")
+    parser.add_argument("--folds", type=int, default=0, help="judge checkpoints that baton quantize makes")
+    parser.add_argument("--methods", default=",".join(MADE))
+    parser.add_argument("--threads", type=int)
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
-    found = list(measure(args.model, args.text, args.documents))
+    if args.threads:
+        torch.set_num_threads(args.threads)
+    if args.folds:
+        folds = Folds(args.model, Text(args.text, args.documents), args.folds, args.threads)
+        found = list(made(folds, args.methods.split(",")))
+    else:
+        found = list(measure(args.model, args.text, args.documents))
     Console(highlight=False, width=150).print(table(found))
     if args.json:
         args.json.write_text(to_json(found) + "\n")

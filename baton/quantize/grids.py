@@ -98,14 +98,15 @@ class IntGrid(NamedTuple):
         range.
         """
         parts = weight.view(len(weight), -1, self.group or weight.shape[1])
-        whole = self.ranged(parts, 1.0)
+        whole = self.ranged(parts)
         if not self.search:
             return whole
         weights = torch.ones(weight.shape[1]) if importance is None else importance
         weights = weights.view(1, *parts.shape[1:])
         best, least = whole, self._error(parts, whole, weights)
         for step in range(1, SHRINKS):
-            tried = self.ranged(parts, 1 - (1 - LEAST_RANGE) * step / SHRINKS)
+            share = 1 - (1 - LEAST_RANGE) * step / SHRINKS
+            tried = self.ranged(parts, share, share)
             error = self._error(parts, tried, weights)
             better = error < least
             least = torch.where(better, error, least)
@@ -121,12 +122,13 @@ class IntGrid(NamedTuple):
         """Returns the rounded weight that integers ``q`` (n, k) and ``fit`` make up."""
         return QuantizedWeight(q, fit.scales, self.bits, self.group, fit.zeros, wide=self.wide)
 
-    def ranged(self, parts: Tensor, share: float) -> Fit:
-        """Returns scales and zeros for ``share`` of each group's range, which always includes zero.
+    def ranged(self, parts: Tensor, below: float = 1.0, above: float = 1.0) -> Fit:
+        """Returns scales and zeros for each group's range, which always includes zero.
 
-        ``parts`` is a weight as (n, groups, inputs).
+        ``parts`` is a weight as (n, groups, inputs); ``below`` and ``above`` are the shares of the range under and
+        over zero that are kept.
         """
-        low, high = (x * share for x in (parts.amin(-1).clamp(max=0), parts.amax(-1).clamp(min=0)))
+        low, high = parts.amin(-1).clamp(max=0) * below, parts.amax(-1).clamp(min=0) * above
         if self.symmetric:
             high = torch.maximum(-low, high)
             low = -high

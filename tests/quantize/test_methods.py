@@ -79,6 +79,22 @@ def test_awqs_scales_and_ranges_each_leave_less(stats: ActivationStats) -> None:
     assert errors[1] <= errors[0] < nearest
 
 
+@pytest.mark.parametrize("sign", [1, -1])
+def test_awq_clips_each_end_of_a_range_by_itself(sign: int) -> None:
+    weight = torch.rand(16, 128) - 0.5
+    weight[:, ::32] = 0.9 * sign  # one input of each group is far out at one end
+    hessian = torch.eye(128)
+    hessian[range(0, 128, 32), range(0, 128, 32)] = 1e-4  # and hardly ever comes
+    grid = GRID._replace(symmetric=False)
+    least = min(
+        output_error(
+            to_nearest(weight, grid, grid.ranged(weight.view(16, 4, 32), share, share)).values() - weight, hessian
+        )
+        for share in awq.CLIPS
+    )
+    assert output_error(awq.clipped(weight, hessian, grid).values() - weight, hessian) < 0.7 * least
+
+
 def test_smoothquant_moves_outliers_into_the_weight(rows: Tensor, stats: ActivationStats) -> None:
     weight, grid = torch.randn(48, 128), IntGrid(8, 0, wide=True)
     scales = smoothquant.best_scales(weight, stats, grid, lambda s: s)

@@ -1,11 +1,13 @@
 """AWQ (https://arxiv.org/abs/2306.00978): scales up the inputs that matter before rounding, and clips ranges.
 
-Knows nothing of files. Scales are the inputs' mean magnitudes to a power, which is searched for, as the ranges are;
-the error is that of the layer's outputs on the calibration text, which the inputs' second moments give exactly.
+Knows nothing of files. Scales are the inputs' mean magnitudes to a power, which is searched for, as the ranges are:
+of each group and row, its lower and its upper end by itself. The error is that of the layer's outputs on the
+calibration text, which the inputs' second moments give exactly.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 
 import torch
@@ -17,7 +19,7 @@ from baton.quantize.stats import ActivationStats, output_error
 
 Tie = Callable[[Tensor], Tensor]
 POWERS = 20
-CLIPS = tuple(1 - 0.025 * step for step in range(21))  # shares of a group's range that are tried
+CLIPS = tuple(1 - 0.05 * step for step in range(11))  # shares that are tried of a group's range
 ROWS = 256  # rows whose ranges are searched at once
 
 
@@ -56,8 +58,8 @@ def _clipped_rows(weight: Tensor, hessian: Tensor, grid: IntGrid) -> Fit:
     parts = weight.view(len(weight), -1, width)
     blocks = torch.stack([hessian[at : at + width, at : at + width] for at in range(0, weight.shape[1], width)])
     best, least = grid.fit(weight), torch.full(parts.shape[:2], float("inf"))
-    for share in CLIPS:
-        fit = grid.ranged(parts, share)
+    for below, above in _shares(grid):
+        fit = grid.ranged(parts, below, above)
         assert fit.zeros is not None
         q = grid.number(parts, fit.scales[..., None], fit.zeros[..., None])
         off = (q - fit.zeros[..., None]) * fit.scales[..., None] - parts
@@ -66,3 +68,8 @@ def _clipped_rows(weight: Tensor, hessian: Tensor, grid: IntGrid) -> Fit:
         least = torch.where(better, error, least)
         best = where_better(better, fit, best)
     return best
+
+
+def _shares(grid: IntGrid) -> list[tuple[float, float]]:
+    """Returns the pairs of shares, under and over zero, that are tried; a symmetric range has equal ends."""
+    return [(share, share) for share in CLIPS] if grid.symmetric else list(itertools.product(CLIPS, CLIPS))
