@@ -2,6 +2,7 @@
 
 import os
 import signal
+import ssl
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -17,6 +18,7 @@ from tests.e2e.fleet import DRAFT, Fleet, wait_for
 from tests.engine.backends.ranks.other_host import children, other_host
 from tests.engine.backends.ranks.threads import SharedDriver
 from tests.kernels.thorough import first_now
+from tests.tls.papers import authority
 
 ROWS = "baton_expert_rows_total"
 PREFILL_FIRST = {"local_prefill_max_tokens": 0, "policy": "round_robin"}
@@ -148,6 +150,21 @@ def test_workers_of_two_hosts_each_hand_off_answer_as_one_rank_and_survive_a_ran
             assert ask(fleet, more, 20)[0] == one_rank(more, 20)
             fleet.wait_for_baseline()
         wait_for(lambda: not children(agent), what="the end of the other host's ranks")
+
+
+@pytest.mark.thorough  # hosts/test_secured.py holds it without a cluster
+def test_workers_of_two_hosts_answer_as_one_rank_in_a_cluster_that_encrypts() -> None:
+    tokens, folder = prompt(1, 200), str(authority().folder)
+    body = {"prompt": tokens, "temperature": 0, "ignore_eos": True, "return_token_ids": True, "max_tokens": 30}
+    with other_host(BATON_TLS__DIR=folder) as (address, agent):
+        worker = {"model": DRAFT, "pp": 2, "rank_hosts": [address]}
+        with Fleet(1, 1, worker=worker, router=PREFILL_FIRST, tls={"dir": folder}) as fleet:
+            assert len(children(agent)) == 2
+            context = ssl.create_default_context(cafile=f"{folder}/ca.crt")
+            url, wanted = fleet.url + "/v1/completions", body | {"repetition_penalty": 1.0}
+            reply = httpx.post(url, json=wanted, timeout=120, verify=context)
+            assert reply.status_code == 200, reply.text
+            assert reply.json()["choices"][0]["token_ids"] == one_rank(tokens, 30)
 
 
 def until_it_runs(
