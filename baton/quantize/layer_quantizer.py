@@ -83,8 +83,9 @@ class LayerQuantizer:
         for sample in range(states.samples):
             stats.add(states.read(sample, {op.x})[op.x])
         scales = self._fold(op, weight, stats)
-        found = self._scheme.rounded(weight * scales, stats.divided(scales))
-        self._weights[op.weight] = found.values() / scales
+        scaled = weight if bool((scales == 1).all()) else weight * scales
+        found = self._scheme.rounded(scaled, stats.divided(scales))
+        self._weights[op.weight] = found.values().div_(scales)
         ends = torch.tensor([shape[0] for shape in self._shapes[op.weight].shapes]).cumsum(0).tolist()
         self._rounded[op.weight] = [found.rows(a, b) for a, b in zip([0, *ends], ends, strict=False)]
 

@@ -11,9 +11,10 @@ def words(numbers: Tensor, bits: int) -> Tensor:
     up.
     """
     per = 32 // bits
-    parts = numbers.to(torch.int64).view(len(numbers), -1, per) << (torch.arange(per) * bits)
-    total = parts.sum(-1)
-    return torch.where(total >= 1 << 31, total - (1 << 32), total).to(torch.int32)
+    found = torch.zeros(len(numbers), numbers.shape[1] // per, dtype=torch.int32)
+    for place in range(per):
+        found |= numbers[:, place::per].to(torch.int32) << (place * bits)
+    return found
 
 
 def nibbles(numbers: Tensor, high_first: bool) -> Tensor:

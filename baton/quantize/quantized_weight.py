@@ -14,7 +14,7 @@ from torch import Tensor
 class QuantizedWeight(NamedTuple):
     """A quantized weight: scales x (q - zeros) for integers, scales x codes[q] with a table."""
 
-    q: Tensor  # (n, k) int32, from 0 up
+    q: Tensor  # (n, k) uint8 or int32, from 0 up
     scales: Tensor  # (n, groups) float32
     bits: int
     group: int  # inputs per scale; 0 for a whole row
@@ -25,11 +25,14 @@ class QuantizedWeight(NamedTuple):
 
     def values(self) -> Tensor:
         """Returns the weight's values, (n, k) float32."""
-        of = self.groups_of if self.groups_of is not None else group_numbers(self.q.shape[1], self.group)
         levels = self.q.float() if self.codebook is None else self.codebook[self.q.long()]
+        if self.groups_of is not None:
+            zeros = 0 if self.zeros is None else self.zeros[:, self.groups_of]
+            return levels.sub_(zeros).mul_(self.scales[:, self.groups_of])
+        parts = levels.view(*self.scales.shape, -1)
         if self.zeros is not None:
-            levels = levels - self.zeros[:, of]
-        return levels * self.scales[:, of]
+            parts.sub_(self.zeros[..., None])
+        return parts.mul_(self.scales[..., None]).view_as(levels)
 
     def rows(self, first: int, last: int) -> QuantizedWeight:
         """Returns rows ``first`` to ``last`` (exclusive) of the weight."""

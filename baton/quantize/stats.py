@@ -18,7 +18,8 @@ class ActivationStats:
     """
 
     def __init__(self, k: int, expected: int) -> None:
-        self._total = torch.zeros(k, k)
+        self._moments = torch.zeros(k, k)
+        self._summed = 0  # rows whose x xᵀ ``_moments`` is the sum of; 0 where it is the mean already
         self._abs = torch.zeros(k)
         self.most = torch.zeros(k)
         self.count = 0
@@ -27,26 +28,39 @@ class ActivationStats:
 
     def add(self, rows: Tensor) -> None:
         """Adds ``rows`` (count, k) to the statistics."""
-        self._total.addmm_(rows.T, rows)
+        if self.count and not self._summed:
+            self._moments *= self.count
+        self._moments.addmm_(rows.T, rows)
         magnitude = rows.abs()
         self._abs += magnitude.sum(0)
         self.most = torch.maximum(self.most, magnitude.amax(0)) if len(rows) else self.most
         first = -self.count % self._stride
         self._kept.append(rows[first :: self._stride].clone())
         self.count += len(rows)
+        self._summed = self.count
 
     def divided(self, scales: Tensor) -> ActivationStats:
-        """Returns the statistics of the same rows divided by ``scales`` (k,)."""
-        found = ActivationStats(len(scales), self.count)
-        found._total = self._total / scales / scales[:, None]
+        """Returns the statistics of the same rows divided by ``scales`` (k,); itself where all of them are 1."""
+        if bool((scales == 1).all()):
+            return self
+        found = ActivationStats(0, self.count)
+        found._moments, found._summed = (self._moments / scales).div_(scales[:, None]), self._summed
         found._abs, found.most, found.count = self._abs / scales, self.most / scales, self.count
         found._kept = [kept / scales for kept in self._kept]
         return found
 
     @property
     def hessian(self) -> Tensor:
-        """Returns the mean of x xᵀ, (k, k); the identity if there were no rows (an expert that no token chose)."""
-        return self._total / self.count if self.count else torch.eye(len(self.most))
+        """Returns the mean of x xᵀ, (k, k); the identity if there were no rows (an expert that no token chose).
+
+        It is no copy: ``add`` changes it.
+        """
+        if not self.count:
+            return torch.eye(len(self.most))
+        if self._summed:
+            self._moments /= self._summed
+            self._summed = 0
+        return self._moments
 
     @property
     def mean_abs(self) -> Tensor:

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from baton.quantize.grids import IntGrid, to_nearest
 from baton.quantize.methods import awq, smoothquant
-from baton.quantize.methods.gptq import gptq
+from baton.quantize.methods.gptq import _factors, _reversed_root, gptq
 from baton.quantize.stats import KEPT, ActivationStats, output_error
 
 GRID = IntGrid(4, 32)
@@ -34,6 +34,10 @@ def test_stats_are_those_of_all_rows(rows: Tensor, stats: ActivationStats) -> No
     assert torch.allclose(stats.mean_abs, rows.abs().mean(0), rtol=1e-4)
     assert torch.equal(stats.most, rows.abs().amax(0))
     assert KEPT <= len(stats.rows) <= len(rows)
+    mean = stats.hessian.clone()
+    stats.add(rows)
+    assert torch.allclose(stats.hessian, mean, rtol=1e-4, atol=1e-4), "it goes on after it was asked"
+    assert stats.divided(torch.ones(128)) is stats
     halves = stats.divided(torch.full((128,), 2.0))
     assert torch.allclose(halves.hessian * 4, stats.hessian)
 
@@ -47,6 +51,26 @@ def test_gptq_leaves_a_fraction_of_the_error(
     found = gptq(weight, stats.hessian, grid, **settings).values()
     nearest = to_nearest(weight, grid).values()
     assert output_error(found - weight, stats.hessian) < 0.5 * output_error(nearest - weight, stats.hessian)
+
+
+def test_gptq_rounds_some_rows_at_a_time_to_the_same_numbers(
+    stats: ActivationStats, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    weight = torch.randn(48, 128)
+    whole = gptq(weight, stats.hessian, GRID)
+    monkeypatch.setattr("baton.quantize.methods.gptq.ROWS", 20)
+    some = gptq(weight, stats.hessian, GRID)
+    assert (some.q == whole.q).float().mean() > 0.99
+    assert torch.equal(some.scales, whole.scales)
+
+
+def test_gptqs_factor_is_that_of_the_inverse_hessian(stats: ActivationStats) -> None:
+    order = torch.randperm(128)
+    damped = stats.hessian.double() + 0.01 * stats.hessian.diagonal().double().mean() * torch.eye(128)
+    wanted = torch.linalg.cholesky(torch.linalg.inv(damped[order][:, order]), upper=True).float()
+    root = _reversed_root(stats.hessian, order)
+    assert torch.allclose(_factors(root, 128, 20), wanted[:20], rtol=1e-2, atol=1e-4)
+    assert torch.allclose(_factors(root, 108, 20), wanted[20:40, 20:], rtol=1e-2, atol=1e-4)
 
 
 def test_gptq_is_rounding_to_the_nearest_where_inputs_do_not_go_together() -> None:

@@ -272,8 +272,29 @@ class _Maker:
     def _read(self, name: str, shape: tuple[int, ...]) -> Tensor | Part:
         found = None if self._reader is None else self._reader.read(name, shape)
         if found is None:
-            return self._checkpoint.tensor(name, shape)
+            plain = self._checkpoint.tensor(name, shape)
+            if self._reader is not None and plain.dtype == torch.float8_e4m3fn:
+                raise self._error(name, "is float8_e4m3fn and has no scales beside it; get the model again")
+            return plain
+        self._require_finite(name, found)
         size = tuple((found if isinstance(found, Tensor) else found[0]).shape)
         if size != shape:
             raise CheckpointError(f"tensor {name} has shape {size}, config.json asks for {shape}", "model")
         return found
+
+    def _require_finite(self, name: str, found: Tensor | Part) -> None:
+        """Raises CheckpointError if a scale or a zero point of a quantized weight is NaN or infinite."""
+        if isinstance(found, Tensor):
+            return
+        for part in found[1:]:
+            if isinstance(part, Tensor) and part.dtype == torch.float32 and not bool(part.isfinite().all()):
+                text = "has a scale or a zero point that isn't finite; it is damaged, quantize the model again"
+                raise self._error(name, text)
+
+    def _error(self, name: str, problem: str) -> CheckpointError:
+        """Returns an error about weight ``name`` that names the file and its scales, where there are any."""
+        if not isinstance(self._checkpoint, Checkpoint):
+            return CheckpointError(f"tensor {name} {problem}", "model")
+        base, names = name.removesuffix("weight"), self._checkpoint.names()
+        scales = (each for each in names if each.startswith(base) and "scale" in each.removeprefix(base))
+        return self._checkpoint.error(next(scales, name), problem)

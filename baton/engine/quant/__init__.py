@@ -13,6 +13,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
 from baton.engine.program.config import ModelConfig
@@ -44,6 +45,37 @@ class Reader(Protocol):
         """Returns the quantized weight ``name`` of ``shape`` (n outputs, k inputs); None if it is stored as a plain
         tensor. Raises CheckpointError.
         """
+
+
+def packed_words(tensors: Tensors, name: str) -> Tensor:
+    """Returns tensor ``name`` of integers that are packed into int32. Raises CheckpointError for another dtype."""
+    found = tensors.tensor(name)
+    if found.dtype != torch.int32:
+        raise tensors.error(name, f"is {found.dtype}, where packed integers are int32; get the model again")
+    return found
+
+
+def declared_group(model: ModelConfig, field: str, value: object) -> int:
+    """Returns the inputs per scale that config.json's ``field`` declares; 0 for a whole row, or where it says none.
+
+    Raises CheckpointError for what is no group size.
+    """
+    if value is None or value == -1:
+        return 0
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise model.error(f"quantization_config.{field}", f"is {value!r}; use -1 or a number of inputs")
+    return value
+
+
+def require_group(tensors: Tensors, name: str, k: int, groups: int, declared: int) -> None:
+    """Raises CheckpointError unless ``groups`` scales in tensor ``name`` are those of ``k`` inputs in groups of
+    ``declared``, which is 0 where nothing is declared.
+    """
+    if declared and groups * declared != k and not (groups == 1 and declared >= k):
+        text = f"has {groups} groups for {k} inputs; quantization_config declares groups of {declared}"
+        raise tensors.error(
+            name, f"{text}: give the size that the model was quantized with, which must divide them"
+        )
 
 
 def on_load(name: str) -> ModuleType:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from baton.engine.program.config import ModelConfig
-from baton.engine.quant import Reader, Tensors
+from baton.engine.quant import Reader, Tensors, declared_group, packed_words, require_group
 from baton.engine.quant.gptq import integers, unpack
 from baton.kernels.linear.integers import Integers
 
@@ -29,14 +29,15 @@ def reader(model: ModelConfig, tensors: Tensors) -> Reader:
         raise model.error("quantization_config.bits", f"is {bits!r}; AWQ with {BITS} bits is known")
     if version != "gemm":
         raise model.error("quantization_config.version", f"is {version!r}; gemm is known")
-    return AwqReader(tensors)
+    group = declared_group(model, "group_size", settings.get("group_size", settings.get("q_group_size")))
+    return AwqReader(tensors, group)
 
 
 class AwqReader:
-    """Reads a checkpoint's AWQ weights; implements ``Reader``."""
+    """Reads a checkpoint's AWQ weights; implements ``Reader``. ``group`` is the declared group size, 0 for none."""
 
-    def __init__(self, tensors: Tensors) -> None:
-        self._tensors, self._names = tensors, set(tensors.names())
+    def __init__(self, tensors: Tensors, group: int) -> None:
+        self._tensors, self._names, self._group = tensors, set(tensors.names()), group
 
     def read(self, name: str, shape: tuple[int, ...]) -> Integers | None:
         """Returns the weight ``name`` of ``shape`` (n, k); None if it isn't quantized. Raises CheckpointError if
@@ -45,11 +46,12 @@ class AwqReader:
         base = name.removesuffix(".weight")
         if f"{base}.qweight" not in self._names:
             return None
-        q, zeros = (in_order(self._tensors.tensor(f"{base}.{part}")) for part in ("qweight", "qzeros"))
+        q, zeros = (in_order(packed_words(self._tensors, f"{base}.{part}")) for part in ("qweight", "qzeros"))
         scales = self._tensors.tensor(f"{base}.scales").float()
         if q.shape != (shape[1], shape[0]) or zeros.shape != scales.shape:
             problem = f"is packed for {tuple(q.T.shape)} and its scales for {tuple(scales.shape)}, not {shape}"
             raise self._tensors.error(f"{base}.qweight", problem)
+        require_group(self._tensors, f"{base}.scales", shape[1], len(scales), self._group)
         found = integers(q.T, BITS, scales.T, zeros.T)
         if found is None:
             raise self._tensors.error(

@@ -125,7 +125,7 @@ class BitsAndBytesReader:
         )
         try:
             state = msgspec.json.decode(bytes(self._tensors.tensor(str(found)).tolist()), type=QuantState)
-        except (msgspec.MsgspecError, ValueError) as error:
+        except (msgspec.MsgspecError, ValueError, TypeError) as error:
             problem = f"can't be read as a quant_state ({error}); save the model by save_pretrained again"
             raise self._tensors.error(str(found), problem) from error
         self._require(

@@ -15,11 +15,13 @@ for e4m3.
 
 from __future__ import annotations
 
+from collections.abc import Set
+
 import torch
 from torch import Tensor
 
 from baton.engine.program.config import ModelConfig
-from baton.engine.quant import LEAST_GROUP, Reader, Tensors
+from baton.engine.quant import LEAST_GROUP, Reader, Tensors, declared_group, packed_words
 from baton.engine.quant.fp8 import rows_scale, scaled
 from baton.engine.quant.gptq import unpack
 from baton.kernels.linear.codes import Codes, e2m1, nibbles
@@ -41,15 +43,20 @@ def reader(model: ModelConfig, tensors: Tensors) -> Reader:
     if settings.get("format") not in FORMATS:
         known = ", ".join(FORMATS)
         raise model.error("quantization_config.format", f"is {settings.get('format')!r}; known are {known}")
-    groups = [group.get("weights") or {} for group in settings.get("config_groups", {}).values()]
+    parts = settings.get("config_groups", {})
+    if not isinstance(parts, dict) or not all(isinstance(part, dict) for part in parts.values()):
+        raise model.error("quantization_config.config_groups", f"is {parts!r:.60}; an object of groups is known")
+    groups = [part.get("weights") or {} for part in parts.values()]
     for weights in groups:
         _require_known(model, weights)
     blocks = {tuple(weights["block_structure"]) for weights in groups if weights.get("block_structure")}
     if len(blocks) > 1:
         raise model.error("quantization_config", f"has blocks of {sorted(blocks)}; one size is known")
-    activations = [group.get("input_activations") or {} for group in settings.get("config_groups", {}).values()]
+    activations = [part.get("input_activations") or {} for part in parts.values()]
     are_e4m3 = any((found.get("type"), found.get("num_bits")) == ("float", 8) for found in activations)
-    return CompressedReader(tensors, next(iter(blocks), None), are_e4m3)
+    sizes = {declared_group(model, "group_size", found.get("group_size")) for found in groups}
+    zeros = bool(groups) and all(found.get("symmetric") is False for found in groups)
+    return CompressedReader(tensors, next(iter(blocks), None), are_e4m3, sizes - {0}, zeros)
 
 
 def _require_known(model: ModelConfig, weights: Json) -> None:
@@ -60,19 +67,35 @@ def _require_known(model: ModelConfig, weights: Json) -> None:
     if weights.get("strategy") not in STRATEGIES:
         known = ", ".join(STRATEGIES)
         raise model.error("quantization_config", f"has strategy {weights.get('strategy')!r}; known are {known}")
+    block = weights.get("block_structure")
+    if block is not None and not _is_block(block):
+        raise model.error("quantization_config", f"has block_structure {block!r}; use [outputs, inputs]")
     if weights.get("actorder") not in (None, False, "weight", "static"):
         raise model.error("quantization_config", f"has actorder {weights['actorder']!r}; none and weight are known")
+
+
+def _is_block(found: object) -> bool:
+    return isinstance(found, list) and len(found) == 2 and all(isinstance(size, int) and size > 0 for size in found)
 
 
 class CompressedReader:
     """Reads a checkpoint's compressed-tensors weights; implements ``Reader``.
 
     ``block`` is the (outputs, inputs) that share a scale of fp8, None for other strategies; ``are_e4m3``:
-    activations are meant to be rounded to e4m3 too.
+    activations are meant to be rounded to e4m3 too; ``sizes`` are the declared group sizes, and ``zeros`` says
+    whether all integers have zero points.
     """
 
-    def __init__(self, tensors: Tensors, block: tuple[int, int] | None, are_e4m3: bool = False) -> None:
+    def __init__(
+        self,
+        tensors: Tensors,
+        block: tuple[int, int] | None,
+        are_e4m3: bool = False,
+        sizes: Set[int] = frozenset(),
+        zeros: bool = False,
+    ) -> None:
         self._tensors, self._block, self._are_e4m3 = tensors, block, are_e4m3
+        self._sizes, self._has_zeros = sizes, zeros
         self._names = set(tensors.names())
 
     def read(self, name: str, shape: tuple[int, ...]) -> Integers | ScaledFloats | Codes | None:
@@ -113,13 +136,25 @@ class CompressedReader:
             found = packed.shape[0], 2 * packed.shape[1]
             raise self._tensors.error(f"{name}_packed", f"is packed for {found}, config.json asks for {shape}")
         scale, group = self._scales(name, shape)
-        whole = self._names & {f"{name}_global_scale"}
-        rows = 1 / self._tensors.tensor(whole.pop()).float().reshape(1).expand(shape[0]) if whole else None
+        rows = self._rows(name, shape[0])
         if not group:
             scale, group = scale.expand(-1, -(-shape[1] // LEAST_GROUP)).contiguous(), LEAST_GROUP
         return e2m1(nibbles(packed), group, scale, rows)
 
+    def _rows(self, name: str, n: int) -> Tensor | None:
+        """Returns what NVFP4's scales are over, (n,), of a number per tensor; None of MXFP4's powers of two."""
+        whole = f"{name}_global_scale"
+        if whole not in self._names:
+            if self._tensors.tensor(f"{name}_scale").dtype == torch.float8_e4m3fn:
+                raise self._tensors.error(f"{name}_scale", f"has no {whole} beside it; get the model again")
+            return None
+        found = self._tensors.tensor(whole).float()
+        if found.numel() != 1:
+            raise self._tensors.error(whole, f"has shape {tuple(found.shape)}; one number is known")
+        return 1 / found.reshape(1).expand(n)
+
     def _packed(self, name: str, packed: Tensor, shape: tuple[int, ...]) -> Integers:
+        packed = packed_words(self._tensors, f"{name}_packed")
         for bits in (4, 8):
             if tuple(packed.shape) == (shape[0], -(-shape[1] * bits // 32)):
                 q = unpack(packed, bits)[:, : shape[1]] - (1 << (bits - 1))
@@ -135,7 +170,7 @@ class CompressedReader:
                 raise self._tensors.error(f"{name}_scale", "holds NaN; it is damaged, quantize the model again")
             found = torch.exp2(found.float() - BIAS)
         groups = found.shape[1] if found.dim() == 2 else 1
-        if found.numel() not in (groups, shape[0] * groups):
+        if not groups or found.numel() not in (groups, shape[0] * groups):
             text = f"has shape {tuple(found.shape)}; a weight {shape} has a scale or a row of them for each output"
             raise self._tensors.error(f"{name}_scale", text)
         group = 0 if groups == 1 else -(-shape[1] // groups)
@@ -143,11 +178,19 @@ class CompressedReader:
             text = f"has {groups} groups for {shape[1]} inputs"
             remedy = f"groups must divide them and be multiples of {LEAST_GROUP}"
             raise self._tensors.error(f"{name}_scale", f"{text}; {remedy}")
+        if group and self._sizes and group not in self._sizes:
+            text = f"has groups of {group} of {shape[1]} inputs; quantization_config declares {sorted(self._sizes)}"
+            raise self._tensors.error(f"{name}_scale", f"{text}: give the size that the model was quantized with")
         return found.float().reshape(-1, groups).expand(shape[0], -1).contiguous(), group
 
     def _integers(self, name: str, q: Tensor, bits: int) -> Integers:
         scale, group = self._scales(name, q.shape)
         if f"{name}_zero_point" not in self._names:
+            if self._has_zeros:
+                text = (
+                    f"has no {name}_zero_point beside it, though its weights aren't symmetric; get the model again"
+                )
+                raise self._tensors.error(f"{name}_scale", text)
             return Integers(q, bits, group, scale)
         zero = self._tensors.tensor(f"{name}_zero_point")
         if zero.dtype == torch.int32 and zero.shape[0] != scale.shape[0]:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from baton.engine.program.config import ModelConfig
-from baton.engine.quant import LEAST_GROUP, Reader, Tensors
+from baton.engine.quant import LEAST_GROUP, Reader, Tensors, declared_group, packed_words, require_group
 from baton.kernels.linear.integers import Integers
 
 BITS = (2, 3, 4, 8)
@@ -29,16 +29,18 @@ def reader(model: ModelConfig, tensors: Tensors) -> Reader:
         raise model.error("quantization_config.bits", f"is {bits!r}; GPTQ with 2, 3, 4 or 8 bits is known")
     if form not in ("gptq", "gptq_v2"):
         raise model.error("quantization_config.checkpoint_format", f"is {form!r}; gptq and gptq_v2 are known")
-    return GptqReader(tensors, bits, 0 if form == "gptq_v2" else 1)
+    group = declared_group(model, "group_size", settings.get("group_size"))
+    # ``dynamic`` gives some layers settings of their own
+    return GptqReader(tensors, bits, 0 if form == "gptq_v2" else 1, 0 if settings.get("dynamic") else group)
 
 
 class GptqReader:
     """Reads a checkpoint's GPTQ weights of ``bits`` bits; implements ``Reader``. ``offset`` is added to stored
-    zeros.
+    zeros; ``group`` is the declared group size, 0 for none.
     """
 
-    def __init__(self, tensors: Tensors, bits: int, offset: int) -> None:
-        self._tensors, self._bits, self._offset = tensors, bits, offset
+    def __init__(self, tensors: Tensors, bits: int, offset: int, group: int) -> None:
+        self._tensors, self._bits, self._offset, self._group = tensors, bits, offset, group
         self._names = set(tensors.names())
 
     def read(self, name: str, shape: tuple[int, ...]) -> Integers | None:
@@ -49,14 +51,15 @@ class GptqReader:
         if f"{base}.qweight" not in self._names:
             return None
         n, k = shape
-        q = unpack(self._tensors.tensor(f"{base}.qweight").T, self._bits).T  # (k, n)
+        q = unpack(packed_words(self._tensors, f"{base}.qweight").T, self._bits).T  # (k, n)
         if q.shape != (k, n):
             problem = f"is packed for {tuple(q.T.shape)} by {self._bits} bits, config.json asks for {shape}"
             raise self._tensors.error(f"{base}.qweight", problem)
         scales = self._tensors.tensor(f"{base}.scales").float()
         if scales.dim() != 2 or scales.shape[1] != n:
             raise self._tensors.error(f"{base}.scales", f"has shape {tuple(scales.shape)}; (groups, {n}) is known")
-        zeros = self._zeros(self._tensors.tensor(f"{base}.qzeros"))[:, :n]  # (groups, n)
+        require_group(self._tensors, f"{base}.scales", k, len(scales), self._group)
+        zeros = self._zeros(packed_words(self._tensors, f"{base}.qzeros"))[:, :n]  # (groups, n)
         if zeros.shape != scales.shape:
             problem = f"is packed for {tuple(zeros.shape)}, its scales are {tuple(scales.shape)}"
             raise self._tensors.error(f"{base}.qzeros", problem)

@@ -49,8 +49,8 @@ class TorchAoReader:
     def _integers(self, base: str, q: Tensor) -> Integers:
         scale = self._tensors.tensor(f"{base}_scale").float()
         groups = scale.shape[1] if scale.dim() == 2 else 1
-        group = 0 if groups == 1 else q.shape[1] // groups
-        fits = scale.numel() in (groups, len(q) * groups) and (not group or group * groups == q.shape[1])
+        group = 0 if groups <= 1 else q.shape[1] // groups
+        fits = groups and scale.numel() in (groups, len(q) * groups) and (not group or group * groups == q.shape[1])
         if not fits or group % LEAST_GROUP:
             text = f"has shape {tuple(scale.shape)} for a weight {tuple(q.shape)}"
             remedy = f"a scale per row, or per group of a multiple of {LEAST_GROUP} inputs, is known"

@@ -51,6 +51,10 @@ SETTINGS = [
     ("bnb_nf4", {"bnb_4bit_quant_type": "nf3"}, r"bnb_4bit_quant_type is 'nf3'; nf4 and fp4"),
     ("bnb_nf4", {"load_in_4bit": False}, "neither load_in_4bit nor load_in_8bit; one must be true"),
     ("bnb_int8", {"llm_int8_threshold": "six"}, "llm_int8_threshold is 'six'; it must be 0 or more"),
+    ("gptqmodel_w4", {"group_size": 48}, "declares groups of 48: give the size that the model was quantized with"),
+    ("gptqmodel_w4", {"group_size": "a"}, "group_size is 'a'; use -1 or a number of inputs"),
+    ("autoawq", {"group_size": 64}, "quantization_config declares groups of 64"),
+    ("ct_gptq_w4", {"config_groups": {"group_0": None}}, "an object of groups is known"),
     ("ct_mxfp4", {"format": "mxfp3"}, "format is 'mxfp3'; known are int-quantized"),
     ("ct_fp8_block", {"quant_method": "fp8", "fmt": "e5m2"}, "fmt is 'e5m2'; e4m3 is known"),
     ("ct_fp8_block", {"quant_method": "fp8", "weight_block_size": [128, 24]}, "the second a multiple of 16"),
@@ -62,6 +66,16 @@ SETTINGS = [
     ("ct_fp8_block", {"quant_method": "fp8", "activation_scheme": "odd"}, "'odd'; dynamic and static are known"),
 ]
 TENSORS: list[tuple[str, dict[str, Any], str]] = [
+    ("gptqmodel_w4", {"scales": lambda t: t * torch.nan}, "scales has a scale or a zero point that isn't finite"),
+    ("gptqmodel_w4", {"qweight": lambda t: t.double()}, "is torch.float64, where packed integers are int32"),
+    ("autoawq", {"qzeros": lambda t: t.to(torch.int16)}, "is torch.int16, where packed integers are int32"),
+    ("ct_gptq_w4", {"weight_zero_point": None}, "has no .*weight_zero_point beside it, though its weights aren't"),
+    ("ct_nvfp4", {"weight_global_scale": None}, "has no .*weight_global_scale beside it"),
+    ("ct_nvfp4", {"weight_global_scale": lambda t: t[:0]}, r"has shape \(0,\); one number is known"),
+    ("ct_nvfp4", {"weight_scale": lambda t: t[:, ::2]}, r"has groups of 32 of 64 inputs; .* declares \[16\]"),
+    ("ct_fp8_channel", {"weight_scale": None}, "is float8_e4m3fn and has no scales beside it"),
+    ("torchao_int8", {"_weight_scale": lambda t: t[:, :0]}, r"has shape \(64, 0\) for a weight"),
+    ("bnb_nf4", {"bitsandbytes__nf4": lambda t: t.double()}, "can't be read as a quant_state"),
     ("bnb_nf4", {"bitsandbytes__nf4": None}, "is missing; save the model by transformers' save_pretrained"),
     ("bnb_nf4", {"bitsandbytes__nf4": lambda _: said("{")}, "can't be read as a quant_state"),
     (
