@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Sequence
+from itertools import accumulate, compress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -107,8 +108,32 @@ def _rows_of_packed(
     program: Program, packed: dict[str, PackedWeight], plain: Callable[[Weight], Tensor]
 ) -> RowSource:
     named = {weight.name: weight for weight in program.weights}
-    return lambda name, rows: _dealt(
-        program, name, packed[name] if name in packed else plain(named[name]), {name: rows}
+
+    def rows_of(name: str, rows: Rows) -> Tensor | PackedWeight:
+        if name in packed:
+            return _dealt(program, name, packed[name], {name: rows})
+        weight, own = _narrowed(named[name], rows)
+        return _dealt(program, name, plain(weight), {name: own})
+
+    return rows_of
+
+
+def _narrowed(weight: Weight, rows: Rows) -> tuple[Weight, Rows]:
+    """Returns ``weight`` with only those sources of which ``rows`` has some, and where it has these rows."""
+    if not weight.sources:
+        return weight, rows
+    ends = list(accumulate(shape[0] for shape in weight.shapes))
+    spans = [(end - shape[0], end) for shape, end in zip(weight.shapes, ends, strict=True)]
+    is_kept = [any(begin < last and first < end for first, last in rows) for begin, end in spans]
+
+    def moved(row: int) -> int:
+        return row - sum(
+            end - begin for (begin, end), kept in zip(spans, is_kept, strict=True) if not kept and end <= row
+        )
+
+    sources, shapes = (tuple(compress(each, is_kept)) for each in (weight.sources, weight.shapes))
+    return msgspec.structs.replace(weight, sources=sources, shapes=shapes), tuple(
+        (moved(a), moved(b)) for a, b in rows
     )
 
 
