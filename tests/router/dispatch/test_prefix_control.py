@@ -41,7 +41,13 @@ class Link:
 
     def __init__(self, name: str, role: str = "prefill", error: Exception | None = None):
         self.info = SimpleNamespace(
-            worker_id=name, role=role, fingerprint="f", model_id="m", address=f"at {name}", incarnation=f"{name}1"
+            worker_id=name,
+            role=role,
+            fingerprint="f",
+            layout="l",
+            model_id="m",
+            address=f"at {name}",
+            incarnation=f"{name}1",
         )
         self.error, self.pinned = error, {}
 

@@ -24,7 +24,8 @@ def relayed(far: TlsSocket) -> socket.socket:
     """Returns a local, blocking socket that stands for ``far``, whose handshake is done; a thread passes bytes on.
 
     The relay owns ``far``. Whatever ends on one side ends on the other: the local socket's end is the connection's,
-    and a connection that breaks, or whose bytes were changed on the way, ends the local socket.
+    and a connection that breaks, or whose bytes were changed on the way, ends the local socket. What was sent before
+    an end arrives; what is still sent to a peer that has ended is lost, because OpenSSL writes no more then.
     """
     near, inner = socket.socketpair()
     inner.setblocking(False)
@@ -63,7 +64,7 @@ class _Flow:
             self._rest = self._room[:got]
         else:
             self.ended, self.waits = True, None
-            socket.socket.shutdown(self._sink, socket.SHUT_WR)  # of the TCP connection: the other half goes on
+            socket.socket.shutdown(self._sink, socket.SHUT_WR)  # of the TCP connection: all that was sent arrives
 
     def _read(self) -> int:
         """Reads what there is, several TLS records at once; returns the number of bytes, 0 at the end."""

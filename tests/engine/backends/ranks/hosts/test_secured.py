@@ -182,14 +182,14 @@ def joined() -> Iterator[tuple[TlsSocket, TlsSocket]]:
         yield server, client
 
 
-def test_a_relay_passes_on_both_directions_in_order_and_each_ones_end() -> None:
+def test_a_relay_passes_on_both_directions_at_once_in_order_and_then_an_end() -> None:
     said = [os.urandom(3 << 20) for _ in range(2)]
     heard = [b"", b""]
 
     def converse(number: int, sock: socket.socket) -> None:
-        sender = threading.Thread(target=lambda: (sock.sendall(said[number]), sock.shutdown(socket.SHUT_WR)))
+        sender = threading.Thread(target=sock.sendall, args=(said[number],))
         sender.start()
-        while got := sock.recv(1 << 16):
+        while len(heard[number]) < len(said[number]) and (got := sock.recv(1 << 16)):
             heard[number] += got
         sender.join(60)
 
@@ -201,9 +201,12 @@ def test_a_relay_passes_on_both_directions_in_order_and_each_ones_end() -> None:
         for thread in threads:
             thread.join(60)
             assert not thread.is_alive()
-        for sock in near:
-            sock.close()
-    assert heard == said[::-1]
+        assert heard == said[::-1]
+        near[0].sendall(b"last words")
+        near[0].close()
+        near[1].settimeout(60)
+        with near[1], near[1].makefile("rb") as rest:
+            assert rest.read() == b"last words"
 
 
 def test_a_sender_whose_peer_reads_nothing_is_told_so_in_its_time() -> None:
