@@ -147,6 +147,27 @@ def test_what_was_handed_over_goes_on_with_drafts() -> None:
     exactly(run.told(), whole.told())
 
 
+def test_a_prompt_that_is_computed_here_is_read_for_drafts_meanwhile() -> None:
+    now = [0.0]
+    model = PacedRunner(
+        "target",
+        step_seconds=lambda shape: 1.0,
+        sleep=lambda seconds: now.append(now[-1] + seconds),
+        clock=lambda: now[-1],
+        **SHAPE,
+    )
+    drafter, tape, pool = Drafter(speculators("auto"), lambda: now[-1]), Tape(), PagePool(600)
+    model.bind(memoryview(bytearray(600 * model.spec.layout.page_bytes)), 600)
+    parts = EngineParts.around(model, pool, tape, lambda: now[-1])
+    loop = DecodeLoop(parts, DecodeLimits(chunk_tokens=256), random.Random(0).randbytes, drafter)
+    prompt, few = tuple(at % 300 for at in range(2000)), Sampling(temperature=0.0, max_tokens=20, ignore_eos=True)
+    loop.take(ch.Admit(1, EngineRequest("here", prompt, len(prompt), few), True, 0.0))
+    while loop.requests[1].first_at is None:
+        loop.turn([])
+    assert drafter.totals.read_ahead == 1999 - 1
+    assert not loop.ahead._waiting, "steps of answers aren't lengthened by it"
+
+
 @pytest.mark.parametrize("beside", [False, True])
 def test_drafts_are_prepared_while_the_prompts_kv_is_on_its_way(beside: bool) -> None:
     """With steps ``beside``, look-ups read within a share of their time; without any, every reader goes on."""

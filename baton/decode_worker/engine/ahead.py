@@ -1,4 +1,4 @@
-"""Has drafters read prompts whose KV is still being received, so that the first step of an answer can have drafts.
+"""Has drafters read prompts whose KV is still received or computed, so that an answer's first step can have drafts.
 
 Knows nothing of leases, pages or how drafts are made: it is told which sequences wait and how long steps take. If
 there is nothing else to do it reads on; beside steps it takes at most the share SHARE of their time.
@@ -24,12 +24,12 @@ class PromptReader:
         self._saved_s, self._call_s = 0.0, FIRST_S
 
     def begin(self, sequence: SequenceState) -> None:
-        """Adds a sequence whose prompt is being received, unless it can't have drafts."""
+        """Adds a sequence whose prompt is being received or computed, unless it can't have drafts."""
         if self._drafter is not None and sequence.draft_room:
             self._waiting[sequence.seq] = sequence
 
     def end(self, seq: int) -> None:
-        """Removes the sequence ``seq``, because its prompt has been received or its request has ended."""
+        """Removes the sequence ``seq``, because its prompt is there or its request has ended."""
         self._waiting.pop(seq, None)
 
     def turn(self, step_s: float) -> bool:

@@ -233,6 +233,7 @@ class DecodeLoop(StepLoop):
         state.cached_tokens = min(job.sequence.computed, job.sequence.request.prompt_tokens)
         self._hit_tokens += state.cached_tokens
         self._asked_tokens += len(job.sequence.request.token_ids)
+        self.ahead.begin(job.sequence)
         self.scheduler.add(job)
 
     def _commit(self, state: RequestState, message: ch.Commit) -> None:
@@ -307,6 +308,7 @@ class DecodeLoop(StepLoop):
         run = job.take(chosen, drafts)
         if state.first_at is None:
             state.first_at = now
+            self.ahead.end(key)
         stations = (state.first_stations(now) if first else ()) + state.last_stations(run, now)
         scores, pooled = (tuple(job.sequence.scores), job.sequence.pooled()) if first else ((), b"")
         self._outputs.append(ch.Output(key, run, state.cached_tokens if first else 0, stations, scores, pooled))

@@ -13,7 +13,8 @@ from baton.engine.speculate.draft import GRADES, Draft, SequenceView, Speculator
 from baton.engine.speculate.pairs import Match, PairIndex, following
 
 NAME = "prompt_lookup"
-CATCH_UP = 256  # tokens indexed by one call, in 0.05 ms: a long prompt takes several steps
+CATCH_UP = 64  # tokens indexed by a call for a draft, which no step should feel: a long prompt takes several
+READ = 512  # tokens indexed by a call ahead of the answer, in 0.1 ms
 OTHERS, OTHERS_DEPTH = 3, 4  # further continuations in a tree, and tokens of each
 NOTHING = -1  # separator between a prediction and the prompt, no token id
 
@@ -34,7 +35,7 @@ class PromptLookup(Speculator):
         beginning is drafted.
         """
         known = self._of(text)
-        known.catch_up()
+        known.catch_up(CATCH_UP)
         if (begun := _begun(text, budget)) is not None:
             return begun
         matches = known.index.matches()
@@ -52,7 +53,7 @@ class PromptLookup(Speculator):
         """Indexes part of the prompt; returns the number of tokens indexed."""
         known = self._of(text)
         behind = known.index.behind
-        known.catch_up()
+        known.catch_up(READ)
         return behind - known.index.behind
 
     def end(self, text: SequenceView) -> None:
@@ -91,10 +92,11 @@ class _DraftState:
                 begun.add(self.tokens[match.end])
                 yield self.behind(match, min(budget, OTHERS_DEPTH))
 
-    def catch_up(self) -> None:
+    def catch_up(self, most: int) -> None:
+        """Indexes up to ``most`` more tokens."""
         if self._own is not None:
             self._own += self._text[len(self._own) - self._before :]
-        self.index.catch_up(CATCH_UP)
+        self.index.catch_up(most)
 
 
 def _begun(text: SequenceView, budget: int) -> Draft | None:
