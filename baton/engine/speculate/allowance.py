@@ -59,6 +59,10 @@ class Allowance:
         """Returns whether the drafts of the sequence ``seq`` have paid of late, by its own account."""
         return self._tries or self._own.get(seq, 0.0) >= OWN_PROVEN
 
+    def hopes(self, seq: int) -> bool:
+        """Returns whether the sequence's last drafts brought more than they cost, if only by luck."""
+        return self._own.get(seq, 0.0) > 0.0
+
     def settle(self, seq: int, gain: float, sequences: int) -> None:
         """Records that the drafts of ``seq`` in a step of ``sequences`` brought ``gain`` tokens more than they
         cost, or would have.

@@ -14,7 +14,7 @@ from baton.engine.speculate.draft import SequenceView
 
 T = TypeVar("T", bound=SequenceView)
 
-SHARE = 0.002  # of the steps' time that may go into drafts which bring nothing
+SHARE = 0.004  # of the steps' time that may go into drafts which bring nothing
 UNFELT = 0.03  # share of a step's time that a call may take without being felt
 SELDOM = 125  # steps between calls that are felt
 MOST_SAVED = 1.0  # calls that the time saved up may pay at once

@@ -169,22 +169,18 @@ class Drafter:
             return 0, {}
         opened = [text for text in asked if self._is_open(text.seq)]
         weighed = self._weighed(opened, seconds, len(writers))
-        depths = best_depths([one.chances for one in weighed], len(writers), seconds, limit_s)
-        verified = self._allowed(weighed, depths, writers, seconds, limit_s)
-        self._add_probe(weighed, verified, steps, seconds)
-        if any(verified):
+        depths = self._depths(weighed, writers, seconds, limit_s)
+        self._add_probe(weighed, depths, steps, seconds)
+        if any(depths):
             self._staked = Stake(len(writers), seconds)
-        self._watch(weighed, depths, verified, cost(seconds, sum(depths), len(writers)), len(writers))
+        waiting = self._watch(weighed, depths, seconds, len(writers))
         chosen = {
             one.text.seq: one.draft.of(one.order[:depth])
-            for one, depth in zip(weighed, verified, strict=True)
+            for one, depth in zip(weighed, depths, strict=True)
             if depth
         }
-        waiting = set[int]()  # for a verdict
-        if not self._allowance.is_proven:
-            waiting = {one.text.seq for one, depth in zip(weighed, depths, strict=True) if depth}
         for text in opened:
-            if text.seq not in waiting and text.seq not in chosen:
+            if text.seq not in chosen and (self._allowance.is_proven or text.seq not in waiting):
                 self._asking.brought(text.seq, 0)
         self.tally = self.tally._replace(proposed=self.tally.proposed + len(weighed))
         return len(asked), chosen
@@ -195,7 +191,7 @@ class Drafter:
         """
         if self._tries or self._allowance.is_proven:
             return texts
-        return [text for text in texts if self._allowance.trusts(text.seq) or text.request.prediction]
+        return [text for text in texts if self._allowance.hopes(text.seq) or text.request.prediction]
 
     def _is_open(self, seq: int) -> bool:
         """Returns whether a further draft of the sequence ``seq`` is of use while one may be watched."""
@@ -212,17 +208,13 @@ class Drafter:
                 self._asking.brought(seq, verdict.brought)
             self._allowance.settle(seq, verdict.brought - watch.cost, watch.sequences)
 
-    def _allowed(
-        self,
-        weighed: Sequence[_Weighed],
-        depths: list[int],
-        writers: Sequence[Writer],
-        seconds: Vector,
-        limit_s: float,
+    def _depths(
+        self, weighed: Sequence[_Weighed], writers: Sequence[Writer], seconds: Vector, limit_s: float
     ) -> list[int]:
-        """Returns ``depths`` as far as they may be verified: none unless drafts have paid, nor of sequences whose
-        own haven't; for their sake, others' are fewer.
+        """Returns how many tokens of each draft to verify: none unless drafts have paid, nor of sequences whose own
+        haven't; for their sake, others' are fewer.
         """
+        depths = best_depths([one.chances for one in weighed], len(writers), seconds, limit_s)
         if not any(depths) or not self._allowance.allows(lengthened(seconds, sum(depths))):
             return [0] * len(depths)
         others = {text.seq for text in writers if not self._is_trusted(text)}
@@ -236,21 +228,23 @@ class Drafter:
         """Returns whether the sequence's drafts have paid, or the watched one agrees with what was written."""
         return self._allowance.trusts(text.seq) or self._watches.agrees(text.seq, len(text.tokens))
 
-    def _watch(
-        self, weighed: Sequence[_Weighed], depths: Sequence[int], verified: Sequence[int], price: float, count: int
-    ) -> None:
-        """Watches what isn't verified of the drafts; ``price`` is that of all ``depths``, in tokens, in a step of
-        ``count`` sequences.
+    def _watch(self, weighed: Sequence[_Weighed], depths: Sequence[int], seconds: Vector, count: int) -> set[int]:
+        """Watches what isn't verified of the drafts, in a step of ``count`` sequences; returns the sequences whose
+        accounts will tell what it would have brought.
         """
-        rows = max(1, sum(depths))
-        for one, depth, done in zip(weighed, depths, verified, strict=True):
+        alike, waiting = seconds[::count], set[int]()  # the first: the seconds if each sequence had such a draft
+        for one, done in zip(weighed, depths, strict=True):
             if self.by_rejection and one.text.request.sampling.temperature:
                 continue  # it may stand where it isn't what the target draws by itself
-            if done < len(one.draft.tokens):
-                due, nodes = None if done else price * depth / rows, one.order[: done or depth]
-                enough = done + 1 if done else max(depth, LEAST_WATCHED)
-                watch = Watch(one.draft, len(one.text.tokens), enough, nodes, due, count)
-                self._watches.begin(one.text.seq, watch)
+            if done == len(one.draft.tokens):
+                continue
+            depth = done or best_depths([one.chances], 1, alike)[0]
+            price, enough = (None, done + 1) if done else (cost(alike, depth, 1), max(depth, LEAST_WATCHED))
+            watch = Watch(one.draft, len(one.text.tokens), enough, one.order[:depth], price, count)
+            self._watches.begin(one.text.seq, watch)
+            if depth > done:
+                waiting.add(one.text.seq)
+        return waiting
 
     def observe(self, rows: int, prompt_tokens: int, seconds: float) -> None:
         """Records a step of ``seconds`` that computed ``rows`` rows of answers, drafts included, and

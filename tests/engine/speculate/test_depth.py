@@ -261,10 +261,10 @@ class Right(Speculator):
 
 
 def driven(
-    sequences: int, chance: float, steps: int, seed: int = 0, tries: bool = False
+    sequences: int, chance: float, steps: int, seed: int = 0, tries: bool = False, answer: int = 0
 ) -> tuple[float, float, list[int]]:
     """Tokens per second with speculation on a modelled machine, over those without; the last steps' mean depth;
-    the steps with drafts. Each token is a one by ``chance``.
+    the steps with drafts. Each token is a one by ``chance``; ``answer`` tokens end an answer, and another begins.
     """
     drafter, rng, clock = Drafter([Right()], lambda: 0.0, by_rejection=tries), random.Random(seed), 0.0
     texts, tokens, depth, drafted = [Written(seq, [1]) for seq in range(sequences)], 0, 0.0, list[int]()
@@ -277,6 +277,10 @@ def driven(
         for text in texts:
             coming = [int(rng.random() < chance) for _ in range(MOST_DRAFTS + 1)]
             tokens += 1 + wrote(drafter, text, drafts.get(text.seq), coming)
+            if answer and len(text.tokens) > answer:
+                drafter.end(text)
+        if answer:
+            texts = [text if len(text.tokens) <= answer else Written(text.seq + sequences, [1]) for text in texts]
         if step >= steps // 2:
             depth += (rows - sequences) / sequences / (steps - steps // 2)
         if drafts:
@@ -326,6 +330,12 @@ def test_by_rejection_fewer_steps_are_lengthened_in_vain_than_a_99th_percentile_
     assert len(drafted) > 0, "it is tried"
     assert sum(step >= START for step in drafted) < 8
     assert max(sum(at <= step < at + 320 for step in drafted) for at in range(START, 544)) < 4
+
+
+@pytest.mark.parametrize(("sequences", "chance", "least"), [(1, 0.6, 1.9), (1, 0.9, 2.7), (2, 0.9, 1.7)])
+def test_answers_of_a_hundred_tokens_gain_too(sequences: int, chance: float, least: float) -> None:
+    gain, *_ = driven(sequences, chance, 1500, answer=100)
+    assert gain > least
 
 
 @pytest.mark.parametrize("sequences", [1, 4, 16])
