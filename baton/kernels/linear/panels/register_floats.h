@@ -99,6 +99,18 @@ BATON_INLINE void dot_bf16(__m512& acc, __m512i w, const char* x) {
   asm("vdpbf16ps %2%{1to16%}, %1, %0" : "+v"(acc) : "v"(w), "m"(*(const int32_t(*)[1])x));
 }
 
+// `inputs` of a panel -> [two inputs][64][2] bf16.
+template <class Form>
+inline void look_up_pairs(const Form form, const uint8_t* w, int64_t inputs, uint16_t* out) {
+  constexpr int kPairs = Form::kInputs / 2;
+  for (int64_t s = 0; s < inputs / Form::kInputs; ++s, w += 256, out += 128 * kPairs)
+    unroll<4>([&](auto j) BATON_LAMBDA {
+      __m512i pairs[kPairs];
+      form(w + 64 * j, pairs);
+      unroll<kPairs>([&](auto p) BATON_LAMBDA { _mm512_storeu_si512(out + 128 * p + 32 * j, pairs[p]); });
+    });
+}
+
 // One chunk's part of `inputs`, from its packed bytes; x: [two inputs][row][2] bf16.
 template <int R, class Form>
 inline void tile_looked_up(const Form form, const uint8_t* w, int64_t inputs, const TileRows& rows) {

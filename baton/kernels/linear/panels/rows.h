@@ -20,6 +20,7 @@ constexpr int64_t kSum = 1024;
 // used, and what a tile ends with costs more.
 constexpr int64_t kChunk = BATON_AVX512 ? 8192 : 384;
 constexpr int64_t kHalfChunk = 2048;  // where tiles go through half a panel
+constexpr int64_t kPairChunk = 128;   // where they become bf16 first, with AVX-512: 16 KiB
 constexpr int64_t kNarrowChunk = 384;  // where weights become wider first, and lie in the nearest caches for it
 // Rows from which on int4 with whole scales becomes int8 first: a turn from group to group costs more for small groups.
 constexpr int64_t kManyRows = 96, kManyRowsSmall = 24, kManyRowsNarrow = BATON_AVX2 ? 17 : 1;
@@ -204,7 +205,7 @@ inline Rows prepare(const PackedLinear& w, const void* x, int32_t dtype, int64_t
   rows.group = rows.widened ? 2 * w.exact : w.group ? w.group : wide ? rows.padded : kSum;
   rows.halves = by_halves(w, m);
   if (wide)
-    rows.chunk = up(BATON_AVX512 && lie_as_read(w, m) ? kChunk : kNarrowChunk, w.group ? w.group : 8);
+    rows.chunk = up(!BATON_AVX512 ? kNarrowChunk : lie_as_read(w, m) ? kChunk : kPairChunk, w.group ? w.group : 8);
   else
     rows.chunk = up(w.kind == LINEAR_CODES ? kNarrowChunk : rows.halves ? kHalfChunk : kChunk, w.exact ? 2 * w.exact : rows.group);
   rows.groups = up(rows.padded, rows.group) / rows.group;

@@ -17,33 +17,10 @@
 namespace baton {
 
 // Rows up to which weights become floats in registers, for each tile anew: more are bound by products, which e4m3 shares its pipes
-// with. With AVX-512, where they are looked up, any form.
-constexpr int64_t kRegisterRows = 8, kRegisterE4m3 = 4, kLookedUpRows = 18;
+// with. With AVX-512 those of one tile, any form.
+constexpr int64_t kRegisterRows = 8, kRegisterE4m3 = 4, kLookedUpRows = 6;
 
-#if BATON_AVX512
-using Bytes = __m512i;
-BATON_INLINE Bytes bytes_at(const uint8_t* at) { return _mm512_loadu_si512(at); }
-BATON_INLINE void put_bytes(uint16_t* at, Bytes x) { _mm512_storeu_si512(at, x); }
-BATON_INLINE Bytes sixteen_places(const uint8_t* table) { return _mm512_broadcast_i32x4(_mm_load_si128((const __m128i*)table)); }
-BATON_INLINE Bytes low_nibbles(Bytes x) { return _mm512_and_si512(x, _mm512_set1_epi8(15)); }
-BATON_INLINE Bytes high_nibbles(Bytes x) { return low_nibbles(_mm512_srli_epi16(x, 4)); }
-BATON_INLINE Bytes looked_up(Bytes table, Bytes places) { return _mm512_shuffle_epi8(table, places); }
-BATON_INLINE Bytes low_pairs(Bytes a, Bytes b) { return _mm512_unpacklo_epi8(a, b); }
-BATON_INLINE Bytes high_pairs(Bytes a, Bytes b) { return _mm512_unpackhi_epi8(a, b); }
-template <int Which>
-BATON_INLINE Bytes words_of(Bytes a, Bytes b) {
-  return _mm512_castps_si512(_mm512_shuffle_ps(_mm512_castsi512_ps(a), _mm512_castsi512_ps(b), Which));
-}
-// Of each 32 bits the byte that `left` shifts to the top, as a float.
-template <int Left>
-BATON_INLINE Bytes byte_as_float(Bytes x) {
-  return _mm512_castps_si512(_mm512_cvtepi32_ps(_mm512_srai_epi32(_mm512_slli_epi32(x, Left), 24)));
-}
-BATON_INLINE Bytes two_tops(Bytes first, Bytes second) {
-  return _mm512_or_si512(_mm512_srli_epi32(first, 16), _mm512_and_si512(second, _mm512_set1_epi32(int(0xffff0000u))));
-}
-BATON_INLINE Bytes without_zero(Bytes x) { return _mm512_xor_si512(x, _mm512_set1_epi8(-128)); }
-#elif BATON_AVX2
+#if BATON_AVX2 && !BATON_AVX512
 using Bytes = __m256i;
 BATON_INLINE Bytes bytes_at(const uint8_t* at) { return _mm256_loadu_si256((const __m256i*)at); }
 BATON_INLINE void put_bytes(uint16_t* at, Bytes x) { _mm256_storeu_si256((__m256i*)at, x); }
@@ -80,6 +57,7 @@ struct NibbleTable {
   }
 };
 
+#if !BATON_AVX512
 // `steps` of [64][4] bytes with two nibbles each -> four times as many of [64][2] bf16.
 inline void widen_nibbles(const uint8_t* w, int64_t steps, const NibbleTable& table, uint16_t* out) {
 #if BATON_AVX2
@@ -121,11 +99,28 @@ inline void widen_bytes(const uint8_t* w, int64_t steps, uint16_t* out) {
 #endif
 }
 
+#endif
+
+#if BATON_AVX512
+// f(what looks up weights of this form).
+template <class F>
+BATON_INLINE void with_lookup(const PackedLinear& w, F&& f) {
+  if (is_e4m3(w.kind)) return f(LookedUpE4m3());
+  if (is_of_bytes(w.kind)) return f(LookedUpBytes());
+  const NibbleTable table(form_of(w.kind) == LINEAR_CODES ? wide_table_of(w) : nullptr);
+  f(LookedUpNibbles(table.low, table.high));
+}
+#endif
+
 // `width` inputs of a panel, of any of these forms.
 inline void widen_to_bf16(const PackedLinear& w, const uint8_t* at, int64_t width, uint16_t* out) {
+#if BATON_AVX512
+  with_lookup(w, [&](const auto& form) { look_up_pairs(form, at, width, out); });
+#else
   if (is_e4m3(w.kind)) return widen_e4m3(at, width / 4, out);
   if (is_of_bytes(w.kind)) return widen_bytes(at, width / 4, out);
   widen_nibbles(at, width / 8, NibbleTable(form_of(w.kind) == LINEAR_CODES ? wide_table_of(w) : nullptr), out);
+#endif
 }
 
 // What a panel's groups of one chunk are multiplied by: [group][64] floats, `mins` null where there are none.
@@ -137,7 +132,8 @@ struct GroupScales {
 struct AsBf16 {
   const uint16_t* w;
 
-  static constexpr int64_t ahead(int64_t inputs, const Ahead& each) { return 0; }  // bytes that are asked for beside them
+  // Bytes that are asked for beside so many inputs.
+  static constexpr int64_t ahead(int64_t inputs, const Ahead& each) { return BATON_AVX512 ? inputs / 2 * each.bytes : 0; }
   template <int R>
   void add(int64_t from, int64_t inputs, const TileRows& tile) const {
     tile_bf16<R>(w + from * kPanel, inputs / 2, tile);
@@ -186,12 +182,8 @@ inline bool lie_as_read(const PackedLinear& w, int64_t m) {
 template <class F>
 BATON_INLINE void with_floats(const PackedLinear& w, const uint8_t* at, int64_t width, int64_t m, uint16_t* memory, F&& f) {
 #if BATON_AVX512
-  if (lie_as_read(w, m)) {
-    if (is_e4m3(w.kind)) return f(AsLookedUp<LookedUpE4m3>{at, LookedUpE4m3()});
-    if (is_of_bytes(w.kind)) return f(AsLookedUp<LookedUpBytes>{at, LookedUpBytes()});
-    const NibbleTable table(form_of(w.kind) == LINEAR_CODES ? wide_table_of(w) : nullptr);
-    return f(AsLookedUp<LookedUpNibbles>{at, LookedUpNibbles(table.low, table.high)});
-  }
+  if (lie_as_read(w, m))
+    return with_lookup(w, [&](const auto& form) { f(AsLookedUp<std::decay_t<decltype(form)>>{at, form}); });
 #elif BATON_AVX2
   if (lie_as_read(w, m)) {
     if (is_e4m3(w.kind)) return f(AsTheyLie<WideE4m3>{at});
