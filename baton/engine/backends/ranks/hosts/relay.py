@@ -24,8 +24,8 @@ def relayed(far: TlsSocket) -> socket.socket:
     """Returns a local, blocking socket that stands for ``far``, whose handshake is done; a thread passes bytes on.
 
     The relay owns ``far``. Whatever ends on one side ends on the other: the local socket's end is the connection's,
-    and a connection that breaks, or whose bytes were changed on the way, ends the local socket. What was sent before
-    an end arrives; what is still sent to a peer that has ended is lost, because OpenSSL writes no more then.
+    and a connection that breaks, or whose bytes were changed on the way, ends the local socket. What was sent
+    before an end arrives; what is still sent to a peer that has ended is lost, as OpenSSL writes no more then.
     """
     near, inner = socket.socketpair()
     inner.setblocking(False)
