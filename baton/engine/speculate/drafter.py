@@ -33,9 +33,8 @@ from baton.protos.measurements import SpeculationTotals
 
 MOST_ROWS = 256  # drafts in one step
 WATCHED = 8  # of so many steps without speculation one is timed, because the machine's speed drifts slowly
-MOST_FOR_OTHERS = (
-    0.25  # share by which drafts lengthen a step at most if some of its sequences gain nothing by them
-)
+# Share by which drafts lengthen a step at most if some of its sequences gain nothing by them.
+MOST_FOR_OTHERS = 0.25
 LEAST_WATCHED = 4  # places ahead that a draft is compared with what is written
 PROMPT_NEW = 0.1  # weight of a step's time per prompt token
 
@@ -109,10 +108,10 @@ class Drafter:
         self._asking, self._probe, self._allowance = CallEstimate(), Probe(), Allowance(self._tries)
         self._watches = Watches()
         self._staked: Stake | None = None  # of the last step, if it had drafts
+        self._ended: list[int] = []  # since it was settled
         self._prompt_token_s = 0.0
         self._probed: int | None = None
-        self._sequence_steps = 0  # steps of sequences that wrote
-        self._read_ahead = 0
+        self._sequence_steps, self._read_ahead = 0, 0  # steps of sequences that wrote; prompts' tokens read early
         self._rest, self._rested = 0, 0  # steps that nobody need be thought about, and those since somebody was
         self._resting: tuple[int, int, int] | None = None  # whose rest it is
 
@@ -331,7 +330,7 @@ class Drafter:
         """Forgets a sequence that ended; speculators may learn from it."""
         self._learn(text.seq, self._watches.verdict(text.seq, text.tokens, is_last=True))
         self._chances.end(text.seq)
-        self._allowance.end(text.seq)
+        self._ended.append(text.seq)
         self._asking.end(text.seq)
         for speculator in self._speculators:
             speculator.end(text)
@@ -373,9 +372,11 @@ class Drafter:
 
     def _settle(self) -> None:
         """Settles what the last step's drafts brought, as far as they were verified."""
-        if self._staked is not None:
-            self._staked.settle(self._allowance)
-        self._staked = None
+        staked, self._staked = self._staked, None
+        if staked is not None:
+            staked.settle(self._allowance)
+        while self._ended:
+            self._allowance.end(self._ended.pop())
 
     def _add_probe(self, weighed: Sequence[_Weighed], depths: list[int], steps: int, seconds: Vector) -> None:
         """Lengthens the most promising draft by one token if a probe is due and may be risked."""

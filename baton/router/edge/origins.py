@@ -16,7 +16,7 @@ from starlette.datastructures import Headers
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from baton.router.api.errors import plain_error
+from baton.router.api.error_wording import http_error_at
 
 PROBES = frozenset({"/health", "/ready"})
 SAFE = frozenset({"GET", "HEAD", "OPTIONS"})
@@ -41,16 +41,14 @@ class LoopbackOnly:
             host, origin = headers.get("host"), headers.get("origin")
             if host is not None and not self._serves(host_of(host)):
                 text = f"this router asks nobody for a key, so it serves loopback names only, not {host[:200]!r}: "
-                refusal = plain_error(
-                    421, text + "add it to router.allowed_hosts, or use a keys_file", "wrong_host"
-                )
+                remedy = "add it to router.allowed_hosts, or use a keys_file"
+                refusal = http_error_at(scope["path"], 421, text + remedy, "wrong_host", {})
                 await refusal(scope, receive, send)
                 return
             if origin is not None and scope["method"] not in SAFE and not self._trusts(origin):
                 text = f"this router asks nobody for a key, so pages of {origin[:200]!r} may not use it: "
-                refusal = plain_error(
-                    403, text + "add it to router.cors_origins, or use a keys_file", "wrong_origin"
-                )
+                remedy = "add it to router.cors_origins, or use a keys_file"
+                refusal = http_error_at(scope["path"], 403, text + remedy, "wrong_origin", {})
                 await refusal(scope, receive, send)
                 return
         await self._app(scope, receive, send)

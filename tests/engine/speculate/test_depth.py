@@ -347,3 +347,30 @@ def test_the_learned_depth_is_nearly_as_good_as_the_best(sequences: int, chance:
         for depth in range(17)
     )
     assert gain > 0.9 * best
+
+
+def test_who_waits_for_no_verdict_is_asked_less_and_less() -> None:
+    """A sampled answer's drafts, judged by rejection, are never compared with what is written."""
+    drafter, text = Drafter([Right()], lambda: 0.0, by_rejection=True), Written(1, [1])
+    drafter._allowance._saved = 0.0  # nothing may be risked now
+    for _ in range(60):
+        drafter._chances.judge(1, Draft([1] * 8, "right", 0), 8)  # they once stood
+    for _ in range(200):
+        assert not drafter.plan([text])
+        drafter.observe(1, 0, machine(1))
+        text.tokens.append(1)
+    assert drafter._asking._brings[1] < 0.5
+
+
+def test_a_sequence_that_ends_with_a_draft_leaves_no_account() -> None:
+    drafter = Drafter([Right()], lambda: 0.0, by_rejection=True)
+    for seq in range(1, 41):
+        text = Written(seq, [1])
+        for _ in range(4):
+            drafts = drafter.plan([text])
+            drafter.observe(1 + sum(len(draft.tokens) for draft in drafts.values()), 0, machine(1))
+            wrote(drafter, text, drafts.get(seq), [1] * (MOST_DRAFTS + 1))
+        drafter.end(text)
+    drafter.plan([])
+    assert drafter.tally.verified > 0
+    assert not drafter._allowance._own

@@ -40,6 +40,7 @@ async def test_a_name_that_was_bent_to_loopback_is_refused_with_the_remedy(host:
         refused = await http.post("/v1/completions", headers={"host": host})
         assert refused.status_code == 421
         assert "router.allowed_hosts" in refused.json()["error"]["message"]
+        assert (await http.post("/v1/messages", headers={"host": host})).json()["type"] == "error"
         assert (await http.get("/health", headers={"host": host})).status_code == 200
 
 

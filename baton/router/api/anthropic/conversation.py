@@ -5,9 +5,8 @@ Knows nothing of models, sampling or answers. https://docs.anthropic.com/en/api/
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
-
-import orjson
 
 from baton.protos.errors import InvalidRequest
 from baton.protos.json import Json
@@ -57,7 +56,7 @@ def _of_user(content: object, param: str) -> Iterator[Json]:
             yield _result(block, where)
         else:
             texts.append(_text(block, where))
-            hinted = hinted or "cache_control" in block
+            hinted = hinted or _is_marked(block)
     if texts:
         yield _message("user", texts, "\n", hinted)
 
@@ -79,14 +78,14 @@ def _result(block: Json, param: str) -> Json:
     if block.get("is_error"):
         text = ERROR_MARK + text
     said: Json = {"role": "tool", "tool_call_id": _string(block, "tool_use_id", param), "content": text}
-    return said | {"cache_control": True} if "cache_control" in block else said
+    return said | {"cache_control": True} if _is_marked(block) else said
 
 
 def _call(block: Json, param: str) -> Json:
     given = block.get("input")
     if not isinstance(given, dict):
         raise InvalidRequest(f"{param}.input should be an object", f"{param}.input")
-    called = {"name": _string(block, "name", param), "arguments": orjson.dumps(given).decode()}
+    called = {"name": _string(block, "name", param), "arguments": json.dumps(given, ensure_ascii=False)}
     return {"id": _string(block, "id", param), "type": "function", "function": called}
 
 
@@ -96,7 +95,11 @@ def _message(role: str, texts: list[str], between: str, hinted: bool) -> Json:
 
 
 def _hinted(content: object) -> bool:
-    return isinstance(content, list) and any(isinstance(b, dict) and "cache_control" in b for b in content)
+    return isinstance(content, list) and any(isinstance(b, dict) and _is_marked(b) for b in content)
+
+
+def _is_marked(block: Json) -> bool:
+    return block.get("cache_control") is not None  # clients send null for none
 
 
 def _texts(content: object, param: str) -> list[str]:

@@ -157,6 +157,9 @@ class MessagesBody(SamplingBody, MessagesPrompt):
         if constraint is not None and self._form() is not None:
             name = constraint[1]
             raise InvalidRequest(f"give one of output_config.format and {name}, not both", name)
+        if self._form() is not None and self.tool_choice is not None and self.tool_choice.type in ("any", "tool"):
+            name = "output_config.format"
+            raise InvalidRequest(f"{name} can't go with a tool_choice that demands a call", name)
         return self
 
     def chat(self) -> ChatBody:

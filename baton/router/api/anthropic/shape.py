@@ -5,8 +5,10 @@ Knows nothing of HTTP or of where the pieces come from. https://docs.anthropic.c
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 
+import orjson
 from pydantic_core import from_json
 
 from baton.protos.json import Json
@@ -120,13 +122,25 @@ class MessagesShape:
         }
 
 
-def _input(arguments: str) -> Json:
+def _input(arguments: str) -> Json | orjson.Fragment:
     """Returns a call's arguments as an object; of arguments that ``max_tokens`` cut, what is complete."""
     try:
         found = from_json(arguments or "{}", allow_partial=True)
+        return _encodable(found) if isinstance(found, dict) else {}
     except ValueError:
         return {}
-    return found if isinstance(found, dict) else {}
+
+
+def _encodable(found: Json) -> Json | orjson.Fragment:
+    """Returns ``found``, or its JSON text if it has integers of over 64 bits, which orjson doesn't write.
+
+    Raises ValueError for what no JSON text can hold.
+    """
+    try:
+        orjson.dumps(found)
+    except TypeError:
+        return orjson.Fragment(json.dumps(found, allow_nan=False))
+    return found
 
 
 def _usage(usage: Usage) -> Json:

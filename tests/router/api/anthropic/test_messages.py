@@ -15,6 +15,7 @@ from tests.router.conftest import EOS, SAID
 TURN = {"role": "user", "content": "Hello"}
 ASK = {"model": "tiny", "messages": [TURN], "max_tokens": 180, "temperature": 0}
 STREAMED = {"model": "tiny", "messages": [TURN], "max_tokens": 180, "extra_body": {"temperature": 0}}
+FORM = {"type": "json_schema", "schema": {"type": "object"}}
 TOOL = {"name": "weather", "input_schema": {"type": "object"}}
 CALL = '<tool_call>{"name": "weather", "arguments": {"at": "Ulm"}}</tool_call>'
 
@@ -93,6 +94,18 @@ async def test_a_call_that_is_cut_off_keeps_what_is_complete(router, says) -> No
     assert answer.content[0].input == {"at": "Ulm"}
 
 
+async def test_numbers_of_calls_keep_all_their_digits(router, says, prompted) -> None:
+    number = 10**30 + 7
+    says(f'{{"at": {number}}}')
+    answer = await create(router, tools=[TOOL], tool_choice={"type": "tool", "name": "weather"})
+    assert answer.content[0].input == {"at": number}
+    call = {"type": "tool_use", "id": "c1", "name": "weather", "input": {"at": number}}
+    result = {"type": "tool_result", "tool_use_id": "c1", "content": "fine"}
+    turns = [TURN, {"role": "assistant", "content": [call]}, {"role": "user", "content": [result]}]
+    answer = await create(router, messages=turns)
+    assert answer.role == "assistant"
+
+
 async def test_a_demanded_call_is_a_grammar_and_so_is_a_form(router, fake, says) -> None:
     says('{"at": "Ulm"}')
     answer = await create(router, tools=[TOOL], tool_choice={"type": "tool", "name": "weather"})
@@ -159,8 +172,10 @@ async def test_a_breakpoint_of_the_cache_is_a_hint(router, fake, at: str) -> Non
     }[at]
     await create(router, **fields)
     assert fake.requests[-1].context.retained
-    await create(router)
-    assert not fake.requests[-1].context.retained
+    unmarked = {"role": "user", "content": [{"type": "text", "text": "x", "cache_control": None}]}
+    for fields in ({}, {"messages": [unmarked]}):
+        await create(router, **fields)
+        assert not fake.requests[-1].context.retained
 
 
 @pytest.mark.parametrize(
@@ -178,6 +193,8 @@ async def test_a_breakpoint_of_the_cache_is_a_hint(router, fake, at: str) -> Non
         ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "tools[0].type"),
         ({"tools": [TOOL], "tool_choice": {"type": "tool"}}, "tool_choice.name"),
         ({"tool_choice": {"type": "any"}}, "tool_choice"),
+        ({"tools": [TOOL], "tool_choice": {"type": "any"}, "output_config": {"format": FORM}},
+         "output_config.format"),
         ({"thinking": {"type": "between_tools"}}, "thinking.type"),
         ({"output_config": {"effort": "low"}}, "output_config.effort"),
         ({"stop_sequences": [""]}, "stop_sequences"),
