@@ -17,6 +17,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+import msgspec
 import numpy as np
 
 from baton.engine.plan import SequenceStep
@@ -133,3 +134,31 @@ def _drop_oldest(records: dict[int, LastRun] | dict[int, HandoffBlocks]) -> None
 
 def _blocks(tokens: int) -> int:
     return -(-tokens // BLOCK_TOKENS)
+
+
+def missing_of(tables: Sequence[PageResidency], items: Sequence[SequenceStep]) -> list[int]:
+    """Returns the pages that must be copied before a step of ``items``, whose page tables have one of ``tables``
+    each, as ``PageResidency.missing``.
+    """
+    found = [current.missing(_in_table(items, number)) for number, current in enumerate(tables)]
+    return sorted({page for pages in found for page in pages})
+
+
+def ran(tables: Sequence[PageResidency], items: Sequence[SequenceStep], brought: Sequence[int]) -> None:
+    """Records a step in all of ``tables``, as ``PageResidency.ran``. What it wrote by one table is news to the
+    others, because a page may belong to another table when it is leased again.
+    """
+    if len(tables) > 1:
+        tabled = [item for number in range(len(tables)) for item in _in_table(items, number)]
+        ends = [_blocks(item.start + len(item.tokens)) for item in tabled]
+        spans = [item.pages[item.start // BLOCK_TOKENS : end] for item, end in zip(tabled, ends, strict=True)]
+        brought = sorted({*brought, *(page for pages in spans for page in pages)})
+    for number, current in enumerate(tables):
+        current.ran(_in_table(items, number), brought)
+
+
+def _in_table(items: Sequence[SequenceStep], table: int) -> Sequence[SequenceStep]:
+    """Returns the items with the pages of their page table ``table`` as their first one."""
+    if not table:
+        return items
+    return [msgspec.structs.replace(item, pages=item.tables[table - 1]) for item in items]

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from baton.engine.backends.residency import MOST_RECORDS, PageResidency
+from baton.engine.backends.residency import MOST_RECORDS, PageResidency, missing_of, ran
 from baton.engine.plan import SequenceStep
 
 
@@ -236,3 +236,17 @@ def test_a_device_that_follows_it_always_has_what_the_host_has() -> None:
                 both.host[moved[at]] = both.host[pages[at]]
                 live[seq] = (moved, start)
         both.step(live, [seq for seq in live if rng.random() < 0.8 and live[seq][1] < 47], turn)
+
+
+def test_what_a_step_writes_by_one_page_table_is_brought_to_sequences_that_have_it_in_another() -> None:
+    tables = [PageResidency(8) for _ in range(2)]
+
+    def step(seq: int, start: int, pages: list[int], further: list[int], count: int = 1) -> list[int]:
+        items = [SequenceStep(seq, [0] * count, start, pages, tables=(further,))]
+        brought = missing_of(tables, items)
+        ran(tables, items, brought)
+        return brought
+
+    step(1, 0, [0, 1], [2, 3], 32)
+    step(2, 0, [3], [4], 3)  # took over a page of the first's second table, which came back to it by a tier
+    assert step(1, 32, [0, 1, 5], [2, 3, 6]) == [3]

@@ -10,7 +10,6 @@ import ctypes
 import time
 from collections.abc import Callable, Sequence
 
-import msgspec
 import numpy as np
 import torch
 from torch import Tensor
@@ -42,8 +41,8 @@ from baton.engine.backends.ranks.memory import (
     sizes_for,
 )
 from baton.engine.backends.ranks.notes import written
-from baton.engine.backends.residency import PageResidency
-from baton.engine.plan import ModelSpec, SequenceStep, StepPlan
+from baton.engine.backends.residency import PageResidency, missing_of, ran
+from baton.engine.plan import ModelSpec, StepPlan
 from baton.engine.program.ops import LmHead
 from baton.engine.program.rank_program import BY_COLUMNS, BY_ROWS, dealt_experts
 from baton.kernels.collective.native import RankIsLost
@@ -189,8 +188,7 @@ class RankRunner(StepRunner):
             lost = RankIsLost(code)
             raise RankLost(f"{lost}, of {self._own.own.rank.count} ranks", rank=lost.rank)
         if self._hosts is not None:
-            for number, current in enumerate(self._current):
-                current.ran(in_table(plan.items, number), missing)
+            ran(self._current, plan.items, missing)
         if states is not None:
             states.finish()
 
@@ -256,8 +254,7 @@ class RankRunner(StepRunner):
         """Copies the pages that others may have written since to other hosts; returns their numbers."""
         if self._hosts is None:
             return []
-        of_tables = [current.missing(in_table(plan.items, table)) for table, current in enumerate(self._current)]
-        missing = sorted({page for pages in of_tables for page in pages})
+        missing = missing_of(self._current, plan.items)
         show_pages(self._ranks, missing, self.spec.layout.page_bytes)
         return missing
 
@@ -278,13 +275,6 @@ class RankRunner(StepRunner):
     def _shared(self, count: int) -> Tensor:
         held = (ctypes.c_float * count).from_address(self._memory.registers)
         return torch.frombuffer(held, dtype=torch.float32)
-
-
-def in_table(items: Sequence[SequenceStep], table: int) -> Sequence[SequenceStep]:
-    """Returns the items with the pages of their page table ``table`` as their first one."""
-    if not table:
-        return items
-    return [msgspec.structs.replace(item, pages=item.tables[table - 1]) for item in items]
 
 
 def cut(items: Array, pieces: Sequence[Piece]) -> Array:
