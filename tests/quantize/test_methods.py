@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from baton.protos.errors import ConfigError
 from baton.quantize.grids import IntGrid, to_nearest
 from baton.quantize.methods import awq, smoothquant
 from baton.quantize.methods.gptq import _factors, _reversed_root, gptq
@@ -71,6 +72,14 @@ def test_gptqs_factor_is_that_of_the_inverse_hessian(stats: ActivationStats) -> 
     root = _reversed_root(stats.hessian, order)
     assert torch.allclose(_factors(root, 128, 20), wanted[:20], rtol=1e-2, atol=1e-4)
     assert torch.allclose(_factors(root, 108, 20), wanted[20:40, 20:], rtol=1e-2, atol=1e-4)
+
+
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf])
+def test_gptq_refuses_moments_that_are_not_finite(bad: float) -> None:
+    hessian = torch.eye(64)
+    hessian[3, 3] = bad
+    with pytest.raises(ConfigError, match="NaN or infinite; use another --calibration"):
+        gptq(torch.randn(8, 64), hessian, GRID)
 
 
 def test_gptq_is_rounding_to_the_nearest_where_inputs_do_not_go_together() -> None:

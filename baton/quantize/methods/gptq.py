@@ -9,6 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from baton.protos.errors import ConfigError
 from baton.quantize.grids import Fit, IntGrid
 from baton.quantize.quantized_weight import QuantizedWeight, group_numbers, stacked
 
@@ -72,8 +73,11 @@ def _block(part: Tensor, rows: Tensor, scales: Tensor, zeros: Tensor, top: int) 
 def _reversed_root(hessian: Tensor, order: Tensor) -> Tensor:
     """Returns the lower Cholesky factor (k, k) of the Hessian with its inputs in the reverse of ``order``.
 
-    It is damped as much as that needs.
+    It is damped as much as that needs. Raises ConfigError if the Hessian isn't finite.
     """
+    if not bool(hessian.diagonal().isfinite().all()):
+        text = "the model's activations on the calibration text are NaN or infinite"
+        raise ConfigError(f"{text}; use another --calibration or --model", "calibration")
     place, k = order.flip(0), len(order)
     damp = DAMP * hessian.diagonal().double().mean().item() or 1.0
     for _ in range(8):
