@@ -59,7 +59,9 @@ def test_a_worker_answers_as_one_rank_by_tls_and_ends_with_a_rank_of_the_other_h
         far = EngineConfig(model, threads=1, tp=2, rank_bound_s=60.0, rank_hosts=(address,))
         with pytest.raises(StartupError, match="speaks TLS, and this worker doesn't"):
             load_runner(far)
-        runner = load_runner(EngineConfig(model, threads=1, tp=2, rank_hosts=(address,), tls=OURS))
+        runner = load_runner(
+            EngineConfig(model, threads=1, tp=2, rank_bound_s=60.0, rank_hosts=(address,), tls=OURS)
+        )
         assert isinstance(runner, RankRunner)
         try:
             driver = SharedDriver(runner, 16)
