@@ -106,6 +106,7 @@ def serve() -> Iterator[Callable[..., Serving]]:
 
         yield start
         for serving in started:
+            print("".join(serving.lines))  # shown where the test failed
             if serving.process.poll() is None:
                 serving.process.kill()
                 serving.process.wait()

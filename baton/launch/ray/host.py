@@ -12,6 +12,7 @@ import os
 import signal
 import sys
 import threading
+import time
 from pathlib import Path
 
 import msgspec
@@ -23,6 +24,7 @@ from baton.protos.errors import BatonError, ErrorInfo, StartupError, to_info
 
 POLL_S = 0.2
 GRACE_S = 1.5
+STUCK_S = 10.0  # seconds after the raylet's end in which a call of Ray should have noticed
 
 
 class PlacementReport(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -66,6 +68,8 @@ def _serve(spec: PlacementSpec, reports: int, stop: threading.Event, asked: Requ
 
 def _watch(placement: RayPlacement, reports: int, stop: threading.Event, asked: RequestedPlans) -> None:
     raylet = named_in_session("raylet")  # None in a joined cluster
+    if raylet is not None:
+        threading.Thread(target=end_with, args=(raylet,), daemon=True).start()
     while not stop.wait(POLL_S):
         if raylet is not None and wait_exit(raylet, 0):
             raise StartupError("Ray's raylet ended; serving goes on")
@@ -74,6 +78,18 @@ def _watch(placement: RayPlacement, reports: int, stop: threading.Event, asked: 
         placement.tend()
         for status in placement.changes():
             _say(reports, PlacementReport(slot=status))
+
+
+def end_with(raylet: int, stuck_s: float = STUCK_S) -> None:
+    """Ends this process with status 1 once process ``raylet`` has been gone for ``stuck_s`` seconds.
+
+    A call of Ray that was under way when its raylet died may never return. Whoever started this process starts it
+    again, and the next one adopts the workers.
+    """
+    while not wait_exit(raylet, 60.0):
+        pass
+    time.sleep(stuck_s)
+    os._exit(1)
 
 
 def _take_stdout() -> int:
