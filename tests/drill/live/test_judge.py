@@ -39,7 +39,7 @@ async def test_a_server_that_does_nothing_wrong_passes() -> None:
 )
 async def test_what_a_server_does_wrong_is_seen(fault: str, seen: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(judge, "CALM_S", 0.05)
-    monkeypatch.setattr(judge, "LOOK_S", 0.005)
+    monkeypatch.setattr(judge, "LOOK_S", 0.06 if fault == "health" else 0.005)  # an answer ends between looks
     plan = LiveLoad(10, 3, 8, 8, limit_s=1.0 if fault == "endless" else 30.0)
     async with SmallServer(fault) as server:
         card = await LiveJudge(server.url, plan=plan).run()
