@@ -61,7 +61,7 @@ class Host:
 
 
 class Ports(NamedTuple):
-    """Where both hosts take connections, and by which certificate; None: in plaintext."""
+    """Names the addresses where both hosts take connections, and their certificate; None is plaintext."""
 
     servers: list[LinkServer]
     identity: Identity | None

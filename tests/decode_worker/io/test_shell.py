@@ -1,4 +1,4 @@
-"""What a decode worker writes to a router: protobuf messages of a session's queued items."""
+"""Tests the protobuf messages that a decode worker makes of a session's queued items."""
 
 from __future__ import annotations
 

@@ -58,7 +58,7 @@ def misleading(prompt: list[int], rng: random.Random) -> list[int]:
 
 
 class Clock:
-    """Virtual seconds."""
+    """Counts the seconds that the world has played so far."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -83,7 +83,7 @@ class Costly(Speculator):
 
 
 class Played(NamedTuple):
-    """What was played: each step's seconds over those without drafts, answers' p99s, and tokens per second over
+    """Holds what was played: each step's seconds over those without drafts, answers' p99s, and tokens per second over
     those without."""
 
     steps: list[float]

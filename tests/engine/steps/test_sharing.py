@@ -1,4 +1,4 @@
-"""What is shared with the I/O process leaves the pages that running prompts will need."""
+"""Tests that pages shared with the I/O process leave those that running prompts will need."""
 
 from __future__ import annotations
 

@@ -118,7 +118,7 @@ def test_a_policy_never_pairs_workers_of_other_weights(name):
 
 @pytest.mark.parametrize("name", names())
 def test_a_policy_pairs_workers_that_divide_pages_of_windows_alike(name):
-    """As in a rolling upgrade whose older workers share pages."""
+    """A rolling upgrade has such pairs: its older workers share pages."""
     groups = tuple(LayerGroup(f"w{window}", ("k", "v"), 4, 2, 8, window) for window in (0, 32))
     shared = layout_for("float32", groups)
 
