@@ -83,8 +83,8 @@ class Costly(Speculator):
 
 
 class Played(NamedTuple):
-    """Holds what was played: each step's seconds over those without drafts, answers' p99s, and tokens per second over
-    those without."""
+    """Holds what was played: each step's seconds over those without drafts, answers' p99s, and tokens per second
+    over those without."""
 
     steps: list[float]
     clients: dict[Text, list[float]]  # by kind of text: each answer's 99th percentile of steps
