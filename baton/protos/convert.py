@@ -188,8 +188,8 @@ def layout_from_pb(pb: c.KvLayout) -> nouns.KvLayout:
 
 
 _INFO_FIELDS = tuple(f for f in nouns.WorkerInfo.__struct_fields__ if f != "layout")
-_INFO_LISTS = ("eos_token_ids", "adapters")
-_INFO_MAPS = ("data_addresses",)
+_INFO_LISTS = ("eos_token_ids", "adapters", "rank_hosts")
+_INFO_MAPS = ("data_addresses", "widths")
 
 
 def info_to_pb(info: nouns.WorkerInfo) -> w.WorkerInfo:

@@ -169,7 +169,8 @@ class WorkerInfo(msgspec.Struct, frozen=True):
     ``incarnation`` is new with each start or change of role. ``fingerprint`` is hex SHA-256 of its weights.
     ``data_addresses`` gives the addresses of its KV receivers by transport, besides ``address`` (gRPC). Workers
     with one ``host_id`` run under one kernel. ``kv_backing`` is the kind of memory of its host pages
-    (kv/memory/host_pages.py).
+    (kv/memory/host_pages.py). A worker of several ranks has their ``widths`` by setting (tp, cp, pp, ep; those
+    above 1), and in ``rank_hosts`` where each rank runs: "" on the worker's own host, else at this `baton ranks`.
     """
 
     worker_id: str
@@ -193,6 +194,8 @@ class WorkerInfo(msgspec.Struct, frozen=True):
     data_addresses: dict[str, str] = {}
     kv_backing: str = ""
     version: str = ""  # of the build; empty where an older one doesn't say
+    widths: dict[str, int] = {}
+    rank_hosts: tuple[str, ...] = ()
 
 
 def of_this_build(info: WorkerInfo) -> WorkerInfo:

@@ -27,7 +27,6 @@ from baton.engine.config import EngineConfig
 from baton.engine.grammar.running import GRACE_S, Grammars
 from baton.engine.load import load_runner
 from baton.engine.plan import Runner, adapters_of, internals_of, mirror_of, ranks_of, warm
-from baton.engine.program.shares import Widths
 from baton.engine.steps.loop import EngineParts, StepLoop
 from baton.engine.wide_pages import widened
 from baton.kernels.abi.cores import LentCores, lend
@@ -253,7 +252,7 @@ def make_runner(
 
 def require_one_rank(spec: EngineSpec) -> None:
     """Checks that a paced engine has no ranks: its profile says how fast they are. Raises ConfigError."""
-    widths = Widths(spec.tp, spec.cp, spec.pp, spec.ep)
+    widths = spec.widths
     if widths.count > 1:
         field = widths.field
         text = f"{widths}: a paced engine is one process; name a profile of so many ranks instead"

@@ -14,6 +14,7 @@ from redis.exceptions import RedisError
 
 from baton.cluster.membership import Membership, PolledRoster, connect, end_task
 from baton.cluster.roles import RoleWishes
+from baton.engine.backends.ranks.hosts.layout import places_of_ranks
 from baton.protos.channel import EngineReady
 from baton.protos.nouns import WorkerInfo, of_this_build
 from baton.worker.figures.report import WorkerReport
@@ -41,6 +42,7 @@ async def start_role(spec: WorkerSpec, record: SlotRecord | None) -> str:
 
 def describe(spec: WorkerSpec, ready: EngineReady, incarnation: str) -> WorkerInfo:
     """Returns the worker's description, without its addresses."""
+    widths = spec.engine.widths
     info = WorkerInfo(
         worker_id=spec.slot,
         incarnation=incarnation,
@@ -56,6 +58,8 @@ def describe(spec: WorkerSpec, ready: EngineReady, incarnation: str) -> WorkerIn
         max_batch=ready.max_batch,
         device=spec.engine.device,
         adapters=ready.adapters,
+        widths={field: getattr(widths, field) for field in widths.several},
+        rank_hosts=places_of_ranks(widths.count, spec.engine.rank_hosts),
     )
     return of_this_build(info)
 

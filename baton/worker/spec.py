@@ -13,6 +13,7 @@ from typing import Literal
 import msgspec
 
 from baton.cluster.model_id import model_id, paced_profile
+from baton.engine.program.shares import Widths
 from baton.protos.errors import ConfigError
 from baton.protos.nouns import AdapterLimits
 from baton.tls.identity import TlsFiles
@@ -52,6 +53,11 @@ class EngineSpec(_Group, frozen=True):
     rank_wait_s: float = 0.0  # seconds to wait for them at start
     cores_page: str = ""  # memory by which the machine's engines lend one another cores; empty: none are lent
     all_cores: int = 0  # that are lent, of which ``threads`` are its own
+
+    @property
+    def widths(self) -> Widths:
+        """Returns how many ranks share the model's columns, rows, layers and experts."""
+        return Widths(self.tp, self.cp, self.pp, self.ep)
 
     @property
     def paced_profile(self) -> str:

@@ -95,8 +95,9 @@ def test_a_layout_survives_the_wire(layout):
 @given(layouts, st.lists(ids, max_size=3).map(tuple))
 def test_a_workers_description_survives_the_wire(layout, eos):
     info = nouns.WorkerInfo(
-        "w0", "inc", "decode", "127.0.0.1:1", "m", "ff", layout, 2048, 300, eos, 64, kv_backing="small pages"
-    )
+        "w0", "inc", "decode", "127.0.0.1:1", "m", "ff", layout, 2048, 300, eos, 64, kv_backing="small pages",
+        widths={"tp": 2}, rank_hosts=("", "10.0.0.2:7100"),
+    )  # fmt: skip
     pb = worker_pb2.WorkerInfo.FromString(convert.info_to_pb(info).SerializeToString())
     assert convert.info_from_pb(pb) == info
 

@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from baton.console.cluster.asking import router
+from baton.console.cluster.ranks import ranks_in_words
 from baton.protos.json import Json
 
 
@@ -43,6 +44,8 @@ def page(record: Json, console: Console) -> None:
         )
         for placement in choice["placements"]:
             console.print(_placed(placement))
+            for worker, ranks in placement.get("ranks", {}).items():
+                console.print(f"{worker}: {ranks_in_words(ranks['widths'], ranks['hosts'])}")
             console.print(_candidates(placement))
         if seen := choice.get("observed_s"):
             stations = ", ".join(f"{name} {seconds:.4f}" for name, seconds in seen.items())

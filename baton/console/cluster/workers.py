@@ -20,6 +20,7 @@ from rich.table import Table
 from baton.cluster.config import BatonConfig, ClusterConfig
 from baton.cluster.departures import Departure, Departures
 from baton.cluster.membership import PolledRoster, WorkerEntry, connect
+from baton.console.cluster.ranks import by_host, widths_in_words
 from baton.launch.redis_server import check_redis
 from baton.protos import version
 from baton.protos.adapter_id import name_of
@@ -34,6 +35,7 @@ COLUMNS = (
     "state",
     "model",
     "adapters",
+    "ranks",
     "version",
     "address",
     "running",
@@ -57,8 +59,9 @@ def show_workers(redis_url: str | None, namespace: str) -> int:
     if not entries:
         raise NoWorker(f"no worker is in the namespace {namespace!r} of this Redis; is --namespace right?")
     console.print(table(entries))
-    if (links := links_table(entries)) is not None:
-        console.print(links)
+    for further in (hosts_table(entries), links_table(entries)):
+        if further is not None:
+            console.print(further)
     return 0
 
 
@@ -115,12 +118,14 @@ def _described(config: BatonConfig) -> str:
 
 
 def table(entries: dict[str, WorkerEntry]) -> Table:
-    """Returns a terminal table with a row per worker, sorted by id; with a column of adapters if any worker has
-    one.
+    """Returns a terminal table with a row per worker, sorted by id; with a column of adapters, or of ranks, if any
+    worker has some.
     """
     shown = Table(box=None)
     adapted = any(entry.info.adapters for entry in entries.values())
-    for column in COLUMNS if adapted else [c for c in COLUMNS if c != "adapters"]:
+    ranked = any(entry.info.widths for entry in entries.values())
+    absent = [name for name, there in (("adapters", adapted), ("ranks", ranked)) if not there]
+    for column in (c for c in COLUMNS if c not in absent):
         shown.add_column(column, no_wrap=True)
     for name, (info, load, age) in sorted(entries.items()):
         counts = (load.running, load.waiting, load.free_pages, load.cached_pages)
@@ -130,6 +135,7 @@ def table(entries: dict[str, WorkerEntry]) -> Table:
             info.state,
             info.model_id,
             *((adapters_of(info),) if adapted else ()),
+            *((widths_in_words(info.widths) or "1",) if ranked else ()),
             version_of(info),
             info.address,
             *map(str, counts),
@@ -154,6 +160,17 @@ def version_of(info: WorkerInfo) -> str:
         return build
     said = f"{build}, protocol {escape(info.protocol)}"
     return said if version.runs_with(info.protocol) else f"[red]{said}: refused[/]"
+
+
+def hosts_table(entries: dict[str, WorkerEntry]) -> Table | None:
+    """Returns a terminal table of the hosts of those workers whose ranks run on several; None if there are none."""
+    shown = Table("ranks of", "numbers", "host", box=None)
+    for name, (info, _, _age) in sorted(entries.items()):
+        if any(info.rank_hosts):
+            own = info.address.rpartition(":")[0]
+            for host, ranks in by_host([host or own for host in info.rank_hosts]):
+                shown.add_row(name, ranks, host)
+    return shown if shown.row_count else None
 
 
 def links_table(entries: dict[str, WorkerEntry]) -> Table | None:

@@ -16,7 +16,7 @@ from baton.router.dispatch.messages import Attempt
 from baton.router.dispatch.progress import ChoiceProgress
 from baton.router.dispatch.retries import RetryState
 from baton.router.dispatch.view import Reservation
-from baton.router.observe.trail import TrailWriter
+from baton.router.observe.trail import TrailWriter, ranks_of
 from baton.router.request.request import ChoiceStream, ChoiceSummary, RouterRequest
 
 
@@ -70,12 +70,14 @@ class ChoiceRun:
         queue.
         """
         taken, summary = reservation.taken, self.summary
-        self.retries.placed(reservation.incarnations)
+        self.retries.placed({worker: info.incarnation for worker, info in reservation.infos.items()})
         summary.way, summary.prefill_worker, summary.decode_worker = taken.way, taken.prefill, taken.decode
         summary.attempts = self.retries.attempts
         summary.took(Station("queue", waited_s))
         weights = str(self.request.pin.weights or "")
-        self.trail.placed(reservation.decision, self.progress.elapsed(), waited_s, weights)
+        self.trail.placed(
+            reservation.decision, self.progress.elapsed(), waited_s, weights, ranks_of(reservation.infos)
+        )
 
     def begin(self, wire_id: str, traceparent: str) -> Attempt:
         """Starts and returns an attempt, dropping tokens that an earlier one produced but that were held back."""

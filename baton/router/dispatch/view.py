@@ -73,7 +73,7 @@ class _WorkerCounts:
 class Reservation:
     """Holds a request's place on its workers, counted in the view until ``close``.
 
-    ``incarnations`` are the workers' incarnations when it was placed, by worker id.
+    ``infos`` are the workers' descriptions when it was placed, by worker id.
     """
 
     def __init__(
@@ -83,9 +83,9 @@ class Reservation:
         uncached: int,
         seated: bool,
         share: PinShare | None,
-        incarnations: Mapping[str, str],
+        infos: Mapping[str, WorkerInfo],
     ) -> None:
-        self.decision, self.incarnations = decision, incarnations
+        self.decision, self.infos = decision, infos
         self.taken: Option = decision.taken
         self._share = share
         self._view, self._uncached = view, uncached
@@ -248,8 +248,8 @@ class ClusterView:
         self._turn += 1
         self._snapshots.clear()
         taken = decision.taken
-        incarnations = self._links.incarnations({taken.prefill, taken.decode} - {""})
-        return Reservation(self, decision, uncached, seated, share, incarnations)
+        infos = self._links.infos({taken.prefill, taken.decode} - {""})
+        return Reservation(self, decision, uncached, seated, share, infos)
 
     def full(self, worker_id: str, seconds: float) -> None:
         """Offers a worker no request for ``seconds``, because it refused one for want of room."""

@@ -5,12 +5,13 @@ Knows nothing of how a policy chooses, nor of where records are kept.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import msgspec
 
 from baton.protos.errors import BatonError
 from baton.protos.json import Json
+from baton.protos.nouns import WorkerInfo
 from baton.router.policies import Option, RoutingDecision
 from baton.router.request.request import ChoiceSummary
 
@@ -19,10 +20,23 @@ OBSERVED_AT = {"queue": "prefill_queue", "read": "prefill", "ship": "transfer"}
 NAMES = {"queue": "queue", "read": "prefill", "ship": "transfer"}
 
 
+class WorkerRanks(msgspec.Struct, frozen=True):
+    """Says where a worker's ranks ran: their ``widths`` by setting, and each rank's host ("": the worker's own)."""
+
+    widths: dict[str, int]
+    hosts: tuple[str, ...]
+
+
+def ranks_of(infos: Mapping[str, WorkerInfo]) -> dict[str, WorkerRanks]:
+    """Returns the ranks of those workers of ``infos`` that have several, by worker id."""
+    return {worker: WorkerRanks(i.widths, i.rank_hosts) for worker, i in infos.items() if i.rank_hosts}
+
+
 class PlacementRecord(msgspec.Struct):
     """Records one placement: ``at_s`` is seconds after the request was opened, ``waited_s`` seconds in the queue.
 
-    ``left_for`` says why the choice left, "" if it didn't; ``weights`` name the decode worker's weights.
+    ``left_for`` says why the choice left, "" if it didn't; ``weights`` name the decode worker's weights. ``ranks``
+    has those of its workers that have several.
     """
 
     at_s: float
@@ -30,6 +44,7 @@ class PlacementRecord(msgspec.Struct):
     decision: RoutingDecision
     left_for: str = ""
     weights: str = ""
+    ranks: dict[str, WorkerRanks] = {}
 
 
 class Trail(msgspec.Struct):
@@ -41,9 +56,16 @@ class Trail(msgspec.Struct):
     error: str = ""
     over: bool = False
 
-    def placed(self, decision: RoutingDecision, at_s: float, waited_s: float, weights: str = "") -> None:
+    def placed(
+        self,
+        decision: RoutingDecision,
+        at_s: float,
+        waited_s: float,
+        weights: str = "",
+        ranks: dict[str, WorkerRanks] | None = None,
+    ) -> None:
         """Adds a placement, ``at_s`` seconds after the request was opened and ``waited_s`` seconds in the queue."""
-        self.placements.append(PlacementRecord(at_s, waited_s, decision, weights=weights))
+        self.placements.append(PlacementRecord(at_s, waited_s, decision, weights=weights, ranks=ranks or {}))
 
     def left(self, reason: str) -> None:
         """Stores why the choice left its last placement."""
@@ -63,9 +85,16 @@ class TrailWriter:
     def __init__(self, trail: Trail, changed: Callable[[], object]) -> None:
         self._trail, self._changed = trail, changed
 
-    def placed(self, decision: RoutingDecision, at_s: float, waited_s: float, weights: str) -> None:
+    def placed(
+        self,
+        decision: RoutingDecision,
+        at_s: float,
+        waited_s: float,
+        weights: str,
+        ranks: dict[str, WorkerRanks],
+    ) -> None:
         """Adds a placement, ``at_s`` seconds after the request was opened and ``waited_s`` seconds in the queue."""
-        self._trail.placed(decision, at_s, waited_s, weights)
+        self._trail.placed(decision, at_s, waited_s, weights, ranks)
         self._changed()
 
     def left(self, reason: str) -> None:
@@ -114,6 +143,7 @@ def _placement(placement: PlacementRecord) -> Json:
         "not_listed": decision.more,
         "left_for": placement.left_for,
         "weights": placement.weights,
+        "ranks": msgspec.to_builtins(placement.ranks),
     }
 
 

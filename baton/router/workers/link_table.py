@@ -61,9 +61,9 @@ class LinkTable:
             raise WorkerLost(f"no prefill worker {worker_id}")
         return link
 
-    def incarnations(self, worker_ids: Iterable[str]) -> dict[str, str]:
-        """Returns the incarnation of each of ``worker_ids`` that there is a link to, by worker id."""
-        return {k: self._links[k].info.incarnation for k in worker_ids if k in self._links}
+    def infos(self, worker_ids: Iterable[str]) -> dict[str, WorkerInfo]:
+        """Returns the description of each of ``worker_ids`` that there is a link to, by worker id."""
+        return {k: self._links[k].info for k in worker_ids if k in self._links}
 
     def sync(self, infos: Mapping[str, WorkerInfo]) -> None:
         """Opens links to new workers of ``infos``, and drops those of replaced or missing workers once they are

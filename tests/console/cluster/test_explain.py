@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import io
 
+import msgspec
 import pytest
 from rich.console import Console
 
 from baton.console.cluster.explain import page
 from baton.protos.errors import Overloaded, PoolExhausted
-from baton.protos.nouns import Sampling
+from baton.protos.nouns import KvLayout, Sampling, WorkerInfo
 from baton.router.observe.decisions import DecisionRecord
-from baton.router.observe.trail import Trail
+from baton.router.observe.trail import Trail, ranks_of
 from baton.router.policies import Option, RoutingDecision
 from baton.router.request.context import RequestContext
 from baton.router.request.request import ChoiceSummary, RouterRequest
@@ -53,6 +54,17 @@ def test_each_station_is_shown_whatever_the_policy_predicts(record: DecisionReco
     assert "weights float32 1234; given up because of d0: pool_exhausted: no page is left" in text
     assert "observed seconds: queue 0.2500, decode 7.5000" in text
     assert "policies/POLICY.md" in text
+
+
+def test_the_ranks_of_a_workers_hosts_are_named_where_a_request_was_placed(record: DecisionRecord) -> None:
+    taken, layout = Option("prefill", "d0", "p0", {}), KvLayout("float32", (), 256, "float32")
+    one = WorkerInfo("d0", "i", "decode", "10.0.0.3:1", "m", "f", layout, 16, 16, (), 1)
+    wide = msgspec.structs.replace(one, worker_id="p0", widths={"pp": 3}, rank_hosts=("", "", "10.0.0.2:7100"))
+    decision = RoutingDecision("cost", taken, (taken,))
+    trail(record, 1).placed(decision, 0.1, 0.0, ranks=ranks_of({"p0": wide, "d0": one}))
+    [placement] = record.plain()["choices"][0]["placements"]
+    assert placement["ranks"] == {"p0": {"widths": {"pp": 3}, "hosts": ("", "", "10.0.0.2:7100")}}
+    assert "p0: pp 3, ranks 0-1 on its own host, rank 2 on 10.0.0.2:7100" in shown(record)
 
 
 def test_a_choice_that_was_never_placed_says_so_and_why(record: DecisionRecord) -> None:

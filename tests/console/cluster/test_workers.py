@@ -10,7 +10,7 @@ from rich.console import Console
 
 from baton.cluster.config import BatonConfig, ClusterConfig, RedisConfig
 from baton.cluster.membership import WorkerEntry
-from baton.console.cluster.workers import RUN_DIR, meeting_place, show_workers, table, version_of
+from baton.console.cluster.workers import RUN_DIR, hosts_table, meeting_place, show_workers, table, version_of
 from baton.launch.redis_server import RedisServer
 from baton.protos.errors import ConfigError, NoWorker
 from baton.protos.measurements import WorkerLoad
@@ -54,6 +54,27 @@ def test_the_adapters_of_workers_have_a_column_where_there_are_any() -> None:
     header, row = text.getvalue().splitlines()[:2]
     assert "adapters" in header
     assert "a0, a1, a2 and 2 more" in row
+
+
+def test_the_widths_of_workers_have_a_column_and_ranks_on_other_hosts_a_table() -> None:
+    wide = msgspec.structs.replace(
+        INFO, widths={"tp": 2, "pp": 2}, rank_hosts=("", "", "10.0.0.2:7100", "[fe80::2]:7100")
+    )
+    entries = {"decode-0": WorkerEntry(INFO, WorkerLoad(), 0.2), "wide-0": WorkerEntry(wide, WorkerLoad(), 0.2)}
+    text = StringIO()
+    console = Console(file=text, width=180)
+    console.print(table(entries))
+    console.print(hosts_table(entries))
+    header, one, several, _, *places = text.getvalue().splitlines()
+    assert header.split().index("ranks") == 4
+    assert one.split()[4] == "1"
+    assert "tp 2 x pp 2" in several
+    assert [line.split() for line in places] == [
+        ["wide-0", "0-1", "10.0.0.3"],
+        ["wide-0", "2", "10.0.0.2:7100"],
+        ["wide-0", "3", "[fe80::2]:7100"],
+    ]
+    assert hosts_table({"decode-0": entries["decode-0"]}) is None
 
 
 def test_without_a_redis_it_is_the_cluster_of_this_machine_or_of_this_pod_with_its_namespace(monkeypatch) -> None:

@@ -5,6 +5,8 @@ Knows nothing of processes or connections. Host 0 is the lead's; each host has c
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from baton.engine.config import EngineConfig
 from baton.protos.errors import ConfigError
 
@@ -20,6 +22,14 @@ def ranks_on(count: int, hosts: int, host: int) -> range:
 def hosts_of_ranks(count: int, hosts: int) -> tuple[int, ...]:
     """Returns the host of each of ``count`` ranks."""
     return tuple(host for host in range(hosts) for _ in ranks_on(count, hosts, host))
+
+
+def places_of_ranks(count: int, addresses: Sequence[str]) -> tuple[str, ...]:
+    """Returns where each of ``count`` ranks runs: "" on the lead's host, else at one of ``addresses``; () for a
+    worker of one rank.
+    """
+    places = ("", *addresses)
+    return tuple(places[host] for host in hosts_of_ranks(count, len(places))) if count > 1 else ()
 
 
 def most_on_one(config: EngineConfig) -> int:
