@@ -1,4 +1,4 @@
-"""Computes ops of latent attention, grouped routing and recurrent state by torch; the native ones' reference.
+"""Computes ops of latents, routing, recurrent state and further norms by torch; the native ones' reference.
 
 Knows nothing of schedulers or of how the other ops run: a backend calls these between its own ops.
 """
@@ -37,13 +37,13 @@ from baton.engine.program.ops import (
     TurnHeads,
 )
 from baton.engine.program.program import Program
-from baton.kernels.activate.native import activate
-from baton.kernels.halve_heads.native import halve_heads, temper_queries
+from baton.kernels.activate.reference import activate
+from baton.kernels.halve_heads.reference import halve_heads, temper_queries
 from baton.kernels.latent_attention.reference import latent_rows, turn
+from baton.kernels.layer_norm.reference import center
 from baton.kernels.registry import kernels
 from baton.kernels.rms_norm.reference import normed
 from baton.kernels.rope_append.reference import rotate
-from baton.kernels.selective_scan.native import selective_scan
 from baton.kernels.selective_scan.reference import convolve_by_taps
 from baton.kv.layout.page import group_bytes, plane_bytes
 from baton.kv.layout.state import plane_bytes as plane_bytes_of
@@ -209,11 +209,7 @@ class SpanOps:
         return run
 
     def _center(self, op: Center) -> SpanOp:
-        def run(read: Read, spans: StepSpans) -> dict[str, Tensor]:
-            x = read(op.x)
-            return {op.out: x - x.mean(-1, keepdim=True)}
-
-        return run
+        return lambda read, spans: {op.out: center(read(op.x))}
 
     def _activate(self, op: Activate) -> SpanOp:
         assert not op.gated, "gated ones have ops of their own"
@@ -227,9 +223,9 @@ class SpanOps:
         assert weight is not None
 
         def run(read: Read, spans: StepSpans) -> dict[str, Tensor]:
-            x = read(op.x) if op.delta is None else read(op.x) + read(op.delta)
-            own = weight.to(x.dtype), None if bias is None else bias.to(x.dtype)
-            return {op.x: x, op.out: F.layer_norm(x, weight.shape, *own, op.eps)}
+            delta = None if op.delta is None else read(op.delta)
+            x, found = self._kernels.layer_norm(read(op.x), delta, weight, bias, op.eps)
+            return {op.x: x, op.out: found}
 
         return run
 
@@ -283,7 +279,7 @@ class SpanOps:
             gate, out = read(op.gated)[:, -x.shape[1] :].float(), x.new_zeros(x.shape)
             for batch in spans.batches:
                 at, state = rows_of(batch), spans.state(batch, *place)
-                out[at] = selective_scan(x[at], dt[at], b[at], c[at], fade, own, state)
+                out[at] = self._kernels.selective_scan(x[at], dt[at], b[at], c[at], fade, own, state)
             return {op.out: (out * activate(gate, SILU)).to(read(op.x).dtype)}
 
         return run
@@ -312,11 +308,6 @@ _BINDERS: dict[type, Callable[[SpanOps, Any], SpanOp]] = {
 }
 
 SPAN_OPS = tuple(kind for kind in _BINDERS if kind is not RmsNorm)
-# Those of these without native code.
-TORCH_OPS = (
-    HalveHeads, TemperQueries, Center, ScaleRows, Activate, LayerNorm, TurnHeads, RouteTwo, Convolve, Divide,
-    SelectiveScan,
-)  # fmt: skip
 
 
 def state_place(layout: KvLayout, name: str, layer: int) -> tuple[int, tuple[int, ...]]:

@@ -1,8 +1,9 @@
 // Activations of MLPs without a gate, elementwise: a lane's value depends on neither its place nor the rows beside it.
-#include "../abi/common.h"
+#include "activate.h"
+
 #include "../abi/elements.h"
+#include "../abi/rows.h"
 #include "../abi/tanh.h"
-#include "../abi/threads.h"
 
 namespace baton {
 namespace {
@@ -18,7 +19,11 @@ BATON_INLINE vf activated(int32_t kind, vf x) {
     case SILU: return silu(x);
     default: {
       const vf most = select(x < vf{}, vf{}, x);
+#if defined(BATON_MUTATION_RELU_SQUARED)
+      return most;
+#else
       return kind == RELU ? most : most * most;
+#endif
     }
   }
 }
@@ -26,15 +31,12 @@ BATON_INLINE vf activated(int32_t kind, vf x) {
 }  // namespace
 }  // namespace baton
 
-// out = the activation of x, each (rows, n).
-BATON_API void baton_activate(int32_t kind, const float* x, int64_t rows, int64_t n, float* out) {
+BATON_API void baton_activate(int32_t kind, const float* x, int64_t rows, int64_t n, float* out, int64_t stride) {
   using namespace baton;
-  const int32_t parts = rows * n < 8192 ? 1 : int32_t(rows < 4 * threads() ? rows : 4 * threads());
-  parallel_for(parts, [&](int32_t task) {
-    const Range range = part(rows, 1, parts, task);
-    for (int64_t i = range.begin * n; i < range.end * n; i += LANES) {
-      const int left = int(range.end * n - i < LANES ? range.end * n - i : LANES);
-      store_part(out + i, activated(kind, load_part(x + i, left)), left);
+  for_rows(rows, n, [&](int64_t row) {
+    for (int64_t i = 0; i < n; i += LANES) {
+      const int left = int(n - i < LANES ? n - i : LANES);
+      store_part(out + row * stride + i, activated(kind, load_part(x + row * n + i, left)), left);
     }
   });
 }

@@ -1,7 +1,7 @@
 #include "gates.h"
 
 #include "../abi/elements.h"
-#include "../abi/threads.h"
+#include "../abi/rows.h"
 
 BATON_API void baton_combine(const float* mixed, const float* factor, const float* shared, const float* gate, int64_t rows, int64_t n,
                              float* out) {
@@ -41,5 +41,12 @@ BATON_API void baton_gated_heads(const float* x, int64_t rows, int64_t heads, in
       std::memcpy(beside + h * width, from + (2 * h + 1) * width, size_t(width) * 4);
     }
     std::memcpy(to + heads * width, from + 2 * heads * width, size_t(rest) * 4);
+  });
+}
+
+BATON_API void baton_scale_rows(const float* x, const float* factor, int64_t rows, int64_t n, float* out) {
+  using namespace baton;
+  for_rows(rows, n, [&](int64_t row) {
+    for (int64_t i = row * n; i < (row + 1) * n; i++) out[i] = x[i] * factor[row];
   });
 }

@@ -15,6 +15,7 @@ struct Convolution {
   const float* bias;  // (channels), or null
   int64_t count;      // taps
   int64_t channels;
+  int64_t out_stride;    // floats between two rows of out
   ChannelPlaces places;  // of the channels in a state
 };
 
@@ -39,7 +40,7 @@ void convolve_some(const Convolution& c, int64_t rows, int64_t first, int64_t en
       for (int64_t j = 0; j < c.count; j++)
 #endif
         total = fma(load_part(c.taps + j * c.channels + first + i, n), load_part(line + (t + j) * width + i, n), total);
-      store_part(out + t * c.channels + first + i, silu(total), n);
+      store_part(out + t * c.out_stride + first + i, silu(total), n);
     }
   for (int64_t t = 0; t < before; t++)
     for (int64_t i = 0; i < width; i++) now[c.places(first + i) * before + t] = line[(rows + t) * width + i];
@@ -53,7 +54,7 @@ void convolve(const Convolution& c, const AttentionItem* items, int32_t count, I
     const AttentionItem& item = items[task / parts];
     const int64_t first = task % parts * CHANNELS, end = first + CHANNELS < c.channels ? first + CHANNELS : c.channels;
     convolve_some(c, item.queries, first, end, states.before(task / parts, past), states.after(task / parts, past), [&](int64_t t) { return in(item.first + t); },
-                  out + item.first * c.channels);
+                  out + item.first * c.out_stride);
   });
 }
 

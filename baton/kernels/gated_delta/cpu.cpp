@@ -124,7 +124,7 @@ BATON_API void baton_gated_delta(const baton::GatedDelta* op, const baton::Atten
   float* gathered = (float*)scratch(SCRATCH_STEP, size_t(rows * channels) * 8);
   float* convolved = gathered + rows * channels;
   parallel_for(int32_t(rows), [&](int32_t row) { columns.gather(mixed + row * columns.width(), gathered + row * channels); });
-  convolve({op->taps, nullptr, op->tap_count, channels, op->places}, items, count,
+  convolve({op->taps, nullptr, op->tap_count, channels, channels, op->places}, items, count,
            [&](int64_t row) { return gathered + row * channels; }, *op->states, op->past, convolved);
   const int64_t each = int64_t(op->key_dim) * op->value_dim * 4;  // bytes of a head's state
   parallel_for(count * op->value_heads, [&](int32_t task) {

@@ -1,36 +1,49 @@
-// Rows before they are rotated: neighbours of a head put into its halves, queries scaled by their positions. Knows nothing of pages.
+// A row at a time, each by itself.
+#include "halve_heads.h"
+
 #include <cmath>
 #include <cstring>
 
-#include "../abi/common.h"
-#include "../abi/threads.h"
+#include "../abi/rows.h"
 
+namespace baton {
 namespace {
 
-// The even ones of `paired` numbers, the odd ones, then the rest of `width`.
-void halve(const float* x, int64_t width, int64_t paired, float* out) {
-  for (int64_t i = 0; i < paired / 2; i++) out[i] = x[2 * i], out[paired / 2 + i] = x[2 * i + 1];
-  std::memcpy(out + paired, x + paired, size_t(width - paired) * 4);
+// The even ones of `paired` numbers, then the odd ones; out may be x.
+void halve(const float* x, int64_t paired, float* out) {
+  float* pairs = (float*)scratch(SCRATCH_TASK, size_t(paired) * 4);
+  std::memcpy(pairs, x, size_t(paired) * 4);
+#if defined(BATON_MUTATION_HALVE_ODD)
+  for (int64_t i = 0; i < paired / 2; i++) out[i] = pairs[2 * i], out[paired / 2 + i] = pairs[2 * i];
+#else
+  for (int64_t i = 0; i < paired / 2; i++) out[i] = pairs[2 * i], out[paired / 2 + i] = pairs[2 * i + 1];
+#endif
 }
 
 }  // namespace
+}  // namespace baton
 
-// x, rows of `total` floats that begin with `heads` heads of `width`; out: the same with these halved, the rest as it is.
 BATON_API void baton_halve_heads(const float* x, int64_t rows, int64_t total, int64_t heads, int64_t width, int64_t paired, float* out) {
-  baton::parallel_for(int32_t(rows), [&](int32_t row) {
+  using namespace baton;
+  for_rows(rows, total, [&](int64_t row) {
     const float* from = x + row * total;
     float* to = out + row * total;
-    for (int64_t h = 0; h < heads; h++) halve(from + h * width, width, paired, to + h * width);
-    std::memcpy(to + heads * width, from + heads * width, size_t(total - heads * width) * 4);
+    if (to != from) std::memcpy(to, from, size_t(total) * 4);
+    for (int64_t h = 0; h < heads; h++) halve(to + h * width, paired, to + h * width);
   });
 }
 
-// The first `queries` floats of x's rows, which are `total` apart and at positions from `start` on, times 1 + scale x ln(1 + the whole
-// part of (position + shift) / floor).
-BATON_API void baton_temper_queries(float* x, int64_t rows, int64_t total, int64_t queries, int64_t start, float scale, float floor,
-                                    int64_t shift) {
-  for (int64_t row = 0; row < rows; row++) {
-    const float factor = 1.0f + scale * std::log1p(std::floor(float(start + row + shift) / floor));
-    for (int64_t i = 0; i < queries && factor != 1.0f; i++) x[row * total + i] *= factor;
-  }
+BATON_API void baton_temper_queries(const baton::Tempering* op, const baton::AttentionItem* items, int32_t count, int64_t total,
+                                    int64_t queries, float* x) {
+  for (int32_t item = 0; item < count; item++)
+    for (int32_t at = 0; at < items[item].queries; at++) {
+#if defined(BATON_MUTATION_TEMPER_SHIFT)
+      const float steps = std::floor(float(items[item].start + at) / op->floor);
+#else
+      const float steps = std::floor(float(items[item].start + at + op->shift) / op->floor);
+#endif
+      const float factor = 1.0f + op->scale * std::log1p(steps);
+      float* row = x + (items[item].first + at) * total;
+      for (int64_t i = 0; i < queries && factor != 1.0f; i++) row[i] *= factor;
+    }
 }

@@ -1,4 +1,4 @@
-// The head for rows with adapters beside it. Knows nothing of who loads them.
+// The head with a bias and for rows with adapters beside it. Knows nothing of who loads them.
 #pragma once
 #include "../lora/lora.h"
 #include "capped.h"
@@ -13,9 +13,9 @@ struct AdaptedHead {
   float softcap;  // or 0
 };
 
-// As baton_lm_head_capped; to row i's product comes what adapters[i]'s first part gives, unless it is null or has none, before
-// the cap. On a CPU alone.
-void adapted_head(const PackedLinear& w, const float* x, int64_t x_stride, int32_t rows, float softcap, Choice* choices,
-                  const LoraSite* const* adapters);
+// As baton_lm_head_capped. To each row's product comes `bias` (vocab), unless it is null, and to row i's what adapters[i]'s first part
+// gives, unless that or `adapters` is null or it has none; then the cap. On a CPU alone.
+void adapted_head(const PackedLinear& w, const float* bias, const float* x, int64_t x_stride, int32_t rows, float softcap,
+                  Choice* choices, const LoraSite* const* adapters);
 
 }  // namespace baton

@@ -98,8 +98,8 @@ float mass_of(const float* logits, int64_t n, float most, float warmth) {
 class Head {
  public:
   Head(const PackedLinear& w, const float* x, int64_t x_stride, int32_t rows, float softcap, Choice* choices,
-       const LoraSite* const* adapters = nullptr)
-      : w_(w), x_(x), stride_(x_stride), softcap_(softcap), choices_(choices), rows_(rows) {
+       const float* bias = nullptr, const LoraSite* const* adapters = nullptr)
+      : w_(w), x_(x), bias_(bias), stride_(x_stride), softcap_(softcap), choices_(choices), rows_(rows) {
     if (adapters) shrink(adapters);
   }
 
@@ -187,7 +187,8 @@ class Head {
 
   // Rows from `row` on, `n` logits from `first` on, which begins a panel.
   void multiply(int64_t row, int64_t rows, int64_t first, int64_t n, float* logits) const {
-    if (!given_) return dense(panels(w_, first / PANEL, (n + PANEL - 1) / PANEL), x_ + row * stride_, stride_, rows, nullptr, logits, n);
+    const float* bias = bias_ ? bias_ + first : nullptr;
+    if (!given_) return dense(panels(w_, first / PANEL, (n + PANEL - 1) / PANEL), x_ + row * stride_, stride_, rows, bias, logits, n);
     for (int64_t i = 0; i < rows; i++) std::memcpy(logits + i * n, given_ + (row + i) * w_.n + first, size_t(n) * 4);
   }
 
@@ -337,6 +338,7 @@ class Head {
 
   const PackedLinear& w_;
   const float* x_;
+  const float* bias_ = nullptr;
   int64_t stride_;
   float softcap_;
   Choice* choices_;
@@ -356,9 +358,9 @@ void choose_tokens(const float* logits, int64_t vocab, int32_t rows, Choice* cho
   if (rows) Head(sizes, logits, rows, choices).run();
 }
 
-void adapted_head(const PackedLinear& w, const float* x, int64_t x_stride, int32_t rows, float softcap, Choice* choices,
-                  const LoraSite* const* adapters) {
-  if (rows) Head(w, x, x_stride, rows, softcap, choices, adapters).run();
+void adapted_head(const PackedLinear& w, const float* bias, const float* x, int64_t x_stride, int32_t rows, float softcap,
+                  Choice* choices, const LoraSite* const* adapters) {
+  if (rows) Head(w, x, x_stride, rows, softcap, choices, bias, adapters).run();
 }
 
 }  // namespace baton

@@ -1,8 +1,9 @@
 // A row at a time: q in place, k and v straight into the page, quantized there.
 #include "own_heads.h"
 
-#include "../abi/threads.h"
+#include "../abi/rows.h"
 #include "../rms_norm/norm_row.h"
+#include "turn_heads.h"
 
 namespace baton {
 namespace {
@@ -92,4 +93,15 @@ BATON_API void baton_rope_append(const baton::PagedKv* kv, const baton::Attentio
                                  int32_t heads, const float* turns, int64_t turns_stride, const float* q_norm,
                                  const float* k_norm, float eps, float* qkv) {
   baton_rope_append_part(kv, items, count, heads, turns, turns_stride, kv->head_dim, q_norm, k_norm, eps, qkv);
+}
+
+BATON_API void baton_turn_heads(const baton::AttentionItem* items, int32_t count, int64_t heads, int64_t width, int64_t total,
+                                const float* turns, int64_t turns_stride, int32_t rotated, float* x) {
+  using namespace baton;
+  for (const AttentionItem* item = items; item < items + count; item++)
+    for_rows(item->queries, total, [&](int64_t at) {
+      const float* angles = turns + (item->start + at) * turns_stride;
+      float* row = x + (item->first + at) * total;
+      for (int64_t h = 0; h < heads; h++) baton::turn(row + h * width, angles, angles + rotated / 2, rotated / 2);
+    });
 }

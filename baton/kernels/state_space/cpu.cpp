@@ -73,7 +73,7 @@ BATON_API void baton_state_space(const baton::StateSpace* op, const baton::Atten
   const Columns columns{*op};
   const int64_t inner = columns.inner(), width = columns.width();
   float* convolved = (float*)scratch(SCRATCH_STEP, size_t(rows * columns.channels()) * 4);
-  convolve({op->taps, op->bias, op->tap_count, columns.channels(), op->places}, items, count,
+  convolve({op->taps, op->bias, op->tap_count, columns.channels(), columns.channels(), op->places}, items, count,
            [&](int64_t row) { return mixed + row * width + inner; }, *op->states, op->past, convolved);
   const int64_t each = int64_t(op->head_dim) * op->size * 4;  // bytes of a head's state
   parallel_for(count * op->heads, [&](int32_t task) {

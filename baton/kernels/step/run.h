@@ -110,8 +110,54 @@ class Run {
       case OP_GATE: return gate(o);
       case OP_GATED_DELTA:
         return baton_gated_delta((const GatedDelta*)o.table, s_.items, s_.item_count, s_.rows, at(o.in), at(o.delta), own_columns(o));
-      default: return baton_state_space((const StateSpace*)o.table, s_.items, s_.item_count, s_.rows, at(o.in), own_columns(o));
+      case OP_STATE_SPACE:
+        return baton_state_space((const StateSpace*)o.table, s_.items, s_.item_count, s_.rows, at(o.in), own_columns(o));
+      default: return row(o);
     }
+  }
+
+  void row(const Op& o) {
+    const int64_t n = width(o.in), dim = m_.head_dim;
+    switch (o.kind) {
+      case OP_LAYER_NORM:
+        return baton_layer_norm(at(o.in), o.delta < 0 ? nullptr : at(o.delta), o.norm, o.bias, o.eps, s_.rows, n, at(o.out));
+      case OP_CENTER: return baton_center(at(o.in), s_.rows, n, at(o.out));
+      case OP_SCALE_ROWS: return baton_scale_rows(at(o.in), at(o.delta), s_.rows, n, at(o.out));
+      case OP_ACTIVATE: return baton_activate(o.layer, at(o.in), s_.rows, n, part(o), width(o.out));
+      case OP_HALVE_HEADS:
+        return baton_halve_heads(at(o.in), s_.rows, n, m_.heads + own().count, dim, o.window, at(o.out));
+      case OP_TEMPER_QUERIES:
+        return baton_temper_queries((const Tempering*)o.table, s_.items, s_.item_count, n, m_.heads * dim, copied(o));
+      case OP_TURN_HEADS:
+        return baton_turn_heads(s_.items, s_.item_count, m_.heads + own().count, dim, n, s_.turns + o.delta, s_.turns_stride, o.window,
+                                copied(o));
+      case OP_ROUTE_TWO: return baton_route_two(at(o.in), s_.rows, int32_t(n), o.eps, at(o.out), at(o.delta));
+      case OP_DIVIDE: return divide(o, *(const Registers*)o.table);
+      case OP_CONVOLVE:
+        return baton_convolve((const ShortConvolution*)o.table, s_.items, s_.item_count, at(o.in), n, part(o), width(o.out));
+      default: return scan(o, *(const ScanOp*)o.table);
+    }
+  }
+
+  // What an op changes in place: its result, with what it reads in it.
+  float* copied(const Op& o) const {
+    if (o.in != o.out) std::memcpy(at(o.out), at(o.in), size_t(s_.rows * width(o.in)) * 4);
+    return at(o.out);
+  }
+
+  void divide(const Op& o, const Registers& to) const {
+    int64_t first = 0;
+    for (int64_t i = 0; i < to.count; first += width(to.numbers[i++])) {
+      const int64_t n = width(to.numbers[i]);
+      for (int64_t row = 0; row < s_.rows; row++)
+        std::memcpy(at(to.numbers[i]) + row * n, at(o.in) + row * width(o.in) + first, size_t(n) * 4);
+    }
+  }
+
+  void scan(const Op& o, const ScanOp& op) const {
+    const ScanRows rows{at(o.in) + op.x_first, at(op.dt), at(op.b), at(op.c), at(op.gated) + op.gate_first,
+                        width(o.in), width(op.gated), width(o.out), part(o)};
+    baton_selective_scan(&op.scan, s_.items, s_.item_count, &rows);
   }
 
   // Where the rank's own columns of an op's result begin, of an op that has another register in `delta`.
@@ -284,15 +330,14 @@ class Run {
 
   // Only the sampled rows are normed and projected.
   void head(const Op& o, float softcap, Choice* choices) {
-    const float* normed = last_norm(o);
-    baton_lm_head_capped(o.weight, normed, m_.hidden, s_.sampled_count, softcap, choices);
+    adapted_head(*o.weight, o.bias, last_norm(o), m_.hidden, s_.sampled_count, softcap, choices, nullptr);
   }
 
   void adapted(const Op& o, Choice* choices) {
     const AdaptedHead& h = *(const AdaptedHead*)o.table;
     const std::vector<const LoraSite*> beside = beside_head(h);
     if (beside.empty()) return head(o, h.softcap, choices);
-    adapted_head(*o.weight, last_norm(o), m_.hidden, s_.sampled_count, h.softcap, choices, beside.data());
+    adapted_head(*o.weight, o.bias, last_norm(o), m_.hidden, s_.sampled_count, h.softcap, choices, beside.data());
   }
 
   const float* last_norm(const Op& o) const {

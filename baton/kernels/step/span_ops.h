@@ -1,9 +1,15 @@
-// Ops of latent attention, grouped routing and recurrent states as a CPU's step runs them. Knows nothing of models.
+// Ops of latent attention, routing, recurrent states and further norms as a CPU's step runs them. Knows nothing of models.
 #pragma once
+#include "../activate/activate.h"
 #include "../combine/gates.h"
 #include "../gated_delta/gated_delta.h"
+#include "../halve_heads/halve_heads.h"
 #include "../latent_attention/latent.h"
+#include "../layer_norm/layer_norm.h"
+#include "../rope_append/turn_heads.h"
 #include "../route/route.h"
+#include "../route_two/route_two.h"
+#include "../selective_scan/selective_scan.h"
 #include "../state_space/state_space.h"
 #include "step.h"
 
@@ -19,6 +25,29 @@ enum SpanOpKind : int32_t {
   OP_GATE,             // `in` by the gates in `delta`
   OP_GATED_DELTA,      // mixed in `in`, gates in `delta`
   OP_STATE_SPACE,
+  OP_LAYER_NORM,       // `in` += `delta` unless that is -1; weight in `norm`
+  OP_CENTER,
+  OP_SCALE_ROWS,       // factors in `delta`
+  OP_ACTIVATE,         // by the activation of number `layer`
+  OP_HALVE_HEADS,      // the first `window` floats of each head
+  OP_TEMPER_QUERIES,   // by the Tempering in `table`
+  OP_TURN_HEADS,       // `window` floats of a head, by turns `delta` floats into a position's
+  OP_ROUTE_TWO,        // `eps` is the jitter; factors to `delta`
+  OP_DIVIDE,           // `in` to the Registers in `table`, side by side
+  OP_CONVOLVE,         // the first columns of `in`
+  OP_SELECTIVE_SCAN,   // `table`: ScanOp
+};
+
+struct Registers {
+  const int32_t* numbers;
+  int64_t count;
+};
+
+// The scan, and the registers of its rows: x in `in`; `x_first` and `gate_first` are the first columns of x and of the gate.
+struct ScanOp {
+  SelectiveScan scan;
+  int32_t dt, b, c, gated;
+  int64_t x_first, gate_first;
 };
 
 }  // namespace baton

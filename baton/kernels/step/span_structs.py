@@ -1,6 +1,6 @@
-"""The structs of the native step's ops for latents, grouped routing and recurrent states. Torch-free.
+"""The structs of the native step's ops for latents, routing, recurrent states and further norms. Torch-free.
 
-Knows nothing of programs. They mirror latent.h, route.h, gated_delta.h, state_space.h and states.h field by field.
+Knows nothing of programs. They mirror the headers that span_ops.h includes, and states.h, field by field.
 """
 
 from __future__ import annotations
@@ -11,6 +11,10 @@ from baton.kernels.abi.native import I32, I64, F, P
 
 # span_ops.h: SpanOpKind
 NORM_ROWS, LATENT, ROUTE, COMBINE, GATED_HEADS, GATE, GATED_DELTA, STATE_SPACE = range(160, 168)
+LAYER_NORM, CENTER, SCALE_ROWS, ACTIVATE, HALVE_HEADS, TEMPER_QUERIES, TURN_HEADS = range(168, 175)
+ROUTE_TWO, DIVIDE, CONVOLVE, SELECTIVE_SCAN = range(175, 179)
+# activate/cpu.cpp: Activation
+ACTIVATIONS = {"gelu_new": 0, "gelu_pytorch_tanh": 0, "relu": 1, "relu2": 2, "silu": 3}
 
 
 class StatesStruct(ctypes.Structure):
@@ -80,4 +84,54 @@ class StateSpaceStruct(ctypes.Structure):
         ("eps", F),
         ("out_stride", I64),
         ("places", ChannelPlaces),
+    ]
+
+
+class TemperingStruct(ctypes.Structure):
+    """Mirrors Tempering of halve_heads/halve_heads.h."""
+
+    _fields_ = [("scale", F), ("floor", F), ("shift", I64)]
+
+
+class ConvolutionStruct(ctypes.Structure):
+    """Mirrors ShortConvolution of selective_scan/selective_scan.h."""
+
+    _fields_ = [
+        *((name, P) for name in ("states", "taps", "bias")),
+        *((name, I64) for name in ("past", "tap_count", "channels")),
+    ]
+
+
+class SelectiveScanStruct(ctypes.Structure):
+    """Mirrors SelectiveScan of selective_scan/selective_scan.h."""
+
+    _fields_ = [
+        *((name, P) for name in ("states", "fade", "skip")),
+        *((name, I64) for name in ("state", "channels", "size")),
+    ]
+
+
+class ScanRows(ctypes.Structure):
+    """Mirrors ScanRows of selective_scan/selective_scan.h."""
+
+    _fields_ = [
+        *((name, P) for name in ("x", "dt", "b", "c", "gate")),
+        *((name, I64) for name in ("x_stride", "gate_stride", "out_stride")),
+        ("out", P),
+    ]
+
+
+class RegistersStruct(ctypes.Structure):
+    """Mirrors Registers of step/span_ops.h."""
+
+    _fields_ = [("numbers", P), ("count", I64)]
+
+
+class ScanOpStruct(ctypes.Structure):
+    """Mirrors ScanOp of step/span_ops.h."""
+
+    _fields_ = [
+        ("scan", SelectiveScanStruct),
+        *((name, I32) for name in ("dt", "b", "c", "gated")),
+        *((name, I64) for name in ("x_first", "gate_first")),
     ]

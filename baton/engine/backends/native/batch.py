@@ -40,7 +40,7 @@ class NativeBatch:
     ``items`` have the rows' positions and pages, ``seen`` what attention sees: the same, except where blocks are
     left out by ``selection`` or by items' gaps. ``copies`` are the slots of KV, (from, to), that branches of drafts
     begin with, which are copied in each layer before attention. ``tables`` has the addresses
-    of the items as they are in each page table. With ``all_loud`` every row's logits are needed.
+    of the items as they are in each page table.
     """
 
     def __init__(
@@ -49,9 +49,8 @@ class NativeBatch:
         vocab_size: int,
         pages: int,
         selection: Selection | None = None,
-        all_loud: bool = False,
     ) -> None:
-        items, self._all_loud = plan.items, all_loud
+        items = plan.items
         self._kept: list[Array] = []
         self.observed: dict[int, NDArray[np.float32]] = {}  # as StepResult has it, once the step was run
         self.sampled = tuple([(item.seq, spec) for item in items if item.sample for spec in _asks(item)])
@@ -122,7 +121,7 @@ class NativeBatch:
         """Returns memory for the logits, (rows that need them, vocab_size), and the index there of each row that
         chooses.
         """
-        asked = [row for row, (_, spec) in enumerate(self.sampled) if self._all_loud or loud(spec)]
+        asked = [row for row, (_, spec) in enumerate(self.sampled) if loud(spec)]
         asked += range(len(self.sampled), len(self.wanted))
         logits = np.empty((len(asked), vocab_size), np.float32)
         for at, row in enumerate(asked):

@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from baton.engine.backends.native.span_program import SpanCompiler
@@ -35,12 +34,12 @@ Weights = dict[str, Tensor | PackedWeight]
 
 
 class HeadBiases(NamedTuple):
-    """Holds what is added beside the native head: to the rows after its norm, float32 (hidden,), and to all logits,
-    float32 (vocab,).
+    """Holds the head's biases: of its norm, float32 (hidden,), and of all logits, float32 (vocab,), which contains
+    what the norm's adds to them.
     """
 
     of_norm: Tensor | None = None
-    of_logits: NDArray[np.float32] | None = None
+    of_logits: Tensor | None = None
 
 
 def _vector(weight: Tensor | PackedWeight) -> Tensor:
@@ -51,8 +50,8 @@ def _vector(weight: Tensor | PackedWeight) -> Tensor:
 class NativeProgram:
     """A program compiled to C structs, and the memory to which these point. ``ops`` are the program's, in order.
 
-    ``foreign`` has the indices of ops without native code, which torch computes over the registers; with the
-    ``layout`` of pages, ops of latents and recurrent state are compiled too. Weights that ``like``, another program
+    ``foreign`` has the indices of ops without native code; with the ``layout`` of pages, as on a CPU, there are
+    none. Weights that ``like``, another program
     over the same model, has are shared with it. ``keep`` keeps the weights as they were loaded, for a check.
     """
 
@@ -85,10 +84,10 @@ class NativeProgram:
         self.spans = None if layout is None else SpanCompiler(self, weights, layout)
         for name, width in self._given().items():
             self._register(name, width)
+        self.head_biases = self._head_biases(weights)
         found = [self._compiled(op) for op in program.ops]
         self.foreign = frozenset(at for at, op in enumerate(found) if op.kind == structs.FOREIGN)
         self._array = (structs.Op * len(found))(*found)
-        self.head_biases = self._head_biases(weights)
         self._weights = weights if keep else {}  # without a check, what was packed needs no second copy
         self._widths = np.array(self.widths, np.int64)
         self.hidden = self.widths[self.registers["x"]]
@@ -230,7 +229,7 @@ class NativeProgram:
         )
 
     def _foreign(self, op: p.Op) -> structs.Op:
-        """Compiles an op that the native step may not know: without native code, only its registers are made."""
+        """Compiles an op that only a CPU's step knows: without a layout, only its registers are made."""
         if self.spans is not None:
             return self.spans.compiled(op)
         for name, width in outputs(op, self._width, self.program.heads * self.program.head_dim).items():
@@ -359,9 +358,7 @@ class NativeProgram:
         return expert_sites(self.program)
 
     def _head_biases(self, weights: Weights) -> HeadBiases:
-        """Returns the head's biases; that of its norm, which the native step lacks, adds to each logit a number of
-        its own.
-        """
+        """Returns the head's biases; that of its norm adds to each logit a number of its own."""
         head = self.ops[-1]
         if self._like is not None or not isinstance(head, p.LmHead):
             return HeadBiases() if self._like is None else self._like.head_biases
@@ -371,15 +368,17 @@ class NativeProgram:
         if of_norm is not None:
             product = linear(of_norm[None], self._matrix(head.weight))[0]
             of_logits = product if of_logits is None else product + of_logits
-        return HeadBiases(of_norm, None if of_logits is None else of_logits.numpy())
+        return HeadBiases(of_norm, of_logits)
 
     def _lm_head(self, op: p.LmHead) -> structs.Op:
         plain = structs.LM_HEAD_CAPPED if op.softcap else structs.LM_HEAD
         cap = self._keep(ctypes.c_float(op.softcap)) if op.softcap else None
         beside = AdaptedHead(ctypes.addressof(self.lora), self._head_site(), op.softcap)
         adapted = bool(self._adapts) and self.ADAPTS_HEAD
+        bias = self.head_biases.of_logits
         return structs.Op(
             kind=OP_LM_HEAD_ADAPTED if adapted else plain,
+            bias=None if bias is None else self._place(bias),
             table=self._keep(beside) if adapted else cap,
             input=self.registers[op.x],
             delta=self.registers[op.delta],

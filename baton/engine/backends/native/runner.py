@@ -26,10 +26,9 @@ from baton.engine.backends.native.step_check import StepCheck
 from baton.engine.backends.native.step_ops import StepOps
 from baton.engine.backends.native.step_runner import StepRunner
 from baton.engine.backends.observing import Observation
-from baton.engine.backends.span_ops import SPAN_OPS, TORCH_OPS, SpanOps
-from baton.engine.backends.spans import StepSpans, spans_of
+from baton.engine.backends.span_ops import SPAN_OPS
 from baton.engine.plan import ModelSpec, StepPlan, StepResult
-from baton.engine.program.ops import Convolve, PagedAttention, SelectiveScan
+from baton.engine.program.ops import PagedAttention
 from baton.engine.program.program import Program
 from baton.engine.program.sites import site_count
 from baton.kernels.page_scores.native import add_row_scores
@@ -78,12 +77,8 @@ class NativeRunner(StepRunner):
         self._branching = tuple(_stretches(len(program.ops), frozenset(attends))) if self.branches else ()
         self._layer_of = attends
         self._copies: BranchCopies | None = None
-        by_torch = [at for at, op in enumerate(program.ops) if isinstance(op, TORCH_OPS)]
-        bound = SpanOps(program, weights, spec.layout) if by_torch else None
-        self._torch_advances = any(isinstance(program.ops[at], Convolve | SelectiveScan) for at in by_torch)
-        self._by_torch = {at: bound.bind(program.ops[at]) for at in by_torch} if bound is not None else {}
         self._tables = self._program.page_tables()
-        whole = _stretches(len(program.ops), self._attends | frozenset(by_torch))
+        whole = _stretches(len(program.ops), self._attends)
         self._stretches = tuple(_by_table(whole, self._tables))
         self.internals = NativeInternals(spec, self._program, self._shallow)
 
@@ -115,7 +110,6 @@ class NativeRunner(StepRunner):
         step.turns, step.pages, step.arena = (t.data_ptr() for t in (self._rope_angles, self._memory, self._arena))
         seeing, watched = self._seeing(step, batch), Observation(plan.items)
         states = self._states(plan)
-        spans = StepSpans(spans_of(plan), self._memory) if self._by_torch else None
         copies = index_of(batch.copies) if batch.copies else None
         told_of = [step, *(_with_items(step, items) for items in batch.tables[1:])]
         if self._check is None and self._ops is None:
@@ -123,10 +117,9 @@ class NativeRunner(StepRunner):
                 self._copy(begin, copies)
                 self._watch(begin, batch, watched)
                 told = seeing if begin in self._attends else told_of[self._tables[begin]]
-                if not self._torch_ran(begin, batch, spans):
-                    self._run(self._program.address, ctypes.byref(told), begin, end)
+                self._run(self._program.address, ctypes.byref(told), begin, end)
                 self.internals.passed(end, self._arena, batch.rows)
-            self._finish(batch, watched, states, spans)
+            self._finish(batch, watched, states)
             return
         state = batch, self._arena, self._memory, self._rope_angles
         if self._check is not None:
@@ -135,42 +128,25 @@ class NativeRunner(StepRunner):
             self._copy(at, copies)
             self._watch(at, batch, watched)
             with nullcontext() if self._check is None else self._check.op(at, *state):
-                done = self._torch_ran(at, batch, spans) or (at not in self._attends and self._op_ran(at, state))
-                if not done:
+                if at in self._attends or not self._op_ran(at, state):
                     told = seeing if at in self._attends else step
                     self._run(self._program.address, ctypes.byref(told), at, at + 1)
             self.internals.passed(at + 1, self._arena, batch.rows)
-        self._finish(batch, watched, states, spans)
-
-    def _torch_ran(self, at: int, batch: NativeBatch, spans: StepSpans | None) -> bool:
-        """Returns whether op ``at`` is one that torch computes, after computing it."""
-        if spans is None or at not in self._by_torch:
-            return False
-
-        def register(name: str) -> Tensor:
-            return self._program.register(self._arena, batch.rows, name)
-
-        for name, found in self._by_torch[at](register, spans).items():
-            register(name).copy_(found)
-        return True
+        self._finish(batch, watched, states)
 
     def _op_ran(self, at: int, state: tuple[NativeBatch, Tensor, Tensor, Tensor]) -> bool:
         """Returns whether op ``at`` was run through ``torch.ops.baton``."""
         return self._ops is not None and self._ops.run(at, *state)
 
     def _states(self, plan: StepPlan) -> StepStates | None:
-        """Returns the recurrent states that native ops of the step change; None if the model has none of these."""
-        if not self.spec.layout.states or self._program.spans is None or self._torch_advances:
+        """Returns the recurrent states that the step changes; None if the model has none."""
+        if not self.spec.layout.states or self._program.spans is None:
             return None
         return StepStates(plan, self._memory, self._program.spans.states)
 
-    def _finish(
-        self, batch: NativeBatch, watched: Observation, states: StepStates | None, spans: StepSpans | None
-    ) -> None:
+    def _finish(self, batch: NativeBatch, watched: Observation, states: StepStates | None) -> None:
         if states is not None:
             states.finish()
-        if spans is not None:
-            spans.finish()
         batch.observed = watched.found()
 
     def _watch(self, at: int, batch: NativeBatch, watched: Observation) -> None:

@@ -1,4 +1,4 @@
-"""Compiles ops of latent attention, grouped routing and recurrent state for the native step.
+"""Compiles ops of latent attention, routing, recurrent state and further norms for the native step.
 
 Knows nothing of plans. Vectors become float32; a latent's expansion keeps the dtype in which it was loaded.
 """
@@ -12,12 +12,13 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from baton.engine.backends.span_ops import DTYPES, TORCH_OPS, outputs, plane_place, state_place
+from baton.engine.backends.span_ops import DTYPES, outputs, plane_place, state_place
 from baton.engine.program import ops as p
 from baton.engine.program.program import Program
+from baton.engine.program.rope import RopeTables
 from baton.kernels.linear.packed import PackedWeight
 from baton.kernels.step import span_structs as s
-from baton.kernels.step.structs import FOREIGN, KV_TYPES, Op
+from baton.kernels.step.structs import KV_TYPES, Op
 from baton.protos.errors import ConfigError
 from baton.protos.nouns import KvLayout
 
@@ -28,6 +29,7 @@ class Registers(Protocol):
     """The parts of a native program that the compiler uses."""
 
     program: Program
+    rope: RopeTables
     registers: dict[str, int]  # indices of registers by name
 
     def width_of(self, name: str) -> int:
@@ -43,7 +45,7 @@ class Registers(Protocol):
 
 
 class SpanCompiler:
-    """Compiles ops of latent attention, grouped routing and recurrent state of one program.
+    """Compiles ops of latent attention, routing, recurrent state and further norms of one program.
 
     ``states`` is the C struct with the place of the states in each step, ``written`` the stretches (begin, bytes)
     of a sequence's state that the ops write.
@@ -56,14 +58,10 @@ class SpanCompiler:
         self.written: list[tuple[int, int]] = []
 
     def compiled(self, op: p.Op) -> Op:
-        """Returns ``op`` in the native step's form, FOREIGN if torch has to compute it. Raises ConfigError for a KV
-        dtype that it can't read.
-        """
+        """Returns ``op`` in the native step's form. Raises ConfigError for a KV dtype that it can't read."""
         heads = self._to.program.heads * self._to.program.head_dim
         for name, width in outputs(op, self._to.width_of, heads).items():
             self._to.make_register(name, width)
-        if isinstance(op, TORCH_OPS):
-            return Op(kind=FOREIGN)
         return _COMPILERS[type(op)](self, op)
 
     def _at(self, name: str | None) -> int:
@@ -164,6 +162,63 @@ class SpanCompiler:
         self._writes(struct, taps, 4 * op.heads * op.head_dim * op.size)
         return self._op(s.STATE_SPACE, struct, op.mixed, None, op.out)
 
+    def _layer_norm(self, op: p.LayerNorm) -> Op:
+        norm, bias = self._floats(op.weight), self._floats(op.bias)
+        at = self._at(op.x), self._at(op.delta), self._at(op.out)
+        return Op(s.LAYER_NORM, *at, norm=norm, bias=bias, eps=op.eps)
+
+    def _center(self, op: p.Center) -> Op:
+        return Op(kind=s.CENTER, input=self._at(op.x), output=self._at(op.out))
+
+    def _scale_rows(self, op: p.ScaleRows) -> Op:
+        return Op(s.SCALE_ROWS, self._at(op.x), self._at(op.factor), self._at(op.out))
+
+    def _activate(self, op: p.Activate) -> Op:
+        assert not op.gated, "gated ones have ops of their own"
+        kind = s.ACTIVATIONS[op.activation]
+        return Op(kind=s.ACTIVATE, input=self._at(op.x), output=self._at(op.out), layer=kind)
+
+    def _halve_heads(self, op: p.HalveHeads) -> Op:
+        return Op(kind=s.HALVE_HEADS, input=self._at(op.x), output=self._at(op.out), window=op.width)
+
+    def _temper_queries(self, op: p.TemperQueries) -> Op:
+        return self._op(s.TEMPER_QUERIES, s.TemperingStruct(op.scale, op.floor, op.shift), op.x, None, op.out)
+
+    def _turn_heads(self, op: p.TurnHeads) -> Op:
+        rope = self._to.rope
+        at = self._at(op.x), rope.offsets[0], self._at(op.out)
+        return Op(s.TURN_HEADS, *at, window=rope.rotated[0])
+
+    def _route_two(self, op: p.RouteTwo) -> Op:
+        return Op(s.ROUTE_TWO, self._at(op.logits), self._at(op.factor), self._at(op.out), eps=op.jitter)
+
+    def _divide(self, op: p.Divide) -> Op:
+        numbers = torch.tensor([self._at(name) for name in op.outs], dtype=torch.int32)
+        struct = s.RegistersStruct(self._place(numbers), len(numbers))
+        return Op(kind=s.DIVIDE, input=self._at(op.x), table=self._to.keep_struct(struct))
+
+    def _convolve(self, op: p.Convolve) -> Op:
+        taps = self._tensor(op.conv).float().flatten(1)
+        past, channels = state_place(self._layout, "conv", op.layer)[0], len(taps)
+        struct = s.ConvolutionStruct(
+            ctypes.addressof(self.states),
+            *(self._place(taps.T), self._floats(op.conv_bias)),
+            *(past, taps.shape[1], channels),
+        )
+        self.written.append((past, 4 * channels * (taps.shape[1] - 1)))
+        return self._op(s.CONVOLVE, struct, op.x, None, op.out)
+
+    def _selective_scan(self, op: p.SelectiveScan) -> Op:
+        fade = -self._tensor(op.a_log).float().exp()
+        state, (channels, size) = state_place(self._layout, "ssm", op.layer)[0], fade.shape
+        scan = s.SelectiveScanStruct(
+            ctypes.addressof(self.states), self._place(fade), self._floats(op.skip), state, channels, size
+        )
+        registers = (self._at(name) for name in (op.dt, op.b, op.c, op.gated))
+        struct = s.ScanOpStruct(scan, *registers, 0, self._to.width_of(op.gated) - channels)
+        self.written.append((state, 4 * channels * size))
+        return self._op(s.SELECTIVE_SCAN, struct, op.x, None, op.out)
+
     def _writes(self, op: s.GatedDeltaStruct | s.StateSpaceStruct, taps: Tensor, size: int) -> None:
         """Notes which bytes of a state ``op`` writes: those of its channels' past, and ``size`` of its heads."""
         channels, channel = taps.shape[0], 4 * (taps.shape[1] - 1)
@@ -186,4 +241,15 @@ _COMPILERS: dict[type, Callable[[SpanCompiler, Any], Op]] = {
     p.Gate: SpanCompiler._gate,
     p.GatedDelta: SpanCompiler._gated_delta,
     p.StateSpace: SpanCompiler._state_space,
+    p.LayerNorm: SpanCompiler._layer_norm,
+    p.Center: SpanCompiler._center,
+    p.ScaleRows: SpanCompiler._scale_rows,
+    p.Activate: SpanCompiler._activate,
+    p.HalveHeads: SpanCompiler._halve_heads,
+    p.TemperQueries: SpanCompiler._temper_queries,
+    p.TurnHeads: SpanCompiler._turn_heads,
+    p.RouteTwo: SpanCompiler._route_two,
+    p.Divide: SpanCompiler._divide,
+    p.Convolve: SpanCompiler._convolve,
+    p.SelectiveScan: SpanCompiler._selective_scan,
 }

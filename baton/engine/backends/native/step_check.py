@@ -213,7 +213,7 @@ class StepCheck:
         most = max(SPANS, STORED[self._layout.dtype]) if isinstance(op, p.LatentAttention) else SPANS
 
         def shown(x: Tensor) -> Tensor:
-            return x.exp() if isinstance(op, p.Route) else x  # logits may be -inf
+            return x.exp() if isinstance(op, p.Route | p.RouteTwo) else x  # logits may be -inf
 
         return lambda: [(name, shown(self._get(state, name)), shown(x), most) for name, x in found.items()]
 
@@ -223,6 +223,9 @@ class StepCheck:
         x, delta = self._get(state, op.x), self._get(state, op.delta)
         beside = [] if self._adapters is None else self._adapters.rows(head_site(self._program))
         logits = self._kernels.lm_head(x, delta, rows, self._vector(op.norm), op.eps, weight, op.softcap, beside)
+        if (bias := self._native.head_biases.of_logits) is not None:
+            assert not op.softcap, "a cap would come behind the bias"
+            logits = logits + bias
         loud = torch.tensor(list(state.batch.loud), dtype=torch.int64)
         return lambda: [("logits", torch.from_numpy(state.batch.logits), logits[loud], most)] if len(loud) else []
 

@@ -75,13 +75,8 @@ class StepRunner(ABC):
         if not plan.items or not self._pages:
             return StepResult((), self._clock() - began)
         with torch.inference_mode():
-            biases = self._program.head_biases
-            batch = NativeBatch(
-                plan, self.spec.vocab_size, self._pages, self._selection, biases.of_logits is not None
-            )
+            batch = NativeBatch(plan, self.spec.vocab_size, self._pages, self._selection)
             self._compute(plan, batch)
-            if biases.of_logits is not None:
-                batch.logits += biases.of_logits
             sampled = tuple(self._chosen(batch))
             scored = dict(self._scores(batch)) if batch.scored else {}
             pooled = dict(self._pooled(plan, batch)) if batch.pools else {}
