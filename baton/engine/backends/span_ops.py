@@ -379,7 +379,7 @@ def outputs(op: Op, width: Callable[[str], int], heads: int) -> dict[str, int]:
         case Divide():
             return dict(zip(op.outs, op.widths, strict=True))
         case SelectiveScan():
-            return {op.out: width(op.x)}
+            return {op.out: width(op.dt)}
         case GatedDelta():
             return {op.out: op.value_heads * op.value_dim}
         case StateSpace():

@@ -5,6 +5,8 @@ Knows nothing of tensors, processes or memory.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import msgspec
 
 from baton.engine.program import ops as p
@@ -151,3 +153,12 @@ def dealt_experts(program: Program, own: RankProgram) -> tuple[tuple[int, int], 
         return ()
     ranks = (Rank(index, own.columns) for index in range(own.columns))
     return tuple(rank.experts(program.experts[0].experts) for rank in ranks)
+
+
+def rewritten(program: Program) -> Iterator[str]:
+    """Yields the registers that each rank writes as a whole in some layers, in place or by an op of its own."""
+    for op in program.ops:
+        if isinstance(op, p.Moe | p.Combine | p.Center | p.ScaleRows):
+            yield op.out
+        elif isinstance(op, p.Add):
+            yield op.x

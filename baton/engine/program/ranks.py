@@ -9,6 +9,7 @@ then the ranks' columns are put together. Small weights are on every rank: norms
     q, k, v      own heads; KV heads that several ranks need are on each of them
     attention    own heads; of latents, own heads over latents that every rank has  -> Meet
     recurrence   own heads and their states      -> Meet
+    first Mamba  own channels and their states   -> Meet, twice
     o, down      own outputs                     -> Meet
     gate, up     own inner columns, SwiGLU       -> Meet
     experts      own experts                     -> Meet, MixExperts
@@ -27,7 +28,7 @@ import msgspec
 
 from baton.engine.program import ops as p
 from baton.engine.program.program import Program
-from baton.engine.program.rank_program import MOST, Part, Rank, RankProgram, Rows
+from baton.engine.program.rank_program import MOST, Part, Rank, RankProgram, Rows, rewritten
 from baton.engine.program.rank_states import own_heads, state_obstacles
 from baton.protos.errors import ConfigError
 
@@ -129,9 +130,12 @@ class _Split:
         recurrent = (op for op in program.ops if isinstance(op, p.GatedDelta | p.StateSpace))
         self._into_states = {name: rows for op in recurrent for name, rows in own_heads(op, rank).inputs.items()}
         self._into_pairs = {op.gate_up for op in program.ops if isinstance(op, p.SwiGlu | p.GeGlu)}
+        self._into_pairs |= {op.x for op in program.ops if isinstance(op, p.Convolve)}  # x and its gate
+        self._into_own = {op.x for op in program.ops if isinstance(op, p.Activate)}
+        self._into_own |= {op.dt for op in program.ops if isinstance(op, p.SelectiveScan)}
         self._into_latents = {op.q: op for op in program.ops if isinstance(op, p.LatentAttention)}
-        self._mixed = {op.out for op in program.ops if isinstance(op, p.Moe | p.Combine)}  # by each rank, whole
-        self._inner: dict[str, int] = {}  # of a register of gates and ups: how many of each there are in all
+        self._rewritten = frozenset(rewritten(program))
+        self._inner: dict[str, int] = {}  # of a register of gates and ups, or of one of both: all ranks' columns
         self._whole_heads = norms_all_heads(program)
         heads = program.heads, program.kv_heads
         self._queries, self._kv = ((0, heads[0]), (0, heads[1])) if self._whole_heads else rank.heads(*heads)
@@ -209,7 +213,10 @@ class _Split:
             return (self._of_rows(op, ((begin, end), (inner + begin, inner + end))),)
         total = _rows_of(self._program, op.weight)
         part = self._rank.part(total)
-        if op.out in self._mixed:
+        if op.out in self._into_own:
+            self._inner[op.out] = total
+            return (self._of_rows(op, (part,)),)
+        if op.out in self._rewritten:
             return self._copied(op, part, total)
         own, gather = self._gather(op.out, total, part)
         return msgspec.structs.replace(self._of_rows(op, (part,)), out=own), gather
@@ -281,10 +288,27 @@ class _Split:
         )
         return msgspec.structs.replace(op, out=own), gather
 
-    def gated(self, op: p.SwiGlu | p.GeGlu) -> tuple[p.Op, ...]:
-        inner = self._inner[op.gate_up]
-        own, gather = self._gather(op.out, inner, self._rank.part(inner))
+    def activate(self, op: p.SwiGlu | p.GeGlu | p.Activate) -> tuple[p.Op, ...]:
+        own, gather, _ = self._own_inner(op.out, op.x if isinstance(op, p.Activate) else op.gate_up)
         return msgspec.structs.replace(op, out=own), gather
+
+    def convolve(self, op: p.Convolve) -> tuple[p.Op, ...]:
+        """Convolves the rank's own channels."""
+        own, gather, (first, end) = self._own_inner(op.out, op.x)
+        self._rows |= dict.fromkeys((op.conv, *((op.conv_bias,) if op.conv_bias else ())), ((first, end),))
+        return msgspec.structs.replace(op, out=own, width=end - first, first_channel=first), gather
+
+    def scan(self, op: p.SelectiveScan) -> tuple[p.Op, ...]:
+        """Advances the states of the rank's own channels, which are projected from all convolved ones."""
+        own, gather, (first, end) = self._own_inner(op.out, op.dt)
+        self._rows |= dict.fromkeys((op.a_log, op.skip), ((first, end),))
+        return msgspec.structs.replace(op, out=own, first_channel=first), gather
+
+    def _own_inner(self, out: str, source: str) -> tuple[str, p.Meet, tuple[int, int]]:
+        """Returns as ``_gather`` for ``out``, which has the columns of ``source``, and the range of own columns."""
+        inner = self._inner[source]
+        part = self._rank.part(inner)
+        return *self._gather(out, inner, part), part
 
     def moe(self, op: p.Moe) -> tuple[p.Op, ...]:
         """Gives the rank whole experts; each rank mixes all experts' outputs, so that nothing more is gathered."""
@@ -301,7 +325,8 @@ class _Split:
         return (msgspec.structs.replace(op, out=own),)
 
     def head(self, op: p.LmHead) -> tuple[p.Op, ...]:
-        self._rows[op.weight] = (self._rank.part(self._program.vocab_size),)
+        own = (self._rank.part(self._program.vocab_size),)
+        self._rows |= dict.fromkeys((op.weight, *((op.bias,) if op.bias else ())), own)
         return (op,)
 
     def as_it_is(self, op: p.Op) -> tuple[p.Op, ...]:
@@ -349,8 +374,8 @@ _SPLITS: dict[type, Callable[[_Split, Any], tuple[p.Op, ...]]] = {
     p.RopeAppend: _Split.as_it_is,
     p.PagedAttention: _Split.attention,
     p.LatentAttention: _Split.latent,
-    p.SwiGlu: _Split.gated,
-    p.GeGlu: _Split.gated,
+    p.SwiGlu: _Split.activate,
+    p.GeGlu: _Split.activate,
     p.Add: _Split.as_it_is,
     p.NormPart: _Split.as_it_is,
     p.Moe: _Split.moe,
@@ -361,5 +386,10 @@ _SPLITS: dict[type, Callable[[_Split, Any], tuple[p.Op, ...]]] = {
     p.Gate: _Split.gate,
     p.GatedDelta: _Split.recurrent,
     p.StateSpace: _Split.recurrent,
+    p.Activate: _Split.activate,
+    p.Convolve: _Split.convolve,
+    p.SelectiveScan: _Split.scan,
+    **dict.fromkeys((p.LayerNorm, p.Center, p.ScaleRows, p.RouteTwo, p.Divide), _Split.as_it_is),
+    **dict.fromkeys((p.HalveHeads, p.TemperQueries, p.TurnHeads), _Split.as_it_is),
 }
 SPLIT_OPS = frozenset(_SPLITS)

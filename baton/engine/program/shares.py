@@ -179,7 +179,12 @@ def _by_layers(program: Program, rank: Rank, columns: int) -> RankProgram:
     between, cuts = _handed(whole, stages)
     begin, end = (0, *cuts, len(all_ops))[stage : stage + 2]
     ops = all_ops[begin:end]
-    used = {*_names(ops), whole.head.norm}  # the lead norms states that are asked for
+    head = whole.head
+    used = {
+        *_names(ops),
+        head.norm,
+        *((head.norm_bias,) if head.norm_bias else ()),
+    }  # the lead norms asked-for states
     weights = tuple(weight for weight in program.weights if weight.name in used)
     parts = {name: part for name, part in whole.parts.items() if name in used}
     ours = {part.whole for part in parts.values()}
@@ -218,11 +223,12 @@ def _starts(program: Program) -> tuple[int, ...]:
     """Returns the index of each layer's first op: the last place before attention, or before a recurrent op, where
     only the residual stream is alive.
     """
-    residual = {"x"} | {op.delta for op in program.ops if isinstance(op, p.RmsNorm | p.Add | p.LmHead) and op.delta}
+    adding = p.RmsNorm | p.LayerNorm | p.Add | p.LmHead
+    residual = {"x"} | {op.delta for op in program.ops if isinstance(op, adding) and op.delta}
     alive, found = _alive(program), list[int]()
     least = 1  # behind the embedding
     for at, op in enumerate(program.ops):
-        if isinstance(op, p.RopeAppend | p.LatentAttention | p.GatedDelta | p.StateSpace):
+        if isinstance(op, p.RopeAppend | p.LatentAttention | p.GatedDelta | p.StateSpace | p.Convolve):
             found.append(max(i for i in range(least, at + 1) if alive[i] <= residual))
             least = at + 1
     return tuple(found)

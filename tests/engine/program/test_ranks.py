@@ -44,7 +44,9 @@ def test_each_query_head_is_one_ranks_who_has_the_kv_heads_of_its_queries_and_no
     assert max(sizes) <= max(group * -(-kv_heads // count), -(-group // max(1, count // kv_heads)))
 
 
-@pytest.mark.parametrize("kind", ["gemma2", "gpt_oss", "llama", "mixtral", "phi3", "qwen2", "qwen3_moe"])
+@pytest.mark.parametrize(
+    "kind", ["gemma2", "gpt_oss", "jamba", "llama", "mixtral", "phi3", "phimoe", "qwen2", "qwen3_moe"]
+)
 def test_ranks_have_all_rows_of_every_matrix_between_them(kind: str) -> None:
     whole = program(kind, num_attention_heads=4, num_key_value_heads=4, num_hidden_layers=2)
     rows = {weight.name: sum(shape[0] for shape in weight.shapes) for weight in whole.weights}

@@ -90,7 +90,8 @@ def test_a_stage_of_several_ranks_has_its_layers_columns(kind: str) -> None:
         ("llama", Widths(tp=0), "tp is 0; use 1 to 64"),
         ("deepseek_v3", Widths(cp=2), "cp is 2, and latent attention isn't shared by rows; use 1, or tp or pp"),
         ("qwen3_next", Widths(cp=2), "cp is 2, and a recurrent state isn't shared by rows; use 1, or tp or pp"),
-        ("jamba", Widths(pp=2), "pp is 2, and Convolve runs on one rank only; use 1"),
+        ("jamba", Widths(cp=2), "cp is 2, and a recurrent state isn't shared by rows; use 1, or tp or pp"),
+        ("bert", Widths(pp=2), "pp is 2, and EmbedText runs on one rank only; use 1"),
     ],
 )
 def test_what_cannot_be_is_refused_with_what_can(kind: str, widths: Widths, says: str) -> None:

@@ -199,25 +199,28 @@ class SpanCompiler:
 
     def _convolve(self, op: p.Convolve) -> Op:
         taps = self._tensor(op.conv).float().flatten(1)
-        past, channels = state_place(self._layout, "conv", op.layer)[0], len(taps)
+        channels, channel = len(taps), 4 * (taps.shape[1] - 1)
+        past = state_place(self._layout, "conv", op.layer)[0] + op.first_channel * channel
         struct = s.ConvolutionStruct(
             ctypes.addressof(self.states),
             *(self._place(taps.T), self._floats(op.conv_bias)),
             *(past, taps.shape[1], channels),
         )
-        self.written.append((past, 4 * channels * (taps.shape[1] - 1)))
-        return self._op(s.CONVOLVE, struct, op.x, None, op.out)
+        self.written.append((past, channels * channel))
+        return self._whole(s.CONVOLVE, struct, op.x, op.out)
 
     def _selective_scan(self, op: p.SelectiveScan) -> Op:
         fade = -self._tensor(op.a_log).float().exp()
-        state, (channels, size) = state_place(self._layout, "ssm", op.layer)[0], fade.shape
+        channels, size = fade.shape
+        state = state_place(self._layout, "ssm", op.layer)[0] + 4 * op.first_channel * size
         scan = s.SelectiveScanStruct(
             ctypes.addressof(self.states), self._place(fade), self._floats(op.skip), state, channels, size
         )
         registers = (self._at(name) for name in (op.dt, op.b, op.c, op.gated))
-        struct = s.ScanOpStruct(scan, *registers, 0, self._to.width_of(op.gated) - channels)
+        gate_first = self._to.width_of(op.gated) - channels
+        struct = s.ScanOpStruct(scan, *registers, op.first_channel, gate_first)
         self.written.append((state, 4 * channels * size))
-        return self._op(s.SELECTIVE_SCAN, struct, op.x, None, op.out)
+        return self._whole(s.SELECTIVE_SCAN, struct, op.x, op.out)
 
     def _writes(self, op: s.GatedDeltaStruct | s.StateSpaceStruct, taps: Tensor, size: int) -> None:
         """Notes which bytes of a state ``op`` writes: those of its channels' past, and ``size`` of its heads."""
@@ -230,6 +233,11 @@ class SpanCompiler:
     def _op(self, kind: int, struct: ctypes.Structure, x: str, beside: str | None, out: str) -> Op:
         table = self._to.keep_struct(struct)
         return Op(kind=kind, input=self._at(x), delta=self._at(beside), output=self._at(out), table=table)
+
+    def _whole(self, kind: int, struct: ctypes.Structure, x: str, out: str) -> Op:
+        """Returns an op that writes all columns of ``out``; a rank's ``delta`` is the first of its own."""
+        table = self._to.keep_struct(struct)
+        return Op(kind=kind, input=self._at(x), delta=0, output=self._at(out), table=table)
 
 
 _COMPILERS: dict[type, Callable[[SpanCompiler, Any], Op]] = {

@@ -18,6 +18,7 @@ from baton.engine.backends.ranks.placement import EMPTY, Placement
 from baton.engine.program import ops as p
 from baton.engine.program.rank_program import RankProgram, Residual
 from baton.kernels.abi.native import I32, I64, P
+from baton.kernels.linear.packed import PackedWeight
 from baton.kernels.moe.native import AnyExperts, BiasedMoeStruct, experts_of
 from baton.kernels.step import structs
 from baton.kv.layout.state import state_bytes
@@ -37,6 +38,11 @@ def joined(spans: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
         else:
             found.append((begin, size))
     return found
+
+
+def _vector(weight: Tensor | PackedWeight) -> Tensor:
+    assert isinstance(weight, Tensor), "a vector is never packed"
+    return weight.float()
 
 
 class Carried(ctypes.Structure):
@@ -82,9 +88,9 @@ class NativeRankProgram(NativeProgram):
         super().__init__(own.program, weights, layout=layout)
         shared = {self.registers[name] for name in own.widths}
         self._is_shared = np.array([number in shared for number in range(len(self.widths))], np.int32)
-        norm = weights[own.head.norm]  # of hidden states that are asked for
-        assert isinstance(norm, Tensor)
-        self.vectors[own.head.norm] = norm.float()
+        self.vectors[own.head.norm] = _vector(weights[own.head.norm])  # of hidden states that are asked for
+        if own.head.norm_bias is not None:
+            self.head_biases = self.head_biases._replace(of_norm=_vector(weights[own.head.norm_bias]))
         self.state_bytes = state_bytes(layout)
         self.table_count = table_count(layout)
         self._op_tables = np.array(self.page_tables(), np.int32)

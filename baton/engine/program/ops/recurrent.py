@@ -68,7 +68,7 @@ class Convolve(BaseOp, frozen=True, tag=True):
     """Convolves the first columns of ``x`` over time, channel by channel, and applies silu: out (rows, ``width``).
 
     ``conv`` is the weight (width, 1, taps) of a causal convolution of recurrent layer ``layer``, whose last inputs
-    are a part of the sequence's state.
+    are a part of the sequence's state. A rank's op has channels from ``first_channel`` on.
     """
 
     x: str
@@ -77,6 +77,7 @@ class Convolve(BaseOp, frozen=True, tag=True):
     conv_bias: str | None
     width: int
     out: str
+    first_channel: int = 0
 
 
 class Divide(BaseOp, frozen=True, tag=True):
@@ -92,7 +93,7 @@ class SelectiveScan(BaseOp, frozen=True, tag=True):
     it, times silu of the last columns of ``gated``.
 
     ``x`` (rows, channels) was convolved; ``dt`` (rows, channels) are steps before softplus, ``b`` and ``c`` (rows,
-    size) what is written and read.
+    size) what is written and read. A rank's op has channels from ``first_channel`` of ``x`` on, as many as ``dt``.
     """
 
     x: str
@@ -105,3 +106,4 @@ class SelectiveScan(BaseOp, frozen=True, tag=True):
     skip: str  # (channels,): factor on x, which is added to the output
     size: int
     out: str
+    first_channel: int = 0

@@ -1,0 +1,148 @@
+"""Measures decoders with ops of their own on torch's engine and on the native one: layers of real shapes.
+
+Knows nothing of what a model says. Both engines have the same random bf16 weights, one thread each, and take turns;
+time is the thread's CPU time. Weights repeat a stretch of numbers, which makes no difference to speed.
+
+    python -m bench.decoder_ops [--kinds jamba,cohere2] [--batches 1,16] [--rounds 3] [--no-torch]
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+
+import msgspec
+import torch
+from rich.console import Console
+
+from baton.bench.rows import Row, median, table
+from baton.engine.backends.native.runner import NativeRunner
+from baton.engine.backends.torch.runner import TorchRunner
+from baton.engine.models import program_for
+from baton.engine.plan import ModelSpec, Runner, SequenceStep
+from baton.engine.program.config import ModelConfig
+from baton.engine.program.program import Program
+from baton.evaluate.workload import PROMPT, Workload
+from baton.kernels.abi import native
+from baton.kv.layout.page import layout_for
+from baton.kv.layout.state import state_pages
+from baton.protos.json import Json
+
+# Two or three layers of the shape that the model ``like`` has, narrower where experts would take gigabytes.
+KINDS: dict[str, Json] = {
+    "starcoder2": {"like": "StarCoder2 3B", "hidden_size": 3072, "intermediate_size": 12288, "num_hidden_layers": 2,
+                   "num_attention_heads": 24, "num_key_value_heads": 2, "sliding_window": 4096},
+    "cohere2": {"like": "Command R7B", "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 2,
+                "num_attention_heads": 32, "num_key_value_heads": 8, "sliding_window": 4096,
+                "layer_types": ["sliding_attention", "full_attention"]},
+    "glm4": {"like": "GLM-4 9B", "hidden_size": 4096, "intermediate_size": 13696, "num_hidden_layers": 2,
+             "num_attention_heads": 32, "num_key_value_heads": 2, "head_dim": 128, "attention_bias": True},
+    "hunyuan_v1_dense": {"like": "Hunyuan 1.8B", "hidden_size": 2048, "intermediate_size": 6144,
+                         "num_hidden_layers": 3, "num_attention_heads": 16, "num_key_value_heads": 4,
+                         "head_dim": 128},
+    "nemotron_h": {"like": "Nemotron Nano 9B v2", "hidden_size": 4480, "intermediate_size": 15680,
+                   "layer_types": ["linear_attention", "mlp", "full_attention"], "num_hidden_layers": 3,
+                   "num_attention_heads": 40, "num_key_value_heads": 8, "head_dim": 128, "mamba_num_heads": 128,
+                   "mamba_head_dim": 80, "n_groups": 8, "ssm_state_size": 128},
+    "jamba": {"like": "Jamba 3B", "hidden_size": 2560, "intermediate_size": 8192, "num_hidden_layers": 3,
+              "num_attention_heads": 20, "num_key_value_heads": 2, "attn_layer_period": 3, "attn_layer_offset": 1,
+              "num_experts": 1, "num_experts_per_tok": 1, "mamba_dt_rank": 160, "mamba_d_state": 16},
+    "phimoe": {"like": "Phi-3.5-MoE, half as wide", "hidden_size": 2048, "intermediate_size": 3200,
+               "num_hidden_layers": 2, "num_attention_heads": 16, "num_key_value_heads": 4, "num_local_experts": 16,
+               "num_experts_per_tok": 2, "attention_bias": True, "lm_head_bias": True, "rms_norm_eps": 1e-5},
+    "llama4_text": {"like": "Llama 4 Scout, 2/5 as wide", "hidden_size": 2048, "intermediate_size": 3200,
+                    "intermediate_size_mlp": 6400, "num_hidden_layers": 2, "num_attention_heads": 16,
+                    "num_key_value_heads": 4, "num_local_experts": 16, "num_experts_per_tok": 1,
+                    "no_rope_layers": [1, 0]},
+}  # fmt: skip
+SHARED: Json = {"vocab_size": 32000, "max_position_embeddings": 8192}
+STRETCH = 1 << 20  # random numbers
+
+
+def program_of(kind: str) -> Program:
+    """Returns the program of ``kind``."""
+    own = {name: value for name, value in KINDS[kind].items() if name != "like"}
+    return program_for(ModelConfig(Path(kind), {"model_type": kind} | SHARED | own, ()))
+
+
+def weights_of(program: Program) -> dict[str, torch.Tensor]:
+    """Returns weights in bf16."""
+    torch.manual_seed(0)
+    stretch, found = torch.randn(STRETCH).mul_(0.02).bfloat16(), dict[str, torch.Tensor]()
+    for weight in program.weights:
+        shape = (sum(part[0] for part in weight.shapes), *weight.shapes[0][1:])
+        count = torch.Size(shape).numel()
+        value = stretch.repeat(-(-count // STRETCH))[:count].view(shape)
+        found[weight.name] = value if len(shape) > 1 else value + 1
+    return found
+
+
+class Work(Workload):
+    """Times steps of a runner whose sequences may have recurrent states, which lie behind the pages of all."""
+
+    def __init__(self, runner: Runner, most: int) -> None:
+        super().__init__(runner, most, clock=time.thread_time)
+        layout, begin = runner.spec.layout, len(self._buffer) // runner.spec.layout.page_bytes
+        each = state_pages(layout) if layout.states else 0
+        self._states = [range(begin + at * each, begin + (at + 1) * each) for at in range(2 * most)]
+        self._buffer = bytearray((begin + 2 * most * each) * layout.page_bytes)
+        runner.bind(memoryview(self._buffer), begin + 2 * most * each)
+
+    def _item(self, seq: int, start: int, count: int) -> SequenceStep:
+        item = super()._item(seq, start, count)
+        if not self._states[0]:
+            return item
+        own = self._states[2 * seq : 2 * seq + 2]
+        source = list(own[start % 2]) if start else None
+        return msgspec.structs.replace(item, state_from=source, state_to=list(own[1 - start % 2]))
+
+
+def engines(kind: str, with_torch: bool) -> dict[str, Runner]:
+    """Returns runners by name, the native one first."""
+    program = program_of(kind)
+    layout = layout_for("bfloat16", program.groups, states=program.states)
+    spec = ModelSpec(kind, layout, 8192, program.vocab_size, ())
+    weights = weights_of(program)
+    found: dict[str, Runner] = {"native": NativeRunner(spec, program, dict(weights))}
+    if with_torch:
+        found["torch"] = TorchRunner(spec, program, dict(weights))
+    return found
+
+
+def rows(kind: str, batches: list[int], rounds: int, with_torch: bool) -> Iterator[Row]:
+    """Yields CPU milliseconds of a step on the native engine, and torch's over it."""
+    works = {name: Work(runner, max(batches)) for name, runner in engines(kind, with_torch).items()}
+    cases: dict[str, Callable[[Work], float]] = {f"batch {each}": partial(_decode, batch=each) for each in batches}
+    cases |= {f"prompt of {PROMPT}": Work.prompt_seconds}
+    for what, once in cases.items():
+        took = [{name: once(work) for name, work in works.items()} for _ in range(rounds + 1)][1:]
+        milliseconds = 1e3 * median([each["native"] for each in took])
+        ratio = median([each["torch"] / each["native"] for each in took]) if with_torch else 0.0
+        peer = "torch" if with_torch else ""
+        yield Row(f"{KINDS[kind]['like']} ({kind}), {what}", milliseconds, "ms", peer=peer, ratio=ratio)
+
+
+def _decode(work: Work, batch: int) -> float:
+    return work.decode_seconds(batch)
+
+
+def main() -> None:
+    """Run the command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--kinds", default=",".join(KINDS))
+    parser.add_argument("--batches", default="1,16")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--no-torch", action="store_true")
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    native.set_threads(1)
+    for kind in args.kinds.split(","):
+        found = rows(kind, [int(each) for each in args.batches.split(",")], args.rounds, not args.no_torch)
+        Console(highlight=False, width=130).print(table(list(found)))
+
+
+if __name__ == "__main__":
+    main()
