@@ -14,27 +14,48 @@ namespace {
 constexpr int64_t MOST_ROWS = 256;         // at a time, to bound what lies between the layers
 constexpr int64_t OUTPUTS = 32, TOGETHER = 4;  // outputs of a task; rows that a weight row meets at once
 
-// sums[r] = w . x[r] over k, sixteen chains in order.
-template <int T, int R>
-void dots(const char* w, const float* const* x, int64_t k, float* sums) {
-  vf acc[R];
-  for (int r = 0; r < R; r++) acc[r] = vf{};
-  for (int64_t i = 0; i < k; i += LANES) {
-    const int n = int(k - i < LANES ? k - i : LANES);
-    const vf weights = widen<T>(w + i * kv_bytes<T>(), n);
-    for (int r = 0; r < R; r++) acc[r] = fma(weights, load_part(x[r] + i, n), acc[r]);
-  }
-  for (int r = 0; r < R; r++) sums[r] = sum(acc[r]);
+// Weight rows that many rows meet at once: what is loaded of either is used several times. Sums stay in registers.
+constexpr int SIDE = BATON_AVX512 ? 4 : 1;
+
+// sums[j][r] = w[j] . x[r] over k, sixteen chains in order, for J weight rows `apart` bytes from one another. A sum's bits are its
+// own, whatever is summed beside it.
+template <int T, int J, int R>
+void dots(const char* w, int64_t apart, const float* const* x, int64_t k, float (*sums)[TOGETHER]) {
+  vf acc[J][R];
+  for (int j = 0; j < J; j++)
+    for (int r = 0; r < R; r++) acc[j][r] = vf{};
+  const auto step = [&](int64_t i, int n) BATON_LAMBDA {
+    vf rows[R];
+    for (int r = 0; r < R; r++) rows[r] = load_part(x[r] + i, n);
+    for (int j = 0; j < J; j++) {
+      const vf weights = widen<T>(w + j * apart + i * kv_bytes<T>(), n);
+      for (int r = 0; r < R; r++) acc[j][r] = fma(weights, rows[r], acc[j][r]);
+    }
+  };
+  int64_t i = 0;
+  for (; i + LANES <= k; i += LANES) step(i, LANES);
+  if (i < k) step(i, int(k - i));
+  for (int j = 0; j < J; j++)
+    for (int r = 0; r < R; r++) sums[j][r] = sum(acc[j][r]);
 }
 
-template <int T>
-void dots(const char* w, const float* const* x, int64_t k, int64_t rows, float* sums) {
+template <int T, int J>
+void dots(const char* w, int64_t apart, const float* const* x, int64_t k, int64_t rows, float (*sums)[TOGETHER]) {
   switch (rows) {
-    case 1: return dots<T, 1>(w, x, k, sums);
-    case 2: return dots<T, 2>(w, x, k, sums);
-    case 3: return dots<T, 3>(w, x, k, sums);
-    default: return dots<T, TOGETHER>(w, x, k, sums);
+    case 1: return dots<T, J, 1>(w, apart, x, k, sums);
+    case 2: return dots<T, J, 2>(w, apart, x, k, sums);
+    case 3: return dots<T, J, 3>(w, apart, x, k, sums);
+    default: return dots<T, J, TOGETHER>(w, apart, x, k, sums);
   }
+}
+
+// How many weight rows are taken at once for an expert of so many rows: of few rows, memory's speed is that of one stream.
+int64_t side_of(int64_t rows, int64_t left) { return rows > 2 * TOGETHER && left >= SIDE ? SIDE : 1; }
+
+// The same for 1 or SIDE weight rows.
+template <int T>
+void dots(const char* w, int64_t apart, int64_t outputs, const float* const* x, int64_t k, int64_t rows, float (*sums)[TOGETHER]) {
+  return outputs == SIDE ? dots<T, SIDE>(w, apart, x, k, rows, sums) : dots<T, 1>(w, apart, x, k, rows, sums);
 }
 
 float silu(float x) {
@@ -92,21 +113,26 @@ void layers(const Moe& m, const Form& form, const Routed& r, const float* x, flo
   const int64_t in = m.hidden * kv_bytes<T>(), out = m.inner * kv_bytes<T>();  // bytes of a row of inputs
   each_tile(r, m.inner, [&](int32_t e, int32_t at, int64_t rows, int64_t first, int64_t count) {
     const float *from[TOGETHER], *added[TOGETHER];
-    float gates[TOGETHER], ups[TOGETHER];
+    float gates[SIDE][TOGETHER], ups[SIDE][TOGETHER];
     for (int64_t i = 0; i < rows; i++) from[i] = x + r.row(at + i) * m.hidden, added[i] = r.added(at + i, m.inner);
-    for (int64_t j = first; j < first + count; j++) {
+    for (int64_t j = first, side; j < first + count; j += side) {
+      side = side_of(r.rows(e), first + count - j);
       const char* gate = gate_up + (e * 2 * m.inner + j) * in;
-      dots<T>(gate, from, m.hidden, rows, gates), dots<T>(gate + m.inner * in, from, m.hidden, rows, ups);
-      for (int64_t i = 0; i < rows; i++) between[(at + i) * m.inner + j] = rounded<T>(form.between(m, e, j, gates[i], ups[i], added[i]));
+      dots<T>(gate, in, side, from, m.hidden, rows, gates), dots<T>(gate + m.inner * in, in, side, from, m.hidden, rows, ups);
+      for (int64_t o = 0; o < side; o++)
+        for (int64_t i = 0; i < rows; i++)
+          between[(at + i) * m.inner + j + o] = rounded<T>(form.between(m, e, j + o, gates[o][i], ups[o][i], added[i]));
     }
   });
   each_tile(r, m.hidden, [&](int32_t e, int32_t at, int64_t rows, int64_t first, int64_t count) {
     const float* from[TOGETHER];
-    float sums[TOGETHER];
+    float sums[SIDE][TOGETHER];
     for (int64_t i = 0; i < rows; i++) from[i] = between + (at + i) * m.inner;
-    for (int64_t j = first; j < first + count; j++) {
-      dots<T>(down + (e * m.hidden + j) * out, from, m.inner, rows, sums);
-      for (int64_t i = 0; i < rows; i++) y[(at + i) * m.hidden + j] = form.after(m, e, j, sums[i]);
+    for (int64_t j = first, side; j < first + count; j += side) {
+      side = side_of(r.rows(e), first + count - j);
+      dots<T>(down + (e * m.hidden + j) * out, out, side, from, m.inner, rows, sums);
+      for (int64_t o = 0; o < side; o++)
+        for (int64_t i = 0; i < rows; i++) y[(at + i) * m.hidden + j + o] = form.after(m, e, j + o, sums[o][i]);
     }
   });
 }
