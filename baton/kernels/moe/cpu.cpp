@@ -12,7 +12,7 @@ namespace baton {
 namespace {
 
 constexpr int64_t MOST_ROWS = 256;         // at a time, to bound what lies between the layers
-constexpr int64_t OUTPUTS = 32, TOGETHER = 4;  // outputs of a task; rows that a weight row meets at once
+constexpr int64_t OUTPUTS = 32, TOGETHER = BATON_AVX512 ? 6 : 4;  // outputs of a task; rows that a weight row meets at once
 
 // Weight rows that many rows meet at once: what is loaded of either is used several times. Sums stay in registers.
 constexpr int SIDE = BATON_AVX512 ? 4 : 1;
@@ -45,6 +45,8 @@ void dots(const char* w, int64_t apart, const float* const* x, int64_t k, int64_
     case 1: return dots<T, J, 1>(w, apart, x, k, sums);
     case 2: return dots<T, J, 2>(w, apart, x, k, sums);
     case 3: return dots<T, J, 3>(w, apart, x, k, sums);
+    case 4: return dots<T, J, 4>(w, apart, x, k, sums);
+    case 5: return dots<T, J, 5>(w, apart, x, k, sums);
     default: return dots<T, J, TOGETHER>(w, apart, x, k, sums);
   }
 }
@@ -86,6 +88,25 @@ struct Form {
   }
 };
 
+// Form::between of outputs j … j + outputs - 1 of `rows` rows at once, in place of `gates`; each number by itself, to the same bits.
+void between_all(const Moe& m, const Form& form, int32_t expert, int64_t j, int64_t outputs, int64_t rows, const float* const* added,
+                 float (*gates)[TOGETHER], float (*ups)[TOGETHER]) {
+  if (form.biased || outputs * rows < LANES / 2) {
+    for (int64_t o = 0; o < outputs; o++)
+      for (int64_t i = 0; i < rows; i++) gates[o][i] = form.between(m, expert, j + o, gates[o][i], ups[o][i], added[i]);
+    return;
+  }
+  for (int64_t i = 0; i < rows; i++)
+    for (int64_t o = 0; added[i] && o < outputs; o++) gates[o][i] += added[i][j + o], ups[o][i] += added[i][m.inner + j + o];
+  const int64_t n = outputs * TOGETHER;
+  for (int64_t at = 0; at < n; at += LANES) {
+    const int left = int(std::min<int64_t>(n - at, LANES));
+    const vf gate = load_part(*gates + at, left), small = exponential(select(gate < vf{}, gate, vf{} - gate));
+    const vf open = gate * select(gate < vf{}, small, splat(1.0f)) / (splat(1.0f) + small);
+    store_part(*gates + at, open * load_part(*ups + at, left), left);
+  }
+}
+
 // f(slot, first place, rows of it (at most TOGETHER), first output, outputs) for all, over threads.
 template <class F>
 void each_tile(const Routed& r, int64_t outputs, F&& f) {
@@ -113,15 +134,15 @@ void layers(const Moe& m, const Form& form, const Routed& r, const float* x, flo
   const int64_t in = m.hidden * kv_bytes<T>(), out = m.inner * kv_bytes<T>();  // bytes of a row of inputs
   each_tile(r, m.inner, [&](int32_t e, int32_t at, int64_t rows, int64_t first, int64_t count) {
     const float *from[TOGETHER], *added[TOGETHER];
-    float gates[SIDE][TOGETHER], ups[SIDE][TOGETHER];
+    float gates[SIDE][TOGETHER] = {}, ups[SIDE][TOGETHER] = {};
     for (int64_t i = 0; i < rows; i++) from[i] = x + r.row(at + i) * m.hidden, added[i] = r.added(at + i, m.inner);
     for (int64_t j = first, side; j < first + count; j += side) {
       side = side_of(r.rows(e), first + count - j);
       const char* gate = gate_up + (e * 2 * m.inner + j) * in;
       dots<T>(gate, in, side, from, m.hidden, rows, gates), dots<T>(gate + m.inner * in, in, side, from, m.hidden, rows, ups);
+      between_all(m, form, e, j, side, rows, added, gates, ups);
       for (int64_t o = 0; o < side; o++)
-        for (int64_t i = 0; i < rows; i++)
-          between[(at + i) * m.inner + j + o] = rounded<T>(form.between(m, e, j + o, gates[o][i], ups[o][i], added[i]));
+        for (int64_t i = 0; i < rows; i++) between[(at + i) * m.inner + j + o] = rounded<T>(gates[o][i]);
     }
   });
   each_tile(r, m.hidden, [&](int32_t e, int32_t at, int64_t rows, int64_t first, int64_t count) {
