@@ -24,6 +24,8 @@ SETTINGS = [
     *(("llama3", {"kv_cache_dtype": dtype}) for dtype in ("float32", "bf16", "int8", "fp8")),
     ("gemma3", {}),
     ("qwen3_moe", {}),
+    ("llama4", {}),
+    ("hunyuan_dense", {}),
 ]
 
 

@@ -308,6 +308,8 @@ _BINDERS: dict[type, Callable[[SpanOps, Any], SpanOp]] = {
 }
 
 SPAN_OPS = tuple(kind for kind in _BINDERS if kind is not RmsNorm)
+# Those that read more of a sequence than its rows and their positions, other than attention to K and V.
+SEQUENCE_OPS = (LatentAttention, GatedDelta, StateSpace, Convolve, SelectiveScan)
 
 
 def state_place(layout: KvLayout, name: str, layer: int) -> tuple[int, tuple[int, ...]]:

@@ -68,8 +68,8 @@ class NativeInternals:
         """Returns a runner of ``layers`` of the model's layers on the same weights; 0 means half of them. Raises
         ConfigError if that can't be done.
         """
-        if any(isinstance(op, SPAN_OPS) for op in self._native.ops):
-            text = "speculation self: this model has latents, a state or grouped experts; use another"
+        if (found := next((op for op in self._native.ops if isinstance(op, SPAN_OPS)), None)) is not None:
+            text = f"speculation self: it isn't known for a model with {type(found).__name__}; use another"
             raise ConfigError(text, "speculation")
         program, own = shallow(self._native.program, layers or max(2, self.layers // 2)), self._spec.layout
         layout = layout_for(own.dtype, program.groups, fidelity=own.fidelity)
@@ -114,7 +114,9 @@ class NativeInternals:
         head = self._native.ops[-1]
         assert isinstance(head, LmHead)
         delta = self._native.register(arena, rows, head.delta)
-        return rms_norm(x.clone(), delta, self._native.vectors[head.norm], head.eps)[1] / head.scale
+        found = rms_norm(x.clone(), delta, self._native.vectors[head.norm], head.eps)[1] / head.scale
+        of_norm = self._native.head_biases.of_norm
+        return found if of_norm is None else found + of_norm
 
 
 def _parts(begin: int, end: int, ends: Sequence[int]) -> list[tuple[int, int]]:

@@ -26,7 +26,7 @@ from baton.engine.backends.native.step_check import StepCheck
 from baton.engine.backends.native.step_ops import StepOps
 from baton.engine.backends.native.step_runner import StepRunner
 from baton.engine.backends.observing import Observation
-from baton.engine.backends.span_ops import SPAN_OPS
+from baton.engine.backends.span_ops import SEQUENCE_OPS
 from baton.engine.plan import ModelSpec, StepPlan, StepResult
 from baton.engine.program.ops import PagedAttention
 from baton.engine.program.program import Program
@@ -72,8 +72,8 @@ class NativeRunner(StepRunner):
         attends = {at: op.layer for at, op in enumerate(program.ops) if isinstance(op, PagedAttention)}
         selects = self._selection is not None or observed_of(spec.layout) is not None
         self._attends = frozenset(attends if selects else ())
-        spanned = any(isinstance(op, SPAN_OPS) for op in program.ops)
-        self.branches = not selects and not spanned and not spec.layout.windows and copyable(spec.layout)
+        plain = not any(isinstance(op, SEQUENCE_OPS) for op in program.ops)
+        self.branches = not selects and plain and not spec.layout.windows and copyable(spec.layout)
         self._branching = tuple(_stretches(len(program.ops), frozenset(attends))) if self.branches else ()
         self._layer_of = attends
         self._copies: BranchCopies | None = None
