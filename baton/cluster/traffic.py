@@ -56,12 +56,15 @@ class PredictedAnswer(msgspec.Struct, frozen=True, array_like=True):
 class ServedRequest(msgspec.Struct, frozen=True, array_like=True):
     """Describes one request for the simulator: ``at`` is arrival in Unix seconds; tokens in, out, and found in a
     cache.
+
+    ``adapter`` is a number that its LoRA adapter has at every router; 0: none.
     """
 
     at: float
     input_tokens: int
     output_tokens: int
     cached_tokens: int
+    adapter: int = 0
 
 
 class TrafficSlice(msgspec.Struct, array_like=True):

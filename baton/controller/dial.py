@@ -16,7 +16,9 @@ import msgspec
 
 from baton.cluster.advice import RatioPoint
 from baton.cluster.traffic import ServedRequest
+from baton.controller.observation import AdaptedSteps
 from baton.controller.pressure import WorkerLimits
+from baton.planner.costs.adapters import by_curve
 from baton.planner.costs.worker import WorkerCosts, from_curve
 from baton.planner.score import Slo
 from baton.planner.simulator.cluster import ClusterScenario, SimSettings
@@ -32,13 +34,19 @@ NICE = 19
 
 
 class DialQuestion(msgspec.Struct, frozen=True):
-    """Holds the total number of workers, what one costs, and recent requests."""
+    """Holds the total number of workers, what one costs, and recent requests.
+
+    ``prefill_adapters`` and ``decode_adapters`` are what LoRA adapters cost each role; None if it isn't known, and
+    then the curves of ``costs`` have it as it was lately.
+    """
 
     workers: int
     costs: WorkerLimits
     transfer: TransferCurve
     kv_bytes_per_token: int
     served: tuple[ServedRequest, ...]
+    prefill_adapters: AdaptedSteps | None = None
+    decode_adapters: AdaptedSteps | None = None
 
 
 class DialAnswer(msgspec.Struct, frozen=True):
@@ -62,7 +70,8 @@ def answer(asked: DialQuestion) -> DialAnswer | None:
     costs = asked.costs
     settings = SimSettings(1, asked.workers - 1, max_batch=costs.max_batch, prefill_chunk=costs.chunk_tokens)
     slo = Slo(costs.ttft_s, costs.tpot_s)
-    reader, writer = (_worker(asked, curve) for curve in (costs.prefill, costs.decode))
+    reader = _worker(asked, costs.prefill, asked.prefill_adapters, trace)
+    writer = _worker(asked, costs.decode, asked.decode_adapters, trace)
     found, _ = sweep(asked.workers, ClusterScenario(settings, reader, writer, trace), slo, WINDOW_S)
     points = tuple(
         RatioPoint(r.prefill, r.decode, r.score.goodput, r.score.attainment, r.score.ttft.p99, r.score.tpot.p99)
@@ -75,13 +84,18 @@ def trace_of(served: tuple[ServedRequest, ...]) -> Trace:
     """Returns the last MOST_REQUESTS requests as a trace, their prompts without cached tokens."""
     kept = sorted(served, key=lambda s: s.at)[-MOST_REQUESTS:]
     first = kept[0].at if kept else 0.0
-    requests = (TraceRequest(s.at - first, max(1, s.input_tokens - s.cached_tokens), s.output_tokens) for s in kept)
+    requests = (
+        TraceRequest(s.at - first, max(1, s.input_tokens - s.cached_tokens), s.output_tokens, (), s.adapter)
+        for s in kept
+    )
     return Trace("recent traffic", tuple(requests))
 
 
-def _worker(asked: DialQuestion, curve: StepCurve) -> WorkerCosts:
+def _worker(asked: DialQuestion, curve: StepCurve, adapted: AdaptedSteps | None, trace: Trace) -> WorkerCosts:
     kv_tokens = max(asked.costs.kv_tokens, BLOCK_TOKENS)
-    return from_curve("a live worker", curve, kv_tokens, asked.kv_bytes_per_token, asked.transfer)
+    curve = curve if adapted is None else adapted.bare
+    found = from_curve("a live worker", curve, kv_tokens, asked.kv_bytes_per_token, asked.transfer)
+    return found if adapted is None else by_curve(found, trace.adapter_shares, adapted.adapters)
 
 
 def main() -> None:

@@ -220,6 +220,8 @@ class Controller:
                 observe.transfer(workers),
                 layout.page_bytes // observe.BLOCK_TOKENS,
                 tuple(s for one in longer for s in one.served),
+                observe.adapted_steps(workers, "prefill"),
+                observe.adapted_steps(workers, "decode"),
             )
             self._dial.ask(asked, looked.at)
         return self._dial.answer

@@ -13,12 +13,14 @@ import msgspec
 
 from baton.cluster.traffic import ClassTraffic, TrafficSlice, by_class
 from baton.controller.pressure import BURSTS, Backlog, Demand, WorkerLimits, capacity, pressure
-from baton.protos.measurements import StepCurve, TransferCurve, WorkerLoad
+from baton.protos.measurements import AdapterCurve, StepCurve, TransferCurve, WorkerLoad
 from baton.protos.nouns import BLOCK_TOKENS, WorkerInfo
 
 __all__ = [
     "BLOCK_TOKENS",
+    "AdaptedSteps",
     "ObservedWorker",
+    "adapted_steps",
     "backlog",
     "costs",
     "covered",
@@ -40,6 +42,13 @@ class ObservedWorker(msgspec.Struct, frozen=True):
 
     info: WorkerInfo
     load: WorkerLoad
+
+
+class AdaptedSteps(msgspec.Struct, frozen=True):
+    """Holds a role's measured step times without adapters, and what adapters add to them."""
+
+    bare: StepCurve
+    adapters: AdapterCurve
 
 
 def demand(now: Sequence[TrafficSlice], longer: Sequence[TrafficSlice]) -> Demand:
@@ -143,6 +152,16 @@ def costs(
     )
 
 
+def adapted_steps(workers: Sequence[ObservedWorker], role: str) -> AdaptedSteps | None:
+    """Returns the mean of what the role's workers measured of adapters; None until one has seen any."""
+    loads = [w.load for w in workers if w.info.role == role]
+    bare = [load.bare_curve for load in loads if load.bare_curve is not None]
+    adapters = [load.adapter_curve for load in loads if load.adapter_curve is not None]
+    if not (bare and adapters):
+        return None
+    return AdaptedSteps(StepCurve(*_means(bare)), AdapterCurve(*_means(adapters)))
+
+
 def transfer(workers: Iterable[ObservedWorker]) -> TransferCurve:
     """Returns the mean of the workers' measured KV transfer curves; 1 ms per transfer if there are none."""
     found = [w.load.transfer_curve for w in workers if w.load.transfer_curve is not None]
@@ -190,7 +209,12 @@ def _curve(workers: Sequence[ObservedWorker], role: str) -> StepCurve | None:
     found = own or [w.load.step_curve for w in workers if w.load.step_curve is not None]
     if not found:
         return None
-    return StepCurve(*(fmean(getattr(c, name) for c in found) for name in StepCurve.__struct_fields__))
+    return StepCurve(*_means(found))
+
+
+def _means(curves: Sequence[StepCurve] | Sequence[AdapterCurve]) -> list[float]:
+    """Returns the means of the curves' fields, in their order."""
+    return [fmean(getattr(c, name) for c in curves) for name in curves[0].__struct_fields__]
 
 
 def _sum(classes: Iterable[ClassTraffic]) -> ClassTraffic:

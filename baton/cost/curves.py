@@ -5,7 +5,7 @@ Knows nothing of how a curve came about (``fit`` or ``profiles``) or of what is 
 
 from __future__ import annotations
 
-from baton.protos.measurements import StepCurve, StepSample, TransferCurve
+from baton.protos.measurements import AdapterCurve, AdapterRowCounts, StepCurve, StepSample, TransferCurve
 
 
 def step_features(sample: StepSample) -> tuple[float, float, float, float, float]:
@@ -23,6 +23,19 @@ def step_seconds(curve: StepCurve, sample: StepSample) -> float:
         + curve.decode_sequence * sample.decode_sequences
         + curve.decode_context_token * sample.decode_context
     )
+
+
+def adapter_features(adapted: AdapterRowCounts | None) -> tuple[float, float]:
+    """Returns the numbers by which ``row`` and ``adapter`` of an AdapterCurve are multiplied."""
+    return (0.0, 0.0) if adapted is None else (adapted.row_ranks, adapted.adapter_ranks)
+
+
+def adapter_seconds(curve: AdapterCurve | None, adapted: AdapterRowCounts | None) -> float:
+    """Returns the predicted seconds that the adapters of a step add to it; 0 where their cost isn't known."""
+    if curve is None:
+        return 0.0
+    row_ranks, adapter_ranks = adapter_features(adapted)
+    return curve.row * row_ranks + curve.adapter * adapter_ranks
 
 
 def prefill_seconds(curve: StepCurve, uncached: int, cached: int = 0, chunk_tokens: int = 512) -> float:

@@ -14,12 +14,14 @@ from itertools import combinations
 import numpy as np
 from numpy.typing import NDArray
 
-from baton.cost.curves import step_features
-from baton.protos.measurements import StepCurve, StepSample, TransferCurve
+from baton.cost.curves import adapter_features, step_features
+from baton.protos.measurements import AdapterCurve, StepCurve, StepSample, TransferCurve
 
 PRIOR_STEP = StepCurve(2e-3, 5e-5, 1e-9, 2e-4, 1e-7)
 PRIOR_TRANSFER = TransferCurve(1e-3, 1e-9)
+PRIOR_ADAPTERS = (1e-7, 1e-6)  # seconds per rank: of a row on an adapter, of an adapter in a step
 LEAST_STEP_S = 1e-6
+LEAST_OF_EACH = 32  # steps with adapters, and without, before what adapters add is told apart from the rest
 STEP_MEMORY = 512
 TRANSFER_MEMORY = 64
 
@@ -65,6 +67,17 @@ class _Fit:
         self._stale += 1
         if self._stale >= _SOLVE_EVERY or self.samples <= _WARM:
             self._solve()
+
+    def with_terms(self, prior: Sequence[float]) -> _Fit:
+        """Returns a fit that goes on from these samples, in which the further terms of ``prior`` were 0."""
+        found = _Fit((*self._prior, *prior), round(1.0 / (1.0 - self._keep)))
+        known = len(self._prior)
+        found.samples, found._log_speed, found._drift = self.samples, self._log_speed, self._drift
+        found._moments[:known, :known], found._cross[:known] = self._moments, self._cross
+        found._explained[:known] = self._explained
+        found._coefficients = np.append(self._coefficients, prior)
+        found._stale = 1
+        return found
 
     def coefficients(self) -> list[float]:
         """Returns the best estimate of the coefficients by now."""
@@ -161,6 +174,46 @@ class StepFit:
             return None
         fixed, *others = self._fit.coefficients()
         return StepCurve(max(fixed, LEAST_STEP_S), *others)
+
+
+class AdaptedStepFit(StepFit):
+    """Fits a StepCurve as ``StepFit`` does, and apart from it what LoRA adapters add to steps.
+
+    ``curve`` has their cost in it, by the adapters that steps have had lately; ``bare`` hasn't.
+    """
+
+    def __init__(self, prior: StepCurve = PRIOR_STEP, memory: int = STEP_MEMORY) -> None:
+        super().__init__(prior, memory)
+        self._adapted: _Fit | None = None  # from the first step with adapters on
+        self._steps = 0  # with adapters
+        self._rows = self._row_ranks = 0
+
+    def observe(self, sample: StepSample) -> None:
+        """Adds one measured step to both estimates."""
+        if (adapted := sample.adapted) is not None:
+            self._adapted = self._adapted or self._fit.with_terms(PRIOR_ADAPTERS)
+            self._steps += 1
+            self._rows, self._row_ranks = self._rows + adapted.rows, self._row_ranks + adapted.row_ranks
+        super().observe(sample)
+        if self._adapted is not None:
+            self._adapted.observe((*step_features(sample), *adapter_features(adapted)), sample.seconds)
+
+    @property
+    def adapters(self) -> AdapterCurve | None:
+        """Returns what adapters add; None before LEAST_OF_EACH steps with adapters and as many without."""
+        found = self._apart()
+        return None if found is None else AdapterCurve(found[-2], found[-1], self._row_ranks / max(1, self._rows))
+
+    @property
+    def bare(self) -> StepCurve | None:
+        """Returns the estimate for steps without adapters; None where ``adapters`` is."""
+        found = self._apart()
+        return None if found is None else StepCurve(max(found[0], LEAST_STEP_S), *found[1:-2])
+
+    def _apart(self) -> list[float] | None:
+        if self._adapted is None or min(self._steps, self.samples - self._steps) < LEAST_OF_EACH:
+            return None
+        return self._adapted.coefficients()
 
 
 class TransferFit:

@@ -13,7 +13,7 @@ import msgspec
 
 from baton.protos.errors import ConfigError
 from baton.protos.json import Json
-from baton.protos.measurements import EngineWork, StepCurve, TransferCurve
+from baton.protos.measurements import AdapterCurve, EngineWork, StepCurve, TransferCurve
 
 FOLDER = Path(__file__).parent / "profiles"
 ROW_BYTES_MULTIPLE = 16
@@ -68,6 +68,7 @@ class PacedProfile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     prefill_chunk: int = 512
     overhead: Overhead = Overhead()  # for the simulator; paced workers are processes with overhead of their own
     ranks: RankCosts | None = None
+    adapters: AdapterCurve | None = None  # what LoRA adapters add to a step; None if it wasn't measured
 
     @property
     def work(self) -> EngineWork:
@@ -123,8 +124,13 @@ def on_ranks(profile: PacedProfile, shared: str, count: int) -> PacedProfile:
     step["fixed"] = max(0.0, step["fixed"] - ranks.waits(ranks.count))
     step = {name: seconds * (share if name in SHARED[shared] else 1.0) for name, seconds in step.items()}
     step["fixed"] += ranks.waits(count)
+    adapters = profile.adapters
+    if adapters is not None:
+        own = share if shared == "tp" else 1.0  # others read all of an adapter's matrices
+        adapters = AdapterCurve(adapters.row * share, adapters.adapter * own, adapters.rank)
     return msgspec.structs.replace(
         profile,
+        adapters=adapters,
         about=f"{profile.about}, {shared} {count}",
         step=StepCurve(**step),
         ranks=msgspec.structs.replace(ranks, count=count),
@@ -136,6 +142,8 @@ def _parse(text: str, name: str) -> PacedProfile:
         fields: Json = tomllib.loads(text)
         fields["step"] = _in_order(fields.get("step"), StepCurve, "step")
         fields["transfer"] = _in_order(fields.get("transfer"), TransferCurve, "transfer")
+        if "adapters" in fields:
+            fields["adapters"] = _in_order(fields["adapters"], AdapterCurve, "adapters")
         profile = msgspec.convert(fields, PacedProfile)
     except (tomllib.TOMLDecodeError, msgspec.ValidationError) as error:
         raise ConfigError(f"paced profile {name!r}: {error}", "device") from error
@@ -158,6 +166,9 @@ def _require_sound(profile: PacedProfile, name: str) -> None:
                 raise ConfigError(f"paced profile {name!r}: {field} must be 0 or more seconds", "device")
     if profile.ranks is not None:
         _require_sound_ranks(profile.ranks, name)
+    for field, value in msgspec.structs.asdict(profile.adapters).items() if profile.adapters else ():
+        if not 0.0 <= value < float("inf"):
+            raise ConfigError(f"paced profile {name!r}: adapters.{field} must be 0 or more", "device")
     for field in ("kv_bytes_per_token", "pages", "vocab_size", "max_model_len", "prefill_chunk"):
         if getattr(profile, field) < 1:
             raise ConfigError(f"paced profile {name!r}: {field} must be at least 1", "device")

@@ -49,6 +49,15 @@ MACHINES: tuple[tuple[str, tuple[Panel, ...]], ...] = (
                 "Step", (PanelQuery(q.level(W["step_seconds"], "worker", ALL_WORKERS), "{{worker}} median"),), "s"
             ),
             Panel(
+                "Added by adapters to a step",
+                (
+                    PanelQuery(q.level(W["adapter_row_seconds"], "worker", ALL_WORKERS), "{{worker}} a row"),
+                    PanelQuery(q.level(W["adapter_seconds"], "worker", ALL_WORKERS), "{{worker}} an adapter"),
+                ),
+                "s",
+                about="Fitted to steps with LoRA adapters and without.",
+            ),
+            Panel(
                 "Steps and preemptions",
                 (
                     PanelQuery(q.rate(W["steps"], "worker", ALL_WORKERS), "{{worker}} steps"),

@@ -18,7 +18,7 @@ from baton.engine.adapters.base import AdapterBase
 from baton.engine.adapters.packed import PackedAdapter
 from baton.engine.masks import Allowed
 from baton.protos.errors import RankLost
-from baton.protos.measurements import EngineWork, ExpertRows, SharedPages, StepSample
+from baton.protos.measurements import AdapterRowCounts, EngineWork, ExpertRows, SharedPages, StepSample
 from baton.protos.nouns import KvLayout, Sampling, TokenLogprobs
 
 
@@ -144,9 +144,11 @@ class StepPlan(msgspec.Struct, frozen=True, gc=False):
 
     items: tuple[SequenceStep, ...]
 
-    def shape(self, seconds: float = 0.0) -> StepSample:
+    def shape(self, seconds: float = 0.0, rank_of: Callable[[str], int] | None = None) -> StepSample:
         """Returns the plan's token, context and draft counts as the cost curve takes them, with the step's duration
         ``seconds``.
+
+        ``rank_of`` gives an adapter's rank; without it rows on adapters aren't counted.
         """
         prefill_tokens = decode = context = drafts = 0
         attention = 0.0
@@ -159,7 +161,19 @@ class StepPlan(msgspec.Struct, frozen=True, gc=False):
                 decode += 1
                 context += item.start + count
                 drafts += len(item.verify)
-        return StepSample(prefill_tokens, attention, decode, context, seconds, drafts)
+        adapted = None if rank_of is None else self._adapted(rank_of)
+        return StepSample(prefill_tokens, attention, decode, context, seconds, drafts, adapted)
+
+    def _adapted(self, rank_of: Callable[[str], int]) -> AdapterRowCounts | None:
+        rows: dict[str, int] = {}
+        for item in self.items:
+            if item.adapter:
+                rows[item.adapter] = rows.get(item.adapter, 0) + len(item.tokens)
+        if not rows:
+            return None
+        ranks = {adapter: rank_of(adapter) for adapter in rows}
+        row_ranks = sum(count * ranks[adapter] for adapter, count in rows.items())
+        return AdapterRowCounts(sum(rows.values()), row_ranks, len(rows), sum(ranks.values()))
 
 
 class SampledToken(msgspec.Struct, frozen=True):

@@ -7,6 +7,7 @@ predecessor's: the id is part of the chain root of block hashes (kv/layout/prefi
 from __future__ import annotations
 
 import re
+from zlib import crc32
 
 from baton.protos.errors import AdapterRefused
 
@@ -28,6 +29,13 @@ def name_of(adapter: str) -> str:
 def digest_of(adapter: str) -> str:
     """Returns the digest in an adapter id; "" if it has none."""
     return adapter.partition("@")[2]
+
+
+def number_of(adapter: str) -> int:
+    """Returns a number above 0 and at most 2^32 that stands for an adapter id, the same in every process; 0 for no
+    adapter. Two ids share a number with a chance of 2^-32.
+    """
+    return 1 + crc32(adapter.encode()) if adapter else 0
 
 
 def is_adapter_id(text: str) -> bool:

@@ -68,12 +68,25 @@ class ExpertLoad(msgspec.Struct, frozen=True, array_like=True):
         return self.busiest * self.experts / total if total else 0.0
 
 
+class AdapterRowCounts(msgspec.Struct, frozen=True, array_like=True):
+    """Counts the rows of a step that are on LoRA adapters, and the different adapters in it.
+
+    ``row_ranks`` and ``adapter_ranks`` are the sums of their adapters' ranks: over rows, and over adapters.
+    """
+
+    rows: int
+    row_ranks: int
+    adapters: int
+    adapter_ranks: int
+
+
 class StepSample(msgspec.Struct, frozen=True, array_like=True):
     """Describes the content and duration of one engine step; cost curves are fitted on these.
 
     ``prefill_attention`` is the sum over prefill chunks of new x (context before + new / 2), in token pairs;
     ``decode_context`` the sum over decoding sequences of the context tokens that each reads. ``draft_tokens`` are
-    rows of decoding sequences beyond their first.
+    rows of decoding sequences beyond their first. ``adapted`` is None where no row is on an adapter, or nobody
+    asked.
     """
 
     prefill_tokens: int
@@ -82,6 +95,7 @@ class StepSample(msgspec.Struct, frozen=True, array_like=True):
     decode_context: int
     seconds: float
     draft_tokens: int = 0
+    adapted: AdapterRowCounts | None = None
 
 
 class StepCurve(msgspec.Struct, frozen=True, array_like=True):
@@ -92,6 +106,18 @@ class StepCurve(msgspec.Struct, frozen=True, array_like=True):
     prefill_pair: float
     decode_sequence: float
     decode_context_token: float
+
+
+class AdapterCurve(msgspec.Struct, frozen=True, array_like=True):
+    """Predicts the seconds that LoRA adapters add to a step: the rows' ranks times ``row``, and the different
+    adapters' ranks times ``adapter``.
+
+    ``rank`` is the mean rank of the rows that it was measured on.
+    """
+
+    row: float
+    adapter: float
+    rank: float
 
 
 class TransferCurve(msgspec.Struct, frozen=True, array_like=True):
@@ -180,3 +206,5 @@ class WorkerLoad(msgspec.Struct, frozen=True, omit_defaults=True):
     mbu: float | None = None  # memory bandwidth utilization, 0 to 1
     watts: float | None = None  # of the whole machine
     speculation: SpeculationTotals | None = None
+    adapter_curve: AdapterCurve | None = None  # None until steps with and without adapters were seen
+    bare_curve: StepCurve | None = None  # of its steps apart from what adapters add; known with adapter_curve

@@ -40,6 +40,7 @@ from baton.process.endings import rank_status
 from baton.process.heap import settle_heap
 from baton.protos.channel import AdapterPlace, EngineFailed, EngineReady
 from baton.protos.errors import BatonError, ConfigError, RankLost, to_info
+from baton.protos.measurements import StepSample
 from baton.protos.nouns import BLOCK_TOKENS, KvLayout
 from baton.tls.identity import TlsFiles
 from baton.worker.channel import EngineChannel
@@ -263,18 +264,22 @@ def make_paced(spec: EngineSpec, lora: AdapterSpec = NO_ADAPTERS) -> tuple[Runne
     """Returns a runner whose step times come from a profile instead of a model, and the number of KV pages that the
     profile asks for.
     """
-    from baton.cost.curves import step_seconds
+    from baton.cost.curves import adapter_seconds, step_seconds
     from baton.cost.profiles import load_profile
     from baton.engine.backends.paced.adapters import PacedAdapters
     from baton.engine.backends.paced.runner import PacedRunner
 
     profile = load_profile(spec.paced_profile)
+
+    def seconds(sample: StepSample) -> float:
+        return step_seconds(profile.step, sample) + adapter_seconds(profile.adapters, sample.adapted)
+
     runner = PacedRunner(
         name=spec.paced_profile,
         kv_bytes_per_token=profile.kv_bytes_per_token,
         vocab_size=profile.vocab_size,
         max_model_len=spec.max_model_len or profile.max_model_len,
-        step_seconds=lambda sample: step_seconds(profile.step, sample),
+        step_seconds=seconds,
         work=profile.work,
         adapters=PacedAdapters(lora.max_adapter_rank, lora.max_adapter_bytes) if lora.wanted else None,
     )

@@ -12,7 +12,7 @@ from baton.controller import observation as observe
 from baton.controller.dial import DialAnswer, DialQuestion, answer
 from baton.controller.pressure import Backlog, every_ratio
 from baton.controller.twin_error import twin_error
-from baton.protos.measurements import StepCurve, TransferCurve, WorkerLoad
+from baton.protos.measurements import AdapterCurve, StepCurve, TransferCurve, WorkerLoad
 from baton.protos.nouns import KvLayout, WorkerInfo
 from tests.controller.test_ratio_decision import WORKERS
 from tests.kernels.thorough import first_now
@@ -59,6 +59,31 @@ def test_the_dial_runs_as_a_process_of_its_own():
         check=True,
     )
     assert msgspec.json.decode(done.stdout, type=DialAnswer | None) == answer(asked)
+
+
+def test_the_dial_adds_what_adapters_cost_by_the_recent_requests_on_them():
+    plain = ask(served(60, 20, 200, 20))
+    on = tuple(msgspec.structs.replace(s, adapter=1 + i % 3) for i, s in enumerate(plain.served))
+    dear = observe.AdaptedSteps(WORKERS.decode, AdapterCurve(0.0, 0.02 / 8, 8.0))
+    without, bare, seen = (
+        answer(msgspec.structs.replace(plain, served=one, decode_adapters=cost))
+        for one, cost in ((on, None), (plain.served, dear), (on, dear))
+    )
+    assert bare.points == without.points  # nobody is on an adapter
+    slower = [b.tpot_p99_s - a.tpot_p99_s for a, b in zip(without.points, seen.points, strict=True)]
+    assert min(slower) > 0.005, "each step has an adapter or more, at 20 ms each"
+
+
+def test_what_adapters_cost_is_the_mean_of_the_roles_workers_that_saw_some():
+    bare, curve = StepCurve(1.0, 0.0, 0.0, 0.0, 0.0), AdapterCurve(1.0, 2.0, 8.0)
+    other = AdapterCurve(3.0, 4.0, 16.0)
+    workers = [
+        worker("d0", "decode", bare_curve=bare, adapter_curve=curve),
+        worker("d1", "decode", bare_curve=bare, adapter_curve=other),
+        worker("d2", "decode"),
+    ]
+    assert observe.adapted_steps(workers, "decode") == observe.AdaptedSteps(bare, AdapterCurve(2.0, 3.0, 12.0))
+    assert observe.adapted_steps(workers, "prefill") is None
 
 
 def test_too_little_traffic_gives_no_dial():

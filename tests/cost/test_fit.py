@@ -6,15 +6,24 @@ import math
 import random
 from statistics import median
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from baton.cost.curves import decode_seconds, prefill_seconds, step_seconds
-from baton.cost.fit import PRIOR_STEP, StepFit, TransferFit, _non_negative, _of_all_sets
+from baton.cost.curves import adapter_seconds, decode_seconds, prefill_seconds, step_seconds
+from baton.cost.fit import (
+    LEAST_OF_EACH,
+    PRIOR_STEP,
+    AdaptedStepFit,
+    StepFit,
+    TransferFit,
+    _non_negative,
+    _of_all_sets,
+)
 from baton.cost.profiles import load_profile
-from baton.protos.measurements import StepCurve, StepSample
+from baton.protos.measurements import AdapterCurve, AdapterRowCounts, StepCurve, StepSample
 
 PROFILES = ["laptop", "h100-llama3-8b", "a100-llama3-70b", "l4-llama3-8b"]
 
@@ -72,6 +81,54 @@ def test_a_few_steps_already_tell_the_scale(name: str) -> None:
     rng, fit, true = random.Random(name), StepFit(), load_profile(name).step
     watch(fit, true, rng, 20)
     assert error(fit.curve, true, rng) < 0.3
+
+
+def adapted(rng: random.Random, sample: StepSample) -> StepSample:
+    """The step with some of its sequences on adapters of ranks 8 and 32."""
+    count = rng.randint(1, min(8, sample.decode_sequences))
+    ranks = [rng.choice((8, 32)) for _ in range(count)]
+    rows = [rng.randint(1, max(1, sample.decode_sequences // count)) for _ in range(count)]
+    row_ranks = sum(n * rank for n, rank in zip(rows, ranks, strict=True))
+    return msgspec.structs.replace(sample, adapted=AdapterRowCounts(sum(rows), row_ranks, count, sum(ranks)))
+
+
+@pytest.mark.parametrize("name", PROFILES)
+def test_what_adapters_add_is_told_apart_from_the_rest_of_a_step(name: str) -> None:
+    rng, fit, true = random.Random(name), AdaptedStepFit(), load_profile(name).step
+    usual = step_seconds(true, StepSample(0, 0.0, 16, 16_000, 0.0))
+    added = AdapterCurve(0.1 * usual / (16 * 20), 0.1 * usual / (8 * 20), 20.0)
+    for at in range(1500):
+        sample = mixed(rng) if at % 2 else adapted(rng, mixed(rng))
+        seconds = step_seconds(true, sample) + adapter_seconds(added, sample.adapted)
+        fit.observe(msgspec.structs.replace(sample, seconds=seconds * noise(rng)))
+    found = fit.adapters
+    assert found is not None
+    assert 8 < found.rank < 32
+    steps = [adapted(rng, mixed(rng)) for _ in range(200)]
+    off = [adapter_seconds(found, s.adapted) / adapter_seconds(added, s.adapted) - 1 for s in steps]
+    assert abs(median(off)) < 0.2
+    assert error(fit.bare, true, rng) < 0.06
+    assert fit.curve is not None
+    assert median(step_seconds(fit.curve, s) / step_seconds(true, s) for s in steps) > 1.02  # it has some of them
+
+
+def test_of_adapters_nothing_is_claimed_before_steps_with_and_without_were_seen() -> None:
+    rng, fit = random.Random(1), AdaptedStepFit()
+    true, added = load_profile("laptop").step, AdapterCurve(1e-6, 1e-5, 0.0)
+
+    def see(sample: StepSample) -> None:
+        seconds = step_seconds(true, sample) + adapter_seconds(added, sample.adapted)
+        fit.observe(msgspec.structs.replace(sample, seconds=seconds))
+
+    for _ in range(LEAST_OF_EACH):
+        see(mixed(rng))
+    assert (fit.adapters, fit.bare) == (None, None)
+    for _ in range(LEAST_OF_EACH - 1):
+        see(adapted(rng, mixed(rng)))
+    assert (fit.adapters, fit.bare) == (None, None)
+    see(adapted(rng, mixed(rng)))
+    assert fit.adapters is not None
+    assert fit.bare is not None
 
 
 def test_a_machine_that_slows_down_is_followed() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from baton.protos.adapter_id import adapter_id, digest_of, is_adapter_id, name_of, require_name
+from baton.protos.adapter_id import adapter_id, digest_of, is_adapter_id, name_of, number_of, require_name
 from baton.protos.errors import AdapterRefused
 
 DIGEST = "0123456789abcdef"
@@ -30,3 +30,8 @@ def test_a_name_that_no_adapter_may_have_is_refused_by_the_field(name: str) -> N
     with pytest.raises(AdapterRefused, match="adapter name") as refused:
         require_name(name, "adapters")
     assert refused.value.param == "adapters"
+
+
+def test_a_number_stands_for_an_id_the_same_everywhere() -> None:
+    assert (number_of(""), number_of("sql@0123456789abcdef")) == (0, 3801727962)
+    assert number_of("sql@0123456789abcdee") != number_of("sql@0123456789abcdef") > 0

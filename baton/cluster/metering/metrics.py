@@ -213,6 +213,19 @@ WORKER: dict[str, Metric] = {
     "waiting": _gauge("sequences_waiting", "Sequences that wait", _WORKER),
     "waiting_tokens": _gauge("sequences_waiting_tokens", "Prompt tokens that wait", _WORKER, "tokens"),
     "step_seconds": _gauge("engine_step_seconds", "Median engine step, last 512", _WORKER, "seconds"),
+    "adapter_row_seconds": _gauge(
+        "engine_adapter_row_seconds",
+        "Fitted time that a row on a LoRA adapter adds to a step, at the mean rank of such rows; not shown before "
+        "there were steps with adapters and without",
+        _WORKER,
+        "seconds",
+    ),
+    "adapter_seconds": _gauge(
+        "engine_adapter_seconds",
+        "Fitted time that each different LoRA adapter adds to a step, at the mean rank of its rows",
+        _WORKER,
+        "seconds",
+    ),
     "steps": _count("engine_steps", "Engine steps", _WORKER),
     "busy_seconds": _count("engine_busy_seconds", "Time inside engine steps", _WORKER, "seconds"),
     "flops": _count(

@@ -20,6 +20,8 @@ from baton.cluster.metering import instruments, metrics
 OPTIONAL = frozenset(
     {
         "certificate",
+        "adapter_row_seconds",
+        "adapter_seconds",
         "mfu",
         "mbu",
         "flops",

@@ -12,7 +12,7 @@ import itertools
 import os
 import random
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from statistics import median
 
@@ -22,6 +22,7 @@ from baton.bench.live_handoffs import handoffs, overhead, transfer_curve, until_
 from baton.cluster.config import BatonConfig
 from baton.cluster.membership import PolledRoster, connect
 from baton.console.planning.rank_costs import rank_costs_of
+from baton.planner.costs.adapters import NONE_SEEN, added
 from baton.planner.costs.measured import StepTiming, fit
 from baton.planner.costs.worker import WorkerCosts, from_curve
 from baton.process.security import router_dialer
@@ -36,6 +37,8 @@ LENGTHS = (64, 256, 512, 1024, 2048, 4096, 8192)
 TOGETHER = ((64, 4), (64, 8), (256, 4))
 BATCHES = (1, 2, 4, 8, 16, 32, 64)
 CONTEXTS = (64, 1024, 4096)
+ADAPTERS = (1, 2, 4, 8)  # in use at once, as far as the worker holds so many
+ADAPTED_BATCHES, ADAPTED_PROMPT = (1, 8, 16), 16
 STEPS = 40
 REPEATS = 3
 BEATS, BEAT_S = 4, 0.5  # of the workers' memberships: then Redis has what they learned
@@ -65,10 +68,13 @@ async def measure(config: BatonConfig, slot: str, repeats: int, told: Told) -> L
         chunk = config.worker.prefill_chunk_tokens
         bench = MeasuringClient(link, chunk, told)
         points = [*await bench.prompts(repeats), *await bench.answers()]
+        await bench.adapted(link.info.adapters)
         handed = await handoffs(links, link, bench, told)
         await asyncio.sleep(BEAT_S * BEATS)
         await roster.refresh()
         curve, transfer = fit(points), transfer_curve(roster)
+        adapters = roster.snapshot()[link.info.worker_id].load.adapter_curve
+    told(NONE_SEEN if adapters is None else f"adapters: {added(adapters)}")
     info, ranks = link.info, await asyncio.to_thread(rank_costs_of, config)
     costs = from_curve(
         f"{info.model_id} on {info.device}, measured through worker {info.worker_id}",
@@ -77,6 +83,7 @@ async def measure(config: BatonConfig, slot: str, repeats: int, told: Told) -> L
         max(1, info.layout.page_bytes // BLOCK_TOKENS),
         transfer,
         overhead(handed, transfer, chunk),
+        adapters,
     )
     costs = msgspec.structs.replace(costs, ranks=ranks)
     return LiveMeasurement(tuple(points), costs, info, chunk, len(handed))
@@ -127,6 +134,20 @@ class MeasuringClient:
             points.append(point)
         return points
 
+    async def adapted(self, adapters: Sequence[str]) -> None:
+        """Writes answers on the worker's adapters, on one of them and on several, so that the worker can fit what
+        they add to its steps; does nothing without adapters.
+        """
+        rounds = dict.fromkeys(min(count, len(adapters)) for count in ADAPTERS) if adapters else ()
+        for count, batch in itertools.product(rounds, ADAPTED_BATCHES):
+            answers = min(batch, self._link.info.max_batch)
+            prompts = [self.tokens(ADAPTED_PROMPT) for _ in range(answers)]
+            began = time.monotonic()
+            await asyncio.gather(
+                *(self.ask(prompt, STEPS * 2, adapters[i % count]) for i, prompt in enumerate(prompts))
+            )
+            self._told(f"{answers} answers on {count} adapters: {time.monotonic() - began:.2f} s")
+
     async def _read(self, length: int, count: int) -> float:
         """Seconds from the first prompt's admission to the last one's first token, by the worker's clock."""
         prompts = [self.tokens(length) for _ in range(count)]
@@ -146,16 +167,16 @@ class MeasuringClient:
             return None
         return (shortest[-1] - shortest[0]) / (len(shortest) - 1)
 
-    async def ask(self, prompt: list[int], outputs: int) -> _AnswerTimes:
+    async def ask(self, prompt: list[int], outputs: int, adapter: str = "") -> _AnswerTimes:
         """Sends one request with ``prompt`` token ids for ``outputs`` tokens; returns when each token came, once it
         has ended.
         """
-        heard = _AnswerTimes()
-        async with self._link.admit(self.admit(prompt, outputs, local=True), heard.take, lambda: "retry") as lease:
+        heard, admit = _AnswerTimes(), self.admit(prompt, outputs, local=True, adapter=adapter)
+        async with self._link.admit(admit, heard.take, lambda: "retry") as lease:
             await lease.ended
         return heard
 
-    def admit(self, prompt: list[int], outputs: int, local: bool) -> w.Admit:
+    def admit(self, prompt: list[int], outputs: int, local: bool, adapter: str = "") -> w.Admit:
         """Returns the message that admits a greedy request of exactly ``outputs`` tokens; ``local``: prefilled by
         the decode worker.
         """
@@ -166,6 +187,7 @@ class MeasuringClient:
             prompt_tokens=len(prompt),
             sampling=sampling_to_pb(Sampling(temperature=0.0, max_tokens=outputs, ignore_eos=True)),
             tenant_salt=self.salt,
+            adapter_id=adapter,
             local=local,
         )
 

@@ -16,6 +16,7 @@ from baton.console.cluster.asking import router
 from baton.protos.errors import ConfigError
 
 if TYPE_CHECKING:  # loaded by the command that needs them
+    from baton.planner.costs.adapters import AdapterCosts
     from baton.planner.costs.measured_forms import MeasuredForm
     from baton.planner.score import Slo
     from baton.planner.traces.trace import Trace
@@ -24,8 +25,11 @@ TraceFlag = Annotated[str, typer.Option(help="A .jsonl (Mooncake) or .csv (Azure
 WantFlag = Annotated[float, typer.Option(min=0.0, max=1.0, help="Share of requests that must meet the SLOs")]
 PolicyFlag = Annotated[str, typer.Option(help="Routing policy")]
 AdapterCostFlag = Annotated[
-    float,
-    typer.Option(min=1.0, help="How many times as long a step takes whose tokens are all on LoRA adapters"),
+    str,
+    typer.Option(
+        help="LoRA adapters: how many times as long a step takes whose tokens are all on them, as 1.2; or the URL "
+        "of a router, whose workers' measurements are taken (key: BATON_API_KEY); default: the profile's [adapters]"
+    ),
 ]
 AcceptanceFlag = Annotated[
     str,
@@ -111,6 +115,20 @@ class MeasuredOptions:
         speed = f"{row.decode_one:,.0f} tok/s alone, {row.decode_many:,.0f} of 16"
         loss = f"{row.scheme} loses {row.added:.3%} ({row.low:.3%} to {row.high:.3%})"
         return f"{loss}; {speed} where {self.measured} was measured"
+
+
+def adapter_costs_from(text: str) -> AdapterCosts:
+    """Returns the costs of adapters that --adapter-cost says: a factor, those of the router whose URL it is, or for
+    "" each profile's own.
+
+    Raises ConfigError.
+    """
+    from baton.planner.costs.adapters import AdapterCosts, measured_by, parse_factor
+
+    if not text.startswith(("http://", "https://")):
+        return AdapterCosts(parse_factor(text) if text else None)
+    cluster = router(text, os.environ.get("BATON_API_KEY", "")).call("GET", "/v1/cluster")
+    return AdapterCosts(measured=measured_by(cluster))
 
 
 def acceptance_from(text: str) -> tuple[float, ...]:

@@ -28,6 +28,7 @@ from baton.console.planning.options import (
     TraceFlag,
     WantFlag,
     acceptance_from,
+    adapter_costs_from,
 )
 from baton.process.output_files import require_place, write_file
 from baton.protos.errors import ConfigError
@@ -87,7 +88,7 @@ class SimulationOptions:
     """Sets the simulation: routing policy, costs of adapters, speculation, seed."""
 
     policy: PolicyFlag = "cost"
-    adapter_cost: AdapterCostFlag = 1.0
+    adapter_cost: AdapterCostFlag = ""
     acceptance: AcceptanceFlag = ""
     seed: SeedFlag = 0
 
@@ -146,7 +147,7 @@ def _planned(
 ) -> tuple[Plan, Sequence[WidthOutcome]]:  # fmt: skip
     from baton.planner.budget import Budget, of_widths, require_runnable, spend
     from baton.planner.costs.speculation import with_acceptance
-    from baton.planner.costs.worker import with_adapters, worker_costs
+    from baton.planner.costs.worker import worker_costs
     from baton.planner.plan import plan
     from baton.planner.simulator.cluster import ClusterScenario, SimSettings
     from baton.planner.sweep import sweep
@@ -160,19 +161,26 @@ def _planned(
     if writes and not hypothetical:
         require_runnable(writes)
     load, chances = part.read(trace), acceptance_from(simulation.acceptance)
+    adapters = adapter_costs_from(simulation.adapter_cost)
     told = Console(stderr=True, highlight=False)
 
     def planned(reads: WorkerCosts, count: int) -> Plan:
         settings = SimSettings(0, count, policy=simulation.policy, seed=simulation.seed)
         costs, written = (
-            with_adapters(of, load.adapted_share, simulation.adapter_cost) for of in (reads, writes or reads)
+            adapters.on(reads, load.adapter_shares, "prefill"),
+            adapters.on(writes or reads, load.adapter_shares, "decode"),
         )
         scenario = ClusterScenario(settings, costs, with_acceptance(written, chances), load)
         found, flights = sweep(
             count, scenario, slo, part.window,
             lambda r: told.print(f"{r.name}: {r.score.attainment:.1%} meet the SLOs", style="dim"),
         )  # fmt: skip
-        return plan(found, flights, scenario, slo, goal.want, limits, goal.price)
+        answer = plan(found, flights, scenario, slo, goal.want, limits, goal.price)
+        if not (load.adapted_share or simulation.adapter_cost):
+            return answer
+        return msgspec.structs.replace(
+            answer, advice=(*answer.advice, adapters.about(load.adapter_shares, reads, writes or reads))
+        )
 
     return spend(budget, profiles, planned, hypothetical)
 

@@ -25,10 +25,10 @@ from baton.console.planning.options import (
     SeedFlag,
     SloOptions,
     acceptance_from,
+    adapter_costs_from,
 )
 
 if TYPE_CHECKING:  # loaded by the command that needs them
-    from baton.planner.costs.worker import WorkerCosts
     from baton.planner.sweep import RatioOutcome
 
 app = typer.Typer(help="Simulate a cluster over a trace, or check the simulator against a recorded run.")
@@ -63,7 +63,7 @@ class WorldOptions:
         list[str] | None,
         typer.Option(help="NAME:ROLE:COUNT=PROFILE: more workers, unlike the others; again for more"),
     ] = None
-    adapter_cost: AdapterCostFlag = 1.0
+    adapter_cost: AdapterCostFlag = ""
 
 
 @dataclass(frozen=True)
@@ -108,7 +108,7 @@ def _simulate(
 ) -> int:  # fmt: skip
     """Simulates one ratio over a trace and prints the outcome; returns 0."""
     from baton.planner.costs.speculation import with_acceptance
-    from baton.planner.costs.worker import with_adapters, worker_costs
+    from baton.planner.costs.worker import worker_costs
     from baton.planner.simulator.cluster import ClusterScenario, SimSettings
     from baton.planner.simulator.faults import parse_failure, parse_pool
     from baton.planner.sweep import simulate
@@ -119,23 +119,26 @@ def _simulate(
         prefill=cluster.prefill, decode=cluster.decode, policy=cluster.policy, stepwise=world.stepwise,
         seed=chance.seed,
     )  # fmt: skip
-    load = part.read(cluster.trace)
-
-    def adapted(costs: WorkerCosts) -> WorkerCosts:
-        return with_adapters(costs, load.adapted_share, world.adapter_cost)
-
-    costs = adapted(worker_costs(cluster.profile, settings.prefill_chunk))
-    writes = worker_costs(cluster.decode_profile, settings.prefill_chunk) if cluster.decode_profile else None
-    chances = acceptance_from(chance.acceptance)
-    decode = with_acceptance(adapted(writes) if writes else costs, chances)
+    load, adapters = part.read(cluster.trace), adapter_costs_from(world.adapter_cost)
+    reads = worker_costs(cluster.profile, settings.prefill_chunk)
+    writes = worker_costs(cluster.decode_profile, settings.prefill_chunk) if cluster.decode_profile else reads
+    costs, chances = adapters.on(reads, load.adapter_shares, "prefill"), acceptance_from(chance.acceptance)
+    decode = with_acceptance(adapters.on(writes, load.adapter_shares, "decode"), chances)
     began = time.process_time()
     parsed = [parse_pool(text, settings.prefill_chunk) for text in world.pool or ()]
-    pools = [msgspec.structs.replace(p, costs=with_acceptance(adapted(p.costs), chances)) for p in parsed]
+    pools = [
+        msgspec.structs.replace(
+            p, costs=with_acceptance(adapters.on(p.costs, load.adapter_shares, p.role), chances)
+        )
+        for p in parsed
+    ]
     deaths = [parse_failure(text) for text in world.fail or ()]
     found = simulate(ClusterScenario(settings, costs, decode, load, pools, deaths), slo.slo)
     took = time.process_time() - began
-    result = {"trace": load.source, "profile": costs.about, "acceptance": chances, "cpu_seconds": took}
-    if not write_json(json, result | {"result": msgspec.to_builtins(found)}):
+    about = adapters.about(load.adapter_shares, reads, writes)
+    result = {"trace": load.source, "profile": decode.about, "acceptance": chances, "cpu_seconds": took}
+    if not write_json(json, result | {"adapters": about, "result": msgspec.to_builtins(found)}):
+        Console(highlight=False).print(about)
         _show(found, costs.about, found.score.requests / took)
     return 0
 

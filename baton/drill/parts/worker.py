@@ -20,7 +20,7 @@ from redis.exceptions import RedisError
 from baton.cluster.membership import Membership, connect
 from baton.cluster.metering.telemetry import WorkerMetrics
 from baton.cluster.roles import RoleWishes
-from baton.cost.fit import StepFit, TransferFit
+from baton.cost.fit import AdaptedStepFit, TransferFit
 from baton.drill.checks.fairness import FairnessWitness
 from baton.drill.checks.watch import Answers, Departed, EngineWitness
 from baton.drill.parts.adapters import LIMITS, SimulatedFiles
@@ -331,4 +331,4 @@ def _metrics(info: WorkerInfo) -> WorkerMetrics:
 
 
 def _machine() -> Machine:
-    return Machine(None, NoEnergy(), StepFit(), TransferFit(), TransferFit())  # type: ignore[arg-type]
+    return Machine(None, NoEnergy(), AdaptedStepFit(), TransferFit(), TransferFit())  # type: ignore[arg-type]

@@ -106,6 +106,11 @@ class AdapterTable:
         if adapter and (held is None or held.leaving):
             raise AdapterNotLoaded(f"adapter {adapter!r} is not loaded here; load it, or ask another", "adapter_id")
 
+    def rank_of(self, adapter: str) -> int:
+        """Returns the largest rank of the matrices of ``adapter``; 0 if it isn't in memory."""
+        held = self._held.get(adapter)
+        return 0 if held is None else held.info.rank
+
     def use(self, key: int, adapter: str) -> None:
         """Records that the sequence of ``key`` uses ``adapter`` (may be empty) until ``release(key)``. Raises
         AdapterNotLoaded.

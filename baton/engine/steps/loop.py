@@ -216,7 +216,7 @@ class StepLoop(ABC):
         unharmed.
         """
         outcome = run_isolated(self.parts.runner, plan)
-        self.log.note(plan.shape(outcome.seconds))
+        self.log.note(plan.shape(outcome.seconds, self.parts.adapters.rank_of))
         for seq, error in outcome.failed.items():
             note(error, f"sequence {seq} could not be computed")
         return outcome

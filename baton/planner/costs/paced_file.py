@@ -44,4 +44,10 @@ def to_toml(costs: WorkerCosts, vocab_size: int, max_model_len: int, prefill_chu
             f"meetings = {ranks.meetings}",
             f"meeting_s = {ranks.meeting_s:.6g}",
         ]
+    if (adapters := costs.adapters) is not None:
+        lines += [
+            "",
+            "[adapters]",
+            *(f"{name} = {getattr(adapters, name):.6g}" for name in adapters.__struct_fields__),
+        ]
     return "\n".join(lines) + "\n"

@@ -13,13 +13,14 @@ import numpy as np
 
 from baton.cluster.config import ACCELERATORS_PER_ENGINE
 from baton.cost.profiles import Overhead, RankCosts, load_profile
+from baton.planner.costs.adapter_mix import AdapterMix
 from baton.planner.costs.data_sheets import Accelerator, accelerators
 from baton.planner.costs.model_shape import ModelShape, model_shape
 from baton.planner.costs.operators import OperatorProfile, PrefillChunk, RankLink, load_operators
 from baton.planner.costs.precision import as_set
 from baton.planner.costs.roofline_name import is_roofline, parse
 from baton.protos.errors import ConfigError
-from baton.protos.measurements import StepCurve, TransferCurve
+from baton.protos.measurements import AdapterCurve, StepCurve, TransferCurve
 from baton.protos.nouns import BLOCK_TOKENS
 
 MATRIX_SHARE, ATTENTION_SHARE, MEMORY_SHARE, LINK_SHARE, NETWORK_SHARE = 0.55, 0.40, 0.70, 0.80, 0.80
@@ -42,7 +43,8 @@ class WorkerCosts(msgspec.Struct, frozen=True):
     ``acceptance`` are probabilities that drafts are accepted, by position; empty without speculation. ``overhead``
     of its processes is zero where it wasn't measured. ``unsupported`` says why Baton's engine can't run such
     workers, "" if it can. ``settings`` are the [worker] settings that it needs. ``ranks`` says what other numbers
-    of ranks cost, None if not measured.
+    of ranks cost, None if not measured. ``adapters`` is the measured cost of LoRA adapters, None if unknown;
+    ``mix`` is what the simulated traffic's adapters add to steps.
     """
 
     about: str
@@ -63,6 +65,8 @@ class WorkerCosts(msgspec.Struct, frozen=True):
     settings: tuple[tuple[str, str | int], ...] = ()
     acceptance: tuple[float, ...] = ()
     ranks: RankCosts | None = None
+    adapters: AdapterCurve | None = None
+    mix: AdapterMix | None = None
 
     def step_seconds(self, prefill_tokens: int, pairs: float, sequences: int, context: float) -> float:
         """Returns the seconds of one step; ``pairs`` and ``context`` as in StepSample.
@@ -73,6 +77,7 @@ class WorkerCosts(msgspec.Struct, frozen=True):
             body, tokens = self._drafted(sequences)
             return (body + self.sequence * sequences + self.context * context) / tokens
         body = self._body(prefill_tokens + self.written * sequences)
+        body += self._adapted(prefill_tokens + sequences, sequences + (prefill_tokens > 0))
         return body + self.pair * pairs + self.sequence * sequences + self.context * context
 
     def context_seconds(self, sequences: int) -> float:
@@ -82,17 +87,23 @@ class WorkerCosts(msgspec.Struct, frozen=True):
     def _body(self, rows: float) -> float:
         return max(self.weights, self.token * rows) + self.fixed
 
+    def _adapted(self, rows: float, sequences: int) -> float:
+        """The seconds that adapters add to a step; the prompts of a chunk count as one sequence."""
+        return 0.0 if self.mix is None else self.mix.seconds(rows, sequences)
+
     def _drafted(self, sequences: int) -> tuple[float, float]:
         """The body of the step of so many drafts as pay, and the tokens of a sequence that are expected of it.
 
         The number of drafts is chosen without the context's cost, so that a run of steps has one number.
         """
-        tokens, stands, best = 1.0, 1.0, (self._body(self.written * sequences), 1.0)
+        alone = self._body(self.written * sequences) + self._adapted(sequences, sequences)
+        tokens, stands, best = 1.0, 1.0, (alone, 1.0)
         rows = self.sequence * sequences
         for drafts, chance in enumerate(self.acceptance, 1):
             stands *= chance
             tokens += stands
             body = self._body((self.written + drafts) * sequences)
+            body += self._adapted((1 + drafts) * sequences, sequences)
             if tokens / (body + rows) > best[1] / (best[0] + rows):
                 best = body, tokens
         return best
@@ -100,25 +111,9 @@ class WorkerCosts(msgspec.Struct, frozen=True):
     @property
     def curve(self) -> StepCurve:
         """Returns the step curve that such a worker would report to the router."""
-        return StepCurve(self.fixed + self.weights, self.token, self.pair, self.sequence, self.context)
-
-
-def with_adapters(costs: WorkerCosts, share: float, factor: float) -> WorkerCosts:
-    """Returns ``costs`` with ``share`` (0 to 1) of the tokens on LoRA adapters.
-
-    ``factor``: how many times as long a step takes if all its tokens are on adapters.
-    """
-    more = 1.0 + share * (factor - 1.0)
-    if more == 1.0:
-        return costs
-    return msgspec.structs.replace(
-        costs,
-        about=f"{costs.about}, {share:.0%} of tokens on adapters at {factor:g} times",
-        fixed=costs.fixed * more,
-        weights=costs.weights * more,
-        token=costs.token * more,
-        sequence=costs.sequence * more,
-    )
+        row = 0.0 if self.mix is None else self.mix.row
+        fixed = self.fixed + self.weights
+        return StepCurve(fixed, self.token + row, self.pair, self.sequence + row, self.context)
 
 
 def worker_costs(name: str, max_chunk: int = 2048) -> WorkerCosts:
@@ -214,11 +209,15 @@ def from_curve(
     kv_bytes_per_token: int,
     transfer: TransferCurve,
     overhead: Overhead = Overhead(),
+    adapters: AdapterCurve | None = None,
 ) -> WorkerCosts:
-    """Returns the costs given by a measured step curve, whose terms include everything that a sequence costs."""
+    """Returns the costs given by a measured step curve, whose terms include everything that a sequence costs;
+    ``adapters`` is what LoRA adapters add.
+    """
     return WorkerCosts(
         about, curve.fixed, 0.0, curve.prefill_token, curve.prefill_pair, curve.decode_sequence,
         curve.decode_context_token, kv_tokens, kv_bytes_per_token, transfer, written=0.0, overhead=overhead,
+        adapters=adapters,
     )  # fmt: skip
 
 
@@ -229,7 +228,7 @@ def from_paced(name: str) -> WorkerCosts:
     transfer = TransferCurve(profile.transfer.fixed, profile.transfer.per_byte * scale)
     costs = from_curve(
         profile.about, profile.step, profile.pages * BLOCK_TOKENS, profile.model_kv_bytes_per_token, transfer,
-        profile.overhead,
+        profile.overhead, profile.adapters,
     )  # fmt: skip
     ranks = profile.ranks
     if ranks is None:

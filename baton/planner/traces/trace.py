@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import csv
 import random
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import datetime
 from pathlib import Path
@@ -69,8 +70,16 @@ class Trace(msgspec.Struct, frozen=True):
     @property
     def adapted_share(self) -> float:
         """Returns the share of all tokens, in and out, of requests on an adapter."""
-        lengths = [(r.input_length + r.output_length, bool(r.adapter)) for r in self.requests]
-        return sum(n for n, adapted in lengths if adapted) / max(1, sum(n for n, _ in lengths))
+        return sum(self.adapter_shares)
+
+    @property
+    def adapter_shares(self) -> tuple[float, ...]:
+        """Returns each adapter's share of all tokens, in and out, the largest first."""
+        tokens: Counter[int] = Counter()
+        for r in self.requests:
+            tokens[r.adapter] += r.input_length + r.output_length
+        total = max(1, tokens.total())
+        return tuple(count / total for adapter, count in tokens.most_common() if adapter)
 
     def between(self, start: float, end: float) -> Trace:
         """Returns the requests that arrive in [``start``, ``end``) seconds, shifted to begin at 0."""

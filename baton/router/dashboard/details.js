@@ -79,6 +79,9 @@ const drafts = (found) => found && [
   `accepted by position: ${found.acceptance.filter((share) => share !== null).map(percent).join(", ") || "none judged"}`,
 ].filter(Boolean).join("; ");
 
+const added = ({ row_s, adapter_s, rank }) =>
+  `${(1e6 * row_s * rank).toPrecision(3)} µs a row, ${(1e6 * adapter_s * rank).toPrecision(3)} µs an adapter of a step`;
+
 export const openWorker = (id) => {
   const worker = snapshot?.workers.find((one) => one.id === id);
   if (!worker) return;
@@ -89,6 +92,7 @@ export const openWorker = (id) => {
       ["held", worker.hold ? `${worker.hold.how} by ${worker.hold.by || "an operator"}, ${ago(worker.hold.at, snapshot.at)}` : null],
       ["model", `${worker.model} on ${worker.device}`],
       ["adapters", worker.adapters.length ? worker.adapters.join(", ") : null],
+      ["adapters add", worker.adapter_cost ? added(worker.adapter_cost) : null],
       ["batch", `${worker.running} of ${worker.max_batch} (${percent(worker.batch_fill)}), ${worker.waiting} waiting (${count(worker.waiting_tokens)} tokens)`],
       ["KV pages", `${count(worker.pages.leased)} leased, ${count(worker.pages.cached)} cached, ${count(worker.pages.free)} free, ${worker.pages.quarantined} in quarantine; of ${count(worker.pages.total)}`],
       ["tokens", `${count(worker.prefill_tokens_per_s)}/s read, ${count(worker.decode_tokens_per_s)}/s written`],

@@ -18,7 +18,7 @@ from baton.cluster.departures import Departure, Departures
 from baton.cluster.holds import SlotHold
 from baton.cost.money import per_million
 from baton.protos.json import Json
-from baton.protos.measurements import SpeculationTotals, WorkerLoad
+from baton.protos.measurements import AdapterCurve, SpeculationTotals, WorkerLoad
 from baton.protos.nouns import WorkerInfo
 from baton.router.observe.live import ClassWindow, LiveState, LiveStats, merged, percentiles
 from baton.router.request.context_class import ContextClassLike
@@ -273,7 +273,15 @@ def _worker(entry: RosterEntry, up: bool, hold: SlotHold | None) -> Json:
         "preemptions": load.preemptions,
         "watts": load.watts,
         "speculation": _speculation(load.speculation),
+        "adapter_cost": _adapter_cost(load.adapter_curve),
     }
+
+
+def _adapter_cost(curve: AdapterCurve | None) -> Json | None:
+    """Returns the seconds per rank that a row on an adapter, and a further adapter, add to a step; None until a
+    worker has seen steps with adapters and without.
+    """
+    return None if curve is None else {"row_s": curve.row, "adapter_s": curve.adapter, "rank": curve.rank}
 
 
 def _speculation(totals: SpeculationTotals | None) -> Json | None:

@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable, Iterable
 from typing import Protocol
 
 from baton.cluster.traffic import ClassTraffic, PredictedAnswer, ServedRequest, TrafficSlice
+from baton.protos.adapter_id import number_of
 from baton.router.observe.decisions import DecisionRecord
 from baton.router.observe.live import GOOD_ENDS, verdict
 from baton.router.observe.trail import Trail, predicted_against_observed
@@ -56,7 +57,8 @@ class TrafficMeter:
             came = self._wall_clock() - max(
                 t.summary.stations.get("ttft", 0.0) + _decode_s(t) for t in record.trails
             )
-            self._slice.served.append(ServedRequest(came, prompt, outputs, first.cached_tokens))
+            adapter = number_of(record.request.context.adapter_id)
+            self._slice.served.append(ServedRequest(came, prompt, outputs, first.cached_tokens, adapter))
 
     def cut(self, unplaced: Iterable[DecisionRecord]) -> TrafficSlice:
         """Returns the slice since the last call, and begins the next; ``unplaced`` are the requests without a

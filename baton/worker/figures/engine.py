@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from baton.cluster.metering.telemetry import WorkerMetrics
-from baton.cost.fit import StepFit
+from baton.cost.fit import AdaptedStepFit
 from baton.protos.channel import Stats
 from baton.protos.measurements import EngineWork, ExpertCopies, ExpertLoad, SpeculationTotals, WorkerLoad
 from baton.protos.nouns import WorkerInfo
@@ -46,7 +46,7 @@ class EngineFigures:
         metrics: WorkerMetrics,
         info: WorkerInfo,
         work: EngineWork | None,
-        fit: StepFit,
+        fit: AdaptedStepFit,
         clock: Callable[[], float],
     ) -> None:
         self.pages = info.pages
@@ -71,7 +71,13 @@ class EngineFigures:
         self._show_gauges(now)
         for sample in now.samples:
             self._fit.observe(sample)
+        self._show_adapters()
         self._last = now
+
+    def _show_adapters(self) -> None:
+        if (curve := self._fit.adapters) is not None:
+            self._metrics.optional("adapter_row_seconds").set(curve.row * curve.rank)
+            self._metrics.optional("adapter_seconds").set(curve.adapter * curve.rank)
 
     def load(self) -> WorkerLoad | None:
         """Returns the engine's part of the worker's load; None before the first Stats."""
@@ -98,6 +104,8 @@ class EngineFigures:
             mfu=mfu,
             mbu=mbu,
             speculation=last.speculation,
+            adapter_curve=self._fit.adapters,
+            bare_curve=self._fit.bare,
         )
 
     def _count_speculation(self, now: SpeculationTotals, last: SpeculationTotals | None) -> None:

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import msgspec
 
 from baton.cluster.metering.telemetry import WorkerMetrics
-from baton.cost.fit import StepFit, TransferFit
+from baton.cost.fit import AdaptedStepFit, TransferFit
 from baton.kv.exchange.filling import FillReport
 from baton.kv.tiers.shared import SharedTier
 from baton.kv.tiers.slab import Slab
@@ -37,14 +37,14 @@ class Machine(NamedTuple):
 
     work: EngineWork | None
     energy: Energy
-    steps: StepFit
+    steps: AdaptedStepFit
     transfers: TransferFit
     fetches: TransferFit
 
     @classmethod
     def unknown(cls, work: EngineWork | None) -> Machine:
         """Returns a machine of which only ``work`` is known so far."""
-        return cls(work, Energy(), StepFit(), TransferFit(), TransferFit())
+        return cls(work, Energy(), AdaptedStepFit(), TransferFit(), TransferFit())
 
 
 class WorkerReport:

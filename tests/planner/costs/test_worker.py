@@ -8,7 +8,7 @@ from baton.cost.profiles import load_profile
 from baton.planner.costs.model_shape import model_shape
 from baton.planner.costs.operators import PrefillChunk, load_operators
 from baton.planner.costs.paced_file import to_toml
-from baton.planner.costs.worker import accelerators, from_operators, roofline, with_adapters, worker_costs
+from baton.planner.costs.worker import accelerators, from_operators, roofline, worker_costs
 from baton.protos.errors import ConfigError
 
 LLAMA = Path(__file__).parents[2] / "data" / "vllm_real" / "rtx4090_llama-3.1-8b" / "profile"
@@ -78,13 +78,3 @@ def test_a_profile_written_is_the_profile_read(tmp_path: Path) -> None:
 def test_what_cannot_be_is_refused_with_the_choices(name: str, says: str) -> None:
     with pytest.raises(ConfigError, match=says):
         worker_costs(name)
-
-
-def test_adapters_make_steps_dearer_by_their_share_of_the_tokens() -> None:
-    costs = worker_costs("roofline:llama-3-8b@h100")
-    same, half = with_adapters(costs, 0.5, 1.0), with_adapters(costs, 0.5, 1.4)
-    assert same is costs
-    assert half.step_seconds(0, 0.0, 16, 0.0) == pytest.approx(1.2 * costs.step_seconds(0, 0.0, 16, 0.0))
-    assert half.step_seconds(512, 0.0, 0, 0.0) == pytest.approx(1.2 * costs.step_seconds(512, 0.0, 0, 0.0))
-    assert half.context == costs.context  # attention is the model's own
-    assert "50% of tokens on adapters at 1.4 times" in half.about

@@ -99,7 +99,7 @@ def test_adapters_come_with_a_trace_are_kept_and_renumbered_when_files_are_joine
     on = GOOD.replace("}", ', "adapter": 3}')
     first, second = (read_trace(write(tmp_path, name, GOOD, on)) for name in ("a.jsonl", "b.jsonl"))
     assert [r.adapter for r in first.requests] == [0, 3]
-    assert first.adapted_share == 0.5
+    assert (first.adapted_share, len(first.adapter_shares)) == (0.5, 1)
     whole = joined([first, second])
     assert sorted(r.adapter for r in whole.requests) == [0, 0, 1, 2]
     again = tmp_path / "again.jsonl"

@@ -2,6 +2,7 @@
 
 import pytest
 
+from baton.protos.adapter_id import number_of
 from baton.protos.nouns import Sampling
 from baton.router.observe.decisions import DecisionLog
 from baton.router.observe.traffic import TrafficMeter
@@ -64,6 +65,9 @@ async def test_arrivals_count_at_once_and_answers_when_they_end(bench):
     assert (traffic.output_tokens, traffic.pairs, traffic.context_tokens) == (11, 40 * 80, 11 * 105.5)
     assert (second.waiting, second.served[0].input_tokens) == (1, 100)
     assert second.served[0].at == pytest.approx(101.0 - 1.5)
+    assert second.served[0].adapter == 0
+    await ended(log, *opened(log, "c", adapter_id=(adapter := "sql@0123456789abcdef")), 11, 0.5, 1.0)
+    assert meter.cut(()).served[0].adapter == number_of(adapter) > 0
 
 
 async def test_the_twin_compares_what_was_placed_once_and_answered(bench):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from prometheus_client import CollectorRegistry, generate_latest
 
 from baton.cluster.metering.telemetry import WorkerMetrics
-from baton.cost.fit import StepFit
+from baton.cost.fit import AdaptedStepFit
 from baton.protos.channel import Stats
 from baton.protos.measurements import ExpertCopies, ExpertLoad, SpeculationTotals
 from baton.protos.nouns import KvLayout, WorkerInfo
@@ -28,7 +28,7 @@ def stats(speculation: SpeculationTotals | None = None, experts: ExpertLoad | No
 
 def test_what_drafts_bring_is_counted_once_by_position_and_arm():
     registry = CollectorRegistry()
-    figures = EngineFigures(WorkerMetrics(registry, "decode", "d0", "m"), INFO, None, StepFit(), lambda: 0.0)
+    figures = EngineFigures(WorkerMetrics(registry, "decode", "d0", "m"), INFO, None, AdaptedStepFit(), lambda: 0.0)
     first = SpeculationTotals(10, (6, 3, 0), (3, 1, 0), (14, 2), (1.0, 0.25), 100)
     then = SpeculationTotals(30, (9, 4, 1), (5, 2, 0), (40, 5), (3.0, 0.75), 140)
     figures.observe(stats(first))
@@ -54,7 +54,7 @@ def test_what_drafts_bring_is_counted_once_by_position_and_arm():
 
 def test_a_worker_without_speculation_shows_none_of_it():
     registry = CollectorRegistry()
-    figures = EngineFigures(WorkerMetrics(registry, "decode", "d0", "m"), INFO, None, StepFit(), lambda: 0.0)
+    figures = EngineFigures(WorkerMetrics(registry, "decode", "d0", "m"), INFO, None, AdaptedStepFit(), lambda: 0.0)
     figures.observe(stats(None))
     shown = generate_latest(registry).decode()
     assert "baton_sequence_steps_total{" not in shown
@@ -63,7 +63,7 @@ def test_a_worker_without_speculation_shows_none_of_it():
 
 def test_rows_of_experts_are_counted_by_rank_and_show_how_uneven_they_are():
     registry = CollectorRegistry()
-    figures = EngineFigures(WorkerMetrics(registry, "decode", "d0", "m"), INFO, None, StepFit(), lambda: 0.0)
+    figures = EngineFigures(WorkerMetrics(registry, "decode", "d0", "m"), INFO, None, AdaptedStepFit(), lambda: 0.0)
     figures.observe(stats())
     assert "baton_expert_imbalance_ratio{" not in generate_latest(registry).decode()
     for load in (ExpertLoad((6, 2), 5, 4), ExpertLoad((30, 10), 25, 4)):

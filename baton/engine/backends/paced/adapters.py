@@ -16,17 +16,21 @@ class PacedAdapters:
 
     def __init__(self, max_rank: int, max_bytes: int) -> None:
         self.base = AdapterBase({}, max_rank, max_bytes)
-        self._held: set[str] = set()
+        self._ranks: dict[str, int] = {}
 
     def hold(self, adapter: str, packed: PackedAdapter) -> None:
         """Lets sequences name ``adapter``; its matrices are not used."""
-        self._held.add(adapter)
+        self._ranks[adapter] = max((part.rank for part in packed.parts), default=0)
 
     def drop(self, adapter: str) -> None:
         """Removes an adapter that no sequence names any more."""
-        self._held.discard(adapter)
+        self._ranks.pop(adapter, None)
 
     def require(self, adapter: str) -> None:
         """Raises AdapterNotLoaded unless ``adapter`` is empty or held."""
-        if adapter and adapter not in self._held:
+        if adapter and adapter not in self._ranks:
             raise AdapterNotLoaded(f"adapter {adapter!r} is not loaded here", "adapter_id")
+
+    def rank_of(self, adapter: str) -> int:
+        """Returns the largest rank of the matrices of ``adapter``, which is held."""
+        return self._ranks[adapter]

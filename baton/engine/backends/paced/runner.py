@@ -79,7 +79,8 @@ class PacedRunner:
             if self.adapters is not None:
                 self.adapters.require(item.adapter)
         sampled = tuple(found for item in plan.items for found in self._advance(item))
-        left = self._step_seconds(plan.shape()) - (self._clock() - began)
+        ranks = None if self.adapters is None else self.adapters.rank_of
+        left = self._step_seconds(plan.shape(rank_of=ranks)) - (self._clock() - began)
         if left > 0:
             self._sleep(left)
         scored = {item.seq: self._scores(item) for item in plan.items if item.targets}

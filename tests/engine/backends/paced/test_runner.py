@@ -18,7 +18,7 @@ from baton.engine.backends.paced.runner import PacedRunner, paced_answer
 from baton.engine.plan import SampleSpec, SequenceStep, StepPlan
 from baton.protos.channel import AdapterPlace
 from baton.protos.errors import AdapterNotLoaded, BatonError, ConfigError, InvalidRequest
-from baton.protos.measurements import StepSample
+from baton.protos.measurements import AdapterRowCounts, StepSample
 from baton.protos.nouns import Sampling
 from tests.conformance.drive import Driver
 
@@ -141,6 +141,23 @@ def test_a_step_takes_as_long_as_the_curve_says() -> None:
     step = SequenceStep(0, [1, 2, 3], 0, [1], is_prefill=True)
     assert runner.run(StepPlan((step,))).seconds == 0.25
     assert (shapes[0].prefill_tokens, shapes[0].decode_sequences) == (3, 0)
+
+
+def test_a_step_is_timed_by_its_rows_on_adapters_too(tmp_path: Path) -> None:
+    shapes = list[StepSample]()
+
+    def curve(shape: StepSample) -> float:
+        shapes.append(shape)
+        return 0.0
+
+    runner = PacedRunner("t", step_seconds=curve, adapters=PacedAdapters(64, 1 << 20), **SHAPE)
+    one, two = (held(runner, tmp_path / name, name, seed) for seed, name in enumerate(("one", "two")))
+    runner.bind(memoryview(bytearray(8 * runner.spec.layout.page_bytes)), 8)
+    asked = (("", [1]), (one, [1, 2, 3]), (one, [1]), (two, [1]))
+    items = [SequenceStep(i, tokens, 0, [i], adapter=adapter) for i, (adapter, tokens) in enumerate(asked)]
+    runner.run(StepPlan(tuple(items)))
+    runner.run(StepPlan(tuple(items[:1])))
+    assert [shape.adapted for shape in shapes] == [AdapterRowCounts(5, 20, 2, 8), None]
 
 
 def test_logprobs_have_the_asked_shape() -> None:
