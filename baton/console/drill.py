@@ -19,6 +19,8 @@ from baton.drill.draw import draw
 from baton.drill.scenario import FAULTS, FaultKind, Scenario, Size
 from baton.protos.errors import ConfigError
 
+MOST_WEIGHT = 100  # of a fault's kind
+
 
 @dataclass(frozen=True)
 class SeedOptions:
@@ -35,7 +37,9 @@ class SeedOptions:
 class SizeOptions:
     """Bounds the clusters that are drawn from seeds, and the cores on which they run."""
 
-    faults: Annotated[str, typer.Option(help=f"Kinds of faults, of {', '.join(FAULTS)}")] = ",".join(FAULTS)
+    faults: Annotated[str, typer.Option(help=f"Kinds of faults, weighed as in kill:3, of {', '.join(FAULTS)}")] = (
+        ",".join(FAULTS)
+    )
     most_faults: Annotated[int, typer.Option(help="Faults per run at most", min=0)] = 6
     requests: Annotated[int, typer.Option(help="Requests per run at most", min=1)] = 40
     workers: Annotated[int, typer.Option(help="Workers per role at most", min=1)] = 4
@@ -98,11 +102,16 @@ def _simulate(asked: SeedOptions, bounds: SizeOptions, replay: ReplayOptions, as
 
 
 def _kinds(text: str) -> tuple[FaultKind, ...]:
-    names = tuple(name.strip() for name in text.split(",") if name.strip())
-    for name in names:
+    """Returns the kinds of faults that ``text`` lists, each as often as its weight says: "kill:3,cut"."""
+    weights: dict[str, int] = {}
+    for part in (part.strip() for part in text.split(",") if part.strip()):
+        name, _, weight = part.partition(":")
         if name not in FAULTS:
             raise ConfigError(f"--faults {name!r} is unknown; choose of {', '.join(FAULTS)}", "faults")
-    return tuple(kind for kind in FAULTS if kind in names)
+        if weight and not (weight.isdecimal() and 1 <= int(weight) <= MOST_WEIGHT):
+            raise ConfigError(f"--faults {part!r}: write a weight of 1 to {MOST_WEIGHT}, as {name}:3", "faults")
+        weights[name] = int(weight or 1)
+    return tuple(kind for kind in FAULTS for _ in range(weights.get(kind, 0)))
 
 
 def _read(path: Path) -> Scenario:

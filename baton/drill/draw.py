@@ -9,9 +9,11 @@ from typing import NamedTuple
 import msgspec
 
 from baton.drill.checks.oracle import VOCABULARY
+from baton.drill.parts.network import KEEPALIVE_S
 from baton.drill.scenario import (
     ABRUPT,
     AIMED,
+    APART,
     ENDING,
     FLOODING,
     PEER,
@@ -66,7 +68,8 @@ def draw(seed: int, size: Size = Size()) -> Scenario:
     kinds = _kinds(rng, size)
     faults = [_fault(rng, kinds, span, workers, names) for _ in range(rng.randint(1, size.faults) if kinds else 0)]
     # What is fair is told without faults.
-    faults = [] if flooded else _aimed(seed, [*faults, *_rolling(seed, kinds, span, workers)], requests, size.aimed)
+    faults += [*_rolling(seed, kinds, span, workers), *_apart(seed, size, bool(faults), span, workers, names)]
+    faults = [] if flooded else _aimed(seed, faults, requests, size.aimed)
     drawn = Scenario(
         seed=seed,
         prefill=prefill,
@@ -101,9 +104,10 @@ def draw(seed: int, size: Size = Size()) -> Scenario:
 
 def _kinds(rng: random.Random, size: Size) -> list[FaultKind]:
     """Draws the kinds of faults of a run; an eighth of the runs have none."""
-    if not size.kinds or not size.faults or rng.random() < 0.125:
+    kinds = [kind for kind in size.kinds if kind not in APART]
+    if not kinds or not size.faults or rng.random() < 0.125:
         return []
-    return rng.sample(size.kinds, rng.randint(1, len(size.kinds)))
+    return rng.sample(kinds, rng.randint(1, len(kinds)))
 
 
 def _aimed(seed: int, faults: list[Fault], requests: list[Request], share: float) -> list[Fault]:
@@ -148,6 +152,23 @@ def _rolling(seed: int, kinds: list[FaultKind], span: float, workers: list[str])
     for at, worker in zip(sorted(rng.uniform(0.0, span) for _ in workers), workers, strict=True):
         if rng.random() < 0.7:
             yield Fault("weights", at, worker, factor=rng.choice((1.0, ABRUPT)))
+
+
+def _apart(
+    seed: int, size: Size, faulty: bool, span: float, workers: list[str], names: list[str]
+) -> Iterator[Fault]:
+    """Draws faults of APART: in a share of the scenarios with faults; in all if no other is asked for."""
+    rng = random.Random(f"apart {seed}")
+    kinds = [kind for kind in size.kinds if kind in APART]
+    alone = set(size.kinds) <= set(APART)
+    if not kinds or not size.faults or not (alone or (faulty and rng.random() < size.apart)):
+        return
+    for _ in range(rng.randint(1, max(1, size.faults // 2))):
+        kind = rng.choice(kinds)
+        target = rng.choice(workers if kind == "roster_lies" else names)
+        seconds = KEEPALIVE_S if kind == "half_open" else rng.uniform(0.5, 10.0)
+        other, factor = rng.choice([*names, REDIS]), rng.choice((-100.0, 10.0, 100.0))
+        yield Fault(kind, rng.uniform(0.0, span), target, other, seconds, factor)
 
 
 def _request(

@@ -13,15 +13,17 @@ from collections.abc import Awaitable, Callable, Sequence
 import msgspec
 
 from baton.cluster.holds import SlotHold
+from baton.cluster.membership import entry_prefix
 from baton.drill.checks.coverage import Coverage
 from baton.drill.loop import SeededLoop
 from baton.drill.parts.aims import Aims
-from baton.drill.parts.network import Network
+from baton.drill.parts.network import KEEPALIVE_S, Network
 from baton.drill.parts.router import SimulatedRouter
-from baton.drill.parts.worker import SimulatedWorker
+from baton.drill.parts.worker import NAMESPACE, SimulatedWorker
 from baton.drill.redis.server import SimulatedRedis
 from baton.drill.scenario import ABRUPT, FAULTS, PEER, REDIS, Fault, FaultKind
 from baton.protos.errors import BatonError
+from baton.protos.nouns import WorkerInfo
 
 Play = Callable[[Fault], Awaitable[None]]
 LIE_EVERY_S = 0.5  # seconds between two lies of the index
@@ -114,6 +116,17 @@ class FaultInjector:
     async def _break(self, fault: Fault) -> None:
         self._network.break_between(self._process(fault.target), self._process(fault.other))
 
+    async def _half_open(self, fault: Fault) -> None:
+        """Breaks the target's connections with ``other`` at the target's end; the other end learns of it later."""
+        self._network.half_open_between(self._process(fault.target), self._process(fault.other))
+        await asyncio.sleep(KEEPALIVE_S)
+
+    async def _no_descriptors(self, fault: Fault) -> None:
+        process = self._process(fault.target)
+        self._network.limit(process, full=True)
+        await asyncio.sleep(fault.seconds)
+        self._network.limit(process, full=False)
+
     def _process(self, name: str) -> str:
         if name in self._workers:
             life = self._workers[name].life
@@ -161,6 +174,24 @@ class FaultInjector:
                     else:
                         members.pop(block, None)
             await asyncio.sleep(LIE_EVERY_S)
+
+    async def _roster_lies(self, fault: Fault) -> None:
+        """Has the worker's entry name a life that never was, after each heartbeat for ``fault.seconds``."""
+        until, key = asyncio.get_running_loop().time() + fault.seconds, entry_prefix(NAMESPACE) + fault.target
+        while asyncio.get_running_loop().time() < until:
+            entry = self._redis.store.values.get(key.encode())
+            if entry is not None:
+                info = msgspec.msgpack.decode(entry[b"info"], type=WorkerInfo)
+                lie = msgspec.structs.replace(info, incarnation=f"{fault.target}-0")
+                entry[b"info"] = msgspec.msgpack.encode(lie)
+            await asyncio.sleep(LIE_EVERY_S)
+
+    async def _wall_jumps(self, fault: Fault) -> None:
+        """Sets the wall clock of the target's process ``fault.factor`` seconds ahead, for ``fault.seconds``."""
+        of = self._workers.get(fault.target) or self._routers[fault.target]
+        of.wall_ahead_s += fault.factor
+        await asyncio.sleep(fault.seconds)
+        of.wall_ahead_s -= fault.factor
 
     # ---- tiers ----
 

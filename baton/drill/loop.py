@@ -24,6 +24,7 @@ RESOLUTION_S = 1e-9
 MOST_CANCELLED = 100  # timers that were cancelled and still wait for their time, beside as many others
 MOST_IDLE_TURNS = 20_000  # turns without time passing after which a run gets nowhere
 TASK_STEPS = {"TaskStepMethWrapper", "TaskWakeupMethWrapper"}  # callbacks by which C's tasks go on
+TaskStep = tuple[Callable[..., object], tuple[object, ...], Context]  # by which a task goes on in a turn
 
 
 # Tasks that may be cancelled twice: choices, whose client leaves as a timer goes off, and handlers of calls,
@@ -118,10 +119,11 @@ class SeededLoop(base_events.BaseEventLoop):
         self.coverage: CancelWitness | None = None
         self.numbers = itertools.count(1)  # by which futures and tasks are hashed
         self._rng, self._reorder, self._now = rng, reorder, 0.0
-        self._callbacks: deque[_Handle] = deque()
+        self._callbacks: deque[_Handle | TaskStep] = deque()
         self._timers: list[tuple[float, int, _Handle]] = []
         self._timer_numbers = itertools.count()
         self._timers_cancelled = 0
+        self._dropped = _Handle(0.0, _nothing, (), self, None)  # what C's tasks get, who drop it
         self.turns = self._idle_turns = 0
         self._halted = False
 
@@ -147,6 +149,9 @@ class SeededLoop(base_events.BaseEventLoop):
         self, callback: Callable[[*Ts], object], *args: *Ts, context: Context | None = None
     ) -> asyncio.Handle:
         """Schedules ``callback`` for the next turn; returns its handle, by which it can be cancelled."""
+        if context is not None and _is_task_step(callback):
+            self._callbacks.append((callback, args, context))
+            return self._dropped
         handle = _Handle(self._now, callback, args, self, context)
         self._callbacks.append(handle)
         return handle
@@ -178,12 +183,36 @@ class SeededLoop(base_events.BaseEventLoop):
         """Counts a cancelled timer, and removes all cancelled timers once they are over half of all."""
         self._timers_cancelled += 1
         if self._timers_cancelled > MOST_CANCELLED and 2 * self._timers_cancelled > len(self._timers):
-            self._timers = [entry for entry in self._timers if not entry[2]._cancelled]
+            self._timers[:] = [entry for entry in self._timers if not entry[2]._cancelled]
             heapq.heapify(self._timers)
             self._timers_cancelled = 0
 
     def _run_once(self) -> None:
-        """Runs one turn: advances time if no callback is ready, then runs each ready callback once."""
+        """Runs turns until the loop stops: advances time if no callback is ready, then runs each ready callback
+        once.
+        """
+        while True:
+            self._gather()
+            ready = self._callbacks
+            if len(ready) > 1 and self._rng.random() < self._reorder:
+                _shuffle_tasks(ready, self._rng)
+            for _ in range(len(ready)):
+                entry = ready.popleft()
+                try:
+                    if isinstance(entry, tuple):
+                        callback, args, context = entry
+                        context.run(callback, *args)
+                    elif not entry._cancelled:
+                        entry._context.run(entry._callback, *entry._args)
+                except (SystemExit, KeyboardInterrupt):
+                    raise
+                except BaseException as error:
+                    self.call_exception_handler({"message": f"{entry!r} failed", "exception": error})
+            if self._stopping:
+                return
+
+    def _gather(self) -> None:
+        """Begins a turn: advances time if no callback is ready, and makes those ready whose time has come."""
         ready, timers = self._callbacks, self._timers
         while timers and timers[0][2]._cancelled:
             heapq.heappop(timers)
@@ -199,20 +228,6 @@ class SeededLoop(base_events.BaseEventLoop):
                 self._timers_cancelled -= 1
             else:
                 ready.append(handle)
-        if len(ready) > 1 and self._rng.random() < self._reorder:
-            _shuffle_tasks(ready, self._rng)
-        for _ in range(len(ready)):
-            handle = ready.popleft()
-            if not handle._cancelled:
-                self._run(handle)
-
-    def _run(self, handle: _Handle) -> None:
-        try:
-            handle._context.run(handle._callback, *handle._args)
-        except (SystemExit, KeyboardInterrupt):
-            raise
-        except BaseException as error:
-            self.call_exception_handler({"message": f"{handle._callback!r} failed", "exception": error})
 
     def _pass_time(self, until: float | None) -> None:
         """Advances the virtual time to ``until``. Raises NothingLeft if that is None, RunEnds if it is past
@@ -275,16 +290,16 @@ class SeededLoop(base_events.BaseEventLoop):
         """Returns at once, because there are no threads."""
 
 
-def _shuffle_tasks(ready: deque[_Handle], rng: random.Random) -> None:
-    places = [i for i, handle in enumerate(ready) if _is_task_step(handle)]
+def _shuffle_tasks(ready: deque[_Handle | TaskStep], rng: random.Random) -> None:
+    places = [i for i, entry in enumerate(ready) if type(entry) is tuple]
     if len(places) < 2:
         return
     moved = [ready[i] for i in places]
     rng.shuffle(moved)
-    for place, handle in zip(places, moved, strict=True):
-        ready[place] = handle
+    for place, entry in zip(places, moved, strict=True):
+        ready[place] = entry
 
 
-def _is_task_step(handle: _Handle) -> bool:
-    callback = handle._callback
+def _is_task_step(callback: Callable[..., object]) -> bool:
+    """Returns whether ``callback`` is one by which C's tasks go on."""
     return type(callback).__name__ in TASK_STEPS or getattr(callback, "__qualname__", "") == "Task.task_wakeup"

@@ -17,9 +17,11 @@ FaultKind = Literal[
     "kill", "engine_dies", "stuck", "slow", "cut", "cut_one_way", "break", "index_lies", "roster_silent",
     "router_dies", "redis_stalls", "redis_flushed", "redis_restarts", "redis_forgets", "clock_jumps",
     "tier_slow", "tier_fails", "role", "ratio", "hold", "leave", "weights", "cancel_again",
+    "half_open", "no_descriptors", "roster_lies", "wall_jumps",
 ]  # fmt: skip
 FAULTS: tuple[FaultKind, ...] = get_args(FaultKind)
-HINDERING = ("cut", "cut_one_way", "stuck", "slow", "tier_slow")  # faults that delay the word that a client left
+# Faults that delay the word that a client left.
+HINDERING = ("cut", "cut_one_way", "half_open", "stuck", "slow", "tier_slow")
 ENDING = ("kill", "engine_dies", "leave")  # faults that end a worker, and hinder nobody else
 GONE_S = 3.0  # seconds that the word that a client left takes at most, without such a fault
 Phase = Literal["", "reading", "admitted", "receiving", "writing"]
@@ -27,7 +29,10 @@ PHASES: tuple[Phase, ...] = ("reading", "admitted", "receiving", "writing")
 # Faults that may come while their target works on a certain request; those of the network towards its peer in that.
 AIMED: frozenset[FaultKind] = frozenset(FAULTS) - {
     "index_lies", "router_dies", "redis_stalls", "redis_flushed", "redis_restarts", "redis_forgets", "clock_jumps",
+    "roster_lies", "wall_jumps",
 }  # fmt: skip
+# Faults drawn by randomness of their own, so that the rest of a seed's scenario is as without them.
+APART: tuple[FaultKind, ...] = ("half_open", "no_descriptors", "roster_lies", "wall_jumps")
 REDIS = "redis"  # the name of the Redis server's process
 PEER = "peer"  # the other end of an aimed fault: who has the request's other half
 AIM_S = 15.0  # seconds for which an aimed fault waits for its request's phase at most
@@ -162,4 +167,5 @@ class Size(msgspec.Struct, frozen=True):
     crowded: float = 0.05  # share of scenarios in which short sequences are preempted, and set aside in host memory
     tiered: float = 0.05  # share of scenarios whose few prompts are kept in tiers, as the pages don't hold them
     hasty: float = 0.05  # share of scenarios whose prompts take longer than a lease lasts without progress
+    apart: float = 0.3  # share of scenarios with faults that also have some of APART
     split: float = 0.05  # share of scenarios in which routers lose a batch job to one another

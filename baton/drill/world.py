@@ -37,12 +37,12 @@ PHASES_S = 2 * (
     UP_S + SETTLE_S + BATCH_S + REST_S
 )  # seconds after which no run lasts, beside its own load and rest
 # Faults after which rates are counted by each router alone, or anew.
-UNCOUNTED = {kind for kind in FAULTS if kind.startswith("redis_")} | {"clock_jumps"}
+UNCOUNTED = {kind for kind in FAULTS if kind.startswith("redis_")} | {"clock_jumps", "no_descriptors"}
 # Faults after which a router may not have heard of an adapter's change.
-UNHEARD = {"cut", "cut_one_way", "break", "router_dies", "tier_slow"}
+UNHEARD = {"cut", "cut_one_way", "half_open", "no_descriptors", "break", "router_dies", "tier_slow"}
 FAR_S = 0.03  # seconds to Redis from which on a router's first question is late, so that it counts alone
 # Faults that may end a lease by its time.
-SWEEPING = ("cut", "cut_one_way", "stuck", "slow", "tier_slow", "cancel_again")
+SWEEPING = ("cut", "cut_one_way", "half_open", "stuck", "slow", "tier_slow", "cancel_again")
 # Errors that the product rightly logs under a fault: a Redis that comes back with what it knew before may name a
 # dead life's lease on a slot, which its successor, who began while Redis was away, can't tell from another node's.
 JUSTIFIED: Mapping[FaultKind, str] = {"redis_forgets": "is served from another node now"}
@@ -173,7 +173,8 @@ class World:
     def _slots_kept(self) -> float:
         """Returns the seconds by which Redis's clock may have put off the end of dead workers' leases on slots."""
         jumps = [fault.factor for fault in self.scenario.faults if fault.kind == "clock_jumps"]
-        return sum(jumps) if any(fault.kind in ENDING for fault in self.scenario.faults) else 0.0
+        ends = any(fault.kind in ENDING or fault.kind == "weights" for fault in self.scenario.faults)
+        return sum(jumps) if ends else 0.0
 
     # ---- at rest ----
 

@@ -12,7 +12,7 @@ import msgspec
 
 from baton.drill.scenario import FAULTS, FaultKind, Size
 
-USUAL = Size(crowded=0.0, tiered=0.0, hasty=0.0, split=0.0)
+USUAL = Size(crowded=0.0, tiered=0.0, hasty=0.0, split=0.0, apart=0.0)
 PRESSED, ADAPTED = (msgspec.structs.replace(USUAL, **{share: 1.0}) for share in ("pressed", "adapted"))
 OVER_HTTP, FLOODED = (msgspec.structs.replace(USUAL, **{share: 1.0}) for share in ("http", "flooded"))
 SMALL = msgspec.structs.replace(USUAL, flooded=0.0, pressed=0.0, workers=2)

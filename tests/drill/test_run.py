@@ -293,6 +293,17 @@ def test_what_a_seed_found_is_printed_as_a_test_that_plays_it(tmp_path: Path) ->
     found.test_what_seed_21_found_holds()
 
 
+def test_a_seed_gives_the_same_story_wherever_in_memory_its_objects_lie() -> None:
+    died = one_of_each(3, Fault("engine_dies", 0.4, "decode-0"))
+    asked = tuple(msgspec.structs.replace(r, router=r.number % 4) for r in died.requests[:8])
+    scenario = msgspec.structs.replace(died, routers=4, requests=asked)  # four sessions end at once
+    kept, digests = [], set()
+    for count in (0, 1, 10, 100):
+        kept += [bytes(size) for size in range(count)]
+        digests.add(play(scenario).digest)
+    assert len(digests) == 1
+
+
 @pytest.mark.thorough
 def test_a_seed_gives_the_same_story_whatever_the_hashes_of_strings() -> None:
     digests = {_digest_with(hash_seed) for hash_seed in "123"}

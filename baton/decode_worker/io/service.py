@@ -52,7 +52,7 @@ class DecodeService:
         self._ttl_s = ttl_s
         self._keys = keys or itertools.count(1)
         self._requests: dict[int, SessionRequest] = {}
-        self._sessions: set[RouterSession] = set()
+        self._sessions: dict[RouterSession, None] = {}  # in the order in which they began
         self._spans: dict[int, Span] = {}
         self._left: BatonError | None = None
         self.finished = 0
@@ -67,12 +67,12 @@ class DecodeService:
     def open_session(self, router_id: str) -> RouterSession:
         """Returns a new session for a router."""
         session = RouterSession(router_id)
-        self._sessions.add(session)
+        self._sessions[session] = None
         return session
 
     def close_session(self, session: RouterSession, reason: str = "session_lost") -> None:
         """Closes a session, because its router is gone; cancels all of its requests."""
-        self._sessions.discard(session)
+        self._sessions.pop(session, None)
         for request in tuple(session.requests.values()):
             self._cancel(request, reason)
             self._drop(request)

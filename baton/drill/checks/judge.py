@@ -6,6 +6,7 @@ page that was read was the right one, complete, and of the same sequence.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -42,7 +43,9 @@ class Judge:
         self._spared = spared
         self.violations: list[str] = []
         self._halt = halt
-        self._requests = requests
+        self._alike: defaultdict[tuple[str, tuple[int, ...]], list[Request]] = defaultdict(list)
+        for request in requests:  # by what two requests must have in common to share a block
+            self._alike[request.tenant, request.prompt[:1]].append(request)
         self.adapters: Mapping[int, str] = {}  # the adapter id of each request that was asked on one, by number
         self._expected: dict[tuple[int, int, str], tuple[list[int], str]] = {}
         self.answered = self.failed = self.cancelled = 0
@@ -173,12 +176,8 @@ class Judge:
         """Returns the length of the longest prefix of the prompt that another request of this tenant and adapter
         may have cached.
         """
-        mine = request.tenant, self._on(request)
-        others = (
-            r
-            for r in self._requests
-            if r.prompt[:1] == request.prompt[:1] and (r.tenant, self._on(r)) == mine and r.number != request.number
-        )
+        mine, alike = self._on(request), self._alike.get((request.tenant, request.prompt[:1]), ())
+        others = (r for r in alike if self._on(r) == mine and r.number != request.number)
         texts = ((*r.prompt, *self._answer(r, choice)) for r in others for choice in range(r.n))
         return max((_common(request.prompt, text) for text in texts), default=0)
 

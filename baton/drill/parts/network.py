@@ -2,7 +2,8 @@
 
 A connection delivers in order in each direction, as TCP does; connections don't affect one another. While a
 direction is cut its messages wait, as TCP would send them again; a connection that was cut for ``KEEPALIVE_S``
-breaks. Knows nothing of what the messages mean.
+breaks. A half-open connection is broken at one end, and the other end learns of it after ``KEEPALIVE_S``. Knows
+nothing of what the messages mean.
 """
 
 from __future__ import annotations
@@ -67,18 +68,20 @@ class NetworkConnection:
     """A connection from process ``client`` to process ``server``; ``listener`` is the server's object that accepted
     it.
 
-    ``up`` is the direction to the server, ``down`` that to the client.
+    ``up`` is the direction to the server, ``down`` that to the client. ``broken`` is what the client sees.
     """
 
     def __init__(self, network: Network, client: str, server: str, listener: object) -> None:
         self.client, self.server, self.listener = client, server, listener
         self.up, self.down = Direction(network, client, server), Direction(network, server, client)
         self.broken = False
-        self._on_broken: dict[Callable[[], None], None] = {}  # in order
+        self._on_broken: dict[Callable[[], None], str] = {}  # in order, each with the process that is told
 
-    def when_broken(self, callback: Callable[[], None]) -> None:
-        """Registers ``callback`` to be called once, when the connection breaks."""
-        self._on_broken[callback] = None
+    def when_broken(self, callback: Callable[[], None], at: str) -> None:
+        """Registers ``callback`` to be called once, when process ``at``, one of the two ends, sees the connection
+        broken.
+        """
+        self._on_broken[callback] = at
 
     def forget(self, callback: Callable[[], None]) -> None:
         """Unregisters a callback given to ``when_broken``."""
@@ -86,11 +89,20 @@ class NetworkConnection:
 
     def break_now(self) -> None:
         """Breaks the connection: messages under way are lost, and the registered callbacks run in the next turn."""
-        if self.broken:
-            return
-        self.broken = self.up.broken = self.down.broken = True
-        told, self._on_broken = self._on_broken, {}
+        self._break_at(self.client, self.server)
+
+    def half_open(self, at: str) -> None:
+        """Breaks the connection at process ``at`` alone; the other end waits in vain for ``KEEPALIVE_S``."""
+        self._break_at(at)
+        asyncio.get_running_loop().call_later(KEEPALIVE_S, self.break_now)
+
+    def _break_at(self, *ends: str) -> None:
+        """Loses the messages under way, and calls back who registered at ``ends``."""
+        self.up.broken = self.down.broken = True
+        self.broken = self.broken or self.client in ends
+        told = [callback for callback, end in self._on_broken.items() if end in ends]
         for callback in told:
+            del self._on_broken[callback]
             asyncio.get_running_loop().call_soon(callback)
 
 
@@ -104,6 +116,7 @@ class Network:
         self._cuts: dict[tuple[str, str], int] = {}  # directions that are cut, and which cut it was
         self._marks = itertools.count(1)
         self._dead: set[str] = set()
+        self._full: set[str] = set()  # processes without a descriptor for another connection
 
     def listen(self, address: str, process: str, listener: object) -> None:
         """Has ``listener`` of process ``process`` accept connections to ``address``."""
@@ -115,13 +128,15 @@ class Network:
         self._listeners.pop(address, None)
 
     def connect(self, client: str, address: str) -> NetworkConnection | None:
-        """Returns a new connection of process ``client``; None if nobody listens at ``address`` or either direction
-        is cut.
+        """Returns a new connection of process ``client``; None if nobody listens at ``address``, either direction
+        is cut, or either process may open no more.
         """
         found = self._listeners.get(address)
         if found is None or client in self._dead or self.is_cut(client, found[0]) or self.is_cut(found[0], client):
             return None
         process, listener = found
+        if client in self._full or process in self._full:
+            return None
         connection = NetworkConnection(self, client, process, listener)
         self._connections = [c for c in self._connections if not c.broken]
         self._connections.append(connection)
@@ -150,6 +165,17 @@ class Network:
         for connection in found:
             connection.break_now()
         return len(found)
+
+    def half_open_between(self, at: str, other: str) -> int:
+        """Breaks every connection between two processes at ``at`` alone; returns how many there were."""
+        found = [c for c in self._connections if not c.up.broken and {c.client, c.server} == {at, other}]
+        for connection in found:
+            connection.half_open(at)
+        return len(found)
+
+    def limit(self, process: str, full: bool) -> None:
+        """Says whether ``process`` is at its limit of descriptors, and neither opens nor accepts connections."""
+        (self._full.add if full else self._full.discard)(process)
 
     def process_died(self, process: str) -> None:
         """Removes the listeners of ``process``, breaks its connections, and lets it make no more, until it listens

@@ -102,7 +102,7 @@ class SimulatedRouter:
         self._scenario, self._network, self._violated, self._tell = scenario, network, violated, tell
         self._rng = random.Random(f"{scenario.seed} {name}")
         self._lives = itertools.count(1)
-        self._held_back_until = 0.0
+        self._held_back_until = self.wall_ahead_s = 0.0
         self._living: asyncio.Task[None] | None = None
         self.process = Process(f"{name}#0")
         self.died = asyncio.Event()
@@ -149,7 +149,7 @@ class SimulatedRouter:
         clock, own = asyncio.get_running_loop().time, self._scenario
 
         def wall_clock() -> float:
-            return EPOCH_S + clock()
+            return EPOCH_S + clock() + self.wall_ahead_s
 
         config = RouterConfig(policy=own.policy, local_prefill_max_tokens=own.local_max, max_queue=10_000)
         redis = connect(URL, connections(self._network, self.process.name))

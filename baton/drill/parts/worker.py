@@ -93,7 +93,7 @@ class SimulatedWorker:
         self._lives = itertools.count(1)
         self.life: Life | None = None
         self.dead: list[Life] = []
-        self.held_back_until = 0.0
+        self.held_back_until = self.wall_ahead_s = 0.0
         self._living: asyncio.Task[None] | None = None
 
     def start(self) -> None:
@@ -300,7 +300,7 @@ class Life:
         clock, dialer = asyncio.get_running_loop().time, SimulatedDialer(self.worker.network, self.process.name)
         return WorkerEnvironment(
             clock=clock,
-            wall_clock=lambda: EPOCH_S + clock(),
+            wall_clock=lambda: EPOCH_S + clock() + self.worker.wall_ahead_s,
             copy_clock=clock,
             new_id=lambda: f"{self.worker.slot}-{self.number}.{next(self._ids)}",
             dialer=dialer,

@@ -155,19 +155,20 @@ def _each(store: KeySpace, words: list[bytes]) -> Answer:
 
 def _command(data: bytes) -> tuple[list[bytes], bytes] | None:
     """Returns the first command of ``data``, as words, and the remaining bytes; None while it is incomplete."""
-    if b"\r\n" not in data:
+    end = data.find(b"\r\n")
+    if end < 0:
         return None
-    count, rest = data[1:].split(b"\r\n", 1)
-    words = []
-    for _ in range(int(count)):
-        if b"\r\n" not in rest:
+    words, at = [], end + 2
+    for _ in range(int(data[1:end])):
+        end = data.find(b"\r\n", at)
+        if end < 0:
             return None
-        size, rest = rest[1:].split(b"\r\n", 1)
-        if len(rest) < int(size) + 2:
+        begin = end + 2
+        at = begin + int(data[at + 1 : end]) + 2
+        if len(data) < at:
             return None
-        words.append(rest[: int(size)])
-        rest = rest[int(size) + 2 :]
-    return words, rest
+        words.append(data[begin : at - 2])
+    return words, data[at:]
 
 
 def encoded(answer: Answer) -> bytes:
@@ -196,7 +197,7 @@ class _Writer:
         server = connection.listener
         assert isinstance(server, SimulatedRedis)
         self._server, self._session = server, Session(server)
-        connection.when_broken(self._broke)
+        connection.when_broken(self._broke, connection.client)
 
     def writelines(self, parts: Iterable[bytes]) -> None:
         """Sends bytes to the server, which are lost if the connection breaks."""

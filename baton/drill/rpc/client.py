@@ -51,7 +51,7 @@ class Call:
             refused = UNAVAILABLE, f"nobody answers at {channel.address}", ()
             loop.call_later(channel.network.conditions.delay_s, self._fail, refused)
             return
-        self._connection.when_broken(self._broke)
+        self._connection.when_broken(self._broke, self._connection.client)
         self._server = ServerCall(self, self._connection, self._method.path)
         self._connection.up.send(self._server.begin, 100)
 
@@ -276,7 +276,7 @@ class Channel:
             self._connection = self.network.connect(self._process, self.address)
             self._become(Ready.TRANSIENT_FAILURE if self._connection is None else Ready.READY)
             if self._connection is not None:
-                self._connection.when_broken(lambda: self._become(Ready.IDLE))
+                self._connection.when_broken(lambda: self._become(Ready.IDLE), self._process)
         return self._connection
 
     def get_state(self, try_to_connect: bool = False) -> grpc.ChannelConnectivity:

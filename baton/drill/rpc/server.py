@@ -84,7 +84,7 @@ class ServerCall:
         if handler is None:
             self.finish((grpc.StatusCode.UNIMPLEMENTED, f"{self._path} is not served here", ()))
             return
-        self.connection.when_broken(self.cancel)
+        self.connection.when_broken(self.cancel, self.connection.server)
         self._task = server.spawn(self._run(handler), f"{self._path} of {self.connection.client}")
         server.began(self)
         self._task.add_done_callback(lambda task: self._over(server))

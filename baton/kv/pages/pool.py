@@ -261,15 +261,18 @@ class PagePool:
         assert refs == leased.of, "reference counts differ from the open leases"
         free, cached, waiting = set(self.supply.free), set(self.supply.cached), self.quarantine.holds
         assert len(free) == len(self.supply.free), "a page is free twice"
-        for page, (block, leases) in enumerate(zip(blocks.block_of, leased.of, strict=True)):
-            idle = not leases and page not in waiting
-            assert (page in free) == (idle and block is None), f"page {page}: free list is wrong"
-            assert (page in cached) == (idle and block is not None), f"page {page}: cached list is wrong"
-            assert block is None or blocks.page_of[block] == page, f"page {page}: its hash finds another page"
-            assert leases < 2 or block is not None, f"page {page} is shared but not sealed"
-        assert leased.count == sum(r > 0 for r in refs), "the count of leased pages is off"
+        sealed = {page: block for page, block in enumerate(blocks.block_of) if block is not None}
+        idle = {page for page, leases in enumerate(refs) if not leases} - waiting.keys()
+        assert free == idle - sealed.keys(), f"pages {sorted(free ^ (idle - sealed.keys()))}: free list is wrong"
+        held = idle & sealed.keys()
+        assert cached == held, f"pages {sorted(cached ^ held)}: cached list is wrong"
+        lost = [page for page, block in sealed.items() if blocks.page_of[block] != page]
+        assert not lost, f"pages {lost}: their hashes find other pages"
+        shared = [page for page, leases in enumerate(refs) if leases > 1 and page not in sealed]
+        assert not shared, f"pages {shared} are shared but not sealed"
+        assert leased.count == len(refs) - refs.count(0), "the count of leased pages is off"
         assert self.quarantine.count == sum(refs[page] == 0 for page in self.quarantine.holds)
-        assert len(blocks.page_of) == sum(h is not None for h in blocks.block_of), "the hash index is off"
+        assert len(blocks.page_of) == len(sealed), "the hash index is off"
         assert all(blocks.block_of[page] is not None for page in self.supply.kept), "a kept page was evicted"
 
     def _exhausted(self, needed: int, reserve: int) -> PoolExhausted:

@@ -175,8 +175,8 @@ class ClusterView:
         self._loads = {worker_id: entry.load for worker_id, entry in seen.items()}
         self._empty_the_leaving()
         now = self._clock()
-        for link in self._links:
-            self._models[link.info.model_id] = (self._served(link.info.model_id), now)
+        for model_id in {link.info.model_id: None for link in self._links}:
+            self._models[model_id] = (self._served(model_id), now)
         self._models = {k: (m, at) for k, (m, at) in self._models.items() if now - at < REMEMBER_MODEL_S}
         linked = {link.info.worker_id for link in self._links}
         self._own = {k: own for k, own in self._own.items() if k in linked or not own.is_idle}

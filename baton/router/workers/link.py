@@ -332,7 +332,7 @@ class PrefillLink(WorkerLink):
 
     def __init__(self, info: WorkerInfo, channel: grpc.aio.Channel, settings: LinkSettings) -> None:
         super().__init__(info, channel, settings)
-        self._calls: set[grpc.aio.UnaryUnaryCall] = set()
+        self._calls: dict[grpc.aio.UnaryUnaryCall, None] = {}  # in the order in which they began
         self._stalled = False  # why its calls were cancelled
 
     async def prefill(self, request: w.PrefillRequest, timeout_s: float | None) -> w.PrefillResponse:
@@ -342,7 +342,7 @@ class PrefillLink(WorkerLink):
         Raises what the worker raised, WorkerLost, or DeadlineExceeded after ``timeout_s``.
         """
         call = stubs.PrefillWorkerStub(self._channel).Prefill(request, timeout=timeout_s)
-        self._calls.add(call)
+        self._calls[call] = None
         try:
             response = await call
             heed_cancel()
@@ -360,7 +360,7 @@ class PrefillLink(WorkerLink):
                 self._doubt()
             raise reason from None
         finally:
-            self._calls.discard(call)
+            self._calls.pop(call, None)
 
     async def _hold(self) -> None:
         described = stubs.WorkerStub(self._channel).Describe(

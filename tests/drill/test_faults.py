@@ -1,0 +1,96 @@
+"""Faults do to a simulated cluster what their names say, and only those that were asked for are drawn."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+
+import msgspec
+import pytest
+from typer.testing import CliRunner
+
+from baton.console.drill import _kinds
+from baton.console.main import app
+from baton.drill.draw import draw
+from baton.drill.loop import SeededLoop
+from baton.drill.parts.network import KEEPALIVE_S, Network
+from baton.drill.run import play
+from baton.drill.scenario import APART, FAULTS, Fault, Size
+from baton.protos.errors import ConfigError
+from tests.drill.test_run import one_of_each
+
+
+def test_a_half_open_connection_is_broken_for_one_end_until_the_other_ones_keepalive_ends() -> None:
+    loop, told, got = SeededLoop(random.Random(1)), [], []
+
+    async def main() -> None:
+        network = Network(random.Random(1))
+        network.listen("server:1", "server", object())
+        connection = network.connect("client", "server:1")
+        assert connection is not None
+        connection.when_broken(lambda: told.append(("client", loop.time())), "client")
+        connection.when_broken(lambda: told.append(("server", loop.time())), "server")
+        assert network.half_open_between("server", "client") == 1
+        assert network.half_open_between("server", "client") == 0
+        connection.up.send(lambda: got.append("up"), 1)
+        connection.down.send(lambda: got.append("down"), 1)
+        await asyncio.sleep(1.0)
+        assert not connection.broken
+        await asyncio.sleep(KEEPALIVE_S)
+        assert connection.broken
+
+    loop.run_until_complete(main())
+    loop.close()
+    assert told == [("server", 0.0), ("client", KEEPALIVE_S)]
+    assert got == []
+
+
+def test_a_process_without_descriptors_neither_opens_nor_accepts_connections() -> None:
+    network = Network(random.Random(1))
+    network.listen("server:1", "server", object())
+    for process in ("client", "server"):
+        network.limit(process, full=True)
+        assert network.connect("client", "server:1") is None
+        network.limit(process, full=False)
+        assert network.connect("client", "server:1") is not None
+
+
+def test_a_cluster_holds_under_every_fault_that_is_drawn_apart() -> None:
+    faults = (
+        Fault("half_open", 0.0, "router-0", "decode-0", KEEPALIVE_S, aim="writing", request=1),
+        Fault("no_descriptors", 0.2, "decode-0", seconds=3.0),
+        Fault("roster_lies", 0.1, "prefill-0", seconds=4.0),
+        Fault("wall_jumps", 0.1, "decode-0", seconds=5.0, factor=100.0),
+    )
+    scenario = one_of_each(3, *faults)
+    verdict = play(msgspec.structs.replace(scenario, requests=scenario.requests[:6], decode=2), keep_story=True)
+    assert verdict.held, verdict.violations
+    assert verdict.answered > 0
+    assert sum("fault:" in line for line in verdict.lines) == len(faults)
+
+
+def test_faults_that_are_drawn_apart_leave_the_rest_of_a_scenario_as_it_was() -> None:
+    for seed in range(30):
+        plain, more = draw(seed, Size(apart=0.0, crowded=0.0)), draw(seed, Size(apart=1.0, crowded=0.0))
+        usual = tuple(fault for fault in more.faults if fault.kind not in APART)
+        assert msgspec.structs.replace(more, faults=usual) == plain
+        assert len(usual) < len(more.faults) or not plain.faults
+
+
+def test_only_the_kinds_that_are_asked_for_are_drawn_as_often_as_their_weights_say() -> None:
+    asked = Size(kinds=_kinds("kill:9, cut"), faults=12, split=0.0)
+    drawn = [fault.kind for seed in range(40) for fault in draw(seed, asked).faults]
+    assert set(drawn) == {"kill", "cut"}
+    assert drawn.count("kill") > 2 * drawn.count("cut")
+    apart = {fault.kind for seed in range(20) for fault in draw(seed, Size(kinds=_kinds("half_open"))).faults}
+    assert apart == {"half_open"}
+    assert _kinds(",".join(FAULTS)) == FAULTS
+
+
+@pytest.mark.parametrize("text", ["nobody", "kill:0", "kill:-1", "kill:x", "kill:101"])
+def test_a_fault_that_is_unknown_or_has_an_odd_weight_is_refused_by_name(text: str) -> None:
+    with pytest.raises(ConfigError, match="--faults") as caught:
+        _kinds(text)
+    assert caught.value.param == "faults"
+    done = CliRunner().invoke(app, ["drill", "--seeds", "1", "--faults", text])
+    assert done.exit_code != 0
