@@ -163,7 +163,7 @@ class Controller:
     ) -> RatioObservation:
         now = [s for s in longer if s.at > at - self._config.window_s]
         asked = observe.demand(now, longer)
-        known = observe.costs(workers, self._chunk_tokens, self._ttft_s, self._tpot_s)
+        known = observe.costs(workers, self._chunk_tokens, self._ttft_s, self._tpot_s, asked.context)
         prefill, decode = self._roles.usable()
         there = observe.backlog(workers, [], at)
         if known is not None and there.running:
@@ -213,12 +213,11 @@ class Controller:
     ) -> DialAnswer | None:
         """The last simulated dial; a new simulation begins when it is due."""
         if looked.workers is not None and workers:
-            layout = workers[0].info.layout
             asked = DialQuestion(
                 looked.prefill + looked.decode,
                 looked.workers,
                 observe.transfer(workers),
-                layout.page_bytes // observe.BLOCK_TOKENS,
+                observe.kv_bytes_per_token(workers[0].info.layout, longer),
                 tuple(s for one in longer for s in one.served),
                 observe.adapted_steps(workers, "prefill"),
                 observe.adapted_steps(workers, "decode"),

@@ -13,11 +13,11 @@ import msgspec
 
 from baton.cluster.traffic import ClassTraffic, TrafficSlice, by_class
 from baton.controller.pressure import BURSTS, Backlog, Demand, WorkerLimits, capacity, pressure
+from baton.kv.layout.room import handoff_bytes, held_tokens, pool_tokens
 from baton.protos.measurements import AdapterCurve, StepCurve, TransferCurve, WorkerLoad
-from baton.protos.nouns import BLOCK_TOKENS, WorkerInfo
+from baton.protos.nouns import KvLayout, WorkerInfo
 
 __all__ = [
-    "BLOCK_TOKENS",
     "AdaptedSteps",
     "ObservedWorker",
     "adapted_steps",
@@ -26,6 +26,7 @@ __all__ = [
     "covered",
     "demand",
     "fullness",
+    "kv_bytes_per_token",
     "observed_rate",
     "predicted_rate",
     "predicted_tpot",
@@ -116,12 +117,13 @@ def fullness(
 
     For a decode worker that prefills as well, that time is added. None until its step times are known.
     """
-    known, load = costs([one], chunk_tokens, ttft_s, tpot_s), one.load
+    load, running = one.load, max(1, one.load.running)
+    context = held_tokens(one.info.layout, load.leased_pages, running) / running
+    known = costs([one], chunk_tokens, ttft_s, tpot_s, context)
     if known is None:
         return None
     if one.info.role == "prefill":
         return (load.busy + known.prompt_seconds(load.waiting_tokens, 0.0) / horizon_s) / BURSTS
-    context = load.leased_pages * BLOCK_TOKENS / max(1, load.running)
     writes = Demand(0.0, 0.0, 0.0, load.decode_tokens_per_s, context)
     there = Backlog(0.0, load.running, load.waiting)
     return pressure(writes, there, known, 0, 1, horizon_s).decode + known.prompt_seconds(
@@ -130,10 +132,10 @@ def fullness(
 
 
 def costs(
-    workers: Sequence[ObservedWorker], chunk_tokens: int, ttft_s: float, tpot_s: float
+    workers: Sequence[ObservedWorker], chunk_tokens: int, ttft_s: float, tpot_s: float, context: float
 ) -> WorkerLimits | None:
     """Returns the costs and limits of one worker: the mean of the workers' measured curves, the least of their
-    limits.
+    limits. Its pool holds so many tokens in sequences of ``context`` tokens.
 
     None until step times are known.
     """
@@ -146,7 +148,7 @@ def costs(
         writer,
         chunk_tokens,
         min(i.max_batch for i in infos),
-        min(i.pages for i in infos) * BLOCK_TOKENS,
+        min(pool_tokens(i.layout, i.pages, context) for i in infos),
         ttft_s,
         tpot_s,
     )
@@ -160,6 +162,16 @@ def adapted_steps(workers: Sequence[ObservedWorker], role: str) -> AdaptedSteps 
     if not (bare and adapters):
         return None
     return AdaptedSteps(StepCurve(*_means(bare)), AdapterCurve(*_means(adapters)))
+
+
+def kv_bytes_per_token(layout: KvLayout, slices: Iterable[TrafficSlice]) -> int:
+    """Returns the mean bytes that handoffs send per prompt token that isn't cached, over the requests of the
+    slices; at least 1.
+    """
+    served = [one for each in slices for one in each.served]
+    tokens = sum(one.input_tokens for one in served) // max(1, len(served)) or layout.block_tokens
+    held = min(tokens - 1, sum(one.cached_tokens for one in served) // max(1, len(served)))
+    return max(1, handoff_bytes(layout, tokens, held) // (tokens - held))
 
 
 def transfer(workers: Iterable[ObservedWorker]) -> TransferCurve:

@@ -53,7 +53,7 @@ class WorkerLimits(msgspec.Struct, frozen=True):
     decode: StepCurve
     chunk_tokens: int
     max_batch: int  # sequences that may decode at once
-    kv_tokens: int  # that fit into the KV pool
+    kv_tokens: int  # that fit into the KV pool, in sequences of the traffic's mean length
     ttft_s: float
     tpot_s: float
 

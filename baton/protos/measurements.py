@@ -173,9 +173,10 @@ class EngineWork(msgspec.Struct, frozen=True, array_like=True):
     sample_flops: float  # operations per sampled token
     pair_flops: float  # operations per (query, key) pair
     step_bytes: float  # bytes that any step reads: the weights
-    context_bytes: float  # bytes read per token of context
+    context_bytes: float  # bytes read per token of context by layers that see all of it
     peak_flops: float  # operations per second, measured at start
     peak_bytes: float  # bytes per second, measured at start
+    windows: tuple[tuple[int, float], ...] = ()  # of layers with a window: its tokens, and bytes read per token
 
 
 class WorkerLoad(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -19,6 +19,7 @@ from baton.engine.speculate.draft import Speculator, StateSpeculator
 from baton.engine.speculate.draft_model import DraftModel, require_same_tokens
 from baton.engine.speculate.drafter import Drafter
 from baton.engine.speculate.names import DRAFT, MEDUSA, NONE, SELF, self_layers, speculators
+from baton.kv.layout.room import prompt_room
 from baton.protos.errors import ConfigError
 from baton.protos.nouns import BLOCK_TOKENS
 from baton.worker.spec import EngineSpec
@@ -119,9 +120,11 @@ def _draft_model(model: str, engine: EngineSpec, target: ModelSpec, pages: int) 
 
 
 def _pages(draft: ModelSpec, target: ModelSpec, pages: int) -> int:
-    """Pages of what drafts: as many tokens as the target has, or an eighth of its bytes."""
+    """Returns the pages of the draft model: for as many tokens as the target's pool may hold, or an eighth of its
+    bytes.
+    """
     fits = pages * target.layout.page_bytes // KV_SHARE // draft.layout.page_bytes
-    most = pages * target.layout.block_tokens // BLOCK_TOKENS
+    most = prompt_room(target.layout, pages) // BLOCK_TOKENS
     return max(LEAST_PAGES, min(most, fits))
 
 

@@ -115,9 +115,9 @@ def test_what_waits_in_routers_is_counted_to_the_role_it_waits_for():
 def test_costs_come_from_the_role_that_measured_them():
     mine, other = StepCurve(1.0, 2.0, 0.0, 0.0, 0.0), StepCurve(3.0, 0.0, 0.0, 4.0, 0.0)
     workers = [worker("p", "prefill", step_curve=mine), worker("d", "decode", step_curve=other)]
-    found = observe.costs(workers, 512, 1.0, 0.1)
+    found = observe.costs(workers, 512, 1.0, 0.1, 100.0)
     assert (found.prefill, found.decode, found.kv_tokens) == (mine, other, 512 * 16)
-    assert observe.costs([worker("p", "prefill")], 512, 1.0, 0.1) is None
+    assert observe.costs([worker("p", "prefill")], 512, 1.0, 0.1, 100.0) is None
 
 
 def test_the_twin_is_off_by_the_difference_of_medians():

@@ -22,12 +22,16 @@ from baton.bench.live_handoffs import handoffs, overhead, transfer_curve, until_
 from baton.cluster.config import BatonConfig
 from baton.cluster.membership import PolledRoster, connect
 from baton.console.planning.rank_costs import rank_costs_of
+from baton.kv.layout.room import WORKING_STATES, handoff_bytes, pool_tokens, prompt_room
+from baton.kv.layout.state import state_pages
+from baton.kv.layout.tables import table_count
 from baton.planner.costs.adapters import NONE_SEEN, added
 from baton.planner.costs.measured import StepTiming, fit
 from baton.planner.costs.worker import WorkerCosts, from_curve
 from baton.process.security import router_dialer
 from baton.protos.convert import sampling_to_pb
 from baton.protos.errors import NoWorker
+from baton.protos.measurements import StepCurve
 from baton.protos.nouns import BLOCK_TOKENS, Sampling, WorkerInfo
 from baton.protos.v1 import worker_pb2 as w
 from baton.router.workers.link import DecodeLink
@@ -76,17 +80,24 @@ async def measure(config: BatonConfig, slot: str, repeats: int, told: Told) -> L
         adapters = roster.snapshot()[link.info.worker_id].load.adapter_curve
     told(NONE_SEEN if adapters is None else f"adapters: {added(adapters)}")
     info, ranks = link.info, await asyncio.to_thread(rank_costs_of, config)
-    costs = from_curve(
-        f"{info.model_id} on {info.device}, measured through worker {info.worker_id}",
-        curve,
-        info.pages * BLOCK_TOKENS,
-        max(1, info.layout.page_bytes // BLOCK_TOKENS),
-        transfer,
-        overhead(handed, transfer, chunk),
-        adapters,
-    )
+    handoff = overhead(handed, transfer, chunk)
+    costs = from_curve(*described(info, bench.longest, curve), transfer, handoff, adapters)
     costs = msgspec.structs.replace(costs, ranks=ranks)
     return LiveMeasurement(tuple(points), costs, info, chunk, len(handed))
+
+
+def described(info: WorkerInfo, longest: int, curve: StepCurve) -> tuple[str, StepCurve, int, int]:
+    """Returns what ``from_curve`` takes of a worker: a text, ``curve``, its pool's tokens and a token's bytes.
+
+    A profile has one number of each. Where they depend on a sequence's length, as with windows or recurrent states,
+    it is that of the longest context that was measured, and the text says so.
+    """
+    layout, context = info.layout, max(BLOCK_TOKENS, min(CONTEXTS[-1], longest))
+    about = f"{info.model_id} on {info.device}, measured through worker {info.worker_id}"
+    kv_tokens, size = pool_tokens(layout, info.pages, context), handoff_bytes(layout, context) // context
+    if kv_tokens != pool_tokens(layout, info.pages, 2 * context):
+        about = f"{about}, KV of contexts of {context} tokens"
+    return about, curve, kv_tokens, max(1, size)
 
 
 class MeasuringClient:
@@ -96,7 +107,8 @@ class MeasuringClient:
         self.salt = os.urandom(16)
         self._link, self._chunk, self._told = link, chunk_tokens, told
         self._rng, self._serial = random.Random(0), itertools.count()
-        self.longest = min(link.info.max_model_len, link.info.pages * BLOCK_TOKENS // 2) - STEPS - 1
+        self._room = link.info.pages // 2  # in pages: the other half is for what is cached from before
+        self.longest = min(link.info.max_model_len, prompt_room(link.info.layout, self._room)) - STEPS - 1
 
     def tokens(self, count: int) -> list[int]:
         """Returns ``count`` random token ids."""
@@ -122,8 +134,8 @@ class MeasuringClient:
         """Returns decode step timings over batch sizes and context lengths."""
         points = []
         for context, batch in itertools.product(CONTEXTS, BATCHES):
-            private = batch * (STEPS + 2 * BLOCK_TOKENS)
-            if context > self.longest or batch > self._link.info.max_batch or private > self.longest:
+            private = batch * _private_pages(self._link.info)
+            if context > self.longest or batch > self._link.info.max_batch or private > self._room:
                 continue
             seconds = await self._step(context, batch)
             if seconds is None:
@@ -190,6 +202,12 @@ class MeasuringClient:
             adapter_id=adapter,
             local=local,
         )
+
+
+def _private_pages(info: WorkerInfo) -> int:
+    """Returns how many pages an answer over a cached context has that no other one shares."""
+    blocks = -(-(STEPS + 2 * BLOCK_TOKENS) // info.layout.block_tokens)
+    return blocks * table_count(info.layout) + WORKING_STATES * state_pages(info.layout)
 
 
 class _AnswerTimes:

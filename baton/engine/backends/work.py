@@ -21,6 +21,7 @@ from baton.engine.program.program import Program
 from baton.kernels.abi import native
 from baton.kernels.abi.native import I32, I64, P
 from baton.kernels.linear.packed import ROUNDED_ROWS, W8_OUTLIERS, PackedWeight
+from baton.kv.layout.room import context_reads
 from baton.protos.measurements import EngineWork
 from baton.protos.nouns import KvLayout
 
@@ -43,14 +44,16 @@ def work_of(
     linears = [op.weight for op in program.ops if isinstance(op, Linear)]
     read = _read(program, {name: _elements(weight) for name, weight in weights.items()})
     size = _read(program, {name: weight.nbytes for name, weight in weights.items()})
+    whole, windows = context_reads(layout)
     return EngineWork(
         token_flops=2.0 * (read.linears + read.experts),
         sample_flops=2.0 * read.heads,
         pair_flops=4.0 * program.heads * program.head_dim * program.layers,
         step_bytes=sum(size),
-        context_bytes=layout.page_bytes / layout.block_tokens,
+        context_bytes=whole,
         peak_flops=peak_flops(weights[linears[0]] if linears else None, device),
         peak_bytes=peak_bytes(device),
+        windows=windows,
     )
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from baton.cost.curves import decode_seconds, exposed_seconds, prefill_seconds
+from baton.kv.layout.room import handoff_bytes, held_tokens
 from baton.protos.measurements import StepCurve, TransferCurve
 from baton.protos.nouns import BLOCK_TOKENS
 from baton.router.policies import (
@@ -134,15 +135,15 @@ def _writer(known: dict[str, _Writer], worker: Candidate, request: RoutingReques
 
 def _ship_seconds(reader: Candidate, writer: Candidate, request: RoutingRequest, read: float) -> float:
     curve = reader.load.transfer_curve or UNKNOWN_TRANSFER
-    blocks = max(1, request.blocks - request.hits.get(writer.id, 0))
-    last = min(blocks, CHUNK_TOKENS // BLOCK_TOKENS)
-    block_bytes = writer.info.layout.run_bytes
-    return exposed_seconds(curve, blocks * block_bytes, last * block_bytes, read)
+    layout, held = writer.info.layout, request.hits.get(writer.id, 0) * BLOCK_TOKENS
+    size = handoff_bytes(layout, request.tokens, held)
+    last = min(size, handoff_bytes(layout, min(CHUNK_TOKENS, max(1, request.tokens - held))))
+    return exposed_seconds(curve, size, last, read)
 
 
 def _step_seconds(worker: Candidate, request: RoutingRequest, added: int) -> float:
-    context = worker.load.leased_pages * worker.info.layout.block_tokens + added * request.tokens
-    return decode_seconds(_curve(worker), worker.running + added, context)
+    context = held_tokens(worker.info.layout, worker.load.leased_pages, worker.running) + added * request.tokens
+    return decode_seconds(_curve(worker), worker.running + added, round(context))
 
 
 def _curve(worker: Candidate) -> StepCurve:

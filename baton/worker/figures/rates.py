@@ -62,6 +62,10 @@ def flops(stats: Stats, work: EngineWork) -> float:
 
 def bytes_read(stats: Stats, work: EngineWork) -> float:
     """Returns the bytes that all steps so far read: the weights in each step, and the decoded sequences'
-    context.
+    context; layers with a window read at most that of it, counted by the mean context.
     """
-    return stats.step * work.step_bytes + stats.decode_context * work.context_bytes
+    context = stats.decode_context / max(1, stats.tokens_decoded)
+    windowed = sum(min(window, context) * size for window, size in work.windows)
+    return (
+        stats.step * work.step_bytes + stats.decode_context * work.context_bytes + stats.tokens_decoded * windowed
+    )
