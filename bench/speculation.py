@@ -41,7 +41,8 @@ from baton.decode_worker.engine.loop import DecodeLimits, DecodeLoop
 from baton.engine.backends.native.runner import NativeRunner
 from baton.engine.plan import Runner, SequenceStep, StepPlan, StepResult
 from baton.engine.speculate.draft import Draft, SequenceView, Speculator
-from baton.engine.speculate.drafter import Drafter, Writer
+from baton.engine.speculate.drafter import Drafter
+from baton.engine.speculate.judge import Writer
 from baton.engine.speculate.names import AUTO, speculators
 from baton.engine.steps.loop import EngineParts
 from baton.kernels.abi import native

@@ -85,6 +85,12 @@ class AcceptanceEstimate:
             found.append(all_stand)
         return found
 
+    def first(self, seq: int, draft: Draft) -> float:
+        """Returns the probability that the first token of ``draft`` is accepted."""
+        kind = draft.source, draft.grade, 0
+        worker, own = self._worker.setdefault(kind, _Counts(WORKER_KEEP)), self._own.get(seq, {}).get(kind)
+        return _estimate(worker, own, 0, self._guess(draft))[1]
+
     def _of_tree(self, seq: int, draft: Draft) -> list[float]:
         """Returns every node's probability: its own chance among its siblings, times its parent's."""
         mine, first = self._own.get(seq, {}), self._guess(draft)

@@ -59,6 +59,10 @@ class Allowance:
         """Returns whether the drafts of the sequence ``seq`` have paid of late, by its own account."""
         return self._tries or self._own.get(seq, 0.0) >= OWN_PROVEN
 
+    def counts(self, seq: int) -> bool:
+        """Returns whether a loss by drafts of the sequence ``seq`` would change any account."""
+        return self._earned > 0.0 or self.hopes(seq)
+
     def hopes(self, seq: int) -> bool:
         """Returns whether the sequence's last drafts brought more than they cost, if only by luck."""
         return self._own.get(seq, 0.0) > 0.0

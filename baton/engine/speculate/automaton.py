@@ -9,10 +9,11 @@ mostly a late one.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 NONE = -1
 RENEWED = 4  # suffix links followed to update end positions: updating all would cost more than it brings
+FOLLOWED = 32  # suffix links that one token of a match is followed by; a match that needs more is given up
 
 
 class SuffixAutomaton:
@@ -38,14 +39,33 @@ class SuffixAutomaton:
 
     def append(self, token: int) -> None:
         """Adds one token to the text."""
+        for _ in self.insertion(token):
+            pass
+
+    def insertion(self, token: int) -> Iterator[None]:
+        """Adds one token to the text in parts of bounded work, which end at each ``yield``.
+
+        A token after a long run of equal ones takes as many parts as the run has tokens. Between parts the
+        automaton may be read: matches with the latest tokens may then be found shorter than they are.
+        """
         self.tokens.append(token)
         end, last = len(self.tokens), self._last
         made, at = self._new(self._length[last] + 1, 0, end), last
         while at != NONE and self.step(at, token) == NONE:
             self._lead(at, token, made)
             at = self._link[at]
+            yield
         if at != NONE:
-            self._link[made] = self._split(at, token)
+            found = self.step(at, token)
+            if self._length[found] != self._length[at] + 1:
+                part = self._split(found, self._length[at] + 1)
+                while at != NONE and self.step(at, token) == found:
+                    self._lead(at, token, part)
+                    at = self._link[at]
+                    yield
+                self._link[found] = part
+                found = part
+            self._link[made] = found
         self._last, link = made, self._link[made]
         self.earlier = self._end[link], self._length[link]
         self._renew(link, end)
@@ -61,12 +81,13 @@ class SuffixAutomaton:
         """Extends a match of ``length`` tokens at ``state`` by ``token``, from the left shortened as needed.
 
         Returns the (state, length) of the longest suffix of match and token that occurs in the text; (0, 0) for
-        none.
+        none. After FOLLOWED suffix links the token alone counts.
         """
         state, length = self._settled(state, length)
+        links = FOLLOWED
         while (found := self.step(state, token)) == NONE and state:
-            state = self._link[state]
-            length = self._length[state]
+            state = self._link[state] if links else 0
+            length, links = self._length[state], links - 1
         return (0, 0) if found == NONE else self._settled(found, length + 1)
 
     def end(self, state: int) -> int:
@@ -93,21 +114,12 @@ class SuffixAutomaton:
         else:
             self._more.setdefault(state, {})[token] = to
 
-    def _split(self, at: int, token: int) -> int:
-        """Returns the state whose longest string is ``at``'s followed by ``token``, splitting a larger one if
-        needed.
-        """
-        found = self.step(at, token)
-        if self._length[found] == self._length[at] + 1:
-            return found
-        part = self._new(self._length[at] + 1, self._link[found], self._end[found])
+    def _split(self, found: int, length: int) -> int:
+        """Returns a new state for the strings of ``found`` with at most ``length`` tokens; it isn't led to yet."""
+        part = self._new(length, self._link[found], self._end[found])
         self._token[part], self._next[part] = self._token[found], self._next[found]
         if found in self._more:
             self._more[part] = dict(self._more[found])
-        while at != NONE and self.step(at, token) == found:
-            self._lead(at, token, part)
-            at = self._link[at]
-        self._link[found] = part
         return part
 
     def _renew(self, state: int, end: int) -> None:

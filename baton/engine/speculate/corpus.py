@@ -7,13 +7,14 @@ in a request's timing. Answers are read in slices, so that the end of a long one
 from __future__ import annotations
 
 from collections import OrderedDict, deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from baton.engine.speculate.automaton import SuffixAutomaton
 
 HALF_TOKENS = 1 << 15  # tokens of one automaton; a tenant has two: when the newer is full, the older is dropped
 MOST_TOKENS = 1 << 17  # of all tenants; some 400 bytes each
 MOST_WAITING = 1 << 15  # tokens of queued answers; more are dropped
+NOTHING = object()  # returned where an insertion has ended
 GAP = -2  # separator after each answer, no token id
 
 
@@ -28,12 +29,13 @@ class Corpus:
         self._half, self._most = half, most
         self._tenants: OrderedDict[bytes, list[SuffixAutomaton]] = OrderedDict()
         self._waiting: deque[tuple[bytes, deque[int]]] = deque()
-        self._queued = 0
+        self._queued = self._held = 0  # tokens in the queue, and in automata
+        self._insertion: Iterator[None] = iter(())  # of the token that was taken last
 
     @property
     def tokens(self) -> int:
         """Returns the number of tokens in automata and in the queue."""
-        return self._queued + sum(len(part) for parts in self._tenants.values() for part in parts)
+        return self._queued + self._held
 
     @property
     def waiting(self) -> int:
@@ -51,32 +53,43 @@ class Corpus:
             self._queued += len(answer) + 1
 
     def read(self, most: int) -> None:
-        """Adds up to ``most`` queued tokens to automata."""
-        while most > 0 and self._waiting:
-            tenant, answer = self._waiting[0]
-            part = self._part(tenant)
-            count = min(most, len(answer), max(1, self._half - len(part)))
-            for _ in range(count):
-                part.append(answer.popleft())
-            most, self._queued = most - count, self._queued - count
-            if not answer:
-                self._waiting.popleft()
-            self._bound(tenant)
+        """Adds queued tokens to automata, in ``most`` pieces of bounded work; a token takes one or more."""
+        for _ in range(most):
+            if next(self._insertion, NOTHING) is NOTHING:
+                if not self._waiting:
+                    return
+                self._begin()
+
+    def _begin(self) -> None:
+        """Takes the next queued token, and begins to add it to its tenant's automaton."""
+        tenant, answer = self._waiting[0]
+        self._insertion = self._part(tenant).insertion(answer.popleft())
+        next(self._insertion, None)
+        self._queued, self._held = self._queued - 1, self._held + 1
+        if not answer:
+            self._waiting.popleft()
+        self._bound(tenant)
 
     def _part(self, tenant: bytes) -> SuffixAutomaton:
         """Returns the automaton that the tenant's answers are added to."""
         parts = self._tenants.setdefault(tenant, [])
         self._tenants.move_to_end(tenant)
         if not parts or len(parts[-1]) >= self._half:
+            self._drop(parts, len(parts) - 1)
             parts.append(SuffixAutomaton())
-            del parts[:-2]
         return parts[-1]
 
     def _bound(self, tenant: bytes) -> None:
         """Drops the least recently used automata beyond the limit, those of other tenants first."""
-        while self.tokens - self._queued > self._most:
+        while self._held > self._most:
             oldest = next(iter(self._tenants))
             if oldest != tenant:
-                del self._tenants[oldest]
+                self._drop(self._tenants.pop(oldest), 2)
             else:
-                del self._tenants[tenant][0]
+                self._drop(self._tenants[tenant], 1)
+
+    def _drop(self, parts: list[SuffixAutomaton], count: int) -> None:
+        """Drops the first ``count`` automata of a tenant's, or as many as there are."""
+        for part in parts[: max(0, count)]:
+            self._held -= len(part)
+        del parts[: max(0, count)]

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from baton.engine.speculate.acceptance import AcceptanceEstimate, expected
 from baton.engine.speculate.allowance import Allowance, Stake
 from baton.engine.speculate.call_estimate import CallEstimate
 from baton.engine.speculate.comparison import Comparison
-from baton.engine.speculate.depth import best_depths, cost, lengthened
+from baton.engine.speculate.depth import best_depths, lengthened
 from baton.engine.speculate.draft import (
     MOST_DRAFTS,
     BatchSpeculator,
@@ -26,25 +26,15 @@ from baton.engine.speculate.draft import (
     StateSpeculator,
 )
 from baton.engine.speculate.draft_model import DraftModel
+from baton.engine.speculate.judge import LEAST_WATCHED, MOST_ROWS, Judge, WeighedDraft, Writer
 from baton.engine.speculate.probe import Probe
 from baton.engine.speculate.row_cost import RowCost, Vector
-from baton.engine.speculate.watch import DraftVerdict, Watch, Watches
 from baton.protos.measurements import SpeculationTotals
 
-MOST_ROWS = 256  # drafts in one step
 WATCHED = 8  # of so many steps without speculation one is timed, because the machine's speed drifts slowly
 # Share by which drafts lengthen a step at most if some of its sequences gain nothing by them.
 MOST_FOR_OTHERS = 0.25
-LEAST_WATCHED = 4  # places ahead that a draft is compared with what is written
 PROMPT_NEW = 0.1  # weight of a step's time per prompt token
-
-
-class Writer(SequenceView, Protocol):
-    """Is a sequence that gets its next token in this step."""
-
-    @property
-    def draft_room(self) -> int:
-        """Returns the most drafts that may follow its last token."""
 
 
 class Tally(NamedTuple):
@@ -55,22 +45,6 @@ class Tally(NamedTuple):
     verified: int = 0  # tokens
     accepted: int = 0  # tokens
     seconds: float = 0.0  # spent on making drafts
-
-
-class _Weighed(NamedTuple):
-    """Holds a draft, its tokens' chances from the best on, and the token that each belongs to."""
-
-    text: Writer
-    draft: Draft
-    chances: list[float]
-    order: Sequence[int]
-
-    @classmethod
-    def of(cls, text: Writer, draft: Draft, chances: list[float]) -> _Weighed:
-        if not draft.parents:
-            return cls(text, draft, chances, range(len(chances)))
-        order = sorted(range(len(chances)), key=lambda node: -chances[node])  # stable: parents stay before children
-        return cls(text, draft, [chances[node] for node in order], order)
 
 
 class Drafter:
@@ -106,7 +80,7 @@ class Drafter:
         models = LearningSpeculator, BatchSpeculator
         self._tries = by_rejection or any(isinstance(one, models) for one in speculators)
         self._asking, self._probe, self._allowance = CallEstimate(), Probe(), Allowance(self._tries)
-        self._watches = Watches()
+        self._judge = Judge(self._chances, self._costs, self._asking, self._allowance)
         self._staked: Stake | None = None  # of the last step, if it had drafts
         self._ended: list[int] = []  # since it was settled
         self._prompt_token_s = 0.0
@@ -130,7 +104,7 @@ class Drafter:
         began = self._clock()
         asked, found = self._planned(writers, prompt_tokens, limit_s)
         rest = self._asking.rest()
-        self._rest = min(rest, LEAST_WATCHED) if asked else rest  # a verdict over what they draft is soon due
+        self._rest = min(rest, LEAST_WATCHED - 1) if asked else rest  # a verdict over what they draft is soon due
         self._rested, took = 0, self._clock() - began
         self._comparison.add(count, took)
         self.tally = self.tally._replace(seconds=self.tally.seconds + took)
@@ -153,26 +127,59 @@ class Drafter:
         self, writers: Sequence[Writer], prompt_tokens: int, limit_s: float
     ) -> tuple[int, dict[int, Draft]]:
         """Returns how many sequences were asked, and the drafts that are worth verifying."""
-        steps = self._rested + 1
+        steps, count = self._rested + 1, len(writers)
         able = [writer for writer in writers if writer.draft_room > 0]
         if not able or not self._costs.known:
             return 0, {}
-        seconds = self._costs.seconds(len(writers), min(MOST_ROWS, self._costs.reach(len(writers)) - len(writers)))
-        if prompt_tokens:
-            seconds = seconds + prompt_tokens * self._prompt_token_s
+        prompt_s = prompt_tokens * self._prompt_token_s
         self._allowance.save(steps)
         for text in able:
-            self._learn(text.seq, self._watches.verdict(text.seq, text.tokens))
-        asked = self._asking.chosen(able, float(seconds[0]), steps, self._hopeful(able))
-        if not asked:
-            return 0, {}
+            self._judge.learn(text)
+        asked = self._asking.chosen(able, self._costs.of(count) + prompt_s, steps, self._hopeful(able))
         opened = [text for text in asked if self._is_open(text.seq)]
-        weighed = self._weighed(opened, seconds, len(writers))
+        if not opened:
+            return 0, {}
+        if not self._verifies:
+            self._keep(opened, count)
+            return len(opened), {}
+        seconds = self._costs.seconds(count, min(MOST_ROWS, self._costs.reach(count) - count)) + prompt_s
+        weighed = self._weighed(opened, seconds, count)
+        return len(opened), self._worthy(weighed, opened, writers, seconds, limit_s, steps)
+
+    @property
+    def _verifies(self) -> bool:
+        """Returns whether drafts may be verified now; if not, they are compared with what is written."""
+        return self._tries or self._allowance.is_proven
+
+    def _keep(self, texts: Sequence[Writer], count: int) -> None:
+        """Keeps a draft of each of ``texts``, to compare it with what is written."""
+        for text in texts:
+            drafts = self._drafts(text)
+            if not drafts:
+                self._asking.brought(text.seq, 0)
+                continue
+            self._judge.keep(text, self._likeliest(text.seq, drafts), count)
+            self.tally = self.tally._replace(proposed=self.tally.proposed + 1)
+
+    def _likeliest(self, seq: int, drafts: Sequence[Draft]) -> Draft:
+        """Returns the draft whose first token is the likeliest to be accepted."""
+        return drafts[0] if len(drafts) == 1 else max(drafts, key=lambda one: self._chances.first(seq, one))
+
+    def _worthy(
+        self,
+        weighed: Sequence[WeighedDraft],
+        opened: Sequence[Writer],
+        writers: Sequence[Writer],
+        seconds: Vector,
+        limit_s: float,
+        steps: int,
+    ) -> dict[int, Draft]:
+        """Returns the drafts that are worth verifying, each as deep as pays; the others are kept to be judged."""
         depths = self._depths(weighed, writers, seconds, limit_s)
         self._add_probe(weighed, depths, steps, seconds)
         if any(depths):
             self._staked = Stake(len(writers), seconds)
-        waiting = self._watch(weighed, depths, seconds, len(writers))
+        waiting = self._keep_rest(weighed, depths, seconds, len(writers))
         chosen = {
             one.text.seq: one.draft.of(one.order[:depth])
             for one, depth in zip(weighed, depths, strict=True)
@@ -182,33 +189,22 @@ class Drafter:
             if text.seq not in chosen and (self._allowance.is_proven or text.seq not in waiting):
                 self._asking.brought(text.seq, 0)
         self.tally = self.tally._replace(proposed=self.tally.proposed + len(weighed))
-        return len(asked), chosen
+        return chosen
 
     def _hopeful(self, texts: Sequence[Writer]) -> Sequence[Writer]:
         """Returns the sequences to ask if enough is expected of them: all where drafts pay, else those whose own
         did or whose client predicts the answer.
         """
-        if self._tries or self._allowance.is_proven:
+        if self._verifies:
             return texts
         return [text for text in texts if self._allowance.hopes(text.seq) or text.request.prediction]
 
     def _is_open(self, seq: int) -> bool:
         """Returns whether a further draft of the sequence ``seq`` is of use while one may be watched."""
-        return self._tries or self._allowance.is_proven or seq not in self._watches
-
-    def _learn(self, seq: int, verdict: DraftVerdict | None) -> None:
-        if verdict is None:
-            return
-        watch, rows = verdict.watch, verdict.rows
-        known = verdict.unseen if watch.cost is not None else {*watch.nodes, *verdict.unseen}
-        self._chances.judge(seq, watch.draft, len(rows) - 1, rows, known)
-        if watch.cost is not None and watch.nodes:
-            if not self._allowance.is_proven:
-                self._asking.brought(seq, verdict.brought)
-            self._allowance.settle(seq, verdict.brought - watch.cost, watch.sequences)
+        return self._verifies or seq not in self._judge
 
     def _depths(
-        self, weighed: Sequence[_Weighed], writers: Sequence[Writer], seconds: Vector, limit_s: float
+        self, weighed: Sequence[WeighedDraft], writers: Sequence[Writer], seconds: Vector, limit_s: float
     ) -> list[int]:
         """Returns how many tokens of each draft to verify: none unless drafts have paid, nor of sequences whose own
         haven't; for their sake, others' are fewer.
@@ -225,25 +221,19 @@ class Drafter:
 
     def _is_trusted(self, text: Writer) -> bool:
         """Returns whether the sequence's drafts have paid, or the watched one agrees with what was written."""
-        return self._allowance.trusts(text.seq) or self._watches.agrees(text.seq, len(text.tokens))
+        return self._allowance.trusts(text.seq) or self._judge.agrees(text.seq, len(text.tokens))
 
-    def _watch(self, weighed: Sequence[_Weighed], depths: Sequence[int], seconds: Vector, count: int) -> set[int]:
-        """Watches what isn't verified of the drafts, in a step of ``count`` sequences; returns the sequences whose
-        accounts will tell what it would have brought.
+    def _keep_rest(
+        self, weighed: Sequence[WeighedDraft], depths: Sequence[int], seconds: Vector, count: int
+    ) -> set[int]:
+        """Keeps what isn't verified of the drafts; by rejection, drafts of sampled answers may stand where they
+        aren't what the target draws by itself, so they can't be judged.
         """
-        alike, waiting = seconds[::count], set[int]()  # the first: the seconds if each sequence had such a draft
-        for one, done in zip(weighed, depths, strict=True):
-            if self.by_rejection and one.text.request.sampling.temperature:
-                continue  # it may stand where it isn't what the target draws by itself
-            if done == len(one.draft.tokens):
-                continue
-            depth = done or best_depths([one.chances], 1, alike)[0]
-            price, enough = (None, done + 1) if done else (cost(alike, depth, 1), max(depth, LEAST_WATCHED))
-            watch = Watch(one.draft, len(one.text.tokens), enough, one.order[:depth], price, count)
-            self._watches.begin(one.text.seq, watch)
-            if depth > done:
-                waiting.add(one.text.seq)
-        return waiting
+        if not self.by_rejection:
+            return self._judge.keep_rest(weighed, depths, seconds, count)
+        judged = [at for at, one in enumerate(weighed) if not one.text.request.sampling.temperature]
+        kept = [weighed[at] for at in judged], [depths[at] for at in judged]
+        return self._judge.keep_rest(*kept, seconds, count)
 
     def observe(self, rows: int, prompt_tokens: int, seconds: float) -> None:
         """Records a step of ``seconds`` that computed ``rows`` rows of answers, drafts included, and
@@ -328,14 +318,14 @@ class Drafter:
 
     def end(self, text: SequenceView) -> None:
         """Forgets a sequence that ended; speculators may learn from it."""
-        self._learn(text.seq, self._watches.verdict(text.seq, text.tokens, is_last=True))
+        self._judge.learn(text, is_last=True)
         self._chances.end(text.seq)
         self._ended.append(text.seq)
         self._asking.end(text.seq)
         for speculator in self._speculators:
             speculator.end(text)
 
-    def _weighed(self, asked: Sequence[Writer], seconds: Vector, sequences: int) -> list[_Weighed]:
+    def _weighed(self, asked: Sequence[Writer], seconds: Vector, sequences: int) -> list[WeighedDraft]:
         """Returns each sequence's most promising draft."""
         if not asked:
             return []
@@ -359,12 +349,16 @@ class Drafter:
                 best, rounds = brought / took, count
         return rounds
 
-    def _best(self, text: Writer) -> _Weighed | None:
-        most = min(MOST_DRAFTS, text.draft_room)
-        proposals = (speculator.propose(text, most) for speculator in self._speculators)
-        drafts = (draft if self._branches(text) else draft.chain() for draft in proposals if draft is not None)
-        weighed = [_Weighed.of(text, draft, self._chances.cumulative(text.seq, draft)) for draft in drafts]
+    def _best(self, text: Writer) -> WeighedDraft | None:
+        drafts, chances = self._drafts(text), self._chances
+        weighed = [WeighedDraft.of(text, one, chances.cumulative(text.seq, one)) for one in drafts]
         return max(weighed, key=lambda one: expected(one.chances), default=None)
+
+    def _drafts(self, text: Writer) -> list[Draft]:
+        """Returns the speculators' drafts of ``text``, cut to chains where branches can't be verified."""
+        most = min(MOST_DRAFTS, text.draft_room)
+        found = [draft for one in self._speculators if (draft := one.propose(text, most)) is not None]
+        return found if self._branches(text) else [draft.chain() for draft in found]
 
     def _branches(self, text: SequenceView) -> bool:
         """Returns whether several guesses at a place can be verified, which rejection sampling can't."""
@@ -378,7 +372,7 @@ class Drafter:
         while self._ended:
             self._allowance.end(self._ended.pop())
 
-    def _add_probe(self, weighed: Sequence[_Weighed], depths: list[int], steps: int, seconds: Vector) -> None:
+    def _add_probe(self, weighed: Sequence[WeighedDraft], depths: list[int], steps: int, seconds: Vector) -> None:
         """Lengthens the most promising draft by one token if a probe is due and may be risked."""
         due = self._tries and (self._probe.due(steps) or (self._allowance.is_new and not any(depths)))
         if not due or not self._allowance.allows(lengthened(seconds, sum(depths) + 1)):

@@ -43,12 +43,14 @@ class PairIndex:
             last[pair] = at
 
     def matches(self) -> list[Match]:
-        """Returns up to TRIED earlier matches of at least two tokens with the text's end, the latest first."""
+        """Returns up to TRIED earlier matches of at least two tokens with the text's end, the latest first; none
+        after one of LONGEST tokens.
+        """
         tokens, found = self._tokens, list[Match]()
         at = self._last.get((tokens[-2], tokens[-1]), -1) if len(tokens) >= 3 else -1
         while at >= 0 and len(found) < TRIED:
             found.append(Match(at + 1, self._length(at)))
-            at = self._before[at]
+            at = self._before[at] if found[-1].length < LONGEST else -1
         return found
 
     def _length(self, at: int) -> int:

@@ -54,7 +54,7 @@ class RowCost:
             self._log[rows] = now
         before = self._log.get(rows)
         if before is None:
-            before = math.log(self.seconds(rows, 0)[0]) - self._drift
+            before = math.log(self.of(rows)) - self._drift
         off = max(-MOST_OFF, min(MOST_OFF, now - before))
         if seen >= KNOWN:
             self._drift += DRIFT * off
@@ -72,13 +72,19 @@ class RowCost:
         """
         return GROWTH * max(rows, max(self._log, default=0))
 
+    def of(self, rows: int) -> float:
+        """Returns the estimated seconds of a step with ``rows`` rows; it interpolates only if none was seen."""
+        known = self._log.get(rows)
+        return float(self.seconds(rows, 0)[0]) if known is None else math.exp(known + self._drift)
+
     def seconds(self, rows: int, more: int) -> Vector:
         """Returns the estimated seconds, float64 (more + 1,), of steps with ``rows``, ``rows + 1``, … ``rows +
         more`` rows; never falling.
         """
-        if not len(self._curve):
+        last = min(rows + more, MOST_ROWS)
+        if len(self._curve) <= last:
             self._forget()
-            self._curve = self._interpolated()
+            self._curve = self._interpolated(last)
         if rows + more <= MOST_ROWS:
             return self._curve[rows : rows + more + 1]
         return self._curve[np.minimum(np.arange(rows, rows + more + 1), MOST_ROWS)]
@@ -88,13 +94,14 @@ class RowCost:
         for rows in [rows for rows, last in self._last.items() if self._steps - last > STALE]:
             del self._last[rows], self._log[rows], self._seen[rows]
 
-    def _interpolated(self) -> Vector:
-        """Returns the seconds for 0 … MOST_ROWS rows; fewer rows never cost more than more rows."""
+    def _interpolated(self, last: int) -> Vector:
+        """Returns the seconds for 0 … ``last`` rows; fewer rows never cost more than more rows."""
         known = sorted(self._log)
-        x, y = np.log(known), np.array([self._log[rows] + self._drift for rows in known])
+        x, y = LOG_ROWS[known], np.array([self._log[rows] + self._drift for rows in known])
         y = np.minimum.accumulate(y[::-1])[::-1]
         slope = FIRST_SLOPE
         if len(known) > 1:
             slope = min(FIRST_SLOPE, max(0.0, float((y[-1] - y[0]) / (x[-1] - x[0]))))
-        beyond = np.maximum(LOG_ROWS - x[-1], 0.0) * slope
-        return np.exp(np.interp(LOG_ROWS, x, y) + beyond)
+        wanted = LOG_ROWS[: last + 1]
+        beyond = np.maximum(wanted - x[-1], 0.0) * slope
+        return np.exp(np.interp(wanted, x, y) + beyond)

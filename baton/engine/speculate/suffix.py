@@ -13,9 +13,9 @@ from baton.engine.speculate.pairs import following
 
 NAME = "suffix"
 CATCH_UP = 64  # tokens of its own text read by one call: 0.1 ms
-READ = 16  # tokens of ended answers read by one call
+READ = 8  # pieces of ended answers read by one call, some four tokens
 LEAST = 2  # tokens of the shortest match that counts
-LOOK_BACK = 32  # tokens of a text by which its place in the corpus is found again
+LOOK_BACK = 16  # tokens of a text by which its place in the corpus is found again
 
 
 class Suffix(Speculator):

@@ -20,7 +20,7 @@ class Watch(NamedTuple):
 
     ``at`` is the length of its text when it was proposed, and ``enough`` the number of further tokens that are
     waited for. ``nodes`` were verified or, if ``cost`` isn't None, would have been, had that been allowed; ``cost``
-    is what they had to bring, in tokens, in a step of ``sequences``.
+    is what they had to bring, in tokens, in a step of ``sequences``. Neither is known unless ``is_weighed``.
     """
 
     draft: Draft
@@ -29,6 +29,7 @@ class Watch(NamedTuple):
     nodes: Sequence[int] = ()
     cost: float | None = None
     sequences: int = 1
+    is_weighed: bool = False
 
 
 class DraftVerdict(NamedTuple):

@@ -6,7 +6,8 @@ import random
 from collections.abc import Mapping, Sequence
 
 from baton.engine.speculate.draft import BatchSpeculator, Draft, SequenceView, Speculator
-from baton.engine.speculate.drafter import Drafter, Writer
+from baton.engine.speculate.drafter import Drafter
+from baton.engine.speculate.judge import Writer
 
 
 class Oracle(Speculator):

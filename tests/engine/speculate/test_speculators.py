@@ -14,7 +14,7 @@ from baton.engine.speculate import prompt_lookup, suffix
 from baton.engine.speculate.corpus import Corpus
 from baton.engine.speculate.draft import GRADES, Speculator, accepted, graded
 from baton.engine.speculate.names import AUTO, NONE, speculator_names, speculators
-from baton.engine.speculate.pairs import TRIED, PairIndex
+from baton.engine.speculate.pairs import LONGEST, TRIED, PairIndex
 from baton.engine.speculate.prompt_lookup import PromptLookup
 from baton.engine.speculate.suffix import Suffix
 from baton.protos.errors import ConfigError
@@ -82,7 +82,7 @@ def test_a_prediction_is_looked_in_from_the_answers_first_token() -> None:
 
 def answered(speculator: Suffix, answer: list[int], tenant: bytes = b"") -> None:
     speculator.end(Written(99, [1, 2, *answer], prompt=2, tenant=tenant))
-    speculator.corpus.read(len(answer) + 1)
+    speculator.corpus.read(4 * len(answer) + 8)
 
 
 def test_another_answer_of_the_same_tenant_is_looked_in() -> None:
@@ -93,13 +93,18 @@ def test_another_answer_of_the_same_tenant_is_looked_in() -> None:
     assert settled(suffix, Written(3, [7, 1, 2], tenant=b"a")) == []  # a prompt is nobody else's
 
 
+def held(corpus: Corpus) -> int:
+    return sum(len(part) for tenant in range(12) for part in corpus.automata(b"%d" % tenant))
+
+
 def test_the_corpus_keeps_its_ceiling_and_the_latest_answers() -> None:
     corpus, rng = Corpus(half=200, most=900), random.Random(1)
     for tenant in range(12):
         for _ in range(30):
             corpus.take(b"%d" % tenant, rng.choices(range(1000), k=25))
-            corpus.read(26)
+            corpus.read(200)
             assert corpus.tokens <= 900 + 26
+            assert corpus.tokens == corpus.waiting + held(corpus)
     assert corpus.automata(b"11")
     assert not corpus.automata(b"0")
     assert sum(len(part) for part in corpus.automata(b"11")) <= 400
@@ -127,7 +132,7 @@ def test_what_followed_several_places_is_proposed_as_a_tree_where_trees_are_veri
     assert (list(one.tokens), one.parents) == ([3, 1], ())  # there is one place alone
 
 
-@given(st.lists(st.integers(0, 2), min_size=3, max_size=50))
+@given(st.lists(st.integers(0, 2), min_size=3, max_size=LONGEST))
 def test_a_pair_index_matches_what_is_really_there(tokens: list[int]) -> None:
     index = PairIndex(tokens)
     index.catch_up(len(tokens))
@@ -138,6 +143,12 @@ def test_a_pair_index_matches_what_is_really_there(tokens: list[int]) -> None:
         assert match.length >= 2
         assert tokens[match.end - match.length : match.end] == tokens[len(tokens) - match.length :]
         assert match.end < len(tokens)
+
+
+def test_a_text_of_equal_tokens_is_compared_with_one_place() -> None:
+    index = PairIndex([5] * 200)
+    index.catch_up(200)
+    assert [match.length for match in index.matches()] == [LONGEST]
 
 
 def test_longer_matches_have_higher_grades() -> None:

@@ -1,0 +1,134 @@
+"""Learns from drafts that weren't verified: how far they equal what was written, and what that would have brought.
+
+Knows nothing of who drafts. While drafts aren't known to pay, a draft is only kept; what it would have cost is
+reckoned when it has agreed with something, so that drafts which don't stand take next to no time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
+
+from baton.engine.speculate.acceptance import AcceptanceEstimate
+from baton.engine.speculate.allowance import Allowance
+from baton.engine.speculate.call_estimate import CallEstimate
+from baton.engine.speculate.depth import best_depths, cost
+from baton.engine.speculate.draft import Draft, SequenceView
+from baton.engine.speculate.row_cost import RowCost, Vector
+from baton.engine.speculate.watch import DraftVerdict, Watch, Watches
+
+MOST_ROWS = 256  # drafts in one step
+LEAST_WATCHED = 4  # places ahead that a draft is compared with what is written
+
+
+class Writer(SequenceView, Protocol):
+    """Is a sequence that gets its next token in this step."""
+
+    @property
+    def draft_room(self) -> int:
+        """Returns the most drafts that may follow its last token."""
+
+
+class WeighedDraft(NamedTuple):
+    """Holds a draft, its tokens' chances from the best on, and the token that each belongs to."""
+
+    text: Writer
+    draft: Draft
+    chances: list[float]
+    order: Sequence[int]
+
+    @classmethod
+    def of(cls, text: Writer, draft: Draft, chances: list[float]) -> WeighedDraft:
+        """Returns ``draft`` of ``text`` with the ``chances`` of its tokens, of a tree sorted by chance."""
+        if not draft.parents:
+            return cls(text, draft, chances, range(len(chances)))
+        order = ordered(chances)
+        return cls(text, draft, [chances[node] for node in order], order)
+
+
+def ordered(chances: Sequence[float]) -> Sequence[int]:
+    """Returns the nodes of a tree from the likeliest on, parents before their children."""
+    return sorted(range(len(chances)), key=lambda node: -chances[node])  # stable: parents stay before children
+
+
+class Judge:
+    """Keeps at most one draft per sequence until what is written shows how far it would have been accepted."""
+
+    def __init__(
+        self, chances: AcceptanceEstimate, costs: RowCost, asking: CallEstimate, allowance: Allowance
+    ) -> None:
+        self._chances, self._costs, self._asking, self._allowance = chances, costs, asking, allowance
+        self._watches = Watches()
+
+    def __contains__(self, seq: int) -> bool:
+        return seq in self._watches
+
+    def agrees(self, seq: int, length: int) -> bool:
+        """Returns whether a draft of ``seq`` is kept that agrees with its text of ``length`` tokens so far;
+        ``learn`` was called before.
+        """
+        return self._watches.agrees(seq, length)
+
+    def keep(self, text: SequenceView, draft: Draft, sequences: int) -> None:
+        """Keeps a draft that was proposed in a step of ``sequences`` and isn't verified, to judge it later."""
+        self._watches.begin(text.seq, Watch(draft, len(text.tokens), LEAST_WATCHED, sequences=sequences))
+
+    def keep_rest(
+        self, weighed: Sequence[WeighedDraft], depths: Sequence[int], seconds: Vector, count: int
+    ) -> set[int]:
+        """Keeps what a step of ``count`` sequences doesn't verify of the drafts; returns the sequences whose
+        accounts will tell what it would have brought.
+        """
+        alike, waiting = seconds[::count], set[int]()  # the first: the seconds if each sequence had such a draft
+        for one, done in zip(weighed, depths, strict=True):
+            if done == len(one.draft.tokens):
+                continue
+            depth = done or best_depths([one.chances], 1, alike)[0]
+            price, enough = (None, done + 1) if done else (cost(alike, depth, 1), max(depth, LEAST_WATCHED))
+            watch = Watch(one.draft, len(one.text.tokens), enough, one.order[:depth], price, count, True)
+            self._watches.begin(one.text.seq, watch)
+            if depth > done:
+                waiting.add(one.text.seq)
+        return waiting
+
+    def learn(self, text: SequenceView, is_last: bool = False) -> None:
+        """Judges the draft that is kept of ``text``, if enough was written since, or nothing more will be."""
+        verdict = self._watches.verdict(text.seq, text.tokens, is_last)
+        if verdict is None:
+            return
+        if verdict.watch.is_weighed:
+            self._settle(text.seq, verdict)
+        elif len(verdict.rows) == 1 and not self._allowance.counts(text.seq):
+            self._dismiss(text.seq, verdict)  # it brought nothing, and there is nothing to lose
+        else:
+            self._weigh(text.seq, verdict, is_last)
+
+    def _weigh(self, seq: int, verdict: DraftVerdict, is_last: bool) -> None:
+        """Reckons what the draft would have cost, and goes on waiting if it would have been longer."""
+        watch, count = verdict.watch, verdict.watch.sequences
+        alike = self._costs.seconds(count, min(MOST_ROWS, self._costs.reach(count) - count))[::count]
+        chances = self._chances.cumulative(seq, watch.draft)
+        order = ordered(chances) if watch.draft.parents else range(len(chances))
+        depth = best_depths([[chances[node] for node in order]], 1, alike)[0]
+        if not depth:
+            self._dismiss(seq, verdict)
+            return
+        weighed = watch._replace(nodes=order[:depth], cost=cost(alike, depth, 1), is_weighed=True, enough=depth)
+        if verdict.unseen and len(verdict.rows) <= depth and not is_last:
+            self._watches.begin(seq, weighed)
+        else:
+            self._settle(seq, verdict._replace(watch=weighed))
+
+    def _dismiss(self, seq: int, verdict: DraftVerdict) -> None:
+        """Learns from a draft that wouldn't have been verified, or of which nothing stood."""
+        self._chances.judge(seq, verdict.watch.draft, len(verdict.rows) - 1, verdict.rows, verdict.unseen)
+        self._asking.brought(seq, 0)
+
+    def _settle(self, seq: int, verdict: DraftVerdict) -> None:
+        watch, rows = verdict.watch, verdict.rows
+        known = verdict.unseen if watch.cost is not None else {*watch.nodes, *verdict.unseen}
+        self._chances.judge(seq, watch.draft, len(rows) - 1, rows, known)
+        if watch.cost is not None and watch.nodes:
+            if not self._allowance.is_proven:
+                self._asking.brought(seq, verdict.brought)
+            self._allowance.settle(seq, verdict.brought - watch.cost, watch.sequences)
