@@ -26,7 +26,7 @@ from baton.engine.speculate.draft import (
     StateSpeculator,
 )
 from baton.engine.speculate.draft_model import DraftModel
-from baton.engine.speculate.judge import LEAST_WATCHED, MOST_ROWS, Judge, WeighedDraft, Writer
+from baton.engine.speculate.judge import LEAST_WATCHED, MOST_ROWS, DraftJudge, WeighedDraft, Writer
 from baton.engine.speculate.probe import Probe
 from baton.engine.speculate.row_cost import RowCost, Vector
 from baton.protos.measurements import SpeculationTotals
@@ -80,7 +80,7 @@ class Drafter:
         models = LearningSpeculator, BatchSpeculator
         self._tries = by_rejection or any(isinstance(one, models) for one in speculators)
         self._asking, self._probe, self._allowance = CallEstimate(), Probe(), Allowance(self._tries)
-        self._judge = Judge(self._chances, self._costs, self._asking, self._allowance)
+        self._judge = DraftJudge(self._chances, self._costs, self._asking, self._allowance)
         self._staked: Stake | None = None  # of the last step, if it had drafts
         self._ended: list[int] = []  # since it was settled
         self._prompt_token_s = 0.0

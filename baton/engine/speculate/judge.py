@@ -51,7 +51,7 @@ def ordered(chances: Sequence[float]) -> Sequence[int]:
     return sorted(range(len(chances)), key=lambda node: -chances[node])  # stable: parents stay before children
 
 
-class Judge:
+class DraftJudge:
     """Keeps at most one draft per sequence until what is written shows how far it would have been accepted."""
 
     def __init__(
