@@ -28,6 +28,7 @@ NAMES = CHAT_NAMES | {
     "reasoning_effort": "output_config.effort",
     "response_format": "output_config.format",
 }
+INLINE_MESSAGES = 256  # converted on the loop: 6 us each, so under 2 ms
 STYLE = EventStyle(named_event_bytes, anthropic_error, named_event_bytes({"type": "message_stop"}))
 
 
@@ -42,8 +43,8 @@ def messages_routes(service: GenerationService) -> APIRouter:
 
     @routes.post(f"{PATH}/count_tokens", openapi_extra=body_docs(CountTokensBody))
     async def count_tokens(request: Request) -> Response:
-        body = await parsed(CountTokensBody, await read_body(request, service.limits.max_body_bytes))
-        return await _counted(service, body)
+        raw = await read_body(request, service.limits.max_body_bytes)
+        return await _counted(service, await parsed(CountTokensBody, raw), len(raw))
 
     return routes
 
@@ -57,17 +58,20 @@ async def messages_call(service: GenerationService, headers: Headers, body: Mess
 
     Raises InvalidRequest, ModelNotFound, and what ``GenerationService.prepare`` raises.
     """
-    chat = body.chat()
+    chat = await offload_if(len(body.messages) > INLINE_MESSAGES, body.chat)
     generation, text, form = await chat_generation(service, headers, chat, NAMES)
     return PreparedCall(generation, text, MessagesShape(generation, form), chat, STYLE, ignored_header(body))
 
 
-async def _counted(service: GenerationService, body: CountTokensBody) -> Response:
+async def _counted(service: GenerationService, body: CountTokensBody, body_bytes: int) -> Response:
     """Returns the number of tokens of the prompt; charged and bounded as ``/tokenize`` is."""
-    chat = body.chat()
+    chat = await offload_if(body_bytes > INLINE_BYTES, body.chat)
     entry = await service.catalog.resolve(chat.model or "")
     text, size = service.catalog.text(entry), size_of(chat.messages)
     check_tokenized(size, entry.max_model_len, "messages")
+    if chat.tools:
+        size = max(size, body_bytes)
+        check_tokenized(size, entry.max_model_len, "tools")
     await service.quotas.charge_tokenizer(entry, size // CHARS_PER_TOKEN)
     is_large = bool(chat.tools) or size > INLINE_BYTES
     rendered = await offload_if(is_large, chat.render, text, chat.messages, NAMES["reasoning_effort"])

@@ -68,8 +68,8 @@ def model_routes(service: GenerationService) -> APIRouter:
 
     @routes.post("/tokenize", openapi_extra=body_docs(TokenizeBody))
     async def tokenize(request: Request) -> Response:
-        body = await parsed(TokenizeBody, await read_body(request, service.limits.max_body_bytes))
-        return await _tokenize(service, body)
+        raw = await read_body(request, service.limits.max_body_bytes)
+        return await _tokenize(service, await parsed(TokenizeBody, raw), len(raw))
 
     @routes.post("/detokenize", openapi_extra=body_docs(DetokenizeBody))
     async def detokenize(request: Request) -> Response:
@@ -101,11 +101,14 @@ def _model(entry: ModelEntry) -> dict[str, object]:
     }
 
 
-async def _tokenize(service: GenerationService, body: TokenizeBody) -> Response:
+async def _tokenize(service: GenerationService, body: TokenizeBody, body_bytes: int) -> Response:
     entry = await service.catalog.resolve(body.model or "")
     text = service.catalog.text(entry)
     size = size_of(body.messages) if body.messages else len(body.prompt or "")
     check_tokenized(size, entry.max_model_len, "prompt")
+    if body.tools:
+        size = max(size, body_bytes)
+        check_tokenized(size, entry.max_model_len, "tools")
     await service.quotas.charge_tokenizer(entry, size // CHARS_PER_TOKEN)
     if body.messages:
         rendered = await offload_if(size > INLINE_BYTES, body.render, text, body.messages)

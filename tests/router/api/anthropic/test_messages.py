@@ -10,6 +10,7 @@ import pytest
 from baton.protos.errors import WorkerLost
 from baton.router.access.gate import AccessGate
 from baton.router.access.keys import KeyRing, add_key
+from baton.router.answer import validate
 from tests.router.conftest import EOS, SAID
 
 TURN = {"role": "user", "content": "Hello"}
@@ -160,6 +161,22 @@ async def test_tokens_are_counted_as_the_prompt_has_them(router, fake) -> None:
     counted = await router.anthropic.messages.count_tokens(**said)
     await create(router, **said)
     assert counted.input_tokens == len(fake.requests[-1].token_ids)
+
+
+async def test_tools_of_a_count_are_counted_and_bounded(router, fake, monkeypatch) -> None:
+    said = {"model": "tiny", "messages": [TURN], "tools": [TOOL]}
+    counted = await router.anthropic.messages.count_tokens(**said)
+    await create(router, **said)
+    assert counted.input_tokens == len(fake.requests[-1].token_ids)
+    monkeypatch.setattr(validate, "LEAST_TOKENIZED", 4096)
+    monkeypatch.setattr(validate, "CHARS_OF_CONTEXT", 0)
+    long = said | {"tools": [TOOL | {"description": "x" * 4096}]}
+    with pytest.raises(anthropic.BadRequestError, match="at most 4096 are tokenized in one call"):
+        await router.anthropic.messages.count_tokens(**long)
+    tool = {"type": "function", "function": {"name": "t", "description": "x" * 4096}}
+    asked = {"model": "tiny", "messages": [TURN], "tools": [tool]}
+    refused = await router.http.post("/tokenize", json=asked)
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "tools")
 
 
 @pytest.mark.parametrize("at", ["block", "message", "tool"])
