@@ -55,21 +55,22 @@ def main() -> None:
 def _serve(spec: PlacementSpec, reports: int, stop: threading.Event, asked: RequestedPlans) -> None:
     placement = RayPlacement(spec)
     try:
-        address = placement.connect()
+        address, raylet = placement.connect(), named_in_session("raylet")  # None in a joined cluster
+        if raylet is not None:
+            threading.Thread(target=end_with, args=(raylet,), daemon=True).start()
         signal.signal(signal.SIGTERM, lambda *_: stop.set())  # after Ray, which installs its own
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         _say(reports, PlacementReport(address=address))
         placement.place()
-        _watch(placement, reports, stop, asked)
+        _watch(placement, raylet, reports, stop, asked)
         placement.stop_hosts(GRACE_S)
     finally:
         placement.close()
 
 
-def _watch(placement: RayPlacement, reports: int, stop: threading.Event, asked: RequestedPlans) -> None:
-    raylet = named_in_session("raylet")  # None in a joined cluster
-    if raylet is not None:
-        threading.Thread(target=end_with, args=(raylet,), daemon=True).start()
+def _watch(
+    placement: RayPlacement, raylet: int | None, reports: int, stop: threading.Event, asked: RequestedPlans
+) -> None:
     while not stop.wait(POLL_S):
         if raylet is not None and wait_exit(raylet, 0):
             raise StartupError("Ray's raylet ended; serving goes on")
