@@ -119,6 +119,23 @@ def test_a_planted_bug_is_caught(bug: str) -> None:
 
 
 @pytest.mark.thorough
+@pytest.mark.parametrize(
+    "isa", [name for name in native.testable() if name != native.isa() and not name.startswith("amx")]
+)
+def test_experts_of_many_rows_have_the_same_bits_on_each_isa(library: ctypes.CDLL, isa: str) -> None:
+    """Rows and outputs that are multiples of neither of those taken at once, with adapters beside some rows."""
+    other, case = native.load(build.built(isa)), suite.Case(3, (91, 137, 39, 3, 2))
+    for experts in (case.experts, expert_adapters_suite.plain(case)):
+        given = [(list(range(0, 70, 2)), expert_adapters_suite.Adapter(experts, (0, 1, 2), 4))]
+        for beside_rows in ([], given):
+            mine, theirs = (
+                expert_adapters_suite.run(each, experts, case.x, case.logits, beside_rows)
+                for each in (library, other)
+            )
+            assert torch.equal(mine, theirs)
+
+
+@pytest.mark.thorough
 @pytest.mark.parametrize("isa", [name for name in native.testable() if name != native.isa()])
 def test_other_instruction_sets_agree_with_the_oracle(isa: str) -> None:
     other = native.load(build.built(isa))
