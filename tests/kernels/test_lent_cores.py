@@ -60,6 +60,7 @@ def _serve(pipe: Connection, page: str, share: int, every: int, role: str) -> No
         "rest": lent.rest,
         "role": lent.begin_role,
         "prompts_beside": lent.prompts_beside,
+        "tell_chunk": lent.tell_chunk,
         "agrees": _agrees,
         "work": lambda: [_linear(*_sample()) for _ in itertools.count()],
     }
@@ -159,6 +160,9 @@ def test_a_decode_engine_sees_whether_prompts_are_read_beside_it(engine: Callabl
     assert not writes.ask("prompts_beside"), "who computes writes answers as well"
     until(lambda: bool(reads.cores and writes.ask("prompts_beside")), "a prompt is read")
     assert not reads.ask("prompts_beside"), "it is itself the one that reads"
+    assert writes.ask("prompts_beside") > 1000, "nobody knows yet how long a chunk takes"
+    reads.ask("tell_chunk", 0.25)
+    until(lambda: bool(reads.cores and writes.ask("prompts_beside") == 0.25), "it is told how long a chunk takes")
     reads.ask("rest")
     assert not writes.ask("prompts_beside")
 

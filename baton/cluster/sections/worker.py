@@ -129,7 +129,8 @@ class WorkerConfig(Section):
         ge=0,
         le=1,
         description="seconds between two decode steps while a prefill worker of the same machine, with which cores "
-        "are lent, reads prompts: answers advance together, which costs the prompts less; 0: as fast as it goes",
+        "are lent, reads prompts, and at most 0.4 of a chunk's time there: answers advance together, which costs "
+        "the prompts less; 0: as fast as it goes",
     )
     speculation: str = Field(
         default="none",

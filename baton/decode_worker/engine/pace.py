@@ -11,27 +11,38 @@ from __future__ import annotations
 from collections.abc import Callable
 
 LOOK_S = 0.005  # seconds between two looks at whether prompts are still read, far below what anybody sees
+# Share of the time of a prompt's chunk that lies between two steps at most. One worker that does both puts a whole
+# chunk between them: less than half of that is what a worker for each is for.
+OF_CHUNK = 0.4
 
 
 class StepPace:
-    """Keeps ``pace_s`` seconds (0: none) between the beginnings of two steps while ``prompts_beside()`` is true.
+    """Keeps ``pace_s`` seconds (0: none), or ``OF_CHUNK`` of a chunk's time if that is shorter, between the
+    beginnings of two steps while prompts are read beside.
 
-    ``clock`` gives monotonic seconds.
+    ``prompts_beside()`` returns the seconds that the slowest reader takes for a chunk, 0 if nobody reads; ``clock``
+    gives monotonic seconds.
     """
 
-    def __init__(self, pace_s: float, prompts_beside: Callable[[], bool], clock: Callable[[], float]) -> None:
-        self._pace_s, self._prompts_beside, self._clock = pace_s, prompts_beside, clock
+    def __init__(self, pace_s: float, prompts_beside: Callable[[], float], clock: Callable[[], float]) -> None:
+        self._most_s = self._pace_s = pace_s
+        self._prompts_beside, self._clock = prompts_beside, clock
         self._begun_at = float("-inf")
         self._held = False
 
     def begin(self) -> None:
         """Registers that a step begins now."""
-        self._begun_at, self._held = self._clock(), False
+        self._begun_at, self._held, self._pace_s = self._clock(), False, self._most_s
 
     def holds(self) -> bool:
         """Returns whether the next step still has to wait."""
-        self._held = self._left_s > 0 and self._prompts_beside()
+        self._held = self._left_s > 0 and self._has_to_wait()
         return self._held
+
+    def _has_to_wait(self) -> bool:
+        chunk_s = self._prompts_beside()
+        self._pace_s = min(self._most_s, OF_CHUNK * chunk_s)
+        return self._left_s > 0
 
     @property
     def patience(self) -> float:

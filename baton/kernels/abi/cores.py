@@ -19,6 +19,7 @@ log = logging.getLogger("baton.kernels")
 
 PAGE_BYTES = 4096  # of the shared memory
 SEATS = 64  # engines that may share it
+MOST_US = 2**31 - 1  # of a time in the page, which is an int32
 
 
 def new_page() -> int:
@@ -33,13 +34,15 @@ class LentCores(NamedTuple):
     """Functions by which an engine tells the other engines of the machine what it needs.
 
     ``begin_role(role)`` sets its role; a decode engine gets the cores that can't be divided evenly. ``rest()`` says
-    that it has nothing to compute, so that others may use its cores until its next op. ``prompts_beside()`` returns
-    whether a prefill engine that shares the cores is computing.
+    that it has nothing to compute, so that others may use its cores until its next op. ``tell_chunk(seconds)`` says
+    how long it takes to read a chunk of prompts. ``prompts_beside()`` returns that time, in seconds, of the slowest
+    prefill engine that computes now on the same cores; 0 if none does, many seconds if it isn't known.
     """
 
     begin_role: Callable[[str], object] = lambda role: None
     rest: Callable[[], object] = lambda: None
-    prompts_beside: Callable[[], bool] = lambda: False
+    tell_chunk: Callable[[float], object] = lambda seconds: None
+    prompts_beside: Callable[[], float] = lambda: 0.0
 
 
 def lend(page: str, share: int, all_cores: int) -> LentCores:
@@ -54,8 +57,13 @@ def lend(page: str, share: int, all_cores: int) -> LentCores:
         log.warning("cores are neither lent nor borrowed: %s: %s", page, failed)
         return LentCores()
     writes, rest = native.function("write_answers", native.I32), native.function("rest")
-    beside = native.function("prompts_beside", result=native.I32)
-    return LentCores(lambda role: writes(int(role == "decode")), rest, lambda: bool(beside()))
+    tell, beside = native.function("tell_chunk", native.I32), native.function("prompts_beside", result=native.I32)
+    return LentCores(
+        lambda role: writes(int(role == "decode")),
+        rest,
+        lambda seconds: tell(max(1, min(MOST_US, round(1e6 * seconds)))),
+        lambda: (beside() or 0) / 1e6,
+    )
 
 
 def usable() -> int:

@@ -41,7 +41,7 @@ struct alignas(64) Seat {
   std::atomic<int32_t> pid;     // whose it is; 0: nobody's, nor any after it
   std::atomic<int32_t> share;   // cores that are its own
   std::atomic<int32_t> writes;  // 1: it writes answers, and has what can't be divided
-  std::atomic<int32_t> unused;
+  std::atomic<int32_t> chunk_us;  // microseconds that it takes to read a chunk of prompts; 0: none was read yet
   std::atomic<int64_t> at;      // when it last began a piece of work, nanoseconds of the coarse monotonic clock; 0: it rests
 };
 static_assert(std::atomic<int64_t>::is_always_lock_free && sizeof(Seat) == 64, "processes share seats");
@@ -271,7 +271,7 @@ BATON_API int32_t baton_lend_cores(int32_t fd, int32_t share, int32_t all) {
     int32_t before = seat->pid;
     if (before && (kill(before, 0) == 0 || errno != ESRCH)) continue;
     if (!seat->pid.compare_exchange_strong(before, int32_t(getpid()))) continue;
-    seat->at = 0, seat->writes = 0, seat->share = share;
+    seat->at = 0, seat->writes = 0, seat->chunk_us = 0, seat->share = share;
     pool->own = seat, pool->all = all, pool->wanted = all;
     pool->seats.store(seats, std::memory_order_release);
     return 0;
@@ -290,16 +290,25 @@ BATON_API void baton_rest() {
   if (baton::pool->own) baton::pool->own->at = 0;
 }
 
-// Whether an engine that doesn't write answers computes now beside this one.
+// It takes so many microseconds to read a chunk of prompts.
+BATON_API void baton_tell_chunk(int32_t us) {
+  if (baton::pool->own) baton::pool->own->chunk_us = us;
+}
+
+// The microseconds that engines which compute beside this one and don't write answers take for a chunk of prompts: of
+// the slowest; INT32_MAX where one has read none yet, 0 where there is no such engine.
 BATON_API int32_t baton_prompts_beside() {
   using namespace baton;
   const Seat* seats = pool->seats.load(std::memory_order_acquire);
   const int64_t now = coarse_now();
+  int32_t slowest = 0;
   for (const Seat* seat = seats; seat && seat < seats + kSeats && seat->pid.load(std::memory_order_relaxed); ++seat) {
     const int64_t at = seat->at.load(std::memory_order_relaxed);
-    if (seat != pool->own && at && now - at <= kAliveNs && !seat->writes.load(std::memory_order_relaxed)) return 1;
+    if (seat == pool->own || !at || now - at > kAliveNs || seat->writes.load(std::memory_order_relaxed)) continue;
+    const int32_t chunk_us = seat->chunk_us.load(std::memory_order_relaxed);
+    slowest = std::max(slowest, chunk_us > 0 ? chunk_us : INT32_MAX);
   }
-  return 0;
+  return slowest;
 }
 
 // Threads that an op which begins now may use. Asking counts as computing.

@@ -28,6 +28,9 @@ from baton.protos import channel as ch
 from baton.protos.errors import Cancelled, Draining, PoolExhausted, to_info
 from baton.protos.nouns import Station
 
+CHUNK_PARTS = 4  # a step of a quarter of a chunk tells how long a chunk takes; shorter ones mostly read weights
+CHUNK_NEW = 0.2  # weight of the latest step: others on the same cores lengthen single ones
+
 
 class Shipment:
     """The blocks of one job that the decode worker lacks, and the pages that the I/O process may be reading."""
@@ -129,6 +132,7 @@ class PrefillLoop(StepLoop):
         self.scheduler = PrefillScheduler(self.pool, chunk_tokens, max_batch, rules=parts.rules, reach=self._reach)
         self.shipments: dict[int, Shipment] = {}
         self._hit_tokens = self._asked_tokens = 0
+        self._chunk_s = 0.0  # mean of late steps; 0: none was long enough
 
     def beat(self) -> bool:
         """Plans and runs one step and announces its blocks and first tokens; returns False if there was nothing to
@@ -140,9 +144,19 @@ class PrefillLoop(StepLoop):
         for item in plan.items:
             self._announce(item.seq)  # cached blocks leave while the first chunk computes
         outcome = self.compute(plan)
+        self._tell_chunk(sum(len(item.tokens) for item in plan.items), outcome.seconds)
         for item in plan.items:
             self._advance(item, outcome)
         return True
+
+    def _tell_chunk(self, tokens: int, seconds: float) -> None:
+        """Tells engines on the same cores how long a whole chunk takes, from a step that was a good part of one."""
+        chunk = self.scheduler.chunk_tokens
+        if tokens * CHUNK_PARTS < chunk:
+            return
+        took = seconds * chunk / tokens
+        self._chunk_s = took if not self._chunk_s else self._chunk_s + CHUNK_NEW * (took - self._chunk_s)
+        self.parts.cores.tell_chunk(self._chunk_s)
 
     def _made_way(self) -> bool:
         """Fails the last of several prompts that lack pages for their next chunks, so that others get its pages;

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from baton.decode_worker.engine.pace import LOOK_S, StepPace
+from baton.decode_worker.engine.pace import LOOK_S, OF_CHUNK, StepPace
 from baton.kernels.abi.cores import LentCores
 from tests.decode_worker.engine.test_loop import Bench, answer, prompt_of
 
@@ -17,8 +17,8 @@ class Neighbour:
     def __init__(self) -> None:
         self.reads = True
 
-    def cores(self) -> LentCores:
-        return LentCores(prompts_beside=lambda: self.reads)
+    def cores(self, chunk_s: float = 10.0) -> LentCores:
+        return LentCores(prompts_beside=lambda: chunk_s if self.reads else 0.0)
 
 
 def writing(bench: Bench, *prompts: list[int]) -> list[int]:
@@ -47,6 +47,12 @@ def test_answers_advance_at_the_pace_while_prompts_are_read_beside_and_freely_af
     assert got == {first: answer(prompt_of(5)), second: answer(prompt_of(40))}
     assert bench.now == pytest.approx(3.5 * PACE_S), "nothing was waited for once no prompt was read"
     assert bench.at_baseline()
+
+
+def test_answers_are_never_held_back_for_half_as_long_as_a_worker_that_does_both_would() -> None:
+    bench = Bench(cores=Neighbour().cores(chunk_s=0.05), pace_s=PACE_S)
+    writing(bench, prompt_of(5))
+    assert steps_in(bench, 3.5 * OF_CHUNK * 0.05) == 3
 
 
 def test_an_answer_that_joins_meanwhile_is_in_the_next_step() -> None:
