@@ -29,7 +29,9 @@ from baton.protos.errors import Cancelled, Draining, PoolExhausted, to_info
 from baton.protos.nouns import Station
 
 CHUNK_PARTS = 4  # a step of a quarter of a chunk tells how long a chunk takes; shorter ones mostly read weights
-CHUNK_NEW = 0.2  # weight of the latest step: others on the same cores lengthen single ones
+# A chunk's time grows by so much a step at most: the shortest of late steps is what it takes by itself, and others on
+# the same cores lengthen many.
+CHUNK_GROWS = 1.05
 
 
 class Shipment:
@@ -132,7 +134,7 @@ class PrefillLoop(StepLoop):
         self.scheduler = PrefillScheduler(self.pool, chunk_tokens, max_batch, rules=parts.rules, reach=self._reach)
         self.shipments: dict[int, Shipment] = {}
         self._hit_tokens = self._asked_tokens = 0
-        self._chunk_s = 0.0  # mean of late steps; 0: none was long enough
+        self._chunk_s = 0.0  # seconds by itself, as late steps show; 0: none was long enough
 
     def beat(self) -> bool:
         """Plans and runs one step and announces its blocks and first tokens; returns False if there was nothing to
@@ -155,7 +157,7 @@ class PrefillLoop(StepLoop):
         if tokens * CHUNK_PARTS < chunk:
             return
         took = seconds * chunk / tokens
-        self._chunk_s = took if not self._chunk_s else self._chunk_s + CHUNK_NEW * (took - self._chunk_s)
+        self._chunk_s = min(took, CHUNK_GROWS * self._chunk_s) if self._chunk_s else took
         self.parts.cores.tell_chunk(self._chunk_s)
 
     def _made_way(self) -> bool:
