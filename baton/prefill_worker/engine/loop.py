@@ -29,8 +29,8 @@ from baton.protos.errors import Cancelled, Draining, PoolExhausted, to_info
 from baton.protos.nouns import Station
 
 CHUNK_PARTS = 4  # a step of a quarter of a chunk tells how long a chunk takes; shorter ones mostly read weights
-# A chunk's time grows by so much a step at most: the shortest of late steps is what it takes by itself, and others on
-# the same cores lengthen many.
+# A chunk's time grows by so much a step at most: the shortest of late steps is what it takes by itself, and others
+# on the same cores lengthen many.
 CHUNK_GROWS = 1.05
 
 
