@@ -5,7 +5,7 @@ Knows nothing of files' formats. Without a calibration text each weight is quant
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 import torch
@@ -14,6 +14,7 @@ from torch import Tensor
 
 from baton.engine.program.ops import Linear, Moe, Op
 from baton.engine.program.program import Program, Weight
+from baton.process.heap import return_freed_memory
 from baton.quantize.folds import Fold, fold_of, stored
 from baton.quantize.layers import LayerRun, States, pieces_of
 from baton.quantize.quantized_weight import QuantizedWeight
@@ -71,6 +72,8 @@ class LayerQuantizer:
             if product is None and last:
                 break
             run.run(piece, states, after(done))
+            self._drop(piece)
+            return_freed_memory()
             if isinstance(product, Linear):
                 self._linear(product, states)
             elif product is not None:
@@ -82,12 +85,19 @@ class LayerQuantizer:
         stats = ActivationStats(weight.shape[1], states.samples * states.tokens)
         for sample in range(states.samples):
             stats.add(states.read(sample, {op.x})[op.x])
+        stats.require_finite(self._shapes[op.weight].sources[0])
         scales = self._fold(op, weight, stats)
         scaled = weight if bool((scales == 1).all()) else weight * scales
         found = self._scheme.rounded(scaled, stats.divided(scales))
+        del stats, scaled, weight
         self._weights[op.weight] = found.values().div_(scales)
         ends = torch.tensor([shape[0] for shape in self._shapes[op.weight].shapes]).cumsum(0).tolist()
         self._rounded[op.weight] = [found.rows(a, b) for a, b in zip([0, *ends], ends, strict=False)]
+
+    def _drop(self, ops: Sequence[Op]) -> None:
+        """Drops the values of quantized weights that ``ops`` have read: no later op of the layer reads them."""
+        for name in quantized_names(self._program, tuple(ops)):
+            del self._weights[name]
 
     def _fold(self, op: Linear, weight: Tensor, stats: ActivationStats) -> Tensor:
         """Finds the scales of the product's inputs and divides what makes these inputs by them; returns the
@@ -123,14 +133,14 @@ class LayerQuantizer:
         ups: list[QuantizedWeight] = []
         downs: list[QuantizedWeight] = []
         for some in _batches(op.experts, max(gate_up.shape[2], down.shape[2])):
-            ups += self._some(op, some, gate_up, states, lambda rows, _: rows)
+            ups += self._some(op, some, op.gate_up, gate_up, states, lambda rows, _: rows)
             wide = torch.stack([part.values() for part in ups[some.start :]])
 
             def inner(rows: Tensor, e: int, wide: Tensor = wide, first: int = some.start) -> Tensor:
                 gate, up = (rows @ wide[e - first].T).chunk(2, -1)
                 return F.silu(gate) * up
 
-            downs += self._some(op, some, down, states, inner)
+            downs += self._some(op, some, op.down, down, states, inner)
         self._weights[op.gate_up] = torch.cat([part.values() for part in ups])
         self._weights[op.down] = torch.cat([part.values() for part in downs])
         half = gate_up.shape[1] // 2
@@ -138,11 +148,18 @@ class LayerQuantizer:
         self._rounded[op.down] = downs
 
     def _some(
-        self, op: Moe, some: range, weight: Tensor, states: States, inputs: Callable[[Tensor, int], Tensor]
+        self,
+        op: Moe,
+        some: range,
+        name: str,
+        weight: Tensor,
+        states: States,
+        inputs: Callable[[Tensor, int], Tensor],
     ) -> Iterator[QuantizedWeight]:
-        """Yields the quantized ``weight`` of some experts; ``inputs`` turns an expert's rows into what the weight
-        reads.
+        """Yields the quantized ``weight``, named ``name``, of some experts; ``inputs`` turns an expert's rows into
+        what the weight reads.
         """
+        tensors = self._shapes[name].sources
         stats = {
             e: ActivationStats(weight.shape[2], states.samples * states.tokens * op.chosen // op.experts)
             for e in some
@@ -154,7 +171,8 @@ class LayerQuantizer:
                 rows = registers[op.x][(chosen == e).any(-1)]
                 stats[e].add(inputs(rows, e))
         for e in some:
-            yield self._scheme.rounded(weight[e], stats[e])
+            stats[e].require_finite(tensors[e * len(tensors) // op.experts])
+            yield self._scheme.rounded(weight[e], stats.pop(e))
 
 
 def quantized_names(program: Program, ops: tuple[Op, ...]) -> list[str]:

@@ -7,7 +7,7 @@ in files, so that memory holds one sample's rows; K and V live within the piece 
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 import msgspec
@@ -157,12 +157,19 @@ class LayerRun:
         states.advance(after)
 
 
-def embed(program: Program, table: Tensor, samples: Sequence[Sequence[int]], states: States) -> None:
-    """Writes the embedding of the samples' tokens, the first layer's input, to ``states``."""
+def embed(
+    program: Program,
+    rows: Callable[[str, Sequence[int]], Tensor],
+    samples: Sequence[Sequence[int]],
+    states: States,
+) -> None:
+    """Writes the embedding of the samples' tokens, the first layer's input, to ``states``; ``rows`` returns the
+    float32 rows of a weight that token ids name.
+    """
     first = program.ops[0]
     assert isinstance(first, Embedding)
     for sample, ids in enumerate(samples):
-        states.write(sample, first.out, table[torch.tensor(ids)].float() * first.scale)
+        states.write(sample, first.out, rows(first.weight, ids) * first.scale)
     states.advance({first.out})
 
 

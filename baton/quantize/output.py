@@ -8,17 +8,17 @@ from __future__ import annotations
 
 import os
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 
 import msgspec
 from safetensors import safe_open
-from safetensors.torch import save_file
-from torch import Tensor
 
 from baton.engine.checkpoints.safetensors import INDEX
 from baton.protos.errors import ConfigError
 from baton.protos.json import Json
 from baton.quantize.layers import States
+from baton.quantize.tensor_file import PiecewiseTensor, write_tensors
 
 WORK, ASKED = ".work", "asked.json"
 COPIED = ("*.json", "*.jinja", "tokenizer*", "LICENSE*")
@@ -58,10 +58,10 @@ class OutputFolder:
         """Returns whether the file of part ``part`` is written."""
         return self.path(part).exists()
 
-    def write(self, part: int, tensors: dict[str, Tensor]) -> None:
+    def write(self, part: int, tensors: Mapping[str, PiecewiseTensor]) -> None:
         """Writes the file of part ``part`` atomically."""
         path = self.path(part).with_suffix(".new")
-        save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, path, metadata={"format": "pt"})
+        write_tensors(path, tensors)
         os.replace(path, self.path(part))
 
     def keep(self, states: States, layer: int) -> None:

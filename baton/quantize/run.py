@@ -15,6 +15,7 @@ from torch import Tensor
 
 from baton.engine.program.ops import Embedding, Op
 from baton.engine.program.program import Program
+from baton.process.heap import return_freed_memory
 from baton.protos.errors import ConfigError
 from baton.quantize.formats import format_of
 from baton.quantize.layer_quantizer import LayerQuantizer, QuantizedLayer, quantized_names
@@ -22,6 +23,7 @@ from baton.quantize.layers import States, embed, layers_of, live
 from baton.quantize.output import OutputFolder
 from baton.quantize.schemes import Recipe, scheme_of
 from baton.quantize.source import Source
+from baton.quantize.tensor_file import PiecewiseTensor, whole
 
 Told = Callable[[int, int], None]  # layers that are done, of all
 PACKED = 8  # what a format's words hold of neighbouring rows: a product's rows must divide by it
@@ -44,6 +46,8 @@ def quantize(
     for layer in range(work.first(), len(layers)):
         told(layer, len(layers))
         work.layer(layer)
+        source.release()
+        return_freed_memory()
     told(len(layers), len(layers))
     config = source.config.fields | {"quantization_config": format_of(recipe).settings(recipe, _routers(source))}
     output.end(source.directory, config)
@@ -99,12 +103,12 @@ class _Work:
         program, own = self._source.program, {name for ops in self._layers for name in _weights_of(ops)}
         if not self._output.has(0):
             rest = [name for name in self._source.weights if name not in own]
-            self._output.write(0, {at: t for name in rest for at, t in self._plain(name).items()})
+            self._output.write(0, {at: t for name in rest for at, t in self._source.copied(name).items()})
         if self._scheme.needs_text and not any(self._output.work.glob("layer-*")):
             first = program.ops[0]
             assert isinstance(first, Embedding)
             states = States(self._output.work / "begin", len(self._samples), len(self._samples[0]))
-            embed(program, self._source.stored(first.weight)[0], self._samples, states)
+            embed(program, self._source.rows, self._samples, states)
             self._output.keep(states, 0)
 
     def first(self) -> int:
@@ -140,8 +144,8 @@ class _Work:
             self._output.keep(states, layer + 1)
         return found
 
-    def _tensors(self, found: QuantizedLayer, names: list[str]) -> dict[str, Tensor]:
-        tensors: dict[str, Tensor] = {}
+    def _tensors(self, found: QuantizedLayer, names: list[str]) -> dict[str, PiecewiseTensor]:
+        tensors: dict[str, PiecewiseTensor] = {}
         for name in names:
             if name not in found.rounded:
                 tensors |= self._plain(name, found.plain[name])
@@ -149,16 +153,15 @@ class _Work:
             dtype, form = self._source.dtype(name), format_of(self._recipe)
             for at, rounded in zip(self._source.weights[name].sources, found.rounded[name], strict=True):
                 base = at.removesuffix("weight")
-                tensors |= {base + part: tensor for part, tensor in form.tensors(rounded, dtype).items()}
+                tensors |= {base + part: whole(tensor) for part, tensor in form.tensors(rounded, dtype).items()}
         return tensors
 
-    def _plain(self, name: str, value: Tensor | None = None) -> dict[str, Tensor]:
-        """Returns a weight's tensors as in the source's files; with ``value``, that in the files' dtypes."""
+    def _plain(self, name: str, value: Tensor) -> dict[str, PiecewiseTensor]:
+        """Returns ``value`` as the tensors that the source's files have of a weight, in their dtypes."""
         stored = self._source.stored(name)
-        if value is not None:
-            parts = value.split([len(part) for part in stored])
-            stored = [part.to(old.dtype) for part, old in zip(parts, stored, strict=True)]
-        return dict(zip(self._source.weights[name].sources, stored, strict=True))
+        parts = value.split([len(part) for part in stored])
+        found = [whole(part.to(old.dtype)) for part, old in zip(parts, stored, strict=True)]
+        return dict(zip(self._source.weights[name].sources, found, strict=True))
 
 
 def _weights_of(ops: Sequence[Op]) -> set[str]:

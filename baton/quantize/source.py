@@ -1,11 +1,13 @@
 """The unquantized checkpoint: its program, and its weights, which are read one by one.
 
-Knows nothing of rounding. Weights are read when needed, so that a model larger than memory can be quantized.
+Knows nothing of rounding. Weights are read when needed, so that a model larger than memory can be quantized. Files
+are mapped; the pages that were read count as this process's memory until ``release`` unmaps them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import math
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 import torch
@@ -17,7 +19,9 @@ from baton.engine.models import program_for
 from baton.engine.program.config import ModelConfig
 from baton.protos.errors import ConfigError
 from baton.quantize.layers import require_known
+from baton.quantize.tensor_file import PiecewiseTensor
 
+PIECE_BYTES = 16 << 20  # of a tensor that is copied as it is
 QUANTIZED = ("quantization_config", "compression_config")
 
 
@@ -42,6 +46,33 @@ class Source:
         """Returns the tensors of weight ``name`` as in the files; a fused weight has several."""
         weight = self.weights[name]
         return [self._files.tensor(at, shape) for at, shape in zip(weight.sources, weight.shapes, strict=True)]
+
+    def copied(self, name: str) -> dict[str, PiecewiseTensor]:
+        """Returns the tensors of weight ``name`` as in the files, by name, in pieces that are read when they are
+        asked for and unmapped before the next.
+        """
+        weight = self.weights[name]
+        dtypes = [part.dtype for part in self.stored(name)]
+        return {
+            at: PiecewiseTensor(dtype, shape, self._pieces(at, shape, dtype.itemsize))
+            for at, shape, dtype in zip(weight.sources, weight.shapes, dtypes, strict=True)
+        }
+
+    def rows(self, name: str, ids: Sequence[int]) -> Tensor:
+        """Returns rows ``ids`` of weight ``name``, which has one tensor, in float32."""
+        found = self.stored(name)[0][torch.tensor(ids)].float()
+        self.release()
+        return found
+
+    def release(self) -> None:
+        """Unmaps the files; tensors of ``stored`` that somebody holds keep their file mapped."""
+        self._files = Checkpoint(self.directory)
+
+    def _pieces(self, at: str, shape: tuple[int, ...], item: int) -> Iterator[Tensor]:
+        step = max(1, PIECE_BYTES * shape[0] // (item * math.prod(shape)))
+        for first in range(0, shape[0], step):
+            yield self._files.rows(at, shape, first, min(first + step, shape[0]))
+            self.release()
 
     def wide(self, names: Iterable[str]) -> dict[str, Tensor]:
         """Returns the weights ``names`` in float32, each with its tensors concatenated along the rows."""

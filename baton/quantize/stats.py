@@ -8,7 +8,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from baton.protos.errors import ConfigError
+
 KEPT = 512  # rows that are kept as they are, evenly spread over the text
+STRIP = 512  # rows of moments that are summed at once, up to the diagonal: the rest is their mirror
 
 
 class ActivationStats:
@@ -30,7 +33,9 @@ class ActivationStats:
         """Adds ``rows`` (count, k) to the statistics."""
         if self.count and not self._summed:
             self._moments *= self.count
-        self._moments.addmm_(rows.T, rows)
+        for at in range(0, rows.shape[1], STRIP):
+            end = at + STRIP
+            self._moments[at:end, :end].addmm_(rows[:, at:end].T, rows[:, :end])
         magnitude = rows.abs()
         self._abs += magnitude.sum(0)
         self.most = torch.maximum(self.most, magnitude.amax(0)) if len(rows) else self.most
@@ -53,14 +58,22 @@ class ActivationStats:
     def hessian(self) -> Tensor:
         """Returns the mean of x xᵀ, (k, k); the identity if there were no rows (an expert that no token chose).
 
-        It is no copy: ``add`` changes it.
+        It is no copy: ``add`` changes it, and GPTQ overwrites it.
         """
         if not self.count:
             return torch.eye(len(self.most))
         if self._summed:
             self._moments /= self._summed
+            for at in range(STRIP, len(self._moments), STRIP):
+                self._moments[:at, at : at + STRIP] = self._moments[at : at + STRIP, :at].T
             self._summed = 0
         return self._moments
+
+    def require_finite(self, name: str) -> None:
+        """Raises ConfigError if inputs of the weight ``name``, or their second moments, aren't finite."""
+        if not bool(self.most.isfinite().all() & self._moments.diagonal().isfinite().all()):
+            text = f"{name}: the inputs of this weight are NaN or infinite on the calibration text"
+            raise ConfigError(f"{text}; use another --calibration, or check the model", "calibration")
 
     @property
     def mean_abs(self) -> Tensor:

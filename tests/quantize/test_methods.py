@@ -8,8 +8,9 @@ from torch import Tensor
 
 from baton.protos.errors import ConfigError
 from baton.quantize.grids import IntGrid, to_nearest
-from baton.quantize.methods import awq, smoothquant
-from baton.quantize.methods.gptq import _factors, _reversed_root, gptq
+from baton.quantize.methods import awq, inverse_factor, smoothquant
+from baton.quantize.methods.gptq import gptq
+from baton.quantize.methods.inverse_factor import InverseFactor
 from baton.quantize.stats import KEPT, ActivationStats, output_error
 
 GRID = IntGrid(4, 32)
@@ -49,7 +50,7 @@ def test_gptq_leaves_a_fraction_of_the_error(
     stats: ActivationStats, settings: dict[str, bool], symmetric: bool
 ) -> None:
     weight, grid = torch.randn(48, 128), GRID._replace(symmetric=symmetric)
-    found = gptq(weight, stats.hessian, grid, **settings).values()
+    found = gptq(weight, stats.hessian.clone(), grid, **settings).values()
     nearest = to_nearest(weight, grid).values()
     assert output_error(found - weight, stats.hessian) < 0.5 * output_error(nearest - weight, stats.hessian)
 
@@ -58,28 +59,67 @@ def test_gptq_rounds_some_rows_at_a_time_to_the_same_numbers(
     stats: ActivationStats, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     weight = torch.randn(48, 128)
-    whole = gptq(weight, stats.hessian, GRID)
+    whole = gptq(weight, stats.hessian.clone(), GRID)
     monkeypatch.setattr("baton.quantize.methods.gptq.ROWS", 20)
     some = gptq(weight, stats.hessian, GRID)
     assert (some.q == whole.q).float().mean() > 0.99
     assert torch.equal(some.scales, whole.scales)
 
 
-def test_gptqs_factor_is_that_of_the_inverse_hessian(stats: ActivationStats) -> None:
-    order = torch.randperm(128)
-    damped = stats.hessian.double() + 0.01 * stats.hessian.diagonal().double().mean() * torch.eye(128)
+@pytest.mark.parametrize("block", [20, 48, 128])
+def test_the_factor_is_that_of_the_inverse_hessian(
+    block: int, stats: ActivationStats, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(inverse_factor, "BLOCK", block)
+    order, hessian = torch.randperm(128), stats.hessian.double()
+    damped = hessian + 0.01 * hessian.diagonal().mean() * torch.eye(128)
     wanted = torch.linalg.cholesky(torch.linalg.inv(damped[order][:, order]), upper=True).float()
-    root = _reversed_root(stats.hessian, order)
-    assert torch.allclose(_factors(root, 128, 20), wanted[:20], rtol=1e-2, atol=1e-4)
-    assert torch.allclose(_factors(root, 108, 20), wanted[20:40, 20:], rtol=1e-2, atol=1e-4)
+    found = InverseFactor(stats.hessian.clone(), order)
+    assert torch.allclose(found.rows(0, 20), wanted[:20], rtol=1e-2, atol=1e-4)
+    assert torch.allclose(found.rows(20, 40), wanted[20:40, 20:], rtol=1e-2, atol=1e-4)
+    assert torch.allclose(found.rows(120, 128), wanted[120:, 120:], rtol=1e-2, atol=1e-4)
 
 
-@pytest.mark.parametrize("bad", [torch.nan, torch.inf])
-def test_gptq_refuses_moments_that_are_not_finite(bad: float) -> None:
-    hessian = torch.eye(64)
-    hessian[3, 3] = bad
-    with pytest.raises(ConfigError, match="NaN or infinite; use another --calibration"):
-        gptq(torch.randn(8, 64), hessian, GRID)
+def test_a_hessian_that_is_not_positive_definite_is_damped_until_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(inverse_factor, "BLOCK", 16)
+    mixed = torch.randn(64, 64)
+    hessian = mixed + mixed.T
+    hessian.diagonal().copy_(torch.rand(64) + 0.1)
+    mean = float(hessian.diagonal().mean())
+    identity, tries = torch.eye(64), [inverse_factor.DAMP * 10**step for step in range(inverse_factor.TRIES)]
+    damp = next(d * mean for d in tries if float(torch.linalg.eigvalsh(hessian + d * mean * identity)[0]) > 0)
+    wanted = torch.linalg.cholesky(torch.linalg.inv((hessian + damp * identity).double()), upper=True).float()
+    found = InverseFactor(hessian.clone(), torch.arange(64))
+    assert damp > tries[0] * mean
+    assert torch.allclose(found.rows(0, 64), wanted, rtol=1e-3, atol=1e-5)
+
+
+def test_the_factor_lies_in_the_hessians_memory(stats: ActivationStats) -> None:
+    hessian = stats.hessian
+    assert InverseFactor(hessian, torch.randperm(128)).rows(0, 128).flip(0, 1).equal(hessian)
+
+
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf, 1e30])
+def test_inputs_that_are_not_finite_are_refused_by_the_weight(bad: float) -> None:
+    stats = ActivationStats(64, 8)
+    rows = torch.randn(8, 64)
+    rows[3, 7] = bad
+    stats.add(rows)
+    with pytest.raises(ConfigError, match=r"model\.layers\.0\.o\.weight: the inputs of this weight are NaN"):
+        stats.require_finite("model.layers.0.o.weight")
+
+
+def test_moments_are_whole_where_they_are_summed_in_strips(
+    rows: Tensor, stats: ActivationStats, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("baton.quantize.stats.STRIP", 48)
+    strips = ActivationStats(128, len(rows))
+    strips.add(rows[:100])
+    assert torch.equal(strips.hessian, strips.hessian.T)
+    strips.add(rows[100:])
+    assert torch.allclose(strips.hessian, stats.hessian, rtol=1e-4, atol=1e-4)
+    halves = strips.divided(torch.full((128,), 2.0))
+    assert torch.allclose(halves.hessian * 4, stats.hessian, rtol=1e-4, atol=1e-4)
 
 
 def test_gptq_is_rounding_to_the_nearest_where_inputs_do_not_go_together() -> None:
@@ -95,10 +135,10 @@ def test_an_input_that_never_comes_costs_nothing_and_breaks_nothing(rows: Tensor
 
 
 def test_groups_that_follow_the_order_say_whose_each_input_is(stats: ActivationStats) -> None:
+    heaviest = stats.hessian.diagonal().topk(32).indices
     found = gptq(torch.randn(8, 128), stats.hessian, GRID, regroup=True)
     assert found.groups_of is not None
     assert sorted(found.groups_of.tolist()) == sorted(i // 32 for i in range(128))
-    heaviest = stats.hessian.diagonal().topk(32).indices
     assert not found.groups_of[heaviest].any()
 
 

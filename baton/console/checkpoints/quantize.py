@@ -60,9 +60,14 @@ class CalibrationOptions:
 class FormOptions:
     """Says in which form the rounded weights are stored."""
 
-    asymmetric: Annotated[bool, typer.Option("--asymmetric", help="Zeros of their own; awq always has them")] = (
-        False
-    )
+    asymmetric: Annotated[
+        bool | None,
+        typer.Option(
+            "--asymmetric/--symmetric",
+            help="Groups have zero points of their own, or the middle of the range; awq has them unless told",
+            show_default=False,
+        ),
+    ] = None
     act_order: Annotated[bool, typer.Option(help="gptq takes inputs by falling weight")] = True
     regroup: Annotated[
         bool, typer.Option("--regroup", help="gptq's groups follow that order (desc_act), else they are neighbours")
@@ -97,8 +102,8 @@ def quantize_command(
 def _recipe(of: MethodOptions, form: FormOptions) -> Recipe:
     from baton.quantize.schemes import Recipe
 
-    symmetric = not form.asymmetric and of.method != "awq"
-    return Recipe(of.method, of.bits, of.group, symmetric, form.act_order, form.regroup, form.format).checked()
+    asymmetric = of.method == "awq" if form.asymmetric is None else form.asymmetric
+    return Recipe(of.method, of.bits, of.group, not asymmetric, form.act_order, form.regroup, form.format).checked()
 
 
 def _quantize(source: Source, recipe: Recipe, calibration: CalibrationOptions, out: Path) -> int:

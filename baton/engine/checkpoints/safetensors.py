@@ -107,6 +107,21 @@ class Checkpoint:
         """
         return self._read(name, shape)
 
+    def rows(self, name: str, shape: tuple[int, ...], first: int, last: int) -> Tensor:
+        """Returns rows ``first`` to ``last`` (exclusive) of a tensor, which must have ``shape`` and be of floats,
+        as they are stored. Raises CheckpointError.
+        """
+        name = self._stored(name)
+        if part_of(name)[1] is not None:
+            return self._read(name, shape)[first:last]
+        path = self._files.get(name)
+        stored = None if path is None else self._handles[path].get_slice(self._own.get(name, name))
+        if stored is None or tuple(stored.get_shape()) != shape or stored.get_dtype() not in FLOATS:
+            self._read(name, shape)  # says what is wrong
+        assert stored is not None
+        part: Tensor = stored[first:last]
+        return part
+
     def error(self, name: str, problem: str) -> CheckpointError:
         """Returns an error about tensor ``name`` that also names its file."""
         where = self._files.get(name) or next(iter(self._handles))
@@ -150,21 +165,9 @@ class Checkpoint:
             for name, shape in zip(weight.sources, weight.shapes, strict=True):
                 first, last = max(begin, at) - at, min(end, at + shape[0]) - at
                 if first < last:
-                    found.append(self._slice(name, shape, first, last).to(dtype))
+                    found.append(self.rows(name, shape, first, last).to(dtype))
                 at += shape[0]
         return _changed(torch.cat(found), weight)
-
-    def _slice(self, name: str, shape: tuple[int, ...], first: int, last: int) -> Tensor:
-        name = self._stored(name)
-        if part_of(name)[1] is not None:
-            return self._read(name, shape)[first:last]
-        path = self._files.get(name)
-        stored = None if path is None else self._handles[path].get_slice(self._own.get(name, name))
-        if stored is None or tuple(stored.get_shape()) != shape or stored.get_dtype() not in FLOATS:
-            self._read(name, shape)  # says what is wrong
-        assert stored is not None
-        part: Tensor = stored[first:last]
-        return part
 
     def _stored(self, name: str) -> str:
         """Returns a tensor's source in these files: the expert's own tensor, or its part of one that holds all

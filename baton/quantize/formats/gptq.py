@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from baton.protos.json import Json
-from baton.quantize.methods.gptq import DAMP
+from baton.quantize.methods.inverse_factor import DAMP
 from baton.quantize.packing import words
 from baton.quantize.quantized_weight import QuantizedWeight, group_numbers
 from baton.quantize.schemes import Recipe

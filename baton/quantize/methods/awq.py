@@ -19,7 +19,8 @@ from baton.quantize.stats import ActivationStats, output_error
 
 Tie = Callable[[Tensor], Tensor]
 POWERS = 20
-CLIPS = tuple(1 - 0.05 * step for step in range(11))  # shares that are tried of a group's range
+CLIPS = tuple(1 - 0.05 * step for step in range(11))  # shares that are tried of each end of a group's range
+BOTH_CLIPS = tuple(1 - 0.025 * step for step in range(21))  # of a symmetric range, whose ends are equal
 ROWS = 256  # rows whose ranges are searched at once
 
 
@@ -72,4 +73,6 @@ def _clipped_rows(weight: Tensor, hessian: Tensor, grid: IntGrid) -> Fit:
 
 def _shares(grid: IntGrid) -> list[tuple[float, float]]:
     """Returns the pairs of shares, under and over zero, that are tried; a symmetric range has equal ends."""
-    return [(share, share) for share in CLIPS] if grid.symmetric else list(itertools.product(CLIPS, CLIPS))
+    if grid.symmetric:
+        return [(share, share) for share in BOTH_CLIPS]
+    return list(itertools.product(CLIPS, CLIPS))
