@@ -67,7 +67,8 @@ def bar(source: Source) -> int:
     """Returns the bytes of the largest layer's Hessians, and of two such layers in float32."""
     most = 0
     for ops in layers_of(source.program):
-        shapes = [source.weights[op.weight].shapes for op in ops if getattr(op, "weight", "") in source.weights]
+        names = [str(getattr(op, "weight", "")) for op in ops]
+        shapes = [source.weights[name].shapes for name in names if name in source.weights]
         products = [shape for shape in shapes if len(shape[0]) == 2]
         hessians = sum(shape[0][1] ** 2 for shape in products)
         most = max(most, 4 * hessians + 8 * sum(rows * k for shape in products for rows, k in shape))

@@ -55,4 +55,4 @@ def write_tensors(path: Path, tensors: Mapping[str, PiecewiseTensor]) -> None:
 
 
 def _bytes(piece: Tensor) -> memoryview:
-    return memoryview(piece.contiguous().flatten().view(torch.uint8).numpy())
+    return piece.contiguous().flatten().view(torch.uint8).numpy().data
