@@ -18,6 +18,7 @@ from baton.decode_worker.engine.ahead import PromptReader
 from baton.decode_worker.engine.budget import StepBudget
 from baton.decode_worker.engine.handoffs import HandoffTable
 from baton.decode_worker.engine.job import DecodeJob
+from baton.decode_worker.engine.outputs import StepOutputs
 from baton.decode_worker.engine.pace import StepPace
 from baton.decode_worker.engine.requests import RequestState
 from baton.decode_worker.engine.scheduler import DecodeScheduler
@@ -77,8 +78,7 @@ class DecodeLoop(StepLoop):
         self.entropy = entropy
         self.leases_swept = self._ages = 0
         self.starvation = Starvation(self.pool, parts.sharing, parts.clock)
-        self._outputs: list[ch.Output] = []
-        self._late: set[int] = set()  # answers whose grammars owe a word on the last token
+        self.outputs = StepOutputs(parts.clock)
         self._hit_tokens = self._asked_tokens = 0
 
     def beat(self) -> bool:
@@ -303,35 +303,20 @@ class DecodeLoop(StepLoop):
         """Appends the next tokens of ``key`` to its sequence and to the step's outputs; ends the request after the
         last.
         """
-        state, now = self.requests[key], self.clock()
-        job, first = state.job, state.first_at is None
-        run = job.take(chosen, drafts)
+        state = self.requests[key]
         if state.first_at is None:
-            state.first_at = now
             self.ahead.end(key)
-        stations = (state.first_stations(now) if first else ()) + state.last_stations(run, now)
-        scores, pooled = (tuple(job.sequence.scores), job.sequence.pooled()) if first else ((), b"")
-        self._outputs.append(ch.Output(key, run, state.cached_tokens if first else 0, stations, scores, pooled))
-        if run.finish_reason:
+        if self.outputs.take(key, state, state.job.take(chosen, drafts)):
             self._end(key)
-        elif not job.sequence.ready:
-            self._late.add(key)
 
     def _end_late(self) -> None:
         """Ends answers whose grammars reported late that the last token completes them."""
-        for key in tuple(self._late):
-            state = self.requests.get(key)
-            if state is not None and not state.job.sequence.ready:
-                continue
-            self._late.remove(key)
-            if state is not None and (run := state.job.sequence.late_end()) is not None:
-                self._outputs.append(ch.Output(key, run, 0, state.last_stations(run, self.clock()), (), b""))
-                self._end(key)
+        for key in self.outputs.take_late(self.requests):
+            self._end(key)
 
     def _tell(self) -> None:
-        if self._outputs:
-            self.channel.send(ch.Tokens(self.log.steps, tuple(self._outputs)))
-            self._outputs = []
+        if outputs := self.outputs.clear():
+            self.channel.send(ch.Tokens(self.log.steps, outputs))
 
     # ---- ends ----
 
