@@ -349,7 +349,7 @@ def test_what_it_refuses_is_told_and_a_reader_that_is_ended_is_named(adapter: Pa
 def test_a_child_that_needs_too_much_is_ended_and_the_next_adapter_is_read(
     adapter: Path, tmp_path: Path, model: Path, reader: AdapterReader
 ) -> None:
-    endless = {"rank_pattern": {r"(\w+\s?)*[0-9]": 4}}  # a pattern that backtracks for years over a module's name
+    endless = {"rank_pattern": {r"([\w.]+)+!": 4}}  # a pattern that backtracks for minutes over a module's name
     long = write(tmp_path / "long", model, ("q_proj",), **endless)
     begun = reader.start(AdapterPlace("long", str(long)))
     server = pid_of(reader)
