@@ -15,11 +15,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from baton.cost.curves import adapter_features, step_features
-from baton.protos.measurements import AdapterCurve, StepCurve, StepSample, TransferCurve
+from baton.protos.measurements import AdapterCurve, AdapterRowCounts, StepCurve, StepSample, TransferCurve
 
 PRIOR_STEP = StepCurve(2e-3, 5e-5, 1e-9, 2e-4, 1e-7)
 PRIOR_TRANSFER = TransferCurve(1e-3, 1e-9)
-PRIOR_ADAPTERS = (1e-7, 1e-6)  # seconds per rank: of a row on an adapter, of an adapter in a step
+# Seconds per rank, of a row on an adapter and of an adapter in a step; rather too long, because the ridge holds
+# back what is many times its prior.
+PRIOR_ADAPTERS = (1e-5, 1e-3)
 LEAST_STEP_S = 1e-6
 LEAST_OF_EACH = 32  # steps with adapters, and without, before what adapters add is told apart from the rest
 STEP_MEMORY = 512
@@ -53,14 +55,16 @@ class _Fit:
         self._coefficients = self._prior
         self._stale = 0
 
-    def observe(self, features: Sequence[float], seconds: float) -> None:
-        """One measurement; nonsense (not finite, not positive) is passed over."""
+    def observe(self, features: Sequence[float], seconds: float, known: bool = True) -> None:
+        """One measurement; nonsense (not finite, not positive) is passed over. Unless its terms are ``known``, it
+        isn't compared with a prediction.
+        """
         if not (math.isfinite(seconds) and seconds > 0.0 and min(features) >= 0 and math.isfinite(sum(features))):
             return
         x = np.array(features, np.float64)
         self.samples += 1
         self._note_speed(x, seconds)
-        x, y = x / (reference := self._reference(x, seconds)), seconds / reference
+        x, y = x / (reference := self._reference(x, seconds, known)), seconds / reference
         keep = self._keep if abs(self._drift) < _DRIFT else _DRIFT_KEEP
         self._moments = keep * self._moments + np.outer(x, x)
         self._cross = keep * self._cross + x * y
@@ -75,8 +79,7 @@ class _Fit:
         found.samples, found._log_speed, found._drift = self.samples, self._log_speed, self._drift
         found._moments[:known, :known], found._cross[:known] = self._moments, self._cross
         found._explained[:known] = self._explained
-        found._coefficients = np.append(self._coefficients, prior)
-        found._stale = 1
+        found._solve()  # which scales the further terms to the machine's speed
         return found
 
     def coefficients(self) -> list[float]:
@@ -91,9 +94,9 @@ class _Fit:
             weight = max(1.0 / self.samples, 1.0 - self._keep)
             self._log_speed += weight * (math.log(seconds / guess) - self._log_speed)
 
-    def _reference(self, x: Vector, seconds: float) -> float:
+    def _reference(self, x: Vector, seconds: float, known: bool) -> float:
         """Returns the seconds that the sample's error is measured against."""
-        if self.samples <= _WARM:
+        if self.samples <= _WARM or not known:
             return seconds
         predicted = float(x @ self._coefficients)
         self._note_drift(seconds, predicted)
@@ -186,23 +189,32 @@ class AdaptedStepFit(StepFit):
         super().__init__(prior, memory)
         self._adapted: _Fit | None = None  # from the first step with adapters on
         self._steps = 0  # with adapters
-        self._rows = self._row_ranks = 0
+        self._keep = 1.0 - 1.0 / memory
+        self._rows = self._row_ranks = 0.0  # old ones fading as samples do
 
     def observe(self, sample: StepSample) -> None:
-        """Adds one measured step to both estimates."""
-        if (adapted := sample.adapted) is not None:
+        """Adds one measured step to both estimates; a nonsensical one is ignored."""
+        before, adapted = self.samples, sample.adapted
+        if adapted is not None:
             self._adapted = self._adapted or self._fit.with_terms(PRIOR_ADAPTERS)
-            self._steps += 1
-            self._rows, self._row_ranks = self._rows + adapted.rows, self._row_ranks + adapted.row_ranks
         super().observe(sample)
-        if self._adapted is not None:
-            self._adapted.observe((*step_features(sample), *adapter_features(adapted)), sample.seconds)
+        if self.samples == before or self._adapted is None:
+            return
+        if adapted is not None:
+            self._count(adapted)
+        known = adapted is None or self._steps > LEAST_OF_EACH
+        self._adapted.observe((*step_features(sample), *adapter_features(adapted)), sample.seconds, known)
+
+    def _count(self, adapted: AdapterRowCounts) -> None:
+        self._steps += 1
+        self._rows = self._keep * self._rows + adapted.rows
+        self._row_ranks = self._keep * self._row_ranks + adapted.row_ranks
 
     @property
     def adapters(self) -> AdapterCurve | None:
         """Returns what adapters add; None before LEAST_OF_EACH steps with adapters and as many without."""
         found = self._apart()
-        return None if found is None else AdapterCurve(found[-2], found[-1], self._row_ranks / max(1, self._rows))
+        return None if found is None else AdapterCurve(found[-2], found[-1], self._row_ranks / max(1.0, self._rows))
 
     @property
     def bare(self) -> StepCurve | None:

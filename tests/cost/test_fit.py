@@ -131,6 +131,44 @@ def test_of_adapters_nothing_is_claimed_before_steps_with_and_without_were_seen(
     assert fit.bare is not None
 
 
+@pytest.mark.parametrize("rank", [8, 64])
+def test_what_one_adapter_adds_is_found_however_low_its_rank(rank: int) -> None:
+    rng, fit, true = random.Random(rank), AdaptedStepFit(), load_profile("h100-llama3-8b").step
+    usual = step_seconds(true, StepSample(0, 0.0, 32, 32_000, 0.0))
+    added = AdapterCurve(0.2 * usual / (32 * rank), 0.1 * usual / rank, 0.0)
+    for at in range(900):
+        sample = mixed(rng)
+        if at >= 600:
+            rows = sample.decode_sequences
+            sample = msgspec.structs.replace(sample, adapted=AdapterRowCounts(rows, rows * rank, 1, rank))
+        seconds = step_seconds(true, sample) + adapter_seconds(added, sample.adapted)
+        fit.observe(msgspec.structs.replace(sample, seconds=seconds * noise(rng)))
+    found = fit.adapters
+    assert found is not None
+    assert 0.8 < found.row / added.row < 1.25
+    assert 0.8 < found.adapter / added.adapter < 1.25
+    assert error(fit.bare, true, rng) < 0.05
+
+
+def test_the_rank_is_that_of_rows_lately_and_nonsense_counts_for_nothing() -> None:
+    rng, fit = random.Random(2), AdaptedStepFit(memory=32)
+
+    def see(count: int, rank: int, seconds: float) -> None:
+        for _ in range(count):
+            counts = AdapterRowCounts(4, 4 * rank, 1, rank)
+            fit.observe(msgspec.structs.replace(mixed(rng), adapted=counts, seconds=seconds))
+
+    for _ in range(LEAST_OF_EACH):
+        fit.observe(timed(mixed(rng), 0.01))
+    see(LEAST_OF_EACH, 8, math.nan)
+    assert fit.adapters is None
+    see(LEAST_OF_EACH, 8, 0.02)
+    assert fit.adapters is not None
+    assert fit.adapters.rank == pytest.approx(8)
+    see(300, 64, 0.02)
+    assert fit.adapters.rank == pytest.approx(64, rel=0.01)
+
+
 def test_a_machine_that_slows_down_is_followed() -> None:
     rng, fit, true = random.Random(3), StepFit(), load_profile("h100-llama3-8b").step
     watch(fit, true, rng, 1000)

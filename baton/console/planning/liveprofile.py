@@ -77,7 +77,8 @@ async def measure(config: BatonConfig, slot: str, repeats: int, told: Told) -> L
         await asyncio.sleep(BEAT_S * BEATS)
         await roster.refresh()
         curve, transfer = fit(points), transfer_curve(roster)
-        adapters = roster.snapshot()[link.info.worker_id].load.adapter_curve
+        entry = roster.snapshot().get(link.info.worker_id)
+        adapters = None if entry is None else entry.load.adapter_curve
     told(NONE_SEEN if adapters is None else f"adapters: {added(adapters)}")
     info, ranks = link.info, await asyncio.to_thread(rank_costs_of, config)
     handoff = overhead(handed, transfer, chunk)
@@ -149,16 +150,23 @@ class MeasuringClient:
     async def adapted(self, adapters: Sequence[str]) -> None:
         """Writes answers on the worker's adapters, on one of them and on several, so that the worker can fit what
         they add to its steps; does nothing without adapters.
+
+        Each round is beside one of the model alone, so that a machine whose speed drifts slows both.
         """
         rounds = dict.fromkeys(min(count, len(adapters)) for count in ADAPTERS) if adapters else ()
-        for count, batch in itertools.product(rounds, ADAPTED_BATCHES):
-            answers = min(batch, self._link.info.max_batch)
-            prompts = [self.tokens(ADAPTED_PROMPT) for _ in range(answers)]
-            began = time.monotonic()
-            await asyncio.gather(
-                *(self.ask(prompt, STEPS * 2, adapters[i % count]) for i, prompt in enumerate(prompts))
-            )
-            self._told(f"{answers} answers on {count} adapters: {time.monotonic() - began:.2f} s")
+        batches = dict.fromkeys(min(batch, self._link.info.max_batch) for batch in ADAPTED_BATCHES)
+        for count, batch in itertools.product(rounds, batches):
+            bare = await self._written_s(batch, ("",))
+            seconds = await self._written_s(batch, adapters[:count])
+            self._told(f"{batch} answers on {count} adapters: {seconds:.2f} s, on none: {bare:.2f} s")
+
+    async def _written_s(self, batch: int, adapters: Sequence[str]) -> float:
+        """Seconds until ``batch`` short prompts on ``adapters`` in turn have their answers."""
+        prompts = [self.tokens(ADAPTED_PROMPT) for _ in range(batch)]
+        began = time.monotonic()
+        on = itertools.cycle(adapters)
+        await asyncio.gather(*(self.ask(prompt, STEPS, next(on)) for prompt in prompts))
+        return time.monotonic() - began
 
     async def _read(self, length: int, count: int) -> float:
         """Seconds from the first prompt's admission to the last one's first token, by the worker's clock."""

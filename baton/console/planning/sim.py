@@ -136,9 +136,10 @@ def _simulate(
     found = simulate(ClusterScenario(settings, costs, decode, load, pools, deaths), slo.slo)
     took = time.process_time() - began
     about = adapters.about(load.adapter_shares, reads, writes)
-    result = {"trace": load.source, "profile": decode.about, "acceptance": chances, "cpu_seconds": took}
+    result = {"trace": load.source, "profile": costs.about, "acceptance": chances, "cpu_seconds": took}
     if not write_json(json, result | {"adapters": about, "result": msgspec.to_builtins(found)}):
-        Console(highlight=False).print(about)
+        if load.adapter_shares or world.adapter_cost:
+            Console(highlight=False).print(about)
         _show(found, costs.about, found.score.requests / took)
     return 0
 

@@ -7,10 +7,11 @@ adapters in a step than that.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from baton.protos.measurements import AdapterCurve
 
@@ -36,7 +37,13 @@ class AdapterMix(msgspec.Struct, frozen=True):
 def mix_of(curve: AdapterCurve, shares: Sequence[float]) -> AdapterMix:
     """Returns the mix of adapters that cost as ``curve`` says and have ``shares`` (0 to 1) of all tokens."""
     found = np.asarray(shares, np.float64)
-    counts = np.arange(MOST_SEQUENCES + 1)
-    distinct = (1.0 - (1.0 - found[:, None]) ** counts).sum(0)
     row = float(found.sum()) * curve.row * curve.rank
-    return AdapterMix(row, curve.adapter * curve.rank, tuple(float(x) for x in distinct))
+    return AdapterMix(row, curve.adapter * curve.rank, tuple(_distinct(found)))
+
+
+def _distinct(shares: NDArray[np.float64]) -> Iterator[float]:
+    """Yields how many different adapters to expect among 0, 1, … MOST_SEQUENCES sequences."""
+    absent = np.ones(len(shares))  # chance of each that no sequence is on it
+    for _ in range(MOST_SEQUENCES + 1):
+        yield float((1.0 - absent).sum())
+        absent *= 1.0 - shares

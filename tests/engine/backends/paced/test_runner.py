@@ -11,6 +11,9 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
+from baton.cost.curves import adapter_seconds, step_seconds
+from baton.cost.fit import LEAST_OF_EACH, AdaptedStepFit
+from baton.cost.profiles import load_profile
 from baton.engine.adapters.reading import read_here
 from baton.engine.adapters.tensors import FILE
 from baton.engine.backends.paced.adapters import PacedAdapters
@@ -18,7 +21,7 @@ from baton.engine.backends.paced.runner import PacedRunner, paced_answer
 from baton.engine.plan import SampleSpec, SequenceStep, StepPlan
 from baton.protos.channel import AdapterPlace
 from baton.protos.errors import AdapterNotLoaded, BatonError, ConfigError, InvalidRequest
-from baton.protos.measurements import AdapterRowCounts, StepSample
+from baton.protos.measurements import AdapterCurve, AdapterRowCounts, StepSample
 from baton.protos.nouns import Sampling
 from tests.conformance.drive import Driver
 
@@ -158,6 +161,32 @@ def test_a_step_is_timed_by_its_rows_on_adapters_too(tmp_path: Path) -> None:
     runner.run(StepPlan(tuple(items)))
     runner.run(StepPlan(tuple(items[:1])))
     assert [shape.adapted for shape in shapes] == [AdapterRowCounts(5, 20, 2, 8), None]
+
+
+def test_what_adapters_add_to_a_paced_engines_steps_is_found_in_them(tmp_path: Path) -> None:
+    now = [0.0]
+    curve, added = load_profile("laptop").step, AdapterCurve(5e-5, 2e-4, 8.0)
+    runner = PacedRunner(
+        "t",
+        step_seconds=lambda shape: step_seconds(curve, shape) + adapter_seconds(added, shape.adapted),
+        adapters=(table := PacedAdapters(64, 1 << 20)),
+        clock=lambda: now[0],
+        sleep=lambda seconds: now.__setitem__(0, now[0] + seconds),
+        **SHAPE,
+    )
+    names = ("", held(runner, tmp_path / "one", "one", 0), held(runner, tmp_path / "two", "two", 1))
+    runner.bind(memoryview(bytearray(8 * runner.spec.layout.page_bytes)), 8)
+    fit = AdaptedStepFit()
+    for at in range(16 * LEAST_OF_EACH):
+        on = [names[(at + i) % 3 if at % 2 else 0] for i in range(1 + at % 6)]
+        items = [SequenceStep(i, [1], 0, [i], adapter=adapter) for i, adapter in enumerate(on)]
+        plan, began = StepPlan(tuple(items)), now[0]
+        runner.run(plan)
+        fit.observe(plan.shape(now[0] - began, table.rank_of))
+    found = fit.adapters
+    assert found is not None
+    assert (found.row, found.adapter) == (pytest.approx(5e-5, rel=0.1), pytest.approx(2e-4, rel=0.1))
+    assert found.rank == pytest.approx(4)
 
 
 def test_logprobs_have_the_asked_shape() -> None:
