@@ -7,7 +7,8 @@ objects for each of its sequences.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol
 
 import msgspec
@@ -272,6 +273,12 @@ class AdapterHost(Protocol):
     def hold(self, adapter: str, packed: PackedAdapter) -> None:
         """Applies ``packed`` to sequences that name ``adapter``, from the next step on; its memory must stay valid
         until ``drop``.
+        """
+        deque(self.holding(adapter, packed), maxlen=0)
+
+    def holding(self, adapter: str, packed: PackedAdapter) -> Iterator[None]:
+        """Does what ``hold`` does in short pieces, between which steps without ``adapter`` may run; sequences may
+        name it from the end on.
         """
 
     def drop(self, adapter: str) -> None:

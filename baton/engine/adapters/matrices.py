@@ -13,6 +13,7 @@ from collections.abc import Mapping
 import msgspec
 
 from baton.engine.adapters.base import AdapterBase
+from baton.engine.adapters.pace import Pacing, no_pace
 from baton.engine.adapters.peft_config import LoraSettings
 from baton.engine.adapters.stacks import Stack, TensorPair, parameters, resolved
 from baton.engine.adapters.tensors import TensorEntry, TensorFile
@@ -58,15 +59,19 @@ class MatrixPair(msgspec.Struct, frozen=True):
         return self.rank * self.site.inputs, self.rank * panelled(self.site.outputs)
 
 
-def matched(file: TensorFile, settings: LoraSettings, base: AdapterBase, max_rank: int) -> tuple[MatrixPair, ...]:
+def matched(
+    file: TensorFile, settings: LoraSettings, base: AdapterBase, max_rank: int, pace: Pacing = no_pace
+) -> tuple[MatrixPair, ...]:
     """Returns the adapter's matrix pairs, sorted by module. Raises AdapterRefused naming the tensor.
 
     Refused are tensors of a module that ``base`` lacks, of a wrong shape or rank, or without their partner. If the
-    base is narrow all pairs become bf16, else those that are bf16 in the file.
+    base is narrow all pairs become bf16, else those that are bf16 in the file. ``pace`` is called between short
+    parts of the work.
     """
     halves: dict[str, dict[str, TensorEntry]] = {}
     copies = copied(file, base.sites)
     for entry in file.entries.values():
+        pace()
         if entry.name in copies:
             continue
         module, half = _half(file, entry, base)
@@ -77,7 +82,11 @@ def matched(file: TensorFile, settings: LoraSettings, base: AdapterBase, max_ran
     pairs = {module: _whole(file, found) for module, found in sorted(halves.items())}
     stacks = resolved(file, settings, {name: pair for name, pair in pairs.items() if parameters(name, base)}, base)
     bound = msgspec.structs.replace(base, max_rank=max_rank)
-    return tuple(_pair(file, settings, module, pair, stacks.get(module), bound) for module, pair in pairs.items())
+    found = []
+    for module, pair in pairs.items():
+        found.append(_pair(file, settings, module, pair, stacks.get(module), bound))
+        pace()
+    return tuple(found)
 
 
 def copied(file: TensorFile, sites: Mapping[str, Site]) -> dict[str, str]:

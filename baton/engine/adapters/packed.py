@@ -39,7 +39,7 @@ class PackedPart(msgspec.Struct, frozen=True, array_like=True):
 class PackedAdapter(msgspec.Struct, frozen=True):
     """An adapter that can be applied: its parts, and the buffer with their matrices."""
 
-    parts: tuple[PackedPart, ...]
+    parts: Sequence[PackedPart]
     memory: memoryview
 
     def first(self, part: PackedPart) -> Array:
@@ -62,15 +62,17 @@ class PackedAdapter(msgspec.Struct, frozen=True):
 def laid_out(pairs: Sequence[MatrixPair]) -> tuple[PackedPart, ...]:
     """Returns the place of each pair's matrices in one buffer, whose size is the sum of the pairs' ``bytes``.
 
-    A pair of all experts has a part of each.
+    The parts are in the pairs' order, and their matrices lie in the order of sites, which is the steps'. A pair of
+    all experts has a part of each.
     """
-    parts, at = [], 0
-    for pair in pairs:
-        for site in pair.sites:
-            a, at = at, at + _aligned(pair, 0)
-            b, at = at, at + _aligned(pair, 1)
-            parts.append(PackedPart(site, pair.rank, pair.scale * site.gain, pair.narrow, a, b))
-    return tuple(parts)
+    placed = [(site, pair) for pair in pairs for site in pair.sites]
+    parts, at = dict[int, PackedPart](), 0
+    for index in sorted(range(len(placed)), key=lambda index: (placed[index][0].number, placed[index][0].first)):
+        site, pair = placed[index]
+        a, at = at, at + _aligned(pair, 0)
+        b, at = at, at + _aligned(pair, 1)
+        parts[index] = PackedPart(site, pair.rank, pair.scale * site.gain, pair.narrow, a, b)
+    return tuple(parts[index] for index in range(len(placed)))
 
 
 def pack(adapter: PackedAdapter, part: PackedPart, a: Array, b: Array) -> None:

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterator
+from itertools import islice
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
@@ -16,7 +18,9 @@ from baton.engine.adapters.base import AdapterBase
 from baton.engine.adapters.copies import require_same
 from baton.engine.adapters.directory import AdapterFiles, opened
 from baton.engine.adapters.matrices import MatrixPair, copied, matched
-from baton.engine.adapters.packed import Array, PackedAdapter, PackedPart, Packer, laid_out
+from baton.engine.adapters.pace import Pacing, no_pace
+from baton.engine.adapters.packed import Array, PackedAdapter, Packer, laid_out
+from baton.engine.adapters.part_table import PartTable
 from baton.engine.adapters.peft_config import LoraSettings, read_config
 from baton.engine.adapters.stack_packing import StackPacker
 from baton.engine.adapters.tensors import FILE, SIZES, TensorEntry, TensorFile, read_header, values
@@ -31,50 +35,48 @@ PIECE_BYTES = 1 << 18  # read at a time, a fraction of a millisecond's work
 SPARE_TENSORS = 8  # beyond two per site, so that an error about a few wrong tensors names them
 
 
-def no_pace() -> None:
-    """Lets the work go on at once."""
-
-
-class AdapterContent(msgspec.Struct, frozen=True):
+class AdapterContent(NamedTuple):
     """A read adapter, without the memory of its packed matrices."""
 
     info: AdapterInfo
-    parts: tuple[PackedPart, ...]
+    parts: PartTable
 
 
 def read_adapter(
-    source: AdapterPlace, base: AdapterBase, memory: Callable[[int], memoryview], pace: Callable[[], None] = no_pace
+    source: AdapterPlace,
+    base: AdapterBase,
+    memory: Callable[[int, int], memoryview],
+    pace: Pacing = no_pace,
 ) -> tuple[AdapterContent, memoryview]:
-    """Returns the adapter at ``source`` and the buffer ``memory(bytes)`` with its packed matrices. Raises
-    AdapterRefused and AdapterChanged.
+    """Returns the adapter at ``source`` and the buffer with its packed matrices: ``memory(bytes, tensors)``, where
+    the second says how many tensors are to be read. Raises AdapterRefused and AdapterChanged.
 
     ``pace`` is called between short parts of the work.
     """
     with opened(source.path, source.root) as files:
         settings = read_config(files)
         with files.open(FILE) as (descriptor, size):
-            file = read_header(files, descriptor, size, 2 * max(len(base.sites), ANY_SITES) + SPARE_TENSORS)
-            pairs = _fitting(file, settings, base)
+            most = 2 * max(len(base.sites), ANY_SITES) + SPARE_TENSORS
+            file = read_header(files, descriptor, size, most, pace)
+            pairs = _fitting(file, settings, base, pace)
             for name, module in copied(file, base.sites).items() if base.sites else ():
                 require_same(file, descriptor, file.entries[name], module, base.model, pace)
-            room = memory(sum(pair.bytes for pair in pairs))
-            parts = laid_out(pairs)
-            digest = _Digest(pairs)
-            at, adapter = 0, PackedAdapter(parts, room)
+            room = memory(sum(pair.bytes for pair in pairs), 2 * len(pairs))
+            parts, digest = laid_out(pairs), _Digest(pairs)
+            adapter, left = PackedAdapter(parts, room), iter(parts)
             for pair in pairs:
-                own = parts[at : at + len(pair.sites)]
-                at += len(own)
+                own = list(islice(left, len(pair.sites)))
                 packer = Packer(adapter, own[0]) if pair.stack is None else StackPacker(adapter, own, pair.stack)
                 for entry, least, pack in ((pair.a, 1, packer.first), (pair.b, PANEL, packer.second)):
                     for first, rows in digest.read(file, descriptor, entry, least):
                         pack(first, rows)
                         pace()
     info = _info(source, files, pairs, digest.hex)
-    return AdapterContent(info, parts), room
+    return AdapterContent(info, PartTable.of(parts)), room
 
 
-def _fitting(file: TensorFile, settings: LoraSettings, base: AdapterBase) -> tuple[MatrixPair, ...]:
-    pairs = matched(file, settings, base, min(base.max_rank, MOST_RANK))
+def _fitting(file: TensorFile, settings: LoraSettings, base: AdapterBase, pace: Pacing) -> tuple[MatrixPair, ...]:
+    pairs = matched(file, settings, base, min(base.max_rank, MOST_RANK), pace)
     count = sum(pair.bytes for pair in pairs)
     if count > base.max_bytes:
         text = f"its matrices take {count} bytes; {base.max_bytes} at most (adapters.max_bytes)"

@@ -18,15 +18,14 @@ import traceback
 import msgspec
 
 from baton.engine.adapters.base import AdapterBase
-from baton.engine.adapters.pace import Pace, share_for
+from baton.engine.adapters.pace import Pace
 from baton.engine.adapters.reader import read_adapter
-from baton.engine.adapters.reading import FREE, NICE, ReadingAnswer
+from baton.engine.adapters.reading import FREE, NICE, ReadingAnswer, append
 from baton.engine.child import die_with
 from baton.protos.channel import AdapterPlace
 from baton.protos.errors import BatonError, to_info
 
 PACKET_BYTES = 1 << 16  # of one AdapterPlace: paths have 4096 bytes at most
-S_PER_BYTE = 3e-9  # of CPU time, of reading, digesting and packing
 CPU_S = 60  # seconds; limited because a config's regular expressions aren't trusted
 SPARE_BYTES = 1 << 30  # address space beyond four times the largest adapter
 
@@ -75,14 +74,15 @@ def _be_child(packet: bytes, base: AdapterBase, memory: int, answer: int, parent
 def _answer(source: AdapterPlace, base: AdapterBase, memory: int) -> ReadingAnswer:
     pace = Pace()
 
-    def room(size: int) -> memoryview:
-        pace.share = share_for(size * S_PER_BYTE)
+    def room(size: int, tensors: int) -> memoryview:
+        pace.expect(size, tensors)
         os.ftruncate(memory, size)
         return memoryview(mmap.mmap(memory, size))
 
     try:
-        content, _ = read_adapter(source, base, room, pace)
-        return ReadingAnswer(content)
+        content, matrices = read_adapter(source, base, room, pace)
+        append(memory, len(matrices), content.parts)
+        return ReadingAnswer(content.info)
     except BatonError as error:
         return ReadingAnswer(error=to_info(error))
 

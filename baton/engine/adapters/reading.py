@@ -20,13 +20,16 @@ import weakref
 from contextlib import suppress
 
 import msgspec
+import numpy as np
 
 from baton.engine.adapters.base import AdapterBase
 from baton.engine.adapters.packed import PackedAdapter
-from baton.engine.adapters.reader import AdapterContent, read_adapter
+from baton.engine.adapters.part_table import PART_ROW, PartTable
+from baton.engine.adapters.reader import read_adapter
 from baton.engine.adapters.table import ReadAdapter, Reading
 from baton.protos.channel import AdapterPlace
 from baton.protos.errors import AdapterRefused, BatonError, ErrorInfo, Unavailable, from_info
+from baton.protos.nouns import AdapterInfo
 
 log = logging.getLogger("baton.engine")
 
@@ -37,9 +40,11 @@ FREE = b"free"  # beside a descriptor: the reader closes it, which frees the mem
 
 
 class ReadingAnswer(msgspec.Struct, frozen=True):
-    """A child's answer: what it read, or the error."""
+    """A child's answer: what it read, or the error. The memory file has the matrices and, behind them, the rows of
+    the adapter's parts.
+    """
 
-    content: AdapterContent | None = None
+    info: AdapterInfo | None = None
     error: ErrorInfo | None = None
 
 
@@ -183,9 +188,8 @@ class ForkedReading:
         answer = msgspec.json.decode(_whole(self._files[1]), type=ReadingAnswer)
         if answer.error is not None:
             return from_info(answer.error)
-        assert answer.content is not None
-        memory = self._server.mapped(self._files[0])
-        return ReadAdapter(answer.content.info, PackedAdapter(answer.content.parts, memory))
+        assert answer.info is not None
+        return ReadAdapter(answer.info, packed_in(self._server.mapped(self._files[0]), answer.info.bytes))
 
     def close(self) -> None:
         """Ends the child if it still reads; the memory of the matrices stays mapped."""
@@ -202,9 +206,21 @@ class ForkedReading:
         return AdapterRefused(f"adapter {self._path!r} {how}", "lora_path")
 
 
+def append(memory: int, matrices: int, parts: PartTable) -> None:
+    """Writes the rows of ``parts`` to memory file ``memory`` behind the ``matrices`` bytes of matrices."""
+    with open(memory, "r+b", closefd=False) as file:
+        file.seek(matrices)
+        file.write(parts.rows.tobytes())
+
+
+def packed_in(memory: memoryview, matrices: int) -> PackedAdapter:
+    """Returns the adapter in ``memory``: ``matrices`` bytes of matrices, and behind them what ``append`` wrote."""
+    return PackedAdapter(PartTable(np.frombuffer(memory[matrices:], PART_ROW)), memory[:matrices])
+
+
 def read_here(source: AdapterPlace, base: AdapterBase) -> ReadAdapter:
     """Reads an adapter in this process. Raises AdapterRefused and AdapterChanged."""
-    content, memory = read_adapter(source, base, room)
+    content, memory = read_adapter(source, base, lambda size, tensors: room(size))
     return ReadAdapter(content.info, PackedAdapter(content.parts, memory))
 
 

@@ -1,14 +1,15 @@
 """Manages the adapters in an engine's memory: their users, loading, and eviction if there is no room. Torch-free.
 
 Knows nothing of steps or of the channel's requests. Single-threaded, between two steps; files are read elsewhere
-(``reading.py``), so that steps don't wait. An adapter that a sequence uses is never evicted; if it is unloaded, it
-takes no new sequences and is removed after the last one.
+(``reading.py``), and what was read is held in short pieces, one between two steps, so that steps don't wait. An
+adapter that a sequence uses is never evicted; if it is unloaded, it takes no new sequences and is removed after
+the last one.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from typing import NamedTuple, Protocol
 
 import msgspec
@@ -86,6 +87,7 @@ class AdapterTable:
         self._used: dict[int, str] = {}
         self._asked: deque[ch.LoadAdapter] = deque()
         self._reading: Reading | None = None
+        self._taking: Generator[None, None, Answer] | None = None  # of what was read, to be held
         self._told: tuple[str, ...] = ()
 
     # ---- requests ----
@@ -135,8 +137,13 @@ class AdapterTable:
 
     @property
     def reading(self) -> bool:
-        """Returns whether an adapter is being read; if so, ``turn`` has to be called soon."""
-        return self._reading is not None
+        """Returns whether an adapter is being loaded; if so, ``turn`` has to be called soon."""
+        return self._reading is not None or self.holding
+
+    @property
+    def holding(self) -> bool:
+        """Returns whether an adapter was read and isn't held yet; if so, ``turn`` has something to do at once."""
+        return self._taking is not None
 
     def load(self, message: ch.LoadAdapter) -> Iterator[Answer]:
         """Begins to load an adapter, and yields messages if it is loaded already or can't be."""
@@ -153,24 +160,36 @@ class AdapterTable:
         yield from self._changes()
 
     def turn(self) -> Iterator[Answer]:
-        """Holds the adapter whose reading has ended, begins the next reading, and yields the answers."""
-        if self._reading is None or (found := self._reading.result()) is None:
+        """Does a short piece of holding the adapter whose reading has ended; after the last one begins the next
+        reading, and yields the answers.
+        """
+        if self._taking is None:
+            if self._reading is None or (found := self._reading.result()) is None:
+                return
+            self._reading.close()
+            self._reading, self._taking = None, self._take(self._asked[0], found)
+        try:
+            next(self._taking)
+        except StopIteration as done:
+            answer: Answer = done.value
+        else:
             return
-        self._reading.close()
-        self._reading, message = None, self._asked.popleft()
-        yield self._take(message, found)
+        self._taking = None
+        self._asked.popleft()
+        yield answer
         self._begin()
         yield from self._changes()
 
-    def hold(self, found: ReadAdapter, pinned: bool = False) -> HeldAdapter:
-        """Holds an adapter from now on, evicting others if necessary, and returns its entry. Raises
-        AdaptersFull.
-        """
+    def hold(self, found: ReadAdapter, pinned: bool = False) -> None:
+        """Holds an adapter from now on, evicting others if necessary. Raises AdaptersFull."""
+        deque(self._hold(found, pinned), maxlen=0)
+
+    def _hold(self, found: ReadAdapter, pinned: bool) -> Generator[None, None, HeldAdapter]:
         assert self._host is not None
         held = self._held.get(found.info.id)
         if held is None:
             self._make_room(found.info)
-            self._host.hold(found.info.id, found.packed)
+            yield from self._host.holding(found.info.id, found.packed)
             held = self._held[found.info.id] = HeldAdapter(found.info)
         held.pinned, held.leaving = held.pinned or pinned, False
         return held
@@ -205,15 +224,16 @@ class AdapterTable:
             self._reading.close()
 
     def _begin(self) -> None:
-        if self._reading is None and self._asked:
+        if not self.reading and self._asked:
             assert self._start is not None
             self._reading = self._start(self._asked[0].source)
 
-    def _take(self, message: ch.LoadAdapter, found: ReadAdapter | BatonError) -> Answer:
+    def _take(self, message: ch.LoadAdapter, found: ReadAdapter | BatonError) -> Generator[None, None, Answer]:
         if isinstance(found, BatonError):
             return ch.AdapterFailed(message.ticket, to_info(found))
         try:
-            return ch.AdapterIs(message.ticket, self.hold(found, message.pinned).told())
+            held = yield from self._hold(found, message.pinned)
+            return ch.AdapterIs(message.ticket, held.told())
         except AdaptersFull as error:
             return ch.AdapterFailed(message.ticket, to_info(error))
 

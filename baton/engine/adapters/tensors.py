@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from baton.engine.adapters.directory import PARAM, AdapterFiles
+from baton.engine.adapters.pace import Pacing, no_pace
 from baton.protos.errors import AdapterRefused
 from baton.protos.json import Json
 
@@ -61,11 +62,14 @@ class TensorFile:
         return b"".join(parts)
 
 
-def read_header(files: AdapterFiles, descriptor: int, size: int, most_tensors: int) -> TensorFile:
+def read_header(
+    files: AdapterFiles, descriptor: int, size: int, most_tensors: int, pace: Pacing = no_pace
+) -> TensorFile:
     """Returns the checked header of an open file of ``size`` bytes. Raises AdapterRefused naming the file and the
     tensor.
 
-    It may have ``most_tensors`` tensors, all of them matrices, that cover the file without gaps.
+    It may have ``most_tensors`` tensors, all of them matrices, that cover the file without gaps. ``pace`` is called
+    between short parts of the work.
     """
     where = f"{files.path}/{FILE}"
     length = _length(where, descriptor, size)
@@ -79,7 +83,9 @@ def read_header(files: AdapterFiles, descriptor: int, size: int, most_tensors: i
         raise AdapterRefused(f"{where}: the header names {len(found)} tensors; {text}", PARAM)
     data = size - _LENGTH.size - length
     file = TensorFile(where, {}, _LENGTH.size + length)
-    file.entries |= {name: _entry(file, name, raw) for name, raw in found.items()}
+    for name, raw in found.items():
+        file.entries[name] = _entry(file, name, raw)
+        pace()
     _require_covered(file, data)
     return file
 

@@ -171,6 +171,8 @@ class StepLoop(ABC):
     def _wait_s(self) -> float:
         if self.parts.grammars.awaited:
             return COMPILE_WAIT_S
+        if self.parts.adapters.holding:
+            return 0.0
         if self.parts.adapters.reading:
             return READ_WAIT_S
         return max(0.0, min(self.patience(), self._until_report()))

@@ -145,14 +145,23 @@ class CudaLibrary:
 
         Raises DeviceError.
         """
+        at = self.allocate(size)
+        self.copy(at, address, size)
+        return at
+
+    def allocate(self, size: int) -> int:
+        """Returns the address of ``size`` bytes of new device memory. Raises DeviceError."""
         at = P()
         self.call("device_allocate", size, ctypes.byref(at))
         assert at.value is not None
-        self.call("device_copy", at, address, size)
         return at.value
 
+    def copy(self, at: int, address: int, size: int) -> None:
+        """Copies ``size`` bytes at host address ``address`` to device address ``at``. Raises DeviceError."""
+        self.call("device_copy", at, address, size)
+
     def release(self, at: int) -> None:
-        """Frees the device memory at address ``at``, which ``put`` returned. Raises DeviceError."""
+        """Frees the device memory at address ``at``, which ``allocate`` or ``put`` returned. Raises DeviceError."""
         self.call("device_release", at)
 
 

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from baton.engine.adapters import reading
 from baton.engine.adapters.base import AdapterBase
-from baton.engine.adapters.pace import PIECE_S, SHARE, Pace, share_for
+from baton.engine.adapters.pace import LONGEST_S, PIECE_S, SHARE, Pace, expected_s, share_for
 from baton.engine.adapters.packed import PackedAdapter
 from baton.engine.adapters.reader import read_adapter
 from baton.engine.adapters.reading import AdapterReader, read_here, room
@@ -456,12 +456,63 @@ def test_a_large_adapter_takes_a_larger_share_and_no_longer_than_a_bound() -> No
     assert [share_for(seconds) for seconds in (0.05, 1.0, 3.0, 60.0)] == [SHARE, 0.1, 0.3, 0.5]
 
 
+class Beside:
+    """A core that others want all the time, in virtual time: work of ``seconds`` on it in pieces."""
+
+    def __init__(self, size: int, tensors: int, factor: float = 1.0) -> None:
+        self.ran = self.waited = self.slept = 0.0
+        pace = Pace(lambda: self.ran, lambda: self.waited, self.sleep)
+        seconds = factor * expected_s(size, tensors)
+        pace.expect(size, tensors)
+        while self.ran < seconds:
+            self.ran, self.waited = self.ran + PIECE_S, self.waited + PIECE_S
+            pace()
+
+    @property
+    def seconds(self) -> float:
+        return self.ran + self.waited + self.slept
+
+    def sleep(self, seconds: float) -> None:
+        self.slept += seconds
+
+
+@pytest.mark.parametrize(("size", "tensors"), [(0, 36_864), (400 << 20, 0), (400 << 20, 36_864)])
+def test_many_tensors_and_many_bytes_are_there_in_the_same_time(size: int, tensors: int) -> None:
+    assert 0.8 * LONGEST_S < Beside(size, tensors).seconds <= LONGEST_S
+
+
+def test_work_that_takes_longer_than_was_expected_takes_a_larger_share_by_and_by() -> None:
+    twice, tenfold = (Beside(0, 36_864, factor).seconds for factor in (2.0, 10.0))
+    assert LONGEST_S < twice < 1.5 * LONGEST_S
+    assert tenfold < 3 * LONGEST_S
+
+
+def test_the_process_that_reads_paces_what_it_does_before_the_first_tensor_too(
+    adapter: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls, read_at = [0], []
+
+    def paced() -> None:
+        calls[0] += 1
+
+    def memory(size: int, tensors: int) -> memoryview:
+        read_at.append((calls[0], tensors))
+        return room(size)
+
+    read_adapter(AdapterPlace("sql", str(adapter)), BASE, memory, paced)
+    ((before, tensors),) = read_at
+    assert tensors == 8
+    assert before >= 2 * tensors, "the header's entries, and their matching with the model"
+
+
 def test_tensors_are_read_in_short_pieces_with_the_same_outcome(
     adapter: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def packed() -> tuple[ReadAdapter, int]:
         pieces = list[None]()
-        content, memory = read_adapter(AdapterPlace("sql", str(adapter)), BASE, room, lambda: pieces.append(None))
+        content, memory = read_adapter(
+            AdapterPlace("sql", str(adapter)), BASE, lambda size, _: room(size), lambda: pieces.append(None)
+        )
         return ReadAdapter(content.info, PackedAdapter(content.parts, memory)), len(pieces)
 
     whole, few = packed()

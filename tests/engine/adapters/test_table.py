@@ -4,13 +4,14 @@ memory.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 import pytest
 
 from baton.engine.adapters.base import AdapterBase
 from baton.engine.adapters.packed import PackedAdapter
 from baton.engine.adapters.table import AdapterTable, ReadAdapter
+from baton.engine.plan import AdapterHost
 from baton.protos import channel as ch
 from baton.protos.adapter_id import adapter_id
 from baton.protos.errors import AdapterNotLoaded, AdapterRefused, BatonError
@@ -23,15 +24,18 @@ def named(name: str, version: int = 0) -> str:
     return adapter_id(name, f"{version:016x}")
 
 
-class Host:
+class Host(AdapterHost):
     """Applies nothing; says what it was given."""
 
     base = AdapterBase({}, 64, 1 << 20)
 
     def __init__(self) -> None:
         self.held: list[str] = []
+        self.pieces = 2  # that holding takes
 
-    def hold(self, adapter: str, packed: PackedAdapter) -> None:
+    def holding(self, adapter: str, packed: PackedAdapter) -> Iterator[None]:
+        for _ in range(self.pieces):
+            yield
         self.held.append(adapter)
 
     def drop(self, adapter: str) -> None:
@@ -94,6 +98,36 @@ def test_the_least_recently_used_goes_first() -> None:
     assert t.table.ids == (named("a"), named("c"), named("d"))
     assert sorted(t.host.held) == list(t.table.ids)
     assert t.answers[-1] == ch.AdaptersChanged(t.table.ids)
+
+
+def test_what_was_read_is_held_a_piece_a_turn_and_answered_once_all_are() -> None:
+    t = Table()
+    t.host.pieces = 5
+    t.take(t.table.load(ch.LoadAdapter(7, ch.AdapterPlace("a", "0"), False)))
+    t.take(t.table.load(ch.LoadAdapter(8, ch.AdapterPlace("b", "0"), False)))
+    turns = 0
+    while t.table.reading:
+        assert t.table.ids == tuple(named(name) for name in "ab" if named(name) in t.host.held)
+        t.take(t.table.turn())
+        turns += 1
+    assert turns == 2 * (1 + 1 + t.host.pieces)  # not yet read, then a turn per piece, then the answer
+    assert [a.ticket for a in t.answers if isinstance(a, ch.AdapterIs)] == [7, 8]
+    assert t.table.ids == (named("a"), named("b"))
+
+
+def test_one_that_is_unloaded_while_it_is_being_held_is_not_there_yet() -> None:
+    t = Table()
+    t.take(t.table.load(ch.LoadAdapter(7, ch.AdapterPlace("a", "0"), False)))
+    while not t.table.holding:
+        t.take(t.table.turn())
+    refused = t.unload(named("a"))
+    assert isinstance(refused, ch.AdapterFailed)
+    assert refused.error.type == "AdapterUnknown"
+    with pytest.raises(AdapterNotLoaded):
+        t.table.use(1, named("a"))
+    while t.table.reading:
+        t.take(t.table.turn())
+    t.table.use(1, named("a"))
 
 
 def test_bytes_are_bounded_too() -> None:

@@ -6,21 +6,23 @@ sites. Which rows have which adapter goes over with each step's plan (kernels/st
 
 from __future__ import annotations
 
-import ctypes
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import msgspec
-import numpy as np
 
 from baton.engine.adapters.base import AdapterBase, without_experts
 from baton.engine.adapters.packed import PackedAdapter
-from baton.engine.backends.native.adapters import RowGroups, parts_at, sites_at
-from baton.engine.plan import SequenceStep
+from baton.engine.adapters.part_table import rows_of
+from baton.engine.backends.native.adapter_structs import AdapterStructs, Structs, address_of
+from baton.engine.backends.native.adapters import RowGroups
+from baton.engine.plan import AdapterHost, SequenceStep
 from baton.engine.program.sites import HEAD_MODULE
 from baton.kernels.cuda.library import CudaLibrary, DeviceError
-from baton.kernels.lora.structs import MOST_RANK, MOST_SITE_RANKS, LoraPart, LoraSite, LoraStep
+from baton.kernels.lora.structs import MOST_RANK, MOST_SITE_RANKS, LoraStep
 from baton.protos.errors import AdaptersFull
+
+COPY_BYTES = 1 << 20  # of matrices, copied to the card at a time, in a tenth of a millisecond
 
 
 def on_device(base: AdapterBase) -> AdapterBase:
@@ -33,36 +35,43 @@ def on_device(base: AdapterBase) -> AdapterBase:
 
 
 class DeviceAdapter:
-    """One adapter in memory of ``device`` until ``close``; ``address`` is that of its array of LoraSite there.
+    """One adapter in memory of ``device`` until ``close``; ``address`` is that of its array of LoraSite there."""
 
-    Raises DeviceError if there is too little memory, and then holds none.
-    """
-
-    def __init__(self, packed: PackedAdapter, sites: int, device: CudaLibrary) -> None:
+    def __init__(self, device: CudaLibrary) -> None:
+        self.address = 0
         self._device = device
         self._taken: list[int] = []
+
+    def putting(self, packed: PackedAdapter, sites: int) -> Iterator[None]:
+        """Copies ``packed`` there in pieces of COPY_BYTES. Raises DeviceError if there is too little memory, and
+        then, or if it isn't carried to its end, holds none.
+        """
         try:
-            matrices = np.frombuffer(packed.memory, np.uint8)
-            parts, numbers = parts_at((packed, self._put(matrices.ctypes.data, matrices.nbytes)))
-            self.address = self._put_structs(sites_at(numbers, sites, self._put_structs(parts)))
-        except BaseException:
-            self.close()
-            raise
+            size, structs = len(packed.memory), AdapterStructs()
+            self._taken.append(matrices := self._device.allocate(size))
+            for first in range(0, size, COPY_BYTES):
+                some = min(COPY_BYTES, size - first)
+                self._device.copy(matrices + first, address_of(packed.memory) + first, some)
+                yield
+            yield from structs.add(rows_of(packed.parts), matrices)
+            structs.join()
+            structs.place(self._put(structs.parts), sites)
+            self.address = self._put(structs.sites)
+        finally:
+            if not self.address:
+                self.close()
 
     def close(self) -> None:
         """Frees the device memory."""
         while self._taken:
             self._device.release(self._taken.pop())
 
-    def _put_structs(self, structs: ctypes.Array[LoraPart] | ctypes.Array[LoraSite]) -> int:
-        return self._put(ctypes.addressof(structs), ctypes.sizeof(structs))
-
-    def _put(self, address: int, size: int) -> int:
-        self._taken.append(self._device.put(address, size))
+    def _put(self, structs: Structs) -> int:
+        self._taken.append(self._device.put(address_of(structs), structs.nbytes))
         return self._taken[-1]
 
 
-class CudaAdapters:
+class CudaAdapters(AdapterHost):
     """Implements ``AdapterHost`` on a GPU, for a program with ``sites`` adapter sites. ``step`` is the C struct for
     the next step.
     """
@@ -74,14 +83,16 @@ class CudaAdapters:
         self._sites, self._device, self._groups = sites, device, RowGroups(step)
         self._held: dict[str, DeviceAdapter] = {}
 
-    def hold(self, adapter: str, packed: PackedAdapter) -> None:
-        """Copies ``packed`` to the GPU, for sequences that name ``adapter``. Raises AdaptersFull if there is too
-        little memory.
+    def holding(self, adapter: str, packed: PackedAdapter) -> Iterator[None]:
+        """Copies ``packed`` to the GPU in short pieces, for sequences that name ``adapter``. Raises AdaptersFull if
+        there is too little memory.
         """
+        found = DeviceAdapter(self._device)
         try:
-            self._held[adapter] = DeviceAdapter(packed, self._sites, self._device)
+            yield from found.putting(packed, self._sites)
         except DeviceError as error:
             raise AdaptersFull(f"the card has no room for adapter {adapter}: {error}") from error
+        self._held[adapter] = found
 
     def drop(self, adapter: str) -> None:
         """Frees an adapter that no sequence names any more; no step is running then."""

@@ -6,21 +6,26 @@ rows, so that KV of the wrong adapter gives a wrong token.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from baton.engine.adapters.base import AdapterBase
 from baton.engine.adapters.packed import PackedAdapter
+from baton.engine.adapters.part_table import rows_of
+from baton.engine.plan import AdapterHost
 from baton.protos.errors import AdapterNotLoaded
 
 
-class PacedAdapters:
+class PacedAdapters(AdapterHost):
     """Implements ``AdapterHost`` for adapters of any modules; only ranks and sizes are limited."""
 
     def __init__(self, max_rank: int, max_bytes: int) -> None:
         self.base = AdapterBase({}, max_rank, max_bytes)
         self._ranks: dict[str, int] = {}
 
-    def hold(self, adapter: str, packed: PackedAdapter) -> None:
+    def holding(self, adapter: str, packed: PackedAdapter) -> Iterator[None]:
         """Lets sequences name ``adapter``; its matrices are not used."""
-        self._ranks[adapter] = max((part.rank for part in packed.parts), default=0)
+        self._ranks[adapter] = int(rows_of(packed.parts)["rank"].max(initial=0))
+        yield from ()
 
     def drop(self, adapter: str) -> None:
         """Removes an adapter that no sequence names any more."""

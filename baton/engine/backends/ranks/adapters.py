@@ -1,7 +1,8 @@
 """Holds adapters on every rank: the lead passes each by shared memory, a rank keeps the part for its own rows.
 
-Knows nothing of files or steps. Ranks identify adapters by numbers, which the lead assigns to items. Matrices that
-are cut are copied; the others, those beside experts among them, stay in the memory that the ranks of a host share.
+Knows nothing of files or steps. Ranks identify adapters by numbers, which the lead assigns to items. An adapter
+comes in pieces, between which steps may run, and can be named once all have the last one. Matrices that are cut
+are copied; the others, those beside experts among them, stay in the memory that the ranks of a host share.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import ctypes
 import mmap
 import os
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
@@ -17,15 +19,17 @@ import numpy as np
 
 from baton.engine.adapters.base import AdapterBase
 from baton.engine.adapters.packed import Array, PackedAdapter, PackedPart
-from baton.engine.backends.native.adapters import NativeAdapter
+from baton.engine.adapters.part_table import PartTable, in_order, moved, rows_of
+from baton.engine.backends.native.adapter_structs import AdapterStructs, address_of
 from baton.engine.backends.ranks.notes import AdapterNote, mapped, written
 from baton.engine.backends.torch.adapters import require_held
-from baton.engine.plan import SequenceStep
+from baton.engine.plan import AdapterHost, SequenceStep
 from baton.engine.program.rank_program import RankProgram, Rows
 from baton.kernels.lora.structs import PANEL, pack_b, panelled
 from baton.protos.errors import AdaptersFull
 
 ALIGN = 64  # bytes, to a multiple of which each matrix is aligned
+NOTE_BYTES, NOTE_PARTS = 1 << 20, 128  # of one adapter, passed between two steps, in a millisecond or two
 Tell = Callable[[int, int], None]  # (descriptor of a note, its bytes): returns when every rank has taken it
 
 
@@ -36,30 +40,48 @@ class OwnAdapters:
 
     def __init__(self, own: RankProgram, most: int) -> None:
         self._own, self._sites = own, max(own.sites, default=-1) + 1
-        self._held: dict[int, NativeAdapter] = {}
+        self._held: dict[int, _Share] = {}
         self._table = (ctypes.c_void_p * most)()
         self.table = ctypes.addressof(self._table)
 
-    def hold(self, number: int, packed: PackedAdapter) -> None:
-        """Keeps this rank's share of ``packed``, whose memory must stay valid."""
-        share = own_share(self._own, packed)
-        found = NativeAdapter(share.whole, self._sites, share.cut)
-        self._held[number], self._table[number] = found, found.address
+    def take(self, note: AdapterNote, memory: memoryview) -> None:
+        """Applies ``note``, whose matrices are in ``memory``; the adapter is there with the last of its notes."""
+        if not note.parts:
+            self._drop(note.number)
+            return
+        share = self._held.setdefault(note.number, _Share())
+        share.add(own_share(self._own, PackedAdapter(note.parts, memory)))
+        if note.last:
+            self._table[note.number] = share.placed(self._sites)
 
-    def drop(self, number: int) -> None:
-        """Removes this rank's share of adapter ``number``."""
+    def _drop(self, number: int) -> None:
         self._table[number] = None
         self._held.pop(number, None)
 
-    def take(self, note: AdapterNote, memory: memoryview) -> None:
-        """Applies ``note``, whose matrices are in ``memory``."""
-        if note.parts:
-            self.hold(note.number, PackedAdapter(note.parts, memory))
-        else:
-            self.drop(note.number)
+
+class _Share:
+    """One rank's share of one adapter, which comes in pieces; it keeps the memory of their matrices."""
+
+    def __init__(self) -> None:
+        self._structs, self._kept = AdapterStructs(), list[memoryview]()
+
+    def add(self, piece: OwnShare) -> None:
+        placed = []
+        for packed in piece:
+            if packed.parts:
+                self._kept.append(packed.memory)
+                placed.append(moved(rows_of(packed.parts), address_of(packed.memory)))
+        if placed:
+            deque(self._structs.add(in_order(np.concatenate(placed)), 0), maxlen=0)
+
+    def placed(self, sites: int) -> int:
+        """Returns the address of the structs of all sites."""
+        self._structs.join()
+        self._structs.place(address_of(self._structs.parts), sites)
+        return address_of(self._structs.sites)
 
 
-class RankAdapters:
+class RankAdapters(AdapterHost):
     """Implements ``AdapterHost`` for the lead rank. ``tell`` sends a note to all other ranks."""
 
     def __init__(self, base: AdapterBase, own: OwnAdapters, most: int, tell: Tell) -> None:
@@ -68,26 +90,29 @@ class RankAdapters:
         self._numbers: dict[str, int] = {}
         self._free = list(range(most))
 
-    def hold(self, adapter: str, packed: PackedAdapter) -> None:
-        """Applies ``packed`` to sequences that name ``adapter``. Raises RankLost and AdaptersFull."""
-        if adapter not in self._numbers:
-            if not self._free:
-                raise AdaptersFull(
-                    f"{adapter}: no number is free for it; unload one", "adapters", retry_after_s=1.0
-                )
-            self._numbers[adapter] = self._free.pop()
-        number = self._numbers[adapter]
-        with written(AdapterNote(number, packed.parts), packed.memory) as (fd, size):
-            self._own.hold(number, PackedAdapter(packed.parts, mapped(os.dup(fd), size)))
+    def holding(self, adapter: str, packed: PackedAdapter) -> Iterator[None]:
+        """Applies ``packed`` to sequences that name ``adapter``, a note at a time. Raises RankLost and
+        AdaptersFull.
+        """
+        if adapter in self._numbers:
+            self.drop(adapter)
+        if not self._free:
+            raise AdaptersFull(f"{adapter}: no number is free for it; unload one", "adapters", retry_after_s=1.0)
+        number = self._numbers[adapter] = self._free.pop()
+        for note, matrices in notes_of(number, packed):
+            self._apply(note, matrices)
+            yield
+
+    def _apply(self, note: AdapterNote, matrices: memoryview = memoryview(b"")) -> None:
+        with written(note, matrices) as (fd, size):
+            self._own.take(note, mapped(os.dup(fd), size))
             self._tell(fd, size)
 
     def drop(self, adapter: str) -> None:
         """Removes an adapter that no sequence names any more. Raises RankLost."""
         number = self._numbers.pop(adapter, None)
         if number is not None:
-            self._own.drop(number)
-            with written(AdapterNote(number)) as (fd, size):
-                self._tell(fd, size)
+            self._apply(AdapterNote(number))
             self._free.append(number)
 
     def numbers(self, items: Sequence[SequenceStep]) -> list[int] | None:
@@ -99,6 +124,22 @@ class RankAdapters:
         if not any(item.adapter for item in items):
             return None
         return [self._numbers[item.adapter] if item.adapter else -1 for item in items]
+
+
+def notes_of(number: int, packed: PackedAdapter) -> Iterator[tuple[AdapterNote, memoryview]]:
+    """Yields the notes by which ranks take adapter ``number``, each with its matrices: at most NOTE_PARTS parts and
+    NOTE_BYTES, or a single part.
+    """
+    rows = rows_of(packed.parts)
+    rows = rows[np.argsort(rows["a"], kind="stable")]
+    starts, done = np.append(rows["a"], len(packed.memory)), 0
+    while done < len(rows):
+        begin = int(starts[done])
+        fit = int(np.searchsorted(starts, begin + NOTE_BYTES, "right")) - 1
+        end = max(done + 1, min(fit, done + NOTE_PARTS))
+        parts = tuple(PartTable(moved(rows[done:end], -begin)))
+        yield AdapterNote(number, parts, end == len(rows)), packed.memory[begin : int(starts[end])]
+        done = end
 
 
 class OwnShare(NamedTuple):

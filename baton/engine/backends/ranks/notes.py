@@ -19,12 +19,13 @@ LENGTH = 8  # bytes at the end of the memory, with the note's length
 
 
 class AdapterNote(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """A message to the ranks: adapter ``number`` consists of ``parts``, whose matrices are stored before the note;
-    without parts it is removed.
+    """A message to the ranks: adapter ``number`` has these ``parts``, whose matrices are stored before the note.
+    With the ``last`` of its notes it is complete; without parts it is removed.
     """
 
     number: int
     parts: tuple[PackedPart, ...] = ()
+    last: bool = False
 
 
 class ExpertsNote(msgspec.Struct, frozen=True, array_like=True, tag=True):

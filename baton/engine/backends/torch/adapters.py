@@ -2,31 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 import torch
 from torch import Tensor
 
 from baton.engine.adapters.base import AdapterBase
-from baton.engine.adapters.packed import Array, PackedAdapter
-from baton.engine.plan import SequenceStep
+from baton.engine.adapters.packed import Array, PackedAdapter, PackedPart
+from baton.engine.plan import AdapterHost, SequenceStep
 from baton.kernels.lora.reference import AdaptedRows, LoraMatrices
 from baton.protos.errors import AdapterNotLoaded
 
 Matrices = dict[int, tuple[LoraMatrices, ...]]  # by site
+PIECE_PARTS = 32  # taken at a time, because a narrow matrix B takes some 10 µs
 Spans = list[tuple[str, range]]  # adapters of a step's sequences, and their rows
 
 
-class TorchAdapters:
+class TorchAdapters(AdapterHost):
     """Implements ``AdapterHost`` with torch tensors."""
 
     def __init__(self, base: AdapterBase) -> None:
         self.base = base
         self._held: dict[str, Matrices] = {}
 
-    def hold(self, adapter: str, packed: PackedAdapter) -> None:
-        """Applies ``packed`` to sequences that name ``adapter``."""
-        self._held[adapter] = matrices_of(packed)
+    def holding(self, adapter: str, packed: PackedAdapter) -> Iterator[None]:
+        """Applies ``packed`` to sequences that name ``adapter``, in short pieces."""
+        found: Matrices = {}
+        for at, part in enumerate(packed.parts):
+            found[part.site.number] = (*found.get(part.site.number, ()), _matrices(packed, part))
+            if at % PIECE_PARTS == PIECE_PARTS - 1:
+                yield
+        self._held[adapter] = found
 
     def drop(self, adapter: str) -> None:
         """Removes an adapter that no sequence names any more."""
@@ -54,10 +60,13 @@ def matrices_of(packed: PackedAdapter) -> Matrices:
     """Returns an adapter's matrices by site number; matrices A are views of its memory."""
     found: Matrices = {}
     for part in packed.parts:
-        a, b = _tensor(packed.first(part)), _tensor(packed.plain_second(part))
-        one = LoraMatrices(a, b, part.scale, part.site.first, part.site.looked_up)
-        found[part.site.number] = (*found.get(part.site.number, ()), one)
+        found[part.site.number] = (*found.get(part.site.number, ()), _matrices(packed, part))
     return found
+
+
+def _matrices(packed: PackedAdapter, part: PackedPart) -> LoraMatrices:
+    a, b = _tensor(packed.first(part)), _tensor(packed.plain_second(part))
+    return LoraMatrices(a, b, part.scale, part.site.first, part.site.looked_up)
 
 
 def grouped(spans: Spans) -> dict[str, Tensor]:

@@ -152,8 +152,8 @@ def test_a_replaced_content_is_the_next_steps_and_captured_graphs_stay(pair: Any
 def test_what_is_dropped_or_closed_leaves_no_memory_on_the_card(
     pair: Any, device: CudaLibrary, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    there, put, release = set[int](), device.put, device.release
-    monkeypatch.setattr(device, "put", lambda at, size: (there.add(found := put(at, size)), found)[1])
+    there, allocate, release = set[int](), device.allocate, device.release
+    monkeypatch.setattr(device, "allocate", lambda size: (there.add(found := allocate(size)), found)[1])
     monkeypatch.setattr(device, "release", lambda at: (there.remove(at), release(at)))
     _, gpu = pair()
     weights = len(there) - 6
@@ -169,15 +169,15 @@ def test_a_card_without_room_refuses_the_adapter_by_name_and_keeps_nothing(
     pair: Any, device: CudaLibrary, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _, gpu = pair()
-    there, put, release = set[int](), device.put, device.release
+    there, allocate, release = set[int](), device.allocate, device.release
 
-    def full(at: int, size: int) -> int:
+    def full(size: int) -> int:
         if len(there) == 2:
             raise DeviceError("device_allocate: out of memory (status 2)")
-        there.add(found := put(at, size))
+        there.add(found := allocate(size))
         return found
 
-    monkeypatch.setattr(device, "put", full)
+    monkeypatch.setattr(device, "allocate", full)
     monkeypatch.setattr(device, "release", lambda at: (there.remove(at), release(at)))
     with pytest.raises(AdaptersFull, match=r"the card has no room for adapter c@1: .*out of memory"):
         gpu.adapters.hold("c@1", adapter(adaptable(trials.one_layer(model())), 4, 1))

@@ -7,10 +7,15 @@ from typing import Any
 
 import pytest
 
+from baton.engine.adapters.packed import PackedAdapter, PackedPart
+from baton.engine.adapters.reading import read_here
+from baton.engine.backends.ranks import adapters
 from baton.engine.config import EngineConfig
 from baton.engine.load import load_runner
 from baton.engine.plan import Runner, SequenceStep, StepPlan, adapters_of
+from baton.engine.program.sites import Site
 from baton.kernels.abi import native
+from baton.protos.channel import AdapterPlace
 from baton.protos.errors import AdapterNotLoaded
 from baton.protos.nouns import AdapterLimits, Sampling
 from tests.conformance.checkpoints import make
@@ -40,6 +45,7 @@ def test_adapters_give_the_bits_of_one_rank(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, share: str, fields: dict[str, Any]
 ) -> None:
     monkeypatch.setenv("BATON_CACHE_DIR", str(Path(native.built(native.isa())).parents[1]))
+    monkeypatch.setattr(adapters, "NOTE_PARTS", 3)  # so that adapters come in several notes
     model = make(tmp_path / "model", kind)
     few = write(tmp_path / "few", model, ("q_proj", "v_proj", "qkv_proj"), rank=4, seed=2)
     many = write(tmp_path / "many", model, ALL, rank=16, seed=3)
@@ -75,18 +81,67 @@ def test_what_peft_saved_of_parameters_of_all_experts_gives_the_bits_of_one_rank
     one, several = (SharedDriver(runner, 64, chunk=7) for runner in (alone, ranks))
     try:
         names = [hold(runner, "a", model / "adapter") for runner in (alone, ranks)]
-        prompts, adapters = [[5, 6, 7, 8] * 4, [3, 4], [11, 12, 13]], [names[0], "", names[1]]
-        found = one.answer(prompts, SPOKEN, adapters=adapters)
-        assert several.answer(prompts, SPOKEN, adapters=adapters) == found
+        prompts, on = [[5, 6, 7, 8] * 4, [3, 4], [11, 12, 13]], [names[0], "", names[1]]
+        found = one.answer(prompts, SPOKEN, adapters=on)
+        assert several.answer(prompts, SPOKEN, adapters=on) == found
         assert several.logprobs == one.logprobs
         assert one.answer(prompts, SPOKEN) != found
     finally:
         ranks.leave()
 
 
-def same(one: SharedDriver, several: SharedDriver, adapters: list[str]) -> None:
+def test_ranks_go_on_stepping_while_an_adapter_comes_piece_by_piece(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(adapters, "NOTE_PARTS", 2)
+    model = make(tmp_path / "model", "mixtral")
+    config = EngineConfig(str(model), threads=1, adapters=LIMITS)
+    alone = load_runner(config)
+    ranks = on_ranks(alone.spec, EngineConfig(**(config_fields(config) | {"tp": 2})), base_of(alone))
+    one, several = (SharedDriver(runner, 64, chunk=150) for runner in (alone, ranks))
+    try:
+        first = write(tmp_path / "first", model, ALL, rank=4, seed=2)
+        second = read_here(
+            AdapterPlace("second", str(write(tmp_path / "second", model, ALL, seed=3))), base_of(alone)
+        )
+        names = [hold(runner, "first", first) for runner in (alone, ranks)]
+        host = adapters_of(ranks)
+        assert host is not None
+        pieces = 0
+        for _ in host.holding(second.info.id, second.packed):
+            wanted = one.answer(PROMPTS[1:], SPOKEN, adapters=[names[0], ""])
+            assert several.answer(PROMPTS[1:], SPOKEN, adapters=[names[1], ""]) == wanted
+            pieces += 1
+        assert pieces > 5
+        one_host = adapters_of(alone)
+        assert one_host is not None
+        one_host.hold(second.info.id, second.packed)
+        same(one, several, [second.info.id, names[0], ""])
+    finally:
+        ranks.leave()
+
+
+def test_a_note_has_a_bounded_number_of_parts_and_bytes_or_one_part() -> None:
+    sizes = [64 * (1 + at % 7) for at in range(1000)] + [3 << 20] + [64] * 200
+    parts, end = [], 0
+    for number, size in enumerate(sizes):
+        parts.append(PackedPart(Site(number, 0, 8, 8), 4, 1.0, True, end, end + size))
+        end += 2 * size
+    memory = memoryview(bytes(range(256)) * (end // 256 + 1))[:end]
+    found, places = [], []
+    for note, matrices in adapters.notes_of(7, PackedAdapter(tuple(parts), memory)):
+        assert len(note.parts) <= adapters.NOTE_PARTS
+        assert len(matrices) <= adapters.NOTE_BYTES or len(note.parts) == 1
+        assert (note.number, note.last) == (7, len(found) + len(note.parts) == len(sizes))
+        found += note.parts
+        places += [bytes(matrices[part.a : part.a + 64]) for part in note.parts]
+    assert [part.site for part in found] == [part.site for part in parts]
+    assert places == [bytes(memory[part.a : part.a + 64]) for part in parts]
+
+
+def same(one: SharedDriver, several: SharedDriver, on: list[str]) -> None:
     found = []
-    for sampling, names in ((SPOKEN, adapters), (READ, adapters), (SPOKEN, [])):
+    for sampling, names in ((SPOKEN, on), (READ, on), (SPOKEN, [])):
         found.append(one.answer(PROMPTS, sampling, adapters=names))
         assert several.answer(PROMPTS, sampling, adapters=names) == found[-1]
     assert found[0] != found[2], "the adapters change something"
