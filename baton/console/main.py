@@ -62,7 +62,9 @@ def workers(
 
 @app.command()
 def explain(
-    request_id: Annotated[str, typer.Argument(help="The answer's id, or its x-request-id")],
+    request_id: Annotated[
+        str, typer.Argument(help="The answer's id, or its x-request-id; default: the request that ended last")
+    ] = "",
     url: Annotated[str | None, _flag("The router; default: of the one cluster on this machine")] = None,
     key: Annotated[str, typer.Option(help="API key", envvar="BATON_API_KEY")] = "",
     json: Annotated[bool, typer.Option("--json", help="The record itself")] = False,

@@ -1,4 +1,4 @@
-"""``baton explain ID``: prints a request's decision record.
+"""``baton explain [ID]``: prints a request's decision record, by default of the request that ended last.
 
 Knows nothing of policies; it shows what the router recorded.
 """
@@ -11,24 +11,35 @@ import urllib.parse
 from rich.console import Console
 from rich.table import Table
 
-from baton.console.cluster.asking import router
+from baton.console.cluster.asking import RouterEndpoint, router
 from baton.console.cluster.ranks import ranks_in_words
+from baton.protos.errors import RequestUnknown
 from baton.protos.json import Json
 
 
 def show(request_id: str, url: str | None, key: str, as_json: bool) -> int:
     """Asks the router for the record and prints it, as a page or as JSON; returns 0.
 
-    Raises RequestUnknown, ConfigError.
+    An empty ``request_id`` stands for the request that ended last, which needs an admin's key where keys are asked
+    for. Raises RequestUnknown, ConfigError.
     """
-    path = f"/v1/requests/{urllib.parse.quote(request_id, safe='')}/explain"
-    record = router(url, key).call("GET", path)
+    endpoint = router(url, key)
+    path = f"/v1/requests/{urllib.parse.quote(request_id or _last(endpoint), safe='')}/explain"
+    record = endpoint.call("GET", path)
     console = Console(highlight=False, width=140)
     if as_json:
         print(json.dumps(record, indent=1))
     else:
         page(record, console)
     return 0
+
+
+def _last(endpoint: RouterEndpoint) -> str:
+    """Returns the id of the request that ended last."""
+    ended = endpoint.call("GET", "/v1/cluster")["recent"]
+    if not ended:
+        raise RequestUnknown("no request has ended here yet: name one by its id", "request_id")
+    return str(max(ended, key=lambda each: each["at"])["request_id"])
 
 
 def page(record: Json, console: Console) -> None:

@@ -91,14 +91,16 @@ async def _stay_up(cluster: LocalCluster, console: Console) -> None:
 
 
 def welcome(cluster: LocalCluster) -> str:
-    """Returns the text shown once the cluster is up: its URL, and a curl command to try."""
+    """Returns the text shown once the cluster is up: its URL, a curl command to try, and the
+    dashboard's URL.
+    """
     router, trust = cluster.config.router, _certificates(cluster.config)
     path, asked = first_question(cluster.config)
     body = json.dumps({"model": cluster.name, **asked})
     return (
         f"Serving {cluster.name} at {cluster.url} (REST) and {router.host}:{router.grpc_port} (gRPC). Try:\n\n"
         f"  curl {trust}{cluster.url}{path} -H 'Content-Type: application/json' -d '{body}'\n\n"
-        "Ctrl-C stops it."
+        f"Dashboard: {cluster.url}/dashboard/ (in a terminal: baton top)\n\nCtrl-C stops it."
     )
 
 

@@ -21,7 +21,7 @@ from baton.router.api.grpc.errors import grpc_errors
 from baton.router.api.limits import BodiesInFlight
 from baton.router.api.surfaces import AccessDependencies
 
-OPEN_PATHS = frozenset({"/health", "/ready", "/metrics", "/version"})
+OPEN_PATHS = frozenset({"/", "/health", "/ready", "/metrics", "/version"})
 OPEN_FILES = "/dashboard"  # a page without any data
 OPEN_SERVICES = ("/grpc.health.", "/grpc.reflection.")
 REQUEST_ID = "x-request-id"
@@ -70,7 +70,7 @@ def authorization_of(headers: Headers) -> str | None:
 
 
 def is_open(path: str) -> bool:
-    """Returns whether ``path`` needs no API key (health, metrics, version, the dashboard's files)."""
+    """Returns whether ``path`` needs no API key (health, metrics, version, the dashboard's files and ``/``)."""
     return path in OPEN_PATHS or path == OPEN_FILES or path.startswith(f"{OPEN_FILES}/")
 
 

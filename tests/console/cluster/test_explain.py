@@ -8,8 +8,9 @@ import msgspec
 import pytest
 from rich.console import Console
 
+from baton.console.cluster import explain
 from baton.console.cluster.explain import page
-from baton.protos.errors import Overloaded, PoolExhausted
+from baton.protos.errors import Overloaded, PoolExhausted, RequestUnknown
 from baton.protos.nouns import KvLayout, Sampling, WorkerInfo
 from baton.router.observe.decisions import DecisionRecord
 from baton.router.observe.trail import Trail, ranks_of
@@ -72,3 +73,33 @@ def test_a_choice_that_was_never_placed_says_so_and_why(record: DecisionRecord) 
     text = shown(record)
     assert "never placed, overloaded: the queue is full" in text
     assert "policies/POLICY.md" not in text
+
+
+class Endpoint:
+    """Answers a console's calls of a router whose last requests are ``recent``."""
+
+    def __init__(self, recent: list[dict[str, object]], record: object) -> None:
+        self.paths: list[str] = []
+        self._recent, self._record = recent, record
+
+    def call(self, method: str, path: str) -> object:
+        self.paths.append(path)
+        return {"recent": self._recent} if path == "/v1/cluster" else self._record
+
+
+def test_without_an_id_the_request_that_ended_last_is_explained(
+    record: DecisionRecord, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    endpoint = Endpoint([{"at": 1.0, "request_id": "old"}, {"at": 2.0, "request_id": "new"}], record.plain())
+    monkeypatch.setattr(explain, "router", lambda url, key: endpoint)
+    assert explain.show("", None, "", False) == 0
+    assert endpoint.paths == ["/v1/cluster", "/v1/requests/new/explain"]
+    assert "2 prompt tokens" in capsys.readouterr().out
+
+
+def test_without_an_id_a_cluster_that_was_never_asked_says_so(
+    record: DecisionRecord, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(explain, "router", lambda url, key: Endpoint([], record.plain()))
+    with pytest.raises(RequestUnknown, match="no request has ended here yet"):
+        explain.show("", None, "", False)

@@ -98,8 +98,8 @@ def keys(tmp_path):
 
 
 def test_nobody_is_asked_for_a_key_at_the_open_paths_alone():
-    assert all(map(is_open, ("/health", "/metrics", "/dashboard", "/dashboard/", "/dashboard/page.js")))
-    closed = ("/", "/healthz", "/metrics/x", "/dashboards", "/dashboard-data", "/dashboard.json", "/v1/models")
+    assert all(map(is_open, ("/", "/health", "/metrics", "/dashboard", "/dashboard/", "/dashboard/page.js")))
+    closed = ("/healthz", "/metrics/x", "/dashboards", "/dashboard-data", "/dashboard.json", "/v1/models")
     assert not any(map(is_open, closed))
 
 

@@ -119,6 +119,13 @@ def test_another_sites_page_cannot_act(watched):
     assert watched.worker("decode-0")["hold"] is None
 
 
+def test_a_browser_that_opens_the_routers_own_address_comes_to_the_page(watched):
+    page = httpx.get(watched.url, follow_redirects=True)
+    assert page.status_code == 200
+    assert page.url.path == "/dashboard/"
+    assert "text/html" in page.headers["content-type"]
+
+
 def test_the_pages_files_are_open_hold_no_data_and_load_nothing_else(watched):
     page = httpx.get(watched.url + "/dashboard", follow_redirects=True)
     assert page.status_code == 200

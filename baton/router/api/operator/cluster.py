@@ -81,13 +81,17 @@ def cluster_routes(surface: ClusterSurface) -> APIRouter:
 
 
 def page_routes() -> APIRouter:
-    """Returns the routes of the dashboard's files, which are read from the package once."""
+    """Returns the routes of the dashboard's files, which are read from the package once; ``/`` leads there."""
     routes, folder = APIRouter(include_in_schema=False), files("baton.router") / "dashboard"
     found = {
         entry.name: (entry.read_bytes(), MEDIA["." + entry.name.rpartition(".")[2]])
         for entry in folder.iterdir()
         if "." + entry.name.rpartition(".")[2] in MEDIA
     }
+
+    @routes.get("/")
+    async def home() -> Response:
+        return RedirectResponse(PAGE + "/", 307)
 
     @routes.get(PAGE)
     async def page() -> Response:
