@@ -14,8 +14,7 @@ import argparse
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
@@ -25,15 +24,20 @@ from rich.console import Console
 from baton.bench.engine.models import SIZES, random_runner
 from baton.bench.engine.report import SCHEMES
 from baton.bench.rows import Row, spread, table
+from baton.engine.adapters.base import AdapterBase
 from baton.engine.adapters.packed import PackedAdapter, PackedPart
 from baton.engine.adapters.reading import AdapterReader, room
-from baton.engine.adapters.table import ReadAdapter, Reading
-from baton.engine.plan import StepPlan
+from baton.engine.adapters.table import AdapterTable
+from baton.engine.adapters.tensors import FILE
+from baton.engine.backends.native.adapters import NativeAdapters
+from baton.engine.plan import AdapterHost, StepPlan
 from baton.engine.program.sites import Site
+from baton.engine.steps.loop import READ_WAIT_S
 from baton.evaluate.workload import Workload
 from baton.kernels.abi import native
-from baton.kernels.lora.structs import MOST_RANK, panelled
-from baton.protos.channel import AdapterPlace
+from baton.kernels.lora.structs import MOST_RANK, LoraStep, panelled
+from baton.protos.channel import AdapterFailed, AdapterIs, AdapterPlace, LoadAdapter, UnloadAdapter
+from baton.protos.nouns import AdapterLimits
 
 COUNTS = {1: 0.9, 8: 0.8, 64: 0.7}  # adapters in use, and the share of the base's throughput that is wanted
 MOST_SLOWER = 1.05  # wanted of the p99 between tokens while adapters are loaded, as a multiple of that without
@@ -42,6 +46,7 @@ TARGETS = {
     "all": ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"),
 }
 LOADED_BYTES = 16 << 20
+MANY_TENSORS, EXPERTS, WIDTH = 36_864, 128, 64  # of an adapter beside each expert of a mixture: experts of a layer
 ENDLESS = 1 << 30  # loads: more than a round has
 BUSY_S = 6.0  # seconds of a round's steps with or without loads, because a p99 needs some hundreds of steps
 
@@ -114,34 +119,36 @@ def _beside(found: dict[int, list[float]], count: int, batch: int, target: float
     return Row(name, speed, "tok/s", "base", statistics.median(ratios), spread(ratios), target)
 
 
-def loads(bench: Bench, directory: Path, rounds: int) -> list[Row]:
+def loads(bench: Bench, folder: Path, rounds: int) -> list[Row]:
     """The 99th percentile of the time between tokens with one load, and with one after the other, beside none.
 
-    Rounds of each take turns, so that the machine's drift falls on all; a ratio is of one round.
+    Rounds of each take turns, so that the machine's drift falls on all; a ratio is of one round. An adapter of
+    LOADED_BYTES is loaded to the model itself. One of MANY_TENSORS, which the model has no places for, is loaded to
+    structs of their own beside it.
     """
-    write(directory, bench)
+    assert bench.runner.adapters is not None
+    places = experts()
+    many = NativeAdapters(AdapterBase(places, MOST_RANK, 1 << 30), 1 + len(places) // EXPERTS, LoraStep())
+    sized = Loading(bench.runner.adapters, write(folder / "sized", linear_places(bench.base), rank_for(bench.base)))
+    tensors = Loading(many, write(folder / "many", places, 1))
     calm: list[float] = []
     again: list[float] = []  # without loads as well: how far two equal rounds are apart
-    busy: dict[int, list[float]] = {1: [], ENDLESS: []}
-    done: dict[int, list[float]] = {1: [], ENDLESS: []}
-    loading = Loading(bench, directory)
+    busy: dict[str, list[float]] = {}
     for _ in range(rounds):
         calm.append(_p99(between_tokens(bench, BUSY_S, lambda: None)))
-        for count, found in busy.items():
+        for name, loading, count in (
+            (f"a load of {sized.size}", sized, 1),
+            (f"loads of {sized.size} one after the other", sized, ENDLESS),
+            (f"a load of {MANY_TENSORS} tensors", tensors, 1),
+        ):
             loading.begin(count)
-            found.append(_p99(between_tokens(bench, BUSY_S, loading.turn, loading.any)))
+            busy.setdefault(name, []).append(_p99(between_tokens(bench, BUSY_S, loading.turn, loading.any)))
             loading.end()
-            done[count] += loading.taken
         again.append(_p99(between_tokens(bench, BUSY_S, lambda: None)))
-    loading.close()
-    size = f"{(directory / 'adapter_model.safetensors').stat().st_size / (1 << 20):.0f} MB"
-    return [
-        Row("p99 between tokens", 1e3 * statistics.median(calm), "ms"),
-        _slower(f"p99 with a load of {size}", busy[1], calm, MOST_SLOWER),
-        _slower(f"p99 while {len(done[ENDLESS])} loads of {size} went on", busy[ENDLESS], calm, MOST_SLOWER),
-        _slower("the same without loads once more", again, calm, 0),
-        Row("of a load, the loop's own CPU time", 1e3 * statistics.median(done[1] + done[ENDLESS]), "ms"),
-    ]
+    rows = [Row("p99 between tokens", 1e3 * statistics.median(calm), "ms")]
+    rows += [_slower(f"p99 with {name}", found, calm, MOST_SLOWER) for name, found in busy.items()]
+    rows.append(_slower("the same without loads once more", again, calm, 0))
+    return [*rows, *sized.close(sized.size), *tensors.close(f"{MANY_TENSORS} tensors")]
 
 
 def _p99(seconds: list[float]) -> float:
@@ -155,47 +162,72 @@ def _slower(name: str, found: list[float], beside: list[float], target: float) -
 
 
 class Loading:
-    """Loads one adapter after the other as an engine's loop does: it looks between two steps."""
+    """Loads the adapter in ``directory`` again and again to ``host`` as an engine's loop does: it looks between two
+    steps.
+    """
 
-    def __init__(self, bench: Bench, directory: Path) -> None:
-        self._bench, self._reader = bench, AdapterReader(bench.base)
+    def __init__(self, host: AdapterHost, directory: Path) -> None:
+        self._reader, self._place = AdapterReader(host.base), AdapterPlace("more", str(directory))
         self._reader.warm()
-        self._start = partial(self._reader.start, AdapterPlace("more", str(directory)))
-        self._reading: Reading | None = None
-        self._left = 0
-        self.taken: list[float] = []  # of each load, seconds of this thread's CPU time between two steps
+        self._table = AdapterTable(host, AdapterLimits(1, 1 << 34, MOST_RANK), self._reader.start)
+        self.size = f"{(directory / FILE).stat().st_size / (1 << 20):.0f} MB"
+        self._left = self._loaded = 0
+        self._turns: list[
+            float
+        ] = []  # of the load in progress, seconds of this thread's CPU time between two steps
+        self._taken: list[float] = []  # of each load, the sum of them
+        self._longest: list[float] = []  # of each load
 
     def begin(self, count: int) -> None:
         """Begins the first of ``count`` loads."""
-        self._reading, self._left, self.taken = self._start(), count - 1, []
+        self._left, self._loaded = count, 0
+        self._begin()
+
+    def _begin(self) -> None:
+        self._left -= 1
+        self._turns = []
+        assert not list(self._table.load(LoadAdapter(1, self._place, False)))
 
     def turn(self) -> None:
-        """Takes in what was read, and begins the next load."""
-        began = time.thread_time()
-        if self._reading is None or (found := self._reading.result()) is None:
+        """Does what the loop does for the load between two steps, and begins the next load after its end."""
+        if not self._table.reading:
             return
-        if not isinstance(found, ReadAdapter):
-            raise found
-        assert self._bench.runner.adapters is not None
-        self._bench.runner.adapters.hold(found.info.id, found.packed)
-        self._reading.close()
-        self._left -= 1
-        self._reading = self._start() if self._left >= 0 else None
-        self.taken.append(time.thread_time() - began)
+        began = time.thread_time()
+        answers = list(self._table.turn())
+        self._turns.append(time.thread_time() - began)
+        for answer in answers:
+            if isinstance(answer, AdapterFailed):
+                raise RuntimeError(answer.error.message)
+            if isinstance(answer, AdapterIs):
+                self._ended(answer)
+
+    def _ended(self, answer: AdapterIs) -> None:
+        self._taken.append(sum(self._turns))
+        self._longest.append(max(self._turns))
+        self._loaded += 1
+        for _ in self._table.unload(UnloadAdapter(2, answer.adapter.id)):
+            pass
+        if self._left > 0:
+            self._begin()
 
     def any(self) -> bool:
-        """Returns whether an adapter was loaded."""
-        return bool(self.taken)
+        """Returns whether an adapter was loaded since ``begin``."""
+        return self._loaded > 0
 
     def end(self) -> None:
         """Waits for the load that goes on, so that no other round has it."""
         self._left = 0
-        while self._reading is not None:
+        while self._table.reading:
+            time.sleep(READ_WAIT_S)
             self.turn()
 
-    def close(self) -> None:
-        """Ends the process that reads."""
+    def close(self, what: str) -> list[Row]:
+        """Ends the process that reads; returns what the loop's own work took in each load of ``what``."""
         self._reader.close()
+        return [
+            Row(f"of a load of {what}, the loop's own CPU time", 1e3 * statistics.median(self._taken), "ms"),
+            Row("its longest piece between two steps", 1e3 * statistics.median(self._longest), "ms"),
+        ]
 
 
 def between_tokens(
@@ -215,20 +247,36 @@ def between_tokens(
     return found
 
 
-def write(directory: Path, bench: Bench) -> None:
-    """Writes a PEFT adapter of LOADED_BYTES beside every linear layer, in float32."""
+def linear_places(base: AdapterBase) -> dict[str, Site]:
+    """Returns the sites of the model's linear layers by module."""
+    return {name: site for name, site in base.sites.items() if name.rpartition(".")[2] in TARGETS["all"]}
+
+
+def rank_for(base: AdapterBase) -> int:
+    """Returns the rank at which an adapter beside every linear layer has LOADED_BYTES in float32."""
+    return max(1, LOADED_BYTES // (4 * sum(site.inputs + site.outputs for site in linear_places(base).values())))
+
+
+def experts() -> dict[str, Site]:
+    """Returns sites of as many small experts' matrices as MANY_TENSORS tensors stand beside."""
+    places = (divmod(at, EXPERTS) for at in range(MANY_TENSORS // 2))
+    return {f"layers.{number}.experts.{e}.w": Site(number, e * WIDTH, WIDTH, WIDTH) for number, e in places}
+
+
+def write(directory: Path, places: Mapping[str, Site], rank: int) -> Path:
+    """Writes a PEFT adapter beside ``places``, in float32, and returns its folder."""
     import torch
     from safetensors.torch import save_file
 
-    places = {name: site for name, site in bench.base.sites.items() if name.rpartition(".")[2] in TARGETS["all"]}
-    rank = max(1, LOADED_BYTES // (4 * sum(site.inputs + site.outputs for site in places.values())))
+    directory.mkdir()
     tensors = {}
     for name, site in places.items():
         tensors[f"base_model.model.{name}.lora_A.weight"] = torch.randn(rank, site.inputs)
         tensors[f"base_model.model.{name}.lora_B.weight"] = torch.randn(site.outputs, rank)
-    save_file(tensors, directory / "adapter_model.safetensors")
+    save_file(tensors, directory / FILE)
     config = {"peft_type": "LORA", "r": rank, "lora_alpha": rank}
     (directory / "adapter_config.json").write_bytes(msgspec.json.encode(config))
+    return directory
 
 
 def main() -> None:
