@@ -43,6 +43,14 @@ def test_what_was_asked_is_said(record: DecisionRecord) -> None:
     assert "first token wanted within 0.5 s" in shown(record)
 
 
+def test_the_adapter_that_answers_is_named_with_its_content(record: DecisionRecord) -> None:
+    adapter = "sql@0123456789abcdef"
+    context = msgspec.structs.replace(record.request.context, adapter_id=adapter)
+    asked = msgspec.structs.replace(record.request, context=context)
+    assert f"r: m with adapter {adapter}, 2 prompt tokens" in shown(DecisionRecord(asked, "short", "router", 0.0))
+    assert "adapter" not in shown(record)
+
+
 def test_each_station_is_shown_whatever_the_policy_predicts(record: DecisionRecord) -> None:
     made = trail(record, 2)
     ways = tuple(Option("prefill", f"d{at}", "p0", {"load": float(at)}) for at in range(2))

@@ -16,7 +16,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import grpc
@@ -58,6 +58,8 @@ class Pod:
     def _mounted(self, mount: Manifest, volume: Manifest) -> Path:
         if "hostPath" in volume:
             return Path(volume["hostPath"]["path"])
+        if "persistentVolumeClaim" in volume:
+            return self.place.claim(volume["persistentVolumeClaim"]["claimName"])
         folder = self.root / str(len(list(self.root.iterdir())))
         folder.mkdir()
         if "configMap" in volume:
@@ -194,13 +196,20 @@ class Place(contextlib.AbstractContextManager):
         ports = {"http": self.http, "grpc": self.grpc}
         return render({**values, "router": {**values.get("router", {}), "ports": ports}})
 
-    def start(self, kind: str, name: str, address: str) -> Pod:
-        """The first pod of a Deployment, StatefulSet or Job."""
+    def claim(self, name: str) -> Path:
+        """The folder of a claim, the same for all pods that mount it."""
+        folder = self.folder / f"claim-{name}"
+        folder.mkdir(exist_ok=True)
+        return folder
+
+    def start(self, kind: str, name: str, address: str, container: int | None = None) -> Pod:
+        """The first pod of a Deployment, StatefulSet or Job; of its init containers the one with that index."""
         spec = one(self.manifests, kind, name)["spec"]["template"]["spec"]
         before = os.environ["PATH"]
         os.environ["PATH"] = f"{self._path}:{before}"
         try:
-            pod = Pod(f"{name}-0", spec["containers"][0], address, self, spec["volumes"])
+            run = spec["containers"][0] if container is None else spec["initContainers"][container]
+            pod = Pod(f"{name}-0", run, address, self, spec["volumes"])
         finally:
             os.environ["PATH"] = before
         self.pods[pod.name] = pod
@@ -314,6 +323,26 @@ def test_the_adapters_job_serves_what_the_values_name_and_an_upgrade_takes_out_w
         assert _applied(place) == {"sql"}
 
 
+@pytest.mark.thorough  # make helm-check runs it too
+def test_the_adapters_job_first_fills_the_claim_from_which_workers_load(tmp_path: Path) -> None:
+    for name in ("sql", "style"):
+        _write_adapter(tmp_path / name)
+    root = "/var/lib/baton/adapters"
+    adapters: Manifest = {
+        "source": "pvc",
+        "pvc": {"claimName": "a"},
+        "fetch": {
+            "image": "any/image:1",
+            "command": ["cp", "-r", str(tmp_path / "sql"), str(tmp_path / "style"), root],
+        },
+        "serve": {"sql": {"path": "sql", "pinned": True}, "style": {"path": "style", "hub": "acme/style"}},
+    }
+    with up({**PACED, "adapters": adapters}) as (place, _, _):
+        assert not list(place.claim("a").iterdir())
+        assert _applied(place, inits=["fetch", "hub"]) == {"sql", "style"}
+        assert {path.name for path in place.claim("a").iterdir()} == {"sql", "style"}
+
+
 def _write_adapter(folder: Path) -> None:
     """A paced engine takes modules of any name."""
     folder.mkdir()
@@ -322,11 +351,16 @@ def _write_adapter(folder: Path) -> None:
     (folder / "adapter_config.json").write_text('{"peft_type": "LORA", "r": 4, "lora_alpha": 4}')
 
 
-def _applied(place: Place) -> set[str]:
-    """Returns the adapters that the chart's own key sees after the Job; each has answered."""
-    job = next(m["metadata"]["name"] for m in place.manifests if m["kind"] == "Job")
-    pod = place.start("Job", job, "127.0.0.1")
-    assert pod.process.wait(UP_S) == 0, pod.log()
+def _applied(place: Place, inits: Sequence[str] = ()) -> set[str]:
+    """Returns the adapters that the chart's own key sees after the Job, whose init containers are ``inits``; each
+    adapter has answered.
+    """
+    job = next(m for m in place.manifests if m["kind"] == "Job")
+    before = [container["name"] for container in job["spec"]["template"]["spec"].get("initContainers", ())]
+    assert before == list(inits)
+    for container in (*range(len(inits)), None):
+        pod = place.start("Job", job["metadata"]["name"], "127.0.0.1", container)
+        assert pod.process.wait(UP_S) == 0, pod.log()
     headers = {"Authorization": f"Bearer {place.secret('demo-baton-keys')['api-key']}"}
     with httpx.Client(base_url=f"http://127.0.0.1:{place.http}", headers=headers, timeout=60) as client:
         served = {model["id"] for model in client.get("/v1/models").json()["data"] if model.get("parent")}

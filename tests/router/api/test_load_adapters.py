@@ -63,8 +63,14 @@ async def test_an_adapter_is_loaded_used_listed_and_unloaded():
         assert (models["sql"].parent, models["sql"].root) == ("m", "team/sql")
         told = (await r.http.get(f"/v1/requests/{answer.id}/explain")).json()
         assert told["adapter"] == f"sql@{ONE}"
+        assert "adapter" not in told["choices"][0]["observed_s"]  # it was there
         [listed] = (await r.http.get("/v1/adapters")).json()["data"]
         assert (listed["id"], listed["by"], listed["workers"]) == ("sql", "operator", ["d0", "d1", "p0"])
+        for worker in (*r.cluster.p, *r.cluster.d):
+            worker.adapters.clear()  # as if it had been evicted, unannounced
+        late = await r.openai.completions.create(model="sql", prompt=ids, max_tokens=4)
+        told = (await r.http.get(f"/v1/requests/{late.id}/explain")).json()
+        assert told["choices"][0]["observed_s"]["adapter"] >= 0
         gone = await r.http.post(UNLOAD, json={"lora_name": "sql", "lora_int_id": 1})
         assert gone.json()["message"] == "Success: LoRA adapter 'sql' removed successfully."
         with pytest.raises(openai.NotFoundError):

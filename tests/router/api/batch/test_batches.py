@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
+import time
 from collections.abc import AsyncIterator
 
 import msgspec
 import openai
 import pytest
 
+from baton.cluster.adapters import AdapterEntry
 from baton.cluster.batch_nouns import BatchJob, ListPage, StoredFile
 from baton.cluster.batch_store import KEPT_S, BatchStore
 from baton.cluster.config import RouterConfig
@@ -18,6 +20,7 @@ from baton.cluster.membership import connect
 from baton.protos.errors import InvalidRequest, Overloaded, QuotaExceeded, Unavailable
 from baton.router.access.gate import AccessGate
 from baton.router.access.keys import KeyRing, add_key, noted, revoke_key
+from baton.router.adapters.registry import AdapterRegistry
 from baton.router.api.batch.lane import BatchLane
 from baton.router.api.batch.lines import answer_line
 from baton.router.server import running_router
@@ -25,6 +28,7 @@ from baton.router.text.catalog import ModelCatalog
 from tests.router.conftest import SAID, Clients
 from tests.router.parts import generation_of, surfaces_of
 
+SQL = AdapterEntry("sql", "tiny", "sql", "1" * 16)
 ENDS = ("completed", "cancelled", "failed")
 CHAT = {"model": "tiny", "messages": [{"role": "user", "content": "Hello"}], "temperature": 0}
 
@@ -97,6 +101,25 @@ async def test_a_batch_is_answered_line_by_line_good_and_bad_apart(bench, fake) 
     assert {request.context.priority for request in fake.requests} == {1000}
     assert [b.id async for b in bench.openai.batches.list()] == [batch.id]
     assert {f.purpose async for f in bench.openai.files.list()} == {"batch", "batch_output"}
+
+
+async def test_lines_of_a_batch_are_on_the_adapters_that_they_name(fake, model_dir, redis) -> None:
+    config, store = RouterConfig(port=0, grpc_port=0, shutdown_grace_s=0.0), BatchStore(redis, "t")
+    catalog = ModelCatalog(fake.models, {"tiny": model_dir}, time.time, AdapterRegistry((SQL,)))
+    service = generation_of(config, fake, catalog)
+    async with running_router(config, surfaces_of(config, service, store)) as address:
+        bench = Bench(clients := Clients(address), service, store)
+        batch = await bench.submit(*(CHAT | {"model": name} for name in ("sql", "tiny", "gone")))
+        async with bench.lane().running():
+            done = await bench.ended(batch.id)
+        good, bad = await bench.lines(done.output_file_id), await bench.lines(done.error_file_id)
+        await clients.close()
+    assert [(line["custom_id"], line["response"]["body"]["model"]) for line in good] == [
+        ("r0", "sql"),
+        ("r1", "tiny"),
+    ]
+    assert sorted(request.context.adapter_id for request in fake.requests) == ["", SQL.adapter_id]
+    assert [(line["custom_id"], line["response"]["status_code"]) for line in bad] == [("r2", 404)]
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,12 @@ from contextlib import asynccontextmanager
 
 import msgspec
 import pytest
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from baton.cluster.adapters import AdapterEntry
+from baton.cluster.metering import telemetry
 from baton.protos.errors import (
     AdapterChanged,
     AdapterRefused,
@@ -23,6 +27,7 @@ from baton.protos.errors import (
 )
 from baton.router.adapters import registry
 from baton.router.adapters.registry import AdapterRegistry
+from baton.router.dispatch import runner
 from baton.router.dispatch.adapters import control as adapter_control
 from baton.router.dispatch.adapters import keeper as adapter_keeper
 from baton.router.dispatch.adapters import loads as adapter_loads
@@ -87,6 +92,32 @@ async def test_a_worker_that_lacks_it_loads_it_once_for_all_requests_that_wait()
         assert await asyncio.gather(*asked) == [right] * 5
         assert (len(c.d[0].loads), len(c.p[0].loads)) == (2, 2)
         await c.idle()
+
+
+async def test_the_spans_of_a_request_and_of_its_load_name_the_adapter(monkeypatch):
+    exporter, provider = InMemorySpanExporter(), TracerProvider()
+    provider.add_span_processor(SimpleSpanProcessor(exporter))
+    tracer = provider.get_tracer("test")
+
+    def span(name, traceparent="", attributes=None):
+        context = telemetry._context(traceparent) if traceparent else None
+        return tracer.start_as_current_span(name, context=context, attributes=attributes)
+
+    monkeypatch.setattr(runner, "span", span)
+    async with served(decode=1) as c:
+        entry = await add(c)
+        for adapter in ("", entry.adapter_id):
+            await ask(c, adapter)
+        for worker in (*c.p, *c.d):
+            worker.adapters.clear()
+        await ask(c, entry.adapter_id)
+        await c.idle()
+    spans = exporter.get_finished_spans()
+    routes = [s.attributes.get("baton.adapter") for s in spans if s.name == "route"]
+    assert routes == [None, entry.adapter_id, entry.adapter_id]
+    loads = [s for s in spans if s.name == "adapter"]
+    assert {s.attributes["baton.adapter"] for s in loads} == {entry.adapter_id}
+    assert loads[0].parent.span_id == [s for s in spans if s.name == "route"][-1].context.span_id
 
 
 async def test_a_refusal_of_a_request_sent_before_a_load_does_not_undo_it():
