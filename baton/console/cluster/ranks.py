@@ -14,8 +14,13 @@ HERE = "its own host"
 
 
 def widths_in_words(widths: Mapping[str, int]) -> str:
-    """Returns a worker's widths, as "tp 2 x pp 2"; "" for a worker of one rank."""
-    return " x ".join(f"{name} {count}" for name, count in widths.items())
+    """Returns a worker's widths, as "tp 2 x pp 2"; "" for a worker of one rank.
+
+    The ranks that divide columns are those that divide experts, if both do: "tp/ep 2" are two.
+    """
+    shared = "ep" in widths and widths.get("tp") == widths["ep"]
+    named = {"tp/ep" if shared and name == "tp" else name: count for name, count in widths.items()}
+    return " x ".join(f"{name} {count}" for name, count in named.items() if not (shared and name == "ep"))
 
 
 def by_host(hosts: Sequence[str]) -> Iterator[tuple[str, str]]:

@@ -49,20 +49,24 @@ class PageSharing:
         return ch.Pinned(message.key, tuple(lease.pages))
 
     def _leased(self, hashes: Sequence[bytes], kept: int, reserved: Callable[[], int]) -> PageLease | None:
-        """Leases pages for the blocks ``hashes``; returns None if fewer than ``kept`` or ``reserved()`` pages would
-        stay available.
+        """Leases pages for the blocks ``hashes``; returns None, with nothing evicted, if fewer than ``kept`` or
+        ``reserved()`` pages would stay available.
 
         What runs needs more once its own pages are shared, because they don't become available as its window
-        passes them. So it is asked again after that.
+        passes them. So it is asked again after that, and before pages for the other blocks are taken.
         """
+        held = self._pool.match(hashes)
+        lacking = len(hashes) - held
         try:
-            lease = self._pool.open(hashes, len(hashes), max(kept, reserved()))
+            lease = self._pool.open(hashes[:held], held, max(kept, reserved()) + lacking)
         except PoolExhausted:
             return None
-        if self._pool.available >= reserved():
-            return lease
-        lease.close()
-        return None
+        try:
+            lease.extend(lacking, max(kept, reserved()))
+        except PoolExhausted:
+            lease.close()
+            return None
+        return lease
 
     def unpin(self, message: ch.Unpin) -> None:
         """Ends a pin, whose pages were read."""

@@ -92,7 +92,8 @@ class AccessGate:
             return Caller()
         scheme, _, text = (authorization or "").partition(" ")
         if scheme.lower() != "bearer" or not text:
-            raise Unauthenticated("give an API key: Authorization: Bearer bt-…", "authorization")
+            text = "give an API key: Authorization: Bearer bt-…, or over HTTP x-api-key: bt-…"
+            raise Unauthenticated(text, "authorization")
         return Caller(key=self._keys.find(text.strip()))
 
     def renewed(self, key: ApiKey | None) -> ApiKey | None:

@@ -70,6 +70,10 @@ GENERATING = (
 TOKENIZING = ("/tokenize", "/detokenize", "/v1/messages/count_tokens")
 STREAM = "text/event-stream"
 BINARY: Json = {"type": "string", "format": "binary"}
+KEYS: Json = {
+    "key": {"type": "http", "scheme": "bearer"},
+    "x-api-key": {"type": "apiKey", "in": "header", "name": "x-api-key", "description": "as Anthropic does"},
+}
 CALL_HEADERS = {
     "x-session-id": ("the conversation: its turns go to the same decode worker", {"maxLength": 256}),
     "x-request-id": ("the caller's own name of the call: echoed, and known to explain", {"maxLength": 128}),
@@ -86,7 +90,7 @@ def describe(app: FastAPI) -> None:
     def openapi() -> Json:
         document = generated()
         components = document.setdefault("components", {})
-        components["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
+        components["securitySchemes"] = KEYS
         schemas = components.setdefault("schemas", {})
         for name in ("HTTPValidationError", "ValidationError"):  # FastAPI's own: our errors have another shape
             schemas.pop(name, None)
@@ -142,7 +146,8 @@ def _describe(method: str, path: str, operation: Json) -> None:
             }
     responses["200"] |= {"description": "The answer", "content": _contents(method, path)}
     if path not in OPEN:
-        operation["security"] = [{}, {"key": []}]  # keys are asked for where router.keys_file is set
+        # A key is asked for, in one header or the other, where router.keys_file is set.
+        operation["security"] = [{}, *({scheme: []} for scheme in KEYS)]
     if path.endswith(GENERATING):
         operation["parameters"] = [*operation.get("parameters", ()), *_headers()]
         told = ("x-baton-route", "x-baton-ignored")

@@ -10,6 +10,7 @@ from rich.console import Console
 
 from baton.cluster.config import BatonConfig, ClusterConfig, RedisConfig
 from baton.cluster.membership import WorkerEntry
+from baton.console.cluster.ranks import widths_in_words
 from baton.console.cluster.workers import RUN_DIR, hosts_table, meeting_place, show_workers, table, version_of
 from baton.launch.redis_server import RedisServer
 from baton.protos.errors import ConfigError, NoWorker
@@ -75,6 +76,14 @@ def test_the_widths_of_workers_have_a_column_and_ranks_on_other_hosts_a_table() 
         ["wide-0", "3", "[fe80::2]:7100"],
     ]
     assert hosts_table({"decode-0": entries["decode-0"]}) is None
+
+
+@pytest.mark.parametrize(
+    ("widths", "words"),
+    [({"tp": 2, "ep": 2}, "tp/ep 2"), ({"tp": 2, "pp": 3, "ep": 2}, "tp/ep 2 x pp 3"), ({"ep": 4}, "ep 4")],
+)
+def test_ranks_that_divide_columns_and_experts_are_counted_once(widths: dict[str, int], words: str) -> None:
+    assert widths_in_words(widths) == words
 
 
 def test_without_a_redis_it_is_the_cluster_of_this_machine_or_of_this_pod_with_its_namespace(monkeypatch) -> None:

@@ -25,3 +25,23 @@ def test_pins_and_fills_leave_the_reserve(reserve: int, shared: int) -> None:
     assert not len(sharing)
     pool.check()
     assert pool.available == 16
+
+
+def test_a_fill_that_is_refused_once_its_pages_are_shared_evicts_nothing() -> None:
+    pool = PagePool(16)
+    sharing = PageSharing(pool)
+    with pool.open(CHAIN, 4) as lease:
+        lease.seal_run(0, CHAIN[:4])
+    others = chain(12, salt=1)
+    with pool.open(others, 12) as lease:
+        lease.seal_run(0, others)
+
+    def reserved() -> int:  # what runs has a window over the shared pages, and needs as many others
+        return 6 + pool.snapshot_counts().leased
+
+    before = pool.version
+    assert sharing.fill(ch.Fill(1, CHAIN), reserved).pages == ()
+    assert not len(sharing)
+    assert pool.version == before
+    assert (pool.match(CHAIN), pool.match(others)) == (4, 12)
+    pool.check()

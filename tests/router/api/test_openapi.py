@@ -11,6 +11,8 @@ import pytest
 from baton.cluster.batch_store import BatchStore
 from baton.protos.errors import Overloaded
 from baton.protos.nouns import Sampling
+from baton.router.access.gate import AccessGate
+from baton.router.access.keys import KeyRing, add_key
 from baton.router.observe.decisions import DecisionLog
 from baton.router.request.request import RouterRequest
 
@@ -30,6 +32,23 @@ async def test_every_route_is_described_with_its_body_its_answers_and_one_name(r
                 assert {"413", "429"} <= responses.keys(), path
     prompt = document["components"]["schemas"]["CompletionBody"]["properties"]["prompt"]
     assert {"type": "string"} in prompt["anyOf"]
+
+
+async def test_a_key_is_taken_by_each_scheme_that_is_described(start_router, fake, model_dir, tmp_path) -> None:
+    key = add_key(tmp_path / "keys.json", "acme", 0.0)
+    gate = AccessGate(KeyRing(tmp_path / "keys.json", lambda: 0.0), lambda: 0.0)
+    async with start_router(fake, {"tiny": model_dir}, gate=gate) as router:
+        refused = await router.http.get("/v1/models")
+        assert refused.status_code == 401
+        assert "x-api-key" in refused.json()["error"]["message"]
+        open_to = {"authorization": f"Bearer {key}"}
+        document = (await router.http.get("/openapi.json", headers=open_to)).json()
+        schemes = document["components"]["securitySchemes"]
+        asked = document["paths"]["/v1/models"]["get"]["security"]
+        assert [name for scheme in asked for name in scheme] == list(schemes) == ["key", "x-api-key"]
+        for scheme in schemes.values():
+            header = {scheme["name"]: key} if scheme["type"] == "apiKey" else open_to
+            assert (await router.http.get("/v1/models", headers=header)).status_code == 200
 
 
 async def test_every_reference_points_somewhere(router) -> None:

@@ -23,12 +23,16 @@ NO_SERVER_TOOLS = "no tool runs here: give name and input_schema, and run what t
 
 
 class ClientTool(Body):
-    """Describes a tool that the client runs; ``input_schema`` is a JSON schema of the call's input."""
+    """Describes a tool that the client runs; ``input_schema`` is a JSON schema of the call's input.
+
+    ``strict`` asks that every call follows it, which calls do that ``tool_choice`` demands.
+    """
 
     type: str | None = None
     name: Name
     description: str | None = None
     input_schema: Json | None = None
+    strict: bool | None = None
     cache_control: object = None
 
     def function(self, at: int) -> Json:
@@ -48,6 +52,11 @@ class ToolChoice(Body):
     type: Literal["auto", "any", "tool", "none"]
     name: Name | None = None
     disable_parallel_tool_use: bool | None = None
+
+    @property
+    def demands(self) -> bool:
+        """Returns whether the answer has to be a call."""
+        return self.type in ("any", "tool")
 
     @property
     def chosen(self) -> object:
@@ -157,9 +166,20 @@ class MessagesBody(SamplingBody, MessagesPrompt):
         if constraint is not None and self._form() is not None:
             name = constraint[1]
             raise InvalidRequest(f"give one of output_config.format and {name}, not both", name)
-        if self._form() is not None and self.tool_choice is not None and self.tool_choice.type in ("any", "tool"):
+        if self._form() is not None and self.tool_choice is not None and self.tool_choice.demands:
             name = "output_config.format"
             raise InvalidRequest(f"{name} can't go with a tool_choice that demands a call", name)
+        return self
+
+    @model_validator(mode="after")
+    def _strict_is_kept(self) -> MessagesBody:
+        choice = self.tool_choice
+        free = choice is None or choice.type == "auto"
+        at = next((at for at, tool in enumerate(self.tools or ()) if tool.strict), None)
+        if free and at is not None:
+            name = f"tools[{at}].strict"
+            text = "only calls that tool_choice demands follow their schemas: set its type to any or tool"
+            raise InvalidRequest(f"{name}: {text}, or leave strict out", name)
         return self
 
     def chat(self) -> ChatBody:

@@ -6,6 +6,7 @@ whose effect can't be given is refused (``foreign_fields``), an unknown one is n
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Annotated, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field, field_validator, model_validator
@@ -18,6 +19,7 @@ from baton.router.api.body import SCHEMA_REF, Body, body_docs, parse_body
 from baton.router.api.openai.conversation import ConversationBody
 from baton.router.api.openai.messages import ConversationMessage, TextPart
 from baton.router.api.openai.structured import ConstrainedBody, StructuredBody
+from baton.router.api.openai.tools import unheld
 from baton.router.api.openai.truncation import TruncatedBody
 from baton.router.api.request_body import RequestBody
 
@@ -271,6 +273,13 @@ class ChatBody(GenerationBody, ConversationBody):
         if asked is not None:
             raise InvalidRequest(f"{asked[1]} can't go with a tool_choice that demands a call", asked[1])
         return forced, "tools"
+
+    def ignored(self) -> Iterator[str]:
+        """Yields the names of fields without effect: unknown ones, and ``strict`` of tools where no call is
+        demanded.
+        """
+        yield from super().ignored()
+        yield from unheld([tool.function for tool in self.tools or ()], self.tool_choice, "function.")
 
     @property
     def retained(self) -> bool:

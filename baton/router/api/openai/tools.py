@@ -6,6 +6,7 @@ valid whatever the model was trained on.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
@@ -27,6 +28,16 @@ NO_ARGUMENTS: Json = {"type": "object", "properties": {}, "additionalProperties"
 class Function(Body):
     """Describes a function that the model may call; ``parameters`` is a JSON schema, None for no parameters."""
 
+    name: Name
+    description: str | None = None
+    parameters: Json | None = None
+    strict: bool | None = None
+
+
+class FlatFunction(Body):
+    """Describes a function tool without a wrapper, as the Responses API has it."""
+
+    type: Literal["function"]
     name: Name
     description: str | None = None
     parameters: Json | None = None
@@ -138,6 +149,14 @@ class CallListParser:
     def flush(self) -> list[Event]:
         """Returns no event, because no text is held back."""
         return []
+
+
+def unheld(tools: Iterable[Function | FlatFunction], choice: object, inside: str = "") -> Iterator[str]:
+    """Yields the names of ``strict`` fields that nothing holds an answer to: no call is demanded, and the model
+    writes calls in a format of its own. ``inside`` stands between a tool's number and the field's name.
+    """
+    if choice in (None, "auto"):
+        yield from (f"tools.{at}.{inside}strict" for at, tool in enumerate(tools) if tool.strict)
 
 
 def _schema(schema: Json) -> Grammar:

@@ -5,6 +5,7 @@ Knows nothing of models or streams. Stateless: nothing is stored, so nothing ear
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import ClassVar, Literal
 
 from pydantic import Field, model_validator
@@ -13,7 +14,7 @@ from baton.protos.errors import InvalidRequest
 from baton.protos.json import Json
 from baton.router.api.body import Body, read_body_of
 from baton.router.api.openai.schemas import ChatBody, SamplingBody, StreamOptions
-from baton.router.api.openai.tools import Name
+from baton.router.api.openai.tools import FlatFunction, Name, unheld
 from baton.router.api.request_body import RequestBody
 
 LOGPROBS = "message.output_text.logprobs"
@@ -59,16 +60,6 @@ class Reasoning(RequestBody):
     effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
 
 
-class FlatTool(Body):
-    """Describes a function tool, the only kind of tool that is accepted."""
-
-    type: Literal["function"]
-    name: Name
-    description: str | None = None
-    parameters: Json | None = None
-    strict: bool | None = None
-
-
 class FlatChoice(Body):
     """Describes ``tool_choice`` as an object, which demands a call of function ``name``."""
 
@@ -88,7 +79,7 @@ class ResponsesBody(SamplingBody):
     instructions: str | None = None
     max_output_tokens: int | None = None
     text: TextOptions | None = None
-    tools: list[FlatTool] | None = None
+    tools: list[FlatFunction] | None = None
     tool_choice: Literal["none", "auto", "required"] | FlatChoice | None = None
     parallel_tool_calls: bool | None = None
     metadata: dict[str, str] | None = None
@@ -112,6 +103,13 @@ class ResponsesBody(SamplingBody):
     def wants_logprobs(self) -> bool:
         """Returns whether the client asked, by ``include``, for the logprobs of the answer's tokens."""
         return LOGPROBS in (self.include or ())
+
+    def ignored(self) -> Iterator[str]:
+        """Yields the names of fields without effect: unknown ones, and ``strict`` of tools where no call is
+        demanded.
+        """
+        yield from super().ignored()
+        yield from unheld(self.tools or (), self.tool_choice)
 
     def chat(self) -> ChatBody:
         """Returns the equivalent chat body. Raises InvalidRequest naming the input item at fault."""

@@ -212,6 +212,8 @@ async def test_a_breakpoint_of_the_cache_is_a_hint(router, fake, at: str) -> Non
         ({"tool_choice": {"type": "any"}}, "tool_choice"),
         ({"tools": [TOOL], "tool_choice": {"type": "any"}, "output_config": {"format": FORM}},
          "output_config.format"),
+        ({"tools": [TOOL, TOOL | {"name": "f", "strict": True}]}, "tools[1].strict"),
+        ({"tools": [TOOL | {"strict": True}], "tool_choice": {"type": "auto"}}, "tools[0].strict"),
         ({"thinking": {"type": "between_tools"}}, "thinking.type"),
         ({"output_config": {"effort": "low"}}, "output_config.effort"),
         ({"stop_sequences": [""]}, "stop_sequences"),
@@ -226,6 +228,17 @@ async def test_what_cannot_be_done_is_a_400_that_names_it(router, fields, named)
     assert bad.value.body["type"] == "error"
     assert bad.value.body["error"]["type"] == "invalid_request_error"
     assert named in bad.value.body["error"]["message"]
+
+
+@pytest.mark.parametrize("choice", [{"type": "any"}, {"type": "tool", "name": "weather"}, {"type": "none"}])
+async def test_a_strict_tool_is_taken_where_calls_follow_its_schema_or_none_is_made(router, fake, choice) -> None:
+    schema = {"type": "object", "properties": {"at": {"type": "integer"}}, "required": ["at"]}
+    tool = TOOL | {"strict": True, "input_schema": schema}
+    response = await router.http.post("/v1/messages", json=ASK | {"tools": [tool], "tool_choice": choice})
+    assert response.status_code == 200, response.text
+    grammar = fake.requests[-1].sampling.grammar
+    assert (grammar is None) == (choice["type"] == "none")
+    assert grammar is None or '"at"' in grammar.spec
 
 
 async def test_errors_have_anthropics_types(start_router, fake, model_dir, tmp_path) -> None:

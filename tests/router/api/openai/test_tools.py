@@ -81,6 +81,19 @@ async def test_without_parallel_calls_only_the_first_counts(router, says) -> Non
     assert answer.choices[0].message.content is None
 
 
+@pytest.mark.parametrize(("choice", "told"), [(None, True), ("auto", True), ("none", False), ("required", False)])
+async def test_a_strict_that_nothing_holds_is_named_in_the_header(router, choice, told) -> None:
+    strict = {"type": "function", "function": {"name": "now", "strict": True}}
+    chat = {"model": "tiny", "messages": MESSAGES, "tools": [TOOLS[0], strict], "tool_choice": choice}
+    answer = await router.http.post("/v1/chat/completions", json=chat)
+    assert answer.status_code == 200, answer.text
+    assert answer.headers.get("x-baton-ignored") == ("tools.1.function.strict" if told else None)
+    flat = {"type": "function", "name": "now", "strict": True}
+    response = await router.http.post("/v1/responses", json={"input": "x", "tools": [flat], "tool_choice": choice})
+    assert response.status_code == 200, response.text
+    assert response.headers.get("x-baton-ignored") == ("tools.0.strict" if told else None)
+
+
 async def test_none_offers_nothing_and_reads_nothing(router, says) -> None:
     says("<tool_call>{}</tool_call>")
     answer = await router.openai.chat.completions.create(**ASK, tool_choice="none")
