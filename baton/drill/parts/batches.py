@@ -78,8 +78,20 @@ class BatchClients:
             if not self._may_vanish:
                 self._violated(f"batch job {number} " + ("is gone" if job is None else "has not ended"))
             return
+        if await self._lost_its_input(number, job):
+            return
         content = await self._patiently(lambda: self._store.content(job.output_file)) if job.output_file else b""
         self._hold(number, batch, job, content)
+
+    async def _lost_its_input(self, number: int, job: BatchJob) -> bool:
+        """Returns whether job ``number`` failed, with the error that says so, because its input file was lost."""
+        if not self._may_vanish or job.status != "failed":
+            return False
+        said = [error["code"] for error in job.errors if isinstance(error, dict)]
+        if said != ["input_gone"] or await self._patiently(lambda: self._store.content(job.input_file)):
+            return False
+        self._tell(WHO, f"job {number}: failed, because the store lost its input file")
+        return True
 
     async def at_rest(self, number: int) -> None:
         """Reports a violation if answers of job ``number`` are kept although it has ended, as when a router whose

@@ -26,7 +26,7 @@ from baton.planner.simulator.place import SimWorker
 from baton.planner.simulator.place_maker import ClusterScenario, SimSettings
 from baton.protos.errors import PoolExhausted
 from baton.protos.nouns import BLOCK_TOKENS
-from baton.router.dispatch.fair_queue import FairQueue, FairShares
+from baton.router.dispatch.fair_queue import FairQueue, FairShares, Place
 from baton.router.policies import Candidate, ClusterSnapshot, Option, RoutingDecision, RoutingRequest, load_policy
 from baton.router.policies.adjustments.prefix_fetch import uncached, with_fetch
 
@@ -154,7 +154,7 @@ class ClusterSim(WorkerSimulation):
     def _start(self, flight: Flight, decision: RoutingDecision, ask: RoutingRequest, lease: PageLease) -> None:
         taken = decision.taken
         self._turn += 1
-        self._shares.placed(flight.pool, flight.order, flight.load)
+        self._shares.placed(flight.pool, Place(flight.order, flight.load))
         flight.placed, flight.decode = self.now, taken.decode
         flight.seen.clear()
         self.active[flight.index] = flight

@@ -15,7 +15,7 @@ from collections import Counter, deque
 from collections.abc import Callable
 
 from baton.protos.errors import Draining, Overloaded
-from baton.router.dispatch.fair_queue import FairQueue, FairShares, RequestLoad, insert, remove
+from baton.router.dispatch.fair_queue import FairQueue, FairShares, Place, RequestLoad, insert, remove
 from baton.router.dispatch.throttle import Throttle
 from baton.router.dispatch.ticket import Ticket, load_of
 
@@ -209,6 +209,8 @@ class Admission:
 
     def _placed(self, ticket: Ticket) -> None:
         if ticket.counted and ticket._refusal is None:
-            self._shares.placed(ticket.pool, ticket.order, ticket.load)
+            waiting = (other for other in self._joined[ticket.queue] if other.pool == ticket.pool)
+            first = next((Place(other.order, other.load) for other in waiting if other is not ticket), None)
+            self._shares.placed(ticket.pool, Place(ticket.order, ticket.load), first)
             self._placements.append((self._clock(), ticket.load.work))
         self._uncount(ticket)

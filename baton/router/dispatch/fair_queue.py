@@ -15,7 +15,7 @@ import itertools
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from operator import itemgetter
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, NamedTuple, Protocol, TypeVar
 
 import msgspec
 
@@ -40,6 +40,18 @@ class RequestLoad(msgspec.Struct, frozen=True):
     work: float = 1.0
     size: int = 0
     slo_ttft_s: float = 0.0
+
+
+class Place(NamedTuple):
+    """Holds a request's place in order and the load that it was given for."""
+
+    order: Order
+    load: RequestLoad
+
+    @property
+    def begin(self) -> float:
+        """Returns the virtual time at which the request's share begins, whatever its priority."""
+        return self.order[0] - self.load.priority * LEVEL_WORK
 
 
 class Waiting(Protocol):
@@ -90,9 +102,14 @@ class FairShares:
         self._last[pool, load.tenant] = begin + load.work / load.weight
         return begin + load.priority * LEVEL_WORK, next(self._arrivals)
 
-    def placed(self, pool: str, order: Order, load: RequestLoad) -> None:
-        """Advances the pool's virtual time to where the placed request's share began."""
-        begin = order[0] - load.priority * LEVEL_WORK
+    def placed(self, pool: str, placed: Place, first: Place | None = None) -> None:
+        """Advances the pool's virtual time to where the placed request's share began.
+
+        ``first`` is the first of those that still wait in the same queue. If the placed request passed it, because
+        it found room or was ready sooner, virtual time goes no further than to where the share of ``first`` began:
+        otherwise a tenant that asks now would wait until all whom the placed request passed are placed.
+        """
+        begin = placed.begin if first is None else min(placed.begin, first.begin)
         self._virtual[pool] = max(self._virtual[pool], begin)  # type: ignore[assignment]
 
     def idle(self) -> None:

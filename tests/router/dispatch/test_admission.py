@@ -197,6 +197,17 @@ async def test_tenants_share_by_weight_however_much_one_of_them_sends(clock):
     assert sum(n.startswith("flood") for n in first) == 2
 
 
+async def test_one_that_passed_others_of_its_tenant_moves_no_newcomer_behind_them(clock):
+    admission, room = Admission(100, clock), Room(0)
+    flood = {f"a{n}": admission.join("m", "short", RequestLoad(tenant="a", work=10)) for n in range(20)}
+    room.free = 1
+    slot = await flood.pop("a19").wait(room.attempt)  # it looks for a place while the others are still planned
+    late = {f"b{n}": admission.join("m", "short", RequestLoad(tenant="b", work=10)) for n in range(3)}
+    order = await in_order(admission, flood | late, room)
+    slot.close()
+    assert [name for name in order[:6] if name[0] == "b"] == ["b0", "b1", "b2"]
+
+
 async def test_the_least_urgent_are_served_in_the_end(clock):
     """One level of priority is worth a bounded amount of others' work."""
     admission = Admission(1000, clock)

@@ -11,6 +11,7 @@ from baton.router.dispatch.fair_queue import (
     FairQueue,
     FairShares,
     Order,
+    Place,
     RequestLoad,
     work_of,
 )
@@ -76,8 +77,8 @@ def test_an_attempt_may_pump_for_the_others_and_meets_itself_nowhere(queue: Fair
 def test_one_that_waits_again_has_its_place_before_those_that_came_later(queue: FairQueue[Waiter]) -> None:
     shares = FairShares()
     first, second = (Waiter(name, shares.order("m", RequestLoad(work=10))) for name in "ab")
-    shares.placed("m", first.order, RequestLoad(work=10))
-    shares.placed("m", second.order, RequestLoad(work=10))
+    shares.placed("m", Place(first.order, RequestLoad(work=10)), Place(second.order, RequestLoad(work=10)))
+    shares.placed("m", Place(second.order, RequestLoad(work=10)))
     shares.idle()
     for waiter in (Waiter("c", shares.order("m", RequestLoad(work=10))), second, first):
         queue.add(waiter)

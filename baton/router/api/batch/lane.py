@@ -162,6 +162,13 @@ class BatchLane:
         if not job.started:
             job = msgspec.structs.replace(job, status="in_progress", started=self._now())
             await self._patiently(lambda: self._store.update(held.claim, job))
+        while not await self._close(job, held, await self._round(job, held, lines)):
+            log.warning("batch lane: the store lost answers of %s; their lines are answered again", job.id)
+
+    async def _round(self, job: BatchJob, held: _ClaimState, lines: list[BatchLine]) -> Json | None:
+        """Answers the lines that have no answer in the store, until the job is cancelled; returns the error for
+        which the rest of them isn't answered.
+        """
         answered = await self._answered_before(job, held)
         places = asyncio.Semaphore(AT_ONCE)
         asked: list[asyncio.Task[None]] = []
@@ -177,11 +184,12 @@ class BatchLane:
                     break
                 asked.append(scope.create_task(self._line(job, held, key, number, line, places)))
             await settled(asked)
-        await self._close(job, held, refused)
+        return refused
 
     async def _answered_before(self, job: BatchJob, held: _ClaimState) -> set[int]:
         """Lines that have their answers, by whichever router; ``held`` is told how much they are."""
         found: set[int] = set()
+        held.stored = 0
         for good in (True, False):
             answers = await self._patiently(lambda good=good: self._store.answers(job.id, good))  # type: ignore[misc]
             held.stored += sum(map(len, answers.values()))
@@ -260,14 +268,20 @@ class BatchLane:
             await asyncio.sleep(pause)
         return _gave_up(line, request_id, failed), False
 
-    async def _close(self, job: BatchJob, held: _ClaimState, error: Json | None = None) -> None:
-        """Make files of the answers and end the job, as failed where there is an ``error``. Raises ClaimLost."""
+    async def _close(self, job: BatchJob, held: _ClaimState, error: Json | None = None) -> bool:
+        """Makes files of the answers and ends the job, as failed if there is an ``error``.
+
+        Returns False if the job should go on, because the store lost answers: a replica that lagged took over.
+        Raises JobClaimLost.
+        """
         now, claim = self._now(), held.claim
         cancelled = await self._patiently(lambda: self._store.is_cancel_requested(job.id))
-        counted = await self._patiently(lambda: self._store.job(job.id)) or job
+        counted = await self._patiently(lambda: self._store.job(job.id))
+        if counted and not error and not cancelled and counted.completed + counted.failed < job.total:
+            return False
         output, errors = await self._file(job, claim, True, now), await self._file(job, claim, False, now)
         done = msgspec.structs.replace(
-            counted,
+            counted or job,
             status="failed" if error else "cancelled" if cancelled else "completed",
             ended=now,
             cancelled=now if cancelled else 0,
@@ -276,6 +290,7 @@ class BatchLane:
             error_file=errors,
         )
         await self._patiently(lambda: self._store.close(claim, done))
+        return True
 
     def _now(self) -> int:
         return int(self._service.environment.wall_clock())

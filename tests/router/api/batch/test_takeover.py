@@ -107,6 +107,24 @@ def is_renewal(command: str) -> bool:
 ALL = [f"r{n}" for n in range(LINES)]
 
 
+async def test_answers_that_the_store_loses_are_computed_again(bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    lost: list[bytes] = []
+    output = "{t}:batch:batch_1:output"
+
+    async def answer(service, line, request_id):
+        if line.custom_id == "r20" and not lost:  # a replica that lacks the latest writes takes over
+            lost.extend(await bench.clients[0].hkeys(output))
+            await bench.clients[0].hdel(output, *lost)
+        return {"custom_id": line.custom_id}, True
+
+    monkeypatch.setattr(batch_lane, "answer_line", answer)
+    await bench.submit(40)
+    async with bench.lane("router").running():
+        job, lines = await bench.ended()
+    assert len(lost) > 20 - AT_ONCE
+    assert (job.status, job.completed, lines) == ("completed", 40, ALL[:40])
+
+
 async def test_one_failed_renewal_costs_nothing(bench, computed, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(batch_lane, "LEASE_S", 3 * LEASE_S)
     begun, go_on, asked, answer = asyncio.Event(), asyncio.Event(), 0, batch_lane.answer_line
