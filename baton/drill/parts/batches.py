@@ -87,8 +87,8 @@ class BatchClients:
         """Returns whether job ``number`` failed, with the error that says so, because its input file was lost."""
         if not self._may_vanish or job.status != "failed":
             return False
-        said = [error["code"] for error in job.errors if isinstance(error, dict)]
-        if said != ["input_gone"] or await self._patiently(lambda: self._store.content(job.input_file)):
+        content = await self._patiently(lambda: self._store.content(job.input_file))
+        if content or [error["code"] for error in job.errors if isinstance(error, dict)] != ["input_gone"]:
             return False
         self._tell(WHO, f"job {number}: failed, because the store lost its input file")
         return True

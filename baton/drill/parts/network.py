@@ -127,6 +127,12 @@ class Network:
         """Stops accepting connections to ``address``; open ones stay."""
         self._listeners.pop(address, None)
 
+    def hang_up(self, listener: object) -> None:
+        """Breaks every connection that ``listener`` accepted."""
+        for connection in self._connections:
+            if connection.listener is listener and not connection.broken:
+                connection.break_now()
+
     def connect(self, client: str, address: str) -> NetworkConnection | None:
         """Returns a new connection of process ``client``; None if nobody listens at ``address``, either direction
         is cut, or either process may open no more.

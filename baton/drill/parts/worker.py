@@ -242,6 +242,7 @@ class Life:
             why = await self._until_over(runtime, member, listening)
             network.unlisten(self.address)
             await server.stop(HANG_UP_S)
+            network.hang_up(server)
             listening.cancel()
             self._held = member.index.held
         return why

@@ -10,7 +10,7 @@ from typing import Protocol
 import grpc
 
 from baton.drill.parts.network import NetworkConnection
-from baton.drill.rpc.stream import CANCELLED, EOF, Deserialize, Message, Metadata, Serialize, Status, Stream, same
+from baton.drill.rpc.stream import CANCELLED, EOF, UNAVAILABLE, Deserialize, Message, Metadata, Serialize, Status, Stream, same
 
 
 class ClientEnd(Protocol):
@@ -81,6 +81,9 @@ class ServerCall:
         server = self.connection.listener
         assert isinstance(server, Server)
         handler = server.handler(self._path)
+        if server.stopping:
+            self.finish((UNAVAILABLE, "the server is stopping", ()))
+            return
         if handler is None:
             self.finish((grpc.StatusCode.UNIMPLEMENTED, f"{self._path} is not served here", ()))
             return
@@ -157,6 +160,7 @@ class Server:
         self._methods: dict[str, grpc.RpcMethodHandler] = {}
         self._calls: dict[ServerCall, None] = {}
         self._generic: list[grpc.GenericRpcHandler] = []
+        self.stopping = False
 
     def add_generic_rpc_handlers(self, handlers: Sequence[grpc.GenericRpcHandler]) -> None:
         """Registers generic handlers, which look methods up by path."""
@@ -175,9 +179,12 @@ class Server:
         self._calls.pop(call, None)
 
     async def stop(self, grace_s: float) -> None:
-        """Waits at most ``grace_s`` seconds for the calls in progress, then cancels the rest and breaks their
-        connections.
+        """Refuses new calls, waits at most ``grace_s`` seconds for those in progress, then cancels the rest and
+        breaks their connections.
+
+        Idle connections stay; ``Network.hang_up`` breaks them, as a gRPC server that stops closes them.
         """
+        self.stopping = True
         deadline = asyncio.get_running_loop().time() + grace_s
         while self._calls and asyncio.get_running_loop().time() < deadline:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
