@@ -239,6 +239,27 @@ def test_a_killed_process_breaks_its_calls_at_once_and_a_cut_after_the_keepalive
     simulated(cut)
 
 
+def test_a_server_that_stops_takes_no_calls_and_its_successor_gets_those_of_idle_channels() -> None:
+    async def work(network: Network, echo: Echo, channel: Channel) -> None:
+        one = channel.unary_unary("/echo/One")
+        assert await one(b"a") == b"A"
+        stopped = network.connect("client", "server:1")
+        assert stopped is not None
+        server = stopped.listener
+        assert isinstance(server, Server)
+        await server.stop(1.0)
+        with pytest.raises(grpc.aio.AioRpcError):
+            await one(b"b")
+        successor = Server(Process("server").spawn)
+        successor.add_generic_rpc_handlers((Echo(),))
+        network.listen("server:1", "server", successor)
+        network.hang_up(server)
+        await asyncio.sleep(0.1)
+        assert await one(b"c") == b"C"
+
+    simulated(work)
+
+
 def test_what_never_comes_is_said_instead_of_awaited() -> None:
     async def work(network: Network, echo: Echo, channel: Channel) -> None:
         await asyncio.Event().wait()

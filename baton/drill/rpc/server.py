@@ -10,7 +10,18 @@ from typing import Protocol
 import grpc
 
 from baton.drill.parts.network import NetworkConnection
-from baton.drill.rpc.stream import CANCELLED, EOF, UNAVAILABLE, Deserialize, Message, Metadata, Serialize, Status, Stream, same
+from baton.drill.rpc.stream import (
+    CANCELLED,
+    EOF,
+    UNAVAILABLE,
+    Deserialize,
+    Message,
+    Metadata,
+    Serialize,
+    Status,
+    Stream,
+    same,
+)
 
 
 class ClientEnd(Protocol):

@@ -96,7 +96,7 @@ class IpcStream(SocketStream):
         self,
         lane: Lane,
         ring: Ring,
-        streams: set[SocketStream],
+        streams: dict[SocketStream, None],
         pages: DevicePages | None,
         left: Callable[[Ring], None],
     ) -> None:

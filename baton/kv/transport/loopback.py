@@ -80,20 +80,23 @@ class LoopbackTransport:
 
     def __init__(self, receivers: dict[str, Accept] | None = None) -> None:
         self.receivers: dict[str, Accept] = dict(receivers or {})
-        self._streams: set[LoopbackStream] = set()
+        self._streams: dict[LoopbackStream, None] = {}  # in the order in which they were opened
 
     async def connect(self, address: str) -> HandoffStream:
         """Returns a stream to the receiver at ``address``. Raises WorkerLost if there is none."""
         if address not in self.receivers:
             raise WorkerLost(f"no decode worker listens at {address}", "decode_address")
-        stream = LoopbackStream(self.receivers[address], self._streams.discard)
-        self._streams.add(stream)
+        stream = LoopbackStream(self.receivers[address], self._forget)
+        self._streams[stream] = None
         return stream
 
     async def close(self) -> None:
         """Closes every open stream."""
         for stream in tuple(self._streams):
             await stream.close()
+
+    def _forget(self, stream: LoopbackStream) -> None:
+        self._streams.pop(stream, None)
 
 
 def _gone() -> WorkerLost:

@@ -122,7 +122,7 @@ class NcclStream(SocketStream):
     """
 
     def __init__(
-        self, lane: Lane, streams: set[SocketStream], channel: StagingChannel, left: Callable[[], None]
+        self, lane: Lane, streams: dict[SocketStream, None], channel: StagingChannel, left: Callable[[], None]
     ) -> None:
         super().__init__([lane], streams, elsewhere=True)
         self.channel = channel

@@ -58,8 +58,8 @@ class SocketServer:
         self._sock = sock
         self._identity = identity
         self.unleased = UnleasedConnections()
-        self._inlets: set[Inlet] = set()
-        self._handshakes: set[TlsHandshake] = set()
+        self._inlets: dict[Inlet, None] = {}  # in the order in which they came
+        self._handshakes: dict[TlsHandshake, None] = {}
         self._rests = False
         sock.setblocking(False)
         self.poller = Poller()
@@ -103,7 +103,7 @@ class SocketServer:
 
     def gone(self, inlet: Inlet) -> None:
         """Removes a closed connection, and its stream if that was the last lane."""
-        self._inlets.discard(inlet)
+        self._inlets.pop(inlet, None)
         self.unleased.remove(inlet)
         if inlet.incoming is not None and inlet in inlet.incoming.inlets:
             inlet.incoming.inlets.remove(inlet)
@@ -142,7 +142,7 @@ class SocketServer:
 
     def _entered(self, sock: socket.socket, address: str) -> Inlet:
         inlet = Inlet(sock, self)
-        self._inlets.add(inlet)
+        self._inlets[inlet] = None
         if address:
             self.unleased.add(inlet, address)
         return inlet
@@ -154,12 +154,12 @@ class SocketServer:
             sock.close()
             return
         handshake = TlsHandshake(secured, f"{peer[0]}:{peer[1]}", identity, self.poller, self._secured, self._left)
-        self._handshakes.add(handshake)
+        self._handshakes[handshake] = None
         self.unleased.add(handshake, peer[0])
         handshake.begin()
 
     def _left(self, handshake: TlsHandshake) -> str:
-        self._handshakes.discard(handshake)
+        self._handshakes.pop(handshake, None)
         return self.unleased.remove(handshake)
 
     def _secured(self, handshake: TlsHandshake, sock: TlsSocket) -> None:

@@ -99,7 +99,7 @@ class SocketTransport:
     """Keeps the open streams of a socket transport, and their poller."""
 
     def __init__(self) -> None:
-        self._streams: set[SocketStream] = set()
+        self._streams: dict[SocketStream, None] = {}  # in the order in which they were opened
         self._poller: Poller | None = None
 
     @property
@@ -124,10 +124,10 @@ class SocketStream:
     closes. If the receiver reads trailers, blocks are hashed while the kernel sends them.
     """
 
-    def __init__(self, lanes: Sequence[Lane], streams: set[SocketStream], elsewhere: bool = False) -> None:
+    def __init__(self, lanes: Sequence[Lane], streams: dict[SocketStream, None], elsewhere: bool = False) -> None:
         self._lanes = list(lanes)
         self._streams, self._elsewhere = streams, elsewhere
-        streams.add(self)
+        streams[self] = None
         self._writing: dict[Lane, asyncio.Task[None]] = {}
         self._sent = self._said = 0  # frames with blocks, and without
         self._greeted = 1  # the version that the receiver reads, as far as is known
@@ -175,7 +175,7 @@ class SocketStream:
 
     async def close(self) -> None:
         """Closes every lane of the stream. Writes in progress end with WorkerLost; no task is cancelled."""
-        self._streams.discard(self)
+        self._streams.pop(self, None)
         for lane in self._lanes:
             lane.close()
         await asyncio.gather(*self._writing.values(), return_exceptions=True)
