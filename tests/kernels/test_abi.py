@@ -186,3 +186,20 @@ if native.library() is not None:
     assert threads() == 5
 """
     assert run(code).returncode == 0
+
+
+def test_a_compiler_too_old_for_avx_vnni_still_builds_what_avx2_needs(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    def built(isa: str) -> Path:
+        asked.append(isa)
+        if isa == "avx_vnni":
+            raise build.BuildError("unrecognized command-line option '-mavxvnni'")
+        return Path("library.so")
+
+    monkeypatch.setattr(native, "built", built)
+    assert native._newest("avx_vnni") == Path("library.so")
+    assert asked == ["avx_vnni", "avx2"]
+    monkeypatch.setattr(native, "_OLDER", {})
+    with pytest.raises(build.BuildError, match="mavxvnni"):
+        native._newest("avx_vnni")

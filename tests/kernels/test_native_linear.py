@@ -49,6 +49,7 @@ BUGS = tuple(
         "COMPANY",
         "SMALL",
         "LOWEST",
+        "FOURS",
     )
 )
 
@@ -116,6 +117,7 @@ WIDE = {"LINEAR_BATCH", "LINEAR_HALF", "LINEAR_LOWEST"}
 NARROW = {
     f"LINEAR_{what}" for what in ("ODD", "BLOCK", "COMPANY", "SMALL")
 }  # that only AVX2 has: passes over a panel
+NARROW_BYTES = {"LINEAR_FOURS"}  # that only AVX-VNNI has: products of bytes in AVX2's registers
 
 
 @pytest.mark.parametrize("bug", first_now(BUGS))
@@ -124,7 +126,10 @@ def test_a_planted_bug_is_caught(bug: str) -> None:
         pytest.skip(f"the code with this bug is not in a build for {native.isa()}")
     if bug in NARROW and "avx2" not in ISAS:
         pytest.skip("the code with this bug is in a build for AVX2")
-    assert is_caught(mutant(bug, ["linear"], "avx2" if bug in NARROW else None), suite.CHECKS)
+    if bug in NARROW_BYTES and "avx_vnni" not in ISAS:
+        pytest.skip("this CPU has no AVX-VNNI")
+    isa = "avx2" if bug in NARROW else "avx_vnni" if bug in NARROW_BYTES else None
+    assert is_caught(mutant(bug, ["linear"], isa), suite.CHECKS)
 
 
 @pytest.mark.thorough

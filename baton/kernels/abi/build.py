@@ -34,6 +34,7 @@ EMULATED = "amx-emulated"  # AVX2's forms beside emulated tiles (amx_emulator.h)
 ISA_FLAGS: dict[str, tuple[str, ...]] = {
     "amx": (*AVX2, *AVX512, *AMX),
     "avx512": (*AVX2, *AVX512),
+    "avx_vnni": (*AVX2, "-mavxvnni"),
     "avx2": AVX2,
     "plain": (),
     EMULATED: (*AVX2, "-DBATON_EMULATED_TILES"),

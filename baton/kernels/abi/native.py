@@ -29,9 +29,11 @@ CType = type[ctypes.c_void_p] | type[ctypes.c_int32] | type[ctypes.c_int64] | ty
 NativeFunction = Callable[..., int | None]  # an exported symbol; None where it has no result
 _AVX512 = {"avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512_vnni", "avx512_bf16", "avx512vbmi"}
 _AVX2 = {"avx2", "fma", "f16c"}
+_OLDER = {"avx_vnni": "avx2"}  # what is taken where a compiler is too old for an ISA
 _NEEDS = {
     "amx": {*_AVX512, "amx_tile", "amx_int8", "amx_bf16"},
     "avx512": _AVX512,
+    "avx_vnni": {*_AVX2, "avx_vnni"},
     "avx2": _AVX2,
     "plain": set[str](),
 }
@@ -50,8 +52,8 @@ def testable() -> list[str]:
 
 @cache
 def isa() -> str:
-    """Returns the ISA to use: the widest of this CPU, or the one that $BATON_ISA names (amx, avx512, avx2, plain,
-    reference, or the slow amx-emulated).
+    """Returns the ISA to use: the widest of this CPU, or the one that $BATON_ISA names (amx, avx512, avx_vnni,
+    avx2, plain, reference, or the slow amx-emulated).
 
     If the kernel refuses AMX tiles, it is avx512, and a warning is logged. Raises ValueError if the CPU can't run
     the named ISA.
@@ -73,10 +75,21 @@ def library() -> ctypes.CDLL | None:
     if isa() == REFERENCE:
         return None
     try:
-        return load(built(isa()))
+        return load(_newest(isa()))
     except (BuildError, OSError) as error:
         log.warning("no native kernels, the slower reference is used: %s", error)
         return None
+
+
+def _newest(wanted: str) -> Path:
+    """Returns the library for ``wanted``, or for an older ISA that the compiler knows. Raises BuildError."""
+    try:
+        return built(wanted)
+    except BuildError as error:
+        if wanted not in _OLDER:
+            raise
+        log.warning("no %s, %s is used: %s", wanted, _OLDER[wanted], error)
+        return built(_OLDER[wanted])
 
 
 def load(path: Path) -> ctypes.CDLL:

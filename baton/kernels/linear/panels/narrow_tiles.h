@@ -1,4 +1,5 @@
-// The inner loops of linear without AVX-512: with AVX2, and in plain C++. Included by tiles.h, whose structs they take.
+// The inner loops of linear without AVX-512: with AVX2, beside it with AVX-VNNI, and in plain C++. Included by tiles.h, whose structs
+// they take.
 #pragma once
 
 #include <cmath>
@@ -7,9 +8,10 @@ namespace baton {
 
 #if BATON_AVX2
 
-// Without VNNI bytes are multiplied in one of two ways, both of which give whole numbers:
+// Bytes are multiplied in one of three ways, all of which give whole numbers:
+//   AVX-VNNI        four weights of an output by four inputs at once, by vpdpbusd: vnni_rows.h
 //   1 row, or int4  weights come from memory as one stream; their bytes times the rows' bytes, by vpmaddubsw
-//   2 to 6 rows       bytes widen to 16 bits, as the rows did when they were dealt, by vpmaddwd: wide_rows.h
+//   2 to 6 rows     bytes widen to 16 bits, as the rows did when they were dealt, by vpmaddwd: wide_rows.h
 constexpr int kRows = 6, kRowsW4 = 6, kFewRows = 1;
 
 BATON_INLINE __m256i vector_at(const void* at) { return _mm256_loadu_si256((const __m256i*)at); }
@@ -54,6 +56,12 @@ BATON_INLINE __m256 second_of(__m256i pair) {
 }  // namespace baton
 #include "wide_rows.h"
 namespace baton {
+
+#if BATON_AVX_VNNI
+}  // namespace baton
+#include "vnni_rows.h"
+namespace baton {
+#endif
 
 // Steps of [64][4] bytes: w - 128 by the row's bytes, the weight's sign put on the row's byte. 128 x 127 twice fits 16 bits.
 template <int R, int V>
@@ -157,20 +165,35 @@ BATON_INLINE void few_columns(const TileWeights weights, TileRows& given, int co
   given.ahead = rows.ahead;
 }
 
+// One row's panel at once; of more rows as many columns as sixteen registers hold sums of, pass by pass.
+template <Scales S, int R, int V, class Step>
+BATON_INLINE void in_passes(const TileWeights& weights, TileRows rows, const Step step) {
+  if (R > kFewRows) rows.ahead = spread(rows.ahead, 8 / V * ((weights.groups - 1) * weights.steps + weights.last));
+  for (int v = 0; v < 8; v += V) few_columns<S, R, V>(weights, rows, 8 * v, step);
+}
+
 template <Scales S, int R>
 BATON_INLINE void bytes_with(const TileWeights& weights, TileRows rows) {
+#if BATON_AVX_VNNI
+  constexpr int V = vnni_vectors(R);
+  in_passes<S, R, V>(weights, rows, VnniBytes<R, V>());
+#else
   if constexpr (R <= kFewRows)
     few_columns<S, R, 8>(weights, rows, 0, FewBytes<R, 8>());
   else
     wide_rows_of<S, R>(weights, rows);
+#endif
 }
 
-// One row's panel at once; of more as many columns as sixteen registers hold sums of, pass by pass.
 template <Scales S, int R>
-BATON_INLINE void nibbles_with(const TileWeights& weights, TileRows rows) {
-  constexpr int V = R == 1 ? 8 : R == 2 ? 4 : R <= 4 ? 2 : 1, kPasses = 8 / V;
-  if (R > kFewRows) rows.ahead = spread(rows.ahead, kPasses * ((weights.groups - 1) * weights.steps + weights.last));
-  for (int v = 0; v < 8; v += V) few_columns<S, R, V>(weights, rows, 8 * v, FewNibbles<R, V>());
+BATON_INLINE void nibbles_with(const TileWeights& weights, const TileRows& rows) {
+#if BATON_AVX_VNNI
+  constexpr int V = vnni_vectors(R);
+  in_passes<S, R, V>(weights, rows, VnniNibbles<R, V>());
+#else
+  constexpr int V = R == 1 ? 8 : R == 2 ? 4 : R <= 4 ? 2 : 1;
+  in_passes<S, R, V>(weights, rows, FewNibbles<R, V>());
+#endif
 }
 
 template <int R>

@@ -80,7 +80,7 @@ struct Rows {  // what is multiplied, in the calling thread's scratch
 #endif
   bool spread() const { return BATON_AVX2 && !BATON_AVX512 && m > kFewRows; }  // what a tile fetches, over its passes
   int64_t width(int64_t from) const { return std::min(chunk, padded - from); }
-  int64_t word() const { return in_registers ? 4 : word_bytes(m); }
+  int64_t word() const { return in_registers ? 4 : unit == 4 ? integer_word_bytes(m) : word_bytes(m); }
   char* at(int64_t from, int64_t row) const { return x + (from * m + row * width(from)) / unit * word(); }
 };
 

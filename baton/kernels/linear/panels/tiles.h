@@ -6,6 +6,12 @@
 
 #include "../linear.h"
 
+#if defined(__AVXVNNI__) && BATON_AVX2 && !BATON_AVX512
+#define BATON_AVX_VNNI 1  // AVX2's registers, with AVX-512's products of bytes
+#else
+#define BATON_AVX_VNNI 0
+#endif
+
 namespace baton {
 
 constexpr int kPanel = 64;
@@ -268,8 +274,10 @@ inline void tile_bf16(const uint16_t* w, int64_t steps, const TileRows& rows) {
 
 namespace baton {
 
-// Bytes of a word of a row (4 int8 or 2 bf16) as a tile of so many rows reads them. With AVX2 more than a few rows are widened
-// when they are dealt: 4 int16 or 2 floats.
+// Bytes of two bf16 of a row as a tile of so many rows reads them. With AVX2 more than a few rows are widened when they are
+// dealt, to floats.
 constexpr int64_t word_bytes(int64_t rows) { return BATON_AVX2 && !BATON_AVX512 && rows > kFewRows ? 8 : 4; }
+// The same of four int8, which AVX2 widens to int16 unless it multiplies bytes.
+constexpr int64_t integer_word_bytes(int64_t rows) { return BATON_AVX_VNNI ? 4 : word_bytes(rows); }
 
 }  // namespace baton
