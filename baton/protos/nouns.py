@@ -122,6 +122,15 @@ class LayerGroup(msgspec.Struct, frozen=True):
     window: int = 0
 
 
+class Extent(msgspec.Struct, frozen=True, array_like=True):
+    """Describes ``count`` ranges of ``bytes`` each, ``stride`` bytes apart, from byte ``at`` of a page on."""
+
+    at: int
+    bytes: int
+    stride: int  # 0 for a single range
+    count: int
+
+
 class StatePlane(msgspec.Struct, frozen=True):
     """Describes one kind of recurrent state of a sequence: float32 of ``shape`` in each of ``layers`` layers."""
 
@@ -196,6 +205,7 @@ class WorkerInfo(msgspec.Struct, frozen=True):
     version: str = ""  # of the build; empty where an older one doesn't say
     widths: dict[str, int] = {}
     rank_hosts: tuple[str, ...] = ()
+    takes_extents: bool = False  # whether pages may come in parts from several hosts
 
 
 def of_this_build(info: WorkerInfo) -> WorkerInfo:

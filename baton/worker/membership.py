@@ -60,6 +60,7 @@ def describe(spec: WorkerSpec, ready: EngineReady, incarnation: str) -> WorkerIn
         adapters=ready.adapters,
         widths={field: getattr(widths, field) for field in widths.several},
         rank_hosts=places_of_ranks(widths.count, spec.engine.rank_hosts),
+        takes_extents=True,
     )
     return of_this_build(info)
 

@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from baton.decode_worker.io.handoff_leases import HandoffLeases
 from baton.decode_worker.io.intake_lease import IntakeLease
 from baton.kv.layout.bridge import codec_of, land, land_part, shard_of, wire_bytes
+from baton.kv.layout.extents import Part, contiguous, part_bytes, require_part, scatter
 from baton.kv.layout.page import require_same
 from baton.kv.wire import control, frames
 from baton.kv.wire.base import ReplyStream
@@ -41,6 +42,7 @@ class HandoffSink:
         self.epoch = 0
         self.rank = self.shards = 0
         self._layout = leases.layout  # of what comes: ours, or the part of ours that the sender holds
+        self._extents: Part = ()  # of a page that comes, if it comes from several hosts
         self._leases = leases
         self._line = line
         self._stopped = False
@@ -179,8 +181,10 @@ class HandoffSink:
         if self.lease is not None:
             raise HandoffRefused("this stream was already opened", "kind")
         ours, opening = self._leases.layout, control.decode_opening(frame.body)
-        layout = shard_of(ours, frame.shard_rank, frame.shard_count)
+        layout = ours if opening.extents else shard_of(ours, frame.shard_rank, frame.shard_count)
         require_same(opening.layout, layout)
+        if opening.extents:
+            self._require_extents(opening.extents, frame)
         if opening.fingerprint != self._leases.fingerprint:
             raise LayoutMismatch(
                 f"the blocks are of weights {opening.fingerprint[:16]}…, this worker runs "
@@ -192,17 +196,29 @@ class HandoffSink:
                 f"the sender's prompt has {opening.total_blocks} blocks, the lease {len(lease.hashes)}",
                 "total_blocks",
             )
-        is_first = lease.join(self, frame.shard_rank, layout.shard_count // ours.shard_count)
-        self.lease, self.epoch, self._layout = lease, lease.epoch, layout
+        senders = frame.shard_count if opening.extents else layout.shard_count // ours.shard_count
+        is_first = lease.join(self, frame.shard_rank, senders, opening.extents, ours.page_bytes)
+        self.lease, self.epoch, self._layout, self._extents = lease, lease.epoch, layout, opening.extents
         self.rank, self.shards = frame.shard_rank, frame.shard_count
         if is_first:
             self._leases.tell(ReceiveOpened(lease.key, lease.epoch))
         self._line.reply(frames.ack(frame))
 
+    def _require_extents(self, extents: Part, frame: Frame) -> None:
+        """Raises LayoutMismatch unless pages here may come in parts, and ``extents`` are one of several senders'."""
+        ours = self._leases.layout
+        require_part(extents, ours.page_bytes)
+        if codec_of(ours) or ours.shard_count > 1 or not frame.shard_rank < frame.shard_count > 1:
+            raise LayoutMismatch(
+                f"extents of shard {frame.shard_rank} of {frame.shard_count}: several hosts send parts of whole, "
+                "uncoded pages",
+                "extents",
+            )
+
     def _places(self, frame: Frame) -> list[memoryview]:
         if frame.kind is Kind.PROBE:
             return self._scratch(frame)
-        lease, unit = self._mine(frame), wire_bytes(self._layout)
+        lease, unit = self._mine(frame), part_bytes(self._extents) or wire_bytes(self._layout)
         if frame.unit != unit:
             raise LayoutMismatch(f"a block has {unit} bytes on its way here, the frame's {frame.unit}", "unit")
         for block in frame.blocks:
@@ -211,12 +227,23 @@ class HandoffSink:
         if len(set(numbers)) != len(numbers) or not self._placed.isdisjoint(numbers):
             raise ForeignBlock(f"a block of {numbers[0]}…{numbers[-1]} came twice on one stream", "index")
         self._placed.update(numbers)
+        if self._extents:
+            return [self._part_place(n, unit, lease) for n in numbers]
         if codec_of(self._layout) or self._layout is not self._leases.layout:
             self._coded.update({n: memoryview(bytearray(unit)) for n in numbers})
             return [self._coded[n] for n in numbers]
         page = self._leases.memory.page
         # what an earlier epoch brought is verified and must stay so: a copy of it lands in scratch memory
         return [page(lease.pages[n]) if n not in lease.received else memoryview(bytearray(unit)) for n in numbers]
+
+    def _part_place(self, number: int, unit: int, lease: IntakeLease) -> memoryview:
+        """Returns where the own part of block ``number`` is received: in its page if it lies there in one piece."""
+        if lease.needs(number, self.rank):
+            if (view := contiguous(self._leases.memory.page(lease.pages[number]), self._extents)) is not None:
+                return view
+            self._coded[number] = memoryview(bytearray(unit))
+            return self._coded[number]
+        return memoryview(bytearray(unit))  # it is verified and stays so
 
     def _check(self, block: Block, lease: IntakeLease) -> None:
         index = block.index
@@ -254,7 +281,9 @@ class HandoffSink:
 
     def _land(self, coded: memoryview, page: memoryview) -> None:
         ours = self._leases.layout
-        if self._layout is ours:
+        if self._extents:
+            scatter(coded, page, self._extents)
+        elif self._layout is ours:
             land(coded, page, ours)
         else:
             land_part(coded, page, self._layout, ours)

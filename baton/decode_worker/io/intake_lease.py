@@ -1,8 +1,9 @@
 """The blocks that may be written for one request, and those that have been. Knows nothing of frames, transports or
 memory.
 
-If the senders hold more shards than this worker (tensor parallelism m to fewer n), a block is gathered from several
-senders' parts, each by a stream of its own; it counts once all of its parts have arrived.
+If the senders hold more shards than this worker (tensor parallelism m to fewer n), or are the hosts of one worker's
+ranks, a block is gathered from several senders' parts, each by a stream of its own; it counts once all of its parts
+have arrived.
 """
 
 from __future__ import annotations
@@ -11,8 +12,9 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from typing import Protocol
 
+from baton.kv.layout.extents import Part, require_whole
 from baton.kv.wire.control import Closing
-from baton.protos.errors import BatonError, HandoffRefused
+from baton.protos.errors import BatonError, HandoffRefused, LayoutMismatch
 
 
 class LeaseStream(Protocol):
@@ -60,6 +62,7 @@ class IntakeLease:
         self._streams: dict[int, LeaseStream] = {}  # by the sender's shard
         self._parts: defaultdict[int, set[int]] = defaultdict(set)  # of blocks that aren't whole yet
         self._closings: dict[int, Closing] = {}
+        self._extents: dict[int, Part] = {}  # of a page that each sender brings, where they said so
 
     @property
     def open_streams(self) -> tuple[LeaseStream, ...]:
@@ -77,20 +80,44 @@ class IntakeLease:
         for parts in self._parts.values():
             parts.difference_update(chosen)
 
-    def join(self, stream: LeaseStream, rank: int, senders: int) -> bool:
-        """Lets ``stream`` write shard ``rank`` of ``senders``; returns whether it is the first. Raises
-        HandoffRefused.
+    def join(
+        self, stream: LeaseStream, rank: int, senders: int, extents: Part = (), page_bytes: int = 0
+    ) -> bool:
+        """Lets ``stream`` write shard ``rank`` of ``senders``, ``extents`` of a page of ``page_bytes`` if it says so;
+        returns whether it is the first.
+
+        Raises HandoffRefused, and LayoutMismatch if all senders' extents together aren't a page.
         """
         if rank in self._streams:
             raise HandoffRefused("a handoff of this lease and epoch is already open", "lease")
-        if senders != self._senders:
+        if senders != self._senders or bool(extents) != bool(self._extents):
             if self._streams:
                 raise HandoffRefused(f"{self._senders} senders bring this lease, not {senders}", "shard_count")
             self._senders = senders
             self._parts.clear()  # parts of another size are no parts of these
+            self._extents.clear()
+        if extents:
+            self._take_extents(rank, extents, page_bytes)
         self._closings.pop(rank, None)
         self._streams[rank] = stream
         return len(self._streams) == 1
+
+    def _take_extents(self, rank: int, extents: Part, page_bytes: int) -> None:
+        """Notes what of a page shard ``rank``'s sender brings; no block is whole before all senders' are a page."""
+        if self._extents.get(rank) != extents:
+            self._parts.pop(rank, None)
+            self._extents[rank] = extents
+        if len(self._extents) < self._senders:
+            return
+        try:
+            require_whole(tuple(self._extents.values()), page_bytes)
+        except LayoutMismatch:
+            gone = self._extents.keys() - self._streams.keys() - {rank}
+            if not gone:
+                raise
+            for earlier in gone:  # it brought other parts than these need: what it brings is seen when it joins
+                self._extents.pop(earlier)
+                self._parts.pop(earlier, None)
 
     def leave(self, stream: LeaseStream, rank: int) -> bool:
         """Removes ``stream`` from those that may write; returns whether it was one, and the last."""

@@ -12,7 +12,7 @@ from google.protobuf.message import DecodeError, Message
 
 from baton.protos import convert
 from baton.protos.errors import BatonError, CorruptFrame, from_info, to_info
-from baton.protos.nouns import KvLayout, TokenRun
+from baton.protos.nouns import Extent, KvLayout, TokenRun
 from baton.protos.v1 import worker_pb2
 
 P = TypeVar("P", bound=Message)
@@ -29,6 +29,7 @@ class Opening(msgspec.Struct, frozen=True):
     model_id: str
     fingerprint: str
     adapter_id: str = ""
+    extents: tuple[Extent, ...] = ()  # of a page that the stream brings; () for all of it
 
 
 class Closing(msgspec.Struct, frozen=True):
@@ -36,6 +37,9 @@ class Closing(msgspec.Struct, frozen=True):
 
     first: TokenRun  # the first generated token or tokens
     cached_tokens: int  # prompt tokens that were found in a cache instead of computed
+
+
+_PLAIN = tuple(name for name in Opening.__struct_fields__ if name not in ("layout", "extents"))
 
 
 def _parse(message: P, body: bytes | bytearray | memoryview) -> P:
@@ -48,15 +52,18 @@ def _parse(message: P, body: bytes | bytearray | memoryview) -> P:
 
 def encode_opening(opening: Opening) -> bytes:
     """Returns ``opening`` as a serialized HandoffOpen."""
-    fields = {name: getattr(opening, name) for name in Opening.__struct_fields__ if name != "layout"}
-    return worker_pb2.HandoffOpen(layout=convert.layout_to_pb(opening.layout), **fields).SerializeToString()
+    fields = {name: getattr(opening, name) for name in _PLAIN}
+    extents = [worker_pb2.Extent(**msgspec.structs.asdict(each)) for each in opening.extents]
+    layout = convert.layout_to_pb(opening.layout)
+    return worker_pb2.HandoffOpen(layout=layout, extents=extents, **fields).SerializeToString()
 
 
 def decode_opening(body: bytes | bytearray | memoryview) -> Opening:
     """Returns the ``Opening`` of a serialized HandoffOpen. Raises CorruptFrame."""
     message = _parse(worker_pb2.HandoffOpen(), body)
-    fields = {name: getattr(message, name) for name in Opening.__struct_fields__ if name != "layout"}
-    return Opening(layout=convert.layout_from_pb(message.layout), **fields)
+    fields = {name: getattr(message, name) for name in _PLAIN}
+    extents = tuple([Extent(each.at, each.bytes, each.stride, each.count) for each in message.extents])
+    return Opening(layout=convert.layout_from_pb(message.layout), extents=extents, **fields)
 
 
 def encode_closing(closing: Closing) -> bytes:

@@ -63,6 +63,7 @@ class HandoffFrames:
             model_id=sender.model_id,
             fingerprint=sender.fingerprint,
             adapter_id=to.adapter_id,
+            extents=self._wire.part,
         )
         return self._frame(Kind.OPEN, control.encode_opening(opening))
 
@@ -86,7 +87,8 @@ class HandoffFrames:
 
     def _frame(self, kind: Kind, body: bytes = b"", flags: int = 0) -> Frame:
         layout, to = self._wire.layout, self._to
-        return Frame(kind, to.lease, to.epoch, body, layout.shard_rank, layout.shard_count, flags)
+        shard = self._wire.shard or (layout.shard_rank, layout.shard_count)
+        return Frame(kind, to.lease, to.epoch, body, *shard, flags)
 
 
 def _is_resident(block: ShipBlock | ReceiverBlock) -> bool:

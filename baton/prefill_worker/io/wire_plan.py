@@ -8,6 +8,7 @@ from __future__ import annotations
 import msgspec
 
 from baton.kv.layout.bridge import Bridge
+from baton.kv.layout.extents import Part, gather, part_bytes
 from baton.kv.layout.repaging import ReceiverBlock, Repaging
 from baton.kv.memory.host_pages import PageMemory
 from baton.protos.channel import ShipBlock
@@ -21,10 +22,19 @@ class WirePlan(msgspec.Struct, frozen=True):
     bridge: Bridge | None = None  # converts pages to the receiver's layout; None if it is the same
     hashes: tuple[bytes, ...] | None = None  # the receiver's block hashes, if its fidelity or block size differs
     paging: Repaging | None = None  # makes blocks of the receiver's size; None if the size is the same
+    part: Part = ()  # of each page that is sent, where other hosts send the rest; () for all of it
+    shard: tuple[int, int] | None = None  # this host's number and the count of hosts that send; None: the layout's
+
+    @property
+    def plain(self) -> bool:
+        """Returns whether pages are sent as they are, under the sender's own hashes."""
+        return self.bridge is None and self.hashes is None and self.paging is None
 
     @property
     def unit(self) -> int:
         """Returns the bytes of one block as it is sent."""
+        if self.part:
+            return part_bytes(self.part)
         return self.layout.page_bytes if self.bridge is None else self.bridge.unit
 
     def take(self, block: ShipBlock) -> list[ShipBlock | ReceiverBlock]:
@@ -42,6 +52,8 @@ class WirePlan(msgspec.Struct, frozen=True):
         """Returns a block's bytes for the receiver, and their offset in our pages; None if they were converted."""
         if isinstance(block, ShipBlock):
             page = memory.page(block.page)
+            if self.part:
+                return gather(page, self.part), None
             if self.bridge is None:
                 return page, block.page * memory.page_bytes
             return self.bridge.convert(page), None

@@ -12,7 +12,7 @@ class DescribeRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class WorkerInfo(_message.Message):
-    __slots__ = ("worker_id", "incarnation", "role", "address", "model_id", "fingerprint", "layout", "max_model_len", "vocab_size", "eos_token_ids", "pages", "state", "max_batch", "device", "protocol", "adapters", "metrics_address", "host_id", "data_addresses", "kv_backing", "version", "widths", "rank_hosts")
+    __slots__ = ("worker_id", "incarnation", "role", "address", "model_id", "fingerprint", "layout", "max_model_len", "vocab_size", "eos_token_ids", "pages", "state", "max_batch", "device", "protocol", "adapters", "metrics_address", "host_id", "data_addresses", "kv_backing", "version", "widths", "takes_extents", "rank_hosts")
     class DataAddressesEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -49,6 +49,7 @@ class WorkerInfo(_message.Message):
     KV_BACKING_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     WIDTHS_FIELD_NUMBER: _ClassVar[int]
+    TAKES_EXTENTS_FIELD_NUMBER: _ClassVar[int]
     RANK_HOSTS_FIELD_NUMBER: _ClassVar[int]
     worker_id: str
     incarnation: str
@@ -72,8 +73,9 @@ class WorkerInfo(_message.Message):
     kv_backing: str
     version: str
     widths: _containers.ScalarMap[str, int]
+    takes_extents: bool
     rank_hosts: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, worker_id: _Optional[str] = ..., incarnation: _Optional[str] = ..., role: _Optional[str] = ..., address: _Optional[str] = ..., model_id: _Optional[str] = ..., fingerprint: _Optional[str] = ..., layout: _Optional[_Union[_common_pb2.KvLayout, _Mapping]] = ..., max_model_len: _Optional[int] = ..., vocab_size: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., pages: _Optional[int] = ..., state: _Optional[str] = ..., max_batch: _Optional[int] = ..., device: _Optional[str] = ..., protocol: _Optional[str] = ..., adapters: _Optional[_Iterable[str]] = ..., metrics_address: _Optional[str] = ..., host_id: _Optional[str] = ..., data_addresses: _Optional[_Mapping[str, str]] = ..., kv_backing: _Optional[str] = ..., version: _Optional[str] = ..., widths: _Optional[_Mapping[str, int]] = ..., rank_hosts: _Optional[_Iterable[str]] = ...) -> None: ...
+    def __init__(self, worker_id: _Optional[str] = ..., incarnation: _Optional[str] = ..., role: _Optional[str] = ..., address: _Optional[str] = ..., model_id: _Optional[str] = ..., fingerprint: _Optional[str] = ..., layout: _Optional[_Union[_common_pb2.KvLayout, _Mapping]] = ..., max_model_len: _Optional[int] = ..., vocab_size: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., pages: _Optional[int] = ..., state: _Optional[str] = ..., max_batch: _Optional[int] = ..., device: _Optional[str] = ..., protocol: _Optional[str] = ..., adapters: _Optional[_Iterable[str]] = ..., metrics_address: _Optional[str] = ..., host_id: _Optional[str] = ..., data_addresses: _Optional[_Mapping[str, str]] = ..., kv_backing: _Optional[str] = ..., version: _Optional[str] = ..., widths: _Optional[_Mapping[str, int]] = ..., takes_extents: _Optional[bool] = ..., rank_hosts: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class DrainRequest(_message.Message):
     __slots__ = ("grace_seconds",)
@@ -490,7 +492,7 @@ class TokenFrame(_message.Message):
     def __init__(self, step: _Optional[int] = ..., outputs: _Optional[_Iterable[_Union[RequestTokens, _Mapping]]] = ...) -> None: ...
 
 class HandoffOpen(_message.Message):
-    __slots__ = ("request_id", "layout", "sender", "total_blocks", "tail_tokens", "model_id", "fingerprint", "adapter_id")
+    __slots__ = ("request_id", "layout", "sender", "total_blocks", "tail_tokens", "model_id", "fingerprint", "adapter_id", "extents")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     LAYOUT_FIELD_NUMBER: _ClassVar[int]
     SENDER_FIELD_NUMBER: _ClassVar[int]
@@ -499,6 +501,7 @@ class HandoffOpen(_message.Message):
     MODEL_ID_FIELD_NUMBER: _ClassVar[int]
     FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
     ADAPTER_ID_FIELD_NUMBER: _ClassVar[int]
+    EXTENTS_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     layout: _common_pb2.KvLayout
     sender: str
@@ -507,7 +510,20 @@ class HandoffOpen(_message.Message):
     model_id: str
     fingerprint: str
     adapter_id: str
-    def __init__(self, request_id: _Optional[str] = ..., layout: _Optional[_Union[_common_pb2.KvLayout, _Mapping]] = ..., sender: _Optional[str] = ..., total_blocks: _Optional[int] = ..., tail_tokens: _Optional[int] = ..., model_id: _Optional[str] = ..., fingerprint: _Optional[str] = ..., adapter_id: _Optional[str] = ...) -> None: ...
+    extents: _containers.RepeatedCompositeFieldContainer[Extent]
+    def __init__(self, request_id: _Optional[str] = ..., layout: _Optional[_Union[_common_pb2.KvLayout, _Mapping]] = ..., sender: _Optional[str] = ..., total_blocks: _Optional[int] = ..., tail_tokens: _Optional[int] = ..., model_id: _Optional[str] = ..., fingerprint: _Optional[str] = ..., adapter_id: _Optional[str] = ..., extents: _Optional[_Iterable[_Union[Extent, _Mapping]]] = ...) -> None: ...
+
+class Extent(_message.Message):
+    __slots__ = ("at", "bytes", "stride", "count")
+    AT_FIELD_NUMBER: _ClassVar[int]
+    BYTES_FIELD_NUMBER: _ClassVar[int]
+    STRIDE_FIELD_NUMBER: _ClassVar[int]
+    COUNT_FIELD_NUMBER: _ClassVar[int]
+    at: int
+    bytes: int
+    stride: int
+    count: int
+    def __init__(self, at: _Optional[int] = ..., bytes: _Optional[int] = ..., stride: _Optional[int] = ..., count: _Optional[int] = ...) -> None: ...
 
 class HandoffCommit(_message.Message):
     __slots__ = ("first", "cached_tokens")
