@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from baton.engine.adapters.base import AdapterBase
 from baton.engine.adapters.packed import PackedAdapter
 from baton.engine.masks import Allowed
+from baton.protos.channel import HostSender
 from baton.protos.errors import RankLost
 from baton.protos.measurements import AdapterRowCounts, EngineWork, ExpertRows, SharedPages, StepSample
 from baton.protos.nouns import KvLayout, Sampling, TokenLogprobs
@@ -301,6 +302,11 @@ class Ranks(Protocol):
 
     def open_pages(self, fd: int, size: int) -> None:
         """Maps the KV pages, ``size`` bytes of shared memory at descriptor ``fd``, into every rank."""
+
+    def senders(self, layout: KvLayout) -> tuple[HostSender, ...]:
+        """Returns the hosts that each send a part of every page of ``layout``, the lead's first; () if it sends
+        all. Their copies of cached pages are current after the step that reads them.
+        """
 
     def watch(self, lost: Callable[[RankLost], None]) -> None:
         """Has ``lost`` called, from a thread of its own, when a rank's process has died."""

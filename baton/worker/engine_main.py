@@ -120,6 +120,7 @@ def build(spec: WorkerSpec, channel: EngineChannel) -> StepLoop:
             runner.work,
             None if mirror is None else mirror.shared,
             adapters.ids,
+            () if ranks is None else ranks.senders(model.layout),
         )
     )
     pool = PagePool(pages, model.layout.block_tokens, eviction=spec.cache.eviction)

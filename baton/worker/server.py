@@ -31,6 +31,7 @@ from baton.kv.transport.auto import AutoTransport, ask_worker, this_host
 from baton.kv.transport.grpc import handoff_handler, server_options
 from baton.prefill_worker.io.handoff import HandoffReport
 from baton.prefill_worker.io.handoff_frames import Sender
+from baton.prefill_worker.io.host_senders import HostSenders
 from baton.prefill_worker.io.service import DecodePeers, PrefillService
 from baton.prefill_worker.io.shell import PrefillShell
 from baton.process.metrics_server import start_metrics
@@ -83,6 +84,8 @@ class RoleRuntime:
             partial(ask_worker, dialer=environment.dialer),
             sender=environment.sender,
         )
+        self.hosts: HostSenders | None = None
+        self._kv_transport = spec.server.kv_transport
         self.health, self.names = health_aio.HealthServicer(), [""]
         self.blocks, self._keys = blocks, keys
         self.blocks.set_role(spec.role)
@@ -176,6 +179,9 @@ class RoleRuntime:
     def _prefill(self, info: WorkerInfo, environment: WorkerEnvironment) -> PrefillService:
         engine, sender = self._engine, Sender(info.worker_id, info.model_id, info.fingerprint, info.layout)
         peers = DecodePeers(self.transport.expect, self.transport.layout, self._shipped, self._not_shipped)
+        if senders := engine.ready.senders:
+            way = self._kv_transport, environment.dialer, self.transport.takes_extents
+            self.hosts = HostSenders(senders, engine.memory, *way)
         return PrefillService(
             engine.channel.send,
             engine.memory,
@@ -185,6 +191,7 @@ class RoleRuntime:
             peers,
             self.blocks.warmer,
             self._keys,
+            self.hosts,
         )
 
     def _shipped(self, report: HandoffReport) -> None:
@@ -228,6 +235,8 @@ async def serve_grpc(spec: WorkerSpec, worker: RoleRuntime, stack: AsyncExitStac
     )
     await server.start()
     stack.push_async_callback(worker.transport.close)
+    if worker.hosts is not None:
+        stack.push_async_callback(worker.hosts.close)
     return server
 
 

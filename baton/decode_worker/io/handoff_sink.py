@@ -205,7 +205,7 @@ class HandoffSink:
         self._line.reply(frames.ack(frame))
 
     def _require_extents(self, extents: Part, frame: Frame) -> None:
-        """Raises LayoutMismatch unless pages here may come in parts, and ``extents`` are one of several senders'."""
+        """Raises LayoutMismatch unless pages here may come in parts, and ``extents`` are of one among several."""
         ours = self._leases.layout
         require_part(extents, ours.page_bytes)
         if codec_of(ours) or ours.shard_count > 1 or not frame.shard_rank < frame.shard_count > 1:

@@ -80,11 +80,9 @@ class IntakeLease:
         for parts in self._parts.values():
             parts.difference_update(chosen)
 
-    def join(
-        self, stream: LeaseStream, rank: int, senders: int, extents: Part = (), page_bytes: int = 0
-    ) -> bool:
-        """Lets ``stream`` write shard ``rank`` of ``senders``, ``extents`` of a page of ``page_bytes`` if it says so;
-        returns whether it is the first.
+    def join(self, stream: LeaseStream, rank: int, senders: int, extents: Part = (), page_bytes: int = 0) -> bool:
+        """Lets ``stream`` write shard ``rank`` of ``senders``, which is ``extents`` of a page of ``page_bytes`` if
+        there are any; returns whether it is the first.
 
         Raises HandoffRefused, and LayoutMismatch if all senders' extents together aren't a page.
         """

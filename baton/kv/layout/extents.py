@@ -28,8 +28,8 @@ def part_bytes(part: Sequence[Extent]) -> int:
 
 
 def part_of(layout: KvLayout, owned: Mapping[int, Heads]) -> Part:
-    """Returns the part of a page of ``layout`` that holds the KV heads ``owned``, by layer; other layers are no part
-    of it.
+    """Returns the part of a page of ``layout`` that holds the KV heads ``owned``, by layer; other layers are not in
+    it.
     """
     found = list[Extent]()
     for run in range(layout.runs):
@@ -75,7 +75,7 @@ def gather(page: memoryview, part: Sequence[Extent]) -> memoryview:
     if (view := contiguous(page, part)) is not None:
         return view
     held = np.frombuffer(page, np.uint8)
-    return memoryview(np.concatenate([_rows(held, extent).reshape(-1) for extent in part])).cast("B")
+    return memoryview(np.concatenate([_rows(held, extent).reshape(-1) for extent in part]).tobytes())
 
 
 def scatter(wire: memoryview, page: memoryview, part: Sequence[Extent]) -> None:
@@ -95,8 +95,8 @@ def _rows(held: np.ndarray, extent: Extent) -> np.ndarray:
 
 @functools.lru_cache(maxsize=256)
 def require_part(part: Part, page_bytes: int) -> None:
-    """Checks that the extents of ``part``, which a peer may have sent, lie within a page of ``page_bytes`` and don't
-    overlap. Raises LayoutMismatch.
+    """Checks that the extents of ``part``, which a peer may have sent, lie within a page of ``page_bytes``, apart.
+    Raises LayoutMismatch.
     """
     require_apart((part,), page_bytes)
 

@@ -201,9 +201,16 @@ class AutoTransport:
         """Returns the KV layout of the worker at ``address``, as soon as it has described itself. Raises
         WorkerLost.
         """
+        return (await self._info(address)).layout
+
+    async def takes_extents(self, address: str) -> bool:
+        """Returns whether the worker at ``address`` takes pages in parts from several hosts. Raises WorkerLost."""
+        return (await self._info(address)).takes_extents
+
+    async def _info(self, address: str) -> WorkerInfo:
         choosing = self._choosing(address)
         try:
-            return (await asyncio.shield(self._asked[address])).layout
+            return await asyncio.shield(self._asked[address])
         except Exception:
             self._forget(address, choosing)
             raise

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from baton.engine.plan import SequenceStep
+from baton.engine.plan import SequenceStep, ranks_of
 from baton.engine.request_checks import check_request
 from baton.engine.states import AttentionReach
 from baton.engine.steps.handlers import Table
@@ -133,6 +133,8 @@ class PrefillLoop(StepLoop):
         self._reach = AttentionReach.of(self.spec.layout, grows=True, most=most)
         self.scheduler = PrefillScheduler(self.pool, chunk_tokens, max_batch, rules=parts.rules, reach=self._reach)
         self.shipments: dict[int, Shipment] = {}
+        ranks = ranks_of(parts.runner)
+        self._hosts_send = bool(ranks is not None and ranks.senders(self.spec.layout))
         self._hit_tokens = self._asked_tokens = 0
         self._chunk_s = 0.0  # seconds by itself, as late steps show; 0: none was long enough
 
@@ -143,7 +145,7 @@ class PrefillLoop(StepLoop):
         plan = self.scheduler.plan(self.clock())
         if not plan.items:
             return self._made_way()
-        for item in plan.items:
+        for item in () if self._hosts_send else plan.items:
             self._announce(item.seq)  # cached blocks leave while the first chunk computes
         outcome = self.compute(plan)
         self._tell_chunk(sum(len(item.tokens) for item in plan.items), outcome.seconds)

@@ -96,13 +96,15 @@ class Handoff:
 
     # ---- the stream ------------------------------------------------------------------------------------
 
-    async def run(self) -> HandoffReport:
-        """Sends everything and waits until the decode worker has taken it over; returns a report.
+    async def run(self, wire: WirePlan | None = None) -> HandoffReport:
+        """Sends everything and waits until the decode worker has taken it over; returns a report. ``wire`` counts
+        instead of what ``plan`` says.
 
         Raises the decode worker's typed refusal, WorkerLost if the stream broke, or the error given to ``fail``.
         However it ends (cancellation included), the stream is closed and no page is read any more.
         """
-        wire = WirePlan(self._sender.layout) if self._plan is None else await self._plan()
+        if wire is None:
+            wire = WirePlan(self._sender.layout) if self._plan is None else await self._plan()
         stream = await self._transport.connect(self._to.address)
         try:
             async with asyncio.TaskGroup() as group:

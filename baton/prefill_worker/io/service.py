@@ -29,6 +29,8 @@ from baton.kv.pages.window import first_seen
 from baton.kv.wire.base import Transport
 from baton.prefill_worker.io.handoff import Handoff, HandoffReport
 from baton.prefill_worker.io.handoff_frames import Destination, Sender
+from baton.prefill_worker.io.host_handoff import DividedHandoff
+from baton.prefill_worker.io.host_senders import HostSenders
 from baton.prefill_worker.io.wire_plan import WirePlan
 from baton.protos import channel as ch
 from baton.protos.errors import BatonError, Draining, InvalidRequest, ModelNotFound, from_info
@@ -68,7 +70,7 @@ class PrefillResult(msgspec.Struct, frozen=True):
 class _Job:
     """A prompt from its arrival until its handoff has ended."""
 
-    def __init__(self, handoff: Handoff, call: PrefillCall):
+    def __init__(self, handoff: Handoff | DividedHandoff, call: PrefillCall):
         self.handoff = handoff
         self.done: ch.PrefillDone | None = None
         self.sent = False  # whether the engine knows of it
@@ -139,6 +141,7 @@ class PrefillService:
         peers: DecodePeers = DecodePeers(),
         warmer: Warmer | None = None,
         keys: Iterator[int] | None = None,
+        hosts: HostSenders | None = None,
     ):
         self._send = send
         self._memory = memory
@@ -147,6 +150,7 @@ class PrefillService:
         self._clock = clock
         self._peers = peers
         self._warmer = warmer
+        self._hosts = hosts
         self._keys = keys or itertools.count(1)
         self._jobs: dict[int, _Job] = {}
         self._lost: BatonError | None = None
@@ -267,7 +271,7 @@ class PrefillService:
             self._send(ch.Cancel(key, "handoff ended"))
         self._send(ch.SendClosed(key))
 
-    def _handoff(self, call: PrefillCall) -> Handoff:
+    def _handoff(self, call: PrefillCall) -> Handoff | DividedHandoff:
         size = self._sender.layout.block_tokens
         blocks, layout = blocks_for(len(call.request.token_ids), size), self._sender.layout
         further = count_of(layout.windows, len(call.request.token_ids), size)
@@ -281,7 +285,10 @@ class PrefillService:
             adapter_id=call.request.adapter_id,
         )
         plan = None if self._peers.layout_of is None else lambda: self._wire(call)
-        return Handoff(self._transport, self._memory, self._sender, destination, self._clock, plan=plan)
+        own = Handoff(self._transport, self._memory, self._sender, destination, self._clock, plan=plan)
+        if self._hosts is None or plan is None:
+            return own
+        return self._hosts.handoff(own, self._sender, destination, call.decode_incarnation, plan)
 
     async def _wire(self, call: PrefillCall) -> WirePlan:
         """Returns how this prompt's blocks are sent to its decode worker. Raises LayoutMismatch before any byte is

@@ -8,7 +8,7 @@ from __future__ import annotations
 import msgspec
 
 from baton.kv.layout.bridge import Bridge
-from baton.kv.layout.extents import Part, gather, part_bytes
+from baton.kv.layout.extents import Part, contiguous, gather, part_bytes
 from baton.kv.layout.repaging import ReceiverBlock, Repaging
 from baton.kv.memory.host_pages import PageMemory
 from baton.protos.channel import ShipBlock
@@ -53,7 +53,8 @@ class WirePlan(msgspec.Struct, frozen=True):
         if isinstance(block, ShipBlock):
             page = memory.page(block.page)
             if self.part:
-                return gather(page, self.part), None
+                first = block.page * memory.page_bytes + self.part[0].at
+                return gather(page, self.part), first if contiguous(page, self.part) is not None else None
             if self.bridge is None:
                 return page, block.page * memory.page_bytes
             return self.bridge.convert(page), None

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import msgspec
+
 from baton.protos.channel.message import Message
 from baton.protos.errors import ErrorInfo
 from baton.protos.measurements import EngineWork, ExpertLoad, SharedPages, SpeculationTotals, StepSample
-from baton.protos.nouns import KvLayout, PoolSnapshot
+from baton.protos.nouns import Extent, KvLayout, PoolSnapshot
 
 
 class Cancel(Message):
@@ -40,8 +42,20 @@ class SetRole(Message):
     role: str
 
 
+class HostSender(msgspec.Struct, frozen=True, array_like=True):
+    """Says that a host of a worker's ranks sends KV: where it listens, the token that proves its lead, and its part
+    of each page. The lead's own host has no address.
+    """
+
+    address: str
+    token: bytes
+    part: tuple[Extent, ...]
+
+
 class EngineReady(Message):
     """Reports that the model is loaded and the page pool exists; the I/O process may announce the worker.
+
+    ``senders`` are the hosts that each send a part of every page, the lead's first; () if it sends all.
 
     ``device_pages``, if the engine runs on a GPU and shares them, mirror the host's pages byte for byte at the same
     offsets. The engine learns of writes there by ReceiveOpened and BlocksReceived.
@@ -57,6 +71,7 @@ class EngineReady(Message):
     work: EngineWork | None = None
     device_pages: SharedPages | None = None
     adapters: tuple[str, ...] = ()
+    senders: tuple[HostSender, ...] = ()
 
 
 class EngineFailed(Message):

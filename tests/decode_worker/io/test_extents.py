@@ -1,4 +1,4 @@
-"""Pages that come in parts, from several hosts of one sender: whole once all parts are verified, and never before."""
+"""Pages that come in parts, from several hosts of one sender: whole once all parts are verified, not before."""
 
 from __future__ import annotations
 

@@ -83,6 +83,11 @@ def test_a_part_that_lies_beyond_the_page_or_on_itself_is_refused(part):
 def test_parts_that_overlap_or_leave_a_gap_are_no_page():
     first, second = (Extent(0, 32, 0, 1),), (Extent(32, 32, 0, 1),)
     require_whole((first, second), 64)
-    for wrong in (((first, first)), ((first,)), ((first, (Extent(32, 31, 0, 1),))), ((first, (Extent(31, 33, 0, 1),)))):
+    for wrong in (
+        ((first, first)),
+        ((first,)),
+        ((first, (Extent(32, 31, 0, 1),))),
+        ((first, (Extent(31, 33, 0, 1),))),
+    ):
         with pytest.raises(LayoutMismatch, match="part"):
             require_whole(wrong, 64)

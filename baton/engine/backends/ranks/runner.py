@@ -48,8 +48,10 @@ from baton.engine.program.rank_program import BY_COLUMNS, BY_ROWS, dealt_experts
 from baton.kernels.collective.native import RankIsLost
 from baton.kernels.step.structs import Step
 from baton.kv.layout.tables import layers_of_page
+from baton.protos.channel import HostSender
 from baton.protos.errors import BatonError, RankLost
 from baton.protos.measurements import EngineWork, ExpertCopies, ExpertRows
+from baton.protos.nouns import KvLayout
 
 TOO_LARGE = -1  # ranks.h
 
@@ -77,6 +79,7 @@ class RankRunner(StepRunner):
     ) -> None:
         super().__init__(spec, loaded.native, clock, work)
         self._own, self._followers, self._hosts = loaded.native, followers, hosts
+        self._undivided = loaded.program
         self._current: list[PageResidency] = []  # by page table: the pages that other hosts have as they are here
         self._layers = layers_of_page(spec.layout) if spec.layout.windows else loaded.program.layers
         self._dealt_experts = dealt_experts(loaded.program, loaded.native.own)
@@ -144,6 +147,10 @@ class RankRunner(StepRunner):
             kept = self._memory, self._buffer
             sizes = self._memory.meeting, self._memory.sizes.total, self._ranks.pages, size
             self._ranks.group.links = self._hosts.connect(Mapped(*sizes, kept), self._followers).address
+
+    def senders(self, layout: KvLayout) -> tuple[HostSender, ...]:
+        """Returns the hosts that each send a part of every page of ``layout``; () if the lead's host sends all."""
+        return () if self._hosts is None else self._hosts.senders(self._undivided, layout)
 
     def watch(self, lost: Callable[[RankLost], None]) -> None:
         """Calls ``lost`` if another rank's process ends unexpectedly; a step in progress then raises RankLost."""

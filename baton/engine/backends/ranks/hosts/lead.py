@@ -29,11 +29,15 @@ from baton.engine.backends.ranks.hosts.messages import (
     HostShare,
     HostStart,
 )
+from baton.engine.backends.ranks.hosts.parts import parts_of_hosts
 from baton.engine.backends.ranks.hosts.secured import rank_identity
 from baton.engine.config import EngineConfig
+from baton.engine.program.program import Program
 from baton.kernels.abi.build import sources_key
 from baton.kernels.collective.native import lose
+from baton.protos.channel import HostSender
 from baton.protos.errors import RankLost, StartupError, from_info
+from baton.protos.nouns import KvLayout
 from baton.tls.identity import Identity
 
 LEAVE_S = 2.0  # seconds for other hosts' ranks to leave when told to
@@ -67,9 +71,13 @@ class RemoteHost:
         assert isinstance(found, HostLoaded), found
         return found
 
-    def await_done(self) -> None:
-        """Returns when the host has done what it was told. Raises its error."""
-        self._said()
+    def await_done(self) -> int:
+        """Returns, when the host has done what it was told, the port of its KV sender, 0 for none. Raises its
+        error.
+        """
+        found = self._said()
+        assert isinstance(found, HostDone), found
+        return found.port
 
     def _said(self) -> HostLoaded | HostDone:
         try:
@@ -96,6 +104,7 @@ class LeadHosts:
         self._leaving = False
         self._lost: Callable[[RankLost], None] | None = None
         self._found: RankLost | None = None
+        self._senders: list[tuple[str, bytes]] = []  # address and token of each host's KV sender
         self._lock = threading.Lock()
         self._done = Queue[RemoteHost]()
         self._meeting = 0
@@ -128,16 +137,27 @@ class LeadHosts:
         plan = self._plan(server)
         server.start(plan, 0, mapped)
         for host in self._all:
-            host.tell(HostShare(mapped.memory_bytes, mapped.page_bytes, plan))
+            host.tell(HostShare(mapped.memory_bytes, mapped.page_bytes, plan, sends=True))
         bound_s = self._config.rank_bound_s
         links = self._links = Links(plan, 0, mapped.memory, mapped.pages, bound_s, self._identity)
         followers.link(plan)
-        for host in self._all:
-            host.await_done()
+        ports = [host.await_done() for host in self._all]
+        self._senders = [
+            (_address(host.control.there, port), plan.token)
+            for host, port in zip(self._all, ports, strict=True)
+            if port
+        ]
         server.await_all()
         for host in self._all:
             threading.Thread(target=self._hear, args=(host,), name="rank host", daemon=True).start()
         return links
+
+    def senders(self, program: Program, layout: KvLayout) -> tuple[HostSender, ...]:
+        """Returns which host sends what of pages of ``layout``, the lead's first; () if the lead's sends all."""
+        config = self._config
+        parts = parts_of_hosts(program, config.widths, config.hosts, layout) if self._senders else ()
+        found = [HostSender(*at, part) for at, part in zip([("", b""), *self._senders], parts, strict=bool(parts))]
+        return tuple(sender for sender in found if sender.part)
 
     def _plan(self, server: LinkServer) -> LinkPlan:
         theirs = [(host.control.there, said.port) for host, said in zip(self._all, self._ports, strict=True)]
@@ -209,3 +229,7 @@ class LeadHosts:
             self._done.put(host)  # whoever waits for an answer
         if lost is not None:
             lost(self._found)
+
+
+def _address(host: str, port: int) -> str:
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

@@ -35,11 +35,15 @@ class HostStart(msgspec.Struct, frozen=True, tag=True):
 
 
 class HostShare(msgspec.Struct, frozen=True, tag=True):
-    """Tells a host to make shared memory and KV pages of these sizes in bytes, and to connect its ranks."""
+    """Tells a host to make shared memory and KV pages of these sizes in bytes, and to connect its ranks.
+
+    ``sends`` asks it to send KV out of its pages too.
+    """
 
     memory: int
     pages: int
     links: LinkPlan
+    sends: bool = False
 
 
 class HostNote(msgspec.Struct, frozen=True, tag=True):
@@ -54,7 +58,11 @@ class HostLoaded(msgspec.Struct, frozen=True, tag=True):
 
 
 class HostDone(msgspec.Struct, frozen=True, tag=True):
-    """Tells the lead that a host's ranks are connected, or have taken a note."""
+    """Tells the lead that a host's ranks are connected, or have taken a note; ``port`` is its KV sender's, 0 for
+    none.
+    """
+
+    port: int = 0
 
 
 class HostFailed(msgspec.Struct, frozen=True, tag=True):

@@ -7,6 +7,7 @@ write to them. Its ranks are its children; the lead hears of one that is lost.
 from __future__ import annotations
 
 import ctypes
+import fcntl
 import mmap
 import os
 import select
@@ -34,6 +35,7 @@ from baton.engine.backends.ranks.hosts.messages import (
     SessionSpec,
 )
 from baton.engine.backends.ranks.hosts.secured import rank_identity
+from baton.engine.backends.ranks.hosts.sender_process import SenderProcess, SenderSpec
 from baton.engine.child import child_arguments
 from baton.kernels.abi.build import sources_key
 from baton.kernels.collective.native import RankIsLost
@@ -85,7 +87,8 @@ class HostSession:
     def __init__(self, start: HostStart, control: Control, tls: TlsFiles | None = None) -> None:
         require_same_kernels(start.kernels)
         self._start, self._control = start, control
-        self._meeting = 0
+        self._meeting, self._tls = 0, tls
+        self._sender: SenderProcess | None = None
         self._server = LinkServer(control.here, rank_identity(tls, "the port of ranks"))
         config = msgspec.structs.replace(start.config, tls=tls)
         self._followers = Followers(config, range(start.first, start.end), hosted=True)
@@ -104,9 +107,14 @@ class HostSession:
             poller.register(fd, select.POLLIN)
         while True:
             for fd, _ in poller.poll():
+                if self._sender is not None and fd == self._sender.pidfd:
+                    self._tell_of_sender(self._sender)
+                    return 1
                 if fd not in of:
                     if not self._hears():
                         return 0
+                    if self._sender is not None:
+                        poller.register(self._sender.pidfd, select.POLLIN)
                 elif of[fd].process.wait() == 0:
                     poller.unregister(fd)  # the lead has told it to leave
                 else:
@@ -116,6 +124,8 @@ class HostSession:
     def close(self) -> None:
         """Ends the ranks and all connections."""
         self._followers.kill()
+        if self._sender is not None:
+            self._sender.kill()
         self._server.close()
 
     def _hears(self) -> bool:
@@ -129,7 +139,7 @@ class HostSession:
     def _tried(self, work: Callable[[], None]) -> bool:
         try:
             work()
-            self._control.send(HostDone())
+            self._control.send(HostDone(0 if self._sender is None else self._sender.port))
         except ConnectionError:
             return False
         except RankLost as error:
@@ -148,8 +158,13 @@ class HostSession:
         self._server.start(said.links, self._start.host, mapped)
         for fd, size in zip(files, said_sizes(said), strict=True):
             self._followers.share(fd, size)
+        if said.sends:
+            spec = SenderSpec(self._control.here, said.links.token, self._tls)
+            self._sender = SenderProcess(spec, files[1])
         self._followers.link(said.links)
         self._server.await_all()
+        if self._sender is not None:
+            self._sender.await_ready()
 
     def _note(self, said: FromLead) -> None:
         assert isinstance(said, HostNote), "the lead begins once"
@@ -162,13 +177,22 @@ class HostSession:
         finally:
             os.close(fd)
 
+    def _tell_of_sender(self, gone: SenderProcess) -> None:
+        """Says that the host's KV sender has ended, with which the worker ends as with a rank."""
+        first = self._start.first
+        how = f"the KV sender of rank {first}'s host ended by itself ({ending(gone.process.wait())})"
+        self._say_last(HostLost(first, how))
+
     def _tell_of(self, gone: Follower) -> None:
         """Names the rank that is lost: the one that another one waited for in vain, or else the one that ended."""
         code = ctypes.c_uint32.from_address(self._meeting).value if self._meeting else 0
         lost = RankIsLost(code) if code else None
         how = f"rank {gone.rank} ended by itself ({ending(gone.process.wait())})" if lost is None else str(lost)
+        self._say_last(HostLost(gone.rank if lost is None else lost.rank, how))
+
+    def _say_last(self, said: HostLost) -> None:
         try:
-            self._control.send(HostLost(gone.rank if lost is None else lost.rank, how))
+            self._control.send(said)
             self._control.sock.shutdown(socket.SHUT_WR)
             select.select([self._control.sock], [], [], LEFT_S)
         except OSError:
@@ -189,8 +213,9 @@ def said_sizes(said: HostShare) -> tuple[int, int]:
 
 
 def _memory(name: str, size: int) -> int:
-    fd = os.memfd_create(name, os.MFD_CLOEXEC)
+    fd = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     os.ftruncate(fd, size)
+    fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK)  # receivers of KV on this host map only such memory
     return fd
 
 

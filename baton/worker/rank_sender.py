@@ -1,0 +1,162 @@
+"""The process that sends KV out of the pages of a host that has ranks of a worker, but not its lead.
+
+Knows nothing of ranks or steps. The worker's I/O process, on the lead's host, says by gRPC which pages hold which
+finished blocks (``host_orders.py``). This process sends its part of them to the decode worker, by a transport of
+its own choice. It ends with the session that started it, and that with the lead.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import logging
+import socket
+import sys
+import time
+from collections.abc import AsyncIterator
+from contextlib import suppress
+
+import grpc
+import grpc.aio
+import msgspec
+
+from baton.engine.backends.ranks.hosts.sender_process import PORT, SenderSpec
+from baton.engine.child import child_arguments
+from baton.kv.layout.extents import require_part
+from baton.kv.memory.host_pages import PageMemory
+from baton.kv.transport.auto import AutoTransport
+from baton.prefill_worker.io.handoff import Handoff, HandoffReport
+from baton.prefill_worker.io.host_orders import (
+    ORDERS,
+    SERVICE,
+    Answer,
+    HostBegin,
+    HostCommit,
+    HostNotSent,
+    HostSent,
+    HostShip,
+    encode,
+)
+from baton.prefill_worker.io.wire_plan import WirePlan
+from baton.process.security import identity_of
+from baton.protos.errors import BatonError, Cancelled, ConfigError, Forbidden, to_info
+from baton.protos.rpc import UNACCEPTED, abort
+from baton.tls.identity import Identity
+from baton.tls.rpc import NameGuard, add_port, names_for
+
+log = logging.getLogger("baton.kv")
+
+KEEPALIVE = [("grpc.keepalive_time_ms", 10_000), ("grpc.keepalive_timeout_ms", 5_000)]
+
+
+class RankSender:
+    """Sends parts of the pages in the memory file ``fd`` for whoever has ``token``."""
+
+    def __init__(self, fd: int, token: bytes, identity: Identity | None) -> None:
+        self._fd, self._token, self._identity = fd, token, identity
+        self._memory: PageMemory | None = None
+        self._transports: dict[str, AutoTransport] = {}
+
+    def handlers(self) -> grpc.GenericRpcHandler:
+        """Returns the gRPC handlers of the service."""
+        return grpc.method_handlers_generic_handler(
+            SERVICE, {"Send": grpc.stream_stream_rpc_method_handler(self.send)}
+        )
+
+    async def send(self, requests: AsyncIterator[bytes], context: grpc.aio.ServicerContext) -> AsyncIterator[bytes]:
+        """Sends one handoff's part, as the orders in ``requests`` say, and yields how it ended."""
+        begin = ORDERS.decode(await anext(requests))
+        if not isinstance(begin, HostBegin) or not hmac.compare_digest(begin.token, self._token):
+            await abort(context, Forbidden("only the lead of this host's ranks may have their KV sent"))
+        yield encode(await self._sent(begin, requests))
+
+    async def _sent(self, begin: HostBegin, requests: AsyncIterator[bytes]) -> Answer:
+        try:
+            handoff = self._handoff(begin)
+            report = await self._run(handoff, requests)
+        except BatonError as error:
+            return HostNotSent(to_info(error))
+        return HostSent(report)
+
+    async def _run(self, handoff: Handoff, requests: AsyncIterator[bytes]) -> HandoffReport:
+        """Returns the handoff's report; whoever stops it ends it at once."""
+        running = asyncio.ensure_future(handoff.run())
+        hearing = asyncio.ensure_future(_hear(handoff, requests))
+        try:
+            await asyncio.wait({running, hearing}, return_when=asyncio.FIRST_COMPLETED)
+            if not running.done():
+                raise Cancelled("the lead has stopped this handoff")
+            return await running
+        finally:
+            for task in (running, hearing):
+                task.cancel()
+            await asyncio.gather(running, hearing, return_exceptions=True)
+
+    def _handoff(self, begin: HostBegin) -> Handoff:
+        memory, transport = self._pages(begin), self._transport(begin)
+        require_part(begin.part, memory.page_bytes)
+        transport.expect(begin.to.address, begin.incarnation)
+        wire = WirePlan(begin.sender.layout, part=begin.part, shard=begin.shard)
+
+        async def plan() -> WirePlan:
+            return wire
+
+        return Handoff(transport, memory, begin.sender, begin.to, time.monotonic, plan=plan)
+
+    def _pages(self, begin: HostBegin) -> PageMemory:
+        """Returns the host's pages, mapped at the first handoff."""
+        if self._memory is None:
+            self._memory = PageMemory(self._fd, begin.pages, begin.page_bytes)
+        if (self._memory.pages, self._memory.page_bytes) != (begin.pages, begin.page_bytes):
+            raise ConfigError("the lead's pages have changed: start its worker again", "pages")
+        return self._memory
+
+    def _transport(self, begin: HostBegin) -> AutoTransport:
+        if begin.kv_transport not in self._transports:
+            self._transports[begin.kv_transport] = AutoTransport(
+                self._pages(begin), time.monotonic, begin.kv_transport, identity=self._identity
+            )
+        return self._transports[begin.kv_transport]
+
+
+async def _hear(handoff: Handoff, requests: AsyncIterator[bytes]) -> None:
+    """Passes orders on until one stops the handoff, or the lead is gone; after the commit it waits for that."""
+    async for said in requests:
+        order = ORDERS.decode(said)
+        if isinstance(order, HostShip):
+            handoff.ship(order.blocks)
+        elif isinstance(order, HostCommit):
+            handoff.commit(order.closing.first, order.closing.cached_tokens)
+        else:
+            return
+
+
+async def serve(spec: SenderSpec, fd: int, lead: socket.socket) -> None:
+    """Serves for ever, and tells ``lead`` the port."""
+    identity = identity_of(spec.tls, "the port of a host's KV sender")
+    guards = (
+        [] if identity is None else [NameGuard(names_for({f"/{SERVICE}/": ("worker",)}, identity.files.domain))]
+    )
+    server = grpc.aio.server(options=[UNACCEPTED, *KEEPALIVE], interceptors=guards)
+    server.add_generic_rpc_handlers((RankSender(fd, spec.token, identity).handlers(),))
+    host = f"[{spec.here}]" if ":" in spec.here else spec.here
+    port = add_port(server, f"{host}:0", identity)
+    await server.start()
+    lead.sendall(port.to_bytes(PORT, "little"))
+    await server.wait_for_termination()
+
+
+def main() -> int:
+    """Runs the process; returns its exit status."""
+    arguments = child_arguments("baton.worker.rank_sender", "SenderSpec")
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    spec = msgspec.json.decode(arguments.spec, type=SenderSpec)
+    lead = socket.socket(fileno=arguments.fd)
+    _, fds, _, _ = socket.recv_fds(lead, 1, 1)
+    with suppress(KeyboardInterrupt):
+        asyncio.run(serve(spec, fds[0], lead))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
