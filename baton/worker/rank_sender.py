@@ -13,7 +13,7 @@ import logging
 import socket
 import sys
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
 
 import grpc
@@ -40,8 +40,7 @@ from baton.prefill_worker.io.host_orders import (
 from baton.prefill_worker.io.wire_plan import WirePlan
 from baton.process.security import identity_of
 from baton.protos.errors import BatonError, Cancelled, ConfigError, Forbidden, to_info
-from baton.protos.rpc import UNACCEPTED, abort
-from baton.tls.identity import Identity
+from baton.protos.rpc import UNACCEPTED
 from baton.tls.rpc import NameGuard, add_port, names_for
 
 log = logging.getLogger("baton.kv")
@@ -50,10 +49,13 @@ KEEPALIVE = [("grpc.keepalive_time_ms", 10_000), ("grpc.keepalive_timeout_ms", 5
 
 
 class RankSender:
-    """Sends parts of the pages in the memory file ``fd`` for whoever has ``token``."""
+    """Sends parts of the pages in the memory file ``fd`` for whoever has ``token``.
 
-    def __init__(self, fd: int, token: bytes, identity: Identity | None) -> None:
-        self._fd, self._token, self._identity = fd, token, identity
+    ``make(pages, name)`` makes its transports.
+    """
+
+    def __init__(self, fd: int, token: bytes, make: Callable[[PageMemory, str], AutoTransport]) -> None:
+        self._fd, self._token, self._make = fd, token, make
         self._memory: PageMemory | None = None
         self._transports: dict[str, AutoTransport] = {}
 
@@ -67,7 +69,9 @@ class RankSender:
         """Sends one handoff's part, as the orders in ``requests`` say, and yields how it ended."""
         begin = ORDERS.decode(await anext(requests))
         if not isinstance(begin, HostBegin) or not hmac.compare_digest(begin.token, self._token):
-            await abort(context, Forbidden("only the lead of this host's ranks may have their KV sent"))
+            error = Forbidden("only the lead of this host's ranks may have their KV sent")
+            yield encode(HostNotSent(to_info(error)))
+            return
         yield encode(await self._sent(begin, requests))
 
     async def _sent(self, begin: HostBegin, requests: AsyncIterator[bytes]) -> Answer:
@@ -113,9 +117,7 @@ class RankSender:
 
     def _transport(self, begin: HostBegin) -> AutoTransport:
         if begin.kv_transport not in self._transports:
-            self._transports[begin.kv_transport] = AutoTransport(
-                self._pages(begin), time.monotonic, begin.kv_transport, identity=self._identity
-            )
+            self._transports[begin.kv_transport] = self._make(self._pages(begin), begin.kv_transport)
         return self._transports[begin.kv_transport]
 
 
@@ -138,7 +140,10 @@ async def serve(spec: SenderSpec, fd: int, lead: socket.socket) -> None:
         [] if identity is None else [NameGuard(names_for({f"/{SERVICE}/": ("worker",)}, identity.files.domain))]
     )
     server = grpc.aio.server(options=[UNACCEPTED, *KEEPALIVE], interceptors=guards)
-    server.add_generic_rpc_handlers((RankSender(fd, spec.token, identity).handlers(),))
+    sender = RankSender(
+        fd, spec.token, lambda pages, name: AutoTransport(pages, time.monotonic, name, identity=identity)
+    )
+    server.add_generic_rpc_handlers((sender.handlers(),))
     host = f"[{spec.here}]" if ":" in spec.here else spec.here
     port = add_port(server, f"{host}:0", identity)
     await server.start()

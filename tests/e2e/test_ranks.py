@@ -140,7 +140,9 @@ def test_workers_of_two_hosts_each_hand_off_answer_as_one_rank_and_survive_a_ran
             answer, _ = ask(fleet, tokens, 40)
             assert answer == one_rank(tokens, 40)
             more = [*tokens, *answer, *prompt(2, 30)]
-            assert ask(fleet, more, 20) == (one_rank(more, 20), 224)
+            again, cached = ask(fleet, more, 20)
+            assert again == one_rank(more, 20)
+            assert cached >= 192
             before = {role: fleet.record(f"{role}-0") for role in ("prefill", "decode")}
             for session in children(agent):
                 os.kill(children(session)[0], signal.SIGKILL)

@@ -51,6 +51,7 @@ class HostHandoff:
         self._channel, self._begin = channel, begin
         self._orders: asyncio.Queue[Order | None] = asyncio.Queue()
         self._over = asyncio.Event()
+        self._unconfirmed = False
 
     def put(self, order: Order) -> None:
         """Passes ``order`` on, after earlier ones."""
@@ -63,8 +64,8 @@ class HostHandoff:
     async def run(self, shard: tuple[int, int]) -> HandoffReport:
         """Returns the host's report once the decode worker has taken its part over, under the number ``shard``.
 
-        Raises the decode worker's refusal, or WorkerLost. However it ends (cancellation included), the host reads
-        no page any more.
+        Raises the decode worker's refusal. However it ends (cancellation included), the host reads no page any
+        more; if it is gone, WorkerLost, that is so after ``settled``.
         """
         call = self._channel.stream_stream(METHOD)()
         answer = asyncio.ensure_future(self._answer(call))
@@ -75,9 +76,8 @@ class HostHandoff:
             self.put(HostStop())
             await self._confirmed(answer)
             raise
-        except WorkerLost:  # nobody has confirmed anything
-            with suppress(TimeoutError):
-                await asyncio.wait_for(self._over.wait(), CONFIRM_S)
+        except WorkerLost:
+            self._unconfirmed = True
             raise
         finally:
             orders.cancel()
@@ -88,13 +88,18 @@ class HostHandoff:
             raise from_info(found.error)
         return found.report
 
+    async def settled(self) -> None:
+        """Waits, if ``run`` lost the host, until it reads no page any more: ``give_up``, or CONFIRM_S seconds."""
+        if self._unconfirmed:
+            await self._confirmed(asyncio.get_running_loop().create_future())
+
     async def _confirmed(self, answer: asyncio.Future[HostSent | HostNotSent]) -> None:
         """Waits until the host has said that it reads no page any more, whoever is cancelled meanwhile."""
-        over = asyncio.ensure_future(self._over.wait())
+        clock, over = asyncio.get_running_loop().time, asyncio.ensure_future(self._over.wait())
         either: list[asyncio.Future[Any]] = [answer, over]
-        until = asyncio.get_running_loop().time() + CONFIRM_S
+        until = clock() + CONFIRM_S
         try:
-            while not answer.done() and not over.done() and (left := until - asyncio.get_running_loop().time()) > 0:
+            while not any(each.done() for each in either) and (left := until - clock()) > 0:
                 with suppress(asyncio.CancelledError):  # it is on its way already
                     await asyncio.wait(either, timeout=left, return_when=asyncio.FIRST_COMPLETED)
         finally:
@@ -170,6 +175,8 @@ class DividedHandoff:
                 others = [group.create_task(host.run((at, count))) for at, host in enumerate(self._hosts, 1)]
                 report = await self._run_own(wire, others)
         except BaseExceptionGroup as failures:
+            for host in self._hosts:
+                await host.settled()
             raise _cause(failures) from None
         sent = report.shipped_bytes + sum(task.result().shipped_bytes for task in others)
         return msgspec.structs.replace(report, shipped_bytes=sent)
