@@ -300,12 +300,15 @@ class Ranks(Protocol):
         among ranks.
         """
 
-    def open_pages(self, fd: int, size: int) -> None:
-        """Maps the KV pages, ``size`` bytes of shared memory at descriptor ``fd``, into every rank."""
+    def open_pages(self, fd: int, size: int, layout: KvLayout | None = None) -> None:
+        """Maps the KV pages, ``size`` bytes of shared memory at descriptor ``fd``, into every rank. With their
+        ``layout`` each host gets a KV sender for its part of every page.
+        """
 
-    def senders(self, layout: KvLayout) -> tuple[HostSender, ...]:
-        """Returns the hosts that each send a part of every page of ``layout``, the lead's first; () if it sends
-        all. Their copies of cached pages are current after the step that reads them.
+    @property
+    def senders(self) -> tuple[HostSender, ...]:
+        """Returns the hosts that each send a part of every page, the lead's first; () if it sends all, as before
+        ``open_pages``. Their copies of cached pages are current after the step that reads them.
         """
 
     def watch(self, lost: Callable[[RankLost], None]) -> None:

@@ -102,7 +102,7 @@ def build(spec: WorkerSpec, channel: EngineChannel) -> StepLoop:
     memory = PageMemory.create(pages, page_bytes)
     runner.bind(memory.view(), pages)
     if (ranks := ranks_of(runner)) is not None:
-        ranks.open_pages(memory.fd, memory.bytes)
+        ranks.open_pages(memory.fd, memory.bytes, layout)
         ranks.watch(exit_rank_lost)
     warm(runner, spec.steps.max_batch, spec.steps.prefill_chunk_tokens)
     channel.send_fd(memory.fd)
@@ -120,7 +120,7 @@ def build(spec: WorkerSpec, channel: EngineChannel) -> StepLoop:
             runner.work,
             None if mirror is None else mirror.shared,
             adapters.ids,
-            () if ranks is None else ranks.senders(model.layout),
+            () if ranks is None else ranks.senders,
         )
     )
     pool = PagePool(pages, model.layout.block_tokens, eviction=spec.cache.eviction)

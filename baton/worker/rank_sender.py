@@ -20,11 +20,12 @@ import grpc
 import grpc.aio
 import msgspec
 
-from baton.engine.backends.ranks.hosts.sender_process import PORT, SenderSpec
+from baton.engine.backends.ranks.hosts.sender_process import PORT, TOKEN_BYTES, SenderSpec
 from baton.engine.child import child_arguments
 from baton.kv.layout.extents import require_part
 from baton.kv.memory.host_pages import PageMemory
 from baton.kv.transport.auto import AutoTransport
+from baton.kv.transport.grpc import server_options
 from baton.prefill_worker.io.handoff import Handoff, HandoffReport
 from baton.prefill_worker.io.host_orders import (
     ORDERS,
@@ -35,17 +36,18 @@ from baton.prefill_worker.io.host_orders import (
     HostNotSent,
     HostSent,
     HostShip,
+    Order,
     encode,
 )
 from baton.prefill_worker.io.wire_plan import WirePlan
 from baton.process.security import identity_of
-from baton.protos.errors import BatonError, Cancelled, ConfigError, Forbidden, to_info
-from baton.protos.rpc import UNACCEPTED
+from baton.protos.errors import BatonError, Cancelled, ConfigError, Forbidden, InvalidRequest, to_info
+from baton.protos.version import product_version
 from baton.tls.rpc import NameGuard, add_port, names_for
 
 log = logging.getLogger("baton.kv")
 
-KEEPALIVE = [("grpc.keepalive_time_ms", 10_000), ("grpc.keepalive_timeout_ms", 5_000)]
+BEGIN_S = 10.0  # seconds that whoever opens a stream has to say what is sent
 
 
 class RankSender:
@@ -67,20 +69,26 @@ class RankSender:
 
     async def send(self, requests: AsyncIterator[bytes], context: grpc.aio.ServicerContext) -> AsyncIterator[bytes]:
         """Sends one handoff's part, as the orders in ``requests`` say, and yields how it ended."""
-        begin = ORDERS.decode(await anext(requests))
-        if not isinstance(begin, HostBegin) or not hmac.compare_digest(begin.token, self._token):
-            error = Forbidden("only the lead of this host's ranks may have their KV sent")
-            yield encode(HostNotSent(to_info(error)))
-            return
-        yield encode(await self._sent(begin, requests))
+        yield encode(await self._sent(requests))
 
-    async def _sent(self, begin: HostBegin, requests: AsyncIterator[bytes]) -> Answer:
+    async def _sent(self, requests: AsyncIterator[bytes]) -> Answer:
         try:
-            handoff = self._handoff(begin)
+            handoff = self._handoff(await self._begun(requests))
             report = await self._run(handoff, requests)
         except BatonError as error:
             return HostNotSent(to_info(error))
         return HostSent(report)
+
+    async def _begun(self, requests: AsyncIterator[bytes]) -> HostBegin:
+        """Returns the first order. Raises Forbidden unless it comes in time, from the lead."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(BEGIN_S):
+                async for said in requests:
+                    begin = _order(said)
+                    if isinstance(begin, HostBegin) and hmac.compare_digest(begin.token, self._token):
+                        return begin
+                    break
+        raise Forbidden("only the lead of this host's ranks may have their KV sent")
 
     async def _run(self, handoff: Handoff, requests: AsyncIterator[bytes]) -> HandoffReport:
         """Returns the handoff's report; whoever stops it ends it at once."""
@@ -94,7 +102,7 @@ class RankSender:
         finally:
             for task in (running, hearing):
                 task.cancel()
-            await asyncio.gather(running, hearing, return_exceptions=True)
+            await asyncio.shield(asyncio.gather(running, hearing, return_exceptions=True))
 
     def _handoff(self, begin: HostBegin) -> Handoff:
         memory, transport = self._pages(begin), self._transport(begin)
@@ -124,7 +132,7 @@ class RankSender:
 async def _hear(handoff: Handoff, requests: AsyncIterator[bytes]) -> None:
     """Passes orders on until one stops the handoff, or the lead is gone; after the commit it waits for that."""
     async for said in requests:
-        order = ORDERS.decode(said)
+        order = _order(said)
         if isinstance(order, HostShip):
             handoff.ship(order.blocks)
         elif isinstance(order, HostCommit):
@@ -133,15 +141,23 @@ async def _hear(handoff: Handoff, requests: AsyncIterator[bytes]) -> None:
             return
 
 
-async def serve(spec: SenderSpec, fd: int, lead: socket.socket) -> None:
-    """Serves for ever, and tells ``lead`` the port."""
+def _order(said: bytes) -> Order:
+    try:
+        return ORDERS.decode(said)
+    except msgspec.MsgspecError as error:
+        text = f"the KV sender of baton {product_version()} doesn't understand its lead ({error})"
+        raise InvalidRequest(f"{text}; install the same version of Baton on all hosts of a worker") from None
+
+
+async def serve(spec: SenderSpec, token: bytes, fd: int, lead: socket.socket) -> None:
+    """Serves for ever whoever has ``token``, and tells ``lead`` the port."""
     identity = identity_of(spec.tls, "the port of a host's KV sender")
     guards = (
         [] if identity is None else [NameGuard(names_for({f"/{SERVICE}/": ("worker",)}, identity.files.domain))]
     )
-    server = grpc.aio.server(options=[UNACCEPTED, *KEEPALIVE], interceptors=guards)
+    server = grpc.aio.server(options=server_options(0), interceptors=guards)
     sender = RankSender(
-        fd, spec.token, lambda pages, name: AutoTransport(pages, time.monotonic, name, identity=identity)
+        fd, token, lambda pages, name: AutoTransport(pages, time.monotonic, name, identity=identity)
     )
     server.add_generic_rpc_handlers((sender.handlers(),))
     host = f"[{spec.here}]" if ":" in spec.here else spec.here
@@ -157,9 +173,9 @@ def main() -> int:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     spec = msgspec.json.decode(arguments.spec, type=SenderSpec)
     lead = socket.socket(fileno=arguments.fd)
-    _, fds, _, _ = socket.recv_fds(lead, 1, 1)
+    token, fds, _, _ = socket.recv_fds(lead, TOKEN_BYTES, 1)
     with suppress(KeyboardInterrupt):
-        asyncio.run(serve(spec, fds[0], lead))
+        asyncio.run(serve(spec, token, fds[0], lead))
     return 0
 
 

@@ -74,8 +74,13 @@ def gather(page: memoryview, part: Sequence[Extent]) -> memoryview:
     """Returns the bytes of ``part`` in ``page``, one extent behind the other: a view where they lie so."""
     if (view := contiguous(page, part)) is not None:
         return view
-    held = np.frombuffer(page, np.uint8)
-    return memoryview(np.concatenate([_rows(held, extent).reshape(-1) for extent in part]).tobytes())
+    held, wire, at = np.frombuffer(page, np.uint8), bytearray(part_bytes(part)), 0
+    said = np.frombuffer(wire, np.uint8)
+    for extent in part:
+        size = extent.bytes * extent.count
+        said[at : at + size].reshape(extent.count, extent.bytes)[:] = _rows(held, extent)
+        at += size
+    return memoryview(wire)
 
 
 def scatter(wire: memoryview, page: memoryview, part: Sequence[Extent]) -> None:

@@ -134,7 +134,7 @@ class PrefillLoop(StepLoop):
         self.scheduler = PrefillScheduler(self.pool, chunk_tokens, max_batch, rules=parts.rules, reach=self._reach)
         self.shipments: dict[int, Shipment] = {}
         ranks = ranks_of(parts.runner)
-        self._hosts_send = bool(ranks is not None and ranks.senders(self.spec.layout))
+        self._hosts_send = bool(ranks is not None and ranks.senders)
         self._hit_tokens = self._asked_tokens = 0
         self._chunk_s = 0.0  # seconds by itself, as late steps show; 0: none was long enough
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import suppress
-from typing import Any
 
 import grpc
 import grpc.aio
@@ -23,10 +22,10 @@ from baton.prefill_worker.io.handoff import Handoff, HandoffReport
 from baton.prefill_worker.io.host_orders import (
     ANSWERS,
     METHOD,
+    Answer,
     HostBegin,
     HostCommit,
     HostNotSent,
-    HostSent,
     HostShip,
     HostStop,
     Order,
@@ -36,12 +35,12 @@ from baton.prefill_worker.io.wire_plan import WirePlan
 from baton.protos.channel import ShipBlock
 from baton.protos.errors import BatonError, HandoffRefused, WorkerLost, from_info
 from baton.protos.nouns import TokenRun
+from baton.protos.rpc import heed_cancel, settled
 
 # Seconds for a host to confirm that it reads no page any more; a silent one ends the worker by then.
 CONFIRM_S = 15.0
 
 CAUSE_S = 2.0  # seconds for a host to say why its stream ended, where the receiver blames another host's end
-CHANNEL_OPTIONS = [("grpc.keepalive_time_ms", 10_000), ("grpc.keepalive_timeout_ms", 5_000)]
 
 
 class HostHandoff:
@@ -49,9 +48,9 @@ class HostHandoff:
 
     def __init__(self, channel: grpc.aio.Channel, begin: HostBegin) -> None:
         self._channel, self._begin = channel, begin
-        self._orders: asyncio.Queue[Order | None] = asyncio.Queue()
+        self._orders: asyncio.Queue[Order] = asyncio.Queue()
         self._over = asyncio.Event()
-        self._unconfirmed = False
+        self._lost_at: float | None = None  # by the loop's clock; None unless the host may read pages unheard
 
     def put(self, order: Order) -> None:
         """Passes ``order`` on, after earlier ones."""
@@ -64,12 +63,13 @@ class HostHandoff:
     async def run(self, shard: tuple[int, int]) -> HandoffReport:
         """Returns the host's report once the decode worker has taken its part over, under the number ``shard``.
 
-        Raises the decode worker's refusal. However it ends (cancellation included), the host reads no page any
-        more; if it is gone, WorkerLost, that is so after ``settled``.
+        Raises the decode worker's refusal, and WorkerLost if the host is gone. However it ends (cancellation
+        included), the host reads no page any more after ``settled``.
         """
         call = self._channel.stream_stream(METHOD)()
         answer = asyncio.ensure_future(self._answer(call))
         orders = asyncio.ensure_future(self._pass_on(call, shard))
+        self._lost_at = None
         try:
             found = await asyncio.shield(answer)
         except asyncio.CancelledError:
@@ -77,44 +77,53 @@ class HostHandoff:
             await self._confirmed(answer)
             raise
         except WorkerLost:
-            self._unconfirmed = True
+            self._lost_at = asyncio.get_running_loop().time()
             raise
         finally:
             orders.cancel()
             answer.cancel()
-            await asyncio.gather(orders, answer, return_exceptions=True)
             call.cancel()
+            await asyncio.gather(orders, answer, return_exceptions=True)
         if isinstance(found, HostNotSent):
             raise from_info(found.error)
         return found.report
 
     async def settled(self) -> None:
-        """Waits, if ``run`` lost the host, until it reads no page any more: ``give_up``, or CONFIRM_S seconds."""
-        if self._unconfirmed:
-            await self._confirmed(asyncio.get_running_loop().create_future())
+        """Waits, if ``run`` lost the host, until it reads no page any more: ``give_up``, or CONFIRM_S seconds.
 
-    async def _confirmed(self, answer: asyncio.Future[HostSent | HostNotSent]) -> None:
-        """Waits until the host has said that it reads no page any more, whoever is cancelled meanwhile."""
-        clock, over = asyncio.get_running_loop().time, asyncio.ensure_future(self._over.wait())
-        either: list[asyncio.Future[Any]] = [answer, over]
-        until = clock() + CONFIRM_S
+        A cancellation doesn't end the wait: ``heed_cancel`` tells of it.
+        """
+        loop = asyncio.get_running_loop()
+        while self._lost_at is not None and (left := self._lost_at + CONFIRM_S - loop.time()) > 0:
+            with suppress(asyncio.CancelledError, TimeoutError):
+                async with asyncio.timeout(left):
+                    await self._over.wait()
+                self._lost_at = None
+
+    async def _confirmed(self, answer: asyncio.Future[Answer]) -> None:
+        """Waits for the host's answer, after which it reads no page any more, for up to CONFIRM_S seconds and
+        whoever is cancelled meanwhile. Without one the host counts as lost when the wait began.
+        """
+        loop = asyncio.get_running_loop()
+        self._lost_at = loop.time()
+        over = asyncio.ensure_future(self._over.wait())
         try:
-            while not any(each.done() for each in either) and (left := until - clock()) > 0:
+            while not (answer.done() or over.done()) and (left := self._lost_at + CONFIRM_S - loop.time()) > 0:
                 with suppress(asyncio.CancelledError):  # it is on its way already
-                    await asyncio.wait(either, timeout=left, return_when=asyncio.FIRST_COMPLETED)
+                    await asyncio.wait((answer, over), timeout=left, return_when=asyncio.FIRST_COMPLETED)
         finally:
             over.cancel()
+        if answer.done() and not answer.cancelled() and answer.exception() is None:
+            self._lost_at = None
 
     async def _pass_on(self, call: grpc.aio.StreamStreamCall[bytes, bytes], shard: tuple[int, int]) -> None:
         order: Order = msgspec.structs.replace(self._begin, shard=shard)
         with suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):  # ``_answer`` hears why
             while True:
                 await call.write(encode(order))
-                got = await self._orders.get()
-                assert got is not None
-                order = got
+                order = await self._orders.get()
 
-    async def _answer(self, call: grpc.aio.StreamStreamCall[bytes, bytes]) -> HostSent | HostNotSent:
+    async def _answer(self, call: grpc.aio.StreamStreamCall[bytes, bytes]) -> Answer:
         address = self._begin.to.address
         try:
             found = await call.read()
@@ -168,18 +177,24 @@ class DividedHandoff:
         wire = await self._plan()
         if not wire.plain or not await self._takes_parts():
             return await self._own.run(wire)
-        count = 1 + len(self._hosts)
+        whole, count = wire.unit, 1 + len(self._hosts)
         wire = msgspec.structs.replace(wire, part=self._part, shard=(0, count))
         try:
             async with asyncio.TaskGroup() as group:
                 others = [group.create_task(host.run((at, count))) for at, host in enumerate(self._hosts, 1)]
                 report = await self._run_own(wire, others)
+                for other in others:  # everything is there: why a host ends now is of no interest
+                    other.cancel()
+                await settled(others)
         except BaseExceptionGroup as failures:
-            for host in self._hosts:
-                await host.settled()
-            raise _cause(failures) from None
-        sent = report.shipped_bytes + sum(task.result().shipped_bytes for task in others)
-        return msgspec.structs.replace(report, shipped_bytes=sent)
+            cause = _cause(failures)
+            await self._settled()
+            heed_cancel()
+            raise cause from None
+        except asyncio.CancelledError:
+            await self._settled()
+            raise
+        return msgspec.structs.replace(report, shipped_bytes=report.shipped_blocks * whole)
 
     async def _run_own(self, wire: WirePlan, others: Sequence[asyncio.Task[HandoffReport]]) -> HandoffReport:
         try:
@@ -188,6 +203,10 @@ class DividedHandoff:
             if error.param == "shard_rank":  # another host's stream has ended: that host knows why
                 await asyncio.wait(others, timeout=CAUSE_S, return_when=asyncio.FIRST_EXCEPTION)
             raise
+
+    async def _settled(self) -> None:
+        for host in self._hosts:
+            await host.settled()
 
     def _tell(self, order: Order) -> None:
         for host in self._hosts:

@@ -10,9 +10,10 @@ from collections.abc import Awaitable, Callable, Sequence
 import grpc.aio
 
 from baton.kv.memory.host_pages import PageMemory
+from baton.kv.transport.grpc import CHANNEL_OPTIONS
 from baton.prefill_worker.io.handoff import Handoff
 from baton.prefill_worker.io.handoff_frames import Destination, Sender
-from baton.prefill_worker.io.host_handoff import CHANNEL_OPTIONS, DividedHandoff, HostHandoff
+from baton.prefill_worker.io.host_handoff import DividedHandoff, HostHandoff
 from baton.prefill_worker.io.host_orders import HostBegin
 from baton.prefill_worker.io.wire_plan import WirePlan
 from baton.protos.channel import HostSender

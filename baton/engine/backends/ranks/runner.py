@@ -138,19 +138,21 @@ class RankRunner(StepRunner):
         self._ranks.pages = ctypes.addressof(ctypes.c_char.from_buffer(buffer))
         self._current = [PageResidency(pages) for _ in range(self._own.table_count)]
 
-    def open_pages(self, fd: int, size: int) -> None:
+    def open_pages(self, fd: int, size: int, layout: KvLayout | None = None) -> None:
         """Passes the pages of ``bind``, memory file ``fd`` of ``size`` bytes, to the other ranks of this host; the
-        other hosts make as many. Raises StartupError.
+        other hosts make as many, and with ``layout`` get KV senders. Raises StartupError.
         """
         self._followers.share(fd, size)
         if self._hosts is not None:
             kept = self._memory, self._buffer
             sizes = self._memory.meeting, self._memory.sizes.total, self._ranks.pages, size
-            self._ranks.group.links = self._hosts.connect(Mapped(*sizes, kept), self._followers).address
+            links = self._hosts.connect(Mapped(*sizes, kept), self._followers, self._undivided, layout)
+            self._ranks.group.links = links.address
 
-    def senders(self, layout: KvLayout) -> tuple[HostSender, ...]:
-        """Returns the hosts that each send a part of every page of ``layout``; () if the lead's host sends all."""
-        return () if self._hosts is None else self._hosts.senders(self._undivided, layout)
+    @property
+    def senders(self) -> tuple[HostSender, ...]:
+        """Returns the hosts that each send a part of every page; () if the lead's host sends all."""
+        return () if self._hosts is None else self._hosts.senders
 
     def watch(self, lost: Callable[[RankLost], None]) -> None:
         """Calls ``lost`` if another rank's process ends unexpectedly; a step in progress then raises RankLost."""

@@ -10,12 +10,14 @@ from collections.abc import Callable
 
 from baton.engine.backends.ranks.hosts.layout import hosts_of_ranks, ranks_on
 from baton.engine.backends.ranks.hosts.links import LinkPlan, Links, LinkServer, Mapped
+from baton.engine.backends.ranks.hosts.parts import parts_of_hosts
 from baton.engine.backends.ranks.hosts.secured import rank_identity
 from baton.engine.backends.ranks.load import LoadedRank, load_rank
 from baton.engine.backends.ranks.memory import SharedMemory, SharedSizes, follow, sizes_for
 from baton.engine.backends.ranks.runner import RankRunner
 from baton.engine.config import EngineConfig
 from baton.engine.plan import ModelSpec
+from baton.kv.layout.extents import gather
 
 HERE, PATIENCE_S = "127.0.0.1", 60.0
 
@@ -79,6 +81,8 @@ class AnonymousMemory(SharedMemory):
 class Hosts:
     """Stands in for ``Followers`` and ``LeadHosts`` at once: all ranks but the lead, as threads."""
 
+    senders = ()
+
     def __init__(self, config: EngineConfig, ranks: list[LoadedRank]) -> None:
         self._config = config
         dealt = [ranks_on(config.widths.count, config.hosts, host) for host in range(config.hosts)]
@@ -90,7 +94,7 @@ class Hosts:
         if self._memory < 0:
             self._memory = fd
 
-    def connect(self, mapped: Mapped, followers: Hosts) -> Links:
+    def connect(self, mapped: Mapped, followers: Hosts, program: object, layout: object) -> Links:
         assert followers is self
         addresses = tuple(host.server.address for host in self.all)
         plan = LinkPlan(os.urandom(32), addresses, hosts_of_ranks(self._config.widths.count, self._config.hosts))
@@ -108,9 +112,6 @@ class Hosts:
             host.server.await_all()
         return self._links
 
-    def senders(self, program: object, layout: object) -> tuple[()]:
-        return ()
-
     def pids(self) -> list[int]:
         return []
 
@@ -125,6 +126,23 @@ class Hosts:
         for host in self.all:
             host.server.join(PATIENCE_S)
             host.server.close()
+
+
+def require_own_parts(runner: RankRunner) -> None:
+    """Asserts that the part of each page that a host would send has the bytes of the lead's page."""
+    hosts, layout = runner._hosts, runner.spec.layout
+    assert isinstance(hosts, Hosts)
+    config, held = hosts._config, [_pages(host.mapped) for host in hosts.all]
+    parts = parts_of_hosts(runner._undivided, config.widths, config.hosts, layout)
+    for theirs, part in zip(held, parts, strict=bool(parts)):
+        for at in range(0, len(theirs), layout.page_bytes):
+            page, whole = (each[at : at + layout.page_bytes] for each in (theirs, held[0]))
+            assert gather(page, part) == gather(whole, part), at // layout.page_bytes
+
+
+def _pages(mapped: Mapped | None) -> memoryview:
+    assert mapped is not None
+    return memoryview((ctypes.c_uint8 * mapped.page_bytes).from_address(mapped.pages)).cast("B")
 
 
 def on_hosts(spec: ModelSpec, config: EngineConfig) -> RankRunner:

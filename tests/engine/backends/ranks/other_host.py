@@ -7,7 +7,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 from baton.engine.backends.ranks.hosts.agent import RankAgent
@@ -20,10 +20,18 @@ def children(pid: int) -> list[int]:
 
 
 @contextmanager
-def other_host(**environment: str) -> Iterator[tuple[str, int]]:
-    """Runs ``baton ranks`` as a user does, with further ``environment``; yields its address and its process id."""
+def other_host(log: Path | None = None, **environment: str) -> Iterator[tuple[str, int]]:
+    """Runs ``baton ranks`` as a user does, with further ``environment``; yields its address and its process id.
+    What it logs goes to ``log``, None: to this process's stderr.
+    """
     command = [sys.executable, "-m", "baton", "ranks", "--listen", "127.0.0.1:0"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=os.environ | environment) as process:
+    said = nullcontext() if log is None else log.open("w")
+    with (
+        said as stderr,
+        subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=stderr, text=True, env=os.environ | environment
+        ) as process,
+    ):
         try:
             assert process.stdout is not None
             yield process.stdout.readline().split()[-1], process.pid

@@ -12,7 +12,7 @@ from baton.engine.load import load_runner
 from baton.kv.layout.tables import table_count
 from baton.protos.nouns import Sampling
 from tests.conformance.checkpoints import prompts
-from tests.engine.backends.ranks.far_threads import on_hosts
+from tests.engine.backends.ranks.far_threads import on_hosts, require_own_parts
 from tests.engine.backends.ranks.threads import SharedDriver, on_ranks
 
 SPOKEN = Sampling(temperature=0.0, max_tokens=5, logprobs=3)
@@ -42,5 +42,7 @@ def same_bits(model: Path, count: int, share: str = "tp", chunk: int = 48, hosts
         assert many.logprobs == one.logprobs
         assert many.read == one.read
         assert bytes(many.memory.view()) == bytes(one.memory.view())
+        if hosts > 1:
+            require_own_parts(runner)
     finally:
         runner.leave()

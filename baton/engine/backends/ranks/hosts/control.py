@@ -25,6 +25,7 @@ from baton.engine.backends.ranks.hosts.relay import relayed
 from baton.engine.backends.ranks.hosts.secured import ALERT_BEGIN, TLS_HELLO_BEGIN, dial_securely, reason
 from baton.kv.wire.keepalive import notice_dead_peers
 from baton.protos.errors import ConfigError, StartupError
+from baton.protos.version import product_version
 from baton.tls.identity import Identity
 from baton.tls.sockets import TlsSocket
 
@@ -67,7 +68,8 @@ class Control:
         try:
             return decoder.decode(self.receive_bytes())
         except msgspec.MsgspecError as error:
-            raise ConnectionError(f"what came is no message that is due: {error}") from error
+            text = f"what came is no message that baton {product_version()} knows ({error})"
+            raise ConnectionError(f"{text}; install the same version on all hosts") from error
 
     def receive_bytes(self) -> bytearray:
         """Returns the bytes of the next message. Raises ConnectionError at the connection's end."""
@@ -192,7 +194,8 @@ def _prove(sock: socket.socket, key: bytes, address: str, field: str) -> None:
         raise StartupError(f"{field}: no TLS with `baton ranks` at {address}: {reason(error)}", field) from None
     except OSError as error:
         raise StartupError(
-            f"{address}: its {KEY_FIELD} isn't this one's, or it is no `baton ranks` ({error})"
+            f"{address}: its {KEY_FIELD} isn't this one's, or it is no `baton ranks` of baton {product_version()} "
+            f"({error})"
         ) from None
     sock.settimeout(None)
 

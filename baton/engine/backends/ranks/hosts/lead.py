@@ -38,6 +38,7 @@ from baton.kernels.collective.native import lose
 from baton.protos.channel import HostSender
 from baton.protos.errors import RankLost, StartupError, from_info
 from baton.protos.nouns import KvLayout
+from baton.protos.version import product_version
 from baton.tls.identity import Identity
 
 LEAVE_S = 2.0  # seconds for other hosts' ranks to leave when told to
@@ -49,11 +50,12 @@ class RemoteHost:
     def __init__(
         self, config: EngineConfig, number: int, address: str, key: bytes, identity: Identity | None = None
     ) -> None:
-        self.address, self.ranks = address, ranks_on(config.widths.count, config.hosts, number)
+        self.number, self.address, self.ranks = number, address, ranks_on(config.widths.count, config.hosts, number)
         self.control = dial(address, key, FIELD, config.rank_wait_s, identity)
         own = msgspec.structs.replace(config, rank_key_file="", tls=None)  # these files are of this host
         try:
-            self.tell(HostStart(own, number, self.ranks.start, self.ranks.stop, sources_key()))
+            build = sources_key(), product_version()
+            self.tell(HostStart(own, number, self.ranks.start, self.ranks.stop, *build))
         except StartupError:
             self.control.close()
             raise
@@ -85,7 +87,8 @@ class RemoteHost:
         except OSError as error:
             raise self._gone(error) from None
         if isinstance(found, HostFailed):
-            raise from_info(found.error)
+            text = f"{FIELD} {self.address}: {found.error.message}"
+            raise from_info(msgspec.structs.replace(found.error, message=text))
         if isinstance(found, HostLost):
             raise self._gone(found.how)
         return found
@@ -104,7 +107,7 @@ class LeadHosts:
         self._leaving = False
         self._lost: Callable[[RankLost], None] | None = None
         self._found: RankLost | None = None
-        self._senders: list[tuple[str, bytes]] = []  # address and token of each host's KV sender
+        self.senders: tuple[HostSender, ...] = ()  # which host sends what of a KV page; () if the lead's sends all
         self._lock = threading.Lock()
         self._done = Queue[RemoteHost]()
         self._meeting = 0
@@ -128,36 +131,34 @@ class LeadHosts:
                 text = f"the ranks at {host.address} read another checkpoint ({said.fingerprint[:12]})"
                 raise StartupError(f"{text}; put the same files there")
 
-    def connect(self, mapped: Mapped, followers: Followers) -> Links:
+    def connect(
+        self, mapped: Mapped, followers: Followers, program: Program, layout: KvLayout | None = None
+    ) -> Links:
         """Has all hosts make memory like ``mapped``, the lead's, and connects all ranks, ``followers`` on this host
         among them; returns the lead's connections. Raises StartupError.
+
+        Hosts that have a part of their own of each page of ``layout`` get a KV sender: ``senders``.
         """
         self._meeting = mapped.memory
         self._server = server = LinkServer(self._all[0].control.here, self._identity)
-        plan = self._plan(server)
+        plan, config = self._plan(server), self._config
+        parts = () if layout is None else parts_of_hosts(program, config.widths, config.hosts, layout)
         server.start(plan, 0, mapped)
         for host in self._all:
-            host.tell(HostShare(mapped.memory_bytes, mapped.page_bytes, plan, sends=True))
-        bound_s = self._config.rank_bound_s
-        links = self._links = Links(plan, 0, mapped.memory, mapped.pages, bound_s, self._identity)
+            sends = bool(parts and parts[host.number])
+            host.tell(HostShare(mapped.memory_bytes, mapped.page_bytes, plan, sends))
+        memory = mapped.memory, mapped.pages
+        links = self._links = Links(plan, 0, *memory, config.rank_bound_s, self._identity)
         followers.link(plan)
         ports = [host.await_done() for host in self._all]
-        self._senders = [
-            (_address(host.control.there, port), plan.token)
-            for host, port in zip(self._all, ports, strict=True)
-            if port
-        ]
+        if parts:
+            others = zip(self._all, ports, parts[1:], strict=True)
+            far = [HostSender(_address(host, port), plan.token, part) for host, port, part in others if part]
+            self.senders = HostSender("", b"", parts[0]), *far
         server.await_all()
         for host in self._all:
             threading.Thread(target=self._hear, args=(host,), name="rank host", daemon=True).start()
         return links
-
-    def senders(self, program: Program, layout: KvLayout) -> tuple[HostSender, ...]:
-        """Returns which host sends what of pages of ``layout``, the lead's first; () if the lead's sends all."""
-        config = self._config
-        parts = parts_of_hosts(program, config.widths, config.hosts, layout) if self._senders else ()
-        found = [HostSender(*at, part) for at, part in zip([("", b""), *self._senders], parts, strict=bool(parts))]
-        return tuple(sender for sender in found if sender.part)
 
     def _plan(self, server: LinkServer) -> LinkPlan:
         theirs = [(host.control.there, said.port) for host, said in zip(self._all, self._ports, strict=True)]
@@ -231,5 +232,8 @@ class LeadHosts:
             lost(self._found)
 
 
-def _address(host: str, port: int) -> str:
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+def _address(host: RemoteHost, port: int) -> str:
+    """Returns where the KV sender of ``host`` listens."""
+    assert port, "a host that is to send has a sender, or has failed"
+    at = host.control.there
+    return f"[{at}]:{port}" if ":" in at else f"{at}:{port}"

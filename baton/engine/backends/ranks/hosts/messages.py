@@ -24,7 +24,7 @@ class SessionSpec(msgspec.Struct, frozen=True):
 class HostStart(msgspec.Struct, frozen=True, tag=True):
     """Tells a host that it is number ``host``, and to start ranks ``first`` … ``end`` - 1.
 
-    ``kernels`` identifies the sources of the lead's kernels, which must be the host's too.
+    ``kernels`` identifies the sources of the lead's kernels, and ``version`` is its build's: the host's too.
     """
 
     config: EngineConfig
@@ -32,6 +32,14 @@ class HostStart(msgspec.Struct, frozen=True, tag=True):
     first: int
     end: int
     kernels: str
+    version: str = ""  # empty of builds that don't say
+
+
+class LeadBuild(msgspec.Struct, frozen=True):
+    """Holds what every build's HostStart says of the lead's build, whatever else that has."""
+
+    kernels: str = ""
+    version: str = ""
 
 
 class HostShare(msgspec.Struct, frozen=True, tag=True):
@@ -83,3 +91,4 @@ FromHost = HostLoaded | HostDone | HostFailed | HostLost
 FROM_LEAD: msgspec.json.Decoder[FromLead] = msgspec.json.Decoder(FromLead)
 FROM_HOST: msgspec.json.Decoder[FromHost] = msgspec.json.Decoder(FromHost)
 START = msgspec.json.Decoder(HostStart)
+LEAD_BUILD = msgspec.json.Decoder(LeadBuild)

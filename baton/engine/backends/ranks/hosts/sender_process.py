@@ -18,21 +18,24 @@ from baton.tls.identity import TlsFiles
 
 MODULE = "baton.worker.rank_sender"
 PORT = 4  # bytes of the port, in which the process reports that it is ready
-START_S = 60.0
+TOKEN_BYTES = 64
+START_S = 60.0  # seconds for it to be ready
 
 
 class SenderSpec(msgspec.Struct, frozen=True):
-    """Holds the IP address at which a KV sender listens, the token of its lead, and the host's own TLS files."""
+    """Holds the IP address at which a KV sender listens, and the host's own TLS files."""
 
     here: str
-    token: bytes
     tls: TlsFiles | None = None
 
 
 class SenderProcess:
-    """Runs a KV sender over the pages in the memory file ``fd``; ``port`` is its own once it is ready."""
+    """Runs a KV sender over the pages in the memory file ``fd``; ``port`` is its own once it is ready.
 
-    def __init__(self, spec: SenderSpec, fd: int) -> None:
+    It obeys whoever has ``token``, of at most TOKEN_BYTES bytes, which no command line shows.
+    """
+
+    def __init__(self, spec: SenderSpec, token: bytes, fd: int) -> None:
         self.port = 0
         self._socket, theirs = socket.socketpair()
         command = [sys.executable, "-m", MODULE, "--parent", str(os.getpid()), "--fd", str(theirs.fileno())]
@@ -40,7 +43,7 @@ class SenderProcess:
         with theirs:
             self.process = subprocess.Popen(command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL)
         self.pidfd = os.pidfd_open(self.process.pid)
-        socket.send_fds(self._socket, [b"1"], [fd])
+        socket.send_fds(self._socket, [token], [fd])
 
     def await_ready(self) -> None:
         """Waits until the sender listens. Raises StartupError."""
@@ -57,4 +60,5 @@ class SenderProcess:
         """Ends the process at once."""
         self.process.kill()
         self.process.wait()
+        os.close(self.pidfd)
         self._socket.close()

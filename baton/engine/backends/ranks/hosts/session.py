@@ -23,6 +23,7 @@ from baton.engine.backends.ranks.hosts.control import Control
 from baton.engine.backends.ranks.hosts.links import LinkServer, Mapped
 from baton.engine.backends.ranks.hosts.messages import (
     FROM_LEAD,
+    LEAD_BUILD,
     START,
     FromLead,
     HostDone,
@@ -32,6 +33,7 @@ from baton.engine.backends.ranks.hosts.messages import (
     HostNote,
     HostShare,
     HostStart,
+    LeadBuild,
     SessionSpec,
 )
 from baton.engine.backends.ranks.hosts.secured import rank_identity
@@ -40,6 +42,7 @@ from baton.engine.child import child_arguments
 from baton.kernels.abi.build import sources_key
 from baton.kernels.collective.native import RankIsLost
 from baton.protos.errors import RankLost, StartupError, to_info
+from baton.protos.version import product_version
 from baton.tls.identity import TlsFiles
 
 LEFT_S = 2.0  # seconds for the lead to read why this host ends
@@ -52,7 +55,9 @@ def main() -> int:
     control = Control(socket.socket(fileno=arguments.fd), spec.here, spec.there)
     end_with_lead(control.sock)
     try:
-        start = control.receive(START)
+        said = control.receive_bytes()
+        require_same_build(LEAD_BUILD.decode(said))
+        start = START.decode(said)
         session = HostSession(start, control, spec.tls)
     except ConnectionError:
         return 0
@@ -85,7 +90,6 @@ class HostSession:
     """
 
     def __init__(self, start: HostStart, control: Control, tls: TlsFiles | None = None) -> None:
-        require_same_kernels(start.kernels)
         self._start, self._control = start, control
         self._meeting, self._tls = 0, tls
         self._sender: SenderProcess | None = None
@@ -159,8 +163,8 @@ class HostSession:
         for fd, size in zip(files, said_sizes(said), strict=True):
             self._followers.share(fd, size)
         if said.sends:
-            spec = SenderSpec(self._control.here, said.links.token, self._tls)
-            self._sender = SenderProcess(spec, files[1])
+            spec = SenderSpec(self._control.here, self._tls)
+            self._sender = SenderProcess(spec, said.links.token, files[1])
         self._followers.link(said.links)
         self._server.await_all()
         if self._sender is not None:
@@ -199,12 +203,18 @@ class HostSession:
             pass  # the lead is gone, too
 
 
-def require_same_kernels(theirs: str) -> None:
-    """Checks that the lead's kernels have this host's sources, because ranks write into one another's memory.
-    Raises StartupError.
+def require_same_build(lead: LeadBuild) -> None:
+    """Checks that the lead's build and its kernels' sources are this host's, because ranks write into one another's
+    memory. Raises StartupError.
     """
-    if theirs != sources_key():
-        raise StartupError("ranks of this host are of another version of Baton than their lead; install the same")
+    ours, theirs = product_version(), lead.version or "of an older version"
+    if lead.version == ours and lead.kernels == sources_key():
+        return
+    what = f"its lead is baton {theirs}"
+    if lead.version == ours:
+        ours, what = f"{ours} with kernels {sources_key()[:12]}", f"{what} with kernels {lead.kernels[:12]}"
+    text = f"the ranks of this host are of another version of Baton than their lead: they are baton {ours}, {what}"
+    raise StartupError(f"{text}; install the same build on all hosts of a worker")
 
 
 def said_sizes(said: HostShare) -> tuple[int, int]:

@@ -7,15 +7,17 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 
+import msgspec
 import pytest
 
-from baton.engine.backends.ranks.hosts.control import NONCE, SAID, Control, answer_to_lead, dial
+from baton.engine.backends.ranks.hosts.control import NONCE, SAID, answer_to_lead, dial
 from baton.engine.backends.ranks.hosts.greeting import Greeter
+from baton.engine.backends.ranks.hosts.lead import LeadHosts
 from baton.engine.backends.ranks.hosts.messages import FROM_HOST, HostFailed, HostStart
-from baton.engine.backends.ranks.hosts.session import HostSession
 from baton.engine.config import EngineConfig
 from baton.kernels.abi.build import sources_key
-from baton.protos.errors import StartupError
+from baton.protos.errors import BatonError, StartupError
+from baton.protos.version import product_version
 from tests.e2e.fleet import wait_for
 from tests.e2e.test_ranks import gone
 from tests.engine.backends.ranks.other_host import children, serving_agent
@@ -28,7 +30,8 @@ def test_a_lead_that_goes_while_ranks_load_takes_them_along(tmp_path: Path) -> N
     os.mkfifo(tmp_path / "config.json")  # whoever reads it waits for good
     with serving_agent() as agent:
         lead = dial(agent.address, b"", "worker.rank_hosts")
-        lead.send(HostStart(EngineConfig(str(tmp_path), threads=1, pp=2, rank_hosts=FAR), 1, 1, 2, sources_key()))
+        config = EngineConfig(str(tmp_path), threads=1, pp=2, rank_hosts=FAR)
+        lead.send(HostStart(config, 1, 1, 2, sources_key(), product_version()))
         (session,) = wait_for(lambda: agent._sessions)
         (rank,) = wait_for(lambda: children(session.pid), what="a rank")
         lead.close()
@@ -36,11 +39,36 @@ def test_a_lead_that_goes_while_ranks_load_takes_them_along(tmp_path: Path) -> N
         wait_for(lambda: gone(rank), what="the rank's end")
 
 
-def test_a_lead_of_another_build_is_refused_in_words(tmp_path: Path) -> None:
-    listener, config = socket.create_server(("127.0.0.1", 0)), EngineConfig(str(tmp_path), pp=2, rank_hosts=FAR)
-    with listener, socket.create_connection(listener.getsockname(), 30) as lead:
-        with pytest.raises(StartupError, match="another version of Baton than their lead"):
-            HostSession(HostStart(config, 1, 1, 2, "others"), Control(lead))
+OTHER_BUILDS: list[tuple[dict[str, str], tuple[str, str]]] = [
+    ({"version": "0.0.1", "kernels": "others"}, ("they are baton {ours},", "lead is baton 0.0.1; install")),
+    ({"kernels": sources_key()}, ("they are baton {ours},", "lead is baton of an older version; install")),
+    ({"version": "{ours}", "kernels": "others"}, ("{ours} with kernels {kernels},", "with kernels others;")),
+    ({"config": "of another shape", "version": "9.9"}, ("they are baton {ours},", "lead is baton 9.9;")),
+]
+
+
+def test_a_lead_of_another_build_is_refused_by_both_versions_even_if_it_is_not_understood() -> None:
+    names = {"ours": product_version(), "kernels": sources_key()[:12]}
+    with serving_agent() as agent:
+        for said, why in OTHER_BUILDS:
+            lead = dial(agent.address, b"", "worker.rank_hosts")
+            fields = {field: text.format(**names) for field, text in said.items()}
+            lead.send_bytes(msgspec.json.encode({"type": "HostStart"} | fields))
+            found = lead.receive(FROM_HOST)
+            assert isinstance(found, HostFailed)
+            assert all(text.format(**names) in found.error.message for text in why), found.error.message
+            assert "install the same build on all hosts" in found.error.message
+            lead.close()
+
+
+@pytest.mark.thorough
+def test_a_hosts_failure_is_told_under_its_address(tmp_path: Path) -> None:
+    with serving_agent() as agent:
+        config = EngineConfig(str(tmp_path / "nowhere"), threads=1, pp=2, rank_hosts=(agent.address,))
+        hosts = LeadHosts(config)
+        with pytest.raises(BatonError, match=rf"rank_hosts {agent.address}: .*nowhere"):
+            hosts.await_ready("")
+        hosts.leave()
 
 
 def test_a_host_that_is_told_to_end_lets_its_leads_finish_and_takes_no_more(tmp_path: Path) -> None:
