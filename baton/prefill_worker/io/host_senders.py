@@ -69,6 +69,6 @@ class HostSenders:
         return self._channels[address]
 
     async def close(self) -> None:
-        """Closes the connections."""
+        """Closes the connections to the KV senders of all other hosts."""
         for channel in self._channels.values():
             await channel.close()
