@@ -35,12 +35,11 @@ void lose_host(Group& g, int32_t host, bool stuck) {
   declare(*g.meeting, uint32_t(rank + 1) | (stuck ? uint32_t(RANK_STUCK) : 0));
 }
 
-// Sends what waits for a host. The socket's own limit of time says when the other side is stuck: a message may then have gone out in
-// part, so the connection ends, lest the reader take the next message's bytes for the rest of this one.
-void send_all(Group& g, int32_t host) {
-  Queue& queue = queues(*g.links)[host];
-  for (size_t at = 0; at < queue.size();) {
-    const ssize_t sent = send(g.links->fds[host], queue.data() + at, queue.size() - at, MSG_NOSIGNAL);
+// Sends bytes to a host. The socket's own limit of time says when the other side is stuck: a message may then have gone out in part,
+// so the connection ends, lest the reader take the next message's bytes for the rest of this one.
+void send_now(Group& g, int32_t host, const char* from, size_t bytes) {
+  for (size_t at = 0; at < bytes;) {
+    const ssize_t sent = send(g.links->fds[host], from + at, bytes - at, MSG_NOSIGNAL);
     if (sent > 0) at += size_t(sent);
     else if (errno != EINTR) {
       lose_host(g, host, errno == EAGAIN || errno == EWOULDBLOCK);
@@ -48,6 +47,12 @@ void send_all(Group& g, int32_t host) {
       break;
     }
   }
+}
+
+// Sends what waits for a host.
+void send_all(Group& g, int32_t host) {
+  Queue& queue = queues(*g.links)[host];
+  send_now(g, host, queue.data(), queue.size());
   queue.clear();
 }
 
@@ -58,6 +63,14 @@ void for_each_host(Hosts hosts, F&& f) {
 }
 
 void put(Queue& queue, const void* from, size_t bytes) { queue.insert(queue.end(), (const char*)from, (const char*)from + bytes); }
+
+// Passes bytes of a message on: a few with the next ones, many straight from where they lie, so that a queue has MOST_QUEUED bytes.
+void pass(Group& g, int32_t host, const char* from, int64_t bytes) {
+  Queue& queue = queues(*g.links)[host];
+  if (int64_t(queue.size()) + bytes > MOST_QUEUED) send_all(g, host);
+  if (bytes > MOST_QUEUED) send_now(g, host, from, size_t(bytes));
+  else put(queue, from, size_t(bytes));
+}
 
 void put_value(Group& g, Hosts to, LinkKind kind, const void* word, int64_t value) {
   const LinkHead head{kind, LINK_RANKS, (const char*)word - g.links->memory, value, 0, 0};
@@ -158,12 +171,10 @@ void write_elsewhere(Group& g, Hosts to, LinkRegion region, const void* from, in
   const char* base = region == LINK_PAGES ? g.links->pages : g.links->memory;
   const LinkHead head{LINK_WRITE, region, (const char*)from - base, rows, bytes, stride};
   for_each_host(to, [&](int32_t host) {
-    Queue& queue = queues(*g.links)[host];
-    put(queue, &head, sizeof head);
-    if (stride == bytes) put(queue, from, size_t(rows * bytes));
+    pass(g, host, (const char*)&head, sizeof head);
+    if (stride == bytes) pass(g, host, (const char*)from, rows * bytes);
     else
-      for (int64_t row = 0; row < rows; row++) put(queue, (const char*)from + row * stride, size_t(bytes));
-    if (int64_t(queue.size()) > MOST_QUEUED) send_all(g, host);
+      for (int64_t row = 0; row < rows; row++) pass(g, host, (const char*)from + row * stride, bytes);
   });
 }
 
