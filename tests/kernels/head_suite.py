@@ -273,6 +273,38 @@ def chi_square(counts: Tensor, probs: Tensor) -> None:
     assert chi < freedom + 5 * math.sqrt(2 * freedom), (chi, freedom)
 
 
+def what_is_beside_comes_before_all_else(library: ctypes.CDLL) -> None:
+    """Numbers added to the products are part of the logits that go out, and of those that every draw is of; a GPU's
+    alone.
+    """
+    torch.manual_seed(6)
+    for form, vocab in (("float32", 71), ("bf16", 200), ("int4 row", 65)):
+        specs = asked(vocab, 1)
+        packed, x = FORMS[form](torch.randn(vocab, 40)), torch.randn(len(specs), 40) * 0.5
+        beside = torch.randn(len(specs), vocab)
+        logits = _beside(library, packed, x, beside, None)
+        assert torch.equal(logits, logits_of(library, packed, x) + beside)
+        wanted = [found.token_id for found in choose(logits.clone(), range(len(specs)), specs, sample)]
+        found = _beside(library, packed, x, beside, specs).tolist()
+        wrong = [(row, a, b) for row, (a, b) in enumerate(zip(found, wanted, strict=True)) if a != b]
+        assert len(wrong) <= len(specs) // 50, (form, wrong)
+        plain = [found.token_id for found in choose(logits - beside, range(len(specs)), specs, sample)]
+        assert wanted != plain
+
+
+def _beside(
+    library: ctypes.CDLL, weight: PackedWeight, x: Tensor, beside: Tensor, specs: list[SampleSpec] | None
+) -> Tensor:
+    """The tokens of ``specs``; without any, all rows' logits."""
+    choices, logits, kept = np.zeros(len(x), CHOICE), torch.full((len(x), weight.n), torch.nan), []
+    for row in range(len(x)):
+        kept += fill(choices[row], ask() if specs is None else specs[row], weight.n)
+        choices[row]["logits"] = logits[row].data_ptr() if specs is None else 0
+    call = declare(library, "lm_head_beside", P, P, I64, I32, P, P)
+    call(weight.address, x.data_ptr(), x.stride(0), len(x), beside.data_ptr(), choices.ctypes.data)
+    return logits if specs is None else torch.tensor(choices["token"].astype(np.int64))
+
+
 Check = Callable[[ctypes.CDLL], None]
 QUICK: tuple[Check, ...] = (
     logits_may_be_asked_for_beside_choices,

@@ -118,7 +118,7 @@ def _absent(module: str, experts: bool) -> str:
     if is_expert(module) and not experts:
         return "stands beside an expert, where adapters are applied on a CPU only; target other layers"
     if module == HEAD_MODULE:
-        return "stands beside the head, where adapters are applied on a CPU only; target other layers"
+        return "stands beside the head, where adapters aren't applied in this model; target other layers"
     return f"stands beside {module}, which isn't a layer of this model that adapters go to: another base?"
 
 

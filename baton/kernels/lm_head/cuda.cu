@@ -21,6 +21,7 @@ struct Call {
   Stat* stats;  // [row][panel]
   float* kept;  // [row][vocab]: of filtered rows
   int* counts;  // [row][vocab]: zero but for what a row counts, and zero again behind it
+  const float* beside;  // [row][vocab]: what adapters add to each row's products; or null
 
   __device__ __forceinline__ Row row(int at) const { return {choices[at], counts + int64_t(at) * p.w.n, p.w.n}; }
 };
@@ -81,6 +82,15 @@ __global__ void __launch_bounds__(PREPARERS) prepare(const Call c) {
   }
 }
 
+// What a row's adapter adds to a panel's logits.
+__device__ __forceinline__ void add_beside(const Call& c, int at, int which, float (&x)[2]) {
+  if (!c.beside) return;
+  const int n = int(c.p.w.n), first = which * PANEL + int(threadIdx.x) % 32;
+  const float* own = c.beside + at * n + first;  // MOST_ROWS rows at most
+  if (first < n) x[0] += own[0];
+  if (first + 32 < n) x[1] += own[32];
+}
+
 // A warp's row of the panel: raw logits to whoever asked, else what the choice will need.
 __device__ __forceinline__ void take(const Call& c, int at, int which, float (&x)[2]) {
   const Row row = c.row(at);
@@ -122,6 +132,7 @@ __global__ void __launch_bounds__(32 * WARPS, resident(R)) project(const Call c)
     for (int at = threadIdx.x / 32; at < c.in.rows; at += WARPS) {
       float x[2] = {logit<KIND, GROUPED, R>(c.p, c.in, 0, which, slabs, at, lane),
                     logit<KIND, GROUPED, R>(c.p, c.in, 0, which, slabs, at, lane + 32)};
+      add_beside(c, at, which, x);
       take(c, at, which, x);
     }
     __syncthreads();
@@ -169,6 +180,9 @@ __global__ void __launch_bounds__(CHOOSERS) choose(const Call c) {
         if (threadIdx.x < 32) {
           float x[2] = {logit<KIND, GROUPED, 1>(c.p, c.in, first, which, slabs, at - first, lane),
                         logit<KIND, GROUPED, 1>(c.p, c.in, first, which, slabs, at - first, lane + 32)};
+#if !defined(BATON_MUTATION_CUDA_HEAD_BESIDE)
+          add_beside(c, at, which, x);
+#endif
           const int64_t begin = int64_t(which) * PANEL;
           edit(row, begin, x);
           if (begin + lane >= row.vocab) x[0] = -INFINITY;
@@ -205,8 +219,10 @@ int run(Call c, const float* x, int32_t rows, Choice* choices, void* stream) {
   c.kept = reinterpret_cast<float*>(memory);
   constexpr size_t own = slab_bytes(1) > CANDIDATES * 4 ? slab_bytes(1) : CANDIDATES * 4;
   const int wide = processors() * resident(R);
+  const float* beside = c.beside;
   for (int at = 0; at < rows; at += R * TILE) {
     c.in.x = x + at * c.in.stride, c.choices = choices + at, c.in.rows = rows - at < R * TILE ? rows - at : R * TILE;
+    c.beside = beside ? beside + int64_t(at) * n : nullptr;
     const dim3 grid = dim3(unsigned(c.p.count < wide ? c.p.count : wide));
     int wrong = BATON_LAUNCH_PDL((prepare<KIND>), dim3(R * TILE), dim3(PREPARERS), 0, stream, c);
     if (!wrong) wrong = BATON_LAUNCH_PDL((project<KIND, GROUPED, R>), grid, dim3(32 * WARPS), slab_bytes(R), stream, c);
@@ -230,11 +246,12 @@ int by_scales(const Call& c, const float* x, int32_t rows, Choice* choices, void
 }  // namespace baton
 
 // w is a host struct; what it points at, x, choices and what they point at lie in device memory.
-BATON_API int baton_lm_head(const baton::PackedLinear* w, const float* x, int64_t x_stride, int32_t rows, baton::Choice* choices,
-                            void* stream) {
+// `beside` (rows, vocab), added to the products before anything else looks at them; or null.
+BATON_API int baton_lm_head_beside(const baton::PackedLinear* w, const float* x, int64_t x_stride, int32_t rows, const float* beside,
+                                   baton::Choice* choices, void* stream) {
   using namespace baton;
   if (!rows) return 0;
-  Call c{Panels(*w), {}, nullptr, nullptr, nullptr, nullptr};
+  Call c{Panels(*w), {}, nullptr, nullptr, nullptr, nullptr, beside};
   c.in.stride = x_stride;
   switch (w->kind) {
     case LINEAR_F32: return run<LINEAR_F32, false, 1>(c, x, rows, choices, stream);
@@ -248,4 +265,9 @@ BATON_API int baton_lm_head(const baton::PackedLinear* w, const float* x, int64_
     case LINEAR_W4: return by_scales<LINEAR_W4>(c, x, rows, choices, stream);
     default: return int(cudaErrorInvalidValue);
   }
+}
+
+BATON_API int baton_lm_head(const baton::PackedLinear* w, const float* x, int64_t x_stride, int32_t rows, baton::Choice* choices,
+                            void* stream) {
+  return baton_lm_head_beside(w, x, x_stride, rows, nullptr, choices, stream);
 }

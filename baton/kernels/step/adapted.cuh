@@ -18,13 +18,18 @@ class AdaptedProgram {
       numbers_.push_back(int32_t(bare_.size()));
       if (op->kind == OP_LORA) step_ = static_cast<const LoraStep*>(op->table);
       else bare_.push_back(*op);
-      if (op->kind == OP_LM_HEAD) break;
+      if (op->kind != OP_LM_HEAD) continue;
+      heads_ = static_cast<const LoraStep*>(op->table);
+      break;
     }
     numbers_.push_back(int32_t(bare_.size()));
   }
 
   // Which rows of the next step have which adapter; null where the program has no places for any.
   const LoraStep* adapters() const { return step_; }
+
+  // Which sampled rows of the next step have an adapter beside the head; null where it has no place for any.
+  const LoraStep* heads() const { return heads_; }
 
   Model of(int64_t adapters) const {
     Model found = whole_;
@@ -36,7 +41,7 @@ class AdaptedProgram {
 
  private:
   const Model whole_;
-  const LoraStep* step_ = nullptr;
+  const LoraStep *step_ = nullptr, *heads_ = nullptr;
   std::vector<Op> bare_;
   std::vector<int32_t> numbers_;  // of each op of the whole program, how many of the others lie in front of it
 };

@@ -62,11 +62,23 @@ __global__ void __launch_bounds__(PUBLISH_THREADS) publish(const Mirror m, const
   }
 }
 
-// The step's adapters in device memory, and room for their sums.
+constexpr int CLEAR_THREADS = 256, CLEAR_PER_DEVICE = 4;
+
+__global__ void __launch_bounds__(CLEAR_THREADS) clear(float* out, int64_t count) {
+  grid_wait();
+  grid_launch_next();
+  for (int64_t i = int64_t(blockIdx.x) * CLEAR_THREADS + threadIdx.x; i < count; i += int64_t(gridDim.x) * CLEAR_THREADS) out[i] = 0;
+}
+
+// The step's adapters in device memory, and room for their sums; of those beside the head, whose rows are numbers of sampled
+// rows, room for what they add to logits.
 struct Adapters {
   const LoraGroup* groups;
   int64_t count;
   float* sums;
+  const LoraGroup* heads;
+  int64_t head_count;
+  float* beside;
 };
 
 class Run {
@@ -164,7 +176,19 @@ class Run {
                                        s_.sampled, n, sum);
     if (wrong) return wrong;
     if (const int bad = baton_rms_norm(sum, nullptr, o.norm, o.eps, s_.sampled_count, n, sum + floats, stream_)) return bad;
+    if (a_.head_count) return adapted_head(o, sum + floats);
     return baton_lm_head(o.weight, sum + floats, n, s_.sampled_count, s_.choices, stream_);
+  }
+
+  // `o.layer` is the head's site.
+  int adapted_head(const Op& o, const float* x) const {
+    const int64_t rows = s_.sampled_count, vocab = o.weight->n;
+    const dim3 grid = dim3(unsigned(CLEAR_PER_DEVICE * processors()));
+#if !defined(BATON_MUTATION_CUDA_STEP_HEAD)
+    if (const int wrong = BATON_LAUNCH_PDL(clear, grid, dim3(CLEAR_THREADS), 0, stream_, a_.beside, rows * vocab)) return wrong;
+#endif
+    const int wrong = baton_lora_rows(a_.heads, a_.head_count, rows, o.layer, x, m_.hidden, nullptr, a_.beside, vocab, a_.sums, stream_);
+    return wrong ? wrong : baton_lm_head_beside(o.weight, x, m_.hidden, int32_t(rows), a_.beside, s_.choices, stream_);
   }
 
   const Model& m_;
@@ -193,7 +217,7 @@ int run_ops(const Model& model, const Step& step, const Adapters& adapters, int3
 
 // Ops from … to - 1 as launches, neighbours in one where fused.cuh allows it. The first that fails ends it. No row has an adapter.
 BATON_API int baton_step(const baton::Model* model, const baton::Step* step, int32_t from, int32_t to, void* stream) {
-  return baton::run_ops(*model, *step, {nullptr, 0, nullptr}, from, to, stream, [](int32_t) { return 0; });
+  return baton::run_ops(*model, *step, {}, from, to, stream, [](int32_t) { return 0; });
 }
 
 #include "session.cuh"

@@ -35,3 +35,5 @@ BATON_API int baton_moe(const baton::Moe* moe, const float* x, int64_t x_stride,
 BATON_API int baton_swiglu(const float* gate_up, int64_t rows, int64_t inner, float* out, void* stream);
 BATON_API int baton_lm_head(const baton::PackedLinear* w, const float* x, int64_t x_stride, int32_t rows, baton::Choice* choices,
                             void* stream);
+BATON_API int baton_lm_head_beside(const baton::PackedLinear* w, const float* x, int64_t x_stride, int32_t rows, const float* beside,
+                                   baton::Choice* choices, void* stream);

@@ -94,8 +94,10 @@ class Session {
     sizes_.sampled = small ? bucket(host.sampled_count) : host.sampled_count;
     sizes_.groups = small ? bucket(host.group_count) : host.group_count;
     const LoraStep* adapters = program_.adapters();
-    const int32_t beside = adapters ? int32_t(adapters->count) : 0;
+    const LoraStep* heads = program_.heads();
+    const int32_t beside = adapters ? int32_t(adapters->count) : 0, at_head = heads ? int32_t(heads->count) : 0;
     sizes_.adapters = small ? bucket(beside) : beside;
+    sizes_.heads = small ? bucket(at_head) : at_head;
     model_ = program_.of(beside);
     graphed_ = small;
     if (how != how_) forget();
@@ -107,10 +109,13 @@ class Session {
     if (const int wrong = logits_.reach(size_t(loud * vocab_) * 4, anywhere)) return wrong;
     if (const int wrong = reach(arena_, size_t(sizes_.rows * row_floats_) * 4)) return wrong;
     const int64_t tiles = beside ? lora_tiles(sizes_.adapters, sizes_.rows) : 0;
-    if (const int wrong = reach(sums_, size_t(tiles * LORA_TILE * LORA_SUMS) * 4)) return wrong;
+    const int64_t head_tiles = at_head ? lora_tiles(sizes_.heads, sizes_.sampled) : 0;
+    if (const int wrong = reach(sums_, size_t((tiles > head_tiles ? tiles : head_tiles) * LORA_TILE * LORA_SUMS) * 4)) return wrong;
+    if (const int wrong = reach(beside_, size_t(at_head ? sizes_.sampled * vocab_ : 0) * 4)) return wrong;
     step_ = host;
     bool moved = false;
-    if (const int wrong = staging_.upload(host, adapters, sizes_, vocab_, static_cast<float*>(logits_.at), stream_, step_, moved)) return wrong;
+    float* logits = static_cast<float*>(logits_.at);
+    if (const int wrong = staging_.upload(host, adapters, heads, sizes_, vocab_, logits, stream_, step_, moved)) return wrong;
     if (moved) forget();
     step_.turns = static_cast<const float*>(turns_.at);
     step_.pages = device_, step_.arena = static_cast<float*>(arena_.at);
@@ -227,7 +232,10 @@ class Session {
 #endif
   }
 
-  Adapters adapters() const { return {staging_.adapters(), sizes_.adapters, static_cast<float*>(sums_.at)}; }
+  Adapters adapters() const {
+    return {staging_.adapters(), sizes_.adapters, static_cast<float*>(sums_.at),
+            staging_.heads(),    sizes_.heads,    static_cast<float*>(beside_.at)};
+  }
 
   // What `count` layers from `layer` on have appended.
   int write_back(int32_t layer, int32_t count, void* stream) const {
@@ -247,7 +255,7 @@ class Session {
   char *host_ = nullptr, *seen_ = nullptr, *device_ = nullptr;
   void *stream_ = nullptr, *side_ = nullptr;
   Event appended_{}, published_{};
-  Room pages_, arena_, turns_, logits_, sums_;
+  Room pages_, arena_, turns_, logits_, sums_, beside_;
   Staging staging_;
   Step step_{};
   Sizes sizes_;

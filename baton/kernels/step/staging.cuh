@@ -1,6 +1,6 @@
 // One step's plan as one run of bytes: written into pinned memory, copied to the device in one go. Knows nothing of ops.
 //
-//   tokens | items | sampled rows | slots | choices | groups | adapters' groups | their rows
+//   tokens | items | sampled rows | slots | choices | groups | adapters' groups | their rows | those of the head | their rows
 //                                                       at places that depend on the batch's padded sizes alone
 //   block tables, histories, biases, masks, bans        behind them, found through items and choices
 //
@@ -16,10 +16,11 @@ namespace baton {
 
 // Padded sizes; a step of these is one captured graph.
 struct Sizes {
-  int32_t rows = 0, items = 0, sampled = 0, groups = 0, adapters = 0;
+  int32_t rows = 0, items = 0, sampled = 0, groups = 0, adapters = 0, heads = 0;
 
   bool operator<(const Sizes& o) const {
-    return std::tie(rows, items, sampled, groups, adapters) < std::tie(o.rows, o.items, o.sampled, o.groups, o.adapters);
+    return std::tie(rows, items, sampled, groups, adapters, heads) <
+           std::tie(o.rows, o.items, o.sampled, o.groups, o.adapters, o.heads);
   }
 };
 
@@ -36,8 +37,10 @@ class Staging {
   ~Staging() { pinned_release(bytes_); }
 
   // `host` with addresses of the host -> the device's step, its plan on the way. `moved`: the plan's place is a new one.
-  // `adapters`: which rows have which, their sites on the device already; null where nobody has one.
-  int upload(const Step& host, const LoraStep* adapters, Sizes sizes, int64_t vocab, float* logits, void* stream, Step& device, bool& moved) {
+  // `adapters`: which rows have which, their sites on the device already; null where nobody has one. `heads`: the same of
+  // sampled rows and adapters beside the head.
+  int upload(const Step& host, const LoraStep* adapters, const LoraStep* heads, Sizes sizes, int64_t vocab, float* logits, void* stream,
+             Step& device, bool& moved) {
     if (const int wrong = reach(size_of(host, sizes, vocab), moved)) return wrong;
     base_ = static_cast<char*>(plan_.at), end_ = 0;
     device.tokens = put(host.tokens, host.rows, sizes.rows, 0);
@@ -47,7 +50,8 @@ class Staging {
     Choice* choices = room<Choice>(sizes.sampled, device.choices);
     PrefixGroup* groups = room<PrefixGroup>(sizes.groups, device.groups);
     for (int32_t i = 0; i < sizes.groups; i++) groups[i] = i < host.group_count ? host.groups[i] : NOBODY;
-    adapt(adapters, sizes);
+    adapt(adapters, sizes.adapters, sizes.rows, adapters_);
+    adapt(heads, sizes.heads, sizes.sampled, heads_);
     place(host, sizes, items, slots);
     choose(host, sizes, vocab, logits, choices);
     device.rows = sizes.rows, device.item_count = sizes.items, device.sampled_count = sizes.sampled;
@@ -57,6 +61,7 @@ class Staging {
 
   const int32_t* slots() const { return slots_; }
   const LoraGroup* adapters() const { return adapters_; }
+  const LoraGroup* heads() const { return heads_; }
 
  private:
   static size_t up(size_t bytes) { return (bytes + 15) / 16 * 16; }
@@ -64,7 +69,8 @@ class Staging {
 
   static size_t size_of(const Step& host, Sizes s, int64_t vocab) {
     size_t all = 2 * up(size_t(s.rows) * 4) + up(s.items * sizeof(AttentionItem)) + up(size_t(s.sampled) * 4) + up(s.sampled * sizeof(Choice)) +
-                 up(size_t(s.groups) * sizeof(PrefixGroup)) + up(size_t(s.adapters) * sizeof(LoraGroup)) + up(size_t(s.adapters ? s.rows : 0) * 4);
+                 up(size_t(s.groups) * sizeof(PrefixGroup)) + up(size_t(s.adapters) * sizeof(LoraGroup)) + up(size_t(s.adapters ? s.rows : 0) * 4) +
+                 up(size_t(s.heads) * sizeof(LoraGroup)) + up(size_t(s.heads ? s.sampled : 0) * 4);
     for (int32_t i = 0; i < host.item_count; i++) all += up(size_t(blocks(host.items[i])) * 4);
     for (int32_t i = 0; i < host.sampled_count; i++) {
       const Choice& c = host.choices[i];
@@ -103,12 +109,12 @@ class Staging {
     return there;
   }
 
-  // Groups that fill the table up to a graph's size have no rows.
-  void adapt(const LoraStep* adapters, Sizes sizes) {
-    LoraGroup* groups = room<LoraGroup>(sizes.adapters, adapters_);
+  // Groups that fill the table up to a graph's size have no rows; `most` is the rows of all together.
+  void adapt(const LoraStep* adapters, int32_t count, int32_t most, const LoraGroup*& found) {
+    LoraGroup* groups = room<LoraGroup>(count, found);
     const int32_t* there;
-    int32_t* rows = room<int32_t>(sizes.adapters ? sizes.rows : 0, there);
-    for (int32_t i = 0; i < sizes.adapters; i++) {
+    int32_t* rows = room<int32_t>(count ? most : 0, there);
+    for (int32_t i = 0; i < count; i++) {
       if (i >= adapters->count) {
         groups[i] = {nullptr, nullptr, 0};
         continue;
@@ -156,7 +162,7 @@ class Staging {
   char *bytes_ = nullptr, *base_ = nullptr;
   size_t capacity_ = 0, end_ = 0;
   const int32_t* slots_ = nullptr;
-  const LoraGroup* adapters_ = nullptr;
+  const LoraGroup *adapters_ = nullptr, *heads_ = nullptr;
 };
 
 }  // namespace baton

@@ -73,6 +73,10 @@ def test_frequencies_follow_the_softmax(fields: dict[str, Any]) -> None:
     suite.frequencies_follow_the_softmax(library(), fields, 200, 100)
 
 
+def test_what_adapters_add_comes_before_all_else() -> None:
+    suite.what_is_beside_comes_before_all_else(library())
+
+
 @pytest.mark.parametrize("check", suite.QUICK, ids=lambda check: check.__name__)
 def test_what_else_holds_of_a_head(check: suite.Check) -> None:
     check(library())
@@ -91,6 +95,7 @@ BUGS: list[tuple[str, suite.Check]] = [
     ("HEAD_TOP_P", suite.filters_come_one_behind_the_other),
     ("DRAW_BARRIER", lambda lib: suite.tokens_are_the_references(lib, 71, 1, every=7)),
     ("HEAD_TIE", suite.ties_take_the_first_token),
+    ("HEAD_BESIDE", suite.what_is_beside_comes_before_all_else),
 ]
 
 

@@ -9,6 +9,7 @@ import ctypes
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ import numpy as np
 import pytest
 import torch
 
+from baton.engine.adapters.base import AdapterBase
 from baton.engine.backends.cuda import trial as trials
 from baton.engine.backends.cuda import warming
 from baton.engine.backends.cuda.runner import AT_ONCE, BY_GRAPH, PLAIN, CudaRunner
@@ -24,10 +26,12 @@ from baton.engine.backends.native.batch import NativeBatch
 from baton.engine.backends.native.runner import NativeRunner
 from baton.engine.plan import StepPlan
 from baton.engine.program import ops as p
+from baton.engine.program.sites import adaptable, sites_of
 from baton.kernels.abi import native
 from baton.kernels.cuda.library import CudaLibrary, DeviceError
 from baton.protos.errors import BatonError, ConfigError
 from baton.protos.nouns import Sampling
+from tests.engine.backends.cuda.test_adapters import adapter
 from tests.kernels.cuda.steps import DRAWN, Kind, model, pages_agree, simt, steps
 
 pytestmark = pytest.mark.skipif(native.library() is None, reason="no native kernels here")
@@ -67,6 +71,28 @@ def pair(device: CudaLibrary) -> Iterator[Callable[..., tuple[NativeRunner, Cuda
     yield of
     for runner in made:
         runner.close()
+
+
+def test_an_adapter_beside_the_head_moves_what_its_rows_choose_alone(device: CudaLibrary) -> None:
+    program = adaptable(trials.one_layer(model()))
+    spec, weights = trials.spec_of(program, "bfloat16"), trials.random_weights(program, torch.bfloat16, 3)
+    base = AdapterBase(sites_of(program), 256, 1 << 30)
+    runners = (
+        NativeRunner(spec, program, weights, adapters=base),
+        CudaRunner(spec, program, weights, device, adapters=base),
+    )
+    (plan,) = islice(steps(trials.VOCAB, [5, 9, 3], Sampling(temperature=0.0)), 1)
+    items = [msgspec.structs.replace(item, adapter="" if item.seq == 1 else "a") for item in plan.items]
+    chosen = []
+    for runner in runners:
+        assert runner.adapters is not None
+        runner.bind(memoryview(bytearray(trials.PAGES * spec.layout.page_bytes)), trials.PAGES)
+        runner.adapters.hold("a", adapter(program, 8, 1, size=3.0, head=True))
+        results = [runner.run(asked) for asked in (StepPlan(tuple(items)), plan)]
+        chosen += [{found.seq: found.token_id for found in result.sampled} for result in results]
+    runners[1].close()
+    assert chosen[:2] == chosen[2:]
+    assert [seq for seq in range(3) if chosen[0][seq] == chosen[1][seq]] == [1]
 
 
 @pytest.mark.parametrize(

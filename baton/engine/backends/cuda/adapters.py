@@ -9,15 +9,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
-import msgspec
+import numpy as np
 
 from baton.engine.adapters.base import AdapterBase, without_experts
-from baton.engine.adapters.packed import PackedAdapter
+from baton.engine.adapters.packed import Array, PackedAdapter
 from baton.engine.adapters.part_table import rows_of
 from baton.engine.backends.native.adapter_structs import AdapterStructs, Structs, address_of
 from baton.engine.backends.native.adapters import RowGroups
 from baton.engine.plan import AdapterHost, SequenceStep
-from baton.engine.program.sites import HEAD_MODULE
 from baton.kernels.cuda.library import CudaLibrary, DeviceError
 from baton.kernels.lora.structs import MOST_RANK, MOST_SITE_RANKS, LoraStep
 from baton.protos.errors import AdaptersFull
@@ -26,19 +25,15 @@ COPY_BYTES = 1 << 20  # of matrices, copied to the card at a time, in a tenth of
 
 
 def on_device(base: AdapterBase) -> AdapterBase:
-    """Returns ``base`` without the sites of the head, whose kernel chooses tokens from its own products, and of
-    experts, whose kernel keeps what is between their layers to itself.
-    """
-    found = without_experts(base)
-    sites = {module: site for module, site in found.sites.items() if module != HEAD_MODULE}
-    return msgspec.structs.replace(found, sites=sites)
+    """Returns ``base`` without the sites of experts, whose kernel keeps what is between their layers to itself."""
+    return without_experts(base)
 
 
 class DeviceAdapter:
     """One adapter in memory of ``device`` until ``close``; ``address`` is that of its array of LoraSite there."""
 
     def __init__(self, device: CudaLibrary) -> None:
-        self.address = 0
+        self.address, self.has_head = 0, False
         self._device = device
         self._taken: list[int] = []
 
@@ -56,6 +51,7 @@ class DeviceAdapter:
             yield from structs.add(rows_of(packed.parts), matrices)
             structs.join()
             structs.place(self._put(structs.parts), sites)
+            self.has_head = bool(structs.sites[-1]["count"])  # its site is the last that there is on a card
             self.address = self._put(structs.sites)
         finally:
             if not self.address:
@@ -72,15 +68,15 @@ class DeviceAdapter:
 
 
 class CudaAdapters(AdapterHost):
-    """Implements ``AdapterHost`` on a GPU, for a program with ``sites`` adapter sites. ``step`` is the C struct for
-    the next step.
+    """Implements ``AdapterHost`` on a GPU, for a program with ``sites`` adapter sites, of which the head's is the
+    last. ``step`` and ``heads`` are the C structs for the next step: all rows, and the sampled ones alone.
     """
 
-    def __init__(self, base: AdapterBase, sites: int, step: LoraStep, device: CudaLibrary) -> None:
+    def __init__(self, base: AdapterBase, sites: int, step: LoraStep, heads: LoraStep, device: CudaLibrary) -> None:
         self.base = on_device(base)
         modules = Counter(site.number for site in self.base.sites.values())
         assert max(modules.values()) * MOST_RANK <= MOST_SITE_RANKS, "rows.cuh has room for four modules of a site"
-        self._sites, self._device, self._groups = sites, device, RowGroups(step)
+        self._sites, self._device, self._groups, self._heads = sites, device, RowGroups(step), RowGroups(heads)
         self._held: dict[str, DeviceAdapter] = {}
 
     def holding(self, adapter: str, packed: PackedAdapter) -> Iterator[None]:
@@ -99,9 +95,17 @@ class CudaAdapters(AdapterHost):
         if (held := self._held.pop(adapter, None)) is not None:
             held.close()
 
-    def group(self, items: Sequence[SequenceStep]) -> None:
-        """Writes to the step's struct which rows of ``items`` have which adapter. Raises AdapterNotLoaded."""
+    def group(self, items: Sequence[SequenceStep], sampled: Array) -> None:
+        """Writes to the step's structs which rows of ``items`` have which adapter, and which of the rows
+        ``sampled``, by their place there, have one beside the head. Raises AdapterNotLoaded.
+        """
         self._groups.place(items, self._held)
+        heads: dict[str, Array] = {}
+        for name, rows in self._groups.rows.items():
+            if self._held[name].has_head:
+                places = np.flatnonzero(np.isin(sampled, rows)).astype(np.int32)
+                heads |= {name: places} if len(places) else {}
+        self._heads.write(heads, self._held)
 
     def close(self) -> None:
         """Frees the memory of every adapter on the card."""

@@ -11,21 +11,25 @@ import ctypes
 from torch import Tensor
 
 from baton.engine.backends.native.program import NativeProgram, Weights
+from baton.engine.program.ops import LmHead
 from baton.engine.program.program import Program
 from baton.kernels.cuda.library import CudaLibrary
 from baton.kernels.linear.packed import PackedMatrixStruct, PackedWeight
+from baton.kernels.lora.structs import LoraStep
 from baton.kernels.moe.native import AnyExperts, Experts
+from baton.kernels.step.structs import Op
 
 
 class CudaProgram(NativeProgram):
     """A native program whose weights are in memory of ``device`` until ``close``."""
 
-    ADAPTS_HEAD = ADAPTS_EXPERTS = False  # adapters.py: on_device
+    ADAPTS_EXPERTS = False  # adapters.py: on_device
 
     def __init__(self, program: Program, weights: Weights, device: CudaLibrary) -> None:
         self._device = device
         self._taken: list[int] = []
         self._structs: dict[str, PackedMatrixStruct] = {}
+        self.head_lora = LoraStep(None, 0)  # of sampled rows, in the step that is run next
         try:
             super().__init__(program, weights)
         except BaseException:
@@ -54,6 +58,9 @@ class CudaProgram(NativeProgram):
         struct.gate_up, struct.down = self._put(layer.gate_up), self._put(layer.down)
         self._kept.append(struct)
         return ctypes.addressof(struct)
+
+    def _adapt_head(self, found: Op, op: LmHead) -> None:
+        found.table, found.layer = ctypes.addressof(self.head_lora), self._head_site()
 
     def _put(self, tensor: Tensor) -> int:
         whole = tensor.cpu().contiguous()

@@ -62,7 +62,11 @@ class CudaRunner(StepRunner):
     ) -> None:
         made = self._cuda_program = CudaProgram(program, weights, device)
         super().__init__(spec, made, clock, work)
-        self.adapters = None if adapters is None else CudaAdapters(adapters, head_site(program), made.lora, device)
+        self.adapters = (
+            None
+            if adapters is None
+            else CudaAdapters(adapters, head_site(program) + 1, made.lora, made.head_lora, device)
+        )
         self._device, self.how = device, how
         self.mirror: PageShare | None = None
         self.shares = False  # whether ``bind`` lets the I/O process at the device's pages
@@ -122,7 +126,7 @@ class CudaRunner(StepRunner):
         batch = NativeBatch(plan, self.spec.vocab_size, self._pages)
         batch.reach = context
         if self.adapters is not None:
-            self.adapters.group(plan.items)
+            self.adapters.group(plan.items, batch.wanted)
         self._launch(batch, [])
 
     def share(self, least: int) -> None:
@@ -169,7 +173,7 @@ class CudaRunner(StepRunner):
 
     def _compute(self, plan: StepPlan, batch: NativeBatch) -> None:
         if self.adapters is not None:
-            self.adapters.group(plan.items)
+            self.adapters.group(plan.items, batch.wanted)
         brought = self._resident.missing(plan.items)
         try:
             self._launch(batch, brought)

@@ -59,7 +59,11 @@ class RowGroups:
                 require_held(item.adapter, held)
                 rows.setdefault(item.adapter, []).extend(range(first, first + count))
             first += count
-        self.rows = {name: np.array(found, np.int32) for name, found in rows.items()}
+        self.write({name: np.array(found, np.int32) for name, found in rows.items()}, held)
+
+    def write(self, rows: dict[str, Array], held: Mapping[str, StepAdapter]) -> None:
+        """Writes to the struct which rows, int32, have which adapter of ``held``."""
+        self.rows = rows
         structs = [LoraGroup(held[name].address, at.ctypes.data, len(at)) for name, at in self.rows.items()]
         groups = (LoraGroup * len(structs))(*structs)
         self._kept = [self.rows, groups]

@@ -55,7 +55,7 @@ class NativeProgram:
     over the same model, has are shared with it. ``keep`` keeps the weights as they were loaded, for a check.
     """
 
-    ADAPTS_HEAD = ADAPTS_EXPERTS = True  # whether the ops of the head and of experts apply adapters
+    ADAPTS_EXPERTS = True  # whether the op of experts applies adapters
 
     def __init__(
         self,
@@ -373,19 +373,25 @@ class NativeProgram:
     def _lm_head(self, op: p.LmHead) -> structs.Op:
         plain = structs.LM_HEAD_CAPPED if op.softcap else structs.LM_HEAD
         cap = self._keep(ctypes.c_float(op.softcap)) if op.softcap else None
-        beside = AdaptedHead(ctypes.addressof(self.lora), self._head_site(), op.softcap)
-        adapted = bool(self._adapts) and self.ADAPTS_HEAD
         bias = self.head_biases.of_logits
-        return structs.Op(
-            kind=OP_LM_HEAD_ADAPTED if adapted else plain,
+        found = structs.Op(
+            kind=plain,
             bias=None if bias is None else self._place(bias),
-            table=self._keep(beside) if adapted else cap,
+            table=cap,
             input=self.registers[op.x],
             delta=self.registers[op.delta],
             norm=self._floats(op.norm),
             eps=op.eps,
             weight=self._place_matrix(op.weight, self._matrix(op.weight)),
         )
+        if self._adapts:
+            self._adapt_head(found, op)
+        return found
+
+    def _adapt_head(self, found: structs.Op, op: p.LmHead) -> None:
+        """Gives the head's struct places for adapters."""
+        beside = AdaptedHead(ctypes.addressof(self.lora), self._head_site(), op.softcap)
+        found.kind, found.table = OP_LM_HEAD_ADAPTED, self._keep(beside)
 
 
 _COMPILERS: dict[type, Callable[[NativeProgram, Any], structs.Op]] = {

@@ -23,7 +23,8 @@ from baton.engine.program.sites import HEAD_MODULE, adaptable, sites_of
 from baton.kernels.abi import native
 from baton.kernels.cuda.library import CudaLibrary, DeviceError
 from baton.kernels.lora.structs import panelled
-from baton.protos.errors import AdapterNotLoaded, AdaptersFull
+from baton.protos.errors import AdapterNotLoaded, AdaptersFull, BatonError
+from baton.protos.nouns import Sampling
 from tests.kernels.cuda.steps import model, simt, steps
 from tests.kernels.mutants import is_caught
 from tests.kernels.thorough import first_now
@@ -34,11 +35,11 @@ OFTEN = ("a", "", "b")  # the adapters of three sequences
 Pair = tuple[NativeRunner, CudaRunner]
 
 
-def adapter(program: Program, rank: int, seed: int, size: float = 0.4) -> PackedAdapter:
-    """Random matrices beside every layer and the embedding, every second pair as bf16."""
+def adapter(program: Program, rank: int, seed: int, size: float = 0.4, head: bool = False) -> PackedAdapter:
+    """Random matrices beside every layer and the embedding, or beside the ``head``, every second pair as bf16."""
     rng, parts, at = np.random.default_rng(seed), [], 0
     for number, (module, site) in enumerate(sites_of(program).items()):
-        if module == HEAD_MODULE:
+        if (module == HEAD_MODULE) is not head:
             continue
         narrow = number % 2 == 1
         sizes = [rank * site.inputs, rank * panelled(site.outputs)]
@@ -87,11 +88,11 @@ def pair(device: CudaLibrary) -> Iterator[Callable[..., Pair]]:
         runner.close()
 
 
-def plans(adapters: tuple[str, ...] = OFTEN, count: int = 4) -> list[StepPlan]:
+def plans(adapters: tuple[str, ...] = OFTEN, count: int = 4, sampling: Sampling | None = None) -> list[StepPlan]:
     """Prompts, then decodes, each sequence on its adapter."""
     return [
         StepPlan(tuple(msgspec.structs.replace(item, adapter=adapters[item.seq]) for item in plan.items))
-        for plan in islice(steps(trials.VOCAB, [5, 9, 3]), count)
+        for plan in islice(steps(trials.VOCAB, [5, 9, 3], sampling), count)
     ]
 
 
@@ -184,9 +185,74 @@ def test_a_card_without_room_refuses_the_adapter_by_name_and_keeps_nothing(
     assert not there
 
 
-def test_the_head_has_no_site_on_a_card(pair: Any) -> None:
-    cpu, gpu = pair()
-    assert set(cpu.adapters.base.sites) - set(gpu.adapters.base.sites) == {HEAD_MODULE}
+def with_heads(runners: Pair, names: str = "ab") -> Pair:
+    """The same runners, whose adapters ``names`` stand beside the head alone."""
+    program = adaptable(trials.one_layer(model()))
+    for runner in runners:
+        assert runner.adapters is not None
+        for seed, name in enumerate(names, 1):
+            runner.adapters.drop(name)
+            runner.adapters.hold(name, adapter(program, 8 * seed, seed, size=3.0, head=True))
+    return runners
+
+
+def said(runner: NativeRunner | CudaRunner, sampling: Sampling, adapters: tuple[str, ...] = OFTEN) -> list[Any]:
+    """What each sequence chooses in each of four steps."""
+    return [
+        sorted((found.seq, found.token_id) for found in runner.run(plan).sampled)
+        for plan in plans(adapters, 4, sampling)
+    ]
+
+
+def heads_agree(cpu: NativeRunner, gpu: CudaRunner) -> None:
+    """Logits are as close as products of bf16 are; tokens are the same."""
+    for plan in plans(count=3, sampling=Sampling(temperature=0.0, logprobs=20)):
+        tops = [
+            {
+                found.seq: {one.token_id: one.logprob for one in found.logprobs.top}
+                for found in runner.run(plan).sampled
+            }
+            for runner in (cpu, gpu)
+        ]
+        for seq, top in tops[0].items():
+            both = top.keys() & tops[1][seq].keys()
+            assert len(both) >= 18, seq
+            assert max(abs(top[token] - tops[1][seq][token]) for token in both) < 0.05, seq
+    for sampling in (Sampling(temperature=0.0), Sampling(temperature=0.7, seed=3)):
+        assert said(cpu, sampling) == said(gpu, sampling)
+
+
+def test_adapters_beside_the_head_choose_as_on_the_cpu_and_steps_are_replayed(pair: Any) -> None:
+    cpu, gpu = with_heads(pair())
+    before = said(pair()[1], Sampling(temperature=0.0), ("", "", ""))
+    assert said(gpu, Sampling(temperature=0.0)) != before
+    heads_agree(cpu, gpu)
+    assert gpu.counts()["replayed"] > 0
+
+
+def test_rows_of_no_adapter_choose_as_without_and_company_changes_no_bit(pair: Any) -> None:
+    drawn = Sampling(temperature=0.9, seed=5, logprobs=3)
+    _, gpu = with_heads(pair())
+    mixed, same, none = (plans(on, 3, drawn) for on in (OFTEN, ("a",) * 3, ("",) * 3))
+    for three, one, plain in zip(mixed, same, none, strict=True):
+        by_seq = [{found.seq: found for found in gpu.run(plan).sampled} for plan in (three, one, plain)]
+        assert by_seq[0][0] == by_seq[1][0]
+        assert by_seq[0][1] == by_seq[2][1]
+        assert by_seq[0][0].logprobs != by_seq[2][0].logprobs
+
+
+def test_an_adapter_that_leaves_the_head_alone_costs_no_room_for_logits(pair: Any, device: CudaLibrary) -> None:
+    taken = []
+    for beside in (False, True):
+        _, gpu = pair()
+        if beside:
+            with_heads((gpu,))
+        count = device.library.baton_simt_launches
+        (plan,) = plans(count=1, sampling=Sampling(temperature=0.0))
+        before = count()
+        gpu.run(plan)
+        taken.append(count() - before)
+    assert taken[1] == taken[0] + 3  # of cleared room, shrink and expand
 
 
 @pytest.mark.thorough
@@ -194,3 +260,10 @@ def test_the_head_has_no_site_on_a_card(pair: Any) -> None:
 def test_a_planted_bug_is_caught(pair: Any, bug: str) -> None:
     cpu, gpu = pair(on=simt((f"-DBATON_MUTATION_CUDA_{bug}",)))
     assert is_caught(gpu, [lambda gpu: agree(cpu, gpu)])
+
+
+@pytest.mark.thorough
+def test_room_that_isnt_cleared_is_caught(pair: Any) -> None:
+    cpu, gpu = with_heads(pair(on=simt(("-DBATON_MUTATION_CUDA_STEP_HEAD",))))
+    with pytest.raises(BatonError, match="no finite logit"):  # new memory of the shim is full of NaN
+        heads_agree(cpu, gpu)
