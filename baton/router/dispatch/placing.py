@@ -10,7 +10,6 @@ from typing import Protocol
 
 import msgspec
 
-from baton.kv.layout.room import prompt_room
 from baton.protos.errors import ContextTooLong, NoWorker, Unavailable, WeightsGone
 from baton.router.dispatch.affinity import SessionHomes
 from baton.router.dispatch.choice_run import ChoiceRun
@@ -55,7 +54,7 @@ class Placer:
         is_readable: Callable[[str], bool] = lambda adapter_id: True,
     ) -> None:
         self._is_readable = is_readable
-        self._view, self._hints, self._policy = view, hints, policy
+        self._view, self._hints, self._policy = view, hints, with_adapter_loads(policy)
         self._sessions = sessions or SessionHomes()
         self._clock, self._worker_wait_s = clock, worker_wait_s
 
@@ -86,11 +85,11 @@ class Placer:
             self._bear_absence(run)
             return None
         run.retries.absent_since = None
-        _require_pages(snapshot, routing, len(run.stream.emitted))
-        failed = frozenset(k.id for k in (*snapshot.prefill, *snapshot.decode) if run.retries.avoids(k.info))
-        routing = msgspec.structs.replace(routing, avoid=failed)
-        policy = with_adapter_loads(self._policy)
-        decision = choose_with_session(policy, snapshot, self._with_session(run, snapshot, routing))
+        self._require_pages(snapshot, routing, len(run.stream.emitted))
+        if run.retries.any_avoided:
+            failed = frozenset(k.id for k in (*snapshot.prefill, *snapshot.decode) if run.retries.avoids(k.info))
+            routing = msgspec.structs.replace(routing, avoid=failed)
+        decision = choose_with_session(self._policy, snapshot, self._with_session(run, snapshot, routing))
         if decision is None:
             return None
         decision = with_fetch(snapshot, routing, decision)
@@ -124,6 +123,18 @@ class Placer:
             home = tuple(d for d in snapshot.decode if d.id == run.home.result() and not run.retries.avoids(d.info))
             return replace(snapshot, decode=home, prefill=()) if home else snapshot
         return snapshot
+
+    def _require_pages(self, snapshot: ClusterSnapshot, routing: RoutingRequest, emitted: int) -> None:
+        most = max([self._view.prompt_room(d.info) for d in snapshot.decode])
+        if routing.tokens <= most:
+            return
+        prompt = routing.tokens - emitted
+        said, remedy, field = f"the prompt has {prompt} tokens", f"shorten it by at least {prompt - most}", "prompt"
+        if emitted:
+            said = f"the prompt's {prompt} tokens and the answer's first {emitted} are too many"
+            remedy, field = "lower max_tokens", "max_tokens"
+        text = f"{said}: the largest pool of KV pages holds {most} tokens; {remedy}, or raise worker.pages"
+        raise ContextTooLong(text, field)
 
     def _bear_absence(self, run: ChoiceRun) -> None:
         now = self._clock()
@@ -162,16 +173,3 @@ def _routing_request(run: ChoiceRun, hits: Mapping[str, int]) -> RoutingRequest:
         slo_ttft_s=run.progress.ttft_left(),
         slo_tpot_s=request.context.slo_tpot_s,
     )
-
-
-def _require_pages(snapshot: ClusterSnapshot, routing: RoutingRequest, emitted: int) -> None:
-    most = max(prompt_room(d.info.layout, d.info.pages) for d in snapshot.decode)
-    if routing.tokens <= most:
-        return
-    prompt = routing.tokens - emitted
-    said, remedy, field = f"the prompt has {prompt} tokens", f"shorten it by at least {prompt - most}", "prompt"
-    if emitted:
-        said = f"the prompt's {prompt} tokens and the answer's first {emitted} are too many"
-        remedy, field = "lower max_tokens", "max_tokens"
-    text = f"{said}: the largest pool of KV pages holds {most} tokens; {remedy}, or raise worker.pages"
-    raise ContextTooLong(text, field)

@@ -54,6 +54,11 @@ class RetryState:
         """
         self._left.add((worker_id, self._asked.get(worker_id, "")))
 
+    @property
+    def any_avoided(self) -> bool:
+        """Returns whether the choice is to avoid any worker at all."""
+        return bool(self._left)
+
     def avoids(self, info: WorkerInfo) -> bool:
         """Returns whether the choice is to avoid this incarnation of the worker."""
         return (info.worker_id, info.incarnation) in self._left

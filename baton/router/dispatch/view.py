@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 
 import msgspec
 
-from baton.kv.layout.room import context_room
+from baton.kv.layout.room import context_room, prompt_room
 from baton.protos.errors import Draining
 from baton.protos.measurements import WorkerLoad
 from baton.protos.nouns import WorkerInfo
@@ -151,6 +151,7 @@ class ClusterView:
         self._adapter_wait = adapter_wait
         self._roster, self._links, self._clock, self._settings = roster, links, clock, settings
         self._own: dict[str, _WorkerCounts] = {}
+        self._rooms: dict[str, tuple[WorkerInfo, int]] = {}
         self._loads: dict[str, WorkerLoad] = {}
         self._models: dict[str, tuple[ServedModel, float]] = {}
         self._snapshots: dict[tuple[str, str], ClusterSnapshot] = {}
@@ -180,6 +181,7 @@ class ClusterView:
         self._models = {k: (m, at) for k, (m, at) in self._models.items() if now - at < REMEMBER_MODEL_S}
         linked = {link.info.worker_id for link in self._links}
         self._own = {k: own for k, own in self._own.items() if k in linked or not own.is_idle}
+        self._rooms = {k: room for k, room in self._rooms.items() if k in linked}
 
     def _empty_the_leaving(self) -> None:
         """A decode worker that drains: its requests go on elsewhere, if there is somebody who can take them."""
@@ -219,6 +221,13 @@ class ClusterView:
             window_tokens=self._settings.window_tokens,
             local_max_tokens=self._settings.local_max_tokens,
         )
+
+    def prompt_room(self, info: WorkerInfo) -> int:
+        """Returns the most tokens of a prompt whose KV fits into the pages of the worker ``info`` describes."""
+        known = self._rooms.get(info.worker_id)
+        if known is None or known[0] is not info:
+            known = self._rooms[info.worker_id] = (info, prompt_room(info.layout, info.pages))
+        return known[1]
 
     def models(self) -> tuple[ServedModel, ...]:
         """Returns the models that are served, or were within REMEMBER_MODEL_S, sorted by id."""

@@ -64,6 +64,14 @@ async def test_a_snapshot_has_who_can_be_reached_with_their_load(view):
     assert view.snapshot("m") is snapshot
 
 
+async def test_a_workers_room_for_prompts_is_that_of_its_present_pages(view):
+    (first,) = view.snapshot("m").decode
+    room = view.prompt_room(first.info)
+    assert room == first.info.pages * first.info.layout.block_tokens
+    assert view.prompt_room(msgspec.structs.replace(first.info, pages=2 * first.info.pages)) == 2 * room
+    assert view.prompt_room(first.info) == room
+
+
 async def test_a_draining_or_unreachable_worker_gets_nothing_new(view, roster):
     for link in view._links:
         if link.info.role == "prefill":
