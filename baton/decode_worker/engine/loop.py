@@ -315,6 +315,7 @@ class DecodeLoop(StepLoop):
             self._end(key)
 
     def _tell(self) -> None:
+        self.tell_evicted()  # before an answer's end, upon which a client may ask again
         if outputs := self.outputs.clear():
             self.channel.send(ch.Tokens(self.log.steps, outputs))
 

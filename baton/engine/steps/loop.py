@@ -193,6 +193,7 @@ class StepLoop(ABC):
         for message in messages:
             self.take(message)
         busy = self.beat()
+        self.tell_evicted()
         if idle := self.pool.drain_idle():
             self.channel.send(ch.CacheIdle(idle))  # at once: a page that is evicted before it is copied is lost
         self._unreported = self._unreported or busy or bool(messages)
@@ -308,12 +309,22 @@ class StepLoop(ABC):
 
     def _report(self) -> None:
         self._reported_at, self._unreported = self.clock(), False
-        added, removed = self.pool.drain_changes()
-        if added or removed:
-            self.channel.send(ch.CacheChanged(tuple(added), tuple(removed)))
+        self._tell_cache()
         stats = self._stats()
         self.channel.send(stats)
         self._price(stats.samples)
+
+    def tell_evicted(self) -> None:
+        """Tells the I/O process at once which blocks were evicted, where lower tiers may have them: it lifts none
+        that it believes on the device, so that their prompt would be computed again.
+        """
+        if self.pool.has_evicted:
+            self._tell_cache()
+
+    def _tell_cache(self) -> None:
+        added, removed = self.pool.drain_changes()
+        if added or removed:
+            self.channel.send(ch.CacheChanged(tuple(added), tuple(removed)))
 
     def _price(self, samples: Sequence[StepSample]) -> None:
         """Updates the cache's estimate of the cost of recomputing its blocks, from the steps that computed

@@ -112,6 +112,11 @@ class BlockIndex:
             else:
                 removed[block] = None
 
+    @property
+    def has_lost(self) -> bool:
+        """Returns whether blocks ceased to be findable since the last ``drain_changes``."""
+        return bool(self._removed)
+
     def drain_changes(self) -> tuple[tuple[bytes, ...], tuple[bytes, ...]]:
         """Returns the hashes that became findable and those that ceased to be since the last call, net."""
         changes = tuple(self._added), tuple(self._removed)

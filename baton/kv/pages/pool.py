@@ -219,6 +219,13 @@ class PagePool:
         """Returns the hashes that became findable and those that ceased to be since the last call, net."""
         return self.blocks.drain_changes()
 
+    @property
+    def has_evicted(self) -> bool:
+        """Returns whether blocks were evicted since ``drain_changes``, if idle blocks are watched, so that a lower
+        tier may still have them.
+        """
+        return self.supply.idle is not None and self.blocks.has_lost
+
     def priced(self, prefill_token: float, prefill_pair: float) -> None:
         """Sets the cost of computing KV: ``prefill_token`` seconds per token, plus ``prefill_pair`` seconds for
         each token before it.

@@ -380,6 +380,26 @@ def test_cache_changes_and_load_are_reported_at_most_ten_times_a_second(bench: B
     assert bench.tokens(key) == answer(prompt_of(40), max_tokens=30)
 
 
+def test_evicted_blocks_are_told_before_the_end_of_the_answer_that_evicted_them() -> None:
+    bench = Bench(pages=8)
+    bench.pool.watch_idle()  # there are lower tiers, from which nothing is lifted that is believed on the device
+    first, second = prompt_of(100), prompt_of(100, salt=1)
+    bench.finish(bench.admit(first, local=True, max_tokens=2).key)
+    bench.now += 1.0
+    bench.say()  # reports
+    before = len(bench.tape.sent)
+    bench.finish(bench.admit(second, local=True, max_tokens=2).key)
+    sent = bench.tape.sent[before:]
+    root = prefix.root(bench.runner.spec.fingerprint, bench.runner.spec.layout.fidelity)
+    lost = set(prefix.block_hashes(root, tuple(first))) - set(bench.pool.findable())
+    assert lost
+    told = [i for i, m in enumerate(sent) if isinstance(m, ch.CacheChanged) and lost & set(m.removed)]
+    ended = [i for i, m in enumerate(sent) if isinstance(m, ch.Tokens)]
+    assert told
+    assert ended
+    assert max(told) < min(ended)
+
+
 def test_a_sequence_without_a_page_waits_for_shared_pages_a_while_and_not_for_ever() -> None:
     bench, prompt = Bench(pages=8), prompt_of(64)
     cached = bench.admit(prompt, local=True, max_tokens=1)
