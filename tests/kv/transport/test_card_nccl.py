@@ -150,7 +150,7 @@ async def test_a_stream_whose_card_takes_no_bytes_is_lost(card: Driver, monkeypa
     channel.joined = True
     ours, theirs = socket.socketpair()
     ours.setblocking(False)
-    stream = nccl.NcclStream(Lane(ours, "there", poller), set(), channel, channel.leave)
+    stream = nccl.NcclStream(Lane(ours, "there", poller), {}, channel, channel.leave)
     monkeypatch.setattr(card, "upload", failing(FULL))
     with pytest.raises(WorkerLost, match=r"the handoff stream to there broke: .*out of memory"):
         await stream.send(*pair.frame(0))

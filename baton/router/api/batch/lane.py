@@ -32,7 +32,8 @@ ROOM_EVERY_S = 0.05  # seconds between two looks whether nobody waits
 RETRY_S = 0.5  # seconds before the store is asked again
 LINE_BYTES = 64 << 10  # of an answer that isn't there yet
 AT_ONCE = 8  # lines of a job that are answered at once
-TRIES = 5  # attempts at a line whose error may pass
+TRIES = 6  # attempts at a line whose error may pass
+FIRST_PAUSE_S = 1.0  # seconds between the first two of them at least; it doubles: workers come back within 20 s
 MOST_PAUSE_S = 10.0  # seconds between two attempts at a line, at most
 NO_INPUT = {"code": "input_gone", "line": None, "message": "the input file is gone", "param": "input_file_id"}
 LOWEST_PRIORITY = 1000  # behind everybody who asks for an answer now
@@ -259,7 +260,7 @@ class BatchLane:
                 if await self._patiently(lambda: self._store.is_cancel_requested(job.id)):
                     break
             except BatonError as error:
-                failed, pause = error, min(2.0**attempt, max(error.retry_after_s, ROOM_EVERY_S))
+                failed, pause = error, min(MOST_PAUSE_S, max(error.retry_after_s, FIRST_PAUSE_S * 2.0**attempt))
                 attempt += 1
             except Exception as error:  # a line that we stumble over fails alone
                 log.exception("a line of %s failed in the router", job.id)

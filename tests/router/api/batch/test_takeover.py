@@ -18,6 +18,7 @@ from baton.cluster.batch_nouns import BatchJob, JobClaimLost, ListPage, StoredFi
 from baton.cluster.batch_store import BatchStore
 from baton.cluster.config import RouterConfig
 from baton.cluster.membership import connect
+from baton.protos.errors import WorkerLost
 from baton.router.api.batch import lane as batch_lane
 from baton.router.api.batch.lane import AT_ONCE, BatchLane
 from baton.router.text.catalog import ModelCatalog
@@ -123,6 +124,24 @@ async def test_answers_that_the_store_loses_are_computed_again(bench, monkeypatc
         job, lines = await bench.ended()
     assert len(lost) > 20 - AT_ONCE
     assert (job.status, job.completed, lines) == ("completed", 40, ALL[:40])
+
+
+async def test_a_line_waits_longer_each_time_for_workers_that_are_gone(bench, monkeypatch) -> None:
+    loop, tried, outage_s = asyncio.get_running_loop(), list[float](), 1.0
+
+    async def answer(service, line, request_id):
+        tried.append(loop.time())
+        if loop.time() < tried[0] + outage_s:
+            raise WorkerLost("the decode worker does not answer")
+        return {"custom_id": line.custom_id}, True
+
+    monkeypatch.setattr(batch_lane, "answer_line", answer)
+    monkeypatch.setattr(batch_lane, "FIRST_PAUSE_S", outage_s / 2**4)
+    await bench.submit(1)
+    async with bench.lane("router").running():
+        job, lines = await bench.ended()
+    assert (job.status, job.completed, job.failed, lines) == ("completed", 1, 0, ["r0"])
+    assert len(tried) <= batch_lane.TRIES
 
 
 async def test_one_failed_renewal_costs_nothing(bench, computed, monkeypatch: pytest.MonkeyPatch) -> None:
