@@ -4,7 +4,7 @@ STAMP := .venv/.baton-installed
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 PROTOC = $(BIN)/python -m grpc_tools.protoc -I . --python_out=$(1) --pyi_out=$(1) --grpc_python_out=$(1) baton/protos/v1/*.proto
 
-.PHONY: test-times drill conformance dashboards helm-check images reference setup serve test soak thorough soak-ray identity rank-kills fuzz check kernels cuda-check proto proto-check bench bench-peers
+.PHONY: test-times drill new-seeds conformance dashboards helm-check images reference setup serve test soak thorough soak-ray identity rank-kills fuzz check kernels cuda-check proto proto-check bench bench-peers
 .DEFAULT_GOAL := serve
 unexport PYTHONDONTWRITEBYTECODE  # what runs here imports the same modules in hundreds of processes
 
@@ -42,6 +42,10 @@ check: $(STAMP) proto-check
 
 drill: $(STAMP)  ## the planted bugs, then ARGS="--minutes 60" or "--seeds 100000" of new clusters
 	@$(BIN)/pytest -m thorough tests/drill && $(BIN)/baton drill $(if $(ARGS),$(ARGS),--minutes 10)
+
+new-seeds: $(STAMP)  ## 40 simulated clusters that no run had before: seeds from the commit, FIRST=N for others; half a minute of CPU
+	@commit=$$(git rev-parse --short=7 HEAD 2>/dev/null) && first=$$((0x$$commit)) || first=$$(date +%s); \
+		set -x; $(BIN)/baton drill --first $${FIRST:-$$first} --seeds 40 --cores 2 $(ARGS)
 
 identity: $(STAMP)  ## 10^4 answers with drafts of every kind, preempted and killed, against those without
 	@BATON_IDENTITY=$${BATON_IDENTITY:-10000} $(BIN)/pytest -m soak --timeout 3600 -s tests/decode_worker/test_identity.py $(ARGS)

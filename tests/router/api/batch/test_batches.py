@@ -21,6 +21,7 @@ from baton.protos.errors import InvalidRequest, Overloaded, QuotaExceeded, Unava
 from baton.router.access.gate import AccessGate
 from baton.router.access.keys import KeyRing, add_key, noted, revoke_key
 from baton.router.adapters.registry import AdapterRegistry
+from baton.router.api.batch import lane as batch_lane
 from baton.router.api.batch.lane import BatchLane
 from baton.router.api.batch.lines import answer_line
 from baton.router.server import running_router
@@ -187,7 +188,8 @@ async def test_a_cancelled_batch_keeps_what_it_had(bench, fake) -> None:
     assert 0 < done.request_counts.completed < 60
 
 
-async def test_what_may_pass_is_tried_again(bench, fake) -> None:
+async def test_what_may_pass_is_tried_again(bench, fake, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(batch_lane, "FIRST_PAUSE_S", 0.01)
     opened, full = fake.open, [Overloaded("full", retry_after_s=0.01)] * 2
 
     def open_later(request):
