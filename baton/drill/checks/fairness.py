@@ -24,6 +24,7 @@ class Wait(msgspec.Struct):
     router: int  # index of the router
     tenant: str
     work: int  # tokens
+    asked: float  # when the client asked
     came: float  # when the wait began: once it can be told that there was no room at once
     ended: float | None = None  # None: it still waits
     placed: bool = False  # False at the end: its client left without a place
@@ -45,7 +46,7 @@ class FairnessWitness:
         """
         wait = self._waits.get(number)
         if wait is not None and wait.ended is None:
-            wait.ended, wait.placed = max(now, wait.came), placed and now > wait.came
+            wait.ended, wait.placed = now, placed
 
     def unfair(self) -> Iterator[str]:
         """Yields a message for each router and pair of tenants whose placed work differs by more than the bound."""
@@ -61,22 +62,51 @@ class FairnessWitness:
 
 
 def spread(waits: list[Wait], first: str) -> int:
-    """Returns the largest difference, in tokens, between the work placed for two tenants in any period in which
-    both wait.
+    """Returns by how many tokens one of two tenants got further ahead of the other at most, while both waited.
 
-    ``waits`` are those of the two tenants at one router; ``first`` names either.
+    ``waits`` are those of the two tenants at one router; ``first`` names either. Who is ahead is counted from when
+    both have asked, with what finds room on arrival; so a tenant that was behind may catch up.
     """
-    events = [(wait.came, 0, wait) for wait in waits]
-    events += [(wait.ended, 1, wait) for wait in waits if wait.ended is not None]
+    events = [(wait.asked, 0, wait) for wait in waits] + [(wait.came, 1, wait) for wait in waits]
+    events += [(wait.ended, 2, wait) for wait in waits if wait.ended is not None]
+    asked: Counter[str] = Counter()
     waiting: Counter[str] = Counter()
-    widest = apart = low = high = 0
-    for _, ends, wait in sorted(events, key=lambda event: event[:2]):
-        both = len(+waiting) == 2
-        if ends and wait.placed and both:
-            apart += wait.work if wait.tenant == first else -wait.work
-            low, high = min(low, apart), max(high, apart)
-            widest = max(widest, high - low)
-        waiting[wait.tenant] += -1 if ends else 1
-        if len(+waiting) < 2:
-            apart = low = high = 0
-    return widest
+    lead = Lead()
+    for at, what, wait in sorted(events, key=lambda event: event[:2]):
+        if what == 0:
+            asked[wait.tenant] += 1
+        elif what == 1:
+            waiting[wait.tenant] += wait.ended is None or wait.ended > at
+        else:
+            waited = at > wait.came
+            if wait.placed and len(+asked) == 2:
+                lead.placed(wait.work if wait.tenant == first else -wait.work, waited and len(+waiting) == 2)
+            asked[wait.tenant] -= 1
+            waiting[wait.tenant] -= waited
+        if len(+asked) < 2:
+            lead.begin_anew()
+    return lead.widest
+
+
+class Lead:
+    """Counts the work by which one of two tenants is ahead, and ``widest``, by how much that grew while both
+    waited.
+    """
+
+    def __init__(self) -> None:
+        self.widest = 0
+        self.begin_anew()
+
+    def begin_anew(self) -> None:
+        """Sets both tenants equal."""
+        self._ahead = self._least = 0
+
+    def placed(self, work: int, both_wait: bool) -> None:
+        """Adds ``work`` that was placed, below 0 for the second tenant."""
+        before = abs(self._ahead)
+        self._ahead += work
+        now = abs(self._ahead)
+        if not both_wait:
+            self._least += max(0, now - before)
+        self._least = min(self._least, now)
+        self.widest = max(self.widest, now - self._least)

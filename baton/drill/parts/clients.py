@@ -148,7 +148,7 @@ class Clients:
         """Registers the request with the fairness witness if its tenant is one of FLOODING."""
         if request.tenant in FLOODING:
             work = work_of(len(request.prompt), request.sampling.max_tokens, request.n)
-            self._fairness.came(request.number, Wait(request.router, request.tenant, work, now + self._way_s))
+            self._fairness.came(request.number, Wait(request.router, request.tenant, work, now, now + self._way_s))
 
     def _departs(self, request: Request, choice: int) -> None:
         """Stores that the client stopped waiting for choice ``choice`` at this time."""

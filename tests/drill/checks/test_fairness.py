@@ -12,7 +12,7 @@ def told(order: str, placed_at: float, each: float) -> list[str]:
     """
     witness = FairnessWitness()
     for number, tenant in enumerate(order):
-        witness.came(number, Wait(0, tenant, 10, 1.0))
+        witness.came(number, Wait(0, tenant, 10, 0.0, 1.0))
     for number in range(len(order)):
         witness.ends(number, placed_at + each * number, placed=True)
     return list(witness.unfair())
@@ -25,3 +25,15 @@ def test_a_tenant_that_is_placed_after_all_of_another_is_treated_unfairly() -> N
 
 def test_requests_that_found_room_on_arrival_waited_for_nobody() -> None:
     assert not told("a" * (SLACK + 2) + "b", 0.5, 0.001)
+
+
+def test_a_tenant_that_others_passed_on_arrival_may_catch_up_and_no_further() -> None:
+    passed = "a" * (2 * SLACK)
+    for caught_up, unfair in (("b" * (2 * SLACK), False), ("b" * (4 * SLACK), True)):
+        witness = FairnessWitness()
+        order = passed + caught_up + "a"
+        for number, tenant in enumerate(order):
+            witness.came(number, Wait(0, tenant, 10, 0.0, 1.0))
+        for number in range(len(order)):
+            witness.ends(number, (0.5 if number < len(passed) else 1.5) + 0.001 * number, placed=True)
+        assert bool(list(witness.unfair())) == unfair
