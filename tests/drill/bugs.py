@@ -353,6 +353,21 @@ BUGS = (
         size=FLOODED,
     ),
     Bug(
+        "a request that passes others moves newcomers behind all of them",
+        "router/dispatch/fair_queue.py",
+        "placed.begin if first is None else min(placed.begin, first.begin)",
+        "placed.begin",
+        size=FLOODED,
+    ),
+    Bug(
+        "a batch job is completed although Redis lost answers",
+        "router/api/batch/lane.py",
+        "counted.completed + counted.failed < job.total",
+        "counted.completed + counted.failed < 0",
+        faults=("redis_forgets",),
+        size=SPLIT,
+    ),
+    Bug(
         "a deadline is not kept",
         "router/dispatch/runner.py",
         "async with asyncio.timeout(limit) as run.timer:",
