@@ -11,8 +11,9 @@ import pytest
 
 from baton.engine.backends.ranks.hosts.sender_process import SenderProcess, SenderSpec
 from baton.kv.transport.grpc import handoff_handler, server_options
+from baton.prefill_worker.io import host_handoff
 from baton.prefill_worker.io.host_handoff import DividedHandoff
-from baton.prefill_worker.io.host_orders import ANSWERS, METHOD, SERVICE, HostNotSent, HostStop, encode
+from baton.prefill_worker.io.host_orders import ANSWERS, METHOD, SERVICE, Answer, HostNotSent, HostStop, encode
 from baton.prefill_worker.io.host_senders import HostSenders
 from baton.protos import convert
 from baton.protos.channel import HostSender
@@ -96,6 +97,23 @@ async def test_pages_stay_the_handoffs_while_a_host_that_broke_off_may_read_them
         assert running.cancelled()
         await senders.close()
     await server.stop(None)
+
+
+async def test_a_handoff_that_is_taken_over_waits_in_vain_for_no_hosts_word(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    answered = rank_sender.RankSender._sent
+
+    async def silent(self: rank_sender.RankSender, requests: AsyncIterator[bytes]) -> Answer:
+        await answered(self, requests)
+        return await asyncio.get_running_loop().create_future()
+
+    monkeypatch.setattr(rank_sender.RankSender, "_sent", silent)
+    monkeypatch.setattr(host_handoff, "CONFIRM_S", 0.1)
+    async with cluster(TWO) as (c, senders):
+        report = await sent(c.handoff(senders), c)
+        assert report.shipped_bytes == len(c.bytes)
+        assert bytes(c.pages.view()) == c.bytes
 
 
 @pytest.mark.parametrize(
