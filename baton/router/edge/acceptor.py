@@ -100,7 +100,9 @@ class Acceptor:
     def _rest(self, error: OSError) -> None:
         """Stop looking for a moment; where it is descriptors that lack, those who only hold one give it back."""
         if self._loop.time() - self._complained > QUIET_S:
-            log.warning("no connection can be accepted: %s; trying again every %g s", error.strerror, REST_S)
+            remedy = ", raise `ulimit -n`" if error.errno == errno.EMFILE else ""
+            text = "no connection can be accepted: %s%s; trying again every %g s"
+            log.warning(text, error.strerror, remedy, REST_S)
         self._complained = self._loop.time()
         if error.errno in SCARCE:
             self._connections.make_room(FREED)

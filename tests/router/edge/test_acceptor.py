@@ -55,8 +55,8 @@ async def test_a_process_without_descriptors_rests_says_so_once_and_serves_who_c
     listener.poor = False
     writer.write(b"hello")
     assert await asyncio.wait_for(reader.readexactly(5), 30) == b"hello"
-    assert [r.message for r in caplog.records].count("no connection can be accepted: Too many open files; "
-        "trying again every 0.02 s") == 1  # fmt: skip
+    assert [r.message for r in caplog.records].count("no connection can be accepted: Too many open files, "
+        "raise `ulimit -n`; trying again every 0.02 s") == 1  # fmt: skip
     writer.close()
     accepting.close()
     await accepting.wait_closed()

@@ -64,12 +64,19 @@ class BatchLane:
             await outlasted(asyncio.create_task(_ended([task])))
 
     async def _run(self) -> None:
+        said = ""
         while True:
             try:
-                for job_id in await self._store.open_jobs():
+                open_jobs = await self._store.open_jobs()
+                if said:
+                    log.info("batch lane: the store answers again")
+                    said = ""
+                for job_id in open_jobs:
                     await self._try(job_id)
             except BatonError as error:
-                log.warning("batch lane: %s", error.message)
+                if error.label != said:
+                    log.warning("batch lane: %s; jobs wait until it answers", error.message)
+                said = error.label
             heed_cancel()
             await asyncio.sleep(LOOK_EVERY_S)
 

@@ -18,7 +18,7 @@ from baton.cluster.batch_nouns import BatchJob, JobClaimLost, ListPage, StoredFi
 from baton.cluster.batch_store import BatchStore
 from baton.cluster.config import RouterConfig
 from baton.cluster.membership import connect
-from baton.protos.errors import WorkerLost
+from baton.protos.errors import Unavailable, WorkerLost
 from baton.router.api.batch import lane as batch_lane
 from baton.router.api.batch.lane import AT_ONCE, BatchLane
 from baton.router.text.catalog import ModelCatalog
@@ -55,6 +55,30 @@ async def bench(fake, model_dir, server, redis):
     bench = Bench(generation_of(RouterConfig(), fake, ModelCatalog(fake.models, {"tiny": model_dir})), server.url)
     yield bench
     await bench.close()
+
+
+async def test_a_store_that_is_away_is_told_once_and_its_return_too(
+    bench, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", logger="baton.router.api.batch.lane")
+    answers = [Unavailable("the store of batch jobs can't be reached: Timeout"), []]
+    asked = 0
+
+    class Store:
+        async def open_jobs(self) -> list[str]:
+            nonlocal asked
+            asked += 1
+            if isinstance(answer := answers[0 if asked <= 3 else 1], Unavailable):
+                raise answer
+            return answer
+
+    async with BatchLane(bench.service, Store(), "one", lambda: 0).running():
+        while asked < 6:
+            await asyncio.sleep(0.01)
+    assert [record.message for record in caplog.records] == [
+        "batch lane: the store of batch jobs can't be reached: Timeout; jobs wait until it answers",
+        "batch lane: the store answers again",
+    ]
 
 
 class Bench:
