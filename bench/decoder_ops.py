@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
-import msgspec
 import torch
 from rich.console import Console
 
@@ -22,13 +21,12 @@ from baton.bench.rows import Row, median, table
 from baton.engine.backends.native.runner import NativeRunner
 from baton.engine.backends.torch.runner import TorchRunner
 from baton.engine.models import program_for
-from baton.engine.plan import ModelSpec, Runner, SequenceStep
+from baton.engine.plan import ModelSpec, Runner
 from baton.engine.program.config import ModelConfig
 from baton.engine.program.program import Program
 from baton.evaluate.workload import PROMPT, Workload
 from baton.kernels.abi import native
 from baton.kv.layout.page import layout_for
-from baton.kv.layout.state import state_pages
 from baton.protos.json import Json
 
 # Two or three layers of the shape that the model ``like`` has, narrower where experts would take gigabytes.
@@ -80,26 +78,6 @@ def weights_of(program: Program) -> dict[str, torch.Tensor]:
     return found
 
 
-class Work(Workload):
-    """Times steps of a runner whose sequences may have recurrent states, which lie behind the pages of all."""
-
-    def __init__(self, runner: Runner, most: int) -> None:
-        super().__init__(runner, most, clock=time.thread_time)
-        layout, begin = runner.spec.layout, len(self._buffer) // runner.spec.layout.page_bytes
-        each = state_pages(layout) if layout.states else 0
-        self._states = [range(begin + at * each, begin + (at + 1) * each) for at in range(2 * most)]
-        self._buffer = bytearray((begin + 2 * most * each) * layout.page_bytes)
-        runner.bind(memoryview(self._buffer), begin + 2 * most * each)
-
-    def _item(self, seq: int, start: int, count: int) -> SequenceStep:
-        item = super()._item(seq, start, count)
-        if not self._states[0]:
-            return item
-        own = self._states[2 * seq : 2 * seq + 2]
-        source = list(own[start % 2]) if start else None
-        return msgspec.structs.replace(item, state_from=source, state_to=list(own[1 - start % 2]))
-
-
 def engines(kind: str, with_torch: bool) -> dict[str, Runner]:
     """Returns runners by name, the native one first."""
     program = program_of(kind)
@@ -114,9 +92,14 @@ def engines(kind: str, with_torch: bool) -> dict[str, Runner]:
 
 def rows(kind: str, batches: list[int], rounds: int, with_torch: bool) -> Iterator[Row]:
     """Yields CPU milliseconds of a step on the native engine, and torch's over it."""
-    works = {name: Work(runner, max(batches)) for name, runner in engines(kind, with_torch).items()}
-    cases: dict[str, Callable[[Work], float]] = {f"batch {each}": partial(_decode, batch=each) for each in batches}
-    cases |= {f"prompt of {PROMPT}": Work.prompt_seconds}
+    works = {
+        name: Workload(runner, max(batches), clock=time.thread_time)
+        for name, runner in engines(kind, with_torch).items()
+    }
+    cases: dict[str, Callable[[Workload], float]] = {
+        f"batch {each}": partial(_decode, batch=each) for each in batches
+    }
+    cases |= {f"prompt of {PROMPT}": Workload.prompt_seconds}
     for what, once in cases.items():
         took = [{name: once(work) for name, work in works.items()} for _ in range(rounds + 1)][1:]
         milliseconds = 1e3 * median([each["native"] for each in took])
@@ -125,7 +108,7 @@ def rows(kind: str, batches: list[int], rounds: int, with_torch: bool) -> Iterat
         yield Row(f"{KINDS[kind]['like']} ({kind}), {what}", milliseconds, "ms", peer=peer, ratio=ratio)
 
 
-def _decode(work: Work, batch: int) -> float:
+def _decode(work: Workload, batch: int) -> float:
     return work.decode_seconds(batch)
 
 

@@ -1,10 +1,12 @@
 """Tracks which pages of a sequence an engine in this process still attends to, if the prompt's end selects some of
-them.
+them, and which hold its recurrent state.
 
 It does with a list of pages what a worker's loops do with leases.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import msgspec
 
@@ -15,15 +17,19 @@ from baton.protos.nouns import KvLayout
 
 
 class AttendedPages:
-    """The pages of one sequence, whose first ``prompt`` tokens are its prompt."""
+    """The pages of one sequence, whose first ``prompt`` tokens are its prompt.
 
-    def __init__(self, layout: KvLayout, prompt: int, pages: list[int]) -> None:
+    ``states`` are pages for two recurrent states, which change places after each step; empty for most models.
+    """
+
+    def __init__(self, layout: KvLayout, prompt: int, pages: list[int], states: Sequence[int] = ()) -> None:
         self._kept, observed = prompt_selection_of(layout, prompt), observed_of(layout)
         self._running: RunningScores | None = None
         if observed is not None and observed.running:
             self._running = RunningScores(observed, layout.block_tokens, prompt, self._kept)
         self._gap = 0, 0
         self.pages = pages
+        self._states = states[: len(states) // 2], states[len(states) // 2 :]  # read, written
 
     def cut(self, start: int, end: int) -> int:
         """Returns the end at which a step from ``start``, which may reach ``end``, has to stop."""
@@ -32,8 +38,11 @@ class AttendedPages:
 
     def marked(self, step: SequenceStep) -> SequenceStep:
         """Returns ``step`` with the gap in the sequence's pages, and the range of tokens whose attention selects
-        pages.
+        pages, and with the pages of its recurrent states.
         """
+        if self._states[1]:
+            source = self._states[0] if step.start else None
+            step = msgspec.structs.replace(step, state_from=source, state_to=self._states[1])
         if self._running is not None and self._running.sees(step.start):
             return msgspec.structs.replace(step, gap=self._gap, watch=step.start, watch_rows=True)
         if self._kept is None:
@@ -42,7 +51,10 @@ class AttendedPages:
         return msgspec.structs.replace(step, gap=self._gap, watch=watch)
 
     def saw(self, step: SequenceStep, result: StepResult) -> None:
-        """Processes the result of ``step``: the pages that it selected replace the prompt's."""
+        """Processes the result of ``step``: the pages that it selected replace the prompt's, and the state that it
+        wrote is read next.
+        """
+        self._states = self._states[1], self._states[0]
         if step.watch_rows and self._running is not None:
             self._running.add(result.observed[step.seq])
             kept = self._running.kept_at(step.start + len(step.tokens))

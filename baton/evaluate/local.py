@@ -8,6 +8,7 @@ a text that is only scored counts as its prompt.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 import msgspec
 
@@ -18,12 +19,20 @@ from baton.engine.plan import Runner, SampledToken, SampleSpec, SequenceStep, St
 from baton.evaluate.attended_pages import AttendedPages
 from baton.evaluate.subject import TOP, Continuation, Ids, TokenScore, text_before
 from baton.evaluate.tokenizers import tokenizer_of
+from baton.kv.layout.state import state_pages
 from baton.protos.errors import InvalidRequest
 from baton.protos.nouns import BLOCK_TOKENS, Sampling, TokenLogprobs
 
 BATCH = 16  # sequences that decode together
 CHUNK = 1024  # tokens that are read at once
 LOGITS = 1 << 25  # float32 logits of one chunk at most: 128 MiB
+
+
+class _Lease(NamedTuple):
+    """Holds the pages of one sequence: of its blocks, and for two recurrent states if the model has any."""
+
+    pages: list[int]
+    states: list[int]
 
 
 class LocalSubject:
@@ -61,8 +70,8 @@ class LocalSubject:
         """
         for prompt in prompts:
             self._require_room(prompt, 0)
-            pages = self._lease(1, len(prompt))[0]
-            yield [_scored(found) for found in self._read(prompt, pages, top)]
+            lease = self._lease(1, len(prompt))[0]
+            yield [_scored(found) for found in self._read(prompt, lease, top)]
 
     def answers(
         self, prompts: Sequence[Ids], tokens: int, stop: Sequence[str] = (), to_the_end: bool = False
@@ -78,8 +87,8 @@ class LocalSubject:
             some = prompts[at : at + BATCH]
             leased = self._lease(len(some), max(map(len, some)) + tokens)
             goings = [
-                _Going(self, i, p, pages, tokens, stop, ends)
-                for i, (p, pages) in enumerate(zip(some, leased, strict=True))
+                _Going(self, i, p, lease, tokens, stop, ends)
+                for i, (p, lease) in enumerate(zip(some, leased, strict=True))
             ]
             found += self._continue(goings)
         return found
@@ -89,8 +98,8 @@ class LocalSubject:
         drawn = Sampling(temperature=temperature, max_tokens=tokens, seed=seed)
         leased = self._lease(len(prompts), max(map(len, prompts)) + tokens)
         goings = [
-            _Going(self, i, p, pages, tokens, (), frozenset(), msgspec.structs.replace(drawn, seed=seed + i))
-            for i, (p, pages) in enumerate(zip(prompts, leased, strict=True))
+            _Going(self, i, p, lease, tokens, (), frozenset(), msgspec.structs.replace(drawn, seed=seed + i))
+            for i, (p, lease) in enumerate(zip(prompts, leased, strict=True))
         ]
         self._continue(goings)
         return [going.found for going in goings]
@@ -125,8 +134,8 @@ class LocalSubject:
         kept.saw(step, result)
         return result
 
-    def _read(self, prompt: Ids, pages: list[int], top: int) -> Iterator[TokenLogprobs]:
-        start, kept = 0, AttendedPages(self._runner.spec.layout, len(prompt) // 2, pages)
+    def _read(self, prompt: Ids, lease: _Lease, top: int) -> Iterator[TokenLogprobs]:
+        start, kept = 0, AttendedPages(self._runner.spec.layout, len(prompt) // 2, *lease)
         while start < len(prompt) - 1:
             end = kept.cut(start, min(start + self._chunk, len(prompt) - 1))
             part, targets = prompt[start:end], prompt[start + 1 : end + 1]
@@ -134,13 +143,14 @@ class LocalSubject:
             yield from self._run(step, kept).scored[0]
             start = end
 
-    def _lease(self, sequences: int, tokens: int) -> list[list[int]]:
-        each = -(-tokens // BLOCK_TOKENS)
-        if self._pages < sequences * each:
-            self._pages = sequences * each
+    def _lease(self, sequences: int, tokens: int) -> list[_Lease]:
+        each, states = -(-tokens // BLOCK_TOKENS), 2 * state_pages(self._runner.spec.layout)
+        if self._pages < sequences * (each + states):
+            self._pages = sequences * (each + states)
             self._memory = bytearray(self._pages * self._runner.spec.layout.page_bytes)
             self._runner.bind(memoryview(self._memory), self._pages)
-        return [list(range(i * each, (i + 1) * each)) for i in range(sequences)]
+        begins = range(0, sequences * (each + states), each + states)
+        return [_Lease([*range(at, at + each)], [*range(at + each, at + each + states)]) for at in begins]
 
     def _require_room(self, prompt: Ids, tokens: int) -> None:
         if len(prompt) + tokens > self.context:
@@ -152,11 +162,11 @@ class _Going:
     """One answer in progress."""
 
     def __init__(
-        self, local: LocalSubject, seq: int, prompt: Ids, pages: list[int], tokens: int, stop: Sequence[str],
+        self, local: LocalSubject, seq: int, prompt: Ids, lease: _Lease, tokens: int, stop: Sequence[str],
         ends: frozenset[int], sampling: Sampling | None = None,
     ) -> None:  # fmt: skip
         self.seq, self.prompt, self.tokens = seq, prompt, tokens
-        self.kept = AttendedPages(local.runner.spec.layout, len(prompt), pages)
+        self.kept = AttendedPages(local.runner.spec.layout, len(prompt), *lease)
         self._local, self._stop, self._ends = local, stop, ends
         self._sampling = sampling or Sampling(temperature=0.0, max_tokens=tokens, logprobs=0)
         self.found: list[int] = []

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable
 
 from baton.engine.plan import Runner, SampleSpec, SequenceStep, StepPlan
+from baton.kv.layout.state import state_pages
 from baton.protos.nouns import BLOCK_TOKENS, Sampling
 
 GREEDY = Sampling(temperature=0.0, max_tokens=1 << 20)
@@ -22,8 +23,8 @@ PAGES = CONTEXT // BLOCK_TOKENS + 4  # of one sequence
 class Workload:
     """Times steps of ``runner``, on pages of its own for ``most`` sequences.
 
-    Decoding is of sequences with CONTEXT tokens of KV; a prompt has no prefix. Token ids below ``vocab`` are drawn
-    anew for each step, and ``clock`` counts seconds.
+    Decoding is of sequences with CONTEXT tokens of KV; a prompt has no prefix. Recurrent states have pages of their
+    own. Token ids below ``vocab`` are drawn anew for each step, and ``clock`` counts seconds.
     """
 
     def __init__(
@@ -31,7 +32,9 @@ class Workload:
     ) -> None:
         self.runner, self._rng, self._vocab, self._clock = runner, random.Random(0), vocab, clock
         self._leased = [list(range(seq * PAGES, (seq + 1) * PAGES)) for seq in range(most)]  # as leases have them
-        pages = most * PAGES + PROMPT // BLOCK_TOKENS
+        begin, each = most * PAGES + PROMPT // BLOCK_TOKENS, state_pages(runner.spec.layout)
+        self._states = [list(range(begin + at * each, begin + (at + 1) * each)) for at in range(2 * most)]
+        pages = begin + 2 * most * each
         self._buffer = bytearray(pages * runner.spec.layout.page_bytes)
         runner.bind(memoryview(self._buffer), pages)
 
@@ -63,11 +66,15 @@ class Workload:
         return [StepPlan(tuple(self._item(seq, start, 1) for seq in range(batch))) for start in steps]
 
     def kv_bytes(self, batch: int) -> int:
-        """Returns the bytes of KV that a decode step of ``batch`` sequences reads."""
+        """Returns the bytes of KV that a decode step of ``batch`` sequences reads, without recurrent states."""
         return batch * CONTEXT // BLOCK_TOKENS * self.runner.spec.layout.page_bytes
 
     def _item(self, seq: int, start: int, count: int) -> SequenceStep:
         """Returns the step of ``count`` tokens of sequence ``seq``."""
         tokens = [self._rng.randrange(self._vocab) for _ in range(count)]
         spec = SampleSpec(GREEDY, 0, start + count, tokens, 1)
-        return SequenceStep(seq, tokens, start, self._leased[seq], spec, count > 1)
+        read, written = self._states[2 * seq + start % 2], self._states[2 * seq + 1 - start % 2]
+        source = read if start and read else None
+        return SequenceStep(
+            seq, tokens, start, self._leased[seq], spec, count > 1, state_from=source, state_to=written
+        )

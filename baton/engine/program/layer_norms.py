@@ -15,7 +15,10 @@ from baton.engine.program.program import Weight
 
 
 class LayerNormDecoder(Decoder, frozen=True):
-    """Holds a decoder whose norms, before attention and MLPs and at the end, have biases; MLPs have no gate."""
+    """Holds a decoder whose norms, before attention and MLPs and at the end, have biases; MLPs have no gate.
+
+    A factor on logits is one of the last norm's weight and of its bias; ``head_bias`` is added behind it.
+    """
 
     head_bias: bool = False  # logits have a bias
 
@@ -50,7 +53,7 @@ class LayerNormDecoder(Decoder, frozen=True):
             yield weight
             if weight.name == "norm" or weight.name.endswith(("input_norm", "mlp_norm")):
                 sources = tuple(f"{source.removesuffix('.weight')}.bias" for source in weight.sources)
-                yield Weight(f"{weight.name}_bias", sources, weight.shapes)
+                yield Weight(f"{weight.name}_bias", sources, weight.shapes, times=weight.times)
         if self.head_bias:
             yield Weight("head_bias", ("lm_head.bias",), ((self.vocab,),))
 

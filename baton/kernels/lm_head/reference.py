@@ -27,4 +27,9 @@ def lm_head(
     for group in beside:
         mine = torch.isin(rows, group.rows.to(rows.device)).nonzero()[:, 0]
         logits = lora(logits, last, [group._replace(rows=mine)])
-    return ((logits / softcap).tanh() * softcap if softcap else logits).float()
+    return capped(logits, softcap).float()
+
+
+def capped(logits: Tensor, softcap: float) -> Tensor:
+    """Returns softcap x tanh(l / softcap) of each logit l, in any shape; ``logits`` themselves for 0."""
+    return (logits / softcap).tanh() * softcap if softcap else logits

@@ -2,63 +2,20 @@
 // whatever the rows beside it, and its experts' outputs in order of their rank.
 #include "routed.h"
 
-#include "../abi/kv.h"
 #include "../linear/linear.h"
 #include "amx_layers.h"
+#include "dots.h"
 #include "form.h"
 #include "packed.h"
 
 namespace baton {
 namespace {
 
-constexpr int64_t MOST_ROWS = 256;         // at a time, to bound what lies between the layers
-constexpr int64_t OUTPUTS = 32, TOGETHER = BATON_AVX512 ? 6 : 4;  // outputs of a task; rows that a weight row meets at once
+constexpr int64_t OUTPUTS = 32, ROWS_DEALT = 8;  // of a task
 
-// Weight rows that many rows meet at once: what is loaded of either is used several times. Sums stay in registers.
-constexpr int SIDE = BATON_AVX512 ? 4 : 1;
-
-// sums[j][r] = w[j] . x[r] over k, sixteen chains in order, for J weight rows `apart` bytes from one another. A sum's bits are its
-// own, whatever is summed beside it.
-template <int T, int J, int R>
-void dots(const char* w, int64_t apart, const float* const* x, int64_t k, float (*sums)[TOGETHER]) {
-  vf acc[J][R];
-  for (int j = 0; j < J; j++)
-    for (int r = 0; r < R; r++) acc[j][r] = vf{};
-  const auto step = [&](int64_t i, int n) BATON_LAMBDA {
-    vf rows[R];
-    for (int r = 0; r < R; r++) rows[r] = load_part(x[r] + i, n);
-    for (int j = 0; j < J; j++) {
-      const vf weights = widen<T>(w + j * apart + i * kv_bytes<T>(), n);
-      for (int r = 0; r < R; r++) acc[j][r] = fma(weights, rows[r], acc[j][r]);
-    }
-  };
-  int64_t i = 0;
-  for (; i + LANES <= k; i += LANES) step(i, LANES);
-  if (i < k) step(i, int(k - i));
-  for (int j = 0; j < J; j++)
-    for (int r = 0; r < R; r++) sums[j][r] = sum(acc[j][r]);
-}
-
-template <int T, int J>
-void dots(const char* w, int64_t apart, const float* const* x, int64_t k, int64_t rows, float (*sums)[TOGETHER]) {
-  switch (rows) {
-    case 1: return dots<T, J, 1>(w, apart, x, k, sums);
-    case 2: return dots<T, J, 2>(w, apart, x, k, sums);
-    case 3: return dots<T, J, 3>(w, apart, x, k, sums);
-    case 4: return dots<T, J, 4>(w, apart, x, k, sums);
-    case 5: return dots<T, J, 5>(w, apart, x, k, sums);
-    default: return dots<T, J, TOGETHER>(w, apart, x, k, sums);
-  }
-}
-
-// How many weight rows are taken at once for an expert of so many rows: of few rows, memory's speed is that of one stream.
-int64_t side_of(int64_t rows, int64_t left) { return rows > 2 * TOGETHER && left >= SIDE ? SIDE : 1; }
-
-// The same for 1 or SIDE weight rows.
-template <int T>
-void dots(const char* w, int64_t apart, int64_t outputs, const float* const* x, int64_t k, int64_t rows, float (*sums)[TOGETHER]) {
-  return outputs == SIDE ? dots<T, SIDE>(w, apart, x, k, rows, sums) : dots<T, 1>(w, apart, x, k, rows, sums);
-}
+// Rows at a time: as many as keep what lies between the layers in FLOATS, so that an expert's weights pass seldom.
+constexpr int64_t FEWEST_ROWS = 256, FLOATS = 1 << 24;
+int64_t most_rows(const Moe& m) { return std::max(FEWEST_ROWS, FLOATS / (m.hidden + m.chosen * (m.hidden + m.inner))); }
 
 float silu(float x) {
   const float small = exponential(x < 0 ? x : -x);
@@ -128,16 +85,30 @@ float rounded(float x) {
   return T == KV_BF16 ? from_bf16(to_bf16(x)) : x;
 }
 
+// `count` rows of k numbers, dealt as products take them, in a thread's own memory for a step.
 template <int T>
-void layers(const Moe& m, const Form& form, const Routed& r, const float* x, float* between, float* y) {
+const char* dealt(const float* rows, int64_t count, int64_t k, char* to) {
+  parallel_for(int32_t((count + ROWS_DEALT - 1) / ROWS_DEALT), [&](int32_t task) {
+    for (int64_t i = task * ROWS_DEALT; i < std::min(count, (task + 1) * ROWS_DEALT); i++)
+      Inputs<T>::deal(rows + i * k, k, to + i * Inputs<T>::bytes(k));
+  });
+  return to;
+}
+
+template <int T>
+void layers(const Moe& m, const Form& form, const Routed& r, const float* x, int64_t count, float* between, float* y) {
   const char *gate_up = (const char*)m.gate_up, *down = (const char*)m.down;
-  const int64_t in = m.hidden * kv_bytes<T>(), out = m.inner * kv_bytes<T>();  // bytes of a row of inputs
-  each_tile(r, m.inner, [&](int32_t e, int32_t at, int64_t rows, int64_t first, int64_t count) {
-    const float *from[TOGETHER], *added[TOGETHER];
+  const int64_t in = m.hidden * kv_bytes<T>(), out = m.inner * kv_bytes<T>();  // bytes of a row of weights
+  const int64_t x_bytes = Inputs<T>::bytes(m.hidden), y_bytes = Inputs<T>::bytes(m.inner), places = r.begin(r.slot_count());
+  char* memory = (char*)scratch(SCRATCH_STEP, size_t(count * x_bytes + places * y_bytes + 64));
+  const char* inputs = dealt<T>(x, count, m.hidden, memory);
+  each_tile(r, m.inner, [&](int32_t e, int32_t at, int64_t rows, int64_t first, int64_t outputs) {
+    const char* from[TOGETHER];
+    const float* added[TOGETHER];
     float gates[SIDE][TOGETHER] = {}, ups[SIDE][TOGETHER] = {};
-    for (int64_t i = 0; i < rows; i++) from[i] = x + r.row(at + i) * m.hidden, added[i] = r.added(at + i, m.inner);
-    for (int64_t j = first, side; j < first + count; j += side) {
-      side = side_of(r.rows(e), first + count - j);
+    for (int64_t i = 0; i < rows; i++) from[i] = inputs + r.row(at + i) * x_bytes, added[i] = r.added(at + i, m.inner);
+    for (int64_t j = first, side; j < first + outputs; j += side) {
+      side = side_of(r.rows(e), first + outputs - j);
       const char* gate = gate_up + (e * 2 * m.inner + j) * in;
       dots<T>(gate, in, side, from, m.hidden, rows, gates), dots<T>(gate + m.inner * in, in, side, from, m.hidden, rows, ups);
       between_all(m, form, e, j, side, rows, added, gates, ups);
@@ -145,12 +116,13 @@ void layers(const Moe& m, const Form& form, const Routed& r, const float* x, flo
         for (int64_t i = 0; i < rows; i++) between[(at + i) * m.inner + j + o] = rounded<T>(gates[o][i]);
     }
   });
-  each_tile(r, m.hidden, [&](int32_t e, int32_t at, int64_t rows, int64_t first, int64_t count) {
-    const float* from[TOGETHER];
+  const char* inner = dealt<T>(between, places, m.inner, memory + count * x_bytes);
+  each_tile(r, m.hidden, [&](int32_t e, int32_t at, int64_t rows, int64_t first, int64_t outputs) {
+    const char* from[TOGETHER];
     float sums[SIDE][TOGETHER];
-    for (int64_t i = 0; i < rows; i++) from[i] = between + (at + i) * m.inner;
-    for (int64_t j = first, side; j < first + count; j += side) {
-      side = side_of(r.rows(e), first + count - j);
+    for (int64_t i = 0; i < rows; i++) from[i] = inner + (at + i) * y_bytes;
+    for (int64_t j = first, side; j < first + outputs; j += side) {
+      side = side_of(r.rows(e), first + outputs - j);
       dots<T>(down + (e * m.hidden + j) * out, out, side, from, m.inner, rows, sums);
       for (int64_t o = 0; o < side; o++)
         for (int64_t i = 0; i < rows; i++) y[(at + i) * m.hidden + j + o] = form.after(m, e, j + o, sums[o][i]);
@@ -241,7 +213,7 @@ const float* outputs(const Moe& m, const Form& form, const ExpertAdapters& of, R
     tile_layers(m, form, r, own, between, y);
 #endif
   else
-    layers<T>(m, form, r, own, between, y);
+    layers<T>(m, form, r, own, rows, between, y);
   add_adapters(r, of.down, m.hidden, [&](int64_t place) { return between + place * m.inner; },
                [&](int64_t place) { return y + place * m.hidden; });
   return y;
@@ -272,13 +244,14 @@ void mix(const Moe& m, const Routed& r, int64_t rows, const float* y, float* out
 
 // f(first row, rows) for each part of the rows that is computed at a time.
 template <class F>
-void in_parts(int64_t rows, F&& f) {
-  for (int64_t at = 0; at < rows; at += MOST_ROWS) f(at, rows - at < MOST_ROWS ? rows - at : MOST_ROWS);
+void in_parts(const Moe& m, int64_t rows, F&& f) {
+  const int64_t most = most_rows(m);
+  for (int64_t at = 0; at < rows; at += most) f(at, std::min(rows - at, most));
 }
 
 void all_rows(const Moe& m, const Form& form, const ExpertAdapters& of, const float* x, int64_t x_stride, const float* logits,
               int64_t rows, float* out, int64_t out_stride) {
-  in_parts(rows, [&](int64_t first, int64_t some) {
+  in_parts(m, rows, [&](int64_t first, int64_t some) {
     Routed r = sorted(m, nullptr, logits + first * m.experts, first, some);
     r.adapters = RowAdapters(of, first, some);
     const float* y = outputs_of(m, form, of, r, x + first * x_stride, x_stride, some);
@@ -291,7 +264,7 @@ void all_rows(const Moe& m, const Form& form, const ExpertAdapters& of, const fl
 int64_t run_own_experts(const Moe& m, const BiasedMoe* biased, const OwnExperts& own, const ExpertAdapters& adapters, const float* x,
                         int64_t x_stride, const float* logits, int64_t rows, float* y, std::atomic<int64_t>* loads, std::vector<int64_t>* places) {
   int64_t computed = 0;
-  in_parts(rows, [&](int64_t first, int64_t some) {
+  in_parts(m, rows, [&](int64_t first, int64_t some) {
     Routed r = sorted(m, &own, logits + first * m.experts, first, some);
     for (int32_t e = 0; e < m.experts; e++)
       if (const int32_t slot = own.slot_of[e]; slot >= 0 && r.rows(slot)) loads[e].fetch_add(r.rows(slot), std::memory_order_relaxed);
@@ -308,7 +281,7 @@ int64_t run_own_experts(const Moe& m, const BiasedMoe* biased, const OwnExperts&
 }
 
 void mix_experts(const Moe& m, const float* logits, int64_t rows, const float* y, float* out, int64_t out_stride) {
-  in_parts(rows, [&](int64_t first, int64_t some) {
+  in_parts(m, rows, [&](int64_t first, int64_t some) {
     Routed r = sorted(m, nullptr, logits + first * m.experts, first, some);
     for (size_t i = 0; i < r.place.size(); i++) r.place[i] = int32_t(i);  // y lies by row and rank
     mix(m, r, some, y + first * m.chosen * m.hidden, out + first * out_stride, out_stride);

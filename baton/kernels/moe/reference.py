@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from baton.kernels.linear.packed import PackedWeight
@@ -83,7 +84,10 @@ def moe(
 
 
 def _product(x: Tensor, weight: Tensor | PackedWeight) -> Tensor:
-    return linear(x, weight) if isinstance(weight, PackedWeight) else x @ weight.to(x.dtype).T
+    """Returns x · weightᵀ, (rows, outputs); a BLAS gets a multiple of four rows, see ``linear/reference.py``."""
+    full = F.pad(x, (0, 0, 0, -len(x) % 4))
+    found = linear(full, weight) if isinstance(weight, PackedWeight) else full @ weight.to(x.dtype).T
+    return found[: len(x)]
 
 
 def _adapt(y: Tensor, x: Tensor, rows: Tensor, expert: int, groups: Sequence[AdaptedRows]) -> None:

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from baton.engine.backends.native.program import NativeProgram
-from baton.engine.backends.span_ops import SPAN_OPS
+from baton.engine.backends.span_ops import SEQUENCE_OPS
 from baton.engine.plan import ModelSpec, Runner, StepPlan, StepResult
 from baton.engine.program.ops import Embedding, LmHead
 from baton.engine.program.program import Program
@@ -68,7 +68,7 @@ class NativeInternals:
         """Returns a runner of ``layers`` of the model's layers on the same weights; 0 means half of them. Raises
         ConfigError if that can't be done.
         """
-        if (found := next((op for op in self._native.ops if isinstance(op, SPAN_OPS)), None)) is not None:
+        if (found := next((op for op in self._native.ops if isinstance(op, SEQUENCE_OPS)), None)) is not None:
             text = f"speculation self: it isn't known for a model with {type(found).__name__}; use another"
             raise ConfigError(text, "speculation")
         program, own = shallow(self._native.program, layers or max(2, self.layers // 2)), self._spec.layout
@@ -114,9 +114,8 @@ class NativeInternals:
         head = self._native.ops[-1]
         assert isinstance(head, LmHead)
         delta = self._native.register(arena, rows, head.delta)
-        found = rms_norm(x.clone(), delta, self._native.vectors[head.norm], head.eps)[1] / head.scale
-        of_norm = self._native.head_biases.of_norm
-        return found if of_norm is None else found + of_norm
+        found = rms_norm(x.clone(), delta, self._native.vectors[head.norm], head.eps)[1]
+        return self._native.head_biases.after_norm(found) / head.scale
 
 
 def _parts(begin: int, end: int, ends: Sequence[int]) -> list[tuple[int, int]]:

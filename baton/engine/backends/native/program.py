@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from baton.engine.backends.native.head_biases import HeadBiases
 from baton.engine.backends.native.span_program import SpanCompiler
 from baton.engine.backends.span_ops import SPAN_OPS, outputs
 from baton.engine.program import ops as p
@@ -31,20 +32,6 @@ from baton.protos.nouns import KvLayout
 
 TABLE_DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}  # common.h: Dtype; embedding/cpu.cpp
 Weights = dict[str, Tensor | PackedWeight]
-
-
-class HeadBiases(NamedTuple):
-    """Holds the head's biases: of its norm, float32 (hidden,), and of all logits, float32 (vocab,), which contains
-    what the norm's adds to them.
-    """
-
-    of_norm: Tensor | None = None
-    of_logits: Tensor | None = None
-
-
-def _vector(weight: Tensor | PackedWeight) -> Tensor:
-    assert isinstance(weight, Tensor), "a bias is never packed"
-    return weight.float()
 
 
 class NativeProgram:
@@ -81,7 +68,10 @@ class NativeProgram:
         self._layers: dict[str, int] = {}  # addresses of layers of experts, by the first weight's name
         split = layout if layout is not None and layout.windows else None
         self._page_layers = max(1, program.layers if split is None else layers_of_page(split))
-        self.spans = None if layout is None else SpanCompiler(self, weights, layout)
+        shared = None if like is None or like.spans is None else like.spans.tensors
+        self.spans: SpanCompiler | None = None
+        if layout is not None:
+            self.spans = SpanCompiler(self, weights if shared is None else shared, layout)
         for name, width in self._given().items():
             self._register(name, width)
         self.head_biases = self._head_biases(weights)
@@ -362,13 +352,7 @@ class NativeProgram:
         head = self.ops[-1]
         if self._like is not None or not isinstance(head, p.LmHead):
             return HeadBiases() if self._like is None else self._like.head_biases
-        of_norm, of_logits = (
-            None if name is None else _vector(weights[name]) for name in (head.norm_bias, head.bias)
-        )
-        if of_norm is not None:
-            product = linear(of_norm[None], self._matrix(head.weight))[0]
-            of_logits = product if of_logits is None else product + of_logits
-        return HeadBiases(of_norm, of_logits)
+        return HeadBiases.of(head, weights, lambda rows: linear(rows, self._matrix(head.weight)))
 
     def _lm_head(self, op: p.LmHead) -> structs.Op:
         plain = structs.LM_HEAD_CAPPED if op.softcap else structs.LM_HEAD

@@ -47,12 +47,14 @@ class Registers(Protocol):
 class SpanCompiler:
     """Compiles ops of latent attention, routing, recurrent state and further norms of one program.
 
-    ``states`` is the C struct with the place of the states in each step, ``written`` the stretches (begin, bytes)
-    of a sequence's state that the ops write.
+    ``tensors`` has the weights that the ops take, by name, for another program over them. ``states`` is the C
+    struct with the place of the states in each step, ``written`` the stretches (begin, bytes) of a sequence's state
+    that the ops write.
     """
 
     def __init__(self, to: Registers, weights: dict[str, Tensor | PackedWeight], layout: KvLayout) -> None:
         self._to, self._weights, self._layout = to, weights, layout
+        self.tensors: dict[str, Tensor | PackedWeight] = {}
         self._kept: list[Tensor] = []
         self.states = s.StatesStruct(None, 0)
         self.written: list[tuple[int, int]] = []
@@ -70,6 +72,7 @@ class SpanCompiler:
     def _tensor(self, name: str) -> Tensor:
         found = self._weights[name]
         assert isinstance(found, Tensor), f"{name} is never packed"
+        self.tensors[name] = found
         return found
 
     def _place(self, tensor: Tensor) -> int:

@@ -25,6 +25,7 @@ from baton.engine.plan import StepPlan
 from baton.engine.program import ops as p
 from baton.engine.program.sites import expert_sites, head_site
 from baton.kernels.linear import packed
+from baton.kernels.lm_head.reference import capped
 from baton.kernels.moe.reference import NO_ADAPTERS
 from baton.kernels.paged_attention.stored import attend_stored, quantized, read_layer
 from baton.kernels.registry import kernels
@@ -222,10 +223,11 @@ class StepCheck:
         rows = torch.from_numpy(state.batch.wanted).long()
         x, delta = self._get(state, op.x), self._get(state, op.delta)
         beside = [] if self._adapters is None else self._adapters.rows(head_site(self._program))
-        logits = self._kernels.lm_head(x, delta, rows, self._vector(op.norm), op.eps, weight, op.softcap, beside)
-        if (bias := self._native.head_biases.of_logits) is not None:
-            assert not op.softcap, "a cap would come behind the bias"
-            logits = logits + bias
+        bias = self._native.head_biases.of_logits
+        cap = op.softcap if bias is None else 0.0
+        logits = self._kernels.lm_head(x, delta, rows, self._vector(op.norm), op.eps, weight, cap, beside)
+        if bias is not None:
+            logits = capped(logits + bias, op.softcap)
         loud = torch.tensor(list(state.batch.loud), dtype=torch.int64)
         return lambda: [("logits", torch.from_numpy(state.batch.logits), logits[loud], most)] if len(loud) else []
 

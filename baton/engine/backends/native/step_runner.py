@@ -135,9 +135,8 @@ class StepRunner(ABC):
                 rows = slice(first, first + len(item.tokens))
                 x, delta = (self._rows(batch, name, rows) for name in (head.x, head.delta))
                 _, states = rms_norm(x, delta, self._program.vectors[head.norm], head.eps)
-                states = states / head.scale
-                of_norm = self._program.head_biases.of_norm
-                yield item.seq, PooledStates.of((states if of_norm is None else states + of_norm).numpy())
+                states = self._program.head_biases.after_norm(states) / head.scale
+                yield item.seq, PooledStates.of(states.numpy())
 
     def _scores(self, batch: NativeBatch) -> Iterator[tuple[int, tuple[TokenLogprobs, ...]]]:
         at = len(batch.logits) - sum(len(item.targets) for item in batch.scored)

@@ -13,12 +13,12 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
+from baton.engine.backends.native.head_biases import vector
 from baton.engine.backends.native.program import NativeProgram, Weights
 from baton.engine.backends.ranks.placement import EMPTY, Placement
 from baton.engine.program import ops as p
 from baton.engine.program.rank_program import RankProgram, Residual
 from baton.kernels.abi.native import I32, I64, P
-from baton.kernels.linear.packed import PackedWeight
 from baton.kernels.moe.native import AnyExperts, BiasedMoeStruct, experts_of
 from baton.kernels.step import structs
 from baton.kv.layout.state import state_bytes
@@ -38,11 +38,6 @@ def joined(spans: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
         else:
             found.append((begin, size))
     return found
-
-
-def _vector(weight: Tensor | PackedWeight) -> Tensor:
-    assert isinstance(weight, Tensor), "a vector is never packed"
-    return weight.float()
 
 
 class Carried(ctypes.Structure):
@@ -88,9 +83,9 @@ class NativeRankProgram(NativeProgram):
         super().__init__(own.program, weights, layout=layout)
         shared = {self.registers[name] for name in own.widths}
         self._is_shared = np.array([number in shared for number in range(len(self.widths))], np.int32)
-        self.vectors[own.head.norm] = _vector(weights[own.head.norm])  # of hidden states that are asked for
+        self.vectors[own.head.norm] = vector(weights[own.head.norm])  # of hidden states that are asked for
         if own.head.norm_bias is not None:
-            self.head_biases = self.head_biases._replace(of_norm=_vector(weights[own.head.norm_bias]))
+            self.head_biases = self.head_biases._replace(of_norm=vector(weights[own.head.norm_bias]))
         self.state_bytes = state_bytes(layout)
         self.table_count = table_count(layout)
         self._op_tables = np.array(self.page_tables(), np.int32)

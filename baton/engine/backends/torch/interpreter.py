@@ -35,6 +35,7 @@ from baton.engine.program.ops import (
 )
 from baton.engine.program.program import Program
 from baton.engine.program.sites import expert_sites, head_site
+from baton.kernels.lm_head.reference import capped
 from baton.kernels.moe.native import experts_of
 from baton.kernels.moe.reference import NO_ADAPTERS, ExpertAdapters, ExpertGate
 from baton.protos.nouns import KvLayout
@@ -114,8 +115,8 @@ class Interpreter:
         assert isinstance(head, LmHead)
         x, delta = registers[head.x][rows], registers[head.delta][rows]
         states: Tensor = self._kernels.rms_norm(x, delta, self._weights[head.norm], head.eps)[1]
-        found = states / head.scale
-        return found if head.norm_bias is None else found + self._weights[head.norm_bias].to(found.dtype)
+        found = states if head.norm_bias is None else states + self._weights[head.norm_bias].to(states.dtype)
+        return found / head.scale
 
     def _span_op(self, op: Op) -> Step:
         """Binds an op that torch computes sequence by sequence, over the pages' bytes."""
@@ -262,8 +263,9 @@ class Interpreter:
         def step(registers: Registers, batch: StepBatch, kv: KvPages) -> None:
             x, delta = registers[op.x], registers[op.delta]
             beside = [] if adapters is None else adapters.rows(site, batch.adapted)
-            logits = kernel(x, delta, batch.rows, norm, op.eps, weight, op.softcap, beside)
-            registers["logits"] = logits if biases is None else logits + biases
+            cap = op.softcap if biases is None else 0.0
+            logits = kernel(x, delta, batch.rows, norm, op.eps, weight, cap, beside)
+            registers["logits"] = logits if biases is None else capped(logits + biases, op.softcap)
 
         return step
 

@@ -20,8 +20,9 @@ class LmHead(BaseOp, frozen=True, tag=True):
     """Computes the logits of the rows that choose a token: norm(x + delta) · weightᵀ; with ``softcap``, a logit l
     becomes softcap x tanh(l / softcap).
 
-    ``scale`` is the factor that the norm's weight already contains to scale logits; hidden states are returned
-    without it. ``norm_bias`` (hidden,) is added to the normed rows and ``bias`` (vocab,) to logits, unless None.
+    ``scale`` is the factor that the norm's weight and ``norm_bias`` already contain to scale logits; hidden states
+    are returned without it. ``norm_bias`` (hidden,) is added to the normed rows and ``bias`` (vocab,) to logits,
+    before they are capped, unless None.
     """
 
     x: str
