@@ -30,6 +30,13 @@ def rounded(model: Path, tmp_path_factory: pytest.TempPathFactory) -> LocalSubje
 
 
 @pytest.fixture(scope="session")
+def recurrent(tmp_path_factory: pytest.TempPathFactory) -> LocalSubject:
+    """A model whose layers keep a recurrent state beside attention."""
+    path = make(tmp_path_factory.mktemp("recurrent"), "qwen3_next", tokenizer=True)
+    return LocalSubject(EngineConfig(str(path), threads=1))
+
+
+@pytest.fixture(scope="session")
 def server(local: LocalSubject) -> Iterator[CompletionsServer]:
     with CompletionsServer(local) as running:
         yield running

@@ -31,6 +31,20 @@ def test_answers_are_the_likeliest_tokens_one_by_one(local: LocalSubject) -> Non
         assert [token.logprob for token in scored] == pytest.approx(answer.logprobs, abs=1e-4)
 
 
+def test_a_model_with_recurrent_state_is_judged_as_it_reads_and_writes(
+    recurrent: LocalSubject, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prompts = [recurrent.encode(text) for text in TEXTS]
+    for prompt, answer in zip(prompts, recurrent.answers(prompts, 6, to_the_end=True), strict=True):
+        scored = next(recurrent.scores([[*prompt, *(answer.ids or ())]], 1))[-6:]
+        assert [token.best for token in scored] == list(answer.tokens)
+        assert [token.logprob for token in scored] == pytest.approx(answer.logprobs, abs=1e-4)
+    ids = recurrent.encode(TEXTS[1] * 3)
+    whole = next(recurrent.scores([ids], 3))
+    monkeypatch.setattr(recurrent, "_chunk", 16)
+    assert next(recurrent.scores([ids], 3)) == whole
+
+
 def test_an_answer_ends_before_its_stop_string(local: LocalSubject) -> None:
     prompt = local.encode(TEXTS[0])
     text = local.answers([prompt], 12)[0].text
