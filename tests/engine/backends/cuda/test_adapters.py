@@ -118,6 +118,7 @@ def test_each_row_answers_on_its_adapter_as_on_the_cpu_and_steps_are_replayed(pa
     assert gpu.counts()["replayed"] == 2
 
 
+@pytest.mark.thorough  # of what is chosen: test_rows_of_no_adapter_choose_as_without_and_company_changes_no_bit
 def test_a_rows_bits_are_those_it_has_without_places_or_in_other_company(pair: Any) -> None:
     mixed, one, none = states(pair()[1]), states(pair()[1], ("a", "a", "a")), states(pair(bare=True)[1], ("",) * 3)
     for three, same, plain in zip(mixed, one, none, strict=True):

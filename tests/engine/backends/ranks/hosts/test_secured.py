@@ -51,6 +51,7 @@ def test_ranks_of_hosts_that_encrypt_have_the_bits_of_one(tmp_path: Path) -> Non
     same_bits(make(tmp_path, "qwen2_mixed"), 4, "tp2+pp2", hosts=2, tls=OURS)
 
 
+@pytest.mark.thorough  # its bits and refusals: the tests around it; a lost rank of another host: ../test_hosts.py
 def test_a_worker_answers_as_one_rank_by_tls_and_ends_with_a_rank_of_the_other_host(tmp_path: Path) -> None:
     model = str(make(tmp_path, "qwen2"))
     alone = SharedDriver(load_runner(EngineConfig(model, threads=1)), 16).answer(PROMPTS, GREEDY)
