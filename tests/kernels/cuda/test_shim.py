@@ -156,9 +156,11 @@ def grouped(shim: Simt, how: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 @pytest.mark.parametrize("how", [RIGHT, UNSWIZZLED])
-def test_a_descriptor_leads_to_its_matrix(either: Simt, how: int) -> None:
-    found, wanted = grouped(either, how)
-    torch.testing.assert_close(found, wanted, atol=1e-5, rtol=1e-5)
+def test_a_descriptor_leads_to_its_matrix_under_any_schedule(either: Simt, how: int) -> None:
+    for permille in (0, 100, 500):
+        either.schedule(7, permille)
+        found, wanted = grouped(either, how)
+        torch.testing.assert_close(found, wanted, atol=1e-5, rtol=1e-5)
 
 
 def test_a_wrong_stride_or_swizzle_gives_a_wrong_product(plain: Simt) -> None:

@@ -70,6 +70,7 @@ struct Launch {
   std::vector<Fiber*> ready;
   Fiber* now = nullptr;
   bool failed = false;
+  bool meeting = false;  // whether a warp's meeting runs: one step, in which nobody steps aside
 };
 
 // fibers.cpp: save the running stack's pointer, go on with another; a fresh fiber begins in `main` on stack `number`.

@@ -230,7 +230,7 @@ void yield() {
 }
 
 void maybe_yield() {
-  if (preempt_permille && int(draw(1000)) < preempt_permille) yield();
+  if (!running->meeting && preempt_permille && int(draw(1000)) < preempt_permille) yield();
 }
 
 unsigned lane() { return unsigned(running->now->id) % 32; }
@@ -252,7 +252,9 @@ void meet(unsigned mask, Meeting meeting, const void* in, void* out, Site site) 
   Lanes lanes{};
   lanes.mask = mask;
   for (const Fiber* fiber : here) lanes.in[fiber->id % 32] = fiber->in, lanes.out[fiber->id % 32] = fiber->out;
+  running->meeting = true;  // what it computes in is static: another warp's would mix with it
   meeting(lanes);
+  running->meeting = false;
   race_join(here);
   for (Fiber* fiber : here) {
     fiber->meeting = nullptr;
