@@ -13,17 +13,30 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from baton.engine.program.ops import Linear, Op, PagedAttention, RmsNorm, SwiGlu
-from baton.engine.program.program import Program
-from baton.quantize.layers import reads, writes
+from baton.engine.program.ops import (
+    GeGlu,
+    HalveHeads,
+    LayerNorm,
+    Linear,
+    NormPart,
+    Op,
+    PagedAttention,
+    RmsNorm,
+    RopeAppend,
+    SwiGlu,
+    TemperQueries,
+    TurnHeads,
+)
+from baton.engine.program.program import Program, Weight
+from baton.quantize.registers import reads, writes
 
 
 class Fold(NamedTuple):
     """Names where the inputs of a linear layer come from, so that their scales can be divided out there."""
 
-    norm: str = ""  # weight of an RMS norm; "" if ``product`` is set
+    norm: str = ""  # weight of a norm; "" if ``product`` is set
     product: str = ""  # weight of a linear layer
-    bias: str | None = None  # of ``product``
+    bias: str | None = None  # of ``norm`` or ``product``
     rows: tuple[int, int] = (0, 0)  # first and end row of ``product`` that make the inputs
     heads: tuple[int, int, int] = (0, 1, 0)  # inputs that share a row under GQA: (groups, heads in each, head size)
 
@@ -46,20 +59,40 @@ def fold_of(program: Program, ops: Sequence[Op], product: Linear, outs: dict[str
     ``ops`` are those of the layer, ``outs`` the number of rows of each weight.
     """
     at = next(place for place, op in enumerate(ops) if op is product)
-    maker = next((op for op in reversed(ops[:at]) if product.x in writes(op)), None)
+    maker = _maker(ops[:at], product.x)
     if maker is None or _others_read(ops, at, product.x, maker):
         return None
-    before = next((op for op in reversed(ops[:at]) if isinstance(op, Linear)), None)
     match maker:
-        case RmsNorm():
-            return Fold(norm=maker.weight)
-        case SwiGlu() if before is not None:
+        case RmsNorm() | LayerNorm() if maker.out == product.x and maker.out != maker.x:
+            return Fold(norm=maker.weight, bias=maker.bias if isinstance(maker, LayerNorm) else None)
+        case SwiGlu() | GeGlu() if isinstance(before := _maker(ops[:at], maker.gate_up), Linear):
             inner = outs[before.weight] // 2
             return Fold(product=before.weight, bias=before.bias, rows=(inner, 2 * inner))
-        case PagedAttention() if before is not None:
+        case PagedAttention() if (before := _values(ops[:at], maker)) is not None:
             width, end = program.kv_heads * program.head_dim, outs[before.weight]
             heads = program.kv_heads, program.heads // program.kv_heads, program.head_dim
             return Fold(product=before.weight, bias=before.bias, rows=(end - width, end), heads=heads)
+    return None
+
+
+def _maker(ops: Sequence[Op], register: str) -> Op | None:
+    """Returns the last of ``ops`` that writes ``register``."""
+    return next((op for op in reversed(ops) if register in writes(op)), None)
+
+
+def _values(ops: Sequence[Op], attention: PagedAttention) -> Linear | None:
+    """Returns the linear layer whose last rows make the values of ``attention``, through ops that change q and k
+    alone.
+    """
+    made = _maker(ops, attention.q)
+    register = made.qkv if isinstance(made, RopeAppend) else ""
+    for op in reversed(ops):
+        if isinstance(op, Linear) and op.out == register:
+            return op
+        if isinstance(op, HalveHeads | TemperQueries | TurnHeads) and op.out == register:
+            register = op.x
+        elif register in writes(op) and not isinstance(op, NormPart):
+            return None
     return None
 
 
@@ -73,10 +106,10 @@ def _others_read(ops: Sequence[Op], at: int, register: str, maker: Op) -> bool:
     return False
 
 
-def stored(norm: Tensor, scales: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Returns a norm's weight divided by ``scales`` and rounded to ``dtype``, and the scales that this amounts to
-    exactly.
+def stored(norm: Tensor, scales: Tensor, dtype: torch.dtype, weight: Weight) -> tuple[Tensor, Tensor]:
+    """Returns a norm's values divided by ``scales``, as the files hold them in ``dtype``, and the scales that this
+    amounts to exactly. ``weight`` says what is added to stored numbers, and multiplied.
     """
-    found = (norm / scales).to(dtype)
-    wide = found.float()
+    found = ((norm / scales) / weight.times - weight.plus).to(dtype)
+    wide = (found.float() + weight.plus) * weight.times
     return found, torch.where(wide == 0, scales, norm / wide.where(wide != 0, torch.ones_like(wide)))

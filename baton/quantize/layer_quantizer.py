@@ -9,11 +9,12 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
+from baton.engine.backends.torch.interpreter import gate_of
 from baton.engine.program.ops import Linear, Moe, Op
 from baton.engine.program.program import Program, Weight
+from baton.kernels.swiglu.reference import swiglu
 from baton.process.heap import return_freed_memory
 from baton.quantize.folds import Fold, fold_of, stored
 from baton.quantize.layers import LayerRun, States, pieces_of
@@ -28,7 +29,7 @@ class QuantizedLayer(NamedTuple):
     """One layer after quantization: its quantized and its plain weights."""
 
     rounded: dict[str, list[QuantizedWeight]]  # by weight, a part for each tensor in the source's files
-    plain: dict[str, Tensor]  # unquantized weights, which folded scales may have changed
+    plain: dict[str, Tensor]  # unquantized weights that folded scales have changed, as files hold them
 
 
 class LayerQuantizer:
@@ -50,7 +51,7 @@ class LayerQuantizer:
         self._weights, self._shapes = weights, shapes
         self._outs = {name: len(weight) for name, weight in weights.items()}
         self._rounded: dict[str, list[QuantizedWeight]] = {}
-        self._plain = {name: w for name, w in weights.items() if name not in quantized_names(program, ops)}
+        self._plain: dict[str, Tensor] = {}
 
     def quantize_alone(self) -> QuantizedLayer:
         """Returns the layer with every weight quantized by itself."""
@@ -109,25 +110,28 @@ class LayerQuantizer:
             return torch.ones(weight.shape[1])
         if fold.norm:
             dtype = self._dtypes[fold.norm]
-            self._plain[fold.norm], scales = stored(self._weights[fold.norm], scales, dtype)
+            norm = self._weights[fold.norm]
+            self._plain[fold.norm], scales = stored(norm, scales, dtype, self._shapes[fold.norm])
+            if fold.bias:
+                self._plain[fold.bias] = self._weights[fold.bias] / scales
         else:
             self._divide_rows(fold, fold.per_row(scales))
         return scales
 
     def _divide_rows(self, fold: Fold, factors: Tensor) -> None:
         """Divides rows of a product that is quantized already, by scaling whole rows."""
-        parts, at = self._rounded[fold.product], 0
-        for i, part in enumerate(parts):
-            end = at + len(part.q)
-            if fold.rows[0] <= at and end <= fold.rows[1]:
-                parts[i] = part.times(1 / factors[at - fold.rows[0] : end - fold.rows[0]])
-            at = end
+        every, (first, end) = torch.ones(self._outs[fold.product]), fold.rows
+        every[first:end] = factors
+        parts = self._rounded[fold.product]
+        for i, own in enumerate(every.split([len(part.q) for part in parts])):
+            if bool((own != 1).any()):
+                parts[i] = parts[i].times(1 / own)
         if fold.bias:
-            self._plain[fold.bias] = self._plain[fold.bias].clone()
-            self._plain[fold.bias][fold.rows[0] : fold.rows[1]] /= factors
+            self._plain[fold.bias] = self._weights[fold.bias] / every
 
     def _experts(self, op: Moe, states: States) -> None:
         """Quantizes each expert on the rows routed to it; gate and up first, then down."""
+        activation = gate_of(op, self._weights)
         gate_up = self._weights[op.gate_up].unflatten(0, (op.experts, -1))
         down = self._weights[op.down].unflatten(0, (op.experts, -1))
         ups: list[QuantizedWeight] = []
@@ -137,8 +141,8 @@ class LayerQuantizer:
             wide = torch.stack([part.values() for part in ups[some.start :]])
 
             def inner(rows: Tensor, e: int, wide: Tensor = wide, first: int = some.start) -> Tensor:
-                gate, up = (rows @ wide[e - first].T).chunk(2, -1)
-                return F.silu(gate) * up
+                both = rows @ wide[e - first].T
+                return swiglu(both) if activation is None else activation.between(e, op.experts, both)
 
             downs += self._some(op, some, op.down, down, states, inner)
         self._weights[op.gate_up] = torch.cat([part.values() for part in ups])

@@ -18,19 +18,22 @@ from torch import Tensor
 from baton.engine.backends.torch.batch import BatchBuilder
 from baton.engine.backends.torch.interpreter import Interpreter, KvPages, Registers
 from baton.engine.plan import SequenceStep, StepPlan
-from baton.engine.program.ops import Embedding, Linear, Moe, Op, PagedAttention, RmsNorm, RopeAppend, SwiGlu
+from baton.engine.program.ops import Embedding, LayerNorm, Linear, Moe, Op, PagedAttention, RmsNorm
 from baton.engine.program.program import Program
 from baton.kernels.registry import kernels
+from baton.kv.layout.page import layout_for
+from baton.kv.layout.state import state_pages
 from baton.protos.errors import ConfigError
-from baton.protos.nouns import BLOCK_TOKENS
+from baton.protos.nouns import BLOCK_TOKENS, KvLayout
+from baton.quantize.registers import live, reads, writes
 
 
 def layers_of(program: Program) -> list[tuple[Op, ...]]:
     """Returns the ops of each layer, without the embedding and the head."""
     found: dict[str, list[Op]] = {}
-    at = ""
+    at = "0"  # ops without weights before the first layer's
     for op in program.ops[1:-1]:
-        at = op.weight.split(".")[0] if isinstance(op, RmsNorm | Linear) else at
+        at = op.weight.split(".")[0] if isinstance(op, RmsNorm | LayerNorm | Linear) else at
         found.setdefault(at, []).append(op)
     return [tuple(ops) for ops in found.values()]
 
@@ -48,43 +51,17 @@ def pieces_of(program: Program, ops: Sequence[Op]) -> Iterator[tuple[tuple[Op, .
     yield tuple(piece), None
 
 
-def reads(op: Op) -> set[str]:
-    """Returns the registers that an op of a layer reads. Raises ConfigError for an unsupported op."""
-    match op:
-        case RmsNorm():
-            return {op.x, op.delta} if op.delta else {op.x}
-        case Linear():
-            return {op.x}
-        case RopeAppend():
-            return {op.qkv}
-        case PagedAttention():
-            return {op.q}
-        case SwiGlu():
-            return {op.gate_up}
-        case Moe() if op.gate is None:
-            return {op.x, op.logits}
-    raise ConfigError(f"{type(op).__name__}: this architecture has an op that baton quantize doesn't know", "model")
-
-
 def require_known(program: Program) -> None:
-    """Raises ConfigError if the program has an op that can't be quantized layer by layer."""
+    """Raises ConfigError if the program has an op that can't be quantized layer by layer, or if a tensor holds all
+    experts of a layer.
+    """
     for op in program.ops[1:-1]:
         reads(op)
-
-
-def writes(op: Op) -> set[str]:
-    """Returns the registers that an op writes."""
-    return {op.x, op.out} if isinstance(op, RmsNorm) else {getattr(op, "out", "logits")}
-
-
-def live(ops: Iterable[Op], after: Iterable[str]) -> set[str]:
-    """Returns the registers that ``ops`` read before writing them, and those of ``after`` that ``ops`` don't
-    write.
-    """
-    found = set(after)
-    for op in reversed(list(ops)):
-        found = (found - writes(op)) | reads(op)
-    return found
+    stacked = next((at for weight in program.weights for at in weight.sources if "[" in at), None)
+    if stacked is not None:
+        text = f"tensor {stacked.partition('[')[0]} holds all experts of a layer"
+        remedy = "serve the model with --quantization int8 or int4 instead"
+        raise ConfigError(f"{text}, and baton quantize takes them one by one; {remedy}", "model")
 
 
 class States:
@@ -131,22 +108,25 @@ class LayerRun:
 
     def __init__(self, program: Program, ops: Sequence[Op], weights: dict[str, Tensor], tokens: int) -> None:
         own = tuple(_alone(op) for op in ops)
-        window = next(op.window for op in own if isinstance(op, PagedAttention))
+        window = next((op.window for op in own if isinstance(op, PagedAttention)), program.groups[0].window)
         group = next(group for group in program.groups if group.window == window)
+        planes = tuple(msgspec.structs.replace(plane, layers=1) for plane in program.states)
         self._program = msgspec.structs.replace(
-            program, ops=own, groups=(msgspec.structs.replace(group, layers=1),)
+            program, ops=own, groups=(msgspec.structs.replace(group, layers=1),), states=planes
         )
         self._weights, self._kernels = weights, kernels()
-        pages = -(-tokens // BLOCK_TOKENS)
-        self._kv = _pages(self._program, pages)
-        step = SequenceStep(0, [0] * tokens, 0, range(pages), is_prefill=True)
+        self._layout = layout_for("float32", self._program.groups, states=planes)
+        pages, state = -(-tokens // BLOCK_TOKENS), state_pages(self._layout)
+        self._kv = page_views(self._program, self._layout, pages + state)
+        state_to = range(pages, pages + state)
+        step = SequenceStep(0, [0] * tokens, 0, range(pages), is_prefill=True, state_to=state_to)
         self._batch = BatchBuilder(self._program, torch.float32, "cpu").build(StepPlan((step,)))
 
     def run(self, ops: Sequence[Op], states: States, after: Iterable[str]) -> None:
         """Runs ``ops`` over every sample; afterwards ``states`` holds the registers ``after``."""
         after, needed = set(after), live(ops, after)
         piece = msgspec.structs.replace(self._program, ops=tuple(_alone(op) for op in ops))
-        interpreter = Interpreter(piece, self._weights, self._kernels)
+        interpreter = Interpreter(piece, self._weights, self._kernels, self._layout)
         changed = {name for op in ops for name in writes(op)} & after
         with torch.inference_mode():
             for sample in range(states.samples):
@@ -175,10 +155,13 @@ def embed(
 
 def _alone(op: Op) -> Op:
     """Returns ``op`` with layer number 0, for a program of one layer."""
-    return msgspec.structs.replace(op, layer=0) if isinstance(op, RopeAppend | PagedAttention) else op
+    return msgspec.structs.replace(op, layer=0) if hasattr(op, "layer") else op
 
 
-def _pages(program: Program, pages: int) -> KvPages:
-    flat = torch.zeros(pages * 2 * BLOCK_TOKENS * program.kv_heads * program.head_dim)
+def page_views(program: Program, layout: KvLayout, pages: int) -> KvPages:
+    """Returns new memory for ``pages`` pages of ``layout``, float32, as the ops of ``program`` read it."""
+    memory = torch.zeros(pages, layout.page_bytes, dtype=torch.uint8)
+    flat = memory.view(-1).view(torch.float32)
     rows = flat.view(-1, program.kv_heads * program.head_dim)
-    return KvPages(flat.view(pages, -1), rows, flat.view(-1, BLOCK_TOKENS, program.kv_heads, program.head_dim))
+    blocks = flat.view(-1, BLOCK_TOKENS, program.kv_heads, program.head_dim)
+    return KvPages(flat.view(pages, -1), rows, blocks, memory)

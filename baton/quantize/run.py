@@ -19,8 +19,9 @@ from baton.process.heap import return_freed_memory
 from baton.protos.errors import ConfigError
 from baton.quantize.formats import format_of
 from baton.quantize.layer_quantizer import LayerQuantizer, QuantizedLayer, quantized_names
-from baton.quantize.layers import States, embed, layers_of, live
+from baton.quantize.layers import States, embed, layers_of
 from baton.quantize.output import OutputFolder
+from baton.quantize.registers import live, weights_of
 from baton.quantize.schemes import Recipe, scheme_of
 from baton.quantize.source import Source
 from baton.quantize.tensor_file import PiecewiseTensor, whole
@@ -49,7 +50,7 @@ def quantize(
         source.release()
         return_freed_memory()
     told(len(layers), len(layers))
-    config = source.config.fields | {"quantization_config": format_of(recipe).settings(recipe, _routers(source))}
+    config = source.config.fields | {"quantization_config": format_of(recipe).settings(recipe, _ignored(source))}
     output.end(source.directory, config)
 
 
@@ -72,9 +73,18 @@ def _products(program: Program) -> list[str]:
     return [name for ops in layers_of(program) for name in quantized_names(program, ops)]
 
 
-def _routers(source: Source) -> list[str]:
-    names = [name for router in sorted(source.program.routers) for name in source.weights[router].sources]
-    return [name.removesuffix(".weight") for name in names]
+def _ignored(source: Source) -> list[str]:
+    """Returns the modules in layers whose matrices stay as they are: routers, and those of no linear layer."""
+    quantized = set(_products(source.program))
+    inside = {name for ops in layers_of(source.program) for name in weights_of(ops)} - quantized
+    names = [
+        at
+        for weight in source.program.weights
+        if weight.name in inside
+        for at, shape in zip(weight.sources, weight.shapes, strict=True)
+        if len(shape) == 2 and at.endswith(".weight")
+    ]
+    return sorted(name.removesuffix(".weight") for name in names)
 
 
 def _asked(source: Source, recipe: Recipe, samples: Sequence[Sequence[int]]) -> dict[str, str]:
@@ -100,7 +110,7 @@ class _Work:
 
     def stem(self) -> None:
         """Writes the weights outside of the layers, and prepares the first layer's input."""
-        program, own = self._source.program, {name for ops in self._layers for name in _weights_of(ops)}
+        program, own = self._source.program, {name for ops in self._layers for name in weights_of(ops)}
         if not self._output.has(0):
             rest = [name for name in self._source.weights if name not in own]
             self._output.write(0, {at: t for name in rest for at, t in self._source.copied(name).items()})
@@ -122,11 +132,13 @@ class _Work:
     def layer(self, layer: int) -> None:
         """Quantizes and writes one layer."""
         ops = self._layers[layer]
-        names = [name for name in self._source.weights if name in _weights_of(ops)]
+        own = weights_of(ops)
+        names = [name for name in self._source.weights if name in own]
         dtypes = {name: self._source.dtype(name) for name in names}
-        rounder = LayerQuantizer(
-            self._source.program, ops, self._source.wide(names), self._source.weights, self._scheme, dtypes
-        )
+        weights = self._source.wide(names)
+        self._source.release()
+        rounder = LayerQuantizer(self._source.program, ops, weights, self._source.weights, self._scheme, dtypes)
+        del weights
         found = self._over_text(layer, rounder) if self._scheme.needs_text else rounder.quantize_alone()
         self._output.write(layer + 1, self._tensors(found, names))
 
@@ -148,7 +160,8 @@ class _Work:
         tensors: dict[str, PiecewiseTensor] = {}
         for name in names:
             if name not in found.rounded:
-                tensors |= self._plain(name, found.plain[name])
+                changed = found.plain.get(name)
+                tensors |= self._source.copied(name) if changed is None else self._plain(name, changed)
                 continue
             dtype, form = self._source.dtype(name), format_of(self._recipe)
             for at, rounded in zip(self._source.weights[name].sources, found.rounded[name], strict=True):
@@ -162,8 +175,3 @@ class _Work:
         parts = value.split([len(part) for part in stored])
         found = [whole(part.to(old.dtype)) for part, old in zip(parts, stored, strict=True)]
         return dict(zip(self._source.weights[name].sources, found, strict=True))
-
-
-def _weights_of(ops: Sequence[Op]) -> set[str]:
-    fields = ("weight", "bias", "q_norm", "k_norm", "gate_up", "down")
-    return {name for op in ops for field in fields if isinstance(name := getattr(op, field, None), str)}

@@ -17,6 +17,7 @@ from baton.engine.checkpoints.hub import locate
 from baton.engine.checkpoints.safetensors import Checkpoint
 from baton.engine.models import program_for
 from baton.engine.program.config import ModelConfig
+from baton.engine.program.program import Weight
 from baton.protos.errors import ConfigError
 from baton.quantize.layers import require_known
 from baton.quantize.tensor_file import PiecewiseTensor
@@ -43,8 +44,10 @@ class Source:
         self._files = Checkpoint(self.directory)
 
     def stored(self, name: str) -> list[Tensor]:
-        """Returns the tensors of weight ``name`` as in the files; a fused weight has several."""
+        """Returns the tensors of weight ``name`` as in the files; a fused weight has several, a constant none."""
         weight = self.weights[name]
+        if not weight.sources:
+            return []
         return [self._files.tensor(at, shape) for at, shape in zip(weight.sources, weight.shapes, strict=True)]
 
     def copied(self, name: str) -> dict[str, PiecewiseTensor]:
@@ -52,10 +55,10 @@ class Source:
         asked for and unmapped before the next.
         """
         weight = self.weights[name]
-        dtypes = [part.dtype for part in self.stored(name)]
+        stored = zip(weight.sources, weight.shapes, self.stored(name), strict=False)  # a constant has a shape alone
         return {
-            at: PiecewiseTensor(dtype, shape, self._pieces(at, shape, dtype.itemsize))
-            for at, shape, dtype in zip(weight.sources, weight.shapes, dtypes, strict=True)
+            at: PiecewiseTensor(part.dtype, shape, self._pieces(at, shape, part.dtype.itemsize))
+            for at, shape, part in stored
         }
 
     def rows(self, name: str, ids: Sequence[int]) -> Tensor:
@@ -75,12 +78,23 @@ class Source:
             self.release()
 
     def wide(self, names: Iterable[str]) -> dict[str, Tensor]:
-        """Returns the weights ``names`` in float32, each with its tensors concatenated along the rows."""
-        return {name: torch.cat([part.float() for part in self.stored(name)]) for name in names}
+        """Returns the weights ``names`` in float32 as ops read them, each with its tensors concatenated along the
+        rows.
+        """
+        return {name: self._wide(self.weights[name]) for name in names}
+
+    def _wide(self, weight: Weight) -> Tensor:
+        if not weight.sources:
+            return torch.full(weight.shapes[0], weight.plus)
+        rows = [shape[0] for shape in weight.shapes]
+        found = torch.empty(sum(rows), *weight.shapes[0][1:])
+        for part, stored in zip(found.split(rows), self.stored(weight.name), strict=True):
+            part.copy_(stored)
+        return found.add_(weight.plus).mul_(weight.times) if weight.is_changed else found
 
     def dtype(self, name: str) -> torch.dtype:
-        """Returns the dtype in which the files hold weight ``name``."""
-        return self.stored(name)[0].dtype
+        """Returns the dtype in which the files hold weight ``name``; float32 if they don't hold it."""
+        return next((part.dtype for part in self.stored(name)), torch.float32)
 
     def fingerprint(self) -> str:
         """Returns a hash that identifies this checkpoint."""

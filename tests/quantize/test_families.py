@@ -1,0 +1,113 @@
+"""Tests that decoders of every family are quantized: what is written is read back, and moved factors cancel out."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from baton.engine.backends.torch.batch import BatchBuilder
+from baton.engine.backends.torch.interpreter import Interpreter
+from baton.engine.checkpoints.weights import own_head
+from baton.engine.models import program_for
+from baton.engine.plan import SequenceStep, StepPlan
+from baton.engine.program.config import ModelConfig
+from baton.kernels.registry import kernels
+from baton.kv.layout.page import layout_for
+from baton.kv.layout.state import state_pages
+from baton.protos.errors import ConfigError
+from baton.quantize import run as running
+from baton.quantize.layer_quantizer import quantized_names
+from baton.quantize.layers import layers_of, page_views
+from baton.quantize.run import quantize
+from baton.quantize.schemes import Recipe
+from baton.quantize.source import Source
+from tests.conformance.checkpoints import BASE, KINDS, SMALL, SMALL_BASE, make
+from tests.kernels.thorough import first_now
+from tests.quantize.test_run import Moved, loaded
+
+SIZES = {  # that groups of 32 and packs of 8 divide
+    "hidden_size": 128,
+    "intermediate_size": 256,
+    "head_dim": 32,
+    "moe_intermediate_size": 64,
+    "shared_expert_intermediate_size": 64,
+    "intermediate_size_mlp": 128,
+    "q_lora_rank": 32,
+    "kv_lora_rank": 32,
+    "qk_nope_head_dim": 32,
+    "qk_rope_head_dim": 32,
+    "v_head_dim": 32,
+    "linear_key_head_dim": 32,
+    "linear_value_head_dim": 32,
+    "linear_num_value_heads": 8,
+    "linear_num_key_heads": 4,
+    "mamba_head_dim": 32,
+    "mamba_num_heads": 8,
+    "ssm_state_size": 32,
+    "mamba_d_state": 32,
+    "mamba_dt_rank": 32,
+    "shared_intermediate_size": 64,
+}
+STACKED = ("gpt_oss", "granite_hybrid", "llama4")  # tensors that hold all experts of a layer
+OTHERS = ("llama3", "gemma2", "olmo2", "bamba", "phimoe")  # whose sizes depend on one another
+FIRST = ("deepseek_v3", "qwen3_next", "gemma3", "jamba")
+FAMILIES = sorted({*KINDS, *SMALL} - {*STACKED, *OTHERS}, key=lambda kind: (kind not in FIRST, kind))
+MOVED = ("starcoder2", "gemma3", "cohere2", "olmo3", "glm4", "qwen3_next", "deepseek_v3", "jamba")
+
+
+def checkpoint(folder: Path, kind: str) -> Path:
+    fields = BASE | KINDS[kind] if kind in KINDS else SMALL_BASE | SMALL[kind]
+    return make(folder, kind, **{name: size for name, size in SIZES.items() if fields.get(name) is not None})
+
+
+def logits(folder: Path, weights: dict[str, Tensor], ids: list[int]) -> Tensor:
+    """Returns the logits of each of ``ids`` in float32, computed by torch's ops from ``weights``."""
+    program = program_for(ModelConfig.read(folder))
+    program = own_head(program) if "head" in weights else program
+    layout = layout_for("float32", program.groups, states=program.states)
+    pages, state = -(-len(ids) // 16), state_pages(layout)
+    kv = page_views(program, layout, pages + state)
+    step = SequenceStep(
+        0, ids[:-1], 0, range(pages), is_prefill=True, targets=ids[1:], state_to=range(pages, pages + state)
+    )
+    batch = BatchBuilder(program, torch.float32, "cpu").build(StepPlan((step,)))
+    return Interpreter(program, weights, kernels(), layout).logits(batch, kv)[: len(ids) - 1]
+
+
+@pytest.mark.parametrize("kind", first_now(FAMILIES, len(FIRST)))
+def test_weights_are_read_as_they_were_written_and_others_stay(kind: str, tmp_path: Path) -> None:
+    source = Source(str(checkpoint(tmp_path / "plain", kind)))
+    quantize(source, Recipe("rtn", bits=8, group=32).checked(), (), tmp_path / "out")
+    found, plain = loaded(tmp_path / "out"), source.wide(source.weights)
+    rounded = {name for ops in layers_of(source.program) for name in quantized_names(source.program, ops)}
+    assert rounded
+    for name, weight in plain.items():
+        if name in rounded:
+            assert 0 < float((found[name] - weight).abs().max() / weight.abs().max()) < 0.006, name
+        else:
+            stays = weight.bfloat16().float() if name == "head" else weight  # which runs in bf16 here
+            assert torch.equal(found[name], stays), name
+
+
+@pytest.mark.parametrize("kind", first_now(MOVED, 2))
+def test_factors_moved_into_any_norm_leave_the_answers_alone(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, errors = checkpoint(tmp_path / "plain", kind), list[float]()
+    source, samples = Source(str(folder)), torch.randint(3, 300, (8, 32)).tolist()
+    exact = logits(folder, source.wide(source.weights), samples[0])
+    for reach in (0.0, 0.7):
+        monkeypatch.setattr(running, "scheme_of", lambda recipe, reach=reach: Moved(reach))
+        out = tmp_path / str(reach)
+        quantize(source, Recipe("rtn", bits=8, group=32, symmetric=False).checked(), samples, out)
+        errors.append(float((logits(out, loaded(out), samples[0]) - exact).abs().mean()))
+    assert errors[1] < 4 * errors[0] + 1e-3, "factors that were moved changed the answers"
+
+
+@pytest.mark.parametrize("kind", STACKED)
+def test_a_tensor_that_holds_all_experts_is_refused_by_name(kind: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"tensor model\.layers\.\d\S+ holds all experts of a layer"):
+        Source(str(make(tmp_path, kind)))
