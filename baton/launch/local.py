@@ -169,7 +169,7 @@ class LocalCluster(ClusterRun):
         self._changed.set()
         if (failure := failure_of(status)) is not None:
             self._trouble(status.slot, failure)
-        elif before is None or (before.state, before.pid, before.role) != (status.state, status.pid, status.role):
+        elif before is None or _shown(before) != _shown(status):
             self._show(status.slot, _said(status))
 
     def _trouble(self, part: str, error: BatonError) -> None:
@@ -233,6 +233,11 @@ async def _cancel(tasks: list[asyncio.Task[None]]) -> None:
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _shown(status: SlotStatus) -> tuple[object, ...]:
+    """Returns what a line about a slot tells: once it differs there is a new one."""
+    return status.state, status.pid, status.role, status.adopted
 
 
 def _said(status: SlotStatus) -> str:

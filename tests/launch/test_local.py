@@ -1,11 +1,13 @@
 import socket
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from baton.cluster.config import load_config
 from baton.launch.local import LocalCluster
 from baton.launch.run_files import RunFiles, choose_root
+from baton.launch.supervise import SlotStatus
 from baton.protos.errors import ConfigError
 
 PACED = {"device": "paced:zero"}
@@ -42,3 +44,14 @@ def test_only_logs_outlive_a_run(folder: Path) -> None:
     files.config.write_text("{}")
     files.tidy()
     assert [p.name for p in files.root.iterdir()] == ["logs"]
+
+
+def test_a_worker_that_another_supervisor_takes_over_at_once_is_told_of(folder: Path) -> None:
+    told: list[tuple[str, str]] = []
+    settings = {"worker": PACED, "router": {"port": 0, "grpc_port": 0}, "cluster": {"run_dir": str(folder / "run")}}
+    cluster = LocalCluster(load_config(flags=settings), lambda part, what: told.append((part, what)))
+    ready = SlotStatus("prefill-0", "ready", 12, "127.0.0.1:1")
+    for status in (ready, ready, msgspec.structs.replace(ready, adopted=True)):
+        cluster._take(status)
+    text = "ready at 127.0.0.1:1, pid 12"
+    assert told == [("prefill-0", text), ("prefill-0", f"{text} (adopted)")]
