@@ -65,7 +65,7 @@ class Blame:
         if isinstance(error, Draining | Overdue):
             run.retries.moves += 1  # nor did one that was asked to leave, or is slow
         else:
-            run.retries.failures += 1
+            run.retries.fail()
             _suspect(run, error)
             if not error.retryable or run.retries.failures >= self._max_attempts:
                 raise error

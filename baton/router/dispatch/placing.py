@@ -69,6 +69,41 @@ class Placer:
         routing = _routing_request(run, hits)
         return lambda: self._choose(run, routing, lease_on)
 
+    async def pause(self, run: ChoiceRun, lease_on: str = "") -> None:
+        """Waits before a worker that just failed ``run`` is asked again: 0.1 s, then twice as long each time,
+        at most 1 s. It ends at once when somebody else could take the choice (with ``lease_on``: could prefill for
+        that decode worker).
+        """
+        until = self._clock() + run.retries.take_pause()
+        while (left := until - self._clock()) > 0 and not self._unfailed(run, lease_on):
+            await self._view.next_change(left)
+
+    def _unfailed(self, run: ChoiceRun, lease_on: str) -> bool:
+        """Returns whether there is a way on which no worker failed the choice. A prefill worker's room doesn't
+        matter: it is waited for in the queue.
+        """
+        snapshot, avoids = self._kin(run), run.retries.avoids
+        if lease_on:
+            to = [d for d in snapshot.decode if d.id == lease_on]
+            if not to:
+                return True  # the queue's turn tells what that means
+        else:
+            to = [d for d in snapshot.decode if not avoids(d.info) and not d.full]
+        for d in to:
+            able = [p.info for p in snapshot.prefill if fits(p, d)]
+            if not able or not all(map(avoids, able)):
+                return True
+        return False
+
+    def elsewhere(self, run: ChoiceRun, taken: Option) -> bool:
+        """Returns whether the choice had better leave ``taken``'s decode worker, to which its prefill worker can't
+        ship: no other prefill worker could take over, and another decode worker has room.
+        """
+        if self.others(run, taken):
+            return False
+        free = [d for d in self._kin(run).decode if not d.full and not run.retries.avoids(d.info)]
+        return any(d.id != taken.decode for d in free)
+
     def others(self, run: ChoiceRun, taken: Option) -> bool:
         """Returns whether another prefill worker than ``taken``'s could prefill the choice for the same decode
         worker.

@@ -9,6 +9,8 @@ from collections.abc import Mapping
 
 from baton.protos.nouns import WorkerInfo
 
+PAUSE_S = (0.1, 1.0)  # seconds before a worker that failed a choice gets it again: at first, at most
+
 
 class RetryState:
     """Remembers a choice's attempts; ``begin`` starts the next one.
@@ -22,6 +24,7 @@ class RetryState:
     __slots__ = (
         "_asked",
         "_left",
+        "_pause_s",
         "absent_since",
         "admitted",
         "failures",
@@ -36,6 +39,7 @@ class RetryState:
         self.failures = self.moves = self.suspected = self.misses = 0
         self._asked: dict[str, str] = {}  # incarnation by worker id, of those that it was placed on
         self._left: set[tuple[str, str]] = set()
+        self._pause_s = 0.0
         self.admitted = self.fed = self.hedged = False
         self.absent_since: float | None = None
 
@@ -53,6 +57,17 @@ class RetryState:
         incarnation isn't.
         """
         self._left.add((worker_id, self._asked.get(worker_id, "")))
+
+    def fail(self) -> None:
+        """Counts a failure of a worker, after which the choice is to pause if nobody else could take it."""
+        first, longest = PAUSE_S
+        self._pause_s = min(longest, first * 2.0**self.failures)
+        self.failures += 1
+
+    def take_pause(self) -> float:
+        """Returns the seconds for which the choice is to pause after its last failure; 0 if it was asked before."""
+        pause, self._pause_s = self._pause_s, 0.0
+        return pause
 
     @property
     def any_avoided(self) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 
 
@@ -10,13 +11,33 @@ class ClusterRevision:
     have appeared.
     """
 
-    __slots__ = ("_on_change", "number")
+    __slots__ = ("_on_change", "_waiters", "number")
 
     def __init__(self, on_change: Callable[[], object]) -> None:
         self._on_change = on_change
+        self._waiters: dict[asyncio.Future[None], None] = {}  # in the order in which they began to wait
         self.number = 0
 
     def advance(self) -> None:
-        """Counts one change and calls ``on_change``."""
+        """Counts one change, wakes those that wait for it and calls ``on_change``."""
         self.number += 1
+        for waiter in self._waiters:
+            _resolve(waiter)
         self._on_change()
+
+    async def changed(self, within_s: float) -> None:
+        """Waits for the next change, ``within_s`` seconds at most."""
+        loop = asyncio.get_running_loop()
+        waiter: asyncio.Future[None] = loop.create_future()
+        timer = loop.call_later(within_s, _resolve, waiter)
+        self._waiters[waiter] = None
+        try:
+            await waiter
+        finally:
+            timer.cancel()
+            del self._waiters[waiter]
+
+
+def _resolve(waiter: asyncio.Future[None]) -> None:
+    if not waiter.done():
+        waiter.set_result(None)

@@ -110,6 +110,7 @@ class ChoiceRunner:
     async def _place(self, run: ChoiceRun, lease_on: str = "") -> Reservation:
         """Wait until the policy finds workers with room; for a leased request, a prefill worker alone."""
         since = self.clock()
+        await self._placer.pause(run, lease_on)
         attempt = await self._placer.attempt(run, lease_on)
         queued = self._metrics.sum("queued", run.request.model_id, run.summary.context_class)
         with span("queue"), queued:
@@ -172,7 +173,8 @@ class ChoiceRunner:
         """Prefill; on a failure Rearm (received blocks are kept) and elsewhere. Local way: nothing to do.
 
         A handoff that broke is held against the prefill worker once its decode worker has answered the Rearm: that
-        one may be gone, and is one failure then, not two.
+        one may be gone, and is one failure then, not two. It is held against the decode worker, by raising it,
+        where only another one of those is left to try.
         """
         received: tuple[int, ...] = ()
         while placed.taken.way == "prefill":
@@ -195,6 +197,8 @@ class ChoiceRunner:
             except AlreadyCommitted:
                 break  # every block was in: only the answer to us was lost
             if broken is not None:
+                if self._placer.elsewhere(run, placed.taken):
+                    raise broken
                 self._blame(run, placed.taken.prefill, broken, refused=True)
             placed = await self._place(run, lease_on=placed.taken.decode)
         if run.progress.answered:

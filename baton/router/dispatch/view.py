@@ -195,6 +195,10 @@ class ClusterView:
         """Invalidates the snapshots and tells the queue that room may have appeared."""
         self._revision.advance()
 
+    async def next_change(self, within_s: float) -> None:
+        """Waits until workers or their room may have changed, ``within_s`` seconds at most."""
+        await self._revision.changed(within_s)
+
     # ---- what is asked of it -------------------------------------------------------------------------
 
     def snapshot(self, model_id: str, adapter_id: str = "") -> ClusterSnapshot:

@@ -26,10 +26,21 @@ from baton.protos.errors import (
     WorkerLost,
 )
 from baton.protos.nouns import BLOCK_TOKENS, Sampling
+from baton.router.dispatch import retries
 from baton.router.dispatch.choice_run import ChoiceRun
+from baton.router.dispatch.retries import PAUSE_S
 from baton.router.dispatch.runner import ChoiceRunner
 from baton.router.request.request import RouterRequest
-from tests.router.fake_workers import PATIENT, FakeIndex, answer_of, cluster, collect, collect_beyond, until
+from tests.router.fake_workers import (
+    PATIENT,
+    FakeDecode,
+    FakeIndex,
+    answer_of,
+    cluster,
+    collect,
+    collect_beyond,
+    until,
+)
 
 PROMPT = tuple(range(40))
 SHORT = (1, 2, 3)
@@ -206,6 +217,70 @@ async def test_a_handoff_that_breaks_between_two_live_workers_goes_to_another_pr
         assert (stream.summary.prefill_worker, stream.summary.attempts) == ("p1", 2)
         assert c.view.reachable("prefill") == 2
         await c.idle()
+
+
+REFUSED = WorkerLost("nobody answers at 127.0.0.1:1: connection refused", "decode_address")
+
+
+async def test_a_handoff_that_the_only_decode_worker_refuses_is_tried_again_after_growing_pauses():
+    async with cluster() as c:
+        c.p[0].failures = [REFUSED] * 2
+        since = time.monotonic()
+        [stream] = c.open(PROMPT)
+        assert await asyncio.wait_for(collect(stream), 30) == answer_of(PROMPT, 8)
+        assert time.monotonic() - since >= 3 * PAUSE_S[0]
+        assert stream.summary.stations["queue"] >= 3 * PAUSE_S[0]
+        assert (len(c.p[0].requests), stream.summary.attempts) == (3, 3)
+        await c.idle()
+
+
+async def test_a_decode_worker_that_refuses_requests_is_asked_again_after_growing_pauses():
+    async with cluster() as c:
+        c.d[0].refusals = [WorkerLost("the engine of d0 died")] * 2
+        since = time.monotonic()
+        [stream] = c.open(SHORT)
+        assert await asyncio.wait_for(collect(stream), 30) == answer_of(SHORT, 8)
+        assert time.monotonic() - since >= 3 * PAUSE_S[0]
+        await c.idle()
+
+
+@pytest.mark.parametrize("prefill", [1, 2])
+async def test_a_refused_handoff_goes_elsewhere_without_a_pause(prefill: int, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(retries, "PAUSE_S", (1000.0, 1000.0))
+    async with cluster(prefill, 2) as c:
+        c.p[0].decodes = {c.d[1].info.address: c.d[1]}  # nobody answers at d0
+        [stream] = c.open(PROMPT)
+        assert await asyncio.wait_for(collect(stream), 30) == answer_of(PROMPT, 8)
+        other = ("p0", "d1") if prefill == 1 else ("p1", "d0")
+        assert (stream.summary.prefill_worker, stream.summary.decode_worker) == other
+        assert (len(c.p[0].requests), stream.summary.attempts) == (3 - prefill, 2)
+        await c.idle()
+
+
+async def test_a_pause_ends_when_another_worker_is_ready(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(retries, "PAUSE_S", (1000.0, 1000.0))
+    async with cluster() as c:
+        c.d[0].refusals = [WorkerLost("the engine of d0 died")]
+        [stream] = c.open(SHORT)
+        await until(lambda: c.view._revision._waiters)
+        c.d.append(FakeDecode("d1"))
+        await c.d[1].start()
+        c.roster.join(c.d[1])
+        assert await asyncio.wait_for(collect(stream), 30) == answer_of(SHORT, 8)
+        assert (stream.summary.decode_worker, len(c.d[0].admits)) == ("d1", 1)
+        await c.idle()
+
+
+async def test_a_cancel_in_a_pause_leaves_nothing(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(retries, "PAUSE_S", (1000.0, 1000.0))
+    async with cluster() as c:
+        c.p[0].failures = [REFUSED]
+        [stream] = c.open(PROMPT)
+        await until(lambda: c.view._revision._waiters)
+        stream.cancel("client_gone")
+        await c.idle()
+        assert [reason for _, reason in c.d[0].cancels] == ["client_gone"]
+        assert not c.view._revision._waiters
 
 
 @pytest.mark.parametrize("said", [WorkerLost("the engine of p0 died"), Cancelled("the server stops")], ids=repr)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from typing import TypeVar
 
@@ -277,25 +277,28 @@ class BatchLane:
         return _gave_up(line, request_id, failed), False
 
     async def _close(self, job: BatchJob, held: _ClaimState, error: Json | None = None) -> bool:
-        """Makes files of the answers and ends the job, as failed if there is an ``error``.
+        """Makes files of the answers and ends the job, as failed if there is an ``error``. Its counts are those of
+        the files' lines, and its entry is written anew, also where the store lost it meanwhile.
 
         Returns False if the job should go on, because the store lost answers: a replica that lagged took over.
         Raises JobClaimLost.
         """
         now, claim = self._now(), held.claim
         cancelled = await self._patiently(lambda: self._store.is_cancel_requested(job.id))
-        counted = await self._patiently(lambda: self._store.job(job.id))
-        if counted and not error and not cancelled and counted.completed + counted.failed < job.total:
+        good = await self._patiently(lambda: self._store.answers(job.id, True))
+        bad = await self._patiently(lambda: self._store.answers(job.id, False))
+        if not error and not cancelled and len(good.keys() | bad.keys()) < job.total:
             return False
-        output, errors = await self._file(job, claim, True, now), await self._file(job, claim, False, now)
         done = msgspec.structs.replace(
-            counted or job,
+            job,
             status="failed" if error else "cancelled" if cancelled else "completed",
+            completed=len(good),
+            failed=len(bad),
             ended=now,
             cancelled=now if cancelled else 0,
             errors=(error,) if error else (),
-            output_file=output,
-            error_file=errors,
+            output_file=await self._file(job, claim, "output", good, now),
+            error_file=await self._file(job, claim, "errors", bad, now),
         )
         await self._patiently(lambda: self._store.close(claim, done))
         return True
@@ -303,13 +306,13 @@ class BatchLane:
     def _now(self) -> int:
         return int(self._service.environment.wall_clock())
 
-    async def _file(self, job: BatchJob, claim: JobClaim, good: bool, now: int) -> str:
-        """The answers as a file, whose id is the job's own: whoever makes it again makes the same one."""
-        answers = await self._patiently(lambda: self._store.answers(job.id, good))
+    async def _file(self, job: BatchJob, claim: JobClaim, name: str, answers: Mapping[int, bytes], now: int) -> str:
+        """Stores answers as a file and returns its id, "" if there are none. The id is the job's own: whoever makes
+        the file again makes the same one.
+        """
         if not answers:
             return ""
         content = b"".join(answer + b"\n" for answer in answers.values())
-        name = "output" if good else "errors"
         file_id = f"file-{job.id.removeprefix('batch_')}-{name}"
         file = StoredFile(file_id, job.tenant, f"{job.id}_{name}.jsonl", "batch_output", len(content), now)
         await self._patiently(lambda: self._store.add_output(claim, file, content))

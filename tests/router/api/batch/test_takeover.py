@@ -150,6 +150,24 @@ async def test_answers_that_the_store_loses_are_computed_again(bench, monkeypatc
     assert (job.status, job.completed, lines) == ("completed", 40, ALL[:40])
 
 
+async def test_a_job_whose_entry_the_store_lost_meanwhile_ends_with_the_counts_of_its_files(
+    bench, redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def answer(service, line, request_id):
+        if line.custom_id == "r3":
+            await redis.delete("{t}:batch:batch_1")
+        return {"custom_id": line.custom_id}, line.custom_id != "r1"
+
+    monkeypatch.setattr(batch_lane, "answer_line", answer)
+    await bench.submit(5)
+    await bench.lane("router").work(JOB.id)
+    job = await bench.store.job(JOB.id)
+    assert (job.status, job.total, job.completed, job.failed) == ("completed", 5, 4, 1)
+    assert len((await bench.store.content(job.output_file)).splitlines()) == 4
+    assert len((await bench.store.content(job.error_file)).splitlines()) == 1
+    assert await bench.store.open_jobs() == []
+
+
 async def test_a_line_waits_longer_each_time_for_workers_that_are_gone(bench, monkeypatch) -> None:
     loop, tried, outage_s = asyncio.get_running_loop(), list[float](), 1.0
 
