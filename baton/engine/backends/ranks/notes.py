@@ -5,8 +5,10 @@ Knows nothing of how ranks are reached, or of what they do with a note.
 
 from __future__ import annotations
 
+import ctypes
 import mmap
 import os
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -59,7 +61,30 @@ def read(fd: int, size: int) -> tuple[Note, memoryview]:
 
 
 def mapped(fd: int, size: int) -> memoryview:
-    """Returns the memory of the memory file ``fd`` of ``size`` bytes, matrices first; closes ``fd``."""
-    memory = mmap.mmap(fd, size, mmap.MAP_SHARED, mmap.PROT_READ)
-    os.close(fd)
-    return memoryview(memory)
+    """Returns the memory of the memory file ``fd`` of ``size`` bytes, matrices first; closes ``fd``.
+
+    Unlike ``mmap.mmap`` it keeps no descriptor: large adapters are thousands of notes. Raises OSError.
+    """
+    try:
+        at = _LIBC.mmap(None, size, mmap.PROT_READ, mmap.MAP_SHARED, fd, 0)
+        if at == _FAILED:
+            raise OSError(ctypes.get_errno(), f"a note of {size} bytes can't be mapped")
+    finally:
+        os.close(fd)
+    memory = (ctypes.c_char * size).from_address(at)
+    weakref.finalize(memory, _LIBC.munmap, at, size).atexit = False
+    return memoryview(memory).cast("B").toreadonly()
+
+
+def _libc() -> ctypes.CDLL:
+    found = ctypes.CDLL(None, use_errno=True)
+    found.mmap.restype = ctypes.c_void_p
+    found.mmap.argtypes = (
+        ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_int64,
+    )  # fmt: skip
+    found.munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
+    return found
+
+
+_LIBC = _libc()
+_FAILED = ctypes.c_void_p(-1).value
