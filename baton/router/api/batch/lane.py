@@ -255,7 +255,7 @@ class BatchLane:
 
     async def _answered(self, job: BatchJob, line: BatchLine, request_id: str) -> tuple[dict[str, object], bool]:
         """Returns the answer to a line. A rate that is used up is waited for; what else may pass is tried some
-        times.
+        times. Neither goes on once the job is to be cancelled.
         """
         failed: BatonError = BatonError("it was not tried")
         attempt = 0
@@ -264,14 +264,14 @@ class BatchLane:
                 return await answer_line(self._service, line, request_id)
             except QuotaExceeded as error:
                 failed, pause = error, min(MOST_PAUSE_S, max(error.retry_after_s, ROOM_EVERY_S))
-                if await self._patiently(lambda: self._store.is_cancel_requested(job.id)):
-                    break
             except BatonError as error:
                 failed, pause = error, min(MOST_PAUSE_S, max(error.retry_after_s, FIRST_PAUSE_S * 2.0**attempt))
                 attempt += 1
             except Exception as error:  # a line that we stumble over fails alone
                 log.exception("a line of %s failed in the router", job.id)
                 failed = BatonError(f"the router failed on this line: {error}")
+                break
+            if attempt == TRIES or await self._patiently(lambda: self._store.is_cancel_requested(job.id)):
                 break
             await asyncio.sleep(pause)
         return _gave_up(line, request_id, failed), False

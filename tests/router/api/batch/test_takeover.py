@@ -186,6 +186,25 @@ async def test_a_line_waits_longer_each_time_for_workers_that_are_gone(bench, mo
     assert len(tried) <= batch_lane.TRIES
 
 
+@pytest.mark.parametrize(("tries", "status"), [(1, "completed"), (6, "cancelled")])
+async def test_a_line_waits_neither_after_its_last_attempt_nor_for_a_job_that_is_cancelled(
+    bench, monkeypatch: pytest.MonkeyPatch, tries: int, status: str
+) -> None:
+    async def answer(service, line, request_id):
+        if status == "cancelled":
+            await bench.store.request_cancel(JOB.id)
+        raise WorkerLost("the decode worker does not answer")
+
+    monkeypatch.setattr(batch_lane, "answer_line", answer)
+    for name, value in (("TRIES", tries), ("FIRST_PAUSE_S", 1000.0), ("MOST_PAUSE_S", 1000.0)):
+        monkeypatch.setattr(batch_lane, name, value)
+    await bench.submit(1)
+    async with asyncio.timeout(30):
+        await bench.lane("router").work(JOB.id)
+    job = await bench.store.job(JOB.id)
+    assert (job.status, job.completed, job.failed) == (status, 0, 1)
+
+
 async def test_one_failed_renewal_costs_nothing(bench, computed, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(batch_lane, "LEASE_S", 3 * LEASE_S)
     begun, go_on, asked, answer = asyncio.Event(), asyncio.Event(), 0, batch_lane.answer_line
