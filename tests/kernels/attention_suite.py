@@ -20,6 +20,11 @@ DTYPES = ("float32", "bfloat16", "float16", "int8", "fp8_e4m3")
 CLOSE = {"float32": 2e-6, "bfloat16": 2e-6, "float16": 2e-6, "int8": 2e-4, "fp8_e4m3": 4e-6}
 LENGTHS = (1, 2, 15, 16, 17, 255, 256, 257, 511, 530)
 SHAPES = ((1, 1, 8), (4, 4, 64), (6, 2, 24), (5, 1, 80), (16, 1, 32), (12, 4, 64), (8, 4, 128))
+# Heads, KV heads, dim: groups of 1 to 16 query heads, heads of one to five blocks of 64 bytes, whole and not.
+GROUPS = (
+    *((1, 1, 64), (4, 2, 80), (3, 1, 96), (8, 2, 128), (2, 1, 176), (3, 1, 192), (4, 1, 256), (2, 2, 256)),
+    *((3, 1, 272), (5, 1, 64), (7, 1, 80), (8, 1, 96), (12, 1, 128), (16, 1, 64)),
+)
 GUARD = 3
 
 
@@ -152,6 +157,23 @@ def company_changes_no_bit(library: ctypes.CDLL, dtype: str, window: int = 0) ->
     assert torch.equal(beside[:530], whole[:530])
     assert torch.equal(beside[531:], whole[531:])
     assert bool(torch.isnan(beside[530]).all())
+
+
+def a_decode_has_a_chunks_bits(library: ctypes.CDLL, dtype: str, shape: tuple[int, int, int], window: int) -> None:
+    """Rows one by one, a few of them, and within a chunk of many: the same bits, near the oracle; plain, capped and
+    beside sinks. Tables are permuted, the last page is partly filled, unused slots are NaN.
+    """
+    case = Case(12, dtype, shape, [(0, 281)])
+    case.write(library)
+    pages, sinks = case.items[0][0], torch.linspace(-2, 3, shape[0])
+    for softcap, beside in ((0.0, None), (4.0, sinks)):
+        whole = attend_form(library, case.q, case.kv, case.items, window, softcap, beside)
+        error = (whole - oracle(case, window, softcap, beside)).double().square().mean(-1).sqrt().max()
+        assert error <= CLOSE[dtype] * 4, (dtype, shape, window, softcap, float(error))
+        for start, queries in ((0, 1), (15, 1), (16, 2), (37, 1), (255, 3), (256, 1), (280, 1)):
+            rows = case.q[start : start + queries].contiguous()
+            part = attend_form(library, rows, case.kv, [(pages, start, queries)], window, softcap, beside)
+            assert torch.equal(part, whole[start : start + queries]), (dtype, shape, window, softcap, start)
 
 
 def forms_are_the_oracles(library: ctypes.CDLL, dtype: str, window: int = 0) -> None:

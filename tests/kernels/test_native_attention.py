@@ -37,6 +37,15 @@ def test_company_chunks_and_order_change_no_bit(library: ctypes.CDLL, dtype: str
     suite.company_changes_no_bit(library, dtype, window)
 
 
+@pytest.mark.parametrize("window", [0, 37])
+@pytest.mark.parametrize("dtype", ["bfloat16", "int8"])
+def test_a_decode_has_the_bits_of_a_chunk_in_every_group_and_head_size(
+    library: ctypes.CDLL, dtype: str, window: int
+) -> None:
+    for shape in suite.GROUPS:
+        suite.a_decode_has_a_chunks_bits(library, dtype, shape, window)
+
+
 @pytest.mark.parametrize("shape", [(6, 2, 24), (4, 4, 64), (5, 1, 80)], ids=str)
 @pytest.mark.parametrize("dtype", suite.DTYPES)
 def test_appended_rows_read_back_and_nothing_else_changes(
@@ -83,7 +92,9 @@ def test_norms_are_taken_before_the_turn(library: ctypes.CDLL) -> None:
         torch.testing.assert_close(found, suite.turn(normed.float(), case.turns), atol=1e-5, rtol=1e-5)
 
 
-@pytest.mark.parametrize("name", first_now(["LAST_PAGE", "CAUSAL", "SCALE", "MERGE", "ROPE", "PAGE", "WEIGHTS"], 0))
+@pytest.mark.parametrize(
+    "name", first_now(["LAST_PAGE", "CAUSAL", "SCALE", "MERGE", "ROPE", "PAGE", "WEIGHTS", "NEAR"], 0)
+)
 def test_a_planted_bug_is_caught(name: str) -> None:
     assert is_caught(mutant(name, ("paged_attention", "rope_append")), suite.QUICK)
 

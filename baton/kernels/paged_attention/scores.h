@@ -85,9 +85,32 @@ Ahead after_keys(const Call& c, const Rows& r, int block, int h, int begin, int 
   return share<T>(c, *r.item, some ? (key - end + begin) / PAGE : block, h, some);
 }
 
+#if BATON_AVX512
+// As score_tile, for few rows.
+template <int T>
+void near_tile(const Call& c, Rows& r, int h, int first, int column, int begin, int end) {
+  const int rows = r.rows(c), at = (h - r.head) * rows;
+  const KvPlane shape{c.kv.kv_heads, c.kv.head_dim};
+  const int count = part_words(c, kv_bytes<T>());
+  const NearRows q{r.high + at * count, r.low + at * count, r.offsets + 3 * at, r.steps + at, count};
+  for (int p = 0; p < 2 && first + p * PAGE < end; p++) {
+    const int block = first / PAGE + p;
+    const char* keys = plane<T>(c, *r.item, block, false);
+    const Ahead ahead = after_keys<T>(c, r, block, h, begin, end);
+    fetch(ahead.scales), fetch(share<T>(c, *r.item, block, h, true).scales);
+    const NearKeys k{keys + shape.row<T>(0, h), ahead.lines, shape.row<T>(1, 0), c.kv.head_dim * kv_bytes<T>()};
+    near_scores(rows, k, q, page_scales<T>(c, keys, h, 0, PAGE) * splat(c.scale * kv_unit<T>()),
+                   r.scores + size_t(at) * SPLIT + column + p * PAGE);
+  }
+}
+#endif
+
 // Scores of keys first … first + 31 (of a split's begin … end) for one KV head.
 template <int T>
 void score_tile(const Call& c, Rows& r, int h, int first, int column, int begin, int end) {
+#if BATON_AVX512
+  if constexpr (T == KV_INT8) if (is_near(c, r)) return near_tile<T>(c, r, h, first, column, begin, end);
+#endif
   const int rows = r.rows(c), at = h - r.head;
   float* scores = r.scores + size_t(at) * rows * SPLIT + column;
   const int pages = end - first > PAGE ? 2 : 1;

@@ -44,7 +44,7 @@ struct Rows {
   int query, queries, head, heads;  // heads: KV heads
   float *q, *scores, *acc, *most, *total, *turned, *scales, *steps;
   int32_t *high, *low;  // q in two parts, see words.h
-  int32_t* offsets;     // per row: what the keys' + 128 adds to the sum with high, and with low
+  int32_t* offsets;     // per row: what the keys' + 128 adds to the sum with high, with low, and with 256 high + low
   uint8_t *weight_high, *weight_low;  // a split's weights in 16 bits, see weights.h
   float* weight_steps;
   int32_t* sums;        // of values by those
@@ -60,6 +60,13 @@ struct Rows {
 // Words of 4 bytes that a row of q has in parts: for AMX tiles whole steps of them, behind the last one zeros.
 inline int part_words(const Call& c, int bytes) {
   return BATON_AMX ? (c.kv.head_dim * bytes + 63) / 64 * 16 : (c.kv.head_dim * bytes + 3) / 4;
+}
+
+// Rows of a KV head that meet int8 keys as they lie (words.h).
+constexpr int NEAR_ROWS = 4;
+
+inline bool is_near(const Call& c, const Rows& r) {
+  return BATON_AVX512 && c.kv.type == KV_INT8 && r.rows(c) <= NEAR_ROWS && c.kv.head_dim <= 256;  // whose sums fit 32 bits
 }
 
 // What AMX tiles read and write beside a row's own: the last tile of rows may pass the last row.
@@ -88,7 +95,7 @@ size_t carve(Rows& r, const Call& c, char* at) {
     r.weight_high = (uint8_t*)weight_high, r.weight_low = (uint8_t*)weight_low;
   }
   if (c.kv.type != KV_INT8) return used;
-  take(r.steps, rows), take(offsets, 2 * rows), take(r.scales, SPLIT), take(r.weight_steps, rows);
+  take(r.steps, rows), take(offsets, 3 * rows), take(r.scales, SPLIT), take(r.weight_steps, rows);
   take(sums, rows * ((d + 63) / 64) * 128);
   r.offsets = (int32_t*)offsets, r.sums = (int32_t*)sums;
   return used;

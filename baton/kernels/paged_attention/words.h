@@ -52,6 +52,7 @@ void split_into_bytes(const float* q, int d, int8_t* high, int8_t* low, float& s
   }
   offsets[0] = 128 * _mm512_reduce_add_epi32((__m512i)ups);
   offsets[1] = 128 * _mm512_reduce_add_epi32((__m512i)lows);
+  offsets[2] = int32_t(256u * uint32_t(offsets[0]) + uint32_t(offsets[1]));
 }
 
 // A row of q as high + low, both bf16.
@@ -95,7 +96,7 @@ void split_queries(const Call& c, Rows& r) {
   for (size_t i = 0; i < rows; i++) {
     int32_t *high = r.high + i * words, *low = r.low + i * words;
     if constexpr (T == KV_INT8)
-      split_into_bytes(r.q + i * d, d, (int8_t*)high, (int8_t*)low, r.steps[i], r.offsets + 2 * i);
+      split_into_bytes(r.q + i * d, d, (int8_t*)high, (int8_t*)low, r.steps[i], r.offsets + 3 * i);
     else
       split_into_pairs(r.q + i * d, d, (bf16*)high, (bf16*)low);
   }
@@ -143,7 +144,7 @@ struct Words {
   const char* ahead[2];
 
   Words past(int rows) const {
-    return {high + rows * count, low + rows * count, offsets + 2 * rows, steps + rows, count, {ahead[0], ahead[1]}};
+    return {high + rows * count, low + rows * count, offsets + 3 * rows, steps + rows, count, {ahead[0], ahead[1]}};
   }
 };
 
@@ -159,8 +160,8 @@ template <int T, int R, bool FETCH>
 void score_words(const int32_t* turned, const Words& q, const vf (&scales)[2], float* scores) {
   __m512i up[R][2], down[R][2];
   unroll<R>([&](auto r) BATON_LAMBDA {
-    up[r][0] = up[r][1] = T == KV_INT8 ? _mm512_set1_epi32(-q.offsets[2 * r]) : _mm512_setzero_si512();
-    down[r][0] = down[r][1] = T == KV_INT8 ? _mm512_set1_epi32(-q.offsets[2 * r + 1]) : _mm512_setzero_si512();
+    up[r][0] = up[r][1] = T == KV_INT8 ? _mm512_set1_epi32(-q.offsets[3 * r]) : _mm512_setzero_si512();
+    down[r][0] = down[r][1] = T == KV_INT8 ? _mm512_set1_epi32(-q.offsets[3 * r + 1]) : _mm512_setzero_si512();
   });
   const int count = q.count;
   const int32_t *high = q.high, *low = q.low;
@@ -203,6 +204,138 @@ void score_word_rows(int rows, const int32_t* turned, const Words& q, const vf (
     if (rows < R) return score_word_rows<T, R - 1, FETCH>(rows, turned, q, scales, scores);
     score_words<T, R, FETCH>(turned, q, scales, scores);
     score_word_rows<T, R, false>(rows - R, turned, q.past(R), scales, scores + R * SPLIT);
+  }
+}
+
+// Few rows meet keys that are turned in registers, as far as is worth while for them: four keys' 64 bytes become four vectors, of
+// which vector i has in its 128-bit lane L word 4 L + i of each key. They meet words of q in the same places; a key's four sums
+// are added at the end. That takes half of the shuffles of a whole turn, and neither stores nor loads of what is turned; each
+// row pays with nine instructions for sixteen keys.
+#if defined(BATON_MUTATION_NEAR)
+constexpr int NEAR_SHIFT = 7;  // a planted bug: what is high counts half
+#else
+constexpr int NEAR_SHIFT = 8;
+#endif
+
+// One page's keys of one head, and the lines to fetch meanwhile.
+struct NearKeys {
+  const char *rows, *ahead;
+  size_t stride;
+  int bytes;  // of a row
+};
+
+// Rows of q in two parts, and what makes scores of their integer sums.
+struct NearRows {
+  const int32_t *high, *low, *offsets;
+  const float* steps;
+  int count;  // words of a row
+};
+
+// 64 bytes of four keys, of which `wanted` are theirs.
+template <bool WHOLE>
+BATON_INLINE void four_keys(const char* rows, size_t stride, __mmask64 wanted, __m512i flip, __m512i (&words)[4]) {
+  const auto key = [&](int j) BATON_LAMBDA {
+    const char* at = rows + j * stride;
+    return _mm512_xor_si512(WHOLE ? _mm512_loadu_si512(at) : _mm512_maskz_loadu_epi8(wanted, at), flip);
+  };
+  const __m512i a = key(0), b = key(1), c = key(2), d = key(3);
+  const __m512i ab = _mm512_unpacklo_epi32(a, b), cd = _mm512_unpacklo_epi32(c, d);
+  const __m512i ab2 = _mm512_unpackhi_epi32(a, b), cd2 = _mm512_unpackhi_epi32(c, d);
+  words[0] = _mm512_unpacklo_epi64(ab, cd), words[1] = _mm512_unpackhi_epi64(ab, cd);
+  words[2] = _mm512_unpacklo_epi64(ab2, cd2), words[3] = _mm512_unpackhi_epi64(ab2, cd2);
+}
+
+// Sixteen words of a row of q, of which `left` are there.
+template <bool WHOLE>
+BATON_INLINE __m512i near_words(const int32_t* words, int left) {
+  return WHOLE ? _mm512_loadu_si512(words) : _mm512_maskz_loadu_epi32(__mmask16(0xffff >> (LANES - left)), words);
+}
+
+// Fours of keys that are in registers together: at most sixteen vectors of them, beside one sum for each four and row.
+constexpr int near_fours(int rows, int blocks) { return blocks > 2 ? 1 : blocks == 2 || rows > 3 ? 2 : 4; }
+
+// sums[r][f] = q[r] · four keys, each as four sums. One sum takes both parts of q: what is high is moved up between them.
+template <int R, int BLOCKS, bool WHOLE, int FOURS>
+BATON_INLINE void near_sums(const NearKeys& k, const char* rows, const char* ahead, const NearRows& q, __m512i (&sums)[R][FOURS]) {
+  const __m512i flip = _mm512_set1_epi8(char(0x80));
+  const int count = WHOLE ? BLOCKS * LANES : q.count;  // read once: nothing is known of memory after a fetch
+  const int32_t *high = q.high, *low = q.low;
+  __m512i keys[BLOCKS][FOURS][4];
+  unroll<BLOCKS>([&](auto b) BATON_LAMBDA {
+    constexpr bool whole = WHOLE || b + 1 < BLOCKS;
+    unroll<FOURS>([&](auto f) BATON_LAMBDA {
+      four_keys<whole>(rows + 4 * f * k.stride + 64 * b, k.stride, whole ? 0 : ~0ull >> (64 * BLOCKS - k.bytes), flip, keys[b][f]);
+    });
+  });
+  unroll<R>([&](auto r) BATON_LAMBDA { unroll<FOURS>([&](auto f) BATON_LAMBDA { sums[r][f] = _mm512_setzero_si512(); }); });
+  unroll<2>([&](auto part) BATON_LAMBDA {
+    if constexpr (part == 1)
+      unroll<R>([&](auto r) BATON_LAMBDA {
+        unroll<FOURS>([&](auto f) BATON_LAMBDA { sums[r][f] = _mm512_slli_epi32(sums[r][f], NEAR_SHIFT); });
+      });
+    const int32_t* words = part ? low : high;
+    unroll<BLOCKS * 4>([&](auto w) BATON_LAMBDA {
+      constexpr bool whole = WHOLE || w / 4 + 1 < BLOCKS;
+      constexpr auto fours = _MM_PERM_ENUM(w % 4 * 0x55);
+      constexpr int at = part * BLOCKS * 4 + w, from = at * FOURS / 2, to = (at + 1) * FOURS / 2;
+      unroll<to - from>([&](auto line) BATON_LAMBDA { fetch(ahead + (from + line) * 64); });
+      unroll<R>([&](auto r) BATON_LAMBDA {
+        const __m512i x = _mm512_shuffle_epi32(near_words<whole>(words + r * count + w / 4 * LANES, count - w / 4 * LANES), fours);
+        unroll<FOURS>([&](auto f) BATON_LAMBDA { dot(sums[r][f], keys[w / 4][f][w % 4], x); });
+      });
+    });
+  });
+}
+
+// Four keys' sums and four others', half of the way.
+BATON_INLINE __m512i add_pairs(__m512i a, __m512i b) {
+  return _mm512_add_epi32(_mm512_shuffle_i32x4(a, b, 0x44), _mm512_shuffle_i32x4(a, b, 0xee));
+}
+
+// scores[r][0..15] = q[r] · a page's keys, times the keys' scales.
+template <int R, int BLOCKS, bool WHOLE>
+void near_page(const NearKeys& k, const NearRows& q, vf scales, float* scores) {
+  constexpr int FOURS = near_fours(R, BLOCKS);
+  __m512i pairs[2][R], sums[R][FOURS], before[R];
+  unroll<4 / FOURS>([&](auto pass) BATON_LAMBDA {
+    near_sums<R, BLOCKS, WHOLE, FOURS>(k, k.rows + 4 * FOURS * pass * k.stride, k.ahead + 4 * FOURS * BLOCKS * pass * 64, q, sums);
+    unroll<R>([&](auto r) BATON_LAMBDA {
+      if constexpr (FOURS == 4) pairs[0][r] = add_pairs(sums[r][0], sums[r][1]), pairs[1][r] = add_pairs(sums[r][2], sums[r][3]);
+      if constexpr (FOURS == 2) pairs[pass][r] = add_pairs(sums[r][0], sums[r][1]);
+      if constexpr (FOURS == 1 && pass % 2 == 0) before[r] = sums[r][0];
+      if constexpr (FOURS == 1 && pass % 2 == 1) pairs[pass / 2][r] = add_pairs(before[r], sums[r][0]);
+    });
+  });
+  unroll<R>([&](auto r) BATON_LAMBDA {
+    const __m512i all = _mm512_add_epi32(_mm512_shuffle_i32x4(pairs[0][r], pairs[1][r], 0x88),
+                                         _mm512_shuffle_i32x4(pairs[0][r], pairs[1][r], 0xdd));
+    const __m512i own = _mm512_sub_epi32(all, _mm512_set1_epi32(q.offsets[3 * r + 2]));
+    store(scores + r * SPLIT, to_float((vi)own) * splat(q.steps[r]) * scales);
+  });
+}
+
+template <int R, int BLOCKS>
+BATON_INLINE void near_blocks(const NearKeys& k, const NearRows& q, vf scales, float* scores) {
+  k.bytes % 64 ? near_page<R, BLOCKS, false>(k, q, scales, scores) : near_page<R, BLOCKS, true>(k, q, scales, scores);
+}
+
+template <int R>
+BATON_INLINE void near_rows(const NearKeys& k, const NearRows& q, vf scales, float* scores) {
+  switch ((k.bytes + 63) / 64) {
+    case 1: return near_blocks<R, 1>(k, q, scales, scores);
+    case 2: return near_blocks<R, 2>(k, q, scales, scores);
+    case 3: return near_blocks<R, 3>(k, q, scales, scores);
+    default: return near_blocks<R, 4>(k, q, scales, scores);
+  }
+}
+
+// The same of rows and bytes that are_near.
+void near_scores(int rows, const NearKeys& k, const NearRows& q, vf scales, float* scores) {
+  switch (rows) {
+    case 1: return near_rows<1>(k, q, scales, scores);
+    case 2: return near_rows<2>(k, q, scales, scores);
+    case 3: return near_rows<3>(k, q, scales, scores);
+    default: return near_rows<4>(k, q, scales, scores);
   }
 }
 
