@@ -355,7 +355,7 @@ BUGS = (
     Bug(
         "a request that passes others moves newcomers behind all of them",
         "router/dispatch/fair_queue.py",
-        "placed.begin if first is None else min(placed.begin, first.begin)",
+        "placed.begin if first is None or placed.order < first.order else min(placed.begin, first.begin)",
         "placed.begin",
         size=FLOODED,
     ),

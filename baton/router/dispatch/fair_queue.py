@@ -107,9 +107,10 @@ class FairShares:
 
         ``first`` is the first of those that still wait in the same queue. If the placed request passed it, because
         it found room or was ready sooner, virtual time goes no further than to where the share of ``first`` began:
-        otherwise a tenant that asks now would wait until all whom the placed request passed are placed.
+        otherwise a tenant that asks now would wait until all whom the placed request passed are placed. A ``first``
+        that is behind it in order, as by its priority, holds nothing back.
         """
-        begin = placed.begin if first is None else min(placed.begin, first.begin)
+        begin = placed.begin if first is None or placed.order < first.order else min(placed.begin, first.begin)
         self._virtual[pool] = max(self._virtual[pool], begin)  # type: ignore[assignment]
 
     def idle(self) -> None:

@@ -88,5 +88,16 @@ def test_one_that_waits_again_has_its_place_before_those_that_came_later(queue: 
     assert tried(queue) == "ac"
 
 
+def test_a_request_of_low_priority_that_waits_gives_a_newcomer_no_start_before_those_who_ask_already() -> None:
+    shares = FairShares()
+    load = RequestLoad(priority=1000, tenant="batch", work=10)
+    batch = Place(shares.order("m", load), load)
+    busy = RequestLoad(tenant="busy", work=10)
+    for _ in range(100):
+        shares.placed("m", Place(shares.order("m", busy), busy), batch)
+    newcomer = shares.order("m", RequestLoad(tenant="new", work=10))
+    assert shares.order("m", busy)[0] - newcomer[0] <= 10
+
+
 def test_work_counts_an_output_bound_only_as_far_as_answers_reach() -> None:
     assert (work_of(100, 50), work_of(100, 50, 3), work_of(1, 1 << 20)) == (150, 250, 1025)
