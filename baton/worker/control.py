@@ -24,6 +24,7 @@ from baton.protos import channel as ch
 from baton.protos import convert
 from baton.protos.errors import BatonError, Draining, InvalidRequest, Unavailable, WorkerLost
 from baton.protos.nouns import AdapterLimits, EngineRequest, PoolSnapshot, Sampling, WorkerInfo
+from baton.protos.outlasting import outlasted
 from baton.protos.rpc import abort
 from baton.protos.v1 import worker_pb2 as w
 from baton.protos.v1 import worker_pb2_grpc as stubs
@@ -166,13 +167,27 @@ class WorkerControl:
         if self.info.state != "ready":
             raise Draining(f"{self.info.worker_id} is {self.info.state}; ask when it is ready")
         ask = RoleSwitch(role, grace_s, self._new_id())
-        before, self.info = self.info, msgspec.structs.replace(self.info, state="draining")
+        self.info = msgspec.structs.replace(self.info, state="draining")
         self._role_asked.set_result(ask)
-        if self.announce is not None and not await self.announce(self.info, role):
-            self.info, self._role_asked = before, asyncio.get_running_loop().create_future()
+        (told,) = await outlasted(asyncio.create_task(self._announced(role)))
+        if not told:
             raise Unavailable("Redis is away: routers wouldn't hear of the new role; try again", retry_after_s=1.0)
-        self._confirmed.set()
         return ask.incarnation
+
+    async def _announced(self, role: str) -> bool:
+        """Announces the change of role that was asked for and begins it, or takes it back; returns whether it was
+        announced. Whoever asked may be gone meanwhile: half a change would leave the worker draining for good.
+        """
+        told = False
+        try:
+            told = self.announce is None or await self.announce(self.info, role)
+        finally:
+            if told:
+                self._confirmed.set()
+            else:
+                self.info = msgspec.structs.replace(self.info, state="ready")
+                self._role_asked = asyncio.get_running_loop().create_future()
+        return told
 
     async def next_role_change(self) -> RoleSwitch:
         """Waits until a change of role is asked for and announced, and returns it."""

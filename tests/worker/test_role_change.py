@@ -215,6 +215,32 @@ async def test_nothing_changes_when_routers_can_not_be_told() -> None:
     assert await ctl.set_role("prefill", 1.0)
 
 
+@pytest.mark.parametrize("heard", [True, False])
+async def test_a_change_of_role_whose_asker_is_gone_is_made_or_taken_back(heard: bool) -> None:
+    ctl, asked, go_on = control(Service(), []), asyncio.Event(), asyncio.Event()
+
+    async def announce(info, role: str) -> bool:
+        asked.set()
+        await go_on.wait()
+        return heard
+
+    ctl.announce = announce
+    call = asyncio.create_task(ctl.set_role("prefill", 1.0))
+    await asked.wait()
+    for _ in range(2):
+        call.cancel()
+        await asyncio.sleep(0)
+    go_on.set()
+    with pytest.raises(asyncio.CancelledError):
+        await call
+    if heard:
+        assert (await asyncio.wait_for(ctl.next_role_change(), 20)).role == "prefill"
+    else:
+        assert ctl.info.state == "ready"
+        ctl.announce = None
+        assert await ctl.set_role("prefill", 1.0)
+
+
 async def test_a_worker_comes_back_as_what_it_was_last() -> None:
     planned = spec("prefill")
     assert await start_role(planned, None) == "prefill"
