@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from typing import cast
 
 import msgspec
@@ -49,7 +49,8 @@ class Departure(msgspec.Struct, frozen=True):
     """Describes the end of one incarnation of a worker. ``at`` is Unix seconds.
 
     ``cause``: "drained", "engine" (its engine process died), "signal", "oom", "exit", "slot_lost" (another node
-    serves its slot), "lease_lost" (heartbeats ceased) or "replaced" (by another incarnation).
+    serves its slot), "lease_lost" (heartbeats ceased) or "replaced" (by another incarnation). ``model_id`` is the
+    model that it served, "" if the reporter doesn't know it.
     """
 
     worker_id: str
@@ -58,6 +59,7 @@ class Departure(msgspec.Struct, frozen=True):
     cause: str
     detail: str
     at: float
+    model_id: str = ""
 
 
 class Departures:
@@ -69,6 +71,10 @@ class Departures:
     def __init__(self, redis: Redis, namespace: str, wall_clock: Callable[[], float] = time.time) -> None:
         self._redis, self._keys, self._wall_clock = redis, _keys(namespace), wall_clock
         self._note = redis.register_script(_NOTE)
+
+    def now(self) -> float:
+        """Returns Unix seconds, by the clock that the departures' times are of."""
+        return self._wall_clock()
 
     async def note(self, departure: Departure) -> None:
         """Stores a departure, unless its cause is known already. Never raises; waits at most WAIT_S."""
@@ -87,6 +93,19 @@ class Departures:
             return ()
         found = [d for row in rows if (d := _decoded(row)) is not None and d.at > self._wall_clock() - KEPT_S]
         return tuple(sorted(found, key=lambda departure: -departure.at))
+
+
+def last_words(recent: Iterable[Departure], role: str, model_id: str, now: float) -> str:
+    """Returns which worker of ``role`` and ``model_id`` left last, when and why, in words; "" if none of
+    ``recent`` was one.
+
+    ``now`` is Unix seconds. One that was replaced has not left the cluster without a worker.
+    """
+    able = [d for d in recent if d.role == role and d.model_id in ("", model_id) and d.cause != "replaced"]
+    if not able:
+        return ""
+    last = max(able, key=lambda departure: departure.at)
+    return f"the last one to leave was {last.worker_id}, {max(0.0, now - last.at):.0f} s ago ({last.detail})"
 
 
 def note_blocking(url: str, namespace: str, departure: Departure) -> None:

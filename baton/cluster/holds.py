@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Mapping
+from collections.abc import Awaitable, Mapping, Sequence
 from typing import Literal, cast
 
 import msgspec
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
-from baton.cluster.departures import Departures
+from baton.cluster.departures import Departure, Departures, last_words
 from baton.cluster.membership import BEAT_S, PolledRoster, WorkerEntry
 from baton.protos.errors import Unavailable
 from baton.protos.rpc import heed_cancel
@@ -71,6 +71,7 @@ class RosterWithHolds:
         self.store, self.departures = holds, departures
         self.holds: Mapping[str, SlotHold] = {}
         self._roster, self._poll_s = roster, poll_s
+        self._gone: Sequence[Departure] = ()
         self._task: asyncio.Task[None] | None = None
 
     @property
@@ -81,6 +82,13 @@ class RosterWithHolds:
     def snapshot(self) -> dict[str, WorkerEntry]:
         """Returns the roster's entries by worker id, held workers in the state that STATES gives."""
         return {name: self._seen(name, entry) for name, entry in self._roster.snapshot().items()}
+
+    def last_words(self, role: str, model_id: str) -> str:
+        """Returns which worker of ``role`` and ``model_id`` left last, and why, as of the last look; "" if none is
+        known.
+        """
+        now = 0.0 if self.departures is None else self.departures.now()
+        return last_words(self._gone, role, model_id, now)
 
     async def refresh(self) -> dict[str, WorkerEntry]:
         """Reads the roster and the holds from Redis now; returns what ``snapshot`` would."""
@@ -121,6 +129,8 @@ class RosterWithHolds:
             self.holds = await self.store.all()
         except (RedisError, OSError):
             return
+        if self.departures is not None:
+            self._gone = await self.departures.recent()
 
 
 def _decoded(row: bytes) -> SlotHold | None:

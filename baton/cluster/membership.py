@@ -165,7 +165,9 @@ class Membership:
         """Records why the worker leaves; it stays a member until ``leave``."""
         info = self.info
         await self._departures.note(
-            Departure(info.worker_id, info.incarnation, info.role, cause, detail, self._wall_clock())
+            Departure(
+                info.worker_id, info.incarnation, info.role, cause, detail, self._wall_clock(), info.model_id
+            )
         )
 
     async def leave(self) -> None:
@@ -297,7 +299,8 @@ class PolledRoster:
             self._miss(before[0], "replaced", f"incarnation {info.incarnation} took its place")
 
     def _miss(self, info: WorkerInfo, cause: str, detail: str) -> None:
-        gone = Departure(info.worker_id, info.incarnation, info.role, cause, detail, self._wall_clock())
+        at = self._wall_clock()
+        gone = Departure(info.worker_id, info.incarnation, info.role, cause, detail, at, info.model_id)
         self._missed = [*self._missed[1 - KEPT :], gone]
 
     def _note(self, up: bool, error: Exception | None = None) -> None:

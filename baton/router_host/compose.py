@@ -112,6 +112,7 @@ async def running_parts(
             adapters=adapters,
             adapter_bounds=AdapterBounds(config.adapters.max_served, config.adapters.max_per_tenant),
             wall_clock=environment.wall_clock,
+            last_words=roster.last_words,
         )
         settings = DispatchSettings(hedge_factor=config.router.hedge_prefill, stall_s=config.router.stall_s)
         core = await parts.enter_async_context(running_core(config.router, given, settings))

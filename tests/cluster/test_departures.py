@@ -6,7 +6,7 @@ import time
 
 import msgspec
 
-from baton.cluster.departures import KEPT, KEPT_S, Departure, Departures, note_blocking
+from baton.cluster.departures import KEPT, KEPT_S, Departure, Departures, last_words, note_blocking
 from baton.cluster.holds import HoldStore, RosterWithHolds
 from baton.cluster.membership import Membership, PolledRoster, connect
 from tests.router.fake_workers import info
@@ -65,10 +65,27 @@ async def test_routers_note_who_went_without_a_word_and_not_who_said_goodbye(red
     await turned.beat()
     await redis.delete("{t}:worker:silent")
     now = 11.0
+    assert "polite, 0 s ago (told to stop)" in held.last_words("decode", "m")
     await held.refresh()
+    said = held.last_words("decode", "m")
+    assert said.startswith("the last one to leave was silent, 0 s ago (no heartbeat"), said
+    assert held.last_words("prefill", "m") == held.last_words("decode", "another model") == ""
     found = {d.worker_id: (d.cause, d.incarnation) for d in await store.recent()}
     assert found == {
         "silent": ("lease_lost", "silent-1"),
         "polite": ("drained", "polite-1"),
         "restarted": ("replaced", "restarted-1"),
     }
+
+
+def test_the_last_words_are_of_the_newest_that_left_for_good_and_could_have_served_the_model() -> None:
+    left = [
+        Departure("d0", "1", "decode", "oom", "killed for memory", 100.0),
+        Departure("d1", "1", "decode", "engine", "its engine died", 130.0, "other"),
+        Departure("d2", "1", "decode", "replaced", "incarnation 2 took its place", 140.0, "m"),
+        Departure("d3", "1", "decode", "drained", "told to stop", 90.0, "m"),
+        Departure("p0", "1", "prefill", "exit", "status 1", 150.0, "m"),
+    ]
+    assert last_words(left, "decode", "m", 161.0) == "the last one to leave was d0, 61 s ago (killed for memory)"
+    assert last_words(left, "decode", "other", 131.0).startswith("the last one to leave was d1, 1 s ago")
+    assert last_words(left, "prefill", "other", 131.0) == ""

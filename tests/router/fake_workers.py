@@ -47,6 +47,7 @@ from baton.protos.v1 import worker_pb2_grpc as stubs
 from baton.router.adapters.registry import AdapterRegistry
 from baton.router.compose.core import CoreDependencies, RouterCore, running_core
 from baton.router.dispatch.dispatcher import Dispatcher
+from baton.router.dispatch.placing import LastWords
 from baton.router.dispatch.runner import DispatchSettings
 from baton.router.dispatch.view import ClusterView
 from baton.router.request.context import RequestContext
@@ -543,6 +544,7 @@ async def cluster(
     max_inflight_bytes: int = 1 << 30,
     adapters: AdapterRegistry | None = None,
     prepare: Callable[[Cluster], object] = lambda cluster: None,
+    last_words: LastWords = lambda role, model_id: "",
     **fields,
 ) -> AsyncIterator[Cluster]:
     """Yields a running cluster; on leaving, everything is stopped and no task of the router may be left."""
@@ -566,6 +568,7 @@ async def cluster(
             clock=time.monotonic,
             rng=random.Random(1),
             adapters=adapters or AdapterRegistry(),
+            last_words=last_words,
         )
         async with running_core(config, given, settings) as running.core:
             await running.all_up()

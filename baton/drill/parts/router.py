@@ -178,6 +178,7 @@ class SimulatedRouter:
                 dialer=SimulatedDialer(self._network, self.process.name),
                 adapters=adapters,
                 wall_clock=wall_clock,
+                last_words=roster.last_words,
             )
             settings = DispatchSettings(hedge_factor=own.hedge)
             core = await stack.enter_async_context(running_core(config, given, settings))

@@ -28,7 +28,7 @@ from baton.router.dispatch.admission import Admission
 from baton.router.dispatch.affinity import SessionHomes
 from baton.router.dispatch.blame import Blame
 from baton.router.dispatch.dispatcher import Dispatcher, DispatchObservers, EndObserver
-from baton.router.dispatch.placing import Placer
+from baton.router.dispatch.placing import LastWords, Placer
 from baton.router.dispatch.prefix_hints import PrefixHints, PrefixLookup
 from baton.router.dispatch.revision import ClusterRevision
 from baton.router.dispatch.role_control import RoleControl
@@ -82,7 +82,8 @@ class CoreDependencies(msgspec.Struct, frozen=True):
 
     ``index`` None: no prefix hints are looked up. ``store`` None: decision records stay in this process.
     ``record_observer`` gets decision records as requests begin and end. ``adapters`` are those that clients may
-    name. ``clock`` is monotonic seconds, ``wall_clock`` Unix seconds.
+    name. ``clock`` is monotonic seconds, ``wall_clock`` Unix seconds. ``last_words`` gives, for a role and a model,
+    which worker left last and why.
     """
 
     roster: RosterReader
@@ -98,6 +99,7 @@ class CoreDependencies(msgspec.Struct, frozen=True):
     adapters: AdapterRegistry = msgspec.field(default_factory=AdapterRegistry)
     adapter_bounds: AdapterBounds = AdapterBounds()
     wall_clock: Callable[[], float] = time.time
+    last_words: LastWords = lambda role, model_id: ""
 
 
 class RouterCore(msgspec.Struct, frozen=True):
@@ -136,7 +138,7 @@ async def running_core(
     decisions = DecisionLog(given.router_id, clock, given.store, observer=given.record_observer)
     hints = PrefixHints(given.index, CircuitBreaker(clock=clock), metrics.enabled)
     readable = given.adapters.is_readable
-    placer = Placer(view, hints, policy, clock, settings.worker_wait_s, sessions, readable)
+    placer = Placer(view, hints, policy, clock, settings.worker_wait_s, sessions, readable, given.last_words)
     blame = Blame(view, metrics, settings.max_attempts, settings.full_wait_s)
     runner = ChoiceRunner(links, placer, blame, metrics, clock, loads, settings)
     counts = AdapterCounts(metrics, given.adapters.served)

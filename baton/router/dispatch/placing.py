@@ -36,11 +36,15 @@ class HintSource(Protocol):
         """
 
 
+LastWords = Callable[[str, str], str]
+
+
 class Placer:
     """Asks the policy where a choice can go, and reserves its place there.
 
     ``worker_wait_s``: seconds for which there may be no decode worker at all. ``is_readable`` tells whether a
-    worker that lacks an adapter could load it.
+    worker that lacks an adapter could load it. ``last_words`` gives, for a role and a model, which worker left last
+    and why, or "".
     """
 
     def __init__(
@@ -52,8 +56,9 @@ class Placer:
         worker_wait_s: float,
         sessions: SessionHomes | None = None,
         is_readable: Callable[[str], bool] = lambda adapter_id: True,
+        last_words: LastWords = lambda role, model_id: "",
     ) -> None:
-        self._is_readable = is_readable
+        self._is_readable, self._last_words = is_readable, last_words
         self._view, self._hints, self._policy = view, hints, with_adapter_loads(policy)
         self._sessions = sessions or SessionHomes()
         self._clock, self._worker_wait_s = clock, worker_wait_s
@@ -194,8 +199,9 @@ class Placer:
             text = f"adapter {adapter} was unloaded or replaced, and no worker that is left holds it"
             return WeightsGone(f"{text}; send the request again", retry_after_s=1.0)
         able = f" that has adapter {adapter} or could load it" if adapter else ""
-        message = f"no decode worker of {request.model_id!r}{able} can be reached; is one starting?"
-        return NoWorker(message, retry_after_s=1.0)
+        message = f"no decode worker of {request.model_id!r}{able} can be reached"
+        gone = self._last_words("decode", request.model_id)
+        return NoWorker(f"{message}; {gone + '; ' if gone else ''}is one starting?", retry_after_s=1.0)
 
 
 def _routing_request(run: ChoiceRun, hits: Mapping[str, int]) -> RoutingRequest:

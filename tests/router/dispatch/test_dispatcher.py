@@ -576,6 +576,16 @@ async def test_without_any_worker_the_error_comes_after_a_short_wait():
         await c.idle()
 
 
+async def test_a_request_that_finds_no_decode_worker_is_told_which_one_left_last_and_why():
+    def last_words(role: str, model_id: str) -> str:
+        return f"the last {role} worker of {model_id} died of hunger"
+
+    async with cluster(0, 0, settings=IMPATIENT, last_words=last_words) as c:
+        [stream] = c.open(PROMPT)
+        with pytest.raises(NoWorker, match="can be reached; the last decode worker of m died of hunger; is one"):
+            await collect(stream)
+
+
 async def test_a_model_that_nobody_serves_is_not_found():
     async with cluster() as c:
         with pytest.raises(ModelNotFound, match="there is m"):
