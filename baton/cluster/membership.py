@@ -165,9 +165,7 @@ class Membership:
         """Records why the worker leaves; it stays a member until ``leave``."""
         info = self.info
         await self._departures.note(
-            Departure(
-                info.worker_id, info.incarnation, info.role, cause, detail, self._wall_clock(), info.model_id
-            )
+            Departure(info.worker_id, info.incarnation, info.role, cause, detail, self._wall_clock(), info.model_id)
         )
 
     async def leave(self) -> None:
