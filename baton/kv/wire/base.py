@@ -74,6 +74,9 @@ class Sink(Protocol):
     def place(self, frame: Frame) -> Sequence[memoryview] | None:
         """Returns the memory to which the bytes of each block of ``frame`` may be written, or None if the blocks
         are refused.
+
+        On a stream of several lanes frames land side by side: ``place`` may be called for another frame before
+        ``landed`` is called with this one, which is the same object.
         """
 
     def landed(self, frame: Frame, checksums: Sequence[int], resident: bool = False) -> None:

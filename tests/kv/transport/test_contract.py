@@ -54,7 +54,7 @@ class PeerSink:
 
     def __init__(self, peer: Peer, line: ReplyStream) -> None:
         self.peer, self.line, self.taken = peer, line, 0
-        self.places: Sequence[memoryview] = ()
+        self.places: dict[int, list[memoryview]] = {}  # by frame: lanes of a stream are placed side by side
 
     def take(self, frame: Frame) -> None:
         self.taken += 1
@@ -67,12 +67,12 @@ class PeerSink:
             self.line.end()
 
     def place(self, frame: Frame) -> Sequence[memoryview] | None:
-        self.places = [memoryview(bytearray(frame.unit)) for _ in frame.blocks]
-        return self.places
+        self.places[id(frame)] = [memoryview(bytearray(frame.unit)) for _ in frame.blocks]
+        return self.places[id(frame)]
 
     def landed(self, frame: Frame, checksums: Sequence[int], resident: bool = False) -> None:
         assert list(checksums) == [block.checksum for block in frame.blocks]
-        self.peer.blocks += [bytes(place) for place in self.places]
+        self.peer.blocks += [bytes(place) for place in self.places.pop(id(frame))]
         self.take(frame)
 
     def over(self, error: BatonError | None) -> None:
