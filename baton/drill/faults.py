@@ -48,6 +48,7 @@ class FaultInjector:
         self._routers = {router.name: router for router in routers}
         self._tell, self._coverage = tell, coverage
         self._held: set[str] = set()
+        self._asked: dict[tuple[FaultKind, str], list[float]] = {}
         self._plays: dict[FaultKind, Play] = {kind: getattr(self, f"_{kind}") for kind in FAULTS}
 
     async def play(self, fault: Fault, began: float) -> None:
@@ -69,6 +70,17 @@ class FaultInjector:
         peer = next((one for one in peers if one and one != target), next(iter(self._routers)))
         return msgspec.structs.replace(fault, target=target, other=peer if fault.other == PEER else fault.other)
 
+    async def _at_most(self, fault: Fault, level: float, rest: float, put: Callable[[float], None]) -> None:
+        """Puts a state at ``level`` for ``fault.seconds``. Where faults of one kind and target overlap, the highest
+        level holds, and ``rest`` comes back with the end of the last.
+        """
+        levels = self._asked.setdefault((fault.kind, fault.target), [])
+        levels.append(level)
+        put(max(levels))
+        await asyncio.sleep(fault.seconds)
+        levels.remove(level)
+        put(max(levels, default=rest))
+
     # ---- processes ----
 
     async def _kill(self, fault: Fault) -> None:
@@ -80,14 +92,13 @@ class FaultInjector:
             life.engine.kill()
 
     async def _stuck(self, fault: Fault) -> None:
-        self._workers[fault.target].pace.stuck_until = asyncio.get_running_loop().time() + fault.seconds
+        pace, until = self._workers[fault.target].pace, asyncio.get_running_loop().time() + fault.seconds
+        pace.stuck_until = max(pace.stuck_until, until)
         await asyncio.sleep(fault.seconds)
 
     async def _slow(self, fault: Fault) -> None:
         pace = self._workers[fault.target].pace
-        pace.slow = fault.factor
-        await asyncio.sleep(fault.seconds)
-        pace.slow = 1.0
+        await self._at_most(fault, fault.factor, 1.0, lambda level: setattr(pace, "slow", level))
 
     async def _router_dies(self, fault: Fault) -> None:
         self._routers[fault.target].kill(fault.seconds)
@@ -144,8 +155,7 @@ class FaultInjector:
 
     async def _redis_restarts(self, fault: Fault) -> None:
         self._redis.stop()
-        await asyncio.sleep(fault.seconds)
-        self._redis.start_empty()
+        await self._at_most(fault, 1.0, 0.0, lambda level: None if level else self._redis.start_empty())
 
     async def _redis_forgets(self, fault: Fault) -> None:
         """Restores Redis to its state of ``fault.seconds`` ago, as when a replica that lagged takes over."""
@@ -198,15 +208,17 @@ class FaultInjector:
     async def _tier_slow(self, fault: Fault) -> None:
         loop = asyncio.get_running_loop()
         assert isinstance(loop, SeededLoop)
-        loop.thread_s = max(0.05, fault.factor / 20)
-        await asyncio.sleep(fault.seconds)
-        loop.thread_s = SeededLoop.thread_s
+        slow = max(0.05, fault.factor / 20)
+        await self._at_most(
+            msgspec.structs.replace(fault, target=""),  # the loop's threads are everybody's
+            slow,
+            SeededLoop.thread_s,
+            lambda level: setattr(loop, "thread_s", level),
+        )
 
     async def _tier_fails(self, fault: Fault) -> None:
         health = self._workers[fault.target].tier_health
-        health.fails = True
-        await asyncio.sleep(fault.seconds)
-        health.fails = False
+        await self._at_most(fault, 1.0, 0.0, lambda level: setattr(health, "fails", level > 0))
 
     # ---- operators ----
 
@@ -289,6 +301,5 @@ class FaultInjector:
         """
         loop = asyncio.get_running_loop()
         assert isinstance(loop, SeededLoop)
-        loop.again_s = 0.002 * fault.factor / 10
-        await asyncio.sleep(fault.seconds)
-        loop.again_s = 0.0
+        everybody, within = msgspec.structs.replace(fault, target=""), 0.002 * fault.factor / 10
+        await self._at_most(everybody, within, 0.0, lambda level: setattr(loop, "again_s", level))

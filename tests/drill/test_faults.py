@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import random
+from types import SimpleNamespace
+from typing import cast
+from unittest.mock import Mock
 
 import msgspec
 import pytest
@@ -11,9 +14,16 @@ from typer.testing import CliRunner
 
 from baton.console.drill import _kinds
 from baton.console.main import app
+from baton.drill.checks.coverage import Coverage
 from baton.drill.draw import draw
+from baton.drill.faults import FaultInjector
 from baton.drill.loop import SeededLoop
+from baton.drill.parts.aims import Aims
+from baton.drill.parts.engine import SimulatedPace
 from baton.drill.parts.network import KEEPALIVE_S, Network
+from baton.drill.parts.tier import TierHealth
+from baton.drill.parts.worker import SimulatedWorker
+from baton.drill.redis.server import ADDRESS, SimulatedRedis
 from baton.drill.run import play
 from baton.drill.scenario import APART, FAULTS, Fault, Size
 from baton.protos.errors import ConfigError
@@ -53,6 +63,79 @@ def test_a_process_without_descriptors_neither_opens_nor_accepts_connections() -
         assert network.connect("client", "server:1") is None
         network.limit(process, full=False)
         assert network.connect("client", "server:1") is not None
+
+
+def test_a_limit_of_descriptors_ends_with_the_last_of_those_that_overlap() -> None:
+    network = Network(random.Random(1))
+    network.listen("server:1", "server", object())
+    network.limit("server", full=True)
+    network.limit("server", full=True)
+    network.limit("server", full=False)
+    assert network.connect("client", "server:1") is None
+    network.limit("server", full=False)
+    assert network.connect("client", "server:1") is not None
+
+
+def test_cuts_that_overlap_count_from_the_first_and_end_with_the_last() -> None:
+    loop, got = SeededLoop(random.Random(1)), []
+
+    async def main() -> None:
+        network = Network(random.Random(1))
+        network.listen("server:1", "server", object())
+        connection = network.connect("client", "server:1")
+        assert connection is not None
+        network.cut("client", "server")
+        await asyncio.sleep(KEEPALIVE_S - 2.0)
+        network.cut("client", "server")
+        connection.up.send(lambda: got.append(loop.time()), 1)
+        network.heal("client", "server")
+        await asyncio.sleep(1.0)
+        assert not got
+        assert network.is_cut("client", "server")
+        network.heal("client", "server")
+        await asyncio.sleep(0.1)
+        assert got
+        network.cut("client", "server")
+        network.cut("client", "server")
+        network.heal("client", "server")
+        await asyncio.sleep(KEEPALIVE_S + 0.1)
+        assert connection.broken
+
+    loop.run_until_complete(main())
+    loop.close()
+
+
+def test_a_state_that_two_faults_set_holds_until_the_longer_one_ends() -> None:
+    loop, seen = SeededLoop(random.Random(1)), []
+
+    async def main() -> None:
+        network = Network(random.Random(1))
+        redis = SimulatedRedis(network, 0.0)
+        worker = SimpleNamespace(pace=SimulatedPace(), tier_health=TierHealth(), life=None)
+        tell = lambda who, what: None  # noqa: E731
+        workers = cast(dict[str, SimulatedWorker], {"w": worker})
+        injector = FaultInjector(
+            workers, [], network, redis, random.Random(1), tell, cast(Coverage, Mock()), cast(Aims, None)
+        )
+        long = ("slow", "stuck", "tier_fails", "tier_slow", "cancel_again", "redis_restarts", "no_descriptors")
+        faults = [Fault(kind, 0.0, "w", seconds=4.0, factor=9.0) for kind in long]
+        faults += [Fault(kind, 1.0, "w", seconds=1.0, factor=2.0) for kind in long]
+        for fault in faults:
+            loop.create_task(injector.play(fault, loop.time()))
+
+        def look() -> None:
+            tries = network.connect("x", ADDRESS) is not None
+            slow = worker.pace.stuck_until > loop.time(), worker.pace.slow, worker.tier_health.fails
+            seen.append((*slow, loop.thread_s > 0.1, loop.again_s > 0.0, tries, network._limits["w"] > 0))
+
+        await asyncio.sleep(3.0)
+        look()
+        await asyncio.sleep(2.0)
+        look()
+
+    loop.run_until_complete(main())
+    loop.close()
+    assert seen == [(True, 9.0, True, True, True, False, True), (False, 1.0, False, False, False, True, False)]
 
 
 def test_a_cluster_holds_under_every_fault_that_is_drawn_apart() -> None:

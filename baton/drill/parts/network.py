@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import random
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
 
 import msgspec
@@ -113,10 +113,11 @@ class Network:
         self.rng, self.conditions = rng, conditions
         self._listeners: dict[str, tuple[str, object]] = {}
         self._connections: list[NetworkConnection] = []
-        self._cuts: dict[tuple[str, str], int] = {}  # directions that are cut, and which cut it was
+        self._cuts: Counter[tuple[str, str]] = Counter()  # cuts of each direction that aren't healed
+        self._cut_marks: dict[tuple[str, str], int] = {}  # directions that are cut, and since which cut
         self._marks = itertools.count(1)
         self._dead: set[str] = set()
-        self._full: set[str] = set()  # processes without a descriptor for another connection
+        self._limits: Counter[str] = Counter()  # limits of each process that leave it no descriptor
 
     def listen(self, address: str, process: str, listener: object) -> None:
         """Has ``listener`` of process ``process`` accept connections to ``address``."""
@@ -141,7 +142,7 @@ class Network:
         if found is None or client in self._dead or self.is_cut(client, found[0]) or self.is_cut(found[0], client):
             return None
         process, listener = found
-        if client in self._full or process in self._full:
+        if self._limits[client] or self._limits[process]:
             return None
         connection = NetworkConnection(self, client, process, listener)
         self._connections = [c for c in self._connections if not c.broken]
@@ -150,16 +151,24 @@ class Network:
 
     def is_cut(self, source: str, target: str) -> bool:
         """Returns whether messages from process ``source`` to process ``target`` are held back at present."""
-        return (source, target) in self._cuts
+        return self._cuts[source, target] > 0
 
     def cut(self, source: str, target: str) -> None:
-        """Cuts one direction until ``heal``; connections of which it is cut for KEEPALIVE_S break."""
-        self._cuts[source, target] = mark = next(self._marks)
-        asyncio.get_running_loop().call_later(KEEPALIVE_S, self._expire, source, target, mark)
+        """Cuts one direction until each ``cut`` of it has had its ``heal``; connections of which it is cut for
+        KEEPALIVE_S break.
+        """
+        self._cuts[source, target] += 1
+        if self._cuts[source, target] == 1:
+            self._cut_marks[source, target] = mark = next(self._marks)
+            asyncio.get_running_loop().call_later(KEEPALIVE_S, self._expire, source, target, mark)
 
     def heal(self, source: str, target: str) -> None:
-        """Ends the cut of one direction, and sends the messages that waited for that."""
-        self._cuts.pop((source, target), None)
+        """Ends one ``cut`` of a direction; the last one's end sends the messages that waited for it."""
+        self._cuts[source, target] -= 1
+        assert self._cuts[source, target] >= 0, f"{source} to {target} isn't cut"
+        if self._cuts[source, target]:
+            return
+        del self._cuts[source, target], self._cut_marks[source, target]
         for connection in self._connections:
             for way in (connection.up, connection.down):
                 if (way.source, way.target) == (source, target):
@@ -180,8 +189,11 @@ class Network:
         return len(found)
 
     def limit(self, process: str, full: bool) -> None:
-        """Says whether ``process`` is at its limit of descriptors, and neither opens nor accepts connections."""
-        (self._full.add if full else self._full.discard)(process)
+        """Puts ``process`` at its limit of descriptors, where it neither opens nor accepts connections (``full``),
+        or ends one such limit; it may connect again once each has ended.
+        """
+        self._limits[process] += 1 if full else -1
+        assert self._limits[process] >= 0, f"{process} isn't at its limit"
 
     def process_died(self, process: str) -> None:
         """Removes the listeners of ``process``, breaks its connections, and lets it make no more, until it listens
@@ -194,5 +206,5 @@ class Network:
                 connection.break_now()
 
     def _expire(self, source: str, target: str, mark: int) -> None:
-        if self._cuts.get((source, target)) == mark:
+        if self._cut_marks.get((source, target)) == mark:
             self.break_between(source, target)
