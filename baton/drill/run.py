@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import gc
 import logging
 import random
@@ -13,6 +14,7 @@ import traceback
 from collections.abc import Callable, Iterator
 
 import msgspec
+from fastapi.dependencies import models
 
 from baton.drill.loop import Halted, RunEnds, SeededLoop
 from baton.drill.scenario import Scenario
@@ -116,10 +118,18 @@ def uncollected() -> Iterator[None]:
     try:
         yield
     finally:
+        _forget_routes()
         gc.collect()
         gc.unfreeze()
         if enabled:
             gc.enable()
+
+
+def _forget_routes() -> None:
+    """Empties FastAPI's caches of what kind of function each route is: they keep the routers of past runs alive."""
+    for cached in vars(models).values():
+        if isinstance(cached, functools._lru_cache_wrapper):
+            cached.cache_clear()
 
 
 def shrink(scenario: Scenario, fails: Callable[[Scenario], bool], most: int = 300) -> Scenario:

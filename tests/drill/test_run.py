@@ -7,6 +7,7 @@ import importlib.util
 import os
 import subprocess
 import sys
+import weakref
 from functools import cache
 from pathlib import Path
 
@@ -70,6 +71,20 @@ def test_a_controller_turns_workers_and_every_invariant_holds(monkeypatch: pytes
         if turned:
             break
     assert turned, "no seed has a controller that turns a worker"
+
+
+def test_nothing_of_a_run_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    worlds: list[weakref.ref[World]] = []
+    began = World.run
+
+    async def noted(self: World) -> None:
+        worlds.append(weakref.ref(self))
+        await began(self)
+
+    monkeypatch.setattr(World, "run", noted)
+    for seed in (21, 22):
+        play(draw(seed, Size(requests=4)))
+    assert [world() for world in worlds] == [None, None]
 
 
 def test_who_writes_on_for_a_client_that_left_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
