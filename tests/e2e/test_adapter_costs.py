@@ -44,7 +44,7 @@ def advice(trace: Path, profile: Path, *flags: str) -> list[str]:
 def test_what_adapters_cost_a_native_engine_is_measured_and_planned_with(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name, value in {"LENGTHS": (64,), "TOGETHER": ((16, 4),), "BATCHES": (1, 8), "CONTEXTS": (64,)}.items():
+    for name, value in {"LENGTHS": (64, 128), "TOGETHER": ((16, 4),), "BATCHES": (1, 8), "CONTEXTS": (64,)}.items():
         monkeypatch.setattr(liveprofile, name, value)
     monkeypatch.setattr(liveprofile, "ADAPTED_BATCHES", (8,))
     names = ("one", "two")

@@ -1,6 +1,7 @@
 """Tests `baton profile measure`: it finds the curve that real workers were given."""
 
 import asyncio
+from types import SimpleNamespace
 
 import pytest
 
@@ -34,6 +35,25 @@ decode_context_token = 1e-6
 fixed = 0.0
 per_byte = 0.0
 """
+
+
+async def test_answers_that_never_wrote_at_once_or_came_all_at_once_are_asked_for_again(monkeypatch) -> None:
+    monkeypatch.setattr(liveprofile, "BATCHES", (8,))
+    monkeypatch.setattr(liveprofile, "CONTEXTS", (64,))
+    measured, asked = iter([None, 0.0, 0.002, 0.004]), list[int]()
+
+    async def step(self: liveprofile.MeasuringClient, context: int, batch: int) -> float | None:
+        asked.append(batch)
+        return next(measured)
+
+    monkeypatch.setattr(liveprofile.MeasuringClient, "_step", step)
+    layout = SimpleNamespace(block_tokens=16)
+    info = SimpleNamespace(pages=1000, max_model_len=4096, layout=layout, max_batch=64, vocab_size=100)
+    monkeypatch.setattr(liveprofile, "prompt_room", lambda layout, pages: 16 * pages)
+    monkeypatch.setattr(liveprofile, "_private_pages", lambda info: 10)
+    bench = liveprofile.MeasuringClient(SimpleNamespace(info=info), 512)
+    (point,) = await bench.answers()
+    assert (point.seconds, asked) == (0.002, [8, 8, 8])
 
 
 @pytest.mark.thorough
