@@ -79,6 +79,11 @@ class RosterWithHolds:
         """Returns whether Redis answered the roster's last read."""
         return self._roster.connected
 
+    @property
+    def away_s(self) -> float | None:
+        """Returns the seconds since Redis was first found away; None while it answers."""
+        return self._roster.away_s
+
     def snapshot(self) -> dict[str, WorkerEntry]:
         """Returns the roster's entries by worker id, held workers in the state that STATES gives."""
         return {name: self._seen(name, entry) for name, entry in self._roster.snapshot().items()}

@@ -122,7 +122,8 @@ class Membership:
     the end.
 
     Set ``load`` (and ``info``) whenever they change; the next heartbeat carries them. While Redis is away each
-    heartbeat retries; everything is published again once it is back.
+    heartbeat retries; everything is published again once it is back. ``connected`` says whether the last heartbeat
+    reached Redis.
     """
 
     def __init__(
@@ -142,7 +143,7 @@ class Membership:
         self._ttl_ms, self._beat_s, self._wall_clock = int(ttl_s * 1000), beat_s, wall_clock
         self._beat_script = redis.register_script(_BEAT)
         self._task: asyncio.Task[None] | None = None
-        self._up = True
+        self.connected = True
 
     def publish(self, added: Sequence[bytes], removed: Sequence[bytes]) -> None:
         """Notes block hashes that entered and left this worker's prefix cache, to be published with the next
@@ -206,9 +207,9 @@ class Membership:
         await self._beat_script(keys=[set_key(self._namespace), key], args=args)
 
     def _note(self, up: bool, error: Exception | None = None) -> None:
-        if up != self._up:
+        if up != self.connected:
             log.warning("Redis is %s", "back" if up else f"away ({error}); serving goes on")
-        self._up = up
+        self.connected = up
 
 
 class PolledRoster:
@@ -235,6 +236,12 @@ class PolledRoster:
         self._missed: list[Departure] = []
         self._task: asyncio.Task[None] | None = None
         self.connected = True
+        self._away_since = 0.0
+
+    @property
+    def away_s(self) -> float | None:
+        """Returns the seconds since Redis was first found away; None while it answers."""
+        return None if self.connected else self._clock() - self._away_since
 
     def snapshot(self) -> dict[str, WorkerEntry]:
         """Returns the entries as last read, by worker id; never waits."""
@@ -304,6 +311,7 @@ class PolledRoster:
     def _note(self, up: bool, error: Exception | None = None) -> None:
         if up != self.connected:
             log.warning("Redis is %s", "back" if up else f"away ({error}); keeping the last view of the workers")
+            self._away_since = self._clock()
         self.connected = up
 
 

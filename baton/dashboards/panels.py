@@ -157,6 +157,14 @@ CLIENTS: tuple[tuple[str, tuple[Panel, ...]], ...] = (
                 "Workers that can be reached", (PanelQuery(q.level(R["workers"], "role", how="max"), "{{role}}"),)
             ),
             Panel(
+                "Redis away",
+                (
+                    PanelQuery(q.level(R["redis_away"], how="max"), "a router"),
+                    PanelQuery(q.level(W["redis_away"], "worker", ALL_WORKERS, how="max"), "{{worker}}"),
+                ),
+                about="1 while the last look or heartbeat failed: workers are kept as last seen, new ones unseen.",
+            ),
+            Panel(
                 "Ways taken", (PanelQuery(q.rate(R["decisions"], "way, worker"), "{{way}} {{worker}}"),), "reqps"
             ),
             Panel(

@@ -110,6 +110,14 @@ def _workers() -> list[dict[str, object]]:
             "See the workers' logs, and Redis.",
         ),
         _alert(
+            "BatonRedisAway",
+            f"{R['redis_away'].series} > 0 or {W['redis_away'].series} > 0",
+            "1m",
+            WARNING,
+            "{{ $labels.instance }} hasn't reached Redis for a minute: it goes on with what it saw last",
+            "New workers aren't seen, quotas aren't shared and batch jobs wait until Redis is back.",
+        ),
+        _alert(
             "BatonRouterGone",
             f"absent({R['workers'].series})",
             "1m",

@@ -38,10 +38,11 @@ def make_overview(
     metrics: RouterMetrics,
     shared: SharedMetrics | None,
 ) -> Overview:
-    """Returns the overview of one router process, and sets the price metrics; ``shared`` adds the rest of its
-    pool.
+    """Returns the overview of one router process, and sets the metrics of prices and of Redis; ``shared`` adds the
+    rest of its pool.
     """
     prices = Prices(config.telemetry.prefill_dollars_per_hour, config.telemetry.decode_dollars_per_hour)
+    metrics.redis_away.set_function(lambda: float(not roster.connected))
     for role in ROLES:
         if prices.of(role):
             metrics.price.labels(role).set_function(_price(core, prices, role))
@@ -61,6 +62,7 @@ def make_overview(
             departures=roster.departures,
             fullness=_fullness(config),
             adapters=core.adapters.registry.served,
+            redis_away_s=lambda: roster.away_s,
         ),
         TrafficSources(live, core.dispatcher.waiting, shared.others if shared else None),
         RouterFacts(router, tuple(config.router.context_classes), prices, ("drain", "eject", "rerole")),

@@ -123,4 +123,5 @@ async def _feed(member: Membership, worker: RoleRuntime, report: WorkerReport, e
     while True:
         member.info, member.load = worker.control.info, report.load()
         report.tiers(worker.blocks.tiers())
+        report.metrics.redis_away.set(float(not member.connected))
         await asyncio.sleep(every_s)

@@ -100,10 +100,17 @@ async def test_the_last_view_stays_while_redis_is_away(redis: Redis, server: Red
     assert not await member.beat()
     assert (await roster.refresh())["prefill-0"].age_s == pytest.approx(60, abs=LEASE_S)
     assert not roster.connected
+    assert not member.connected
+    assert roster.away_s == 0.0
+    clock.now += 7
+    await roster.refresh()
+    assert roster.away_s == 7.0
     server.start()
     assert await member.beat()
     assert (await roster.refresh())["prefill-0"].age_s < LEASE_S
     assert roster.connected
+    assert member.connected
+    assert roster.away_s is None
 
 
 async def test_an_entry_nobody_can_read_is_skipped(redis: Redis) -> None:

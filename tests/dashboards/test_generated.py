@@ -153,6 +153,11 @@ WORKER = 'role="decode", worker="decode-0", model="m"'
             {"severity": "critical"},
         ),
         (
+            {'baton_router_redis_away{instance="router:8000"}': "1x40"},
+            "BatonRedisAway",
+            {"instance": "router:8000", "severity": "warning"},
+        ),
+        (
             {
                 f'baton_handoff_refusals_total{{{WORKER}, error="corrupt_frame"}}': "0x36 1x4",
             },

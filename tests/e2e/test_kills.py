@@ -4,6 +4,7 @@ import asyncio
 import json
 import os
 import random
+import re
 import signal
 import time
 from pathlib import Path
@@ -135,6 +136,20 @@ async def test_a_killed_process_costs_no_wrong_answer_and_its_worker_comes_back(
     fleet.wait_for_baseline()
 
 
+def _await_redis(fleet, away):
+    """Waits until the router's metrics and snapshot, and a worker's metrics, say whether Redis is away."""
+    until = time.monotonic() + 60
+    worker = f"http://{fleet.record('prefill-0').metrics_address}/metrics"
+    while time.monotonic() < until:
+        router = f"baton_router_redis_away {float(away)}" in httpx.get(fleet.url + "/metrics", timeout=60).text
+        row = re.search(r"^baton_worker_redis_away\{.*\} (\S+)$", httpx.get(worker, timeout=60).text, re.MULTILINE)
+        snapshot = httpx.get(fleet.url + "/v1/cluster", timeout=60).json()["redis"]["away_s"]
+        if router and float(row[1]) == float(away) and (snapshot is not None) == away:
+            return
+        time.sleep(0.1)
+    raise AssertionError(f"Redis is {'away' if away else 'back'} and the metrics don't say so")
+
+
 def test_a_worker_that_dies_while_redis_hangs_is_back_when_redis_is(cluster):
     fleet, oracle = cluster
     before, prompt = fleet.record("decode-0").incarnation, oracle.prompt(7, 60)
@@ -145,8 +160,10 @@ def test_a_worker_that_dies_while_redis_hangs_is_back_when_redis_is(cluster):
         body = {"prompt": prompt, "max_tokens": 5, "temperature": 0, "ignore_eos": True, "return_token_ids": True}
         answer = httpx.post(fleet.url + "/v1/completions", json=body, timeout=60).json()["choices"][0]
         assert answer["token_ids"] == oracle.answer(prompt, 5)  # the other one serves meanwhile
+        _await_redis(fleet, away=True)
     finally:
         os.kill(fleet.redis_pid, signal.SIGCONT)
+    _await_redis(fleet, away=False)
     fleet.wait_for_return("decode-0", before)
     fleet.wait_for_baseline()
 

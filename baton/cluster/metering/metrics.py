@@ -159,6 +159,11 @@ ROUTER: dict[str, Metric] = {
     "adapter_load_seconds": _seconds("adapter_load", "Until a worker had loaded an adapter", ()),
     "adapters_served": _gauge("adapters_served", "Adapters that clients may name", ()),
     "workers": _gauge("workers", "Workers the router can reach", ("role",)),
+    "redis_away": _gauge(
+        "router_redis_away",
+        "1 while a router's last look at Redis failed, so that it keeps its last view of the workers; else 0",
+        (),
+    ),
     "certificate": _gauge(
         "router_certificate_expiry_timestamp_seconds",
         "When a router's certificate in force ends, since 1970; kind is api (what clients see) or cluster",
@@ -197,6 +202,9 @@ WORKER: dict[str, Metric] = {
         "When the worker's certificate in force ends, since 1970; not shown without TLS",
         _WORKER,
         "seconds",
+    ),
+    "redis_away": _gauge(
+        "worker_redis_away", "1 while the worker's last heartbeat didn't reach Redis; else 0", _WORKER
     ),
     "cache_usage": _gauge(
         "kv_cache_usage_ratio",

@@ -72,6 +72,7 @@ class RouterMetrics:
     refused: Counter
     loop_stalls: Counter
     workers: Gauge
+    redis_away: Gauge
     certificate: Gauge
     price: Gauge
     control_decisions: Counter
@@ -113,6 +114,7 @@ class WorkerMetrics:
     Each attribute is the instrument of that key in ``metrics.WORKER``. ``enabled`` False keeps nothing.
     """
 
+    redis_away: Gauge
     cache_usage: Gauge
     running: Gauge
     batch_fill: Gauge

@@ -84,6 +84,9 @@ def _head(found: Json) -> Text:
     )  # fmt: skip
     if t["cost"]:
         text.append(f"  ${_number(t['cost']['per_million'])} per 1M tokens")
+    away_s = found.get("redis", {}).get("away_s")  # a router of an earlier build says nothing of it
+    if away_s is not None:
+        text.append(f"\nRedis is away for {_span(away_s)}: workers are shown as last seen", "bold red")
     return text
 
 

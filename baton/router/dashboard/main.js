@@ -20,7 +20,9 @@ const status = (state, text) => {
 const show = (snapshot) => {
   failures = 0;
   const { router } = snapshot;
-  status("live", `live · up ${duration(router.uptime_s)}`);
+  const away = snapshot.redis?.away_s;
+  if (away == null) status("live", `live · up ${duration(router.uptime_s)}`);
+  else status("lost", `Redis is away for ${duration(away)}: workers are shown as last seen`);
   say($("where"), `${router.model.split(", ").map((name) => name.split("/").pop()).join(", ")} · ${router.version}`);
   remember(snapshot);
   showFigures(snapshot);

@@ -59,6 +59,7 @@ class WorkerSources(msgspec.Struct, frozen=True):
 
     ``reachable`` gives the incarnations of those whose link is up, by id. ``fullness`` is a worker's load by the
     controller's definition, None while its costs aren't known. ``adapters`` gives those that are served, by name.
+    ``redis_away_s`` gives the seconds since Redis was found away, None while it answers.
     """
 
     roster: RosterReader
@@ -67,6 +68,7 @@ class WorkerSources(msgspec.Struct, frozen=True):
     departures: Departures | None = None
     fullness: Callable[[WorkerInfo, WorkerLoad], float | None] = lambda info, load: None
     adapters: Callable[[], Mapping[str, AdapterEntry]] = dict
+    redis_away_s: Callable[[], float | None] = lambda: None
 
 
 class TrafficSources(msgspec.Struct, frozen=True):
@@ -146,6 +148,7 @@ class Overview:
             "router": dict(self._facts.router)
             | _served(entries.values())
             | {"uptime_s": self._environment.clock() - self._started},
+            "redis": {"away_s": sources.redis_away_s()},
             "window_s": state.seconds,
             "workers": workers,
             "pools": {role: _pool([w for w in workers if w["role"] == role]) for role in ROLES},

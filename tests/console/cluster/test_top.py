@@ -118,6 +118,19 @@ def router(snapshot):
     server.shutdown()
 
 
+def test_the_page_says_for_how_long_redis_is_away(snapshot):
+    def shown(found):
+        console = Console(width=140, highlight=False, force_terminal=False)
+        with console.capture() as got:
+            console.print(page(found, 140))
+        return got.get()
+
+    assert "Redis" not in shown(snapshot)
+    assert "Redis is away for 12 s" in shown(snapshot | {"redis": {"away_s": 12.0}})
+    earlier = {key: value for key, value in snapshot.items() if key != "redis"}
+    assert "Redis" not in shown(earlier)
+
+
 def test_once_and_json_end_by_themselves(router):
     run = CliRunner().invoke
     shown = run(app, ["top", "--once", "--url", router, "--key", "good"])
