@@ -12,12 +12,9 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper,
 from llguidance.gbnf_to_lark import gbnf_to_lark
 
 from baton.protos.errors import InvalidRequest
-from baton.protos.nouns import GRAMMAR_KINDS, Grammar
+from baton.protos.nouns import GRAMMAR_KINDS, JSON_OPTIONS, Grammar
 
 BYTES = 256
-# Between JSON tokens: a space or a line break with its indent, as every style writes it, but no run of empty lines:
-# a small model that has begun one would fill max_tokens with it.
-JSON_OPTIONS = {"whitespace_pattern": r"[\x20\x09]{1,2}|\x0D?\x0A[\x20\x09]{0,32}"}
 _GBNF = re.compile(r"(?m)^[ \t]*+root[ \t]*+::=")  # nothing that repeats can cross a line: linear
 _LIMITS = LLParserLimits(max_lexer_states=20_000, max_grammar_size=200_000, verbose_errors=False)
 

@@ -21,6 +21,9 @@ POOLINGS = (
 # A JSON schema; a regular expression; a JSON array of strings; an EBNF grammar (GBNF or Lark).
 GRAMMAR_KINDS = ("json_schema", "regex", "choice", "grammar")
 MAX_GRAMMAR_BYTES = 64 << 10
+# Between JSON tokens: a space or a line break with its indent, as every style writes it, but no run of empty lines:
+# a small model that has begun one would fill max_tokens with it.
+JSON_OPTIONS = {"whitespace_pattern": r"[\x20\x09]{1,2}|\x0D?\x0A[\x20\x09]{0,32}"}
 TENANT_SALT_BYTES = 16  # of a key's tenant, at the start of ``tenant_salt``; a client's own follows
 
 

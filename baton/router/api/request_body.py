@@ -20,6 +20,7 @@ from baton.router.api.foreign_fields import reason, refusable, refusal
 IGNORED_HEADER = "x-baton-ignored"
 MOST_NAMED = 16  # ignored fields that the answer's header names
 MOST_LOOKED_AT = 256  # unknown fields that are looked at, because a body may have a million
+_STRICT = re.compile(r"tools\.\d+\.(function\.)?strict")
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 
 
@@ -72,9 +73,10 @@ def refuse(surface: str, name: str, value: object, inside: str = "") -> None:
         raise InvalidRequest(f"{shown} is not supported: {found.remedy}", shown)
 
 
-def ignored_header(body: RequestBody) -> dict[str, str]:
+def ignored_header(body: RequestBody, binds_calls: bool = False) -> dict[str, str]:
     """Returns the response header, as a dict, that names unknown fields which had no effect; {} if there are
-    none.
+    none. ``binds_calls`` says that ``strict`` of tools has one.
     """
-    names = list(islice(filter(_NAME.fullmatch, body.ignored()), MOST_NAMED))
+    told = (name for name in body.ignored() if not (binds_calls and _STRICT.fullmatch(name)))
+    names = list(islice(filter(_NAME.fullmatch, told), MOST_NAMED))
     return {IGNORED_HEADER: ", ".join(names)} if names else {}

@@ -20,7 +20,7 @@ class AnswerFormat(msgspec.Struct, frozen=True):
     """Says how a call's answers are parsed; each choice gets parsers of its own.
 
     ``marks``: markup between reasoning, content and calls that belongs to none of them. ``parallel`` False keeps
-    only the first call.
+    only the first call. ``binds_calls`` says that a grammar holds the calls of strict tools to their schemas.
     """
 
     tools: Callable[[], ToolParser] | None = None
@@ -29,6 +29,7 @@ class AnswerFormat(msgspec.Struct, frozen=True):
     parallel: bool = True
     shows_reasoning: bool = True
     marks: tuple[str, ...] = ()
+    binds_calls: bool = False
 
     def reader(self) -> ChatReader:
         """Returns a new reader, for one choice."""

@@ -59,7 +59,7 @@ async def messages_call(service: GenerationService, headers: Headers, body: Mess
     Raises InvalidRequest, ModelNotFound, and what ``GenerationService.prepare`` raises.
     """
     chat = await offload_if(len(body.messages) > INLINE_MESSAGES, body.chat)
-    generation, text, form = await chat_generation(service, headers, chat, NAMES)
+    generation, text, form = await chat_generation(service, headers, chat, NAMES, must_bind=True)
     return PreparedCall(generation, text, MessagesShape(generation, form), chat, STYLE, ignored_header(body))
 
 

@@ -25,7 +25,7 @@ NO_SERVER_TOOLS = "no tool runs here: give name and input_schema, and run what t
 class ClientTool(Body):
     """Describes a tool that the client runs; ``input_schema`` is a JSON schema of the call's input.
 
-    ``strict`` asks that every call follows it, which calls do that ``tool_choice`` demands.
+    ``strict`` asks that every call follows it.
     """
 
     type: str | None = None
@@ -42,7 +42,8 @@ class ClientTool(Body):
         """
         if self.type not in (None, "custom"):
             raise InvalidRequest(f"tools[{at}].type is {self.type!r}: {NO_SERVER_TOOLS}", f"tools[{at}].type")
-        told = {"name": self.name, "description": self.description, "parameters": self.input_schema}
+        told: Json = {"name": self.name, "description": self.description, "parameters": self.input_schema}
+        told["strict"] = self.strict or None
         return {"type": "function", "function": {name: value for name, value in told.items() if value is not None}}
 
 
@@ -169,17 +170,6 @@ class MessagesBody(SamplingBody, MessagesPrompt):
         if self._form() is not None and self.tool_choice is not None and self.tool_choice.demands:
             name = "output_config.format"
             raise InvalidRequest(f"{name} can't go with a tool_choice that demands a call", name)
-        return self
-
-    @model_validator(mode="after")
-    def _strict_is_kept(self) -> MessagesBody:
-        choice = self.tool_choice
-        free = choice is None or choice.type == "auto"
-        at = next((at for at, tool in enumerate(self.tools or ()) if tool.strict), None)
-        if free and at is not None:
-            name = f"tools[{at}].strict"
-            text = "only calls that tool_choice demands follow their schemas: set its type to any or tool"
-            raise InvalidRequest(f"{name}: {text}, or leave strict out", name)
         return self
 
     def chat(self) -> ChatBody:

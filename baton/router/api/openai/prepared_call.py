@@ -17,6 +17,7 @@ from starlette.responses import Response
 
 from baton.protos.errors import InvalidRequest
 from baton.protos.json import Json
+from baton.protos.nouns import Grammar
 from baton.router.access.headers import clean_traceparent
 from baton.router.answer.generation import Generation, GenerationOptions
 from baton.router.answer.service import GenerationService
@@ -25,6 +26,7 @@ from baton.router.answer.validate import COMPLETION_TOKENS
 from baton.router.api.large import INLINE_BYTES, large_response, offload_if
 from baton.router.api.openai.best_of import BestOf
 from baton.router.api.openai.messages import size_of
+from baton.router.api.openai.schema_text import refusal_of
 from baton.router.api.openai.schemas import ChatBody, CompletionBody, GenerationBody
 from baton.router.api.openai.shapes import ChatShape, CompletionShape, Shape, collected, usage_json
 from baton.router.api.openai.truncation import all_ids
@@ -34,6 +36,7 @@ from baton.router.request.context import RequestContext
 from baton.router.request.request import ChoiceSummary
 from baton.router.text import reasoning_parsers, tool_parsers
 from baton.router.text.chat_reader import AnswerFormat
+from baton.router.text.lazy_calls import lazy_grammar
 from baton.router.text.model import TextModel
 from baton.router.text.tool_parsers import ToolParser
 
@@ -106,15 +109,16 @@ async def chat_call(service: GenerationService, headers: Headers, body: ChatBody
     generation, text, form = await chat_generation(service, headers, body, names)
     created, with_ids = int(service.environment.wall_clock()), bool(body.return_token_ids)
     shape = ChatShape(generation, text.tokenizer, created, body.include_usage, with_ids, form)
-    return PreparedCall(generation, text, shape, body, told=ignored_header(body))
+    return PreparedCall(generation, text, shape, body, told=ignored_header(body, form.binds_calls))
 
 
 async def chat_generation(
-    service: GenerationService, headers: Headers, body: ChatBody, names: dict[str, str]
+    service: GenerationService, headers: Headers, body: ChatBody, names: dict[str, str], must_bind: bool = False
 ) -> tuple[Generation, TextModel, AnswerFormat]:
     """Validates a chat body; returns the Generation, the model's text functions, and how answers are parsed.
 
-    ``names`` maps our field names to the client's, for errors. Raises as ``chat_call`` does.
+    ``names`` maps our field names to the client's, for errors. ``must_bind`` refuses strict tools whose calls no
+    grammar can bind. Raises as ``chat_call`` does.
     """
     entry = await service.catalog.resolve(body.model or "")
     text = service.catalog.text(entry)
@@ -131,6 +135,12 @@ async def chat_generation(
     options = _ask(service, headers, body, None, continues=bool(body.continue_final_message), names=names)
     if needs_special:
         options = msgspec.structs.replace(options, skip_special=False)
+    lazy = _strict_calls(service, text, body, rendered)
+    if lazy is not None:
+        names, form = options.names | {"grammar": "tools"}, msgspec.structs.replace(form, binds_calls=True)
+        options = msgspec.structs.replace(options, sampling=options.sampling | {"grammar": lazy}, names=names)
+    elif must_bind:
+        body.refuse_unheld()
     return await service.prepare(entry, options, prompts), text, form
 
 
@@ -154,6 +164,22 @@ def _answer_format(
         marks=tuple(marks),
     )
     return form, any(map(text.hides, marks))
+
+
+def _strict_calls(service: GenerationService, text: TextModel, body: ChatBody, rendered: str) -> Grammar | None:
+    """Returns the grammar that binds the calls of strict tools and leaves other text free; None if there are none,
+    if the answer is bound or its tokens are restricted already, or if the model's format of calls can't be bound.
+    """
+    if not body.offered_tools or body.grammar() is not None or body.allowed_token_ids is not None:
+        return None
+    names, source = service.parsers, text.template_source
+    tools, reasoning = tool_parsers.load(names.tools, source), reasoning_parsers.load(names.reasoning, source)
+    call = body.strict_call(tools.ARGUMENTS) if hasattr(tools, "lazy_rules") else None
+    if call is None or any(map(text.hides, [*tools.OPENS, *(reasoning.MARKS if reasoning else ())])):
+        return None
+    thought = (reasoning.BEGIN, reasoning.END) if reasoning else None
+    opened = reasoning is not None and _thinking(body, rendered, reasoning)
+    return Grammar("grammar", refusal_of(call) or lazy_grammar(tools.lazy_rules, call, thought, opened))
 
 
 def _thinking(body: ChatBody, rendered: str, reasoning: ModuleType) -> bool:

@@ -274,6 +274,15 @@ class ChatBody(GenerationBody, ConversationBody):
             raise InvalidRequest(f"{asked[1]} can't go with a tool_choice that demands a call", asked[1])
         return forced, "tools"
 
+    def refuse_unheld(self) -> None:
+        """Raises InvalidRequest if a tool is strict and only a demanded call would follow its schema."""
+        name = next(unheld([tool.function for tool in self.tools or ()], self.tool_choice), "")
+        if name:
+            shown = f"tools[{name.split('.')[1]}].strict"
+            text = "nothing can hold this call's answer to a schema where the model chooses to call"
+            remedy = "set the type of tool_choice to any or tool, or leave strict out"
+            raise InvalidRequest(f"{shown}: {text}: {remedy}", shown)
+
     def ignored(self) -> Iterator[str]:
         """Yields the names of fields without effect: unknown ones, and ``strict`` of tools where no call is
         demanded.

@@ -23,6 +23,7 @@ from baton.router.text.tool_parsers import ArgumentsEvent, CallEvent, Event, Too
 MAX_TOOLS = 128  # tools of one request, as OpenAI has it
 Name = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.-]{1,64}$")]
 NO_ARGUMENTS: Json = {"type": "object", "properties": {}, "additionalProperties": False}
+ANY: Json = {"type": "object"}
 
 
 class Function(Body):
@@ -102,6 +103,23 @@ class ToolsBody(RequestBody):
         refusal = refusal_of([_parameters(tool) for tool in self.tools or ()])
         return Grammar("json_schema", refusal) if refusal else _schema(self._any_call())
 
+    def strict_call(self, key: str) -> Json | None:
+        """Returns the JSON schema of any one call whose arguments stand under ``key``; None unless the model may
+        choose to call (``tool_choice`` "auto") and a tool is strict.
+
+        Arguments of a strict tool match its parameters, those of another one are any object.
+        """
+        if next(unheld([tool.function for tool in self.tools or ()], self.tool_choice), None) is None:
+            return None
+        definitions: Json = {}
+        calls = [
+            _call_schema(
+                i, tool.function.name, _parameters(tool) if tool.function.strict else ANY, definitions, key
+            )
+            for i, tool in enumerate(self.tools or ())
+        ]
+        return {"anyOf": calls, "$defs": definitions}
+
     def forced_parser(self) -> ToolParser:
         """Returns the parser of answers that follow ``forced_grammar``'s grammar."""
         if isinstance(self.tool_choice, NamedChoice):
@@ -113,7 +131,10 @@ class ToolsBody(RequestBody):
 
     def _any_call(self) -> Json:
         definitions: Json = {}
-        calls = [_call_schema(i, tool, definitions) for i, tool in enumerate(self.tools or ())]
+        calls = [
+            _call_schema(i, tool.function.name, _parameters(tool), definitions)
+            for i, tool in enumerate(self.tools or ())
+        ]
         most = {"maxItems": 1} if self.parallel_tool_calls is False else {}
         return {"type": "array", "minItems": 1, **most, "items": {"anyOf": calls}, "$defs": definitions}
 
@@ -152,8 +173,9 @@ class CallListParser:
 
 
 def unheld(tools: Iterable[Function | FlatFunction], choice: object, inside: str = "") -> Iterator[str]:
-    """Yields the names of ``strict`` fields that nothing holds an answer to: no call is demanded, and the model
-    writes calls in a format of its own. ``inside`` stands between a tool's number and the field's name.
+    """Yields the names of ``strict`` fields that nothing holds an answer to unless a lazy grammar does
+    (``strict_call``): no call is demanded, and the model writes calls in a format of its own. ``inside`` stands
+    between a tool's number and the field's name.
     """
     if choice in (None, "auto"):
         yield from (f"tools.{at}.{inside}strict" for at, tool in enumerate(tools) if tool.strict)
@@ -167,17 +189,17 @@ def _parameters(tool: Tool) -> Json:
     return NO_ARGUMENTS if tool.function.parameters is None else tool.function.parameters
 
 
-def _call_schema(number: int, tool: Tool, definitions: Json) -> Json:
+def _call_schema(number: int, name: str, parameters: Json, definitions: Json, key: str = "parameters") -> Json:
     """One call; what its parameters define moves to the root, under names of its own, where references look."""
-    parameters = dict(_parameters(tool))
-    for key in ("$defs", "definitions"):
-        for name, schema in parameters.pop(key, {}).items():
-            definitions[f"{number}/{key}/{name}".replace("/", ".")] = _moved(schema, number)
-    properties = {"name": {"const": tool.function.name}, "parameters": _moved(parameters, number)}
+    parameters = dict(parameters)
+    for place in ("$defs", "definitions"):
+        for own, schema in parameters.pop(place, {}).items():
+            definitions[f"{number}/{place}/{own}".replace("/", ".")] = _moved(schema, number)
+    properties = {"name": {"const": name}, key: _moved(parameters, number)}
     return {
         "type": "object",
         "properties": properties,
-        "required": ["name", "parameters"],
+        "required": ["name", key],
         "additionalProperties": False,
     }
 

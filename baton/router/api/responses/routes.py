@@ -53,7 +53,7 @@ async def responses_call(service: GenerationService, headers: Headers, body: Res
     chat = body.chat()
     generation, text, form = await chat_generation(service, headers, chat, NAMES)
     shape = ResponsesShape(generation, text.tokenizer, int(service.environment.wall_clock()), body, form)
-    return PreparedCall(generation, text, shape, chat, STYLE, ignored_header(body))
+    return PreparedCall(generation, text, shape, chat, STYLE, ignored_header(body, form.binds_calls))
 
 
 def _error(error: BaseException) -> Json:

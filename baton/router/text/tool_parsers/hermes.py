@@ -11,6 +11,8 @@ from baton.router.text.tool_parsers import Event, TextEvent, ToolParser
 
 BEGIN, END = "<tool_call>", "</tool_call>"
 MARKS = (BEGIN,)
+OPENS = (BEGIN, END)
+ARGUMENTS = "arguments"
 
 
 class Hermes:
@@ -71,6 +73,14 @@ class Hermes:
         """Line breaks between calls are nobody's."""
         if text and not (self._calls.index >= 0 and text.isspace()):
             events.append(TextEvent(text))
+
+
+def lazy_rules(name: str, before: str) -> str:
+    """Returns the rules of an answer in which what follows each BEGIN is a call (``lazy_calls.LazyRules``)."""
+    return (
+        f'{name}: {name}_call* TEXT\n{name}_call: {name}_open SPACE? call SPACE? "{END}"\n'
+        f'{name}_open[lazy]: {before} "{BEGIN}"\n'
+    )
 
 
 def make() -> ToolParser:

@@ -11,6 +11,8 @@ from baton.router.text.tool_parsers import Event, TextEvent, ToolParser
 
 TAG = "<|python_tag|>"
 MARKS = (TAG, "<|eom_id|>", "Environment: ipython")
+OPENS = ()  # a mark that isn't text can't be written under a grammar, and none is needed
+ARGUMENTS = "parameters"
 _BETWEEN = " \t\r\n;,"
 
 
@@ -76,6 +78,15 @@ class Llama3:
         """The value at hand, unless its call has begun."""
         raw, self._raw = "".join(self._raw), []
         return raw if self._calls.index == self._before else ""
+
+
+def lazy_rules(name: str, before: str) -> str:
+    """Returns the rules of an answer that is calls if it begins as one, else text (``lazy_calls.LazyRules``)."""
+    tag, says = TAG.replace("|", "\\|"), f"{name.upper()}_SAYS"
+    return (
+        f'{name}: {says} | SPACE? ("{TAG}" SPACE?)? call (/[ \\t\\r\\n;,]{{1,8}}/ call)*\n'
+        f"{says}: {before} & ~/\\s*(\\{{|{tag})(.|\\n)*/\n"
+    )
 
 
 def make() -> ToolParser:

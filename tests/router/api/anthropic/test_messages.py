@@ -212,8 +212,8 @@ async def test_a_breakpoint_of_the_cache_is_a_hint(router, fake, at: str) -> Non
         ({"tool_choice": {"type": "any"}}, "tool_choice"),
         ({"tools": [TOOL], "tool_choice": {"type": "any"}, "output_config": {"format": FORM}},
          "output_config.format"),
-        ({"tools": [TOOL, TOOL | {"name": "f", "strict": True}]}, "tools[1].strict"),
-        ({"tools": [TOOL | {"strict": True}], "tool_choice": {"type": "auto"}}, "tools[0].strict"),
+        ({"tools": [TOOL, TOOL | {"name": "f", "strict": True}], "output_config": {"format": FORM}},
+         "tools[1].strict"),
         ({"thinking": {"type": "between_tools"}}, "thinking.type"),
         ({"output_config": {"effort": "low"}}, "output_config.effort"),
         ({"stop_sequences": [""]}, "stop_sequences"),
@@ -230,7 +230,9 @@ async def test_what_cannot_be_done_is_a_400_that_names_it(router, fields, named)
     assert named in bad.value.body["error"]["message"]
 
 
-@pytest.mark.parametrize("choice", [{"type": "any"}, {"type": "tool", "name": "weather"}, {"type": "none"}])
+@pytest.mark.parametrize(
+    "choice", [{"type": "auto"}, {"type": "any"}, {"type": "tool", "name": "weather"}, {"type": "none"}]
+)
 async def test_a_strict_tool_is_taken_where_calls_follow_its_schema_or_none_is_made(router, fake, choice) -> None:
     schema = {"type": "object", "properties": {"at": {"type": "integer"}}, "required": ["at"]}
     tool = TOOL | {"strict": True, "input_schema": schema}

@@ -81,17 +81,37 @@ async def test_without_parallel_calls_only_the_first_counts(router, says) -> Non
     assert answer.choices[0].message.content is None
 
 
-@pytest.mark.parametrize(("choice", "told"), [(None, True), ("auto", True), ("none", False), ("required", False)])
-async def test_a_strict_that_nothing_holds_is_named_in_the_header(router, choice, told) -> None:
-    strict = {"type": "function", "function": {"name": "now", "strict": True}}
-    chat = {"model": "tiny", "messages": MESSAGES, "tools": [TOOLS[0], strict], "tool_choice": choice}
+STRICT = {"type": "function", "function": {"name": "now", "strict": True, "parameters": POINT}}
+
+
+@pytest.mark.parametrize(("choice", "bound"), [(None, True), ("auto", True), ("none", False)])
+async def test_a_strict_tool_binds_what_the_model_opens_as_a_call(router, fake, choice, bound) -> None:
+    chat = {"model": "tiny", "messages": MESSAGES, "tools": [TOOLS[0], STRICT], "tool_choice": choice}
     answer = await router.http.post("/v1/chat/completions", json=chat)
     assert answer.status_code == 200, answer.text
-    assert answer.headers.get("x-baton-ignored") == ("tools.1.function.strict" if told else None)
-    flat = {"type": "function", "name": "now", "strict": True}
+    assert "x-baton-ignored" not in answer.headers
+    grammar = fake.requests[-1].sampling.grammar
+    assert (grammar is not None) == bound
+    flat = {"type": "function", **STRICT["function"]}
     response = await router.http.post("/v1/responses", json={"input": "x", "tools": [flat], "tool_choice": choice})
     assert response.status_code == 200, response.text
-    assert response.headers.get("x-baton-ignored") == ("tools.0.strict" if told else None)
+    assert "x-baton-ignored" not in response.headers
+    if grammar is None:
+        return
+    matcher = compiled(grammar, byte_tokenizer())
+    good = b'Hm. <tool_call>{"name": "now", "arguments": {"at": "Ulm"}}</tool_call>'
+    free = b'<tool_call>{"name": "weather", "arguments": {"at": 3}}</tool_call>'  # this one isn't strict
+    assert matcher.consume_tokens(list(good + free))
+    bad = b'<tool_call>{"name": "now", "arguments": {"at": 3'
+    assert matcher.try_consume_tokens(list(bad)) == len(bad) - 1
+
+
+@pytest.mark.parametrize("fields", [{"response_format": {"type": "json_object"}}, {"allowed_token_ids": [5]}])
+async def test_a_strict_that_nothing_holds_is_named_in_the_header(router, fields) -> None:
+    chat = {"model": "tiny", "messages": MESSAGES, "tools": [TOOLS[0], STRICT], **fields}
+    answer = await router.http.post("/v1/chat/completions", json=chat)
+    assert answer.status_code == 200, answer.text
+    assert answer.headers["x-baton-ignored"] == "tools.1.function.strict"
 
 
 async def test_none_offers_nothing_and_reads_nothing(router, says) -> None:

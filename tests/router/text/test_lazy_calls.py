@@ -1,0 +1,92 @@
+"""Grammars of answers with strict tools: text is free, and what a format opens as a call follows its schema."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from baton.protos.grammar import byte_tokenizer, compiled
+from baton.protos.nouns import Grammar
+from baton.router.text.lazy_calls import lazy_grammar
+from baton.router.text.tool_parsers import ArgumentsEvent, hermes, llama3
+
+POINT = {
+    "type": "object",
+    "properties": {"at": {"type": "integer"}},
+    "required": ["at"],
+    "additionalProperties": False,
+}
+THOUGHT = ("<think>", "</think>")
+GOOD = '{"name": "f", "%s": {"at": 3}}'
+BAD = '{"name": "f", "%s": {"at": "x'
+
+
+def call(key: str) -> dict[str, object]:
+    properties = {"name": {"const": "f"}, key: POINT}
+    return {"type": "object", "properties": properties, "required": ["name", key], "additionalProperties": False}
+
+
+def taken(form, text: str, thought=None, opened: bool = False) -> tuple[str, bool]:
+    """Returns as much of ``text`` as the grammar allows, and whether the answer may end there."""
+    tokenizer = byte_tokenizer()
+    spec = lazy_grammar(form.lazy_rules, call(form.ARGUMENTS), thought, opened)
+    matcher, data = compiled(Grammar("grammar", spec), tokenizer), text.encode()
+    for at, byte in enumerate(data):
+        if not matcher.compute_bitmask()[byte // 8] >> (byte % 8) & 1:
+            return data[:at].decode(), False
+        assert matcher.consume_token(byte)
+    return text, bool(matcher.compute_bitmask()[256 // 8] & 1)
+
+
+def hermes_call(body: str) -> str:
+    return f"<tool_call>\n{body % 'arguments'}\n</tool_call>"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "", "It is < 3 and </tool_call> {\n", hermes_call(GOOD), f"Let me see.{hermes_call(GOOD)}",
+        f"{hermes_call(GOOD)}\n{hermes_call(GOOD)} done",
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("thought", [None, THOUGHT])
+def test_hermes_text_is_free_and_whole_calls_may_end(text: str, thought: tuple[str, str] | None) -> None:
+    assert taken(hermes, text, thought) == (text, True)
+
+
+@pytest.mark.parametrize("before", ["", "Let me see.", hermes_call(GOOD)])
+def test_hermes_calls_that_do_not_fit_are_stopped_where_they_leave_the_schema(before: str) -> None:
+    text = f"{before}<tool_call>\n{BAD % 'arguments'}"
+    assert taken(hermes, text) == (text[:-2], False)
+    other = f'{before}<tool_call>{{"name": "g'
+    assert taken(hermes, other) == (other[:-1], False)
+    assert taken(hermes, f"{before}<tool_call>") == (f"{before}<tool_call>", False)
+
+
+def test_nothing_binds_in_a_thought_and_calls_bind_behind_it() -> None:
+    thought, good, bad = "I could <tool_call> x", hermes_call(GOOD), f"<tool_call>{BAD % 'arguments'}"
+    for begin, opened in (("", True), ("<think>", False), ("\n<think>", False)):
+        text = f"{begin}{thought}</think>\n"
+        assert taken(hermes, text + good, THOUGHT, opened) == (text + good, True)
+        assert taken(hermes, text + bad, THOUGHT, opened) == ((text + bad)[:-2], False)
+
+
+def test_llama3_answers_are_text_or_calls() -> None:
+    good, bad = GOOD % "parameters", BAD % "parameters"
+    for text in ("", "It is {", f"See {bad}", good, f"{good}; {good}", f"\n{good}", f"{llama3.TAG}{good}"):
+        assert taken(llama3, text) == (text, True), text
+    for text in (bad, f"{good};{bad}", f"{llama3.TAG}{bad}"):
+        assert taken(llama3, text) == (text[:-2], False), text
+    assert taken(llama3, f"<think>{{</think>{good}", THOUGHT) == (f"<think>{{</think>{good}", True)
+    assert taken(llama3, f"<think>{{</think>{bad}", THOUGHT) == (f"<think>{{</think>{bad}"[:-2], False)
+
+
+@pytest.mark.parametrize("form", [hermes, llama3])
+def test_what_the_grammar_takes_as_a_call_its_parser_reads(form) -> None:
+    body = GOOD % form.ARGUMENTS
+    text = hermes_call(GOOD) if form is hermes else body
+    assert taken(form, text) == (text, True)
+    parser = form.make()
+    events = parser.push(text) + parser.flush()
+    assert json.loads("".join(e.text for e in events if isinstance(e, ArgumentsEvent))) == {"at": 3}
