@@ -89,6 +89,10 @@ def info(worker_id: str, role: str, **fields) -> WorkerInfo:
     return WorkerInfo(worker_id=worker_id, role=role, **defaults | fields)
 
 
+# What gRPC itself says: of the calls of a server that ends, and of one that serves another role's calls.
+SERVER_SAYS = {Cancelled: grpc.StatusCode.CANCELLED, BatonError: grpc.StatusCode.UNIMPLEMENTED}
+
+
 class FakeWorker(stubs.WorkerServicer):
     """A server on a free port; ``die`` breaks every connection at once.
 
@@ -384,8 +388,8 @@ class FakePrefill(FakeWorker, stubs.PrefillWorkerServicer):
             self.cancelled += 1
             raise
         except BatonError as error:
-            if error is self.engine_died and isinstance(error, Cancelled):  # as gRPC ends the calls of a server
-                await context.abort(grpc.StatusCode.CANCELLED, error.message)
+            if error is self.engine_died and (code := SERVER_SAYS.get(type(error))):
+                await context.abort(code, error.message)
             await abort(context, error)
         finally:
             self.running -= 1

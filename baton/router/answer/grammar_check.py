@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import re
 from collections import OrderedDict
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+
+import msgspec
 
 from baton.grammars.limits import COMPILING, RESTARTS, ProcessBounds
 from baton.grammars.messages import Compile, CompileResult, TokenizerSpec, compile_of
@@ -22,6 +25,7 @@ from baton.protos.nouns import Grammar
 TENANTS_KNOWN, TENANT_KNOWN = 256, 64  # tenants whose verdicts are kept, and how many of each: 500 bytes a piece
 MOST_WAITING = 64  # of one tenant
 BYTES = 256
+_SPECIAL = re.compile(r"<\[([0-9]{1,9})\]>")
 GrammarVerdict = InvalidRequest | None
 GrammarKey = tuple[bytes, bytes]
 
@@ -32,7 +36,7 @@ class GrammarCheck:
     """
 
     def __init__(self, bounds: ProcessBounds = ProcessBounds()) -> None:
-        self._server = server_for(TokenizerSpec("", BYTES, (), bounds))
+        self._server = server_for(TokenizerSpec("", BYTES + 1, (), bounds))  # and a special token
         self._known: OrderedDict[str, OrderedDict[GrammarKey, GrammarVerdict]] = OrderedDict()
         self._turns: Turns[asyncio.Future[None]] = Turns(COMPILING)
 
@@ -47,7 +51,7 @@ class GrammarCheck:
         Overloaded if MOST_WAITING of the tenant wait, Unavailable if no process starts. A cancel ends its process.
         """
         try:
-            error = await self._verdict(compile_of(grammar), tenant, salt)
+            error = await self._verdict(compile_of(_over_bytes(grammar)), tenant, salt)
         except InvalidRequest as refusal:
             error = refusal
         if error is not None:
@@ -106,6 +110,16 @@ class GrammarCheck:
             finally:
                 child.kill()
         raise Unavailable("grammars can't be checked now: their process doesn't start; ask again later")
+
+
+def _over_bytes(grammar: Grammar) -> Grammar:
+    """``grammar`` with each special token that Lark names by its id, ``<[32000]>``, as the one of the byte vocabulary:
+    the model's own shows in the engine.
+    """
+    if grammar.kind != "grammar":
+        return grammar
+    spec = _SPECIAL.sub(lambda found: f"<[{min(int(found[1]), BYTES)}]>", grammar.spec)
+    return msgspec.structs.replace(grammar, spec=spec)
 
 
 async def _heard(child: ForkedGrammar) -> CompileResult | None:

@@ -89,6 +89,12 @@ class TextModel:
         ids = self.tokenizer.encode(mark, add_special_tokens=False)
         return any(not self.tokenizer.token_bytes(i, skip_special_tokens=True) for i in ids)
 
+    def special_id(self, mark: str) -> int | None:
+        """Returns the id of the special token that ``mark`` is; None if it is written as text."""
+        ids = self.tokenizer.encode(mark, add_special_tokens=False)
+        hidden = [i for i in ids if not self.tokenizer.token_bytes(i, skip_special_tokens=True)]
+        return hidden[0] if len(hidden) == 1 else None
+
     @property
     def template_names(self) -> frozenset[str]:
         """Returns the names of the variables that the chat template reads."""

@@ -356,6 +356,8 @@ class PrefillLink(WorkerLink):
             reason = attached_error(error) or from_rpc(error, self.info.worker_id)
             if isinstance(reason, Cancelled):
                 reason = WorkerLost(f"{self.info.worker_id} cancelled the prefill by itself: {reason}")
+            elif error.code() is grpc.StatusCode.UNIMPLEMENTED:
+                reason = WorkerLost(f"{self.info.worker_id} serves no prefills any more: it has another role now")
             if is_of_worker(reason):
                 self._doubt()
             raise reason from None

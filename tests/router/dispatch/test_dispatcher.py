@@ -283,8 +283,12 @@ async def test_a_cancel_in_a_pause_leaves_nothing(monkeypatch: pytest.MonkeyPatc
         assert not c.view._revision._waiters
 
 
-@pytest.mark.parametrize("said", [WorkerLost("the engine of p0 died"), Cancelled("the server stops")], ids=repr)
-async def test_a_prefill_worker_that_says_its_engine_died_is_asked_once_while_it_ends(said):
+@pytest.mark.parametrize(
+    "said",
+    [WorkerLost("the engine of p0 died"), Cancelled("the server stops"), BatonError("Method not found!")],
+    ids=["its engine died", "its server stops", "it has another role"],
+)
+async def test_a_prefill_worker_that_can_read_no_prompt_any_more_is_asked_once_while_it_ends(said):
     async with cluster() as c:
         c.p[0].hold.clear()
         [stream] = c.open(PROMPT)

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 
 from baton.protos.grammar import byte_tokenizer, compiled
 from baton.protos.nouns import Grammar
-from baton.router.text.lazy_calls import lazy_grammar
-from baton.router.text.tool_parsers import ArgumentsEvent, hermes, llama3
+from baton.router.answer.grammar_check import GrammarCheck
+from baton.router.text.lazy_calls import CallSyntax, lazy_grammar
+from baton.router.text.tool_parsers import ArgumentsEvent, CallEvent, hermes, llama3, mistral
 
 POINT = {
     "type": "object",
@@ -30,7 +32,7 @@ def call(key: str) -> dict[str, object]:
 def taken(form, text: str, thought=None, opened: bool = False) -> tuple[str, bool]:
     """Returns as much of ``text`` as the grammar allows, and whether the answer may end there."""
     tokenizer = byte_tokenizer()
-    spec = lazy_grammar(form.lazy_rules, call(form.ARGUMENTS), thought, opened)
+    spec = lazy_grammar(form.lazy_rules, call(form.ARGUMENTS), CallSyntax([("f", POINT)]), thought, opened)
     matcher, data = compiled(Grammar("grammar", spec), tokenizer), text.encode()
     for at, byte in enumerate(data):
         if not matcher.compute_bitmask()[byte // 8] >> (byte % 8) & 1:
@@ -90,3 +92,72 @@ def test_what_the_grammar_takes_as_a_call_its_parser_reads(form) -> None:
     parser = form.make()
     events = parser.push(text) + parser.flush()
     assert json.loads("".join(e.text for e in events if isinstance(e, ArgumentsEvent))) == {"at": 3}
+
+
+@pytest.mark.parametrize("before", ["", "Let me see: "])
+def test_mistral_answers_are_text_and_calls_in_either_form(before: str) -> None:
+    good, bad, arguments = GOOD % "arguments", BAD % "arguments", '{"at": 3}'
+    for text in (
+        "", f"See {bad}", f"[TOOL_CALLS][{good}]", f"[TOOL_CALLS] [{good}, {good}]\n", f"[TOOL_CALLS]f[ARGS]{arguments}",
+        f"[TOOL_CALLS]f[CALL_ID]abc123456[ARGS]{arguments}[TOOL_CALLS]f{arguments}",
+    ):  # fmt: skip
+        assert taken(mistral, before + text) == (before + text, True), text
+        parser = mistral.make()
+        events = parser.push(before + text) + parser.flush()
+        calls = [event for event in events if isinstance(event, CallEvent)]
+        assert len(calls) == text.count(good) + text.count(f"f[ARGS]{arguments}") + text.count(
+            f"6[ARGS]{arguments}"
+        ) + text.count(f"f{arguments}")
+    for text in (
+        f"[TOOL_CALLS][{bad}",
+        '[TOOL_CALLS]f[ARGS]{"at": "x',
+        f'[TOOL_CALLS][{good}, {{"name": "f", "arguments": {{"at": "x',
+    ):
+        assert taken(mistral, before + text) == (before + text[:-2], False), text
+    assert taken(mistral, f"{before}[TOOL_CALLS]g") == (f"{before}[TOOL_CALLS]", False)
+
+
+SPECIAL = {"<tool_call>": 300, "</tool_call>": 301, "<|python_tag|>": 302, "[TOOL_CALLS]": 303, "[ARGS]": 304, "[CALL_ID]": 305}  # fmt: skip
+MARK = re.compile("|".join(map(re.escape, SPECIAL)))
+
+
+def ids_of(text: str) -> list[int]:
+    """Returns the bytes of ``text``, its marks as special tokens."""
+    ids, at = list[int](), 0
+    for mark in MARK.finditer(text):
+        ids += [*text[at : mark.start()].encode(), SPECIAL[mark[0]]]
+        at = mark.end()
+    return ids + list(text[at:].encode())
+
+
+@pytest.mark.parametrize(
+    ("form", "good", "bad"),
+    [
+        (hermes, f"Let me see.{hermes_call(GOOD)}\n{hermes_call(GOOD)} done", f"x<tool_call>{BAD % 'arguments'}"),
+        (llama3, f"<|python_tag|>{GOOD % 'parameters'}", f"<|python_tag|>{BAD % 'parameters'}"),
+        (mistral, f"Hm.[TOOL_CALLS][{GOOD % 'arguments'}]", f"[TOOL_CALLS][{BAD % 'arguments'}"),
+        (
+            mistral,
+            '[TOOL_CALLS]f[CALL_ID]abc[ARGS]{"at": 3}[TOOL_CALLS]f[ARGS]{"at": 4}',
+            '[TOOL_CALLS]f[ARGS]{"at": "x',
+        ),
+    ],
+)
+def test_marks_that_are_special_tokens_open_calls_and_cannot_be_written_as_text(form, good: str, bad: str) -> None:
+    spec = lazy_grammar(form.lazy_rules, call(form.ARGUMENTS), CallSyntax([("f", POINT)], SPECIAL.get))
+    matcher = compiled(Grammar("grammar", spec), byte_tokenizer(400))
+    whole = ids_of(good)
+    assert matcher.try_consume_tokens(whole) == len(whole)
+    assert matcher.is_accepting()
+    matcher = compiled(Grammar("grammar", spec), byte_tokenizer(400))
+    broken = ids_of(bad)
+    assert matcher.try_consume_tokens(broken) == len(broken) - 2
+    if form is not llama3:
+        spelled = compiled(Grammar("grammar", spec), byte_tokenizer(400))
+        mark = hermes.BEGIN if form is hermes else mistral.MARK
+        assert spelled.try_consume_tokens(list(f"See {mark}".encode())) == len(f"See {mark}") - 1
+
+
+async def test_a_grammar_with_special_tokens_passes_the_routers_check() -> None:
+    spec = lazy_grammar(mistral.lazy_rules, call("arguments"), CallSyntax([("f", POINT)], SPECIAL.get))
+    await GrammarCheck().check(Grammar("grammar", spec), "tools")

@@ -29,6 +29,7 @@ from baton.router.api.openai.messages import size_of
 from baton.router.api.openai.schema_text import refusal_of
 from baton.router.api.openai.schemas import ChatBody, CompletionBody, GenerationBody
 from baton.router.api.openai.shapes import ChatShape, CompletionShape, Shape, collected, usage_json
+from baton.router.api.openai.tools import call_schema
 from baton.router.api.openai.truncation import all_ids
 from baton.router.api.request_body import ignored_header
 from baton.router.api.sse import OPENAI_EVENTS, EventStream, EventStyle
@@ -36,7 +37,7 @@ from baton.router.request.context import RequestContext
 from baton.router.request.request import ChoiceSummary
 from baton.router.text import reasoning_parsers, tool_parsers
 from baton.router.text.chat_reader import AnswerFormat
-from baton.router.text.lazy_calls import lazy_grammar
+from baton.router.text.lazy_calls import CallSyntax, lazy_grammar
 from baton.router.text.model import TextModel
 from baton.router.text.tool_parsers import ToolParser
 
@@ -168,18 +169,19 @@ def _answer_format(
 
 def _strict_calls(service: GenerationService, text: TextModel, body: ChatBody, rendered: str) -> Grammar | None:
     """Returns the grammar that binds the calls of strict tools and leaves other text free; None if there are none,
-    if the answer is bound or its tokens are restricted already, or if the model's format of calls can't be bound.
+    or if the answer is bound or its tokens are restricted already.
     """
     if not body.offered_tools or body.grammar() is not None or body.allowed_token_ids is not None:
         return None
     names, source = service.parsers, text.template_source
     tools, reasoning = tool_parsers.load(names.tools, source), reasoning_parsers.load(names.reasoning, source)
-    call = body.strict_call(tools.ARGUMENTS) if hasattr(tools, "lazy_rules") else None
-    if call is None or any(map(text.hides, [*tools.OPENS, *(reasoning.MARKS if reasoning else ())])):
+    offered = body.strict_tools()
+    if not offered:
         return None
+    call, syntax = call_schema(offered, tools.ARGUMENTS), CallSyntax(offered, text.special_id)
     thought = (reasoning.BEGIN, reasoning.END) if reasoning else None
     opened = reasoning is not None and _thinking(body, rendered, reasoning)
-    return Grammar("grammar", refusal_of(call) or lazy_grammar(tools.lazy_rules, call, thought, opened))
+    return Grammar("grammar", refusal_of(call) or lazy_grammar(tools.lazy_rules, call, syntax, thought, opened))
 
 
 def _thinking(body: ChatBody, rendered: str, reasoning: ModuleType) -> bool:

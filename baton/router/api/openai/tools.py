@@ -6,7 +6,7 @@ valid whatever the model was trained on.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
@@ -103,22 +103,15 @@ class ToolsBody(RequestBody):
         refusal = refusal_of([_parameters(tool) for tool in self.tools or ()])
         return Grammar("json_schema", refusal) if refusal else _schema(self._any_call())
 
-    def strict_call(self, key: str) -> Json | None:
-        """Returns the JSON schema of any one call whose arguments stand under ``key``; None unless the model may
-        choose to call (``tool_choice`` "auto") and a tool is strict.
-
-        Arguments of a strict tool match its parameters, those of another one are any object.
+    def strict_tools(self) -> list[tuple[str, Json]]:
+        """Returns each tool's name and the JSON schema of its arguments: of a strict tool its parameters, of
+        another one any object. [] unless the model may choose to call (``tool_choice`` "auto") and a tool is strict.
         """
         if next(unheld([tool.function for tool in self.tools or ()], self.tool_choice), None) is None:
-            return None
-        definitions: Json = {}
-        calls = [
-            _call_schema(
-                i, tool.function.name, _parameters(tool) if tool.function.strict else ANY, definitions, key
-            )
-            for i, tool in enumerate(self.tools or ())
+            return []
+        return [
+            (tool.function.name, _parameters(tool) if tool.function.strict else ANY) for tool in self.tools or ()
         ]
-        return {"anyOf": calls, "$defs": definitions}
 
     def forced_parser(self) -> ToolParser:
         """Returns the parser of answers that follow ``forced_grammar``'s grammar."""
@@ -130,13 +123,10 @@ class ToolsBody(RequestBody):
         return next(_parameters(t) for t in self.tools or () if t.function.name == name)
 
     def _any_call(self) -> Json:
-        definitions: Json = {}
-        calls = [
-            _call_schema(i, tool.function.name, _parameters(tool), definitions)
-            for i, tool in enumerate(self.tools or ())
-        ]
+        call = call_schema([(tool.function.name, _parameters(tool)) for tool in self.tools or ()], "parameters")
         most = {"maxItems": 1} if self.parallel_tool_calls is False else {}
-        return {"type": "array", "minItems": 1, **most, "items": {"anyOf": calls}, "$defs": definitions}
+        items = {"anyOf": call["anyOf"]}
+        return {"type": "array", "minItems": 1, **most, "items": items, "$defs": call["$defs"]}
 
 
 class SingleCallParser:
@@ -174,11 +164,20 @@ class CallListParser:
 
 def unheld(tools: Iterable[Function | FlatFunction], choice: object, inside: str = "") -> Iterator[str]:
     """Yields the names of ``strict`` fields that nothing holds an answer to unless a lazy grammar does
-    (``strict_call``): no call is demanded, and the model writes calls in a format of its own. ``inside`` stands
+    (``strict_tools``): no call is demanded, and the model writes calls in a format of its own. ``inside`` stands
     between a tool's number and the field's name.
     """
     if choice in (None, "auto"):
         yield from (f"tools.{at}.{inside}strict" for at, tool in enumerate(tools) if tool.strict)
+
+
+def call_schema(tools: Sequence[tuple[str, Json]], key: str) -> Json:
+    """Returns the JSON schema of any one call of ``tools``, (name, schema of the arguments), which stand under
+    ``key``.
+    """
+    definitions: Json = {}
+    calls = [_call_schema(i, name, arguments, definitions, key) for i, (name, arguments) in enumerate(tools)]
+    return {"anyOf": calls, "$defs": definitions}
 
 
 def _schema(schema: Json) -> Grammar:
@@ -189,7 +188,7 @@ def _parameters(tool: Tool) -> Json:
     return NO_ARGUMENTS if tool.function.parameters is None else tool.function.parameters
 
 
-def _call_schema(number: int, name: str, parameters: Json, definitions: Json, key: str = "parameters") -> Json:
+def _call_schema(number: int, name: str, parameters: Json, definitions: Json, key: str) -> Json:
     """One call; what its parameters define moves to the root, under names of its own, where references look."""
     parameters = dict(parameters)
     for place in ("$defs", "definitions"):

@@ -1,9 +1,8 @@
 """Parsers of tool calls in a model's text, as the text arrives: one module per format, named as the format.
 
 Knows nothing of requests or JSON shapes. A parser turns text into events; what isn't a call is a ``TextEvent``. A
-module has ``make() -> ToolParser`` and ``MARKS`` (markup by which a chat template is recognized). One whose calls a
-grammar can bind amid free text also has ``lazy_rules`` (``lazy_calls``), ``ARGUMENTS`` (the key of a call's
-arguments) and ``OPENS`` (the marks that must be text to the tokenizer for that).
+module has ``make() -> ToolParser``, ``MARKS`` (markup by which a chat template is recognized), ``ARGUMENTS`` (the
+key of a call's arguments) and ``lazy_rules`` (``lazy_calls``), by which a grammar binds calls amid free text.
 """
 
 from __future__ import annotations

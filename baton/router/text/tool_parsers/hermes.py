@@ -6,12 +6,12 @@ Source: https://github.com/NousResearch/Hermes-Function-Calling
 from __future__ import annotations
 
 from baton.router.text.call_json import CallParser
+from baton.router.text.lazy_calls import CallSyntax
 from baton.router.text.marks import MarkSplitter
 from baton.router.text.tool_parsers import Event, TextEvent, ToolParser
 
 BEGIN, END = "<tool_call>", "</tool_call>"
 MARKS = (BEGIN,)
-OPENS = (BEGIN, END)
 ARGUMENTS = "arguments"
 
 
@@ -75,11 +75,11 @@ class Hermes:
             events.append(TextEvent(text))
 
 
-def lazy_rules(name: str, before: str) -> str:
+def lazy_rules(name: str, before: str, syntax: CallSyntax) -> str:
     """Returns the rules of an answer in which what follows each BEGIN is a call (``lazy_calls.LazyRules``)."""
     return (
-        f'{name}: {name}_call* TEXT\n{name}_call: {name}_open SPACE? call SPACE? "{END}"\n'
-        f'{name}_open[lazy]: {before} "{BEGIN}"\n'
+        f"{name}: {name}_call* {name}_free\n"
+        f"{name}_call: {name}_open SPACE? call SPACE? {syntax.mark(END)}\n{syntax.free(name, before, BEGIN)}"
     )
 
 

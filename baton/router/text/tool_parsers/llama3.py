@@ -7,11 +7,11 @@ Source: https://www.llama.com/docs/model-cards-and-prompt-formats/llama3_1/ (JSO
 from __future__ import annotations
 
 from baton.router.text.call_json import CallParser
+from baton.router.text.lazy_calls import CallSyntax
 from baton.router.text.tool_parsers import Event, TextEvent, ToolParser
 
 TAG = "<|python_tag|>"
 MARKS = (TAG, "<|eom_id|>", "Environment: ipython")
-OPENS = ()  # a mark that isn't text can't be written under a grammar, and none is needed
 ARGUMENTS = "parameters"
 _BETWEEN = " \t\r\n;,"
 
@@ -80,11 +80,11 @@ class Llama3:
         return raw if self._calls.index == self._before else ""
 
 
-def lazy_rules(name: str, before: str) -> str:
+def lazy_rules(name: str, before: str, syntax: CallSyntax) -> str:
     """Returns the rules of an answer that is calls if it begins as one, else text (``lazy_calls.LazyRules``)."""
     tag, says = TAG.replace("|", "\\|"), f"{name.upper()}_SAYS"
     return (
-        f'{name}: {says} | SPACE? ("{TAG}" SPACE?)? call (/[ \\t\\r\\n;,]{{1,8}}/ call)*\n'
+        f"{name}: {says} | SPACE? ({syntax.mark(TAG)} SPACE?)? call (/[ \\t\\r\\n;,]{{1,8}}/ call)*\n"
         f"{says}: {before} & ~/\\s*(\\{{|{tag})(.|\\n)*/\n"
     )
 

@@ -8,11 +8,13 @@ from __future__ import annotations
 import json
 
 from baton.router.text.call_json import CallParser
+from baton.router.text.lazy_calls import CallSyntax, json_of
 from baton.router.text.marks import MarkSplitter
 from baton.router.text.tool_parsers import Event, TextEvent, ToolParser
 
 MARK, ARGS, CALL_ID = "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"
 MARKS = (MARK,)
+ARGUMENTS = "arguments"
 
 
 class Mistral:
@@ -90,6 +92,24 @@ class Mistral:
         return begin[at:]
 
     _named = False
+
+
+def lazy_rules(name: str, before: str, syntax: CallSyntax) -> str:
+    """Returns the rules of an answer that is text, or text and calls in one of the two forms
+    (``lazy_calls.LazyRules``).
+    """
+    named = [
+        f"{json.dumps(tool)} {name}_id? {syntax.mark(ARGS)}? {json_of(arguments)}"
+        for tool, arguments in syntax.tools
+    ]
+    tools = "".join(f"{name}_tool_{at}: {rule}\n" for at, rule in enumerate(named))
+    return (
+        f"{name}: {name}_free | {name}_open SPACE? {name}_list SPACE? | {name}_open {name}_calls\n"
+        f'{name}_list: "[" SPACE? call (SPACE? "," SPACE? call)* SPACE? "]"\n'
+        f"{name}_calls: {name}_tool ({syntax.mark(MARK)} {name}_tool)*\n"
+        f"{name}_tool: {' | '.join(f'{name}_tool_{at}' for at in range(len(named)))}\n{tools}"
+        f"{name}_id: {syntax.mark(CALL_ID)} /[a-zA-Z0-9]{{1,64}}/\n{syntax.free(name, before, MARK)}"
+    )
 
 
 def make() -> ToolParser:
