@@ -113,8 +113,8 @@ class GrammarCheck:
 
 
 def _over_bytes(grammar: Grammar) -> Grammar:
-    """``grammar`` with each special token that Lark names by its id, ``<[32000]>``, as the one of the byte vocabulary:
-    the model's own shows in the engine.
+    """Returns ``grammar`` with each special token that Lark names by its id, ``<[32000]>``, as the one of the byte
+    vocabulary: whether the model has that token shows in the engine.
     """
     if grammar.kind != "grammar":
         return grammar

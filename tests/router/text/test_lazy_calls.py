@@ -94,30 +94,43 @@ def test_what_the_grammar_takes_as_a_call_its_parser_reads(form) -> None:
     assert json.loads("".join(e.text for e in events if isinstance(e, ArgumentsEvent))) == {"at": 3}
 
 
+ARGUMENTS = '{"at": 3}'
+NAMED = f"[TOOL_CALLS]f[CALL_ID]abc123456[ARGS]{ARGUMENTS}"
+
+
 @pytest.mark.parametrize("before", ["", "Let me see: "])
-def test_mistral_answers_are_text_and_calls_in_either_form(before: str) -> None:
-    good, bad, arguments = GOOD % "arguments", BAD % "arguments", '{"at": 3}'
-    for text in (
-        "", f"See {bad}", f"[TOOL_CALLS][{good}]", f"[TOOL_CALLS] [{good}, {good}]\n", f"[TOOL_CALLS]f[ARGS]{arguments}",
-        f"[TOOL_CALLS]f[CALL_ID]abc123456[ARGS]{arguments}[TOOL_CALLS]f{arguments}",
-    ):  # fmt: skip
-        assert taken(mistral, before + text) == (before + text, True), text
-        parser = mistral.make()
-        events = parser.push(before + text) + parser.flush()
-        calls = [event for event in events if isinstance(event, CallEvent)]
-        assert len(calls) == text.count(good) + text.count(f"f[ARGS]{arguments}") + text.count(
-            f"6[ARGS]{arguments}"
-        ) + text.count(f"f{arguments}")
+@pytest.mark.parametrize(
+    ("text", "calls"),
+    [
+        ("", 0),
+        (f"See {BAD % 'arguments'}", 0),
+        (f"[TOOL_CALLS][{GOOD % 'arguments'}]", 1),
+        (f"[TOOL_CALLS] [{GOOD % 'arguments'}, {GOOD % 'arguments'}]\n", 2),
+        (f"[TOOL_CALLS]f[ARGS]{ARGUMENTS}", 1),
+        (f"{NAMED}[TOOL_CALLS]f{ARGUMENTS}", 2),
+    ],
+)
+def test_mistral_answers_are_text_and_calls_in_either_form(before: str, text: str, calls: int) -> None:
+    assert taken(mistral, before + text) == (before + text, True)
+    parser = mistral.make()
+    events = parser.push(before + text) + parser.flush()
+    assert sum(isinstance(event, CallEvent) for event in events) == calls
+
+
+@pytest.mark.parametrize("before", ["", "Let me see: "])
+def test_mistral_calls_that_do_not_fit_are_stopped_where_they_leave_the_schema(before: str) -> None:
+    bad = BAD % "arguments"
     for text in (
         f"[TOOL_CALLS][{bad}",
         '[TOOL_CALLS]f[ARGS]{"at": "x',
-        f'[TOOL_CALLS][{good}, {{"name": "f", "arguments": {{"at": "x',
+        f"[TOOL_CALLS][{GOOD % 'arguments'}, {bad}",
     ):
         assert taken(mistral, before + text) == (before + text[:-2], False), text
     assert taken(mistral, f"{before}[TOOL_CALLS]g") == (f"{before}[TOOL_CALLS]", False)
 
 
-SPECIAL = {"<tool_call>": 300, "</tool_call>": 301, "<|python_tag|>": 302, "[TOOL_CALLS]": 303, "[ARGS]": 304, "[CALL_ID]": 305}  # fmt: skip
+MARKS = ("<tool_call>", "</tool_call>", "<|python_tag|>", "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]")
+SPECIAL = {mark: 300 + at for at, mark in enumerate(MARKS)}
 MARK = re.compile("|".join(map(re.escape, SPECIAL)))
 
 

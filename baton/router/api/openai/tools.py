@@ -105,7 +105,7 @@ class ToolsBody(RequestBody):
 
     def strict_tools(self) -> list[tuple[str, Json]]:
         """Returns each tool's name and the JSON schema of its arguments: of a strict tool its parameters, of
-        another one any object. [] unless the model may choose to call (``tool_choice`` "auto") and a tool is strict.
+        another one any object; [] unless the model may choose to call (``tool_choice`` "auto") and one is strict.
         """
         if next(unheld([tool.function for tool in self.tools or ()], self.tool_choice), None) is None:
             return []
