@@ -200,7 +200,7 @@ class WorthOrder:
         self._run[page], self._kind[page] = None, NEW
         block = self._block_of[page]
         assert block is not None, f"page {page} holds no block"
-        if self._weight > 1 and int.from_bytes(block[-4:], "little") % self._weight:
+        if self._weight > 1 and _number(block) % self._weight:
             self._table.left(run.cls, run.at, 1.0)
             return
         self._remembered[block] = run.kind, run.at, run.cls
@@ -238,6 +238,11 @@ class WorthOrder:
     def _holds_any(self, run: Run, kept: Collection[int]) -> bool:
         of = self._run
         return any(of[page] is run and page not in kept for page in run.pages[run.gone :])
+
+
+def _number(block: bytes | int) -> int:
+    """Returns a number of a block that says whether its page is in the sample; the simulator's ids are numbers."""
+    return block if isinstance(block, int) else int.from_bytes(block[-4:], "little")
 
 
 NEW = PageHistory()

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from hashlib import sha256
+from typing import Any
 
 import pytest
 
@@ -22,7 +24,7 @@ def run(pool: PagePool, blocks: list[bytes]) -> int:
         return lease.held
 
 
-def conversations(pool: PagePool) -> int:
+def conversations(pool: PagePool, name: Callable[[int], Any] = name) -> int:
     """Twelve conversations of 8 blocks take turns with twice as many prompts that nobody repeats; blocks found."""
     draw, fresh, found = random.Random(5), iter(range(10_000, 99_999)), 0
     for _ in range(60):
@@ -39,10 +41,11 @@ def test_blocks_that_come_back_are_kept_and_those_that_never_did_go():
     assert found["worth"] > 60 * 12 * 8 * 0.8
 
 
-def test_a_large_pool_learns_the_same_from_a_sample(monkeypatch):
+@pytest.mark.parametrize("named", [name, int], ids=["hashes", "the simulator's numbers"])
+def test_a_large_pool_learns_the_same_from_a_sample(monkeypatch, named):
     monkeypatch.setattr(worth, "REMEMBERED", 200)
     pool = PagePool(160)
-    assert conversations(pool) > 60 * 12 * 8 * 0.8
+    assert conversations(pool, named) > 60 * 12 * 8 * 0.8
     assert len(pool.supply.cached._remembered) <= 201
     pool.check()
 
