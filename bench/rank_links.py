@@ -29,6 +29,7 @@ from baton.engine.backends.ranks.hosts.control import exactly
 from baton.engine.backends.ranks.hosts.links import TOKEN, LinkPlan, Links, LinkServer, Mapped
 from baton.engine.backends.ranks.memory import RanksStruct, show_pages
 from baton.kernels.collective.native import Collective, group_at, group_bytes
+from baton.protos.nouns import Extent
 from baton.tls.authority import Authority
 from baton.tls.identity import Identity, TlsFiles
 from bench.parallel import BYTES, SLOT_BYTES, forked
@@ -56,7 +57,7 @@ class Host:
 
     def send_pages(self) -> None:
         """Writes all pages to the other host; returns once it has them."""
-        show_pages(self._struct, range(PAGES), PAGE_BYTES)
+        show_pages(self._struct, 1, range(PAGES), PAGE_BYTES, (Extent(0, PAGE_BYTES, 0, 1),))
         self.collective.meet()
 
 

@@ -90,7 +90,7 @@ void show_logits(Ranks& r, int64_t place) {
 void show_own_states(Ranks& r, int64_t items) {
   const SharedStates& states = r.states;
   for (const StateSpan* span = states.own; span < states.own + states.count; span++)
-    write_elsewhere(r.group, lead_host(r), LINK_RANKS, states.after + span->at, items, span->bytes, states.stride);
+    write_elsewhere(r.group, lead_host(r), LINK_RANKS, states.after(r.plan->swapped) + span->at, items, span->bytes, states.stride);
 }
 
 void show_expert_rows(Ranks& r) {
@@ -112,12 +112,15 @@ BATON_API void baton_rank_show_turns(Ranks* ranks, int64_t bytes) {
   write_elsewhere(ranks->group, other_hosts(ranks->group), LINK_RANKS, ranks->turns, 1, bytes, bytes);
 }
 
-BATON_API void baton_rank_show_states(Ranks* ranks, int64_t items) {
+BATON_API void baton_rank_show_states(Ranks* ranks, const int32_t* items, int64_t count, int32_t swapped) {
   const SharedStates& states = ranks->states;
-  write_elsewhere(ranks->group, other_hosts(ranks->group), LINK_RANKS, states.before, items, states.bytes, states.stride);
+  for (int64_t i = 0; i < count; i++)
+    write_elsewhere(ranks->group, other_hosts(ranks->group), LINK_RANKS, states.before(swapped) + items[i] * states.stride, 1, states.bytes, states.bytes);
 }
 
-BATON_API void baton_rank_show_pages(Ranks* ranks, const int32_t* pages, int64_t count, int64_t page_bytes) {
+BATON_API void baton_rank_show_pages(Ranks* ranks, int32_t host, const int32_t* pages, int64_t count, int64_t page_bytes, const PageExtent* part,
+                                     int64_t extents) {
   for (int64_t i = 0; i < count; i++)
-    write_elsewhere(ranks->group, other_hosts(ranks->group), LINK_PAGES, ranks->pages + pages[i] * page_bytes, 1, page_bytes, page_bytes);
+    for (const PageExtent* of = part; of < part + extents; of++)
+      write_elsewhere(ranks->group, Hosts(1) << host, LINK_PAGES, ranks->pages + pages[i] * page_bytes + of->at, of->count, of->bytes, of->stride);
 }

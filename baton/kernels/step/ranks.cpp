@@ -75,6 +75,7 @@ void publish(const Step& s, const int32_t* table, int64_t table_count, const Dea
   if (deal.owners) std::memcpy(to.owners, deal.owners, size_t(s.item_count) * 4);
   if (deal.adapters) std::memcpy(to.adapters, deal.adapters, size_t(s.item_count) * 4);
   plan.order = ORDER_STEP, plan.parts = deal.parts, plan.keeps = deal.keeps, plan.adapted = deal.adapters != nullptr;
+  plan.swapped = deal.swapped;
   plan.table_count = table_count, plan.item_count = s.item_count, plan.sampled_count = s.sampled_count, plan.kv_type = s.kv_type;
 }
 
@@ -229,8 +230,21 @@ int32_t leave_step(Ranks& r, int64_t items) {
   return meet(r.group);
 }
 
+// Has the rank's ops find this step's states. Those of sequences that begin are zeros, which other hosts write themselves.
+void place_states(const Step& step, Ranks& r) {
+  const SharedStates& states = r.states;
+  if (!states.placed) return;
+  char* before = states.before(r.plan->swapped);
+  states.placed->at = before;
+  if (states.placed->to) states.placed->to = states.after(r.plan->swapped);
+  for (int32_t i = 0; i < step.item_count && lead_host(r); i++)
+    for (const StateSpan* span = states.own; !step.items[i].start && span < states.own + states.count; span++)
+      std::memset(before + i * states.stride + span->at, 0, size_t(span->bytes));
+}
+
 // What the rank has of a step; returns when all have theirs.
 int32_t run_own(const Model& model, const Step& step, Ranks& r) {
+  place_states(step, r);
   const Arrays plan = arrays_of(r);
   const int32_t* adapters = r.plan->adapted ? plan.adapters : nullptr;
   if (r.deal == BY_COLUMNS) {

@@ -19,6 +19,7 @@
 // sees to that (engine/program/ranks.py).
 #pragma once
 #include "../abi/heads.h"
+#include "../abi/states.h"
 #include "../collective/links.h"
 #include "../lora/lora.h"
 #include "../moe/own_experts.h"
@@ -50,11 +51,11 @@ struct RankExperts {
 enum DealKind : int32_t { BY_COLUMNS, BY_ROWS, BY_LAYERS };
 
 // How a step's items are dealt: by rows, `owners` are ranks; by layers, parts of the step, 0 … `parts` - 1. `keeps`: the last
-// registers of all rows stay where the lead reads them.
+// registers of all rows stay where the lead reads them. `swapped`: states before the step are in the second room.
 struct Deal {
   const int32_t* owners;    // per item; null by columns
   const int32_t* adapters;  // per item the number of its adapter, -1 for none; null where no item has one
-  int32_t parts, keeps;
+  int32_t parts, keeps, swapped, pad;
 };
 
 enum RanksOrder : int32_t { ORDER_STEP, ORDER_LEAVE, ORDER_HEAR };
@@ -65,7 +66,7 @@ struct PlanPage {
   std::atomic<uint32_t> sleepers;
   alignas(64) int64_t rows;
   int64_t page_bytes, layer_bytes, turns_stride, table_count;
-  int32_t item_count, sampled_count, kv_type, order, parts, keeps, adapted, pad;
+  int32_t item_count, sampled_count, kv_type, order, parts, keeps, adapted, swapped;
   Seat handed[MOST_RANKS];   // parts that each stage, by its first rank, has handed to the next, ever
   Seat columns[MOST_RANKS];  // where the ranks of one stage meet
   std::atomic<int64_t> rank_rows[MOST_RANKS];  // that each rank's experts computed in all layers, ever
@@ -84,12 +85,23 @@ struct StateSpan {
   int64_t at, bytes;
 };
 
-// Where the recurrent states of a step's items lie in shared memory, `stride` bytes apart; `own` are those parts that the rank writes.
+// `count` stretches of `bytes` bytes of a page, `stride` apart from `at` on.
+struct PageExtent {
+  int64_t at, bytes, stride, count;
+};
+
+// Where the recurrent states of a step's items lie in shared memory, `stride` bytes apart; `own` are those parts that the rank reads
+// and writes. Where states aren't changed in place there are two rooms, which swap places from step to step (Deal::swapped): what a
+// step leaves for an item, the next one finds for the item of the same number.
 struct SharedStates {
-  const char *before, *after;
+  char* rooms[2];         // the same one twice where states are changed in place
   int64_t stride, bytes;  // of each
   const StateSpan* own;
   int64_t count;
+  SequenceStates* placed;  // where the rank's ops look; null: the model has no states
+
+  char* before(int32_t swapped) const { return rooms[swapped]; }
+  char* after(int32_t swapped) const { return rooms[1 - swapped]; }
 };
 
 // One rank's view.
@@ -139,10 +151,12 @@ BATON_API int32_t baton_rank_follow(const baton::Model* model, baton::Ranks* ran
 // Tells the others to leave, or to listen. The next order is given once they have answered.
 BATON_API void baton_rank_dismiss(baton::Ranks* ranks);
 BATON_API void baton_rank_call(baton::Ranks* ranks);
-// Copies the first `bytes` of the lead's rotary angles, and `count` of its pages, to other hosts, as of the next plan.
+// Copies the first `bytes` of the lead's rotary angles to other hosts, and of `count` of its pages the part that ranks of `host` read to
+// that host, as of the next plan.
 BATON_API void baton_rank_show_turns(baton::Ranks* ranks, int64_t bytes);
-BATON_API void baton_rank_show_pages(baton::Ranks* ranks, const int32_t* pages, int64_t count, int64_t page_bytes);
-// Copies the recurrent states of the next step's `items` items to other hosts.
-BATON_API void baton_rank_show_states(baton::Ranks* ranks, int64_t items);
+BATON_API void baton_rank_show_pages(baton::Ranks* ranks, int32_t host, const int32_t* pages, int64_t count, int64_t page_bytes,
+                                     const baton::PageExtent* part, int64_t extents);
+// Copies the recurrent states of `count` of the next step's items to other hosts; `swapped` as that step's.
+BATON_API void baton_rank_show_states(baton::Ranks* ranks, const int32_t* items, int64_t count, int32_t swapped);
 // rows (layers, experts): those that went to each expert of each layer, on all ranks, ever. by_rank: those that each rank computed.
 BATON_API void baton_rank_expert_rows(const baton::Ranks* ranks, int64_t* rows, int32_t experts, int64_t* by_rank);

@@ -24,6 +24,7 @@ from baton.kernels.abi.native import I32, I64, NativeFunction, P
 from baton.kernels.collective.native import Group, group_at, group_bytes
 from baton.kernels.lora.structs import LoraStep
 from baton.kernels.step.structs import Model
+from baton.kv.layout.extents import Part
 
 MOST_ROWS = 1 << 15  # most rows of a step, and most of these that need logits
 MOST_STATES = 512  # most sequences of a step of a model with recurrent state
@@ -36,7 +37,17 @@ HEAR = -2  # ranks.h: listen on the socket
 class SharedStatesStruct(ctypes.Structure):
     """Mirrors the C struct SharedStates of step/ranks.h."""
 
-    _fields_ = (("before", P), ("after", P), ("stride", I64), ("bytes", I64), ("own", P), ("count", I64))
+    _fields_ = (
+        ("rooms", P * 2),
+        *((name, I64) for name in ("stride", "bytes")),
+        *(("own", P), ("count", I64), ("placed", P)),
+    )
+
+
+class PageExtentStruct(ctypes.Structure):
+    """Mirrors the C struct PageExtent of step/ranks.h."""
+
+    _fields_ = tuple((name, I64) for name in ("at", "bytes", "stride", "count"))
 
 
 class RanksStruct(ctypes.Structure):
@@ -68,7 +79,7 @@ class RanksStruct(ctypes.Structure):
 class DealStruct(ctypes.Structure):
     """Mirrors the C struct Deal of step/ranks.h."""
 
-    _fields_ = (("owners", P), ("adapters", P), ("parts", I32), ("keeps", I32))
+    _fields_ = (("owners", P), ("adapters", P), *((name, I32) for name in ("parts", "keeps", "swapped", "pad")))
 
 
 class SharedSizes(msgspec.Struct, frozen=True):
@@ -154,7 +165,10 @@ class SharedMemory:
             return SharedStatesStruct()
         stride, own = native.state_stride, native.own_states
         after = self.states + (MOST_STATES * stride if native.divides_states else 0)
-        return SharedStatesStruct(self.states, after, stride, native.state_bytes, own.ctypes.data, len(own))
+        assert native.spans is not None
+        placed = ctypes.addressof(native.spans.states)
+        rooms = (P * 2)(self.states, after)
+        return SharedStatesStruct(rooms, stride, native.state_bytes, own.ctypes.data, len(own), placed)
 
 
 def lead_step() -> NativeFunction:
@@ -184,16 +198,22 @@ def show_turns(ranks: RanksStruct, size: int) -> None:
     native.function("rank_show_turns", P, I64)(ctypes.addressof(ranks), size)
 
 
-def show_states(ranks: RanksStruct, items: int) -> None:
-    """Copies the recurrent states of the next step's ``items`` items to other hosts."""
-    native.function("rank_show_states", P, I64)(ctypes.addressof(ranks), items)
+def show_states(ranks: RanksStruct, items: Sequence[int], swapped: bool) -> None:
+    """Copies the recurrent states of the next step's items with the numbers ``items`` to other hosts; ``swapped``:
+    that step finds them in the second room.
+    """
+    numbers = (ctypes.c_int32 * len(items))(*items)
+    call = native.function("rank_show_states", P, P, I64, I32)
+    call(ctypes.addressof(ranks), ctypes.addressof(numbers), len(items), swapped)
 
 
-def show_pages(ranks: RanksStruct, pages: Sequence[int], page_bytes: int) -> None:
-    """Copies the lead's ``pages`` of ``page_bytes`` each to other hosts, before the next step."""
+def show_pages(ranks: RanksStruct, host: int, pages: Sequence[int], page_bytes: int, part: Part) -> None:
+    """Copies ``part`` of each of the lead's ``pages``, of ``page_bytes`` each, to ``host`` before the next step."""
     numbers = (ctypes.c_int32 * len(pages))(*pages)
-    call = native.function("rank_show_pages", P, P, I64, I64)
-    call(ctypes.addressof(ranks), ctypes.addressof(numbers), len(pages), page_bytes)
+    extents = (PageExtentStruct * len(part))(*(PageExtentStruct(*msgspec.structs.astuple(each)) for each in part))
+    call = native.function("rank_show_pages", P, I32, P, I64, I64, P, I64)
+    at = ctypes.addressof(numbers), len(pages), page_bytes, ctypes.addressof(extents), len(part)
+    call(ctypes.addressof(ranks), host, *at)
 
 
 class CountedRows(NamedTuple):

@@ -41,6 +41,7 @@ from baton.engine.backends.ranks.memory import (
     sizes_for,
 )
 from baton.engine.backends.ranks.notes import written
+from baton.engine.backends.ranks.shown_states import ShownStates
 from baton.engine.backends.residency import PageResidency, missing_of, ran
 from baton.engine.plan import ModelSpec, StepPlan
 from baton.engine.program.ops import LmHead
@@ -81,6 +82,8 @@ class RankRunner(StepRunner):
         self._own, self._followers, self._hosts = loaded.native, followers, hosts
         self._undivided = loaded.program
         self._current: list[PageResidency] = []  # by page table: the pages that other hosts have as they are here
+        self._parts = () if hosts is None else hosts.parts_read(loaded.program, spec.layout)
+        self._shown_states = ShownStates(swaps=loaded.native.divides_states)
         self._layers = layers_of_page(spec.layout) if spec.layout.windows else loaded.program.layers
         self._dealt_experts = dealt_experts(loaded.program, loaded.native.own)
         self._own_experts = loaded.experts
@@ -200,6 +203,7 @@ class RankRunner(StepRunner):
             ran(self._current, plan.items, missing)
         if states is not None:
             states.finish()
+            self._shown_states.ran(plan.items)
 
     def _states(self, plan: StepPlan) -> StepStates | None:
         """Copies the items' recurrent states where all ranks find them; returns None if the model has none."""
@@ -213,16 +217,17 @@ class RankRunner(StepRunner):
         rooms = torch.frombuffer(held, dtype=torch.uint8)[: 2 * MOST_STATES * own.state_stride]
         before, after = rooms.view(2, MOST_STATES, own.state_stride)[:, :, : own.state_bytes]
         room = StateRoom(before, after if own.divides_states else before)
-        found = StepStates(plan, self._paged, own.spans.states, room)
+        swapped = self._shown_states.swapped
+        found = StepStates(plan, self._paged, own.spans.states, StateRoom(*room[::-1]) if swapped else room)
         if self._hosts is not None:
-            show_states(self._ranks, len(plan.items))
+            show_states(self._ranks, self._shown_states.missing(plan.items), swapped)
         return found
 
     def _dealt(self, plan: StepPlan, batch: NativeBatch, step: Step) -> DealStruct:
         """Returns how the step's rows are divided, and their adapters; replaces the items of ``step`` by their
         pieces.
         """
-        own, found = self._own.own, DealStruct(parts=1, keeps=batch.pools)
+        own, found = self._own.own, DealStruct(parts=1, keeps=batch.pools, swapped=self._shown_states.swapped)
         numbers = None if self.adapters is None else self.adapters.numbers(plan.items)
         if own.deal != BY_COLUMNS:
             starts, counts = (batch.items[field].tolist() for field in ("start", "queries"))
@@ -260,11 +265,14 @@ class RankRunner(StepRunner):
             show_turns(self._ranks, shown.numel() * 4)
 
     def _show_pages(self, plan: StepPlan) -> list[int]:
-        """Copies the pages that others may have written since to other hosts; returns their numbers."""
+        """Copies of the pages that others may have written since what its ranks read to each other host; returns
+        their numbers.
+        """
         if self._hosts is None:
             return []
         missing = missing_of(self._current, plan.items)
-        show_pages(self._ranks, missing, self.spec.layout.page_bytes)
+        for host, part in enumerate(self._parts[1:], 1):
+            show_pages(self._ranks, host, missing, self.spec.layout.page_bytes, part)
         return missing
 
     def _rows(self, batch: NativeBatch, name: str, rows: slice) -> Tensor:

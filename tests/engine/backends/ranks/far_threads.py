@@ -10,14 +10,16 @@ from collections.abc import Callable
 
 from baton.engine.backends.ranks.hosts.layout import hosts_of_ranks, ranks_on
 from baton.engine.backends.ranks.hosts.links import LinkPlan, Links, LinkServer, Mapped
-from baton.engine.backends.ranks.hosts.parts import parts_of_hosts
+from baton.engine.backends.ranks.hosts.parts import parts_of_hosts, parts_read
 from baton.engine.backends.ranks.hosts.secured import rank_identity
 from baton.engine.backends.ranks.load import LoadedRank, load_rank
 from baton.engine.backends.ranks.memory import SharedMemory, SharedSizes, follow, sizes_for
 from baton.engine.backends.ranks.runner import RankRunner
 from baton.engine.config import EngineConfig
 from baton.engine.plan import ModelSpec
-from baton.kv.layout.extents import gather
+from baton.engine.program.program import Program
+from baton.kv.layout.extents import Part, gather, part_bytes, scatter
+from baton.protos.nouns import KvLayout
 
 HERE, PATIENCE_S = "127.0.0.1", 60.0
 
@@ -112,6 +114,9 @@ class Hosts:
             host.server.await_all()
         return self._links
 
+    def parts_read(self, program: Program, layout: KvLayout) -> tuple[Part, ...]:
+        return parts_read(program, self._config.widths, self._config.hosts, layout)
+
     def pids(self) -> list[int]:
         return []
 
@@ -138,6 +143,18 @@ def require_own_parts(runner: RankRunner) -> None:
         for at in range(0, len(theirs), layout.page_bytes):
             page, whole = (each[at : at + layout.page_bytes] for each in (theirs, held[0]))
             assert gather(page, part) == gather(whole, part), at // layout.page_bytes
+
+
+def require_only_own_parts(runner: RankRunner) -> None:
+    """Asserts that another host has nothing of the lead's pages but what its ranks read."""
+    hosts, layout = runner._hosts, runner.spec.layout
+    assert isinstance(hosts, Hosts)
+    for host, part in list(zip(hosts.all, hosts.parts_read(runner._undivided, layout), strict=True))[1:]:
+        held = _pages(host.mapped)
+        for at in range(0, len(held), layout.page_bytes):
+            page = bytearray(held[at : at + layout.page_bytes])
+            scatter(memoryview(bytes(part_bytes(part))), memoryview(page), part)
+            assert not any(page), at // layout.page_bytes
 
 
 def _pages(mapped: Mapped | None) -> memoryview:

@@ -21,23 +21,22 @@ from baton.engine.backends.ranks.hosts.lead import RemoteHost
 from baton.engine.backends.ranks.hosts.links import RANK, TOKEN, LinkPlan, Links, LinkServer, Mapped
 from baton.engine.backends.ranks.hosts.messages import HostShare
 from baton.engine.backends.ranks.hosts.secured import rank_identity
-from baton.engine.backends.ranks.memory import RanksStruct
+from baton.engine.backends.ranks.memory import RanksStruct, show_pages
 from baton.engine.backends.ranks.runner import RankRunner
 from baton.engine.config import EngineConfig
 from baton.engine.load import load_runner
 from baton.engine.sequence import SequenceState
 from baton.kernels.abi import native
-from baton.kernels.abi.native import I64, P
 from baton.kernels.collective import oracle
 from baton.kernels.collective.native import Collective, RankIsLost, group_at, group_bytes
 from baton.protos.errors import ConfigError, RankLost, StartupError
-from baton.protos.nouns import AdapterLimits, EngineRequest, Sampling
+from baton.protos.nouns import AdapterLimits, EngineRequest, Extent, Sampling
 from baton.tls.identity import Identity
 from tests.conformance.checkpoints import make
 from tests.e2e.fleet import wait_for
 from tests.engine.adapters.adapter_files import EVERYWHERE, EXPERTS, MIXTRAL, write
 from tests.engine.adapters.test_equality import hold
-from tests.engine.backends.ranks.far_threads import on_hosts
+from tests.engine.backends.ranks.far_threads import on_hosts, require_only_own_parts
 from tests.engine.backends.ranks.other_host import children, other_host, serving_agent
 from tests.engine.backends.ranks.same_bits import same_bits
 from tests.engine.backends.ranks.threads import SharedDriver
@@ -79,10 +78,14 @@ def test_narrow_kv_of_another_hosts_heads_has_the_bits_of_one_rank(
         same_bits(make(tmp_path / "model", "qwen2_mixed"), 2, share, hosts=2, cache_dir=cache, **fields)
 
 
-def test_what_a_handoff_wrote_on_the_leads_host_is_read_by_all_hosts(tmp_path: Path) -> None:
+@pytest.mark.parametrize("share", [later("tp"), "pp"])
+def test_another_host_gets_of_what_a_handoff_wrote_on_the_leads_host_the_part_that_it_reads(
+    tmp_path: Path, share: str
+) -> None:
     model = str(make(tmp_path, "qwen2"))
     alone = load_runner(EngineConfig(model, threads=1))
-    far = EngineConfig(model, threads=1, pp=2, rank_bound_s=60.0, rank_hosts=("elsewhere:1",))
+    widths = {share: 2}
+    far = EngineConfig(model, threads=1, rank_bound_s=60.0, rank_hosts=("elsewhere:1",), **widths)
     one, runner = SharedDriver(alone, 16), on_hosts(alone.spec, far)
     try:
         many, prompt = SharedDriver(runner, 16), list(range(3, 48))
@@ -91,6 +94,7 @@ def test_what_a_handoff_wrote_on_the_leads_host_is_read_by_all_hosts(tmp_path: P
             wanted = one.answer([prompt[begin:]], GREEDY)[0]
             many.memory.view()[:] = one.memory.view()
             assert continued(many, 10 + begin, prompt[begin:], pages) == wanted
+        require_only_own_parts(runner)
     finally:
         runner.leave()
 
@@ -216,11 +220,9 @@ def test_nothing_is_sent_behind_a_message_that_went_out_in_part() -> None:
             dial.join(30)
             group = group_at(address, 0, 2, 128, 0.2)
             group.links = made[0].address
-            show = native.function("rank_show_pages", P, P, I64, I64)
             ranks = RanksStruct(group=group, pages=address)
-            numbers = (ctypes.c_int32 * 1)(0)
             for _ in range(2):  # more than the sockets hold, and nobody reads
-                show(ctypes.addressof(ranks), ctypes.addressof(numbers), 1, size)
+                show_pages(ranks, 1, [0], size, (Extent(0, size, 0, 1),))
             read = 0
             while got := len(far.recv(1 << 20)):  # the connection has ended
                 read += got

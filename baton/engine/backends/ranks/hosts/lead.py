@@ -29,12 +29,13 @@ from baton.engine.backends.ranks.hosts.messages import (
     HostShare,
     HostStart,
 )
-from baton.engine.backends.ranks.hosts.parts import parts_of_hosts
+from baton.engine.backends.ranks.hosts.parts import parts_of_hosts, parts_read
 from baton.engine.backends.ranks.hosts.secured import rank_identity
 from baton.engine.config import EngineConfig
 from baton.engine.program.program import Program
 from baton.kernels.abi.build import sources_key
 from baton.kernels.collective.native import lose
+from baton.kv.layout.extents import Part
 from baton.protos.channel import HostSender
 from baton.protos.errors import RankLost, StartupError, from_info
 from baton.protos.nouns import KvLayout
@@ -159,6 +160,10 @@ class LeadHosts:
         for host in self._all:
             threading.Thread(target=self._hear, args=(host,), name="rank host", daemon=True).start()
         return links
+
+    def parts_read(self, program: Program, layout: KvLayout) -> tuple[Part, ...]:
+        """Returns the part of a page of ``layout`` that each host's ranks read, the lead's host first."""
+        return parts_read(program, self._config.widths, self._config.hosts, layout)
 
     def _plan(self, server: LinkServer) -> LinkPlan:
         theirs = [(host.control.there, said.port) for host, said in zip(self._all, self._ports, strict=True)]

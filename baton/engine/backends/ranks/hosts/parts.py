@@ -1,4 +1,5 @@
-"""Says which part of each KV page the ranks of a host write, so that each host can send its own.
+"""Says which part of each KV page the ranks of a host write, so that each host can send its own, and which they
+read.
 
 Knows nothing of connections or of who receives pages.
 """
@@ -11,7 +12,7 @@ from baton.engine.program.program import Program
 from baton.engine.program.rank_program import BY_ROWS
 from baton.engine.program.shares import Widths
 from baton.kv.layout.extents import Heads, Part, part_of
-from baton.protos.nouns import KvLayout
+from baton.protos.nouns import Extent, KvLayout
 
 
 def parts_of_hosts(program: Program, widths: Widths, hosts: int, layout: KvLayout) -> tuple[Part, ...]:
@@ -28,6 +29,30 @@ def parts_of_hosts(program: Program, widths: Widths, hosts: int, layout: KvLayou
         owned = _written(program, widths, hosts, layout)
     parts = tuple(part_of(layout, each) for each in owned)
     return parts if sum(map(bool, parts)) > 1 and parts[0] else ()
+
+
+def parts_read(program: Program, widths: Widths, hosts: int, layout: KvLayout) -> tuple[Part, ...]:
+    """Returns the part of a page of ``layout`` that the ranks of each of ``hosts`` hosts read.
+
+    It is the whole page where ranks share rows, and where pages differ by the page table that they belong to.
+    """
+    undivided = layout.windows or layout.shard_count > 1 or widths.share(program, 0).deal == BY_ROWS
+    if hosts == 1 or undivided:
+        return ((Extent(0, layout.page_bytes, 0, 1),),) * hosts
+    return tuple(part_of(layout, _read(program, widths, hosts, host, layout)) for host in range(hosts))
+
+
+def _read(program: Program, widths: Widths, hosts: int, host: int, layout: KvLayout) -> dict[int, Heads]:
+    """Returns the KV heads, by layer, that a rank of ``host`` reads, and those between them."""
+    counts, found = _heads(layout), dict[int, Heads]()
+    for rank in ranks_on(widths.count, hosts, host):
+        share = widths.share(program, rank)
+        for op in share.program.ops:
+            if isinstance(op, p.RopeAppend | p.PagedAttention | p.LatentAttention):
+                first, end = (0, counts[op.layer]) if isinstance(op, p.LatentAttention) else share.own_kv
+                known = found.get(op.layer, (first, end))
+                found[op.layer] = min(first, known[0]), max(end, known[1])
+    return found
 
 
 def _of_rows(program: Program, layout: KvLayout, hosts: int, host: int) -> dict[int, Heads]:

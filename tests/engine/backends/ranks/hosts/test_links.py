@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 
 from baton.engine.backends.ranks.hosts.links import RANK, TOKEN, LinkPlan, Links
-from baton.engine.backends.ranks.memory import RanksStruct
+from baton.engine.backends.ranks.memory import RanksStruct, show_pages
 from baton.kernels.abi import native
-from baton.kernels.abi.native import I64, P
 from baton.kernels.collective.native import group_at, group_bytes
+from baton.protos.nouns import Extent
 
 pytestmark = pytest.mark.skipif(native.library() is None, reason="no native kernels here")
 
@@ -28,6 +28,11 @@ def resident() -> int:
     """This process's own memory in bytes, without what it shares."""
     said = Path("/proc/self/status").read_text().split("RssAnon:")[1]
     return int(said.split()[0]) << 10
+
+
+def whole(size: int) -> tuple[Extent, ...]:
+    """The part of a page that is all of it."""
+    return (Extent(0, size, 0, 1),)
 
 
 def exactly(sock: socket.socket, into: memoryview) -> None:
@@ -57,14 +62,10 @@ def test_pages_for_another_host_arrive_whole_and_are_not_copied_into_a_queue(siz
             dial.join(60)
             group = group_at(address, 0, 2, 128, 60.0)
             group.links = made[0].address
-            ranks, numbers = (
-                RanksStruct(group=group, pages=address + begin),
-                (ctypes.c_int32 * count)(*range(count)),
-            )
-            call = ctypes.addressof(ranks), ctypes.addressof(numbers), count, size
+            call = RanksStruct(group=group, pages=address + begin), 1, range(count), size, whole(size)
             heard[:] = bytes(size)  # its memory is there before anything is measured
             before = resident()
-            sending = threading.Thread(target=native.function("rank_show_pages", P, P, I64, I64), args=call)
+            sending = threading.Thread(target=show_pages, args=call)
             sending.start()
             for page in range(count if size == LARGE else count // 2):  # later ones may wait in the queue
                 head = bytearray(struct.calcsize(HEAD))

@@ -7,13 +7,16 @@ from contextlib import suppress
 import msgspec
 import pytest
 
-from baton.engine.backends.ranks.hosts.parts import parts_of_hosts
+from baton.engine.backends.ranks.hosts.layout import ranks_on
+from baton.engine.backends.ranks.hosts.parts import parts_of_hosts, parts_read
 from baton.engine.models import architectures
+from baton.engine.program.ops import PagedAttention
 from baton.engine.program.shares import Widths
-from baton.kv.layout.extents import Heads, part_bytes, part_of, require_whole
+from baton.kv.layout.extents import Heads, Part, part_bytes, part_of, require_whole, scatter
 from baton.kv.layout.page import in_pages_of, layout_for
 from baton.kv.layout.tables import by_window
 from baton.protos.errors import ConfigError
+from baton.protos.nouns import Extent
 from tests.engine.test_models import program
 
 LLAMA = program("llama", num_hidden_layers=5)  # 2 KV heads
@@ -77,6 +80,48 @@ def test_all_parts_are_the_page_of_every_architecture_or_the_lead_sends_all(mode
 
 
 @pytest.mark.parametrize(
+    ("widths", "hosts", "read"),
+    [
+        (Widths(tp=2), 2, [heads(0, 1), heads(1, 2)]),
+        (Widths(tp=4), 4, [heads(0, 1), heads(0, 1), heads(1, 2), heads(1, 2)]),  # each head on two hosts
+        (Widths(tp=4), 3, [heads(0, 1), heads(0, 1), heads(1, 2)]),
+        (Widths(cp=2), 2, [heads(0, 2), heads(0, 2)]),
+    ],
+    ids=str,
+)
+def test_a_host_reads_the_heads_of_its_ranks_or_all_where_ranks_share_rows(
+    widths: Widths, hosts: int, read: list[dict[int, Heads]]
+) -> None:
+    assert parts_read(LLAMA, widths, hosts, LAYOUT) == tuple(part_of(LAYOUT, each) for each in read)
+
+
+@pytest.mark.parametrize("model_type", architectures())
+def test_a_host_reads_all_that_it_writes_of_every_architecture(model_type: str) -> None:
+    found = program(model_type)
+    layout = layout_for("int8", found.groups)
+    for widths, hosts in WIDTHS:
+        with suppress(ConfigError):  # of widths that this model can't have
+            widths.require(found)
+            sent, read = (parts(found, widths, hosts, layout) for parts in (parts_of_hosts, parts_read))
+            assert len(read) == hosts
+            for host, part in enumerate(sent):
+                assert covered(part, layout.page_bytes) <= covered(read[host], layout.page_bytes)
+            for host in range(hosts):
+                for rank in ranks_on(widths.count, hosts, host):
+                    share = widths.share(found, rank)
+                    of = {op.layer: share.own_kv for op in share.program.ops if isinstance(op, PagedAttention)}
+                    wanted = covered(part_of(layout, of), layout.page_bytes)
+                    assert wanted <= covered(read[host], layout.page_bytes)
+
+
+def covered(part: Part, page_bytes: int) -> set[int]:
+    """The bytes of a part, by their places in a page."""
+    held = bytearray(page_bytes)
+    scatter(memoryview(bytes([1]) * part_bytes(part)), memoryview(held), part)
+    return {at for at, byte in enumerate(held) if byte}
+
+
+@pytest.mark.parametrize(
     ("model_type", "widths"),
     [("deepseek_v3", Widths(tp=2)), ("llama", Widths(tp=2)), ("llama", Widths(tp=1))],
     ids=["latents", "one KV head", "one host"],
@@ -92,6 +137,8 @@ def test_states_pages_of_windows_and_shards_are_the_leads_to_send() -> None:
     windowed = by_window(layout_for("float32", mixed.groups))
     assert windowed.windows
     assert parts_of_hosts(mixed, Widths(tp=2), 2, windowed) == ()
+    whole = (Extent(0, windowed.page_bytes, 0, 1),)
+    assert parts_read(mixed, Widths(tp=2), 2, windowed) == (whole, whole)
     hybrid = program("qwen3_next")
     kept = msgspec.structs.replace(layout_for("float32", hybrid.groups), states=hybrid.states)
     assert parts_of_hosts(hybrid, Widths(tp=2), 2, kept) == ()
