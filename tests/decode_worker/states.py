@@ -18,7 +18,7 @@ from baton.kv.pages.pool import PagePool
 from baton.prefill_worker.engine.loop import PrefillLoop
 from baton.protos import channel as ch
 from baton.protos.nouns import EngineRequest, Sampling
-from tests.decode_worker.engine.test_loop import Tape
+from tests.decode_worker.engine.loop_bench import Tape
 
 EVERY = 2  # blocks between checkpoints, so that short prompts have several
 

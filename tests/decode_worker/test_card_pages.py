@@ -16,7 +16,7 @@ from baton.engine.backends.residency import PageResidency
 from baton.engine.plan import StepPlan, StepResult
 from baton.engine.wide_pages import WideMirror
 from baton.protos import channel as ch
-from tests.decode_worker.engine.test_loop import KV, MODEL, Bench, answer, prompt_of
+from tests.decode_worker.engine.loop_bench import KV, MODEL, Bench, answer, prompt_of
 
 PAGE = 16 * KV
 

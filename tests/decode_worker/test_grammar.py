@@ -12,7 +12,7 @@ from baton.engine.grammar.running import Grammars
 from baton.grammars.server import ForkedGrammar
 from baton.protos import channel as ch
 from baton.protos.nouns import EngineRequest, Grammar, Sampling
-from tests.decode_worker.engine.test_loop import Bench
+from tests.decode_worker.engine.loop_bench import Bench
 
 
 def admit(key: int, spec: str | None, emitted: bytes = b"", seed: int = 7) -> ch.Admit:

@@ -58,6 +58,8 @@ from baton.router.request.weights import WeightsPin
 LAYOUT = KvLayout("bytes", (), 256, "bytes")
 PATIENT = DispatchSettings(worker_wait_s=30.0, full_wait_s=0.05, late_reply_s=30.0, stall_s=30.0)
 """How long a router waits where nothing is to be lost: longer than a busy machine keeps anybody waiting."""
+IMPATIENT = msgspec.structs.replace(PATIENT, worker_wait_s=0.3)
+"""For tests in which nobody comes, so that their router waits only a short time."""
 
 
 def next_token(tokens: Sequence[int], choice: int, adapter: str = "") -> int:

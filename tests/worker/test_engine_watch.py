@@ -16,7 +16,7 @@ from baton.protos.v1 import worker_pb2 as w
 from baton.protos.v1 import worker_pb2_grpc as stubs
 from baton.worker.engine_watch import EngineWatch
 from baton.worker.host import EXIT_ENGINE_LOST
-from tests.worker.test_host import PROFILE, Host
+from tests.worker.host_rig import PROFILE, Host
 
 LIMIT_S = 1.5
 

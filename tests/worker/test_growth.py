@@ -8,7 +8,7 @@ import pytest
 
 from baton.kv.pages.worth import REMEMBERED
 from tests.growth import grown
-from tests.worker.test_workers_in_process import Chaos, House, house
+from tests.worker.house import Chaos, House, house
 
 PAGES = 60  # so few that cached blocks fill them after the first round
 BOUNDS = {

@@ -11,7 +11,7 @@ import pytest
 
 from baton.process.processes import wait_exit
 from tests.kernels.thorough import first_now
-from tests.worker.test_host import Host
+from tests.worker.host_rig import Host
 
 PLANTED = """
 import asyncio, time

@@ -24,7 +24,7 @@ from baton.worker.engine_main import build, successor
 from baton.worker.membership import start_role
 from baton.worker.slots import SlotRecord
 from baton.worker.spec import EngineSpec, StepSpec, WorkerSpec
-from tests.worker.test_host import Host
+from tests.worker.host_rig import Host
 
 PROMPT = tuple(range(2, 100))
 

@@ -6,7 +6,7 @@ import pytest
 
 from baton.decode_worker.engine.pace import LOOK_S, OF_CHUNK, StepPace
 from baton.kernels.abi.cores import LentCores
-from tests.decode_worker.engine.test_loop import Bench, answer, prompt_of
+from tests.decode_worker.engine.loop_bench import Bench, answer, prompt_of
 
 PACE_S = 0.05
 

@@ -14,8 +14,8 @@ from baton.engine.config import EngineConfig
 from baton.engine.load import load_runner
 from baton.protos import channel as ch
 from baton.protos.measurements import StepSample
-from tests.decode_worker.engine import test_loop
-from tests.decode_worker.engine.test_loop import CONTEXT, MODEL, Bench, answer, prompt_of
+from tests.decode_worker.engine import loop_bench
+from tests.decode_worker.engine.loop_bench import CONTEXT, MODEL, Bench, answer, prompt_of
 
 DEMO = Path(__file__).parents[3] / "models" / "demo-draft"
 PAGE, TOKENS = 256, 16
@@ -113,7 +113,7 @@ def test_the_real_engine_goes_on_bitwise_where_it_was(monkeypatch: pytest.Monkey
     config = EngineConfig(model=str(DEMO), dtype="float32", max_model_len=512)
     runner = load_runner(config)
     assert runner.spec.layout.page_bytes % TOKENS == 0
-    monkeypatch.setattr(test_loop, "KV", runner.spec.layout.page_bytes // TOKENS)
+    monkeypatch.setattr(loop_bench, "KV", runner.spec.layout.page_bytes // TOKENS)
 
     def answers(pages: int, prepare: Callable[[Bench], Any]) -> tuple[list[list[int]], Bench]:
         bench = Bench(pages=pages, runner=load_runner(config))

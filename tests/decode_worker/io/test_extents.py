@@ -13,7 +13,7 @@ from baton.kv.wire.frames import Block, Frame, Kind
 from baton.protos.channel import BlocksReceived, Commit
 from baton.protos.errors import BatonError
 from baton.protos.nouns import Extent
-from tests.decode_worker.io.test_intake import LAYOUT, Lease, Rig, refused
+from tests.decode_worker.io.intake_rig import LAYOUT, Lease, Rig, refused
 
 SIZE = LAYOUT.page_bytes
 LAYERS = (Extent(0, SIZE // 2, 0, 1),), (Extent(SIZE // 2, SIZE // 2, 0, 1),)

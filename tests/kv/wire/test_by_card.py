@@ -11,8 +11,8 @@ import pytest
 
 from baton.kv.memory.cuda_driver import Driver
 from baton.kv.transport import cuda_ipc
+from tests.kv.transport.auto_house import LAYOUT, House, house, used
 from tests.kv.transport.cards import Shared, take_card
-from tests.kv.transport.test_auto import LAYOUT, House, house, used
 
 __all__ = ["house"]
 
