@@ -9,7 +9,7 @@ import msgspec
 from baton.cluster.departures import KEPT, KEPT_S, Departure, Departures, last_words, note_blocking
 from baton.cluster.holds import HoldStore, RosterWithHolds
 from baton.cluster.membership import Membership, PolledRoster, connect
-from tests.router.fake_workers import info
+from tests.router.fake_services import info
 
 
 def gone(name: str = "d0", incarnation: str = "1", cause: str = "signal", at: float | None = None) -> Departure:

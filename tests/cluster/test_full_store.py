@@ -18,7 +18,7 @@ from baton.cluster.store.records import RecordStore
 from baton.cluster.store.room import RedisMemory
 from baton.cluster.store.slot_lease import SlotLease
 from baton.protos.errors import StorageFull
-from tests.router.fake_workers import info
+from tests.router.fake_services import info
 
 MEMORY = 12 << 20
 FILE = 256 << 10

@@ -22,8 +22,9 @@ from baton.kernels.abi import native
 from baton.kernels.abi.native import I64, P
 from baton.kernels.dense.packed import pack_f32
 from baton.protos.nouns import Sampling
-from tests.conformance.checkpoints import KINDS, expected, make, prompts, reference
+from tests.conformance.checkpoints import expected, make, prompts, reference
 from tests.conformance.drive import Driver
+from tests.conformance.kinds import KINDS
 from tests.kernels.thorough import first_now, later
 
 TOKENS = 64

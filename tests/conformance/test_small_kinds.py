@@ -11,8 +11,9 @@ import torch
 from baton.engine.config import EngineConfig
 from baton.engine.load import load_runner
 from baton.protos.nouns import Sampling
-from tests.conformance.checkpoints import SMALL, expected, make, prompts, reference
+from tests.conformance.checkpoints import expected, make, prompts, reference
 from tests.conformance.drive import Driver
+from tests.conformance.small_kinds import SMALL
 from tests.conformance.test_parity import NEAR, rounding
 from tests.engine.small_models import require_the_references_tokens
 from tests.kernels.thorough import first_now

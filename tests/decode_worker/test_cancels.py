@@ -20,7 +20,8 @@ from baton.protos.v1 import common_pb2 as c
 from baton.protos.v1 import worker_pb2 as w
 from tests.cancels import ALL, TWICE, Play, enumerate_cancels
 from tests.kv.sharers import LAYOUT, PAGE
-from tests.router.fake_workers import info, until
+from tests.router.fake_services import info
+from tests.router.fake_workers import until
 
 
 class Engine:

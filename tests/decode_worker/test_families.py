@@ -12,7 +12,9 @@ import pytest
 from baton.engine.load import EngineConfig, load_runner
 from baton.engine.plan import Runner
 from baton.protos import channel as ch
-from tests.conformance.checkpoints import KINDS, SMALL, expected, make, reference
+from tests.conformance.checkpoints import expected, make, reference
+from tests.conformance.kinds import KINDS
+from tests.conformance.small_kinds import SMALL
 from tests.decode_worker.states import Pair, Worker, request
 from tests.kernels.thorough import first_now
 

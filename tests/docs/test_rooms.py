@@ -7,6 +7,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 MOST_NAMES = 22  # of a folder, because more are not seen at once
 MOST_LINES = 420  # of a Python file
+TABLES = {"tests/drill/bugs.py"}  # one table each, which a reader looks things up in
 # Folders of one kind of thing: packages, a model architecture per file, an op per folder.
 OPEN = {"baton", "baton/engine/models", "baton/kernels"}
 
@@ -22,6 +23,6 @@ def test_no_folder_holds_more_names_than_one_sees_at_once() -> None:
 
 
 def test_no_file_is_longer_than_a_reader_follows() -> None:
-    files = (path for path in (ROOT / "baton").rglob("*.py") if "_pb2" not in path.name)
-    lines = {str(path.relative_to(ROOT)): path.read_text().count("\n") for path in files}
-    assert {name: count for name, count in lines.items() if count > MOST_LINES} == {}
+    files = (path for folder in ("baton", "bench", "tests") for path in (ROOT / folder).rglob("*.py"))
+    lines = {str(path.relative_to(ROOT)): path.read_text().count("\n") for path in files if "_pb2" not in path.name}
+    assert {name: count for name, count in lines.items() if count > MOST_LINES and name not in TABLES} == {}

@@ -23,8 +23,9 @@ from baton.kernels.abi import native
 from baton.kernels.linear.packed import CODES, PackedWeight, one_of
 from baton.protos.errors import CheckpointError
 from baton.protos.nouns import Sampling
-from tests.conformance.checkpoints import KINDS, make, prompts
+from tests.conformance.checkpoints import make, prompts
 from tests.conformance.drive import Driver
+from tests.conformance.kinds import KINDS
 from tests.engine.small_models import load, model, require_the_references_tokens, require_the_same_bits
 from tests.kernels.thorough import first_now
 

@@ -24,7 +24,9 @@ from baton.quantize.layers import layers_of, page_views
 from baton.quantize.run import quantize
 from baton.quantize.schemes import Recipe
 from baton.quantize.source import Source
-from tests.conformance.checkpoints import BASE, KINDS, SMALL, SMALL_BASE, make
+from tests.conformance.checkpoints import BASE, make
+from tests.conformance.kinds import KINDS
+from tests.conformance.small_kinds import SMALL, SMALL_BASE
 from tests.kernels.thorough import first_now
 from tests.quantize.test_run import Moved, loaded
 

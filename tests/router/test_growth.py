@@ -20,7 +20,8 @@ from baton.router.observe.decisions import KEPT_REQUESTS
 from baton.router.server import running_router
 from baton.router.text.catalog import ModelCatalog
 from tests.growth import grown, sizes
-from tests.router.fake_workers import Cluster, FakeWorker, cluster
+from tests.router.fake_services import FakeWorker
+from tests.router.fake_workers import Cluster, cluster
 from tests.router.parts import generation_of, surfaces_of
 
 AT_ONCE = 50

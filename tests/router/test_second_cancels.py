@@ -12,7 +12,8 @@ import pytest
 
 from baton.router.api.disconnect import until_disconnect
 from tests.cancels import ALL, TWICE, Play, enumerate_cancels
-from tests.router.fake_workers import answer_of, cluster, collect
+from tests.router.fake_services import answer_of
+from tests.router.fake_workers import cluster, collect
 
 PROMPT, SHORT = tuple(range(40)), (1, 2, 3)
 

@@ -9,7 +9,8 @@ import pytest
 
 from baton.protos.errors import InvalidRequest, RequestBlamed
 from baton.router.workers import link
-from tests.router.fake_workers import PATIENT, answer_of, cluster, collect, until
+from tests.router.fake_services import answer_of
+from tests.router.fake_workers import PATIENT, cluster, collect, until
 
 PROMPT, SHORT = tuple(range(40)), (1, 2, 3)
 

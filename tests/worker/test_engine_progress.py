@@ -13,7 +13,7 @@ from baton.protos.nouns import PoolSnapshot
 from baton.worker import engine_progress
 from baton.worker.control import WorkerControl
 from baton.worker.engine_progress import EngineProgress
-from tests.router.fake_workers import info
+from tests.router.fake_services import info
 
 
 @pytest.fixture(autouse=True)

@@ -24,8 +24,10 @@ from baton.kernels.abi import native
 from baton.protos.channel import AdapterPlace
 from baton.protos.errors import AdapterNotLoaded, AdapterRefused, ConfigError
 from baton.protos.nouns import AdapterLimits, Sampling
-from tests.conformance.checkpoints import KINDS, SMALL, make
+from tests.conformance.checkpoints import make
 from tests.conformance.drive import Driver
+from tests.conformance.kinds import KINDS
+from tests.conformance.small_kinds import SMALL
 from tests.engine.adapters.adapter_files import ATTENTION, EVERYWHERE, EXPERTS, HEAD, MIXTRAL, merge, write
 from tests.kernels.thorough import first_now
 

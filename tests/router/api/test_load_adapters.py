@@ -19,7 +19,8 @@ from baton.router.server import running_router
 from baton.router.text.catalog import ModelCatalog
 from baton.router_host.compose import configured_adapters, loading_off
 from tests.router.conftest import Clients
-from tests.router.fake_workers import answer_of, cluster
+from tests.router.fake_services import answer_of
+from tests.router.fake_workers import cluster
 from tests.router.parts import generation_of, surfaces_of
 
 ONE, TWO = "1" * 16, "2" * 16

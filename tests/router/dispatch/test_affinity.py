@@ -17,7 +17,8 @@ from baton.router.policies import Candidate, ClusterSnapshot, RoutingRequest, lo
 from baton.router.policies.adjustments.session_affinity import LEAST, SHARE, choose_with_session
 from baton.router.request.context import RequestContext
 from baton.router.request.request import ChoiceSummary, RouterRequest
-from tests.router.fake_workers import answer_of, cluster, collect, info
+from tests.router.fake_services import answer_of, info
+from tests.router.fake_workers import cluster, collect
 
 PROMPT = tuple(range(40))
 WORKERS = ("d0", "d1", "d2")

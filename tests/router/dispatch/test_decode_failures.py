@@ -13,14 +13,8 @@ from baton.protos.errors import (
     WorkerLost,
 )
 from tests.router.dispatch.prompts import PROMPT, SHORT
-from tests.router.fake_workers import (
-    IMPATIENT,
-    answer_of,
-    cluster,
-    collect,
-    collect_beyond,
-    until,
-)
+from tests.router.fake_services import answer_of
+from tests.router.fake_workers import IMPATIENT, cluster, collect, collect_beyond, until
 
 # ---- decode fails ------------------------------------------------------------------------------------
 

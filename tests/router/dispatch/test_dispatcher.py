@@ -18,14 +18,8 @@ from baton.protos.errors import (
 from baton.protos.nouns import BLOCK_TOKENS, Sampling
 from baton.router.request.request import RouterRequest
 from tests.router.dispatch.prompts import PROMPT, SHORT
-from tests.router.fake_workers import (
-    IMPATIENT,
-    FakeIndex,
-    answer_of,
-    cluster,
-    collect,
-    until,
-)
+from tests.router.fake_services import answer_of
+from tests.router.fake_workers import IMPATIENT, FakeIndex, cluster, collect, until
 
 # ---- the plain way -----------------------------------------------------------------------------------
 

@@ -13,13 +13,8 @@ from baton.protos.errors import (
     PoolExhausted,
 )
 from tests.router.dispatch.prompts import PROMPT, SHORT
-from tests.router.fake_workers import (
-    PATIENT,
-    answer_of,
-    cluster,
-    collect,
-    until,
-)
+from tests.router.fake_services import answer_of
+from tests.router.fake_workers import PATIENT, cluster, collect, until
 
 # ---- no room -----------------------------------------------------------------------------------------
 

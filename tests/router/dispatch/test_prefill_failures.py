@@ -20,13 +20,8 @@ from baton.protos.errors import (
 from baton.router.dispatch import retries
 from baton.router.dispatch.retries import PAUSE_S
 from tests.router.dispatch.prompts import PROMPT, SHORT
-from tests.router.fake_workers import (
-    FakeDecode,
-    answer_of,
-    cluster,
-    collect,
-    until,
-)
+from tests.router.fake_services import FakeDecode, answer_of
+from tests.router.fake_workers import cluster, collect, until
 
 # ---- prefill fails -----------------------------------------------------------------------------------
 

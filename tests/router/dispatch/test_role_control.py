@@ -9,7 +9,7 @@ import pytest
 from baton.protos.errors import InvalidRequest, NoWorker, Unavailable
 from baton.protos.nouns import WorkerInfo
 from baton.router.dispatch.role_control import RoleControl
-from tests.router.fake_workers import info
+from tests.router.fake_services import info
 
 
 class Link:

@@ -11,7 +11,8 @@ from baton.router.observe.decisions import DecisionLog, request_id_in
 from baton.router.policies import Option, RoutingDecision
 from baton.router.request.context import RequestContext
 from baton.router.request.request import ChoiceSummary, RouterRequest
-from tests.router.fake_workers import answer_of, cluster, collect, collect_beyond
+from tests.router.fake_services import answer_of
+from tests.router.fake_workers import cluster, collect, collect_beyond
 
 PROMPT = tuple(range(40))
 

@@ -16,17 +16,8 @@ from baton.protos.errors import LeaseUnknown, WeightsGone
 from baton.protos.nouns import Sampling
 from baton.router.request.request import RouterRequest
 from baton.router.request.weights import WeightsPin, weights_of
-from tests.router.fake_workers import (
-    LAYOUT,
-    PATIENT,
-    FakeIndex,
-    answer_of,
-    cluster,
-    collect,
-    collect_beyond,
-    info,
-    until,
-)
+from tests.router.fake_services import LAYOUT, answer_of, info
+from tests.router.fake_workers import PATIENT, FakeIndex, cluster, collect, collect_beyond, until
 
 PROMPT = tuple(range(40))
 SHORT = (1, 2, 3)

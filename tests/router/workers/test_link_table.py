@@ -19,7 +19,8 @@ from baton.protos.v1 import worker_pb2 as w
 from baton.router.workers.decode_session import DecodeLease, DecodeSession
 from baton.router.workers.link import DecodeLink, PrefillLink, WorkerLink
 from baton.router.workers.link_table import LinkTable
-from tests.router.fake_workers import FakeDecode, FakePrefill, cluster, held_port, info, until
+from tests.router.fake_services import FakeDecode, FakePrefill, held_port, info
+from tests.router.fake_workers import cluster, until
 
 
 class Watched:

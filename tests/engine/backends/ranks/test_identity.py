@@ -12,7 +12,9 @@ from baton.engine.program.ranks import possible_widths, require_splittable
 from baton.engine.program.shares import Widths
 from baton.kernels.abi import native
 from baton.protos.errors import BatonError, ConfigError
-from tests.conformance.checkpoints import KINDS, SMALL, make
+from tests.conformance.checkpoints import make
+from tests.conformance.kinds import KINDS
+from tests.conformance.small_kinds import SMALL
 from tests.engine.backends.ranks.same_bits import same_bits
 from tests.engine.test_models import program
 from tests.kernels.thorough import first_now

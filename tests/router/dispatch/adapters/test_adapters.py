@@ -32,7 +32,8 @@ from baton.router.dispatch.adapters import control as adapter_control
 from baton.router.dispatch.adapters import keeper as adapter_keeper
 from baton.router.dispatch.adapters import loads as adapter_loads
 from baton.router.dispatch.adapters.control import AdapterBounds, require_path
-from tests.router.fake_workers import PATIENT, answer_of, cluster, collect, until
+from tests.router.fake_services import answer_of
+from tests.router.fake_workers import PATIENT, cluster, collect, until
 
 PROMPT = list(range(40))
 ONE, TWO = "1" * 16, "2" * 16
