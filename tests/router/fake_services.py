@@ -34,12 +34,12 @@ from baton.protos.errors import (
     WorkerLost,
     to_info,
 )
+from baton.protos.measurements import WorkerLoad
 from baton.protos.nouns import KvLayout, WorkerInfo
 from baton.protos.rpc import abort
 from baton.protos.v1 import common_pb2 as c
 from baton.protos.v1 import worker_pb2 as w
 from baton.protos.v1 import worker_pb2_grpc as stubs
-from tests.router.fake_workers import FakeRoster
 
 LAYOUT = KvLayout("bytes", (), 256, "bytes")
 
@@ -75,6 +75,23 @@ def info(worker_id: str, role: str, **fields) -> WorkerInfo:
 
 # What gRPC itself says: of the calls of a server that ends, and of one that serves another role's calls.
 SERVER_SAYS = {Cancelled: grpc.StatusCode.CANCELLED, BatonError: grpc.StatusCode.UNIMPLEMENTED}
+
+
+class FakeRoster:
+    """Holds the workers that joined, as the roster would give them."""
+
+    def __init__(self) -> None:
+        self.entries: dict[str, SimpleNamespace] = {}
+
+    def join(self, worker: FakeWorker | WorkerInfo, load: WorkerLoad = WorkerLoad()) -> None:
+        who = worker if isinstance(worker, WorkerInfo) else worker.info
+        self.entries[who.worker_id] = SimpleNamespace(info=who, load=load)
+
+    def leave(self, worker_id: str) -> None:
+        del self.entries[worker_id]
+
+    def snapshot(self) -> dict[str, SimpleNamespace]:
+        return dict(self.entries)
 
 
 class FakeWorker(stubs.WorkerServicer):

@@ -14,8 +14,7 @@ from prometheus_client import CollectorRegistry
 
 from baton.cluster.metering.telemetry import RouterMetrics
 from baton.cluster.prefix_index import HASH_BYTES
-from baton.protos.measurements import WorkerLoad
-from baton.protos.nouns import Sampling, WorkerInfo
+from baton.protos.nouns import Sampling
 from baton.router.adapters.registry import AdapterRegistry
 from baton.router.compose.core import CoreDependencies, RouterCore, running_core
 from baton.router.dispatch.dispatcher import Dispatcher
@@ -26,29 +25,12 @@ from baton.router.request.context import RequestContext
 from baton.router.request.context_class import ContextClass
 from baton.router.request.request import ChoiceStream, RouterRequest
 from baton.router.request.weights import WeightsPin
-from tests.router.fake_services import FakeDecode, FakePrefill, FakeWorker
+from tests.router.fake_services import FakeDecode, FakePrefill, FakeRoster, FakeWorker
 
 PATIENT = DispatchSettings(worker_wait_s=30.0, full_wait_s=0.05, late_reply_s=30.0, stall_s=30.0)
 """How long a router waits where nothing is to be lost: longer than a busy machine keeps anybody waiting."""
 IMPATIENT = msgspec.structs.replace(PATIENT, worker_wait_s=0.3)
 """For tests in which nobody comes, so that their router waits only a short time."""
-
-
-class FakeRoster:
-    """Holds the workers that joined, as the roster would give them."""
-
-    def __init__(self) -> None:
-        self.entries: dict[str, SimpleNamespace] = {}
-
-    def join(self, worker: FakeWorker | WorkerInfo, load: WorkerLoad = WorkerLoad()) -> None:
-        who = worker if isinstance(worker, WorkerInfo) else worker.info
-        self.entries[who.worker_id] = SimpleNamespace(info=who, load=load)
-
-    def leave(self, worker_id: str) -> None:
-        del self.entries[worker_id]
-
-    def snapshot(self) -> dict[str, SimpleNamespace]:
-        return dict(self.entries)
 
 
 class FakeIndex:

@@ -13,8 +13,8 @@ from baton.router.dispatch.revision import ClusterRevision
 from baton.router.dispatch.view import REMEMBER_MODEL_S, TIGHT_S, ClusterView
 from baton.router.policies import Option, RoutingDecision
 from baton.router.workers.link_table import LinkTable
-from tests.router.fake_services import info
-from tests.router.fake_workers import FakeRoster, until
+from tests.router.fake_services import FakeRoster, info
+from tests.router.fake_workers import until
 
 
 class Clock:
