@@ -30,7 +30,7 @@ QUOTED = re.compile(r"`([^`\n]+)`")
 PATH = re.compile(r"[\w{},*-][\w.{},*-]*(?:/[\w.{},*-]+)*/?")
 # Lines of code that name the type Any: dispatch by type, libraries without types, values of JSON.
 ANNOTATED = re.compile(r"^(?!from |import )[^\n\"#]*(?:[\[:(,|=]|->) ?Any\b.*$", re.M)
-MOST_ANY = 64
+MOST_ANY = 54
 PUBLIC_CLASS = re.compile(r"^class ([A-Z]\w*)", re.M)
 IDENTIFIER = re.compile(r"\w*(?:[a-z][A-Z]|\w_\w|^_\w)\w*")
 DOTTED = re.compile(r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)+")

@@ -22,8 +22,7 @@ from baton.kv.pages.pool import PageLease
 from baton.planner.simulator.failure_injection import FailureInjection
 from baton.planner.simulator.flight import BlockIds, Flight
 from baton.planner.simulator.machines import WorkerSimulation
-from baton.planner.simulator.place import SimWorker
-from baton.planner.simulator.place_maker import ClusterScenario, SimSettings
+from baton.planner.simulator.place_maker import ClusterScenario, SimDecode, SimPrefill, SimSettings
 from baton.protos.errors import PoolExhausted
 from baton.protos.nouns import BLOCK_TOKENS
 from baton.router.dispatch.fair_queue import FairQueue, FairShares, Place
@@ -164,7 +163,7 @@ class ClusterSim(WorkerSimulation):
         self._give(flight, taken, ask, decode, lease)
 
     def _give(
-        self, flight: Flight, taken: Option, ask: RoutingRequest, decode: SimWorker, lease: PageLease
+        self, flight: Flight, taken: Option, ask: RoutingRequest, decode: SimDecode, lease: PageLease
     ) -> None:
         """Passes an admitted request to the worker that computes its prompt."""
         flight.way, flight.prefill = taken.way, taken.prefill
@@ -182,7 +181,7 @@ class ClusterSim(WorkerSimulation):
             self._join(flight, decode, lease, local=True)
             return
         self._leases[flight.index] = lease
-        self._then(flight, self._between_steps(decode), lambda: self._call(flight, taken, reader))
+        self._then(flight, self._between_steps(decode), lambda: self._call(flight, taken))
 
     def _read_again(self, flight: Flight) -> bool:
         """Another reader for a prompt whose decode worker waits with what it has of it."""
@@ -226,7 +225,7 @@ class ClusterSim(WorkerSimulation):
             reader.node.cancel(flight)
         self._begin(reader)
 
-    def _forget(self, reader: SimWorker, flight: Flight) -> None:
+    def _forget(self, reader: SimPrefill, flight: Flight) -> None:
         reader.pending_prompts -= 1
         reader.pending_tokens -= flight.uncached
         reader.sequences -= 1

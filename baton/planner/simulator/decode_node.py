@@ -72,6 +72,10 @@ class CompressedDecode:
         """Returns the prompt tokens still to be computed here."""
         return sum(m.prompt_left for m in self._prefilling)
 
+    def continue_totals(self, before: CompressedDecode) -> None:
+        """Goes on counting from the totals of ``before``."""
+        self.busy, self.generated = before.busy, before.generated
+
     def reserve(self, flight: Flight) -> PageLease:
         """Returns a lease of pages for the prompt, leaving those that running sequences need soon.
 

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from baton.planner.simulator.faults import Failure
 from baton.planner.simulator.flight import Flight
 from baton.planner.simulator.machines import WorkerSimulation
-from baton.planner.simulator.place import SimWorker
+from baton.planner.simulator.place_maker import SimDecode, SimPrefill
 from baton.protos.errors import ConfigError
 
 
@@ -34,43 +34,45 @@ class FailureInjection:
             if failure.until < math.inf:
                 sim.at(failure.until, lambda place=place: self._return(place))  # type: ignore[misc]
 
-    def _place(self, name: str) -> SimWorker:
-        found = {place.name: place for place in (*self._sim.prefills.values(), *self._sim.decodes.values())}
+    def _place(self, name: str) -> SimPrefill | SimDecode:
+        places: list[SimPrefill | SimDecode] = [*self._sim.prefills.values(), *self._sim.decodes.values()]
+        found = {place.name: place for place in places}
         if name not in found:
             raise ConfigError(f"there is no worker {name!r} to fail; there are {', '.join(found)}", "fail")
         return found[name]
 
-    def _die(self, place: SimWorker) -> None:
+    def _die(self, place: SimPrefill | SimDecode) -> None:
         if place.down:
             return
         self.deaths += 1
-        if place.info.role == "decode":
-            self._lose_decode_worker(place)
+        worker_id = place.info.worker_id
+        if worker_id in self._sim.decodes:
+            self._lose_decode_worker(self._sim.decodes[worker_id])
         else:
-            self._lose_prefill_worker(place)
+            self._lose_prefill_worker(self._sim.prefills[worker_id])
         self._sim.pump()
 
-    def _return(self, place: SimWorker) -> None:
+    def _return(self, place: SimPrefill | SimDecode) -> None:
         place.down = False
         place.changed()
         self._sim.pump()
 
-    def _lose_decode_worker(self, place: SimWorker) -> None:
+    def _lose_decode_worker(self, place: SimDecode) -> None:
         sim = self._sim
         sim.settle(place)
         place.node.stop()
         lost = [flight for flight in sim.active.values() if flight.decode == place.info.worker_id]
-        place.die(sim.fresh_node(place))
+        sim.restart_decode(place)
         for flight in lost:
             sim.drop(flight)
         self.moved += len(lost)
         sim.put_back([self._leg(flight) for flight in lost])
 
-    def _lose_prefill_worker(self, place: SimWorker) -> None:
+    def _lose_prefill_worker(self, place: SimPrefill) -> None:
         sim = self._sim
         lost = [flight for flight in sim.active.values() if flight.prefill == place.info.worker_id]
         lost = [flight for flight in lost if sim.awaits_kv(flight)]
-        place.die(sim.fresh_node(place))
+        sim.restart_prefill(place)
         self.read_again += len(lost)
         for flight in lost:
             sim.lose_prefill_worker(flight)

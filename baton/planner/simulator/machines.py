@@ -10,14 +10,14 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from heapq import heappush
-from typing import Any
 
 from baton.kv.pages.pool import PageLease
 from baton.planner.simulator.faults import check_pools
 from baton.planner.simulator.flight import Flight
-from baton.planner.simulator.place import SimWorker
-from baton.planner.simulator.place_maker import ClusterScenario, SimWorkerMaker
+from baton.planner.simulator.place_maker import ClusterScenario, DecodeNode, SimDecode, SimPrefill, SimWorkerMaker
+from baton.planner.simulator.prefill_node import PrefillNode
 from baton.planner.simulator.shared_cores import SharedCores
+from baton.planner.simulator.stepwise_decode import StepwiseDecode
 from baton.prefill_worker.engine.scheduler import PrefillJob
 from baton.protos.errors import ConfigError
 from baton.protos.nouns import BLOCK_TOKENS
@@ -51,8 +51,8 @@ class WorkerSimulation(ABC):
         self._fetched: dict[int, int] = {}
         self._cores = SharedCores(scenario.sharing, self.at) if scenario.sharing else None
         self._maker = SimWorkerMaker(settings, self.block, self._ship)
-        self.prefills = self._maker.make("prefill", settings.prefill, scenario.prefill, pools)
-        self.decodes = self._maker.make("decode", settings.decode, scenario.decode, pools)
+        self.prefills = self._maker.prefills(settings.prefill, scenario.prefill, pools)
+        self.decodes = self._maker.decodes(settings.decode, scenario.decode, pools)
         for place in self.decodes.values():
             self._share(place.name, place.node)
 
@@ -87,18 +87,19 @@ class WorkerSimulation(ABC):
 
     # ---- to the reader -------------------------------------------------------------------------------------
 
-    def _between_steps(self, place: SimWorker) -> float:
+    def _between_steps(self, place: SimDecode) -> float:
         """Returns when a decode worker's engine, which listens between two steps, hears of what is said now."""
         self._ended(place, place.node.advance(self.now))
         self._expect(place)
         return max(self.now, place.node.now)
 
-    def _call(self, flight: Flight, taken: Option, reader: SimWorker) -> None:
+    def _call(self, flight: Flight, taken: Option) -> None:
         """Admitted: the prefill worker is asked."""
+        reader = self.prefills[taken.prefill]
         heard = self._fetch(flight, taken) + reader.costs.overhead.handoff
         self._then(flight, heard, lambda: self._enter(reader, flight))
 
-    def _reader(self, flight: Flight) -> SimWorker:
+    def _reader(self, flight: Flight) -> SimPrefill | SimDecode:
         return self.prefills[flight.prefill] if flight.prefill else self.decodes[flight.decode]
 
     def _fetch(self, flight: Flight, taken: Option) -> float:
@@ -115,10 +116,10 @@ class WorkerSimulation(ABC):
         self._fetched[flight.index] = blocks
         return done + costs.transfer.fixed
 
-    def _named(self, name: str) -> SimWorker:
+    def _named(self, name: str) -> SimPrefill | SimDecode:
         return self.prefills[name] if name in self.prefills else self.decodes[name]
 
-    def _enter(self, reader: SimWorker, flight: Flight) -> None:
+    def _enter(self, reader: SimPrefill, flight: Flight) -> None:
         blocks = self._fetched.pop(flight.index, 0)
         if blocks:
             reader.node.hold(flight.full_blocks[:blocks])
@@ -127,7 +128,7 @@ class WorkerSimulation(ABC):
 
     # ---- prefill and transfer ------------------------------------------------------------------------------
 
-    def _begin(self, place: SimWorker) -> None:
+    def _begin(self, place: SimPrefill) -> None:
         if place.node.running:
             return
         seconds = place.node.begin(self.now)
@@ -138,7 +139,7 @@ class WorkerSimulation(ABC):
             else:
                 self.at(self.now + seconds, lambda: self._end_step(place, node))
 
-    def _end_step(self, place: SimWorker, node: Any) -> None:
+    def _end_step(self, place: SimPrefill, node: PrefillNode) -> None:
         if place.node is not node:
             return  # it died meanwhile
         done = node.finish()
@@ -148,7 +149,7 @@ class WorkerSimulation(ABC):
         if done:
             self.pump()
 
-    def _read(self, place: SimWorker, flight: Flight, job: PrefillJob) -> None:
+    def _read(self, place: SimPrefill, flight: Flight, job: PrefillJob) -> None:
         """The prompt is read: its last blocks go to the decode worker, and its first token once those are taken."""
         place.pending_prompts -= 1
         place.pending_tokens -= flight.uncached
@@ -180,12 +181,12 @@ class WorkerSimulation(ABC):
 
     # ---- decode --------------------------------------------------------------------------------------------
 
-    def _share(self, name: str, node: Any) -> None:
+    def _share(self, name: str, node: DecodeNode) -> None:
         cores = self._cores
-        if cores:
+        if cores and isinstance(node, StepwiseDecode):
             node.stretched = lambda begin, seconds: cores.stretched(name, begin, seconds)
 
-    def _join(self, flight: Flight, place: SimWorker, lease: PageLease, local: bool) -> None:
+    def _join(self, flight: Flight, place: SimDecode, lease: PageLease, local: bool) -> None:
         heard = self._between_steps(place)
         if not local and flight.first_token < 0:
             flight.first_token = heard
@@ -197,7 +198,7 @@ class WorkerSimulation(ABC):
             place.node.join(flight, lease, local, self.now)
         self._expect(place)
 
-    def _expect(self, place: SimWorker) -> None:
+    def _expect(self, place: SimDecode) -> None:
         """Look at the worker again when its next event is due."""
         place.version += 1
         if self._cores:
@@ -206,14 +207,14 @@ class WorkerSimulation(ABC):
         if when < math.inf:
             self.at(max(when, self.now), lambda: self._look(place, version))
 
-    def _look(self, place: SimWorker, version: int) -> None:
+    def _look(self, place: SimDecode, version: int) -> None:
         if version != place.version:
             return
         ended = place.node.advance(self.now + 1e-12)
         self._expect(place)
         self._ended(place, ended)
 
-    def _ended(self, place: SimWorker, ended: list[Flight]) -> None:
+    def _ended(self, place: SimDecode, ended: list[Flight]) -> None:
         prompt_tokens = place.node.prefilling_tokens
         local_left = place.node.prefilling if prompt_tokens else 0
         if not self.prefills or place.pending_prompts:
@@ -231,16 +232,23 @@ class WorkerSimulation(ABC):
 
     # ---- what deaths need (faults) ---------------------------------------------------------------------------
 
-    def fresh_node(self, place: SimWorker) -> Any:
-        """Returns the engine of a worker that starts again, its caches empty."""
-        node = self._maker.node(place.info.role, place.costs)
-        if self._cores:
-            self._cores.stop(place.name, self.now)
-        if place.info.role != "prefill":
-            self._share(place.name, node)
-        return node
+    def restart_prefill(self, worker: SimPrefill) -> None:
+        """Ends a prefill worker; the engine that it starts again with has empty caches."""
+        self._stop(worker.name)
+        worker.die(self._maker.prefill_node(worker.costs))
 
-    def settle(self, place: SimWorker) -> None:
+    def restart_decode(self, worker: SimDecode) -> None:
+        """Ends a decode worker; the engine that it starts again with has empty caches."""
+        self._stop(worker.name)
+        node = self._maker.decode_node(worker.costs)
+        self._share(worker.name, node)
+        worker.die(node)
+
+    def _stop(self, name: str) -> None:
+        if self._cores:
+            self._cores.stop(name, self.now)
+
+    def settle(self, place: SimDecode) -> None:
         """Takes the steps that a decode worker has begun."""
         self._ended(place, place.node.advance(self.now))
 

@@ -5,20 +5,33 @@ Knows nothing of events or of how the worker computes.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Generic, Protocol, Self, TypeVar
 
+from baton.kv.pages.pool import PagePool
 from baton.planner.costs.worker import WorkerCosts
 from baton.protos.measurements import WorkerLoad
 from baton.protos.nouns import BLOCK_TOKENS, WorkerInfo
 from baton.router.policies import Candidate
 
 
-class SimWorker:
+class SimNode(Protocol):
+    """Declares what all simulated engines have; ``pool`` is a real page pool."""
+
+    pool: PagePool
+
+    def continue_totals(self, before: Self) -> None:
+        """Goes on counting from the totals of ``before``, the worker's engine that died."""
+
+
+Node = TypeVar("Node", bound=SimNode)
+
+
+class SimWorker(Generic[Node]):
     """Holds the router's counts for one worker; ``node`` simulates its engine, ``nic_free`` is when its network is
     free.
     """
 
-    def __init__(self, name: str, info: WorkerInfo, node: Any, costs: WorkerCosts, block_tokens: int) -> None:
+    def __init__(self, name: str, info: WorkerInfo, node: Node, costs: WorkerCosts, block_tokens: int) -> None:
         self.name = name  # as operators say it: prefill-0
         self.info, self.node, self.costs = info, node, costs
         self._scale = block_tokens // BLOCK_TOKENS
@@ -37,11 +50,9 @@ class SimWorker:
         """Returns whether the worker is alive and its KV pool could hold ``tokens``."""
         return not self.down and self.costs.kv_tokens >= tokens
 
-    def die(self, node: Any) -> None:
+    def die(self, node: Node) -> None:
         """Marks the worker dead and drops its requests; ``node`` replaces its engine and keeps its totals."""
-        for counted in ("busy", "generated", "computed_tokens", "prompt_tokens"):
-            if hasattr(node, counted):
-                setattr(node, counted, getattr(self.node, counted))
+        node.continue_totals(self.node)
         self.node, self.down, self.full = node, True, False
         self.sequences = self.pending_prompts = self.pending_tokens = 0
         self.version += 1

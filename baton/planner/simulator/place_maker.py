@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
 
 import msgspec
 
@@ -11,7 +10,7 @@ from baton.planner.costs.worker import WorkerCosts
 from baton.planner.simulator.decode_node import CompressedDecode
 from baton.planner.simulator.faults import Failure, SimPool
 from baton.planner.simulator.flight import Flight
-from baton.planner.simulator.place import SimWorker
+from baton.planner.simulator.place import Node, SimWorker
 from baton.planner.simulator.prefill_node import PrefillNode
 from baton.planner.simulator.shared_cores import CoreSharing
 from baton.planner.simulator.stepwise_decode import StepwiseDecode
@@ -19,6 +18,11 @@ from baton.planner.traces.trace import Trace
 from baton.protos.nouns import BLOCK_TOKENS, KvLayout, WorkerInfo
 
 Ship = Callable[[Flight, int, bool], None]
+
+
+DecodeNode = CompressedDecode | StepwiseDecode
+SimPrefill = SimWorker[PrefillNode]
+SimDecode = SimWorker[DecodeNode]
 
 
 class SimSettings(msgspec.Struct, frozen=True):
@@ -65,30 +69,46 @@ class SimWorkerMaker:
     def __init__(self, settings: SimSettings, block: int, ship: Ship) -> None:
         self._settings, self._block, self._ship = settings, block, ship
 
-    def make(self, role: str, count: int, costs: WorkerCosts, pools: Sequence[SimPool]) -> dict[str, SimWorker]:
-        """Returns all workers of ``role`` by worker id: ``count`` of the cluster's own, then those of pools."""
-        places = [self._place(f"{role[0]}{i:03d}", f"{role}-{i}", role, costs) for i in range(count)]
-        for pool in pools:
-            if pool.role == role:
-                names = [f"{pool.name}-{i}" for i in range(pool.count)]
-                places += [self._place(name, name, role, pool.costs) for name in names]
-        return {place.info.worker_id: place for place in places}
+    def prefills(self, count: int, costs: WorkerCosts, pools: Sequence[SimPool]) -> dict[str, SimPrefill]:
+        """Returns all prefill workers by worker id: ``count`` of the cluster's own, then those of pools."""
+        named = self._named("prefill", count, costs, pools)
+        made = (self._worker("prefill", *one, self.prefill_node(one[2])) for one in named)
+        return {worker.info.worker_id: worker for worker in made}
 
-    def node(self, role: str, costs: WorkerCosts) -> Any:
-        """Returns a new simulated engine of a worker of ``role``."""
+    def decodes(self, count: int, costs: WorkerCosts, pools: Sequence[SimPool]) -> dict[str, SimDecode]:
+        """Returns all decode workers by worker id: ``count`` of the cluster's own, then those of pools."""
+        named = self._named("decode", count, costs, pools)
+        made = (self._worker("decode", *one, self.decode_node(one[2])) for one in named)
+        return {worker.info.worker_id: worker for worker in made}
+
+    def prefill_node(self, costs: WorkerCosts) -> PrefillNode:
+        """Returns a new simulated engine of a prefill worker."""
+        return PrefillNode(costs, self._block, self._settings.prefill_chunk, self._ship)
+
+    def decode_node(self, costs: WorkerCosts) -> DecodeNode:
+        """Returns a new simulated engine of a decode worker: the real scheduler, or its compressed twin."""
         settings = self._settings
-        if role == "prefill":
-            return PrefillNode(costs, self._block, settings.prefill_chunk, self._ship)
         limits = settings.max_batch, settings.decode_chunk
         costs = msgspec.structs.replace(costs, fixed=costs.fixed + costs.overhead.step)
         if settings.stepwise:
             return StepwiseDecode(costs, self._block, *limits)
         return CompressedDecode(costs, self._block, *limits, settings.writers_wait)
 
-    def _place(self, worker_id: str, name: str, role: str, costs: WorkerCosts) -> SimWorker:
+    def _named(
+        self, role: str, count: int, costs: WorkerCosts, pools: Sequence[SimPool]
+    ) -> Iterator[tuple[str, str, WorkerCosts]]:
+        """Yields each worker's id, its name as operators say it, and its costs."""
+        for i in range(count):
+            yield f"{role[0]}{i:03d}", f"{role}-{i}", costs
+        for pool in pools:
+            if pool.role == role:
+                for i in range(pool.count):
+                    yield f"{pool.name}-{i}", f"{pool.name}-{i}", pool.costs
+
+    def _worker(self, role: str, worker_id: str, name: str, costs: WorkerCosts, node: Node) -> SimWorker[Node]:
         layout = KvLayout("bfloat16", (), costs.kv_bytes_per_token * BLOCK_TOKENS, "bfloat16")
         pages, room = costs.kv_tokens // BLOCK_TOKENS, self._settings.max_batch
         info = WorkerInfo(
             worker_id, worker_id, role, "", "model", "", layout, 1 << 30, 1 << 30, (), pages, max_batch=room
         )
-        return SimWorker(name, info, self.node(role, costs), costs, self._block)
+        return SimWorker(name, info, node, costs, self._block)

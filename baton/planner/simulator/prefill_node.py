@@ -46,6 +46,11 @@ class PrefillNode:
         """Returns whether a step is in progress."""
         return self._plan is not None
 
+    def continue_totals(self, before: PrefillNode) -> None:
+        """Goes on counting from the totals of ``before``."""
+        self.busy = before.busy
+        self.computed_tokens, self.prompt_tokens = before.computed_tokens, before.prompt_tokens
+
     def add(self, flight: Flight, now: float) -> None:
         """Adds a prompt to prefill, at time ``now``."""
         units = -(-flight.prompt // self.unit)

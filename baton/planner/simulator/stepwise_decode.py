@@ -67,6 +67,10 @@ class StepwiseDecode:
         self._may_prefill = bool(found or self.scheduler.waiting)
         return found
 
+    def continue_totals(self, before: StepwiseDecode) -> None:
+        """Goes on counting from the totals of ``before``."""
+        self.busy, self.generated = before.busy, before.generated
+
     def reserve(self, flight: Flight) -> PageLease:
         """Returns a lease of pages, as the decode loop's admission gives it. Raises PoolExhausted."""
         if self.scheduler.waiting:
