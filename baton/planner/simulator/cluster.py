@@ -43,6 +43,7 @@ class ClusterSim(WorkerSimulation):
         super().__init__(scenario)
         settings, trace = scenario.settings, scenario.trace
         self.trace = trace
+        self._prefixes_known = trace.has_hashes
         ids = BlockIds(trace.block_tokens, self.block)
         self.flights = [Flight(i, r, ids.of(r)) for i, r in enumerate(trace.requests)]
         self.placements: dict[str, int] = {"local": 0, "prefill": 0}
@@ -124,7 +125,7 @@ class ClusterSim(WorkerSimulation):
 
     def _hits(self, flight: Flight) -> dict[str, int]:
         blocks, scale = flight.full_blocks, self.block // BLOCK_TOKENS
-        if not blocks or not self.trace.has_hashes:
+        if not blocks or not self._prefixes_known:
             return {}
         found = {}
         for places in (self.prefills, self.decodes):

@@ -56,6 +56,19 @@ def test_every_request_ends_and_every_page_comes_back(policy: str) -> None:
     assert sim.placements["prefill"] > 0
 
 
+def test_a_trace_is_not_searched_for_shared_prefixes_again_with_each_request() -> None:
+    searches = []
+
+    class Counted(Trace, frozen=True):
+        @property
+        def has_hashes(self) -> bool:
+            searches.append(True)
+            return False
+
+    check(run(Counted("plain", tuple(TraceRequest(i / 10, 64, 4) for i in range(20))), 1, 1))
+    assert len(searches) == 1
+
+
 def test_where_writers_wait_a_prompt_comes_sooner_and_the_answer_beside_it_later() -> None:
     trace = Trace("two", (TraceRequest(0.0, 64, 40), TraceRequest(0.5, 4096, 2)))
     both, apart = (run(trace, 0, 1, decode_chunk=8192, writers_wait=wait) for wait in (False, True))
