@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
+from baton.planner.processes import each
 from baton.planner.score import Score, Slo, is_good, score
 from baton.planner.simulator.cluster import ClusterScenario, ClusterSim
 from baton.planner.simulator.flight import Flight
@@ -124,18 +125,24 @@ def sweep(
     slo: Slo,
     window_s: float = 60.0,
     told: Callable[[RatioOutcome], None] = lambda ratio: None,
+    processes: int = 1,
 ) -> tuple[Sweep, Flights]:
     """Returns the sweep over 1P(n-1)D to (n-1)P1D and n colocated, and every ratio's simulated requests.
 
-    Confidence comes from resampling windows of ``window_s`` seconds; ``told`` is called with each outcome. Raises
-    ConfigError for fewer than 2 workers.
+    Confidence comes from resampling windows of ``window_s`` seconds; ``told`` is called with each outcome, in
+    order. Ratios are simulated in up to ``processes`` processes. Raises ConfigError for fewer than 2 workers.
     """
     if workers < 2:
         raise ConfigError("a ratio needs two workers at least", "workers")
     ratios: list[RatioOutcome] = []
     flights: Flights = {}
-    for readers in range(workers):
-        found, flights[readers, workers - readers] = _run(at_ratio(scenario, readers, workers - readers), slo)
+
+    def run(readers: int) -> tuple[RatioOutcome, list[Flight]]:
+        found, served = _run(at_ratio(scenario, readers, workers - readers), slo)
+        return found, [flight.ended() for flight in served]
+
+    for found, served in each(run, range(workers), processes):
+        flights[found.prefill, found.decode] = served
         told(found)
         ratios.append(found)
     colocated, split = ratios[0], tuple(ratios[1:])

@@ -55,6 +55,14 @@ def test_every_ratio_is_tried_and_the_best_is_on_its_plateau(found: tuple[Sweep,
     assert swept.goodput_interval[0] <= swept.best.score.goodput * 1.3
 
 
+def test_ratios_that_are_simulated_side_by_side_give_the_same_sweep(trace: Trace) -> None:
+    few = trace.between(0, 20)
+    alone, beside = (sweep(3, nine(few), Slo(10.0, 0.1), 10.0, processes=count) for count in (1, 2))
+    assert alone[0] == beside[0]
+    for ratio, flights in alone[1].items():
+        assert [f.last_token for f in flights] == [f.last_token for f in beside[1][ratio]]
+
+
 def test_too_few_prefill_workers_are_a_cliff_that_is_explained(found: tuple[Sweep, Flights]) -> None:
     swept = found[0]
     cliff = next(c for c in swept.cliffs if c.side == "few prefill")

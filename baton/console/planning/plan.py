@@ -149,6 +149,7 @@ def _planned(
     from baton.planner.costs.speculation import with_acceptance
     from baton.planner.costs.worker import worker_costs
     from baton.planner.plan import plan
+    from baton.planner.processes import cores
     from baton.planner.simulator.cluster import ClusterScenario, SimSettings
     from baton.planner.sweep import sweep
 
@@ -173,7 +174,7 @@ def _planned(
         scenario = ClusterScenario(settings, costs, with_acceptance(written, chances), load)
         found, flights = sweep(
             count, scenario, slo, part.window,
-            lambda r: told.print(f"{r.name}: {r.score.attainment:.1%} meet the SLOs", style="dim"),
+            lambda r: told.print(f"{r.name}: {r.score.attainment:.1%} meet the SLOs", style="dim"), cores(),
         )  # fmt: skip
         answer = plan(found, flights, scenario, slo, goal.want, limits, goal.price)
         if not (load.adapted_share or simulation.adapter_cost):

@@ -74,6 +74,12 @@ class Flight:
         leg.origin.moves += 1
         return leg
 
+    def ended(self) -> Flight:
+        """Returns this flight without what only a running simulation needs: blocks, and pools that it looked in."""
+        self.full_blocks = []
+        self.seen.clear()
+        return self
+
     def landed(self) -> None:
         """Copies the times of a complete answer to its origin, if this flight continued one."""
         if self.origin is not None:
