@@ -6,12 +6,13 @@ import multiprocessing
 import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from typing import TypeVar, cast
+from functools import partial
+from typing import Any, TypeVar, cast
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
-_work: Callable[[object], object] | None = None  # set in a child process, because a closure can't be sent to one
+_work: Callable[[Any], object] | None = None  # set in a child process, because a closure can't be sent to one
 
 
 def cores() -> int:
@@ -29,11 +30,11 @@ def each(work: Callable[[Item], Result], items: Sequence[Item], processes: int =
         yield from map(work, items)
         return
     fork = multiprocessing.get_context("fork")
-    with ProcessPoolExecutor(min(processes, len(items)), fork, initializer=_inherit, initargs=(work,)) as pool:
+    with ProcessPoolExecutor(min(processes, len(items)), fork, initializer=partial(_inherit, work)) as pool:
         yield from cast(Iterator[Result], pool.map(_one, items))
 
 
-def _inherit(work: Callable[[object], object]) -> None:
+def _inherit(work: Callable[[Any], object]) -> None:
     global _work
     _work = work
 
