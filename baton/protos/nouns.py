@@ -209,6 +209,7 @@ class WorkerInfo(msgspec.Struct, frozen=True):
     widths: dict[str, int] = {}
     rank_hosts: tuple[str, ...] = ()
     takes_extents: bool = False  # whether pages may come in parts from several hosts
+    bridges_windows: bool = False  # whether its handoffs convert between pages by window and pages of all layers
 
 
 def of_this_build(info: WorkerInfo) -> WorkerInfo:

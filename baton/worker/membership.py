@@ -61,6 +61,7 @@ def describe(spec: WorkerSpec, ready: EngineReady, incarnation: str) -> WorkerIn
         widths={field: getattr(widths, field) for field in widths.several},
         rank_hosts=places_of_ranks(widths.count, spec.engine.rank_hosts),
         takes_extents=True,
+        bridges_windows=True,
     )
     return of_this_build(info)
 

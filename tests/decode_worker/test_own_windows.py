@@ -319,7 +319,7 @@ def test_pages_of_48_tokens_give_the_same_answers(model: Path, wanted: dict[int,
     assert pair.decode.at_baseline()
 
 
-def test_a_worker_of_the_other_kind_is_refused_by_name(model: Path) -> None:
+def test_pages_of_the_other_kind_are_never_taken_unconverted(model: Path) -> None:
     shared, divided = (
         load_runner(EngineConfig(str(model), threads=1, dtype="float32", window_pages=pages)).spec.layout
         for pages in ("shared", "own")

@@ -44,7 +44,7 @@ class Side:
         runner = runner or load_runner(EngineConfig(str(model), threads=1, dtype="float32", **settings))
         self.memory = PageMemory.create(pages, runner.spec.layout.page_bytes)
         bind(runner, self.memory)
-        self.pool, self.tape, self.most = PagePool(pages), Tape(), 0
+        self.pool, self.tape, self.most = PagePool(pages, runner.spec.layout.block_tokens), Tape(), 0
         ids = itertools.count(1)
         parts = EngineParts.around(runner, self.pool, self.tape, lambda: 0.0, memory=self.memory.view())
         if loop is PrefillLoop:

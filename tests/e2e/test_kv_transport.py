@@ -115,6 +115,25 @@ async def test_a_cluster_whose_windows_have_pages_of_their_own_ships_what_they_s
     assert divided == whole * (13 + 3 * 3) / (4 * 13)
 
 
+@pytest.mark.thorough  # of loops in one process: tests/decode_worker/test_window_kinds.py
+@pytest.mark.parametrize(("reads", "writes"), [("shared", "own"), ("own", "shared")])
+async def test_a_cluster_of_both_kinds_of_pages_hands_over_and_answers_as_one_of_one_kind(
+    tmp_path: Path, reads: str, writes: str
+) -> None:
+    model = str(make(tmp_path / "gemma3", "gemma3", tokenizer=True))
+    router = {"local_prefill_max_tokens": 0, "policy": "round_robin"}
+    worker, prompt = {"model": model, "dtype": "float32", "window_pages": writes}, list(range(3, 200))
+    with Fleet(prefill=1, decode=1, worker=worker, router=router) as fleet:
+        wanted = answer(fleet, prompt, 40)
+    pool = {"name": "reader", "role": "prefill", "count": 1, "worker": {"window_pages": reads}}
+    with Fleet(0, 1, cluster={"pools": [pool]}, worker=worker, router=router) as fleet:
+        for turn in range(2):
+            assert answer(fleet, prompt, 40) == wanted
+            handed = fleet.metric("reader-0", "baton_kv_transfer_bytes_total")
+            assert handed > 0, f"turn {turn} came by a handoff"
+        fleet.wait_for_baseline()
+
+
 async def test_a_cluster_with_a_wire_codec_answers_and_labels_its_kv(tmp_path: Path) -> None:
     router = {"local_prefill_max_tokens": 0, "policy": "round_robin"}
     with Fleet(prefill=1, decode=1, worker={"model": DRAFT, "kv_codec": "int8"}, router=router) as fleet:

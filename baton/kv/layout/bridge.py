@@ -23,6 +23,7 @@ from baton.kv.layout.codecs import from_float32, to_float32
 from baton.kv.layout.coding import NAMES, coded_bytes, decode, encode
 from baton.kv.layout.page import ITEM_BYTES, differences, group_bytes, in_pages_of, unknown_planes
 from baton.kv.layout.selection import observed_of
+from baton.kv.layout.tables import alike
 from baton.protos.errors import ConfigError, LayoutMismatch
 from baton.protos.nouns import BLOCK_TOKENS, KvLayout, LayerGroup
 
@@ -194,7 +195,7 @@ def can_ship(sender: KvLayout, receiver: KvLayout) -> bool:
     """Returns whether blocks of one sender of layout ``sender`` contain all that ``receiver`` needs, unchanged or
     converted.
     """
-    return sender == receiver or not any(_obstacles(sender, receiver))
+    return sender == receiver or not any(_obstacles(*alike(sender, receiver)))
 
 
 def bridge(sender: KvLayout, receiver: KvLayout) -> Bridge | None:

@@ -98,6 +98,14 @@ def count_of(windows: Sequence[int], tokens: int, block_tokens: int) -> int:
     return sum(blocks - part.first for part in parts_of(windows, tokens, block_tokens))
 
 
+def hashes_behind(hashes: Sequence[bytes], windows: Sequence[int], tokens: int, block_tokens: int) -> list[bytes]:
+    """Returns the hashes of the blocks of further tables that a handoff of a prompt of ``tokens`` tokens brings;
+    its blocks have ``hashes``.
+    """
+    parts = parts_of(windows, tokens, block_tokens)
+    return [table_hash(block, part.number) for part in parts for block in hashes[part.first :]]
+
+
 class TablesLease(PageLease):
     """Owns the pages of one request in several tables. It is itself the first table's lease; ``further`` are the
     others, whose gaps are the blocks that their windows have passed. They may end before the first one.

@@ -198,9 +198,19 @@ class PrefillLoop(StepLoop):
         size = self.pool.block_tokens
         hashes = prefix.chain(root, request.token_ids, size)
         kept = prompt_selection_of(self.spec.layout, chosen_from(self.spec.layout, request, is_local=False))
-        job = PrefillJob(sequence, hashes, self.clock(), size, self._shipped_from(message), kept)
-        self.shipments[message.key] = Shipment(job, message, self._reach.windows)
+        job = PrefillJob(sequence, hashes, self.clock(), size, self._shipped_from(message), kept, message.whole)
+        if message.whole:
+            self._require_pages(len(hashes) * self._reach.tables)
+        self.shipments[message.key] = Shipment(job, message, self.scheduler.reach_of(job).windows)
         self.scheduler.add(job)
+
+    def _require_pages(self, pages: int) -> None:
+        """Raises PoolExhausted if this worker can never lease ``pages`` pages at once."""
+        if pages > self.pool.pages:
+            text = (
+                f"the decode worker wants whole blocks, {pages} pages; this pool has {self.pool.pages}: ask another"
+            )
+            raise PoolExhausted(text, "pages")
 
     def _shipped_from(self, message: ch.Prefill) -> int:
         """Returns the first block that the receiver may want, apart from sink blocks, which every token sees."""

@@ -35,7 +35,9 @@ class PrefillJob:
         block_tokens: int = BLOCK_TOKENS,
         shipped_from: int = 0,
         kept: PromptSelection | None = None,
+        whole: bool = False,
     ):
+        self.whole = whole  # whether its receiver wants the pages of all tables, whatever their windows
         self.kept = kept  # what its tokens choose of the prompt, where that isn't all of it
         self.shipped_from = shipped_from  # the first block that its receiver may want
         self.block_tokens = block_tokens
@@ -200,9 +202,11 @@ class PrefillScheduler:
         size = self.pool.block_tokens
         return sum(lease.growth(blocks_for(tokens, size), self.reach.most) for tokens, lease in leases)
 
-    def _reach_of(self, job: PrefillJob) -> AttentionReach:
-        """Returns which blocks ``job`` needs pages for; all, if its receiver wants some before the window."""
+    def reach_of(self, job: PrefillJob) -> AttentionReach:
+        """Returns which blocks ``job`` needs pages for; all, if its receiver wants some behind a window."""
         reach, size = self.reach._replace(wanted_from=job.shipped_from), self.pool.block_tokens
+        if job.whole:
+            return reach._replace(windows=(0,) * reach.tables, grows=False, most=())
         wants_more = reach.window and job.shipped_from < first_seen(job.tokens, reach.window, size)
         return reach._replace(most=()) if wants_more else reach
 
@@ -210,7 +214,7 @@ class PrefillScheduler:
         try:
             limit = job.holdable
             blocks = blocks_for(job.tokens, job.block_tokens)
-            reach = self._reach_of(job)
+            reach = self.reach_of(job)
             lease, job.states = opened(
                 self.pool, self.rules, job.full_hashes(), blocks, limit, self.growth, reach=reach
             )

@@ -14,7 +14,6 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 
 import msgspec
 
-from baton.kv.layout.repaging import ReceiverBlock
 from baton.kv.memory.host_pages import PageMemory
 from baton.kv.wire import control, frames
 from baton.kv.wire.base import HandoffStream, Transport, resident_bytes
@@ -22,7 +21,7 @@ from baton.kv.wire.frames import Frame, Kind
 from baton.prefill_worker.io.handoff_frames import Destination, HandoffFrames, Sender
 from baton.prefill_worker.io.send_queue import SendQueue
 from baton.prefill_worker.io.send_window import SendWindow
-from baton.prefill_worker.io.wire_plan import WirePlan
+from baton.prefill_worker.io.wire_plan import SentBlock, WirePlan
 from baton.protos.channel import ShipBlock
 from baton.protos.errors import BatonError, CorruptFrame, WorkerLost
 from baton.protos.nouns import TokenRun
@@ -133,7 +132,7 @@ class Handoff:
     ) -> AsyncIterator[tuple[Frame, list[memoryview]]]:
         yield made.opening(), []
         most = min(max(1, frame_bytes // wire.unit), frames.MAX_BLOCKS)
-        while isinstance(item := await self._queue.next(wire), (ShipBlock, ReceiverBlock)):
+        while isinstance(item := await self._queue.next(wire), SentBlock):
             room = min(await self._window.room(wire.unit), most)
             batch = [item, *self._queue.more(wire, room - 1)]
             yield made.blocks(batch, self._count(batch, wire.unit))
@@ -141,7 +140,7 @@ class Handoff:
             raise item
         yield made.commit(item), []
 
-    def _count(self, batch: list[ShipBlock | ReceiverBlock], unit: int) -> bool:
+    def _count(self, batch: list[SentBlock], unit: int) -> bool:
         """Counts ``batch`` as sent; returns whether its frame should ask for an acknowledgement."""
         self._window.sent([block.index for block in batch])
         self.shipped_blocks += len(batch)

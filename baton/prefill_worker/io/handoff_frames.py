@@ -9,11 +9,10 @@ from collections.abc import Sequence
 
 import msgspec
 
-from baton.kv.layout.repaging import ReceiverBlock
 from baton.kv.memory.host_pages import PageMemory
 from baton.kv.wire import control, frames
 from baton.kv.wire.frames import Block, Frame, Kind
-from baton.prefill_worker.io.wire_plan import WirePlan
+from baton.prefill_worker.io.wire_plan import SentBlock, WirePlan
 from baton.protos.channel import ShipBlock
 from baton.protos.nouns import KvLayout
 
@@ -67,7 +66,7 @@ class HandoffFrames:
         )
         return self._frame(Kind.OPEN, control.encode_opening(opening))
 
-    def blocks(self, batch: Sequence[ShipBlock | ReceiverBlock], wants_ack: bool) -> tuple[Frame, list[memoryview]]:
+    def blocks(self, batch: Sequence[SentBlock], wants_ack: bool) -> tuple[Frame, list[memoryview]]:
         """Returns the BLOCK frame of ``batch``, and the bytes that follow it."""
         found = [self._wire.payload(block, self._memory) for block in batch]
         payload, offsets = [view for view, _ in found], tuple([at for _, at in found if at is not None])
@@ -91,5 +90,5 @@ class HandoffFrames:
         return Frame(kind, to.lease, to.epoch, body, *shard, flags)
 
 
-def _is_resident(block: ShipBlock | ReceiverBlock) -> bool:
+def _is_resident(block: SentBlock) -> bool:
     return isinstance(block, ShipBlock) and block.resident

@@ -8,9 +8,8 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 
-from baton.kv.layout.repaging import ReceiverBlock
 from baton.kv.wire.control import Closing
-from baton.prefill_worker.io.wire_plan import WirePlan
+from baton.prefill_worker.io.wire_plan import SentBlock, WirePlan
 from baton.protos.channel import ShipBlock
 from baton.protos.errors import BatonError
 
@@ -26,7 +25,7 @@ class SendQueue:
     def __init__(self) -> None:
         self._items: asyncio.Queue[QueueItem] = asyncio.Queue()
         self._ahead: QueueItem | None = None  # taken out of the queue, but not a block
-        self._ready: deque[ShipBlock | ReceiverBlock] = deque()  # of what was taken out of the queue, not sent yet
+        self._ready: deque[SentBlock] = deque()  # of what was taken out of the queue, not sent yet
 
     def put(self, item: QueueItem) -> None:
         """Adds ``item`` at the end."""
@@ -37,7 +36,7 @@ class SendQueue:
         """Returns whether anything can be sent without waiting for the engine."""
         return self._ahead is not None or bool(self._ready) or not self._items.empty()
 
-    async def next(self, wire: WirePlan) -> QueueItem | ReceiverBlock:
+    async def next(self, wire: WirePlan) -> SentBlock | Closing | BatonError:
         """Waits for the next item and returns it: a block as ``wire``'s receiver takes it, or what ends the
         handoff.
         """
@@ -49,9 +48,9 @@ class SendQueue:
             self._ready.extend(wire.take(item))
         return self._ready.popleft()
 
-    def more(self, wire: WirePlan, most: int) -> list[ShipBlock | ReceiverBlock]:
+    def more(self, wire: WirePlan, most: int) -> list[SentBlock]:
         """Returns at most ``most`` blocks that are ready now; an item that ends the handoff stays queued."""
-        found: list[ShipBlock | ReceiverBlock] = []
+        found: list[SentBlock] = []
         while len(found) < most and (self._ready or (self._ahead is None and not self._items.empty())):
             if self._ready:
                 found.append(self._ready.popleft())

@@ -23,14 +23,16 @@ from baton.kv.layout.page import sliding_window, sunk_blocks
 from baton.kv.layout.repaging import Repaging
 from baton.kv.layout.selection import chosen_from, prompt_selection_of, selection_of
 from baton.kv.layout.state import state_pages
+from baton.kv.layout.table_bridge import TableBridge
 from baton.kv.memory.host_pages import PageMemory
-from baton.kv.pages.tables import count_of
+from baton.kv.pages.tables import count_of, hashes_behind
 from baton.kv.pages.window import first_seen
 from baton.kv.wire.base import Transport
 from baton.prefill_worker.io.handoff import Handoff, HandoffReport
 from baton.prefill_worker.io.handoff_frames import Destination, Sender
 from baton.prefill_worker.io.host_handoff import DividedHandoff
 from baton.prefill_worker.io.host_senders import HostSenders
+from baton.prefill_worker.io.retabling import Retabling
 from baton.prefill_worker.io.wire_plan import WirePlan
 from baton.protos import channel as ch
 from baton.protos.errors import BatonError, Draining, InvalidRequest, ModelNotFound, from_info
@@ -173,10 +175,10 @@ class PrefillService:
         job = self._jobs[key] = _Job(handoff, call)
         try:
             fetched = await self._warm(call)
-            held = await self._not_wanted(call)
+            prompt = await self._prompt(key, call)
             self._require_engine()
             job.sent = True
-            self._send(ch.Prefill(key, call.request, *held))
+            self._send(prompt)
             report = await handoff.run()
             job.shipped(report)
         except BatonError as error:
@@ -241,20 +243,30 @@ class PrefillService:
             call.request, call.fetch_address, call.fetch_blocks, call.fetch_limit_s or None
         )
 
-    async def _not_wanted(self, call: PrefillCall) -> tuple[int, tuple[int, ...]]:
-        """Returns the leading blocks and the other block indices that the decode worker has, counted in our block
-        size.
+    async def _prompt(self, key: int, call: PrefillCall) -> ch.Prefill:
+        """Returns the engine's message: which leading blocks and which others the decode worker has, counted in our
+        blocks, and whether it wants whole ones of us.
         """
-        selects = selection_of(self._sender.layout) is not None
-        if self._peers.layout_of is None or not (call.held_blocks or call.received_blocks or selects):
-            return call.held_blocks, call.received_blocks  # nothing is nothing: no need to ask it before we begin
+        ours, held = self._sender.layout, (call.held_blocks, call.received_blocks)
+        may_differ = (
+            bool(call.held_blocks or call.received_blocks or ours.windows) or selection_of(ours) is not None
+        )
+        if self._peers.layout_of is None or not may_differ:
+            return ch.Prefill(key, call.request, *held)  # nothing is nothing: no need to ask it before we begin
         theirs = await self._peers.layout_of(call.decode_address)
         paging = self._paging(call, theirs)
-        return (call.held_blocks, _not_seen(call, theirs)) if paging is None else paging.wanted()
+        if paging is None:
+            return ch.Prefill(key, call.request, call.held_blocks, _not_seen(call, theirs))
+        whole = bool(ours.windows) and not theirs.windows
+        return ch.Prefill(key, call.request, *paging.wanted(), whole)
 
-    def _paging(self, call: PrefillCall, theirs: KvLayout) -> Repaging | None:
-        """Returns the converter to the decode worker's block size; None if the sizes are the same."""
+    def _paging(self, call: PrefillCall, theirs: KvLayout) -> Repaging | Retabling | None:
+        """Returns what maps our blocks to the decode worker's, where it has others: of another size, or of other
+        layers.
+        """
         ours, tokens = self._sender.layout, len(call.request.token_ids)
+        if bool(ours.windows) != bool(theirs.windows) and ours.block_tokens == theirs.block_tokens:
+            return Retabling(ours, theirs, tokens, call.held_blocks, call.received_blocks)
         if ours.block_tokens == theirs.block_tokens or not theirs.runs:
             return None  # pages of less than a run: the bridge refuses them by name
         return Repaging(ours, theirs, tokens, call.held_blocks, _not_seen(call, theirs))
@@ -297,13 +309,15 @@ class PrefillService:
         assert self._peers.layout_of is not None
         ours, theirs, request = self._sender.layout, await self._peers.layout_of(call.decode_address), call.request
         theirs = wire_layout(ours, theirs)
-        made, paging = bridge(ours, theirs), self._paging(call, theirs)
+        divides = bool(ours.windows) != bool(theirs.windows)
+        made, paging = (TableBridge if divides else bridge)(ours, theirs), self._paging(call, theirs)
         if ours.fidelity == theirs.fidelity and paging is None:
             return WirePlan(theirs, made)
         root = prefix.root(self._sender.fingerprint, theirs.fidelity, request.adapter_id, request.tenant_salt)
         chain = prefix.chain(root, request.token_ids, theirs.block_tokens)
         kept = prompt_selection_of(theirs, chosen_from(theirs, request, is_local=False))
-        return WirePlan(theirs, made, tuple(chain if kept is None else kept.named(chain)), paging)
+        further = hashes_behind(chain, theirs.windows, len(request.token_ids), theirs.block_tokens)
+        return WirePlan(theirs, made, (*(chain if kept is None else kept.named(chain)), *further), paging)
 
     def _require_engine(self) -> None:
         """Raises the error with which prompts ended if the engine is gone or changes its role."""

@@ -10,18 +10,23 @@ import msgspec
 from baton.kv.layout.bridge import Bridge
 from baton.kv.layout.extents import Part, contiguous, gather, part_bytes
 from baton.kv.layout.repaging import ReceiverBlock, Repaging
+from baton.kv.layout.table_bridge import TableBridge
 from baton.kv.memory.host_pages import PageMemory
+from baton.prefill_worker.io.retabling import Retabling, TableBlock
 from baton.protos.channel import ShipBlock
 from baton.protos.nouns import KvLayout
+
+SentBlock = ShipBlock | ReceiverBlock | TableBlock
+"""A block as it is sent: the sender's own, or one of the receiver's that is made of the sender's pages."""
 
 
 class WirePlan(msgspec.Struct, frozen=True):
     """The conversion of one prompt's blocks for one receiver: to its layout, its block size and its hashes."""
 
     layout: KvLayout  # the receiver's
-    bridge: Bridge | None = None  # converts pages to the receiver's layout; None if it is the same
+    bridge: Bridge | TableBridge | None = None  # converts pages to the receiver's layout; None if it is the same
     hashes: tuple[bytes, ...] | None = None  # the receiver's block hashes, if its fidelity or block size differs
-    paging: Repaging | None = None  # makes blocks of the receiver's size; None if the size is the same
+    paging: Repaging | Retabling | None = None  # makes the receiver's blocks; None if it has the sender's
     part: Part = ()  # of each page that is sent, where other hosts send the rest; () for all of it
     shard: tuple[int, int] | None = None  # this host's number and the count of hosts that send; None: the layout's
 
@@ -37,19 +42,22 @@ class WirePlan(msgspec.Struct, frozen=True):
             return part_bytes(self.part)
         return self.layout.page_bytes if self.bridge is None else self.bridge.unit
 
-    def take(self, block: ShipBlock) -> list[ShipBlock | ReceiverBlock]:
+    def take(self, block: ShipBlock) -> list[SentBlock]:
         """Returns the blocks that can be sent once our block ``block`` is finished."""
         return [block] if self.paging is None else [*self.paging.take(block)]
 
-    def hash(self, block: ShipBlock | ReceiverBlock) -> bytes:
+    def hash(self, block: SentBlock) -> bytes:
         """Returns the hash by which the receiver knows ``block``."""
         if self.hashes is not None:
             return self.hashes[block.index]
         assert isinstance(block, ShipBlock), "another chain's hashes come with the wire"
         return block.hash
 
-    def payload(self, block: ShipBlock | ReceiverBlock, memory: PageMemory) -> tuple[memoryview, int | None]:
+    def payload(self, block: SentBlock, memory: PageMemory) -> tuple[memoryview, int | None]:
         """Returns a block's bytes for the receiver, and their offset in our pages; None if they were converted."""
+        if isinstance(block, TableBlock):
+            return self._of_tables(block, memory), None
+        assert not isinstance(self.bridge, TableBridge), "blocks of several pages are mapped"
         if isinstance(block, ShipBlock):
             page = memory.page(block.page)
             if self.part:
@@ -65,3 +73,10 @@ class WirePlan(msgspec.Struct, frozen=True):
         if len(runs) == 1 and size == self.bridge.unit and self.bridge.as_they_are:
             return runs[0], starts[0]
         return self.bridge.gather(runs), None
+
+    def _of_tables(self, block: TableBlock, memory: PageMemory) -> memoryview:
+        assert isinstance(self.bridge, TableBridge), "one side has pages by window"
+        if self.bridge.receiver.windows:
+            (page,) = block.pages
+            return self.bridge.part(memory.page(page), page, block.table)
+        return self.bridge.joined([memory.page(page) for page in block.pages])

@@ -14,13 +14,15 @@ from baton.protos.nouns import EngineRequest, Station, TokenLogprobs, TokenRun
 class Prefill(Message):
     """Asks to compute a prompt.
 
-    Blocks with an index below ``held_blocks`` or in ``received_blocks`` need not be sent.
+    Blocks with an index below ``held_blocks`` or in ``received_blocks`` need not be sent. The receiver of ``whole``
+    blocks has pages of all layers, so that every page of a block is sent, whatever its window.
     """
 
     key: int
     request: EngineRequest
     held_blocks: int
     received_blocks: tuple[int, ...]
+    whole: bool = False
 
 
 class SendClosed(Message):

@@ -177,9 +177,15 @@ def has_room(worker: Candidate, uncached: int, window: int) -> bool:
     return alone or worker.pending_tokens + uncached <= window
 
 
-def fits(first: Candidate, second: Candidate) -> bool:
-    """Returns whether KV computed by ``first`` can be sent to ``second``: equal weights and compatible layouts."""
+def fits(first: Candidate, second: Candidate, tokens: int = 0) -> bool:
+    """Returns whether KV of a prompt of ``tokens`` tokens that ``first`` computes can be sent to ``second``: equal
+    weights, compatible layouts, and pages for whole blocks if ``second`` takes no pages by window.
+    """
     a, b = first.info, second.info
+    if bool(a.layout.windows) != bool(b.layout.windows):
+        whole = -(-tokens // a.layout.block_tokens) * len(a.layout.windows)
+        if not a.bridges_windows or whole > a.pages:
+            return False
     return a.fingerprint == b.fingerprint and can_ship(a.layout, b.layout)
 
 
@@ -192,7 +198,7 @@ def local_ways(snapshot: ClusterSnapshot, request: RoutingRequest) -> list[Candi
 
 def _may_read(snapshot: ClusterSnapshot, request: RoutingRequest, worker: Candidate) -> bool:
     uncached = request.uncached(worker.id)
-    alone = not any(fits(p, worker) for p in snapshot.prefill)
+    alone = not any(fits(p, worker, request.tokens) for p in snapshot.prefill)
     return (alone or uncached <= snapshot.local_max_tokens) and has_room(worker, uncached, snapshot.window_tokens)
 
 
@@ -201,7 +207,7 @@ def pairs(snapshot: ClusterSnapshot, request: RoutingRequest) -> Iterator[tuple[
     writers = _decodes(snapshot, request)
     for p in preferred(snapshot.prefill, request.avoid):
         if has_room(p, request.uncached(p.id), snapshot.window_tokens):
-            yield from ((p, d) for d in writers if fits(p, d))
+            yield from ((p, d) for d in writers if fits(p, d, request.tokens))
 
 
 def _decodes(snapshot: ClusterSnapshot, request: RoutingRequest) -> list[Candidate]:

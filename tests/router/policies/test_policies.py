@@ -57,6 +57,18 @@ def renamed(many: list[Candidate], letter: str) -> tuple[Candidate, ...]:
     return tuple(info(c, info=info(c.info, worker_id=f"{letter}{i}")) for i, c in enumerate(many))
 
 
+def of_kind(candidate: Candidate, own: bool, pages: int = 100, bridges: bool = True) -> Candidate:
+    """``candidate`` with pages of all layers of a model that has some with a window, or (``own``) with pages by
+    window.
+    """
+    groups = LayerGroup("full", ("k", "v"), 1, 1, 8), LayerGroup("window", ("k", "v"), 3, 1, 8, 32)
+    layout = layout_for("float32", groups)
+    info = msgspec.structs.replace(
+        candidate.info, layout=by_window(layout) if own else layout, pages=pages, bridges_windows=bridges
+    )
+    return msgspec.structs.replace(candidate, info=info)
+
+
 # ---- the contract ------------------------------------------------------------------------------------
 
 
@@ -242,3 +254,30 @@ def test_every_policy_has_a_page_of_its_own(name):
     page = (Path(policies.__path__[0]) / f"{name}.md").read_text()
     assert page.startswith(f"# {name}\n")
     assert all(word in page for word in ("**Inputs.", "**Formula", "**Intent.", "**Example."))
+
+
+# ---- pages by window beside pages of all layers ---------------------------------------------------------
+
+
+@pytest.mark.parametrize("own", [True, False])
+def test_a_worker_that_converts_pages_fits_those_of_the_other_kind(own: bool) -> None:
+    p, d = worker("p", "prefill"), worker("d", "decode")
+    assert fits(of_kind(p, own), of_kind(d, not own), 100)
+    assert not fits(of_kind(p, own, bridges=False), of_kind(d, not own), 100), "an older build refuses it"
+    assert fits(of_kind(p, own, bridges=False), of_kind(d, own), 100)
+
+
+def test_a_prompt_whose_whole_blocks_have_no_room_goes_elsewhere_or_is_read_where_it_is_written() -> None:
+    d, small = of_kind(worker("d", "decode"), False), of_kind(worker("small", "prefill"), True, pages=40)
+    large = of_kind(worker("large", "prefill"), True, pages=80)
+    assert fits(small, d, 160)
+    assert not fits(small, d, 161), "four pages of each of eleven blocks"
+    many = RoutingRequest(161, 8)
+    for name in names():
+        choose = load_policy(name)
+        decision = choose(snapshot([small, large], [d]), many)
+        assert decision is not None
+        assert decision.taken.prefill in ("large", ""), name
+        decision = choose(snapshot([small], [d]), many)
+        assert decision is not None
+        assert decision.taken.way == "local", name
