@@ -243,7 +243,7 @@ async def test_a_wrong_frame_is_refused_by_its_own_type(pair: Pair, name: str) -
 
 
 async def test_another_layout_is_refused_before_any_byte_moves(pair: Pair) -> None:
-    handoff = pair.handoff(layout=layout_for("bfloat16", 2, 2, 32))
+    handoff = pair.handoff(layout=layout_for("bfloat16", 2, 2, 64))  # in pages of as many bytes
     handoff.ship(pair.ship(0))
     with pytest.raises(BatonError, match="dtype: sender 'bfloat16', receiver 'float32'"):
         await asyncio.wait_for(handoff.run(), 30)
