@@ -7,12 +7,12 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
-from typing import Any, TypeVar, cast
+from typing import TypeVar, cast
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
-_work: Callable[[Any], object] | None = None  # set in a child process, because a closure can't be sent to one
+_work: Callable[..., object] | None = None  # set in a child process, because a closure can't be sent to one
 
 
 def cores() -> int:
@@ -34,7 +34,7 @@ def each(work: Callable[[Item], Result], items: Sequence[Item], processes: int =
         yield from cast(Iterator[Result], pool.map(_one, items))
 
 
-def _inherit(work: Callable[[Any], object]) -> None:
+def _inherit(work: Callable[..., object]) -> None:
     global _work
     _work = work
 
