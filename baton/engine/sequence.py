@@ -5,7 +5,8 @@ Knows nothing of pages' owners, of batches or of time.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
+from functools import partial
 from typing import Protocol
 
 from baton.engine.masks import Allowed, Mask, completing, only, without
@@ -14,7 +15,7 @@ from baton.protos.nouns import EngineRequest, TokenLogprobs, TokenRun
 
 
 class GrammarCursor(Protocol):
-    """Follows an answer through its grammar; ``engine.grammar.running.GrammarState`` is the real one."""
+    """Follows an answer through its grammar; ``engine.grammar.state.GrammarState`` is the real one."""
 
     @property
     def ready(self) -> bool:
@@ -24,8 +25,28 @@ class GrammarCursor(Protocol):
     def done(self) -> bool:
         """Returns whether the answer is complete, so that no token may follow."""
 
-    def tell_ahead(self, token_id: int) -> None:
-        """Announces the token that the next ``take`` will bring, so that work on it may begin."""
+    @property
+    def follows_drafts(self) -> bool:
+        """Returns whether ``preview`` can tell what may follow drafts."""
+
+    @property
+    def forced(self) -> Sequence[int]:
+        """Returns token ids that spell what has to follow; empty if several texts may, or nothing is known yet."""
+
+    @property
+    def followed(self) -> int:
+        """Returns how many of the previewed drafts may be accepted, because the masks after them were known."""
+
+    def preview(self, ids: Sequence[int]) -> None:
+        """Begins to find out what may follow each of the drafts ``ids``."""
+
+    def mask_after(self, count: int, vocab_size: int) -> Mask:
+        """Returns a boolean array (vocab_size,) of the tokens that may follow the first ``count`` previewed drafts;
+        of all tokens if that isn't known.
+        """
+
+    def tell_ahead(self, token_ids: Sequence[int]) -> None:
+        """Announces the tokens that the next calls of ``take`` will bring, so that work on them may begin."""
 
     def take(self, token_id: int) -> None:
         """Advances by ``token_id``, the next token of the answer."""
@@ -80,15 +101,20 @@ class SequenceState:
 
     @property
     def draft_room(self) -> int:
-        """Returns the most drafts that may follow the last token; 0 if the answer has a grammar.
+        """Returns the most drafts that may follow the last token; 0 if the answer's grammar can't follow drafts.
 
         One token after the last draft, chosen by the model itself, must still fit.
         """
         asked = self.request.sampling
-        if self._grammar is not None:
+        if self._grammar is not None and not self._grammar.follows_drafts:
             return 0
         room = min(asked.max_tokens - self.outputs, self._room - len(self.tokens)) - 1
         return max(0, room if asked.max_drafts is None else min(room, asked.max_drafts))
+
+    @property
+    def forced(self) -> Sequence[int]:
+        """Returns tokens that spell what the answer's grammar lets follow; empty if several texts may follow."""
+        return () if self._grammar is None else self._grammar.forced
 
     def sample_spec(self, drafts: Sequence[int] = ()) -> SampleSpec:
         """Returns how to choose the token after the last known one, or after ``drafts`` that follow it."""
@@ -99,19 +125,28 @@ class SequenceState:
         banned = tuple(self._stops) if self.outputs + len(drafts) < sampling.min_tokens else ()
         if sampling.bad_words:
             banned += completing(sampling.bad_words, [*self.tokens[prompt_tokens:], *drafts])
-        allowed = self._allowed()
+        allowed = self._allowed(len(drafts))
         if allowed is not None:
             allowed, banned = without(allowed, banned), ()
         return SampleSpec(sampling, self.request.choice, position, history, prompt_tokens, banned, allowed)
 
-    def verify_specs(self, paths: Iterable[Sequence[int]]) -> tuple[SampleSpec, ...]:
-        """Returns, for each of ``paths`` (drafts that follow one another), how to choose the token after it."""
+    def verify_specs(self, paths: Sequence[Sequence[int]]) -> tuple[SampleSpec, ...]:
+        """Returns, for each of ``paths`` (drafts from the next place on), how to choose the token after it.
+
+        With a grammar, they are the beginnings of one chain, in order.
+        """
+        if self._grammar is not None and paths:
+            self._grammar.preview(paths[-1])
         return tuple([self.sample_spec(path) for path in paths])
 
     def _history(self, drafts: Sequence[int]) -> Sequence[int]:
         if not drafts:
             return self.tokens
         return [*self.tokens, *drafts] if self.request.sampling.penalised else ()
+
+    def standing(self, rows: Sequence[int]) -> Sequence[int]:
+        """Returns the leading ones of ``rows`` that may stand: those whose masks the grammar gave in time."""
+        return rows if self._grammar is None else rows[: 1 + self._grammar.followed]
 
     def targets(self, take: int) -> tuple[int, ...]:
         """Returns the prompt tokens that get logprobs if the next ``take`` tokens are computed; empty if not
@@ -160,16 +195,21 @@ class SequenceState:
         mean = self.request.sampling.pooling == "mean"
         return (pooled.total / self.request.prompt_tokens if mean else pooled.last).astype("<f4").tobytes()
 
-    def _allowed(self) -> Allowed | None:
+    def _allowed(self, drafts: int) -> Allowed | None:
         if self._grammar is not None:
-            return self._grammar.mask
+            return partial(self._grammar.mask_after, drafts) if drafts else self._grammar.mask
         ids = self.request.sampling.allowed_token_ids
         return only(ids) if ids else None
 
-    def tell_ahead(self, token_id: int) -> None:
-        """Announces to the grammar, if there is one, the token that the next ``append`` will take."""
+    @property
+    def has_grammar(self) -> bool:
+        """Returns whether a grammar bounds the answer, which may be told tokens ahead; its drafts are chains."""
+        return self._grammar is not None
+
+    def tell_ahead(self, token_ids: Sequence[int]) -> None:
+        """Announces to the grammar, if there is one, the tokens that the next calls of ``take`` will bring."""
         if self._grammar is not None:
-            self._grammar.tell_ahead(token_id)
+            self._grammar.tell_ahead(token_ids)
 
     def late_end(self) -> TokenRun | None:
         """Ends an answer whose grammar was slow to report that it is complete, and returns the empty run that says

@@ -11,6 +11,7 @@ import os
 import resource
 import signal
 import socket
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -18,7 +19,20 @@ import msgspec
 from llguidance import LLMatcher, LLTokenizer
 
 from baton.grammars.limits import ProcessBounds
-from baton.grammars.messages import PACKET_BYTES, Advance, Compile, CompileResult, NextMask, ProcessReady, ToChild
+from baton.grammars.messages import (
+    MOST_FORCED,
+    PACKET_BYTES,
+    Advance,
+    Compile,
+    CompileResult,
+    Forget,
+    FromChild,
+    NextMask,
+    Preview,
+    PreviewMask,
+    ProcessReady,
+    ToChild,
+)
 from baton.protos.errors import InvalidRequest
 from baton.protos.grammar import compiled, require_sound
 from baton.protos.nouns import Grammar
@@ -32,10 +46,9 @@ def serve(sock: socket.socket, tokenizer: LLTokenizer, bounds: ProcessBounds) ->
     while packet := sock.recv(PACKET_BYTES):
         message = decoder.decode(packet)
         signal.setitimer(signal.ITIMER_PROF, _cpu_s(message, bounds))
-        reply = worker.take(message)
-        signal.setitimer(signal.ITIMER_PROF, 0)
-        if reply is not None:
+        for reply in worker.take(message):
             sock.send(msgspec.msgpack.encode(reply))
+        signal.setitimer(signal.ITIMER_PROF, 0)
 
 
 class SequenceMatchers:
@@ -46,14 +59,16 @@ class SequenceMatchers:
         self._base: LLMatcher | None = None
         self._matchers: dict[int, tuple[LLMatcher, int]] = {}
 
-    def take(self, message: ToChild) -> CompileResult | NextMask | None:
-        """Acts on a message; returns the answer, None if it has none."""
+    def take(self, message: ToChild) -> Iterator[FromChild]:
+        """Acts on a message; yields its answers."""
         if isinstance(message, Compile):
-            return self._compile(message)
-        if isinstance(message, Advance):
-            return self._advance(message)
-        self._matchers.pop(message.seq, None)
-        return None
+            yield self._compile(message)
+        elif isinstance(message, Preview):
+            yield from self._preview(message)
+        elif isinstance(message, Forget):
+            self._matchers.pop(message.seq, None)
+        elif (reply := self._advance(message)) is not None:
+            yield reply
 
     def _compile(self, message: Compile) -> CompileResult:
         error = ""
@@ -70,20 +85,33 @@ class SequenceMatchers:
         matcher.consume_tokens(list(message.ids))
         return None if message.more else self._at(message.seq, matcher, taken)
 
+    def _preview(self, message: Preview) -> Iterator[PreviewMask]:
+        """Yields the masks along the message's tokens, found on a copy, so that no error touches the sequence."""
+        matcher = self._matchers[message.seq][0].deep_copy()
+        for token in message.ids:
+            if not matcher.try_consume_tokens([token]) or matcher.is_stopped() or matcher.is_error():
+                break
+            mask = matcher.compute_bitmask()
+            if matcher.is_error():
+                break
+            yield PreviewMask(message.seq, message.number, mask)
+        yield PreviewMask(message.seq, message.number, b"")
+
     def _begin(self) -> LLMatcher:
         assert self._base is not None, "a sequence before its grammar"
         return self._base.deep_copy()
 
     def _at(self, seq: int, matcher: LLMatcher, taken: int) -> NextMask:
-        stopped, mask, error = False, b"", ""
+        stopped, mask, error, forced = False, b"", "", list[int]()
         try:
             require_sound(matcher)
             stopped = matcher.is_stopped()
             mask = b"" if stopped else matcher.compute_bitmask()
             require_sound(matcher)
+            forced = [] if stopped else matcher.compute_ff_tokens()
         except InvalidRequest as refusal:
             error = refusal.message
-        return NextMask(seq, taken, stopped, error, mask, self._grown())
+        return NextMask(seq, taken, stopped, error, mask, self._grown(), tuple(forced[:MOST_FORCED]))
 
     def _grown(self) -> int:
         return _peak_bytes() - self._began
@@ -92,7 +120,7 @@ class SequenceMatchers:
 def _cpu_s(message: ToChild, bounds: ProcessBounds) -> float:
     if isinstance(message, Compile):
         return bounds.compile_cpu_s
-    return bounds.step_cpu_s + bounds.token_cpu_s * (len(message.ids) if isinstance(message, Advance) else 0)
+    return bounds.step_cpu_s + bounds.token_cpu_s * (0 if isinstance(message, Forget) else len(message.ids))
 
 
 def _limit(memory_bytes: int) -> None:

@@ -13,6 +13,7 @@ from baton.protos.nouns import MAX_GRAMMAR_BYTES, Grammar
 
 PACKET_BYTES = 1 << 17
 MOST_IDS = 8192  # token ids in one Advance: five bytes each at most
+MOST_FORCED = 16  # forced token ids that a NextMask names, as many as a draft has at most
 
 
 class TokenizerSpec(msgspec.Struct, frozen=True):
@@ -62,6 +63,18 @@ class Advance(msgspec.Struct, frozen=True, array_like=True, tag=True):
     more: bool = False
 
 
+class Preview(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """Asks what may follow each of ``ids`` if sequence ``seq`` continued with them; the sequence stays where it is.
+
+    Answered with a ``PreviewMask`` for each of ``ids`` in turn, up to the first that the grammar doesn't allow or
+    that completes it, and one that ends the preview. ``number`` is repeated in the answers.
+    """
+
+    seq: int
+    number: int
+    ids: tuple[int, ...]
+
+
 class Forget(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """Drops the sequence ``seq``; not answered."""
 
@@ -86,7 +99,7 @@ class NextMask(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """States what ``seq`` may continue with after ``taken`` tokens: ``mask`` has a bit per token id.
 
     It is empty if the sequence is complete (``stopped``) or failed (``error``). ``grown`` is the memory taken so
-    far, in bytes.
+    far, in bytes. ``forced`` are token ids that spell what has to follow, empty if several texts may.
     """
 
     seq: int
@@ -95,6 +108,19 @@ class NextMask(msgspec.Struct, frozen=True, array_like=True, tag=True):
     error: str
     mask: bytes
     grown: int
+    forced: tuple[int, ...] = ()
+
+
+class PreviewMask(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """States what may follow the next token of preview ``number`` of sequence ``seq``: ``mask`` has a bit per token
+    id.
+
+    It is empty at the preview's end.
+    """
+
+    seq: int
+    number: int
+    mask: bytes
 
 
 def compile_of(grammar: Grammar) -> Compile:
@@ -109,5 +135,5 @@ def compile_of(grammar: Grammar) -> Compile:
 
 
 ToServer = Fork | Kill
-ToChild = Compile | Advance | Forget
-FromChild = ProcessReady | CompileResult | NextMask
+ToChild = Compile | Advance | Preview | Forget
+FromChild = ProcessReady | CompileResult | NextMask | PreviewMask

@@ -9,7 +9,8 @@ import random
 from collections.abc import Sequence as Tokens
 from dataclasses import dataclass, field
 
-from baton.engine.grammar.running import Grammars, GrammarState
+from baton.engine.grammar.running import Grammars
+from baton.engine.grammar.state import GrammarState
 from baton.engine.plan import Runner, SampledToken, SequenceStep, StepPlan
 from baton.engine.sequence import SequenceState
 from baton.kv.layout.state import state_pages

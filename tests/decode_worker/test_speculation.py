@@ -92,7 +92,7 @@ def test_trees_change_no_bit_of_any_kind_of_answer(monkeypatch: pytest.MonkeyPat
     assert 0 < drafter.tally.accepted < drafter.tally.verified
     (run := Run(engine, drafter=drafter)).local(7, 12)  # preempted on the way
     same(run.told(), whole, "trees, preempted")
-    assert len(grafts) > 20, "branches that stood"
+    assert len(grafts) > 10, "branches that stood"
 
 
 def assert_counts(tally: Tally, chance: float) -> None:
@@ -215,7 +215,10 @@ def test_a_draft_models_drafts_change_no_bit_and_its_own_twin_accepts_them() -> 
     drafter = Eager(DraftModel(load_runner(EngineConfig(str(DEMO), threads=1)), 256), most=3)
     (run := Run(engine, drafter=drafter)).local()
     exactly(run.told(), undisturbed(engine)[0])
-    assert drafter.tally.accepted > 0.5 * drafter.tally.verified > 0  # one has an adapter, the twin none
+    outputs = [output for message in run.tape if isinstance(message, ch.Tokens) for output in message.outputs]
+    free = [one.run for one in outputs if engine.requests[one.key].sampling.grammar is None]  # the twin knows none
+    stood = sum(one.accepted_drafts for one in free)
+    assert stood > sum(one.rejected_drafts for one in free)  # one has an adapter, the twin none
 
 
 def of_the_model(name: str, engine: Engine, directory: Path) -> Speculator:

@@ -134,7 +134,7 @@ class WorkerConfig(Section):
     )
     speculation: str = Field(
         default="none",
-        description="drafts of tokens: none, auto, prompt_lookup, suffix, lookahead, self, self:LAYERS, "
+        description="drafts of tokens: none, auto, prompt_lookup, suffix, forced, lookahead, self, self:LAYERS, "
         "draft:MODEL, medusa:PATH, eagle3:PATH, or several joined by +",
     )
     speculation_accept: Literal["exact", "distribution"] = Field(

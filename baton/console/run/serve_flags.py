@@ -51,7 +51,7 @@ FLAGS = (
         ("kv_cache_dtype", "worker.kv_cache_dtype", str, "auto, float32, bf16, fp16, int8 or fp8 (auto: as dtype)"),
         (
             "speculation", "worker.speculation", str,
-            "Draft tokens: none, auto, prompt_lookup, suffix, lookahead, self, draft:MODEL, "
+            "Draft tokens: none, auto, prompt_lookup, suffix, forced, lookahead, self, draft:MODEL, "
             "medusa:PATH, eagle3:PATH, or several joined by + (none)",
         ),
         ("max_model_len", "worker.max_model_len", int, "Cap on prompt and answer, in tokens"),

@@ -8,7 +8,7 @@ Knows nothing of gRPC, streams or routers. Single-threaded: pages change hands o
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -99,8 +99,8 @@ class DecodeLoop(StepLoop):
             outcome = self.compute(plan)
             took = outcome.seconds
             self._observe(plan.shape(took))
-            for key, (sampled, *_) in outcome.sampled.items():
-                self.requests[key].job.sequence.tell_ahead(sampled.token_id)
+            for key, sampled in outcome.sampled.items():
+                self._tell_ahead(key, sampled)
             for item in plan.items:
                 self._advance(item, outcome)
         starved = not plan.items and self._fail_starved()
@@ -277,6 +277,18 @@ class DecodeLoop(StepLoop):
         if chosen:
             self._take(item.seq, chosen)
 
+    def _tell_ahead(self, key: int, chosen: tuple[SampledToken, ...]) -> None:
+        """Tells the grammar of ``key``, if it has one, all tokens that the step brings it."""
+        sequence = self.requests[key].job.sequence
+        if sequence.has_grammar:
+            ids = [one.token_id for one in chosen]
+            rows = self._standing(key, ids) if len(ids) > 1 else (0,)
+            sequence.tell_ahead([ids[row] for row in rows])
+
+    def _standing(self, key: int, ids: list[int]) -> Sequence[int]:
+        """Returns the rows of the step whose tokens ``key`` takes: those of accepted drafts, and the one before."""
+        return self.requests[key].job.sequence.standing(self.scheduler.drafts[key].stands(ids))
+
     def _show(self, item: SequenceStep, job: DecodeJob, states: States | None) -> None:
         """Passes the model's last hidden states to the drafter, which makes drafts from them."""
         if self.drafter is not None and states is not None and len(states):
@@ -288,7 +300,7 @@ class DecodeLoop(StepLoop):
         """Takes the drafts that equal the model's choices, and the model's own token after them."""
         draft, drafts = self.scheduler.drafts[item.seq], len(chosen) - 1
         ids = [one.token_id for one in chosen]
-        rows = draft.stands(ids)
+        rows = self._standing(item.seq, ids)
         if self.drafter is not None and drafts:
             self.drafter.judge(job.sequence, draft, len(rows) - 1, ids, rows)
             self.log.note_accepted(len(rows) - 1)

@@ -145,7 +145,10 @@ class DecodeScheduler:
         return {seq: draft for seq, draft in fitting.items() if draft.tokens}
 
     def _fitting(self, job: DecodeJob, draft: Draft) -> Draft:
-        """Returns as much of the draft as free pages allow, without taking pages from another sequence."""
+        """Returns as much of the draft as free pages allow, without taking pages from another sequence; with a
+        grammar, its first chain.
+        """
+        draft = draft.chain() if job.sequence.has_grammar else draft
         end, size = job.sequence.computed + 1, self.pool.block_tokens
         chain = draft.chain().tokens
         try:

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from copy import copy
 from typing import NamedTuple
 
 import numpy as np
@@ -49,6 +50,16 @@ class GrammarAutomaton:
         """Returns the allowed next ids as a (``vocabulary``,) bool array."""
         return (np.arange(vocabulary) + self._state % SHARE) % SHARE == 0
 
+    def allows(self, token: int) -> bool:
+        """Returns whether ``token`` may come next."""
+        return (token + self._state % SHARE) % SHARE == 0
+
+    def after(self, token: int) -> GrammarAutomaton:
+        """Returns a copy of the state, advanced by ``token``."""
+        found = copy(self)
+        found.take(token)
+        return found
+
 
 def follow(grammar: Grammar | None) -> GrammarAutomaton | None:
     """Returns the initial state of ``grammar``; None if that is None."""
@@ -66,13 +77,16 @@ class SimulatedGrammar:
     """The grammar of one sequence, with the interface that the engine expects; results come after random delays."""
 
     error = None
+    follows_drafts = True
+    forced: Sequence[int] = ()
 
     def __init__(self, request: EngineRequest, grammar: Grammar, waits: GrammarDelays) -> None:
         self._waits, self._course = waits, GrammarAutomaton(grammar)
         for token in request.token_ids[request.prompt_tokens :]:
             self._course.take(token)
         self._ready_at = waits.clock() + waits.rng.uniform(0.0, COMPILE_S)
-        self._told_ahead = False
+        self._told_ahead = 0
+        self._courses: list[GrammarAutomaton] = []  # after each previewed draft that may be accepted
 
     @property
     def ready(self) -> bool:
@@ -82,19 +96,20 @@ class SimulatedGrammar:
     @property
     def done(self) -> bool:
         """Returns whether the answer is complete; False while the grammar isn't ready."""
-        return self.ready and self._course.done
+        return not self._told_ahead and self.ready and self._course.done
 
-    def tell_ahead(self, token_id: int) -> None:
-        """Advances the grammar by a token before ``take`` reports the same token, which then has no effect."""
-        self.take(token_id)
-        self._told_ahead = True
+    def tell_ahead(self, token_ids: Sequence[int]) -> None:
+        """Advances the grammar by tokens before ``take`` reports the same tokens, which then has no effect."""
+        for token in token_ids:
+            self.take(token)
+        self._told_ahead = len(token_ids)
 
     def take(self, token_id: int) -> None:
         """Advances the grammar by ``token_id``, unless ``tell_ahead`` did; in one of LATE_ONE_IN calls it isn't
         ready for a moment.
         """
         if self._told_ahead:
-            self._told_ahead = False
+            self._told_ahead -= 1
             return
         self._course.take(token_id)
         if self._waits.rng.randrange(LATE_ONE_IN) == 0:
@@ -104,6 +119,26 @@ class SimulatedGrammar:
         """Returns the allowed next ids as a (``vocab_size``,) bool array. Asserts that the grammar is ready."""
         assert self.ready, "a sequence that isn't ready is not computed"
         return self._course.mask(vocab_size)
+
+    @property
+    def followed(self) -> int:
+        """Returns how many of the previewed drafts may be accepted."""
+        return len(self._courses)
+
+    def preview(self, ids: Sequence[int]) -> None:
+        """Follows the drafts ``ids``, up to the first that isn't allowed or that completes the answer."""
+        self._courses, course = [], self._course
+        for token in ids:
+            allowed, course = course.allows(token), course.after(token)
+            if not allowed or course.done:
+                return
+            self._courses.append(course)
+
+    def mask_after(self, count: int, vocab_size: int) -> NDArray[np.bool_]:
+        """Returns the ids that may follow ``count`` previewed drafts, all if one of them may not be accepted."""
+        if count > len(self._courses):
+            return np.ones(vocab_size, np.bool_)
+        return self._courses[count - 1].mask(vocab_size)
 
 
 class SimulatedGrammars:

@@ -21,7 +21,8 @@ from baton.grammars.messages import (
     Forget,
     FromChild,
     NextMask,
-    ProcessReady,
+    Preview,
+    PreviewMask,
     compile_of,
 )
 from baton.grammars.server import ForkedGrammar, ForkServer
@@ -38,6 +39,9 @@ class GrammarFollower(Protocol):
 
     def arrived(self, at: NextMask) -> None:
         """Takes the grammar's answer after some of the sequence's tokens: the next mask, or an error."""
+
+    def previewed(self, at: PreviewMask) -> None:
+        """Takes the mask after the next token of a preview, or its end."""
 
     def fail(self, error: BatonError) -> None:
         """Reports that the grammar can't be followed any more."""
@@ -59,7 +63,8 @@ class GrammarProcess:
         self._lost = 0
         self._followers: WeakValueDictionary[int, GrammarFollower] = WeakValueDictionary()
         self._known: set[int] = set()  # sequences that the process knows
-        self._asked: deque[int] = deque()  # in the order of the answers
+        self._asked: deque[tuple[int, bool]] = deque()  # (sequence, for a preview), in the order of the answers
+        self.previews = True  # until one is too much for the process
         self._serials = itertools.count()
 
     @property
@@ -116,6 +121,16 @@ class GrammarProcess:
         if self._compiled:
             self._ask(seq, ids)
 
+    def preview(self, seq: int, number: int, ids: Sequence[int]) -> ForkedGrammar | None:
+        """Asks what may follow each of ``ids`` after sequence ``seq``'s tokens; returns the process that was asked,
+        or None if none can be.
+        """
+        if not self.previews or not self._compiled or self.child is None or seq not in self._known:
+            return None
+        self._asked.append((seq, True))
+        self.child.send(Preview(seq, number, tuple(ids)))
+        return self.child
+
     def feed(self) -> None:
         """Passes on the answers that have come, and drops ended sequences from the process."""
         try:
@@ -145,26 +160,28 @@ class GrammarProcess:
     def _ask(self, seq: int, ids: Sequence[int]) -> None:
         assert self.child is not None
         self._known.add(seq)
-        self._asked.append(seq)
+        self._asked.append((seq, False))
         whole = max(0, (len(ids) - 1) // MOST_IDS * MOST_IDS)
         for at in range(0, whole, MOST_IDS):
             self.child.send(Advance(seq, tuple(ids[at : at + MOST_IDS]), more=True))
         self.child.send(Advance(seq, tuple(ids[whole:])))
 
     def _hear(self, message: FromChild) -> None:
-        if isinstance(message, ProcessReady):
-            return
-        self.grown = message.grown
         if isinstance(message, CompileResult):
             self._heard_compiled(message)
-            return
-        self._asked.popleft()
-        follower = self._followers.get(message.seq)
-        if follower is not None:
-            follower.arrived(message)
+        elif isinstance(message, NextMask):
+            self._asked.popleft()
+            self.grown = message.grown
+            if (follower := self._followers.get(message.seq)) is not None:
+                follower.arrived(message)
+        elif isinstance(message, PreviewMask):
+            if not message.mask:
+                self._asked.popleft()
+            if (follower := self._followers.get(message.seq)) is not None:
+                follower.previewed(message)
 
     def _heard_compiled(self, message: CompileResult) -> None:
-        self.compiling = False
+        self.compiling, self.grown = False, message.grown
         if message.error:
             self.fail(InvalidRequest(message.error, "grammar"))
             return
@@ -173,15 +190,21 @@ class GrammarProcess:
             self._ask(seq, follower.tokens)
 
     def _ended(self) -> None:
-        """Determines the cause of the process's death: a sequence's token, the grammar itself, or something
-        else.
+        """Determines the cause of the process's death: a sequence's token, a preview, the grammar itself, or
+        something else.
         """
-        asked, was_compiling = next(iter(self._asked), None), self.compiling
+        asked, was_preview = next(iter(self._asked), (None, False))
+        was_compiling = self.compiling
         ours = self.child is not None and self.child.begun
         self.close()
         if ours and was_compiling:
             log.info("a grammar of %d bytes was too much to compile", len(self.grammar.spec))
             self.error = InvalidRequest(self._server.bounds.exceeded, "grammar")
+        elif was_preview:
+            log.info(
+                "a grammar of %d bytes was too much to preview; its answers get no drafts", len(self.grammar.spec)
+            )
+            self.previews = False
         elif asked is not None:
             log.info("a grammar of %d bytes was too much to follow", len(self.grammar.spec))
             if (culprit := self._followers.pop(asked, None)) is not None:

@@ -11,19 +11,17 @@ import math
 import select
 import time
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 
-import numpy as np
-
 from baton.engine.grammar.process import GrammarProcess
-from baton.engine.masks import Mask
+from baton.engine.grammar.state import GrammarState
 from baton.engine.plan import ModelSpec
 from baton.grammars.limits import COMPILING, TENANT_BYTES, TENANT_KEPT, TOTAL_BYTES, TOTAL_KEPT, ProcessBounds
-from baton.grammars.messages import NextMask, TokenizerSpec
+from baton.grammars.messages import TokenizerSpec
 from baton.grammars.server import server_for
 from baton.grammars.turns import Turns
-from baton.protos.errors import BatonError, InvalidRequest
+from baton.protos.errors import InvalidRequest
 from baton.protos.nouns import EngineRequest, Grammar
 
 COMPILE_WAIT_S = 0.001
@@ -52,7 +50,7 @@ class Grammars:
         self._processes: OrderedDict[tuple[bytes, Grammar], GrammarProcess] = OrderedDict()
         self._turns: Turns[GrammarProcess] = Turns(COMPILING)
         self._compiling: list[GrammarProcess] = []
-        self._grace_s, self._until = grace_s, math.inf
+        self._grace_s, self._until, self._previewed_until = grace_s, math.inf, math.inf
 
     def warm(self) -> None:
         """Starts a process in advance, so that the first grammar doesn't wait for the tokenizer to load."""
@@ -77,7 +75,7 @@ class Grammars:
         """Processes the answers that have come; call it at the start of a step, whose limit for ``wait`` begins
         anew.
         """
-        self._until = math.inf if math.isinf(self._grace_s) else -math.inf
+        self._until = self._previewed_until = math.inf if math.isinf(self._grace_s) else -math.inf
         if self._processes:
             self._feed(self._processes.values())
             self._trim()
@@ -94,6 +92,14 @@ class Grammars:
             processes = [state.process] if state.process.child is not None else self._compiling
             _poll(processes, min(left, _POLL_S))
             self._feed(tuple(processes))
+
+    def wait_previewed(self, state: GrammarState) -> None:
+        """Waits until all masks of ``state``'s preview are here, at most for ``grace_s`` seconds a step."""
+        if self._previewed_until == -math.inf:
+            self._previewed_until = time.monotonic() + self._grace_s
+        while not state.has_previewed and (left := self._previewed_until - time.monotonic()) > 0:
+            _poll((state.process,), min(left, _POLL_S))
+            self._feed((state.process,))
 
     def _process(self, salt: bytes, grammar: Grammar) -> GrammarProcess:
         """Returns the tenant's own process, so that timing doesn't reveal whether another tenant uses the same
@@ -161,80 +167,6 @@ class Grammars:
     def _drop(self, process: GrammarProcess) -> None:
         process.close()
         self._processes.pop(process.key, None)
-
-
-class GrammarState:
-    """The position of one sequence in its grammar. Only the engine's step thread may use it."""
-
-    def __init__(self, grammars: Grammars, process: GrammarProcess, emitted: Sequence[int]) -> None:
-        self._grammars, self.process = grammars, process
-        self.tokens = list(emitted)
-        self._at: NextMask | None = None
-        self._error: BatonError | None = None
-        self._told_ahead = False
-        self._seq = process.join(self)
-
-    @property
-    def ready(self) -> bool:
-        """Returns whether the answer after the last token has come, or an error, so that no method waits."""
-        return self.error is not None or (self._at is not None and self._at.taken == len(self.tokens))
-
-    @property
-    def error(self) -> BatonError | None:
-        """Returns the reason why the grammar can't be followed, or None."""
-        return self._error or self.process.error
-
-    @property
-    def done(self) -> bool:
-        """Returns whether the answer is complete, so that no token may follow; waits for the grammar as long as the
-        step's grace allows.
-
-        It is False if the grace ended first, and after an error, which ``mask`` raises.
-        """
-        if not self.ready:
-            self._grammars.wait(self)
-        return self.ready and self.error is None and self._at is not None and self._at.stopped
-
-    def tell_ahead(self, token_id: int) -> None:
-        """Advances by a token before ``take`` is called with the same one, so that many sequences' grammars are
-        computed in parallel.
-        """
-        self.take(token_id)
-        self._told_ahead = True
-
-    def take(self, token_id: int) -> None:
-        """Advances by an emitted token. If that is impossible, the next ``mask`` raises the error."""
-        if self._told_ahead:
-            self._told_ahead = False
-            assert self.tokens[-1] == token_id, "another token than was told ahead"
-            return
-        self.tokens.append(token_id)
-        if self.error is None:
-            self.process.ask(self._seq, (token_id,))
-
-    def mask(self, vocab_size: int) -> Mask:
-        """Returns which token ids may come next, bool (vocab_size,); waits for the grammar. Raises InvalidRequest
-        if none may.
-        """
-        self._grammars.wait(self, for_ever=True)
-        if self.error is not None:
-            raise self.error
-        assert self._at is not None
-        bits = np.frombuffer(self._at.mask, np.uint8)
-        mask = np.unpackbits(bits, count=min(vocab_size, 8 * len(bits)), bitorder="little").astype(np.bool_)
-        if not mask.any():
-            raise InvalidRequest("the grammar allows no token of this model here", "grammar")
-        return np.pad(mask, (0, vocab_size - len(mask)))
-
-    def arrived(self, at: NextMask) -> None:
-        """Takes the grammar's answer after some of the sequence's tokens."""
-        self._at = at
-        if at.error:
-            self.fail(InvalidRequest(at.error, "grammar"))
-
-    def fail(self, error: BatonError) -> None:
-        """Records that the grammar can't be followed any more."""
-        self._error = error
 
 
 def _poll(processes: Iterable[GrammarProcess], seconds: float) -> None:

@@ -42,6 +42,10 @@ class SequenceView(Protocol):
     def outputs(self) -> int:
         """Returns the number of tokens of the answer so far."""
 
+    @property
+    def forced(self) -> Sequence[int]:
+        """Returns tokens that spell what the answer's grammar lets follow; empty if several texts may follow."""
+
 
 class Draft(NamedTuple):
     """Holds tokens that may come next. ``source`` is the name of the speculator that proposes them.

@@ -361,8 +361,9 @@ class Drafter:
         return found if self._branches(text) else [draft.chain() for draft in found]
 
     def _branches(self, text: SequenceView) -> bool:
-        """Returns whether several guesses at a place can be verified, which rejection sampling can't."""
-        return self._trees and not (self.by_rejection and text.request.sampling.temperature)
+        """Returns whether several guesses at a place can be verified; by rejection or with a grammar they can't."""
+        sampling = text.request.sampling
+        return self._trees and sampling.grammar is None and not (self.by_rejection and sampling.temperature)
 
     def _settle(self) -> None:
         """Settles what the last step's drafts brought, as far as they were verified."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from baton.engine.speculate import lookahead, prompt_lookup, suffix
+from baton.engine.speculate import forced, lookahead, prompt_lookup, suffix
 from baton.engine.speculate.draft import Speculator
 from baton.protos.errors import ConfigError
 
@@ -17,13 +17,14 @@ NONE, AUTO = "none", "auto"
 SPECULATORS: dict[str, Callable[[tuple[str, ...]], Speculator]] = {
     prompt_lookup.NAME: lambda beside: prompt_lookup.PromptLookup(),
     suffix.NAME: lambda beside: suffix.Suffix(own=prompt_lookup.NAME not in beside),
+    forced.NAME: lambda beside: forced.Forced(),
     lookahead.NAME: lambda beside: lookahead.Lookahead(),
 }
 # Prefixes of speculators with weights of their own, before a directory or a hub id.
 DRAFT, MEDUSA, EAGLE3 = "draft:", "medusa:", "eagle3:"
 SELF = "self"  # the target's own layers; their number may follow, "self:8"
 OF_FILES = (DRAFT, MEDUSA, EAGLE3)
-AUTO_NAMES = (prompt_lookup.NAME, suffix.NAME)  # of speculators that need no second model
+AUTO_NAMES = (prompt_lookup.NAME, suffix.NAME, forced.NAME)  # of speculators that need no second model
 
 
 def speculator_names(asked: str) -> tuple[str, ...]:

@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 
 from baton.engine.backends.paced.runner import paced_spec
 from baton.engine.grammar import running as grammar
-from baton.engine.grammar.running import Grammars, GrammarState
+from baton.engine.grammar.running import Grammars
+from baton.engine.grammar.state import GrammarState
 from baton.grammars.limits import ProcessBounds
 from baton.protos.errors import InvalidRequest
 from baton.protos.nouns import EngineRequest, Grammar, Sampling
@@ -89,6 +90,22 @@ def test_a_process_that_dies_of_a_token_ends_that_sequence_alone() -> None:
     beside.take(ord("k"))
     assert beside.done
     assert elsewhere.mask(400)[ord("k")]
+
+
+def test_a_process_that_dies_of_a_preview_costs_the_drafts_alone() -> None:
+    grammars = Grammars(SPEC, bounds=ProcessBounds(step_cpu_s=8.0))
+    state = begun(grammars, "[a-z]{3}", "regex")
+    state.mask(400)
+    os.kill(forked(grammars)[0], signal.SIGSTOP)
+    state.preview((ord("k"), ord("l")))
+    os.kill(forked(grammars)[0], signal.SIGKILL)
+    assert state.mask_after(1, 400).all()
+    assert state.followed == 0
+    assert not state.follows_drafts
+    assert state.mask(400)[ord("k")], "its tokens are read again in a new process"
+    for token in b"kkk":
+        state.take(token)
+    assert state.done
 
 
 def test_a_poisonous_tenant_delays_nobody_elses_ordinary_schema() -> None:

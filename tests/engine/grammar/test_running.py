@@ -14,7 +14,8 @@ import torch
 
 from baton.engine.backends.paced.runner import PacedRunner, paced_answer, paced_spec
 from baton.engine.grammar import running as grammar
-from baton.engine.grammar.running import Grammars, GrammarState
+from baton.engine.grammar.running import Grammars
+from baton.engine.grammar.state import GrammarState
 from baton.engine.plan import SampleSpec
 from baton.engine.sampling import choose
 from baton.engine.sequence import SequenceState
@@ -194,3 +195,41 @@ def test_a_vocabulary_below_a_byte_is_refused_by_name() -> None:
     state = begun(sampling("regex", "a"), grammars=Grammars(paced_spec("t", 32, 100, 99)))
     with pytest.raises(InvalidRequest, match="no tokenizer and only 100 tokens"):
         state.mask(100)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_preview_has_the_masks_of_the_answer_that_it_shows_and_moves_nothing(seed: int) -> None:
+    grammars, asked = Grammars(SPEC), sampling("json_schema", json.dumps(PERSON))
+    answer = walk(begun(asked, grammars=grammars), random.Random(seed))
+    for start in (0, len(answer) // 2):
+        state, taken = (begun(asked, tuple(answer[:start]), grammars) for _ in range(2))
+        state.mask(400)
+        coming = answer[start : start + 16]
+        state.preview(coming)
+        for count, token in enumerate(coming[:-1], 1):
+            taken.take(token)
+            assert (state.mask_after(count, 400) == taken.mask(400)).all()
+        state.tell_ahead(coming[:5])
+        for token in coming[:5]:
+            assert not state.done
+            state.take(token)
+        assert (state.mask(400) == begun(asked, tuple(answer[: start + 5]), grammars).mask(400)).all()
+
+
+@pytest.mark.parametrize(("drafts", "followed"), [(b"ab-1", 4), (b"ab-12", 4), (b"ab+1", 2), (b"zzz", 0)])
+def test_drafts_are_followed_up_to_the_first_bad_one_or_the_last(drafts: bytes, followed: int) -> None:
+    state = begun(sampling("regex", "[ab]{2}-[0-9]{2}"))
+    state.mask(400)
+    state.preview(tuple(drafts))
+    assert state.mask_after(len(drafts), 400).all() == (followed < len(drafts))
+    assert state.followed == followed
+    assert set(np.flatnonzero(state.mask(400))) == set(b"ab")
+
+
+def test_what_must_follow_is_told_with_the_mask() -> None:
+    state = begun(sampling("regex", "[ab] then [cd]"))
+    state.mask(400)
+    assert not state.forced
+    state.take(ord("a"))
+    state.mask(400)
+    assert bytes(state.forced) == b" then "

@@ -165,11 +165,11 @@ def test_drafts_stand_up_to_the_first_that_is_wrong() -> None:
 
 def test_names_are_joined_and_unknown_ones_list_the_choices() -> None:
     assert speculators(NONE) == ()
-    assert len(speculators(AUTO)) == 2
-    assert len(speculators("suffix+prompt_lookup+suffix")) == len(speculators("auto+suffix")) == 2
+    assert len(speculators(AUTO)) == len(speculators("auto+suffix")) == 3
+    assert len(speculators("suffix+prompt_lookup+suffix")) == 2
     assert speculator_names("auto+draft:some/model") == (*speculator_names(AUTO), "draft:some/model")
     with pytest.raises(
-        ConfigError, match="none, auto, prompt_lookup, suffix, lookahead, self, draft:MODEL"
+        ConfigError, match="none, auto, prompt_lookup, suffix, forced, lookahead, self, draft:MODEL"
     ) as found:
         speculators("suffix+magic")
     assert found.value.param == "speculation"

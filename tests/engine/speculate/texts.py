@@ -19,6 +19,7 @@ class Written:
     prediction: tuple[int, ...] = ()
     tenant: bytes = b""
     draft_room: int = 99
+    forced: tuple[int, ...] = ()
     request: EngineRequest = field(init=False)
 
     def __post_init__(self) -> None:

@@ -8,7 +8,7 @@ from typing import cast
 from hypothesis import given
 from hypothesis import strategies as st
 
-from baton.engine.grammar.running import GrammarState
+from baton.engine.grammar.state import GrammarState
 from baton.engine.sequence import SequenceState
 from baton.kv.layout import prefix
 from baton.kv.layout.selection import Observed
