@@ -15,8 +15,8 @@ import msgspec
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
-ADVICE_TTL_S = 120.0
-TIMELINE = 256
+ADVICE_TTL_S = 120.0  # seconds until advice expires, because a controller that is gone advises nothing
+TIMELINE = 256  # entries of the timeline that Redis keeps
 T = TypeVar("T")
 log = logging.getLogger("baton.cluster")
 

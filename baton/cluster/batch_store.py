@@ -27,7 +27,7 @@ from baton.cluster.batch_scripts import ADD, ANSWER, CLAIM, CLOSE, DROP, RELEASE
 from baton.cluster.store.room import ANSWERS, COPIES, UPLOADS, RedisMemory
 from baton.protos.errors import InvalidRequest, StorageFull, Unavailable
 
-KEPT_S = 7 * 86_400
+KEPT_S = 7 * 86_400  # seconds that files and jobs are kept by default: a week
 JOB_BYTES = 4096  # of a job's state, about
 
 

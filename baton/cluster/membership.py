@@ -26,11 +26,11 @@ from baton.protos.rpc import heed_cancel
 
 log = logging.getLogger("baton.cluster")
 
-LEASE_S = 5.0
-BEAT_S = 0.5
-FORGET_S = 10.0
+LEASE_S = 5.0  # seconds that an entry lasts without a beat
+BEAT_S = 0.5  # seconds between two beats: ten fit a lease
+FORGET_S = 10.0  # seconds without a heartbeat after which a reader forgets a worker
 LEFT = "left"
-CANCEL_AGAIN_S = 0.2
+CANCEL_AGAIN_S = 0.2  # seconds until a task is cancelled again, because redis-py may lose the first time
 
 # KEYS: set of ids, entry; ARGV: id, info, load, lease ms
 _BEAT = """

@@ -13,7 +13,7 @@ import numpy as np
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
-HASH_BYTES = 16
+HASH_BYTES = 16  # leading bytes of a block's hash that the index keeps
 CHUNK = 4096  # hashes in one command; Lua's unpack stops below 8,000
 
 # KEYS: set; ARGV: sentinel, lease ms, blob of added, blob of removed. 0: the set is not this incarnation's.

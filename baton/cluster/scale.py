@@ -18,7 +18,7 @@ from redis.exceptions import RedisError, WatchError
 from baton.cluster.roles import roles_key
 from baton.protos.errors import ConfigError
 
-MOST = 1024
+MOST = 1024  # workers of a role, because a typing error shall not ask for a million
 BY_CONFIG = "config"
 
 

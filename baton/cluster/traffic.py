@@ -13,8 +13,8 @@ import msgspec
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
-KEPT_SLICES = 1200
-KEPT_S = 600.0
+KEPT_SLICES = 1200  # slices of traffic that Redis keeps at most
+KEPT_S = 600.0  # seconds that sums of traffic are kept: ten minutes
 
 
 class ClassTraffic(msgspec.Struct, array_like=True):

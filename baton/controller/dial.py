@@ -27,10 +27,10 @@ from baton.planner.traces.trace import Trace, TraceRequest
 from baton.protos.measurements import StepCurve, TransferCurve
 from baton.protos.nouns import BLOCK_TOKENS
 
-MOST_REQUESTS = 1500
-LEAST_REQUESTS = 20
-WINDOW_S = 15.0
-NICE = 19
+MOST_REQUESTS = 1500  # requests that are simulated at most, because every ratio plays all of them
+LEAST_REQUESTS = 20  # requests; fewer are not simulated
+WINDOW_S = 15.0  # seconds of a window in which goodput is judged
+NICE = 19  # the lowest priority, because simulating may not slow workers down
 
 
 class DialQuestion(msgspec.Struct, frozen=True):

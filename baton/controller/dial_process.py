@@ -16,7 +16,7 @@ from baton.process.children import child_environment, python
 
 log = logging.getLogger("baton.controller")
 
-TIMEOUT_S = 60.0
+TIMEOUT_S = 60.0  # seconds for one simulation of every ratio
 
 
 class Dial:

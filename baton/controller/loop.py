@@ -44,10 +44,10 @@ from baton.router.dispatch.role_control import RoleChange, RoleControl
 
 log = logging.getLogger("baton.controller")
 
-LEASE_INTERVALS = 3.0
+LEASE_INTERVALS = 3.0  # intervals that the lead lasts, because one missed interval may not change it
 LONGER = 6.0  # windows over which the shapes of answers are taken
-TWIN_S = 60.0
-KEPT_LOOKS = 120
+TWIN_S = 60.0  # seconds over which predicted latencies are held beside measured ones
+KEPT_LOOKS = 120  # looks whose predicted TPOT is kept
 CHANGE_S = 30.0  # a worker that drains for longer is held by an operator, or stuck: it isn't waited for
 NUMBERS = re.compile(r"[\d.]+")
 

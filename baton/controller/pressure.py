@@ -15,7 +15,7 @@ import msgspec
 from baton.protos.measurements import StepCurve
 
 BURSTS = 0.8  # share of its time that a prefill worker can work before bursts wait for long
-FULL_POOL = 0.9
+FULL_POOL = 0.9  # share of a pool's pages that counts as full, because sequences still grow
 READ_WAIT = 1.5  # a prompt's time in a prefill worker over the time of reading it alone
 SLO_ROOM = 1.25  # a TPOT SLO closer than this to an empty step can't be kept by any ratio: it is taken as this
 

@@ -23,9 +23,9 @@ from baton.cluster.advice import RatioPin, TwinError
 from baton.controller.pressure import Backlog, Demand, Pressure, WorkerLimits, every_ratio
 
 FAR_OFF = 2.0  # of pressure: no second look is needed
-IDLE = 0.5
-TURN_BACK_S = 60.0
-NEAR = 0.05
+IDLE = 0.5  # share of what a role can do, below which it has little to do
+TURN_BACK_S = 60.0  # seconds after a change in which its opposite counts as turning back
+NEAR = 0.05  # share by which pressures may differ and count as alike
 
 
 class ControlSettings(msgspec.Struct, frozen=True):

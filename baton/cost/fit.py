@@ -22,15 +22,15 @@ PRIOR_TRANSFER = TransferCurve(1e-3, 1e-9)
 # Seconds per rank, of a row on an adapter and of an adapter in a step; rather too long, because the ridge holds
 # back what is many times its prior.
 PRIOR_ADAPTERS = (1e-5, 1e-3)
-LEAST_STEP_S = 1e-6
+LEAST_STEP_S = 1e-6  # seconds of the shortest step
 LEAST_OF_EACH = 32  # steps with adapters, and without, before what adapters add is told apart from the rest
-STEP_MEMORY = 512
-TRANSFER_MEMORY = 64
+STEP_MEMORY = 512  # mean age of the steps in a fit, in steps
+TRANSFER_MEMORY = 64  # mean age of the transfers in a fit, in transfers
 
 _RIDGE = 1e-3  # of one sample, for each coefficient
 _JITTER = 1e-9  # keeps terms that always come together apart
 _WARM = 8  # samples before a prediction is trusted to weigh others
-_SOLVE_EVERY = 32
+_SOLVE_EVERY = 32  # measurements between two fits
 _OUTLIER = 3.0  # times the prediction
 _DRIFT_SAMPLES = 32  # a prediction that was off by _DRIFT over these
 _DRIFT = math.log(1.5)  # means that the machine changed:

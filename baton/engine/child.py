@@ -12,7 +12,7 @@ import os
 import signal
 import sys
 
-PR_SET_PDEATHSIG = 1
+PR_SET_PDEATHSIG = 1  # prctl's number for "a signal when my parent ends" (linux/prctl.h)
 
 
 class ChildArguments(argparse.Namespace):

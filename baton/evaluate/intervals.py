@@ -12,8 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
-RESAMPLES = 2000
-SEED = 0
+RESAMPLES = 2000  # bootstrap resamples
+SEED = 0  # of the resamples, so that a report is the same each time
 LOW, HIGH = 2.5, 97.5  # percentiles
 # Of a standard normal: what lies within is 95%.
 Z = 1.959964

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from baton.protos.errors import ConfigError
 
-WINDOW = 1024
+WINDOW = 1024  # tokens of a window at most
 
 
 class Document(NamedTuple):

@@ -16,7 +16,7 @@ from baton.protos.nouns import BLOCK_TOKENS, Sampling
 
 GREEDY = Sampling(temperature=0.0, max_tokens=1 << 20)
 CONTEXT, PROMPT = 512, 512
-STEPS = 8
+STEPS = 8  # decode steps that a rate is measured over
 PAGES = CONTEXT // BLOCK_TOKENS + 4  # of one sequence
 
 

@@ -30,7 +30,7 @@ from baton.worker.slots import SlotRecord, WorkerSlot
 
 UP_S = 90.0  # seconds that a cluster may take to come up, because some load a model's weights
 GRACE_S, ROUTER_GRACE_S = 2.0, 3.0  # seconds to end in order, until hosts and the router are killed
-LOOK_S = 0.02
+LOOK_S = 0.02  # seconds between two looks at whether a process is ready
 STOP_EXTRA_S = 3.0  # beyond a host's own grace, until its session is killed
 
 

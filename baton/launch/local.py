@@ -25,10 +25,10 @@ from baton.process.processes import adopt_orphans, kill_session, reap_orphans
 from baton.process.security import ray_environment
 from baton.protos.errors import BatonError, ConfigError, StartupError, from_info
 
-HOST_GRACE_S = 1.5
-RAY_GRACE_S = 3.5
-REAP_S = 0.5
-REDIS_LOOK_S = 0.5
+HOST_GRACE_S = 1.5  # seconds that workers have to end by themselves
+RAY_GRACE_S = 3.5  # seconds that Ray's processes have to end by themselves
+REAP_S = 0.5  # seconds between two looks for processes that ended
+REDIS_LOOK_S = 0.5  # seconds between two looks at whether Redis runs
 Show = Callable[[str, str], None]
 Work = Coroutine[object, None, None]
 

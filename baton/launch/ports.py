@@ -17,7 +17,7 @@ from baton.protos.errors import ConfigError
 
 HOST = "127.0.0.1"
 FIRST, LAST = 10_000, 32_000  # Linux gives out 32768 and up
-TRIES = 1_000
+TRIES = 1_000  # ports that are tried at most, for each one wanted
 KEPT_S = 60.0  # longer than a cluster takes to come up
 
 _kept: list[tuple[float, socket.socket]] = []  # when each was bound; touched by one thread at a time

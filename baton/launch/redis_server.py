@@ -19,7 +19,7 @@ from baton.cluster.store.redis_url import masked
 from baton.process.processes import die_with_parent
 from baton.protos.errors import ConfigError, StartupError
 
-START_S = 10.0
+START_S = 10.0  # seconds that a Redis server has to answer
 MAX_MEMORY = "512mb"  # more than one tenant's files (router.max_stored_bytes) at 60%, see cluster/store/room.py
 
 

@@ -14,7 +14,7 @@ from redis.exceptions import RedisError
 from baton.cluster.membership import connect
 from baton.cluster.scale import ScaleRequest, read
 
-LOOK_S = 0.5
+LOOK_S = 0.5  # seconds between two looks at how many workers are asked for
 log = logging.getLogger("baton.placement")
 
 

@@ -26,7 +26,7 @@ from baton.worker.slots import SlotRecord, WorkerSlot, slots_closed
 from baton.worker.spec import load_spec
 
 FIRST_TRIES = 3  # a host that was never ready is not started more often than this
-GRACE_S = 2.0
+GRACE_S = 2.0  # seconds between SIGTERM and SIGKILL
 HOST = (sys.executable, "-m", "baton.worker.host")
 
 

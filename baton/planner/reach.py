@@ -20,11 +20,11 @@ from baton.planner.sweep import RatioOutcome, at_ratio, miss_reason, simulate
 from baton.planner.traces.stats import cached_tokens
 from baton.planner.traces.trace import Trace
 
-MOST_WORKERS = 256
-MOST_LOAD = 64.0
+MOST_WORKERS = 256  # workers that are tried at most
+MOST_LOAD = 64.0  # times the trace's rate that are tried at most
 HALVINGS = 4  # between a load that is met and twice it: to 4%
 BACKLOG = 2.0  # a load must last for so many TTFT SLOs: a backlog takes one to show
-DECODES = 32
+DECODES = 32  # sequences of the batch at which an answer's time is estimated
 ALONE_GAP = 3.0  # times a request's own seconds, until the next one comes
 
 

@@ -30,7 +30,7 @@ from baton.planner.sweep import RatioOutcome
 from baton.planner.traces.trace import Trace
 from baton.protos.errors import ConfigError
 
-CHUNK = 2048
+CHUNK = 2048  # tokens of a prefill chunk
 FORMS = (("none", "auto"), ("none", "int8"), ("int8", "int8"), ("int4", "int8"))  # of [worker], least lossy first
 
 

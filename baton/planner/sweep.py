@@ -19,9 +19,9 @@ from baton.planner.traces.trace import Trace
 from baton.protos.errors import ConfigError
 
 PLATEAU = 0.02  # ratios whose goodput is within this share of the best one's
-ALIKE = 0.01
+ALIKE = 0.01  # share by which goodputs may differ and count as alike
 FULL = 0.85  # beyond it, somebody waits
-RESAMPLES = 400
+RESAMPLES = 400  # bootstrap resamples
 INTERVAL = (0.05, 0.95)
 
 

@@ -14,7 +14,7 @@ from llguidance.gbnf_to_lark import gbnf_to_lark
 from baton.protos.errors import InvalidRequest
 from baton.protos.nouns import GRAMMAR_KINDS, JSON_OPTIONS, Grammar
 
-BYTES = 256
+BYTES = 256  # tokens of a byte tokenizer
 _GBNF = re.compile(r"(?m)^[ \t]*+root[ \t]*+::=")  # nothing that repeats can cross a line: linear
 _LIMITS = LLParserLimits(max_lexer_states=20_000, max_grammar_size=200_000, verbose_errors=False)
 

@@ -10,7 +10,7 @@ import msgspec
 from baton.protos.version import PROTOCOL as PROTOCOL
 from baton.protos.version import product_version
 
-BLOCK_TOKENS = 16
+BLOCK_TOKENS = 16  # tokens of a run of KV as kernels read it; pages hold whole runs
 MAX_LOGPROBS = 20
 POOLINGS = (
     "mean",

@@ -25,7 +25,7 @@ NF4 = (
 )  # fmt: skip
 E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)
 E2M1_TOP_EXPONENT = 2  # of 6.0 = 1.5 x 2²
-E4M3_TOP = 448.0
+E4M3_TOP = 448.0  # the largest number of float8 E4M3
 
 
 class Fit(NamedTuple):

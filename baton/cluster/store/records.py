@@ -16,8 +16,8 @@ from redis.exceptions import RedisError
 
 from baton.cluster.store.room import RedisMemory
 
-KEPT_S = 3600
-MAX_ID = 256
+KEPT_S = 3600  # seconds that decision records are kept: an hour
+MAX_ID = 256  # characters of an id that is looked up
 MOST_BYTES, MOST_SHARE = 64 << 20, 1 / 8  # of all records, and of the store's memory
 AT_ONCE = 256  # records in a script, which Redis runs without pausing
 # KEYS: records' ids ("size:id" by when they were written), their bytes; ARGV: prefix, ms that they are kept, most

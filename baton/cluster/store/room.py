@@ -17,7 +17,7 @@ from redis.exceptions import ResponseError
 
 UPLOADS, ANSWERS = 0.6, 0.8  # of maxmemory, up to which each may fill the store
 COPIES = 3  # of a value while it is written: the client's buffer, the script's argument, the value itself
-LOOK_EVERY_S = 1.0
+LOOK_EVERY_S = 1.0  # seconds between two looks at how full Redis is
 
 
 class RedisMemory:

@@ -27,8 +27,8 @@ from baton.protos.json import Json
 from baton.router.dispatch.adapters.control import require_path
 
 Guard = Callable[[Callable[[], int]], int]
-TIMEOUT_S = 120.0
-AGAIN_S = 1.0
+TIMEOUT_S = 120.0  # seconds for the router's answer, because every worker may have to load
+AGAIN_S = 1.0  # seconds until a router that doesn't answer yet is asked again
 FILES = ("adapter_config.json", "adapter_model.safetensors")
 COLUMNS = ("adapter", "model", "root", "content", "tenant", "pinned", "workers", "by", "since")
 _Url = Annotated[str | None, typer.Option(help="The router; default: of the one cluster on this machine")]

@@ -29,7 +29,7 @@ from baton.protos.errors import (
 )
 from baton.protos.json import Json
 
-TIMEOUT_S = 5.0
+TIMEOUT_S = 5.0  # seconds for a router's answer
 _REFUSALS: dict[int, type[BatonError]] = {401: Unauthenticated, 403: Forbidden, 404: RequestUnknown}
 
 

@@ -20,8 +20,8 @@ from baton.console.cluster.asking import router
 from baton.protos.json import Json
 
 Guard = Callable[[Callable[[], int]], int]
-TIMEOUT_S = 120.0
-SHOWN = 12
+TIMEOUT_S = 120.0  # seconds for the router's answer, because a change of role waits for its drain
+SHOWN = 12  # entries of the timeline that are shown
 _Url = Annotated[str | None, typer.Option(help="The router; default: of the one cluster on this machine")]
 _Key = Annotated[str, typer.Option(help="API key made with --admin", envvar="BATON_API_KEY")]
 _Force = Annotated[bool, typer.Option("--force", help="Also where it leaves a model without a role's last worker")]

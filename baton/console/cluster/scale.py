@@ -24,7 +24,7 @@ from baton.console.cluster.workers import meeting_place
 from baton.protos.errors import ConfigError, StartupError, Unavailable
 from baton.protos.nouns import WorkerInfo
 
-LOOK_S = 0.2
+LOOK_S = 0.2  # seconds between two looks at how many workers there are
 SLOT = re.compile(r"(prefill|decode)-\d+")
 Guarded = Callable[[Callable[[], int]], int]
 

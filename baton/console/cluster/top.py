@@ -23,11 +23,11 @@ from baton.console.cluster.asking import router
 from baton.protos.errors import BatonError
 from baton.protos.json import Json
 
-BAR = 12
-WIDE = 120
-RECENT = 8
+BAR = 12  # characters of a bar
+WIDE = 120  # columns from which on all of a table's columns fit
+RECENT = 8  # recent requests that are shown
 ADAPTERS = 8  # rows of adapters
-CHANGES = 5
+CHANGES = 5  # decisions of the controller that are shown
 STATIONS = (("queue", "bright_black"), ("prefill_queue", "white"), ("prefill", "blue"), ("transfer", "yellow"))
 NONE = "–"
 

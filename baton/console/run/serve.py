@@ -22,7 +22,7 @@ from baton.engine.backends.cuda.gpu import Probe, probe, require, resolved_devic
 from baton.launch.local import LocalCluster
 from baton.router.text.encoder_style import EncoderStyle, encoder_style
 
-INTERRUPTED = 130
+INTERRUPTED = 130  # exit status of a shell command that SIGINT ended: 128 + 2
 
 
 class Progress:

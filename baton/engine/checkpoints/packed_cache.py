@@ -31,7 +31,7 @@ log = logging.getLogger("baton.engine")
 
 MAGIC = b"BATONPW1"
 PREFIX = 24  # magic, header bytes, header checksum
-ALIGN = 64
+ALIGN = 64  # bytes at whose multiples tensors begin in the file
 PARTS = ("data", "scales", "mins", "row_scale", "table")
 DTYPES = {
     "uint8": torch.uint8,

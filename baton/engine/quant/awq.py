@@ -14,7 +14,7 @@ from baton.engine.quant import Reader, Tensors, declared_group, packed_words, re
 from baton.engine.quant.gptq import integers, unpack
 from baton.kernels.linear.integers import Integers
 
-BITS = 4
+BITS = 4  # bits of an integer; others are refused
 PLACES = torch.tensor([0, 4, 1, 5, 2, 6, 3, 7])  # of outputs 0 … 7 in an int32
 
 

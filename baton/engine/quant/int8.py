@@ -6,7 +6,7 @@ from torch import Tensor
 
 from baton.kernels.linear.packed import PackedWeight, quantize
 
-BITS = 8
+BITS = 8  # bits of an integer
 
 
 def pack(weight: Tensor) -> PackedWeight:

@@ -14,7 +14,7 @@ from collections.abc import Container, Sequence
 from baton.engine.speculate.draft import Draft
 from baton.engine.speculate.tree import ROOT, depths, ranks
 
-FIRST_GUESS = 0.5
+FIRST_GUESS = 0.5  # chance of a draft's token before any was judged
 WORKER_KEEP, OWN_KEEP = 1 - 1 / 64, 1 - 1 / 16  # factor on old verdicts' weight for each new one
 OWN_WEIGHT = 2.0  # verdicts of a sequence's own that weigh as much as the worker's estimate
 CAUTION = 0.5  # standard errors that an estimate is lowered by: uncertain drafts are left to probes

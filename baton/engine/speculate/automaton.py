@@ -11,7 +11,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterable, Iterator
 
-NONE = -1
+NONE = -1  # marks a state without a link, or a token that isn't there
 RENEWED = 4  # suffix links followed to update end positions: updating all would cost more than it brings
 FOLLOWED = 32  # suffix links that one token of a match is followed by; a match that needs more is given up
 

@@ -16,7 +16,7 @@ MARGIN = 0.02
 # Relative lengthening of a step that users don't feel. A step that is longer has to bring more than MARGIN, because
 # the time between tokens that one waits for is the step's, however many it brings.
 UNFELT = 0.02
-FELT_MARGIN = 0.1
+FELT_MARGIN = 0.1  # share of tokens per second; below it a step lengthens by UNFELT at most
 
 
 def best_depths(

@@ -22,7 +22,7 @@ FIRST_SLOPE = 0.25
 GROWTH = 2  # times as many rows as were seen, at most, are tried
 RENEW = 8  # steps between two interpolations
 STALE = 4096  # observed steps in which a number of rows has to be seen again, else it is forgotten
-MOST_ROWS = 1024
+MOST_ROWS = 1024  # rows of a step up to which costs are kept
 
 Vector = NDArray[np.float64]
 LOG_ROWS: Vector = np.log(np.maximum(np.arange(MOST_ROWS + 1), 1))

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-ROOT = -1
+ROOT = -1  # stands for the root, because rows count from 0
 
 
 class RowChain(NamedTuple):

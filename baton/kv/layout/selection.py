@@ -31,7 +31,7 @@ from baton.protos.nouns import BLOCK_TOKENS, EngineRequest, KvLayout
 ALL = "all"
 MARK = "@"  # separates the selection from the rest of a fidelity
 SETTING = "worker.kv_selection"
-MOST_TOKENS = 1 << 30
+MOST_TOKENS = 1 << 30  # tokens of a window at most
 WINDOW = 64  # tokens at a prompt's end that select, unless the setting gives their number
 MOST_WATCHED = 1024  # tokens; limited because they are computed in one step, whatever its budget
 _DOMAIN = b"baton.slot.v1\x00"

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from itertools import islice
 
-ABSENT = -1
+ABSENT = -1  # marks a page that is in no list
 
 
 class PageOrder:

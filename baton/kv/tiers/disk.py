@@ -25,7 +25,7 @@ from baton.protos.errors import ConfigError
 from baton.protos.nouns import KvLayout
 
 MAGIC = b"baton.kv.tier.1\x00"
-HEADER_BYTES = 4096
+HEADER_BYTES = 4096  # bytes of the file's header, a whole page
 
 
 class DiskTier:

@@ -13,7 +13,7 @@ from baton.kv.wire.base import Accept, HandoffStream, QueuedReplyStream, deliver
 from baton.kv.wire.frames import Frame
 from baton.protos.errors import WorkerLost
 
-_QUEUED_FRAMES = 4
+_QUEUED_FRAMES = 4  # frames that wait for the receiver at most
 
 
 class LoopbackStream:

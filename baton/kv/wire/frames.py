@@ -43,9 +43,9 @@ import xxhash
 from baton.protos.errors import CorruptFrame
 
 MAGIC = b"BKV1"
-HEADER_BYTES = 64
-LEASE_BYTES = 16
-HASH_BYTES = 32
+HEADER_BYTES = 64  # bytes of a frame's header
+LEASE_BYTES = 16  # bytes of a lease's random id
+HASH_BYTES = 32  # bytes of a block's SHA-256
 NO_LEASE = bytes(LEASE_BYTES)
 NO_HASH = bytes(HASH_BYTES)
 ACK_NOW = 1  # flag: the sender waits for the acknowledgement of this frame and of those before it

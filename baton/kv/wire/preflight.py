@@ -20,12 +20,12 @@ from baton.kv.wire.frames import Block, Frame, Kind
 from baton.protos.errors import WorkerLost
 
 PAGE_BYTES = 1 << 20  # bytes of one probe block
-PAGES = 4
+PAGES = 4  # pages that a measured handoff has
 SMALL_BYTES = 4096  # bytes of the block whose round trip is taken as the fixed cost
-ROUNDS = 3
+ROUNDS = 3  # times that each size is measured; the quickest counts
 SLOW_S = 0.1  # seconds; if one probe block takes longer, several at once aren't sent
 BUSY_S = 0.4  # seconds in which a block that was slow is sent again, because the machines may be busy, not the link
-TIMEOUT_S = 5.0
+TIMEOUT_S = 5.0  # seconds for a preflight
 # Seconds, if TIMEOUT_S isn't enough: nccl's movers load torch first, nixl's agents connect with the first read.
 PATIENCE_S = {"nccl": 60.0, "nixl": 30.0}
 

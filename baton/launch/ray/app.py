@@ -19,7 +19,7 @@ from baton.launch.ray.seats import Seats, resource_of
 from baton.launch.supervise import HostPlan, SlotStatus
 from baton.protos.errors import ConfigError, StartupError
 
-PLACE_S = 20.0
+PLACE_S = 20.0  # seconds in which nodes with room have to appear
 SEATS = 1024  # workers of a role that a private Ray lets this machine run: the machine is its owner's business
 
 

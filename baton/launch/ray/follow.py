@@ -21,7 +21,7 @@ from baton.cluster.scale import ScaleRequest, begin, read
 from baton.cluster.store.redis_url import masked
 from baton.protos.errors import ConfigError
 
-LOOK_S = 0.5
+LOOK_S = 0.5  # seconds between two looks at how many workers are asked for
 log = logging.getLogger("baton.placer")
 
 

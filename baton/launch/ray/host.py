@@ -22,8 +22,8 @@ from baton.launch.supervise import HostPlan, SlotStatus
 from baton.process.processes import named_in_session, wait_exit
 from baton.protos.errors import BatonError, ErrorInfo, StartupError, to_info
 
-POLL_S = 0.2
-GRACE_S = 1.5
+POLL_S = 0.2  # seconds between two looks at Ray and at what is asked for
+GRACE_S = 1.5  # seconds that workers have to end by themselves
 STUCK_S = 10.0  # seconds after the raylet's end in which a call of Ray should have noticed
 
 

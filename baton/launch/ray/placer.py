@@ -22,7 +22,7 @@ from baton.launch.supervise import HostPlan
 from baton.process.security import ray_environment
 from baton.protos.errors import ConfigError
 
-POLL_S = 0.5
+POLL_S = 0.5  # seconds between two looks at how many workers are asked for
 SILENT_S = 60.0  # Ray itself doesn't answer for so long: whoever started us starts us again
 log = logging.getLogger("baton.placer")
 

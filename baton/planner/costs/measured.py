@@ -17,7 +17,7 @@ from baton.protos.errors import InvalidRequest
 from baton.protos.measurements import StepCurve
 
 COLUMNS = StepCurve.__struct_fields__
-LEAST_POINTS = 4
+LEAST_POINTS = 4  # points; fewer give no curve
 
 
 class StepTiming(msgspec.Struct, frozen=True):

@@ -21,7 +21,7 @@ from baton.protos.errors import ConfigError
 ONCE = ("embedding", "final_layernorm")
 TWICE = ("layernorm",)
 HEAD = "lm_head"
-MICRO = 1e-6
+MICRO = 1e-6  # seconds in a microsecond
 
 
 class RankLink(msgspec.Struct, frozen=True):

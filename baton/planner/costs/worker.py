@@ -27,9 +27,9 @@ MATRIX_SHARE, ATTENTION_SHARE, MEMORY_SHARE, LINK_SHARE, NETWORK_SHARE = 0.55, 0
 STEP_S = 1.5e-3  # scheduling, sampling and bookkeeping of a step that no kernel hides
 LAYER_S = 5e-5  # kernels of a layer start one after the other
 REDUCE_S = 5e-6  # of a small all-reduce, per rank of the node that takes part
-SEQUENCE_S = 1e-5
-TRANSFER_S = 2e-3
-USABLE_MEMORY = 0.90
+SEQUENCE_S = 1e-5  # seconds of a step per sequence, beside what the roofline counts
+TRANSFER_S = 2e-3  # seconds that a transfer takes before its first byte
+USABLE_MEMORY = 0.90  # share of an accelerator's memory that weights, activations and KV may have
 LIVE_ACTIVATIONS = 12  # values per token and unit of hidden size that live at once in a step
 
 

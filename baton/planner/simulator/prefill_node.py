@@ -18,8 +18,8 @@ from baton.protos.errors import PoolExhausted
 from baton.protos.nouns import BLOCK_TOKENS, EngineRequest, Sampling
 
 SAMPLING = Sampling(max_tokens=1, ignore_eos=True)
-NO_LIMIT = 1 << 40
-MAX_BATCH = 64
+NO_LIMIT = 1 << 40  # tokens of a context: none ends here
+MAX_BATCH = 64  # prompts of a step at most
 
 
 class PrefillNode:

@@ -20,8 +20,8 @@ from baton.planner.simulator.flight import Flight
 from baton.protos.errors import PoolExhausted
 from baton.protos.nouns import BLOCK_TOKENS, EngineRequest, Sampling
 
-NO_LIMIT = 1 << 40
-VOCAB = 1 << 31
+NO_LIMIT = 1 << 40  # tokens of a context: none ends here
+VOCAB = 1 << 31  # ids of made-up tokens are below it
 
 
 class StepwiseDecode:

@@ -17,8 +17,8 @@ import msgspec
 
 from baton.protos.errors import InvalidRequest
 
-MOONCAKE_BLOCK_TOKENS = 512
-MAX_LENGTH = 1 << 24
+MOONCAKE_BLOCK_TOKENS = 512  # tokens of a block in the Mooncake traces
+MAX_LENGTH = 1 << 24  # tokens of a prompt or an answer at most
 
 
 class TraceError(InvalidRequest):

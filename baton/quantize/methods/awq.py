@@ -18,7 +18,7 @@ from baton.quantize.quantized_weight import QuantizedWeight
 from baton.quantize.stats import ActivationStats, output_error
 
 Tie = Callable[[Tensor], Tensor]
-POWERS = 20
+POWERS = 20  # exponents that are tried, evenly between 0 and 1
 CLIPS = tuple(1 - 0.05 * step for step in range(11))  # shares that are tried of each end of a group's range
 BOTH_CLIPS = tuple(1 - 0.025 * step for step in range(21))  # of a symmetric range, whose ends are equal
 ROWS = 256  # rows whose ranges are searched at once

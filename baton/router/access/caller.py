@@ -14,10 +14,10 @@ import msgspec
 from baton.protos.errors import InvalidRequest
 from baton.router.access.keys import ApiKey
 
-MAX_SLO_MS = 3_600_000
+MAX_SLO_MS = 3_600_000  # milliseconds: an hour
 TTFT_HEADER, TPOT_HEADER = "x-slo-ttft-ms", "x-slo-tpot-ms"
 SESSION_HEADERS = ("x-session-id", "session-id", "session_id")  # gateways' name, and coding agents' own
-MAX_SESSION = 256
+MAX_SESSION = 256  # characters of a session's name at most
 FIRST_PRIORITY, LAST_PRIORITY = -(2**31), 2**31 - 1  # what the wire carries (int32 in worker.proto)
 
 

@@ -24,7 +24,7 @@ from baton.protos.nouns import Grammar
 
 TENANTS_KNOWN, TENANT_KNOWN = 256, 64  # tenants whose verdicts are kept, and how many of each: 500 bytes a piece
 MOST_WAITING = 64  # of one tenant
-BYTES = 256
+BYTES = 256  # byte values; the next id is the special token's
 _SPECIAL = re.compile(r"<\[([0-9]{1,9})\]>")
 GrammarVerdict = InvalidRequest | None
 GrammarKey = tuple[bytes, bytes]

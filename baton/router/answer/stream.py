@@ -22,7 +22,7 @@ from baton.router.request.request import ChoiceStream, ChoiceSummary
 from baton.router.text.detokenize import StopStrings
 from baton.router.text.model import TextModel
 
-QUEUED_PIECES = 64
+QUEUED_PIECES = 64  # pieces of all choices that wait for the client at most
 WINDOW = 64  # choices of one call that are with dispatch at once
 
 

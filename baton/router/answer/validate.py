@@ -20,13 +20,13 @@ from baton.router.text.catalog import ModelEntry
 COMPLETION_TOKENS = 16  # OpenAI's default of /v1/completions
 LEAST_TOKENIZED = 1 << 20  # characters that one call may have tokenized, or
 CHARS_OF_CONTEXT = 8  # times as many as the model's context holds tokens
-MAX_BIASES = 1024
-MAX_STOP_TOKENS = 128
+MAX_BIASES = 1024  # entries of logit_bias
+MAX_STOP_TOKENS = 128  # entries of stop_token_ids
 MAX_LOGPROB_TOKENS = 64  # tokens whose likelihoods a request may name
-MAX_STOP_CHARS = 1024
-MAX_ALLOWED_TOKENS = 4096
-MAX_BAD_WORDS = 128
-MAX_BAD_WORD_CHARS = 256
+MAX_STOP_CHARS = 1024  # characters of a stop string
+MAX_ALLOWED_TOKENS = 4096  # entries of allowed_token_ids
+MAX_BAD_WORDS = 128  # entries of bad_words
+MAX_BAD_WORD_CHARS = 256  # characters of a bad word
 PENALTY = (-2.0, 2.0)
 RANGES: dict[str, tuple[float, float]] = {
     "temperature": (0.0, 2.0),

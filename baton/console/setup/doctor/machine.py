@@ -24,8 +24,8 @@ from baton.worker.spec import CacheSpec
 
 TIME_ERROR, STA_UNSYNC = 5, 0x0040
 MIB, GIB = 1 << 20, 1 << 30
-WANTED_FILES = 65_536
-WANTED_MTU = 1500
+WANTED_FILES = 65_536  # descriptors, because each stream of an answer is a connection
+WANTED_MTU = 1500  # bytes, Ethernet's; less means a tunnel
 SYS = Path("/sys")
 
 

@@ -26,8 +26,8 @@ from baton.process.security import files_of, identity_of, public_identity
 from baton.protos.errors import BatonError
 from baton.tls.identity import SOON_S, Identity
 
-SKEW_S = 1.0
-SLOW_REDIS_S = 0.005
+SKEW_S = 1.0  # seconds that two clocks may differ
+SLOW_REDIS_S = 0.005  # seconds of a round trip to Redis that are too many
 PAGE_BYTES, MEASURED_BYTES = 2 << 20, 32 << 20
 SLOWEST = {"shm": 1e9, "tcp": 0.5e9, "grpc": 0.1e9}  # bytes a second: below, something is wrong with the machine
 DAY_S = 86_400.0

@@ -29,7 +29,7 @@ from baton.protos.measurements import EngineWork
 log = logging.getLogger("baton.engine")
 
 TORCH = "the GPU runs torch's ops, not the engine's own kernels"
-MOST_HEAD_DIM = 256
+MOST_HEAD_DIM = 256  # numbers of a head that the kernels take at most
 SHARED_ENV = "BATON_SHARED_PREFIXES"
 
 

@@ -30,7 +30,7 @@ MOST_ROWS = 1 << 15  # most rows of a step, and most of these that need logits
 MOST_STATES = 512  # most sequences of a step of a model with recurrent state
 PLAN_BYTES = 256 << 20  # bytes of tokens and block tables
 SLOT_BYTES = 64 << 10  # bytes of copies between ranks; a step copies nothing
-PAGE = 4096
+PAGE = 4096  # bytes of a page of the kernel's, at which each part begins
 HEAR = -2  # ranks.h: listen on the socket
 
 

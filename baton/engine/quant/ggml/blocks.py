@@ -16,7 +16,7 @@ from baton.kernels.linear.codes import Codes, e2m1
 from baton.kernels.linear.integers import Integers, Part
 
 IQ4 = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)  # ggml-common.h: kvalues_iq4nl
-E8M0_BIAS = 127
+E8M0_BIAS = 127  # of OCP Microscaling's scales: 2^(e - 127)
 
 
 def _half(raw: Tensor) -> Tensor:

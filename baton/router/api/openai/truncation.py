@@ -16,7 +16,7 @@ from baton.protos.errors import InvalidRequest
 from baton.router.api.request_body import RequestBody
 from baton.router.text.model import TextModel
 
-ALL_THAT_FITS = -1
+ALL_THAT_FITS = -1  # stands for as many tokens as the model takes beside the answer
 
 
 class PromptCut(msgspec.Struct, frozen=True):

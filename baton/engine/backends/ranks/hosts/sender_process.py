@@ -18,7 +18,7 @@ from baton.tls.identity import TlsFiles
 
 MODULE = "baton.worker.rank_sender"
 PORT = 4  # bytes of the port, in which the process reports that it is ready
-TOKEN_BYTES = 64
+TOKEN_BYTES = 64  # bytes of a token at most
 START_S = 60.0  # seconds for it to be ready
 
 
