@@ -198,8 +198,8 @@ def test_a_compiler_too_old_for_avx_vnni_still_builds_what_avx2_needs(monkeypatc
         return Path("library.so")
 
     monkeypatch.setattr(native, "built", built)
-    assert native._newest("avx_vnni") == Path("library.so")
+    assert native.newest("avx_vnni") == Path("library.so")
     assert asked == ["avx_vnni", "avx2"]
     monkeypatch.setattr(native, "_OLDER", {})
     with pytest.raises(build.BuildError, match="mavxvnni"):
-        native._newest("avx_vnni")
+        native.newest("avx_vnni")

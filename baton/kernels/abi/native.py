@@ -75,13 +75,13 @@ def library() -> ctypes.CDLL | None:
     if isa() == REFERENCE:
         return None
     try:
-        return load(_newest(isa()))
+        return load(newest(isa()))
     except (BuildError, OSError) as error:
         log.warning("no native kernels, the slower reference is used: %s", error)
         return None
 
 
-def _newest(wanted: str) -> Path:
+def newest(wanted: str) -> Path:
     """Returns the library for ``wanted``, or for an older ISA that the compiler knows. Raises BuildError."""
     try:
         return built(wanted)

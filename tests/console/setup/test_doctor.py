@@ -168,6 +168,20 @@ def test_whatever_is_wrong_has_a_remedy(tmp_path: Path) -> None:
     assert all(f.remedy for f in found), found
 
 
+def test_kernels_of_an_older_isa_are_told_where_the_compiler_is_too_old(monkeypatch) -> None:
+    from baton.kernels.abi import build, native
+
+    def built(isa: str) -> Path:
+        if isa == "avx_vnni":
+            raise build.BuildError("unrecognized command-line option '-mavxvnni'")
+        return Path(f"{isa}.so")
+
+    monkeypatch.setattr(native, "isa", lambda: "avx_vnni")
+    for module in (build, native):
+        monkeypatch.setattr(module, "built", built)
+    assert machine.compiler() == Finding("kernels", "ok", "avx2.so"), "what a worker of this machine loads"
+
+
 def test_without_a_compiler_kernels_come_from_the_prebuilt_folder(tmp_path: Path, monkeypatch) -> None:
     from baton.kernels.abi import build, native
 

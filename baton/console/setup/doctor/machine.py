@@ -127,7 +127,7 @@ def mtu() -> Finding:
 def compiler() -> Finding:
     """Checks that native CPU kernels are built, or that there is a compiler to build them."""
     try:
-        path = build.built(native.isa()) if native.isa() != native.REFERENCE else None
+        path = native.newest(native.isa()) if native.isa() != native.REFERENCE else None
     except build.BuildError as error:
         remedy = (
             f"install g++, or set {build.PREBUILT_ENV} to libraries built elsewhere; without, a CPU worker is slow"
