@@ -109,7 +109,18 @@ def _others_read(ops: Sequence[Op], at: int, register: str, maker: Op) -> bool:
 def stored(norm: Tensor, scales: Tensor, dtype: torch.dtype, weight: Weight) -> tuple[Tensor, Tensor]:
     """Returns a norm's values divided by ``scales``, as the files hold them in ``dtype``, and the scales that this
     amounts to exactly. ``weight`` says what is added to stored numbers, and multiplied.
+
+    A value that ``dtype`` would hold as 0 or as infinity stays as it is: no scale gives it back.
     """
-    found = ((norm / scales) / weight.times - weight.plus).to(dtype)
-    wide = (found.float() + weight.plus) * weight.times
+
+    def kept(values: Tensor) -> Tensor:
+        return (values / weight.times - weight.plus).to(dtype)
+
+    def read(numbers: Tensor) -> Tensor:
+        return (numbers.float() + weight.plus) * weight.times
+
+    found = kept(norm / scales)
+    lost = (norm != 0) & ((read(found) == 0) | ~read(found).isfinite())
+    found = torch.where(lost, kept(norm), found)
+    wide = read(found)
     return found, torch.where(wide == 0, scales, norm / wide.where(wide != 0, torch.ones_like(wide)))
