@@ -19,6 +19,6 @@ def compilation(config: BatonConfig) -> list[str] | None:
     if config.worker.device not in ("cpu", "auto") or config.ray.address or native.isa() == native.REFERENCE:
         return None
     try:
-        return None if build.is_built(native.isa()) else python("baton.kernels.abi.native")
+        return None if build.is_built(native.known(native.isa())) else python("baton.kernels.abi.native")
     except build.BuildError:
         return None

@@ -188,6 +188,44 @@ if native.library() is not None:
     assert run(code).returncode == 0
 
 
+def old_compiler(folder: Path) -> Path:
+    """A compiler that knows no AVX-VNNI and lists what it is asked to compile."""
+    made = folder / "old-compiler"
+    made.write_text(
+        '#!/bin/sh\ncase "$*" in\n*mavxvnni*) echo "$@" >> "$0.asked"; '
+        'echo "error: unrecognized command-line option \'-mavxvnni\'" >&2; exit 1;;\nesac\nexec g++ "$@"\n'
+    )
+    made.chmod(0o755)
+    return made
+
+
+@needs_compiler
+def test_a_compiler_that_knows_no_avx_vnni_is_asked_by_an_empty_file_and_compiles_nothing_of_it(
+    small: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    made = old_compiler(small)
+    monkeypatch.setenv(build.COMPILER_ENV, str(made))
+    with caplog.at_level(logging.WARNING, "baton.kernels"):
+        first = native.newest("avx_vnni")
+    assert first.name.startswith("baton-avx2-")
+    assert "no avx_vnni, avx2 is used" in caplog.text
+    assert "-mavxvnni" in caplog.text
+    assert native.newest("avx_vnni") == first
+    asked = Path(f"{made}.asked").read_text().splitlines()
+    assert [line.split()[-1] for line in asked] == [os.devnull] * 2, "the empty file, once a start"
+
+
+@needs_compiler
+def test_a_library_built_ahead_is_taken_whatever_the_compiler_knows(
+    small: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(build.PREBUILT_ENV, str(small))
+    ahead = small / build.prebuilt_name("avx_vnni", (*build.FLAGS, *build.ISA_FLAGS["avx_vnni"]))
+    ahead.touch()
+    monkeypatch.setenv(build.COMPILER_ENV, str(old_compiler(small)))
+    assert native.newest("avx_vnni") == ahead
+
+
 def test_a_compiler_too_old_for_avx_vnni_still_builds_what_avx2_needs(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
 

@@ -29,6 +29,18 @@ def test_what_is_missing_is_compiled_once(tmp_path: Path, monkeypatch: pytest.Mo
     assert compilation(config()) is None
 
 
+def test_a_compiler_too_old_for_this_cpu_compiles_what_it_knows_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("BATON_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(native, "isa", lambda: "avx_vnni")
+    monkeypatch.setattr(native, "refusal", lambda isa: "it is too old")
+    assert compilation(config()) is not None
+    monkeypatch.setattr(build, "_build", lambda compiler, flags, objects, library: library.touch())
+    build.built("avx2")
+    assert compilation(config()) is None, "a worker loads avx2's"
+
+
 def test_nothing_is_compiled_for_other_devices_other_machines_or_without_a_compiler(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

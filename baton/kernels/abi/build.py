@@ -77,6 +77,21 @@ def is_built(isa: str) -> bool:
     return _prebuilt(isa, flags) is not None or _wanted(isa, _compiler(), flags)[0].exists()
 
 
+def refusal(isa: str) -> str:
+    """Returns why the compiler doesn't know the instructions of ``isa``, in its own words; empty if it does, or if
+    the library exists already.
+
+    The compiler is asked by an empty file, which takes milliseconds. Raises BuildError if there is none.
+    """
+    if is_built(isa):
+        return ""
+    try:
+        _run([_compiler(), *ISA_FLAGS[isa], "-E", "-x", "c++", os.devnull])
+    except BuildError as error:
+        return str(error)
+    return ""
+
+
 def _wanted(isa: str, compiler: str, flags: tuple[str, ...]) -> tuple[Path, dict[Path, str]]:
     """Returns the path of the library for the present sources, and the cache key of each source's object."""
     tag = f"{compiler} {_version(compiler)} {flags}".encode()

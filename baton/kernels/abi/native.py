@@ -17,7 +17,7 @@ from functools import cache
 from pathlib import Path
 
 from baton.kernels.abi import tiles
-from baton.kernels.abi.build import EMULATED, BuildError, built
+from baton.kernels.abi.build import EMULATED, BuildError, built, refusal
 
 log = logging.getLogger("baton.kernels")
 
@@ -83,13 +83,25 @@ def library() -> ctypes.CDLL | None:
 
 def newest(wanted: str) -> Path:
     """Returns the library for ``wanted``, or for an older ISA that the compiler knows. Raises BuildError."""
+    taken = known(wanted)
     try:
-        return built(wanted)
+        return built(taken)
     except BuildError as error:
-        if wanted not in _OLDER:
+        if taken not in _OLDER:
             raise
-        log.warning("no %s, %s is used: %s", wanted, _OLDER[wanted], error)
-        return built(_OLDER[wanted])
+        log.warning("no %s, %s is used: %s", taken, _OLDER[taken], error)
+        return built(_OLDER[taken])
+
+
+def known(wanted: str) -> str:
+    """Returns ``wanted``, or an older ISA where the compiler is too old for it, which is logged.
+
+    Raises BuildError if nothing is built and there is no compiler.
+    """
+    if wanted not in _OLDER or not (why := refusal(wanted)):
+        return wanted
+    log.warning("no %s, %s is used: %s", wanted, _OLDER[wanted], why)
+    return _OLDER[wanted]
 
 
 def load(path: Path) -> ctypes.CDLL:
