@@ -13,8 +13,9 @@ from pathlib import Path
 import msgspec
 import torch
 
+from baton.engine.backends.cuda.device_ops import ON_A_CARD, ON_THE_SHIM, TrialSizes
 from baton.engine.backends.cuda.gpu import Gpu
-from baton.engine.backends.cuda.op_trials import ON_A_CARD, ON_THE_SHIM, OpTrial, TrialSizes, try_ops
+from baton.engine.backends.cuda.op_trials import OpTrial, try_ops
 from baton.engine.backends.cuda.runner import CudaRunner
 from baton.engine.backends.cuda.trial import one_layer, random_weights, trial
 from baton.engine.backends.native.program import Weights
