@@ -45,9 +45,9 @@ class EngineConfig(msgspec.Struct, frozen=True):
     checkpoint specifies.
 
     ``cuda_step`` is how the GPU kernels run a step of up to 8 rows: "graph", one by one in a captured CUDA graph;
-    "mega", a Llama's layers as one launch; "auto" is "graph". ``tp`` ranks share the model's columns, ``cp`` the
-    rows of a step, ``ep`` its experts, ``pp`` its layers (``shares.Widths``); each rank is a process with its part
-    of ``threads``.
+    "mega", a Llama's layers as one launch; "auto" is the faster one, where `baton doctor --gpu` found "mega" right
+    on this card, else "graph". ``tp`` ranks share the model's columns, ``cp`` the rows of a step, ``ep`` its
+    experts, ``pp`` its layers (``shares.Widths``); each rank is a process with its part of ``threads``.
     """
 
     model: str  # a directory in Hugging Face layout, or a hub id

@@ -56,7 +56,8 @@ class WorkerConfig(Section):
         description="cpu, cuda, auto (a GPU where one will do, else the CPU) or paced:PROFILE",
     )
     cuda_step: Literal["auto", "graph", "mega"] = Field(
-        default="auto", description="of a GPU, up to 8 rows: a graph of kernels or one megakernel; auto: graph"
+        default="auto",
+        description="of a GPU, up to 8 rows: a graph of kernels or one megakernel; auto: the faster one",
     )
     seed: int = Field(default=0, description="of what is random; 0 takes the system's entropy")
     host: str = Field(default="127.0.0.1", description="address its gRPC server binds and advertises")

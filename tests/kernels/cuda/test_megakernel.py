@@ -196,7 +196,7 @@ def test_a_program_that_is_no_llama_is_refused_by_the_op(
         program = change(llama(shape))
         weights = trials.random_weights(program, kind, 3)
         with pytest.raises(ConfigError) as found:
-            on_kernels(trials.spec_of(program, kv), program, weights, device, mega=True)
+            on_kernels(trials.spec_of(program, kv), program, weights, device, cuda_step="mega")
         assert found.value.param == "cuda_step"
         assert found.value.message.endswith("; use graph")
         return found.value.message

@@ -19,8 +19,8 @@ import pytest
 import torch
 
 from baton.engine.adapters.base import AdapterBase
+from baton.engine.backends.cuda import step_choice, warming
 from baton.engine.backends.cuda import trial as trials
-from baton.engine.backends.cuda import warming
 from baton.engine.backends.cuda.runner import AT_ONCE, BY_GRAPH, PLAIN, CudaRunner
 from baton.engine.backends.native.batch import NativeBatch
 from baton.engine.backends.native.runner import NativeRunner
@@ -33,6 +33,7 @@ from baton.protos.errors import BatonError, ConfigError
 from baton.protos.nouns import Sampling
 from tests.engine.backends.cuda.test_adapters import adapter
 from tests.kernels.cuda.steps import DRAWN, Kind, model, pages_agree, simt, steps
+from tests.kernels.thorough import first_now
 
 pytestmark = pytest.mark.skipif(native.library() is None, reason="no native kernels here")
 
@@ -305,6 +306,28 @@ def test_after_warming_no_decode_is_captured_and_no_graph_is_dropped_in_traffic(
     assert found["captured"] == warmed["captured"]
     assert found["replayed"] == warmed["replayed"] + 3  # the decodes; the prompts are of another size
     assert found["plain"] == warmed["plain"] + 1
+
+
+@pytest.mark.parametrize(("slow", "taken"), first_now([(BY_GRAPH, AT_ONCE), (AT_ONCE, BY_GRAPH)]))
+def test_small_steps_go_the_way_that_was_faster_before_traffic(
+    pair: Any, monkeypatch: pytest.MonkeyPatch, slow: int, taken: int
+) -> None:
+    _, gpu = pair((8, 0), "int8")
+    now = 0.0
+
+    def clock() -> float:
+        nonlocal now
+        now += 2.0 if gpu.how == slow else 1.0
+        return now
+
+    monkeypatch.setattr(step_choice, "REPEATS", 1)
+    monkeypatch.setattr(gpu, "_clock", clock)
+    gpu.warms = gpu.compares = True
+    gpu.warm(1, 16)
+    assert gpu.how == taken
+    ran = gpu.counts()["at_once"]
+    gpu.run(next(steps(gpu.spec.vocab_size, [4], DRAWN)))
+    assert (gpu.counts()["at_once"] > ran) == (taken == AT_ONCE)
 
 
 def test_a_card_without_room_to_warm_ends_the_start_with_what_to_do(

@@ -47,7 +47,12 @@ def findings_of(found: CardTrials) -> list[Finding]:
                 "the start's trial refuses it likewise, and torch's ops serve" if said else "")
         for kind, said in found.steps.items()
     ]  # fmt: skip
-    return [*steps, *map(_of_op, found.ops)]
+    at_once = [
+        Finding("gpu step", "warn" if said else "ok", f"{kind} weights, megakernel: {said or 'the same'}",
+                "workers take the graph; don't set worker.cuda_step to mega" if said else "")
+        for kind, said in found.at_once.items()
+    ]  # fmt: skip
+    return [*steps, *at_once, *map(_of_op, found.ops)]
 
 
 def earlier_trial(gpu: Gpu) -> str:
@@ -105,7 +110,10 @@ def _trial(gpu: Gpu) -> list[Finding]:
     from baton.engine.backends.cuda import card_trials
 
     found = card_trials.run_trials(gpu, device(), on_shim())
-    return [_record(found, gpu), *findings_of(found)]
+    if (kept := _record(found, gpu)).state == "ok":
+        found = card_trials.with_megakernel(found, device(), on_shim())
+        kept = _record(found, gpu)
+    return [kept, *findings_of(found)]
 
 
 def _record(found: CardTrials, gpu: Gpu) -> Finding:

@@ -16,7 +16,7 @@ import torch
 from baton.engine.backends.cuda.device_ops import ON_A_CARD, ON_THE_SHIM, TrialSizes
 from baton.engine.backends.cuda.gpu import Gpu
 from baton.engine.backends.cuda.op_trials import OpTrial, try_ops
-from baton.engine.backends.cuda.runner import CudaRunner
+from baton.engine.backends.cuda.runner import AT_ONCE, BY_GRAPH, CudaRunner
 from baton.engine.backends.cuda.trial import one_layer, random_weights, trial
 from baton.engine.backends.native.program import Weights
 from baton.engine.backends.native.runner import NativeRunner
@@ -35,21 +35,38 @@ HEADS, ON_SHIM_HEADS = (8, 2, 128), (4, 2, 16)  # query heads, KV heads, head si
 class CardTrials(msgspec.Struct, frozen=True):
     """Holds what was measured on a card, at Unix seconds ``at``.
 
-    ``steps`` has by kind of weights what was wrong with the step, "" for nothing.
+    ``steps`` has by kind of weights what was wrong with the step, "" for nothing; ``at_once`` the same of the step
+    by the megakernel.
     """
 
     card: str
     at: float
     steps: dict[str, str]
     ops: tuple[OpTrial, ...]
+    at_once: dict[str, str] = {}
 
 
 def run_trials(gpu: Gpu, library: CudaLibrary, shim: bool = False) -> CardTrials:
     """Returns the trials of this machine's card, or of the shim. Raises DeviceError where a launch fails."""
     sizes: TrialSizes = ON_THE_SHIM if shim else ON_A_CARD
     ops = try_ops(library, "cpu" if shim else "cuda", sizes)
-    steps = {kind: _step(library, weights, shim) for kind, weights in KINDS.items()}
+    steps = {kind: _step(library, weights, shim, BY_GRAPH) for kind, weights in KINDS.items()}
     return CardTrials(gpu.name, time.time(), steps, tuple(ops))
+
+
+def with_megakernel(found: CardTrials, library: CudaLibrary, shim: bool = False) -> CardTrials:
+    """Returns ``found`` with what was wrong with steps by the megakernel. Its blocks wait for one another, so what
+    is wrong may be that it doesn't end: keep ``found`` before.
+    """
+    tried = {kind: _step(library, weights, shim, AT_ONCE) for kind, weights in KINDS.items()}
+    return msgspec.structs.replace(found, at_once=tried)
+
+
+def kind_name(kind: torch.dtype | tuple[int, int]) -> str:
+    """Returns the name by which a record has a kind of weights, whatever their groups; "" if it has none."""
+    if isinstance(kind, torch.dtype):
+        return "bf16" if kind == torch.bfloat16 else ""
+    return {8: "int8", 4: "int4"}.get(kind[0], "")
 
 
 def save_record(found: CardTrials, gpu: Gpu) -> Path:
@@ -73,11 +90,11 @@ def _path(gpu: Gpu) -> Path:
     return cache_dir() / "cuda" / "trials" / f"{key}.json"
 
 
-def _step(library: CudaLibrary, kind: torch.dtype | tuple[int, int], shim: bool) -> str:
+def _step(library: CudaLibrary, kind: torch.dtype | tuple[int, int], shim: bool, how: int) -> str:
     program, made = _attention(*(ON_SHIM_HEADS if shim else HEADS)), list[CudaRunner]()
 
     def on_gpu(spec: ModelSpec, program: Program, weights: Weights) -> CudaRunner:
-        made.append(CudaRunner(spec, program, weights, library))
+        made.append(CudaRunner(spec, program, weights, library, how=how))
         return made[-1]
 
     try:

@@ -14,10 +14,13 @@ import torch
 from torch import Tensor
 
 from baton.engine.adapters.base import AdapterBase
+from baton.engine.backends.cuda.card_trials import kind_name, load_record
+from baton.engine.backends.cuda.gpu import require
 from baton.engine.backends.cuda.runner import AT_ONCE, BY_GRAPH, PLAIN, CudaRunner
-from baton.engine.backends.cuda.trial import trial
+from baton.engine.backends.cuda.trial import kind_of, trial
 from baton.engine.backends.native.program import Weights
 from baton.engine.backends.native.runner import NativeRunner
+from baton.engine.config import CudaStep
 from baton.engine.plan import ModelSpec
 from baton.engine.program.program import Program
 from baton.kernels.abi import native
@@ -62,16 +65,17 @@ def on_kernels(
     found: CudaLibrary,
     work: EngineWork | None = None,
     plain: bool = False,
-    mega: bool = False,
+    cuda_step: CudaStep = "graph",
     adapters: AdapterBase | None = None,
 ) -> CudaRunner | None:
     """Returns a runner on the CUDA kernels, or None if they can't run the model, with the reason in the log.
 
-    ``plain`` runs without CUDA graphs, ``mega`` small batches by the megakernel. ``weights`` are in host memory.
-    ``adapters`` has the requirements on adapters, if the program is adaptable. Raises ConfigError if ``mega`` is
-    set and the megakernel has no form for an op.
+    ``plain`` runs without CUDA graphs. By ``cuda_step``, small batches go by the megakernel ("mega") or not
+    ("graph"); "auto" compares both before traffic if `baton doctor --gpu` found the megakernel right on this card.
+    ``weights`` are in host memory. ``adapters`` has the requirements on adapters, if the program is adaptable.
+    Raises ConfigError for "mega" if the megakernel has no form for an op.
     """
-    how = AT_ONCE if mega and not plain else BY_GRAPH
+    how = AT_ONCE if cuda_step == "mega" and not plain else BY_GRAPH
     if (
         said := lacking(program, spec.layout.dtype)
         or wide_experts(program, weights)
@@ -87,7 +91,25 @@ def on_kernels(
     made.share(least)
     made.shares = True
     made.warms = not on_shim()
+    made.compares = (
+        cuda_step == "auto"
+        and not (plain or least or adapters or made.misfit())
+        and is_right_at_once(program, weights)
+        and not _tried(spec, program, weights, found, AT_ONCE)
+    )
     return made
+
+
+def is_right_at_once(program: Program, weights: Weights) -> bool:
+    """Returns whether `baton doctor --gpu` ran the megakernel on this machine's card, with these kernels and such
+    weights, and found it right. A kernel whose blocks wait for one another is not tried for the first time in a
+    worker, because what it would do if it were wrong is hang.
+    """
+    try:
+        record = load_record(require())
+    except ConfigError:
+        return False
+    return record is not None and record.at_once.get(kind_name(kind_of(program, weights))) == ""
 
 
 def wide_experts(program: Program, weights: Weights) -> str:

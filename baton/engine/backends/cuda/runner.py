@@ -21,6 +21,7 @@ from baton.engine.adapters.base import AdapterBase
 from baton.engine.backends.cuda.adapters import CudaAdapters
 from baton.engine.backends.cuda.page_share import PageShare
 from baton.engine.backends.cuda.program import CudaProgram
+from baton.engine.backends.cuda.step_choice import chosen, measured, small_steps
 from baton.engine.backends.cuda.warming import warm_steps
 from baton.engine.backends.native.batch import NativeBatch
 from baton.engine.backends.native.program import Weights
@@ -71,6 +72,7 @@ class CudaRunner(StepRunner):
         self.mirror: PageShare | None = None
         self.shares = False  # whether ``bind`` lets the I/O process at the device's pages
         self.warms = False  # whether ``warm`` runs its steps
+        self.compares = False  # whether ``warm`` takes the faster of graph and megakernel
         self._session = ctypes.c_void_p()
         self._resident = PageResidency(0)
         try:
@@ -102,8 +104,8 @@ class CudaRunner(StepRunner):
 
     def warm(self, sequences: int, chunk: int) -> None:
         """Grows workspaces to what a step of ``sequences`` decodes and ``chunk`` tokens of a prompt needs, and
-        captures the graphs of up to ``sequences`` decodes. No page may be in use. Raises ConfigError if there is
-        too little memory.
+        captures the graphs of up to ``sequences`` decodes. Where the runner ``compares``, it first takes the faster
+        way for small steps. No page may be in use. Raises ConfigError if there is too little memory.
         """
         if not self.warms or self.how == PLAIN:
             return
@@ -111,6 +113,8 @@ class CudaRunner(StepRunner):
         context = min(self.spec.max_model_len, self._pages * BLOCK_TOKENS)
         try:
             with torch.inference_mode():
+                if self.compares:
+                    self._compare(sequences, context)
                 for plan in warm_steps(sequences, chunk, self._pages, context):
                     self._rehearse(plan, context)
         except DeviceError as error:
@@ -121,13 +125,32 @@ class CudaRunner(StepRunner):
         captured, seconds = self.counts()["captured"] - before, self._clock() - began
         log.info("%d graphs of decodes are captured, in %.1f s", captured, seconds)
 
-    def _rehearse(self, plan: StepPlan, context: int) -> None:
-        """Runs a step whose pages nobody holds, with the table of rotary angles as long as it will ever be."""
+    def _compare(self, sequences: int, context: int) -> None:
+        """Takes the megakernel for steps that it can run if it is right and faster than the graph."""
+        plans = small_steps(sequences, MOST_AT_ONCE, self._pages, context)
+
+        def timed(plan: StepPlan) -> tuple[float, list[int]]:
+            began = self._clock()
+            tokens = self._rehearse(plan, context)
+            return self._clock() - began, tokens
+
+        found = []
+        for self.how in (BY_GRAPH, AT_ONCE):
+            found.append(measured(timed, plans))
+        choice = chosen(*found)
+        self.how = AT_ONCE if choice.mega else BY_GRAPH
+        log.info("small steps go by %s: %s", "the megakernel" if choice.mega else "graph", choice.why)
+
+    def _rehearse(self, plan: StepPlan, context: int) -> list[int]:
+        """Runs a step whose pages nobody holds, with the table of rotary angles as long as it will ever be; returns
+        its tokens.
+        """
         batch = NativeBatch(plan, self.spec.vocab_size, self._pages)
         batch.reach = context
         if self.adapters is not None:
             self.adapters.group(plan.items, batch.wanted)
         self._launch(batch, [])
+        return [int(token) for token in batch.choices["token"]]
 
     def share(self, least: int) -> None:
         """Lets adjacent sequences of a step that have ``least`` or more leading tokens in common read their KV once

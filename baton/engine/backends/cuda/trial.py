@@ -40,7 +40,7 @@ def trial(model: Program, weights: Weights, kv_dtype: str, expected: Make, found
     """
     program = one_layer(model)
     spec = spec_of(program, kv_dtype)
-    made = random_weights(program, _kind(model, weights), seed)
+    made = random_weights(program, kind_of(model, weights), seed)
     try:
         answers = [_run(make(spec, program, made), seed) for make in (expected, found)]
     except BatonError as error:
@@ -136,7 +136,8 @@ def random_weights(program: Program, kind: tuple[int, int] | torch.dtype, seed: 
     return made
 
 
-def _kind(model: Program, weights: Weights) -> tuple[int, int] | torch.dtype:
+def kind_of(model: Program, weights: Weights) -> tuple[int, int] | torch.dtype:
+    """Returns the kind of a program's matrices, by its first one: (bits, group size), or a dtype."""
     first: Tensor | PackedWeight = next(weights[op.weight] for op in model.ops if isinstance(op, p.Linear))
     if isinstance(first, Tensor):
         return first.dtype

@@ -196,7 +196,7 @@ def _on_own_kernels(
     spec = _spec(config, model, program, dtype, fingerprint, weights)
     work = work_of(program, weights, spec.layout, "cpu" if on_shim() else "cuda")
     program, base = _with_adapters(config, program, dtype, directory)
-    return on_kernels(spec, program, weights, found, work, plain, config.cuda_step == "mega", base)
+    return on_kernels(spec, program, weights, found, work, plain, config.cuda_step, base)
 
 
 def _is_on(name: str, on: str) -> bool:
