@@ -11,6 +11,7 @@ import math
 import time
 from collections.abc import Iterator
 from functools import partial
+from itertools import chain
 
 import msgspec
 import torch
@@ -49,8 +50,9 @@ def try_ops(library: CudaLibrary, device: str, sizes: TrialSizes) -> list[OpTria
     """
     with torch.inference_mode():
         torch.manual_seed(1)
-        ops = [Ops(library, device, sizes), SequenceOps(library, device, sizes)]
-        return [_tried(pair, device) for rows in sizes.rows for made in ops for pair in made.pairs(rows)]
+        by_row, by_sequence = Ops(library, device, sizes), SequenceOps(library, device, sizes)
+        pairs = (pair for rows in sizes.rows for pair in chain(by_row.pairs(rows), by_sequence.pairs(rows)))
+        return [_tried(pair, device) for pair in pairs]
 
 
 def _tried(pair: Pair, device: str) -> OpTrial:
