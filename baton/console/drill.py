@@ -64,6 +64,7 @@ class LiveOptions:
     live: Annotated[str, typer.Option(help="Judge the running server at this URL instead, by its answers")] = ""
     key: Annotated[str, typer.Option(help="The key that --live sends", envvar="BATON_API_KEY")] = ""
     model: Annotated[str, typer.Option(help="The model that --live asks; the first served by default")] = ""
+    kill: Annotated[str, typer.Option(help="Processes of it that --live kills under load, by pid: 123,456")] = ""
 
 
 @with_groups
@@ -78,7 +79,8 @@ def drill_command(
 
     def run() -> int:
         if server.live:
-            load = LivePlan(questions=bounds.requests, seed=asked.first if asked.seed is None else asked.seed)
+            seed = asked.first if asked.seed is None else asked.seed
+            load = LivePlan(questions=bounds.requests, seed=seed, pids=_pids(server.kill))
             return judge_live(server.live, server.key, server.model, load, as_json)
         return _simulate(asked, bounds, replay, as_json)
 
@@ -112,6 +114,15 @@ def _kinds(text: str) -> tuple[FaultKind, ...]:
             raise ConfigError(f"--faults {part!r}: write a weight of 1 to {MOST_WEIGHT}, as {name}:3", "faults")
         weights[name] = int(weight or 1)
     return tuple(kind for kind in FAULTS for _ in range(weights.get(kind, 0)))
+
+
+def _pids(text: str) -> tuple[int, ...]:
+    """Returns the pids that ``text`` lists; none of them may be this process or all of them (0, 1, negative)."""
+    parts = [part.strip() for part in text.split(",") if part.strip()]
+    for part in parts:
+        if not part.isdecimal() or int(part) <= 1 or int(part) == os.getpid():
+            raise ConfigError(f"--kill {part!r} is no process to kill; write pids as 123,456", "kill")
+    return tuple(map(int, parts))
 
 
 def _read(path: Path) -> Scenario:

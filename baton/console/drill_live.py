@@ -50,6 +50,10 @@ def _show(card: Scorecard) -> None:
         print(f"{len(found):6}  {words}")
         for text in found[:SHOWN]:
             print(f"        {text}")
+    if card.killed:
+        print(f"killed {card.killed}; answered again {card.recovered_s:.1f} s after the load")
+    if card.missing:
+        print(f"{card.missing} were to be killed and had ended by themselves, or never were")
     print("passed" if card.passed else "failed")
     if card.passed and card.differs:
         print("what differs may be arithmetic in batches of other sizes, where a server promises no more")

@@ -30,12 +30,13 @@ class Answer(msgspec.Struct):
     texts: tuple[str, ...] = ()
     wrong: tuple[str, ...] = ()  # violations that no server may commit
     failed: str = ""  # a status other than 200, or how the connection broke; "" if neither
+    cut: str = ""  # why a stream ended before its time: an error in it, or its connection broke; "" if neither
     tokens: int | None = None  # completion tokens by the server's usage; None if it gives none
 
     @property
     def whole(self) -> bool:
         """Returns whether the answer came without failure and without violations."""
-        return not (self.wrong or self.failed)
+        return not (self.wrong or self.failed or self.cut)
 
 
 class Asker:
@@ -104,7 +105,7 @@ class Asker:
                 async for event in data:
                     stream.take(event)
             except BROKEN as error:
-                stream.wrong(f"the connection breaks in the middle of a stream: {error!r}")
+                stream.cut(f"the connection breaks in the middle of a stream: {error!r}")
         return stream.answer()
 
 
@@ -116,12 +117,13 @@ class _Stream:
         self._texts = [""] * question.n
         self._reasons: list[list[str]] = [[] for _ in range(question.n)]
         self._wrong: list[str] = []
+        self._cut = ""
         self._usage: Json | None = None
         self._done = False
 
-    def wrong(self, text: str) -> None:
-        """Adds ``text`` to the violations."""
-        self._wrong.append(text)
+    def cut(self, why: str) -> None:
+        """Marks the stream as ended before its time."""
+        self._cut = self._cut or why
 
     def take(self, event: str) -> None:
         """Processes the data of one server-sent event."""
@@ -136,7 +138,7 @@ class _Stream:
             self._wrong.append(f"an event is no JSON: {event[:80]!r}")
             return
         if chunk.get("error"):
-            self._wrong.append(f"the stream ends in an error: {json.dumps(chunk['error'])[:160]}")
+            self.cut(f"the stream ends in an error: {json.dumps(chunk['error'])[:160]}")
         self._usage = chunk.get("usage") or self._usage
         for choice in chunk.get("choices") or []:
             self._choice(choice)
@@ -153,11 +155,16 @@ class _Stream:
             self._reasons[at].append(choice["finish_reason"])
 
     def answer(self) -> Answer:
-        """Returns the stream's answer; call it once the stream has ended."""
-        wrong = list(self._wrong)
+        """Returns the stream's answer; call it once the stream has ended. Of one that was cut the end is not
+        judged.
+        """
+        wrong, reasons = list(self._wrong), [len(r) for r in self._reasons]
+        if self._cut:
+            wrong += [f"choice {at} has {count} finish reasons" for at, count in enumerate(reasons) if count > 1]
+            return Answer(tuple(self._texts), tuple(wrong), cut=self._cut)
         if not self._done:
             wrong.append("the stream ends without [DONE]")
-        wrong += [f"choice {at} has {len(r)} finish reasons" for at, r in enumerate(self._reasons) if len(r) != 1]
+        wrong += [f"choice {at} has {count} finish reasons" for at, count in enumerate(reasons) if count != 1]
         tokens, more = _usage(self._usage, self._question)
         return Answer(tuple(self._texts), (*wrong, *more), tokens=tokens)
 

@@ -2,7 +2,8 @@
 
 Each question is asked alone, twice whole and once streamed; then all at once under load, beside clients that
 disconnect; then some alone again. Answers that differ between the two whole ones are the server's own randomness,
-and are not compared further.
+and are not compared further. Where processes are killed meanwhile (``kills.py``), answers may fail or end in an
+error from the first kill on, but what they say must be right, and the server must answer again.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import msgspec
 
 from baton.drill.live.answers import Answer, Asker, Question
 from baton.drill.live.http import Http, Unreachable
+from baton.drill.live.kills import Kills
 
 HEADS = 4  # prefixes that questions share
 LOOK_S = 0.2  # seconds between two looks at the server's health
@@ -50,11 +52,15 @@ class Scorecard(msgspec.Struct):
     health: list[str] = []  # health reports that were false
     held: list[str] = []  # requests still running after all clients have left
     random_alone: int = 0  # questions whose two answers alone differ
+    killed: list[int] = []  # processes that the judge killed, by pid
+    missing: list[int] = []  # processes that were to be killed and had gone before
+    recovered_s: float = 0.0  # seconds from the end of the load until an answer came, where processes were killed
 
     @property
     def passed(self) -> bool:
         """Returns whether the server did nothing that no server may do."""
-        return not (self.foreign or self.broken or self.endless or self.unlike or self.health or self.held)
+        found = self.foreign, self.broken, self.endless, self.unlike, self.health, self.held
+        return not any(found) and not self.missing
 
 
 class LiveLoad(msgspec.Struct, frozen=True):
@@ -66,6 +72,8 @@ class LiveLoad(msgspec.Struct, frozen=True):
     max_tokens: int = 24  # of the longest answer
     limit_s: float = 120.0  # seconds for one answer
     seed: int = 0
+    pids: tuple[int, ...] = ()  # processes to kill under load, each once
+    recovery_s: float = 120.0  # seconds after the load within which the server must answer again after kills
 
 
 class LiveJudge:
@@ -79,6 +87,7 @@ class LiveJudge:
         self.card = Scorecard()
         self._questions = questions(plan, self._rng)
         self._working = 0
+        self._kills = Kills(plan.pids, random.Random(f"kills {plan.seed}"))
 
     async def run(self) -> Scorecard:
         """Runs all probes against the server and returns what was found. Raises Unreachable if no model can be
@@ -88,14 +97,24 @@ class LiveJudge:
         self._asker = Asker(self._http, model, self._plan.limit_s)
         alone = [await self._alone(question) for question in self._questions]
         watching = asyncio.create_task(self._watch_health())
+        killing = asyncio.create_task(self._kills.play(lambda: self.card.requests, self._load))
         await self._storm(alone)
+        await killing
         watching.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await watching
+        self.card.killed, self.card.missing = self._kills.killed, self._kills.missing
+        if self._kills.killed:
+            await self._recovers()
         for question, before in zip(self._questions[:4], alone, strict=False):
             self._hold(question, before, await self._ask(self._asker.whole, question), "after the load")
         await self._calm()
         return self.card
+
+    @property
+    def _load(self) -> int:
+        """Returns the number of requests that are asked at once."""
+        return self._plan.questions * self._plan.rounds
 
     async def _first_model(self) -> str:
         try:
@@ -148,11 +167,15 @@ class LiveJudge:
         if answer.failed:
             self.card.refused += 1
             return answer
-        self._working += 1
+        self._working += not answer.cut
         self.card.answered += answer.whole
         ends = [text for text in answer.wrong if text.startswith("no end")]
         self.card.endless += ends
         self.card.broken += [text for text in answer.wrong if text not in ends]
+        if answer.cut and self._kills.killed:
+            self.card.refused += 1
+        elif answer.cut:
+            self.card.broken.append(answer.cut)
         self._look_for_foreign(question, answer)
         return answer
 
@@ -164,14 +187,30 @@ class LiveJudge:
                 )
 
     def _hold(self, question: Question, before: str | None, answer: Answer, when: str) -> None:
-        if before is not None and answer.whole and answer.texts[0] != before:
-            self.card.differs.append(_unlike(when, question, before, answer.texts[0]))
+        if before is None or not (answer.whole or answer.cut):
+            return
+        text = answer.texts[0]
+        if text != before if answer.whole else not before.startswith(text):
+            self.card.differs.append(_unlike(when, question, before, text))
 
     # ---- health and rest ----
 
+    async def _recovers(self) -> None:
+        """Asks until the server answers, ``recovery_s`` at most, and requires that it does."""
+        loop = asyncio.get_running_loop()
+        began, tries = loop.time(), 0
+        while loop.time() - began < self._plan.recovery_s:
+            answer = await self._ask(self._asker.whole, self._questions[tries % len(self._questions)])
+            if answer.whole:
+                self.card.recovered_s = loop.time() - began
+                return
+            tries += 1
+            await asyncio.sleep(LOOK_S)
+        self.card.health.append(f"nothing is answered within {self._plan.recovery_s:g} s after the kills")
+
     async def _watch_health(self) -> None:
         path = await self._health_path()
-        while path:
+        while path and not self._kills.killed:  # a server that lost processes may well be ill and answer some
             before, status = self._working, await self._status(path)
             await asyncio.sleep(LOOK_S)
             if status != 200 and self._working > before and await self._status(path) != 200:

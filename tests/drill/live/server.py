@@ -13,8 +13,9 @@ WORDS = "ember quartz walnut plume cobalt fennel gravel tulip".split()  # noqa: 
 class SmallServer:
     """Serves completions at ``url`` while it is entered; ``fault`` names what it does wrong, "" for nothing."""
 
-    def __init__(self, fault: str = "") -> None:
+    def __init__(self, fault: str = "", part: asyncio.subprocess.Process | None = None) -> None:
         self.fault, self.url = fault, ""
+        self._part, self._cuts = part, 3  # the process whose end the faults "cuts" and "never again" begin with
         self._running = self._asked = 0
         self._last = ""
 
@@ -61,6 +62,9 @@ class SmallServer:
             if body["stream"]:
                 await self._stream(writer, words)
             else:
+                if self.fault == "never again" and self._hurt():
+                    _send(writer, {"error": {}}, 503)
+                    return
                 usage = {"prompt_tokens": 1, "completion_tokens": len(words), "total_tokens": 1 + len(words)}
                 choices = [{"index": 0, "text": "".join(words), "finish_reason": "length"}]
                 _send(writer, {"choices": choices, "usage": usage})
@@ -77,12 +81,22 @@ class SmallServer:
             words[-1] = " other"
         return words
 
+    def _hurt(self) -> bool:
+        """Returns whether the process ``part`` has ended, so that this stream is cut."""
+        if self._part is None or self._part.returncode is None:
+            return False
+        self._cuts -= 1
+        return self.fault == "never again" or self._cuts >= 0
+
     async def _stream(self, writer: asyncio.StreamWriter, words: list[str]) -> None:
         length = b"Content-Length: 1000000\r\n" if self.fault == "breaks" else b""
         writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n" + length + b"\r\n")
         told = words[:1] + words if self.fault == "repeats" else words[1:] if self.fault == "loses" else words
         for at, word in enumerate(told):
             reason = "length" if at == len(told) - 1 else None
+            if at and self._hurt():
+                writer.write(b'data: {"error": {"message": "a worker was lost"}}\n\n')
+                return
             choice: object = {"index": 0, "text": word, "finish_reason": reason}
             if self.fault == "shapeless":
                 choice = [word]

@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
-import pytest
+import asyncio
+import os
 
+import msgspec
+import pytest
+from typer.testing import CliRunner
+
+from baton.console.main import app
 from baton.drill.live import judge
 from baton.drill.live.http import Unreachable
 from baton.drill.live.judge import LiveJudge, LiveLoad
@@ -46,6 +52,38 @@ async def test_what_a_server_does_wrong_is_seen(fault: str, seen: str, monkeypat
     assert getattr(card, seen), card
 
 
+@pytest.mark.parametrize("fault", ["cuts", "foreign", "never again"])
+async def test_a_cut_stream_is_excused_by_a_kill_and_a_wrong_answer_or_the_loss_of_the_server_is_not(
+    fault: str,
+) -> None:
+    victim = await asyncio.create_subprocess_exec("sleep", "600")
+    plan = msgspec.structs.replace(PLAN, pids=(victim.pid,), recovery_s=0.3)
+    async with SmallServer(fault, victim) as server:
+        card = await LiveJudge(server.url, plan=plan).run()
+    assert card.killed == [victim.pid]
+    assert await victim.wait() == -9
+    assert not card.broken
+    assert card.passed == (fault == "cuts"), card
+    assert card.refused > 0 or fault == "foreign"
+    assert bool(card.foreign) == (fault == "foreign")
+    assert any("nothing is answered" in text for text in card.health) == (fault == "never again")
+
+
+async def test_who_is_to_be_killed_and_has_gone_before_is_said() -> None:
+    victim = await asyncio.create_subprocess_exec("true")
+    await victim.wait()
+    async with SmallServer() as server:
+        card = await LiveJudge(server.url, plan=msgspec.structs.replace(PLAN, pids=(victim.pid,))).run()
+    assert (card.killed, card.missing, card.passed) == ([], [victim.pid], False)
+
+
+@pytest.mark.parametrize("pids", ["1", "0", "-5", "x", "12,1", str(os.getpid())])
+def test_what_is_no_process_to_kill_is_refused(pids: str) -> None:
+    done = CliRunner().invoke(app, ["drill", "--live", "http://127.0.0.1:9", "--kill", pids])
+    assert done.exit_code != 0
+    assert "--kill" in done.stderr
+
+
 async def test_nobody_there_is_said() -> None:
     with pytest.raises(Unreachable, match="no connection"):
         await LiveJudge("http://127.0.0.1:9").run()
@@ -58,3 +96,12 @@ async def test_a_cluster_of_ours_passes_and_its_answers_are_the_same_under_load(
     assert not card.differs, card.differs
     assert card.refused == 0
     assert card.random_alone == 0
+
+
+async def test_a_cluster_of_ours_whose_worker_and_engine_are_killed_says_nothing_wrong_and_answers_again() -> None:
+    with Fleet(prefill=2, decode=2, worker={"device": "paced:zero"}) as fleet:
+        pids = fleet.record("decode-0").pid, fleet.record("prefill-0").engine_pid
+        card = await LiveJudge(fleet.url, plan=msgspec.structs.replace(PLAN, pids=pids)).run()
+    assert sorted(card.killed) == sorted(pids)
+    assert card.passed, card
+    assert not card.differs, card.differs
