@@ -27,6 +27,7 @@ from baton.protos.nouns import WorkerInfo
 
 Play = Callable[[Fault], Awaitable[None]]
 LIE_EVERY_S = 0.5  # seconds between two lies of the index
+TEAR_EVERY_S = 0.5  # seconds for which a message of one direction is waited for, to be torn
 
 
 class FaultInjector:
@@ -131,6 +132,19 @@ class FaultInjector:
         """Breaks the target's connections with ``other`` at the target's end; the other end learns of it later."""
         self._network.half_open_between(self._process(fault.target), self._process(fault.other))
         await asyncio.sleep(KEEPALIVE_S)
+
+    async def _torn(self, fault: Fault) -> None:
+        """Tears messages between the target and ``other``, one every TEAR_EVERY_S at most, in directions and after
+        shares of their bytes that are drawn.
+        """
+        loop = asyncio.get_running_loop()
+        until = loop.time() + fault.seconds
+        while loop.time() < until:
+            ends = [self._process(fault.target), self._process(fault.other)]
+            self._rng.shuffle(ends)
+            self._network.tear(ends[0], ends[1], self._rng.random())
+            await asyncio.sleep(min(TEAR_EVERY_S, max(0.0, until - loop.time())))
+            self._network.tear(ends[0], ends[1], None)
 
     async def _no_descriptors(self, fault: Fault) -> None:
         process = self._process(fault.target)

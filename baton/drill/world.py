@@ -39,7 +39,7 @@ PHASES_S = 2 * (
 # Faults after which rates are counted by each router alone, or anew.
 UNCOUNTED = {kind for kind in FAULTS if kind.startswith("redis_")} | {"clock_jumps", "no_descriptors"}
 # Faults after which a router may not have heard of an adapter's change.
-UNHEARD = {"cut", "cut_one_way", "half_open", "no_descriptors", "break", "router_dies", "tier_slow"}
+UNHEARD = {"cut", "cut_one_way", "half_open", "no_descriptors", "break", "torn", "router_dies", "tier_slow"}
 FAR_S = 0.03  # seconds to Redis from which on a router's first question is late, so that it counts alone
 # Faults that may end a lease by its time.
 SWEEPING = ("cut", "cut_one_way", "half_open", "stuck", "slow", "tier_slow", "cancel_again")

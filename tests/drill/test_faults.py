@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections.abc import Awaitable, Callable
+from functools import partial
 from types import SimpleNamespace
 from typing import cast
 from unittest.mock import Mock
 
 import msgspec
 import pytest
+from redis.asyncio import ConnectionPool, Redis
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
+from redis.exceptions import ConnectionError
 from typer.testing import CliRunner
 
 from baton.console.drill import _kinds
@@ -23,9 +29,9 @@ from baton.drill.parts.engine import SimulatedPace
 from baton.drill.parts.network import KEEPALIVE_S, Network
 from baton.drill.parts.tier import TierHealth
 from baton.drill.parts.worker import SimulatedWorker
-from baton.drill.redis.server import ADDRESS, SimulatedRedis
+from baton.drill.redis.server import ADDRESS, PROCESS, SimulatedRedis, connections
 from baton.drill.run import play
-from baton.drill.scenario import APART, FAULTS, Fault, Size
+from baton.drill.scenario import APART, FAULTS, REDIS, Fault, Size
 from baton.protos.errors import ConfigError
 from tests.drill.test_run import one_of_each
 
@@ -144,6 +150,8 @@ def test_a_cluster_holds_under_every_fault_that_is_drawn_apart() -> None:
         Fault("no_descriptors", 0.2, "decode-0", seconds=3.0),
         Fault("roster_lies", 0.1, "prefill-0", seconds=4.0),
         Fault("wall_jumps", 0.1, "decode-0", seconds=5.0, factor=100.0),
+        Fault("torn", 0.1, "decode-0", "prefill-0", seconds=2.0),
+        Fault("torn", 0.1, "router-0", REDIS, seconds=2.0),
     )
     scenario = one_of_each(3, *faults)
     verdict = play(msgspec.structs.replace(scenario, requests=scenario.requests[:6], decode=2), keep_story=True)
@@ -177,3 +185,77 @@ def test_a_fault_that_is_unknown_or_has_an_odd_weight_is_refused_by_name(text: s
     assert caught.value.param == "faults"
     done = CliRunner().invoke(app, ["drill", "--seeds", "1", "--faults", text])
     assert done.exit_code != 0
+
+
+def with_redis(work: Callable[[Network, SimulatedRedis, Redis], Awaitable[None]]) -> None:
+    """Plays ``work`` with a simulated Redis that process "client" reaches, and that is asked once for each call."""
+    loop = SeededLoop(random.Random(1))
+
+    async def main() -> None:
+        network = Network(random.Random(1))
+        server = SimulatedRedis(network, 0.0)
+        client = Redis(connection_pool=ConnectionPool(connections(network, "client"), protocol=2, retry=Retry(NoBackoff(), 0)))
+        await work(network, server, client)
+        await client.aclose()
+
+    loop.run_until_complete(main())
+    loop.close()
+
+
+def test_an_answer_of_redis_that_is_torn_at_any_byte_is_an_error_and_no_other_answer() -> None:
+    async def work(network: Network, server: SimulatedRedis, client: Redis) -> None:
+        await client.hset("key", mapping={"a": "bc", "d": ""})
+        whole = b"*4\r\n$1\r\na\r\n$2\r\nbc\r\n$1\r\nd\r\n$0\r\n\r\n"
+        for count in range(len(whole)):
+            await client.ping()
+            network.tear(PROCESS, "client", (count + 0.5) / len(whole))
+            with pytest.raises(ConnectionError):
+                await client.hgetall("key")
+        assert await client.hgetall("key") == {b"a": b"bc", b"d": b""}
+
+    with_redis(work)
+
+
+def test_a_pipeline_that_is_torn_runs_the_commands_that_came_and_a_transaction_runs_all_or_none() -> None:
+    async def torn(network: Network, server: SimulatedRedis, client: Redis, transaction: bool) -> set[int]:
+        counts = set()
+        for share in range(100):
+            server.store.flush()
+            await client.ping()  # so that its connection is there
+            network.tear("client", PROCESS, share / 100)
+            pipe = client.pipeline(transaction=transaction)
+            for key in "abc":
+                pipe.set(key, "1")
+            with pytest.raises(ConnectionError):
+                await pipe.execute()
+            counts.add(len(server.store.values))
+        return counts
+
+    async def work(network: Network, server: SimulatedRedis, client: Redis) -> None:
+        assert await torn(network, server, client, transaction=False) == {0, 1, 2}
+        assert await torn(network, server, client, transaction=True) == {0}
+
+    with_redis(work)
+
+
+def test_of_a_torn_message_of_a_call_nothing_is_read_and_its_connection_breaks_at_both_ends() -> None:
+    loop, told, got = SeededLoop(random.Random(1)), [], []
+
+    async def main() -> None:
+        network = Network(random.Random(1))
+        network.listen("server:1", "server", object())
+        connection = network.connect("client", "server:1")
+        assert connection is not None
+        for end in ("client", "server"):
+            connection.when_broken(partial(told.append, end), end)
+        network.tear("client", "server", 0.5)
+        connection.down.send(lambda: got.append("down"), 100)
+        connection.up.send(lambda: got.append("up"), 100)
+        await asyncio.sleep(0.1)
+        connection.up.send(lambda: got.append("later"), 100)
+        await asyncio.sleep(0.1)
+
+    loop.run_until_complete(main())
+    loop.close()
+    assert sorted(told) == ["client", "server"]
+    assert got in ([], ["down"])

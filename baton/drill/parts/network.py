@@ -2,7 +2,8 @@
 
 A connection delivers in order in each direction, as TCP does; connections don't affect one another. While a
 direction is cut its messages wait, as TCP would send them again; a connection that was cut for ``KEEPALIVE_S``
-breaks. A half-open connection is broken at one end, and the other end learns of it after ``KEEPALIVE_S``. Knows
+breaks. A half-open connection is broken at one end, and the other end learns of it after ``KEEPALIVE_S``. A torn
+message breaks its connection: who reads bytes gets those that came before, who reads messages gets none of it. Knows
 nothing of what the messages mean.
 """
 
@@ -13,6 +14,7 @@ import itertools
 import random
 from collections import Counter, deque
 from collections.abc import Callable
+from functools import partial
 
 import msgspec
 
@@ -28,40 +30,58 @@ class Conditions(msgspec.Struct, frozen=True):
     bytes_per_s: float = 5e6  # of each connection and direction
 
 
+Deliver = Callable[[], None]
+Part = Callable[[int], None]  # delivers so many of a message's first bytes
+
+
 class Direction:
     """One direction of a connection: delivers messages in order, each after its travel time."""
 
-    def __init__(self, network: Network, source: str, target: str) -> None:
-        self._network, self.source, self.target = network, source, target
+    def __init__(self, network: Network, source: str, target: str, break_now: Callable[[], None]) -> None:
+        self._network, self.source, self.target, self._break_now = network, source, target, break_now
         self._last = 0.0
-        self._held: deque[tuple[Callable[[], None], int]] = deque()
+        self._held: deque[tuple[Deliver, int, Part | None]] = deque()
         self.broken = False
 
-    def send(self, deliver: Callable[[], None], size: int) -> None:
-        """Calls ``deliver`` once ``size`` bytes have travelled; never, if the connection breaks before."""
+    def send(self, deliver: Deliver, size: int, part: Part | None = None) -> None:
+        """Calls ``deliver`` once ``size`` bytes have travelled; never, if the connection breaks before.
+
+        If the message is torn, ``part`` is called in its place with the number of bytes that came; None: they count
+        for nothing.
+        """
         if self.broken:
             return
         if self._network.is_cut(self.source, self.target) or self._held:
-            self._held.append((deliver, size))
+            self._held.append((deliver, size, part))
             return
-        self._travel(deliver, size)
+        self._travel(deliver, size, part)
 
     def heal(self) -> None:
         """Sends the messages that waited for the end of a cut."""
         held, self._held = self._held, deque()
-        for deliver, size in held:
-            self._travel(deliver, size)
+        for message in held:
+            self._travel(*message)
 
-    def _travel(self, deliver: Callable[[], None], size: int) -> None:
+    def _travel(self, deliver: Deliver, size: int, part: Part | None) -> None:
+        share = self._network.torn(self.source, self.target)
+        if share is not None:
+            size = int(share * size)
+            deliver = partial(self._tear, part, size)
         loop, conditions = asyncio.get_running_loop(), self._network.conditions
         delay = conditions.delay_s + self._network.rng.uniform(0.0, conditions.jitter_s)
         took = delay + size / conditions.bytes_per_s
         self._last = max(self._last + STEP_S, loop.time() + took)
         loop.call_at(self._last, self._arrive, deliver)
 
-    def _arrive(self, deliver: Callable[[], None]) -> None:
+    def _arrive(self, deliver: Deliver) -> None:
         if not self.broken:
             deliver()
+
+    def _tear(self, part: Part | None, count: int) -> None:
+        """Delivers a message's first ``count`` bytes, and breaks the connection."""
+        if part is not None:
+            part(count)
+        self._break_now()
 
 
 class NetworkConnection:
@@ -73,7 +93,8 @@ class NetworkConnection:
 
     def __init__(self, network: Network, client: str, server: str, listener: object) -> None:
         self.client, self.server, self.listener = client, server, listener
-        self.up, self.down = Direction(network, client, server), Direction(network, server, client)
+        self.up = Direction(network, client, server, self.break_now)
+        self.down = Direction(network, server, client, self.break_now)
         self.broken = False
         self._on_broken: dict[Callable[[], None], str] = {}  # in order, each with the process that is told
 
@@ -118,6 +139,7 @@ class Network:
         self._marks = itertools.count(1)
         self._dead: set[str] = set()
         self._limits: Counter[str] = Counter()  # limits of each process that leave it no descriptor
+        self._tears: dict[tuple[str, str], float] = {}  # directions whose next message is torn, and after what share
 
     def listen(self, address: str, process: str, listener: object) -> None:
         """Has ``listener`` of process ``process`` accept connections to ``address``."""
@@ -187,6 +209,21 @@ class Network:
         for connection in found:
             connection.half_open(at)
         return len(found)
+
+    def tear(self, source: str, target: str, share: float | None) -> None:
+        """Has the next message from process ``source`` to process ``target`` torn after ``share`` (0 to 1) of its
+        bytes; None: no longer.
+        """
+        if share is None:
+            self._tears.pop((source, target), None)
+        else:
+            self._tears[source, target] = share
+
+    def torn(self, source: str, target: str) -> float | None:
+        """Returns the share of the present message's bytes after which it is torn, once for each ``tear``; None for
+        a message that arrives whole.
+        """
+        return self._tears.pop((source, target), None) if self._tears else None
 
     def limit(self, process: str, full: bool) -> None:
         """Puts ``process`` at its limit of descriptors, where it neither opens nor accepts connections (``full``),

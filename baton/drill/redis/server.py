@@ -203,7 +203,11 @@ class _Writer:
         """Sends bytes to the server, which are lost if the connection breaks."""
         data = b"".join(parts)
         if not self._connection.broken:
-            self._connection.up.send(lambda: self._server.execute(lambda: self._arrived(data)), len(data))
+            self._connection.up.send(
+                lambda: self._server.execute(lambda: self._arrived(data)),
+                len(data),
+                lambda count: self._server.execute(lambda: self._arrived(data[:count])),
+            )
 
     def write(self, data: bytes) -> None:
         """Sends bytes to the server, which are lost if the connection breaks."""
@@ -228,8 +232,10 @@ class _Writer:
 
     def _arrived(self, data: bytes) -> None:
         if not self._connection.broken:
-            answer = self._session.feed(data)
-            self._connection.down.send(lambda: self._reader.feed_data(answer), len(answer))
+            answer, read = self._session.feed(data), self._reader.feed_data
+            self._connection.down.send(
+                lambda: read(answer), len(answer), lambda count: read(answer[:count]) if count else None
+            )
 
     def _broke(self) -> None:
         self._reader.feed_eof()
