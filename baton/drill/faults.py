@@ -217,6 +217,15 @@ class FaultInjector:
         await asyncio.sleep(fault.seconds)
         of.wall_ahead_s -= fault.factor
 
+    async def _drift(self, fault: Fault) -> None:
+        """Has the monotonic clock of the target's machine run fast (``fault.factor`` above 0) or slow, by so many
+        thousandths, for ``fault.seconds``; what it gained or lost stays.
+        """
+        of = self._workers.get(fault.target) or self._routers[fault.target]
+        of.clock.drift(1.0 + fault.factor / 1000)
+        await asyncio.sleep(fault.seconds)
+        of.clock.drift(1.0)
+
     # ---- tiers ----
 
     async def _tier_slow(self, fault: Fault) -> None:

@@ -15,7 +15,7 @@ from asyncio import base_events
 from collections import deque
 from collections.abc import Callable
 from contextvars import Context, copy_context
-from typing import Any, Protocol, TypeVar, TypeVarTuple
+from typing import Any, Protocol, TypeVar, TypeVarTuple, cast
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
@@ -143,6 +143,10 @@ class SeededLoop(base_events.BaseEventLoop):
         """Returns the virtual time, in seconds since the loop was made."""
         return self._now
 
+    def true_time(self) -> float:
+        """Returns the virtual time, whatever the clocks of simulated machines show."""
+        return self._now
+
     # ---- callbacks, in place of the base class's ----
 
     def call_soon(
@@ -168,12 +172,18 @@ class SeededLoop(base_events.BaseEventLoop):
         self, delay: float, callback: Callable[[*Ts], object], *args: *Ts, context: Context | None = None
     ) -> asyncio.TimerHandle:
         """Schedules ``callback`` after ``delay`` seconds of virtual time; returns its handle."""
-        return self.call_at(self._now + delay, callback, *args, context=context)
+        return self.call_at_true(self._now + delay, callback, *args, context=context)
 
     def call_at(
         self, when: float, callback: Callable[[*Ts], object], *args: *Ts, context: Context | None = None
     ) -> asyncio.TimerHandle:
         """Schedules ``callback`` for the virtual time ``when`` (seconds); returns its handle."""
+        return self.call_at_true(when, callback, *args, context=context)
+
+    def call_at_true(
+        self, when: float, callback: Callable[[*Ts], object], *args: *Ts, context: Context | None = None
+    ) -> asyncio.TimerHandle:
+        """Schedules ``callback`` for the virtual time ``when``, whatever the clocks of simulated machines show."""
         handle = _Handle(when, callback, args, self, context)
         handle._scheduled = True
         heapq.heappush(self._timers, (when, next(self._timer_numbers), handle))
@@ -288,6 +298,11 @@ class SeededLoop(base_events.BaseEventLoop):
 
     async def shutdown_default_executor(self, timeout: float | None = None) -> None:
         """Returns at once, because there are no threads."""
+
+
+def seeded_loop() -> SeededLoop:
+    """Returns the running event loop, which is a simulated run's."""
+    return cast(SeededLoop, asyncio.get_running_loop())
 
 
 def _shuffle_tasks(ready: deque[_Handle | TaskStep], rng: random.Random) -> None:

@@ -17,6 +17,7 @@ import msgspec
 from fastapi.dependencies import models
 
 from baton.drill.loop import Halted, RunEnds, SeededLoop
+from baton.drill.parts.clock import DriftingLoop
 from baton.drill.scenario import Scenario
 from baton.drill.story import Story
 from baton.drill.world import Complaints, World
@@ -55,7 +56,9 @@ def play(scenario: Scenario, keep_story: bool = False, first_only: bool = False)
 
 def _played(scenario: Scenario, keep_story: bool, first_only: bool) -> Verdict:
     began, story = time.process_time(), Story(keep_story)
-    loop = SeededLoop(random.Random(f"loop {scenario.seed}"))
+    rng = random.Random(f"loop {scenario.seed}")
+    drifts = any(fault.kind == "drift" for fault in scenario.faults)
+    loop = DriftingLoop(rng) if drifts else SeededLoop(rng)
     world = World(scenario, story, loop, first_only)
     judge = world.judge
     with prepared(world):
@@ -73,7 +76,7 @@ def _played(scenario: Scenario, keep_story: bool, first_only: bool) -> Verdict:
         judge.answered,
         judge.failed,
         judge.cancelled,
-        loop.time(),
+        loop.true_time(),
         time.process_time() - began,
         loop.turns,
         story.digest,

@@ -72,7 +72,7 @@ class World:
 
     def tell(self, who: str, what: str) -> None:
         """Adds a line to the story: what happened to ``who``."""
-        self.story.tell(self.loop.time(), who, what)
+        self.story.tell(self.loop.true_time(), who, what)
 
     async def run(self) -> None:
         """Plays the scenario to its end, then checks that nothing is left over; violations are in ``judge``."""
@@ -88,7 +88,7 @@ class World:
         unsure = bool(kinds.intersection(UNCOUNTED | UNHEARD)) or any(f.other == REDIS for f in own.faults)
         ledger = AdapterLedger(self.judge.violated, unsure)
         self.judge.adapters = ledger.of_request
-        files = SimulatedFiles(loop.time, self._rng, ledger.of_request) if own.adapters else None
+        files = SimulatedFiles(loop.true_time, self._rng, ledger.of_request) if own.adapters else None
         self.workers = {
             f"{role}-{i}": SimulatedWorker(
                 f"{role}-{i}",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
 from collections.abc import Awaitable, Callable
 from functools import partial
@@ -23,16 +24,20 @@ from baton.console.main import app
 from baton.drill.checks.coverage import Coverage
 from baton.drill.draw import draw
 from baton.drill.faults import FaultInjector
-from baton.drill.loop import SeededLoop
+from baton.drill.loop import SeededLoop, seeded_loop
+from baton.drill.parts import clients
 from baton.drill.parts.aims import Aims
+from baton.drill.parts.clock import DriftingLoop, MachineClock
 from baton.drill.parts.engine import SimulatedPace
 from baton.drill.parts.network import KEEPALIVE_S, Network
+from baton.drill.parts.process import Process, owning_factory
 from baton.drill.parts.tier import TierHealth
 from baton.drill.parts.worker import SimulatedWorker
 from baton.drill.redis.server import ADDRESS, PROCESS, SimulatedRedis, connections
 from baton.drill.run import play
-from baton.drill.scenario import APART, FAULTS, REDIS, Fault, Size
+from baton.drill.scenario import APART, FAULTS, REDIS, Fault, Scenario, Size
 from baton.protos.errors import ConfigError
+from baton.protos.nouns import Sampling
 from tests.drill.test_run import one_of_each
 
 
@@ -152,6 +157,8 @@ def test_a_cluster_holds_under_every_fault_that_is_drawn_apart() -> None:
         Fault("wall_jumps", 0.1, "decode-0", seconds=5.0, factor=100.0),
         Fault("torn", 0.1, "decode-0", "prefill-0", seconds=2.0),
         Fault("torn", 0.1, "router-0", REDIS, seconds=2.0),
+        Fault("drift", 0.0, "decode-1", seconds=5.0, factor=100.0),
+        Fault("drift", 0.0, "router-0", seconds=5.0, factor=-100.0),
     )
     scenario = one_of_each(3, *faults)
     verdict = play(msgspec.structs.replace(scenario, requests=scenario.requests[:6], decode=2), keep_story=True)
@@ -194,7 +201,9 @@ def with_redis(work: Callable[[Network, SimulatedRedis, Redis], Awaitable[None]]
     async def main() -> None:
         network = Network(random.Random(1))
         server = SimulatedRedis(network, 0.0)
-        client = Redis(connection_pool=ConnectionPool(connections(network, "client"), protocol=2, retry=Retry(NoBackoff(), 0)))
+        client = Redis(
+            connection_pool=ConnectionPool(connections(network, "client"), protocol=2, retry=Retry(NoBackoff(), 0))
+        )
         await work(network, server, client)
         await client.aclose()
 
@@ -259,3 +268,54 @@ def test_of_a_torn_message_of_a_call_nothing_is_read_and_its_connection_breaks_a
     loop.close()
     assert sorted(told) == ["client", "server"]
     assert got in ([], ["down"])
+
+
+def test_a_process_on_a_clock_that_drifts_waits_by_it_and_others_by_theirs() -> None:
+    loop, ended = DriftingLoop(random.Random(1)), []
+
+    async def main() -> None:
+        loop.set_task_factory(owning_factory)
+        fast, slow = MachineClock(), MachineClock()
+
+        async def waits(name: str) -> None:
+            began = loop.time()
+            await asyncio.sleep(1.0)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(1.0):
+                    await loop.create_future()
+            ended.append((name, round(loop.time() - began, 6), round(loop.true_time() - 5.0, 6)))
+
+        await asyncio.sleep(5.0)
+        fast.drift(1.25)
+        slow.drift(0.5)
+        tasks = [Process(name, clock).spawn(waits(name)) for name, clock in (("f", fast), ("s", slow), ("-", None))]
+        await asyncio.gather(*tasks)
+        fast.drift(1.0)
+        await asyncio.sleep(1.0)
+        assert fast.now() - loop.true_time() == pytest.approx(4.0 * 0.25)
+        assert slow.now() - loop.true_time() == pytest.approx(-5.0 * 0.5)
+
+    loop.run_until_complete(main())
+    loop.close()
+    assert ended == [("f", 2.0, 1.6), ("-", 2.0, 2.0), ("s", 2.0, 4.0)]
+
+
+def behind(deadline_s: float) -> Scenario:
+    """A request with a deadline, at a router whose clock has lost three seconds by then."""
+    scenario = one_of_each(3, Fault("drift", 0.0, "router-0", seconds=30.0, factor=-100.0))
+    asks = Sampling(temperature=0.0, max_tokens=1000, ignore_eos=True)
+    late = msgspec.structs.replace(scenario.requests[0], at=31.0, sampling=asks, deadline_after=deadline_s)
+    return msgspec.structs.replace(scenario, requests=(late,), step_s=0.1)
+
+
+def test_a_deadline_holds_on_a_clock_that_drifted_and_not_if_it_is_another_machines_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert play(behind(2.0)).held
+    ask = clients.asked
+    monkeypatch.setattr(clients, "asked", lambda request, now, adapter: ask(request, loop_now(), adapter))
+    assert any("after its deadline" in text for text in play(behind(2.0)).violations)
+
+
+def loop_now() -> float:
+    return seeded_loop().true_time()

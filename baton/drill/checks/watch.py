@@ -53,10 +53,10 @@ class EngineWitness:
         self._departed, self._patience_s = departed, patience_s
         self._asked: dict[int, tuple[int, int]] = {}  # request and choice by the engine's key
 
-    def told(self, message: ch.ToEngine, now: float) -> None:
-        """Checks and stores a message that the engine receives at ``now``."""
+    def told(self, message: ch.ToEngine, now: float, true: float) -> None:
+        """Checks and stores a message that the engine receives as its clock shows ``now``, at the time ``true``."""
         if isinstance(message, ch.Admit | ch.Prefill):
-            self._fairness.ends(number_of(message.request.request_id), now, placed=True)
+            self._fairness.ends(number_of(message.request.request_id), true, placed=True)
             self._hold(message.request)
             is_admit = isinstance(message, ch.Admit)
             self._reached(number_of(message.request.request_id), "admitted" if is_admit else "reading")
@@ -74,16 +74,16 @@ class EngineWitness:
         if isinstance(message, TELLS_PROGRESS):
             self._progress[message.key] = now
 
-    def turned(self, swept: int, said: Sequence[ch.ToIo], now: float) -> None:
-        """Checks the messages ``said`` that one turn of the engine sent; ``swept`` leases timed out in that
-        turn.
+    def turned(self, swept: int, said: Sequence[ch.ToIo], now: float, true: float) -> None:
+        """Checks the messages ``said`` that one turn of the engine sent as its clock showed ``now``, at the time
+        ``true``; ``swept`` leases timed out in that turn.
         """
         for message in said:
             if isinstance(message, ch.Tokens) and any(one.key in self._cancelled for one in message.outputs):
                 self._violated(f"{self._name}: a sequence writes on after its cancel")
             if isinstance(message, ch.Tokens):
                 written = [self._asked[one.key] for one in message.outputs]
-                self._wanted(written, now)
+                self._wanted(written, true)
                 for number, _ in written:
                     self._reached(number, "writing")
         self._cancelled |= self._leaving

@@ -15,6 +15,8 @@ from baton.drill.checks.adapters import AdapterLedger
 from baton.drill.checks.fairness import FairnessWitness, Wait
 from baton.drill.checks.judge import Judge
 from baton.drill.checks.watch import Departed
+from baton.drill.loop import seeded_loop
+from baton.drill.parts.clock import CLOCK
 from baton.drill.parts.engine import MODEL_ID
 from baton.drill.parts.http import NUMBER, HttpCall
 from baton.drill.parts.router import RouterParts, SimulatedRouter
@@ -60,12 +62,19 @@ class Clients:
 
         Refusals, results and the loss of the router are passed to the judge; nothing is raised for them.
         """
-        loop, router = asyncio.get_running_loop(), self._routers[request.router]
-        await asyncio.sleep(began + request.at - loop.time())
-        name = f"client {request.number}"
+        router = self._routers[request.router]
+        await asyncio.sleep(began + request.at - seeded_loop().true_time())
+        here = CLOCK.set(router.clock)  # what it runs of the router keeps the router's time
+        try:
+            await self._ask(router, request, f"client {request.number}")
+        finally:
+            CLOCK.reset(here)
+
+    async def _ask(self, router: SimulatedRouter, request: Request, name: str) -> None:
         if request.over_http:
             await self._ask_for_text(router, request, name)
             return
+        loop = seeded_loop()
         try:
             parts = await self._up(router)
             await self._charge(parts, request)
@@ -76,7 +85,7 @@ class Clients:
             self._judge.refused(request, error)
             return
         self._tell(name, f"asks {len(request.prompt)} tokens, n {request.n}")
-        self._waits(request, loop.time())
+        self._waits(request, loop.true_time())
         for after in request.cancels:
             for stream in streams:
                 loop.call_later(after, self._leave, request, stream)
@@ -152,7 +161,7 @@ class Clients:
 
     def _departs(self, request: Request, choice: int) -> None:
         """Stores that the client stopped waiting for choice ``choice`` at this time."""
-        now = asyncio.get_running_loop().time()
+        now = seeded_loop().true_time()
         self._departed.setdefault((request.number, choice), now)
         self._fairness.ends(request.number, now, placed=False)
 
@@ -161,7 +170,7 @@ class Clients:
         if request.tenant and self._per_min and request.tenant not in FLOODING:
             key = ApiKey(request.tenant, request.tenant, "", requests_per_min=self._per_min)
             await parts.gate.charge(key, MODEL_ID, request.n, len(request.prompt))
-            self._judge.charged(request, asyncio.get_running_loop().time())
+            self._judge.charged(request, seeded_loop().true_time())
 
     async def _adapter(self, parts: RouterParts, request: Request) -> str:
         """Returns the id that the request's adapter stands for now, as the router's API handlers take it.
@@ -170,7 +179,7 @@ class Clients:
         """
         if not request.adapter or self._ledger is None:
             return ""
-        now = asyncio.get_running_loop().time
+        now = seeded_loop().true_time
         try:
             found = (await parts.catalog.resolve(request.adapter)).adapter_id
         except ModelNotFound:

@@ -15,7 +15,9 @@ from typing import cast
 from baton.decode_worker.engine.loop import DecodeLimits, DecodeLoop
 from baton.drill.checks.oracle import EOS, MOST_TOKENS, ROW_BYTES, VOCABULARY
 from baton.drill.checks.watch import EngineWitness
+from baton.drill.loop import seeded_loop
 from baton.drill.parts.adapters import LIMITS, MOST_BYTES, MOST_RANK, SimulatedFiles
+from baton.drill.parts.clock import MachineClock
 from baton.drill.parts.grammar import GrammarDelays, SimulatedGrammars
 from baton.drill.parts.process import Process
 from baton.drill.scenario import Scenario
@@ -94,10 +96,12 @@ class SimulatedEngine:
         witness: EngineWitness,
         weights: int,
         adapters: SimulatedFiles | None = None,
+        clock: MachineClock | None = None,
     ) -> None:
-        self.process, self.channel = Process(f"{name} engine"), ChannelEnd(self)
+        clock = clock or MachineClock()
+        self.process, self.channel = Process(f"{name} engine", clock), ChannelEnd(self)
         self._scenario, self._pace, self._rng, self.witness = scenario, pace, rng, witness
-        self._now = asyncio.get_running_loop().time
+        self._now, self._true_time = clock.now, seeded_loop().true_time
         self._worked = 0.0  # seconds of the steps that are over
         self._step_began: float | None = None
         self._ahead = 0.0  # seconds of the present step, which the loop's time has yet to pass
@@ -162,7 +166,7 @@ class SimulatedEngine:
     def take(self, message: ToEngine) -> None:
         """Receives a message from the I/O side; drops it if the engine has ended."""
         if self.process.alive:
-            self.witness.told(message, self._now())
+            self.witness.told(message, self._now(), self._true_time())
             self._inbox.append(message)
             self._news.set()
 
@@ -204,7 +208,8 @@ class SimulatedEngine:
         self.turns += 1
         if self.turns % CHECK_EVERY == 0:
             self.pool.check()
-        self.witness.turned(self.loop.extras().get("leases_swept", 0) - swept, self._outbox, self._now())
+        newly = self.loop.extras().get("leases_swept", 0) - swept
+        self.witness.turned(newly, self._outbox, self._now(), self._true_time())
         return busy, log.tokens_prefilled + log.tokens_decoded - before
 
     def _cost(self, sample: StepSample) -> float:
@@ -239,7 +244,7 @@ class SimulatedEngine:
     # ---- time ----
 
     async def _until_unstuck(self) -> None:
-        while (left := self._pace.stuck_until - self._now()) > 0:  # noqa: ASYNC110
+        while (left := self._pace.stuck_until - self._true_time()) > 0:  # noqa: ASYNC110
             await asyncio.sleep(left)
 
     async def _wait(self) -> None:

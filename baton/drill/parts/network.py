@@ -3,8 +3,8 @@
 A connection delivers in order in each direction, as TCP does; connections don't affect one another. While a
 direction is cut its messages wait, as TCP would send them again; a connection that was cut for ``KEEPALIVE_S``
 breaks. A half-open connection is broken at one end, and the other end learns of it after ``KEEPALIVE_S``. A torn
-message breaks its connection: who reads bytes gets those that came before, who reads messages gets none of it. Knows
-nothing of what the messages mean.
+message breaks its connection: who reads bytes gets those that came before, who reads messages gets none of it.
+Knows nothing of what the messages mean.
 """
 
 from __future__ import annotations
@@ -15,8 +15,11 @@ import random
 from collections import Counter, deque
 from collections.abc import Callable
 from functools import partial
+from typing import TypeVarTuple
 
 import msgspec
+
+from baton.drill.loop import seeded_loop
 
 KEEPALIVE_S = 15.0  # seconds without a way through after which both ends of a connection see it broken
 STEP_S = 1e-7  # seconds between two deliveries of one direction at least, so that timers keep their order
@@ -30,6 +33,7 @@ class Conditions(msgspec.Struct, frozen=True):
     bytes_per_s: float = 5e6  # of each connection and direction
 
 
+Ts = TypeVarTuple("Ts")
 Deliver = Callable[[], None]
 Part = Callable[[int], None]  # delivers so many of a message's first bytes
 
@@ -67,11 +71,11 @@ class Direction:
         if share is not None:
             size = int(share * size)
             deliver = partial(self._tear, part, size)
-        loop, conditions = asyncio.get_running_loop(), self._network.conditions
+        loop, conditions = seeded_loop(), self._network.conditions
         delay = conditions.delay_s + self._network.rng.uniform(0.0, conditions.jitter_s)
         took = delay + size / conditions.bytes_per_s
-        self._last = max(self._last + STEP_S, loop.time() + took)
-        loop.call_at(self._last, self._arrive, deliver)
+        self._last = max(self._last + STEP_S, loop.true_time() + took)
+        loop.call_at_true(self._last, self._arrive, deliver)
 
     def _arrive(self, deliver: Deliver) -> None:
         if not self.broken:
@@ -115,7 +119,7 @@ class NetworkConnection:
     def half_open(self, at: str) -> None:
         """Breaks the connection at process ``at`` alone; the other end waits in vain for ``KEEPALIVE_S``."""
         self._break_at(at)
-        asyncio.get_running_loop().call_later(KEEPALIVE_S, self.break_now)
+        _after_keepalive(self.break_now)
 
     def _break_at(self, *ends: str) -> None:
         """Loses the messages under way, and calls back who registered at ``ends``."""
@@ -125,6 +129,11 @@ class NetworkConnection:
         for callback in told:
             del self._on_broken[callback]
             asyncio.get_running_loop().call_soon(callback)
+
+
+def _after_keepalive(callback: Callable[[*Ts], None], *args: *Ts) -> None:
+    loop = seeded_loop()
+    loop.call_at_true(loop.true_time() + KEEPALIVE_S, callback, *args)
 
 
 class Network:
@@ -139,7 +148,9 @@ class Network:
         self._marks = itertools.count(1)
         self._dead: set[str] = set()
         self._limits: Counter[str] = Counter()  # limits of each process that leave it no descriptor
-        self._tears: dict[tuple[str, str], float] = {}  # directions whose next message is torn, and after what share
+        self._tears: dict[
+            tuple[str, str], float
+        ] = {}  # directions whose next message is torn, and after what share
 
     def listen(self, address: str, process: str, listener: object) -> None:
         """Has ``listener`` of process ``process`` accept connections to ``address``."""
@@ -182,7 +193,7 @@ class Network:
         self._cuts[source, target] += 1
         if self._cuts[source, target] == 1:
             self._cut_marks[source, target] = mark = next(self._marks)
-            asyncio.get_running_loop().call_later(KEEPALIVE_S, self._expire, source, target, mark)
+            _after_keepalive(self._expire, source, target, mark)
 
     def heal(self, source: str, target: str) -> None:
         """Ends one ``cut`` of a direction; the last one's end sends the messages that waited for it."""

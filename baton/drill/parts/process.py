@@ -8,16 +8,17 @@ from collections.abc import Coroutine, Generator
 from typing import Any, TypeVar
 
 from baton.drill.loop import Numbered, SeededLoop
+from baton.drill.parts.clock import CLOCK, MachineClock
 
 T = TypeVar("T")
 OWNER: contextvars.ContextVar[Process | None] = contextvars.ContextVar("owner", default=None)
 
 
 class Process:
-    """The tasks that were started by ``spawn``, or by other tasks of this process."""
+    """The tasks that were started by ``spawn``, or by other tasks of this process, on a machine with ``clock``."""
 
-    def __init__(self, name: str) -> None:
-        self.name = name
+    def __init__(self, name: str, clock: MachineClock | None = None) -> None:
+        self.name, self._clock = name, clock
         self.alive = True
         self._tasks: dict[asyncio.Task[Any], None] = {}  # in order, so that a run can be repeated
 
@@ -25,6 +26,7 @@ class Process:
         """Starts ``work`` as a task of this process and returns the task."""
         context = contextvars.copy_context()
         context.run(OWNER.set, self)
+        context.run(CLOCK.set, self._clock)
         return asyncio.get_running_loop().create_task(work, name=f"{self.name}: {name}", context=context)
 
     def own(self, task: asyncio.Task[T]) -> None:

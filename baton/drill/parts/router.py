@@ -33,6 +33,7 @@ from baton.cluster.store.patience import CircuitBreaker
 from baton.cluster.store.records import RecordStore
 from baton.cluster.traffic import TrafficStore
 from baton.controller.loop import controlling
+from baton.drill.parts.clock import MachineClock
 from baton.drill.parts.grammar import SimulatedCheck
 from baton.drill.parts.http import NumberingEnvironment
 from baton.drill.parts.network import Network
@@ -104,6 +105,7 @@ class SimulatedRouter:
         self._lives = itertools.count(1)
         self._held_back_until = self.wall_ahead_s = 0.0
         self._living: asyncio.Task[None] | None = None
+        self.clock = MachineClock()
         self.process = Process(f"{name}#0")
         self.died = asyncio.Event()
         self._closing = asyncio.Event()
@@ -127,7 +129,8 @@ class SimulatedRouter:
     async def _live(self) -> None:
         loop = asyncio.get_running_loop()
         while not self._closing.is_set():
-            self.process, self.died = Process(f"{self.name}#{next(self._lives)}"), asyncio.Event()
+            self.process = Process(f"{self.name}#{next(self._lives)}", self.clock)
+            self.died = asyncio.Event()
             task = self.process.spawn(self._run(), "parts")
             await asyncio.wait({task})
             self.parts = None
@@ -146,7 +149,7 @@ class SimulatedRouter:
 
     @asynccontextmanager
     async def _composed(self) -> AsyncIterator[RouterParts]:
-        clock, own = asyncio.get_running_loop().time, self._scenario
+        clock, own = self.clock.now, self._scenario
 
         def wall_clock() -> float:
             return EPOCH_S + clock() + self.wall_ahead_s

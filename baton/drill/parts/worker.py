@@ -25,6 +25,7 @@ from baton.drill.checks.fairness import FairnessWitness
 from baton.drill.checks.watch import Answers, Departed, EngineWitness
 from baton.drill.parts.adapters import LIMITS, SimulatedFiles
 from baton.drill.parts.aims import Aims
+from baton.drill.parts.clock import MachineClock
 from baton.drill.parts.engine import MODEL_ID, SimulatedEngine, SimulatedPace
 from baton.drill.parts.network import Network
 from baton.drill.parts.process import Process
@@ -88,7 +89,7 @@ class SimulatedWorker:
         self.slot, self.role, self.weights, self.answers = slot, role, 0, answers
         self.scenario, self.network, self.violated, self.tell = scenario, network, violated, tell
         self.rng = random.Random(f"{scenario.seed} {slot}")
-        self.pace, self.tier_health = SimulatedPace(), TierHealth()
+        self.pace, self.tier_health, self.clock = SimulatedPace(), TierHealth(), MachineClock()
         self.requests = {request.number: request for request in scenario.requests}
         self._lives = itertools.count(1)
         self.life: Life | None = None
@@ -129,7 +130,7 @@ class Life:
     def __init__(self, worker: SimulatedWorker, number: int) -> None:
         self.worker, self.number, self.role = worker, number, worker.role
         self.incarnation = f"{worker.slot}-{number}"
-        self.process = Process(f"{worker.slot}#{number}")
+        self.process = Process(f"{worker.slot}#{number}", worker.clock)
         self.address = f"{worker.slot}:8100"
         self.stop = asyncio.Event()
         self.runtime: RoleRuntime | None = None
@@ -155,7 +156,15 @@ class Life:
     def _made(self, witness: EngineWitness) -> SimulatedEngine:
         own = self.worker
         return SimulatedEngine(
-            self.process.name, self.role, own.scenario, own.pace, own.rng, witness, own.weights, own.adapters
+            self.process.name,
+            self.role,
+            own.scenario,
+            own.pace,
+            own.rng,
+            witness,
+            own.weights,
+            own.adapters,
+            own.clock,
         )
 
     async def begin(self) -> str:
@@ -229,7 +238,7 @@ class Life:
         network, spec = self.worker.network, self._spec()
         info = describe(spec, self.engine.ready, self.incarnation)
         async with AsyncExitStack() as stack:
-            report = WorkerReport(info, _metrics(info), _machine(), asyncio.get_running_loop().time)
+            report = WorkerReport(info, _metrics(info), _machine(), self.worker.clock.now)
             runtime = RoleRuntime(spec, self.engine, report, info, blocks, self._keys, self._environment())
             server = Server(self.process.spawn)
             runtime.add_to(server)  # type: ignore[arg-type]
@@ -298,7 +307,7 @@ class Life:
         )
 
     def _environment(self) -> WorkerEnvironment:
-        clock, dialer = asyncio.get_running_loop().time, SimulatedDialer(self.worker.network, self.process.name)
+        clock, dialer = self.worker.clock.now, SimulatedDialer(self.worker.network, self.process.name)
         return WorkerEnvironment(
             clock=clock,
             wall_clock=lambda: EPOCH_S + clock() + self.worker.wall_ahead_s,

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 from redis.asyncio.connection import AbstractConnection
 
 import baton.drill.redis.commands  # noqa: F401  # registers the commands
-from baton.drill.loop import RESOLUTION_S
+from baton.drill.loop import RESOLUTION_S, seeded_loop
 from baton.drill.parts.network import Network, NetworkConnection
 from baton.drill.redis.store import COMMANDS, OK, Answer, CommandError, KeySpace, Status
 
@@ -30,7 +30,7 @@ class SimulatedRedis:
 
     def __init__(self, network: Network, epoch: float) -> None:
         self._network, self.epoch = network, epoch
-        self._loop = asyncio.get_running_loop()
+        self._loop = seeded_loop()
         self.store = KeySpace(self.wall_clock)
         self.stalled_until = 0.0
         self._held: deque[Callable[[], None]] = deque()
@@ -38,7 +38,7 @@ class SimulatedRedis:
 
     def wall_clock(self) -> float:
         """Returns the server's wall-clock time, in Unix seconds."""
-        return self._loop.time() + self.epoch
+        return self._loop.true_time() + self.epoch
 
     def listen(self) -> None:
         """Accepts connections at ADDRESS from now on."""
@@ -46,8 +46,8 @@ class SimulatedRedis:
 
     def stall(self, seconds: float) -> None:
         """Answers no command for ``seconds``; commands that come meanwhile are answered afterwards."""
-        self.stalled_until = max(self.stalled_until, self._loop.time() + seconds)
-        self._loop.call_later(seconds, self._go_on)
+        self.stalled_until = max(self.stalled_until, self._loop.true_time() + seconds)
+        self._loop.call_at_true(self._loop.true_time() + seconds, self._go_on)
 
     def stop(self) -> None:
         """Ends the server: its connections break, and commands that it held are lost. The data stay."""
@@ -61,13 +61,13 @@ class SimulatedRedis:
 
     def execute(self, work: Callable[[], None]) -> None:
         """Calls ``work`` now, or once the server no longer stalls."""
-        if self._loop.time() < self.stalled_until or self._held:
+        if self._loop.true_time() < self.stalled_until or self._held:
             self._held.append(work)
         else:
             work()
 
     def _go_on(self) -> None:
-        while self._held and self._loop.time() >= self.stalled_until - RESOLUTION_S:
+        while self._held and self._loop.true_time() >= self.stalled_until - RESOLUTION_S:
             self._held.popleft()()
 
 
