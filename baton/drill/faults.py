@@ -105,6 +105,18 @@ class FaultInjector:
         self._routers[fault.target].kill(fault.seconds)
         await asyncio.sleep(fault.seconds)
 
+    async def _no_memory(self, fault: Fault) -> None:
+        """Has allocations of the target's process, or of its engine, fail for ``fault.seconds``."""
+        process = self._short(fault.target)
+        self._network.memory.short(process, True)
+        await asyncio.sleep(fault.seconds)
+        self._network.memory.short(process, False)
+
+    def _short(self, target: str) -> str:
+        """Draws which of the target's processes is short of memory."""
+        of_engine = target in self._workers and self._rng.random() < 0.5
+        return self._process(target) + (" engine" if of_engine else "")
+
     # ---- network ----
 
     async def _cut(self, fault: Fault) -> None:

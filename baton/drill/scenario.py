@@ -17,7 +17,7 @@ FaultKind = Literal[
     "kill", "engine_dies", "stuck", "slow", "cut", "cut_one_way", "break", "index_lies", "roster_silent",
     "router_dies", "redis_stalls", "redis_flushed", "redis_restarts", "redis_forgets", "clock_jumps",
     "tier_slow", "tier_fails", "role", "ratio", "hold", "leave", "weights", "cancel_again",
-    "half_open", "no_descriptors", "roster_lies", "wall_jumps", "torn", "drift",
+    "half_open", "no_descriptors", "roster_lies", "wall_jumps", "torn", "drift", "no_memory",
 ]  # fmt: skip
 FAULTS: tuple[FaultKind, ...] = get_args(FaultKind)
 # Faults that delay the word that a client left.
@@ -32,7 +32,15 @@ AIMED: frozenset[FaultKind] = frozenset(FAULTS) - {
     "roster_lies", "wall_jumps", "drift",
 }  # fmt: skip
 # Faults drawn by randomness of their own, so that the rest of a seed's scenario is as without them.
-APART: tuple[FaultKind, ...] = ("half_open", "no_descriptors", "roster_lies", "wall_jumps", "torn", "drift")
+APART: tuple[FaultKind, ...] = (
+    "half_open",
+    "no_descriptors",
+    "roster_lies",
+    "wall_jumps",
+    "torn",
+    "drift",
+    "no_memory",
+)
 REDIS = "redis"  # the name of the Redis server's process
 PEER = "peer"  # the other end of an aimed fault: who has the request's other half
 AIM_S = 15.0  # seconds for which an aimed fault waits for its request's phase at most

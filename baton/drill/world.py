@@ -45,7 +45,11 @@ FAR_S = 0.03  # seconds to Redis from which on a router's first question is late
 SWEEPING = ("cut", "cut_one_way", "half_open", "stuck", "slow", "tier_slow", "cancel_again")
 # Errors that the product rightly logs under a fault: a Redis that comes back with what it knew before may name a
 # dead life's lease on a slot, which its successor, who began while Redis was away, can't tell from another node's.
-JUSTIFIED: Mapping[FaultKind, str] = {"redis_forgets": "is served from another node now"}
+# What fails for want of memory is nobody's mistake, and is named.
+JUSTIFIED: Mapping[FaultKind, str] = {
+    "redis_forgets": "is served from another node now",
+    "no_memory": "MemoryError",
+}
 PROBES_FROM = 1_000_000  # numbers of the requests that are asked at rest
 PROBE_S = 30.0  # seconds within which one of them is answered
 PROBED_S = 2.0  # seconds after which nothing of them is left
@@ -266,8 +270,7 @@ class Complaints(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         """Reports ``record`` as a violation."""
-        said = record.getMessage()
-        if any(part in said for part in self._justified):
-            return
         error = f" {record.exc_info[1]!r}" if record.exc_info else ""
-        self._judge.violated(f"logged: {said}{error}")
+        said = f"logged: {record.getMessage()}{error}"
+        if not any(part in said for part in self._justified):
+            self._judge.violated(said)

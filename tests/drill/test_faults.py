@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
+from collections import Counter
 from collections.abc import Awaitable, Callable
 from functools import partial
 from types import SimpleNamespace
@@ -25,10 +26,11 @@ from baton.drill.checks.coverage import Coverage
 from baton.drill.draw import draw
 from baton.drill.faults import FaultInjector
 from baton.drill.loop import SeededLoop, seeded_loop
-from baton.drill.parts import clients
+from baton.drill.parts import clients, memory
 from baton.drill.parts.aims import Aims
 from baton.drill.parts.clock import DriftingLoop, MachineClock
 from baton.drill.parts.engine import SimulatedPace
+from baton.drill.parts.memory import Memory
 from baton.drill.parts.network import KEEPALIVE_S, Network
 from baton.drill.parts.process import Process, owning_factory
 from baton.drill.parts.tier import TierHealth
@@ -319,3 +321,38 @@ def test_a_deadline_holds_on_a_clock_that_drifted_and_not_if_it_is_another_machi
 
 def loop_now() -> float:
     return seeded_loop().true_time()
+
+
+@pytest.mark.parametrize("short", ["router-0#1", "decode-0#1", "decode-0#1 engine"])
+def test_a_cluster_holds_while_allocations_of_a_process_fail(short: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    failed = Counter[str]()
+    there_is = Memory.there_is
+
+    def noted(self: Memory, process: str) -> bool:
+        there = there_is(self, process)
+        failed[process] += not there
+        return there
+
+    monkeypatch.setattr(Memory, "there_is", noted)
+    monkeypatch.setattr(FaultInjector, "_short", lambda self, target: short)
+    scenario = one_of_each(3, Fault("no_memory", 0.1, short.partition("#")[0], seconds=2.0))
+    verdict = play(msgspec.structs.replace(scenario, requests=scenario.requests[:6]))
+    assert verdict.held, verdict.violations
+    assert failed[short] > 0
+    assert sum(failed.values()) == failed[short]
+
+
+def test_the_tiers_and_the_calls_of_a_worker_without_memory_fail(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "SHARE", 1.0)
+    health, failing = TierHealth(), Memory(random.Random(1))
+    health.allocate = partial(failing.allocate, "w")
+    health.touch()
+    failing.short("w", True)
+    with pytest.raises(MemoryError):
+        health.touch()
+    failing.short("w", True)
+    failing.short("w", False)
+    with pytest.raises(MemoryError):
+        health.touch()
+    failing.short("w", False)
+    health.touch()

@@ -12,6 +12,7 @@ import grpc.aio
 import pytest
 
 from baton.drill.loop import NothingLeft, SeededLoop
+from baton.drill.parts import memory
 from baton.drill.parts.network import KEEPALIVE_S, Network
 from baton.drill.parts.process import Process, owning_factory
 from baton.drill.rpc.client import Channel
@@ -256,6 +257,30 @@ def test_a_server_that_stops_takes_no_calls_and_its_successor_gets_those_of_idle
         network.hang_up(server)
         await asyncio.sleep(0.1)
         assert await one(b"c") == b"C"
+
+    simulated(work)
+
+
+def test_without_memory_a_client_sends_empty_messages_and_reads_none_and_a_server_fails_its_handler(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As grpc.aio: what its ``_common`` can't serialize or deserialize it logs, and passes on."""
+    monkeypatch.setattr(memory, "SHARE", 1.0)
+
+    async def work(network: Network, echo: Echo, channel: Channel) -> None:
+        network.memory.short("client", True)
+        stream = channel.stream_stream("/echo/Many")()
+        await stream.write(b"lost")
+        assert await stream.read() is None
+        assert echo.heard == [b""]
+        stream.cancel()
+        network.memory.short("client", False)
+        network.memory.short("server", True)
+        with pytest.raises(grpc.aio.AioRpcError, match="MemoryError") as failed:
+            await channel.unary_unary("/echo/One")(b"abc")
+        assert failed.value.code() is grpc.StatusCode.UNKNOWN
+        network.memory.short("server", False)
+        assert await channel.unary_unary("/echo/One")(b"abc") == b"ABC"
 
     simulated(work)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator, Callable
 
 import grpc.aio
@@ -16,6 +17,8 @@ from baton.protos.nouns import WorkerInfo
 from baton.protos.rpc import abort
 from baton.protos.v1 import worker_pb2 as w
 from baton.protos.v1 import worker_pb2_grpc as stubs
+
+log = logging.getLogger("baton.decode")
 
 
 class DecodeShell(stubs.DecodeWorkerServicer):
@@ -51,6 +54,9 @@ class DecodeShell(stubs.DecodeWorkerServicer):
     async def _read(self, incoming: AsyncIterator[w.SessionUp], session: RouterSession) -> None:
         try:
             async for message in incoming:
+                if not message.ByteSize():  # grpc.aio sends it for one that it can't serialize, and goes on
+                    log.warning("router %s sent a message without content; its session ends", session.router_id)
+                    return
                 self._take(message, session)
         finally:
             session.end()

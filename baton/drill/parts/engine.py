@@ -19,6 +19,7 @@ from baton.drill.loop import seeded_loop
 from baton.drill.parts.adapters import LIMITS, MOST_BYTES, MOST_RANK, SimulatedFiles
 from baton.drill.parts.clock import MachineClock
 from baton.drill.parts.grammar import GrammarDelays, SimulatedGrammars
+from baton.drill.parts.memory import Memory
 from baton.drill.parts.process import Process
 from baton.drill.scenario import Scenario
 from baton.engine.adapters.table import AdapterTable
@@ -97,7 +98,9 @@ class SimulatedEngine:
         weights: int,
         adapters: SimulatedFiles | None = None,
         clock: MachineClock | None = None,
+        host_memory: Memory | None = None,
     ) -> None:
+        self._host_memory = host_memory
         clock = clock or MachineClock()
         self.process, self.channel = Process(f"{name} engine", clock), ChannelEnd(self)
         self._scenario, self._pace, self._rng, self.witness = scenario, pace, rng, witness
@@ -213,7 +216,11 @@ class SimulatedEngine:
         return busy, log.tokens_prefilled + log.tokens_decoded - before
 
     def _cost(self, sample: StepSample) -> float:
-        """Returns a step's duration in seconds, and marks which messages were queued before the step."""
+        """Returns a step's duration in seconds, and marks which messages were queued before the step. Raises
+        MemoryError if the engine is short of memory.
+        """
+        if self._host_memory is not None:
+            self._host_memory.allocate(self.process.name)
         self._before_step = len(self._outbox)
         tokens = sample.prefill_tokens + sample.decode_sequences
         return (self._scenario.step_s + tokens * self._scenario.token_s) * self._pace.slow

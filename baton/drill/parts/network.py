@@ -20,6 +20,7 @@ from typing import TypeVarTuple
 import msgspec
 
 from baton.drill.loop import seeded_loop
+from baton.drill.parts.memory import Memory
 
 KEEPALIVE_S = 15.0  # seconds without a way through after which both ends of a connection see it broken
 STEP_S = 1e-7  # seconds between two deliveries of one direction at least, so that timers keep their order
@@ -99,7 +100,7 @@ class NetworkConnection:
         self.client, self.server, self.listener = client, server, listener
         self.up = Direction(network, client, server, self.break_now)
         self.down = Direction(network, server, client, self.break_now)
-        self.broken = False
+        self.broken, self._memory = False, network.memory
         self._on_broken: dict[Callable[[], None], str] = {}  # in order, each with the process that is told
 
     def when_broken(self, callback: Callable[[], None], at: str) -> None:
@@ -111,6 +112,10 @@ class NetworkConnection:
     def forget(self, callback: Callable[[], None]) -> None:
         """Unregisters a callback given to ``when_broken``."""
         self._on_broken.pop(callback, None)
+
+    def allocate(self) -> None:
+        """Stands for the memory of a message at the server's end. Raises MemoryError if that process is short."""
+        self._memory.allocate(self.server)
 
     def break_now(self) -> None:
         """Breaks the connection: messages under way are lost, and the registered callbacks run in the next turn."""
@@ -137,10 +142,13 @@ def _after_keepalive(callback: Callable[[*Ts], None], *args: *Ts) -> None:
 
 
 class Network:
-    """The simulated network: processes, listeners by address, connections, and the directions that are cut."""
+    """The simulated network: processes, listeners by address, connections, and the directions that are cut.
+
+    ``memory`` is what the processes read and write messages in.
+    """
 
     def __init__(self, rng: random.Random, conditions: Conditions = Conditions()) -> None:
-        self.rng, self.conditions = rng, conditions
+        self.rng, self.conditions, self.memory = rng, conditions, Memory(rng)
         self._listeners: dict[str, tuple[str, object]] = {}
         self._connections: list[NetworkConnection] = []
         self._cuts: Counter[tuple[str, str]] = Counter()  # cuts of each direction that aren't healed

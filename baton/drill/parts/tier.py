@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from baton.kv.tiers.slab import Store
 
 
@@ -10,9 +12,11 @@ class TierHealth:
 
     def __init__(self) -> None:
         self.fails = False
+        self.allocate: Callable[[], None] = lambda: None  # raises MemoryError while the process is short of memory
 
     def touch(self) -> None:
-        """Raises OSError if the tier's device is set to fail."""
+        """Raises OSError if the tier's device is set to fail, MemoryError if its process is short of memory."""
+        self.allocate()
         if self.fails:
             raise OSError(5, "Input/output error")
 

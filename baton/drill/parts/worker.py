@@ -11,6 +11,7 @@ import itertools
 import random
 from collections.abc import Callable
 from contextlib import AsyncExitStack, suppress
+from functools import partial
 
 import msgspec
 from prometheus_client import CollectorRegistry
@@ -165,6 +166,7 @@ class Life:
             own.weights,
             own.adapters,
             own.clock,
+            own.network.memory,
         )
 
     async def begin(self) -> str:
@@ -225,6 +227,7 @@ class Life:
             lambda report: None,
             self._environment(),
         )
+        own.tier_health.allocate = partial(own.network.memory.allocate, self.process.name)
         for slab in blocks.tiers().values():
             if isinstance(slab, Slab):
                 slab.store = FaultyStore(slab.store, own.tier_health)

@@ -68,7 +68,7 @@ class Call:
             if self._server is None:  # nobody answers, which the call hears in a moment
                 await self._over.wait()
             else:
-                self._send(self._method.serialize(message))
+                self._send(self._method.channel.encoded(message, self._method.serialize))
                 await self._server.requests.room()
         except asyncio.CancelledError:
             self.cancel()
@@ -85,7 +85,7 @@ class Call:
         """Returns the next reply, or EOF after the last. Raises AioRpcError if the call failed."""
         data = await self._next()
         if data is not None:
-            return self._method.deserialize(data)
+            return self._method.channel.decoded(data, self._method.deserialize)
         self._raise()
         return EOF
 
@@ -145,14 +145,14 @@ class Call:
         data = await self._next(last=True)
         self._raise()
         assert data is not None, "a call that succeeded has a reply"
-        return self._method.deserialize(data)
+        return self._method.channel.decoded(data, self._method.deserialize)
 
     # ---- the network's side ----
 
     def send_request(self, message: Message) -> None:
         """Sends the single request of a unary call."""
         if self._server is not None and self._connection is not None:
-            self._send(self._method.serialize(message))
+            self._send(self._method.channel.encoded(message, self._method.serialize))
             self._connection.up.send(self._server.requests.end, 1)
 
     def replied(self, data: bytes) -> None:
@@ -278,6 +278,18 @@ class Channel:
             if self._connection is not None:
                 self._connection.when_broken(lambda: self._become(Ready.IDLE), self._process)
         return self._connection
+
+    def encoded(self, message: Message, serialize: Serialize) -> bytes:
+        """Returns ``message`` as bytes; none if the process is short of memory, as grpc.aio sends an empty message
+        in place of one that it can't serialize.
+        """
+        return serialize(message) if self.network.memory.there_is(self._process) else b""
+
+    def decoded(self, data: bytes, deserialize: Deserialize) -> Message:
+        """Returns the message of ``data``; None if the process is short of memory, as grpc.aio returns for one that
+        it can't deserialize.
+        """
+        return deserialize(data) if self.network.memory.there_is(self._process) else None
 
     def get_state(self, try_to_connect: bool = False) -> grpc.ChannelConnectivity:
         """Returns the channel's connectivity state."""

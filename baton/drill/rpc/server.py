@@ -51,10 +51,14 @@ class Context:
     async def read(self) -> Message:
         """Returns the next request, or EOF after the last."""
         data = await self._call.requests.next()
-        return EOF if data is None else self._deserialize(data)
+        if data is None:
+            return EOF
+        self._call.connection.allocate()
+        return self._deserialize(data)
 
     async def write(self, message: Message) -> None:
         """Sends a reply and waits until the flow-control window has room."""
+        self._call.connection.allocate()
         await self._call.reply(self._serialize(message))
 
     async def abort(self, code: grpc.StatusCode, details: str = "", trailing_metadata: Metadata = ()) -> None:

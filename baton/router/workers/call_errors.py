@@ -5,6 +5,8 @@ Knows nothing of which call it was.
 
 from __future__ import annotations
 
+from typing import TypeVar
+
 import grpc
 import grpc.aio
 
@@ -12,6 +14,8 @@ from baton.protos.convert import error_from_pb
 from baton.protos.errors import BatonError, DeadlineExceeded, Overloaded, WorkerLost, from_info
 from baton.protos.rpc import ERROR_METADATA
 from baton.protos.v1 import worker_pb2 as w
+
+T = TypeVar("T")
 
 
 def attached_error(error: grpc.aio.AioRpcError) -> BatonError | None:
@@ -34,6 +38,15 @@ def from_rpc(error: grpc.aio.AioRpcError, worker_id: str) -> BatonError:
     if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
         return DeadlineExceeded(text)
     return Overloaded(text) if error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED else BatonError(text)
+
+
+def readable(reply: T | None, worker_id: str) -> T:
+    """Returns a call's reply. Raises WorkerLost for None, which grpc.aio gives where a reply can't be deserialized,
+    as without memory for it.
+    """
+    if reply is None:
+        raise WorkerLost(f"what {worker_id} answered can't be read")
+    return reply
 
 
 def is_of_worker(error: BatonError) -> bool:

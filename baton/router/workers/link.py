@@ -26,7 +26,7 @@ from baton.protos.nouns import PROTOCOL, AdapterInfo, WorkerInfo
 from baton.protos.rpc import heed_cancel
 from baton.protos.v1 import worker_pb2 as w
 from baton.protos.v1 import worker_pb2_grpc as stubs
-from baton.router.workers.call_errors import attached_error, from_rpc, is_of_worker
+from baton.router.workers.call_errors import attached_error, from_rpc, is_of_worker, readable
 from baton.router.workers.decode_session import DecodeLease, DecodeSession, TokenSink
 from baton.tls.rpc import handshake_failure
 
@@ -123,7 +123,7 @@ class WorkerLink(ABC):
         request = w.SnapshotRequest(unless_computing=True)
         asked = stubs.WorkerStub(self._channel).Snapshot(request, timeout=self._settings.stall_s)
         try:
-            said_by = (await asked).incarnation
+            answer = await asked
             heed_cancel()
         except grpc.aio.AioRpcError as error:
             heed_cancel()
@@ -132,6 +132,7 @@ class WorkerLink(ABC):
                 kind = WorkerStalled if silent else WorkerLost
                 raise kind(f"{self.info.worker_id} makes no progress: {error.code().name}") from None
             return
+        said_by = readable(answer, self.info.worker_id).incarnation
         if said_by and said_by != self.info.incarnation:
             raise WorkerLost(f"{self.info.address} is now another incarnation of {self.info.worker_id}")
 
@@ -213,7 +214,7 @@ class WorkerLink(ABC):
         except grpc.aio.AioRpcError as error:
             heed_cancel()
             raise attached_error(error) or from_rpc(error, self.info.worker_id) from None
-        return reply
+        return readable(reply, self.info.worker_id)
 
     async def _watch(self) -> None:
         """Probe again and again; ends when one isn't answered."""
@@ -271,7 +272,7 @@ class DecodeLink(WorkerLink):
         try:
             session.send(w.SessionUp(hello=w.Hello(router_id=self._settings.router_id, protocol=PROTOCOL)))
             async with asyncio.timeout(HELLO_TIMEOUT_S):
-                self._check((await _read(call)).welcome.worker)
+                self._check((await _read(call, session)).welcome.worker)
             await self._probe()
             self._doubts.clear()
             self._session = session
@@ -309,15 +310,15 @@ class DecodeLink(WorkerLink):
 
 async def _read_all(call: grpc.aio.StreamStreamCall, session: DecodeSession) -> None:
     while True:
-        session.receive(await _read(call))
+        session.receive(await _read(call, session))
 
 
-async def _read(call: grpc.aio.StreamStreamCall) -> w.SessionDown:
+async def _read(call: grpc.aio.StreamStreamCall, session: DecodeSession) -> w.SessionDown:
     down = await call.read()
     heed_cancel()
     if down is grpc.aio.EOF:
         raise WorkerLost("the worker closed the session")
-    return down
+    return readable(down, session.worker_id)
 
 
 async def _write(call: grpc.aio.StreamStreamCall, session: DecodeSession) -> None:
@@ -346,7 +347,7 @@ class PrefillLink(WorkerLink):
         try:
             response = await call
             heed_cancel()
-            return response
+            return readable(response, self.info.worker_id)
         except asyncio.CancelledError:
             heed_cancel()
             kind = WorkerStalled if self._stalled else WorkerLost
@@ -370,7 +371,7 @@ class PrefillLink(WorkerLink):
         )
         seen = await described
         heed_cancel()
-        self._check(seen)
+        self._check(readable(seen, self.info.worker_id))
         if self._channel.get_state() is not grpc.ChannelConnectivity.READY:
             return
         await self._probe()

@@ -16,6 +16,7 @@ import pytest
 from baton.protos import version
 from baton.protos.errors import BatonError, Draining, WorkerLost
 from baton.protos.v1 import worker_pb2 as w
+from baton.protos.v1 import worker_pb2_grpc as stubs
 from baton.router.workers.decode_session import DecodeLease, DecodeSession
 from baton.router.workers.link import DecodeLink, PrefillLink, WorkerLink
 from baton.router.workers.link_table import LinkTable
@@ -234,6 +235,36 @@ async def test_a_link_outlives_whatever_goes_wrong_in_it(watched, worker, monkey
     monkeypatch.setattr(kind, "_hold", stumbles_twice)
     watched.links.sync({"w": worker.info})
     await until(lambda: watched.up() == {"w"}, 30)
+
+
+async def test_a_reply_that_cannot_be_read_is_a_lost_worker_and_the_link_is_made_anew(watched, monkeypatch, caplog):
+    read, tries = w.WorkerInfo.FromString, []
+
+    def once(data):
+        tries.append(data)
+        if len(tries) == 1:
+            raise MemoryError  # grpc.aio returns None then
+        return read(data)
+
+    stub = stubs.WorkerStub
+
+    def made(channel):
+        made = stub(channel)
+        made.Describe = channel.unary_unary(
+            "/baton.v1.Worker/Describe",
+            request_serializer=w.DescribeRequest.SerializeToString,
+            response_deserializer=once,
+        )
+        return made
+
+    monkeypatch.setattr(stubs, "WorkerStub", made)
+    worker = FakePrefill("w")
+    await worker.start()
+    watched.links.sync({"w": worker.info})
+    await until(lambda: watched.up() == {"w"}, 30)
+    assert len(tries) > 1
+    assert said(caplog) == ["prefill w: what w answered can't be read"]
+    await worker.die()
 
 
 async def test_a_link_that_ended_does_not_keep_its_workers_next_incarnation_out(watched, worker, monkeypatch):
