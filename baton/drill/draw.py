@@ -28,7 +28,7 @@ from baton.drill.scenario import (
     Scenario,
     Size,
 )
-from baton.drill.specials import specials_of, tokens_of, with_adapters, with_http
+from baton.drill.specials import specials_of, tokens_of, with_adapters, with_disk, with_http
 from baton.protos.nouns import Grammar, Sampling
 
 SLOW_SHARE = 0.4  # of runs with faults: steps take SLOW_STEP_S
@@ -99,7 +99,7 @@ def draw(seed: int, size: Size = Size()) -> Scenario:
         return drawn
     for special in specials:
         drawn = special(drawn, span)
-    return with_http(with_adapters(drawn, span, size.adapted), size.http)
+    return with_disk(with_http(with_adapters(drawn, span, size.adapted), size.http), size.disked)
 
 
 def _kinds(rng: random.Random, size: Size) -> list[FaultKind]:

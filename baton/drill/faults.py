@@ -26,6 +26,7 @@ from baton.protos.errors import BatonError
 from baton.protos.nouns import WorkerInfo
 
 Play = Callable[[Fault], Awaitable[None]]
+CRASHES = 0.5  # share of the kills of workers with disk tiers in which the machine crashes
 LIE_EVERY_S = 0.5  # seconds between two lies of the index
 TEAR_EVERY_S = 0.5  # seconds for which a message of one direction is waited for, to be torn
 
@@ -85,7 +86,8 @@ class FaultInjector:
     # ---- processes ----
 
     async def _kill(self, fault: Fault) -> None:
-        self._workers[fault.target].kill(fault.seconds)
+        worker = self._workers[fault.target]
+        worker.kill(fault.seconds, crash=bool(worker.scenario.disk_pages) and self._rng.random() < CRASHES)
         await asyncio.sleep(fault.seconds)
 
     async def _engine_dies(self, fault: Fault) -> None:

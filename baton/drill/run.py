@@ -206,6 +206,7 @@ SIMPLER = (
         for field, value in (
             ("swap", False),
             ("tier_pages", 0),
+            ("disk_pages", 0),
             ("hedge", 0.0),
             ("local_max", 0),
             ("controller", False),

@@ -136,6 +136,7 @@ class Scenario(msgspec.Struct, frozen=True):
     batches: tuple[Batch, ...] = ()
     controller: bool = False  # whether a controller changes workers' roles
     adapters: tuple[AdapterChange, ...] = ()  # by time
+    disk_pages: int = 0  # pages of the disk tier of each worker, which its lives pass on
 
     @property
     def ends_at(self) -> float:
@@ -176,4 +177,5 @@ class Size(msgspec.Struct, frozen=True):
     tiered: float = 0.05  # share of scenarios whose few prompts are kept in tiers, as the pages don't hold them
     hasty: float = 0.05  # share of scenarios whose prompts take longer than a lease lasts without progress
     apart: float = 0.3  # share of scenarios with faults that also have some of APART
+    disked: float = 0.15  # share of scenarios whose workers have a disk tier
     split: float = 0.05  # share of scenarios in which routers lose a batch job to one another

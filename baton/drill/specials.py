@@ -141,6 +141,14 @@ def _changes(rng: random.Random, name: str, span: float, routers: int) -> Iterat
         yield AdapterChange(at, name, content, path, rng.randrange(routers), pinned)
 
 
+def with_disk(scenario: Scenario, share: float) -> Scenario:
+    """Returns ``scenario``, in ``share`` of them with disk tiers, which workers find again after they ended."""
+    rng = random.Random(f"disk {scenario.seed}")
+    if rng.random() >= share:
+        return scenario
+    return msgspec.structs.replace(scenario, disk_pages=rng.choice((20, 60, 200)))
+
+
 def tokens_of(rng: random.Random, count: int) -> tuple[int, ...]:
     """Draws ``count`` token ids."""
     return tuple(rng.randrange(VOCABULARY) for _ in range(count))

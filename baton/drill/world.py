@@ -5,7 +5,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
+import shutil
+import tempfile
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 
 from baton.drill.checks import oracle
 from baton.drill.checks.adapters import AdapterLedger
@@ -72,6 +75,7 @@ class World:
         self.workers: dict[str, SimulatedWorker] = {}
         self.operators: AdapterOperators | None = None
         self._rng = rng
+        self._disks = Path(tempfile.mkdtemp(prefix="baton-drill-")) if scenario.disk_pages else Path("/nowhere")
         loop.limit_s = scenario.ends_at + 2 * self._longest() + scenario.lease_ttl_s + self._slots_kept() + PHASES_S
 
     def tell(self, who: str, what: str) -> None:
@@ -106,6 +110,7 @@ class World:
                 fairness,
                 aims,
                 files,
+                self._disks,
             )
             for role, i in roles
         }
@@ -248,7 +253,8 @@ class World:
             await router.close()
 
     def close(self) -> None:
-        """Frees the memory of every engine of the run."""
+        """Frees the memory of every engine of the run, and removes the files of disk tiers."""
+        shutil.rmtree(self._disks, ignore_errors=True)
         for worker in self.workers.values():
             for life in (*worker.dead, *([worker.life] if worker.life else [])):
                 life.engine.memory.close()

@@ -8,8 +8,9 @@ import random
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from functools import partial
+from pathlib import Path
 from types import SimpleNamespace
-from typing import cast
+from typing import Any, cast
 from unittest.mock import Mock
 
 import msgspec
@@ -22,11 +23,12 @@ from typer.testing import CliRunner
 
 from baton.console.drill import _kinds
 from baton.console.main import app
+from baton.drill import faults
 from baton.drill.checks.coverage import Coverage
 from baton.drill.draw import draw
 from baton.drill.faults import FaultInjector
 from baton.drill.loop import SeededLoop, seeded_loop
-from baton.drill.parts import clients, memory
+from baton.drill.parts import clients, memory, worker
 from baton.drill.parts.aims import Aims
 from baton.drill.parts.clock import DriftingLoop, MachineClock
 from baton.drill.parts.engine import SimulatedPace
@@ -38,6 +40,7 @@ from baton.drill.parts.worker import SimulatedWorker
 from baton.drill.redis.server import ADDRESS, PROCESS, SimulatedRedis, connections
 from baton.drill.run import play
 from baton.drill.scenario import APART, FAULTS, REDIS, Fault, Scenario, Size
+from baton.kv.tiers.disk import DiskTier
 from baton.protos.errors import ConfigError
 from baton.protos.nouns import Sampling
 from tests.drill.test_run import one_of_each
@@ -356,3 +359,28 @@ def test_the_tiers_and_the_calls_of_a_worker_without_memory_fail(monkeypatch: py
         health.touch()
     failing.short("w", False)
     health.touch()
+
+
+@pytest.mark.parametrize("crash", [False, True])
+def test_a_worker_that_was_killed_finds_its_disk_tier_again_and_a_crash_of_the_machine_may_damage_it(
+    crash: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tiers: list[DiskTier] = []
+    opens = DiskTier.__init__
+
+    def noted(self: DiskTier, folder: Path, *given: Any) -> None:
+        opens(self, folder, *given)
+        if folder.name == "prefill-0":
+            tiers.append(self)
+
+    monkeypatch.setattr(DiskTier, "__init__", noted)
+    monkeypatch.setattr(faults, "CRASHES", float(crash))
+    monkeypatch.setattr(worker, "damage", lambda folder, rng: (folder / "pages.kv").write_bytes(b"x" * 100_000))
+    scenario = one_of_each(3, Fault("kill", 3.0, "prefill-0", seconds=0.0))
+    prompt = tuple(range(100))
+    again = [msgspec.structs.replace(r, prompt=prompt, at=3.0 * r.number) for r in scenario.requests[:4]]
+    verdict = play(msgspec.structs.replace(scenario, requests=tuple(again), disk_pages=60, tier_pages=0))
+    assert verdict.held, verdict.violations
+    first, second = tiers
+    assert first.slab.stored >= 6
+    assert (second.slab.loaded > 0, second.slab.damaged > 0) == (not crash, crash)

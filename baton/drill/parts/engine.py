@@ -126,7 +126,7 @@ class SimulatedEngine:
             layout, runner.spec.fingerprint, MOST_TOKENS, VOCABULARY, (EOS,), scenario.pages, scenario.max_batch
         )
         self.pool = PagePool(scenario.pages)
-        if scenario.tier_pages:
+        if scenario.tier_pages or scenario.disk_pages:
             self.pool.watch_idle()
         grammars = cast(Grammars, SimulatedGrammars(GrammarDelays(self._now, rng)))
         memory = self.memory.view() if scenario.swap else None

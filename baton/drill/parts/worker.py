@@ -12,6 +12,7 @@ import random
 from collections.abc import Callable
 from contextlib import AsyncExitStack, suppress
 from functools import partial
+from pathlib import Path
 
 import msgspec
 from prometheus_client import CollectorRegistry
@@ -30,12 +31,13 @@ from baton.drill.parts.clock import MachineClock
 from baton.drill.parts.engine import MODEL_ID, SimulatedEngine, SimulatedPace
 from baton.drill.parts.network import Network
 from baton.drill.parts.process import Process
-from baton.drill.parts.tier import FaultyStore, TierHealth
+from baton.drill.parts.tier import FaultyStore, TierHealth, damage
 from baton.drill.redis.server import URL, connections
 from baton.drill.rpc.client import SimulatedDialer
 from baton.drill.rpc.server import Server
 from baton.drill.scenario import Scenario
-from baton.kv.tiers.slab import Slab
+from baton.kv.tiers.disk import HEADER_BYTES, DiskTier
+from baton.kv.tiers.slab import RECORD_BYTES, Slab
 from baton.kv.transport.grpc import GrpcTransport
 from baton.protos.channel import ListAdapters, SetRole
 from baton.protos.errors import WorkerLost
@@ -84,8 +86,9 @@ class SimulatedWorker:
         fairness: FairnessWitness,
         aims: Aims,
         adapters: SimulatedFiles | None = None,
+        disks: Path = Path("/nowhere"),
     ) -> None:
-        self.adapters, self.aims = adapters, aims
+        self.adapters, self.aims, self.disks = adapters, aims, disks
         self.departed, self.fairness = departed, fairness
         self.slot, self.role, self.weights, self.answers = slot, role, 0, answers
         self.scenario, self.network, self.violated, self.tell = scenario, network, violated, tell
@@ -108,11 +111,15 @@ class SimulatedWorker:
             self._living.cancel()
         self.kill()
 
-    def kill(self, held_back_s: float = 0.0) -> None:
-        """Kills the present life abruptly; the next starts ``held_back_s`` seconds later than usual."""
+    def kill(self, held_back_s: float = 0.0, crash: bool = False) -> None:
+        """Kills the present life abruptly; the next starts ``held_back_s`` seconds later than usual. In a ``crash``
+        of the machine its disk tier is damaged.
+        """
         self.held_back_until = asyncio.get_running_loop().time() + held_back_s
         if self.life is not None:
             self.life.kill()
+        if crash and (self.disks / self.slot).is_dir():
+            damage(self.disks / self.slot, self.rng)
 
     async def _live(self) -> None:
         while True:
@@ -139,6 +146,7 @@ class Life:
         self._keys = itertools.count(1)
         self._held: tuple[bytes, ...] = ()
         self._change: RoleSwitch | None = None
+        self._disk: DiskTier | None = None
         self._ended: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         witness = EngineWitness(
             self.process.name,
@@ -179,7 +187,14 @@ class Life:
         self.worker.network.process_died(self.process.name)
         self.engine.kill()
         self.process.kill()
+        self._release_disk()
         self._end("killed")
+
+    def _release_disk(self) -> None:
+        """Closes the files of the disk tier, as the operating system does for a process that ended."""
+        disk, self._disk = self._disk, None
+        if disk is not None:
+            disk.close()
 
     def unrest(self) -> list[str]:
         """Returns a message for each kind of resource that is still held; empty if all were released."""
@@ -230,7 +245,8 @@ class Life:
         own.tier_health.allocate = partial(own.network.memory.allocate, self.process.name)
         for slab in blocks.tiers().values():
             if isinstance(slab, Slab):
-                slab.store = FaultyStore(slab.store, own.tier_health)
+                slab.store = FaultyStore(slab.store, own.tier_health, lambda: self.process.alive)
+        self._disk = blocks.disk
         why = ""
         while not why:
             why = await self._play(redis, blocks)
@@ -292,7 +308,7 @@ class Life:
     # ---- what it consists of ----
 
     def _spec(self) -> WorkerSpec:
-        own = self.worker.scenario
+        own, page_bytes = self.worker.scenario, self.engine.ready.layout.page_bytes
         return WorkerSpec.of(
             self.worker.slot,
             self.role,
@@ -303,7 +319,9 @@ class Life:
             namespace=NAMESPACE,
             beat_s=BEAT_S,
             lease_ttl_s=own.lease_ttl_s,
-            host_tier_bytes=own.tier_pages * (self.engine.ready.layout.page_bytes + 64),
+            host_tier_bytes=own.tier_pages * (page_bytes + RECORD_BYTES),
+            disk_tier_bytes=HEADER_BYTES + own.disk_pages * (page_bytes + RECORD_BYTES) if own.disk_pages else 0,
+            disk_tier_dir=str(self.worker.disks),
             adapter_root=LIMITS.root if own.adapters else "",
             max_adapters=LIMITS.max_loaded,
             max_adapter_bytes=LIMITS.max_bytes,
@@ -333,6 +351,7 @@ class Life:
         self.worker.network.process_died(self.process.name)
         self.engine.kill()
         self.process.kill()
+        self._release_disk()
 
     def _end(self, why: str) -> None:
         if not self._ended.done():

@@ -12,6 +12,7 @@ from baton.kv.exchange.fetch import BlockFetcher
 from baton.kv.exchange.filling import Filler, FillReport
 from baton.kv.exchange.source import BlockSource
 from baton.kv.exchange.warming import Warmer
+from baton.kv.tiers.disk import DiskTier
 from baton.kv.tiers.shared import SharedTier
 from baton.kv.tiers.slab import Slab
 from baton.protos import channel as ch
@@ -79,6 +80,11 @@ class WorkerBlocks:
             return {}
         found: dict[str, Slab | SharedTier] = {tier.name: tier.slab for tier in self._tiers.tiers.tiers}
         return found if self._tiers.shared is None else found | {"shared": self._tiers.shared}
+
+    @property
+    def disk(self) -> DiskTier | None:
+        """Returns the disk tier, None without one."""
+        return None if self._tiers is None else self._tiers.disk
 
     def take(self, message: ch.FromCache) -> None:
         """Handles one message of the engine about cached blocks."""

@@ -29,10 +29,12 @@ from baton.worker.spec import CacheSpec, WorkerSpec
 
 
 class WorkerTiers:
-    """Owns the tiers below the device's pages, the list of blocks held in any of them, and the write-back task."""
+    """Owns the tiers below the device's pages, the list of blocks held in any of them, and the write-back task.
+    ``disk`` is the disk tier, None without one.
+    """
 
     def __init__(self, spec: WorkerSpec, engine: Engine, info: WorkerInfo, environment: WorkerEnvironment) -> None:
-        self._disk: DiskTier | None = None
+        self.disk: DiskTier | None = None
         self._shares_cores = spec.engine.device != "cuda"
         self._beside_decode = False
         self.set_role(spec.role)
@@ -73,8 +75,8 @@ class WorkerTiers:
         finally:
             hung = any(tier.hung for tier in self.tiers.tiers)
             self.tiers.close()
-            if self._disk is not None and not hung:  # else its thread may still use the files' descriptors
-                self._disk.close()
+            if self.disk is not None and not hung:  # else its thread may still use the files' descriptors
+                self.disk.close()
 
     def _open(self, spec: WorkerSpec, info: WorkerInfo) -> list[Tier]:
         made = []
@@ -87,8 +89,8 @@ class WorkerTiers:
         if spec.cache.disk_tier_bytes:
             folder = Path(spec.cache.disk_tier_dir).expanduser() / spec.slot
             of = spec.cache.disk_tier_bytes, info.layout, info.fingerprint, spec.cache.eviction
-            self._disk = DiskTier(folder, *of)
-            made.append(Tier("disk", self._disk.slab))
+            self.disk = DiskTier(folder, *of)
+            made.append(Tier("disk", self.disk.slab))
         return made
 
 
