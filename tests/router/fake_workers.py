@@ -25,7 +25,8 @@ from baton.router.request.context import RequestContext
 from baton.router.request.context_class import ContextClass
 from baton.router.request.request import ChoiceStream, RouterRequest
 from baton.router.request.weights import WeightsPin
-from tests.router.fake_services import FakeDecode, FakePrefill, FakeRoster, FakeWorker
+from tests.router.fake_prefill import FakePrefill
+from tests.router.fake_services import FakeDecode, FakeRoster, FakeWorker
 
 PATIENT = DispatchSettings(worker_wait_s=30.0, full_wait_s=0.05, late_reply_s=30.0, stall_s=30.0)
 """How long a router waits where nothing is to be lost: longer than a busy machine keeps anybody waiting."""

@@ -20,7 +20,8 @@ from baton.protos.v1 import worker_pb2_grpc as stubs
 from baton.router.workers.decode_session import DecodeLease, DecodeSession
 from baton.router.workers.link import DecodeLink, PrefillLink, WorkerLink
 from baton.router.workers.link_table import LinkTable
-from tests.router.fake_services import FakeDecode, FakePrefill, held_port, info
+from tests.router.fake_prefill import FakePrefill
+from tests.router.fake_services import FakeDecode, held_port, info
 from tests.router.fake_workers import cluster, until
 
 
