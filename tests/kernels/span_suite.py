@@ -18,7 +18,7 @@ from baton.engine.program.ops import GatedDelta
 from baton.kernels.abi.native import I32, I64, P, declare
 from baton.kernels.combine.reference import combine
 from baton.kernels.gated_delta.reference import gated_delta
-from baton.kernels.latent_attention.reference import latent_attention, latent_rows, turn
+from baton.kernels.latent_attention.reference import latent_attention, latent_rows, rotate_heads
 from baton.kernels.rms_norm.reference import normed
 from baton.kernels.route.reference import route
 from baton.kernels.state_space.reference import state_space
@@ -104,7 +104,7 @@ class Latents:
             made = latent_rows(self.latent[rows].double(), self.norm.double(), 1e-6, cos, sin, self.paired)
             kept = torch.cat((self.plane(table)[:start].double(), made.to(self.stored).double()))
             q = self.q[rows].double().unflatten(1, (self.heads, -1))
-            asked = torch.cat((q[..., : self.plain], turn(q[..., self.plain :], cos, sin, self.paired)), -1)
+            asked = torch.cat((q[..., : self.plain], rotate_heads(q[..., self.plain :], cos, sin, self.paired)), -1)
             expand = self.expand.double().view(self.heads, -1, self.rank)
             outs.append(latent_attention(asked, kept, start, expand, self.rank, self.scale).flatten(1))
             first += queries

@@ -39,7 +39,7 @@ from baton.engine.program.ops import (
 from baton.engine.program.program import Program
 from baton.kernels.activate.reference import activate
 from baton.kernels.halve_heads.reference import halve_heads, temper_queries
-from baton.kernels.latent_attention.reference import latent_rows, turn
+from baton.kernels.latent_attention.reference import latent_rows, rotate_heads
 from baton.kernels.layer_norm.reference import center
 from baton.kernels.registry import kernels
 from baton.kernels.rms_norm.reference import normed
@@ -123,7 +123,7 @@ class SpanOps:
             cos, sin = (table.to(q.dtype) for table in self._rope_angles.of(span))
             rows = latent_rows(latent, norm.to(latent.dtype), op.eps, cos, sin, op.paired)
             spans.store(span, at, size, rows.to(stored))
-            asked = torch.cat((q[..., : op.nope_dim], turn(q[..., op.nope_dim :], cos, sin, op.paired)), -1)
+            asked = torch.cat((q[..., : op.nope_dim], rotate_heads(q[..., op.nope_dim :], cos, sin, op.paired)), -1)
             kept = spans.rows_of(span, at, size, stored)
             found: Tensor = self._kernels.latent_attention(asked, kept, span.start, heads, op.rank, op.scale)
             return found.flatten(1)

@@ -152,7 +152,7 @@ class Decoder(msgspec.Struct, frozen=True):
         ``rope`` replaces the one in ``config``, for architectures with their own spelling. Raises CheckpointError.
         """
         rope = rope or config.rope()
-        if not self.partial_rotary and any(_turns_a_part(each) for each in (rope, *self.local_ropes)):
+        if not self.partial_rotary and any(_rotates_a_part(each) for each in (rope, *self.local_ropes)):
             raise config.error("partial_rotary_factor", "must be 1 in this architecture")
         slots = _slots(self.windows)
         layers = [op for layer in range(len(self.windows)) for op in self._layer(layer, slots[layer])]
@@ -306,7 +306,7 @@ def with_rope_in(decoder: Decoder, rotary: Sequence[bool]) -> Decoder:
     return msgspec.structs.replace(decoder, ropes=ropes, local_ropes=(Rope(NO_ROPE, 1.0, {}),))
 
 
-def _turns_a_part(rope: Rope) -> bool:
+def _rotates_a_part(rope: Rope) -> bool:
     return rope.parameters.get("partial_rotary_factor", 1.0) != 1.0
 
 

@@ -40,5 +40,5 @@ def tensors(rounded: QuantizedWeight, dtype: torch.dtype) -> dict[str, Tensor]:
 
 
 def _packed(numbers: Tensor) -> Tensor:
-    turned = numbers.contiguous().view(len(numbers), -1, 8)[..., torch.tensor(ORDER)]
-    return words(turned.flatten(1), 4)
+    reordered = numbers.contiguous().view(len(numbers), -1, 8)[..., torch.tensor(ORDER)]
+    return words(reordered.flatten(1), 4)

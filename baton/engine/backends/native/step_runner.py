@@ -27,7 +27,7 @@ from baton.protos.errors import BatonError
 from baton.protos.measurements import EngineWork
 from baton.protos.nouns import TokenLogprobs
 
-FIRST_TURNS = 2048  # positions in the first table of rotary angles, which grows
+FIRST_ANGLES = 2048  # positions in the first table of rotary angles, which grows
 
 
 class StepRunner(ABC):
@@ -107,7 +107,7 @@ class StepRunner(ABC):
         have = len(self._rope_angles)
         if positions <= have:
             return False
-        end = max(positions, 2 * have, FIRST_TURNS)
+        end = max(positions, 2 * have, FIRST_ANGLES)
         self._rope_angles = self._rope.by_position(end)
         return True
 

@@ -16,7 +16,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from baton.engine.backends.native.step_runner import FIRST_TURNS
+from baton.engine.backends.native.step_runner import FIRST_ANGLES
 from baton.engine.backends.ranks.program import Carried, NativeRankProgram
 from baton.engine.program.program import Program
 from baton.kernels.abi import native
@@ -103,7 +103,7 @@ def sizes_for(program: Program, own: NativeRankProgram) -> SharedSizes:
     parts = (
         group_bytes(own.own.rank.count, SLOT_BYTES),
         PLAN_BYTES,
-        4 * max(program.max_position, FIRST_TURNS) * own.rope.width,
+        4 * max(program.max_position, FIRST_ANGLES) * own.rope.width,
         4 * MOST_ROWS * (own.own.shared_floats + own.carried_floats),
         4 * MOST_ROWS * program.vocab_size,
         2 * MOST_STATES * own.state_stride,
@@ -193,7 +193,7 @@ def call(ranks: RanksStruct) -> None:
     native.function("rank_call", P)(ctypes.addressof(ranks))
 
 
-def show_turns(ranks: RanksStruct, size: int) -> None:
+def show_angles(ranks: RanksStruct, size: int) -> None:
     """Copies the first ``size`` bytes of the lead's rotary angles to other hosts, before the next step."""
     native.function("rank_show_turns", P, I64)(ctypes.addressof(ranks), size)
 

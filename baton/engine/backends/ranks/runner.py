@@ -35,9 +35,9 @@ from baton.engine.backends.ranks.memory import (
     dismiss,
     expert_rows,
     lead_step,
+    show_angles,
     show_pages,
     show_states,
-    show_turns,
     sizes_for,
 )
 from baton.engine.backends.ranks.notes import written
@@ -184,7 +184,7 @@ class RankRunner(StepRunner):
         self._kept = []
         self._place_experts(batch.rows)
         states = self._states(plan)
-        self._show_turns(batch.reach)
+        self._show_angles(batch.reach)
         missing = self._show_pages(plan)
         floats = batch.rows * self._own.row_floats
         if len(self._arena) < floats:
@@ -255,14 +255,14 @@ class RankRunner(StepRunner):
     def _head(self) -> LmHead:
         return self._own.own.head
 
-    def _show_turns(self, positions: int) -> None:
+    def _show_angles(self, positions: int) -> None:
         """Copies the table of rotary angles to the shared memory."""
         self._reach(min(positions, self.spec.max_model_len))
         if len(self._rope_angles) > self._shown:
             shown = self._rope_angles[: self._memory.sizes.rope_angles // (4 * self._rope_angles.shape[1])]
             ctypes.memmove(self._memory.rope_angles, shown.data_ptr(), shown.numel() * 4)
             self._shown = len(self._rope_angles)
-            show_turns(self._ranks, shown.numel() * 4)
+            show_angles(self._ranks, shown.numel() * 4)
 
     def _show_pages(self, plan: StepPlan) -> list[int]:
         """Copies of the pages that others may have written since what its ranks read to each other host; returns

@@ -147,8 +147,8 @@ class Eagle3Layer:
             start = layer_input.rows.end
             [(cos, sin)] = self._rope_angles.of(torch.arange(start, start + len(own)), torch.float32)
             q, k, v = own.split((s.heads, s.kv_heads, s.kv_heads), 1)
-            layer_input.rows.append(_turned(k, cos, sin), v)
-            found.append(_attention(_turned(q, cos, sin), *layer_input.rows.seen()))
+            layer_input.rows.append(_rotated(k, cos, sin), v)
+            found.append(_attention(_rotated(q, cos, sin), *layer_input.rows.seen()))
         return linear(torch.cat(found).flatten(1), self._o)
 
     def _normed(self, x: Tensor, name: str) -> Tensor:
@@ -234,7 +234,7 @@ def _table(table: Tensor) -> Embed:
     return lambda tokens: table[torch.tensor(list(tokens))].numpy()
 
 
-def _turned(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+def _rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Rotates x (rows, heads, head_dim), halves as pairs; ``cos`` and ``sin`` (rows, 1, head_dim), sin's first half
     negated.
     """
