@@ -69,7 +69,7 @@ class Source:
 
     def release(self) -> None:
         """Unmaps the files; tensors of ``stored`` that somebody holds keep their file mapped."""
-        self._files = Checkpoint(self.directory)
+        self._files.release()
 
     def _pieces(self, at: str, shape: tuple[int, ...], item: int) -> Iterator[Tensor]:
         step = max(1, PIECE_BYTES * shape[0] // (item * math.prod(shape)))

@@ -9,13 +9,11 @@ only its version. Workers that start together take a lock: one writes, the other
 
 from __future__ import annotations
 
-import fcntl
 import logging
 import mmap
 import os
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
@@ -24,6 +22,7 @@ import torch
 import xxhash
 from torch import Tensor
 
+from baton.engine.checkpoints.file_lock import locked
 from baton.kernels.linear.packed import VERSION, PackedWeight
 from baton.places import cache_dir
 
@@ -76,7 +75,7 @@ def packed_weights(
     path = Path(directory or cache_dir()) / "weights" / f"{fingerprint[:32]}-{scheme}-v{VERSION}.baton"
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with _locked(path.with_suffix(".lock")):
+        with locked(path.with_suffix(".lock")):
             found = _read_or_none(path)
             if found is None:
                 _write(path, make())
@@ -169,10 +168,3 @@ def _parts(weight: PackedWeight) -> Iterator[tuple[str, Tensor]]:
 
 def _up(at: int) -> int:
     return -(-at // ALIGN) * ALIGN
-
-
-@contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    with path.open("w") as handle:
-        fcntl.flock(handle, fcntl.LOCK_EX)
-        yield

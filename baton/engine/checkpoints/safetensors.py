@@ -7,7 +7,7 @@ the file. Pickled weights (``.bin``, ``.pt``) are never read.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 import msgspec
@@ -15,6 +15,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from baton.engine.checkpoints.content_hashes import content_hashes
 from baton.engine.program.program import Weight
 from baton.engine.program.rank_program import Rows
 from baton.engine.program.stacked import part_of, stacked_source
@@ -30,10 +31,10 @@ OTHER_HEADS = ("language_model.lm_head.weight",)
 ENCODER_TABLES = ("embeddings.word_embeddings.weight", "embeddings.tok_embeddings.weight")
 ENCODER_PREFIXES = ("bert.", "roberta.", "model.")
 OLD_NORMS = {".gamma": ".weight", ".beta": ".bias"}
-FULL_HASH_BYTES = 256 << 20  # bytes of files up to which every byte is hashed
-SAMPLE_BYTES = 16 << 10  # bytes hashed at a tensor's beginning, middle and end in larger ones
+WHOLE_BYTES = 256 << 20  # of files together, up to which their bytes are hashed at each start
+HEADER_BYTES = 8  # at a file's beginning: the size of its header
 
-
+Hashes = Callable[[Path, dict[str, tuple[int, int]]], dict[str, str]]  # of a file's ranges: first byte, size
 FLOATS = ("F64", "F32", "F16", "BF16", "F8_E4M3", "F8_E5M2")  # dtypes as a file's header names them
 
 
@@ -43,7 +44,7 @@ class Checkpoint:
     def __init__(self, directory: Path) -> None:
         self._files = _files(directory)
         self._handles = {path: _open(path) for path in sorted(set(self._files.values()))}
-        self._index = directory / INDEX
+        self._read_from: set[Path] = set()  # files of which tensors were read since the last ``release``
         self._own: dict[str, str] = {}  # the files' names of tensors by those that programs use
         for path, handle in self._handles.items():
             found = set(handle.keys())
@@ -119,29 +120,48 @@ class Checkpoint:
         if stored is None or tuple(stored.get_shape()) != shape or stored.get_dtype() not in FLOATS:
             self._read(name, shape)  # says what is wrong
         assert stored is not None
+        assert path is not None
+        self._read_from.add(path)
         part: Tensor = stored[first:last]
         return part
+
+    def release(self) -> None:
+        """Unmaps the files that were read, so that their pages no longer count as this process's memory; tensors
+        that somebody holds keep theirs. Raises CheckpointError if such a file is gone.
+        """
+        self._handles |= {path: _open(path) for path in self._read_from}
+        self._read_from.clear()
 
     def error(self, name: str, problem: str) -> CheckpointError:
         """Returns an error about tensor ``name`` that also names its file."""
         where = self._files.get(name) or next(iter(self._handles))
         return CheckpointError(f"{where}: tensor {name} {problem}", "model")
 
-    def fingerprint(self, config: Json) -> str:
+    def fingerprint(self, config: Json, hashes: Hashes = content_hashes) -> str:
         """Returns a hex SHA-256 over ``config`` and each tensor's name, dtype, shape and bytes, in the order of
-        names.
+        names. Every byte counts, and it doesn't matter which file has a tensor.
 
-        Up to 256 MiB every byte counts; above that, 16 KiB at each tensor's beginning, middle and end, so that a
-        large model starts without a full read of its files.
+        Above 256 MiB a tensor's hash stands for its bytes (``hashes``, which caches them, so that a large
+        model's later starts don't read all of its files). Raises CheckpointError.
         """
         digest = hashlib.sha256(msgspec.json.encode(config, order="sorted"))
-        full = sum(path.stat().st_size for path in self._handles) <= FULL_HASH_BYTES
+        small = sum(path.stat().st_size for path in self._handles) <= WHOLE_BYTES
+        hash_of = {} if small else self._hashes(hashes)
         for name in sorted(set(self._files) - set(self._own)):
             tensor = self._read(name)
             digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
-            for part in _parts(tensor.contiguous().flatten().view(torch.uint8), full):
-                digest.update(part.numpy().data)
+            digest.update(tensor.contiguous().flatten().view(torch.uint8).numpy().data if small else hash_of[name])
         return digest.hexdigest()
+
+    def _hashes(self, hashes_of: Hashes) -> dict[str, bytes]:
+        """Returns each tensor's hash by its name in the files; of one that several files have, that of the file
+        which is read.
+        """
+        found: dict[str, bytes] = {}
+        for path in self._handles:
+            hashes = hashes_of(path, _spans(path))
+            found |= {name: value.encode() for name, value in hashes.items() if self._files.get(name) == path}
+        return found
 
     def _stack(self, weight: Weight, dtype: torch.dtype) -> Tensor:
         """Returns a new tensor, filled source by source, so that the peak is the weight itself, not twice its
@@ -182,6 +202,7 @@ class Checkpoint:
         if path is None:
             where = ", ".join(str(path) for path in self._handles)
             raise CheckpointError(f"tensor {name} is missing; looked in {where}", "model")
+        self._read_from.add(path)
         tensor = self._handles[path].get_tensor(self._own.get(name, name))
         if part is not None:
             shape_of_all = tuple(tensor.shape)
@@ -226,8 +247,16 @@ def _open(path: Path) -> safe_open:
         raise CheckpointError(f"{path} ({size} bytes) is damaged or truncated: {error}", "model") from error
 
 
-def _parts(raw: Tensor, full: bool) -> list[Tensor]:
-    if full or len(raw) <= 3 * SAMPLE_BYTES:
-        return [raw]
-    middle = len(raw) // 2
-    return [raw[:SAMPLE_BYTES], raw[middle : middle + SAMPLE_BYTES], raw[-SAMPLE_BYTES:]]
+class _Entry(msgspec.Struct):
+    """An entry of a file's header; that of the metadata has no bytes."""
+
+    data_offsets: tuple[int, int] | None = None  # of the first byte and past the last, after the header
+
+
+def _spans(path: Path) -> dict[str, tuple[int, int]]:
+    """Returns where the file has each tensor's bytes: the first one's offset, and their number."""
+    with path.open("rb") as file:
+        size = int.from_bytes(file.read(HEADER_BYTES), "little")
+        header = msgspec.json.decode(file.read(size), type=dict[str, _Entry])
+    spans = {name: entry.data_offsets for name, entry in header.items() if entry.data_offsets is not None}
+    return {name: (HEADER_BYTES + size + first, last - first) for name, (first, last) in spans.items()}

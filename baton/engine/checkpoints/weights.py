@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import accumulate, compress
 from pathlib import Path
 from typing import NamedTuple
@@ -16,6 +17,7 @@ import msgspec
 import torch
 from torch import Tensor
 
+from baton.engine.checkpoints.content_hashes import content_hashes
 from baton.engine.checkpoints.kv_scheme import require_sound_scales
 from baton.engine.checkpoints.layer_schemes import LayerSchemes
 from baton.engine.checkpoints.packed_cache import packed_weights
@@ -70,7 +72,7 @@ def load_weights(
     _require_possible(config, reader)
     if isinstance(checkpoint, Checkpoint) and reader is not None:
         require_sound_scales(checkpoint)
-    fingerprint = checkpoint.fingerprint(model.fields)
+    fingerprint = checkpoint.fingerprint(model.fields, partial(content_hashes, directory=config.cache_dir))
     overrides = dict(config.quantization_overrides)
     is_plain = reader is None and config.quantization == NONE and not overrides
     if isinstance(checkpoint, Checkpoint) and is_plain:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -29,7 +29,8 @@ from baton.protos.json import Json
 if TYPE_CHECKING:
     from gguf import GGUFReader, ReaderTensor
 
-FULL_HASH_BYTES, SAMPLE_BYTES, SAMPLES = 256 << 20, 1 << 20, 32
+WHOLE_BYTES = 256 << 20  # of a file, up to which its bytes are hashed at each start
+Hashes = Callable[[Path, dict[str, tuple[int, int]]], dict[str, str]]  # of a file's ranges: first byte, size
 FAMILIES = ("llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen3_moe")  # whose names and values are known here
 PAIRED = ("llama", "mistral", "mixtral")  # model types whose q and k rows GGUF reorders
 PLAIN = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
@@ -129,16 +130,20 @@ class GgufCheckpoint:
     def _error(self, found: ReaderTensor, problem: str) -> CheckpointError:
         return CheckpointError(f"{self._path}: tensor {found.name} {problem}", "model")
 
-    def fingerprint(self, config: Json) -> str:
-        """Returns a hex SHA-256 over ``config`` and the file: all of it up to 256 MiB, above that 32 pieces of 1
-        MiB.
+    def fingerprint(
+        self, config: Json, hashes: Callable[[Path, dict[str, tuple[int, int]]], dict[str, str]]
+    ) -> str:
+        """Returns a hex SHA-256 over ``config`` and the file, of which every byte counts.
+
+        Above 256 MiB its hash stands for it: ``hashes`` returns those of ranges (first byte, size) of a file.
         """
         digest = hashlib.sha256(msgspec.json.encode(config, order="sorted"))
-        whole = np.memmap(self._path, mode="r")
-        digest.update(len(whole).to_bytes(8, "little"))
-        step = len(whole) if len(whole) <= FULL_HASH_BYTES else len(whole) // SAMPLES
-        for at in range(0, len(whole), step):
-            digest.update(whole[at : at + (step if step == len(whole) else SAMPLE_BYTES)].data)
+        size = self._path.stat().st_size
+        digest.update(size.to_bytes(8, "little"))
+        if size <= WHOLE_BYTES:
+            digest.update(np.memmap(self._path, mode="r").data)
+        else:
+            digest.update(hashes(self._path, {"": (0, size)})[""].encode())
         return digest.hexdigest()
 
 

@@ -1,0 +1,154 @@
+"""Hashes the bytes of large checkpoint files, every one of them, and caches the hashes by the files' identity.
+
+Knows nothing of what the bytes mean: it is asked for named ranges of a file. A range's hash is xxh3-128 over its
+pieces' xxh3-128, so that cores share one range. Bytes are read into buffers, not mapped: hashing a file doesn't add
+to this process's memory. The cache holds one small JSON per file. What it says counts only while the file's device,
+inode, size and times of change are those that were hashed; the system sets the time of a file's last change itself,
+so no program can put other bytes there and keep it. A file that changed within ``SETTLED_S`` before it was read is
+hashed again at the next start, because two changes within a clock's tick look like one.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import tempfile
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from itertools import islice
+from pathlib import Path
+
+import msgspec
+import xxhash
+
+from baton.engine.checkpoints.file_lock import locked
+from baton.places import cache_dir
+from baton.protos.errors import CheckpointError
+
+log = logging.getLogger("baton.engine")
+
+PIECE_BYTES = 64 << 20  # bytes of a range that one thread hashes; part of the hash's definition
+READ_BYTES = 1 << 20  # bytes read at once, because they stay in a core's cache between reading and hashing
+MOST_THREADS = 8  # threads that hash, because so many read as fast as memory does
+SETTLED_S = 2.0  # seconds since a file's last change after which its hashes are cached; clocks tick every 10 ms
+
+Span = tuple[int, int]  # of a file: offset of the first byte, number of bytes
+
+
+class FileIdentity(msgspec.Struct, frozen=True):
+    """Tells a file's content from any other that it had or will have, without reading it."""
+
+    device: int
+    inode: int
+    size: int  # bytes
+    modified_ns: int
+    changed_ns: int  # of content or inode, set by the system alone
+
+
+class FileHashes(msgspec.Struct, frozen=True):
+    """Is the cached record of one file."""
+
+    path: str
+    identity: FileIdentity
+    hashes: dict[str, str]  # hex xxh3-128 by range's name
+
+
+def content_hashes(path: Path, spans: Mapping[str, Span], directory: str = "") -> dict[str, str]:
+    """Returns the hash of every byte of each range of ``spans``, by name, from the cache or by reading the file.
+
+    ``directory`` is the cache's, empty for the default. Processes that start together wait for one that reads. If
+    the cache can't be written, each reads. Raises CheckpointError if the file changes meanwhile or is cut off.
+    """
+    path = path.resolve()
+    record = _folder(directory) / f"{hashlib.sha256(os.fsencode(path)).hexdigest()[:32]}.json"
+    try:
+        record.parent.mkdir(parents=True, exist_ok=True)
+        with locked(record.with_suffix(".lock")):
+            return _cached(record, path, spans)
+    except OSError as error:
+        log.warning("hashes of %s are not cached: %s", path, error)
+        return _hashed(path, spans)[0]
+
+
+def _folder(directory: str) -> Path:
+    return Path(directory or cache_dir()) / "fingerprints"
+
+
+def _cached(record: Path, path: Path, spans: Mapping[str, Span]) -> dict[str, str]:
+    known = _read_or_none(record)
+    if known is not None and known.identity == _identity(path) and known.hashes.keys() == spans.keys():
+        return known.hashes
+    hashes, identity = _hashed(path, spans)
+    if time.time_ns() - max(identity.changed_ns, identity.modified_ns) > SETTLED_S * 1e9:
+        _write(record, FileHashes(str(path), identity, hashes))
+    return hashes
+
+
+def _identity(path: Path) -> FileIdentity:
+    found = path.stat()
+    return FileIdentity(found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
+
+
+def _hashed(path: Path, spans: Mapping[str, Span]) -> tuple[dict[str, str], FileIdentity]:
+    before = _identity(path)
+    pieces = [piece for first, size in spans.values() for piece in _pieces(first, size)]
+    threads = min(MOST_THREADS, len(os.sched_getaffinity(0)), max(1, len(pieces)))
+    own = threading.local()
+    file = os.open(path, os.O_RDONLY)
+    try:
+        with ThreadPoolExecutor(threads, "hash") as pool:
+            digests = iter(list(pool.map(lambda piece: _piece_digest(file, piece, own), pieces)))
+    except EOFError as error:
+        raise CheckpointError(f"{path} ({before.size} bytes) is truncated: {error}", "model") from error
+    finally:
+        os.close(file)
+    if _identity(path) != before:
+        raise CheckpointError(f"{path} changed while it was read; start again once it is whole", "model")
+    return {name: _joined(digests, len(_pieces(first, size))) for name, (first, size) in spans.items()}, before
+
+
+def _pieces(first: int, size: int) -> list[Span]:
+    end = first + size
+    return [(at, min(PIECE_BYTES, end - at)) for at in range(first, end, PIECE_BYTES)]
+
+
+def _piece_digest(file: int, piece: Span, own: threading.local) -> bytes:
+    """Returns the digest of one piece of ``file``, read into this thread's buffer. Raises EOFError."""
+    if not hasattr(own, "buffer"):
+        own.buffer = memoryview(bytearray(READ_BYTES))
+    at, left = piece
+    digest = xxhash.xxh3_128()
+    while left:
+        count = os.preadv(file, [own.buffer[: min(left, READ_BYTES)]], at)
+        if not count:
+            raise EOFError(f"it ends at byte {at}, and {left} more are named in its header")
+        digest.update(own.buffer[:count])
+        at, left = at + count, left - count
+    return digest.digest()
+
+
+def _joined(digests: Iterator[bytes], count: int) -> str:
+    return xxhash.xxh3_128_hexdigest(b"".join(islice(digests, count)))
+
+
+def _read_or_none(record: Path) -> FileHashes | None:
+    try:
+        return msgspec.json.decode(record.read_bytes(), type=FileHashes)
+    except FileNotFoundError:
+        return None
+    except msgspec.MsgspecError as error:
+        log.warning("%s is made again: %s", record, error)
+        return None
+
+
+def _write(record: Path, found: FileHashes) -> None:
+    handle, temporary = tempfile.mkstemp(dir=record.parent, suffix=record.suffix)
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(msgspec.json.encode(found))
+        Path(temporary).replace(record)
+    finally:
+        Path(temporary).unlink(missing_ok=True)
