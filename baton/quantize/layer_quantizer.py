@@ -17,6 +17,7 @@ from baton.engine.program.program import Program, Weight
 from baton.kernels.swiglu.reference import swiglu
 from baton.process.heap import return_freed_memory
 from baton.quantize.folds import Fold, fold_of, stored
+from baton.quantize.kv_scales import kv_product
 from baton.quantize.layers import LayerRun, States, pieces_of
 from baton.quantize.quantized_weight import QuantizedWeight
 from baton.quantize.schemes import Scheme
@@ -30,6 +31,7 @@ class QuantizedLayer(NamedTuple):
 
     rounded: dict[str, list[QuantizedWeight]]  # by weight, a part for each tensor in the source's files
     plain: dict[str, Tensor]  # unquantized weights that folded scales have changed, as files hold them
+    kv_peaks: Tensor | None = None  # (2, channels): the largest magnitudes of K and V, if a text was read
 
 
 class LayerQuantizer:
@@ -52,6 +54,7 @@ class LayerQuantizer:
         self._outs = {name: len(weight) for name, weight in weights.items()}
         self._rounded: dict[str, list[QuantizedWeight]] = {}
         self._plain: dict[str, Tensor] = {}
+        self._value_factors: Tensor | None = None  # by which rows of V were divided
 
     def quantize_alone(self) -> QuantizedLayer:
         """Returns the layer with every weight quantized by itself."""
@@ -79,7 +82,13 @@ class LayerQuantizer:
                 self._linear(product, states)
             elif product is not None:
                 self._experts(product, states)
-        return QuantizedLayer(self._rounded, self._plain)
+        return QuantizedLayer(self._rounded, self._plain, self._divided(run.kv_peaks))
+
+    def _divided(self, peaks: Tensor | None) -> Tensor | None:
+        """Returns ``peaks`` as they are once the rows of V are divided by the factors of attention's output."""
+        if peaks is None or self._value_factors is None:
+            return peaks
+        return torch.stack((peaks[0], peaks[1] / self._value_factors))
 
     def _linear(self, op: Linear, states: States) -> None:
         weight = self._weights[op.weight]
@@ -122,6 +131,8 @@ class LayerQuantizer:
         """Divides rows of a product that is quantized already, by scaling whole rows."""
         every, (first, end) = torch.ones(self._outs[fold.product]), fold.rows
         every[first:end] = factors
+        if fold.product == kv_product(self._ops):
+            self._value_factors = factors
         parts = self._rounded[fold.product]
         for i, own in enumerate(every.split([len(part.q) for part in parts])):
             if bool((own != 1).any()):

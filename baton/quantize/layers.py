@@ -18,13 +18,14 @@ from torch import Tensor
 from baton.engine.backends.torch.batch import BatchBuilder
 from baton.engine.backends.torch.interpreter import Interpreter, KvPages, Registers
 from baton.engine.plan import SequenceStep, StepPlan
-from baton.engine.program.ops import Embedding, LayerNorm, Linear, Moe, Op, PagedAttention, RmsNorm
+from baton.engine.program.ops import Embedding, LayerNorm, Linear, Moe, Op, PagedAttention, RmsNorm, RopeAppend
 from baton.engine.program.program import Program
 from baton.kernels.registry import kernels
 from baton.kv.layout.page import layout_for
 from baton.kv.layout.state import state_pages
 from baton.protos.errors import ConfigError
 from baton.protos.nouns import BLOCK_TOKENS, KvLayout
+from baton.quantize.kv_scales import channel_peaks, joined
 from baton.quantize.registers import live, reads, writes
 
 
@@ -115,6 +116,7 @@ class LayerRun:
             program, ops=own, groups=(msgspec.structs.replace(group, layers=1),), states=planes
         )
         self._weights, self._kernels = weights, kernels()
+        self.kv_peaks: Tensor | None = None  # (2, channels) of all K and V so far, once they were stored
         self._layout = layout_for("float32", self._program.groups, states=planes)
         pages, state = -(-tokens // BLOCK_TOKENS), state_pages(self._layout)
         self._kv = page_views(self._program, self._layout, pages + state)
@@ -128,10 +130,13 @@ class LayerRun:
         piece = msgspec.structs.replace(self._program, ops=tuple(_alone(op) for op in ops))
         interpreter = Interpreter(piece, self._weights, self._kernels, self._layout)
         changed = {name for op in ops for name in writes(op)} & after
+        stores = not self._program.states and any(isinstance(op, RopeAppend) for op in ops)
         with torch.inference_mode():
             for sample in range(states.samples):
                 registers = states.read(sample, needed)
                 interpreter.run(registers, self._batch, self._kv)
+                if stores:
+                    self.kv_peaks = joined(self.kv_peaks, channel_peaks(self._kv.rows, BLOCK_TOKENS))
                 for name in changed:
                     states.write(sample, name, registers[name])
         states.advance(after)

@@ -18,11 +18,12 @@ from baton.engine.program.program import Program
 from baton.process.heap import return_freed_memory
 from baton.protos.errors import ConfigError
 from baton.quantize.formats import format_of
+from baton.quantize.kv_scales import kv_product, kv_scales, require_plain_kv
 from baton.quantize.layer_quantizer import LayerQuantizer, QuantizedLayer, quantized_names
 from baton.quantize.layers import States, embed, layers_of
 from baton.quantize.output import OutputFolder
 from baton.quantize.registers import live, weights_of
-from baton.quantize.schemes import Recipe, scheme_of
+from baton.quantize.schemes import Recipe, needs_text, scheme_of
 from baton.quantize.source import Source
 from baton.quantize.tensor_file import PiecewiseTensor, whole
 
@@ -38,8 +39,10 @@ def quantize(
     ``recipe`` is checked; ``samples`` have one length, and are empty if the method reads no text. ``told`` receives
     the number of finished layers and of all. Raises ConfigError and CheckpointError.
     """
-    require_divisible(source, recipe)
     layers = layers_of(source.program)
+    if recipe.kv_cache_dtype:
+        require_plain_kv(source.program, layers)
+    require_divisible(source, recipe)
     output = OutputFolder(folder, len(layers) + 1)
     output.begin(_asked(source, recipe, samples))
     work = _Work(source, recipe, samples, output, layers)
@@ -106,7 +109,7 @@ class _Work:
         layers: list[tuple[Op, ...]],
     ) -> None:
         self._source, self._recipe, self._samples, self._output = source, recipe, samples, output
-        self._layers, self._scheme = layers, scheme_of(recipe)
+        self._layers, self._scheme, self._needs_text = layers, scheme_of(recipe), needs_text(recipe)
 
     def stem(self) -> None:
         """Writes the weights outside of the layers, and prepares the first layer's input."""
@@ -114,7 +117,7 @@ class _Work:
         if not self._output.has(0):
             rest = [name for name in self._source.weights if name not in own]
             self._output.write(0, {at: t for name in rest for at, t in self._source.copied(name).items()})
-        if self._scheme.needs_text and not any(self._output.work.glob("layer-*")):
+        if self._needs_text and not any(self._output.work.glob("layer-*")):
             first = program.ops[0]
             assert isinstance(first, Embedding)
             states = States(self._output.work / "begin", len(self._samples), len(self._samples[0]))
@@ -123,7 +126,7 @@ class _Work:
 
     def first(self) -> int:
         """Returns the number of the first layer that isn't finished."""
-        if self._scheme.needs_text:
+        if self._needs_text:
             return min(int(path.name.split("-")[1]) for path in self._output.work.glob("layer-*"))
         return next(
             (layer for layer in range(len(self._layers)) if not self._output.has(layer + 1)), len(self._layers)
@@ -139,8 +142,8 @@ class _Work:
         self._source.release()
         rounder = LayerQuantizer(self._source.program, ops, weights, self._source.weights, self._scheme, dtypes)
         del weights
-        found = self._over_text(layer, rounder) if self._scheme.needs_text else rounder.quantize_alone()
-        self._output.write(layer + 1, self._tensors(found, names))
+        found = self._over_text(layer, rounder) if self._needs_text else rounder.quantize_alone()
+        self._output.write(layer + 1, self._tensors(found, names) | self._kv_scales(found, ops))
 
     def _over_text(self, layer: int, rounder: LayerQuantizer) -> QuantizedLayer:
         last = layer == len(self._layers) - 1
@@ -168,6 +171,13 @@ class _Work:
                 base = at.removesuffix("weight")
                 tensors |= {base + part: whole(tensor) for part, tensor in form.tensors(rounded, dtype).items()}
         return tensors
+
+    def _kv_scales(self, found: QuantizedLayer, ops: Sequence[Op]) -> dict[str, PiecewiseTensor]:
+        product = kv_product(ops)
+        if not self._recipe.kv_cache_dtype or found.kv_peaks is None or product is None:
+            return {}
+        scales = kv_scales(found.kv_peaks, self._source.weights[product])
+        return {name: whole(scale) for name, scale in scales.items()}
 
     def _plain(self, name: str, value: Tensor) -> dict[str, PiecewiseTensor]:
         """Returns ``value`` as the tensors that the source's files have of a weight, in their dtypes."""

@@ -43,6 +43,7 @@ class Recipe(msgspec.Struct, frozen=True):
     act_order: bool = True  # whether GPTQ takes inputs by falling second moments
     regroup: bool = False  # whether GPTQ's groups follow that order (desc_act)
     format: str = ""  # "" for the method's first
+    kv_cache_dtype: str = ""  # "fp8": the checkpoint has scales for such KV, and asks for it
 
     def checked(self) -> Recipe:
         """Returns the recipe with its format filled in. Raises ConfigError naming the flag that is wrong."""
@@ -65,6 +66,13 @@ class Recipe(msgspec.Struct, frozen=True):
             raise ConfigError(f"--group {self.group}: use 0 (a whole row) or a multiple of 32", "group")
         if self.regroup and (self.method != "gptq" or self.format != "gptq" or not self.act_order):
             raise ConfigError("--regroup is for the gptq method and format, with act-order", "regroup")
+        if self.kv_cache_dtype not in ("", "fp8"):
+            raise ConfigError(
+                f"--kv-cache-dtype {self.kv_cache_dtype!r}: scales are written for fp8", "kv_cache_dtype"
+            )
+        if self.kv_cache_dtype and self.format != "compressed-tensors":
+            text = f"--kv-cache-dtype is written as compressed-tensors, not as {self.format}; use that --format"
+            raise ConfigError(text, "kv_cache_dtype")
 
 
 class Scheme(Protocol):
@@ -99,6 +107,11 @@ def scheme_of(recipe: Recipe) -> Scheme:
         "mxfp4": Nearest(MxGrid(MX_BLOCK)),
     }
     return schemes[recipe.method]
+
+
+def needs_text(recipe: Recipe) -> bool:
+    """Returns whether ``recipe``, which must be checked, reads a text: for its method, or for its KV's scales."""
+    return scheme_of(recipe).needs_text or bool(recipe.kv_cache_dtype)
 
 
 class Nearest:

@@ -72,6 +72,9 @@ class FormOptions:
     regroup: Annotated[
         bool, typer.Option("--regroup", help="gptq's groups follow that order (desc_act), else they are neighbours")
     ] = False
+    kv_cache_dtype: Annotated[
+        str, typer.Option(help="fp8: write scales for such KV, found over the text (compressed-tensors)")
+    ] = ""
     format: Annotated[str, typer.Option(help="gptq, awq or compressed-tensors, where the method has a choice")] = ""
 
 
@@ -103,7 +106,8 @@ def _recipe(of: MethodOptions, form: FormOptions) -> Recipe:
     from baton.quantize.schemes import Recipe
 
     asymmetric = of.method == "awq" if form.asymmetric is None else form.asymmetric
-    return Recipe(of.method, of.bits, of.group, not asymmetric, form.act_order, form.regroup, form.format).checked()
+    grid = (of.method, of.bits, of.group, not asymmetric)
+    return Recipe(*grid, form.act_order, form.regroup, form.format, form.kv_cache_dtype).checked()
 
 
 def _quantize(source: Source, recipe: Recipe, calibration: CalibrationOptions, out: Path) -> int:
@@ -128,12 +132,13 @@ def _quantize(source: Source, recipe: Recipe, calibration: CalibrationOptions, o
 
 def _text(source: Source, recipe: Recipe, asked: CalibrationOptions) -> list[list[int]]:
     from baton.quantize.calibration import read_samples
-    from baton.quantize.schemes import scheme_of
+    from baton.quantize.schemes import needs_text
 
-    if not scheme_of(recipe).needs_text:
+    if not needs_text(recipe):
         return []
     if asked.calibration is None:
-        text = f"{recipe.method} reads text: give --calibration FILE, or --calibration self"
+        what = "--kv-cache-dtype" if recipe.kv_cache_dtype else recipe.method
+        text = f"{what} reads text: give --calibration FILE, or --calibration self"
         raise ConfigError(text, "calibration")
     return read_samples(source.directory, asked.calibration, asked.samples, asked.tokens)
 

@@ -26,7 +26,7 @@ def settings(recipe: Recipe, ignored: list[str]) -> Json:
         "format": form,
         "quantization_status": "compressed",
         "ignore": ["lm_head", *ignored],
-        "kv_cache_scheme": None,
+        "kv_cache_scheme": _numbers("float", 8, "tensor") if recipe.kv_cache_dtype else None,
         "config_groups": {"group_0": group},
     }
 
