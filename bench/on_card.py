@@ -11,14 +11,34 @@ by $BATON_COMMIT unless that is set already.
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
+import tarfile
 import tempfile
 import time
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 SITE = Path(tempfile.gettempdir()) / "baton-site"  # kept from call to call on one machine
+FILES = SITE.with_name("baton-files")  # as SITE
+PACKED = "packed.tar.xz"
+
+
+def unpacked(folder: Path, to: Path) -> Path:
+    """Returns the folder with wheels and libraries: ``folder``, or ``to`` where ``folder`` has them in one archive,
+    which is unpacked there unless an earlier call did so.
+    """
+    packed = folder / PACKED
+    if not packed.exists():
+        return folder
+    done, stamp = to / ".packed", f"{packed.resolve()} {packed.stat().st_size} {packed.stat().st_mtime_ns}"
+    if not done.exists() or done.read_text() != stamp:
+        shutil.rmtree(to, ignore_errors=True)
+        with tarfile.open(packed) as archive:
+            archive.extractall(to, filter="data")
+        done.write_text(stamp)
+    return to
 
 
 def installed(folder: Path, site: Path) -> float:
@@ -32,15 +52,15 @@ def installed(folder: Path, site: Path) -> float:
     return time.monotonic() - began
 
 
-def environment(folder: Path, site: Path) -> dict[str, str]:
-    """Returns what bench/gpu.py runs with."""
+def environment(folder: Path, site: Path, files: Path) -> dict[str, str]:
+    """Returns what bench/gpu.py runs with: the commit of ``folder``, the libraries among ``files``."""
     commit = folder / "commit"
     told = {"BATON_COMMIT": commit.read_text().strip()} if commit.exists() else {}
     return {
         **told,
         **os.environ,
         "PYTHONPATH": os.pathsep.join((str(ROOT), str(site))),
-        "BATON_KERNELS_DIR": str((folder / "kernels").resolve()),
+        "BATON_KERNELS_DIR": str((files / "kernels").resolve()),
         "PYTHONMALLOC": "malloc",  # kernels/cuda/on_gpu.py registers the heap
         "PYTHONUNBUFFERED": "1",
         "PYTHONDONTWRITEBYTECODE": "1",
@@ -53,9 +73,14 @@ def main(argv: list[str]) -> int:
         print("usage: python3 bench/on_card.py FOLDER [arguments of bench/gpu.py]", file=sys.stderr)
         return 2
     folder = Path(argv[0])
-    print(f"wheels beside Python {sys.version.split()[0]}: {installed(folder, SITE):.0f} s", flush=True)
+    try:
+        files = unpacked(folder, FILES)
+    except tarfile.CompressionError as error:
+        print(f"{folder / PACKED}: {error}; make the folder with --plain", file=sys.stderr)
+        return 2
+    print(f"wheels beside Python {sys.version.split()[0]}: {installed(files, SITE):.0f} s", flush=True)
     command = [sys.executable, str(ROOT / "bench" / "gpu.py"), *argv[1:]]
-    return subprocess.run(command, cwd=ROOT, env=environment(folder, SITE), check=False).returncode
+    return subprocess.run(command, cwd=ROOT, env=environment(folder, SITE, files), check=False).returncode
 
 
 if __name__ == "__main__":

@@ -1,18 +1,23 @@
 """Makes the folder that bench/on_card.py takes along to a GPU: wheels for its Python, libraries, the commit.
 
-    python -m bench.cuda.carry FOLDER [--python 3.12] [--there NAME,NAME] [--no-libraries]
+    python -m bench.cuda.carry FOLDER [--python 3.12] [--there NAME,NAME] [--no-libraries] [--plain]
 
 Knows nothing of the machine there, but that it has torch with CUDA. Wheels are of the versions that are installed
 here, for the other Python; what comes with torch (numpy, its own needs) stays there. The CUDA library is compiled
-where nvcc is here, the CPU's for every instruction set. Needs a package index.
+where nvcc is here, the CPU's for every instruction set. Needs a package index. All of it goes into one compressed
+file; ``--plain`` leaves files, for a Python there without lzma.
 """
 
 from __future__ import annotations
 
 import argparse
+import io
+import lzma
 import shutil
 import subprocess
 import sys
+import tarfile
+import zipfile
 from collections.abc import Iterator, Sequence
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
@@ -23,6 +28,7 @@ from baton.kernels.abi import build as cpu
 from baton.kernels.abi.build import KERNELS, BuildError
 from baton.kernels.cuda.build import keep_in
 from bench.cuda.rows import commit
+from bench.on_card import PACKED
 
 PLATFORMS = (*(f"manylinux_2_{minor}_x86_64" for minor in range(39, 4, -1)), "manylinux2014_x86_64")
 MOST_BYTES = 64 << 20  # of what is carried along, the checkout included
@@ -110,6 +116,30 @@ def libraries(folder: Path) -> None:
         print(f"for {isa}: {Path(shutil.copy(cpu.built(isa), folder / name)).name}")
 
 
+def pack(parts: Path, to: Path) -> None:
+    """Writes all files of ``parts`` into one archive. Wheels are stored in it without compression of their own, so
+    that xz finds what they and the libraries have in common: that takes a third of the bytes.
+    """
+    to.parent.mkdir(parents=True, exist_ok=True)
+    with lzma.open(to, "wb") as squeezed, tarfile.open(fileobj=squeezed, mode="w") as archive:
+        for path in sorted(path for path in parts.rglob("*") if path.is_file()):
+            data = _stored(path) if path.suffix == ".whl" else path.read_bytes()
+            member = tarfile.TarInfo(str(path.relative_to(parts)))
+            member.size = len(data)
+            archive.addfile(member, io.BytesIO(data))
+
+
+def _stored(wheel: Path) -> bytes:
+    """Returns ``wheel`` with the same files, none of them compressed."""
+    made = io.BytesIO()
+    with zipfile.ZipFile(wheel) as before, zipfile.ZipFile(made, "w", zipfile.ZIP_STORED) as after:
+        for info in before.infolist():
+            data = before.read(info)
+            info.compress_type = zipfile.ZIP_STORED
+            after.writestr(info, data)
+    return made.getvalue()
+
+
 def main() -> int:
     """Makes the folder; returns 1 where it is too large to be carried."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
@@ -117,27 +147,31 @@ def main() -> int:
     parser.add_argument("--python", default="3.12", help="the version there (3.12)")
     parser.add_argument("--there", default="", help="packages that the machine has in versions that will do")
     parser.add_argument("--no-libraries", action="store_true", help="wheels alone")
+    parser.add_argument("--plain", action="store_true", help="files, not one archive of them")
     asked = parser.parse_args()
-    download(asked.folder / "wheels", asked.python, pins(there=asked.there.lower().split(",")))
+    parts = asked.folder if asked.plain else asked.folder.with_name(f"{asked.folder.name}.parts")
+    download(parts / "wheels", asked.python, pins(there=asked.there.lower().split(",")))
     if not asked.no_libraries:
-        libraries(asked.folder / "kernels")
+        libraries(parts / "kernels")
+    if not asked.plain:
+        pack(parts, asked.folder / PACKED)
     (asked.folder / "commit").write_text(commit() + "\n")
-    said, fits = judged_size(asked.folder, checkout_bytes())
+    said, fits = judged_size(asked.folder, checkout_bytes(), parts)
     print(said)
     return int(not fits)
 
 
-def judged_size(folder: Path, checkout: int, most: int = MOST_BYTES) -> tuple[str, bool]:
+def judged_size(folder: Path, checkout: int, parts: Path, most: int = MOST_BYTES) -> tuple[str, bool]:
     """Returns the size of ``folder`` beside that of a checkout of ``checkout`` bytes, in words, and whether both
-    are at most ``most`` bytes together. If they aren't, the words name the largest wheels.
+    are at most ``most`` bytes together. If they aren't, the words name the largest wheels of ``parts``.
     """
     sizes = {path: path.stat().st_size for path in folder.rglob("*") if path.is_file()}
     both = f"{sum(sizes.values()) / (1 << 20):.1f} MiB in {folder}, {checkout / (1 << 20):.1f} in the checkout"
     if (total := sum(sizes.values()) + checkout) <= most:
         return f"{both}; {most >> 20} at most", True
-    wheels = sorted((path for path in sizes if path.suffix == ".whl"), key=lambda path: -sizes[path])[:8]
+    wheels = sorted(parts.rglob("*.whl"), key=lambda path: -path.stat().st_size)[:8]
     names = ", ".join(
-        f"{path.name.split('-')[0].replace('_', '-')} {sizes[path] / (1 << 20):.1f}" for path in wheels
+        f"{path.name.split('-')[0].replace('_', '-')} {path.stat().st_size / (1 << 20):.1f}" for path in wheels
     )
     return (
         f"{both}: {(total - most) / (1 << 20):.1f} too many; name with --there what the machine has of {names}",

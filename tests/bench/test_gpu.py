@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,7 +21,7 @@ from baton.kernels.cuda import build, on_gpu
 from baton.kernels.cuda.library import CudaLibrary
 from bench import gpu, on_card
 from bench.cuda import cases, checks, dry, isolated, prompts, rows, served, shapes, small, step
-from bench.cuda.carry import checkout_bytes, judged_size, pins
+from bench.cuda.carry import checkout_bytes, judged_size, pack, pins
 from bench.cuda.isolated import Case, Outcome, run
 from bench.cuda.results import Results, is_wrong
 from bench.cuda.rows import Ceilings, Row, Sample, absent, merged, rated, versus
@@ -175,8 +176,8 @@ def test_results_are_kept_as_they_come_with_the_time_of_each_part(tmp_path: Path
 def test_a_folder_that_is_too_large_beside_the_checkout_names_the_largest_wheels(tmp_path: Path) -> None:
     for name, size in (("big_one-1-py3.whl", 3 << 20), ("small-1-py3.whl", 1 << 20), ("kernels.so", 1 << 20)):
         (tmp_path / name).write_bytes(bytes(size))
-    assert judged_size(tmp_path, 2 << 20, 7 << 20)[1]
-    said, fits = judged_size(tmp_path, 2 << 20, 6 << 20)
+    assert judged_size(tmp_path, 2 << 20, tmp_path, 7 << 20)[1]
+    said, fits = judged_size(tmp_path, 2 << 20, tmp_path, 6 << 20)
     assert not fits
     assert said.endswith(
         "2.0 in the checkout: 1.0 too many; name with --there what the machine has of big-one 3.0, small 1.0"
@@ -191,11 +192,33 @@ def test_commit_is_told_where_there_is_no_git(monkeypatch: pytest.MonkeyPatch) -
 
 def test_on_a_bare_machine_wheels_libraries_and_commit_come_from_the_folder(tmp_path: Path) -> None:
     (tmp_path / "commit").write_text("5ca1ab1e\n")
-    found = on_card.environment(tmp_path, tmp_path / "site")
+    assert on_card.unpacked(tmp_path, tmp_path / "files") == tmp_path, "it has no archive"
+    found = on_card.environment(tmp_path, tmp_path / "site", tmp_path)
     assert (found["BATON_COMMIT"], found["PYTHONMALLOC"]) == ("5ca1ab1e", "malloc")
     assert found["BATON_KERNELS_DIR"] == str(tmp_path / "kernels")
     assert found["PYTHONPATH"].split(os.pathsep) == [str(rows.ROOT), str(tmp_path / "site")]
     assert on_card.installed(tmp_path, tmp_path / "site") < 1  # no wheels: nothing is called
+
+
+def test_wheels_and_libraries_come_out_of_one_archive_as_they_went_in(tmp_path: Path) -> None:
+    parts, folder, files = tmp_path / "parts", tmp_path / "carry", tmp_path / "files"
+    for name in ("wheels", "kernels"):
+        (parts / name).mkdir(parents=True)
+    with zipfile.ZipFile(parts / "wheels" / "a-1-py3-none-any.whl", "w", zipfile.ZIP_DEFLATED) as wheel:
+        wheel.writestr("a/code.py", "x = 1\n" * 1000)
+    (parts / "kernels" / "b.so").write_bytes(b"library")
+    pack(parts, folder / on_card.PACKED)
+    assert on_card.unpacked(folder, files) == files
+    assert (files / "kernels" / "b.so").read_bytes() == b"library"
+    with zipfile.ZipFile(files / "wheels" / "a-1-py3-none-any.whl") as wheel:
+        assert wheel.read("a/code.py") == b"x = 1\n" * 1000
+    (files / "kernels" / "b.so").unlink()
+    on_card.unpacked(folder, files)
+    assert not (files / "kernels" / "b.so").exists(), "an archive is unpacked once"
+    (parts / "kernels" / "b.so").write_bytes(b"another")
+    pack(parts, folder / on_card.PACKED)
+    on_card.unpacked(folder, files)
+    assert (files / "kernels" / "b.so").read_bytes() == b"another"
 
 
 def test_wheels_are_of_what_ours_needs_and_never_of_torch() -> None:

@@ -60,7 +60,6 @@ def test_every_op_is_right_on_the_shim() -> None:
     [
         ("CUDA_EMBEDDING_ROW", "embedding, 9 rows"),
         ("CUDA_CAUSAL", "attention, a prompt's 9 rows"),
-        ("CUDA_LORA_PART", "adapter of rank 16, 9 rows"),
     ],
 )
 def test_a_planted_bug_of_an_op_is_found(bug: str, op: str) -> None:
