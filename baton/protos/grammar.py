@@ -16,6 +16,8 @@ from baton.protos.nouns import GRAMMAR_KINDS, JSON_OPTIONS, Grammar
 
 BYTES = 256  # tokens of a byte tokenizer
 _GBNF = re.compile(r"(?m)^[ \t]*+root[ \t]*+::=")  # nothing that repeats can cross a line: linear
+_QUOTED = re.compile(r"(?m)^(?: *[0-9]++ \| .*+| *+\^)$")  # a quoted line under its number, or a mark below it
+_SHOWN = 200  # characters of a message's beginning, and of its end
 _LIMITS = LLParserLimits(max_lexer_states=20_000, max_grammar_size=200_000, verbose_errors=False)
 
 
@@ -35,8 +37,7 @@ def compiled(grammar: Grammar, tokenizer: LLTokenizer) -> LLMatcher:
 def require_sound(matcher: LLMatcher) -> None:
     """Raises InvalidRequest if the matcher is in its error state."""
     if matcher.is_error():
-        reason = " ".join(matcher.get_error().split("\n<state>")[0].split())
-        raise InvalidRequest(f"the grammar can't be followed: {reason}", "grammar")
+        raise InvalidRequest(f"the grammar can't be followed: {_reason(matcher.get_error())}", "grammar")
 
 
 def byte_tokenizer(vocab_size: int = BYTES) -> LLTokenizer:
@@ -50,6 +51,14 @@ def byte_tokenizer(vocab_size: int = BYTES) -> LLTokenizer:
     return LLTokenizer(TokenizerWrapper(_Bytes(vocab_size)), n_vocab=vocab_size + 1, slices=[])
 
 
+def _reason(error: str) -> str:
+    """Returns the library's message without the grammar's lines that it quotes, and without the middle of a long
+    one: a pattern of the client's may be in it.
+    """
+    text = " ".join(_QUOTED.sub("\n", error.split("\n<state>")[0]).split())
+    return text if len(text) <= 2 * _SHOWN else f"{text[:_SHOWN]} … {text[-_SHOWN:]}"
+
+
 def _definition(grammar: Grammar) -> str:
     """Returns the grammar in the library's own form. Raises InvalidRequest for an unknown kind."""
     if grammar.kind not in GRAMMAR_KINDS:
@@ -61,7 +70,7 @@ def _definition(grammar: Grammar) -> str:
             return LLMatcher.grammar_from_lark(_lark(grammar.spec))
         return grammar_from(grammar.kind, grammar.spec)  # type: ignore[arg-type]
     except Exception as error:  # the converters raise whatever their parsers do
-        raise InvalidRequest(f"the grammar can't be read: {error}", "grammar") from None
+        raise InvalidRequest(f"the grammar can't be read: {_reason(str(error))}", "grammar") from None
 
 
 def _lark(text: str) -> str:

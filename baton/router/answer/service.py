@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable, Sequence
 import msgspec
 
 from baton.protos.errors import InvalidRequest
-from baton.protos.nouns import Sampling
+from baton.protos.nouns import Grammar, Sampling
 from baton.router.access.caller import CALLER
 from baton.router.answer.generation import Generation, GenerationOptions
 from baton.router.answer.grammar_check import GrammarCheck
@@ -95,9 +95,13 @@ class GenerationService(msgspec.Struct, frozen=True):
 
     async def _check_grammar(self, options: GenerationOptions) -> None:
         if "grammar" in options.sampling:
-            caller, param = CALLER.get(), options.names.get("grammar", "grammar")
-            salt = caller.salted(options.context.tenant_salt)
-            await self.grammars.check(options.sampling["grammar"], param, caller.tenant, salt)
+            param, salt = options.names.get("grammar", "grammar"), options.context.tenant_salt
+            await self.check_grammar(options.sampling["grammar"], param, salt)
+
+    async def check_grammar(self, grammar: Grammar, param: str, tenant_salt: bytes) -> None:
+        """Returns if the caller's ``grammar`` compiles. Raises as ``GrammarCheck.check``, naming ``param``."""
+        caller = CALLER.get()
+        await self.grammars.check(grammar, param, caller.tenant, caller.salted(tenant_salt))
 
     async def _prompts(
         self,

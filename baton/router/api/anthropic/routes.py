@@ -27,6 +27,7 @@ NAMES = CHAT_NAMES | {
     "stop": "stop_sequences",
     "reasoning_effort": "output_config.effort",
     "response_format": "output_config.format",
+    "parameters": "input_schema",
 }
 INLINE_MESSAGES = 256  # converted on the loop: 6 us each, so under 2 ms
 STYLE = EventStyle(named_event_bytes, anthropic_error, named_event_bytes({"type": "message_stop"}))

@@ -29,7 +29,8 @@ from baton.router.api.openai.messages import size_of
 from baton.router.api.openai.schema_text import refusal_of
 from baton.router.api.openai.schemas import ChatBody, CompletionBody, GenerationBody
 from baton.router.api.openai.shapes import ChatShape, CompletionShape, Shape, collected, usage_json
-from baton.router.api.openai.tools import call_schema
+from baton.router.api.openai.tool_faults import PARAMETERS, refuse_parameters
+from baton.router.api.openai.tool_schema import call_schema
 from baton.router.api.openai.truncation import all_ids
 from baton.router.api.request_body import ignored_header
 from baton.router.api.sse import OPENAI_EVENTS, EventStream, EventStyle
@@ -142,7 +143,13 @@ async def chat_generation(
         options = msgspec.structs.replace(options, sampling=options.sampling | {"grammar": lazy}, names=names)
     elif must_bind:
         body.refuse_unheld()
-    return await service.prepare(entry, options, prompts), text, form
+    try:
+        return await service.prepare(entry, options, prompts), text, form
+    except InvalidRequest as error:
+        if error.param != "tools":
+            raise
+        await refuse_parameters(service, body, options.context.tenant_salt, names.get("parameters", PARAMETERS))
+        raise
 
 
 def _answer_format(
@@ -178,10 +185,13 @@ def _strict_calls(service: GenerationService, text: TextModel, body: ChatBody, r
     offered = body.strict_tools()
     if not offered:
         return None
+    refusal = refusal_of([schema for _, schema in offered])
+    if refusal:
+        return Grammar("grammar", refusal)
     call, syntax = call_schema(offered, tools.ARGUMENTS), CallSyntax(offered, text.special_id)
     thought = (reasoning.BEGIN, reasoning.END) if reasoning else None
     opened = reasoning is not None and _thinking(body, rendered, reasoning)
-    return Grammar("grammar", refusal_of(call) or lazy_grammar(tools.lazy_rules, call, syntax, thought, opened))
+    return Grammar("grammar", lazy_grammar(tools.lazy_rules, call, syntax, thought, opened))
 
 
 def _thinking(body: ChatBody, rendered: str, reasoning: ModuleType) -> bool:

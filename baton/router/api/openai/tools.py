@@ -6,7 +6,7 @@ valid whatever the model was trained on.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
@@ -16,6 +16,7 @@ from baton.protos.json import Json
 from baton.protos.nouns import Grammar
 from baton.router.api.body import Body
 from baton.router.api.openai.schema_text import refusal_of, schema_text
+from baton.router.api.openai.tool_schema import call_schema
 from baton.router.api.request_body import RequestBody
 from baton.router.text.call_json import CallParser
 from baton.router.text.tool_parsers import ArgumentsEvent, CallEvent, Event, ToolParser
@@ -171,47 +172,9 @@ def unheld(tools: Iterable[Function | FlatFunction], choice: object, inside: str
         yield from (f"tools.{at}.{inside}strict" for at, tool in enumerate(tools) if tool.strict)
 
 
-def call_schema(tools: Sequence[tuple[str, Json]], key: str) -> Json:
-    """Returns the JSON schema of any one call of ``tools``, (name, schema of the arguments), which stand under
-    ``key``.
-    """
-    definitions: Json = {}
-    calls = [_call_schema(i, name, arguments, definitions, key) for i, (name, arguments) in enumerate(tools)]
-    return {"anyOf": calls, "$defs": definitions}
-
-
 def _schema(schema: Json) -> Grammar:
     return Grammar("json_schema", schema_text(schema))
 
 
 def _parameters(tool: Tool) -> Json:
     return NO_ARGUMENTS if tool.function.parameters is None else tool.function.parameters
-
-
-def _call_schema(number: int, name: str, parameters: Json, definitions: Json, key: str) -> Json:
-    """One call; what its parameters define moves to the root, under names of its own, where references look."""
-    parameters = dict(parameters)
-    for place in ("$defs", "definitions"):
-        for own, schema in parameters.pop(place, {}).items():
-            definitions[f"{number}/{place}/{own}".replace("/", ".")] = _moved(schema, number)
-    properties = {"name": {"const": name}, key: _moved(parameters, number)}
-    return {
-        "type": "object",
-        "properties": properties,
-        "required": ["name", key],
-        "additionalProperties": False,
-    }
-
-
-def _moved(schema: object, number: int) -> object:
-    """``schema`` with its references to definitions following them."""
-    if isinstance(schema, list):
-        return [_moved(part, number) for part in schema]
-    if not isinstance(schema, dict):
-        return schema
-    moved = {key: _moved(part, number) for key, part in schema.items()}
-    target = moved.get("$ref")
-    if isinstance(target, str) and target.startswith(("#/$defs/", "#/definitions/")):
-        _, key, name = target.split("/", 2)
-        moved["$ref"] = f"#/$defs/{number}.{key}.{name}"
-    return moved

@@ -26,6 +26,7 @@ NAMES = CHAT_NAMES | {
     "max_tokens": "max_output_tokens",
     "reasoning_effort": "reasoning.effort",
     "response_format": "text.format",
+    "parameters": "parameters",
 }
 
 

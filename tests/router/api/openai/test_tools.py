@@ -213,3 +213,44 @@ async def test_a_thought_is_kept_apart_streamed_and_whole(start_router, fake, mo
     assert (content, thought, reasons) == ("Sunny.", "Hm.\n", ["stop"])
     assert hidden.choices[0].message.content == "Sunny."
     assert not hasattr(hidden.choices[0].message, "reasoning_content")
+
+
+WRONG = {"type": "function", "function": {"name": "wrong", "parameters": {"type": "objekt"}, "strict": True}}
+
+
+@pytest.mark.parametrize(
+    ("choice", "tools", "at"),
+    [
+        ("auto", [STRICT, WRONG], 1),
+        ("required", [TOOLS[0], TOOLS[1], WRONG], 2),
+        ({"type": "function", "function": {"name": "wrong"}}, [WRONG], 0),
+    ],
+)
+async def test_a_schema_that_cannot_be_followed_is_named_with_the_reason_alone(router, choice, tools, at) -> None:
+    asked = {"model": "tiny", "messages": MESSAGES, "tools": tools, "tool_choice": choice}
+    refused = await router.http.post("/v1/chat/completions", json=asked)
+    assert refused.status_code == 400
+    error, field = refused.json()["error"], f"tools[{at}].function.parameters"
+    assert error["param"] == field
+    assert error["message"] == f"{field}: the grammar can't be followed: Invalid type: objekt"
+    flat = [{"type": "function", **tool["function"]} for tool in tools]
+    asked = {"model": "tiny", "input": "Weather?", "tools": flat}
+    if choice == "auto":
+        refused = await router.http.post("/v1/responses", json=asked)
+        assert refused.json()["error"]["param"] == f"tools[{at}].parameters"
+
+
+async def test_a_refused_grammar_is_not_quoted(router) -> None:
+    for spec in ('start: "' + "x" * 3000 + '" b\n', "start: a\n" + "#\n" * 50 + "a: /" + "([" * 3000 + "/\n"):
+        asked = {"model": "tiny", "prompt": "a", "guided_grammar": spec}
+        refused = (await router.http.post("/v1/completions", json=asked)).json()["error"]
+        assert refused["param"] == "guided_grammar"
+        assert len(refused["message"]) < 600
+    assert (
+        "unknown name"
+        in (
+            await router.http.post(
+                "/v1/completions", json={"model": "tiny", "prompt": "a", "guided_grammar": 'start: "a" b'}
+            )
+        ).text
+    )
