@@ -197,7 +197,11 @@ class SequenceState:
 
     def _allowed(self, drafts: int) -> Allowed | None:
         if self._grammar is not None:
-            return partial(self._grammar.mask_after, drafts) if drafts else self._grammar.mask
+            if drafts:
+                return partial(self._grammar.mask_after, drafts)
+            # One that is complete before a token is chosen belongs to an answer whose worker died before its end.
+            ends = self._eos and self._grammar.ready and self._grammar.done
+            return only(tuple(self._eos)) if ends else self._grammar.mask
         ids = self.request.sampling.allowed_token_ids
         return only(ids) if ids else None
 
@@ -212,15 +216,16 @@ class SequenceState:
             self._grammar.tell_ahead(token_ids)
 
     def late_end(self) -> TokenRun | None:
-        """Ends an answer whose grammar was slow to report that it is complete, and returns the empty run that says
-        so.
+        """Ends an answer whose grammar was slow to report whether it is complete, and returns the empty run that
+        says so.
 
         Returns None while the answer goes on. Call it when ``ready`` has become true after an ``append``.
         """
-        if self._grammar is None or not self.ready or self.finish_reason or not self._grammar.done:
+        if self._grammar is None or not self.ready or self.finish_reason:
             return None
-        last = self.tokens[-1]
-        self.finish_reason, self.stop_token_id = "stop", last if last in self._eos else None
+        self._end_by(self._grammar, self.tokens[-1])
+        if not self.finish_reason:
+            return None
         return TokenRun(self.outputs, (), (), self.finish_reason, self.stop_token_id)
 
     def append(self, token_id: int, logprobs: TokenLogprobs | None = None) -> TokenRun:
@@ -247,8 +252,21 @@ class SequenceState:
             self._grammar.take(token_id)
         if token_id in self._stops and index >= sampling.min_tokens:
             self.finish_reason, self.stop_token_id = "stop", token_id
-        elif self._grammar is not None and self._grammar.done:
-            self.finish_reason, self.stop_token_id = "stop", token_id if token_id in self._eos else None
+        elif self._grammar is not None:
+            self._end_by(self._grammar, token_id)
         elif index + 1 >= sampling.max_tokens or len(self.tokens) >= self._room:
             self.finish_reason = "length"
         return index
+
+    def _end_by(self, grammar: GrammarCursor, last: int) -> None:
+        """Sets ``finish_reason`` if ``grammar`` is complete with token ``last``, or no token more has room. While
+        the grammar has yet to say which, it stays open: the same answer would end with one or the other by chance.
+        """
+        if grammar.done:
+            self.finish_reason, self.stop_token_id = "stop", last if last in self._eos else None
+        elif grammar.ready and self._full:
+            self.finish_reason = "length"
+
+    @property
+    def _full(self) -> bool:
+        return self.outputs >= self.request.sampling.max_tokens or len(self.tokens) >= self._room

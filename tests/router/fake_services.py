@@ -196,7 +196,8 @@ def held_port() -> Iterator[int]:
 class FakeDecode(FakeWorker, stubs.DecodeWorkerServicer):
     """``refusals`` are given to the next Admits; holds stall.
 
-    While ``hold_tokens`` is cleared, an answer stalls once its first ``free_tokens`` were written.
+    While ``hold_tokens`` is cleared, an answer stalls once its first ``free_tokens`` were written. With
+    ``ends_late`` no token is said to be the last, as while a grammar is late.
     """
 
     role = "decode"
@@ -217,6 +218,7 @@ class FakeDecode(FakeWorker, stubs.DecodeWorkerServicer):
         self.pace_s = 0.0
         self.per_frame = 1
         self.free_tokens = 0
+        self.ends_late = False
         self.held_blocks = 0
         self.pages_free = 1 << 30  # a page per lease
         self.granted: list[str] = []
@@ -347,7 +349,7 @@ class FakeDecode(FakeWorker, stubs.DecodeWorkerServicer):
         count = min(self.per_frame, admit.sampling.max_tokens - index)
         ids = answer_of(tokens, count, admit.choice, admit.adapter_id)
         tokens += ids
-        last = index + count >= admit.sampling.max_tokens
+        last = index + count >= admit.sampling.max_tokens and not self.ends_late
         return c.TokenRun(output_index=index, token_ids=ids, finish_reason="length" if last else "")
 
     def _end(self, request_id: str) -> None:

@@ -96,6 +96,15 @@ class ChoiceProgress:
         self._time(response.stations, OF_PREFILL)
         self._count_cached(response.cached_tokens)
 
+    def end_where_full(self) -> bool:
+        """Ends the choice if every token that it may have is out and its worker was lost before the run that says
+        so; returns whether it has ended. Another attempt would write a token too many.
+        """
+        count = len(self.stream.emitted)
+        if self._last is None and count >= self._request.sampling.max_tokens:
+            self._last = TokenRun(count, (), (), "length", None)
+        return self.answered
+
     def complete(self) -> None:
         """Emits the last run, which ends the stream, because no more times or counts will come. Idempotent."""
         if self._last is None:

@@ -103,7 +103,7 @@ class ChoiceRunner:
                 try:
                     await self._attempt(run, placed)
                 except BatonError as error:
-                    if not run.progress.answered:
+                    if not run.progress.end_where_full():
                         placed.close()
                         self._blame(run, placed.taken.decode, error, refused=not run.retries.admitted)
 

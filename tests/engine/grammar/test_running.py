@@ -148,6 +148,57 @@ def test_the_sampler_takes_the_likeliest_allowed_token_and_a_mask_outranks_a_ban
     assert sequence.stop_token_id is None
 
 
+class Slow:
+    """Follows a grammar as ``state`` does, whose answers aren't there yet while ``is_late``."""
+
+    def __init__(self, state: GrammarState) -> None:
+        self.state, self.is_late = state, False
+
+    @property
+    def ready(self) -> bool:
+        return not self.is_late and self.state.ready
+
+    @property
+    def done(self) -> bool:
+        return not self.is_late and self.state.done
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self.state, name)
+
+
+@pytest.mark.parametrize(("said", "reason"), [("no", "stop"), ("ye", "length")])
+@pytest.mark.parametrize("is_late", [False, True])
+def test_the_last_token_that_fits_ends_an_answer_as_its_grammar_says_however_late(
+    said: str, reason: str, is_late: bool
+) -> None:
+    asked = sampling("choice", '["yes", "no"]', max_tokens=2)
+    slow = Slow(begun(asked))
+    sequence = SequenceState(0, EngineRequest("r", (1,), 1, asked), (), 99, slow)  # type: ignore[arg-type]
+    assert sequence.append(ord(said[0])).finish_reason == ""
+    slow.is_late = is_late
+    run = sequence.append(ord(said[1]))
+    assert run.finish_reason == ("" if is_late else reason)
+    assert sequence.late_end() is None
+    slow.is_late = False
+    state = slow.state
+    assert state.done == (reason == "stop")  # waits for the grammar
+    if is_late:
+        late = sequence.late_end()
+        assert late is not None
+        assert (late.output_index, late.token_ids, late.finish_reason) == (2, (), reason)
+    assert sequence.late_end() is None
+
+
+def test_an_answer_that_goes_on_after_its_grammar_was_complete_ends_with_the_end_token() -> None:
+    asked = sampling("choice", '["yes", "no"]')
+    state = begun(asked, emitted=tuple(b"no"))
+    sequence = SequenceState(0, EngineRequest("r", (1, *b"no"), 1, asked), (7,), 99, state)
+    allowed = sequence.sample_spec().allowed
+    assert allowed is not None
+    assert np.flatnonzero(allowed(400)).tolist() == [7]
+    assert sequence.append(7).finish_reason == "stop"
+
+
 def test_the_paced_engine_answers_within_the_grammar_whatever_the_chunks() -> None:
     asked = sampling("json_schema", json.dumps(PERSON), seed=5)
     prompt = list(range(40))

@@ -34,6 +34,17 @@ async def test_a_lost_decode_worker_is_replaced_and_the_stream_goes_on(prompt):
         await c.idle()
 
 
+async def test_an_answer_whose_worker_dies_after_the_last_token_it_may_have_is_whole():
+    async with cluster(1, 2) as c:
+        c.d[0].stall_after(7)
+        c.d[0].ends_late = True
+        [stream] = c.open(SHORT, max_tokens=7)
+        assert await collect_beyond(stream, c.d[0], 7) == answer_of(SHORT, 7)
+        assert (stream.summary.finish_reason, c.d[1].admits) == ("length", [])
+        c.d[0].leases.clear()
+        await c.idle()
+
+
 async def test_an_answer_that_ends_early_with_a_passing_error_is_continued_elsewhere():
     async with cluster(1, 2) as c:
         c.d[0].end_with = [LeaseUnknown("swept")]
