@@ -165,6 +165,11 @@ CLIENTS: tuple[tuple[str, tuple[Panel, ...]], ...] = (
                 about="1 while the last look or heartbeat failed: workers are kept as last seen, new ones unseen.",
             ),
             Panel(
+                "Workers that can't hand over",
+                (PanelQuery(q.level(R["handover_obstacles"], "cause", how="max"), "{{cause}}"),),
+                about="Pairs, or workers without a partner of their weights; `baton workers` names them.",
+            ),
+            Panel(
                 "Ways taken", (PanelQuery(q.rate(R["decisions"], "way, worker"), "{{way}} {{worker}}"),), "reqps"
             ),
             Panel(

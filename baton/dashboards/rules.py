@@ -118,6 +118,14 @@ def _workers() -> list[dict[str, object]]:
             "New workers aren't seen, quotas aren't shared and batch jobs wait until Redis is back.",
         ),
         _alert(
+            "BatonCannotHandOver",
+            f"{q.level(R['handover_obstacles'], 'cause', how='max')} > 0",
+            "5m",
+            WARNING,
+            "{{ $value }} workers or pairs can't hand KV over ({{ $labels.cause }}): their prompts go other ways",
+            "`baton workers` and the router's log name each, the reason and the remedy.",
+        ),
+        _alert(
             "BatonRouterGone",
             f"absent({R['workers'].series})",
             "1m",

@@ -154,6 +154,8 @@ class SharedPages(msgspec.Struct, frozen=True, array_like=True):
 class KvPair(msgspec.Struct, frozen=True, array_like=True):
     """Counts the KV that a worker has sent to worker ``peer`` since its start; ``bytes_per_s`` is of the last
     seconds.
+
+    ``why``: the last error, while ``peer`` can't be reached or handoffs to it fail one after another; else "".
     """
 
     peer: str
@@ -161,6 +163,7 @@ class KvPair(msgspec.Struct, frozen=True, array_like=True):
     failures: int = 0
     bytes: int = 0
     bytes_per_s: float = 0.0
+    why: str = ""
 
 
 class EngineWork(msgspec.Struct, frozen=True, array_like=True):

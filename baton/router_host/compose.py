@@ -65,7 +65,7 @@ from baton.router.request.environment import Environment
 from baton.router.request.request import ChoiceSummary, RouterRequest
 from baton.router.text.catalog import ModelCatalog
 from baton.router_host.metrics import SharedMetrics
-from baton.router_host.overview import make_overview
+from baton.router_host.overview import make_overview, watch_handovers
 
 
 class RouterIdentity(msgspec.Struct, frozen=True):
@@ -117,6 +117,7 @@ async def running_parts(
         settings = DispatchSettings(hedge_factor=config.router.hedge_prefill, stall_s=config.router.stall_s)
         core = await parts.enter_async_context(running_core(config.router, given, settings))
         await parts.enter_async_context(gate.settling())
+        await parts.enter_async_context(watch_handovers(roster, metrics))
         shared = make_shared(config, identity, registry, live, core)
         await parts.enter_async_context(shared.serving() if shared else nullcontext())
         overview = None

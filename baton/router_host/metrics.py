@@ -24,6 +24,7 @@ EOF = "# EOF"
 # Families that every process sees whole: the largest counts.
 NOT_ADDED = {
     "baton_router_redis_away",
+    "baton_router_handover_obstacles",
     "baton_workers",
     "baton_adapters_served",
     "baton_workers_price_dollars_per_hour",

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
+from functools import partial
 
 from baton.cluster.advice import AdviceStore
 from baton.cluster.config import BatonConfig
@@ -20,6 +22,7 @@ from baton.protos.measurements import WorkerLoad
 from baton.protos.nouns import WorkerInfo
 from baton.protos.version import product_version
 from baton.router.compose.core import RouterCore
+from baton.router.observe.handovers import CAUSES, HandoverWatch
 from baton.router.observe.live import LiveStats
 from baton.router.observe.overview import Overview, Prices, RouterFacts, TrafficSources, WorkerSources
 from baton.router.request.environment import Environment
@@ -69,6 +72,14 @@ def make_overview(
         Environment(),
         advice,
     )
+
+
+def watch_handovers(roster: RosterWithHolds, metrics: RouterMetrics) -> AbstractAsyncContextManager[None]:
+    """Returns a context in which workers that can't hand over to one another are counted and warned of."""
+    watch = HandoverWatch(roster)
+    for cause in CAUSES:
+        metrics.handover_obstacles.labels(cause).set_function(partial(watch.count, cause))
+    return watch.running()
 
 
 def _fullness(config: BatonConfig) -> Callable[[WorkerInfo, WorkerLoad], float | None]:

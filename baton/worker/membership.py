@@ -107,6 +107,7 @@ async def enter(
             PolledRoster(redis, own.namespace, clock=clock).refresh,
             worker.transport,
             clock,
+            report.transfers.met,
         )
         stack.push_async_callback(end_task, asyncio.create_task(peers.run(), name="peers"))
     feeding = asyncio.create_task(_feed(member, worker, report, own.beat_s / 2), name="load")

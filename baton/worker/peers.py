@@ -23,6 +23,7 @@ LOOK_S = 2.0  # seconds between two looks at who is a member: a first handoff ra
 AGAIN_S = 60.0  # seconds until a way that failed is measured again; the first handoff to it tries anyway
 
 ReadRoster = Callable[[], Awaitable[Mapping[str, WorkerEntry]]]
+Met = Callable[[str, str, BatonError | None], None]  # told of each attempt: worker id, incarnation, what failed
 
 
 class PeerProber(Protocol):
@@ -33,12 +34,19 @@ class PeerProber(Protocol):
 
 
 class Peers:
-    """Measures the transports from prefill worker ``ours`` to the decode workers that are members."""
+    """Measures the transports from prefill worker ``ours`` to the decode workers that are members; ``met`` is told
+    how each attempt ended.
+    """
 
     def __init__(
-        self, ours: WorkerInfo, roster: ReadRoster, prober: PeerProber, clock: Callable[[], float]
+        self,
+        ours: WorkerInfo,
+        roster: ReadRoster,
+        prober: PeerProber,
+        clock: Callable[[], float],
+        met: Met = lambda worker_id, incarnation, error: None,
     ) -> None:
-        self._ours, self._roster, self._prober, self._clock = ours, roster, prober, clock
+        self._ours, self._roster, self._prober, self._clock, self._met = ours, roster, prober, clock, met
         self._not_before: dict[tuple[str, str], float] = {}
 
     async def run(self) -> None:
@@ -63,8 +71,11 @@ class Peers:
         try:
             await self._prober.meet(*key)
         except BatonError as error:
+            self._met(info.worker_id, info.incarnation, error)
             log.info("the way to %s is not known yet: %s", info.worker_id, error.message)
             self._not_before = {k: at for k, at in self._not_before.items() if at > now} | {key: now + AGAIN_S}
+        else:
+            self._met(info.worker_id, info.incarnation, None)
 
     def _may_send_to(self, info: WorkerInfo) -> bool:
         same = (info.model_id, info.fingerprint) == (self._ours.model_id, self._ours.fingerprint)

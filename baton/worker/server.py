@@ -198,7 +198,7 @@ class RoleRuntime:
         self._report.transfers.completed(self.transport.peer(report.address), report)
 
     def _not_shipped(self, address: str, error: BatonError) -> None:
-        self._report.transfers.failed(self.transport.peer(address), error.label)
+        self._report.transfers.failed(self.transport.peer(address), error)
 
     def _decode(self, spec: WorkerSpec, info: WorkerInfo) -> DecodeService:
         send, warmer = self._engine.channel.send, self.blocks.warmer

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import msgspec
+from prometheus_client import CollectorRegistry
 
 from baton.cluster.membership import WorkerEntry
+from baton.cluster.metering.telemetry import WorkerMetrics
+from baton.cost.fit import TransferFit
 from baton.kv.layout.page import layout_for
-from baton.protos.errors import WorkerLost
+from baton.prefill_worker.io.handoff import HandoffReport
+from baton.protos.errors import Cancelled, Draining, LayoutMismatch, WorkerLost
 from baton.protos.measurements import WorkerLoad
 from baton.protos.nouns import WorkerInfo
+from baton.worker.figures.transfer import TransferFigures
 from baton.worker.peers import AGAIN_S, Peers
 
 LAYOUT = layout_for("float32", 1, 1, 64)
@@ -23,7 +28,14 @@ class House:
         self.met: list[tuple[str, str]] = []
         self.dead: set[str] = set()
         self.now = 0.0
-        self.peers = Peers(OURS, self.look, self, lambda: self.now)
+        self.figures = TransferFigures(
+            WorkerMetrics(CollectorRegistry(), "prefill", "prefill-0", "m"), TransferFit(), lambda: self.now
+        )
+        self.peers = Peers(OURS, self.look, self, lambda: self.now, self.figures.met)
+
+    @property
+    def obstacles(self) -> dict[str, str]:
+        return {pair.peer: pair.why for pair in self.figures.pairs if pair.why}
 
     def join(self, name: str, incarnation: str = "a", **changes: str) -> None:
         info = msgspec.structs.replace(
@@ -67,3 +79,36 @@ async def test_one_that_does_not_answer_is_left_alone_for_a_while_and_tried_at_o
     house.met.clear()
     await house.peers.meet_all()
     assert house.met[0] == ("decode-0:1", "b")
+
+
+async def test_one_that_cannot_be_reached_is_said_so_until_it_is() -> None:
+    house = House()
+    house.join("decode-0")
+    house.dead.add("decode-0:1")
+    await house.peers.meet_all()
+    assert house.obstacles == {"decode-0": "nobody answers"}
+    house.dead.clear()
+    house.now += AGAIN_S
+    await house.peers.meet_all()
+    assert house.obstacles == {}
+
+
+async def test_handoffs_that_fail_in_a_row_are_an_obstacle_until_one_arrives_or_the_worker_is_another() -> None:
+    house = House()
+    house.join("decode-0")
+    await house.peers.meet_all()
+    for error in (Cancelled("the client left"), Draining("it leaves"), LayoutMismatch("other pages", "layout")) * 2:
+        house.figures.failed("decode-0", error)
+    assert house.obstacles == {}, "two failures, and four that are nobody's fault"
+    house.figures.failed("decode-0", LayoutMismatch("other pages", "layout"))
+    assert house.obstacles == {"decode-0": "other pages"}
+    await house.peers.meet_all()
+    assert house.obstacles, "that it can be reached doesn't say that it takes anything"
+    house.join("decode-0", incarnation="b")
+    await house.peers.meet_all()
+    assert house.obstacles == {}
+    for _ in range(3):
+        house.figures.failed("decode-0", WorkerLost("it hung up"))
+    assert house.obstacles == {"decode-0": "it hung up"}
+    house.figures.completed("decode-0", HandoffReport(1, 1, 0.0, 0.0, "decode-0:1"))
+    assert house.obstacles == {}

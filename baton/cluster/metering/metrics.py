@@ -164,6 +164,12 @@ ROUTER: dict[str, Metric] = {
         "1 while a router's last look at Redis failed, so that it keeps its last view of the workers; else 0",
         (),
     ),
+    "handover_obstacles": _gauge(
+        "router_handover_obstacles",
+        "Ready workers that can't hand KV over to one another, 64 at most; cause is weights (a worker without a "
+        "partner of its weights), layout or failing (of a pair)",
+        ("cause",),
+    ),
     "certificate": _gauge(
         "router_certificate_expiry_timestamp_seconds",
         "When a router's certificate in force ends, since 1970; kind is api (what clients see) or cluster",

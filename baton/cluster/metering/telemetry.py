@@ -73,6 +73,7 @@ class RouterMetrics:
     loop_stalls: Counter
     workers: Gauge
     redis_away: Gauge
+    handover_obstacles: Gauge
     certificate: Gauge
     price: Gauge
     control_decisions: Counter

@@ -26,6 +26,7 @@ from baton.protos.json import Json
 BAR = 12  # characters of a bar
 WIDE = 120  # columns from which on all of a table's columns fit
 RECENT = 8  # recent requests that are shown
+OBSTACLES = 3  # lines of workers that can't hand over
 ADAPTERS = 8  # rows of adapters
 CHANGES = 5  # decisions of the controller that are shown
 STATIONS = (("queue", "bright_black"), ("prefill_queue", "white"), ("prefill", "blue"), ("transfer", "yellow"))
@@ -87,7 +88,14 @@ def _head(found: Json) -> Text:
     away_s = found.get("redis", {}).get("away_s")  # a router of an earlier build says nothing of it
     if away_s is not None:
         text.append(f"\nRedis is away for {_span(away_s)}: workers are shown as last seen", "bold red")
+    for one in found.get("obstacles", ())[:OBSTACLES]:
+        text.append(f"\n{_obstacle(one)}", "yellow")
     return text
+
+
+def _obstacle(one: Json) -> str:
+    sender, receiver = one["sender"] or "no prefill worker", one["receiver"] or "any decode worker"
+    return f"{sender} can't hand over to {receiver}: {one['why']}"
 
 
 def _pool(found: Json, role: str) -> Panel:

@@ -26,6 +26,7 @@ from baton.protos import version
 from baton.protos.adapter_id import name_of
 from baton.protos.errors import ConfigError, NoWorker
 from baton.protos.nouns import WorkerInfo
+from baton.router.observe.handovers import obstacles
 
 RUN_DIR = "BATON_CLUSTER__RUN_DIR"
 ADAPTERS_SHOWN = 3  # names of a worker's adapters in its row
@@ -59,7 +60,7 @@ def show_workers(redis_url: str | None, namespace: str) -> int:
     if not entries:
         raise NoWorker(f"no worker is in the namespace {namespace!r} of this Redis; is --namespace right?")
     console.print(table(entries))
-    for further in (hosts_table(entries), links_table(entries)):
+    for further in (hosts_table(entries), links_table(entries), obstacles_table(entries)):
         if further is not None:
             console.print(further)
     return 0
@@ -181,6 +182,15 @@ def links_table(entries: dict[str, WorkerEntry]) -> Table | None:
             note = f"[yellow]fallback: {escape(link.fallback)}[/]" if link.fallback else ""
             speed, fixed = f"{link.bytes_per_s / 1e9:.2f}", f"{link.fixed_s * 1e3:.2f} ms"
             shown.add_row(name, link.peer, link.transport, speed, fixed, note)
+    return shown if shown.row_count else None
+
+
+def obstacles_table(entries: dict[str, WorkerEntry]) -> Table | None:
+    """Returns a terminal table of workers that can't hand KV over to one another; None if all can."""
+    shown = Table("can't hand over", "to", "because", "what to do", box=None)
+    for one in obstacles(entries.values()):
+        names = one.sender or "no prefill worker", one.receiver or "any decode worker"
+        shown.add_row(*names, f"[yellow]{escape(one.why)}[/]", one.remedy)
     return shown if shown.row_count else None
 
 

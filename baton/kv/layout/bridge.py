@@ -198,6 +198,11 @@ def can_ship(sender: KvLayout, receiver: KvLayout) -> bool:
     return sender == receiver or not any(_obstacles(*alike(sender, receiver)))
 
 
+def obstacles_between(sender: KvLayout, receiver: KvLayout) -> str:
+    """Returns every difference because of which ``can_ship`` is False, joined; "" if it is True."""
+    return "" if sender == receiver else "; ".join(_obstacles(sender, receiver))
+
+
 def bridge(sender: KvLayout, receiver: KvLayout) -> Bridge | None:
     """Returns the converter of pages of ``sender`` for ``receiver``; None if they are sent unchanged. Raises
     LayoutMismatch if they can't be converted.

@@ -20,6 +20,7 @@ from baton.cost.money import per_million
 from baton.protos.json import Json
 from baton.protos.measurements import AdapterCurve, SpeculationTotals, WorkerLoad
 from baton.protos.nouns import WorkerInfo
+from baton.router.observe.handovers import obstacles
 from baton.router.observe.live import ClassWindow, LiveState, LiveStats, merged, percentiles
 from baton.router.request.context_class import ContextClassLike
 from baton.router.request.environment import Environment
@@ -154,6 +155,7 @@ class Overview:
             "pools": {role: _pool([w for w in workers if w["role"] == role]) for role in ROLES},
             "adapters": [_adapter(a, entries.values()) for a in sources.adapters().values()],
             "flows": [flow for entry in entries.values() for flow in _flows(entry)],
+            "obstacles": [msgspec.to_builtins(o) | {"remedy": o.remedy} for o in obstacles(entries.values())],
             "queues": [{"class": c.name, "waiting": state.waiting.get(c.name, 0)} for c in self._facts.classes],
             "classes": [self._class(c, state) for c in self._facts.classes],
             "totals": self._totals(state, workers),

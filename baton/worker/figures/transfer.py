@@ -11,10 +11,23 @@ from collections.abc import Callable
 from baton.cluster.metering.telemetry import WorkerMetrics
 from baton.cost.fit import TransferFit
 from baton.prefill_worker.io.handoff import HandoffReport
+from baton.protos.errors import (
+    AlreadyCommitted,
+    BatonError,
+    Cancelled,
+    DeadlineExceeded,
+    Draining,
+    LeaseUnknown,
+    StaleEpoch,
+)
 from baton.protos.measurements import KvLink, KvPair
 from baton.worker.figures.rates import Rates
 
 UNKNOWN = "unknown"  # the peer of a handoff that reached nobody
+IN_A_ROW = 3  # failed handoffs to one worker, without a complete one between, that are no accident
+WHY_CHARS = 200  # of an error that is kept for operators
+# Ends of handoffs that say nothing of the way between two workers: somebody left, or the lease was taken back.
+NO_FAULT = (AlreadyCommitted, Cancelled, DeadlineExceeded, Draining, LeaseUnknown, StaleEpoch)
 
 
 class TransferFigures:
@@ -27,6 +40,10 @@ class TransferFigures:
         self._pairs: dict[str, KvPair] = {}
         self._links: dict[str, KvLink] = {}
         self._refused: Counter[str] = Counter()
+        self._in_a_row: Counter[str] = Counter()  # failed handoffs since the last complete one, by peer
+        self._why: dict[str, str] = {}  # last error by peer, of handoffs and of attempts to reach it
+        self._unmet: dict[str, str] = {}  # incarnation by peer, of those that couldn't be reached
+        self._met: dict[str, str] = {}  # and of those that could, last
 
     def completed(self, peer: str, report: HandoffReport) -> None:
         """Counts one complete handoff to decode worker ``peer``."""
@@ -37,16 +54,43 @@ class TransferFigures:
             self._fit.observe(report.shipped_bytes, report.busy_s)
         peer = peer or UNKNOWN
         self._metrics.transferred(peer, "ok", report.shipped_bytes)
+        self._works(peer)
         old = self._pairs.get(peer, KvPair(peer))
         self._pairs[peer] = KvPair(peer, old.transfers + 1, old.failures, old.bytes + report.shipped_bytes)
         self._rates.now({pair.peer: pair.bytes for pair in self._pairs.values()})
 
-    def failed(self, peer: str, error_label: str) -> None:
+    def failed(self, peer: str, error: BatonError) -> None:
         """Counts one failed handoff to decode worker ``peer``."""
         peer = peer or UNKNOWN
-        self._metrics.transferred(peer, error_label)
+        self._metrics.transferred(peer, error.label)
         old = self._pairs.get(peer, KvPair(peer))
         self._pairs[peer] = KvPair(peer, old.transfers, old.failures + 1, old.bytes)
+        if not isinstance(error, NO_FAULT):
+            self._in_a_row[peer] += 1
+            self._why[peer] = error.message[:WHY_CHARS]
+
+    def met(self, peer: str, incarnation: str, error: BatonError | None = None) -> None:
+        """Notes that ``incarnation`` of decode worker ``peer`` was reached, or the ``error`` that it couldn't be.
+
+        What was known of an earlier incarnation is forgotten.
+        """
+        if error is not None:
+            self._unmet[peer], self._why[peer] = incarnation, error.message[:WHY_CHARS]
+            self._pairs.setdefault(peer, KvPair(peer))
+        elif peer in self._unmet or self._met.get(peer, incarnation) != incarnation:
+            self._works(peer)
+        if error is None:
+            self._met[peer] = incarnation
+
+    def _works(self, peer: str) -> None:
+        self._unmet.pop(peer, None)
+        self._why.pop(peer, None)
+        self._in_a_row.pop(peer, None)
+
+    def _obstacle(self, peer: str) -> str:
+        """Returns why nothing can be handed over to ``peer``; "" if something can, or nobody knows."""
+        fails = peer in self._unmet or self._in_a_row[peer] >= IN_A_ROW
+        return self._why.get(peer, "") if fails else ""
 
     def link(self, link: KvLink, reason: str) -> None:
         """Records the transport to a decode worker; ``reason`` says why not the best one, or is ""."""
@@ -70,5 +114,6 @@ class TransferFigures:
         """Returns the counts per decode worker, with bytes per second over the last seconds."""
         rates = self._rates.per_second()
         return tuple(
-            KvPair(p.peer, p.transfers, p.failures, p.bytes, rates.get(p.peer, 0.0)) for p in self._pairs.values()
+            KvPair(p.peer, p.transfers, p.failures, p.bytes, rates.get(p.peer, 0.0), self._obstacle(p.peer))
+            for p in self._pairs.values()
         )

@@ -118,7 +118,7 @@ def router(snapshot):
     server.shutdown()
 
 
-def test_the_page_says_for_how_long_redis_is_away(snapshot):
+def test_the_page_says_for_how_long_redis_is_away_and_who_cannot_hand_over(snapshot):
     def shown(found):
         console = Console(width=140, highlight=False, force_terminal=False)
         with console.capture() as got:
@@ -127,8 +127,12 @@ def test_the_page_says_for_how_long_redis_is_away(snapshot):
 
     assert "Redis" not in shown(snapshot)
     assert "Redis is away for 12 s" in shown(snapshot | {"redis": {"away_s": 12.0}})
-    earlier = {key: value for key, value in snapshot.items() if key != "redis"}
+    earlier = {key: value for key, value in snapshot.items() if key not in ("redis", "obstacles")}
     assert "Redis" not in shown(earlier)
+    obstacle = {"sender": "prefill-0", "receiver": "", "why": "no weights of its own"}
+    assert "prefill-0 can't hand over to any decode worker: no weights" in shown(
+        earlier | {"obstacles": [obstacle]}
+    )
 
 
 def test_once_and_json_end_by_themselves(router):

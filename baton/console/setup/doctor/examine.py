@@ -24,6 +24,7 @@ LOOKS: dict[str, Look] = {
     "ports": services.ports,
     "tls": services.certificates,
     "redis": services.redis_server,
+    "handovers": services.handovers,
     "ray": services.ray,
     "kv": lambda _: services.transports(),
 }

@@ -17,13 +17,16 @@ from pathlib import Path
 import redis
 
 from baton.cluster.config import BatonConfig
+from baton.cluster.membership import PolledRoster, WorkerEntry, connect
 from baton.cluster.served_model import resolve_model
 from baton.cluster.store.redis_url import masked
 from baton.cluster.store.room import ANSWERS
+from baton.console.cluster.workers import meeting_place
 from baton.console.setup.findings import Finding, State
 from baton.launch.redis_server import find_server
 from baton.process.security import files_of, identity_of, public_identity
 from baton.protos.errors import BatonError
+from baton.router.observe.handovers import obstacles
 from baton.tls.identity import SOON_S, Identity
 
 SKEW_S = 1.0  # seconds that two clocks may differ
@@ -105,6 +108,30 @@ def _memory(info: dict[str, object]) -> Finding:
         said = f"{used:,} of {most:,} bytes are used: files are refused and batch jobs wait"
         return Finding("redis memory", "warn", said, "delete files, or raise maxmemory")
     return Finding("redis memory", "ok", f"{used:,} of {most:,} bytes, {policy}" if most else "without a limit")
+
+
+def handovers(config: BatonConfig) -> list[Finding]:
+    """Checks that the workers of the configured cluster, or of the one that runs on this machine, can hand KV over
+    to one another.
+    """
+    named = config.redis.url, config.cluster.namespace
+    try:
+        url, namespace = named if named[0] else meeting_place(None, "")
+        entries = asyncio.run(_workers(url, namespace))
+    except (BatonError, redis.RedisError, OSError):
+        return [Finding("handovers", "skip", "no cluster runs here, and redis.url names none that answers")]
+    if not entries:
+        return [Finding("handovers", "skip", f"no worker is in the namespace {namespace!r}")]
+    found = [Finding("handovers", "warn", str(one), one.remedy) for one in obstacles(entries.values())]
+    return found or [Finding("handovers", "ok", f"nothing keeps the {len(entries)} workers from it")]
+
+
+async def _workers(url: str, namespace: str) -> dict[str, WorkerEntry]:
+    client = connect(url)
+    try:
+        return await PolledRoster(client, namespace).refresh()
+    finally:
+        await client.aclose()
 
 
 def ray(config: BatonConfig) -> Finding:
