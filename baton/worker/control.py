@@ -103,6 +103,7 @@ class WorkerControl:
         self._lost: WorkerLost | None = None
         self._role_asked: asyncio.Future[RoleSwitch] = asyncio.get_running_loop().create_future()
         self._confirmed = asyncio.Event()
+        self._drains = False  # for good: it is to leave
         self.announce: Callable[[WorkerInfo, str], Awaitable[bool]] | None = None
 
     async def snapshot(self) -> PoolSnapshot:
@@ -142,7 +143,7 @@ class WorkerControl:
         """Accepts no new work; returns how many requests finished within ``grace_s`` seconds, and how many were
         cancelled then.
         """
-        before = self._service.finished
+        before, self._drains = self._service.finished, True
         self.info = msgspec.structs.replace(self.info, state="draining")
         self._send(ch.Drain())
         await self._idle_within(grace_s)
@@ -185,7 +186,7 @@ class WorkerControl:
             if told:
                 self._confirmed.set()
             else:
-                self.info = msgspec.structs.replace(self.info, state="ready")
+                self.info = msgspec.structs.replace(self.info, state="draining" if self._drains else "ready")
                 self._role_asked = asyncio.get_running_loop().create_future()
         return told
 

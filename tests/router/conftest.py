@@ -190,7 +190,8 @@ class Clients:
     def __init__(self, address: RouterAddress) -> None:
         self.address = address
         self.http = httpx.AsyncClient(base_url=address.url, timeout=60, verify=False)  # reading CAs takes 25 ms
-        self.channel = grpc.aio.insecure_channel(f"{address.host}:{address.grpc_port}")
+        self.grpc_address = f"{address.host}:{address.grpc_port}"
+        self.channel = grpc.aio.insecure_channel(self.grpc_address)
 
     @functools.cached_property
     def openai(self) -> openai.AsyncOpenAI:

@@ -241,6 +241,25 @@ async def test_a_change_of_role_whose_asker_is_gone_is_made_or_taken_back(heard:
         assert await ctl.set_role("prefill", 1.0)
 
 
+async def test_a_worker_that_leaves_while_a_change_of_role_is_taken_back_stays_draining() -> None:
+    service = Service()
+    ctl, asked, go_on = control(service, []), asyncio.Event(), asyncio.Event()
+
+    async def announce(info, role: str) -> bool:
+        asked.set()
+        await go_on.wait()
+        return False
+
+    ctl.announce = announce
+    call = asyncio.create_task(ctl.set_role("prefill", 1.0))
+    await asked.wait()
+    await ctl.drain(0.0)
+    go_on.set()
+    with pytest.raises(Unavailable):
+        await call
+    assert ctl.info.state == "draining"
+
+
 async def test_a_worker_comes_back_as_what_it_was_last() -> None:
     planned = spec("prefill")
     assert await start_role(planned, None) == "prefill"

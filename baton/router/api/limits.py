@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import Message, Receive
 
-from baton.protos.errors import BodyTooLarge, Cancelled, Overloaded
+from baton.protos.errors import BodyTooLarge, Cancelled, InvalidRequest, Overloaded
 
 RETRY_AFTER_S = 1.0  # seconds after which a client may try again
 
@@ -56,8 +56,12 @@ class BodiesInFlight:
 async def read_body(request: Request, limit: int) -> bytes:
     """Returns all bytes of a request's body.
 
-    Raises BodyTooLarge for a declared or actual length over ``limit`` bytes, Cancelled if the client disconnects.
+    Raises BodyTooLarge for a declared or actual length over ``limit`` bytes, Cancelled if the client disconnects,
+    InvalidRequest for a compressed body.
     """
+    coding = request.headers.get("content-encoding", "identity").strip()
+    if coding.lower() not in ("", "identity"):
+        raise InvalidRequest(f"content-encoding is {coding[:32]!r}: send the body as it is", "content-encoding")
     declared = request.headers.get("content-length", "")
     if declared.isdecimal() and int(declared) > limit:
         raise _too_large(limit)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 import json
 import re
 import subprocess
@@ -113,6 +114,15 @@ async def test_a_body_that_is_no_json_object_is_a_400(router, body: bytes) -> No
     response = await router.http.post("/v1/completions", content=body)
     assert response.status_code == 400
     assert error_of(response)["type"] == "invalid_request_error"
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/messages", "/v1/responses", "/tokenize"])
+async def test_a_compressed_body_is_refused_by_its_header(router, path: str) -> None:
+    body = gzip.compress(b'{"model": "tiny", "prompt": "a"}')
+    for coding in ("gzip", "identity"):
+        answer = await router.http.post(path, content=body, headers={"content-encoding": coding})
+        assert answer.status_code == 400
+        assert ("content-encoding is 'gzip'" in answer.text) == (coding == "gzip")
 
 
 async def test_a_declared_length_over_the_limit_is_refused_unread(router) -> None:

@@ -227,3 +227,19 @@ async def test_bytes_that_are_no_message_are_the_callers_fault(router, path: str
     call = getattr(router.channel, kind)(path)(iter([b"\x00"]) if kind == "stream_stream" else b"\x00")
     assert await call.code() is grpc.StatusCode.INVALID_ARGUMENT
     assert "no message of this method's type" in await call.details()
+
+
+@pytest.mark.parametrize(("count", "size"), [(1, 1 << 20), (20_000, 40)], ids=["large", "many"])
+async def test_metadata_beyond_its_bound_is_refused_before_anything_is_read_of_the_call(
+    router, count: int, size: int
+) -> None:
+    unbound = [("grpc.max_metadata_size", 1 << 30), ("grpc.absolute_max_metadata_size", 1 << 30)]
+    address = router.grpc_address
+    async with grpc.aio.insecure_channel(address, options=unbound) as channel:
+        stub = inference_pb2_grpc.InferenceStub(channel)
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await stub.ListModels(
+                pb.ListModelsRequest(), metadata=[(f"x-{i}", "a" * size) for i in range(count)], timeout=60
+            )
+        assert refused.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert (await stub.ListModels(pb.ListModelsRequest(), timeout=60)).models, "others are served as before"
