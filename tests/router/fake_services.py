@@ -196,8 +196,7 @@ def held_port() -> Iterator[int]:
 class FakeDecode(FakeWorker, stubs.DecodeWorkerServicer):
     """``refusals`` are given to the next Admits; holds stall.
 
-    While ``hold_tokens`` is cleared, an answer stalls once its first ``free_tokens`` were written. With
-    ``ends_late`` no token is said to be the last, as while a grammar is late.
+    While ``hold_tokens`` is cleared, an answer stalls after ``free_tokens`` tokens. ``ends_late``: none is the last.
     """
 
     role = "decode"
@@ -217,8 +216,7 @@ class FakeDecode(FakeWorker, stubs.DecodeWorkerServicer):
         self.hold_tokens.set()
         self.pace_s = 0.0
         self.per_frame = 1
-        self.free_tokens = 0
-        self.ends_late = False
+        self.free_tokens, self.ends_late = 0, False
         self.held_blocks = 0
         self.pages_free = 1 << 30  # a page per lease
         self.granted: list[str] = []

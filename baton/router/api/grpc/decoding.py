@@ -15,6 +15,7 @@ from google.protobuf.message import DecodeError
 
 from baton.protos.errors import InvalidRequest
 from baton.router.api.grpc.errors import grpc_errors
+from baton.router.api.grpc.unread import while_taken
 
 Context: TypeAlias = grpc.aio.ServicerContext
 R = TypeVar("R")
@@ -71,7 +72,7 @@ def _one_to_many(behaviour: ToMany[object]) -> ToMany[object]:
         if isinstance(request, _UnreadableMessage):
             async with grpc_errors(context):
                 request.refuse()
-        async for response in behaviour(request, context):
+        async for response in while_taken(behaviour(request, context)):
             yield response
 
     return answer
@@ -88,7 +89,7 @@ def _many_to_one(behaviour: ToOne[Requests]) -> ToOne[Requests]:
 def _many_to_many(behaviour: ToMany[Requests]) -> ToMany[Requests]:
     async def answer(requests: Requests, context: Context) -> Requests:
         async with grpc_errors(context):
-            async for response in behaviour(_whole(requests), context):
+            async for response in while_taken(behaviour(_whole(requests), context)):
                 yield response
 
     return answer
