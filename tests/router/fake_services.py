@@ -196,7 +196,7 @@ def held_port() -> Iterator[int]:
 class FakeDecode(FakeWorker, stubs.DecodeWorkerServicer):
     """``refusals`` are given to the next Admits; holds stall.
 
-    While ``hold_tokens`` is cleared, an answer stalls after ``free_tokens`` tokens. ``ends_late``: none is the last.
+    While ``hold_tokens`` is cleared, answers stall after ``free_tokens`` tokens. ``ends_late``: none is the last.
     """
 
     role = "decode"

@@ -32,7 +32,7 @@ class UnreadWatch:
         self._given_at = None
 
     def end(self) -> None:
-        """Ends the watch. Idempotent."""
+        """Stops looking at the stream, which has ended. Idempotent."""
         self._timer.cancel()
 
     def _look(self) -> None:
