@@ -192,6 +192,7 @@ def test_the_last_token_that_fits_ends_an_answer_as_its_grammar_says_however_lat
 def test_an_answer_that_goes_on_after_its_grammar_was_complete_ends_with_the_end_token() -> None:
     asked = sampling("choice", '["yes", "no"]')
     state = begun(asked, emitted=tuple(b"no"))
+    assert state.done  # waits for the grammar, without whose answer no token is chosen
     sequence = SequenceState(0, EngineRequest("r", (1, *b"no"), 1, asked), (7,), 99, state)
     allowed = sequence.sample_spec().allowed
     assert allowed is not None
