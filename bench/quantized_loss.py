@@ -41,7 +41,7 @@ MADE = {
 SAMPLES, TOKENS = 128, 512  # of calibration text, as `baton quantize` takes them
 
 
-class Text:
+class LossText:
     """The first documents of a file."""
 
     def __init__(self, path: Path, documents: int) -> None:
@@ -54,7 +54,7 @@ class Text:
         return sum(bits(local, cut(self.texts, local.encode))) / self.bytes
 
 
-def weights(model: str, text: Text) -> Iterator[Row]:
+def weights(model: str, text: LossText) -> Iterator[Row]:
     """Yields what int8 and int4 weights add to the loss of bfloat16 ones; KV is float32 throughout."""
     base = text.bits_per_byte(EngineConfig(model, dtype="bfloat16", kv_cache_dtype="float32"))
     yield Row("loss, bfloat16 weights", base, "bits/byte")
@@ -63,7 +63,7 @@ def weights(model: str, text: Text) -> Iterator[Row]:
         yield from _pair(f"{scheme} weights", text, EngineConfig(model, quantization=scheme), base, most)  # type: ignore[arg-type]
 
 
-def kv(model: str, text: Text) -> Iterator[Row]:
+def kv(model: str, text: LossText) -> Iterator[Row]:
     """Yields what int8 and fp8 KV add to the loss with bfloat16 KV; weights are as in the checkpoint."""
     base = text.bits_per_byte(EngineConfig(model, kv_cache_dtype="bf16"))
     yield Row("loss, bf16 KV", base, "bits/byte")
@@ -71,7 +71,7 @@ def kv(model: str, text: Text) -> Iterator[Row]:
         yield from _pair(f"{stored} KV", text, EngineConfig(model, kv_cache_dtype=stored), base, most)  # type: ignore[arg-type]
 
 
-def _pair(what: str, text: Text, config: EngineConfig, base: float, most: float) -> Iterator[Row]:
+def _pair(what: str, text: LossText, config: EngineConfig, base: float, most: float) -> Iterator[Row]:
     found = text.bits_per_byte(config)
     yield Row(f"loss, {what}", found, "bits/byte")
     yield Row(f"added by {what}", 100 * (found / base - 1), "%", target=100 * most, ceiling=True)
@@ -80,7 +80,7 @@ def _pair(what: str, text: Text, config: EngineConfig, base: float, most: float)
 class Folds:
     """Held-out text in folds, each judged by a checkpoint that was calibrated on the others."""
 
-    def __init__(self, model: Path, text: Text, folds: int, threads: int | None) -> None:
+    def __init__(self, model: Path, text: LossText, folds: int, threads: int | None) -> None:
         self._source, self._threads = Source(str(model)), threads
         self._folds = [text.texts[at::folds] for at in range(folds)]
         self._plain = sum(self._bits(model, fold) for fold in self._folds)
@@ -119,7 +119,7 @@ def made(folds: Folds, methods: Sequence[str]) -> Iterator[Row]:
 
 def measure(model: Path, path: Path, documents: int) -> Iterator[Row]:
     """Yields every row."""
-    text = Text(path, documents)
+    text = LossText(path, documents)
     yield Row(f"{len(text.texts)} documents", text.bytes, "bytes")
     yield from weights(str(model), text)
     yield from kv(str(model), text)
@@ -139,7 +139,7 @@ def main() -> None:
     if args.threads:
         torch.set_num_threads(args.threads)
     if args.folds:
-        folds = Folds(args.model, Text(args.text, args.documents), args.folds, args.threads)
+        folds = Folds(args.model, LossText(args.text, args.documents), args.folds, args.threads)
         found = list(made(folds, args.methods.split(",")))
     else:
         found = list(measure(args.model, args.text, args.documents))

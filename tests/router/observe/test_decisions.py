@@ -163,6 +163,7 @@ async def test_the_endpoint_shows_a_record_to_its_tenant_alone(fake, model_dir, 
         assert seen == {"a": 200, "b": 404, "boss": 200}
         unknown = await c.http.get("/v1/requests/nobody/explain", headers=keys["boss"])
         assert (unknown.status_code, unknown.json()["error"]["code"]) == (404, "request_unknown")
+        assert "refused before it was queued" in unknown.json()["error"]["message"]
 
 
 async def test_a_callers_own_id_shadows_nobody_elses_request():

@@ -31,7 +31,8 @@ def explain_routes(decisions: DecisionLog) -> APIRouter:
         if record is None or not CALLER.get().may_see(msgspec.json.decode(record, type=_Owner).tenant):
             raise RequestUnknown(
                 f"no record of request {request_id[:MAX_ID]!r}: records are kept for an hour, under the answer's "
-                "id or its x-request-id",
+                "id or its x-request-id; a request that was refused before it was queued has none, because its "
+                "answer names the field and the remedy",
                 "request_id",
             )
         return Response(record, media_type="application/json")
