@@ -1,6 +1,7 @@
 """What workers of several cards give, on paper and in the simulator: tensor, pipeline and expert parallel.
 
-    python -m bench.wide_workers [--gpu h200] [--cards 8,64] [--models llama-3-70b,qwen3-235b-a22b] [--json FILE]
+    python -m bench.wide_workers [--gpu h200] [--cards 8,64] [--models llama-3-70b,qwen3-235b-a22b]
+        [--seconds 120] [--json FILE]
 
 Nothing is measured. Inputs are the cards' data sheets (baton/planner/costs/hardware.toml: FLOP/s, bytes/s of
 memory, of a node's links and of the network), the planner's shares of their peaks and its seconds of a collective
@@ -40,7 +41,8 @@ SEQUENCES, CONTEXT = 16, 4096  # of a decode step: per card, and tokens of each
 CHUNK = 2048  # tokens of a prompt's step, per stage, or per card of a worker that shares rows
 PROMPT, ANSWER = 4000, 400  # tokens of a simulated request
 SLO = Slo(2.0, 0.05)
-WANT, SECONDS, HALVINGS, SEED = 0.9, 60.0, 6, 1  # of the search for the highest rate
+WANT, HALVINGS, SEED = 0.9, 6, 1  # of the search for the highest rate
+RATIOS = 0.0, 0.25, 0.5  # shares of workers that read prompts; 0: each does both
 PART_ROWS, PARTS_PER_STAGE = 64, 4  # engine/backends/ranks/dealing.py
 
 
@@ -98,7 +100,12 @@ class Wide:
         layout, shape = self.layout, self.shape
         plain = shape.weight_bytes * layout.ep  # every rank that shares rows has all of it
         held = plain + self.expert_values * shape.bytes_per_value + w.activation_bytes(shape, self.chunk)
-        return int((layout.cards * self.sheet.memory * w.USABLE_MEMORY - held) / shape.kv_bytes_per_token)
+        return int((layout.cards * self.sheet.memory * w.USABLE_MEMORY - held) / self._kv_bytes)
+
+    @property
+    def _kv_bytes(self) -> float:
+        """Returns the bytes of a token's KV on all cards: one head is the least that a rank has."""
+        return self.shape.kv_bytes_per_token * max(1.0, self.layout.tp / self.shape.num_key_value_heads)
 
     def costs(self, rows: int) -> w.WorkerCosts:
         """Returns the costs of steps of about ``rows`` rows, in the form that the simulator takes."""
@@ -116,7 +123,7 @@ class Wide:
             token=late * (2 * (self.plain_values + self.chosen_values) / cards / self.flops + moved / layout.pp),
             pair=late * 4 * heads / cards / (self.sheet.flops * w.ATTENTION_SHARE),
             sequence=w.SEQUENCE_S,
-            context=late * shape.kv_bytes_per_token / cards / self.bandwidth,
+            context=late * self._kv_bytes / cards / self.bandwidth,
             kv_tokens=self.kv_tokens,
             kv_bytes_per_token=shape.kv_bytes_per_token,
             transfer=TransferCurve(w.TRANSFER_S, 1 / (cards * self.sheet.network_bytes_per_s * w.NETWORK_SHARE)),
@@ -147,34 +154,39 @@ class Wide:
         return latency, 2 * self.layers * self.experts.chosen * value * each / layout.ep
 
 
-def highest_rate(wide: Wide, workers: int) -> tuple[float, str]:
-    """Returns the highest rate of requests that ``workers`` workers serve within the SLOs, and by which ratio."""
-    ratios = sorted({workers * share // 8 for share in (0, 1, 2, 3, 4, 5)} if workers > 1 else {0})
+def highest_rate(wide: Wide, workers: int, seconds: float) -> tuple[float, str]:
+    """Returns the highest rate of requests that ``workers`` workers serve within the SLOs for so many seconds, and
+    by which ratio.
+    """
+    ratios = sorted({int(workers * share) for share in RATIOS})
     batch = 8 * SEQUENCES * wide.layout.cards
     reads, writes = wide.costs(wide.chunk), wide.costs(SEQUENCES * wide.layout.cards)
+    batch_rate = SEQUENCES * wide.layout.cards / writes.step_seconds(0, 0.0, batch // 8, CONTEXT * batch / 8)
+    read_rate = wide.chunk / reads.step_seconds(wide.chunk, wide.chunk * CHUNK / 2, 0, 0.0)
+    bound = 1.5 / (PROMPT / read_rate + ANSWER / batch_rate)  # requests per second of a worker
     best = 0.0, "none"
     for prefill in ratios:
         settings = SimSettings(prefill, workers - prefill, max_batch=batch, prefill_chunk=wide.chunk)
-        low, high = best[0], 4.0 * wide.layout.cards * workers
-        for _ in range(HALVINGS + 4):
+        low, high = best[0], bound * workers
+        for _ in range(HALVINGS):
             rate = (low + high) / 2
-            scenario = ClusterScenario(settings, reads, writes, requests(rate))
+            scenario = ClusterScenario(settings, reads, writes, requests(rate, seconds))
             kept = simulate(scenario, SLO).score.attainment >= WANT
             low, high = (rate, high) if kept else (low, rate)
-            if high - low < 0.02 * high:
-                break
         if low > best[0]:
             best = low, f"{prefill}P{workers - prefill}D" if prefill else "colocated"
     return best
 
 
-def requests(rate: float) -> Trace:
+def requests(rate: float, seconds: float) -> Trace:
     """Returns a Poisson trace of equal requests."""
-    return poisson(lambda _: (PROMPT, ANSWER), rate, SEED, 512, seconds=SECONDS)
+    return poisson(lambda _: (PROMPT, ANSWER), rate, SEED, 512, seconds=seconds)
 
 
-def rows_of(name: str, gpu: str, cards: int, simulates: bool) -> Iterator[dict[str, Any]]:
-    """Yields one row for each layout that ``cards`` cards can have and the model fits."""
+def rows_of(name: str, gpu: str, cards: int, seconds: float) -> Iterator[dict[str, Any]]:
+    """Yields one row for each layout that ``cards`` cards can have and the model fits, with ``seconds`` seconds of
+    traffic in the simulator; 0: without it.
+    """
     shape, experts = MIXTURES[name] if name in MIXTURES else (model_shape(name), None)
     for layout in (Layout(*each) for each in LAYOUTS):
         wide = Wide(shape, experts, accelerators()[gpu], layout)
@@ -184,7 +196,7 @@ def rows_of(name: str, gpu: str, cards: int, simulates: bool) -> Iterator[dict[s
         step = wide.costs(batch).step_seconds(0, 0.0, batch, float(batch * CONTEXT))
         alone = wide.costs(1).step_seconds(0, 0.0, 1, float(CONTEXT))
         chunk = wide.costs(wide.chunk).step_seconds(wide.chunk, wide.chunk * CHUNK / 2, 0, 0.0)
-        rate, ratio = highest_rate(wide, workers) if simulates else (math.nan, "")
+        rate, ratio = highest_rate(wide, workers, seconds) if seconds else (math.nan, "")
         yield {
             "model": name, "cards": cards, "worker": str(layout), "workers": workers,
             "kv_tokens_per_card": wide.kv_tokens // layout.cards, "alone_ms": alone * 1e3, "step_ms": step * 1e3,
@@ -217,7 +229,7 @@ def main() -> None:
     parser.add_argument("--gpu", default="h200", choices=sorted(accelerators()))
     parser.add_argument("--cards", default="8,64")
     parser.add_argument("--models", default="llama-3-70b,qwen3-235b-a22b")
-    parser.add_argument("--paper", action="store_true", help="without the simulator")
+    parser.add_argument("--seconds", type=float, default=120.0, help="of simulated traffic; 0: paper alone")
     parser.add_argument("--json", default="")
     asked = parser.parse_args()
     sys.setrecursionlimit(100_000)  # the simulator places each waiting request from within the one before it
@@ -228,7 +240,7 @@ def main() -> None:
     print({name: getattr(w, name) for name in (*shares, *times)})
     for name in asked.models.split(","):
         for cards in map(int, asked.cards.split(",")):
-            rows = list(rows_of(name, asked.gpu, cards, not asked.paper))
+            rows = list(rows_of(name, asked.gpu, cards, asked.seconds))
             print(f"\n{name} on {cards} x {asked.gpu}\n\n{table(rows)}", flush=True)
             found += rows
     if asked.json:

@@ -35,13 +35,13 @@ def test_stages_hold_more_and_answer_one_sequence_no_faster() -> None:
 
 
 def test_only_what_fits_a_card_and_the_number_of_cards_is_listed() -> None:
-    dense = {row["worker"] for row in rows_of(DENSE, "h200", 8, simulates=False)}
+    dense = {row["worker"] for row in rows_of(DENSE, "h200", 8, seconds=0)}
     assert dense == {"tp2", "tp4", "tp8", "pp2", "tp2 pp2", "tp4 pp2", "pp8"}
-    mixed = {row["worker"]: row for row in rows_of(MIXED, "h200", 64, simulates=False)}
+    mixed = {row["worker"]: row for row in rows_of(MIXED, "h200", 64, seconds=0)}
     assert {"tp8", "ep8", "ep64"} <= mixed.keys()
     assert mixed["ep64"]["kv_tokens_per_card"] > mixed["ep8"]["kv_tokens_per_card"]
     assert not {"tp1", "tp2", "one card"} & mixed.keys()
 
 
 def test_a_trace_is_the_same_each_time() -> None:
-    assert requests(2.0) == requests(2.0)
+    assert requests(2.0, 30.0) == requests(2.0, 30.0)
