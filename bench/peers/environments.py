@@ -27,9 +27,16 @@ REQUIREMENTS = {
     "bitsandbytes": ("torch==2.13.0", "transformers==5.17.0", "bitsandbytes==0.50.2", "accelerate"),
     "llama_server": ("cmake", "ninja"),
     "llama_cpp_without_amx": (LLAMA_CPP,),
+    "llmcompressor": ("torch==2.13.0", "transformers==5.17.0", "llmcompressor==0.14.0.1"),
+    "gptqmodel": ("torch==2.13.0",),
+    "autoawq": ("torch==2.13.0", "transformers==4.51.3", "accelerate", "datasets", "zstandard", "tokenizers"),
+}
+LATER = {  # arguments of a second install, of what can't be installed beside the others
+    "gptqmodel": ("--no-build-isolation", "gptqmodel==7.7.0"),  # it looks at the torch that is there
+    "autoawq": ("--no-deps", "autoawq==0.2.9"),  # it asks for a transformers that it doesn't run with
 }
 WITHOUT_AMX = "-mno-amx-tile -mno-amx-int8 -mno-amx-bf16"  # beats -march=native, wherever it stands
-ON_DEMAND = {"llama_cpp_without_amx"}  # set up where they are needed alone
+ON_DEMAND = {"llama_cpp_without_amx", "llmcompressor", "gptqmodel", "autoawq"}  # set up where they are needed alone
 SERVER_OPTIONS = (
     "-DCMAKE_BUILD_TYPE=Release", "-DGGML_NATIVE=ON", "-DBUILD_SHARED_LIBS=OFF", "-DLLAMA_BUILD_TESTS=OFF",
     "-DLLAMA_BUILD_EXAMPLES=OFF", "-DLLAMA_BUILD_APP=OFF", "-DLLAMA_BUILD_UI=OFF", "-DLLAMA_USE_PREBUILT_UI=OFF",
@@ -58,13 +65,15 @@ def _set_up(name: str) -> Path:
 
 def python_of(name: str) -> Path:
     """The Python of a peer's environment, which is made on first use or where its requirements moved on."""
-    requirements, home = REQUIREMENTS[name], HOME / name
-    python, stamp = home / "bin" / "python", home / "installed"
-    if not stamp.exists() or stamp.read_text() != " ".join(requirements):
+    requirements, later, home = REQUIREMENTS[name], LATER.get(name, ()), HOME / name
+    python, stamp, wanted = home / "bin" / "python", home / "installed", " ".join((*requirements, *later))
+    if not stamp.exists() or stamp.read_text() != wanted:
         print(f"setting up {home}: {' '.join(requirements)}", flush=True)
         _run(sys.executable, "-m", "venv", home)
         _run(python, "-m", "pip", "install", "--quiet", *_options(name), *requirements, **_flags(name))
-        stamp.write_text(" ".join(requirements))
+        if later:
+            _run(python, "-m", "pip", "install", "--quiet", *later)
+        stamp.write_text(wanted)
     return python
 
 
