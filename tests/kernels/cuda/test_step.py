@@ -330,6 +330,20 @@ def test_small_steps_go_the_way_that_was_faster_before_traffic(
     assert (gpu.counts()["at_once"] > ran) == (taken == AT_ONCE)
 
 
+def test_a_megakernel_that_is_refused_before_traffic_leaves_the_graph(
+    pair: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(batch: object, brought: object) -> None:
+        if gpu.how == AT_ONCE:
+            raise DeviceError("too many blocks in a cooperative launch")
+
+    _, gpu = pair((8, 0), "int8")
+    monkeypatch.setattr(gpu, "_launch", refuse)
+    gpu.warms = gpu.compares = True
+    gpu.warm(2, 16)
+    assert gpu.how == BY_GRAPH
+
+
 def test_a_card_without_room_to_warm_ends_the_start_with_what_to_do(
     pair: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -21,7 +21,7 @@ from baton.engine.adapters.base import AdapterBase
 from baton.engine.backends.cuda.adapters import CudaAdapters
 from baton.engine.backends.cuda.page_share import PageShare
 from baton.engine.backends.cuda.program import CudaProgram
-from baton.engine.backends.cuda.step_choice import chosen, measured, small_steps
+from baton.engine.backends.cuda.step_choice import StepChoice, chosen, measured, small_steps
 from baton.engine.backends.cuda.warming import warm_steps
 from baton.engine.backends.native.batch import NativeBatch
 from baton.engine.backends.native.program import Weights
@@ -134,10 +134,12 @@ class CudaRunner(StepRunner):
             tokens = self._rehearse(plan, context)
             return self._clock() - began, tokens
 
-        found = []
-        for self.how in (BY_GRAPH, AT_ONCE):
-            found.append(measured(timed, plans))
-        choice = chosen(*found)
+        graph = measured(timed, plans)
+        self.how = AT_ONCE
+        try:
+            choice = chosen(graph, measured(timed, plans))
+        except DeviceError as error:
+            choice = StepChoice(False, f"the megakernel failed: {error}")
         self.how = AT_ONCE if choice.mega else BY_GRAPH
         log.info("small steps go by %s: %s", "the megakernel" if choice.mega else "graph", choice.why)
 
