@@ -10,6 +10,7 @@ page of all layers, so that a block's page in it is a range of each of its runs:
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import chain
 
 from baton.kv.layout.bridge import Bridge, run_of, runs_of, wire_bytes
 from baton.kv.layout.page import group_bytes, group_offsets
@@ -49,8 +50,10 @@ class TableBridge:
         in_order = sorted(range(len(pages)), key=lambda table: self._ranges[table])
         tables = [runs_of(pages[table], self.sender) for table in in_order]
         sizes = [self._ranges[table][1] for table in in_order]
-        runs = [b"".join(map(_first_bytes, each, sizes)) for each in zip(*tables, strict=True)]
-        return self._bridge.gather([memoryview(run) for run in runs])
+        runs = [list(map(_first_bytes, each, sizes)) for each in zip(*tables, strict=True)]
+        if self._bridge.as_they_are:
+            return memoryview(b"".join(chain.from_iterable(runs)))  # one copy
+        return self._bridge.gather([memoryview(b"".join(run)) for run in runs])
 
     def _runs(self, page: memoryview, number: int) -> list[memoryview]:
         """Returns the runs of the sender's ``page`` as the receiver keeps them. A block's parts are asked for one
