@@ -29,7 +29,7 @@ from baton.kernels.lora.structs import PANEL, pack_b, panelled
 from baton.protos.errors import AdaptersFull
 
 ALIGN = 64  # bytes, to a multiple of which each matrix is aligned
-NOTE_BYTES, NOTE_PARTS = 1 << 20, 128  # of one adapter, passed between two steps, in a millisecond or two
+NOTE_BYTES, NOTE_PARTS = 1 << 18, 128  # of one adapter, passed between two steps, in about a millisecond
 Tell = Callable[[int, int], None]  # (descriptor of a note, its bytes): returns when every rank has taken it
 
 
