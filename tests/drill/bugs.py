@@ -19,7 +19,6 @@ SMALL = msgspec.structs.replace(USUAL, flooded=0.0, pressed=0.0, workers=2)
 CROWDED = msgspec.structs.replace(SMALL, crowded=1.0, requests=24)
 TIERED = msgspec.structs.replace(SMALL, tiered=1.0, requests=30, seconds=8.0)
 HASTY = msgspec.structs.replace(SMALL, hasty=1.0, requests=16, seconds=5.0)
-DISKED = msgspec.structs.replace(SMALL, disked=1.0, requests=24)
 SPLIT = msgspec.structs.replace(SMALL, split=1.0, requests=6, seconds=8.0)
 
 BETWEEN_STEPS = "a prompt would have to be preempted between two of its steps, and find its own blocks again"
@@ -440,14 +439,6 @@ BUGS = (
         "        pass",
         faults=("role", "ratio", "tier_slow"),
         size=TIERED,
-    ),
-    Bug(
-        "a page of a disk tier is taken although its checksum differs",
-        "kv/tiers/slab.py",
-        "        if checksums != [self._sums[slot]]:",
-        "        if False:",
-        faults=("kill",),
-        size=DISKED,
     ),
     Bug(
         "a message without content on a router's session is passed over",

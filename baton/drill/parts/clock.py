@@ -23,27 +23,23 @@ class MachineClock:
 
     def __init__(self) -> None:
         self._true = seeded_loop().true_time
-        self._since = self._showed = 0.0  # the true time of the last change of rate, and what the clock showed then
-        self._rate = 1.0
+        self._rate, self._ahead = 1.0, 0.0  # it shows the true time times the first, and the second
 
     def now(self) -> float:
         """Returns what the clock shows."""
-        return self._true() if self._rate == 1.0 and self._since == self._showed else self._shows()
+        return self._true() * self._rate + self._ahead
 
     def drift(self, rate: float) -> None:
         """Has the clock run ``rate`` times as fast from now on; it goes on from what it shows."""
-        self._showed, self._since, self._rate = self._shows(), self._true(), rate
+        self._ahead, self._rate = self.now() - self._true() * rate, rate
 
     def true_time_of(self, shown: float) -> float:
         """Returns the true time at which the clock shows ``shown`` at its present rate."""
-        return self._since + (shown - self._showed) / self._rate
+        return (shown - self._ahead) / self._rate
 
     def lasts(self, seconds: float) -> float:
         """Returns the true seconds in which the clock advances by ``seconds``."""
         return seconds / self._rate
-
-    def _shows(self) -> float:
-        return self._showed + (self._true() - self._since) * self._rate
 
 
 class DriftingLoop(SeededLoop):
