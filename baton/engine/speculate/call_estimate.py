@@ -15,13 +15,14 @@ from baton.engine.speculate.draft import SequenceView
 T = TypeVar("T", bound=SequenceView)
 
 SHARE = 0.004  # of the steps' time that may go into drafts which bring nothing
-UNFELT = 0.03  # share of a step's time that a call may take without being felt
-SELDOM = 125  # steps between calls that are felt
+UNFELT = 0.01  # share of a step's time that a call may take without being felt
+SELDOM = 250  # steps between calls that are felt: a 99th percentile sees one in a hundred
+FIRST_CALLS = 3  # of a worker, which are made as if they took FIRST_S, so that drafts which pay are found soon
 MOST_SAVED = 1.0  # calls that the time saved up may pay at once
 NEW = 0.1  # weight of the last measurement
 MOST_OFF = 4.0  # a call that takes so many times as long as expected, or more (the core was lent), counts as that
-MOST_REST = 64  # steps in a row in which no sequence is considered, because no call would pay
-FIRST_S = 50e-6  # seconds of a call until they are known, more than most take: the first ones come one by one
+MOST_REST = 256  # steps in a row in which no sequence is considered, because no call would pay
+FIRST_S, LEAST_S = 50e-6, 1e-6  # seconds of a call until they are known, and that it takes at least
 HOPE = 1.0  # accepted tokens expected of a call before any was made, and if the client predicts the answer
 
 
@@ -30,6 +31,7 @@ class CallEstimate:
 
     def __init__(self) -> None:
         self.call_s = FIRST_S  # mean seconds of a call
+        self._calls, self._first_s = 0, 0.0  # first calls, and their seconds
         self._saved_s = 0.0
         self._brings: dict[int, float] = {}  # accepted tokens per call, faded
         self._usual = HOPE  # of all sequences: where a new one begins
@@ -47,7 +49,9 @@ class CallEstimate:
         token_s = step_s / max(1, len(texts))
         hopeful = texts if hopeful is None else hopeful
         asked = [text for text in hopeful if self._expected(text) * token_s > self.call_s]
-        share_s = SHARE * step_s if self.call_s < UNFELT * step_s else min(SHARE * step_s, self.call_s / SELDOM)
+        share_s = SHARE * step_s
+        if self._calls >= FIRST_CALLS and self.call_s >= UNFELT * step_s:
+            share_s = min(share_s, self.call_s / SELDOM)
         self._saved_s = min(self._saved_s + steps * share_s, max(MOST_SAVED * self.call_s, share_s))
         count = min(int(self._saved_s / self.call_s), len(texts) - len(asked))
         self._rest_s = 0.0 if asked else share_s
@@ -70,6 +74,11 @@ class CallEstimate:
 
     def took(self, calls: int, seconds: float) -> None:
         """Records that ``calls`` calls took ``seconds`` together."""
+        if self._calls < FIRST_CALLS:
+            self._calls, self._first_s = self._calls + calls, self._first_s + seconds
+            if self._calls >= FIRST_CALLS:
+                self.call_s = max(LEAST_S, self._first_s / self._calls)
+            return
         self.call_s += NEW * (min(seconds / calls, MOST_OFF * self.call_s) - self.call_s)
 
     def brought(self, seq: int, tokens: int) -> None:

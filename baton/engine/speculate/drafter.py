@@ -34,6 +34,7 @@ from baton.protos.measurements import SpeculationTotals
 WATCHED = 8  # of so many steps without speculation one is timed, because the machine's speed drifts slowly
 # Share by which drafts lengthen a step at most if some of its sequences gain nothing by them.
 MOST_FOR_OTHERS = 0.25
+MOST_ENDED = 16  # ended answers that wait to be forgotten, which takes a time that a single step shouldn't have
 PROMPT_NEW = 0.1  # weight of a step's time per prompt token
 
 
@@ -78,11 +79,12 @@ class Drafter:
         self._chances, self._costs = AcceptanceEstimate(), RowCost()
         # What look-ups are worth is seen without verifying them; what models draft takes too long for that.
         models = LearningSpeculator, BatchSpeculator
-        self._tries = by_rejection or any(isinstance(one, models) for one in speculators)
+        self._models = any(isinstance(one, models) for one in speculators)
+        self._tries = by_rejection or self._models
         self._asking, self._probe, self._allowance = CallEstimate(), Probe(), Allowance(self._tries)
         self._judge = DraftJudge(self._chances, self._costs, self._asking, self._allowance)
         self._staked: Stake | None = None  # of the last step, if it had drafts
-        self._ended: list[int] = []  # since it was settled
+        self._ended: dict[int, SequenceView] = {}  # texts that are still to be forgotten
         self._prompt_token_s = 0.0
         self._probed: int | None = None
         self._sequence_steps, self._read_ahead = 0, 0  # steps of sequences that wrote; prompts' tokens read early
@@ -131,11 +133,15 @@ class Drafter:
         able = [writer for writer in writers if writer.draft_room > 0]
         if not able or not self._costs.known:
             return 0, {}
+        if self._ended.keys() & {writer.seq for writer in able}:
+            self._forget_ended()
         prompt_s = prompt_tokens * self._prompt_token_s
         self._allowance.save(steps)
         for text in able:
             self._judge.learn(text)
         asked = self._asking.chosen(able, self._costs.of(count) + prompt_s, steps, self._hopeful(able))
+        if asked:
+            self._forget_ended()
         opened = [text for text in asked if self._is_open(text.seq)]
         if not opened:
             return 0, {}
@@ -254,6 +260,8 @@ class Drafter:
         """Lets speculators process the prompt of a text whose KV is still on its way; returns the tokens
         processed.
         """
+        if text.seq in self._ended:
+            self._forget_ended()
         count = sum(speculator.read_prompt(text, idle) for speculator in self._speculators)
         self._read_ahead += count
         return count
@@ -317,13 +325,22 @@ class Drafter:
         )
 
     def end(self, text: SequenceView) -> None:
-        """Forgets a sequence that ended; speculators may learn from it."""
-        self._judge.learn(text, is_last=True)
-        self._chances.end(text.seq)
-        self._ended.append(text.seq)
-        self._asking.end(text.seq)
-        for speculator in self._speculators:
-            speculator.end(text)
+        """Forgets a sequence that ended at the next call for drafts, or at once if speculators hold pages for it;
+        speculators may learn from it.
+        """
+        self._ended[text.seq] = text
+        if self._models or len(self._ended) > MOST_ENDED:
+            self._forget_ended()
+
+    def _forget_ended(self) -> None:
+        ended, self._ended = self._ended, {}
+        for text in ended.values():
+            self._judge.learn(text, is_last=True)
+            self._chances.end(text.seq)
+            self._asking.end(text.seq)
+            self._allowance.end(text.seq)
+            for speculator in self._speculators:
+                speculator.end(text)
 
     def _weighed(self, asked: Sequence[Writer], seconds: Vector, sequences: int) -> list[WeighedDraft]:
         """Returns each sequence's most promising draft."""
@@ -370,8 +387,6 @@ class Drafter:
         staked, self._staked = self._staked, None
         if staked is not None:
             staked.settle(self._allowance)
-        while self._ended:
-            self._allowance.end(self._ended.pop())
 
     def _add_probe(self, weighed: Sequence[WeighedDraft], depths: list[int], steps: int, seconds: Vector) -> None:
         """Lengthens the most promising draft by one token if a probe is due and may be risked."""

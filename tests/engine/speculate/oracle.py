@@ -37,6 +37,7 @@ class Eager(Drafter):
         self._speculator, self._most, self._lengths = speculator, most, random.Random(seed)
 
     def plan(self, writers: Sequence[Writer], prompt_tokens: int = 0, limit_s: float = 0.0) -> dict[int, Draft]:
+        self._forget_ended()
         found = dict[int, Draft]()
         if isinstance(self._speculator, BatchSpeculator):
             self._speculator.prepare([writer for writer in writers if writer.draft_room], self._most)
