@@ -106,7 +106,8 @@ class Drafter:
         began = self._clock()
         asked, found = self._planned(writers, prompt_tokens, limit_s)
         rest = self._asking.rest()
-        self._rest = min(rest, LEAST_WATCHED - 1) if asked else rest  # a verdict over what they draft is soon due
+        soon = bool(asked) or self._judge.is_watching  # a verdict over what they draft is soon due
+        self._rest = min(rest, LEAST_WATCHED - 1) if soon else rest
         self._rested, took = 0, self._clock() - began
         self._comparison.add(count, took)
         self.tally = self.tally._replace(seconds=self.tally.seconds + took)
@@ -328,6 +329,7 @@ class Drafter:
         """Forgets a sequence that ended at the next call for drafts, or at once if speculators hold pages for it;
         speculators may learn from it.
         """
+        self._judge.learn(text, is_last=True)
         self._ended[text.seq] = text
         if self._models or len(self._ended) > MOST_ENDED:
             self._forget_ended()
@@ -335,7 +337,6 @@ class Drafter:
     def _forget_ended(self) -> None:
         ended, self._ended = self._ended, {}
         for text in ended.values():
-            self._judge.learn(text, is_last=True)
             self._chances.end(text.seq)
             self._asking.end(text.seq)
             self._allowance.end(text.seq)

@@ -63,6 +63,11 @@ class DraftJudge:
     def __contains__(self, seq: int) -> bool:
         return seq in self._watches
 
+    @property
+    def is_watching(self) -> bool:
+        """Returns whether any draft is kept."""
+        return bool(self._watches)
+
     def agrees(self, seq: int, length: int) -> bool:
         """Returns whether a draft of ``seq`` is kept that agrees with its text of ``length`` tokens so far;
         ``learn`` was called before.

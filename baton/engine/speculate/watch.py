@@ -57,6 +57,9 @@ class Watches:
     def __contains__(self, seq: int) -> bool:
         return seq in self._watched
 
+    def __len__(self) -> int:
+        return len(self._watched)
+
     def begin(self, seq: int, watch: Watch) -> None:
         """Watches a draft of sequence ``seq``, unless one is watched."""
         self._watched.setdefault(seq, watch)

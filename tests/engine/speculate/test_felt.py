@@ -7,6 +7,7 @@ import pytest
 from baton.engine.speculate.drafter import Drafter
 from baton.engine.speculate.names import AUTO, speculators
 from tests.engine.speculate.world import (
+    CALL_S,
     Clock,
     Costly,
     Machine,
@@ -25,9 +26,16 @@ from tests.engine.speculate.world import (
 MACHINES = (flat, sloped, stairs)
 
 
-def played(machine: Machine, kinds: tuple[Text, ...], batch: int, steps: int = 600, seed: int = 0) -> Played:
+def played(
+    machine: Machine,
+    kinds: tuple[Text, ...],
+    batch: int,
+    steps: int = 600,
+    seed: int = 0,
+    call_s: float = CALL_S,
+) -> Played:
     clock = Clock()
-    drafter = Drafter([Costly(one, clock) for one in speculators(AUTO)], clock, trees=True)
+    drafter = Drafter([Costly(one, clock, call_s) for one in speculators(AUTO)], clock, trees=True)
     return play(drafter, clock, machine, kinds, batch, steps, seed)
 
 
@@ -54,6 +62,16 @@ def test_luck_lengthens_no_step_in_a_hundred_of_a_long_misleading_run(seed: int)
 @pytest.mark.parametrize(("machine", "batch", "least"), [(flat, 1, 3.0), (sloped, 1, 2.0), (sloped, 8, 1.15)])
 def test_text_that_copies_is_written_faster(machine: Machine, batch: int, least: float) -> None:
     assert played(machine, (copied,), batch).rate >= least
+
+
+def test_text_that_copies_gains_also_where_calls_for_drafts_are_felt_and_few() -> None:
+    assert played(flat, (copied,), 1, call_s=5 * CALL_S).rate >= 2.0
+
+
+@pytest.mark.parametrize("machine", MACHINES)
+def test_calls_that_are_felt_are_fewer_than_a_99th_percentile_sees(machine: Machine) -> None:
+    found = played(machine, (misleading,), 1, 3000, call_s=5 * CALL_S)
+    assert sum(step > 1.01 for step in found.steps) < 0.01 * len(found.steps)
 
 
 @pytest.mark.parametrize("machine", MACHINES)
