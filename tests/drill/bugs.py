@@ -440,4 +440,12 @@ BUGS = (
         faults=("role", "ratio", "tier_slow"),
         size=TIERED,
     ),
+    Bug(
+        "a message without content on a router's session is passed over",
+        "decode_worker/io/shell.py",
+        "                if not message.ByteSize():",
+        "                if False:",
+        faults=("no_memory",),
+        size=SMALL,
+    ),
 )
