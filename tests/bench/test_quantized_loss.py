@@ -10,7 +10,7 @@ import pytest
 from baton.kernels.abi import native
 from baton.quantize.schemes import Recipe
 from bench import quantized_loss
-from bench.quantized_loss import DEMO, Text, measure
+from bench.quantized_loss import DEMO, LossText, measure
 
 RESULTS = Path(__file__).parents[2] / "bench" / "results" / "quantized_loss.json"
 TARGETS = {"int8 weights": 0.2, "int4 weights": 3.0, "int8 KV": 0.2, "fp8 KV": 1.0}
@@ -46,7 +46,7 @@ def test_a_fold_is_judged_by_a_checkpoint_that_has_not_read_it(monkeypatch: pyte
     monkeypatch.setattr(quantized_loss, "quantize", nothing_more)
     monkeypatch.setattr(quantized_loss, "read_samples", lambda _, path, *__: read.append(Path(path).read_text()))
     monkeypatch.setattr(quantized_loss.Folds, "_bits", bits_of)
-    folds = quantized_loss.Folds(DEMO, Text(DEMO / "heldout.txt", 3), 3, None)
+    folds = quantized_loss.Folds(DEMO, LossText(DEMO / "heldout.txt", 3), 3, None)
     assert folds.added(Recipe("awq", symmetric=False)) == pytest.approx(0.5)
     for one, others in zip(judged[3:], read, strict=True):
         assert one not in others

@@ -18,7 +18,7 @@ from baton.protos.nouns import Station, TokenLogprob, TokenLogprobs, TokenRun
 from baton.protos.v1 import worker_pb2 as w
 from baton.protos.v1 import worker_pb2_grpc as stubs
 from baton.protos.version import PROTOCOL
-from tests.router.fake_workers import info
+from tests.router.fake_services import info
 
 SCORES = (TokenLogprobs(TokenLogprob(5, -0.5, 1), (TokenLogprob(6, -1.5, 2),)),)
 FULL = ch.Output(1, TokenRun(0, (7,), SCORES, "stop", 7, 1, 2), 16, (Station("prefill", 0.5),), SCORES, b"\x01\x02")
