@@ -13,8 +13,7 @@ from baton.engine.speculate.draft import GRADES, Draft, SequenceView, Speculator
 from baton.engine.speculate.pairs import Match, PairIndex, following
 
 NAME = "prompt_lookup"
-CATCH_UP = 64  # tokens indexed by a call for a draft, which no step should feel: a long prompt takes several
-READ = 512  # tokens indexed by a call ahead of the answer, in 0.1 ms
+CATCH_UP = READ = 512  # tokens indexed by one call, in 0.1 ms: calls that bring nothing are too few for less
 OTHERS, OTHERS_DEPTH = 3, 4  # further continuations in a tree, and tokens of each
 NOTHING = -1  # separator between a prediction and the prompt, no token id
 

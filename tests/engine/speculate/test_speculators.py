@@ -176,3 +176,10 @@ def test_names_are_joined_and_unknown_ones_list_the_choices() -> None:
     for wrong in ("draft:", "none+suffix", ""):
         with pytest.raises(ConfigError, match="choose from"):
             speculator_names(wrong)
+
+
+def test_one_call_finds_what_a_prompt_of_hundreds_of_tokens_has() -> None:
+    """Calls are few until drafts have paid, and the next answer has another prompt."""
+    draft = prompt_lookup.PromptLookup().propose(Written(1, [*range(400), 320, 321]), 4)
+    assert draft is not None
+    assert list(draft.tokens) == [322, 323, 324, 325]
