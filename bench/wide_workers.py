@@ -19,7 +19,6 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -232,7 +231,6 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=120.0, help="of simulated traffic; 0: paper alone")
     parser.add_argument("--json", default="")
     asked = parser.parse_args()
-    sys.setrecursionlimit(100_000)  # the simulator places each waiting request from within the one before it
     sheet, found = accelerators()[asked.gpu], list[dict[str, Any]]()
     print(f"{asked.gpu}: {msgspec.to_builtins(sheet)}")
     shares = ("MATRIX_SHARE", "ATTENTION_SHARE", "MEMORY_SHARE", "LINK_SHARE", "NETWORK_SHARE", "USABLE_MEMORY")

@@ -12,8 +12,10 @@ happens when a worker dies is in ``faults``.
 from __future__ import annotations
 
 import random
+import sys
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from heapq import heappop
 
 import msgspec
@@ -30,6 +32,9 @@ from baton.router.policies import Candidate, ClusterSnapshot, Option, RoutingDec
 from baton.router.policies.adjustments.prefix_fetch import uncached, with_fetch
 
 __all__ = ["ClusterScenario", "ClusterSim", "SimSettings"]
+
+# Python frames at most per placement, because where decode workers alone read, one may begin within another.
+FRAMES_PER_PLACEMENT = 16
 
 
 class ClusterSim(WorkerSimulation):
@@ -66,9 +71,10 @@ class ClusterSim(WorkerSimulation):
         """Processes events until none is left; requests still waiting then are marked refused."""
         for flight in self.flights:
             self.at(flight.arrival + self._way_in, lambda flight=flight: self._arrive(flight))  # type: ignore[misc]
-        while self._events:
-            self.now, _, act = heappop(self._events)
-            act()
+        with _frames_for(len(self.flights)):
+            while self._events:
+                self.now, _, act = heappop(self._events)
+                act()
         for flight in (*self._waiting, *self._readerless):
             self.active.pop(flight.index, None)
             (flight.origin or flight).refused = True
@@ -241,3 +247,14 @@ class ClusterSim(WorkerSimulation):
         self._jobs.pop(flight.index, None)
         self._fetched.pop(flight.index, None)
         self._readerless.append(flight)
+
+
+@contextmanager
+def _frames_for(requests: int) -> Iterator[None]:
+    """Raises Python's recursion limit, so that all of ``requests`` may be placed from within one another."""
+    before = sys.getrecursionlimit()
+    sys.setrecursionlimit(before + FRAMES_PER_PLACEMENT * requests)
+    try:
+        yield
+    finally:
+        sys.setrecursionlimit(before)

@@ -69,6 +69,11 @@ def test_a_trace_is_not_searched_for_shared_prefixes_again_with_each_request() -
     assert len(searches) == 1
 
 
+def test_a_crowd_that_waited_for_one_request_is_placed_when_it_ends() -> None:
+    crowd = (TraceRequest(1.0 + i * 1e-4, 2500, 4) for i in range(400))
+    check(run(Trace("crowd", (TraceRequest(0.0, SMALL.kv_tokens - 2000, 50), *crowd)), 0, 1, SMALL))
+
+
 def test_where_writers_wait_a_prompt_comes_sooner_and_the_answer_beside_it_later() -> None:
     trace = Trace("two", (TraceRequest(0.0, 64, 40), TraceRequest(0.5, 4096, 2)))
     both, apart = (run(trace, 0, 1, decode_chunk=8192, writers_wait=wait) for wait in (False, True))
