@@ -83,8 +83,9 @@ BUGS = (
     Bug(
         "a reservation is not given back when a worker refuses or is lost",
         "router/dispatch/runner.py",
-        "                    if not run.progress.answered:\n                        placed.close()",
-        "                    if not run.progress.answered:\n                        placed.close = lambda: None",
+        "                    if not run.progress.end_where_full():\n                        placed.close()",
+        "                    if not run.progress.end_where_full():\n"
+        "                        placed.close = lambda: None",
     ),
     Bug(
         "a retry starts before Rearm is answered",
