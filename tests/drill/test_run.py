@@ -39,6 +39,8 @@ from baton.router.dispatch.role_control import RoleChange, RoleControl
 from baton.router.workers.decode_session import DecodeLease
 from tests.kernels.thorough import first_now
 
+DATA = Path(__file__).parents[1] / "data"
+
 SEEDS = (1, 12)
 TURNED = range(9, 21)  # seeds of which about half have a controller that turns workers
 
@@ -332,3 +334,9 @@ def _digest_with(hash_seed: str) -> str:
     code = "from baton.drill.run import play; from baton.drill.draw import draw; print(play(draw(3)).digest)"
     env = {**os.environ, "PYTHONHASHSEED": hash_seed}
     return subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True).stdout
+
+
+def test_a_second_prefill_is_not_kept_waiting_by_those_who_wait_for_its_seat() -> None:
+    scenario = msgspec.json.decode((DATA / "drill_leased_behind_waiting.json").read_bytes(), type=Scenario)
+    verdict = play(scenario)  # seed 8200056 made small: its lease ran out after 30 s
+    assert verdict.held, verdict.violations

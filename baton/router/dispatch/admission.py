@@ -4,7 +4,8 @@ Knows nothing of workers or policies: a ticket comes with an attempt, a function
 returns the placement, or None when there is no room now. One event loop, no locks.
 
     join ──> [class queue, by fair share and priority] ── attempt() is not None ──> placed
-                   ^                                                              │
+                   ^                                      ^                       │
+                   │                 before all others: leased, prefill again ────┤
                    └───────── wait() again: the old place (worker lost, full) ────┘
 """
 
@@ -43,6 +44,7 @@ class Admission:
         self._max_queue, self._clock, self._max_bytes = max_queue, clock, max_inflight_bytes
         self._throttle = throttle or Throttle(clock)
         self._queue: FairQueue[Ticket] = FairQueue()
+        self._leading: dict[Ticket, None] = {}  # those that hold a decode worker's seat, which others may wait for
         self._shares = FairShares()
         self._joined: dict[str, list[Ticket]] = {}
         self._counted: Counter[str] = Counter()
@@ -99,19 +101,25 @@ class Admission:
 
     def wake(self) -> None:
         """Schedules one attempt to place waiting requests, because something may have made room."""
-        if self._waking is None and self._queue:
+        if self._waking is None and (self._leading or self._queue):
             self._waking = asyncio.get_running_loop().call_soon(self._pump)
 
     # ---- for tickets ---------------------------------------------------------------------------------
 
-    def enqueue(self, ticket: Ticket) -> None:
-        """Puts a ticket into the queue at its place, and schedules an attempt to place it."""
-        self._queue.add(ticket)
+    def enqueue(self, ticket: Ticket, leads: bool = False) -> None:
+        """Puts a ticket into the queue at its place, or with ``leads`` before all others, and schedules an attempt
+        to place it.
+        """
+        if leads:
+            self._leading[ticket] = None
+        else:
+            self._queue.add(ticket)
         self.wake()
 
     def dequeue(self, ticket: Ticket) -> None:
         """Takes a ticket out of the queue and of the counts, placed or not. Idempotent."""
         self._uncount(ticket)
+        self._leading.pop(ticket, None)
         self._queue.remove(ticket)
 
     def let_go(self, ticket: Ticket) -> None:
@@ -186,6 +194,9 @@ class Admission:
 
     def _pump(self) -> None:
         self._waking = None
+        for ticket in list(self._leading):
+            if self._attempt(ticket):
+                self._leading.pop(ticket, None)
         self._queue.pump(self._clock(), self._attempt)
 
     def _attempt(self, ticket: Ticket) -> bool:

@@ -108,13 +108,16 @@ class ChoiceRunner:
                         self._blame(run, placed.taken.decode, error, refused=not run.retries.admitted)
 
     async def _place(self, run: ChoiceRun, lease_on: str = "") -> Reservation:
-        """Wait until the policy finds workers with room; for a leased request, a prefill worker alone."""
+        """Wait until the policy finds workers with room; for a leased request, a prefill worker alone.
+
+        Others may wait for the seat that a leased request holds, so it is tried before them.
+        """
         since = self.clock()
         await self._placer.pause(run, lease_on)
         attempt = await self._placer.attempt(run, lease_on)
         queued = self._metrics.sum("queued", run.request.model_id, run.summary.context_class)
         with span("queue"), queued:
-            placed = await run.ticket.wait(attempt)
+            placed = await run.ticket.wait(attempt, leads=bool(lease_on))
         try:
             run.place(placed, self.clock() - since)
             self._metrics.sum("decisions", placed.taken.way, placed.taken.reader).added += 1

@@ -19,8 +19,8 @@ BYTES_PER_TOKEN = 64  # an id as a Python int, its place in the request, and in 
 class TicketQueue(Protocol):
     """Declares what a ticket asks of its queue; Admission implements it."""
 
-    def enqueue(self, ticket: Ticket) -> None:
-        """Puts a ticket into the queue, at its place in order."""
+    def enqueue(self, ticket: Ticket, leads: bool) -> None:
+        """Puts a ticket into the queue, at its place in order; or, with ``leads``, before all that wait there."""
 
     def dequeue(self, ticket: Ticket) -> None:
         """Takes a ticket out of the queue."""
@@ -66,16 +66,17 @@ class Ticket(Generic[T]):
         self._placed: asyncio.Future[T] | None = None
         self._refusal: BatonError | None = None
 
-    async def wait(self, attempt: Callable[[], T | None]) -> T:
+    async def wait(self, attempt: Callable[[], T | None], leads: bool = False) -> T:
         """Waits for a turn in which ``attempt`` returns a reservation instead of None, and returns it.
 
-        Raises what ``attempt`` raises, and the error with which the ticket is shed.
+        ``leads``: the request holds what others wait for, so it is tried before all of them. Raises what
+        ``attempt`` raises, and the error with which the ticket is shed.
         """
         if self._refusal is not None:
             raise self._refusal
         placed: asyncio.Future[T] = asyncio.get_running_loop().create_future()
         self._attempt, self._placed = attempt, placed
-        self._admission.enqueue(self)
+        self._admission.enqueue(self, leads)
         try:
             return await placed
         except asyncio.CancelledError:

@@ -133,6 +133,32 @@ async def test_a_small_one_passes_a_big_one_until_its_patience_ends(admission, c
     await asyncio.gather(waits, blocked)
 
 
+async def test_one_that_holds_a_seat_is_tried_before_those_that_wait_for_it_however_long(admission, clock):
+    holder, waiting = (admission.join("m", "short") for _ in range(2))
+    seat = await holder.wait(Room(1).attempt)
+    behind = asyncio.create_task(waiting.wait(seat.room.attempt))
+    await settle()
+    clock.now = 10 * PATIENCE_S
+    reader = Room(0)
+    again = asyncio.create_task(holder.wait(reader.attempt, leads=True))
+    await settle()
+    assert not again.done()
+    reader.free = 1
+    admission.wake()
+    await settle()
+    assert again.done()
+    assert not behind.done()
+    seat.close()
+    admission.wake()
+    await asyncio.gather(again, behind)
+    for _ in range(2):  # nothing of a waiter that was cancelled stays
+        again = asyncio.create_task(holder.wait(Room(0).attempt, leads=True))
+        await settle()
+        again.cancel()
+        await asyncio.wait([again])
+    assert not admission._leading
+
+
 async def test_another_pools_requests_pass_an_impatient_one(admission, clock):
     stuck, other = admission.join("a", "short"), admission.join("b", "short")
     task = asyncio.create_task(stuck.wait(lambda: None))
