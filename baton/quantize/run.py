@@ -23,7 +23,7 @@ from baton.quantize.layer_quantizer import LayerQuantizer, QuantizedLayer, quant
 from baton.quantize.layers import States, embed, layers_of
 from baton.quantize.output import OutputFolder
 from baton.quantize.registers import live, weights_of
-from baton.quantize.schemes import Recipe, needs_text, scheme_of
+from baton.quantize.schemes import Recipe, scheme_of
 from baton.quantize.source import Source
 from baton.quantize.tensor_file import PiecewiseTensor, whole
 
@@ -109,7 +109,8 @@ class _Work:
         layers: list[tuple[Op, ...]],
     ) -> None:
         self._source, self._recipe, self._samples, self._output = source, recipe, samples, output
-        self._layers, self._scheme, self._needs_text = layers, scheme_of(recipe), needs_text(recipe)
+        self._layers, self._scheme = layers, scheme_of(recipe)
+        self._needs_text = self._scheme.needs_text or bool(recipe.kv_cache_dtype)
 
     def stem(self) -> None:
         """Writes the weights outside of the layers, and prepares the first layer's input."""

@@ -108,7 +108,7 @@ async def test_handoffs_that_fail_in_a_row_are_an_obstacle_until_one_arrives_or_
     await house.peers.meet_all()
     assert house.obstacles == {}
     for _ in range(3):
-        house.figures.failed("decode-0", WorkerLost("it hung up"))
+        house.figures.failed("decode-0", WorkerLost("it hung up", "decode_address"))
     assert house.obstacles == {"decode-0": "it hung up"}
     house.figures.completed("decode-0", HandoffReport(1, 1, 0.0, 0.0, "decode-0:1"))
     assert house.obstacles == {}

@@ -38,7 +38,8 @@ class WorkerConfig(Section):
     window_pages: Literal["auto", "shared", "own"] = Field(
         default="auto",
         description="own: layers that see a window, beside others that see all, have pages that are given back "
-        "behind it (cpu only); auto: own where it is possible, else shared; workers of both kinds exchange no KV",
+        "behind it (cpu only); auto: own where it is possible, else shared; workers of both kinds share no cached "
+        "blocks",
     )
     quantization: Literal["none", "int8", "int4"] = Field(default="none", description="of plain weights, on load")
     quantization_overrides: dict[str, str] = Field(

@@ -33,6 +33,7 @@ from baton.protos.nouns import EngineRequest, PoolSnapshot
 log = logging.getLogger("baton.engine")
 
 REPORT_EVERY_S = 0.1  # seconds between two reports, because readers look a few times a second
+ADAPTERS_SHARE = 0.02  # of a step's time, which pieces of adapters may take after it, because others wait meanwhile
 IDLE_WAIT_S = 5.0  # seconds that an idle loop sleeps at most; a message wakes it
 READ_WAIT_S = 0.005  # seconds between two looks at an adapter that is being read, which takes some tenths
 NO_REQUEST = -1  # the key of no request, for messages without one: requests' keys begin at 1
@@ -109,6 +110,7 @@ class StepLoop(ABC):
         self.leaving = False  # the loop ends after this turn
         self.next_role = ""  # the role that the process takes once this loop is empty
         self._reported_at = float("-inf")
+        self._step_s = 0.0  # seconds that the last step took
         self._unreported = True
         self._handlers = self.handlers()
 
@@ -188,8 +190,7 @@ class StepLoop(ABC):
     def turn(self, messages: list[ch.ToEngine]) -> bool:
         """Handles ``messages``, runs a step and reports; returns True while there may be more to compute."""
         self.parts.grammars.turn()
-        if self.parts.adapters.reading:
-            self._tell_adapters(self.parts.adapters.turn())
+        self._take_adapters()
         for message in messages:
             self.take(message)
         busy = self.beat()
@@ -219,6 +220,7 @@ class StepLoop(ABC):
         unharmed.
         """
         outcome = run_isolated(self.parts.runner, plan)
+        self._step_s = outcome.seconds
         self.log.note(plan.shape(outcome.seconds, self.parts.adapters.rank_of))
         for seq, error in outcome.failed.items():
             note(error, f"sequence {seq} could not be computed")
@@ -275,6 +277,16 @@ class StepLoop(ABC):
 
     def _list_adapters(self, message: ch.ListAdapters) -> None:
         self.channel.send(self.parts.adapters.listed(message))
+
+    def _take_adapters(self) -> None:
+        """Takes a piece of an adapter that was read, and more for a small share of the last step's time: after long
+        steps, one piece each would take minutes.
+        """
+        until = self.clock() + ADAPTERS_SHARE * self._step_s
+        while self.parts.adapters.reading:
+            self._tell_adapters(self.parts.adapters.turn())
+            if not self.parts.adapters.holding or self.clock() >= until:
+                return
 
     def _tell_adapters(self, answers: Iterable[Answer]) -> None:
         for answer in answers:

@@ -200,7 +200,7 @@ def can_ship(sender: KvLayout, receiver: KvLayout) -> bool:
 
 def obstacles_between(sender: KvLayout, receiver: KvLayout) -> str:
     """Returns every difference because of which ``can_ship`` is False, joined; "" if it is True."""
-    return "" if sender == receiver else "; ".join(_obstacles(sender, receiver))
+    return "" if sender == receiver else "; ".join(_obstacles(*alike(sender, receiver)))
 
 
 def bridge(sender: KvLayout, receiver: KvLayout) -> Bridge | None:

@@ -374,6 +374,8 @@ async def ask_worker(address: str, dialer: Dialer = PLAIN) -> WorkerInfo:
             heed_cancel()
             said = f"{error.code().name}: {error.details()}"
             raise WorkerLost(f"the decode worker at {address} does not answer: {said}", "decode_address") from error
+    if answer is None:  # how gRPC tells that a reply couldn't be read
+        raise WorkerLost(f"what the decode worker at {address} answered can't be read", "decode_address")
     if not version.runs_with(answer.protocol):
         raise WorkerLost(version.refusal(answer.worker_id, answer.protocol, answer.version), "decode_address")
     return convert.info_from_pb(answer)

@@ -95,7 +95,7 @@ class Placer:
         else:
             to = [d for d in snapshot.decode if not avoids(d.info) and not d.full]
         for d in to:
-            able = [p.info for p in snapshot.prefill if fits(p, d)]
+            able = [p.info for p in snapshot.prefill if fits(p, d, _tokens(run))]
             if not able or not all(map(avoids, able)):
                 return True
         return False
@@ -117,7 +117,7 @@ class Placer:
         idle = [
             p for p in snapshot.prefill if p.id != taken.prefill and not run.retries.avoids(p.info) and not p.full
         ]
-        return any(fits(p, d) for d in snapshot.decode if d.id == taken.decode for p in idle)
+        return any(fits(p, d, _tokens(run)) for d in snapshot.decode if d.id == taken.decode for p in idle)
 
     def _choose(self, run: ChoiceRun, routing: RoutingRequest, lease_on: str) -> Reservation | None:
         snapshot = self._narrow(run, self._kin(run), lease_on)
@@ -156,7 +156,7 @@ class Placer:
         replace = msgspec.structs.replace
         if lease_on:
             held = tuple(replace(d, sequences=0, full=False) for d in snapshot.decode if d.id == lease_on)
-            if held and not any(fits(p, held[0]) for p in snapshot.prefill):
+            if held and not any(fits(p, held[0], _tokens(run)) for p in snapshot.prefill):
                 raise NoWorker("no prefill worker is left for the request's second try")
             return replace(snapshot, decode=held, local_max_tokens=-1)
         if run.choice > 0:
@@ -204,11 +204,16 @@ class Placer:
         return NoWorker(f"{message}; {gone + '; ' if gone else ''}is one starting?", retry_after_s=1.0)
 
 
+def _tokens(run: ChoiceRun) -> int:
+    """Returns the number of tokens that the choice's next attempt reads: the prompt's, and those emitted so far."""
+    return len(run.request.token_ids) + len(run.stream.emitted)
+
+
 def _routing_request(run: ChoiceRun, hits: Mapping[str, int]) -> RoutingRequest:
     """Returns the request as a policy sees it: what is left to read and to write, and of its SLOs."""
     request, emitted = run.request, len(run.stream.emitted)
     return RoutingRequest(
-        len(request.token_ids) + emitted,
+        _tokens(run),
         max(1, request.sampling.max_tokens - emitted),
         hits,
         slo_ttft_s=run.progress.ttft_left(),

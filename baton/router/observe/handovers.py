@@ -10,7 +10,6 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import asynccontextmanager
-from itertools import product
 from typing import Protocol
 
 import msgspec
@@ -57,6 +56,11 @@ class Obstacle(msgspec.Struct, frozen=True):
     why: str
 
     @property
+    def key(self) -> tuple[str, str, str]:
+        """Returns what stays the same for as long as it lasts, whatever the last error says."""
+        return self.sender, self.receiver, self.cause
+
+    @property
     def remedy(self) -> str:
         """Returns what an operator can do."""
         return REMEDIES[self.cause]
@@ -97,16 +101,28 @@ def _weights_of(worker: RosterMember) -> str:
 def _pairs(prefill: list[RosterMember], decode: list[RosterMember]) -> Iterable[Obstacle]:
     """Yields pairs of the same weights whose layouts can't be brought together, or whose handoffs fail."""
     known: dict[tuple[KvLayout, KvLayout], str] = {}
-    for first, second in product(prefill, decode):
+    for first, second, failing in _all_pairs(prefill, decode):
         a, b = first.info, second.info
         if a.fingerprint != b.fingerprint:
             continue
         layouts = a.layout, b.layout
         why = known[layouts] if layouts in known else known.setdefault(layouts, obstacles_between(*layouts))
+        if not why and bool(a.layout.windows) != bool(b.layout.windows) and not a.bridges_windows:
+            why = "one has pages by window, the other of all layers, which the prefill worker's build can't convert"
         if why:
             yield Obstacle(a.worker_id, b.worker_id, "layout", why)
-        elif why := _failing(first.load).get(b.worker_id, ""):
+        elif why := failing.get(b.worker_id, ""):
             yield Obstacle(a.worker_id, b.worker_id, "failing", why)
+
+
+def _all_pairs(
+    prefill: list[RosterMember], decode: list[RosterMember]
+) -> Iterable[tuple[RosterMember, RosterMember, Mapping[str, str]]]:
+    """Yields each prefill worker with each decode worker, and why the former's handoffs fail, by decode worker."""
+    for first in prefill:
+        failing = _failing(first.load)
+        for second in decode:
+            yield first, second, failing
 
 
 def _failing(load: WorkerLoad) -> Mapping[str, str]:
@@ -125,19 +141,19 @@ class HandoverWatch:
 
     def __init__(self, roster: Roster) -> None:
         self._roster = roster
-        self._seen: frozenset[str] = frozenset()
-        self._told: frozenset[str] = frozenset()
+        self._seen: frozenset[tuple[str, str, str]] = frozenset()
+        self._told: frozenset[tuple[str, str, str]] = frozenset()
         self.counts: dict[str, int] = dict.fromkeys(CAUSES, 0)
 
     def look(self) -> None:
         """Reads the roster, and warns of what it shows now, showed at the last look, and wasn't told yet."""
         found = obstacles(self._roster.snapshot().values())
         self.counts = {cause: sum(o.cause == cause for o in found) for cause in CAUSES}
-        lasting = {str(o): o.remedy for o in found if str(o) in self._seen}
-        for text, remedy in lasting.items():
-            if text not in self._told:
-                log.warning("%s; %s", text, remedy)
-        self._seen, self._told = frozenset(map(str, found)), frozenset(lasting)
+        lasting = [o for o in found if o.key in self._seen]
+        for obstacle in lasting:
+            if obstacle.key not in self._told:
+                log.warning("%s; %s", obstacle, obstacle.remedy)
+        self._seen, self._told = frozenset(o.key for o in found), frozenset(o.key for o in lasting)
 
     def count(self, cause: str) -> float:
         """Returns how many obstacles of ``cause`` the last look found."""

@@ -205,7 +205,8 @@ def _may_read(snapshot: ClusterSnapshot, request: RoutingRequest, worker: Candid
 def pairs(snapshot: ClusterSnapshot, request: RoutingRequest) -> Iterator[tuple[Candidate, Candidate]]:
     """Yields every (prefill worker, decode worker) that fit each other and have room for the request."""
     writers = _decodes(snapshot, request)
-    for p in preferred(snapshot.prefill, request.avoid):
+    able = [p for p in snapshot.prefill if any(fits(p, d, request.tokens) for d in writers)]
+    for p in preferred(able, request.avoid):
         if has_room(p, request.uncached(p.id), snapshot.window_tokens):
             yield from ((p, d) for d in writers if fits(p, d, request.tokens))
 

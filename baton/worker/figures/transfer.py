@@ -17,6 +17,7 @@ from baton.protos.errors import (
     Cancelled,
     DeadlineExceeded,
     Draining,
+    HandoffRefused,
     LeaseUnknown,
     StaleEpoch,
 )
@@ -65,7 +66,8 @@ class TransferFigures:
         self._metrics.transferred(peer, error.label)
         old = self._pairs.get(peer, KvPair(peer))
         self._pairs[peer] = KvPair(peer, old.transfers, old.failures + 1, old.bytes)
-        if not isinstance(error, NO_FAULT):
+        between = isinstance(error, HandoffRefused) or error.param == "decode_address"  # else of the prompt
+        if between and not isinstance(error, NO_FAULT):
             self._in_a_row[peer] += 1
             self._why[peer] = error.message[:WHY_CHARS]
 

@@ -22,9 +22,9 @@ def test_a_batch_line_may_begin_on_other_weights_than_another_line_but_not_go_on
     answers: Answers = {}
     said: list[str] = []
     old, new = witnessed(answers, said, "old"), witnessed(answers, said, "new")
-    old.told(admitted("aa:0:1", 0), 0.0)
-    new.told(admitted("bb:0:1", 0), 0.0)
-    new.told(admitted("bb:0:2", 3), 0.0)
+    old.told(admitted("aa:0:1", 0), 0.0, 0.0)
+    new.told(admitted("bb:0:1", 0), 0.0, 0.0)
+    new.told(admitted("bb:0:2", 3), 0.0, 0.0)
     assert not said
-    new.told(admitted("aa:0:2", 3), 0.0)
+    new.told(admitted("aa:0:2", 3), 0.0, 0.0)
     assert said == ["request aa choice 0 goes on at d, which has other weights"]

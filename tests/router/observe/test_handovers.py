@@ -17,9 +17,11 @@ from baton.cluster.config import BatonConfig
 from baton.cluster.membership import Membership, PolledRoster, WorkerEntry, connect
 from baton.console.cluster.workers import obstacles_table, show_workers
 from baton.console.setup.doctor import services
+from baton.kv.layout.bridge import can_ship, obstacles_between
 from baton.kv.layout.page import layout_for
+from baton.kv.layout.tables import by_window
 from baton.protos.measurements import KvPair, WorkerLoad
-from baton.protos.nouns import WorkerInfo
+from baton.protos.nouns import LayerGroup, WorkerInfo
 from baton.router.observe.handovers import HandoverWatch, Obstacle, obstacles
 from tests.e2e.fleet import Fleet, wait_for
 
@@ -50,6 +52,24 @@ def test_layouts_that_cannot_be_brought_together_are_named_by_pair_with_the_reas
     assert "another" in found[0].why
     assert "kv_cache_dtype" in found[0].remedy
     assert str(found[0]).startswith("prefill-0 can't hand over to decode-1: ")
+
+
+@pytest.mark.parametrize("own", ["prefill-0", "decode-0"])
+def test_pages_by_window_beside_pages_of_all_layers_are_no_obstacle_where_the_prefill_worker_converts(
+    own: str,
+) -> None:
+    whole = layout_for(
+        "float32", (LayerGroup("full", ("k", "v"), 1, 1, 8), LayerGroup("window", ("k", "v"), 3, 1, 8, 32))
+    )
+    divided = by_window(whole)
+    assert can_ship(whole, divided) == (not obstacles_between(whole, divided))
+
+    def pair(converts: bool) -> list[WorkerEntry]:
+        layouts = {name: divided if name == own else whole for name in ("prefill-0", "decode-0")}
+        return [entry(name, layout=layout, bridges_windows=converts) for name, layout in layouts.items()]
+
+    assert of(*pair(True)) == []
+    assert of(*pair(False)) == [("prefill-0", "decode-0", "layout")]
 
 
 def test_weights_that_a_partner_has_are_an_upgrade_and_those_that_none_has_an_obstacle() -> None:

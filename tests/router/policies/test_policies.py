@@ -281,3 +281,17 @@ def test_a_prompt_whose_whole_blocks_have_no_room_goes_elsewhere_or_is_read_wher
         decision = choose(snapshot([small], [d]), many)
         assert decision is not None
         assert decision.taken.way == "local", name
+
+
+def test_a_worker_that_failed_before_is_taken_again_where_the_other_cannot_serve() -> None:
+    d, small = of_kind(worker("d", "decode"), False), of_kind(worker("small", "prefill"), True, pages=40)
+    failed, others = worker("failed", "prefill"), worker("others", "prefill", fingerprint="g")
+    again = RoutingRequest(161, 8, {}, frozenset({"failed"}))
+    for name in names():
+        for cluster in (
+            snapshot([of_kind(failed, False), small], [d]),
+            snapshot([failed, others], [worker("d", "decode")]),
+        ):
+            decision = load_policy(name)(cluster, again)
+            assert decision is not None, name
+            assert decision.taken.prefill == "failed", name

@@ -32,8 +32,13 @@ class ShownStates:
         self._left: list[_Left] = []
 
     def missing(self, items: Sequence[SequenceStep]) -> list[int]:
-        """Returns the numbers of those of the next step's items whose states must be sent to other hosts."""
-        return [number for number, item in enumerate(items) if item.start and not self._is_there(number, item)]
+        """Returns the numbers of those of the next step's items whose states must be sent to other hosts.
+
+        Until ``ran``, nothing counts as there: a step that fails leaves others' states in its items' places.
+        """
+        found = [number for number, item in enumerate(items) if item.start and not self._is_there(number, item)]
+        self._left = []
+        return found
 
     def ran(self, items: Sequence[SequenceStep]) -> None:
         """Records that the step of ``items`` is done."""

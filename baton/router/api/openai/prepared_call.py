@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from functools import partial
 from types import ModuleType
 
 import msgspec
 from starlette.responses import Response
 
-from baton.protos.errors import InvalidRequest
+from baton.protos.errors import InvalidRequest, Overloaded, Unavailable
 from baton.protos.json import Json
 from baton.protos.nouns import Grammar
 from baton.router.access.headers import clean_traceparent
@@ -148,7 +148,8 @@ async def chat_generation(
     except InvalidRequest as error:
         if error.param != "tools":
             raise
-        await refuse_parameters(service, body, options.context.tenant_salt, names.get("parameters", PARAMETERS))
+        with suppress(Overloaded, Unavailable):  # what is refused already stays refused
+            await refuse_parameters(service, body, options.context.tenant_salt, names.get("parameters", PARAMETERS))
         raise
 
 

@@ -56,6 +56,13 @@ def test_a_state_is_sent_where_the_last_step_left_another_one(
     assert not shown.swapped
 
 
+def test_after_a_step_that_failed_nothing_counts_as_there() -> None:
+    shown = ShownStates(swaps=True)
+    shown.ran([item(2, 4)])
+    assert shown.missing([item(1, 7, source=9), item(2, 5, source=102)]) == [0, 1]  # and this step fails
+    assert shown.missing([item(2, 5, source=102)]) == [0]
+
+
 @pytest.mark.skipif(native.library() is None, reason="no native kernels here")
 @pytest.mark.parametrize("share", ["pp", later("tp")])
 def test_states_travel_only_where_a_sequence_changes_its_place(

@@ -38,7 +38,7 @@ class Endless(grpc.GenericRpcHandler):
 async def test_a_stream_of_which_nothing_is_taken_ends_and_one_that_is_read_goes_on(
     reads: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(unread, "UNREAD_S", 0.5)
+    monkeypatch.setattr(unread, "UNREAD_S", 3.0 if reads else 0.5)
     endless, server = Endless(), grpc.aio.server()
     server.add_generic_rpc_handlers((endless,))
     port = server.add_insecure_port("127.0.0.1:0")
@@ -50,7 +50,7 @@ async def test_a_stream_of_which_nothing_is_taken_ends_and_one_that_is_read_goes
                 await asyncio.wait_for(endless.ended.wait(), 60)
                 assert endless.given < 4096, "only what the windows hold was made"
                 return
-            until = asyncio.get_running_loop().time() + 4 * unread.UNREAD_S
+            until = asyncio.get_running_loop().time() + 1.5 * unread.UNREAD_S
             while asyncio.get_running_loop().time() < until:
                 assert await asyncio.wait_for(call.read(), 60) == CHUNK
             assert not endless.ended.is_set()
