@@ -215,6 +215,10 @@ class SequenceState:
         if self._grammar is not None:
             self._grammar.tell_ahead(token_ids)
 
+    def leave(self) -> None:
+        """Leaves the answer's grammar, which nobody follows any more; call it when the answer has ended."""
+        self._grammar = None
+
     def late_end(self) -> TokenRun | None:
         """Ends an answer whose grammar was slow to report whether it is complete, and returns the empty run that
         says so.

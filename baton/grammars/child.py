@@ -11,6 +11,7 @@ import os
 import resource
 import signal
 import socket
+import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -36,6 +37,8 @@ from baton.grammars.messages import (
 from baton.protos.errors import InvalidRequest
 from baton.protos.grammar import compiled, require_sound
 from baton.protos.nouns import Grammar
+
+_PREVIEW_CPU_S = 0.004  # nobody waits longer for a preview, which others' masks queue behind
 
 
 def serve(sock: socket.socket, tokenizer: LLTokenizer, bounds: ProcessBounds) -> None:
@@ -82,14 +85,24 @@ class SequenceMatchers:
         matcher, taken = self._matchers.get(message.seq) or (self._begin(), 0)
         taken += len(message.ids)
         self._matchers[message.seq] = matcher, taken
-        matcher.consume_tokens(list(message.ids))
+        for token in message.ids:
+            if matcher.is_stopped():
+                break  # the end token after a complete answer
+            matcher.compute_ff_tokens()  # forces bytes as a mask between two tokens does
+            matcher.consume_tokens([token])
         return None if message.more else self._at(message.seq, matcher, taken)
 
     def _preview(self, message: Preview) -> Iterator[PreviewMask]:
-        """Yields the masks along the message's tokens, found on a copy, so that no error touches the sequence."""
+        """Yields the masks along the message's tokens, found on a copy, so that the sequence doesn't move.
+
+        The copy shares the sequence's lexer, whose limits count what is previewed too.
+        """
+        began = time.process_time()
         matcher = self._matchers[message.seq][0].deep_copy()
         for token in message.ids:
-            if not matcher.try_consume_tokens([token]) or matcher.is_stopped() or matcher.is_error():
+            if time.process_time() - began > _PREVIEW_CPU_S or not matcher.try_consume_tokens([token]):
+                break
+            if matcher.is_stopped() or matcher.is_error():
                 break
             mask = matcher.compute_bitmask()
             if matcher.is_error():

@@ -66,8 +66,8 @@ class Advance(msgspec.Struct, frozen=True, array_like=True, tag=True):
 class Preview(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """Asks what may follow each of ``ids`` if sequence ``seq`` continued with them; the sequence stays where it is.
 
-    Answered with a ``PreviewMask`` for each of ``ids`` in turn, up to the first that the grammar doesn't allow or
-    that completes it, and one that ends the preview. ``number`` is repeated in the answers.
+    Answered with a ``PreviewMask`` for each of ``ids`` in turn, up to the first that the grammar doesn't allow,
+    that completes it or that takes too long, and one that ends the preview. ``number`` is repeated in the answers.
     """
 
     seq: int

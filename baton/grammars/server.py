@@ -158,6 +158,8 @@ class ForkedGrammar:
             packet = self.socket.recv(PACKET_BYTES)
         except BlockingIOError:
             return None
+        except ConnectionResetError:  # it left something unread; what it said before comes after this
+            packet = self.socket.recv(PACKET_BYTES)
         except OSError:
             packet = b""
         if not packet:

@@ -114,3 +114,11 @@ def test_recent_answers_are_looked_up_for_answers_of_the_same_schema(monkeypatch
         (drafted := Run(engine, drafter=drafter)).local()
         assert drafted.told() == plain.told()
     assert drafter.tally.accepted > 5
+
+
+def test_nobody_follows_the_grammar_of_an_answer_that_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = asked(monkeypatch, "regex", "[ab]and its end[cd]")
+    (run := Run(engine, drafter=(drafter := Eager(Forced(), most=16)))).local()
+    assert run.told()
+    assert drafter._ended, "it waits to be forgotten"
+    assert [one.wanted for (_, of), one in engine.grammars._processes.items() if "its end" in of.spec] == [False]

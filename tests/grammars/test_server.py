@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import select
+import socket
+
+import msgspec
+import pytest
 
 from baton.grammars import server
 from baton.grammars.messages import Compile, CompileResult, FromChild, TokenizerSpec
@@ -31,3 +35,15 @@ def test_a_process_has_few_servers_and_one_that_ended_for_it_starts_again() -> N
     assert first._process is None
     assert compiled(first).error == ""
     first.close()
+
+
+def test_what_a_process_said_before_it_died_is_heard_though_it_left_something_unread() -> None:
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    child = server.ForkedGrammar(server.ForkServer(TokenizerSpec("", 300)), 0, ours)
+    child.send(Compile("regex", "a"))
+    theirs.send(msgspec.msgpack.encode(said := CompileResult("", 1)))
+    theirs.close()
+    assert child.receive() == said
+    with pytest.raises(EOFError):
+        child.receive()
+    ours.close()

@@ -341,6 +341,7 @@ class DecodeLoop(StepLoop):
         self.parts.adapters.release(key)
         if self.drafter is not None:
             self.drafter.end(job.sequence)
+        job.sequence.leave()  # the drafter may keep it for long
         self.receives.forget_settled(key)
 
     def _sweep(self) -> None:

@@ -2,6 +2,7 @@
 
 Knows nothing of when it may compile (``running``) or of what a mask means. If the process dies,
 the sequence whose token it was processing is the cause, and fails; the others continue in a new process.
+What fails after previews is tried once more without, because previews leave memory and states of the lexer behind.
 """
 
 from __future__ import annotations
@@ -64,7 +65,8 @@ class GrammarProcess:
         self._followers: WeakValueDictionary[int, GrammarFollower] = WeakValueDictionary()
         self._known: set[int] = set()  # sequences that the process knows
         self._asked: deque[tuple[int, bool]] = deque()  # (sequence, for a preview), in the order of the answers
-        self.previews = True  # until one is too much for the process
+        self.previews = True  # until they may have been too much for the process
+        self._previewed = False  # the child process has been asked for previews
         self._serials = itertools.count()
 
     @property
@@ -127,6 +129,7 @@ class GrammarProcess:
         """
         if not self.previews or not self._compiled or self.child is None or seq not in self._known:
             return None
+        self._previewed = True
         self._asked.append((seq, True))
         self.child.send(Preview(seq, number, tuple(ids)))
         return self.child
@@ -148,12 +151,19 @@ class GrammarProcess:
         self.close()
         self.error = error
 
+    def fail_large(self) -> None:
+        """Ends a process that takes too much memory: it begins anew if previews may be why, else it fails."""
+        if self._previewed:
+            self._distrust()
+        else:
+            self.fail(InvalidRequest(self._server.bounds.exceeded, "grammar"))
+
     def close(self) -> None:
         """Kills the child process."""
         if self.child is not None:
             self.child.kill()
         self.child, self.grown = None, 0
-        self.compiling = self._compiled = False
+        self.compiling = self._compiled = self._previewed = False
         self._known.clear()
         self._asked.clear()
 
@@ -171,6 +181,9 @@ class GrammarProcess:
             self._heard_compiled(message)
         elif isinstance(message, NextMask):
             self._asked.popleft()
+            if message.error and self._previewed:
+                self._distrust()
+                return
             self.grown = message.grown
             if (follower := self._followers.get(message.seq)) is not None:
                 follower.arrived(message)
@@ -179,6 +192,12 @@ class GrammarProcess:
                 self._asked.popleft()
             if (follower := self._followers.get(message.seq)) is not None:
                 follower.previewed(message)
+
+    def _distrust(self) -> None:
+        """Ends the process, so that the grammar is compiled again and followed without previews."""
+        log.info("a grammar of %d bytes was too much to preview; its answers get no drafts", len(self.grammar.spec))
+        self.close()
+        self.previews = False
 
     def _heard_compiled(self, message: CompileResult) -> None:
         self.compiling, self.grown = False, message.grown
@@ -190,21 +209,18 @@ class GrammarProcess:
             self._ask(seq, follower.tokens)
 
     def _ended(self) -> None:
-        """Determines the cause of the process's death: a sequence's token, a preview, the grammar itself, or
+        """Determines the cause of the process's death: previews, a sequence's token, the grammar itself, or
         something else.
         """
         asked, was_preview = next(iter(self._asked), (None, False))
-        was_compiling = self.compiling
+        was_compiling, was_preview = self.compiling, was_preview or (self._previewed and asked is not None)
         ours = self.child is not None and self.child.begun
         self.close()
         if ours and was_compiling:
             log.info("a grammar of %d bytes was too much to compile", len(self.grammar.spec))
             self.error = InvalidRequest(self._server.bounds.exceeded, "grammar")
         elif was_preview:
-            log.info(
-                "a grammar of %d bytes was too much to preview; its answers get no drafts", len(self.grammar.spec)
-            )
-            self.previews = False
+            self._distrust()
         elif asked is not None:
             log.info("a grammar of %d bytes was too much to follow", len(self.grammar.spec))
             if (culprit := self._followers.pop(asked, None)) is not None:

@@ -21,7 +21,6 @@ from baton.grammars.limits import COMPILING, TENANT_BYTES, TENANT_KEPT, TOTAL_BY
 from baton.grammars.messages import TokenizerSpec
 from baton.grammars.server import server_for
 from baton.grammars.turns import Turns
-from baton.protos.errors import InvalidRequest
 from baton.protos.nouns import EngineRequest, Grammar
 
 COMPILE_WAIT_S = 0.001
@@ -160,9 +159,7 @@ class Grammars:
                 idle = idle[1:]
                 self._drop(process)
         if sum(process.grown for process in processes) > most:
-            max(processes, key=lambda process: process.grown).fail(
-                InvalidRequest(self._server.bounds.exceeded, "grammar")
-            )
+            max(processes, key=lambda process: process.grown).fail_large()
 
     def _drop(self, process: GrammarProcess) -> None:
         process.close()

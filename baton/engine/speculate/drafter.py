@@ -85,6 +85,7 @@ class Drafter:
         self._judge = DraftJudge(self._chances, self._costs, self._asking, self._allowance)
         self._staked: Stake | None = None  # of the last step, if it had drafts
         self._ended: dict[int, SequenceView] = {}  # texts that are still to be forgotten
+        self._gone: list[int] = []  # sequences that were forgotten before their last step is settled
         self._prompt_token_s = 0.0
         self._probed: int | None = None
         self._sequence_steps, self._read_ahead = 0, 0  # steps of sequences that wrote; prompts' tokens read early
@@ -340,6 +341,8 @@ class Drafter:
             self._chances.end(text.seq)
             self._asking.end(text.seq)
             self._allowance.end(text.seq)
+            if self._staked is not None:
+                self._gone.append(text.seq)
             for speculator in self._speculators:
                 speculator.end(text)
 
@@ -388,6 +391,8 @@ class Drafter:
         staked, self._staked = self._staked, None
         if staked is not None:
             staked.settle(self._allowance)
+        while self._gone:
+            self._allowance.end(self._gone.pop())
 
     def _add_probe(self, weighed: Sequence[WeighedDraft], depths: list[int], steps: int, seconds: Vector) -> None:
         """Lengthens the most promising draft by one token if a probe is due and may be risked."""

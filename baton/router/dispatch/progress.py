@@ -99,6 +99,8 @@ class ChoiceProgress:
     def end_where_full(self) -> bool:
         """Ends the choice if every token that it may have is out and its worker was lost before the run that says
         so; returns whether it has ended. Another attempt would write a token too many.
+
+        The reason is "length" even where a grammar may have been complete, which only the lost worker knew.
         """
         count = len(self.stream.emitted)
         if self._last is None and count >= self._request.sampling.max_tokens:

@@ -19,6 +19,7 @@ from baton.engine.grammar import running as grammar
 from baton.engine.grammar.running import Grammars
 from baton.engine.grammar.state import GrammarState
 from baton.grammars.limits import ProcessBounds
+from baton.grammars.messages import NextMask
 from baton.protos.errors import InvalidRequest
 from baton.protos.nouns import EngineRequest, Grammar, Sampling
 
@@ -106,6 +107,51 @@ def test_a_process_that_dies_of_a_preview_costs_the_drafts_alone() -> None:
     for token in b"kkk":
         state.take(token)
     assert state.done
+
+
+def previewed(grammars: Grammars) -> GrammarState:
+    state = begun(grammars, "[a-z]{3}", "regex")
+    state.mask(400)
+    state.preview((ord("k"), ord("l")))
+    state.mask_after(2, 400)
+    assert state.followed == 2
+    return state
+
+
+def goes_on_without_previews(state: GrammarState) -> None:
+    assert state.mask(400)[ord("k")], "its tokens are read again in a new process"
+    assert not state.follows_drafts
+    while not state.done:
+        state.take(ord("k"))
+    assert bytes(state.tokens) == b"kkk"
+
+
+def test_a_token_that_dies_after_previews_is_tried_without_them() -> None:
+    state = previewed(grammars := Grammars(SPEC, bounds=ProcessBounds(step_cpu_s=7.0)))
+    os.kill(forked(grammars)[0], signal.SIGSTOP)
+    state.take(ord("k"))
+    os.kill(forked(grammars)[0], signal.SIGKILL)
+    goes_on_without_previews(state)
+
+
+def test_a_token_that_fails_after_previews_is_tried_without_them() -> None:
+    state = previewed(grammars := Grammars(SPEC, bounds=ProcessBounds(step_cpu_s=6.0)))
+    os.kill(forked(grammars)[0], signal.SIGSTOP)
+    state.take(ord("k"))
+    failed = NextMask(state._seq, 1, False, "too many states of the lexer", b"", 0)
+    state.process._hear(failed)
+    goes_on_without_previews(state)
+
+
+def test_a_process_that_grew_by_previews_begins_again_without_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    state = previewed(grammars := Grammars(SPEC))
+    monkeypatch.setattr(grammar, "TENANT_BYTES", 0)
+    grammars.turn()
+    monkeypatch.undo()
+    goes_on_without_previews(state)
+    monkeypatch.setattr(grammar, "TENANT_BYTES", 0)
+    grammars.turn()
+    assert state.error is not None, "the grammar itself is too large"
 
 
 def test_a_poisonous_tenant_delays_nobody_elses_ordinary_schema() -> None:

@@ -251,6 +251,22 @@ def test_what_brings_nothing_takes_next_to_nothing_even_of_very_short_steps(sequ
     assert drafter.tally.proposed > proposed, "a newcomer ends a rest"
 
 
+def test_sequences_that_ended_leave_no_account() -> None:
+    drafter = Drafter([Right()], lambda: 0.0, by_rejection=True)
+    for batch in range(9):
+        texts = [Written(batch * 99 + at, [1]) for at in range(MOST_ENDED + 1)]
+        for _ in range(9):
+            drafts = drafter.plan(texts)
+            drafter.observe(len(texts) + sum(len(draft.tokens) for draft in drafts.values()), 0, 1e-3)
+            for text in texts:
+                wrote(drafter, text, drafts.get(text.seq), [1] * 40)
+        for text in texts:
+            drafter.end(text)
+    assert drafts, "their last step had drafts"
+    drafter.plan([])
+    assert not drafter._allowance._own
+
+
 class Right(Speculator):
     """Proposes ones; the model of these tests writes ones where ``right``."""
 
